@@ -1,0 +1,27 @@
+"""Which ``nn.Module`` is running right now: forward, recompute or backward.
+
+    from modscope import ModTracker, ModuleTracker
+
+in place of ``torch.distributed._tools.mod_tracker`` and ``torch.utils.module_tracker``.
+"""
+
+try:
+    import torch as _torch
+except ImportError as error:
+    raise ImportError(
+        "modscope watches PyTorch, and torch cannot be imported here. "
+        "Install it with: pip install torch"
+    ) from error
+
+if tuple(int(part) for part in _torch.__version__.split("+")[0].split(".")[:2]) < (2, 4):
+    raise ImportError(
+        f"modscope needs torch 2.4 or newer, and this is torch {_torch.__version__}. "
+        "Install a newer one with: pip install --upgrade torch"
+    )
+
+from modscope._dropin import drop_in
+from modscope._native import version as __version__
+from modscope._places import doctor
+from modscope._trackers import ModTracker, ModuleTracker
+
+__all__ = ["ModTracker", "ModuleTracker", "__version__", "doctor", "drop_in"]

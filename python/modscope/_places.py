@@ -1,0 +1,190 @@
+"""Learn where this torch keeps what we need, and prove each place before standing in it.
+
+Runs once, when the first tracker is entered. A place that cannot be proved is not taken:
+the fallback is used, and ``doctor()`` says why.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import platform
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from modscope import _native
+
+FORCED = "MODSCOPE_INTERPOSE=0 is set"
+UNTRIED = "not tried yet"
+
+_report: dict[str, str] = {"calls": UNTRIED, "nodes": UNTRIED, "layout": UNTRIED}
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Run torch operators as if nobody else were watching or had changed a mode."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with (
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
+        yield
+
+
+def _leaf() -> torch.Tensor:
+    return torch.ones(1, device="cpu", dtype=torch.float32, requires_grad=True)
+
+
+def run_one_node() -> None:
+    with _undisturbed():
+        _leaf().neg().backward()
+
+
+def _in_thread(work: Callable[[], Any]) -> Any:
+    result: list[Any] = []
+    thread = threading.Thread(target=lambda: result.append(work()))
+    thread.start()
+    thread.join()
+    return result[0]
+
+
+def _sample() -> list[tuple[int, int, list[int]]]:
+    """Some nodes of this thread: number, maker, words."""
+    with _undisturbed():
+        y = _leaf()
+        samples = []
+        for _ in range(4):
+            y = y.neg().abs()
+            node: Any = y.grad_fn
+            samples.append((node._sequence_nr(), _native.thread_id(), _native.node_words(node)))
+        return samples
+
+
+def _learn() -> tuple[int, int]:
+    """Where a node keeps its number and its maker, in bytes; -1 where no single word always agrees."""
+    samples = _sample() + _in_thread(_sample) + _in_thread(_sample) + _sample()
+    words = range(len(samples[0][2]))
+    number = [i for i in words if all(s[2][i] == s[0] for s in samples)]
+    maker = [i for i in words if all(s[2][i] == s[1] for s in samples)]
+    return (
+        8 * number[0] if len(number) == 1 else -1,
+        8 * maker[0] if len(maker) == 1 else -1,
+    )
+
+
+class _Pass(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0]
+
+
+class _Inner(torch.nn.Module):
+    def forward(self, x: torch.Tensor, look: Callable[[str], Any], fail: bool) -> torch.Tensor:
+        look("forward")
+        if fail:
+            raise ValueError
+        y = x.neg()
+        y.register_hook(lambda grad: look("backward"))
+        z: torch.Tensor = _Pass.apply(y)
+        z.register_hook(lambda grad: look("custom"))
+        return z
+
+
+class _Outer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = _Inner()
+
+    def forward(self, x: torch.Tensor, look: Callable[[str], Any], fail: bool = False) -> torch.Tensor:
+        result: torch.Tensor = self.inner(x, look, fail)
+        return result.neg()
+
+
+def _proof() -> str | None:
+    """Run a small model and compare what is seen with what must be; None, or what is wrong."""
+    seen: dict[str, list[str]] = {}
+    model = _Outer()
+    tracker = _native.Tracker()
+
+    def look(moment: str) -> None:
+        seen[moment] = tracker.stack
+
+    def forward() -> torch.Tensor:
+        with _undisturbed():
+            y: torch.Tensor = model(_leaf(), look)
+            return y
+
+    inside = ["_Outer", "_Outer.inner"]
+    with tracker, _undisturbed():
+        with contextlib.suppress(ValueError):
+            model(_leaf(), look, fail=True)
+        if tracker.stack:
+            return "a call that raised stays open"
+        for made_by in (forward, lambda: _in_thread(forward)):
+            seen.clear()
+            made_by().backward()
+            for moment in ("forward", "backward", "custom"):
+                if seen.get(moment) != inside:
+                    return f"{moment} of {inside[-1]} is seen as {seen.get(moment)}"
+        if tracker.stack:
+            return "a backward stays open"
+    return None
+
+
+def _prove(calls: bool, nodes: bool) -> str | None:
+    _native.set_places(calls, nodes)
+    try:
+        wrong = _proof()
+    except Exception as error:  # a proof that cannot be run proves nothing
+        wrong = f"{type(error).__name__}: {error}"
+    if wrong is None and (_native.calls_standing() or _native.nodes_standing()):
+        wrong = "the place was not given back"
+    return wrong
+
+
+def prepare() -> None:
+    """Choose how to watch. Called by the first tracker that is entered."""
+    atexit.register(_native.put_back)
+    number, maker = _learn()
+    _native.set_layout(number, maker)
+    learned = number >= 0 and maker >= 0
+    _report["layout"] = (
+        f"number at byte {number}, maker at byte {maker} of a node"
+        if learned
+        else "not learned: no single word of a node always agrees with its number and its maker"
+    )
+    if os.environ.get("MODSCOPE_INTERPOSE") == "0":
+        _report["calls"] = _report["nodes"] = FORCED
+        _native.set_places(False, False)
+        return
+    why_no_nodes = _native.find_slot() or (None if learned else _report["layout"])
+    if why_no_nodes is None:
+        why_no_nodes = _prove(False, True)
+    why_no_calls = _prove(True, why_no_nodes is None)
+    _native.set_places(why_no_calls is None, why_no_nodes is None)
+    _report["calls"] = why_no_calls or "proved"
+    _report["nodes"] = why_no_nodes or "proved"
+
+
+def doctor() -> dict[str, str]:
+    """What this installation stands on: versions, and for each place "proved" or why not."""
+    with _native.Tracker():
+        pass
+    return {
+        "modscope": _native.version,
+        "torch": str(torch.__version__),
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "system": f"{platform.system()} {platform.machine()}",
+        **_report,
+    }

@@ -1,0 +1,119 @@
+/* calls.c - the place of module calls: the vectorcall pointer of nn.Module._call_impl.
+ *
+ * The function stays the same object with the same code, so dynamo sees nothing. Inside
+ * the place no Python runs, except the user's own hooks (hooks.c). */
+#include "torch/native.h"
+
+bool mst_awake;
+bool mst_calls_place, mst_nodes_place;
+_Thread_local struct mst_call *mst_open;
+
+static vectorcallfunc next_call; /* what we stand before */
+static bool chained;             /* somebody stood on us when we left: they may still call us */
+static bool probing, reached;
+
+static uint64_t next_number(void)
+{
+    return mst_torch.peek ? mst_torch.peek() : 0;
+}
+
+bool mst_call_enter(struct mst_call *call, PyObject *module)
+{
+    ms_thread *thread = mst_here();
+    if (UNLIKELY(!thread || !mst_names))
+        return false;
+    uint64_t context = mst_read_context(thread);
+    struct mst_module *known = mst_book_find(mst_names, module);
+    ms_path path;
+    if (LIKELY(known && known->called && known->context == context))
+        path = known->path;
+    else
+        path = mst_path_of_call(&known, module, context);
+    if (path == MS_GLOBAL)
+        return false;
+    *call = (struct mst_call){mst_open, thread, known, path, mst_nodes_place ? -1 : mst_graph_task()};
+    mst_open = call;
+    ms_call_enter(thread, path, next_number());
+    return true;
+}
+
+void mst_call_leave(struct mst_call *call)
+{
+    ms_call_leave(call->thread, next_number());
+    mst_open = call->outer;
+}
+
+static PyObject *call_place(PyObject *func, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    if (UNLIKELY(probing)) {
+        reached = true;
+        Py_RETURN_NONE;
+    }
+    struct mst_call call;
+    if (!mst_awake || PyVectorcall_NARGS(nargsf) < 1 || !mst_call_enter(&call, args[0]))
+        return next_call(func, args, nargsf, kwnames);
+    if (UNLIKELY(mst_hooks_wanted))
+        return mst_hooks_around(&call, func, args, nargsf, kwnames, next_call);
+    PyObject *result = next_call(func, args, nargsf, kwnames);
+    mst_call_leave(&call);
+    return result;
+}
+
+static vectorcallfunc current(void)
+{
+    return ((PyFunctionObject *)mst_torch.call_impl)->vectorcall;
+}
+
+static void put(vectorcallfunc function)
+{
+#if PY_VERSION_HEX >= 0x030c0000
+    PyFunction_SetVectorcall((PyFunctionObject *)mst_torch.call_impl, function);
+#else
+    ((PyFunctionObject *)mst_torch.call_impl)->vectorcall = function;
+#endif
+}
+
+/* Whether a call still comes through us under whoever stands on top now. */
+static bool reachable(void)
+{
+    probing = true;
+    reached = false;
+    PyObject *result = PyObject_CallOneArg(mst_torch.call_impl, Py_None);
+    probing = false;
+    Py_XDECREF(result);
+    PyErr_Clear();
+    return reached;
+}
+
+int mst_calls_on(void)
+{
+    if (!PyFunction_Check(mst_torch.call_impl)) {
+        PyErr_SetString(PyExc_RuntimeError, "nn.Module._call_impl is not a Python function");
+        return -1;
+    }
+    if (current() == call_place || (chained && reachable()))
+        return 0;
+    next_call = current();
+    chained = false;
+    put(call_place);
+    return 0;
+}
+
+void mst_calls_off(void)
+{
+    if (current() == call_place)
+        put(next_call);
+    else
+        chained = true;
+}
+
+static PyObject *calls_standing(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    return PyBool_FromLong(current() == call_place);
+}
+
+PyMethodDef mst_calls_methods[] = {
+    {"calls_standing", calls_standing, METH_NOARGS, "Whether the place of module calls is taken now."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,330 @@
+/* naming.c - finding a module's name: under the call that is running it. Runs no Python. */
+#include "torch/names.h"
+
+#include <stdlib.h>
+
+PyObject *mst_dict_of(PyObject *module, PyObject *name)
+{
+    PyObject *own = PyObject_GenericGetDict(module, NULL);
+    if (!own) {
+        PyErr_Clear();
+        return NULL;
+    }
+    Py_DECREF(own); /* the module holds it */
+    PyObject *dict = name ? PyDict_GetItemWithError(own, name) : own;
+    return dict && PyDict_Check(dict) ? dict : NULL;
+}
+
+static uint64_t edge_key(uint64_t context)
+{
+    return context + 1;
+}
+
+static bool is_module(PyObject *object)
+{
+    return PyObject_TypeCheck(object, mst_torch.module);
+}
+
+/* ---- the tree below a module, breadth first: parents before children, every module once ---- */
+struct found {
+    PyObject *module, *key; /* borrowed */
+    size_t parent;
+};
+
+struct tree {
+    struct found *found;
+    size_t count, room;
+    struct mst_map seen;
+};
+
+static bool tree_add(struct tree *tree, PyObject *module, PyObject *key, size_t parent)
+{
+    if (tree->count == tree->room) {
+        size_t room = tree->room ? tree->room * 2 : 32;
+        struct found *found = realloc(tree->found, room * sizeof *found);
+        if (!found)
+            return false;
+        tree->found = found;
+        tree->room = room;
+    }
+    tree->found[tree->count++] = (struct found){module, key, parent};
+    return mst_map_set(&tree->seen, (uintptr_t)module, 0, 1);
+}
+
+/* Add the children of entry `at` that are new. False when memory ran out. */
+static bool tree_open(struct tree *tree, size_t at)
+{
+    PyObject *children = mst_dict_of(tree->found[at].module, mst_words._modules), *key, *child;
+    Py_ssize_t position = 0;
+    while (children && PyDict_Next(children, &position, &key, &child))
+        if (PyUnicode_Check(key) && is_module(child) && !mst_map_get(&tree->seen, (uintptr_t)child, 0) &&
+            !tree_add(tree, child, key, at))
+            return false;
+    return true;
+}
+
+static void tree_free(struct tree *tree)
+{
+    free(tree->found);
+    mst_map_clear(&tree->seen);
+}
+
+static PyObject *joined(PyObject *before, PyObject *key)
+{
+    return before ? PyUnicode_FromFormat("%U.%U", before, key) : Py_NewRef(key);
+}
+
+PyObject *mst_name_inside(PyObject *owner, PyObject *module)
+{
+    struct tree tree = {0};
+    size_t at = SIZE_MAX;
+    bool room = tree_add(&tree, owner, NULL, 0);
+    for (size_t i = 0; room && i < tree.count && at == SIZE_MAX; i++) {
+        size_t before = tree.count;
+        room = tree_open(&tree, i);
+        for (size_t k = before; k < tree.count; k++)
+            if (tree.found[k].module == module && at == SIZE_MAX)
+                at = k;
+    }
+    PyObject *name = NULL;
+    for (; at != SIZE_MAX && at != 0; at = tree.found[at].parent) {
+        PyObject *longer = name ? PyUnicode_FromFormat("%U.%U", tree.found[at].key, name) : Py_NewRef(tree.found[at].key);
+        Py_XSETREF(name, longer);
+        if (!name)
+            break;
+    }
+    PyErr_Clear();
+    tree_free(&tree);
+    return name;
+}
+
+static void note_parameters(mst_book *book, struct mst_module *known)
+{
+    PyObject *parameters = mst_dict_of(known->module, mst_words._parameters), *key, *tensor;
+    Py_ssize_t position = 0;
+    while (parameters && PyDict_Next(parameters, &position, &key, &tensor))
+        if (tensor != Py_None)
+            mst_map_set(&book->by_parameter, (uintptr_t)tensor, 0, (uintptr_t)known);
+}
+
+/* A module held by several parents keeps the first name here, and has them all in the map of
+ * names; what is below it is named once. Depth first, as named_modules() goes. */
+struct walk {
+    mst_book *book;
+    struct mst_map seen;
+    int depth;
+};
+
+/* A new root holds this module: a call of it from outside goes by the new name. */
+static void rename_found(mst_book *book, struct mst_module *known, PyObject *fqn)
+{
+    uint64_t *outside = mst_map_get(&book->edges, edge_key(MS_GLOBAL), (uintptr_t)known);
+    if (outside)
+        *outside = MS_GLOBAL;
+    if (known->context == MS_GLOBAL)
+        known->called = false;
+    mst_book_rename(book, known, fqn);
+}
+
+static void walk_below(struct walk *walk, struct mst_module *known, PyObject *fqn)
+{
+    if (++walk->depth > 500)
+        goto done;
+    known->walked = true;
+    note_parameters(walk->book, known);
+    PyObject *children = mst_dict_of(known->module, mst_words._modules), *key, *child;
+    Py_ssize_t position = 0;
+    while (children && PyDict_Next(children, &position, &key, &child)) {
+        if (!PyUnicode_Check(key) || !is_module(child))
+            continue;
+        PyObject *name = joined(fqn, key);
+        struct mst_module *below = name ? mst_book_add(walk->book, child) : NULL;
+        if (below && !mst_map_get(&walk->seen, (uintptr_t)child, 0)) {
+            mst_map_set(&walk->seen, (uintptr_t)child, 0, 1);
+            rename_found(walk->book, below, name);
+            below->holder = known;
+            walk_below(walk, below, name);
+        } else if (below && !PyDict_Contains(walk->book->by_fqn, name)) {
+            PyDict_SetItem(walk->book->by_fqn, name, below->ref);
+        }
+        Py_XDECREF(name);
+        PyErr_Clear();
+    }
+done:
+    walk->depth--;
+}
+
+void mst_walk(mst_book *book, struct mst_module *known)
+{
+    /* A collection now could run somebody's Python in the midst of a call. */
+    int collecting = PyGC_Disable();
+    struct walk walk = {.book = book};
+    mst_map_set(&walk.seen, (uintptr_t)known->module, 0, 1);
+    walk_below(&walk, known, known->fqn);
+    mst_map_clear(&walk.seen);
+    if (collecting)
+        PyGC_Enable();
+}
+
+/* ---- calls ---- */
+static ms_path path_named(ms_path parent, PyObject *fqn)
+{
+    const char *text = fqn ? PyUnicode_AsUTF8(fqn) : NULL;
+    ms_path path = MS_UNKNOWN;
+    if (text && parent != MS_UNKNOWN)
+        ms_path_add(mst_watch, parent, text, &path);
+    PyErr_Clear();
+    return path;
+}
+
+static ms_path edge(uint64_t context, const struct mst_module *known)
+{
+    uint64_t *there = mst_map_get(&mst_names->edges, edge_key(context), (uintptr_t)known);
+    return there ? (ms_path)*there : MS_GLOBAL;
+}
+
+/* The module that runs, or last ran, at a path: this thread's own open calls first. */
+static struct mst_module *module_at(ms_path path)
+{
+    for (const struct mst_call *call = mst_open; call; call = call->outer)
+        if (call->path == path)
+            return call->known;
+    uint64_t *there = mst_map_get(&mst_names->by_path, (uint64_t)path + 1, 0);
+    struct mst_module *known = there ? (struct mst_module *)(uintptr_t)*there : NULL;
+    return known && mst_alive(known) ? known : NULL;
+}
+
+/* The fqn of `known` called in `context` by the nearest call around it that holds it. */
+static PyObject *name_under(ms_path context, const struct mst_module *known)
+{
+    for (; context != MS_GLOBAL && context != MS_UNKNOWN; context = ms_path_parent(mst_watch, context)) {
+        struct mst_module *owner = module_at(context);
+        PyObject *inside = owner && owner != known ? mst_name_inside(owner->module, known->module) : NULL;
+        if (!inside)
+            continue;
+        PyObject *fqn = joined(mst_fqn(context), inside);
+        Py_DECREF(inside);
+        return fqn;
+    }
+    return NULL;
+}
+
+/* Inside a backward node: a forward is run again. It belongs where it ran before: the
+ * nearest call around the node that called it, else the nearest that holds it. */
+static ms_path cut(ms_path context, const struct mst_module *known)
+{
+    for (ms_path at = context;; at = ms_path_parent(mst_watch, at)) {
+        if (edge(at, known) != MS_GLOBAL || at == MS_GLOBAL)
+            return at;
+    }
+}
+
+static ms_path cut_at_owner(ms_path context, const struct mst_module *known)
+{
+    for (ms_path at = context; at != MS_GLOBAL; at = ms_path_parent(mst_watch, at)) {
+        struct mst_module *owner = module_at(at);
+        PyObject *inside = owner && owner != known ? mst_name_inside(owner->module, known->module) : NULL;
+        if (inside) {
+            Py_DECREF(inside);
+            return at;
+        }
+    }
+    return MS_GLOBAL;
+}
+
+static ms_path resolve(struct mst_module *known, uint64_t context)
+{
+    ms_path around = (ms_path)context;
+    if (context & MST_IN_NODE) {
+        if (around == MS_UNKNOWN)
+            around = MS_GLOBAL;
+        ms_path at = cut(around, known);
+        ms_path before = edge(at, known);
+        if (before != MS_GLOBAL)
+            return before;
+        around = cut_at_owner(around, known);
+    }
+    if (around == MS_UNKNOWN)
+        return MS_UNKNOWN;
+    PyObject *fqn = name_under(around, known);
+    if (!fqn)
+        fqn = Py_XNewRef(known->fqn ? known->fqn : mst_book_name(mst_names, known->module));
+    ms_path path = path_named(around, fqn);
+    Py_XDECREF(fqn);
+    return path;
+}
+
+ms_path mst_path_of_call(struct mst_module **out, PyObject *module, uint64_t context)
+{
+    struct mst_module *known = mst_book_find(mst_names, module);
+    if (!known) {
+        if (!is_module(module))
+            return MS_GLOBAL;
+        known = mst_book_add(mst_names, module);
+        if (!known)
+            return MS_UNKNOWN;
+    }
+    *out = known;
+    if (known->hidden)
+        return MS_GLOBAL;
+    ms_path path = edge(context, known);
+    if (path == MS_GLOBAL) {
+        int collecting = PyGC_Disable();
+        path = resolve(known, context);
+        if (path != MS_UNKNOWN)
+            mst_map_set(&mst_names->edges, edge_key(context), (uintptr_t)known, path);
+        if (collecting)
+            PyGC_Enable();
+    }
+    mst_map_set(&mst_names->by_path, (uint64_t)path + 1, 0, (uintptr_t)known);
+    PyObject *fqn = path != MS_UNKNOWN ? mst_fqn(path) : NULL;
+    if (fqn)
+        mst_book_rename(mst_names, known, fqn);
+    if (fqn && !known->walked)
+        mst_walk(mst_names, known);
+    PyErr_Clear();
+    known->called = true;
+    known->context = context;
+    known->path = path;
+    return path;
+}
+
+/* ---- parameters ---- */
+static bool owns(const struct mst_module *known, PyObject *tensor)
+{
+    PyObject *parameters = mst_dict_of(known->module, mst_words._parameters), *key, *value;
+    Py_ssize_t position = 0;
+    while (parameters && PyDict_Next(parameters, &position, &key, &value))
+        if (value == tensor)
+            return true;
+    return false;
+}
+
+static struct mst_module *owner_of(PyObject *tensor)
+{
+    uint64_t *there = mst_map_get(&mst_names->by_parameter, (uintptr_t)tensor, 0);
+    struct mst_module *known = there ? (struct mst_module *)(uintptr_t)*there : NULL;
+    if (known && mst_alive(known) && owns(known, tensor))
+        return known;
+    for (size_t i = 0; i < mst_names->count; i++) {
+        known = mst_names->all[i];
+        if (mst_alive(known) && owns(known, tensor)) {
+            mst_map_set(&mst_names->by_parameter, (uintptr_t)tensor, 0, (uintptr_t)known);
+            return known;
+        }
+    }
+    return NULL;
+}
+
+ms_path mst_path_of_parameter(PyObject *tensor)
+{
+    struct mst_module *known = mst_names ? owner_of(tensor) : NULL;
+    if (!known)
+        return MS_GLOBAL;
+    if (known->called)
+        return known->path;
+    const struct mst_module *holder = known->holder;
+    while (holder && !holder->called)
+        holder = holder->holder;
+    return path_named(holder ? holder->path : MS_GLOBAL, known->fqn);
+}

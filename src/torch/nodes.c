@@ -1,0 +1,196 @@
+/* nodes.c - the place of backward nodes: the slot of Engine::evaluate_function.
+ *
+ * Runs on any thread, without the GIL. A C++ exception passes through node_place, which
+ * is why this file is compiled with -fexceptions. Where a node keeps its number and its
+ * maker is not the same in every torch: it is learned (see _places.py) and proved. */
+#include "torch/native.h"
+
+#include "interpose/slot.h"
+
+#define EVALUATE "_ZN5torch8autograd6Engine17evaluate_function"
+enum { NODE_BYTES = 128 }; /* every Node is larger than this */
+
+typedef void evaluate(void *engine, void *task, void *node, void *inputs, void *queue);
+
+static ms_slot slot;
+static evaluate *next_evaluate;
+static bool chained; /* somebody stood on us when we left: they may still call us */
+static _Atomic int awake;
+static int number_at = -1, maker_at = -1; /* bytes into a Node */
+static _Atomic uint64_t evaluated; /* counted only on the way to a proof */
+static _Atomic int counting;
+
+static uint64_t word_at(const void *node, int offset)
+{
+    return __atomic_load_n((const uint64_t *)((const char *)node + offset), __ATOMIC_RELAXED);
+}
+
+struct running {
+    ms_thread *thread;
+};
+
+static void node_left(struct running *running)
+{
+    if (running->thread)
+        ms_node_leave(running->thread, mst_torch.peek());
+}
+
+static void node_place(void *engine, void *task, void *node, void *inputs, void *queue)
+{
+    struct running running __attribute__((cleanup(node_left))) = {NULL};
+    if (atomic_load_explicit(&awake, memory_order_relaxed)) {
+        ms_thread *thread = mst_here();
+        if (LIKELY(thread != NULL)) {
+            ms_node_enter(thread, word_at(node, maker_at), word_at(node, number_at), mst_torch.peek());
+            running.thread = thread;
+        }
+    }
+    if (UNLIKELY(atomic_load_explicit(&counting, memory_order_relaxed)))
+        atomic_fetch_add_explicit(&evaluated, 1, memory_order_relaxed);
+    next_evaluate(engine, task, node, inputs, queue);
+}
+
+/* Whether a node still comes through us under whoever stands in the slot now. */
+static bool reachable(void)
+{
+    PyObject *places = PyImport_ImportModule("modscope._places");
+    uint64_t before = atomic_load(&evaluated);
+    atomic_store(&counting, 1);
+    PyObject *result = places ? PyObject_CallMethod(places, "run_one_node", NULL) : NULL;
+    atomic_store(&counting, 0);
+    Py_XDECREF(places);
+    Py_XDECREF(result);
+    PyErr_Clear();
+    return atomic_load(&evaluated) != before;
+}
+
+int mst_nodes_on(void)
+{
+    ms_function now = ms_slot_read(&slot);
+    if (now != (ms_function)node_place && !(chained && reachable())) {
+        next_evaluate = (evaluate *)now;
+        chained = false;
+        int error = ms_slot_write(&slot, (ms_function)node_place);
+        if (error) {
+            PyErr_Format(PyExc_RuntimeError, "the place of backward nodes cannot be written (error %d)", error);
+            return -1;
+        }
+    }
+    atomic_store(&awake, 1);
+    return 0;
+}
+
+void mst_nodes_off(void)
+{
+    atomic_store(&awake, 0);
+    if (!slot.address)
+        return;
+    if (ms_slot_read(&slot) == (ms_function)node_place)
+        ms_slot_write(&slot, (ms_function)next_evaluate);
+    else
+        chained = true;
+}
+
+/* ---- a node's Python object ---- */
+
+/* The Node behind a Python object; NULL for a custom Function, which is laid out otherwise. */
+static const void *node_behind(PyObject *object)
+{
+    if (PyObject_TypeCheck(object, mst_torch.function_base))
+        return NULL;
+    return *(void **)((char *)object + sizeof(PyObject));
+}
+
+static bool number_of(PyObject *object, uint64_t *number)
+{
+    PyObject *value = PyObject_CallMethodNoArgs(object, mst_words._sequence_nr);
+    *number = value ? PyLong_AsUnsignedLongLong(value) : 0;
+    Py_XDECREF(value);
+    bool good = !PyErr_Occurred();
+    PyErr_Clear();
+    return good;
+}
+
+ms_path mst_path_of_node(PyObject *object)
+{
+    uint64_t number;
+    if (!number_of(object, &number))
+        return MS_UNKNOWN;
+    const void *node = maker_at >= 0 ? node_behind(object) : NULL;
+    return ms_node_path(mst_watch, node ? word_at(node, maker_at) : MS_ANY_THREAD, number);
+}
+
+bool mst_node_is_mine(PyObject *object)
+{
+    const void *node = maker_at >= 0 ? node_behind(object) : NULL;
+    return !node || word_at(node, maker_at) == mst_torch.thread_id();
+}
+
+/* ---- learning and proving, from Python ---- */
+static PyObject *find_slot(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    if (!mst_torch.peek || !mst_torch.thread_id)
+        return PyUnicode_FromString("torch does not export its sequence numbers or thread ids");
+    int error = ms_slot_find("libtorch_cpu", EVALUATE, &slot);
+    if (error)
+        return PyUnicode_FromFormat("no slot of Engine::evaluate_function in libtorch_cpu (error %d)", error);
+    Py_RETURN_NONE;
+}
+
+static PyObject *node_words(PyObject *self, PyObject *object)
+{
+    (void)self;
+    const void *node = node_behind(object);
+    PyObject *words = PyList_New(0);
+    for (int at = 0; words && node && at < NODE_BYTES; at += 8) {
+        PyObject *word = PyLong_FromUnsignedLongLong(word_at(node, at));
+        if (!word || PyList_Append(words, word) != 0)
+            Py_CLEAR(words);
+        Py_XDECREF(word);
+    }
+    return words;
+}
+
+static PyObject *set_layout(PyObject *self, PyObject *args)
+{
+    (void)self;
+    int number, maker;
+    if (!PyArg_ParseTuple(args, "ii", &number, &maker))
+        return NULL;
+    if (number >= NODE_BYTES || maker >= NODE_BYTES || (number >= 0 && number % 8) || (maker >= 0 && maker % 8)) {
+        PyErr_SetString(PyExc_ValueError, "an offset is a multiple of 8 below 128, or -1");
+        return NULL;
+    }
+    number_at = number;
+    maker_at = maker;
+    Py_RETURN_NONE;
+}
+
+static PyObject *thread_id(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    return PyLong_FromUnsignedLongLong(mst_torch.thread_id ? mst_torch.thread_id() : 0);
+}
+
+static PyObject *next_number(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    return PyLong_FromUnsignedLongLong(mst_torch.peek ? mst_torch.peek() : 0);
+}
+
+static PyObject *nodes_standing(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    return PyBool_FromLong(slot.address && ms_slot_read(&slot) == (ms_function)node_place);
+}
+
+PyMethodDef mst_nodes_methods[] = {
+    {"find_slot", find_slot, METH_NOARGS, "Find the place of backward nodes; None, or why it is not there."},
+    {"node_words", node_words, METH_O, "The first words of a node; [] for a custom Function's."},
+    {"set_layout", set_layout, METH_VARARGS, "Where a node keeps its number and its maker; -1: not known."},
+    {"thread_id", thread_id, METH_NOARGS, "torch's id of this thread."},
+    {"next_number", next_number, METH_NOARGS, "The number this thread's next node will get."},
+    {"nodes_standing", nodes_standing, METH_NOARGS, "Whether the place of backward nodes is taken now."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,120 @@
+/* tensors.c - find the tensors in what a module takes and gives, however nested. */
+#include "torch/native.h"
+
+enum { DEEPEST = 64 };
+
+int mst_quiet_enter(struct mst_quiet *quiet)
+{
+    quiet->guard = PyObject_CallNoArgs(mst_torch.disable_torch_function);
+    PyObject *entered = quiet->guard ? PyObject_CallMethodNoArgs(quiet->guard, mst_words.__enter__) : NULL;
+    if (!entered)
+        Py_CLEAR(quiet->guard);
+    Py_XDECREF(entered);
+    return quiet->guard ? 0 : -1;
+}
+
+void mst_quiet_leave(struct mst_quiet *quiet)
+{
+    if (!quiet->guard)
+        return;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *args[] = {quiet->guard, Py_None, Py_None, Py_None};
+    PyObject *left = PyObject_VectorcallMethod(mst_words.__exit__, args, 4, NULL);
+    Py_XDECREF(left);
+    PyErr_Clear();
+    Py_CLEAR(quiet->guard);
+    PyErr_Restore(type, value, traceback);
+}
+
+static int visit(PyObject *object, PyObject *list, int depth);
+
+static int visit_tensor(PyObject *tensor, PyObject *list)
+{
+    PyObject *wants = PyObject_GetAttr(tensor, mst_words.requires_grad);
+    if (!wants) {
+        PyErr_Clear();
+        return 0;
+    }
+    int error = wants == Py_True ? PyList_Append(list, tensor) : 0;
+    Py_DECREF(wants);
+    return error;
+}
+
+static int visit_dict(PyObject *dict, PyObject *list, int depth)
+{
+    PyObject *key, *value;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(dict, &at, &key, &value))
+        if (visit(value, list, depth) != 0)
+            return -1;
+    return 0;
+}
+
+static int visit_sequence(PyObject *sequence, PyObject *list, int depth)
+{
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence); i++)
+        if (visit(PySequence_Fast_GET_ITEM(sequence, i), list, depth) != 0)
+            return -1;
+    return 0;
+}
+
+static int visit_dataclass(PyObject *object, PyObject *fields, PyObject *list, int depth)
+{
+    PyObject *name, *field;
+    Py_ssize_t at = 0;
+    int error = 0;
+    while (!error && PyDict_Next(fields, &at, &name, &field)) {
+        PyObject *value = PyObject_GetAttr(object, name);
+        PyErr_Clear();
+        error = value ? visit(value, list, depth) : 0;
+        Py_XDECREF(value);
+    }
+    return error;
+}
+
+/* Only somebody's registered type needs Python: how to flatten it. */
+static int visit_registered(PyObject *object, PyObject *list, int depth)
+{
+    PyObject *type = (PyObject *)Py_TYPE(object), *callback, *flatten, *flat = NULL;
+    PyObject *how = mst_torch.pytree_nodes ? PyDict_GetItemWithError(mst_torch.pytree_nodes, type) : NULL;
+    if (!how)
+        return PyErr_Occurred() ? (PyErr_Clear(), 0) : 0;
+    callback = mst_dynamo_off();
+    flatten = PyObject_GetAttr(how, mst_words.flatten_fn);
+    if (flatten)
+        flat = PyObject_CallOneArg(flatten, object);
+    mst_dynamo_on(callback);
+    Py_XDECREF(flatten);
+    PyErr_Clear();
+    int error = flat && PyTuple_Check(flat) && PyTuple_GET_SIZE(flat) > 0
+                    ? visit(PyTuple_GET_ITEM(flat, 0), list, depth)
+                    : 0;
+    Py_XDECREF(flat);
+    return error;
+}
+
+static int visit(PyObject *object, PyObject *list, int depth)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    if (type == &PyUnicode_Type || type == &PyLong_Type || type == &PyFloat_Type || type == &PyBool_Type ||
+        object == Py_None || depth > DEEPEST)
+        return 0;
+    if (PyObject_TypeCheck(object, mst_torch.tensor))
+        return visit_tensor(object, list);
+    if (PyTuple_Check(object) || PyList_Check(object))
+        return visit_sequence(object, list, depth + 1);
+    if (PyDict_Check(object))
+        return visit_dict(object, list, depth + 1);
+    PyObject *fields = PyObject_GetAttr((PyObject *)type, mst_words.__dataclass_fields__);
+    PyErr_Clear();
+    int error = fields && PyDict_Check(fields) ? visit_dataclass(object, fields, list, depth + 1)
+                                               : visit_registered(object, list, depth + 1);
+    Py_XDECREF(fields);
+    return error;
+}
+
+int mst_tensors_in(PyObject *object, PyObject *list)
+{
+    return object ? visit(object, list, 0) : 0;
+}
