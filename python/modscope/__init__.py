@@ -5,6 +5,8 @@
 in place of ``torch.distributed._tools.mod_tracker`` and ``torch.utils.module_tracker``.
 """
 
+import re as _re
+
 try:
     import torch as _torch
 except ImportError as error:
@@ -13,9 +15,10 @@ except ImportError as error:
         "Install it with: pip install torch"
     ) from error
 
-if tuple(int(part) for part in _torch.__version__.split("+")[0].split(".")[:2]) < (2, 4):
+_version = str(getattr(_torch, "__version__", "of no version"))
+if [int(part) for part in _re.findall(r"\d+", _version)[:2]] < [2, 4]:
     raise ImportError(
-        f"modscope needs torch 2.4 or newer, and this is torch {_torch.__version__}. "
+        f"modscope needs torch 2.4 or newer, and this is torch {_version}. "
         "Install a newer one with: pip install --upgrade torch"
     )
 

@@ -114,6 +114,12 @@ static int link_add(input_hook *hook, graph_call *call, Py_ssize_t index)
 /* ---- InputHook ---- */
 static void input_hook_dealloc(input_hook *hook)
 {
+    /* The links that own their call last: a call that dies must find none of its links here. */
+    for (struct link *link = hook->first, *next; link; link = next) {
+        next = link->next;
+        if (!link->through)
+            link_drop(link);
+    }
     while (hook->first)
         link_drop(hook->first);
     Py_XDECREF(hook->hooks);

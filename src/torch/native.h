@@ -11,6 +11,10 @@
 
 #include "modscope.h"
 
+#ifdef Py_GIL_DISABLED
+#error "modscope needs a Python with the GIL: its tables of modules are guarded by it"
+#endif
+
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -132,11 +136,11 @@ ms_path mst_path_of_node(PyObject *node);
 /* Whether this thread made the node, as far as can be known. */
 bool mst_node_is_mine(PyObject *node);
 
-/* ---- read.c: where this thread is ---- */
-PyObject *mst_read_parents(void);
-PyObject *mst_read_stack(void);
-PyObject *mst_read_current(void);
-PyObject *mst_read_phase(void);
+/* ---- read.c: where this thread is; nowhere if not `active` ---- */
+PyObject *mst_read_parents(bool active);
+PyObject *mst_read_stack(bool active);
+PyObject *mst_read_current(bool active);
+PyObject *mst_read_phase(bool active);
 /* What a call would begin in. */
 uint64_t mst_read_context(ms_thread *thread);
 

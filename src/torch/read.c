@@ -55,9 +55,11 @@ static void look_without_place(struct where *where)
     add_node(where, path_of_current_node());
 }
 
-static struct where look(void)
+static struct where look(bool active)
 {
     struct where where = {.phase = MS_IDLE};
+    if (!active)
+        return where;
     if (UNLIKELY(!mst_calls_place))
         mst_fallback_heal();
     if (mst_mine) {
@@ -80,14 +82,14 @@ uint64_t mst_read_context(ms_thread *thread)
         uint64_t path = ms_thread_path(thread);
         return ms_thread_phase(thread) == MS_BACKWARD ? path | MST_IN_NODE : path;
     }
-    struct where where = look();
+    struct where where = look(true);
     uint64_t path = where.count ? where.paths[where.count - 1] : MS_GLOBAL;
     return where.phase == MS_BACKWARD ? path | MST_IN_NODE : path;
 }
 
-PyObject *mst_read_parents(void)
+PyObject *mst_read_parents(bool active)
 {
-    struct where where = look();
+    struct where where = look(active);
     PyObject *parents = PySet_New(NULL);
     if (!parents || PySet_Add(parents, mst_words.Global) != 0)
         goto failed;
@@ -117,9 +119,9 @@ static int append_names(PyObject *stack, ms_path before, ms_path path)
     return PyList_Append(stack, fqn);
 }
 
-PyObject *mst_read_stack(void)
+PyObject *mst_read_stack(bool active)
 {
-    struct where where = look();
+    struct where where = look(active);
     PyObject *stack = PyList_New(0);
     for (size_t i = 0; stack && i < where.count; i++)
         if (append_names(stack, i ? where.paths[i - 1] : MS_GLOBAL, where.paths[i]) != 0)
@@ -127,9 +129,9 @@ PyObject *mst_read_stack(void)
     return stack;
 }
 
-PyObject *mst_read_current(void)
+PyObject *mst_read_current(bool active)
 {
-    struct where where = look();
+    struct where where = look(active);
     ms_path path = where.count ? where.paths[where.count - 1] : MS_GLOBAL;
     for (size_t i = where.count; path == MS_GLOBAL && i-- > 0;)
         path = where.paths[i];
@@ -153,10 +155,10 @@ static bool in_optimizer(void)
     return inside;
 }
 
-PyObject *mst_read_phase(void)
+PyObject *mst_read_phase(bool active)
 {
     static const char *const names[] = {"idle", "forward", "recompute", "backward"};
-    if (in_optimizer())
+    if (active && in_optimizer())
         return PyUnicode_InternFromString("optimizer");
-    return PyUnicode_InternFromString(names[look().phase]);
+    return PyUnicode_InternFromString(names[look(active).phase]);
 }

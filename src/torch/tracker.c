@@ -224,29 +224,29 @@ static PyObject *known_modules(tracker *self, PyObject *unused)
     return mst_book_modules(self->book);
 }
 
-/* ---- reading ---- */
-static PyObject *get_parents(PyObject *self, void *unused)
+/* ---- reading: a tracker that is not active sees nothing run ---- */
+static PyObject *get_parents(tracker *self, void *unused)
 {
-    (void)self, (void)unused;
-    return mst_read_parents();
+    (void)unused;
+    return mst_read_parents(self->entered > 0);
 }
 
-static PyObject *get_stack(PyObject *self, void *unused)
+static PyObject *get_stack(tracker *self, void *unused)
 {
-    (void)self, (void)unused;
-    return mst_read_stack();
+    (void)unused;
+    return mst_read_stack(self->entered > 0);
 }
 
-static PyObject *get_current(PyObject *self, void *unused)
+static PyObject *get_current(tracker *self, void *unused)
 {
-    (void)self, (void)unused;
-    return mst_read_current();
+    (void)unused;
+    return mst_read_current(self->entered > 0);
 }
 
-static PyObject *get_phase(PyObject *self, void *unused)
+static PyObject *get_phase(tracker *self, void *unused)
 {
-    (void)self, (void)unused;
-    return mst_read_phase();
+    (void)unused;
+    return mst_read_phase(self->entered > 0);
 }
 
 static PyObject *get_is_bw(PyObject *self, void *unused)
@@ -256,6 +256,14 @@ static PyObject *get_is_bw(PyObject *self, void *unused)
 }
 
 /* ---- the type ---- */
+static int tracker_init(PyObject *self, PyObject *args, PyObject *named)
+{
+    if (PyTuple_GET_SIZE(args) == 0 && (!named || PyDict_GET_SIZE(named) == 0))
+        return 0;
+    PyErr_Format(PyExc_TypeError, "%.100s() takes no arguments", Py_TYPE(self)->tp_name);
+    return -1;
+}
+
 static int tracker_traverse(tracker *self, visitproc visit, void *arg)
 {
     for (int i = 0; i < MST_HOOKS; i++)
@@ -286,10 +294,10 @@ static PyMethodDef tracker_methods[] = {
 };
 
 static PyGetSetDef tracker_attributes[] = {
-    {"parents", get_parents, NULL, "The names of all modules running now in this thread, and \"Global\".", NULL},
-    {"stack", get_stack, NULL, "The names of the modules running now in this thread, outermost first.", NULL},
-    {"current", get_current, NULL, "The name of the innermost module running now, or \"Global\".", NULL},
-    {"phase", get_phase, NULL, "\"idle\", \"forward\", \"recompute\", \"backward\" or \"optimizer\".", NULL},
+    {"parents", (getter)get_parents, NULL, "The names of all modules running now in this thread, and \"Global\".", NULL},
+    {"stack", (getter)get_stack, NULL, "The names of the modules running now in this thread, outermost first.", NULL},
+    {"current", (getter)get_current, NULL, "The name of the innermost module running now, or \"Global\".", NULL},
+    {"phase", (getter)get_phase, NULL, "\"idle\", \"forward\", \"recompute\", \"backward\" or \"optimizer\".", NULL},
     {"is_bw", get_is_bw, NULL, "Whether this thread is inside a backward pass now.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -300,6 +308,7 @@ PyTypeObject mst_tracker_type = {
     .tp_basicsize = sizeof(tracker),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .tp_new = PyType_GenericNew,
+    .tp_init = tracker_init,
     .tp_dealloc = (destructor)tracker_dealloc,
     .tp_traverse = (traverseproc)tracker_traverse,
     .tp_clear = (inquiry)tracker_clear,
