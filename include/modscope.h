@@ -27,11 +27,11 @@ extern "C" {
 
 #define MS_VERSION "0.1.0"
 
-#define MS_ERRORS(X)                                                                                \
-    X(OK, 0, "no error")                                                                            \
-    X(ENOMEM, -1, "out of memory")                                                                  \
-    X(EINVAL, -2, "an argument is out of range")                                                    \
-    X(EFULL, -3, "more distinct paths than the watch may keep")                                     \
+#define MS_ERRORS(X)                                            \
+    X(OK, 0, "no error")                                        \
+    X(ENOMEM, -1, "out of memory")                              \
+    X(EINVAL, -2, "an argument is out of range")                \
+    X(EFULL, -3, "more distinct paths than the watch may keep") \
     X(EEMPTY, -4, "left what was never entered")
 
 enum ms_error {

@@ -1,9 +1,10 @@
 /* frame.c - what is open on a thread: calls, backward nodes, holds. */
+#include "find.h"
 #include "internal.h"
 
 #include <string.h>
 
-static int grow(ms_thread *thread)
+MS__RARE int grow(ms_thread *thread)
 {
     uint32_t room = thread->room ? thread->room * 2 : 64;
     struct ms__frame *frames = ms__alloc(thread->watch, room * sizeof *frames);
@@ -17,160 +18,262 @@ static int grow(ms_thread *thread)
     return MS_OK;
 }
 
-/* The record that encloses what is entered next. */
-static uint64_t encloser(const ms_thread *thread)
+/* The record that encloses frame `at`. */
+MS__INLINE uint64_t encloser(const ms_thread *thread, uint32_t at)
 {
-    for (uint32_t i = thread->depth; i-- > 0;)
-        if (thread->frames[i].record != MS__NONE)
-            return thread->frames[i].record;
+    while (at-- > 0)
+        if (thread->frames[at].record < MS__PENDING)
+            return thread->frames[at].record;
     return MS__NONE;
+}
+
+/* What has no frame may make nodes: until it ends nothing made from now on can be placed,
+ * and after that nothing made meanwhile. */
+MS__RARE void enter_unframed(ms_thread *thread, uint64_t seq)
+{
+    uint64_t unsure_to = MS__PEEK(thread->table.unsure_to);
+    if (thread->unframed++ == 0)
+        thread->unsure_to = unsure_to;
+    ms__table_unsure(&thread->table, seq, UINT64_MAX);
+    ms__count_lost(thread->watch);
+}
+
+MS__RARE void leave_unframed(ms_thread *thread, uint64_t seq)
+{
+    if (seq > thread->unsure_to)
+        thread->unsure_to = seq;
+    if (--thread->unframed == 0)
+        MS__STORE(thread->table.unsure_to, thread->unsure_to);
 }
 
 /* The ring is about to come round to the outermost open record: end all the open ones
  * here and open them anew at the ring's end, so that what is open is never let go. */
-static void renew(ms_thread *thread, uint64_t seq)
+MS__RARE void renew(ms_thread *thread, uint64_t seq)
 {
-    uint64_t outer = MS__NONE;
     for (uint32_t i = thread->depth; i-- > 0;)
-        if (thread->frames[i].record != MS__NONE)
+        if (thread->frames[i].record < MS__PENDING)
             ms__table_end(&thread->table, thread->frames[i].record, seq);
     for (uint32_t i = 0; i < thread->depth; i++) {
         struct ms__frame *frame = &thread->frames[i];
-        if (frame->record == MS__NONE)
-            continue;
-        frame->record = ms__table_push(thread->watch, &thread->table, seq, outer, frame->path);
-        outer = frame->record;
+        if (frame->record < MS__PENDING)
+            frame->record = ms__table_push(&thread->table, seq, encloser(thread, i), frame->path);
     }
 }
 
-/* A call that could not be recorded may make nodes: until it ends nothing made from
- * now on can be placed. */
-static void unrecorded(ms_thread *thread, uint64_t seq)
+/* Give frame `at` its record. */
+MS__INLINE void record(ms_thread *thread, uint32_t at)
 {
-    if (thread->unrecorded++ == 0)
-        atomic_store_explicit(&thread->table.unsure_from, seq, memory_order_release);
-    ms__count_lost(thread->watch);
+    struct ms__frame *frame = &thread->frames[at];
+    frame->record = ms__table_push(&thread->table, frame->in, encloser(thread, at), frame->path);
 }
 
-static void recorded_again(ms_thread *thread, uint64_t seq)
+/* Renew what is open if the ring is about to come round to it, and say when to ask again. */
+MS__RARE void look_ahead(ms_thread *thread, uint64_t seq)
 {
-    if (--thread->unrecorded > 0)
-        return;
-    atomic_store_explicit(&thread->table.unsure_below, seq, memory_order_release);
-    atomic_store_explicit(&thread->table.unsure_from, UINT64_MAX, memory_order_release);
+    uint64_t margin = thread->table.kept / 4;
+    uint64_t count = MS__PEEK(thread->table.count), outermost = count;
+    for (uint32_t i = thread->depth; i-- > 0;)
+        if (thread->frames[i].record < MS__PENDING)
+            outermost = thread->frames[i].record;
+    /* A stack that fills the ring gains nothing from being copied to its end. */
+    if (count - outermost >= thread->table.kept - margin && thread->depth < margin) {
+        renew(thread, seq);
+        outermost = count;
+    }
+    thread->look_ahead_at = outermost + thread->table.kept - margin;
+    if (thread->look_ahead_at <= count)
+        thread->look_ahead_at = count + margin;
 }
 
-static int enter(ms_thread *thread, enum ms__kind kind, ms_path path, uint64_t seq)
+/* Give the pending nodes their records, because nodes are made in them. */
+MS__RARE void record_pending(ms_thread *thread)
+{
+    uint32_t at = thread->depth;
+    for (uint32_t left = thread->pending; left; left -= thread->frames[at].record == MS__PENDING)
+        at--;
+    if (MS__PEEK(thread->table.count) >= thread->look_ahead_at)
+        look_ahead(thread, thread->frames[at].in);
+    for (; thread->pending; at++) {
+        if (thread->frames[at].record != MS__PENDING)
+            continue;
+        thread->pending--;
+        record(thread, at);
+    }
+    MS__STORE(thread->table.pending_in, UINT64_MAX);
+}
+
+MS__INLINE struct ms__frame *push(ms_thread *thread, enum ms__kind kind, ms_path path, uint64_t seq)
 {
     if (MS__UNLIKELY(thread->unframed || (thread->depth == thread->room && grow(thread) != MS_OK))) {
-        thread->unframed++;
-        unrecorded(thread, seq);
-        return MS_ENOMEM;
+        enter_unframed(thread, seq);
+        return NULL;
     }
-    uint64_t record = MS__NONE;
-    int error = MS_OK;
-    if (kind != MS__HOLD) {
-        struct ms__table *table = &thread->table;
-        uint64_t count = atomic_load_explicit(&table->count, memory_order_relaxed);
-        if (MS__UNLIKELY(thread->depth && count - thread->frames[0].record >= table->kept - 1 &&
-                         thread->frames[0].record != MS__NONE && thread->depth < table->kept / 4))
-            renew(thread, seq);
-        record = ms__table_push(thread->watch, table, seq, encloser(thread), path);
-        if (MS__UNLIKELY(record == MS__NONE)) {
-            unrecorded(thread, seq);
-            error = MS_ENOMEM;
-        }
-    }
-    thread->frames[thread->depth++] = (struct ms__frame){record, path, kind};
-    thread->nodes_open += kind == MS__NODE;
-    return error;
+    struct ms__frame *frame = &thread->frames[thread->depth++];
+    *frame = (struct ms__frame){MS__NONE, seq, path, kind};
+    return frame;
 }
 
-static int leave(ms_thread *thread, enum ms__kind kind, uint64_t seq)
+/* The frame left, or NULL: *error says whether that is right. */
+MS__INLINE struct ms__frame *pop(ms_thread *thread, enum ms__kind kind, uint64_t seq, int *error)
 {
+    *error = MS_OK;
     if (MS__UNLIKELY(thread->unframed)) {
-        thread->unframed--;
-        recorded_again(thread, seq);
-        return MS_OK;
+        leave_unframed(thread, seq);
+        return NULL;
     }
-    if (!thread->depth || thread->frames[thread->depth - 1].kind != kind)
-        return MS_EEMPTY;
-    const struct ms__frame *frame = &thread->frames[--thread->depth];
-    thread->nodes_open -= kind == MS__NODE;
-    if (kind == MS__HOLD)
-        return MS_OK;
-    if (MS__UNLIKELY(frame->record == MS__NONE))
-        recorded_again(thread, seq);
-    else
-        ms__table_end(&thread->table, frame->record, seq);
-    return MS_OK;
+    if (MS__UNLIKELY(!thread->depth || thread->frames[thread->depth - 1].kind != kind)) {
+        *error = MS_EEMPTY;
+        return NULL;
+    }
+    return &thread->frames[--thread->depth];
 }
 
 int ms_call_enter(ms_thread *thread, ms_path path, uint64_t seq)
 {
-    return enter(thread, MS__CALL, path, seq);
+    if (MS__UNLIKELY(thread->pending))
+        record_pending(thread);
+    if (MS__UNLIKELY(MS__PEEK(thread->table.count) >= thread->look_ahead_at))
+        look_ahead(thread, seq);
+    if (MS__UNLIKELY(!push(thread, MS__CALL, path, seq)))
+        return MS_ENOMEM;
+    record(thread, thread->depth - 1);
+    return MS_OK;
 }
 
 int ms_call_leave(ms_thread *thread, uint64_t seq)
 {
-    return leave(thread, MS__CALL, seq);
+    int error;
+    const struct ms__frame *frame = pop(thread, MS__CALL, seq, &error);
+    if (MS__LIKELY(frame != NULL))
+        ms__table_end(&thread->table, frame->record, seq);
+    return error;
 }
 
-/* The table of the thread that made a node: mostly the same one as for the last node. */
-static ms_path path_of_node(ms_thread *thread, uint64_t maker, uint64_t number)
-{
-    if (number == MS_NO_NUMBER)
-        return MS_GLOBAL;
-    if (MS__UNLIKELY(maker != thread->maker_id || !thread->maker)) {
-        bool gone = false;
-        ms_thread *found = ms__thread_find(thread->watch, maker, &gone);
-        if (!found)
-            return gone ? MS_UNKNOWN : MS_GLOBAL;
-        thread->maker = found;
-        thread->maker_id = maker;
-        thread->hint = 0;
-    }
-    ms_path path = ms__table_find(&thread->maker->table, number, &thread->hint);
-    /* Ended threads are let go by giving their table to a new one. */
-    if (MS__UNLIKELY(atomic_load_explicit(&thread->maker->id, memory_order_acquire) != maker)) {
-        thread->maker = NULL;
-        return MS_UNKNOWN;
-    }
-    return path;
-}
-
-int ms_node_enter(ms_thread *thread, uint64_t maker, uint64_t number, uint64_t seq)
-{
-    return enter(thread, MS__NODE, path_of_node(thread, maker, number), seq);
-}
-
-int ms_node_leave(ms_thread *thread, uint64_t seq)
-{
-    return leave(thread, MS__NODE, seq);
-}
-
-int ms_hold_enter(ms_thread *thread, ms_path path)
-{
-    return enter(thread, MS__HOLD, path, 0);
-}
-
-int ms_hold_leave(ms_thread *thread)
-{
-    return leave(thread, MS__HOLD, 0);
-}
-
-static ms_path path_by_any(ms_watch *watch, uint64_t number)
+MS__RARE ms_path path_by_any(ms_watch *watch, uint64_t number)
 {
     ms_path answer = MS_GLOBAL;
     pthread_mutex_lock(&watch->lock);
     for (ms_thread *thread = watch->threads; thread; thread = thread->next) {
-        uint64_t hint = 0;
-        ms_path path = ms__table_find(&thread->table, number, &hint);
+        uint64_t hint = 0, from;
+        ms_path path = ms__table_find(&thread->table, number, &hint, &from);
         if (path != MS_GLOBAL)
             answer = answer == MS_GLOBAL || answer == path ? path : MS_UNKNOWN;
     }
+    if (answer == MS_GLOBAL && watch->let_go)
+        answer = MS_UNKNOWN;
     pthread_mutex_unlock(&watch->lock);
     return answer;
+}
+
+/* Look in another thread's table from now on. False: it is not there, and *path says what that means. */
+MS__RARE bool turn_to(ms_thread *thread, uint64_t maker, uint64_t number, ms_path *path)
+{
+    bool gone = false;
+    ms_thread *found = maker ? ms__thread_find(thread->watch, maker, &gone) : NULL;
+    if (maker == MS_ANY_THREAD)
+        *path = path_by_any(thread->watch, number);
+    else
+        *path = gone ? MS_UNKNOWN : MS_GLOBAL;
+    thread->maker = found;
+    thread->maker_id = found ? maker : MS__NOBODY;
+    thread->hint = 0;
+    thread->found_from = UINT64_MAX;
+    thread->found_span = 0;
+    return found != NULL;
+}
+
+/* Mostly made by the same thread as the node before. */
+MS__INLINE ms_path path_of_node(ms_thread *thread, uint64_t maker, uint64_t number)
+{
+    if (number == MS_NO_NUMBER)
+        return MS_GLOBAL;
+    ms_path path;
+    if (MS__UNLIKELY(maker != thread->maker_id) && !turn_to(thread, maker, number, &path))
+        return path;
+    if (number - thread->found_from <= thread->found_span)
+        return thread->found_path;
+    uint64_t from;
+    path = ms__table_find(&thread->maker->table, number, &thread->hint, &from);
+    /* Ended threads are let go by giving their table to a new one. */
+    if (MS__UNLIKELY(MS__LOAD(thread->maker->id) != maker)) {
+        thread->maker_id = MS__NOBODY;
+        return MS_UNKNOWN;
+    }
+    if (MS__LIKELY(path != MS_UNKNOWN)) {
+        thread->found_from = from;
+        thread->found_span = number - from;
+        thread->found_path = path;
+    }
+    return path;
+}
+
+void ms__thread_settle(ms_thread *thread)
+{
+    if (thread->pending)
+        record_pending(thread);
+}
+
+MS__INLINE void announce(ms_thread *thread, const struct ms__frame *frame)
+{
+    MS__STORE(thread->table.pending_path, frame->path);
+    MS__STORE(thread->table.pending_in, frame->in);
+}
+
+int ms_node_enter(ms_thread *thread, uint64_t maker, uint64_t number, uint64_t seq)
+{
+    ms_path path = path_of_node(thread, maker, number);
+    if (MS__UNLIKELY(thread->pending && MS__PEEK(thread->table.pending_in) != seq))
+        record_pending(thread);
+    struct ms__frame *frame = push(thread, MS__NODE, path, seq);
+    if (MS__UNLIKELY(!frame))
+        return MS_ENOMEM;
+    frame->record = MS__PENDING;
+    thread->pending++;
+    thread->nodes_open++;
+    announce(thread, frame);
+    return MS_OK;
+}
+
+/* The node below is the pending one again; it made no node yet, or it would have its record. */
+MS__INLINE void announce_below(ms_thread *thread)
+{
+    uint32_t at = thread->depth;
+    while (thread->pending && thread->frames[--at].record != MS__PENDING)
+        ;
+    if (thread->pending)
+        announce(thread, &thread->frames[at]);
+    else
+        MS__STORE(thread->table.pending_in, UINT64_MAX);
+}
+
+int ms_node_leave(ms_thread *thread, uint64_t seq)
+{
+    if (MS__UNLIKELY(thread->pending && !thread->unframed && MS__PEEK(thread->table.pending_in) != seq))
+        record_pending(thread);
+    int error;
+    const struct ms__frame *frame = pop(thread, MS__NODE, seq, &error);
+    if (MS__UNLIKELY(!frame))
+        return error;
+    thread->nodes_open--;
+    if (MS__LIKELY(frame->record == MS__PENDING)) {
+        thread->pending--;
+        announce_below(thread);
+    } else {
+        ms__table_end(&thread->table, frame->record, seq);
+    }
+    return MS_OK;
+}
+
+int ms_hold_enter(ms_thread *thread, ms_path path)
+{
+    return push(thread, MS__HOLD, path, UINT64_MAX) ? MS_OK : MS_ENOMEM;
+}
+
+int ms_hold_leave(ms_thread *thread)
+{
+    int error;
+    pop(thread, MS__HOLD, 0, &error);
+    return error;
 }
 
 ms_path ms_node_path(ms_watch *watch, uint64_t maker, uint64_t number)
@@ -183,8 +286,8 @@ ms_path ms_node_path(ms_watch *watch, uint64_t maker, uint64_t number)
     ms_thread *thread = ms__thread_find(watch, maker, &gone);
     if (!thread)
         return gone ? MS_UNKNOWN : MS_GLOBAL;
-    uint64_t hint = 0;
-    ms_path path = ms__table_find(&thread->table, number, &hint);
+    uint64_t hint = 0, from;
+    ms_path path = ms__table_find(&thread->table, number, &hint, &from);
     return atomic_load_explicit(&thread->id, memory_order_acquire) == maker ? path : MS_UNKNOWN;
 }
 

@@ -78,14 +78,16 @@ static int append(ms_watch *watch, ms_path parent, const char *name, ms_path *ou
 int ms__paths_open(ms_watch *watch, uint32_t kept)
 {
     struct ms__paths *paths = &watch->paths;
-    paths->chunk_count = kept / MS__PATH_CHUNK + 1;
+    paths->chunk_count = (kept + 1) / MS__PATH_CHUNK + 1; /* two paths are our own */
     paths->bucket_count = 64;
     paths->chunks = ms__alloc(watch, paths->chunk_count * sizeof *paths->chunks);
-    paths->buckets = ms__alloc(watch, paths->bucket_count * sizeof *paths->buckets);
-    if (!paths->chunks || !paths->buckets)
+    if (!paths->chunks)
         return MS_ENOMEM;
     for (uint32_t i = 0; i < paths->chunk_count; i++)
         atomic_init(&paths->chunks[i], NULL);
+    paths->buckets = ms__alloc(watch, paths->bucket_count * sizeof *paths->buckets);
+    if (!paths->buckets)
+        return MS_ENOMEM;
     memset(paths->buckets, 0, paths->bucket_count * sizeof *paths->buckets);
     ms_path path;
     int error = append(watch, MS_GLOBAL, "Global", &path);
@@ -110,8 +112,7 @@ void ms__paths_close(ms_watch *watch)
 
 int ms_path_add(ms_watch *watch, ms_path parent, const char *name, ms_path *path)
 {
-    if (!name || parent == MS_UNKNOWN ||
-        parent >= atomic_load_explicit(&watch->paths.count, memory_order_acquire))
+    if (!name || parent == MS_UNKNOWN || parent >= atomic_load_explicit(&watch->paths.count, memory_order_acquire))
         return MS_EINVAL;
     uint32_t hash = hash_of(parent, name);
     pthread_mutex_lock(&watch->lock);

@@ -7,8 +7,8 @@
 const char *ms_error_text(int error)
 {
     switch (error) {
-#define X(name, value, text)                                                                        \
-    case value:                                                                                     \
+#define X(name, value, text) \
+    case value:              \
         return text;
         MS_ERRORS(X)
 #undef X
@@ -39,7 +39,7 @@ void ms__count_lost(ms_watch *watch)
 
 static uint32_t rounded_up(uint32_t wanted)
 {
-    uint32_t size = MS__CHUNK;
+    uint32_t size = MS__KEPT_LEAST;
     while (size < wanted && size < 1u << 30)
         size *= 2;
     return size;
@@ -67,7 +67,7 @@ ms_watch *ms_watch_open(const ms_options *options)
 
 static void free_thread(ms_watch *watch, ms_thread *thread)
 {
-    if (thread->table.chunks)
+    if (thread->table.records)
         ms__table_close(watch, &thread->table);
     ms__free(watch, thread->frames);
     ms__free(watch, thread);
@@ -111,8 +111,8 @@ static ms_thread *take_ended(ms_watch *watch)
     ms_thread *thread = watch->ended_first;
     if (!thread)
         return NULL;
-    bool empty = atomic_load(&thread->table.count) == atomic_load(&thread->table.origin);
-    if (!empty && watch->ended_count < watch->options.threads_kept)
+    bool empty = ms__table_empty(&thread->table);
+    if (!empty && watch->ended_count <= watch->options.threads_kept)
         return NULL;
     watch->ended_first = thread->ended;
     if (!watch->ended_first)
@@ -144,15 +144,20 @@ static ms_thread *new_thread(ms_watch *watch)
 
 ms_thread *ms_thread_open(ms_watch *watch, uint64_t id)
 {
+    if (id == 0)
+        return NULL;
     pthread_mutex_lock(&watch->lock);
-    ms_thread *thread = id ? take_ended(watch) : NULL;
-    if (!thread && id)
+    ms_thread *thread = take_ended(watch);
+    if (!thread)
         thread = new_thread(watch);
     if (thread) {
         thread->open = true;
-        thread->maker = NULL;
+        thread->maker_id = MS__NOBODY;
+        thread->unsure_to = 0;
+        thread->look_ahead_at = 0;
         atomic_store_explicit(&thread->id, id, memory_order_release);
     } else {
+        watch->let_go++; /* its nodes cannot be placed */
         ms__count_lost(watch);
     }
     pthread_mutex_unlock(&watch->lock);
@@ -163,10 +168,12 @@ void ms_thread_close(ms_thread *thread)
 {
     ms_watch *watch = thread->watch;
     pthread_mutex_lock(&watch->lock);
-    thread->depth = thread->nodes_open = thread->unframed = thread->unrecorded = 0;
+    ms__thread_settle(thread);
+    thread->depth = thread->nodes_open = thread->pending = thread->unframed = 0;
+    MS__STORE(thread->table.pending_in, UINT64_MAX);
     thread->open = false;
     /* What made no node is taken first: it goes to the front of the line. */
-    bool empty = atomic_load(&thread->table.count) == atomic_load(&thread->table.origin);
+    bool empty = ms__table_empty(&thread->table);
     if (empty || !watch->ended_last) {
         thread->ended = watch->ended_first;
         watch->ended_first = thread;

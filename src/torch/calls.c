@@ -6,7 +6,7 @@
 
 bool mst_awake;
 bool mst_calls_place, mst_nodes_place;
-_Thread_local struct mst_call *mst_open;
+MST_THREAD_LOCAL struct mst_call *mst_open;
 
 static vectorcallfunc next_call; /* what we stand before */
 static bool chained;             /* somebody stood on us when we left: they may still call us */
@@ -17,21 +17,28 @@ static uint64_t next_number(void)
     return mst_torch.peek ? mst_torch.peek() : 0;
 }
 
+static inline ms_path path_of_call(PyObject *module, uint64_t context)
+{
+    if (LIKELY(mst_trace.next < mst_trace.count)) {
+        const struct mst_step *step = &mst_trace.steps[mst_trace.next];
+        if (LIKELY(step->module == module && step->context == context &&
+                   *(PyObject **)((char *)module + step->refs_at) == step->ref)) {
+            mst_trace.next++;
+            return step->path;
+        }
+    }
+    return mst_path_of_call(module, context);
+}
+
 bool mst_call_enter(struct mst_call *call, PyObject *module)
 {
     ms_thread *thread = mst_here();
     if (UNLIKELY(!thread || !mst_names))
         return false;
-    uint64_t context = mst_read_context(thread);
-    struct mst_module *known = mst_book_find(mst_names, module);
-    ms_path path;
-    if (LIKELY(known && known->called && known->context == context))
-        path = known->path;
-    else
-        path = mst_path_of_call(&known, module, context);
-    if (path == MS_GLOBAL)
+    ms_path path = path_of_call(module, mst_read_context(thread));
+    if (UNLIKELY(path == MS_GLOBAL))
         return false;
-    *call = (struct mst_call){mst_open, thread, known, path, mst_nodes_place ? -1 : mst_graph_task()};
+    *call = (struct mst_call){mst_open, thread, module, path, mst_nodes_place ? -1 : mst_graph_task()};
     mst_open = call;
     ms_call_enter(thread, path, next_number());
     return true;

@@ -35,9 +35,8 @@ struct link {
 };
 
 struct graph_call {
-    PyObject_HEAD
-    PyObject *module; /* weak reference */
-    PyObject *nodes;  /* of the inputs where there are several, or NULL */
+    PyObject_HEAD PyObject *module; /* weak reference */
+    PyObject *nodes;                /* of the inputs where there are several, or NULL */
     struct link *links;
     Py_ssize_t inputs;
     ms_path path;
@@ -47,8 +46,7 @@ struct graph_call {
 };
 
 struct input_hook {
-    PyObject_HEAD
-    PyObject *hooks; /* weak reference to the dict it is in */
+    PyObject_HEAD PyObject *hooks; /* weak reference to the dict it is in */
     struct link *first, *last;
     size_t through_count;
     bool leaf;
@@ -62,8 +60,7 @@ struct visit {
 };
 
 struct task {
-    PyObject_HEAD
-    long long id;
+    PyObject_HEAD long long id;
     struct visit *visits;
     size_t count, room;
     task *next;
@@ -278,23 +275,16 @@ static struct visit *visit_add(graph_call *call, task *task)
 /* Run a hook while its module counts as running, under the name it had in this call. */
 static int tell(graph_call *call, enum mst_hook which, PyObject *grads)
 {
-    ms_thread *thread = mst_here();
-    PyObject *alive = ((PyWeakReference *)call->module)->wr_object;
-    PyObject *module = Py_NewRef(alive);
-    struct mst_module *known = module != Py_None && mst_names ? mst_book_find(mst_names, module) : NULL;
-    PyObject *fqn = mst_fqn(call->path), *before = known ? Py_XNewRef(known->fqn) : NULL;
-    if (known && fqn)
-        Py_XSETREF(known->fqn, Py_NewRef(fqn));
-    if (thread)
-        ms_hold_enter(thread, call->path);
+    PyObject *module = Py_NewRef(((PyWeakReference *)call->module)->wr_object);
+    struct mst_call running = {mst_open, mst_here(), module, call->path, -1};
+    if (running.thread)
+        ms_hold_enter(running.thread, call->path);
+    mst_open = &running;
     PyObject *args[] = {module, grads};
     int error = mst_hooks_call(which, args, 2);
-    if (thread)
-        ms_hold_leave(thread);
-    known = before && mst_names ? mst_book_find(mst_names, module) : NULL; /* the hook may have changed the book */
-    if (known)
-        Py_XSETREF(known->fqn, Py_NewRef(before));
-    Py_XDECREF(before);
+    mst_open = running.outer;
+    if (running.thread)
+        ms_hold_leave(running.thread);
     Py_DECREF(module);
     return error;
 }
@@ -477,13 +467,14 @@ PyObject *mst_graph_begin(struct mst_call *call, PyObject *args, PyObject *kwarg
 {
     PyObject *enabled = PyObject_CallNoArgs(mst_torch.grad_enabled);
     Py_XDECREF(enabled);
-    if (enabled != Py_True || !call->known)
+    struct mst_module *known = mst_book_find(mst_names, call->module);
+    if (enabled != Py_True || !known)
         return NULL;
     graph_call *graph = PyObject_New(graph_call, &graph_call_type);
     struct mst_quiet quiet = {NULL};
     if (!graph)
         return NULL;
-    graph->module = Py_NewRef(call->known->ref);
+    graph->module = Py_NewRef(known->ref);
     graph->nodes = NULL;
     graph->links = NULL;
     graph->visited = NULL;

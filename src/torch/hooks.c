@@ -67,9 +67,10 @@ static void post_after_error(PyObject *module, PyObject *inputs)
         PyObject *why_type, *why, *why_traceback;
         PyErr_Fetch(&why_type, &why, &why_traceback);
         PyObject *callback = mst_dynamo_off();
-        PyErr_WarnFormat(PyExc_UserWarning, 2,
-                         "post_fw_hook raised an exception that was silenced as another error was raised in forward: %S",
-                         why ? why : Py_None);
+        PyErr_WarnFormat(
+            PyExc_UserWarning, 2,
+            "post_fw_hook raised an exception that was silenced as another error was raised in forward: %S",
+            why ? why : Py_None);
         PyErr_Clear();
         mst_dynamo_on(callback);
         Py_XDECREF(why_type);

@@ -1,9 +1,11 @@
 /* names.c - the books: which modules are known, by which names. Modules are held weakly. */
 #include "torch/names.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 mst_book *mst_names;
+struct mst_trace mst_trace;
 
 static struct mst_map fqns; /* path -> Python string, for ever */
 
@@ -64,6 +66,7 @@ static void drop_dead_fqns(mst_book *book)
 static void drop_dead(mst_book *book)
 {
     size_t kept = 0;
+    mst_trace.count = mst_trace.next = 0;
     mst_map_clear(&book->by_module);
     mst_map_clear(&book->by_parameter);
     mst_map_clear(&book->edges);
@@ -106,15 +109,17 @@ struct mst_module *mst_book_find(mst_book *book, PyObject *module)
 {
     uint64_t *found = mst_map_get(&book->by_module, (uintptr_t)module, 0);
     struct mst_module *known = found ? (struct mst_module *)(uintptr_t)*found : NULL;
-    return known && mst_alive(known) ? known : NULL;
+    return known && mst_same(known) ? known : NULL;
 }
+
+static_assert(sizeof(struct mst_module) <= 64, "what a call looks at lies in one line of the cache");
 
 struct mst_module *mst_book_add(mst_book *book, PyObject *module)
 {
     struct mst_module *known = mst_book_find(book, module);
     if (known || !make_room(book))
         return known;
-    known = calloc(1, sizeof *known);
+    known = aligned_alloc(64, 64); /* one line of the cache */
     PyObject *ref = known ? PyWeakref_NewRef(module, NULL) : NULL;
     if (!ref || !mst_map_set(&book->by_module, (uintptr_t)module, 0, (uintptr_t)known)) {
         PyErr_Clear();
@@ -122,8 +127,7 @@ struct mst_module *mst_book_add(mst_book *book, PyObject *module)
         free(known);
         return NULL;
     }
-    known->module = module;
-    known->ref = ref;
+    *known = (struct mst_module){.module = module, .ref = ref, .refs = PyObject_GET_WEAKREFS_LISTPTR(module)};
     PyObject *own = mst_dict_of(module, NULL);
     known->hidden = own && PyDict_Contains(own, mst_words.compile_subgraph_reason) == 1;
     book->all[book->count++] = known;
@@ -149,14 +153,28 @@ void mst_book_use(mst_book *book, const mst_book *other)
         if (known && !known->fqn)
             mst_book_rename(book, known, theirs->fqn);
     }
+    if (book != mst_names)
+        mst_trace.count = mst_trace.next = 0;
     mst_book_ref(book);
     mst_book_unref(mst_names);
     mst_names = book;
 }
 
+PyObject *mst_book_fqn(mst_book *book, PyObject *module)
+{
+    for (const struct mst_call *call = book == mst_names ? mst_open : NULL; call; call = call->outer)
+        if (call->module == module)
+            return mst_fqn(call->path);
+    struct mst_module *known = mst_book_find(book, module);
+    return known ? known->fqn : NULL;
+}
+
 PyObject *mst_book_name(mst_book *book, PyObject *module)
 {
-    struct mst_module *known = mst_book_add(book, module);
+    PyObject *running = mst_book_fqn(book, module);
+    struct mst_module *known = running ? NULL : mst_book_add(book, module);
+    if (running)
+        return running;
     if (!known) {
         PyErr_SetString(PyExc_TypeError, "modscope: this module cannot be named: it takes no weak reference");
         return NULL;

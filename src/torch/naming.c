@@ -88,7 +88,8 @@ PyObject *mst_name_inside(PyObject *owner, PyObject *module)
     }
     PyObject *name = NULL;
     for (; at != SIZE_MAX && at != 0; at = tree.found[at].parent) {
-        PyObject *longer = name ? PyUnicode_FromFormat("%U.%U", tree.found[at].key, name) : Py_NewRef(tree.found[at].key);
+        PyObject *longer =
+            name ? PyUnicode_FromFormat("%U.%U", tree.found[at].key, name) : Py_NewRef(tree.found[at].key);
         Py_XSETREF(name, longer);
         if (!name)
             break;
@@ -123,6 +124,8 @@ static void rename_found(mst_book *book, struct mst_module *known, PyObject *fqn
         *outside = MS_GLOBAL;
     if (known->context == MS_GLOBAL)
         known->called = false;
+    if (known->called || outside)
+        mst_trace.count = mst_trace.next = 0;
     mst_book_rename(book, known, fqn);
 }
 
@@ -188,7 +191,7 @@ static struct mst_module *module_at(ms_path path)
 {
     for (const struct mst_call *call = mst_open; call; call = call->outer)
         if (call->path == path)
-            return call->known;
+            return mst_book_find(mst_names, call->module);
     uint64_t *there = mst_map_get(&mst_names->by_path, (uint64_t)path + 1, 0);
     struct mst_module *known = there ? (struct mst_module *)(uintptr_t)*there : NULL;
     return known && mst_alive(known) ? known : NULL;
@@ -254,19 +257,34 @@ static ms_path resolve(struct mst_module *known, uint64_t context)
     return path;
 }
 
-ms_path mst_path_of_call(struct mst_module **out, PyObject *module, uint64_t context)
+/* ---- the trace ---- */
+enum { LONGEST_TRACE = 1 << 20 };
+
+/* Go on after where the call stands in the trace, or put it next. */
+static void note_step(struct mst_module *known, uint64_t context, ms_path path)
 {
-    struct mst_module *known = mst_book_find(mst_names, module);
-    if (!known) {
-        if (!is_module(module))
-            return MS_GLOBAL;
-        known = mst_book_add(mst_names, module);
-        if (!known)
-            return MS_UNKNOWN;
+    struct mst_trace *trace = &mst_trace;
+    size_t at = known->step;
+    if (at >= trace->count || trace->steps[at].module != known->module || trace->steps[at].context != context)
+        at = trace->next < LONGEST_TRACE ? trace->next : 0;
+    if (at >= trace->room) {
+        size_t room = trace->room ? trace->room * 2 : 256;
+        struct mst_step *steps = realloc(trace->steps, room * sizeof *steps);
+        if (!steps)
+            return;
+        trace->steps = steps;
+        trace->room = room;
     }
-    *out = known;
-    if (known->hidden)
-        return MS_GLOBAL;
+    int32_t refs_at = (int32_t)((char *)known->refs - (char *)known->module);
+    trace->steps[at] = (struct mst_step){known->module, known->ref, context, refs_at, path};
+    trace->next = at + 1;
+    if (at == trace->count)
+        trace->count++;
+    known->step = at;
+}
+
+static ms_path path_of_known(struct mst_module *known, uint64_t context)
+{
     ms_path path = edge(context, known);
     if (path == MS_GLOBAL) {
         int collecting = PyGC_Disable();
@@ -286,6 +304,23 @@ ms_path mst_path_of_call(struct mst_module **out, PyObject *module, uint64_t con
     known->called = true;
     known->context = context;
     known->path = path;
+    return path;
+}
+
+ms_path mst_path_of_call(PyObject *module, uint64_t context)
+{
+    struct mst_module *known = mst_book_find(mst_names, module);
+    if (!known) {
+        if (!is_module(module))
+            return MS_GLOBAL;
+        known = mst_book_add(mst_names, module);
+        if (!known)
+            return MS_UNKNOWN;
+    }
+    if (known->hidden)
+        return MS_GLOBAL;
+    ms_path path = known->called && known->context == context ? known->path : path_of_known(known, context);
+    note_step(known, context, path);
     return path;
 }
 

@@ -21,10 +21,17 @@
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
+/* Two words a thread, read at every call and node: worth a place in the static block. */
+#if defined(__linux__)
+#define MST_THREAD_LOCAL _Thread_local __attribute__((tls_model("initial-exec")))
+#else
+#define MST_THREAD_LOCAL _Thread_local
+#endif
+
 /* ---- torchapi.c: what is used of torch, looked up once and kept ---- */
 struct mst_torch {
     PyTypeObject *module, *tensor, *parameter, *ordered_dict, *function_base;
-    PyObject *call_impl;   /* the Python function nn.Module._call_impl */
+    PyObject *call_impl; /* the Python function nn.Module._call_impl */
     PyCodeObject *call_code, *optimizer_code, *backward_code;
     PyObject *graph_task_id, *current_node, *will_execute, *queue_callback, *grad_enabled;
     PyObject *get_eval_frame, *set_eval_frame, *disable_torch_function, *function_modes;
@@ -35,10 +42,11 @@ struct mst_torch {
 extern struct mst_torch mst_torch;
 
 /* Interned words. */
-#define MST_WORDS(X)                                                                                \
-    X(_modules) X(_parameters) X(_backward_hooks) X(_register_hook_dict) X(grad_fn) X(requires_grad) \
-    X(variable) X(_sequence_nr) X(next_functions) X(compile_subgraph_reason) X(__dataclass_fields__) \
-    X(flatten_fn) X(view_as) X(kwargs) X(Global) X(__enter__) X(__exit__)
+#define MST_WORDS(X)                                                                                                 \
+    X(_modules)                                                                                                      \
+    X(_parameters) X(_backward_hooks) X(_register_hook_dict) X(grad_fn) X(requires_grad) X(variable) X(_sequence_nr) \
+        X(next_functions) X(compile_subgraph_reason) X(__dataclass_fields__) X(flatten_fn) X(view_as) X(kwargs)      \
+            X(Global) X(__enter__) X(__exit__)
 struct mst_words {
 #define X(word) PyObject *word;
     MST_WORDS(X)
@@ -55,7 +63,7 @@ PyObject *mst_current_node(void);
 
 /* ---- threads.c: the watch and this thread in it ---- */
 extern ms_watch *mst_watch;
-extern _Thread_local ms_thread *mst_mine;
+extern MST_THREAD_LOCAL ms_thread *mst_mine;
 int mst_threads_init(void);
 ms_thread *mst_thread_open(void); /* no GIL needed */
 /* This thread in the watch; NULL when memory ran out. No GIL needed. */
@@ -68,20 +76,38 @@ static inline ms_thread *mst_here(void)
 typedef struct mst_book mst_book;
 struct mst_module {
     PyObject *module; /* borrowed: alive while ref says so */
-    PyObject *ref;
-    PyObject *fqn;    /* what it runs under, or was found under; NULL: not named yet */
-    struct mst_module *holder; /* the module it was found in */
+    PyObject *ref;    /* weak */
+    PyObject **refs;  /* where the module keeps its weak references; ref is the first of them */
     uint64_t context; /* where it was called last... */
     ms_path path;     /* ...and what it is there */
     bool called, hidden, walked;
+    size_t step;               /* where it stands in the trace, or stood */
+    PyObject *fqn;             /* what it ran under, or was found under; NULL: not named yet */
+    struct mst_module *holder; /* the module it was found in */
 };
 extern mst_book *mst_names; /* of the trackers active now, or last */
+
+/* The calls in the order they came. Programs repeat themselves, so the next call is mostly
+ * the one that came after the last time, and its path is here, two to a line of the cache. */
+struct mst_step {
+    PyObject *module, *ref; /* as in struct mst_module */
+    uint64_t context;
+    int32_t refs_at; /* bytes from the module to its weak references */
+    ms_path path;
+};
+struct mst_trace {
+    struct mst_step *steps;
+    size_t count, room, next;
+};
+extern struct mst_trace mst_trace; /* of mst_names */
 
 mst_book *mst_book_new(void);
 mst_book *mst_book_ref(mst_book *book);
 void mst_book_unref(mst_book *book);
 /* Make `book` the one in use, with what `other` knows added; other may be NULL. */
 void mst_book_use(mst_book *book, const mst_book *other);
+/* The name of a module: what it runs under in this thread, else what it is known as. Borrowed, or NULL. */
+PyObject *mst_book_fqn(mst_book *book, PyObject *module);
 /* What book knows of a module: borrowed, or NULL. Never raises. */
 struct mst_module *mst_book_find(mst_book *book, PyObject *module);
 /* Name a module as a call from outside any other would: borrowed, or NULL with an error set. */
@@ -91,7 +117,7 @@ PyObject *mst_book_modules(mst_book *book); /* a new dict fqn -> module */
 /* The path of calling `module` in `context`; MS_GLOBAL if the call is not to be shown.
  * `context` is the path around it, with MST_IN_NODE if a backward node is between. */
 #define MST_IN_NODE (UINT64_C(1) << 32)
-ms_path mst_path_of_call(struct mst_module **known, PyObject *module, uint64_t context);
+ms_path mst_path_of_call(PyObject *module, uint64_t context);
 /* The path of the module that owns a parameter; MS_GLOBAL if none does. */
 ms_path mst_path_of_parameter(PyObject *tensor);
 /* The Python string of a path's name: borrowed, never NULL after mst_path_of_*. */
@@ -100,6 +126,13 @@ PyObject *mst_fqn(ms_path path);
 static inline bool mst_alive(const struct mst_module *known)
 {
     return ((PyWeakReference *)known->ref)->wr_object == known->module;
+}
+
+/* The same for a module that is there: whether it is the one meant, and not another at the
+ * same address. Spares the look at the weak reference itself. */
+static inline bool mst_same(const struct mst_module *known)
+{
+    return *known->refs == known->ref;
 }
 
 /* ---- calls.c: the place of module calls, and the fallback's hooks ---- */
@@ -113,11 +146,11 @@ void mst_calls_off(void);
 struct mst_call {
     struct mst_call *outer; /* the open call around it in this thread */
     ms_thread *thread;
-    struct mst_module *known;
+    PyObject *module; /* borrowed: whoever calls it holds it */
     ms_path path;
     long long task; /* the graph task it began in, or -1; only where nodes are not seen */
 };
-extern _Thread_local struct mst_call *mst_open;
+extern MST_THREAD_LOCAL struct mst_call *mst_open;
 bool mst_call_enter(struct mst_call *call, PyObject *module);
 void mst_call_leave(struct mst_call *call);
 

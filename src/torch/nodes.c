@@ -17,7 +17,7 @@ static evaluate *next_evaluate;
 static bool chained; /* somebody stood on us when we left: they may still call us */
 static _Atomic int awake;
 static int number_at = -1, maker_at = -1; /* bytes into a Node */
-static _Atomic uint64_t evaluated; /* counted only on the way to a proof */
+static _Atomic uint64_t evaluated;        /* counted only on the way to a proof */
 static _Atomic int counting;
 
 static uint64_t word_at(const void *node, int offset)

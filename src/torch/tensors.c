@@ -87,9 +87,8 @@ static int visit_registered(PyObject *object, PyObject *list, int depth)
     mst_dynamo_on(callback);
     Py_XDECREF(flatten);
     PyErr_Clear();
-    int error = flat && PyTuple_Check(flat) && PyTuple_GET_SIZE(flat) > 0
-                    ? visit(PyTuple_GET_ITEM(flat, 0), list, depth)
-                    : 0;
+    int error =
+        flat && PyTuple_Check(flat) && PyTuple_GET_SIZE(flat) > 0 ? visit(PyTuple_GET_ITEM(flat, 0), list, depth) : 0;
     Py_XDECREF(flat);
     return error;
 }

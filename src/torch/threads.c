@@ -4,7 +4,7 @@
 #include <pthread.h>
 
 ms_watch *mst_watch;
-_Thread_local ms_thread *mst_mine;
+MST_THREAD_LOCAL ms_thread *mst_mine;
 
 static pthread_key_t ending;
 static _Atomic uint64_t next_id = 1;

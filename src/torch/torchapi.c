@@ -78,8 +78,8 @@ static int look_up_needed(void)
 
 int mst_torch_load(void)
 {
-#define X(word)                                                                                     \
-    if (!(mst_words.word = PyUnicode_InternFromString(#word)))                                      \
+#define X(word)                                                \
+    if (!(mst_words.word = PyUnicode_InternFromString(#word))) \
         return -1;
     MST_WORDS(X)
 #undef X
@@ -96,7 +96,8 @@ int mst_torch_load(void)
     mst_torch.optimizer_code = code_of_step();
     mst_torch.backward_code = code_of(look_up_or_null("torch.autograd.graph", "_engine_run_backward"));
     mst_torch.peek = (uint64_t(*)(void))ms_symbol_find("libtorch_cpu", "_ZN2at15sequence_number4peekEv");
-    mst_torch.thread_id = (uint64_t(*)(void))ms_symbol_find("libtorch_cpu", "_ZN2at14RecordFunction15currentThreadIdEv");
+    mst_torch.thread_id =
+        (uint64_t(*)(void))ms_symbol_find("libtorch_cpu", "_ZN2at14RecordFunction15currentThreadIdEv");
     PyErr_Clear();
     return 0;
 }

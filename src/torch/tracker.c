@@ -5,8 +5,7 @@
 #include <stddef.h>
 
 typedef struct tracker {
-    PyObject_HEAD
-    mst_book *book; /* or NULL: has never been entered */
+    PyObject_HEAD mst_book *book; /* or NULL: has never been entered */
     Py_ssize_t entered;
     PyObject *hooks[MST_HOOKS];
     PyObject *weak;
@@ -207,8 +206,8 @@ static PyObject *get_known_fqn(tracker *self, PyObject *module)
 {
     if (!check_module(module))
         return NULL;
-    struct mst_module *known = self->book ? mst_book_find(self->book, module) : NULL;
-    return Py_NewRef(known && known->fqn ? known->fqn : Py_None);
+    PyObject *fqn = self->book ? mst_book_fqn(self->book, module) : NULL;
+    return Py_NewRef(fqn ? fqn : Py_None);
 }
 
 static PyObject *get_mod_name(tracker *self, PyObject *module)
@@ -284,8 +283,7 @@ static void tracker_dealloc(tracker *self)
 static PyMethodDef tracker_methods[] = {
     {"__enter__", (PyCFunction)tracker_enter, METH_NOARGS, "Begin tracking."},
     {"__exit__", (PyCFunction)tracker_exit, METH_VARARGS, "End tracking; torch is as it was found."},
-    {"get_known_fqn", (PyCFunction)get_known_fqn, METH_O,
-     "The name of a module, if the tracker knows it, else None."},
+    {"get_known_fqn", (PyCFunction)get_known_fqn, METH_O, "The name of a module, if the tracker knows it, else None."},
     {"_get_mod_name", (PyCFunction)get_mod_name, METH_O, "The name of a module; it is given one if need be."},
     {"_known_modules", (PyCFunction)known_modules, METH_NOARGS, "A dict of the modules known and alive, by name."},
     {"_register_user_hooks", (PyCFunction)(void (*)(void))register_user_hooks, METH_VARARGS | METH_KEYWORDS, NULL},
@@ -294,7 +292,8 @@ static PyMethodDef tracker_methods[] = {
 };
 
 static PyGetSetDef tracker_attributes[] = {
-    {"parents", (getter)get_parents, NULL, "The names of all modules running now in this thread, and \"Global\".", NULL},
+    {"parents", (getter)get_parents, NULL, "The names of all modules running now in this thread, and \"Global\".",
+     NULL},
     {"stack", (getter)get_stack, NULL, "The names of the modules running now in this thread, outermost first.", NULL},
     {"current", (getter)get_current, NULL, "The name of the innermost module running now, or \"Global\".", NULL},
     {"phase", (getter)get_phase, NULL, "\"idle\", \"forward\", \"recompute\", \"backward\" or \"optimizer\".", NULL},

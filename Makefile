@@ -1,0 +1,166 @@
+# One word for each habit; `make help` lists them. Nothing here needs root, and a check whose
+# tool is not there is skipped and says so. The C tests' own rules are in tools/c.mk.
+PYTHON ?= python3
+TORCH  ?= torch==2.13.0
+VENV   ?= .venv
+DEVICE ?= cuda
+PYTEST_ARGS ?=
+
+VPY     := $(VENV)/bin/python
+NEEDS   := numpy scikit-build-core pytest hypothesis expecttest
+PYTEST  := -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
+INSTALL := install --quiet --no-build-isolation --no-deps --disable-pip-version-check \
+           --config-settings=cmake.define.MODSCOPE_WERROR=ON
+
+SOURCES  := $(shell find include src python -name '*.[ch]' -o -name '*.py' -o -name '*.pyi' -o -name py.typed 2>/dev/null)
+C_FILES  := $(shell find include src tests examples bench -name '*.[ch]' 2>/dev/null)
+C_SRC    := $(filter src/%.c,$(C_FILES))
+WARNINGS := -std=c11 -Wall -Wextra -Wpedantic -fexceptions -pthread -Iinclude -Isrc
+SEEDS    := $(firstword $(wildcard ../shared/conformance/seedtests shared/conformance/seedtests))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run build test bench lint fmt san fuzz gpu-check matrix clean \
+        layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang san-py san-py-run FORCE
+
+-include tools/c.mk
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+run: build ## track a small model for a few steps and print its stack by phase
+	$(VPY) examples/stack.py
+
+build: $(VENV)/.modscope ## make .venv, in which `import modscope` works
+
+test: build layers test-c types ## everything that must hold before a change goes in
+	$(call both-ways,the Python suite,$(VPY) $(PYTEST) tests/py)
+	$(call conformance,$(VPY),build/seeds,)
+
+bench: build ## what tracking costs, beside PyTorch's own trackers
+	$(VPY) bench/trackers.py
+	$(MAKE) bench-core
+
+lint: layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang ## style, types, layers and static analysis
+
+fmt: ## format the C code in place
+	$(call need,clang-format,clang-format -i $(C_FILES))
+
+san: tsan-c san-py ## the core under TSan, the Python suite under ASan and UBSan
+
+fuzz: fuzz-c ## fuzz the core
+
+gpu-check: ## the suite, conformance and benchmark with the system's own Python and torch, installing nothing
+	$(call check-python,$(PYTHON))
+	@$(PYTHON) -c 'import torch; print("torch", torch.__version__); torch.empty(1, device="$(DEVICE)")' \
+	    || { echo "gpu-check: $(PYTHON) has no torch that can use the device '$(DEVICE)'"; exit 1; }
+	$(PYTHON) -m pip $(INSTALL) --upgrade --target build/gpu --config-settings=build-dir=build/gpu-cmake .
+	$(call both-ways,the Python suite,PYTHONPATH=build/gpu $(PYTHON) $(PYTEST) tests/py)
+	$(call conformance,$(PYTHON),build/gpu-seeds,PYTHONPATH=build/gpu)
+	PYTHONPATH=build/gpu $(PYTHON) bench/trackers.py --device $(DEVICE)
+
+matrix: ## the suite on every CPython here with several torches (several GB each)
+	NEEDS="$(NEEDS) cmake ninja" tools/matrix.sh
+
+clean: ## remove what was built; .venv and its torch stay
+	rm -rf build dist .hypothesis $(VENV)/.modscope
+	find bench examples python tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- the environment ----
+
+# $(call check-python,PYTHON)
+define check-python
+@$(1) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+    echo "modscope needs Python >= 3.11, and '$(1)' is $$($(1) --version 2>&1): say make PYTHON=python3.xx"; exit 1; }
+@$(1) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || { \
+    echo "'$(1)' has no Python.h: install its headers (Debian: python3-dev)"; exit 1; }
+endef
+
+# Debian keeps ensurepip in a package of its own; where it is missing, the system's pip does as well.
+$(VPY):
+	$(call check-python,$(PYTHON))
+	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	    $(PYTHON) -m pip --python $(VPY) install pip; } || { rm -rf $(VENV); \
+	    echo "cannot make $(VENV): $(PYTHON) has neither ensurepip nor pip (Debian: python3-venv)"; exit 1; }
+
+# pip asks the network only for what is missing.
+$(VENV)/.needs: Makefile | $(VPY)
+	$(call check-python,$(VPY))
+	@$(VPY) -c 'import torch' 2>/dev/null || $(VPY) -m pip install $(TORCH)
+	@missing=; for tool in cmake ninja; do \
+	    $(VENV)/bin/$$tool --version >/dev/null 2>&1 || $$tool --version >/dev/null 2>&1 || missing="$$missing $$tool"; \
+	done; $(VPY) -m pip install --quiet --disable-pip-version-check $(NEEDS) mypy $$missing
+	@touch $@
+
+# Changes when a file comes or goes.
+build/sources: FORCE
+	@mkdir -p build; echo $(sort $(SOURCES)) | cmp -s - $@ || echo $(sort $(SOURCES)) > $@
+
+$(VENV)/.modscope: CMakeLists.txt pyproject.toml build/sources $(SOURCES) | $(VENV)/.needs
+	$(VPY) -m pip $(INSTALL) --config-settings=build-dir=build/cmake .
+	@touch $@
+
+# ---- checks ----
+
+# $(call both-ways,WHAT,COMMAND): with the places, then with the fallback alone.
+define both-ways
+@echo "== $(1)"
+$(2)
+@echo "== $(1), with the fallback (MODSCOPE_INTERPOSE=0)"
+MODSCOPE_INTERPOSE=0 $(2)
+endef
+
+# $(call conformance,PYTHON,FOLDER,ENVIRONMENT): the tests that the seed documents print.
+TRACKER_SEEDS := test_seed_000.py test_seed_001.py test_seed_002.py
+ifdef SEEDS
+define conformance
+$(1) $(SEEDS) $(2) --package modscope
+$(call both-ways,conformance,$(3) $(1) $(PYTEST) $(addprefix $(2)/,$(TRACKER_SEEDS)))
+endef
+else
+conformance = @echo "== conformance: skipped, ../shared is absent"
+endif
+
+# $(call need,TOOL,COMMAND)
+need = @if command -v $(1) >/dev/null; then echo "== $(1)"; $(2); else echo "== $(1): skipped, it is not installed"; fi
+
+layers: | $(VPY)
+	@CC="$(CC)" $(VPY) tools/check_layers.py
+
+# The second one holds the extension's .pyi against what the extension really has.
+types: build
+	$(VPY) -m mypy
+	$(VPY) -m mypy.stubtest --ignore-disjoint-bases --allowlist tools/stubtest.allow --ignore-unused-allowlist \
+	    modscope._native
+
+lint-format:
+	$(call need,clang-format,clang-format --dry-run -Werror $(C_FILES))
+
+python-include = $(shell $(VPY) -c 'import sysconfig; print(sysconfig.get_path("include"))')
+
+lint-tidy: | $(VPY)
+	$(call need,clang-tidy,clang-tidy --quiet $(C_SRC) -- $(WARNINGS) -isystem $(python-include))
+
+CPPCHECK := cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 --library=posix --library=python \
+            --enable=warning,performance,portability '-DElfW(type)=Elf64_\#\#type' -Iinclude -Isrc src
+lint-cppcheck:
+	$(call need,cppcheck,$(CPPCHECK))
+
+# Compiled, not only parsed: some warnings need the optimizer's eyes.
+lint-gcc lint-clang: lint-%: | $(VPY)
+	$(call need,$*,for file in $(C_SRC); do \
+	    $* $(WARNINGS) -Werror -O2 -isystem $(python-include) -c $$file -o /dev/null || exit 1; done)
+
+# libstdc++ is loaded first too, or ASan does not find the real __cxa_throw.
+ASAN_LIBS = $(shell gcc -print-file-name=libasan.so):$(shell gcc -print-file-name=libstdc++.so.6)
+ASAN_ENV  = LD_PRELOAD=$(ASAN_LIBS) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=build/asan
+
+san-py: | $(VENV)/.needs
+	@if gcc -fsanitize=address,undefined -shared -o /dev/null -xc /dev/null 2>/dev/null; then \
+	    $(MAKE) --no-print-directory san-py-run; \
+	else echo "== ASan: skipped, gcc with its sanitizers is not installed"; fi
+
+san-py-run:
+	CC=gcc $(VPY) -m pip $(INSTALL) --upgrade --target build/asan --config-settings=build-dir=build/asan-cmake \
+	    --config-settings=install.strip=false --config-settings=cmake.define.MODSCOPE_SANITIZE=address,undefined .
+	$(call both-ways,the Python suite under ASan and UBSan,$(ASAN_ENV) $(VPY) $(PYTEST) tests/py)

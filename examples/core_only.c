@@ -1,0 +1,110 @@
+/* core_only.c - the core alone, without Python and without PyTorch.
+ *
+ * A pretend model runs forward and says so; then its nodes run backward, last made
+ * first, in another thread as autograd's engine does it, and the watch tells in which
+ * call each of them was made.
+ *
+ *     cc -Iinclude -pthread examples/core_only.c src/core/(all).c -o core_only && ./core_only */
+#include "modscope.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#define FORWARD_THREAD 1
+#define ENGINE_THREAD 2
+
+/* Autograd numbers the nodes that a thread makes; here a counter stands in for it. */
+static uint64_t next_number;
+
+static ms_watch *watch;
+static ms_thread *forward_thread;
+
+/* Prints "Model.block.linear": a path knows its name and the path around it. */
+static void print_path(ms_path path)
+{
+    if (ms_path_depth(watch, path) > 1) {
+        print_path(ms_path_parent(watch, path));
+        putchar('.');
+    }
+    fputs(ms_path_name(watch, path), stdout);
+}
+
+/* The path of `name` called from where the thread is now; the same place gives the same path. */
+static ms_path path_here(const char *name)
+{
+    ms_path path = MS_UNKNOWN;
+    /* On failure the path stays MS_UNKNOWN, and the program under watch goes on. */
+    ms_path_add(watch, ms_thread_path(forward_thread), name, &path);
+    return path;
+}
+
+/* Each call is entered with the number that the next node will get, and left the same way. */
+static void begin(const char *name)
+{
+    ms_call_enter(forward_thread, path_here(name), next_number);
+}
+
+static void end(void)
+{
+    ms_call_leave(forward_thread, next_number);
+}
+
+static void make_node(const char *operation)
+{
+    printf("  node %" PRIu64 "  %-8s made in ", next_number++, operation);
+    print_path(ms_thread_path(forward_thread));
+    putchar('\n');
+}
+
+static void forward(void)
+{
+    begin("Model");
+    begin("block");
+    begin("linear");
+    make_node("addmm");
+    end();
+    begin("act");
+    make_node("relu");
+    end();
+    make_node("add"); /* after its children: this one is the block's own */
+    end();
+    begin("head");
+    make_node("addmm");
+    end();
+    end();
+    make_node("mean"); /* the loss, outside any module */
+}
+
+static void backward(ms_thread *engine)
+{
+    /* The engine's own numbers: it makes no nodes here, so the next one stays 0. */
+    for (uint64_t number = next_number; number-- > 0;) {
+        ms_node_enter(engine, FORWARD_THREAD, number, 0);
+        printf("  node %" PRIu64 "  runs in ", number);
+        print_path(ms_thread_path(engine));
+        printf("%s\n", ms_thread_phase(engine) == MS_BACKWARD ? " (backward)" : "");
+        ms_node_leave(engine, 0);
+    }
+}
+
+int main(void)
+{
+    watch = ms_watch_open(NULL);
+    forward_thread = watch ? ms_thread_open(watch, FORWARD_THREAD) : NULL;
+    ms_thread *engine = watch ? ms_thread_open(watch, ENGINE_THREAD) : NULL;
+    if (!forward_thread || !engine) {
+        fprintf(stderr, "%s\n", ms_error_text(MS_ENOMEM));
+        ms_watch_close(watch);
+        return 1;
+    }
+    puts("forward");
+    forward();
+    puts("backward");
+    backward(engine);
+    /* Asked by number alone, at any time and from any thread. */
+    fputs("node 2 was made in ", stdout);
+    print_path(ms_node_path(watch, FORWARD_THREAD, 2));
+    printf("\nevents lost: %" PRIu64 "\n", ms_lost(watch));
+    ms_watch_close(watch);
+    return 0;
+}

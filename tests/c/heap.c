@@ -1,0 +1,45 @@
+/* heap.c - malloc with a count in front, a pattern inside and a refusal when asked for. */
+#include "heap.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define NEW_BYTE 0xA5  /* not zero: the core must not count on clean memory */
+#define DEAD_BYTE 0x5A /* freed: what is read afterwards is nonsense */
+
+union header {
+    size_t bytes;
+    max_align_t align;
+};
+
+static void *heap_alloc(void *context, size_t bytes)
+{
+    struct heap *heap = context;
+    heap->asked++;
+    if (heap->refuse_at && (heap->asked == heap->refuse_at || (heap->forever && heap->asked > heap->refuse_at))) {
+        heap->refused++;
+        return NULL;
+    }
+    union header *block = malloc(sizeof *block + bytes);
+    if (!block)
+        abort();
+    block->bytes = bytes;
+    heap->live++;
+    heap->live_bytes += bytes;
+    return memset(block + 1, NEW_BYTE, bytes);
+}
+
+static void heap_free(void *context, void *memory)
+{
+    struct heap *heap = context;
+    union header *block = (union header *)memory - 1;
+    heap->live--;
+    heap->live_bytes -= block->bytes;
+    memset(memory, DEAD_BYTE, block->bytes);
+    free(block);
+}
+
+ms_options heap_options(struct heap *heap)
+{
+    return (ms_options){.alloc = heap_alloc, .free = heap_free, .context = heap};
+}

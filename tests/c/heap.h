@@ -1,0 +1,22 @@
+/* heap.h - memory for a watch under test: counted, never clean, refused on demand.
+ * For one thread at a time. */
+#ifndef MS_TEST_HEAP_H
+#define MS_TEST_HEAP_H
+
+#include "modscope.h"
+
+#include <stdbool.h>
+
+struct heap {
+    long refuse_at; /* the allocation to refuse, counting from 1; 0: none */
+    bool forever;   /* refuse all from there on */
+    long asked;
+    long refused;
+    long live;         /* blocks not yet freed */
+    size_t live_bytes; /* what they hold */
+};
+
+/* Options that take all memory from `heap`; the rest is zero. */
+ms_options heap_options(struct heap *heap);
+
+#endif

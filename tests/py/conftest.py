@@ -1,0 +1,61 @@
+"""Fixtures of the suite. Helpers that are plain functions are in helpers.py."""
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import helpers
+import pytest
+import torch
+from helpers import NOWHERE, look, torch_globals
+
+from modscope import ModTracker, ModuleTracker
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def let_go() -> Iterator[None]:
+    yield
+    helpers._kept.clear()
+
+
+@pytest.fixture(params=[ModTracker, ModuleTracker], ids=["ModTracker", "ModuleTracker"])
+def tracker_type(request: pytest.FixtureRequest) -> type:
+    return request.param
+
+
+@pytest.fixture
+def t(tracker_type: type) -> Iterator[Any]:
+    """An entered tracker of each kind; afterwards it must be nowhere."""
+    tracker = tracker_type()
+    with tracker:
+        yield tracker
+        assert look(tracker) == NOWHERE
+    assert look(tracker) == NOWHERE
+
+
+@pytest.fixture
+def mt() -> Iterator[ModTracker]:
+    """An entered ModTracker, for what only it has."""
+    with ModTracker() as tracker:
+        yield tracker
+        assert look(tracker) == NOWHERE
+
+
+@pytest.fixture
+def torch_as_found() -> Iterator[None]:
+    """Nothing global in torch or Python may differ after the test."""
+    gc.collect()
+    before = torch_globals()
+    yield
+    gc.collect()
+    assert torch_globals() == before

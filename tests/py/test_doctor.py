@@ -1,0 +1,75 @@
+"""`python -m modscope doctor`: what was found, what was proved, what is used and why."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from modscope.__main__ import main
+
+
+def modscope(*args, **env):
+    return subprocess.run(
+        [sys.executable, "-m", "modscope", *args], capture_output=True, text=True, timeout=60, env={**os.environ, **env}
+    )
+
+
+@pytest.fixture(scope="module")
+def places():
+    return modscope("doctor", MODSCOPE_INTERPOSE="1")
+
+
+@pytest.fixture(scope="module")
+def fallback():
+    return modscope("doctor", MODSCOPE_INTERPOSE="0")
+
+
+def test_it_names_versions(places, fallback):
+    for done in (places, fallback):
+        assert done.returncode == 0, done.stderr
+        assert torch.__version__ in done.stdout
+        assert platform.python_version() in done.stdout
+
+
+def test_it_says_what_was_proved(places):
+    out = places.stdout.lower()
+    assert "proved" in out
+    assert "call" in out and "node" in out
+
+
+def test_it_says_why_the_fallback_is_used(fallback):
+    assert "fallback" in fallback.stdout.lower()
+    assert "MODSCOPE_INTERPOSE" in fallback.stdout
+
+
+def test_the_two_differ(places, fallback):
+    assert places.stdout != fallback.stdout
+
+
+def test_nothing_goes_to_stderr(places, fallback):
+    assert places.stderr == fallback.stderr == ""
+
+
+def test_an_unknown_word(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["nonsense"])
+    assert left.value.code != 0
+    assert "doctor" in capsys.readouterr().err
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["--help"])
+    assert left.value.code == 0
+    assert "doctor" in capsys.readouterr().out
+
+
+def test_without_torch_it_says_what_to_install(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    done = modscope("doctor", PYTHONPATH=path)
+    assert "install" in done.stdout + done.stderr
+    assert "torch" in done.stdout + done.stderr

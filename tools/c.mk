@@ -1,0 +1,98 @@
+# c.mk - the core's C tests, fuzzing, example and instruction counts. Included by the Makefile.
+#
+#   test-c      tests and example, plain and with the address and undefined-behaviour sanitizers
+#   tsan-c      tests with the thread sanitizer
+#   fuzz-c      random events against the model for FUZZ_SECONDS
+#   bench-core  instructions a module call and a backward node cost
+#
+# A sanitizer whose runtime is missing is skipped, and said so.
+
+CC ?= cc
+CLANG ?= clang
+PYTHON ?= python3
+BUILD ?= build
+FUZZ_SECONDS ?= 30
+FUZZ_INPUTS ?= 3000
+
+C_DIR := $(BUILD)/c
+C_FLAGS := -std=c11 -Wall -Wextra -Wpedantic -Werror -g -pthread -Iinclude -Isrc/core -Itests/c
+C_CORE := $(wildcard src/core/*.c)
+C_FUZZ := $(addprefix tests/c/,fuzz_events.c play.c model.c heap.c)
+C_TESTS := $(filter-out tests/c/fuzz_%,$(wildcard tests/c/*.c))
+
+C_FLAGS_plain := -O1
+C_FLAGS_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+C_FLAGS_tsan := -O1 -fsanitize=thread -fno-omit-frame-pointer
+# valgrind does not read every compiler's newest debug information.
+C_FLAGS_bench := -O2 -DNDEBUG -gdwarf-4
+C_FLAGS_fuzz := -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
+
+C_AGAIN = $(MAKE) --no-print-directory -f $(firstword $(MAKEFILE_LIST))
+
+# $(call c_can,COMPILER,FLAGS,SOURCE): does a program built like this run?
+c_can = mkdir -p $(C_DIR) && printf '%s\n' '$(3)' | $(1) $(2) -x c - -o $(C_DIR)/probe.$$$$ 2>/dev/null && \
+	{ $(C_DIR)/probe.$$$$ -runs=1 >/dev/null 2>&1; probed=$$?; rm -f $(C_DIR)/probe.$$$$; [ $$probed = 0 ]; }
+c_main := int main(void) { return 0; }
+c_target := int LLVMFuzzerTestOneInput(const unsigned char *d, unsigned long n) { return d && n ? 0 : 0; }
+
+# $(eval $(call c_variant,NAME)): how to build it under $(C_DIR)/NAME.
+define c_variant
+$(C_DIR)/$(1)/%.o: %.c
+	@mkdir -p $$(@D)
+	@$$(CC) $$(C_FLAGS) $$(C_FLAGS_$(1)) -MMD -MP -c $$< -o $$@
+$(C_DIR)/$(1)/test_core: $$(patsubst %.c,$(C_DIR)/$(1)/%.o,$$(C_CORE) $$(C_TESTS))
+	@$$(CC) $$(C_FLAGS) $$(C_FLAGS_$(1)) $$^ -o $$@
+$(C_DIR)/$(1)/core_only: $$(patsubst %.c,$(C_DIR)/$(1)/%.o,$$(C_CORE) examples/core_only.c)
+	@$$(CC) $$(C_FLAGS) $$(C_FLAGS_$(1)) $$^ -o $$@
+-include $$(patsubst %.c,$(C_DIR)/$(1)/%.d,$$(C_CORE) $$(C_TESTS) examples/core_only.c)
+endef
+$(foreach variant,plain asan tsan bench,$(eval $(call c_variant,$(variant))))
+
+.PHONY: test-c test-c-plain test-c-asan tsan-c fuzz-c bench-core
+
+test-c: test-c-plain test-c-asan
+
+test-c-plain: $(C_DIR)/plain/test_core $(C_DIR)/plain/core_only
+	@echo "== the C tests"
+	@$(C_DIR)/plain/test_core
+	@$(C_DIR)/plain/core_only >/dev/null
+
+test-c-asan:
+	@echo "== the C tests, under ASan and UBSan"
+	@if $(call c_can,$(CC),$(C_FLAGS_asan),$(c_main)); then \
+		$(C_AGAIN) $(C_DIR)/asan/test_core $(C_DIR)/asan/core_only && \
+		$(C_DIR)/asan/test_core && $(C_DIR)/asan/core_only >/dev/null; \
+	else echo "skipped, $(CC) has no runtime for them"; fi
+
+tsan-c:
+	@echo "== the C tests, under TSan"
+	@if $(call c_can,$(CC),$(C_FLAGS_tsan),$(c_main)); then \
+		$(C_AGAIN) $(C_DIR)/tsan/test_core && MS_TEST_SECONDS=300 $(C_DIR)/tsan/test_core; \
+	else echo "skipped, $(CC) has no runtime for it"; fi
+
+fuzz-c:
+	@echo "== events by the fuzzer, against the model"
+	@if $(call c_can,$(CLANG),$(C_FLAGS_fuzz),$(c_target)); then \
+		$(C_AGAIN) $(C_DIR)/fuzz/fuzz_events && mkdir -p $(C_DIR)/fuzz/corpus && \
+		if $(C_DIR)/fuzz/fuzz_events -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -print_final_stats=1 \
+			-artifact_prefix=$(C_DIR)/fuzz/ $(C_DIR)/fuzz/corpus >$(C_DIR)/fuzz/log 2>&1; \
+		then sed -n 's/^stat::number_of_executed_units: *\(.*\)/\1 inputs agree with the model/p' $(C_DIR)/fuzz/log; \
+		else grep -v '^#' $(C_DIR)/fuzz/log; exit 1; fi; \
+	else \
+		echo "$(CLANG) has no libFuzzer: $(FUZZ_INPUTS) seeded inputs instead"; \
+		$(C_AGAIN) $(C_DIR)/fuzz/standalone && $(C_DIR)/fuzz/standalone $(FUZZ_INPUTS); \
+	fi
+
+$(C_DIR)/fuzz/fuzz_events: $(C_CORE) $(C_FUZZ) $(wildcard include/*.h src/core/*.h tests/c/*.h)
+	@mkdir -p $(@D)
+	@$(CLANG) $(C_FLAGS) $(C_FLAGS_fuzz) $(C_CORE) $(C_FUZZ) -o $@
+
+$(C_DIR)/fuzz/standalone: $(C_CORE) $(C_FUZZ) $(wildcard include/*.h src/core/*.h tests/c/*.h)
+	@mkdir -p $(@D)
+	@$(CC) $(C_FLAGS) -O1 -DFUZZ_STANDALONE $(C_CORE) $(C_FUZZ) -o $@
+
+bench-core: $(C_DIR)/bench/core_driver
+	@$(PYTHON) bench/core_instructions.py $<
+
+$(C_DIR)/bench/core_driver: $(patsubst %.c,$(C_DIR)/bench/%.o,$(C_CORE) bench/core_driver.c)
+	@$(CC) $(C_FLAGS) $(C_FLAGS_bench) $^ -o $@
