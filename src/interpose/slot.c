@@ -80,6 +80,8 @@ static struct dynamic read_dynamic(const struct dl_phdr_info *info, const ElfW(D
 static void search_relocations(struct search *search, const struct dl_phdr_info *info, const struct dynamic *dynamic)
 {
     size_t length = strlen(search->symbol);
+    if (!dynamic->symbols || !dynamic->strings)
+        return;
     for (int table = 0; table < 2; table++) {
         for (size_t i = 0; dynamic->tables[table] && i < dynamic->counts[table]; i++) {
             const ElfW(Rela) *relocation = &dynamic->tables[table][i];

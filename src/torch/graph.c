@@ -19,7 +19,7 @@
 
 #include <stdlib.h>
 
-enum { THROUGH_KEPT = 64 }; /* calls that returned one and the same tensor */
+enum { THROUGH_KEPT = 4096 }; /* calls that returned one and the same tensor */
 
 typedef struct graph_call graph_call;
 typedef struct input_hook input_hook;
@@ -239,14 +239,16 @@ static void task_dealloc(task *task)
     PyObject_Free(task);
 }
 
-/* How many inputs this walk will reach. */
+/* How many inputs this walk will reach. A leaf's node cannot be had without running an
+ * operator, so a leaf counts; if its gradient does not come, the end of the walk does. */
 static Py_ssize_t awaited_by(const graph_call *call)
 {
     if (!call->nodes)
         return call->inputs;
     Py_ssize_t count = 0;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(call->nodes); i++) {
-        PyObject *runs = PyObject_CallOneArg(mst_torch.will_execute, PyList_GET_ITEM(call->nodes, i));
+        PyObject *node = PyList_GET_ITEM(call->nodes, i);
+        PyObject *runs = node != Py_None ? PyObject_CallOneArg(mst_torch.will_execute, node) : NULL;
         count += !runs || PyObject_IsTrue(runs) == 1;
         Py_XDECREF(runs);
         PyErr_Clear();
@@ -421,31 +423,13 @@ static void graph_call_dealloc(graph_call *call)
     PyObject_Free(call);
 }
 
-/* The node that a leaf's gradient goes to: what a view of it would lead to. */
-static PyObject *accumulation_of(PyObject *leaf)
-{
-    PyObject *view = PyObject_CallMethodOneArg(leaf, mst_words.view_as, leaf);
-    PyObject *node = view ? PyObject_GetAttr(view, mst_words.grad_fn) : NULL;
-    PyObject *edges = node ? PyObject_GetAttr(node, mst_words.next_functions) : NULL;
-    PyObject *edge = edges ? PySequence_GetItem(edges, 0) : NULL;
-    PyObject *found = edge ? PySequence_GetItem(edge, 0) : NULL;
-    Py_XDECREF(view);
-    Py_XDECREF(node);
-    Py_XDECREF(edges);
-    Py_XDECREF(edge);
-    return found;
-}
-
 static int add_input(graph_call *call, PyObject *tensor, Py_ssize_t index)
 {
     PyObject *node = PyObject_GetAttr(tensor, mst_words.grad_fn);
     input_hook *hook = node ? input_hook_on(tensor, node) : NULL;
     int error = hook ? link_add(hook, call, index) : -1;
-    if (!error && call->nodes) {
-        if (node == Py_None)
-            Py_SETREF(node, accumulation_of(tensor));
-        error = node ? PyList_Append(call->nodes, node) : -1;
-    }
+    if (!error && call->nodes)
+        error = PyList_Append(call->nodes, node);
     Py_XDECREF(node);
     return error;
 }

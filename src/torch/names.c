@@ -12,14 +12,14 @@ static struct mst_map fqns; /* path -> Python string, for ever */
 mst_book *mst_book_new(void)
 {
     mst_book *book = calloc(1, sizeof *book);
-    PyObject *by_fqn = book ? PyDict_New() : PyErr_NoMemory();
-    if (!by_fqn) {
-        free(book);
-        return NULL;
-    }
+    if (!book)
+        return PyErr_NoMemory(), NULL;
     book->refs = 1;
-    book->by_fqn = by_fqn;
-    return book;
+    book->by_fqn = PyDict_New();
+    if (book->by_fqn)
+        return book;
+    mst_book_unref(book);
+    return NULL;
 }
 
 mst_book *mst_book_ref(mst_book *book)
@@ -46,7 +46,7 @@ void mst_book_unref(mst_book *book)
     mst_map_clear(&book->by_parameter);
     mst_map_clear(&book->edges);
     mst_map_clear(&book->by_path);
-    Py_DECREF(book->by_fqn);
+    Py_XDECREF(book->by_fqn);
     free(book);
 }
 

@@ -42,11 +42,24 @@ struct mst_torch {
 extern struct mst_torch mst_torch;
 
 /* Interned words. */
-#define MST_WORDS(X)                                                                                                 \
-    X(_modules)                                                                                                      \
-    X(_parameters) X(_backward_hooks) X(_register_hook_dict) X(grad_fn) X(requires_grad) X(variable) X(_sequence_nr) \
-        X(next_functions) X(compile_subgraph_reason) X(__dataclass_fields__) X(flatten_fn) X(view_as) X(kwargs)      \
-            X(Global) X(__enter__) X(__exit__)
+/* clang-format off */
+#define MST_WORDS(X)           \
+    X(_modules)                \
+    X(_parameters)             \
+    X(_backward_hooks)         \
+    X(_register_hook_dict)     \
+    X(grad_fn)                 \
+    X(requires_grad)           \
+    X(variable)                \
+    X(_sequence_nr)            \
+    X(compile_subgraph_reason) \
+    X(__dataclass_fields__)    \
+    X(flatten_fn)              \
+    X(kwargs)                  \
+    X(Global)                  \
+    X(__enter__)               \
+    X(__exit__)
+/* clang-format on */
 struct mst_words {
 #define X(word) PyObject *word;
     MST_WORDS(X)

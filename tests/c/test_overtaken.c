@@ -1,92 +1,20 @@
 /* test_overtaken.c - a reader that the writer overtakes, at every read there is.
  *
- * What the reader is about to read lies in a page it may not touch. The fault that this
- * gives is the moment at which the writer's events happen; then the read goes through.
- * So a race that takes luck to meet happens every time, in one thread. Each test is run
- * with the page in every place, so that each of the reader's reads is once the moment. */
-#define _GNU_SOURCE
+ * The reader finds a page shut; at that moment the writer's events happen, and then the
+ * read goes through. Each test is run with the page in every place, so that each of the
+ * reader's reads is once the moment. */
 #include "internal.h"
 #include "runner.h"
 #include "scene.h"
+#include "shut.h"
 
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-#if defined(__SANITIZE_THREAD__)
-#define CAN_FAULT 0
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define CAN_FAULT 0
-#endif
-#endif
-#ifndef CAN_FAULT
-#define CAN_FAULT 1
-#endif
-
-/* The thread sanitizer does a program's atomic reads itself, where a fault is fatal. */
-#if CAN_FAULT
+#ifdef SHUT_WORKS
 
 #define KEPT 256
 #define RECORDS (KEPT * sizeof(struct ms__record))
 
 static struct scene scene;
 static struct lane *writer, *reader;
-
-/* ---- memory of which one page can be shut ---- */
-
-static size_t watched_size;     /* the allocation to place; 0: none */
-static size_t watched_boundary; /* its byte that is to lie at a page's start */
-static char *watched;
-static void *watched_pages;
-static size_t watched_room;
-static bool refuse; /* all allocations */
-static char *shut;  /* the page that may not be touched */
-static void (*meanwhile)(void);
-
-static size_t page(void)
-{
-    return (size_t)sysconf(_SC_PAGESIZE);
-}
-
-static void *placing_alloc(void *context, size_t bytes)
-{
-    (void)context;
-    if (refuse)
-        return NULL;
-    if (bytes != watched_size || watched)
-        return malloc(bytes);
-    size_t before = (watched_boundary + page() - 1) / page() * page();
-    watched_room = before + bytes + 2 * page();
-    watched_pages = mmap(NULL, watched_room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (watched_pages == MAP_FAILED)
-        return NULL;
-    return watched = (char *)watched_pages + before - watched_boundary;
-}
-
-static void placing_free(void *context, void *memory)
-{
-    (void)context;
-    if (memory != watched)
-        free(memory);
-}
-
-static void on_fault(int number, siginfo_t *info, void *context)
-{
-    (void)number;
-    (void)info;
-    (void)context;
-    void (*events)(void) = meanwhile;
-    if (!events)
-        _exit(70);
-    meanwhile = NULL;
-    mprotect(shut, page(), PROT_READ | PROT_WRITE);
-    events();
-}
-
-/* ---- one story, told with the page in every place ---- */
 
 struct story {
     uint64_t (*before)(void); /* what the writer did; the number that the reader asks for */
@@ -110,35 +38,27 @@ static ms_path by_node_enter(uint64_t number)
 /* Tells it once; whether the reader came by the page. */
 static bool tell(const struct story *story, ms_path (*ask)(uint64_t), size_t size, size_t boundary, bool below)
 {
-    ms_options options = {.alloc = placing_alloc, .free = placing_free, .calls_kept = KEPT, .threads_kept = 1};
-    watched = NULL;
-    watched_size = 0;
+    ms_options options = shut_options();
+    options.calls_kept = KEPT;
+    options.threads_kept = 1;
     scene_open(&scene, &options);
-    watched_size = size;
-    watched_boundary = boundary;
+    shut_place(size, boundary);
     writer = scene_lane(&scene, 7);
     reader = scene_lane(&scene, 8);
     uint64_t number = story->before();
-    CHECK(watched);
-    meanwhile = story->meanwhile;
-    shut = watched + boundary - (below ? page() : 0);
-    CHECK(!mprotect(shut, page(), PROT_NONE));
+    shut(below, story->meanwhile);
     ms_path got = ask(number);
-    bool came_by = !meanwhile;
-    mprotect(shut, page(), PROT_READ | PROT_WRITE);
+    bool came_by = shut_touched();
     if (got != *story->owner && got != MS_UNKNOWN)
-        FAIL("%s %zu bytes in: path %u, not %u", size == RECORDS ? "records shut" : "thread shut", boundary, got,
+        FAIL("%s shut at byte %zu: path %u, not %u", size == RECORDS ? "records" : "thread", boundary, got,
              *story->owner);
     scene_close(&scene);
-    munmap(watched_pages, watched_room);
+    shut_forget();
     return came_by;
 }
 
 static void tell_everywhere(const struct story *story, ms_path (*ask)(uint64_t))
 {
-    struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_NODEFER};
-    sigaction(SIGSEGV, &action, NULL);
-    sigaction(SIGBUS, &action, NULL);
     unsigned came_by = 0;
     for (size_t at = sizeof(struct ms__record); at < RECORDS; at += sizeof(struct ms__record)) {
         came_by += tell(story, ask, RECORDS, at, true);
@@ -294,9 +214,9 @@ STORY(a_node_that_makes_a_call_while_one_it_made_is_looked_up, node_of_a_running
 
 static uint64_t node_of_a_refused_call(void)
 {
-    refuse = true;
+    shut_refuse = true;
     CHECK_EQ(ms_call_enter(writer->thread, scene.a, writer->seq), MS_ENOMEM);
-    refuse = false;
+    shut_refuse = false;
     return make(writer, 1);
 }
 

@@ -1,0 +1,217 @@
+/* test_midway.c - a reader that asks while the writer is in the midst of an event.
+ *
+ * The writer finds a page shut; at that moment the reader asks, and then the event goes on.
+ * Each test is run with the page in every place, so that the event is interrupted wherever
+ * it first touches a part of its memory. The other way round is in test_overtaken.c. */
+#include "internal.h"
+#include "runner.h"
+#include "scene.h"
+#include "shut.h"
+
+#ifdef SHUT_WORKS
+
+#define KEPT 256
+#define RECORDS (KEPT * sizeof(struct ms__record))
+#define ASKED 12 /* the last numbers, and the first */
+
+static struct scene scene;
+static struct lane *writer;
+
+/* Whose each node is, as the stories below make them. */
+static ms_path owners[20 * KEPT];
+
+static void made(uint64_t count, ms_path path)
+{
+    for (uint64_t number = make(writer, count); number < writer->seq; number++)
+        owners[number] = path;
+}
+
+static void check_number(uint64_t number)
+{
+    ms_path got = owner(writer, number);
+    if (got != owners[number] && got != MS_UNKNOWN)
+        FAIL("node %llu is in path %u, not %u", (unsigned long long)number, got, owners[number]);
+}
+
+static void ask(void)
+{
+    for (uint64_t i = 0; i < ASKED && i < writer->seq; i++) {
+        check_number(i);
+        check_number(writer->seq - 1 - i);
+    }
+}
+
+struct story {
+    void (*before)(void);
+    void (*event)(void); /* interrupted once */
+};
+
+static bool tell(const struct story *story, size_t size, size_t boundary, bool below)
+{
+    ms_options options = shut_options();
+    options.calls_kept = KEPT;
+    scene_open(&scene, &options);
+    shut_place(size, boundary);
+    writer = scene_lane(&scene, 7);
+    story->before();
+    ask();
+    shut(below, ask);
+    story->event();
+    bool came_by = shut_touched();
+    ask();
+    scene_close(&scene);
+    shut_forget();
+    return came_by;
+}
+
+static void tell_everywhere(const struct story *story)
+{
+    unsigned came_by = 0;
+    for (size_t at = sizeof(uint64_t); at < RECORDS; at += sizeof(uint64_t)) {
+        came_by += tell(story, RECORDS, at, true);
+        came_by += tell(story, RECORDS, at, false);
+    }
+    for (size_t at = offsetof(ms_thread, frames); at < sizeof(ms_thread); at += sizeof(uint32_t))
+        came_by += tell(story, sizeof(ms_thread), at, false);
+    CHECK(came_by > 0);
+}
+
+#define STORY(title, before, event)                      \
+    TEST(title)                                          \
+    {                                                    \
+        tell_everywhere(&(struct story){before, event}); \
+    }
+
+/* Events straight to the core: the lane's own checks would touch the page first. */
+static void enter(ms_path path)
+{
+    ms_call_enter(writer->thread, path, writer->seq);
+}
+
+static void leave(void)
+{
+    ms_call_leave(writer->thread, writer->seq);
+}
+
+static void run(uint64_t number)
+{
+    ms_node_enter(writer->thread, writer->id, number, writer->seq);
+}
+
+static void end(void)
+{
+    ms_node_leave(writer->thread, writer->seq);
+}
+
+static void calls(int count)
+{
+    for (int i = 0; i < count; i++) {
+        ms_path path = i % 3 ? scene.a : scene.d;
+        enter(path);
+        made(1, path);
+        leave();
+        made(i % 2, MS_GLOBAL);
+    }
+}
+
+/* ---- calls ---- */
+
+static void open_call_in_a_young_ring(void)
+{
+    calls(5);
+    enter(scene.a);
+    made(2, scene.a);
+}
+
+static void open_call_in_a_full_ring(void)
+{
+    calls(KEPT + 5);
+    enter(scene.a);
+    made(2, scene.a);
+}
+
+static void enter_b(void)
+{
+    enter(scene.b);
+}
+
+STORY(a_reader_asks_while_a_call_is_entered, open_call_in_a_young_ring, enter_b)
+STORY(a_reader_asks_while_a_call_is_entered_in_a_full_ring, open_call_in_a_full_ring, enter_b)
+STORY(a_reader_asks_while_a_call_is_left, open_call_in_a_young_ring, leave)
+STORY(a_reader_asks_while_a_call_is_left_in_a_full_ring, open_call_in_a_full_ring, leave)
+
+static void open_call_without_nodes(void)
+{
+    open_call_in_a_full_ring();
+    enter(scene.b);
+}
+
+STORY(a_reader_asks_while_a_call_without_nodes_is_left, open_call_without_nodes, leave)
+
+/* Until the ring has come so far that the open calls must be opened anew. */
+static void calls_open_for_long(void)
+{
+    calls(3);
+    enter(scene.a);
+    made(1, scene.a);
+    enter(scene.b);
+    made(1, scene.b);
+    while (writer->thread->table.count < KEPT - KEPT / 4 + 3) {
+        enter(scene.c);
+        made(1, scene.c);
+        leave();
+        made(1, scene.b);
+    }
+}
+
+static void two_more_calls(void)
+{
+    for (int i = 0; i < 2; i++) {
+        enter(scene.c);
+        made(1, scene.c);
+        leave();
+        made(1, scene.b);
+    }
+}
+
+STORY(a_reader_asks_while_open_calls_are_opened_anew, calls_open_for_long, two_more_calls)
+
+/* ---- nodes ---- */
+
+static void node_that_made_some(void)
+{
+    calls(5);
+    run(0);
+    made(2, owners[0]);
+}
+
+static void enter_node(void)
+{
+    run(1);
+}
+
+STORY(a_reader_asks_while_a_node_is_left, node_that_made_some, end)
+STORY(a_reader_asks_while_a_node_inside_it_is_entered, node_that_made_some, enter_node)
+STORY(a_reader_asks_while_a_call_inside_a_node_is_entered, node_that_made_some, enter_b)
+
+static void node_in_a_node(void)
+{
+    calls(5);
+    run(0);
+    run(3);
+    made(1, owners[3]);
+}
+
+STORY(a_reader_asks_while_a_node_in_a_node_is_left, node_in_a_node, end)
+STORY(a_reader_asks_while_a_call_in_two_nodes_is_entered, node_in_a_node, enter_b)
+
+static void node_that_made_none(void)
+{
+    calls(5);
+    run(0);
+    run(3);
+}
+
+STORY(a_reader_asks_while_a_node_that_made_none_is_left, node_that_made_none, end)
+
+#endif
