@@ -38,6 +38,27 @@ TEST(a_node_may_run_in_a_thread_that_did_not_make_it)
     scene_close(&scene);
 }
 
+TEST(a_thread_may_have_any_id_but_0)
+{
+    struct lane *t = start();
+    const uint64_t ids[] = {1, UINT64_C(1) << 63, UINT64_MAX - 1, UINT64_MAX};
+    for (int i = 0; i < 4; i++) {
+        struct lane *u = scene_lane(&scene, ids[i]);
+        node(u, u, MS_NO_NUMBER);
+        leave_node(u);
+        uint64_t d = small_call(u, scene.d, 1);
+        CHECK_EQ(owner(u, d), scene.d);
+        struct lane *fresh = scene_lane(&scene, 100 + (uint64_t)i);
+        node(fresh, u, d);
+        CHECK_EQ(ms_thread_path(fresh->thread), scene.d);
+        leave_node(fresh);
+        node(t, u, d);
+        CHECK_EQ(ms_thread_path(t->thread), scene.d);
+        leave_node(t);
+    }
+    scene_close(&scene);
+}
+
 TEST(nodes_of_several_threads_may_run_in_turn)
 {
     struct lane *t = start(), *u = scene_lane(&scene, 8), *engine = scene_lane(&scene, 9);

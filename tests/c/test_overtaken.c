@@ -40,6 +40,7 @@ static bool tell(const struct story *story, ms_path (*ask)(uint64_t), size_t siz
 {
     ms_options options = shut_options();
     options.calls_kept = KEPT;
+    options.paths_kept = 64;
     options.threads_kept = 1;
     scene_open(&scene, &options);
     shut_place(size, boundary);

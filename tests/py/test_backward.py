@@ -221,6 +221,7 @@ def test_backward_of_other_modules_inside_a_forward(t):
     assert log[0].current == "Other.a"
 
 
+@needs_places
 def test_backward_inside_a_backward(t):
     log = []
     inner = make("Inner", lambda m, x: m.a(x), a=double(t, log))

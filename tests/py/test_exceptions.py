@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from helpers import NOWHERE, Boom, Events, assert_paired, at, grad_input, keep, leaf, look, make, on_grad, pair
+from helpers import NOWHERE, Boom, Events, assert_paired, at, grad_input, keep, leaf, look, make, on_grad, pair, needs_places
 
 THROWN = [Boom, KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration]
 
@@ -232,7 +232,7 @@ def calm(mt, events):
     assert look(mt) == NOWHERE
 
 
-@pytest.mark.parametrize("error", [Boom, KeyboardInterrupt])
+@pytest.mark.parametrize("error", [Boom, pytest.param(KeyboardInterrupt, marks=needs_places)])
 def test_pre_fw_raises(mt, error):
     events = raising(mt, "pre_fw", error)
     ran = []
