@@ -3,8 +3,7 @@
  * A pretend model runs forward and says so; then its nodes run backward, last made
  * first, in another thread as autograd's engine does it, and the watch tells in which
  * call each of them was made.
- *
- *     cc -Iinclude -pthread examples/core_only.c src/core/(all).c -o core_only && ./core_only */
+ * Needs include/modscope.h and the files of src/core; `make test-c` builds and runs it. */
 #include "modscope.h"
 
 #include <inttypes.h>

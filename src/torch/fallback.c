@@ -65,12 +65,11 @@ static PyObject *keywords(void)
     return found;
 }
 
-static int begin_graph(struct open_call *open, PyObject *inputs)
+static void begin_graph(struct open_call *open, PyObject *inputs)
 {
     PyObject *named = keywords();
     open->graph = mst_graph_begin(&open->call, inputs, named);
     Py_XDECREF(named);
-    return open->graph || !PyErr_Occurred() ? 0 : -1;
 }
 
 static PyObject *before_forward(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -92,8 +91,8 @@ static PyObject *before_forward(PyObject *self, PyObject *const *args, Py_ssize_
         Py_RETURN_NONE;
     if (mst_hooks_call(MST_PRE_FW, args, 2) != 0)
         return NULL;
-    if (mst_hooks_wanted >> MST_PRE_BW && begin_graph(open, args[1]) != 0)
-        return NULL;
+    if (mst_hooks_wanted >> MST_PRE_BW)
+        begin_graph(open, args[1]);
     Py_RETURN_NONE;
 }
 
@@ -108,7 +107,7 @@ static PyObject *after_forward(PyObject *self, PyObject *const *args, Py_ssize_t
     if (innermost->shown && mst_awake)
         failed = mst_hooks_call(MST_POST_FW, args, 3);
     if (!failed && innermost->graph && args[2] != Py_None)
-        failed = mst_graph_end(innermost->graph, args[2]);
+        mst_graph_end(innermost->graph, args[2]);
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     close_innermost();

@@ -1,4 +1,4 @@
-/* graph.c - the user's hooks around a module's backward.
+/* graph.c - what is hung on tensors so that a module's backward can be told.
  *
  * A call whose backward is to be told is an object (GraphCall). It hangs on the outputs the
  * call made: the graph owns it, and it dies with the graph. Each input tensor carries one
@@ -12,95 +12,66 @@
  * A module that returns what it was given makes no node to hang on: there the InputHook
  * owns the call (a link that is `through`).
  *
- * One walk of a graph (a graph task) is a Task: the calls whose pre_bw came in it (visits),
- * so that post_bw comes once, after it, in the same walk. The engine owns the Task as a
- * callback to run at the end, and drops it if the walk fails. */
-#include "torch/native.h"
+ * What happens when a gradient comes is in walk.c. A tensor that takes no hook is passed
+ * over: the program goes on, and the call has no backward events. */
+#include "torch/graph.h"
 
 #include <stdlib.h>
 
 enum { THROUGH_KEPT = 4096 }; /* calls that returned one and the same tensor */
 
-typedef struct graph_call graph_call;
 typedef struct input_hook input_hook;
-typedef struct task task;
 
-struct link {
-    graph_call *call; /* owned if through */
+struct mst_link {
+    mst_graph_call *call; /* owned if through */
     input_hook *hook;
-    struct link *next, *previous; /* in the hook, oldest first */
-    struct link *sibling;         /* in the call */
-    Py_ssize_t index;             /* which input; -1 if through */
+    struct mst_link *next, *previous; /* in the hook, oldest first */
+    struct mst_link *sibling;         /* in the call */
+    Py_ssize_t index;                 /* which input; -1 if through */
     bool through;
-};
-
-struct graph_call {
-    PyObject_HEAD PyObject *module; /* weak reference */
-    PyObject *nodes;                /* of the inputs where there are several, or NULL */
-    struct link *links;
-    Py_ssize_t inputs;
-    ms_path path;
-    uint64_t serial, begin, maker;
-    task *visited; /* the last task to visit, and where it keeps the visit */
-    size_t visit;
 };
 
 struct input_hook {
     PyObject_HEAD PyObject *hooks; /* weak reference to the dict it is in */
-    struct link *first, *last;
+    struct mst_link *first, *last;
     size_t through_count;
     bool leaf;
 };
 
-struct visit {
-    graph_call *call;
-    PyObject *grads;
-    Py_ssize_t awaited; /* inputs whose gradient is still to come; 0: told at the end of the task */
-    bool told;
-};
-
-struct task {
-    PyObject_HEAD long long id;
-    struct visit *visits;
-    size_t count, room;
-    task *next;
-};
-
-static PyTypeObject graph_call_type, input_hook_type, task_type;
+static PyTypeObject graph_call_type, input_hook_type;
 static PyObject *hook_key; /* where an InputHook is found among a tensor's hooks */
-static task *tasks;        /* all that live */
 static uint64_t serials;
 
 /* ---- links ---- */
-static void link_drop(struct link *link)
+static void link_drop(struct mst_link *link)
 {
     input_hook *hook = link->hook;
     *(link->previous ? &link->previous->next : &hook->first) = link->next;
     *(link->next ? &link->next->previous : &hook->last) = link->previous;
     hook->through_count -= link->through;
-    struct link **at = &link->call->links;
+    struct mst_link **at = &link->call->links;
     while (*at != link)
         at = &(*at)->sibling;
     *at = link->sibling;
-    graph_call *owned = link->through ? link->call : NULL;
+    mst_graph_call *owned = link->through ? link->call : NULL;
     free(link);
     Py_XDECREF(owned);
 }
 
-static int link_add(input_hook *hook, graph_call *call, Py_ssize_t index)
+static int link_add(input_hook *hook, mst_graph_call *call, Py_ssize_t index)
 {
-    struct link *link = malloc(sizeof *link);
+    struct mst_link *link = malloc(sizeof *link);
     if (!link)
         return PyErr_NoMemory(), -1;
     bool through = index < 0;
-    *link = (struct link){call, hook, NULL, hook->last, call->links, index, through};
+    *link = (struct mst_link){call, hook, NULL, hook->last, call->links, index, through};
     *(hook->last ? &hook->last->next : &hook->first) = link;
     hook->last = link;
     call->links = link;
     if (through)
         Py_INCREF(call);
     hook->through_count += through;
-    for (struct link *old = hook->first; hook->through_count > THROUGH_KEPT && old; old = old->next)
+    for (struct mst_link *old = hook->first; hook->through_count > THROUGH_KEPT && old; old = old->next)
         if (old->through) {
             link_drop(old);
             break;
@@ -112,7 +83,7 @@ static int link_add(input_hook *hook, graph_call *call, Py_ssize_t index)
 static void input_hook_dealloc(input_hook *hook)
 {
     /* The links that own their call last: a call that dies must find none of its links here. */
-    for (struct link *link = hook->first, *next; link; link = next) {
+    for (struct mst_link *link = hook->first, *next; link; link = next) {
         next = link->next;
         if (!link->through)
             link_drop(link);
@@ -185,193 +156,20 @@ done:
     return hook;
 }
 
-/* ---- visits ---- */
-static struct visit *visit_of(graph_call *call, task *task)
-{
-    if (call->visited == task)
-        return &task->visits[call->visit];
-    for (size_t i = task->count; i-- > 0;)
-        if (task->visits[i].call == call)
-            return &task->visits[i];
-    return NULL;
-}
-
-static task *task_find(long long id)
-{
-    task *task = tasks;
-    while (task && task->id != id)
-        task = task->next;
-    return task;
-}
-
-static task *task_begin(long long id)
-{
-    task *task = PyObject_New(struct task, &task_type);
-    if (!task)
-        return NULL;
-    task->id = id;
-    task->visits = NULL;
-    task->count = task->room = 0;
-    task->next = tasks;
-    tasks = task;
-    PyObject *queued = PyObject_CallOneArg(mst_torch.queue_callback, (PyObject *)task);
-    Py_DECREF(task);
-    if (!queued)
-        return NULL;
-    Py_DECREF(queued);
-    return task;
-}
-
-static void task_dealloc(task *task)
-{
-    struct task **at = &tasks;
-    while (*at != task)
-        at = &(*at)->next;
-    *at = task->next;
-    for (size_t i = 0; i < task->count; i++) {
-        struct visit *visit = &task->visits[i];
-        if (visit->call->visited == task)
-            visit->call->visited = NULL;
-        Py_XDECREF(visit->grads);
-        Py_DECREF(visit->call);
-    }
-    free(task->visits);
-    PyObject_Free(task);
-}
-
-/* How many inputs this walk will reach. A leaf's node cannot be had without running an
- * operator, so a leaf counts; if its gradient does not come, the end of the walk does. */
-static Py_ssize_t awaited_by(const graph_call *call)
-{
-    if (!call->nodes)
-        return call->inputs;
-    Py_ssize_t count = 0;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(call->nodes); i++) {
-        PyObject *node = PyList_GET_ITEM(call->nodes, i);
-        PyObject *runs = node != Py_None ? PyObject_CallOneArg(mst_torch.will_execute, node) : NULL;
-        count += !runs || PyObject_IsTrue(runs) == 1;
-        Py_XDECREF(runs);
-        PyErr_Clear();
-    }
-    return count;
-}
-
-static struct visit *visit_add(graph_call *call, task *task)
-{
-    if (task->count == task->room) {
-        size_t room = task->room ? task->room * 2 : 16;
-        struct visit *visits = realloc(task->visits, room * sizeof *visits);
-        if (!visits)
-            return PyErr_NoMemory(), NULL;
-        task->visits = visits;
-        task->room = room;
-    }
-    task->visits[task->count] = (struct visit){(graph_call *)Py_NewRef(call), NULL, awaited_by(call), false};
-    call->visited = task;
-    call->visit = task->count;
-    return &task->visits[task->count++];
-}
-
-/* ---- telling ---- */
-
-/* Run a hook while its module counts as running, under the name it had in this call. */
-static int tell(graph_call *call, enum mst_hook which, PyObject *grads)
-{
-    PyObject *module = Py_NewRef(((PyWeakReference *)call->module)->wr_object);
-    struct mst_call running = {mst_open, mst_here(), module, call->path, -1};
-    if (running.thread)
-        ms_hold_enter(running.thread, call->path);
-    mst_open = &running;
-    PyObject *args[] = {module, grads};
-    int error = mst_hooks_call(which, args, 2);
-    mst_open = running.outer;
-    if (running.thread)
-        ms_hold_leave(running.thread);
-    Py_DECREF(module);
-    return error;
-}
-
-static int tell_pre(graph_call *call, PyObject *grad)
-{
-    long long id = mst_graph_task();
-    task *task = task_find(id);
-    if (!task && !(task = task_begin(id)))
-        return -1;
-    if (visit_of(call, task))
-        return 0;
-    if (!visit_add(call, task))
-        return -1;
-    PyObject *grads = PyTuple_Pack(1, grad);
-    int error = grads ? tell(call, MST_PRE_BW, grads) : -1;
-    Py_XDECREF(grads);
-    return error;
-}
-
-static int tell_post(task *task, size_t at)
-{
-    struct visit *visit = &task->visits[at];
-    graph_call *call = visit->call;
-    PyObject *list = visit->grads;
-    visit->grads = NULL;
-    visit->told = true;
-    PyObject *grads = list && !visit->awaited ? PyTuple_Pack(1, list) : PyTuple_New(0);
-    Py_XDECREF(list);
-    int error = grads ? tell(call, MST_POST_BW, grads) : -1;
-    Py_XDECREF(grads);
-    return error;
-}
-
-/* The gradient of one input came. */
-static int take_grad(graph_call *call, Py_ssize_t index, PyObject *grad)
-{
-    task *task = task_find(mst_graph_task());
-    struct visit *visit = task ? visit_of(call, task) : NULL;
-    if (!visit || visit->told || !visit->awaited)
-        return 0;
-    if (!visit->grads) {
-        visit->grads = PyList_New(call->inputs);
-        for (Py_ssize_t i = 0; visit->grads && i < call->inputs; i++)
-            PyList_SET_ITEM(visit->grads, i, Py_NewRef(Py_None));
-        if (!visit->grads)
-            return -1;
-    }
-    PyList_SetItem(visit->grads, index, Py_NewRef(grad));
-    if (--visit->awaited > 0)
-        return 0;
-    return tell_post(task, (size_t)(visit - task->visits));
-}
-
-/* At the end of a walk: what has no input to wait for, last call first. */
-static PyObject *task_call(task *task, PyObject *args, PyObject *named)
-{
-    (void)args, (void)named;
-    for (;;) {
-        size_t last = task->count;
-        for (size_t i = 0; i < task->count; i++)
-            if (!task->visits[i].told &&
-                (last == task->count || task->visits[i].call->serial > task->visits[last].call->serial))
-                last = i;
-        if (last == task->count)
-            Py_RETURN_NONE;
-        if (tell_post(task, last) != 0)
-            return NULL;
-    }
-}
-
 /* ---- called by autograd ---- */
 static PyObject *first_argument(PyObject *args)
 {
     return PyTuple_GET_SIZE(args) > 0 ? PyTuple_GET_ITEM(args, 0) : Py_None;
 }
 
-static PyObject *graph_call_call(graph_call *call, PyObject *args, PyObject *named)
+static PyObject *graph_call_call(mst_graph_call *call, PyObject *args, PyObject *named)
 {
     (void)named;
-    return tell_pre(call, first_argument(args)) == 0 ? Py_NewRef(Py_None) : NULL;
+    return mst_walk_pre(call, first_argument(args)) == 0 ? Py_NewRef(Py_None) : NULL;
 }
 
 struct due {
-    graph_call *call;
+    mst_graph_call *call;
     Py_ssize_t index;
 };
 
@@ -380,23 +178,23 @@ static PyObject *input_hook_call(input_hook *hook, PyObject *args, PyObject *nam
     (void)named;
     PyObject *grad = first_argument(args);
     size_t count = 0, at = 0;
-    for (struct link *link = hook->first; link; link = link->next)
+    for (struct mst_link *link = hook->first; link; link = link->next)
         count++;
     struct due *due = malloc((count + 1) * sizeof *due); /* hooks may add and drop links */
     if (!due)
         return PyErr_NoMemory();
-    for (struct link *link = hook->first; link; link = link->next)
-        due[at++] = (struct due){(graph_call *)Py_NewRef(link->call), link->index};
+    for (struct mst_link *link = hook->first; link; link = link->next)
+        due[at++] = (struct due){(mst_graph_call *)Py_NewRef(link->call), link->index};
     int error = 0;
     for (size_t i = count; !error && i-- > 0;) /* what returned the tensor last is met first */
         if (due[i].index < 0)
-            error = tell_pre(due[i].call, grad);
+            error = mst_walk_pre(due[i].call, grad);
     for (size_t i = 0; !error && i < count; i++)
         if (due[i].index >= 0)
-            error = take_grad(due[i].call, due[i].index, grad);
+            error = mst_walk_grad(due[i].call, due[i].index, grad);
     Py_INCREF(hook);
     /* A leaf goes on to the next iteration, where these calls have no part. */
-    for (struct link *link = hook->leaf ? hook->first : NULL, *next; link; link = next) {
+    for (struct mst_link *link = hook->leaf ? hook->first : NULL, *next; link; link = next) {
         next = link->next;
         if (link->through)
             link_drop(link);
@@ -410,7 +208,7 @@ static PyObject *input_hook_call(input_hook *hook, PyObject *args, PyObject *nam
 }
 
 /* ---- GraphCall ---- */
-static void graph_call_dealloc(graph_call *call)
+static void graph_call_dealloc(mst_graph_call *call)
 {
     while (call->links) {
         input_hook *hook = (input_hook *)Py_NewRef(call->links->hook);
@@ -423,7 +221,7 @@ static void graph_call_dealloc(graph_call *call)
     PyObject_Free(call);
 }
 
-static int add_input(graph_call *call, PyObject *tensor, Py_ssize_t index)
+static int add_input(mst_graph_call *call, PyObject *tensor, Py_ssize_t index)
 {
     PyObject *node = PyObject_GetAttr(tensor, mst_words.grad_fn);
     input_hook *hook = node ? input_hook_on(tensor, node) : NULL;
@@ -434,7 +232,7 @@ static int add_input(graph_call *call, PyObject *tensor, Py_ssize_t index)
     return error;
 }
 
-static int add_inputs(graph_call *call, PyObject *args, PyObject *kwargs)
+static int add_inputs(mst_graph_call *call, PyObject *args, PyObject *kwargs)
 {
     PyObject *tensors = PyList_New(0);
     int error = !tensors || mst_tensors_in(args, tensors) != 0 || mst_tensors_in(kwargs, tensors) != 0 ? -1 : 0;
@@ -451,13 +249,14 @@ PyObject *mst_graph_begin(struct mst_call *call, PyObject *args, PyObject *kwarg
 {
     PyObject *enabled = PyObject_CallNoArgs(mst_torch.grad_enabled);
     Py_XDECREF(enabled);
+    PyErr_Clear();
     struct mst_module *known = mst_book_find(mst_names, call->module);
     if (enabled != Py_True || !known)
         return NULL;
-    graph_call *graph = PyObject_New(graph_call, &graph_call_type);
+    mst_graph_call *graph = PyObject_New(mst_graph_call, &graph_call_type);
     struct mst_quiet quiet = {NULL};
     if (!graph)
-        return NULL;
+        return PyErr_Clear(), NULL;
     graph->module = Py_NewRef(known->ref);
     graph->nodes = NULL;
     graph->links = NULL;
@@ -468,11 +267,12 @@ PyObject *mst_graph_begin(struct mst_call *call, PyObject *args, PyObject *kwarg
     if (mst_quiet_enter(&quiet) != 0 || add_inputs(graph, args, kwargs) != 0)
         Py_CLEAR(graph);
     mst_quiet_leave(&quiet);
+    PyErr_Clear();
     return (PyObject *)graph;
 }
 
 /* Whether the call itself made this node: then nothing that the node leads to holds the call. */
-static bool made_in(const graph_call *call, PyObject *node)
+static bool made_in(const mst_graph_call *call, PyObject *node)
 {
     if (node == Py_None)
         return false;
@@ -483,7 +283,7 @@ static bool made_in(const graph_call *call, PyObject *node)
     return number >= call->begin && mst_node_is_mine(node);
 }
 
-static int add_output(graph_call *call, PyObject *tensor)
+static int add_output(mst_graph_call *call, PyObject *tensor)
 {
     PyObject *node = PyObject_GetAttr(tensor, mst_words.grad_fn);
     int error = -1;
@@ -499,16 +299,16 @@ static int add_output(graph_call *call, PyObject *tensor)
     return error;
 }
 
-int mst_graph_end(PyObject *graph, PyObject *output)
+void mst_graph_end(PyObject *graph, PyObject *output)
 {
     struct mst_quiet quiet = {NULL};
     PyObject *tensors = PyList_New(0);
     int error = !tensors || mst_quiet_enter(&quiet) != 0 || mst_tensors_in(output, tensors) != 0 ? -1 : 0;
     for (Py_ssize_t i = 0; !error && i < PyList_GET_SIZE(tensors); i++)
-        error = add_output((graph_call *)graph, PyList_GET_ITEM(tensors, i));
+        error = add_output((mst_graph_call *)graph, PyList_GET_ITEM(tensors, i));
     mst_quiet_leave(&quiet);
     Py_XDECREF(tensors);
-    return error;
+    PyErr_Clear();
 }
 
 /* torch warns when a tensor with hooks is saved, unless they say that they are of no account. */
@@ -525,7 +325,7 @@ static PyGetSetDef hook_attributes[] = {
 
 static PyTypeObject graph_call_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "modscope._native.GraphCall",
-    .tp_basicsize = sizeof(graph_call),
+    .tp_basicsize = sizeof(mst_graph_call),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_dealloc = (destructor)graph_call_dealloc,
     .tp_call = (ternaryfunc)graph_call_call,
@@ -541,19 +341,9 @@ static PyTypeObject input_hook_type = {
     .tp_getset = hook_attributes,
 };
 
-static PyTypeObject task_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "modscope._native.Task",
-    .tp_basicsize = sizeof(task),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_dealloc = (destructor)task_dealloc,
-    .tp_call = (ternaryfunc)task_call,
-};
-
 int mst_graph_init(void)
 {
     hook_key = PyUnicode_InternFromString("modscope");
-    return !hook_key || PyType_Ready(&graph_call_type) != 0 || PyType_Ready(&input_hook_type) != 0 ||
-                   PyType_Ready(&task_type) != 0
-               ? -1
-               : 0;
+    return !hook_key || PyType_Ready(&graph_call_type) != 0 || PyType_Ready(&input_hook_type) != 0 ? -1
+                                                                                                   : mst_walk_init();
 }

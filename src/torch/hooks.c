@@ -1,5 +1,5 @@
 /* hooks.c - the user's hooks around a module's forward. Here, and only here and in
- * graph.c, Python runs inside a place: dynamo's frame evaluation is off meanwhile. */
+ * walk.c, Python runs inside a place: dynamo's frame evaluation is off meanwhile. */
 #include "torch/native.h"
 
 unsigned mst_hooks_wanted;
@@ -85,6 +85,7 @@ static PyObject *begin_graph(struct mst_call *call, PyObject *inputs, PyObject *
     PyObject *named = NULL;
     if (kwnames && PyTuple_GET_SIZE(kwnames))
         named = tuple_of(values, PyTuple_GET_SIZE(kwnames));
+    PyErr_Clear();
     PyObject *graph = mst_graph_begin(call, inputs, named);
     Py_XDECREF(named);
     return graph;
@@ -102,16 +103,17 @@ PyObject *mst_hooks_around(struct mst_call *call, PyObject *func, PyObject *cons
     if (mst_hooks_call(MST_PRE_FW, given, 2) == 0) {
         if (mst_hooks_wanted >> MST_PRE_BW)
             graph = begin_graph(call, inputs, args + count, kwnames);
-        if (graph || !PyErr_Occurred())
-            result = next(func, args, nargsf, kwnames);
+        result = next(func, args, nargsf, kwnames);
     }
     if (!result) {
         post_after_error(module, inputs);
         goto left;
     }
     given[2] = result;
-    if (mst_hooks_call(MST_POST_FW, given, 3) != 0 || (graph && mst_graph_end(graph, result) != 0))
+    if (mst_hooks_call(MST_POST_FW, given, 3) != 0)
         Py_CLEAR(result);
+    else if (graph)
+        mst_graph_end(graph, result);
 left:
     Py_XDECREF(graph);
     Py_XDECREF(inputs);

@@ -201,7 +201,7 @@ struct mst_quiet {
 int mst_quiet_enter(struct mst_quiet *quiet);
 void mst_quiet_leave(struct mst_quiet *quiet);
 
-/* ---- hooks.c, graph.c: the user's hooks ---- */
+/* ---- hooks.c, graph.c, walk.c: the user's hooks ---- */
 enum mst_hook { MST_PRE_FW, MST_POST_FW, MST_PRE_BW, MST_POST_BW, MST_HOOKS };
 extern unsigned mst_hooks_wanted; /* bit i: an active tracker has hook i */
 /* Call hook `which` of every active tracker. -1 with an error set: the first that raised. */
@@ -213,10 +213,11 @@ PyObject *mst_hooks_around(struct mst_call *call, PyObject *func, PyObject *cons
 PyObject *mst_dynamo_off(void);
 void mst_dynamo_on(PyObject *callback);
 
-/* A call whose backward is to be told: made at its beginning, hung on its outputs at its end. */
+/* A call whose backward is to be told: made at its beginning, hung on its outputs at its end.
+ * NULL where there is nothing to tell. Neither raises. */
 int mst_graph_init(void);
 PyObject *mst_graph_begin(struct mst_call *call, PyObject *args, PyObject *kwargs);
-int mst_graph_end(PyObject *graph_call, PyObject *output);
+void mst_graph_end(PyObject *graph_call, PyObject *output);
 
 /* ---- tracker.c ---- */
 extern PyTypeObject mst_tracker_type;

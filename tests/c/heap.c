@@ -7,10 +7,17 @@
 #define NEW_BYTE 0xA5  /* not zero: the core must not count on clean memory */
 #define DEAD_BYTE 0x5A /* freed: what is read afterwards is nonsense */
 
+#define SPOILED 65536 /* bytes of a block; more would take the time of the tests */
+
 union header {
     size_t bytes;
     max_align_t align;
 };
+
+static void *spoil(void *memory, int byte, size_t bytes)
+{
+    return memset(memory, byte, bytes < SPOILED ? bytes : SPOILED);
+}
 
 static void *heap_alloc(void *context, size_t bytes)
 {
@@ -26,7 +33,7 @@ static void *heap_alloc(void *context, size_t bytes)
     block->bytes = bytes;
     heap->live++;
     heap->live_bytes += bytes;
-    return memset(block + 1, NEW_BYTE, bytes);
+    return spoil(block + 1, NEW_BYTE, bytes);
 }
 
 static void heap_free(void *context, void *memory)
@@ -35,7 +42,7 @@ static void heap_free(void *context, void *memory)
     union header *block = (union header *)memory - 1;
     heap->live--;
     heap->live_bytes -= block->bytes;
-    memset(memory, DEAD_BYTE, block->bytes);
+    spoil(memory, DEAD_BYTE, block->bytes);
     free(block);
 }
 

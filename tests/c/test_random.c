@@ -42,7 +42,7 @@ TEST(random_events_with_a_big_ring_are_never_unknown)
 {
     for (uint64_t seed = 1; seed <= 20; seed++) {
         struct model seen;
-        run(seed, 1 << 20, 100000, 0, &seen);
+        run(seed, 1 << 17, 100000, 0, &seen);
         CHECK_EQ(seen.doubts, 0);
     }
 }
@@ -71,7 +71,7 @@ TEST(random_events_with_threads_that_end_are_right_or_let_go)
 {
     for (uint64_t seed = 300; seed < 340; seed++) {
         struct model seen;
-        run(seed, 1 << 20, 3, PLAY_SHALLOW, &seen);
+        run(seed, 1 << 17, 3, PLAY_SHALLOW, &seen);
     }
 }
 

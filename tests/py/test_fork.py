@@ -139,7 +139,7 @@ def test_a_child_leaves_the_tracker(tracker_type, torch_as_found):
         right(tracker)
 
 
-def test_while_other_threads_run(t):
+def test_while_other_threads_run(mt):
     """Whatever lock another thread holds at the fork, the child does not wait for it."""
     stop = threading.Event()
 
@@ -162,7 +162,7 @@ def test_while_other_threads_run(t):
         thread.start()
         thread.join()
         make(f"New{next(names)}", lambda m, x: m.a(x), a=leaf())(torch.ones(1))
-        assert look(t) == NOWHERE
+        assert look(mt) == NOWHERE
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -174,7 +174,7 @@ def test_while_other_threads_run(t):
         stop.set()
         for thread in threads:
             thread.join(30)
-    right(t)
+    right(mt)
 
 
 class Items(Dataset):

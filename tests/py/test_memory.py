@@ -115,10 +115,9 @@ def failing_backward():
         raise ValueError
 
     def step():
-        late = torch.ones(64, 64, requires_grad=True) * 1
-        late.register_hook(throw)
-        b = late * 1
-        a = torch.ones(64, 64, requires_grad=True) * 1
+        a = torch.ones(64, 64, requires_grad=True) * 1  # made first, so walked last
+        b = torch.ones(64, 64, requires_grad=True) * 1
+        b.register_hook(throw)
         try:
             mod(a, b * 1).sum().backward()
         except ValueError:
