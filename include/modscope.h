@@ -88,8 +88,8 @@ const char *ms_path_name(const ms_watch *watch, ms_path path);
 ms_path ms_path_parent(const ms_watch *watch, ms_path path);
 uint32_t ms_path_depth(const ms_watch *watch, ms_path path);
 
-/* Begin watching a thread. `id` is any number but 0 that no other thread of the
- * process has or had. NULL when memory runs out. */
+/* Begin watching a thread. `id` is a number that no other thread of the process has or
+ * had, neither 0 nor UINT64_MAX. NULL when memory runs out. */
 ms_thread *ms_thread_open(ms_watch *watch, uint64_t id);
 /* The thread has ended: its open calls are over, its finished calls stay findable. */
 void ms_thread_close(ms_thread *thread);
@@ -109,7 +109,7 @@ int ms_hold_enter(ms_thread *thread, ms_path path);
 int ms_hold_leave(ms_thread *thread);
 
 /* In which call node `number` of thread `maker` was made. MS_ANY_THREAD where the maker is
- * not known: the answer is that of the threads that have one, MS_UNKNOWN if they differ. */
+ * not known: what the threads that made calls agree on, MS_UNKNOWN if they differ. */
 ms_path ms_node_path(ms_watch *watch, uint64_t maker, uint64_t number);
 
 /* Where the thread is. */

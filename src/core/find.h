@@ -46,12 +46,13 @@ MS__INLINE ms_path owner(const struct ms__table *table, uint64_t number, uint64_
     for (uint64_t inner_end = 0;;) {
         *lowest = at;
         const struct ms__record *record = ms__table_at(table, at);
-        uint64_t in = MS__LOAD(record->in), outer = MS__LOAD(record->encloser);
+        uint64_t in = MS__LOAD(record->in);
         uint32_t len = MS__LOAD(record->len);
         *from = in > inner_end ? in : inner_end;
         if (len == MS__OPEN || number - in < len)
             return MS__LOAD(record->path);
         inner_end = in + len;
+        uint64_t outer = MS__LOAD(record->encloser);
         if (outer == MS__NONE) {
             *from = inner_end;
             return MS_GLOBAL;

@@ -102,14 +102,14 @@ MS__RARE void record_pending(ms_thread *thread)
     MS__STORE(thread->table.pending_in, UINT64_MAX);
 }
 
-MS__INLINE struct ms__frame *push(ms_thread *thread, enum ms__kind kind, ms_path path, uint64_t seq)
+MS__INLINE struct ms__frame *push(ms_thread *thread, enum ms__kind kind, ms_path path, uint64_t seq, uint64_t record)
 {
     if (MS__UNLIKELY(thread->unframed || (thread->depth == thread->room && grow(thread) != MS_OK))) {
         enter_unframed(thread, seq);
         return NULL;
     }
     struct ms__frame *frame = &thread->frames[thread->depth++];
-    *frame = (struct ms__frame){MS__NONE, seq, path, kind};
+    *frame = (struct ms__frame){record, seq, path, kind};
     return frame;
 }
 
@@ -134,7 +134,7 @@ int ms_call_enter(ms_thread *thread, ms_path path, uint64_t seq)
         record_pending(thread);
     if (MS__UNLIKELY(MS__PEEK(thread->table.count) >= thread->look_ahead_at))
         look_ahead(thread, seq);
-    if (MS__UNLIKELY(!push(thread, MS__CALL, path, seq)))
+    if (MS__UNLIKELY(!push(thread, MS__CALL, path, seq, MS__NONE)))
         return MS_ENOMEM;
     record(thread, thread->depth - 1);
     return MS_OK;
@@ -149,17 +149,21 @@ int ms_call_leave(ms_thread *thread, uint64_t seq)
     return error;
 }
 
+/* Any thread that recorded calls may have made the node: only where they agree is it known. */
 MS__RARE ms_path path_by_any(ms_watch *watch, uint64_t number)
 {
     ms_path answer = MS_GLOBAL;
+    bool first = true;
     pthread_mutex_lock(&watch->lock);
     for (ms_thread *thread = watch->threads; thread; thread = thread->next) {
+        if (ms__table_empty(&thread->table))
+            continue;
         uint64_t hint = 0, from;
         ms_path path = ms__table_find(&thread->table, number, &hint, &from);
-        if (path != MS_GLOBAL)
-            answer = answer == MS_GLOBAL || answer == path ? path : MS_UNKNOWN;
+        answer = first || answer == path ? path : MS_UNKNOWN;
+        first = false;
     }
-    if (answer == MS_GLOBAL && watch->let_go)
+    if (watch->let_go)
         answer = MS_UNKNOWN;
     pthread_mutex_unlock(&watch->lock);
     return answer;
@@ -224,10 +228,9 @@ int ms_node_enter(ms_thread *thread, uint64_t maker, uint64_t number, uint64_t s
     ms_path path = path_of_node(thread, maker, number);
     if (MS__UNLIKELY(thread->pending && MS__PEEK(thread->table.pending_in) != seq))
         record_pending(thread);
-    struct ms__frame *frame = push(thread, MS__NODE, path, seq);
+    struct ms__frame *frame = push(thread, MS__NODE, path, seq, MS__PENDING);
     if (MS__UNLIKELY(!frame))
         return MS_ENOMEM;
-    frame->record = MS__PENDING;
     thread->pending++;
     thread->nodes_open++;
     announce(thread, frame);
@@ -248,6 +251,15 @@ MS__INLINE void announce_below(ms_thread *thread)
 
 int ms_node_leave(ms_thread *thread, uint64_t seq)
 {
+    /* Nearly always: one node runs, and it made none. */
+    if (MS__LIKELY(thread->pending == 1 && !thread->unframed && MS__PEEK(thread->table.pending_in) == seq &&
+                   thread->frames[thread->depth - 1].record == MS__PENDING)) {
+        thread->depth--;
+        thread->nodes_open--;
+        thread->pending = 0;
+        MS__STORE(thread->table.pending_in, UINT64_MAX);
+        return MS_OK;
+    }
     if (MS__UNLIKELY(thread->pending && !thread->unframed && MS__PEEK(thread->table.pending_in) != seq))
         record_pending(thread);
     int error;
@@ -266,7 +278,7 @@ int ms_node_leave(ms_thread *thread, uint64_t seq)
 
 int ms_hold_enter(ms_thread *thread, ms_path path)
 {
-    return push(thread, MS__HOLD, path, UINT64_MAX) ? MS_OK : MS_ENOMEM;
+    return push(thread, MS__HOLD, path, UINT64_MAX, MS__NONE) ? MS_OK : MS_ENOMEM;
 }
 
 int ms_hold_leave(ms_thread *thread)

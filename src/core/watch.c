@@ -144,7 +144,7 @@ static ms_thread *new_thread(ms_watch *watch)
 
 ms_thread *ms_thread_open(ms_watch *watch, uint64_t id)
 {
-    if (id == 0)
+    if (id == MS_ANY_THREAD || id == MS__NOBODY)
         return NULL;
     pthread_mutex_lock(&watch->lock);
     ms_thread *thread = take_ended(watch);

@@ -38,11 +38,12 @@ TEST(a_node_may_run_in_a_thread_that_did_not_make_it)
     scene_close(&scene);
 }
 
-TEST(a_thread_may_have_any_id_but_0)
+TEST(a_thread_may_have_any_id_but_the_first_and_the_last)
 {
     struct lane *t = start();
-    const uint64_t ids[] = {1, UINT64_C(1) << 63, UINT64_MAX - 1, UINT64_MAX};
-    for (int i = 0; i < 4; i++) {
+    const uint64_t ids[] = {1, UINT64_C(1) << 63, UINT64_MAX - 1};
+    CHECK(!ms_thread_open(scene.watch, UINT64_MAX));
+    for (int i = 0; i < 3; i++) {
         struct lane *u = scene_lane(&scene, ids[i]);
         node(u, u, MS_NO_NUMBER);
         leave_node(u);
