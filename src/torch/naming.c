@@ -104,8 +104,8 @@ static void note_parameters(mst_book *book, struct mst_module *known)
     PyObject *parameters = mst_dict_of(known->module, mst_words._parameters), *key, *tensor;
     Py_ssize_t position = 0;
     while (parameters && PyDict_Next(parameters, &position, &key, &tensor))
-        if (tensor != Py_None)
-            mst_map_set(&book->by_parameter, (uintptr_t)tensor, 0, (uintptr_t)known);
+        if (tensor != Py_None && !mst_map_get(&book->by_parameter, (uintptr_t)tensor, 0))
+            mst_map_set(&book->by_parameter, (uintptr_t)tensor, 0, (uintptr_t)known); /* tied: the first owner */
 }
 
 /* A module held by several parents keeps the first name here, and has them all in the map of
