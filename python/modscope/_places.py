@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import platform
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 
@@ -55,30 +56,6 @@ def _in_thread(work: Callable[[], Any]) -> Any:
     return result[0]
 
 
-def _sample() -> list[tuple[int, int, list[int]]]:
-    """Some nodes of this thread: number, maker, words."""
-    with _undisturbed():
-        y = _leaf()
-        samples = []
-        for _ in range(4):
-            y = y.neg().abs()
-            node: Any = y.grad_fn
-            samples.append((node._sequence_nr(), _native.thread_id(), _native.node_words(node)))
-        return samples
-
-
-def _learn() -> tuple[int, int]:
-    """Where a node keeps its number and its maker, in bytes; -1 where no single word always agrees."""
-    samples = _sample() + _in_thread(_sample) + _in_thread(_sample) + _sample()
-    words = range(len(samples[0][2]))
-    number = [i for i in words if all(s[2][i] == s[0] for s in samples)]
-    maker = [i for i in words if all(s[2][i] == s[1] for s in samples)]
-    return (
-        8 * number[0] if len(number) == 1 else -1,
-        8 * maker[0] if len(maker) == 1 else -1,
-    )
-
-
 class _Pass(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -87,6 +64,57 @@ class _Pass(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         return grads[0]
+
+
+class _Sample(NamedTuple):
+    number: int
+    maker: int
+    words: list[int]  # of the node's Python object
+    graph: torch.Tensor  # keeps the node alive
+
+
+def _sample(make: Callable[[torch.Tensor], torch.Tensor]) -> list[_Sample]:
+    """Some nodes of this thread."""
+    with _undisturbed():
+        y = _leaf()
+        samples = []
+        for _ in range(4):
+            y = make(y.abs())
+            node: Any = y.grad_fn
+            samples.append(_Sample(node._sequence_nr(), _native.thread_id(), _native.object_words(node), y))
+        return samples
+
+
+def _samples(make: Callable[[torch.Tensor], torch.Tensor]) -> list[_Sample]:
+    here, there = functools.partial(_sample, make), functools.partial(_in_thread, functools.partial(_sample, make))
+    return [*here(), *there(), *there(), *here()]
+
+
+def _only(candidates: Iterable[int]) -> int:
+    """Where it is, in bytes, if there is a single word that always agrees; else -1."""
+    found = list(candidates)
+    return 8 * found[0] if len(found) == 1 else -1
+
+
+_NODE = 2  # the word of a C++ node's Python object that points to the node: the first after its head
+
+
+def _learn() -> tuple[int, int, int]:
+    """Where a node keeps its number and its maker, and a custom Function its node."""
+    nodes = [(s, _native.words_at(s.words[_NODE])) for s in _samples(torch.neg)]
+    places = range(min(len(words) for _, words in nodes))
+    number = _only(i for i in places if all(words[i] == s.number for s, words in nodes))
+    maker = _only(i for i in places if all(words[i] == s.maker for s, words in nodes))
+    if number < 0 or maker < 0:
+        return -1, -1, -1
+
+    def points_to_node(sample: _Sample, place: int) -> bool:
+        words = _native.words_at(sample.words[place])
+        return bool(words) and words[number // 8] == sample.number and words[maker // 8] == sample.maker
+
+    customs = _samples(_Pass.apply)
+    places = range(_NODE, min(len(s.words) for s in customs))
+    return number, maker, _only(i for i in places if all(points_to_node(s, i) for s in customs))
 
 
 class _Inner(torch.nn.Module):
@@ -156,11 +184,12 @@ def _prove(calls: bool, nodes: bool) -> str | None:
 def prepare() -> None:
     """Choose how to watch. Called by the first tracker that is entered."""
     atexit.register(_native.put_back)
-    number, maker = _learn()
-    _native.set_layout(number, maker)
-    learned = number >= 0 and maker >= 0
+    number, maker, function = _learn()
+    _native.set_layout(number, maker, function)
+    learned = number >= 0
     _report["layout"] = (
         f"number at byte {number}, maker at byte {maker} of a node"
+        + (f"; a custom Function's node at byte {function}" if function >= 0 else "")
         if learned
         else "not learned: no single word of a node always agrees with its number and its maker"
     )

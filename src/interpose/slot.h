@@ -11,6 +11,7 @@
 #define MS_SLOT_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 typedef void (*ms_function)(void); /* any function; cast to what it is before calling */
@@ -31,6 +32,9 @@ int ms_slot_find(const char *library, const char *symbol, ms_slot *slot);
  * the function itself: its old value must never be called. */
 ms_function ms_slot_read(const ms_slot *slot);
 int ms_slot_write(const ms_slot *slot, ms_function value);
+
+/* Copy at most 512 bytes of memory that may not be there. False if it is not. */
+bool ms_peek(uintptr_t address, void *copy, size_t bytes);
 
 /* The address of an exported symbol of that loaded library; NULL if there is none. */
 ms_function ms_symbol_find(const char *library, const char *symbol);

@@ -197,62 +197,51 @@ static struct mst_module *module_at(ms_path path)
     return known && mst_alive(known) ? known : NULL;
 }
 
-/* The fqn of `known` called in `context` by the nearest call around it that holds it. */
-static PyObject *name_under(ms_path context, const struct mst_module *known)
+/* The fqn of `known`, given by the nearest call of *context that holds it; *context is then
+ * that call. NULL if none does. */
+static PyObject *name_under(ms_path *context, const struct mst_module *known)
 {
-    for (; context != MS_GLOBAL && context != MS_UNKNOWN; context = ms_path_parent(mst_watch, context)) {
-        struct mst_module *owner = module_at(context);
+    for (ms_path at = *context; at != MS_GLOBAL; at = ms_path_parent(mst_watch, at)) {
+        struct mst_module *owner = module_at(at);
         PyObject *inside = owner && owner != known ? mst_name_inside(owner->module, known->module) : NULL;
         if (!inside)
             continue;
-        PyObject *fqn = joined(mst_fqn(context), inside);
+        PyObject *fqn = joined(mst_fqn(at), inside);
         Py_DECREF(inside);
+        *context = at;
         return fqn;
     }
+    *context = MS_GLOBAL;
     return NULL;
 }
 
-/* Inside a backward node: a forward is run again. It belongs where it ran before: the
- * nearest call around the node that called it, else the nearest that holds it. */
-static ms_path cut(ms_path context, const struct mst_module *known)
+/* What the nearest call of `context` that called `known` before called; MS_GLOBAL if none did. */
+static ms_path ran_before(ms_path context, const struct mst_module *known)
 {
-    for (ms_path at = context;; at = ms_path_parent(mst_watch, at)) {
-        if (edge(at, known) != MS_GLOBAL || at == MS_GLOBAL)
-            return at;
-    }
+    ms_path path = edge(context, known);
+    for (; path == MS_GLOBAL && context != MS_GLOBAL; path = edge(context, known))
+        context = ms_path_parent(mst_watch, context);
+    return path;
 }
 
-static ms_path cut_at_owner(ms_path context, const struct mst_module *known)
-{
-    for (ms_path at = context; at != MS_GLOBAL; at = ms_path_parent(mst_watch, at)) {
-        struct mst_module *owner = module_at(at);
-        PyObject *inside = owner && owner != known ? mst_name_inside(owner->module, known->module) : NULL;
-        if (inside) {
-            Py_DECREF(inside);
-            return at;
-        }
-    }
-    return MS_GLOBAL;
-}
-
+/* Inside a backward node a forward is run again, perhaps in the node of a sibling: it
+ * belongs where it ran before, else to the nearest call around the node that holds it. */
 static ms_path resolve(struct mst_module *known, uint64_t context)
 {
+    bool in_node = context & MST_IN_NODE;
     ms_path around = (ms_path)context;
-    if (context & MST_IN_NODE) {
-        if (around == MS_UNKNOWN)
-            around = MS_GLOBAL;
-        ms_path at = cut(around, known);
-        ms_path before = edge(at, known);
-        if (before != MS_GLOBAL)
-            return before;
-        around = cut_at_owner(around, known);
-    }
-    if (around == MS_UNKNOWN)
+    if (around == MS_UNKNOWN && !in_node)
         return MS_UNKNOWN;
-    PyObject *fqn = name_under(around, known);
+    if (around == MS_UNKNOWN)
+        around = MS_GLOBAL;
+    ms_path before = in_node ? ran_before(around, known) : MS_GLOBAL;
+    if (before != MS_GLOBAL)
+        return before;
+    ms_path owner = around;
+    PyObject *fqn = name_under(&owner, known);
     if (!fqn)
         fqn = Py_XNewRef(known->fqn ? known->fqn : mst_book_name(mst_names, known->module));
-    ms_path path = path_named(around, fqn);
+    ms_path path = path_named(in_node ? owner : around, fqn);
     Py_XDECREF(fqn);
     return path;
 }
@@ -294,6 +283,9 @@ static ms_path path_of_known(struct mst_module *known, uint64_t context)
         if (collecting)
             PyGC_Enable();
     }
+    known->called = true;
+    known->context = context;
+    known->path = path;
     mst_map_set(&mst_names->by_path, (uint64_t)path + 1, 0, (uintptr_t)known);
     PyObject *fqn = path != MS_UNKNOWN ? mst_fqn(path) : NULL;
     if (fqn)
@@ -301,9 +293,6 @@ static ms_path path_of_known(struct mst_module *known, uint64_t context)
     if (fqn && !known->walked)
         mst_walk(mst_names, known);
     PyErr_Clear();
-    known->called = true;
-    known->context = context;
-    known->path = path;
     return path;
 }
 

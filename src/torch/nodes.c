@@ -17,6 +17,7 @@ static evaluate *next_evaluate;
 static bool chained; /* somebody stood on us when we left: they may still call us */
 static _Atomic int awake;
 static int number_at = -1, maker_at = -1; /* bytes into a Node */
+static int function_at = -1;              /* bytes into a custom Function's Python object: its Node */
 static _Atomic uint64_t evaluated;        /* counted only on the way to a proof */
 static _Atomic int counting;
 
@@ -93,12 +94,12 @@ void mst_nodes_off(void)
 
 /* ---- a node's Python object ---- */
 
-/* The Node behind a Python object; NULL for a custom Function, which is laid out otherwise. */
+/* The Node behind a Python object; NULL where a custom Function keeps it is not known. */
 static const void *node_behind(PyObject *object)
 {
-    if (PyObject_TypeCheck(object, mst_torch.function_base))
-        return NULL;
-    return *(void **)((char *)object + sizeof(PyObject));
+    bool custom = PyObject_TypeCheck(object, mst_torch.function_base);
+    int at = custom ? function_at : (int)sizeof(PyObject);
+    return at >= 0 ? *(void **)((char *)object + at) : NULL;
 }
 
 static bool number_of(PyObject *object, uint64_t *number)
@@ -138,25 +139,41 @@ static PyObject *find_slot(PyObject *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-static PyObject *node_words(PyObject *self, PyObject *object)
+static PyObject *list_of_words(const uint64_t *words, size_t count)
+{
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; list && i < count; i++) {
+        PyObject *word = PyLong_FromUnsignedLongLong(words[i]);
+        if (!word)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, (Py_ssize_t)i, word);
+    }
+    return list;
+}
+
+static PyObject *object_words(PyObject *self, PyObject *object)
 {
     (void)self;
-    const void *node = node_behind(object);
-    PyObject *words = PyList_New(0);
-    for (int at = 0; words && node && at < NODE_BYTES; at += 8) {
-        PyObject *word = PyLong_FromUnsignedLongLong(word_at(node, at));
-        if (!word || PyList_Append(words, word) != 0)
-            Py_CLEAR(words);
-        Py_XDECREF(word);
-    }
-    return words;
+    return list_of_words((const uint64_t *)object, (size_t)Py_TYPE(object)->tp_basicsize / 8);
+}
+
+/* Any address may be asked for: what cannot be read is no node. */
+static PyObject *words_at(PyObject *self, PyObject *address)
+{
+    (void)self;
+    uint64_t words[NODE_BYTES / 8];
+    unsigned long long at = PyLong_AsUnsignedLongLong(address);
+    if (PyErr_Occurred())
+        return NULL;
+    return list_of_words(words, ms_peek((uintptr_t)at, words, sizeof words) ? NODE_BYTES / 8 : 0);
 }
 
 static PyObject *set_layout(PyObject *self, PyObject *args)
 {
     (void)self;
-    int number, maker;
-    if (!PyArg_ParseTuple(args, "ii", &number, &maker))
+    int number, maker, function;
+    if (!PyArg_ParseTuple(args, "iii", &number, &maker, &function))
         return NULL;
     if (number >= NODE_BYTES || maker >= NODE_BYTES || (number >= 0 && number % 8) || (maker >= 0 && maker % 8)) {
         PyErr_SetString(PyExc_ValueError, "an offset is a multiple of 8 below 128, or -1");
@@ -164,6 +181,7 @@ static PyObject *set_layout(PyObject *self, PyObject *args)
     }
     number_at = number;
     maker_at = maker;
+    function_at = function;
     Py_RETURN_NONE;
 }
 
@@ -187,8 +205,10 @@ static PyObject *nodes_standing(PyObject *self, PyObject *unused)
 
 PyMethodDef mst_nodes_methods[] = {
     {"find_slot", find_slot, METH_NOARGS, "Find the place of backward nodes; None, or why it is not there."},
-    {"node_words", node_words, METH_O, "The first words of a node; [] for a custom Function's."},
-    {"set_layout", set_layout, METH_VARARGS, "Where a node keeps its number and its maker; -1: not known."},
+    {"object_words", object_words, METH_O, "The words that a node's Python object is made of."},
+    {"words_at", words_at, METH_O, "The words at an address where a node may be; [] if there is no memory."},
+    {"set_layout", set_layout, METH_VARARGS,
+     "Where a node keeps its number and its maker, and a custom Function its node; -1: not known."},
     {"thread_id", thread_id, METH_NOARGS, "torch's id of this thread."},
     {"next_number", next_number, METH_NOARGS, "The number this thread's next node will get."},
     {"nodes_standing", nodes_standing, METH_NOARGS, "Whether the place of backward nodes is taken now."},

@@ -370,3 +370,12 @@ def test_every_node_of_real_layers_is_in_the_model(t, model):
     out.sum().backward()
     assert len(log) >= len(seen) - 1 > 0
     assert all({"Global", "Mod", "Mod.a"} <= r.parents and r.phase == "backward" for r in log)
+
+
+def test_a_tied_parameter_is_its_first_owners(t):
+    log = []
+    mod = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    mod[1].weight = mod[0].weight
+    mod[0].weight.register_post_accumulate_grad_hook(lambda parameter: log.append(t.current))
+    mod(grad_input(2)).sum().backward()
+    assert log == ["Sequential.0"]
