@@ -10,7 +10,7 @@
  *   input's node  --> InputHook ..> GraphCall
  *
  * A module that returns what it was given makes no node to hang on: there the InputHook
- * owns the call (a link that is `through`).
+ * owns the call (a link that is `through`), and the call owns no node.
  *
  * What happens when a gradient comes is in walk.c. A tensor that takes no hook is passed
  * over: the program goes on, and the call has no backward events. */
@@ -135,8 +135,10 @@ failed:
 static input_hook *input_hook_on(PyObject *tensor, PyObject *node)
 {
     PyObject *hooks = hooks_of(tensor, node);
-    if (!hooks)
+    if (!hooks || !PyDict_Check(hooks)) {
+        Py_XDECREF(hooks);
         return NULL;
+    }
     input_hook *hook = (input_hook *)PyDict_GetItemWithError(hooks, hook_key);
     if (hook || PyErr_Occurred())
         goto done;
@@ -260,7 +262,6 @@ PyObject *mst_graph_begin(struct mst_call *call, PyObject *args, PyObject *kwarg
     graph->module = Py_NewRef(known->ref);
     graph->nodes = NULL;
     graph->links = NULL;
-    graph->visited = NULL;
     graph->path = call->path;
     graph->serial = ++serials;
     graph->begin = mst_torch.peek ? mst_torch.peek() : 0;
@@ -292,6 +293,8 @@ static int add_output(mst_graph_call *call, PyObject *tensor)
         error = hooks ? PyObject_SetItem(hooks, (PyObject *)call, (PyObject *)call) : -1;
         Py_XDECREF(hooks);
     } else if (node) {
+        /* Now something before the call owns it: it may own nothing of the graph in turn. */
+        Py_CLEAR(call->nodes);
         input_hook *hook = input_hook_on(tensor, node);
         error = hook ? link_add(hook, call, -1) : -1;
     }

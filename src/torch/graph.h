@@ -5,7 +5,6 @@
 #include "torch/native.h"
 
 struct mst_link;
-struct mst_task;
 
 typedef struct mst_graph_call {
     PyObject_HEAD PyObject *module; /* weak reference */
@@ -13,9 +12,7 @@ typedef struct mst_graph_call {
     struct mst_link *links;         /* to the hooks on its inputs */
     Py_ssize_t inputs;
     ms_path path;
-    uint64_t serial, begin;   /* the how-manieth call; the number of its first node */
-    struct mst_task *visited; /* the last task to visit, and where that keeps the visit */
-    size_t visit;
+    uint64_t serial, begin; /* the how-manieth call; the number of its first node */
 } mst_graph_call;
 
 int mst_walk_init(void);

@@ -119,8 +119,11 @@ struct mst_module *mst_book_add(mst_book *book, PyObject *module)
     struct mst_module *known = mst_book_find(book, module);
     if (known || !make_room(book))
         return known;
-    known = aligned_alloc(64, 64); /* one line of the cache */
+    known = aligned_alloc(64, 64);   /* one line of the cache */
+    int collecting = PyGC_Disable(); /* a finalizer could change the book under us */
     PyObject *ref = known ? PyWeakref_NewRef(module, NULL) : NULL;
+    if (collecting)
+        PyGC_Enable();
     if (!ref || !mst_map_set(&book->by_module, (uintptr_t)module, 0, (uintptr_t)known)) {
         PyErr_Clear();
         Py_XDECREF(ref);

@@ -129,9 +129,11 @@ static void rename_found(mst_book *book, struct mst_module *known, PyObject *fqn
     mst_book_rename(book, known, fqn);
 }
 
+enum { DEEPEST = 2000 }; /* modules in modules that are named in advance */
+
 static void walk_below(struct walk *walk, struct mst_module *known, PyObject *fqn)
 {
-    if (++walk->depth > 500)
+    if (++walk->depth > DEEPEST)
         goto done;
     known->walked = true;
     note_parameters(walk->book, known);
@@ -172,10 +174,16 @@ void mst_walk(mst_book *book, struct mst_module *known)
 /* ---- calls ---- */
 static ms_path path_named(ms_path parent, PyObject *fqn)
 {
-    const char *text = fqn ? PyUnicode_AsUTF8(fqn) : NULL;
+    Py_ssize_t length = 0;
+    const char *text = fqn ? PyUnicode_AsUTF8AndSize(fqn, &length) : NULL;
+    PyErr_Clear();
+    PyObject *escaped = fqn && (!text || strlen(text) != (size_t)length) ? PyObject_ASCII(fqn) : NULL;
+    if (escaped)
+        text = PyUnicode_AsUTF8(escaped);
     ms_path path = MS_UNKNOWN;
     if (text && parent != MS_UNKNOWN)
         ms_path_add(mst_watch, parent, text, &path);
+    Py_XDECREF(escaped);
     PyErr_Clear();
     return path;
 }
@@ -239,6 +247,11 @@ static ms_path resolve(struct mst_module *known, uint64_t context)
         return before;
     ms_path owner = around;
     PyObject *fqn = name_under(&owner, known);
+    /* Called inside a call, held by none: what a compiler's backend made, not the program's own. */
+    known->hidden = !fqn && !known->fqn && around != MS_GLOBAL && mst_torch.graph_module &&
+                    PyObject_TypeCheck(known->module, mst_torch.graph_module);
+    if (known->hidden)
+        return MS_GLOBAL;
     if (!fqn)
         fqn = Py_XNewRef(known->fqn ? known->fqn : mst_book_name(mst_names, known->module));
     ms_path path = path_named(in_node ? owner : around, fqn);
@@ -278,11 +291,13 @@ static ms_path path_of_known(struct mst_module *known, uint64_t context)
     if (path == MS_GLOBAL) {
         int collecting = PyGC_Disable();
         path = resolve(known, context);
-        if (path != MS_UNKNOWN)
+        if (path != MS_UNKNOWN && path != MS_GLOBAL)
             mst_map_set(&mst_names->edges, edge_key(context), (uintptr_t)known, path);
         if (collecting)
             PyGC_Enable();
     }
+    if (known->hidden)
+        return MS_GLOBAL;
     known->called = true;
     known->context = context;
     known->path = path;
@@ -309,7 +324,8 @@ ms_path mst_path_of_call(PyObject *module, uint64_t context)
     if (known->hidden)
         return MS_GLOBAL;
     ms_path path = known->called && known->context == context ? known->path : path_of_known(known, context);
-    note_step(known, context, path);
+    if (path != MS_GLOBAL)
+        note_step(known, context, path);
     return path;
 }
 

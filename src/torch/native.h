@@ -30,7 +30,7 @@
 
 /* ---- torchapi.c: what is used of torch, looked up once and kept ---- */
 struct mst_torch {
-    PyTypeObject *module, *tensor, *parameter, *ordered_dict, *function_base;
+    PyTypeObject *module, *tensor, *parameter, *ordered_dict, *function_base, *graph_module;
     PyObject *call_impl; /* the Python function nn.Module._call_impl */
     PyCodeObject *call_code, *optimizer_code, *backward_code;
     PyObject *graph_task_id, *current_node, *will_execute, *queue_callback, *grad_enabled;

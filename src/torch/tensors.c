@@ -41,35 +41,38 @@ static int visit_tensor(PyObject *tensor, PyObject *list)
     return error;
 }
 
-static int visit_dict(PyObject *dict, PyObject *list, int depth)
-{
-    PyObject *key, *value;
-    Py_ssize_t at = 0;
-    while (PyDict_Next(dict, &at, &key, &value))
-        if (visit(value, list, depth) != 0)
-            return -1;
-    return 0;
-}
-
+/* What is looked into may run somebody's Python, which may change what is looked through:
+ * so items are owned, and only tuples and lists are looked through as they are. */
 static int visit_sequence(PyObject *sequence, PyObject *list, int depth)
 {
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence); i++)
-        if (visit(PySequence_Fast_GET_ITEM(sequence, i), list, depth) != 0)
-            return -1;
-    return 0;
+    int error = 0;
+    for (Py_ssize_t i = 0; !error && i < PySequence_Fast_GET_SIZE(sequence); i++) {
+        PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(sequence, i));
+        error = visit(item, list, depth);
+        Py_DECREF(item);
+    }
+    return error;
+}
+
+static int visit_dict(PyObject *dict, PyObject *list, int depth)
+{
+    PyObject *values = PyDict_Values(dict);
+    int error = values ? visit_sequence(values, list, depth) : -1;
+    Py_XDECREF(values);
+    return error;
 }
 
 static int visit_dataclass(PyObject *object, PyObject *fields, PyObject *list, int depth)
 {
-    PyObject *name, *field;
-    Py_ssize_t at = 0;
-    int error = 0;
-    while (!error && PyDict_Next(fields, &at, &name, &field)) {
-        PyObject *value = PyObject_GetAttr(object, name);
+    PyObject *names = PyDict_Keys(fields);
+    int error = names ? 0 : -1;
+    for (Py_ssize_t i = 0; !error && i < PyList_GET_SIZE(names); i++) {
+        PyObject *value = PyObject_GetAttr(object, PyList_GET_ITEM(names, i));
         PyErr_Clear();
         error = value ? visit(value, list, depth) : 0;
         Py_XDECREF(value);
     }
+    Py_XDECREF(names);
     return error;
 }
 
@@ -80,11 +83,13 @@ static int visit_registered(PyObject *object, PyObject *list, int depth)
     PyObject *how = mst_torch.pytree_nodes ? PyDict_GetItemWithError(mst_torch.pytree_nodes, type) : NULL;
     if (!how)
         return PyErr_Occurred() ? (PyErr_Clear(), 0) : 0;
+    Py_INCREF(how);
     callback = mst_dynamo_off();
     flatten = PyObject_GetAttr(how, mst_words.flatten_fn);
     if (flatten)
         flat = PyObject_CallOneArg(flatten, object);
     mst_dynamo_on(callback);
+    Py_DECREF(how);
     Py_XDECREF(flatten);
     PyErr_Clear();
     int error =
@@ -107,13 +112,18 @@ static int visit(PyObject *object, PyObject *list, int depth)
         return visit_dict(object, list, depth + 1);
     PyObject *fields = PyObject_GetAttr((PyObject *)type, mst_words.__dataclass_fields__);
     PyErr_Clear();
+    PyObject *callback = fields ? mst_dynamo_off() : NULL; /* a field may be a property */
     int error = fields && PyDict_Check(fields) ? visit_dataclass(object, fields, list, depth + 1)
                                                : visit_registered(object, list, depth + 1);
+    mst_dynamo_on(callback);
     Py_XDECREF(fields);
     return error;
 }
 
 int mst_tensors_in(PyObject *object, PyObject *list)
 {
-    return object ? visit(object, list, 0) : 0;
+    Py_XINCREF(object);
+    int error = object ? visit(object, list, 0) : 0;
+    Py_XDECREF(object);
+    return error;
 }

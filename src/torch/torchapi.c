@@ -91,6 +91,7 @@ int mst_torch_load(void)
     mst_torch.get_eval_frame = look_up_or_null("torch._C._dynamo.eval_frame", "get_eval_frame_callback");
     mst_torch.set_eval_frame = look_up_or_null("torch._C._dynamo.eval_frame", "set_eval_frame");
     mst_torch.function_modes = look_up_or_null("torch._C", "_len_torch_function_stack");
+    mst_torch.graph_module = (PyTypeObject *)look_up_or_null("torch.fx", "GraphModule");
     mst_torch.pytree_nodes = look_up_or_null("torch.utils._pytree", "SUPPORTED_NODES");
     mst_torch.call_code = code_of(Py_NewRef(mst_torch.call_impl));
     mst_torch.optimizer_code = code_of_step();

@@ -248,10 +248,10 @@ static PyObject *get_phase(tracker *self, void *unused)
     return mst_read_phase(self->entered > 0);
 }
 
-static PyObject *get_is_bw(PyObject *self, void *unused)
+static PyObject *get_is_bw(tracker *self, void *unused)
 {
-    (void)self, (void)unused;
-    return PyBool_FromLong(mst_graph_task() != -1);
+    (void)unused;
+    return PyBool_FromLong(self->entered > 0 && mst_graph_task() != -1);
 }
 
 /* ---- the type ---- */
@@ -297,7 +297,7 @@ static PyGetSetDef tracker_attributes[] = {
     {"stack", (getter)get_stack, NULL, "The names of the modules running now in this thread, outermost first.", NULL},
     {"current", (getter)get_current, NULL, "The name of the innermost module running now, or \"Global\".", NULL},
     {"phase", (getter)get_phase, NULL, "\"idle\", \"forward\", \"recompute\", \"backward\" or \"optimizer\".", NULL},
-    {"is_bw", get_is_bw, NULL, "Whether this thread is inside a backward pass now.", NULL},
+    {"is_bw", (getter)get_is_bw, NULL, "Whether this thread is inside a backward pass now.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

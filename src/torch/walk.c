@@ -5,34 +5,38 @@
  * as a callback to run at the end, and drops it if the walk fails. */
 #include "torch/graph.h"
 
+#include "torch/map.h"
+
 #include <stdlib.h>
 
 struct visit {
     mst_graph_call *call;
-    PyObject *grads;
+    PyObject *grads;    /* of its inputs, None where none came yet */
     Py_ssize_t awaited; /* inputs whose gradient is still to come; 0: told at the end of the task */
-    bool told;
+    bool came, told;    /* a gradient of an input; post_bw */
 };
 
 typedef struct mst_task {
     PyObject_HEAD long long id;
-    struct visit *visits;
+    struct visit *visits; /* moved by what adds one: not to be held while Python may run */
     size_t count, room;
+    struct mst_map by_call;
     struct mst_task *next;
 } task;
+
+struct due {
+    uint64_t serial;
+    size_t visit;
+};
 
 static PyTypeObject task_type;
 static task *tasks; /* all that live */
 
 /* ---- visits ---- */
-static struct visit *visit_of(mst_graph_call *call, task *task)
+static struct visit *visit_of(const mst_graph_call *call, const task *task)
 {
-    if (call->visited == task)
-        return &task->visits[call->visit];
-    for (size_t i = task->count; i-- > 0;)
-        if (task->visits[i].call == call)
-            return &task->visits[i];
-    return NULL;
+    uint64_t *there = mst_map_get(&task->by_call, (uintptr_t)call, 0);
+    return there ? &task->visits[*there] : NULL;
 }
 
 static task *task_find(long long id)
@@ -51,6 +55,7 @@ static task *task_begin(long long id)
     task->id = id;
     task->visits = NULL;
     task->count = task->room = 0;
+    task->by_call = (struct mst_map){0};
     task->next = tasks;
     tasks = task;
     PyObject *queued = PyObject_CallOneArg(mst_torch.queue_callback, (PyObject *)task);
@@ -68,13 +73,11 @@ static void task_dealloc(task *task)
         at = &(*at)->next;
     *at = task->next;
     for (size_t i = 0; i < task->count; i++) {
-        struct visit *visit = &task->visits[i];
-        if (visit->call->visited == task)
-            visit->call->visited = NULL;
-        Py_XDECREF(visit->grads);
-        Py_DECREF(visit->call);
+        Py_XDECREF(task->visits[i].grads);
+        Py_DECREF(task->visits[i].call);
     }
     free(task->visits);
+    mst_map_clear(&task->by_call);
     PyObject_Free(task);
 }
 
@@ -95,20 +98,36 @@ static Py_ssize_t awaited_by(const mst_graph_call *call)
     return count;
 }
 
-static struct visit *visit_add(mst_graph_call *call, task *task)
+static PyObject *list_of_none(Py_ssize_t count)
 {
+    PyObject *list = PyList_New(count);
+    for (Py_ssize_t i = 0; list && i < count; i++)
+        PyList_SET_ITEM(list, i, Py_NewRef(Py_None));
+    return list;
+}
+
+static int visit_add(mst_graph_call *call, task *task)
+{
+    Py_ssize_t awaited = awaited_by(call);
+    PyObject *grads = list_of_none(call->inputs);
+    if (!grads)
+        return -1;
     if (task->count == task->room) {
         size_t room = task->room ? task->room * 2 : 16;
         struct visit *visits = realloc(task->visits, room * sizeof *visits);
         if (!visits)
-            return PyErr_NoMemory(), NULL;
+            goto failed;
         task->visits = visits;
         task->room = room;
     }
-    task->visits[task->count] = (struct visit){(mst_graph_call *)Py_NewRef(call), NULL, awaited_by(call), false};
-    call->visited = task;
-    call->visit = task->count;
-    return &task->visits[task->count++];
+    if (!mst_map_set(&task->by_call, (uintptr_t)call, 0, task->count))
+        goto failed;
+    task->visits[task->count++] = (struct visit){(mst_graph_call *)Py_NewRef(call), grads, awaited, false, false};
+    return 0;
+failed:
+    Py_DECREF(grads);
+    PyErr_NoMemory();
+    return -1;
 }
 
 /* ---- telling ---- */
@@ -138,7 +157,7 @@ int mst_walk_pre(mst_graph_call *call, PyObject *grad)
         return -1;
     if (visit_of(call, task))
         return 0;
-    if (!visit_add(call, task))
+    if (visit_add(call, task) != 0)
         return -1;
     PyObject *grads = PyTuple_Pack(1, grad);
     int error = grads ? tell(call, MST_PRE_BW, grads) : -1;
@@ -146,55 +165,64 @@ int mst_walk_pre(mst_graph_call *call, PyObject *grad)
     return error;
 }
 
-static int tell_post(task *task, size_t at)
+static int tell_post(struct visit *visit)
 {
-    struct visit *visit = &task->visits[at];
-    mst_graph_call *call = visit->call;
+    mst_graph_call *call = visit->call; /* the task holds it, and somebody holds the task */
     PyObject *list = visit->grads;
+    bool came = visit->came;
     visit->grads = NULL;
     visit->told = true;
-    PyObject *grads = list && !visit->awaited ? PyTuple_Pack(1, list) : PyTuple_New(0);
+    PyObject *grads = came ? PyTuple_Pack(1, list) : PyTuple_New(0);
     Py_XDECREF(list);
     int error = grads ? tell(call, MST_POST_BW, grads) : -1;
     Py_XDECREF(grads);
     return error;
 }
 
-/* The gradient of one input came. */
 int mst_walk_grad(mst_graph_call *call, Py_ssize_t index, PyObject *grad)
 {
     task *task = task_find(mst_graph_task());
     struct visit *visit = task ? visit_of(call, task) : NULL;
     if (!visit || visit->told || !visit->awaited)
         return 0;
-    if (!visit->grads) {
-        visit->grads = PyList_New(call->inputs);
-        for (Py_ssize_t i = 0; visit->grads && i < call->inputs; i++)
-            PyList_SET_ITEM(visit->grads, i, Py_NewRef(Py_None));
-        if (!visit->grads)
-            return -1;
-    }
+    visit->came = true;
     PyList_SetItem(visit->grads, index, Py_NewRef(grad));
-    if (--visit->awaited > 0)
-        return 0;
-    return tell_post(task, (size_t)(visit - task->visits));
+    return --visit->awaited > 0 ? 0 : tell_post(visit);
 }
 
-/* At the end of a walk: what has no input to wait for, last call first. */
+static int latest_first(const void *one, const void *other)
+{
+    const struct due *a = one, *b = other;
+    return a->serial < b->serial ? 1 : a->serial > b->serial ? -1 : 0;
+}
+
+/* Tell what is not told yet, last call first. The number told, or -1. */
+static long tell_rest(task *task)
+{
+    struct due *due = malloc((task->count + 1) * sizeof *due);
+    size_t count = 0;
+    if (!due)
+        return PyErr_NoMemory(), -1;
+    for (size_t i = 0; i < task->count; i++)
+        if (!task->visits[i].told)
+            due[count++] = (struct due){task->visits[i].call->serial, i};
+    qsort(due, count, sizeof *due, latest_first);
+    int error = 0;
+    for (size_t i = 0; !error && i < count; i++)
+        if (!task->visits[due[i].visit].told)
+            error = tell_post(&task->visits[due[i].visit]);
+    free(due);
+    return error ? -1 : (long)count;
+}
+
+/* At the end of a walk. A hook may begin another visit: go on until none is left. */
 static PyObject *task_call(task *task, PyObject *args, PyObject *named)
 {
     (void)args, (void)named;
-    for (;;) {
-        size_t last = task->count;
-        for (size_t i = 0; i < task->count; i++)
-            if (!task->visits[i].told &&
-                (last == task->count || task->visits[i].call->serial > task->visits[last].call->serial))
-                last = i;
-        if (last == task->count)
-            Py_RETURN_NONE;
-        if (tell_post(task, last) != 0)
-            return NULL;
-    }
+    long told;
+    while ((told = tell_rest(task)) > 0)
+        ;
+    return told == 0 ? Py_NewRef(Py_None) : NULL;
 }
 
 static PyTypeObject task_type = {
