@@ -25,16 +25,46 @@ UNTRIED = "not tried yet"
 _report: dict[str, str] = {"calls": UNTRIED, "nodes": UNTRIED, "layout": UNTRIED}
 
 
+def _same(x: Any) -> Any:
+    return x
+
+
+_C: Any = torch._C
+
+
+@contextlib.contextmanager
+def _untraced() -> Iterator[None]:
+    state = _C._get_tracing_state()
+    if state is not None:
+        _C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        if state is not None:
+            _C._set_tracing_state(state)
+
+
+def _plain_saving() -> contextlib.AbstractContextManager[object]:
+    """Tensors are saved as they are, whatever hooks the program has for that."""
+    if _C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(_same, _same)
+
+
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """Run torch operators as if nobody else were watching or had changed a mode."""
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
     from torch.utils._python_dispatch import _disable_current_modes
 
     with (
+        temporarily_clear_interpreter_stack(),
+        _untraced(),
         _disable_current_modes(),
-        torch._C.DisableTorchFunction(),
+        _C.DisableTorchFunction(),
         torch.inference_mode(False),
         torch.enable_grad(),
+        _plain_saving(),
     ):
         yield
 
@@ -58,8 +88,12 @@ def _in_thread(work: Callable[[], Any]) -> Any:
 
 class _Pass(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(x: torch.Tensor) -> torch.Tensor:
         return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -181,29 +215,52 @@ def _prove(calls: bool, nodes: bool) -> str | None:
     return wrong
 
 
-def prepare() -> None:
-    """Choose how to watch. Called by the first tracker that is entered."""
-    atexit.register(_native.put_back)
-    number, maker, function = _learn()
+def _choose() -> None:
+    """Learn, prove, and say how to watch."""
+    try:
+        number, maker, function = _learn()
+    except Exception as error:
+        number = maker = function = -1
+        why = f"not learned: {type(error).__name__}: {error}"
+    else:
+        why = "not learned: no single word of a node always agrees with its number and its maker"
     _native.set_layout(number, maker, function)
     learned = number >= 0
-    _report["layout"] = (
-        f"number at byte {number}, maker at byte {maker} of a node"
-        + (f"; a custom Function's node at byte {function}" if function >= 0 else "")
-        if learned
-        else "not learned: no single word of a node always agrees with its number and its maker"
-    )
+    if learned:
+        why = f"number at byte {number}, maker at byte {maker} of a node"
+        if function >= 0:
+            why += f"; a custom Function's node at byte {function}"
+    _report["layout"] = why
     if os.environ.get("MODSCOPE_INTERPOSE") == "0":
         _report["calls"] = _report["nodes"] = FORCED
         _native.set_places(False, False)
         return
-    why_no_nodes = _native.find_slot() or (None if learned else _report["layout"])
+    why_no_nodes = _native.find_slot() or (None if learned else why)
     if why_no_nodes is None:
         why_no_nodes = _prove(False, True)
     why_no_calls = _prove(True, why_no_nodes is None)
     _native.set_places(why_no_calls is None, why_no_nodes is None)
     _report["calls"] = why_no_calls or "proved"
     _report["nodes"] = why_no_nodes or "proved"
+
+
+_choosing = threading.RLock()
+_state = "new"  # then "choosing", then "ready"; guarded by _choosing
+
+
+def prepare() -> bool:
+    """Choose how to watch, once. Called by every tracker that is entered until this says True:
+    the proof enters some itself, and goes on with what is to be proved."""
+    global _state
+    with _choosing:
+        if _state == "new":
+            _state = "choosing"
+            atexit.register(_native.put_back)
+            try:
+                _choose()
+            finally:
+                _state = "ready"
+        return _state == "ready"
 
 
 def doctor() -> dict[str, str]:

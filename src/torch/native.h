@@ -225,6 +225,7 @@ int mst_tracker_init(void);
 /* The active trackers: a borrowed tuple, in the order they were entered. */
 PyObject *mst_active_trackers(void);
 PyObject *mst_tracker_hook(PyObject *tracker, enum mst_hook which); /* borrowed, or NULL */
+void mst_tracker_forked(void);                                      /* in the child */
 void mst_sleep(void); /* at the end of the interpreter: put everything back */
 
 #endif

@@ -25,6 +25,12 @@ static void after_fork(void)
     ms_watch_unlock(mst_watch);
 }
 
+static void after_fork_in_child(void)
+{
+    ms_watch_unlock(mst_watch);
+    mst_tracker_forked();
+}
+
 int mst_threads_init(void)
 {
     mst_watch = ms_watch_open(NULL);
@@ -32,7 +38,8 @@ int mst_threads_init(void)
         PyErr_NoMemory();
         return -1;
     }
-    if (pthread_key_create(&ending, thread_ended) != 0 || pthread_atfork(before_fork, after_fork, after_fork) != 0) {
+    if (pthread_key_create(&ending, thread_ended) != 0 ||
+        pthread_atfork(before_fork, after_fork, after_fork_in_child) != 0) {
         PyErr_SetString(PyExc_ImportError, "modscope: cannot follow threads on this system");
         return -1;
     }

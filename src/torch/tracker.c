@@ -59,18 +59,50 @@ void mst_sleep(void)
         mst_nodes_off();
 }
 
-/* The first time: learn this torch, prove the places. */
+/* The first time: learn this torch, prove the places. Threads that come meanwhile wait in
+ * Python; the proof itself enters trackers, and is let through there. */
 static int prepare(void)
 {
     if (prepared)
         return 0;
-    prepared = true;
     PyObject *places = PyImport_ImportModule("modscope._places");
     PyObject *done = places ? PyObject_CallMethod(places, "prepare", NULL) : NULL;
+    if (done && done == Py_True)
+        prepared = true;
     Py_XDECREF(places);
     Py_XDECREF(done);
-    prepared = done != NULL;
     return done ? 0 : -1;
+}
+
+/* ---- one thread at a time enters or leaves: taking a place may run Python, and so let
+ * another thread in ---- */
+static PyThread_type_lock gate;
+static unsigned long gate_keeper; /* the thread that is inside */
+
+static bool gate_enter(void)
+{
+    unsigned long me = PyThread_get_thread_ident();
+    if (gate_keeper == me)
+        return false; /* a finalizer, or the proof */
+    Py_BEGIN_ALLOW_THREADS PyThread_acquire_lock(gate, WAIT_LOCK);
+    Py_END_ALLOW_THREADS gate_keeper = me;
+    return true;
+}
+
+static void gate_leave(bool entered)
+{
+    if (!entered)
+        return;
+    gate_keeper = 0;
+    PyThread_release_lock(gate);
+}
+
+void mst_tracker_forked(void)
+{
+    PyThread_type_lock fresh = PyThread_allocate_lock();
+    if (fresh)
+        gate = fresh; /* the old one may be held by a thread that is not here */
+    gate_keeper = 0;
 }
 
 /* ---- entering and leaving ---- */
@@ -93,12 +125,13 @@ static int activate(tracker *self)
 {
     if (open_book(self) != 0)
         return -1;
+    if (!mst_awake && wake() != 0)
+        return -1;
     PyObject *one = PyTuple_Pack(1, self), *more = one ? PySequence_Concat(active, one) : NULL;
     Py_XDECREF(one);
-    if (!more)
-        return -1;
-    if (!mst_awake && wake() != 0) {
-        Py_DECREF(more);
+    if (!more) {
+        if (PyTuple_GET_SIZE(active) == 0)
+            mst_sleep();
         return -1;
     }
     Py_SETREF(active, more);
@@ -127,23 +160,26 @@ static int deactivate(tracker *self)
 static PyObject *tracker_enter(tracker *self, PyObject *unused)
 {
     (void)unused;
-    if (self->entered == 0 && (prepare() != 0 || activate(self) != 0))
+    if (prepare() != 0)
         return NULL;
-    self->entered++;
-    return Py_NewRef(self);
+    bool entered = gate_enter();
+    bool good = self->entered > 0 || activate(self) == 0;
+    self->entered += good;
+    gate_leave(entered);
+    return good ? Py_NewRef(self) : NULL;
 }
 
 static PyObject *tracker_exit(tracker *self, PyObject *args)
 {
     (void)args;
-    if (self->entered == 0) {
+    bool entered = gate_enter();
+    bool active_now = self->entered > 0;
+    bool good = active_now && (self->entered > 1 || deactivate(self) == 0);
+    self->entered -= good;
+    gate_leave(entered);
+    if (!active_now)
         PyErr_SetString(PyExc_RuntimeError, "this tracker is not active: enter it first, with a with statement");
-        return NULL;
-    }
-    if (self->entered == 1 && deactivate(self) != 0)
-        return NULL;
-    self->entered--;
-    Py_RETURN_NONE;
+    return good ? Py_NewRef(Py_None) : NULL;
 }
 
 /* ---- hooks ---- */
@@ -319,5 +355,6 @@ PyTypeObject mst_tracker_type = {
 int mst_tracker_init(void)
 {
     active = PyTuple_New(0);
-    return !active || PyType_Ready(&mst_tracker_type) != 0 ? -1 : 0;
+    gate = PyThread_allocate_lock();
+    return !active || !gate || PyType_Ready(&mst_tracker_type) != 0 ? -1 : 0;
 }
