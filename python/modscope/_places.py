@@ -46,7 +46,8 @@ def _untraced() -> Iterator[None]:
 
 def _plain_saving() -> contextlib.AbstractContextManager[object]:
     """Tensors are saved as they are, whatever hooks the program has for that."""
-    if _C._autograd._top_saved_tensors_default_hooks(True) is None:
+    top = getattr(_C._autograd, "_top_saved_tensors_default_hooks", None)  # not in every torch
+    if top is None or top(True) is None:
         return contextlib.nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(_same, _same)
 

@@ -4,16 +4,14 @@
 
 unsigned mst_hooks_wanted;
 
+/* dynamo's own getter loses a reference in some versions of torch; its setter returns what was there. */
 PyObject *mst_dynamo_off(void)
 {
-    PyObject *callback = mst_torch.get_eval_frame ? PyObject_CallNoArgs(mst_torch.get_eval_frame) : NULL;
-    if (callback && callback != Py_None && mst_torch.set_eval_frame) {
-        PyObject *before = PyObject_CallOneArg(mst_torch.set_eval_frame, Py_None);
-        Py_XDECREF(before);
-    } else {
+    PyObject *callback = mst_torch.set_eval_frame ? PyObject_CallOneArg(mst_torch.set_eval_frame, Py_None) : NULL;
+    if (!callback)
+        PyErr_Clear();
+    else if (callback == Py_None)
         Py_CLEAR(callback);
-    }
-    PyErr_Clear();
     return callback;
 }
 

@@ -34,7 +34,7 @@ struct mst_torch {
     PyObject *call_impl; /* the Python function nn.Module._call_impl */
     PyCodeObject *call_code, *optimizer_code, *backward_code;
     PyObject *graph_task_id, *current_node, *will_execute, *queue_callback, *grad_enabled;
-    PyObject *get_eval_frame, *set_eval_frame, *disable_torch_function, *function_modes;
+    PyObject *set_eval_frame, *disable_torch_function, *function_modes;
     PyObject *pytree_nodes; /* type -> how to flatten it */
     uint64_t (*peek)(void); /* the number of this thread's next node */
     uint64_t (*thread_id)(void);

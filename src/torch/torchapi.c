@@ -88,7 +88,6 @@ int mst_torch_load(void)
                                         "install torch 2.4 or newer");
         return -1;
     }
-    mst_torch.get_eval_frame = look_up_or_null("torch._C._dynamo.eval_frame", "get_eval_frame_callback");
     mst_torch.set_eval_frame = look_up_or_null("torch._C._dynamo.eval_frame", "set_eval_frame");
     mst_torch.function_modes = look_up_or_null("torch._C", "_len_torch_function_stack");
     mst_torch.graph_module = (PyTypeObject *)look_up_or_null("torch.fx", "GraphModule");
