@@ -119,11 +119,8 @@ struct mst_module *mst_book_add(mst_book *book, PyObject *module)
     struct mst_module *known = mst_book_find(book, module);
     if (known || !make_room(book))
         return known;
-    known = aligned_alloc(64, 64);   /* one line of the cache */
-    int collecting = PyGC_Disable(); /* a finalizer could change the book under us */
+    known = aligned_alloc(64, 64); /* one line of the cache */
     PyObject *ref = known ? PyWeakref_NewRef(module, NULL) : NULL;
-    if (collecting)
-        PyGC_Enable();
     if (!ref || !mst_map_set(&book->by_module, (uintptr_t)module, 0, (uintptr_t)known)) {
         PyErr_Clear();
         Py_XDECREF(ref);
@@ -148,6 +145,7 @@ void mst_book_rename(mst_book *book, struct mst_module *known, PyObject *fqn)
 
 void mst_book_use(mst_book *book, const mst_book *other)
 {
+    bool collecting = mst_stop_collecting();
     for (size_t i = 0; other && other != book && i < other->count; i++) {
         const struct mst_module *theirs = other->all[i];
         if (!theirs->fqn || !mst_alive(theirs))
@@ -161,6 +159,7 @@ void mst_book_use(mst_book *book, const mst_book *other)
     mst_book_ref(book);
     mst_book_unref(mst_names);
     mst_names = book;
+    mst_collect_again(collecting);
 }
 
 PyObject *mst_book_fqn(mst_book *book, PyObject *module)
@@ -172,26 +171,32 @@ PyObject *mst_book_fqn(mst_book *book, PyObject *module)
     return known ? known->fqn : NULL;
 }
 
-PyObject *mst_book_name(mst_book *book, PyObject *module)
+PyObject *mst_given_name(mst_book *book, PyObject *module)
 {
-    PyObject *running = mst_book_fqn(book, module);
-    struct mst_module *known = running ? NULL : mst_book_add(book, module);
-    if (running)
-        return running;
-    if (!known) {
-        PyErr_SetString(PyExc_TypeError, "modscope: this module cannot be named: it takes no weak reference");
+    struct mst_module *known = mst_book_add(book, module);
+    PyObject *fqn = known ? Py_XNewRef(known->fqn) : NULL;
+    if (known && !fqn)
+        fqn = PyType_GetName(Py_TYPE(module));
+    if (!fqn)
         return NULL;
-    }
-    if (!known->fqn) {
-        PyObject *fqn = PyType_GetName(Py_TYPE(module));
-        if (!fqn)
-            return NULL;
-        mst_book_rename(book, known, fqn);
-        Py_DECREF(fqn);
-    }
+    mst_book_rename(book, known, fqn);
+    Py_DECREF(fqn);
     if (!known->walked)
         mst_walk(book, known);
     return known->fqn;
+}
+
+PyObject *mst_book_name(mst_book *book, PyObject *module)
+{
+    PyObject *fqn = mst_book_fqn(book, module);
+    if (fqn)
+        return fqn;
+    bool collecting = mst_stop_collecting();
+    fqn = mst_given_name(book, module);
+    mst_collect_again(collecting);
+    if (!fqn && !PyErr_Occurred())
+        PyErr_SetString(PyExc_TypeError, "modscope: this module cannot be named: it takes no weak reference");
+    return fqn;
 }
 
 PyObject *mst_book_modules(mst_book *book)

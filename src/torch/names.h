@@ -17,8 +17,23 @@ struct mst_book {
     PyObject *by_fqn;            /* fqn -> weak reference */
 };
 
+/* While a book is changed nothing is collected: a finalizer is somebody's Python, which must not
+ * run inside a place, and could change the book. */
+static inline bool mst_stop_collecting(void)
+{
+    return PyGC_Disable();
+}
+
+static inline void mst_collect_again(bool collecting)
+{
+    if (collecting)
+        PyGC_Enable();
+}
+
 /* The module's entry, made if need be. NULL when memory ran out or it takes no weak reference. */
 struct mst_module *mst_book_add(mst_book *book, PyObject *module);
+/* The name a module has, or is given as a root: borrowed, or NULL. Not while collecting. */
+PyObject *mst_given_name(mst_book *book, PyObject *module);
 /* Give a known module a name. */
 void mst_book_rename(mst_book *book, struct mst_module *known, PyObject *fqn);
 /* The dict `name` of a module's own dict, borrowed; NULL if it has none. Runs no Python. */

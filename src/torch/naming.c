@@ -161,14 +161,10 @@ done:
 
 void mst_walk(mst_book *book, struct mst_module *known)
 {
-    /* A collection now could run somebody's Python in the midst of a call. */
-    int collecting = PyGC_Disable();
     struct walk walk = {.book = book};
     mst_map_set(&walk.seen, (uintptr_t)known->module, 0, 1);
     walk_below(&walk, known, known->fqn);
     mst_map_clear(&walk.seen);
-    if (collecting)
-        PyGC_Enable();
 }
 
 /* ---- calls ---- */
@@ -253,7 +249,7 @@ static ms_path resolve(struct mst_module *known, uint64_t context)
     if (known->hidden)
         return MS_GLOBAL;
     if (!fqn)
-        fqn = Py_XNewRef(known->fqn ? known->fqn : mst_book_name(mst_names, known->module));
+        fqn = Py_XNewRef(known->fqn ? known->fqn : mst_given_name(mst_names, known->module));
     ms_path path = path_named(in_node ? owner : around, fqn);
     Py_XDECREF(fqn);
     return path;
@@ -289,12 +285,9 @@ static ms_path path_of_known(struct mst_module *known, uint64_t context)
 {
     ms_path path = edge(context, known);
     if (path == MS_GLOBAL) {
-        int collecting = PyGC_Disable();
         path = resolve(known, context);
         if (path != MS_UNKNOWN && path != MS_GLOBAL)
             mst_map_set(&mst_names->edges, edge_key(context), (uintptr_t)known, path);
-        if (collecting)
-            PyGC_Enable();
     }
     if (known->hidden)
         return MS_GLOBAL;
@@ -311,21 +304,26 @@ static ms_path path_of_known(struct mst_module *known, uint64_t context)
     return path;
 }
 
-ms_path mst_path_of_call(PyObject *module, uint64_t context)
+static ms_path path_of_call(PyObject *module, uint64_t context)
 {
     struct mst_module *known = mst_book_find(mst_names, module);
-    if (!known) {
-        if (!is_module(module))
-            return MS_GLOBAL;
-        known = mst_book_add(mst_names, module);
-        if (!known)
-            return MS_UNKNOWN;
-    }
+    if (!known && !is_module(module))
+        return MS_GLOBAL;
+    if (!known && !(known = mst_book_add(mst_names, module)))
+        return MS_UNKNOWN;
     if (known->hidden)
         return MS_GLOBAL;
     ms_path path = known->called && known->context == context ? known->path : path_of_known(known, context);
     if (path != MS_GLOBAL)
         note_step(known, context, path);
+    return path;
+}
+
+ms_path mst_path_of_call(PyObject *module, uint64_t context)
+{
+    bool collecting = mst_stop_collecting();
+    ms_path path = path_of_call(module, context);
+    mst_collect_again(collecting);
     return path;
 }
 

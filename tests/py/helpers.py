@@ -179,7 +179,7 @@ def torch_globals() -> dict[str, Any]:
     assert hooks
     return {
         **hooks,
-        "has_global_hooks": module._has_any_global_hook(),
+        "has_global_hooks": getattr(module, "_has_any_global_hook", bool)(),  # not in every torch
         "step_pre": dict(optimizer._global_optimizer_pre_hooks),
         "step_post": dict(optimizer._global_optimizer_post_hooks),
         "formatwarning": warnings.formatwarning,

@@ -78,6 +78,10 @@ MODELS = {
     "net": (Net, (4, 8)),
     "encoder": (Encoder, (2, 3, 8)),
 }
+# Older ones of torch's own trackers never tell the end of a backward that reaches no input.
+TELLS_ALL = hasattr(distributed_tools.ModTracker(), "_post_bw_callbacks_to_enqueue")
+EITHER_INPUT = [pytest.param(False, marks=pytest.mark.skipif(not TELLS_ALL, reason="torch's own is wrong here")), True]
+
 each_model = pytest.mark.parametrize("build,shape", MODELS.values(), ids=MODELS.keys())
 
 
@@ -130,7 +134,7 @@ def test_flop_counter_is_right_after_an_exception():
 @each_model
 @pytest.mark.parametrize("input_grad", [False, True])
 def test_debug_mode(build, shape, input_grad):
-    from torch.utils._debug_mode import DebugMode
+    DebugMode = pytest.importorskip("torch.utils._debug_mode").DebugMode
 
     def run():
         mod, x = build(), given(shape, input_grad)
@@ -157,7 +161,7 @@ def snapshots(tracker):
 
 
 @pytest.mark.parametrize("build,shape", [MODELS["mlp"], MODELS["net"], (Checkpointed, (4, 8))], ids=["mlp", "net", "checkpointed"])
-@pytest.mark.parametrize("input_grad", [False, True])
+@pytest.mark.parametrize("input_grad", EITHER_INPUT)
 def test_mem_tracker(build, shape, input_grad):
     def run():
         mod = build()
@@ -196,7 +200,7 @@ def no_gpu_needed(monkeypatch):
 
 
 @each_model
-@pytest.mark.parametrize("input_grad", [False, True])
+@pytest.mark.parametrize("input_grad", EITHER_INPUT)
 def test_runtime_estimator(build, shape, input_grad, no_gpu_needed):
     def run():
         with FakeTensorMode():
