@@ -189,7 +189,7 @@ def torch_globals() -> dict[str, Any]:
         "call_impl": nn.Module._call_impl,
         "vectorcall": vectorcall_of(nn.Module._call_impl),
         "backward": torch.Tensor.backward,
-        "saved_tensor_hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
+        "saved_tensor_hooks": getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", bool)(True),
     }
 
 
