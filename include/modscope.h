@@ -32,7 +32,9 @@ extern "C" {
     X(ENOMEM, -1, "out of memory")                              \
     X(EINVAL, -2, "an argument is out of range")                \
     X(EFULL, -3, "more distinct paths than the watch may keep") \
-    X(EEMPTY, -4, "left what was never entered")
+    X(EEMPTY, -4, "left what was never entered")                \
+    X(EABSENT, -5, "no such block is known")                    \
+    X(EDETACHED, -6, "the ledger is not attached")
 
 enum ms_error {
 #define X(name, value, text) MS_##name = (value),
@@ -56,7 +58,7 @@ typedef uint32_t ms_path;
 
 #define MS_ANY_THREAD UINT64_C(0)
 
-typedef enum ms_phase { MS_IDLE, MS_FORWARD, MS_RECOMPUTE, MS_BACKWARD } ms_phase;
+typedef enum ms_phase { MS_IDLE, MS_FORWARD, MS_RECOMPUTE, MS_BACKWARD, MS_OPTIMIZER } ms_phase;
 
 typedef struct ms_options {
     /* Both NULL for malloc and free. The memory need not be cleared. */
@@ -82,6 +84,8 @@ void ms_watch_unlock(ms_watch *watch);
 /* The path of `name` called inside `parent`; the same pair gives the same path.
  * The name is copied. MS_ENOMEM, MS_EFULL, MS_EINVAL leave *path alone. */
 int ms_path_add(ms_watch *watch, ms_path parent, const char *name, ms_path *path);
+/* How many paths there are; they are numbered from 0, and MS_GLOBAL and MS_UNKNOWN count. */
+uint32_t ms_path_count(const ms_watch *watch);
 /* Names are borrowed until the watch is closed. MS_GLOBAL is "Global", MS_UNKNOWN
  * is "unknown"; both have MS_GLOBAL as parent and depth 0. */
 const char *ms_path_name(const ms_watch *watch, ms_path path);
@@ -103,10 +107,17 @@ int ms_call_leave(ms_thread *thread, uint64_t seq);
  * Nodes made meanwhile belong to the same call as this one. */
 int ms_node_enter(ms_thread *thread, uint64_t maker, uint64_t number, uint64_t seq);
 int ms_node_leave(ms_thread *thread, uint64_t seq);
+/* The same for a node without a number whose owner is known otherwise. */
+int ms_node_enter_as(ms_thread *thread, ms_path path, uint64_t seq);
 
 /* While held, `path` counts as running in this thread, in place of the node around it. */
 int ms_hold_enter(ms_thread *thread, ms_path path);
 int ms_hold_leave(ms_thread *thread);
+
+/* An optimizer's step begins or ends. What is entered meanwhile counts as what it is. A step
+ * that ends by an error may never be left: leaving what was entered before it ends it too. */
+void ms_step_enter(ms_thread *thread);
+void ms_step_leave(ms_thread *thread);
 
 /* In which call node `number` of thread `maker` was made. MS_ANY_THREAD where the maker is
  * not known: what the threads that made calls agree on, MS_UNKNOWN if they differ. */

@@ -64,10 +64,13 @@ MS__INLINE ms_path owner(const struct ms__table *table, uint64_t number, uint64_
 }
 
 /* Whose node `number` is. `hint` is where to look first and is updated. All numbers
- * [*from, number] have the same answer, now and for ever, if it is not MS_UNKNOWN. */
-MS__INLINE ms_path ms__table_find(const struct ms__table *table, uint64_t number, uint64_t *hint, uint64_t *from)
+ * [*from, number] have the same answer, now and for ever, if it is not MS_UNKNOWN. *record is
+ * its call's, or MS__NONE. */
+MS__INLINE ms_path ms__table_find(const struct ms__table *table, uint64_t number, uint64_t *hint, uint64_t *from,
+                                  uint64_t *record)
 {
     *from = number;
+    *record = MS__NONE;
     uint64_t pending = MS__LOAD(table->pending_in);
     if (MS__UNLIKELY(number >= MS__LOAD(table->unsure_from) && number < MS__LOAD(table->unsure_to)))
         return MS_UNKNOWN;
@@ -84,7 +87,11 @@ MS__INLINE ms_path ms__table_find(const struct ms__table *table, uint64_t number
     uint64_t lowest;
     ms_path path = owner(table, number, at, low, from, &lowest);
     /* The writer may have come round meanwhile. */
-    return MS__LIKELY(lowest >= MS__LOAD(table->low)) ? path : MS_UNKNOWN;
+    if (MS__UNLIKELY(lowest < MS__LOAD(table->low)))
+        return MS_UNKNOWN;
+    if (path != MS_GLOBAL)
+        *record = lowest;
+    return path;
 }
 
 #endif

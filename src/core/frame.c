@@ -137,16 +137,31 @@ int ms_call_enter(ms_thread *thread, ms_path path, uint64_t seq)
     if (MS__UNLIKELY(!push(thread, MS__CALL, path, seq, MS__NONE)))
         return MS_ENOMEM;
     record(thread, thread->depth - 1);
+    ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
+    if (MS__UNLIKELY(ledger != NULL))
+        ms__moment_call_enter(ledger, thread, path);
     return MS_OK;
+}
+
+/* A step that began inside what was just left is over. */
+MS__INLINE void end_steps(ms_thread *thread)
+{
+    if (MS__UNLIKELY(thread->step_at > thread->depth + 1))
+        thread->step_at = thread->steps_open = 0;
 }
 
 int ms_call_leave(ms_thread *thread, uint64_t seq)
 {
     int error;
     const struct ms__frame *frame = pop(thread, MS__CALL, seq, &error);
-    if (MS__LIKELY(frame != NULL))
-        ms__table_end(&thread->table, frame->record, seq);
-    return error;
+    if (MS__UNLIKELY(!frame))
+        return error;
+    ms__table_end(&thread->table, frame->record, seq);
+    end_steps(thread);
+    ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
+    if (MS__UNLIKELY(ledger != NULL))
+        ms__moment_call_leave(ledger, thread);
+    return MS_OK;
 }
 
 /* Any thread that recorded calls may have made the node: only where they agree is it known. */
@@ -158,8 +173,8 @@ MS__RARE ms_path path_by_any(ms_watch *watch, uint64_t number)
     for (ms_thread *thread = watch->threads; thread; thread = thread->next) {
         if (ms__table_empty(&thread->table))
             continue;
-        uint64_t hint = 0, from;
-        ms_path path = ms__table_find(&thread->table, number, &hint, &from);
+        uint64_t hint = 0, from, record;
+        ms_path path = ms__table_find(&thread->table, number, &hint, &from, &record);
         answer = first || answer == path ? path : MS_UNKNOWN;
         first = false;
     }
@@ -186,26 +201,31 @@ MS__RARE bool turn_to(ms_thread *thread, uint64_t maker, uint64_t number, ms_pat
     return found != NULL;
 }
 
-/* Mostly made by the same thread as the node before. */
-MS__INLINE ms_path path_of_node(ms_thread *thread, uint64_t maker, uint64_t number)
+/* Mostly made by the same thread as the node before. *record is the call's, in thread->maker's table. */
+MS__INLINE ms_path path_of_node(ms_thread *thread, uint64_t maker, uint64_t number, uint64_t *record)
 {
+    *record = MS__NONE;
     if (number == MS_NO_NUMBER)
         return MS_GLOBAL;
     ms_path path;
     if (MS__UNLIKELY(maker != thread->maker_id) && !turn_to(thread, maker, number, &path))
         return path;
-    if (number - thread->found_from <= thread->found_span)
+    if (number - thread->found_from <= thread->found_span) {
+        *record = thread->found_record;
         return thread->found_path;
+    }
     uint64_t from;
-    path = ms__table_find(&thread->maker->table, number, &thread->hint, &from);
+    path = ms__table_find(&thread->maker->table, number, &thread->hint, &from, record);
     /* Ended threads are let go by giving their table to a new one. */
     if (MS__UNLIKELY(MS__LOAD(thread->maker->id) != maker)) {
         thread->maker_id = MS__NOBODY;
+        *record = MS__NONE;
         return MS_UNKNOWN;
     }
     if (MS__LIKELY(path != MS_UNKNOWN)) {
         thread->found_from = from;
         thread->found_span = number - from;
+        thread->found_record = *record;
         thread->found_path = path;
     }
     return path;
@@ -223,9 +243,8 @@ MS__INLINE void announce(ms_thread *thread, const struct ms__frame *frame)
     MS__STORE(thread->table.pending_in, frame->in);
 }
 
-int ms_node_enter(ms_thread *thread, uint64_t maker, uint64_t number, uint64_t seq)
+MS__INLINE int enter_node(ms_thread *thread, ms_path path, uint64_t seq)
 {
-    ms_path path = path_of_node(thread, maker, number);
     if (MS__UNLIKELY(thread->pending && MS__PEEK(thread->table.pending_in) != seq))
         record_pending(thread);
     struct ms__frame *frame = push(thread, MS__NODE, path, seq, MS__PENDING);
@@ -235,6 +254,30 @@ int ms_node_enter(ms_thread *thread, uint64_t maker, uint64_t number, uint64_t s
     thread->nodes_open++;
     announce(thread, frame);
     return MS_OK;
+}
+
+int ms_node_enter(ms_thread *thread, uint64_t maker, uint64_t number, uint64_t seq)
+{
+    uint64_t record;
+    ms_path path = path_of_node(thread, maker, number, &record);
+    int error = enter_node(thread, path, seq);
+    ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
+    if (MS__UNLIKELY(ledger != NULL) && error == MS_OK) {
+        if (number == MS_NO_NUMBER)
+            ms__moment_node_enter_as(ledger, thread);
+        else
+            ms__moment_node_enter(ledger, thread, record == MS__NONE ? NULL : thread->maker, record);
+    }
+    return error;
+}
+
+int ms_node_enter_as(ms_thread *thread, ms_path path, uint64_t seq)
+{
+    int error = enter_node(thread, path, seq);
+    ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
+    if (ledger && error == MS_OK)
+        ms__moment_node_enter_as(ledger, thread);
+    return error;
 }
 
 /* The node below is the pending one again; it made no node yet, or it would have its record. */
@@ -249,6 +292,14 @@ MS__INLINE void announce_below(ms_thread *thread)
         MS__STORE(thread->table.pending_in, UINT64_MAX);
 }
 
+MS__INLINE void node_left(ms_thread *thread)
+{
+    end_steps(thread);
+    ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
+    if (MS__UNLIKELY(ledger != NULL))
+        ms__moment_node_leave(ledger, thread);
+}
+
 int ms_node_leave(ms_thread *thread, uint64_t seq)
 {
     /* Nearly always: one node runs, and it made none. */
@@ -258,6 +309,7 @@ int ms_node_leave(ms_thread *thread, uint64_t seq)
         thread->nodes_open--;
         thread->pending = 0;
         MS__STORE(thread->table.pending_in, UINT64_MAX);
+        node_left(thread);
         return MS_OK;
     }
     if (MS__UNLIKELY(thread->pending && !thread->unframed && MS__PEEK(thread->table.pending_in) != seq))
@@ -273,6 +325,7 @@ int ms_node_leave(ms_thread *thread, uint64_t seq)
     } else {
         ms__table_end(&thread->table, frame->record, seq);
     }
+    node_left(thread);
     return MS_OK;
 }
 
@@ -298,13 +351,35 @@ ms_path ms_node_path(ms_watch *watch, uint64_t maker, uint64_t number)
     ms_thread *thread = ms__thread_find(watch, maker, &gone);
     if (!thread)
         return gone ? MS_UNKNOWN : MS_GLOBAL;
-    uint64_t hint = 0, from;
-    ms_path path = ms__table_find(&thread->table, number, &hint, &from);
+    uint64_t hint = 0, from, record;
+    ms_path path = ms__table_find(&thread->table, number, &hint, &from, &record);
     return atomic_load_explicit(&thread->id, memory_order_acquire) == maker ? path : MS_UNKNOWN;
+}
+
+void ms_step_enter(ms_thread *thread)
+{
+    if (thread->steps_open++ == 0)
+        thread->step_at = thread->depth + 1;
+    ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
+    if (ledger)
+        ms__moment_step(ledger, thread, false);
+}
+
+void ms_step_leave(ms_thread *thread)
+{
+    if (!thread->steps_open)
+        return;
+    if (--thread->steps_open == 0)
+        thread->step_at = 0;
+    ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
+    if (ledger)
+        ms__moment_step(ledger, thread, true);
 }
 
 ms_phase ms_thread_phase(const ms_thread *thread)
 {
+    if (MS__UNLIKELY(thread->step_at == thread->depth + 1))
+        return MS_OPTIMIZER;
     if (!thread->depth)
         return MS_IDLE;
     if (thread->frames[thread->depth - 1].kind != MS__CALL)

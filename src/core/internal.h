@@ -4,6 +4,7 @@
 #define MS_INTERNAL_H
 
 #include "modscope.h"
+#include "modscope_ledger.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -60,6 +61,12 @@ struct ms__record {
     _Atomic ms_path path;      /* whose the nodes are */
 };
 
+/* Whose entry of moments a call's record has (moment.c). */
+struct ms__link {
+    uint32_t round, entry;
+    ms_path path;
+};
+
 /* A ring. One thread writes, any thread reads without a lock:
  * - indices only grow, record i lies in slot i % kept;
  * - `low` is raised before a slot is used again, and a reader checks it last;
@@ -68,6 +75,7 @@ struct ms__record {
  * origin <= low <= count <= low + kept */
 struct ms__table {
     struct ms__record *records; /* all of the ring; the system gives the pages when they are used */
+    struct ms__link *links;     /* a record's, or NULL; guarded by the ledger's lock */
     uint32_t kept;              /* a power of two */
     _Atomic uint64_t origin;
     _Atomic uint64_t low;
@@ -171,7 +179,12 @@ struct ms_thread {
     uint64_t maker_id; /* or MS__NOBODY */
     uint64_t hint;
     uint64_t found_from, found_span;
+    uint64_t found_record; /* the call's, or MS__NONE */
     ms_path found_path;
+
+    uint32_t step_at; /* the depth that an optimizer's step began at, plus 1; 0: none is open */
+    uint32_t steps_open;
+    struct ms__seat *seat; /* at the ledger, or NULL */
 
     bool open;        /* guarded by watch->lock */
     ms_thread *next;  /* all threads; guarded by watch->lock */
@@ -188,7 +201,24 @@ struct ms_watch {
     ms_thread *ended_last;  /* guarded by lock */
     uint32_t ended_count;   /* guarded by lock */
     uint64_t let_go;        /* ended threads whose calls were let go; guarded by lock */
+    _Atomic(ms_ledger *) ledger; /* the one attached, or NULL; written with lock held */
+    ms_ledger *closed_ledgers;   /* guarded by lock */
+    ms_ledger *locked_ledger;    /* around fork */
+    uint64_t rounds;             /* guarded by the attached ledger's lock */
 };
+
+/* ---- what a ledger is told (moment.c); each takes its lock ---- */
+void ms__moment_call_enter(ms_ledger *ledger, ms_thread *thread, ms_path path);
+void ms__moment_call_leave(ms_ledger *ledger, ms_thread *thread);
+/* `record` of maker's table is the call the node was made in, or MS__NONE. */
+void ms__moment_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *maker, uint64_t record);
+void ms__moment_node_enter_as(ms_ledger *ledger, ms_thread *thread);
+void ms__moment_node_leave(ms_ledger *ledger, ms_thread *thread);
+void ms__moment_step(ms_ledger *ledger, ms_thread *thread, bool left);
+void ms__seat_free(ms_thread *thread); /* the thread ends; with watch->lock held */
+void ms__ledgers_free(ms_watch *watch);
+void ms__ledger_lock(ms_ledger *ledger);
+void ms__ledger_unlock(ms_ledger *ledger);
 
 /* Give the open nodes their records: the thread ends in them. */
 void ms__thread_settle(ms_thread *thread);

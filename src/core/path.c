@@ -137,6 +137,11 @@ int ms_path_add(ms_watch *watch, ms_path parent, const char *name, ms_path *path
     return error;
 }
 
+uint32_t ms_path_count(const ms_watch *watch)
+{
+    return atomic_load_explicit(&watch->paths.count, memory_order_acquire);
+}
+
 const char *ms_path_name(const ms_watch *watch, ms_path path)
 {
     return path_at(watch, path)->name;

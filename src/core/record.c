@@ -15,6 +15,7 @@ int ms__table_open(ms_watch *watch, struct ms__table *table, uint32_t kept)
 void ms__table_close(ms_watch *watch, struct ms__table *table)
 {
     ms__free(watch, table->records);
+    ms__free(watch, table->links);
 }
 
 void ms__table_clear(struct ms__table *table)

@@ -69,6 +69,7 @@ static void free_thread(ms_watch *watch, ms_thread *thread)
 {
     if (thread->table.records)
         ms__table_close(watch, &thread->table);
+    ms__seat_free(thread);
     ms__free(watch, thread->frames);
     ms__free(watch, thread);
 }
@@ -82,6 +83,7 @@ void ms_watch_close(ms_watch *watch)
         watch->threads = thread->next;
         free_thread(watch, thread);
     }
+    ms__ledgers_free(watch);
     ms__paths_close(watch);
     pthread_mutex_destroy(&watch->lock);
     if (watch->options.free)
@@ -98,10 +100,16 @@ uint64_t ms_lost(const ms_watch *watch)
 void ms_watch_lock(ms_watch *watch)
 {
     pthread_mutex_lock(&watch->lock);
+    watch->locked_ledger = MS__PEEK(watch->ledger);
+    if (watch->locked_ledger)
+        ms__ledger_lock(watch->locked_ledger);
 }
 
 void ms_watch_unlock(ms_watch *watch)
 {
+    if (watch->locked_ledger)
+        ms__ledger_unlock(watch->locked_ledger);
+    watch->locked_ledger = NULL;
     pthread_mutex_unlock(&watch->lock);
 }
 
@@ -155,6 +163,7 @@ ms_thread *ms_thread_open(ms_watch *watch, uint64_t id)
         thread->maker_id = MS__NOBODY;
         thread->unsure_to = 0;
         thread->look_ahead_at = 0;
+        thread->step_at = thread->steps_open = 0;
         atomic_store_explicit(&thread->id, id, memory_order_release);
     } else {
         watch->let_go++; /* its nodes cannot be placed */
@@ -169,6 +178,7 @@ void ms_thread_close(ms_thread *thread)
     ms_watch *watch = thread->watch;
     pthread_mutex_lock(&watch->lock);
     ms__thread_settle(thread);
+    ms__seat_free(thread);
     thread->depth = thread->nodes_open = thread->pending = thread->unframed = 0;
     MS__STORE(thread->table.pending_in, UINT64_MAX);
     thread->open = false;

@@ -1,0 +1,424 @@
+/* ledger.c - a ledger, and what happens to blocks. */
+#include "ledger.h"
+
+#include <string.h>
+
+const char *ms_category_name(ms_category category)
+{
+    switch (category) {
+#define X(name, text) \
+    case MS_##name:   \
+        return text;
+        MS_CATEGORIES(X)
+#undef X
+    default:
+        return "no such category";
+    }
+}
+
+/* ---- opening, attaching, closing ---- */
+
+/* A closed ledger is kept for the next: a thread may still hold its address. */
+ms_ledger *ms_ledger_open(ms_watch *watch)
+{
+    pthread_mutex_lock(&watch->lock);
+    ms_ledger *ledger = watch->closed_ledgers;
+    if (ledger) {
+        watch->closed_ledgers = ledger->next;
+    } else if ((ledger = ms__alloc(watch, sizeof *ledger))) {
+        memset(ledger, 0, sizeof *ledger);
+        ledger->watch = watch;
+    } else {
+        ms__count_lost(watch);
+    }
+    pthread_mutex_unlock(&watch->lock);
+    return ledger;
+}
+
+/* With watch->lock held. */
+static void detach(ms_ledger *ledger)
+{
+    if (!MS__PEEK(ledger->attached))
+        return;
+    MS__STORE(ledger->watch->ledger, NULL);
+    ms__lock(&ledger->lock);
+    MS__STORE(ledger->attached, false);
+    ms__seats_leave(ledger);
+    ms__unlock(&ledger->lock);
+}
+
+void ms_ledger_close(ms_ledger *ledger)
+{
+    if (!ledger)
+        return;
+    ms_watch *watch = ledger->watch;
+    pthread_mutex_lock(&watch->lock);
+    detach(ledger);
+    ms__lock(&ledger->lock);
+    ms__viewers_close(ledger);
+    ms__stats_close(ledger);
+    ms__cells_close(ledger);
+    ms__blocks_close(watch, &ledger->blocks);
+    ledger->device_count = 0;
+    ledger->time = ledger->iteration = 0;
+    ledger->steps_expected = ledger->step_left = false;
+    atomic_store(&ledger->lost, 0);
+    ms__unlock(&ledger->lock);
+    ledger->next = watch->closed_ledgers;
+    watch->closed_ledgers = ledger;
+    pthread_mutex_unlock(&watch->lock);
+}
+
+void ms__ledgers_free(ms_watch *watch)
+{
+    while (watch->closed_ledgers) {
+        ms_ledger *ledger = watch->closed_ledgers;
+        watch->closed_ledgers = ledger->next;
+        ms__free(watch, ledger);
+    }
+}
+
+void ms__ledger_lock(ms_ledger *ledger)
+{
+    ms__lock(&ledger->lock);
+}
+
+void ms__ledger_unlock(ms_ledger *ledger)
+{
+    ms__unlock(&ledger->lock);
+}
+
+int ms_ledger_attach(ms_ledger *ledger)
+{
+    ms_watch *watch = ledger->watch;
+    pthread_mutex_lock(&watch->lock);
+    ms_ledger *other = MS__PEEK(watch->ledger);
+    if (!other) {
+        ms__lock(&ledger->lock);
+        MS__STORE(ledger->attached, true);
+        ms__unlock(&ledger->lock);
+        MS__STORE(watch->ledger, ledger);
+    }
+    pthread_mutex_unlock(&watch->lock);
+    return !other || other == ledger ? MS_OK : MS_EINVAL;
+}
+
+void ms_ledger_detach(ms_ledger *ledger)
+{
+    pthread_mutex_lock(&ledger->watch->lock);
+    detach(ledger);
+    pthread_mutex_unlock(&ledger->watch->lock);
+}
+
+uint64_t ms_ledger_lost(const ms_ledger *ledger)
+{
+    return atomic_load_explicit(&ledger->lost, memory_order_relaxed);
+}
+
+/* ---- blocks ---- */
+static void drop(ms_ledger *ledger, struct ms__block *block)
+{
+    struct ms__device *on = &ledger->devices[block->device];
+    int64_t bytes = (int64_t)block->bytes;
+    ledger->time++;
+    ms__cell_change(ledger, block->device, block->path, block->category, -bytes);
+    on->total -= bytes;
+    if (MS__UNLIKELY(block->outside))
+        on->outside.of[block->category] -= bytes;
+    ms__block_remove(&ledger->blocks, block);
+}
+
+struct origin {
+    ms_phase phase;
+    ms_path path;
+};
+
+static inline struct origin origin_of(const ms_thread *thread)
+{
+    return thread ? (struct origin){ms_thread_phase(thread), ms_thread_path(thread)}
+                  : (struct origin){MS_IDLE, MS_GLOBAL};
+}
+
+/* With the lock held. Reserve before writing: past that nothing can fail. */
+static int add(ms_ledger *ledger, struct origin origin, const struct ms__block *made)
+{
+    if (MS__UNLIKELY(!MS__PEEK(ledger->attached)))
+        return MS_EDETACHED;
+    struct ms__block *before = ms__block_find(&ledger->blocks, made->address);
+    if (MS__UNLIKELY(before != NULL))
+        drop(ledger, before);
+    struct ms__block *block = NULL;
+    if (MS__LIKELY(ms__cells_reserve(ledger, made->device, made->path)))
+        block = ms__block_new(ledger->watch, &ledger->blocks, made->address);
+    if (MS__UNLIKELY(!block)) {
+        ms__ledger_count_lost(ledger);
+        return MS_ENOMEM;
+    }
+    *block = *made;
+    block->born = ++ledger->time;
+    block->mark = ledger->mark;
+    struct ms__device *on = &ledger->devices[made->device];
+    if (MS__UNLIKELY(made->device >= ledger->device_count))
+        ledger->device_count = made->device + 1u;
+    ms__cell_change(ledger, made->device, made->path, made->category, (int64_t)made->bytes);
+    on->total += (int64_t)made->bytes;
+    if (MS__UNLIKELY(made->outside))
+        on->outside.of[made->category] += (int64_t)made->bytes;
+    ms__peaks_grow(ledger, made->device, block->born, origin.phase, origin.path, made->path);
+    ms__spans_grow(ledger, made->device);
+    return MS_OK;
+}
+
+int ms_block_add(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device)
+{
+    if (MS__UNLIKELY(device >= MS_DEVICES_MOST || bytes > INT64_MAX))
+        return MS_EINVAL;
+    if (!bytes)
+        return MS_OK;
+    struct origin origin = origin_of(thread);
+    bool passing = origin.phase == MS_BACKWARD || origin.phase == MS_OPTIMIZER;
+    struct ms__block made = {.address = address,
+                             .bytes = bytes,
+                             .path = origin.path,
+                             .device = (uint8_t)device,
+                             .category = passing ? MS_TEMP : MS_ACTIVATION};
+    ms__lock(&ledger->lock);
+    int error = add(ledger, origin, &made);
+    ms__unlock(&ledger->lock);
+    return error;
+}
+
+int ms_block_add_as(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device,
+                    ms_category category, ms_path path, bool outside)
+{
+    if (device >= MS_DEVICES_MOST || bytes > INT64_MAX || category >= MS_CATEGORY_COUNT ||
+        path >= ms_path_count(ledger->watch))
+        return MS_EINVAL;
+    if (!bytes)
+        return MS_OK;
+    struct ms__block made = {.address = address,
+                             .bytes = bytes,
+                             .path = path,
+                             .device = (uint8_t)device,
+                             .category = (uint8_t)category,
+                             .outside = outside};
+    struct origin origin = origin_of(thread);
+    ms__lock(&ledger->lock);
+    int error = add(ledger, origin, &made);
+    ms__unlock(&ledger->lock);
+    return error;
+}
+
+int ms_block_drop(ms_ledger *ledger, uint64_t address)
+{
+    int error = MS_OK;
+    ms__lock(&ledger->lock);
+    struct ms__block *block = ms__block_find(&ledger->blocks, address);
+    if (MS__UNLIKELY(!MS__PEEK(ledger->attached)))
+        error = MS_EDETACHED;
+    else if (MS__UNLIKELY(!block))
+        error = MS_EABSENT;
+    else
+        drop(ledger, block);
+    ms__unlock(&ledger->lock);
+    return error;
+}
+
+static int claim(ms_ledger *ledger, struct ms__block *block, uint32_t category, ms_path path)
+{
+    block->mark = ledger->mark;
+    if (block->category == category && block->path == path)
+        return MS_OK;
+    if (!ms__cells_reserve(ledger, block->device, path)) {
+        ms__ledger_count_lost(ledger);
+        return MS_ENOMEM;
+    }
+    ledger->time++;
+    ms__cell_move(ledger, block, path, category);
+    if (block->outside) {
+        ms_sums *outside = &ledger->devices[block->device].outside;
+        outside->of[block->category] -= (int64_t)block->bytes;
+        outside->of[category] += (int64_t)block->bytes;
+    }
+    block->path = path;
+    block->category = (uint8_t)category;
+    return MS_OK;
+}
+
+int ms_block_claim(ms_ledger *ledger, uint64_t address, ms_category category, ms_path path)
+{
+    if (category >= MS_CATEGORY_COUNT || path >= ms_path_count(ledger->watch))
+        return MS_EINVAL;
+    ms__lock(&ledger->lock);
+    struct ms__block *block = ms__block_find(&ledger->blocks, address);
+    int error = block ? MS_OK : MS_EABSENT;
+    if (!MS__PEEK(ledger->attached))
+        error = MS_EDETACHED;
+    else if (block)
+        error = claim(ledger, block, category, path);
+    ms__unlock(&ledger->lock);
+    return error;
+}
+
+uint64_t ms_block_bytes(ms_ledger *ledger, const uint64_t *addresses, size_t count)
+{
+    uint64_t bytes = 0;
+    ms__lock(&ledger->lock);
+    for (size_t i = 0; i < count; i++) {
+        const struct ms__block *block = ms__block_find(&ledger->blocks, addresses[i]);
+        bytes += block ? block->bytes : 0;
+    }
+    ms__unlock(&ledger->lock);
+    return bytes;
+}
+
+void ms_ledger_clear(ms_ledger *ledger)
+{
+    ms__lock(&ledger->lock);
+    struct ms__block *block;
+    for (uint32_t at = 0; (block = ms__block_next(&ledger->blocks, &at)) != NULL;)
+        drop(ledger, block);
+    ms__unlock(&ledger->lock);
+}
+
+/* ---- claims as a whole ---- */
+void ms_claims_begin(ms_ledger *ledger)
+{
+    ms__lock(&ledger->lock);
+    ledger->mark++;
+    ms__unlock(&ledger->lock);
+}
+
+static bool is_held_by_an_object(uint32_t category)
+{
+    return category == MS_PARAMETER || category == MS_BUFFER || category == MS_GRADIENT || category == MS_OPTSTATE;
+}
+
+/* A mark comes round after 256 claims as a whole; whatever was not claimed in one of them is
+ * of no category that is looked at here in the next. */
+void ms_claims_end(ms_ledger *ledger)
+{
+    ms__lock(&ledger->lock);
+    struct ms__block *block;
+    for (uint32_t at = 0; (block = ms__block_next(&ledger->blocks, &at)) != NULL;) {
+        if (block->mark == ledger->mark)
+            continue;
+        if (block->outside)
+            drop(ledger, block);
+        else if (is_held_by_an_object(block->category))
+            claim(ledger, block, MS_OTHER, block->path);
+    }
+    ms__unlock(&ledger->lock);
+}
+
+/* ---- figures ---- */
+uint32_t ms_ledger_devices(const ms_ledger *ledger)
+{
+    ms_ledger *locked = (ms_ledger *)ledger;
+    ms__lock(&locked->lock);
+    uint32_t count = ledger->device_count;
+    ms__unlock(&locked->lock);
+    return count;
+}
+
+static ms_sums sums_of(ms_ledger *ledger, const ms_sums *sums)
+{
+    ms__lock(&ledger->lock);
+    ms_sums copy = *sums;
+    ms__unlock(&ledger->lock);
+    return copy;
+}
+
+ms_sums ms_ledger_now(ms_ledger *ledger, uint32_t device)
+{
+    return device < MS_DEVICES_MOST ? sums_of(ledger, &ledger->devices[device].now) : (ms_sums){{0}};
+}
+
+ms_sums ms_ledger_outside(ms_ledger *ledger, uint32_t device)
+{
+    return device < MS_DEVICES_MOST ? sums_of(ledger, &ledger->devices[device].outside) : (ms_sums){{0}};
+}
+
+uint64_t ms_ledger_blocks(ms_ledger *ledger)
+{
+    ms__lock(&ledger->lock);
+    uint64_t count = ledger->blocks.count;
+    ms__unlock(&ledger->lock);
+    return count;
+}
+
+uint64_t ms_ledger_block_memory(ms_ledger *ledger)
+{
+    ms__lock(&ledger->lock);
+    uint64_t bytes = ms__blocks_memory(&ledger->blocks);
+    ms__unlock(&ledger->lock);
+    return bytes;
+}
+
+uint64_t ms_ledger_time(ms_ledger *ledger)
+{
+    ms__lock(&ledger->lock);
+    uint64_t time = ledger->time;
+    ms__unlock(&ledger->lock);
+    return time;
+}
+
+/* ---- for tests ---- */
+static const char *device_broken(ms_ledger *ledger, uint32_t device)
+{
+    const struct ms__device *on = &ledger->devices[device];
+    ms_sums blocks = {{0}}, outside = {{0}}, cells = {{0}};
+    int64_t total = 0;
+    const struct ms__block *block;
+    for (uint32_t at = 0; (block = ms__block_next(&ledger->blocks, &at)) != NULL;) {
+        if (block->device != device)
+            continue;
+        blocks.of[block->category] += (int64_t)block->bytes;
+        outside.of[block->category] += block->outside ? (int64_t)block->bytes : 0;
+        total += (int64_t)block->bytes;
+    }
+    for (uint32_t chunk = 0; chunk < on->room; chunk++)
+        for (uint32_t row = 0; on->cells[chunk] && row < MS__CELL_PATHS; row++)
+            for (uint32_t category = 0; category < MS_CATEGORY_COUNT; category++)
+                cells.of[category] += on->cells[chunk]->now[row][category];
+    if (total != on->total)
+        return "total = sum over live blocks";
+    if (memcmp(&blocks, &on->now, sizeof blocks) != 0)
+        return "a category = sum over its live blocks";
+    if (memcmp(&outside, &on->outside, sizeof outside) != 0)
+        return "outside = sum over live blocks from outside";
+    return memcmp(&cells, &on->now, sizeof cells) == 0 ? NULL : "a category = sum over its cells";
+}
+
+static const char *peak_broken(const ms_ledger *ledger, const ms_viewer *viewer, uint32_t device)
+{
+    const struct ms__device *on = &ledger->devices[device];
+    const struct ms__view *view = &viewer->views[device];
+    ms_sums cells = {{0}};
+    int64_t total = 0;
+    for (uint32_t chunk = 0; chunk < on->room; chunk++)
+        for (uint32_t row = 0; on->cells[chunk] && row < MS__CELL_PATHS; row++)
+            for (uint32_t category = 0; category < MS_CATEGORY_COUNT; category++) {
+                const struct ms__seen *seen = view->seen[chunk];
+                bool changed = seen->saved[row][category] > view->peak_time;
+                cells.of[category] += changed ? seen->at[row][category] : on->cells[chunk]->now[row][category];
+            }
+    for (uint32_t category = 0; category < MS_CATEGORY_COUNT; category++)
+        total += view->peak.sums.of[category];
+    if (total != view->peak.bytes)
+        return "a peak = sum over its categories";
+    return memcmp(&cells, &view->peak.sums, sizeof cells) == 0 ? NULL : "a peak's category = sum over its cells";
+}
+
+const char *ms_ledger_broken(ms_ledger *ledger)
+{
+    ms__lock(&ledger->lock);
+    const char *broken = ms__blocks_broken(&ledger->blocks);
+    for (uint32_t device = 0; !broken && device < MS_DEVICES_MOST; device++) {
+        broken = device_broken(ledger, device);
+        for (const ms_viewer *viewer = ledger->viewers; !broken && viewer; viewer = viewer->next)
+            broken = peak_broken(ledger, viewer, device);
+    }
+    ms__unlock(&ledger->lock);
+    return broken;
+}

@@ -1,0 +1,187 @@
+/* ledger.h - what the files of the ledger share: blocks, cells, moments. All of it is guarded
+ * by ledger->lock, except where another guard is named. */
+#ifndef MS_LEDGER_H
+#define MS_LEDGER_H
+
+#include "internal.h"
+#include "lock.h"
+
+#include <assert.h>
+
+/* ---- block.c: the live blocks, by address ---- */
+struct ms__block {
+    uint64_t address; /* of a struct that is free: the next free one, or 0 */
+    uint64_t bytes;
+    uint64_t born; /* ledger->time */
+    ms_path path;
+    uint8_t device, category, mark;
+    bool outside;
+};
+static_assert(sizeof(struct ms__block) == 32, "half of what a live block may cost");
+
+#define MS__BLOCK_CHUNK 1024u
+
+/* Chunks are never moved. The table is open addressing: a slot holds the upper half of the
+ * address's hash and the block's number + 1; no probe is longer than it must be (a removal
+ * shifts back what follows). At most 7 in 10 slots are used. */
+struct ms__blocks {
+    struct ms__block **chunks;
+    uint32_t chunk_count, chunk_room;
+    uint32_t used;       /* numbers ever given out */
+    uint32_t free_first; /* number + 1; 0: none */
+    uint32_t count;
+    uint64_t *slots;
+    uint32_t slot_bits; /* 0: no table yet */
+};
+
+struct ms__block *ms__block_find(const struct ms__blocks *blocks, uint64_t address);
+/* A block under a new address, its other fields not set. NULL when memory runs out. */
+struct ms__block *ms__block_new(ms_watch *watch, struct ms__blocks *blocks, uint64_t address);
+void ms__block_remove(struct ms__blocks *blocks, struct ms__block *block);
+void ms__blocks_close(ms_watch *watch, struct ms__blocks *blocks);
+/* Visit all: start with *at = 0 until NULL comes. The one given may be removed. */
+struct ms__block *ms__block_next(const struct ms__blocks *blocks, uint32_t *at);
+uint64_t ms__blocks_memory(const struct ms__blocks *blocks);
+const char *ms__blocks_broken(const struct ms__blocks *blocks);
+
+/* ---- cell.c: bytes by device, path and category; now, and at the viewers' peaks ---- */
+#define MS__CELL_PATHS 64u /* paths a chunk of cells is for */
+
+struct ms__cells {
+    int64_t now[MS__CELL_PATHS][MS_CATEGORY_COUNT];
+};
+
+/* What a viewer remembers of a chunk of cells. A cell's value at the peak is `at` if it was
+ * saved after the peak, else what it is now: it has not changed since. So a new peak copies
+ * nothing, and a change saves the old value at most once a peak. */
+struct ms__seen {
+    int64_t at[MS__CELL_PATHS][MS_CATEGORY_COUNT];
+    uint64_t saved[MS__CELL_PATHS][MS_CATEGORY_COUNT]; /* ledger->time */
+};
+
+struct ms__device {
+    int64_t total;
+    ms_sums now, outside;
+    struct ms__cells **cells; /* by path / MS__CELL_PATHS */
+    uint32_t room;
+};
+
+struct ms__view {
+    ms_peak peak;
+    uint64_t peak_time;     /* ledger->time */
+    uint64_t peak_born;     /* the block that made it; 0: none did */
+    struct ms__seen **seen; /* wherever the device has cells */
+    uint32_t room;
+};
+
+struct ms_viewer {
+    ms_ledger *ledger;
+    ms_viewer *next;
+    struct ms__view views[MS_DEVICES_MOST];
+};
+
+/* Make sure of the cells of a path. False when memory runs out. */
+bool ms__cells_reserve(ms_ledger *ledger, uint32_t device, ms_path path);
+/* Cells that are reserved change, at ledger->time. */
+void ms__cell_change(ms_ledger *ledger, uint32_t device, ms_path path, uint32_t category, int64_t bytes);
+/* A block moves between reserved cells, and in the peaks it lived at. */
+void ms__cell_move(ms_ledger *ledger, const struct ms__block *block, ms_path path, uint32_t category);
+void ms__cells_close(ms_ledger *ledger);
+void ms__viewers_close(ms_ledger *ledger);
+/* The total of a device grew. */
+void ms__peaks_grow(ms_ledger *ledger, uint32_t device, uint64_t born, ms_phase phase, ms_path running, ms_path owner);
+
+/* ---- moment.c: what was held around calls ---- */
+enum { MS__ENTRY_MOMENTS = 6 }; /* the first of enum ms_moment; the two AC moments have entries of their own */
+
+/* The moments of one call. */
+struct ms__entry {
+    ms_sums *sums; /* moment * devices + device */
+    uint32_t devices;
+    uint32_t has; /* bit i: moment i */
+    uint64_t when[MS__ENTRY_MOMENTS];
+    uint64_t input, output;
+};
+
+struct ms__entries {
+    struct ms__entry *at;
+    uint32_t count, room; /* what is beyond count keeps its memory for the next round */
+};
+
+struct ms__stat {
+    uint64_t round; /* of its entries; 0: never called */
+    uint64_t iteration;
+    struct ms__entries forward, again; /* `again`: AC moments only */
+};
+
+enum ms__span_kind { MS__SPAN_FORWARD, MS__SPAN_AGAIN, MS__SPAN_BACKWARD };
+
+/* A stretch of a thread's time whose peak is kept: an open call, or a call in whose nodes the
+ * thread is. Innermost last; only the innermost one is compared with each new total, and it
+ * hands its peak to the next when it ends. */
+struct ms__span {
+    uint64_t record; /* backward: the call's, in the maker's table */
+    uint64_t maker;  /* backward: the thread's id */
+    uint64_t round;  /* with path and entry: where its moments are */
+    ms_path path;
+    uint32_t entry;
+    uint32_t kind;
+    uint32_t frame; /* call: the thread's depth with it open */
+    uint32_t level; /* how many nodes were open, the one that brought it included */
+};
+
+struct ms__most { /* of one device: the highest total, and of what */
+    int64_t total;
+    ms_sums sums;
+};
+
+struct ms__seat { /* a thread at a ledger */
+    _Atomic(ms_ledger *) ledger; /* NULL: at none */
+    struct ms__seat *next;
+    struct ms__span *spans;
+    struct ms__most *most; /* span * devices + device */
+    struct ms__most *left; /* by device: when the last node was left */
+    struct ms__span *chain;
+    uint32_t count, room, devices, chain_room;
+    uint64_t round;
+    _Atomic uint32_t inside; /* nodes open; written by the thread alone */
+    /* The node that ran last: while the next is in the same call, there is nothing to do. */
+    _Atomic uint64_t last_record;
+    uint64_t last_maker; /* the thread's own */
+    uint32_t last_level; /* the thread's own */
+};
+
+void ms__stats_close(ms_ledger *ledger);
+void ms__seats_leave(ms_ledger *ledger);
+/* The device's total grew: the innermost spans may have a new peak. */
+void ms__spans_grow(ms_ledger *ledger, uint32_t device);
+
+struct ms_ledger {
+    ms_watch *watch;
+    struct ms__lock lock;
+    _Atomic bool attached; /* written with watch->lock too */
+    _Atomic uint64_t lost;
+    uint64_t time; /* counts changes */
+    uint8_t mark;  /* of the claims that count now */
+    bool steps_expected, step_left;
+    uint64_t iteration;
+    struct ms__blocks blocks;
+    struct ms__device devices[MS_DEVICES_MOST];
+    uint32_t device_count;
+    ms_viewer *viewers;
+    struct ms__stat **stats; /* by path / MS__CELL_PATHS */
+    uint32_t stats_room;
+    struct ms__seat *seats;
+    struct ms__span *loose; /* backwards told without nodes */
+    uint32_t loose_count, loose_room;
+    ms_ledger *next; /* the watch's closed ones; guarded by watch->lock */
+};
+
+/* Grow a directory of chunks to hold index `at`. False when memory runs out. */
+bool ms__directory_grow(ms_watch *watch, void ***chunks, uint32_t *room, uint32_t at);
+static inline void ms__ledger_count_lost(ms_ledger *ledger)
+{
+    atomic_fetch_add_explicit(&ledger->lost, 1, memory_order_relaxed);
+}
+
+#endif
