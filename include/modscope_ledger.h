@@ -91,7 +91,8 @@ uint64_t ms_block_bytes(ms_ledger *ledger, const uint64_t *addresses, size_t cou
 
 /* Between begin and end every claim, and every block added with a category, is noted. At the
  * end, blocks of the four categories that objects hold (parameter, buffer, gradient, optstate)
- * that nobody claimed become MS_OTHER, and blocks from outside that nobody claimed are dropped. */
+ * that nobody claimed are MS_OTHER from now on (at the peaks they stay what they were), and
+ * blocks from outside that nobody claimed are dropped. */
 void ms_claims_begin(ms_ledger *ledger);
 void ms_claims_end(ms_ledger *ledger);
 
@@ -104,6 +105,8 @@ ms_sums ms_ledger_now(ms_ledger *ledger, uint32_t device);
 ms_sums ms_ledger_outside(ms_ledger *ledger, uint32_t device);
 ms_sums ms_ledger_now_of(ms_ledger *ledger, uint32_t device, ms_path path);
 uint64_t ms_ledger_blocks(ms_ledger *ledger);
+/* How many blocks of parameters and buffers were dropped: when it grows, modules may hold others. */
+uint64_t ms_ledger_replaced(ms_ledger *ledger);
 /* Bytes the ledger itself takes for its blocks. */
 uint64_t ms_ledger_block_memory(ms_ledger *ledger);
 
@@ -170,7 +173,7 @@ void ms_backward_leave(ms_thread *thread, ms_path path);
  * had one in this iteration. */
 uint64_t ms_ledger_iteration(ms_ledger *ledger);
 void ms_ledger_expect_steps(ms_ledger *ledger);
-/* Grows with every event; entries whose `when` is below an earlier value are older than it. */
+/* Grows with every event. An entry whose `when` is below it now was there before now. */
 uint64_t ms_ledger_time(ms_ledger *ledger);
 
 /* NULL if every sum is right, else what is not. Looks at every block. For tests. */

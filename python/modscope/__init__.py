@@ -1,8 +1,9 @@
-"""Which ``nn.Module`` is running right now: forward, recompute or backward.
+"""Which ``nn.Module`` is running right now, and which one holds each byte of memory.
 
-    from modscope import ModTracker, ModuleTracker
+    from modscope import MemTracker, ModTracker, ModuleTracker
 
-in place of ``torch.distributed._tools.mod_tracker`` and ``torch.utils.module_tracker``.
+in place of ``torch.distributed._tools.mem_tracker``, ``torch.distributed._tools.mod_tracker``
+and ``torch.utils.module_tracker``.
 """
 
 import re as _re
@@ -23,8 +24,20 @@ if [int(part) for part in _re.findall(r"\d+", _version)[:2]] < [2, 4]:
     )
 
 from modscope._dropin import drop_in
+from modscope._memory import Category, MemTracker, ModuleStats, Peak, State
 from modscope._native import version as __version__
 from modscope._places import doctor
 from modscope._trackers import ModTracker, ModuleTracker
 
-__all__ = ["ModTracker", "ModuleTracker", "__version__", "doctor", "drop_in"]
+__all__ = [
+    "Category",
+    "MemTracker",
+    "ModTracker",
+    "ModuleStats",
+    "ModuleTracker",
+    "Peak",
+    "State",
+    "__version__",
+    "doctor",
+    "drop_in",
+]

@@ -82,8 +82,9 @@ MS__RARE bool grow_chunks(ms_watch *watch, struct ms__blocks *blocks)
 
 struct ms__block *ms__block_new(ms_watch *watch, struct ms__blocks *blocks, uint64_t address)
 {
-    if (MS__UNLIKELY(!blocks->slot_bits || (uint64_t)blocks->count * 10 >= (UINT64_C(7) << blocks->slot_bits)) &&
-        !grow_table(watch, blocks))
+    bool full = !blocks->slot_bits || (uint64_t)blocks->count * 10 >= (UINT64_C(7) << blocks->slot_bits);
+    /* A table that cannot grow is only slower, until its last slot. */
+    if (MS__UNLIKELY(full) && !grow_table(watch, blocks) && (!blocks->slot_bits || blocks->count >= mask(blocks)))
         return NULL;
     uint32_t number = blocks->free_first - 1;
     if (blocks->free_first) {

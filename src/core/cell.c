@@ -81,20 +81,25 @@ void ms__cell_move(ms_ledger *ledger, const struct ms__block *block, ms_path pat
     int64_t bytes = (int64_t)block->bytes;
     ms__cell_change(ledger, block->device, block->path, block->category, -bytes);
     ms__cell_change(ledger, block->device, path, category, bytes);
+}
+
+void ms__peaks_move(ms_ledger *ledger, const struct ms__block *block, ms_path path, uint32_t category)
+{
+    int64_t bytes = (int64_t)block->bytes;
     for (ms_viewer *viewer = ledger->viewers; viewer; viewer = viewer->next) {
         struct ms__view *view = &viewer->views[block->device];
-        if (block->born > view->peak_time)
+        if (block->since > view->peak_time)
             continue;
         view->seen[block->path / MS__CELL_PATHS]->at[block->path % MS__CELL_PATHS][block->category] -= bytes;
         view->seen[path / MS__CELL_PATHS]->at[path % MS__CELL_PATHS][category] += bytes;
         view->peak.sums.of[block->category] -= bytes;
         view->peak.sums.of[category] += bytes;
-        if (block->born == view->peak_born)
+        if (block->since == view->peak_since)
             view->peak.owner = path;
     }
 }
 
-void ms__peaks_grow(ms_ledger *ledger, uint32_t device, uint64_t born, ms_phase phase, ms_path running, ms_path owner)
+void ms__peaks_grow(ms_ledger *ledger, uint32_t device, uint64_t since, ms_phase phase, ms_path running, ms_path owner)
 {
     const struct ms__device *on = &ledger->devices[device];
     for (ms_viewer *viewer = ledger->viewers; viewer; viewer = viewer->next) {
@@ -103,7 +108,7 @@ void ms__peaks_grow(ms_ledger *ledger, uint32_t device, uint64_t born, ms_phase 
             continue;
         view->peak = (ms_peak){on->total, on->now, ledger->iteration, phase, running, owner};
         view->peak_time = ledger->time;
-        view->peak_born = born;
+        view->peak_since = since;
     }
 }
 
@@ -124,7 +129,7 @@ static void begin_view(const ms_ledger *ledger, struct ms__view *view, uint32_t 
     const struct ms__device *on = &ledger->devices[device];
     view->peak = (ms_peak){on->total, on->now, ledger->iteration, MS_IDLE, MS_GLOBAL, MS_GLOBAL};
     view->peak_time = ledger->time;
-    view->peak_born = 0;
+    view->peak_since = 0;
 }
 
 static void free_viewer(ms_viewer *viewer)

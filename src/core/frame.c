@@ -338,6 +338,7 @@ int ms_hold_leave(ms_thread *thread)
 {
     int error;
     pop(thread, MS__HOLD, 0, &error);
+    end_steps(thread);
     return error;
 }
 

@@ -60,7 +60,7 @@ void ms_ledger_close(ms_ledger *ledger)
     ms__cells_close(ledger);
     ms__blocks_close(watch, &ledger->blocks);
     ledger->device_count = 0;
-    ledger->time = ledger->iteration = 0;
+    ledger->time = ledger->iteration = ledger->replaced = 0;
     ledger->steps_expected = ledger->step_left = false;
     atomic_store(&ledger->lost, 0);
     ms__unlock(&ledger->lock);
@@ -125,6 +125,7 @@ static void drop(ms_ledger *ledger, struct ms__block *block)
     on->total -= bytes;
     if (MS__UNLIKELY(block->outside))
         on->outside.of[block->category] -= bytes;
+    ledger->replaced += block->category == MS_PARAMETER || block->category == MS_BUFFER;
     ms__block_remove(&ledger->blocks, block);
 }
 
@@ -144,18 +145,18 @@ static int add(ms_ledger *ledger, struct origin origin, const struct ms__block *
 {
     if (MS__UNLIKELY(!MS__PEEK(ledger->attached)))
         return MS_EDETACHED;
-    struct ms__block *before = ms__block_find(&ledger->blocks, made->address);
-    if (MS__UNLIKELY(before != NULL))
-        drop(ledger, before);
-    struct ms__block *block = NULL;
-    if (MS__LIKELY(ms__cells_reserve(ledger, made->device, made->path)))
+    struct ms__block *before = ms__block_find(&ledger->blocks, made->address), *block = NULL;
+    if (MS__LIKELY(ms__cells_reserve(ledger, made->device, made->path))) {
+        if (MS__UNLIKELY(before != NULL))
+            drop(ledger, before); /* and what it was in is free for the new one */
         block = ms__block_new(ledger->watch, &ledger->blocks, made->address);
+    }
     if (MS__UNLIKELY(!block)) {
         ms__ledger_count_lost(ledger);
         return MS_ENOMEM;
     }
     *block = *made;
-    block->born = ++ledger->time;
+    block->since = ++ledger->time;
     block->mark = ledger->mark;
     struct ms__device *on = &ledger->devices[made->device];
     if (MS__UNLIKELY(made->device >= ledger->device_count))
@@ -164,7 +165,7 @@ static int add(ms_ledger *ledger, struct origin origin, const struct ms__block *
     on->total += (int64_t)made->bytes;
     if (MS__UNLIKELY(made->outside))
         on->outside.of[made->category] += (int64_t)made->bytes;
-    ms__peaks_grow(ledger, made->device, block->born, origin.phase, origin.path, made->path);
+    ms__peaks_grow(ledger, made->device, block->since, origin.phase, origin.path, made->path);
     ms__spans_grow(ledger, made->device);
     return MS_OK;
 }
@@ -224,7 +225,8 @@ int ms_block_drop(ms_ledger *ledger, uint64_t address)
     return error;
 }
 
-static int claim(ms_ledger *ledger, struct ms__block *block, uint32_t category, ms_path path)
+/* `always`: it has been so since it was made. */
+static int claim(ms_ledger *ledger, struct ms__block *block, uint32_t category, ms_path path, bool always)
 {
     block->mark = ledger->mark;
     if (block->category == category && block->path == path)
@@ -235,6 +237,10 @@ static int claim(ms_ledger *ledger, struct ms__block *block, uint32_t category, 
     }
     ledger->time++;
     ms__cell_move(ledger, block, path, category);
+    if (always)
+        ms__peaks_move(ledger, block, path, category);
+    else
+        block->since = ledger->time;
     if (block->outside) {
         ms_sums *outside = &ledger->devices[block->device].outside;
         outside->of[block->category] -= (int64_t)block->bytes;
@@ -255,7 +261,7 @@ int ms_block_claim(ms_ledger *ledger, uint64_t address, ms_category category, ms
     if (!MS__PEEK(ledger->attached))
         error = MS_EDETACHED;
     else if (block)
-        error = claim(ledger, block, category, path);
+        error = claim(ledger, block, category, path, true);
     ms__unlock(&ledger->lock);
     return error;
 }
@@ -306,7 +312,7 @@ void ms_claims_end(ms_ledger *ledger)
         if (block->outside)
             drop(ledger, block);
         else if (is_held_by_an_object(block->category))
-            claim(ledger, block, MS_OTHER, block->path);
+            claim(ledger, block, MS_OTHER, block->path, false);
     }
     ms__unlock(&ledger->lock);
 }
@@ -347,6 +353,14 @@ uint64_t ms_ledger_blocks(ms_ledger *ledger)
     return count;
 }
 
+uint64_t ms_ledger_replaced(ms_ledger *ledger)
+{
+    ms__lock(&ledger->lock);
+    uint64_t count = ledger->replaced;
+    ms__unlock(&ledger->lock);
+    return count;
+}
+
 uint64_t ms_ledger_block_memory(ms_ledger *ledger)
 {
     ms__lock(&ledger->lock);
@@ -358,7 +372,7 @@ uint64_t ms_ledger_block_memory(ms_ledger *ledger)
 uint64_t ms_ledger_time(ms_ledger *ledger)
 {
     ms__lock(&ledger->lock);
-    uint64_t time = ledger->time;
+    uint64_t time = ledger->time + 1;
     ms__unlock(&ledger->lock);
     return time;
 }

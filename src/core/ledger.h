@@ -12,7 +12,7 @@
 struct ms__block {
     uint64_t address; /* of a struct that is free: the next free one, or 0 */
     uint64_t bytes;
-    uint64_t born; /* ledger->time */
+    uint64_t since; /* ledger->time: made then, or what it was before is another matter */
     ms_path path;
     uint8_t device, category, mark;
     bool outside;
@@ -23,7 +23,7 @@ static_assert(sizeof(struct ms__block) == 32, "half of what a live block may cos
 
 /* Chunks are never moved. The table is open addressing: a slot holds the upper half of the
  * address's hash and the block's number + 1; no probe is longer than it must be (a removal
- * shifts back what follows). At most 7 in 10 slots are used. */
+ * shifts back what follows). At most 7 in 10 slots are used, while memory lasts. */
 struct ms__blocks {
     struct ms__block **chunks;
     uint32_t chunk_count, chunk_room;
@@ -69,7 +69,7 @@ struct ms__device {
 struct ms__view {
     ms_peak peak;
     uint64_t peak_time;     /* ledger->time */
-    uint64_t peak_born;     /* the block that made it; 0: none did */
+    uint64_t peak_since;    /* of the block that made it; 0: none did */
     struct ms__seen **seen; /* wherever the device has cells */
     uint32_t room;
 };
@@ -84,12 +84,14 @@ struct ms_viewer {
 bool ms__cells_reserve(ms_ledger *ledger, uint32_t device, ms_path path);
 /* Cells that are reserved change, at ledger->time. */
 void ms__cell_change(ms_ledger *ledger, uint32_t device, ms_path path, uint32_t category, int64_t bytes);
-/* A block moves between reserved cells, and in the peaks it lived at. */
+/* A block moves between reserved cells. */
 void ms__cell_move(ms_ledger *ledger, const struct ms__block *block, ms_path path, uint32_t category);
+/* After that: it moves in the peaks it lived at, too. */
+void ms__peaks_move(ms_ledger *ledger, const struct ms__block *block, ms_path path, uint32_t category);
 void ms__cells_close(ms_ledger *ledger);
 void ms__viewers_close(ms_ledger *ledger);
 /* The total of a device grew. */
-void ms__peaks_grow(ms_ledger *ledger, uint32_t device, uint64_t born, ms_phase phase, ms_path running, ms_path owner);
+void ms__peaks_grow(ms_ledger *ledger, uint32_t device, uint64_t since, ms_phase phase, ms_path running, ms_path owner);
 
 /* ---- moment.c: what was held around calls ---- */
 enum { MS__ENTRY_MOMENTS = 6 }; /* the first of enum ms_moment; the two AC moments have entries of their own */
@@ -145,6 +147,7 @@ struct ms__seat { /* a thread at a ledger */
     uint32_t count, room, devices, chain_room;
     uint64_t round;
     _Atomic uint32_t inside; /* nodes open; written by the thread alone */
+    _Atomic bool grown; /* blocks were made since the last node was left */
     /* The node that ran last: while the next is in the same call, there is nothing to do. */
     _Atomic uint64_t last_record;
     uint64_t last_maker; /* the thread's own */
@@ -164,6 +167,7 @@ struct ms_ledger {
     uint64_t time; /* counts changes */
     uint8_t mark;  /* of the claims that count now */
     bool steps_expected, step_left;
+    uint64_t replaced;
     uint64_t iteration;
     struct ms__blocks blocks;
     struct ms__device devices[MS_DEVICES_MOST];

@@ -178,6 +178,7 @@ MS__RARE struct ms__seat *take_seat(ms_ledger *ledger, ms_thread *thread)
     MS__STORE(seat->ledger, ledger);
     seat->count = 0;
     seat->round = 0;
+    atomic_store_explicit(&seat->grown, false, memory_order_relaxed);
     atomic_store_explicit(&seat->inside, 0, memory_order_relaxed);
     MS__STORE(seat->last_record, MS__NONE);
     seat->next = ledger->seats;
@@ -207,6 +208,26 @@ static void note_most(const ms_ledger *ledger, struct ms__most *most)
         most[device] = (struct ms__most){ledger->devices[device].total, ledger->devices[device].now};
 }
 
+/* A node is left: if it is the last, the backwards it was in end with what is held now. */
+static void note_left(ms_ledger *ledger, struct ms__seat *seat)
+{
+    if (!seat->count)
+        return;
+    if (has_room(seat))
+        note_most(ledger, seat->left);
+    else
+        ms__ledger_count_lost(ledger);
+}
+
+/* What is held now is held in this span. */
+static void raise_most(const ms_ledger *ledger, struct ms__seat *seat, uint32_t at)
+{
+    struct ms__most *most = &seat->most[at * seat->devices];
+    for (uint32_t device = 0; device < ledger->device_count && device < seat->devices; device++)
+        if (ledger->devices[device].total > most[device].total)
+            most[device] = (struct ms__most){ledger->devices[device].total, ledger->devices[device].now};
+}
+
 /* There is room. */
 static void push(ms_ledger *ledger, struct ms__seat *seat, const struct ms__span *span)
 {
@@ -225,8 +246,10 @@ static void hand_over(ms_ledger *ledger, struct ms__seat *seat, uint32_t at)
     const struct ms__span *span = &seat->spans[at];
     struct ms__entry *entry = span->kind == MS__SPAN_AGAIN ? NULL : entry_of(ledger, span);
     uint32_t moment = span->kind == MS__SPAN_FORWARD ? MS_PEAK_FW : MS_PEAK_BW;
-    if (!entry || (entry->devices < ledger->device_count && !widen_entry(ledger, entry)))
+    if (!entry)
         return;
+    if (entry->devices < ledger->device_count && !widen_entry(ledger, entry))
+        ms__ledger_count_lost(ledger);
     for (uint32_t device = 0; device < seat->devices && device < entry->devices; device++) {
         ms_sums *sums = &entry->sums[moment * entry->devices + device];
         int64_t total = 0;
@@ -247,7 +270,7 @@ static bool ends_backward(const struct ms__seat *seat, uint32_t level)
 static void pop_backward(ms_ledger *ledger, struct ms__seat *seat)
 {
     uint32_t at = seat->count - 1;
-    hand_over(ledger, seat, at);
+    hand_over(ledger, seat, at); /* makes the entry as wide as can be */
     struct ms__entry *entry = entry_of(ledger, &seat->spans[at]);
     if (entry) {
         for (uint32_t device = 0; device < seat->devices && device < entry->devices; device++)
@@ -268,27 +291,40 @@ static void settle(ms_ledger *ledger, struct ms__seat *seat, uint32_t level)
     MS__STORE(seat->last_record, MS__NONE);
 }
 
+/* The innermost span that goes on now, counted from 1: above it are backwards that ended. */
+static uint32_t innermost(const struct ms__seat *seat)
+{
+    uint32_t at = seat->count, inside = atomic_load_explicit(&seat->inside, memory_order_relaxed);
+    while (at && seat->spans[at - 1].kind == MS__SPAN_BACKWARD && seat->spans[at - 1].level > inside)
+        at--;
+    return at;
+}
+
 void ms__spans_grow(ms_ledger *ledger, uint32_t device)
 {
     const struct ms__device *on = &ledger->devices[device];
     for (struct ms__seat *seat = ledger->seats; seat; seat = seat->next) {
-        if (!seat->count)
-            continue;
-        const struct ms__span *span = &seat->spans[seat->count - 1];
-        if (span->kind == MS__SPAN_BACKWARD && !atomic_load_explicit(&seat->inside, memory_order_relaxed))
+        uint32_t at = innermost(seat);
+        if (at < seat->count)
+            atomic_store_explicit(&seat->grown, true, memory_order_relaxed);
+        if (!at)
             continue;
         if (MS__UNLIKELY(device >= seat->devices) && !has_room(seat)) {
             ms__ledger_count_lost(ledger);
             continue;
         }
-        struct ms__most *most = &seat->most[(seat->count - 1) * seat->devices + device];
+        struct ms__most *most = &seat->most[(at - 1) * seat->devices + device];
         if (on->total > most->total)
             *most = (struct ms__most){on->total, on->now};
     }
     for (uint32_t i = 0; i < ledger->loose_count; i++) {
         struct ms__entry *entry = entry_of(ledger, &ledger->loose[i]);
-        if (!entry || device >= entry->devices)
+        if (!entry)
             continue;
+        if (device >= entry->devices && !widen_entry(ledger, entry)) {
+            ms__ledger_count_lost(ledger);
+            continue;
+        }
         int64_t total = 0;
         ms_sums *sums = &entry->sums[MS_PEAK_BW * entry->devices + device];
         for (uint32_t category = 0; category < MS_CATEGORY_COUNT; category++)
@@ -310,13 +346,23 @@ static void begin_round(ms_ledger *ledger, struct ms__seat *seat, struct ms__sta
     stat->iteration = ledger->iteration;
 }
 
-static struct ms__entry *open_entry(ms_ledger *ledger, struct ms__seat *seat, ms_path path, struct ms__span *span)
+/* Whether the innermost call of a thread is the only one. */
+static bool is_root(const ms_thread *thread)
 {
+    uint32_t at = 0;
+    while (thread->frames[at].kind != MS__CALL)
+        at++;
+    return at + 1 == thread->depth;
+}
+
+static struct ms__entry *open_entry(ms_ledger *ledger, struct ms__seat *seat, bool root, struct ms__span *span)
+{
+    ms_path path = span->path;
     struct ms__stat *stat = stat_at(ledger, path);
     if (MS__UNLIKELY(!stat) && !(stat = new_stats(ledger, path)))
         return NULL;
     bool again = span->kind == MS__SPAN_AGAIN;
-    if (!again && (span->frame == 1 || !seat->round))
+    if (!again && (root || !seat->round))
         begin_round(ledger, seat, stat);
     if (!again && stat->round != seat->round) {
         stat->round = seat->round;
@@ -330,7 +376,7 @@ static struct ms__entry *open_entry(ms_ledger *ledger, struct ms__seat *seat, ms
 }
 
 /* A thread's records and the entries of their calls. */
-static void link_record(ms_thread *thread, const struct ms__stat *stat)
+static void link_record(ms_ledger *ledger, ms_thread *thread, const struct ms__stat *stat)
 {
     struct ms__table *table = &thread->table;
     uint64_t record = thread->frames[thread->depth - 1].record;
@@ -338,8 +384,10 @@ static void link_record(ms_thread *thread, const struct ms__stat *stat)
         return;
     if (MS__UNLIKELY(!table->links)) {
         table->links = ms__alloc(thread->watch, table->kept * sizeof *table->links);
-        if (!table->links)
+        if (!table->links) {
+            ms__ledger_count_lost(ledger);
             return;
+        }
         memset(table->links, 0, table->kept * sizeof *table->links);
     }
     table->links[record & (table->kept - 1)] = 
@@ -356,14 +404,14 @@ void ms__moment_call_enter(ms_ledger *ledger, ms_thread *thread, ms_path path)
                                 .kind = thread->nodes_open ? MS__SPAN_AGAIN : MS__SPAN_FORWARD,
                                 .frame = thread->depth,
                                 .level = thread->nodes_open};
-        struct ms__entry *entry = open_entry(ledger, seat, path, &span);
+        struct ms__entry *entry = open_entry(ledger, seat, is_root(thread), &span);
         if (entry) {
             bool again = span.kind == MS__SPAN_AGAIN;
             note(ledger, entry, again ? 0 : MS_PRE_FW);
             if (!again)
                 note(ledger, entry, MS_PEAK_FW);
             push(ledger, seat, &span);
-            link_record(thread, stat_at(ledger, path));
+            link_record(ledger, thread, stat_at(ledger, path));
         } else {
             ms__ledger_count_lost(ledger);
         }
@@ -492,7 +540,7 @@ void ms__moment_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *make
     if (MS__LIKELY(seat && MS__LOAD(seat->ledger) == ledger && record != MS__NONE)) {
         atomic_store_explicit(&seat->inside, thread->nodes_open, memory_order_relaxed);
         if (MS__LOAD(seat->last_record) == record && seat->last_maker == maker_id &&
-            seat->last_level == thread->nodes_open)
+            seat->last_level == thread->nodes_open && !atomic_load_explicit(&seat->grown, memory_order_relaxed))
             return;
     }
     ms__lock(&ledger->lock);
@@ -500,6 +548,9 @@ void ms__moment_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *make
     if (seat) {
         atomic_store_explicit(&seat->inside, thread->nodes_open, memory_order_relaxed);
         go_to(ledger, seat, maker, record, thread->nodes_open);
+        if (seat->count)
+            raise_most(ledger, seat, seat->count - 1);
+        atomic_store_explicit(&seat->grown, false, memory_order_relaxed);
         seat->last_maker = maker_id;
         seat->last_level = thread->nodes_open;
         MS__STORE(seat->last_record, record);
@@ -524,8 +575,7 @@ void ms__moment_node_leave(ms_ledger *ledger, ms_thread *thread)
     ms__lock(&ledger->lock);
     if (MS__PEEK(ledger->attached) && MS__PEEK(seat->ledger) == ledger) {
         settle(ledger, seat, thread->nodes_open + 1);
-        if (seat->count && has_room(seat))
-            note_most(ledger, seat->left);
+        note_left(ledger, seat);
         atomic_store_explicit(&seat->inside, thread->nodes_open, memory_order_relaxed);
     }
     ms__unlock(&ledger->lock);
@@ -619,8 +669,8 @@ uint64_t ms_ledger_iteration(ms_ledger *ledger)
 /* ---- leaving ---- */
 static void stand_up(ms_ledger *ledger, struct ms__seat *seat)
 {
-    if (seat->count && atomic_load_explicit(&seat->inside, memory_order_relaxed) && has_room(seat))
-        note_most(ledger, seat->left);
+    if (atomic_load_explicit(&seat->inside, memory_order_relaxed))
+        note_left(ledger, seat);
     while (seat->count) {
         if (seat->spans[seat->count - 1].kind == MS__SPAN_BACKWARD) {
             pop_backward(ledger, seat);
@@ -706,6 +756,7 @@ bool ms_moments_at(ms_ledger *ledger, ms_path path, ms_moment moment, size_t ind
     bool found = false;
     uint32_t slot;
     ms__lock(&ledger->lock);
+    bring_up_to_date(ledger);
     const struct ms__entries *entries = entries_for(ledger, path, moment, &slot);
     for (uint32_t i = 0; !found && entries && i < entries->count; i++) {
         const struct ms__entry *entry = &entries->at[i];

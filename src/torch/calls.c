@@ -2,7 +2,7 @@
  *
  * The function stays the same object with the same code, so dynamo sees nothing. Inside
  * the place no Python runs, except the user's own hooks (hooks.c). */
-#include "torch/native.h"
+#include "torch/memory.h"
 
 bool mst_awake;
 bool mst_calls_place, mst_nodes_place;
@@ -38,6 +38,8 @@ bool mst_call_enter(struct mst_call *call, PyObject *module)
     ms_path path = path_of_call(module, mst_read_context(thread));
     if (UNLIKELY(path == MS_GLOBAL))
         return false;
+    if (UNLIKELY(mst_ledger != NULL))
+        mst_memory_call(thread);
     *call = (struct mst_call){mst_open, thread, module, path, mst_nodes_place ? -1 : mst_graph_task()};
     mst_open = call;
     ms_call_enter(thread, path, next_number());
@@ -59,9 +61,13 @@ static PyObject *call_place(PyObject *func, PyObject *const *args, size_t nargsf
     struct mst_call call;
     if (!mst_awake || PyVectorcall_NARGS(nargsf) < 1 || !mst_call_enter(&call, args[0]))
         return next_call(func, args, nargsf, kwnames);
-    if (UNLIKELY(mst_hooks_wanted))
-        return mst_hooks_around(&call, func, args, nargsf, kwnames, next_call);
-    PyObject *result = next_call(func, args, nargsf, kwnames);
+    Py_ssize_t given = PyVectorcall_NARGS(nargsf) + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
+    if (UNLIKELY(mst_ledger != NULL))
+        mst_measure(call.thread, false, args + 1, given - 1);
+    PyObject *result = LIKELY(!mst_hooks_wanted) ? next_call(func, args, nargsf, kwnames)
+                                                 : mst_hooks_around(&call, func, args, nargsf, kwnames, next_call);
+    if (UNLIKELY(mst_ledger != NULL) && result)
+        mst_measure(call.thread, true, &result, 1);
     mst_call_leave(&call);
     return result;
 }

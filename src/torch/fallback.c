@@ -2,7 +2,7 @@
  *
  * Used where the place cannot be taken. torch skips these hooks when a call ends by
  * KeyboardInterrupt or the like; such calls are found out by counting Python's frames. */
-#include "torch/native.h"
+#include "torch/memory.h"
 
 #include <stdlib.h>
 
@@ -87,6 +87,8 @@ static PyObject *before_forward(PyObject *self, PyObject *const *args, Py_ssize_
     open->depth = depth;
     open->outer = innermost;
     innermost = open;
+    if (open->shown && mst_ledger)
+        mst_measure(open->call.thread, false, &args[1], 1);
     if (!open->shown || !mst_hooks_wanted)
         Py_RETURN_NONE;
     if (mst_hooks_call(MST_PRE_FW, args, 2) != 0)
@@ -110,6 +112,8 @@ static PyObject *after_forward(PyObject *self, PyObject *const *args, Py_ssize_t
         mst_graph_end(innermost->graph, args[2]);
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
+    if (innermost->shown && mst_ledger && args[2] != Py_None)
+        mst_measure(innermost->call.thread, true, &args[2], 1);
     close_innermost();
     PyErr_Restore(type, value, traceback);
     return failed ? NULL : Py_NewRef(Py_None);

@@ -115,6 +115,5 @@ PyObject *mst_hooks_around(struct mst_call *call, PyObject *func, PyObject *cons
 left:
     Py_XDECREF(graph);
     Py_XDECREF(inputs);
-    mst_call_leave(call);
     return result;
 }

@@ -1,4 +1,5 @@
 /* naming.c - finding a module's name: under the call that is running it. Runs no Python. */
+#include "torch/memory.h"
 #include "torch/names.h"
 
 #include <stdlib.h>
@@ -108,6 +109,32 @@ static void note_parameters(mst_book *book, struct mst_module *known)
             mst_map_set(&book->by_parameter, (uintptr_t)tensor, 0, (uintptr_t)known); /* tied: the first owner */
 }
 
+static ms_path path_named(ms_path parent, PyObject *fqn)
+{
+    Py_ssize_t length = 0;
+    const char *text = fqn ? PyUnicode_AsUTF8AndSize(fqn, &length) : NULL;
+    PyErr_Clear();
+    PyObject *escaped = fqn && (!text || strlen(text) != (size_t)length) ? PyObject_ASCII(fqn) : NULL;
+    if (escaped)
+        text = PyUnicode_AsUTF8(escaped);
+    ms_path path = MS_UNKNOWN;
+    if (text && parent != MS_UNKNOWN)
+        ms_path_add(mst_watch, parent, text, &path);
+    Py_XDECREF(escaped);
+    PyErr_Clear();
+    return path;
+}
+
+ms_path mst_path_of_holding(const struct mst_module *known)
+{
+    if (known->called)
+        return known->path;
+    const struct mst_module *holder = known->holder;
+    while (holder && !holder->called)
+        holder = holder->holder;
+    return known->fqn ? path_named(holder ? holder->path : MS_GLOBAL, known->fqn) : MS_GLOBAL;
+}
+
 /* A module held by several parents keeps the first name here, and has them all in the map of
  * names; what is below it is named once. Depth first, as named_modules() goes. */
 struct walk {
@@ -137,6 +164,8 @@ static void walk_below(struct walk *walk, struct mst_module *known, PyObject *fq
         goto done;
     known->walked = true;
     note_parameters(walk->book, known);
+    if (mst_ledger && walk->book == mst_names)
+        mst_claim_module(known);
     PyObject *children = mst_dict_of(known->module, mst_words._modules), *key, *child;
     Py_ssize_t position = 0;
     while (children && PyDict_Next(children, &position, &key, &child)) {
@@ -168,22 +197,6 @@ void mst_walk(mst_book *book, struct mst_module *known)
 }
 
 /* ---- calls ---- */
-static ms_path path_named(ms_path parent, PyObject *fqn)
-{
-    Py_ssize_t length = 0;
-    const char *text = fqn ? PyUnicode_AsUTF8AndSize(fqn, &length) : NULL;
-    PyErr_Clear();
-    PyObject *escaped = fqn && (!text || strlen(text) != (size_t)length) ? PyObject_ASCII(fqn) : NULL;
-    if (escaped)
-        text = PyUnicode_AsUTF8(escaped);
-    ms_path path = MS_UNKNOWN;
-    if (text && parent != MS_UNKNOWN)
-        ms_path_add(mst_watch, parent, text, &path);
-    Py_XDECREF(escaped);
-    PyErr_Clear();
-    return path;
-}
-
 static ms_path edge(uint64_t context, const struct mst_module *known)
 {
     uint64_t *there = mst_map_get(&mst_names->edges, edge_key(context), (uintptr_t)known);
@@ -356,13 +369,6 @@ static struct mst_module *owner_of(PyObject *tensor)
 
 ms_path mst_path_of_parameter(PyObject *tensor)
 {
-    struct mst_module *known = mst_names ? owner_of(tensor) : NULL;
-    if (!known)
-        return MS_GLOBAL;
-    if (known->called)
-        return known->path;
-    const struct mst_module *holder = known->holder;
-    while (holder && !holder->called)
-        holder = holder->holder;
-    return path_named(holder ? holder->path : MS_GLOBAL, known->fqn);
+    const struct mst_module *known = mst_names ? owner_of(tensor) : NULL;
+    return known ? mst_path_of_holding(known) : MS_GLOBAL;
 }

@@ -1,5 +1,5 @@
 /* native.c - the extension module modscope._native. */
-#include "torch/native.h"
+#include "torch/memory.h"
 
 static PyObject *set_places(PyObject *self, PyObject *args)
 {
@@ -45,11 +45,17 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__native(void)
 {
-    if (mst_torch_load() != 0 || mst_threads_init() != 0 || mst_graph_init() != 0 || mst_tracker_init() != 0)
+    if (mst_torch_load() != 0 || mst_threads_init() != 0 || mst_graph_init() != 0 || mst_tracker_init() != 0 ||
+        mst_ledger_init() != 0)
         return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (!module || PyModule_AddFunctions(module, mst_calls_methods) != 0 ||
         PyModule_AddFunctions(module, mst_nodes_methods) != 0 ||
+        PyModule_AddFunctions(module, mst_storage_methods) != 0 ||
+        PyModule_AddFunctions(module, mst_blocks_methods) != 0 ||
+        PyModule_AddFunctions(module, mst_dispatch_methods) != 0 ||
+        PyModule_AddObjectRef(module, "Ledger", (PyObject *)&mst_ledger_type) != 0 ||
+        PyModule_AddObjectRef(module, "Viewer", (PyObject *)&mst_viewer_type) != 0 ||
         PyModule_AddObjectRef(module, "Tracker", (PyObject *)&mst_tracker_type) != 0 ||
         PyModule_AddStringConstant(module, "version", MS_VERSION) != 0) {
         Py_XDECREF(module);

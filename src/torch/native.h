@@ -36,6 +36,7 @@ struct mst_torch {
     PyObject *graph_task_id, *current_node, *will_execute, *queue_callback, *grad_enabled;
     PyObject *set_eval_frame, *disable_torch_function, *function_modes;
     PyObject *pytree_nodes; /* type -> how to flatten it */
+    PyObject *strided;      /* the layout of tensors that have a storage */
     uint64_t (*peek)(void); /* the number of this thread's next node */
     uint64_t (*thread_id)(void);
 };
@@ -46,6 +47,12 @@ extern struct mst_torch mst_torch;
 #define MST_WORDS(X)           \
     X(_modules)                \
     X(_parameters)             \
+    X(_buffers)                \
+    X(__tensor_flatten__)      \
+    X(untyped_storage)         \
+    X(device)                  \
+    X(state)                   \
+    X(grad)                    \
     X(_backward_hooks)         \
     X(_register_hook_dict)     \
     X(grad_fn)                 \
@@ -131,6 +138,8 @@ PyObject *mst_book_modules(mst_book *book); /* a new dict fqn -> module */
  * `context` is the path around it, with MST_IN_NODE if a backward node is between. */
 #define MST_IN_NODE (UINT64_C(1) << 32)
 ms_path mst_path_of_call(PyObject *module, uint64_t context);
+/* The path under which a known module holds things: where it is called, or would be. */
+ms_path mst_path_of_holding(const struct mst_module *known);
 /* The path of the module that owns a parameter; MS_GLOBAL if none does. */
 ms_path mst_path_of_parameter(PyObject *tensor);
 /* The Python string of a path's name: borrowed, never NULL after mst_path_of_*. */
@@ -189,10 +198,16 @@ PyObject *mst_read_current(bool active);
 PyObject *mst_read_phase(bool active);
 /* What a call would begin in. */
 uint64_t mst_read_context(ms_thread *thread);
+/* What this thread is doing, asking autograd where nodes are not seen. */
+ms_path mst_read_where(ms_phase *phase);
+/* Whether an optimizer's step runs, by the frames. */
+bool mst_in_optimizer(void);
 
 /* ---- tensors.c: the tensors in what a module takes and gives ---- */
-/* Append the tensors that require grad in `object`, however nested, to a list.
- * 0, or -1 with an error set. */
+/* Call `visit` for each tensor in `object`, however nested. 0, or -1 with an error set. */
+typedef int mst_visit(PyObject *tensor, void *context);
+int mst_tensors_visit(PyObject *object, mst_visit *visit, void *context);
+/* Append the tensors that require grad in `object` to a list. 0, or -1 with an error set. */
 int mst_tensors_in(PyObject *object, PyObject *list);
 /* While torch functions are off, attributes of tensors are read without running Python. */
 struct mst_quiet {
@@ -206,7 +221,7 @@ enum mst_hook { MST_PRE_FW, MST_POST_FW, MST_PRE_BW, MST_POST_BW, MST_HOOKS };
 extern unsigned mst_hooks_wanted; /* bit i: an active tracker has hook i */
 /* Call hook `which` of every active tracker. -1 with an error set: the first that raised. */
 int mst_hooks_call(enum mst_hook which, PyObject *const *args, size_t count);
-/* Run the call with its hooks around it. `next` runs the module itself. */
+/* Run the call with its hooks around it, leaving it open. `next` runs the module itself. */
 PyObject *mst_hooks_around(struct mst_call *call, PyObject *func, PyObject *const *args, size_t nargsf,
                            PyObject *kwnames, vectorcallfunc next);
 /* Run dynamo's frame evaluation off. Returns what to give to dynamo_on. */
@@ -225,6 +240,7 @@ int mst_tracker_init(void);
 /* The active trackers: a borrowed tuple, in the order they were entered. */
 PyObject *mst_active_trackers(void);
 PyObject *mst_tracker_hook(PyObject *tracker, enum mst_hook which); /* borrowed, or NULL */
+mst_book *mst_tracker_book(PyObject *tracker);                      /* borrowed, or NULL */
 void mst_tracker_forked(void);                                      /* in the child */
 void mst_sleep(void); /* at the end of the interpreter: put everything back */
 

@@ -3,7 +3,7 @@
  * Runs on any thread, without the GIL. A C++ exception passes through node_place, which
  * is why this file is compiled with -fexceptions. Where a node keeps its number and its
  * maker is not the same in every torch: it is learned (see _places.py) and proved. */
-#include "torch/native.h"
+#include "torch/memory.h"
 
 #include "interpose/slot.h"
 
@@ -28,21 +28,50 @@ static uint64_t word_at(const void *node, int offset)
 
 struct running {
     ms_thread *thread;
+    uint64_t leaf; /* whose gradient the node accumulates, or 0 */
+    uint64_t grad; /* what it was before */
+    ms_path owner;
 };
 
 static void node_left(struct running *running)
 {
-    if (running->thread)
-        ms_node_leave(running->thread, mst_torch.peek());
+    if (!running->thread)
+        return;
+    if (UNLIKELY(running->leaf)) {
+        uint64_t grad = mst_grad_of(running->leaf);
+        if (grad && grad != running->grad)
+            mst_claim_gradient(grad, running->owner);
+    }
+    ms_node_leave(running->thread, mst_torch.peek());
+}
+
+/* A node without a number accumulates a leaf's gradient: it is the leaf's owner's. */
+static void enter_accumulation(struct running *running, ms_thread *thread, const void *node)
+{
+    bool known = mst_layout.variable >= 0 && word_at(node, 0) == mst_accumulate;
+    uint64_t leaf = known && atomic_load_explicit(&mst_blocks_to, memory_order_relaxed)
+                        ? word_at(node, mst_layout.variable)
+                        : 0;
+    if (leaf && mst_owner_of(leaf, &running->owner)) {
+        running->leaf = leaf;
+        running->grad = mst_grad_of(leaf);
+        ms_node_enter_as(thread, running->owner, mst_torch.peek());
+    } else {
+        ms_node_enter(thread, word_at(node, maker_at), MS_NO_NUMBER, mst_torch.peek());
+    }
 }
 
 static void node_place(void *engine, void *task, void *node, void *inputs, void *queue)
 {
-    struct running running __attribute__((cleanup(node_left))) = {NULL};
+    struct running running __attribute__((cleanup(node_left))) = {0};
     if (atomic_load_explicit(&awake, memory_order_relaxed)) {
         ms_thread *thread = mst_here();
         if (LIKELY(thread != NULL)) {
-            ms_node_enter(thread, word_at(node, maker_at), word_at(node, number_at), mst_torch.peek());
+            uint64_t number = word_at(node, number_at);
+            if (LIKELY(number != MS_NO_NUMBER))
+                ms_node_enter(thread, word_at(node, maker_at), number, mst_torch.peek());
+            else
+                enter_accumulation(&running, thread, node);
             running.thread = thread;
         }
     }

@@ -87,6 +87,13 @@ uint64_t mst_read_context(ms_thread *thread)
     return where.phase == MS_BACKWARD ? path | MST_IN_NODE : path;
 }
 
+ms_path mst_read_where(ms_phase *phase)
+{
+    struct where where = look(true);
+    *phase = where.phase;
+    return where.count ? where.paths[where.count - 1] : MS_GLOBAL;
+}
+
 PyObject *mst_read_parents(bool active)
 {
     struct where where = look(active);
@@ -139,7 +146,7 @@ PyObject *mst_read_current(bool active)
 }
 
 /* Whether Python's innermost frame of the three kinds that matter is an optimizer's step. */
-static bool in_optimizer(void)
+bool mst_in_optimizer(void)
 {
     PyFrameObject *frame = (PyFrameObject *)Py_XNewRef((PyObject *)PyEval_GetFrame());
     bool inside = false, more = mst_torch.optimizer_code != NULL;
@@ -157,8 +164,9 @@ static bool in_optimizer(void)
 
 PyObject *mst_read_phase(bool active)
 {
-    static const char *const names[] = {"idle", "forward", "recompute", "backward"};
-    if (active && in_optimizer())
+    static const char *const names[] = {"idle", "forward", "recompute", "backward", "optimizer"};
+    if (active && mst_in_optimizer())
         return PyUnicode_InternFromString("optimizer");
-    return PyUnicode_InternFromString(names[look(active).phase]);
+    ms_phase phase = look(active).phase;
+    return PyUnicode_InternFromString(names[phase == MS_OPTIMIZER ? MS_IDLE : phase]); /* a step that raised */
 }

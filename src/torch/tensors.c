@@ -27,49 +27,42 @@ void mst_quiet_leave(struct mst_quiet *quiet)
     PyErr_Restore(type, value, traceback);
 }
 
-static int visit(PyObject *object, PyObject *list, int depth);
+struct visitor {
+    mst_visit *visit;
+    void *context;
+};
 
-static int visit_tensor(PyObject *tensor, PyObject *list)
-{
-    PyObject *wants = PyObject_GetAttr(tensor, mst_words.requires_grad);
-    if (!wants) {
-        PyErr_Clear();
-        return 0;
-    }
-    int error = wants == Py_True ? PyList_Append(list, tensor) : 0;
-    Py_DECREF(wants);
-    return error;
-}
+static int visit(PyObject *object, const struct visitor *to, int depth);
 
 /* What is looked into may run somebody's Python, which may change what is looked through:
  * so items are owned, and only tuples and lists are looked through as they are. */
-static int visit_sequence(PyObject *sequence, PyObject *list, int depth)
+static int visit_sequence(PyObject *sequence, const struct visitor *to, int depth)
 {
     int error = 0;
     for (Py_ssize_t i = 0; !error && i < PySequence_Fast_GET_SIZE(sequence); i++) {
         PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(sequence, i));
-        error = visit(item, list, depth);
+        error = visit(item, to, depth);
         Py_DECREF(item);
     }
     return error;
 }
 
-static int visit_dict(PyObject *dict, PyObject *list, int depth)
+static int visit_dict(PyObject *dict, const struct visitor *to, int depth)
 {
     PyObject *values = PyDict_Values(dict);
-    int error = values ? visit_sequence(values, list, depth) : -1;
+    int error = values ? visit_sequence(values, to, depth) : -1;
     Py_XDECREF(values);
     return error;
 }
 
-static int visit_dataclass(PyObject *object, PyObject *fields, PyObject *list, int depth)
+static int visit_dataclass(PyObject *object, PyObject *fields, const struct visitor *to, int depth)
 {
     PyObject *names = PyDict_Keys(fields);
     int error = names ? 0 : -1;
     for (Py_ssize_t i = 0; !error && i < PyList_GET_SIZE(names); i++) {
         PyObject *value = PyObject_GetAttr(object, PyList_GET_ITEM(names, i));
         PyErr_Clear();
-        error = value ? visit(value, list, depth) : 0;
+        error = value ? visit(value, to, depth) : 0;
         Py_XDECREF(value);
     }
     Py_XDECREF(names);
@@ -77,7 +70,7 @@ static int visit_dataclass(PyObject *object, PyObject *fields, PyObject *list, i
 }
 
 /* Only somebody's registered type needs Python: how to flatten it. */
-static int visit_registered(PyObject *object, PyObject *list, int depth)
+static int visit_registered(PyObject *object, const struct visitor *to, int depth)
 {
     PyObject *type = (PyObject *)Py_TYPE(object), *callback, *flatten, *flat = NULL;
     PyObject *how = mst_torch.pytree_nodes ? PyDict_GetItemWithError(mst_torch.pytree_nodes, type) : NULL;
@@ -93,37 +86,55 @@ static int visit_registered(PyObject *object, PyObject *list, int depth)
     Py_XDECREF(flatten);
     PyErr_Clear();
     int error =
-        flat && PyTuple_Check(flat) && PyTuple_GET_SIZE(flat) > 0 ? visit(PyTuple_GET_ITEM(flat, 0), list, depth) : 0;
+        flat && PyTuple_Check(flat) && PyTuple_GET_SIZE(flat) > 0 ? visit(PyTuple_GET_ITEM(flat, 0), to, depth) : 0;
     Py_XDECREF(flat);
     return error;
 }
 
-static int visit(PyObject *object, PyObject *list, int depth)
+static int visit(PyObject *object, const struct visitor *to, int depth)
 {
     PyTypeObject *type = Py_TYPE(object);
     if (type == &PyUnicode_Type || type == &PyLong_Type || type == &PyFloat_Type || type == &PyBool_Type ||
         object == Py_None || depth > DEEPEST)
         return 0;
     if (PyObject_TypeCheck(object, mst_torch.tensor))
-        return visit_tensor(object, list);
+        return to->visit(object, to->context);
     if (PyTuple_Check(object) || PyList_Check(object))
-        return visit_sequence(object, list, depth + 1);
+        return visit_sequence(object, to, depth + 1);
     if (PyDict_Check(object))
-        return visit_dict(object, list, depth + 1);
+        return visit_dict(object, to, depth + 1);
     PyObject *fields = PyObject_GetAttr((PyObject *)type, mst_words.__dataclass_fields__);
     PyErr_Clear();
     PyObject *callback = fields ? mst_dynamo_off() : NULL; /* a field may be a property */
-    int error = fields && PyDict_Check(fields) ? visit_dataclass(object, fields, list, depth + 1)
-                                               : visit_registered(object, list, depth + 1);
+    int error = fields && PyDict_Check(fields) ? visit_dataclass(object, fields, to, depth + 1)
+                                               : visit_registered(object, to, depth + 1);
     mst_dynamo_on(callback);
     Py_XDECREF(fields);
     return error;
 }
 
-int mst_tensors_in(PyObject *object, PyObject *list)
+int mst_tensors_visit(PyObject *object, mst_visit *visit_tensor, void *context)
 {
+    struct visitor to = {visit_tensor, context};
     Py_XINCREF(object);
-    int error = object ? visit(object, list, 0) : 0;
+    int error = object ? visit(object, &to, 0) : 0;
     Py_XDECREF(object);
     return error;
+}
+
+static int append_if_wanted(PyObject *tensor, void *list)
+{
+    PyObject *wants = PyObject_GetAttr(tensor, mst_words.requires_grad);
+    if (!wants) {
+        PyErr_Clear();
+        return 0;
+    }
+    int error = wants == Py_True ? PyList_Append(list, tensor) : 0;
+    Py_DECREF(wants);
+    return error;
+}
+
+int mst_tensors_in(PyObject *object, PyObject *list)
+{
+    return mst_tensors_visit(object, append_if_wanted, list);
 }

@@ -1,5 +1,5 @@
 /* threads.c - the one watch of the process, and each thread's part in it. */
-#include "torch/native.h"
+#include "torch/memory.h"
 
 #include <pthread.h>
 
@@ -17,17 +17,21 @@ static void thread_ended(void *thread)
 
 static void before_fork(void)
 {
+    mst_owners_lock();
+    mst_devices_lock();
     ms_watch_lock(mst_watch);
 }
 
 static void after_fork(void)
 {
     ms_watch_unlock(mst_watch);
+    mst_devices_unlock();
+    mst_owners_unlock();
 }
 
 static void after_fork_in_child(void)
 {
-    ms_watch_unlock(mst_watch);
+    after_fork();
     mst_tracker_forked();
 }
 

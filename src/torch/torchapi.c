@@ -60,6 +60,7 @@ static int look_up_needed(void)
         {(PyObject **)&mst_torch.parameter, "torch.nn", "Parameter"},
         {(PyObject **)&mst_torch.ordered_dict, "collections", "OrderedDict"},
         {(PyObject **)&mst_torch.function_base, "torch._C", "_FunctionBase"},
+        {&mst_torch.strided, "torch", "strided"},
         {&mst_torch.call_impl, "torch.nn", "Module._call_impl"},
         {&mst_torch.graph_task_id, "torch._C", "_current_graph_task_id"},
         {&mst_torch.current_node, "torch._C", "_current_autograd_node"},

@@ -27,6 +27,11 @@ PyObject *mst_tracker_hook(PyObject *object, enum mst_hook which)
     return self->entered > 0 ? self->hooks[which] : NULL;
 }
 
+mst_book *mst_tracker_book(PyObject *object)
+{
+    return ((tracker *)object)->book;
+}
+
 static void count_hooks(void)
 {
     mst_hooks_wanted = 0;

@@ -1,0 +1,43 @@
+"""The dispatcher as a source of blocks: storages of what operators return."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from modscope import _native
+
+
+def fake_mode() -> Any:
+    """The FakeTensorMode that is active here, or None."""
+    from torch._guards import active_fake_mode
+
+    return active_fake_mode()
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
+class Dispatch(TorchDispatchMode):  # type: ignore[misc]  # has no types in every torch
+    """Tells the ledger what every operator returns, in C."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fake_mode = fake_mode()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Tensors spread over devices are seen as the local operators they become.
+        distributed = sys.modules.get("torch.distributed.tensor")
+        if distributed is not None and any(t is distributed.DTensor for t in types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        # A fake mode that somebody else enters works out shapes: nothing is held.
+        if fake_mode() is self._fake_mode:
+            _native.note_result(result)
+        return result

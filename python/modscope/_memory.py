@@ -1,0 +1,597 @@
+"""``MemTracker``: which module and which category holds each byte."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from modscope import _display, _native, _places
+from modscope._dispatch import Dispatch, fake_mode, is_fake
+
+__all__ = ["Category", "MemTracker", "ModuleStats", "Peak", "State"]
+
+
+class Category(str, enum.Enum):
+    """What bytes are held for. Members compare and hash like their words."""
+
+    PARAM = "Parameter"
+    BUFFER = "Buffer"
+    GRAD = "Gradient"
+    ACT = "Activation"
+    TEMP = "Temp"
+    OPT = "Optstate"
+    OTH = "Other"
+
+
+class State(str, enum.Enum):
+    """A moment around a module's forward or backward. Members compare and hash like their words."""
+
+    PRE_FW = "Pre-Forward"
+    POST_FW = "Post-Forward"
+    PEAK_FW = "Peak-Forward"
+    PRE_BW = "Pre-Backward"
+    PEAK_BW = "Peak-Backward"
+    POST_BW = "Post-Backward"
+    PRE_FW_AC = "Pre-Forward-AC"
+    POST_FW_AC = "Post-Forward-AC"
+
+
+TOTAL = "Total"
+_CATEGORIES = tuple(Category)
+_SOURCES = ("auto", "allocator", "dispatcher")
+
+Sums = dict[str, int]
+Snapshot = dict[torch.device, Sums]
+ModuleSnapshot = dict[torch.device, dict[str, Sums]]
+_Raw = tuple[int, ...]  # bytes by category
+_RawModules = list[tuple[int, str, _Raw]]  # device, fqn, bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Peak:
+    """When a device held most."""
+
+    bytes: int
+    iteration: int
+    phase: str
+    """"idle", "forward", "recompute", "backward" or "optimizer"."""
+    module: str
+    """The innermost module that was running then, or "Global"."""
+    fqn: str
+    """Whose the allocation that made the peak is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleStats:
+    """What was held around a module's calls, in its latest iteration."""
+
+    mod_fqn: str
+    parameter_mem: int
+    buffer_mem: int
+    input_mem: int
+    output_mem: int
+    local_peak: dict[torch.device, int]
+    snapshots: dict[State, list[Snapshot]]
+
+
+# ---- devices ----
+
+# torch's own numbers of its device types, as its allocators report them.
+_TYPES = {"cpu": 0, "cuda": 1, "hip": 6, "xpu": 12, "mps": 13, "meta": 14, "privateuseone": 20}
+_names = {number: name for name, number in _TYPES.items()}
+
+
+def number_device(device: torch.device) -> int:
+    """The ledger's number of a device that an operator returned a tensor of."""
+    if device.type == "cuda" and not torch.backends.cuda.is_built() and not torch.version.hip:
+        raise RuntimeError(
+            "modscope: this torch is built without CUDA, and autograd aborts the process for fake 'cuda' tensors. "
+            "Use device='cpu' for the fake model, or a CUDA build of torch (no GPU is needed)"
+        )
+    kind = _TYPES.setdefault(device.type, 40 + len(_TYPES))
+    _names[kind] = device.type
+    return _native.device_number(kind, -1 if device.index is None else device.index)
+
+
+def _devices() -> list[torch.device]:
+    """By the ledger's numbers."""
+    return [
+        torch.device(_names.get(kind, "privateuseone")) if index < 0 else torch.device(_names[kind], index)
+        for kind, index in _native.devices()
+    ]
+
+
+def _sums(raw: _Raw) -> Sums:
+    sums: Sums = dict(zip(_CATEGORIES, raw))
+    sums[TOTAL] = sum(raw)
+    return sums
+
+
+def _snapshot(raw: list[_Raw]) -> Snapshot:
+    return {device: _sums(sums) for device, sums in zip(_devices(), raw) if any(sums) or device.type == "cpu"}
+
+
+def _census() -> dict[int, int] | None:
+    """Sizes of the blocks that the CUDA allocator has handed out, by address."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return None
+    sizes = {}
+    for segment in torch.cuda.memory_snapshot():
+        at = segment["address"]
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                sizes[at] = block["size"]
+            at += block["size"]
+    return sizes
+
+
+# ---- what is shared by all that are active ----
+
+
+class _PeakFigures(NamedTuple):
+    raw: _Raw
+    peak: Peak
+
+
+class _Frozen(NamedTuple):
+    """The figures of a tracker that left while others went on."""
+
+    now: list[_Raw]
+    outside: list[_Raw]
+    modules: _RawModules
+    stats: list[tuple[Any, ModuleStats]]  # weak reference to the module
+    lost: int
+
+
+class _Shared:
+    ledger: _native.Ledger | None = None
+    dispatcher = False
+    trackers: list[MemTracker] = []
+
+
+_lock = threading.RLock()
+
+
+def _forked() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _peaks_of(viewer: _native.Viewer) -> dict[torch.device, _PeakFigures]:
+    peaks = {}
+    for device, (raw, iteration, phase, module, fqn) in zip(_devices(), viewer.peaks()):
+        peaks[device] = _PeakFigures(raw, Peak(sum(raw), iteration, phase, module, fqn))
+    return peaks
+
+
+def _by_module(raw: _RawModules, children: bool) -> ModuleSnapshot:
+    devices = _devices()
+    found: dict[torch.device, dict[str, list[int]]] = {}
+    for number, fqn, sums in raw:
+        modules = found.setdefault(devices[number], {})
+        names = [fqn]
+        while children and "." in names[-1]:
+            names.append(names[-1].rpartition(".")[0])
+        for name in names:
+            row = modules.setdefault(name, [0] * len(_CATEGORIES))
+            for i, value in enumerate(sums):
+                row[i] += value
+    return {
+        device: {fqn: _sums(tuple(row)) for fqn, row in sorted(modules.items(), key=lambda item: _display.natural(item[0]))}
+        for device, modules in found.items()
+    }
+
+
+class _Tracking(Mapping[torch.nn.Module, ModuleStats]):
+    """What is known of each module that was called, by the module itself. Keeps none of them alive."""
+
+    def __init__(self, tracker: MemTracker) -> None:
+        self._tracker = tracker
+
+    def __getitem__(self, module: torch.nn.Module) -> ModuleStats:
+        for known, stats in self._tracker._stats():
+            if known is module:
+                return stats()
+        raise KeyError(module)
+
+    def __iter__(self) -> Iterator[torch.nn.Module]:
+        return iter([module for module, _ in self._tracker._stats()])
+
+    def __len__(self) -> int:
+        return len(self._tracker._stats())
+
+    def __contains__(self, module: object) -> bool:
+        return any(known is module for known, _ in self._tracker._stats())
+
+    def clear(self) -> None:
+        self._tracker.reset_mod_stats()
+
+    def __repr__(self) -> str:
+        return f"<memory of {len(self)} modules>"
+
+
+def _check_type(type: str) -> None:
+    if type not in ("current", "peak"):
+        raise ValueError(f"Invalid type {type!r}: say 'current' or 'peak'")
+
+
+class MemTracker:
+    """Tells who holds each byte of memory: which module, which category, now and at the peak.
+
+    A context manager, and a drop-in for ``torch.distributed._tools.mem_tracker.MemTracker``::
+
+        mt = MemTracker()
+        mt.track_external(model, optimizer, batch)
+        with mt:
+            for x in loader:
+                step(x)
+        mt.display_snapshot("peak", units="MiB", tabulate=True)
+        mt.display_modulewise_snapshots(depth=3, units="MiB")
+
+    ``source`` is where blocks come from: ``"allocator"`` (torch's own, exact), ``"dispatcher"``
+    (storages that operators return: fake tensors, other platforms), or ``"auto"``: the dispatcher
+    under a ``FakeTensorMode`` or for fake tensors, else the allocator where it can be watched.
+    """
+
+    def __init__(self, source: str = "auto") -> None:
+        if not isinstance(source, str):
+            raise TypeError(f"source must be a str, not {type(source).__name__}")
+        if source not in _SOURCES:
+            raise ValueError(f"source must be one of {', '.join(map(repr, _SOURCES))}, not {source!r}")
+        self._asked = source
+        self._chosen: str | None = None
+        self._depth = 0
+        self._tracker = _native.Tracker()
+        self._ledger: _native.Ledger | None = None
+        self._viewer: _native.Viewer | None = None
+        self._frozen: _Frozen | None = None
+        self._past: dict[torch.device, tuple[_PeakFigures, _RawModules]] = {}
+        self._tensors: list[weakref.ref[torch.Tensor]] = []
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._fake_given = False
+        self._stats_since = 0
+        self._stats_cache: tuple[int, list[Any]] | None = None
+        self._mode: Dispatch | None = None
+
+    # ---- what to watch ----
+
+    @property
+    def source(self) -> str:
+        """"allocator" or "dispatcher"; before the first entering, what was asked for."""
+        return self._chosen or self._asked
+
+    def track_external(self, *external: Any) -> None:
+        """Count what modules, optimizers and tensors made outside hold; containers of them, and None, too.
+
+        Parameters, buffers, gradients and optimizer state are known as such, other tensors are ``Other``.
+        """
+        leaves = tree_leaves(external)
+        for leaf in leaves:
+            if leaf is not None and not isinstance(leaf, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor)):
+                raise TypeError(
+                    f"Object of type {type(leaf)} is not supported for tracking. "
+                    "Only modules, optimizers and tensors, and containers of them, are supported."
+                )
+        for leaf in leaves:
+            if isinstance(leaf, torch.nn.Module):
+                self._tracker._get_mod_name(leaf)
+                self._note_fake([*leaf.parameters(), *leaf.buffers()])
+            elif isinstance(leaf, torch.optim.Optimizer):
+                self._optimizers.append(weakref.ref(leaf))
+            elif leaf is not None:
+                self._tensors.append(weakref.ref(leaf))
+                self._note_fake([leaf])
+        with _lock:
+            self._claim()
+
+    def _note_fake(self, tensors: list[torch.Tensor]) -> None:
+        fake = [tensor for tensor in tensors if is_fake(tensor)]
+        for tensor in fake:
+            number_device(tensor.device)  # refuses what cannot be run
+        self._fake_given |= bool(fake)
+
+    # ---- entering and leaving ----
+
+    def _choose(self) -> bool:
+        """Whether the dispatcher is to be the source."""
+        _places.prepare()
+        why = _places.tensors_known()
+        if why:
+            raise RuntimeError(f"modscope cannot read this torch's tensors ({why}): update modscope")
+        cannot = _places.blocks_known()
+        if self._asked == "allocator" and cannot:
+            raise RuntimeError(
+                f"the allocator cannot be watched here: {cannot}. Use MemTracker(source='dispatcher') or 'auto'; "
+                "`python -m modscope doctor` tells more"
+            )
+        if self._asked != "auto":
+            return self._asked == "dispatcher"
+        return bool(cannot) or self._fake_given or fake_mode() is not None
+
+    def _begin(self) -> None:
+        dispatcher = self._choose()
+        self._tracker.__enter__()
+        try:
+            if _Shared.trackers and _Shared.dispatcher != dispatcher:
+                active = "dispatcher" if _Shared.dispatcher else "allocator"
+                raise RuntimeError(
+                    f"a MemTracker with source {active!r} is active: leave it first, or use MemTracker(source={active!r})"
+                )
+            if not _Shared.trackers:
+                own = self._ledger if self._frozen is None and self._chosen == self._name(dispatcher) else None
+                ledger = own or _native.Ledger()
+                ledger.begin(dispatcher, None if dispatcher else _census())
+                _Shared.ledger, _Shared.dispatcher = ledger, dispatcher
+        except BaseException:
+            self._tracker.__exit__()
+            raise
+        assert _Shared.ledger is not None
+        self._keep_past(_Shared.ledger)
+        self._ledger, self._frozen, self._chosen = _Shared.ledger, None, self._name(dispatcher)
+        _Shared.trackers.append(self)
+        self._stats_cache = None
+        self._claim()
+        if self._viewer is None:
+            self._viewer = _native.Viewer(self._ledger)
+        if not _places.nodes_known():
+            self._tracker._register_user_hooks(None, None, self._pre_bw, self._post_bw)
+        if dispatcher:
+            self._mode = Dispatch()
+            self._mode.__enter__()
+
+    @staticmethod
+    def _name(dispatcher: bool) -> str:
+        return "dispatcher" if dispatcher else "allocator"
+
+    def _keep_past(self, ledger: _native.Ledger) -> None:
+        """What was the peak in another ledger stays one."""
+        if self._ledger is ledger or self._viewer is None:
+            return
+        modules = self._viewer.modules()
+        for device, figures in _peaks_of(self._viewer).items():
+            if device not in self._past or figures.peak.bytes > self._past[device][0].peak.bytes:
+                self._past[device] = (figures, modules)
+        self._viewer = None
+        self._stats_since = 0
+
+    def _pre_bw(self, module: torch.nn.Module | None, grads: Any) -> None:
+        if module is not None and self._ledger is not None:
+            self._ledger.backward(self._tracker, module, True)
+
+    def _post_bw(self, module: torch.nn.Module | None, grads: Any) -> None:
+        if module is not None and self._ledger is not None:
+            self._ledger.backward(self._tracker, module, False)
+
+    def _end(self) -> None:
+        assert self._ledger is not None
+        self._claim()
+        if self._mode is not None:
+            self._mode.__exit__(None, None, None)
+            self._mode = None
+        if len(_Shared.trackers) > 1:
+            ledger = self._ledger
+            stats = [(weakref.ref(module), stats()) for module, stats in self._stats()]
+            self._frozen = _Frozen(ledger.now(), ledger.outside(), ledger.modules(), stats, ledger.lost())
+            viewer = self._viewer
+            self._keep_past_of(viewer)
+        _Shared.trackers.remove(self)
+        if not _Shared.trackers:
+            self._ledger.end()
+            _Shared.ledger = None
+        if not _places.nodes_known():
+            self._tracker._clear_user_hooks()
+        self._tracker.__exit__()
+
+    def _keep_past_of(self, viewer: _native.Viewer | None) -> None:
+        """The ledger goes on without this tracker: its peak is what it is now."""
+        if viewer is None:
+            return
+        modules = viewer.modules()
+        for device, figures in _peaks_of(viewer).items():
+            if device not in self._past or figures.peak.bytes > self._past[device][0].peak.bytes:
+                self._past[device] = (figures, modules)
+        self._viewer = None
+
+    def __enter__(self) -> MemTracker:
+        with _lock:
+            if self._depth == 0:
+                self._begin()
+            self._depth += 1
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        with _lock:
+            if self._depth == 0:
+                raise RuntimeError("this tracker is not active: enter it first, with a with statement")
+            if self._depth == 1:
+                self._end()
+            self._depth -= 1
+
+    def _claim(self) -> None:
+        """Read off the objects themselves which blocks they hold."""
+        if self not in _Shared.trackers or self._ledger is None:
+            return
+        tensors: list[torch.Tensor] = []
+        optimizers: list[torch.optim.Optimizer] = []
+        for tracker in _Shared.trackers:
+            tracker._tensors = [ref for ref in tracker._tensors if ref() is not None]
+            tensors += [t for ref in tracker._tensors if (t := ref()) is not None]
+            optimizers += [o for given in tracker._optimizers if (o := given()) is not None]
+        self._ledger.claim(tensors, optimizers)
+
+    def _up_to_date(self) -> None:
+        with _lock:
+            if self._ledger is None and (self._tensors or self._optimizers or self._tracker._known_modules()):
+                with self:  # what was given counts from the beginning
+                    pass
+            self._claim()
+
+    # ---- figures ----
+
+    def get_tracker_snapshot(self, type: str = "current") -> Snapshot:
+        """Bytes by device and category, now or at the peak. ValueError for another type."""
+        _check_type(type)
+        self._up_to_date()
+        if type == "peak":
+            return {device: _sums(raw) for device, (raw, _) in self._peaks().items() if any(raw) or device.type == "cpu"}
+        if self._frozen is not None:
+            return _snapshot(self._frozen.now)
+        return _snapshot(self._ledger.now()) if self._ledger else {}
+
+    def get_module_snapshot(self, type: str = "current", children: bool = False) -> ModuleSnapshot:
+        """Who holds what, now or at the peak: bytes by device, fqn and category.
+
+        A module's own bytes, or with ``children=True`` all of its subtree's. ``"Global"`` holds
+        what was made outside any module.
+        """
+        _check_type(type)
+        self._up_to_date()
+        if type == "current":
+            raw = self._frozen.modules if self._frozen else self._ledger.modules() if self._ledger else []
+            return _by_module(raw, children)
+        live = self._viewer.modules() if self._viewer else []
+        by_device: _RawModules = []
+        numbers = {device: number for number, device in enumerate(_devices())}
+        for device, figures in self._peaks().items():
+            past = self._past.get(device)
+            source = past[1] if past and past[0] is figures else live
+            by_device += [row for row in source if row[0] == numbers[device]]
+        return _by_module(by_device, children)
+
+    def _peaks(self) -> dict[torch.device, _PeakFigures]:
+        peaks = _peaks_of(self._viewer) if self._viewer else {}
+        for device, (figures, _) in self._past.items():
+            if device not in peaks or figures.peak.bytes > peaks[device].peak.bytes:
+                peaks[device] = figures
+        return peaks
+
+    @property
+    def peak(self) -> dict[torch.device, Peak]:
+        """For each device, how much it held at most, and when that was."""
+        self._up_to_date()
+        return {device: figures.peak for device, figures in self._peaks().items() if figures.peak.bytes}
+
+    @property
+    def outside(self) -> Snapshot:
+        """What known objects hold that torch's allocator did not make: numpy, mmap, shared memory."""
+        self._up_to_date()
+        raw = self._frozen.outside if self._frozen else self._ledger.outside() if self._ledger else []
+        return _snapshot(raw)
+
+    @property
+    def lost(self) -> int:
+        """How many events could not be kept for want of memory. If not 0, all figures are "at least"."""
+        return self._frozen.lost if self._frozen else self._ledger.lost() if self._ledger else 0
+
+    def reset_peak(self) -> None:
+        """Let the peak start anew, from what is held now."""
+        with _lock:
+            self._claim()
+            self._past.clear()
+            if self._viewer is not None:
+                self._viewer.reset()
+
+    # ---- modules ----
+
+    @property
+    def memory_tracking(self) -> Mapping[torch.nn.Module, ModuleStats]:
+        """Stats of each module called, of its latest iteration, as they are when asked."""
+        return _Tracking(self)
+
+    def reset_mod_stats(self) -> None:
+        """Forget the stats of all modules, until they are called again."""
+        with _lock:
+            self._stats_since = self._ledger.time() if self._ledger else 0
+            self._stats_cache = None
+            if self._frozen is not None:
+                self._frozen = self._frozen._replace(stats=[])
+
+    def _stats(self) -> list[Any]:
+        """(module, how to make its stats), in the order of their names."""
+        with _lock:
+            if self._frozen is not None:
+                return [(m, lambda s=s: s) for ref, s in self._frozen.stats if (m := ref()) is not None]
+            if self._ledger is None:
+                return []
+            time = self._ledger.time()
+            if self._stats_cache is None or self._stats_cache[0] != time:
+                self._claim()
+                self._stats_cache = (self._ledger.time(), self._read_stats(self._ledger))
+            return [(m, make) for ref, make in self._stats_cache[1] if (m := ref()) is not None]
+
+    def _read_stats(self, ledger: _native.Ledger) -> list[Any]:
+        calls: dict[int, list[Any]] = {}
+        modules: dict[int, torch.nn.Module] = {}
+        for module, fqn, moments, given, result in ledger.stats(self._tracker):
+            moments = [moment for moment in moments if moment[1] >= self._stats_since]
+            if moments:
+                modules[id(module)] = module
+                calls.setdefault(id(module), []).append((fqn, moments, given, result))
+        rows = sorted(calls.items(), key=lambda item: _display.natural(item[1][-1][0]))
+        return [(ref := weakref.ref(modules[key]), _Lazily(ledger, ref, found)) for key, found in rows]
+
+    # ---- text ----
+
+    def _print(self, text: str) -> None:
+        if self.lost:
+            print(f"At least (memory ran out {self.lost} times while this was counted):")
+        print(text)
+
+    def display_snapshot(self, type: str = "current", units: str = "B", tabulate: bool = False) -> None:
+        """Print bytes by device and category. Units: B, KiB, MiB, GiB."""
+        _display.divisor(units)
+        self._print(_display.snapshot_text(self.get_tracker_snapshot(type), units, tabulate))
+
+    def display_modulewise_snapshots(self, depth: int = 2, units: str = "B", tabulate: bool = False) -> None:
+        """Print what was held around the calls of each module down to ``depth``."""
+        _display.divisor(units)
+        for stats in self.memory_tracking.values():
+            if stats.mod_fqn.count(".") < depth:
+                print(f"Module:  {stats.mod_fqn}")
+                self._print(_display.states_text(stats.snapshots, units, tabulate))
+
+
+class _Lazily:
+    """Makes a module's stats when they are asked for."""
+
+    def __init__(self, ledger: _native.Ledger, module: weakref.ref[torch.nn.Module], calls: list[Any]) -> None:
+        self._ledger, self._module, self._calls = ledger, module, calls
+        self._made: ModuleStats | None = None
+
+    def __call__(self) -> ModuleStats:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    def _make(self) -> ModuleStats:
+        latest = max(self._calls, key=lambda call: max(moment[1] for moment in call[1]))
+        by_state: dict[State, list[tuple[int, Snapshot]]] = {}
+        for _, moments, _, _ in self._calls:
+            for name, when, raw in moments:
+                by_state.setdefault(State(name), []).append((when, _snapshot(raw)))
+        snapshots = {
+            state: [snapshot for _, snapshot in sorted(taken, key=lambda item: item[0])]
+            for state, taken in by_state.items()
+        }
+        peaks = snapshots.get(State.PEAK_BW) or snapshots.get(State.PEAK_FW) or [{}]
+        module = self._module()
+        return ModuleStats(
+            mod_fqn=latest[0],
+            parameter_mem=self._ledger.held(list(module.parameters())) if module else 0,
+            buffer_mem=self._ledger.held(list(module.buffers())) if module else 0,
+            input_mem=latest[2],
+            output_mem=latest[3],
+            local_peak={device: sums[TOTAL] for device, sums in peaks[-1].items()},
+            snapshots=snapshots,
+        )

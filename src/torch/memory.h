@@ -1,0 +1,66 @@
+/* memory.h - what the files that feed the ledger share. Needs the GIL, except where noted. */
+#ifndef MS_MEMORY_H
+#define MS_MEMORY_H
+
+#include "torch/native.h"
+#include "torch/storage.h"
+
+extern ms_ledger *mst_ledger;                 /* the one attached, or NULL */
+extern bool mst_by_dispatcher;                /* blocks are storages that operators returned */
+extern _Atomic(ms_ledger *) mst_blocks_to;    /* where the allocators' blocks go; no GIL needed */
+
+/* ---- blocks.c: the allocators' places ---- */
+extern PyMethodDef mst_blocks_methods[];
+int mst_blocks_on(ms_ledger *ledger);
+void mst_blocks_off(void);
+
+/* ---- claims.c: which object holds which block ---- */
+extern bool mst_claims_due; /* some module's tensors were not claimed yet */
+/* Claim what a module holds, if no Python has to run for it; else it is due. */
+void mst_claim_module(struct mst_module *known);
+/* Claim what all known modules hold. Runs Python for tensors made of others. */
+void mst_claim_modules(void);
+/* Claim a tensor, wherever it lies: in lists, tuples and dicts too. */
+void mst_claim(PyObject *object, ms_category category, ms_path path);
+void mst_claim_optimizer(PyObject *optimizer);
+/* Sizes of the blocks that were there before us on devices other than the CPU: address -> bytes; or NULL. */
+void mst_claims_census(PyObject *census);
+/* Whose a parameter is, by its TensorImpl. False if it is no known module's. No GIL needed. */
+bool mst_owner_of(uint64_t impl, ms_path *path);
+/* A leaf's gradient is this one now. No GIL needed. */
+void mst_claim_gradient(uint64_t grad, ms_path path);
+void mst_owners_lock(void); /* around fork */
+void mst_owners_unlock(void);
+
+/* ---- steps.c: the optimizers' steps ---- */
+int mst_steps_on(void);
+void mst_steps_off(void);
+/* End a step that raised: nobody told us. */
+void mst_steps_heal(ms_thread *thread);
+PyObject *mst_optimizers(void); /* a new list of those that stepped, or were given, and are alive */
+int mst_optimizer_add(PyObject *optimizer);
+
+/* ---- ledger.c: before a call is entered, when the ledger is attached: what is due is claimed ---- */
+void mst_memory_call(ms_thread *thread);
+
+/* ---- sizes.c: what goes into a call and comes out ---- */
+void mst_measure(ms_thread *thread, bool output, PyObject *const *objects, Py_ssize_t count);
+
+/* ---- dispatch.c: blocks by what operators return ---- */
+extern PyMethodDef mst_dispatch_methods[];
+/* Know a tensor's storage as a block. 0, or -1 with an error set. */
+int mst_dispatch_hold(PyObject *tensor, ms_category category, ms_path path);
+int mst_dispatch_begin(void);
+void mst_dispatch_end(void);
+
+/* ---- ledger.c: the types that Python reads figures with ---- */
+extern PyTypeObject mst_ledger_type, mst_viewer_type;
+int mst_ledger_init(void);
+
+/* Call `visit` for each tensor that has memory of its own in `tensor`: itself, or what it is
+ * made of, for which Python runs. 0, or -1 with an error set. */
+int mst_inner_tensors(PyObject *tensor, mst_visit *visit, void *context);
+/* Whether it is made of other tensors. */
+bool mst_is_made_of_others(PyObject *tensor);
+
+#endif
