@@ -84,6 +84,8 @@ void ms_watch_unlock(ms_watch *watch);
 /* The path of `name` called inside `parent`; the same pair gives the same path.
  * The name is copied. MS_ENOMEM, MS_EFULL, MS_EINVAL leave *path alone. */
 int ms_path_add(ms_watch *watch, ms_path parent, const char *name, ms_path *path);
+/* The same for one of several modules of that name there, counted from 0; ms_path_add is the first. */
+int ms_path_add_nth(ms_watch *watch, ms_path parent, const char *name, uint32_t nth, ms_path *path);
 /* How many paths there are; they are numbered from 0, and MS_GLOBAL and MS_UNKNOWN count. */
 uint32_t ms_path_count(const ms_watch *watch);
 /* Names are borrowed until the watch is closed. MS_GLOBAL is "Global", MS_UNKNOWN

@@ -86,6 +86,10 @@ int ms_block_drop(ms_ledger *ledger, uint64_t address);
 /* The block is this category's and this path's, now and, if it lived then, at each viewer's
  * peak. MS_EABSENT if it is not known. */
 int ms_block_claim(ms_ledger *ledger, uint64_t address, ms_category category, ms_path path);
+/* The block has another size now; none: it is dropped. MS_EABSENT if it is not known. */
+int ms_block_resize(ms_ledger *ledger, uint64_t address, uint64_t bytes);
+/* The device the block is on. MS_EABSENT if it is not known. */
+int ms_block_device(ms_ledger *ledger, uint64_t address, uint32_t *device);
 /* The bytes of the blocks at these addresses, summed; those not known count nothing. */
 uint64_t ms_block_bytes(ms_ledger *ledger, const uint64_t *addresses, size_t count);
 
@@ -129,14 +133,14 @@ ms_peak ms_viewer_peak(ms_viewer *viewer, uint32_t device);
 ms_sums ms_viewer_peak_of(ms_viewer *viewer, uint32_t device, ms_path path);
 
 /* ---- moments: what was held around the calls of a path ---- */
-#define MS_MOMENTS(X)               \
-    X(PRE_FW, "Pre-Forward")        \
-    X(POST_FW, "Post-Forward")      \
-    X(PEAK_FW, "Peak-Forward")      \
-    X(PRE_BW, "Pre-Backward")       \
-    X(PEAK_BW, "Peak-Backward")     \
-    X(POST_BW, "Post-Backward")     \
-    X(PRE_FW_AC, "Pre-Forward-AC")  \
+#define MS_MOMENTS(X)              \
+    X(PRE_FW, "Pre-Forward")       \
+    X(POST_FW, "Post-Forward")     \
+    X(PEAK_FW, "Peak-Forward")     \
+    X(PRE_BW, "Pre-Backward")      \
+    X(PEAK_BW, "Peak-Backward")    \
+    X(POST_BW, "Post-Backward")    \
+    X(PRE_FW_AC, "Pre-Forward-AC") \
     X(POST_FW_AC, "Post-Forward-AC")
 
 typedef enum ms_moment {

@@ -39,5 +39,5 @@ class Dispatch(TorchDispatchMode):  # type: ignore[misc]  # has no types in ever
         result = func(*args, **(kwargs or {}))
         # A fake mode that somebody else enters works out shapes: nothing is held.
         if fake_mode() is self._fake_mode:
-            _native.note_result(result)
+            _native.note_result(result, args, kwargs)
         return result

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 from modscope import _display, _native, _places
 from modscope._dispatch import Dispatch, fake_mode, is_fake
@@ -213,6 +215,13 @@ class _Tracking(Mapping[torch.nn.Module, ModuleStats]):
 
     def __contains__(self, module: object) -> bool:
         return any(known is module for known, _ in self._tracker._stats())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MutableMapping[Any, Any]:
+        """The stats as they are now, for the same modules, which it does not keep alive either."""
+        copied = WeakIdKeyDictionary()
+        for module, stats in self.items():
+            copied[module] = copy.deepcopy(stats, memo)
+        return copied  # type: ignore[no-any-return]
 
     def clear(self) -> None:
         self._tracker.reset_mod_stats()
@@ -556,6 +565,10 @@ class MemTracker:
     def display_modulewise_snapshots(self, depth: int = 2, units: str = "B", tabulate: bool = False) -> None:
         """Print what was held around the calls of each module down to ``depth``."""
         _display.divisor(units)
+        if isinstance(depth, bool) or not isinstance(depth, int):
+            raise TypeError(f"depth must be an int, not {type(depth).__name__}")
+        if depth < 0:
+            raise ValueError(f"depth must be 0 or more, not {depth}")
         for stats in self.memory_tracking.values():
             if stats.mod_fqn.count(".") < depth:
                 print(f"Module:  {stats.mod_fqn}")

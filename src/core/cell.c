@@ -1,5 +1,5 @@
 /* cell.c - bytes by device, path and category: now, and when most was held. */
-#include "ledger.h"
+#include "cell.h"
 
 #include <string.h>
 
@@ -33,8 +33,9 @@ static bool reserve_seen(ms_viewer *viewer, uint32_t device, uint32_t chunk)
     return view->seen[chunk] != NULL;
 }
 
-MS__RARE bool reserve(ms_ledger *ledger, struct ms__device *on, uint32_t device, uint32_t chunk)
+bool ms__cells_grow(ms_ledger *ledger, uint32_t device, uint32_t chunk)
 {
+    struct ms__device *on = &ledger->devices[device];
     for (ms_viewer *viewer = ledger->viewers; viewer; viewer = viewer->next)
         if (!reserve_seen(viewer, device, chunk))
             return false;
@@ -48,41 +49,6 @@ MS__RARE bool reserve(ms_ledger *ledger, struct ms__device *on, uint32_t device,
     return true;
 }
 
-bool ms__cells_reserve(ms_ledger *ledger, uint32_t device, ms_path path)
-{
-    struct ms__device *on = &ledger->devices[device];
-    uint32_t chunk = path / MS__CELL_PATHS;
-    return MS__LIKELY(chunk < on->room && on->cells[chunk]) || reserve(ledger, on, device, chunk);
-}
-
-/* Before a cell changes: keep what it was at the peak, unless it changed since already. */
-static inline void save(const ms_ledger *ledger, struct ms__view *view, ms_path path, uint32_t category, int64_t now)
-{
-    struct ms__seen *seen = view->seen[path / MS__CELL_PATHS];
-    uint32_t row = path % MS__CELL_PATHS;
-    if (seen->saved[row][category] <= view->peak_time) {
-        seen->at[row][category] = now;
-        seen->saved[row][category] = ledger->time;
-    }
-}
-
-void ms__cell_change(ms_ledger *ledger, uint32_t device, ms_path path, uint32_t category, int64_t bytes)
-{
-    struct ms__device *on = &ledger->devices[device];
-    int64_t *cell = &on->cells[path / MS__CELL_PATHS]->now[path % MS__CELL_PATHS][category];
-    for (ms_viewer *viewer = ledger->viewers; viewer; viewer = viewer->next)
-        save(ledger, &viewer->views[device], path, category, *cell);
-    *cell += bytes;
-    on->now.of[category] += bytes;
-}
-
-void ms__cell_move(ms_ledger *ledger, const struct ms__block *block, ms_path path, uint32_t category)
-{
-    int64_t bytes = (int64_t)block->bytes;
-    ms__cell_change(ledger, block->device, block->path, block->category, -bytes);
-    ms__cell_change(ledger, block->device, path, category, bytes);
-}
-
 void ms__peaks_move(ms_ledger *ledger, const struct ms__block *block, ms_path path, uint32_t category)
 {
     int64_t bytes = (int64_t)block->bytes;
@@ -90,25 +56,12 @@ void ms__peaks_move(ms_ledger *ledger, const struct ms__block *block, ms_path pa
         struct ms__view *view = &viewer->views[block->device];
         if (block->since > view->peak_time)
             continue;
-        view->seen[block->path / MS__CELL_PATHS]->at[block->path % MS__CELL_PATHS][block->category] -= bytes;
-        view->seen[path / MS__CELL_PATHS]->at[path % MS__CELL_PATHS][category] += bytes;
+        view->seen[block->path / MS__CELL_PATHS]->cells[ms__cell_at(block->path, block->category)].at -= bytes;
+        view->seen[path / MS__CELL_PATHS]->cells[ms__cell_at(path, category)].at += bytes;
         view->peak.sums.of[block->category] -= bytes;
         view->peak.sums.of[category] += bytes;
         if (block->since == view->peak_since)
             view->peak.owner = path;
-    }
-}
-
-void ms__peaks_grow(ms_ledger *ledger, uint32_t device, uint64_t since, ms_phase phase, ms_path running, ms_path owner)
-{
-    const struct ms__device *on = &ledger->devices[device];
-    for (ms_viewer *viewer = ledger->viewers; viewer; viewer = viewer->next) {
-        struct ms__view *view = &viewer->views[device];
-        if (on->total <= view->peak.bytes)
-            continue;
-        view->peak = (ms_peak){on->total, on->now, ledger->iteration, phase, running, owner};
-        view->peak_time = ledger->time;
-        view->peak_since = since;
     }
 }
 
@@ -224,7 +177,7 @@ ms_peak ms_viewer_peak(ms_viewer *viewer, uint32_t device)
 static const int64_t *cells_of(const struct ms__device *on, ms_path path)
 {
     uint32_t chunk = path / MS__CELL_PATHS;
-    return chunk < on->room && on->cells[chunk] ? on->cells[chunk]->now[path % MS__CELL_PATHS] : NULL;
+    return chunk < on->room && on->cells[chunk] ? &on->cells[chunk]->now[ms__cell_at(path, 0)] : NULL;
 }
 
 ms_sums ms_viewer_peak_of(ms_viewer *viewer, uint32_t device, ms_path path)
@@ -237,10 +190,8 @@ ms_sums ms_viewer_peak_of(ms_viewer *viewer, uint32_t device, ms_path path)
     const int64_t *now = cells_of(&ledger->devices[device], path);
     const struct ms__view *view = &viewer->views[device];
     for (uint32_t category = 0; now && category < MS_CATEGORY_COUNT; category++) {
-        const struct ms__seen *seen = view->seen[path / MS__CELL_PATHS];
-        uint32_t row = path % MS__CELL_PATHS;
-        bool changed = seen->saved[row][category] > view->peak_time;
-        sums.of[category] = changed ? seen->at[row][category] : now[category];
+        const struct ms__saved *saved = &view->seen[path / MS__CELL_PATHS]->cells[ms__cell_at(path, category)];
+        sums.of[category] = saved->when > view->peak_time ? saved->at : now[category];
     }
     ms__unlock(&ledger->lock);
     return sums;

@@ -379,18 +379,12 @@ void ms_step_leave(ms_thread *thread)
 
 ms_phase ms_thread_phase(const ms_thread *thread)
 {
-    if (MS__UNLIKELY(thread->step_at == thread->depth + 1))
-        return MS_OPTIMIZER;
-    if (!thread->depth)
-        return MS_IDLE;
-    if (thread->frames[thread->depth - 1].kind != MS__CALL)
-        return MS_BACKWARD;
-    return thread->nodes_open ? MS_RECOMPUTE : MS_FORWARD;
+    return ms__phase(thread);
 }
 
 ms_path ms_thread_path(const ms_thread *thread)
 {
-    return thread->depth ? thread->frames[thread->depth - 1].path : MS_GLOBAL;
+    return ms__path_of(thread);
 }
 
 /* A call's path tells all the calls around it, and a call or hold inside a node

@@ -28,6 +28,7 @@ struct ms__path {
     uint32_t depth;
     uint32_t next; /* in the same bucket; 0 ends it */
     uint32_t hash;
+    uint32_t nth;
     char *name;
 };
 
@@ -196,11 +197,11 @@ struct ms_watch {
     struct ms__paths paths;
     _Atomic uint64_t lost;
     pthread_mutex_t lock;
-    ms_thread *threads;     /* guarded by lock */
-    ms_thread *ended_first; /* guarded by lock */
-    ms_thread *ended_last;  /* guarded by lock */
-    uint32_t ended_count;   /* guarded by lock */
-    uint64_t let_go;        /* ended threads whose calls were let go; guarded by lock */
+    ms_thread *threads;          /* guarded by lock */
+    ms_thread *ended_first;      /* guarded by lock */
+    ms_thread *ended_last;       /* guarded by lock */
+    uint32_t ended_count;        /* guarded by lock */
+    uint64_t let_go;             /* ended threads whose calls were let go; guarded by lock */
     _Atomic(ms_ledger *) ledger; /* the one attached, or NULL; written with lock held */
     ms_ledger *closed_ledgers;   /* guarded by lock */
     ms_ledger *locked_ledger;    /* around fork */
@@ -219,6 +220,22 @@ void ms__seat_free(ms_thread *thread); /* the thread ends; with watch->lock held
 void ms__ledgers_free(ms_watch *watch);
 void ms__ledger_lock(ms_ledger *ledger);
 void ms__ledger_unlock(ms_ledger *ledger);
+
+MS__INLINE ms_phase ms__phase(const ms_thread *thread)
+{
+    if (MS__UNLIKELY(thread->step_at == thread->depth + 1))
+        return MS_OPTIMIZER;
+    if (!thread->depth)
+        return MS_IDLE;
+    if (thread->frames[thread->depth - 1].kind != MS__CALL)
+        return MS_BACKWARD;
+    return thread->nodes_open ? MS_RECOMPUTE : MS_FORWARD;
+}
+
+MS__INLINE ms_path ms__path_of(const ms_thread *thread)
+{
+    return thread->depth ? thread->frames[thread->depth - 1].path : MS_GLOBAL;
+}
 
 /* Give the open nodes their records: the thread ends in them. */
 void ms__thread_settle(ms_thread *thread);

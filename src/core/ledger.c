@@ -1,5 +1,6 @@
 /* ledger.c - a ledger, and what happens to blocks. */
-#include "ledger.h"
+#include "block.h"
+#include "cell.h"
 
 #include <string.h>
 
@@ -58,6 +59,7 @@ void ms_ledger_close(ms_ledger *ledger)
     ms__viewers_close(ledger);
     ms__stats_close(ledger);
     ms__cells_close(ledger);
+    memset(ledger->outside, 0, sizeof ledger->outside);
     ms__blocks_close(watch, &ledger->blocks);
     ledger->device_count = 0;
     ledger->time = ledger->iteration = ledger->replaced = 0;
@@ -116,7 +118,9 @@ uint64_t ms_ledger_lost(const ms_ledger *ledger)
 }
 
 /* ---- blocks ---- */
-static void drop(ms_ledger *ledger, struct ms__block *block)
+
+/* The block that was found in slot `at`. */
+MS__INLINE void drop(ms_ledger *ledger, struct ms__block *block, uint32_t at)
 {
     struct ms__device *on = &ledger->devices[block->device];
     int64_t bytes = (int64_t)block->bytes;
@@ -124,9 +128,9 @@ static void drop(ms_ledger *ledger, struct ms__block *block)
     ms__cell_change(ledger, block->device, block->path, block->category, -bytes);
     on->total -= bytes;
     if (MS__UNLIKELY(block->outside))
-        on->outside.of[block->category] -= bytes;
+        ledger->outside[block->device].of[block->category] -= bytes;
     ledger->replaced += block->category == MS_PARAMETER || block->category == MS_BUFFER;
-    ms__block_remove(&ledger->blocks, block);
+    ms__block_take(&ledger->blocks, block, at);
 }
 
 struct origin {
@@ -136,27 +140,38 @@ struct origin {
 
 static inline struct origin origin_of(const ms_thread *thread)
 {
-    return thread ? (struct origin){ms_thread_phase(thread), ms_thread_path(thread)}
-                  : (struct origin){MS_IDLE, MS_GLOBAL};
+    return thread ? (struct origin){ms__phase(thread), ms__path_of(thread)} : (struct origin){MS_IDLE, MS_GLOBAL};
+}
+
+/* A block was freed unseen, and its address given out again. */
+MS__RARE void drop_again(ms_ledger *ledger, uint64_t address, uint32_t *at)
+{
+    struct ms__block *block = ms__block_seek(&ledger->blocks, address, at);
+    drop(ledger, block, *at);
+    ms__block_seek(&ledger->blocks, address, at);
 }
 
 /* With the lock held. Reserve before writing: past that nothing can fail. */
-static int add(ms_ledger *ledger, struct origin origin, const struct ms__block *made)
+MS__INLINE int add(ms_ledger *ledger, struct origin origin, const struct ms__block *made)
 {
     if (MS__UNLIKELY(!MS__PEEK(ledger->attached)))
         return MS_EDETACHED;
-    struct ms__block *before = ms__block_find(&ledger->blocks, made->address), *block = NULL;
-    if (MS__LIKELY(ms__cells_reserve(ledger, made->device, made->path))) {
-        if (MS__UNLIKELY(before != NULL))
-            drop(ledger, before); /* and what it was in is free for the new one */
-        block = ms__block_new(ledger->watch, &ledger->blocks, made->address);
-    }
-    if (MS__UNLIKELY(!block)) {
+    if (MS__UNLIKELY(!ms__blocks_reserve(ledger->watch, &ledger->blocks) ||
+                     !ms__cells_reserve(ledger, made->device, made->path))) {
         ms__ledger_count_lost(ledger);
         return MS_ENOMEM;
     }
-    *block = *made;
+    uint32_t at;
+    struct ms__block *before = ms__block_seek(&ledger->blocks, made->address, &at);
+    if (MS__UNLIKELY(before != NULL))
+        drop_again(ledger, made->address, &at);
+    struct ms__block *block = ms__block_put(&ledger->blocks, made->address, at);
+    block->bytes = made->bytes;
     block->since = ++ledger->time;
+    block->path = made->path;
+    block->device = made->device;
+    block->category = made->category;
+    block->outside = made->outside;
     block->mark = ledger->mark;
     struct ms__device *on = &ledger->devices[made->device];
     if (MS__UNLIKELY(made->device >= ledger->device_count))
@@ -164,8 +179,8 @@ static int add(ms_ledger *ledger, struct origin origin, const struct ms__block *
     ms__cell_change(ledger, made->device, made->path, made->category, (int64_t)made->bytes);
     on->total += (int64_t)made->bytes;
     if (MS__UNLIKELY(made->outside))
-        on->outside.of[made->category] += (int64_t)made->bytes;
-    ms__peaks_grow(ledger, made->device, block->since, origin.phase, origin.path, made->path);
+        ledger->outside[made->device].of[made->category] += (int64_t)made->bytes;
+    ms__peaks_grow(ledger, made->device, origin.phase, origin.path, made->path);
     ms__spans_grow(ledger, made->device);
     return MS_OK;
 }
@@ -213,14 +228,15 @@ int ms_block_add_as(ms_ledger *ledger, const ms_thread *thread, uint64_t address
 int ms_block_drop(ms_ledger *ledger, uint64_t address)
 {
     int error = MS_OK;
+    uint32_t at;
     ms__lock(&ledger->lock);
-    struct ms__block *block = ms__block_find(&ledger->blocks, address);
+    struct ms__block *block = ledger->blocks.count ? ms__block_seek(&ledger->blocks, address, &at) : NULL;
     if (MS__UNLIKELY(!MS__PEEK(ledger->attached)))
         error = MS_EDETACHED;
     else if (MS__UNLIKELY(!block))
         error = MS_EABSENT;
     else
-        drop(ledger, block);
+        drop(ledger, block, at);
     ms__unlock(&ledger->lock);
     return error;
 }
@@ -236,13 +252,14 @@ static int claim(ms_ledger *ledger, struct ms__block *block, uint32_t category, 
         return MS_ENOMEM;
     }
     ledger->time++;
-    ms__cell_move(ledger, block, path, category);
+    ms__cell_change(ledger, block->device, block->path, block->category, -(int64_t)block->bytes);
+    ms__cell_change(ledger, block->device, path, category, (int64_t)block->bytes);
     if (always)
         ms__peaks_move(ledger, block, path, category);
     else
         block->since = ledger->time;
     if (block->outside) {
-        ms_sums *outside = &ledger->devices[block->device].outside;
+        ms_sums *outside = &ledger->outside[block->device];
         outside->of[block->category] -= (int64_t)block->bytes;
         outside->of[category] += (int64_t)block->bytes;
     }
@@ -266,6 +283,45 @@ int ms_block_claim(ms_ledger *ledger, uint64_t address, ms_category category, ms
     return error;
 }
 
+/* A block whose slot is not known. */
+static void strike_off(ms_ledger *ledger, struct ms__block *block)
+{
+    uint32_t at;
+    ms__block_seek(&ledger->blocks, block->address, &at);
+    drop(ledger, block, at);
+}
+
+int ms_block_resize(ms_ledger *ledger, uint64_t address, uint64_t bytes)
+{
+    if (bytes > INT64_MAX)
+        return MS_EINVAL;
+    ms__lock(&ledger->lock);
+    struct ms__block *block = ms__block_find(&ledger->blocks, address);
+    int error = block ? MS_OK : MS_EABSENT;
+    if (!MS__PEEK(ledger->attached)) {
+        error = MS_EDETACHED;
+    } else if (block && block->bytes != bytes) {
+        struct ms__block made = *block;
+        made.bytes = bytes;
+        if (bytes)
+            error = add(ledger, (struct origin){MS_IDLE, block->path}, &made);
+        else
+            strike_off(ledger, block);
+    }
+    ms__unlock(&ledger->lock);
+    return error;
+}
+
+int ms_block_device(ms_ledger *ledger, uint64_t address, uint32_t *device)
+{
+    ms__lock(&ledger->lock);
+    const struct ms__block *block = ms__block_find(&ledger->blocks, address);
+    if (block)
+        *device = block->device;
+    ms__unlock(&ledger->lock);
+    return block ? MS_OK : MS_EABSENT;
+}
+
 uint64_t ms_block_bytes(ms_ledger *ledger, const uint64_t *addresses, size_t count)
 {
     uint64_t bytes = 0;
@@ -283,7 +339,7 @@ void ms_ledger_clear(ms_ledger *ledger)
     ms__lock(&ledger->lock);
     struct ms__block *block;
     for (uint32_t at = 0; (block = ms__block_next(&ledger->blocks, &at)) != NULL;)
-        drop(ledger, block);
+        strike_off(ledger, block);
     ms__unlock(&ledger->lock);
 }
 
@@ -310,7 +366,7 @@ void ms_claims_end(ms_ledger *ledger)
         if (block->mark == ledger->mark)
             continue;
         if (block->outside)
-            drop(ledger, block);
+            strike_off(ledger, block);
         else if (is_held_by_an_object(block->category))
             claim(ledger, block, MS_OTHER, block->path, false);
     }
@@ -342,7 +398,7 @@ ms_sums ms_ledger_now(ms_ledger *ledger, uint32_t device)
 
 ms_sums ms_ledger_outside(ms_ledger *ledger, uint32_t device)
 {
-    return device < MS_DEVICES_MOST ? sums_of(ledger, &ledger->devices[device].outside) : (ms_sums){{0}};
+    return device < MS_DEVICES_MOST ? sums_of(ledger, &ledger->outside[device]) : (ms_sums){{0}};
 }
 
 uint64_t ms_ledger_blocks(ms_ledger *ledger)
@@ -394,12 +450,12 @@ static const char *device_broken(ms_ledger *ledger, uint32_t device)
     for (uint32_t chunk = 0; chunk < on->room; chunk++)
         for (uint32_t row = 0; on->cells[chunk] && row < MS__CELL_PATHS; row++)
             for (uint32_t category = 0; category < MS_CATEGORY_COUNT; category++)
-                cells.of[category] += on->cells[chunk]->now[row][category];
+                cells.of[category] += on->cells[chunk]->now[ms__cell_at(row, category)];
     if (total != on->total)
         return "total = sum over live blocks";
     if (memcmp(&blocks, &on->now, sizeof blocks) != 0)
         return "a category = sum over its live blocks";
-    if (memcmp(&outside, &on->outside, sizeof outside) != 0)
+    if (memcmp(&outside, &ledger->outside[device], sizeof outside) != 0)
         return "outside = sum over live blocks from outside";
     return memcmp(&cells, &on->now, sizeof cells) == 0 ? NULL : "a category = sum over its cells";
 }
@@ -413,9 +469,9 @@ static const char *peak_broken(const ms_ledger *ledger, const ms_viewer *viewer,
     for (uint32_t chunk = 0; chunk < on->room; chunk++)
         for (uint32_t row = 0; on->cells[chunk] && row < MS__CELL_PATHS; row++)
             for (uint32_t category = 0; category < MS_CATEGORY_COUNT; category++) {
-                const struct ms__seen *seen = view->seen[chunk];
-                bool changed = seen->saved[row][category] > view->peak_time;
-                cells.of[category] += changed ? seen->at[row][category] : on->cells[chunk]->now[row][category];
+                uint32_t at = ms__cell_at(row, category);
+                const struct ms__saved *saved = &view->seen[chunk]->cells[at];
+                cells.of[category] += saved->when > view->peak_time ? saved->at : on->cells[chunk]->now[at];
             }
     for (uint32_t category = 0; category < MS_CATEGORY_COUNT; category++)
         total += view->peak.sums.of[category];

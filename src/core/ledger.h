@@ -8,7 +8,7 @@
 
 #include <assert.h>
 
-/* ---- block.c: the live blocks, by address ---- */
+/* ---- block.h, block.c: the live blocks, by address ---- */
 struct ms__block {
     uint64_t address; /* of a struct that is free: the next free one, or 0 */
     uint64_t bytes;
@@ -21,50 +21,61 @@ static_assert(sizeof(struct ms__block) == 32, "half of what a live block may cos
 
 #define MS__BLOCK_CHUNK 1024u
 
-/* Chunks are never moved. The table is open addressing: a slot holds the upper half of the
+/* The table is open addressing: a slot holds the upper half of the
  * address's hash and the block's number + 1; no probe is longer than it must be (a removal
- * shifts back what follows). At most 7 in 10 slots are used, while memory lasts. */
+ * shifts back what follows). At most 6 in 10 slots are used, while memory lasts. */
 struct ms__blocks {
     struct ms__block **chunks;
-    uint32_t chunk_count, chunk_room;
-    uint32_t used;       /* numbers ever given out */
-    uint32_t free_first; /* number + 1; 0: none */
+    uint32_t chunk_room, room; /* of the directory, and blocks in all chunks */
+    uint32_t used;             /* numbers ever given out */
+    uint32_t free_first;       /* number + 1; 0: none */
     uint32_t count;
+    uint32_t most; /* how many the table takes before it grows */
     uint64_t *slots;
-    uint32_t slot_bits; /* 0: no table yet */
+    uint32_t slot_bits;   /* 0: no table yet */
+    uint32_t mask, shift; /* made of it */
 };
 
-struct ms__block *ms__block_find(const struct ms__blocks *blocks, uint64_t address);
-/* A block under a new address, its other fields not set. NULL when memory runs out. */
-struct ms__block *ms__block_new(ms_watch *watch, struct ms__blocks *blocks, uint64_t address);
-void ms__block_remove(struct ms__blocks *blocks, struct ms__block *block);
 void ms__blocks_close(ms_watch *watch, struct ms__blocks *blocks);
 /* Visit all: start with *at = 0 until NULL comes. The one given may be removed. */
 struct ms__block *ms__block_next(const struct ms__blocks *blocks, uint32_t *at);
 uint64_t ms__blocks_memory(const struct ms__blocks *blocks);
 const char *ms__blocks_broken(const struct ms__blocks *blocks);
 
-/* ---- cell.c: bytes by device, path and category; now, and at the viewers' peaks ---- */
+/* ---- cell.h, cell.c: bytes by device, path and category; now, and at the viewers' peaks ---- */
 #define MS__CELL_PATHS 64u /* paths a chunk of cells is for */
 
+#define MS__CELL_ROW 8u /* cells a path; the last is not used */
+static_assert(MS_CATEGORY_COUNT <= MS__CELL_ROW, "a path's cells are a row");
+
 struct ms__cells {
-    int64_t now[MS__CELL_PATHS][MS_CATEGORY_COUNT];
+    int64_t now[MS__CELL_PATHS * MS__CELL_ROW];
 };
+
+static inline uint32_t ms__cell_at(ms_path path, uint32_t category)
+{
+    return path % MS__CELL_PATHS * MS__CELL_ROW + category;
+}
 
 /* What a viewer remembers of a chunk of cells. A cell's value at the peak is `at` if it was
  * saved after the peak, else what it is now: it has not changed since. So a new peak copies
  * nothing, and a change saves the old value at most once a peak. */
 struct ms__seen {
-    int64_t at[MS__CELL_PATHS][MS_CATEGORY_COUNT];
-    uint64_t saved[MS__CELL_PATHS][MS_CATEGORY_COUNT]; /* ledger->time */
+    struct ms__saved {
+        int64_t at;
+        uint64_t when; /* ledger->time */
+    } cells[MS__CELL_PATHS * MS__CELL_ROW];
 };
 
+/* Sizes that are powers of two: these are looked up for every block. */
 struct ms__device {
+    ms_sums now;
     int64_t total;
-    ms_sums now, outside;
     struct ms__cells **cells; /* by path / MS__CELL_PATHS */
     uint32_t room;
+    uint8_t unused[52];
 };
+static_assert(sizeof(struct ms__device) == 128, "a power of two");
 
 struct ms__view {
     ms_peak peak;
@@ -72,7 +83,9 @@ struct ms__view {
     uint64_t peak_since;    /* of the block that made it; 0: none did */
     struct ms__seen **seen; /* wherever the device has cells */
     uint32_t room;
+    uint8_t unused[12];
 };
+static_assert(sizeof(struct ms__view) == 128, "a power of two");
 
 struct ms_viewer {
     ms_ledger *ledger;
@@ -80,18 +93,10 @@ struct ms_viewer {
     struct ms__view views[MS_DEVICES_MOST];
 };
 
-/* Make sure of the cells of a path. False when memory runs out. */
-bool ms__cells_reserve(ms_ledger *ledger, uint32_t device, ms_path path);
-/* Cells that are reserved change, at ledger->time. */
-void ms__cell_change(ms_ledger *ledger, uint32_t device, ms_path path, uint32_t category, int64_t bytes);
-/* A block moves between reserved cells. */
-void ms__cell_move(ms_ledger *ledger, const struct ms__block *block, ms_path path, uint32_t category);
-/* After that: it moves in the peaks it lived at, too. */
+/* After a block moved between cells: it moves in the peaks it lived at, too. */
 void ms__peaks_move(ms_ledger *ledger, const struct ms__block *block, ms_path path, uint32_t category);
 void ms__cells_close(ms_ledger *ledger);
 void ms__viewers_close(ms_ledger *ledger);
-/* The total of a device grew. */
-void ms__peaks_grow(ms_ledger *ledger, uint32_t device, uint64_t since, ms_phase phase, ms_path running, ms_path owner);
 
 /* ---- moment.c: what was held around calls ---- */
 enum { MS__ENTRY_MOMENTS = 6 }; /* the first of enum ms_moment; the two AC moments have entries of their own */
@@ -129,7 +134,8 @@ struct ms__span {
     uint32_t entry;
     uint32_t kind;
     uint32_t frame; /* call: the thread's depth with it open */
-    uint32_t level; /* how many nodes were open, the one that brought it included */
+    uint32_t level; /* how many nodes were open, the one that brought it included; 0 for a call */
+    bool again;     /* backward: it is not the first time */
 };
 
 struct ms__most { /* of one device: the highest total, and of what */
@@ -137,17 +143,19 @@ struct ms__most { /* of one device: the highest total, and of what */
     ms_sums sums;
 };
 
-struct ms__seat { /* a thread at a ledger */
+struct ms__seat {                /* a thread at a ledger */
     _Atomic(ms_ledger *) ledger; /* NULL: at none */
     struct ms__seat *next;
     struct ms__span *spans;
     struct ms__most *most; /* span * devices + device */
     struct ms__most *left; /* by device: when the last node was left */
+    struct ms__most *top;  /* the innermost span's, or NULL */
     struct ms__span *chain;
     uint32_t count, room, devices, chain_room;
+    uint32_t top_level; /* the innermost span's */
     uint64_t round;
     _Atomic uint32_t inside; /* nodes open; written by the thread alone */
-    _Atomic bool grown; /* blocks were made since the last node was left */
+    _Atomic bool grown;      /* blocks were made since the last node was left */
     /* The node that ran last: while the next is in the same call, there is nothing to do. */
     _Atomic uint64_t last_record;
     uint64_t last_maker; /* the thread's own */
@@ -156,9 +164,6 @@ struct ms__seat { /* a thread at a ledger */
 
 void ms__stats_close(ms_ledger *ledger);
 void ms__seats_leave(ms_ledger *ledger);
-/* The device's total grew: the innermost spans may have a new peak. */
-void ms__spans_grow(ms_ledger *ledger, uint32_t device);
-
 struct ms_ledger {
     ms_watch *watch;
     struct ms__lock lock;
@@ -171,6 +176,7 @@ struct ms_ledger {
     uint64_t iteration;
     struct ms__blocks blocks;
     struct ms__device devices[MS_DEVICES_MOST];
+    ms_sums outside[MS_DEVICES_MOST];
     uint32_t device_count;
     ms_viewer *viewers;
     struct ms__stat **stats; /* by path / MS__CELL_PATHS */
@@ -180,6 +186,29 @@ struct ms_ledger {
     uint32_t loose_count, loose_room;
     ms_ledger *next; /* the watch's closed ones; guarded by watch->lock */
 };
+
+/* The device's total grew: the innermost spans that go on now may have a new peak. The first is
+ * for what is rare. */
+void ms__span_grow(ms_ledger *ledger, struct ms__seat *seat, uint32_t device);
+void ms__loose_grow(ms_ledger *ledger, uint32_t device);
+MS__INLINE void ms__spans_grow(ms_ledger *ledger, uint32_t device)
+{
+    const struct ms__device *on = &ledger->devices[device];
+    for (struct ms__seat *seat = ledger->seats; seat; seat = seat->next) {
+        struct ms__most *most = seat->top + device;
+        if (!seat->top)
+            continue;
+        if (MS__UNLIKELY(device >= seat->devices ||
+                         seat->top_level > atomic_load_explicit(&seat->inside, memory_order_relaxed))) {
+            ms__span_grow(ledger, seat, device);
+            continue;
+        }
+        if (on->total > most->total)
+            *most = (struct ms__most){on->total, on->now};
+    }
+    if (MS__UNLIKELY(ledger->loose_count))
+        ms__loose_grow(ledger, device);
+}
 
 /* Grow a directory of chunks to hold index `at`. False when memory runs out. */
 bool ms__directory_grow(ms_watch *watch, void ***chunks, uint32_t *room, uint32_t at);

@@ -128,7 +128,23 @@ static struct ms__entry *entry_of(const ms_ledger *ledger, const struct ms__span
     return entries && stat->round == span->round && span->entry < entries->count ? &entries->at[span->entry] : NULL;
 }
 
+static int64_t total_of(const ms_sums *sums)
+{
+    int64_t total = 0;
+    for (uint32_t category = 0; category < MS_CATEGORY_COUNT; category++)
+        total += sums->of[category];
+    return total;
+}
+
 /* ---- seats ---- */
+
+/* The innermost span changed, or where its peak is. */
+static void find_top(struct ms__seat *seat)
+{
+    seat->top = seat->count ? &seat->most[(seat->count - 1) * seat->devices] : NULL;
+    seat->top_level = seat->count ? seat->spans[seat->count - 1].level : 0;
+}
+
 MS__RARE bool widen_seat(struct ms__seat *seat, uint32_t room, uint32_t devices)
 {
     ms_watch *watch = MS__PEEK(seat->ledger)->watch;
@@ -152,6 +168,7 @@ MS__RARE bool widen_seat(struct ms__seat *seat, uint32_t room, uint32_t devices)
     seat->left = &most[room * devices];
     seat->room = room;
     seat->devices = devices;
+    find_top(seat);
     return true;
 }
 
@@ -177,6 +194,7 @@ MS__RARE struct ms__seat *take_seat(ms_ledger *ledger, ms_thread *thread)
     }
     MS__STORE(seat->ledger, ledger);
     seat->count = 0;
+    seat->top = NULL;
     seat->round = 0;
     atomic_store_explicit(&seat->grown, false, memory_order_relaxed);
     atomic_store_explicit(&seat->inside, 0, memory_order_relaxed);
@@ -202,6 +220,7 @@ static struct ms__seat *seat_of(ms_ledger *ledger, ms_thread *thread)
 }
 
 /* ---- spans ---- */
+
 static void note_most(const ms_ledger *ledger, struct ms__most *most)
 {
     for (uint32_t device = 0; device < ledger->device_count; device++)
@@ -233,6 +252,7 @@ static void push(ms_ledger *ledger, struct ms__seat *seat, const struct ms__span
 {
     note_most(ledger, &seat->most[seat->count * seat->devices]);
     seat->spans[seat->count++] = *span;
+    find_top(seat);
 }
 
 /* A span's peak so far goes to its entry, and to the span around it. */
@@ -252,10 +272,7 @@ static void hand_over(ms_ledger *ledger, struct ms__seat *seat, uint32_t at)
         ms__ledger_count_lost(ledger);
     for (uint32_t device = 0; device < seat->devices && device < entry->devices; device++) {
         ms_sums *sums = &entry->sums[moment * entry->devices + device];
-        int64_t total = 0;
-        for (uint32_t category = 0; category < MS_CATEGORY_COUNT; category++)
-            total += sums->of[category];
-        if (most[device].total > total)
+        if (!span->again || most[device].total > total_of(sums))
             *sums = most[device].sums;
     }
 }
@@ -279,6 +296,7 @@ static void pop_backward(ms_ledger *ledger, struct ms__seat *seat)
         entry->when[MS_POST_BW] = ++ledger->time;
     }
     seat->count = at;
+    find_top(seat);
 }
 
 /* End the backwards that no node open now is in. */
@@ -300,23 +318,26 @@ static uint32_t innermost(const struct ms__seat *seat)
     return at;
 }
 
-void ms__spans_grow(ms_ledger *ledger, uint32_t device)
+void ms__span_grow(ms_ledger *ledger, struct ms__seat *seat, uint32_t device)
 {
     const struct ms__device *on = &ledger->devices[device];
-    for (struct ms__seat *seat = ledger->seats; seat; seat = seat->next) {
-        uint32_t at = innermost(seat);
-        if (at < seat->count)
-            atomic_store_explicit(&seat->grown, true, memory_order_relaxed);
-        if (!at)
-            continue;
-        if (MS__UNLIKELY(device >= seat->devices) && !has_room(seat)) {
-            ms__ledger_count_lost(ledger);
-            continue;
-        }
-        struct ms__most *most = &seat->most[(at - 1) * seat->devices + device];
-        if (on->total > most->total)
-            *most = (struct ms__most){on->total, on->now};
+    uint32_t at = innermost(seat);
+    if (at < seat->count)
+        atomic_store_explicit(&seat->grown, true, memory_order_relaxed);
+    if (!at)
+        return;
+    if (device >= seat->devices && !has_room(seat)) {
+        ms__ledger_count_lost(ledger);
+        return;
     }
+    struct ms__most *most = &seat->most[(at - 1) * seat->devices + device];
+    if (on->total > most->total)
+        *most = (struct ms__most){on->total, on->now};
+}
+
+void ms__loose_grow(ms_ledger *ledger, uint32_t device)
+{
+    const struct ms__device *on = &ledger->devices[device];
     for (uint32_t i = 0; i < ledger->loose_count; i++) {
         struct ms__entry *entry = entry_of(ledger, &ledger->loose[i]);
         if (!entry)
@@ -325,11 +346,8 @@ void ms__spans_grow(ms_ledger *ledger, uint32_t device)
             ms__ledger_count_lost(ledger);
             continue;
         }
-        int64_t total = 0;
         ms_sums *sums = &entry->sums[MS_PEAK_BW * entry->devices + device];
-        for (uint32_t category = 0; category < MS_CATEGORY_COUNT; category++)
-            total += sums->of[category];
-        if (on->total > total)
+        if (on->total > total_of(sums))
             *sums = on->now;
     }
 }
@@ -390,7 +408,7 @@ static void link_record(ms_ledger *ledger, ms_thread *thread, const struct ms__s
         }
         memset(table->links, 0, table->kept * sizeof *table->links);
     }
-    table->links[record & (table->kept - 1)] = 
+    table->links[record & (table->kept - 1)] =
         (struct ms__link){(uint32_t)stat->round, stat->forward.count - 1, thread->frames[thread->depth - 1].path};
 }
 
@@ -400,10 +418,8 @@ void ms__moment_call_enter(ms_ledger *ledger, ms_thread *thread, ms_path path)
     struct ms__seat *seat = seat_of(ledger, thread);
     if (seat) {
         settle(ledger, seat, thread->nodes_open);
-        struct ms__span span = {.path = path,
-                                .kind = thread->nodes_open ? MS__SPAN_AGAIN : MS__SPAN_FORWARD,
-                                .frame = thread->depth,
-                                .level = thread->nodes_open};
+        struct ms__span span = {
+            .path = path, .kind = thread->nodes_open ? MS__SPAN_AGAIN : MS__SPAN_FORWARD, .frame = thread->depth};
         struct ms__entry *entry = open_entry(ledger, seat, is_root(thread), &span);
         if (entry) {
             bool again = span.kind == MS__SPAN_AGAIN;
@@ -432,6 +448,7 @@ void ms__moment_call_leave(ms_ledger *ledger, ms_thread *thread)
                 note(ledger, entry, span->kind == MS__SPAN_AGAIN ? 1 : MS_POST_FW);
             hand_over(ledger, seat, seat->count - 1);
             seat->count--;
+            find_top(seat);
         }
     }
     ms__unlock(&ledger->lock);
@@ -455,58 +472,79 @@ void ms_call_note(ms_thread *thread, bool output, uint64_t bytes)
 
 /* ---- nodes ---- */
 
-/* The calls that `record` of `maker` lies in, outermost last, into seat->chain. */
-static uint32_t chain_of(ms_ledger *ledger, struct ms__seat *seat, ms_thread *maker, uint64_t record)
+static bool grow_chain(ms_ledger *ledger, struct ms__seat *seat, uint32_t count)
+{
+    uint32_t room = count ? count * 2 : 32;
+    struct ms__span *chain = ms__alloc(ledger->watch, room * sizeof *chain);
+    if (!chain)
+        return false;
+    if (count)
+        memcpy(chain, seat->chain, count * sizeof *chain);
+    ms__free(ledger->watch, seat->chain);
+    seat->chain = chain;
+    seat->chain_room = room;
+    return true;
+}
+
+/* The call that a record is of; false if it is of none whose moments are kept. */
+static bool call_of(const ms_ledger *ledger, const ms_thread *maker, uint64_t record, struct ms__span *span)
 {
     const struct ms__table *table = &maker->table;
-    uint32_t count = 0;
-    while (record != MS__NONE && table->links) {
-        const struct ms__record *there = ms__table_at(table, record);
-        struct ms__link link = table->links[record & (table->kept - 1)];
-        struct ms__span span = {.record = record,
-                                .maker = MS__PEEK(maker->id),
-                                .path = MS__LOAD(there->path),
-                                .entry = link.entry,
-                                .kind = MS__SPAN_BACKWARD};
-        uint64_t outer = MS__LOAD(there->encloser);
-        if (record < MS__LOAD(table->low))
+    struct ms__link link = table->links[record & (table->kept - 1)];
+    const struct ms__stat *stat = stat_at(ledger, link.path);
+    *span = (struct ms__span){.record = record,
+                              .maker = MS__PEEK(maker->id),
+                              .round = stat ? stat->round : 0,
+                              .path = link.path,
+                              .entry = link.entry,
+                              .kind = MS__SPAN_BACKWARD};
+    return link.round && (uint32_t)span->round == link.round && link.entry < stat->forward.count &&
+           link.path == MS__LOAD(ms__table_at(table, record)->path);
+}
+
+/* Walk out from `record` until a call that is open already, one of spans[base...]; *shared counts
+ * those that stay open. The calls met on the way are seat->chain, innermost first. Records go down
+ * on the way out, in the chain and in the spans: so they are compared like two sorted lists. */
+static uint32_t chain_of(ms_ledger *ledger, struct ms__seat *seat, const ms_thread *maker, uint64_t record,
+                         uint32_t base, uint32_t *shared)
+{
+    uint32_t count = 0, open = seat->count;
+    uint64_t id = maker ? MS__PEEK(maker->id) : 0;
+    if (open > base && seat->spans[open - 1].maker != id)
+        open = base;
+    while (maker && record != MS__NONE && maker->table.links) {
+        while (open > base && seat->spans[open - 1].record > record)
+            open--;
+        uint64_t outer = MS__LOAD(ms__table_at(&maker->table, record)->encloser);
+        struct ms__span span;
+        bool known = call_of(ledger, maker, record, &span);
+        if (record < MS__LOAD(maker->table.low))
             break; /* let go: what encloses it, too */
-        const struct ms__stat *stat = stat_at(ledger, span.path);
-        span.round = stat ? stat->round : 0;
-        if (link.round && (uint32_t)span.round == link.round && link.path == span.path && entry_of(ledger, &span)) {
-            if (count == seat->chain_room) {
-                uint32_t room = count ? count * 2 : 32;
-                struct ms__span *chain = ms__alloc(ledger->watch, room * sizeof *chain);
-                if (!chain) {
-                    ms__ledger_count_lost(ledger);
-                    break;
-                }
-                if (count)
-                    memcpy(chain, seat->chain, count * sizeof *chain);
-                ms__free(ledger->watch, seat->chain);
-                seat->chain = chain;
-                seat->chain_room = room;
-            }
-            seat->chain[count++] = span;
+        if (known && open > base && seat->spans[open - 1].record == record && seat->spans[open - 1].round == span.round)
+            goto met;
+        if (known && count == seat->chain_room && !grow_chain(ledger, seat, count)) {
+            ms__ledger_count_lost(ledger);
+            break;
         }
+        if (known)
+            seat->chain[count++] = span;
         record = outer < record ? outer : MS__NONE;
     }
+    open = base;
+met:
+    *shared = open - base;
     return count;
 }
 
-static bool same_call(const struct ms__span *a, const struct ms__span *b)
-{
-    return a->record == b->record && a->maker == b->maker && a->round == b->round;
-}
-
-static void open_backward(ms_ledger *ledger, struct ms__seat *seat, const struct ms__span *span)
+static void open_backward(ms_ledger *ledger, struct ms__seat *seat, struct ms__span *span)
 {
     struct ms__entry *entry = entry_of(ledger, span);
     if (!entry || !has_room(seat)) {
         ms__ledger_count_lost(ledger);
         return;
     }
-    if (!(entry->has & 1u << MS_PRE_BW)) {
+    span->again = entry->has >> MS_PRE_BW & 1;
+    if (!span->again) {
         note(ledger, entry, MS_PRE_BW);
         note(ledger, entry, MS_PEAK_BW);
     }
@@ -516,18 +554,14 @@ static void open_backward(ms_ledger *ledger, struct ms__seat *seat, const struct
 MS__RARE void go_to(ms_ledger *ledger, struct ms__seat *seat, ms_thread *maker, uint64_t record, uint32_t level)
 {
     settle(ledger, seat, level);
-    uint32_t length = maker ? chain_of(ledger, seat, maker, record) : 0;
-    uint32_t base = seat->count;
+    uint32_t base = seat->count, shared;
     while (base && seat->spans[base - 1].kind == MS__SPAN_BACKWARD && seat->spans[base - 1].level == level)
         base--;
-    uint32_t shared = 0;
-    while (base + shared < seat->count && shared < length &&
-           same_call(&seat->spans[base + shared], &seat->chain[length - 1 - shared]))
-        shared++;
+    uint32_t length = chain_of(ledger, seat, maker, record, base, &shared);
     while (seat->count > base + shared)
         pop_backward(ledger, seat);
-    for (; shared < length; shared++) {
-        struct ms__span span = seat->chain[length - 1 - shared];
+    while (length-- > 0) {
+        struct ms__span span = seat->chain[length];
         span.level = level;
         open_backward(ledger, seat, &span);
     }
@@ -677,6 +711,7 @@ static void stand_up(ms_ledger *ledger, struct ms__seat *seat)
         } else {
             hand_over(ledger, seat, seat->count - 1);
             seat->count--;
+            find_top(seat);
         }
     }
     MS__STORE(seat->last_record, MS__NONE);
@@ -775,8 +810,7 @@ void ms_call_noted(ms_ledger *ledger, ms_path path, uint64_t *input, uint64_t *o
 {
     ms__lock(&ledger->lock);
     const struct ms__stat *stat = stat_at(ledger, path);
-    const struct ms__entry *entry =
-        stat && stat->forward.count ? &stat->forward.at[stat->forward.count - 1] : NULL;
+    const struct ms__entry *entry = stat && stat->forward.count ? &stat->forward.at[stat->forward.count - 1] : NULL;
     *input = entry ? entry->input : 0;
     *output = entry ? entry->output : 0;
     ms__unlock(&ledger->lock);

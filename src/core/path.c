@@ -3,9 +3,9 @@
 
 #include <string.h>
 
-static uint32_t hash_of(ms_path parent, const char *name)
+static uint32_t hash_of(ms_path parent, const char *name, uint32_t nth)
 {
-    uint32_t hash = 2166136261u ^ parent;
+    uint32_t hash = 2166136261u ^ parent ^ nth << 16;
     for (; *name; name++)
         hash = (hash ^ (unsigned char)*name) * 16777619u;
     return hash ^ hash >> 15;
@@ -17,12 +17,12 @@ static struct ms__path *path_at(const ms_watch *watch, ms_path path)
            path % MS__PATH_CHUNK;
 }
 
-static ms_path find(const ms_watch *watch, ms_path parent, const char *name, uint32_t hash)
+static ms_path find(const ms_watch *watch, ms_path parent, const char *name, uint32_t nth, uint32_t hash)
 {
     const struct ms__paths *paths = &watch->paths;
     for (uint32_t at = paths->buckets[hash % paths->bucket_count]; at; at = path_at(watch, at)->next) {
         const struct ms__path *path = path_at(watch, at);
-        if (path->hash == hash && path->parent == parent && strcmp(path->name, name) == 0)
+        if (path->hash == hash && path->parent == parent && path->nth == nth && strcmp(path->name, name) == 0)
             return at;
     }
     return MS_GLOBAL;
@@ -50,7 +50,7 @@ static void grow_buckets(ms_watch *watch)
     paths->bucket_count = wanted;
 }
 
-static int append(ms_watch *watch, ms_path parent, const char *name, ms_path *out)
+static int append(ms_watch *watch, ms_path parent, const char *name, uint32_t nth, ms_path *out)
 {
     struct ms__paths *paths = &watch->paths;
     uint32_t at = atomic_load_explicit(&paths->count, memory_order_relaxed);
@@ -69,7 +69,8 @@ static int append(ms_watch *watch, ms_path parent, const char *name, ms_path *ou
         }
         atomic_store_explicit(&paths->chunks[at / MS__PATH_CHUNK], chunk, memory_order_release);
     }
-    *path_at(watch, at) = (struct ms__path){.parent = parent, .hash = hash_of(parent, name), .name = copy};
+    *path_at(watch, at) =
+        (struct ms__path){.parent = parent, .hash = hash_of(parent, name, nth), .nth = nth, .name = copy};
     atomic_store_explicit(&paths->count, at + 1, memory_order_release);
     *out = at;
     return MS_OK;
@@ -90,8 +91,8 @@ int ms__paths_open(ms_watch *watch, uint32_t kept)
         return MS_ENOMEM;
     memset(paths->buckets, 0, paths->bucket_count * sizeof *paths->buckets);
     ms_path path;
-    int error = append(watch, MS_GLOBAL, "Global", &path);
-    return error ? error : append(watch, MS_GLOBAL, "unknown", &path);
+    int error = append(watch, MS_GLOBAL, "Global", 0, &path);
+    return error ? error : append(watch, MS_GLOBAL, "unknown", 0, &path);
 }
 
 void ms__paths_close(ms_watch *watch)
@@ -112,15 +113,20 @@ void ms__paths_close(ms_watch *watch)
 
 int ms_path_add(ms_watch *watch, ms_path parent, const char *name, ms_path *path)
 {
+    return ms_path_add_nth(watch, parent, name, 0, path);
+}
+
+int ms_path_add_nth(ms_watch *watch, ms_path parent, const char *name, uint32_t nth, ms_path *path)
+{
     if (!name || parent == MS_UNKNOWN || parent >= atomic_load_explicit(&watch->paths.count, memory_order_acquire))
         return MS_EINVAL;
-    uint32_t hash = hash_of(parent, name);
+    uint32_t hash = hash_of(parent, name, nth);
     pthread_mutex_lock(&watch->lock);
-    ms_path at = find(watch, parent, name, hash);
+    ms_path at = find(watch, parent, name, nth, hash);
     int error = MS_OK;
     if (at == MS_GLOBAL) {
         grow_buckets(watch);
-        error = append(watch, parent, name, &at);
+        error = append(watch, parent, name, nth, &at);
         if (error == MS_OK) {
             struct ms__path *added = path_at(watch, at);
             uint32_t *bucket = &watch->paths.buckets[hash % watch->paths.bucket_count];

@@ -63,7 +63,7 @@ void mst_claims_census(PyObject *sizes)
 static bool from_before(const struct mst_storage *storage, uint64_t *bytes)
 {
     *bytes = (uint64_t)storage->bytes;
-    if (storage->device_type == 0)
+    if (storage->device_type == MST_CPU)
         return !mst_cpu_deleter || storage->deleter == mst_cpu_deleter;
     PyObject *address = census ? PyLong_FromUnsignedLongLong(storage->data) : NULL;
     PyObject *size = address ? PyDict_GetItemWithError(census, address) : NULL;
@@ -96,9 +96,9 @@ static void claim_impl(uint64_t impl, ms_category category, ms_path path)
 void mst_claim_gradient(uint64_t grad, ms_path path)
 {
     struct mst_storage storage;
-    ms_ledger *ledger = atomic_load_explicit(&mst_blocks_to, memory_order_acquire);
-    if (ledger && mst_storage_of(grad, &storage) && storage.data)
-        ms_block_claim(ledger, storage.data, MS_GRADIENT, path);
+    ms_ledger *ledger = atomic_load_explicit(&mst_gradients_to, memory_order_acquire);
+    if (ledger && mst_storage_of(grad, &storage))
+        ms_block_claim(ledger, mst_by_dispatcher ? storage.storage : storage.data, MS_GRADIENT, path);
 }
 
 struct claim {
@@ -225,6 +225,18 @@ void mst_claim_module(struct mst_module *known)
     }
 }
 
+void mst_claim_gradients(struct mst_module *known)
+{
+    PyObject *tensors = tensors_of(known->module, GRADIENTS);
+    PyObject *values = tensors ? PyDict_Values(tensors) : NULL;
+    ms_path path = mst_path_of_holding(known);
+    for (Py_ssize_t i = 0; values && i < PyList_GET_SIZE(values); i++)
+        if (PyObject_TypeCheck(PyList_GET_ITEM(values, i), mst_torch.tensor))
+            claim_kind(PyList_GET_ITEM(values, i), GRADIENTS, path);
+    Py_XDECREF(values);
+    PyErr_Clear();
+}
+
 struct held {
     PyObject *tensor; /* owned: Python may run before its turn comes */
     ms_path path;
@@ -300,8 +312,8 @@ bool mst_is_made_of_others(PyObject *tensor)
 /* A sparse tensor has no storage of its own, but tensors inside that do. */
 static int visit_parts(PyObject *tensor, mst_visit *visit, void *context)
 {
-    static const char *const parts[] = {"_indices", "crow_indices", "ccol_indices",
-                                        "col_indices", "row_indices", "_values", "values"};
+    static const char *const parts[] = {"_indices",    "crow_indices", "ccol_indices", "col_indices",
+                                        "row_indices", "_values",      "values"};
     PyObject *sparse = PyObject_GetAttrString(tensor, "layout");
     int error = 0;
     bool strided = !sparse || sparse == mst_torch.strided;

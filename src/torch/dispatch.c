@@ -87,17 +87,39 @@ static bool is_live(uint64_t storage)
     return ref && ((PyWeakReference *)ref)->wr_object != Py_None;
 }
 
+static uint64_t rounded(uint64_t bytes, bool cuda)
+{
+    return cuda ? (bytes + CUDA_ROUND - 1) / CUDA_ROUND * CUDA_ROUND : bytes;
+}
+
+void mst_dispatch_measure(void)
+{
+    PyObject *items = live ? PyDict_Items(live) : NULL;
+    for (Py_ssize_t i = 0; items && i < PyList_GET_SIZE(items); i++) {
+        PyObject *ref = PyTuple_GET_ITEM(PyList_GET_ITEM(items, i), 1);
+        uint64_t storage = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(PyList_GET_ITEM(items, i), 0));
+        if (((PyWeakReference *)ref)->wr_object == Py_None)
+            continue;
+        int64_t bytes = (int64_t)mst_word(storage, mst_layout.size);
+        uint32_t device;
+        if (bytes >= 0 && ms_block_device(mst_ledger, storage, &device) == MS_OK)
+            ms_block_resize(mst_ledger, storage, rounded((uint64_t)bytes, mst_device_type(device) == MST_CUDA));
+        else if (bytes > 0) /* it was empty */
+            ms_block_add_as(mst_ledger, mst_mine, storage, (uint64_t)bytes, 0, MS_ACTIVATION, MS_GLOBAL, false);
+    }
+    Py_XDECREF(items);
+    PyErr_Clear();
+}
+
 static int add(PyObject *tensor, const struct mst_storage *storage, ms_category category, ms_path path)
 {
     bool cuda;
     long device = device_of(tensor, &cuda);
     if (device < 0)
         return -1;
-    uint64_t bytes = (uint64_t)storage->bytes;
-    if (cuda)
-        bytes = (bytes + CUDA_ROUND - 1) / CUDA_ROUND * CUDA_ROUND;
+    uint64_t bytes = rounded((uint64_t)storage->bytes, cuda);
     bool known = is_live(storage->storage);
-    if (known && ms_block_bytes(mst_ledger, &storage->storage, 1) == bytes)
+    if (known && ms_block_resize(mst_ledger, storage->storage, bytes) == MS_OK)
         return 0;
     if (!known && watch(tensor, storage->storage) != 0)
         return -1;
@@ -118,13 +140,37 @@ int mst_dispatch_hold(PyObject *tensor, ms_category category, ms_path path)
 struct origin {
     ms_category category;
     ms_path path;
+    PyObject *args, *kwargs; /* what the operator took */
+    uint64_t sought;
+    bool taken;
 };
+
+static int seek(PyObject *tensor, void *context)
+{
+    struct origin *origin = context;
+    struct mst_storage storage;
+    if (mst_storage_of(mst_impl_of(tensor), &storage) && storage.storage == origin->sought)
+        origin->taken = true;
+    return 0;
+}
+
+/* Whether a storage was there before the operator: it came in with its arguments. */
+static bool was_taken(struct origin *origin, uint64_t storage)
+{
+    origin->sought = storage;
+    origin->taken = false;
+    if (mst_tensors_visit(origin->args, seek, origin) != 0 || mst_tensors_visit(origin->kwargs, seek, origin) != 0)
+        PyErr_Clear();
+    return origin->taken;
+}
 
 static int note_tensor(PyObject *tensor, void *context)
 {
-    const struct origin *origin = context;
+    struct origin *origin = context;
     struct mst_storage storage;
     if (!mst_storage_of(mst_impl_of(tensor), &storage) || storage.bytes <= 0)
+        return 0;
+    if (!is_live(storage.storage) && was_taken(origin, storage.storage))
         return 0;
     return add(tensor, &storage, origin->category, origin->path);
 }
@@ -134,19 +180,25 @@ static int note_any(PyObject *tensor, void *context)
     return mst_inner_tensors(tensor, note_tensor, context);
 }
 
-static PyObject *note_result(PyObject *self, PyObject *result)
+static PyObject *note_result(PyObject *self, PyObject *const *given, Py_ssize_t count)
 {
     (void)self;
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "note_result(result, args, kwargs)");
+        return NULL;
+    }
     if (!mst_ledger || !mst_by_dispatcher || !live)
         Py_RETURN_NONE;
     ms_phase phase;
     ms_path path = mst_read_where(&phase);
     bool passing = phase == MS_BACKWARD || phase == MS_OPTIMIZER;
-    struct origin origin = {passing ? MS_TEMP : MS_ACTIVATION, path};
-    return mst_tensors_visit(result, note_any, &origin) == 0 ? Py_NewRef(Py_None) : NULL;
+    struct origin origin = {
+        .category = passing ? MS_TEMP : MS_ACTIVATION, .path = path, .args = given[1], .kwargs = given[2]};
+    return mst_tensors_visit(given[0], note_any, &origin) == 0 ? Py_NewRef(Py_None) : NULL;
 }
 
 PyMethodDef mst_dispatch_methods[] = {
-    {"note_result", note_result, METH_O, "Know the storages of the tensors that an operator returned."},
+    {"note_result", (PyCFunction)(void (*)(void))note_result, METH_FASTCALL,
+     "Know the storages of the tensors that an operator returned and did not take."},
     {NULL, NULL, 0, NULL},
 };

@@ -5,7 +5,7 @@
 
 ms_ledger *mst_ledger;
 bool mst_by_dispatcher;
-_Atomic(ms_ledger *) mst_blocks_to;
+_Atomic(ms_ledger *) mst_blocks_to, mst_gradients_to;
 
 typedef struct ledger {
     PyObject_HEAD ms_ledger *ledger;
@@ -53,6 +53,7 @@ static void end(ledger *self)
     if (!self->begun)
         return;
     self->begun = false;
+    atomic_store(&mst_gradients_to, NULL);
     if (!self->dispatcher)
         mst_blocks_off();
     mst_steps_off();
@@ -89,6 +90,7 @@ static PyObject *ledger_begin(ledger *self, PyObject *args)
     replaced = ms_ledger_replaced(self->ledger);
     mst_claims_census(census == Py_None ? NULL : census);
     self->begun = true;
+    atomic_store(&mst_gradients_to, self->ledger);
     if ((dispatcher ? mst_dispatch_begin() : mst_blocks_on(self->ledger)) == 0)
         Py_RETURN_NONE;
     end(self);
@@ -127,6 +129,8 @@ static PyObject *ledger_claim(ledger *self, PyObject *args)
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(optimizers); i++)
         mst_claim_optimizer(PyList_GET_ITEM(optimizers, i));
     Py_DECREF(optimizers);
+    if (mst_by_dispatcher)
+        mst_dispatch_measure();
     ms_claims_end(self->ledger);
     Py_RETURN_NONE;
 }
@@ -192,8 +196,7 @@ static PyObject *sums_by_path(ms_ledger *from, ms_viewer *at_peak)
     uint32_t devices = ms_ledger_devices(from), paths = ms_path_count(mst_watch);
     for (uint32_t device = 0; list && device < devices; device++)
         for (ms_path path = 0; list && path < paths; path++) {
-            ms_sums sums =
-                at_peak ? ms_viewer_peak_of(at_peak, device, path) : ms_ledger_now_of(from, device, path);
+            ms_sums sums = at_peak ? ms_viewer_peak_of(at_peak, device, path) : ms_ledger_now_of(from, device, path);
             if (is_empty(&sums))
                 continue;
             PyObject *fqn = mst_fqn(path);
@@ -329,8 +332,10 @@ static PyObject *ledger_backward(ledger *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!Op", &mst_tracker_type, &tracker, &module, &begins))
         return NULL;
     mst_book *book = self->begun ? mst_tracker_book(tracker) : NULL;
-    const struct mst_module *known = book ? mst_book_find(book, module) : NULL;
+    struct mst_module *known = book ? mst_book_find(book, module) : NULL;
     ms_thread *thread = known && known->called ? mst_here() : NULL;
+    if (known)
+        mst_claim_gradients(known);
     if (thread)
         begins ? ms_backward_enter(thread, known->path) : ms_backward_leave(thread, known->path);
     Py_RETURN_NONE;

@@ -8,6 +8,7 @@
 extern ms_ledger *mst_ledger;                 /* the one attached, or NULL */
 extern bool mst_by_dispatcher;                /* blocks are storages that operators returned */
 extern _Atomic(ms_ledger *) mst_blocks_to;    /* where the allocators' blocks go; no GIL needed */
+extern _Atomic(ms_ledger *) mst_gradients_to; /* where gradients are claimed; no GIL needed */
 
 /* ---- blocks.c: the allocators' places ---- */
 extern PyMethodDef mst_blocks_methods[];
@@ -18,6 +19,8 @@ void mst_blocks_off(void);
 extern bool mst_claims_due; /* some module's tensors were not claimed yet */
 /* Claim what a module holds, if no Python has to run for it; else it is due. */
 void mst_claim_module(struct mst_module *known);
+/* Claim the gradients of a module's own parameters. May run Python. */
+void mst_claim_gradients(struct mst_module *known);
 /* Claim what all known modules hold. Runs Python for tensors made of others. */
 void mst_claim_modules(void);
 /* Claim a tensor, wherever it lies: in lists, tuples and dicts too. */
@@ -50,6 +53,8 @@ void mst_measure(ms_thread *thread, bool output, PyObject *const *objects, Py_ss
 extern PyMethodDef mst_dispatch_methods[];
 /* Know a tensor's storage as a block. 0, or -1 with an error set. */
 int mst_dispatch_hold(PyObject *tensor, ms_category category, ms_path path);
+/* See which storages changed their size. */
+void mst_dispatch_measure(void);
 int mst_dispatch_begin(void);
 void mst_dispatch_end(void);
 

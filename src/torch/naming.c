@@ -109,7 +109,7 @@ static void note_parameters(mst_book *book, struct mst_module *known)
             mst_map_set(&book->by_parameter, (uintptr_t)tensor, 0, (uintptr_t)known); /* tied: the first owner */
 }
 
-static ms_path path_named(ms_path parent, PyObject *fqn)
+static ms_path path_named(ms_path parent, PyObject *fqn, uint32_t nth)
 {
     Py_ssize_t length = 0;
     const char *text = fqn ? PyUnicode_AsUTF8AndSize(fqn, &length) : NULL;
@@ -119,7 +119,7 @@ static ms_path path_named(ms_path parent, PyObject *fqn)
         text = PyUnicode_AsUTF8(escaped);
     ms_path path = MS_UNKNOWN;
     if (text && parent != MS_UNKNOWN)
-        ms_path_add(mst_watch, parent, text, &path);
+        ms_path_add_nth(mst_watch, parent, text, nth, &path);
     Py_XDECREF(escaped);
     PyErr_Clear();
     return path;
@@ -132,7 +132,7 @@ ms_path mst_path_of_holding(const struct mst_module *known)
     const struct mst_module *holder = known->holder;
     while (holder && !holder->called)
         holder = holder->holder;
-    return known->fqn ? path_named(holder ? holder->path : MS_GLOBAL, known->fqn) : MS_GLOBAL;
+    return known->fqn ? path_named(holder ? holder->path : MS_GLOBAL, known->fqn, 0) : MS_GLOBAL;
 }
 
 /* A module held by several parents keeps the first name here, and has them all in the map of
@@ -241,6 +241,18 @@ static ms_path ran_before(ms_path context, const struct mst_module *known)
     return path;
 }
 
+/* Modules that live side by side under one name (two roots of a class) have a path each. */
+static ms_path path_for(const struct mst_module *known, ms_path parent, PyObject *fqn)
+{
+    for (uint32_t nth = 0;; nth++) {
+        ms_path path = path_named(parent, fqn, nth);
+        const uint64_t *taken = mst_map_get(&mst_names->by_path, (uint64_t)path + 1, 0);
+        const struct mst_module *other = taken ? (struct mst_module *)(uintptr_t)*taken : NULL;
+        if (path == MS_UNKNOWN || !other || other == known || !mst_alive(other))
+            return path;
+    }
+}
+
 /* Inside a backward node a forward is run again, perhaps in the node of a sibling: it
  * belongs where it ran before, else to the nearest call around the node that holds it. */
 static ms_path resolve(struct mst_module *known, uint64_t context)
@@ -263,7 +275,7 @@ static ms_path resolve(struct mst_module *known, uint64_t context)
         return MS_GLOBAL;
     if (!fqn)
         fqn = Py_XNewRef(known->fqn ? known->fqn : mst_given_name(mst_names, known->module));
-    ms_path path = path_named(in_node ? owner : around, fqn);
+    ms_path path = path_for(known, in_node ? owner : around, fqn);
     Py_XDECREF(fqn);
     return path;
 }

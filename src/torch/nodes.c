@@ -49,9 +49,8 @@ static void node_left(struct running *running)
 static void enter_accumulation(struct running *running, ms_thread *thread, const void *node)
 {
     bool known = mst_layout.variable >= 0 && word_at(node, 0) == mst_accumulate;
-    uint64_t leaf = known && atomic_load_explicit(&mst_blocks_to, memory_order_relaxed)
-                        ? word_at(node, mst_layout.variable)
-                        : 0;
+    uint64_t leaf =
+        known && atomic_load_explicit(&mst_gradients_to, memory_order_relaxed) ? word_at(node, mst_layout.variable) : 0;
     if (leaf && mst_owner_of(leaf, &running->owner)) {
         running->leaf = leaf;
         running->grad = mst_grad_of(leaf);

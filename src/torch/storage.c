@@ -25,7 +25,7 @@ static uint32_t find_device(int8_t type, int8_t index, uint32_t from, uint32_t t
 
 uint32_t mst_device_number(int8_t type, int8_t index)
 {
-    if (type == 0)
+    if (type == MST_CPU)
         return 0;
     uint32_t count = atomic_load_explicit(&device_count, memory_order_acquire);
     uint32_t at = find_device(type, index, 1, count);
@@ -41,6 +41,11 @@ uint32_t mst_device_number(int8_t type, int8_t index)
     }
     pthread_mutex_unlock(&device_lock);
     return at;
+}
+
+int8_t mst_device_type(uint32_t number)
+{
+    return number < MS_DEVICES_MOST ? devices[number].type : 0;
 }
 
 void mst_devices_lock(void)
@@ -116,7 +121,7 @@ static PyObject *set_tensor_layout(PyObject *self, PyObject *args, PyObject *nam
 #undef X
     struct mst_layout layout;
 #define X(word) &layout.word,
-    if (!PyArg_ParseTupleAndKeywords(args, named, "iiiiiiiiiKK", names, MST_LAYOUT(X) &deleter, &accumulate))
+    if (!PyArg_ParseTupleAndKeywords(args, named, "iiiiiiiiiKK", names, MST_LAYOUT(X) & deleter, &accumulate))
         return NULL;
 #undef X
     mst_layout = layout;

@@ -7,14 +7,14 @@
 #include "modscope_ledger.h"
 
 /* Where this torch keeps what we read, in bytes; -1: not known. Learned and proved in _places.py. */
-#define MST_LAYOUT(X)                                               \
-    X(object)   /* a tensor's Python object: its TensorImpl */      \
-    X(storage)  /* TensorImpl: its StorageImpl, or NULL */          \
-    X(data)     /* StorageImpl: the memory, or NULL */              \
-    X(deleter)  /* StorageImpl: the function that gives it back */  \
-    X(device)   /* StorageImpl: type and index, a byte each */      \
-    X(size)     /* StorageImpl: bytes; negative where symbolic */   \
-    X(meta)     /* TensorImpl: its AutogradMeta, or NULL */         \
+#define MST_LAYOUT(X)                                                  \
+    X(object)   /* a tensor's Python object: its TensorImpl */         \
+    X(storage)  /* TensorImpl: its StorageImpl, or NULL */             \
+    X(data)     /* StorageImpl: the memory, or NULL */                 \
+    X(deleter)  /* StorageImpl: the function that gives it back */     \
+    X(device)   /* StorageImpl: type and index, a byte each */         \
+    X(size)     /* StorageImpl: bytes; negative where symbolic */      \
+    X(meta)     /* TensorImpl: its AutogradMeta, or NULL */            \
     X(grad)     /* AutogradMeta: the gradient's TensorImpl, or NULL */ \
     X(variable) /* AccumulateGrad node: the leaf's TensorImpl */
 
@@ -79,6 +79,8 @@ static inline uint64_t mst_grad_of(uint64_t impl)
 
 /* No GIL needed; MS_DEVICES_MOST if there are too many. */
 uint32_t mst_device_number(int8_t type, int8_t index);
+enum { MST_CPU = 0, MST_CUDA = 1 };
+int8_t mst_device_type(uint32_t number);
 
 void mst_devices_lock(void); /* around fork */
 void mst_devices_unlock(void);
