@@ -20,7 +20,7 @@ SEEDS    := $(firstword $(wildcard ../shared/conformance/seedtests shared/confor
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test bench lint fmt san fuzz gpu-check matrix clean \
+.PHONY: help run build test bench bench-models lint fmt san fuzz gpu-check matrix clean \
         layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang san-py san-py-run FORCE
 
 -include tools/c.mk
@@ -37,9 +37,18 @@ test: build layers test-c types ## everything that must hold before a change goe
 	$(call both-ways,the Python suite,$(VPY) $(PYTEST) tests/py)
 	$(call conformance,$(VPY),build/seeds,)
 
-bench: build ## what tracking costs, beside PyTorch's own trackers
+bench: build bench-models ## what tracking costs, beside PyTorch's own trackers
 	$(VPY) bench/trackers.py
+	$(VPY) bench/memory.py
 	$(MAKE) bench-core
+
+# transformers is for one row of bench/memory.py. pip may bring it, but no other torch.
+bench-models: build
+	@$(VPY) -c 'import transformers' 2>/dev/null || { \
+	    $(VPY) -c 'import torch; print("torch==" + torch.__version__)' > build/torch.txt && \
+	    $(VPY) -m pip install --quiet --disable-pip-version-check --retries 0 --timeout 20 \
+	        --constraint build/torch.txt transformers; } \
+	    || echo "bench: transformers cannot be installed here, its row is skipped"
 
 lint: layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang ## style, types, layers and static analysis
 
@@ -58,6 +67,8 @@ gpu-check: ## the suite, conformance and benchmark with the system's own Python 
 	$(call both-ways,the Python suite,PYTHONPATH=build/gpu $(PYTHON) $(PYTEST) tests/py)
 	$(call conformance,$(PYTHON),build/gpu-seeds,PYTHONPATH=build/gpu)
 	PYTHONPATH=build/gpu $(PYTHON) bench/trackers.py --device $(DEVICE)
+	PYTHONPATH=build/gpu $(PYTHON) bench/gpu_models.py --device $(DEVICE) --json build/gpu_models.jsonl \
+	    $(if $(filter cpu,$(DEVICE)),--tiny)
 
 matrix: ## the suite on every CPython here with several torches (several GB each)
 	NEEDS="$(NEEDS) cmake ninja" tools/matrix.sh
@@ -111,7 +122,7 @@ MODSCOPE_INTERPOSE=0 $(2)
 endef
 
 # $(call conformance,PYTHON,FOLDER,ENVIRONMENT): the tests that the seed documents print.
-TRACKER_SEEDS := test_seed_000.py test_seed_001.py test_seed_002.py
+TRACKER_SEEDS := test_seed_000.py test_seed_001.py test_seed_002.py test_seed_004.py
 ifdef SEEDS
 define conformance
 $(1) $(SEEDS) $(2) --package modscope

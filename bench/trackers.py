@@ -3,41 +3,26 @@
     python bench/trackers.py [--device cpu] [--rounds 160]
 
 Every variant takes its turn in every round, in random order, in one process, so that the
-machine's moods meet them all, and first makes one step that is not timed; a figure is the ratio of lower quartiles to the untracked step. `untracked
-again` is the control: what differs from 1.00 there is noise.
+machine's moods meet them all, and first makes one step that is not timed; a figure is the
+ratio of lower quartiles to the untracked step. `untracked again` is the control: what differs
+from 1.00 there is noise.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
-import random
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from common import CALLS, lower_quartile, nothing, stack, take_turns, waiter
 from torch import nn
 from torch.distributed._tools.mod_tracker import ModTracker as TorchModTracker
 from torch.utils.module_tracker import ModuleTracker as TorchModuleTracker
 
 import modscope
-
-CALLS = {25: 51, 100: 201, 400: 801}
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(16, 16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).relu()
-
-
-def nothing(*args: Any) -> None:
-    pass
 
 
 def hooked(tracker: Any) -> Any:
@@ -57,32 +42,15 @@ VARIANTS: dict[str, Callable[[], Any]] = {
 }
 
 
-def lower_quartile(times: list[float]) -> float:
-    return sorted(times)[len(times) // 4]
-
-
 def time_steps(blocks: int, rounds: int, device: str) -> dict[str, float]:
-    model = nn.Sequential(*[Block() for _ in range(blocks)]).to(device)
-    x = torch.randn(4, 16, device=device)
-    wait = torch.cuda.synchronize if device == "cuda" else nothing
-    trackers = {name: make() for name, make in VARIANTS.items()}
-    times: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    names = list(VARIANTS)
-    order = random.Random(0)
-    gc.collect()
-    gc.freeze()
-    for _ in range(rounds):
-        order.shuffle(names)
-        for name in names:
-            gc.collect()  # what one variant leaves behind is not the next one's to clear
-            with trackers[name]:
-                model(x).sum().backward()  # nor are the caches that the last variant filled
-                model.zero_grad()
-                wait()
-                begin = time.perf_counter()
-                model(x).sum().backward()
-                wait()
-                times[name].append(time.perf_counter() - begin)
+    model, x = stack(blocks, device)
+    times = take_turns(
+        {name: make() for name, make in VARIANTS.items()},
+        lambda: model(x).sum().backward(),
+        rounds=rounds,
+        clear=model.zero_grad,
+        wait=waiter(device),
+    )
     return {name: lower_quartile(taken[5:]) for name, taken in times.items()}
 
 

@@ -78,6 +78,8 @@ uint64_t ms_ledger_lost(const ms_ledger *ledger);
 /* `thread` made a block; thread may be NULL: then it is MS_GLOBAL's. A block that is there
  * already under that address was freed unseen, and is dropped first. No bytes: nothing. */
 int ms_block_add(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device);
+/* The same for a thread that is in this phase and path, by other means of knowing. */
+int ms_block_add_in(ms_ledger *ledger, ms_phase phase, ms_path path, uint64_t address, uint64_t bytes, uint32_t device);
 /* The same with what it is said, whatever the thread is doing. `outside`: not the allocator's. */
 int ms_block_add_as(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device,
                     ms_category category, ms_path path, bool outside);

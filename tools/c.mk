@@ -3,7 +3,7 @@
 #   test-c      tests and example, plain and with the address and undefined-behaviour sanitizers
 #   tsan-c      tests with the thread sanitizer
 #   fuzz-c      random events against the model for FUZZ_SECONDS
-#   bench-core  instructions a module call and a backward node cost
+#   bench-core  instructions a module call, a backward node and a block of memory cost; the ledger's own memory
 #
 # A sanitizer whose runtime is missing is skipped, and said so.
 
@@ -17,7 +17,9 @@ FUZZ_INPUTS ?= 3000
 C_DIR := $(BUILD)/c
 C_FLAGS := -std=c11 -Wall -Wextra -Wpedantic -Werror -g -pthread -Iinclude -Isrc/core -Itests/c
 C_CORE := $(wildcard src/core/*.c)
-C_FUZZ := $(addprefix tests/c/,fuzz_events.c play.c model.c heap.c)
+C_FUZZERS := events ledger
+C_FUZZ_events := $(addprefix tests/c/,fuzz_events.c play.c model.c heap.c)
+C_FUZZ_ledger := $(addprefix tests/c/,fuzz_ledger.c ledger_play.c heap.c) $(wildcard tests/c/ledger_model*.c)
 C_TESTS := $(filter-out tests/c/fuzz_%,$(wildcard tests/c/*.c))
 
 C_FLAGS_plain := -O1
@@ -44,11 +46,12 @@ $(C_DIR)/$(1)/test_core: $$(patsubst %.c,$(C_DIR)/$(1)/%.o,$$(C_CORE) $$(C_TESTS
 	@$$(CC) $$(C_FLAGS) $$(C_FLAGS_$(1)) $$^ -o $$@
 $(C_DIR)/$(1)/core_only: $$(patsubst %.c,$(C_DIR)/$(1)/%.o,$$(C_CORE) examples/core_only.c)
 	@$$(CC) $$(C_FLAGS) $$(C_FLAGS_$(1)) $$^ -o $$@
--include $$(patsubst %.c,$(C_DIR)/$(1)/%.d,$$(C_CORE) $$(C_TESTS) examples/core_only.c)
+-include $$(patsubst %.c,$(C_DIR)/$(1)/%.d,$$(C_CORE) $$(C_TESTS) examples/core_only.c bench/core_driver.c)
 endef
 $(foreach variant,plain asan tsan bench,$(eval $(call c_variant,$(variant))))
 
-.PHONY: test-c test-c-plain test-c-asan tsan-c fuzz-c bench-core
+C_FUZZ_RUNS := $(addprefix fuzz-c-,$(C_FUZZERS))
+.PHONY: test-c test-c-plain test-c-asan tsan-c fuzz-c $(C_FUZZ_RUNS) bench-core
 
 test-c: test-c-plain test-c-asan
 
@@ -70,26 +73,32 @@ tsan-c:
 		$(C_AGAIN) $(C_DIR)/tsan/test_core && MS_TEST_SECONDS=300 $(C_DIR)/tsan/test_core; \
 	else echo "skipped, $(CC) has no runtime for it"; fi
 
-fuzz-c:
-	@echo "== events by the fuzzer, against the model"
+fuzz-c: $(C_FUZZ_RUNS)
+
+# The fuzzers share the time.
+$(C_FUZZ_RUNS): fuzz-c-%:
+	@echo "== $* by the fuzzer, against the model"
 	@if $(call c_can,$(CLANG),$(C_FLAGS_fuzz),$(c_target)); then \
-		$(C_AGAIN) $(C_DIR)/fuzz/fuzz_events && mkdir -p $(C_DIR)/fuzz/corpus && \
-		if $(C_DIR)/fuzz/fuzz_events -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -print_final_stats=1 \
-			-artifact_prefix=$(C_DIR)/fuzz/ $(C_DIR)/fuzz/corpus >$(C_DIR)/fuzz/log 2>&1; \
-		then sed -n 's/^stat::number_of_executed_units: *\(.*\)/\1 inputs agree with the model/p' $(C_DIR)/fuzz/log; \
-		else grep -v '^#' $(C_DIR)/fuzz/log; exit 1; fi; \
+		$(C_AGAIN) $(C_DIR)/fuzz/fuzz_$* && mkdir -p $(C_DIR)/fuzz/corpus_$* && \
+		if $(C_DIR)/fuzz/fuzz_$* -max_total_time=$$(($(FUZZ_SECONDS) / $(words $(C_FUZZERS)) + 1)) -max_len=4096 \
+			-print_final_stats=1 -artifact_prefix=$(C_DIR)/fuzz/$*- $(C_DIR)/fuzz/corpus_$* >$(C_DIR)/fuzz/log_$* 2>&1; \
+		then sed -n 's/^stat::number_of_executed_units: *\(.*\)/\1 inputs agree with the model/p' $(C_DIR)/fuzz/log_$*; \
+		else grep -v '^#' $(C_DIR)/fuzz/log_$*; exit 1; fi; \
 	else \
 		echo "$(CLANG) has no libFuzzer: $(FUZZ_INPUTS) seeded inputs instead"; \
-		$(C_AGAIN) $(C_DIR)/fuzz/standalone && $(C_DIR)/fuzz/standalone $(FUZZ_INPUTS); \
+		$(C_AGAIN) $(C_DIR)/fuzz/standalone_$* && $(C_DIR)/fuzz/standalone_$* $(FUZZ_INPUTS); \
 	fi
 
-$(C_DIR)/fuzz/fuzz_events: $(C_CORE) $(C_FUZZ) $(wildcard include/*.h src/core/*.h tests/c/*.h)
-	@mkdir -p $(@D)
-	@$(CLANG) $(C_FLAGS) $(C_FLAGS_fuzz) $(C_CORE) $(C_FUZZ) -o $@
-
-$(C_DIR)/fuzz/standalone: $(C_CORE) $(C_FUZZ) $(wildcard include/*.h src/core/*.h tests/c/*.h)
-	@mkdir -p $(@D)
-	@$(CC) $(C_FLAGS) -O1 -DFUZZ_STANDALONE $(C_CORE) $(C_FUZZ) -o $@
+# $(eval $(call c_fuzzer,NAME)): how to build it, for libFuzzer and on its own.
+define c_fuzzer
+$(C_DIR)/fuzz/fuzz_$(1): $$(C_CORE) $$(C_FUZZ_$(1)) $$(wildcard include/*.h src/core/*.h tests/c/*.h)
+	@mkdir -p $$(@D)
+	@$$(CLANG) $$(C_FLAGS) $$(C_FLAGS_fuzz) $$(C_CORE) $$(C_FUZZ_$(1)) -o $$@
+$(C_DIR)/fuzz/standalone_$(1): $$(C_CORE) $$(C_FUZZ_$(1)) $$(wildcard include/*.h src/core/*.h tests/c/*.h)
+	@mkdir -p $$(@D)
+	@$$(CC) $$(C_FLAGS) -O1 -DFUZZ_STANDALONE $$(C_CORE) $$(C_FUZZ_$(1)) -o $$@
+endef
+$(foreach fuzzer,$(C_FUZZERS),$(eval $(call c_fuzzer,$(fuzzer))))
 
 bench-core: $(C_DIR)/bench/core_driver
 	@$(PYTHON) bench/core_instructions.py $<

@@ -24,7 +24,7 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
-class Dispatch(TorchDispatchMode):  # type: ignore[misc]  # has no types in every torch
+class Dispatch(TorchDispatchMode):
     """Tells the ledger what every operator returns, in C."""
 
     def __init__(self) -> None:

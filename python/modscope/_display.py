@@ -73,7 +73,7 @@ def snapshot_text(snapshot: Snapshot, units: str, tabulate: bool) -> str:
     return table_of(snapshot, units) if tabulate else lines_of(snapshot, units)
 
 
-def states_text(snapshots: Mapping[str, Sequence[Snapshot]], units: str, tabulate: bool) -> str:
+def states_text(snapshots: Mapping[Any, Sequence[Snapshot]], units: str, tabulate: bool) -> str:
     """What a module held around its calls."""
     divisor(units)
     if not tabulate:

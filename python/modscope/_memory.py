@@ -8,7 +8,7 @@ import enum
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
@@ -82,6 +82,10 @@ class ModuleStats:
     output_mem: int
     local_peak: dict[torch.device, int]
     snapshots: dict[State, list[Snapshot]]
+
+    def copy(self) -> ModuleStats:
+        """The same stats, that may be changed."""
+        return copy.deepcopy(self)
 
 
 # ---- devices ----
@@ -221,7 +225,7 @@ class _Tracking(Mapping[torch.nn.Module, ModuleStats]):
         copied = WeakIdKeyDictionary()
         for module, stats in self.items():
             copied[module] = copy.deepcopy(stats, memo)
-        return copied  # type: ignore[no-any-return]
+        return copied
 
     def clear(self) -> None:
         self._tracker.reset_mod_stats()
@@ -526,11 +530,11 @@ class MemTracker:
             if self._frozen is not None:
                 self._frozen = self._frozen._replace(stats=[])
 
-    def _stats(self) -> list[Any]:
+    def _stats(self) -> list[tuple[torch.nn.Module, Callable[[], ModuleStats]]]:
         """(module, how to make its stats), in the order of their names."""
         with _lock:
             if self._frozen is not None:
-                return [(m, lambda s=s: s) for ref, s in self._frozen.stats if (m := ref()) is not None]
+                return [(m, s.copy) for ref, s in self._frozen.stats if (m := ref()) is not None]
             if self._ledger is None:
                 return []
             time = self._ledger.time()

@@ -185,13 +185,8 @@ MS__INLINE int add(ms_ledger *ledger, struct origin origin, const struct ms__blo
     return MS_OK;
 }
 
-int ms_block_add(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device)
+MS__INLINE int add_made(ms_ledger *ledger, struct origin origin, uint64_t address, uint64_t bytes, uint32_t device)
 {
-    if (MS__UNLIKELY(device >= MS_DEVICES_MOST || bytes > INT64_MAX))
-        return MS_EINVAL;
-    if (!bytes)
-        return MS_OK;
-    struct origin origin = origin_of(thread);
     bool passing = origin.phase == MS_BACKWARD || origin.phase == MS_OPTIMIZER;
     struct ms__block made = {.address = address,
                              .bytes = bytes,
@@ -202,6 +197,20 @@ int ms_block_add(ms_ledger *ledger, const ms_thread *thread, uint64_t address, u
     int error = add(ledger, origin, &made);
     ms__unlock(&ledger->lock);
     return error;
+}
+
+int ms_block_add(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device)
+{
+    if (MS__UNLIKELY(device >= MS_DEVICES_MOST || bytes > INT64_MAX))
+        return MS_EINVAL;
+    return bytes ? add_made(ledger, origin_of(thread), address, bytes, device) : MS_OK;
+}
+
+int ms_block_add_in(ms_ledger *ledger, ms_phase phase, ms_path path, uint64_t address, uint64_t bytes, uint32_t device)
+{
+    if (device >= MS_DEVICES_MOST || bytes > INT64_MAX || path >= ms_path_count(ledger->watch) || phase > MS_OPTIMIZER)
+        return MS_EINVAL;
+    return bytes ? add_made(ledger, (struct origin){phase, path}, address, bytes, device) : MS_OK;
 }
 
 int ms_block_add_as(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device,

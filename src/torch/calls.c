@@ -35,13 +35,18 @@ bool mst_call_enter(struct mst_call *call, PyObject *module)
     ms_thread *thread = mst_here();
     if (UNLIKELY(!thread || !mst_names))
         return false;
-    ms_path path = path_of_call(module, mst_read_context(thread));
+    uint64_t context = mst_read_context(thread);
+    ms_path path = path_of_call(module, context);
     if (UNLIKELY(path == MS_GLOBAL))
         return false;
     if (UNLIKELY(mst_ledger != NULL))
         mst_memory_call(thread);
-    *call = (struct mst_call){mst_open, thread, module, path, mst_nodes_place ? -1 : mst_graph_task()};
+    *call = (struct mst_call){mst_open, thread, module, path, mst_nodes_place ? -1 : mst_graph_task(), false};
     mst_open = call;
+    if (UNLIKELY(!mst_nodes_place && mst_ledger && context & MST_IN_NODE)) {
+        call->in_node = true; /* the ledger must know that the call is run again */
+        ms_node_enter_as(thread, (ms_path)context, next_number());
+    }
     ms_call_enter(thread, path, next_number());
     return true;
 }
@@ -49,6 +54,8 @@ bool mst_call_enter(struct mst_call *call, PyObject *module)
 void mst_call_leave(struct mst_call *call)
 {
     ms_call_leave(call->thread, next_number());
+    if (UNLIKELY(call->in_node))
+        ms_node_leave(call->thread, next_number());
     mst_open = call->outer;
 }
 

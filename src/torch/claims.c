@@ -186,10 +186,55 @@ static void claim_gradient_of(PyObject *parameter, ms_path path)
     PyErr_Clear();
 }
 
+/* ---- where nodes are not seen, parameters tell of their gradients by hooks that are C functions ---- */
+static PyObject *handles; /* a dict: TensorImpl -> the hook's handle */
+
+static PyObject *accumulated(PyObject *self, PyObject *parameter)
+{
+    (void)self;
+    ms_path path = MS_GLOBAL;
+    if (mst_ledger && PyObject_TypeCheck(parameter, mst_torch.tensor) && mst_owner_of(mst_impl_of(parameter), &path))
+        claim_gradient_of(parameter, path);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef accumulated_def = {"accumulated", accumulated, METH_O, NULL};
+
+static void hook_gradient(PyObject *parameter)
+{
+    if (mst_nodes_place || (!handles && !(handles = PyDict_New())))
+        return;
+    PyObject *key = PyLong_FromUnsignedLongLong(mst_impl_of(parameter));
+    if (key && !PyDict_Contains(handles, key)) {
+        PyObject *hook = PyCFunction_New(&accumulated_def, NULL);
+        PyObject *handle =
+            hook ? PyObject_CallMethod(parameter, "register_post_accumulate_grad_hook", "O", hook) : NULL;
+        if (handle)
+            PyDict_SetItem(handles, key, handle);
+        Py_XDECREF(handle);
+        Py_XDECREF(hook);
+    }
+    Py_XDECREF(key);
+    PyErr_Clear(); /* one that needs no gradient takes no hook */
+}
+
+void mst_claims_end_hooks(void)
+{
+    PyObject *all = handles ? PyDict_Values(handles) : NULL;
+    for (Py_ssize_t i = 0; all && i < PyList_GET_SIZE(all); i++) {
+        PyObject *result = PyObject_CallMethod(PyList_GET_ITEM(all, i), "remove", NULL);
+        Py_XDECREF(result);
+        PyErr_Clear();
+    }
+    Py_XDECREF(all);
+    Py_CLEAR(handles);
+}
+
 static void claim_kind(PyObject *tensor, int kind, ms_path path)
 {
     if (kind == GRADIENTS) {
         path = add_owner(mst_impl_of(tensor), path);
+        hook_gradient(tensor);
         claim_gradient_of(tensor, path);
     } else if (kind == BUFFERS) {
         claim_tensor(tensor, MS_BUFFER, path);
@@ -223,18 +268,6 @@ void mst_claim_module(struct mst_module *known)
                 claim_kind(tensor, kind, path);
         }
     }
-}
-
-void mst_claim_gradients(struct mst_module *known)
-{
-    PyObject *tensors = tensors_of(known->module, GRADIENTS);
-    PyObject *values = tensors ? PyDict_Values(tensors) : NULL;
-    ms_path path = mst_path_of_holding(known);
-    for (Py_ssize_t i = 0; values && i < PyList_GET_SIZE(values); i++)
-        if (PyObject_TypeCheck(PyList_GET_ITEM(values, i), mst_torch.tensor))
-            claim_kind(PyList_GET_ITEM(values, i), GRADIENTS, path);
-    Py_XDECREF(values);
-    PyErr_Clear();
 }
 
 struct held {

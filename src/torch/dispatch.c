@@ -111,7 +111,15 @@ void mst_dispatch_measure(void)
     PyErr_Clear();
 }
 
-static int add(PyObject *tensor, const struct mst_storage *storage, ms_category category, ms_path path)
+/* Make sure that a storage is a known block. `made`: by an operator, in this phase; else an object's. */
+struct as {
+    bool made;
+    ms_phase phase;
+    ms_category category;
+    ms_path path;
+};
+
+static int add(PyObject *tensor, const struct mst_storage *storage, struct as as)
 {
     bool cuda;
     long device = device_of(tensor, &cuda);
@@ -123,7 +131,10 @@ static int add(PyObject *tensor, const struct mst_storage *storage, ms_category 
         return 0;
     if (!known && watch(tensor, storage->storage) != 0)
         return -1;
-    ms_block_add_as(mst_ledger, mst_mine, storage->storage, bytes, (uint32_t)device, category, path, false);
+    if (as.made)
+        ms_block_add_in(mst_ledger, as.phase, as.path, storage->storage, bytes, (uint32_t)device);
+    else
+        ms_block_add_as(mst_ledger, NULL, storage->storage, bytes, (uint32_t)device, as.category, as.path, false);
     return 0;
 }
 
@@ -134,11 +145,11 @@ int mst_dispatch_hold(PyObject *tensor, ms_category category, ms_path path)
         return 0;
     if (is_live(storage.storage) && ms_block_claim(mst_ledger, storage.storage, category, path) == MS_OK)
         return 0;
-    return add(tensor, &storage, category, path);
+    return add(tensor, &storage, (struct as){.category = category, .path = path});
 }
 
 struct origin {
-    ms_category category;
+    ms_phase phase;
     ms_path path;
     PyObject *args, *kwargs; /* what the operator took */
     uint64_t sought;
@@ -172,7 +183,7 @@ static int note_tensor(PyObject *tensor, void *context)
         return 0;
     if (!is_live(storage.storage) && was_taken(origin, storage.storage))
         return 0;
-    return add(tensor, &storage, origin->category, origin->path);
+    return add(tensor, &storage, (struct as){.made = true, .phase = origin->phase, .path = origin->path});
 }
 
 static int note_any(PyObject *tensor, void *context)
@@ -189,11 +200,8 @@ static PyObject *note_result(PyObject *self, PyObject *const *given, Py_ssize_t 
     }
     if (!mst_ledger || !mst_by_dispatcher || !live)
         Py_RETURN_NONE;
-    ms_phase phase;
-    ms_path path = mst_read_where(&phase);
-    bool passing = phase == MS_BACKWARD || phase == MS_OPTIMIZER;
-    struct origin origin = {
-        .category = passing ? MS_TEMP : MS_ACTIVATION, .path = path, .args = given[1], .kwargs = given[2]};
+    struct origin origin = {.args = given[1], .kwargs = given[2]};
+    origin.path = mst_read_where(&origin.phase);
     return mst_tensors_visit(given[0], note_any, &origin) == 0 ? Py_NewRef(Py_None) : NULL;
 }
 

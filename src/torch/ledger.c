@@ -60,6 +60,7 @@ static void end(ledger *self)
     ms_ledger_detach(self->ledger);
     mst_ledger = NULL;
     mst_claims_census(NULL);
+    mst_claims_end_hooks();
     mst_dispatch_end();
 }
 
@@ -332,10 +333,8 @@ static PyObject *ledger_backward(ledger *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!Op", &mst_tracker_type, &tracker, &module, &begins))
         return NULL;
     mst_book *book = self->begun ? mst_tracker_book(tracker) : NULL;
-    struct mst_module *known = book ? mst_book_find(book, module) : NULL;
+    const struct mst_module *known = book ? mst_book_find(book, module) : NULL;
     ms_thread *thread = known && known->called ? mst_here() : NULL;
-    if (known)
-        mst_claim_gradients(known);
     if (thread)
         begins ? ms_backward_enter(thread, known->path) : ms_backward_leave(thread, known->path);
     Py_RETURN_NONE;

@@ -19,8 +19,8 @@ void mst_blocks_off(void);
 extern bool mst_claims_due; /* some module's tensors were not claimed yet */
 /* Claim what a module holds, if no Python has to run for it; else it is due. */
 void mst_claim_module(struct mst_module *known);
-/* Claim the gradients of a module's own parameters. May run Python. */
-void mst_claim_gradients(struct mst_module *known);
+/* Take the hooks off that told of gradients. */
+void mst_claims_end_hooks(void);
 /* Claim what all known modules hold. Runs Python for tensors made of others. */
 void mst_claim_modules(void);
 /* Claim a tensor, wherever it lies: in lists, tuples and dicts too. */

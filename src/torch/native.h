@@ -171,6 +171,7 @@ struct mst_call {
     PyObject *module; /* borrowed: whoever calls it holds it */
     ms_path path;
     long long task; /* the graph task it began in, or -1; only where nodes are not seen */
+    bool in_node;   /* a node was entered for it, that nobody else saw */
 };
 extern MST_THREAD_LOCAL struct mst_call *mst_open;
 bool mst_call_enter(struct mst_call *call, PyObject *module);

@@ -48,7 +48,7 @@ static void look_without_place(struct where *where)
     long long task = where->phase == MS_BACKWARD ? -1 : mst_graph_task();
     if (task == -1)
         return;
-    if (where->phase == MS_FORWARD && mst_open && mst_open->task == task) {
+    if ((where->phase == MS_FORWARD || where->phase == MS_RECOMPUTE) && mst_open && mst_open->task == task) {
         where->phase = MS_RECOMPUTE;
         return;
     }

@@ -136,7 +136,7 @@ failed:
 static int tell(mst_graph_call *call, enum mst_hook which, PyObject *grads)
 {
     PyObject *module = Py_NewRef(((PyWeakReference *)call->module)->wr_object);
-    struct mst_call running = {mst_open, mst_here(), module, call->path, -1};
+    struct mst_call running = {mst_open, mst_here(), module, call->path, -1, false};
     if (running.thread)
         ms_hold_enter(running.thread, call->path);
     mst_open = &running;
