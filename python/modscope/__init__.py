@@ -24,7 +24,8 @@ if [int(part) for part in _re.findall(r"\d+", _version)[:2]] < [2, 4]:
     )
 
 from modscope._dropin import drop_in
-from modscope._memory import Category, MemTracker, ModuleStats, Peak, State
+from modscope._figures import Category, ModuleStats, Peak, State
+from modscope._memory import MemTracker
 from modscope._native import version as __version__
 from modscope._places import doctor
 from modscope._trackers import ModTracker, ModuleTracker

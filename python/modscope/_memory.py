@@ -2,127 +2,35 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import enum
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakIdKeyDictionary
 
 from modscope import _display, _native, _places
 from modscope._dispatch import Dispatch, fake_mode, is_fake
+from modscope._figures import (
+    ModuleSnapshot,
+    ModuleStats,
+    Peak,
+    Raw,
+    RawModules,
+    Snapshot,
+    by_module,
+    devices,
+    number_device,
+    snapshot_of,
+    sums_of,
+)
+from modscope._stats import Known, Lazily, Tracking
 
-__all__ = ["Category", "MemTracker", "ModuleStats", "Peak", "State"]
+__all__ = ["MemTracker"]
 
-
-class Category(str, enum.Enum):
-    """What bytes are held for. Members compare and hash like their words."""
-
-    PARAM = "Parameter"
-    BUFFER = "Buffer"
-    GRAD = "Gradient"
-    ACT = "Activation"
-    TEMP = "Temp"
-    OPT = "Optstate"
-    OTH = "Other"
-
-
-class State(str, enum.Enum):
-    """A moment around a module's forward or backward. Members compare and hash like their words."""
-
-    PRE_FW = "Pre-Forward"
-    POST_FW = "Post-Forward"
-    PEAK_FW = "Peak-Forward"
-    PRE_BW = "Pre-Backward"
-    PEAK_BW = "Peak-Backward"
-    POST_BW = "Post-Backward"
-    PRE_FW_AC = "Pre-Forward-AC"
-    POST_FW_AC = "Post-Forward-AC"
-
-
-TOTAL = "Total"
-_CATEGORIES = tuple(Category)
 _SOURCES = ("auto", "allocator", "dispatcher")
-
-Sums = dict[str, int]
-Snapshot = dict[torch.device, Sums]
-ModuleSnapshot = dict[torch.device, dict[str, Sums]]
-_Raw = tuple[int, ...]  # bytes by category
-_RawModules = list[tuple[int, str, _Raw]]  # device, fqn, bytes
-
-
-@dataclasses.dataclass(frozen=True)
-class Peak:
-    """When a device held most."""
-
-    bytes: int
-    iteration: int
-    phase: str
-    """"idle", "forward", "recompute", "backward" or "optimizer"."""
-    module: str
-    """The innermost module that was running then, or "Global"."""
-    fqn: str
-    """Whose the allocation that made the peak is."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ModuleStats:
-    """What was held around a module's calls, in its latest iteration."""
-
-    mod_fqn: str
-    parameter_mem: int
-    buffer_mem: int
-    input_mem: int
-    output_mem: int
-    local_peak: dict[torch.device, int]
-    snapshots: dict[State, list[Snapshot]]
-
-    def copy(self) -> ModuleStats:
-        """The same stats, that may be changed."""
-        return copy.deepcopy(self)
-
-
-# ---- devices ----
-
-# torch's own numbers of its device types, as its allocators report them.
-_TYPES = {"cpu": 0, "cuda": 1, "hip": 6, "xpu": 12, "mps": 13, "meta": 14, "privateuseone": 20}
-_names = {number: name for name, number in _TYPES.items()}
-
-
-def number_device(device: torch.device) -> int:
-    """The ledger's number of a device that an operator returned a tensor of."""
-    if device.type == "cuda" and not torch.backends.cuda.is_built() and not torch.version.hip:
-        raise RuntimeError(
-            "modscope: this torch is built without CUDA, and autograd aborts the process for fake 'cuda' tensors. "
-            "Use device='cpu' for the fake model, or a CUDA build of torch (no GPU is needed)"
-        )
-    kind = _TYPES.setdefault(device.type, 40 + len(_TYPES))
-    _names[kind] = device.type
-    return _native.device_number(kind, -1 if device.index is None else device.index)
-
-
-def _devices() -> list[torch.device]:
-    """By the ledger's numbers."""
-    return [
-        torch.device(_names.get(kind, "privateuseone")) if index < 0 else torch.device(_names[kind], index)
-        for kind, index in _native.devices()
-    ]
-
-
-def _sums(raw: _Raw) -> Sums:
-    sums: Sums = dict(zip(_CATEGORIES, raw))
-    sums[TOTAL] = sum(raw)
-    return sums
-
-
-def _snapshot(raw: list[_Raw]) -> Snapshot:
-    return {device: _sums(sums) for device, sums in zip(_devices(), raw) if any(sums) or device.type == "cpu"}
 
 
 def _census() -> dict[int, int] | None:
@@ -143,16 +51,16 @@ def _census() -> dict[int, int] | None:
 
 
 class _PeakFigures(NamedTuple):
-    raw: _Raw
+    raw: Raw
     peak: Peak
 
 
 class _Frozen(NamedTuple):
     """The figures of a tracker that left while others went on."""
 
-    now: list[_Raw]
-    outside: list[_Raw]
-    modules: _RawModules
+    now: list[Raw]
+    outside: list[Raw]
+    modules: RawModules
     stats: list[tuple[Any, ModuleStats]]  # weak reference to the module
     lost: int
 
@@ -176,62 +84,9 @@ os.register_at_fork(after_in_child=_forked)
 
 def _peaks_of(viewer: _native.Viewer) -> dict[torch.device, _PeakFigures]:
     peaks = {}
-    for device, (raw, iteration, phase, module, fqn) in zip(_devices(), viewer.peaks()):
+    for device, (raw, iteration, phase, module, fqn) in zip(devices(), viewer.peaks()):
         peaks[device] = _PeakFigures(raw, Peak(sum(raw), iteration, phase, module, fqn))
     return peaks
-
-
-def _by_module(raw: _RawModules, children: bool) -> ModuleSnapshot:
-    devices = _devices()
-    found: dict[torch.device, dict[str, list[int]]] = {}
-    for number, fqn, sums in raw:
-        modules = found.setdefault(devices[number], {})
-        names = [fqn]
-        while children and "." in names[-1]:
-            names.append(names[-1].rpartition(".")[0])
-        for name in names:
-            row = modules.setdefault(name, [0] * len(_CATEGORIES))
-            for i, value in enumerate(sums):
-                row[i] += value
-    return {
-        device: {fqn: _sums(tuple(row)) for fqn, row in sorted(modules.items(), key=lambda item: _display.natural(item[0]))}
-        for device, modules in found.items()
-    }
-
-
-class _Tracking(Mapping[torch.nn.Module, ModuleStats]):
-    """What is known of each module that was called, by the module itself. Keeps none of them alive."""
-
-    def __init__(self, tracker: MemTracker) -> None:
-        self._tracker = tracker
-
-    def __getitem__(self, module: torch.nn.Module) -> ModuleStats:
-        for known, stats in self._tracker._stats():
-            if known is module:
-                return stats()
-        raise KeyError(module)
-
-    def __iter__(self) -> Iterator[torch.nn.Module]:
-        return iter([module for module, _ in self._tracker._stats()])
-
-    def __len__(self) -> int:
-        return len(self._tracker._stats())
-
-    def __contains__(self, module: object) -> bool:
-        return any(known is module for known, _ in self._tracker._stats())
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> MutableMapping[Any, Any]:
-        """The stats as they are now, for the same modules, which it does not keep alive either."""
-        copied = WeakIdKeyDictionary()
-        for module, stats in self.items():
-            copied[module] = copy.deepcopy(stats, memo)
-        return copied
-
-    def clear(self) -> None:
-        self._tracker.reset_mod_stats()
-
-    def __repr__(self) -> str:
-        return f"<memory of {len(self)} modules>"
 
 
 def _check_type(type: str) -> None:
@@ -269,9 +124,9 @@ class MemTracker:
         self._ledger: _native.Ledger | None = None
         self._viewer: _native.Viewer | None = None
         self._frozen: _Frozen | None = None
-        self._past: dict[torch.device, tuple[_PeakFigures, _RawModules]] = {}
-        self._tensors: list[weakref.ref[torch.Tensor]] = []
-        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._past: dict[torch.device, tuple[_PeakFigures, RawModules]] = {}
+        self._tensors: dict[int, weakref.ref[torch.Tensor]] = {}  # by id
+        self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._fake_given = False
         self._stats_since = 0
         self._stats_cache: tuple[int, list[Any]] | None = None
@@ -301,9 +156,9 @@ class MemTracker:
                 self._tracker._get_mod_name(leaf)
                 self._note_fake([*leaf.parameters(), *leaf.buffers()])
             elif isinstance(leaf, torch.optim.Optimizer):
-                self._optimizers.append(weakref.ref(leaf))
+                self._optimizers[id(leaf)] = weakref.ref(leaf)
             elif leaf is not None:
-                self._tensors.append(weakref.ref(leaf))
+                self._tensors[id(leaf)] = weakref.ref(leaf)
                 self._note_fake([leaf])
         with _lock:
             self._claim()
@@ -350,7 +205,9 @@ class MemTracker:
             self._tracker.__exit__()
             raise
         assert _Shared.ledger is not None
-        self._keep_past(_Shared.ledger)
+        if self._ledger is not _Shared.ledger:
+            self._keep_past()
+            self._stats_since = 0
         self._ledger, self._frozen, self._chosen = _Shared.ledger, None, self._name(dispatcher)
         _Shared.trackers.append(self)
         self._stats_cache = None
@@ -367,16 +224,15 @@ class MemTracker:
     def _name(dispatcher: bool) -> str:
         return "dispatcher" if dispatcher else "allocator"
 
-    def _keep_past(self, ledger: _native.Ledger) -> None:
-        """What was the peak in another ledger stays one."""
-        if self._ledger is ledger or self._viewer is None:
+    def _keep_past(self) -> None:
+        """The ledger goes on, or is another one now: what was the peak stays one."""
+        if self._viewer is None:
             return
         modules = self._viewer.modules()
         for device, figures in _peaks_of(self._viewer).items():
             if device not in self._past or figures.peak.bytes > self._past[device][0].peak.bytes:
                 self._past[device] = (figures, modules)
         self._viewer = None
-        self._stats_since = 0
 
     def _pre_bw(self, module: torch.nn.Module | None, grads: Any) -> None:
         if module is not None and self._ledger is not None:
@@ -396,8 +252,7 @@ class MemTracker:
             ledger = self._ledger
             stats = [(weakref.ref(module), stats()) for module, stats in self._stats()]
             self._frozen = _Frozen(ledger.now(), ledger.outside(), ledger.modules(), stats, ledger.lost())
-            viewer = self._viewer
-            self._keep_past_of(viewer)
+            self._keep_past()
         _Shared.trackers.remove(self)
         if not _Shared.trackers:
             self._ledger.end()
@@ -405,16 +260,6 @@ class MemTracker:
         if not _places.nodes_known():
             self._tracker._clear_user_hooks()
         self._tracker.__exit__()
-
-    def _keep_past_of(self, viewer: _native.Viewer | None) -> None:
-        """The ledger goes on without this tracker: its peak is what it is now."""
-        if viewer is None:
-            return
-        modules = viewer.modules()
-        for device, figures in _peaks_of(viewer).items():
-            if device not in self._past or figures.peak.bytes > self._past[device][0].peak.bytes:
-                self._past[device] = (figures, modules)
-        self._viewer = None
 
     def __enter__(self) -> MemTracker:
         with _lock:
@@ -438,9 +283,9 @@ class MemTracker:
         tensors: list[torch.Tensor] = []
         optimizers: list[torch.optim.Optimizer] = []
         for tracker in _Shared.trackers:
-            tracker._tensors = [ref for ref in tracker._tensors if ref() is not None]
-            tensors += [t for ref in tracker._tensors if (t := ref()) is not None]
-            optimizers += [o for given in tracker._optimizers if (o := given()) is not None]
+            tracker._tensors = {key: ref for key, ref in tracker._tensors.items() if ref() is not None}
+            tensors += [t for ref in tracker._tensors.values() if (t := ref()) is not None]
+            optimizers += [o for given in tracker._optimizers.values() if (o := given()) is not None]
         self._ledger.claim(tensors, optimizers)
 
     def _up_to_date(self) -> None:
@@ -457,10 +302,13 @@ class MemTracker:
         _check_type(type)
         self._up_to_date()
         if type == "peak":
-            return {device: _sums(raw) for device, (raw, _) in self._peaks().items() if any(raw) or device.type == "cpu"}
-        if self._frozen is not None:
-            return _snapshot(self._frozen.now)
-        return _snapshot(self._ledger.now()) if self._ledger else {}
+            return {device: sums_of(raw) for device, (raw, _) in self._peaks().items() if any(raw) or device.type == "cpu"}
+        raw = self._frozen.now if self._frozen else self._ledger.now() if self._ledger else []
+        snapshot = snapshot_of(raw)
+        for device, figures in self._peaks().items():  # a device that holds nothing now is there all the same
+            if figures.peak.bytes and device not in snapshot:
+                snapshot[device] = sums_of((0,) * len(figures.raw))
+        return snapshot
 
     def get_module_snapshot(self, type: str = "current", children: bool = False) -> ModuleSnapshot:
         """Who holds what, now or at the peak: bytes by device, fqn and category.
@@ -472,15 +320,15 @@ class MemTracker:
         self._up_to_date()
         if type == "current":
             raw = self._frozen.modules if self._frozen else self._ledger.modules() if self._ledger else []
-            return _by_module(raw, children)
+            return by_module(raw, children)
         live = self._viewer.modules() if self._viewer else []
-        by_device: _RawModules = []
-        numbers = {device: number for number, device in enumerate(_devices())}
+        by_device: RawModules = []
+        numbers = {device: number for number, device in enumerate(devices())}
         for device, figures in self._peaks().items():
             past = self._past.get(device)
             source = past[1] if past and past[0] is figures else live
             by_device += [row for row in source if row[0] == numbers[device]]
-        return _by_module(by_device, children)
+        return by_module(by_device, children)
 
     def _peaks(self) -> dict[torch.device, _PeakFigures]:
         peaks = _peaks_of(self._viewer) if self._viewer else {}
@@ -500,7 +348,7 @@ class MemTracker:
         """What known objects hold that torch's allocator did not make: numpy, mmap, shared memory."""
         self._up_to_date()
         raw = self._frozen.outside if self._frozen else self._ledger.outside() if self._ledger else []
-        return _snapshot(raw)
+        return snapshot_of(raw)
 
     @property
     def lost(self) -> int:
@@ -520,7 +368,7 @@ class MemTracker:
     @property
     def memory_tracking(self) -> Mapping[torch.nn.Module, ModuleStats]:
         """Stats of each module called, of its latest iteration, as they are when asked."""
-        return _Tracking(self)
+        return Tracking(self._stats, self.reset_mod_stats)
 
     def reset_mod_stats(self) -> None:
         """Forget the stats of all modules, until they are called again."""
@@ -530,7 +378,7 @@ class MemTracker:
             if self._frozen is not None:
                 self._frozen = self._frozen._replace(stats=[])
 
-    def _stats(self) -> list[tuple[torch.nn.Module, Callable[[], ModuleStats]]]:
+    def _stats(self) -> Known:
         """(module, how to make its stats), in the order of their names."""
         with _lock:
             if self._frozen is not None:
@@ -552,7 +400,7 @@ class MemTracker:
                 modules[id(module)] = module
                 calls.setdefault(id(module), []).append((fqn, moments, given, result))
         rows = sorted(calls.items(), key=lambda item: _display.natural(item[1][-1][0]))
-        return [(ref := weakref.ref(modules[key]), _Lazily(ledger, ref, found)) for key, found in rows]
+        return [(ref := weakref.ref(modules[key]), Lazily(ledger, ref, found)) for key, found in rows]
 
     # ---- text ----
 
@@ -577,38 +425,3 @@ class MemTracker:
             if stats.mod_fqn.count(".") < depth:
                 print(f"Module:  {stats.mod_fqn}")
                 self._print(_display.states_text(stats.snapshots, units, tabulate))
-
-
-class _Lazily:
-    """Makes a module's stats when they are asked for."""
-
-    def __init__(self, ledger: _native.Ledger, module: weakref.ref[torch.nn.Module], calls: list[Any]) -> None:
-        self._ledger, self._module, self._calls = ledger, module, calls
-        self._made: ModuleStats | None = None
-
-    def __call__(self) -> ModuleStats:
-        if self._made is None:
-            self._made = self._make()
-        return self._made
-
-    def _make(self) -> ModuleStats:
-        latest = max(self._calls, key=lambda call: max(moment[1] for moment in call[1]))
-        by_state: dict[State, list[tuple[int, Snapshot]]] = {}
-        for _, moments, _, _ in self._calls:
-            for name, when, raw in moments:
-                by_state.setdefault(State(name), []).append((when, _snapshot(raw)))
-        snapshots = {
-            state: [snapshot for _, snapshot in sorted(taken, key=lambda item: item[0])]
-            for state, taken in by_state.items()
-        }
-        peaks = snapshots.get(State.PEAK_BW) or snapshots.get(State.PEAK_FW) or [{}]
-        module = self._module()
-        return ModuleStats(
-            mod_fqn=latest[0],
-            parameter_mem=self._ledger.held(list(module.parameters())) if module else 0,
-            buffer_mem=self._ledger.held(list(module.buffers())) if module else 0,
-            input_mem=latest[2],
-            output_mem=latest[3],
-            local_peak={device: sums[TOTAL] for device, sums in peaks[-1].items()},
-            snapshots=snapshots,
-        )

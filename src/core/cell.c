@@ -108,7 +108,7 @@ void ms__viewers_close(ms_ledger *ledger)
 
 static bool see_all(ms_viewer *viewer)
 {
-    for (uint32_t device = 0; device < viewer->ledger->device_count; device++) {
+    for (uint32_t device = 0; device < MS_DEVICES_MOST; device++) {
         const struct ms__device *on = &viewer->ledger->devices[device];
         for (uint32_t chunk = 0; chunk < on->room; chunk++)
             if (on->cells[chunk] && !reserve_seen(viewer, device, chunk))

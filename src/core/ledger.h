@@ -195,7 +195,6 @@ MS__INLINE void ms__spans_grow(ms_ledger *ledger, uint32_t device)
 {
     const struct ms__device *on = &ledger->devices[device];
     for (struct ms__seat *seat = ledger->seats; seat; seat = seat->next) {
-        struct ms__most *most = seat->top + device;
         if (!seat->top)
             continue;
         if (MS__UNLIKELY(device >= seat->devices ||
@@ -203,6 +202,7 @@ MS__INLINE void ms__spans_grow(ms_ledger *ledger, uint32_t device)
             ms__span_grow(ledger, seat, device);
             continue;
         }
+        struct ms__most *most = &seat->top[device];
         if (on->total > most->total)
             *most = (struct ms__most){on->total, on->now};
     }

@@ -1,0 +1,332 @@
+/* ledger_model.c - blocks in an array, peaks by copying; see ledger_model.h. */
+#include "ledger_model.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+const uint32_t lm_device_numbers[LM_DEVICES] = {0, 1, MS_DEVICES_MOST - 1};
+
+void lm_wrong(struct ledger_model *model, const char *format, ...)
+{
+    if (model->failed)
+        return;
+    model->failed = true;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(model->wrong, sizeof model->wrong, format, arguments);
+    va_end(arguments);
+}
+
+/* Paths far apart: what a ledger keeps for a few neighbours at a time is needed many times. */
+static bool add_paths(struct ledger_model *model)
+{
+    for (int i = 1; i < LM_PATHS; i++) {
+        char name[40];
+        for (int k = 0; k < 24; k++) {
+            ms_path path;
+            snprintf(name, sizeof name, "unused%d.%d", i, k);
+            if (ms_path_add(model->watch, MS_GLOBAL, name, &path) != MS_OK)
+                return false;
+        }
+        snprintf(name, sizeof name, "m%d", i);
+        if (ms_path_add(model->watch, model->paths[i / 4], name, &model->paths[i]) != MS_OK)
+            return false;
+    }
+    return true;
+}
+
+bool lm_open(struct ledger_model *model, const ms_options *options)
+{
+    memset(model, 0, sizeof *model);
+    model->watch = ms_watch_open(options);
+    if (!model->watch || !add_paths(model))
+        return false;
+    for (uint32_t i = 0; i < LM_THREADS; i++)
+        if (!lm_thread_open(model, i))
+            return false;
+    return true;
+}
+
+bool lm_open_ledger(struct ledger_model *model)
+{
+    model->ledger = ms_ledger_open(model->watch);
+    if (!model->ledger)
+        return false;
+    model->attached = ms_ledger_attach(model->ledger) == MS_OK;
+    return model->attached;
+}
+
+void lm_close(struct ledger_model *model)
+{
+    if (model->ledger) {
+        ms_ledger_detach(model->ledger);
+        ms_ledger_close(model->ledger);
+    }
+    lm_calls_close(model);
+    ms_watch_close(model->watch);
+}
+
+/* ---- sums ---- */
+struct lm_cells lm_cells_now(const struct ledger_model *model, uint32_t device)
+{
+    struct lm_cells cells = {{{0}}};
+    for (uint32_t i = 0; i < model->block_count; i++) {
+        const struct lm_block *block = &model->blocks[i];
+        if (block->device == device)
+            cells.of[block->path][block->category] += (int64_t)block->bytes;
+    }
+    return cells;
+}
+
+ms_sums lm_sums_of(const struct lm_cells *cells)
+{
+    ms_sums sums = {{0}};
+    for (int path = 0; path < LM_PATHS; path++)
+        for (int category = 0; category < MS_CATEGORY_COUNT; category++)
+            sums.of[category] += cells->of[path][category];
+    return sums;
+}
+
+int64_t lm_total(const ms_sums *sums)
+{
+    int64_t total = 0;
+    for (int category = 0; category < MS_CATEGORY_COUNT; category++)
+        total += sums->of[category];
+    return total;
+}
+
+struct lm_sums lm_now(const struct ledger_model *model)
+{
+    struct lm_sums now = {0};
+    for (uint32_t i = 0; i < model->block_count; i++) {
+        const struct lm_block *block = &model->blocks[i];
+        now.on[block->device].of[block->category] += (int64_t)block->bytes;
+    }
+    return now;
+}
+
+/* ---- blocks ---- */
+static struct lm_block *find(struct ledger_model *model, uint64_t address)
+{
+    for (uint32_t i = 0; i < model->block_count; i++)
+        if (model->blocks[i].address == address)
+            return &model->blocks[i];
+    return NULL;
+}
+
+static void strike(struct ledger_model *model, struct lm_block *block)
+{
+    model->replaced += block->category == MS_PARAMETER || block->category == MS_BUFFER;
+    *block = model->blocks[--model->block_count];
+}
+
+static void grow_peaks(struct ledger_model *model, uint32_t thread, const struct lm_block *block)
+{
+    const struct lm_thread *by = thread == LM_NOBODY ? NULL : &model->threads[thread];
+    struct lm_cells cells = lm_cells_now(model, block->device);
+    ms_sums sums = lm_sums_of(&cells);
+    for (int i = 0; i < LM_VIEWERS; i++) {
+        struct lm_peak *peak = &model->viewers[i].peaks[block->device];
+        if (!model->viewers[i].core || lm_total(&sums) <= peak->bytes)
+            continue;
+        *peak = (struct lm_peak){.bytes = lm_total(&sums),
+                                 .cells = cells,
+                                 .time = model->time,
+                                 .since = block->since,
+                                 .owner = block->path,
+                                 .running = by ? lm_path(by) : 0,
+                                 .phase = by ? lm_phase(by) : MS_IDLE,
+                                 .iteration = model->iteration,
+                                 .made = true};
+        model->peaks_made++;
+    }
+}
+
+static void added(struct ledger_model *model, uint32_t thread, struct lm_block made, int error)
+{
+    if (error == MS_ENOMEM) {
+        model->refused++;
+        if (!ms_ledger_lost(model->ledger))
+            lm_wrong(model, "a block was refused and nothing was lost");
+        return;
+    }
+    if (error != MS_OK)
+        lm_wrong(model, "adding gave %d (%s)", error, ms_error_text(error));
+    if (!made.bytes)
+        return;
+    struct lm_block *before = find(model, made.address);
+    if (before)
+        strike(model, before);
+    made.since = ++model->time;
+    model->blocks[model->block_count++] = made;
+    uint32_t number = lm_device_numbers[made.device] + 1;
+    model->device_count = number > model->device_count ? number : model->device_count;
+    grow_peaks(model, thread, &made);
+    lm_calls_grow(model);
+}
+
+/* The model is full, or the header does not say what happens. */
+static bool avoided(struct ledger_model *model, uint64_t address, uint64_t bytes)
+{
+    return model->block_count == LM_BLOCKS || (!bytes && find(model, address));
+}
+
+void lm_add(struct ledger_model *model, uint32_t thread, uint64_t address, uint64_t bytes, uint32_t device)
+{
+    if (avoided(model, address, bytes))
+        return;
+    const struct lm_thread *by = thread == LM_NOBODY ? NULL : &model->threads[thread];
+    ms_phase phase = by ? lm_phase(by) : MS_IDLE;
+    struct lm_block made = {.address = address, .bytes = bytes, .device = device, .path = by ? lm_path(by) : 0};
+    made.category = phase == MS_BACKWARD || phase == MS_OPTIMIZER ? MS_TEMP : MS_ACTIVATION;
+    uint32_t number = lm_device_numbers[device];
+    bool said = bytes % 4 == 1; /* the same in other words */
+    added(model, thread, made,
+          said ? ms_block_add_in(model->ledger, phase, model->paths[made.path], address, bytes, number)
+               : ms_block_add(model->ledger, by ? by->core : NULL, address, bytes, number));
+}
+
+void lm_add_as(struct ledger_model *model, uint32_t thread, struct lm_block what)
+{
+    if (avoided(model, what.address, what.bytes))
+        return;
+    const ms_thread *core = thread == LM_NOBODY ? NULL : model->threads[thread].core;
+    what.noted = true;
+    added(model, thread, what,
+          ms_block_add_as(model->ledger, core, what.address, what.bytes, lm_device_numbers[what.device], what.category,
+                          model->paths[what.path], what.outside));
+}
+
+void lm_drop(struct ledger_model *model, uint64_t address)
+{
+    struct lm_block *block = find(model, address);
+    int wanted = block ? MS_OK : MS_EABSENT, error = ms_block_drop(model->ledger, address);
+    if (error != wanted)
+        lm_wrong(model, "dropping gave %d (%s)", error, ms_error_text(error));
+    model->time++;
+    if (block)
+        strike(model, block);
+}
+
+/* Now, and in every peak it lived at. */
+static void move(struct ledger_model *model, struct lm_block *block, ms_category category, uint32_t path)
+{
+    for (int i = 0; i < LM_VIEWERS; i++) {
+        struct lm_peak *peak = &model->viewers[i].peaks[block->device];
+        if (!model->viewers[i].core || block->since > peak->time)
+            continue;
+        peak->cells.of[block->path][block->category] -= (int64_t)block->bytes;
+        peak->cells.of[path][category] += (int64_t)block->bytes;
+        if (block->since == peak->since)
+            peak->since = 0;
+    }
+    block->category = category;
+    block->path = path;
+}
+
+void lm_claim(struct ledger_model *model, uint64_t address, ms_category category, uint32_t path)
+{
+    struct lm_block *block = find(model, address);
+    int error = ms_block_claim(model->ledger, address, category, model->paths[path]);
+    model->time++;
+    if (error == MS_ENOMEM && block) {
+        model->refused++;
+        if (model->claiming) /* whether it counts as claimed is not said */
+            lm_drop(model, address);
+        return;
+    }
+    if (error != (block ? MS_OK : MS_EABSENT))
+        lm_wrong(model, "claiming gave %d (%s)", error, ms_error_text(error));
+    if (block) {
+        block->noted = true;
+        move(model, block, category, path);
+    }
+}
+
+void lm_clear(struct ledger_model *model)
+{
+    ms_ledger_clear(model->ledger);
+    while (model->block_count)
+        strike(model, &model->blocks[0]);
+    model->time++;
+}
+
+void lm_claims_begin(struct ledger_model *model)
+{
+    if (model->claiming)
+        return;
+    ms_claims_begin(model->ledger);
+    model->claiming = true;
+    for (uint32_t i = 0; i < model->block_count; i++)
+        model->blocks[i].noted = false;
+}
+
+void lm_claims_end(struct ledger_model *model)
+{
+    if (!model->claiming)
+        return;
+    ms_claims_end(model->ledger);
+    model->claiming = false;
+    model->time++;
+    for (uint32_t i = model->block_count; i-- > 0;) {
+        struct lm_block *block = &model->blocks[i];
+        ms_category is = block->category;
+        bool held = is == MS_PARAMETER || is == MS_BUFFER || is == MS_GRADIENT || is == MS_OPTSTATE;
+        if (!block->noted && block->outside) {
+            strike(model, block);
+        } else if (!block->noted && held) {
+            block->category = MS_OTHER;
+            block->since = model->time;
+        }
+    }
+}
+
+void lm_pause(struct ledger_model *model)
+{
+    for (uint32_t i = 0; i < LM_THREADS; i++)
+        if (model->threads[i].depth || model->threads[i].step_at)
+            return;
+    ms_ledger_detach(model->ledger);
+    if (ms_block_drop(model->ledger, 1) != MS_EDETACHED)
+        lm_wrong(model, "a detached ledger took an event");
+    if (ms_ledger_attach(model->ledger) != MS_OK)
+        lm_wrong(model, "not attached again");
+}
+
+/* ---- viewers ---- */
+static void begin_view(struct ledger_model *model, struct lm_viewer *viewer)
+{
+    for (uint32_t device = 0; device < LM_DEVICES; device++) {
+        struct lm_cells cells = lm_cells_now(model, device);
+        ms_sums sums = lm_sums_of(&cells);
+        viewer->peaks[device] = (struct lm_peak){.bytes = lm_total(&sums), .cells = cells, .time = model->time};
+    }
+}
+
+void lm_view(struct ledger_model *model, uint32_t place)
+{
+    struct lm_viewer *viewer = &model->viewers[place];
+    if (viewer->core)
+        return;
+    viewer->core = ms_viewer_open(model->ledger);
+    if (viewer->core)
+        begin_view(model, viewer);
+}
+
+void lm_view_close(struct ledger_model *model, uint32_t place)
+{
+    struct lm_viewer *viewer = &model->viewers[place];
+    if (viewer->core)
+        ms_viewer_close(viewer->core);
+    viewer->core = NULL;
+}
+
+void lm_view_reset(struct ledger_model *model, uint32_t place)
+{
+    struct lm_viewer *viewer = &model->viewers[place];
+    if (!viewer->core)
+        return;
+    ms_viewer_reset(viewer->core);
+    begin_view(model, viewer);
+}

@@ -1,0 +1,190 @@
+/* ledger_model_check.c - every figure of the ledger beside the model's. */
+#include "ledger_model.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* ---- blocks and peaks ---- */
+static ms_sums outside_now(const struct ledger_model *model, uint32_t device)
+{
+    ms_sums sums = {{0}};
+    for (uint32_t i = 0; i < model->block_count; i++) {
+        const struct lm_block *block = &model->blocks[i];
+        if (block->outside && block->device == device)
+            sums.of[block->category] += (int64_t)block->bytes;
+    }
+    return sums;
+}
+
+static void check_sums(struct ledger_model *model, const char *what, uint32_t device, uint32_t path, ms_sums got,
+                       const int64_t *wanted)
+{
+    for (int i = 0; i < MS_CATEGORY_COUNT; i++)
+        if (got.of[i] != wanted[i])
+            lm_wrong(model, "%s, device %" PRIu32 ", path %" PRIu32 ": %s is %" PRId64 ", not %" PRId64, what, device,
+                     path, ms_category_name((ms_category)i), got.of[i], wanted[i]);
+}
+
+static void check_peak(struct ledger_model *model, const struct lm_viewer *viewer, uint32_t device)
+{
+    const struct lm_peak *wanted = &viewer->peaks[device];
+    uint32_t number = lm_device_numbers[device];
+    ms_peak got = ms_viewer_peak(viewer->core, number);
+    ms_sums sums = lm_sums_of(&wanted->cells);
+    if (got.bytes != wanted->bytes)
+        lm_wrong(model, "the peak is %" PRId64 ", not %" PRId64, got.bytes, wanted->bytes);
+    check_sums(model, "the peak", device, 0, got.sums, sums.of);
+    for (uint32_t path = 0; path < LM_PATHS; path++)
+        check_sums(model, "the peak of", device, path, ms_viewer_peak_of(viewer->core, number, model->paths[path]),
+                   wanted->cells.of[path]);
+    if (!wanted->made)
+        return;
+    if (got.phase != wanted->phase || got.running != model->paths[wanted->running])
+        lm_wrong(model, "the peak was made in phase %d, path %" PRIu32, (int)got.phase, got.running);
+    if (got.iteration != wanted->iteration && !ms_ledger_lost(model->ledger))
+        lm_wrong(model, "the peak was in iteration %" PRIu64 ", not %" PRIu64, got.iteration, wanted->iteration);
+    if (wanted->since && got.owner != model->paths[wanted->owner])
+        lm_wrong(model, "the peak was made by a block of path %" PRIu32, got.owner);
+}
+
+static void check_device(struct ledger_model *model, uint32_t device)
+{
+    uint32_t number = lm_device_numbers[device];
+    struct lm_cells cells = lm_cells_now(model, device);
+    ms_sums sums = lm_sums_of(&cells), outside = outside_now(model, device);
+    check_sums(model, "now", device, 0, ms_ledger_now(model->ledger, number), sums.of);
+    check_sums(model, "outside", device, 0, ms_ledger_outside(model->ledger, number), outside.of);
+    for (uint32_t path = 0; path < LM_PATHS; path++)
+        check_sums(model, "now of", device, path, ms_ledger_now_of(model->ledger, number, model->paths[path]),
+                   cells.of[path]);
+    for (int i = 0; i < LM_VIEWERS; i++)
+        if (model->viewers[i].core)
+            check_peak(model, &model->viewers[i], device);
+}
+
+/* ---- calls ---- */
+static bool fits(const ms_sums *got, const struct lm_sums *wanted, int device)
+{
+    if (wanted->tied[device])
+        return lm_total(got) == lm_total(&wanted->on[device]);
+    return memcmp(got, &wanted->on[device], sizeof *got) == 0;
+}
+
+/* The core's entry; false if there is none. */
+static bool entry(struct ledger_model *model, uint32_t path, ms_moment moment, size_t index, struct lm_sums *got)
+{
+    for (int device = 0; device < LM_DEVICES; device++)
+        if (!ms_moments_at(model->ledger, model->paths[path], moment, index, lm_device_numbers[device],
+                           &got->on[device], NULL)) {
+            lm_wrong(model, "path %" PRIu32 " has no %s %zu", path, ms_moment_name(moment), index);
+            return false;
+        }
+    return true;
+}
+
+static void check_entry(struct ledger_model *model, uint32_t path, ms_moment moment, size_t index,
+                        const struct lm_sums *wanted, const struct lm_sums *or_this)
+{
+    struct lm_sums got;
+    if (!entry(model, path, moment, index, &got))
+        return;
+    for (int device = 0; device < LM_DEVICES; device++)
+        if (!fits(&got.on[device], wanted, device) && !fits(&got.on[device], or_this, device))
+            lm_wrong(model, "path %" PRIu32 ", %s %zu, device %d: total %" PRId64 ", not %" PRId64 " in those parts",
+                     path, ms_moment_name(moment), index, device, lm_total(&got.on[device]),
+                     lm_total(&wanted->on[device]));
+}
+
+static void check_backward_peak(struct ledger_model *model, const struct lm_call *call, size_t index)
+{
+    struct lm_sums got;
+    if (!entry(model, call->path, MS_PEAK_BW, index, &got))
+        return;
+    for (int device = 0; device < LM_DEVICES; device++) {
+        int64_t is = lm_total(&got.on[device]);
+        int64_t least = lm_total(&call->least.on[device]), most = lm_total(&call->most.on[device]);
+        bool known = fits(&got.on[device], &call->least, device) || fits(&got.on[device], &call->most, device);
+        if (!known && (is <= least || is >= most))
+            lm_wrong(model, "path %" PRIu32 ", backward peak %zu: %" PRId64 ", not %" PRId64 " to %" PRId64, call->path,
+                     index, is, least, most);
+    }
+}
+
+struct count {
+    size_t of[MS_MOMENT_COUNT];
+};
+
+/* When a backward that other nodes are around is seen to have ended is not said. */
+static bool tells_backward(const struct ledger_model *model)
+{
+    for (int i = 0; i < LM_THREADS; i++)
+        if (lm_open_of_kind(&model->threads[i], LM_NODE))
+            return false;
+    return !model->no_backward;
+}
+
+static void check_call(struct ledger_model *model, const struct lm_call *call, struct count *seen)
+{
+    ms_moment first = call->again ? MS_PRE_FW_AC : MS_PRE_FW, last = call->again ? MS_POST_FW_AC : MS_POST_FW;
+    check_entry(model, call->path, first, seen->of[first]++, &call->pre, &call->pre);
+    if (call->ended)
+        check_entry(model, call->path, last, seen->of[last]++, &call->post, &call->post);
+    if (call->ended && !call->again)
+        check_entry(model, call->path, MS_PEAK_FW, seen->of[MS_PEAK_FW]++, &call->peak, &call->peak);
+    if (!call->begun || !tells_backward(model))
+        return;
+    check_entry(model, call->path, MS_PRE_BW, seen->of[MS_PRE_BW]++, &call->pre_back, &call->pre_back);
+    check_entry(model, call->path, MS_POST_BW, seen->of[MS_POST_BW]++, &call->post_back, &call->went_back);
+    check_backward_peak(model, call, seen->of[MS_PEAK_BW]++);
+}
+
+/* What is open has its beginning; how its other moments count until it ends is not said. */
+static void check_path(struct ledger_model *model, uint32_t path)
+{
+    if (model->open_of[path])
+        return;
+    struct count seen = {{0}};
+    for (uint64_t i = 0; i < model->call_count; i++)
+        if (model->calls[i].path == path && model->calls[i].round == model->round_of[path])
+            check_call(model, &model->calls[i], &seen);
+    for (int moment = 0; moment < MS_MOMENT_COUNT; moment++) {
+        bool backward = moment == MS_PRE_BW || moment == MS_PEAK_BW || moment == MS_POST_BW;
+        size_t got = ms_moments_count(model->ledger, model->paths[path], (ms_moment)moment);
+        if (got != seen.of[moment] && (!backward || tells_backward(model)))
+            lm_wrong(model, "path %" PRIu32 " has %zu of %s, not %zu", path, got, ms_moment_name((ms_moment)moment),
+                     seen.of[moment]);
+    }
+}
+
+static void check_calls(struct ledger_model *model)
+{
+    if (ms_ledger_iteration(model->ledger) != model->iteration)
+        lm_wrong(model, "iteration %" PRIu64 ", not %" PRIu64, ms_ledger_iteration(model->ledger), model->iteration);
+    for (uint32_t path = 1; path < LM_PATHS && !model->failed; path++)
+        check_path(model, path);
+}
+
+/* ---- all ---- */
+void lm_check(struct ledger_model *model)
+{
+    if (model->failed)
+        return;
+    model->checks++;
+    const char *broken = ms_ledger_broken(model->ledger);
+    if (broken)
+        lm_wrong(model, "broken: %s", broken);
+    if (ms_ledger_blocks(model->ledger) != model->block_count)
+        lm_wrong(model, "%" PRIu64 " blocks, not %" PRIu32, ms_ledger_blocks(model->ledger), model->block_count);
+    if (ms_ledger_replaced(model->ledger) != model->replaced)
+        lm_wrong(model, "%" PRIu64 " replaced, not %" PRIu64, ms_ledger_replaced(model->ledger), model->replaced);
+    if (ms_ledger_devices(model->ledger) != model->device_count)
+        lm_wrong(model, "%" PRIu32 " devices, not %" PRIu32, ms_ledger_devices(model->ledger), model->device_count);
+    for (uint32_t device = 0; device < LM_DEVICES; device++)
+        check_device(model, device);
+    /* What could not be kept is missing, and that is owned up to; bringing moments up to date to
+     * read them may be refused too. */
+    if (model->failed || ms_ledger_lost(model->ledger))
+        return;
+    check_calls(model);
+    model->failed = model->failed && !ms_ledger_lost(model->ledger);
+}

@@ -1,0 +1,220 @@
+"""What the tests of MemTracker share: sums over objects, readings of a tracker, and a count
+of the CPU allocator's own events that owes nothing to modscope. No expectation is written here."""
+
+import contextlib
+import gc
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from helpers import PLACES
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+CPU = torch.device("cpu")
+CATEGORIES = ("Parameter", "Buffer", "Gradient", "Activation", "Temp", "Optstate", "Other")
+STATES = (
+    "Pre-Forward",
+    "Post-Forward",
+    "Peak-Forward",
+    "Pre-Backward",
+    "Peak-Backward",
+    "Post-Backward",
+    "Pre-Forward-AC",
+    "Post-Forward-AC",
+)
+SOURCES = ("allocator", "dispatcher") if PLACES else ("dispatcher",)
+every_source = pytest.mark.parametrize("source", SOURCES)
+
+
+# ---- sums over objects ----
+
+
+def tensors_in(held: Any) -> list[torch.Tensor]:
+    """The tensors in containers of containers, optimizer state for example."""
+    if isinstance(held, torch.Tensor):
+        return [held]
+    if isinstance(held, Mapping):
+        held = held.values()
+    elif not isinstance(held, (list, tuple, set, frozenset)):
+        return []
+    return [tensor for part in held for tensor in tensors_in(part)]
+
+
+def bytes_of(*held: Any) -> int:
+    """What the storages of these tensors take, each storage once."""
+    storages = {}
+    for tensor in tensors_in(held):
+        storage = tensor.untyped_storage()
+        storages[storage._cdata] = storage.nbytes()
+    return sum(storages.values())
+
+
+
+def parameter_bytes(*mods: nn.Module) -> int:
+    return bytes_of([p for m in mods for p in m.parameters()])
+
+
+def buffer_bytes(*mods: nn.Module) -> int:
+    return bytes_of([b for m in mods for b in m.buffers()])
+
+
+def gradient_bytes(*mods: nn.Module) -> int:
+    return bytes_of([p.grad for m in mods for p in m.parameters()])
+
+
+def state_bytes(*opts: torch.optim.Optimizer) -> int:
+    return bytes_of([dict(opt.state) for opt in opts])
+
+
+def held_by(mods: Iterable[nn.Module], opts: Iterable[torch.optim.Optimizer] = ()) -> dict[str, int]:
+    """The four categories that objects can be asked for."""
+    mods, opts = list(mods), list(opts)
+    return {
+        "Parameter": parameter_bytes(*mods),
+        "Buffer": buffer_bytes(*mods),
+        "Gradient": gradient_bytes(*mods),
+        "Optstate": state_bytes(*opts),
+    }
+
+
+@contextlib.contextmanager
+def quick_collect() -> Iterator[None]:
+    """Inside, gc.collect() looks only at what was made inside: milliseconds instead of a fifth of a second."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+# ---- readings of a tracker ----
+
+
+def reading(mt: Any, type: str = "current", device: torch.device = CPU) -> dict[str, int]:
+    """One device's snapshot with plain words as keys; zeros for a device that holds nothing."""
+    found = mt.get_tracker_snapshot(type).get(device, {})
+    return {key: found.get(key, 0) for key in (*CATEGORIES, "Total")}
+
+
+def now(mt: Any, category: str = "Total", device: torch.device = CPU) -> int:
+    return reading(mt, "current", device)[category]
+
+
+def at_peak(mt: Any, category: str = "Total", device: torch.device = CPU) -> int:
+    return reading(mt, "peak", device)[category]
+
+
+def held(mt: Any) -> dict[str, int]:
+    """The tracker's figures for what `held_by` sums up."""
+    found = reading(mt)
+    return {key: found[key] for key in ("Parameter", "Buffer", "Gradient", "Optstate")}
+
+
+def of_module(mt: Any, fqn: str, type: str = "current", children: bool = False, device: torch.device = CPU) -> dict[str, int]:
+    """What one module holds; zeros if it holds nothing."""
+    found = mt.get_module_snapshot(type, children=children).get(device, {}).get(fqn, {})
+    return {key: found.get(key, 0) for key in (*CATEGORIES, "Total")}
+
+
+def outside(mt: Any, category: str = "Total") -> int:
+    return mt.outside.get(CPU, {}).get(category, 0)
+
+
+def nonzero(figures: Mapping[str, int]) -> dict[str, int]:
+    """Only what is not zero, with plain words as keys: short to write down by hand."""
+    return {str.__str__(key): value for key, value in figures.items() if value}
+
+
+def wrong_sums(mt: Any) -> list[str]:
+    """Every way in which the figures of a tracker do not add up; [] if they do."""
+    wrong = []
+    for type in ("current", "peak"):
+        whole = mt.get_tracker_snapshot(type)
+        own = mt.get_module_snapshot(type)
+        tree = mt.get_module_snapshot(type, children=True)
+        for device in {*whole, *own, *tree}:
+            total = reading(mt, type, device)
+            if sum(total[c] for c in CATEGORIES) != total["Total"]:
+                wrong.append(f"{type} {device}: categories do not add up: {total}")
+            if min(total.values()) < 0:
+                wrong.append(f"{type} {device}: below zero: {total}")
+            of = {fqn: {k: int(v) for k, v in figures.items()} for fqn, figures in own.get(device, {}).items()}
+            for key in (*CATEGORIES, "Total"):
+                if sum(figures[key] for figures in of.values()) != total[key]:
+                    wrong.append(f"{type} {device} {key}: modules do not add up to {total[key]}: {of}")
+                for fqn, figures in tree.get(device, {}).items():
+                    below = sum(f[key] for name, f in of.items() if name == fqn or name.startswith(fqn + "."))
+                    if figures[key] != below:
+                        wrong.append(f"{type} {device} {key}: {fqn} with children is {figures[key]}, not {below}")
+            for fqn, figures in of.items():
+                if min(figures.values()) < 0:
+                    wrong.append(f"{type} {device}: {fqn} below zero: {figures}")
+    return wrong
+
+
+# ---- independent counts ----
+
+
+def python_calls(step: Callable[[], Any]) -> int:
+    """How many functions Python and C-in-Python ran in `step`."""
+    count = 0
+
+    def probe(frame: Any, event: str, arg: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(probe)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+class Counted:
+    """Beside an active tracker, torch's profiler writes down the CPU allocator's events of this
+    thread. At each mark, and at the end, `tracked` has what the tracker says of current and
+    peak, `counted` what the events add up to, both less what the tracker held at the beginning.
+
+    Blocks made before the beginning must not be freed inside: the profiler does not know their size."""
+
+    def __init__(self, mt: Any) -> None:
+        self.mt = mt
+        self.tracked: list[tuple[int, int]] = []
+        self.counted: list[tuple[int, int]] = []
+        self.events = 0
+        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+
+    def __enter__(self) -> "Counted":
+        self._profile.__enter__()
+        gc.disable()  # garbage of earlier tests would be freed at some point inside
+        self.mt.reset_peak()
+        self._start = now(self.mt)
+        return self
+
+    def mark(self) -> None:
+        with record_function("modscope-test-mark"):
+            pass
+        self.tracked.append((now(self.mt) - self._start, at_peak(self.mt) - self._start))
+
+    def __exit__(self, *exc: Any) -> None:
+        self.mark()
+        gc.enable()
+        self._profile.__exit__(*exc)
+        if exc[0] is None:
+            self._count()
+
+    def _count(self) -> None:
+        events = [e for e in self._profile.profiler.kineto_results.events() if e.name() in ("[memory]", "modscope-test-mark")]
+        current = peak = 0
+        for event in sorted(events, key=lambda e: e.start_ns()):
+            if event.name() == "[memory]":
+                current += event.nbytes()
+                peak = max(peak, current)
+                self.events += 1
+            else:
+                self.counted.append((current, peak))
+        assert self.events > 0, "the profiler saw nothing: this test tests nothing"
