@@ -28,8 +28,9 @@ SEEDS    := $(firstword $(wildcard ../shared/conformance/seedtests shared/confor
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-run: build ## track a small model for a few steps and print its stack by phase
+run: build ## track small models for a few steps: where they are, and who holds their memory
 	$(VPY) examples/stack.py
+	$(VPY) examples/memory.py
 
 build: $(VENV)/.modscope ## make .venv, in which `import modscope` works
 

@@ -17,7 +17,7 @@ def divisor(units: str) -> int:
 
 
 def amount(value: int, units: str) -> str:
-    return f"{value} B" if units == "B" else f"{round(value / divisor(units), 2)} {units}"
+    return f"{value} B" if units == "B" else f"{value / divisor(units):.2f} {units}"
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
@@ -49,20 +49,16 @@ def _shown(snapshot: Snapshot) -> list[tuple[str, Sums]]:
     return [(str(device), sums) for device, sums in snapshot.items() if sums["Total"] > 0]
 
 
-def _word(key: str) -> str:
-    return str(getattr(key, "value", key))
-
-
 def lines_of(snapshot: Snapshot, units: str) -> str:
     return "\n".join(
-        "\n".join([f"Device: {device}", *(f"\t{_word(key)}: {amount(value, units)}" for key, value in sums.items())])
+        "\n".join([f"Device: {device}", *(f"\t{key}: {amount(value, units)}" for key, value in sums.items())])
         for device, sums in _shown(snapshot)
     )
 
 
 def table_of(snapshot: Snapshot, units: str) -> str:
     shown = _shown(snapshot)
-    headers = ["Device", *map(_word, shown[0][1])]
+    headers = ["Device", *map(str, shown[0][1])]
     return table(headers, ([device, *(amount(v, units) for v in sums.values())] for device, sums in shown))
 
 
@@ -79,7 +75,7 @@ def states_text(snapshots: Mapping[Any, Sequence[Snapshot]], units: str, tabulat
     if not tabulate:
         parts = []
         for state, taken in snapshots.items():
-            parts.append(_word(state))
+            parts.append(str(state))
             for i, snapshot in enumerate(taken):
                 parts += [f"# {i + 1}:", lines_of(snapshot, units)]
         return "\n".join(parts) + "\n"
@@ -88,7 +84,7 @@ def states_text(snapshots: Mapping[Any, Sequence[Snapshot]], units: str, tabulat
     for state, taken in snapshots.items():
         for i, snapshot in enumerate(taken):
             for n, (device, sums) in enumerate(_shown(snapshot)):
-                words = list(map(_word, sums))
-                call = f"{_word(state)} # {i + 1}" if n == 0 else ""
+                words = list(map(str, sums))
+                call = f"{state} # {i + 1}" if n == 0 else ""
                 rows.append([call, device, *(amount(v, units) for v in sums.values())])
     return table(["State & Call", "Device", *words], rows)

@@ -10,7 +10,7 @@ import torch
 
 from modscope import _display, _native
 
-class Category(str, enum.Enum):
+class Category(enum.StrEnum):
     """What bytes are held for. Members compare and hash like their words."""
 
     PARAM = "Parameter"
@@ -22,7 +22,7 @@ class Category(str, enum.Enum):
     OTH = "Other"
 
 
-class State(str, enum.Enum):
+class State(enum.StrEnum):
     """A moment around a module's forward or backward. Members compare and hash like their words."""
 
     PRE_FW = "Pre-Forward"

@@ -14,18 +14,32 @@ MS__INLINE bool ms__cells_reserve(ms_ledger *ledger, uint32_t device, ms_path pa
     return MS__LIKELY(chunk < on->room && on->cells[chunk]) || ms__cells_grow(ledger, device, chunk);
 }
 
-/* A cell that is reserved changes, at ledger->time. What it was at a viewer's peak is kept,
- * unless it changed since already. */
+/* What a cell was at a viewer's peak is kept, unless it changed since already. */
+MS__INLINE void ms__cell_save(const struct ms__view *view, uint32_t chunk, uint32_t at, int64_t now, uint64_t time)
+{
+    struct ms__saved *saved = &view->seen[chunk]->cells[at];
+    if (saved->when <= view->peak_time)
+        *saved = (struct ms__saved){now, time};
+}
+
+MS__RARE void ms__cell_save_more(const ms_viewer *viewer, uint32_t device, uint32_t chunk, uint32_t at, int64_t now,
+                                 uint64_t time)
+{
+    for (; viewer; viewer = viewer->next)
+        ms__cell_save(&viewer->views[device], chunk, at, now, time);
+}
+
+/* A cell that is reserved changes, at ledger->time. Mostly there is one viewer. */
 MS__INLINE void ms__cell_change(ms_ledger *ledger, uint32_t device, ms_path path, uint32_t category, int64_t bytes)
 {
     struct ms__device *on = &ledger->devices[device];
     uint32_t chunk = path / MS__CELL_PATHS, at = ms__cell_at(path, category);
     int64_t *cell = &on->cells[chunk]->now[at];
-    for (ms_viewer *viewer = ledger->viewers; viewer; viewer = viewer->next) {
-        const struct ms__view *view = &viewer->views[device];
-        struct ms__saved *saved = &view->seen[chunk]->cells[at];
-        if (saved->when <= view->peak_time)
-            *saved = (struct ms__saved){*cell, ledger->time};
+    const ms_viewer *viewer = ledger->viewers;
+    if (MS__LIKELY(viewer != NULL)) {
+        ms__cell_save(&viewer->views[device], chunk, at, *cell, ledger->time);
+        if (MS__UNLIKELY(viewer->next != NULL))
+            ms__cell_save_more(viewer->next, device, chunk, at, *cell, ledger->time);
     }
     *cell += bytes;
     on->now.of[category] += bytes;
@@ -37,7 +51,7 @@ MS__INLINE void ms__peaks_grow(ms_ledger *ledger, uint32_t device, ms_phase phas
     const struct ms__device *on = &ledger->devices[device];
     for (ms_viewer *viewer = ledger->viewers; viewer; viewer = viewer->next) {
         struct ms__view *view = &viewer->views[device];
-        if (on->total <= view->peak.bytes)
+        if (MS__LIKELY(on->total <= view->peak.bytes))
             continue;
         view->peak = (ms_peak){on->total, on->now, ledger->iteration, phase, running, owner};
         view->peak_time = view->peak_since = ledger->time;

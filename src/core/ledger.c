@@ -129,7 +129,8 @@ MS__INLINE void drop(ms_ledger *ledger, struct ms__block *block, uint32_t at)
     on->total -= bytes;
     if (MS__UNLIKELY(block->outside))
         ledger->outside[block->device].of[block->category] -= bytes;
-    ledger->replaced += block->category == MS_PARAMETER || block->category == MS_BUFFER;
+    if (MS__UNLIKELY(block->category <= MS_BUFFER))
+        ledger->replaced++;
     ms__block_take(&ledger->blocks, block, at);
 }
 

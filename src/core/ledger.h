@@ -18,6 +18,7 @@ struct ms__block {
     bool outside;
 };
 static_assert(sizeof(struct ms__block) == 32, "half of what a live block may cost");
+static_assert(MS_PARAMETER < MS_BUFFER && MS_BUFFER < MS_GRADIENT, "parameters and buffers come first");
 
 #define MS__BLOCK_CHUNK 1024u
 
