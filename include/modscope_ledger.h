@@ -86,7 +86,8 @@ int ms_block_add_as(ms_ledger *ledger, const ms_thread *thread, uint64_t address
 /* The block is gone. MS_EABSENT if it is not known. Never allocates. */
 int ms_block_drop(ms_ledger *ledger, uint64_t address);
 /* The block is this category's and this path's, now and, if it lived then, at each viewer's
- * peak. MS_EABSENT if it is not known. */
+ * peak. What is a parameter or a buffer does not become optimizer state by a claim. MS_EABSENT
+ * if it is not known. */
 int ms_block_claim(ms_ledger *ledger, uint64_t address, ms_category category, ms_path path);
 /* The block has another size now; none: it is dropped. MS_EABSENT if it is not known. */
 int ms_block_resize(ms_ledger *ledger, uint64_t address, uint64_t bytes);
@@ -95,7 +96,8 @@ int ms_block_device(ms_ledger *ledger, uint64_t address, uint32_t *device);
 /* The bytes of the blocks at these addresses, summed; those not known count nothing. */
 uint64_t ms_block_bytes(ms_ledger *ledger, const uint64_t *addresses, size_t count);
 
-/* Between begin and end every claim, and every block added with a category, is noted. At the
+/* Between begin and end every claim, and every block added with a category, is noted; of several
+ * claims of one block the category that comes first in MS_CATEGORIES holds. At the
  * end, blocks of the four categories that objects hold (parameter, buffer, gradient, optstate)
  * that nobody claimed are MS_OTHER from now on (at the peaks they stay what they were), and
  * blocks from outside that nobody claimed are dropped. */

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from modscope import _native
 
@@ -30,6 +31,18 @@ class Dispatch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._fake_mode = fake_mode()
+        self._thread = threading.get_ident()
+        self._asleep = False
+
+    def leave(self) -> None:
+        """Take a mode of ours off this thread's stack. Where another's is on top, or in another
+        thread, this one can only be put to sleep."""
+        self._asleep = True
+        top = _get_current_dispatch_mode()
+        if threading.get_ident() == self._thread and isinstance(top, Dispatch):
+            top.__exit__(None, None, None)
+            if top is not self:
+                top._asleep, self._asleep = True, False  # left in another order than entered: ours goes on for it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Tensors spread over devices are seen as the local operators they become.
@@ -38,6 +51,6 @@ class Dispatch(TorchDispatchMode):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
         # A fake mode that somebody else enters works out shapes: nothing is held.
-        if fake_mode() is self._fake_mode:
+        if not self._asleep and fake_mode() is self._fake_mode:
             _native.note_result(result, args, kwargs)
         return result

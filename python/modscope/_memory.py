@@ -61,7 +61,7 @@ class _Frozen(NamedTuple):
     now: list[Raw]
     outside: list[Raw]
     modules: RawModules
-    stats: list[tuple[Any, ModuleStats]]  # weak reference to the module
+    stats: Known
     lost: int
 
 
@@ -129,7 +129,7 @@ class MemTracker:
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._fake_given = False
         self._stats_since = 0
-        self._stats_cache: tuple[int, list[Any]] | None = None
+        self._stats_cache: tuple[int, Known] | None = None
         self._mode: Dispatch | None = None
 
     # ---- what to watch ----
@@ -185,6 +185,8 @@ class MemTracker:
             )
         if self._asked != "auto":
             return self._asked == "dispatcher"
+        if _Shared.trackers and _Shared.dispatcher:
+            return True
         return bool(cannot) or self._fake_given or fake_mode() is not None
 
     def _begin(self) -> None:
@@ -243,19 +245,28 @@ class MemTracker:
             self._ledger.backward(self._tracker, module, False)
 
     def _end(self) -> None:
-        assert self._ledger is not None
-        self._claim()
+        try:
+            self._claim()
+            if len(_Shared.trackers) > 1:
+                self._freeze()
+        finally:  # whatever becomes of the figures, the stretch ends
+            self._leave()
+
+    def _freeze(self) -> None:
+        """The ledger goes on without this tracker: keep what it tells now."""
+        ledger = self._ledger
+        assert ledger is not None
+        stats: Known = {key: (ref, stats().copy) for key, (ref, stats) in self._stats().items()}
+        self._frozen = _Frozen(ledger.now(), ledger.outside(), ledger.modules(), stats, ledger.lost())
+        self._keep_past()
+
+    def _leave(self) -> None:
         if self._mode is not None:
-            self._mode.__exit__(None, None, None)
+            self._mode.leave()
             self._mode = None
-        if len(_Shared.trackers) > 1:
-            ledger = self._ledger
-            stats = [(weakref.ref(module), stats()) for module, stats in self._stats()]
-            self._frozen = _Frozen(ledger.now(), ledger.outside(), ledger.modules(), stats, ledger.lost())
-            self._keep_past()
         _Shared.trackers.remove(self)
-        if not _Shared.trackers:
-            self._ledger.end()
+        if not _Shared.trackers and _Shared.ledger is not None:
+            _Shared.ledger.end()
             _Shared.ledger = None
         if not _places.nodes_known():
             self._tracker._clear_user_hooks()
@@ -272,9 +283,9 @@ class MemTracker:
         with _lock:
             if self._depth == 0:
                 raise RuntimeError("this tracker is not active: enter it first, with a with statement")
-            if self._depth == 1:
-                self._end()
             self._depth -= 1
+            if self._depth == 0:
+                self._end()
 
     def _claim(self) -> None:
         """Read off the objects themselves which blocks they hold."""
@@ -376,22 +387,22 @@ class MemTracker:
             self._stats_since = self._ledger.time() if self._ledger else 0
             self._stats_cache = None
             if self._frozen is not None:
-                self._frozen = self._frozen._replace(stats=[])
+                self._frozen = self._frozen._replace(stats={})
 
     def _stats(self) -> Known:
-        """(module, how to make its stats), in the order of their names."""
+        """In the order of the modules' names."""
         with _lock:
             if self._frozen is not None:
-                return [(m, s.copy) for ref, s in self._frozen.stats if (m := ref()) is not None]
+                return self._frozen.stats
             if self._ledger is None:
-                return []
+                return {}
             time = self._ledger.time()
             if self._stats_cache is None or self._stats_cache[0] != time:
                 self._claim()
                 self._stats_cache = (self._ledger.time(), self._read_stats(self._ledger))
-            return [(m, make) for ref, make in self._stats_cache[1] if (m := ref()) is not None]
+            return self._stats_cache[1]
 
-    def _read_stats(self, ledger: _native.Ledger) -> list[Any]:
+    def _read_stats(self, ledger: _native.Ledger) -> Known:
         calls: dict[int, list[Any]] = {}
         modules: dict[int, torch.nn.Module] = {}
         for module, fqn, moments, given, result in ledger.stats(self._tracker):
@@ -400,7 +411,7 @@ class MemTracker:
                 modules[id(module)] = module
                 calls.setdefault(id(module), []).append((fqn, moments, given, result))
         rows = sorted(calls.items(), key=lambda item: _display.natural(item[1][-1][0]))
-        return [(ref := weakref.ref(modules[key]), Lazily(ledger, ref, found)) for key, found in rows]
+        return {key: (ref := weakref.ref(modules[key]), Lazily(ledger, ref, found)) for key, found in rows}
 
     # ---- text ----
 

@@ -419,11 +419,13 @@ def prepare() -> bool:
     with _choosing:
         if _state == "new":
             _state = "choosing"
-            atexit.register(_native.put_back)
             try:
                 _choose()
-            finally:
-                _state = "ready"
+            except BaseException:  # interrupted: the next one tries again
+                _state = "new"
+                raise
+            _state = "ready"
+            atexit.register(_native.put_back)
         return _state == "ready"
 
 

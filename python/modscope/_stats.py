@@ -13,7 +13,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from modscope import _native
 from modscope._figures import TOTAL, ModuleStats, Snapshot, State, snapshot_of
 
-Known = list[tuple[torch.nn.Module, Callable[[], ModuleStats]]]
+# By the module's id: how to find the module, if it still lives, and how to make its stats.
+Known = dict[int, tuple["weakref.ref[torch.nn.Module]", Callable[[], ModuleStats]]]
 
 
 class Tracking(Mapping[torch.nn.Module, ModuleStats]):
@@ -23,19 +24,20 @@ class Tracking(Mapping[torch.nn.Module, ModuleStats]):
         self._known, self._forget = known, forget
 
     def __getitem__(self, module: torch.nn.Module) -> ModuleStats:
-        for known, stats in self._known():
-            if known is module:
-                return stats()
-        raise KeyError(module)
+        ref, stats = self._known().get(id(module), (None, None))
+        if ref is None or stats is None or ref() is not module:
+            raise KeyError(module)
+        return stats()
 
     def __iter__(self) -> Iterator[torch.nn.Module]:
-        return iter([module for module, _ in self._known()])
+        return iter([module for ref, _ in self._known().values() if (module := ref()) is not None])
 
     def __len__(self) -> int:
-        return len(self._known())
+        return sum(ref() is not None for ref, _ in self._known().values())
 
     def __contains__(self, module: object) -> bool:
-        return any(known is module for known, _ in self._known())
+        ref, _ = self._known().get(id(module), (None, None))
+        return ref is not None and ref() is module
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MutableMapping[Any, Any]:
         """The stats as they are now, for the same modules, which it does not keep alive either."""
@@ -77,8 +79,8 @@ class Lazily:
         module = self._module()
         return ModuleStats(
             mod_fqn=latest[0],
-            parameter_mem=self._ledger.held(list(module.parameters())) if module else 0,
-            buffer_mem=self._ledger.held(list(module.buffers())) if module else 0,
+            parameter_mem=self._ledger.held(list(module.parameters())) if module is not None else 0,
+            buffer_mem=self._ledger.held(list(module.buffers())) if module is not None else 0,
             input_mem=latest[2],
             output_mem=latest[3],
             local_peak={device: sums[TOTAL] for device, sums in peaks[-1].items()},

@@ -251,9 +251,17 @@ int ms_block_drop(ms_ledger *ledger, uint64_t address)
     return error;
 }
 
+static bool is_held_by_an_object(uint32_t category)
+{
+    return category == MS_PARAMETER || category == MS_BUFFER || category == MS_GRADIENT || category == MS_OPTSTATE;
+}
+
 /* `always`: it has been so since it was made. */
 static int claim(ms_ledger *ledger, struct ms__block *block, uint32_t category, ms_path path, bool always)
 {
+    bool claimed = ledger->claiming && block->mark == ledger->mark && is_held_by_an_object(block->category);
+    if (always && block->category < category && (claimed || (category == MS_OPTSTATE && block->category <= MS_BUFFER)))
+        return MS_OK;
     block->mark = ledger->mark;
     if (block->category == category && block->path == path)
         return MS_OK;
@@ -358,12 +366,8 @@ void ms_claims_begin(ms_ledger *ledger)
 {
     ms__lock(&ledger->lock);
     ledger->mark++;
+    ledger->claiming = true;
     ms__unlock(&ledger->lock);
-}
-
-static bool is_held_by_an_object(uint32_t category)
-{
-    return category == MS_PARAMETER || category == MS_BUFFER || category == MS_GRADIENT || category == MS_OPTSTATE;
 }
 
 /* A mark comes round after 256 claims as a whole; whatever was not claimed in one of them is
@@ -371,6 +375,7 @@ static bool is_held_by_an_object(uint32_t category)
 void ms_claims_end(ms_ledger *ledger)
 {
     ms__lock(&ledger->lock);
+    ledger->claiming = false;
     struct ms__block *block;
     for (uint32_t at = 0; (block = ms__block_next(&ledger->blocks, &at)) != NULL;) {
         if (block->mark == ledger->mark)

@@ -113,7 +113,8 @@ struct ms__entry {
 
 struct ms__entries {
     struct ms__entry *at;
-    uint32_t count, room; /* what is beyond count keeps its memory for the next round */
+    uint32_t count, room;                      /* what is beyond count keeps its memory for the next round */
+    uint32_t read_moment, read_index, read_at; /* where the last reader was: the next goes on there */
 };
 
 struct ms__stat {
@@ -172,6 +173,7 @@ struct ms_ledger {
     _Atomic uint64_t lost;
     uint64_t time; /* counts changes */
     uint8_t mark;  /* of the claims that count now */
+    bool claiming; /* between ms_claims_begin and ms_claims_end */
     bool steps_expected, step_left;
     uint64_t replaced;
     uint64_t iteration;

@@ -221,9 +221,9 @@ static struct ms__seat *seat_of(ms_ledger *ledger, ms_thread *thread)
 
 /* ---- spans ---- */
 
-static void note_most(const ms_ledger *ledger, struct ms__most *most)
+static void note_most(const ms_ledger *ledger, const struct ms__seat *seat, struct ms__most *most)
 {
-    for (uint32_t device = 0; device < ledger->device_count; device++)
+    for (uint32_t device = 0; device < seat->devices; device++)
         most[device] = (struct ms__most){ledger->devices[device].total, ledger->devices[device].now};
 }
 
@@ -233,7 +233,7 @@ static void note_left(ms_ledger *ledger, struct ms__seat *seat)
     if (!seat->count)
         return;
     if (has_room(seat))
-        note_most(ledger, seat->left);
+        note_most(ledger, seat, seat->left);
     else
         ms__ledger_count_lost(ledger);
 }
@@ -242,7 +242,7 @@ static void note_left(ms_ledger *ledger, struct ms__seat *seat)
 static void raise_most(const ms_ledger *ledger, struct ms__seat *seat, uint32_t at)
 {
     struct ms__most *most = &seat->most[at * seat->devices];
-    for (uint32_t device = 0; device < ledger->device_count && device < seat->devices; device++)
+    for (uint32_t device = 0; device < seat->devices; device++)
         if (ledger->devices[device].total > most[device].total)
             most[device] = (struct ms__most){ledger->devices[device].total, ledger->devices[device].now};
 }
@@ -250,7 +250,7 @@ static void raise_most(const ms_ledger *ledger, struct ms__seat *seat, uint32_t 
 /* There is room. */
 static void push(ms_ledger *ledger, struct ms__seat *seat, const struct ms__span *span)
 {
-    note_most(ledger, &seat->most[seat->count * seat->devices]);
+    note_most(ledger, seat, &seat->most[seat->count * seat->devices]);
     seat->spans[seat->count++] = *span;
     find_top(seat);
 }
@@ -385,6 +385,7 @@ static struct ms__entry *open_entry(ms_ledger *ledger, struct ms__seat *seat, bo
     if (!again && stat->round != seat->round) {
         stat->round = seat->round;
         stat->forward.count = stat->again.count = 0;
+        stat->forward.read_moment = stat->again.read_moment = UINT32_MAX;
     }
     struct ms__entries *entries = again ? &stat->again : &stat->forward;
     struct ms__entry *entry = append(ledger, entries);
@@ -764,9 +765,9 @@ static void bring_up_to_date(ms_ledger *ledger)
     }
 }
 
-static const struct ms__entries *entries_for(const ms_ledger *ledger, ms_path path, ms_moment moment, uint32_t *slot)
+static struct ms__entries *entries_for(const ms_ledger *ledger, ms_path path, ms_moment moment, uint32_t *slot)
 {
-    const struct ms__stat *stat = stat_at(ledger, path);
+    struct ms__stat *stat = stat_at(ledger, path);
     bool again = moment == MS_PRE_FW_AC || moment == MS_POST_FW_AC;
     *slot = again ? moment - MS_PRE_FW_AC : moment;
     return !stat || moment >= MS_MOMENT_COUNT ? NULL : again ? &stat->again : &stat->forward;
@@ -792,12 +793,18 @@ bool ms_moments_at(ms_ledger *ledger, ms_path path, ms_moment moment, size_t ind
     uint32_t slot;
     ms__lock(&ledger->lock);
     bring_up_to_date(ledger);
-    const struct ms__entries *entries = entries_for(ledger, path, moment, &slot);
-    for (uint32_t i = 0; !found && entries && i < entries->count; i++) {
+    struct ms__entries *entries = entries_for(ledger, path, moment, &slot);
+    bool on = entries && entries->read_moment == slot && entries->read_index <= index;
+    uint32_t i = on ? entries->read_at : 0;
+    size_t left = on ? index - entries->read_index : index;
+    for (; !found && entries && i < entries->count; i++) {
         const struct ms__entry *entry = &entries->at[i];
-        if (!(entry->has >> slot & 1) || index-- != 0)
+        if (!(entry->has >> slot & 1) || left-- != 0)
             continue;
         found = true;
+        entries->read_moment = slot;
+        entries->read_index = (uint32_t)index;
+        entries->read_at = i;
         *sums = device < entry->devices ? entry->sums[slot * entry->devices + device] : (ms_sums){{0}};
         if (when)
             *when = entry->when[slot];

@@ -78,11 +78,17 @@ static void claim_storage(const struct mst_storage *storage, ms_category categor
 {
     if (!storage->data || storage->bytes <= 0)
         return;
-    if (ms_block_claim(mst_ledger, storage->data, category, path) != MS_EABSENT)
-        return;
+    bool there = ms_block_claim(mst_target(), storage->data, category, path) != MS_EABSENT;
     uint64_t bytes;
-    bool inside = from_before(storage, &bytes);
-    ms_block_add_as(mst_ledger, NULL, storage->data, bytes,
+    bool inside = there || from_before(storage, &bytes);
+    if (there && storage->device_type == MST_CPU && storage->deleter != mst_cpu_deleter) {
+        /* Memory from outside may be seen in parts: the largest that begins there is the block. */
+        if (ms_block_bytes(mst_target(), &storage->data, 1) < (uint64_t)storage->bytes)
+            ms_block_resize(mst_target(), storage->data, (uint64_t)storage->bytes);
+    }
+    if (there)
+        return;
+    ms_block_add_as(mst_target(), NULL, storage->data, bytes,
                     mst_device_number(storage->device_type, storage->device_index), category, path, !inside);
 }
 
@@ -249,12 +255,21 @@ static PyObject *tensors_of(PyObject *module, int kind)
     return mst_dict_of(module, kind == BUFFERS ? mst_words._buffers : mst_words._parameters);
 }
 
+/* TorchScript's modules keep tensors elsewhere, and their insides are no modules to us. */
+static bool is_odd(PyObject *module)
+{
+    PyObject *own = mst_dict_of(module, NULL);
+    PyObject *tensors = own ? PyDict_GetItemWithError(own, mst_words._parameters) : NULL;
+    return tensors && !PyDict_Check(tensors);
+}
+
 void mst_claim_module(struct mst_module *known)
 {
     if (mst_by_dispatcher || !mst_storage_known()) {
         mst_claims_due = true;
         return;
     }
+    mst_claims_due |= is_odd(known->module);
     ms_path path = mst_path_of_holding(known);
     for (int kind = 0; kind < KINDS; kind++) {
         PyObject *tensors = tensors_of(known->module, kind), *key, *tensor;
@@ -271,7 +286,7 @@ void mst_claim_module(struct mst_module *known)
 }
 
 struct held {
-    PyObject *tensor; /* owned: Python may run before its turn comes */
+    PyObject *tensor; /* or a module of TorchScript; owned: Python may run before its turn comes */
     ms_path path;
 };
 
@@ -294,10 +309,32 @@ static bool hold(struct holdings *all, PyObject *tensor, ms_path path)
     return true;
 }
 
+static void claim_odd(PyObject *module, int kind, ms_path path)
+{
+    PyObject *found = PyObject_CallMethod(module, kind == BUFFERS ? "buffers" : "parameters", NULL);
+    PyObject *tensors = found ? PySequence_List(found) : NULL;
+    for (Py_ssize_t i = 0; tensors && i < PyList_GET_SIZE(tensors); i++)
+        if (PyObject_TypeCheck(PyList_GET_ITEM(tensors, i), mst_torch.tensor))
+            claim_kind(PyList_GET_ITEM(tensors, i), kind, path);
+    Py_XDECREF(tensors);
+    Py_XDECREF(found);
+    PyErr_Clear();
+}
+
+static void claim_held(PyObject *object, int kind, ms_path path)
+{
+    if (PyObject_TypeCheck(object, mst_torch.module))
+        claim_odd(object, kind, path);
+    else
+        claim_kind(object, kind, path);
+}
+
 static void hold_kind(struct holdings *all, int kind)
 {
     for (size_t i = 0; i < mst_names->count; i++) {
         struct mst_module *known = mst_names->all[i];
+        if (mst_alive(known) && is_odd(known->module) && !hold(all, known->module, mst_path_of_holding(known)))
+            return;
         PyObject *tensors = mst_alive(known) ? tensors_of(known->module, kind) : NULL, *key, *tensor;
         ms_path path = tensors && PyDict_GET_SIZE(tensors) ? mst_path_of_holding(known) : MS_GLOBAL;
         Py_ssize_t position = 0;
@@ -317,13 +354,16 @@ void mst_claim_modules(void)
     PyErr_Clear();
     mst_claims_due = false;
     forget_owners();
+    bool stopped = mst_stop_collecting();
+    mst_walk_new(mst_names);
+    mst_collect_again(stopped);
     for (int kind = 0; kind < KINDS; kind++) {
         struct holdings all = {0};
         bool collecting = mst_stop_collecting();
         hold_kind(&all, kind);
         mst_collect_again(collecting);
         for (size_t i = 0; i < all.count; i++) {
-            claim_kind(all.held[i].tensor, kind, all.held[i].path);
+            claim_held(all.held[i].tensor, kind, all.held[i].path);
             Py_DECREF(all.held[i].tensor);
         }
         PyMem_Free(all.held);

@@ -14,7 +14,7 @@ static PyObject *storage_gone(PyObject *address, PyObject *ref)
     /* Another storage may have the address by now, under a reference of its own. */
     if (live && PyDict_GetItemWithError(live, address) == ref) {
         if (mst_ledger && mst_by_dispatcher)
-            ms_block_drop(mst_ledger, PyLong_AsUnsignedLongLong(address));
+            ms_block_drop(mst_target(), PyLong_AsUnsignedLongLong(address));
         PyDict_DelItem(live, address);
     }
     PyErr_Clear();
@@ -70,7 +70,9 @@ static int watch(PyObject *tensor, uint64_t storage)
     PyObject *gone = address ? PyCFunction_New(&gone_def, address) : NULL;
     PyObject *object = gone ? PyObject_CallMethodNoArgs(tensor, mst_words.untyped_storage) : NULL;
     PyObject *ref = object ? PyWeakref_NewRef(object, gone) : NULL;
-    int error = ref ? PyDict_SetItem(live, address, ref) : -1;
+    int error = ref ? 0 : -1;
+    if (ref && live) /* else the tracker was left meanwhile */
+        error = PyDict_SetItem(live, address, ref);
     Py_XDECREF(ref);
     Py_XDECREF(object);
     Py_XDECREF(gone);
@@ -81,7 +83,7 @@ static int watch(PyObject *tensor, uint64_t storage)
 static bool is_live(uint64_t storage)
 {
     PyObject *address = PyLong_FromUnsignedLongLong(storage);
-    PyObject *ref = address ? PyDict_GetItemWithError(live, address) : NULL;
+    PyObject *ref = address && live ? PyDict_GetItemWithError(live, address) : NULL;
     Py_XDECREF(address);
     PyErr_Clear();
     return ref && ((PyWeakReference *)ref)->wr_object != Py_None;
@@ -102,10 +104,10 @@ void mst_dispatch_measure(void)
             continue;
         int64_t bytes = (int64_t)mst_word(storage, mst_layout.size);
         uint32_t device;
-        if (bytes >= 0 && ms_block_device(mst_ledger, storage, &device) == MS_OK)
-            ms_block_resize(mst_ledger, storage, rounded((uint64_t)bytes, mst_device_type(device) == MST_CUDA));
+        if (bytes >= 0 && ms_block_device(mst_target(), storage, &device) == MS_OK)
+            ms_block_resize(mst_target(), storage, rounded((uint64_t)bytes, mst_device_type(device) == MST_CUDA));
         else if (bytes > 0) /* it was empty */
-            ms_block_add_as(mst_ledger, mst_mine, storage, (uint64_t)bytes, 0, MS_ACTIVATION, MS_GLOBAL, false);
+            ms_block_add_as(mst_target(), mst_mine, storage, (uint64_t)bytes, 0, MS_ACTIVATION, MS_GLOBAL, false);
     }
     Py_XDECREF(items);
     PyErr_Clear();
@@ -127,14 +129,14 @@ static int add(PyObject *tensor, const struct mst_storage *storage, struct as as
         return -1;
     uint64_t bytes = rounded((uint64_t)storage->bytes, cuda);
     bool known = is_live(storage->storage);
-    if (known && ms_block_resize(mst_ledger, storage->storage, bytes) == MS_OK)
+    if (known && ms_block_resize(mst_target(), storage->storage, bytes) == MS_OK)
         return 0;
     if (!known && watch(tensor, storage->storage) != 0)
         return -1;
     if (as.made)
-        ms_block_add_in(mst_ledger, as.phase, as.path, storage->storage, bytes, (uint32_t)device);
+        ms_block_add_in(mst_target(), as.phase, as.path, storage->storage, bytes, (uint32_t)device);
     else
-        ms_block_add_as(mst_ledger, NULL, storage->storage, bytes, (uint32_t)device, as.category, as.path, false);
+        ms_block_add_as(mst_target(), NULL, storage->storage, bytes, (uint32_t)device, as.category, as.path, false);
     return 0;
 }
 
@@ -143,7 +145,7 @@ int mst_dispatch_hold(PyObject *tensor, ms_category category, ms_path path)
     struct mst_storage storage;
     if (!live || !mst_storage_of(mst_impl_of(tensor), &storage) || storage.bytes <= 0)
         return 0;
-    if (is_live(storage.storage) && ms_block_claim(mst_ledger, storage.storage, category, path) == MS_OK)
+    if (is_live(storage.storage) && ms_block_claim(mst_target(), storage.storage, category, path) == MS_OK)
         return 0;
     return add(tensor, &storage, (struct as){.category = category, .path = path});
 }

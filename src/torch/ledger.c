@@ -7,6 +7,13 @@ ms_ledger *mst_ledger;
 bool mst_by_dispatcher;
 _Atomic(ms_ledger *) mst_blocks_to, mst_gradients_to;
 
+static ms_ledger *idle; /* never attached */
+
+ms_ledger *mst_target(void)
+{
+    return mst_ledger ? mst_ledger : idle;
+}
+
 typedef struct ledger {
     PyObject_HEAD ms_ledger *ledger;
     bool begun, dispatcher;
@@ -28,7 +35,7 @@ void mst_memory_call(ms_thread *thread)
 {
     mst_steps_heal(thread);
     if (!mst_open) {
-        uint64_t now = ms_ledger_replaced(mst_ledger);
+        uint64_t now = ms_ledger_replaced(mst_target());
         if (++roots == 2 || now != replaced)
             mst_claims_due = true;
         replaced = now;
@@ -446,5 +453,8 @@ PyTypeObject mst_viewer_type = {
 
 int mst_ledger_init(void)
 {
+    idle = ms_ledger_open(mst_watch);
+    if (!idle)
+        return PyErr_NoMemory(), -1;
     return PyType_Ready(&mst_ledger_type) != 0 || PyType_Ready(&mst_viewer_type) != 0 ? -1 : 0;
 }

@@ -10,6 +10,10 @@ extern bool mst_by_dispatcher;                /* blocks are storages that operat
 extern _Atomic(ms_ledger *) mst_blocks_to;    /* where the allocators' blocks go; no GIL needed */
 extern _Atomic(ms_ledger *) mst_gradients_to; /* where gradients are claimed; no GIL needed */
 
+/* Where blocks are told: the ledger that is attached, or one that takes none. Python that runs on the
+ * way may leave the last tracker, so it is asked for anew each time. */
+ms_ledger *mst_target(void);
+
 /* ---- blocks.c: the allocators' places ---- */
 extern PyMethodDef mst_blocks_methods[];
 int mst_blocks_on(ms_ledger *ledger);
@@ -36,6 +40,7 @@ void mst_owners_lock(void); /* around fork */
 void mst_owners_unlock(void);
 
 /* ---- steps.c: the optimizers' steps ---- */
+extern PyMethodDef mst_steps_methods[];
 int mst_steps_on(void);
 void mst_steps_off(void);
 /* End a step that raised: nobody told us. */

@@ -40,6 +40,8 @@ void mst_book_rename(mst_book *book, struct mst_module *known, PyObject *fqn);
 PyObject *mst_dict_of(PyObject *module, PyObject *name);
 /* Name all that a module holds, which is called `known->fqn`, and note whose the parameters are. */
 void mst_walk(mst_book *book, struct mst_module *known);
+/* Name the modules that known ones have got since they were walked. Not while collecting. */
+void mst_walk_new(mst_book *book);
 /* The dotted name of `module` inside `owner`: the shortest, then the first. NULL if it is not there. */
 PyObject *mst_name_inside(PyObject *owner, PyObject *module);
 

@@ -176,16 +176,44 @@ static void walk_below(struct walk *walk, struct mst_module *known, PyObject *fq
         if (below && !mst_map_get(&walk->seen, (uintptr_t)child, 0)) {
             mst_map_set(&walk->seen, (uintptr_t)child, 0, 1);
             rename_found(walk->book, below, name);
+            below->shared |= below->holder && below->holder != known;
             below->holder = known;
             walk_below(walk, below, name);
-        } else if (below && !PyDict_Contains(walk->book->by_fqn, name)) {
-            PyDict_SetItem(walk->book->by_fqn, name, below->ref);
+        } else if (below) {
+            below->shared = true;
+            if (!PyDict_Contains(walk->book->by_fqn, name))
+                PyDict_SetItem(walk->book->by_fqn, name, below->ref);
         }
         Py_XDECREF(name);
         PyErr_Clear();
     }
 done:
     walk->depth--;
+}
+
+void mst_walk_new(mst_book *book)
+{
+    for (size_t i = 0; i < book->count; i++) {
+        struct mst_module *known = book->all[i];
+        PyObject *children = known->fqn && mst_alive(known) ? mst_dict_of(known->module, mst_words._modules) : NULL;
+        PyObject *key, *child;
+        Py_ssize_t position = 0;
+        while (children && PyDict_Next(children, &position, &key, &child)) {
+            if (!PyUnicode_Check(key) || !is_module(child) || mst_book_find(book, child))
+                continue;
+            PyObject *name = joined(known->fqn, key);
+            struct mst_module *below = name ? mst_book_add(book, child) : NULL;
+            if (below) {
+                mst_book_rename(book, below, name);
+                below->holder = known;
+                note_parameters(book, below);
+            }
+            Py_XDECREF(name);
+            PyErr_Clear();
+            if (i >= book->count || book->all[i] != known)
+                break; /* the dead were dropped */
+        }
+    }
 }
 
 void mst_walk(mst_book *book, struct mst_module *known)
@@ -214,13 +242,38 @@ static struct mst_module *module_at(ms_path path)
     return known && mst_alive(known) ? known : NULL;
 }
 
+/* The same for a module that was found in one place only: by what is remembered, if it is still so. */
+static PyObject *name_remembered(const struct mst_module *owner, const struct mst_module *known)
+{
+    PyObject *name = NULL;
+    for (const struct mst_module *at = known; at != owner; at = at->holder) {
+        Py_ssize_t length = at->fqn ? PyUnicode_GET_LENGTH(at->fqn) : 0;
+        Py_ssize_t dot = at->fqn ? PyUnicode_FindChar(at->fqn, '.', 0, length, -1) : -1;
+        bool good = at->holder && !at->shared && dot >= 0 && mst_alive(at->holder);
+        PyObject *children = good ? mst_dict_of(at->holder->module, mst_words._modules) : NULL;
+        PyObject *key = children ? PyUnicode_Substring(at->fqn, dot + 1, length) : NULL;
+        if (!key || PyDict_GetItemWithError(children, key) != at->module) {
+            Py_XDECREF(key);
+            Py_XDECREF(name);
+            PyErr_Clear();
+            return NULL;
+        }
+        PyObject *longer = name ? PyUnicode_FromFormat("%U.%U", key, name) : Py_NewRef(key);
+        Py_DECREF(key);
+        Py_XSETREF(name, longer);
+    }
+    return name;
+}
+
 /* The fqn of `known`, given by the nearest call of *context that holds it; *context is then
  * that call. NULL if none does. */
 static PyObject *name_under(ms_path *context, const struct mst_module *known)
 {
     for (ms_path at = *context; at != MS_GLOBAL; at = ms_path_parent(mst_watch, at)) {
         struct mst_module *owner = module_at(at);
-        PyObject *inside = owner && owner != known ? mst_name_inside(owner->module, known->module) : NULL;
+        PyObject *inside = owner && owner != known ? name_remembered(owner, known) : NULL;
+        if (!inside && owner && owner != known)
+            inside = mst_name_inside(owner->module, known->module);
         if (!inside)
             continue;
         PyObject *fqn = joined(mst_fqn(at), inside);

@@ -54,6 +54,7 @@ PyMODINIT_FUNC PyInit__native(void)
         PyModule_AddFunctions(module, mst_storage_methods) != 0 ||
         PyModule_AddFunctions(module, mst_blocks_methods) != 0 ||
         PyModule_AddFunctions(module, mst_dispatch_methods) != 0 ||
+        PyModule_AddFunctions(module, mst_steps_methods) != 0 ||
         PyModule_AddObjectRef(module, "Ledger", (PyObject *)&mst_ledger_type) != 0 ||
         PyModule_AddObjectRef(module, "Viewer", (PyObject *)&mst_viewer_type) != 0 ||
         PyModule_AddObjectRef(module, "Tracker", (PyObject *)&mst_tracker_type) != 0 ||

@@ -101,6 +101,7 @@ struct mst_module {
     uint64_t context; /* where it was called last... */
     ms_path path;     /* ...and what it is there */
     bool called, hidden, walked;
+    bool shared;               /* more than one module was seen to hold it */
     size_t step;               /* where it stands in the trace, or stood */
     PyObject *fqn;             /* what it ran under, or was found under; NULL: not named yet */
     struct mst_module *holder; /* the module it was found in */

@@ -12,7 +12,7 @@ struct sum {
 static void add_up(struct sum *sum)
 {
     if (sum->count)
-        sum->bytes += ms_block_bytes(mst_ledger, sum->addresses, sum->count);
+        sum->bytes += ms_block_bytes(mst_target(), sum->addresses, sum->count);
     sum->count = 0;
 }
 

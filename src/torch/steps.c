@@ -1,10 +1,10 @@
-/* steps.c - when an optimizer steps: torch's global step hooks, given C functions.
+/* steps.c - when an optimizer steps: torch's global step hooks (_steps.py) tell.
  *
  * torch does not call the second one when a step raises; such a step is found out by the frames. */
 #include "torch/memory.h"
 
-static PyObject *pre_handle, *post_handle;
-static PyObject *known; /* a dict: id -> weak reference to an optimizer */
+static PyObject *handles; /* a list: what to remove the hooks with */
+static PyObject *known;   /* a dict: id -> weak reference to an optimizer */
 
 int mst_optimizer_add(PyObject *optimizer)
 {
@@ -31,29 +31,44 @@ PyObject *mst_optimizers(void)
     return alive;
 }
 
-static PyObject *before_step(PyObject *self, PyObject *const *args, Py_ssize_t count)
+static PyObject *step_begins(PyObject *self, PyObject *optimizer)
 {
     (void)self;
-    ms_thread *thread = mst_ledger && count > 0 ? mst_here() : NULL;
+    ms_thread *thread = mst_ledger ? mst_here() : NULL;
     if (thread) {
         mst_steps_heal(thread);
-        if (mst_optimizer_add(args[0]) != 0)
+        if (mst_optimizer_add(optimizer) != 0)
             PyErr_Clear();
         ms_step_enter(thread);
     }
     Py_RETURN_NONE;
 }
 
-static PyObject *after_step(PyObject *self, PyObject *const *args, Py_ssize_t count)
+static PyObject *step_ends(PyObject *self, PyObject *optimizer)
 {
     (void)self;
-    ms_thread *thread = mst_ledger && count > 0 ? mst_here() : NULL;
+    ms_thread *thread = mst_ledger ? mst_here() : NULL;
     if (thread) {
-        mst_claim_optimizer(args[0]);
+        mst_claim_optimizer(optimizer);
         ms_step_leave(thread);
     }
     Py_RETURN_NONE;
 }
+
+static PyObject *step_gone(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    if (mst_ledger && mst_mine)
+        mst_steps_heal(mst_mine);
+    Py_RETURN_NONE;
+}
+
+PyMethodDef mst_steps_methods[] = {
+    {"step_begins", step_begins, METH_O, "An optimizer's step begins in this thread."},
+    {"step_ends", step_ends, METH_O, "It ended without an error."},
+    {"step_gone", step_gone, METH_NOARGS, "A step's frame is gone: it ended, or raised."},
+    {NULL, NULL, 0, NULL},
+};
 
 /* A step inside a step (an inner optimizer in a closure) is still inside the outer one's frame. */
 void mst_steps_heal(ms_thread *thread)
@@ -69,43 +84,24 @@ void mst_steps_heal(ms_thread *thread)
     PyErr_Clear();
 }
 
-static PyMethodDef before_def = {"before_step", (PyCFunction)(void (*)(void))before_step, METH_FASTCALL, NULL};
-static PyMethodDef after_def = {"after_step", (PyCFunction)(void (*)(void))after_step, METH_FASTCALL, NULL};
-
-static PyObject *register_hook(const char *how, PyMethodDef *hook)
-{
-    PyObject *module = PyImport_ImportModule("torch.optim.optimizer");
-    PyObject *function = PyCFunction_New(hook, NULL);
-    PyObject *handle = module && function ? PyObject_CallMethod(module, how, "O", function) : NULL;
-    Py_XDECREF(module);
-    Py_XDECREF(function);
-    return handle;
-}
-
 int mst_steps_on(void)
 {
     if (!known && !(known = PyDict_New()))
         return -1;
-    pre_handle = register_hook("register_optimizer_step_pre_hook", &before_def);
-    post_handle = pre_handle ? register_hook("register_optimizer_step_post_hook", &after_def) : NULL;
-    if (post_handle)
-        return 0;
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    mst_steps_off();
-    PyErr_Restore(type, value, traceback);
-    return -1;
+    PyObject *module = PyImport_ImportModule("modscope._steps");
+    handles = module ? PyObject_CallMethod(module, "on", NULL) : NULL;
+    Py_XDECREF(module);
+    return handles ? 0 : -1;
 }
 
 void mst_steps_off(void)
 {
-    for (int i = 0; i < 2; i++) {
-        PyObject **handle = i ? &post_handle : &pre_handle;
-        PyObject *result = *handle ? PyObject_CallMethod(*handle, "remove", NULL) : NULL;
+    for (Py_ssize_t i = 0; handles && PyList_Check(handles) && i < PyList_GET_SIZE(handles); i++) {
+        PyObject *result = PyObject_CallMethod(PyList_GET_ITEM(handles, i), "remove", NULL);
         PyErr_Clear();
         Py_XDECREF(result);
-        Py_CLEAR(*handle);
     }
+    Py_CLEAR(handles);
     if (known)
         PyDict_Clear(known);
 }

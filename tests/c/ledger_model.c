@@ -225,6 +225,20 @@ static void move(struct ledger_model *model, struct lm_block *block, ms_category
     block->path = path;
 }
 
+static bool held_by_object(ms_category is)
+{
+    return is == MS_PARAMETER || is == MS_BUFFER || is == MS_GRADIENT || is == MS_OPTSTATE;
+}
+
+/* Of several claims the category that comes first holds; a parameter or buffer is no optimizer state. */
+static bool stays(const struct ledger_model *model, const struct lm_block *block, ms_category category)
+{
+    ms_category is = block->category;
+    if (model->claiming && block->noted && held_by_object(is) && is < category)
+        return true;
+    return category == MS_OPTSTATE && (is == MS_PARAMETER || is == MS_BUFFER);
+}
+
 void lm_claim(struct ledger_model *model, uint64_t address, ms_category category, uint32_t path)
 {
     struct lm_block *block = find(model, address);
@@ -238,7 +252,7 @@ void lm_claim(struct ledger_model *model, uint64_t address, ms_category category
     }
     if (error != (block ? MS_OK : MS_EABSENT))
         lm_wrong(model, "claiming gave %d (%s)", error, ms_error_text(error));
-    if (block) {
+    if (block && !stays(model, block, category)) {
         block->noted = true;
         move(model, block, category, path);
     }
@@ -271,8 +285,7 @@ void lm_claims_end(struct ledger_model *model)
     model->time++;
     for (uint32_t i = model->block_count; i-- > 0;) {
         struct lm_block *block = &model->blocks[i];
-        ms_category is = block->category;
-        bool held = is == MS_PARAMETER || is == MS_BUFFER || is == MS_GRADIENT || is == MS_OPTSTATE;
+        bool held = held_by_object(block->category);
         if (!block->noted && block->outside) {
             strike(model, block);
         } else if (!block->noted && held) {

@@ -147,9 +147,9 @@ TEST(a_claim_moves_the_block_in_the_peaks_of_those_viewers_it_lived_for)
     CHECK_SUMS(peak_of(low, scene.d), [MS_BUFFER] = 30);
     CHECK_SUMS(peak_of(late, scene.d), [MS_BUFFER] = 30);
     ms_viewer_reset(high);
-    claim(2, MS_OPTSTATE, scene.a);
-    CHECK_SUMS(ms_viewer_peak(high, 0).sums, [MS_OPTSTATE] = 30);
-    CHECK_SUMS(peak_of(high, scene.a), [MS_OPTSTATE] = 30);
+    claim(2, MS_PARAMETER, scene.a);
+    CHECK_SUMS(ms_viewer_peak(high, 0).sums, [MS_PARAMETER] = 30);
+    CHECK_SUMS(peak_of(high, scene.a), [MS_PARAMETER] = 30);
     CHECK_SUMS(peak_of(low, scene.d), NOTHING);
     ledger_end();
 }

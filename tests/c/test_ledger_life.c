@@ -329,3 +329,25 @@ TEST(a_ledger_is_opened_and_closed_without_ever_being_attached)
     add(t, 1, 1);
     ledger_end();
 }
+
+/* A block of 1,000 in one ledger's call must not be the peak of a call in the next one. */
+TEST(a_thread_brings_no_peak_of_an_earlier_ledger)
+{
+    struct lane *t = ledger_start();
+    call(t, scene.a);
+    add(t, 1, 1000);
+    drop(1);
+    leave_call(t);
+    ms_ledger_detach(ledger);
+    ms_ledger *next = ms_ledger_open(scene.watch);
+    CHECK(next);
+    CHECK_EQ(ms_ledger_attach(next), MS_OK);
+    call(t, scene.a);
+    CHECK_EQ(ms_block_add(next, t->thread, 2, 4, 0), MS_OK);
+    leave_call(t);
+    ms_sums peak;
+    CHECK(ms_moments_at(next, scene.a, MS_PEAK_FW, 0, 0, &peak, NULL));
+    CHECK_EQ(total(peak), 4);
+    ms_ledger_close(next);
+    ledger_end();
+}

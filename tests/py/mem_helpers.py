@@ -174,6 +174,9 @@ def python_calls(step: Callable[[], Any]) -> int:
     return count
 
 
+MARK = "modscope-test-mark"
+
+
 class Counted:
     """Beside an active tracker, torch's profiler writes down the CPU allocator's events of this
     thread. At each mark, and at the end, `tracked` has what the tracker says of current and
@@ -186,6 +189,7 @@ class Counted:
         self.tracked: list[tuple[int, int]] = []
         self.counted: list[tuple[int, int]] = []
         self.events = 0
+        self.spans: dict[str, list[int]] = {}  # of what was opened and closed: before, after, most between
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
     def __enter__(self) -> "Counted":
@@ -196,9 +200,17 @@ class Counted:
         return self
 
     def mark(self) -> None:
-        with record_function("modscope-test-mark"):
+        with record_function(MARK):
             pass
         self.tracked.append((now(self.mt) - self._start, at_peak(self.mt) - self._start))
+
+    def open(self, name: str) -> None:
+        with record_function(f"{MARK} open {name}"):
+            pass
+
+    def close(self, name: str) -> None:
+        with record_function(f"{MARK} close {name}"):
+            pass
 
     def __exit__(self, *exc: Any) -> None:
         self.mark()
@@ -208,13 +220,21 @@ class Counted:
             self._count()
 
     def _count(self) -> None:
-        events = [e for e in self._profile.profiler.kineto_results.events() if e.name() in ("[memory]", "modscope-test-mark")]
         current = peak = 0
-        for event in sorted(events, key=lambda e: e.start_ns()):
-            if event.name() == "[memory]":
+        opened: dict[str, list[int]] = {}
+        for event in sorted(self._profile.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
+            name = event.name()
+            if name == "[memory]":
                 current += event.nbytes()
                 peak = max(peak, current)
                 self.events += 1
-            else:
+                for span in opened.values():
+                    span[2] = max(span[2], current)
+            elif name == MARK:
                 self.counted.append((current, peak))
+            elif name.startswith(f"{MARK} open "):
+                opened[name.split()[2]] = [current, 0, current]
+            elif name.startswith(f"{MARK} close "):
+                span = self.spans[name.split()[2]] = opened.pop(name.split()[2])
+                span[1] = current
         assert self.events > 0, "the profiler saw nothing: this test tests nothing"

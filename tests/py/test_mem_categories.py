@@ -241,6 +241,8 @@ OPTIMIZERS = {
     "Adafactor": lambda p: torch.optim.Adafactor(p),
     "LBFGS": lambda p: torch.optim.LBFGS(p, max_iter=4, history_size=3),
 }
+if not hasattr(torch.optim, "Adafactor"):  # before torch 2.5
+    del OPTIMIZERS["Adafactor"]
 
 
 @every_source
@@ -280,6 +282,24 @@ def test_state_inside_containers_of_containers(source):
         mod(x).sum().backward()
         opt.step()
         assert now(mt, "Optstate") == 2 * (40 + 20)
+
+
+@every_source
+def test_state_that_is_no_parameters(source):
+    """Under keys of its own, without a dict around it, and in a list that holds itself."""
+    mod, x = nn.Linear(8, 8), torch.randn(4, 8)
+    opt = torch.optim.SGD(mod.parameters(), lr=0.1)
+    endless = [torch.zeros(3)]
+    endless.append(endless)
+    with tracker_of(source, mod, opt, x) as mt:
+        opt.state["average"] = {"of": [torch.zeros(10)]}
+        opt.state["plain"] = torch.zeros(5)
+        assert now(mt, "Optstate") == 40 + 20
+        assert of_module(mt, "Global")["Optstate"] == 60
+        opt.state["loop"] = {"endless": endless}
+        assert 60 <= now(mt, "Optstate") <= 60 + 12
+        opt.state.clear()
+        endless.clear()
 
 
 @every_source

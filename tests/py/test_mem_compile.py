@@ -1,14 +1,20 @@
 """torch.compile keeps compiling beside MemTracker, and what compiled code allocates belongs to
 the outermost compiled module."""
 
+import contextlib
+import warnings
+
 import pytest
 import torch
 from helpers import grad_input, make, needs_places
 from mem_helpers import CPU, Counted, held, held_by, now, of_module, parameter_bytes, wrong_sums
 from torch import nn
 from torch._dynamo.testing import CompileCounter
+from torch._dynamo.utils import counters
 
 from modscope import MemTracker
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 
 
 class Small(nn.Module):
@@ -74,30 +80,42 @@ def test_no_graph_break_and_no_recompilation():
         fn(x)
 
 
-@needs_places
-def test_a_compiled_step_of_an_optimizer():
-    def run(mt):
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        mod = nn.Linear(4, 4)
-        opt = torch.optim.SGD(mod.parameters(), lr=0.1, momentum=0.9)
-        counter = CompileCounter()
-        step = torch.compile(opt.step, backend=counter)
-        if mt is not None:
-            mt.__enter__()
+def compiled_steps(mt):
+    """Frames and operators of a compiled step, graph breaks, and the weights after three of them."""
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    mod = nn.Linear(4, 4)
+    opt = torch.optim.SGD(mod.parameters(), lr=0.1, momentum=0.9)
+    counter = CompileCounter()
+    step = torch.compile(opt.step, backend=counter)
+    if mt is not None:
+        mt.track_external(opt)  # a step that runs compiled is not seen
+    with contextlib.nullcontext() if mt is None else mt:
         for _ in range(3):
             mod(torch.ones(1, 4)).sum().backward()
             step()
             if mt is not None:
                 assert held(mt) == held_by([mod], [opt])
             opt.zero_grad()
-        if mt is not None:
-            mt.__exit__(None, None, None)
-        return counter.frame_count, mod.weight.detach().clone()
+    return frames(counter), sum(counters["graph_break"].values()), mod.weight.detach().clone()
 
-    plain, tracked = run(None), run(MemTracker("allocator"))
-    assert tracked[0] == plain[0] > 0
-    assert torch.equal(tracked[1], plain[1])
+
+@needs_places
+def test_a_compiled_step_of_an_optimizer():
+    plain, tracked = compiled_steps(None), compiled_steps(MemTracker("allocator"))
+    assert tracked[:2] == plain[:2] and plain[0][0] > 0
+    assert torch.equal(tracked[2], plain[2])
+
+
+@needs_places
+def test_dynamo_warns_of_nothing():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        compiled_steps(MemTracker("allocator"))
+        with MemTracker("allocator"):
+            torch.compile(Small(), backend="eager")(torch.randn(3, 4))
+    assert [str(w.message)[:60] for w in caught if "ynamo" in str(w.message)] == []
 
 
 @needs_places

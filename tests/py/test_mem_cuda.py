@@ -134,9 +134,8 @@ def test_autocast(dtype):
 @needs_places
 @pytest.mark.parametrize("cudnn_benchmark", [False, True])
 def test_convolutions_with_workspaces(cudnn_benchmark):
-    mod = nn.Sequential(
-        nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(inplace=True), nn.Conv2d(32, 64, 3, stride=2), nn.BatchNorm2d(64), nn.MaxPool2d(2)
-    ).cuda()
+    first = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(inplace=True))
+    mod = nn.Sequential(first, nn.Conv2d(32, 64, 3, stride=2), nn.BatchNorm2d(64), nn.MaxPool2d(2)).cuda()
     x = torch.randn(8, 3, 64, 64, device="cuda")
     opt = torch.optim.SGD(mod.parameters(), lr=0.1, momentum=0.9)
     before = torch.backends.cudnn.benchmark
@@ -246,7 +245,7 @@ def test_an_allocation_that_fails():
     with Beside() as beside:
         kept = torch.empty(1000, device="cuda")
         for _ in range(2):
-            with pytest.raises(torch.OutOfMemoryError):
+            with pytest.raises(torch.cuda.OutOfMemoryError):
                 torch.empty(1 << 50, device="cuda", dtype=torch.uint8)
             beside.mark("refused")
         del kept
@@ -311,20 +310,6 @@ def test_both_devices_have_figures_of_their_own(source):
         assert now(mt, device=device()) == 512
         assert set(mt.peak) == {torch.device("cpu"), device()}
     del a, b
-
-
-def test_fake_cuda_tensors_are_rounded():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        mod, x = nn.Linear(10, 10, device="cuda"), torch.randn(3, 10, device="cuda")
-        mt = MemTracker()
-        mt.track_external(mod, x)
-        with mt:
-            assert mt.source == "dispatcher"
-            mod(x).sum().backward()
-            found = mt.get_tracker_snapshot()[device()]
-            assert (found["Parameter"], found["Gradient"], found["Other"]) == (1024, 1024, 512)
 
 
 @needs_places

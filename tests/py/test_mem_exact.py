@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 from helpers import Boom, make, mlp, needs_places
-from mem_helpers import Counted, now, wrong_sums
+from mem_helpers import CPU, Counted, now, wrong_sums
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -323,6 +323,28 @@ def test_hooks_that_pack_saved_tensors():
         loss.backward()
         mark()
         mod.zero_grad()
+
+
+def test_around_every_call():
+    """Before, after and most of each module's forward: seen by hooks, counted by events."""
+    mod, x = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), torch.randn(2, 5, 16)
+    mt = MemTracker("allocator")
+    mt.track_external(mod, x)
+    with mt, Counted(mt) as count:
+        start = now(mt)
+        for name, part in mod.named_modules():
+            # The first hook to run opens, the last one closes: inside the call itself.
+            part.register_forward_pre_hook(lambda m, args, name=name: count.open(name or "root"), prepend=True)
+            part.register_forward_hook(lambda m, args, out, name=name: count.close(name or "root"))
+        out = mod(x)
+        found = {}
+        for name, part in mod.named_modules():
+            if part in mt.memory_tracking:
+                snapshots = mt.memory_tracking[part].snapshots
+                states = ("Pre-Forward", "Post-Forward", "Peak-Forward")
+                found[name or "root"] = [snapshots[state][0][CPU]["Total"] - start for state in states]
+    assert len(found) > 8 and found == count.spans
+    del out
 
 
 def test_the_count_is_not_blind():

@@ -1,13 +1,14 @@
 """Processes: a fork in the middle, the workers of a DataLoader, and two ranks of DDP."""
 
 import os
+import subprocess
 import sys
 import time
 import traceback
 
 import pytest
 import torch
-from helpers import leaf, make, mlp, run_python
+from helpers import leaf, make, mlp
 from mem_helpers import bytes_of, every_source, held, held_by, now, of_module, wrong_sums
 from torch.utils.data import DataLoader, Dataset
 
@@ -230,14 +231,22 @@ print("fine")
 )
 def test_two_ranks_of_ddp(tmp_path):
     """Parameters, gradients (of their own and in the buckets) and state on both ranks; the same results."""
-    program = f"""
-        import subprocess, sys
-        code = {DDP!r}
-        ranks = [subprocess.Popen([sys.executable, "-c", code, str(rank), {str(tmp_path / "meet")!r}],
-                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", DDP, str(rank), str(tmp_path / "meet")],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
         for rank in ranks:
-            out, err = rank.communicate(timeout=100)
-            print(out, err[-3000:], rank.returncode)
-    """
-    done = run_python(program, timeout=110)
-    assert done.stdout.count("fine") == 2, done.stdout + done.stderr
+            out, _ = rank.communicate(timeout=100)
+            assert rank.returncode == 0 and out.endswith("fine\n"), out
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()

@@ -5,6 +5,7 @@ against the allocator's own events."""
 import gc
 import os
 
+import pytest
 import torch
 from helpers import Boom, make, needs_places
 from hypothesis import HealthCheck, Phase, given, note, settings
@@ -14,6 +15,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from modscope import MemTracker
+
+pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 
 EXAMPLES = int(os.environ.get("MODSCOPE_EXAMPLES", "150"))
 common = settings(

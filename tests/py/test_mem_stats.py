@@ -11,7 +11,7 @@ import torch
 from helpers import leaf, make, mlp
 from mem_helpers import CATEGORIES, CPU, STATES, every_source, nonzero, now, reading
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from modscope import MemTracker
 
@@ -188,8 +188,8 @@ def test_a_call_without_gradients_has_no_backward(source):
 def test_recompute_has_entries_of_its_own(source):
     for reentrant in (False, True):
         part = network()
-        mod = make("Mod", lambda m, x: checkpoint(m.part, x, use_reentrant=reentrant, early_stop=False), part=part)
-        with MemTracker(source) as mt:
+        mod = make("Mod", lambda m, x: checkpoint(m.part, x, use_reentrant=reentrant), part=part)
+        with MemTracker(source) as mt, set_checkpoint_early_stop(False):
             mod(torch.randn(32, 8, requires_grad=True)).sum().backward()
         snapshots = mt.memory_tracking[part].snapshots
         assert len(snapshots["Pre-Forward"]) == len(snapshots["Post-Forward"]) == 1
@@ -317,3 +317,39 @@ def test_a_module_that_is_false_or_cannot_say(source, length):
         assert mt.memory_tracking[mod].parameter_mem == 80
     assert mt.memory_tracking[mod].parameter_mem == 80
     assert mt.get_tracker_snapshot()[CPU]["Gradient"] == 80
+
+
+@every_source
+def test_a_second_tracker_starts_afresh(source):
+    """What was most in a call of an earlier tracker is not in this one's."""
+    big, small = leaf(lambda m: torch.empty(100).dim()), leaf(lambda m: torch.empty(1).dim())
+    with MemTracker(source):
+        big()
+    with MemTracker(source) as mt:
+        small()
+        assert mt.memory_tracking[small].snapshots["Peak-Forward"][0][CPU]["Total"] == 4
+        assert mt.peak[CPU].bytes == 4
+
+
+def story(source, layers, width, ckpt):
+    """Everything memory_tracking says after a step."""
+    mod, x = mlp(layers, width), torch.randn(4, width, requires_grad=True)
+    opt = torch.optim.Adam(mod.parameters())
+    run = make("Run", lambda m, x: checkpoint(m.a, x, use_reentrant=False, preserve_rng_state=False) if ckpt else m.a(x), a=mod)
+    mt = MemTracker(source)
+    mt.track_external(run, opt, x)
+    with mt:
+        run(x).sum().backward()
+        opt.step()
+    facts = {stats.mod_fqn: (stats.local_peak, stats.snapshots, stats.input_mem, stats.output_mem) for stats in mt.memory_tracking.values()}
+    return facts, mt.peak, mt.get_module_snapshot("peak")
+
+
+@every_source
+def test_the_same_program_tells_the_same_story_again(source):
+    """Whatever other programs were tracked in between."""
+    programs = [(1, 4, False), (3, 64, False), (2, 8, True), (1, 128, True), (1, 4, False), (2, 8, True), (3, 64, False)]
+    first = {}
+    for program in programs:
+        told = story(source, *program)
+        assert told == first.setdefault(program, told), program

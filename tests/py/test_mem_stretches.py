@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from helpers import leaf, make, mlp, needs_places
+from helpers import leaf, make, mlp, needs_places, run_python
 from mem_helpers import CPU, at_peak, bytes_of, every_source, held, held_by, nonzero, now, of_module, parameter_bytes, reading, wrong_sums
 from torch import nn
 
@@ -163,6 +163,39 @@ def test_left_in_the_order_they_were_entered(source):
     del first, second, third
 
 
+def test_leaving_in_another_thread():
+    """Done or refused, in a fresh interpreter: afterwards a tracker works as ever."""
+    done = run_python(
+        """
+        import threading, torch
+        from mem_helpers import SOURCES, now
+        from modscope import MemTracker
+
+        def leave():
+            try:
+                mt.__exit__(None, None, None)
+            except RuntimeError:
+                left.append(False)
+            else:
+                left.append(True)
+
+        for source in SOURCES:
+            left, mt = [], MemTracker(source)
+            mt.__enter__()
+            thread = threading.Thread(target=leave)
+            thread.start()
+            thread.join()
+            if not left[0]:
+                mt.__exit__(None, None, None)
+            with MemTracker() as again:
+                kept = torch.zeros(10)
+                assert now(again) == 40 and now(mt) == 0
+        print("fine")
+        """
+    )
+    assert done.stdout == "fine\n", done.stdout + done.stderr
+
+
 @every_source
 def test_what_one_was_given_the_other_sees_too(source):
     """They share one ledger."""
@@ -244,6 +277,18 @@ def test_a_child_added_while_tracked(source):
         mod(x)
         assert now(mt, "Parameter") == parameter_bytes(mod) == 2 * 288
         assert of_module(mt, "Sequential.1")["Parameter"] == 288
+
+
+@every_source
+def test_a_child_added_and_not_called(source):
+    mod = nn.Sequential(nn.Linear(8, 8))
+    mt = MemTracker(source)
+    mt.track_external(mod)
+    with mt:
+        mod.append(nn.Linear(8, 8))
+        assert held(mt) == held_by([mod])
+        mod[1].register_buffer("table", torch.zeros(10))
+        assert held(mt) == held_by([mod])
 
 
 @every_source

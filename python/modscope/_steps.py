@@ -1,0 +1,39 @@
+"""An optimizer's step begins, ends: torch's global step hooks.
+
+They are Python, two frames a step, because dynamo traces them into a compiled step: there they
+are nothing, where a C function would break the graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from modscope import _native
+
+
+class _Kwargs(dict[str, Any]):
+    """The step's own keyword arguments: they go when its frame goes, also after an error, of
+    which torch tells nobody."""
+
+    def __del__(self) -> None:
+        _native.step_gone()
+
+
+def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+    if torch.compiler.is_compiling():
+        return None
+    _native.step_begins(optimizer)
+    return args, _Kwargs(kwargs)
+
+
+def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if not torch.compiler.is_compiling():
+        _native.step_ends(optimizer)
+
+
+def on() -> list[Any]:
+    """Hang the hooks up; what to remove them with."""
+    return [register_optimizer_step_pre_hook(_before), register_optimizer_step_post_hook(_after)]
