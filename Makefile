@@ -65,9 +65,13 @@ gpu-check: ## the suite, conformance and benchmark with the system's own Python 
 	@$(PYTHON) -c 'import torch; print("torch", torch.__version__); torch.empty(1, device="$(DEVICE)")' \
 	    || { echo "gpu-check: $(PYTHON) has no torch that can use the device '$(DEVICE)'"; exit 1; }
 	$(PYTHON) -m pip $(INSTALL) --upgrade --target build/gpu --config-settings=build-dir=build/gpu-cmake .
-	$(call both-ways,the Python suite,PYTHONPATH=build/gpu $(PYTHON) $(PYTEST) tests/py)
+	@echo "== the Python suite, with the places and with the fallback (MODSCOPE_INTERPOSE=0) side by side"
+	@export PYTHONPATH=build/gpu; $(PYTHON) $(PYTEST) tests/py > build/gpu-places.log 2>&1 & places=$$!; \
+	    PYTHONPATH=build/gpu MODSCOPE_INTERPOSE=0 $(PYTHON) $(PYTEST) tests/py > build/gpu-fallback.log 2>&1; fallback=$$?; \
+	    wait $$places; places=$$?; tail -15 build/gpu-places.log; tail -15 build/gpu-fallback.log; \
+	    [ $$places = 0 ] && [ $$fallback = 0 ]
 	$(call conformance,$(PYTHON),build/gpu-seeds,PYTHONPATH=build/gpu)
-	PYTHONPATH=build/gpu $(PYTHON) bench/trackers.py --device $(DEVICE)
+	PYTHONPATH=build/gpu $(PYTHON) bench/trackers.py --device $(DEVICE) --rounds 60
 	PYTHONPATH=build/gpu $(PYTHON) bench/gpu_models.py --device $(DEVICE) --json build/gpu_models.jsonl \
 	    $(if $(filter cpu,$(DEVICE)),--tiny)
 

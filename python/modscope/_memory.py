@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from modscope import _display, _native, _places
 from modscope._dispatch import Dispatch, fake_mode, is_fake
 from modscope._figures import (
+    Category,
     ModuleSnapshot,
     ModuleStats,
     Peak,
@@ -131,6 +132,7 @@ class MemTracker:
         self._stats_since = 0
         self._stats_cache: tuple[int, Known] | None = None
         self._mode: Dispatch | None = None
+        self._named = False  # whether _tracker is entered
 
     # ---- what to watch ----
 
@@ -192,35 +194,46 @@ class MemTracker:
     def _begin(self) -> None:
         dispatcher = self._choose()
         self._tracker.__enter__()
+        self._named = True
         try:
-            if _Shared.trackers and _Shared.dispatcher != dispatcher:
-                active = "dispatcher" if _Shared.dispatcher else "allocator"
-                raise RuntimeError(
-                    f"a MemTracker with source {active!r} is active: leave it first, or use MemTracker(source={active!r})"
-                )
-            if not _Shared.trackers:
-                own = self._ledger if self._frozen is None and self._chosen == self._name(dispatcher) else None
-                ledger = own or _native.Ledger()
-                ledger.begin(dispatcher, None if dispatcher else _census())
-                _Shared.ledger, _Shared.dispatcher = ledger, dispatcher
+            joined = self._join(dispatcher)
+            self._claim()
+            if self._viewer is None:
+                assert self._ledger is not None
+                self._viewer = _native.Viewer(self._ledger)
+                if joined:  # what was called before is not this tracker's
+                    self._stats_since = self._ledger.time()
+            if not _places.nodes_known():
+                self._tracker._register_user_hooks(None, None, self._pre_bw, self._post_bw)
+            if dispatcher:
+                self._mode = Dispatch()
+                self._mode.__enter__()
         except BaseException:
-            self._tracker.__exit__()
+            self._leave()
             raise
-        assert _Shared.ledger is not None
-        if self._ledger is not _Shared.ledger:
+
+    def _join(self, dispatcher: bool) -> bool:
+        """Take part in the ledger that goes on, or begin one; whether there was one."""
+        name = self._name(dispatcher)
+        joined = bool(_Shared.trackers)
+        if joined and _Shared.dispatcher != dispatcher:
+            active = self._name(_Shared.dispatcher)
+            raise RuntimeError(
+                f"a MemTracker with source {active!r} is active: leave it first, or use MemTracker(source={active!r})"
+            )
+        ledger = _Shared.ledger
+        if not joined or ledger is None:
+            own = self._ledger if self._frozen is None and self._chosen == name else None
+            ledger = own or _native.Ledger()
+            ledger.begin(dispatcher, None if dispatcher else _census())
+            _Shared.ledger, _Shared.dispatcher = ledger, dispatcher
+        _Shared.trackers.append(self)
+        if self._ledger is not ledger:
             self._keep_past()
             self._stats_since = 0
-        self._ledger, self._frozen, self._chosen = _Shared.ledger, None, self._name(dispatcher)
-        _Shared.trackers.append(self)
+        self._ledger, self._frozen, self._chosen = ledger, None, name
         self._stats_cache = None
-        self._claim()
-        if self._viewer is None:
-            self._viewer = _native.Viewer(self._ledger)
-        if not _places.nodes_known():
-            self._tracker._register_user_hooks(None, None, self._pre_bw, self._post_bw)
-        if dispatcher:
-            self._mode = Dispatch()
-            self._mode.__enter__()
+        return joined
 
     @staticmethod
     def _name(dispatcher: bool) -> str:
@@ -261,31 +274,46 @@ class MemTracker:
         self._keep_past()
 
     def _leave(self) -> None:
+        """Give everything back. May be called again."""
         if self._mode is not None:
             self._mode.leave()
             self._mode = None
-        _Shared.trackers.remove(self)
+        if self in _Shared.trackers:
+            _Shared.trackers.remove(self)
         if not _Shared.trackers and _Shared.ledger is not None:
             _Shared.ledger.end()
             _Shared.ledger = None
         if not _places.nodes_known():
             self._tracker._clear_user_hooks()
-        self._tracker.__exit__()
+        if self._named:
+            self._named = False
+            self._tracker.__exit__()
 
     def __enter__(self) -> MemTracker:
         with _lock:
-            if self._depth == 0:
-                self._begin()
-            self._depth += 1
+            self._depth += 1  # first: an interrupt may come at any point, and it must be possible to leave
+            try:
+                if self._depth == 1:
+                    self._begin()
+            except BaseException:
+                self._depth -= 1
+                raise
         return self
 
     def __exit__(self, *args: object) -> None:
         with _lock:
             if self._depth == 0:
                 raise RuntimeError("this tracker is not active: enter it first, with a with statement")
-            self._depth -= 1
-            if self._depth == 0:
-                self._end()
+            if self._depth == 1:
+                try:
+                    self._end()
+                except BaseException:
+                    self._leave()  # once more, should an interrupt have come while leaving
+                    raise
+                finally:
+                    self._depth = 0
+            else:
+                self._depth -= 1
 
     def _claim(self) -> None:
         """Read off the objects themselves which blocks they hold."""
@@ -316,9 +344,11 @@ class MemTracker:
             return {device: sums_of(raw) for device, (raw, _) in self._peaks().items() if any(raw) or device.type == "cpu"}
         raw = self._frozen.now if self._frozen else self._ledger.now() if self._ledger else []
         snapshot = snapshot_of(raw)
+        if self._ledger is not None:
+            snapshot.setdefault(torch.device("cpu"), sums_of((0,) * len(Category)))
         for device, figures in self._peaks().items():  # a device that holds nothing now is there all the same
             if figures.peak.bytes and device not in snapshot:
-                snapshot[device] = sums_of((0,) * len(figures.raw))
+                snapshot[device] = sums_of((0,) * len(Category))
         return snapshot
 
     def get_module_snapshot(self, type: str = "current", children: bool = False) -> ModuleSnapshot:

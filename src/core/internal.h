@@ -17,6 +17,7 @@
 
 /* ---- memory: record.c, path.c and watch.c get theirs from the watch's options ---- */
 void *ms__alloc(ms_watch *watch, size_t bytes);
+void *ms__alloc_zeroed(ms_watch *watch, size_t bytes); /* the system gives the pages when they are used */
 void ms__free(ms_watch *watch, void *memory);
 void ms__count_lost(ms_watch *watch);
 

@@ -99,7 +99,7 @@ void ms__peaks_move(ms_ledger *ledger, const struct ms__block *block, ms_path pa
 void ms__cells_close(ms_ledger *ledger);
 void ms__viewers_close(ms_ledger *ledger);
 
-/* ---- moment.c: what was held around calls ---- */
+/* ---- entry.c, seat.c, moment.c: what was held around calls ---- */
 enum { MS__ENTRY_MOMENTS = 6 }; /* the first of enum ms_moment; the two AC moments have entries of their own */
 
 /* The moments of one call. */
@@ -164,8 +164,51 @@ struct ms__seat {                /* a thread at a ledger */
     uint32_t last_level; /* the thread's own */
 };
 
+static inline ms_sums *ms__sums_of(const struct ms__entry *entry, uint32_t moment, uint32_t device)
+{
+    return entry->sums + ((size_t)moment * entry->devices + device);
+}
+
+static inline struct ms__most *ms__most_of(const struct ms__seat *seat, uint32_t span)
+{
+    return seat->most + (size_t)span * seat->devices;
+}
+
+/* What is known of a path's calls, or NULL; the second makes it, NULL when memory runs out. */
+struct ms__stat *ms__stat_at(const ms_ledger *ledger, ms_path path);
+struct ms__stat *ms__stats_grow(ms_ledger *ledger, ms_path path);
 void ms__stats_close(ms_ledger *ledger);
+/* A new entry with room for every device known. NULL when memory runs out. */
+struct ms__entry *ms__entry_append(ms_ledger *ledger, struct ms__entries *entries);
+/* Room for every device known. False when memory runs out. */
+bool ms__entry_widen(ms_ledger *ledger, struct ms__entry *entry);
+/* What is held now is what was held at this moment. */
+void ms__entry_note(ms_ledger *ledger, struct ms__entry *entry, uint32_t moment);
+/* The entry a span stands for; NULL if a newer round took its place. */
+struct ms__entry *ms__entry_of(const ms_ledger *ledger, const struct ms__span *span);
+int64_t ms__total_of(const ms_sums *sums);
+
+/* This thread's seat; NULL when memory ran out or the ledger is no longer attached. */
+struct ms__seat *ms__seat_of(ms_ledger *ledger, ms_thread *thread);
+/* Room for one more span and every device known. False when memory runs out. */
+bool ms__seat_has_room(struct ms__seat *seat);
+/* The innermost span changed, or where its peak is. */
+void ms__seat_find_top(struct ms__seat *seat);
+/* A node is left: if it is the last, the backwards it was in end with what is held now. */
+void ms__seat_note_left(ms_ledger *ledger, struct ms__seat *seat);
+/* End the backwards that no node open now is in. */
+void ms__seat_settle(ms_ledger *ledger, struct ms__seat *seat, uint32_t level);
 void ms__seats_leave(ms_ledger *ledger);
+/* Bring entries up to date: backwards that are over, peaks of what is still open. */
+void ms__seats_bring_up_to_date(ms_ledger *ledger);
+/* There is room. */
+void ms__span_push(ms_ledger *ledger, struct ms__seat *seat, const struct ms__span *span);
+/* What is held now is held in this span. */
+void ms__span_raise(const ms_ledger *ledger, struct ms__seat *seat, uint32_t at);
+/* A span's peak so far goes to its entry, and to the span around it. */
+void ms__span_hand_over(ms_ledger *ledger, struct ms__seat *seat, uint32_t at);
+/* The innermost span is a backward that ended when the last node was left. */
+void ms__span_pop_backward(ms_ledger *ledger, struct ms__seat *seat);
 struct ms_ledger {
     ms_watch *watch;
     struct ms__lock lock;

@@ -22,6 +22,14 @@ void *ms__alloc(ms_watch *watch, size_t bytes)
     return watch->options.alloc ? watch->options.alloc(watch->options.context, bytes) : malloc(bytes);
 }
 
+void *ms__alloc_zeroed(ms_watch *watch, size_t bytes)
+{
+    if (!watch->options.alloc)
+        return calloc(1, bytes);
+    void *memory = ms__alloc(watch, bytes);
+    return memory ? memset(memory, 0, bytes) : NULL;
+}
+
 void ms__free(ms_watch *watch, void *memory)
 {
     if (!memory)

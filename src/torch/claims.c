@@ -260,7 +260,7 @@ static bool is_odd(PyObject *module)
 {
     PyObject *own = mst_dict_of(module, NULL);
     PyObject *tensors = own ? PyDict_GetItemWithError(own, mst_words._parameters) : NULL;
-    return tensors && !PyDict_Check(tensors);
+    return !tensors || !PyDict_Check(tensors);
 }
 
 void mst_claim_module(struct mst_module *known)

@@ -4,6 +4,8 @@
  * runs here: the operator came through a TorchDispatchMode (_dispatch.py). */
 #include "torch/memory.h"
 
+#include "torch/map.h"
+
 static PyObject *live;    /* a dict: StorageImpl -> weak reference to its Python object */
 static PyObject *numbers; /* a dict: torch.device -> the ledger's number */
 
@@ -154,27 +156,28 @@ struct origin {
     ms_phase phase;
     ms_path path;
     PyObject *args, *kwargs; /* what the operator took */
-    uint64_t sought;
-    bool taken;
+    struct mst_map taken;    /* their storages, once they are asked for */
+    bool asked;
 };
 
-static int seek(PyObject *tensor, void *context)
+static int take(PyObject *tensor, void *context)
 {
     struct origin *origin = context;
     struct mst_storage storage;
-    if (mst_storage_of(mst_impl_of(tensor), &storage) && storage.storage == origin->sought)
-        origin->taken = true;
+    if (mst_storage_of(mst_impl_of(tensor), &storage))
+        mst_map_set(&origin->taken, storage.storage, 0, 1);
     return 0;
 }
 
 /* Whether a storage was there before the operator: it came in with its arguments. */
 static bool was_taken(struct origin *origin, uint64_t storage)
 {
-    origin->sought = storage;
-    origin->taken = false;
-    if (mst_tensors_visit(origin->args, seek, origin) != 0 || mst_tensors_visit(origin->kwargs, seek, origin) != 0)
+    bool first = !origin->asked;
+    origin->asked = true;
+    if (first &&
+        (mst_tensors_visit(origin->args, take, origin) != 0 || mst_tensors_visit(origin->kwargs, take, origin) != 0))
         PyErr_Clear();
-    return origin->taken;
+    return mst_map_get(&origin->taken, storage, 0) != NULL;
 }
 
 static int note_tensor(PyObject *tensor, void *context)
@@ -204,7 +207,9 @@ static PyObject *note_result(PyObject *self, PyObject *const *given, Py_ssize_t 
         Py_RETURN_NONE;
     struct origin origin = {.args = given[1], .kwargs = given[2]};
     origin.path = mst_read_where(&origin.phase);
-    return mst_tensors_visit(given[0], note_any, &origin) == 0 ? Py_NewRef(Py_None) : NULL;
+    int error = mst_tensors_visit(given[0], note_any, &origin);
+    mst_map_clear(&origin.taken);
+    return error ? NULL : Py_NewRef(Py_None);
 }
 
 PyMethodDef mst_dispatch_methods[] = {

@@ -45,14 +45,17 @@ void mst_memory_call(ms_thread *thread)
 }
 
 /* ---- a ledger ---- */
-static int ledger_init(ledger *self, PyObject *args, PyObject *named)
+static PyObject *ledger_new(PyTypeObject *type, PyObject *args, PyObject *named)
 {
     static char *names[] = {NULL};
     if (!PyArg_ParseTupleAndKeywords(args, named, ":Ledger", names))
-        return -1;
-    if (!self->ledger && !(self->ledger = ms_ledger_open(mst_watch)))
+        return NULL;
+    ledger *self = (ledger *)type->tp_alloc(type, 0);
+    if (self && !(self->ledger = ms_ledger_open(mst_watch))) {
+        Py_CLEAR(self);
         PyErr_NoMemory();
-    return self->ledger ? 0 : -1;
+    }
+    return (PyObject *)self;
 }
 
 static void end(ledger *self)
@@ -74,7 +77,8 @@ static void end(ledger *self)
 static void ledger_dealloc(ledger *self)
 {
     end(self);
-    ms_ledger_close(self->ledger);
+    if (self->ledger)
+        ms_ledger_close(self->ledger);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
@@ -368,30 +372,28 @@ PyTypeObject mst_ledger_type = {
     .tp_doc = "Who holds how many bytes.",
     .tp_basicsize = sizeof(ledger),
     .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = PyType_GenericNew,
-    .tp_init = (initproc)ledger_init,
+    .tp_new = ledger_new,
     .tp_dealloc = (destructor)ledger_dealloc,
     .tp_methods = ledger_methods,
 };
 
 /* ---- a viewer ---- */
-static int viewer_init(viewer *self, PyObject *args, PyObject *named)
+static PyObject *viewer_new(PyTypeObject *type, PyObject *args, PyObject *named)
 {
     static char *names[] = {"ledger", NULL};
     PyObject *of;
     if (!PyArg_ParseTupleAndKeywords(args, named, "O!:Viewer", names, &mst_ledger_type, &of))
-        return -1;
-    if (self->viewer) {
-        PyErr_SetString(PyExc_RuntimeError, "this viewer is open already");
-        return -1;
-    }
-    self->viewer = ms_viewer_open(((ledger *)of)->ledger);
-    if (!self->viewer) {
-        PyErr_NoMemory();
-        return -1;
-    }
+        return NULL;
+    viewer *self = (viewer *)type->tp_alloc(type, 0);
+    if (!self)
+        return NULL;
     self->of = (ledger *)Py_NewRef(of);
-    return 0;
+    self->viewer = ms_viewer_open(self->of->ledger);
+    if (!self->viewer) {
+        Py_CLEAR(self);
+        PyErr_NoMemory();
+    }
+    return (PyObject *)self;
 }
 
 static void viewer_dealloc(viewer *self)
@@ -445,8 +447,7 @@ PyTypeObject mst_viewer_type = {
     .tp_doc = "The most that a ledger held since it was opened or reset.",
     .tp_basicsize = sizeof(viewer),
     .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = PyType_GenericNew,
-    .tp_init = (initproc)viewer_init,
+    .tp_new = viewer_new,
     .tp_dealloc = (destructor)viewer_dealloc,
     .tp_methods = viewer_methods,
 };

@@ -70,12 +70,14 @@ static int prepare(void)
 {
     if (prepared)
         return 0;
+    PyObject *callback = mst_dynamo_off(); /* entered in a compiled function, the proof would be compiled too */
     PyObject *places = PyImport_ImportModule("modscope._places");
     PyObject *done = places ? PyObject_CallMethod(places, "prepare", NULL) : NULL;
     if (done && done == Py_True)
         prepared = true;
     Py_XDECREF(places);
     Py_XDECREF(done);
+    mst_dynamo_on(callback);
     return done ? 0 : -1;
 }
 
