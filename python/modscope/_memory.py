@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -193,9 +194,9 @@ class MemTracker:
 
     def _begin(self) -> None:
         dispatcher = self._choose()
-        self._tracker.__enter__()
-        self._named = True
         try:
+            self._named = True
+            self._tracker.__enter__()
             joined = self._join(dispatcher)
             self._claim()
             if self._viewer is None:
@@ -225,8 +226,9 @@ class MemTracker:
         if not joined or ledger is None:
             own = self._ledger if self._frozen is None and self._chosen == name else None
             ledger = own or _native.Ledger()
-            ledger.begin(dispatcher, None if dispatcher else _census())
-            _Shared.ledger, _Shared.dispatcher = ledger, dispatcher
+            census = None if dispatcher else _census()
+            _Shared.ledger, _Shared.dispatcher = ledger, dispatcher  # first: it can then be ended
+            ledger.begin(dispatcher, census)
         _Shared.trackers.append(self)
         if self._ledger is not ledger:
             self._keep_past()
@@ -286,8 +288,9 @@ class MemTracker:
         if not _places.nodes_known():
             self._tracker._clear_user_hooks()
         if self._named:
+            with contextlib.suppress(RuntimeError):  # it was interrupted before it was entered
+                self._tracker.__exit__()
             self._named = False
-            self._tracker.__exit__()
 
     def __enter__(self) -> MemTracker:
         with _lock:
@@ -341,14 +344,19 @@ class MemTracker:
         _check_type(type)
         self._up_to_date()
         if type == "peak":
-            return {device: sums_of(raw) for device, (raw, _) in self._peaks().items() if any(raw) or device.type == "cpu"}
+            held = {device: sums_of(raw) for device, (raw, _) in self._peaks().items() if any(raw)}
+            return self._with_cpu(held)
         raw = self._frozen.now if self._frozen else self._ledger.now() if self._ledger else []
-        snapshot = snapshot_of(raw)
-        if self._ledger is not None:
-            snapshot.setdefault(torch.device("cpu"), sums_of((0,) * len(Category)))
+        snapshot = self._with_cpu(snapshot_of(raw))
         for device, figures in self._peaks().items():  # a device that holds nothing now is there all the same
             if figures.peak.bytes and device not in snapshot:
                 snapshot[device] = sums_of((0,) * len(Category))
+        return snapshot
+
+    def _with_cpu(self, snapshot: Snapshot) -> Snapshot:
+        """Once it was entered, the CPU is there, whatever it holds."""
+        if self._ledger is not None:
+            snapshot.setdefault(torch.device("cpu"), sums_of((0,) * len(Category)))
         return snapshot
 
     def get_module_snapshot(self, type: str = "current", children: bool = False) -> ModuleSnapshot:

@@ -145,19 +145,22 @@ struct ms__most { /* of one device: the highest total, and of what */
     ms_sums sums;
 };
 
-struct ms__seat {                /* a thread at a ledger */
-    _Atomic(ms_ledger *) ledger; /* NULL: at none */
+struct ms__seat { /* a thread at a ledger */
+    /* What every block looks at. */
     struct ms__seat *next;
+    struct ms__most *top;    /* the innermost span's, or NULL */
+    uint32_t top_level;      /* the innermost span's */
+    _Atomic uint32_t inside; /* nodes open; written by the thread alone */
+    uint32_t devices;
+    uint32_t count, room, chain_room;
+    _Atomic bool grown; /* blocks were made since the last node was left */
+
+    _Atomic(ms_ledger *) ledger; /* NULL: at none */
     struct ms__span *spans;
     struct ms__most *most; /* span * devices + device */
     struct ms__most *left; /* by device: when the last node was left */
-    struct ms__most *top;  /* the innermost span's, or NULL */
     struct ms__span *chain;
-    uint32_t count, room, devices, chain_room;
-    uint32_t top_level; /* the innermost span's */
     uint64_t round;
-    _Atomic uint32_t inside; /* nodes open; written by the thread alone */
-    _Atomic bool grown;      /* blocks were made since the last node was left */
     /* The node that ran last: while the next is in the same call, there is nothing to do. */
     _Atomic uint64_t last_record;
     uint64_t last_maker; /* the thread's own */
@@ -210,27 +213,30 @@ void ms__span_hand_over(ms_ledger *ledger, struct ms__seat *seat, uint32_t at);
 /* The innermost span is a backward that ended when the last node was left. */
 void ms__span_pop_backward(ms_ledger *ledger, struct ms__seat *seat);
 struct ms_ledger {
-    ms_watch *watch;
+    /* What every block needs, in a few lines of the cache. */
     struct ms__lock lock;
     _Atomic bool attached; /* written with watch->lock too */
-    _Atomic uint64_t lost;
+    bool claiming;         /* between ms_claims_begin and ms_claims_end */
+    uint8_t mark;          /* of the claims that count now */
+    uint32_t device_count;
+    uint32_t loose_count;
     uint64_t time; /* counts changes */
-    uint8_t mark;  /* of the claims that count now */
-    bool claiming; /* between ms_claims_begin and ms_claims_end */
-    bool steps_expected, step_left;
-    uint64_t replaced;
+    ms_viewer *viewers;
+    struct ms__seat *seats;
+    ms_watch *watch;
     uint64_t iteration;
     struct ms__blocks blocks;
     struct ms__device devices[MS_DEVICES_MOST];
+
+    _Atomic uint64_t lost;
+    bool steps_expected, step_left;
+    uint64_t replaced;
     ms_sums outside[MS_DEVICES_MOST];
-    uint32_t device_count;
-    ms_viewer *viewers;
     struct ms__stat **stats; /* by path / MS__CELL_PATHS */
     uint32_t stats_room;
-    struct ms__seat *seats;
+    uint32_t loose_room;
     struct ms__span *loose; /* backwards told without nodes */
-    uint32_t loose_count, loose_room;
-    ms_ledger *next; /* the watch's closed ones; guarded by watch->lock */
+    ms_ledger *next;        /* the watch's closed ones; guarded by watch->lock */
 };
 
 /* The device's total grew: the innermost spans that go on now may have a new peak. The first is

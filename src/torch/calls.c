@@ -68,13 +68,13 @@ static PyObject *call_place(PyObject *func, PyObject *const *args, size_t nargsf
     struct mst_call call;
     if (!mst_awake || PyVectorcall_NARGS(nargsf) < 1 || !mst_call_enter(&call, args[0]))
         return next_call(func, args, nargsf, kwnames);
-    Py_ssize_t given = PyVectorcall_NARGS(nargsf) + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
     if (UNLIKELY(mst_ledger != NULL))
-        mst_measure(call.thread, false, args + 1, given - 1);
+        mst_measure(call.thread, false, args + 1, PyVectorcall_NARGS(nargsf) - 1,
+                    kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
     PyObject *result = LIKELY(!mst_hooks_wanted) ? next_call(func, args, nargsf, kwnames)
                                                  : mst_hooks_around(&call, func, args, nargsf, kwnames, next_call);
     if (UNLIKELY(mst_ledger != NULL) && result)
-        mst_measure(call.thread, true, &result, 1);
+        mst_measure(call.thread, true, &result, 1, 0);
     mst_call_leave(&call);
     return result;
 }

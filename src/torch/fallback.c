@@ -88,7 +88,7 @@ static PyObject *before_forward(PyObject *self, PyObject *const *args, Py_ssize_
     open->outer = innermost;
     innermost = open;
     if (open->shown && mst_ledger)
-        mst_measure(open->call.thread, false, &args[1], 1);
+        mst_measure(open->call.thread, false, &args[1], 1, 0);
     if (!open->shown || !mst_hooks_wanted)
         Py_RETURN_NONE;
     if (mst_hooks_call(MST_PRE_FW, args, 2) != 0)
@@ -113,7 +113,7 @@ static PyObject *after_forward(PyObject *self, PyObject *const *args, Py_ssize_t
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     if (innermost->shown && mst_ledger && args[2] != Py_None)
-        mst_measure(innermost->call.thread, true, &args[2], 1);
+        mst_measure(innermost->call.thread, true, &args[2], 1, 0);
     close_innermost();
     PyErr_Restore(type, value, traceback);
     return failed ? NULL : Py_NewRef(Py_None);

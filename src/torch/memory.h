@@ -52,7 +52,8 @@ int mst_optimizer_add(PyObject *optimizer);
 void mst_memory_call(ms_thread *thread);
 
 /* ---- sizes.c: what goes into a call and comes out ---- */
-void mst_measure(ms_thread *thread, bool output, PyObject *const *objects, Py_ssize_t count);
+/* `count` positional ones, then `named` ones. */
+void mst_measure(ms_thread *thread, bool output, PyObject *const *objects, Py_ssize_t count, Py_ssize_t named);
 
 /* ---- dispatch.c: blocks by what operators return ---- */
 extern PyMethodDef mst_dispatch_methods[];

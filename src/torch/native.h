@@ -209,6 +209,8 @@ bool mst_in_optimizer(void);
 /* Call `visit` for each tensor in `object`, however nested. 0, or -1 with an error set. */
 typedef int mst_visit(PyObject *tensor, void *context);
 int mst_tensors_visit(PyObject *object, mst_visit *visit, void *context);
+/* The same for lists, tuples and dicts only; runs no Python. */
+int mst_tensors_visit_plainly(PyObject *object, mst_visit *visit, void *context);
 /* Append the tensors that require grad in `object` to a list. 0, or -1 with an error set. */
 int mst_tensors_in(PyObject *object, PyObject *list);
 /* While torch functions are off, attributes of tensors are read without running Python. */

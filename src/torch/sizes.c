@@ -33,7 +33,9 @@ static int add_any(PyObject *tensor, void *context)
     return mst_inner_tensors(tensor, add_tensor, context);
 }
 
-void mst_measure(ms_thread *thread, bool output, PyObject *const *objects, Py_ssize_t count)
+/* Keyword arguments are many, and large objects that are no tensors mostly come as such (a cache of
+ * keys and values): there only what can be seen without Python counts. */
+void mst_measure(ms_thread *thread, bool output, PyObject *const *objects, Py_ssize_t count, Py_ssize_t named)
 {
     if (!mst_ledger || !mst_storage_known())
         return;
@@ -50,6 +52,9 @@ void mst_measure(ms_thread *thread, bool output, PyObject *const *objects, Py_ss
         else if (mst_tensors_visit(objects[i], add_any, &sum) != 0)
             PyErr_Clear();
     }
+    for (Py_ssize_t i = count; i < count + named; i++)
+        if (mst_tensors_visit_plainly(objects[i], add_any, &sum) != 0)
+            PyErr_Clear();
     add_up(&sum);
     if (UNLIKELY(failing))
         PyErr_Restore(type, value, traceback);

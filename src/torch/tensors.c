@@ -30,6 +30,7 @@ void mst_quiet_leave(struct mst_quiet *quiet)
 struct visitor {
     mst_visit *visit;
     void *context;
+    bool plainly; /* run no Python: look into lists, tuples and dicts only */
 };
 
 static int visit(PyObject *object, const struct visitor *to, int depth);
@@ -91,6 +92,43 @@ static int visit_registered(PyObject *object, const struct visitor *to, int dept
     return error;
 }
 
+/* Types whose objects were found to hold no tensors: neither dataclasses nor registered. Looking for
+ * that costs more than most calls' arguments altogether. */
+enum { PLAIN_TYPES = 16 };
+static struct {
+    PyTypeObject *types[PLAIN_TYPES]; /* owned */
+    size_t next;
+    Py_ssize_t registered; /* how many types were, then */
+} plain;
+
+static bool is_plain(PyTypeObject *type)
+{
+    Py_ssize_t registered = mst_torch.pytree_nodes ? PyDict_GET_SIZE(mst_torch.pytree_nodes) : 0;
+    if (plain.registered != registered) {
+        plain.registered = registered;
+        for (size_t i = 0; i < PLAIN_TYPES; i++)
+            Py_CLEAR(plain.types[i]);
+    }
+    for (size_t i = 0; i < PLAIN_TYPES; i++)
+        if (plain.types[i] == type)
+            return true;
+    return false;
+}
+
+static void note_plain(PyTypeObject *type)
+{
+    Py_INCREF(type);
+    Py_XSETREF(plain.types[plain.next], type);
+    plain.next = (plain.next + 1) % PLAIN_TYPES;
+}
+
+static bool is_registered(PyTypeObject *type)
+{
+    bool there = mst_torch.pytree_nodes && PyDict_Contains(mst_torch.pytree_nodes, (PyObject *)type) == 1;
+    PyErr_Clear();
+    return there;
+}
+
 static int visit(PyObject *object, const struct visitor *to, int depth)
 {
     PyTypeObject *type = Py_TYPE(object);
@@ -103,8 +141,14 @@ static int visit(PyObject *object, const struct visitor *to, int depth)
         return visit_sequence(object, to, depth + 1);
     if (PyDict_Check(object))
         return visit_dict(object, to, depth + 1);
+    if (to->plainly || is_plain(type))
+        return 0;
     PyObject *fields = PyObject_GetAttr((PyObject *)type, mst_words.__dataclass_fields__);
     PyErr_Clear();
+    if (!fields && !is_registered(type)) {
+        note_plain(type);
+        return 0;
+    }
     PyObject *callback = fields ? mst_dynamo_off() : NULL; /* a field may be a property */
     int error = fields && PyDict_Check(fields) ? visit_dataclass(object, fields, to, depth + 1)
                                                : visit_registered(object, to, depth + 1);
@@ -115,11 +159,17 @@ static int visit(PyObject *object, const struct visitor *to, int depth)
 
 int mst_tensors_visit(PyObject *object, mst_visit *visit_tensor, void *context)
 {
-    struct visitor to = {visit_tensor, context};
+    struct visitor to = {visit_tensor, context, false};
     Py_XINCREF(object);
     int error = object ? visit(object, &to, 0) : 0;
     Py_XDECREF(object);
     return error;
+}
+
+int mst_tensors_visit_plainly(PyObject *object, mst_visit *visit_tensor, void *context)
+{
+    struct visitor to = {visit_tensor, context, true};
+    return visit(object, &to, 0);
 }
 
 static int append_if_wanted(PyObject *tensor, void *list)
