@@ -115,8 +115,7 @@ void ms__entry_note(ms_ledger *ledger, struct ms__entry *entry, uint32_t moment)
     }
     for (uint32_t device = 0; device < ledger->device_count; device++)
         *ms__sums_of(entry, moment, device) = ledger->devices[device].now;
-    entry->has |= 1u << moment;
-    entry->when[moment] = ++ledger->time;
+    ms__entry_mark(ledger, entry, moment);
 }
 
 /* The entry a span stands for; NULL if a newer round took its place. */

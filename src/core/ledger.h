@@ -185,6 +185,8 @@ void ms__stats_close(ms_ledger *ledger);
 struct ms__entry *ms__entry_append(ms_ledger *ledger, struct ms__entries *entries);
 /* Room for every device known. False when memory runs out. */
 bool ms__entry_widen(ms_ledger *ledger, struct ms__entry *entry);
+/* The moment has been; its figures come later. */
+static inline void ms__entry_mark(ms_ledger *ledger, struct ms__entry *entry, uint32_t moment);
 /* What is held now is what was held at this moment. */
 void ms__entry_note(ms_ledger *ledger, struct ms__entry *entry, uint32_t moment);
 /* The entry a span stands for; NULL if a newer round took its place. */
@@ -238,6 +240,12 @@ struct ms_ledger {
     struct ms__span *loose; /* backwards told without nodes */
     ms_ledger *next;        /* the watch's closed ones; guarded by watch->lock */
 };
+
+static inline void ms__entry_mark(ms_ledger *ledger, struct ms__entry *entry, uint32_t moment)
+{
+    entry->has |= 1u << moment;
+    entry->when[moment] = ++ledger->time;
+}
 
 /* The device's total grew: the innermost spans that go on now may have a new peak. The first is
  * for what is rare. */

@@ -92,7 +92,7 @@ void ms__moment_call_enter(ms_ledger *ledger, ms_thread *thread, ms_path path)
             bool again = span.kind == MS__SPAN_AGAIN;
             ms__entry_note(ledger, entry, again ? 0 : MS_PRE_FW);
             if (!again)
-                ms__entry_note(ledger, entry, MS_PEAK_FW);
+                ms__entry_mark(ledger, entry, MS_PEAK_FW); /* the span has the figures */
             ms__span_push(ledger, seat, &span);
             link_record(ledger, thread, ms__stat_at(ledger, path));
         } else {
@@ -211,7 +211,7 @@ static void open_backward(ms_ledger *ledger, struct ms__seat *seat, struct ms__s
     span->again = entry->has >> MS_PRE_BW & 1;
     if (!span->again) {
         ms__entry_note(ledger, entry, MS_PRE_BW);
-        ms__entry_note(ledger, entry, MS_PEAK_BW);
+        ms__entry_mark(ledger, entry, MS_PEAK_BW);
     }
     ms__span_push(ledger, seat, span);
 }

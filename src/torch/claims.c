@@ -6,7 +6,7 @@
 
 #include <pthread.h>
 
-bool mst_claims_due;
+bool mst_claims_due, mst_claims_unborn;
 
 static struct mst_map owners; /* a parameter's TensorImpl -> the path of its module + 1 */
 static pthread_mutex_t owners_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -112,9 +112,20 @@ struct claim {
     ms_path path;
 };
 
+/* A parameter that has no memory yet (nn.LazyLinear's) gets it in its module's first forward. */
+static bool is_unborn(PyObject *tensor)
+{
+    struct mst_storage storage;
+    if (LIKELY(Py_TYPE(tensor) == mst_torch.parameter || Py_TYPE(tensor) == mst_torch.tensor))
+        return false;
+    return mst_storage_known() && (!mst_storage_of(mst_impl_of(tensor), &storage) || storage.bytes == 0);
+}
+
 static int claim_one(PyObject *tensor, void *context)
 {
     const struct claim *claim = context;
+    if (UNLIKELY(is_unborn(tensor)))
+        mst_claims_unborn = true;
     if (mst_by_dispatcher)
         return mst_dispatch_hold(tensor, claim->category, claim->path);
     claim_impl(mst_impl_of(tensor), claim->category, claim->path);
@@ -352,7 +363,7 @@ void mst_claim_modules(void)
     struct mst_quiet quiet;
     bool silent = mst_quiet_enter(&quiet) == 0;
     PyErr_Clear();
-    mst_claims_due = false;
+    mst_claims_due = mst_claims_unborn = false;
     forget_owners();
     bool stopped = mst_stop_collecting();
     mst_walk_new(mst_names);

@@ -25,18 +25,17 @@ typedef struct viewer {
 } viewer;
 
 /* ---- when calls begin ---- */
-static uint64_t roots;    /* calls from outside any other, in this ledger */
 static uint64_t replaced; /* ms_ledger_replaced when modules were claimed last */
 
-/* Modules are claimed when they are first known. They are claimed again when a root is called
- * the second time (lazy modules get their parameters in their first forward), and when a
- * parameter's or buffer's memory was given back. */
+/* Modules are claimed when they are first known. They are claimed again at the call of a root when
+ * some of their parameters had no memory yet, and when a parameter's or buffer's memory was
+ * given back. */
 void mst_memory_call(ms_thread *thread)
 {
     mst_steps_heal(thread);
     if (!mst_open) {
         uint64_t now = ms_ledger_replaced(mst_target());
-        if (++roots == 2 || now != replaced)
+        if (mst_claims_unborn || now != replaced)
             mst_claims_due = true;
         replaced = now;
     }
@@ -98,7 +97,6 @@ static PyObject *ledger_begin(ledger *self, PyObject *args)
     ms_ledger_attach(self->ledger);
     mst_ledger = self->ledger;
     mst_by_dispatcher = self->dispatcher = dispatcher;
-    roots = 0;
     replaced = ms_ledger_replaced(self->ledger);
     mst_claims_census(census == Py_None ? NULL : census);
     self->begun = true;

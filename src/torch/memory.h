@@ -20,7 +20,8 @@ int mst_blocks_on(ms_ledger *ledger);
 void mst_blocks_off(void);
 
 /* ---- claims.c: which object holds which block ---- */
-extern bool mst_claims_due; /* some module's tensors were not claimed yet */
+extern bool mst_claims_due;    /* some module's tensors were not claimed yet */
+extern bool mst_claims_unborn; /* some had no memory yet when they were */
 /* Claim what a module holds, if no Python has to run for it; else it is due. */
 void mst_claim_module(struct mst_module *known);
 /* Take the hooks off that told of gradients. */
