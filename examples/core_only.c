@@ -2,9 +2,11 @@
  *
  * A pretend model runs forward and says so; then its nodes run backward, last made
  * first, in another thread as autograd's engine does it, and the watch tells in which
- * call each of them was made.
- * Needs include/modscope.h and the files of src/core; `make test-c` builds and runs it. */
+ * call each of them was made. What each node makes takes some memory, and a ledger tells
+ * who held how much of it at the worst moment.
+ * Needs include/ and the files of src/core; `make test-c` builds and runs it. */
 #include "modscope.h"
+#include "modscope_ledger.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -15,7 +17,13 @@
 /* Autograd numbers the nodes that a thread makes; here a counter stands in for it. */
 static uint64_t next_number;
 
+/* As in an allocator: what a node makes lies at an address and has a size. */
+#define ADDRESS(number) (4096 * ((number) + 1))
+#define BYTES(number) (100 * ((number) + 1))
+#define DEVICE 0
+
 static ms_watch *watch;
+static ms_ledger *ledger;
 static ms_thread *forward_thread;
 
 /* Prints "Model.block.linear": a path knows its name and the path around it. */
@@ -50,6 +58,7 @@ static void end(void)
 
 static void make_node(const char *operation)
 {
+    ms_block_add(ledger, forward_thread, ADDRESS(next_number), BYTES(next_number), DEVICE);
     printf("  node %" PRIu64 "  %-8s made in ", next_number++, operation);
     print_path(ms_thread_path(forward_thread));
     putchar('\n');
@@ -82,17 +91,35 @@ static void backward(ms_thread *engine)
         printf("  node %" PRIu64 "  runs in ", number);
         print_path(ms_thread_path(engine));
         printf("%s\n", ms_thread_phase(engine) == MS_BACKWARD ? " (backward)" : "");
+        ms_block_drop(ledger, ADDRESS(number));
         ms_node_leave(engine, 0);
+    }
+}
+
+static void tell_peak(ms_viewer *viewer)
+{
+    ms_peak peak = ms_viewer_peak(viewer, DEVICE);
+    printf("at most %" PRId64 " bytes were held, of which\n", peak.bytes);
+    for (ms_path path = 0; path < ms_path_count(watch); path++) {
+        int64_t bytes = ms_viewer_peak_of(viewer, DEVICE, path).of[MS_ACTIVATION];
+        if (!bytes)
+            continue;
+        printf("  %4" PRId64 " by ", bytes);
+        print_path(path);
+        putchar('\n');
     }
 }
 
 int main(void)
 {
     watch = ms_watch_open(NULL);
+    ledger = watch ? ms_ledger_open(watch) : NULL;
+    ms_viewer *viewer = ledger ? ms_viewer_open(ledger) : NULL;
     forward_thread = watch ? ms_thread_open(watch, FORWARD_THREAD) : NULL;
     ms_thread *engine = watch ? ms_thread_open(watch, ENGINE_THREAD) : NULL;
-    if (!forward_thread || !engine) {
+    if (!forward_thread || !engine || !viewer || ms_ledger_attach(ledger) != MS_OK) {
         fprintf(stderr, "%s\n", ms_error_text(MS_ENOMEM));
+        ms_ledger_close(ledger);
         ms_watch_close(watch);
         return 1;
     }
@@ -103,7 +130,10 @@ int main(void)
     /* Asked by number alone, at any time and from any thread. */
     fputs("node 2 was made in ", stdout);
     print_path(ms_node_path(watch, FORWARD_THREAD, 2));
-    printf("\nevents lost: %" PRIu64 "\n", ms_lost(watch));
+    putchar('\n');
+    tell_peak(viewer);
+    printf("events lost: %" PRIu64 "\n", ms_lost(watch) + ms_ledger_lost(ledger));
+    ms_ledger_close(ledger);
     ms_watch_close(watch);
     return 0;
 }
