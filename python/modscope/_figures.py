@@ -61,7 +61,7 @@ class Peak:
 
 @dataclasses.dataclass(frozen=True)
 class ModuleStats:
-    """What was held around a module's calls, in its latest iteration."""
+    """What the program held around a module's calls, in the latest call of its root module."""
 
     mod_fqn: str
     parameter_mem: int

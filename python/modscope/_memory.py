@@ -135,6 +135,12 @@ class MemTracker:
         self._mode: Dispatch | None = None
         self._named = False  # whether _tracker is entered
 
+    def __repr__(self) -> str:
+        state = "active" if self._depth else "not active"
+        peaks = {device: figures.peak.bytes for device, figures in self._peaks().items()}
+        held = ", ".join(f"{_display.amount(most, 'MiB')} on {device}" for device, most in peaks.items() if most)
+        return f"<MemTracker, {state}, source {self.source!r}, peak {held or 'none'}>"
+
     # ---- what to watch ----
 
     @property
@@ -416,7 +422,7 @@ class MemTracker:
 
     @property
     def memory_tracking(self) -> Mapping[torch.nn.Module, ModuleStats]:
-        """Stats of each module called, of its latest iteration, as they are when asked."""
+        """Stats of each module called, of the latest call of its root module, as they are when asked."""
         return Tracking(self._stats, self.reset_mod_stats)
 
     def reset_mod_stats(self) -> None:
@@ -470,6 +476,8 @@ class MemTracker:
             raise TypeError(f"depth must be an int, not {type(depth).__name__}")
         if depth < 0:
             raise ValueError(f"depth must be 0 or more, not {depth}")
+        if not self.memory_tracking:
+            self._print("No module was called.")
         for stats in self.memory_tracking.values():
             if stats.mod_fqn.count(".") < depth:
                 print(f"Module:  {stats.mod_fqn}")
