@@ -138,13 +138,9 @@ def test_convolutions_with_workspaces(cudnn_benchmark):
     mod = nn.Sequential(first, nn.Conv2d(32, 64, 3, stride=2), nn.BatchNorm2d(64), nn.MaxPool2d(2)).cuda()
     x = torch.randn(8, 3, 64, 64, device="cuda")
     opt = torch.optim.SGD(mod.parameters(), lr=0.1, momentum=0.9)
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = cudnn_benchmark
-    try:
-        with Beside(mod, opt, x) as beside:
-            training(beside, mod, x, opt)
-    finally:
-        torch.backends.cudnn.benchmark = before
+    # Not set for good: torch's own test helpers forbid that, once they are imported.
+    with torch.backends.cudnn.flags(benchmark=cudnn_benchmark), Beside(mod, opt, x) as beside:
+        training(beside, mod, x, opt)
 
 
 @needs_places
