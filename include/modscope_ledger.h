@@ -107,7 +107,7 @@ void ms_claims_end(ms_ledger *ledger);
 /* ---- figures now ---- */
 
 /* One more than the highest device that ever had a block. */
-uint32_t ms_ledger_devices(const ms_ledger *ledger);
+uint32_t ms_ledger_devices(ms_ledger *ledger);
 ms_sums ms_ledger_now(ms_ledger *ledger, uint32_t device);
 /* The part of ms_ledger_now that is from outside the allocator. */
 ms_sums ms_ledger_outside(ms_ledger *ledger, uint32_t device);

@@ -18,9 +18,9 @@ C_DIR := $(BUILD)/c
 C_FLAGS := -std=c11 -Wall -Wextra -Wpedantic -Werror -g -pthread -Iinclude -Isrc/core -Itests/c
 C_CORE := $(wildcard src/core/*.c)
 C_FUZZERS := events ledger
-C_FUZZ_events := $(addprefix tests/c/,fuzz_events.c play.c model.c heap.c)
-C_FUZZ_ledger := $(addprefix tests/c/,fuzz_ledger.c ledger_play.c heap.c) $(wildcard tests/c/ledger_model*.c)
-C_TESTS := $(filter-out tests/c/fuzz_%,$(wildcard tests/c/*.c))
+C_FUZZ_events := $(addprefix tests/c/,fuzz.c fuzz_events.c play.c model.c heap.c)
+C_FUZZ_ledger := $(addprefix tests/c/,fuzz.c fuzz_ledger.c ledger_play.c heap.c) $(wildcard tests/c/ledger_model*.c)
+C_TESTS := $(filter-out tests/c/fuzz%,$(wildcard tests/c/*.c))
 
 C_FLAGS_plain := -O1
 C_FLAGS_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer

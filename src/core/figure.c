@@ -3,12 +3,11 @@
 
 #include <string.h>
 
-uint32_t ms_ledger_devices(const ms_ledger *ledger)
+uint32_t ms_ledger_devices(ms_ledger *ledger)
 {
-    ms_ledger *locked = (ms_ledger *)ledger;
-    ms__lock(&locked->lock);
+    ms__lock(&ledger->lock);
     uint32_t count = ledger->device_count;
-    ms__unlock(&locked->lock);
+    ms__unlock(&ledger->lock);
     return count;
 }
 

@@ -1,19 +1,9 @@
 /* ledger_model_calls.c - where the threads of the model are, and what was held around their calls. */
+#include "grown.h"
 #include "ledger_model.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-static void *grown(void *memory, uint64_t used, size_t each, uint64_t *room)
-{
-    if (used < *room)
-        return memory;
-    *room = *room ? *room * 2 : 64;
-    memory = realloc(memory, *room * each);
-    if (!memory)
-        abort();
-    return memory;
-}
 
 /* ---- threads ---- */
 

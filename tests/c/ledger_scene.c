@@ -114,3 +114,15 @@ void ledger_check_sums(const char *file, int line, const char *what, ms_sums got
             runner_fail(file, line, "%s: %s is %lld, not %lld", what, ms_category_name((ms_category)i),
                         (long long)got.of[i], (long long)wanted.of[i]);
 }
+
+ms_viewer *view(void)
+{
+    ms_viewer *viewer = ms_viewer_open(ledger);
+    CHECK(viewer);
+    return viewer;
+}
+
+ms_sums peak_of(ms_viewer *viewer, ms_path path)
+{
+    return ms_viewer_peak_of(viewer, 0, path);
+}

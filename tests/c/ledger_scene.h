@@ -31,6 +31,11 @@ void add_outside(uint64_t address, uint64_t bytes, ms_category category, ms_path
 void drop(uint64_t address);
 void claim(uint64_t address, ms_category category, ms_path path);
 
+/* Opens a viewer, or fails the test. */
+ms_viewer *view(void);
+/* What a path held at its peak, on device 0. */
+ms_sums peak_of(ms_viewer *viewer, ms_path path);
+
 /* Device 0, now. */
 ms_sums held(void);
 ms_sums held_by(ms_path path);

@@ -1,5 +1,6 @@
 /* model.c - an owner for every number in a plain array; see model.h. */
 #include "model.h"
+#include "grown.h"
 
 #include "internal.h"
 
@@ -18,17 +19,6 @@ __attribute__((format(printf, 2, 3))) static void say_wrong(struct model *model,
     va_start(arguments, format);
     vsnprintf(model->wrong, sizeof model->wrong, format, arguments);
     va_end(arguments);
-}
-
-static void *grown(void *memory, uint64_t used, size_t each, uint64_t *room)
-{
-    if (used < *room)
-        return memory;
-    *room = *room ? *room * 2 : 16;
-    memory = realloc(memory, *room * each);
-    if (!memory)
-        abort();
-    return memory;
 }
 
 bool model_open(struct model *model, const ms_options *options)

@@ -1,18 +1,6 @@
 /* test_ledger_claims.c - what a block is turns out later: now, at the peaks, and in rounds of claims. */
 #include "ledger_scene.h"
 
-static ms_viewer *view(void)
-{
-    ms_viewer *viewer = ms_viewer_open(ledger);
-    CHECK(viewer);
-    return viewer;
-}
-
-static ms_sums peak_of(ms_viewer *viewer, ms_path path)
-{
-    return ms_viewer_peak_of(viewer, 0, path);
-}
-
 TEST(a_claim_moves_a_block_to_its_category_and_path)
 {
     struct lane *t = ledger_start();

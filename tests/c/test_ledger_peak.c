@@ -3,18 +3,6 @@
 
 #include <stdio.h>
 
-static ms_viewer *view(void)
-{
-    ms_viewer *viewer = ms_viewer_open(ledger);
-    CHECK(viewer);
-    return viewer;
-}
-
-static ms_sums peak_of(ms_viewer *viewer, ms_path path)
-{
-    return ms_viewer_peak_of(viewer, 0, path);
-}
-
 TEST(a_peak_is_the_most_that_was_held)
 {
     struct lane *t = ledger_start();

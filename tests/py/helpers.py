@@ -2,10 +2,13 @@
 and ways to look at torch's insides. No expectation is written here."""
 
 import ctypes
+import gc
 import os
 import subprocess
 import sys
 import textwrap
+import traceback
+import time
 import types
 from typing import Any, Callable, NamedTuple
 
@@ -212,3 +215,40 @@ def rss() -> int:
     getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
     with open("/proc/self/statm") as f:
         return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def growth(step: Callable[[], object], iterations: int, warm: int = 500) -> int:
+    """How many bytes more are in memory after many steps than after the first ones."""
+    for _ in range(warm):
+        step()
+    gc.collect()
+    before = rss()
+    for _ in range(iterations):
+        step()
+    gc.collect()
+    return rss() - before
+
+
+def in_child(check: Callable[[], object]) -> None:
+    """Run `check` in a forked child; fail if it fails, crashes or hangs."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            check()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            assert os.waitstatus_to_exitcode(status) == 0
+            return
+        time.sleep(0.005)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    pytest.fail("the child hangs")

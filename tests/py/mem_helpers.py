@@ -3,6 +3,7 @@ of the CPU allocator's own events that owes nothing to modscope. No expectation 
 
 import contextlib
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import PLACES
+from hypothesis import HealthCheck, Phase, settings
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -238,3 +240,14 @@ class Counted:
                 span = self.spans[name.split()[2]] = opened.pop(name.split()[2])
                 span[1] = current
         assert self.events > 0, "the profiler saw nothing: this test tests nothing"
+
+
+# How property tests are run; MODSCOPE_EXAMPLES=1200 for a long one.
+random_programs = settings(
+    max_examples=int(os.environ.get("MODSCOPE_EXAMPLES", "150")),
+    deadline=None,
+    database=None,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.generate, Phase.shrink),
+)

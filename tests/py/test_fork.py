@@ -1,14 +1,11 @@
 """A process that forks while it is tracked: no crash, no hang, both go on rightly."""
 
 import os
-import sys
 import threading
-import time
-import traceback
 
 import pytest
 import torch
-from helpers import NOWHERE, at, grad_input, leaf, look, make, on_grad, pair
+from helpers import NOWHERE, at, grad_input, in_child, leaf, look, make, on_grad, pair
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -16,31 +13,6 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here"),
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
 ]
-
-
-def in_child(check):
-    """Run `check` in a forked child; fail if it fails, crashes or hangs."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            check()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(1)
-    until = time.monotonic() + 15
-    while time.monotonic() < until:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            assert os.waitstatus_to_exitcode(status) == 0
-            return
-        time.sleep(0.005)
-    os.kill(pid, 9)
-    os.waitpid(pid, 0)
-    pytest.fail("the child hangs")
 
 
 def walk(loss):

@@ -3,12 +3,10 @@
 import os
 import subprocess
 import sys
-import time
-import traceback
 
 import pytest
 import torch
-from helpers import leaf, make, mlp
+from helpers import in_child, leaf, make, mlp
 from mem_helpers import bytes_of, every_source, held, held_by, now, of_module, wrong_sums
 from torch.utils.data import DataLoader, Dataset
 
@@ -18,31 +16,6 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here"),
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
 ]
-
-
-def in_child(check):
-    """Run `check` in a forked child; fail if it fails, crashes or hangs."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            check()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(1)
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            assert os.waitstatus_to_exitcode(status) == 0
-            return
-        time.sleep(0.005)
-    os.kill(pid, 9)
-    os.waitpid(pid, 0)
-    pytest.fail("the child hangs")
 
 
 @every_source

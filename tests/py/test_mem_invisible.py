@@ -1,11 +1,10 @@
 """The program does not notice: same results to the bit, nothing left in torch, and memory
 that does not grow."""
 
-import gc
 
 import pytest
 import torch
-from helpers import Boom, make, mlp, needs_places, rss, torch_globals
+from helpers import Boom, growth, make, mlp, needs_places, torch_globals
 from mem_helpers import CPU, every_source, now, python_calls
 from torch import nn
 from torch.optim import optimizer
@@ -155,17 +154,6 @@ def test_hooks_the_program_adds_inside_stay():
 # ---- growth ----
 
 ALLOWED = 2 << 20
-
-
-def growth(step, iterations, warm=300):
-    for _ in range(warm):
-        step()
-    gc.collect()
-    before = rss()
-    for _ in range(iterations):
-        step()
-    gc.collect()
-    return rss() - before
 
 
 def training():

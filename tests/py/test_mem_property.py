@@ -3,14 +3,13 @@ order. After every step the tracker is held against the objects themselves, and 
 against the allocator's own events."""
 
 import gc
-import os
 
 import pytest
 import torch
 from helpers import Boom, make, needs_places
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import given, note
 from hypothesis import strategies as st
-from mem_helpers import Counted, bytes_of, every_source, held, held_by, now, quick_collect, wrong_sums
+from mem_helpers import bytes_of, Counted, every_source, held, held_by, now, quick_collect, random_programs, wrong_sums
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -18,15 +17,6 @@ from modscope import MemTracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 
-EXAMPLES = int(os.environ.get("MODSCOPE_EXAMPLES", "150"))
-common = settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    database=None,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-    phases=(Phase.explicit, Phase.generate, Phase.shrink),
-)
 
 WIDTH = 6
 
@@ -155,7 +145,7 @@ def check(mt, world):
 
 
 @every_source
-@common
+@random_programs
 @given(first=builds, program=programs)
 def test_figures_are_those_of_the_objects_after_every_step(source, first, program):
     torch.manual_seed(0)
@@ -183,7 +173,7 @@ def test_figures_are_those_of_the_objects_after_every_step(source, first, progra
 
 
 @needs_places
-@common
+@random_programs
 @given(first=builds, program=programs)
 def test_total_and_peak_are_those_of_the_allocator_after_every_step(first, program):
     torch.manual_seed(0)

@@ -1,28 +1,17 @@
 """Random trees of modules whose backward makes and drops blocks of known sizes: whose they
 are, the peak, and what was held around each call's backward, against a list written by hand."""
 
-import os
 
 import torch
 from helpers import needs_places
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from mem_helpers import CPU, every_source, quick_collect, wrong_sums
+from mem_helpers import CPU, every_source, quick_collect, random_programs, wrong_sums
 from torch import nn
 
 from modscope import MemTracker
 
 pytestmark = needs_places  # the fallback hears of a module's backward by its gradients only
-
-EXAMPLES = int(os.environ.get("MODSCOPE_EXAMPLES", "150"))
-common = settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    database=None,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-    phases=(Phase.explicit, Phase.generate, Phase.shrink),
-)
 
 
 class Work(torch.autograd.Function):
@@ -122,7 +111,7 @@ def told(mt, states):
 
 
 @every_source
-@common
+@random_programs
 @given(tree=trees())
 def test_whose_the_blocks_of_backward_are_and_what_was_held_around_it(source, tree):
     world = World()

@@ -1,27 +1,16 @@
 """Random trees of modules that make and drop blocks of known sizes, against a slow and obvious
 ledger: a dict of live blocks, copied whole at every new peak."""
 
-import os
 import threading
 
 import torch
 from helpers import Boom, needs_places
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import given, note
 from hypothesis import strategies as st
-from mem_helpers import CPU, every_source, quick_collect, wrong_sums
+from mem_helpers import CPU, every_source, quick_collect, random_programs, wrong_sums
 from torch import nn
 
 from modscope import MemTracker
-
-EXAMPLES = int(os.environ.get("MODSCOPE_EXAMPLES", "150"))
-common = settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    database=None,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-    phases=(Phase.explicit, Phase.generate, Phase.shrink),
-)
 
 
 def programs(children):
@@ -152,7 +141,7 @@ def told(mt):
 
 
 @every_source
-@common
+@random_programs
 @given(tree=trees(), script=scripts)
 def test_who_holds_what_now_at_the_peak_and_around_each_call(source, tree, script):
     ledger = Ledger()
@@ -184,7 +173,7 @@ def test_who_holds_what_now_at_the_peak_and_around_each_call(source, tree, scrip
 
 
 @needs_places
-@common
+@random_programs
 @given(first=st.tuples(trees(), scripts), second=st.tuples(trees(), scripts))
 def test_two_threads_at_once(first, second):
     """Each has its own tree, named apart; whatever the order, at the end both hold what they hold."""

@@ -2,12 +2,11 @@
 filled first; after that every byte that stays is one too many."""
 
 import collections
-import gc
 import threading
 
 import pytest
 import torch
-from helpers import make, mlp, rss
+from helpers import growth, make, mlp
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -150,17 +149,6 @@ KINDS = {
     "failing backward": failing_backward,
     "short threads": short_threads,
 }
-
-
-def growth(step, iterations):
-    for _ in range(500):
-        step()
-    gc.collect()
-    before = rss()
-    for _ in range(iterations):
-        step()
-    gc.collect()
-    return rss() - before
 
 
 # These two come first: no other tracker is active yet.
