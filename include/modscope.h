@@ -34,7 +34,10 @@ extern "C" {
     X(EFULL, -3, "more distinct paths than the watch may keep") \
     X(EEMPTY, -4, "left what was never entered")                \
     X(EABSENT, -5, "no such block is known")                    \
-    X(EDETACHED, -6, "the ledger is not attached")
+    X(EDETACHED, -6, "the ledger is not attached")              \
+    X(EIO, -7, "the file cannot be read or written")            \
+    X(EFORMAT, -8, "the file is no capture")                    \
+    X(ENEWER, -9, "the capture was written by a newer version")
 
 enum ms_error {
 #define X(name, value, text) MS_##name = (value),

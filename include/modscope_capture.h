@@ -1,0 +1,167 @@
+/* modscope_capture.h - a run's events in a file: written while a ledger counts, and read back.
+ *
+ * The format is in docs/capture-format.md. Errors are those of modscope.h. */
+#ifndef MODSCOPE_CAPTURE_H
+#define MODSCOPE_CAPTURE_H
+
+#include "modscope_ledger.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- writing ---- */
+typedef struct ms_capture ms_capture;
+
+/* Begin to write all that an attached ledger is told to `fd`, an empty file open for writing, which
+ * stays the caller's. What is held already is written first. `info`: keys and values, NULL at the end.
+ * A thread of its own writes; the program never waits for it. What does not fit into its buffers
+ * is lost, and counted. Several captures of one ledger may go on at once. */
+int ms_capture_begin(ms_ledger *ledger, int fd, const char *const *info, ms_capture **capture);
+/* Write what is left, with a last word, and free it. The ledger may be detached already. */
+void ms_capture_end(ms_capture *capture, const char *const *info);
+/* In a forked child: it is the parent's; nothing is written. */
+void ms_capture_abandon(ms_capture *capture);
+
+typedef struct ms_capture_figures {
+    uint64_t events; /* in the file, or on their way */
+    uint64_t lost;   /* events for which there was no room */
+    uint64_t bytes;  /* of the file */
+    int error;       /* errno of the last write, if it failed; 0 if all is well */
+} ms_capture_figures;
+ms_capture_figures ms_capture_now(ms_capture *capture);
+/* Wait until all that has happened so far is in the file, or cannot be. */
+void ms_capture_flush(ms_capture *capture);
+
+/* ---- reading ---- */
+typedef struct ms_reader ms_reader;
+typedef struct ms_cursor ms_cursor;
+
+/* Read the capture in `fd`, which stays the caller's. MS_EIO (errno says why), MS_EFORMAT: no capture, MS_ENEWER: of
+ * a newer version, MS_ENOMEM. Reads every chunk's header, and the names; a file that ends in the
+ * middle of a chunk, or is damaged, is read as far as it is good. */
+int ms_reader_open(int fd, ms_reader **reader);
+void ms_reader_close(ms_reader *reader);
+
+typedef struct ms_reader_figures {
+    uint64_t bytes;    /* of the file */
+    uint64_t damaged;  /* of them, those that could not be read */
+    uint64_t events;   /* one more than the highest event's number */
+    uint64_t lost;     /* events that the writer had no room for */
+    uint64_t duration; /* microseconds from the beginning to the last chunk's time, or event where it was read */
+    bool ended;        /* there is an end chunk */
+} ms_reader_figures;
+ms_reader_figures ms_reader_now(const ms_reader *reader);
+/* Pair `index` of the info chunk, or of the end chunk; false if there is none. Borrowed. */
+bool ms_reader_info(const ms_reader *reader, bool of_end, size_t index, const char **key, const char **value);
+/* NULL if it has no name. Borrowed. */
+const char *ms_reader_device(const ms_reader *reader, uint32_t device);
+/* Paths are numbered from 0. `path` below the count; one that was not named is "?" in MS_GLOBAL. */
+uint32_t ms_reader_paths(const ms_reader *reader);
+const char *ms_reader_path(const ms_reader *reader, ms_path path, ms_path *parent, uint32_t *nth);
+
+/* A moment is a number of events: what was so after the events with lower numbers. A cursor
+ * goes through moments, and knows what is held at the one it is at. */
+typedef enum ms_op {
+    MS_OP_ADD,
+    MS_OP_DROP,
+    MS_OP_CLAIM,
+    MS_OP_WHERE,
+    MS_OP_THREAD,
+    MS_OP_STEP,
+    MS_OP_OPTIMIZED,
+    MS_OP_RESERVED,
+    MS_OP_OOM,
+    MS_OP_COUNT
+} ms_op;
+
+typedef struct ms_event {
+    uint64_t number;
+    uint64_t time; /* microseconds */
+    ms_op op;
+    uint32_t thread; /* whose it is */
+    uint32_t slot;   /* add, drop, claim */
+    uint32_t device; /* add, drop, claim, reserved, oom */
+    uint64_t bytes;  /* add, drop, claim: the block's; reserved; oom: asked. step: its number. thread: its id */
+    uint64_t allocated, reserved; /* oom */
+    ms_path path;                 /* add, drop, claim: whose; where, oom: where the thread is */
+    uint8_t category;             /* add, drop, claim */
+    uint8_t phase;                /* add: it was made in; where, oom: the thread's */
+    bool fresh;                   /* claim */
+} ms_event;
+
+typedef struct ms_held {
+    uint64_t bytes;
+    uint64_t epoch, born; /* event number; microseconds */
+    uint64_t step;        /* it was made in */
+    uint32_t slot, device;
+    ms_path path;
+    uint8_t category, phase;
+    bool outside;
+} ms_held;
+
+/* At the first moment that can be known. NULL when memory runs out. */
+ms_cursor *ms_cursor_open(ms_reader *reader);
+void ms_cursor_close(ms_cursor *cursor);
+/* Go to a moment, by the last key frame before it or from here, whichever is nearer. If it cannot be known exactly
+ * (lost, damaged, beyond the end) go to the last that can be before it, or else the first after it. */
+int ms_cursor_seek(ms_cursor *cursor, uint64_t moment);
+/* Go to the last moment at or before this time, or this step's end: before the next one begins, or
+ * the end of the file. MS_EABSENT if there is no such step. */
+int ms_cursor_seek_time(ms_cursor *cursor, uint64_t time);
+int ms_cursor_seek_step(ms_cursor *cursor, uint64_t step);
+/* The next event, which has then happened, of those in `mask` (bit i: ms_op i); others happen on the way. MS_OK,
+ * MS_EABSENT at the end. After a loss or damage it goes on at the next key frame. */
+int ms_cursor_next(ms_cursor *cursor, uint32_t mask, ms_event *event);
+/* Look through later claims for what is held here: call it at a moment before reading who holds
+ * what. The cursor stays where it is, but must be sought before it can go on. */
+int ms_cursor_settle(ms_cursor *cursor);
+
+uint64_t ms_cursor_moment(const ms_cursor *cursor);
+uint64_t ms_cursor_time(const ms_cursor *cursor);
+uint64_t ms_cursor_step(const ms_cursor *cursor);
+uint64_t ms_cursor_optimized(const ms_cursor *cursor);
+/* Whether events before here were lost or damaged since the beginning: figures are "at least". */
+bool ms_cursor_unsure(const ms_cursor *cursor);
+ms_sums ms_cursor_now(const ms_cursor *cursor, uint32_t device);
+uint64_t ms_cursor_reserved(const ms_cursor *cursor, uint32_t device);
+uint64_t ms_cursor_blocks(const ms_cursor *cursor);
+/* Visit all blocks, in no order: start with *at = 0, until false comes. */
+bool ms_cursor_block(const ms_cursor *cursor, uint32_t *at, ms_held *held);
+/* Thread by thread, from index 0; false if there are no more. */
+bool ms_cursor_thread(const ms_cursor *cursor, size_t index, uint32_t *number, uint64_t *id, ms_phase *phase,
+                      ms_path *path);
+
+/* ---- a survey: one look at all events ---- */
+typedef struct ms_summit { /* when a device held most */
+    int64_t bytes;
+    uint64_t moment, time, step;
+    ms_phase phase;
+    ms_path running;   /* the innermost path of the thread that made it */
+    uint64_t reserved; /* then */
+} ms_summit;
+
+typedef struct ms_survey {
+    uint32_t devices;                 /* one more than the highest */
+    ms_summit summit[MS_DEVICES_MOST]; /* bytes 0: it never held any */
+    uint64_t most_reserved[MS_DEVICES_MOST];
+    uint64_t events[MS_OP_COUNT];
+    struct {
+        uint64_t time;   /* microseconds. Of several threads' phases the first of recompute, backward, optimizer, forward counts */
+        uint64_t blocks; /* made in it */
+        uint64_t bytes;  /* of them */
+    } phases[MS_OPTIMIZER + 1];
+    uint64_t steps, optimized; /* the last step's number; optimizer steps ended */
+    uint64_t first_oom;        /* moment after it; 0: none */
+    uint64_t last_oom, ooms;
+    uint64_t first, last; /* moments that can be known */
+    bool unsure;          /* something was lost or damaged */
+} ms_survey;
+
+/* `progress` may be NULL; it is told the part done, 0 to 1, now and then, and stops the survey (MS_EABSENT) by false. */
+int ms_reader_survey(ms_reader *reader, ms_survey *survey, bool (*progress)(void *context, double done), void *context);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
