@@ -13,22 +13,24 @@ extern "C" {
 /* ---- writing ---- */
 typedef struct ms_capture ms_capture;
 
-/* Begin to write all that an attached ledger is told to `fd`, an empty file open for writing, which
- * stays the caller's. What is held already is written first. `info`: keys and values, NULL at the end.
- * A thread of its own writes; the program never waits for it. What does not fit into its buffers
- * is lost, and counted. Several captures of one ledger may go on at once. */
-int ms_capture_begin(ms_ledger *ledger, int fd, const char *const *info, ms_capture **capture);
-/* Write what is left, with a last word, and free it. The ledger may be detached already. */
-void ms_capture_end(ms_capture *capture, const char *const *info);
-/* In a forked child: it is the parent's; nothing is written. */
-void ms_capture_abandon(ms_capture *capture);
-
 typedef struct ms_capture_figures {
     uint64_t events; /* in the file, or on their way */
     uint64_t lost;   /* events for which there was no room */
     uint64_t bytes;  /* of the file */
     int error;       /* errno of the last write, if it failed; 0 if all is well */
 } ms_capture_figures;
+
+/* Begin to write all that an attached ledger is told to `fd`, an empty file open for writing, which
+ * stays the caller's. What is held already is written first. `info`: keys and values, NULL at the end.
+ * A thread of its own writes; the program never waits for it. What does not fit into its buffers
+ * is lost, and counted. Several captures of one ledger may go on at once. */
+int ms_capture_begin(ms_ledger *ledger, int fd, const char *const *info, ms_capture **capture);
+/* Write what is left, with a last word, and free it. The ledger may be detached already. Returns its
+ * last figures. */
+ms_capture_figures ms_capture_end(ms_capture *capture, const char *const *info);
+/* In a forked child: it is the parent's; nothing is written. */
+void ms_capture_abandon(ms_capture *capture);
+
 ms_capture_figures ms_capture_now(ms_capture *capture);
 /* Wait until all that has happened so far is in the file, or cannot be. */
 void ms_capture_flush(ms_capture *capture);
@@ -37,15 +39,18 @@ void ms_capture_flush(ms_capture *capture);
 typedef struct ms_reader ms_reader;
 typedef struct ms_cursor ms_cursor;
 
-/* Read the capture in `fd`, which stays the caller's. MS_EIO (errno says why), MS_EFORMAT: no capture, MS_ENEWER: of
- * a newer version, MS_ENOMEM. Reads every chunk's header, and the names; a file that ends in the
- * middle of a chunk, or is damaged, is read as far as it is good. */
-int ms_reader_open(int fd, ms_reader **reader);
+/* Read the capture in `fd`, which stays the caller's. Of `options`, which may be NULL, only alloc, free and context
+ * count. MS_EIO (errno says why), MS_EFORMAT: no capture, MS_ENEWER: of a newer version, MS_ENOMEM. Reads every chunk's
+ * header, and the names; a file that ends in the middle of a chunk, or is damaged, is read as far as it is good. What
+ * is written to it later is not seen. A reader and its cursors are for one thread at a time. */
+int ms_reader_open(int fd, const ms_options *options, ms_reader **reader);
+/* After its cursors. NULL is allowed. */
 void ms_reader_close(ms_reader *reader);
 
 typedef struct ms_reader_figures {
     uint64_t bytes;    /* of the file */
-    uint64_t damaged;  /* of them, those that could not be read */
+    uint64_t damaged;  /* of them, those that could not be read, as far as they were looked at. What is cut off at the
+                          end is not damaged */
     uint64_t events;   /* one more than the highest event's number */
     uint64_t lost;     /* events that the writer had no room for */
     uint64_t duration; /* microseconds from the beginning to the last chunk's time, or event where it was read */
@@ -100,8 +105,9 @@ typedef struct ms_held {
     bool outside;
 } ms_held;
 
-/* At the first moment that can be known. NULL when memory runs out. */
-ms_cursor *ms_cursor_open(ms_reader *reader);
+/* At the first moment that can be known; at 0 with nothing held if none can. MS_ENOMEM, MS_EIO: there is no cursor.
+ * After such an error of the calls below it must be sought again. */
+int ms_cursor_open(ms_reader *reader, ms_cursor **cursor);
 void ms_cursor_close(ms_cursor *cursor);
 /* Go to a moment, by the last key frame before it or from here, whichever is nearer. If it cannot be known exactly
  * (lost, damaged, beyond the end) go to the last that can be before it, or else the first after it. */
@@ -142,12 +148,13 @@ typedef struct ms_summit { /* when a device held most */
 } ms_summit;
 
 typedef struct ms_survey {
-    uint32_t devices;                 /* one more than the highest */
+    uint32_t devices;                  /* one more than the highest */
     ms_summit summit[MS_DEVICES_MOST]; /* bytes 0: it never held any */
     uint64_t most_reserved[MS_DEVICES_MOST];
     uint64_t events[MS_OP_COUNT];
     struct {
-        uint64_t time;   /* microseconds. Of several threads' phases the first of recompute, backward, optimizer, forward counts */
+        uint64_t time; /* microseconds. Of several threads' phases the first of recompute, backward, optimizer, forward
+                          counts */
         uint64_t blocks; /* made in it */
         uint64_t bytes;  /* of them */
     } phases[MS_OPTIMIZER + 1];
@@ -158,7 +165,8 @@ typedef struct ms_survey {
     bool unsure;          /* something was lost or damaged */
 } ms_survey;
 
-/* `progress` may be NULL; it is told the part done, 0 to 1, now and then, and stops the survey (MS_EABSENT) by false. */
+/* `progress` may be NULL; it is told the part done, 0 to 1, now and then, and stops the survey (MS_EABSENT) by false.
+ */
 int ms_reader_survey(ms_reader *reader, ms_survey *survey, bool (*progress)(void *context, double done), void *context);
 
 #ifdef __cplusplus

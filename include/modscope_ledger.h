@@ -184,6 +184,22 @@ void ms_ledger_expect_steps(ms_ledger *ledger);
 /* Grows with every event. An entry whose `when` is below it now was there before now. */
 uint64_t ms_ledger_time(ms_ledger *ledger);
 
+/* ---- what devices say ---- */
+
+/* What a device is called, in captures and stories; at most 31 bytes of it are kept. */
+void ms_device_named(ms_watch *watch, uint32_t device, const char *name);
+/* What the device's allocator has reserved from now on. */
+void ms_ledger_reserved(ms_ledger *ledger, uint32_t device, uint64_t bytes);
+
+typedef struct ms_oom { /* an allocation that failed */
+    uint32_t device;
+    uint64_t asked;
+    uint64_t allocated, reserved; /* as the allocator says, or 0 where it does not */
+} ms_oom;
+/* An allocation of `thread` (may be NULL) failed. Captures are told, and `story` gets the text of who holds what:
+ * a dozen lines, cut off after room - 1 bytes. Never allocates. Returns the story's length. */
+size_t ms_ledger_oom(ms_ledger *ledger, const ms_thread *thread, const ms_oom *oom, char *story, size_t room);
+
 /* NULL if every sum is right, else what is not. Looks at every block. For tests. */
 const char *ms_ledger_broken(ms_ledger *ledger);
 

@@ -44,6 +44,7 @@ struct ms__paths {
 
 int ms__paths_open(ms_watch *watch, uint32_t kept);
 void ms__paths_close(ms_watch *watch);
+uint32_t ms__path_nth(const ms_watch *watch, ms_path path);
 
 /* ---- records: the calls of one thread, as intervals of node numbers ---- */
 #define MS__KEPT_LEAST 256u
@@ -161,6 +162,7 @@ struct ms__frame {
                                      /* MS__NONE: a hold, which makes no nodes */
 
 #define MS__NOBODY UINT64_MAX
+#define MS__DEVICE_NAME 32u
 
 struct ms_thread {
     ms_watch *watch;
@@ -187,6 +189,7 @@ struct ms_thread {
     uint32_t step_at; /* the depth that an optimizer's step began at, plus 1; 0: none is open */
     uint32_t steps_open;
     struct ms__seat *seat; /* at the ledger, or NULL */
+    uint32_t number;       /* from 1; a thread that is used again keeps it */
 
     bool open;        /* guarded by watch->lock */
     ms_thread *next;  /* all threads; guarded by watch->lock */
@@ -198,15 +201,17 @@ struct ms_watch {
     struct ms__paths paths;
     _Atomic uint64_t lost;
     pthread_mutex_t lock;
-    ms_thread *threads;          /* guarded by lock */
-    ms_thread *ended_first;      /* guarded by lock */
-    ms_thread *ended_last;       /* guarded by lock */
-    uint32_t ended_count;        /* guarded by lock */
-    uint64_t let_go;             /* ended threads whose calls were let go; guarded by lock */
-    _Atomic(ms_ledger *) ledger; /* the one attached, or NULL; written with lock held */
-    ms_ledger *closed_ledgers;   /* guarded by lock */
-    ms_ledger *locked_ledger;    /* around fork */
-    uint64_t rounds;             /* guarded by the attached ledger's lock */
+    ms_thread *threads;                                  /* guarded by lock */
+    ms_thread *ended_first;                              /* guarded by lock */
+    ms_thread *ended_last;                               /* guarded by lock */
+    uint32_t ended_count;                                /* guarded by lock */
+    uint64_t let_go;                                     /* ended threads whose calls were let go; guarded by lock */
+    _Atomic(ms_ledger *) ledger;                         /* the one attached, or NULL; written with lock held */
+    ms_ledger *closed_ledgers;                           /* guarded by lock */
+    ms_ledger *locked_ledger;                            /* around fork */
+    uint64_t rounds;                                     /* guarded by the attached ledger's lock */
+    uint32_t thread_count;                               /* guarded by lock */
+    char device_names[MS_DEVICES_MOST][MS__DEVICE_NAME]; /* guarded by lock */
 };
 
 /* ---- what a ledger is told (moment.c); each takes its lock ---- */

@@ -60,6 +60,7 @@ void ms_ledger_close(ms_ledger *ledger)
     ms__stats_close(ledger);
     ms__cells_close(ledger);
     memset(ledger->outside, 0, sizeof ledger->outside);
+    memset(ledger->reserved, 0, sizeof ledger->reserved);
     ms__blocks_close(watch, &ledger->blocks);
     ledger->device_count = 0;
     ledger->time = ledger->iteration = ledger->replaced = 0;
@@ -119,6 +120,11 @@ uint64_t ms_ledger_lost(const ms_ledger *ledger)
 
 /* ---- blocks ---- */
 
+MS__INLINE uint32_t number_at(const ms_ledger *ledger, uint32_t at)
+{
+    return (uint32_t)ledger->blocks.slots[at] - 1;
+}
+
 /* The block that was found in slot `at`. */
 MS__INLINE void drop(ms_ledger *ledger, struct ms__block *block, uint32_t at)
 {
@@ -131,17 +137,21 @@ MS__INLINE void drop(ms_ledger *ledger, struct ms__block *block, uint32_t at)
         ledger->outside[block->device].of[block->category] -= bytes;
     if (MS__UNLIKELY(block->category <= MS_BUFFER))
         ledger->replaced++;
+    if (ms__captured(ledger))
+        ms__capture_drop(ledger, number_at(ledger, at));
     ms__block_take(&ledger->blocks, block, at);
 }
 
 struct origin {
     ms_phase phase;
     ms_path path;
+    const ms_thread *thread;
 };
 
 static inline struct origin origin_of(const ms_thread *thread)
 {
-    return thread ? (struct origin){ms__phase(thread), ms__path_of(thread)} : (struct origin){MS_IDLE, MS_GLOBAL};
+    return thread ? (struct origin){ms__phase(thread), ms__path_of(thread), thread}
+                  : (struct origin){MS_IDLE, MS_GLOBAL, NULL};
 }
 
 /* A block was freed unseen, and its address given out again. */
@@ -183,6 +193,8 @@ MS__INLINE int add(ms_ledger *ledger, struct origin origin, const struct ms__blo
         ledger->outside[made->device].of[made->category] += (int64_t)made->bytes;
     ms__peaks_grow(ledger, made->device, origin.phase, origin.path, made->path);
     ms__spans_grow(ledger, made->device);
+    if (ms__captured(ledger))
+        ms__capture_add(ledger, origin.thread, origin.phase, block, number_at(ledger, at));
     return MS_OK;
 }
 
@@ -211,7 +223,7 @@ int ms_block_add_in(ms_ledger *ledger, ms_phase phase, ms_path path, uint64_t ad
 {
     if (device >= MS_DEVICES_MOST || bytes > INT64_MAX || path >= ms_path_count(ledger->watch) || phase > MS_OPTIMIZER)
         return MS_EINVAL;
-    return bytes ? add_made(ledger, (struct origin){phase, path}, address, bytes, device) : MS_OK;
+    return bytes ? add_made(ledger, (struct origin){phase, path, NULL}, address, bytes, device) : MS_OK;
 }
 
 int ms_block_add_as(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device,
@@ -283,6 +295,11 @@ static int claim(ms_ledger *ledger, struct ms__block *block, uint32_t category, 
     }
     block->path = path;
     block->category = (uint8_t)category;
+    if (ms__captured(ledger)) {
+        uint32_t at;
+        ms__block_seek(&ledger->blocks, block->address, &at);
+        ms__capture_claim(ledger, number_at(ledger, at), category, path, !always);
+    }
     return MS_OK;
 }
 
@@ -322,7 +339,7 @@ int ms_block_resize(ms_ledger *ledger, uint64_t address, uint64_t bytes)
         struct ms__block made = *block;
         made.bytes = bytes;
         if (bytes)
-            error = add(ledger, (struct origin){MS_IDLE, block->path}, &made);
+            error = add(ledger, (struct origin){MS_IDLE, block->path, NULL}, &made);
         else
             strike_off(ledger, block);
     }

@@ -5,6 +5,7 @@
 
 #include "internal.h"
 #include "lock.h"
+#include "modscope_capture.h"
 
 #include <assert.h>
 
@@ -224,6 +225,7 @@ struct ms_ledger {
     uint32_t loose_count;
     uint64_t time; /* counts changes */
     ms_viewer *viewers;
+    _Atomic(ms_capture *) captures; /* those that go on; written with the lock held */
     struct ms__seat *seats;
     ms_watch *watch;
     uint64_t iteration;
@@ -234,7 +236,8 @@ struct ms_ledger {
     bool steps_expected, step_left;
     uint64_t replaced;
     ms_sums outside[MS_DEVICES_MOST];
-    struct ms__stat **stats; /* by path / MS__CELL_PATHS */
+    uint64_t reserved[MS_DEVICES_MOST]; /* what the device's allocator said last */
+    struct ms__stat **stats;            /* by path / MS__CELL_PATHS */
     uint32_t stats_room;
     uint32_t loose_room;
     struct ms__span *loose; /* backwards told without nodes */
@@ -268,6 +271,26 @@ MS__INLINE void ms__spans_grow(ms_ledger *ledger, uint32_t device)
     }
     if (MS__UNLIKELY(ledger->loose_count))
         ms__loose_grow(ledger, device);
+}
+
+/* ---- capture.c: what goes to the captures ---- */
+
+/* The thread went elsewhere: into or out of a call or a step, or (to_node) into a node. */
+void ms__capture_where(ms_ledger *ledger, const ms_thread *thread, bool to_node);
+/* It left a node, or ended. */
+void ms__capture_left(ms_ledger *ledger, const ms_thread *thread);
+void ms__capture_gone(ms_ledger *ledger, const ms_thread *thread);
+/* thread may be NULL; the phase it made the block in. `number`: the block's in ledger->blocks. */
+void ms__capture_add(ms_ledger *ledger, const ms_thread *thread, ms_phase phase, const struct ms__block *block,
+                     uint32_t number);
+void ms__capture_drop(ms_ledger *ledger, uint32_t number);
+void ms__capture_claim(ms_ledger *ledger, uint32_t number, uint32_t category, ms_path path, bool fresh);
+void ms__capture_step(ms_ledger *ledger);
+void ms__capture_optimized(ms_ledger *ledger, const ms_thread *thread);
+void ms__capture_oom(ms_ledger *ledger, const ms_thread *thread, const ms_oom *oom);
+static inline bool ms__captured(const ms_ledger *ledger)
+{
+    return MS__UNLIKELY(MS__PEEK(ledger->captures) != NULL);
 }
 
 /* Grow a directory of chunks to hold index `at`. False when memory runs out. */

@@ -25,8 +25,11 @@ static void begin_round(ms_ledger *ledger, struct ms__seat *seat, struct ms__sta
     seat->round = ++ledger->watch->rounds;
     ledger->loose_count = 0;
     bool again = !ledger->steps_expected && stat->iteration == ledger->iteration;
-    if (!ledger->iteration || ledger->step_left || again)
+    if (!ledger->iteration || ledger->step_left || again) {
         ledger->iteration++;
+        if (ms__captured(ledger))
+            ms__capture_step(ledger);
+    }
     ledger->step_left = false;
     stat->iteration = ledger->iteration;
 }
@@ -99,6 +102,8 @@ void ms__moment_call_enter(ms_ledger *ledger, ms_thread *thread, ms_path path)
             ms__ledger_count_lost(ledger);
         }
     }
+    if (ms__captured(ledger))
+        ms__capture_where(ledger, thread, false);
     ms__unlock(&ledger->lock);
 }
 
@@ -118,6 +123,8 @@ void ms__moment_call_leave(ms_ledger *ledger, ms_thread *thread)
             ms__seat_find_top(seat);
         }
     }
+    if (ms__captured(ledger))
+        ms__capture_where(ledger, thread, false);
     ms__unlock(&ledger->lock);
 }
 
@@ -239,7 +246,8 @@ void ms__moment_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *make
     if (MS__LIKELY(seat && MS__LOAD(seat->ledger) == ledger && record != MS__NONE)) {
         atomic_store_explicit(&seat->inside, thread->nodes_open, memory_order_relaxed);
         if (MS__LOAD(seat->last_record) == record && seat->last_maker == maker_id &&
-            seat->last_level == thread->nodes_open && !atomic_load_explicit(&seat->grown, memory_order_relaxed))
+            seat->last_level == thread->nodes_open && !atomic_load_explicit(&seat->grown, memory_order_relaxed) &&
+            !ms__captured(ledger))
             return;
     }
     ms__lock(&ledger->lock);
@@ -254,6 +262,8 @@ void ms__moment_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *make
         seat->last_level = thread->nodes_open;
         MS__STORE(seat->last_record, record);
     }
+    if (ms__captured(ledger))
+        ms__capture_where(ledger, thread, true);
     ms__unlock(&ledger->lock);
 }
 
@@ -263,20 +273,28 @@ void ms__moment_node_enter_as(ms_ledger *ledger, ms_thread *thread)
     struct ms__seat *seat = thread->seat;
     if (seat && MS__LOAD(seat->ledger) == ledger)
         atomic_store_explicit(&seat->inside, thread->nodes_open, memory_order_relaxed);
+    if (ms__captured(ledger)) {
+        ms__lock(&ledger->lock);
+        ms__capture_where(ledger, thread, true);
+        ms__unlock(&ledger->lock);
+    }
 }
 
 /* nodes_open no longer counts the node that was left. */
 void ms__moment_node_leave(ms_ledger *ledger, ms_thread *thread)
 {
     struct ms__seat *seat = thread->seat;
-    if (!seat || MS__LOAD(seat->ledger) != ledger)
+    bool here = seat && MS__LOAD(seat->ledger) == ledger;
+    if (!here && !ms__captured(ledger))
         return;
     ms__lock(&ledger->lock);
-    if (MS__PEEK(ledger->attached) && MS__PEEK(seat->ledger) == ledger) {
+    if (here && MS__PEEK(ledger->attached) && MS__PEEK(seat->ledger) == ledger) {
         ms__seat_settle(ledger, seat, thread->nodes_open + 1);
         ms__seat_note_left(ledger, seat);
         atomic_store_explicit(&seat->inside, thread->nodes_open, memory_order_relaxed);
     }
+    if (ms__captured(ledger))
+        ms__capture_left(ledger, thread);
     ms__unlock(&ledger->lock);
 }
 
@@ -344,6 +362,10 @@ void ms__moment_step(ms_ledger *ledger, ms_thread *thread, bool left)
         struct ms__seat *seat = thread->seat;
         if (seat && MS__LOAD(seat->ledger) == ledger)
             ms__seat_settle(ledger, seat, thread->nodes_open);
+        if (left && !thread->steps_open && ms__captured(ledger))
+            ms__capture_optimized(ledger, thread);
+        if (ms__captured(ledger))
+            ms__capture_where(ledger, thread, false);
     }
     ms__unlock(&ledger->lock);
 }

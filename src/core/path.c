@@ -162,3 +162,8 @@ uint32_t ms_path_depth(const ms_watch *watch, ms_path path)
 {
     return path_at(watch, path)->depth;
 }
+
+uint32_t ms__path_nth(const ms_watch *watch, ms_path path)
+{
+    return path_at(watch, path)->nth;
+}

@@ -149,6 +149,7 @@ static ms_thread *new_thread(ms_watch *watch)
         return NULL;
     memset(thread, 0, sizeof *thread);
     thread->watch = watch;
+    thread->number = ++watch->thread_count;
     if (ms__table_open(watch, &thread->table, watch->options.calls_kept) != MS_OK) {
         ms__free(watch, thread);
         return NULL;

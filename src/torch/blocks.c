@@ -14,6 +14,8 @@ typedef struct { /* c10::Device */
 typedef void made(void *reporter, void *memory, size_t bytes);
 typedef void freed(void *reporter, void *memory);
 typedef void reported(void *memory, int64_t bytes, size_t allocated, size_t reserved, device on);
+typedef void refused(void *reporter, size_t bytes);
+typedef void report_refused(int64_t bytes, size_t allocated, size_t reserved, device on);
 
 static void made_place(void *reporter, void *memory, size_t bytes);
 static void freed_place(void *reporter, void *memory);
@@ -21,9 +23,16 @@ static void cuda_place(void *memory, int64_t bytes, size_t allocated, size_t res
 static void hip_place(void *memory, int64_t bytes, size_t allocated, size_t reserved, device on);
 static void xpu_place(void *memory, int64_t bytes, size_t allocated, size_t reserved, device on);
 
-#define REPORT "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE"
+static void refused_place(void *reporter, size_t bytes);
+static void cuda_refused_place(int64_t bytes, size_t allocated, size_t reserved, device on);
+static void hip_refused_place(int64_t bytes, size_t allocated, size_t reserved, device on);
+static void xpu_refused_place(int64_t bytes, size_t allocated, size_t reserved, device on);
 
-enum { MADE, FREED, CUDA, HIP, XPU, PLACES };
+#define REPORT "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE"
+#define REPORT_REFUSED "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE"
+
+/* The first two must be there; where memory that runs out is not told, there is no story of it. */
+enum { MADE, FREED, CUDA, HIP, XPU, REFUSED, CUDA_REFUSED, HIP_REFUSED, XPU_REFUSED, PLACES };
 static struct place {
     const char *library, *symbol;
     ms_function ours;
@@ -41,6 +50,12 @@ static struct place {
     [CUDA] = {.library = "libc10_cuda", .symbol = REPORT, .ours = (ms_function)cuda_place},
     [HIP] = {.library = "libc10_hip", .symbol = REPORT, .ours = (ms_function)hip_place},
     [XPU] = {.library = "libc10_xpu", .symbol = REPORT, .ours = (ms_function)xpu_place},
+    [REFUSED] = {.library = "libc10",
+                 .symbol = "_ZN3c1025ProfiledCPUMemoryReporter11OutOfMemoryEm",
+                 .ours = (ms_function)refused_place},
+    [CUDA_REFUSED] = {.library = "libc10_cuda", .symbol = REPORT_REFUSED, .ours = (ms_function)cuda_refused_place},
+    [HIP_REFUSED] = {.library = "libc10_hip", .symbol = REPORT_REFUSED, .ours = (ms_function)hip_refused_place},
+    [XPU_REFUSED] = {.library = "libc10_xpu", .symbol = REPORT_REFUSED, .ours = (ms_function)xpu_refused_place},
 };
 
 static _Atomic uint64_t seen; /* counts what passes, for proofs */
@@ -70,14 +85,31 @@ static void freed_place(void *reporter, void *memory)
     ((freed *)places[FREED].next)(reporter, memory);
 }
 
+/* What the allocator has reserved changes seldom. */
+static void note_reserved(ms_ledger *ledger, uint32_t number, size_t reserved)
+{
+    static _Atomic size_t last[MS_DEVICES_MOST];
+    static _Atomic(ms_ledger *) told;
+    if (number >= MS_DEVICES_MOST)
+        return;
+    if (atomic_exchange_explicit(&last[number], reserved, memory_order_relaxed) != reserved ||
+        atomic_load_explicit(&told, memory_order_relaxed) != ledger) {
+        atomic_store_explicit(&told, ledger, memory_order_relaxed);
+        ms_ledger_reserved(ledger, number, reserved);
+    }
+}
+
 static void report(int place, void *memory, int64_t bytes, size_t allocated, size_t reserved, device on)
 {
     ms_ledger *ledger = awake();
-    if (ledger && memory && bytes > 0)
-        ms_block_add(ledger, mst_mine, (uint64_t)(uintptr_t)memory, (uint64_t)bytes,
-                     mst_device_number(on.type, on.index));
-    else if (ledger && memory)
-        ms_block_drop(ledger, (uint64_t)(uintptr_t)memory);
+    if (ledger && memory) {
+        uint32_t number = mst_device_number(on.type, on.index);
+        note_reserved(ledger, number, reserved);
+        if (bytes > 0)
+            ms_block_add(ledger, mst_mine, (uint64_t)(uintptr_t)memory, (uint64_t)bytes, number);
+        else
+            ms_block_drop(ledger, (uint64_t)(uintptr_t)memory);
+    }
     ((reported *)places[place].next)(memory, bytes, allocated, reserved, on);
 }
 
@@ -94,6 +126,39 @@ static void hip_place(void *memory, int64_t bytes, size_t allocated, size_t rese
 static void xpu_place(void *memory, int64_t bytes, size_t allocated, size_t reserved, device on)
 {
     report(XPU, memory, bytes, allocated, reserved, on);
+}
+
+/* ---- memory that runs out ---- */
+static void refused_place(void *reporter, size_t bytes)
+{
+    ms_ledger *ledger = awake();
+    if (ledger)
+        mst_oom(ledger, &(ms_oom){.device = 0, .asked = bytes});
+    ((refused *)places[REFUSED].next)(reporter, bytes);
+}
+
+static void report_refusal(int place, int64_t bytes, size_t allocated, size_t reserved, device on)
+{
+    ms_ledger *ledger = awake();
+    if (ledger)
+        mst_oom(ledger,
+                &(ms_oom){mst_device_number(on.type, on.index), bytes > 0 ? (uint64_t)bytes : 0, allocated, reserved});
+    ((report_refused *)places[place].next)(bytes, allocated, reserved, on);
+}
+
+static void cuda_refused_place(int64_t bytes, size_t allocated, size_t reserved, device on)
+{
+    report_refusal(CUDA_REFUSED, bytes, allocated, reserved, on);
+}
+
+static void hip_refused_place(int64_t bytes, size_t allocated, size_t reserved, device on)
+{
+    report_refusal(HIP_REFUSED, bytes, allocated, reserved, on);
+}
+
+static void xpu_refused_place(int64_t bytes, size_t allocated, size_t reserved, device on)
+{
+    report_refusal(XPU_REFUSED, bytes, allocated, reserved, on);
 }
 
 /* Whether blocks still come through us under whoever stands in the slots now. Only the CPU's can

@@ -75,6 +75,8 @@ static PyObject *call_place(PyObject *func, PyObject *const *args, size_t nargsf
                                                  : mst_hooks_around(&call, func, args, nargsf, kwnames, next_call);
     if (UNLIKELY(mst_ledger != NULL) && result)
         mst_measure(call.thread, true, &result, 1, 0);
+    if (UNLIKELY(!result))
+        mst_oom_note();
     mst_call_leave(&call);
     return result;
 }

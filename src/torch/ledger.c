@@ -24,6 +24,11 @@ typedef struct viewer {
     ledger *of;
 } viewer;
 
+ms_ledger *mst_ledger_of(PyObject *of)
+{
+    return ((ledger *)of)->ledger;
+}
+
 /* ---- when calls begin ---- */
 static uint64_t replaced; /* ms_ledger_replaced when modules were claimed last */
 

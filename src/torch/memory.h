@@ -19,6 +19,19 @@ extern PyMethodDef mst_blocks_methods[];
 int mst_blocks_on(ms_ledger *ledger);
 void mst_blocks_off(void);
 
+/* ---- capture.c: captures, and the story of an allocation that failed ---- */
+extern PyTypeObject mst_capture_type;
+extern PyMethodDef mst_capture_methods[];
+int mst_capture_init(void);
+void mst_captures_forked(void); /* in the child: they are the parent's */
+/* An allocation of this thread failed: tell of it. No GIL needed. */
+void mst_oom(ms_ledger *ledger, const ms_oom *oom);
+extern _Atomic bool mst_oom_untold; /* a story was not added to an exception yet */
+/* An error passes a place of ours: if it is of that failure, the story is added to it. Keeps the error set. */
+void mst_oom_note(void);
+/* A ledger of Python's. */
+ms_ledger *mst_ledger_of(PyObject *ledger);
+
 /* ---- claims.c: which object holds which block ---- */
 extern bool mst_claims_due;    /* some module's tensors were not claimed yet */
 extern bool mst_claims_unborn; /* some had no memory yet when they were */

@@ -46,7 +46,7 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__native(void)
 {
     if (mst_torch_load() != 0 || mst_threads_init() != 0 || mst_graph_init() != 0 || mst_tracker_init() != 0 ||
-        mst_ledger_init() != 0)
+        mst_ledger_init() != 0 || mst_capture_init() != 0)
         return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (!module || PyModule_AddFunctions(module, mst_calls_methods) != 0 ||
@@ -55,6 +55,8 @@ PyMODINIT_FUNC PyInit__native(void)
         PyModule_AddFunctions(module, mst_blocks_methods) != 0 ||
         PyModule_AddFunctions(module, mst_dispatch_methods) != 0 ||
         PyModule_AddFunctions(module, mst_steps_methods) != 0 ||
+        PyModule_AddFunctions(module, mst_capture_methods) != 0 ||
+        PyModule_AddObjectRef(module, "Capture", (PyObject *)&mst_capture_type) != 0 ||
         PyModule_AddObjectRef(module, "Ledger", (PyObject *)&mst_ledger_type) != 0 ||
         PyModule_AddObjectRef(module, "Viewer", (PyObject *)&mst_viewer_type) != 0 ||
         PyModule_AddObjectRef(module, "Tracker", (PyObject *)&mst_tracker_type) != 0 ||

@@ -23,6 +23,21 @@ static uint32_t find_device(int8_t type, int8_t index, uint32_t from, uint32_t t
     return from;
 }
 
+/* As torch calls it, where that is known here. */
+static void name_device(uint32_t number, int8_t type, int8_t index)
+{
+    static const struct {
+        int8_t type;
+        const char *name;
+    } known[] = {{1, "cuda"}, {6, "hip"}, {12, "xpu"}, {13, "mps"}, {14, "meta"}, {20, "privateuseone"}};
+    char name[32];
+    snprintf(name, sizeof name, "type%d:%d", type, index);
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (known[i].type == type)
+            snprintf(name, sizeof name, index < 0 ? "%s" : "%s:%d", known[i].name, index);
+    ms_device_named(mst_watch, number, name);
+}
+
 uint32_t mst_device_number(int8_t type, int8_t index)
 {
     if (type == MST_CPU)
@@ -37,6 +52,7 @@ uint32_t mst_device_number(int8_t type, int8_t index)
     if (at == now && now < MS_DEVICES_MOST) {
         devices[now].type = type;
         devices[now].index = index;
+        name_device(now, type, index);
         atomic_store_explicit(&device_count, now + 1, memory_order_release);
     }
     pthread_mutex_unlock(&device_lock);

@@ -32,6 +32,7 @@ static void after_fork(void)
 static void after_fork_in_child(void)
 {
     after_fork();
+    mst_captures_forked();
     mst_tracker_forked();
 }
 
@@ -42,6 +43,7 @@ int mst_threads_init(void)
         PyErr_NoMemory();
         return -1;
     }
+    ms_device_named(mst_watch, 0, "cpu");
     if (pthread_key_create(&ending, thread_ended) != 0 ||
         pthread_atfork(before_fork, after_fork, after_fork_in_child) != 0) {
         PyErr_SetString(PyExc_ImportError, "modscope: cannot follow threads on this system");

@@ -1,0 +1,520 @@
+/* capture.c - a ledger's events, as bytes. Everything here runs with ledger->lock held, on the
+ * program's own threads: it writes into a page in memory and never waits. */
+#define _POSIX_C_SOURCE 200809L
+#include "capture.h"
+
+#include "block.h"
+
+#include <time.h>
+
+uint64_t ms__clock(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+static uint64_t microseconds(const ms_capture *capture)
+{
+    return (ms__clock() - capture->began) / 1000;
+}
+
+static void lose_one(ms_capture *capture)
+{
+    atomic_fetch_add_explicit(&capture->lost, 1, memory_order_relaxed);
+}
+
+/* ---- pages ---- */
+void ms__capture_seal(ms_capture *capture)
+{
+    struct ms__page *page = capture->page;
+    capture->page = NULL;
+    uint8_t *end = capture->at;
+    capture->at = capture->last = NULL;
+    if (!page)
+        return;
+    page->head.kind = MS__CHUNK_EVENTS;
+    page->head.size = (uint32_t)(end - page->bytes) - MS__CHUNK_HEAD;
+    page->head.events = (uint32_t)(capture->event - page->head.event);
+    page->head.oldest = capture->oldest;
+    ms__page_give(capture, page);
+}
+
+/* ---- key frames ---- */
+struct key {
+    struct ms__page *page;
+    uint8_t *at;
+};
+
+/* Room for `bytes` more. False when memory runs out. */
+static bool key_room(ms_capture *capture, struct key *key, size_t bytes)
+{
+    size_t used = key->page ? (size_t)(key->at - key->page->bytes) : MS__CHUNK_HEAD;
+    if (key->page && used + bytes <= MS__CHUNK_HEAD + (size_t)key->page->room)
+        return true;
+    size_t room = key->page ? (size_t)key->page->room * 2 : MS__PAGE;
+    struct ms__page *page =
+        room <= UINT32_MAX / 2 ? ms__alloc(capture->watch, sizeof *page + MS__CHUNK_HEAD + room) : NULL;
+    if (!page)
+        return false;
+    if (key->page)
+        memcpy(page->bytes, key->page->bytes, used);
+    ms__free(capture->watch, key->page);
+    page->room = (uint32_t)room;
+    *key = (struct key){page, page->bytes + used};
+    return true;
+}
+
+static bool key_threads(ms_capture *capture, struct key *key)
+{
+    uint64_t known = 0;
+    for (uint32_t i = 0; i < capture->place_room; i++)
+        known += capture->places[i].known;
+    if (!key_room(capture, key, MS__EVENT_MOST))
+        return false;
+    key->at = ms__put_varint(key->at, known);
+    for (uint32_t i = 0; i < capture->place_room; i++) {
+        const struct ms__place *place = &capture->places[i];
+        if (!place->known)
+            continue;
+        if (!key_room(capture, key, MS__EVENT_MOST))
+            return false;
+        key->at = ms__put_varint(key->at, i);
+        key->at = ms__put_varint(key->at, place->id);
+        key->at = ms__put_varint(key->at, place->phase);
+        key->at = ms__put_varint(key->at, place->path);
+    }
+    return true;
+}
+
+static bool key_devices(ms_capture *capture, struct key *key)
+{
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < MS_DEVICES_MOST; i++)
+        count += capture->reserved[i] != 0;
+    if (!key_room(capture, key, (size_t)(count + 1) * 2 * MS__VARINT_MOST))
+        return false;
+    key->at = ms__put_varint(key->at, count);
+    for (uint32_t i = 0; i < MS_DEVICES_MOST; i++) {
+        if (!capture->reserved[i])
+            continue;
+        key->at = ms__put_varint(key->at, i);
+        key->at = ms__put_varint(key->at, capture->reserved[i]);
+    }
+    return true;
+}
+
+static struct ms__birth birth_of(const ms_capture *capture, uint32_t number)
+{
+    if (number < capture->birth_room)
+        return capture->births[number];
+    return (struct ms__birth){.step = (uint32_t)capture->first_step, .phase = MS_IDLE};
+}
+
+static bool key_blocks(ms_capture *capture, struct key *key)
+{
+    const struct ms__blocks *blocks = &capture->ledger->blocks;
+    if (!key_room(capture, key, MS__EVENT_MOST))
+        return false;
+    key->at = ms__put_varint(key->at, blocks->count);
+    const struct ms__block *block;
+    uint32_t next = 0;
+    for (uint32_t at = 0; (block = ms__block_next(blocks, &at)) != NULL; next = at) {
+        if (!key_room(capture, key, 2 * MS__EVENT_MOST))
+            return false;
+        struct ms__birth birth = birth_of(capture, at - 1);
+        key->at = ms__put_varint(key->at, at - 1 - next);
+        key->at = ms__put_varint(key->at, block->bytes);
+        key->at = ms__put_varint(key->at, block->device);
+        *key->at++ = ms__what(block->category, block->outside, birth.phase);
+        key->at = ms__put_varint(key->at, block->path);
+        key->at = ms__put_varint(key->at, capture->event - birth.epoch);
+        key->at = ms__put_varint(key->at, capture->ledger->iteration - birth.step);
+        key->at = ms__put_varint(key->at, capture->time - birth.time);
+    }
+    return true;
+}
+
+static bool make_key(ms_capture *capture)
+{
+    struct key key = {0};
+    capture->time = microseconds(capture);
+    bool made = key_room(capture, &key, MS__EVENT_MOST);
+    if (made) {
+        key.at = ms__put_varint(key.at, capture->ledger->iteration);
+        key.at = ms__put_varint(key.at, capture->optimized);
+        key.at = ms__put_varint(key.at, atomic_load_explicit(&capture->lost, memory_order_relaxed));
+        made = key_threads(capture, &key) && key_devices(capture, &key) && key_blocks(capture, &key);
+    }
+    if (!made) {
+        ms__free(capture->watch, key.page);
+        return false;
+    }
+    key.page->head = (struct ms__chunk_head){.kind = MS__CHUNK_KEY,
+                                             .size = (uint32_t)(key.at - key.page->bytes) - MS__CHUNK_HEAD,
+                                             .event = capture->event,
+                                             .time = capture->time,
+                                             .oldest = MS__NO_CLAIM};
+    ms__page_give(capture, key.page);
+    capture->key_event = capture->event;
+    return true;
+}
+
+static bool key_due(const ms_capture *capture)
+{
+    uint64_t since = capture->event - capture->key_event;
+    return capture->broken ||
+           (since >= MS__KEY_EVENTS && since >= (uint64_t)MS__KEY_BLOCKS * capture->ledger->blocks.count);
+}
+
+/* ---- events ---- */
+
+/* Something is not in the file that later events need: until a key frame can be made all is lost. */
+MS__RARE void break_off(ms_capture *capture)
+{
+    ms__capture_seal(capture);
+    capture->broken = true;
+    lose_one(capture);
+}
+
+/* The next page. False: there is none, and until a key frame can be made all is lost. */
+MS__RARE bool turn_page(ms_capture *capture)
+{
+    ms__capture_seal(capture);
+    if (capture->broken && (capture->halted || !ms__pages_calm(capture)))
+        return false;
+    struct ms__page *page = NULL;
+    if (!key_due(capture) || make_key(capture))
+        page = ms__page_take(capture, MS__PAGE);
+    capture->broken = !page;
+    if (!page)
+        return false;
+    page->head = (struct ms__chunk_head){.event = capture->event, .time = capture->time};
+    capture->page = page;
+    capture->at = page->bytes + MS__CHUNK_HEAD;
+    capture->last = capture->at + MS__PAGE - MS__EVENT_MOST;
+    capture->slot = capture->device = capture->path = 0;
+    capture->oldest = MS__NO_CLAIM;
+    if (capture->thread) { /* a page begins with thread 0 */
+        *capture->at++ = MS_OP_THREAD;
+        capture->at = ms__put_varint(capture->at, capture->thread);
+        capture->event++;
+    }
+    return true;
+}
+
+void ms__capture_start(ms_capture *capture)
+{
+    capture->first_step = capture->ledger->iteration;
+    turn_page(capture);
+}
+
+/* An event's first byte, and the time if it is known. NULL: the event is lost. */
+MS__INLINE uint8_t *begin_at(ms_capture *capture, uint32_t first, uint64_t now)
+{
+    if (MS__UNLIKELY(capture->at >= capture->last) && !turn_page(capture)) {
+        lose_one(capture);
+        return NULL;
+    }
+    uint8_t *at = capture->at;
+    if (now <= capture->time) {
+        *at++ = (uint8_t)first;
+        return at;
+    }
+    *at++ = (uint8_t)(first | MS__EVENT_TIMED);
+    at = ms__put_varint(at, now - capture->time);
+    capture->time = now;
+    return at;
+}
+
+MS__INLINE uint8_t *begin(ms_capture *capture, uint32_t first)
+{
+    return begin_at(capture, first, microseconds(capture));
+}
+
+/* The same for what comes often: the clock is looked at now and then. */
+MS__INLINE uint8_t *begin_often(ms_capture *capture, uint32_t first)
+{
+    bool look = ++capture->untimed % MS__CLOCK_EVERY == 0;
+    return begin_at(capture, first, look ? microseconds(capture) : 0);
+}
+
+MS__INLINE void finish(ms_capture *capture, uint8_t *at)
+{
+    capture->at = at;
+    capture->event++;
+}
+
+MS__INLINE uint8_t *put_relative(uint8_t *at, uint32_t *latest, uint32_t value)
+{
+    at = ms__put_zigzag(at, (int64_t)value - (int64_t)*latest);
+    *latest = value;
+    return at;
+}
+
+/* ---- threads ---- */
+MS__RARE bool grow_places(ms_capture *capture, uint32_t number)
+{
+    uint32_t room = capture->place_room ? capture->place_room * 2 : 16;
+    while (room <= number)
+        room *= 2;
+    struct ms__place *places = ms__alloc(capture->watch, room * sizeof *places);
+    if (!places)
+        return false;
+    memset(places, 0, room * sizeof *places);
+    if (capture->place_room)
+        memcpy(places, capture->places, capture->place_room * sizeof *places);
+    ms__free(capture->watch, capture->places);
+    capture->places = places;
+    capture->place_room = room;
+    return true;
+}
+
+static void write_where(ms_capture *capture, const struct ms__place *place, uint64_t now)
+{
+    uint8_t *at = begin_at(capture, MS_OP_WHERE | (uint32_t)place->phase << MS__WHERE_PHASE, now);
+    if (at)
+        finish(capture, put_relative(at, &capture->path, place->path));
+}
+
+static void write_thread(ms_capture *capture, uint32_t number, const struct ms__place *place, bool new)
+{
+    uint8_t *at = begin_often(capture, MS_OP_THREAD | (new ? MS__THREAD_NEW : 0u));
+    capture->thread = number;
+    if (!at)
+        return;
+    at = ms__put_varint(at, number);
+    finish(capture, new ? ms__put_varint(at, place->id) : at);
+}
+
+/* What follows is this thread's. NULL: memory ran out. */
+MS__INLINE struct ms__place *turn_to(ms_capture *capture, const ms_thread *thread)
+{
+    uint32_t number = thread ? thread->number : 0;
+    uint64_t id = thread ? MS__PEEK(thread->id) : 0;
+    if (MS__UNLIKELY(number >= capture->place_room) && !grow_places(capture, number)) {
+        break_off(capture);
+        return NULL;
+    }
+    struct ms__place *place = &capture->places[number];
+    bool new = MS__UNLIKELY(!place->known || place->id != id);
+    if (new)
+        *place = (struct ms__place){.known = true, .id = id};
+    if (MS__UNLIKELY(number != capture->thread || new))
+        write_thread(capture, number, place, new);
+    return place;
+}
+
+/* The thread left a node some time ago, and went on elsewhere: tell it first. */
+static void write_left(ms_capture *capture, struct ms__place *place)
+{
+    place->left = false;
+    if (place->phase == place->left_phase && place->path == place->left_path)
+        return;
+    place->phase = place->left_phase;
+    place->path = place->left_path;
+    write_where(capture, place, place->left_at);
+}
+
+static void go_to(ms_capture *capture, const ms_thread *thread, bool to_node)
+{
+    struct ms__place *place = turn_to(capture, thread);
+    if (!place)
+        return;
+    uint64_t now = microseconds(capture);
+    uint8_t phase = (uint8_t)ms__phase(thread);
+    ms_path path = ms__path_of(thread);
+    if (place->left && (!to_node || now - place->left_at > MS__LEFT_US))
+        write_left(capture, place);
+    place->left = false;
+    if (place->phase == phase && place->path == path)
+        return;
+    place->phase = phase;
+    place->path = path;
+    write_where(capture, place, now);
+}
+
+void ms__capture_where(ms_ledger *ledger, const ms_thread *thread, bool to_node)
+{
+    for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next)
+        go_to(capture, thread, to_node);
+}
+
+/* A node was left. Mostly another of the same module comes at once: then nothing is told. */
+void ms__capture_left(ms_ledger *ledger, const ms_thread *thread)
+{
+    for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
+        struct ms__place *place = turn_to(capture, thread);
+        if (!place)
+            continue;
+        place->left = true;
+        place->left_at = microseconds(capture);
+        place->left_phase = (uint8_t)ms__phase(thread);
+        place->left_path = ms__path_of(thread);
+    }
+}
+
+void ms__capture_gone(ms_ledger *ledger, const ms_thread *thread)
+{
+    for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
+        struct ms__place *place = turn_to(capture, thread);
+        if (!place)
+            continue;
+        place->left = true;
+        place->left_at = microseconds(capture);
+        place->left_phase = MS_IDLE;
+        place->left_path = MS_GLOBAL;
+        write_left(capture, place);
+    }
+}
+
+void ms__capture_tell_left(ms_capture *capture, uint64_t longer_than)
+{
+    uint64_t now = microseconds(capture);
+    for (uint32_t number = 0; number < capture->place_room; number++) {
+        struct ms__place *place = &capture->places[number];
+        if (!place->left || now - place->left_at < longer_than)
+            continue;
+        if (number != capture->thread)
+            write_thread(capture, number, place, false);
+        write_left(capture, place);
+    }
+}
+
+/* ---- blocks ---- */
+MS__RARE bool grow_births(ms_capture *capture)
+{
+    uint32_t room = capture->ledger->blocks.room;
+    struct ms__birth *births = ms__alloc(capture->watch, room * sizeof *births);
+    if (!births)
+        return false;
+    for (uint32_t i = 0; i < room; i++)
+        births[i] = birth_of(capture, i);
+    ms__free(capture->watch, capture->births);
+    capture->births = births;
+    capture->birth_room = room;
+    return true;
+}
+
+static void add(ms_capture *capture, const ms_thread *thread, ms_phase phase, const struct ms__block *block,
+                uint32_t number)
+{
+    struct ms__place *place = turn_to(capture, thread);
+    if (MS__UNLIKELY(!place))
+        return;
+    if (MS__UNLIKELY(number >= capture->birth_room) && !grow_births(capture)) {
+        break_off(capture);
+        return;
+    }
+    if (MS__UNLIKELY(place->left))
+        write_left(capture, place);
+    uint32_t usual = place->phase == MS_BACKWARD || place->phase == MS_OPTIMIZER ? MS_TEMP : MS_ACTIVATION;
+    bool explicit = phase != place->phase || block->path != place->path || block->category != usual || block->outside;
+    uint8_t *at = begin_often(capture, MS_OP_ADD | (explicit ? MS__ADD_EXPLICIT : 0u));
+    capture->births[number] =
+        (struct ms__birth){capture->event, capture->time, (uint32_t)capture->ledger->iteration, (uint8_t)phase};
+    if (!at)
+        return;
+    uint8_t *first = capture->at;
+    at = put_relative(at, &capture->slot, number);
+    at = ms__put_varint(at, block->bytes);
+    if (block->device != capture->device) {
+        *first |= MS__ADD_DEVICE;
+        at = ms__put_varint(at, capture->device = block->device);
+    }
+    if (explicit) {
+        *at++ = ms__what(block->category, block->outside, phase);
+        at = put_relative(at, &capture->path, block->path);
+    }
+    finish(capture, at);
+}
+
+void ms__capture_add(ms_ledger *ledger, const ms_thread *thread, ms_phase phase, const struct ms__block *block,
+                     uint32_t number)
+{
+    for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next)
+        add(capture, thread, phase, block, number);
+}
+
+void ms__capture_drop(ms_ledger *ledger, uint32_t number)
+{
+    for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
+        uint8_t *at = begin_often(capture, MS_OP_DROP);
+        if (at)
+            finish(capture, put_relative(at, &capture->slot, number));
+    }
+}
+
+void ms__capture_claim(ms_ledger *ledger, uint32_t number, uint32_t category, ms_path path, bool fresh)
+{
+    for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
+        uint64_t epoch = birth_of(capture, number).epoch;
+        uint8_t *at = begin_often(capture, MS_OP_CLAIM | (fresh ? MS__CLAIM_FRESH : 0u));
+        if (fresh && number < capture->birth_room)
+            capture->births[number].epoch = capture->event;
+        if (!at)
+            continue;
+        at = put_relative(at, &capture->slot, number);
+        *at++ = ms__what(category, false, 0);
+        at = put_relative(at, &capture->path, path);
+        at = ms__put_varint(at, capture->event - epoch);
+        if (!fresh && epoch < capture->oldest)
+            capture->oldest = epoch;
+        finish(capture, at);
+    }
+}
+
+/* ---- the rest ---- */
+void ms__capture_step(ms_ledger *ledger)
+{
+    for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
+        uint8_t *at = begin(capture, MS_OP_STEP);
+        if (at)
+            finish(capture, ms__put_varint(at, ledger->iteration));
+    }
+}
+
+void ms__capture_optimized(ms_ledger *ledger, const ms_thread *thread)
+{
+    for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
+        turn_to(capture, thread);
+        capture->optimized++;
+        uint8_t *at = begin(capture, MS_OP_OPTIMIZED);
+        if (at)
+            finish(capture, at);
+    }
+}
+
+void ms_ledger_reserved(ms_ledger *ledger, uint32_t device, uint64_t bytes)
+{
+    if (device >= MS_DEVICES_MOST)
+        return;
+    ms__lock(&ledger->lock);
+    ledger->reserved[device] = bytes;
+    for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
+        if (capture->reserved[device] == bytes)
+            continue;
+        capture->reserved[device] = bytes;
+        uint8_t *at = begin_often(capture, MS_OP_RESERVED);
+        if (at)
+            finish(capture, ms__put_varint(ms__put_varint(at, capture->device = device), bytes));
+    }
+    ms__unlock(&ledger->lock);
+}
+
+void ms__capture_oom(ms_ledger *ledger, const ms_thread *thread, const ms_oom *oom)
+{
+    for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
+        struct ms__place *place = turn_to(capture, thread);
+        if (place && place->left)
+            write_left(capture, place);
+        uint8_t *at = begin(capture, MS_OP_OOM);
+        if (!at)
+            continue;
+        at = ms__put_varint(at, capture->device = oom->device);
+        at = ms__put_varint(at, oom->asked);
+        at = ms__put_varint(at, oom->allocated);
+        finish(capture, ms__put_varint(at, oom->reserved));
+        ms__capture_seal(capture); /* nobody knows how much longer the program lives */
+    }
+}
