@@ -28,9 +28,12 @@ SEEDS    := $(firstword $(wildcard ../shared/conformance/seedtests shared/confor
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-run: build ## track small models for a few steps: where they are, and who holds their memory
-	$(VPY) examples/stack.py
-	$(VPY) examples/memory.py
+run: build ## train a small GPT under `modscope run`: who holds its memory, and what to ask next
+	$(VENV)/bin/modscope run --force --output build/gpt.msc examples/gpt.py
+	@echo
+	$(VENV)/bin/modscope summary build/gpt.msc
+	@echo; echo "Ask more:"; for words in "tree build/gpt.msc --depth 3" "blocks build/gpt.msc" "leaks build/gpt.msc" \
+	    "run examples/gpt.py --out-of-memory"; do echo "  $(VENV)/bin/modscope $$words"; done
 
 build: $(VENV)/.modscope ## make .venv, in which `import modscope` works
 
@@ -41,6 +44,7 @@ test: build layers test-c types ## everything that must hold before a change goe
 bench: build bench-models ## what tracking costs, beside PyTorch's own trackers
 	$(VPY) bench/trackers.py
 	$(VPY) bench/memory.py
+	$(VPY) bench/capture.py
 	$(MAKE) bench-core
 
 # transformers is for one row of bench/memory.py. pip may bring it, but no other torch.
@@ -147,7 +151,7 @@ layers: | $(VPY)
 types: build
 	$(VPY) -m mypy
 	$(VPY) -m mypy.stubtest --ignore-disjoint-bases --allowlist tools/stubtest.allow --ignore-unused-allowlist \
-	    modscope._native
+	    modscope._native modscope._capture
 
 lint-format:
 	$(call need,clang-format,clang-format --dry-run -Werror $(C_FILES))

@@ -63,6 +63,7 @@ class Recording:
         self._fd = fd
         self._info = info or {}
         self._tracker = _memory.MemTracker(source)
+        self._tracker._give_way = self._give_way
         self._capture: _native.Capture | None = None
         self._outcome: Outcome | None = None
         self._failures = 0
@@ -78,6 +79,10 @@ class Recording:
         except BaseException:
             self._tracker.__exit__()
             raise
+
+    def _give_way(self) -> None:
+        """The program enters a MemTracker of its own that needs another source: it must not fail because of us."""
+        self.stop("stopped", error="the program entered a MemTracker with another source")
 
     @property
     def peak(self) -> dict[torch.device, Peak]:
@@ -155,6 +160,7 @@ class record(contextlib.ContextDecorator):
         try:
             program = getattr(sys.modules.get("__main__"), "__file__", None) or "python"
             recording = Recording(fd, default_info(program, sys.argv[1:]), self._source)
+            recording._tracker._give_way = None  # here it is the program itself that wants both
             recording.start()
         except BaseException:
             _files.remove_empty(self.path, fd)

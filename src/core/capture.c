@@ -14,9 +14,39 @@ uint64_t ms__clock(void)
     return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
-static uint64_t microseconds(const ms_capture *capture)
+/* The processor's own count of time, where it can be read at once; 0 where it cannot. */
+MS__INLINE uint64_t ticks(void)
 {
+#if defined(__x86_64__)
+    return __builtin_ia32_rdtsc();
+#else
+    return 0;
+#endif
+}
+
+/* By the processor's count for a second after it was compared with the clock, else by the clock. */
+MS__INLINE uint64_t microseconds(const ms_capture *capture)
+{
+    uint64_t since = ticks() - capture->compared.ticks;
+    if (MS__LIKELY(since < capture->second))
+        return capture->compared.time + (since * capture->rate >> 32);
     return (ms__clock() - capture->began) / 1000;
+}
+
+void ms__capture_compare(ms_capture *capture)
+{
+    struct ms__compared now = {(ms__clock() - capture->began) / 1000, ticks()};
+    const struct ms__compared *first = &capture->compared_first;
+    if (!first->ticks) {
+        capture->compared_first = now;
+        return;
+    }
+    uint64_t counted = now.ticks - first->ticks, passed = now.time - first->time;
+    double rate = counted ? (double)passed / (double)counted : 0;
+    bool plausible = rate > 1e-5 && rate < 1e-2; /* 100 MHz to 100 GHz */
+    capture->compared = now;
+    capture->rate = plausible ? (uint64_t)(rate * 4294967296.0) : 0;
+    capture->second = plausible ? (uint64_t)(1e6 / rate) : 0;
 }
 
 static void lose_one(ms_capture *capture)

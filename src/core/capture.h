@@ -41,6 +41,11 @@ struct ms__place {
     ms_path path, left_path;
 };
 
+/* The clock in microseconds since the capture began, and the processor's own count then. */
+struct ms__compared {
+    uint64_t time, ticks;
+};
+
 struct ms_capture {
     ms_capture *next; /* of the ledger's */
     ms_ledger *ledger;
@@ -49,11 +54,13 @@ struct ms_capture {
     /* What capture.c writes; guarded by ledger->lock. */
     uint8_t *at, *last; /* in the page; at >= last: it is full, or there is none */
     struct ms__page *page;
-    uint64_t event;     /* the next one's number */
-    uint64_t time;      /* of the one before, in microseconds */
-    uint64_t began;     /* nanoseconds of the clock */
-    uint64_t oldest;    /* epoch claimed in this page */
-    uint64_t key_event; /* of the last key frame */
+    uint64_t event; /* the next one's number */
+    uint64_t time;  /* of the one before, in microseconds */
+    uint64_t began; /* nanoseconds of the clock */
+    struct ms__compared compared, compared_first;
+    uint64_t rate, second; /* microseconds a tick, times 2^32; ticks a second, 0: not known */
+    uint64_t oldest;       /* epoch claimed in this page */
+    uint64_t key_event;    /* of the last key frame */
     uint64_t optimized;
     uint64_t first_step;                 /* the one it began in */
     uint32_t slot, device, thread, path; /* the latest ones mentioned in this page */
@@ -88,6 +95,8 @@ struct ms_capture {
 
 /* Nanoseconds of a clock that never goes back. */
 uint64_t ms__clock(void);
+/* Compare the processor's count with the clock. With ledger->lock held. */
+void ms__capture_compare(ms_capture *capture);
 /* Write what is held already. With ledger->lock held. */
 void ms__capture_start(ms_capture *capture);
 /* Give the page away. With ledger->lock held. */

@@ -259,6 +259,7 @@ static void look_round(ms_capture *capture)
 {
     ms__lock(&capture->ledger->lock);
     capture->halted = false;
+    ms__capture_compare(capture);
     ms__capture_tell_left(capture, 10 * MS__LEFT_US);
     if (capture->page && capture->event > capture->page->head.event)
         ms__capture_seal(capture);
@@ -275,9 +276,22 @@ static bool nap(ms_capture *capture)
     return pthread_cond_timedwait(&capture->wake, &capture->lock, &until) == ETIMEDOUT;
 }
 
+/* A first look at how fast the processor counts. */
+static void compare_clocks(ms_capture *capture)
+{
+    for (int i = 0; i < 2; i++) {
+        if (i)
+            nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+        ms__lock(&capture->ledger->lock);
+        ms__capture_compare(capture);
+        ms__unlock(&capture->ledger->lock);
+    }
+}
+
 static void *write_pages(void *of)
 {
     ms_capture *capture = of;
+    compare_clocks(capture);
     uint64_t looked = ms__clock();
     pthread_mutex_lock(&capture->lock);
     while (capture->full_first || !capture->stopping) {
@@ -363,6 +377,8 @@ int ms_capture_begin(ms_ledger *ledger, int fd, const char *const *info, ms_capt
     uint8_t head[MS__FILE_HEAD];
     ms__file_head_put(head);
     int error = append(capture, head, sizeof head) && append_pairs(capture, MS__CHUNK_INFO, info) ? MS_OK : MS_EIO;
+    if (error && !capture->error)
+        error = MS_ENOMEM;
     if (!error && start(capture) != 0)
         error = MS_ENOMEM;
     if (error) {

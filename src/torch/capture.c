@@ -117,6 +117,12 @@ static void capture_dealloc(capture *self)
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
+void mst_captures_end(void)
+{
+    while (going_on)
+        end(going_on, NULL);
+}
+
 void mst_captures_forked(void)
 {
     for (; going_on; going_on = going_on->next) {

@@ -23,6 +23,7 @@ void mst_blocks_off(void);
 extern PyTypeObject mst_capture_type;
 extern PyMethodDef mst_capture_methods[];
 int mst_capture_init(void);
+void mst_captures_end(void);    /* at the end of the interpreter */
 void mst_captures_forked(void); /* in the child: they are the parent's */
 /* An allocation of this thread failed: tell of it. No GIL needed. */
 void mst_oom(ms_ledger *ledger, const ms_oom *oom);

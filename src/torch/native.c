@@ -25,6 +25,7 @@ static PyObject *lost(PyObject *self, PyObject *unused)
 static PyObject *put_back(PyObject *self, PyObject *unused)
 {
     (void)self, (void)unused;
+    mst_captures_end();
     mst_sleep();
     Py_RETURN_NONE;
 }
