@@ -17,7 +17,7 @@ typedef struct ms_capture_figures {
     uint64_t events; /* in the file, or on their way */
     uint64_t lost;   /* events for which there was no room */
     uint64_t bytes;  /* of the file */
-    int error;       /* errno of the last write, if it failed; 0 if all is well */
+    int error;       /* errno of the last write that failed; 0 if none did */
 } ms_capture_figures;
 
 /* Begin to write all that an attached ledger is told to `fd`, an empty file open for writing, which
@@ -59,9 +59,12 @@ typedef struct ms_reader_figures {
 ms_reader_figures ms_reader_now(const ms_reader *reader);
 /* Pair `index` of the info chunk, or of the end chunk; false if there is none. Borrowed. */
 bool ms_reader_info(const ms_reader *reader, bool of_end, size_t index, const char **key, const char **value);
+/* One more than the highest device that has a name, or was met so far. */
+uint32_t ms_reader_devices(const ms_reader *reader);
 /* NULL if it has no name. Borrowed. */
 const char *ms_reader_device(const ms_reader *reader, uint32_t device);
-/* Paths are numbered from 0. `path` below the count; one that was not named is "?" in MS_GLOBAL. */
+/* Paths are numbered from 0, and MS_GLOBAL and MS_UNKNOWN count. `path` below the count; one that was not named is
+ * "?" in MS_GLOBAL. Whatever events and blocks say, what comes from below is below the count. */
 uint32_t ms_reader_paths(const ms_reader *reader);
 const char *ms_reader_path(const ms_reader *reader, ms_path path, ms_path *parent, uint32_t *nth);
 
@@ -119,8 +122,11 @@ int ms_cursor_seek_step(ms_cursor *cursor, uint64_t step);
 /* The next event, which has then happened, of those in `mask` (bit i: ms_op i); others happen on the way. MS_OK,
  * MS_EABSENT at the end. After a loss or damage it goes on at the next key frame. */
 int ms_cursor_next(ms_cursor *cursor, uint32_t mask, ms_event *event);
+/* Go on to this moment, or what comes after it if that is lost, and tell the most that each device held from here to
+ * there. */
+int ms_cursor_most(ms_cursor *cursor, uint64_t moment, int64_t most[MS_DEVICES_MOST]);
 /* Look through later claims for what is held here: call it at a moment before reading who holds
- * what. The cursor stays where it is, but must be sought before it can go on. */
+ * what. The cursor stays where it is, but must be sought before it can go on (MS_EINVAL). */
 int ms_cursor_settle(ms_cursor *cursor);
 
 uint64_t ms_cursor_moment(const ms_cursor *cursor);

@@ -3,7 +3,8 @@
 
     check_layers.py [ROOT]
 
-    src/torch        the only one that knows Python; sees the core through modscope.h alone
+    src/torch        knows Python; sees the core through include/ alone
+    src/reading      knows Python, and nothing of torch; sees the core through include/ alone
     src/interpose    ELF; no Python, nothing of src/torch, of the core only modscope.h
     src/core         libc and POSIX headers, modscope.h and its own internal.h; no dl*
     include          libc headers
@@ -24,6 +25,7 @@ LAYERS = {
     "src/core": ({"include", "src/core"}, False),
     "src/interpose": ({"include", "src/interpose"}, False),
     "src/torch": ({"include", "src/interpose", "src/torch"}, True),
+    "src/reading": ({"include", "src/reading"}, True),
 }
 LIBC_ONLY = {"include", "src/core"}
 LIBC_HEADERS = set("""
@@ -72,7 +74,7 @@ def include_faults(path, root):
             yield f"{where}: <{header}>: nothing is compiled against torch"
         elif PYTHON_HEADER.search(header):
             if not python:
-                yield f"{where}: only src/torch includes <{header}>"
+                yield f"{where}: only src/torch and src/reading include <{header}>"
         elif quote == '"':
             yield f'{where}: "{header}" is not in the tree'
         elif layer in LIBC_ONLY and header.removesuffix(".h") not in LIBC_HEADERS:
@@ -115,7 +117,7 @@ def symbol_faults(root):
                         if kind.isupper() and not symbol.startswith("ms_"):
                             yield f"{name}: exports {symbol}; public names begin with ms_"
                     elif symbol.startswith(("Py", "_Py")):
-                        yield f"{name}: uses {symbol}; only src/torch knows Python"
+                        yield f"{name}: uses {symbol}; only src/torch and src/reading know Python"
                     elif layer == "src/interpose" and symbol.startswith("ms__"):
                         yield f"{name}: uses {symbol}, which is internal to the core"
                     elif layer == "src/core" and symbol.startswith("dl"):

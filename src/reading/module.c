@@ -1,0 +1,101 @@
+/* module.c - the extension module modscope._capture. */
+#include "reading/reading.h"
+
+#include <errno.h>
+
+PyObject *msr_format_error;
+PyObject *msr_ops[MS_OP_COUNT], *msr_phases[MS_OPTIMIZER + 1], *msr_categories[MS_CATEGORY_COUNT];
+
+PyObject *msr_raise(int error)
+{
+    switch (error) {
+    case MS_ENOMEM:
+        return PyErr_NoMemory();
+    case MS_EIO:
+        return PyErr_SetFromErrno(PyExc_OSError);
+    case MS_EFORMAT:
+        PyErr_SetString(msr_format_error, "this is no capture of modscope");
+        break;
+    case MS_ENEWER:
+        PyErr_SetString(msr_format_error, "this capture was written by a newer version of modscope");
+        break;
+    case MS_EABSENT:
+        PyErr_SetString(PyExc_LookupError, "the capture does not have it");
+        break;
+    default:
+        PyErr_SetString(PyExc_ValueError, ms_error_text(error));
+    }
+    return NULL;
+}
+
+bool msr_take(msr_reader *reader)
+{
+    if (reader->busy)
+        PyErr_SetString(PyExc_RuntimeError, "this reader is in use: another call of it goes on");
+    else
+        return reader->busy = true;
+    return false;
+}
+
+void msr_give(msr_reader *reader)
+{
+    reader->busy = false;
+}
+
+PyObject *msr_sums(const ms_sums *sums)
+{
+    PyObject *tuple = PyTuple_New(MS_CATEGORY_COUNT);
+    for (int i = 0; tuple && i < MS_CATEGORY_COUNT; i++) {
+        PyObject *bytes = PyLong_FromLongLong(sums->of[i]);
+        if (bytes)
+            PyTuple_SET_ITEM(tuple, i, bytes);
+        else
+            Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
+static bool intern(PyObject **words, const char *const *texts, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (!(words[i] = PyUnicode_InternFromString(texts[i])))
+            return false;
+    return true;
+}
+
+static bool make_words(void)
+{
+    static const char *const ops[MS_OP_COUNT] = {"add",  "drop",      "claim",    "where", "thread",
+                                                 "step", "optimized", "reserved", "oom"};
+    static const char *const phases[MS_OPTIMIZER + 1] = {"idle", "forward", "recompute", "backward", "optimizer"};
+    static const char *const categories[MS_CATEGORY_COUNT] = {
+#define X(name, text) text,
+        MS_CATEGORIES(X)
+#undef X
+    };
+    return intern(msr_ops, ops, MS_OP_COUNT) && intern(msr_phases, phases, MS_OPTIMIZER + 1) &&
+           intern(msr_categories, categories, MS_CATEGORY_COUNT);
+}
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "modscope._capture",
+    .m_size = -1,
+};
+
+PyMODINIT_FUNC PyInit__capture(void)
+{
+    if (!make_words() || PyType_Ready(&msr_walk_type) != 0)
+        return NULL;
+    msr_format_error = PyErr_NewExceptionWithDoc(
+        "modscope._capture.FormatError", "The file is no capture, or of a newer version.", PyExc_ValueError, NULL);
+    PyObject *module = msr_format_error ? PyModule_Create(&definition) : NULL;
+    if (!module || PyModule_AddType(module, &msr_reader_type) != 0 ||
+        PyModule_AddType(module, &msr_snapshot_type) != 0 ||
+        PyModule_AddObjectRef(module, "FormatError", msr_format_error) != 0 ||
+        PyModule_AddStringConstant(module, "version", MS_VERSION) != 0) {
+        Py_XDECREF(module);
+        return NULL;
+    }
+    return module;
+}

@@ -1,0 +1,237 @@
+/* snapshot.c - modscope._capture.Snapshot: who held what at a moment. */
+#include "reading/reading.h"
+
+#include <stdlib.h>
+
+typedef struct snapshot {
+    PyObject_HEAD ms_cursor *cursor; /* settled: it stays where it is, and reads no more */
+    msr_reader *of;
+} snapshot;
+
+static int go_to(msr_reader *reader, uint64_t moment, ms_cursor **cursor)
+{
+    int error = ms_cursor_open(reader->reader, cursor);
+    if (!error)
+        error = ms_cursor_seek(*cursor, moment);
+    return error ? error : ms_cursor_settle(*cursor);
+}
+
+PyObject *msr_snapshot_new(msr_reader *reader, uint64_t moment)
+{
+    snapshot *self = (snapshot *)msr_snapshot_type.tp_alloc(&msr_snapshot_type, 0);
+    if (!self)
+        return NULL;
+    self->of = (msr_reader *)Py_NewRef(reader);
+    if (!msr_take(reader)) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    int error;
+    Py_BEGIN_ALLOW_THREADS error = go_to(reader, moment, &self->cursor);
+    Py_END_ALLOW_THREADS msr_give(reader);
+    if (error) {
+        msr_raise(error);
+        Py_CLEAR(self);
+    }
+    return (PyObject *)self;
+}
+
+static void snapshot_dealloc(snapshot *self)
+{
+    ms_cursor_close(self->cursor);
+    Py_XDECREF(self->of);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+/* ---- attributes ---- */
+static PyObject *get_number(snapshot *self, void *of)
+{
+    uint64_t (*const *ask)(const ms_cursor *) = of;
+    return PyLong_FromUnsignedLongLong((*ask)(self->cursor));
+}
+
+static PyObject *get_unsure(snapshot *self, void *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(ms_cursor_unsure(self->cursor));
+}
+
+/* A function's address does not go through void *. */
+static uint64_t (*moment)(const ms_cursor *) = ms_cursor_moment;
+static uint64_t (*time_of)(const ms_cursor *) = ms_cursor_time;
+static uint64_t (*step)(const ms_cursor *) = ms_cursor_step;
+static uint64_t (*optimized)(const ms_cursor *) = ms_cursor_optimized;
+static uint64_t (*count)(const ms_cursor *) = ms_cursor_blocks;
+
+static PyGetSetDef attributes[] = {
+    {"moment", (getter)get_number, NULL, "Its number.", &moment},
+    {"time", (getter)get_number, NULL, "Microseconds.", &time_of},
+    {"step", (getter)get_number, NULL, "The training step it is in.", &step},
+    {"optimized", (getter)get_number, NULL, "Optimizer steps that had ended.", &optimized},
+    {"count", (getter)get_number, NULL, "Blocks that are held.", &count},
+    {"unsure", (getter)get_unsure, NULL, "Whether something before was lost or damaged.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+/* ---- by device ---- */
+static PyObject *totals_of(const snapshot *self, uint32_t device)
+{
+    ms_sums sums = ms_cursor_now(self->cursor, device);
+    return msr_sums(&sums);
+}
+
+static PyObject *reserved_of(const snapshot *self, uint32_t device)
+{
+    return PyLong_FromUnsignedLongLong(ms_cursor_reserved(self->cursor, device));
+}
+
+static PyObject *by_device(const snapshot *self, PyObject *(*ask)(const snapshot *, uint32_t))
+{
+    uint32_t devices = ms_reader_devices(self->of->reader);
+    PyObject *list = PyList_New(devices);
+    for (uint32_t i = 0; list && i < devices; i++) {
+        PyObject *item = ask(self, i);
+        if (item)
+            PyList_SET_ITEM(list, i, item);
+        else
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *totals(snapshot *self, PyObject *unused)
+{
+    (void)unused;
+    return by_device(self, totals_of);
+}
+
+static PyObject *reserved(snapshot *self, PyObject *unused)
+{
+    (void)unused;
+    return by_device(self, reserved_of);
+}
+
+/* ---- by module and by block ---- */
+static int by_owner(const void *left, const void *right)
+{
+    const ms_held *a = left, *b = right;
+    if (a->device != b->device)
+        return a->device < b->device ? -1 : 1;
+    return (a->path > b->path) - (a->path < b->path);
+}
+
+/* Largest first, then oldest first. */
+static int by_size(const void *left, const void *right)
+{
+    const ms_held *a = left, *b = right;
+    if (a->bytes != b->bytes)
+        return a->bytes > b->bytes ? -1 : 1;
+    if (a->born != b->born)
+        return a->born < b->born ? -1 : 1;
+    if (a->epoch != b->epoch)
+        return a->epoch < b->epoch ? -1 : 1;
+    return (a->slot > b->slot) - (a->slot < b->slot);
+}
+
+/* The blocks of a device (-1: of all) in this order; to be freed with PyMem_Free. NULL with an exception set. */
+static ms_held *sorted(const snapshot *self, long long device, int (*order)(const void *, const void *), size_t *found)
+{
+    ms_held *blocks = PyMem_Malloc(((size_t)ms_cursor_blocks(self->cursor) + 1) * sizeof *blocks);
+    if (!blocks) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    *found = 0;
+    for (uint32_t at = 0; ms_cursor_block(self->cursor, &at, &blocks[*found]);)
+        *found += device < 0 || blocks[*found].device == device;
+    qsort(blocks, *found, sizeof *blocks, order);
+    return blocks;
+}
+
+static bool append(PyObject *list, PyObject *item)
+{
+    bool done = item && PyList_Append(list, item) == 0;
+    Py_XDECREF(item);
+    return done;
+}
+
+static PyObject *modules(snapshot *self, PyObject *unused)
+{
+    (void)unused;
+    size_t found;
+    ms_held *blocks = sorted(self, -1, by_owner, &found);
+    PyObject *list = blocks ? PyList_New(0) : NULL;
+    for (size_t i = 0; list && i < found;) {
+        const ms_held *first = &blocks[i];
+        ms_sums sums = {{0}};
+        for (; i < found && by_owner(first, &blocks[i]) == 0; i++)
+            sums.of[blocks[i].category] += (int64_t)blocks[i].bytes;
+        PyObject *bytes = msr_sums(&sums);
+        if (!bytes || !append(list, Py_BuildValue("(IIN)", first->device, first->path, bytes)))
+            Py_CLEAR(list);
+    }
+    PyMem_Free(blocks);
+    return list;
+}
+
+static PyObject *block_of(const ms_held *block)
+{
+    return Py_BuildValue("(KIOIOKKOI)", (unsigned long long)block->bytes, block->device,
+                         msr_categories[block->category], block->path, msr_phases[block->phase],
+                         (unsigned long long)block->step, (unsigned long long)block->born,
+                         block->outside ? Py_True : Py_False, block->slot);
+}
+
+static PyObject *blocks(snapshot *self, PyObject *args, PyObject *named)
+{
+    static char *names[] = {"most", "device", NULL};
+    PyObject *most = Py_None, *device = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "|OO:blocks", names, &most, &device))
+        return NULL;
+    Py_ssize_t wanted = most == Py_None ? PY_SSIZE_T_MAX : PyNumber_AsSsize_t(most, NULL);
+    long on = device == Py_None ? -1 : PyLong_AsLong(device);
+    size_t found;
+    ms_held *held = PyErr_Occurred() ? NULL : sorted(self, on, by_size, &found);
+    PyObject *list = held ? PyList_New(0) : NULL;
+    for (size_t i = 0; list && i < found && (Py_ssize_t)i < wanted; i++)
+        if (!append(list, block_of(&held[i])))
+            Py_CLEAR(list);
+    PyMem_Free(held);
+    return list;
+}
+
+static PyObject *threads(snapshot *self, PyObject *unused)
+{
+    (void)unused;
+    PyObject *list = PyList_New(0);
+    uint32_t number;
+    uint64_t id;
+    ms_phase phase;
+    ms_path path;
+    for (size_t i = 0; list && ms_cursor_thread(self->cursor, i, &number, &id, &phase, &path); i++)
+        if (!append(list, Py_BuildValue("(IKOI)", number, (unsigned long long)id, msr_phases[phase], path)))
+            Py_CLEAR(list);
+    return list;
+}
+
+static PyMethodDef methods[] = {
+    {"totals", (PyCFunction)totals, METH_NOARGS, "totals($self)\n--\n\nBytes by category, of each device."},
+    {"reserved", (PyCFunction)reserved, METH_NOARGS,
+     "reserved($self)\n--\n\nWhat each device's allocator had reserved."},
+    {"modules", (PyCFunction)modules, METH_NOARGS,
+     "modules($self)\n--\n\nDevice, path and bytes by category of all that hold any."},
+    {"blocks", (PyCFunction)(void (*)(void))blocks, METH_VARARGS | METH_KEYWORDS,
+     "blocks($self, most=None, device=None)\n--\n\nThe blocks, largest first."},
+    {"threads", (PyCFunction)threads, METH_NOARGS, "threads($self)\n--\n\nNumber, id, phase and path of each thread."},
+    {NULL, NULL, 0, NULL},
+};
+
+PyTypeObject msr_snapshot_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "modscope._capture.Snapshot",
+    .tp_doc = "Who held what at a moment of a capture.",
+    .tp_basicsize = sizeof(snapshot),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_dealloc = (destructor)snapshot_dealloc,
+    .tp_methods = methods,
+    .tp_getset = attributes,
+};
