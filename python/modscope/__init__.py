@@ -3,42 +3,100 @@
     from modscope import MemTracker, ModTracker, ModuleTracker
 
 in place of ``torch.distributed._tools.mem_tracker``, ``torch.distributed._tools.mod_tracker``
-and ``torch.utils.module_tracker``.
+and ``torch.utils.module_tracker``. A run's memory in a file: ``record`` writes it, ``load`` reads it.
+
+Nothing is imported until it is asked for: reading a capture needs no torch.
 """
 
-import re as _re
+from typing import TYPE_CHECKING
 
-try:
-    import torch as _torch
-except ImportError as error:
-    raise ImportError(
-        "modscope watches PyTorch, and torch cannot be imported here. "
-        "Install it with: pip install torch"
-    ) from error
+if TYPE_CHECKING:
+    from modscope._branch import Branch
+    from modscope._dropin import drop_in
+    from modscope._figures import ModuleStats, Peak
+    from modscope._load import Block, Capture, CaptureError, Event, Phase, Snapshot, Step, Summit, load
+    from modscope._memory import MemTracker
+    from modscope._places import doctor
+    from modscope._record import record
+    from modscope._trackers import ModTracker, ModuleTracker
+    from modscope._words import Category, State
 
-_version = str(getattr(_torch, "__version__", "of no version"))
-if [int(part) for part in _re.findall(r"\d+", _version)[:2]] < [2, 4]:
-    raise ImportError(
-        f"modscope needs torch 2.4 or newer, and this is torch {_version}. "
-        "Install a newer one with: pip install --upgrade torch"
-    )
-
-from modscope._dropin import drop_in
-from modscope._figures import Category, ModuleStats, Peak, State
-from modscope._memory import MemTracker
-from modscope._native import version as __version__
-from modscope._places import doctor
-from modscope._trackers import ModTracker, ModuleTracker
+    __version__: str
 
 __all__ = [
+    "Block",
+    "Branch",
+    "Capture",
+    "CaptureError",
     "Category",
+    "Event",
     "MemTracker",
     "ModTracker",
     "ModuleStats",
     "ModuleTracker",
     "Peak",
+    "Phase",
+    "Snapshot",
     "State",
+    "Step",
+    "Summit",
     "__version__",
     "doctor",
     "drop_in",
+    "load",
+    "record",
 ]
+
+_NAMES = {
+    "_branch": ("Branch",),
+    "_dropin": ("drop_in",),
+    "_figures": ("ModuleStats", "Peak"),
+    "_load": ("Block", "Capture", "CaptureError", "Event", "Phase", "Snapshot", "Step", "Summit", "load"),
+    "_memory": ("MemTracker",),
+    "_places": ("doctor",),
+    "_record": ("record",),
+    "_trackers": ("ModTracker", "ModuleTracker"),
+    "_words": ("Category", "State"),
+}
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
+_NEED_NO_TORCH = ("_branch", "_load", "_words")
+
+
+def _check_torch() -> None:
+    import re
+
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            "modscope watches PyTorch, and torch cannot be imported here. "
+            "Install it with: pip install torch"
+        ) from error
+    version = str(getattr(torch, "__version__", "of no version"))
+    if [int(part) for part in re.findall(r"\d+", version)[:2]] < [2, 4]:
+        raise ImportError(
+            f"modscope needs torch 2.4 or newer, and this is torch {version}. "
+            "Install a newer one with: pip install --upgrade torch"
+        )
+
+
+# Hidden from type checkers, which would take every name for one of ours.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        import importlib
+
+        if name == "__version__":
+            from modscope._capture import version as value
+        elif home := _HOMES.get(name):
+            if home not in _NEED_NO_TORCH:
+                _check_torch()
+            value = getattr(importlib.import_module(f"modscope.{home}"), name)
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

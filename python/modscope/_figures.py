@@ -1,47 +1,17 @@
-"""The words and figures of memory: categories, states, snapshots by device and by module."""
+"""The figures of memory: snapshots by device and by module."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import enum
 
 import torch
 
 from modscope import _display, _native
+from modscope._words import CATEGORIES, Raw, State, Sums, sums_of
 
-class Category(enum.StrEnum):
-    """What bytes are held for. Members compare and hash like their words."""
-
-    PARAM = "Parameter"
-    BUFFER = "Buffer"
-    GRAD = "Gradient"
-    ACT = "Activation"
-    TEMP = "Temp"
-    OPT = "Optstate"
-    OTH = "Other"
-
-
-class State(enum.StrEnum):
-    """A moment around a module's forward or backward. Members compare and hash like their words."""
-
-    PRE_FW = "Pre-Forward"
-    POST_FW = "Post-Forward"
-    PEAK_FW = "Peak-Forward"
-    PRE_BW = "Pre-Backward"
-    PEAK_BW = "Peak-Backward"
-    POST_BW = "Post-Backward"
-    PRE_FW_AC = "Pre-Forward-AC"
-    POST_FW_AC = "Post-Forward-AC"
-
-
-TOTAL = "Total"
-_CATEGORIES = tuple(Category)
-
-Sums = dict[str, int]
 Snapshot = dict[torch.device, Sums]
 ModuleSnapshot = dict[torch.device, dict[str, Sums]]
-Raw = tuple[int, ...]  # bytes by category
 RawModules = list[tuple[int, str, Raw]]  # device, fqn, bytes
 
 
@@ -103,12 +73,6 @@ def devices() -> list[torch.device]:
     ]
 
 
-def sums_of(raw: Raw) -> Sums:
-    sums: Sums = dict(zip(_CATEGORIES, raw))
-    sums[TOTAL] = sum(raw)
-    return sums
-
-
 def snapshot_of(raw: list[Raw]) -> Snapshot:
     return {device: sums_of(sums) for device, sums in zip(devices(), raw) if any(sums) or device.type == "cpu"}
 
@@ -122,7 +86,7 @@ def by_module(raw: RawModules, children: bool) -> ModuleSnapshot:
         while children and "." in names[-1]:
             names.append(names[-1].rpartition(".")[0])
         for name in names:
-            row = modules.setdefault(name, [0] * len(_CATEGORIES))
+            row = modules.setdefault(name, [0] * len(CATEGORIES))
             for i, value in enumerate(sums):
                 row[i] += value
     return {

@@ -15,20 +15,18 @@ from torch.utils._pytree import tree_leaves
 from modscope import _display, _native, _places
 from modscope._dispatch import Dispatch, fake_mode, is_fake
 from modscope._figures import (
-    Category,
     ModuleSnapshot,
     ModuleStats,
     Peak,
-    Raw,
     RawModules,
     Snapshot,
     by_module,
     devices,
     number_device,
     snapshot_of,
-    sums_of,
 )
 from modscope._stats import Known, Lazily, Tracking
+from modscope._words import Category, Raw, sums_of
 
 __all__ = ["MemTracker"]
 

@@ -11,7 +11,8 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from modscope import _native
-from modscope._figures import TOTAL, ModuleStats, Snapshot, State, snapshot_of
+from modscope._figures import ModuleStats, Snapshot, snapshot_of
+from modscope._words import TOTAL, State
 
 # By the module's id: how to find the module, if it still lives, and how to make its stats.
 Known = dict[int, tuple["weakref.ref[torch.nn.Module]", Callable[[], ModuleStats]]]

@@ -218,7 +218,7 @@ FAKE_TORCH = """
     sys.meta_path.insert(0, Fake())
     try:
         import modscope
-        modscope.ModTracker()
+        from modscope import MemTracker
     except ImportError as error:
         print(type(error).__name__, str(error).replace(chr(10), " "))
 """

@@ -1,0 +1,92 @@
+"""``modscope diff``: what grew between two captures."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterable
+
+from modscope._commands.common import Load, Report, at_least, label, moment_report, moment_words, next_command, notes, when
+from modscope._commands.terminal import Screen, change, clean, counted, percent, size
+from modscope._load import Snapshot
+from modscope._words import CATEGORIES, TOTAL
+
+_Owner = tuple[str, str]  # module, category
+
+
+def report(arguments: Namespace, load: Load) -> Report:
+    (a, before), (b, after) = (moment_report(file, load, arguments) for file in (arguments.file, arguments.other))
+    owned = _owned(before, a["device"]), _owned(after, b["device"])
+    modules = [_row(owner, *(side.get(owner, 0) for side in owned)) for owner in {**owned[0], **owned[1]}]
+    categories = []
+    for word in CATEGORIES:
+        held = (sum(value for (_, category), value in side.items() if category == word) for side in owned)
+        categories.append(_row((None, word), *held))
+    return {
+        "unsure": a["unsure"] or b["unsure"],
+        "a": a,
+        "b": b,
+        "change": b["total"] - a["total"],
+        "categories": _largest(row for row in categories if row["a"] or row["b"]),
+        "modules": _largest(row for row in modules if row["change"]),
+    }
+
+
+def _owned(snapshot: Snapshot, device: str) -> dict[_Owner, int]:
+    modules = snapshot.by_module().get(device, {})
+    return {
+        (fqn, word): value
+        for fqn, sums in modules.items()
+        for word, value in sums.items()
+        if value and word != TOTAL
+    }
+
+
+def _row(owner: tuple[str | None, str], a: int, b: int) -> Report:
+    return {"module": owner[0], "category": str(owner[1]), "a": a, "b": b, "change": b - a}
+
+
+def _largest(rows: Iterable[Report]) -> list[Report]:
+    return sorted(rows, key=lambda row: -abs(row["change"]))
+
+
+# ---- as text ----
+
+
+def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
+    out = _sides(result, screen)
+    out += [*_table("Category", result["categories"], screen), ""]
+    rows = result["modules"][: arguments.n or None]
+    if rows:
+        out += _table("Module", rows, screen)
+    else:
+        out.append("No module holds more or less.")
+    if len(rows) < len(result["modules"]):
+        out.append(f"({counted(len(result['modules']) - len(rows), 'smaller change')}: -n 0 shows all)")
+    for side in ("a", "b"):
+        if doubts := notes(result[side], screen):
+            out += ["", f"{side.upper()}:", *doubts[1:]]
+    return out + next_command("Who holds it", "tree", *moment_words(result["b"], arguments))
+
+
+def _sides(result: Report, screen: Screen) -> list[str]:
+    out = []
+    for side in ("a", "b"):
+        one = result[side]
+        held = at_least(one["unsure"], size(one["total"]))
+        out += [
+            f"{side.upper()}  {screen.fit(one['file'], screen.width - 3)}",
+            f"   {screen.bold(held)} on {clean(one['device'])}",
+            "   " + when(one, screen, screen.width - 3),
+        ]
+    share = percent(result["change"], result["a"]["total"])
+    total = f"Change: {change(result['change'])} ({'+' if result['change'] > 0 else ''}{share})"
+    return [*out, "", screen.of_change(total, result["change"]), ""]
+
+
+def _table(word: str, rows: list[Report], screen: Screen) -> list[str]:
+    def cells(row: Report) -> tuple[str, ...]:
+        figures = change(row["change"]), size(row["a"]), size(row["b"])
+        return (*figures, row["category"], *([] if row["module"] is None else [label(row["module"])]))
+
+    headers = ("Change", "A", "B", "Category", "Module")[: 5 if word == "Module" else 4]
+    return screen.table(headers, [cells(row) for row in rows], left=(3,))

@@ -1,0 +1,105 @@
+"""``modscope leaks``: blocks that survive step after step."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import Counter
+from typing import NamedTuple
+
+from modscope._commands.common import Load, Report, at_least, find_device, head, label, next_command, notes
+from modscope._commands.terminal import Screen, clean, counted, size
+from modscope._load import Block, Capture, Snapshot
+
+STEPS_NEEDED = 3  # different ones that survivors were made in, to be called a leak
+
+
+class _Owner(NamedTuple):
+    device: str
+    module: str
+    category: str
+
+
+def report(arguments: Namespace, load: Load) -> Report:
+    capture = load(arguments.file)
+    device = find_device(capture, arguments.device)
+    step, groups, unsure = _last_whole_step(capture), [], capture.unsure
+    if step is not None:
+        snapshot = capture.snapshot(f"step:{step}")
+        groups, unsure = _groups(snapshot, device), snapshot.unsure
+    return {**head(arguments.file, capture), "unsure": unsure, "steps": capture.last_step, "step": step, "groups": groups}
+
+
+def _last_whole_step(capture: Capture) -> int | None:
+    """The last may have been cut short, and what it holds has had no time to go: the one before it, if there were enough."""
+    begun = [event.bytes for event in capture.events("step")]
+    return begun[-2] if len(begun) > STEPS_NEEDED else None
+
+
+def _groups(snapshot: Snapshot, device: str | None) -> list[Report]:
+    survivors: dict[_Owner, list[Block]] = {}
+    for block in snapshot.blocks(device=device):
+        if block.step >= 1:
+            survivors.setdefault(_Owner(block.device, block.module, block.category), []).append(block)
+    groups = [_group(owner, blocks) for owner, blocks in survivors.items()]
+    leaks = [group for group in groups if group["steps"] >= STEPS_NEEDED]
+    return sorted(leaks, key=lambda group: -int(group["bytes"]))
+
+
+def _group(owner: _Owner, blocks: list[Block]) -> Report:
+    steps = {block.step for block in blocks}
+    sizes = Counter(block.bytes for block in blocks)
+    return {
+        "device": owner.device,
+        "module": owner.module,
+        "category": str(owner.category),
+        "bytes": sum(block.bytes for block in blocks),
+        "count": len(blocks),
+        "steps": len(steps),
+        "first_step": min(steps),
+        "last_step": max(steps),
+        "phases": sorted({block.phase for block in blocks}),
+        "sizes": [{"bytes": each, "count": count} for each, count in sizes.most_common()],
+    }
+
+
+# ---- as text ----
+
+
+def _why_none(result: Report) -> str | None:
+    if result["step"] is None:
+        few = counted(result["steps"], "step")
+        return f"Too few steps to tell: the capture has {few}, and leaks show in {STEPS_NEEDED + 1} or more."
+    if not result["groups"]:
+        at_end = f"at the end of step {result['step']}"
+        return f"No leaks: {at_end} no module held blocks from {STEPS_NEEDED} or more steps."
+    return None
+
+
+def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
+    if why := _why_none(result):
+        return screen.wrap(why) + notes(result, screen) + next_command("What is held", "summary", result["file"])
+    total = sum(group["bytes"] for group in result["groups"])
+    amount = at_least(result["unsure"], size(total))
+    title = f"{amount} from earlier steps is still held at the end of step {result['step']}"
+    out = [*map(screen.bold, screen.wrap(title)), ""]
+    width = max(len(size(group["bytes"])) for group in result["groups"])
+    several = len({group["device"] for group in result["groups"]}) > 1
+    for group in result["groups"]:
+        out += _lines(group, width, several, screen)
+    out[-1:] = notes(result, screen)
+    return out + next_command("The blocks", "blocks", result["file"], "--at", f"step:{result['step']}")
+
+
+def _lines(group: Report, width: int, several: bool, screen: Screen) -> list[str]:
+    room = screen.width - width - 2
+    on = f" on {clean(group['device'])}" if several else ""
+    whose = f"{group['category']} of {label(group['module'])}"
+    steps = f"{group['steps']} steps ({group['first_step']} to {group['last_step']})"
+    phases = "outside any phase" if group["phases"] == ["idle"] else f"in {', '.join(group['phases'])}"
+    sizes = ", ".join(f"{each['count']} x {size(each['bytes'])}" for each in group["sizes"][:4])
+    if len(group["sizes"]) > 4:
+        sizes += f", {counted(len(group['sizes']) - 4, 'more size')}"
+    pad = " " * (width + 2)
+    first = f"{size(group['bytes']):>{width}}  {screen.bold(screen.fit(whose, room - len(on)))}{on}"
+    made = f"{counted(group['count'], 'block')} made in {steps}, {phases}"
+    return [first, pad + screen.cut(made, room), pad + screen.cut(sizes, room), ""]

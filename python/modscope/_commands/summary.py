@@ -1,0 +1,191 @@
+"""``modscope summary``: a run on one screen."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from modscope._commands.common import (
+    SPLIT,
+    Load,
+    Report,
+    at_least,
+    doing,
+    head,
+    label,
+    next_command,
+    notes,
+    parts_of,
+    split_of,
+    when,
+)
+from modscope._commands.terminal import Screen, cells, clean, counted, duration, percent, size
+from modscope._load import Capture, Event
+from modscope._words import TOTAL
+
+_MODULES = 10
+_DEVICES = 6
+
+
+def report(arguments: Namespace, load: Load) -> Report:
+    capture = load(arguments.file)
+    devices = [_device(capture, name) for name in capture.peaks]
+    main = capture.main_device
+    return {
+        **head(arguments.file, capture),
+        "unsure": capture.unsure,
+        "bytes": capture.bytes,
+        "events": capture.count,
+        "info": dict(capture.info),
+        "end": None if capture.end is None else dict(capture.end),
+        "duration": capture.duration,
+        "steps": capture.last_step,
+        "optimized": capture.optimized,
+        "phases": {word: phase._asdict() for word, phase in capture.phases.items()},
+        "devices": sorted(devices, key=lambda one: (one["device"] != main, -int(one["peak"]["bytes"]))),
+        "ooms": capture.ooms,
+        "last_oom": _oom(capture.last_oom),
+    }
+
+
+def _device(capture: Capture, name: str) -> Report:
+    snapshot = capture.snapshot("peak", name)
+    modules = snapshot.by_module().get(name, {})
+    largest = sorted(modules.items(), key=lambda item: -item[1][TOTAL])[:_MODULES]
+    return {
+        "device": name,
+        "peak": capture.peaks[name]._asdict(),
+        "most_reserved": capture.reserved[name],
+        "categories": snapshot.totals[name],
+        "modules": [{"module": fqn, "own": sums} for fqn, sums in largest],
+    }
+
+
+def _oom(event: Event | None) -> Report | None:
+    if event is None:
+        return None
+    words = ("device", "time", "phase", "module", "allocated", "reserved")
+    return {"moment": event.number + 1, "asked": event.bytes, **{word: getattr(event, word) for word in words}}
+
+
+# ---- as text ----
+
+
+def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
+    out = _run(result, screen)
+    if result["last_oom"]:
+        out += _out_of_memory(result, screen)
+    if not result["devices"]:
+        out += ["", "No memory was held."]
+        return out + notes(result, screen)
+    main = result["devices"][0]
+    for part in (_peaks(result, screen), _categories(main, screen), _modules(main, screen), _phases(result, screen)):
+        out += ["", *part]
+    out += notes(result, screen)
+    at = "oom" if result["last_oom"] else "peak"
+    return out + next_command("See who", "tree", result["file"], "--at", at)
+
+
+def _run(result: Report, screen: Screen) -> list[str]:
+    info = result["info"]
+    words = [info.get("program", "A program"), *info.get("arguments", "").split("\n")]
+    program = " ".join(filter(None, words))
+    if info.get("world", "1") != "1":
+        program += f" (rank {info.get('rank', '?')} of {info['world']})"
+    steps = f"{counted(result['steps'], 'step')}, {counted(result['optimized'], 'optimizer step')}"
+    program, *rest = (
+        screen.cut(line, screen.width)
+        for line in (program, f"{duration(result['duration'])}, {steps}", _ended(result["end"]))
+    )
+    return [screen.bold(program), *rest]
+
+
+def _ended(end: dict[str, str] | None) -> str:
+    if end is None:
+        return "No end: it was killed, or still runs"
+    how, status, error = (end.get(word, "") for word in ("how", "status", "error"))
+    if how == "finished" and status not in ("", "0"):
+        return f"Exited with status {status}"
+    words = {
+        "finished": "Finished",
+        "exception": "Ended by an exception",
+        "stopped": "Stopped as asked",
+        "interrupted": "Interrupted",
+    }
+    return words.get(how, how or "Ended") + (f": {error.splitlines()[0]}" if error.strip() else "")
+
+
+def _out_of_memory(result: Report, screen: Screen) -> list[str]:
+    oom = result["last_oom"]
+    times = "" if result["ooms"] == 1 else f" {result['ooms']} times, at last"
+    asked = f"Out of memory{times}: {size(oom['asked'])} asked on {clean(oom['device'])} at {oom['time']:.3f} s"
+    held = f"{size(oom['allocated'])} was held, {size(oom['reserved'])} reserved"
+    where = filter(None, (doing(oom["phase"], oom["module"]), held))
+    lines = ["  " + screen.fit(line, screen.width - 2) for line in where]
+    return ["", screen.bold(screen.cut(asked, screen.width)), *lines]
+
+
+def _peaks(result: Report, screen: Screen) -> list[str]:
+    shown = result["devices"][:_DEVICES]
+    names = [screen.fit(one["device"], 12) for one in shown]
+    amounts = [at_least(result["unsure"], size(one["peak"]["bytes"])) for one in shown]
+    name_width, width = max(map(len, names)), max(map(len, amounts))
+    pad = " " * (name_width + width + 6)
+    own_line = screen.width - len(pad) < 48
+    out = [screen.bold("Peak")]
+    for one, name, amount in zip(shown, names, amounts):
+        line = f"  {name:{name_width}}  {screen.bold(amount.rjust(width))}"
+        room = screen.width - (4 if own_line else len(pad))
+        where = when(one["peak"], screen, room)
+        out += [line, f"    {where}"] if own_line else [f"{line}  {where}"]
+        if one["most_reserved"]:
+            reserved = f"{size(one['peak']['reserved'])} reserved"
+            if one["most_reserved"] != one["peak"]["reserved"]:
+                reserved += f" then, {size(one['most_reserved'])} at most"
+            out.append(f"{'    ' if own_line else pad}{reserved}")
+    if len(shown) < len(result["devices"]):
+        out.append(f"  ({counted(len(result['devices']) - len(shown), 'more device')})")
+    return out
+
+
+def _categories(main: Report, screen: Screen) -> list[str]:
+    total = main["peak"]["bytes"]
+    held = sorted(((value, word) for word, value in main["categories"].items() if value and word != TOTAL), reverse=True)
+    width = max((len(size(value)) for value, _ in held), default=0)
+    bar = min(screen.width - width - 23, 40)
+    most = max((value for value, _ in held), default=1)
+    out = [screen.bold(f"By category, on {clean(main['device'])} at its peak")]
+    for value, word in held:
+        drawn = screen.bar(value / most, bar, {word: value})
+        out.append(f"  {size(value):>{width}}  {percent(value, total):>4}  {word:10}  {drawn}".rstrip())
+    return out
+
+
+def _modules(main: Report, screen: Screen) -> list[str]:
+    total = main["peak"]["bytes"]
+    most = max((one["own"][TOTAL] for one in main["modules"]), default=1)
+    width = max((len(size(one["own"][TOTAL])) for one in main["modules"]), default=0)
+    bar = min(screen.width // 6, 20)
+    room = screen.width - width - bar - 12
+    split = SPLIT if room > 2 * SPLIT else 0
+    names = [screen.fit(label(one["module"]), room - split) for one in main["modules"]]
+    name_width = max(map(cells, names), default=0)
+    out = [screen.bold("By module, what each holds itself")]
+    for one, name in zip(main["modules"], names):
+        own = one["own"][TOTAL]
+        drawn = screen.bar(own / most, bar, parts_of(one["own"]))
+        line = f"  {size(own):>{width}}  {percent(own, total):>4}  {drawn}  {name}"
+        if split:
+            pad = " " * (name_width - cells(name) + 2)
+            line += pad + screen.dim(screen.fit(split_of(one["own"]), room - name_width - 2))
+        out.append(line)
+    return out
+
+
+def _phases(result: Report, screen: Screen) -> list[str]:
+    rows = []
+    spent = sum(phase["time"] for phase in result["phases"].values())
+    for word, phase in result["phases"].items():
+        if phase["time"] or phase["blocks"]:
+            made = f"{size(phase['bytes'])} in {counted(phase['blocks'], 'block')}"
+            rows.append(("  " + word, duration(phase["time"]), percent(phase["time"], spent), made))
+    return screen.table(("By phase", "time", "", "made"), rows, left=(0,))

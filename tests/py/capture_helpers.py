@@ -1,0 +1,265 @@
+"""Captures written by hand, straight from docs/capture-format.md. Owes nothing to what it is to test."""
+
+from __future__ import annotations
+
+import struct
+
+CATEGORIES = ("Parameter", "Buffer", "Gradient", "Activation", "Temp", "Optstate", "Other")
+PHASES = ("idle", "forward", "recompute", "backward", "optimizer")
+NONE = 2**64 - 1
+INFO, NAMES, DEVICES, FRAME, EVENTS, END = range(1, 7)
+
+
+def _table() -> list[int]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+_TABLE = _table()
+
+
+def crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
+
+
+def varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def zigzag(number: int) -> bytes:
+    return varint((number << 1 ^ number >> 63) & NONE)
+
+
+def string(text: str | bytes) -> bytes:
+    data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    return varint(len(data)) + data
+
+
+def header(major: int = 1, minor: int = 0) -> bytes:
+    return b"MODSCOPE" + struct.pack("<HHI", major, minor, 0)
+
+
+def chunk(kind: int, payload: bytes, first: int = 0, time: int = 0, lowest: int = NONE, count: int = 0) -> bytes:
+    head = struct.pack("<IIIIQQQI", 0x4B4E4843, kind, len(payload), crc32c(payload), first, time, lowest, count)
+    return head + struct.pack("<I", crc32c(head)) + payload
+
+
+class Capture:
+    """A capture under way. Times are microseconds; a block is known by the slot that ``add`` returns."""
+
+    def __init__(self, devices: tuple[str, ...] = ("cpu",), **info: str) -> None:
+        self.out = bytearray(header())
+        self.page = 2_000  # bytes of events in a chunk
+        self.number = self.time = self.steps = self.optimizer_steps = self.lost = 0
+        self.names: list[bytes] = [b"Global", b"unknown"]
+        self.paths: dict[str, int] = {}
+        self.threads: dict[int, list[int]] = {1: [1000, 0, 0]}  # id, phase, path
+        self.thread_now = 1
+        self.held: dict[int, list[int]] = {}  # bytes, device, what, path, epoch, step, born
+        self.free: list[int] = []
+        self.reserves: dict[int, int] = {}
+        self._begin_chunk()
+        self.out += chunk(INFO, b"".join(string(key) + string(value) for key, value in info.items()))
+        self.out += chunk(DEVICES, b"".join(varint(i) + string(name) for i, name in enumerate(devices)))
+        self.out += chunk(NAMES, varint(0) + b"".join(b"\0\0" + string(name) for name in self.names))
+        self.frame()
+
+    def _begin_chunk(self) -> None:
+        self.payload = bytearray()
+        self.first, self.began, self.last = self.number, self.time, self.time
+        self.lowest = NONE
+        self.slot = self.device = self.path = 0
+        self.whose = 0  # the thread that what follows is of
+
+    # ---- chunks ----
+
+    def flush(self) -> None:
+        if self.payload:
+            count = self.number - self.first
+            self.out += chunk(EVENTS, bytes(self.payload), self.first, self.began, self.lowest, count)
+        self._begin_chunk()
+
+    def module(self, fqn: str, parent: int = 0) -> int:
+        """The path of a module."""
+        if fqn not in self.paths:
+            self.flush()
+            self.paths[fqn] = len(self.names)
+            self.names.append(string(fqn))
+            named = varint(self.paths[fqn]) + varint(parent) + b"\0" + string(fqn)
+            self.out += chunk(NAMES, named, self.number, self.time)
+        return self.paths[fqn]
+
+    def frame(self) -> None:
+        """A key frame."""
+        self.flush()
+        out = varint(self.steps) + varint(self.optimizer_steps) + varint(self.lost) + varint(len(self.threads))
+        for number, (ident, phase, path) in self.threads.items():
+            out += varint(number) + varint(ident) + varint(phase) + varint(path)
+        out += varint(len(self.reserves))
+        for device, reserved in self.reserves.items():
+            out += varint(device) + varint(reserved)
+        out += varint(len(self.held))
+        before = -1
+        for slot, (size, device, what, path, epoch, step, born) in sorted(self.held.items()):
+            out += varint(slot - before - 1) + varint(size) + varint(device) + bytes([what]) + varint(path)
+            out += varint(self.number - epoch) + varint(self.steps - step) + varint(self.time - born)
+            before = slot
+        self.out += chunk(FRAME, out, self.number, self.time)
+
+    def end(self, **info: str) -> bytes:
+        self.flush()
+        payload = b"".join(string(key) + string(value) for key, value in info.items())
+        self.out += chunk(END, payload, self.number, self.time)
+        return bytes(self.out)
+
+    def killed(self) -> bytes:
+        self.flush()
+        return bytes(self.out)
+
+    # ---- events ----
+
+    def _event(self, op: int, rest: bytes, bits: int = 0) -> None:
+        if self.time > self.last:
+            rest, bits = varint(self.time - self.last) + rest, bits | 8
+            self.last = self.time
+        self.payload += bytes([op | bits << 4]) + rest
+        self.number += 1
+        if len(self.payload) > self.page:
+            self.flush()
+
+    def _of_thread(self) -> None:
+        if self.whose != self.thread_now:
+            self.whose = self.thread_now
+            self._event(4, varint(self.thread_now))
+
+    def _relative(self, word: str, value: int) -> bytes:
+        before = getattr(self, word)
+        setattr(self, word, value)
+        return zigzag(value - before)
+
+    def wait(self, microseconds: int) -> None:
+        self.time += microseconds
+
+    def thread(self, number: int) -> None:
+        """What follows is this thread's."""
+        self.thread_now = number
+        if number not in self.threads:
+            self.threads[number] = [1000 + number, 0, 0]
+            self.whose = number
+            self._event(4, varint(number) + varint(1000 + number), 1)
+
+    def where(self, phase: str = "idle", path: int = 0) -> None:
+        self._of_thread()
+        self.threads[self.thread_now][1:] = PHASES.index(phase), path
+        self._event(3, self._relative("path", path), PHASES.index(phase))
+
+    def add(
+        self, size: int, device: int = 0, category: str | None = None, path: int | None = None, outside: bool = False
+    ) -> int:
+        self._of_thread()
+        _, phase, here = self.threads[self.thread_now]
+        explicit = category is not None or path is not None or outside
+        word = category or ("Temp" if phase in (3, 4) else "Activation")
+        what = CATEGORIES.index(word) | outside << 3 | phase << 4
+        slot = self.free.pop() if self.free else len(self.held)
+        self.held[slot] = [size, device, what, here if path is None else path, self.number, self.steps, self.time]
+        rest = self._relative("slot", slot) + varint(size)
+        other = device != self.device
+        if other:
+            self.device = device
+            rest += varint(device)
+        if explicit:
+            rest += bytes([what]) + self._relative("path", self.held[slot][3])
+        self._event(0, rest, other | explicit << 1)
+        return slot
+
+    def drop(self, *slots: int) -> None:
+        for slot in slots:
+            del self.held[slot]
+            self.free.append(slot)
+            self._event(1, self._relative("slot", slot))
+
+    def claim(self, slot: int, category: str, path: int, fresh: bool = False) -> None:
+        block = self.held[slot]
+        age = self.number - block[4]
+        self.lowest = min(self.lowest, block[4])
+        block[2] = block[2] & 0x78 | CATEGORIES.index(category)
+        block[3] = path
+        if fresh:
+            block[4] = self.number
+        rest = self._relative("slot", slot) + bytes([CATEGORIES.index(category)]) + self._relative("path", path)
+        self._event(2, rest + varint(age), fresh)
+
+    def step(self) -> None:
+        self.steps += 1
+        self._of_thread()
+        self._event(5, varint(self.steps))
+
+    def optimized(self) -> None:
+        self.optimizer_steps += 1
+        self._of_thread()
+        self._event(6, b"")
+
+    def reserve(self, size: int, device: int = 0) -> None:
+        self.reserves[device] = size
+        self.device = device
+        self._event(7, varint(device) + varint(size))
+
+    def oom(self, asked: int, allocated: int, reserved: int, device: int = 0) -> None:
+        self._of_thread()
+        self.device = device
+        self._event(8, varint(device) + varint(asked) + varint(allocated) + varint(reserved))
+
+
+def train(steps: int = 3, blocks: int = 4, device: str = "cuda:0", leak: int = 0, **info: str) -> Capture:
+    """A model of a few blocks, trained: on ``device``, with the batch on the CPU. Ends after the last step."""
+    devices = ("cpu", device) if device != "cpu" else ("cpu",)
+    on = len(devices) - 1
+    c = Capture(devices, program="train.py", arguments="--epochs\n1", pid="4242", torch="2.13.0", **info)
+    names = [f"GPT.h.{i}.{part}" for i in range(blocks) for part in ("attn", "mlp")]
+    parameters = {name: c.add(4_000_000, on) for name in ["GPT.wte", *names]}
+    for name, slot in parameters.items():
+        c.claim(slot, "Parameter", c.module(name))
+    c.reserve(256 << 20, on)
+    states: dict[str, int] = {}
+    kept: list[int] = []
+    for _ in range(steps):
+        c.wait(10_000)
+        batch = c.add(65_536)
+        c.step()
+        made = []
+        for name in names:
+            c.wait(5_000)
+            c.where("forward", c.module(name))
+            made.append(c.add(9_000_000, on))
+        kept += [c.add(leak, on) for _ in range(bool(leak))]
+        gradients = []
+        for name in reversed(names):
+            c.wait(8_000)
+            c.where("backward", c.module(name))
+            gradients.append(c.add(4_000_000, on))
+            c.drop(made.pop())
+            c.claim(gradients[-1], "Gradient", c.module(name))
+        c.where("optimizer")
+        for name in names:
+            if name not in states:
+                states[name] = c.add(8_000_000, on)
+        for name, slot in states.items():
+            c.claim(slot, "Optstate", c.module(name))
+        c.wait(3_000)
+        c.optimized()
+        c.where()
+        c.drop(*gradients, batch)
+    return c

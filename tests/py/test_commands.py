@@ -1,0 +1,611 @@
+"""`modscope summary`, `tree`, `blocks`, `diff`, `leaks`: what they say, how wide, and how they end."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import unicodedata
+
+import pytest
+from capture_helpers import Capture, header, train
+
+from modscope.__main__ import main
+
+MIB = 1 << 20
+HOSTILE = [
+    "Evil\x1b[2J\x1b]0;owned\x07\r\n\tName",
+    "Evil.\u202egnitide\u202c.\u2066x",
+    "\u05d0\u05d1\u05d2.\u0627\u0628",
+    "\u6a21\u578b.\u5c42.\u6ce8\u610f\u529b" * 30,
+    "e\u0301\u0302\u0303\u0304\u0305" * 40,
+    "\U0001f525\ufe0f.\ud800x\x85\x9b31m",
+    "very." * 3000 + "long",
+    "L" * 200_000,
+    "",
+    ".",
+]
+
+
+def hostile() -> Capture:
+    c = Capture(("cpu", "cu\x1bda:0"), program="tr\x1b[31main\n.py", arguments="\u202e" * 50)
+    for i, name in enumerate(HOSTILE):
+        c.where("forward", c.module(name))
+        c.add((10 + i) * MIB, 1)
+    return c
+
+
+def out_of_memory() -> Capture:
+    c = train(4, leak=4000)
+    c.step()
+    c.where("forward", c.module("GPT.h.3.mlp"))
+    c.oom(2 << 30, 100 << 20, 256 << 20, 1)
+    return c
+
+
+def lossy() -> Capture:
+    c = train(4, leak=4000)
+    c.lost = 12
+    c.frame()
+    for _ in range(2):
+        c.step()
+        c.where("forward", c.module("GPT.h.3.mlp"))
+        c.add(999 * MIB, 1)
+    return c
+
+
+def damaged() -> bytes:
+    """A byte is wrong in the last chunk before a key frame."""
+    c = train(9)
+    c.flush()
+    wrong = len(c.out) - 5
+    c.frame()
+    c.add(300 * MIB, 1)
+    data = bytearray(c.end(how="finished"))
+    data[wrong] ^= 0xFF
+    return bytes(data)
+
+
+def long_names() -> Capture:
+    c = Capture()
+    for i in range(60):
+        c.where("forward", c.module(f"VeryLongModelName.transformer.encoder.layers.{i}.attention.projection"))
+        c.add((i + 1) * MIB)
+    return c
+
+
+CAPTURES = {
+    "train": lambda: train(6).end(how="finished", status="0"),
+    "leaky": lambda: train(6, blocks=12, leak=1_000_000).end(how="exception", error="ValueError: no\nmore", status="1"),
+    "oom": lambda: out_of_memory().end(how="exception", error="OutOfMemoryError: " + "long " * 90, status="1"),
+    "killed": lambda: train(2, device="cpu").killed(),
+    "cut": lambda: train(9).killed()[:-100],
+    "damaged": lambda: damaged(),
+    "lossy": lambda: lossy().end(how="finished"),
+    "hostile": lambda: hostile().end(how="\x1b[2J", error="\x1b[2J\u202e"),
+    "names": lambda: long_names().end(how="interrupted"),
+    "empty": lambda: Capture().end(how="finished"),
+    "huge": lambda: huge().end(how="stopped"),
+}
+
+
+def huge() -> Capture:
+    c = Capture(("cpu", *(f"cuda:{i}" for i in range(9))))
+    for device in range(10):
+        c.reserve(2**61, device)
+        c.add(2**60 - device, device)
+        c.wait(10**12)
+    return c
+
+
+@pytest.fixture(scope="module")
+def captures(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("captures")
+    for name, make in CAPTURES.items():
+        (folder / f"{name}.msc").write_bytes(make())
+    return folder
+
+
+@pytest.fixture
+def modscope(captures, capsys, monkeypatch):
+    """Run a command in the folder of captures; its status, output and errors."""
+    monkeypatch.chdir(captures)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+    def run(line: str, columns: int = 80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        try:
+            status = main(line.split())
+        except SystemExit as left:
+            status = left.code
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+@pytest.fixture
+def text(modscope):
+    def run(line: str, columns: int = 80) -> str:
+        status, out, err = modscope(line, columns)
+        assert (status, err) == (0, ""), err
+        return out
+
+    return run
+
+
+@pytest.fixture
+def figures(text):
+    return lambda line: json.loads(text(line + " --json"))
+
+
+def apart(*args: str, **env: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "modscope", *args], capture_output=True, text=True, timeout=60, env={**os.environ, **env}
+    )
+
+
+def columns_of(line: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in line)
+
+
+COMMANDS = ["summary {}", "tree {}", "tree {} --by category --all --depth 9", "blocks {}", "leaks {}", "diff {} train.msc"]
+
+# ---- all commands on all captures ----
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+@pytest.mark.parametrize("name", [name for name in CAPTURES if name != "empty"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_line_fits_and_is_harmless(text, command, name, columns):
+    out = text(command.format(name + ".msc"), columns)
+    *lines, rule, following = out.rstrip("\n").split("\n")
+    for line in [*lines, rule]:
+        assert columns_of(line) <= columns, line
+        assert line == line.rstrip(), repr(line)
+        assert all(char.isprintable() for char in line), repr(line)
+        assert not any(unicodedata.bidirectional(char) in ("R", "AL", "AN") for char in line), repr(line)
+    assert rule == "" and re.match(r"[A-Z].*:  modscope \w+ \w+\.msc", following)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("name", CAPTURES)
+def test_a_summary_is_one_screen(text, name, columns):
+    assert len(text(f"summary {name}.msc", columns).splitlines()) <= 42
+
+
+@pytest.mark.parametrize("name", [name for name in CAPTURES if name != "empty"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_json_is_json(figures, command, name):
+    report = figures(command.format(name + ".msc"))
+    assert report["command"] == command.split()[0]
+    assert isinstance(report["unsure"], bool)
+
+
+@pytest.mark.parametrize("command", ["summary", "tree", "blocks", "leaks"])
+def test_figures_say_at_least_when_something_was_lost(text, figures, command):
+    out = text(f"{command} lossy.msc")
+    assert "at least" in out and "12 events" in out
+    assert figures(f"{command} lossy.msc")["unsure"] is True and figures(f"{command} lossy.msc")["lost"] == 12
+    assert "at least" not in text(f"{command} train.msc")
+
+
+def test_what_is_damaged_says_so(text):
+    for command in ("summary", "tree", "blocks"):
+        out = text(f"{command} damaged.msc")
+        assert "at least" in out and "of the file cannot be read" in out
+    assert "at least" not in text("summary cut.msc")
+
+
+def test_the_following_command_works(text):
+    seen, line = [], "summary oom.msc"
+    for _ in range(4):
+        following = text(line).splitlines()[-1].partition(":  modscope ")[2]
+        assert following
+        seen.append(following.split()[0])
+        line = following
+    assert seen[:3] == ["tree", "blocks", "leaks"]
+
+
+# ---- what each says ----
+
+
+def test_summary(text):
+    out = text("summary train.msc")
+    assert "train.py --epochs 1" in out and "6 steps, 6 optimizer steps" in out and "Finished" in out
+    assert re.search(r"cuda:0 +167\.85 MiB +in step 2, backward of GPT\.h\.3\.mlp, at 0\.175 s", out)
+    assert re.search(r"cpu +64\.00 KiB +before the first step", out)
+    assert "256.00 MiB reserved" in out
+    assert re.search(r"68\.66 MiB +41% +Activation +█", out)
+    assert re.search(r"23\.84 MiB +14% +█+ +GPT\.h\.3\.mlp", out)
+    assert re.search(r"backward +336\.0 ms +48% +183\.11 MiB in 48 blocks", out)
+    assert out.endswith("See who:  modscope tree train.msc --at peak\n")
+
+
+@pytest.mark.parametrize(
+    "name,says",
+    [
+        ("leaky", "Ended by an exception: ValueError: no\n"),
+        ("killed", "killed, or still runs"),
+        ("names", "Interrupted"),
+        ("huge", "Stopped as asked"),
+        ("empty", "No memory was held"),
+    ],
+)
+def test_summary_says_how_it_ended(text, name, says):
+    assert says in text(f"summary {name}.msc")
+
+
+def test_summary_of_out_of_memory(text):
+    out = text("summary oom.msc")
+    assert "Out of memory: 2.00 GiB asked on cuda:0 at 0.468 s" in out
+    assert "forward of GPT.h.3.mlp" in out and "100.00 MiB was held, 256.00 MiB reserved" in out
+    assert out.endswith("tree oom.msc --at oom\n")
+
+
+def test_summary_in_json(figures):
+    report = figures("summary train.msc")
+    main, cpu = report["devices"]
+    assert main["device"] == "cuda:0" and main["peak"]["bytes"] == 176_000_000 == main["categories"]["Total"]
+    assert main["peak"]["phase"] == "backward" and main["peak"]["module"] == "GPT.h.3.mlp"
+    assert main["most_reserved"] == 256 * MIB
+    assert main["modules"][0] == {
+        "module": "GPT.h.3.mlp",
+        "own": {"Parameter": 4_000_000, "Buffer": 0, "Gradient": 4_000_000, "Activation": 9_000_000, "Temp": 0,
+                "Optstate": 8_000_000, "Other": 0, "Total": 25_000_000},
+    }  # fmt: skip
+    assert cpu["peak"]["bytes"] == 65_536
+    assert report["steps"] == report["optimized"] == 6 and report["end"]["how"] == "finished"
+    assert report["phases"]["forward"]["bytes"] == 6 * 8 * 9_000_000
+    assert report["last_oom"] is None
+
+
+def test_tree(text):
+    out = text("tree train.msc", 120)
+    assert out.startswith("cuda:0 held 167.85 MiB at its peak (256.00 MiB reserved)\nin step 2, backward of")
+    assert re.search(r"167\.85 MiB +0 B +█+ +GPT +41% Activation, 36% Optstate", out)
+    assert re.search(r"23\.84 MiB +23\.84 MiB +█.* │  │  ├─ mlp", out)
+    assert "cpu 64.00 KiB (--device cpu)" in out
+
+
+def test_tree_at_moments(figures):
+    assert figures("tree train.msc --at step:0")["total"] == 36_000_000
+    assert figures("tree train.msc --at step:3")["step"] == 3
+    at = figures("tree train.msc --at time:0.175")
+    assert (at["total"], at["time"], at["step"]) == (167_000_000, 0.175, 2)
+    oom = figures("tree oom.msc --at oom")
+    assert oom["asked"] == 2 << 30 and oom["device"] == "cuda:0" and oom["module"] == "GPT.h.3.mlp"
+
+
+def test_tree_in_json_adds_up(figures):
+    def check(node):
+        for word, value in node["subtree"].items():
+            assert value == node["own"][word] + sum(child["subtree"][word] for child in node["children"])
+        for child in node["children"]:
+            check(child)
+
+    report = figures("tree leaky.msc")
+    for node in report["tree"]:
+        check(node)
+    assert sum(node["subtree"]["Total"] for node in report["tree"]) == report["total"]
+
+
+def test_tree_by_category_holds_the_same(figures):
+    by_module = figures("tree leaky.msc")
+    by_category = figures("tree leaky.msc --by category")
+    sums = {node["name"]: node["subtree"]["Total"] for node in by_category["tree"]}
+    assert sum(sums.values()) == by_module["total"]
+    assert sums["Activation"] == by_module["tree"][0]["subtree"]["Activation"]
+    for node in by_category["tree"]:
+        assert sum(child["subtree"]["Total"] for child in node["children"]) == node["subtree"]["Total"]
+
+
+def test_tree_to_a_depth(text, figures):
+    assert len(re.findall(r"[├└]─", text("tree train.msc --depth 2"))) == 2
+    assert figures("tree train.msc --depth 1")["tree"][0]["children"] == []
+    assert "Deeper:  modscope tree names.msc --at peak --depth 2" in text("tree names.msc")
+
+
+def test_tree_joins_what_does_not_branch(text):
+    out = text("tree names.msc --depth 9", 120)
+    assert "VeryLongModelName.transformer.encoder.layers" in out and "├─ 59.attention.projection" in out
+
+
+def test_tree_puts_small_ones_together_unless_all_are_asked_for(text):
+    out = text("tree names.msc --depth 9")
+    assert "smaller ones)" in out and "smaller ones)" not in text("tree names.msc --depth 9 --all")
+    assert len(re.findall("─", text("tree names.msc --depth 9 --all"))) == 60
+
+
+def test_tree_without_line_drawing():
+    """An output that cannot show it."""
+    assert "|- h" in draw("ascii") and "├─ h" in draw("utf-8")
+
+
+def draw(encoding: str) -> str:
+    path = "/dev/stdin"
+    done = subprocess.run(
+        [sys.executable, "-m", "modscope", "tree", path], input=None, stdin=_as_file(CAPTURES["train"]()),
+        capture_output=True, timeout=60, env={**os.environ, "PYTHONIOENCODING": encoding},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.decode(encoding)
+
+
+def _as_file(data: bytes):
+    import tempfile
+
+    file = tempfile.TemporaryFile()
+    file.write(data)
+    file.seek(0)
+    return file
+
+
+def test_a_device_by_the_beginning_of_its_name(figures):
+    assert figures("tree train.msc --device cuda")["device"] == "cuda:0"
+    assert figures("tree train.msc --device cpu")["total"] == 65_536
+
+
+def test_blocks(text, figures):
+    out = text("blocks train.msc -n 3")
+    assert re.search(r"8\.58 MiB +Activation +forward +2 +43\.0 ms +GPT\.h\.0\.attn", out)
+    assert "3 blocks: 25.75 MiB of 167.85 MiB" in out
+    blocks = figures("blocks train.msc -n 0")["blocks"]
+    assert len(blocks) == 26 and sum(block["bytes"] for block in blocks) == 176_000_000
+    assert blocks[0] == {
+        "bytes": 9_000_000, "category": "Activation", "module": "GPT.h.0.attn", "phase": "forward", "step": 2,
+        "born": 0.132, "age": 0.043, "outside": False,
+    }  # fmt: skip
+    assert len(figures("blocks train.msc")["blocks"]) == 20
+
+
+def test_blocks_from_outside_are_marked(tmp_path, text):
+    c = Capture()
+    c.add(10, category="Other", outside=True)
+    (tmp_path / "outside.msc").write_bytes(c.end())
+    out = text(f"blocks {tmp_path}/outside.msc")
+    assert "Other *" in out and "* from outside torch's allocators" in out
+
+
+def test_diff(text, figures):
+    report = figures("diff train.msc leaky.msc")
+    assert report["change"] == report["b"]["total"] - report["a"]["total"] > 0
+    assert sum(row["change"] for row in report["modules"]) == report["change"]
+    assert sum(row["change"] for row in report["categories"]) == report["change"]
+    changes = [abs(row["change"]) for row in report["modules"]]
+    assert changes == sorted(changes, reverse=True)
+    out = text("diff train.msc leaky.msc")
+    assert "Change: +326.16 MiB (+194%)" in out
+    assert re.search(r"\+143\.05 MiB +68\.66 MiB +211\.72 MiB +Activation", out)
+    assert re.search(r"\+14\.31 MiB +0 B +14\.31 MiB +Activation +GPT\.h\.11\.mlp", out)
+    assert "smaller changes: -n 0 shows all" in out
+
+
+def test_diff_of_a_capture_with_itself(text, figures):
+    assert figures("diff train.msc train.msc")["modules"] == []
+    assert "No module holds more or less" in text("diff train.msc train.msc")
+
+
+def test_diff_the_other_way_round(figures):
+    there, back = figures("diff train.msc leaky.msc"), figures("diff leaky.msc train.msc")
+    assert there["change"] == -back["change"]
+
+
+def test_diff_at_a_moment(figures):
+    report = figures("diff train.msc leaky.msc --at step:0")
+    assert (report["a"]["total"], report["b"]["total"]) == (36_000_000, 100_000_000)
+
+
+def test_diff_of_two_ranks_compares_their_own_devices(tmp_path, figures):
+    for rank in range(2):
+        (tmp_path / f"{rank}.msc").write_bytes(train(2, device=f"cuda:{rank}").end())
+    report = figures(f"diff {tmp_path}/0.msc {tmp_path}/1.msc")
+    assert (report["a"]["device"], report["b"]["device"], report["change"]) == ("cuda:0", "cuda:1", 0)
+
+
+# ---- leaks ----
+
+
+def test_leaks(text, figures):
+    (group,) = figures("leaks leaky.msc")["groups"]
+    assert group == {
+        "device": "cuda:0", "module": "GPT.h.11.mlp", "category": "Activation", "bytes": 5_000_000, "count": 5,
+        "steps": 5, "first_step": 1, "last_step": 5, "phases": ["forward"], "sizes": [{"bytes": 1_000_000, "count": 5}],
+    }  # fmt: skip
+    out = text("leaks leaky.msc")
+    assert "4.77 MiB from earlier steps is still held at the end of step 5" in out
+    assert "Activation of GPT.h.11.mlp" in out and "5 blocks made in 5 steps (1 to 5), in forward" in out
+    assert "5 x 976.56 KiB" in out
+
+
+def test_no_leaks(text, figures):
+    """Parameters, optimizer state, and what the last step still holds are none."""
+    assert "No leaks" in text("leaks train.msc")
+    report = figures("leaks train.msc")
+    assert report["groups"] == [] and report["step"] == 5
+
+
+def test_too_few_steps_to_tell(text, figures):
+    assert "Too few steps to tell" in text("leaks killed.msc")
+    assert figures("leaks killed.msc")["step"] is None
+
+
+def test_leaks_of_different_sizes(tmp_path, figures):
+    c = Capture()
+    for step in range(1, 6):
+        c.step()
+        c.where("forward", c.module("Model"))
+        c.add(1000 * step)
+        c.where()
+        c.add(64)
+    (tmp_path / "sizes.msc").write_bytes(c.end())
+    groups = figures(f"leaks {tmp_path}/sizes.msc")["groups"]
+    assert [(group["module"], group["bytes"], group["count"]) for group in groups] == [
+        ("Model", 10_000, 4),
+        ("Global", 256, 4),
+    ]
+
+
+def test_what_was_made_in_two_steps_only_is_no_leak(tmp_path, figures):
+    c = Capture()
+    for step in range(1, 7):
+        c.step()
+        if step in (2, 5):
+            c.add(1000)
+    (tmp_path / "two.msc").write_bytes(c.end())
+    assert figures(f"leaks {tmp_path}/two.msc")["groups"] == []
+
+
+# ---- how they end ----
+
+
+@pytest.mark.parametrize(
+    "line,says",
+    [
+        ("summary none.msc", "no file none.msc"),
+        ("summary .", "directory"),
+        ("summary no_capture.msc", "no_capture.msc"),
+        ("summary newer.msc", "newer"),
+        ("summary /dev/null", "not a file"),
+        ("diff train.msc none.msc", "no file none.msc"),
+        ("tree train.msc --at step:99", "no step 99: the last is 6"),
+        ("tree train.msc --at time:99", "ends at"),
+        ("tree train.msc --at oom", "no allocation failed"),
+        ("tree train.msc --device xpu", "no device 'xpu', but cpu, cuda:0"),
+        ("tree empty.msc", "no peak"),
+        ("blocks empty.msc", "no peak"),
+        ("leaks train.msc --device xpu", "no device"),
+    ],
+)
+def test_what_is_not_there(modscope, captures, line, says):
+    (captures / "no_capture.msc").write_text("import torch\n")
+    (captures / "newer.msc").write_bytes(header(major=9))
+    status, out, err = modscope(line)
+    assert (status, out) == (1, "")
+    assert err.startswith("modscope: ") and says in err and err.count("\n") == 1
+
+
+def test_a_hostile_file_name(modscope):
+    status, _, err = modscope("summary no\x1b[2J\u202ene.msc")
+    assert status == 1 and "\x1b" not in err and "\u202e" not in err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "summary",
+        "summary train.msc more.msc",
+        "diff train.msc",
+        "tree train.msc --at foo",
+        "tree train.msc --at step:x",
+        "tree train.msc --depth 0",
+        "tree train.msc --by colour",
+        "blocks train.msc -n few",
+        "",
+        "nonsense",
+    ],
+)
+def test_bad_usage(modscope, line):
+    status, out, err = modscope(line)
+    assert (status, out) == (2, "") and "usage: modscope" in err
+
+
+def test_run_is_handed_on_whole(monkeypatch):
+    monkeypatch.setattr("modscope._run.main", lambda words: 40 + len(words))
+    assert main(["run", "--help", "x"]) == 42
+
+
+def test_an_interrupt_ends_quietly(modscope, monkeypatch):
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("modscope._load.load", interrupt)
+    assert modscope("summary train.msc") == (130, "", "")
+
+
+def test_a_closed_pipe_ends_quietly(captures):
+    program = f"{sys.executable} -m modscope tree names.msc --all --depth 9"
+    done = subprocess.run(
+        ["sh", "-c", f"{{ {program}; echo $? >&2; }} | true"], capture_output=True, text=True, timeout=60, cwd=captures
+    )
+    assert done.stderr == "0\n"
+
+
+def test_a_full_disk_is_told(captures):
+    done = subprocess.run(
+        f"{sys.executable} -m modscope tree names.msc > /dev/full", shell=True, capture_output=True, text=True, timeout=60,
+        cwd=captures,
+    )  # fmt: skip
+    assert done.returncode == 1 and done.stderr == "modscope: The output cannot be written: No space left on device\n"
+
+
+def test_no_output_at_all(captures):
+    done = subprocess.run(
+        f"{sys.executable} -m modscope tree names.msc >&- 2>&-", shell=True, capture_output=True, timeout=60, cwd=captures
+    )
+    assert done.returncode == 0
+
+
+def test_reading_imports_no_torch(captures, tmp_path):
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    for command in COMMANDS:
+        words = command.format(captures / "train.msc").replace(" train.msc", f" {captures / 'train.msc'}").split()
+        done = apart(*words, PYTHONPATH=path)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+# ---- terminals ----
+
+
+def in_terminal(*words: str, **env: str) -> str:
+    """What a command shows in a terminal of 80 columns."""
+    master, slave = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "PYTHONIOENCODING": "utf-8", **env}
+    child = subprocess.Popen([sys.executable, "-m", "modscope", *words], stdout=slave, stderr=slave, env=environment)
+    os.close(slave)
+    out = b""
+    try:
+        while data := os.read(master, 65536):
+            out += data
+    except OSError:  # its end
+        pass
+    os.close(master)
+    assert child.wait(60) == 0
+    return out.decode()
+
+
+def test_colour_on_a_terminal_only(captures):
+    file = str(captures / "train.msc")
+    coloured = in_terminal("tree", file)
+    assert "\x1b[32m█" in coloured and "\x1b[1m" in coloured
+    for plain in (in_terminal("tree", file, NO_COLOR="1"), in_terminal("tree", file, TERM="dumb"), apart("tree", file).stdout):
+        assert "\x1b" not in plain
+    bare = re.sub(r"\x1b\[\d+m", "", coloured).replace("\r\n", "\n")
+    assert bare == apart("tree", file, COLUMNS="80", PYTHONIOENCODING="utf-8").stdout
+
+
+def test_progress_is_shown_on_a_terminal_when_it_takes_long(monkeypatch, capsys):
+    from modscope._commands import terminal
+
+    clock = iter([0.0, 0.1, 0.5])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    progress = terminal.Progress()
+    progress(0.1)
+    assert capsys.readouterr().err == ""
+    progress(0.5)
+    progress.done()
+    progress.done()
+    assert capsys.readouterr() == ("", "\rreading: 50%\r\x1b[K")
+
+
+def test_no_progress_elsewhere(monkeypatch, capsys):
+    from modscope._commands import terminal
+
+    progress = terminal.Progress()
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: 1e9)
+    progress(0.5)
+    progress.done()
+    assert capsys.readouterr().err == ""
