@@ -108,9 +108,6 @@ class Recording:
     def _end_capture(self, end: dict[str, str]) -> tuple[int, int, int, str | None]:
         if self._capture is None:
             return (0, 0, 0, None)
-        lost = self._capture.figures()[1]
-        if lost:
-            end["lost"] = str(lost)
         events, lost, size, error = self._capture.end({key: str(value) for key, value in end.items()})
         return (size, events, lost, error)
 

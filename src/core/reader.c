@@ -250,6 +250,15 @@ static uint64_t new_seed(const ms_reader *reader)
     return ((uint64_t)now.tv_nsec << 32 ^ (uint64_t)now.tv_sec ^ (uintptr_t)reader) * UINT64_C(0xD6E8FEB86659FD93);
 }
 
+/* What was lost after the last key frame is told by the end chunk alone. */
+static void heed_end(ms_reader *reader)
+{
+    const char *key, *value;
+    for (size_t i = 0; ms_reader_info(reader, true, i, &key, &value); i++)
+        if (strcmp(key, "lost") == 0 && strtoull(value, NULL, 10) > reader->lost)
+            reader->lost = strtoull(value, NULL, 10);
+}
+
 static int open_file(ms_reader *reader)
 {
     uint8_t head[MS__FILE_HEAD];
@@ -261,7 +270,11 @@ static int open_file(ms_reader *reader)
         return MS_EFORMAT;
     reader->bytes = (uint64_t)found.st_size;
     int error = ms__file_head_check(head);
-    return error ? error : find_chunks(reader);
+    if (!error)
+        error = find_chunks(reader);
+    if (!error)
+        heed_end(reader);
+    return error;
 }
 
 int ms_reader_open(int fd, const ms_options *options, ms_reader **out)

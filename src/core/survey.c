@@ -145,7 +145,7 @@ static void conclude(struct surveyor *look)
     look->survey->steps = cursor->state.step;
     look->survey->optimized = cursor->state.optimized;
     look->survey->last = cursor->moment;
-    look->survey->unsure = ms_cursor_unsure(cursor) || reader->damaged;
+    look->survey->unsure = ms_cursor_unsure(cursor) || reader->damaged || reader->lost;
 }
 
 int ms_reader_survey(ms_reader *reader, ms_survey *survey, bool (*progress)(void *context, double done), void *context)

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -217,6 +218,13 @@ static bool append_pairs(ms_capture *capture, enum ms__chunk_kind kind, const ch
     for (; pairs && pairs[0] && pairs[1]; pairs += 2) {
         draft_string(&draft, pairs[0]);
         draft_string(&draft, pairs[1]);
+    }
+    uint64_t lost = atomic_load(&capture->lost);
+    if (kind == MS__CHUNK_END && lost) {
+        char number[24];
+        snprintf(number, sizeof number, "%llu", (unsigned long long)lost);
+        draft_string(&draft, "lost");
+        draft_string(&draft, number);
     }
     return append_draft(&draft, kind, capture->event, capture->time);
 }

@@ -1,0 +1,132 @@
+"""An allocation that fails: who held the memory is on stderr, in the exception, and in the capture."""
+
+import gc
+
+import pytest
+import torch
+from helpers import make, needs_places
+from torch import nn
+
+from modscope import MemTracker, load, record
+
+pytestmark = needs_places  # the dispatcher is not told of what fails
+
+TOO_MUCH = 1 << 50
+
+
+class Hungry(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(100, 1000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.fc(x)
+        torch.empty(TOO_MUCH, dtype=torch.uint8)
+        return y
+
+
+def notes_of(error: BaseException) -> str:
+    notes = getattr(error, "__notes__", [])
+    assert len(notes) == 1
+    return notes[0]
+
+
+def test_stderr_and_the_exception_tell_what_was_asked_and_who_holds_what(capfd):
+    model = Hungry()
+    with pytest.raises(RuntimeError, match="memory") as caught, MemTracker() as mt:
+        mt.track_external(model)
+        model(torch.ones(10, 100))
+    story = notes_of(caught.value)
+    assert "1.00 PiB asked on cpu" in story
+    assert "in step 1, forward of Hungry" in story
+    assert "Hungry.fc: Parameter 394.53 KiB, Activation 39.06 KiB" in story
+    assert "most so far:" in story
+    assert len(story.splitlines()) <= 12
+    assert story in capfd.readouterr().err
+
+
+def test_a_module_call_adds_it_where_the_program_catches_the_error(capfd):
+    caught = []
+
+    def attempt(self, x):
+        try:
+            return self.inner(x)
+        except RuntimeError as error:
+            caught.append(error)
+            return x
+
+    outer = make("Outer", attempt, inner=Hungry())
+    with MemTracker():
+        outer(torch.ones(10, 100))
+    assert "forward of Outer.inner" in notes_of(caught[0])
+    assert "forward of Outer.inner" in capfd.readouterr().err
+
+
+def test_an_error_of_another_kind_gets_no_note(capfd):
+    with pytest.raises(KeyError) as caught, MemTracker():
+        with pytest.raises(RuntimeError):
+            torch.empty(TOO_MUCH)
+        raise KeyError("x")
+    assert not hasattr(caught.value, "__notes__")
+    assert "out of memory" in capfd.readouterr().err
+
+
+def test_without_a_tracker_there_is_none(capfd):
+    with MemTracker():
+        pass
+    with pytest.raises(RuntimeError) as caught:
+        Hungry()(torch.ones(10, 100))
+    assert not hasattr(caught.value, "__notes__") and "modscope" not in capfd.readouterr().err
+
+
+def test_in_backward_it_names_the_module_whose_backward_it_is(capfd):
+    class Bad(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return torch.empty(TOO_MUCH, dtype=torch.uint8)
+
+    model = nn.Sequential(nn.Linear(4, 4), make("Bad", lambda self, x: Bad.apply(x)))
+    with pytest.raises(RuntimeError) as caught, MemTracker():
+        model(torch.ones(2, 4)).sum().backward()
+    assert "backward of Sequential.1" in notes_of(caught.value)
+
+
+def test_the_capture_has_the_moment(tmp_path, capfd):
+    model = Hungry()
+    with pytest.raises(RuntimeError) as caught, record(tmp_path / "x.msc") as recording:
+        model(torch.ones(10, 100))
+    assert "asked on cpu" in notes_of(caught.value)
+    assert recording.outcome.out_of_memory == 1
+    capture = load(tmp_path / "x.msc")
+    event = capture.last_oom
+    assert (event.bytes, event.module, event.phase) == (TOO_MUCH, "Hungry", "forward")
+    held = capture.snapshot("oom").by_module()["cpu"]
+    assert held["Hungry.fc"]["Parameter"] == 1000 * 101 * 4
+    assert held["Hungry.fc"]["Activation"] == 10 * 1000 * 4
+
+
+def test_it_takes_nothing_from_torch(capfd):
+    with MemTracker() as mt:
+        before = mt.get_tracker_snapshot()
+        with pytest.raises(RuntimeError):
+            torch.empty(TOO_MUCH)
+        gc.collect()
+        assert mt.get_tracker_snapshot() == before
+    peak = mt.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    assert peak == before[torch.device("cpu")]["Total"]
+
+
+def test_many_failures_are_not_all_shown_but_all_told(capfd):
+    errors = []
+    for _ in range(12):
+        try:
+            with MemTracker():
+                torch.empty(TOO_MUCH)
+        except RuntimeError as error:
+            errors.append(error)
+    assert all("asked on cpu" in notes_of(error) for error in errors)
+    assert capfd.readouterr().err.count("out of memory") <= 5
