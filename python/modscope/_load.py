@@ -22,6 +22,7 @@ _MODULE_KINDS = frozenset(("add", "drop", "claim", "where", "oom"))
 _BLOCK_KINDS = frozenset(("add", "drop", "claim"))
 _BUSIEST = ("recompute", "backward", "optimizer", "forward")
 _MOST = 2**63 - 1  # what the reader takes for a number
+_DEVICES = 64  # a device's number is below
 
 
 class CaptureError(ValueError):
@@ -144,12 +145,12 @@ class Snapshot:
     @cached_property
     def totals(self) -> dict[str, Sums]:
         """Device to category to bytes, with "Total"."""
-        return {device: sums_of(raw) for device, raw in zip(self._capture.devices, self._raw.totals())}
+        return {device: sums_of(raw) for device, raw in zip(self._capture._names, self._raw.totals())}
 
     @cached_property
     def reserved(self) -> dict[str, int]:
         """What each device's allocator had reserved; 0 where it does not tell."""
-        return dict(zip(self._capture.devices, self._raw.reserved()))
+        return dict(zip(self._capture._names, self._raw.reserved()))
 
     @cached_property
     def running(self) -> tuple[str, str]:
@@ -185,7 +186,7 @@ class Snapshot:
             for child in branch.children:
                 note(modules, child)
 
-        for device in self._capture.devices:
+        for device in self.totals:
             modules: dict[str, Sums] = {}
             for branch in self.tree(device):
                 note(modules, branch)
@@ -199,7 +200,7 @@ class Snapshot:
         capture = self._capture
         for size, on, category, path, phase, step, born, outside, slot in self._raw.blocks(most, number):
             name = capture._module(path)
-            yield Block(size, capture.devices[on], Category(category), name, phase, step, born / 1e6, outside, slot)
+            yield Block(size, capture._names[on], Category(category), name, phase, step, born / 1e6, outside, slot)
 
 
 def _main(held: Mapping[str, int]) -> str:
@@ -216,7 +217,9 @@ class Capture:
         self._reader = reader
         self._progress = progress
         self._paths = reader.paths
-        self.devices = _unlike(reader.devices)
+        named = reader.devices
+        self._names = _unlike([*named, *(f"device {i}" for i in range(len(named), _DEVICES))])
+        self.devices = self._names[: len(named)]
         """Their names, by number."""
         self.info: Mapping[str, str] = reader.info
         """What was said of the run: "program", "arguments", "torch"... None of it must be there."""
@@ -253,7 +256,7 @@ class Capture:
 
     def _device(self, name: str) -> int:
         try:
-            return self.devices.index(name)
+            return self._names.index(name)
         except ValueError:
             raise CaptureError(f"The capture has no device {name!r}, but {', '.join(self.devices) or 'none'}") from None
 
@@ -270,7 +273,7 @@ class Capture:
     def peaks(self) -> dict[str, Summit]:
         """When each device held most; only those that ever held something."""
         found = {}
-        for device, raw in zip(self.devices, self._survey["peaks"]):
+        for device, raw in zip(self._names, self._survey["peaks"]):
             if raw:
                 size, moment, time, step, phase, path, reserved = raw
                 found[device] = Summit(size, moment, time / 1e6, step, phase, self._module(path), reserved)
@@ -279,7 +282,7 @@ class Capture:
     @cached_property
     def reserved(self) -> dict[str, int]:
         """The most each device's allocator had reserved; 0 where it does not tell."""
-        return dict(zip(self.devices, self._survey["reserved"]))
+        return dict(zip(self._names, self._survey["reserved"]))
 
     @cached_property
     def phases(self) -> dict[str, Phase]:
@@ -326,7 +329,7 @@ class Capture:
         return self.duration
 
     def _step(self, number: int, begin: float, end: float, first: int, last: int) -> Step:
-        return Step(number, begin, end, first, last, dict(zip(self.devices, self._reader.most(first, last))))
+        return Step(number, begin, end, first, last, dict(zip(self._names, self._reader.most(first, last))))
 
     def events(self, *kinds: str, first: int = 0, last: int | None = None) -> Iterator[Event]:
         """What happened, one by one: of these kinds, or all, from moment ``first`` to moment ``last``."""
@@ -344,7 +347,7 @@ class Capture:
             kind,
             time / 1e6,
             thread,
-            self.devices[device] if kind in _DEVICE_KINDS else None,
+            self._names[device] if kind in _DEVICE_KINDS else None,
             size,
             self._module(path) if kind in _MODULE_KINDS else None,
             Category(category) if category else None,

@@ -56,6 +56,24 @@ def chunk(kind: int, payload: bytes, first: int = 0, time: int = 0, lowest: int 
     return head + struct.pack("<I", crc32c(head)) + payload
 
 
+def payloads(data: bytes | bytearray) -> list[range]:
+    """Where the payloads of a capture's chunks are."""
+    found, at = [], 16
+    while at + 48 <= len(data):
+        (size,) = struct.unpack_from("<I", data, at + 8)
+        found.append(range(at + 48, at + 48 + size))
+        at += 48 + size
+    return found
+
+
+def seal(data: bytearray) -> bytes:
+    """With checksums that fit, whatever the payloads are."""
+    for place in payloads(data):
+        struct.pack_into("<I", data, place.start - 36, crc32c(data[place.start : place.stop]))
+        struct.pack_into("<I", data, place.start - 4, crc32c(data[place.start - 48 : place.start - 4]))
+    return bytes(data)
+
+
 class Capture:
     """A capture under way. Times are microseconds; a block is known by the slot that ``add`` returns."""
 

@@ -3,13 +3,14 @@
 import json
 import os
 import pty
+import random
 import re
 import subprocess
 import sys
 import unicodedata
 
 import pytest
-from capture_helpers import Capture, header, train
+from capture_helpers import Capture, header, payloads, seal, train
 
 from modscope.__main__ import main
 
@@ -196,6 +197,21 @@ def test_what_is_damaged_says_so(text):
         out = text(f"{command} damaged.msc")
         assert "at least" in out and "of the file cannot be read" in out
     assert "at least" not in text("summary cut.msc")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_wrong_file_never_breaks_a_command(modscope, captures, seed):
+    """Bytes changed at random, in half of them with checksums that fit; some are cut short."""
+    chance = random.Random(seed)
+    data = bytearray(out_of_memory().end(how="finished"))
+    places = [i for place in payloads(data) for i in place] if seed % 2 else range(16, len(data))
+    for _ in range(chance.choice((1, 2, 5, 20))):
+        data[chance.choice(places)] = chance.randrange(256)
+    wrong = seal(data) if seed % 2 else bytes(data)[: chance.randrange(len(data) // 2, 2 * len(data))]
+    (captures / "wrong.msc").write_bytes(wrong)
+    for command in [*COMMANDS, "tree {} --at oom", "blocks {} --at step:2", "tree {} --at time:0.2", "summary {} --json"]:
+        status, out, err = modscope(command.format("wrong.msc"))
+        assert status in (0, 1) and bool(out) == (status == 0) and err.startswith("modscope: ") == (status == 1)
 
 
 def test_the_following_command_works(text):
@@ -429,6 +445,15 @@ def test_no_leaks(text, figures):
 def test_too_few_steps_to_tell(text, figures):
     assert "Too few steps to tell" in text("leaks killed.msc")
     assert figures("leaks killed.msc")["step"] is None
+
+
+def test_devices_without_a_name(tmp_path, text):
+    c = Capture(("cpu",))
+    c.add(100, 5)
+    c.oom(1, 2, 3, 63)
+    (tmp_path / "odd.msc").write_bytes(c.end())
+    assert "device 5  100 B" in text(f"summary {tmp_path}/odd.msc")
+    assert "Nothing is held" in text(f"tree {tmp_path}/odd.msc --at oom")
 
 
 def test_leaks_of_different_sizes(tmp_path, figures):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from modscope._commands.common import Load, Report, at_least, find_device, head, label, next_command, notes
 from modscope._commands.terminal import Screen, clean, counted, size
-from modscope._load import Block, Capture, Snapshot
+from modscope._load import Block, Snapshot
 
 STEPS_NEEDED = 3  # different ones that survivors were made in, to be called a leak
 
@@ -22,17 +22,13 @@ class _Owner(NamedTuple):
 def report(arguments: Namespace, load: Load) -> Report:
     capture = load(arguments.file)
     device = find_device(capture, arguments.device)
-    step, groups, unsure = _last_whole_step(capture), [], capture.unsure
-    if step is not None:
-        snapshot = capture.snapshot(f"step:{step}")
+    step, groups, unsure = None, list[Report](), capture.unsure
+    begun = list(capture.events("step"))
+    if len(begun) > STEPS_NEEDED:
+        # The last may have been cut short, and what it holds has had no time to go: take the end of the one before.
+        step, snapshot = begun[-2].bytes, capture.snapshot(begun[-1].number)
         groups, unsure = _groups(snapshot, device), snapshot.unsure
-    return {**head(arguments.file, capture), "unsure": unsure, "steps": capture.last_step, "step": step, "groups": groups}
-
-
-def _last_whole_step(capture: Capture) -> int | None:
-    """The last may have been cut short, and what it holds has had no time to go: the one before it, if there were enough."""
-    begun = [event.bytes for event in capture.events("step")]
-    return begun[-2] if len(begun) > STEPS_NEEDED else None
+    return {**head(arguments.file, capture), "unsure": unsure, "steps": len(begun), "step": step, "groups": groups}
 
 
 def _groups(snapshot: Snapshot, device: str | None) -> list[Report]:

@@ -149,7 +149,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     lines = _DRAWN if screen.drawing else _TYPED
     rows, depth, more = _fitting(result["tree"], least, arguments.depth, lines)
     out = heading(result, screen)
-    out += _table(rows, result["total"], result["by"], screen)
+    out += _table(rows, result["total"], result["by"], screen) if rows else ["Nothing is held."]
     out += others(result, screen) + notes(result, screen)
     words = moment_words(result, arguments)
     if more and arguments.depth is None:
