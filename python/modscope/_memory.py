@@ -6,13 +6,13 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from modscope import _display, _native, _places
+from modscope import _display, _native, _places, _story
 from modscope._dispatch import Dispatch, fake_mode, is_fake
 from modscope._figures import (
     ModuleSnapshot,
@@ -132,6 +132,7 @@ class MemTracker:
         self._stats_cache: tuple[int, Known] | None = None
         self._mode: Dispatch | None = None
         self._named = False  # whether _tracker is entered
+        self._give_way: Callable[[], None] | None = None  # leaves for one that needs another source
 
     def __repr__(self) -> str:
         state = "active" if self._depth else "not active"
@@ -220,6 +221,11 @@ class MemTracker:
     def _join(self, dispatcher: bool) -> bool:
         """Take part in the ledger that goes on, or begin one; whether there was one."""
         name = self._name(dispatcher)
+        if _Shared.trackers and _Shared.dispatcher != dispatcher:
+            giving = [tracker._give_way for tracker in _Shared.trackers]
+            for give_way in giving if all(giving) else ():
+                assert give_way is not None
+                give_way()
         joined = bool(_Shared.trackers)
         if joined and _Shared.dispatcher != dispatcher:
             active = self._name(_Shared.dispatcher)
@@ -312,6 +318,8 @@ class MemTracker:
             if self._depth == 0:
                 raise RuntimeError("this tracker is not active: enter it first, with a with statement")
             if self._depth == 1:
+                if len(args) > 1 and isinstance(args[1], BaseException):
+                    _story.add_note(args[1])
                 try:
                     self._end()
                 except BaseException:
