@@ -22,7 +22,8 @@ def amount(value: int, units: str) -> str:
 
 def natural(name: str) -> list[tuple[int, int, str]]:
     """Sorts ``layers.2`` before ``layers.10``."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part.lower()) for part in re.split(r"(\d+)", name) if part]
+    parts = filter(None, re.split(r"(\d+)", name))
+    return [(0, int(part), "") if part.isdecimal() and len(part) < 20 else (1, 0, part.lower()) for part in parts]
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

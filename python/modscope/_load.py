@@ -169,7 +169,7 @@ class Snapshot:
     def tree(self, device: str | None = None) -> tuple[Branch, ...]:
         """The modules that hold something on a device (by default the main one), largest first. "Global" is
         what was made outside any module."""
-        number = self._capture._device(device or self.main_device)
+        number = self._capture._device(self.main_device if device is None else device)
         return grow([(self._capture._module(path), raw) for on, path, raw in self._modules if on == number])
 
     @cached_property
@@ -375,7 +375,7 @@ class Capture:
     def _peak(self, device: str | None) -> int:
         if not self.peaks:
             raise CaptureError("There is no peak: the capture has no memory in it")
-        name = device or self.main_device
+        name = self.main_device if device is None else device
         self._device(name)
         if name not in self.peaks:
             raise CaptureError(f"There is no peak on {name}: it never held anything")

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from modscope._commands.terminal import Progress
 
-NAMES = ("summary", "tree", "blocks", "diff", "leaks")
-
 
 def _moment(text: str) -> str:
     from modscope._load import parse_moment
@@ -52,7 +50,7 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         parser.add_argument("--at", type=_moment, default="peak", metavar="MOMENT", help=moments)
     for parser in (tree, blocks, diff, leaks):
         parser.add_argument("--device", help="such as cuda:0; the default is the one that matters most, CPU last")
-    tree.add_argument("--depth", type=_positive, metavar="D", help="levels to show; 3 by default")
+    tree.add_argument("--depth", type=_positive, metavar="D", help="levels to show; by default as many as fit 40 lines")
     tree.add_argument("--by", choices=("module", "category"), default="module", help="what comes first")
     tree.add_argument("--all", action="store_true", help="show modules with less than 1%%, too")
     for parser in (blocks, diff):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from modscope._commands.terminal import Screen, cells, clean, counted, percent, size
@@ -13,6 +13,8 @@ from modscope._words import TOTAL, Sums
 
 Report = dict[str, Any]
 Load = Callable[[str], Capture]
+
+_SPLIT = 36  # columns for the categories of a row, where there is room
 
 
 def head(file: str, capture: Capture) -> Report:
@@ -54,49 +56,64 @@ def find_device(capture: Capture, asked: str | None) -> str | None:
     if asked is None:
         return None
     alike = [name for name in capture.devices if name.startswith(asked)]
-    return alike[0] if len(alike) == 1 and asked not in capture.devices else asked
+    device = alike[0] if len(alike) == 1 else asked
+    capture._device(device)
+    return device
 
 
 # ---- in words ----
 
-SPLIT = 36  # columns for the categories of a row, where there is room
-
-
 def parts_of(sums: Sums) -> Sums:
     return {word: value for word, value in sums.items() if value and word != TOTAL}
-
-
-def split_of(sums: Sums) -> str:
-    """ "52% Activation, 30% Parameter" """
-    parts = sorted(parts_of(sums).items(), key=lambda part: -part[1])
-    return ", ".join(f"{percent(value, sums[TOTAL])} {word}" for word, value in parts)
-
 
 
 def at_least(unsure: bool, text: str) -> str:
     return f"at least {text}" if unsure else text
 
 
-def doing(phase: str, module: str) -> str:
+def _doing(phase: str, module: str) -> str:
     if phase in ("idle", "optimizer"):
         what = "" if phase == "idle" else "in the optimizer's step"
-        return what if module == "Global" else " ".join(filter(None, (what, f"in {module}")))
+        return what if module == "Global" else f"{what} in {module}".strip()
     return f"{phase} outside any module" if module == "Global" else f"{phase} of {module}"
 
 
-def when(spot: Report, screen: Screen, room: int) -> str:
+def when(moment: Report, screen: Screen, room: int) -> str:
     """ "in step 2, backward of GPT2.h.11.mlp, at 1.531 s", the module's name shortened if need be."""
-    step = f"in step {spot['step']}" if spot["step"] else "before the first step"
-    time, name = f"at {spot['time']:.3f} s", clean(spot["module"])
-    sentence = ", ".join(filter(None, (step, doing(spot["phase"], name), time)))
-    if cells(sentence) <= room:
-        return sentence
-    name = screen.fit(name, max(room - cells(sentence) + cells(name), 12))
-    return screen.cut(", ".join(filter(None, (step, doing(spot["phase"], name), time))), room)
+
+    def sentence(name: str) -> str:
+        step = f"in step {moment['step']}" if moment["step"] else "before the first step"
+        return ", ".join(filter(None, (step, _doing(moment["phase"], name), f"at {moment['time']:.3f} s")))
+
+    name = clean(moment["module"])
+    excess = cells(sentence(name)) - room
+    if excess > 0:
+        name = screen.fit(name, max(cells(name) - excess, 12))
+    return screen.cut(sentence(name), room)
 
 
 def label(name: str) -> str:
     return "Global (outside any module)" if name == "Global" else name or '""'
+
+
+def _split(sums: Sums) -> str:
+    """ "52% Activation, 30% Parameter" """
+    parts = sorted(parts_of(sums).items(), key=lambda part: -part[1])
+    return ", ".join(f"{percent(value, sums[TOTAL])} {word}" for word, value in parts)
+
+
+def name_column(rows: Sequence[tuple[str, str, Sums]], room: int, screen: Screen, split: bool = True) -> list[str]:
+    """What leads to each name, the name, and where there is room the categories of what it holds."""
+    for_split = _SPLIT if split and room > 2 * _SPLIT else 0
+    names = [screen.fit(label(name), room - for_split - cells(lead)) for lead, name, _ in rows]
+    used = [cells(lead) + cells(name) for (lead, _, _), name in zip(rows, names)]
+    out = []
+    for (lead, _, sums), name, width in zip(rows, names, used):
+        line = screen.dim(lead) + name
+        if for_split:
+            line += " " * (max(used) - width + 2) + screen.dim(screen.cut(_split(sums), room - max(used) - 2))
+        out.append(line)
+    return out
 
 
 def heading(report: Report, screen: Screen) -> list[str]:

@@ -91,11 +91,12 @@ def _lines(group: Report, width: int, several: bool, screen: Screen) -> list[str
     on = f" on {clean(group['device'])}" if several else ""
     whose = f"{group['category']} of {label(group['module'])}"
     steps = f"{group['steps']} steps ({group['first_step']} to {group['last_step']})"
-    phases = "outside any phase" if group["phases"] == ["idle"] else f"in {', '.join(group['phases'])}"
     sizes = ", ".join(f"{each['count']} x {size(each['bytes'])}" for each in group["sizes"][:4])
     if len(group["sizes"]) > 4:
         sizes += f", {counted(len(group['sizes']) - 4, 'more size')}"
     pad = " " * (width + 2)
     first = f"{size(group['bytes']):>{width}}  {screen.bold(screen.fit(whose, room - len(on)))}{on}"
-    made = f"{counted(group['count'], 'block')} made in {steps}, {phases}"
+    made = f"{counted(group['count'], 'block')} made in {steps}"
+    if group["phases"] != ["idle"]:
+        made += f", in {', '.join(group['phases'])}"
     return [first, pad + screen.cut(made, room), pad + screen.cut(sizes, room), ""]

@@ -5,21 +5,19 @@ from __future__ import annotations
 from argparse import Namespace
 
 from modscope._commands.common import (
-    SPLIT,
     Load,
     Report,
     at_least,
-    doing,
     head,
-    label,
+    name_column,
     next_command,
     notes,
     parts_of,
-    split_of,
+    spot,
     when,
 )
-from modscope._commands.terminal import Screen, cells, clean, counted, duration, percent, size
-from modscope._load import Capture, Event
+from modscope._commands.terminal import Screen, clean, counted, duration, percent, size
+from modscope._load import Capture
 from modscope._words import TOTAL
 
 _MODULES = 10
@@ -43,7 +41,7 @@ def report(arguments: Namespace, load: Load) -> Report:
         "phases": {word: phase._asdict() for word, phase in capture.phases.items()},
         "devices": sorted(devices, key=lambda one: (one["device"] != main, -int(one["peak"]["bytes"]))),
         "ooms": capture.ooms,
-        "last_oom": _oom(capture.last_oom),
+        "last_oom": _oom(capture),
     }
 
 
@@ -60,11 +58,22 @@ def _device(capture: Capture, name: str) -> Report:
     }
 
 
-def _oom(event: Event | None) -> Report | None:
-    if event is None:
+def _oom(capture: Capture) -> Report | None:
+    """The last allocation that failed."""
+    failed = capture.last_oom
+    if failed is None:
         return None
-    words = ("device", "time", "phase", "module", "allocated", "reserved")
-    return {"moment": event.number + 1, "asked": event.bytes, **{word: getattr(event, word) for word in words}}
+    snapshot = capture.snapshot("oom")
+    return {
+        "device": failed.device,
+        "asked": failed.bytes,
+        "held": snapshot.totals.get(str(failed.device), {}).get(TOTAL, 0),
+        "allocated": failed.allocated,
+        "reserved": failed.reserved,
+        **spot(snapshot),
+        "phase": failed.phase,
+        "module": failed.module,
+    }
 
 
 # ---- as text ----
@@ -75,8 +84,8 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     if result["last_oom"]:
         out += _out_of_memory(result, screen)
     if not result["devices"]:
-        out += ["", "No memory was held."]
-        return out + notes(result, screen)
+        out += ["", "No memory was held.", *notes(result, screen)]
+        return out + next_command("What modscope sees here", "doctor")
     main = result["devices"][0]
     for part in (_peaks(result, screen), _categories(main, screen), _modules(main, screen), _phases(result, screen)):
         out += ["", *part]
@@ -108,7 +117,7 @@ def _ended(end: dict[str, str] | None) -> str:
     words = {
         "finished": "Finished",
         "exception": "Ended by an exception",
-        "stopped": "Stopped as asked",
+        "stopped": "Stopped" if error else "Stopped as asked",
         "interrupted": "Interrupted",
     }
     return words.get(how, how or "Ended") + (f": {error.splitlines()[0]}" if error.strip() else "")
@@ -117,11 +126,12 @@ def _ended(end: dict[str, str] | None) -> str:
 def _out_of_memory(result: Report, screen: Screen) -> list[str]:
     oom = result["last_oom"]
     times = "" if result["ooms"] == 1 else f" {result['ooms']} times, at last"
-    asked = f"Out of memory{times}: {size(oom['asked'])} asked on {clean(oom['device'])} at {oom['time']:.3f} s"
-    held = f"{size(oom['allocated'])} was held, {size(oom['reserved'])} reserved"
-    where = filter(None, (doing(oom["phase"], oom["module"]), held))
-    lines = ["  " + screen.fit(line, screen.width - 2) for line in where]
-    return ["", screen.bold(screen.cut(asked, screen.width)), *lines]
+    asked = f"Out of memory{times}: {size(oom['asked'])} asked on {clean(oom['device'])}"
+    held = at_least(result["unsure"], size(oom["held"])) + " was held"
+    if oom["reserved"]:
+        held += f", {size(oom['reserved'])} reserved"
+    room = screen.width - 2
+    return ["", screen.bold(screen.cut(asked, screen.width)), "  " + when(oom, screen, room), "  " + screen.cut(held, room)]
 
 
 def _peaks(result: Report, screen: Screen) -> list[str]:
@@ -149,7 +159,7 @@ def _peaks(result: Report, screen: Screen) -> list[str]:
 
 def _categories(main: Report, screen: Screen) -> list[str]:
     total = main["peak"]["bytes"]
-    held = sorted(((value, word) for word, value in main["categories"].items() if value and word != TOTAL), reverse=True)
+    held = sorted(((value, word) for word, value in parts_of(main["categories"]).items()), reverse=True)
     width = max((len(size(value)) for value, _ in held), default=0)
     bar = min(screen.width - width - 23, 40)
     most = max((value for value, _ in held), default=1)
@@ -166,18 +176,12 @@ def _modules(main: Report, screen: Screen) -> list[str]:
     width = max((len(size(one["own"][TOTAL])) for one in main["modules"]), default=0)
     bar = min(screen.width // 6, 20)
     room = screen.width - width - bar - 12
-    split = SPLIT if room > 2 * SPLIT else 0
-    names = [screen.fit(label(one["module"]), room - split) for one in main["modules"]]
-    name_width = max(map(cells, names), default=0)
+    names = name_column([("", one["module"], one["own"]) for one in main["modules"]], room, screen)
     out = [screen.bold("By module, what each holds itself")]
     for one, name in zip(main["modules"], names):
         own = one["own"][TOTAL]
         drawn = screen.bar(own / most, bar, parts_of(one["own"]))
-        line = f"  {size(own):>{width}}  {percent(own, total):>4}  {drawn}  {name}"
-        if split:
-            pad = " " * (name_width - cells(name) + 2)
-            line += pad + screen.dim(screen.fit(split_of(one["own"]), room - name_width - 2))
-        out.append(line)
+        out.append(f"  {size(own):>{width}}  {percent(own, total):>4}  {drawn}  {name}")
     return out
 
 

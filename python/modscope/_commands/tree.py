@@ -8,20 +8,19 @@ from typing import NamedTuple
 
 from modscope._branch import Branch
 from modscope._commands.common import (
-    SPLIT,
     Load,
     Report,
     heading,
     label,
     moment_report,
     moment_words,
+    name_column,
     next_command,
     notes,
     others,
     parts_of,
-    split_of,
 )
-from modscope._commands.terminal import Screen, cells, counted, size
+from modscope._commands.terminal import Screen, counted, size
 from modscope._words import CATEGORIES, TOTAL, Sums
 
 _SMALL = 0.01  # of the whole: less is put together, unless everything is asked for
@@ -169,17 +168,11 @@ def _table(rows: list[_Row], total: int, by: str, screen: Screen) -> list[str]:
     own_width = max(map(len, [*owns, "Own"]))
     bar = min(max((screen.width - whole_width - own_width) // 5, 6), 24)
     room = screen.width - whole_width - own_width - bar - 6
-    split = SPLIT if room > 2 * SPLIT and by == "module" else 0
-    rows = [row._replace(lead=_short(row.lead, room // 2, screen)) for row in rows]
-    names = [screen.fit(row.name, room - split - cells(row.lead)) for row in rows]
-    name_width = max((cells(row.lead + name) for row, name in zip(rows, names)), default=0)
+    named = [(_short(row.lead, room // 2, screen), row.name, row.subtree) for row in rows]
+    names = name_column(named, room, screen, split=by == "module")
     head = f"{'Subtree':>{whole_width}}  {'Own':>{own_width}}  {'':{bar}}  {'Module' if by == 'module' else 'Category'}"
     out = [screen.bold(head)]
     for row, whole, own, name in zip(rows, wholes, owns, names):
         drawn = screen.bar(row.subtree[TOTAL] / total if total else 0, bar, parts_of(row.subtree))
-        line = f"{whole:>{whole_width}}  {own:>{own_width}}  {drawn}  {screen.dim(row.lead)}{name}"
-        if split:
-            pad = " " * (name_width - cells(row.lead + name) + 2)
-            line += pad + screen.dim(screen.fit(split_of(row.subtree), room - name_width - 2))
-        out.append(line)
+        out.append(f"{whole:>{whole_width}}  {own:>{own_width}}  {drawn}  {name}")
     return out
