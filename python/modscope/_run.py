@@ -1,0 +1,167 @@
+"""``modscope run``: the script as Python itself runs it, with modscope there from the first import on.
+
+This process becomes ``python script.py``. Nothing of ours lies on the script's stack, and how it
+ends and what is printed then is Python's own affair. Before the script, Python runs
+_start/sitecustomize.py, which lets _inside.py in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import stat
+import sys
+from typing import NoReturn
+
+from modscope import _files
+from modscope._inside import Settings
+
+_START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_start")
+
+
+class _Refused(Exception):
+    """A sentence for the user, and the exit status."""
+
+    def __init__(self, sentence: str, status: int) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps: say 1 or more")
+    return int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="modscope run",
+        usage="modscope run [options] script.py [arguments]\n       modscope run [options] -m module [arguments]",
+        description="Run a script as Python does, and capture what happens to the memory of its PyTorch.",
+        epilog="All that follows the script, or the module, belongs to it.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="the capture; else modscope-<script>.<pid>.msc, here")
+    parser.add_argument("-f", "--force", action="store_true", help="overwrite the capture if it exists")
+    parser.add_argument("--steps", type=_count, metavar="N", help="stop the script after N optimizer steps, with exit status 0")
+    parser.add_argument("--no-capture", action="store_true", help="write no file, only tell the peak")
+    parser.add_argument("--follow-fork", action="store_true", help="a capture for each forked child too")
+    parser.add_argument("-q", "--quiet", action="store_true", help="say nothing at the end if all went well")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
+    parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.script[:1] == ["--"]:
+        del options.script[0]
+    if not (options.module or options.script):
+        parser.error("which script? Say: modscope run script.py, or modscope run -m module")
+    if options.no_capture and (options.output or options.force or options.follow_fork):
+        parser.error("--no-capture leaves nothing for -o, -f or --follow-fork to do")
+    if options.output == "":
+        parser.error("-o needs a file's name")
+    return options
+
+
+# ---- the script ----
+
+
+def _check_script(path: str) -> None:
+    """What Python would say with words of its own, or too late: _Refused, with the status Python has for it."""
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            if not any(os.path.exists(os.path.join(path, f"__main__.{suffix}")) for suffix in ("py", "pyc")):
+                raise _Refused(f"{path} is a folder without a __main__.py: it cannot be run", 1)
+        elif stat.S_ISREG(mode):
+            with open(path, "rb") as file:
+                if not _may_be_python(path, file.read(4096)):
+                    raise _Refused(f"{path} is not a Python script", 1)
+    except FileNotFoundError:
+        raise _Refused(f"there is no script {path}", 2) from None
+    except (OSError, ValueError) as error:
+        raise _Refused(f"{path} cannot be read: {getattr(error, 'strerror', error)}", 2) from None
+
+
+def _may_be_python(path: str, head: bytes) -> bool:
+    if b"\0" not in head or head.startswith(importlib.util.MAGIC_NUMBER) or path.endswith(".pyc"):
+        return True
+    import zipfile
+
+    return zipfile.is_zipfile(path)
+
+
+def _stem(options: argparse.Namespace) -> str:
+    if options.module:
+        return str(options.module[0])
+    script = options.script[0]
+    return "stdin" if script == "-" else os.path.splitext(os.path.basename(os.path.abspath(script)))[0]
+
+
+# ---- becoming it ----
+
+
+def _python_flags() -> list[str]:
+    """What Python was told before ``-m modscope``: it is meant for the script."""
+    head = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
+    return head[:-2] if head[-2:] == ["-m", "modscope"] else []
+
+
+def _check_python(flags: list[str]) -> None:
+    if not sys.executable:
+        raise _Refused("where Python itself is cannot be told here (sys.executable), so it cannot run the script", 1)
+    if flags and (sys.flags.ignore_environment or sys.flags.no_site):
+        raise _Refused("modscope cannot be there for a script that runs under python -I, -E or -S", 2)
+    if os.pathsep in _START:
+        raise _Refused(f"modscope lies in a folder with a {os.pathsep!r} in its name, where Python cannot find it: {_START}", 1)
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    """With the capture's file made: nothing runs if it cannot be."""
+    name = _files.name_for(options.output, _stem(options))
+    shown = "" if options.no_capture else name.plain() if options.output else name.numbered()
+    return Settings(
+        program=options.module[0] if options.module else options.script[0],
+        arguments=options.module[1:] if options.module else options.script[1:],
+        shown=shown,
+        path=os.path.abspath(shown) if shown else "",
+        fd=_files.create(shown, options.force) if shown else -1,
+        children=[os.path.abspath(name.root), name.suffix] if options.follow_fork else [],
+        steps=options.steps or 0,
+        quiet=options.quiet,
+        pythonpath=os.environ.get("PYTHONPATH"),
+    )
+
+
+def _become(command: list[str], settings: Settings) -> NoReturn:
+    path = os.pathsep.join(filter(None, [_START, settings.pythonpath]))
+    if settings.fd >= 0:
+        os.set_inheritable(settings.fd, True)
+    try:
+        os.execve(sys.executable, [sys.executable, *command], {**os.environ, **settings.to_environment(), "PYTHONPATH": path})
+    except OSError as error:
+        if settings.fd >= 0:
+            _files.remove_empty(settings.path, settings.fd)
+        raise _Refused(f"Python cannot be started: {error.strerror}", 1) from None
+
+
+def main(arguments: list[str]) -> int:
+    """Does not return if all is well."""
+    options = _parse(arguments)
+    try:
+        flags = _python_flags()
+        _check_python(flags)
+        if options.script and options.script[0] != "-":
+            _check_script(options.script[0])
+        target = ["-m", *options.module] if options.module else options.script
+        _become([*flags, *target], _settings(options))
+    except _Refused as refused:
+        print(f"modscope: {refused}", file=sys.stderr)
+        return refused.status
+    except OSError as error:
+        print(f"modscope: {error}", file=sys.stderr)
+        return 1

@@ -1,0 +1,21 @@
+"""Python runs a module of this name before any script: `modscope run` puts this folder first in PYTHONPATH.
+
+It leaves no trace: the environment, the path and the installation's own sitecustomize are as without it.
+"""
+
+import os
+import sys
+
+_here = os.path.dirname(__file__)
+sys.path.remove(_here)
+sys.path_importer_cache.pop(_here, None)
+del sys.modules["sitecustomize"]
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(_here)))
+try:
+    from modscope import _inside
+finally:
+    del sys.path[0]
+_inside.enter()
+
+__import__("sitecustomize")  # the installation's own; if it has none, Python expects this very error

@@ -1,0 +1,173 @@
+"""However a script ends, its capture is whole, or good up to the last second."""
+
+import signal
+import sys
+
+import modscope
+import pytest
+from helpers import PLACES, needs_places
+from run_helpers import captures, kill_when_ready, only_capture, run, start, training, write
+
+FOREVER = """
+    step()
+    big = torch.ones(3_000_000)
+    print("ready", flush=True)
+    while True:
+        step()
+"""
+
+
+def test_the_end_of_a_training(tmp_path):
+    """The line has the capture's name and what the capture itself tells. All from the import of torch on is in it:
+    parameters made before the first forward have their owner."""
+    ran = run(tmp_path, training(tmp_path, "step(); step(); big = torch.ones(3_000_000); print(sys.argv)"), "-o", "x")
+    (path,) = captures(tmp_path)
+    capture = only_capture(tmp_path)
+    assert ran.status == 0 and ran.out == b"['train.py', '-o', 'x']\n" and ran.err == b""
+    peak = capture.peaks["cpu"]
+    assert ran.said.startswith(f"wrote {path.name} (") and ran.said.endswith(f"See it:  modscope summary {path.name}\n")
+    assert (peak.step, peak.phase) == (2, "idle")
+    assert f"Peak {peak.bytes / 2**20:.2f} MiB on cpu in step 2, outside any module. " in ran.said
+    assert capture.end == {"how": "finished"} and capture.info["program"] == "train.py" and capture.info["arguments"] == "-o\nx"
+    assert (capture.last_step, capture.optimized, capture.lost, capture.damaged) == (2, 2, 0, 0)
+    held = capture.snapshot("step:1").by_module()["cpu"]
+    assert held["Net.up"]["Parameter"] == 4 * (100 * 1000 + 1000) and held["Net.down"]["Parameter"] == 4 * 1001
+    assert held["Net.up"]["Optstate"] >= 2 * held["Net.up"]["Parameter"]
+
+
+def test_an_exception(tmp_path):
+    ran = run(tmp_path, training(tmp_path, "step(); net(torch.ones(3, 3))"))
+    assert ran.status == 1 and ran.err.startswith(b"Traceback") and not (PLACES and b"modscope" in ran.err)
+    capture = only_capture(tmp_path)
+    assert capture.end["how"] == "exception" and capture.end["error"].startswith("RuntimeError: mat1 and mat2")
+
+
+@needs_places
+def test_out_of_memory(tmp_path):
+    """Outside any module: the runner gives the exception its story, and the line says how to see that moment."""
+    ran = run(tmp_path, training(tmp_path, "step(); torch.empty(10**15)"))
+    _, error, note = ran.err.partition(b"RuntimeError: ")
+    assert ran.status == 1 and b"DefaultCPUAllocator" in error + note and b"out of memory: " in note
+    assert "modscope tree " in ran.said and ran.said.endswith(" --at oom\n")
+    capture = only_capture(tmp_path)
+    assert capture.ooms == 1 and capture.end["error"].startswith("RuntimeError: ")
+
+
+def test_steps(tmp_path):
+    """Also where the script catches all that it can, and runs what it must at its end."""
+    text = """
+        import atexit
+        atexit.register(print, "at exit")
+        try:
+            for i in range(9):
+                try:
+                    print(i)
+                    step()
+                except BaseException as error:
+                    print(repr(error))
+        finally:
+            print("finally")
+    """
+    ran = run(tmp_path, "--steps", "3", training(tmp_path, text))
+    assert ran.status == 0 and ran.err == b"" and b"".join(ran.out.split()).count(b"SystemExit(0)") == 7
+    assert ran.out.endswith(b"finally\nat exit\n")
+    capture = only_capture(tmp_path)
+    assert capture.end["how"] == "stopped"
+
+
+def test_steps_in_a_thread(tmp_path):
+    text = """
+        import queue, threading
+        print("begins")
+        def work():
+            while True:
+                step()
+        threading.Thread(target=work).start()
+        queue.Queue().get()
+    """
+    ran = run(tmp_path, "--steps", "2", training(tmp_path, text))
+    assert ran.status == 0 and ran.out == b"begins\n" and ran.err == b""
+    capture = only_capture(tmp_path)
+    assert capture.end == {"how": "stopped", "status": "0"} and capture.optimized == 2
+
+
+def test_leaving_at_once(tmp_path):
+    """Into a file that is overwritten, as asked."""
+    (tmp_path / "x.msc").write_text("old")
+    ran = run(tmp_path, "-f", "-o", "x.msc", training(tmp_path, "import os; step(); os._exit(7)"))
+    assert ran.status == 7 and ran.err == b"" and ran.said.startswith("wrote x.msc ")
+    assert only_capture(tmp_path).end == {"how": "finished", "status": "7"}
+
+
+def test_the_very_end_is_seen(tmp_path):
+    """What runs at exit, and what threads do that outlive the script."""
+    text = """
+        import atexit, threading, time
+        atexit.register(lambda: step())
+        def late():
+            time.sleep(0.2)
+            step()
+    """
+    name = write(tmp_path, text, "late.py")
+    training(tmp_path, "threading.Thread(target=late).start(); step()")
+    (tmp_path / name).write_text((tmp_path / name).read_text() + (tmp_path / "train.py").read_text())
+    ran = run(tmp_path, "-q", name)
+    assert ran.status == 0 and ran.err == b"" and ran.said == ""
+    assert only_capture(tmp_path).optimized == 3
+
+
+def test_without_a_capture(tmp_path):
+    """And with fewer steps than it may do."""
+    ran = run(tmp_path, "--no-capture", "--steps", "5", training(tmp_path, "step(); sys.exit(3)"))
+    assert ran.status == 3 and ran.said.startswith("Peak ") and ran.said.count("\n") == 1
+    assert captures(tmp_path) == []
+
+
+# ---- signals ----
+
+
+def test_ctrl_c(tmp_path):
+    ran = kill_when_ready(start(tmp_path, training(tmp_path, FOREVER)), signal.SIGINT)
+    assert ran.status == -signal.SIGINT and ran.err.endswith(b"KeyboardInterrupt\n") and not (PLACES and b"modscope" in ran.err)
+    assert ran.said.startswith("wrote ")
+    capture = only_capture(tmp_path)
+    assert capture.end["how"] == "interrupted" and capture.peaks["cpu"].bytes > 12_000_000
+
+
+def test_killed(tmp_path):
+    """What happened until a second before is there."""
+    text = """
+        import time
+        big = torch.ones(3_000_000)
+        time.sleep(1.2)
+        print("now", flush=True)
+        while True:
+            step()
+    """
+    name = training(tmp_path, text)
+    numbers = (signal.SIGTERM, signal.SIGKILL)
+    for number, process in [(number, start(tmp_path, "-o", f"{number}.msc", name)) for number in numbers]:
+        ran = kill_when_ready(process, number)
+        assert ran.status == -number and ran.out == b"now\n" and ran.err == b"" and ran.said == ""
+        capture = modscope.load(tmp_path / f"{number}.msc")
+        assert capture.end is None and capture.damaged == 0 and capture.peaks["cpu"].bytes > 12_000_000
+
+
+# ---- a disk that takes no more ----
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits as Linux has them")
+def test_a_file_that_may_not_grow(tmp_path):
+    """Stands in for a full disk: the script runs on, and the line says what is missing."""
+    text = """
+        import resource
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+        for _ in range(300):
+            step()
+        print("fine")
+    """
+    ran = run(tmp_path, training(tmp_path, text))
+    assert ran.status == 0 and ran.out == b"fine\n" and ran.err == b""
+    assert "events are not in it" in ran.said and "at least" in ran.said and "File too large" in ran.said
+    capture = only_capture(tmp_path)
+    assert 0 < capture.bytes <= 8192 and capture.unsure and (capture.lost or capture.end is None)

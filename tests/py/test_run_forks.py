@@ -1,0 +1,101 @@
+"""Other processes of a script: forked ones never touch its capture, and have their own if asked; ranks have one each."""
+
+import sys
+
+import modscope
+import pytest
+import torch
+from run_helpers import RUN, call, captures, only_capture, run, training, write
+
+FORKS = """
+    import multiprocessing, os
+    from torch.utils.data import DataLoader
+
+    class Items:
+        def __len__(self):
+            return 4
+        def __getitem__(self, i):
+            return torch.full((100,), float(i))
+
+    def child(megabytes):
+        kept = torch.ones(megabytes * 2**18)
+        step()
+
+    if __name__ == "__main__":
+        print(sum(float(batch.sum()) for batch in DataLoader(Items(), num_workers=2)))
+        process = multiprocessing.get_context("fork").Process(target=child, args=(50,))
+        process.start()
+        process.join()
+        print(process.exitcode)
+        pid = os.fork()
+        if pid == 0:
+            child(60)
+            sys.exit(5)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        step()
+"""
+EXPECTED = b"600.0\n0\n5\n"
+
+
+def test_forked_children_leave_the_capture_alone(tmp_path):
+    ran = run(tmp_path, training(tmp_path, FORKS))
+    assert ran.status == 0 and ran.out == EXPECTED and ran.err == b"" and ran.said.startswith("wrote ")
+    capture = only_capture(tmp_path)
+    assert capture.peaks["cpu"].bytes < 40 * 2**20 and capture.optimized == 1
+    assert capture.end["how"] == "finished" and capture.damaged == 0
+
+
+def test_forked_children_are_followed(tmp_path):
+    """Two workers, a process and a fork, beside the script itself; one line is said."""
+    ran = run(tmp_path, "--follow-fork", "-o", "all.msc", training(tmp_path, FORKS))
+    assert ran.status == 0 and ran.out == EXPECTED and ran.err == b"" and ran.said.startswith("wrote all.msc ")
+    found = {path: modscope.load(path) for path in captures(tmp_path)}
+    own = found.pop(tmp_path / "all.msc")
+    assert own.optimized == 1 and own.peaks["cpu"].bytes < 40 * 2**20
+    assert {path.name for path in found} == {f"all.{capture.info['pid']}.msc" for capture in found.values()}
+    assert all(capture.end["how"] == "finished" and capture.damaged == 0 for capture in found.values())
+    large = sorted(capture.peaks["cpu"].bytes // 2**20 for capture in found.values())[-2:]
+    assert len(found) == 4 and 50 <= large[0] < 60 <= large[1] < 70
+
+
+def test_a_child_that_is_forked_before_torch_is_imported(tmp_path):
+    name = write(
+        tmp_path,
+        """
+        import os
+        pid = os.fork()
+        import torch
+        kept = torch.ones(1000 if pid else 10**6)
+        if pid:
+            os.waitpid(pid, 0)
+        """,
+    )
+    ran = run(tmp_path, "--follow-fork", name)
+    assert ran.status == 0 and ran.err == b"" and ran.said.startswith("wrote ")
+    assert sorted(modscope.load(path).peaks["cpu"].bytes > 10**6 for path in captures(tmp_path)) == [False, True]
+
+
+@pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
+)
+def test_two_ranks(tmp_path):
+    text = """
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+        dist.init_process_group("gloo")
+        net = DistributedDataParallel(net)
+        step()
+        print("rank", dist.get_rank(), flush=True)
+        dist.destroy_process_group()
+    """
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *RUN[1:]]
+    ran = call([*launch, training(tmp_path, text)], tmp_path, OMP_NUM_THREADS="1")
+    assert ran.status == 0 and sorted(ran.out.splitlines()) == [b"rank 0", b"rank 1"], ran
+    found = [modscope.load(path) for path in captures(tmp_path)]
+    expected = [f"modscope-train.rank{rank}.{found[rank].info['pid']}.msc" for rank in range(2)]
+    assert [path.name for path in captures(tmp_path)] == expected
+    assert [(c.info["rank"], c.info["world"], c.end["how"], c.optimized) for c in found] == [
+        (str(rank), "2", "finished", 1) for rank in range(2)
+    ]
+    assert "DistributedDataParallel.module.up" in found[1].snapshot("peak").by_module()["cpu"]
+    assert ran.err.count(b"[modscope] wrote") + 1 == 2
