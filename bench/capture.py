@@ -127,9 +127,11 @@ def on_the_cpu(rounds: int, quick: bool) -> None:
     compare(title, 1.03, "cpu", train, 1 if quick else 2, rounds=max(2, rounds // 10), seconds=100)
 
 
-def on_a_gpu(device: str, rounds: int, tiny: bool) -> None:
+def on_a_gpu(device: str, rounds: int, tiny: bool, only: str) -> None:
     gpu_models.warm(torch.device(device))
     for name, make in gpu_models.MODELS.items():
+        if only.lower() not in name.lower():
+            continue
         gpu_models.clear_device(torch.device(device))
         training = gpu_models.Training(make, tiny, device)
         for _ in range(2):
@@ -161,6 +163,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="do the scripts work? no figures to keep")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tiny", action="store_true", help="models of no size, to try the GPU's part on a CPU")
+    parser.add_argument("--only", default="", help="on a GPU: only models whose name has this in it")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     warnings.simplefilter("ignore")
@@ -175,7 +178,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
     rounds = 10 if arguments.quick else arguments.rounds
     if arguments.device != "cpu" or arguments.tiny:
-        on_a_gpu(arguments.device, min(rounds, 12), arguments.tiny)
+        on_a_gpu(arguments.device, min(rounds, 25), arguments.tiny, arguments.only)
     else:
         on_the_cpu(rounds, arguments.quick)
     start_up(3 if arguments.quick else 7)

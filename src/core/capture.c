@@ -346,14 +346,21 @@ static void write_left(ms_capture *capture, struct ms__place *place)
     write_where(capture, place, place->left_at);
 }
 
+/* From a node to one of the same module nothing is told; what takes longer in between is found by
+ * ms__capture_tell_left. */
 static void go_to(ms_capture *capture, const ms_thread *thread, bool to_node)
 {
     struct ms__place *place = turn_to(capture, thread);
     if (!place)
         return;
-    uint64_t now = microseconds(capture);
     uint8_t phase = (uint8_t)ms__phase(thread);
     ms_path path = ms__path_of(thread);
+    bool same = place->phase == phase && place->path == path;
+    if (same && (to_node || !place->left)) {
+        place->left = false;
+        return;
+    }
+    uint64_t now = microseconds(capture);
     if (place->left && (!to_node || now - place->left_at > MS__LEFT_US))
         write_left(capture, place);
     place->left = false;

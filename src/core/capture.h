@@ -47,29 +47,31 @@ struct ms__compared {
 };
 
 struct ms_capture {
-    ms_capture *next; /* of the ledger's */
-    ms_ledger *ledger;
-    ms_watch *watch;
-
-    /* What capture.c writes; guarded by ledger->lock. */
-    uint8_t *at, *last; /* in the page; at >= last: it is full, or there is none */
-    struct ms__page *page;
-    uint64_t event; /* the next one's number */
-    uint64_t time;  /* of the one before, in microseconds */
-    uint64_t began; /* nanoseconds of the clock */
-    struct ms__compared compared, compared_first;
-    uint64_t rate, second; /* microseconds a tick, times 2^32; ticks a second, 0: not known */
-    uint64_t oldest;       /* epoch claimed in this page */
-    uint64_t key_event;    /* of the last key frame */
-    uint64_t optimized;
-    uint64_t first_step;                 /* the one it began in */
+    /* What capture.c writes; guarded by ledger->lock. First what every event needs, in a few lines of the cache. */
+    uint8_t *at, *last;                  /* in the page; at >= last: it is full, or there is none */
+    uint64_t event;                      /* the next one's number */
+    uint64_t time;                       /* of the one before, in microseconds */
     uint32_t slot, device, thread, path; /* the latest ones mentioned in this page */
     uint32_t untimed;
-    bool broken; /* events are lost, until a key frame can be made */
-    bool halted; /* none is to be made yet: the file could not be written */
+    uint32_t birth_room;
     struct ms__birth *births;
-    uint32_t birth_room, place_room;
     struct ms__place *places; /* by a thread's number */
+    ms_capture *next;         /* of the ledger's */
+    ms_ledger *ledger;
+    struct ms__compared compared;
+    uint64_t rate, second; /* microseconds a tick, times 2^32; ticks a second, 0: not known */
+    uint32_t place_room;
+    bool broken;     /* events are lost, until a key frame can be made */
+    bool halted;     /* none is to be made yet: the file could not be written */
+    uint64_t oldest; /* epoch claimed in this page */
+
+    struct ms__page *page;
+    ms_watch *watch;
+    uint64_t began; /* nanoseconds of the clock */
+    struct ms__compared compared_first;
+    uint64_t key_event; /* of the last key frame */
+    uint64_t optimized;
+    uint64_t first_step; /* the one it began in */
     uint64_t reserved[MS_DEVICES_MOST];
     _Atomic uint64_t lost;
 

@@ -239,19 +239,26 @@ MS__RARE void go_to(ms_ledger *ledger, struct ms__seat *seat, ms_thread *maker, 
     }
 }
 
+/* Whether the node is in the same call as the one before it, so that nothing changes. */
+MS__INLINE bool goes_on(const struct ms__seat *seat, const ms_thread *thread, uint64_t maker, uint64_t record)
+{
+    return MS__LOAD(seat->last_record) == record && seat->last_maker == maker &&
+           seat->last_level == thread->nodes_open && !atomic_load_explicit(&seat->grown, memory_order_relaxed);
+}
+
 void ms__moment_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *maker, uint64_t record)
 {
     struct ms__seat *seat = thread->seat;
     uint64_t maker_id = maker ? MS__PEEK(maker->id) : 0;
+    bool same = false;
     if (MS__LIKELY(seat && MS__LOAD(seat->ledger) == ledger && record != MS__NONE)) {
         atomic_store_explicit(&seat->inside, thread->nodes_open, memory_order_relaxed);
-        if (MS__LOAD(seat->last_record) == record && seat->last_maker == maker_id &&
-            seat->last_level == thread->nodes_open && !atomic_load_explicit(&seat->grown, memory_order_relaxed) &&
-            !ms__captured(ledger))
+        same = goes_on(seat, thread, maker_id, record);
+        if (same && !ms__captured(ledger))
             return;
     }
     ms__lock(&ledger->lock);
-    seat = ms__seat_of(ledger, thread);
+    seat = same ? NULL : ms__seat_of(ledger, thread);
     if (seat) {
         atomic_store_explicit(&seat->inside, thread->nodes_open, memory_order_relaxed);
         go_to(ledger, seat, maker, record, thread->nodes_open);
