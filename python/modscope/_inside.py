@@ -28,7 +28,8 @@ class Settings(NamedTuple):
     """What ``modscope run`` hands over, through the environment."""
 
     program: str
-    arguments: list[str]
+    arguments: int
+    """How many the program has. They may be more than the environment can carry."""
     shown: str
     """The capture as the user calls it; "" if there is to be none."""
     path: str
@@ -139,7 +140,8 @@ class Run:
             modscope._check_torch()
             from modscope import _native, _record
 
-            info = _record.default_info(self._settings.program, self._settings.arguments)
+            arguments = sys.orig_argv[len(sys.orig_argv) - self._settings.arguments :]
+            info = _record.default_info(self._settings.program, arguments)
             recording = _record.Recording(self._fd if self._fd >= 0 else None, info)
             recording.start()
             atexit.unregister(_native.put_back)  # it would be too early: see _at_exit
@@ -224,7 +226,8 @@ class Run:
         try:
             if self._recording is None:
                 self._discard()
-                self._say(f"{self._settings.program} did not import torch: there is no capture.")
+                how = "imported torch in a way that was not seen" if "torch" in sys.modules else "did not import torch"
+                self._say(f"{self._settings.program} {how}: there is no capture.")
             else:
                 from modscope._closing import closing
 

@@ -48,17 +48,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-capture", action="store_true", help="write no file, only tell the peak")
     parser.add_argument("--follow-fork", action="store_true", help="a capture for each forked child too")
     parser.add_argument("-q", "--quiet", action="store_true", help="say nothing at the end if all went well")
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
-    parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument("-m", dest="module", action="store_true", help="what follows is a module, as after python -m")
+    parser.add_argument("target", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.script[:1] == ["--"]:
-        del options.script[0]
-    if not (options.module or options.script):
+    if options.target[:1] == ["--"]:
+        del options.target[0]
+    if not options.target:
         parser.error("which script? Say: modscope run script.py, or modscope run -m module")
     if options.no_capture and (options.output or options.force or options.follow_fork):
         parser.error("--no-capture leaves nothing for -o, -f or --follow-fork to do")
@@ -96,10 +96,10 @@ def _may_be_python(path: str, head: bytes) -> bool:
 
 
 def _stem(options: argparse.Namespace) -> str:
+    target: str = options.target[0]
     if options.module:
-        return str(options.module[0])
-    script = options.script[0]
-    return "stdin" if script == "-" else os.path.splitext(os.path.basename(os.path.abspath(script)))[0]
+        return target
+    return "stdin" if target == "-" else os.path.splitext(os.path.basename(os.path.abspath(target)))[0]
 
 
 # ---- becoming it ----
@@ -125,8 +125,8 @@ def _settings(options: argparse.Namespace) -> Settings:
     name = _files.name_for(options.output, _stem(options))
     shown = "" if options.no_capture else name.plain() if options.output else name.numbered()
     return Settings(
-        program=options.module[0] if options.module else options.script[0],
-        arguments=options.module[1:] if options.module else options.script[1:],
+        program=options.target[0],
+        arguments=len(options.target) - 1,
         shown=shown,
         path=os.path.abspath(shown) if shown else "",
         fd=_files.create(shown, options.force) if shown else -1,
@@ -155,10 +155,9 @@ def main(arguments: list[str]) -> int:
     try:
         flags = _python_flags()
         _check_python(flags)
-        if options.script and options.script[0] != "-":
-            _check_script(options.script[0])
-        target = ["-m", *options.module] if options.module else options.script
-        _become([*flags, *target], _settings(options))
+        if not options.module and options.target[0] != "-":
+            _check_script(options.target[0])
+        _become([*flags, *["-m"] * options.module, *options.target], _settings(options))
     except _Refused as refused:
         print(f"modscope: {refused}", file=sys.stderr)
         return refused.status

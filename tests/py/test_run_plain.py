@@ -107,6 +107,7 @@ SCRIPTS = {
         sys.stderr.write("no end of line")
         print(sys.stdout.encoding, sys.stdout.line_buffering, sys.stdout.write_through, sys.stderr.errors, os.isatty(0))
         """,
+    "another folder": "import os; os.chdir('/')",
     "numbers of files": """
         import os
         print(os.open(__file__, os.O_RDONLY), os.open(__file__, os.O_RDONLY))
@@ -147,7 +148,7 @@ SCRIPTS = {
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 def test_same(tmp_path, script):
     name = write(tmp_path, script)
-    assert_same(tmp_path, [name, "-o", "out", "--steps", "--", "", "-m", "é"], b"\x00some\xff\n")
+    assert_same(tmp_path, [name, "-o", "out", "--steps", "--", "", "-m", "-h", "é"], b"\x00some\xff\n")
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGUSR1)", "os.abort()"])
@@ -157,6 +158,11 @@ def test_dying_of_a_signal(tmp_path, end):
     assert ours == plain and ours.status < 0
 
 
+def test_many_arguments(tmp_path):
+    write(tmp_path, "import sys; print(len(sys.argv))")
+    assert assert_same(tmp_path, ["script.py", *["x" * 1000] * 300]).out == b"301\n"
+
+
 def test_exit_statuses_as_a_shell_sees_them(tmp_path):
     """Python dies of SIGINT itself after an interrupt: 130."""
     write(tmp_path, "raise KeyboardInterrupt")
@@ -164,13 +170,13 @@ def test_exit_statuses_as_a_shell_sees_them(tmp_path):
     assert done.stdout == b"130\n"
 
 
-@pytest.mark.parametrize("words", [["-m", "pkg.inner", "-q", "x"], ["-m", "pkg"], ["-mpkg"], ["-m", "gone"], ["-m", "pkg.gone"]])
+@pytest.mark.parametrize("words", [["pkg.inner", "--", "-q", "-h"], ["pkg"], ["gone"], ["pkg.gone"]])
 def test_modules(tmp_path, words):
     (tmp_path / "pkg").mkdir()
     write(tmp_path, "print('the package')", "pkg/__init__.py")
     for name in ("inner", "__main__"):
         write(tmp_path, "import sys; print(__name__, __file__, __spec__, __package__, sys.argv, sys.path[0])", f"pkg/{name}.py")
-    assert_same(tmp_path, words)
+    assert_same(tmp_path, ["-m", *words])
 
 
 def test_a_folder_and_an_archive(tmp_path):
@@ -251,6 +257,13 @@ def test_a_torch_that_is_none(tmp_path):
     assert without_addresses(done) == without_addresses(plainly(tmp_path, "script.py"))
     assert "runs on unwatched" in done.said and "torch 2.4 or newer" in done.said and "1.13.1" in done.said
     assert captures(tmp_path) == []
+
+
+def test_a_torch_that_comes_by_another_way(tmp_path):
+    write(tmp_path, "", "torch.py")
+    write(tmp_path, "import sys; del sys.meta_path[0]; import torch")
+    done = run(tmp_path, "script.py")
+    assert done.status == 0 and "not seen" in done.said and captures(tmp_path) == []
 
 
 def test_a_forked_child_says_nothing(tmp_path):
