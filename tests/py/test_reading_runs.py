@@ -114,8 +114,8 @@ def test_the_end_is_the_trackers(tmp_path):
     with tracker:
         with record(tmp_path / "run.msc"):
             train(mlp, kept)
-            now = tracker.get_tracker_snapshot()
-            modules = tracker.get_module_snapshot()
+        now = tracker.get_tracker_snapshot()
+        modules = tracker.get_module_snapshot()
     capture = load(tmp_path / "run.msc")
     end = capture.snapshot(capture.count)
     assert in_words(end.totals) == in_words(now)
