@@ -2,7 +2,7 @@
 #
 #   test-c      tests and example, plain and with the address and undefined-behaviour sanitizers
 #   tsan-c      tests with the thread sanitizer
-#   fuzz-c      random events against the model for FUZZ_SECONDS
+#   fuzz-c      random events against the models, and any bytes as captures, for FUZZ_SECONDS
 #   bench-core  instructions a module call, a backward node and a block of memory cost; the ledger's own memory
 #
 # A sanitizer whose runtime is missing is skipped, and said so.
@@ -17,9 +17,11 @@ FUZZ_INPUTS ?= 3000
 C_DIR := $(BUILD)/c
 C_FLAGS := -std=c11 -Wall -Wextra -Wpedantic -Werror -g -pthread -Iinclude -Isrc/core -Itests/c
 C_CORE := $(wildcard src/core/*.c)
-C_FUZZERS := events ledger
+C_FUZZERS := events ledger capture
 C_FUZZ_events := $(addprefix tests/c/,fuzz.c fuzz_events.c play.c model.c heap.c)
 C_FUZZ_ledger := $(addprefix tests/c/,fuzz.c fuzz_ledger.c ledger_play.c heap.c) $(wildcard tests/c/ledger_model*.c)
+C_FUZZ_capture := $(addprefix tests/c/,fuzz.c fuzz_capture.c capture_exercise.c capture_file.c heap.c)
+C_FUZZ_MOST_capture := 16384
 C_TESTS := $(filter-out tests/c/fuzz%,$(wildcard tests/c/*.c))
 
 C_FLAGS_plain := -O1
@@ -77,12 +79,14 @@ fuzz-c: $(C_FUZZ_RUNS)
 
 # The fuzzers share the time.
 $(C_FUZZ_RUNS): fuzz-c-%:
-	@echo "== $* by the fuzzer, against the model"
+	@echo "== $* by the fuzzer"
 	@if $(call c_can,$(CLANG),$(C_FLAGS_fuzz),$(c_target)); then \
 		$(C_AGAIN) $(C_DIR)/fuzz/fuzz_$* && mkdir -p $(C_DIR)/fuzz/corpus_$* && \
-		if $(C_DIR)/fuzz/fuzz_$* -max_total_time=$$(($(FUZZ_SECONDS) / $(words $(C_FUZZERS)) + 1)) -max_len=4096 \
-			-print_final_stats=1 -artifact_prefix=$(C_DIR)/fuzz/$*- $(C_DIR)/fuzz/corpus_$* >$(C_DIR)/fuzz/log_$* 2>&1; \
-		then sed -n 's/^stat::number_of_executed_units: *\(.*\)/\1 inputs agree with the model/p' $(C_DIR)/fuzz/log_$*; \
+		if $(C_DIR)/fuzz/fuzz_$* -max_total_time=$$(($(FUZZ_SECONDS) / $(words $(C_FUZZERS)) + 1)) \
+			-max_len=$(or $(C_FUZZ_MOST_$*),4096) \
+			-print_final_stats=1 -artifact_prefix=$(C_DIR)/fuzz/$*- $(C_DIR)/fuzz/corpus_$* $(wildcard tests/corpus/$*) \
+			>$(C_DIR)/fuzz/log_$* 2>&1; \
+		then sed -n 's/^stat::number_of_executed_units: *\(.*\)/\1 inputs, nothing wrong/p' $(C_DIR)/fuzz/log_$*; \
 		else grep -v '^#' $(C_DIR)/fuzz/log_$*; exit 1; fi; \
 	else \
 		echo "$(CLANG) has no libFuzzer: $(FUZZ_INPUTS) seeded inputs instead"; \

@@ -68,9 +68,11 @@ bool ms__head_get(const uint8_t bytes[MS__CHUNK_HEAD], struct ms__chunk_head *he
     return true;
 }
 
+static const uint8_t file_magic[8] = {'M', 'O', 'D', 'S', 'C', 'O', 'P', 'E'};
+
 void ms__file_head_put(uint8_t out[MS__FILE_HEAD])
 {
-    memcpy(out, MS__FILE_MAGIC, 8);
+    memcpy(out, file_magic, sizeof file_magic);
     ms__put_u16(out + 8, MS__FILE_MAJOR);
     ms__put_u16(out + 10, MS__FILE_MINOR);
     ms__put_u32(out + 12, 0);
@@ -78,7 +80,7 @@ void ms__file_head_put(uint8_t out[MS__FILE_HEAD])
 
 int ms__file_head_check(const uint8_t bytes[MS__FILE_HEAD])
 {
-    if (memcmp(bytes, MS__FILE_MAGIC, 8) != 0)
+    if (memcmp(bytes, file_magic, sizeof file_magic) != 0)
         return MS_EFORMAT;
     uint16_t major = ms__u16(bytes + 8);
     if (major > MS__FILE_MAJOR)

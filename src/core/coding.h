@@ -9,7 +9,6 @@
 #include <string.h>
 
 /* ---- what the format says ---- */
-#define MS__FILE_MAGIC "MODSCOPE"
 #define MS__CHUNK_MAGIC 0x4B4E4843u
 #define MS__NO_CLAIM UINT64_MAX /* the `oldest` of a chunk without claims */
 

@@ -40,11 +40,10 @@ static int load(ms_cursor *cursor, struct ms__chunk *chunk)
     if (error)
         return failed(cursor, error);
     error = ms__state_load(reader, &cursor->state, chunk, cursor->buffer.bytes);
-    if (error) {
-        forget(cursor);
+    if (error == MS_EFORMAT)
         ms__reader_give_up(reader, chunk, (uint64_t)chunk->size + MS__CHUNK_HEAD);
+    if (error)
         return failed(cursor, error);
-    }
     cursor->known = true;
     cursor->stuck = cursor->settled = false;
     cursor->moment = chunk->event;

@@ -1,27 +1,25 @@
 /* map.c - small numbers by a number that a file names. */
 #include "map.h"
 
-enum { FEWEST_BITS = 6, MOST_BITS = 31 };
+enum { FEWEST = 64, FEWEST_BITS = 6 };
 
-static bool fits(uint32_t bits, uint32_t count)
+bool ms__map_grow(const ms_reader *reader, struct ms__map *map, uint32_t count)
 {
-    return bits && count <= (UINT64_C(6) << bits) / 10;
-}
-
-bool ms__map_reserve(const ms_reader *reader, struct ms__map *map, uint32_t count)
-{
-    if (MS__LIKELY(fits(map->bits, count)))
-        return true;
-    struct ms__map grown = {.bits = map->bits ? map->bits : FEWEST_BITS, .seed = reader->seed};
-    while (!fits(grown.bits, count))
-        if (++grown.bits > MOST_BITS)
-            return false;
-    size_t bytes = sizeof *grown.slots << grown.bits;
-    grown.slots = ms__reader_alloc(reader, bytes);
+    uint64_t size = FEWEST;
+    uint32_t shift = 64 - FEWEST_BITS;
+    for (; size * 6 / 10 < count; size *= 2)
+        shift--;
+    if (size > UINT32_MAX / 2)
+        return false;
+    struct ms__map grown = {.slots = ms__reader_alloc(reader, size * sizeof *grown.slots),
+                            .most = (uint32_t)(size * 6 / 10),
+                            .mask = (uint32_t)size - 1,
+                            .shift = shift,
+                            .seed = reader->seed};
     if (!grown.slots)
         return false;
-    memset(grown.slots, 0, bytes);
-    for (size_t i = 0; map->slots && i <= ms__map_mask(map); i++)
+    memset(grown.slots, 0, size * sizeof *grown.slots);
+    for (uint32_t i = 0; map->slots && i <= map->mask; i++)
         if (map->slots[i])
             ms__map_set(&grown, (uint32_t)(map->slots[i] >> 32), (uint32_t)map->slots[i] - 1);
     ms__reader_free(reader, map->slots);
@@ -31,7 +29,7 @@ bool ms__map_reserve(const ms_reader *reader, struct ms__map *map, uint32_t coun
 
 void ms__map_take(struct ms__map *map, uint32_t at)
 {
-    uint32_t mask = ms__map_mask(map), hole = at;
+    uint32_t mask = map->mask, hole = at;
     for (uint64_t slot; (slot = map->slots[at = (at + 1) & mask]) != 0;) {
         uint32_t home = ms__map_home(map, (uint32_t)(slot >> 32));
         if (((at - home) & mask) < ((at - hole) & mask))
@@ -46,6 +44,6 @@ void ms__map_take(struct ms__map *map, uint32_t at)
 void ms__map_clear(struct ms__map *map)
 {
     if (map->count)
-        memset(map->slots, 0, sizeof *map->slots << map->bits);
+        memset(map->slots, 0, ((size_t)map->mask + 1) * sizeof *map->slots);
     map->count = 0;
 }

@@ -13,12 +13,7 @@ static inline uint32_t ms__map_home(const struct ms__map *map, uint32_t key)
 {
     uint64_t hash = (key ^ map->seed) * UINT64_C(0x9E3779B97F4A7C15);
     hash = (hash ^ hash >> 32) * UINT64_C(0xD6E8FEB86659FD93);
-    return (uint32_t)(hash >> (64 - map->bits));
-}
-
-static inline uint32_t ms__map_mask(const struct ms__map *map)
-{
-    return (1u << map->bits) - 1;
+    return (uint32_t)(hash >> map->shift);
 }
 
 /* Where the key is, or the empty place it would get. There is a table. */
@@ -26,7 +21,7 @@ static inline uint32_t ms__map_seek(const struct ms__map *map, uint32_t key)
 {
     uint32_t at = ms__map_home(map, key);
     while (map->slots[at] && map->slots[at] >> 32 != key)
-        at = (at + 1) & ms__map_mask(map);
+        at = (at + 1) & map->mask;
     return at;
 }
 
@@ -45,7 +40,12 @@ static inline void ms__map_set(struct ms__map *map, uint32_t key, uint32_t value
 }
 
 /* Room for so many in all. False when memory runs out. */
-bool ms__map_reserve(const ms_reader *reader, struct ms__map *map, uint32_t count);
+bool ms__map_grow(const ms_reader *reader, struct ms__map *map, uint32_t count);
+static inline bool ms__map_reserve(const ms_reader *reader, struct ms__map *map, uint32_t count)
+{
+    return MS__LIKELY(count <= map->most) || ms__map_grow(reader, map, count);
+}
+
 /* Take out what ms__map_seek found. What follows moves back, where it would no longer be found. */
 void ms__map_take(struct ms__map *map, uint32_t at);
 void ms__map_clear(struct ms__map *map);

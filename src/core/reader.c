@@ -24,21 +24,20 @@ void ms__reader_free(const ms_reader *reader, void *memory)
         free(memory);
 }
 
-bool ms__reader_grow(const ms_reader *reader, void **array, size_t *room, size_t count, size_t size)
+void *ms__reader_grow(const ms_reader *reader, void *array, size_t *room, size_t count, size_t size)
 {
     if (MS__LIKELY(count <= *room))
-        return true;
+        return array;
     size_t wanted = *room * 2 > count ? *room * 2 : count;
     wanted = wanted < 16 ? 16 : wanted;
     void *grown = wanted <= SIZE_MAX / size ? ms__reader_alloc(reader, wanted * size) : NULL;
     if (!grown)
-        return false;
+        return NULL;
     if (*room)
-        memcpy(grown, *array, *room * size);
-    ms__reader_free(reader, *array);
-    *array = grown;
+        memcpy(grown, array, *room * size);
+    ms__reader_free(reader, array);
     *room = wanted;
-    return true;
+    return grown;
 }
 
 /* ---- bytes of the file ---- */
@@ -78,8 +77,10 @@ static int read_payload(const ms_reader *reader, uint64_t at, uint32_t size, uin
 
 int ms__reader_read(ms_reader *reader, struct ms__chunk *chunk, struct ms__buffer *buffer)
 {
-    if (!ms__reader_grow(reader, (void **)&buffer->bytes, &buffer->room, (size_t)chunk->size + 1, 1))
+    uint8_t *bytes = ms__reader_grow(reader, buffer->bytes, &buffer->room, (size_t)chunk->size + 1, 1);
+    if (!bytes)
         return MS_ENOMEM;
+    buffer->bytes = bytes;
     int error = read_payload(reader, chunk->at, chunk->size, chunk->crc, buffer->bytes);
     if (error == MS_EFORMAT)
         ms__reader_give_up(reader, chunk, (uint64_t)chunk->size + MS__CHUNK_HEAD);
@@ -178,8 +179,11 @@ static int keep_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_hea
     uint32_t events = key ? 0 : head->events;
     if (head->event < reader->events || head->event > UINT64_MAX - 1 - events)
         return MS_EFORMAT;
-    if (!ms__reader_grow(reader, (void **)&reader->chunks, &reader->room, reader->count + 1, sizeof *reader->chunks))
+    struct ms__chunk *chunks =
+        ms__reader_grow(reader, reader->chunks, &reader->room, reader->count + 1, sizeof *chunks);
+    if (!chunks)
         return MS_ENOMEM;
+    reader->chunks = chunks;
     struct ms__chunk chunk = {.at = at,
                               .event = head->event,
                               .time = head->time,

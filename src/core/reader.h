@@ -19,10 +19,12 @@ struct ms__chunk { /* of events, or a key frame */
     bool bad; /* it was read, and not all of it could be */
 };
 
+struct ms__pair {
+    const char *key, *value;
+};
+
 struct ms__pairs {
-    struct {
-        const char *key, *value;
-    } * at;
+    struct ms__pair *at;
     size_t count, room;
 };
 
@@ -60,8 +62,9 @@ struct ms__buffer {
 
 void *ms__reader_alloc(const ms_reader *reader, size_t bytes);
 void ms__reader_free(const ms_reader *reader, void *memory);
-/* Make an array of `*room` things of this size hold `count`. False when memory runs out. */
-bool ms__reader_grow(const ms_reader *reader, void **array, size_t *room, size_t count, size_t size);
+/* An array of `*room` things of this size that must hold `count`, at least 1: it, or a larger one in its place. NULL
+ * when memory runs out; then it is as it was. */
+void *ms__reader_grow(const ms_reader *reader, void *array, size_t *room, size_t count, size_t size);
 /* Read a chunk's payload into the buffer. MS_EFORMAT: it is damaged; MS_EIO, MS_ENOMEM. */
 int ms__reader_read(ms_reader *reader, struct ms__chunk *chunk, struct ms__buffer *buffer);
 /* The last `bytes` of the chunk cannot be read. */
@@ -105,9 +108,9 @@ bool ms__scan_next(struct ms__scan *scan, struct ms__raw *raw);
 
 /* ---- map.h ---- */
 struct ms__map {
-    uint64_t *slots; /* key << 32 | value + 1; 0: empty */
-    uint32_t bits;   /* 0: no table yet */
-    uint32_t count;
+    uint64_t *slots;      /* key << 32 | value + 1; 0: empty */
+    uint32_t count, most; /* there are, and it takes before it grows */
+    uint32_t mask, shift; /* made of its size */
     uint64_t seed;
 };
 
@@ -139,7 +142,7 @@ void ms__state_clear(struct ms__state *state);
 void ms__state_close(ms_reader *reader, struct ms__state *state);
 /* From now on events are this thread's. */
 void ms__state_turn(struct ms__state *state, uint32_t thread);
-/* What the key frame says, and nothing else. MS_EFORMAT, MS_ENOMEM: nothing is known. */
+/* What the key frame says, and nothing else. MS_EFORMAT: nothing has changed; MS_ENOMEM: anything may have. */
 int ms__state_load(ms_reader *reader, struct ms__state *state, const struct ms__chunk *chunk, const uint8_t *payload);
 /* The event happens, and is completed. MS_EFORMAT: it cannot; MS_ENOMEM. Then nothing has changed. */
 int ms__state_happen(ms_reader *reader, struct ms__state *state, struct ms__raw *raw);

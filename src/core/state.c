@@ -32,8 +32,11 @@ ms_held *ms__state_block(const struct ms__state *state, uint32_t slot)
 
 static bool reserve_blocks(const ms_reader *reader, struct ms__state *state, size_t count)
 {
-    return count < MS__MAP_NONE && ms__map_reserve(reader, &state->by_slot, (uint32_t)count) &&
-           ms__reader_grow(reader, (void **)&state->blocks, &state->room, count, sizeof *state->blocks);
+    if (count >= MS__MAP_NONE || !ms__map_reserve(reader, &state->by_slot, (uint32_t)count))
+        return false;
+    ms_held *blocks = ms__reader_grow(reader, state->blocks, &state->room, count, sizeof *blocks);
+    state->blocks = blocks ? blocks : state->blocks;
+    return blocks;
 }
 
 /* Its slot is empty. */
@@ -84,9 +87,12 @@ void ms__state_turn(struct ms__state *state, uint32_t thread)
 static int add_thread(const ms_reader *reader, struct ms__state *state, const struct ms__who *who)
 {
     size_t count = state->thread_count + 1;
-    if (count >= MS__MAP_NONE || !ms__map_reserve(reader, &state->by_thread, (uint32_t)count) ||
-        !ms__reader_grow(reader, (void **)&state->threads, &state->thread_room, count, sizeof *who))
+    if (count >= MS__MAP_NONE || !ms__map_reserve(reader, &state->by_thread, (uint32_t)count))
         return MS_ENOMEM;
+    struct ms__who *threads = ms__reader_grow(reader, state->threads, &state->thread_room, count, sizeof *threads);
+    if (!threads)
+        return MS_ENOMEM;
+    state->threads = threads;
     ms__map_set(&state->by_thread, who->number, (uint32_t)state->thread_count);
     state->threads[state->thread_count++] = *who;
     state->in_phase[who->phase]++;
@@ -227,22 +233,22 @@ int ms__state_happen(ms_reader *reader, struct ms__state *state, struct ms__raw 
     }
 }
 
-/* ---- key frames ---- */
+/* ---- key frames: gone through twice, so that one that is damaged changes nothing. `state` is NULL the first time ----
+ */
 enum { BLOCK_BYTES = 8 }; /* of a key frame, at the least */
 
 static int load_threads(const ms_reader *reader, struct ms__state *state, struct ms__bytes *bytes)
 {
-    for (uint64_t left = ms__get_varint(bytes); left && !bytes->bad; left--) {
+    for (uint64_t left = ms__get_varint(bytes); left; left--) {
         uint64_t number = ms__get_varint(bytes), id = ms__get_varint(bytes);
         uint64_t phase = ms__get_varint(bytes), path = ms__get_varint(bytes);
-        if (bytes->bad || number > UINT32_MAX || phase > MS_OPTIMIZER || path > UINT32_MAX ||
-            ms__map_get(&state->by_thread, (uint32_t)number) != MS__MAP_NONE)
+        if (bytes->bad || number > UINT32_MAX || phase > MS_OPTIMIZER || path > UINT32_MAX)
             return MS_EFORMAT;
         struct ms__who who = {.id = id,
                               .number = (uint32_t)number,
                               .path = ms__path_known(reader, (ms_path)path),
                               .phase = (uint8_t)phase};
-        if (add_thread(reader, state, &who) != MS_OK)
+        if (state && set_thread(reader, state, &who) != MS_OK)
             return MS_ENOMEM;
     }
     return MS_OK;
@@ -250,70 +256,86 @@ static int load_threads(const ms_reader *reader, struct ms__state *state, struct
 
 static int load_devices(ms_reader *reader, struct ms__state *state, struct ms__bytes *bytes)
 {
-    for (uint64_t left = ms__get_varint(bytes); left && !bytes->bad; left--) {
+    for (uint64_t left = ms__get_varint(bytes); left; left--) {
         uint64_t device = ms__get_varint(bytes), reserved = ms__get_varint(bytes);
-        if (device >= MS_DEVICES_MOST)
+        if (bytes->bad || device >= MS_DEVICES_MOST)
             return MS_EFORMAT;
+        if (!state)
+            continue;
         state->reserved[device] = reserved;
         ms__reader_met_device(reader, (uint32_t)device);
     }
     return MS_OK;
 }
 
-/* `next`: the lowest slot it may have. */
-static int load_block(ms_reader *reader, struct ms__state *state, const struct ms__chunk *chunk,
-                      struct ms__bytes *bytes, uint64_t *next)
+/* `step`: the one it is in now; `next`: the lowest slot it may have. */
+static bool get_block(const ms_reader *reader, const struct ms__chunk *chunk, uint64_t step, struct ms__bytes *bytes,
+                      uint64_t *next, ms_held *block)
 {
     uint64_t over = ms__get_varint(bytes), size = ms__get_varint(bytes), device = ms__get_varint(bytes);
     uint8_t what = ms__get_byte(bytes);
     uint64_t path = ms__get_varint(bytes), age = ms__get_varint(bytes);
     uint64_t steps_ago = ms__get_varint(bytes), ago = ms__get_varint(bytes);
     if (bytes->bad || over > MS__SLOT_MOST || *next + over > MS__SLOT_MOST || device >= MS_DEVICES_MOST ||
-        !ms__is_what(what) || path > UINT32_MAX || age > chunk->event || steps_ago > state->step || ago > chunk->time)
-        return MS_EFORMAT;
-    ms_held block = {.bytes = size,
-                     .epoch = chunk->event - age,
-                     .born = chunk->time - ago,
-                     .step = state->step - steps_ago,
-                     .slot = (uint32_t)(*next + over),
-                     .device = (uint32_t)device,
-                     .path = ms__path_known(reader, (ms_path)path),
-                     .category = what & MS__WHAT_CATEGORY,
-                     .phase = what >> MS__WHAT_PHASE,
-                     .outside = what & MS__WHAT_OUTSIDE};
-    *next = block.slot + UINT64_C(1);
-    return add_block(reader, state, &block);
+        !ms__is_what(what) || path > UINT32_MAX || age > chunk->event || steps_ago > step || ago > chunk->time)
+        return false;
+    *block = (ms_held){.bytes = size,
+                       .epoch = chunk->event - age,
+                       .born = chunk->time - ago,
+                       .step = step - steps_ago,
+                       .slot = (uint32_t)(*next + over),
+                       .device = (uint32_t)device,
+                       .path = ms__path_known(reader, (ms_path)path),
+                       .category = what & MS__WHAT_CATEGORY,
+                       .phase = what >> MS__WHAT_PHASE,
+                       .outside = what & MS__WHAT_OUTSIDE};
+    *next = block->slot + UINT64_C(1);
+    return true;
 }
 
-static int load_blocks(ms_reader *reader, struct ms__state *state, const struct ms__chunk *chunk,
+static int load_blocks(ms_reader *reader, struct ms__state *state, const struct ms__chunk *chunk, uint64_t step,
                        struct ms__bytes *bytes)
 {
-    uint64_t count = ms__get_varint(bytes), next = 0;
+    uint64_t total[MS_DEVICES_MOST] = {0}, next = 0, count = ms__get_varint(bytes);
     if (count > (uint64_t)(bytes->end - bytes->at) / BLOCK_BYTES)
         return MS_EFORMAT;
-    if (!reserve_blocks(reader, state, count))
+    if (state && count && !reserve_blocks(reader, state, count))
         return MS_ENOMEM;
-    int error = MS_OK;
-    for (; count && !error; count--)
-        error = load_block(reader, state, chunk, bytes, &next);
+    for (; count; count--) {
+        ms_held block;
+        if (!get_block(reader, chunk, step, bytes, &next, &block) || block.bytes > INT64_MAX - total[block.device])
+            return MS_EFORMAT;
+        total[block.device] += block.bytes;
+        if (state && add_block(reader, state, &block) != MS_OK)
+            return MS_ENOMEM;
+    }
+    return MS_OK;
+}
+
+static int load_key(ms_reader *reader, struct ms__state *state, const struct ms__chunk *chunk, const uint8_t *payload)
+{
+    struct ms__bytes bytes = {.at = payload, .end = payload + chunk->size};
+    uint64_t step = ms__get_varint(&bytes), optimized = ms__get_varint(&bytes), lost = ms__get_varint(&bytes);
+    if (state) {
+        state->step = step;
+        state->optimized = optimized;
+        state->lost = lost;
+    }
+    int error = load_threads(reader, state, &bytes);
+    if (!error)
+        error = load_devices(reader, state, &bytes);
+    if (!error)
+        error = load_blocks(reader, state, chunk, step, &bytes);
+    if (!error && (bytes.bad || bytes.at != bytes.end))
+        error = MS_EFORMAT;
     return error;
 }
 
 int ms__state_load(ms_reader *reader, struct ms__state *state, const struct ms__chunk *chunk, const uint8_t *payload)
 {
-    struct ms__bytes bytes = {.at = payload, .end = payload + chunk->size};
-    ms__state_clear(state);
-    state->step = ms__get_varint(&bytes);
-    state->optimized = ms__get_varint(&bytes);
-    state->lost = ms__get_varint(&bytes);
-    int error = load_threads(reader, state, &bytes);
-    if (!error)
-        error = load_devices(reader, state, &bytes);
-    if (!error)
-        error = load_blocks(reader, state, chunk, &bytes);
-    if (!error && (bytes.bad || bytes.at != bytes.end))
-        error = MS_EFORMAT;
+    int error = load_key(reader, NULL, chunk, payload);
     if (error)
-        ms__state_clear(state);
-    return error;
+        return error;
+    ms__state_clear(state);
+    return load_key(reader, state, chunk, payload);
 }

@@ -36,10 +36,11 @@ static int read_pairs(const ms_reader *reader, struct ms__pairs *pairs, struct w
         const char *key = get_string(words), *value = get_string(words);
         if (!key || !value)
             return MS_EFORMAT;
-        if (!ms__reader_grow(reader, (void **)&pairs->at, &pairs->room, pairs->count + 1, sizeof *pairs->at))
+        struct ms__pair *grown = ms__reader_grow(reader, pairs->at, &pairs->room, pairs->count + 1, sizeof *grown);
+        if (!grown)
             return MS_ENOMEM;
-        pairs->at[pairs->count].key = key;
-        pairs->at[pairs->count++].value = value;
+        pairs->at = grown;
+        pairs->at[pairs->count++] = (struct ms__pair){key, value};
     }
     return MS_OK;
 }
@@ -62,8 +63,10 @@ static bool grow_paths(ms_reader *reader, uint64_t path)
 {
     if (path < reader->path_count)
         return true;
-    if (!ms__reader_grow(reader, (void **)&reader->paths, &reader->path_room, path + 1, sizeof *reader->paths))
+    struct ms__name *grown = ms__reader_grow(reader, reader->paths, &reader->path_room, path + 1, sizeof *grown);
+    if (!grown)
         return false;
+    reader->paths = grown;
     while (reader->path_count <= path)
         reader->paths[reader->path_count++] = (struct ms__name){0};
     return true;

@@ -1,0 +1,174 @@
+/* capture_exercise.c - open, survey, seek, settle and walk, and look at all of it. */
+#include "capture_exercise.h"
+
+#include "modscope_capture.h"
+#include "random.h"
+
+#include <string.h>
+
+enum { SEEKS = 6, STEPS = 40, WALKED = 20000 };
+
+/* The first thing that is not so; once it is set the rest is of no interest. */
+static const char *wrong;
+
+static void check(bool right, const char *what)
+{
+    if (!right && !wrong)
+        wrong = what;
+}
+
+/* What memory ran out for is no fault. */
+static bool done(int error)
+{
+    check(error == MS_OK || error == MS_EABSENT || error == MS_ENOMEM, "an error that cannot be");
+    return error == MS_OK;
+}
+
+static void look_at_words(const ms_reader *reader)
+{
+    const char *key, *value;
+    for (int of_end = 0; of_end <= 1; of_end++)
+        for (size_t i = 0; ms_reader_info(reader, of_end, i, &key, &value); i++)
+            check(strlen(key) + strlen(value) < SIZE_MAX, "words end");
+    for (ms_path path = 0; path < ms_reader_paths(reader); path++) {
+        ms_path parent;
+        uint32_t nth;
+        check(ms_reader_path(reader, path, &parent, &nth) != NULL, "a path has a name");
+        check(parent < path || path == MS_GLOBAL, "a parent has a lower number");
+    }
+    check(ms_reader_devices(reader) <= MS_DEVICES_MOST, "there are so many devices at the most");
+    for (uint32_t i = 0; i < MS_DEVICES_MOST; i++)
+        check(!ms_reader_device(reader, i) || i < ms_reader_devices(reader), "devices that have names are counted");
+}
+
+static void look_at_figures(const ms_reader *reader)
+{
+    ms_reader_figures figures = ms_reader_now(reader);
+    check(figures.damaged <= figures.bytes, "no more is damaged than there is");
+}
+
+/* total = sum over categories = sum over blocks */
+static void look_at_cursor(const ms_reader *reader, const ms_cursor *cursor)
+{
+    ms_sums sums[MS_DEVICES_MOST] = {{{0}}};
+    uint64_t count = 0;
+    ms_held held;
+    for (uint32_t at = 0; ms_cursor_block(cursor, &at, &held); count++) {
+        check(held.device < ms_reader_devices(reader), "a block's device is counted");
+        check(held.path < ms_reader_paths(reader), "a block's path is there");
+        check(held.category < MS_CATEGORY_COUNT && held.phase <= MS_OPTIMIZER, "a block has a category and a phase");
+        check(held.epoch <= ms_cursor_moment(cursor), "a block was made before now");
+        if (!wrong)
+            sums[held.device].of[held.category] += (int64_t)held.bytes;
+    }
+    check(count == ms_cursor_blocks(cursor), "all blocks are counted");
+    for (uint32_t i = 0; i < MS_DEVICES_MOST; i++) {
+        ms_sums now = ms_cursor_now(cursor, i);
+        check(memcmp(&now, &sums[i], sizeof now) == 0, "the sums are those of the blocks");
+    }
+    uint32_t number;
+    uint64_t id;
+    ms_phase phase;
+    ms_path path;
+    for (size_t i = 0; ms_cursor_thread(cursor, i, &number, &id, &phase, &path); i++)
+        check(phase <= MS_OPTIMIZER && path < ms_reader_paths(reader), "a thread is somewhere");
+}
+
+static void walk(const ms_reader *reader, ms_cursor *cursor, uint32_t most)
+{
+    ms_event event;
+    uint64_t before = ms_cursor_moment(cursor);
+    while (most-- && done(ms_cursor_next(cursor, UINT32_MAX, &event))) {
+        check(event.number >= before, "events go on");
+        before = event.number + 1;
+        check(ms_cursor_moment(cursor) == before, "what was told has happened");
+        check(event.op < MS_OP_COUNT && event.device < MS_DEVICES_MOST, "an event is of a kind, and of a device");
+        check(event.path < ms_reader_paths(reader), "an event's path is there");
+        check(event.category < MS_CATEGORY_COUNT && event.phase <= MS_OPTIMIZER, "an event has a category and a phase");
+    }
+    look_at_cursor(reader, cursor);
+}
+
+static void seek(ms_reader *reader, ms_cursor *cursor, uint64_t *random)
+{
+    uint64_t events = ms_reader_now(reader).events, moment = random_below(random, events < 1000 ? events + 2 : 1000);
+    if (events >= 1000 && random_below(random, 2))
+        moment = random_below(random, events);
+    if (!done(ms_cursor_seek(cursor, moment)))
+        return;
+    uint64_t there = ms_cursor_moment(cursor), blocks = ms_cursor_blocks(cursor);
+    look_at_cursor(reader, cursor);
+    if (random_below(random, 3) && done(ms_cursor_settle(cursor))) {
+        ms_event event;
+        look_at_cursor(reader, cursor);
+        check(ms_cursor_moment(cursor) == there && ms_cursor_blocks(cursor) == blocks, "settling stays where it is");
+        check(ms_cursor_next(cursor, 1, &event) == MS_EINVAL, "what is settled does not go on");
+        return;
+    }
+    walk(reader, cursor, (uint32_t)random_below(random, STEPS));
+}
+
+static void seek_otherwise(const ms_reader *reader, ms_cursor *cursor, uint64_t *random)
+{
+    if (done(ms_cursor_seek_time(cursor, random_below(random, ms_reader_now(reader).duration % 10000 + 2))))
+        look_at_cursor(reader, cursor);
+    uint64_t step = random_below(random, 6);
+    if (done(ms_cursor_seek_step(cursor, step)))
+        check(ms_cursor_step(cursor) == step, "a step that is found is the step");
+    look_at_cursor(reader, cursor);
+    int64_t most[MS_DEVICES_MOST];
+    if (done(ms_cursor_seek(cursor, 0)) && done(ms_cursor_most(cursor, random_below(random, 100), most)))
+        for (uint32_t i = 0; i < MS_DEVICES_MOST; i++)
+            check(most[i] >= 0, "nobody held less than nothing");
+}
+
+static void survey(ms_reader *reader)
+{
+    static ms_survey found;
+    if (!done(ms_reader_survey(reader, &found, NULL, NULL)))
+        return;
+    check(found.devices == ms_reader_devices(reader), "a survey meets all devices");
+    check(found.first <= found.last, "the last moment is not before the first");
+    for (uint32_t i = 0; i < MS_DEVICES_MOST; i++) {
+        const ms_summit *summit = &found.summit[i];
+        check(summit->bytes >= 0 && (!summit->bytes || i < found.devices), "a device that held something is counted");
+        check(!summit->bytes || (summit->moment >= found.first && summit->moment <= found.last),
+              "it held most between");
+        check(summit->running < ms_reader_paths(reader), "somebody ran then");
+    }
+    look_at_figures(reader);
+}
+
+static void everything(ms_reader *reader, uint64_t random)
+{
+    look_at_words(reader);
+    look_at_figures(reader);
+    if (random_below(&random, 2))
+        survey(reader);
+    ms_cursor *cursor;
+    if (!done(ms_cursor_open(reader, &cursor)))
+        return;
+    look_at_cursor(reader, cursor);
+    walk(reader, cursor, WALKED);
+    for (int i = 0; i < SEEKS && !wrong; i++)
+        seek(reader, cursor, &random);
+    seek_otherwise(reader, cursor, &random);
+    ms_cursor_close(cursor);
+    survey(reader);
+}
+
+const char *capture_exercise(int fd, uint64_t seed, struct heap *heap)
+{
+    ms_options options = heap_options(heap);
+    ms_reader *reader;
+    wrong = NULL;
+    int error = ms_reader_open(fd, &options, &reader);
+    if (!error) {
+        everything(reader, seed);
+        ms_reader_close(reader);
+    }
+    check(!error || error == MS_EFORMAT || error == MS_ENEWER || error == MS_ENOMEM, "an error that opening has not");
+    check(heap->refused || error != MS_ENOMEM, "memory did not run out");
+    check(!heap->live, "memory leaked");
+    return wrong;
+}

@@ -1,0 +1,403 @@
+/* capture_model.c - a random run, and what was so at any moment of it. */
+#include "capture_model.h"
+
+#include "random.h"
+#include "runner.h"
+
+#include <string.h>
+
+uint32_t model_slot(int index)
+{
+    static const uint32_t far[] = {1000, 65535, 1u << 20, 1u << 30, 0x7FFFFFFF};
+    return index < MODEL_SLOTS - 5 ? (uint32_t)index : far[index - (MODEL_SLOTS - 5)];
+}
+
+uint32_t model_thread(int index)
+{
+    return index < MODEL_THREADS - 1 ? (uint32_t)index : 0xFFFFFFFFu;
+}
+
+/* ---- what happens ---- */
+static void begin(struct model_state *state)
+{
+    memset(state, 0, sizeof *state);
+    for (int i = 0; i < MODEL_SLOTS; i++)
+        state->blocks[i].since = -1;
+}
+
+static void add(struct model_state *state, const struct told *told, int index)
+{
+    uint8_t phase = told->explicit ? told->phase : state->threads[told->thread].phase;
+    bool temp = phase == MS_BACKWARD || phase == MS_OPTIMIZER;
+    state->blocks[told->slot] =
+        (struct model_block){.held = {.bytes = told->bytes,
+                                      .epoch = told->number,
+                                      .born = told->time,
+                                      .step = state->step,
+                                      .slot = model_slot(told->slot),
+                                      .device = told->device,
+                                      .path = told->explicit ? told->path : state->threads[told->thread].path,
+                                      .category = told->explicit ? told->category
+                                                  : temp         ? MS_TEMP
+                                                                 : MS_ACTIVATION,
+                                      .phase = phase,
+                                      .outside = told->explicit && told->outside},
+                             .since = index};
+}
+
+static void claim(struct model_block *block, const struct told *told, int index)
+{
+    block->held.category = told->category;
+    block->held.path = told->path;
+    if (!told->fresh)
+        return;
+    block->held.epoch = told->number;
+    block->since = index;
+}
+
+static void happen(struct model_state *state, const struct told *told, int index)
+{
+    state->time = told->time;
+    switch (told->op) {
+    case MS_OP_ADD:
+        add(state, told, index);
+        break;
+    case MS_OP_DROP:
+        state->blocks[told->slot].since = -1;
+        break;
+    case MS_OP_CLAIM:
+        claim(&state->blocks[told->slot], told, index);
+        break;
+    case MS_OP_WHERE:
+        state->threads[told->thread].known = true;
+        state->threads[told->thread].phase = told->phase;
+        state->threads[told->thread].path = told->path;
+        break;
+    case MS_OP_THREAD:
+        if (told->new) {
+            memset(&state->threads[told->thread], 0, sizeof state->threads[0]);
+            state->threads[told->thread].known = true;
+            state->threads[told->thread].id = told->bytes;
+        }
+        break;
+    case MS_OP_STEP:
+        state->step = told->bytes;
+        break;
+    case MS_OP_OPTIMIZED:
+        state->optimized++;
+        break;
+    case MS_OP_RESERVED:
+        state->reserved[told->device] = told->bytes;
+        break;
+    default:
+        break;
+    }
+}
+
+/* ---- telling it ---- */
+static uint64_t below(struct model *model, uint64_t bound)
+{
+    return random_below(&model->random, bound);
+}
+
+static uint8_t what_of(const ms_held *held)
+{
+    return (uint8_t)(held->category | (held->outside ? 8 : 0) | held->phase << 4);
+}
+
+static void end_chunk(struct model *model)
+{
+    int last = model->chunk_count - 1;
+    model->chunks[last].events = model->file.events;
+    file_close(&model->file);
+    model->chunks[last].end = model->file.count;
+}
+
+static void begin_chunk(struct model *model, bool key)
+{
+    CHECK(model->chunk_count < MODEL_CHUNKS);
+    int at = model->chunk_count++;
+    model->chunks[at].at = model->file.count;
+    model->chunks[at].event = model->file.event;
+    model->chunks[at].key = key;
+    model->chunks[at].damaged = false;
+}
+
+static void tell_key_blocks(struct model *model)
+{
+    struct file *file = &model->file;
+    const struct model_state *now = &model->now;
+    uint64_t count = 0, next = 0;
+    for (int i = 0; i < MODEL_SLOTS; i++)
+        count += now->blocks[i].since >= 0;
+    file_varint(file, count);
+    for (int i = 0; i < MODEL_SLOTS; i++) {
+        const ms_held *held = &now->blocks[i].held;
+        if (now->blocks[i].since < 0)
+            continue;
+        file_varint(file, held->slot - next);
+        next = (uint64_t)held->slot + 1;
+        file_varint(file, held->bytes);
+        file_varint(file, held->device);
+        file_byte(file, what_of(held));
+        file_varint(file, held->path);
+        file_varint(file, file->event - held->epoch);
+        file_varint(file, now->step - held->step);
+        file_varint(file, file->time - held->born);
+    }
+}
+
+static void tell_key(struct model *model)
+{
+    struct file *file = &model->file;
+    const struct model_state *now = &model->now;
+    begin_chunk(model, true);
+    file_key_begin(file, (struct file_key){now->step, now->optimized, model->lost});
+    uint64_t count = 0;
+    for (int i = 0; i < MODEL_THREADS; i++)
+        count += now->threads[i].known;
+    file_varint(file, count);
+    for (int i = 0; i < MODEL_THREADS; i++) {
+        if (!now->threads[i].known)
+            continue;
+        file_varint(file, model_thread(i));
+        file_varint(file, now->threads[i].id);
+        file_varint(file, now->threads[i].phase);
+        file_varint(file, now->threads[i].path);
+    }
+    file_varint(file, MODEL_DEVICES);
+    for (uint32_t i = 0; i < MODEL_DEVICES; i++) {
+        file_varint(file, i);
+        file_varint(file, now->reserved[i]);
+    }
+    tell_key_blocks(model);
+    end_chunk(model);
+}
+
+static void tell_block(struct model *model, const struct told *told, uint64_t epoch)
+{
+    struct file *file = &model->file;
+    uint32_t slot = model_slot(told->slot);
+    uint8_t what = (uint8_t)(told->category | (told->outside ? 8 : 0) | told->phase << 4);
+    if (told->op == MS_OP_DROP)
+        file_drop(file, slot);
+    else if (told->op == MS_OP_CLAIM)
+        file_claim(file, slot, told->category, told->path, epoch, told->fresh);
+    else if (told->explicit)
+        file_add_as(file, slot, told->bytes, told->device, what, told->path);
+    else
+        file_add(file, slot, told->bytes, told->device);
+}
+
+static void tell(struct model *model, const struct told *told, uint64_t epoch)
+{
+    struct file *file = &model->file;
+    switch (told->op) {
+    case MS_OP_WHERE:
+        file_where(file, told->phase, told->path);
+        break;
+    case MS_OP_THREAD:
+        if (told->new)
+            file_thread_new(file, model_thread(told->thread), told->bytes);
+        else
+            file_thread(file, model_thread(told->thread));
+        break;
+    case MS_OP_STEP:
+        file_step(file, told->bytes);
+        break;
+    case MS_OP_OPTIMIZED:
+        file_optimized(file);
+        break;
+    case MS_OP_RESERVED:
+        file_reserved(file, told->device, told->bytes);
+        break;
+    case MS_OP_OOM:
+        file_oom(file, told->device, told->bytes, 1, 2);
+        break;
+    default:
+        tell_block(model, told, epoch);
+    }
+}
+
+/* It happens; unless it is lost, the file is told. */
+static void go_on(struct model *model, struct told told, bool lost)
+{
+    CHECK(model->count < MODEL_TOLD);
+    struct file *file = &model->file;
+    uint64_t epoch = model->now.blocks[told.slot].held.epoch;
+    file->later = below(model, 3) ? 0 : below(model, 50);
+    told.number = file->event;
+    told.time = file->time + file->later;
+    told.lost = lost;
+    told.chunk = model->chunk_count - 1;
+    if (lost) {
+        model->lost++;
+        file->time += file->later;
+        file->later = 0;
+        file->event += model->numbered;
+    } else {
+        tell(model, &told, epoch);
+    }
+    model->told[model->count] = told;
+    happen(&model->now, &told, model->count++);
+}
+
+/* Events are this thread's: say so if they were not. */
+static void turn(struct model *model, int thread)
+{
+    bool new = !model->now.threads[thread].known ? below(model, 3) > 0 : below(model, 40) == 0;
+    if (thread == model->thread && !new)
+        return;
+    model->thread = thread;
+    go_on(model, (struct told){.op = MS_OP_THREAD, .thread = thread, .new = new, .bytes = new ? below(model, 99) : 0},
+          false);
+}
+
+static struct told any_block_event(struct model *model)
+{
+    struct told told = {.op = MS_OP_ADD,
+                        .slot = (int)below(model, MODEL_SLOTS),
+                        .bytes = below(model, 4) ? below(model, 5000) : below(model, UINT64_C(1) << 40),
+                        .device = (uint32_t)below(model, MODEL_DEVICES),
+                        .path = (uint32_t)below(model, MODEL_PATHS),
+                        .category = (uint8_t)below(model, MS_CATEGORY_COUNT),
+                        .phase = (uint8_t)below(model, MS_OPTIMIZER + 1),
+                        .outside = below(model, 4) == 0,
+                        .explicit = below(model, 2),
+                        .fresh = below(model, 4) == 0};
+    if (model->now.blocks[told.slot].since >= 0)
+        told.op = below(model, 3) ? MS_OP_CLAIM : MS_OP_DROP;
+    return told;
+}
+
+static struct told any_event(struct model *model)
+{
+    struct told told = {.device = (uint32_t)below(model, MODEL_DEVICES),
+                        .path = (uint32_t)below(model, MODEL_PATHS),
+                        .phase = (uint8_t)below(model, MS_OPTIMIZER + 1)};
+    switch (below(model, 20)) {
+    case 0:
+        told.op = MS_OP_STEP;
+        told.bytes = model->now.step + 1;
+        return told;
+    case 1:
+        told.op = MS_OP_OPTIMIZED;
+        return told;
+    case 2:
+        told.op = MS_OP_RESERVED;
+        told.bytes = below(model, 100000);
+        return told;
+    case 3:
+        told.op = MS_OP_OOM;
+        told.bytes = below(model, 100000);
+        return told;
+    case 4:
+    case 5:
+    case 6:
+        told.op = MS_OP_WHERE;
+        return told;
+    default:
+        return any_block_event(model);
+    }
+}
+
+static void lose_some(struct model *model)
+{
+    for (uint64_t left = 1 + below(model, 6); left; left--) {
+        struct told told = any_event(model);
+        told.thread = model->thread;
+        go_on(model, told, true);
+    }
+    tell_key(model);
+}
+
+void model_run(struct model *model, uint64_t seed, int events, uint64_t first, bool with_losses, bool numbered)
+{
+    static const char *const names[] = {"Global", "unknown", "a", "b", "c", "d", "e", "f", "g", NULL};
+    memset(model, 0, sizeof *model);
+    model->random = seed;
+    model->numbered = numbered;
+    begin(&model->now);
+    file_open(&model->file);
+    model->file.event = first;
+    file_names(&model->file, 0, names);
+    file_devices(&model->file, (const char *const[]){"cpu", "cuda:0", "cuda:1", "cuda:2", NULL});
+    tell_key(model);
+    while (model->count < events) {
+        begin_chunk(model, false);
+        file_chunk(&model->file, EVENTS);
+        model->thread = 0;
+        /* Without numbers for what is lost, a claim right after it could not be told from one right before it. */
+        turn(model, 1);
+        for (uint64_t left = below(model, 60); left && model->count < events; left--) {
+            turn(model, below(model, 5) ? model->thread : (int)below(model, MODEL_THREADS));
+            struct told told = any_event(model);
+            told.thread = model->thread;
+            go_on(model, told, false);
+        }
+        end_chunk(model);
+        if (with_losses && below(model, 6) == 0)
+            lose_some(model);
+        else if (below(model, 4) == 0)
+            tell_key(model);
+    }
+}
+
+void model_free(struct model *model)
+{
+    file_free(&model->file);
+}
+
+/* ---- what is to be known of it ---- */
+void model_damage(struct model *model, int chunk, uint64_t random)
+{
+    size_t at = model->chunks[chunk].at, size = model->chunks[chunk].end - at;
+    model->file.bytes[at + random % size] ^= (uint8_t)(1u << random / size % 8);
+    model->chunks[chunk].damaged = true;
+}
+
+/* From a good key frame on, as long as one good chunk follows another. */
+bool model_knows(const struct model *model, uint64_t moment)
+{
+    bool known = false;
+    uint64_t at = 0;
+    for (int i = 0; i < model->chunk_count; i++) {
+        uint64_t event = model->chunks[i].event, end = event + model->chunks[i].events;
+        known = known && at == event;
+        if (known && moment == at)
+            return true;
+        if (model->chunks[i].key && !model->chunks[i].damaged)
+            known = true;
+        else if (!model->chunks[i].key && model->chunks[i].damaged)
+            known = false;
+        if (known && moment >= event && moment <= end)
+            return true;
+        at = end;
+    }
+    return false;
+}
+
+static bool is_before(const struct told *told, uint64_t moment, bool numbered)
+{
+    return told->number < moment || (told->lost && !numbered && told->number == moment);
+}
+
+void model_at(const struct model *model, uint64_t moment, bool settled, struct model_state *state)
+{
+    begin(state);
+    int i = 0;
+    for (; i < model->count && is_before(&model->told[i], moment, model->numbered); i++)
+        happen(state, &model->told[i], i);
+    if (!settled)
+        return;
+    static struct model_state later;
+    later = *state;
+    for (; i < model->count; i++) {
+        const struct told *told = &model->told[i];
+        struct model_block *block = &state->blocks[told->slot];
+        if (told->op == MS_OP_CLAIM && !told->fresh && !told->lost && !model->chunks[told->chunk].damaged &&
+            block->since >= 0 && later.blocks[told->slot].since == block->since)
+            claim(block, told, i);
+        happen(&later, told, i);
+    }
+}

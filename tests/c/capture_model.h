@@ -1,0 +1,72 @@
+/* capture_model.h - a random run: told to a file, and known by heart. What was held at a moment is
+ * found by going through everything again from the start. */
+#ifndef MS_TEST_CAPTURE_MODEL_H
+#define MS_TEST_CAPTURE_MODEL_H
+
+#include "capture_file.h"
+#include "modscope_capture.h"
+
+enum { MODEL_SLOTS = 24, MODEL_THREADS = 4, MODEL_DEVICES = 4, MODEL_PATHS = 9, MODEL_TOLD = 4000, MODEL_CHUNKS = 400 };
+
+struct told { /* one thing that happened */
+    ms_op op;
+    uint64_t number; /* its own; of one that is lost and has none: the next one's */
+    uint64_t time;
+    uint64_t bytes;   /* and whatever else is one number */
+    int slot, thread; /* indices */
+    uint32_t device, path;
+    uint8_t category, phase;
+    bool outside, explicit, fresh, new;
+    bool lost; /* not in the file */
+    int chunk; /* that it is in */
+};
+
+struct model_block {
+    ms_held held;
+    int since; /* index of what began its epoch, in told; -1: the slot is empty */
+};
+
+/* At one moment. */
+struct model_state {
+    struct model_block blocks[MODEL_SLOTS];
+    struct {
+        bool known;
+        uint64_t id;
+        uint8_t phase;
+        uint32_t path;
+    } threads[MODEL_THREADS];
+    uint64_t reserved[MODEL_DEVICES];
+    uint64_t step, optimized, time;
+};
+
+struct model {
+    struct file file;
+    struct told told[MODEL_TOLD];
+    int count;
+    struct { /* chunks of events, and key frames */
+        size_t at, end;
+        uint64_t event;
+        uint32_t events;
+        bool key, damaged;
+    } chunks[MODEL_CHUNKS];
+    int chunk_count;
+    struct model_state now;
+    int thread; /* that the file is at */
+    uint64_t random, lost;
+    bool numbered; /* what is lost has a number */
+};
+
+/* Make a run of so many events; the file's first event is `first`. */
+void model_run(struct model *model, uint64_t seed, int events, uint64_t first, bool with_losses, bool numbered);
+void model_free(struct model *model);
+/* Flip a bit of a chunk. */
+void model_damage(struct model *model, int chunk, uint64_t random);
+/* Whether what was held at this moment can be known from the file. */
+bool model_knows(const struct model *model, uint64_t moment);
+/* What was held then; `settled`: with the claims that came later. */
+void model_at(const struct model *model, uint64_t moment, bool settled, struct model_state *state);
+/* The slot's and the thread's number in the file. */
+uint32_t model_slot(int index);
+uint32_t model_thread(int index);
+
+#endif

@@ -1,0 +1,96 @@
+/* capture_scene.c - a capture made by hand, and a cursor in it. */
+#include "capture_scene.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+struct file file;
+ms_reader *reader;
+ms_cursor *cursor;
+static int fd;
+
+void begin_file(void)
+{
+    file_open(&file);
+    file.event = 1;
+    file_names(&file, 0, (const char *const[]){"Global", "unknown", "a", "b", "c", NULL});
+    file_devices(&file, (const char *const[]){"cpu", "cuda:0", NULL});
+    file_key_empty(&file);
+}
+
+void begin_events(void)
+{
+    file_chunk(&file, EVENTS);
+}
+
+void end_events(void)
+{
+    file_close(&file);
+}
+
+void read_file(void)
+{
+    fd = file_fd(&file);
+    CHECK_EQ(ms_reader_open(fd, NULL, &reader), MS_OK);
+    CHECK_EQ(ms_cursor_open(reader, &cursor), MS_OK);
+}
+
+void unread(void)
+{
+    ms_cursor_close(cursor);
+    ms_reader_close(reader);
+    close(fd);
+}
+
+void finish_file(void)
+{
+    unread();
+    file_free(&file);
+}
+
+void seek(uint64_t moment)
+{
+    CHECK_EQ(ms_cursor_seek(cursor, moment), MS_OK);
+    CHECK_EQ(ms_cursor_moment(cursor), moment);
+}
+
+void seek_settled(uint64_t moment)
+{
+    seek(moment);
+    CHECK_EQ(ms_cursor_settle(cursor), MS_OK);
+    CHECK_EQ(ms_cursor_moment(cursor), moment);
+}
+
+bool is_held(uint32_t slot)
+{
+    ms_held held;
+    for (uint32_t at = 0; ms_cursor_block(cursor, &at, &held);)
+        if (held.slot == slot)
+            return true;
+    return false;
+}
+
+ms_held held_in(uint32_t slot)
+{
+    ms_held held;
+    for (uint32_t at = 0; ms_cursor_block(cursor, &at, &held);)
+        if (held.slot == slot)
+            return held;
+    FAIL("nothing is held in slot %u", slot);
+}
+
+int64_t bytes_on(uint32_t device)
+{
+    ms_sums now = ms_cursor_now(cursor, device);
+    int64_t total = 0;
+    for (int i = 0; i < MS_CATEGORY_COUNT; i++)
+        total += now.of[i];
+    return total;
+}
+
+ms_event next_event(void)
+{
+    ms_event event;
+    CHECK_EQ(ms_cursor_next(cursor, UINT32_MAX, &event), MS_OK);
+    return event;
+}

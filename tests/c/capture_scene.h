@@ -1,0 +1,31 @@
+/* capture_scene.h - a capture made by hand, and a cursor in it. */
+#ifndef MS_TEST_CAPTURE_SCENE_H
+#define MS_TEST_CAPTURE_SCENE_H
+
+#include "capture_file.h"
+#include "modscope_capture.h"
+#include "runner.h"
+
+extern struct file file;
+extern ms_reader *reader;
+extern ms_cursor *cursor;
+
+/* A new file with the paths "a" (2), "b" (3) and "c" (4), the devices "cpu" and "cuda:0", and a key frame of nothing
+ * before event 1. */
+void begin_file(void);
+/* A chunk of events. */
+void begin_events(void);
+void end_events(void);
+/* Read what is in the file, with a cursor at its first moment. */
+void read_file(void);
+void unread(void);
+void finish_file(void); /* unread, and the file is gone */
+
+void seek(uint64_t moment);         /* that moment and no other */
+void seek_settled(uint64_t moment); /* and what is known of it later */
+ms_held held_in(uint32_t slot);     /* there is a block */
+bool is_held(uint32_t slot);
+int64_t bytes_on(uint32_t device); /* of all categories */
+ms_event next_event(void);        /* there is one */
+
+#endif
