@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from modscope._record import Outcome
 
 
+def _short(name: str) -> str:
+    return name if len(name) <= 120 else f"{name[:50]}...{name[-67:]}"
+
+
 def _where(peak: Peak) -> str:
     step = f"in step {peak.iteration}" if peak.iteration else "before the first step"
     if peak.phase == "optimizer":

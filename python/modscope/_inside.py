@@ -109,6 +109,7 @@ class Run:
         self._over = False
         self._exit_now = os._exit
         self._show: Callable[..., object] = sys.excepthook
+        self._error: BaseException | None = None  # that nobody caught
 
     def enter(self) -> None:
         atexit.register(self._at_exit)  # first, so it comes last
@@ -172,11 +173,16 @@ class Run:
         os._exit(0)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        self._error = error
         if not self._in_a_fork():
             with contextlib.suppress(Exception):
-                from modscope import _record
+                from modscope import _story
 
-                _record.add_note(error)
+                _story.add_note(error)
+                if self._show is sys.__excepthook__ and sys.stderr is sys.__stderr__:
+                    with _story.untold(error):  # it stands on stderr already
+                        self._show(kind, error, trace)
+                        return
         self._show(kind, error, trace)
 
     # ---- forked children ----
@@ -206,14 +212,14 @@ class Run:
         if self._in_a_fork():
             return
         _flush()
-        error: BaseException | None = getattr(sys, "last_value", None)  # of an exception that nobody caught
+        error = self._error if sys.excepthook == self._uncaught else getattr(sys, "last_value", None)
         if self._stopped:
             self._finish("stopped", status="0")
         elif error is None:
             self._finish("finished")
         else:
             how = "interrupted" if isinstance(error, KeyboardInterrupt) else "exception"
-            self._finish(how, error=f"{type(error).__name__}: {_text(error)}")
+            self._finish(how, error=_words(error))
         if self._recording is not None:
             from modscope import _native
 
@@ -237,7 +243,7 @@ class Run:
                 if not self._settings.quiet or outcome.lost or outcome.error:
                     self._say(closing(self._settings.shown, outcome, how))
         except BaseException as error:  # Ctrl-C too: the script's own end is told already
-            self._say(f"the capture could not be finished: {_text(error)}")
+            self._say(f"the capture could not be finished: {_words(error)}")
 
     def _discard(self) -> None:
         if self._fd >= 0:
@@ -258,8 +264,12 @@ def _flush() -> None:
             stream.flush()
 
 
+def _words(error: BaseException) -> str:
+    return ": ".join(filter(None, [type(error).__name__, _text(error)]))
+
+
 def _text(error: BaseException) -> str:
     try:
-        return str(error).strip() or type(error).__name__
-    except Exception:
-        return type(error).__name__
+        return str(error).strip()
+    except BaseException:  # it is the program's own, and may do anything
+        return ""

@@ -56,6 +56,11 @@ def _uncalled_modules() -> list[torch.nn.Module]:
     return [module for module in modules if id(module) not in held]
 
 
+def _words(pairs: dict[str, str]) -> dict[str, str]:
+    """As UTF-8 takes them."""
+    return {key: value.encode("utf-8", "replace").decode() for key, value in pairs.items()}
+
+
 class Recording:
     """Watches from ``start`` to ``stop``, and writes what it sees to a file, if there is one."""
 
@@ -71,11 +76,13 @@ class Recording:
     def start(self) -> None:
         self._failures = _native.out_of_memory()[0]
         self._tracker.__enter__()
+        ledger = self._tracker._ledger
+        assert ledger is not None
         try:
+            ledger.seek_optimizer()
             if self._fd is not None:
-                info = {"source": self._tracker.source, **self._info}
-                text = {key: value.encode("utf-8", "replace").decode() for key, value in info.items()}
-                self._capture = _native.Capture(self._tracker._ledger, self._fd, text)
+                info = _words({"source": self._tracker.source, **self._info})
+                self._capture = _native.Capture(ledger, self._fd, info)
         except BaseException:
             self._tracker.__exit__()
             raise
@@ -99,8 +106,10 @@ class Recording:
             self._tracker._up_to_date()
         except Exception as error:
             end = {"error": f"modscope: {type(error).__name__}: {error}", **end}
-        figures = self._end_capture({"how": how, **end})
-        self._tracker.__exit__()
+        try:
+            figures = self._end_capture({"how": how, **end})
+        finally:
+            self._tracker.__exit__()
         peaks = {str(device): peak for device, peak in self._tracker.peak.items()}
         self._outcome = Outcome(*figures, peaks, _native.out_of_memory()[0] - self._failures)
         return self._outcome
@@ -108,7 +117,7 @@ class Recording:
     def _end_capture(self, end: dict[str, str]) -> tuple[int, int, int, str | None]:
         if self._capture is None:
             return (0, 0, 0, None)
-        events, lost, size, error = self._capture.end({key: str(value) for key, value in end.items()})
+        events, lost, size, error = self._capture.end(_words(end))
         return (size, events, lost, error)
 
 
@@ -176,4 +185,4 @@ class record(contextlib.ContextDecorator):
             self.outcome = recording.stop()
         else:
             add_note(error)
-            self.outcome = recording.stop("exception", error=f"{kind.__name__}: {error}")
+            self.outcome = recording.stop("exception", error=f"{type(error).__name__}: {_story.text_of(error)}")

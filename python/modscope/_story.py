@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
 from modscope import _native
+
+_SHOWN = 5  # so many of a process's stories go to stderr (src/torch/capture.c)
+
+
+def text_of(error: BaseException) -> str:
+    """What it says, if it can be asked, as UTF-8 takes it."""
+    try:
+        return str(error).encode("utf-8", "replace").decode()
+    except BaseException:  # it is the program's own, and may do anything
+        return ""
+
+
+def _tells_of(error: BaseException, asked: int) -> bool:
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    # The CPU's allocator says how much it could not give.
+    return isinstance(error, RuntimeError) and f"tried to allocate {asked} bytes" in text_of(error)
 
 
 def add_note(error: BaseException) -> None:
-    """Add the latest story, if this is the exception of that failure and does not have it yet."""
-    if not (isinstance(error, (RuntimeError, MemoryError)) and "memory" in str(error)):
-        return
-    failures, story = _native.out_of_memory()
-    if failures and story.rstrip("\n") not in getattr(error, "__notes__", ()):
+    """Add the latest story, if this is the exception of that failure and no other had it before."""
+    _, story, asked, untold = _native.out_of_memory()
+    if untold and _tells_of(error, asked):
         error.add_note(story.rstrip("\n"))
-    _native.story_told()
+        _native.story_told()
+
+
+@contextlib.contextmanager
+def untold(error: BaseException) -> Iterator[None]:
+    """Without the note, if its story was shown on stderr when the allocation failed."""
+    failures, story, *_ = _native.out_of_memory()
+    notes = getattr(error, "__notes__", None)
+    if notes is None or failures > _SHOWN:
+        yield
+        return
+    error.__notes__ = [note for note in notes if note != story.rstrip("\n")]
+    try:
+        yield
+    finally:
+        error.__notes__ = notes

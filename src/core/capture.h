@@ -85,6 +85,7 @@ struct ms_capture {
 
     /* The writing thread's own. */
     int fd;
+    uint64_t file[2]; /* which one it was: device and number */
     pthread_t writer;
     bool needs_key;
     uint32_t names_done;

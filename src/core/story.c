@@ -38,7 +38,10 @@ static void say_bytes(struct text *text, int width, int64_t bytes)
 static void say_where(struct text *text, const ms_ledger *ledger, uint64_t step, ms_phase phase, ms_path path)
 {
     static const char *const phases[] = {"outside any module", "forward", "recompute", "backward", "optimizer"};
-    say(text, "in step %llu, %s", (unsigned long long)step, phases[phase]);
+    if (step)
+        say(text, "in step %llu, %s", (unsigned long long)step, phases[phase]);
+    else
+        say(text, "before the first step, %s", phases[phase]);
     if (path != MS_GLOBAL)
         say(text, " of %s", ms_path_name(ledger->watch, path));
 }

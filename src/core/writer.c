@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -76,9 +77,30 @@ static void free_pages(ms_watch *watch, struct ms__page *page)
 
 /* ---- the file ---- */
 
+static bool file_of(int fd, uint64_t file[2])
+{
+    struct stat found;
+    if (fstat(fd, &found) != 0)
+        return false;
+    file[0] = found.st_dev;
+    file[1] = found.st_ino;
+    return true;
+}
+
+/* A program that closes what it did not open may have given the number to a file of its own. */
+static bool is_ours(const ms_capture *capture)
+{
+    uint64_t file[2];
+    return file_of(capture->fd, file) && file[0] == capture->file[0] && file[1] == capture->file[1];
+}
+
 /* Write `count` bytes at the file's end, or nothing. */
 static bool append(ms_capture *capture, const uint8_t *bytes, size_t count)
 {
+    if (!is_ours(capture)) {
+        atomic_store(&capture->error, EBADF);
+        return false;
+    }
     uint64_t end = MS__PEEK(capture->bytes);
     for (size_t done = 0; done < count;) {
         ssize_t wrote = pwrite(capture->fd, bytes + done, count - done, (off_t)(end + done));
@@ -384,6 +406,7 @@ int ms_capture_begin(ms_ledger *ledger, int fd, const char *const *info, ms_capt
         return MS_ENOMEM;
     uint8_t head[MS__FILE_HEAD];
     ms__file_head_put(head);
+    file_of(fd, capture->file);
     int error = append(capture, head, sizeof head) && append_pairs(capture, MS__CHUNK_INFO, info) ? MS_OK : MS_EIO;
     if (error && !capture->error)
         error = MS_ENOMEM;

@@ -8,6 +8,8 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 typedef struct capture {
@@ -16,11 +18,19 @@ typedef struct capture {
     struct capture *next; /* of those that go on */
     ms_capture_figures last;
     int fd;
+    struct stat file; /* which one fd was */
 } capture;
 
 static capture *going_on;
 
-enum { FD_LEAST = 100 }; /* above the numbers that a program gets for its own files */
+/* Above the numbers that a program gets for its own files. */
+static int out_of_the_way(void)
+{
+    struct rlimit most;
+    if (getrlimit(RLIMIT_NOFILE, &most) != 0 || most.rlim_cur < 200)
+        return 3;
+    return most.rlim_cur < 4096 ? (int)most.rlim_cur - 60 : 4000;
+}
 
 /* ---- keys and values ---- */
 
@@ -72,9 +82,11 @@ static PyObject *capture_new(PyTypeObject *type, PyObject *args, PyObject *named
     if (!self)
         return NULL;
     self->ledger = Py_NewRef(ledger);
-    self->fd = fcntl(fd, F_DUPFD_CLOEXEC, FD_LEAST);
+    self->fd = fcntl(fd, F_DUPFD_CLOEXEC, out_of_the_way());
     if (self->fd < 0) /* so many are not allowed here */
         self->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    if (self->fd >= 0)
+        fstat(self->fd, &self->file);
     if (self->fd < 0) {
         PyErr_SetFromErrno(PyExc_OSError);
         Py_CLEAR(self);
@@ -111,7 +123,9 @@ static void end(capture *self, const char *const *pairs)
 static void capture_dealloc(capture *self)
 {
     end(self, NULL);
-    if (self->fd >= 0)
+    struct stat now; /* the program may have closed it, and have a file of its own there */
+    if (self->fd >= 0 && fstat(self->fd, &now) == 0 && now.st_dev == self->file.st_dev &&
+        now.st_ino == self->file.st_ino)
         close(self->fd);
     Py_XDECREF(self->ledger);
     Py_TYPE(self)->tp_free((PyObject *)self);
@@ -193,6 +207,7 @@ enum { STORY = 4096, SHOWN = 5 };
 _Atomic bool mst_oom_untold;
 static _Atomic uint64_t ooms;
 static char story[STORY]; /* of the latest; guarded by story_lock */
+static uint64_t asked;    /* the same */
 static pthread_mutex_t story_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Python may hold its own stream's lock in another thread: this goes to the file itself. */
@@ -220,6 +235,7 @@ void mst_oom(ms_ledger *ledger, const ms_oom *oom)
     }
     pthread_mutex_lock(&story_lock);
     memcpy(story, text, length + 1);
+    asked = oom->asked;
     pthread_mutex_unlock(&story_lock);
     atomic_store(&mst_oom_untold, true);
 }
@@ -230,9 +246,11 @@ static PyObject *out_of_memory(PyObject *self, PyObject *unused)
     char text[STORY];
     pthread_mutex_lock(&story_lock);
     memcpy(text, story, sizeof text);
+    unsigned long long bytes = asked;
     pthread_mutex_unlock(&story_lock);
     PyObject *latest = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
-    return latest ? Py_BuildValue("(KN)", (unsigned long long)atomic_load(&ooms), latest) : NULL;
+    PyObject *untold = atomic_load(&mst_oom_untold) ? Py_True : Py_False;
+    return latest ? Py_BuildValue("(KNKO)", (unsigned long long)atomic_load(&ooms), latest, bytes, untold) : NULL;
 }
 
 static PyObject *story_told(PyObject *self, PyObject *unused)
@@ -259,7 +277,9 @@ void mst_oom_note(void)
 }
 
 PyMethodDef mst_capture_methods[] = {
-    {"out_of_memory", out_of_memory, METH_NOARGS, "How many allocations failed so far, and the story of the latest."},
+    {"out_of_memory", out_of_memory, METH_NOARGS,
+     "How many allocations failed so far, and of the latest the story, the bytes asked, and\n"
+     "whether no exception has it yet."},
     {"story_told", story_told, METH_NOARGS, "The latest story was added to an exception."},
     {NULL, NULL, 0, NULL},
 };

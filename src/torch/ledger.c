@@ -32,6 +32,28 @@ ms_ledger *mst_ledger_of(PyObject *of)
 /* ---- when calls begin ---- */
 static uint64_t replaced; /* ms_ledger_replaced when modules were claimed last */
 
+static bool seeking;   /* an optimizer, to tell micro-batches from iterations */
+static uint32_t roots; /* called since then */
+
+/* At the first call of a root, the second, the fourth...: it may be made late, and looking takes long. */
+static void seek_optimizer(void)
+{
+    roots++;
+    if (roots & (roots - 1))
+        return;
+    PyObject *callback = mst_dynamo_off();
+    PyObject *steps = PyImport_ImportModule("modscope._steps");
+    PyObject *there = steps ? PyObject_CallMethod(steps, "an_optimizer_is_there", NULL) : NULL;
+    if (there == Py_True) {
+        seeking = false;
+        ms_ledger_expect_steps(mst_target());
+    }
+    Py_XDECREF(there);
+    Py_XDECREF(steps);
+    PyErr_Clear();
+    mst_dynamo_on(callback);
+}
+
 /* Modules are claimed when they are first known. They are claimed again at the call of a root when
  * some of their parameters had no memory yet, and when a parameter's or buffer's memory was
  * given back. */
@@ -43,6 +65,8 @@ void mst_memory_call(ms_thread *thread)
         if (mst_claims_unborn || now != replaced)
             mst_claims_due = true;
         replaced = now;
+        if (UNLIKELY(seeking))
+            seek_optimizer();
     }
     if (UNLIKELY(mst_claims_due))
         mst_claim_modules();
@@ -66,7 +90,7 @@ static void end(ledger *self)
 {
     if (!self->begun)
         return;
-    self->begun = false;
+    self->begun = seeking = false;
     atomic_store(&mst_gradients_to, NULL);
     if (!self->dispatcher)
         mst_blocks_off();
@@ -327,6 +351,14 @@ static PyObject *ledger_held(ledger *self, PyObject *tensors)
     return error ? NULL : PyLong_FromUnsignedLongLong(seen.bytes);
 }
 
+static PyObject *ledger_seek_optimizer(ledger *self, PyObject *unused)
+{
+    (void)unused;
+    seeking = self->begun;
+    roots = 0;
+    Py_RETURN_NONE;
+}
+
 static PyObject *ledger_lost(ledger *self, PyObject *unused)
 {
     (void)unused;
@@ -365,6 +397,8 @@ static PyMethodDef ledger_methods[] = {
     {"stats", (PyCFunction)ledger_stats, METH_O, "(module, fqn, moments, input, output) of all that were called."},
     {"held", (PyCFunction)ledger_held, METH_O, "The bytes of the blocks of some tensors, each block once."},
     {"backward", (PyCFunction)ledger_backward, METH_VARARGS, "A module's backward begins or ends."},
+    {"seek_optimizer", (PyCFunction)ledger_seek_optimizer, METH_NOARGS,
+     "When roots are called, see whether there is an optimizer whose steps are iterations."},
     {"lost", (PyCFunction)ledger_lost, METH_NOARGS, "How much could not be kept for want of memory."},
     {"time", (PyCFunction)ledger_time, METH_NOARGS, "A number that grows with every event."},
     {NULL, NULL, 0, NULL},

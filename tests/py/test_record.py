@@ -164,6 +164,19 @@ def test_steps_and_phases(tmp_path):
     assert all(made[word] for word in ("forward", "recompute", "backward", "optimizer"))
 
 
+def test_micro_batches_are_one_step(tmp_path):
+    with record(tmp_path / "x.msc"):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(3):
+            for _ in range(4):
+                model(torch.randn(7, 30)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    capture = load(tmp_path / "x.msc")
+    assert (capture.last_step, capture.optimized) == (3, 3)
+
+
 # ---- as a context manager and a decorator ----
 
 
@@ -209,6 +222,40 @@ def test_an_exception_passes_and_the_file_is_whole(tmp_path):
         torch.ones(10)
         raise Boom("that")
     assert load(tmp_path / "x.msc").end == {"how": "exception", "error": "Boom: that"}
+
+
+def test_an_exception_that_cannot_be_told_passes_all_the_same(tmp_path):
+    class Odd(RuntimeError):
+        def __str__(self) -> str:
+            raise KeyboardInterrupt
+
+    for number, error in enumerate((Odd(), ValueError("x\udcff"))):
+        with pytest.raises(type(error)) as caught, record(tmp_path / f"{number}.msc") as recording:
+            raise error
+        assert caught.value is error and recording.outcome.error is None
+        assert load(tmp_path / f"{number}.msc").end["how"] == "exception"
+
+
+def test_a_program_that_closes_our_file_keeps_its_own(tmp_path):
+    ran = run_here(
+        tmp_path,
+        """
+        with record("x.msc") as r:
+            torch.ones(10)
+            r._recording._capture.flush()
+            os.closerange(3, 70000)
+            mine = [open(f"{n}.txt", "w") for n in range(100)]
+            import resource
+            least = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            least = least - 60 if least < 4096 else 4000
+            os.dup2(mine[0].fileno(), least)
+            for _ in range(100):
+                torch.ones(10)
+        os.fstat(least)
+        print(r.outcome.lost > 0, r.outcome.error, os.path.getsize("0.txt"))
+        """,
+    )
+    assert ran.stdout == "True Bad file descriptor 0\n", ran.stderr
 
 
 def test_a_file_that_is_there_is_not_touched(tmp_path):

@@ -71,6 +71,14 @@ def test_an_error_of_another_kind_gets_no_note(capfd):
     assert "out of memory" in capfd.readouterr().err
 
 
+def test_a_story_goes_to_its_own_exception_only(capfd):
+    with pytest.raises(RuntimeError) as caught, MemTracker():
+        with pytest.raises(RuntimeError):
+            torch.empty(TOO_MUCH)
+        raise RuntimeError("unsupported memory format")
+    assert not hasattr(caught.value, "__notes__")
+
+
 def test_without_a_tracker_there_is_none(capfd):
     with MemTracker():
         pass

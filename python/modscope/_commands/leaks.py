@@ -24,17 +24,17 @@ def report(arguments: Namespace, load: Load) -> Report:
     device = find_device(capture, arguments.device)
     step, groups, unsure = None, list[Report](), capture.unsure
     begun = list(capture.events("step"))
-    if len(begun) > STEPS_NEEDED:
-        # The last may have been cut short, and what it holds has had no time to go: take the end of the one before.
+    if len(begun) > STEPS_NEEDED + 1:
+        # The last may have been cut short: take the end of the one before, and of its blocks those of earlier steps.
         step, snapshot = begun[-2].bytes, capture.snapshot(begun[-1].number)
-        groups, unsure = _groups(snapshot, device), snapshot.unsure
+        groups, unsure = _groups(snapshot, step, device), snapshot.unsure
     return {**head(arguments.file, capture), "unsure": unsure, "steps": len(begun), "step": step, "groups": groups}
 
 
-def _groups(snapshot: Snapshot, device: str | None) -> list[Report]:
+def _groups(snapshot: Snapshot, step: int, device: str | None) -> list[Report]:
     survivors: dict[_Owner, list[Block]] = {}
     for block in snapshot.blocks(device=device):
-        if block.step >= 1:
+        if 1 <= block.step < step:
             survivors.setdefault(_Owner(block.device, block.module, block.category), []).append(block)
     groups = [_group(owner, blocks) for owner, blocks in survivors.items()]
     leaks = [group for group in groups if group["steps"] >= STEPS_NEEDED]
@@ -64,10 +64,10 @@ def _group(owner: _Owner, blocks: list[Block]) -> Report:
 def _why_none(result: Report) -> str | None:
     if result["step"] is None:
         few = counted(result["steps"], "step")
-        return f"Too few steps to tell: the capture has {few}, and leaks show in {STEPS_NEEDED + 1} or more."
+        return f"Too few steps to tell: the capture has {few}, and leaks show in {STEPS_NEEDED + 2} or more."
     if not result["groups"]:
         at_end = f"at the end of step {result['step']}"
-        return f"No leaks: {at_end} no module held blocks from {STEPS_NEEDED} or more steps."
+        return f"No leaks: {at_end} no module held blocks from {STEPS_NEEDED} or more earlier steps."
     return None
 
 

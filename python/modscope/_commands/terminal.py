@@ -28,7 +28,7 @@ _COLOURS = {
 
 
 def size(value: int) -> str:
-    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+    for unit, power in (("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if abs(value) >= 1 << power:
             return f"{value / (1 << power):.2f} {unit}"
     return f"{value} B"
