@@ -39,7 +39,7 @@ def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 _seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
-def _classes(of: type) -> list[type]:
+def _classes(of: Any) -> list[Any]:
     return [of, *(below for kind in of.__subclasses__() for below in _classes(kind))]
 
 

@@ -30,7 +30,8 @@ def _tells_of(error: BaseException, asked: int) -> bool:
 def add_note(error: BaseException) -> None:
     """Add the latest story, if this is the exception of that failure and no other had it before."""
     _, story, asked, untold = _native.out_of_memory()
-    if untold and _tells_of(error, asked):
+    has_one = any(str(note).startswith("[modscope] out of memory") for note in getattr(error, "__notes__", ()))
+    if untold and not has_one and _tells_of(error, asked):
         error.add_note(story.rstrip("\n"))
         _native.story_told()
 

@@ -552,6 +552,8 @@ void ms__capture_oom(ms_ledger *ledger, const ms_thread *thread, const ms_oom *o
         at = ms__put_varint(at, oom->asked);
         at = ms__put_varint(at, oom->allocated);
         finish(capture, ms__put_varint(at, oom->reserved));
-        ms__capture_seal(capture); /* nobody knows how much longer the program lives */
+        if (!capture->oom_time || capture->time - capture->oom_time > 1000 * MS__NAP_MS)
+            ms__capture_seal(capture); /* nobody knows how much longer the program lives */
+        capture->oom_time = capture->time;
     }
 }

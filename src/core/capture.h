@@ -72,6 +72,7 @@ struct ms_capture {
     uint64_t key_event; /* of the last key frame */
     uint64_t optimized;
     uint64_t first_step; /* the one it began in */
+    uint64_t oom_time;   /* of the last allocation that failed; 0: none did */
     uint64_t reserved[MS_DEVICES_MOST];
     _Atomic uint64_t lost;
 

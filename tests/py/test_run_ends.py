@@ -44,13 +44,25 @@ def test_an_exception(tmp_path):
 
 @needs_places
 def test_out_of_memory(tmp_path):
-    """Outside any module: the runner gives the exception its story, and the line says how to see that moment."""
+    """The story stands on stderr once, above the traceback, and the line says how to see that moment."""
     ran = run(tmp_path, training(tmp_path, "step(); torch.empty(10**15)"))
-    _, error, note = ran.err.partition(b"RuntimeError: ")
-    assert ran.status == 1 and b"DefaultCPUAllocator" in error + note and b"out of memory: " in note
+    before, _, error = ran.err.partition(b"Traceback ")
+    assert ran.status == 1 and b"DefaultCPUAllocator" in error
+    assert before.startswith(b"[modscope] out of memory: ") and ran.err.count(b"out of memory: ") == 1
     assert "modscope tree " in ran.said and ran.said.endswith(" --at oom\n")
     capture = only_capture(tmp_path)
     assert capture.ooms == 1 and capture.end["error"].startswith("RuntimeError: ")
+
+
+def test_out_of_memory_with_a_hook_of_the_scripts_own(tmp_path):
+    """It gets the exception with its story."""
+    text = """
+        import sys
+        sys.excepthook = lambda kind, error, trace: print(error.__notes__[0].splitlines()[0])
+        net.up(torch.ones(1, 100).expand(10**12, -1))
+    """
+    ran = run(tmp_path, training(tmp_path, text))
+    assert ran.status == 1 and b"[modscope] out of memory: " in ran.out
 
 
 def test_steps(tmp_path):
