@@ -422,6 +422,8 @@ void ms__capture_tell_left(ms_capture *capture, uint64_t longer_than)
 MS__RARE bool grow_births(ms_capture *capture)
 {
     uint32_t room = capture->ledger->blocks.room;
+    if (room < capture->birth_room * 2)
+        room = capture->birth_room * 2; /* the ledger's own room grows evenly; this is copied */
     struct ms__birth *births = ms__alloc(capture->watch, room * sizeof *births);
     if (!births)
         return false;

@@ -84,7 +84,8 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     if result["last_oom"]:
         out += _out_of_memory(result, screen)
     if not result["devices"]:
-        out += ["", "No memory was held.", *notes(result, screen)]
+        none = "Nothing of its memory can be read." if result["unsure"] else "No memory was held."
+        out += ["", none, *notes(result, screen)]
         return out + next_command("What modscope sees here", "doctor")
     main = result["devices"][0]
     for part in (_peaks(result, screen), _categories(main, screen), _modules(main, screen), _phases(result, screen)):
