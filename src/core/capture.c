@@ -150,7 +150,7 @@ static bool key_blocks(ms_capture *capture, struct key *key)
     const struct ms__block *block;
     uint32_t next = 0;
     for (uint32_t at = 0; (block = ms__block_next(blocks, &at)) != NULL; next = at) {
-        if (!key_room(capture, key, 2 * MS__EVENT_MOST))
+        if (!key_room(capture, key, (size_t)2 * MS__EVENT_MOST))
             return false;
         struct ms__birth birth = birth_of(capture, at - 1);
         key->at = ms__put_varint(key->at, at - 1 - next);
@@ -554,7 +554,7 @@ void ms__capture_oom(ms_ledger *ledger, const ms_thread *thread, const ms_oom *o
         at = ms__put_varint(at, oom->asked);
         at = ms__put_varint(at, oom->allocated);
         finish(capture, ms__put_varint(at, oom->reserved));
-        if (!capture->oom_time || capture->time - capture->oom_time > 1000 * MS__NAP_MS)
+        if (!capture->oom_time || capture->time - capture->oom_time > UINT64_C(1000) * MS__NAP_MS)
             ms__capture_seal(capture); /* nobody knows how much longer the program lives */
         capture->oom_time = capture->time;
     }

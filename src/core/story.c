@@ -16,9 +16,10 @@ struct text {
 static void __attribute__((format(printf, 2, 3))) say(struct text *text, const char *format, ...)
 {
     size_t left = text->used < text->room ? text->room - text->used : 0;
+    char *at = left ? text->at + text->used : NULL;
     va_list args;
     va_start(args, format);
-    int length = vsnprintf(left ? text->at + text->used : NULL, left, format, args);
+    int length = vsnprintf(at, left, format, args); /* NOLINT(clang-analyzer-valist.Uninitialized): it is not */
     va_end(args);
     text->used += length > 0 ? (size_t)length : 0;
 }
@@ -99,29 +100,35 @@ static uint32_t find_holders(const ms_ledger *ledger, uint32_t device, struct ho
     return count;
 }
 
-/* A module that is called in several places has several paths. */
+/* A module that is called in several places has several paths: the first of its name takes the others in. */
 static uint32_t merge_same_names(const ms_ledger *ledger, struct holder *holders, uint32_t count)
 {
     uint32_t kept = 0;
-    struct holder merged[LOOKED_AT];
     for (uint32_t i = 0; i < count; i++) {
-        const char *name = ms_path_name(ledger->watch, holders[i].path);
-        bool first = true;
-        for (uint32_t before = 0; first && before < i; before++)
-            first = strcmp(ms_path_name(ledger->watch, holders[before].path), name) != 0;
-        struct holder sum = {.path = holders[i].path};
-        for (uint32_t other = i; first && other < count; other++) {
-            if (strcmp(ms_path_name(ledger->watch, holders[other].path), name) != 0)
-                continue;
-            for (int category = 0; category < MS_CATEGORY_COUNT; category++)
-                sum.sums.of[category] += holders[other].sums.of[category];
-            sum.total += holders[other].total;
+        const struct holder holder = holders[i];
+        const char *name = ms_path_name(ledger->watch, holder.path);
+        uint32_t same = 0;
+        while (same < kept && strcmp(ms_path_name(ledger->watch, holders[same].path), name) != 0)
+            same++;
+        if (same == kept) {
+            holders[kept++] = holder;
+            continue;
         }
-        if (first)
-            keep(merged, &kept, &sum);
+        for (int category = 0; category < MS_CATEGORY_COUNT; category++)
+            holders[same].sums.of[category] += holder.sums.of[category];
+        holders[same].total += holder.total;
     }
-    memcpy(holders, merged, kept * sizeof *holders);
     return kept;
+}
+
+static void sort_again(struct holder *holders, uint32_t count)
+{
+    for (uint32_t i = 1; i < count; i++)
+        for (uint32_t at = i; at && holders[at - 1].total < holders[at].total; at--) {
+            struct holder swapped = holders[at];
+            holders[at] = holders[at - 1];
+            holders[at - 1] = swapped;
+        }
 }
 
 /* "Activation 8.00 GiB, Parameter 2.00 GiB": largest first. */
@@ -143,8 +150,9 @@ static void say_categories(struct text *text, const ms_sums *sums)
 
 static void say_modules(struct text *text, const ms_ledger *ledger, uint32_t device)
 {
-    struct holder holders[LOOKED_AT];
+    struct holder holders[LOOKED_AT] = {{.path = MS_GLOBAL}};
     uint32_t count = merge_same_names(ledger, holders, find_holders(ledger, device, holders));
+    sort_again(holders, count);
     if (count)
         say(text, "  the largest holders, by their own bytes:\n");
     for (uint32_t i = 0; i < count && i < SHOWN; i++) {

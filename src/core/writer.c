@@ -168,7 +168,7 @@ static void draft_string(struct draft *draft, const char *string)
     uint8_t *at = draft_room(draft, length);
     if (!at)
         return;
-    memcpy(at, string, length);
+    memcpy(at, string, length); /* NOLINT(bugprone-not-null-terminated-result): its length comes before it */
     draft->used += length;
 }
 
@@ -290,7 +290,7 @@ static void look_round(ms_capture *capture)
     ms__lock(&capture->ledger->lock);
     capture->halted = false;
     ms__capture_compare(capture);
-    ms__capture_tell_left(capture, 10 * MS__LEFT_US);
+    ms__capture_tell_left(capture, UINT64_C(10) * MS__LEFT_US);
     if (capture->page && capture->event > capture->page->head.event)
         ms__capture_seal(capture);
     ms__unlock(&capture->ledger->lock);

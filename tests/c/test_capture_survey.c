@@ -140,6 +140,28 @@ TEST(what_a_key_frame_holds_counts_for_the_peak)
     finish_file();
 }
 
+TEST(what_went_on_while_events_were_lost_is_nobodys_time)
+{
+    begin_file();
+    begin_events();
+    file.later = 1;
+    file_where(&file, MS_FORWARD, 2);
+    file.later = 50;
+    file_optimized(&file);
+    end_events();
+    file.time = 1000;
+    file.event += 7;
+    key_with(1, 7);
+    begin_events();
+    file.later = 3;
+    file_optimized(&file);
+    end_events();
+    look();
+    CHECK_EQ(survey.phases[MS_FORWARD].time, 50);
+    CHECK_EQ(survey.phases[MS_IDLE].time, 1 + 3);
+    finish_file();
+}
+
 TEST(sums_over_all_blocks_end_at_the_highest_number)
 {
     begin_file();
