@@ -26,6 +26,6 @@ void seek_settled(uint64_t moment); /* and what is known of it later */
 ms_held held_in(uint32_t slot);     /* there is a block */
 bool is_held(uint32_t slot);
 int64_t bytes_on(uint32_t device); /* of all categories */
-ms_event next_event(void);        /* there is one */
+ms_event next_event(void);         /* there is one */
 
 #endif
