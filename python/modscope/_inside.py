@@ -79,17 +79,18 @@ class _Finder:
         return None
 
     def _watch(self, spec: ModuleSpec) -> None:
-        """Importing says in the spec when it begins and ends. A loader of ours would lie on the stack meanwhile."""
+        """Importing says in the spec when it begins and ends. A loader of ours would lie on the stack meanwhile, and
+        what runs when the spec is read may swallow a Ctrl-C: so only setting is watched."""
         plain = type(spec)
+        finder = self
 
-        def set_initializing(spec: Any, now: bool) -> None:
-            vars(spec)["_initializing"] = now
-            if not now:
-                spec.__class__ = plain
-                self._done()
+        def set_attribute(spec: Any, name: str, value: object) -> None:
+            object.__setattr__(spec, name, value)
+            if name == "_initializing" and not value:
+                object.__setattr__(spec, "__class__", plain)
+                finder._done()
 
-        initializing = property(lambda spec: vars(spec).get("_initializing", False), set_initializing)
-        spec.__class__ = type(plain.__name__, (plain,), {"_initializing": initializing})
+        spec.__class__ = type(plain.__name__, (plain,), {"__setattr__": set_attribute})
 
     def _done(self) -> None:
         if "torch" in sys.modules and self in sys.meta_path:  # else it could not be imported

@@ -254,6 +254,12 @@ class Capture:
     def _module(self, path: int) -> str:
         return self._paths[path][0] if path < len(self._paths) else "?"
 
+    def _device_name(self, number: int) -> str:
+        """Those without a name are known once they are met."""
+        if number >= len(self.devices):
+            self.devices = _unlike(self._reader.devices)
+        return self.devices[number] if number < len(self.devices) else f"device {number}"
+
     def _device(self, name: str) -> int:
         try:
             return self._names.index(name)

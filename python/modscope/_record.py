@@ -100,19 +100,37 @@ class Recording:
         """End it: the file is whole then. The same outcome, if it has ended before."""
         if self._outcome is not None:
             return self._outcome
+        figures: tuple[int, int, int, str | None] = (0, 0, 0, None)
         try:
-            for module in _uncalled_modules():  # what they hold has an owner, too
-                self._tracker._tracker._get_mod_name(module)
-            self._tracker._up_to_date()
-        except Exception as error:
-            end = {"error": f"modscope: {type(error).__name__}: {error}", **end}
-        try:
-            figures = self._end_capture({"how": how, **end})
-        finally:
-            self._tracker.__exit__()
+            end |= self._settle()
+        finally:  # an interrupt may come at any point
+            try:
+                figures = self._end_capture({"how": how, **end})
+            finally:
+                self._tracker.__exit__()
         peaks = {str(device): peak for device, peak in self._tracker.peak.items()}
         self._outcome = Outcome(*figures, peaks, _native.out_of_memory()[0] - self._failures)
         return self._outcome
+
+    def _settle(self) -> dict[str, str]:
+        """What is held gets its owners, also those that were never called."""
+        try:
+            ledger = self._tracker._ledger
+            if ledger is not None and self._has_unowned(ledger):
+                for module in _uncalled_modules():
+                    if ledger.held([*module.parameters(), *module.buffers()]):  # made while we watched
+                        self._tracker._tracker._get_mod_name(module)
+            self._tracker._up_to_date()
+        except Exception as error:
+            return {"error": f"modscope: {type(error).__name__}: {_story.text_of(error)}"}
+        return {}
+
+    @staticmethod
+    def _has_unowned(ledger: _native.Ledger) -> bool:
+        """Whether a good part of what is held is nobody's: looking for owners takes long in a large program."""
+        rows = ledger.modules()
+        unowned = sum(sum(sums) for _, fqn, sums in rows if fqn == "Global")
+        return unowned * 20 > sum(sum(sums) for _, _, sums in rows)
 
     def _end_capture(self, end: dict[str, str]) -> tuple[int, int, int, str | None]:
         if self._capture is None:

@@ -49,8 +49,10 @@ void ms__capture_compare(ms_capture *capture)
     capture->second = plausible ? (uint64_t)(1e6 / rate) : 0;
 }
 
+/* It takes its number with it: a reader sees that it is missing even where the key frame after it is damaged. */
 static void lose_one(ms_capture *capture)
 {
+    capture->event++;
     atomic_fetch_add_explicit(&capture->lost, 1, memory_order_relaxed);
 }
 
@@ -168,7 +170,8 @@ static bool key_blocks(ms_capture *capture, struct key *key)
 static bool make_key(ms_capture *capture)
 {
     struct key key = {0};
-    capture->time = microseconds(capture);
+    uint64_t now = microseconds(capture);
+    capture->time = now > capture->time ? now : capture->time; /* blocks are younger than it */
     bool made = key_room(capture, &key, MS__EVENT_MOST);
     if (made) {
         key.at = ms__put_varint(key.at, capture->ledger->iteration);
@@ -211,11 +214,7 @@ MS__RARE void break_off(ms_capture *capture)
 MS__RARE bool turn_page(ms_capture *capture)
 {
     ms__capture_seal(capture);
-    if (capture->broken && (capture->halted || !ms__pages_calm(capture)))
-        return false;
-    struct ms__page *page = NULL;
-    if (!key_due(capture) || make_key(capture))
-        page = ms__page_take(capture, MS__PAGE);
+    struct ms__page *page = capture->broken ? NULL : ms__page_take(capture, MS__PAGE);
     capture->broken = !page;
     if (!page)
         return false;
@@ -233,10 +232,19 @@ MS__RARE bool turn_page(ms_capture *capture)
     return true;
 }
 
+void ms__capture_key(ms_capture *capture)
+{
+    if (MS__LIKELY(!key_due(capture)) || (capture->broken && (capture->halted || !ms__pages_calm(capture))))
+        return;
+    ms__capture_seal(capture);
+    if (make_key(capture))
+        capture->broken = false;
+}
+
 void ms__capture_start(ms_capture *capture)
 {
     capture->first_step = capture->ledger->iteration;
-    turn_page(capture);
+    ms__capture_key(capture);
 }
 
 /* An event's first byte, and the time if it is known. NULL: the event is lost. */
@@ -332,6 +340,11 @@ MS__INLINE struct ms__place *turn_to(ms_capture *capture, const ms_thread *threa
         *place = (struct ms__place){.known = true, .id = id};
     if (MS__UNLIKELY(number != capture->thread || new))
         write_thread(capture, number, place, new);
+    if (MS__UNLIKELY(new &&thread && thread->depth)) { /* it was somewhere before the capture began */
+        place->phase = (uint8_t)ms__phase(thread);
+        place->path = ms__path_of(thread);
+        write_where(capture, place, microseconds(capture));
+    }
     return place;
 }
 
@@ -373,8 +386,10 @@ static void go_to(ms_capture *capture, const ms_thread *thread, bool to_node)
 
 void ms__capture_where(ms_ledger *ledger, const ms_thread *thread, bool to_node)
 {
-    for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next)
+    for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
+        ms__capture_key(capture);
         go_to(capture, thread, to_node);
+    }
 }
 
 /* A node was left. Mostly another of the same module comes at once: then nothing is told. */
@@ -438,22 +453,24 @@ MS__RARE bool grow_births(ms_capture *capture)
 static void add(ms_capture *capture, const ms_thread *thread, ms_phase phase, const struct ms__block *block,
                 uint32_t number)
 {
-    struct ms__place *place = turn_to(capture, thread);
-    if (MS__UNLIKELY(!place))
-        return;
-    if (MS__UNLIKELY(number >= capture->birth_room) && !grow_births(capture)) {
+    bool room = MS__LIKELY(number < capture->birth_room) || grow_births(capture);
+    if (room) /* also if the event is lost: a key frame tells of the block */
+        capture->births[number] =
+            (struct ms__birth){capture->event, capture->time, (uint32_t)capture->ledger->iteration, (uint8_t)phase};
+    else
         break_off(capture);
+    struct ms__place *place = turn_to(capture, thread);
+    if (MS__UNLIKELY(!place || !room))
         return;
-    }
     if (MS__UNLIKELY(place->left))
         write_left(capture, place);
     uint32_t usual = place->phase == MS_BACKWARD || place->phase == MS_OPTIMIZER ? MS_TEMP : MS_ACTIVATION;
     bool explicit = phase != place->phase || block->path != place->path || block->category != usual || block->outside;
     uint8_t *at = begin_often(capture, MS_OP_ADD | (explicit ? MS__ADD_EXPLICIT : 0u));
-    capture->births[number] =
-        (struct ms__birth){capture->event, capture->time, (uint32_t)capture->ledger->iteration, (uint8_t)phase};
     if (!at)
         return;
+    capture->births[number].epoch = capture->event;
+    capture->births[number].time = capture->time;
     uint8_t *first = capture->at;
     at = put_relative(at, &capture->slot, number);
     at = ms__put_varint(at, block->bytes);
@@ -475,9 +492,11 @@ void ms__capture_add(ms_ledger *ledger, const ms_thread *thread, ms_phase phase,
         add(capture, thread, phase, block, number);
 }
 
+/* The block is still there, so that a key frame may come before it. An add is told when the block is there already. */
 void ms__capture_drop(ms_ledger *ledger, uint32_t number)
 {
     for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
+        ms__capture_key(capture);
         uint8_t *at = begin_often(capture, MS_OP_DROP);
         if (at)
             finish(capture, put_relative(at, &capture->slot, number));

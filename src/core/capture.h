@@ -103,6 +103,8 @@ uint64_t ms__clock(void);
 void ms__capture_compare(ms_capture *capture);
 /* Write what is held already. With ledger->lock held. */
 void ms__capture_start(ms_capture *capture);
+/* If it is time, a key frame. With ledger->lock held, and everything as the file says. */
+void ms__capture_key(ms_capture *capture);
 /* Give the page away. With ledger->lock held. */
 void ms__capture_seal(ms_capture *capture);
 /* Tell of nodes that were left longer ago than this, in microseconds. With ledger->lock held. */

@@ -289,6 +289,7 @@ static void look_round(ms_capture *capture)
 {
     ms__lock(&capture->ledger->lock);
     capture->halted = false;
+    ms__capture_key(capture);
     ms__capture_compare(capture);
     ms__capture_tell_left(capture, UINT64_C(10) * MS__LEFT_US);
     if (capture->page && capture->event > capture->page->head.event)
@@ -374,6 +375,7 @@ static ms_capture *new_capture(ms_ledger *ledger, int fd)
     capture->fd = fd;
     capture->began = ms__clock();
     capture->broken = true; /* it begins with a key frame */
+    capture->event = 1;     /* what is there already is older */
     pthread_mutex_init(&capture->lock, NULL);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
@@ -429,7 +431,7 @@ int ms_capture_begin(ms_ledger *ledger, int fd, const char *const *info, ms_capt
 ms_capture_figures ms_capture_now(ms_capture *capture)
 {
     ms__lock(&capture->ledger->lock);
-    uint64_t events = capture->event;
+    uint64_t events = capture->event - 1 - atomic_load(&capture->lost);
     ms__unlock(&capture->ledger->lock);
     return (ms_capture_figures){.events = events,
                                 .lost = atomic_load(&capture->lost),
@@ -487,4 +489,7 @@ void ms_capture_flush(ms_capture *capture)
     while (capture->full_first || capture->busy)
         pthread_cond_wait(&capture->idle, &capture->lock);
     pthread_mutex_unlock(&capture->lock);
+    ms__lock(&capture->ledger->lock);
+    ms__capture_key(capture); /* after a loss the next event has its place */
+    ms__unlock(&capture->ledger->lock);
 }

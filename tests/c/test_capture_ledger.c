@@ -147,3 +147,84 @@ TEST(a_random_ledger_is_read_back_as_it_is_and_as_it_was_at_its_peaks)
     for (uint64_t seed = 1; seed <= RUNS; seed++)
         run(seed);
 }
+
+/* ---- long enough for key frames ---- */
+enum { LIVE = 300, PATHS = 7, LONG = 600000 };
+
+static ms_path paths[PATHS];
+static uint64_t live[LIVE];
+
+static void change(ms_thread *thread, uint64_t *random)
+{
+    uint64_t at = random_below(random, LIVE);
+    if (random_below(random, 10) == 0) {
+        ms_block_claim(ledger, at, (ms_category)random_below(random, MS_CATEGORY_COUNT), paths[at % PATHS]);
+    } else if (live[at]) {
+        CHECK_EQ(ms_block_drop(ledger, at), MS_OK);
+        live[at] = 0;
+    } else {
+        live[at] = 1 + random_below(random, 10000);
+        CHECK_EQ(ms_block_add(ledger, thread, at, live[at], at % 2), MS_OK);
+    }
+}
+
+/* Bytes by device at a moment. */
+struct then {
+    uint64_t moment;
+    ms_sums sums[2];
+};
+
+static void run_long(ms_thread *thread, struct then *then, int count)
+{
+    uint64_t random = 1;
+    for (int part = 0; part < count; part++) {
+        for (int i = 0; i < LONG / count; i++) {
+            if (i % 50 == 25)
+                ms_call_enter(thread, paths[random_below(&random, PATHS)], 0);
+            change(thread, &random);
+            if (i % 50 == 45)
+                ms_call_leave(thread, 0);
+            if (i % 3000 == 1000)
+                ms_step_enter(thread);
+            if (i % 3000 == 1010)
+                ms_step_leave(thread);
+        }
+        ms_capture_flush(capture);
+        open_file();
+        then[part] = (struct then){ms_reader_now(reader).events, {ms_ledger_now(ledger, 0), ms_ledger_now(ledger, 1)}};
+        close_file();
+    }
+}
+
+TEST(a_long_capture_is_right_at_every_moment_whatever_key_frame_it_begins_at)
+{
+    enum { PARTS = 40 };
+    static struct then then[PARTS];
+    watch = ms_watch_open(NULL);
+    for (int i = 0; i < PATHS; i++) {
+        char name[] = {(char)('a' + i), 0};
+        CHECK_EQ(ms_path_add(watch, MS_GLOBAL, name, &paths[i]), MS_OK);
+    }
+    ledger = ms_ledger_open(watch);
+    CHECK_EQ(ms_ledger_attach(ledger), MS_OK);
+    ms_thread *thread = ms_thread_open(watch, 9);
+    begin();
+    run_long(thread, then, PARTS);
+    CHECK_EQ(ms_capture_now(capture).lost, 0);
+    ms_capture_end(capture, NULL);
+    open_file();
+    check_now();
+    check_peaks();
+    for (int part = 0; part < PARTS; part++) {
+        int at = part * 17 % PARTS;
+        CHECK_EQ(ms_cursor_seek(cursor, then[at].moment), MS_OK);
+        CHECK_EQ(ms_cursor_moment(cursor), then[at].moment);
+        for (uint32_t device = 0; device < 2; device++)
+            check_sums(ms_cursor_now(cursor, device), then[at].sums[device], "then", device, 0);
+    }
+    close_file();
+    close(fd);
+    ms_ledger_detach(ledger);
+    ms_ledger_close(ledger);
+    ms_watch_close(watch);
+}

@@ -154,6 +154,31 @@ def test_a_model_that_is_never_called_owns_its_parameters_all_the_same(tmp_path)
     assert model
 
 
+def test_a_model_made_before_and_never_called_is_not_in_it(tmp_path):
+    model = nn.Linear(1000, 1000)
+    with record(tmp_path / "x.msc"):
+        kept = torch.ones(100)
+    assert load(tmp_path / "x.msc").peaks["cpu"].bytes == 400
+    assert model is not None and kept is not None
+
+
+def test_after_many_events_every_moment_is_right(tmp_path):
+    """Beyond the first key frames too: what a seek gives is what adding up the events gives."""
+    with record(tmp_path / "x.msc"):
+        model = Net()
+        for _ in range(5000):
+            model(torch.ones(2, 30)).sum().backward()
+    capture = load(tmp_path / "x.msc")
+    assert capture.count > 300_000 and capture.damaged == 0
+    held, truth = 0, {}
+    for event in capture.events("add", "drop"):
+        held += event.bytes if event.kind == "add" else -event.bytes
+        if event.number % 5003 == 0:
+            truth[event.number + 1] = held
+    assert {at: sum(sums["Total"] for sums in capture.snapshot(at).totals.values()) for at in truth} == truth
+    assert capture.snapshot(f"step:{capture.last_step}").step == capture.last_step
+
+
 def test_steps_and_phases(tmp_path):
     with record(tmp_path / "x.msc"):
         train(Checkpointed(), (9, 40), steps=4)
@@ -212,7 +237,7 @@ def test_what_became_of_it(tmp_path):
         train(Net(), (7, 30))
     outcome = recording.outcome
     assert outcome.bytes == os.path.getsize(tmp_path / "x.msc")
-    assert outcome.events == load(tmp_path / "x.msc").count
+    assert outcome.events == load(tmp_path / "x.msc").count - 1  # they are numbered from 1
     assert (outcome.lost, outcome.error, outcome.out_of_memory) == (0, None, 0)
     assert outcome.bytes < 10 * outcome.events
 
