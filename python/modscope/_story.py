@@ -9,7 +9,6 @@ import torch
 
 from modscope import _native
 
-_SHOWN = 5  # so many of a process's stories go to stderr (src/torch/capture.c)
 
 
 def text_of(error: BaseException) -> str:
@@ -29,7 +28,7 @@ def _tells_of(error: BaseException, asked: int) -> bool:
 
 def add_note(error: BaseException) -> None:
     """Add the latest story, if this is the exception of that failure and no other had it before."""
-    _, story, asked, untold = _native.out_of_memory()
+    _, story, asked, untold, _ = _native.out_of_memory()
     has_one = any(str(note).startswith("[modscope] out of memory") for note in getattr(error, "__notes__", ()))
     if untold and not has_one and _tells_of(error, asked):
         error.add_note(story.rstrip("\n"))
@@ -39,9 +38,9 @@ def add_note(error: BaseException) -> None:
 @contextlib.contextmanager
 def untold(error: BaseException) -> Iterator[None]:
     """Without the note, if its story was shown on stderr when the allocation failed."""
-    failures, story, *_ = _native.out_of_memory()
+    _, story, _, _, shown = _native.out_of_memory()
     notes = getattr(error, "__notes__", None)
-    if notes is None or failures > _SHOWN:
+    if notes is None or not shown:
         yield
         return
     error.__notes__ = [note for note in notes if note != story.rstrip("\n")]

@@ -191,6 +191,7 @@ int mst_blocks_on(ms_ledger *ledger)
             return -1;
         }
     }
+    mst_oom_begin();
     atomic_store(&mst_blocks_to, ledger);
     return 0;
 }

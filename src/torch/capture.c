@@ -206,8 +206,10 @@ enum { STORY = 4096, SHOWN = 5 };
 
 _Atomic bool mst_oom_untold;
 static _Atomic uint64_t ooms;
-static char story[STORY]; /* of the latest; guarded by story_lock */
-static uint64_t asked;    /* the same */
+static _Atomic uint32_t stories; /* since watching began */
+static _Atomic bool shown;       /* the latest went to stderr */
+static char story[STORY];        /* of the latest; guarded by story_lock */
+static uint64_t asked;           /* the same */
 static pthread_mutex_t story_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Python may hold its own stream's lock in another thread: this goes to the file itself. */
@@ -222,11 +224,18 @@ static void show(const char *text, size_t length)
     }
 }
 
+void mst_oom_begin(void)
+{
+    atomic_store(&stories, 0);
+}
+
 void mst_oom(ms_ledger *ledger, const ms_oom *oom)
 {
     char text[STORY];
     size_t length = ms_ledger_oom(ledger, mst_mine, oom, text, sizeof text);
-    uint64_t before = atomic_fetch_add(&ooms, 1);
+    atomic_fetch_add(&ooms, 1);
+    uint32_t before = atomic_fetch_add(&stories, 1);
+    atomic_store(&shown, before < SHOWN);
     if (before < SHOWN)
         show(text, length);
     if (before + 1 == SHOWN) {
@@ -250,7 +259,9 @@ static PyObject *out_of_memory(PyObject *self, PyObject *unused)
     pthread_mutex_unlock(&story_lock);
     PyObject *latest = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
     PyObject *untold = atomic_load(&mst_oom_untold) ? Py_True : Py_False;
-    return latest ? Py_BuildValue("(KNKO)", (unsigned long long)atomic_load(&ooms), latest, bytes, untold) : NULL;
+    PyObject *was_shown = atomic_load(&shown) ? Py_True : Py_False;
+    return latest ? Py_BuildValue("(KNKOO)", (unsigned long long)atomic_load(&ooms), latest, bytes, untold, was_shown)
+                  : NULL;
 }
 
 static PyObject *story_told(PyObject *self, PyObject *unused)
@@ -279,7 +290,7 @@ void mst_oom_note(void)
 PyMethodDef mst_capture_methods[] = {
     {"out_of_memory", out_of_memory, METH_NOARGS,
      "How many allocations failed so far, and of the latest the story, the bytes asked, and\n"
-     "whether no exception has it yet."},
+     "whether no exception has it yet, and whether it went to stderr."},
     {"story_told", story_told, METH_NOARGS, "The latest story was added to an exception."},
     {NULL, NULL, 0, NULL},
 };

@@ -187,7 +187,15 @@ void mst_claim_optimizer(PyObject *optimizer)
 /* ---- modules ---- */
 enum { GRADIENTS, BUFFERS, PARAMETERS, KINDS };
 
-static void claim_gradient_of(PyObject *parameter, ms_path path)
+/* Whether there are other threads of Python: one may be in a backward, and torch guards no gradient against that. */
+static bool others_run(void)
+{
+    PyThreadState *first = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
+    return first && PyThreadState_Next(first);
+}
+
+/* `now`: it has just been accumulated, by this thread. */
+static void claim_gradient_of(PyObject *parameter, ms_path path, bool now)
 {
     if (!mst_by_dispatcher && mst_layout.grad >= 0 && !mst_is_made_of_others(parameter)) {
         uint64_t there = mst_grad_of(mst_impl_of(parameter));
@@ -196,6 +204,8 @@ static void claim_gradient_of(PyObject *parameter, ms_path path)
         if (!there || mst_word(there, mst_layout.storage))
             return;
     }
+    if (!now && others_run())
+        return; /* it is claimed when it is accumulated */
     PyObject *grad = PyObject_GetAttr(parameter, mst_words.grad);
     if (grad && grad != Py_None)
         claim_tensor(grad, MS_GRADIENT, path);
@@ -211,7 +221,7 @@ static PyObject *accumulated(PyObject *self, PyObject *parameter)
     (void)self;
     ms_path path = MS_GLOBAL;
     if (mst_ledger && PyObject_TypeCheck(parameter, mst_torch.tensor) && mst_owner_of(mst_impl_of(parameter), &path))
-        claim_gradient_of(parameter, path);
+        claim_gradient_of(parameter, path, true);
     Py_RETURN_NONE;
 }
 
@@ -252,7 +262,7 @@ static void claim_kind(PyObject *tensor, int kind, ms_path path)
     if (kind == GRADIENTS) {
         path = add_owner(mst_impl_of(tensor), path);
         hook_gradient(tensor);
-        claim_gradient_of(tensor, path);
+        claim_gradient_of(tensor, path, false);
     } else if (kind == BUFFERS) {
         claim_tensor(tensor, MS_BUFFER, path);
     } else {

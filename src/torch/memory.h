@@ -25,6 +25,7 @@ extern PyMethodDef mst_capture_methods[];
 int mst_capture_init(void);
 void mst_captures_end(void);    /* at the end of the interpreter */
 void mst_captures_forked(void); /* in the child: they are the parent's */
+void mst_oom_begin(void); /* watching begins: the first few failures from now on are shown */
 /* An allocation of this thread failed: tell of it. No GIL needed. */
 void mst_oom(ms_ledger *ledger, const ms_oom *oom);
 extern _Atomic bool mst_oom_untold; /* a story was not added to an exception yet */
