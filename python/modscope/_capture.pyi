@@ -1,3 +1,4 @@
+import builtins
 from collections.abc import Callable, Iterator
 from typing import Any, Self, final
 
@@ -38,6 +39,21 @@ class Reader:
         ]
     ]: ...
     def most(self, first: int = 0, last: int | None = None) -> list[int]: ...
+    def pack(self, first: int = 0, last: int | None = None) -> builtins.bytes: ...
+    def export(
+        self,
+        format: str,
+        write: Callable[[builtins.bytes], object],
+        *,
+        modules: list[builtins.bytes],
+        devices: list[builtins.bytes],
+        order: list[int],
+        title: builtins.bytes = b"",
+        pid: int = 0,
+        began: int = 0,
+        last: int | None = None,
+        progress: Callable[[float], object] | None = None,
+    ) -> None: ...
 
 @final
 class Snapshot:

@@ -142,6 +142,11 @@ class Snapshot:
     def __repr__(self) -> str:
         return f"<Snapshot at {self.time:.3f} s, step {self.step}: {self.count} blocks>"
 
+    def _repr_html_(self) -> str:
+        from modscope import _notebook
+
+        return _notebook.of_snapshot(self)
+
     @cached_property
     def totals(self) -> dict[str, Sums]:
         """Device to category to bytes, with "Total"."""
@@ -230,6 +235,11 @@ class Capture:
 
     def __repr__(self) -> str:
         return f"<Capture of {self.info.get('program', 'a program')!r}: {self.count} events, {self.duration:.3f} s>"
+
+    def _repr_html_(self) -> str:
+        from modscope import _notebook
+
+        return _notebook.of_capture(self)
 
     @property
     def count(self) -> int:

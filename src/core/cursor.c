@@ -134,6 +134,17 @@ int ms__cursor_next(ms_cursor *cursor, struct ms__raw *raw)
     }
 }
 
+int ms_cursor_walk(ms_cursor *cursor, ms_event *event)
+{
+    if (cursor->settled)
+        return MS_EINVAL;
+    struct ms__raw raw;
+    int error = ms__cursor_next(cursor, &raw);
+    if (!error)
+        *event = raw.event;
+    return error;
+}
+
 int ms_cursor_next(ms_cursor *cursor, uint32_t mask, ms_event *event)
 {
     if (cursor->settled)
@@ -304,7 +315,7 @@ int ms_cursor_settle(ms_cursor *cursor)
     for (size_t i = 0; i < cursor->state.count; i++)
         if (cursor->state.blocks[i].epoch > newest)
             newest = cursor->state.blocks[i].epoch;
-    if (cursor->settled)
+    if (cursor->settled || cursor->state.ahead)
         return MS_OK;
     cursor->settled = true;
     settle_by(cursor, &cursor->scan, newest);
@@ -320,6 +331,27 @@ int ms_cursor_settle(ms_cursor *cursor)
         struct ms__scan scan;
         ms__scan_open(&scan, chunk, cursor->buffer.bytes);
         settle_by(cursor, &scan, newest);
+    }
+    return MS_OK;
+}
+
+int ms_cursor_foresee(ms_cursor *cursor)
+{
+    struct ms__state *state = &cursor->state;
+    if (cursor->settled)
+        return MS_EINVAL;
+    if (state->ahead)
+        return MS_OK;
+    int error = ms__ahead_open(cursor->reader, &cursor->ahead);
+    if (error)
+        return error;
+    state->ahead = &cursor->ahead;
+    for (size_t i = 0; i < state->count; i++) {
+        ms_held *block = &state->blocks[i];
+        uint8_t category = block->category;
+        ms_path path = block->path;
+        ms__ahead_tell(state->ahead, block->epoch, block->slot, &category, &path);
+        ms__state_claim(state, block, category, path);
     }
     return MS_OK;
 }
@@ -346,6 +378,7 @@ void ms_cursor_close(ms_cursor *cursor)
         return;
     ms__state_close(cursor->reader, &cursor->state);
     ms__reader_free(cursor->reader, cursor->buffer.bytes);
+    ms__ahead_close(cursor->reader, &cursor->ahead);
     ms__reader_free(cursor->reader, cursor);
 }
 

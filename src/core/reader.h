@@ -114,6 +114,27 @@ struct ms__map {
     uint64_t seed;
 };
 
+/* ---- ahead.c: what a block is found to be by later claims ---- */
+struct ms__later {
+    uint64_t epoch;
+    uint32_t slot;
+    ms_path path;
+    uint32_t order; /* of the claim in the file */
+    uint8_t category;
+};
+
+struct ms__ahead {
+    struct ms__later *all; /* by epoch and slot */
+    size_t count, room;
+    size_t near; /* where it looked last */
+};
+
+/* Look through the file. MS_ENOMEM, MS_EIO: there is nothing to close. */
+int ms__ahead_open(ms_reader *reader, struct ms__ahead *ahead);
+void ms__ahead_close(const ms_reader *reader, struct ms__ahead *ahead);
+/* What the block in this slot is from this epoch on, if a claim tells; else nothing changes. */
+void ms__ahead_tell(struct ms__ahead *ahead, uint64_t epoch, uint32_t slot, uint8_t *category, ms_path *path);
+
 /* ---- state.c: what is known at a moment ---- */
 struct ms__who {
     uint64_t id;
@@ -136,6 +157,7 @@ struct ms__state {
     int64_t total[MS_DEVICES_MOST];
     uint64_t reserved[MS_DEVICES_MOST];
     uint64_t step, optimized, lost;
+    struct ms__ahead *ahead; /* NULL: later claims are not known yet */
 };
 
 void ms__state_clear(struct ms__state *state);
@@ -148,6 +170,8 @@ int ms__state_load(ms_reader *reader, struct ms__state *state, const struct ms__
 int ms__state_happen(ms_reader *reader, struct ms__state *state, struct ms__raw *raw);
 /* The block is something else, as a claim says. */
 void ms__state_claim(struct ms__state *state, ms_held *block, uint8_t category, ms_path path);
+/* Of the threads' phases the first of recompute, backward, optimizer, forward, idle. */
+ms_phase ms__state_phase(const struct ms__state *state);
 /* NULL if there is no block in that slot. */
 ms_held *ms__state_block(const struct ms__state *state, uint32_t slot);
 
@@ -161,6 +185,7 @@ static inline ms_path ms__path_known(const ms_reader *reader, ms_path path)
 struct ms_cursor {
     ms_reader *reader;
     struct ms__state state;
+    struct ms__ahead ahead; /* what state.ahead is, if anything */
     struct ms__buffer buffer;
     struct ms__scan scan; /* scan.left: events of the open chunk that are to come */
     size_t at;            /* the chunk that comes next; the open one is before it */
@@ -170,7 +195,7 @@ struct ms_cursor {
     bool settled; /* the state has later claims in it, and the buffer is another chunk's */
 };
 
-enum { MS__AT_KEY = 1 };
+enum { MS__AT_KEY = MS_JUMPED };
 /* The next event, which has then happened; MS__AT_KEY: something was passed over, and it is at the key frame after it.
  * It is not settled. */
 int ms__cursor_next(ms_cursor *cursor, struct ms__raw *raw);

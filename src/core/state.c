@@ -12,6 +12,7 @@ void ms__state_clear(struct ms__state *state)
                                 .threads = state->threads,
                                 .thread_room = state->thread_room,
                                 .by_thread = state->by_thread,
+                                .ahead = state->ahead,
                                 .who = MS__MAP_NONE};
 }
 
@@ -40,13 +41,15 @@ static bool reserve_blocks(const ms_reader *reader, struct ms__state *state, siz
 }
 
 /* Its slot is empty. */
-static int add_block(ms_reader *reader, struct ms__state *state, const ms_held *block)
+static int add_block(ms_reader *reader, struct ms__state *state, ms_held *block)
 {
     int64_t *total = &state->total[block->device];
     if (block->bytes > (uint64_t)(INT64_MAX - *total))
         return MS_EFORMAT;
     if (!reserve_blocks(reader, state, state->count + 1))
         return MS_ENOMEM;
+    if (state->ahead)
+        ms__ahead_tell(state->ahead, block->epoch, block->slot, &block->category, &block->path);
     *total += (int64_t)block->bytes;
     state->now[block->device].of[block->category] += (int64_t)block->bytes;
     ms__map_set(&state->by_slot, block->slot, (uint32_t)state->count);
@@ -115,6 +118,15 @@ static int set_thread(const ms_reader *reader, struct ms__state *state, const st
     return MS_OK;
 }
 
+ms_phase ms__state_phase(const struct ms__state *state)
+{
+    static const ms_phase first[] = {MS_RECOMPUTE, MS_BACKWARD, MS_OPTIMIZER, MS_FORWARD};
+    for (size_t i = 0; i < sizeof first / sizeof *first; i++)
+        if (state->in_phase[first[i]])
+            return first[i];
+    return MS_IDLE;
+}
+
 /* ---- events ---- */
 
 /* The same for every event of a block. */
@@ -148,9 +160,10 @@ static int add(ms_reader *reader, struct ms__state *state, struct ms__raw *raw)
         block.phase = who ? who->phase : MS_IDLE;
         block.category = block.phase == MS_BACKWARD || block.phase == MS_OPTIMIZER ? MS_TEMP : MS_ACTIVATION;
     }
+    int error = add_block(reader, state, &block);
     tell_block(event, &block);
     event->phase = block.phase;
-    return add_block(reader, state, &block);
+    return error;
 }
 
 static int drop(struct ms__state *state, struct ms__raw *raw)
@@ -170,9 +183,13 @@ static int claim(const ms_reader *reader, struct ms__state *state, struct ms__ra
     ms_held *block = ms__state_block(state, event->slot);
     if (!block || block->epoch != event->number - raw->age)
         return MS_EFORMAT;
-    ms__state_claim(state, block, raw->what, ms__path_known(reader, event->path));
     if (event->fresh)
         block->epoch = event->number;
+    uint8_t category = raw->what;
+    ms_path path = ms__path_known(reader, event->path);
+    if (state->ahead)
+        ms__ahead_tell(state->ahead, block->epoch, block->slot, &category, &path);
+    ms__state_claim(state, block, category, path);
     tell_block(event, block);
     return MS_OK;
 }

@@ -14,15 +14,6 @@ struct surveyor {
     uint64_t told; /* where in the file progress was told last */
 };
 
-static ms_phase phase_now(const struct ms__state *state)
-{
-    static const ms_phase first[] = {MS_RECOMPUTE, MS_BACKWARD, MS_OPTIMIZER, MS_FORWARD};
-    for (size_t i = 0; i < sizeof first / sizeof *first; i++)
-        if (state->in_phase[first[i]])
-            return first[i];
-    return MS_IDLE;
-}
-
 static uint64_t sum(uint64_t a, uint64_t b)
 {
     return a > UINT64_MAX - b ? UINT64_MAX : a + b;
@@ -34,7 +25,7 @@ static void count_time(struct surveyor *look, uint64_t until)
     if (until > look->since)
         look->survey->phases[look->phase].time += until - look->since;
     look->since = until;
-    look->phase = phase_now(&look->cursor->state);
+    look->phase = ms__state_phase(&look->cursor->state);
 }
 
 static void look_at_total(const struct surveyor *look, uint32_t device, ms_phase phase, ms_path running)

@@ -231,6 +231,24 @@ static PyObject *most(msr_reader *self, PyObject *args, PyObject *named)
     return msr_most(self, first, last);
 }
 
+static PyObject *pack(msr_reader *self, PyObject *args, PyObject *named)
+{
+    static char *names[] = {"first", "last", NULL};
+    uint64_t first = 0, last = UINT64_MAX;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "|O&O&:pack", names, to_number, &first, to_last, &last) ||
+        !msr_take(self))
+        return NULL;
+    ms_pack pack;
+    int error;
+    Py_BEGIN_ALLOW_THREADS error = ms_reader_pack(self->reader, first, last, &pack);
+    Py_END_ALLOW_THREADS msr_give(self);
+    if (error)
+        return msr_raise(error);
+    PyObject *bytes = PyBytes_FromStringAndSize((const char *)pack.bytes, (Py_ssize_t)pack.size);
+    ms_pack_free(self->reader, &pack);
+    return bytes;
+}
+
 static PyMethodDef methods[] = {
     {"survey", (PyCFunction)(void (*)(void))survey, METH_VARARGS | METH_KEYWORDS,
      "survey($self, progress=None)\n--\n\nOne look at all events: peaks, phases, steps."},
@@ -244,6 +262,11 @@ static PyMethodDef methods[] = {
      "walk($self, ops=511, first=0, last=None)\n--\n\nThe events between two moments, one by one."},
     {"most", (PyCFunction)(void (*)(void))most, METH_VARARGS | METH_KEYWORDS,
      "most($self, first=0, last=None)\n--\n\nThe most each device held between two moments."},
+    {"pack", (PyCFunction)(void (*)(void))pack, METH_VARARGS | METH_KEYWORDS,
+     "pack($self, first=0, last=None)\n--\n\nWho held what at every moment between two, as the page reads it."},
+    {"export", (PyCFunction)(void (*)(void))msr_export, METH_VARARGS | METH_KEYWORDS,
+     "export($self, format, write, *, modules, devices, order, title=b'', pid=0, began=0, last=None, progress=None)\n"
+     "--\n\nThe events as another program's format, given to write bit by bit."},
     {NULL, NULL, 0, NULL},
 };
 

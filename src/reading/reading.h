@@ -37,6 +37,8 @@ PyObject *msr_walk_new(msr_reader *reader, uint32_t ops, uint64_t first, uint64_
 PyObject *msr_survey(msr_reader *reader, PyObject *progress);
 /* The most each device held between two moments. */
 PyObject *msr_most(msr_reader *reader, uint64_t first, uint64_t last);
+/* Reader.export, as _capture.pyi has it. */
+PyObject *msr_export(msr_reader *reader, PyObject *args, PyObject *named);
 /* A tuple of the numbers of all categories. */
 PyObject *msr_sums(const ms_sums *sums);
 

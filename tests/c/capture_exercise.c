@@ -1,7 +1,8 @@
-/* capture_exercise.c - open, survey, seek, settle and walk, and look at all of it. */
+/* capture_exercise.c - open, survey, seek, settle, walk and pack, and look at all of it. */
 #include "capture_exercise.h"
 
 #include "modscope_capture.h"
+#include "pack_read.h"
 #include "random.h"
 
 #include <string.h>
@@ -139,6 +140,20 @@ static void survey(ms_reader *reader)
     look_at_figures(reader);
 }
 
+static void look_at_pack(ms_reader *reader, uint64_t random)
+{
+    ms_pack raw;
+    struct pack pack;
+    uint64_t events = ms_reader_now(reader).events;
+    uint64_t first = random_below(&random, 3) ? 0 : random_below(&random, events < 1000 ? events + 2 : events);
+    if (!done(ms_reader_pack(reader, first, first + random_below(&random, WALKED), &raw)))
+        return;
+    const char *not_so = pack_read(&pack, raw);
+    check(!not_so, not_so);
+    pack_free(&pack);
+    ms_pack_free(reader, &raw);
+}
+
 static void everything(ms_reader *reader, uint64_t random)
 {
     look_at_words(reader);
@@ -155,6 +170,7 @@ static void everything(ms_reader *reader, uint64_t random)
     seek_otherwise(reader, cursor, &random);
     ms_cursor_close(cursor);
     survey(reader);
+    look_at_pack(reader, random);
 }
 
 const char *capture_exercise(int fd, uint64_t seed, struct heap *heap)

@@ -297,6 +297,47 @@ TEST(a_capture_that_begins_late_knows_what_was_there)
     close_all();
 }
 
+/* Where the one that went through all events is, another comes by the last key frame. */
+static void check_by_key(ms_reader *reader, ms_cursor *walked)
+{
+    ms_cursor *sought = cursor_of(reader);
+    CHECK_EQ(ms_cursor_seek(sought, ms_cursor_moment(walked)), MS_OK);
+    CHECK_EQ(ms_cursor_moment(sought), ms_cursor_moment(walked));
+    CHECK_EQ(ms_cursor_blocks(sought), ms_cursor_blocks(walked));
+    CHECK_EQ(ms_cursor_step(sought), ms_cursor_step(walked));
+    CHECK_EQ(ms_cursor_optimized(sought), ms_cursor_optimized(walked));
+    for (uint32_t device = 0; device < 3; device++) {
+        ms_sums got = ms_cursor_now(sought, device), wanted = ms_cursor_now(walked, device);
+        CHECK(memcmp(&got, &wanted, sizeof got) == 0);
+    }
+    ms_cursor_close(sought);
+}
+
+TEST(a_key_frame_is_what_the_events_before_it_lead_to)
+{
+    open_all();
+    struct program program = program_open(7);
+    int fd = new_file();
+    ms_capture *capture = begin(fd);
+    while (ms_capture_now(capture).events < 8 * 131072) {
+        ms_capture_flush(capture);
+        change_block(&program); /* a page begins with it, and a key frame before it */
+        run(&program, 100);
+    }
+    CHECK_EQ(end(capture).lost, 0);
+    ms_reader *reader = read_file(fd);
+    ms_cursor *walked = cursor_of(reader);
+    ms_event event;
+    while (ms_cursor_next(walked, UINT32_MAX, &event) == MS_OK)
+        if (event.number % 10007 == 0)
+            check_by_key(reader, walked);
+    CHECK_EQ(ms_reader_now(reader).damaged, 0);
+    ms_cursor_close(walked);
+    ms_reader_close(reader);
+    close(fd);
+    close_all();
+}
+
 TEST(two_captures_at_once_each_tell_all)
 {
     open_all();

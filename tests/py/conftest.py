@@ -1,6 +1,7 @@
 """Fixtures of the suite. Helpers that are plain functions are in helpers.py."""
 
 import gc
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,16 @@ def same_numbers() -> None:
 def let_go() -> Iterator[None]:
     yield
     helpers._kept.clear()
+
+
+@pytest.fixture(scope="session")
+def export_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The captures of export_helpers, and what is made of them."""
+    from export_helpers import make_captures
+
+    folder = tmp_path_factory.mktemp("exports")
+    make_captures(folder)
+    return folder
 
 
 @pytest.fixture(params=[ModTracker, ModuleTracker], ids=["ModTracker", "ModuleTracker"])

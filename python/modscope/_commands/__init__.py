@@ -35,13 +35,25 @@ def _positive(text: str) -> int:
     return number
 
 
+def _steps(text: str) -> tuple[int | None, int | None]:
+    """The first and the last step of "3:7", "3:", ":7" or "3"."""
+    low, colon, high = text.partition(":")
+    first = _number(low) if low else None
+    last = (_number(high) if high else None) if colon else first
+    if first is None and last is None or first is not None and last is not None and first > last:
+        raise argparse.ArgumentTypeError(f"steps are A:B, A:, :B or A, not {text!r}")
+    return first, last
+
+
 def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     summary = commands.add_parser("summary", help="a run on one screen: the peak, when, where, and who held it")
     tree = commands.add_parser("tree", help="who holds what at a moment, as a tree")
     blocks = commands.add_parser("blocks", help="the largest blocks at a moment")
     diff = commands.add_parser("diff", help="what grew between two captures")
     leaks = commands.add_parser("leaks", help="what survives step after step")
-    for parser in (summary, tree, blocks, leaks):
+    report = commands.add_parser("report", help="captures as a page for a browser")
+    export = commands.add_parser("export", help="a capture as a file that other programs open (docs/export.md)")
+    for parser in (summary, tree, blocks, leaks, export):
         parser.add_argument("file", metavar="FILE", help="a capture")
     diff.add_argument("file", metavar="A", help="a capture")
     diff.add_argument("other", metavar="B", help="a later one")
@@ -55,8 +67,32 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     tree.add_argument("--all", action="store_true", help="show modules with less than 1%%, too")
     for parser in (blocks, diff):
         parser.add_argument("-n", type=_number, default=20, metavar="N", help="how many; 20 by default, 0 for all")
-    for parser in (summary, tree, blocks, diff, leaks):
+    report.add_argument("files", metavar="FILE", nargs="+", help="a capture; several are shown side by side")
+    report.add_argument("-o", "--output", metavar="OUT", help="the page; by default FILE's name with .html, in this folder")
+    report.add_argument("-f", "--force", action="store_true", help="replace the page if it exists")
+    report.add_argument("--steps", type=_steps, metavar="A:B", help="only these steps, or one; by default all that fit")
+    _add_export(export)
+    for parser in (summary, tree, blocks, diff, leaks, report, export):
         parser.add_argument("--json", action="store_true", help="exact figures for programs (docs/reading.md)")
+
+
+def _format(text: str) -> str:
+    from modscope._export import FORMATS
+
+    if text not in FORMATS:
+        raise argparse.ArgumentTypeError(f"There is no format {text!r}, but {', '.join(FORMATS)}")
+    return text
+
+
+def _add_export(export: argparse.ArgumentParser) -> None:
+    formats = "perfetto, speedscope, torch-snapshot, csv or json"
+    moments = "of this moment only: peak, oom, step:N or time:SECONDS; not for perfetto"
+    export.add_argument("--format", type=_format, required=True, metavar="F", help=formats)
+    export.add_argument("-o", "--output", required=True, metavar="OUT", help="the file to write; - is stdout")
+    export.add_argument("-f", "--force", action="store_true", help="replace the file if it exists")
+    export.add_argument("--at", type=_moment, metavar="MOMENT", help=moments)
+    export.add_argument("--device", help="such as cuda:0; the default is all of them")
+    export.set_defaults(error=export.error)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -101,7 +137,7 @@ def _text_of(arguments: argparse.Namespace, progress: Progress) -> str:
 
 
 def _print(text: str) -> int:
-    if sys.stdout is None:
+    if sys.stdout is None or not text:
         return 0
     try:
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -116,7 +152,7 @@ def _print(text: str) -> int:
 
 
 def _why(error: OSError) -> str:
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError) and error.filename:
         return f"There is no file {error.filename}"
     if isinstance(error, IsADirectoryError):
         return f"{error.filename} is a directory, and no capture"

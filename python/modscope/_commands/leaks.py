@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from modscope._commands.common import Load, Report, at_least, find_device, head, label, next_command, notes
 from modscope._commands.terminal import Screen, clean, counted, size
-from modscope._load import Block, Snapshot
+from modscope._load import Block, Capture, Snapshot
 
 STEPS_NEEDED = 3  # different ones that survivors were made in, to be called a leak
 
@@ -20,15 +20,18 @@ class _Owner(NamedTuple):
 
 
 def report(arguments: Namespace, load: Load) -> Report:
-    capture = load(arguments.file)
-    device = find_device(capture, arguments.device)
+    return report_of(arguments.file, load(arguments.file), arguments.device)
+
+
+def report_of(file: str, capture: Capture, on: str | None) -> Report:
+    device = find_device(capture, on)
     step, groups, unsure = None, list[Report](), capture.unsure
     begun = list(capture.events("step"))
     if len(begun) > STEPS_NEEDED + 1:
         # The last may have been cut short: take the end of the one before, and of its blocks those of earlier steps.
         step, snapshot = begun[-2].bytes, capture.snapshot(begun[-1].number)
         groups, unsure = _groups(snapshot, step, device), snapshot.unsure
-    return {**head(arguments.file, capture), "unsure": unsure, "steps": len(begun), "step": step, "groups": groups}
+    return {**head(file, capture), "unsure": unsure, "steps": len(begun), "step": step, "groups": groups}
 
 
 def _groups(snapshot: Snapshot, step: int, device: str | None) -> list[Report]:
@@ -61,7 +64,8 @@ def _group(owner: _Owner, blocks: list[Block]) -> Report:
 # ---- as text ----
 
 
-def _why_none(result: Report) -> str | None:
+def why_none(result: Report) -> str | None:
+    """Why there is nothing to show, if there is not."""
     if result["step"] is None:
         few = counted(result["steps"], "step")
         return f"Too few steps to tell: the capture has {few}, and leaks show in {STEPS_NEEDED + 2} or more."
@@ -72,7 +76,7 @@ def _why_none(result: Report) -> str | None:
 
 
 def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
-    if why := _why_none(result):
+    if why := why_none(result):
         return screen.wrap(why) + notes(result, screen) + next_command("What is held", "summary", result["file"])
     total = sum(group["bytes"] for group in result["groups"])
     amount = at_least(result["unsure"], size(total))

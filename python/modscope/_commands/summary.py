@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Mapping
 
 from modscope._commands.common import (
     Load,
@@ -25,11 +26,14 @@ _DEVICES = 6
 
 
 def report(arguments: Namespace, load: Load) -> Report:
-    capture = load(arguments.file)
+    return report_of(arguments.file, load(arguments.file))
+
+
+def report_of(file: str, capture: Capture) -> Report:
     devices = [_device(capture, name) for name in capture.peaks]
     main = capture.main_device
     return {
-        **head(arguments.file, capture),
+        **head(file, capture),
         "unsure": capture.unsure,
         "bytes": capture.bytes,
         "events": capture.count,
@@ -96,20 +100,22 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
 
 
 def _run(result: Report, screen: Screen) -> list[str]:
-    info = result["info"]
-    words = [info.get("program", "A program"), *info.get("arguments", "").split("\n")]
-    program = " ".join(filter(None, words))
-    if info.get("world", "1") != "1":
-        program += f" (rank {info.get('rank', '?')} of {info['world']})"
     steps = f"{counted(result['steps'], 'step')}, {counted(result['optimized'], 'optimizer step')}"
-    program, *rest = (
+    name, *rest = (
         screen.cut(line, screen.width)
-        for line in (program, f"{duration(result['duration'])}, {steps}", _ended(result["end"]))
+        for line in (program(result["info"]), f"{duration(result['duration'])}, {steps}", ended(result["end"]))
     )
-    return [screen.bold(program), *rest]
+    return [screen.bold(name), *rest]
 
 
-def _ended(end: dict[str, str] | None) -> str:
+def program(info: Mapping[str, str]) -> str:
+    """What ran, with its arguments and rank."""
+    words = [info.get("program", "A program"), *info.get("arguments", "").split("\n")]
+    rank = f"(rank {info.get('rank', '?')} of {info['world']})" if info.get("world", "1") != "1" else ""
+    return " ".join(filter(None, (*words, rank)))
+
+
+def ended(end: dict[str, str] | None) -> str:
     if end is None:
         return "No end: it was killed, or still runs"
     how, status, error = (end.get(word, "") for word in ("how", "status", "error"))

@@ -1,0 +1,74 @@
+"""CSV and JSON, an object a line: one row an event, or one row a module at a moment. The columns are the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+
+from modscope._branch import Branch
+from modscope._export import Asked, Put
+from modscope._export.common import events, moments
+from modscope._load import Capture, Snapshot
+from modscope._words import CATEGORIES, TOTAL
+
+
+def _csv_name(name: str) -> bytes:
+    """As RFC 4180 has it; an empty name is not nothing."""
+    quoted = not name or any(char in name for char in ',"\r\n')
+    return ('"' + name.replace('"', '""') + '"' if quoted else name).encode("utf-8", "replace")
+
+
+def _json_name(name: str) -> bytes:
+    return json.dumps(name).encode()
+
+
+Value = str | int | float
+_NAMES = {"csv": _csv_name, "json": _json_name}
+
+
+# ---- a moment ----
+
+
+def _branches(branches: Iterable[Branch]) -> Iterator[Branch]:
+    for branch in branches:
+        yield branch
+        yield from _branches(branch.children)
+
+
+_COLUMNS = ("moment", "time", "step", "device", "module", *map(str, CATEGORIES), "own", "subtree", "unsure")
+
+
+def _row(device: str, snapshot: Snapshot, branch: Branch) -> tuple[Value, ...]:
+    moment = (snapshot.moment, snapshot.time, snapshot.step)
+    own = (branch.own[word] for word in CATEGORIES)
+    return *moment, device, branch.fqn, *own, branch.own[TOTAL], branch.subtree[TOTAL], snapshot.unsure
+
+
+def _csv_value(value: Value) -> bytes:
+    if isinstance(value, str):
+        return _csv_name(value)
+    return b"%d" % value if isinstance(value, int) else b"%.6f" % value
+
+
+def _csv_line(values: Iterable[Value]) -> bytes:
+    return b",".join(map(_csv_value, values)) + b"\n"
+
+
+def _json_line(values: Iterable[Value]) -> bytes:
+    return json.dumps(dict(zip(_COLUMNS, values)), separators=(",", ":")).encode() + b"\n"
+
+
+def _snapshot(capture: Capture, format: str, put: Put, at: str, device: str | None) -> None:
+    if format == "csv":
+        put(_csv_line(_COLUMNS))
+    for name, snapshot in moments(capture, at, device):
+        for branch in _branches(snapshot.tree(name)):
+            row = _row(name, snapshot, branch)
+            put(_csv_line(row) if format == "csv" else _json_line(row))
+
+
+def write(capture: Capture, format: str, put: Put, asked: Asked) -> None:
+    if asked.at is None:
+        events(capture, format, put, asked, _NAMES[format])
+    else:
+        _snapshot(capture, format, put, asked.at, asked.device)

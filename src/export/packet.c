@@ -1,0 +1,264 @@
+/* packet.c - Perfetto's TracePackets. */
+#include "export/packet.h"
+
+/* Numbers of fields. */
+enum {
+    TRACE_PACKET = 1,
+    PACKET_CLOCKS = 6,
+    PACKET_TIMESTAMP = 8,
+    PACKET_SEQUENCE = 10,
+    PACKET_EVENT = 11,
+    PACKET_INTERNED = 12,
+    PACKET_FLAGS = 13,
+    PACKET_TRACK = 60,
+    TRACK_UUID = 1,
+    TRACK_NAME = 2,
+    TRACK_PROCESS = 3,
+    TRACK_THREAD = 4,
+    TRACK_PARENT = 5,
+    TRACK_COUNTER = 8,
+    TRACK_ORDERING = 11,
+    TRACK_RANK = 12,
+    PROCESS_PID = 1,
+    PROCESS_NAME = 6,
+    THREAD_PID = 1,
+    THREAD_TID = 2,
+    THREAD_NAME = 5,
+    COUNTER_UNIT = 3,
+    EVENT_CATEGORY = 3,
+    EVENT_ANNOTATION = 4,
+    EVENT_TYPE = 9,
+    EVENT_NAME = 10,
+    EVENT_TRACK = 11,
+    EVENT_EXTRA_VALUE = 12,
+    EVENT_NAME_TEXT = 23,
+    EVENT_VALUE = 30,
+    EVENT_EXTRA_TRACK = 31,
+    INTERNED_CATEGORIES = 1,
+    INTERNED_NAMES = 2,
+    INTERN_ID = 1,
+    INTERN_TEXT = 2,
+    ANNOTATION_UINT = 3,
+    ANNOTATION_STRING = 6,
+    ANNOTATION_NAME = 10,
+    CLOCKS_CLOCK = 1,
+    CLOCK_ID = 1,
+    CLOCK_TIME = 2,
+};
+
+enum { SLICE_BEGIN = 1, SLICE_END, INSTANT, COUNTER };                   /* TrackEvent.Type */
+enum { STATE_CLEARED = 1, NEEDS_STATE };                                 /* TracePacket.SequenceFlags */
+enum { ORDER_EXPLICIT = 3, UNIT_BYTES = 3, REALTIME = 1, BOOTTIME = 6 }; /* of other enumerations */
+
+/* ---- packets ---- */
+static void open_packet(mse_packets *packets, uint64_t flags)
+{
+    mse_proto *packet = &packets->packet;
+    packet->size = 0;
+    packets->whole = mse_proto_open(packet, TRACE_PACKET);
+    mse_proto_number(packet, PACKET_SEQUENCE, 1);
+    if (flags)
+        mse_proto_number(packet, PACKET_FLAGS, flags);
+}
+
+static void close_packet(mse_packets *packets)
+{
+    mse_proto_close(&packets->packet, packets->whole);
+    packets->sink.failed |= packets->packet.failed;
+    mse_put(&packets->sink, packets->packet.bytes, packets->packet.size);
+}
+
+bool mse_packets_open(mse_packets *packets, const mse_job *job)
+{
+    *packets = (mse_packets){0};
+    return mse_sink_open(&packets->sink, job) && mse_proto_start(&packets->packet);
+}
+
+int mse_packets_end(mse_packets *packets)
+{
+    if (packets->packet.failed)
+        return MS_ENOMEM;
+    mse_sink_flush(&packets->sink);
+    return packets->sink.failed ? MS_EABSENT : MS_OK;
+}
+
+void mse_packets_close(mse_packets *packets)
+{
+    mse_sink_close(&packets->sink);
+    mse_proto_stop(&packets->packet);
+}
+
+static void put_clock(mse_proto *packet, uint64_t id, uint64_t time)
+{
+    size_t clock = mse_proto_open(packet, CLOCKS_CLOCK);
+    mse_proto_number(packet, CLOCK_ID, id);
+    mse_proto_number(packet, CLOCK_TIME, time);
+    mse_proto_close(packet, clock);
+}
+
+void mse_packets_begin(mse_packets *packets, uint64_t began)
+{
+    mse_proto *packet = &packets->packet;
+    open_packet(packets, STATE_CLEARED);
+    if (began && began < UINT64_MAX / 1000) {
+        size_t clocks = mse_proto_open(packet, PACKET_CLOCKS);
+        put_clock(packet, BOOTTIME, 0);
+        put_clock(packet, REALTIME, began * 1000);
+        mse_proto_close(packet, clocks);
+    }
+    close_packet(packets);
+}
+
+static void intern(mse_packets *packets, uint32_t field, uint64_t id, mse_text text)
+{
+    mse_proto *packet = &packets->packet;
+    open_packet(packets, NEEDS_STATE);
+    size_t data = mse_proto_open(packet, PACKET_INTERNED), entry = mse_proto_open(packet, field);
+    mse_proto_number(packet, INTERN_ID, id);
+    mse_proto_text(packet, INTERN_TEXT, text);
+    mse_proto_close(packet, entry);
+    mse_proto_close(packet, data);
+    close_packet(packets);
+}
+
+void mse_intern_name(mse_packets *packets, uint64_t id, mse_text text)
+{
+    intern(packets, INTERNED_NAMES, id, text);
+}
+
+void mse_intern_category(mse_packets *packets, uint64_t id, mse_text text)
+{
+    intern(packets, INTERNED_CATEGORIES, id, text);
+}
+
+static void put_name(mse_packets *packets, uint32_t field, mse_name name)
+{
+    mse_proto_texts(&packets->packet, field, name.a, name.b, name.c);
+}
+
+/* ---- tracks ---- */
+static size_t open_track(mse_packets *packets, uint64_t track, uint64_t above)
+{
+    open_packet(packets, 0);
+    size_t at = mse_proto_open(&packets->packet, PACKET_TRACK);
+    mse_proto_number(&packets->packet, TRACK_UUID, track);
+    if (above)
+        mse_proto_number(&packets->packet, TRACK_PARENT, above);
+    return at;
+}
+
+static void close_track(mse_packets *packets, size_t at)
+{
+    mse_proto_close(&packets->packet, at);
+    close_packet(packets);
+}
+
+void mse_track(mse_packets *packets, uint64_t track, uint64_t above, mse_text name, uint64_t rank)
+{
+    size_t at = open_track(packets, track, above);
+    mse_proto_text(&packets->packet, TRACK_NAME, name);
+    mse_proto_number(&packets->packet, TRACK_ORDERING, ORDER_EXPLICIT);
+    mse_proto_number(&packets->packet, TRACK_RANK, rank);
+    close_track(packets, at);
+}
+
+void mse_track_process(mse_packets *packets, uint64_t track, int32_t pid, mse_text name)
+{
+    size_t at = open_track(packets, track, 0), process = mse_proto_open(&packets->packet, TRACK_PROCESS);
+    mse_proto_number(&packets->packet, PROCESS_PID, (uint64_t)pid);
+    mse_proto_text(&packets->packet, PROCESS_NAME, name);
+    mse_proto_close(&packets->packet, process);
+    mse_proto_number(&packets->packet, TRACK_ORDERING, ORDER_EXPLICIT);
+    close_track(packets, at);
+}
+
+void mse_track_thread(mse_packets *packets, uint64_t track, int32_t pid, uint32_t tid, mse_text name)
+{
+    size_t at = open_track(packets, track, 0), thread = mse_proto_open(&packets->packet, TRACK_THREAD);
+    mse_proto_number(&packets->packet, THREAD_PID, (uint64_t)pid);
+    mse_proto_number(&packets->packet, THREAD_TID, tid);
+    mse_proto_text(&packets->packet, THREAD_NAME, name);
+    mse_proto_close(&packets->packet, thread);
+    close_track(packets, at);
+}
+
+void mse_track_bytes(mse_packets *packets, uint64_t track, uint64_t above, mse_name name, uint64_t rank)
+{
+    size_t at = open_track(packets, track, above);
+    put_name(packets, TRACK_NAME, name);
+    mse_proto_number(&packets->packet, TRACK_RANK, rank);
+    size_t counter = mse_proto_open(&packets->packet, TRACK_COUNTER);
+    mse_proto_number(&packets->packet, COUNTER_UNIT, UNIT_BYTES);
+    mse_proto_close(&packets->packet, counter);
+    close_track(packets, at);
+}
+
+/* ---- what happens ---- */
+static void open_event(mse_packets *packets, uint32_t type, uint64_t track)
+{
+    mse_proto *packet = &packets->packet;
+    open_packet(packets, NEEDS_STATE);
+    mse_proto_number(packet, PACKET_TIMESTAMP, packets->time);
+    packets->event = mse_proto_open(packet, PACKET_EVENT);
+    mse_proto_number(packet, EVENT_TYPE, type);
+    mse_proto_number(packet, EVENT_TRACK, track);
+}
+
+void mse_close(mse_packets *packets)
+{
+    mse_proto_close(&packets->packet, packets->event);
+    close_packet(packets);
+}
+
+void mse_begin(mse_packets *packets, uint64_t track, uint64_t name, uint64_t category)
+{
+    open_event(packets, SLICE_BEGIN, track);
+    mse_proto_number(&packets->packet, EVENT_NAME, name);
+    mse_proto_number(&packets->packet, EVENT_CATEGORY, category);
+    mse_close(packets);
+}
+
+void mse_end(mse_packets *packets, uint64_t track)
+{
+    open_event(packets, SLICE_END, track);
+    mse_close(packets);
+}
+
+void mse_count(mse_packets *packets, uint64_t track, int64_t value, uint64_t other, int64_t other_value)
+{
+    open_event(packets, COUNTER, track);
+    mse_proto_number(&packets->packet, EVENT_VALUE, (uint64_t)value);
+    if (other) {
+        mse_proto_number(&packets->packet, EVENT_EXTRA_TRACK, other);
+        mse_proto_number(&packets->packet, EVENT_EXTRA_VALUE, (uint64_t)other_value);
+    }
+    mse_close(packets);
+}
+
+void mse_open_slice(mse_packets *packets, uint64_t track, mse_name name)
+{
+    open_event(packets, SLICE_BEGIN, track);
+    put_name(packets, EVENT_NAME_TEXT, name);
+}
+
+void mse_open_mark(mse_packets *packets, uint64_t track, mse_name name)
+{
+    open_event(packets, INSTANT, track);
+    put_name(packets, EVENT_NAME_TEXT, name);
+}
+
+void mse_note(mse_packets *packets, const char *name, uint64_t number)
+{
+    size_t at = mse_proto_open(&packets->packet, EVENT_ANNOTATION);
+    mse_proto_text(&packets->packet, ANNOTATION_NAME, mse_word(name));
+    mse_proto_number(&packets->packet, ANNOTATION_UINT, number);
+    mse_proto_close(&packets->packet, at);
+}
+
+void mse_note_text(mse_packets *packets, const char *name, mse_text text)
+{
+    size_t at = mse_proto_open(&packets->packet, EVENT_ANNOTATION);
+    mse_proto_text(&packets->packet, ANNOTATION_NAME, mse_word(name));
+    mse_proto_text(&packets->packet, ANNOTATION_STRING, text);
+    mse_proto_close(&packets->packet, at);
+}

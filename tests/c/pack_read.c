@@ -1,0 +1,229 @@
+/* pack_read.c - a pack, taken apart. */
+#include "pack_read.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- columns ---- */
+static bool number(const uint8_t **at, const uint8_t *end, uint64_t *value)
+{
+    *value = 0;
+    for (int shift = 0; *at < end && shift < 70; shift += 7) {
+        uint8_t byte = *(*at)++;
+        *value |= (uint64_t)(byte & 127) << shift;
+        if (byte < 128)
+            return true;
+    }
+    return false;
+}
+
+static bool read_column(struct pack_column *column, const uint8_t *at, const uint8_t *end)
+{
+    column->at = malloc(((size_t)(end - at) + 1) * sizeof *column->at);
+    if (!column->at)
+        abort();
+    while (at < end)
+        if (!number(&at, end, &column->at[column->count++]))
+            return false;
+    return true;
+}
+
+static void sum_up(struct pack_column *column, size_t width)
+{
+    for (size_t i = width; i < column->count; i += width)
+        column->at[i] += column->at[i - width];
+}
+
+/* The kinds' numbers themselves. */
+static void number_kinds(struct pack_column *kinds)
+{
+    uint64_t next = 0;
+    for (size_t i = 0; i < kinds->count; i++)
+        kinds->at[i] = kinds->at[i] ? next - kinds->at[i] : next++;
+}
+
+/* How many numbers a row has; the first of each is on. 0: they are not on. */
+static const size_t widths[MS_PACK_COLUMNS] = {
+    [MS_PACK_TIME] = 1, [MS_PACK_JUMP] = 2, [MS_PACK_BEGIN] = 1,    [MS_PACK_AGAIN] = 2, [MS_PACK_OLD] = 3,
+    [MS_PACK_RUN] = 1,  [MS_PACK_STEP] = 2, [MS_PACK_RESERVED] = 3, [MS_PACK_OOM] = 7};
+
+static bool rows_grow(const struct pack_column *column, size_t width, uint64_t below)
+{
+    for (size_t i = 0; i < column->count; i += width)
+        if (column->at[i] >= below || (i && column->at[i] < column->at[i - width]))
+            return false;
+    return true;
+}
+
+/* ---- whether it can be ---- */
+static const char *check_counts(const struct pack *pack)
+{
+    const struct pack_column *c = pack->columns;
+    if (c[MS_PACK_TIME].count != pack->raw.ticks || !pack->raw.ticks)
+        return "every tick has a time";
+    for (int i = MS_PACK_BEGIN; i <= MS_PACK_KIND; i++)
+        if (c[i].count != pack->raw.stays)
+            return "every stay has a begin, a length and a kind";
+    for (int i = MS_PACK_BYTES; i <= MS_PACK_PATH; i++)
+        if (c[i].count != pack->raw.kinds)
+            return "every kind has bytes, category, device and path";
+    if (c[MS_PACK_RUN].count != c[MS_PACK_RUN_PHASE].count || c[MS_PACK_RUN].count != c[MS_PACK_RUN_PATH].count)
+        return "whatever runs has a phase and a path";
+    if (!c[MS_PACK_RUN].count || !c[MS_PACK_JUMP].count || !c[MS_PACK_STEP].count)
+        return "tick 0 has a moment, a step and something that runs";
+    return NULL;
+}
+
+static const char *check_stays(const struct pack *pack)
+{
+    const struct pack_column *c = pack->columns;
+    for (size_t i = 0; i < pack->raw.stays; i++) {
+        if (c[MS_PACK_BEGIN].at[i] >= pack->raw.ticks)
+            return "a stay begins at a tick";
+        if (c[MS_PACK_BEGIN].at[i] + c[MS_PACK_LASTED].at[i] >= pack->raw.ticks && c[MS_PACK_LASTED].at[i])
+            return "a stay ends at a tick";
+        if (c[MS_PACK_KIND].at[i] >= pack->raw.kinds)
+            return "a stay is of a kind";
+    }
+    for (size_t i = 0; i < pack->raw.kinds; i++)
+        if ((c[MS_PACK_WHAT].at[i] & 7) >= MS_CATEGORY_COUNT || c[MS_PACK_WHAT].at[i] >> 4 > MS_OPTIMIZER ||
+            c[MS_PACK_DEVICE].at[i] >= MS_DEVICES_MOST)
+            return "a kind has a category, a phase and a device";
+    for (size_t i = 0; i < c[MS_PACK_AGAIN].count; i += 2) {
+        uint64_t before = c[MS_PACK_AGAIN].at[i] - c[MS_PACK_AGAIN].at[i + 1];
+        if (before >= c[MS_PACK_AGAIN].at[i])
+            return "what goes on was there before";
+        if (c[MS_PACK_BEGIN].at[before] + c[MS_PACK_LASTED].at[before] != c[MS_PACK_BEGIN].at[c[MS_PACK_AGAIN].at[i]])
+            return "what goes on ends where the next begins";
+    }
+    return NULL;
+}
+
+const char *pack_read(struct pack *pack, ms_pack raw)
+{
+    *pack = (struct pack){.raw = raw};
+    const uint8_t *at = raw.bytes, *end = raw.bytes + raw.size;
+    for (int i = 0; i < MS_PACK_COLUMNS; i++) {
+        uint64_t size;
+        if (!number(&at, end, &size) || size > (uint64_t)(end - at) || !read_column(&pack->columns[i], at, at + size))
+            return "a column is as long as it says";
+        at += size;
+        if (!widths[i])
+            continue;
+        if (pack->columns[i].count % widths[i])
+            return "rows are whole";
+        sum_up(&pack->columns[i], widths[i]);
+    }
+    if (at != end)
+        return "nothing comes after the columns";
+    number_kinds(&pack->columns[MS_PACK_KIND]);
+    const char *wrong = check_counts(pack);
+    for (int i = 0; i < MS_PACK_COLUMNS && !wrong; i++) {
+        bool of_stay = i == MS_PACK_AGAIN || i == MS_PACK_OLD;
+        uint64_t below = i == MS_PACK_TIME ? UINT64_C(1) << 53 : of_stay ? raw.stays : raw.ticks;
+        if (widths[i] && !rows_grow(&pack->columns[i], widths[i], below))
+            wrong = "what is on grows, and is there";
+    }
+    return wrong ? wrong : check_stays(pack);
+}
+
+void pack_free(struct pack *pack)
+{
+    for (int i = 0; i < MS_PACK_COLUMNS; i++)
+        free(pack->columns[i].at);
+}
+
+/* ---- what it says ---- */
+
+/* The row that holds at the tick, and which begins so many numbers into the column; -1: none does. */
+static ptrdiff_t row_at(const struct pack *pack, ms_pack_column column, uint64_t tick)
+{
+    const struct pack_column *c = &pack->columns[column];
+    ptrdiff_t found = -1;
+    for (size_t i = 0; i < c->count && c->at[i] <= tick; i += widths[column])
+        found = (ptrdiff_t)i;
+    return found;
+}
+
+uint64_t pack_moment(const struct pack *pack, uint64_t tick)
+{
+    const uint64_t *row = &pack->columns[MS_PACK_JUMP].at[row_at(pack, MS_PACK_JUMP, tick)];
+    return row[1] + (tick - row[0]);
+}
+
+uint64_t pack_tick(const struct pack *pack, uint64_t moment)
+{
+    uint64_t found = 0;
+    for (uint64_t tick = 0; tick < pack->raw.ticks; tick++)
+        if (pack_moment(pack, tick) <= moment)
+            found = tick;
+    return found;
+}
+
+uint64_t pack_time(const struct pack *pack, uint64_t tick)
+{
+    return pack->columns[MS_PACK_TIME].at[tick];
+}
+
+uint64_t pack_step(const struct pack *pack, uint64_t tick)
+{
+    return pack->columns[MS_PACK_STEP].at[row_at(pack, MS_PACK_STEP, tick) + 1];
+}
+
+uint64_t pack_reserved(const struct pack *pack, uint64_t tick, uint32_t device)
+{
+    const struct pack_column *c = &pack->columns[MS_PACK_RESERVED];
+    uint64_t found = 0;
+    for (size_t i = 0; i < c->count && c->at[i] <= tick; i += 3)
+        if (c->at[i + 1] == device)
+            found = c->at[i + 2];
+    return found;
+}
+
+void pack_running(const struct pack *pack, uint64_t tick, uint64_t *phase, uint64_t *path)
+{
+    ptrdiff_t row = row_at(pack, MS_PACK_RUN, tick);
+    *phase = pack->columns[MS_PACK_RUN_PHASE].at[row];
+    *path = pack->columns[MS_PACK_RUN_PATH].at[row];
+}
+
+/* The row of a stay in a column of some; NULL if it is not in it. */
+static const uint64_t *row_of(const struct pack *pack, ms_pack_column column, size_t stay)
+{
+    const struct pack_column *c = &pack->columns[column];
+    for (size_t i = 0; i < c->count; i += widths[column])
+        if (c->at[i] == stay)
+            return &c->at[i];
+    return NULL;
+}
+
+static void tell_birth(const struct pack *pack, size_t stay, ms_held *held)
+{
+    for (const uint64_t *row; (row = row_of(pack, MS_PACK_AGAIN, stay)) != NULL;)
+        stay -= row[1];
+    const uint64_t *old = row_of(pack, MS_PACK_OLD, stay);
+    uint64_t tick = pack->columns[MS_PACK_BEGIN].at[stay];
+    held->step = pack_step(pack, tick) - (old ? old[1] : 0);
+    held->born = pack_time(pack, tick) - (old ? old[2] : 0);
+}
+
+bool pack_held(const struct pack *pack, uint64_t tick, size_t *at, ms_held *held)
+{
+    const struct pack_column *c = pack->columns;
+    for (; *at < pack->raw.stays; (*at)++) {
+        uint64_t begin = c[MS_PACK_BEGIN].at[*at], lasted = c[MS_PACK_LASTED].at[*at], kind = c[MS_PACK_KIND].at[*at];
+        if (begin > tick || (lasted && tick >= begin + lasted))
+            continue;
+        uint64_t what = c[MS_PACK_WHAT].at[kind];
+        memset(held, 0, sizeof *held);
+        held->bytes = c[MS_PACK_BYTES].at[kind];
+        held->device = (uint32_t)c[MS_PACK_DEVICE].at[kind];
+        held->path = (ms_path)c[MS_PACK_PATH].at[kind];
+        held->category = what & 7;
+        held->outside = what >> 3 & 1;
+        held->phase = (uint8_t)(what >> 4);
+        tell_birth(pack, (*at)++, held);
+        return true;
+    }
+    return false;
+}

@@ -1,0 +1,230 @@
+/* test_foresee.c - a cursor that knows later claims beforehand says at every moment what one that settles there says.
+ */
+#include "capture_file.h"
+#include "heap.h"
+#include "modscope_capture.h"
+#include "random.h"
+#include "runner.h"
+
+#include <string.h>
+#include <unistd.h>
+
+enum { SLOTS = 40, PATHS = 6, CHUNKS = 12, CHUNK_EVENTS = 60, MOMENTS = CHUNKS * CHUNK_EVENTS };
+
+/* Blocks come and go, and are claimed now and then, often long after they came. */
+static void write_chunk(struct file *file, uint64_t *state, uint64_t epochs[SLOTS], bool held[SLOTS])
+{
+    file_chunk(file, EVENTS);
+    for (int i = 0; i < CHUNK_EVENTS; i++) {
+        uint32_t slot = (uint32_t)random_below(state, SLOTS), path = (uint32_t)random_below(state, PATHS);
+        uint8_t category = (uint8_t)random_below(state, MS_CATEGORY_COUNT);
+        uint64_t what = random_below(state, 6), number = file->event;
+        file->later = random_below(state, 3);
+        if (!held[slot]) {
+            file_add_as(file, slot, 1 + random_below(state, 1000), slot % 2, category, path);
+            epochs[slot] = number;
+            held[slot] = true;
+        } else if (what == 0) {
+            file_drop(file, slot);
+            held[slot] = false;
+        } else {
+            file_claim(file, slot, category, path, epochs[slot], what == 1);
+            epochs[slot] = what == 1 ? number : epochs[slot];
+        }
+    }
+    file_close(file);
+}
+
+static int random_capture(uint64_t seed)
+{
+    static const char *const names[] = {"Global", "unknown", "a", "b", "c", "d", NULL};
+    struct file file;
+    uint64_t epochs[SLOTS] = {0};
+    bool held[SLOTS] = {false};
+    file_open(&file);
+    file_names(&file, 0, names);
+    file_key_empty(&file);
+    for (int i = 0; i < CHUNKS; i++)
+        write_chunk(&file, &seed, epochs, held);
+    int fd = file_fd(&file);
+    file_free(&file);
+    return fd;
+}
+
+static ms_cursor *open_cursor(ms_reader *reader)
+{
+    ms_cursor *cursor;
+    CHECK_EQ(ms_cursor_open(reader, &cursor), MS_OK);
+    return cursor;
+}
+
+/* What is held by owner: a sum of what does not depend on the order. */
+static uint64_t blocks_of(const ms_cursor *cursor)
+{
+    uint64_t sum = 0;
+    ms_held held;
+    for (uint32_t at = 0; ms_cursor_block(cursor, &at, &held);) {
+        uint64_t one = held.bytes << 40 | (uint64_t)held.slot << 24 | held.path << 8 | held.category;
+        sum += random_next(&one);
+    }
+    return sum;
+}
+
+static void check_same(const ms_cursor *foreseen, ms_reader *reader)
+{
+    ms_cursor *settled = open_cursor(reader);
+    CHECK_EQ(ms_cursor_seek(settled, ms_cursor_moment(foreseen)), MS_OK);
+    CHECK_EQ(ms_cursor_settle(settled), MS_OK);
+    for (uint32_t device = 0; device < 2; device++) {
+        ms_sums a = ms_cursor_now(foreseen, device), b = ms_cursor_now(settled, device);
+        CHECK(memcmp(&a, &b, sizeof a) == 0);
+    }
+    CHECK_EQ(blocks_of(foreseen), blocks_of(settled));
+    ms_cursor_close(settled);
+}
+
+TEST(a_cursor_that_foresees_is_settled_at_every_moment)
+{
+    for (uint64_t seed = 1; seed <= 8; seed++) {
+        int fd = random_capture(seed);
+        ms_reader *reader;
+        CHECK_EQ(ms_reader_open(fd, NULL, &reader), MS_OK);
+        ms_cursor *cursor = open_cursor(reader);
+        CHECK_EQ(ms_cursor_foresee(cursor), MS_OK);
+        ms_event event;
+        int count = 0;
+        for (; ms_cursor_walk(cursor, &event) == MS_OK; count++)
+            check_same(cursor, reader);
+        CHECK_EQ(count, MOMENTS);
+        CHECK_EQ(ms_cursor_seek(cursor, MOMENTS / 2), MS_OK);
+        check_same(cursor, reader);
+        ms_cursor_close(cursor);
+        ms_reader_close(reader);
+        close(fd);
+    }
+}
+
+TEST(a_cursor_foresees_from_the_middle_too_but_not_when_it_is_settled)
+{
+    int fd = random_capture(99);
+    ms_reader *reader;
+    CHECK_EQ(ms_reader_open(fd, NULL, &reader), MS_OK);
+    ms_cursor *cursor = open_cursor(reader);
+    CHECK_EQ(ms_cursor_seek(cursor, MOMENTS / 3), MS_OK);
+    CHECK_EQ(ms_cursor_foresee(cursor), MS_OK);
+    check_same(cursor, reader);
+    CHECK_EQ(ms_cursor_foresee(cursor), MS_OK);
+    CHECK_EQ(ms_cursor_settle(cursor), MS_OK);
+    ms_event event;
+    CHECK_EQ(ms_cursor_walk(cursor, &event), MS_OK);
+    check_same(cursor, reader);
+    ms_cursor_close(cursor);
+
+    cursor = open_cursor(reader);
+    CHECK_EQ(ms_cursor_settle(cursor), MS_OK);
+    CHECK_EQ(ms_cursor_foresee(cursor), MS_EINVAL);
+    CHECK_EQ(ms_cursor_walk(cursor, &event), MS_EINVAL);
+    ms_cursor_close(cursor);
+    ms_reader_close(reader);
+    close(fd);
+}
+
+TEST(an_event_says_what_its_block_is_found_to_be)
+{
+    struct file file;
+    static const char *const names[] = {"Global", "unknown", "Net", NULL};
+    file_open(&file);
+    file_names(&file, 0, names);
+    file_key_empty(&file);
+    file_chunk(&file, EVENTS);
+    file_add(&file, 0, 100, 0);
+    file_close(&file);
+    file_chunk(&file, EVENTS);
+    file_claim(&file, 0, MS_GRADIENT, 2, 0, false);
+    file_claim(&file, 0, MS_PARAMETER, 2, 0, false);
+    file_claim(&file, 0, MS_BUFFER, 1, 0, true);
+    file_drop(&file, 0);
+    file_close(&file);
+    int fd = file_fd(&file);
+    static const uint8_t found[] = {MS_PARAMETER, MS_PARAMETER, MS_PARAMETER, MS_BUFFER, MS_BUFFER};
+    ms_reader *reader;
+    CHECK_EQ(ms_reader_open(fd, NULL, &reader), MS_OK);
+    ms_cursor *cursor = open_cursor(reader);
+    CHECK_EQ(ms_cursor_foresee(cursor), MS_OK);
+    ms_event event;
+    for (size_t i = 0; i < sizeof found; i++) {
+        CHECK_EQ(ms_cursor_walk(cursor, &event), MS_OK);
+        CHECK_EQ(event.category, found[i]);
+        CHECK_EQ(event.path, i < 3 ? 2 : 1);
+    }
+    CHECK_EQ(ms_cursor_walk(cursor, &event), MS_EABSENT);
+    ms_cursor_close(cursor);
+    ms_reader_close(reader);
+    close(fd);
+    file_free(&file);
+}
+
+TEST(something_that_is_passed_over_is_told)
+{
+    struct file file;
+    file_open(&file);
+    file_key_empty(&file);
+    file_chunk(&file, EVENTS);
+    file_add(&file, 0, 100, 0);
+    file_close(&file);
+    file_key_begin(&file, (struct file_key){.lost = 3});
+    for (int i = 0; i < 3; i++)
+        file_varint(&file, 0);
+    file_close(&file);
+    file_chunk(&file, EVENTS);
+    file_add(&file, 0, 7, 0);
+    file_close(&file);
+    int fd = file_fd(&file);
+    ms_reader *reader;
+    CHECK_EQ(ms_reader_open(fd, NULL, &reader), MS_OK);
+    ms_cursor *cursor = open_cursor(reader);
+    CHECK_EQ(ms_cursor_foresee(cursor), MS_OK);
+    ms_event event;
+    CHECK_EQ(ms_cursor_walk(cursor, &event), MS_OK);
+    CHECK_EQ(event.bytes, 100);
+    CHECK_EQ(ms_cursor_walk(cursor, &event), MS_JUMPED);
+    CHECK_EQ(ms_cursor_blocks(cursor), 0);
+    CHECK(ms_cursor_unsure(cursor));
+    CHECK_EQ(ms_cursor_walk(cursor, &event), MS_OK);
+    CHECK_EQ(event.bytes, 7);
+    CHECK_EQ(ms_cursor_walk(cursor, &event), MS_EABSENT);
+    ms_cursor_close(cursor);
+    ms_reader_close(reader);
+    close(fd);
+    file_free(&file);
+}
+
+TEST(a_cursor_without_memory_to_foresee_is_as_it_was)
+{
+    int fd = random_capture(5);
+    for (long refused = 1;; refused++) {
+        struct heap heap = {0};
+        ms_options options = heap_options(&heap);
+        ms_reader *reader;
+        CHECK_EQ(ms_reader_open(fd, &options, &reader), MS_OK);
+        ms_cursor *cursor = open_cursor(reader);
+        CHECK_EQ(ms_cursor_seek(cursor, MOMENTS / 2), MS_OK);
+        uint64_t before = blocks_of(cursor);
+        heap.refuse_at = heap.asked + refused;
+        int error = ms_cursor_foresee(cursor);
+        heap.refuse_at = 0;
+        if (error) {
+            CHECK_EQ(error, MS_ENOMEM);
+            CHECK_EQ(blocks_of(cursor), before);
+            CHECK_EQ(ms_cursor_foresee(cursor), MS_OK);
+        }
+        check_same(cursor, reader);
+        ms_cursor_close(cursor);
+        ms_reader_close(reader);
+        CHECK_EQ(heap.live, 0);
+        if (!error)
+            break;
+        CHECK(refused < 100);
+    }
+    close(fd);
+}
