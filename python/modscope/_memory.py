@@ -140,6 +140,11 @@ class MemTracker:
         held = ", ".join(f"{_display.amount(most, 'MiB')} on {device}" for device, most in peaks.items() if most)
         return f"<MemTracker, {state}, source {self.source!r}, peak {held or 'none'}>"
 
+    def _repr_html_(self) -> str:
+        from modscope import _notebook
+
+        return _notebook.of_tracker(self)
+
     # ---- what to watch ----
 
     @property

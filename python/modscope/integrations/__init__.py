@@ -1,0 +1,1 @@
+"""Callbacks for trainers, each imported only where its package is: ``lightning`` and ``huggingface``."""

@@ -1,0 +1,50 @@
+"""What the tests of the trainers' callbacks share. No expectation is written here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from modscope import _memory
+
+TOO_MUCH = 1 << 50
+CATEGORIES = ("parameter", "buffer", "gradient", "activation", "temp", "optstate", "other")
+
+
+class Net(nn.Module):
+    """Does what it is told at a call: raises it, or asks for more memory than there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
+        self.calls = 0
+        self.at: dict[int, BaseException | int] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        what = self.at.get(self.calls)
+        if isinstance(what, BaseException):
+            raise what
+        if what is not None:
+            torch.empty(what, dtype=torch.uint8)
+        return self.body(x)
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
+def left_behind() -> list[object]:
+    """Trackers that nobody left."""
+    return list(_memory._Shared.trackers)
+
+
+@pytest.fixture(autouse=True)
+def balanced() -> Iterator[None]:
+    """Whatever happened to the training, what was entered was left."""
+    assert not left_behind()
+    yield
+    assert not left_behind()
