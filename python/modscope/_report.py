@@ -139,10 +139,12 @@ def held(categories: Sums, modules: Mapping[str, Sums], screen: Screen) -> Sente
     words = sorted((word for word in categories if word != TOTAL and categories[word]), key=lambda word: -categories[word])
     shares = [f"{percent(categories[word], total)} {word}" for word in words if 200 * categories[word] >= total]
     text: Sentence = [(", ".join(shares) + ". ", False)]
-    holders = _holders(modules)
+    largest = _holders(modules)
+    holders = [group for group in largest if 100 * group[1] >= total] or largest[:1]
     if not holders:
         return text
-    text.append(("Most of it is in ", False))
+    most = 2 * sum(bytes for _, bytes, _ in holders) > total
+    text.append(("Most of it is in " if most else "The largest holders are ", False))
     for i, (name, held, count) in enumerate(holders):
         text.append((" and " if i and i == len(holders) - 1 else ", " if i else "", False))
         text.append((screen.fit(label(name), _LONGEST), True))
