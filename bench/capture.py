@@ -159,7 +159,7 @@ def start_up(times: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="what modscope run costs")
-    parser.add_argument("--rounds", type=int, default=150, help="of the stack; the GPT-2 has a tenth of them")
+    parser.add_argument("--rounds", type=int, default=100, help="of the stack; the GPT-2 has a tenth of them")
     parser.add_argument("--quick", action="store_true", help="do the scripts work? no figures to keep")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tiny", action="store_true", help="models of no size, to try the GPU's part on a CPU")

@@ -33,20 +33,28 @@ MS__INLINE uint64_t microseconds(const ms_capture *capture)
     return (ms__clock() - capture->began) / 1000;
 }
 
+/* How fast the processor counts does not change: a capture begins with what the one before found out. */
+static _Atomic uint64_t known_rate, known_second;
+
+static void begin_clock(ms_capture *capture)
+{
+    capture->compared = capture->compared_first = (struct ms__compared){(ms__clock() - capture->began) / 1000, ticks()};
+    capture->rate = atomic_load_explicit(&known_rate, memory_order_relaxed);
+    capture->second = capture->rate ? atomic_load_explicit(&known_second, memory_order_relaxed) : 0;
+}
+
 void ms__capture_compare(ms_capture *capture)
 {
     struct ms__compared now = {(ms__clock() - capture->began) / 1000, ticks()};
     const struct ms__compared *first = &capture->compared_first;
-    if (!first->ticks) {
-        capture->compared_first = now;
-        return;
-    }
     uint64_t counted = now.ticks - first->ticks, passed = now.time - first->time;
     double rate = counted ? (double)passed / (double)counted : 0;
     bool plausible = rate > 1e-5 && rate < 1e-2; /* 100 MHz to 100 GHz */
     capture->compared = now;
     capture->rate = plausible ? (uint64_t)(rate * 4294967296.0) : 0;
     capture->second = plausible ? (uint64_t)(1e6 / rate) : 0;
+    atomic_store_explicit(&known_second, capture->second, memory_order_relaxed);
+    atomic_store_explicit(&known_rate, capture->rate, memory_order_relaxed);
 }
 
 /* It takes its number with it: a reader sees that it is missing even where the key frame after it is damaged. */
@@ -243,6 +251,7 @@ void ms__capture_key(ms_capture *capture)
 
 void ms__capture_start(ms_capture *capture)
 {
+    begin_clock(capture);
     capture->first_step = capture->ledger->iteration;
     ms__capture_key(capture);
 }
