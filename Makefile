@@ -90,6 +90,7 @@ gpu-check: ## the suite, conformance and benchmark with the system's own Python 
 	    [ $$places = 0 ] && [ $$fallback = 0 ]
 	$(call conformance,$(PYTHON),build/gpu-seeds,PYTHONPATH=build/gpu)
 	PYTHONPATH=build/gpu $(PYTHON) bench/trackers.py --device $(DEVICE) --rounds 60
+	PYTHONPATH=build/gpu $(PYTHON) bench/capture.py --device $(DEVICE) --rounds 8 $(if $(filter cpu,$(DEVICE)),--tiny)
 	PYTHONPATH=build/gpu $(PYTHON) bench/gpu_models.py --device $(DEVICE) --json build/gpu_models.jsonl \
 	    $(if $(filter cpu,$(DEVICE)),--tiny)
 

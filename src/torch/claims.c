@@ -187,11 +187,17 @@ void mst_claim_optimizer(PyObject *optimizer)
 /* ---- modules ---- */
 enum { GRADIENTS, BUFFERS, PARAMETERS, KINDS };
 
-/* Whether there are other threads of Python: one may be in a backward, and torch guards no gradient against that. */
-static bool others_run(void)
+static bool others_run; /* other threads that Python started */
+
+/* One of them may be in a backward, and torch guards no gradient against that. Autograd's own threads do not count. */
+static void look_for_others(void)
 {
-    PyThreadState *first = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
-    return first && PyThreadState_Next(first);
+    PyObject *threading = PyImport_ImportModule("threading");
+    PyObject *count = threading ? PyObject_CallMethod(threading, "active_count", NULL) : NULL;
+    others_run = count && PyLong_AsLong(count) > 1;
+    Py_XDECREF(count);
+    Py_XDECREF(threading);
+    PyErr_Clear();
 }
 
 /* `now`: it has just been accumulated, by this thread. */
@@ -204,7 +210,7 @@ static void claim_gradient_of(PyObject *parameter, ms_path path, bool now)
         if (!there || mst_word(there, mst_layout.storage))
             return;
     }
-    if (!now && others_run())
+    if (!now && others_run)
         return; /* it is claimed when it is accumulated */
     PyObject *grad = PyObject_GetAttr(parameter, mst_words.grad);
     if (grad && grad != Py_None)
@@ -374,6 +380,7 @@ void mst_claim_modules(void)
     bool silent = mst_quiet_enter(&quiet) == 0;
     PyErr_Clear();
     mst_claims_due = mst_claims_unborn = false;
+    look_for_others();
     forget_owners();
     bool stopped = mst_stop_collecting();
     mst_walk_new(mst_names);

@@ -169,7 +169,7 @@ def test_after_many_events_every_moment_is_right(tmp_path):
         for _ in range(5000):
             model(torch.ones(2, 30)).sum().backward()
     capture = load(tmp_path / "x.msc")
-    assert capture.count > 300_000 and capture.damaged == 0
+    assert capture.count > 200_000 and capture.damaged == 0
     held, truth = 0, {}
     for event in capture.events("add", "drop"):
         held += event.bytes if event.kind == "add" else -event.bytes
