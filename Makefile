@@ -32,7 +32,7 @@ run: build ## train a small GPT under `modscope run`: who holds its memory, and 
 	$(VENV)/bin/modscope run --force --output build/gpt.msc examples/gpt.py
 	@echo
 	$(VENV)/bin/modscope summary build/gpt.msc
-	@echo; echo "Ask more:"; for words in "tree build/gpt.msc --depth 3" "blocks build/gpt.msc" "leaks build/gpt.msc" \
+	@echo; echo "Ask more:"; for words in "tree build/gpt.msc --depth 3" "blocks build/gpt.msc" "leaks build/gpt.msc" "report build/gpt.msc -o build/gpt.html" \
 	    "run examples/gpt.py --out-of-memory"; do echo "  $(VENV)/bin/modscope $$words"; done
 
 build: $(VENV)/.modscope ## make .venv, in which `import modscope` works
