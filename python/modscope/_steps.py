@@ -16,19 +16,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from modscope import _native
 
 
-class _Kwargs(dict[str, Any]):
-    """The step's own keyword arguments: they go when its frame goes, also after an error, of
-    which torch tells nobody."""
-
-    def __del__(self) -> None:
-        _native.step_gone()
-
-
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     if torch.compiler.is_compiling():
         return None
     _native.step_begins(optimizer)
-    return args, _Kwargs(kwargs)
+    return args, _native.StepArguments(kwargs)
 
 
 def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

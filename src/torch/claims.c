@@ -187,11 +187,16 @@ void mst_claim_optimizer(PyObject *optimizer)
 /* ---- modules ---- */
 enum { GRADIENTS, BUFFERS, PARAMETERS, KINDS };
 
+bool mst_claims_at_call;
 static bool others_run; /* other threads that Python started */
 
-/* One of them may be in a backward, and torch guards no gradient against that. Autograd's own threads do not count. */
+/* One of them may be in a backward, and torch guards no gradient against that: where hooks tell of gradients, they are
+ * not read at calls. Autograd's own threads do not count. */
 static void look_for_others(void)
 {
+    others_run = false;
+    if (mst_nodes_place || !mst_claims_at_call)
+        return;
     PyObject *threading = PyImport_ImportModule("threading");
     PyObject *count = threading ? PyObject_CallMethod(threading, "active_count", NULL) : NULL;
     others_run = count && PyLong_AsLong(count) > 1;

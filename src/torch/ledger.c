@@ -68,8 +68,11 @@ void mst_memory_call(ms_thread *thread)
         if (UNLIKELY(seeking))
             seek_optimizer();
     }
-    if (UNLIKELY(mst_claims_due))
+    if (UNLIKELY(mst_claims_due)) {
+        mst_claims_at_call = true;
         mst_claim_modules();
+        mst_claims_at_call = false;
+    }
 }
 
 /* ---- a ledger ---- */

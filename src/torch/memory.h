@@ -37,6 +37,7 @@ ms_ledger *mst_ledger_of(PyObject *ledger);
 /* ---- claims.c: which object holds which block ---- */
 extern bool mst_claims_due;    /* some module's tensors were not claimed yet */
 extern bool mst_claims_unborn; /* some had no memory yet when they were */
+extern bool mst_claims_at_call; /* a call begins: other threads may be at work */
 /* Claim what a module holds, if no Python has to run for it; else it is due. */
 void mst_claim_module(struct mst_module *known);
 /* Take the hooks off that told of gradients. */
@@ -57,6 +58,7 @@ void mst_owners_unlock(void);
 
 /* ---- steps.c: the optimizers' steps ---- */
 extern PyMethodDef mst_steps_methods[];
+extern PyTypeObject mst_step_type;
 int mst_steps_on(void);
 void mst_steps_off(void);
 /* End a step that raised: nobody told us. */

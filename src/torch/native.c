@@ -49,8 +49,9 @@ PyMODINIT_FUNC PyInit__native(void)
     if (mst_torch_load() != 0 || mst_threads_init() != 0 || mst_graph_init() != 0 || mst_tracker_init() != 0 ||
         mst_ledger_init() != 0 || mst_capture_init() != 0)
         return NULL;
-    PyObject *module = PyModule_Create(&definition);
-    if (!module || PyModule_AddFunctions(module, mst_calls_methods) != 0 ||
+    PyObject *module = PyType_Ready(&mst_step_type) == 0 ? PyModule_Create(&definition) : NULL;
+    if (!module || PyModule_AddObjectRef(module, "StepArguments", (PyObject *)&mst_step_type) != 0 ||
+        PyModule_AddFunctions(module, mst_calls_methods) != 0 ||
         PyModule_AddFunctions(module, mst_nodes_methods) != 0 ||
         PyModule_AddFunctions(module, mst_storage_methods) != 0 ||
         PyModule_AddFunctions(module, mst_blocks_methods) != 0 ||

@@ -55,18 +55,29 @@ static PyObject *step_ends(PyObject *self, PyObject *optimizer)
     Py_RETURN_NONE;
 }
 
-static PyObject *step_gone(PyObject *self, PyObject *unused)
+/* A dict that a step's frame holds: it goes when the frame goes, also after an error, of which torch tells nobody. In
+ * C, because a Ctrl-C that comes while a finalizer of Python runs is lost. */
+static void step_gone(PyObject *self)
 {
-    (void)self, (void)unused;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
     if (mst_ledger && mst_mine)
         mst_steps_heal(mst_mine);
-    Py_RETURN_NONE;
+    PyErr_Restore(type, value, traceback);
+    PyDict_Type.tp_dealloc(self);
 }
+
+PyTypeObject mst_step_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "modscope._native.StepArguments",
+    .tp_doc = "A step's keyword arguments, whose end is the step's.",
+    .tp_base = &PyDict_Type,
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_dealloc = step_gone,
+};
 
 PyMethodDef mst_steps_methods[] = {
     {"step_begins", step_begins, METH_O, "An optimizer's step begins in this thread."},
     {"step_ends", step_ends, METH_O, "It ended without an error."},
-    {"step_gone", step_gone, METH_NOARGS, "A step's frame is gone: it ended, or raised."},
     {NULL, NULL, 0, NULL},
 };
 
