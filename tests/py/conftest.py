@@ -14,9 +14,9 @@ from helpers import NOWHERE, look, torch_globals
 from modscope import ModTracker, ModuleTracker
 
 
-# What only reads captures is the same with the fallback: once is enough.
+# What only reads captures is the same with the fallback, and how a script is run, too: once is enough.
 if os.environ.get("MODSCOPE_INTERPOSE") == "0":
-    collect_ignore_glob = ["test_page_*", "test_export_*", "test_report.py", "test_commands.py", "test_load.py", "test_run_files.py"]
+    collect_ignore_glob = ["test_page_*", "test_export_*", "test_report.py", "test_commands.py", "test_load.py", "test_run_*"]
 
 
 @pytest.fixture(autouse=True, scope="session")

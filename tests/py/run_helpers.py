@@ -83,7 +83,12 @@ def plainly(folder: Path, *words: str, stdin: bytes = b"", **env: str | None) ->
 
 def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
-    return subprocess.Popen([*RUN, *words], cwd=folder, stdin=pipe, stdout=pipe, stderr=pipe)
+
+    def heed_ctrl_c() -> None:
+        """A shell has what it runs in the background ignore it."""
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    return subprocess.Popen([*RUN, *words], cwd=folder, stdin=pipe, stdout=pipe, stderr=pipe, preexec_fn=heed_ctrl_c)
 
 
 def kill_when_ready(process: subprocess.Popen[bytes], number: signal.Signals) -> Ran:

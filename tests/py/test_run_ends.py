@@ -54,6 +54,7 @@ def test_out_of_memory(tmp_path):
     assert capture.ooms == 1 and capture.end["error"].startswith("RuntimeError: ")
 
 
+@needs_places
 def test_out_of_memory_with_a_hook_of_the_scripts_own(tmp_path):
     """It gets the exception with its story."""
     text = """
