@@ -80,12 +80,13 @@ def test_a_child_that_is_forked_before_torch_is_imported(tmp_path):
 )
 def test_two_ranks(tmp_path):
     text = """
+        import os
         import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel
         dist.init_process_group("gloo")
         net = DistributedDataParallel(net)
         step()
-        print("rank", dist.get_rank(), flush=True)
+        os.write(1, b"rank %d\\n" % dist.get_rank())  # in one piece
         dist.destroy_process_group()
     """
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *RUN[1:]]
