@@ -1,61 +1,8 @@
 /* capture.c - a ledger's events, as bytes. Everything here runs with ledger->lock held, on the
  * program's own threads: it writes into a page in memory and never waits. */
-#define _POSIX_C_SOURCE 200809L
 #include "capture.h"
 
 #include "block.h"
-
-#include <time.h>
-
-uint64_t ms__clock(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
-/* The processor's own count of time, where it can be read at once; 0 where it cannot. */
-MS__INLINE uint64_t ticks(void)
-{
-#if defined(__x86_64__)
-    return __builtin_ia32_rdtsc();
-#else
-    return 0;
-#endif
-}
-
-/* By the processor's count for a second after it was compared with the clock, else by the clock. */
-MS__INLINE uint64_t microseconds(const ms_capture *capture)
-{
-    uint64_t since = ticks() - capture->compared.ticks;
-    if (MS__LIKELY(since < capture->second))
-        return capture->compared.time + (since * capture->rate >> 32);
-    return (ms__clock() - capture->began) / 1000;
-}
-
-/* How fast the processor counts does not change: a capture begins with what the one before found out. */
-static _Atomic uint64_t known_rate, known_second;
-
-static void begin_clock(ms_capture *capture)
-{
-    capture->compared = capture->compared_first = (struct ms__compared){(ms__clock() - capture->began) / 1000, ticks()};
-    capture->rate = atomic_load_explicit(&known_rate, memory_order_relaxed);
-    capture->second = capture->rate ? atomic_load_explicit(&known_second, memory_order_relaxed) : 0;
-}
-
-void ms__capture_compare(ms_capture *capture)
-{
-    struct ms__compared now = {(ms__clock() - capture->began) / 1000, ticks()};
-    const struct ms__compared *first = &capture->compared_first;
-    uint64_t counted = now.ticks - first->ticks, passed = now.time - first->time;
-    double rate = counted ? (double)passed / (double)counted : 0;
-    bool plausible = rate > 1e-5 && rate < 1e-2; /* 100 MHz to 100 GHz */
-    capture->compared = now;
-    capture->rate = plausible ? (uint64_t)(rate * 4294967296.0) : 0;
-    capture->second = plausible ? (uint64_t)(1e6 / rate) : 0;
-    atomic_store_explicit(&known_second, capture->second, memory_order_relaxed);
-    atomic_store_explicit(&known_rate, capture->rate, memory_order_relaxed);
-}
 
 /* It takes its number with it: a reader sees that it is missing even where the key frame after it is damaged. */
 static void lose_one(ms_capture *capture)
@@ -78,134 +25,6 @@ void ms__capture_seal(ms_capture *capture)
     page->head.events = (uint32_t)(capture->event - page->head.event);
     page->head.oldest = capture->oldest;
     ms__page_give(capture, page);
-}
-
-/* ---- key frames ---- */
-struct key {
-    struct ms__page *page;
-    uint8_t *at;
-};
-
-/* Room for `bytes` more. False when memory runs out. */
-static bool key_room(ms_capture *capture, struct key *key, size_t bytes)
-{
-    size_t used = key->page ? (size_t)(key->at - key->page->bytes) : MS__CHUNK_HEAD;
-    if (key->page && used + bytes <= MS__CHUNK_HEAD + (size_t)key->page->room)
-        return true;
-    size_t room = key->page ? (size_t)key->page->room * 2 : MS__PAGE;
-    struct ms__page *page =
-        room <= UINT32_MAX / 2 ? ms__alloc(capture->watch, sizeof *page + MS__CHUNK_HEAD + room) : NULL;
-    if (!page)
-        return false;
-    if (key->page)
-        memcpy(page->bytes, key->page->bytes, used);
-    ms__free(capture->watch, key->page);
-    page->room = (uint32_t)room;
-    *key = (struct key){page, page->bytes + used};
-    return true;
-}
-
-static bool key_threads(ms_capture *capture, struct key *key)
-{
-    uint64_t known = 0;
-    for (uint32_t i = 0; i < capture->place_room; i++)
-        known += capture->places[i].known;
-    if (!key_room(capture, key, MS__EVENT_MOST))
-        return false;
-    key->at = ms__put_varint(key->at, known);
-    for (uint32_t i = 0; i < capture->place_room; i++) {
-        const struct ms__place *place = &capture->places[i];
-        if (!place->known)
-            continue;
-        if (!key_room(capture, key, MS__EVENT_MOST))
-            return false;
-        key->at = ms__put_varint(key->at, i);
-        key->at = ms__put_varint(key->at, place->id);
-        key->at = ms__put_varint(key->at, place->phase);
-        key->at = ms__put_varint(key->at, place->path);
-    }
-    return true;
-}
-
-static bool key_devices(ms_capture *capture, struct key *key)
-{
-    uint64_t count = 0;
-    for (uint32_t i = 0; i < MS_DEVICES_MOST; i++)
-        count += capture->reserved[i] != 0;
-    if (!key_room(capture, key, (size_t)(count + 1) * 2 * MS__VARINT_MOST))
-        return false;
-    key->at = ms__put_varint(key->at, count);
-    for (uint32_t i = 0; i < MS_DEVICES_MOST; i++) {
-        if (!capture->reserved[i])
-            continue;
-        key->at = ms__put_varint(key->at, i);
-        key->at = ms__put_varint(key->at, capture->reserved[i]);
-    }
-    return true;
-}
-
-static struct ms__birth birth_of(const ms_capture *capture, uint32_t number)
-{
-    if (number < capture->birth_room)
-        return capture->births[number];
-    return (struct ms__birth){.step = (uint32_t)capture->first_step, .phase = MS_IDLE};
-}
-
-static bool key_blocks(ms_capture *capture, struct key *key)
-{
-    const struct ms__blocks *blocks = &capture->ledger->blocks;
-    if (!key_room(capture, key, MS__EVENT_MOST))
-        return false;
-    key->at = ms__put_varint(key->at, blocks->count);
-    const struct ms__block *block;
-    uint32_t next = 0;
-    for (uint32_t at = 0; (block = ms__block_next(blocks, &at)) != NULL; next = at) {
-        if (!key_room(capture, key, (size_t)2 * MS__EVENT_MOST))
-            return false;
-        struct ms__birth birth = birth_of(capture, at - 1);
-        key->at = ms__put_varint(key->at, at - 1 - next);
-        key->at = ms__put_varint(key->at, block->bytes);
-        key->at = ms__put_varint(key->at, block->device);
-        *key->at++ = ms__what(block->category, block->outside, birth.phase);
-        key->at = ms__put_varint(key->at, block->path);
-        key->at = ms__put_varint(key->at, capture->event - birth.epoch);
-        key->at = ms__put_varint(key->at, capture->ledger->iteration - birth.step);
-        key->at = ms__put_varint(key->at, capture->time - birth.time);
-    }
-    return true;
-}
-
-static bool make_key(ms_capture *capture)
-{
-    struct key key = {0};
-    uint64_t now = microseconds(capture);
-    capture->time = now > capture->time ? now : capture->time; /* blocks are younger than it */
-    bool made = key_room(capture, &key, MS__EVENT_MOST);
-    if (made) {
-        key.at = ms__put_varint(key.at, capture->ledger->iteration);
-        key.at = ms__put_varint(key.at, capture->optimized);
-        key.at = ms__put_varint(key.at, atomic_load_explicit(&capture->lost, memory_order_relaxed));
-        made = key_threads(capture, &key) && key_devices(capture, &key) && key_blocks(capture, &key);
-    }
-    if (!made) {
-        ms__free(capture->watch, key.page);
-        return false;
-    }
-    key.page->head = (struct ms__chunk_head){.kind = MS__CHUNK_KEY,
-                                             .size = (uint32_t)(key.at - key.page->bytes) - MS__CHUNK_HEAD,
-                                             .event = capture->event,
-                                             .time = capture->time,
-                                             .oldest = MS__NO_CLAIM};
-    ms__page_give(capture, key.page);
-    capture->key_event = capture->event;
-    return true;
-}
-
-static bool key_due(const ms_capture *capture)
-{
-    uint64_t since = capture->event - capture->key_event;
-    return capture->broken ||
-           (since >= MS__KEY_EVENTS && since >= (uint64_t)MS__KEY_BLOCKS * capture->ledger->blocks.count);
 }
 
 /* ---- events ---- */
@@ -240,18 +59,9 @@ MS__RARE bool turn_page(ms_capture *capture)
     return true;
 }
 
-void ms__capture_key(ms_capture *capture)
-{
-    if (MS__LIKELY(!key_due(capture)) || (capture->broken && (capture->halted || !ms__pages_calm(capture))))
-        return;
-    ms__capture_seal(capture);
-    if (make_key(capture))
-        capture->broken = false;
-}
-
 void ms__capture_start(ms_capture *capture)
 {
-    begin_clock(capture);
+    ms__capture_begin_clock(capture);
     capture->first_step = capture->ledger->iteration;
     ms__capture_key(capture);
 }
@@ -276,14 +86,14 @@ MS__INLINE uint8_t *begin_at(ms_capture *capture, uint32_t first, uint64_t now)
 
 MS__INLINE uint8_t *begin(ms_capture *capture, uint32_t first)
 {
-    return begin_at(capture, first, microseconds(capture));
+    return begin_at(capture, first, ms__microseconds(capture));
 }
 
 /* The same for what comes often: the clock is looked at now and then. */
 MS__INLINE uint8_t *begin_often(ms_capture *capture, uint32_t first)
 {
     bool look = ++capture->untimed % MS__CLOCK_EVERY == 0;
-    return begin_at(capture, first, look ? microseconds(capture) : 0);
+    return begin_at(capture, first, look ? ms__microseconds(capture) : 0);
 }
 
 MS__INLINE void finish(ms_capture *capture, uint8_t *at)
@@ -352,7 +162,7 @@ MS__INLINE struct ms__place *turn_to(ms_capture *capture, const ms_thread *threa
     if (MS__UNLIKELY(new &&thread && thread->depth)) { /* it was somewhere before the capture began */
         place->phase = (uint8_t)ms__phase(thread);
         place->path = ms__path_of(thread);
-        write_where(capture, place, microseconds(capture));
+        write_where(capture, place, ms__microseconds(capture));
     }
     return place;
 }
@@ -382,7 +192,7 @@ static void go_to(ms_capture *capture, const ms_thread *thread, bool to_node)
         place->left = false;
         return;
     }
-    uint64_t now = microseconds(capture);
+    uint64_t now = ms__microseconds(capture);
     if (place->left && (!to_node || now - place->left_at > MS__LEFT_US))
         write_left(capture, place);
     place->left = false;
@@ -401,37 +211,38 @@ void ms__capture_where(ms_ledger *ledger, const ms_thread *thread, bool to_node)
     }
 }
 
-/* A node was left. Mostly another of the same module comes at once: then nothing is told. */
+/* The thread is out of a node, or at its end, and nowhere else yet. */
+static struct ms__place *leave(ms_capture *capture, const ms_thread *thread, ms_phase phase, ms_path path)
+{
+    struct ms__place *place = turn_to(capture, thread);
+    if (!place)
+        return NULL;
+    place->left = true;
+    place->left_at = ms__microseconds(capture);
+    place->left_phase = (uint8_t)phase;
+    place->left_path = path;
+    return place;
+}
+
+/* Mostly another node of the same module comes at once: then nothing is told. */
 void ms__capture_left(ms_ledger *ledger, const ms_thread *thread)
 {
-    for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
-        struct ms__place *place = turn_to(capture, thread);
-        if (!place)
-            continue;
-        place->left = true;
-        place->left_at = microseconds(capture);
-        place->left_phase = (uint8_t)ms__phase(thread);
-        place->left_path = ms__path_of(thread);
-    }
+    for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next)
+        leave(capture, thread, ms__phase(thread), ms__path_of(thread));
 }
 
 void ms__capture_gone(ms_ledger *ledger, const ms_thread *thread)
 {
     for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
-        struct ms__place *place = turn_to(capture, thread);
-        if (!place)
-            continue;
-        place->left = true;
-        place->left_at = microseconds(capture);
-        place->left_phase = MS_IDLE;
-        place->left_path = MS_GLOBAL;
-        write_left(capture, place);
+        struct ms__place *place = leave(capture, thread, MS_IDLE, MS_GLOBAL);
+        if (place)
+            write_left(capture, place);
     }
 }
 
 void ms__capture_tell_left(ms_capture *capture, uint64_t longer_than)
 {
-    uint64_t now = microseconds(capture);
+    uint64_t now = ms__microseconds(capture);
     for (uint32_t number = 0; number < capture->place_room; number++) {
         struct ms__place *place = &capture->places[number];
         if (!place->left || now - place->left_at < longer_than)
@@ -452,7 +263,7 @@ MS__RARE bool grow_births(ms_capture *capture)
     if (!births)
         return false;
     for (uint32_t i = 0; i < room; i++)
-        births[i] = birth_of(capture, i);
+        births[i] = ms__birth_of(capture, i);
     ms__free(capture->watch, capture->births);
     capture->births = births;
     capture->birth_room = room;
@@ -515,7 +326,7 @@ void ms__capture_drop(ms_ledger *ledger, uint32_t number)
 void ms__capture_claim(ms_ledger *ledger, uint32_t number, uint32_t category, ms_path path, bool fresh)
 {
     for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
-        uint64_t epoch = birth_of(capture, number).epoch;
+        uint64_t epoch = ms__birth_of(capture, number).epoch;
         uint8_t *at = begin_often(capture, MS_OP_CLAIM | (fresh ? MS__CLAIM_FRESH : 0u));
         if (fresh && number < capture->birth_room)
             capture->births[number].epoch = capture->event;

@@ -99,8 +99,38 @@ struct ms_capture {
 
 /* Nanoseconds of a clock that never goes back. */
 uint64_t ms__clock(void);
-/* Compare the processor's count with the clock. With ledger->lock held. */
+/* Begin with what the capture before found out; compare the processor's count with the clock. With ledger->lock held.
+ */
+void ms__capture_begin_clock(ms_capture *capture);
 void ms__capture_compare(ms_capture *capture);
+
+/* The processor's own count of time, where it can be read at once; 0 where it cannot. */
+MS__INLINE uint64_t ms__ticks(void)
+{
+#if defined(__x86_64__)
+    return __builtin_ia32_rdtsc();
+#else
+    return 0;
+#endif
+}
+
+/* By the processor's count for a second after it was compared with the clock, else by the clock. */
+MS__INLINE uint64_t ms__microseconds(const ms_capture *capture)
+{
+    uint64_t since = ms__ticks() - capture->compared.ticks;
+    if (MS__LIKELY(since < capture->second))
+        return capture->compared.time + (since * capture->rate >> 32);
+    return (ms__clock() - capture->began) / 1000;
+}
+
+/* A block that was there before the capture is as old as it. */
+static inline struct ms__birth ms__birth_of(const ms_capture *capture, uint32_t number)
+{
+    if (number < capture->birth_room)
+        return capture->births[number];
+    return (struct ms__birth){.step = (uint32_t)capture->first_step, .phase = MS_IDLE};
+}
+
 /* Write what is held already. With ledger->lock held. */
 void ms__capture_start(ms_capture *capture);
 /* If it is time, a key frame. With ledger->lock held, and everything as the file says. */

@@ -19,11 +19,6 @@ typedef struct ledger {
     bool begun, dispatcher;
 } ledger;
 
-typedef struct viewer {
-    PyObject_HEAD ms_viewer *viewer;
-    ledger *of;
-} viewer;
-
 ms_ledger *mst_ledger_of(PyObject *of)
 {
     return ((ledger *)of)->ledger;
@@ -178,42 +173,13 @@ static PyObject *ledger_claim(ledger *self, PyObject *args)
 }
 
 /* ---- figures ---- */
-static PyObject *tuple_of_sums(const ms_sums *sums)
-{
-    PyObject *tuple = PyTuple_New(MS_CATEGORY_COUNT);
-    for (int i = 0; tuple && i < MS_CATEGORY_COUNT; i++) {
-        PyObject *bytes = PyLong_FromLongLong(sums->of[i]);
-        if (!bytes)
-            Py_CLEAR(tuple);
-        else
-            PyTuple_SET_ITEM(tuple, i, bytes);
-    }
-    return tuple;
-}
-
-static bool is_empty(const ms_sums *sums)
-{
-    int64_t any = 0;
-    for (int i = 0; i < MS_CATEGORY_COUNT; i++)
-        any |= sums->of[i];
-    return !any;
-}
-
-/* Append what Py_BuildValue made; it is consumed. */
-static int append(PyObject *list, PyObject *item)
-{
-    int error = item ? PyList_Append(list, item) : -1;
-    Py_XDECREF(item);
-    return error;
-}
-
 static PyObject *sums_by_device(ms_ledger *from, ms_sums (*read)(ms_ledger *, uint32_t))
 {
     PyObject *list = PyList_New(0);
     uint32_t count = ms_ledger_devices(from);
     for (uint32_t device = 0; list && device < count; device++) {
         ms_sums sums = read(from, device);
-        if (append(list, tuple_of_sums(&sums)) != 0)
+        if (mst_append(list, mst_tuple_of_sums(&sums)) != 0)
             Py_CLEAR(list);
     }
     return list;
@@ -231,27 +197,10 @@ static PyObject *ledger_outside(ledger *self, PyObject *unused)
     return sums_by_device(self->ledger, ms_ledger_outside);
 }
 
-/* [(device, fqn, sums)] of the paths that hold something; several paths may have the same name. */
-static PyObject *sums_by_path(ms_ledger *from, ms_viewer *at_peak)
-{
-    PyObject *list = PyList_New(0);
-    uint32_t devices = ms_ledger_devices(from), paths = ms_path_count(mst_watch);
-    for (uint32_t device = 0; list && device < devices; device++)
-        for (ms_path path = 0; list && path < paths; path++) {
-            ms_sums sums = at_peak ? ms_viewer_peak_of(at_peak, device, path) : ms_ledger_now_of(from, device, path);
-            if (is_empty(&sums))
-                continue;
-            PyObject *fqn = mst_fqn(path);
-            if (!fqn || append(list, Py_BuildValue("(ION)", device, fqn, tuple_of_sums(&sums))) != 0)
-                Py_CLEAR(list);
-        }
-    return list;
-}
-
 static PyObject *ledger_modules(ledger *self, PyObject *unused)
 {
     (void)unused;
-    return sums_by_path(self->ledger, NULL);
+    return mst_sums_by_path(self->ledger, NULL);
 }
 
 /* ---- moments ---- */
@@ -268,11 +217,11 @@ static int append_moments(PyObject *list, ms_ledger *from, ms_path path)
             for (uint32_t device = 0; by_device && device < devices; device++) {
                 ms_sums sums = {{0}};
                 ms_moments_at(from, path, (ms_moment)moment, i, device, &sums, &when);
-                if (append(by_device, tuple_of_sums(&sums)) != 0)
+                if (mst_append(by_device, mst_tuple_of_sums(&sums)) != 0)
                     Py_CLEAR(by_device);
             }
             const char *name = ms_moment_name((ms_moment)moment);
-            if (!by_device || append(list, Py_BuildValue("(sKN)", name, when, by_device)) != 0)
+            if (!by_device || mst_append(list, Py_BuildValue("(sKN)", name, when, by_device)) != 0)
                 return -1;
         }
     }
@@ -293,7 +242,7 @@ static int append_path(PyObject *by_module, ms_ledger *from, const struct mst_mo
     uint64_t input, output;
     ms_call_noted(from, path, &input, &output);
     PyObject *fqn = mst_fqn(path);
-    return fqn ? append(by_module, Py_BuildValue("(OONKK)", known->module, fqn, moments, input, output))
+    return fqn ? mst_append(by_module, Py_BuildValue("(OONKK)", known->module, fqn, moments, input, output))
                : (Py_DECREF(moments), -1);
 }
 
@@ -415,81 +364,6 @@ PyTypeObject mst_ledger_type = {
     .tp_new = ledger_new,
     .tp_dealloc = (destructor)ledger_dealloc,
     .tp_methods = ledger_methods,
-};
-
-/* ---- a viewer ---- */
-static PyObject *viewer_new(PyTypeObject *type, PyObject *args, PyObject *named)
-{
-    static char *names[] = {"ledger", NULL};
-    PyObject *of;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "O!:Viewer", names, &mst_ledger_type, &of))
-        return NULL;
-    viewer *self = (viewer *)type->tp_alloc(type, 0);
-    if (!self)
-        return NULL;
-    self->of = (ledger *)Py_NewRef(of);
-    self->viewer = ms_viewer_open(self->of->ledger);
-    if (!self->viewer) {
-        Py_CLEAR(self);
-        PyErr_NoMemory();
-    }
-    return (PyObject *)self;
-}
-
-static void viewer_dealloc(viewer *self)
-{
-    ms_viewer_close(self->viewer);
-    Py_XDECREF(self->of);
-    Py_TYPE(self)->tp_free((PyObject *)self);
-}
-
-static PyObject *viewer_reset(viewer *self, PyObject *unused)
-{
-    (void)unused;
-    ms_viewer_reset(self->viewer);
-    Py_RETURN_NONE;
-}
-
-/* [(bytes by category, iteration, phase, module, fqn)] by device. */
-static PyObject *viewer_peaks(viewer *self, PyObject *unused)
-{
-    (void)unused;
-    static const char *const phases[] = {"idle", "forward", "recompute", "backward", "optimizer"};
-    PyObject *list = PyList_New(0);
-    uint32_t count = ms_ledger_devices(self->of->ledger);
-    for (uint32_t device = 0; list && device < count; device++) {
-        ms_peak peak = ms_viewer_peak(self->viewer, device);
-        PyObject *running = mst_fqn(peak.running), *owner = running ? mst_fqn(peak.owner) : NULL;
-        if (!owner || append(list, Py_BuildValue("(NKsOO)", tuple_of_sums(&peak.sums), peak.iteration,
-                                                 phases[peak.phase], running, owner)) != 0)
-            Py_CLEAR(list);
-    }
-    return list;
-}
-
-static PyObject *viewer_modules(viewer *self, PyObject *unused)
-{
-    (void)unused;
-    return sums_by_path(self->of->ledger, self->viewer);
-}
-
-static PyMethodDef viewer_methods[] = {
-    {"reset", (PyCFunction)viewer_reset, METH_NOARGS, "Forget the peak; begin anew at what is held now."},
-    {"peaks", (PyCFunction)viewer_peaks, METH_NOARGS,
-     "(bytes by category, iteration, phase, module running, fqn that made it) by device."},
-    {"modules", (PyCFunction)viewer_modules, METH_NOARGS,
-     "(device, fqn, bytes by category) of all that held any at the peak."},
-    {NULL, NULL, 0, NULL},
-};
-
-PyTypeObject mst_viewer_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "modscope._native.Viewer",
-    .tp_doc = "The most that a ledger held since it was opened or reset.",
-    .tp_basicsize = sizeof(viewer),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = viewer_new,
-    .tp_dealloc = (destructor)viewer_dealloc,
-    .tp_methods = viewer_methods,
 };
 
 int mst_ledger_init(void)

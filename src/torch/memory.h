@@ -25,7 +25,7 @@ extern PyMethodDef mst_capture_methods[];
 int mst_capture_init(void);
 void mst_captures_end(void);    /* at the end of the interpreter */
 void mst_captures_forked(void); /* in the child: they are the parent's */
-void mst_oom_begin(void); /* watching begins: the first few failures from now on are shown */
+void mst_oom_begin(void);       /* watching begins: the first few failures from now on are shown */
 /* An allocation of this thread failed: tell of it. No GIL needed. */
 void mst_oom(ms_ledger *ledger, const ms_oom *oom);
 extern _Atomic bool mst_oom_untold; /* a story was not added to an exception yet */
@@ -35,8 +35,8 @@ void mst_oom_note(void);
 ms_ledger *mst_ledger_of(PyObject *ledger);
 
 /* ---- claims.c: which object holds which block ---- */
-extern bool mst_claims_due;    /* some module's tensors were not claimed yet */
-extern bool mst_claims_unborn; /* some had no memory yet when they were */
+extern bool mst_claims_due;     /* some module's tensors were not claimed yet */
+extern bool mst_claims_unborn;  /* some had no memory yet when they were */
 extern bool mst_claims_at_call; /* a call begins: other threads may be at work */
 /* Claim what a module holds, if no Python has to run for it; else it is due. */
 void mst_claim_module(struct mst_module *known);
@@ -81,6 +81,13 @@ int mst_dispatch_hold(PyObject *tensor, ms_category category, ms_path path);
 void mst_dispatch_measure(void);
 int mst_dispatch_begin(void);
 void mst_dispatch_end(void);
+
+/* ---- viewer.c: figures as Python's objects ---- */
+PyObject *mst_tuple_of_sums(const ms_sums *sums);
+/* Append what Py_BuildValue made; it is consumed. */
+int mst_append(PyObject *list, PyObject *item);
+/* [(device, fqn, sums)] of the paths that hold something, now or at a viewer's peak; several may have the same name. */
+PyObject *mst_sums_by_path(ms_ledger *from, ms_viewer *at_peak);
 
 /* ---- ledger.c: the types that Python reads figures with ---- */
 extern PyTypeObject mst_ledger_type, mst_viewer_type;

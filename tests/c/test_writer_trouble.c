@@ -1,0 +1,229 @@
+/* test_writer_trouble.c - whatever becomes of the file, of memory and of the process: the program goes on, and what
+ * is in the file is right. */
+#define _GNU_SOURCE
+#include "writer_scene.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_THREAD__)
+#define CHILD_MAY_START_THREADS 0 /* the thread sanitizer forbids it */
+#else
+#define CHILD_MAY_START_THREADS 1
+#endif
+
+TEST(a_disk_that_takes_little_at_a_time_gets_all)
+{
+    open_all(NULL);
+    program = program_open(7);
+    fd = new_file();
+    disk_most = 100;
+    capture = begin(fd);
+    run(&program, 200);
+    CHECK_EQ(end(capture).lost, 0);
+    check_file(fd);
+    leave_stage();
+}
+
+TEST(a_full_disk_costs_events_and_the_file_goes_on_when_there_is_room)
+{
+    stage();
+    run(&program, 50);
+    ms_capture_flush(capture);
+    disk_error = ENOSPC;
+    run(&program, 50);
+    ms_capture_flush(capture);
+    ms_capture_figures full = ms_capture_now(capture);
+    CHECK_EQ(full.error, ENOSPC);
+    CHECK(full.lost > 0);
+    CHECK_EQ(full.bytes, lseek(fd, 0, SEEK_END));
+    disk_error = 0;
+    pause_ms(600);
+    run(&program, 50);
+    ms_capture_figures last = end(capture);
+    CHECK(last.lost >= full.lost);
+    ms_reader *reader = open_reader(fd);
+    CHECK_EQ(ms_reader_now(reader).damaged, 0);
+    CHECK(ms_reader_now(reader).lost > 0);
+    ms_survey survey = survey_of(reader);
+    CHECK(survey.unsure);
+    ms_reader_close(reader);
+    check_file(fd);
+    leave_stage();
+}
+
+TEST(a_disk_that_stays_full_leaves_the_good_part)
+{
+    stage();
+    run(&program, 50);
+    ms_capture_flush(capture);
+    off_t good = lseek(fd, 0, SEEK_END);
+    disk_error = EIO;
+    run(&program, 50);
+    CHECK(end(capture).lost > 0);
+    CHECK_EQ(lseek(fd, 0, SEEK_END), good);
+    ms_reader *reader = open_reader(fd);
+    CHECK(!ms_reader_now(reader).ended);
+    CHECK_EQ(ms_reader_now(reader).damaged, 0);
+    ms_reader_close(reader);
+    leave_stage();
+}
+
+TEST(a_file_that_cannot_be_written_at_all_is_an_error_at_once)
+{
+    open_all(NULL);
+    disk_error = ENOSPC;
+    capture = NULL;
+    fd = new_file();
+    CHECK_EQ(ms_capture_begin(watched, fd, NULL, &capture), MS_EIO);
+    CHECK_EQ(errno, ENOSPC);
+    CHECK(!capture);
+    leave_stage();
+}
+
+/* More than the buffers hold comes before the disk has taken the first page. */
+TEST(a_slow_disk_never_holds_the_program_up)
+{
+    stage();
+    disk_pause_ms = 200;
+    while (!ms_capture_now(capture).lost)
+        run(&program, 500);
+    disk_pause_ms = 0;
+    for (int i = 0; i < 50 && ms_capture_now(capture).events == 0; i++)
+        pause_ms(20);
+    ms_capture_flush(capture);
+    uint64_t lost = ms_capture_now(capture).lost;
+    run(&program, 50);
+    ms_capture_figures last = end(capture);
+    CHECK_EQ(last.lost, lost);
+    ms_reader *reader = open_reader(fd);
+    CHECK_EQ(ms_reader_now(reader).damaged, 0);
+    CHECK(ms_reader_now(reader).lost > 0);
+    ms_reader_close(reader);
+    check_file(fd);
+    leave_stage();
+}
+
+static void *hammer(void *argument)
+{
+    run(argument, 150);
+    return NULL;
+}
+
+TEST(many_threads_write_one_capture)
+{
+    enum { THREADS = 4 };
+    open_all(NULL);
+    struct program programs[THREADS];
+    pthread_t threads[THREADS];
+    fd = new_file();
+    capture = begin(fd);
+    for (int i = 0; i < THREADS; i++) {
+        programs[i] = program_open((uint64_t)i + 1);
+        CHECK_EQ(pthread_create(&threads[i], NULL, hammer, &programs[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < THREADS; i++)
+        ms_thread_close(programs[i].thread);
+    CHECK_EQ(end(capture).lost, 0);
+    check_file(fd);
+    ms_reader *reader = open_reader(fd);
+    ms_cursor *cursor = cursor_of(reader);
+    CHECK_EQ(ms_cursor_seek(cursor, UINT64_MAX), MS_OK);
+    uint32_t number;
+    uint64_t id;
+    ms_phase phase;
+    ms_path path;
+    size_t seen = 0;
+    for (; ms_cursor_thread(cursor, seen, &number, &id, &phase, &path); seen++)
+        CHECK(phase == MS_IDLE && path == MS_GLOBAL); /* they have ended */
+    CHECK(seen >= THREADS);
+    ms_cursor_close(cursor);
+    ms_reader_close(reader);
+    leave_stage();
+}
+
+TEST(a_forked_child_leaves_its_parents_capture_alone)
+{
+    stage();
+    run(&program, 20);
+    ms_capture_flush(capture);
+    ms_watch_lock(watch);
+    pid_t child = fork();
+    ms_watch_unlock(watch);
+    CHECK(child >= 0);
+    if (child == 0) {
+        ms_capture_abandon(capture);
+        if (!CHILD_MAY_START_THREADS)
+            _exit(0);
+        int own = new_file();
+        ms_capture *childs = begin(own);
+        run(&program, 20);
+        end(childs);
+        check_file(own);
+        _exit(0);
+    }
+    int status;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+    run(&program, 20);
+    CHECK_EQ(end(capture).lost, 0);
+    check_file(fd);
+    leave_stage();
+}
+
+/* ---- memory that is refused ---- */
+static _Atomic long refuse_from, refuse_to, asked;
+
+static void *refusing_alloc(void *context, size_t bytes)
+{
+    (void)context;
+    long now = atomic_fetch_add(&asked, 1);
+    return now >= refuse_from && now < refuse_to ? NULL : malloc(bytes);
+}
+
+static void refusing_free(void *context, void *memory)
+{
+    (void)context;
+    free(memory);
+}
+
+TEST(without_memory_events_are_lost_and_the_file_stays_right)
+{
+    for (long from = 0; from < 60; from += 3) {
+        refuse_from = refuse_to = 0;
+        open_all(&(ms_options){.alloc = refusing_alloc, .free = refusing_free});
+        program = program_open(7);
+        fd = new_file();
+        asked = 0;
+        refuse_from = from;
+        refuse_to = from + 4;
+        capture = NULL;
+        int error = ms_capture_begin(watched, fd, NULL, &capture);
+        for (uint64_t i = 0; i < 2000; i++) {
+            ms_call_enter(program.thread, paths[i % PATHS], 0);
+            ms_block_add(watched, program.thread, i + 1, 64, 0);
+            if (i % 3)
+                ms_block_drop(watched, i + 1);
+            ms_call_leave(program.thread, 0);
+        }
+        refuse_to = 0;
+        if (error == MS_OK) {
+            ms_capture_flush(capture);
+            if (ms_capture_now(capture).error)
+                pause_ms(300); /* it is tried again after a while */
+            ms_call_enter(program.thread, paths[0], 0);
+            ms_call_leave(program.thread, 0);
+            end(capture);
+            check_file(fd);
+        } else {
+            CHECK(error == MS_ENOMEM || error == MS_EIO);
+        }
+        close(fd);
+        close_all();
+    }
+}
