@@ -134,8 +134,8 @@ class Snapshot:
         self.step = raw.step
         self.optimized = raw.optimized
         """How many optimizer steps had ended."""
-        self.unsure = raw.unsure
-        """Whether something before was lost or damaged: figures are then "at least"."""
+        self.unsure = raw.unsure or capture._reader.damaged > 0
+        """Whether something before was lost, or the file is damaged: figures are then "at least"."""
         self.count = raw.count
         """How many blocks are held."""
 

@@ -92,11 +92,12 @@ static void note_reserved(ms_ledger *ledger, uint32_t number, size_t reserved)
     static _Atomic(ms_ledger *) told;
     if (number >= MS_DEVICES_MOST)
         return;
-    if (atomic_exchange_explicit(&last[number], reserved, memory_order_relaxed) != reserved ||
-        atomic_load_explicit(&told, memory_order_relaxed) != ledger) {
-        atomic_store_explicit(&told, ledger, memory_order_relaxed);
-        ms_ledger_reserved(ledger, number, reserved);
-    }
+    if (LIKELY(atomic_load_explicit(&last[number], memory_order_relaxed) == reserved &&
+               atomic_load_explicit(&told, memory_order_relaxed) == ledger))
+        return;
+    atomic_store_explicit(&last[number], reserved, memory_order_relaxed);
+    atomic_store_explicit(&told, ledger, memory_order_relaxed);
+    ms_ledger_reserved(ledger, number, reserved);
 }
 
 static void report(int place, void *memory, int64_t bytes, size_t allocated, size_t reserved, device on)

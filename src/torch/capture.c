@@ -283,7 +283,7 @@ void mst_oom_note(void)
     PyObject *done = module ? PyObject_CallMethod(module, "add_note", "O", value) : NULL;
     Py_XDECREF(done);
     Py_XDECREF(module);
-    PyErr_Clear();
+    mst_forget_error();
     PyErr_Restore(type, value, traceback);
 }
 

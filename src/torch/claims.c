@@ -202,7 +202,7 @@ static void look_for_others(void)
     others_run = count && PyLong_AsLong(count) > 1;
     Py_XDECREF(count);
     Py_XDECREF(threading);
-    PyErr_Clear();
+    mst_forget_error();
 }
 
 /* `now`: it has just been accumulated, by this thread. */

@@ -45,7 +45,7 @@ static void seek_optimizer(void)
     }
     Py_XDECREF(there);
     Py_XDECREF(steps);
-    PyErr_Clear();
+    mst_forget_error();
     mst_dynamo_on(callback);
 }
 

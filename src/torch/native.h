@@ -78,6 +78,8 @@ extern struct mst_words mst_words;
 int mst_torch_load(void);
 /* The id of the running graph task; -1 outside backward. Never raises. */
 long long mst_graph_task(void);
+/* An error in Python of ours is not the program's; but a Ctrl-C that came there is: it comes again. */
+void mst_forget_error(void);
 /* The node this thread is running: a new reference or NULL. Never raises. */
 PyObject *mst_current_node(void);
 

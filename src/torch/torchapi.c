@@ -122,3 +122,11 @@ PyObject *mst_current_node(void)
         Py_CLEAR(node);
     return node;
 }
+
+void mst_forget_error(void)
+{
+    bool interrupted = PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
+    PyErr_Clear();
+    if (interrupted)
+        PyErr_SetInterrupt();
+}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from capture_helpers import EVENTS, Capture, payloads, train
+from capture_helpers import EVENTS, Capture, mixed, payloads, train
 from test_commands import damaged, hostile, huge, lossy, out_of_memory
 from test_reading_runs import checkpointed, mlp, transformer
 from test_reading_runs import train as train_real
@@ -88,39 +88,6 @@ REAL: dict[str, Callable[[pathlib.Path], None]] = {
 
 
 # ---- captures written by hand ----
-
-
-def mixed() -> Capture:
-    """All that events can say: blocks that were there before, claims late and fresh, two threads, three devices,
-    blocks of no bytes, reserved memory that shrinks."""
-    c = Capture(("cpu", "cuda:0", "cuda:1"), program="mixed.py", pid="77", began="1700000000.25")
-    c.reserve(64 << 20, 1)
-    a = c.module("Net")
-    b = c.module("Net.a", a)
-    before = [c.add(1000 + i, i % 3) for i in range(5)]
-    c.frame()
-    for step in range(4):
-        c.step()
-        c.wait(1000)
-        c.thread(1 + step % 2)
-        c.where("forward", a)
-        c.where("forward", b)
-        kept = [c.add(4096 * (step + 1), device) for device in (0, 1, 1, 2)] + [c.add(0)]
-        c.wait(7)
-        c.where("backward", b)
-        c.claim(kept[1], "Gradient", a)
-        c.claim(kept[1], "Optstate", b, fresh=True)
-        late = c.add(333, 1)
-        c.where("recompute", b)
-        c.drop(kept[0], kept[2])
-        c.claim(late, "Parameter", a)
-        c.reserve((64 - 10 * step) << 20, 1)
-        c.where()
-        if step == 2:
-            c.drop(before[0], kept[3])
-            c.oom(1 << 40, 5000, 64 << 20, 1)
-    c.optimized()
-    return c
 
 
 def lost_in_the_middle() -> Capture:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from browser import Browser
-from capture_helpers import Capture, train
+from capture_helpers import Capture, mixed, train
 from test_commands import damaged, huge, lossy, out_of_memory
 from torch import nn
 from torch.nn import functional as F
@@ -200,37 +200,6 @@ def hostile() -> bytes:
     return c.end(how=evil, error=evil, status=evil)
 
 
-def mixed() -> bytes:
-    """Three devices, two threads, blocks that were there before, claims late and fresh, blocks of no bytes."""
-    c = Capture(("cpu", "cuda:0", "cuda:1"), program="mixed.py")
-    c.reserve(64 << 20, 1)
-    a = c.module("Net")
-    b = c.module("Net.a", a)
-    before = [c.add(1000 + i, i % 3) for i in range(5)]
-    c.frame()
-    for step in range(4):
-        c.step()
-        c.wait(1000)
-        c.thread(1 + step % 2)
-        c.where("forward", a)
-        c.where("forward", b)
-        kept = [c.add(4096 * (step + 1), device) for device in (0, 1, 1, 2)] + [c.add(0), c.add(77, 0, outside=True)]
-        c.wait(7)
-        c.where("backward", b)
-        c.claim(kept[1], "Gradient", a)
-        c.claim(kept[1], "Optstate", b, fresh=True)
-        late = c.add(333, 1)
-        c.where("recompute", b)
-        c.drop(kept[0], kept[2])
-        c.claim(late, "Parameter", a)
-        c.reserve((64 - 10 * step) << 20, 1)
-        c.where()
-        if step == 2:
-            c.drop(before[0], kept[3])
-    c.optimized()
-    return c.end(how="finished")
-
-
 def lost_in_the_middle() -> bytes:
     """Events are missing between two key frames; after them there is less."""
     c = train(3)
@@ -284,7 +253,7 @@ REAL: dict[str, Callable[[pathlib.Path], None]] = {
 BY_HAND: dict[str, Callable[[], bytes]] = {
     "cuda": lambda: train(6, leak=1_000_000).end(how="finished", status="0"),
     "cuda-oom": lambda: out_of_memory().end(how="exception", error="OutOfMemoryError", status="1"),
-    "mixed": mixed,
+    "mixed": lambda: mixed(oom=False).end(how="finished"),
     "lossy": lambda: lossy().end(how="finished"),
     "lost": lost_in_the_middle,
     "damaged": damaged,
