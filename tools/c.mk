@@ -15,8 +15,8 @@ FUZZ_SECONDS ?= 30
 FUZZ_INPUTS ?= 3000
 
 C_DIR := $(BUILD)/c
-C_FLAGS := -std=c11 -Wall -Wextra -Wpedantic -Werror -g -pthread -Iinclude -Isrc/core -Itests/c
-C_CORE := $(wildcard src/core/*.c)
+C_FLAGS := -std=c11 -Wall -Wextra -Wpedantic -Werror -g -pthread -Iinclude -Isrc -Itests/c
+C_CORE := $(shell find src/core -name '*.c' | sort)
 C_FUZZERS := events ledger capture
 C_FUZZ_events := $(addprefix tests/c/,fuzz.c fuzz_events.c play.c model.c heap.c)
 C_FUZZ_ledger := $(addprefix tests/c/,fuzz.c fuzz_ledger.c ledger_play.c heap.c) $(wildcard tests/c/ledger_model*.c)
@@ -95,10 +95,10 @@ $(C_FUZZ_RUNS): fuzz-c-%:
 
 # $(eval $(call c_fuzzer,NAME)): how to build it, for libFuzzer and on its own.
 define c_fuzzer
-$(C_DIR)/fuzz/fuzz_$(1): $$(C_CORE) $$(C_FUZZ_$(1)) $$(wildcard include/*.h src/core/*.h tests/c/*.h)
+$(C_DIR)/fuzz/fuzz_$(1): $$(C_CORE) $$(C_FUZZ_$(1)) $$(shell find include src/core tests/c -name '*.h')
 	@mkdir -p $$(@D)
 	@$$(CLANG) $$(C_FLAGS) $$(C_FLAGS_fuzz) $$(C_CORE) $$(C_FUZZ_$(1)) -o $$@
-$(C_DIR)/fuzz/standalone_$(1): $$(C_CORE) $$(C_FUZZ_$(1)) $$(wildcard include/*.h src/core/*.h tests/c/*.h)
+$(C_DIR)/fuzz/standalone_$(1): $$(C_CORE) $$(C_FUZZ_$(1)) $$(shell find include src/core tests/c -name '*.h')
 	@mkdir -p $$(@D)
 	@$$(CC) $$(C_FLAGS) -O1 -DFUZZ_STANDALONE $$(C_CORE) $$(C_FUZZ_$(1)) -o $$@
 endef

@@ -3,12 +3,22 @@
 
     check_layers.py [ROOT]
 
-    src/torch        knows Python; sees the core through include/ alone
-    src/reading      knows Python, and nothing of torch; sees the core through include/ alone
-    src/export       no Python; sees the core through include/ alone
-    src/interpose    ELF; no Python, nothing of src/torch, of the core only modscope.h
-    src/core         libc and POSIX headers, modscope.h and its own internal.h; no dl*
+    src/torch        may include Python.h; uses the core through include/ alone
+    src/reading      may include Python.h, and uses nothing of torch; uses the core through include/ alone
+    src/export       no Python; uses the core through include/ alone
+    src/interpose    ELF; no Python, nothing of src/torch, of the core only include/
+    src/core         libc and POSIX headers and include/; no dl*
     include          libc headers
+
+Inside src/core, each folder may include the headers of these folders:
+
+    watch            the core's own headers; it reports to the ledger through ledger/call_events.h alone
+    ledger           watch; it reports to captures through capture/write/encoder.h alone
+    capture          (the file format) the core's own headers
+    capture/write    capture, ledger, watch
+    capture/read     capture. It links without ledger, watch and capture/write
+    capture/pack     capture/read, capture. It links without ledger, watch and capture/write
+
 Nothing includes a header of torch. Every name that core and interpose export begins with ms_.
 Prints `layers: ok`, or what is wrong, and then exits with 1. Uses $CC (default: cc) and $NM.
 """
@@ -20,16 +30,30 @@ import subprocess
 import sys
 import tempfile
 
+CORE = "src/core"
+WATCH, LEDGER, CAPTURE = f"{CORE}/watch", f"{CORE}/ledger", f"{CORE}/capture"
+WRITE, READ, PACK = f"{CAPTURE}/write", f"{CAPTURE}/read", f"{CAPTURE}/pack"
 LAYERS = {
-    # layer: (layers whose headers it may include, its own included; may it see Python.h)
+    # layer: (layers whose headers it may include; may it include Python.h). A nested folder stands before its parent.
     "include": ({"include"}, False),
-    "src/core": ({"include", "src/core"}, False),
+    PACK: ({"include", CORE, CAPTURE, READ, PACK}, False),
+    READ: ({"include", CORE, CAPTURE, READ}, False),
+    WRITE: ({"include", CORE, CAPTURE, WATCH, LEDGER, WRITE}, False),
+    CAPTURE: ({"include", CORE, CAPTURE}, False),
+    LEDGER: ({"include", CORE, WATCH, LEDGER}, False),
+    WATCH: ({"include", CORE, WATCH}, False),
+    CORE: ({"include", CORE}, False),
     "src/interpose": ({"include", "src/interpose"}, False),
     "src/torch": ({"include", "src/interpose", "src/torch"}, True),
     "src/export": ({"include", "src/export"}, False),
     "src/reading": ({"include", "src/export", "src/reading"}, True),
 }
-LIBC_ONLY = {"include", "src/core"}
+# The two headers through which a lower folder of the core reports to a higher one.
+REPORTS = {(WATCH, f"{LEDGER}/call_events.h"), (LEDGER, f"{WRITE}/encoder.h")}
+# What reading a capture must do without, whichever function it calls.
+READING = (READ, PACK, CAPTURE)
+NOT_FOR_READING = (WATCH, LEDGER, WRITE)
+LIBC_ONLY = {layer for layer in LAYERS if layer == "include" or layer.startswith(CORE)}
 LIBC_HEADERS = set("""
     assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal stdalign stdarg stdatomic
     stdbool stddef stdint stdio stdlib stdnoreturn string tgmath time uchar wchar wctype
@@ -70,7 +94,7 @@ def include_faults(path, root):
         own = next((folder / header for folder in folders if (folder / header).is_file()), None)
         if own:
             other = layer_of(own.resolve(), root)
-            if other not in allowed:
+            if other not in allowed and (layer, own.resolve().relative_to(root).as_posix()) not in REPORTS:
                 yield f'{where}: {layer} must not include "{header}" of {other}'
         elif TORCH_HEADER.search(header):
             yield f"{where}: <{header}>: nothing is compiled against torch"
@@ -101,32 +125,53 @@ def libc_names(cc):
     return found or None
 
 
+def compile_layer(sources, root, folder, cc):
+    """(source, its object file or None, what the compiler said) of each source."""
+    flags = ["-std=c11", "-O1", "-fPIC", "-fexceptions", f"-I{root / 'include'}", f"-I{root / 'src'}"]
+    for number, source in enumerate(sources):
+        item = pathlib.Path(folder) / f"{number}.o"
+        done = subprocess.run([*cc, *flags, "-c", str(source), "-o", str(item)], capture_output=True, text=True)
+        yield source, None if done.returncode else item, done.stderr
+
+
+def fault_of_symbol(layer, kind, symbol, libc):
+    """What is wrong with a symbol of an object file, or None."""
+    in_core = layer.startswith(CORE)
+    if kind not in "Uw":
+        exported = kind.isupper() and not symbol.startswith("ms_")
+        return f"exports {symbol}; public names begin with ms_" if exported else None
+    if symbol.startswith(("Py", "_Py")):
+        return f"uses {symbol}; only src/torch and src/reading may use Python"
+    if not in_core:
+        return f"uses {symbol}, which is internal to the core" if symbol.startswith("ms__") else None
+    if symbol.startswith("dl"):
+        return f"uses {symbol}; the core looks nothing up at run time"
+    if not symbol.startswith("ms_") and not COMPILER.match(symbol) and libc is not None and symbol not in libc:
+        return f"uses {symbol}, which is not in the C library"
+    return None
+
+
 def symbol_faults(root):
     cc = shlex.split(os.environ.get("CC", "cc"))
     libc = libc_names(cc)
-    for layer in ("src/core", "src/interpose"):
-        with tempfile.TemporaryDirectory() as folder:
-            for source in sorted((root / layer).glob("*.c")):
-                name = source.relative_to(root)
-                item = pathlib.Path(folder) / (source.stem + ".o")
-                flags = ["-std=c11", "-O1", "-fPIC", "-fexceptions", f"-I{root / 'include'}", f"-I{root / 'src'}"]
-                done = subprocess.run([*cc, *flags, "-c", str(source), "-o", str(item)], capture_output=True, text=True)
-                if done.returncode:
-                    yield f"{name}: does not compile:\n{done.stderr}"
-                    continue
-                for kind, symbol in names([item]):
-                    if kind not in "Uw":
-                        if kind.isupper() and not symbol.startswith("ms_"):
-                            yield f"{name}: exports {symbol}; public names begin with ms_"
-                    elif symbol.startswith(("Py", "_Py")):
-                        yield f"{name}: uses {symbol}; only src/torch and src/reading know Python"
-                    elif layer == "src/interpose" and symbol.startswith("ms__"):
-                        yield f"{name}: uses {symbol}, which is internal to the core"
-                    elif layer == "src/core" and symbol.startswith("dl"):
-                        yield f"{name}: uses {symbol}; the core looks nothing up at run time"
-                    elif layer == "src/core" and not symbol.startswith("ms_") and not COMPILER.match(symbol):
-                        if libc is not None and symbol not in libc:
-                            yield f"{name}: uses {symbol}, which is not in the C library"
+    home, uses = {}, []  # symbol -> the core's folder that defines it; (source, its layer, a symbol it uses)
+    with tempfile.TemporaryDirectory() as folder:
+        sources = [path for top in (CORE, "src/interpose") for path in sorted((root / top).rglob("*.c"))]
+        for source, item, complaint in compile_layer(sources, root, folder, cc):
+            name, layer = source.relative_to(root), layer_of(source, root)
+            if item is None:
+                yield f"{name}: does not compile:\n{complaint}"
+                continue
+            for kind, symbol in names([item]):
+                if fault := fault_of_symbol(layer, kind, symbol, libc):
+                    yield f"{name}: {fault}"
+                if kind in "Uw":
+                    uses.append((name, layer, symbol))
+                else:
+                    home[symbol] = layer
+    for name, layer, symbol in uses:
+        if layer in READING and home.get(symbol) in NOT_FOR_READING:
+            yield f"{name}: uses {symbol} of {home[symbol]}; reading a capture needs nothing of it"
 
 
 def main():

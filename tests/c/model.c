@@ -2,7 +2,7 @@
 #include "model.h"
 #include "grown.h"
 
-#include "internal.h"
+#include "core/watch/watch.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

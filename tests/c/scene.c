@@ -1,7 +1,7 @@
 /* scene.c - see scene.h. */
 #include "scene.h"
 
-#include "internal.h"
+#include "core/watch/watch.h"
 #include "runner.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
 /* test_calls.c - in which call a node was made, as long as nothing is let go. */
-#include "internal.h"
+#include "core/watch/watch.h"
 #include "runner.h"
 #include "scene.h"
 

@@ -1,5 +1,5 @@
 /* test_capture_coding.c - how numbers lie in bytes. */
-#include "coding.h"
+#include "core/capture/format.h"
 #include "random.h"
 #include "runner.h"
 

@@ -3,7 +3,7 @@
  * The writer finds a page shut; at that moment the reader asks, and then the event goes on.
  * Each test is run with the page in every place, so that the event is interrupted wherever
  * it first touches a part of its memory. The other way round is in test_overtaken.c. */
-#include "internal.h"
+#include "core/watch/watch.h"
 #include "runner.h"
 #include "scene.h"
 #include "shut.h"

@@ -1,5 +1,5 @@
 /* test_nodes.c - running backward nodes, and the nodes made meanwhile. */
-#include "internal.h"
+#include "core/watch/watch.h"
 #include "runner.h"
 #include "scene.h"
 

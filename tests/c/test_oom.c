@@ -1,7 +1,7 @@
 /* test_oom.c - memory that is refused: nothing breaks, nothing leaks, nothing is wrong,
  * and the loss is owned up to. */
 #include "heap.h"
-#include "internal.h"
+#include "core/watch/watch.h"
 #include "play.h"
 #include "runner.h"
 #include "scene.h"

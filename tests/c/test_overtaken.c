@@ -3,7 +3,7 @@
  * The reader finds a page shut; at that moment the writer's events happen, and then the
  * read goes through. Each test is run with the page in every place, so that each of the
  * reader's reads is once the moment. */
-#include "internal.h"
+#include "core/watch/watch.h"
 #include "runner.h"
 #include "scene.h"
 #include "shut.h"

@@ -1,6 +1,6 @@
 /* test_ring.c - the ring of kept calls comes round: what is old becomes unknown, never
  * somebody else's, and what is open goes on answering. */
-#include "internal.h"
+#include "core/watch/watch.h"
 #include "runner.h"
 #include "scene.h"
 

@@ -1,0 +1,188 @@
+/* format.h - how a capture's numbers lie in bytes: docs/capture-format.md, in C. The writer and the
+ * reader share it; it knows nothing of files. */
+#ifndef MS_CODING_H
+#define MS_CODING_H
+
+#include "core/base.h"
+#include "modscope_capture.h"
+
+#include <string.h>
+
+/* ---- what the format says ---- */
+#define MS__CHUNK_MAGIC 0x4B4E4843u
+#define MS__NO_CLAIM UINT64_MAX /* the `oldest` of a chunk without claims */
+
+enum {
+    MS__FILE_MAJOR = 1,
+    MS__FILE_MINOR = 0,
+    MS__FILE_HEAD = 16,  /* bytes */
+    MS__CHUNK_HEAD = 48, /* bytes */
+    MS__VARINT_MOST = 10,
+    MS__EVENT_MOST = 64,       /* bytes; none is longer */
+    MS__SLOT_MOST = 0x7FFFFFFF /* the highest slot */
+};
+
+enum ms__chunk_kind {
+    MS__CHUNK_INFO = 1,
+    MS__CHUNK_NAMES,
+    MS__CHUNK_DEVICES,
+    MS__CHUNK_KEY,
+    MS__CHUNK_EVENTS,
+    MS__CHUNK_END
+};
+
+/* An event's first byte: an ms_op, and what goes with it. */
+enum {
+    MS__EVENT_OP = 0x0F,
+    MS__EVENT_TIMED = 0x80,
+    MS__ADD_DEVICE = 0x10,
+    MS__ADD_EXPLICIT = 0x20,
+    MS__CLAIM_FRESH = 0x10,
+    MS__WHERE_PHASE = 4, /* bits to shift by */
+    MS__THREAD_NEW = 0x10
+};
+
+/* What a block is, in one byte. */
+enum { MS__WHAT_CATEGORY = 0x07, MS__WHAT_OUTSIDE = 0x08, MS__WHAT_PHASE = 4, MS__WHAT_UNUSED = 0x80 };
+
+static inline uint8_t ms__what(uint32_t category, bool outside, uint32_t phase)
+{
+    return (uint8_t)(category | (outside ? MS__WHAT_OUTSIDE : 0u) | phase << MS__WHAT_PHASE);
+}
+
+/* ---- fixed numbers ---- */
+static inline uint8_t *ms__put_u16(uint8_t *at, uint16_t value)
+{
+    at[0] = (uint8_t)value;
+    at[1] = (uint8_t)(value >> 8);
+    return at + 2;
+}
+
+static inline uint8_t *ms__put_u32(uint8_t *at, uint32_t value)
+{
+    return ms__put_u16(ms__put_u16(at, (uint16_t)value), (uint16_t)(value >> 16));
+}
+
+static inline uint8_t *ms__put_u64(uint8_t *at, uint64_t value)
+{
+    return ms__put_u32(ms__put_u32(at, (uint32_t)value), (uint32_t)(value >> 32));
+}
+
+static inline uint16_t ms__u16(const uint8_t *at)
+{
+    return (uint16_t)(at[0] | at[1] << 8);
+}
+
+static inline uint32_t ms__u32(const uint8_t *at)
+{
+    return ms__u16(at) | (uint32_t)ms__u16(at + 2) << 16;
+}
+
+static inline uint64_t ms__u64(const uint8_t *at)
+{
+    return ms__u32(at) | (uint64_t)ms__u32(at + 4) << 32;
+}
+
+/* ---- varints and zigzags: written where there is room for MS__VARINT_MOST bytes; the new end ---- */
+MS__INLINE uint8_t *ms__put_varint(uint8_t *at, uint64_t value)
+{
+    while (MS__UNLIKELY(value >= 0x80)) {
+        *at++ = (uint8_t)(value | 0x80);
+        value >>= 7;
+    }
+    *at++ = (uint8_t)value;
+    return at;
+}
+
+static inline uint64_t ms__zigzag(int64_t value)
+{
+    return (uint64_t)value << 1 ^ (value < 0 ? UINT64_MAX : 0);
+}
+
+static inline int64_t ms__unzigzag(uint64_t coded)
+{
+    return (int64_t)(coded >> 1 ^ (coded & 1 ? UINT64_MAX : 0));
+}
+
+MS__INLINE uint8_t *ms__put_zigzag(uint8_t *at, int64_t value)
+{
+    return ms__put_varint(at, ms__zigzag(value));
+}
+
+/* How many bytes ms__put_varint writes. */
+static inline size_t ms__varint_size(uint64_t value)
+{
+    size_t size = 1;
+    for (; value >= 0x80; value >>= 7)
+        size++;
+    return size;
+}
+
+/* ---- reading: bytes from `at` to `end`. What is cut off, or a number of more than 64 bits, makes
+ * it `bad`, and all that is read from then on 0: a caller may ask once, at the end ---- */
+struct ms__bytes {
+    const uint8_t *at, *end;
+    bool bad;
+};
+
+static inline uint64_t ms__bytes_bad(struct ms__bytes *bytes)
+{
+    bytes->bad = true;
+    bytes->at = bytes->end;
+    return 0;
+}
+
+static inline uint8_t ms__get_byte(struct ms__bytes *bytes)
+{
+    return MS__LIKELY(bytes->at < bytes->end) ? *bytes->at++ : (uint8_t)ms__bytes_bad(bytes);
+}
+
+MS__INLINE uint64_t ms__get_varint(struct ms__bytes *bytes)
+{
+    uint64_t value = 0;
+    for (uint32_t shift = 0; bytes->at < bytes->end; shift += 7) {
+        uint64_t part = *bytes->at & 0x7Fu;
+        if (shift == 63 && *bytes->at > 1)
+            break;
+        value |= part << shift;
+        if (*bytes->at++ < 0x80)
+            return value;
+    }
+    return ms__bytes_bad(bytes);
+}
+
+MS__INLINE int64_t ms__get_zigzag(struct ms__bytes *bytes)
+{
+    return ms__unzigzag(ms__get_varint(bytes));
+}
+
+/* `size` bytes, which lie in what is read; NULL if there are not that many. */
+static inline const uint8_t *ms__get_bytes(struct ms__bytes *bytes, uint64_t size)
+{
+    if (bytes->bad || size > (uint64_t)(bytes->end - bytes->at)) {
+        ms__bytes_bad(bytes);
+        return NULL;
+    }
+    const uint8_t *at = bytes->at;
+    bytes->at += size;
+    return at;
+}
+
+/* ---- CRC-32C: start with 0, and go on with what came out ---- */
+uint32_t ms__crc32c(uint32_t crc, const void *bytes, size_t count);
+
+/* ---- heads ---- */
+struct ms__chunk_head {
+    uint32_t kind, size, crc;
+    uint64_t event, time, oldest;
+    uint32_t events;
+};
+
+void ms__head_put(uint8_t out[MS__CHUNK_HEAD], const struct ms__chunk_head *head);
+/* False if it is no good header. */
+bool ms__head_get(const uint8_t bytes[MS__CHUNK_HEAD], struct ms__chunk_head *head);
+void ms__file_head_put(uint8_t out[MS__FILE_HEAD]);
+/* MS_OK, MS_EFORMAT or MS_ENEWER. */
+int ms__file_head_check(const uint8_t bytes[MS__FILE_HEAD]);
+
+#endif

@@ -1,0 +1,323 @@
+/* file_reader.c - a capture's file: its chunks, found by their headers, and their payloads. */
+#define _POSIX_C_SOURCE 200809L
+#include "core/capture/read/reader.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- memory ---- */
+void *ms__reader_alloc(const ms_reader *reader, size_t bytes)
+{
+    return reader->memory.alloc ? reader->memory.alloc(reader->memory.context, bytes) : malloc(bytes);
+}
+
+void ms__reader_free(const ms_reader *reader, void *memory)
+{
+    if (!memory)
+        return;
+    if (reader->memory.free)
+        reader->memory.free(reader->memory.context, memory);
+    else
+        free(memory);
+}
+
+void *ms__reader_grow(const ms_reader *reader, void *array, size_t *room, size_t count, size_t size)
+{
+    if (MS__LIKELY(count <= *room))
+        return array;
+    size_t wanted = *room * 2 > count ? *room * 2 : count;
+    wanted = wanted < 16 ? 16 : wanted;
+    void *grown = wanted <= SIZE_MAX / size ? ms__reader_alloc(reader, wanted * size) : NULL;
+    if (!grown)
+        return NULL;
+    if (*room)
+        memcpy(grown, array, *room * size);
+    ms__reader_free(reader, array);
+    *room = wanted;
+    return grown;
+}
+
+/* ---- bytes of the file ---- */
+
+/* As many of `count` bytes as there are. -1: they cannot be read. */
+static ssize_t read_at(const ms_reader *reader, void *bytes, size_t count, uint64_t at)
+{
+    size_t done = 0;
+    while (done < count) {
+        ssize_t got = pread(reader->fd, (uint8_t *)bytes + done, count - done, (off_t)(at + done));
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return -1;
+        if (got == 0)
+            break;
+        done += (size_t)got;
+    }
+    return (ssize_t)done;
+}
+
+void ms__reader_give_up(ms_reader *reader, struct ms__chunk *chunk, uint64_t bytes)
+{
+    if (!chunk->bad)
+        reader->damaged += bytes;
+    chunk->bad = true;
+}
+
+/* The payload into `bytes`. */
+static int read_payload(const ms_reader *reader, uint64_t at, uint32_t size, uint32_t crc, uint8_t *bytes)
+{
+    ssize_t got = read_at(reader, bytes, size, at);
+    if (got < 0)
+        return MS_EIO;
+    return (size_t)got == size && ms__crc32c(0, bytes, size) == crc ? MS_OK : MS_EFORMAT;
+}
+
+int ms__reader_read(ms_reader *reader, struct ms__chunk *chunk, struct ms__buffer *buffer)
+{
+    uint8_t *bytes = ms__reader_grow(reader, buffer->bytes, &buffer->room, (size_t)chunk->size + 1, 1);
+    if (!bytes)
+        return MS_ENOMEM;
+    buffer->bytes = bytes;
+    int error = read_payload(reader, chunk->at, chunk->size, chunk->crc, buffer->bytes);
+    if (error == MS_EFORMAT)
+        ms__reader_give_up(reader, chunk, (uint64_t)chunk->size + MS__CHUNK_HEAD);
+    return error;
+}
+
+/* ---- chunks ---- */
+
+/* Enough of a chunk for its header, and for the three numbers that a key frame begins with. */
+enum { PEEK = MS__CHUNK_HEAD + 3 * MS__VARINT_MOST, WINDOW = 64 * 1024 };
+
+/* A good header whose payload lies in the file. */
+static bool is_chunk(const ms_reader *reader, uint64_t at, const uint8_t *bytes, struct ms__chunk_head *head)
+{
+    return ms__head_get(bytes, head) && head->size <= reader->bytes - at - MS__CHUNK_HEAD;
+}
+
+/* Where the next chunk begins at or after `at`, or the file's end. Looks through a window at a time, of which the last
+ * bytes come again in the next: a header may lie across. */
+static int find_chunk(const ms_reader *reader, uint64_t at, uint64_t *found)
+{
+    struct ms__chunk_head head;
+    uint8_t *window = ms__reader_alloc(reader, WINDOW);
+    ssize_t got = window ? 0 : -1;
+    *found = reader->bytes;
+    for (; window && *found == reader->bytes; at += WINDOW - MS__CHUNK_HEAD + 1) {
+        got = at < reader->bytes ? read_at(reader, window, WINDOW, at) : 0;
+        if (got < MS__CHUNK_HEAD)
+            break;
+        const uint8_t *last = window + got - MS__CHUNK_HEAD;
+        for (const uint8_t *c = window; (c = memchr(c, 'C', (size_t)(last - c) + 1)) != NULL;) {
+            uint64_t here = at + (uint64_t)(c - window);
+            if (here + MS__CHUNK_HEAD <= reader->bytes && is_chunk(reader, here, c, &head)) {
+                *found = here;
+                break;
+            }
+            if (c++ == last)
+                break;
+        }
+    }
+    ms__reader_free(reader, window);
+    return got >= 0 ? MS_OK : window ? MS_EIO : MS_ENOMEM;
+}
+
+/* Whether the file ends here in the middle of a chunk: the program was killed, or goes on writing. `bytes`: what there
+ * is of its header. */
+static bool is_cut_off(const uint8_t *bytes, size_t count)
+{
+    uint8_t magic[4];
+    struct ms__chunk_head head;
+    ms__put_u32(magic, MS__CHUNK_MAGIC);
+    if (count >= MS__CHUNK_HEAD)
+        return ms__head_get(bytes, &head);
+    return memcmp(bytes, magic, count < 4 ? count : 4) == 0;
+}
+
+static int keep_words(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head)
+{
+    struct ms__kept *kept = ms__reader_alloc(reader, sizeof *kept + head->size);
+    if (!kept)
+        return MS_ENOMEM;
+    int error = read_payload(reader, at, head->size, head->crc, kept->bytes);
+    if (error) {
+        ms__reader_free(reader, kept);
+        return error;
+    }
+    kept->next = reader->kept;
+    reader->kept = kept;
+    reader->ended |= head->kind == MS__CHUNK_END;
+    return ms__words_read(reader, head->kind, kept->bytes, head->size);
+}
+
+/* The numbers that a key frame begins with. Nothing else tells that events were lost before it, so where it says that,
+ * it is checked at once. */
+static int peek_at_key(ms_reader *reader, struct ms__chunk *chunk, const uint8_t *peek)
+{
+    uint32_t most = PEEK - MS__CHUNK_HEAD;
+    struct ms__bytes bytes = {.at = peek, .end = peek + (chunk->size < most ? chunk->size : most)};
+    chunk->step = ms__get_varint(&bytes);
+    ms__get_varint(&bytes);
+    chunk->lost = ms__get_varint(&bytes);
+    if (chunk->lost <= reader->lost)
+        return MS_OK;
+    uint8_t *payload = ms__reader_alloc(reader, chunk->size);
+    int error = payload ? read_payload(reader, chunk->at, chunk->size, chunk->crc, payload) : MS_ENOMEM;
+    ms__reader_free(reader, payload);
+    if (!error)
+        reader->lost = chunk->lost;
+    return error;
+}
+
+/* Chunks of events and key frames, in the order of their events: one that goes back is damage. */
+static int keep_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head, const uint8_t *peek)
+{
+    bool key = head->kind == MS__CHUNK_KEY;
+    uint32_t events = key ? 0 : head->events;
+    if (head->event < reader->events || head->event > UINT64_MAX - 1 - events)
+        return MS_EFORMAT;
+    struct ms__chunk *chunks =
+        ms__reader_grow(reader, reader->chunks, &reader->room, reader->count + 1, sizeof *chunks);
+    if (!chunks)
+        return MS_ENOMEM;
+    reader->chunks = chunks;
+    struct ms__chunk chunk = {.at = at,
+                              .event = head->event,
+                              .time = head->time,
+                              .oldest = head->oldest,
+                              .size = head->size,
+                              .crc = head->crc,
+                              .events = events,
+                              .key = key};
+    int error = key ? peek_at_key(reader, &chunk, peek) : MS_OK;
+    if (error)
+        return error;
+    reader->chunks[reader->count++] = chunk;
+    reader->events = head->event + events;
+    return MS_OK;
+}
+
+static int take_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head, const uint8_t *peek)
+{
+    int error = MS_OK;
+    if (head->kind == MS__CHUNK_KEY || head->kind == MS__CHUNK_EVENTS)
+        error = keep_chunk(reader, at, head, peek);
+    else if (head->kind >= MS__CHUNK_INFO && head->kind <= MS__CHUNK_END)
+        error = keep_words(reader, at, head);
+    else
+        return MS_OK;
+    if (error == MS_OK && head->time > reader->duration)
+        reader->duration = head->time;
+    if (error != MS_EFORMAT)
+        return error;
+    reader->damaged += (uint64_t)head->size + MS__CHUNK_HEAD;
+    return MS_OK;
+}
+
+static int find_chunks(ms_reader *reader)
+{
+    for (uint64_t at = MS__FILE_HEAD; at < reader->bytes;) {
+        uint8_t peek[PEEK];
+        memset(peek, 0, sizeof peek);
+        ssize_t got = read_at(reader, peek, PEEK, at);
+        if (got < 0)
+            return MS_EIO;
+        size_t there = reader->bytes - at < (size_t)got ? (size_t)(reader->bytes - at) : (size_t)got;
+        struct ms__chunk_head head;
+        if (there >= MS__CHUNK_HEAD && is_chunk(reader, at, peek, &head)) {
+            at += MS__CHUNK_HEAD;
+            int error = take_chunk(reader, at, &head, peek + MS__CHUNK_HEAD);
+            if (error)
+                return error;
+            at += head.size;
+            continue;
+        }
+        uint64_t next;
+        int error = find_chunk(reader, at + 1, &next);
+        if (error)
+            return error;
+        if (next < reader->bytes || !is_cut_off(peek, there))
+            reader->damaged += next - at;
+        at = next;
+    }
+    return MS_OK;
+}
+
+/* ---- opening and closing ---- */
+static uint64_t new_seed(const ms_reader *reader)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return ((uint64_t)now.tv_nsec << 32 ^ (uint64_t)now.tv_sec ^ (uintptr_t)reader) * UINT64_C(0xD6E8FEB86659FD93);
+}
+
+/* What was lost after the last key frame is told by the end chunk alone. */
+static void heed_end(ms_reader *reader)
+{
+    const char *key, *value;
+    for (size_t i = 0; ms_reader_info(reader, true, i, &key, &value); i++)
+        if (strcmp(key, "lost") == 0 && strtoull(value, NULL, 10) > reader->lost)
+            reader->lost = strtoull(value, NULL, 10);
+}
+
+static int open_file(ms_reader *reader)
+{
+    uint8_t head[MS__FILE_HEAD];
+    ssize_t got = read_at(reader, head, sizeof head, 0);
+    struct stat found;
+    if (got < 0 || fstat(reader->fd, &found) != 0)
+        return MS_EIO;
+    if (got < MS__FILE_HEAD || found.st_size < MS__FILE_HEAD)
+        return MS_EFORMAT;
+    reader->bytes = (uint64_t)found.st_size;
+    int error = ms__file_head_check(head);
+    if (!error)
+        error = find_chunks(reader);
+    if (!error)
+        heed_end(reader);
+    return error;
+}
+
+int ms_reader_open(int fd, const ms_options *options, ms_reader **out)
+{
+    ms_reader empty = {.fd = fd};
+    if (options)
+        empty.memory = (ms_options){.alloc = options->alloc, .free = options->free, .context = options->context};
+    if (!empty.memory.alloc != !empty.memory.free)
+        return MS_EINVAL;
+    ms_reader *reader = ms__reader_alloc(&empty, sizeof *reader);
+    if (!reader)
+        return MS_ENOMEM;
+    *reader = empty;
+    reader->seed = new_seed(reader);
+    int error = open_file(reader);
+    if (error) {
+        ms_reader_close(reader);
+        return error;
+    }
+    *out = reader;
+    return MS_OK;
+}
+
+void ms_reader_close(ms_reader *reader)
+{
+    if (!reader)
+        return;
+    ms__words_close(reader);
+    ms__reader_free(reader, reader->chunks);
+    ms_reader last = *reader;
+    ms__reader_free(&last, reader);
+}
+
+ms_reader_figures ms_reader_now(const ms_reader *reader)
+{
+    return (ms_reader_figures){.bytes = reader->bytes,
+                               .damaged = reader->damaged,
+                               .events = reader->events,
+                               .lost = reader->lost,
+                               .duration = reader->duration,
+                               .ended = reader->ended};
+}

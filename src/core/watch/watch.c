@@ -1,0 +1,220 @@
+/* watch.c - a watch, its memory and its threads. */
+#include "core/ledger/call_events.h"
+#include "core/watch/watch.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char *ms_error_text(int error)
+{
+    switch (error) {
+#define X(name, value, text) \
+    case value:              \
+        return text;
+        MS_ERRORS(X)
+#undef X
+    default:
+        return "no such error";
+    }
+}
+
+void *ms__alloc(ms_watch *watch, size_t bytes)
+{
+    return watch->options.alloc ? watch->options.alloc(watch->options.context, bytes) : malloc(bytes);
+}
+
+void *ms__alloc_zeroed(ms_watch *watch, size_t bytes)
+{
+    if (!watch->options.alloc)
+        return calloc(1, bytes);
+    void *memory = ms__alloc(watch, bytes);
+    return memory ? memset(memory, 0, bytes) : NULL;
+}
+
+void ms__free(ms_watch *watch, void *memory)
+{
+    if (!memory)
+        return;
+    if (watch->options.free)
+        watch->options.free(watch->options.context, memory);
+    else
+        free(memory);
+}
+
+void ms__count_lost(ms_watch *watch)
+{
+    atomic_fetch_add_explicit(&watch->lost, 1, memory_order_relaxed);
+}
+
+static uint32_t rounded_up(uint32_t wanted)
+{
+    uint32_t size = MS__KEPT_LEAST;
+    while (size < wanted && size < 1u << 30)
+        size *= 2;
+    return size;
+}
+
+ms_watch *ms_watch_open(const ms_options *options)
+{
+    ms_options set = options ? *options : (ms_options){0};
+    if (!set.alloc != !set.free)
+        return NULL;
+    set.calls_kept = rounded_up(set.calls_kept ? set.calls_kept : 131072);
+    set.threads_kept = set.threads_kept ? set.threads_kept : 256;
+    set.paths_kept = set.paths_kept ? set.paths_kept : 4194304;
+    ms_watch *watch = set.alloc ? set.alloc(set.context, sizeof *watch) : malloc(sizeof *watch);
+    if (!watch)
+        return NULL;
+    memset(watch, 0, sizeof *watch);
+    watch->options = set;
+    pthread_mutex_init(&watch->lock, NULL);
+    if (ms__paths_open(watch, set.paths_kept) == MS_OK)
+        return watch;
+    ms_watch_close(watch);
+    return NULL;
+}
+
+static void free_thread(ms_watch *watch, ms_thread *thread)
+{
+    if (thread->table.records)
+        ms__table_close(watch, &thread->table);
+    ms__seat_free(thread);
+    ms__free(watch, thread->frames);
+    ms__free(watch, thread);
+}
+
+void ms_watch_close(ms_watch *watch)
+{
+    if (!watch)
+        return;
+    while (watch->threads) {
+        ms_thread *thread = watch->threads;
+        watch->threads = thread->next;
+        free_thread(watch, thread);
+    }
+    ms__ledgers_free(watch);
+    ms__paths_close(watch);
+    pthread_mutex_destroy(&watch->lock);
+    if (watch->options.free)
+        watch->options.free(watch->options.context, watch);
+    else
+        free(watch);
+}
+
+uint64_t ms_lost(const ms_watch *watch)
+{
+    return atomic_load_explicit(&watch->lost, memory_order_relaxed);
+}
+
+void ms_watch_lock(ms_watch *watch)
+{
+    pthread_mutex_lock(&watch->lock);
+    watch->locked_ledger = MS__PEEK(watch->ledger);
+    if (watch->locked_ledger)
+        ms__ledger_lock(watch->locked_ledger);
+}
+
+void ms_watch_unlock(ms_watch *watch)
+{
+    if (watch->locked_ledger)
+        ms__ledger_unlock(watch->locked_ledger);
+    watch->locked_ledger = NULL;
+    pthread_mutex_unlock(&watch->lock);
+}
+
+/* An ended thread to use again, if there are more than may be kept. With lock held. */
+static ms_thread *take_ended(ms_watch *watch)
+{
+    ms_thread *thread = watch->ended_first;
+    if (!thread)
+        return NULL;
+    bool empty = ms__table_empty(&thread->table);
+    if (!empty && watch->ended_count <= watch->options.threads_kept)
+        return NULL;
+    watch->ended_first = thread->ended;
+    if (!watch->ended_first)
+        watch->ended_last = NULL;
+    watch->ended_count--;
+    watch->let_go += !empty;
+    thread->ended = NULL;
+    /* A reader that is in this table sees the id change before the records do. */
+    atomic_store_explicit(&thread->id, 0, memory_order_release);
+    ms__table_clear(&thread->table);
+    return thread;
+}
+
+static ms_thread *new_thread(ms_watch *watch)
+{
+    ms_thread *thread = ms__alloc(watch, sizeof *thread);
+    if (!thread)
+        return NULL;
+    memset(thread, 0, sizeof *thread);
+    thread->watch = watch;
+    thread->number = ++watch->thread_count;
+    if (ms__table_open(watch, &thread->table, watch->options.calls_kept) != MS_OK) {
+        ms__free(watch, thread);
+        return NULL;
+    }
+    thread->next = watch->threads;
+    watch->threads = thread;
+    return thread;
+}
+
+ms_thread *ms_thread_open(ms_watch *watch, uint64_t id)
+{
+    if (id == MS_ANY_THREAD || id == MS__NOBODY)
+        return NULL;
+    pthread_mutex_lock(&watch->lock);
+    ms_thread *thread = take_ended(watch);
+    if (!thread)
+        thread = new_thread(watch);
+    if (thread) {
+        thread->open = true;
+        thread->maker_id = MS__NOBODY;
+        thread->unsure_to = 0;
+        thread->look_ahead_at = 0;
+        thread->step_at = thread->steps_open = 0;
+        atomic_store_explicit(&thread->id, id, memory_order_release);
+    } else {
+        watch->let_go++; /* its nodes cannot be placed */
+        ms__count_lost(watch);
+    }
+    pthread_mutex_unlock(&watch->lock);
+    return thread;
+}
+
+void ms_thread_close(ms_thread *thread)
+{
+    ms_watch *watch = thread->watch;
+    pthread_mutex_lock(&watch->lock);
+    ms__thread_settle(thread);
+    ms__seat_free(thread);
+    thread->depth = thread->nodes_open = thread->pending = thread->unframed = 0;
+    MS__STORE(thread->table.pending_in, UINT64_MAX);
+    thread->open = false;
+    /* What made no node is taken first: it goes to the front of the line. */
+    bool empty = ms__table_empty(&thread->table);
+    if (empty || !watch->ended_last) {
+        thread->ended = watch->ended_first;
+        watch->ended_first = thread;
+        if (!watch->ended_last)
+            watch->ended_last = thread;
+    } else {
+        thread->ended = NULL;
+        watch->ended_last->ended = thread;
+        watch->ended_last = thread;
+    }
+    watch->ended_count++;
+    pthread_mutex_unlock(&watch->lock);
+}
+
+ms_thread *ms__thread_find(ms_watch *watch, uint64_t id, bool *gone)
+{
+    pthread_mutex_lock(&watch->lock);
+    ms_thread *thread = watch->threads;
+    while (thread && atomic_load_explicit(&thread->id, memory_order_relaxed) != id)
+        thread = thread->next;
+    *gone = watch->let_go > 0;
+    pthread_mutex_unlock(&watch->lock);
+    return thread;
+}
