@@ -286,7 +286,7 @@ static bool run_threads(uint64_t pairs)
     for (int i = 0; i < MS_CATEGORY_COUNT; i++)
         total += ms_ledger_now(ledger, DEVICE).of[i];
     uint64_t left = ms_ledger_blocks(ledger), lost = ms_ledger_lost(ledger);
-    const char *broken = ms_ledger_broken(ledger);
+    const char *broken = ms_ledger_check(ledger);
     double seconds = (double)(end.tv_sec - begin.tv_sec) + (double)(end.tv_nsec - begin.tv_nsec) / 1e9;
     printf("%llu pairs from %d threads in %.1f s, %.0f ns each: total %lld bytes, %llu blocks left, %llu refused, "
            "%llu lost, sums %s\n",
@@ -312,7 +312,7 @@ static bool open_all(bool with_ledger)
     if (!with_ledger)
         return true;
     ledger = ms_ledger_open(watch);
-    return ledger && !ms_ledger_attach(ledger) && ms_viewer_open(ledger);
+    return ledger && !ms_ledger_attach(ledger) && ms_peak_tracker_open(ledger);
 }
 
 static const struct mode {
@@ -341,7 +341,7 @@ int main(int argc, char **argv)
         return 2;
     }
     bool right = open_all(modes[at].with_ledger) && modes[at].run(count);
-    uint64_t lost = watch ? ms_lost(watch) : 0;
+    uint64_t lost = watch ? ms_watch_lost(watch) : 0;
     if (ledger) {
         lost += ms_ledger_lost(ledger) + ms_ledger_blocks(ledger);
         ms_ledger_detach(ledger);

@@ -96,12 +96,12 @@ static void backward(ms_thread *engine)
     }
 }
 
-static void tell_peak(ms_viewer *viewer)
+static void tell_peak(ms_peak_tracker *viewer)
 {
-    ms_peak peak = ms_viewer_peak(viewer, DEVICE);
+    ms_peak peak = ms_peak_tracker_peak(viewer, DEVICE);
     printf("at most %" PRId64 " bytes were held, of which\n", peak.bytes);
     for (ms_path path = 0; path < ms_path_count(watch); path++) {
-        int64_t bytes = ms_viewer_peak_of(viewer, DEVICE, path).of[MS_ACTIVATION];
+        int64_t bytes = ms_peak_tracker_peak_of(viewer, DEVICE, path).of[MS_ACTIVATION];
         if (!bytes)
             continue;
         printf("  %4" PRId64 " by ", bytes);
@@ -114,7 +114,7 @@ int main(void)
 {
     watch = ms_watch_open(NULL);
     ledger = watch ? ms_ledger_open(watch) : NULL;
-    ms_viewer *viewer = ledger ? ms_viewer_open(ledger) : NULL;
+    ms_peak_tracker *viewer = ledger ? ms_peak_tracker_open(ledger) : NULL;
     forward_thread = watch ? ms_thread_open(watch, FORWARD_THREAD) : NULL;
     ms_thread *engine = watch ? ms_thread_open(watch, ENGINE_THREAD) : NULL;
     if (!forward_thread || !engine || !viewer || ms_ledger_attach(ledger) != MS_OK) {
@@ -132,7 +132,7 @@ int main(void)
     print_path(ms_node_path(watch, FORWARD_THREAD, 2));
     putchar('\n');
     tell_peak(viewer);
-    printf("events lost: %" PRIu64 "\n", ms_lost(watch) + ms_ledger_lost(ledger));
+    printf("events lost: %" PRIu64 "\n", ms_watch_lost(watch) + ms_ledger_lost(ledger));
     ms_ledger_close(ledger);
     ms_watch_close(watch);
     return 0;

@@ -58,7 +58,7 @@ def main() -> None:
     print("At the peak:")
     tracker.display_snapshot("peak", units="MiB", tabulate=True)
     for device, peak in tracker.peak.items():
-        print(f"\nThat was on {device} in iteration {peak.iteration}, {peak.phase} of {peak.module}. Who held it (MiB):\n")
+        print(f"\nThat was on {device} in step {peak.step}, {peak.phase} of {peak.module}. Who held it (MiB):\n")
         modules = tracker.get_module_snapshot("peak", children=True)[device]
         for fqn, held in sorted(modules.items(), key=lambda item: -item[1]["Total"])[:8]:
             parts = ", ".join(f"{held[word] / 2**20:.2f} {word}" for word in held if held[word] and word != "Total")

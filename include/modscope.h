@@ -9,7 +9,7 @@
  *            next number (`seq`) with every event, so a call's nodes are an interval,
  *            and finding a node's call is a search among intervals.
  * Errors     MS_OK or a negative MS_E* code. After a failure every answer is as before
- *            the call, or MS_UNKNOWN where it can no longer be known; ms_lost() grows.
+ *            the call, or MS_UNKNOWN where it can no longer be known; ms_watch_lost() grows.
  *            Enter and leave stay balanced: leave what you entered even if entering failed.
  * Memory     Bounded by what the options say. The oldest finished calls are let go; a
  *            node made in one of them is MS_UNKNOWN, never somebody else's.
@@ -32,12 +32,15 @@ extern "C" {
     X(ENOMEM, -1, "out of memory")                              \
     X(EINVAL, -2, "an argument is out of range")                \
     X(EFULL, -3, "more distinct paths than the watch may keep") \
-    X(EEMPTY, -4, "left what was never entered")                \
-    X(EABSENT, -5, "no such block is known")                    \
+    X(EUNBALANCED, -4, "left what was never entered")           \
+    X(ENOBLOCK, -5, "the ledger knows no such block")           \
     X(EDETACHED, -6, "the ledger is not attached")              \
     X(EIO, -7, "the file cannot be read or written")            \
-    X(EFORMAT, -8, "the file is no capture")                    \
-    X(ENEWER, -9, "the capture was written by a newer version")
+    X(EFORMAT, -8, "the file is not a capture")                 \
+    X(ENEWER, -9, "a newer version wrote the capture")          \
+    X(ENOSTEP, -10, "the capture has no such step")             \
+    X(EEND, -11, "the capture has no more events")              \
+    X(ESTOPPED, -12, "a callback asked to stop")
 
 enum ms_error {
 #define X(name, value, text) MS_##name = (value),
@@ -78,7 +81,7 @@ ms_watch *ms_watch_open(const ms_options *options);
 /* Free a watch and its threads. No thread may be using it. NULL is allowed. */
 void ms_watch_close(ms_watch *watch);
 /* How many events could not be recorded. Never grows while memory lasts. */
-uint64_t ms_lost(const ms_watch *watch);
+uint64_t ms_watch_lost(const ms_watch *watch);
 
 /* Around fork(): lock before; unlock after, in the parent and in the child. */
 void ms_watch_lock(ms_watch *watch);
@@ -116,13 +119,13 @@ int ms_node_leave(ms_thread *thread, uint64_t seq);
 int ms_node_enter_as(ms_thread *thread, ms_path path, uint64_t seq);
 
 /* While held, `path` counts as running in this thread, in place of the node around it. */
-int ms_hold_enter(ms_thread *thread, ms_path path);
-int ms_hold_leave(ms_thread *thread);
+int ms_override_enter(ms_thread *thread, ms_path path);
+int ms_override_leave(ms_thread *thread);
 
 /* An optimizer's step begins or ends. What is entered meanwhile counts as what it is. A step
  * that ends by an error may never be left: leaving what was entered before it ends it too. */
-void ms_step_enter(ms_thread *thread);
-void ms_step_leave(ms_thread *thread);
+void ms_optimizer_enter(ms_thread *thread);
+void ms_optimizer_leave(ms_thread *thread);
 
 /* In which call node `number` of thread `maker` was made. MS_ANY_THREAD where the maker is
  * not known: what the threads that made calls agree on, MS_UNKNOWN if they differ. */

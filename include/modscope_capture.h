@@ -13,12 +13,12 @@ extern "C" {
 /* ---- writing ---- */
 typedef struct ms_capture ms_capture;
 
-typedef struct ms_capture_figures {
+typedef struct ms_capture_status {
     uint64_t events; /* in the file, or on their way */
     uint64_t lost;   /* events for which there was no room */
     uint64_t bytes;  /* of the file */
     int error;       /* errno of the last write that failed; 0 if none did */
-} ms_capture_figures;
+} ms_capture_status;
 
 /* Begin to write all that an attached ledger is told to `fd`, an empty file open for writing, which
  * stays the caller's. What is held already is written first. `info`: keys and values, NULL at the end.
@@ -27,11 +27,11 @@ typedef struct ms_capture_figures {
 int ms_capture_begin(ms_ledger *ledger, int fd, const char *const *info, ms_capture **capture);
 /* Write what is left, with a last word, and free it. The ledger may be detached already. Returns its
  * last figures. */
-ms_capture_figures ms_capture_end(ms_capture *capture, const char *const *info);
+ms_capture_status ms_capture_end(ms_capture *capture, const char *const *info);
 /* In a forked child: it is the parent's; nothing is written. */
 void ms_capture_abandon(ms_capture *capture);
 
-ms_capture_figures ms_capture_now(ms_capture *capture);
+ms_capture_status ms_capture_get_status(ms_capture *capture);
 /* Wait until all that has happened so far is in the file, or cannot be. */
 void ms_capture_flush(ms_capture *capture);
 
@@ -47,7 +47,7 @@ int ms_reader_open(int fd, const ms_options *options, ms_reader **reader);
 /* After its cursors. NULL is allowed. */
 void ms_reader_close(ms_reader *reader);
 
-typedef struct ms_reader_figures {
+typedef struct ms_reader_status {
     uint64_t bytes;    /* of the file */
     uint64_t damaged;  /* of them, those that could not be read, as far as they were looked at. What is cut off at the
                           end is not damaged */
@@ -55,8 +55,8 @@ typedef struct ms_reader_figures {
     uint64_t lost;     /* events that the writer had no room for */
     uint64_t duration; /* microseconds from the beginning to the last chunk's time, or event where it was read */
     bool ended;        /* there is an end chunk */
-} ms_reader_figures;
-ms_reader_figures ms_reader_now(const ms_reader *reader);
+} ms_reader_status;
+ms_reader_status ms_reader_get_status(const ms_reader *reader);
 /* Pair `index` of the info chunk, or of the end chunk; false if there is none. Borrowed. */
 bool ms_reader_info(const ms_reader *reader, bool of_end, size_t index, const char **key, const char **value);
 /* One more than the highest device that has a name, or was met so far. */
@@ -74,10 +74,10 @@ typedef enum ms_op {
     MS_OP_ADD,
     MS_OP_DROP,
     MS_OP_CLAIM,
-    MS_OP_WHERE,
+    MS_OP_POSITION,
     MS_OP_THREAD,
     MS_OP_STEP,
-    MS_OP_OPTIMIZED,
+    MS_OP_OPTIMIZER_STEP,
     MS_OP_RESERVED,
     MS_OP_OOM,
     MS_OP_COUNT
@@ -95,18 +95,18 @@ typedef struct ms_event {
     ms_path path;                 /* add, drop, claim: whose; where, oom: where the thread is */
     uint8_t category;             /* add, drop, claim */
     uint8_t phase;                /* add: it was made in; where, oom: the thread's */
-    bool fresh;                   /* claim */
+    bool from_now_on;             /* claim */
 } ms_event;
 
-typedef struct ms_held {
+typedef struct ms_captured_block {
     uint64_t bytes;
-    uint64_t epoch, born; /* event number; microseconds */
-    uint64_t step;        /* it was made in */
+    uint64_t since_event, made_at; /* event number; microseconds */
+    uint64_t step;                 /* it was made in */
     uint32_t slot, device;
     ms_path path;
     uint8_t category, phase;
     bool outside;
-} ms_held;
+} ms_captured_block;
 
 /* At the first moment that can be known; at 0 with nothing held if none can. MS_ENOMEM, MS_EIO: there is no cursor.
  * After such an error of the calls below it must be sought again. */
@@ -116,56 +116,56 @@ void ms_cursor_close(ms_cursor *cursor);
  * (lost, damaged, beyond the end) go to the last that can be before it, or else the first after it. */
 int ms_cursor_seek(ms_cursor *cursor, uint64_t moment);
 /* Go to the last moment at or before this time, or this step's end: before the next one begins, or
- * the end of the file. MS_EABSENT if there is no such step. */
+ * the end of the file. MS_ENOSTEP if there is no such step. */
 int ms_cursor_seek_time(ms_cursor *cursor, uint64_t time);
 int ms_cursor_seek_step(ms_cursor *cursor, uint64_t step);
 /* The next event, which has then happened, of those in `mask` (bit i: ms_op i); others happen on the way. MS_OK,
- * MS_EABSENT at the end. After a loss or damage it goes on at the next key frame. */
+ * MS_EEND at the end. After a loss or damage it goes on at the next key frame. */
 int ms_cursor_next(ms_cursor *cursor, uint32_t mask, ms_event *event);
 /* The next event, or MS_JUMPED: something lost or damaged was passed over, and all that is known is a key frame's. */
 enum { MS_JUMPED = 1 };
 int ms_cursor_walk(ms_cursor *cursor, ms_event *event);
 /* Go on to this moment, or what comes after it if that is lost, and tell the most that each device held from here to
  * there. */
-int ms_cursor_most(ms_cursor *cursor, uint64_t moment, int64_t most[MS_DEVICES_MOST]);
+int ms_cursor_peaks(ms_cursor *cursor, uint64_t moment, int64_t most[MS_MAX_DEVICES]);
 /* Look through later claims for what is held here: call it at a moment before reading who holds
  * what. The cursor stays where it is, but must be sought before it can go on (MS_EINVAL). */
-int ms_cursor_settle(ms_cursor *cursor);
+int ms_cursor_apply_later_claims(ms_cursor *cursor);
 
 /* Look through the whole file for later claims. From then on the cursor knows who holds what at every moment, as if it
  * were settled there, and goes on as before: an add tells what its block is found to be, and a claim that is not fresh
  * changes nothing. Takes memory for each block that is claimed. MS_ENOMEM, MS_EIO, MS_EINVAL (it is settled): the
  * cursor is as it was. */
-int ms_cursor_foresee(ms_cursor *cursor);
+int ms_cursor_load_later_claims(ms_cursor *cursor);
 
 uint64_t ms_cursor_moment(const ms_cursor *cursor);
 uint64_t ms_cursor_time(const ms_cursor *cursor);
 uint64_t ms_cursor_step(const ms_cursor *cursor);
-uint64_t ms_cursor_optimized(const ms_cursor *cursor);
+uint64_t ms_cursor_optimizer_steps(const ms_cursor *cursor);
 /* Whether events before here were lost or damaged since the beginning: figures are "at least". */
-bool ms_cursor_unsure(const ms_cursor *cursor);
+bool ms_cursor_is_lower_bound(const ms_cursor *cursor);
 ms_sums ms_cursor_now(const ms_cursor *cursor, uint32_t device);
 uint64_t ms_cursor_reserved(const ms_cursor *cursor, uint32_t device);
 uint64_t ms_cursor_blocks(const ms_cursor *cursor);
 /* Visit all blocks, in no order: start with *at = 0, until false comes. */
-bool ms_cursor_block(const ms_cursor *cursor, uint32_t *at, ms_held *held);
+bool ms_cursor_block(const ms_cursor *cursor, uint32_t *at, ms_captured_block *held);
 /* Thread by thread, from index 0; false if there are no more. */
 bool ms_cursor_thread(const ms_cursor *cursor, size_t index, uint32_t *number, uint64_t *id, ms_phase *phase,
                       ms_path *path);
 
 /* ---- a survey: one look at all events ---- */
-typedef struct ms_summit { /* when a device held most */
+typedef struct ms_capture_peak { /* when a device held most */
     int64_t bytes;
     uint64_t moment, time, step;
     ms_phase phase;
     ms_path running;   /* the innermost path of the thread that made it */
     uint64_t reserved; /* then */
-} ms_summit;
+} ms_capture_peak;
 
 typedef struct ms_survey {
-    uint32_t devices;                  /* one more than the highest */
-    ms_summit summit[MS_DEVICES_MOST]; /* bytes 0: it never held any */
-    uint64_t most_reserved[MS_DEVICES_MOST];
+    uint32_t devices;                      /* one more than the highest */
+    ms_capture_peak peaks[MS_MAX_DEVICES]; /* bytes 0: it never held any */
+    uint64_t peak_reserved[MS_MAX_DEVICES];
     uint64_t events[MS_OP_COUNT];
     struct {
         uint64_t time; /* microseconds. Of several threads' phases the first of recompute, backward, optimizer, forward
@@ -173,14 +173,14 @@ typedef struct ms_survey {
         uint64_t blocks; /* made in it */
         uint64_t bytes;  /* of them */
     } phases[MS_OPTIMIZER + 1];
-    uint64_t steps, optimized; /* the last step's number; optimizer steps ended */
-    uint64_t first_oom;        /* moment after it; 0: none */
-    uint64_t last_oom, ooms;
+    uint64_t steps, optimizer_steps; /* the last step's number; optimizer steps ended */
+    uint64_t first_oom;              /* moment after it; 0: none */
+    uint64_t last_oom, oom_count;
     uint64_t first, last; /* moments that can be known */
-    bool unsure;          /* something was lost or damaged */
+    bool is_lower_bound;  /* something was lost or damaged */
 } ms_survey;
 
-/* `progress` may be NULL; it is told the part done, 0 to 1, now and then, and stops the survey (MS_EABSENT) by false.
+/* `progress` may be NULL; it is told the part done, 0 to 1, now and then, and stops the survey (MS_ESTOPPED) by false.
  */
 int ms_reader_survey(ms_reader *reader, ms_survey *survey, bool (*progress)(void *context, double done), void *context);
 

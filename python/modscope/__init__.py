@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from modscope._branch import Branch
+    from modscope._categories import Category, State
     from modscope._dropin import drop_in
-    from modscope._figures import ModuleStats, Peak
-    from modscope._load import Block, Capture, CaptureError, Event, Phase, Snapshot, Step, Summit, load
+    from modscope._figures import ModuleStats
+    from modscope._load import Block, Capture, CaptureError, Event, Phase, Snapshot, Step, load
     from modscope._memory import MemTracker
+    from modscope._peak import Peak
     from modscope._places import doctor
     from modscope._record import record
     from modscope._trackers import ModTracker, ModuleTracker
-    from modscope._words import Category, State
 
     __version__: str
 
@@ -39,7 +40,6 @@ __all__ = [
     "Snapshot",
     "State",
     "Step",
-    "Summit",
     "__version__",
     "doctor",
     "drop_in",
@@ -49,17 +49,18 @@ __all__ = [
 
 _NAMES = {
     "_branch": ("Branch",),
+    "_categories": ("Category", "State"),
     "_dropin": ("drop_in",),
-    "_figures": ("ModuleStats", "Peak"),
-    "_load": ("Block", "Capture", "CaptureError", "Event", "Phase", "Snapshot", "Step", "Summit", "load"),
+    "_figures": ("ModuleStats",),
+    "_load": ("Block", "Capture", "CaptureError", "Event", "Phase", "Snapshot", "Step", "load"),
     "_memory": ("MemTracker",),
+    "_peak": ("Peak",),
     "_places": ("doctor",),
     "_record": ("record",),
     "_trackers": ("ModTracker", "ModuleTracker"),
-    "_words": ("Category", "State"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
-_NEED_NO_TORCH = ("_branch", "_load", "_words")
+_NEED_NO_TORCH = ("_branch", "_categories", "_load", "_peak")
 
 
 def _check_torch() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from modscope._display import natural
-from modscope._words import CATEGORIES, TOTAL, Raw, Sums, sums_of
+from modscope._categories import CATEGORIES, TOTAL, Raw, Sums, sums_of
 
 # A name of more parts is not taken apart further: no real one has, and a forged one could have millions.
 _DEEPEST = 64

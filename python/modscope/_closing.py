@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from modscope._commands.terminal import size
 
 if TYPE_CHECKING:
-    from modscope._figures import Peak
+    from modscope._peak import Peak
     from modscope._record import Outcome
 
 
@@ -17,7 +17,7 @@ def _short(name: str) -> str:
 
 
 def _where(peak: Peak) -> str:
-    step = f"in step {peak.iteration}" if peak.iteration else "before the first step"
+    step = f"in step {peak.step}" if peak.step else "before the first step"
     if peak.phase == "optimizer":
         return f"{step}, in the optimizer's step"
     doing = "" if peak.phase == "idle" else f"{peak.phase} "

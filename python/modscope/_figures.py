@@ -8,25 +8,11 @@ import dataclasses
 import torch
 
 from modscope import _display, _native
-from modscope._words import CATEGORIES, Raw, State, Sums, sums_of
+from modscope._categories import CATEGORIES, Raw, State, Sums, sums_of
 
 Snapshot = dict[torch.device, Sums]
 ModuleSnapshot = dict[torch.device, dict[str, Sums]]
 RawModules = list[tuple[int, str, Raw]]  # device, fqn, bytes
-
-
-@dataclasses.dataclass(frozen=True)
-class Peak:
-    """When a device held most."""
-
-    bytes: int
-    iteration: int
-    phase: str
-    """"idle", "forward", "recompute", "backward" or "optimizer"."""
-    module: str
-    """The innermost module that was running then, or "Global"."""
-    fqn: str
-    """Whose the allocation that made the peak is."""
 
 
 @dataclasses.dataclass(frozen=True)

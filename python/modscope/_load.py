@@ -12,13 +12,14 @@ from typing import IO, Any, NamedTuple
 
 from modscope import _capture
 from modscope._branch import Branch, grow
-from modscope._words import TOTAL, Category, Raw, Sums, sums_of
+from modscope._peak import Peak
+from modscope._categories import TOTAL, Category, Raw, Sums, sums_of
 
 Progress = Callable[[float], object]
 
-KINDS = ("add", "drop", "claim", "where", "thread", "step", "optimized", "reserved", "oom")
+KINDS = ("add", "drop", "claim", "position", "thread", "step", "optimizer_step", "reserved", "oom")
 _DEVICE_KINDS = frozenset(("add", "drop", "claim", "reserved", "oom"))
-_MODULE_KINDS = frozenset(("add", "drop", "claim", "where", "oom"))
+_MODULE_KINDS = frozenset(("add", "drop", "claim", "position", "oom"))
 _BLOCK_KINDS = frozenset(("add", "drop", "claim"))
 _BUSIEST = ("recompute", "backward", "optimizer", "forward")
 _MOST = 2**63 - 1  # what the reader takes for a number
@@ -27,20 +28,6 @@ _DEVICES = 64  # a device's number is below
 
 class CaptureError(ValueError):
     """A file that cannot be read as a capture, or something asked for that is not in it."""
-
-
-class Summit(NamedTuple):
-    """When a device held most."""
-
-    bytes: int
-    moment: int
-    time: float
-    step: int
-    phase: str
-    module: str
-    """The innermost module of the thread that made it, or "Global"."""
-    reserved: int
-    """What the device's allocator had reserved then; 0 where it does not tell."""
 
 
 class Phase(NamedTuple):
@@ -80,7 +67,7 @@ class Event(NamedTuple):
     phase: str | None
     slot: int | None
     """The block's, until it is dropped."""
-    fresh: bool | None
+    from_now_on: bool | None
     """claim: whether it is so from now on only."""
     allocated: int | None
     """oom: what was held then."""
@@ -99,7 +86,8 @@ class Block(NamedTuple):
     """It was made in."""
     step: int
     """It was made in."""
-    born: float
+    made_at: float
+    """When it was made, in seconds since the capture began."""
     outside: bool
     """Whether it is not from torch's allocators."""
     slot: int
@@ -132,10 +120,10 @@ class Snapshot:
         self.moment = raw.moment
         self.time = raw.time / 1e6
         self.step = raw.step
-        self.optimized = raw.optimized
+        self.optimizer_steps = raw.optimizer_steps
         """How many optimizer steps had ended."""
-        self.unsure = raw.unsure or capture._reader.damaged > 0
-        """Whether something before was lost, or the file is damaged: figures are then "at least"."""
+        self.is_lower_bound = raw.is_lower_bound
+        """Whether an event before it was lost or is damaged: every figure is then "at least"."""
         self.count = raw.count
         """How many blocks are held."""
 
@@ -281,18 +269,21 @@ class Capture:
         return self._reader.survey(self._progress)
 
     @cached_property
-    def unsure(self) -> bool:
+    def is_lower_bound(self) -> bool:
         """Whether something was lost or damaged: figures are then "at least"."""
-        return bool(self._survey["unsure"])
+        return bool(self._survey["is_lower_bound"])
 
     @cached_property
-    def peaks(self) -> dict[str, Summit]:
+    def peaks(self) -> dict[str, Peak]:
         """When each device held most; only those that ever held something."""
         found = {}
         for device, raw in zip(self._names, self._survey["peaks"]):
             if raw:
                 size, moment, time, step, phase, path, reserved = raw
-                found[device] = Summit(size, moment, time / 1e6, step, phase, self._module(path), reserved)
+                module = self._module(path)
+                found[device] = Peak(
+                    size, step, phase, module, moment=moment, time=time / 1e6, reserved=reserved
+                )
         return found
 
     @cached_property
@@ -311,14 +302,14 @@ class Capture:
         return int(self._survey["steps"])
 
     @property
-    def optimized(self) -> int:
+    def optimizer_steps(self) -> int:
         """How many optimizer steps ended."""
-        return int(self._survey["optimized"])
+        return int(self._survey["optimizer_steps"])
 
     @property
-    def ooms(self) -> int:
+    def oom_count(self) -> int:
         """How many allocations failed."""
-        return int(self._survey["ooms"])
+        return int(self._survey["oom_count"])
 
     @cached_property
     def last_oom(self) -> Event | None:
@@ -398,7 +389,7 @@ class Capture:
         return self.peaks[name].moment
 
     def _oom(self) -> int:
-        if not self.ooms:
+        if not self.oom_count:
             raise CaptureError("There is no moment oom: no allocation failed in this capture")
         return int(self._survey["last_oom"])
 

@@ -17,7 +17,6 @@ from modscope._dispatch import Dispatch, fake_mode, is_fake
 from modscope._figures import (
     ModuleSnapshot,
     ModuleStats,
-    Peak,
     RawModules,
     Snapshot,
     by_module,
@@ -25,8 +24,9 @@ from modscope._figures import (
     number_device,
     snapshot_of,
 )
+from modscope._peak import Peak
 from modscope._stats import Known, Lazily, Tracking
-from modscope._words import Category, Raw, sums_of
+from modscope._categories import Category, Raw, sums_of
 
 __all__ = ["MemTracker"]
 
@@ -84,8 +84,8 @@ os.register_at_fork(after_in_child=_forked)
 
 def _peaks_of(viewer: _native.Viewer) -> dict[torch.device, _PeakFigures]:
     peaks = {}
-    for device, (raw, iteration, phase, module, fqn) in zip(devices(), viewer.peaks()):
-        peaks[device] = _PeakFigures(raw, Peak(sum(raw), iteration, phase, module, fqn))
+    for device, (raw, step, phase, module, owner) in zip(devices(), viewer.peaks()):
+        peaks[device] = _PeakFigures(raw, Peak(sum(raw), step, phase, module, owner))
     return peaks
 
 

@@ -13,7 +13,7 @@ from modscope._commands import summary
 from modscope._commands.common import Report, at_least, label, notes, spot, when
 from modscope._commands.terminal import Screen, clean, counted, duration, percent, size
 from modscope._load import Capture, Snapshot, _main
-from modscope._words import TOTAL, Sums, sums_of
+from modscope._categories import TOTAL, Sums, sums_of
 
 if TYPE_CHECKING:
     from modscope._memory import MemTracker
@@ -278,7 +278,7 @@ def of_capture(capture: Capture) -> str:
     foot = _foot(*run, summary.ended(result["end"]), *filter(None, notes(result, Screen(width=400))))
     if not result["devices"]:
         return _cell(_part("div", "", "No memory was held."), foot)
-    snapshot = capture.snapshot("oom" if capture.ooms else "peak")
+    snapshot = capture.snapshot("oom" if capture.oom_count else "peak")
     failed = capture.last_oom
     device = str(failed.device) if failed else capture.main_device
     return _cell(
@@ -304,7 +304,7 @@ def of_snapshot(snapshot: Snapshot) -> str:
     device = snapshot.main_device
     sums, modules = snapshot.totals.get(device, {TOTAL: 0}), snapshot.by_module().get(device, {})
     moment: Report = spot(snapshot)
-    amount = at_least(snapshot.unsure, size(sums[TOTAL]))
+    amount = at_least(snapshot.is_lower_bound, size(sums[TOTAL]))
     where = f", {when(moment, _SCREEN, _SCREEN.width)}"
     held = {name: other[TOTAL] for name, other in snapshot.totals.items()}
     return _cell(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from modscope import _files, _memory, _native, _story
-from modscope._figures import Peak
+from modscope._peak import Peak
 
 __all__ = ["record"]
 

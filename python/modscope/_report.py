@@ -19,7 +19,7 @@ from modscope._commands import leaks, summary
 from modscope._commands.common import at_least, label, notes, when
 from modscope._commands.terminal import Screen, clean, counted, duration, percent, size
 from modscope._load import Capture, CaptureError
-from modscope._words import TOTAL, Sums
+from modscope._categories import TOTAL, Sums
 
 MOST_EVENTS = 2_000_000
 """In all captures of a page; of a longer run it shows some steps."""
@@ -94,8 +94,8 @@ def _around(capture: Capture, most: int) -> Window:
     """As much as a page can show around where memory ran out, or the peak."""
     if capture.count <= most:
         return Window(0, None, None)
-    centre = capture.moment("oom" if capture.ooms else "peak")
-    middle = "where memory ran out" if capture.ooms else "the peak"
+    centre = capture.moment("oom" if capture.oom_count else "peak")
+    middle = "where memory ran out" if capture.oom_count else "the peak"
     why = f"around {middle}, because the run has {capture.count:,} events: --steps A:B shows others."
     steps = _steps(capture)
     low = high = max(i for i, step in enumerate(steps) if step.first <= centre or i == 0)
@@ -157,7 +157,7 @@ def _peak_words(result: dict[str, Any], modules: Mapping[str, Sums], screen: Scr
     peak = main["peak"]
     text: Sentence = [
         ("The peak is ", False),
-        (at_least(result["unsure"], size(peak["bytes"])), True),
+        (at_least(result["is_lower_bound"], size(peak["bytes"])), True),
         (f" on {clean(main['device'])}, ", False),
         (when(peak, screen, screen.width), False),
         (": ", False),
@@ -170,14 +170,14 @@ def _peak_words(result: dict[str, Any], modules: Mapping[str, Sums], screen: Scr
 
 def _oom_words(result: dict[str, Any], categories: Sums, modules: Mapping[str, Sums], screen: Screen) -> Sentence:
     oom = result["last_oom"]
-    times = "" if result["ooms"] == 1 else f" {result['ooms']} times, at last"
+    times = "" if result["oom_count"] == 1 else f" {result['oom_count']} times, at last"
     text: Sentence = [
         (f"Out of memory{times}: ", True),
-        (size(oom["asked"]), True),
+        (size(oom["requested"]), True),
         (f" was asked on {clean(oom['device'])}, ", False),
         (when(oom, screen, screen.width), False),
         (", when ", False),
-        (at_least(result["unsure"], size(oom["held"])), True),
+        (at_least(result["is_lower_bound"], size(oom["held"])), True),
         (" was held", False),
     ]
     if oom["reserved"]:
@@ -205,7 +205,7 @@ def sentence(result: dict[str, Any], capture: Capture) -> Sentence:
 
 def _facts(result: dict[str, Any]) -> str:
     info = result["info"]
-    steps = [counted(result["steps"], "step"), counted(result["optimized"], "optimizer step")]
+    steps = [counted(result["steps"], "step"), counted(result["optimizer_steps"], "optimizer step")]
     versions = [f"{word} {info[word]}" for word in ("torch", "python") if info.get(word)]
     facts = [duration(result["duration"]), *steps, summary.ended(result["end"]), f"{result['events']:,} events", *versions]
     return clean(" · ".join(facts))
@@ -215,7 +215,7 @@ def _leaks(file: str, capture: Capture, screen: Screen) -> dict[str, Any]:
     result = leaks.report_of(file, capture, None)
     why = leaks.why_none(result)
     held = sum(group["bytes"] for group in result["groups"])
-    amount = at_least(result["unsure"], size(held))
+    amount = at_least(result["is_lower_bound"], size(held))
     text = why or f"{amount} from earlier steps is still held at the end of step {result['step']}."
     return {"text": text, "step": result["step"], "groups": result["groups"]}
 
@@ -255,7 +255,7 @@ def _part(source: Source, title: str, window: Window) -> _Part:
         "main": capture.devices.index(_first_device(result)),
         "duration": capture.duration,
         "window": None if window.note is None else [window.first, window.last],
-        "unsure_at_first": first.unsure,
+        "is_lower_bound_at_first": first.is_lower_bound,
         "leaks": _leaks(source.file, capture, screen),
         "names": names,
         "paths": paths,
@@ -268,7 +268,7 @@ def _part(source: Source, title: str, window: Window) -> _Part:
             }
             for one in result["devices"]
         ],
-        "unsure": result["unsure"],
+        "is_lower_bound": result["is_lower_bound"],
     }
     return _Part(title, words, window)
 
@@ -333,7 +333,7 @@ def page(sources: Sequence[Source], steps: tuple[int | None, int | None] | None 
         parts.append(_part(source, title, window))
         if window.note:
             left_out.append(f"{source.file}: {window.note}")
-    beside = [{"title": part.title, "peaks": part.words["peaks"], "unsure": part.words["unsure"]} for part in parts]
+    beside = [{"title": part.title, "peaks": part.words["peaks"], "is_lower_bound": part.words["is_lower_bound"]} for part in parts]
     for part in parts:
         part.words["all"] = beside
     return Page(_html(shown, parts), left_out)

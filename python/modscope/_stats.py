@@ -12,7 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from modscope import _native
 from modscope._figures import ModuleStats, Snapshot, snapshot_of
-from modscope._words import TOTAL, State
+from modscope._categories import TOTAL, State
 
 # By the module's id: how to find the module, if it still lives, and how to make its stats.
 Known = dict[int, tuple["weakref.ref[torch.nn.Module]", Callable[[], ModuleStats]]]

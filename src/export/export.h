@@ -32,7 +32,7 @@ typedef struct mse_job {
     void *context;
 } mse_job;
 
-/* Each returns MS_OK, MS_ENOMEM, MS_EIO, or MS_EABSENT: `put` said no. mse_torch also MS_EINVAL: there are more
+/* Each returns MS_OK, MS_ENOMEM, MS_EIO, or MS_ESTOPPED: `put` said no. mse_torch also MS_EINVAL: there are more
  * bytes than addresses. */
 int mse_perfetto(const mse_job *job);
 int mse_csv(const mse_job *job);

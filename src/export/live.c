@@ -50,7 +50,7 @@ static int add(mse_live *live, const ms_cursor *cursor, const ms_event *event)
 {
     return begin(live,
                  &(mse_block){.bytes = event->bytes,
-                              .born = event->time,
+                              .made_at = event->time,
                               .step = ms_cursor_step(cursor),
                               .id = (int64_t)event->number,
                               .slot = event->slot,
@@ -76,17 +76,17 @@ int mse_live_event(mse_live *live, const ms_cursor *cursor, const ms_event *even
 }
 
 /* ---- key frames ---- */
-static bool is_same(const mse_block *block, const ms_held *held)
+static bool is_same(const mse_block *block, const ms_captured_block *held)
 {
-    return block->bytes == held->bytes && block->device == held->device && block->born == held->born &&
+    return block->bytes == held->bytes && block->device == held->device && block->made_at == held->made_at &&
            block->step == held->step;
 }
 
-static int begin_unseen(mse_live *live, const ms_held *held)
+static int begin_unseen(mse_live *live, const ms_captured_block *held)
 {
     return begin(live,
                  &(mse_block){.bytes = held->bytes,
-                              .born = held->born,
+                              .made_at = held->made_at,
                               .step = held->step,
                               .id = --live->unseen,
                               .slot = held->slot,
@@ -98,7 +98,7 @@ static int begin_unseen(mse_live *live, const ms_held *held)
                  MSE_UNSEEN);
 }
 
-static int see(mse_live *live, const ms_held *held)
+static int see(mse_live *live, const ms_captured_block *held)
 {
     mse_block *block = find(live, held->slot);
     if (!block)
@@ -110,7 +110,7 @@ static int see(mse_live *live, const ms_held *held)
 /* What is there no more goes first, so that it is never more than was held. */
 static int end_gone(mse_live *live, const ms_cursor *cursor)
 {
-    ms_held held;
+    ms_captured_block held;
     int error = MS_OK;
     for (uint32_t at = 0; ms_cursor_block(cursor, &at, &held);) {
         mse_block *block = find(live, held.slot);
@@ -125,7 +125,7 @@ static int end_gone(mse_live *live, const ms_cursor *cursor)
 
 int mse_live_key(mse_live *live, const ms_cursor *cursor)
 {
-    ms_held held;
+    ms_captured_block held;
     live->look++;
     int error = end_gone(live, cursor);
     for (uint32_t at = 0; !error && ms_cursor_block(cursor, &at, &held);)

@@ -79,7 +79,7 @@ int mse_packets_end(mse_packets *packets)
     if (packets->packet.failed)
         return MS_ENOMEM;
     mse_sink_flush(&packets->sink);
-    return packets->sink.failed ? MS_EABSENT : MS_OK;
+    return packets->sink.failed ? MS_ESTOPPED : MS_OK;
 }
 
 void mse_packets_close(mse_packets *packets)

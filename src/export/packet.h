@@ -19,7 +19,7 @@ typedef struct mse_name {
 
 /* False when memory runs out; it must be closed in any case. */
 bool mse_packets_open(mse_packets *packets, const mse_job *job);
-/* MS_ENOMEM, MS_EABSENT, or MS_OK: all is written. */
+/* MS_ENOMEM, MS_ESTOPPED, or MS_OK: all is written. */
 int mse_packets_end(mse_packets *packets);
 void mse_packets_close(mse_packets *packets);
 

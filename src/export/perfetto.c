@@ -12,7 +12,7 @@
 enum { HELD = MS_CATEGORY_COUNT, RESERVED, COUNTERS };
 /* Tracks. Of device i 16 from DEVICES + 16 i on: its own, then its counters; of thread i 2 from THREADS + 2 i on: its
  * modules and its phases. */
-enum { PROCESS = 1, STEPS, PEAKS, NOTES, DEVICES = 16, THREADS = DEVICES + 16 * MS_DEVICES_MOST };
+enum { PROCESS = 1, STEPS, PEAKS, NOTES, DEVICES = 16, THREADS = DEVICES + 16 * MS_MAX_DEVICES };
 /* Names and categories of slices. */
 enum { NAME_PHASES = 1, NAME_MODULES = NAME_PHASES + MS_OPTIMIZER + 1 };
 enum { CATEGORY_PHASES = 1, CATEGORY_PHASE = CATEGORY_PHASES + MS_OPTIMIZER + 1 };
@@ -40,9 +40,9 @@ struct writer {
     struct thread *threads;
     size_t thread_count, thread_room;
     mse_index by_number;
-    uint64_t micros;                 /* the time, without nanoseconds */
-    uint32_t named[MS_DEVICES_MOST]; /* bit i: counter i has a track */
-    int64_t value[MS_DEVICES_MOST][COUNTERS];
+    uint64_t micros;                /* the time, without nanoseconds */
+    uint32_t named[MS_MAX_DEVICES]; /* bit i: counter i has a track */
+    int64_t value[MS_MAX_DEVICES][COUNTERS];
     bool in_step;
 };
 
@@ -208,15 +208,15 @@ static void put_mark(struct writer *writer, uint64_t track, const char *name)
 static void put_peak(struct writer *writer, uint32_t device)
 {
     mse_packets *packets = &writer->packets;
-    const ms_summit *summit = &writer->survey.summit[device];
-    const char *doubt = writer->survey.unsure ? " (at least)" : "";
+    const ms_capture_peak *peaks = &writer->survey.peaks[device];
+    const char *doubt = writer->survey.is_lower_bound ? " (at least)" : "";
     mse_open_mark(packets, PEAKS, name_of("peak of ", mse_device(writer->job, device), doubt));
-    mse_note(packets, "bytes", (uint64_t)summit->bytes);
-    mse_note(packets, "reserved", summit->reserved);
-    mse_note(packets, "moment", summit->moment);
-    mse_note(packets, "step", summit->step);
-    mse_note_text(packets, "phase", mse_word(mse_phases[summit->phase]));
-    mse_note_text(packets, "module", mse_module(writer->job, summit->running));
+    mse_note(packets, "bytes", (uint64_t)peaks->bytes);
+    mse_note(packets, "reserved", peaks->reserved);
+    mse_note(packets, "moment", peaks->moment);
+    mse_note(packets, "step", peaks->step);
+    mse_note_text(packets, "phase", mse_word(mse_phases[peaks->phase]));
+    mse_note_text(packets, "module", mse_module(writer->job, peaks->running));
     mse_close(packets);
 }
 
@@ -224,7 +224,7 @@ static void put_peak(struct writer *writer, uint32_t device)
 static void put_peaks(struct writer *writer, const ms_cursor *cursor)
 {
     for (uint32_t device = 0; device < writer->survey.devices; device++)
-        if (writer->survey.summit[device].bytes && writer->survey.summit[device].moment == ms_cursor_moment(cursor))
+        if (writer->survey.peaks[device].bytes && writer->survey.peaks[device].moment == ms_cursor_moment(cursor))
             put_peak(writer, device);
 }
 
@@ -285,11 +285,11 @@ static int on_key(void *self, const ms_cursor *cursor, bool first)
 {
     struct writer *writer = self;
     see_time(writer, ms_cursor_time(cursor));
-    for (uint32_t device = 0; device < MS_DEVICES_MOST; device++) {
+    for (uint32_t device = 0; device < MS_MAX_DEVICES; device++) {
         count_held(writer, cursor, device);
         count_reserved(writer, cursor, device);
     }
-    if (!first || ms_cursor_unsure(cursor))
+    if (!first || ms_cursor_is_lower_bound(cursor))
         put_mark(writer, NOTES, "events are missing before this: figures are at least");
     if (ms_cursor_step(cursor))
         put_step(writer, ms_cursor_step(cursor));
@@ -302,7 +302,7 @@ static int on_thread(struct writer *writer, const ms_event *event)
     struct thread *thread = find_thread(writer, event->thread);
     if (!thread)
         return MS_ENOMEM;
-    if (event->op == MS_OP_WHERE)
+    if (event->op == MS_OP_POSITION)
         go(writer, thread, event->phase, event->path);
     else
         put_oom(writer, thread, event);
@@ -322,13 +322,13 @@ static int on_event(void *self, const ms_cursor *cursor, const ms_event *event)
     case MS_OP_CLAIM:
         count_held(writer, cursor, event->device);
         break;
-    case MS_OP_WHERE:
+    case MS_OP_POSITION:
     case MS_OP_OOM:
         return on_thread(writer, event);
     case MS_OP_STEP:
         put_step(writer, event->bytes);
         break;
-    case MS_OP_OPTIMIZED:
+    case MS_OP_OPTIMIZER_STEP:
         put_mark(writer, STEPS, "optimizer step ended");
         break;
     case MS_OP_RESERVED:
@@ -378,7 +378,7 @@ static void put_head(struct writer *writer)
 
 static void put_tail(struct writer *writer)
 {
-    see_time(writer, ms_reader_now(writer->job->reader).duration);
+    see_time(writer, ms_reader_get_status(writer->job->reader).duration);
     for (size_t i = 0; i < writer->thread_count; i++)
         go(writer, &writer->threads[i], MS_IDLE, MS_GLOBAL);
     if (writer->in_step)
@@ -395,7 +395,7 @@ static int write_all(struct writer *writer)
     error = mse_play(writer->job, &player, writer, &writer->packets.sink, 0, 1);
     if (!error)
         put_tail(writer);
-    return error && error != MS_EABSENT ? error : mse_packets_end(&writer->packets);
+    return error && error != MS_ESTOPPED ? error : mse_packets_end(&writer->packets);
 }
 
 int mse_perfetto(const mse_job *job)

@@ -7,7 +7,7 @@ static int go_on(const mse_job *job, const mse_player *player, void *self, ms_cu
 {
     ms_event event;
     int error = ms_cursor_walk(cursor, &event);
-    *at_end = error == MS_EABSENT || (error == MS_JUMPED && ms_cursor_moment(cursor) > job->last);
+    *at_end = error == MS_EEND || (error == MS_JUMPED && ms_cursor_moment(cursor) > job->last);
     if (*at_end)
         return MS_OK;
     if (error == MS_JUMPED)
@@ -18,7 +18,7 @@ static int go_on(const mse_job *job, const mse_player *player, void *self, ms_cu
 static int play(const mse_job *job, const mse_player *player, void *self, ms_cursor *cursor, mse_sink *sink,
                 double part, double share)
 {
-    uint64_t events = ms_reader_now(job->reader).events;
+    uint64_t events = ms_reader_get_status(job->reader).events;
     double all = (double)(job->last < events ? job->last : events) + 1;
     bool at_end = false;
     int error = player->key(self, cursor, true);
@@ -27,7 +27,7 @@ static int play(const mse_job *job, const mse_player *player, void *self, ms_cur
         if (i % STRIDE == 0)
             sink->part = part + share * ((double)ms_cursor_moment(cursor) / all);
         if (!error && sink->failed)
-            error = MS_EABSENT;
+            error = MS_ESTOPPED;
     }
     return error;
 }
@@ -38,7 +38,7 @@ int mse_play(const mse_job *job, const mse_player *player, void *self, mse_sink 
     int error = ms_cursor_open(job->reader, &cursor);
     if (error)
         return error;
-    error = ms_cursor_foresee(cursor);
+    error = ms_cursor_load_later_claims(cursor);
     if (!error)
         error = play(job, player, self, cursor, sink, part, share);
     ms_cursor_close(cursor);

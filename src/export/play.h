@@ -19,7 +19,7 @@ int mse_play(const mse_job *job, const mse_player *player, void *self, mse_sink 
 
 /* ---- what is held meanwhile ---- */
 typedef struct mse_block {
-    uint64_t bytes, born, step;
+    uint64_t bytes, made_at, step;
     int64_t id; /* the number of its add; below 0: it was not seen */
     uint32_t slot, device;
     uint32_t place; /* for its writer */

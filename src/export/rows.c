@@ -11,7 +11,7 @@ struct rows {
     mse_sink sink;
     mse_live live;
     bool json;
-    bool unsure;
+    bool is_lower_bound;
     bool first; /* column of a row */
 };
 
@@ -109,8 +109,9 @@ static void put_id(struct rows *rows, const mse_block *block)
 
 static void put_unsure(struct rows *rows)
 {
-    column(rows, "unsure");
-    mse_put_word(&rows->sink, rows->json ? (rows->unsure ? "true" : "false") : (rows->unsure ? "1" : "0"));
+    column(rows, "is_lower_bound");
+    mse_put_word(&rows->sink,
+                 rows->json ? (rows->is_lower_bound ? "true" : "false") : (rows->is_lower_bound ? "1" : "0"));
 }
 
 /* ---- rows ---- */
@@ -187,11 +188,11 @@ static int put_plain(struct rows *rows, const ms_event *event)
     case MS_OP_STEP:
         row.kind = "step";
         break;
-    case MS_OP_OPTIMIZED:
-        row.kind = "optimized";
+    case MS_OP_OPTIMIZER_STEP:
+        row.kind = "optimizer_step";
         break;
-    case MS_OP_WHERE:
-        row.kind = "where";
+    case MS_OP_POSITION:
+        row.kind = "position";
         break;
     case MS_OP_RESERVED:
         row.kind = "reserved";
@@ -202,7 +203,7 @@ static int put_plain(struct rows *rows, const ms_event *event)
     default: /* what follows is another thread's: every row says whose it is */
         return MS_OK;
     }
-    if (event->op == MS_OP_WHERE || event->op == MS_OP_OOM) {
+    if (event->op == MS_OP_POSITION || event->op == MS_OP_OOM) {
         row.phase = event->phase;
         row.path = event->path;
     }
@@ -220,7 +221,7 @@ static int on_key(void *self, const ms_cursor *cursor, bool first)
     (void)first;
     rows->cursor = cursor;
     rows->event = NULL;
-    rows->unsure = ms_cursor_unsure(cursor);
+    rows->is_lower_bound = ms_cursor_is_lower_bound(cursor);
     return mse_live_key(&rows->live, cursor);
 }
 
@@ -242,11 +243,11 @@ static int write_rows(const mse_job *job, bool json)
         return MS_ENOMEM;
     if (!json)
         mse_put_word(&rows.sink, "event,time,kind,thread,device,bytes,category,module,phase,step,block,held,reserved,"
-                                 "unsure\n");
+                                 "is_lower_bound\n");
     int error = mse_play(job, &player, &rows, &rows.sink, 0, 1);
     mse_sink_flush(&rows.sink);
     if (!error && rows.sink.failed)
-        error = MS_EABSENT;
+        error = MS_ESTOPPED;
     mse_sink_close(&rows.sink);
     mse_live_close(&rows.live);
     return error;

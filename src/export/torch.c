@@ -27,7 +27,7 @@ struct writer {
     uint32_t now_number; /* the capture's */
     uint64_t time;       /* microseconds since 1970, or since the beginning */
     size_t batch;        /* entries since the mark */
-    bool told_unknown, unsure;
+    bool told_unknown, is_lower_bound;
 };
 
 static void op(struct writer *writer, uint8_t op)
@@ -196,7 +196,7 @@ static int on_key(void *self, const ms_cursor *cursor, bool first)
 {
     struct writer *writer = self;
     (void)first;
-    writer->unsure |= ms_cursor_unsure(cursor);
+    writer->is_lower_bound |= ms_cursor_is_lower_bound(cursor);
     see_moment(writer, cursor);
     return mse_live_key(&writer->now->live, cursor);
 }
@@ -245,7 +245,7 @@ static int put_traces(struct writer *writer)
     for (size_t i = 0; i < writer->job->order_count; i++) {
         turn_to(writer, i);
         op(writer, MSE_LIST);
-        int error = writer->now_number < MS_DEVICES_MOST ? put_trace(writer, i) : MS_OK;
+        int error = writer->now_number < MS_MAX_DEVICES ? put_trace(writer, i) : MS_OK;
         if (error)
             return error;
     }
@@ -345,7 +345,7 @@ static int put_segments(struct writer *writer)
     op(writer, MSE_MARK);
     for (size_t i = 0; i < writer->job->order_count && !error; i++) {
         turn_to(writer, i);
-        if (writer->now_number < MS_DEVICES_MOST)
+        if (writer->now_number < MS_MAX_DEVICES)
             error = put_segments_of(writer);
     }
     op(writer, MSE_APPENDS);
@@ -364,9 +364,9 @@ static void put_note(struct writer *writer)
     mse_pickle_text(&writer->torch.pickle, writer->job->title);
     word(writer, W_note);
     mse_pickle_text(&writer->torch.pickle,
-                    mse_word(writer->unsure ? "events are missing: every figure is at least so much. Addresses "
-                                              "and segments are made up"
-                                            : "addresses and segments are made up"));
+                    mse_word(writer->is_lower_bound ? "events are missing: every figure is at least so much. Addresses "
+                                                      "and segments are made up"
+                                                    : "addresses and segments are made up"));
     op(writer, MSE_ITEMS);
 }
 
@@ -387,7 +387,7 @@ static int write_all(struct writer *writer)
     op(writer, MSE_ITEMS);
     op(writer, MSE_STOP);
     mse_sink_flush(&writer->torch.pickle.sink);
-    return writer->torch.pickle.sink.failed ? MS_EABSENT : MS_OK;
+    return writer->torch.pickle.sink.failed ? MS_ESTOPPED : MS_OK;
 }
 
 static bool make_ready(struct writer *writer)
@@ -396,7 +396,7 @@ static bool make_ready(struct writer *writer)
     const mse_job *job = writer->job;
     writer->devices = calloc(job->order_count + 1, sizeof *writer->devices);
     for (size_t i = 0; writer->devices && i < job->order_count; i++) {
-        uint64_t devices = job->order[i] < MS_DEVICES_MOST ? UINT64_C(1) << job->order[i] : 0;
+        uint64_t devices = job->order[i] < MS_MAX_DEVICES ? UINT64_C(1) << job->order[i] : 0;
         writer->devices[i].live = (mse_live){.watcher = &watcher, .self = writer, .devices = devices};
         mse_heap_open(&writer->devices[i].heap);
     }

@@ -29,7 +29,7 @@ typedef struct mse_torch_pickle {
     const mse_job *job;
     /* One more than its number; 0: it was not put yet. */
     uint32_t words[W_COUNT], category_words[MS_CATEGORY_COUNT];
-    uint32_t categories[MS_CATEGORY_COUNT], phases[MS_OPTIMIZER + 1], devices[MS_DEVICES_MOST];
+    uint32_t categories[MS_CATEGORY_COUNT], phases[MS_OPTIMIZER + 1], devices[MS_MAX_DEVICES];
     uint32_t *modules; /* by path */
     uint32_t module_count;
     mse_index frames; /* lists of them */

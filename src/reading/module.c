@@ -19,8 +19,9 @@ PyObject *msr_raise(int error)
     case MS_ENEWER:
         PyErr_SetString(msr_format_error, "this capture was written by a newer version of modscope");
         break;
-    case MS_EABSENT:
-        PyErr_SetString(PyExc_LookupError, "the capture does not have it");
+    case MS_ENOSTEP:
+    case MS_EEND:
+        PyErr_SetString(PyExc_LookupError, ms_error_text(error));
         break;
     default:
         PyErr_SetString(PyExc_ValueError, ms_error_text(error));
@@ -65,8 +66,8 @@ static bool intern(PyObject **words, const char *const *texts, size_t count)
 
 static bool make_words(void)
 {
-    static const char *const ops[MS_OP_COUNT] = {"add",  "drop",      "claim",    "where", "thread",
-                                                 "step", "optimized", "reserved", "oom"};
+    static const char *const ops[MS_OP_COUNT] = {"add",  "drop",           "claim",    "position", "thread",
+                                                 "step", "optimizer_step", "reserved", "oom"};
     static const char *const phases[MS_OPTIMIZER + 1] = {"idle", "forward", "recompute", "backward", "optimizer"};
     static const char *const categories[MS_CATEGORY_COUNT] = {
 #define X(name, text) text,

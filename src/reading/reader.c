@@ -72,7 +72,7 @@ static PyObject *get_info(msr_reader *self, void *unused)
 static PyObject *get_end(msr_reader *self, void *unused)
 {
     (void)unused;
-    if (!ms_reader_now(self->reader).ended)
+    if (!ms_reader_get_status(self->reader).ended)
         Py_RETURN_NONE;
     return pairs_of(self->reader, true);
 }
@@ -119,16 +119,16 @@ static PyObject *get_paths(msr_reader *self, void *unused)
     return Py_XNewRef(list);
 }
 
-/* ---- figures: `field` is where in ms_reader_figures ---- */
+/* ---- figures: `field` is where in ms_reader_status ---- */
 static PyObject *get_figure(msr_reader *self, void *field)
 {
-    ms_reader_figures figures = ms_reader_now(self->reader);
+    ms_reader_status figures = ms_reader_get_status(self->reader);
     return PyLong_FromUnsignedLongLong(*(const uint64_t *)((const char *)&figures + (size_t)field));
 }
 
-#define FIGURE(name, doc)                                                               \
-    {                                                                                   \
-#name, (getter)get_figure, NULL, doc, (void *)offsetof(ms_reader_figures, name) \
+#define FIGURE(name, doc)                                                              \
+    {                                                                                  \
+#name, (getter)get_figure, NULL, doc, (void *)offsetof(ms_reader_status, name) \
     }
 
 static PyGetSetDef attributes[] = {
@@ -168,7 +168,7 @@ static PyObject *find_moment(msr_reader *self, bool by_step, PyObject *arg)
     int error;
     Py_BEGIN_ALLOW_THREADS error = go_to(self, by_step, at);
     Py_END_ALLOW_THREADS msr_give(self);
-    if (error == MS_EABSENT)
+    if (error == MS_ENOSTEP)
         return PyErr_Format(PyExc_LookupError, "there is no step %S in the capture", arg);
     return error ? msr_raise(error) : PyLong_FromUnsignedLongLong(ms_cursor_moment(self->cursor));
 }

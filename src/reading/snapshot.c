@@ -13,7 +13,7 @@ static int go_to(msr_reader *reader, uint64_t moment, ms_cursor **cursor)
     int error = ms_cursor_open(reader->reader, cursor);
     if (!error)
         error = ms_cursor_seek(*cursor, moment);
-    return error ? error : ms_cursor_settle(*cursor);
+    return error ? error : ms_cursor_apply_later_claims(*cursor);
 }
 
 PyObject *msr_snapshot_new(msr_reader *reader, uint64_t moment)
@@ -53,23 +53,23 @@ static PyObject *get_number(snapshot *self, void *of)
 static PyObject *get_unsure(snapshot *self, void *unused)
 {
     (void)unused;
-    return PyBool_FromLong(ms_cursor_unsure(self->cursor));
+    return PyBool_FromLong(ms_cursor_is_lower_bound(self->cursor));
 }
 
 /* A function's address does not go through void *. */
 static uint64_t (*moment)(const ms_cursor *) = ms_cursor_moment;
 static uint64_t (*time_of)(const ms_cursor *) = ms_cursor_time;
 static uint64_t (*step)(const ms_cursor *) = ms_cursor_step;
-static uint64_t (*optimized)(const ms_cursor *) = ms_cursor_optimized;
+static uint64_t (*optimizer_steps)(const ms_cursor *) = ms_cursor_optimizer_steps;
 static uint64_t (*count)(const ms_cursor *) = ms_cursor_blocks;
 
 static PyGetSetDef attributes[] = {
     {"moment", (getter)get_number, NULL, "Its number.", &moment},
     {"time", (getter)get_number, NULL, "Microseconds.", &time_of},
     {"step", (getter)get_number, NULL, "The training step it is in.", &step},
-    {"optimized", (getter)get_number, NULL, "Optimizer steps that had ended.", &optimized},
+    {"optimizer_steps", (getter)get_number, NULL, "Optimizer steps that had ended.", &optimizer_steps},
     {"count", (getter)get_number, NULL, "Blocks that are held.", &count},
-    {"unsure", (getter)get_unsure, NULL, "Whether something before was lost or damaged.", NULL},
+    {"is_lower_bound", (getter)get_unsure, NULL, "Whether something before was lost or damaged.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -114,7 +114,7 @@ static PyObject *reserved(snapshot *self, PyObject *unused)
 /* ---- by module and by block ---- */
 static int by_owner(const void *left, const void *right)
 {
-    const ms_held *a = left, *b = right;
+    const ms_captured_block *a = left, *b = right;
     if (a->device != b->device)
         return a->device < b->device ? -1 : 1;
     return (a->path > b->path) - (a->path < b->path);
@@ -123,20 +123,21 @@ static int by_owner(const void *left, const void *right)
 /* Largest first, then oldest first. */
 static int by_size(const void *left, const void *right)
 {
-    const ms_held *a = left, *b = right;
+    const ms_captured_block *a = left, *b = right;
     if (a->bytes != b->bytes)
         return a->bytes > b->bytes ? -1 : 1;
-    if (a->born != b->born)
-        return a->born < b->born ? -1 : 1;
-    if (a->epoch != b->epoch)
-        return a->epoch < b->epoch ? -1 : 1;
+    if (a->made_at != b->made_at)
+        return a->made_at < b->made_at ? -1 : 1;
+    if (a->since_event != b->since_event)
+        return a->since_event < b->since_event ? -1 : 1;
     return (a->slot > b->slot) - (a->slot < b->slot);
 }
 
 /* The blocks of a device (-1: of all) in this order; to be freed with PyMem_Free. NULL with an exception set. */
-static ms_held *sorted(const snapshot *self, long long device, int (*order)(const void *, const void *), size_t *found)
+static ms_captured_block *sorted(const snapshot *self, long long device, int (*order)(const void *, const void *),
+                                 size_t *found)
 {
-    ms_held *blocks = PyMem_Malloc(((size_t)ms_cursor_blocks(self->cursor) + 1) * sizeof *blocks);
+    ms_captured_block *blocks = PyMem_Malloc(((size_t)ms_cursor_blocks(self->cursor) + 1) * sizeof *blocks);
     if (!blocks) {
         PyErr_NoMemory();
         return NULL;
@@ -159,10 +160,10 @@ static PyObject *modules(snapshot *self, PyObject *unused)
 {
     (void)unused;
     size_t found;
-    ms_held *blocks = sorted(self, -1, by_owner, &found);
+    ms_captured_block *blocks = sorted(self, -1, by_owner, &found);
     PyObject *list = blocks ? PyList_New(0) : NULL;
     for (size_t i = 0; list && i < found;) {
-        const ms_held *first = &blocks[i];
+        const ms_captured_block *first = &blocks[i];
         ms_sums sums = {{0}};
         for (; i < found && by_owner(first, &blocks[i]) == 0; i++)
             sums.of[blocks[i].category] += (int64_t)blocks[i].bytes;
@@ -174,11 +175,11 @@ static PyObject *modules(snapshot *self, PyObject *unused)
     return list;
 }
 
-static PyObject *block_of(const ms_held *block)
+static PyObject *block_of(const ms_captured_block *block)
 {
     return Py_BuildValue("(KIOIOKKOI)", (unsigned long long)block->bytes, block->device,
                          msr_categories[block->category], block->path, msr_phases[block->phase],
-                         (unsigned long long)block->step, (unsigned long long)block->born,
+                         (unsigned long long)block->step, (unsigned long long)block->made_at,
                          block->outside ? Py_True : Py_False, block->slot);
 }
 
@@ -191,7 +192,7 @@ static PyObject *blocks(snapshot *self, PyObject *args, PyObject *named)
     Py_ssize_t wanted = most == Py_None ? PY_SSIZE_T_MAX : PyNumber_AsSsize_t(most, NULL);
     long on = device == Py_None ? -1 : PyLong_AsLong(device);
     size_t found;
-    ms_held *held = PyErr_Occurred() ? NULL : sorted(self, on, by_size, &found);
+    ms_captured_block *held = PyErr_Occurred() ? NULL : sorted(self, on, by_size, &found);
     PyObject *list = held ? PyList_New(0) : NULL;
     for (size_t i = 0; list && i < found && (Py_ssize_t)i < wanted; i++)
         if (!append(list, block_of(&held[i])))

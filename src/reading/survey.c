@@ -42,17 +42,17 @@ static PyObject *number_or_none(uint64_t value)
 
 static PyObject *peak_of(const ms_survey *survey, uint32_t device)
 {
-    const ms_summit *summit = &survey->summit[device];
-    if (!summit->bytes)
+    const ms_capture_peak *peaks = &survey->peaks[device];
+    if (!peaks->bytes)
         return Py_NewRef(Py_None);
-    return Py_BuildValue("(LKKKOIK)", (long long)summit->bytes, (unsigned long long)summit->moment,
-                         (unsigned long long)summit->time, (unsigned long long)summit->step, msr_phases[summit->phase],
-                         summit->running, (unsigned long long)summit->reserved);
+    return Py_BuildValue("(LKKKOIK)", (long long)peaks->bytes, (unsigned long long)peaks->moment,
+                         (unsigned long long)peaks->time, (unsigned long long)peaks->step, msr_phases[peaks->phase],
+                         peaks->running, (unsigned long long)peaks->reserved);
 }
 
 static PyObject *reserved_of(const ms_survey *survey, uint32_t device)
 {
-    return number(survey->most_reserved[device]);
+    return number(survey->peak_reserved[device]);
 }
 
 static PyObject *by_device(const ms_survey *survey, PyObject *(*ask)(const ms_survey *, uint32_t))
@@ -98,14 +98,15 @@ static PyObject *dict_of(const ms_survey *survey)
     PyObject *dict = PyDict_New();
     if (!dict)
         return NULL;
-    bool done = put(dict, "peaks", by_device(survey, peak_of)) &&
-                put(dict, "reserved", by_device(survey, reserved_of)) &&
-                put(dict, "phases", by_word(survey, msr_phases, MS_OPTIMIZER + 1, phase_of)) &&
-                put(dict, "events", by_word(survey, msr_ops, MS_OP_COUNT, events_of)) &&
-                put(dict, "steps", number(survey->steps)) && put(dict, "optimized", number(survey->optimized)) &&
-                put(dict, "ooms", number(survey->ooms)) && put(dict, "first_oom", number_or_none(survey->first_oom)) &&
-                put(dict, "last_oom", number_or_none(survey->last_oom)) && put(dict, "first", number(survey->first)) &&
-                put(dict, "last", number(survey->last)) && put(dict, "unsure", PyBool_FromLong(survey->unsure));
+    bool done =
+        put(dict, "peaks", by_device(survey, peak_of)) && put(dict, "reserved", by_device(survey, reserved_of)) &&
+        put(dict, "phases", by_word(survey, msr_phases, MS_OPTIMIZER + 1, phase_of)) &&
+        put(dict, "events", by_word(survey, msr_ops, MS_OP_COUNT, events_of)) &&
+        put(dict, "steps", number(survey->steps)) && put(dict, "optimizer_steps", number(survey->optimizer_steps)) &&
+        put(dict, "oom_count", number(survey->oom_count)) &&
+        put(dict, "first_oom", number_or_none(survey->first_oom)) &&
+        put(dict, "last_oom", number_or_none(survey->last_oom)) && put(dict, "first", number(survey->first)) &&
+        put(dict, "last", number(survey->last)) && put(dict, "is_lower_bound", PyBool_FromLong(survey->is_lower_bound));
     if (!done)
         Py_CLEAR(dict);
     return dict;
@@ -124,7 +125,7 @@ PyObject *msr_survey(msr_reader *reader, PyObject *call)
         msr_give(reader);
         if (!error)
             dict = dict_of(survey);
-        else if (error != MS_EABSENT) /* else an exception stopped it */
+        else if (error != MS_ESTOPPED) /* else an exception stopped it */
             msr_raise(error);
     }
     PyMem_Free(survey);
@@ -137,12 +138,12 @@ static int find_most(msr_reader *reader, uint64_t first, uint64_t last, int64_t 
     int error = msr_cursor(reader);
     if (!error)
         error = ms_cursor_seek(reader->cursor, first);
-    return error ? error : ms_cursor_most(reader->cursor, last, most);
+    return error ? error : ms_cursor_peaks(reader->cursor, last, most);
 }
 
 PyObject *msr_most(msr_reader *reader, uint64_t first, uint64_t last)
 {
-    int64_t most[MS_DEVICES_MOST];
+    int64_t most[MS_MAX_DEVICES];
     if (!msr_take(reader))
         return NULL;
     int error;

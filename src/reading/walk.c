@@ -54,7 +54,7 @@ static void walk_dealloc(walk *self)
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-/* MS_EABSENT with the last of them, or an error. The cursor may begin before `first`, where that cannot be known, and
+/* MS_EEND with the last of them, or an error. The cursor may begin before `first`, where that cannot be known, and
  * it stops at every event near `last`, so as not to look for one of `ops` far beyond it. */
 static int read_batch(walk *self)
 {
@@ -63,7 +63,7 @@ static int read_batch(walk *self)
         ms_event *event = &self->events[self->count];
         int error = ms_cursor_next(self->cursor, self->last == UINT64_MAX ? self->ops : UINT32_MAX, event);
         if (error || event->number >= self->last)
-            return error ? error : MS_EABSENT;
+            return error ? error : MS_EEND;
         self->count += event->number >= self->first && (self->ops >> event->op & 1);
     }
     return MS_OK;
@@ -78,7 +78,7 @@ static bool refill(walk *self)
     Py_END_ALLOW_THREADS msr_give(self->of);
     if (!error)
         return true;
-    if (error != MS_EABSENT) {
+    if (error != MS_EEND) {
         msr_raise(error);
         self->count = 0;
     }
@@ -90,13 +90,13 @@ static PyObject *extra_of(const ms_event *event)
 {
     if (event->op == MS_OP_OOM)
         return Py_BuildValue("(KK)", (unsigned long long)event->allocated, (unsigned long long)event->reserved);
-    return Py_NewRef(event->op != MS_OP_CLAIM ? Py_None : event->fresh ? Py_True : Py_False);
+    return Py_NewRef(event->op != MS_OP_CLAIM ? Py_None : event->from_now_on ? Py_True : Py_False);
 }
 
 static PyObject *event_of(const ms_event *event)
 {
     const uint32_t blocks = 1u << MS_OP_ADD | 1u << MS_OP_DROP | 1u << MS_OP_CLAIM;
-    const uint32_t places = 1u << MS_OP_ADD | 1u << MS_OP_WHERE | 1u << MS_OP_OOM;
+    const uint32_t places = 1u << MS_OP_ADD | 1u << MS_OP_POSITION | 1u << MS_OP_OOM;
     PyObject *extra = extra_of(event);
     if (!extra)
         return NULL;

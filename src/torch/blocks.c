@@ -88,9 +88,9 @@ static void freed_place(void *reporter, void *memory)
 /* What the allocator has reserved changes seldom. */
 static void note_reserved(ms_ledger *ledger, uint32_t number, size_t reserved)
 {
-    static _Atomic size_t last[MS_DEVICES_MOST];
+    static _Atomic size_t last[MS_MAX_DEVICES];
     static _Atomic(ms_ledger *) told;
-    if (number >= MS_DEVICES_MOST)
+    if (number >= MS_MAX_DEVICES)
         return;
     if (LIKELY(atomic_load_explicit(&last[number], memory_order_relaxed) == reserved &&
                atomic_load_explicit(&told, memory_order_relaxed) == ledger))
@@ -134,7 +134,7 @@ static void refused_place(void *reporter, size_t bytes)
 {
     ms_ledger *ledger = awake();
     if (ledger)
-        mst_oom(ledger, &(ms_oom){.device = 0, .asked = bytes});
+        mst_oom(ledger, &(ms_oom){.device = 0, .requested = bytes});
     ((refused *)places[REFUSED].next)(reporter, bytes);
 }
 

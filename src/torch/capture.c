@@ -16,7 +16,7 @@ typedef struct capture {
     PyObject_HEAD ms_capture *capture; /* NULL: it has ended, or is another process's */
     PyObject *ledger;
     struct capture *next; /* of those that go on */
-    ms_capture_figures last;
+    ms_capture_status last;
     int fd;
     struct stat file; /* which one fd was */
 } capture;
@@ -115,7 +115,7 @@ static void end(capture *self, const char *const *pairs)
         return;
     self->capture = NULL;
     take_out(self);
-    ms_capture_figures last = {0};
+    ms_capture_status last = {0};
     Py_BEGIN_ALLOW_THREADS last = ms_capture_end(ending, pairs);
     Py_END_ALLOW_THREADS self->last = last;
 }
@@ -149,7 +149,7 @@ void mst_captures_forked(void)
 static PyObject *capture_figures(capture *self, PyObject *unused)
 {
     (void)unused;
-    ms_capture_figures now = self->capture ? ms_capture_now(self->capture) : self->last;
+    ms_capture_status now = self->capture ? ms_capture_get_status(self->capture) : self->last;
     PyObject *error = now.error ? PyUnicode_FromString(strerror(now.error)) : Py_NewRef(Py_None);
     return error ? Py_BuildValue("(KKKN)", now.events, now.lost, now.bytes, error) : NULL;
 }
@@ -209,7 +209,7 @@ static _Atomic uint64_t ooms;
 static _Atomic uint32_t stories; /* since watching began */
 static _Atomic bool shown;       /* the latest went to stderr */
 static char story[STORY];        /* of the latest; guarded by story_lock */
-static uint64_t asked;           /* the same */
+static uint64_t requested;       /* the same */
 static pthread_mutex_t story_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Python may hold its own stream's lock in another thread: this goes to the file itself. */
@@ -244,7 +244,7 @@ void mst_oom(ms_ledger *ledger, const ms_oom *oom)
     }
     pthread_mutex_lock(&story_lock);
     memcpy(story, text, length + 1);
-    asked = oom->asked;
+    requested = oom->requested;
     pthread_mutex_unlock(&story_lock);
     atomic_store(&mst_oom_untold, true);
 }
@@ -255,7 +255,7 @@ static PyObject *out_of_memory(PyObject *self, PyObject *unused)
     char text[STORY];
     pthread_mutex_lock(&story_lock);
     memcpy(text, story, sizeof text);
-    unsigned long long bytes = asked;
+    unsigned long long bytes = requested;
     pthread_mutex_unlock(&story_lock);
     PyObject *latest = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
     PyObject *untold = atomic_load(&mst_oom_untold) ? Py_True : Py_False;
@@ -289,7 +289,7 @@ void mst_oom_note(void)
 
 PyMethodDef mst_capture_methods[] = {
     {"out_of_memory", out_of_memory, METH_NOARGS,
-     "How many allocations failed so far, and of the latest the story, the bytes asked, and\n"
+     "How many allocations failed so far, and of the latest the story, the bytes requested, and\n"
      "whether no exception has it yet, and whether it went to stderr."},
     {"story_told", story_told, METH_NOARGS, "The latest story was added to an exception."},
     {NULL, NULL, 0, NULL},

@@ -78,7 +78,7 @@ static void claim_storage(const struct mst_storage *storage, ms_category categor
 {
     if (!storage->data || storage->bytes <= 0)
         return;
-    bool there = ms_block_claim(mst_target(), storage->data, category, path) != MS_EABSENT;
+    bool there = ms_block_claim(mst_target(), storage->data, category, path) != MS_ENOBLOCK;
     uint64_t bytes;
     bool inside = there || from_before(storage, &bytes);
     if (there && storage->device_type == MST_CPU && storage->deleter != mst_cpu_deleter) {

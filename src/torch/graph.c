@@ -195,7 +195,7 @@ static PyObject *input_hook_call(input_hook *hook, PyObject *args, PyObject *nam
         if (due[i].index >= 0)
             error = mst_walk_grad(due[i].call, due[i].index, grad);
     Py_INCREF(hook);
-    /* A leaf goes on to the next iteration, where these calls have no part. */
+    /* A leaf goes on to the next step, where these calls have no part. */
     for (struct mst_link *link = hook->leaf ? hook->first : NULL, *next; link; link = next) {
         next = link->next;
         if (link->through)

@@ -25,7 +25,7 @@ ms_ledger *mst_ledger_of(PyObject *of)
 }
 
 /* ---- when calls begin ---- */
-static uint64_t replaced; /* ms_ledger_replaced when modules were claimed last */
+static uint64_t replaced; /* ms_ledger_parameters_dropped when modules were claimed last */
 
 static bool seeking;   /* an optimizer, to tell micro-batches from iterations */
 static uint32_t roots; /* called since then */
@@ -41,7 +41,7 @@ static void seek_optimizer(void)
     PyObject *there = steps ? PyObject_CallMethod(steps, "an_optimizer_is_there", NULL) : NULL;
     if (there == Py_True) {
         seeking = false;
-        ms_ledger_expect_steps(mst_target());
+        ms_ledger_expect_optimizer(mst_target());
     }
     Py_XDECREF(there);
     Py_XDECREF(steps);
@@ -56,7 +56,7 @@ void mst_memory_call(ms_thread *thread)
 {
     mst_steps_heal(thread);
     if (!mst_open) {
-        uint64_t now = ms_ledger_replaced(mst_target());
+        uint64_t now = ms_ledger_parameters_dropped(mst_target());
         if (mst_claims_unborn || now != replaced)
             mst_claims_due = true;
         replaced = now;
@@ -124,7 +124,7 @@ static PyObject *ledger_begin(ledger *self, PyObject *args)
     ms_ledger_attach(self->ledger);
     mst_ledger = self->ledger;
     mst_by_dispatcher = self->dispatcher = dispatcher;
-    replaced = ms_ledger_replaced(self->ledger);
+    replaced = ms_ledger_parameters_dropped(self->ledger);
     mst_claims_census(census == Py_None ? NULL : census);
     self->begun = true;
     atomic_store(&mst_gradients_to, self->ledger);
@@ -162,7 +162,7 @@ static PyObject *ledger_claim(ledger *self, PyObject *args)
     if (!optimizers)
         return NULL;
     if (PyList_GET_SIZE(optimizers))
-        ms_ledger_expect_steps(self->ledger);
+        ms_ledger_expect_optimizer(self->ledger);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(optimizers); i++)
         mst_claim_optimizer(PyList_GET_ITEM(optimizers, i));
     Py_DECREF(optimizers);
@@ -209,18 +209,18 @@ static PyObject *ledger_modules(ledger *self, PyObject *unused)
 static int append_moments(PyObject *list, ms_ledger *from, ms_path path)
 {
     uint32_t devices = ms_ledger_devices(from);
-    for (int moment = 0; moment < MS_MOMENT_COUNT; moment++) {
-        size_t count = ms_moments_count(from, path, (ms_moment)moment);
+    for (int moment = 0; moment < MS_CALL_STATE_COUNT; moment++) {
+        size_t count = ms_call_snapshot_count(from, path, (ms_call_state)moment);
         for (size_t i = 0; i < count; i++) {
             uint64_t when = 0;
             PyObject *by_device = PyList_New(0);
             for (uint32_t device = 0; by_device && device < devices; device++) {
                 ms_sums sums = {{0}};
-                ms_moments_at(from, path, (ms_moment)moment, i, device, &sums, &when);
+                ms_call_snapshot_at(from, path, (ms_call_state)moment, i, device, &sums, &when);
                 if (mst_append(by_device, mst_tuple_of_sums(&sums)) != 0)
                     Py_CLEAR(by_device);
             }
-            const char *name = ms_moment_name((ms_moment)moment);
+            const char *name = ms_call_state_name((ms_call_state)moment);
             if (!by_device || mst_append(list, Py_BuildValue("(sKN)", name, when, by_device)) != 0)
                 return -1;
         }
@@ -240,7 +240,7 @@ static int append_path(PyObject *by_module, ms_ledger *from, const struct mst_mo
         return 0;
     }
     uint64_t input, output;
-    ms_call_noted(from, path, &input, &output);
+    ms_call_sizes(from, path, &input, &output);
     PyObject *fqn = mst_fqn(path);
     return fqn ? mst_append(by_module, Py_BuildValue("(OONKK)", known->module, fqn, moments, input, output))
                : (Py_DECREF(moments), -1);

@@ -87,7 +87,7 @@ PyObject *mst_tuple_of_sums(const ms_sums *sums);
 /* Append what Py_BuildValue made; it is consumed. */
 int mst_append(PyObject *list, PyObject *item);
 /* [(device, fqn, sums)] of the paths that hold something, now or at a viewer's peak; several may have the same name. */
-PyObject *mst_sums_by_path(ms_ledger *from, ms_viewer *at_peak);
+PyObject *mst_sums_by_path(ms_ledger *from, ms_peak_tracker *at_peak);
 
 /* ---- ledger.c: the types that Python reads figures with ---- */
 extern PyTypeObject mst_ledger_type, mst_viewer_type;

@@ -19,7 +19,7 @@ static PyObject *set_places(PyObject *self, PyObject *args)
 static PyObject *lost(PyObject *self, PyObject *unused)
 {
     (void)self, (void)unused;
-    return PyLong_FromUnsignedLongLong(ms_lost(mst_watch));
+    return PyLong_FromUnsignedLongLong(ms_watch_lost(mst_watch));
 }
 
 static PyObject *put_back(PyObject *self, PyObject *unused)

@@ -58,5 +58,5 @@ void mst_measure(ms_thread *thread, bool output, PyObject *const *objects, Py_ss
     add_up(&sum);
     if (UNLIKELY(failing))
         PyErr_Restore(type, value, traceback);
-    ms_call_note(thread, output, sum.bytes);
+    ms_call_set_size(thread, output, sum.bytes);
 }

@@ -39,7 +39,7 @@ static PyObject *step_begins(PyObject *self, PyObject *optimizer)
         mst_steps_heal(thread);
         if (mst_optimizer_add(optimizer) != 0)
             PyErr_Clear();
-        ms_step_enter(thread);
+        ms_optimizer_enter(thread);
     }
     Py_RETURN_NONE;
 }
@@ -50,7 +50,7 @@ static PyObject *step_ends(PyObject *self, PyObject *optimizer)
     ms_thread *thread = mst_ledger ? mst_here() : NULL;
     if (thread) {
         mst_claim_optimizer(optimizer);
-        ms_step_leave(thread);
+        ms_optimizer_leave(thread);
     }
     Py_RETURN_NONE;
 }
@@ -87,7 +87,7 @@ void mst_steps_heal(ms_thread *thread)
     if (ms_thread_phase(thread) != MS_OPTIMIZER || mst_in_optimizer())
         return;
     while (ms_thread_phase(thread) == MS_OPTIMIZER)
-        ms_step_leave(thread);
+        ms_optimizer_leave(thread);
     PyObject *optimizers = mst_optimizers();
     for (Py_ssize_t i = 0; optimizers && i < PyList_GET_SIZE(optimizers); i++)
         mst_claim_optimizer(PyList_GET_ITEM(optimizers, i));

@@ -12,7 +12,7 @@ uint64_t mst_cpu_deleter, mst_accumulate;
 
 static struct {
     int8_t type, index;
-} devices[MS_DEVICES_MOST] = {{0, -1}}; /* the CPU is 0 */
+} devices[MS_MAX_DEVICES] = {{0, -1}}; /* the CPU is 0 */
 static _Atomic uint32_t device_count = 1;
 static pthread_mutex_t device_lock = PTHREAD_MUTEX_INITIALIZER; /* guards additions */
 
@@ -35,7 +35,7 @@ static void name_device(uint32_t number, int8_t type, int8_t index)
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (known[i].type == type)
             snprintf(name, sizeof name, index < 0 ? "%s" : "%s:%d", known[i].name, index);
-    ms_device_named(mst_watch, number, name);
+    ms_device_set_name(mst_watch, number, name);
 }
 
 uint32_t mst_device_number(int8_t type, int8_t index)
@@ -49,7 +49,7 @@ uint32_t mst_device_number(int8_t type, int8_t index)
     pthread_mutex_lock(&device_lock);
     uint32_t now = atomic_load_explicit(&device_count, memory_order_relaxed);
     at = find_device(type, index, count, now);
-    if (at == now && now < MS_DEVICES_MOST) {
+    if (at == now && now < MS_MAX_DEVICES) {
         devices[now].type = type;
         devices[now].index = index;
         name_device(now, type, index);
@@ -61,7 +61,7 @@ uint32_t mst_device_number(int8_t type, int8_t index)
 
 int8_t mst_device_type(uint32_t number)
 {
-    return number < MS_DEVICES_MOST ? devices[number].type : 0;
+    return number < MS_MAX_DEVICES ? devices[number].type : 0;
 }
 
 void mst_devices_lock(void)

@@ -77,7 +77,7 @@ static inline uint64_t mst_grad_of(uint64_t impl)
 
 /* ---- devices: torch's type and index, and the ledger's number ---- */
 
-/* No GIL needed; MS_DEVICES_MOST if there are too many. */
+/* No GIL needed; MS_MAX_DEVICES if there are too many. */
 uint32_t mst_device_number(int8_t type, int8_t index);
 enum { MST_CPU = 0, MST_CUDA = 1 };
 int8_t mst_device_type(uint32_t number);

@@ -43,7 +43,7 @@ int mst_threads_init(void)
         PyErr_NoMemory();
         return -1;
     }
-    ms_device_named(mst_watch, 0, "cpu");
+    ms_device_set_name(mst_watch, 0, "cpu");
     if (pthread_key_create(&ending, thread_ended) != 0 ||
         pthread_atfork(before_fork, after_fork, after_fork_in_child) != 0) {
         PyErr_SetString(PyExc_ImportError, "modscope: cannot follow threads on this system");

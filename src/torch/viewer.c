@@ -29,13 +29,14 @@ int mst_append(PyObject *list, PyObject *item)
     return error;
 }
 
-PyObject *mst_sums_by_path(ms_ledger *from, ms_viewer *at_peak)
+PyObject *mst_sums_by_path(ms_ledger *from, ms_peak_tracker *at_peak)
 {
     PyObject *list = PyList_New(0);
     uint32_t devices = ms_ledger_devices(from), paths = ms_path_count(mst_watch);
     for (uint32_t device = 0; list && device < devices; device++)
         for (ms_path path = 0; list && path < paths; path++) {
-            ms_sums sums = at_peak ? ms_viewer_peak_of(at_peak, device, path) : ms_ledger_now_of(from, device, path);
+            ms_sums sums =
+                at_peak ? ms_peak_tracker_peak_of(at_peak, device, path) : ms_ledger_now_of(from, device, path);
             if (is_empty(&sums))
                 continue;
             PyObject *fqn = mst_fqn(path);
@@ -46,7 +47,7 @@ PyObject *mst_sums_by_path(ms_ledger *from, ms_viewer *at_peak)
 }
 
 typedef struct viewer {
-    PyObject_HEAD ms_viewer *viewer;
+    PyObject_HEAD ms_peak_tracker *viewer;
     PyObject *of; /* a Ledger */
 } viewer;
 
@@ -60,7 +61,7 @@ static PyObject *viewer_new(PyTypeObject *type, PyObject *args, PyObject *named)
     if (!self)
         return NULL;
     self->of = Py_NewRef(of);
-    self->viewer = ms_viewer_open(mst_ledger_of(self->of));
+    self->viewer = ms_peak_tracker_open(mst_ledger_of(self->of));
     if (!self->viewer) {
         Py_CLEAR(self);
         PyErr_NoMemory();
@@ -70,7 +71,7 @@ static PyObject *viewer_new(PyTypeObject *type, PyObject *args, PyObject *named)
 
 static void viewer_dealloc(viewer *self)
 {
-    ms_viewer_close(self->viewer);
+    ms_peak_tracker_close(self->viewer);
     Py_XDECREF(self->of);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
@@ -78,11 +79,11 @@ static void viewer_dealloc(viewer *self)
 static PyObject *viewer_reset(viewer *self, PyObject *unused)
 {
     (void)unused;
-    ms_viewer_reset(self->viewer);
+    ms_peak_tracker_reset(self->viewer);
     Py_RETURN_NONE;
 }
 
-/* [(bytes by category, iteration, phase, module, fqn)] by device. */
+/* [(bytes by category, step, phase, module, fqn)] by device. */
 static PyObject *viewer_peaks(viewer *self, PyObject *unused)
 {
     (void)unused;
@@ -90,9 +91,9 @@ static PyObject *viewer_peaks(viewer *self, PyObject *unused)
     PyObject *list = PyList_New(0);
     uint32_t count = ms_ledger_devices(mst_ledger_of(self->of));
     for (uint32_t device = 0; list && device < count; device++) {
-        ms_peak peak = ms_viewer_peak(self->viewer, device);
+        ms_peak peak = ms_peak_tracker_peak(self->viewer, device);
         PyObject *running = mst_fqn(peak.running), *owner = running ? mst_fqn(peak.owner) : NULL;
-        if (!owner || mst_append(list, Py_BuildValue("(NKsOO)", mst_tuple_of_sums(&peak.sums), peak.iteration,
+        if (!owner || mst_append(list, Py_BuildValue("(NKsOO)", mst_tuple_of_sums(&peak.sums), peak.step,
                                                      phases[peak.phase], running, owner)) != 0)
             Py_CLEAR(list);
     }
@@ -108,7 +109,7 @@ static PyObject *viewer_modules(viewer *self, PyObject *unused)
 static PyMethodDef viewer_methods[] = {
     {"reset", (PyCFunction)viewer_reset, METH_NOARGS, "Forget the peak; begin anew at what is held now."},
     {"peaks", (PyCFunction)viewer_peaks, METH_NOARGS,
-     "(bytes by category, iteration, phase, module running, fqn that made it) by device."},
+     "(bytes by category, step, phase, module running, fqn that made it) by device."},
     {"modules", (PyCFunction)viewer_modules, METH_NOARGS,
      "(device, fqn, bytes by category) of all that held any at the peak."},
     {NULL, NULL, 0, NULL},

@@ -138,13 +138,13 @@ static int tell(mst_graph_call *call, enum mst_hook which, PyObject *grads)
     PyObject *module = Py_NewRef(((PyWeakReference *)call->module)->wr_object);
     struct mst_call running = {mst_open, mst_here(), module, call->path, -1, false};
     if (running.thread)
-        ms_hold_enter(running.thread, call->path);
+        ms_override_enter(running.thread, call->path);
     mst_open = &running;
     PyObject *args[] = {module, grads};
     int error = mst_hooks_call(which, args, 2);
     mst_open = running.outer;
     if (running.thread)
-        ms_hold_leave(running.thread);
+        ms_override_leave(running.thread);
     Py_DECREF(module);
     return error;
 }

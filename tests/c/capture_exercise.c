@@ -21,7 +21,7 @@ static void check(bool right, const char *what)
 /* What memory ran out for is no fault. */
 static bool done(int error)
 {
-    check(error == MS_OK || error == MS_EABSENT || error == MS_ENOMEM, "an error that cannot be");
+    check(error == MS_OK || error == MS_EEND || error == MS_ENOSTEP || error == MS_ENOMEM, "an error that cannot be");
     return error == MS_OK;
 }
 
@@ -37,33 +37,33 @@ static void look_at_words(const ms_reader *reader)
         check(ms_reader_path(reader, path, &parent, &nth) != NULL, "a path has a name");
         check(parent < path || path == MS_GLOBAL, "a parent has a lower number");
     }
-    check(ms_reader_devices(reader) <= MS_DEVICES_MOST, "there are so many devices at the most");
-    for (uint32_t i = 0; i < MS_DEVICES_MOST; i++)
+    check(ms_reader_devices(reader) <= MS_MAX_DEVICES, "there are so many devices at the most");
+    for (uint32_t i = 0; i < MS_MAX_DEVICES; i++)
         check(!ms_reader_device(reader, i) || i < ms_reader_devices(reader), "devices that have names are counted");
 }
 
 static void look_at_figures(const ms_reader *reader)
 {
-    ms_reader_figures figures = ms_reader_now(reader);
+    ms_reader_status figures = ms_reader_get_status(reader);
     check(figures.damaged <= figures.bytes, "no more is damaged than there is");
 }
 
 /* total = sum over categories = sum over blocks */
 static void look_at_cursor(const ms_reader *reader, const ms_cursor *cursor)
 {
-    ms_sums sums[MS_DEVICES_MOST] = {{{0}}};
+    ms_sums sums[MS_MAX_DEVICES] = {{{0}}};
     uint64_t count = 0;
-    ms_held held;
+    ms_captured_block held;
     for (uint32_t at = 0; ms_cursor_block(cursor, &at, &held); count++) {
         check(held.device < ms_reader_devices(reader), "a block's device is counted");
         check(held.path < ms_reader_paths(reader), "a block's path is there");
         check(held.category < MS_CATEGORY_COUNT && held.phase <= MS_OPTIMIZER, "a block has a category and a phase");
-        check(held.epoch <= ms_cursor_moment(cursor), "a block was made before now");
+        check(held.since_event <= ms_cursor_moment(cursor), "a block was made before now");
         if (!wrong)
             sums[held.device].of[held.category] += (int64_t)held.bytes;
     }
     check(count == ms_cursor_blocks(cursor), "all blocks are counted");
-    for (uint32_t i = 0; i < MS_DEVICES_MOST; i++) {
+    for (uint32_t i = 0; i < MS_MAX_DEVICES; i++) {
         ms_sums now = ms_cursor_now(cursor, i);
         check(memcmp(&now, &sums[i], sizeof now) == 0, "the sums are those of the blocks");
     }
@@ -83,7 +83,7 @@ static void walk(const ms_reader *reader, ms_cursor *cursor, uint32_t most)
         check(event.number >= before, "events go on");
         before = event.number + 1;
         check(ms_cursor_moment(cursor) == before, "what was told has happened");
-        check(event.op < MS_OP_COUNT && event.device < MS_DEVICES_MOST, "an event is of a kind, and of a device");
+        check(event.op < MS_OP_COUNT && event.device < MS_MAX_DEVICES, "an event is of a kind, and of a device");
         check(event.path < ms_reader_paths(reader), "an event's path is there");
         check(event.category < MS_CATEGORY_COUNT && event.phase <= MS_OPTIMIZER, "an event has a category and a phase");
     }
@@ -92,14 +92,15 @@ static void walk(const ms_reader *reader, ms_cursor *cursor, uint32_t most)
 
 static void seek(ms_reader *reader, ms_cursor *cursor, uint64_t *random)
 {
-    uint64_t events = ms_reader_now(reader).events, moment = random_below(random, events < 1000 ? events + 2 : 1000);
+    uint64_t events = ms_reader_get_status(reader).events,
+             moment = random_below(random, events < 1000 ? events + 2 : 1000);
     if (events >= 1000 && random_below(random, 2))
         moment = random_below(random, events);
     if (!done(ms_cursor_seek(cursor, moment)))
         return;
     uint64_t there = ms_cursor_moment(cursor), blocks = ms_cursor_blocks(cursor);
     look_at_cursor(reader, cursor);
-    if (random_below(random, 3) && done(ms_cursor_settle(cursor))) {
+    if (random_below(random, 3) && done(ms_cursor_apply_later_claims(cursor))) {
         ms_event event;
         look_at_cursor(reader, cursor);
         check(ms_cursor_moment(cursor) == there && ms_cursor_blocks(cursor) == blocks, "settling stays where it is");
@@ -111,15 +112,15 @@ static void seek(ms_reader *reader, ms_cursor *cursor, uint64_t *random)
 
 static void seek_otherwise(const ms_reader *reader, ms_cursor *cursor, uint64_t *random)
 {
-    if (done(ms_cursor_seek_time(cursor, random_below(random, ms_reader_now(reader).duration % 10000 + 2))))
+    if (done(ms_cursor_seek_time(cursor, random_below(random, ms_reader_get_status(reader).duration % 10000 + 2))))
         look_at_cursor(reader, cursor);
     uint64_t step = random_below(random, 6);
     if (done(ms_cursor_seek_step(cursor, step)))
         check(ms_cursor_step(cursor) == step, "a step that is found is the step");
     look_at_cursor(reader, cursor);
-    int64_t most[MS_DEVICES_MOST];
-    if (done(ms_cursor_seek(cursor, 0)) && done(ms_cursor_most(cursor, random_below(random, 100), most)))
-        for (uint32_t i = 0; i < MS_DEVICES_MOST; i++)
+    int64_t most[MS_MAX_DEVICES];
+    if (done(ms_cursor_seek(cursor, 0)) && done(ms_cursor_peaks(cursor, random_below(random, 100), most)))
+        for (uint32_t i = 0; i < MS_MAX_DEVICES; i++)
             check(most[i] >= 0, "nobody held less than nothing");
 }
 
@@ -130,12 +131,11 @@ static void survey(ms_reader *reader)
         return;
     check(found.devices == ms_reader_devices(reader), "a survey meets all devices");
     check(found.first <= found.last, "the last moment is not before the first");
-    for (uint32_t i = 0; i < MS_DEVICES_MOST; i++) {
-        const ms_summit *summit = &found.summit[i];
-        check(summit->bytes >= 0 && (!summit->bytes || i < found.devices), "a device that held something is counted");
-        check(!summit->bytes || (summit->moment >= found.first && summit->moment <= found.last),
-              "it held most between");
-        check(summit->running < ms_reader_paths(reader), "somebody ran then");
+    for (uint32_t i = 0; i < MS_MAX_DEVICES; i++) {
+        const ms_capture_peak *peaks = &found.peaks[i];
+        check(peaks->bytes >= 0 && (!peaks->bytes || i < found.devices), "a device that held something is counted");
+        check(!peaks->bytes || (peaks->moment >= found.first && peaks->moment <= found.last), "it held most between");
+        check(peaks->running < ms_reader_paths(reader), "somebody ran then");
     }
     look_at_figures(reader);
 }
@@ -144,7 +144,7 @@ static void look_at_pack(ms_reader *reader, uint64_t random)
 {
     ms_pack raw;
     struct pack pack;
-    uint64_t events = ms_reader_now(reader).events;
+    uint64_t events = ms_reader_get_status(reader).events;
     uint64_t first = random_below(&random, 3) ? 0 : random_below(&random, events < 1000 ? events + 2 : events);
     if (!done(ms_reader_pack(reader, first, first + random_below(&random, WALKED), &raw)))
         return;

@@ -163,7 +163,7 @@ void file_key_begin(struct file *file, struct file_key key)
 {
     file_chunk(file, KEY);
     file_varint(file, key.step);
-    file_varint(file, key.optimized);
+    file_varint(file, key.optimizer_steps);
     file_varint(file, key.lost);
 }
 
@@ -222,16 +222,17 @@ void file_drop(struct file *file, uint32_t slot)
     relative(file, &file->slot, slot);
 }
 
-void file_claim(struct file *file, uint32_t slot, uint8_t category, uint32_t path, uint64_t epoch, bool fresh)
+void file_claim(struct file *file, uint32_t slot, uint8_t category, uint32_t path, uint64_t since_event,
+                bool from_now_on)
 {
     uint64_t number = file->event;
-    file_op(file, fresh ? 2 | 16 : 2);
+    file_op(file, from_now_on ? 2 | 16 : 2);
     relative(file, &file->slot, slot);
     file_byte(file, category);
     relative(file, &file->path, path);
-    file_varint(file, number - epoch);
-    if (!fresh && epoch < file->oldest)
-        file->oldest = epoch;
+    file_varint(file, number - since_event);
+    if (!from_now_on && since_event < file->oldest)
+        file->oldest = since_event;
 }
 
 void file_where(struct file *file, uint8_t phase, uint32_t path)

@@ -46,7 +46,7 @@ void file_devices(struct file *file, const char *const *names);
 void file_names(struct file *file, uint32_t first, const char *const *names);
 
 struct file_key { /* what a key frame says, but for its parts */
-    uint64_t step, optimized, lost;
+    uint64_t step, optimizer_steps, lost;
 };
 /* A key frame in parts: threads, devices and blocks are counted by the caller. */
 void file_key_begin(struct file *file, struct file_key key);
@@ -58,7 +58,8 @@ void file_op(struct file *file, uint8_t first);
 void file_add(struct file *file, uint32_t slot, uint64_t bytes, uint32_t device);
 void file_add_as(struct file *file, uint32_t slot, uint64_t bytes, uint32_t device, uint8_t what, uint32_t path);
 void file_drop(struct file *file, uint32_t slot);
-void file_claim(struct file *file, uint32_t slot, uint8_t category, uint32_t path, uint64_t epoch, bool fresh);
+void file_claim(struct file *file, uint32_t slot, uint8_t category, uint32_t path, uint64_t since_event,
+                bool from_now_on);
 void file_where(struct file *file, uint8_t phase, uint32_t path);
 void file_thread(struct file *file, uint32_t number);
 void file_thread_new(struct file *file, uint32_t number, uint64_t id);

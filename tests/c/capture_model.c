@@ -31,8 +31,8 @@ static void add(struct model_state *state, const struct told *told, int index)
     bool temp = phase == MS_BACKWARD || phase == MS_OPTIMIZER;
     state->blocks[told->slot] =
         (struct model_block){.held = {.bytes = told->bytes,
-                                      .epoch = told->number,
-                                      .born = told->time,
+                                      .since_event = told->number,
+                                      .made_at = told->time,
                                       .step = state->step,
                                       .slot = model_slot(told->slot),
                                       .device = told->device,
@@ -49,9 +49,9 @@ static void claim(struct model_block *block, const struct told *told, int index)
 {
     block->held.category = told->category;
     block->held.path = told->path;
-    if (!told->fresh)
+    if (!told->from_now_on)
         return;
-    block->held.epoch = told->number;
+    block->held.since_event = told->number;
     block->since = index;
 }
 
@@ -68,7 +68,7 @@ static void happen(struct model_state *state, const struct told *told, int index
     case MS_OP_CLAIM:
         claim(&state->blocks[told->slot], told, index);
         break;
-    case MS_OP_WHERE:
+    case MS_OP_POSITION:
         state->threads[told->thread].known = true;
         state->threads[told->thread].phase = told->phase;
         state->threads[told->thread].path = told->path;
@@ -83,8 +83,8 @@ static void happen(struct model_state *state, const struct told *told, int index
     case MS_OP_STEP:
         state->step = told->bytes;
         break;
-    case MS_OP_OPTIMIZED:
-        state->optimized++;
+    case MS_OP_OPTIMIZER_STEP:
+        state->optimizer_steps++;
         break;
     case MS_OP_RESERVED:
         state->reserved[told->device] = told->bytes;
@@ -100,7 +100,7 @@ static uint64_t below(struct model *model, uint64_t bound)
     return random_below(&model->random, bound);
 }
 
-static uint8_t what_of(const ms_held *held)
+static uint8_t what_of(const ms_captured_block *held)
 {
     return (uint8_t)(held->category | (held->outside ? 8 : 0) | held->phase << 4);
 }
@@ -132,7 +132,7 @@ static void tell_key_blocks(struct model *model)
         count += now->blocks[i].since >= 0;
     file_varint(file, count);
     for (int i = 0; i < MODEL_SLOTS; i++) {
-        const ms_held *held = &now->blocks[i].held;
+        const ms_captured_block *held = &now->blocks[i].held;
         if (now->blocks[i].since < 0)
             continue;
         file_varint(file, held->slot - next);
@@ -141,9 +141,9 @@ static void tell_key_blocks(struct model *model)
         file_varint(file, held->device);
         file_byte(file, what_of(held));
         file_varint(file, held->path);
-        file_varint(file, file->event - held->epoch);
+        file_varint(file, file->event - held->since_event);
         file_varint(file, now->step - held->step);
-        file_varint(file, file->time - held->born);
+        file_varint(file, file->time - held->made_at);
     }
 }
 
@@ -152,7 +152,7 @@ static void tell_key(struct model *model)
     struct file *file = &model->file;
     const struct model_state *now = &model->now;
     begin_chunk(model, true);
-    file_key_begin(file, (struct file_key){now->step, now->optimized, model->lost});
+    file_key_begin(file, (struct file_key){now->step, now->optimizer_steps, model->lost});
     uint64_t count = 0;
     for (int i = 0; i < MODEL_THREADS; i++)
         count += now->threads[i].known;
@@ -174,7 +174,7 @@ static void tell_key(struct model *model)
     end_chunk(model);
 }
 
-static void tell_block(struct model *model, const struct told *told, uint64_t epoch)
+static void tell_block(struct model *model, const struct told *told, uint64_t since_event)
 {
     struct file *file = &model->file;
     uint32_t slot = model_slot(told->slot);
@@ -182,18 +182,18 @@ static void tell_block(struct model *model, const struct told *told, uint64_t ep
     if (told->op == MS_OP_DROP)
         file_drop(file, slot);
     else if (told->op == MS_OP_CLAIM)
-        file_claim(file, slot, told->category, told->path, epoch, told->fresh);
+        file_claim(file, slot, told->category, told->path, since_event, told->from_now_on);
     else if (told->explicit)
         file_add_as(file, slot, told->bytes, told->device, what, told->path);
     else
         file_add(file, slot, told->bytes, told->device);
 }
 
-static void tell(struct model *model, const struct told *told, uint64_t epoch)
+static void tell(struct model *model, const struct told *told, uint64_t since_event)
 {
     struct file *file = &model->file;
     switch (told->op) {
-    case MS_OP_WHERE:
+    case MS_OP_POSITION:
         file_where(file, told->phase, told->path);
         break;
     case MS_OP_THREAD:
@@ -205,7 +205,7 @@ static void tell(struct model *model, const struct told *told, uint64_t epoch)
     case MS_OP_STEP:
         file_step(file, told->bytes);
         break;
-    case MS_OP_OPTIMIZED:
+    case MS_OP_OPTIMIZER_STEP:
         file_optimized(file);
         break;
     case MS_OP_RESERVED:
@@ -215,7 +215,7 @@ static void tell(struct model *model, const struct told *told, uint64_t epoch)
         file_oom(file, told->device, told->bytes, 1, 2);
         break;
     default:
-        tell_block(model, told, epoch);
+        tell_block(model, told, since_event);
     }
 }
 
@@ -224,7 +224,7 @@ static void go_on(struct model *model, struct told told, bool lost)
 {
     CHECK(model->count < MODEL_TOLD);
     struct file *file = &model->file;
-    uint64_t epoch = model->now.blocks[told.slot].held.epoch;
+    uint64_t since_event = model->now.blocks[told.slot].held.since_event;
     file->later = below(model, 3) ? 0 : below(model, 50);
     told.number = file->event;
     told.time = file->time + file->later;
@@ -236,7 +236,7 @@ static void go_on(struct model *model, struct told told, bool lost)
         file->later = 0;
         file->event += model->numbered;
     } else {
-        tell(model, &told, epoch);
+        tell(model, &told, since_event);
     }
     model->told[model->count] = told;
     happen(&model->now, &told, model->count++);
@@ -264,7 +264,7 @@ static struct told any_block_event(struct model *model)
                         .phase = (uint8_t)below(model, MS_OPTIMIZER + 1),
                         .outside = below(model, 4) == 0,
                         .explicit = below(model, 2),
-                        .fresh = below(model, 4) == 0};
+                        .from_now_on = below(model, 4) == 0};
     if (model->now.blocks[told.slot].since >= 0)
         told.op = below(model, 3) ? MS_OP_CLAIM : MS_OP_DROP;
     return told;
@@ -281,7 +281,7 @@ static struct told any_event(struct model *model)
         told.bytes = model->now.step + 1;
         return told;
     case 1:
-        told.op = MS_OP_OPTIMIZED;
+        told.op = MS_OP_OPTIMIZER_STEP;
         return told;
     case 2:
         told.op = MS_OP_RESERVED;
@@ -294,7 +294,7 @@ static struct told any_event(struct model *model)
     case 4:
     case 5:
     case 6:
-        told.op = MS_OP_WHERE;
+        told.op = MS_OP_POSITION;
         return told;
     default:
         return any_block_event(model);
@@ -395,7 +395,7 @@ void model_at(const struct model *model, uint64_t moment, bool settled, struct m
     for (; i < model->count; i++) {
         const struct told *told = &model->told[i];
         struct model_block *block = &state->blocks[told->slot];
-        if (told->op == MS_OP_CLAIM && !told->fresh && !told->lost && !model->chunks[told->chunk].damaged &&
+        if (told->op == MS_OP_CLAIM && !told->from_now_on && !told->lost && !model->chunks[told->chunk].damaged &&
             block->since >= 0 && later.blocks[told->slot].since == block->since)
             claim(block, told, i);
         happen(&later, told, i);

@@ -16,14 +16,14 @@ struct told { /* one thing that happened */
     int slot, thread; /* indices */
     uint32_t device, path;
     uint8_t category, phase;
-    bool outside, explicit, fresh, new;
+    bool outside, explicit, from_now_on, new;
     bool lost; /* not in the file */
     int chunk; /* that it is in */
 };
 
 struct model_block {
-    ms_held held;
-    int since; /* index of what began its epoch, in told; -1: the slot is empty */
+    ms_captured_block held;
+    int since; /* index of what began its since_event, in told; -1: the slot is empty */
 };
 
 /* At one moment. */
@@ -36,7 +36,7 @@ struct model_state {
         uint32_t path;
     } threads[MODEL_THREADS];
     uint64_t reserved[MODEL_DEVICES];
-    uint64_t step, optimized, time;
+    uint64_t step, optimizer_steps, time;
 };
 
 struct model {

@@ -57,22 +57,22 @@ void seek(uint64_t moment)
 void seek_settled(uint64_t moment)
 {
     seek(moment);
-    CHECK_EQ(ms_cursor_settle(cursor), MS_OK);
+    CHECK_EQ(ms_cursor_apply_later_claims(cursor), MS_OK);
     CHECK_EQ(ms_cursor_moment(cursor), moment);
 }
 
 bool is_held(uint32_t slot)
 {
-    ms_held held;
+    ms_captured_block held;
     for (uint32_t at = 0; ms_cursor_block(cursor, &at, &held);)
         if (held.slot == slot)
             return true;
     return false;
 }
 
-ms_held held_in(uint32_t slot)
+ms_captured_block held_in(uint32_t slot)
 {
-    ms_held held;
+    ms_captured_block held;
     for (uint32_t at = 0; ms_cursor_block(cursor, &at, &held);)
         if (held.slot == slot)
             return held;

@@ -20,7 +20,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
         play_finish(&play);
         if (play.model.failed)
             fuzz_fail(play.model.wrong);
-        if ((ms_lost(play.model.watch) > 0) != (play.model.errors > 0))
+        if ((ms_watch_lost(play.model.watch) > 0) != (play.model.errors > 0))
             fuzz_fail("what was lost is not what was refused");
     }
     play_close(&play);

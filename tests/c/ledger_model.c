@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-const uint32_t lm_device_numbers[LM_DEVICES] = {0, 1, MS_DEVICES_MOST - 1};
+const uint32_t lm_device_numbers[LM_DEVICES] = {0, 1, MS_MAX_DEVICES - 1};
 
 void lm_wrong(struct ledger_model *model, const char *format, ...)
 {
@@ -137,7 +137,7 @@ static void grow_peaks(struct ledger_model *model, uint32_t thread, const struct
                                  .owner = block->path,
                                  .running = by ? lm_path(by) : 0,
                                  .phase = by ? lm_phase(by) : MS_IDLE,
-                                 .iteration = model->iteration,
+                                 .step = model->step,
                                  .made = true};
         model->peaks_made++;
     }
@@ -201,7 +201,7 @@ void lm_add_as(struct ledger_model *model, uint32_t thread, struct lm_block what
 void lm_drop(struct ledger_model *model, uint64_t address)
 {
     struct lm_block *block = find(model, address);
-    int wanted = block ? MS_OK : MS_EABSENT, error = ms_block_drop(model->ledger, address);
+    int wanted = block ? MS_OK : MS_ENOBLOCK, error = ms_block_drop(model->ledger, address);
     if (error != wanted)
         lm_wrong(model, "dropping gave %d (%s)", error, ms_error_text(error));
     model->time++;
@@ -250,7 +250,7 @@ void lm_claim(struct ledger_model *model, uint64_t address, ms_category category
             lm_drop(model, address);
         return;
     }
-    if (error != (block ? MS_OK : MS_EABSENT))
+    if (error != (block ? MS_OK : MS_ENOBLOCK))
         lm_wrong(model, "claiming gave %d (%s)", error, ms_error_text(error));
     if (block && !stays(model, block, category)) {
         block->noted = true;
@@ -322,7 +322,7 @@ void lm_view(struct ledger_model *model, uint32_t place)
     struct lm_viewer *viewer = &model->viewers[place];
     if (viewer->core)
         return;
-    viewer->core = ms_viewer_open(model->ledger);
+    viewer->core = ms_peak_tracker_open(model->ledger);
     if (viewer->core)
         begin_view(model, viewer);
 }
@@ -331,7 +331,7 @@ void lm_view_close(struct ledger_model *model, uint32_t place)
 {
     struct lm_viewer *viewer = &model->viewers[place];
     if (viewer->core)
-        ms_viewer_close(viewer->core);
+        ms_peak_tracker_close(viewer->core);
     viewer->core = NULL;
 }
 
@@ -340,6 +340,6 @@ void lm_view_reset(struct ledger_model *model, uint32_t place)
     struct lm_viewer *viewer = &model->viewers[place];
     if (!viewer->core)
         return;
-    ms_viewer_reset(viewer->core);
+    ms_peak_tracker_reset(viewer->core);
     begin_view(model, viewer);
 }

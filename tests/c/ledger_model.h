@@ -42,12 +42,12 @@ struct lm_peak {
     uint32_t owner; /* this and the rest: if a block made it */
     uint32_t running;
     ms_phase phase;
-    uint64_t iteration;
+    uint64_t step;
     bool made;
 };
 
 struct lm_viewer {
-    ms_viewer *core; /* NULL: not open */
+    ms_peak_tracker *core; /* NULL: not open */
     struct lm_peak peaks[LM_DEVICES];
 };
 
@@ -109,7 +109,7 @@ struct ledger_model {
     uint64_t round_of[LM_PATHS];     /* the latest that called the path */
     uint64_t iteration_of[LM_PATHS]; /* of its latest round */
     uint32_t open_of[LM_PATHS];
-    uint64_t rounds, iteration, time;
+    uint64_t rounds, step, time;
     bool claiming, steps, step_left;
     bool no_backward; /* something was run whose backward the header leaves open */
     uint64_t refused; /* events that the ledger had no memory for */

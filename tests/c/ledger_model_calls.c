@@ -15,7 +15,7 @@ bool lm_thread_open(struct ledger_model *model, uint32_t at)
     thread->core = ms_thread_open(model->watch, thread->id);
     if (!thread->core)
         return false;
-    if (ms_hold_enter(thread->core, MS_GLOBAL) != MS_OK || ms_hold_leave(thread->core) != MS_OK)
+    if (ms_override_enter(thread->core, MS_GLOBAL) != MS_OK || ms_override_leave(thread->core) != MS_OK)
         lm_wrong(model, "a thread could not be entered");
     return true;
 }
@@ -118,11 +118,11 @@ void lm_calls_grow(struct ledger_model *model)
 static void begin_round(struct ledger_model *model, struct lm_thread *thread, uint32_t path)
 {
     thread->round = ++model->rounds;
-    bool again = !model->steps && model->iteration && model->iteration_of[path] == model->iteration;
-    if (!model->iteration || model->step_left || again)
-        model->iteration++;
+    bool again = !model->steps && model->step && model->iteration_of[path] == model->step;
+    if (!model->step || model->step_left || again)
+        model->step++;
     model->step_left = false;
-    model->iteration_of[path] = model->iteration;
+    model->iteration_of[path] = model->step;
 }
 
 static uint32_t innermost_call(const struct lm_thread *thread)
@@ -238,7 +238,7 @@ void lm_hold_enter(struct ledger_model *model, uint32_t at, uint32_t path)
     struct lm_thread *thread = &model->threads[at];
     if (is_full(thread))
         return;
-    expect_ok(model, ms_hold_enter(thread->core, model->paths[path]));
+    expect_ok(model, ms_override_enter(thread->core, model->paths[path]));
     push(thread, LM_HOLD, path, 0);
 }
 
@@ -255,7 +255,7 @@ void lm_leave(struct ledger_model *model, uint32_t at)
     else if (frame.kind == LM_NODE)
         leave_node(model, thread, frame.call);
     else
-        expect_ok(model, ms_hold_leave(thread->core));
+        expect_ok(model, ms_override_leave(thread->core));
 }
 
 void lm_make(struct ledger_model *model, uint32_t at, uint64_t count)
@@ -281,7 +281,7 @@ void lm_step_enter(struct ledger_model *model, uint32_t at)
     struct lm_thread *thread = &model->threads[at];
     if (thread->step_at)
         return;
-    ms_step_enter(thread->core);
+    ms_optimizer_enter(thread->core);
     thread->step_at = thread->depth + 1;
     model->steps = true;
 }
@@ -292,7 +292,7 @@ void lm_step_leave(struct ledger_model *model, uint32_t at)
     struct lm_thread *thread = &model->threads[at];
     if (thread->step_at && thread->step_at != thread->depth + 1)
         return;
-    ms_step_leave(thread->core);
+    ms_optimizer_leave(thread->core);
     model->step_left |= thread->step_at != 0;
     thread->step_at = 0;
 }

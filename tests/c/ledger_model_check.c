@@ -29,20 +29,20 @@ static void check_peak(struct ledger_model *model, const struct lm_viewer *viewe
 {
     const struct lm_peak *wanted = &viewer->peaks[device];
     uint32_t number = lm_device_numbers[device];
-    ms_peak got = ms_viewer_peak(viewer->core, number);
+    ms_peak got = ms_peak_tracker_peak(viewer->core, number);
     ms_sums sums = lm_sums_of(&wanted->cells);
     if (got.bytes != wanted->bytes)
         lm_wrong(model, "the peak is %" PRId64 ", not %" PRId64, got.bytes, wanted->bytes);
     check_sums(model, "the peak", device, 0, got.sums, sums.of);
     for (uint32_t path = 0; path < LM_PATHS; path++)
-        check_sums(model, "the peak of", device, path, ms_viewer_peak_of(viewer->core, number, model->paths[path]),
-                   wanted->cells.of[path]);
+        check_sums(model, "the peak of", device, path,
+                   ms_peak_tracker_peak_of(viewer->core, number, model->paths[path]), wanted->cells.of[path]);
     if (!wanted->made)
         return;
     if (got.phase != wanted->phase || got.running != model->paths[wanted->running])
         lm_wrong(model, "the peak was made in phase %d, path %" PRIu32, (int)got.phase, got.running);
-    if (got.iteration != wanted->iteration && !ms_ledger_lost(model->ledger))
-        lm_wrong(model, "the peak was in iteration %" PRIu64 ", not %" PRIu64, got.iteration, wanted->iteration);
+    if (got.step != wanted->step && !ms_ledger_lost(model->ledger))
+        lm_wrong(model, "the peak was in step %" PRIu64 ", not %" PRIu64, got.step, wanted->step);
     if (wanted->since && got.owner != model->paths[wanted->owner])
         lm_wrong(model, "the peak was made by a block of path %" PRIu32, got.owner);
 }
@@ -71,18 +71,18 @@ static bool fits(const ms_sums *got, const struct lm_sums *wanted, int device)
 }
 
 /* The core's entry; false if there is none. */
-static bool entry(struct ledger_model *model, uint32_t path, ms_moment moment, size_t index, struct lm_sums *got)
+static bool entry(struct ledger_model *model, uint32_t path, ms_call_state moment, size_t index, struct lm_sums *got)
 {
     for (int device = 0; device < LM_DEVICES; device++)
-        if (!ms_moments_at(model->ledger, model->paths[path], moment, index, lm_device_numbers[device],
-                           &got->on[device], NULL)) {
-            lm_wrong(model, "path %" PRIu32 " has no %s %zu", path, ms_moment_name(moment), index);
+        if (!ms_call_snapshot_at(model->ledger, model->paths[path], moment, index, lm_device_numbers[device],
+                                 &got->on[device], NULL)) {
+            lm_wrong(model, "path %" PRIu32 " has no %s %zu", path, ms_call_state_name(moment), index);
             return false;
         }
     return true;
 }
 
-static void check_entry(struct ledger_model *model, uint32_t path, ms_moment moment, size_t index,
+static void check_entry(struct ledger_model *model, uint32_t path, ms_call_state moment, size_t index,
                         const struct lm_sums *wanted, const struct lm_sums *or_this)
 {
     struct lm_sums got;
@@ -91,7 +91,7 @@ static void check_entry(struct ledger_model *model, uint32_t path, ms_moment mom
     for (int device = 0; device < LM_DEVICES; device++)
         if (!fits(&got.on[device], wanted, device) && !fits(&got.on[device], or_this, device))
             lm_wrong(model, "path %" PRIu32 ", %s %zu, device %d: total %" PRId64 ", not %" PRId64 " in those parts",
-                     path, ms_moment_name(moment), index, device, lm_total(&got.on[device]),
+                     path, ms_call_state_name(moment), index, device, lm_total(&got.on[device]),
                      lm_total(&wanted->on[device]));
 }
 
@@ -111,7 +111,7 @@ static void check_backward_peak(struct ledger_model *model, const struct lm_call
 }
 
 struct count {
-    size_t of[MS_MOMENT_COUNT];
+    size_t of[MS_CALL_STATE_COUNT];
 };
 
 /* When a backward that other nodes are around is seen to have ended is not said. */
@@ -125,7 +125,7 @@ static bool tells_backward(const struct ledger_model *model)
 
 static void check_call(struct ledger_model *model, const struct lm_call *call, struct count *seen)
 {
-    ms_moment first = call->again ? MS_PRE_FW_AC : MS_PRE_FW, last = call->again ? MS_POST_FW_AC : MS_POST_FW;
+    ms_call_state first = call->again ? MS_PRE_FW_AC : MS_PRE_FW, last = call->again ? MS_POST_FW_AC : MS_POST_FW;
     check_entry(model, call->path, first, seen->of[first]++, &call->pre, &call->pre);
     if (call->ended)
         check_entry(model, call->path, last, seen->of[last]++, &call->post, &call->post);
@@ -147,19 +147,19 @@ static void check_path(struct ledger_model *model, uint32_t path)
     for (uint64_t i = 0; i < model->call_count; i++)
         if (model->calls[i].path == path && model->calls[i].round == model->round_of[path])
             check_call(model, &model->calls[i], &seen);
-    for (int moment = 0; moment < MS_MOMENT_COUNT; moment++) {
+    for (int moment = 0; moment < MS_CALL_STATE_COUNT; moment++) {
         bool backward = moment == MS_PRE_BW || moment == MS_PEAK_BW || moment == MS_POST_BW;
-        size_t got = ms_moments_count(model->ledger, model->paths[path], (ms_moment)moment);
+        size_t got = ms_call_snapshot_count(model->ledger, model->paths[path], (ms_call_state)moment);
         if (got != seen.of[moment] && (!backward || tells_backward(model)))
-            lm_wrong(model, "path %" PRIu32 " has %zu of %s, not %zu", path, got, ms_moment_name((ms_moment)moment),
-                     seen.of[moment]);
+            lm_wrong(model, "path %" PRIu32 " has %zu of %s, not %zu", path, got,
+                     ms_call_state_name((ms_call_state)moment), seen.of[moment]);
     }
 }
 
 static void check_calls(struct ledger_model *model)
 {
-    if (ms_ledger_iteration(model->ledger) != model->iteration)
-        lm_wrong(model, "iteration %" PRIu64 ", not %" PRIu64, ms_ledger_iteration(model->ledger), model->iteration);
+    if (ms_ledger_step(model->ledger) != model->step)
+        lm_wrong(model, "step %" PRIu64 ", not %" PRIu64, ms_ledger_step(model->ledger), model->step);
     for (uint32_t path = 1; path < LM_PATHS && !model->failed; path++)
         check_path(model, path);
 }
@@ -170,13 +170,14 @@ void lm_check(struct ledger_model *model)
     if (model->failed)
         return;
     model->checks++;
-    const char *broken = ms_ledger_broken(model->ledger);
+    const char *broken = ms_ledger_check(model->ledger);
     if (broken)
         lm_wrong(model, "broken: %s", broken);
     if (ms_ledger_blocks(model->ledger) != model->block_count)
         lm_wrong(model, "%" PRIu64 " blocks, not %" PRIu32, ms_ledger_blocks(model->ledger), model->block_count);
-    if (ms_ledger_replaced(model->ledger) != model->replaced)
-        lm_wrong(model, "%" PRIu64 " replaced, not %" PRIu64, ms_ledger_replaced(model->ledger), model->replaced);
+    if (ms_ledger_parameters_dropped(model->ledger) != model->replaced)
+        lm_wrong(model, "%" PRIu64 " replaced, not %" PRIu64, ms_ledger_parameters_dropped(model->ledger),
+                 model->replaced);
     if (ms_ledger_devices(model->ledger) != model->device_count)
         lm_wrong(model, "%" PRIu32 " devices, not %" PRIu32, ms_ledger_devices(model->ledger), model->device_count);
     for (uint32_t device = 0; device < LM_DEVICES; device++)

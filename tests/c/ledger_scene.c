@@ -21,13 +21,13 @@ struct lane *ledger_start(void)
 
 void ledger_end(void)
 {
-    const char *broken = ms_ledger_broken(ledger);
+    const char *broken = ms_ledger_check(ledger);
     if (broken)
         FAIL("broken: %s", broken);
     CHECK_EQ(ms_ledger_lost(ledger), 0);
     ms_ledger_detach(ledger);
     ms_ledger_close(ledger);
-    CHECK_EQ(ms_lost(scene.watch), 0);
+    CHECK_EQ(ms_watch_lost(scene.watch), 0);
     scene_close(&scene);
     CHECK_EQ(ledger_heap.live, 0);
 }
@@ -37,7 +37,7 @@ static void done(int error)
     if (error != MS_OK)
         FAIL("a block's event gave %d: %s", error, ms_error_text(error));
     bool look = ++steps <= 300 || !(steps & (steps - 1));
-    const char *broken = look ? ms_ledger_broken(ledger) : NULL;
+    const char *broken = look ? ms_ledger_check(ledger) : NULL;
     if (broken)
         FAIL("broken: %s", broken);
 }
@@ -90,20 +90,20 @@ int64_t total(ms_sums sums)
     return all;
 }
 
-ms_sums moment(ms_path path, ms_moment which, size_t index)
+ms_sums moment(ms_path path, ms_call_state which, size_t index)
 {
     ms_sums sums = {{0}};
-    if (!ms_moments_at(ledger, path, which, index, 0, &sums, NULL))
-        FAIL("path %u has no entry %zu of %s", path, index, ms_moment_name(which));
+    if (!ms_call_snapshot_at(ledger, path, which, index, 0, &sums, NULL))
+        FAIL("path %u has no entry %zu of %s", path, index, ms_call_state_name(which));
     return sums;
 }
 
-uint64_t moment_when(ms_path path, ms_moment which, size_t index)
+uint64_t moment_when(ms_path path, ms_call_state which, size_t index)
 {
     ms_sums sums;
     uint64_t when = 0;
-    if (!ms_moments_at(ledger, path, which, index, 0, &sums, &when))
-        FAIL("path %u has no entry %zu of %s", path, index, ms_moment_name(which));
+    if (!ms_call_snapshot_at(ledger, path, which, index, 0, &sums, &when))
+        FAIL("path %u has no entry %zu of %s", path, index, ms_call_state_name(which));
     return when;
 }
 
@@ -115,14 +115,14 @@ void ledger_check_sums(const char *file, int line, const char *what, ms_sums got
                         (long long)got.of[i], (long long)wanted.of[i]);
 }
 
-ms_viewer *view(void)
+ms_peak_tracker *view(void)
 {
-    ms_viewer *viewer = ms_viewer_open(ledger);
+    ms_peak_tracker *viewer = ms_peak_tracker_open(ledger);
     CHECK(viewer);
     return viewer;
 }
 
-ms_sums peak_of(ms_viewer *viewer, ms_path path)
+ms_sums peak_of(ms_peak_tracker *viewer, ms_path path)
 {
-    return ms_viewer_peak_of(viewer, 0, path);
+    return ms_peak_tracker_peak_of(viewer, 0, path);
 }

@@ -32,9 +32,9 @@ void drop(uint64_t address);
 void claim(uint64_t address, ms_category category, ms_path path);
 
 /* Opens a viewer, or fails the test. */
-ms_viewer *view(void);
+ms_peak_tracker *view(void);
 /* What a path held at its peak, on device 0. */
-ms_sums peak_of(ms_viewer *viewer, ms_path path);
+ms_sums peak_of(ms_peak_tracker *viewer, ms_path path);
 
 /* Device 0, now. */
 ms_sums held(void);
@@ -42,8 +42,8 @@ ms_sums held_by(ms_path path);
 int64_t total(ms_sums sums);
 
 /* An entry of device 0; fails the test if there is none. */
-ms_sums moment(ms_path path, ms_moment which, size_t index);
-uint64_t moment_when(ms_path path, ms_moment which, size_t index);
+ms_sums moment(ms_path path, ms_call_state which, size_t index);
+uint64_t moment_when(ms_path path, ms_call_state which, size_t index);
 
 /* Fails the test unless the sums are these, and zero where not said. */
 #define CHECK_SUMS(got, ...) ledger_check_sums(__FILE__, __LINE__, #got, got, (ms_sums){{__VA_ARGS__}})

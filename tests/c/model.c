@@ -51,11 +51,11 @@ uint32_t model_thread_open(struct model *model, uint64_t first)
     struct model_thread *thread = &model->threads[model->thread_count];
     *thread = (struct model_thread){.id = 1000 + model->thread_count, .first = first};
     model->let_go |= model->closed >= model->threads_kept;
-    uint64_t lost = ms_lost(model->watch);
+    uint64_t lost = ms_watch_lost(model->watch);
     thread->core = ms_thread_open(model->watch, thread->id);
     if (!thread->core) {
         model->errors++;
-        if (ms_lost(model->watch) == lost)
+        if (ms_watch_lost(model->watch) == lost)
             say_wrong(model, "a thread was not opened and nothing was lost");
     }
     return model->thread_count++;
@@ -89,7 +89,7 @@ static const struct model_node *node_at(const struct model *model, uint32_t make
  * whatever happens: the rest may be spent on opening again what is open. */
 static bool may_be_unknown(const struct model *model, const struct model_thread *maker, const struct model_node *node)
 {
-    if (node->unsure || model->errors)
+    if (node->is_lower_bound || model->errors)
         return true;
     if (maker->enters - node->entered >= model->calls_kept / 4)
         return true;
@@ -136,7 +136,7 @@ static void entered(struct model *model, struct model_thread *thread, struct mod
     model->errors++;
     if (error != MS_ENOMEM)
         say_wrong(model, "entering gave %d (%s)", error, ms_error_text(error));
-    if (ms_lost(model->watch) == lost)
+    if (ms_watch_lost(model->watch) == lost)
         say_wrong(model, "entering was refused and nothing was lost");
 }
 
@@ -145,7 +145,7 @@ void model_call_enter(struct model *model, uint32_t at, ms_path path)
     struct model_thread *thread = &model->threads[at];
     if (!thread->core)
         return;
-    uint64_t lost = ms_lost(model->watch);
+    uint64_t lost = ms_watch_lost(model->watch);
     int error = ms_call_enter(thread->core, path, next_number(thread));
     entered(model, thread, pushed(model, thread, MODEL_CALL, path), error, lost);
 }
@@ -155,8 +155,8 @@ void model_hold_enter(struct model *model, uint32_t at, ms_path path)
     struct model_thread *thread = &model->threads[at];
     if (!thread->core)
         return;
-    uint64_t lost = ms_lost(model->watch);
-    int error = ms_hold_enter(thread->core, path);
+    uint64_t lost = ms_watch_lost(model->watch);
+    int error = ms_override_enter(thread->core, path);
     entered(model, thread, pushed(model, thread, MODEL_HOLD, path), error, lost);
 }
 
@@ -166,14 +166,14 @@ void model_node_enter(struct model *model, uint32_t at, uint32_t maker, uint64_t
     if (!thread->core)
         return;
     const struct model_node *node = number == MS_NO_NUMBER ? NULL : node_at(model, maker, number);
-    uint64_t lost = ms_lost(model->watch);
+    uint64_t lost = ms_watch_lost(model->watch);
     int error = ms_node_enter(thread->core, model->threads[maker].id, number, next_number(thread));
     struct model_frame *frame = pushed(model, thread, MODEL_NODE, node ? node->owner : MS_GLOBAL);
     entered(model, thread, frame, error, lost);
     if (thread->refused)
         return; /* where the thread is, the core may no longer know */
     ms_path got = ms_thread_path(thread->core);
-    frame->unsure = node && got == MS_UNKNOWN;
+    frame->is_lower_bound = node && got == MS_UNKNOWN;
     if (number == MS_NO_NUMBER && got != MS_GLOBAL)
         say_wrong(model, "a node without a number is in path %" PRIu32, got);
     else if (number != MS_NO_NUMBER)
@@ -184,7 +184,7 @@ static int leave_kind(struct model_thread *thread, enum model_kind kind)
 {
     if (kind == MODEL_CALL)
         return ms_call_leave(thread->core, next_number(thread));
-    return kind == MODEL_NODE ? ms_node_leave(thread->core, next_number(thread)) : ms_hold_leave(thread->core);
+    return kind == MODEL_NODE ? ms_node_leave(thread->core, next_number(thread)) : ms_override_leave(thread->core);
 }
 
 void model_leave(struct model *model, uint32_t at)
@@ -195,7 +195,7 @@ void model_leave(struct model *model, uint32_t at)
     const struct model_frame *frame = thread->depth ? &thread->frames[--thread->depth] : NULL;
     /* What the core refused it cannot tell apart, so a wrong leave is tried only elsewhere. */
     for (int kind = MODEL_CALL; kind <= MODEL_HOLD && !thread->refused; kind++)
-        if ((!frame || (int)frame->kind != kind) && leave_kind(thread, (enum model_kind)kind) != MS_EEMPTY)
+        if ((!frame || (int)frame->kind != kind) && leave_kind(thread, (enum model_kind)kind) != MS_EUNBALANCED)
             say_wrong(model, "left a frame of kind %d that is not the innermost", kind);
     if (!frame)
         return;
@@ -224,9 +224,10 @@ void model_make(struct model *model, uint32_t at, uint64_t count)
      * anew may have pushed those out, and its own outermost calls, until another one is kept. */
     if (frame && thread->frames[0].entered >= thread->flooded)
         thread->flooded = 0;
-    struct model_node node = {.owner = MS_GLOBAL, .unsure = thread->flooded, .entered = thread->enters};
+    struct model_node node = {.owner = MS_GLOBAL, .is_lower_bound = thread->flooded, .entered = thread->enters};
     if (frame)
-        node = (struct model_node){.owner = frame->path, .unsure = frame->unsure, .entered = frame->entered};
+        node = (struct model_node){
+            .owner = frame->path, .is_lower_bound = frame->is_lower_bound, .entered = frame->entered};
     for (; count; count--) {
         thread->nodes = grown(thread->nodes, thread->made, sizeof *thread->nodes, &thread->node_room);
         thread->nodes[thread->made++] = node;
@@ -262,7 +263,7 @@ static ms_phase phase_of(const struct model_thread *thread)
 /* What the core must say is running in this frame. */
 static ms_path shown(const struct model_frame *frame)
 {
-    return frame->unsure ? MS_UNKNOWN : frame->path;
+    return frame->is_lower_bound ? MS_UNKNOWN : frame->path;
 }
 
 /* A node opens a context, and so does a hold inside a call; all else goes on with the one it is in. */
@@ -298,7 +299,7 @@ void model_check_thread(struct model *model, uint32_t at)
     const struct model_thread *thread = &model->threads[at];
     if (model->failed || !thread->core)
         return;
-    const char *broken = ms__thread_broken(thread->core);
+    const char *broken = ms__thread_check(thread->core);
     if (broken)
         say_wrong(model, "broken: %s", broken);
     if (ms_thread_depth(thread->core) != thread->depth)

@@ -18,14 +18,14 @@ enum model_kind { MODEL_CALL, MODEL_NODE, MODEL_HOLD };
 struct model_frame {
     enum model_kind kind;
     ms_path path;
-    bool refused;     /* the core said MS_ENOMEM */
-    bool unsure;      /* a node that the core could not place */
-    uint64_t entered; /* the thread's `enters` when this was entered */
+    bool refused;        /* the core said MS_ENOMEM */
+    bool is_lower_bound; /* a node that the core could not place */
+    uint64_t entered;    /* the thread's `enters` when this was entered */
 };
 
 struct model_node {
     ms_path owner;
-    bool unsure;
+    bool is_lower_bound;
     uint64_t entered; /* of the frame that owns it, or of the moment if none does */
 };
 

@@ -87,7 +87,7 @@ static const char *check_stays(const struct pack *pack)
     }
     for (size_t i = 0; i < pack->raw.kinds; i++)
         if ((c[MS_PACK_WHAT].at[i] & 7) >= MS_CATEGORY_COUNT || c[MS_PACK_WHAT].at[i] >> 4 > MS_OPTIMIZER ||
-            c[MS_PACK_DEVICE].at[i] >= MS_DEVICES_MOST)
+            c[MS_PACK_DEVICE].at[i] >= MS_MAX_DEVICES)
             return "a kind has a category, a phase and a device";
     for (size_t i = 0; i < c[MS_PACK_AGAIN].count; i += 2) {
         uint64_t before = c[MS_PACK_AGAIN].at[i] - c[MS_PACK_AGAIN].at[i + 1];
@@ -197,17 +197,17 @@ static const uint64_t *row_of(const struct pack *pack, ms_pack_column column, si
     return NULL;
 }
 
-static void tell_birth(const struct pack *pack, size_t stay, ms_held *held)
+static void tell_birth(const struct pack *pack, size_t stay, ms_captured_block *held)
 {
     for (const uint64_t *row; (row = row_of(pack, MS_PACK_AGAIN, stay)) != NULL;)
         stay -= row[1];
     const uint64_t *old = row_of(pack, MS_PACK_OLD, stay);
     uint64_t tick = pack->columns[MS_PACK_BEGIN].at[stay];
     held->step = pack_step(pack, tick) - (old ? old[1] : 0);
-    held->born = pack_time(pack, tick) - (old ? old[2] : 0);
+    held->made_at = pack_time(pack, tick) - (old ? old[2] : 0);
 }
 
-bool pack_held(const struct pack *pack, uint64_t tick, size_t *at, ms_held *held)
+bool pack_held(const struct pack *pack, uint64_t tick, size_t *at, ms_captured_block *held)
 {
     const struct pack_column *c = pack->columns;
     for (; *at < pack->raw.stays; (*at)++) {

@@ -48,7 +48,7 @@ static void done(struct lane *lane, int error)
     if (error != MS_OK)
         FAIL("an event gave %d: %s", error, ms_error_text(error));
     bool look = ++lane->steps <= 1000 || lane->steps % 1000 == 0;
-    const char *broken = look ? ms__thread_broken(lane->thread) : NULL;
+    const char *broken = look ? ms__thread_check(lane->thread) : NULL;
     if (broken)
         FAIL("broken: %s", broken);
 }
@@ -65,12 +65,12 @@ void leave_call(struct lane *lane)
 
 void hold(struct lane *lane, ms_path path)
 {
-    done(lane, ms_hold_enter(lane->thread, path));
+    done(lane, ms_override_enter(lane->thread, path));
 }
 
 void leave_hold(struct lane *lane)
 {
-    done(lane, ms_hold_leave(lane->thread));
+    done(lane, ms_override_leave(lane->thread));
 }
 
 void node(struct lane *lane, const struct lane *maker, uint64_t number)

@@ -219,11 +219,11 @@ TEST(a_call_that_makes_more_nodes_than_32_bits_count_is_right_or_unknown)
 TEST(leaving_what_was_never_entered)
 {
     struct lane *t = start();
-    CHECK_EQ(ms_call_leave(t->thread, 0), MS_EEMPTY);
-    CHECK_EQ(ms_node_leave(t->thread, 0), MS_EEMPTY);
-    CHECK_EQ(ms_hold_leave(t->thread), MS_EEMPTY);
+    CHECK_EQ(ms_call_leave(t->thread, 0), MS_EUNBALANCED);
+    CHECK_EQ(ms_node_leave(t->thread, 0), MS_EUNBALANCED);
+    CHECK_EQ(ms_override_leave(t->thread), MS_EUNBALANCED);
     CHECK_EQ(ms_thread_depth(t->thread), 0);
-    CHECK(!ms__thread_broken(t->thread));
+    CHECK(!ms__thread_check(t->thread));
     scene_close(&scene);
 }
 
@@ -232,15 +232,15 @@ TEST(leaving_the_wrong_kind_changes_nothing)
     struct lane *t = start();
     call(t, scene.a);
     uint64_t first = make(t, 1);
-    CHECK_EQ(ms_node_leave(t->thread, t->seq), MS_EEMPTY);
-    CHECK_EQ(ms_hold_leave(t->thread), MS_EEMPTY);
+    CHECK_EQ(ms_node_leave(t->thread, t->seq), MS_EUNBALANCED);
+    CHECK_EQ(ms_override_leave(t->thread), MS_EUNBALANCED);
     CHECK_EQ(ms_thread_depth(t->thread), 1);
     CHECK_EQ(ms_thread_path(t->thread), scene.a);
     uint64_t second = make(t, 1);
     leave_call(t);
     CHECK_EQ(owner(t, first), scene.a);
     CHECK_EQ(owner(t, second), scene.a);
-    CHECK_EQ(ms_call_leave(t->thread, t->seq), MS_EEMPTY);
+    CHECK_EQ(ms_call_leave(t->thread, t->seq), MS_EUNBALANCED);
     scene_close(&scene);
 }
 
@@ -265,7 +265,7 @@ TEST(very_deep_stacks)
         CHECK_EQ(owner(t, i), paths[i]);
         CHECK_EQ(owner(t, 2 * DEEP - 1 - i), paths[i]);
     }
-    CHECK(!ms__thread_broken(t->thread));
+    CHECK(!ms__thread_check(t->thread));
     scene_close(&scene);
 }
 

@@ -12,7 +12,7 @@
 
 static ms_watch *watch;
 static ms_ledger *ledger;
-static ms_viewer *viewer;
+static ms_peak_tracker *viewer;
 static ms_capture *capture;
 static ms_reader *reader;
 static ms_cursor *cursor;
@@ -22,7 +22,7 @@ static void begin(void)
 {
     fd = memfd_create("capture", 0);
     CHECK(fd >= 0);
-    viewer = ms_viewer_open(ledger);
+    viewer = ms_peak_tracker_open(ledger);
     CHECK(viewer);
     CHECK_EQ(ms_capture_begin(ledger, fd, NULL, &capture), MS_OK);
 }
@@ -35,8 +35,8 @@ static void open_file(void)
 
 static void close_file(void)
 {
-    CHECK_EQ(ms_reader_now(reader).damaged, 0);
-    CHECK_EQ(ms_reader_now(reader).lost, 0);
+    CHECK_EQ(ms_reader_get_status(reader).damaged, 0);
+    CHECK_EQ(ms_reader_get_status(reader).lost, 0);
     ms_cursor_close(cursor);
     ms_reader_close(reader);
 }
@@ -45,7 +45,7 @@ static void close_file(void)
 static ms_sums of_path(uint32_t device, ms_path path)
 {
     ms_sums sums = {{0}};
-    ms_held held;
+    ms_captured_block held;
     for (uint32_t at = 0; ms_cursor_block(cursor, &at, &held);)
         if (held.device == device && held.path == path)
             sums.of[held.category] += (int64_t)held.bytes;
@@ -66,7 +66,7 @@ static void check_held(uint32_t device, bool peak)
     const char *when = peak ? "at the peak" : "now";
     for (ms_path path = 0; path < ms_path_count(watch); path++)
         check_sums(of_path(device, path),
-                   peak ? ms_viewer_peak_of(viewer, device, path) : ms_ledger_now_of(ledger, device, path), when,
+                   peak ? ms_peak_tracker_peak_of(viewer, device, path) : ms_ledger_now_of(ledger, device, path), when,
                    device, path);
 }
 
@@ -74,7 +74,7 @@ static void check_now(void)
 {
     CHECK_EQ(ms_cursor_seek(cursor, UINT64_MAX), MS_OK);
     CHECK_EQ(ms_cursor_blocks(cursor), ms_ledger_blocks(ledger));
-    CHECK_EQ(ms_cursor_step(cursor), ms_ledger_iteration(ledger));
+    CHECK_EQ(ms_cursor_step(cursor), ms_ledger_step(ledger));
     for (uint32_t device = 0; device < ms_ledger_devices(ledger); device++) {
         check_sums(ms_cursor_now(cursor, device), ms_ledger_now(ledger, device), "in all", device, 0);
         check_held(device, false);
@@ -85,16 +85,16 @@ static void check_peaks(void)
 {
     static ms_survey survey;
     CHECK_EQ(ms_reader_survey(reader, &survey, NULL, NULL), MS_OK);
-    CHECK(!survey.unsure);
+    CHECK(!survey.is_lower_bound);
     for (uint32_t device = 0; device < ms_ledger_devices(ledger); device++) {
-        ms_peak peak = ms_viewer_peak(viewer, device);
-        CHECK_EQ(survey.summit[device].bytes, peak.bytes);
+        ms_peak peak = ms_peak_tracker_peak(viewer, device);
+        CHECK_EQ(survey.peaks[device].bytes, peak.bytes);
         if (!peak.bytes)
             continue;
-        CHECK_EQ(survey.summit[device].step, peak.iteration);
-        CHECK_EQ(survey.summit[device].phase, peak.phase);
-        CHECK_EQ(ms_cursor_seek(cursor, survey.summit[device].moment), MS_OK);
-        CHECK_EQ(ms_cursor_settle(cursor), MS_OK);
+        CHECK_EQ(survey.peaks[device].step, peak.step);
+        CHECK_EQ(survey.peaks[device].phase, peak.phase);
+        CHECK_EQ(ms_cursor_seek(cursor, survey.peaks[device].moment), MS_OK);
+        CHECK_EQ(ms_cursor_apply_later_claims(cursor), MS_OK);
         check_held(device, true);
     }
 }
@@ -129,7 +129,7 @@ static void run(uint64_t seed)
     }
     ms_capture_end(capture, NULL);
     open_file();
-    CHECK(ms_reader_now(reader).ended);
+    CHECK(ms_reader_get_status(reader).ended);
     check_peaks();
     close_file();
     close(fd);
@@ -185,13 +185,14 @@ static void run_long(ms_thread *thread, struct then *then, int count)
             if (i % 50 == 45)
                 ms_call_leave(thread, 0);
             if (i % 3000 == 1000)
-                ms_step_enter(thread);
+                ms_optimizer_enter(thread);
             if (i % 3000 == 1010)
-                ms_step_leave(thread);
+                ms_optimizer_leave(thread);
         }
         ms_capture_flush(capture);
         open_file();
-        then[part] = (struct then){ms_reader_now(reader).events, {ms_ledger_now(ledger, 0), ms_ledger_now(ledger, 1)}};
+        then[part] =
+            (struct then){ms_reader_get_status(reader).events, {ms_ledger_now(ledger, 0), ms_ledger_now(ledger, 1)}};
         close_file();
     }
 }
@@ -210,7 +211,7 @@ TEST(a_long_capture_is_right_at_every_moment_whatever_key_frame_it_begins_at)
     ms_thread *thread = ms_thread_open(watch, 9);
     begin();
     run_long(thread, then, PARTS);
-    CHECK_EQ(ms_capture_now(capture).lost, 0);
+    CHECK_EQ(ms_capture_get_status(capture).lost, 0);
     ms_capture_end(capture, NULL);
     open_file();
     check_now();

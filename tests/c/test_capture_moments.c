@@ -44,7 +44,7 @@ TEST(a_fresh_claim_shows_from_then_on_only)
     CHECK_EQ(held_in(0).category, MS_PARAMETER);
     seek(4);
     CHECK_EQ(held_in(0).category, MS_OTHER);
-    CHECK_EQ(held_in(0).epoch, 3);
+    CHECK_EQ(held_in(0).since_event, 3);
     seek_settled(4);
     CHECK_EQ(held_in(0).category, MS_OPTSTATE);
     CHECK_EQ(held_in(0).path, 4);
@@ -139,11 +139,11 @@ TEST(what_is_settled_goes_on_only_after_a_seek)
     end_events();
     read_file();
     seek_settled(2);
-    CHECK_EQ(ms_cursor_settle(cursor), MS_OK);
+    CHECK_EQ(ms_cursor_apply_later_claims(cursor), MS_OK);
     ms_event event;
-    int64_t most[MS_DEVICES_MOST];
+    int64_t most[MS_MAX_DEVICES];
     CHECK_EQ(ms_cursor_next(cursor, UINT32_MAX, &event), MS_EINVAL);
-    CHECK_EQ(ms_cursor_most(cursor, 3, most), MS_EINVAL);
+    CHECK_EQ(ms_cursor_peaks(cursor, 3, most), MS_EINVAL);
     seek(2);
     CHECK_EQ(held_in(0).category, MS_ACTIVATION);
     CHECK_EQ(next_event().category, MS_PARAMETER);
@@ -248,8 +248,8 @@ TEST(a_step_is_sought_by_its_end)
             CHECK_EQ(ms_cursor_moment(cursor), end[step]);
             CHECK_EQ(ms_cursor_step(cursor), step);
         }
-    CHECK_EQ(ms_cursor_seek_step(cursor, 3), MS_EABSENT);
-    CHECK_EQ(ms_cursor_seek_step(cursor, 5), MS_EABSENT);
+    CHECK_EQ(ms_cursor_seek_step(cursor, 3), MS_ENOSTEP);
+    CHECK_EQ(ms_cursor_seek_step(cursor, 5), MS_ENOSTEP);
     CHECK_EQ(held_in(2).step, 1);
     CHECK_EQ(held_in(4).step, 4);
     finish_file();
@@ -263,7 +263,7 @@ TEST(a_capture_that_began_in_a_later_step_has_none_before)
     file_varint(&file, 0), file_varint(&file, 0), file_varint(&file, 0);
     file_close(&file);
     read_file();
-    CHECK_EQ(ms_cursor_seek_step(cursor, 4), MS_EABSENT);
+    CHECK_EQ(ms_cursor_seek_step(cursor, 4), MS_ENOSTEP);
     CHECK_EQ(ms_cursor_seek_step(cursor, 5), MS_OK);
     finish_file();
 }
@@ -285,9 +285,9 @@ TEST(the_most_between_two_moments)
     } parts[] = {{1, 1, 0, 0},   {1, 6, 100, 50}, {2, 4, 100, 50},
                  {4, 6, 30, 50}, {1, 2, 100, 0},  {1, UINT64_MAX, 100, 50}};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        int64_t most[MS_DEVICES_MOST];
+        int64_t most[MS_MAX_DEVICES];
         seek(parts[i].from);
-        CHECK_EQ(ms_cursor_most(cursor, parts[i].to, most), MS_OK);
+        CHECK_EQ(ms_cursor_peaks(cursor, parts[i].to, most), MS_OK);
         CHECK_EQ(most[0], parts[i].cpu);
         CHECK_EQ(most[1], parts[i].cuda);
         CHECK_EQ(ms_cursor_moment(cursor), parts[i].to < 6 ? parts[i].to : 6);
@@ -322,12 +322,12 @@ TEST(after_a_loss_all_is_known_again_at_the_key_frame)
         read_file();
         CHECK_EQ(next_event().bytes, 10);
         CHECK_EQ(bytes_on(0), 10);
-        CHECK(!ms_cursor_unsure(cursor));
+        CHECK(!ms_cursor_is_lower_bound(cursor));
         CHECK_EQ(next_event().bytes, 5);
         CHECK_EQ(bytes_on(0), 25);
         CHECK(!is_held(0));
-        CHECK(ms_cursor_unsure(cursor));
-        CHECK_EQ(ms_reader_now(reader).lost, 2);
+        CHECK(ms_cursor_is_lower_bound(cursor));
+        CHECK_EQ(ms_reader_get_status(reader).lost, 2);
         finish_file();
     }
 }
@@ -351,7 +351,7 @@ TEST(where_a_loss_has_no_number_the_moment_is_after_it)
     seek(1);
     seek(2);
     CHECK_EQ(bytes_on(0), 20);
-    CHECK(ms_cursor_unsure(cursor));
+    CHECK(ms_cursor_is_lower_bound(cursor));
     finish_file();
 }
 
@@ -368,6 +368,6 @@ TEST(a_key_frame_that_has_nothing_new_is_not_read)
     read_file();
     next_event();
     CHECK_EQ(next_event().op, MS_OP_DROP);
-    CHECK_EQ(ms_reader_now(reader).damaged, 0);
+    CHECK_EQ(ms_reader_get_status(reader).damaged, 0);
     finish_file();
 }

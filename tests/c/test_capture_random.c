@@ -29,11 +29,11 @@ static void close_model(void)
 }
 
 /* ---- the same? ---- */
-static void check_block(const ms_held *got, const ms_held *wanted)
+static void check_block(const ms_captured_block *got, const ms_captured_block *wanted)
 {
     CHECK_EQ(got->bytes, wanted->bytes);
-    CHECK_EQ(got->epoch, wanted->epoch);
-    CHECK_EQ(got->born, wanted->born);
+    CHECK_EQ(got->since_event, wanted->since_event);
+    CHECK_EQ(got->made_at, wanted->made_at);
     CHECK_EQ(got->step, wanted->step);
     CHECK_EQ(got->device, wanted->device);
     CHECK_EQ(got->path, wanted->path);
@@ -52,7 +52,7 @@ static void check_blocks(const struct model_state *wanted)
             continue;
         count++;
         sums[block->held.device].of[block->held.category] += (int64_t)block->held.bytes;
-        ms_held held;
+        ms_captured_block held;
         uint32_t at = 0;
         while (ms_cursor_block(cursor, &at, &held) && held.slot != block->held.slot)
             ;
@@ -93,7 +93,7 @@ static void check_here(bool settled)
     static struct model_state wanted;
     model_at(&model, ms_cursor_moment(cursor), settled, &wanted);
     CHECK_EQ(ms_cursor_step(cursor), wanted.step);
-    CHECK_EQ(ms_cursor_optimized(cursor), wanted.optimized);
+    CHECK_EQ(ms_cursor_optimizer_steps(cursor), wanted.optimizer_steps);
     check_blocks(&wanted);
     check_threads(&wanted);
 }
@@ -145,7 +145,7 @@ static void go_about(uint64_t random)
         CHECK_EQ(ms_cursor_moment(cursor), nearest(moment < end ? moment : end));
         check_here(false);
         if (random_below(&random, 2)) {
-            CHECK_EQ(ms_cursor_settle(cursor), MS_OK);
+            CHECK_EQ(ms_cursor_apply_later_claims(cursor), MS_OK);
             check_here(true);
         } else {
             walk(random_below(&random, 50));
@@ -166,7 +166,7 @@ TEST(every_moment_of_a_random_capture_is_what_the_model_says)
         open_model();
         walk(UINT64_MAX);
         CHECK_EQ(ms_cursor_moment(cursor), model.file.event);
-        CHECK(!ms_cursor_unsure(cursor));
+        CHECK(!ms_cursor_is_lower_bound(cursor));
         go_about(seed);
         close_model();
     }
@@ -179,9 +179,9 @@ TEST(a_capture_with_losses_is_right_wherever_it_is_known)
         open_model();
         walk(UINT64_MAX);
         go_about(seed);
-        CHECK_EQ(ms_reader_now(reader).lost, model.lost);
+        CHECK_EQ(ms_reader_get_status(reader).lost, model.lost);
         CHECK_EQ(ms_cursor_seek(cursor, UINT64_MAX), MS_OK);
-        CHECK_EQ(ms_cursor_unsure(cursor), model.lost > 0);
+        CHECK_EQ(ms_cursor_is_lower_bound(cursor), model.lost > 0);
         close_model();
     }
 }
@@ -218,16 +218,16 @@ static void check_survey(const ms_survey *survey)
             if (total[i] <= most[i])
                 continue;
             most[i] = total[i];
-            if (total[i] == survey->summit[i].bytes)
-                CHECK_EQ(survey->summit[i].moment, moment);
+            if (total[i] == survey->peaks[i].bytes)
+                CHECK_EQ(survey->peaks[i].moment, moment);
         }
     }
     for (uint32_t i = 0; i < MODEL_DEVICES; i++)
-        CHECK_EQ(survey->summit[i].bytes, most[i]);
+        CHECK_EQ(survey->peaks[i].bytes, most[i]);
     for (int i = 0; i < MS_OP_COUNT; i++)
         CHECK_EQ(survey->events[i], ops[i]);
     CHECK_EQ(survey->steps, at.step);
-    CHECK_EQ(survey->optimized, at.optimized);
+    CHECK_EQ(survey->optimizer_steps, at.optimizer_steps);
 }
 
 TEST(a_survey_finds_the_peaks_that_the_model_finds)
@@ -239,7 +239,7 @@ TEST(a_survey_finds_the_peaks_that_the_model_finds)
         CHECK_EQ(ms_reader_survey(reader, &survey, NULL, NULL), MS_OK);
         CHECK_EQ(survey.last, model.file.event);
         check_survey(&survey);
-        CHECK(!survey.unsure);
+        CHECK(!survey.is_lower_bound);
         close_model();
     }
 }

@@ -51,15 +51,15 @@ TEST(a_capture_of_nothing_has_nothing)
     read_file();
     ms_event event;
     const char *key, *value;
-    CHECK_EQ(ms_cursor_next(cursor, UINT32_MAX, &event), MS_EABSENT);
+    CHECK_EQ(ms_cursor_next(cursor, UINT32_MAX, &event), MS_EEND);
     CHECK_EQ(ms_cursor_seek(cursor, 5), MS_OK);
     CHECK_EQ(ms_cursor_moment(cursor), 0);
     CHECK_EQ(ms_cursor_blocks(cursor), 0);
-    CHECK_EQ(ms_cursor_seek_step(cursor, 0), MS_EABSENT);
-    CHECK_EQ(ms_cursor_settle(cursor), MS_OK);
+    CHECK_EQ(ms_cursor_seek_step(cursor, 0), MS_ENOSTEP);
+    CHECK_EQ(ms_cursor_apply_later_claims(cursor), MS_OK);
     CHECK(!ms_reader_info(reader, false, 0, &key, &value));
-    CHECK(!ms_reader_now(reader).ended);
-    CHECK_EQ(ms_reader_now(reader).bytes, 16);
+    CHECK(!ms_reader_get_status(reader).ended);
+    CHECK_EQ(ms_reader_get_status(reader).bytes, 16);
     CHECK_EQ(ms_reader_paths(reader), 2);
     CHECK_EQ(ms_reader_devices(reader), 0);
     finish_file();
@@ -81,9 +81,9 @@ TEST(info_and_end_are_pairs_of_words)
     CHECK(!ms_reader_info(reader, false, 2, &key, &value));
     CHECK(ms_reader_info(reader, true, 0, &key, &value));
     CHECK(strcmp(key, "how") == 0 && strcmp(value, "finished") == 0);
-    CHECK(ms_reader_now(reader).ended);
-    CHECK_EQ(ms_reader_now(reader).lost, 12);
-    CHECK_EQ(ms_reader_now(reader).duration, 900);
+    CHECK(ms_reader_get_status(reader).ended);
+    CHECK_EQ(ms_reader_get_status(reader).lost, 12);
+    CHECK_EQ(ms_reader_get_status(reader).duration, 900);
     finish_file();
 }
 
@@ -158,7 +158,7 @@ TEST(the_two_paths_that_are_always_there_keep_their_names)
     check_path(0, "Global", 0, 0);
     check_path(1, "unknown", 0, 0);
     check_path(2, "z", 1, 0);
-    CHECK_EQ(ms_reader_now(reader).damaged, 0);
+    CHECK_EQ(ms_reader_get_status(reader).damaged, 0);
     finish_file();
 }
 
@@ -184,12 +184,12 @@ TEST(every_operation_is_told)
     ms_event e = next_event();
     CHECK(e.op == MS_OP_THREAD && e.thread == 7 && e.bytes == 4242 && e.number == 1 && e.time == 10);
     e = next_event();
-    CHECK(e.op == MS_OP_WHERE && e.thread == 7 && e.phase == MS_FORWARD && e.path == 3);
+    CHECK(e.op == MS_OP_POSITION && e.thread == 7 && e.phase == MS_FORWARD && e.path == 3);
     e = next_event();
     CHECK(e.op == MS_OP_ADD && e.slot == 5 && e.bytes == 1000 && e.device == 1 && e.path == 3);
     CHECK(e.category == MS_ACTIVATION && e.phase == MS_FORWARD && e.number == 3 && e.time == 10);
     e = next_event();
-    CHECK(e.op == MS_OP_CLAIM && e.slot == 5 && e.bytes == 1000 && e.device == 1 && e.path == 2 && !e.fresh);
+    CHECK(e.op == MS_OP_CLAIM && e.slot == 5 && e.bytes == 1000 && e.device == 1 && e.path == 2 && !e.from_now_on);
     CHECK(e.category == MS_GRADIENT && e.time == 15);
     e = next_event();
     CHECK(e.op == MS_OP_DROP && e.slot == 5 && e.bytes == 1000 && e.device == 1 && e.path == 2);
@@ -197,18 +197,18 @@ TEST(every_operation_is_told)
     e = next_event();
     CHECK(e.op == MS_OP_STEP && e.bytes == 9);
     e = next_event();
-    CHECK(e.op == MS_OP_OPTIMIZED && ms_cursor_optimized(cursor) == 1);
+    CHECK(e.op == MS_OP_OPTIMIZER_STEP && ms_cursor_optimizer_steps(cursor) == 1);
     e = next_event();
     CHECK(e.op == MS_OP_RESERVED && e.device == 1 && e.bytes == 1 << 20);
     CHECK_EQ(ms_cursor_reserved(cursor, 1), 1 << 20);
     e = next_event();
     CHECK(e.op == MS_OP_OOM && e.device == 1 && e.bytes == 11 && e.allocated == 22 && e.reserved == 33);
     CHECK(e.path == 3 && e.phase == MS_FORWARD && e.thread == 7 && e.number == 9);
-    CHECK_EQ(ms_cursor_next(cursor, UINT32_MAX, &e), MS_EABSENT);
+    CHECK_EQ(ms_cursor_next(cursor, UINT32_MAX, &e), MS_EEND);
     CHECK_EQ(ms_cursor_moment(cursor), 10);
     CHECK_EQ(ms_cursor_time(cursor), 15);
-    CHECK_EQ(ms_reader_now(reader).duration, 15);
-    CHECK_EQ(ms_reader_now(reader).events, 10);
+    CHECK_EQ(ms_reader_get_status(reader).duration, 15);
+    CHECK_EQ(ms_reader_get_status(reader).events, 10);
     finish_file();
 }
 
@@ -243,7 +243,7 @@ TEST(a_block_without_more_words_is_of_where_its_thread_is)
     read_file();
     CHECK_EQ(ms_cursor_seek(cursor, UINT64_MAX), MS_OK);
     for (uint8_t phase = MS_IDLE; phase <= MS_OPTIMIZER; phase++) {
-        ms_held held = held_in(phase);
+        ms_captured_block held = held_in(phase);
         CHECK_EQ(held.category, category[phase]);
         CHECK_EQ(held.phase, phase);
         CHECK_EQ(held.path, 2 + phase % 3);
@@ -292,7 +292,7 @@ TEST(slot_device_and_path_begin_anew_in_every_chunk)
     read_file();
     CHECK_EQ(ms_cursor_seek(cursor, UINT64_MAX), MS_OK);
     for (uint32_t i = 0; i < 3; i++) {
-        ms_held held = held_in(100 + i);
+        ms_captured_block held = held_in(100 + i);
         CHECK(held.bytes == 1 + i && held.device == i % 2 && held.path == 4 - i && held.outside);
         CHECK(held.category == MS_BUFFER && held.phase == MS_RECOMPUTE);
     }
@@ -312,7 +312,7 @@ TEST(a_path_that_nobody_named_is_unknown)
     CHECK_EQ(ms_cursor_seek(cursor, UINT64_MAX), MS_OK);
     for (uint32_t i = 0; i < 3; i++)
         CHECK_EQ(held_in(i).path, MS_UNKNOWN);
-    CHECK_EQ(ms_reader_now(reader).damaged, 0);
+    CHECK_EQ(ms_reader_get_status(reader).damaged, 0);
     finish_file();
 }
 
@@ -323,7 +323,7 @@ TEST(a_key_frame_tells_all_that_is_known)
     file_names(&file, 2, (const char *const[]){"a", "b", NULL});
     file.event = 100;
     file.time = 5000;
-    file_key_begin(&file, (struct file_key){.step = 8, .optimized = 7});
+    file_key_begin(&file, (struct file_key){.step = 8, .optimizer_steps = 7});
     file_varint(&file, 1); /* thread 3, id 55, backward, path 2 */
     file_varint(&file, 3), file_varint(&file, 55), file_varint(&file, MS_BACKWARD), file_varint(&file, 2);
     file_varint(&file, 1); /* device 1 has reserved 777 */
@@ -338,15 +338,16 @@ TEST(a_key_frame_tells_all_that_is_known)
     CHECK_EQ(ms_cursor_moment(cursor), 100);
     CHECK_EQ(ms_cursor_time(cursor), 5000);
     CHECK_EQ(ms_cursor_step(cursor), 8);
-    CHECK_EQ(ms_cursor_optimized(cursor), 7);
+    CHECK_EQ(ms_cursor_optimizer_steps(cursor), 7);
     CHECK_EQ(ms_cursor_reserved(cursor, 1), 777);
     CHECK_EQ(ms_cursor_blocks(cursor), 2);
-    ms_held held = held_in(4);
+    ms_captured_block held = held_in(4);
     CHECK(held.bytes == 1000 && held.device == 1 && held.category == MS_OPTSTATE && held.outside);
-    CHECK(held.phase == MS_OPTIMIZER && held.path == 3 && held.epoch == 40 && held.step == 6 && held.born == 1000);
+    CHECK(held.phase == MS_OPTIMIZER && held.path == 3 && held.since_event == 40 && held.step == 6 &&
+          held.made_at == 1000);
     held = held_in(6);
     CHECK(held.bytes == 5 && held.device == 0 && held.category == MS_PARAMETER && !held.outside);
-    CHECK(held.phase == MS_IDLE && held.path == 2 && held.epoch == 0 && held.step == 0 && held.born == 0);
+    CHECK(held.phase == MS_IDLE && held.path == 2 && held.since_event == 0 && held.step == 0 && held.made_at == 0);
     uint32_t number;
     uint64_t id;
     ms_phase phase;
@@ -372,7 +373,7 @@ TEST(events_before_the_first_key_frame_cannot_be_known)
     CHECK_EQ(next_event().bytes, 20);
     CHECK_EQ(ms_cursor_seek(cursor, 0), MS_OK);
     CHECK_EQ(ms_cursor_moment(cursor), 1);
-    CHECK(ms_cursor_unsure(cursor));
+    CHECK(ms_cursor_is_lower_bound(cursor));
     finish_file();
 }
 
@@ -390,8 +391,8 @@ TEST(chunks_of_a_kind_that_is_not_known_are_passed_over)
     read_file();
     CHECK_EQ(ms_cursor_seek(cursor, UINT64_MAX), MS_OK);
     CHECK_EQ(bytes_on(0), 30);
-    CHECK_EQ(ms_reader_now(reader).damaged, 0);
-    CHECK(!ms_cursor_unsure(cursor));
+    CHECK_EQ(ms_reader_get_status(reader).damaged, 0);
+    CHECK(!ms_cursor_is_lower_bound(cursor));
     finish_file();
 }
 
@@ -414,7 +415,7 @@ TEST(what_is_written_after_opening_is_not_seen)
     ms_cursor_close(cursor);
     ms_reader_close(reader);
     CHECK_EQ(ms_reader_open(fd, NULL, &reader), MS_OK);
-    CHECK_EQ(ms_reader_now(reader).events, 3);
+    CHECK_EQ(ms_reader_get_status(reader).events, 3);
     ms_reader_close(reader);
     close(fd);
     file_free(&file);

@@ -27,15 +27,15 @@ TEST(a_survey_finds_when_each_device_held_most)
     end_events();
     look();
     CHECK_EQ(survey.devices, 2);
-    const ms_summit *cuda = &survey.summit[1];
+    const ms_capture_peak *cuda = &survey.peaks[1];
     CHECK(cuda->bytes == 100 && cuda->moment == 6 && cuda->time == 20 && cuda->step == 3);
     CHECK(cuda->phase == MS_BACKWARD && cuda->running == 4 && cuda->reserved == 4096);
-    CHECK_EQ(survey.summit[0].bytes, 7);
-    CHECK_EQ(survey.summit[0].running, 4);
-    CHECK_EQ(survey.summit[2].bytes, 0);
-    CHECK_EQ(survey.most_reserved[1], 9999);
+    CHECK_EQ(survey.peaks[0].bytes, 7);
+    CHECK_EQ(survey.peaks[0].running, 4);
+    CHECK_EQ(survey.peaks[2].bytes, 0);
+    CHECK_EQ(survey.peak_reserved[1], 9999);
     CHECK_EQ(survey.steps, 3);
-    CHECK(survey.first == 1 && survey.last == 10 && !survey.unsure);
+    CHECK(survey.first == 1 && survey.last == 10 && !survey.is_lower_bound);
     finish_file();
 }
 
@@ -54,11 +54,11 @@ TEST(a_survey_counts_events_and_what_was_made_in_each_phase)
     look();
     CHECK_EQ(survey.events[MS_OP_ADD], 3);
     CHECK_EQ(survey.events[MS_OP_DROP], 1);
-    CHECK_EQ(survey.events[MS_OP_WHERE], 2);
+    CHECK_EQ(survey.events[MS_OP_POSITION], 2);
     CHECK_EQ(survey.phases[MS_FORWARD].blocks, 2);
     CHECK_EQ(survey.phases[MS_FORWARD].bytes, 150);
     CHECK_EQ(survey.phases[MS_OPTIMIZER].bytes, 1);
-    CHECK_EQ(survey.optimized, 1);
+    CHECK_EQ(survey.optimizer_steps, 1);
     finish_file();
 }
 
@@ -102,13 +102,13 @@ TEST(a_survey_knows_the_first_and_the_last_failed_allocation)
     file_oom(&file, 0, 10, 1, 1);
     end_events();
     look();
-    CHECK_EQ(survey.ooms, 3);
+    CHECK_EQ(survey.oom_count, 3);
     CHECK_EQ(survey.first_oom, 3);
     CHECK_EQ(survey.last_oom, 6);
     finish_file();
     begin_file();
     look();
-    CHECK(survey.ooms == 0 && survey.first_oom == 0 && survey.last_oom == 0);
+    CHECK(survey.oom_count == 0 && survey.first_oom == 0 && survey.last_oom == 0);
     finish_file();
 }
 
@@ -130,12 +130,12 @@ TEST(what_a_key_frame_holds_counts_for_the_peak)
     file_drop(&file, 0);
     end_events();
     look();
-    CHECK(survey.summit[0].bytes == 500 && survey.summit[0].moment == 1 && survey.summit[0].running == MS_GLOBAL);
+    CHECK(survey.peaks[0].bytes == 500 && survey.peaks[0].moment == 1 && survey.peaks[0].running == MS_GLOBAL);
     unread();
     key_with(700, 1); /* after a loss, and nothing comes after it */
     look();
-    CHECK(survey.summit[0].bytes == 700 && survey.summit[0].moment == 2 && survey.summit[0].running == MS_UNKNOWN);
-    CHECK(survey.unsure);
+    CHECK(survey.peaks[0].bytes == 700 && survey.peaks[0].moment == 2 && survey.peaks[0].running == MS_UNKNOWN);
+    CHECK(survey.is_lower_bound);
     CHECK_EQ(survey.last, 2);
     finish_file();
 }
@@ -172,9 +172,9 @@ TEST(sums_over_all_blocks_end_at_the_highest_number)
     }
     end_events();
     look();
-    CHECK_EQ(survey.summit[0].bytes, INT64_MAX);
+    CHECK_EQ(survey.peaks[0].bytes, INT64_MAX);
     CHECK(survey.phases[MS_IDLE].bytes == UINT64_MAX);
-    CHECK(!survey.unsure);
+    CHECK(!survey.is_lower_bound);
     finish_file();
 }
 
@@ -206,7 +206,7 @@ TEST(progress_grows_and_can_stop_a_survey)
         CHECK(told[i] > told[i - 1] && told[i] <= 1);
     told_count = 0;
     told_most = 10;
-    CHECK_EQ(ms_reader_survey(reader, &survey, tell, &told), MS_EABSENT);
+    CHECK_EQ(ms_reader_survey(reader, &survey, tell, &told), MS_ESTOPPED);
     CHECK_EQ(told_count, 10);
     finish_file();
 }

@@ -1,6 +1,6 @@
 /* test_ended.c - threads that end: their calls stay findable until they are let go. */
-#include "heap.h"
 #include "core/watch/watch.h"
+#include "heap.h"
 #include "runner.h"
 #include "scene.h"
 

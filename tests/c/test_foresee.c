@@ -62,7 +62,7 @@ static ms_cursor *open_cursor(ms_reader *reader)
 static uint64_t blocks_of(const ms_cursor *cursor)
 {
     uint64_t sum = 0;
-    ms_held held;
+    ms_captured_block held;
     for (uint32_t at = 0; ms_cursor_block(cursor, &at, &held);) {
         uint64_t one = held.bytes << 40 | (uint64_t)held.slot << 24 | held.path << 8 | held.category;
         sum += random_next(&one);
@@ -74,7 +74,7 @@ static void check_same(const ms_cursor *foreseen, ms_reader *reader)
 {
     ms_cursor *settled = open_cursor(reader);
     CHECK_EQ(ms_cursor_seek(settled, ms_cursor_moment(foreseen)), MS_OK);
-    CHECK_EQ(ms_cursor_settle(settled), MS_OK);
+    CHECK_EQ(ms_cursor_apply_later_claims(settled), MS_OK);
     for (uint32_t device = 0; device < 2; device++) {
         ms_sums a = ms_cursor_now(foreseen, device), b = ms_cursor_now(settled, device);
         CHECK(memcmp(&a, &b, sizeof a) == 0);
@@ -90,7 +90,7 @@ TEST(a_cursor_that_foresees_is_settled_at_every_moment)
         ms_reader *reader;
         CHECK_EQ(ms_reader_open(fd, NULL, &reader), MS_OK);
         ms_cursor *cursor = open_cursor(reader);
-        CHECK_EQ(ms_cursor_foresee(cursor), MS_OK);
+        CHECK_EQ(ms_cursor_load_later_claims(cursor), MS_OK);
         ms_event event;
         int count = 0;
         for (; ms_cursor_walk(cursor, &event) == MS_OK; count++)
@@ -111,18 +111,18 @@ TEST(a_cursor_foresees_from_the_middle_too_but_not_when_it_is_settled)
     CHECK_EQ(ms_reader_open(fd, NULL, &reader), MS_OK);
     ms_cursor *cursor = open_cursor(reader);
     CHECK_EQ(ms_cursor_seek(cursor, MOMENTS / 3), MS_OK);
-    CHECK_EQ(ms_cursor_foresee(cursor), MS_OK);
+    CHECK_EQ(ms_cursor_load_later_claims(cursor), MS_OK);
     check_same(cursor, reader);
-    CHECK_EQ(ms_cursor_foresee(cursor), MS_OK);
-    CHECK_EQ(ms_cursor_settle(cursor), MS_OK);
+    CHECK_EQ(ms_cursor_load_later_claims(cursor), MS_OK);
+    CHECK_EQ(ms_cursor_apply_later_claims(cursor), MS_OK);
     ms_event event;
     CHECK_EQ(ms_cursor_walk(cursor, &event), MS_OK);
     check_same(cursor, reader);
     ms_cursor_close(cursor);
 
     cursor = open_cursor(reader);
-    CHECK_EQ(ms_cursor_settle(cursor), MS_OK);
-    CHECK_EQ(ms_cursor_foresee(cursor), MS_EINVAL);
+    CHECK_EQ(ms_cursor_apply_later_claims(cursor), MS_OK);
+    CHECK_EQ(ms_cursor_load_later_claims(cursor), MS_EINVAL);
     CHECK_EQ(ms_cursor_walk(cursor, &event), MS_EINVAL);
     ms_cursor_close(cursor);
     ms_reader_close(reader);
@@ -150,14 +150,14 @@ TEST(an_event_says_what_its_block_is_found_to_be)
     ms_reader *reader;
     CHECK_EQ(ms_reader_open(fd, NULL, &reader), MS_OK);
     ms_cursor *cursor = open_cursor(reader);
-    CHECK_EQ(ms_cursor_foresee(cursor), MS_OK);
+    CHECK_EQ(ms_cursor_load_later_claims(cursor), MS_OK);
     ms_event event;
     for (size_t i = 0; i < sizeof found; i++) {
         CHECK_EQ(ms_cursor_walk(cursor, &event), MS_OK);
         CHECK_EQ(event.category, found[i]);
         CHECK_EQ(event.path, i < 3 ? 2 : 1);
     }
-    CHECK_EQ(ms_cursor_walk(cursor, &event), MS_EABSENT);
+    CHECK_EQ(ms_cursor_walk(cursor, &event), MS_EEND);
     ms_cursor_close(cursor);
     ms_reader_close(reader);
     close(fd);
@@ -183,16 +183,16 @@ TEST(something_that_is_passed_over_is_told)
     ms_reader *reader;
     CHECK_EQ(ms_reader_open(fd, NULL, &reader), MS_OK);
     ms_cursor *cursor = open_cursor(reader);
-    CHECK_EQ(ms_cursor_foresee(cursor), MS_OK);
+    CHECK_EQ(ms_cursor_load_later_claims(cursor), MS_OK);
     ms_event event;
     CHECK_EQ(ms_cursor_walk(cursor, &event), MS_OK);
     CHECK_EQ(event.bytes, 100);
     CHECK_EQ(ms_cursor_walk(cursor, &event), MS_JUMPED);
     CHECK_EQ(ms_cursor_blocks(cursor), 0);
-    CHECK(ms_cursor_unsure(cursor));
+    CHECK(ms_cursor_is_lower_bound(cursor));
     CHECK_EQ(ms_cursor_walk(cursor, &event), MS_OK);
     CHECK_EQ(event.bytes, 7);
-    CHECK_EQ(ms_cursor_walk(cursor, &event), MS_EABSENT);
+    CHECK_EQ(ms_cursor_walk(cursor, &event), MS_EEND);
     ms_cursor_close(cursor);
     ms_reader_close(reader);
     close(fd);
@@ -211,12 +211,12 @@ TEST(a_cursor_without_memory_to_foresee_is_as_it_was)
         CHECK_EQ(ms_cursor_seek(cursor, MOMENTS / 2), MS_OK);
         uint64_t before = blocks_of(cursor);
         heap.refuse_at = heap.asked + refused;
-        int error = ms_cursor_foresee(cursor);
+        int error = ms_cursor_load_later_claims(cursor);
         heap.refuse_at = 0;
         if (error) {
             CHECK_EQ(error, MS_ENOMEM);
             CHECK_EQ(blocks_of(cursor), before);
-            CHECK_EQ(ms_cursor_foresee(cursor), MS_OK);
+            CHECK_EQ(ms_cursor_load_later_claims(cursor), MS_OK);
         }
         check_same(cursor, reader);
         ms_cursor_close(cursor);

@@ -7,12 +7,12 @@
 TEST(dropping_what_is_not_known_is_absent_and_changes_nothing)
 {
     struct lane *t = ledger_start();
-    CHECK_EQ(ms_block_drop(ledger, 1), MS_EABSENT);
+    CHECK_EQ(ms_block_drop(ledger, 1), MS_ENOBLOCK);
     add(t, 1, 100);
-    CHECK_EQ(ms_block_drop(ledger, 2), MS_EABSENT);
+    CHECK_EQ(ms_block_drop(ledger, 2), MS_ENOBLOCK);
     drop(1);
-    CHECK_EQ(ms_block_drop(ledger, 1), MS_EABSENT);
-    CHECK_EQ(ms_block_claim(ledger, 1, MS_PARAMETER, scene.a), MS_EABSENT);
+    CHECK_EQ(ms_block_drop(ledger, 1), MS_ENOBLOCK);
+    CHECK_EQ(ms_block_claim(ledger, 1, MS_PARAMETER, scene.a), MS_ENOBLOCK);
     CHECK_SUMS(held(), NOTHING);
     CHECK_EQ(ms_ledger_lost(ledger), 0);
     ledger_end();
@@ -48,8 +48,8 @@ TEST(a_block_of_no_bytes_is_nothing)
     add_as(2, 0, MS_PARAMETER, scene.a);
     CHECK_EQ(ms_ledger_blocks(ledger), 0);
     CHECK_SUMS(held(), NOTHING);
-    CHECK_EQ(ms_block_drop(ledger, 1), MS_EABSENT);
-    CHECK_EQ(ms_block_drop(ledger, 2), MS_EABSENT);
+    CHECK_EQ(ms_block_drop(ledger, 1), MS_ENOBLOCK);
+    CHECK_EQ(ms_block_drop(ledger, 2), MS_ENOBLOCK);
     ledger_end();
 }
 
@@ -59,14 +59,14 @@ TEST(any_number_is_an_address)
     struct lane *t = ledger_start();
     const uint64_t count = sizeof odd / sizeof odd[0];
     for (uint64_t i = 0; i < count; i++) {
-        CHECK_EQ(ms_block_drop(ledger, odd[i]), MS_EABSENT);
+        CHECK_EQ(ms_block_drop(ledger, odd[i]), MS_ENOBLOCK);
         add(t, odd[i], UINT64_C(1) << i);
     }
     CHECK_EQ(total(held()), (1 << count) - 1);
     for (uint64_t i = 0; i < count; i++) {
         CHECK_EQ(ms_block_bytes(ledger, &odd[i], 1), UINT64_C(1) << i);
         drop(odd[i]);
-        CHECK_EQ(ms_block_drop(ledger, odd[i]), MS_EABSENT);
+        CHECK_EQ(ms_block_drop(ledger, odd[i]), MS_ENOBLOCK);
     }
     ledger_end();
 }
@@ -117,16 +117,16 @@ TEST(each_device_has_its_own_sums)
 TEST(the_last_device_is_a_device_and_the_next_is_out_of_range)
 {
     struct lane *t = ledger_start();
-    add_on(t, 1, 100, MS_DEVICES_MOST - 1);
-    CHECK_EQ(ms_ledger_devices(ledger), MS_DEVICES_MOST);
-    CHECK_SUMS(ms_ledger_now(ledger, MS_DEVICES_MOST - 1), [MS_ACTIVATION] = 100);
+    add_on(t, 1, 100, MS_MAX_DEVICES - 1);
+    CHECK_EQ(ms_ledger_devices(ledger), MS_MAX_DEVICES);
+    CHECK_SUMS(ms_ledger_now(ledger, MS_MAX_DEVICES - 1), [MS_ACTIVATION] = 100);
     CHECK_SUMS(held(), NOTHING);
-    CHECK_EQ(ms_block_add(ledger, t->thread, 2, 1, MS_DEVICES_MOST), MS_EINVAL);
+    CHECK_EQ(ms_block_add(ledger, t->thread, 2, 1, MS_MAX_DEVICES), MS_EINVAL);
     CHECK_EQ(ms_block_add(ledger, t->thread, 1, 1, UINT32_MAX), MS_EINVAL);
-    CHECK_EQ(ms_block_add_as(ledger, NULL, 1, 1, MS_DEVICES_MOST, MS_TEMP, scene.a, false), MS_EINVAL);
+    CHECK_EQ(ms_block_add_as(ledger, NULL, 1, 1, MS_MAX_DEVICES, MS_TEMP, scene.a, false), MS_EINVAL);
     CHECK_EQ(ms_ledger_blocks(ledger), 1);
-    CHECK_EQ(ms_ledger_devices(ledger), MS_DEVICES_MOST);
-    CHECK_SUMS(ms_ledger_now(ledger, MS_DEVICES_MOST - 1), [MS_ACTIVATION] = 100);
+    CHECK_EQ(ms_ledger_devices(ledger), MS_MAX_DEVICES);
+    CHECK_SUMS(ms_ledger_now(ledger, MS_MAX_DEVICES - 1), [MS_ACTIVATION] = 100);
     CHECK_EQ(ms_ledger_lost(ledger), 0);
     ledger_end();
 }

@@ -3,9 +3,9 @@
 
 static void check_counts(ms_path path, size_t pre, size_t peak, size_t post)
 {
-    CHECK_EQ(ms_moments_count(ledger, path, MS_PRE_BW), pre);
-    CHECK_EQ(ms_moments_count(ledger, path, MS_PEAK_BW), peak);
-    CHECK_EQ(ms_moments_count(ledger, path, MS_POST_BW), post);
+    CHECK_EQ(ms_call_snapshot_count(ledger, path, MS_PRE_BW), pre);
+    CHECK_EQ(ms_call_snapshot_count(ledger, path, MS_PEAK_BW), peak);
+    CHECK_EQ(ms_call_snapshot_count(ledger, path, MS_POST_BW), post);
 }
 
 static void check_totals(ms_path path, size_t index, int64_t pre, int64_t peak, int64_t post)
@@ -56,7 +56,7 @@ TEST(backward_begins_with_the_first_node_and_ends_with_one_made_elsewhere)
     check_totals(scene.b, 0, 102, 152, 103);
     check_totals(scene.a, 0, 101, 152, 104);
     CHECK_SUMS(moment(scene.b, MS_PEAK_BW, 0), [MS_ACTIVATION] = 100, [MS_TEMP] = 52);
-    CHECK_EQ(ms_moments_count(ledger, scene.a, MS_PRE_FW), 1);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_PRE_FW), 1);
     CHECK_SUMS(moment(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 100);
     ledger_end();
 }
@@ -279,7 +279,7 @@ TEST(a_backward_inside_a_call_is_in_the_call_s_peak)
     CHECK_EQ(total(moment(scene.a, MS_PEAK_FW, 0)), 70);
     CHECK_EQ(total(moment(scene.a, MS_POST_FW, 0)), 1);
     check_totals(scene.d, 0, 0, 70, 1);
-    CHECK_EQ(ms_moments_count(ledger, scene.a, MS_PRE_FW_AC), 0);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_PRE_FW_AC), 0);
     ledger_end();
 }
 
@@ -298,16 +298,16 @@ TEST(a_call_run_again_inside_backward_has_moments_of_its_own)
     leave_call(t);
     leave_node(t);
     run(t, t, 3, 1, 0);
-    CHECK_EQ(ms_moments_count(ledger, scene.b, MS_PRE_FW), 1);
-    CHECK_EQ(ms_moments_count(ledger, scene.b, MS_POST_FW), 1);
-    CHECK_EQ(ms_moments_count(ledger, scene.b, MS_PEAK_FW), 1);
-    CHECK_EQ(ms_moments_count(ledger, scene.b, MS_PRE_FW_AC), 1);
-    CHECK_EQ(ms_moments_count(ledger, scene.b, MS_POST_FW_AC), 1);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.b, MS_PRE_FW), 1);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.b, MS_POST_FW), 1);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.b, MS_PEAK_FW), 1);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.b, MS_PRE_FW_AC), 1);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.b, MS_POST_FW_AC), 1);
     CHECK_SUMS(moment(scene.b, MS_PRE_FW_AC, 0), [MS_ACTIVATION] = 100, [MS_TEMP] = 20);
     CHECK_SUMS(moment(scene.b, MS_POST_FW_AC, 0), [MS_ACTIVATION] = 30, [MS_TEMP] = 20);
     CHECK_SUMS(moment(scene.b, MS_PRE_FW, 0), NOTHING);
     check_totals(scene.a, 0, 100, 150, 50);
-    CHECK_EQ(ms_moments_count(ledger, scene.a, MS_PRE_FW_AC), 0);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_PRE_FW_AC), 0);
     ledger_end();
 }
 
@@ -323,8 +323,8 @@ TEST(calls_run_again_nest_and_come_in_order)
     small_call(u, scene.c, 0);
     leave_call(u);
     leave_node(u);
-    CHECK_EQ(ms_moments_count(ledger, scene.c, MS_PRE_FW_AC), 2);
-    CHECK_EQ(ms_moments_count(ledger, scene.c, MS_PRE_FW), 0);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.c, MS_PRE_FW_AC), 2);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.c, MS_PRE_FW), 0);
     CHECK_EQ(total(moment(scene.c, MS_PRE_FW_AC, 0)), 1);
     CHECK_EQ(total(moment(scene.c, MS_POST_FW_AC, 1)), 11);
     CHECK_EQ(total(moment(scene.b, MS_POST_FW_AC, 0)), 11);
@@ -338,12 +338,12 @@ TEST(a_new_round_forgets_what_was_run_again)
     struct lane *t = ledger_start();
     for (uint64_t i = 0; i < 3; i++) {
         forward(t);
-        CHECK_EQ(ms_moments_count(ledger, scene.b, MS_PRE_FW_AC), 0);
+        CHECK_EQ(ms_call_snapshot_count(ledger, scene.b, MS_PRE_FW_AC), 0);
         node(t, t, 4 * i + 2);
         small_call(t, scene.b, 0);
         leave_node(t);
-        CHECK_EQ(ms_moments_count(ledger, scene.b, MS_PRE_FW_AC), 1);
-        CHECK_EQ(ms_moments_count(ledger, scene.b, MS_POST_FW_AC), 1);
+        CHECK_EQ(ms_call_snapshot_count(ledger, scene.b, MS_PRE_FW_AC), 1);
+        CHECK_EQ(ms_call_snapshot_count(ledger, scene.b, MS_POST_FW_AC), 1);
     }
     ledger_end();
 }
@@ -405,11 +405,11 @@ TEST(a_device_that_comes_during_backward_is_seen)
     drop(3);
     ms_backward_leave(t->thread, scene.d);
     ms_sums sums;
-    CHECK_EQ(ms_moments_count(ledger, scene.b, MS_POST_BW), 1);
-    CHECK(ms_moments_at(ledger, scene.b, MS_PRE_BW, 0, 5, &sums, NULL) && total(sums) == 0);
-    CHECK(ms_moments_at(ledger, scene.b, MS_PEAK_BW, 0, 5, &sums, NULL) && total(sums) == 100);
-    CHECK(ms_moments_at(ledger, scene.b, MS_POST_BW, 0, 5, &sums, NULL) && total(sums) == 20);
-    CHECK(ms_moments_at(ledger, scene.d, MS_PEAK_BW, 0, 6, &sums, NULL));
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.b, MS_POST_BW), 1);
+    CHECK(ms_call_snapshot_at(ledger, scene.b, MS_PRE_BW, 0, 5, &sums, NULL) && total(sums) == 0);
+    CHECK(ms_call_snapshot_at(ledger, scene.b, MS_PEAK_BW, 0, 5, &sums, NULL) && total(sums) == 100);
+    CHECK(ms_call_snapshot_at(ledger, scene.b, MS_POST_BW, 0, 5, &sums, NULL) && total(sums) == 20);
+    CHECK(ms_call_snapshot_at(ledger, scene.d, MS_PEAK_BW, 0, 6, &sums, NULL));
     CHECK_EQ(total(sums), 300);
     ledger_end();
 }

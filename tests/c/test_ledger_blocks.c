@@ -10,7 +10,7 @@ TEST(a_new_ledger_is_empty)
     CHECK_EQ(ms_ledger_blocks(ledger), 0);
     CHECK_EQ(ms_ledger_devices(ledger), 0);
     CHECK_EQ(ms_ledger_lost(ledger), 0);
-    CHECK_EQ(ms_ledger_iteration(ledger), 0);
+    CHECK_EQ(ms_ledger_step(ledger), 0);
     ledger_end();
 }
 
@@ -95,13 +95,13 @@ TEST(a_block_made_in_recompute_is_an_activation_of_the_recomputed_call)
 TEST(a_block_made_in_a_step_is_a_temp)
 {
     struct lane *t = ledger_start();
-    ms_step_enter(t->thread);
+    ms_optimizer_enter(t->thread);
     add(t, 1, 100);
     call(t, scene.a);
     add(t, 2, 20);
     leave_call(t);
     add(t, 3, 3);
-    ms_step_leave(t->thread);
+    ms_optimizer_leave(t->thread);
     add(t, 4, 4);
     CHECK_SUMS(held_by(MS_GLOBAL), [MS_TEMP] = 103, [MS_ACTIVATION] = 4);
     CHECK_SUMS(held_by(scene.a), [MS_ACTIVATION] = 20);
@@ -112,7 +112,7 @@ TEST(a_step_left_by_an_error_makes_no_more_temps)
 {
     struct lane *t = ledger_start();
     call(t, scene.a);
-    ms_step_enter(t->thread);
+    ms_optimizer_enter(t->thread);
     add(t, 1, 100);
     leave_call(t);
     add(t, 2, 20);
@@ -194,18 +194,18 @@ TEST(a_block_made_in_a_phase_that_is_said_is_like_one_of_a_thread_there)
                                          [MS_BACKWARD] = MS_TEMP,
                                          [MS_OPTIMIZER] = MS_TEMP};
     struct lane *t = ledger_start();
-    ms_viewer *viewer = ms_viewer_open(ledger);
+    ms_peak_tracker *viewer = ms_peak_tracker_open(ledger);
     call(t, scene.a);
     for (int phase = MS_IDLE; phase <= MS_OPTIMIZER; phase++) {
         CHECK_EQ(ms_block_add_in(ledger, (ms_phase)phase, scene.b, 1, 100 + (uint64_t)phase, 0), MS_OK);
         CHECK_EQ(held_by(scene.b).of[wanted[phase]], 100 + phase);
         CHECK_EQ(total(held()), 100 + phase);
-        CHECK_EQ(ms_viewer_peak(viewer, 0).phase, phase);
-        CHECK_EQ(ms_viewer_peak(viewer, 0).running, scene.b);
-        CHECK_EQ(ms_viewer_peak(viewer, 0).owner, scene.b);
+        CHECK_EQ(ms_peak_tracker_peak(viewer, 0).phase, phase);
+        CHECK_EQ(ms_peak_tracker_peak(viewer, 0).running, scene.b);
+        CHECK_EQ(ms_peak_tracker_peak(viewer, 0).owner, scene.b);
     }
     CHECK_EQ(ms_block_add_in(ledger, MS_FORWARD, scene.b, 2, 0, 0), MS_OK);
-    CHECK_EQ(ms_block_add_in(ledger, MS_FORWARD, scene.b, 2, 1, MS_DEVICES_MOST), MS_EINVAL);
+    CHECK_EQ(ms_block_add_in(ledger, MS_FORWARD, scene.b, 2, 1, MS_MAX_DEVICES), MS_EINVAL);
     CHECK_EQ(ms_ledger_blocks(ledger), 1);
     leave_call(t);
     CHECK_EQ(total(moment(scene.a, MS_PEAK_FW, 0)), 104);

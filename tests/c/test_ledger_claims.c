@@ -27,14 +27,14 @@ TEST(a_claim_moves_a_block_to_its_category_and_path)
 TEST(a_claim_is_of_the_block_s_own_device)
 {
     struct lane *t = ledger_start();
-    ms_viewer *viewer = view();
+    ms_peak_tracker *viewer = view();
     add_on(t, 1, 100, 1);
     add_on(t, 2, 20, 0);
     claim(1, MS_BUFFER, scene.a);
     CHECK_SUMS(ms_ledger_now(ledger, 1), [MS_BUFFER] = 100);
     CHECK_SUMS(held(), [MS_ACTIVATION] = 20);
-    CHECK_SUMS(ms_viewer_peak_of(viewer, 1, scene.a), [MS_BUFFER] = 100);
-    CHECK_SUMS(ms_viewer_peak_of(viewer, 0, scene.a), NOTHING);
+    CHECK_SUMS(ms_peak_tracker_peak_of(viewer, 1, scene.a), [MS_BUFFER] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak_of(viewer, 0, scene.a), NOTHING);
     ledger_end();
 }
 
@@ -43,19 +43,19 @@ TEST(a_claim_is_of_the_block_s_own_device)
 TEST(a_claim_of_a_block_that_lived_at_the_peak_moves_it_there_too)
 {
     struct lane *t = ledger_start();
-    ms_viewer *viewer = view();
+    ms_peak_tracker *viewer = view();
     call(t, scene.a);
     add(t, 1, 100);
     add(t, 2, 20);
     drop(2);
     leave_call(t);
     claim(1, MS_PARAMETER, scene.b);
-    CHECK_EQ(ms_viewer_peak(viewer, 0).bytes, 120);
-    CHECK_SUMS(ms_viewer_peak(viewer, 0).sums, [MS_PARAMETER] = 100, [MS_ACTIVATION] = 20);
+    CHECK_EQ(ms_peak_tracker_peak(viewer, 0).bytes, 120);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_PARAMETER] = 100, [MS_ACTIVATION] = 20);
     CHECK_SUMS(peak_of(viewer, scene.a), [MS_ACTIVATION] = 20);
     CHECK_SUMS(peak_of(viewer, scene.b), [MS_PARAMETER] = 100);
     claim(1, MS_OTHER, scene.d);
-    CHECK_SUMS(ms_viewer_peak(viewer, 0).sums, [MS_OTHER] = 100, [MS_ACTIVATION] = 20);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_OTHER] = 100, [MS_ACTIVATION] = 20);
     CHECK_SUMS(peak_of(viewer, scene.b), NOTHING);
     CHECK_SUMS(peak_of(viewer, scene.d), [MS_OTHER] = 100);
     ledger_end();
@@ -64,11 +64,11 @@ TEST(a_claim_of_a_block_that_lived_at_the_peak_moves_it_there_too)
 TEST(a_claim_of_the_block_that_made_the_peak_moves_it)
 {
     struct lane *t = ledger_start();
-    ms_viewer *viewer = view();
+    ms_peak_tracker *viewer = view();
     add(t, 1, 100);
     claim(1, MS_GRADIENT, scene.a);
     drop(1);
-    CHECK_SUMS(ms_viewer_peak(viewer, 0).sums, [MS_GRADIENT] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_GRADIENT] = 100);
     CHECK_SUMS(peak_of(viewer, scene.a), [MS_GRADIENT] = 100);
     CHECK_SUMS(peak_of(viewer, MS_GLOBAL), NOTHING);
     ledger_end();
@@ -77,13 +77,13 @@ TEST(a_claim_of_the_block_that_made_the_peak_moves_it)
 TEST(a_claim_of_a_block_made_after_the_peak_leaves_the_peak_alone)
 {
     struct lane *t = ledger_start();
-    ms_viewer *viewer = view();
+    ms_peak_tracker *viewer = view();
     add(t, 1, 100);
     drop(1);
     add(t, 2, 20);
     claim(2, MS_PARAMETER, scene.a);
     CHECK_SUMS(held(), [MS_PARAMETER] = 20);
-    CHECK_SUMS(ms_viewer_peak(viewer, 0).sums, [MS_ACTIVATION] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_ACTIVATION] = 100);
     CHECK_SUMS(peak_of(viewer, scene.a), NOTHING);
     CHECK_SUMS(peak_of(viewer, MS_GLOBAL), [MS_ACTIVATION] = 100);
     ledger_end();
@@ -92,15 +92,15 @@ TEST(a_claim_of_a_block_made_after_the_peak_leaves_the_peak_alone)
 TEST(a_claim_of_a_new_block_at_an_old_address_leaves_the_peak_alone)
 {
     struct lane *t = ledger_start();
-    ms_viewer *viewer = view();
+    ms_peak_tracker *viewer = view();
     add(t, 1, 100);
     drop(1);
     add(t, 1, 100 - 1);
     claim(1, MS_PARAMETER, scene.a);
-    CHECK_SUMS(ms_viewer_peak(viewer, 0).sums, [MS_ACTIVATION] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_ACTIVATION] = 100);
     add(t, 1, 50);
     claim(1, MS_BUFFER, scene.a);
-    CHECK_SUMS(ms_viewer_peak(viewer, 0).sums, [MS_ACTIVATION] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_ACTIVATION] = 100);
     CHECK_SUMS(held(), [MS_BUFFER] = 50);
     ledger_end();
 }
@@ -108,12 +108,12 @@ TEST(a_claim_of_a_new_block_at_an_old_address_leaves_the_peak_alone)
 TEST(a_claim_before_the_peak_is_seen_at_the_peak)
 {
     struct lane *t = ledger_start();
-    ms_viewer *viewer = view();
+    ms_peak_tracker *viewer = view();
     add(t, 1, 100);
     claim(1, MS_PARAMETER, scene.a);
     add(t, 2, 20);
     drop(1);
-    CHECK_SUMS(ms_viewer_peak(viewer, 0).sums, [MS_PARAMETER] = 100, [MS_ACTIVATION] = 20);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_PARAMETER] = 100, [MS_ACTIVATION] = 20);
     CHECK_SUMS(peak_of(viewer, scene.a), [MS_PARAMETER] = 100);
     ledger_end();
 }
@@ -121,22 +121,22 @@ TEST(a_claim_before_the_peak_is_seen_at_the_peak)
 TEST(a_claim_moves_the_block_in_the_peaks_of_those_viewers_it_lived_for)
 {
     struct lane *t = ledger_start();
-    ms_viewer *high = view();
+    ms_peak_tracker *high = view();
     add(t, 1, 100);
     drop(1);
-    ms_viewer *low = view();
+    ms_peak_tracker *low = view();
     add(t, 2, 30);
-    ms_viewer *late = view();
+    ms_peak_tracker *late = view();
     claim(2, MS_BUFFER, scene.d);
-    CHECK_SUMS(ms_viewer_peak(high, 0).sums, [MS_ACTIVATION] = 100);
-    CHECK_SUMS(ms_viewer_peak(low, 0).sums, [MS_BUFFER] = 30);
-    CHECK_SUMS(ms_viewer_peak(late, 0).sums, [MS_BUFFER] = 30);
+    CHECK_SUMS(ms_peak_tracker_peak(high, 0).sums, [MS_ACTIVATION] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak(low, 0).sums, [MS_BUFFER] = 30);
+    CHECK_SUMS(ms_peak_tracker_peak(late, 0).sums, [MS_BUFFER] = 30);
     CHECK_SUMS(peak_of(high, scene.d), NOTHING);
     CHECK_SUMS(peak_of(low, scene.d), [MS_BUFFER] = 30);
     CHECK_SUMS(peak_of(late, scene.d), [MS_BUFFER] = 30);
-    ms_viewer_reset(high);
+    ms_peak_tracker_reset(high);
     claim(2, MS_PARAMETER, scene.a);
-    CHECK_SUMS(ms_viewer_peak(high, 0).sums, [MS_PARAMETER] = 30);
+    CHECK_SUMS(ms_peak_tracker_peak(high, 0).sums, [MS_PARAMETER] = 30);
     CHECK_SUMS(peak_of(high, scene.a), [MS_PARAMETER] = 30);
     CHECK_SUMS(peak_of(low, scene.d), NOTHING);
     ledger_end();
@@ -145,7 +145,7 @@ TEST(a_claim_moves_the_block_in_the_peaks_of_those_viewers_it_lived_for)
 TEST(a_block_claimed_after_a_new_peak_moves_in_the_new_one_only)
 {
     struct lane *t = ledger_start();
-    ms_viewer *viewer = view();
+    ms_peak_tracker *viewer = view();
     call(t, scene.a);
     add(t, 1, 100);
     drop(1);
@@ -157,7 +157,7 @@ TEST(a_block_claimed_after_a_new_peak_moves_in_the_new_one_only)
     drop(2);
     add(t, 4, 70);
     CHECK_SUMS(peak_of(viewer, scene.a), [MS_ACTIVATION] = 41);
-    CHECK_SUMS(ms_viewer_peak(viewer, 0).sums, [MS_ACTIVATION] = 111);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_ACTIVATION] = 111);
     ledger_end();
 }
 
@@ -180,13 +180,13 @@ TEST(claims_leave_moments_as_they_were)
 TEST(blocks_from_outside_are_counted_and_told_apart)
 {
     struct lane *t = ledger_start();
-    ms_viewer *viewer = view();
+    ms_peak_tracker *viewer = view();
     add(t, 1, 100);
     add_outside(2, 20, MS_PARAMETER, scene.a);
     CHECK_SUMS(held(), [MS_ACTIVATION] = 100, [MS_PARAMETER] = 20);
     CHECK_SUMS(ms_ledger_outside(ledger, 0), [MS_PARAMETER] = 20);
     CHECK_SUMS(ms_ledger_outside(ledger, 1), NOTHING);
-    CHECK_EQ(ms_viewer_peak(viewer, 0).bytes, 120);
+    CHECK_EQ(ms_peak_tracker_peak(viewer, 0).bytes, 120);
     claim(2, MS_BUFFER, scene.b);
     CHECK_SUMS(ms_ledger_outside(ledger, 0), [MS_BUFFER] = 20);
     drop(2);
@@ -251,7 +251,7 @@ TEST(a_claim_counts_for_its_own_round_only)
 TEST(what_is_outside_and_nobody_claims_is_dropped)
 {
     ledger_start();
-    ms_viewer *viewer = view();
+    ms_peak_tracker *viewer = view();
     for (int i = 0; i < MS_CATEGORY_COUNT; i++)
         add_outside(1 + (uint64_t)i, UINT64_C(1) << i, (ms_category)i, scene.a);
     add_outside(100, 1000, MS_PARAMETER, scene.b);
@@ -261,26 +261,26 @@ TEST(what_is_outside_and_nobody_claims_is_dropped)
     CHECK_EQ(ms_ledger_blocks(ledger), 1);
     CHECK_SUMS(held(), [MS_PARAMETER] = 1000);
     CHECK_SUMS(ms_ledger_outside(ledger, 0), [MS_PARAMETER] = 1000);
-    CHECK_EQ(ms_block_drop(ledger, 1), MS_EABSENT);
-    CHECK_EQ(ms_viewer_peak(viewer, 0).bytes, 1127);
+    CHECK_EQ(ms_block_drop(ledger, 1), MS_ENOBLOCK);
+    CHECK_EQ(ms_peak_tracker_peak(viewer, 0).bytes, 1127);
     ledger_end();
 }
 
 TEST(what_becomes_other_stays_what_it_was_at_the_peak)
 {
     struct lane *t = ledger_start();
-    ms_viewer *viewer = view();
+    ms_peak_tracker *viewer = view();
     add_as(1, 100, MS_PARAMETER, scene.a);
     ms_claims_begin(ledger);
     ms_claims_end(ledger);
     CHECK_SUMS(held(), [MS_OTHER] = 100);
-    CHECK_SUMS(ms_viewer_peak(viewer, 0).sums, [MS_PARAMETER] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_PARAMETER] = 100);
     CHECK_SUMS(peak_of(viewer, scene.a), [MS_PARAMETER] = 100);
     claim(1, MS_GRADIENT, scene.b);
-    CHECK_SUMS(ms_viewer_peak(viewer, 0).sums, [MS_PARAMETER] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_PARAMETER] = 100);
     CHECK_SUMS(peak_of(viewer, scene.b), NOTHING);
     add(t, 2, 1);
-    CHECK_SUMS(ms_viewer_peak(viewer, 0).sums, [MS_GRADIENT] = 100, [MS_ACTIVATION] = 1);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_GRADIENT] = 100, [MS_ACTIVATION] = 1);
     claim(1, MS_OPTSTATE, scene.b);
     CHECK_SUMS(peak_of(viewer, scene.b), [MS_OPTSTATE] = 100);
     ledger_end();
@@ -308,20 +308,20 @@ TEST(parameters_and_buffers_that_go_are_counted)
         add_as(1, 10, (ms_category)i, scene.a);
         drop(1);
     }
-    CHECK_EQ(ms_ledger_replaced(ledger), 2);
+    CHECK_EQ(ms_ledger_parameters_dropped(ledger), 2);
     add(t, 1, 10);
     claim(1, MS_PARAMETER, scene.a);
-    CHECK_EQ(ms_ledger_replaced(ledger), 2);
+    CHECK_EQ(ms_ledger_parameters_dropped(ledger), 2);
     add(t, 1, 10); /* in its place */
-    CHECK_EQ(ms_ledger_replaced(ledger), 3);
+    CHECK_EQ(ms_ledger_parameters_dropped(ledger), 3);
     claim(1, MS_BUFFER, scene.a);
     claim(1, MS_GRADIENT, scene.a);
     drop(1);
-    CHECK_EQ(ms_ledger_replaced(ledger), 3);
+    CHECK_EQ(ms_ledger_parameters_dropped(ledger), 3);
     add_outside(1, 10, MS_PARAMETER, scene.a);
     ms_claims_begin(ledger);
     ms_claims_end(ledger);
-    CHECK_EQ(ms_ledger_replaced(ledger), 4);
+    CHECK_EQ(ms_ledger_parameters_dropped(ledger), 4);
     ledger_end();
 }
 

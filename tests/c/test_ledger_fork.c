@@ -26,7 +26,7 @@ static void *hammer(void *argument)
 /* 0 if all is well, else which step was not. */
 static int use_the_ledger(void)
 {
-    if (ms_ledger_broken(ledger))
+    if (ms_ledger_check(ledger))
         return 1;
     ms_thread *thread = ms_thread_open(scene.watch, 99);
     if (!thread || ms_call_enter(thread, scene.d, 0) != MS_OK)
@@ -37,7 +37,7 @@ static int use_the_ledger(void)
         return 4;
     ms_ledger_detach(ledger);
     ms_ledger *own = ms_ledger_open(scene.watch);
-    return own && ms_ledger_attach(own) == MS_OK && ms_block_drop(own, 1) == MS_EABSENT ? 0 : 5;
+    return own && ms_ledger_attach(own) == MS_OK && ms_block_drop(own, 1) == MS_ENOBLOCK ? 0 : 5;
 }
 
 TEST(a_child_forked_while_threads_are_at_the_ledger_can_use_it)

@@ -18,11 +18,11 @@ TEST(categories_and_moments_have_the_words_of_the_seeds)
     CHECK(!strcmp(ms_category_name(MS_OPTSTATE), "Optstate"));
     CHECK(!strcmp(ms_category_name(MS_OTHER), "Other"));
     CHECK(ms_category_name(MS_CATEGORY_COUNT));
-    CHECK(!strcmp(ms_moment_name(MS_PRE_FW), "Pre-Forward"));
-    CHECK(!strcmp(ms_moment_name(MS_POST_BW), "Post-Backward"));
-    CHECK(!strcmp(ms_moment_name(MS_POST_FW_AC), "Post-Forward-AC"));
-    CHECK(ms_moment_name(MS_MOMENT_COUNT));
-    CHECK(!strcmp(ms_error_text(MS_EABSENT), "no such block is known"));
+    CHECK(!strcmp(ms_call_state_name(MS_PRE_FW), "Pre-Forward"));
+    CHECK(!strcmp(ms_call_state_name(MS_POST_BW), "Post-Backward"));
+    CHECK(!strcmp(ms_call_state_name(MS_POST_FW_AC), "Post-Forward-AC"));
+    CHECK(ms_call_state_name(MS_CALL_STATE_COUNT));
+    CHECK(!strcmp(ms_error_text(MS_ENOBLOCK), "the ledger knows no such block"));
     CHECK(!strcmp(ms_error_text(MS_EDETACHED), "the ledger is not attached"));
 }
 
@@ -30,22 +30,22 @@ TEST(a_ledger_that_is_not_attached_takes_no_blocks)
 {
     struct lane *t = ledger_start();
     ms_ledger_detach(ledger);
-    ms_ledger *fresh = ms_ledger_open(scene.watch);
-    CHECK(fresh);
-    check_refuses(fresh, t->thread);
+    ms_ledger *from_now_on = ms_ledger_open(scene.watch);
+    CHECK(from_now_on);
+    check_refuses(from_now_on, t->thread);
     small_call(t, scene.a, 1);
-    CHECK_EQ(ms_ledger_blocks(fresh), 0);
-    CHECK_EQ(ms_ledger_iteration(fresh), 0);
-    CHECK_EQ(ms_moments_count(fresh, scene.a, MS_PRE_FW), 0);
-    CHECK_EQ(ms_ledger_lost(fresh), 0);
-    ms_ledger_close(fresh);
+    CHECK_EQ(ms_ledger_blocks(from_now_on), 0);
+    CHECK_EQ(ms_ledger_step(from_now_on), 0);
+    CHECK_EQ(ms_call_snapshot_count(from_now_on, scene.a, MS_PRE_FW), 0);
+    CHECK_EQ(ms_ledger_lost(from_now_on), 0);
+    ms_ledger_close(from_now_on);
     ledger_end();
 }
 
 TEST(a_detached_ledger_s_figures_stay)
 {
     struct lane *t = ledger_start();
-    ms_viewer *viewer = ms_viewer_open(ledger);
+    ms_peak_tracker *viewer = ms_peak_tracker_open(ledger);
     call(t, scene.a);
     add(t, 1, 100);
     add(t, 2, 20);
@@ -57,17 +57,17 @@ TEST(a_detached_ledger_s_figures_stay)
     CHECK_SUMS(held(), [MS_ACTIVATION] = 100);
     CHECK_SUMS(held_by(scene.a), [MS_ACTIVATION] = 100);
     CHECK_EQ(ms_ledger_blocks(ledger), 1);
-    CHECK_EQ(ms_viewer_peak(viewer, 0).bytes, 120);
+    CHECK_EQ(ms_peak_tracker_peak(viewer, 0).bytes, 120);
     CHECK_SUMS(moment(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 120);
-    CHECK_EQ(ms_ledger_iteration(ledger), 1);
-    CHECK_EQ(ms_moments_count(ledger, scene.d, MS_PRE_FW), 0);
+    CHECK_EQ(ms_ledger_step(ledger), 1);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.d, MS_PRE_FW), 0);
     ledger_end();
 }
 
 TEST(a_ledger_attached_again_goes_on)
 {
     struct lane *t = ledger_start();
-    ms_viewer *viewer = ms_viewer_open(ledger);
+    ms_peak_tracker *viewer = ms_peak_tracker_open(ledger);
     add(t, 1, 100);
     ms_ledger_detach(ledger);
     CHECK_EQ(ms_ledger_attach(ledger), MS_OK);
@@ -76,8 +76,8 @@ TEST(a_ledger_attached_again_goes_on)
     drop(1);
     leave_call(t);
     CHECK_SUMS(held(), [MS_ACTIVATION] = 20);
-    CHECK_EQ(ms_viewer_peak(viewer, 0).bytes, 120);
-    CHECK_EQ(ms_moments_count(ledger, scene.a, MS_POST_FW), 1);
+    CHECK_EQ(ms_peak_tracker_peak(viewer, 0).bytes, 120);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_POST_FW), 1);
     ledger_end();
 }
 
@@ -95,10 +95,10 @@ TEST(a_watch_has_one_ledger_attached)
     CHECK_EQ(ms_block_add(other, t->thread, 1, 7, 0), MS_OK);
     small_call(t, scene.a, 1);
     CHECK_EQ(total(ms_ledger_now(other, 0)), 7);
-    CHECK_EQ(ms_moments_count(other, scene.a, MS_PRE_FW), 1);
-    CHECK_EQ(ms_moments_count(ledger, scene.a, MS_PRE_FW), 0);
+    CHECK_EQ(ms_call_snapshot_count(other, scene.a, MS_PRE_FW), 1);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_PRE_FW), 0);
     CHECK_SUMS(held(), [MS_ACTIVATION] = 100);
-    CHECK(!ms_ledger_broken(other));
+    CHECK(!ms_ledger_check(other));
     ms_ledger_detach(other);
     ms_ledger_close(other);
     CHECK_EQ(ms_ledger_attach(ledger), MS_OK);
@@ -115,8 +115,8 @@ TEST(ledgers_of_two_watches_know_nothing_of_each_other)
     add(t, 1, 100);
     small_call(t, scene.a, 1);
     CHECK_EQ(ms_ledger_blocks(other), 0);
-    CHECK_EQ(ms_ledger_iteration(other), 0);
-    CHECK_EQ(ms_block_drop(other, 1), MS_EABSENT);
+    CHECK_EQ(ms_ledger_step(other), 0);
+    CHECK_EQ(ms_block_drop(other, 1), MS_ENOBLOCK);
     ms_ledger_detach(other);
     ms_ledger_close(other);
     ms_watch_close(elsewhere);
@@ -128,7 +128,7 @@ TEST(ledgers_of_two_watches_know_nothing_of_each_other)
 TEST(clear_strikes_off_every_block_and_leaves_the_peak)
 {
     struct lane *t = ledger_start();
-    ms_viewer *viewer = ms_viewer_open(ledger);
+    ms_peak_tracker *viewer = ms_peak_tracker_open(ledger);
     call(t, scene.a);
     for (uint64_t i = 0; i < 100; i++)
         add_on(t, i, 10, i % 2 ? 3 : 0);
@@ -139,13 +139,13 @@ TEST(clear_strikes_off_every_block_and_leaves_the_peak)
     CHECK_SUMS(ms_ledger_now(ledger, 3), NOTHING);
     CHECK_SUMS(held_by(scene.a), NOTHING);
     CHECK_SUMS(ms_ledger_outside(ledger, 0), NOTHING);
-    CHECK_EQ(ms_block_drop(ledger, 7), MS_EABSENT);
+    CHECK_EQ(ms_block_drop(ledger, 7), MS_ENOBLOCK);
     CHECK_EQ(ms_ledger_devices(ledger), 4);
-    CHECK_EQ(ms_viewer_peak(viewer, 0).bytes, 505);
-    CHECK_SUMS(ms_viewer_peak_of(viewer, 3, scene.a), [MS_ACTIVATION] = 500);
+    CHECK_EQ(ms_peak_tracker_peak(viewer, 0).bytes, 505);
+    CHECK_SUMS(ms_peak_tracker_peak_of(viewer, 3, scene.a), [MS_ACTIVATION] = 500);
     add(t, 7, 30);
     CHECK_SUMS(held_by(scene.a), [MS_ACTIVATION] = 30);
-    CHECK_EQ(ms_viewer_peak(viewer, 0).bytes, 505);
+    CHECK_EQ(ms_peak_tracker_peak(viewer, 0).bytes, 505);
     leave_call(t);
     ledger_end();
 }
@@ -198,7 +198,7 @@ TEST(closing_a_ledger_gives_its_viewers_and_its_memory_back)
     for (int round = 0; round < 20; round++) {
         ms_ledger *other = ms_ledger_open(scene.watch);
         CHECK_EQ(ms_ledger_attach(other), MS_OK);
-        CHECK(ms_viewer_open(other) && ms_viewer_open(other));
+        CHECK(ms_peak_tracker_open(other) && ms_peak_tracker_open(other));
         for (uint64_t i = 0; i < 10000; i++) {
             CHECK_EQ(ms_block_add(other, t->thread, i, 1, 0), MS_OK);
             if (i % 10 == 0)
@@ -220,8 +220,8 @@ TEST(a_ledger_opened_after_another_was_closed_knows_nothing_of_it)
     add_as(3, 3, MS_BUFFER, scene.a);
     drop(3);
     small_call(t, scene.a, 1);
-    ms_step_enter(t->thread);
-    ms_step_leave(t->thread);
+    ms_optimizer_enter(t->thread);
+    ms_optimizer_leave(t->thread);
     ms_ledger_detach(ledger);
     ms_ledger_close(ledger);
     ledger = ms_ledger_open(scene.watch);
@@ -232,15 +232,15 @@ TEST(a_ledger_opened_after_another_was_closed_knows_nothing_of_it)
     CHECK_SUMS(held_by(scene.a), NOTHING);
     CHECK_SUMS(ms_ledger_outside(ledger, 0), NOTHING);
     CHECK_SUMS(ms_ledger_now(ledger, 5), NOTHING);
-    CHECK_EQ(ms_ledger_blocks(ledger) + ms_ledger_devices(ledger) + ms_ledger_replaced(ledger), 0);
-    CHECK_EQ(ms_block_drop(ledger, 1), MS_EABSENT);
-    CHECK_EQ(ms_moments_count(ledger, scene.a, MS_PRE_FW), 0);
-    CHECK_EQ(ms_viewer_peak(ms_viewer_open(ledger), 5).bytes, 0);
-    CHECK_EQ(ms_ledger_iteration(ledger), 0);
+    CHECK_EQ(ms_ledger_blocks(ledger) + ms_ledger_devices(ledger) + ms_ledger_parameters_dropped(ledger), 0);
+    CHECK_EQ(ms_block_drop(ledger, 1), MS_ENOBLOCK);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_PRE_FW), 0);
+    CHECK_EQ(ms_peak_tracker_peak(ms_peak_tracker_open(ledger), 5).bytes, 0);
+    CHECK_EQ(ms_ledger_step(ledger), 0);
     small_call(t, scene.a, 1);
-    CHECK_EQ(ms_ledger_iteration(ledger), 1);
+    CHECK_EQ(ms_ledger_step(ledger), 1);
     small_call(t, scene.a, 1); /* no step was entered as far as this one knows */
-    CHECK_EQ(ms_ledger_iteration(ledger), 2);
+    CHECK_EQ(ms_ledger_step(ledger), 2);
     ledger_end();
 }
 
@@ -260,16 +260,16 @@ TEST(calls_that_are_open_when_a_ledger_is_attached_have_no_moments)
     leave_call(t);
     leave_call(t);
     leave_call(t);
-    for (int i = 0; i < MS_MOMENT_COUNT; i++) {
-        CHECK_EQ(ms_moments_count(ledger, scene.a, (ms_moment)i), 0);
-        CHECK_EQ(ms_moments_count(ledger, scene.b, (ms_moment)i), 0);
+    for (int i = 0; i < MS_CALL_STATE_COUNT; i++) {
+        CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, (ms_call_state)i), 0);
+        CHECK_EQ(ms_call_snapshot_count(ledger, scene.b, (ms_call_state)i), 0);
     }
     call(t, scene.a);
     call(t, scene.c);
     leave_call(t);
     leave_call(t);
-    CHECK_EQ(ms_moments_count(ledger, scene.a, MS_POST_FW), 1);
-    CHECK_EQ(ms_moments_count(ledger, scene.c, MS_POST_FW), 1);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_POST_FW), 1);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.c, MS_POST_FW), 1);
     CHECK_SUMS(moment(scene.a, MS_PRE_FW, 0), [MS_ACTIVATION] = 120);
     ledger_end();
 }
@@ -285,8 +285,8 @@ TEST(a_node_that_is_open_when_a_ledger_is_attached_has_an_owner)
     leave_node(t);
     CHECK_SUMS(held_by(scene.a), [MS_TEMP] = 100);
     small_call(t, scene.a, 1);
-    CHECK_EQ(ms_moments_count(ledger, scene.a, MS_POST_FW), 1);
-    CHECK_EQ(ms_moments_count(ledger, scene.a, MS_PRE_FW_AC), 0);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_POST_FW), 1);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_PRE_FW_AC), 0);
     ledger_end();
 }
 
@@ -310,8 +310,8 @@ TEST(a_ledger_detached_and_attached_within_calls_is_right_from_the_next_round_on
         add(t, 2, 30);
         drop(2);
         leave_call(t);
-        CHECK_EQ(ms_moments_count(ledger, scene.a, MS_PRE_FW), 1);
-        CHECK_EQ(ms_moments_count(ledger, scene.a, MS_POST_FW), 1);
+        CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_PRE_FW), 1);
+        CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_POST_FW), 1);
         CHECK_SUMS(moment(scene.a, MS_PRE_FW, 0), NOTHING);
         CHECK_SUMS(moment(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 30);
         CHECK_SUMS(moment(scene.a, MS_POST_FW, 0), NOTHING);
@@ -323,8 +323,8 @@ TEST(a_ledger_is_opened_and_closed_without_ever_being_attached)
 {
     struct lane *t = ledger_start();
     ms_ledger *other = ms_ledger_open(scene.watch);
-    CHECK(other && ms_viewer_open(other));
-    CHECK_EQ(ms_viewer_peak(ms_viewer_open(other), 0).bytes, 0);
+    CHECK(other && ms_peak_tracker_open(other));
+    CHECK_EQ(ms_peak_tracker_peak(ms_peak_tracker_open(other), 0).bytes, 0);
     ms_ledger_close(other);
     add(t, 1, 1);
     ledger_end();
@@ -346,7 +346,7 @@ TEST(a_thread_brings_no_peak_of_an_earlier_ledger)
     CHECK_EQ(ms_block_add(next, t->thread, 2, 4, 0), MS_OK);
     leave_call(t);
     ms_sums peak;
-    CHECK(ms_moments_at(next, scene.a, MS_PEAK_FW, 0, 0, &peak, NULL));
+    CHECK(ms_call_snapshot_at(next, scene.a, MS_PEAK_FW, 0, 0, &peak, NULL));
     CHECK_EQ(total(peak), 4);
     ms_ledger_close(next);
     ledger_end();

@@ -5,9 +5,9 @@
 
 static void check_counts(ms_path path, size_t pre, size_t post, size_t peak)
 {
-    CHECK_EQ(ms_moments_count(ledger, path, MS_PRE_FW), pre);
-    CHECK_EQ(ms_moments_count(ledger, path, MS_POST_FW), post);
-    CHECK_EQ(ms_moments_count(ledger, path, MS_PEAK_FW), peak);
+    CHECK_EQ(ms_call_snapshot_count(ledger, path, MS_PRE_FW), pre);
+    CHECK_EQ(ms_call_snapshot_count(ledger, path, MS_POST_FW), post);
+    CHECK_EQ(ms_call_snapshot_count(ledger, path, MS_PEAK_FW), peak);
 }
 
 TEST(a_path_never_called_has_no_moments)
@@ -15,12 +15,12 @@ TEST(a_path_never_called_has_no_moments)
     ledger_start();
     ms_sums sums = {{1, 2, 3}};
     uint64_t when = 77;
-    for (int i = 0; i < MS_MOMENT_COUNT; i++) {
-        CHECK_EQ(ms_moments_count(ledger, scene.a, (ms_moment)i), 0);
-        CHECK(!ms_moments_at(ledger, scene.a, (ms_moment)i, 0, 0, &sums, &when));
+    for (int i = 0; i < MS_CALL_STATE_COUNT; i++) {
+        CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, (ms_call_state)i), 0);
+        CHECK(!ms_call_snapshot_at(ledger, scene.a, (ms_call_state)i, 0, 0, &sums, &when));
     }
     uint64_t input = 77, output = 77;
-    ms_call_noted(ledger, scene.a, &input, &output);
+    ms_call_sizes(ledger, scene.a, &input, &output);
     CHECK_EQ(input, 0);
     CHECK_EQ(output, 0);
     ledger_end();
@@ -41,8 +41,8 @@ TEST(a_call_has_what_was_held_before_after_and_at_most)
     CHECK_SUMS(moment(scene.a, MS_PRE_FW, 0), [MS_ACTIVATION] = 1000);
     CHECK_SUMS(moment(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 1200);
     CHECK_SUMS(moment(scene.a, MS_POST_FW, 0), [MS_ACTIVATION] = 30);
-    CHECK_EQ(ms_moments_count(ledger, scene.a, MS_PRE_BW), 0);
-    CHECK_EQ(ms_moments_count(ledger, scene.a, MS_PRE_FW_AC), 0);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_PRE_BW), 0);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_PRE_FW_AC), 0);
     ledger_end();
 }
 
@@ -131,9 +131,9 @@ TEST(each_device_has_moments_and_a_peak_of_its_own)
     static const int64_t wanted[4][3] = {{100, 100, 0}, {0, 20, 0}, {0, 30, 30}, {0, 0, 0}};
     for (uint32_t device = 0; device < 4; device++) {
         ms_sums pre, peak, post;
-        CHECK(ms_moments_at(ledger, scene.a, MS_PRE_FW, 0, device, &pre, NULL));
-        CHECK(ms_moments_at(ledger, scene.a, MS_PEAK_FW, 0, device, &peak, NULL));
-        CHECK(ms_moments_at(ledger, scene.a, MS_POST_FW, 0, device, &post, NULL));
+        CHECK(ms_call_snapshot_at(ledger, scene.a, MS_PRE_FW, 0, device, &pre, NULL));
+        CHECK(ms_call_snapshot_at(ledger, scene.a, MS_PEAK_FW, 0, device, &peak, NULL));
+        CHECK(ms_call_snapshot_at(ledger, scene.a, MS_POST_FW, 0, device, &post, NULL));
         CHECK_EQ(total(pre), wanted[device][0]);
         CHECK_EQ(total(peak), wanted[device][1]);
         CHECK_EQ(total(post), wanted[device][2]);
@@ -146,15 +146,15 @@ TEST(a_device_that_comes_late_was_empty_before)
     struct lane *t = ledger_start();
     call(t, scene.a);
     small_call(t, scene.b, 0);
-    add_on(t, 1, 100, MS_DEVICES_MOST - 1);
+    add_on(t, 1, 100, MS_MAX_DEVICES - 1);
     small_call(t, scene.b, 0);
     leave_call(t);
     static const int64_t wanted[2] = {0, 100};
     for (size_t i = 0; i < 2; i++) {
         ms_sums sums;
-        CHECK(ms_moments_at(ledger, scene.b, MS_PEAK_FW, i, MS_DEVICES_MOST - 1, &sums, NULL));
+        CHECK(ms_call_snapshot_at(ledger, scene.b, MS_PEAK_FW, i, MS_MAX_DEVICES - 1, &sums, NULL));
         CHECK_EQ(total(sums), wanted[i]);
-        CHECK(ms_moments_at(ledger, scene.b, MS_POST_FW, i, MS_DEVICES_MOST - 1, &sums, NULL));
+        CHECK(ms_call_snapshot_at(ledger, scene.b, MS_POST_FW, i, MS_MAX_DEVICES - 1, &sums, NULL));
         CHECK_EQ(total(sums), wanted[i]);
     }
     ledger_end();
@@ -179,7 +179,7 @@ TEST(each_call_of_a_path_has_its_own_entry_in_order)
         CHECK_EQ(total(moment(scene.b, MS_POST_FW, i)), 10 * i + 10);
     }
     ms_sums sums;
-    CHECK(!ms_moments_at(ledger, scene.b, MS_PRE_FW, 100, 0, &sums, NULL));
+    CHECK(!ms_call_snapshot_at(ledger, scene.b, MS_PRE_FW, 100, 0, &sums, NULL));
     check_counts(scene.a, 1, 1, 1);
     ledger_end();
 }
@@ -189,11 +189,11 @@ TEST(a_call_that_is_open_has_begun_and_not_ended)
     struct lane *t = ledger_start();
     add(t, 1, 100);
     call(t, scene.a);
-    CHECK_EQ(ms_moments_count(ledger, scene.a, MS_PRE_FW), 1);
-    CHECK_EQ(ms_moments_count(ledger, scene.a, MS_POST_FW), 0);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_PRE_FW), 1);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_POST_FW), 0);
     CHECK_SUMS(moment(scene.a, MS_PRE_FW, 0), [MS_ACTIVATION] = 100);
     leave_call(t);
-    CHECK_EQ(ms_moments_count(ledger, scene.a, MS_POST_FW), 1);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_POST_FW), 1);
     ledger_end();
 }
 
@@ -299,7 +299,7 @@ TEST(time_grows_with_every_event)
 static void check_noted(ms_path path, uint64_t in, uint64_t out)
 {
     uint64_t input = 77, output = 77;
-    ms_call_noted(ledger, path, &input, &output);
+    ms_call_sizes(ledger, path, &input, &output);
     CHECK_EQ(input, in);
     CHECK_EQ(output, out);
 }
@@ -308,14 +308,14 @@ TEST(what_is_noted_is_the_innermost_call_s)
 {
     struct lane *t = ledger_start();
     call(t, scene.a);
-    ms_call_note(t->thread, false, 100);
+    ms_call_set_size(t->thread, false, 100);
     call(t, scene.b);
-    ms_call_note(t->thread, false, 20);
-    ms_call_note(t->thread, true, 30);
+    ms_call_set_size(t->thread, false, 20);
+    ms_call_set_size(t->thread, true, 30);
     leave_call(t);
-    ms_call_note(t->thread, true, 400);
+    ms_call_set_size(t->thread, true, 400);
     leave_call(t);
-    ms_call_note(t->thread, true, 5000); /* nobody's */
+    ms_call_set_size(t->thread, true, 5000); /* nobody's */
     check_noted(scene.a, 100, 400);
     check_noted(scene.b, 20, 30);
     check_noted(scene.c, 0, 0);
@@ -329,8 +329,8 @@ TEST(what_was_noted_is_of_the_latest_call)
         call(t, scene.a);
         for (uint64_t k = 1; k <= 3; k++) {
             call(t, scene.b);
-            ms_call_note(t->thread, false, 10 * i + k);
-            ms_call_note(t->thread, true, 20 * i + k);
+            ms_call_set_size(t->thread, false, 10 * i + k);
+            ms_call_set_size(t->thread, true, 20 * i + k);
             leave_call(t);
             check_noted(scene.b, 10 * i + k, 20 * i + k);
         }
@@ -346,8 +346,8 @@ TEST(a_note_on_one_thread_is_not_another_thread_s)
     struct lane *t = ledger_start(), *u = scene_lane(&scene, 8);
     call(t, scene.a);
     call(u, scene.d);
-    ms_call_note(u->thread, false, 8);
-    ms_call_note(t->thread, false, 7);
+    ms_call_set_size(u->thread, false, 8);
+    ms_call_set_size(t->thread, false, 7);
     check_noted(scene.a, 7, 0);
     check_noted(scene.d, 8, 0);
     ledger_end();

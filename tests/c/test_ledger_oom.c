@@ -19,7 +19,7 @@ static void refuse_no_more(void)
 
 static void finish(void)
 {
-    CHECK(!ms_ledger_broken(ledger));
+    CHECK(!ms_ledger_check(ledger));
     ms_ledger_detach(ledger);
     ms_ledger_close(ledger);
     scene_close(&scene);
@@ -44,7 +44,7 @@ TEST(a_refused_block_leaves_everything_as_it_was)
 {
     struct lane *t = ledger_start();
     ms_path far = far_path();
-    ms_viewer *viewer = ms_viewer_open(ledger);
+    ms_peak_tracker *viewer = ms_peak_tracker_open(ledger);
     add(t, 1, 100);
     refuse_from_now_on();
     CHECK_EQ(ms_block_add_as(ledger, t->thread, 2, 1000, 0, MS_PARAMETER, far, false), MS_ENOMEM);
@@ -54,11 +54,11 @@ TEST(a_refused_block_leaves_everything_as_it_was)
     CHECK_SUMS(held(), [MS_ACTIVATION] = 100);
     CHECK_EQ(ms_ledger_blocks(ledger), 1);
     CHECK_EQ(ms_ledger_devices(ledger), 1);
-    CHECK_EQ(ms_viewer_peak(viewer, 0).bytes, 100);
-    CHECK_EQ(ms_block_drop(ledger, 2), MS_EABSENT);
+    CHECK_EQ(ms_peak_tracker_peak(viewer, 0).bytes, 100);
+    CHECK_EQ(ms_block_drop(ledger, 2), MS_ENOBLOCK);
     refuse_no_more();
     add_as(2, 1000, MS_PARAMETER, far);
-    CHECK_EQ(ms_viewer_peak(viewer, 0).bytes, 1100);
+    CHECK_EQ(ms_peak_tracker_peak(viewer, 0).bytes, 1100);
     CHECK_EQ(ms_ledger_lost(ledger), 2);
     finish();
 }
@@ -82,14 +82,14 @@ TEST(a_refused_claim_leaves_the_block_whose_it_was)
 {
     struct lane *t = ledger_start();
     ms_path far = far_path();
-    ms_viewer *viewer = ms_viewer_open(ledger);
+    ms_peak_tracker *viewer = ms_peak_tracker_open(ledger);
     add(t, 1, 100);
     refuse_from_now_on();
     CHECK_EQ(ms_block_claim(ledger, 1, MS_PARAMETER, far), MS_ENOMEM);
     CHECK_EQ(ms_ledger_lost(ledger), 1);
     CHECK_SUMS(held(), [MS_ACTIVATION] = 100);
     CHECK_SUMS(held_by(far), NOTHING);
-    CHECK_SUMS(ms_viewer_peak(viewer, 0).sums, [MS_ACTIVATION] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_ACTIVATION] = 100);
     refuse_no_more();
     claim(1, MS_PARAMETER, far);
     CHECK_SUMS(held_by(far), [MS_PARAMETER] = 100);
@@ -104,16 +104,16 @@ TEST(a_ledger_or_viewer_without_memory_is_null)
     leave_call(t);
     refuse_from_now_on();
     CHECK(!ms_ledger_open(scene.watch));
-    CHECK(!ms_viewer_open(ledger));
+    CHECK(!ms_peak_tracker_open(ledger));
     refuse_no_more();
     for (long n = 1; n < 4; n++) {
         ledger_heap.refuse_at = ledger_heap.asked + n;
         ledger_heap.forever = false;
-        ms_viewer *viewer = ms_viewer_open(ledger);
-        CHECK(!viewer || ms_viewer_peak(viewer, 0).bytes == 100);
+        ms_peak_tracker *viewer = ms_peak_tracker_open(ledger);
+        CHECK(!viewer || ms_peak_tracker_peak(viewer, 0).bytes == 100);
     }
     refuse_no_more();
-    CHECK(ms_viewer_open(ledger));
+    CHECK(ms_peak_tracker_open(ledger));
     finish();
 }
 
@@ -126,10 +126,10 @@ TEST(a_viewer_opened_after_a_refused_block_sees_the_next_one)
         int error = ms_block_add(ledger, t->thread, 1, 100, 5);
         CHECK(error == MS_OK || error == MS_ENOMEM);
         refuse_no_more();
-        ms_viewer *viewer = ms_viewer_open(ledger);
+        ms_peak_tracker *viewer = ms_peak_tracker_open(ledger);
         add_on(t, 1, 100, 5);
-        CHECK_EQ(ms_viewer_peak(viewer, 5).bytes, 100);
-        CHECK_SUMS(ms_viewer_peak_of(viewer, 5, MS_GLOBAL), [MS_ACTIVATION] = 100);
+        CHECK_EQ(ms_peak_tracker_peak(viewer, 5).bytes, 100);
+        CHECK_SUMS(ms_peak_tracker_peak_of(viewer, 5, MS_GLOBAL), [MS_ACTIVATION] = 100);
         finish();
     }
 }
@@ -137,7 +137,7 @@ TEST(a_viewer_opened_after_a_refused_block_sees_the_next_one)
 TEST(dropping_clearing_and_reading_need_no_memory)
 {
     struct lane *t = ledger_start();
-    ms_viewer *viewer = ms_viewer_open(ledger);
+    ms_peak_tracker *viewer = ms_peak_tracker_open(ledger);
     call(t, scene.a);
     make(t, 1);
     for (uint64_t i = 0; i < 5000; i++)
@@ -149,12 +149,12 @@ TEST(dropping_clearing_and_reading_need_no_memory)
     long asked = ledger_heap.asked;
     for (uint64_t i = 0; i < 4000; i++)
         drop(i);
-    ms_viewer_reset(viewer);
-    CHECK_EQ(ms_viewer_peak(viewer, 0).bytes, total(held()));
-    CHECK_EQ(total(ms_viewer_peak_of(viewer, 0, scene.a)), total(held_by(scene.a)));
+    ms_peak_tracker_reset(viewer);
+    CHECK_EQ(ms_peak_tracker_peak(viewer, 0).bytes, total(held()));
+    CHECK_EQ(total(ms_peak_tracker_peak_of(viewer, 0, scene.a)), total(held_by(scene.a)));
     ms_claims_begin(ledger);
     ms_claims_end(ledger);
-    CHECK_EQ(ms_moments_count(ledger, scene.a, MS_POST_BW), 1);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_POST_BW), 1);
     CHECK(total(moment(scene.a, MS_PEAK_FW, 0)) > 0);
     ms_ledger_clear(ledger);
     CHECK_SUMS(held(), NOTHING);
@@ -172,19 +172,19 @@ TEST(moments_that_could_not_be_kept_are_lost)
     call(t, scene.a);
     refuse_from_now_on();
     call(t, far);
-    ms_call_note(t->thread, false, 77); /* not the outer call's */
+    ms_call_set_size(t->thread, false, 77); /* not the outer call's */
     leave_call(t);
     uint64_t input, output;
-    ms_call_noted(ledger, scene.a, &input, &output);
+    ms_call_sizes(ledger, scene.a, &input, &output);
     CHECK_EQ(input, 0);
     CHECK(ms_ledger_lost(ledger) > 0);
-    CHECK_EQ(ms_moments_count(ledger, far, MS_POST_FW), 0);
+    CHECK_EQ(ms_call_snapshot_count(ledger, far, MS_POST_FW), 0);
     refuse_no_more();
     leave_call(t);
-    CHECK_EQ(ms_moments_count(ledger, scene.a, MS_POST_FW), 1);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_POST_FW), 1);
     call(t, far);
     leave_call(t);
-    CHECK_EQ(ms_moments_count(ledger, far, MS_POST_FW), 1);
+    CHECK_EQ(ms_call_snapshot_count(ledger, far, MS_POST_FW), 1);
     finish();
 }
 
@@ -205,8 +205,8 @@ TEST(calls_that_the_watch_lost_leave_the_ledger_in_step)
     add(t, 2, 20);
     drop(2);
     leave_call(t);
-    CHECK_EQ(ms_moments_count(ledger, scene.a, MS_POST_FW), 1);
-    CHECK_EQ(ms_moments_count(ledger, scene.c, MS_PRE_FW), 0);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_POST_FW), 1);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.c, MS_PRE_FW), 0);
     CHECK_EQ(total(moment(scene.a, MS_PEAK_FW, 0)), 20);
     finish();
 }
@@ -319,12 +319,12 @@ static void check_grown(const struct grown *grown)
     CHECK_EQ(ms_ledger_blocks(ledger), count);
     CHECK_EQ(total(ms_ledger_now(ledger, 0)), wanted[0]);
     CHECK_EQ(total(ms_ledger_now(ledger, 9)), wanted[1]);
-    const char *broken = ms_ledger_broken(ledger);
+    const char *broken = ms_ledger_check(ledger);
     if (broken)
         FAIL("broken: %s", broken);
     for (int i = 0; i < DEEP && !ms_ledger_lost(ledger); i++) {
-        CHECK_EQ(ms_moments_count(ledger, grown->paths[i], MS_POST_FW), 1);
-        CHECK_EQ(ms_moments_count(ledger, grown->paths[i], MS_POST_BW), 1);
+        CHECK_EQ(ms_call_snapshot_count(ledger, grown->paths[i], MS_POST_FW), 1);
+        CHECK_EQ(ms_call_snapshot_count(ledger, grown->paths[i], MS_POST_BW), 1);
     }
 }
 
@@ -334,13 +334,13 @@ static void everything(struct grown *grown, struct lane *lane)
     if (!ledger)
         return;
     CHECK_EQ(ms_ledger_attach(ledger), MS_OK);
-    ms_viewer *viewer = ms_viewer_open(ledger);
+    ms_peak_tracker *viewer = ms_peak_tracker_open(ledger);
     add_blocks(grown);
     call_deep(grown, lane);
     check_grown(grown);
-    CHECK(!viewer || ms_viewer_peak(viewer, 0).bytes >= total(ms_ledger_now(ledger, 0)));
+    CHECK(!viewer || ms_peak_tracker_peak(viewer, 0).bytes >= total(ms_ledger_now(ledger, 0)));
     for (uint64_t i = 0; i < BLOCKS; i++)
-        CHECK_EQ(ms_block_drop(ledger, i), grown->bytes[i] ? MS_OK : MS_EABSENT);
+        CHECK_EQ(ms_block_drop(ledger, i), grown->bytes[i] ? MS_OK : MS_ENOBLOCK);
     CHECK_SUMS(held(), NOTHING);
     CHECK(!grown->refused || ms_ledger_lost(ledger));
     CHECK(ledger_heap.refused || !ms_ledger_lost(ledger));

@@ -3,21 +3,21 @@
 
 static size_t entries(ms_path path)
 {
-    size_t count = ms_moments_count(ledger, path, MS_PRE_FW);
-    CHECK_EQ(ms_moments_count(ledger, path, MS_POST_FW), count);
-    CHECK_EQ(ms_moments_count(ledger, path, MS_PEAK_FW), count);
+    size_t count = ms_call_snapshot_count(ledger, path, MS_PRE_FW);
+    CHECK_EQ(ms_call_snapshot_count(ledger, path, MS_POST_FW), count);
+    CHECK_EQ(ms_call_snapshot_count(ledger, path, MS_PEAK_FW), count);
     return count;
 }
 
-static uint64_t iteration(void)
+static uint64_t current_step(void)
 {
-    return ms_ledger_iteration(ledger);
+    return ms_ledger_step(ledger);
 }
 
-static void step(struct lane *lane)
+static void optimizer_step(struct lane *lane)
 {
-    ms_step_enter(lane->thread);
-    ms_step_leave(lane->thread);
+    ms_optimizer_enter(lane->thread);
+    ms_optimizer_leave(lane->thread);
 }
 
 /* ---- rounds ---- */
@@ -69,7 +69,7 @@ TEST(a_call_in_a_hold_alone_begins_a_round)
     small_call(t, scene.a, 0);
     leave_hold(t);
     CHECK_EQ(entries(scene.a), 1);
-    CHECK_EQ(iteration(), 3);
+    CHECK_EQ(current_step(), 3);
     ledger_end();
 }
 
@@ -77,10 +77,10 @@ TEST(a_call_in_a_step_begins_a_round)
 {
     struct lane *t = ledger_start();
     small_call(t, scene.a, 0);
-    ms_step_enter(t->thread);
+    ms_optimizer_enter(t->thread);
     add(t, 1, 100);
     small_call(t, scene.a, 0);
-    ms_step_leave(t->thread);
+    ms_optimizer_leave(t->thread);
     CHECK_EQ(entries(scene.a), 1);
     CHECK_EQ(total(moment(scene.a, MS_PRE_FW, 0)), 100);
     ledger_end();
@@ -98,7 +98,7 @@ TEST(a_call_inside_a_node_begins_no_round)
     leave_node(u);
     CHECK_EQ(entries(scene.a), 1);
     CHECK_EQ(entries(scene.b), 2);
-    CHECK_EQ(iteration(), 1);
+    CHECK_EQ(current_step(), 1);
     ledger_end();
 }
 
@@ -130,7 +130,7 @@ TEST(a_thread_that_ends_in_a_call_leaves_the_next_round_right)
         add(u, 1, 100);
         call(u, scene.b);
         end_lane(u);
-        CHECK_EQ(ms_moments_count(ledger, scene.a, MS_PRE_FW), 1);
+        CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_PRE_FW), 1);
         drop(1);
     }
     call(t, scene.a);
@@ -163,7 +163,7 @@ TEST(rounds_take_no_more_memory)
         for (int i = 0; i < 10; i++)
             small_call(t, scene.b, 1);
         leave_call(t);
-        step(t);
+        optimizer_step(t);
         if (round == 1500)
             before = ledger_heap.live_bytes;
     }
@@ -177,15 +177,15 @@ TEST(iterations_begin_with_the_first_round)
 {
     struct lane *t = ledger_start();
     add(t, 1, 100);
-    step(t);
-    CHECK_EQ(iteration(), 0);
+    optimizer_step(t);
+    CHECK_EQ(current_step(), 0);
     node(t, t, MS_NO_NUMBER);
     leave_node(t);
-    CHECK_EQ(iteration(), 0);
+    CHECK_EQ(current_step(), 0);
     call(t, scene.a);
-    CHECK_EQ(iteration(), 1);
+    CHECK_EQ(current_step(), 1);
     leave_call(t);
-    CHECK_EQ(iteration(), 1);
+    CHECK_EQ(current_step(), 1);
     ledger_end();
 }
 
@@ -194,13 +194,13 @@ TEST(without_steps_a_path_s_second_round_is_the_next_iteration)
     struct lane *t = ledger_start();
     const struct {
         ms_path path;
-        uint64_t iteration;
+        uint64_t current_step;
     } rounds[] = {{scene.a, 1}, {scene.d, 1}, {scene.c, 1}, {scene.a, 2}, {scene.a, 3}, {scene.d, 3},
                   {scene.c, 3}, {scene.c, 4}, {scene.a, 4}, {scene.d, 4}, {scene.d, 5}};
     for (size_t i = 0; i < sizeof rounds / sizeof rounds[0]; i++) {
         small_call(t, rounds[i].path, 0);
-        if (iteration() != rounds[i].iteration)
-            FAIL("round %zu is in iteration %llu", i, (unsigned long long)iteration());
+        if (current_step() != rounds[i].current_step)
+            FAIL("round %zu is in current_step %llu", i, (unsigned long long)current_step());
     }
     ledger_end();
 }
@@ -213,7 +213,7 @@ TEST(calls_inside_a_round_are_no_rounds)
     for (int i = 0; i < 5; i++)
         small_call(t, scene.b, 0);
     leave_call(t);
-    CHECK_EQ(iteration(), 1);
+    CHECK_EQ(current_step(), 1);
     ledger_end();
 }
 
@@ -221,17 +221,17 @@ TEST(with_steps_an_iteration_begins_with_the_round_after_a_step)
 {
     struct lane *t = ledger_start();
     small_call(t, scene.a, 0);
-    step(t);
-    CHECK_EQ(iteration(), 1);
+    optimizer_step(t);
+    CHECK_EQ(current_step(), 1);
     for (uint64_t i = 2; i < 6; i++) {
         small_call(t, scene.a, 0);
-        CHECK_EQ(iteration(), i);
+        CHECK_EQ(current_step(), i);
         small_call(t, scene.a, 0); /* accumulates: no step between */
         small_call(t, scene.d, 0);
-        CHECK_EQ(iteration(), i);
-        step(t);
-        step(t); /* two optimizers */
-        CHECK_EQ(iteration(), i);
+        CHECK_EQ(current_step(), i);
+        optimizer_step(t);
+        optimizer_step(t); /* two optimizers */
+        CHECK_EQ(current_step(), i);
     }
     ledger_end();
 }
@@ -241,30 +241,30 @@ TEST(once_a_step_was_entered_only_steps_count)
     struct lane *t = ledger_start();
     small_call(t, scene.a, 0);
     small_call(t, scene.a, 0);
-    CHECK_EQ(iteration(), 2);
-    ms_step_enter(t->thread);
+    CHECK_EQ(current_step(), 2);
+    ms_optimizer_enter(t->thread);
     small_call(t, scene.a, 0); /* a closure */
     small_call(t, scene.a, 0);
-    CHECK_EQ(iteration(), 2);
-    ms_step_leave(t->thread);
-    CHECK_EQ(iteration(), 2);
+    CHECK_EQ(current_step(), 2);
+    ms_optimizer_leave(t->thread);
+    CHECK_EQ(current_step(), 2);
     small_call(t, scene.a, 0);
-    CHECK_EQ(iteration(), 3);
+    CHECK_EQ(current_step(), 3);
     small_call(t, scene.a, 0);
-    CHECK_EQ(iteration(), 3);
+    CHECK_EQ(current_step(), 3);
     ledger_end();
 }
 
 TEST(expected_steps_count_before_the_first_one)
 {
     struct lane *t = ledger_start();
-    ms_ledger_expect_steps(ledger);
+    ms_ledger_expect_optimizer(ledger);
     for (int i = 0; i < 4; i++)
         small_call(t, scene.a, 0);
-    CHECK_EQ(iteration(), 1);
-    step(t);
+    CHECK_EQ(current_step(), 1);
+    optimizer_step(t);
     small_call(t, scene.a, 0);
-    CHECK_EQ(iteration(), 2);
+    CHECK_EQ(current_step(), 2);
     ledger_end();
 }
 
@@ -272,25 +272,25 @@ TEST(a_step_that_is_never_left_begins_no_iteration)
 {
     struct lane *t = ledger_start();
     call(t, scene.a);
-    ms_step_enter(t->thread);
+    ms_optimizer_enter(t->thread);
     leave_call(t);
     small_call(t, scene.a, 0);
     small_call(t, scene.a, 0);
-    CHECK_EQ(iteration(), 1);
-    step(t);
+    CHECK_EQ(current_step(), 1);
+    optimizer_step(t);
     small_call(t, scene.a, 0);
-    CHECK_EQ(iteration(), 2);
+    CHECK_EQ(current_step(), 2);
     ledger_end();
 }
 
 TEST(leaving_a_step_that_was_never_entered_begins_no_iteration)
 {
     struct lane *t = ledger_start();
-    ms_ledger_expect_steps(ledger);
+    ms_ledger_expect_optimizer(ledger);
     small_call(t, scene.a, 0);
-    ms_step_leave(t->thread);
+    ms_optimizer_leave(t->thread);
     small_call(t, scene.a, 0);
-    CHECK_EQ(iteration(), 1);
+    CHECK_EQ(current_step(), 1);
     ledger_end();
 }
 
@@ -298,8 +298,8 @@ TEST(a_step_on_any_thread_counts)
 {
     struct lane *t = ledger_start(), *u = scene_lane(&scene, 8);
     small_call(t, scene.a, 0);
-    step(u);
+    optimizer_step(u);
     small_call(t, scene.a, 0);
-    CHECK_EQ(iteration(), 2);
+    CHECK_EQ(current_step(), 2);
     ledger_end();
 }

@@ -38,7 +38,7 @@ static int64_t total(ms_sums sums)
 /* Whether it happened: a ledger that comes and goes may say that it is detached, or know nothing. */
 static bool happened(const struct worker *worker, int error)
 {
-    if (error != MS_OK && !(worker->swapped && (error == MS_EDETACHED || error == MS_EABSENT)))
+    if (error != MS_OK && !(worker->swapped && (error == MS_EDETACHED || error == MS_ENOBLOCK)))
         FAIL("a block's event gave %d: %s", error, ms_error_text(error));
     return error == MS_OK;
 }
@@ -82,7 +82,7 @@ static void iterate(struct worker *worker)
     for (int i = 0; i < 3; i++) {
         call(t, paths[i]);
         make(t, 1);
-        ms_call_note(t->thread, false, 10);
+        ms_call_set_size(t->thread, false, 10);
         add_or_drop(worker);
         add_or_drop(worker);
     }
@@ -99,9 +99,9 @@ static void iterate(struct worker *worker)
         }
         leave_node(t);
     }
-    ms_step_enter(t->thread);
+    ms_optimizer_enter(t->thread);
     add_or_drop(worker);
-    ms_step_leave(t->thread);
+    ms_optimizer_leave(t->thread);
 }
 
 static void *work(void *argument)
@@ -116,29 +116,29 @@ static void *work(void *argument)
 /* Every figure there is, over and over. */
 static void *read_all(void *argument)
 {
-    ms_viewer *viewer = argument;
+    ms_peak_tracker *viewer = argument;
     ms_ledger *ledger = atomic_load(&current);
     int64_t peak = 0;
     uint64_t time = 0;
     for (int i = 0; !atomic_load(&stop); i++) {
         if (total(ms_ledger_now(ledger, 0)) < 0)
             FAIL("less than nothing is held");
-        ms_peak seen = ms_viewer_peak(viewer, 0);
+        ms_peak seen = ms_peak_tracker_peak(viewer, 0);
         if (seen.bytes < peak || total(seen.sums) != seen.bytes)
             FAIL("a peak went down, or is not its sum");
         peak = seen.bytes;
         total(ms_ledger_now_of(ledger, 0, scene.b));
-        total(ms_viewer_peak_of(viewer, 0, scene.b));
+        total(ms_peak_tracker_peak_of(viewer, 0, scene.b));
         ms_sums sums;
-        if (ms_moments_count(ledger, scene.c, MS_POST_FW))
-            ms_moments_at(ledger, scene.c, MS_PEAK_BW, 0, 0, &sums, NULL);
+        if (ms_call_snapshot_count(ledger, scene.c, MS_POST_FW))
+            ms_call_snapshot_at(ledger, scene.c, MS_PEAK_BW, 0, 0, &sums, NULL);
         if (ms_block_bytes(ledger, (uint64_t[]){workers[0].base, workers[1].base}, 2) > 2000)
             FAIL("two blocks are more than they can be");
         if (ms_ledger_time(ledger) < time || ms_ledger_devices(ledger) > 1 || ms_ledger_lost(ledger))
             FAIL("time, devices or loss");
         time = ms_ledger_time(ledger);
-        if (i % 50 == 0 && ms_ledger_broken(ledger))
-            FAIL("broken: %s", ms_ledger_broken(ledger));
+        if (i % 50 == 0 && ms_ledger_check(ledger))
+            FAIL("broken: %s", ms_ledger_check(ledger));
     }
     return NULL;
 }
@@ -149,14 +149,14 @@ static void *look_in(void *unused)
     (void)unused;
     ms_ledger *ledger = atomic_load(&current);
     while (!atomic_load(&stop)) {
-        ms_viewer *one = ms_viewer_open(ledger), *two = ms_viewer_open(ledger);
+        ms_peak_tracker *one = ms_peak_tracker_open(ledger), *two = ms_peak_tracker_open(ledger);
         if (!one || !two)
             FAIL("no viewer");
-        ms_viewer_reset(one);
-        if (total(ms_viewer_peak(one, 0).sums) != ms_viewer_peak(one, 0).bytes && ms_ledger_broken(ledger))
-            FAIL("broken: %s", ms_ledger_broken(ledger));
-        ms_viewer_close(one);
-        ms_viewer_close(two);
+        ms_peak_tracker_reset(one);
+        if (total(ms_peak_tracker_peak(one, 0).sums) != ms_peak_tracker_peak(one, 0).bytes && ms_ledger_check(ledger))
+            FAIL("broken: %s", ms_ledger_check(ledger));
+        ms_peak_tracker_close(one);
+        ms_peak_tracker_close(two);
     }
     return NULL;
 }
@@ -187,19 +187,19 @@ static void join_workers(void)
         pthread_join(workers[i].thread, NULL);
 }
 
-static void check_peak_and_close(ms_ledger *ledger, ms_viewer *viewer)
+static void check_peak_and_close(ms_ledger *ledger, ms_peak_tracker *viewer)
 {
-    CHECK(!ms_ledger_broken(ledger));
+    CHECK(!ms_ledger_check(ledger));
     CHECK_EQ(total(ms_ledger_now(ledger, 0)), 0);
     CHECK_EQ(ms_ledger_blocks(ledger), 0);
     CHECK_EQ(ms_ledger_lost(ledger), 0);
     int64_t together = 0;
     for (int i = 0; i < WORKERS; i++) {
-        CHECK(ms_viewer_peak(viewer, 0).bytes >= workers[i].most);
+        CHECK(ms_peak_tracker_peak(viewer, 0).bytes >= workers[i].most);
         together += workers[i].most;
     }
-    CHECK(ms_viewer_peak(viewer, 0).bytes <= together);
-    CHECK_EQ(total(ms_viewer_peak(viewer, 0).sums), ms_viewer_peak(viewer, 0).bytes);
+    CHECK(ms_peak_tracker_peak(viewer, 0).bytes <= together);
+    CHECK_EQ(total(ms_peak_tracker_peak(viewer, 0).sums), ms_peak_tracker_peak(viewer, 0).bytes);
     ms_ledger_detach(ledger);
     ms_ledger_close(ledger);
     scene_close(&scene);
@@ -209,7 +209,7 @@ TEST(threads_that_add_drop_and_claim_lose_nothing)
 {
     scene_open_small(&scene);
     ms_ledger *ledger = attach_new();
-    ms_viewer *viewer = ms_viewer_open(ledger);
+    ms_peak_tracker *viewer = ms_peak_tracker_open(ledger);
     start_workers(2000, false);
     join_workers();
     check_peak_and_close(ledger, viewer);
@@ -219,7 +219,7 @@ TEST(threads_that_read_and_view_meanwhile_are_told_sums_that_fit)
 {
     scene_open_small(&scene);
     ms_ledger *ledger = attach_new();
-    ms_viewer *viewer = ms_viewer_open(ledger);
+    ms_peak_tracker *viewer = ms_peak_tracker_open(ledger);
     start_workers(800, false);
     pthread_t readers[2];
     CHECK(!pthread_create(&readers[0], NULL, read_all, viewer));
@@ -258,7 +258,7 @@ TEST(blocks_made_by_one_thread_and_dropped_by_another_are_gone)
     pthread_join(other, NULL);
     CHECK_EQ(ms_ledger_blocks(ledger), 0);
     CHECK_EQ(total(ms_ledger_now_of(ledger, 0, scene.a)), 0);
-    CHECK(!ms_ledger_broken(ledger));
+    CHECK(!ms_ledger_check(ledger));
     ms_ledger_detach(ledger);
     ms_ledger_close(ledger);
     scene_close(&scene);
@@ -276,12 +276,12 @@ TEST(a_ledger_is_detached_and_attached_while_threads_go_on)
         if (i % 3 == 0)
             ms_ledger_clear(ledger);
         CHECK_EQ(ms_ledger_attach(ledger), MS_OK);
-        CHECK(!ms_ledger_broken(ledger));
+        CHECK(!ms_ledger_check(ledger));
         ms_claims_begin(ledger);
         ms_claims_end(ledger);
     }
     join_workers();
-    CHECK(!ms_ledger_broken(ledger));
+    CHECK(!ms_ledger_check(ledger));
     CHECK_EQ(ms_ledger_lost(ledger), 0);
     ms_ledger_detach(ledger);
     ms_ledger_close(ledger);
@@ -295,13 +295,13 @@ TEST(ledgers_are_opened_and_closed_while_threads_go_on)
     start_workers(1000, true);
     for (int i = 0; i < 300; i++) {
         ms_ledger *before = ledger;
-        CHECK(ms_viewer_open(before));
+        CHECK(ms_peak_tracker_open(before));
         ms_ledger_detach(before);
         ledger = attach_new();
         ms_ledger_close(before); /* a thread may be on its way in */
     }
     join_workers();
-    CHECK(!ms_ledger_broken(ledger));
+    CHECK(!ms_ledger_check(ledger));
     ms_ledger_detach(ledger);
     ms_ledger_close(ledger);
     scene_close(&scene);
@@ -324,7 +324,7 @@ static void *come_and_go(void *unused)
         if (i % 2)
             ms_call_leave(thread, 2);
         if (i % 3)
-            ms_step_enter(thread);
+            ms_optimizer_enter(thread);
         ms_thread_close(thread);
     }
     return NULL;
@@ -343,11 +343,11 @@ TEST(threads_end_in_their_calls_while_ledgers_come_and_go)
         ms_ledger_detach(before);
         ledger = attach_new();
         ms_ledger_close(before);
-        ms_moments_count(ledger, scene.b, MS_PEAK_FW);
+        ms_call_snapshot_count(ledger, scene.b, MS_PEAK_FW);
     }
     for (int i = 0; i < WORKERS; i++)
         pthread_join(threads[i], NULL);
-    CHECK(!ms_ledger_broken(ledger));
+    CHECK(!ms_ledger_check(ledger));
     ms_ledger_detach(ledger);
     ms_ledger_close(ledger);
     scene_close(&scene);

@@ -49,10 +49,10 @@ TEST(a_thread_may_have_any_id_but_the_first_and_the_last)
         leave_node(u);
         uint64_t d = small_call(u, scene.d, 1);
         CHECK_EQ(owner(u, d), scene.d);
-        struct lane *fresh = scene_lane(&scene, 100 + (uint64_t)i);
-        node(fresh, u, d);
-        CHECK_EQ(ms_thread_path(fresh->thread), scene.d);
-        leave_node(fresh);
+        struct lane *from_now_on = scene_lane(&scene, 100 + (uint64_t)i);
+        node(from_now_on, u, d);
+        CHECK_EQ(ms_thread_path(from_now_on->thread), scene.d);
+        leave_node(from_now_on);
         node(t, u, d);
         CHECK_EQ(ms_thread_path(t->thread), scene.d);
         leave_node(t);

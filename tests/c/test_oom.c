@@ -1,7 +1,7 @@
 /* test_oom.c - memory that is refused: nothing breaks, nothing leaks, nothing is wrong,
  * and the loss is owned up to. */
-#include "heap.h"
 #include "core/watch/watch.h"
+#include "heap.h"
 #include "play.h"
 #include "runner.h"
 #include "scene.h"
@@ -66,15 +66,15 @@ TEST(a_refused_call_is_counted_and_left_like_any_other)
     struct lane *t = start();
     refuse_from_now_on();
     CHECK_EQ(ms_call_enter(t->thread, scene.a, t->seq), MS_ENOMEM);
-    CHECK_EQ(ms_lost(scene.watch), 1);
+    CHECK_EQ(ms_watch_lost(scene.watch), 1);
     CHECK_EQ(ms_thread_depth(t->thread), 1);
     CHECK_EQ(ms_call_enter(t->thread, scene.b, t->seq), MS_ENOMEM);
     CHECK_EQ(ms_thread_depth(t->thread), 2);
-    CHECK_EQ(ms_lost(scene.watch), 2);
+    CHECK_EQ(ms_watch_lost(scene.watch), 2);
     leave_call(t);
     leave_call(t);
-    CHECK_EQ(ms_call_leave(t->thread, t->seq), MS_EEMPTY);
-    CHECK_EQ(ms_lost(scene.watch), 2);
+    CHECK_EQ(ms_call_leave(t->thread, t->seq), MS_EUNBALANCED);
+    CHECK_EQ(ms_watch_lost(scene.watch), 2);
     finish();
 }
 
@@ -104,7 +104,7 @@ TEST(calls_after_a_refused_one_answer_again)
     refuse_no_more();
     uint64_t inside = small_call(t, scene.b, 1);
     CHECK_EQ(owner(t, inside), scene.b);
-    CHECK_EQ(ms_lost(scene.watch), 1);
+    CHECK_EQ(ms_watch_lost(scene.watch), 1);
     finish();
 }
 
@@ -148,7 +148,7 @@ TEST(a_call_inside_a_refused_hold_is_unknown_afterwards)
     struct lane *t = start();
     fill_frames(t);
     refuse_from_now_on();
-    CHECK_EQ(ms_hold_enter(t->thread, scene.d), MS_ENOMEM);
+    CHECK_EQ(ms_override_enter(t->thread, scene.d), MS_ENOMEM);
     CHECK_EQ(ms_call_enter(t->thread, scene.b, t->seq), MS_ENOMEM);
     uint64_t inside = make(t, 1);
     leave_call(t);
@@ -167,7 +167,7 @@ TEST(a_refused_hold_brings_nothing_back_that_was_unknown)
     CHECK_EQ(ms_call_enter(t->thread, scene.b, t->seq), MS_ENOMEM);
     uint64_t inside = make(t, 1);
     leave_call(t);
-    CHECK_EQ(ms_hold_enter(t->thread, scene.d), MS_ENOMEM);
+    CHECK_EQ(ms_override_enter(t->thread, scene.d), MS_ENOMEM);
     leave_hold(t);
     CHECK(is_or_unknown(owner(t, inside), scene.b));
     leave_all(t);
@@ -179,8 +179,8 @@ TEST(a_refused_hold_costs_no_answer)
     struct lane *t = start();
     fill_frames(t);
     refuse_from_now_on();
-    CHECK_EQ(ms_hold_enter(t->thread, scene.d), MS_ENOMEM);
-    CHECK_EQ(ms_lost(scene.watch), 1);
+    CHECK_EQ(ms_override_enter(t->thread, scene.d), MS_ENOMEM);
+    CHECK_EQ(ms_watch_lost(scene.watch), 1);
     CHECK_EQ(owner(t, 0), scene.a);
     leave_hold(t);
     CHECK_EQ(owner(t, 0), scene.a);
@@ -196,7 +196,7 @@ TEST(a_refused_hold_after_a_very_long_call_brings_nothing_back)
     CHECK(is_or_unknown(owner(t, last), scene.d));
     fill_frames(t);
     refuse_from_now_on();
-    CHECK_EQ(ms_hold_enter(t->thread, scene.a), MS_ENOMEM);
+    CHECK_EQ(ms_override_enter(t->thread, scene.a), MS_ENOMEM);
     leave_hold(t);
     CHECK(is_or_unknown(owner(t, last), scene.d));
     leave_all(t);
@@ -244,7 +244,7 @@ TEST(nodes_of_a_thread_that_could_not_be_opened_are_unknown)
     start();
     refuse_from_now_on();
     CHECK(!ms_thread_open(scene.watch, 8));
-    CHECK_EQ(ms_lost(scene.watch), 1);
+    CHECK_EQ(ms_watch_lost(scene.watch), 1);
     CHECK_EQ(ms_node_path(scene.watch, 8, 0), MS_UNKNOWN);
     finish();
 }
@@ -256,7 +256,7 @@ TEST(a_refused_path_is_left_alone_and_can_be_added_later)
     ms_path path = 77;
     CHECK_EQ(ms_path_add(scene.watch, scene.a, "new", &path), MS_ENOMEM);
     CHECK_EQ(path, 77);
-    CHECK_EQ(ms_lost(scene.watch), 1);
+    CHECK_EQ(ms_watch_lost(scene.watch), 1);
     CHECK_EQ(ms_path_add(scene.watch, scene.a, "b", &path), MS_OK);
     CHECK_EQ(path, scene.b);
     refuse_no_more();

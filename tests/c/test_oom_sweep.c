@@ -109,9 +109,9 @@ static enum outcome run(void (*scenario)(struct play *), long n, bool forever)
         scenario(&play);
         if (play.model.failed)
             FAIL("refused allocation %ld%s: %s", n, forever ? " and all later" : "", play.model.wrong);
-        if ((play.model.errors > 0) != (ms_lost(play.model.watch) > 0))
+        if ((play.model.errors > 0) != (ms_watch_lost(play.model.watch) > 0))
             FAIL("refused allocation %ld: %llu events failed, %llu lost", n, (unsigned long long)play.model.errors,
-                 (unsigned long long)ms_lost(play.model.watch));
+                 (unsigned long long)ms_watch_lost(play.model.watch));
         if (!forever && heap.refused)
             check_recovery(&play);
     } else {

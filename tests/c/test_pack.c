@@ -29,10 +29,10 @@ static void free_pack(void)
 /* ---- the same? ---- */
 static int order(const void *left, const void *right)
 {
-    const ms_held *a = left, *b = right;
+    const ms_captured_block *a = left, *b = right;
     const uint64_t fields[][2] = {{a->bytes, b->bytes},       {a->device, b->device}, {a->path, b->path},
                                   {a->category, b->category}, {a->phase, b->phase},   {a->outside, b->outside},
-                                  {a->born, b->born},         {a->step, b->step}};
+                                  {a->made_at, b->made_at},   {a->step, b->step}};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i][0] != fields[i][1])
             return fields[i][0] < fields[i][1] ? -1 : 1;
@@ -43,7 +43,7 @@ enum { MOST_HELD = 4096 };
 
 static void check_blocks(uint64_t tick)
 {
-    static ms_held wanted[MOST_HELD], got[MOST_HELD];
+    static ms_captured_block wanted[MOST_HELD], got[MOST_HELD];
     size_t many = 0, found = 0, stay = 0;
     for (uint32_t at = 0; ms_cursor_block(cursor, &at, &wanted[many]); many++)
         CHECK(many < MOST_HELD - 1);
@@ -86,7 +86,7 @@ static void check_tick(uint64_t tick)
 {
     CHECK_EQ(ms_cursor_seek(cursor, pack_moment(&pack, tick)), MS_OK);
     CHECK_EQ(ms_cursor_moment(cursor), pack_moment(&pack, tick));
-    CHECK_EQ(ms_cursor_settle(cursor), MS_OK);
+    CHECK_EQ(ms_cursor_apply_later_claims(cursor), MS_OK);
     CHECK_EQ(pack_time(&pack, tick), ms_cursor_time(cursor));
     CHECK_EQ(pack_step(&pack, tick), ms_cursor_step(cursor));
     for (uint32_t device = 0; device < ms_reader_devices(reader); device++)
@@ -149,7 +149,7 @@ TEST(a_later_claim_tells_what_a_stay_was_and_a_fresh_one_begins_another)
     make_pack(0, UINT64_MAX);
     CHECK_EQ(pack.raw.stays, 2);
     CHECK_EQ(pack.columns[MS_PACK_AGAIN].count, 2);
-    ms_held held;
+    ms_captured_block held;
     size_t at = 0;
     CHECK(pack_held(&pack, 1, &at, &held));
     CHECK_EQ(held.category, MS_PARAMETER);
@@ -179,11 +179,11 @@ TEST(what_is_claimed_after_the_last_moment_of_a_pack_is_known_in_it)
     make_pack(2, 3);
     CHECK_EQ(pack.raw.ticks, 2);
     CHECK_EQ(pack_moment(&pack, 0), 2);
-    ms_held held;
+    ms_captured_block held;
     size_t at = 0;
     CHECK(pack_held(&pack, 0, &at, &held));
     CHECK_EQ(held.category, MS_OPTSTATE);
-    CHECK_EQ(held.born, 10);
+    CHECK_EQ(held.made_at, 10);
     check_ticks(1);
     free_pack();
     finish_file();

@@ -100,7 +100,7 @@ TEST(arguments_out_of_range_leave_the_path_alone)
     CHECK_EQ(ms_path_add(scene.watch, UINT32_MAX, "x", &path), MS_EINVAL);
     CHECK_EQ(ms_path_add(scene.watch, MS_GLOBAL, NULL, &path), MS_EINVAL);
     CHECK_EQ(path, 77);
-    CHECK_EQ(ms_lost(scene.watch), 0);
+    CHECK_EQ(ms_watch_lost(scene.watch), 0);
     scene_close(&scene);
 }
 

@@ -30,7 +30,7 @@ static void run(uint64_t seed, uint32_t calls_kept, uint32_t threads_kept, unsig
     play_finish(&play);
     if (play.model.failed)
         FAIL("seed %" PRIu64 ": %s", seed, play.model.wrong);
-    CHECK_EQ(ms_lost(play.model.watch), 0);
+    CHECK_EQ(ms_watch_lost(play.model.watch), 0);
     CHECK(play.model.known > 1000);
     *seen = play.model;
     play_close(&play);

@@ -20,11 +20,11 @@ static void enter_as(struct lane *lane, ms_path path)
 TEST(a_step_is_the_optimizer_until_it_is_left)
 {
     struct lane *t = start();
-    ms_step_enter(t->thread);
+    ms_optimizer_enter(t->thread);
     CHECK_EQ(ms_thread_phase(t->thread), MS_OPTIMIZER);
     CHECK_EQ(ms_thread_path(t->thread), MS_GLOBAL);
     CHECK_EQ(ms_thread_depth(t->thread), 0);
-    ms_step_leave(t->thread);
+    ms_optimizer_leave(t->thread);
     CHECK_EQ(ms_thread_phase(t->thread), MS_IDLE);
     scene_close(&scene);
 }
@@ -32,12 +32,12 @@ TEST(a_step_is_the_optimizer_until_it_is_left)
 TEST(leaving_a_step_that_was_never_entered_changes_nothing)
 {
     struct lane *t = start();
-    ms_step_leave(t->thread);
+    ms_optimizer_leave(t->thread);
     CHECK_EQ(ms_thread_phase(t->thread), MS_IDLE);
     call(t, scene.a);
-    ms_step_leave(t->thread);
+    ms_optimizer_leave(t->thread);
     CHECK_EQ(ms_thread_phase(t->thread), MS_FORWARD);
-    ms_step_enter(t->thread);
+    ms_optimizer_enter(t->thread);
     CHECK_EQ(ms_thread_phase(t->thread), MS_OPTIMIZER);
     scene_close(&scene);
 }
@@ -46,7 +46,7 @@ TEST(what_is_entered_in_a_step_counts_as_what_it_is)
 {
     struct lane *t = start();
     uint64_t a = small_call(t, scene.a, 1);
-    ms_step_enter(t->thread);
+    ms_optimizer_enter(t->thread);
     call(t, scene.d);
     CHECK_EQ(ms_thread_phase(t->thread), MS_FORWARD);
     CHECK_EQ(ms_thread_path(t->thread), scene.d);
@@ -59,7 +59,7 @@ TEST(what_is_entered_in_a_step_counts_as_what_it_is)
     leave_call(t);
     leave_node(t);
     CHECK_EQ(ms_thread_phase(t->thread), MS_OPTIMIZER);
-    ms_step_leave(t->thread);
+    ms_optimizer_leave(t->thread);
     CHECK_EQ(ms_thread_phase(t->thread), MS_IDLE);
     scene_close(&scene);
 }
@@ -68,10 +68,10 @@ TEST(a_step_inside_a_call_is_in_that_call)
 {
     struct lane *t = start();
     call(t, scene.a);
-    ms_step_enter(t->thread);
+    ms_optimizer_enter(t->thread);
     CHECK_EQ(ms_thread_phase(t->thread), MS_OPTIMIZER);
     CHECK_EQ(ms_thread_path(t->thread), scene.a);
-    ms_step_leave(t->thread);
+    ms_optimizer_leave(t->thread);
     CHECK_EQ(ms_thread_phase(t->thread), MS_FORWARD);
     leave_call(t);
     scene_close(&scene);
@@ -82,7 +82,7 @@ TEST(leaving_the_call_around_a_step_ends_the_step)
     struct lane *t = start();
     call(t, scene.a);
     call(t, scene.b);
-    ms_step_enter(t->thread);
+    ms_optimizer_enter(t->thread);
     leave_call(t);
     CHECK_EQ(ms_thread_phase(t->thread), MS_FORWARD);
     CHECK_EQ(ms_thread_path(t->thread), scene.a);
@@ -96,11 +96,11 @@ TEST(leaving_the_node_or_hold_around_a_step_ends_the_step)
     struct lane *t = start();
     node(t, t, MS_NO_NUMBER);
     hold(t, scene.a);
-    ms_step_enter(t->thread);
+    ms_optimizer_enter(t->thread);
     CHECK_EQ(ms_thread_phase(t->thread), MS_OPTIMIZER);
     leave_hold(t);
     CHECK_EQ(ms_thread_phase(t->thread), MS_BACKWARD);
-    ms_step_enter(t->thread);
+    ms_optimizer_enter(t->thread);
     CHECK_EQ(ms_thread_phase(t->thread), MS_OPTIMIZER);
     leave_node(t);
     CHECK_EQ(ms_thread_phase(t->thread), MS_IDLE);
@@ -115,7 +115,7 @@ TEST(a_step_ends_with_its_thread)
         struct lane *t = scene_lane(&scene, id);
         CHECK_EQ(ms_thread_phase(t->thread), MS_IDLE);
         small_call(t, scene.a, id % 2);
-        ms_step_enter(t->thread);
+        ms_optimizer_enter(t->thread);
         end_lane(t);
     }
     scene_close(&scene);
@@ -124,9 +124,9 @@ TEST(a_step_ends_with_its_thread)
 TEST(a_step_on_one_thread_is_no_step_on_another)
 {
     struct lane *t = start(), *u = scene_lane(&scene, 8);
-    ms_step_enter(t->thread);
+    ms_optimizer_enter(t->thread);
     CHECK_EQ(ms_thread_phase(u->thread), MS_IDLE);
-    ms_step_leave(u->thread);
+    ms_optimizer_leave(u->thread);
     CHECK_EQ(ms_thread_phase(t->thread), MS_OPTIMIZER);
     scene_close(&scene);
 }
@@ -141,7 +141,7 @@ TEST(a_node_entered_as_a_path_is_that_paths)
     CHECK_CONTEXTS(t, scene.b);
     leave_node(t);
     CHECK_EQ(ms_thread_phase(t->thread), MS_IDLE);
-    CHECK_EQ(ms_node_leave(t->thread, t->seq), MS_EEMPTY);
+    CHECK_EQ(ms_node_leave(t->thread, t->seq), MS_EUNBALANCED);
     scene_close(&scene);
 }
 

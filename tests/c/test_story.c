@@ -8,14 +8,14 @@ TEST(a_failed_allocation_is_in_the_capture_and_its_story_tells_who_holds_what)
     open_all(NULL);
     program = program_open(7);
     fd = new_file();
-    ms_viewer *viewer = ms_viewer_open(watched);
+    ms_peak_tracker *viewer = ms_peak_tracker_open(watched);
     capture = begin(fd);
     ms_call_enter(program.thread, paths[3], 0);
     CHECK_EQ(ms_block_add(watched, program.thread, 1, 3 << 20, 2), MS_OK);
     CHECK_EQ(ms_block_add_as(watched, program.thread, 2, 1 << 20, 2, MS_PARAMETER, paths[1], false), MS_OK);
     ms_ledger_reserved(watched, 2, 8 << 20);
     char story[4096];
-    ms_oom oom = {.device = 2, .asked = UINT64_C(1) << 40, .allocated = 4 << 20, .reserved = 8 << 20};
+    ms_oom oom = {.device = 2, .requested = UINT64_C(1) << 40, .allocated = 4 << 20, .reserved = 8 << 20};
     size_t length = ms_ledger_oom(watched, program.thread, &oom, story, sizeof story);
     CHECK_EQ(length, strlen(story));
     const char *const parts[] = {"1.00 TiB asked on cuda:1",       "in step 1, forward of m3",
@@ -30,19 +30,19 @@ TEST(a_failed_allocation_is_in_the_capture_and_its_story_tells_who_holds_what)
     end(capture);
     ms_reader *reader = open_reader(fd);
     ms_survey survey = survey_of(reader);
-    CHECK_EQ(survey.ooms, 1);
-    CHECK_EQ(survey.most_reserved[2], 8 << 20);
+    CHECK_EQ(survey.oom_count, 1);
+    CHECK_EQ(survey.peak_reserved[2], 8 << 20);
     ms_cursor *cursor = cursor_of(reader);
     CHECK_EQ(ms_cursor_seek(cursor, survey.last_oom - 1), MS_OK);
     ms_event event;
     CHECK_EQ(ms_cursor_next(cursor, 1u << MS_OP_OOM, &event), MS_OK);
-    CHECK_EQ(event.bytes, oom.asked);
+    CHECK_EQ(event.bytes, oom.requested);
     CHECK_EQ(event.path, paths[3]);
     CHECK_EQ(event.phase, MS_FORWARD);
     CHECK_EQ(ms_cursor_now(cursor, 2).of[MS_ACTIVATION], 3 << 20);
     ms_cursor_close(cursor);
     ms_reader_close(reader);
-    ms_viewer_close(viewer);
+    ms_peak_tracker_close(viewer);
     leave_stage();
 }
 
@@ -51,7 +51,7 @@ TEST(a_story_is_cut_off_where_its_room_ends)
     open_all(NULL);
     program = program_open(7);
     char whole[4096], part[4096];
-    ms_oom oom = {.asked = 100};
+    ms_oom oom = {.requested = 100};
     run(&program, 5);
     size_t length = ms_ledger_oom(watched, NULL, &oom, whole, sizeof whole);
     CHECK(length > 100);

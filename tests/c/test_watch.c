@@ -8,7 +8,7 @@
 
 TEST(every_error_has_its_own_text)
 {
-    const int codes[] = {MS_OK, MS_ENOMEM, MS_EINVAL, MS_EFULL, MS_EEMPTY};
+    const int codes[] = {MS_OK, MS_ENOMEM, MS_EINVAL, MS_EFULL, MS_EUNBALANCED};
     for (int i = 0; i < 5; i++) {
         CHECK_EQ(codes[i], -i);
         CHECK(strlen(ms_error_text(codes[i])) > 0);
@@ -29,7 +29,7 @@ TEST(a_watch_opens_without_options)
 {
     ms_watch *watch = ms_watch_open(NULL);
     CHECK(watch);
-    CHECK_EQ(ms_lost(watch), 0);
+    CHECK_EQ(ms_watch_lost(watch), 0);
     ms_watch_close(watch);
 }
 
@@ -119,7 +119,7 @@ TEST(nothing_is_lost_while_memory_lasts)
 {
     ms_watch *watch = ms_watch_open(NULL);
     CHECK(!ms_thread_open(watch, 0));
-    CHECK_EQ(ms_lost(watch), 0);
+    CHECK_EQ(ms_watch_lost(watch), 0);
     ms_watch_close(watch);
 }
 

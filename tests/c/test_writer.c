@@ -8,13 +8,13 @@ TEST(a_capture_ends_with_what_the_ledger_says)
 {
     stage();
     run(&program, 300);
-    ms_capture_figures last = end(capture);
+    ms_capture_status last = end(capture);
     CHECK_EQ(last.lost, 0);
     CHECK_EQ(last.error, 0);
     CHECK_EQ(last.bytes, lseek(fd, 0, SEEK_END));
     CHECK(last.bytes < last.events * 10);
     ms_reader *reader = open_reader(fd);
-    ms_reader_figures figures = ms_reader_now(reader);
+    ms_reader_status figures = ms_reader_get_status(reader);
     CHECK_EQ(figures.events, last.events + 1);
     CHECK_EQ(figures.lost, 0);
     CHECK(figures.ended);
@@ -24,8 +24,8 @@ TEST(a_capture_ends_with_what_the_ledger_says)
     CHECK(strcmp(ms_reader_path(reader, paths[4], &parent, &nth), "m4") == 0);
     CHECK_EQ(parent, paths[3]);
     ms_survey survey = survey_of(reader);
-    CHECK_EQ(survey.optimized, 300);
-    CHECK(!survey.unsure);
+    CHECK_EQ(survey.optimizer_steps, 300);
+    CHECK(!survey.is_lower_bound);
     ms_reader_close(reader);
     check_file(fd);
     leave_stage();
@@ -37,23 +37,24 @@ TEST(the_peak_in_a_capture_is_the_viewers)
         open_all(NULL);
         program = program_open(seed);
         fd = new_file();
-        ms_viewer *viewer = ms_viewer_open(watched);
+        ms_peak_tracker *viewer = ms_peak_tracker_open(watched);
         capture = begin(fd);
         run(&program, 60);
         end(capture);
         ms_reader *reader = open_reader(fd);
         ms_survey survey = survey_of(reader);
         for (uint32_t device = 0; device < 3; device += 2) {
-            ms_peak peak = ms_viewer_peak(viewer, device);
-            CHECK_EQ(survey.summit[device].bytes, peak.bytes);
-            CHECK_EQ(survey.summit[device].step, peak.iteration);
-            CHECK_EQ(survey.summit[device].phase, peak.phase);
-            CHECK_EQ(survey.summit[device].running, peak.running);
+            ms_peak peak = ms_peak_tracker_peak(viewer, device);
+            CHECK_EQ(survey.peaks[device].bytes, peak.bytes);
+            CHECK_EQ(survey.peaks[device].step, peak.step);
+            CHECK_EQ(survey.peaks[device].phase, peak.phase);
+            CHECK_EQ(survey.peaks[device].running, peak.running);
             ms_cursor *cursor = cursor_of(reader);
-            CHECK_EQ(ms_cursor_seek(cursor, survey.summit[device].moment), MS_OK);
-            CHECK_EQ(ms_cursor_settle(cursor), MS_OK);
+            CHECK_EQ(ms_cursor_seek(cursor, survey.peaks[device].moment), MS_OK);
+            CHECK_EQ(ms_cursor_apply_later_claims(cursor), MS_OK);
             for (ms_path path = 0; path < ms_path_count(watch); path++) {
-                ms_sums got = sums_of_path(cursor, device, path), wanted = ms_viewer_peak_of(viewer, device, path);
+                ms_sums got = sums_of_path(cursor, device, path),
+                        wanted = ms_peak_tracker_peak_of(viewer, device, path);
                 CHECK(memcmp(&got, &wanted, sizeof got) == 0);
             }
             ms_cursor_close(cursor);
@@ -88,7 +89,7 @@ static void check_by_key(ms_reader *reader, ms_cursor *walked)
     CHECK_EQ(ms_cursor_moment(sought), ms_cursor_moment(walked));
     CHECK_EQ(ms_cursor_blocks(sought), ms_cursor_blocks(walked));
     CHECK_EQ(ms_cursor_step(sought), ms_cursor_step(walked));
-    CHECK_EQ(ms_cursor_optimized(sought), ms_cursor_optimized(walked));
+    CHECK_EQ(ms_cursor_optimizer_steps(sought), ms_cursor_optimizer_steps(walked));
     for (uint32_t device = 0; device < 3; device++) {
         ms_sums got = ms_cursor_now(sought, device), wanted = ms_cursor_now(walked, device);
         CHECK(memcmp(&got, &wanted, sizeof got) == 0);
@@ -99,7 +100,7 @@ static void check_by_key(ms_reader *reader, ms_cursor *walked)
 TEST(a_key_frame_is_what_the_events_before_it_lead_to)
 {
     stage();
-    while (ms_capture_now(capture).events < 8 * 131072) {
+    while (ms_capture_get_status(capture).events < 8 * 131072) {
         ms_capture_flush(capture);
         change_block(&program); /* a page begins with it, and a key frame before it */
         run(&program, 100);
@@ -111,7 +112,7 @@ TEST(a_key_frame_is_what_the_events_before_it_lead_to)
     while (ms_cursor_next(walked, UINT32_MAX, &event) == MS_OK)
         if (event.number % 10007 == 0)
             check_by_key(reader, walked);
-    CHECK_EQ(ms_reader_now(reader).damaged, 0);
+    CHECK_EQ(ms_reader_get_status(reader).damaged, 0);
     ms_cursor_close(walked);
     ms_reader_close(reader);
     leave_stage();
@@ -147,7 +148,7 @@ TEST(what_happened_is_in_the_file_within_a_second)
     run(&program, 3);
     ms_capture_flush(capture);
     ms_reader *reader = open_reader(fd);
-    CHECK(!ms_reader_now(reader).ended);
+    CHECK(!ms_reader_get_status(reader).ended);
     ms_reader_close(reader);
     check_file(fd);
     end(capture);

@@ -36,20 +36,20 @@ TEST(a_full_disk_costs_events_and_the_file_goes_on_when_there_is_room)
     disk_error = ENOSPC;
     run(&program, 50);
     ms_capture_flush(capture);
-    ms_capture_figures full = ms_capture_now(capture);
+    ms_capture_status full = ms_capture_get_status(capture);
     CHECK_EQ(full.error, ENOSPC);
     CHECK(full.lost > 0);
     CHECK_EQ(full.bytes, lseek(fd, 0, SEEK_END));
     disk_error = 0;
     pause_ms(600);
     run(&program, 50);
-    ms_capture_figures last = end(capture);
+    ms_capture_status last = end(capture);
     CHECK(last.lost >= full.lost);
     ms_reader *reader = open_reader(fd);
-    CHECK_EQ(ms_reader_now(reader).damaged, 0);
-    CHECK(ms_reader_now(reader).lost > 0);
+    CHECK_EQ(ms_reader_get_status(reader).damaged, 0);
+    CHECK(ms_reader_get_status(reader).lost > 0);
     ms_survey survey = survey_of(reader);
-    CHECK(survey.unsure);
+    CHECK(survey.is_lower_bound);
     ms_reader_close(reader);
     check_file(fd);
     leave_stage();
@@ -66,8 +66,8 @@ TEST(a_disk_that_stays_full_leaves_the_good_part)
     CHECK(end(capture).lost > 0);
     CHECK_EQ(lseek(fd, 0, SEEK_END), good);
     ms_reader *reader = open_reader(fd);
-    CHECK(!ms_reader_now(reader).ended);
-    CHECK_EQ(ms_reader_now(reader).damaged, 0);
+    CHECK(!ms_reader_get_status(reader).ended);
+    CHECK_EQ(ms_reader_get_status(reader).damaged, 0);
     ms_reader_close(reader);
     leave_stage();
 }
@@ -89,19 +89,19 @@ TEST(a_slow_disk_never_holds_the_program_up)
 {
     stage();
     disk_pause_ms = 200;
-    while (!ms_capture_now(capture).lost)
+    while (!ms_capture_get_status(capture).lost)
         run(&program, 500);
     disk_pause_ms = 0;
-    for (int i = 0; i < 50 && ms_capture_now(capture).events == 0; i++)
+    for (int i = 0; i < 50 && ms_capture_get_status(capture).events == 0; i++)
         pause_ms(20);
     ms_capture_flush(capture);
-    uint64_t lost = ms_capture_now(capture).lost;
+    uint64_t lost = ms_capture_get_status(capture).lost;
     run(&program, 50);
-    ms_capture_figures last = end(capture);
+    ms_capture_status last = end(capture);
     CHECK_EQ(last.lost, lost);
     ms_reader *reader = open_reader(fd);
-    CHECK_EQ(ms_reader_now(reader).damaged, 0);
-    CHECK(ms_reader_now(reader).lost > 0);
+    CHECK_EQ(ms_reader_get_status(reader).damaged, 0);
+    CHECK(ms_reader_get_status(reader).lost > 0);
     ms_reader_close(reader);
     check_file(fd);
     leave_stage();
@@ -214,7 +214,7 @@ TEST(without_memory_events_are_lost_and_the_file_stays_right)
         refuse_to = 0;
         if (error == MS_OK) {
             ms_capture_flush(capture);
-            if (ms_capture_now(capture).error)
+            if (ms_capture_get_status(capture).error)
                 pause_ms(300); /* it is tried again after a while */
             ms_call_enter(program.thread, paths[0], 0);
             ms_call_leave(program.thread, 0);

@@ -50,8 +50,8 @@ void open_all(const ms_options *options)
         snprintf(name, sizeof name, "m%d", i);
         CHECK_EQ(ms_path_add(watch, i % 3 ? paths[i - 1] : MS_GLOBAL, name, &paths[i]), MS_OK);
     }
-    ms_device_named(watch, 0, "cpu");
-    ms_device_named(watch, 2, "cuda:1");
+    ms_device_set_name(watch, 0, "cpu");
+    ms_device_set_name(watch, 2, "cuda:1");
     watched = ms_ledger_open(watch);
     CHECK(watched);
     CHECK_EQ(ms_ledger_attach(watched), MS_OK);
@@ -110,10 +110,10 @@ static void run_step(struct program *program)
         change_block(program);
         ms_node_leave(thread, program->seq);
     }
-    ms_step_enter(thread);
+    ms_optimizer_enter(thread);
     change_block(program);
     claim_block(program);
-    ms_step_leave(thread);
+    ms_optimizer_leave(thread);
     claim_block(program);
 }
 
@@ -140,7 +140,7 @@ ms_capture *begin(int fd)
     return capture;
 }
 
-ms_capture_figures end(ms_capture *capture)
+ms_capture_status end(ms_capture *capture)
 {
     return ms_capture_end(capture, (const char *const[]){"how", "finished", NULL});
 }
@@ -162,7 +162,7 @@ ms_cursor *cursor_of(ms_reader *reader)
 ms_sums sums_of_path(ms_cursor *cursor, uint32_t device, ms_path path)
 {
     ms_sums sums = {{0}};
-    ms_held held;
+    ms_captured_block held;
     for (uint32_t at = 0; ms_cursor_block(cursor, &at, &held);)
         if (held.device == device && held.path == path)
             sums.of[held.category] += (int64_t)held.bytes;
@@ -175,7 +175,7 @@ static void check_end(ms_reader *reader)
     ms_cursor *cursor = cursor_of(reader);
     CHECK_EQ(ms_cursor_seek(cursor, UINT64_MAX), MS_OK);
     CHECK_EQ(ms_cursor_blocks(cursor), ms_ledger_blocks(watched));
-    CHECK_EQ(ms_cursor_step(cursor), ms_ledger_iteration(watched));
+    CHECK_EQ(ms_cursor_step(cursor), ms_ledger_step(watched));
     for (uint32_t device = 0; device < 3; device++) {
         ms_sums got = ms_cursor_now(cursor, device), wanted = ms_ledger_now(watched, device);
         CHECK(memcmp(&got, &wanted, sizeof got) == 0);
@@ -191,7 +191,7 @@ static void check_end(ms_reader *reader)
 void check_file(int fd)
 {
     ms_reader *reader = open_reader(fd);
-    CHECK_EQ(ms_reader_now(reader).damaged, 0);
+    CHECK_EQ(ms_reader_get_status(reader).damaged, 0);
     check_end(reader);
     ms_reader_close(reader);
 }

@@ -48,7 +48,7 @@ void run(struct program *program, int steps);
 
 int new_file(void);
 ms_capture *begin(int fd);
-ms_capture_figures end(ms_capture *capture);
+ms_capture_status end(ms_capture *capture);
 ms_reader *open_reader(int fd);
 ms_cursor *cursor_of(ms_reader *reader);
 ms_survey survey_of(ms_reader *reader);

@@ -85,7 +85,7 @@ class Capture:
         self.paths: dict[str, int] = {}
         self.threads: dict[int, list[int]] = {1: [1000, 0, 0]}  # id, phase, path
         self.thread_now = 1
-        self.held: dict[int, list[int]] = {}  # bytes, device, what, path, epoch, step, born
+        self.held: dict[int, list[int]] = {}  # bytes, device, what, path, since_event, step, made_at
         self.free: list[int] = []
         self.reserves: dict[int, int] = {}
         self._begin_chunk()
@@ -130,9 +130,9 @@ class Capture:
             out += varint(device) + varint(reserved)
         out += varint(len(self.held))
         before = -1
-        for slot, (size, device, what, path, epoch, step, born) in sorted(self.held.items()):
+        for slot, (size, device, what, path, since_event, step, made_at) in sorted(self.held.items()):
             out += varint(slot - before - 1) + varint(size) + varint(device) + bytes([what]) + varint(path)
-            out += varint(self.number - epoch) + varint(self.steps - step) + varint(self.time - born)
+            out += varint(self.number - since_event) + varint(self.steps - step) + varint(self.time - made_at)
             before = slot
         self.out += chunk(FRAME, out, self.number, self.time)
 
@@ -209,23 +209,23 @@ class Capture:
             self.free.append(slot)
             self._event(1, self._relative("slot", slot))
 
-    def claim(self, slot: int, category: str, path: int, fresh: bool = False) -> None:
+    def claim(self, slot: int, category: str, path: int, from_now_on: bool = False) -> None:
         block = self.held[slot]
         age = self.number - block[4]
         self.lowest = min(self.lowest, block[4])
         block[2] = block[2] & 0x78 | CATEGORIES.index(category)
         block[3] = path
-        if fresh:
+        if from_now_on:
             block[4] = self.number
         rest = self._relative("slot", slot) + bytes([CATEGORIES.index(category)]) + self._relative("path", path)
-        self._event(2, rest + varint(age), fresh)
+        self._event(2, rest + varint(age), from_now_on)
 
     def step(self) -> None:
         self.steps += 1
         self._of_thread()
         self._event(5, varint(self.steps))
 
-    def optimized(self) -> None:
+    def optimizer_step(self) -> None:
         self.optimizer_steps += 1
         self._of_thread()
         self._event(6, b"")
@@ -277,14 +277,14 @@ def train(steps: int = 3, blocks: int = 4, device: str = "cuda:0", leak: int = 0
         for name, slot in states.items():
             c.claim(slot, "Optstate", c.module(name))
         c.wait(3_000)
-        c.optimized()
+        c.optimizer_step()
         c.where()
         c.drop(*gradients, batch)
     return c
 
 
 def mixed(oom: bool = True) -> Capture:
-    """All that events can say: blocks that were there before, claims late and fresh, two threads, three devices,
+    """All that events can say: blocks that were there before, claims late and from_now_on, two threads, three devices,
     blocks of no bytes, memory from outside, reserved memory that shrinks."""
     c = Capture(("cpu", "cuda:0", "cuda:1"), program="mixed.py", pid="77", began="1700000000.25")
     c.reserve(64 << 20, 1)
@@ -302,7 +302,7 @@ def mixed(oom: bool = True) -> Capture:
         c.wait(7)
         c.where("backward", b)
         c.claim(kept[1], "Gradient", a)
-        c.claim(kept[1], "Optstate", b, fresh=True)
+        c.claim(kept[1], "Optstate", b, from_now_on=True)
         late = c.add(333, 1)
         c.where("recompute", b)
         c.drop(kept[0], kept[2])
@@ -313,5 +313,5 @@ def mixed(oom: bool = True) -> Capture:
             c.drop(before[0], kept[3])
             if oom:
                 c.oom(1 << 40, 5000, 64 << 20, 1)
-    c.optimized()
+    c.optimizer_step()
     return c

@@ -182,14 +182,14 @@ def test_a_summary_is_one_screen(text, name, columns):
 def test_json_is_json(figures, command, name):
     report = figures(command.format(name + ".msc"))
     assert report["command"] == command.split()[0]
-    assert isinstance(report["unsure"], bool)
+    assert isinstance(report["is_lower_bound"], bool)
 
 
 @pytest.mark.parametrize("command", ["summary", "tree", "blocks", "leaks"])
 def test_figures_say_at_least_when_something_was_lost(text, figures, command):
     out = text(f"{command} lossy.msc")
     assert "at least" in out and "12 events" in out
-    assert figures(f"{command} lossy.msc")["unsure"] is True and figures(f"{command} lossy.msc")["lost"] == 12
+    assert figures(f"{command} lossy.msc")["is_lower_bound"] is True and figures(f"{command} lossy.msc")["lost"] == 12
     assert "at least" not in text(f"{command} train.msc")
 
 
@@ -266,14 +266,14 @@ def test_summary_in_json(figures):
     main, cpu = report["devices"]
     assert main["device"] == "cuda:0" and main["peak"]["bytes"] == 176_000_000 == main["categories"]["Total"]
     assert main["peak"]["phase"] == "backward" and main["peak"]["module"] == "GPT.h.3.mlp"
-    assert main["most_reserved"] == 256 * MIB
+    assert main["peak_reserved"] == 256 * MIB
     assert main["modules"][0] == {
         "module": "GPT.h.3.mlp",
         "own": {"Parameter": 4_000_000, "Buffer": 0, "Gradient": 4_000_000, "Activation": 9_000_000, "Temp": 0,
                 "Optstate": 8_000_000, "Other": 0, "Total": 25_000_000},
     }  # fmt: skip
     assert cpu["peak"]["bytes"] == 65_536
-    assert report["steps"] == report["optimized"] == 6 and report["end"]["how"] == "finished"
+    assert report["steps"] == report["optimizer_steps"] == 6 and report["end"]["how"] == "finished"
     assert report["phases"]["forward"]["bytes"] == 6 * 8 * 9_000_000
     assert report["last_oom"] is None
 
@@ -292,7 +292,7 @@ def test_tree_at_moments(figures):
     at = figures("tree train.msc --at time:0.175")
     assert (at["total"], at["time"], at["step"]) == (167_000_000, 0.175, 2)
     oom = figures("tree oom.msc --at oom")
-    assert oom["asked"] == 2 << 30 and oom["device"] == "cuda:0" and oom["module"] == "GPT.h.3.mlp"
+    assert oom["requested"] == 2 << 30 and oom["device"] == "cuda:0" and oom["module"] == "GPT.h.3.mlp"
 
 
 def test_tree_in_json_adds_up(figures):
@@ -372,7 +372,7 @@ def test_blocks(text, figures):
     assert len(blocks) == 26 and sum(block["bytes"] for block in blocks) == 176_000_000
     assert blocks[0] == {
         "bytes": 9_000_000, "category": "Activation", "module": "GPT.h.0.attn", "phase": "forward", "step": 2,
-        "born": 0.132, "age": 0.043, "outside": False,
+        "made_at": 0.132, "age": 0.043, "outside": False,
     }  # fmt: skip
     assert len(figures("blocks train.msc")["blocks"]) == 20
 

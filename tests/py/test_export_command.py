@@ -89,7 +89,7 @@ def test_losses_are_told(modscope, format):
     status, out, _ = modscope(f"export lossy.msc --format {format} -o out")
     assert status == 0 and '12 events could not be written: every figure is "at least".' in out
     _, out, _ = modscope(f"export lossy.msc --format {format} -o again --json")
-    assert json.loads(out)["unsure"] and json.loads(out)["lost"] == 12
+    assert json.loads(out)["is_lower_bound"] and json.loads(out)["lost"] == 12
 
 
 # ---- stdout, pipes and devices ----

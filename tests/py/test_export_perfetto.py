@@ -47,7 +47,7 @@ def test_counters_at_the_peaks(capture, read):
     marks = {mark.name: mark for mark in trace.on("peaks")}
     assert len(marks) == len(loaded.peaks)
     for device, peak in loaded.peaks.items():
-        mark = marks[f"peak of {device}" + (" (at least)" if loaded.unsure else "")]
+        mark = marks[f"peak of {device}" + (" (at least)" if loaded.is_lower_bound else "")]
         assert (mark.args["bytes"], mark.args["moment"], mark.args["step"]) == (peak.bytes, peak.moment, peak.step)
         assert (mark.args["phase"], mark.args["module"]) == (peak.phase, peak.module)
         assert same(trace.at(mark.ts), counters_of(loaded.snapshot("peak", device)))
@@ -64,7 +64,7 @@ def test_counters_at_the_end_of_each_step(capture, read):
         event = next(loaded.events("step", first=0), None) if number == 1 else None
         snapshot = loaded.snapshot(f"step:{number}")
         after = [slice.ts for slice in steps if slice.ts > begun[number].ts and slice.args["step"] != number]
-        if after and not snapshot.unsure:
+        if after and not snapshot.is_lower_bound:
             assert same(trace.at(min(after) - 1), counters_of(snapshot))
         assert event is None or begun[1].ts // 1000 == round(event.time * 1e6)
     assert set(numbers) >= {event.bytes for event in loaded.events("step")}
@@ -127,10 +127,10 @@ def test_the_process_is_the_program(export_folder, read):
 def test_failures_are_marked(capture, read):
     loaded, trace = load(capture), read(capture)
     marks = [slice for slice in trace.slices if slice.name.startswith("out of memory on ")]
-    assert len(marks) == loaded.ooms
+    assert len(marks) == loaded.oom_count
     if loaded.last_oom:
         last, args = loaded.last_oom, marks[-1].args
-        assert (args["asked"], args["allocated"], args["reserved"]) == (last.bytes, last.allocated, last.reserved)
+        assert (args["requested"], args["allocated"], args["reserved"]) == (last.bytes, last.allocated, last.reserved)
         assert (args["device"], args["module"], args["phase"]) == (last.device, last.module, last.phase)
         assert marks[-1].ts // 1000 == round(last.time * 1e6)
 
@@ -139,12 +139,12 @@ def test_losses_are_said(capture, read):
     loaded, trace = load(capture), read(capture)
     said = any("at least" in slice.name for slice in trace.on("notes"))
     # What is damaged is known once it was read; what is cut off at the end has nothing after it.
-    assert said == (loaded.unsure and loaded.snapshot(loaded.count).unsure)
+    assert said == (loaded.is_lower_bound and loaded.snapshot(loaded.count).is_lower_bound)
 
 
 def test_optimizer_steps_are_marked(export_folder, read):
     trace = read(export_folder / "mlp.msc")
-    assert sum(slice.name == "optimizer step ended" for slice in trace.on("steps")) == load(export_folder / "mlp.msc").optimized
+    assert sum(slice.name == "optimizer step ended" for slice in trace.on("steps")) == load(export_folder / "mlp.msc").optimizer_steps
 
 
 def test_names_come_through_as_they_are(export_folder, read):

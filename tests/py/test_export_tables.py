@@ -8,8 +8,8 @@ import pytest
 from export_helpers import BY_HAND, REAL, export, held, held_by_tree, load, moments, tree
 
 CATEGORIES = ("Parameter", "Buffer", "Gradient", "Activation", "Temp", "Optstate", "Other")
-COLUMNS = "event time kind thread device bytes category module phase step block held reserved unsure".split()
-MODULE_COLUMNS = ["moment", "time", "step", "device", "module", *CATEGORIES, "own", "subtree", "unsure"]
+COLUMNS = "event time kind thread device bytes category module phase step block held reserved is_lower_bound".split()
+MODULE_COLUMNS = ["moment", "time", "step", "device", "module", *CATEGORIES, "own", "subtree", "is_lower_bound"]
 csv.field_size_limit(1 << 30)
 
 
@@ -82,7 +82,7 @@ def test_held_and_reserved_of_each_row_are_the_devices(capture):
             snapshot = loaded.snapshot(moment)
             assert int(row["held"]) == snapshot.totals[row["device"]]["Total"]
             assert int(row["reserved"]) == snapshot.reserved[row["device"]]
-            assert bool(int(row["unsure"])) == snapshot.unsure
+            assert bool(int(row["is_lower_bound"])) == snapshot.is_lower_bound
             checked += 1
     assert checked
     peaks = {}
@@ -104,11 +104,11 @@ def test_json_has_the_same_rows(capture):
 def test_a_row_an_event(capture):
     loaded = load(capture)
     rows = json_rows(export(capture, "json"))
-    claims = sum(1 for event in loaded.events("claim") if event.fresh)
-    counts = {kind: sum(row["kind"] == kind for row in rows) for kind in ("add", "drop", "where", "step", "oom")}
+    claims = sum(1 for event in loaded.events("claim") if event.from_now_on)
+    counts = {kind: sum(row["kind"] == kind for row in rows) for kind in ("add", "drop", "position", "step", "oom")}
     assert counts == {kind: loaded._survey["events"][kind] for kind in counts}
     assert sum(row["kind"] == "claim" for row in rows) <= claims
-    for event, row in zip(loaded.events("where", "oom"), [row for row in rows if row["kind"] in ("where", "oom")]):
+    for event, row in zip(loaded.events("position", "oom"), [row for row in rows if row["kind"] in ("position", "oom")]):
         assert (row["event"], row["thread"], row["phase"]) == (event.number, event.thread, event.phase)
         assert row["module"] == event.module and math.isclose(row["time"], event.time, abs_tol=1e-7)
 
@@ -127,7 +127,7 @@ def test_modules_at_a_moment_are_those_of_the_tree(capture, capsys, format, at):
         report = tree(capture, capsys, "--at", at, "--device", device)
         mine = [row for row in rows if row["device"] == device]
         assert {int(row["moment"]) for row in mine} == {report["moment"]}
-        assert {bool(int(row["unsure"])) for row in mine} == {report["unsure"]}
+        assert {bool(int(row["is_lower_bound"])) for row in mine} == {report["is_lower_bound"]}
         assert {
             (device, row["module"], word): int(row[word]) for row in mine for word in CATEGORIES if int(row[word])
         } == held_by_tree(report["tree"], device)

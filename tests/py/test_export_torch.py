@@ -151,7 +151,7 @@ def test_torchs_other_functions_take_it(capture):
     assert said.count(" = cudaMalloc(") == sum(
         entry["action"] == "segment_alloc" for trace in snapshot["device_traces"] for entry in trace
     )
-    assert ("raise OutOfMemoryError" in said) == bool(load(capture).ooms)
+    assert ("raise OutOfMemoryError" in said) == bool(load(capture).oom_count)
     _memory_viz.segments(snapshot, format_flamegraph=str)
     _memory_viz.compare(snapshot["segments"], snapshot["segments"], format_flamegraph=str)
     for page in (_memory_viz.trace_plot(snapshot), _memory_viz.trace_plot(snapshot, plot_segments=True)):
@@ -221,7 +221,7 @@ def test_devices_have_torchs_numbers(export_folder):
 @pytest.mark.parametrize("name, word", [("lossy", "at least"), ("train", "addresses and segments are made up")])
 def test_a_note(export_folder, name, word):
     note = snapshot_of(export_folder / f"{name}.msc")["modscope"]["note"]
-    assert word in note and ("at least" in note) == load(export_folder / f"{name}.msc").unsure
+    assert word in note and ("at least" in note) == load(export_folder / f"{name}.msc").is_lower_bound
 
 
 def test_it_is_written_without_torch(export_folder, tmp_path):

@@ -138,7 +138,7 @@ def test_a_step_is_the_optimizers_where_gradients_are_accumulated(tmp_path):
     trained = trainer(tmp_path, MemoryCallback(capture_steps=[2]), **options)
     trained.train()
     assert steps(rows(trained)) == [1, 2, 3]
-    assert load(tmp_path / "memory-step2.msc").optimized == 1
+    assert load(tmp_path / "memory-step2.msc").optimizer_steps == 1
 
 
 def test_an_evaluations_peak_comes_with_the_next_entry_and_its_metrics_are_its_own(tmp_path):
@@ -202,7 +202,7 @@ def test_chosen_steps_are_captured_those_in_a_row_in_one_file(tmp_path):
     trained.train()
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["at-2.msc", "at-5.msc"]
     two, one = load(tmp_path / "new/at-2.msc"), load(tmp_path / "new/at-5.msc")
-    assert (two.optimized, one.optimized) == (2, 1) and one.end["how"] == "finished"
+    assert (two.optimizer_steps, one.optimizer_steps) == (2, 1) and one.end["how"] == "finished"
     assert one.peaks["cpu"].bytes == rows(trained)[4]["memory/peak"]
 
 
@@ -225,7 +225,7 @@ def test_the_story_of_an_allocation_that_failed_is_in_the_log_and_the_exception(
     assert last["memory/out_of_memory"] == note and last["memory/peak"] > 0 and last["step"] == 2
     assert note in caplog.text
     capture = load(tmp_path / "memory-step3.msc")
-    assert capture.end["how"] == "exception" and capture.ooms == 1
+    assert capture.end["how"] == "exception" and capture.oom_count == 1
 
 
 @needs_places

@@ -115,7 +115,7 @@ def test_a_step_is_the_optimizers_where_gradients_are_accumulated(tmp_path):
     callback = MemoryCallback(every="step", capture_steps=[1])
     trainer(tmp_path, callback, accumulate_grad_batches=3).fit(Lit(), batches(6))
     assert steps(rows(tmp_path)) == [0, 1]
-    assert load(tmp_path / "csv/version_0/memory-step1.msc").optimized == 1
+    assert load(tmp_path / "csv/version_0/memory-step1.msc").optimizer_steps == 1
 
 
 def test_several_modules_are_named_and_none(tmp_path):
@@ -181,8 +181,8 @@ def test_chosen_steps_are_captured_those_in_a_row_in_one_file(tmp_path):
     trainer(tmp_path, callback).fit(Lit(), batches(8))
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["at-1.msc", "at-5.msc"]
     two, one = load(tmp_path / "new/at-1.msc"), load(tmp_path / "new/at-5.msc")
-    assert (two.optimized, one.optimized) == (2, 1)
-    assert two.end["how"] == "finished" and not two.unsure
+    assert (two.optimizer_steps, one.optimizer_steps) == (2, 1)
+    assert two.end["how"] == "finished" and not two.is_lower_bound
     assert "Lit.net.body.0" in two.snapshot("peak").by_module()["cpu"]
 
 
@@ -222,7 +222,7 @@ def test_the_story_of_an_allocation_that_failed_is_in_the_log_and_the_exception(
     assert steps(rows(tmp_path)) == [0, 1, 2]  # the one that it broke off, too
     assert note in caplog.text
     capture = load(tmp_path / "csv/version_0/memory-step2.msc")
-    assert capture.end["how"] == "exception" and capture.ooms == 1
+    assert capture.end["how"] == "exception" and capture.oom_count == 1
 
 
 @needs_places

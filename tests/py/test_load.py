@@ -44,7 +44,7 @@ def small(file):
     grown = c.add(4 * MIB, 1)
     c.drop(grown)
     c.claim(weight, "Parameter", model)
-    c.optimized()
+    c.optimizer_step()
     c.where()
     return load(file(c.end(how="finished", status="0")))
 
@@ -121,7 +121,7 @@ def test_what_is_said_of_the_run(small):
     assert small.info["program"] == "train.py" and small.info["rank"] == "0"
     assert small.end == {"how": "finished", "status": "0"}
     assert list(small.devices) == ["cpu", "cuda:0"]
-    assert (small.lost, small.damaged, small.unsure) == (0, 0, False)
+    assert (small.lost, small.damaged, small.is_lower_bound) == (0, 0, False)
     assert small.duration == 0.003
     assert "train.py" in repr(small)
 
@@ -145,7 +145,7 @@ def test_steps(small):
     assert [step.number for step in (zero, one, two)] == [0, 1, 2]
     assert [(step.begin, step.end) for step in (zero, one, two)] == [(0, 0.001), (0.001, 0.002), (0.002, 0.003)]
     assert one.peaks == {"cpu": 100, "cuda:0": 9 * MIB} and two.peaks["cuda:0"] == 13 * MIB
-    assert small.last_step == 2 and small.optimized == 1
+    assert small.last_step == 2 and small.optimizer_steps == 1
     assert small.snapshot(one.last).step == 1 and small.snapshot(two.first + 1).step == 2
 
 
@@ -176,7 +176,7 @@ def test_events(small):
     assert adds[0].device == "cpu" and adds[1].device == "cuda:0"
     assert adds[1].module == "Model.inner" and adds[1].category == Category.ACT and adds[1].phase == "forward"
     (claim,) = small.events("claim")
-    assert (claim.category, claim.module, claim.fresh) == ("Parameter", "Model", False)
+    assert (claim.category, claim.module, claim.from_now_on) == ("Parameter", "Model", False)
     assert [event.bytes for event in small.events("step")] == [1, 2]
     assert next(small.events("reserved")).category is None
 
@@ -198,7 +198,7 @@ def test_a_failed_allocation(file):
     c.where("forward", c.module("GPT.wte"))
     c.oom(3 * MIB, 2 * MIB, 9 * MIB, 1)
     capture = load(file(c.end(how="exception")))
-    assert capture.ooms == 1
+    assert capture.oom_count == 1
     failed = capture.last_oom
     assert (failed.bytes, failed.allocated, failed.reserved, failed.device) == (3 * MIB, 2 * MIB, 9 * MIB, "cuda:0")
     assert (failed.phase, failed.module) == ("forward", "GPT.wte")
@@ -293,7 +293,7 @@ def test_the_tree(file):
 def test_blocks(small):
     first, second, *_ = small.snapshot().blocks()
     assert (first.bytes, first.category, first.module) == (8 * MIB, Category.PARAM, "Model")
-    assert (first.phase, first.step, first.born, first.device) == ("forward", 1, 0.001, "cuda:0")
+    assert (first.phase, first.step, first.made_at, first.device) == ("forward", 1, 0.001, "cuda:0")
     assert second.bytes == 4 * MIB
     assert len(list(small.snapshot().blocks(2))) == 2
     assert [block.bytes for block in small.snapshot().blocks(device="cpu")] == [100]
@@ -323,8 +323,8 @@ def test_what_was_lost_is_owned_up_to(file):
     c.frame()
     c.add(1)
     capture = load(file(c.end()))
-    assert capture.lost == 12 and capture.unsure
-    assert capture.snapshot(capture.count).unsure
+    assert capture.lost == 12 and capture.is_lower_bound
+    assert capture.snapshot(capture.count).is_lower_bound
 
 
 def test_a_file_that_was_cut_short_is_read_as_far_as_it_is_good(file):

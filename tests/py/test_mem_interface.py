@@ -2,7 +2,6 @@
 to the others. Whether the figures are right is asked elsewhere."""
 
 import collections.abc
-import dataclasses
 
 import pytest
 import torch
@@ -192,8 +191,8 @@ def test_a_peak_cannot_be_changed():
     with MemTracker() as mt:
         train_once(mt)
     peak = mt.peak[CPU]
-    assert [field.name for field in dataclasses.fields(peak)] == ["bytes", "iteration", "phase", "module", "fqn"]
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    assert list(peak._fields[:5]) == ["bytes", "step", "phase", "module", "owner"]
+    with pytest.raises(AttributeError):
         peak.bytes = 0
 
 

@@ -17,7 +17,7 @@ def blow(size):
 
 def told(mt):
     peak = mt.peak[CPU]
-    return peak.iteration, peak.phase, peak.module, peak.fqn
+    return peak.step, peak.phase, peak.module, peak.owner
 
 
 @every_source
@@ -108,7 +108,7 @@ def test_the_iteration_is_that_of_the_largest(source):
             mod(torch.randn(size, 8)).sum().backward()
             opt.step()
             opt.zero_grad()
-    assert mt.peak[CPU].iteration == 2
+    assert mt.peak[CPU].step == 2
 
 
 @every_source
@@ -123,7 +123,7 @@ def test_accumulating_is_one_iteration_until_the_step(source):
             for size in (4, 8):
                 mt.reset_peak()
                 mod(torch.randn(size, 8)).sum().backward()
-                seen.append(mt.peak[CPU].iteration)
+                seen.append(mt.peak[CPU].step)
             opt.step()
             opt.zero_grad()
     assert seen == [1, 1, 2, 2]
@@ -137,7 +137,7 @@ def test_without_an_optimizer_each_root_call_is_an_iteration(source):
         for _ in range(3):
             mt.reset_peak()
             mod(torch.randn(4, 8))
-            seen.append(mt.peak[CPU].iteration)
+            seen.append(mt.peak[CPU].step)
     assert seen == [1, 2, 3]
 
 
@@ -146,7 +146,7 @@ def test_the_first_of_equal_peaks_counts(source):
     mod = make("Mod", lambda m, x: m.b(m.a(x)), a=leaf(blow(1000)), b=leaf(blow(1000)))
     with MemTracker(source) as mt:
         mod(1)
-    assert mt.peak[CPU].fqn == "Mod.a"
+    assert mt.peak[CPU].owner == "Mod.a"
 
 
 @every_source
@@ -228,4 +228,4 @@ def test_a_child_of_the_peak_may_be_dead_by_now(source):
         mod(1)
         del mod
         assert of_module(mt, "Mod.a", "peak")["Activation"] == 4000
-        assert mt.peak[CPU].fqn == "Mod.a"
+        assert mt.peak[CPU].owner == "Mod.a"

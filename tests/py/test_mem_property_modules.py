@@ -54,7 +54,7 @@ class Ledger:
         self.blocks = []  # [owner, tensor]
         self.stack = ["Global"]
         self.peak, self.at_peak, self.peak_by = 0, {}, None
-        self.iteration = 0
+        self.step = 0
         self.calls = {}  # fqn: [[before, after, most]] of the latest root call
         self.open = []
 
@@ -74,7 +74,7 @@ class Ledger:
             call[2] = max(call[2], total)
         if total > self.peak:
             self.peak, self.at_peak = total, self.by_owner()
-            self.peak_by = self.iteration, "forward" if self.open else "idle", self.stack[-1], self.stack[-1]
+            self.peak_by = self.step, "forward" if self.open else "idle", self.stack[-1], self.stack[-1]
 
     def act(self, what, n):
         if what == "keep":
@@ -87,7 +87,7 @@ class Ledger:
 
     def enter(self, fqn):
         if not self.open:
-            self.iteration += 1
+            self.step += 1
             self.calls = {}
         total = self.total()
         self.open.append([total, None, total])
@@ -166,7 +166,7 @@ def test_who_holds_what_now_at_the_peak_and_around_each_call(source, tree, scrip
             if ledger.peak:
                 peak = mt.peak[CPU]
                 assert peak.bytes == ledger.peak
-                assert ledger.peak_by in (None, (peak.iteration, peak.phase, peak.module, peak.fqn))
+                assert ledger.peak_by in (None, (peak.step, peak.phase, peak.module, peak.owner))
             if what == "call" and not raised:
                 found = told(mt)
                 assert {fqn: found[fqn] for fqn in ledger.calls} == ledger.calls

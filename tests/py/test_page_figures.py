@@ -37,22 +37,22 @@ def moments_of(capture, chance):
     some = sorted({*chance.sample(steps, min(3, len(steps))), capture.last_step})
     times = [f"time:{chance.uniform(0, capture.duration):.6f}" for _ in range(3)]
     times.append(f"time:{capture.duration:.6f}")
-    return ["peak", *(f"step:{step}" for step in some), *times, *["oom"] * bool(capture.ooms)]
+    return ["peak", *(f"step:{step}" for step in some), *times, *["oom"] * bool(capture.oom_count)]
 
 
-def check_moment(shown, said, unsure=None):
-    """The page shows of the moment what `tree --json` told of it; ``unsure``: whether it says "at least"."""
-    unsure = said["unsure"] if unsure is None else unsure
+def check_moment(shown, said, is_lower_bound=None):
+    """The page shows of the moment what `tree --json` told of it; ``is_lower_bound``: whether it says "at least"."""
+    is_lower_bound = said["is_lower_bound"] if is_lower_bound is None else is_lower_bound
     seen = shown.look(said["moment"])
     assert int(seen.state["moment"]) == said["moment"]
     assert seen.state["device"] == said["device"]
     assert int(seen.state["time"]) == round(said["time"] * 1e6)
     assert int(seen.state["total"]) == said["total"]
     assert int(seen.state["reserved"]) == said["reserved"]
-    assert (seen.state["unsure"] == "true") is unsure
+    assert (seen.state["isLowerBound"] == "true") is is_lower_bound
     assert seen.rows == of_tree(said["tree"])
     assert seen.legend == added_up(node["subtree"] for node in said["tree"])
-    assert size(said["total"]) in seen.title and ("at least" in seen.title) is unsure
+    assert size(said["total"]) in seen.title and ("at least" in seen.title) is is_lower_bound
 
 
 def added_up(all_sums):
@@ -68,7 +68,7 @@ def test_a_moment_is_as_the_tree_tells_it(shown, pages, name):
     for at in moments_of(pages.load(name), chance):
         said = pages.figures("tree", name, "--at", at, "--device", device)
         # A key frame lets `tree` leap over what is damaged, and not see it.
-        check_moment(shown, said, unsure=said["moment"] >= 660 if name == "damaged" else None)
+        check_moment(shown, said, is_lower_bound=said["moment"] >= 660 if name == "damaged" else None)
 
 
 def test_any_moment_is_as_it_was_read(shown, pages, name):
@@ -93,7 +93,7 @@ def test_each_device_at_its_peak(shown, pages, which):
     for i, device in enumerate(buttons):
         shown.browser.click_on(f"#devices button:nth-child({i + 1})")
         said = pages.figures("tree", which, "--at", "peak", "--device", device)
-        assert shown.moment == said["moment"] or capture.ooms
+        assert shown.moment == said["moment"] or capture.oom_count
         check_moment(shown, said)
         assert int(shown.state["peak"]) == capture.peaks[device].bytes
         assert int(shown.state["peakMoment"]) == capture.peaks[device].moment
@@ -111,8 +111,8 @@ def test_out_of_memory_comes_first(shown, pages):
         assert shown.open(which).moment == said["moment"]
         check_moment(shown, said)
         (told,) = shown.browser.data("#oom")
-        assert int(told["asked"]) == said["asked"] and int(told["held"]) == said["total"]
-        assert size(said["asked"]) in shown.browser.text("#oom") and size(said["total"]) in shown.browser.text("#oom")
+        assert int(told["requested"]) == said["requested"] and int(told["held"]) == said["total"]
+        assert size(said["requested"]) in shown.browser.text("#oom") and size(said["total"]) in shown.browser.text("#oom")
 
 
 # ---- blocks ----
@@ -167,7 +167,7 @@ def test_the_sentence_and_the_facts_are_of_the_summary(shown, pages, name):
     sentence = shown.browser.text("#sentence")
     assert size(said["devices"][0]["peak"]["bytes"]) in sentence
     if said["last_oom"]:
-        assert sentence.startswith("Out of memory") and size(said["last_oom"]["asked"]) in sentence
+        assert sentence.startswith("Out of memory") and size(said["last_oom"]["requested"]) in sentence
     else:
         assert sentence.startswith("The peak is ")
         assert f"{said['devices'][0]['peak']['time']:.3f} s" in sentence

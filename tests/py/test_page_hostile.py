@@ -135,11 +135,11 @@ def test_losses_are_owned_up_to(shown, name, note):
     assert "at least" in shown.browser.text("#sentence")
     shown.browser.give_focus("#timeline")
     shown.browser.press("End")
-    assert shown.state["unsure"] == "true" and "at least" in shown.browser.text("#moment-title")
+    assert shown.state["isLowerBound"] == "true" and "at least" in shown.browser.text("#moment-title")
     shown.browser.move(*shown.on_timeline(1.0))
     assert "at least" in shown.browser.text("#tip")
     shown.browser.press("Home")
-    assert shown.state["unsure"] == "false" and "at least" not in shown.browser.text("#moment-title")
+    assert shown.state["isLowerBound"] == "false" and "at least" not in shown.browser.text("#moment-title")
 
 
 def test_what_was_lost_is_seen_in_the_timeline(shown):

@@ -94,12 +94,12 @@ def modules_in_words(modules):
 def test_the_peak_is_the_trackers(recorded):
     path, tracker = recorded
     capture = load(path)
-    assert not capture.unsure
+    assert not capture.is_lower_bound
     for device, peak in tracker.peak.items():
         if peak.bytes:
-            summit = capture.peaks[str(device)]
-            assert (summit.bytes, summit.step, summit.phase) == (peak.bytes, peak.iteration, peak.phase)
-            assert summit.module == peak.module
+            captured = capture.peaks[str(device)]
+            assert (captured.bytes, captured.step, captured.phase) == (peak.bytes, peak.step, peak.phase)
+            assert captured.module == peak.module
     peak = capture.snapshot("peak")
     assert in_words(peak.totals) == in_words(tracker.get_tracker_snapshot("peak"))
     assert modules_in_words(peak.by_module()) == modules_in_words(tracker.get_module_snapshot("peak"))

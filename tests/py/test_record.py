@@ -94,11 +94,11 @@ def test_the_peak_is_memtrackers_by_module_and_category(tmp_path, name, source):
         train(model, shape)
         mt.peak  # claims what it holds
     capture = load(tmp_path / "x.msc")
-    assert not capture.unsure and capture.lost == capture.damaged == 0
+    assert not capture.is_lower_bound and capture.lost == capture.damaged == 0
     for device, peak in mt.peak.items():
-        summit = capture.peaks[str(device)]
-        assert (summit.bytes, summit.step) == (peak.bytes, peak.iteration)
-        assert (summit.phase, summit.module) == (peak.phase, peak.module)
+        captured = capture.peaks[str(device)]
+        assert (captured.bytes, captured.step) == (peak.bytes, peak.step)
+        assert (captured.phase, captured.module) == (peak.phase, peak.module)
     got, wanted = capture.snapshot("peak").by_module(), mt.get_module_snapshot("peak")
     assert modules_of(got)["cpu"] == modules_of(wanted)["cpu"]
 
@@ -117,7 +117,7 @@ def test_a_run_of_its_own_has_the_same_peak_as_a_tracker_of_its_own(tmp_path, na
     with MemTracker() as mt:
         run()
     capture = load(tmp_path / "x.msc")
-    assert {device: summit.bytes for device, summit in capture.peaks.items()} == {
+    assert {device: captured.bytes for device, captured in capture.peaks.items()} == {
         str(device): peak.bytes for device, peak in mt.peak.items()
     }
 
@@ -183,7 +183,7 @@ def test_steps_and_phases(tmp_path):
     with record(tmp_path / "x.msc"):
         train(Checkpointed(), (9, 40), steps=4)
     capture = load(tmp_path / "x.msc")
-    assert capture.optimized == 4 and capture.last_step == 4
+    assert capture.optimizer_steps == 4 and capture.last_step == 4
     assert [step.number for step in capture.steps()] == [0, 1, 2, 3, 4]
     made = {word: phase.blocks for word, phase in capture.phases.items()}
     assert all(made[word] for word in ("forward", "recompute", "backward", "optimizer"))
@@ -199,7 +199,7 @@ def test_micro_batches_are_one_step(tmp_path):
             optimizer.step()
             optimizer.zero_grad()
     capture = load(tmp_path / "x.msc")
-    assert (capture.last_step, capture.optimized) == (3, 3)
+    assert (capture.last_step, capture.optimizer_steps) == (3, 3)
 
 
 # ---- as a context manager and a decorator ----
@@ -341,7 +341,7 @@ def test_a_full_disk_costs_events_and_nothing_else(tmp_path):
     assert ran.stdout.startswith("True File too large True")
     capture = load(tmp_path / "x.msc")
     assert capture.bytes <= 40_000 and capture.damaged == 0
-    assert capture.count > 0 and capture.lost > 0 and capture.unsure
+    assert capture.count > 0 and capture.lost > 0 and capture.is_lower_bound
     said = subprocess.run([sys.executable, "-m", "modscope", "summary", tmp_path / "x.msc"], capture_output=True, text=True)
     assert said.returncode == 0 and "at least" in said.stdout.lower()
 

@@ -117,4 +117,4 @@ def test_a_program_that_catches_it_goes_on(tmp_path):
         """,
     )
     assert ran.returncode == 0 and ran.stdout == "smaller\n"
-    assert load(tmp_path / "x.msc").ooms == 1
+    assert load(tmp_path / "x.msc").oom_count == 1

@@ -118,7 +118,7 @@ def test_where_something_is_lost_figures_are_at_least():
     assert "The peak is at least " in packed.sentence
     assert packed.words["notes"] == ['7 events could not be written: every figure is "at least".']
     assert "every figure is &quot;at least&quot;" in page
-    assert len(packed.pack.jumps) == 2 and not packed.words["unsure_at_first"]
+    assert len(packed.pack.jumps) == 2 and not packed.words["is_lower_bound_at_first"]
 
 
 def test_survivors_are_those_of_leaks(capsys):
@@ -269,7 +269,7 @@ def test_of_a_long_run_some_steps_are_shown(make, word, monkeypatch, capsys):
     (note,) = packed.words["notes"]
     assert re.match(rf"Only steps? \d+( to \d+)? of \d+ are shown, around {word}, because the run has {capture.count:,} ", note)
     assert " ".join(note.split()) in " ".join(capsys.readouterr().err.split())
-    centre = capture.moment("oom" if capture.ooms else "peak")
+    centre = capture.moment("oom" if capture.oom_count else "peak")
     assert packed.pack.moment(0) <= centre <= packed.pack.moment(len(packed.pack.times) - 1)
 
 

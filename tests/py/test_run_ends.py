@@ -29,7 +29,7 @@ def test_the_end_of_a_training(tmp_path):
     assert (peak.step, peak.phase) == (2, "idle")
     assert f"Peak {peak.bytes / 2**20:.2f} MiB on cpu in step 2, outside any module. " in ran.said
     assert capture.end == {"how": "finished"} and capture.info["program"] == "train.py" and capture.info["arguments"] == "-o\nx"
-    assert (capture.last_step, capture.optimized, capture.lost, capture.damaged) == (2, 2, 0, 0)
+    assert (capture.last_step, capture.optimizer_steps, capture.lost, capture.damaged) == (2, 2, 0, 0)
     held = capture.snapshot("step:1").by_module()["cpu"]
     assert held["Net.up"]["Parameter"] == 4 * (100 * 1000 + 1000) and held["Net.down"]["Parameter"] == 4 * 1001
     assert held["Net.up"]["Optstate"] >= 2 * held["Net.up"]["Parameter"]
@@ -51,7 +51,7 @@ def test_out_of_memory(tmp_path):
     assert before.startswith(b"[modscope] out of memory: ") and ran.err.count(b"out of memory: ") == 1
     assert "modscope tree " in ran.said and ran.said.endswith(" --at oom\n")
     capture = only_capture(tmp_path)
-    assert capture.ooms == 1 and capture.end["error"].startswith("RuntimeError: ")
+    assert capture.oom_count == 1 and capture.end["error"].startswith("RuntimeError: ")
 
 
 @needs_places
@@ -101,7 +101,7 @@ def test_steps_in_a_thread(tmp_path):
     ran = run(tmp_path, "--steps", "2", training(tmp_path, text))
     assert ran.status == 0 and ran.out == b"begins\n" and ran.err == b""
     capture = only_capture(tmp_path)
-    assert capture.end == {"how": "stopped", "status": "0"} and capture.optimized == 2
+    assert capture.end == {"how": "stopped", "status": "0"} and capture.optimizer_steps == 2
 
 
 def test_leaving_at_once(tmp_path):
@@ -126,7 +126,7 @@ def test_the_very_end_is_seen(tmp_path):
     (tmp_path / name).write_text((tmp_path / name).read_text() + (tmp_path / "train.py").read_text())
     ran = run(tmp_path, "-q", name)
     assert ran.status == 0 and ran.err == b"" and ran.said == ""
-    assert only_capture(tmp_path).optimized == 3
+    assert only_capture(tmp_path).optimizer_steps == 3
 
 
 def test_without_a_capture(tmp_path):
@@ -183,4 +183,4 @@ def test_a_file_that_may_not_grow(tmp_path):
     assert ran.status == 0 and ran.out == b"fine\n" and ran.err == b""
     assert "events are not in it" in ran.said and "at least" in ran.said and "File too large" in ran.said
     capture = only_capture(tmp_path)
-    assert 0 < capture.bytes <= 8192 and capture.unsure and (capture.lost or capture.end is None)
+    assert 0 < capture.bytes <= 8192 and capture.is_lower_bound and (capture.lost or capture.end is None)

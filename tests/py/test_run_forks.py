@@ -41,7 +41,7 @@ def test_forked_children_leave_the_capture_alone(tmp_path):
     ran = run(tmp_path, training(tmp_path, FORKS))
     assert ran.status == 0 and ran.out == EXPECTED and ran.err == b"" and ran.said.startswith("wrote ")
     capture = only_capture(tmp_path)
-    assert capture.peaks["cpu"].bytes < 40 * 2**20 and capture.optimized == 1
+    assert capture.peaks["cpu"].bytes < 40 * 2**20 and capture.optimizer_steps == 1
     assert capture.end["how"] == "finished" and capture.damaged == 0
 
 
@@ -51,7 +51,7 @@ def test_forked_children_are_followed(tmp_path):
     assert ran.status == 0 and ran.out == EXPECTED and ran.err == b"" and ran.said.startswith("wrote all.msc ")
     found = {path: modscope.load(path) for path in captures(tmp_path)}
     own = found.pop(tmp_path / "all.msc")
-    assert own.optimized == 1 and own.peaks["cpu"].bytes < 40 * 2**20
+    assert own.optimizer_steps == 1 and own.peaks["cpu"].bytes < 40 * 2**20
     assert {path.name for path in found} == {f"all.{capture.info['pid']}.msc" for capture in found.values()}
     assert all(capture.end["how"] == "finished" and capture.damaged == 0 for capture in found.values())
     large = sorted(capture.peaks["cpu"].bytes // 2**20 for capture in found.values())[-2:]
@@ -95,7 +95,7 @@ def test_two_ranks(tmp_path):
     found = [modscope.load(path) for path in captures(tmp_path)]
     expected = [f"modscope-train.rank{rank}.{found[rank].info['pid']}.msc" for rank in range(2)]
     assert [path.name for path in captures(tmp_path)] == expected
-    assert [(c.info["rank"], c.info["world"], c.end["how"], c.optimized) for c in found] == [
+    assert [(c.info["rank"], c.info["world"], c.end["how"], c.optimizer_steps) for c in found] == [
         (str(rank), "2", "finished", 1) for rank in range(2)
     ]
     assert "DistributedDataParallel.module.up" in found[1].snapshot("peak").by_module()["cpu"]

@@ -18,8 +18,8 @@ def report(arguments: Namespace, load: Load) -> Report:
             "module": block.module,
             "phase": block.phase,
             "step": block.step,
-            "born": block.born,
-            "age": round(snapshot.time - block.born, 6),
+            "made_at": block.made_at,
+            "age": round(snapshot.time - block.made_at, 6),
             "outside": block.outside,
         }
         for block in snapshot.blocks(arguments.n or None, result["device"])

@@ -9,7 +9,7 @@ from typing import Any
 
 from modscope._commands.terminal import Screen, cells, clean, counted, percent, size
 from modscope._load import Capture, Snapshot
-from modscope._words import TOTAL, Sums
+from modscope._categories import TOTAL, Sums
 
 Report = dict[str, Any]
 Load = Callable[[str], Capture]
@@ -39,13 +39,13 @@ def moment_report(file: str, load: Load, arguments: Namespace) -> tuple[Report, 
     held = {name: sums[TOTAL] for name, sums in snapshot.totals.items()}
     report = {
         **head(file, capture),
-        "unsure": snapshot.unsure,
+        "is_lower_bound": snapshot.is_lower_bound,
         "at": at,
         **spot(snapshot),
         "device": device,
         "total": held.pop(device or "", 0),
         "reserved": snapshot.reserved.get(device or "", 0),
-        "asked": failed.bytes if failed else None,
+        "requested": failed.bytes if failed else None,
         "others": {name: value for name, value in held.items() if value},
     }
     return report, snapshot
@@ -67,8 +67,8 @@ def parts_of(sums: Sums) -> Sums:
     return {word: value for word, value in sums.items() if value and word != TOTAL}
 
 
-def at_least(unsure: bool, text: str) -> str:
-    return f"at least {text}" if unsure else text
+def at_least(is_lower_bound: bool, text: str) -> str:
+    return f"at least {text}" if is_lower_bound else text
 
 
 def _doing(phase: str, module: str) -> str:
@@ -121,9 +121,9 @@ def heading(report: Report, screen: Screen) -> list[str]:
     moment = " at its peak" if report["at"] == "peak" else ""
     if report["at"].startswith("step:"):
         moment = f" at the end of {report['at'].replace(':', ' ')}"
-    if report["asked"]:
-        moment = f" when {size(report['asked'])} more could not be had"
-    lines = [f"{clean(report['device'])} held {at_least(report['unsure'], size(report['total']))}{moment}"]
+    if report["requested"]:
+        moment = f" when {size(report['requested'])} more could not be had"
+    lines = [f"{clean(report['device'])} held {at_least(report['is_lower_bound'], size(report['total']))}{moment}"]
     reserved = f"({size(report['reserved'])} reserved)"
     if report["reserved"] and cells(lines[0] + reserved) < screen.width:
         lines[0] += " " + reserved

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from modscope._commands.common import Load, Report, at_least, label, moment_report, moment_words, next_command, notes, when
 from modscope._commands.terminal import Screen, change, clean, counted, percent, size
 from modscope._load import Snapshot
-from modscope._words import CATEGORIES, TOTAL
+from modscope._categories import CATEGORIES, TOTAL
 
 _Owner = tuple[str, str]  # module, category
 
@@ -22,7 +22,7 @@ def report(arguments: Namespace, load: Load) -> Report:
         held = (sum(value for (_, category), value in side.items() if category == word) for side in owned)
         categories.append(_row((None, word), *held))
     return {
-        "unsure": a["unsure"] or b["unsure"],
+        "is_lower_bound": a["is_lower_bound"] or b["is_lower_bound"],
         "a": a,
         "b": b,
         "change": b["total"] - a["total"],
@@ -72,7 +72,7 @@ def _sides(result: Report, screen: Screen) -> list[str]:
     out = []
     for side in ("a", "b"):
         one = result[side]
-        held = at_least(one["unsure"], size(one["total"]))
+        held = at_least(one["is_lower_bound"], size(one["total"]))
         out += [
             f"{side.upper()}  {screen.fit(one['file'], screen.width - 3)}",
             f"   {screen.bold(held)} on {clean(one['device'])}",

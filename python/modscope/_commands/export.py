@@ -35,7 +35,7 @@ def report(arguments: Namespace, load: Load) -> Report:
     written = _write(capture, arguments)
     return {
         **head(arguments.file, capture),
-        "unsure": capture.unsure,
+        "is_lower_bound": capture.is_lower_bound,
         "format": arguments.format,
         "at": arguments.at or ("peak" if arguments.format == "speedscope" else None),
         "output": arguments.output,

@@ -25,13 +25,13 @@ def report(arguments: Namespace, load: Load) -> Report:
 
 def report_of(file: str, capture: Capture, on: str | None) -> Report:
     device = find_device(capture, on)
-    step, groups, unsure = None, list[Report](), capture.unsure
+    step, groups, is_lower_bound = None, list[Report](), capture.is_lower_bound
     begun = list(capture.events("step"))
     if len(begun) > STEPS_NEEDED + 1:
         # The last may have been cut short: take the end of the one before, and of its blocks those of earlier steps.
         step, snapshot = begun[-2].bytes, capture.snapshot(begun[-1].number)
-        groups, unsure = _groups(snapshot, step, device), snapshot.unsure
-    return {**head(file, capture), "unsure": unsure, "steps": len(begun), "step": step, "groups": groups}
+        groups, is_lower_bound = _groups(snapshot, step, device), snapshot.is_lower_bound
+    return {**head(file, capture), "is_lower_bound": is_lower_bound, "steps": len(begun), "step": step, "groups": groups}
 
 
 def _groups(snapshot: Snapshot, step: int, device: str | None) -> list[Report]:
@@ -79,7 +79,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     if why := why_none(result):
         return screen.wrap(why) + notes(result, screen) + next_command("What is held", "summary", result["file"])
     total = sum(group["bytes"] for group in result["groups"])
-    amount = at_least(result["unsure"], size(total))
+    amount = at_least(result["is_lower_bound"], size(total))
     title = f"{amount} from earlier steps is still held at the end of step {result['step']}"
     out = [*map(screen.bold, screen.wrap(title)), ""]
     width = max(len(size(group["bytes"])) for group in result["groups"])

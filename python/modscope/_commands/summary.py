@@ -19,7 +19,8 @@ from modscope._commands.common import (
 )
 from modscope._commands.terminal import Screen, clean, counted, duration, percent, size
 from modscope._load import Capture
-from modscope._words import TOTAL
+from modscope._peak import Peak
+from modscope._categories import TOTAL
 
 _MODULES = 10
 _DEVICES = 6
@@ -34,19 +35,24 @@ def report_of(file: str, capture: Capture) -> Report:
     main = capture.main_device
     return {
         **head(file, capture),
-        "unsure": capture.unsure,
+        "is_lower_bound": capture.is_lower_bound,
         "bytes": capture.bytes,
         "events": capture.count,
         "info": dict(capture.info),
         "end": None if capture.end is None else dict(capture.end),
         "duration": capture.duration,
         "steps": capture.last_step,
-        "optimized": capture.optimized,
+        "optimizer_steps": capture.optimizer_steps,
         "phases": {word: phase._asdict() for word, phase in capture.phases.items()},
         "devices": sorted(devices, key=lambda one: (one["device"] != main, -int(one["peak"]["bytes"]))),
-        "ooms": capture.ooms,
+        "oom_count": capture.oom_count,
         "last_oom": _oom(capture),
     }
+
+
+def _peak(peak: Peak) -> Report:
+    when = {"moment": peak.moment, "time": peak.time, "step": peak.step, "phase": peak.phase, "module": peak.module}
+    return {"bytes": peak.bytes, **when, "reserved": peak.reserved}
 
 
 def _device(capture: Capture, name: str) -> Report:
@@ -55,8 +61,8 @@ def _device(capture: Capture, name: str) -> Report:
     largest = sorted(modules.items(), key=lambda item: -item[1][TOTAL])[:_MODULES]
     return {
         "device": name,
-        "peak": capture.peaks[name]._asdict(),
-        "most_reserved": capture.reserved[name],
+        "peak": _peak(capture.peaks[name]),
+        "peak_reserved": capture.reserved[name],
         "categories": snapshot.totals[name],
         "modules": [{"module": fqn, "own": sums} for fqn, sums in largest],
     }
@@ -70,7 +76,7 @@ def _oom(capture: Capture) -> Report | None:
     snapshot = capture.snapshot("oom")
     return {
         "device": failed.device,
-        "asked": failed.bytes,
+        "requested": failed.bytes,
         "held": snapshot.totals.get(str(failed.device), {}).get(TOTAL, 0),
         "allocated": failed.allocated,
         "reserved": failed.reserved,
@@ -88,7 +94,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     if result["last_oom"]:
         out += _out_of_memory(result, screen)
     if not result["devices"]:
-        none = "Nothing of its memory can be read." if result["unsure"] else "No memory was held."
+        none = "Nothing of its memory can be read." if result["is_lower_bound"] else "No memory was held."
         out += ["", none, *notes(result, screen)]
         return out + next_command("What modscope sees here", "doctor")
     main = result["devices"][0]
@@ -100,7 +106,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
 
 
 def _run(result: Report, screen: Screen) -> list[str]:
-    steps = f"{counted(result['steps'], 'step')}, {counted(result['optimized'], 'optimizer step')}"
+    steps = f"{counted(result['steps'], 'step')}, {counted(result['optimizer_steps'], 'optimizer step')}"
     name, *rest = (
         screen.cut(line, screen.width)
         for line in (program(result["info"]), f"{duration(result['duration'])}, {steps}", ended(result["end"]))
@@ -132,9 +138,9 @@ def ended(end: dict[str, str] | None) -> str:
 
 def _out_of_memory(result: Report, screen: Screen) -> list[str]:
     oom = result["last_oom"]
-    times = "" if result["ooms"] == 1 else f" {result['ooms']} times, at last"
-    asked = f"Out of memory{times}: {size(oom['asked'])} asked on {clean(oom['device'])}"
-    held = at_least(result["unsure"], size(oom["held"])) + " was held"
+    times = "" if result["oom_count"] == 1 else f" {result['oom_count']} times, at last"
+    asked = f"Out of memory{times}: {size(oom['requested'])} asked on {clean(oom['device'])}"
+    held = at_least(result["is_lower_bound"], size(oom["held"])) + " was held"
     if oom["reserved"]:
         held += f", {size(oom['reserved'])} reserved"
     room = screen.width - 2
@@ -144,7 +150,7 @@ def _out_of_memory(result: Report, screen: Screen) -> list[str]:
 def _peaks(result: Report, screen: Screen) -> list[str]:
     shown = result["devices"][:_DEVICES]
     names = [screen.fit(one["device"], 12) for one in shown]
-    amounts = [at_least(result["unsure"], size(one["peak"]["bytes"])) for one in shown]
+    amounts = [at_least(result["is_lower_bound"], size(one["peak"]["bytes"])) for one in shown]
     name_width, width = max(map(len, names)), max(map(len, amounts))
     pad = " " * (name_width + width + 6)
     own_line = screen.width - len(pad) < 48
@@ -154,10 +160,10 @@ def _peaks(result: Report, screen: Screen) -> list[str]:
         room = screen.width - (4 if own_line else len(pad))
         where = when(one["peak"], screen, room)
         out += [line, f"    {where}"] if own_line else [f"{line}  {where}"]
-        if one["most_reserved"]:
+        if one["peak_reserved"]:
             reserved = f"{size(one['peak']['reserved'])} reserved"
-            if one["most_reserved"] != one["peak"]["reserved"]:
-                reserved += f" then, {size(one['most_reserved'])} at most"
+            if one["peak_reserved"] != one["peak"]["reserved"]:
+                reserved += f" then, {size(one['peak_reserved'])} at most"
             out.append(f"{'    ' if own_line else pad}{reserved}")
     if len(shown) < len(result["devices"]):
         out.append(f"  ({counted(len(result['devices']) - len(shown), 'more device')})")

@@ -21,7 +21,7 @@ from modscope._commands.common import (
     parts_of,
 )
 from modscope._commands.terminal import Screen, counted, size
-from modscope._words import CATEGORIES, TOTAL, Sums
+from modscope._categories import CATEGORIES, TOTAL, Sums
 
 _SMALL = 0.01  # of the whole: less is put together, unless everything is asked for
 _FITTING = 40  # rows

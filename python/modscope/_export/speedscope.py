@@ -12,7 +12,7 @@ from modscope._branch import Branch
 from modscope._export import Asked, Put
 from modscope._export.common import moments, title
 from modscope._load import Capture, Snapshot
-from modscope._words import CATEGORIES, TOTAL
+from modscope._categories import CATEGORIES, TOTAL
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
@@ -51,7 +51,7 @@ def _name(device: str, snapshot: Snapshot, at: str) -> str:
     moment = "at its peak" if at == "peak" else f"at {at}"
     phase, module = snapshot.running
     total = snapshot.totals[device][TOTAL]
-    held = f"at least {total}" if snapshot.unsure else str(total)
+    held = f"at least {total}" if snapshot.is_lower_bound else str(total)
     return f"{device} {moment}: {held} bytes (step {snapshot.step}, {phase} of {module}, {snapshot.time:.3f} s)"
 
 

@@ -9,7 +9,7 @@ from modscope._branch import Branch
 from modscope._export import Asked, Put
 from modscope._export.common import events, moments
 from modscope._load import Capture, Snapshot
-from modscope._words import CATEGORIES, TOTAL
+from modscope._categories import CATEGORIES, TOTAL
 
 
 def _csv_name(name: str) -> bytes:
@@ -35,13 +35,13 @@ def _branches(branches: Iterable[Branch]) -> Iterator[Branch]:
         yield from _branches(branch.children)
 
 
-_COLUMNS = ("moment", "time", "step", "device", "module", *map(str, CATEGORIES), "own", "subtree", "unsure")
+_COLUMNS = ("moment", "time", "step", "device", "module", *map(str, CATEGORIES), "own", "subtree", "is_lower_bound")
 
 
 def _row(device: str, snapshot: Snapshot, branch: Branch) -> tuple[Value, ...]:
     moment = (snapshot.moment, snapshot.time, snapshot.step)
     own = (branch.own[word] for word in CATEGORIES)
-    return *moment, device, branch.fqn, *own, branch.own[TOTAL], branch.subtree[TOTAL], snapshot.unsure
+    return *moment, device, branch.fqn, *own, branch.own[TOTAL], branch.subtree[TOTAL], snapshot.is_lower_bound
 
 
 def _csv_value(value: Value) -> bytes:

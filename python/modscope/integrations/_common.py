@@ -16,7 +16,7 @@ import torch
 
 from modscope import _figures, _files, _memory, _native
 from modscope._record import Recording, default_info
-from modscope._words import CATEGORIES, Raw
+from modscope._categories import CATEGORIES, Raw
 
 P = ParamSpec("P")
 T = TypeVar("T")

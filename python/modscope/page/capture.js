@@ -159,8 +159,8 @@ class Capture {
   }
 
   /* Whether something before was lost or damaged: figures are then "at least". */
-  isUnsure(tick) {
-    return this.words.unsure_at_first || (this.jumpTicks.length > 1 && tick >= this.jumpTicks[1]);
+  isLowerBound(tick) {
+    return this.words.is_lower_bound_at_first || (this.jumpTicks.length > 1 && tick >= this.jumpTicks[1]);
   }
 
   /* ---- what was so at a tick ---- */

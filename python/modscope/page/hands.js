@@ -40,7 +40,7 @@ function boxTip(page, box) {
 }
 
 function atLeast(capture, tick, text) {
-  return capture.isUnsure(tick) ? `at least ${text}` : text;
+  return capture.isLowerBound(tick) ? `at least ${text}` : text;
 }
 
 function showTip(parts, x, y) {

@@ -7,7 +7,7 @@
  *                             timeline.drawnAt(x), timeline.range()
  *   document.body.dataset     capture (its number), device (its name), moment, tick, time (microseconds), total (bytes of the
  *                             device then), reserved, peak (the highest total of the device), peakMoment, module (the fqn that
- *                             is chosen, or ""), from and to (the view), axis, unsure ("true" where figures are "at least")
+ *                             is chosen, or ""), from and to (the view), axis, isLowerBound ("true" where figures are "at least")
  *   #before                   data-total, data-moment: before the last change of memory
  *   #legend li                data-category, data-bytes
  *   #rows .row                data-fqn, data-own, data-subtree (bytes), data-own-by, data-subtree-by (JSON by category)

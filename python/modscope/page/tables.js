@@ -84,7 +84,7 @@ function fillPeaks(list, shown, show) {
     if (index === shown) row.setAttribute("aria-current", "true");
     cell(row, button);
     cell(row, bdi(clean(peak.device)));
-    cell(row, `${one.unsure ? "at least " : ""}${size(peak.bytes)}`, "figure");
+    cell(row, `${one.is_lower_bound ? "at least " : ""}${size(peak.bytes)}`, "figure");
     const than = peak.bytes - (first.get(peak.device) ?? 0);
     cell(row, index && first.has(peak.device) ? (than ? change(than) : "the same") : "", "figure");
     const bar = make("span", "bar");

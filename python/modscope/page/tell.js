@@ -76,7 +76,7 @@ function tellMoment(page) {
   find("moment-title").replaceChildren(...parts);
   Object.assign(document.body.dataset, {
     capture: page.index, device: name, moment: capture.momentOf(tick), tick, time: capture.time[tick], total: held.total,
-    reserved, peak, peakMoment: capture.momentOf(series.tick[series.peak]), unsure: capture.isUnsure(tick),
+    reserved, peak, peakMoment: capture.momentOf(series.tick[series.peak]), isLowerBound: capture.isLowerBound(tick),
     module: page.node < 0 ? "" : capture.modules.fqn[page.node],
   });
   const slider = find("timeline");

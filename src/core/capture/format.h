@@ -38,7 +38,7 @@ enum {
     MS__ADD_DEVICE = 0x10,
     MS__ADD_EXPLICIT = 0x20,
     MS__CLAIM_FRESH = 0x10,
-    MS__WHERE_PHASE = 4, /* bits to shift by */
+    MS__POSITION_PHASE = 4, /* bits to shift by */
     MS__THREAD_NEW = 0x10
 };
 

@@ -89,7 +89,7 @@ uint64_t ms__blocks_memory(const struct ms__blocks *blocks)
            (uint64_t)blocks->chunk_room * sizeof *blocks->chunks;
 }
 
-const char *ms__blocks_broken(const struct ms__blocks *blocks)
+const char *ms__block_table_check(const struct ms__blocks *blocks)
 {
     uint32_t count = 0, free = 0;
     for (uint32_t at = 0; ms__block_next(blocks, &at);)

@@ -24,14 +24,14 @@ static void begin_round(ms_ledger *ledger, struct ms__seat *seat, struct ms__sta
 {
     seat->round = ++ledger->watch->rounds;
     ledger->loose_count = 0;
-    bool again = !ledger->steps_expected && stat->iteration == ledger->iteration;
-    if (!ledger->iteration || ledger->step_left || again) {
-        ledger->iteration++;
+    bool again = !ledger->steps_expected && stat->step == ledger->step;
+    if (!ledger->step || ledger->step_left || again) {
+        ledger->step++;
         if (ms__captured(ledger))
             ms__capture_step(ledger);
     }
     ledger->step_left = false;
-    stat->iteration = ledger->iteration;
+    stat->step = ledger->step;
 }
 
 /* Whether the innermost call of a thread is the only one. */
@@ -67,7 +67,7 @@ static struct ms__entry *open_entry(ms_ledger *ledger, struct ms__seat *seat, bo
 /* A thread's records and the entries of their calls. */
 static void link_record(ms_ledger *ledger, ms_thread *thread, const struct ms__stat *stat)
 {
-    struct ms__table *table = &thread->table;
+    struct ms__call_ring *table = &thread->table;
     uint64_t record = thread->frames[thread->depth - 1].record;
     if (record >= MS__PENDING || !stat->forward.count)
         return;
@@ -82,7 +82,7 @@ static void link_record(ms_ledger *ledger, ms_thread *thread, const struct ms__s
         (struct ms__link){(uint32_t)stat->round, stat->forward.count - 1, thread->frames[thread->depth - 1].path};
 }
 
-void ms__moment_call_enter(ms_ledger *ledger, ms_thread *thread, ms_path path)
+void ms__on_call_enter(ms_ledger *ledger, ms_thread *thread, ms_path path)
 {
     ms__lock(&ledger->lock);
     struct ms__seat *seat = ms__seat_of(ledger, thread);
@@ -103,11 +103,11 @@ void ms__moment_call_enter(ms_ledger *ledger, ms_thread *thread, ms_path path)
         }
     }
     if (ms__captured(ledger))
-        ms__capture_where(ledger, thread, false);
+        ms__capture_position(ledger, thread, false);
     ms__unlock(&ledger->lock);
 }
 
-void ms__moment_call_leave(ms_ledger *ledger, ms_thread *thread)
+void ms__on_call_leave(ms_ledger *ledger, ms_thread *thread)
 {
     ms__lock(&ledger->lock);
     struct ms__seat *seat = thread->seat;
@@ -124,11 +124,11 @@ void ms__moment_call_leave(ms_ledger *ledger, ms_thread *thread)
         }
     }
     if (ms__captured(ledger))
-        ms__capture_where(ledger, thread, false);
+        ms__capture_position(ledger, thread, false);
     ms__unlock(&ledger->lock);
 }
 
-void ms_call_note(ms_thread *thread, bool output, uint64_t bytes)
+void ms_call_set_size(ms_thread *thread, bool output, uint64_t bytes)
 {
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (!ledger)
@@ -161,7 +161,7 @@ static bool grow_chain(ms_ledger *ledger, struct ms__seat *seat, uint32_t count)
 /* The call that a record is of; false if it is of none whose moments are kept. */
 static bool call_of(const ms_ledger *ledger, const ms_thread *maker, uint64_t record, struct ms__span *span)
 {
-    const struct ms__table *table = &maker->table;
+    const struct ms__call_ring *table = &maker->table;
     struct ms__link link = table->links[record & (table->kept - 1)];
     const struct ms__stat *stat = ms__stat_at(ledger, link.path);
     *span = (struct ms__span){.record = record,
@@ -171,7 +171,7 @@ static bool call_of(const ms_ledger *ledger, const ms_thread *maker, uint64_t re
                               .entry = link.entry,
                               .kind = MS__SPAN_BACKWARD};
     return stat && link.round && (uint32_t)span->round == link.round && link.entry < stat->forward.count &&
-           link.path == MS__LOAD(ms__table_at(table, record)->path);
+           link.path == MS__LOAD(ms__call_ring_at(table, record)->path);
 }
 
 /* Walk out from `record` until a call that is open already, one of spans[base...]; *shared counts
@@ -187,7 +187,7 @@ static uint32_t chain_of(ms_ledger *ledger, struct ms__seat *seat, const ms_thre
     while (maker && record != MS__NONE && maker->table.links) {
         while (open > base && seat->spans[open - 1].record > record)
             open--;
-        uint64_t outer = MS__LOAD(ms__table_at(&maker->table, record)->encloser);
+        uint64_t outer = MS__LOAD(ms__call_ring_at(&maker->table, record)->encloser);
         struct ms__span span;
         bool known = call_of(ledger, maker, record, &span);
         if (record < MS__LOAD(maker->table.low))
@@ -246,7 +246,7 @@ MS__INLINE bool goes_on(const struct ms__seat *seat, const ms_thread *thread, ui
            seat->last_level == thread->nodes_open && !atomic_load_explicit(&seat->grown, memory_order_relaxed);
 }
 
-void ms__moment_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *maker, uint64_t record)
+void ms__on_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *maker, uint64_t record)
 {
     struct ms__seat *seat = thread->seat;
     uint64_t maker_id = maker ? MS__PEEK(maker->id) : 0;
@@ -270,25 +270,25 @@ void ms__moment_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *make
         MS__STORE(seat->last_record, record);
     }
     if (ms__captured(ledger))
-        ms__capture_where(ledger, thread, true);
+        ms__capture_position(ledger, thread, true);
     ms__unlock(&ledger->lock);
 }
 
 /* A node that has no number: it is in no call, and ends none. */
-void ms__moment_node_enter_as(ms_ledger *ledger, ms_thread *thread)
+void ms__on_node_enter_as(ms_ledger *ledger, ms_thread *thread)
 {
     struct ms__seat *seat = thread->seat;
     if (seat && MS__LOAD(seat->ledger) == ledger)
         atomic_store_explicit(&seat->inside, thread->nodes_open, memory_order_relaxed);
     if (ms__captured(ledger)) {
         ms__lock(&ledger->lock);
-        ms__capture_where(ledger, thread, true);
+        ms__capture_position(ledger, thread, true);
         ms__unlock(&ledger->lock);
     }
 }
 
 /* nodes_open no longer counts the node that was left. */
-void ms__moment_node_leave(ms_ledger *ledger, ms_thread *thread)
+void ms__on_node_leave(ms_ledger *ledger, ms_thread *thread)
 {
     struct ms__seat *seat = thread->seat;
     bool here = seat && MS__LOAD(seat->ledger) == ledger;
@@ -360,7 +360,7 @@ void ms_backward_leave(ms_thread *thread, ms_path path)
     ms__unlock(&ledger->lock);
 }
 
-void ms__moment_step(ms_ledger *ledger, ms_thread *thread, bool left)
+void ms__on_optimizer_step(ms_ledger *ledger, ms_thread *thread, bool left)
 {
     ms__lock(&ledger->lock);
     if (MS__PEEK(ledger->attached)) {
@@ -370,24 +370,24 @@ void ms__moment_step(ms_ledger *ledger, ms_thread *thread, bool left)
         if (seat && MS__LOAD(seat->ledger) == ledger)
             ms__seat_settle(ledger, seat, thread->nodes_open);
         if (left && !thread->steps_open && ms__captured(ledger))
-            ms__capture_optimized(ledger, thread);
+            ms__capture_optimizer_step(ledger, thread);
         if (ms__captured(ledger))
-            ms__capture_where(ledger, thread, false);
+            ms__capture_position(ledger, thread, false);
     }
     ms__unlock(&ledger->lock);
 }
 
-void ms_ledger_expect_steps(ms_ledger *ledger)
+void ms_ledger_expect_optimizer(ms_ledger *ledger)
 {
     ms__lock(&ledger->lock);
     ledger->steps_expected = true;
     ms__unlock(&ledger->lock);
 }
 
-uint64_t ms_ledger_iteration(ms_ledger *ledger)
+uint64_t ms_ledger_step(ms_ledger *ledger)
 {
     ms__lock(&ledger->lock);
-    uint64_t iteration = ledger->iteration;
+    uint64_t step = ledger->step;
     ms__unlock(&ledger->lock);
-    return iteration;
+    return step;
 }

@@ -3,13 +3,13 @@
 
 #include <string.h>
 
-const char *ms_moment_name(ms_moment moment)
+const char *ms_call_state_name(ms_call_state moment)
 {
     switch (moment) {
 #define X(name, text) \
     case MS_##name:   \
         return text;
-        MS_MOMENTS(X)
+        MS_CALL_STATES(X)
 #undef X
     default:
         return "no such moment";
@@ -134,15 +134,15 @@ int64_t ms__total_of(const ms_sums *sums)
     return total;
 }
 
-static struct ms__entries *entries_for(const ms_ledger *ledger, ms_path path, ms_moment moment, uint32_t *slot)
+static struct ms__entries *entries_for(const ms_ledger *ledger, ms_path path, ms_call_state moment, uint32_t *slot)
 {
     struct ms__stat *stat = ms__stat_at(ledger, path);
     bool again = moment == MS_PRE_FW_AC || moment == MS_POST_FW_AC;
     *slot = again ? moment - MS_PRE_FW_AC : moment;
-    return !stat || moment >= MS_MOMENT_COUNT ? NULL : again ? &stat->again : &stat->forward;
+    return !stat || moment >= MS_CALL_STATE_COUNT ? NULL : again ? &stat->again : &stat->forward;
 }
 
-size_t ms_moments_count(ms_ledger *ledger, ms_path path, ms_moment moment)
+size_t ms_call_snapshot_count(ms_ledger *ledger, ms_path path, ms_call_state moment)
 {
     size_t count = 0;
     uint32_t slot;
@@ -155,8 +155,8 @@ size_t ms_moments_count(ms_ledger *ledger, ms_path path, ms_moment moment)
     return count;
 }
 
-bool ms_moments_at(ms_ledger *ledger, ms_path path, ms_moment moment, size_t index, uint32_t device, ms_sums *sums,
-                   uint64_t *when)
+bool ms_call_snapshot_at(ms_ledger *ledger, ms_path path, ms_call_state moment, size_t index, uint32_t device,
+                         ms_sums *sums, uint64_t *when)
 {
     bool found = false;
     uint32_t slot;
@@ -182,7 +182,7 @@ bool ms_moments_at(ms_ledger *ledger, ms_path path, ms_moment moment, size_t ind
     return found;
 }
 
-void ms_call_noted(ms_ledger *ledger, ms_path path, uint64_t *input, uint64_t *output)
+void ms_call_sizes(ms_ledger *ledger, ms_path path, uint64_t *input, uint64_t *output)
 {
     ms__lock(&ledger->lock);
     const struct ms__stat *stat = ms__stat_at(ledger, path);

@@ -63,7 +63,7 @@ void ms_ledger_close(ms_ledger *ledger)
     memset(ledger->reserved, 0, sizeof ledger->reserved);
     ms__blocks_close(watch, &ledger->blocks);
     ledger->device_count = 0;
-    ledger->time = ledger->iteration = ledger->replaced = 0;
+    ledger->time = ledger->step = ledger->replaced = 0;
     ledger->steps_expected = ledger->step_left = false;
     atomic_store(&ledger->lost, 0);
     ms__unlock(&ledger->lock);
@@ -214,14 +214,14 @@ MS__INLINE int add_made(ms_ledger *ledger, struct origin origin, uint64_t addres
 
 int ms_block_add(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device)
 {
-    if (MS__UNLIKELY(device >= MS_DEVICES_MOST || bytes > INT64_MAX))
+    if (MS__UNLIKELY(device >= MS_MAX_DEVICES || bytes > INT64_MAX))
         return MS_EINVAL;
     return bytes ? add_made(ledger, origin_of(thread), address, bytes, device) : MS_OK;
 }
 
 int ms_block_add_in(ms_ledger *ledger, ms_phase phase, ms_path path, uint64_t address, uint64_t bytes, uint32_t device)
 {
-    if (device >= MS_DEVICES_MOST || bytes > INT64_MAX || path >= ms_path_count(ledger->watch) || phase > MS_OPTIMIZER)
+    if (device >= MS_MAX_DEVICES || bytes > INT64_MAX || path >= ms_path_count(ledger->watch) || phase > MS_OPTIMIZER)
         return MS_EINVAL;
     return bytes ? add_made(ledger, (struct origin){phase, path, NULL}, address, bytes, device) : MS_OK;
 }
@@ -229,7 +229,7 @@ int ms_block_add_in(ms_ledger *ledger, ms_phase phase, ms_path path, uint64_t ad
 int ms_block_add_as(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device,
                     ms_category category, ms_path path, bool outside)
 {
-    if (device >= MS_DEVICES_MOST || bytes > INT64_MAX || category >= MS_CATEGORY_COUNT ||
+    if (device >= MS_MAX_DEVICES || bytes > INT64_MAX || category >= MS_CATEGORY_COUNT ||
         path >= ms_path_count(ledger->watch))
         return MS_EINVAL;
     if (!bytes)
@@ -256,7 +256,7 @@ int ms_block_drop(ms_ledger *ledger, uint64_t address)
     if (MS__UNLIKELY(!MS__PEEK(ledger->attached)))
         error = MS_EDETACHED;
     else if (MS__UNLIKELY(!block))
-        error = MS_EABSENT;
+        error = MS_ENOBLOCK;
     else
         drop(ledger, block, at);
     ms__unlock(&ledger->lock);
@@ -309,7 +309,7 @@ int ms_block_claim(ms_ledger *ledger, uint64_t address, ms_category category, ms
         return MS_EINVAL;
     ms__lock(&ledger->lock);
     struct ms__block *block = ms__block_find(&ledger->blocks, address);
-    int error = block ? MS_OK : MS_EABSENT;
+    int error = block ? MS_OK : MS_ENOBLOCK;
     if (!MS__PEEK(ledger->attached))
         error = MS_EDETACHED;
     else if (block)
@@ -332,7 +332,7 @@ int ms_block_resize(ms_ledger *ledger, uint64_t address, uint64_t bytes)
         return MS_EINVAL;
     ms__lock(&ledger->lock);
     struct ms__block *block = ms__block_find(&ledger->blocks, address);
-    int error = block ? MS_OK : MS_EABSENT;
+    int error = block ? MS_OK : MS_ENOBLOCK;
     if (!MS__PEEK(ledger->attached)) {
         error = MS_EDETACHED;
     } else if (block && block->bytes != bytes) {
@@ -354,7 +354,7 @@ int ms_block_device(ms_ledger *ledger, uint64_t address, uint32_t *device)
     if (block)
         *device = block->device;
     ms__unlock(&ledger->lock);
-    return block ? MS_OK : MS_EABSENT;
+    return block ? MS_OK : MS_ENOBLOCK;
 }
 
 uint64_t ms_block_bytes(ms_ledger *ledger, const uint64_t *addresses, size_t count)

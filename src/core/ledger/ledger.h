@@ -5,8 +5,8 @@
 
 #include "core/capture/write/encoder.h"
 #include "core/ledger/call_events.h"
-#include "core/watch/watch.h"
 #include "core/lock.h"
+#include "core/watch/watch.h"
 #include "modscope_capture.h"
 
 #include <assert.h>
@@ -44,7 +44,7 @@ void ms__blocks_close(ms_watch *watch, struct ms__blocks *blocks);
 /* Visit all: start with *at = 0 until NULL comes. The one given may be removed. */
 struct ms__block *ms__block_next(const struct ms__blocks *blocks, uint32_t *at);
 uint64_t ms__blocks_memory(const struct ms__blocks *blocks);
-const char *ms__blocks_broken(const struct ms__blocks *blocks);
+const char *ms__block_table_check(const struct ms__blocks *blocks);
 
 /* ---- cell.h, cell.c: bytes by device, path and category; now, and at the viewers' peaks ---- */
 #define MS__CELL_PATHS 64u /* paths a chunk of cells is for */
@@ -91,10 +91,10 @@ struct ms__view {
 };
 static_assert(sizeof(struct ms__view) == 128, "a power of two");
 
-struct ms_viewer {
+struct ms_peak_tracker {
     ms_ledger *ledger;
-    ms_viewer *next;
-    struct ms__view views[MS_DEVICES_MOST];
+    ms_peak_tracker *next;
+    struct ms__view views[MS_MAX_DEVICES];
 };
 
 /* After a block moved between cells: it moves in the peaks it lived at, too. */
@@ -103,7 +103,7 @@ void ms__cells_close(ms_ledger *ledger);
 void ms__viewers_close(ms_ledger *ledger);
 
 /* ---- entry.c, seat.c, moment.c: what was held around calls ---- */
-enum { MS__ENTRY_MOMENTS = 6 }; /* the first of enum ms_moment; the two AC moments have entries of their own */
+enum { MS__ENTRY_MOMENTS = 6 }; /* the first of enum ms_call_state; the two AC moments have entries of their own */
 
 /* The moments of one call. */
 struct ms__entry {
@@ -122,7 +122,7 @@ struct ms__entries {
 
 struct ms__stat {
     uint64_t round; /* of its entries; 0: never called */
-    uint64_t iteration;
+    uint64_t step;
     struct ms__entries forward, again; /* `again`: AC moments only */
 };
 
@@ -226,20 +226,20 @@ struct ms_ledger {
     uint32_t device_count;
     uint32_t loose_count;
     uint64_t time; /* counts changes */
-    ms_viewer *viewers;
+    ms_peak_tracker *viewers;
     _Atomic(ms_capture *) captures; /* those that go on; written with the lock held */
     struct ms__seat *seats;
     ms_watch *watch;
-    uint64_t iteration;
+    uint64_t step;
     struct ms__blocks blocks;
-    struct ms__device devices[MS_DEVICES_MOST];
+    struct ms__device devices[MS_MAX_DEVICES];
 
     _Atomic uint64_t lost;
     bool steps_expected, step_left;
     uint64_t replaced;
-    ms_sums outside[MS_DEVICES_MOST];
-    uint64_t reserved[MS_DEVICES_MOST]; /* what the device's allocator said last */
-    struct ms__stat **stats;            /* by path / MS__CELL_PATHS */
+    ms_sums outside[MS_MAX_DEVICES];
+    uint64_t reserved[MS_MAX_DEVICES]; /* what the device's allocator said last */
+    struct ms__stat **stats;           /* by path / MS__CELL_PATHS */
     uint32_t stats_room;
     uint32_t loose_room;
     struct ms__span *loose; /* backwards told without nodes */

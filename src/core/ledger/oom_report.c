@@ -48,9 +48,9 @@ static void say_where(struct text *text, const ms_ledger *ledger, uint64_t step,
 }
 
 /* ---- devices ---- */
-void ms_device_named(ms_watch *watch, uint32_t device, const char *name)
+void ms_device_set_name(ms_watch *watch, uint32_t device, const char *name)
 {
-    if (device >= MS_DEVICES_MOST)
+    if (device >= MS_MAX_DEVICES)
         return;
     pthread_mutex_lock(&watch->lock);
     snprintf(watch->device_names[device], MS__DEVICE_NAME, "%s", name);
@@ -168,7 +168,7 @@ static void say_modules(struct text *text, const ms_ledger *ledger, uint32_t dev
 static void say_peak(struct text *text, const ms_ledger *ledger, uint32_t device)
 {
     const ms_peak *most = NULL;
-    for (const ms_viewer *viewer = ledger->viewers; viewer; viewer = viewer->next)
+    for (const ms_peak_tracker *viewer = ledger->viewers; viewer; viewer = viewer->next)
         if (!most || viewer->views[device].peak.bytes > most->bytes)
             most = &viewer->views[device].peak;
     if (!most || !most->bytes)
@@ -176,7 +176,7 @@ static void say_peak(struct text *text, const ms_ledger *ledger, uint32_t device
     say(text, "  most so far: ");
     say_bytes(text, 0, most->bytes);
     say(text, " ");
-    say_where(text, ledger, most->iteration, most->phase, most->running);
+    say_where(text, ledger, most->step, most->phase, most->running);
     say(text, "\n");
 }
 
@@ -195,17 +195,17 @@ static void say_reserved(struct text *text, const ms_oom *oom)
 size_t ms_ledger_oom(ms_ledger *ledger, const ms_thread *thread, const ms_oom *oom, char *story, size_t room)
 {
     struct text text = {.at = story, .room = room};
-    uint32_t device = oom->device < MS_DEVICES_MOST ? oom->device : 0;
+    uint32_t device = oom->device < MS_MAX_DEVICES ? oom->device : 0;
     ms__lock(&ledger->lock);
     if (ms__captured(ledger))
         ms__capture_oom(ledger, thread, oom);
     const struct ms__device *on = &ledger->devices[device];
     say(&text, "[modscope] out of memory: ");
-    say_bytes(&text, 0, (int64_t)oom->asked);
+    say_bytes(&text, 0, (int64_t)oom->requested);
     say(&text, " asked on ");
     say_device(&text, ledger, device);
     say(&text, ", ");
-    say_where(&text, ledger, ledger->iteration, thread ? ms__phase(thread) : MS_IDLE,
+    say_where(&text, ledger, ledger->step, thread ? ms__phase(thread) : MS_IDLE,
               thread ? ms__path_of(thread) : MS_GLOBAL);
     say(&text, "\n  held there: %s", ms_ledger_lost(ledger) ? "at least " : "");
     say_bytes(&text, 0, on->total);

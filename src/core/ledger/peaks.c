@@ -22,7 +22,7 @@ bool ms__directory_grow(ms_watch *watch, void ***chunks, uint32_t *room, uint32_
     return true;
 }
 
-static bool reserve_seen(ms_viewer *viewer, uint32_t device, uint32_t chunk)
+static bool reserve_seen(ms_peak_tracker *viewer, uint32_t device, uint32_t chunk)
 {
     struct ms__view *view = &viewer->views[device];
     ms_watch *watch = viewer->ledger->watch;
@@ -36,7 +36,7 @@ static bool reserve_seen(ms_viewer *viewer, uint32_t device, uint32_t chunk)
 bool ms__cells_grow(ms_ledger *ledger, uint32_t device, uint32_t chunk)
 {
     struct ms__device *on = &ledger->devices[device];
-    for (ms_viewer *viewer = ledger->viewers; viewer; viewer = viewer->next)
+    for (ms_peak_tracker *viewer = ledger->viewers; viewer; viewer = viewer->next)
         if (!reserve_seen(viewer, device, chunk))
             return false;
     if (!ms__directory_grow(ledger->watch, (void ***)&on->cells, &on->room, chunk))
@@ -52,7 +52,7 @@ bool ms__cells_grow(ms_ledger *ledger, uint32_t device, uint32_t chunk)
 void ms__peaks_move(ms_ledger *ledger, const struct ms__block *block, ms_path path, uint32_t category)
 {
     int64_t bytes = (int64_t)block->bytes;
-    for (ms_viewer *viewer = ledger->viewers; viewer; viewer = viewer->next) {
+    for (ms_peak_tracker *viewer = ledger->viewers; viewer; viewer = viewer->next) {
         struct ms__view *view = &viewer->views[block->device];
         if (block->since > view->peak_time)
             continue;
@@ -67,7 +67,7 @@ void ms__peaks_move(ms_ledger *ledger, const struct ms__block *block, ms_path pa
 
 void ms__cells_close(ms_ledger *ledger)
 {
-    for (uint32_t device = 0; device < MS_DEVICES_MOST; device++) {
+    for (uint32_t device = 0; device < MS_MAX_DEVICES; device++) {
         struct ms__device *on = &ledger->devices[device];
         for (uint32_t chunk = 0; chunk < on->room; chunk++)
             ms__free(ledger->watch, on->cells[chunk]);
@@ -80,15 +80,15 @@ void ms__cells_close(ms_ledger *ledger)
 static void begin_view(const ms_ledger *ledger, struct ms__view *view, uint32_t device)
 {
     const struct ms__device *on = &ledger->devices[device];
-    view->peak = (ms_peak){on->total, on->now, ledger->iteration, MS_IDLE, MS_GLOBAL, MS_GLOBAL};
+    view->peak = (ms_peak){on->total, on->now, ledger->step, MS_IDLE, MS_GLOBAL, MS_GLOBAL};
     view->peak_time = ledger->time;
     view->peak_since = 0;
 }
 
-static void free_viewer(ms_viewer *viewer)
+static void free_viewer(ms_peak_tracker *viewer)
 {
     ms_watch *watch = viewer->ledger->watch;
-    for (uint32_t device = 0; device < MS_DEVICES_MOST; device++) {
+    for (uint32_t device = 0; device < MS_MAX_DEVICES; device++) {
         struct ms__view *view = &viewer->views[device];
         for (uint32_t chunk = 0; chunk < view->room; chunk++)
             ms__free(watch, view->seen[chunk]);
@@ -100,15 +100,15 @@ static void free_viewer(ms_viewer *viewer)
 void ms__viewers_close(ms_ledger *ledger)
 {
     while (ledger->viewers) {
-        ms_viewer *viewer = ledger->viewers;
+        ms_peak_tracker *viewer = ledger->viewers;
         ledger->viewers = viewer->next;
         free_viewer(viewer);
     }
 }
 
-static bool see_all(ms_viewer *viewer)
+static bool see_all(ms_peak_tracker *viewer)
 {
-    for (uint32_t device = 0; device < MS_DEVICES_MOST; device++) {
+    for (uint32_t device = 0; device < MS_MAX_DEVICES; device++) {
         const struct ms__device *on = &viewer->ledger->devices[device];
         for (uint32_t chunk = 0; chunk < on->room; chunk++)
             if (on->cells[chunk] && !reserve_seen(viewer, device, chunk))
@@ -117,14 +117,14 @@ static bool see_all(ms_viewer *viewer)
     return true;
 }
 
-ms_viewer *ms_viewer_open(ms_ledger *ledger)
+ms_peak_tracker *ms_peak_tracker_open(ms_ledger *ledger)
 {
     ms__lock(&ledger->lock);
-    ms_viewer *viewer = ms__alloc(ledger->watch, sizeof *viewer);
+    ms_peak_tracker *viewer = ms__alloc(ledger->watch, sizeof *viewer);
     if (viewer) {
         memset(viewer, 0, sizeof *viewer);
         viewer->ledger = ledger;
-        for (uint32_t device = 0; device < MS_DEVICES_MOST; device++)
+        for (uint32_t device = 0; device < MS_MAX_DEVICES; device++)
             begin_view(ledger, &viewer->views[device], device);
         if (see_all(viewer)) {
             viewer->next = ledger->viewers;
@@ -140,13 +140,13 @@ ms_viewer *ms_viewer_open(ms_ledger *ledger)
     return viewer;
 }
 
-void ms_viewer_close(ms_viewer *viewer)
+void ms_peak_tracker_close(ms_peak_tracker *viewer)
 {
     if (!viewer)
         return;
     ms_ledger *ledger = viewer->ledger;
     ms__lock(&ledger->lock);
-    for (ms_viewer **at = &ledger->viewers; *at; at = &(*at)->next)
+    for (ms_peak_tracker **at = &ledger->viewers; *at; at = &(*at)->next)
         if (*at == viewer) {
             *at = viewer->next;
             break;
@@ -155,18 +155,18 @@ void ms_viewer_close(ms_viewer *viewer)
     ms__unlock(&ledger->lock);
 }
 
-void ms_viewer_reset(ms_viewer *viewer)
+void ms_peak_tracker_reset(ms_peak_tracker *viewer)
 {
     ms_ledger *ledger = viewer->ledger;
     ms__lock(&ledger->lock);
-    for (uint32_t device = 0; device < MS_DEVICES_MOST; device++)
+    for (uint32_t device = 0; device < MS_MAX_DEVICES; device++)
         begin_view(ledger, &viewer->views[device], device);
     ms__unlock(&ledger->lock);
 }
 
-ms_peak ms_viewer_peak(ms_viewer *viewer, uint32_t device)
+ms_peak ms_peak_tracker_peak(ms_peak_tracker *viewer, uint32_t device)
 {
-    if (device >= MS_DEVICES_MOST)
+    if (device >= MS_MAX_DEVICES)
         return (ms_peak){0};
     ms__lock(&viewer->ledger->lock);
     ms_peak peak = viewer->views[device].peak;
@@ -180,11 +180,11 @@ static const int64_t *cells_of(const struct ms__device *on, ms_path path)
     return chunk < on->room && on->cells[chunk] ? &on->cells[chunk]->now[ms__cell_at(path, 0)] : NULL;
 }
 
-ms_sums ms_viewer_peak_of(ms_viewer *viewer, uint32_t device, ms_path path)
+ms_sums ms_peak_tracker_peak_of(ms_peak_tracker *viewer, uint32_t device, ms_path path)
 {
     ms_ledger *ledger = viewer->ledger;
     ms_sums sums = {{0}};
-    if (device >= MS_DEVICES_MOST)
+    if (device >= MS_MAX_DEVICES)
         return sums;
     ms__lock(&ledger->lock);
     const int64_t *now = cells_of(&ledger->devices[device], path);
@@ -200,7 +200,7 @@ ms_sums ms_viewer_peak_of(ms_viewer *viewer, uint32_t device, ms_path path)
 ms_sums ms_ledger_now_of(ms_ledger *ledger, uint32_t device, ms_path path)
 {
     ms_sums sums = {{0}};
-    if (device >= MS_DEVICES_MOST)
+    if (device >= MS_MAX_DEVICES)
         return sums;
     ms__lock(&ledger->lock);
     const int64_t *now = cells_of(&ledger->devices[device], path);

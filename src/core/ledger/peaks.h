@@ -22,8 +22,8 @@ MS__INLINE void ms__cell_save(const struct ms__view *view, uint32_t chunk, uint3
         *saved = (struct ms__saved){now, time};
 }
 
-MS__RARE void ms__cell_save_more(const ms_viewer *viewer, uint32_t device, uint32_t chunk, uint32_t at, int64_t now,
-                                 uint64_t time)
+MS__RARE void ms__cell_save_more(const ms_peak_tracker *viewer, uint32_t device, uint32_t chunk, uint32_t at,
+                                 int64_t now, uint64_t time)
 {
     for (; viewer; viewer = viewer->next)
         ms__cell_save(&viewer->views[device], chunk, at, now, time);
@@ -35,7 +35,7 @@ MS__INLINE void ms__cell_change(ms_ledger *ledger, uint32_t device, ms_path path
     struct ms__device *on = &ledger->devices[device];
     uint32_t chunk = path / MS__CELL_PATHS, at = ms__cell_at(path, category);
     int64_t *cell = &on->cells[chunk]->now[at];
-    const ms_viewer *viewer = ledger->viewers;
+    const ms_peak_tracker *viewer = ledger->viewers;
     if (MS__LIKELY(viewer != NULL)) {
         ms__cell_save(&viewer->views[device], chunk, at, *cell, ledger->time);
         if (MS__UNLIKELY(viewer->next != NULL))
@@ -49,11 +49,11 @@ MS__INLINE void ms__cell_change(ms_ledger *ledger, uint32_t device, ms_path path
 MS__INLINE void ms__peaks_grow(ms_ledger *ledger, uint32_t device, ms_phase phase, ms_path running, ms_path owner)
 {
     const struct ms__device *on = &ledger->devices[device];
-    for (ms_viewer *viewer = ledger->viewers; viewer; viewer = viewer->next) {
+    for (ms_peak_tracker *viewer = ledger->viewers; viewer; viewer = viewer->next) {
         struct ms__view *view = &viewer->views[device];
         if (MS__LIKELY(on->total <= view->peak.bytes))
             continue;
-        view->peak = (ms_peak){on->total, on->now, ledger->iteration, phase, running, owner};
+        view->peak = (ms_peak){on->total, on->now, ledger->step, phase, running, owner};
         view->peak_time = view->peak_since = ledger->time;
     }
 }

@@ -21,12 +21,12 @@ static ms_sums sums_of(ms_ledger *ledger, const ms_sums *sums)
 
 ms_sums ms_ledger_now(ms_ledger *ledger, uint32_t device)
 {
-    return device < MS_DEVICES_MOST ? sums_of(ledger, &ledger->devices[device].now) : (ms_sums){{0}};
+    return device < MS_MAX_DEVICES ? sums_of(ledger, &ledger->devices[device].now) : (ms_sums){{0}};
 }
 
 ms_sums ms_ledger_outside(ms_ledger *ledger, uint32_t device)
 {
-    return device < MS_DEVICES_MOST ? sums_of(ledger, &ledger->outside[device]) : (ms_sums){{0}};
+    return device < MS_MAX_DEVICES ? sums_of(ledger, &ledger->outside[device]) : (ms_sums){{0}};
 }
 
 uint64_t ms_ledger_blocks(ms_ledger *ledger)
@@ -37,7 +37,7 @@ uint64_t ms_ledger_blocks(ms_ledger *ledger)
     return count;
 }
 
-uint64_t ms_ledger_replaced(ms_ledger *ledger)
+uint64_t ms_ledger_parameters_dropped(ms_ledger *ledger)
 {
     ms__lock(&ledger->lock);
     uint64_t count = ledger->replaced;
@@ -88,7 +88,7 @@ static const char *device_broken(ms_ledger *ledger, uint32_t device)
     return memcmp(&cells, &on->now, sizeof cells) == 0 ? NULL : "a category = sum over its cells";
 }
 
-static const char *peak_broken(const ms_ledger *ledger, const ms_viewer *viewer, uint32_t device)
+static const char *peak_broken(const ms_ledger *ledger, const ms_peak_tracker *viewer, uint32_t device)
 {
     const struct ms__device *on = &ledger->devices[device];
     const struct ms__view *view = &viewer->views[device];
@@ -108,13 +108,13 @@ static const char *peak_broken(const ms_ledger *ledger, const ms_viewer *viewer,
     return memcmp(&cells, &view->peak.sums, sizeof cells) == 0 ? NULL : "a peak's category = sum over its cells";
 }
 
-const char *ms_ledger_broken(ms_ledger *ledger)
+const char *ms_ledger_check(ms_ledger *ledger)
 {
     ms__lock(&ledger->lock);
-    const char *broken = ms__blocks_broken(&ledger->blocks);
-    for (uint32_t device = 0; !broken && device < MS_DEVICES_MOST; device++) {
+    const char *broken = ms__block_table_check(&ledger->blocks);
+    for (uint32_t device = 0; !broken && device < MS_MAX_DEVICES; device++) {
         broken = device_broken(ledger, device);
-        for (const ms_viewer *viewer = ledger->viewers; !broken && viewer; viewer = viewer->next)
+        for (const ms_peak_tracker *viewer = ledger->viewers; !broken && viewer; viewer = viewer->next)
             broken = peak_broken(ledger, viewer, device);
     }
     ms__unlock(&ledger->lock);

@@ -1,7 +1,7 @@
 /* call_ring.c - opening, closing and clearing a thread's table of calls. */
 #include "core/watch/watch.h"
 
-int ms__table_open(ms_watch *watch, struct ms__table *table, uint32_t kept)
+int ms__call_ring_open(ms_watch *watch, struct ms__call_ring *table, uint32_t kept)
 {
     table->records = ms__alloc(watch, kept * sizeof *table->records);
     if (!table->records)
@@ -12,13 +12,13 @@ int ms__table_open(ms_watch *watch, struct ms__table *table, uint32_t kept)
     return MS_OK;
 }
 
-void ms__table_close(ms_watch *watch, struct ms__table *table)
+void ms__call_ring_close(ms_watch *watch, struct ms__call_ring *table)
 {
     ms__free(watch, table->records);
     ms__free(watch, table->links);
 }
 
-void ms__table_clear(struct ms__table *table)
+void ms__call_ring_clear(struct ms__call_ring *table)
 {
     uint64_t count = MS__PEEK(table->count);
     MS__STORE(table->low, count);

@@ -30,7 +30,7 @@ struct ms__link {
  * - a record that begins after a node was made has in > that node's number, so what
  *   the writer does at the end of the ring cannot change the answer for that node.
  * origin <= low <= count <= low + kept */
-struct ms__table {
+struct ms__call_ring {
     struct ms__record *records; /* all of the ring; the system gives the pages when they are used */
     struct ms__link *links;     /* a record's, or NULL; guarded by the ledger's lock */
     uint32_t kept;              /* a power of two */
@@ -45,18 +45,18 @@ struct ms__table {
     _Atomic ms_path pending_path;
 };
 
-int ms__table_open(ms_watch *watch, struct ms__table *table, uint32_t kept);
-void ms__table_close(ms_watch *watch, struct ms__table *table);
+int ms__call_ring_open(ms_watch *watch, struct ms__call_ring *table, uint32_t kept);
+void ms__call_ring_close(ms_watch *watch, struct ms__call_ring *table);
 /* Forget every record; indices go on. */
-void ms__table_clear(struct ms__table *table);
+void ms__call_ring_clear(struct ms__call_ring *table);
 
-MS__INLINE struct ms__record *ms__table_at(const struct ms__table *table, uint64_t index)
+MS__INLINE struct ms__record *ms__call_ring_at(const struct ms__call_ring *table, uint64_t index)
 {
     return &table->records[index & (table->kept - 1)];
 }
 
 /* Nodes [from, to) cannot be placed. Keeps one range, around all that are. */
-static inline void ms__table_unsure(struct ms__table *table, uint64_t from, uint64_t to)
+static inline void ms__call_ring_unsure(struct ms__call_ring *table, uint64_t from, uint64_t to)
 {
     if (from < MS__PEEK(table->unsure_from))
         MS__STORE(table->unsure_from, from);
@@ -65,12 +65,12 @@ static inline void ms__table_unsure(struct ms__table *table, uint64_t from, uint
 }
 
 /* The index of a new record, open from `in`. */
-MS__INLINE uint64_t ms__table_push(struct ms__table *table, uint64_t in, uint64_t encloser, ms_path path)
+MS__INLINE uint64_t ms__call_ring_push(struct ms__call_ring *table, uint64_t in, uint64_t encloser, ms_path path)
 {
     uint64_t index = MS__PEEK(table->count);
     if (MS__UNLIKELY(index - MS__PEEK(table->low) >= table->kept))
         MS__STORE(table->low, index - table->kept + 1);
-    struct ms__record *record = ms__table_at(table, index);
+    struct ms__record *record = ms__call_ring_at(table, index);
     MS__STORE(record->in, in);
     MS__STORE(record->encloser, encloser);
     MS__STORE(record->len, MS__OPEN);
@@ -81,24 +81,24 @@ MS__INLINE uint64_t ms__table_push(struct ms__table *table, uint64_t in, uint64_
 
 /* Close a record. One that made no node and is the last is taken out; one that was let
  * go while it was open is no longer there. */
-MS__INLINE void ms__table_end(struct ms__table *table, uint64_t index, uint64_t out)
+MS__INLINE void ms__call_ring_end(struct ms__call_ring *table, uint64_t index, uint64_t out)
 {
     if (MS__UNLIKELY(index < MS__PEEK(table->low)))
         return;
-    struct ms__record *record = ms__table_at(table, index);
+    struct ms__record *record = ms__call_ring_at(table, index);
     uint64_t len = out - MS__PEEK(record->in);
     if (len == 0 && index + 1 == MS__PEEK(table->count)) {
         MS__STORE(table->count, index);
         return;
     }
     if (MS__UNLIKELY(len >= MS__OPEN)) {
-        ms__table_unsure(table, out - len + MS__OPEN - 1, out);
+        ms__call_ring_unsure(table, out - len + MS__OPEN - 1, out);
         len = MS__OPEN - 1;
     }
     MS__STORE(record->len, (uint32_t)len);
 }
 
-static inline bool ms__table_empty(const struct ms__table *table)
+static inline bool ms__call_ring_empty(const struct ms__call_ring *table)
 {
     return MS__PEEK(table->count) == MS__PEEK(table->origin) && MS__PEEK(table->unsure_from) == UINT64_MAX;
 }

@@ -35,7 +35,7 @@ MS__RARE void enter_unframed(ms_thread *thread, uint64_t seq)
     uint64_t unsure_to = MS__PEEK(thread->table.unsure_to);
     if (thread->unframed++ == 0)
         thread->unsure_to = unsure_to;
-    ms__table_unsure(&thread->table, seq, UINT64_MAX);
+    ms__call_ring_unsure(&thread->table, seq, UINT64_MAX);
     ms__count_lost(thread->watch);
 }
 
@@ -53,11 +53,11 @@ MS__RARE void renew(ms_thread *thread, uint64_t seq)
 {
     for (uint32_t i = thread->depth; i-- > 0;)
         if (thread->frames[i].record < MS__PENDING)
-            ms__table_end(&thread->table, thread->frames[i].record, seq);
+            ms__call_ring_end(&thread->table, thread->frames[i].record, seq);
     for (uint32_t i = 0; i < thread->depth; i++) {
         struct ms__frame *frame = &thread->frames[i];
         if (frame->record < MS__PENDING)
-            frame->record = ms__table_push(&thread->table, seq, encloser(thread, i), frame->path);
+            frame->record = ms__call_ring_push(&thread->table, seq, encloser(thread, i), frame->path);
     }
 }
 
@@ -65,7 +65,7 @@ MS__RARE void renew(ms_thread *thread, uint64_t seq)
 MS__INLINE void record(ms_thread *thread, uint32_t at)
 {
     struct ms__frame *frame = &thread->frames[at];
-    frame->record = ms__table_push(&thread->table, frame->in, encloser(thread, at), frame->path);
+    frame->record = ms__call_ring_push(&thread->table, frame->in, encloser(thread, at), frame->path);
 }
 
 /* Renew what is open if the ring is about to come round to it, and say when to ask again. */
@@ -123,7 +123,7 @@ MS__INLINE struct ms__frame *pop(ms_thread *thread, enum ms__kind kind, uint64_t
         return NULL;
     }
     if (MS__UNLIKELY(!thread->depth || thread->frames[thread->depth - 1].kind != kind)) {
-        *error = MS_EEMPTY;
+        *error = MS_EUNBALANCED;
         return NULL;
     }
     return &thread->frames[--thread->depth];
@@ -140,7 +140,7 @@ int ms_call_enter(ms_thread *thread, ms_path path, uint64_t seq)
     record(thread, thread->depth - 1);
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (MS__UNLIKELY(ledger != NULL))
-        ms__moment_call_enter(ledger, thread, path);
+        ms__on_call_enter(ledger, thread, path);
     return MS_OK;
 }
 
@@ -157,11 +157,11 @@ int ms_call_leave(ms_thread *thread, uint64_t seq)
     const struct ms__frame *frame = pop(thread, MS__CALL, seq, &error);
     if (MS__UNLIKELY(!frame))
         return error;
-    ms__table_end(&thread->table, frame->record, seq);
+    ms__call_ring_end(&thread->table, frame->record, seq);
     end_steps(thread);
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (MS__UNLIKELY(ledger != NULL))
-        ms__moment_call_leave(ledger, thread);
+        ms__on_call_leave(ledger, thread);
     return MS_OK;
 }
 
@@ -172,10 +172,10 @@ MS__RARE ms_path path_by_any(ms_watch *watch, uint64_t number)
     bool first = true;
     pthread_mutex_lock(&watch->lock);
     for (ms_thread *thread = watch->threads; thread; thread = thread->next) {
-        if (ms__table_empty(&thread->table))
+        if (ms__call_ring_empty(&thread->table))
             continue;
         uint64_t hint = 0, from, record;
-        ms_path path = ms__table_find(&thread->table, number, &hint, &from, &record);
+        ms_path path = ms__call_ring_find(&thread->table, number, &hint, &from, &record);
         answer = first || answer == path ? path : MS_UNKNOWN;
         first = false;
     }
@@ -216,7 +216,7 @@ MS__INLINE ms_path path_of_node(ms_thread *thread, uint64_t maker, uint64_t numb
         return thread->found_path;
     }
     uint64_t from;
-    path = ms__table_find(&thread->maker->table, number, &thread->hint, &from, record);
+    path = ms__call_ring_find(&thread->maker->table, number, &thread->hint, &from, record);
     /* Ended threads are let go by giving their table to a new one. */
     if (MS__UNLIKELY(MS__LOAD(thread->maker->id) != maker)) {
         thread->maker_id = MS__NOBODY;
@@ -265,9 +265,9 @@ int ms_node_enter(ms_thread *thread, uint64_t maker, uint64_t number, uint64_t s
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (MS__UNLIKELY(ledger != NULL) && error == MS_OK) {
         if (number == MS_NO_NUMBER)
-            ms__moment_node_enter_as(ledger, thread);
+            ms__on_node_enter_as(ledger, thread);
         else
-            ms__moment_node_enter(ledger, thread, record == MS__NONE ? NULL : thread->maker, record);
+            ms__on_node_enter(ledger, thread, record == MS__NONE ? NULL : thread->maker, record);
     }
     return error;
 }
@@ -277,7 +277,7 @@ int ms_node_enter_as(ms_thread *thread, ms_path path, uint64_t seq)
     int error = enter_node(thread, path, seq);
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (ledger && error == MS_OK)
-        ms__moment_node_enter_as(ledger, thread);
+        ms__on_node_enter_as(ledger, thread);
     return error;
 }
 
@@ -298,7 +298,7 @@ MS__INLINE void node_left(ms_thread *thread)
     end_steps(thread);
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (MS__UNLIKELY(ledger != NULL))
-        ms__moment_node_leave(ledger, thread);
+        ms__on_node_leave(ledger, thread);
 }
 
 int ms_node_leave(ms_thread *thread, uint64_t seq)
@@ -324,21 +324,21 @@ int ms_node_leave(ms_thread *thread, uint64_t seq)
         thread->pending--;
         announce_below(thread);
     } else {
-        ms__table_end(&thread->table, frame->record, seq);
+        ms__call_ring_end(&thread->table, frame->record, seq);
     }
     node_left(thread);
     return MS_OK;
 }
 
-int ms_hold_enter(ms_thread *thread, ms_path path)
+int ms_override_enter(ms_thread *thread, ms_path path)
 {
-    return push(thread, MS__HOLD, path, UINT64_MAX, MS__NONE) ? MS_OK : MS_ENOMEM;
+    return push(thread, MS__OVERRIDE, path, UINT64_MAX, MS__NONE) ? MS_OK : MS_ENOMEM;
 }
 
-int ms_hold_leave(ms_thread *thread)
+int ms_override_leave(ms_thread *thread)
 {
     int error;
-    pop(thread, MS__HOLD, 0, &error);
+    pop(thread, MS__OVERRIDE, 0, &error);
     end_steps(thread);
     return error;
 }
@@ -354,20 +354,20 @@ ms_path ms_node_path(ms_watch *watch, uint64_t maker, uint64_t number)
     if (!thread)
         return gone ? MS_UNKNOWN : MS_GLOBAL;
     uint64_t hint = 0, from, record;
-    ms_path path = ms__table_find(&thread->table, number, &hint, &from, &record);
+    ms_path path = ms__call_ring_find(&thread->table, number, &hint, &from, &record);
     return atomic_load_explicit(&thread->id, memory_order_acquire) == maker ? path : MS_UNKNOWN;
 }
 
-void ms_step_enter(ms_thread *thread)
+void ms_optimizer_enter(ms_thread *thread)
 {
     if (thread->steps_open++ == 0)
         thread->step_at = thread->depth + 1;
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (ledger)
-        ms__moment_step(ledger, thread, false);
+        ms__on_optimizer_step(ledger, thread, false);
 }
 
-void ms_step_leave(ms_thread *thread)
+void ms_optimizer_leave(ms_thread *thread)
 {
     if (!thread->steps_open)
         return;
@@ -375,7 +375,7 @@ void ms_step_leave(ms_thread *thread)
         thread->step_at = 0;
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (ledger)
-        ms__moment_step(ledger, thread, true);
+        ms__on_optimizer_step(ledger, thread, true);
 }
 
 ms_phase ms_thread_phase(const ms_thread *thread)
@@ -395,7 +395,7 @@ static bool ends_context(const ms_thread *thread, uint32_t i)
     if (i + 1 == thread->depth)
         return true;
     uint32_t kind = thread->frames[i].kind, next = thread->frames[i + 1].kind;
-    return next == MS__NODE || (next == MS__HOLD && kind == MS__CALL);
+    return next == MS__NODE || (next == MS__OVERRIDE && kind == MS__CALL);
 }
 
 size_t ms_thread_contexts(const ms_thread *thread, ms_path *paths, size_t room)
@@ -416,16 +416,16 @@ size_t ms_thread_depth(const ms_thread *thread)
     return thread->depth + thread->unframed;
 }
 
-const char *ms__thread_broken(const ms_thread *thread)
+const char *ms__thread_check(const ms_thread *thread)
 {
-    const struct ms__table *table = &thread->table;
+    const struct ms__call_ring *table = &thread->table;
     uint64_t origin = atomic_load(&table->origin), low = atomic_load(&table->low), count = atomic_load(&table->count);
     if (origin > low || low > count || count - low > table->kept)
         return "origin <= low <= count <= low + kept";
     for (uint64_t i = low; i < count; i++) {
-        const struct ms__record *record = ms__table_at(table, i);
+        const struct ms__record *record = ms__call_ring_at(table, i);
         uint64_t outer = atomic_load(&record->encloser);
-        if (i > low && atomic_load(&record->in) < atomic_load(&ms__table_at(table, i - 1)->in))
+        if (i > low && atomic_load(&record->in) < atomic_load(&ms__call_ring_at(table, i - 1)->in))
             return "records are sorted by where they begin";
         if (outer != MS__NONE && outer >= i)
             return "an encloser stands before what it encloses";

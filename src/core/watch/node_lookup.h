@@ -7,11 +7,11 @@
 #include "core/watch/watch.h"
 
 /* The last record with in <= number among [from, to); from - 1 if there is none. */
-MS__RARE uint64_t search(const struct ms__table *table, uint64_t number, uint64_t from, uint64_t to)
+MS__RARE uint64_t search(const struct ms__call_ring *table, uint64_t number, uint64_t from, uint64_t to)
 {
     while (from < to) {
         uint64_t middle = from + (to - from) / 2;
-        if (MS__LOAD(ms__table_at(table, middle)->in) <= number)
+        if (MS__LOAD(ms__call_ring_at(table, middle)->in) <= number)
             from = middle + 1;
         else
             to = middle;
@@ -22,30 +22,30 @@ MS__RARE uint64_t search(const struct ms__table *table, uint64_t number, uint64_
 /* The last record with in <= number among [low, count), or low - 1 if there is none.
  * Backward walks the numbers down, so it is mostly the record found last or one just
  * before it: look there first. */
-MS__INLINE uint64_t last_before(const struct ms__table *table, uint64_t number, uint64_t low, uint64_t count,
+MS__INLINE uint64_t last_before(const struct ms__call_ring *table, uint64_t number, uint64_t low, uint64_t count,
                                 uint64_t hint)
 {
     if (MS__UNLIKELY(hint - low >= count - low))
         return search(table, number, low, count);
-    if (MS__LOAD(ms__table_at(table, hint)->in) <= number) {
-        if (hint + 1 == count || MS__LOAD(ms__table_at(table, hint + 1)->in) > number)
+    if (MS__LOAD(ms__call_ring_at(table, hint)->in) <= number) {
+        if (hint + 1 == count || MS__LOAD(ms__call_ring_at(table, hint + 1)->in) > number)
             return hint;
         return search(table, number, hint + 1, count);
     }
     for (int step = 0; step < 4 && hint > low; step++)
-        if (MS__LOAD(ms__table_at(table, --hint)->in) <= number)
+        if (MS__LOAD(ms__call_ring_at(table, --hint)->in) <= number)
             return hint;
     return search(table, number, low, hint);
 }
 
 /* Whose `number` is, going out from record `at`, the last that begins at or before it. What
  * lies between the last inner record's end and `number` is whose `number` is. */
-MS__INLINE ms_path owner(const struct ms__table *table, uint64_t number, uint64_t at, uint64_t low, uint64_t *from,
+MS__INLINE ms_path owner(const struct ms__call_ring *table, uint64_t number, uint64_t at, uint64_t low, uint64_t *from,
                          uint64_t *lowest)
 {
     for (uint64_t inner_end = 0;;) {
         *lowest = at;
-        const struct ms__record *record = ms__table_at(table, at);
+        const struct ms__record *record = ms__call_ring_at(table, at);
         uint64_t in = MS__LOAD(record->in);
         uint32_t len = MS__LOAD(record->len);
         *from = in > inner_end ? in : inner_end;
@@ -66,8 +66,8 @@ MS__INLINE ms_path owner(const struct ms__table *table, uint64_t number, uint64_
 /* Whose node `number` is. `hint` is where to look first and is updated. All numbers
  * [*from, number] have the same answer, now and for ever, if it is not MS_UNKNOWN. *record is
  * its call's, or MS__NONE. */
-MS__INLINE ms_path ms__table_find(const struct ms__table *table, uint64_t number, uint64_t *hint, uint64_t *from,
-                                  uint64_t *record)
+MS__INLINE ms_path ms__call_ring_find(const struct ms__call_ring *table, uint64_t number, uint64_t *hint,
+                                      uint64_t *from, uint64_t *record)
 {
     *from = number;
     *record = MS__NONE;

@@ -1,6 +1,6 @@
 /* watch.c - a watch, its memory and its threads. */
-#include "core/ledger/call_events.h"
 #include "core/watch/watch.h"
+#include "core/ledger/call_events.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -77,7 +77,7 @@ ms_watch *ms_watch_open(const ms_options *options)
 static void free_thread(ms_watch *watch, ms_thread *thread)
 {
     if (thread->table.records)
-        ms__table_close(watch, &thread->table);
+        ms__call_ring_close(watch, &thread->table);
     ms__seat_free(thread);
     ms__free(watch, thread->frames);
     ms__free(watch, thread);
@@ -101,7 +101,7 @@ void ms_watch_close(ms_watch *watch)
         free(watch);
 }
 
-uint64_t ms_lost(const ms_watch *watch)
+uint64_t ms_watch_lost(const ms_watch *watch)
 {
     return atomic_load_explicit(&watch->lost, memory_order_relaxed);
 }
@@ -128,7 +128,7 @@ static ms_thread *take_ended(ms_watch *watch)
     ms_thread *thread = watch->ended_first;
     if (!thread)
         return NULL;
-    bool empty = ms__table_empty(&thread->table);
+    bool empty = ms__call_ring_empty(&thread->table);
     if (!empty && watch->ended_count <= watch->options.threads_kept)
         return NULL;
     watch->ended_first = thread->ended;
@@ -139,7 +139,7 @@ static ms_thread *take_ended(ms_watch *watch)
     thread->ended = NULL;
     /* A reader that is in this table sees the id change before the records do. */
     atomic_store_explicit(&thread->id, 0, memory_order_release);
-    ms__table_clear(&thread->table);
+    ms__call_ring_clear(&thread->table);
     return thread;
 }
 
@@ -151,7 +151,7 @@ static ms_thread *new_thread(ms_watch *watch)
     memset(thread, 0, sizeof *thread);
     thread->watch = watch;
     thread->number = ++watch->thread_count;
-    if (ms__table_open(watch, &thread->table, watch->options.calls_kept) != MS_OK) {
+    if (ms__call_ring_open(watch, &thread->table, watch->options.calls_kept) != MS_OK) {
         ms__free(watch, thread);
         return NULL;
     }
@@ -193,7 +193,7 @@ void ms_thread_close(ms_thread *thread)
     MS__STORE(thread->table.pending_in, UINT64_MAX);
     thread->open = false;
     /* What made no node is taken first: it goes to the front of the line. */
-    bool empty = ms__table_empty(&thread->table);
+    bool empty = ms__call_ring_empty(&thread->table);
     if (empty || !watch->ended_last) {
         thread->ended = watch->ended_first;
         watch->ended_first = thread;

@@ -39,7 +39,7 @@ void ms__paths_close(ms_watch *watch);
 uint32_t ms__path_nth(const ms_watch *watch, ms_path path);
 
 /* ---- threads ---- */
-enum ms__kind { MS__CALL, MS__NODE, MS__HOLD };
+enum ms__kind { MS__CALL, MS__NODE, MS__OVERRIDE };
 
 struct ms__frame {
     uint64_t record; /* index, or one of the words below */
@@ -64,7 +64,7 @@ struct ms_thread {
     uint32_t unframed;      /* entered without a frame, for want of memory; always the innermost */
     uint64_t unsure_to;     /* where those ended so far */
     uint64_t look_ahead_at; /* the table's count at which the ring may soon come round to what is open */
-    struct ms__table table;
+    struct ms__call_ring table;
 
     /* Whose nodes this thread ran last, where they were found, and what was found:
      * [found_from, found_from + found_span] of that maker are found_path's. */
@@ -90,17 +90,17 @@ struct ms_watch {
     struct ms__paths paths;
     _Atomic uint64_t lost;
     pthread_mutex_t lock;
-    ms_thread *threads;                                  /* guarded by lock */
-    ms_thread *ended_first;                              /* guarded by lock */
-    ms_thread *ended_last;                               /* guarded by lock */
-    uint32_t ended_count;                                /* guarded by lock */
-    uint64_t let_go;                                     /* ended threads whose calls were let go; guarded by lock */
-    _Atomic(ms_ledger *) ledger;                         /* the one attached, or NULL; written with lock held */
-    ms_ledger *closed_ledgers;                           /* guarded by lock */
-    ms_ledger *locked_ledger;                            /* around fork */
-    uint64_t rounds;                                     /* guarded by the attached ledger's lock */
-    uint32_t thread_count;                               /* guarded by lock */
-    char device_names[MS_DEVICES_MOST][MS__DEVICE_NAME]; /* guarded by lock */
+    ms_thread *threads;                                 /* guarded by lock */
+    ms_thread *ended_first;                             /* guarded by lock */
+    ms_thread *ended_last;                              /* guarded by lock */
+    uint32_t ended_count;                               /* guarded by lock */
+    uint64_t let_go;                                    /* ended threads whose calls were let go; guarded by lock */
+    _Atomic(ms_ledger *) ledger;                        /* the one attached, or NULL; written with lock held */
+    ms_ledger *closed_ledgers;                          /* guarded by lock */
+    ms_ledger *locked_ledger;                           /* around fork */
+    uint64_t rounds;                                    /* guarded by the attached ledger's lock */
+    uint32_t thread_count;                              /* guarded by lock */
+    char device_names[MS_MAX_DEVICES][MS__DEVICE_NAME]; /* guarded by lock */
 };
 
 MS__INLINE ms_phase ms__phase(const ms_thread *thread)
@@ -124,6 +124,6 @@ void ms__thread_settle(ms_thread *thread);
 /* The thread with this id, or NULL; *gone says whether it was let go. */
 ms_thread *ms__thread_find(ms_watch *watch, uint64_t id, bool *gone);
 /* NULL if every invariant of the thread holds, else what is broken. For tests. */
-const char *ms__thread_broken(const ms_thread *thread);
+const char *ms__thread_check(const ms_thread *thread);
 
 #endif

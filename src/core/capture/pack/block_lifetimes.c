@@ -1,6 +1,6 @@
 /* block_lifetimes.c - a stretch of a capture as stays: what each block was from one tick to another. */
-#include "core/capture/read/slot_map.h"
 #include "core/capture/pack/pack.h"
+#include "core/capture/read/slot_map.h"
 
 enum { TIME_MOST_BITS = 53 }; /* a page's numbers are exact up to there */
 
@@ -84,13 +84,13 @@ static bool room_for_stay(struct ms__packer *packer)
 }
 
 /* The block is this from now on; its stay before, if there is one, ends. */
-static struct ms__stay *begin_stay(struct ms__packer *packer, const ms_held *block)
+static struct ms__stay *begin_stay(struct ms__packer *packer, const ms_captured_block *block)
 {
     if (!room_for_stay(packer))
         return NULL;
     struct ms__stay *stay = &packer->stays[packer->count];
     *stay = (struct ms__stay){.bytes = block->bytes,
-                              .epoch = block->epoch,
+                              .since_event = block->since_event,
                               .begin = packer->tick,
                               .path = block->path,
                               .what = ms__what(block->category, block->outside, block->phase),
@@ -99,7 +99,7 @@ static struct ms__stay *begin_stay(struct ms__packer *packer, const ms_held *blo
     return stay;
 }
 
-static int begin_old(struct ms__packer *packer, const ms_held *block)
+static int begin_old(struct ms__packer *packer, const ms_captured_block *block)
 {
     struct ms__stay *stay = begin_stay(packer, block);
     if (!stay)
@@ -107,12 +107,12 @@ static int begin_old(struct ms__packer *packer, const ms_held *block)
     uint64_t step = packer->cursor->state.step;
     stay->old = true;
     stay->steps_ago = step - least(block->step, step);
-    stay->ago = packer->time - least(block->born, packer->time);
+    stay->ago = packer->time - least(block->made_at, packer->time);
     return MS_OK;
 }
 
 /* Go on with the block of the stay `before`, which ends here. */
-static int begin_again(struct ms__packer *packer, const ms_held *block, uint32_t before)
+static int begin_again(struct ms__packer *packer, const ms_captured_block *block, uint32_t before)
 {
     struct ms__stay *stay = begin_stay(packer, block);
     if (!stay)
@@ -130,14 +130,14 @@ static void end_stay(struct ms__packer *packer, uint32_t slot)
     ms__map_take(&packer->open, at);
 }
 
-/* The stay is this, and so are those before it that are of the same epoch. */
+/* The stay is this, and so are those before it that are of the same since_event. */
 static void claim_stay(struct ms__stay *stay, uint8_t category, ms_path path)
 {
-    uint64_t epoch = stay->epoch;
+    uint64_t since_event = stay->since_event;
     for (;; stay -= stay->again) {
         stay->what = (uint8_t)((stay->what & ~MS__WHAT_CATEGORY) | category);
         stay->path = path;
-        if (!stay->again || stay[-(ptrdiff_t)stay->again].epoch != epoch)
+        if (!stay->again || stay[-(ptrdiff_t)stay->again].since_event != since_event)
             return;
     }
 }
@@ -146,7 +146,7 @@ static void claim_stay(struct ms__stay *stay, uint8_t category, ms_path path)
 static int claim(struct ms__packer *packer, const ms_event *event)
 {
     uint32_t at = ms__map_get(&packer->open, event->slot);
-    if (event->fresh)
+    if (event->from_now_on)
         return begin_again(packer, ms__state_block(&packer->cursor->state, event->slot), at);
     claim_stay(&packer->stays[at], event->category, event->path);
     return MS_OK;
@@ -168,7 +168,7 @@ static int take_event(struct ms__packer *packer, const ms_event *event)
         return MS_OK;
     case MS_OP_CLAIM:
         return claim(packer, event);
-    case MS_OP_WHERE:
+    case MS_OP_POSITION:
     case MS_OP_THREAD:
         return noted(note_running(packer));
     case MS_OP_STEP:
@@ -189,14 +189,15 @@ static bool note_key(struct ms__packer *packer)
 {
     bool same_step = packer->tick && packer->step == packer->cursor->state.step;
     bool done = note_time(packer) && note_jump(packer) && (same_step || note_step(packer)) && note_running(packer);
-    for (uint32_t device = 0; device < MS_DEVICES_MOST; device++)
+    for (uint32_t device = 0; device < MS_MAX_DEVICES; device++)
         done = done && note_reserved(packer, device);
     return done;
 }
 
-static bool is_same_block(const struct ms__stay *stay, const ms_held *block)
+static bool is_same_block(const struct ms__stay *stay, const ms_captured_block *block)
 {
-    return block && stay->epoch == block->epoch && stay->bytes == block->bytes && stay->device == block->device;
+    return block && stay->since_event == block->since_event && stay->bytes == block->bytes &&
+           stay->device == block->device;
 }
 
 /* What the key frame does not know ends. */
@@ -213,7 +214,7 @@ static void end_unknown(struct ms__packer *packer)
     }
 }
 
-static int take_block(struct ms__packer *packer, const ms_held *block)
+static int take_block(struct ms__packer *packer, const ms_captured_block *block)
 {
     uint32_t at = ms__map_get(&packer->open, block->slot);
     if (at == MS__MAP_NONE)
@@ -241,10 +242,10 @@ static void claims_of(struct ms__packer *packer, const struct ms__chunk *chunk, 
     struct ms__raw raw;
     ms__scan_open(&scan, chunk, packer->later.bytes);
     while (scan.left && ms__scan_next(&scan, &raw)) {
-        if (raw.event.op != MS_OP_CLAIM || raw.event.fresh || raw.event.number < since)
+        if (raw.event.op != MS_OP_CLAIM || raw.event.from_now_on || raw.event.number < since)
             continue;
         uint32_t at = ms__map_get(&packer->open, raw.event.slot);
-        if (at != MS__MAP_NONE && packer->stays[at].epoch == raw.event.number - raw.age)
+        if (at != MS__MAP_NONE && packer->stays[at].since_event == raw.event.number - raw.age)
             claim_stay(&packer->stays[at], raw.what, ms__path_known(packer->reader, raw.event.path));
     }
 }
@@ -254,8 +255,8 @@ static uint64_t newest_open(const struct ms__packer *packer)
     uint64_t newest = 0;
     for (size_t i = 0; packer->open.count && i <= packer->open.mask; i++) {
         uint64_t entry = packer->open.slots[i];
-        if (entry && packer->stays[(uint32_t)entry - 1].epoch > newest)
-            newest = packer->stays[(uint32_t)entry - 1].epoch;
+        if (entry && packer->stays[(uint32_t)entry - 1].since_event > newest)
+            newest = packer->stays[(uint32_t)entry - 1].since_event;
     }
     return newest;
 }
@@ -285,7 +286,7 @@ static size_t open_chunk(const ms_cursor *cursor)
     return cursor->at ? cursor->at - 1 : 0;
 }
 
-/* The next event, or the key frame after a loss, and what it changes. MS_EABSENT at the end. */
+/* The next event, or the key frame after a loss, and what it changes. MS_EEND at the end. */
 static int take_next(struct ms__packer *packer)
 {
     ms_cursor *cursor = packer->cursor;
@@ -295,7 +296,7 @@ static int take_next(struct ms__packer *packer)
     int next = ms__cursor_next(cursor, &raw), error = MS_OK;
     if (next == MS__AT_KEY)
         error = heed_later(packer, from, cursor->at - 1, moment);
-    else if (next == MS_EABSENT && cursor->stuck)
+    else if (next == MS_EEND && cursor->stuck)
         error = heed_later(packer, from, cursor->at, moment);
     if (error || next < 0)
         return error ? error : next;
@@ -313,5 +314,5 @@ int ms__packer_walk(struct ms__packer *packer, uint64_t last)
         error = take_next(packer);
     if (!error)
         return heed_later(packer, open_chunk(packer->cursor), packer->reader->count, packer->cursor->moment);
-    return error == MS_EABSENT ? MS_OK : error;
+    return error == MS_EEND ? MS_OK : error;
 }

@@ -6,7 +6,7 @@
 
 /* What a block was from one tick to another. */
 struct ms__stay {
-    uint64_t bytes, epoch;
+    uint64_t bytes, since_event;
     uint64_t steps_ago, ago; /* if it is old */
     uint32_t begin, lasted;  /* ticks; lasted 0: to the last */
     uint32_t again;          /* how many stays before it is its block's one before; 0: there is none */
@@ -31,7 +31,7 @@ struct ms__packer {
     uint64_t time, step;
     ms_phase phase; /* that is running... */
     ms_path path;   /* ...and where */
-    uint64_t reserved[MS_DEVICES_MOST];
+    uint64_t reserved[MS_MAX_DEVICES];
     struct ms__buffer later; /* a chunk that is looked through for claims */
     struct ms__column columns[MS_PACK_COLUMNS];
 };

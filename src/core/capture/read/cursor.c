@@ -2,6 +2,7 @@
 #include "core/capture/read/slot_map.h"
 
 #define NO_CHUNK SIZE_MAX
+enum { NO_KEY_FRAME = 2 }; /* beside the error codes, which are negative, and MS_JUMPED */
 
 /* Nothing is known. */
 static void forget(ms_cursor *cursor)
@@ -67,14 +68,14 @@ static int open_events(ms_cursor *cursor, struct ms__chunk *chunk)
     return MS_OK;
 }
 
-/* Come to where there is an event to read: MS_EABSENT if there is none. With `over`, what is lost or damaged is passed
+/* Come to where there is an event to read: MS_EEND if there is none. With `over`, what is lost or damaged is passed
  * over, to a key frame (MS__AT_KEY); else it is the end. */
 static int come_to_event(ms_cursor *cursor, bool over)
 {
     const ms_reader *reader = cursor->reader;
     while (!cursor->scan.left) {
         if (cursor->at == reader->count)
-            return MS_EABSENT;
+            return MS_EEND;
         struct ms__chunk *chunk = &reader->chunks[cursor->at];
         bool on = follows(cursor, chunk);
         int error = MS_OK;
@@ -83,7 +84,7 @@ static int come_to_event(ms_cursor *cursor, bool over)
         else if (!on)
             error = over && chunk->key && !chunk->bad ? load(cursor, chunk) : MS_EFORMAT;
         if (error == MS_EFORMAT && !over)
-            return MS_EABSENT;
+            return MS_EEND;
         if (error && error != MS_EFORMAT)
             return error;
         cursor->stuck |= error == MS_EFORMAT;
@@ -170,7 +171,7 @@ static int run(ms_cursor *cursor, struct limit limit)
     while (cursor->moment < limit.moment) {
         int error = come_to_event(cursor, false);
         if (error)
-            return error == MS_EABSENT ? MS_OK : error;
+            return error == MS_EEND ? MS_OK : error;
         struct ms__scan before = cursor->scan;
         struct ms__raw raw;
         if (!ms__scan_next(&cursor->scan, &raw)) {
@@ -220,13 +221,13 @@ static int begin_at(ms_cursor *cursor, size_t index)
     return error;
 }
 
-/* Begin at this key frame, or the last one before it that is good. MS_EABSENT if there is none. */
+/* Begin at this key frame, or the last one before it that is good. NO_KEY_FRAME if there is none. */
 static int begin_before(ms_cursor *cursor, size_t index)
 {
     int error = MS_EFORMAT;
     for (; index != NO_CHUNK && error == MS_EFORMAT; index = key_before(cursor->reader, index))
         error = begin_at(cursor, index);
-    return error == MS_EFORMAT ? MS_EABSENT : error;
+    return error == MS_EFORMAT ? NO_KEY_FRAME : error;
 }
 
 /* Begin at the first key frame that is good; nowhere if there is none. */
@@ -259,7 +260,7 @@ int ms_cursor_seek(ms_cursor *cursor, uint64_t moment)
     size_t key = key_before(reader, chunk_after(reader, moment));
     if (!goes_from_here(cursor, moment, key)) {
         int error = begin_before(cursor, key);
-        if (error == MS_EABSENT)
+        if (error == NO_KEY_FRAME)
             return begin_first(cursor);
         if (error)
             return error;
@@ -287,34 +288,34 @@ int ms_cursor_seek_step(ms_cursor *cursor, uint64_t step)
     int error = begin_before(cursor, key);
     if (!error)
         error = run(cursor, (struct limit){UINT64_MAX, UINT64_MAX, step});
-    if (!error && cursor->state.step != step)
-        error = MS_EABSENT;
+    if (error == NO_KEY_FRAME || (!error && cursor->state.step != step))
+        error = MS_ENOSTEP;
     return error;
 }
 
 /* ---- later claims ---- */
 
-/* An epoch names a block only together with its slot: the next one in the slot has a later one. */
+/* An since_event names a block only together with its slot: the next one in the slot has a later one. */
 static void settle_by(ms_cursor *cursor, struct ms__scan *scan, uint64_t newest)
 {
     struct ms__raw raw;
     while (scan->left && ms__scan_next(scan, &raw)) {
-        if (raw.event.op != MS_OP_CLAIM || raw.event.fresh)
+        if (raw.event.op != MS_OP_CLAIM || raw.event.from_now_on)
             continue;
-        uint64_t epoch = raw.event.number - raw.age;
-        ms_held *block = epoch <= newest ? ms__state_block(&cursor->state, raw.event.slot) : NULL;
-        if (block && block->epoch == epoch)
+        uint64_t since_event = raw.event.number - raw.age;
+        ms_captured_block *block = since_event <= newest ? ms__state_block(&cursor->state, raw.event.slot) : NULL;
+        if (block && block->since_event == since_event)
             ms__state_claim(&cursor->state, block, raw.what, ms__path_known(cursor->reader, raw.event.path));
     }
 }
 
-int ms_cursor_settle(ms_cursor *cursor)
+int ms_cursor_apply_later_claims(ms_cursor *cursor)
 {
     ms_reader *reader = cursor->reader;
     uint64_t newest = 0;
     for (size_t i = 0; i < cursor->state.count; i++)
-        if (cursor->state.blocks[i].epoch > newest)
-            newest = cursor->state.blocks[i].epoch;
+        if (cursor->state.blocks[i].since_event > newest)
+            newest = cursor->state.blocks[i].since_event;
     if (cursor->settled || cursor->state.ahead)
         return MS_OK;
     cursor->settled = true;
@@ -335,7 +336,7 @@ int ms_cursor_settle(ms_cursor *cursor)
     return MS_OK;
 }
 
-int ms_cursor_foresee(ms_cursor *cursor)
+int ms_cursor_load_later_claims(ms_cursor *cursor)
 {
     struct ms__state *state = &cursor->state;
     if (cursor->settled)
@@ -347,10 +348,10 @@ int ms_cursor_foresee(ms_cursor *cursor)
         return error;
     state->ahead = &cursor->ahead;
     for (size_t i = 0; i < state->count; i++) {
-        ms_held *block = &state->blocks[i];
+        ms_captured_block *block = &state->blocks[i];
         uint8_t category = block->category;
         ms_path path = block->path;
-        ms__ahead_tell(state->ahead, block->epoch, block->slot, &category, &path);
+        ms__ahead_tell(state->ahead, block->since_event, block->slot, &category, &path);
         ms__state_claim(state, block, category, path);
     }
     return MS_OK;
@@ -397,13 +398,13 @@ uint64_t ms_cursor_step(const ms_cursor *cursor)
     return cursor->state.step;
 }
 
-uint64_t ms_cursor_optimized(const ms_cursor *cursor)
+uint64_t ms_cursor_optimizer_steps(const ms_cursor *cursor)
 {
-    return cursor->state.optimized;
+    return cursor->state.optimizer_steps;
 }
 
 /* The first event has number 0 or 1, and there is a key frame before it. */
-bool ms_cursor_unsure(const ms_cursor *cursor)
+bool ms_cursor_is_lower_bound(const ms_cursor *cursor)
 {
     const ms_reader *reader = cursor->reader;
     if (!cursor->known || cursor->state.lost || !reader->chunks[0].key || reader->chunks[0].event > 1)
@@ -420,12 +421,12 @@ bool ms_cursor_unsure(const ms_cursor *cursor)
 
 ms_sums ms_cursor_now(const ms_cursor *cursor, uint32_t device)
 {
-    return device < MS_DEVICES_MOST ? cursor->state.now[device] : (ms_sums){{0}};
+    return device < MS_MAX_DEVICES ? cursor->state.now[device] : (ms_sums){{0}};
 }
 
 uint64_t ms_cursor_reserved(const ms_cursor *cursor, uint32_t device)
 {
-    return device < MS_DEVICES_MOST ? cursor->state.reserved[device] : 0;
+    return device < MS_MAX_DEVICES ? cursor->state.reserved[device] : 0;
 }
 
 uint64_t ms_cursor_blocks(const ms_cursor *cursor)
@@ -433,7 +434,7 @@ uint64_t ms_cursor_blocks(const ms_cursor *cursor)
     return cursor->state.count;
 }
 
-bool ms_cursor_block(const ms_cursor *cursor, uint32_t *at, ms_held *held)
+bool ms_cursor_block(const ms_cursor *cursor, uint32_t *at, ms_captured_block *held)
 {
     if (*at >= cursor->state.count)
         return false;

@@ -36,7 +36,7 @@ MS__INLINE bool get_device(struct ms__scan *scan, struct ms__raw *raw)
 {
     uint64_t device = ms__get_varint(&scan->bytes);
     scan->device = raw->event.device = (uint32_t)device;
-    return device < MS_DEVICES_MOST;
+    return device < MS_MAX_DEVICES;
 }
 
 MS__INLINE bool get_add(struct ms__scan *scan, struct ms__raw *raw)
@@ -59,7 +59,7 @@ static bool get_claim(struct ms__scan *scan, struct ms__raw *raw)
     raw->what = ms__get_byte(&scan->bytes);
     good &= get_path(scan, raw);
     raw->age = ms__get_varint(&scan->bytes);
-    raw->event.fresh = raw->bits & MS__CLAIM_FRESH;
+    raw->event.from_now_on = raw->bits & MS__CLAIM_FRESH;
     return good && raw->what < MS_CATEGORY_COUNT && raw->age <= raw->event.number && !(raw->bits & ~MS__CLAIM_FRESH);
 }
 
@@ -90,15 +90,15 @@ MS__INLINE bool get_operands(struct ms__scan *scan, struct ms__raw *raw)
         return get_slot(scan, raw) && !raw->bits;
     case MS_OP_CLAIM:
         return get_claim(scan, raw);
-    case MS_OP_WHERE:
-        raw->event.phase = raw->bits >> MS__WHERE_PHASE;
+    case MS_OP_POSITION:
+        raw->event.phase = raw->bits >> MS__POSITION_PHASE;
         return get_path(scan, raw) && raw->event.phase <= MS_OPTIMIZER;
     case MS_OP_THREAD:
         return get_thread(scan, raw);
     case MS_OP_STEP:
         raw->event.bytes = ms__get_varint(&scan->bytes);
         return !raw->bits;
-    case MS_OP_OPTIMIZED:
+    case MS_OP_OPTIMIZER_STEP:
         return !raw->bits;
     case MS_OP_RESERVED:
         if (!get_device(scan, raw))

@@ -312,12 +312,12 @@ void ms_reader_close(ms_reader *reader)
     ms__reader_free(&last, reader);
 }
 
-ms_reader_figures ms_reader_now(const ms_reader *reader)
+ms_reader_status ms_reader_get_status(const ms_reader *reader)
 {
-    return (ms_reader_figures){.bytes = reader->bytes,
-                               .damaged = reader->damaged,
-                               .events = reader->events,
-                               .lost = reader->lost,
-                               .duration = reader->duration,
-                               .ended = reader->ended};
+    return (ms_reader_status){.bytes = reader->bytes,
+                              .damaged = reader->damaged,
+                              .events = reader->events,
+                              .lost = reader->lost,
+                              .duration = reader->duration,
+                              .ended = reader->ended};
 }

@@ -6,20 +6,20 @@
 enum { NEAR = 8 }; /* places to look on from the last one, before it is searched for */
 
 /* ---- finding ---- */
-static int compare(const struct ms__later *later, uint64_t epoch, uint32_t slot)
+static int compare(const struct ms__later *later, uint64_t since_event, uint32_t slot)
 {
-    if (later->epoch != epoch)
-        return later->epoch < epoch ? -1 : 1;
+    if (later->since_event != since_event)
+        return later->since_event < since_event ? -1 : 1;
     return (later->slot > slot) - (later->slot < slot);
 }
 
 /* The first that is not before this one, or their number. */
-static size_t search(const struct ms__ahead *ahead, uint64_t epoch, uint32_t slot)
+static size_t search(const struct ms__ahead *ahead, uint64_t since_event, uint32_t slot)
 {
     size_t from = 0, to = ahead->count;
     while (from < to) {
         size_t middle = from + (to - from) / 2;
-        if (compare(&ahead->all[middle], epoch, slot) < 0)
+        if (compare(&ahead->all[middle], since_event, slot) < 0)
             from = middle + 1;
         else
             to = middle;
@@ -28,21 +28,21 @@ static size_t search(const struct ms__ahead *ahead, uint64_t epoch, uint32_t slo
 }
 
 /* Epochs are mostly asked for as they grow. */
-static size_t search_near(struct ms__ahead *ahead, uint64_t epoch, uint32_t slot)
+static size_t search_near(struct ms__ahead *ahead, uint64_t since_event, uint32_t slot)
 {
     size_t at = ahead->near;
-    if (at && compare(&ahead->all[at - 1], epoch, slot) >= 0)
-        return search(ahead, epoch, slot);
+    if (at && compare(&ahead->all[at - 1], since_event, slot) >= 0)
+        return search(ahead, since_event, slot);
     for (int i = 0; i < NEAR; i++, at++)
-        if (at == ahead->count || compare(&ahead->all[at], epoch, slot) >= 0)
+        if (at == ahead->count || compare(&ahead->all[at], since_event, slot) >= 0)
             return at;
-    return search(ahead, epoch, slot);
+    return search(ahead, since_event, slot);
 }
 
-void ms__ahead_tell(struct ms__ahead *ahead, uint64_t epoch, uint32_t slot, uint8_t *category, ms_path *path)
+void ms__ahead_tell(struct ms__ahead *ahead, uint64_t since_event, uint32_t slot, uint8_t *category, ms_path *path)
 {
-    ahead->near = search_near(ahead, epoch, slot);
-    if (ahead->near == ahead->count || compare(&ahead->all[ahead->near], epoch, slot) != 0)
+    ahead->near = search_near(ahead, since_event, slot);
+    if (ahead->near == ahead->count || compare(&ahead->all[ahead->near], since_event, slot) != 0)
         return;
     *category = ahead->all[ahead->near].category;
     *path = ahead->all[ahead->near].path;
@@ -53,7 +53,7 @@ static int take_claims(const ms_reader *reader, struct ms__ahead *ahead, struct 
 {
     struct ms__raw raw;
     while (scan->left && ms__scan_next(scan, &raw)) {
-        if (raw.event.op != MS_OP_CLAIM || raw.event.fresh)
+        if (raw.event.op != MS_OP_CLAIM || raw.event.from_now_on)
             continue;
         struct ms__later *all = NULL;
         if (ahead->count < UINT32_MAX)
@@ -61,7 +61,7 @@ static int take_claims(const ms_reader *reader, struct ms__ahead *ahead, struct 
         if (!all)
             return MS_ENOMEM;
         ahead->all = all;
-        ahead->all[ahead->count] = (struct ms__later){.epoch = raw.event.number - raw.age,
+        ahead->all[ahead->count] = (struct ms__later){.since_event = raw.event.number - raw.age,
                                                       .slot = raw.event.slot,
                                                       .path = ms__path_known(reader, raw.event.path),
                                                       .order = (uint32_t)ahead->count,
@@ -75,7 +75,7 @@ static int take_claims(const ms_reader *reader, struct ms__ahead *ahead, struct 
 static int by_block(const void *left, const void *right)
 {
     const struct ms__later *a = left, *b = right;
-    int order = compare(a, b->epoch, b->slot);
+    int order = compare(a, b->since_event, b->slot);
     return order ? order : (a->order > b->order) - (a->order < b->order);
 }
 
@@ -84,7 +84,7 @@ static void keep_latest(struct ms__ahead *ahead)
     size_t kept = 0;
     for (size_t i = 0; i < ahead->count; i++) {
         const struct ms__later *later = &ahead->all[i];
-        if (i + 1 == ahead->count || compare(later, later[1].epoch, later[1].slot) != 0)
+        if (i + 1 == ahead->count || compare(later, later[1].since_event, later[1].slot) != 0)
             ahead->all[kept++] = *later;
     }
     ahead->count = kept;

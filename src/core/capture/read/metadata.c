@@ -50,7 +50,7 @@ static int read_devices(ms_reader *reader, struct words *words)
     while (more(words)) {
         uint64_t device = ms__get_varint(&words->bytes);
         const char *name = get_string(words);
-        if (!name || device >= MS_DEVICES_MOST)
+        if (!name || device >= MS_MAX_DEVICES)
             return MS_EFORMAT;
         reader->device_names[device] = name;
         ms__reader_met_device(reader, (uint32_t)device);
@@ -147,7 +147,7 @@ uint32_t ms_reader_devices(const ms_reader *reader)
 
 const char *ms_reader_device(const ms_reader *reader, uint32_t device)
 {
-    return device < MS_DEVICES_MOST ? reader->device_names[device] : NULL;
+    return device < MS_MAX_DEVICES ? reader->device_names[device] : NULL;
 }
 
 /* The two that every capture has are there even where nothing was named. */

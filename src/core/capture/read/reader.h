@@ -12,7 +12,7 @@
 struct ms__chunk { /* of events, or a key frame */
     uint64_t at;   /* where its payload lies in the file */
     uint64_t event, time;
-    uint64_t oldest;     /* events: the lowest epoch that a claim refers to */
+    uint64_t oldest;     /* events: the lowest since_event that a claim refers to */
     uint64_t step, lost; /* key frame; unless `lost` grew, before it is checked */
     uint32_t size, crc, events;
     bool key;
@@ -49,7 +49,7 @@ struct ms_reader {
     struct ms__chunk *chunks;
     size_t count, room;
     struct ms__pairs info, end;
-    const char *device_names[MS_DEVICES_MOST];
+    const char *device_names[MS_MAX_DEVICES];
     struct ms__name *paths;
     size_t path_count, path_room;
     struct ms__kept *kept;
@@ -116,7 +116,7 @@ struct ms__map {
 
 /* ---- ahead.c: what a block is found to be by later claims ---- */
 struct ms__later {
-    uint64_t epoch;
+    uint64_t since_event;
     uint32_t slot;
     ms_path path;
     uint32_t order; /* of the claim in the file */
@@ -124,7 +124,7 @@ struct ms__later {
 };
 
 struct ms__ahead {
-    struct ms__later *all; /* by epoch and slot */
+    struct ms__later *all; /* by since_event and slot */
     size_t count, room;
     size_t near; /* where it looked last */
 };
@@ -132,8 +132,8 @@ struct ms__ahead {
 /* Look through the file. MS_ENOMEM, MS_EIO: there is nothing to close. */
 int ms__ahead_open(ms_reader *reader, struct ms__ahead *ahead);
 void ms__ahead_close(const ms_reader *reader, struct ms__ahead *ahead);
-/* What the block in this slot is from this epoch on, if a claim tells; else nothing changes. */
-void ms__ahead_tell(struct ms__ahead *ahead, uint64_t epoch, uint32_t slot, uint8_t *category, ms_path *path);
+/* What the block in this slot is from this since_event on, if a claim tells; else nothing changes. */
+void ms__ahead_tell(struct ms__ahead *ahead, uint64_t since_event, uint32_t slot, uint8_t *category, ms_path *path);
 
 /* ---- state.c: what is known at a moment ---- */
 struct ms__who {
@@ -145,7 +145,7 @@ struct ms__who {
 
 /* total = sum over categories = sum over blocks, for every device */
 struct ms__state {
-    ms_held *blocks; /* in no order */
+    ms_captured_block *blocks; /* in no order */
     size_t count, room;
     struct ms__map by_slot;
     struct ms__who *threads;
@@ -153,10 +153,10 @@ struct ms__state {
     struct ms__map by_thread;
     uint32_t who;                        /* whose the events are: index in threads, or MS__MAP_NONE */
     uint32_t in_phase[MS_OPTIMIZER + 1]; /* threads */
-    ms_sums now[MS_DEVICES_MOST];
-    int64_t total[MS_DEVICES_MOST];
-    uint64_t reserved[MS_DEVICES_MOST];
-    uint64_t step, optimized, lost;
+    ms_sums now[MS_MAX_DEVICES];
+    int64_t total[MS_MAX_DEVICES];
+    uint64_t reserved[MS_MAX_DEVICES];
+    uint64_t step, optimizer_steps, lost;
     struct ms__ahead *ahead; /* NULL: later claims are not known yet */
 };
 
@@ -169,11 +169,11 @@ int ms__state_load(ms_reader *reader, struct ms__state *state, const struct ms__
 /* The event happens, and is completed. MS_EFORMAT: it cannot; MS_ENOMEM. Then nothing has changed. */
 int ms__state_happen(ms_reader *reader, struct ms__state *state, struct ms__raw *raw);
 /* The block is something else, as a claim says. */
-void ms__state_claim(struct ms__state *state, ms_held *block, uint8_t category, ms_path path);
+void ms__state_claim(struct ms__state *state, ms_captured_block *block, uint8_t category, ms_path path);
 /* Of the threads' phases the first of recompute, backward, optimizer, forward, idle. */
 ms_phase ms__state_phase(const struct ms__state *state);
 /* NULL if there is no block in that slot. */
-ms_held *ms__state_block(const struct ms__state *state, uint32_t slot);
+ms_captured_block *ms__state_block(const struct ms__state *state, uint32_t slot);
 
 /* What the format calls a path, as the reader's callers may use it. */
 static inline ms_path ms__path_known(const ms_reader *reader, ms_path path)

@@ -25,7 +25,7 @@ void ms__state_close(ms_reader *reader, struct ms__state *state)
 }
 
 /* ---- blocks ---- */
-ms_held *ms__state_block(const struct ms__state *state, uint32_t slot)
+ms_captured_block *ms__state_block(const struct ms__state *state, uint32_t slot)
 {
     uint32_t at = ms__map_get(&state->by_slot, slot);
     return at == MS__MAP_NONE ? NULL : &state->blocks[at];
@@ -35,13 +35,13 @@ static bool reserve_blocks(const ms_reader *reader, struct ms__state *state, siz
 {
     if (count >= MS__MAP_NONE || !ms__map_reserve(reader, &state->by_slot, (uint32_t)count))
         return false;
-    ms_held *blocks = ms__reader_grow(reader, state->blocks, &state->room, count, sizeof *blocks);
+    ms_captured_block *blocks = ms__reader_grow(reader, state->blocks, &state->room, count, sizeof *blocks);
     state->blocks = blocks ? blocks : state->blocks;
     return blocks;
 }
 
 /* Its slot is empty. */
-static int add_block(ms_reader *reader, struct ms__state *state, ms_held *block)
+static int add_block(ms_reader *reader, struct ms__state *state, ms_captured_block *block)
 {
     int64_t *total = &state->total[block->device];
     if (block->bytes > (uint64_t)(INT64_MAX - *total))
@@ -49,7 +49,7 @@ static int add_block(ms_reader *reader, struct ms__state *state, ms_held *block)
     if (!reserve_blocks(reader, state, state->count + 1))
         return MS_ENOMEM;
     if (state->ahead)
-        ms__ahead_tell(state->ahead, block->epoch, block->slot, &block->category, &block->path);
+        ms__ahead_tell(state->ahead, block->since_event, block->slot, &block->category, &block->path);
     *total += (int64_t)block->bytes;
     state->now[block->device].of[block->category] += (int64_t)block->bytes;
     ms__map_set(&state->by_slot, block->slot, (uint32_t)state->count);
@@ -59,19 +59,19 @@ static int add_block(ms_reader *reader, struct ms__state *state, ms_held *block)
 }
 
 /* `at`: where it is in by_slot. */
-static void drop_block(struct ms__state *state, ms_held *block, uint32_t at)
+static void drop_block(struct ms__state *state, ms_captured_block *block, uint32_t at)
 {
     state->total[block->device] -= (int64_t)block->bytes;
     state->now[block->device].of[block->category] -= (int64_t)block->bytes;
     ms__map_take(&state->by_slot, at);
-    const ms_held *last = &state->blocks[--state->count];
+    const ms_captured_block *last = &state->blocks[--state->count];
     if (block == last)
         return;
     ms__map_set(&state->by_slot, last->slot, (uint32_t)(block - state->blocks));
     *block = *last;
 }
 
-void ms__state_claim(struct ms__state *state, ms_held *block, uint8_t category, ms_path path)
+void ms__state_claim(struct ms__state *state, ms_captured_block *block, uint8_t category, ms_path path)
 {
     ms_sums *now = &state->now[block->device];
     now->of[block->category] -= (int64_t)block->bytes;
@@ -130,7 +130,7 @@ ms_phase ms__state_phase(const struct ms__state *state)
 /* ---- events ---- */
 
 /* The same for every event of a block. */
-static void tell_block(ms_event *event, const ms_held *block)
+static void tell_block(ms_event *event, const ms_captured_block *block)
 {
     event->device = block->device;
     event->bytes = block->bytes;
@@ -143,12 +143,12 @@ static int add(ms_reader *reader, struct ms__state *state, struct ms__raw *raw)
     ms_event *event = &raw->event;
     if (ms__map_get(&state->by_slot, event->slot) != MS__MAP_NONE)
         return MS_EFORMAT;
-    ms_held block = {.bytes = event->bytes,
-                     .epoch = event->number,
-                     .born = event->time,
-                     .step = state->step,
-                     .slot = event->slot,
-                     .device = event->device};
+    ms_captured_block block = {.bytes = event->bytes,
+                               .since_event = event->number,
+                               .made_at = event->time,
+                               .step = state->step,
+                               .slot = event->slot,
+                               .device = event->device};
     if (raw->bits & MS__ADD_EXPLICIT) {
         block.path = ms__path_known(reader, event->path);
         block.category = raw->what & MS__WHAT_CATEGORY;
@@ -171,7 +171,7 @@ static int drop(struct ms__state *state, struct ms__raw *raw)
     uint32_t at = state->count ? ms__map_seek(&state->by_slot, raw->event.slot) : 0;
     if (!state->count || !state->by_slot.slots[at])
         return MS_EFORMAT;
-    ms_held *block = &state->blocks[(uint32_t)state->by_slot.slots[at] - 1];
+    ms_captured_block *block = &state->blocks[(uint32_t)state->by_slot.slots[at] - 1];
     tell_block(&raw->event, block);
     drop_block(state, block, at);
     return MS_OK;
@@ -180,15 +180,15 @@ static int drop(struct ms__state *state, struct ms__raw *raw)
 static int claim(const ms_reader *reader, struct ms__state *state, struct ms__raw *raw)
 {
     ms_event *event = &raw->event;
-    ms_held *block = ms__state_block(state, event->slot);
-    if (!block || block->epoch != event->number - raw->age)
+    ms_captured_block *block = ms__state_block(state, event->slot);
+    if (!block || block->since_event != event->number - raw->age)
         return MS_EFORMAT;
-    if (event->fresh)
-        block->epoch = event->number;
+    if (event->from_now_on)
+        block->since_event = event->number;
     uint8_t category = raw->what;
     ms_path path = ms__path_known(reader, event->path);
     if (state->ahead)
-        ms__ahead_tell(state->ahead, block->epoch, block->slot, &category, &path);
+        ms__ahead_tell(state->ahead, block->since_event, block->slot, &category, &path);
     ms__state_claim(state, block, category, path);
     tell_block(event, block);
     return MS_OK;
@@ -231,15 +231,15 @@ int ms__state_happen(ms_reader *reader, struct ms__state *state, struct ms__raw 
         return drop(state, raw);
     case MS_OP_CLAIM:
         return claim(reader, state, raw);
-    case MS_OP_WHERE:
+    case MS_OP_POSITION:
         return where(reader, state, &raw->event);
     case MS_OP_THREAD:
         return turn(reader, state, raw);
     case MS_OP_STEP:
         state->step = raw->event.bytes;
         return MS_OK;
-    case MS_OP_OPTIMIZED:
-        state->optimized++;
+    case MS_OP_OPTIMIZER_STEP:
+        state->optimizer_steps++;
         return MS_OK;
     case MS_OP_RESERVED:
         ms__reader_met_device(reader, raw->event.device);
@@ -275,7 +275,7 @@ static int load_devices(ms_reader *reader, struct ms__state *state, struct ms__b
 {
     for (uint64_t left = ms__get_varint(bytes); left; left--) {
         uint64_t device = ms__get_varint(bytes), reserved = ms__get_varint(bytes);
-        if (bytes->bad || device >= MS_DEVICES_MOST)
+        if (bytes->bad || device >= MS_MAX_DEVICES)
             return MS_EFORMAT;
         if (!state)
             continue;
@@ -287,25 +287,25 @@ static int load_devices(ms_reader *reader, struct ms__state *state, struct ms__b
 
 /* `step`: the one it is in now; `next`: the lowest slot it may have. */
 static bool get_block(const ms_reader *reader, const struct ms__chunk *chunk, uint64_t step, struct ms__bytes *bytes,
-                      uint64_t *next, ms_held *block)
+                      uint64_t *next, ms_captured_block *block)
 {
     uint64_t over = ms__get_varint(bytes), size = ms__get_varint(bytes), device = ms__get_varint(bytes);
     uint8_t what = ms__get_byte(bytes);
     uint64_t path = ms__get_varint(bytes), age = ms__get_varint(bytes);
     uint64_t steps_ago = ms__get_varint(bytes), ago = ms__get_varint(bytes);
-    if (bytes->bad || over > MS__SLOT_MOST || *next + over > MS__SLOT_MOST || device >= MS_DEVICES_MOST ||
+    if (bytes->bad || over > MS__SLOT_MOST || *next + over > MS__SLOT_MOST || device >= MS_MAX_DEVICES ||
         !ms__is_what(what) || path > UINT32_MAX || age > chunk->event || steps_ago > step || ago > chunk->time)
         return false;
-    *block = (ms_held){.bytes = size,
-                       .epoch = chunk->event - age,
-                       .born = chunk->time - ago,
-                       .step = step - steps_ago,
-                       .slot = (uint32_t)(*next + over),
-                       .device = (uint32_t)device,
-                       .path = ms__path_known(reader, (ms_path)path),
-                       .category = what & MS__WHAT_CATEGORY,
-                       .phase = what >> MS__WHAT_PHASE,
-                       .outside = what & MS__WHAT_OUTSIDE};
+    *block = (ms_captured_block){.bytes = size,
+                                 .since_event = chunk->event - age,
+                                 .made_at = chunk->time - ago,
+                                 .step = step - steps_ago,
+                                 .slot = (uint32_t)(*next + over),
+                                 .device = (uint32_t)device,
+                                 .path = ms__path_known(reader, (ms_path)path),
+                                 .category = what & MS__WHAT_CATEGORY,
+                                 .phase = what >> MS__WHAT_PHASE,
+                                 .outside = what & MS__WHAT_OUTSIDE};
     *next = block->slot + UINT64_C(1);
     return true;
 }
@@ -313,13 +313,13 @@ static bool get_block(const ms_reader *reader, const struct ms__chunk *chunk, ui
 static int load_blocks(ms_reader *reader, struct ms__state *state, const struct ms__chunk *chunk, uint64_t step,
                        struct ms__bytes *bytes)
 {
-    uint64_t total[MS_DEVICES_MOST] = {0}, next = 0, count = ms__get_varint(bytes);
+    uint64_t total[MS_MAX_DEVICES] = {0}, next = 0, count = ms__get_varint(bytes);
     if (count > (uint64_t)(bytes->end - bytes->at) / BLOCK_BYTES)
         return MS_EFORMAT;
     if (state && count && !reserve_blocks(reader, state, count))
         return MS_ENOMEM;
     for (; count; count--) {
-        ms_held block;
+        ms_captured_block block;
         if (!get_block(reader, chunk, step, bytes, &next, &block) || block.bytes > INT64_MAX - total[block.device])
             return MS_EFORMAT;
         total[block.device] += block.bytes;
@@ -332,10 +332,10 @@ static int load_blocks(ms_reader *reader, struct ms__state *state, const struct 
 static int load_key(ms_reader *reader, struct ms__state *state, const struct ms__chunk *chunk, const uint8_t *payload)
 {
     struct ms__bytes bytes = {.at = payload, .end = payload + chunk->size};
-    uint64_t step = ms__get_varint(&bytes), optimized = ms__get_varint(&bytes), lost = ms__get_varint(&bytes);
+    uint64_t step = ms__get_varint(&bytes), optimizer_steps = ms__get_varint(&bytes), lost = ms__get_varint(&bytes);
     if (state) {
         state->step = step;
-        state->optimized = optimized;
+        state->optimizer_steps = optimizer_steps;
         state->lost = lost;
     }
     int error = load_threads(reader, state, &bytes);

@@ -31,28 +31,28 @@ static void count_time(struct surveyor *look, uint64_t until)
 static void look_at_total(const struct surveyor *look, uint32_t device, ms_phase phase, ms_path running)
 {
     const ms_cursor *cursor = look->cursor;
-    ms_summit *summit = &look->survey->summit[device];
-    if (cursor->state.total[device] <= summit->bytes)
+    ms_capture_peak *peaks = &look->survey->peaks[device];
+    if (cursor->state.total[device] <= peaks->bytes)
         return;
-    *summit = (ms_summit){.bytes = cursor->state.total[device],
-                          .moment = cursor->moment,
-                          .time = cursor->time,
-                          .step = cursor->state.step,
-                          .phase = phase,
-                          .running = running,
-                          .reserved = cursor->state.reserved[device]};
+    *peaks = (ms_capture_peak){.bytes = cursor->state.total[device],
+                               .moment = cursor->moment,
+                               .time = cursor->time,
+                               .step = cursor->state.step,
+                               .phase = phase,
+                               .running = running,
+                               .reserved = cursor->state.reserved[device]};
 }
 
 static void look_at_reserved(const struct surveyor *look, uint32_t device)
 {
-    uint64_t reserved = look->cursor->state.reserved[device], *most = &look->survey->most_reserved[device];
+    uint64_t reserved = look->cursor->state.reserved[device], *most = &look->survey->peak_reserved[device];
     *most = reserved > *most ? reserved : *most;
 }
 
 /* At a key frame, before which something is missing. It tells what is held, but not who made it most. */
 static void look_at_key(struct surveyor *look, ms_path running)
 {
-    for (uint32_t device = 0; device < MS_DEVICES_MOST; device++) {
+    for (uint32_t device = 0; device < MS_MAX_DEVICES; device++) {
         look_at_total(look, device, MS_IDLE, running);
         look_at_reserved(look, device);
     }
@@ -80,7 +80,7 @@ static void look_at_event(struct surveyor *look, const ms_event *event)
         survey->phases[event->phase].bytes = sum(survey->phases[event->phase].bytes, event->bytes);
         look_at_total(look, event->device, event->phase, running(&look->cursor->state, event));
         break;
-    case MS_OP_WHERE:
+    case MS_OP_POSITION:
     case MS_OP_THREAD:
         count_time(look, event->time);
         break;
@@ -89,7 +89,7 @@ static void look_at_event(struct surveyor *look, const ms_event *event)
         break;
     case MS_OP_OOM:
         survey->last_oom = event->number + 1;
-        survey->first_oom = survey->ooms++ ? survey->first_oom : survey->last_oom;
+        survey->first_oom = survey->oom_count++ ? survey->first_oom : survey->last_oom;
         break;
     default:
         break;
@@ -115,14 +115,14 @@ static int look_at_all(struct surveyor *look)
         if (error == MS__AT_KEY)
             look_at_key(look, MS_UNKNOWN);
         else if (error)
-            return error == MS_EABSENT ? MS_OK : error;
+            return error == MS_EEND ? MS_OK : error;
         else
             look_at_event(look, &raw.event);
         if (look->cursor->at == at)
             continue;
         at = look->cursor->at;
         if (!tell_progress(look))
-            return MS_EABSENT;
+            return MS_ESTOPPED;
     }
 }
 
@@ -134,9 +134,9 @@ static void conclude(struct surveyor *look)
     count_time(look, cursor->stuck ? look->time : reader->duration);
     look->survey->devices = reader->devices;
     look->survey->steps = cursor->state.step;
-    look->survey->optimized = cursor->state.optimized;
+    look->survey->optimizer_steps = cursor->state.optimizer_steps;
     look->survey->last = cursor->moment;
-    look->survey->unsure = ms_cursor_unsure(cursor) || reader->damaged || reader->lost;
+    look->survey->is_lower_bound = ms_cursor_is_lower_bound(cursor) || reader->damaged || reader->lost;
 }
 
 int ms_reader_survey(ms_reader *reader, ms_survey *survey, bool (*progress)(void *context, double done), void *context)
@@ -162,7 +162,7 @@ static void raise(int64_t *most, int64_t total)
     *most = total > *most ? total : *most;
 }
 
-int ms_cursor_most(ms_cursor *cursor, uint64_t moment, int64_t most[MS_DEVICES_MOST])
+int ms_cursor_peaks(ms_cursor *cursor, uint64_t moment, int64_t most[MS_MAX_DEVICES])
 {
     const struct ms__state *state = &cursor->state;
     if (cursor->settled)
@@ -172,10 +172,10 @@ int ms_cursor_most(ms_cursor *cursor, uint64_t moment, int64_t most[MS_DEVICES_M
         struct ms__raw raw;
         int error = ms__cursor_next(cursor, &raw);
         if (error < 0)
-            return error == MS_EABSENT ? MS_OK : error;
+            return error == MS_EEND ? MS_OK : error;
         if (error == MS_OK && raw.event.op == MS_OP_ADD)
             raise(&most[raw.event.device], state->total[raw.event.device]);
-        for (uint32_t device = 0; error == MS__AT_KEY && cursor->moment <= moment && device < MS_DEVICES_MOST; device++)
+        for (uint32_t device = 0; error == MS__AT_KEY && cursor->moment <= moment && device < MS_MAX_DEVICES; device++)
             raise(&most[device], state->total[device]);
     }
     return MS_OK;

@@ -62,7 +62,7 @@ MS__RARE bool turn_page(ms_capture *capture)
 void ms__capture_start(ms_capture *capture)
 {
     ms__capture_begin_clock(capture);
-    capture->first_step = capture->ledger->iteration;
+    capture->first_step = capture->ledger->step;
     ms__capture_key(capture);
 }
 
@@ -129,7 +129,7 @@ MS__RARE bool grow_places(ms_capture *capture, uint32_t number)
 
 static void write_where(ms_capture *capture, const struct ms__place *place, uint64_t now)
 {
-    uint8_t *at = begin_at(capture, MS_OP_WHERE | (uint32_t)place->phase << MS__WHERE_PHASE, now);
+    uint8_t *at = begin_at(capture, MS_OP_POSITION | (uint32_t)place->phase << MS__POSITION_PHASE, now);
     if (at)
         finish(capture, put_relative(at, &capture->path, place->path));
 }
@@ -203,7 +203,7 @@ static void go_to(ms_capture *capture, const ms_thread *thread, bool to_node)
     write_where(capture, place, now);
 }
 
-void ms__capture_where(ms_ledger *ledger, const ms_thread *thread, bool to_node)
+void ms__capture_position(ms_ledger *ledger, const ms_thread *thread, bool to_node)
 {
     for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
         ms__capture_key(capture);
@@ -276,7 +276,7 @@ static void add(ms_capture *capture, const ms_thread *thread, ms_phase phase, co
     bool room = MS__LIKELY(number < capture->birth_room) || grow_births(capture);
     if (room) /* also if the event is lost: a key frame tells of the block */
         capture->births[number] =
-            (struct ms__birth){capture->event, capture->time, (uint32_t)capture->ledger->iteration, (uint8_t)phase};
+            (struct ms__birth){capture->event, capture->time, (uint32_t)capture->ledger->step, (uint8_t)phase};
     else
         break_off(capture);
     struct ms__place *place = turn_to(capture, thread);
@@ -289,7 +289,7 @@ static void add(ms_capture *capture, const ms_thread *thread, ms_phase phase, co
     uint8_t *at = begin_often(capture, MS_OP_ADD | (explicit ? MS__ADD_EXPLICIT : 0u));
     if (!at)
         return;
-    capture->births[number].epoch = capture->event;
+    capture->births[number].since_event = capture->event;
     capture->births[number].time = capture->time;
     uint8_t *first = capture->at;
     at = put_relative(at, &capture->slot, number);
@@ -323,21 +323,21 @@ void ms__capture_drop(ms_ledger *ledger, uint32_t number)
     }
 }
 
-void ms__capture_claim(ms_ledger *ledger, uint32_t number, uint32_t category, ms_path path, bool fresh)
+void ms__capture_claim(ms_ledger *ledger, uint32_t number, uint32_t category, ms_path path, bool from_now_on)
 {
     for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
-        uint64_t epoch = ms__birth_of(capture, number).epoch;
-        uint8_t *at = begin_often(capture, MS_OP_CLAIM | (fresh ? MS__CLAIM_FRESH : 0u));
-        if (fresh && number < capture->birth_room)
-            capture->births[number].epoch = capture->event;
+        uint64_t since_event = ms__birth_of(capture, number).since_event;
+        uint8_t *at = begin_often(capture, MS_OP_CLAIM | (from_now_on ? MS__CLAIM_FRESH : 0u));
+        if (from_now_on && number < capture->birth_room)
+            capture->births[number].since_event = capture->event;
         if (!at)
             continue;
         at = put_relative(at, &capture->slot, number);
         *at++ = ms__what(category, false, 0);
         at = put_relative(at, &capture->path, path);
-        at = ms__put_varint(at, capture->event - epoch);
-        if (!fresh && epoch < capture->oldest)
-            capture->oldest = epoch;
+        at = ms__put_varint(at, capture->event - since_event);
+        if (!from_now_on && since_event < capture->oldest)
+            capture->oldest = since_event;
         finish(capture, at);
     }
 }
@@ -348,16 +348,16 @@ void ms__capture_step(ms_ledger *ledger)
     for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
         uint8_t *at = begin(capture, MS_OP_STEP);
         if (at)
-            finish(capture, ms__put_varint(at, ledger->iteration));
+            finish(capture, ms__put_varint(at, ledger->step));
     }
 }
 
-void ms__capture_optimized(ms_ledger *ledger, const ms_thread *thread)
+void ms__capture_optimizer_step(ms_ledger *ledger, const ms_thread *thread)
 {
     for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
         turn_to(capture, thread);
-        capture->optimized++;
-        uint8_t *at = begin(capture, MS_OP_OPTIMIZED);
+        capture->optimizer_steps++;
+        uint8_t *at = begin(capture, MS_OP_OPTIMIZER_STEP);
         if (at)
             finish(capture, at);
     }
@@ -365,7 +365,7 @@ void ms__capture_optimized(ms_ledger *ledger, const ms_thread *thread)
 
 void ms_ledger_reserved(ms_ledger *ledger, uint32_t device, uint64_t bytes)
 {
-    if (device >= MS_DEVICES_MOST)
+    if (device >= MS_MAX_DEVICES)
         return;
     ms__lock(&ledger->lock);
     ledger->reserved[device] = bytes;
@@ -390,7 +390,7 @@ void ms__capture_oom(ms_ledger *ledger, const ms_thread *thread, const ms_oom *o
         if (!at)
             continue;
         at = ms__put_varint(at, capture->device = oom->device);
-        at = ms__put_varint(at, oom->asked);
+        at = ms__put_varint(at, oom->requested);
         at = ms__put_varint(at, oom->allocated);
         finish(capture, ms__put_varint(at, oom->reserved));
         if (!capture->oom_time || capture->time - capture->oom_time > UINT64_C(1000) * MS__NAP_MS)

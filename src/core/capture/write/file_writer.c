@@ -218,7 +218,7 @@ static bool append_devices(ms_capture *capture, const struct ms__chunk_head *bef
     struct draft draft = new_draft(capture);
     uint64_t found = 0;
     pthread_mutex_lock(&watch->lock);
-    for (uint32_t device = 0; device < MS_DEVICES_MOST; device++) {
+    for (uint32_t device = 0; device < MS_MAX_DEVICES; device++) {
         if (!watch->device_names[device][0] || capture->devices_done >> device & 1)
             continue;
         found |= UINT64_C(1) << device;
@@ -425,15 +425,15 @@ int ms_capture_begin(ms_ledger *ledger, int fd, const char *const *info, ms_capt
     return MS_OK;
 }
 
-ms_capture_figures ms_capture_now(ms_capture *capture)
+ms_capture_status ms_capture_get_status(ms_capture *capture)
 {
     ms__lock(&capture->ledger->lock);
     uint64_t events = capture->event - 1 - atomic_load(&capture->lost);
     ms__unlock(&capture->ledger->lock);
-    return (ms_capture_figures){.events = events,
-                                .lost = atomic_load(&capture->lost),
-                                .bytes = MS__PEEK(capture->bytes),
-                                .error = atomic_load(&capture->error)};
+    return (ms_capture_status){.events = events,
+                               .lost = atomic_load(&capture->lost),
+                               .bytes = MS__PEEK(capture->bytes),
+                               .error = atomic_load(&capture->error)};
 }
 
 static void unlink_from(ms_ledger *ledger, const ms_capture *capture)
@@ -448,7 +448,7 @@ static void unlink_from(ms_ledger *ledger, const ms_capture *capture)
     at->next = capture->next;
 }
 
-ms_capture_figures ms_capture_end(ms_capture *capture, const char *const *info)
+ms_capture_status ms_capture_end(ms_capture *capture, const char *const *info)
 {
     ms__lock(&capture->ledger->lock);
     ms__capture_tell_left(capture, 0);
@@ -463,7 +463,7 @@ ms_capture_figures ms_capture_end(ms_capture *capture, const char *const *info)
     pthread_join(capture->writer, NULL);
     append_names(capture, &(struct ms__chunk_head){.event = capture->event, .time = capture->time});
     append_pairs(capture, MS__CHUNK_END, info);
-    ms_capture_figures last = ms_capture_now(capture);
+    ms_capture_status last = ms_capture_get_status(capture);
     free_capture(capture);
     return last;
 }

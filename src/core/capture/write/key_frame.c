@@ -1,6 +1,6 @@
 /* key_frame.c - key frames: all that is known, so that reading can begin there. */
-#include "core/ledger/block_table.h"
 #include "core/capture/write/writer.h"
+#include "core/ledger/block_table.h"
 
 struct key {
     struct ms__page *page;
@@ -51,12 +51,12 @@ static bool key_threads(ms_capture *capture, struct key *key)
 static bool key_devices(ms_capture *capture, struct key *key)
 {
     uint64_t count = 0;
-    for (uint32_t i = 0; i < MS_DEVICES_MOST; i++)
+    for (uint32_t i = 0; i < MS_MAX_DEVICES; i++)
         count += capture->reserved[i] != 0;
     if (!key_room(capture, key, (size_t)(count + 1) * 2 * MS__VARINT_MOST))
         return false;
     key->at = ms__put_varint(key->at, count);
-    for (uint32_t i = 0; i < MS_DEVICES_MOST; i++) {
+    for (uint32_t i = 0; i < MS_MAX_DEVICES; i++) {
         if (!capture->reserved[i])
             continue;
         key->at = ms__put_varint(key->at, i);
@@ -82,8 +82,8 @@ static bool key_blocks(ms_capture *capture, struct key *key)
         key->at = ms__put_varint(key->at, block->device);
         *key->at++ = ms__what(block->category, block->outside, birth.phase);
         key->at = ms__put_varint(key->at, block->path);
-        key->at = ms__put_varint(key->at, capture->event - birth.epoch);
-        key->at = ms__put_varint(key->at, capture->ledger->iteration - birth.step);
+        key->at = ms__put_varint(key->at, capture->event - birth.since_event);
+        key->at = ms__put_varint(key->at, capture->ledger->step - birth.step);
         key->at = ms__put_varint(key->at, capture->time - birth.time);
     }
     return true;
@@ -96,8 +96,8 @@ static bool make_key(ms_capture *capture)
     capture->time = now > capture->time ? now : capture->time; /* blocks are younger than it */
     bool made = key_room(capture, &key, MS__EVENT_MOST);
     if (made) {
-        key.at = ms__put_varint(key.at, capture->ledger->iteration);
-        key.at = ms__put_varint(key.at, capture->optimized);
+        key.at = ms__put_varint(key.at, capture->ledger->step);
+        key.at = ms__put_varint(key.at, capture->optimizer_steps);
         key.at = ms__put_varint(key.at, atomic_load_explicit(&capture->lost, memory_order_relaxed));
         made = key_threads(capture, &key) && key_devices(capture, &key) && key_blocks(capture, &key);
     }

@@ -26,7 +26,7 @@ struct ms__page {
 
 /* What is known of a live block beyond the ledger, by its number there. */
 struct ms__birth {
-    uint64_t epoch, time;
+    uint64_t since_event, time;
     uint32_t step;
     uint8_t phase;
 };
@@ -63,17 +63,17 @@ struct ms_capture {
     uint32_t place_room;
     bool broken;     /* events are lost, until a key frame can be made */
     bool halted;     /* none is to be made yet: the file could not be written */
-    uint64_t oldest; /* epoch claimed in this page */
+    uint64_t oldest; /* since_event claimed in this page */
 
     struct ms__page *page;
     ms_watch *watch;
     uint64_t began; /* nanoseconds of the clock */
     struct ms__compared compared_first;
     uint64_t key_event; /* of the last key frame */
-    uint64_t optimized;
+    uint64_t optimizer_steps;
     uint64_t first_step; /* the one it began in */
     uint64_t oom_time;   /* of the last allocation that failed; 0: none did */
-    uint64_t reserved[MS_DEVICES_MOST];
+    uint64_t reserved[MS_MAX_DEVICES];
     _Atomic uint64_t lost;
 
     /* What is shared with the thread that writes; guarded by `lock`. */
