@@ -2,7 +2,6 @@
 
 import gc
 import os
-import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ from modscope import ModTracker, ModuleTracker
 
 # What only reads captures is the same with the fallback, and how a script is run, too: once is enough.
 if os.environ.get("MODSCOPE_INTERPOSE") == "0":
-    collect_ignore_glob = ["test_page_*", "test_export_*", "test_report.py", "test_commands.py", "test_load.py", "test_run_*"]
+    collect_ignore = ["page", "export", "commands", "captures/test_load.py"]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -33,48 +32,6 @@ def same_numbers() -> None:
 def let_go() -> Iterator[None]:
     yield
     helpers._kept.clear()
-
-
-@pytest.fixture(scope="session")
-def export_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The captures of export_helpers, and what is made of them."""
-    from export_helpers import make_captures
-
-    folder = tmp_path_factory.mktemp("exports")
-    make_captures(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The one in which all pages are looked at."""
-    from browser import CHROMIUM, DRIVER, Browser
-
-    if not (CHROMIUM and DRIVER):
-        pytest.skip("there is no Chromium with its driver here (Debian: chromium chromium-driver)")
-    if os.environ.get("MODSCOPE_INTERPOSE") == "0":
-        pytest.skip("pages are looked at once, in the run without MODSCOPE_INTERPOSE=0")
-    one = Browser(tmp_path_factory.mktemp("browser"))
-    yield one
-    one.close()
-
-
-@pytest.fixture(scope="session")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from page_helpers import Pages
-
-    return Pages(tmp_path_factory.mktemp("pages"))
-
-
-@pytest.fixture
-def shown(browser: Any, pages: Any) -> Iterator[Any]:
-    """To open a page with. Afterwards the console must be empty, and nobody asked for over the network."""
-    from page_helpers import Shown
-
-    browser.media()
-    shown = Shown(browser, pages)
-    yield shown
-    shown.is_quiet()
 
 
 @pytest.fixture(params=[ModTracker, ModuleTracker], ids=["ModTracker", "ModuleTracker"])

@@ -123,8 +123,8 @@ class Capture {
       this.reserved[device]?.ticks.push(tick);
       this.reserved[device]?.bytes.push(bytes);
     }
-    this.ooms = columns.rows(7).map(([tick, device, asked, allocated, reserved, phase, path]) => {
-      return { tick, device, asked, allocated, reserved, phase: PHASES[phase], module: this.moduleOf(path) };
+    this.ooms = columns.rows(7).map(([tick, device, requested, allocated, reserved, phase, path]) => {
+      return { tick, device, requested, allocated, reserved, phase: PHASES[phase], module: this.moduleOf(path) };
     });
   }
 

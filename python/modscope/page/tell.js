@@ -42,12 +42,12 @@ function tellOom(page) {
   const times = capture.ooms.length > 1 ? `${capture.ooms.length} allocations failed, the last one ` : "An allocation failed ";
   find("oom-text").replaceChildren(times, bdi(where), ".");
   const rows = [
-    [size(last.asked), `was asked on ${capture.words.devices[last.device]}`],
+    [size(last.requested), `was requested on ${capture.words.devices[last.device]}`],
     [atLeast(capture, tick, size(held)), "was held then, by the modules and blocks below: they stood in the way"],
   ];
   if (reserved) rows.push([size(reserved), `was reserved by the allocator, ${size(Math.max(reserved - held, 0))} more than was held`]);
   find("oom-figures").replaceChildren(...rows.flatMap(([figure, text]) => [make("dt", "", figure), make("dd", "", text)]));
-  Object.assign(find("oom").dataset, { asked: last.asked, held, reserved, moment: capture.momentOf(tick) });
+  Object.assign(find("oom").dataset, { requested: last.requested, held, reserved, moment: capture.momentOf(tick) });
 }
 
 function tellView(page) {

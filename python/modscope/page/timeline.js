@@ -349,7 +349,7 @@ class Timeline extends View {
   drawMarks(context) {
     const { capture, series, theme } = this;
     for (const oom of capture.ooms)
-      if (oom.device === this.device) this.drawMark(context, oom.tick, "✕", `out of memory: ${size(oom.asked)} asked`, theme.alarm, true);
+      if (oom.device === this.device) this.drawMark(context, oom.tick, "✕", `out of memory: ${size(oom.requested)} requested`, theme.alarm, true);
     const peak = series.tick[series.peak];
     if (series.total[series.peak]) this.drawMark(context, peak, "▼", `peak ${size(series.total[series.peak])}`, theme.ink, false);
   }

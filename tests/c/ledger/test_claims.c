@@ -1,0 +1,345 @@
+/* test_claims.c - what a block is turns out later: now, at the peaks, and in rounds of claims. */
+#include "ledger_scene.h"
+
+TEST(a_claim_moves_a_block_to_its_category_and_path)
+{
+    struct lane *t = ledger_start();
+    call(t, scene.a);
+    add(t, 1, 100);
+    add(t, 2, 20);
+    claim(1, MS_PARAMETER, scene.b);
+    CHECK_SUMS(held(), [MS_PARAMETER] = 100, [MS_ACTIVATION] = 20);
+    CHECK_SUMS(held_by(scene.a), [MS_ACTIVATION] = 20);
+    CHECK_SUMS(held_by(scene.b), [MS_PARAMETER] = 100);
+    claim(1, MS_GRADIENT, scene.b);
+    claim(1, MS_GRADIENT, scene.b);
+    CHECK_SUMS(held_by(scene.b), [MS_GRADIENT] = 100);
+    claim(1, MS_GRADIENT, scene.d);
+    CHECK_SUMS(held_by(scene.b), NOTHING);
+    CHECK_SUMS(held_by(scene.d), [MS_GRADIENT] = 100);
+    drop(1);
+    CHECK_SUMS(held_by(scene.d), NOTHING);
+    CHECK_SUMS(held(), [MS_ACTIVATION] = 20);
+    leave_call(t);
+    ledger_end();
+}
+
+TEST(a_claim_is_of_the_block_s_own_device)
+{
+    struct lane *t = ledger_start();
+    ms_peak_tracker *viewer = view();
+    add_on(t, 1, 100, 1);
+    add_on(t, 2, 20, 0);
+    claim(1, MS_BUFFER, scene.a);
+    CHECK_SUMS(ms_ledger_now(ledger, 1), [MS_BUFFER] = 100);
+    CHECK_SUMS(held(), [MS_ACTIVATION] = 20);
+    CHECK_SUMS(ms_peak_tracker_peak_of(viewer, 1, scene.a), [MS_BUFFER] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak_of(viewer, 0, scene.a), NOTHING);
+    ledger_end();
+}
+
+/* ---- at the peak ---- */
+
+TEST(a_claim_of_a_block_that_lived_at_the_peak_moves_it_there_too)
+{
+    struct lane *t = ledger_start();
+    ms_peak_tracker *viewer = view();
+    call(t, scene.a);
+    add(t, 1, 100);
+    add(t, 2, 20);
+    drop(2);
+    leave_call(t);
+    claim(1, MS_PARAMETER, scene.b);
+    CHECK_EQ(ms_peak_tracker_peak(viewer, 0).bytes, 120);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_PARAMETER] = 100, [MS_ACTIVATION] = 20);
+    CHECK_SUMS(peak_of(viewer, scene.a), [MS_ACTIVATION] = 20);
+    CHECK_SUMS(peak_of(viewer, scene.b), [MS_PARAMETER] = 100);
+    claim(1, MS_OTHER, scene.d);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_OTHER] = 100, [MS_ACTIVATION] = 20);
+    CHECK_SUMS(peak_of(viewer, scene.b), NOTHING);
+    CHECK_SUMS(peak_of(viewer, scene.d), [MS_OTHER] = 100);
+    ledger_end();
+}
+
+TEST(a_claim_of_the_block_that_made_the_peak_moves_it)
+{
+    struct lane *t = ledger_start();
+    ms_peak_tracker *viewer = view();
+    add(t, 1, 100);
+    claim(1, MS_GRADIENT, scene.a);
+    drop(1);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_GRADIENT] = 100);
+    CHECK_SUMS(peak_of(viewer, scene.a), [MS_GRADIENT] = 100);
+    CHECK_SUMS(peak_of(viewer, MS_GLOBAL), NOTHING);
+    ledger_end();
+}
+
+TEST(a_claim_of_a_block_made_after_the_peak_leaves_the_peak_alone)
+{
+    struct lane *t = ledger_start();
+    ms_peak_tracker *viewer = view();
+    add(t, 1, 100);
+    drop(1);
+    add(t, 2, 20);
+    claim(2, MS_PARAMETER, scene.a);
+    CHECK_SUMS(held(), [MS_PARAMETER] = 20);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_ACTIVATION] = 100);
+    CHECK_SUMS(peak_of(viewer, scene.a), NOTHING);
+    CHECK_SUMS(peak_of(viewer, MS_GLOBAL), [MS_ACTIVATION] = 100);
+    ledger_end();
+}
+
+TEST(a_claim_of_a_new_block_at_an_old_address_leaves_the_peak_alone)
+{
+    struct lane *t = ledger_start();
+    ms_peak_tracker *viewer = view();
+    add(t, 1, 100);
+    drop(1);
+    add(t, 1, 100 - 1);
+    claim(1, MS_PARAMETER, scene.a);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_ACTIVATION] = 100);
+    add(t, 1, 50);
+    claim(1, MS_BUFFER, scene.a);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_ACTIVATION] = 100);
+    CHECK_SUMS(held(), [MS_BUFFER] = 50);
+    ledger_end();
+}
+
+TEST(a_claim_before_the_peak_is_seen_at_the_peak)
+{
+    struct lane *t = ledger_start();
+    ms_peak_tracker *viewer = view();
+    add(t, 1, 100);
+    claim(1, MS_PARAMETER, scene.a);
+    add(t, 2, 20);
+    drop(1);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_PARAMETER] = 100, [MS_ACTIVATION] = 20);
+    CHECK_SUMS(peak_of(viewer, scene.a), [MS_PARAMETER] = 100);
+    ledger_end();
+}
+
+TEST(a_claim_moves_the_block_in_the_peaks_of_those_viewers_it_lived_for)
+{
+    struct lane *t = ledger_start();
+    ms_peak_tracker *high = view();
+    add(t, 1, 100);
+    drop(1);
+    ms_peak_tracker *low = view();
+    add(t, 2, 30);
+    ms_peak_tracker *late = view();
+    claim(2, MS_BUFFER, scene.d);
+    CHECK_SUMS(ms_peak_tracker_peak(high, 0).sums, [MS_ACTIVATION] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak(low, 0).sums, [MS_BUFFER] = 30);
+    CHECK_SUMS(ms_peak_tracker_peak(late, 0).sums, [MS_BUFFER] = 30);
+    CHECK_SUMS(peak_of(high, scene.d), NOTHING);
+    CHECK_SUMS(peak_of(low, scene.d), [MS_BUFFER] = 30);
+    CHECK_SUMS(peak_of(late, scene.d), [MS_BUFFER] = 30);
+    ms_peak_tracker_reset(high);
+    claim(2, MS_PARAMETER, scene.a);
+    CHECK_SUMS(ms_peak_tracker_peak(high, 0).sums, [MS_PARAMETER] = 30);
+    CHECK_SUMS(peak_of(high, scene.a), [MS_PARAMETER] = 30);
+    CHECK_SUMS(peak_of(low, scene.d), NOTHING);
+    ledger_end();
+}
+
+TEST(a_block_claimed_after_a_new_peak_moves_in_the_new_one_only)
+{
+    struct lane *t = ledger_start();
+    ms_peak_tracker *viewer = view();
+    call(t, scene.a);
+    add(t, 1, 100);
+    drop(1);
+    add(t, 2, 60);
+    add(t, 3, 41);
+    leave_call(t);
+    claim(2, MS_PARAMETER, scene.a);
+    CHECK_SUMS(peak_of(viewer, scene.a), [MS_PARAMETER] = 60, [MS_ACTIVATION] = 41);
+    drop(2);
+    add(t, 4, 70);
+    CHECK_SUMS(peak_of(viewer, scene.a), [MS_ACTIVATION] = 41);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_ACTIVATION] = 111);
+    ledger_end();
+}
+
+TEST(claims_leave_moments_as_they_were)
+{
+    struct lane *t = ledger_start();
+    add(t, 1, 100);
+    small_call(t, scene.a, 0);
+    claim(1, MS_PARAMETER, scene.a);
+    CHECK_SUMS(moment(scene.a, MS_PRE_FW, 0), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(moment(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 100);
+    small_call(t, scene.a, 0);
+    CHECK_SUMS(moment(scene.a, MS_PRE_FW, 0), [MS_PARAMETER] = 100);
+    CHECK_SUMS(moment(scene.a, MS_PEAK_FW, 0), [MS_PARAMETER] = 100);
+    ledger_end();
+}
+
+/* ---- from outside the allocator ---- */
+
+TEST(blocks_from_outside_are_counted_and_told_apart)
+{
+    struct lane *t = ledger_start();
+    ms_peak_tracker *viewer = view();
+    add(t, 1, 100);
+    add_outside(2, 20, MS_PARAMETER, scene.a);
+    CHECK_SUMS(held(), [MS_ACTIVATION] = 100, [MS_PARAMETER] = 20);
+    CHECK_SUMS(ms_ledger_outside(ledger, 0), [MS_PARAMETER] = 20);
+    CHECK_SUMS(ms_ledger_outside(ledger, 1), NOTHING);
+    CHECK_EQ(ms_peak_tracker_peak(viewer, 0).bytes, 120);
+    claim(2, MS_BUFFER, scene.b);
+    CHECK_SUMS(ms_ledger_outside(ledger, 0), [MS_BUFFER] = 20);
+    drop(2);
+    CHECK_SUMS(ms_ledger_outside(ledger, 0), NOTHING);
+    CHECK_SUMS(held(), [MS_ACTIVATION] = 100);
+    ledger_end();
+}
+
+/* ---- rounds of claims ---- */
+
+TEST(what_objects_held_and_nobody_claims_becomes_other)
+{
+    ledger_start();
+    for (int i = 0; i < MS_CATEGORY_COUNT; i++)
+        add_as(1 + (uint64_t)i, UINT64_C(1) << i, (ms_category)i, scene.a);
+    ms_claims_begin(ledger);
+    ms_claims_end(ledger);
+    const int64_t gone = 1 << MS_PARAMETER | 1 << MS_BUFFER | 1 << MS_GRADIENT | 1 << MS_OPTSTATE;
+    CHECK_SUMS(held_by(scene.a), [MS_ACTIVATION] = 1 << MS_ACTIVATION, [MS_TEMP] = 1 << MS_TEMP,
+               [MS_OTHER] = gone | 1 << MS_OTHER);
+    CHECK_EQ(ms_ledger_blocks(ledger), MS_CATEGORY_COUNT);
+    ledger_end();
+}
+
+TEST(what_is_claimed_between_begin_and_end_stays)
+{
+    struct lane *t = ledger_start();
+    add_as(1, 100, MS_PARAMETER, scene.a);
+    add_as(2, 20, MS_GRADIENT, scene.a);
+    ms_claims_begin(ledger);
+    claim(1, MS_PARAMETER, scene.a);
+    add_as(3, 3, MS_OPTSTATE, scene.b);
+    call(t, scene.d);
+    add(t, 4, 4);
+    leave_call(t);
+    ms_claims_end(ledger);
+    CHECK_SUMS(held_by(scene.a), [MS_PARAMETER] = 100, [MS_OTHER] = 20);
+    CHECK_SUMS(held_by(scene.b), [MS_OPTSTATE] = 3);
+    CHECK_SUMS(held_by(scene.d), [MS_ACTIVATION] = 4);
+    ledger_end();
+}
+
+TEST(a_claim_counts_for_its_own_round_only)
+{
+    ledger_start();
+    ms_claims_begin(ledger);
+    add_as(1, 100, MS_PARAMETER, scene.a);
+    add_outside(2, 20, MS_PARAMETER, scene.a);
+    ms_claims_end(ledger);
+    CHECK_SUMS(held(), [MS_PARAMETER] = 120);
+    claim(1, MS_PARAMETER, scene.a); /* before the next round: no part of it */
+    ms_claims_begin(ledger);
+    ms_claims_end(ledger);
+    CHECK_SUMS(held(), [MS_OTHER] = 100);
+    ms_claims_begin(ledger);
+    claim(1, MS_GRADIENT, scene.a);
+    ms_claims_end(ledger);
+    CHECK_SUMS(held(), [MS_GRADIENT] = 100);
+    ledger_end();
+}
+
+TEST(what_is_outside_and_nobody_claims_is_dropped)
+{
+    ledger_start();
+    ms_peak_tracker *viewer = view();
+    for (int i = 0; i < MS_CATEGORY_COUNT; i++)
+        add_outside(1 + (uint64_t)i, UINT64_C(1) << i, (ms_category)i, scene.a);
+    add_outside(100, 1000, MS_PARAMETER, scene.b);
+    ms_claims_begin(ledger);
+    claim(100, MS_PARAMETER, scene.b);
+    ms_claims_end(ledger);
+    CHECK_EQ(ms_ledger_blocks(ledger), 1);
+    CHECK_SUMS(held(), [MS_PARAMETER] = 1000);
+    CHECK_SUMS(ms_ledger_outside(ledger, 0), [MS_PARAMETER] = 1000);
+    CHECK_EQ(ms_block_drop(ledger, 1), MS_ENOBLOCK);
+    CHECK_EQ(ms_peak_tracker_peak(viewer, 0).bytes, 1127);
+    ledger_end();
+}
+
+TEST(what_becomes_other_stays_what_it_was_at_the_peak)
+{
+    struct lane *t = ledger_start();
+    ms_peak_tracker *viewer = view();
+    add_as(1, 100, MS_PARAMETER, scene.a);
+    ms_claims_begin(ledger);
+    ms_claims_end(ledger);
+    CHECK_SUMS(held(), [MS_OTHER] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_PARAMETER] = 100);
+    CHECK_SUMS(peak_of(viewer, scene.a), [MS_PARAMETER] = 100);
+    claim(1, MS_GRADIENT, scene.b);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_PARAMETER] = 100);
+    CHECK_SUMS(peak_of(viewer, scene.b), NOTHING);
+    add(t, 2, 1);
+    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_GRADIENT] = 100, [MS_ACTIVATION] = 1);
+    claim(1, MS_OPTSTATE, scene.b);
+    CHECK_SUMS(peak_of(viewer, scene.b), [MS_OPTSTATE] = 100);
+    ledger_end();
+}
+
+TEST(a_claim_counts_for_its_own_round_however_many_there_were)
+{
+    ledger_start();
+    add_as(1, 100, MS_PARAMETER, scene.a);
+    for (int round = 0; round < 1000; round++) {
+        add_as(2, 20, MS_GRADIENT, scene.a);
+        add_outside(3, 3, MS_BUFFER, scene.a);
+        ms_claims_begin(ledger);
+        claim(1, MS_PARAMETER, scene.a);
+        ms_claims_end(ledger);
+        CHECK_SUMS(held(), [MS_PARAMETER] = 100, [MS_OTHER] = 20);
+    }
+    ledger_end();
+}
+
+TEST(parameters_and_buffers_that_go_are_counted)
+{
+    struct lane *t = ledger_start();
+    for (int i = 0; i < MS_CATEGORY_COUNT; i++) {
+        add_as(1, 10, (ms_category)i, scene.a);
+        drop(1);
+    }
+    CHECK_EQ(ms_ledger_parameters_dropped(ledger), 2);
+    add(t, 1, 10);
+    claim(1, MS_PARAMETER, scene.a);
+    CHECK_EQ(ms_ledger_parameters_dropped(ledger), 2);
+    add(t, 1, 10); /* in its place */
+    CHECK_EQ(ms_ledger_parameters_dropped(ledger), 3);
+    claim(1, MS_BUFFER, scene.a);
+    claim(1, MS_GRADIENT, scene.a);
+    drop(1);
+    CHECK_EQ(ms_ledger_parameters_dropped(ledger), 3);
+    add_outside(1, 10, MS_PARAMETER, scene.a);
+    ms_claims_begin(ledger);
+    ms_claims_end(ledger);
+    CHECK_EQ(ms_ledger_parameters_dropped(ledger), 4);
+    ledger_end();
+}
+
+TEST(a_round_of_claims_looks_at_thousands_of_blocks)
+{
+    struct lane *t = ledger_start();
+    for (uint64_t i = 0; i < 6000; i++) {
+        ms_category category = i % 2 ? MS_PARAMETER : MS_TEMP;
+        CHECK_EQ(ms_block_add_as(ledger, t->thread, i, 1, 0, category, scene.a, i % 3 == 0), MS_OK);
+    }
+    ms_claims_begin(ledger);
+    for (uint64_t i = 0; i < 6000; i += 5)
+        CHECK_EQ(ms_block_claim(ledger, i, i % 2 ? MS_PARAMETER : MS_TEMP, scene.a), MS_OK);
+    ms_claims_end(ledger);
+    /* Of 30 blocks in a row 6 are claimed: 3 parameters, 3 temps; of the other 24, 8 are from
+     * outside and go, 8 temps stay, 8 parameters become other. */
+    CHECK_SUMS(held(), [MS_PARAMETER] = 3 * 200, [MS_TEMP] = (3 + 8) * 200, [MS_OTHER] = 8 * 200);
+    CHECK_EQ(ms_ledger_blocks(ledger), 22 * 200);
+    CHECK_EQ(total(ms_ledger_outside(ledger, 0)), 2 * 200);
+    ledger_end();
+}

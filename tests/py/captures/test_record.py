@@ -1,0 +1,427 @@
+"""`modscope.record`: the file says what MemTracker says, to the byte, and the program goes on whatever becomes of it."""
+
+import os
+import resource
+import subprocess
+import sys
+import threading
+import textwrap
+
+import pytest
+import torch
+from helpers import Boom, in_child, needs_places
+from memory_helpers import every_source
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import modscope
+from modscope import MemTracker, load, record
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(30, 50), nn.Tanh(), nn.Linear(50, 30))
+        self.head = nn.Linear(30, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(self.first(x)).mean((2, 3)))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(40, 40), nn.GELU()) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+MODELS = {
+    "mlp": (Net, (7, 30)),
+    "cnn": (Convolutions, (2, 3, 12, 12)),
+    "checkpointed": (Checkpointed, (9, 40)),
+    "transformer": (Attention, (2, 6, 16)),
+}
+
+
+def train(model: nn.Module, shape: tuple[int, ...], steps: int = 3) -> torch.optim.Optimizer:
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(steps):
+        model(torch.randn(shape)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return optimizer
+
+
+def words(sums: dict) -> dict:
+    return {str(key): value for key, value in sums.items() if value}
+
+
+def modules_of(snapshot: dict) -> dict:
+    """By device, module and category, without zeros."""
+    return {str(device): {fqn: words(sums) for fqn, sums in found.items()} for device, found in snapshot.items()}
+
+
+@every_source
+@pytest.mark.parametrize("name", MODELS)
+def test_the_peak_is_memtrackers_by_module_and_category(tmp_path, name, source):
+    kind, shape = MODELS[name]
+    with record(tmp_path / "x.msc", source=source), MemTracker(source=source) as mt:
+        model = kind()
+        train(model, shape)
+        mt.peak  # claims what it holds
+    capture = load(tmp_path / "x.msc")
+    assert not capture.is_lower_bound and capture.lost == capture.damaged == 0
+    for device, peak in mt.peak.items():
+        captured = capture.peaks[str(device)]
+        assert (captured.bytes, captured.step) == (peak.bytes, peak.step)
+        assert (captured.phase, captured.module) == (peak.phase, peak.module)
+    got, wanted = capture.snapshot("peak").by_module(), mt.get_module_snapshot("peak")
+    assert modules_of(got)["cpu"] == modules_of(wanted)["cpu"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_run_of_its_own_has_the_same_peak_as_a_tracker_of_its_own(tmp_path, name):
+    kind, shape = MODELS[name]
+
+    def run() -> None:
+        torch.manual_seed(0)
+        train(kind(), shape)
+
+    run()  # what torch makes once
+    with record(tmp_path / "x.msc"):
+        run()
+    with MemTracker() as mt:
+        run()
+    capture = load(tmp_path / "x.msc")
+    assert {device: captured.bytes for device, captured in capture.peaks.items()} == {
+        str(device): peak.bytes for device, peak in mt.peak.items()
+    }
+
+
+def test_at_the_end_the_file_says_what_the_tracker_says(tmp_path):
+    with record(tmp_path / "x.msc"), MemTracker() as mt:
+        model = Net()
+        optimizer = train(model, (7, 30))
+        model(torch.randn(7, 30)).sum().backward()
+        wanted, now = mt.get_module_snapshot(), mt.get_tracker_snapshot()
+    capture = load(tmp_path / "x.msc")
+    # What the recording's own end let go of is gone: look at the last moment before it.
+    snapshot = capture.snapshot(capture.count)
+    assert modules_of(snapshot.by_module()) == modules_of(wanted)
+    assert words(snapshot.totals["cpu"]) == words(now[torch.device("cpu")])
+    assert optimizer
+
+
+def test_parameters_made_before_the_first_forward_have_their_owner_from_the_beginning(tmp_path):
+    with record(tmp_path / "x.msc"):
+        model = Net()
+        model(torch.randn(7, 30))
+    first = load(tmp_path / "x.msc")
+    born = [event.number for event in first.events("add") if event.bytes == 50 * 30 * 4]
+    held = {block.module: block.category for block in first.snapshot(born[-1] + 1).blocks()}
+    assert held["Net.body.0"] == "Parameter" and held["Net.body.2"] == "Parameter"
+
+
+def test_a_model_that_is_never_called_owns_its_parameters_all_the_same(tmp_path):
+    with record(tmp_path / "x.msc"):
+        model = Net()
+    sums = load(tmp_path / "x.msc").snapshot("peak").by_module()["cpu"]
+    assert sums["Net.head"]["Parameter"] == (30 * 5 + 5) * 4
+    assert model
+
+
+def test_a_model_made_before_and_never_called_is_not_in_it(tmp_path):
+    model = nn.Linear(1000, 1000)
+    with record(tmp_path / "x.msc"):
+        kept = torch.ones(100)
+    assert load(tmp_path / "x.msc").peaks["cpu"].bytes == 400
+    assert model is not None and kept is not None
+
+
+def test_after_many_events_every_moment_is_right(tmp_path):
+    """Beyond the first key frames too: what a seek gives is what adding up the events gives."""
+    with record(tmp_path / "x.msc"):
+        model = Net()
+        for _ in range(5000):
+            model(torch.ones(2, 30)).sum().backward()
+    capture = load(tmp_path / "x.msc")
+    assert capture.count > 200_000 and capture.damaged == 0
+    held, truth = 0, {}
+    for event in capture.events("add", "drop"):
+        held += event.bytes if event.kind == "add" else -event.bytes
+        if event.number % 5003 == 0:
+            truth[event.number + 1] = held
+    assert {at: sum(sums["Total"] for sums in capture.snapshot(at).totals.values()) for at in truth} == truth
+    assert capture.snapshot(f"step:{capture.last_step}").step == capture.last_step
+
+
+def test_steps_and_phases(tmp_path):
+    with record(tmp_path / "x.msc"):
+        train(Checkpointed(), (9, 40), steps=4)
+    capture = load(tmp_path / "x.msc")
+    assert capture.optimizer_steps == 4 and capture.last_step == 4
+    assert [step.number for step in capture.steps()] == [0, 1, 2, 3, 4]
+    made = {word: phase.blocks for word, phase in capture.phases.items()}
+    assert all(made[word] for word in ("forward", "recompute", "backward", "optimizer"))
+
+
+def test_micro_batches_are_one_step(tmp_path):
+    with record(tmp_path / "x.msc"):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(3):
+            for _ in range(4):
+                model(torch.randn(7, 30)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    capture = load(tmp_path / "x.msc")
+    assert (capture.last_step, capture.optimizer_steps) == (3, 3)
+
+
+# ---- as a context manager and a decorator ----
+
+
+def test_each_call_of_a_decorated_function_has_a_file(tmp_path):
+    @record(tmp_path / "x.msc")
+    def work(n: int) -> int:
+        torch.ones(n)
+        return n
+
+    assert [work(10), work(2000)] == [10, 2000]
+    assert sorted(os.listdir(tmp_path)) == ["x.2.msc", "x.msc"]
+    assert load(tmp_path / "x.2.msc").peaks["cpu"].bytes == 8000
+
+
+def test_recordings_may_be_nested_and_overlap(tmp_path):
+    outer, inner = record(tmp_path / "outer.msc"), record(tmp_path / "inner.msc")
+    outer.__enter__()
+    kept = torch.ones(1000)
+    inner.__enter__()
+    more = torch.ones(2000)
+    outer.__exit__(None, None, None)
+    del more
+    most = torch.ones(5000)
+    inner.__exit__(None, None, None)
+    # 1000 floats were there before the second began, but no object that it knows holds them.
+    assert load(tmp_path / "outer.msc").peaks["cpu"].bytes == 12000
+    assert load(tmp_path / "inner.msc").peaks["cpu"].bytes in (20000, 24000)
+    assert kept is not None and most is not None
+
+
+def test_what_became_of_it(tmp_path):
+    with record(tmp_path / "x.msc") as recording:
+        train(Net(), (7, 30))
+    outcome = recording.outcome
+    assert outcome.bytes == os.path.getsize(tmp_path / "x.msc")
+    assert outcome.events == load(tmp_path / "x.msc").count - 1  # they are numbered from 1
+    assert (outcome.lost, outcome.error, outcome.out_of_memory) == (0, None, 0)
+
+
+def test_an_exception_passes_and_the_file_is_whole(tmp_path):
+    with pytest.raises(Boom), record(tmp_path / "x.msc"):
+        torch.ones(10)
+        raise Boom("that")
+    assert load(tmp_path / "x.msc").end == {"how": "exception", "error": "Boom: that"}
+
+
+def test_an_exception_that_cannot_be_told_passes_all_the_same(tmp_path):
+    class Odd(RuntimeError):
+        def __str__(self) -> str:
+            raise KeyboardInterrupt
+
+    for number, error in enumerate((Odd(), ValueError("x\udcff"))):
+        with pytest.raises(type(error)) as caught, record(tmp_path / f"{number}.msc") as recording:
+            raise error
+        assert caught.value is error and recording.outcome.error is None
+        assert load(tmp_path / f"{number}.msc").end["how"] == "exception"
+
+
+def test_a_program_that_closes_our_file_keeps_its_own(tmp_path):
+    ran = run_here(
+        tmp_path,
+        """
+        with record("x.msc") as r:
+            torch.ones(10)
+            r._recording._capture.flush()
+            os.closerange(3, 70000)
+            mine = [open(f"{n}.txt", "w") for n in range(100)]
+            import resource
+            least = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            least = least - 60 if least < 4096 else 4000
+            os.dup2(mine[0].fileno(), least)
+            for _ in range(100):
+                torch.ones(10)
+        os.fstat(least)
+        print(r.outcome.lost > 0, r.outcome.error, os.path.getsize("0.txt"))
+        """,
+    )
+    assert ran.stdout == "True Bad file descriptor 0\n", ran.stderr
+
+
+def test_a_file_that_is_there_is_not_touched(tmp_path):
+    (tmp_path / "x.msc").write_text("mine")
+    with pytest.raises(FileExistsError, match="overwrite=True"), record(tmp_path / "x.msc"):
+        raise AssertionError
+    assert (tmp_path / "x.msc").read_text() == "mine"
+    with record(tmp_path / "x.msc", overwrite=True):
+        torch.ones(10)
+    assert load(tmp_path / "x.msc").peaks["cpu"].bytes == 40
+
+
+@pytest.mark.parametrize("bad", [None, 3, "", b"x.msc"])
+def test_bad_names(bad):
+    with pytest.raises(TypeError):
+        record(bad)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no folder"), record(tmp_path / "no" / "x.msc"):
+        raise AssertionError
+
+
+def test_a_recording_is_entered_once(tmp_path):
+    recording = record(tmp_path / "x.msc")
+    with recording, pytest.raises(RuntimeError, match="begun already"):
+        recording.__enter__()
+    with pytest.raises(RuntimeError, match="not begun"):
+        recording.__exit__(None, None, None)
+
+
+# ---- whatever becomes of the file ----
+
+
+def run_here(folder, text: str, **more) -> subprocess.CompletedProcess:
+    code = "import os, sys, torch\nfrom modscope import load, record\n" + textwrap.dedent(text)
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120, **more)
+
+
+def test_a_full_disk_costs_events_and_nothing_else(tmp_path):
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+
+    ran = run_here(
+        tmp_path,
+        """
+        model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(20)])
+        with record("x.msc") as r:
+            for _ in range(300):
+                y = model(torch.ones(4, 8))
+                if _ % 100 == 0:
+                    r._recording._capture.flush()
+            torch.ones(1_000_000)
+        print(r.outcome.lost > 0, r.outcome.error, float(y.sum()) == float(model(torch.ones(4, 8)).sum()))
+        """,
+        preexec_fn=limit,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("True File too large True")
+    capture = load(tmp_path / "x.msc")
+    assert capture.bytes <= 40_000 and capture.damaged == 0
+    assert capture.count > 0 and capture.lost > 0 and capture.is_lower_bound
+    said = subprocess.run([sys.executable, "-m", "modscope", "summary", tmp_path / "x.msc"], capture_output=True, text=True)
+    assert said.returncode == 0 and "at least" in said.stdout.lower()
+
+
+def test_a_program_that_is_killed_leaves_what_it_did_until_the_last_second(tmp_path):
+    ran = run_here(
+        tmp_path,
+        """
+        import time
+        with record("x.msc"):
+            kept = torch.ones(1000)
+            time.sleep(1)
+            os.kill(os.getpid(), 9)
+        """,
+    )
+    assert ran.returncode == -9
+    capture = load(tmp_path / "x.msc")
+    assert capture.end is None and capture.peaks["cpu"].bytes == 4000
+
+
+def test_a_recording_that_nobody_ended_is_whole_when_python_ends(tmp_path):
+    ran = run_here(
+        tmp_path,
+        """
+        r = record("x.msc")
+        r.__enter__()
+        kept = torch.ones(1000)
+        """,
+    )
+    assert ran.returncode == 0 and not ran.stderr
+    assert load(tmp_path / "x.msc").peaks["cpu"].bytes == 4000
+
+
+def test_a_forked_child_never_writes_to_it(tmp_path):
+    with record(tmp_path / "x.msc") as recording:
+        torch.ones(1000)
+
+        def work() -> None:
+            torch.ones(1_000_000)
+            with record(tmp_path / "child.msc"):
+                torch.ones(5000)
+
+        in_child(work)
+        torch.ones(2000)
+    assert load(tmp_path / "x.msc").peaks["cpu"].bytes == 8000
+    assert recording.outcome.lost == 0
+    assert load(tmp_path / "child.msc").peaks["cpu"].bytes == 20000
+
+
+def test_threads(tmp_path):
+    def work() -> None:
+        for _ in range(20):
+            train(Net(), (7, 30), steps=1)
+
+    with record(tmp_path / "x.msc") as recording:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    capture = load(tmp_path / "x.msc")
+    assert recording.outcome.lost == 0 and capture.damaged == 0
+    assert len({event.bytes for event in capture.events("thread") if event.bytes}) >= 4
+    assert sum(capture.snapshot(capture.count).totals["cpu"].values()) == 0
+
+
+@needs_places
+def test_a_tracker_with_another_source_does_not_fail_because_of_modscope_run(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import torch\nfrom modscope import MemTracker\n"
+        "with MemTracker(source='dispatcher') as mt:\n    x = torch.ones(1000)\n    mt.peak\n"
+        "print(sum(p.bytes for p in mt.peak.values()))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-m", "modscope", "run", "-o", "x.msc", "train.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )
+    assert ran.returncode == 0 and ran.stdout == "4000\n", ran.stderr
+    assert "another source" in load(tmp_path / "x.msc").end["error"]
+
+
+def test_load_and_record_are_public():
+    assert modscope.record is record and modscope.load is load

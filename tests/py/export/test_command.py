@@ -1,0 +1,284 @@
+"""`modscope export`: what it says, what it does to files, and how it ends."""
+
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+
+import pytest
+from capture_helpers import Capture, header, payloads, seal, train
+from export_helpers import mixed
+from odd_captures import hostile, lossy
+
+from modscope.__main__ import main
+
+FORMATS = ["perfetto", "speedscope", "torch-snapshot", "csv", "json"]
+
+
+@pytest.fixture
+def modscope(tmp_path, monkeypatch, capsys):
+    """Run a command in a folder with captures; its status, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    pathlib.Path("run.msc").write_bytes(train(3).end(how="finished"))
+
+    def run(line: str):
+        try:
+            status = main(line.split())
+        except SystemExit as ended:
+            status = ended.code
+        return status, *capsys.readouterr()
+
+    return run
+
+
+# ---- what it writes ----
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_it_says_what_it_wrote_and_where_to_look(modscope, format):
+    status, out, err = modscope(f"export run.msc --format {format} -o out")
+    assert (status, err) == (0, "")
+    first, *_, last = out.splitlines()
+    assert first.startswith("Wrote out (") and ("peak" if format == "speedscope" else " events") in first
+    assert last.startswith("Open it:  ") and pathlib.Path("out").stat().st_size
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_json_tells_of_the_file(modscope, format):
+    status, out, _ = modscope(f"export run.msc --format {format} -o out --json")
+    report = json.loads(out)
+    assert status == 0 and report["command"] == "export" and report["format"] == format
+    assert report["bytes"] == pathlib.Path("out").stat().st_size and report["output"] == "out"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_same_again(modscope, format):
+    modscope(f"export run.msc --format {format} -o a")
+    modscope(f"export run.msc --format {format} -o b")
+    assert pathlib.Path("a").read_bytes() == pathlib.Path("b").read_bytes()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_without_torch(tmp_path, format):
+    (tmp_path / "run.msc").write_bytes(train(2).end(how="finished"))
+    script = f"""
+import sys
+from modscope.__main__ import main
+assert main(["export", "run.msc", "--format", {format!r}, "-o", "out"]) == 0
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_hostile_names_say_nothing_to_the_terminal(modscope, format):
+    pathlib.Path("evil.msc").write_bytes(hostile().end(how="\x1b[2J"))
+    name = "\x1b[31m\u202eout"
+    status, out, err = modscope(f"export evil.msc --format {format} -o {name}")
+    assert status == 0 and err == "" and "\x1b" not in out and "\u202e" not in out
+    assert pathlib.Path(name).exists()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_losses_are_told(modscope, format):
+    pathlib.Path("lossy.msc").write_bytes(lossy().end(how="finished"))
+    status, out, _ = modscope(f"export lossy.msc --format {format} -o out")
+    assert status == 0 and '12 events could not be written: every figure is "at least".' in out
+    _, out, _ = modscope(f"export lossy.msc --format {format} -o again --json")
+    assert json.loads(out)["is_lower_bound"] and json.loads(out)["lost"] == 12
+
+
+# ---- stdout, pipes and devices ----
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_to_stdout(modscope, tmp_path, format):
+    modscope(f"export run.msc --format {format} -o out")
+    words = [sys.executable, "-m", "modscope", "export", "run.msc", "--format", format, "-o", "-"]
+    done = subprocess.run(words, capture_output=True)
+    assert done.returncode == 0 and done.stderr == b"" and done.stdout == (tmp_path / "out").read_bytes()
+
+
+def test_whoever_reads_may_have_seen_enough(modscope):
+    pathlib.Path("long.msc").write_bytes(train(150, blocks=12).end(how="finished"))
+    line = f"{sys.executable} -m modscope export long.msc --format json -o - | head -c 100; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == "" and len(done.stdout) == 100
+
+
+def test_a_device_is_written_to_and_stays(modscope):
+    assert modscope("export run.msc --format csv -o /dev/null")[0] == 0
+    assert not os.path.isfile("/dev/null")
+    status, _, err = modscope("export run.msc --format csv -o /dev/full")
+    assert status == 1 and err == "modscope: /dev/full cannot be written: No space left on device\n"
+
+
+def test_a_terminal_is_not_given_what_is_no_text(tmp_path):
+    (tmp_path / "run.msc").write_bytes(train(1).end(how="finished"))
+    words = [sys.executable, "-m", "modscope", "export", "run.msc", "--format", "perfetto", "-o", "-"]
+    ours, theirs = os.openpty()
+    done = subprocess.run(words, cwd=tmp_path, stdout=theirs, stderr=subprocess.PIPE, text=True)
+    os.close(theirs)
+    os.close(ours)
+    assert done.returncode == 2 and "perfetto is not for a terminal: give a file with -o" in done.stderr
+
+
+# ---- files that are there ----
+
+
+def test_what_exists_stays(modscope):
+    pathlib.Path("out").write_text("dear")
+    status, out, err = modscope("export run.msc --format csv -o out")
+    assert (status, out) == (1, "")
+    assert err == "modscope: out exists already: choose another name, or overwrite it (-f)\n"
+    assert pathlib.Path("out").read_text() == "dear"
+
+
+def test_it_is_replaced_when_that_is_wanted(modscope):
+    pathlib.Path("out").write_text("old")
+    assert modscope("export run.msc --format csv -o out -f")[0] == 0
+    assert pathlib.Path("out").read_text().startswith("event,time,")
+
+
+def test_a_link_leads_to_the_file(modscope):
+    pathlib.Path("real").write_text("old")
+    os.symlink("real", "link")
+    assert modscope("export run.msc --format csv -o link -f")[0] == 0
+    assert os.path.islink("link") and pathlib.Path("real").read_text().startswith("event,time,")
+
+
+@pytest.mark.parametrize("force", ["", " -f"])
+def test_the_capture_is_never_replaced(modscope, force):
+    before = pathlib.Path("run.msc").read_bytes()
+    status, _, err = modscope(f"export run.msc --format csv -o ./run.msc{force}")
+    assert status == 1 and err == "modscope: ./run.msc is the capture itself: choose another name\n"
+    assert pathlib.Path("run.msc").read_bytes() == before
+
+
+def test_nothing_is_left_of_what_failed(modscope, monkeypatch):
+    from modscope._export import tables
+
+    def fail(capture, format, put, asked):
+        put(b"half")
+        raise MemoryError
+
+    monkeypatch.setattr(tables, "write", fail)
+    pathlib.Path("out").write_text("old")
+    status, _, err = modscope("export run.msc --format csv -o out -f")
+    assert (status, err) == (1, "modscope: There is not enough memory to read this\n")
+    assert sorted(os.listdir()) == ["out", "run.msc"] and pathlib.Path("out").read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    "line, sentence",
+    [
+        ("-o there", "there is a folder: give a file's name"),
+        ("-o no/where", "There is no folder no to write to"),
+        ("-o there/", "there/ is a folder: give a file's name"),
+        ("-o run.msc/out", "There is no folder run.msc to write to"),
+        (f"-o {'x' * 300}", f"{'x' * 300} cannot be written: File name too long"),
+    ],
+)
+def test_places_that_cannot_be(modscope, line, sentence):
+    os.mkdir("there")
+    status, out, err = modscope(f"export run.msc --format csv {line}")
+    assert (status, out) == (1, "") and err.startswith("modscope: ") and err.endswith(f"{sentence}\n")
+
+
+# ---- bad input ----
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    "data, sentence",
+    [
+        (None, "There is no file x.msc"),
+        (b"", "x.msc: this is no capture of modscope"),
+        (b"something else entirely, and long enough", "x.msc: this is no capture of modscope"),
+        (header(major=2) + bytes(100), "x.msc: this capture was written by a newer version of modscope"),
+        (header(), "There is nothing to export: x.msc has no events in it"),
+        (Capture().end(how="finished"), "There is nothing to export: x.msc has no events in it"),
+    ],
+)
+def test_no_capture(modscope, format, data, sentence):
+    if data is not None:
+        pathlib.Path("x.msc").write_bytes(data)
+    status, out, err = modscope(f"export x.msc --format {format} -o out")
+    assert (status, out, err) == (1, "", f"modscope: {sentence}\n") and not os.path.exists("out")
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        ("--format xml -o out", "There is no format 'xml', but perfetto, speedscope, torch-snapshot, csv, json"),
+        ("--format csv", "the following arguments are required: -o/--output"),
+        ("-o out", "the following arguments are required: --format"),
+        ("--format csv -o out --at noon", "A moment is peak, oom, step:N or time:SECONDS, not 'noon'"),
+        ("--format perfetto -o out --at peak", "perfetto is of the whole run: --at is for speedscope, torch-snapshot"),
+        ("--format perfetto -o out --device cpu", "perfetto is of all devices here: --device goes with --at"),
+        ("--format json -o out --device cpu", "json is of all devices here: --device goes with --at"),
+        ("--format csv -o - --json", "--json tells of the file that was written: it needs one, not -o -"),
+    ],
+)
+def test_words_that_make_no_sense(modscope, words, sentence):
+    status, out, err = modscope(f"export run.msc {words}")
+    assert (status, out) == (2, "") and sentence in err and not os.path.exists("out")
+
+
+@pytest.mark.parametrize("format", ["speedscope", "torch-snapshot", "csv", "json"])
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        ("--at oom", "There is no moment oom: no allocation failed in this capture"),
+        ("--at step:99", "There is no step 99: the last is 3"),
+        ("--at time:1e6", "There is no moment at 1e+06 s: the capture ends at "),
+        ("--at peak --device cuda:7", "The capture has no device 'cuda:7', but cpu, cuda:0"),
+        ("--at step:2 --device cuda:7", "The capture has no device 'cuda:7', but cpu, cuda:0"),
+    ],
+)
+def test_what_the_capture_does_not_have(modscope, format, words, sentence):
+    status, out, err = modscope(f"export run.msc --format {format} -o out {words}")
+    assert (status, out) == (1, "") and err.startswith(f"modscope: {sentence}")
+    assert os.listdir() == ["run.msc"]
+
+
+def test_no_peak_where_nothing_was_held(modscope):
+    c = Capture()
+    c.where("forward", c.module("Net"))
+    pathlib.Path("bare.msc").write_bytes(c.end(how="finished"))
+    status, _, err = modscope("export bare.msc --format speedscope -o out")
+    assert (status, err) == (1, "modscope: There is no peak: the capture has no memory in it\n")
+    assert all(modscope(f"export bare.msc --format {name} -o {name}")[0] == 0 for name in FORMATS if name != "speedscope")
+
+
+def test_blocks_that_have_no_addresses_left(modscope):
+    c = Capture()
+    for i in range(5):
+        c.drop(c.add(2**61 + i))
+    pathlib.Path("vast.msc").write_bytes(c.end(how="finished"))
+    status, _, err = modscope("export vast.msc --format torch-snapshot -o out")
+    assert (status, err) == (1, "modscope: The blocks of this capture are too large for torch-snapshot\n")
+    assert modscope("export vast.msc --format perfetto -o out")[0] == 0
+
+
+def test_forged_captures_are_exported_or_refused(modscope):
+    """Bytes are changed at random, with checksums that fit."""
+    originals = [train(3).end(how="finished"), lossy().end(how="finished"), mixed().end(how="finished")]
+    chance = random.Random(6)
+    for i in range(90):
+        data = bytearray(originals[i % 3])
+        places = payloads(data)
+        for _ in range(chance.choice((1, 3, 20))):
+            place = chance.choice(places)
+            if place:
+                data[chance.choice(place)] = chance.randrange(256)
+        pathlib.Path("forged.msc").write_bytes(seal(data))
+        for format in FORMATS:
+            status, _, err = modscope(f"export forged.msc --format {format} -o out -f")
+            assert status == 0 or status == 1 and err.startswith("modscope: ")
+        if os.path.exists("out"):
+            os.unlink("out")

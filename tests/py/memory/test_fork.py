@@ -1,0 +1,226 @@
+"""Processes: a fork in the middle, the workers of a DataLoader, and two ranks of DDP."""
+
+import os
+import subprocess
+import sys
+
+import memory_helpers
+import pytest
+import torch
+from helpers import in_child, leaf, make, mlp
+from memory_helpers import bytes_of, every_source, held, held_by, now, of_module, wrong_sums
+from torch.utils.data import DataLoader, Dataset
+
+from modscope import MemTracker
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here"),
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+]
+
+
+@every_source
+def test_a_child_goes_on_from_what_it_inherited(source):
+    mod, x = mlp(2, 8), torch.randn(4, 8)
+    mt = MemTracker(source)
+    mt.track_external(mod, x)
+    with mt:
+        kept = torch.zeros(10)
+
+        def child():
+            assert held(mt) == held_by([mod]) and now(mt, "Activation") == 40
+            with torch.no_grad():
+                out = mod(x)
+            assert now(mt, "Activation") == 40 + bytes_of(out)
+            assert of_module(mt, "Sequential.3")["Activation"] == bytes_of(out)
+            assert wrong_sums(mt) == []
+
+        in_child(child)
+        assert now(mt, "Activation") == 40
+        mod(x).sum().backward()
+        assert held(mt) == held_by([mod])
+        assert wrong_sums(mt) == []
+    del kept
+
+
+@every_source
+def test_a_child_does_not_disturb_its_parent(source):
+    with MemTracker(source) as mt:
+        kept = torch.zeros(10)
+
+        def child():
+            more = torch.zeros(1000)
+            kept.resize_(500)
+            assert now(mt) == 4000 + 2000
+            del more
+
+        in_child(child)
+        assert now(mt) == 40
+        kept = None
+        assert now(mt) == 0
+
+
+@every_source
+def test_a_fork_inside_a_forward(source):
+    mt = MemTracker(source)
+
+    def body(m, x):
+        def child():
+            kept = torch.zeros(10)
+            assert of_module(mt, "Top.a")["Activation"] == 40
+            del kept
+
+        in_child(child)
+        return torch.zeros(20)
+
+    with mt:
+        out = make("Top", lambda m, x: m.a(x), a=leaf(body))(1)
+        assert of_module(mt, "Top.a")["Activation"] == 80
+    del out
+
+
+@every_source
+def test_a_child_leaves_and_enters(source):
+    mt = MemTracker(source)
+    with mt:
+        kept = torch.zeros(10)
+
+        def child():
+            mt.__exit__(None, None, None)
+            made = torch.zeros(10)
+            assert now(mt) == 40
+            with mt:
+                assert now(mt) == 0
+                more = torch.zeros(5)
+                assert now(mt) == 20
+            del made, more
+
+        in_child(child)
+        assert now(mt) == 40
+    del kept
+
+
+def test_a_fork_while_other_threads_allocate():
+    """Whatever lock another thread holds at the fork, the child does not wait for it."""
+    import threading
+
+    stop = threading.Event()
+
+    def work():
+        while not stop.is_set():
+            [torch.empty(8) for _ in range(50)]
+
+    def child():
+        kept = torch.zeros(10)
+        assert now(mt) >= 40
+        del kept
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    with MemTracker() as mt:
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(50):
+                in_child(child)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(30)
+        assert now(mt) == 0
+
+
+class Items(Dataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        return torch.full((10,), float(i))
+
+
+@every_source
+def test_workers_of_a_data_loader(source):
+    """Batches come through shared memory: nothing of torch's allocator is left of them here."""
+    mod, sums = mlp(1, 10), []
+    mt = MemTracker(source)
+    mt.track_external(mod)
+    with mt:
+        for batch in DataLoader(Items(), batch_size=2, num_workers=2, timeout=60, multiprocessing_context="fork"):
+            mod(batch).sum().backward()
+            sums.append(float(batch.sum()))
+            assert held(mt) == held_by([mod])
+            if source == "allocator":
+                assert now(mt, "Activation") == now(mt, "Temp") == 0
+        del batch
+        assert now(mt) == sum(held_by([mod]).values())
+    assert sums == [10.0, 50.0, 90.0]
+
+
+DDP = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from helpers import mlp
+from memory_helpers import *
+from modscope import MemTracker
+
+torch.set_num_threads(1)
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+
+def train(source, view):
+    torch.manual_seed(0)
+    mod = DistributedDataParallel(mlp(3, 16), gradient_as_bucket_view=view)
+    opt = torch.optim.Adam(mod.parameters())
+    x = torch.randn(4, 16) + rank
+    mt = None if source is None else MemTracker(source)
+    if mt is not None:
+        mt.track_external(mod, opt, x)
+        mt.__enter__()
+    for _ in range(3):
+        mod(x).square().sum().backward()
+        opt.step()
+        if mt is not None:
+            assert held(mt) == held_by([mod], [opt]), (held(mt), held_by([mod], [opt]))
+            assert wrong_sums(mt) == []
+        opt.zero_grad(set_to_none=not view)
+    if mt is not None:
+        assert of_module(mt, "DistributedDataParallel.module.0")["Parameter"] == 4 * (256 + 16)
+        mt.__exit__(None, None, None)
+    return [p.detach().clone() for p in mod.parameters()]
+
+for view in (False, True):
+    plain = train(None, view)
+    for source in SOURCES:
+        tracked = train(source, view)
+        assert all(torch.equal(a, b) for a, b in zip(plain, tracked))
+dist.destroy_process_group()
+print("fine")
+"""
+
+
+@pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
+)
+def test_two_ranks_of_ddp(tmp_path):
+    """Parameters, gradients (of their own and in the buckets) and state on both ranks; the same results."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(memory_helpers.__file__), os.environ.get("PYTHONPATH", "")])}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", DDP, str(rank), str(tmp_path / "meet")],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for rank in ranks:
+            out, _ = rank.communicate(timeout=100)
+            assert rank.returncode == 0 and out.endswith("fine\n"), out
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()

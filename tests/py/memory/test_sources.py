@@ -1,0 +1,303 @@
+"""Two sources, one ledger: they agree on what the dispatcher can see, the dispatcher works on
+fake tensors, and neither does more work per operator the larger the model is."""
+
+import pytest
+import torch
+from helpers import make, mlp, needs_places, run_python
+from memory_helpers import SOURCES, nonzero, now, of_module, python_calls, reading, wrong_sums
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+
+from modscope import MemTracker
+
+# ---- agreement ----
+
+
+class Attends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
+        return x + self.out((q @ k.transpose(-1, -2)).softmax(-1) @ v)
+
+
+MODELS = {
+    "mlp": lambda: (mlp(3, 16), torch.randn(8, 16)),
+    "attention": lambda: (nn.Sequential(Attends(), Attends()), torch.randn(2, 5, 16)),
+    "convolution": lambda: (nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), torch.randn(2, 3, 8, 8)),
+    "embedding": lambda: (nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 50)), torch.arange(6).view(2, 3)),
+    "checkpoint": lambda: (
+        make("Mod", lambda m, x: checkpoint(m.a, m.b(x), use_reentrant=False, preserve_rng_state=False), a=mlp(2, 16), b=nn.Linear(16, 16)),
+        torch.randn(8, 16),
+    ),
+}
+
+
+def story(source, kind):
+    """What a tracker says at each point of two steps of training."""
+    torch.manual_seed(0)
+    mod, x = MODELS[kind]()
+    opt = torch.optim.Adam(mod.parameters())
+    mt = MemTracker(source)
+    mt.track_external(mod, opt, x)
+    told = []
+    with mt:
+        for _ in range(2):
+            loss = mod(x).square().sum()
+            told.append(("forward", reading(mt), mt.get_module_snapshot()))
+            loss.backward()
+            del loss
+            told.append(("backward", reading(mt), mt.get_module_snapshot()))
+            opt.step()
+            told.append(("step", reading(mt), mt.get_module_snapshot()))
+            opt.zero_grad()
+            told.append(("zero", reading(mt), mt.get_module_snapshot()))
+    return told
+
+
+@needs_places
+@pytest.mark.parametrize("kind", MODELS)
+def test_both_sources_tell_the_same_story(kind):
+    assert story("allocator", kind) == story("dispatcher", kind)
+
+
+@needs_places
+@pytest.mark.parametrize("kind", ["mlp", "attention"])
+def test_both_sources_see_the_same_peak_of_forward(kind):
+    peaks = []
+    for source in SOURCES:
+        torch.manual_seed(0)
+        mod, x = MODELS[kind]()
+        mt = MemTracker(source)
+        mt.track_external(mod, x)
+        with mt, torch.no_grad():
+            mod(x)
+        peaks.append((reading(mt, "peak"), mt.get_module_snapshot("peak"), mt.peak))
+    assert peaks[0] == peaks[1]
+
+
+@needs_places
+def test_both_sources_keep_the_same_entries():
+    stories = []
+    for source in SOURCES:
+        mod, x = mlp(2, 8), torch.randn(4, 8)
+        mt = MemTracker(source)
+        mt.track_external(mod, x)
+        with mt:
+            mod(x).sum().backward()
+        stories.append(
+            {
+                stats.mod_fqn: (
+                    stats.parameter_mem,
+                    stats.input_mem,
+                    stats.output_mem,
+                    {state: stats.snapshots[state] for state in ("Pre-Forward", "Post-Forward", "Peak-Forward")},
+                )
+                for stats in mt.memory_tracking.values()
+            }
+        )
+    assert stories[0] == stories[1]
+
+
+# ---- fake tensors ----
+
+
+def fake_step(mt, mod, x, opt=None):
+    loss = mod(x).square().sum()
+    activation = now(mt, "Activation")
+    loss.backward()
+    del loss
+    if opt is not None:
+        opt.step()
+    return activation
+
+
+def test_fake_tensors_have_the_bytes_of_real_ones():
+    real = MemTracker()
+    mod, x = mlp(3, 16), torch.randn(8, 16)
+    opt = torch.optim.Adam(mod.parameters())
+    real.track_external(mod, opt, x)
+    with real:
+        fake_step(real, mod, x, opt)
+    with FakeTensorMode():
+        mod, x = mlp(3, 16), torch.randn(8, 16)
+        opt = torch.optim.Adam(mod.parameters())
+        fake = MemTracker()
+        fake.track_external(mod, opt, x)
+        with fake:
+            fake_step(fake, mod, x, opt)
+    assert reading(fake) == reading(real)
+    assert fake.get_module_snapshot() == real.get_module_snapshot()
+
+
+def test_fake_bytes_by_hand():
+    with FakeTensorMode():
+        mod, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(32, 8)
+        mt = MemTracker()
+        mt.track_external(mod, x)
+        with mt:
+            y = mod(x)
+            assert nonzero(reading(mt)) == {"Parameter": 848, "Other": 1024, "Activation": 2560, "Total": 4432}
+            assert reading(mt, "peak")["Activation"] == 4096
+            y.sum().backward()
+            assert now(mt, "Gradient") == 848
+            assert of_module(mt, "Sequential.0")["Gradient"] == 576
+        assert wrong_sums(mt) == []
+
+
+def test_nothing_is_allocated_for_fake_tensors():
+    """A model of 4 TB."""
+    with FakeTensorMode():
+        mod = nn.Linear(1 << 20, 1 << 20, bias=False)
+        mt = MemTracker()
+        mt.track_external(mod)
+        with mt:
+            mod(torch.randn(1, 1 << 20)).sum().backward()
+            assert now(mt, "Parameter") == now(mt, "Gradient") == 1 << 42
+
+
+def test_auto_is_the_dispatcher_inside_a_fake_mode():
+    with FakeTensorMode(), MemTracker() as mt:
+        assert mt.source == "dispatcher"
+
+
+def test_auto_is_the_dispatcher_where_a_fake_tensor_was_given():
+    with FakeTensorMode():
+        mod = mlp(1, 8)
+    for given in (mod, [next(mod.parameters()).detach()]):
+        mt = MemTracker()
+        mt.track_external(given)
+        with mt:
+            assert mt.source == "dispatcher"
+            assert now(mt) > 0
+
+
+def test_auto_chooses_anew_each_time():
+    mt = MemTracker()
+    with FakeTensorMode(), mt:
+        assert mt.source == "dispatcher"
+    with mt:
+        assert mt.source == SOURCES[0]
+
+
+@needs_places
+def test_fake_tensors_are_not_the_allocators():
+    """Their storages have a size and no memory: asked for, the allocator source counts what there is."""
+    with FakeTensorMode(), MemTracker("allocator") as mt:
+        kept = torch.zeros(1000)
+        assert now(mt) == 0
+    del kept
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this torch was built with CUDA")
+@pytest.mark.parametrize("way", ["given", "made inside"])
+def test_fake_cuda_is_refused_by_a_torch_without_cuda(way):
+    """There autograd would abort the process."""
+    with FakeTensorMode(), pytest.raises(RuntimeError, match="(?i)cuda"):
+        mt = MemTracker()
+        if way == "given":
+            mt.track_external(torch.empty(10, device="cuda"))
+        with mt:
+            torch.empty(10, device="cuda")
+    with MemTracker() as mt:
+        assert now(mt) == 0
+
+
+@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this torch was built without CUDA")
+def test_fake_cuda_tensors_are_rounded_as_the_allocator_does():
+    """No GPU is needed: 400 and 40 bytes of parameters, 120 of input, each in blocks of 512."""
+    with FakeTensorMode():
+        mod, x = nn.Linear(10, 10, device="cuda"), torch.randn(3, 10, device="cuda")
+        mt = MemTracker()
+        mt.track_external(mod, x)
+        with mt:
+            assert mt.source == "dispatcher"
+            mod(x).sum().backward()
+            found = mt.get_tracker_snapshot()[x.device]
+            assert (found["Parameter"], found["Gradient"], found["Other"]) == (1024, 1024, 512)
+
+
+# ---- where the allocator cannot be watched ----
+
+
+@pytest.fixture(scope="module")
+def without_places():
+    """What a fresh interpreter prints: the source that "auto" is there, and what "allocator" is told."""
+    done = run_python(
+        """
+        from modscope import MemTracker
+        with MemTracker() as mt:
+            print(mt.source)
+        try:
+            MemTracker("allocator").__enter__()
+        except RuntimeError as error:
+            print(error)
+        """,
+        MODSCOPE_INTERPOSE="0",
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_without_places_auto_is_the_dispatcher(without_places):
+    assert without_places[0] == "dispatcher"
+
+
+def test_without_places_the_allocator_is_refused_and_why_is_said(without_places):
+    assert "MODSCOPE_INTERPOSE" in without_places[1] and "dispatcher" in without_places[1]
+
+
+# ---- work ----
+
+
+def steps(mod, x, opt=None):
+    def step():
+        mod(x).sum().backward()
+        if opt is not None:
+            opt.step()
+        mod.zero_grad()
+
+    return step
+
+
+def test_the_dispatcher_is_not_quadratic():
+    """Twice the modules, twice the calls; if every operator looked at every module it were four times."""
+    counts = []
+    for layers in (10, 20, 40, 80):
+        mod, x = mlp(layers, 4), torch.randn(2, 4)
+        step = steps(mod, x)
+        with MemTracker("dispatcher"):
+            step()
+            counts.append(python_calls(step))
+    growth = [b / a for a, b in zip(counts, counts[1:])]
+    assert max(growth) < 2.2, counts
+
+
+def test_the_dispatcher_does_not_slow_down_with_what_is_alive():
+    mod, x = mlp(4, 4), torch.randn(2, 4)
+    step = steps(mod, x)
+    with MemTracker("dispatcher"):
+        step()
+        few = python_calls(step)
+        kept = [torch.zeros(1) for _ in range(2000)]
+        step()
+        assert python_calls(step) <= few * 1.1
+    del kept
+
+
+@needs_places
+def test_no_python_runs_while_the_allocator_is_the_source():
+    """Exactly the functions of the step itself: none per allocation, operator, call or node."""
+    mod, x = mlp(4, 8), torch.randn(2, 8)
+    opt = torch.optim.SGD(mod.parameters(), lr=0.1)
+    step = steps(mod, x)
+    stepping = steps(mod, x, opt)
+    step(), stepping()
+    plain, plain_stepping = python_calls(step), python_calls(stepping)
+    with MemTracker("allocator"):
+        step(), stepping()
+        assert python_calls(step) == plain
+        assert python_calls(stepping) <= plain_stepping + 30  # a few for a step, however many parameters
