@@ -9,7 +9,7 @@
 #   PYTHON        the interpreter to build for
 #   TORCH_PYTHON  an interpreter that has torch, for the tests that need it
 #
-# The tools are installed into an environment below build/wheel/. Without a package index they cannot be: both are skipped then.
+# The tools are installed into an environment below build/wheel/. Where they cannot be installed, nothing is built.
 set -eu
 cd "$(dirname "$0")/.."
 : "${PYTHON:?run this with: make wheel}"
@@ -20,13 +20,12 @@ tools=$PWD/$folder/tools
 
 say() { printf '== %s: %s\n' "$target" "$*"; }
 
+# quietly NAME COMMAND: what the command prints goes into a log, and is shown only if it fails.
+quietly() { "${@:2}" >"$folder/$1.log" 2>&1 || { cat "$folder/$1.log"; return 1; }; }
+
 install_tools() {
-    [ ! -e "$tools/.installed" ] || return 0
-    rm -rf "$tools"
-    "${MAKE:-make}" --silent PYTHON="$PYTHON" VENV="$tools" "$tools/bin/python"
     timeout 300 "$tools/bin/python" -m pip install --quiet --disable-pip-version-check --retries 0 --timeout 20 \
-        --only-binary :all: "${needs[@]}" || return 1
-    touch "$tools/.installed"
+        --only-binary :all: "${needs[@]}" && touch "$tools/.installed"
 }
 
 # check_sdist FILE: fails if the files in it are not those that git tracks. Outside a git checkout nothing is compared.
@@ -38,25 +37,24 @@ check_sdist() {
     fi
 }
 
-if ! install_tools; then
-    say "skipped, because these cannot be installed here: ${needs[*]}"
-    exit 0
+if [ ! -e "$tools/.installed" ]; then
+    rm -rf "$tools"
+    "${MAKE:-make}" --silent PYTHON="$PYTHON" VENV="$tools" "$tools/bin/python"
+    install_tools || { say "skipped, because these cannot be installed here: ${needs[*]}"; exit 0; }
 fi
 export PATH=$tools/bin:$PATH
 rm -rf "$folder/built" "$folder/repaired"
 
-if [ "$target" = sdist ]; then
-    python -m build --no-isolation --sdist --outdir "$folder/built" . >"$folder/build.log" 2>&1 || { cat "$folder/build.log"; exit 1; }
-else
-    # With neither --sdist nor --wheel, the wheel is built from the unpacked source distribution, in a temporary folder.
-    python -m build --no-isolation --outdir "$folder/built" . >"$folder/build.log" 2>&1 || { cat "$folder/build.log"; exit 1; }
-fi
+# Without --sdist, the wheel is built as well: from the unpacked source distribution, in a temporary folder.
+only=()
+[ "$target" = wheel ] || only=(--sdist)
+quietly build python -m build --no-isolation "${only[@]}" --outdir "$folder/built" .
 sdist=$(echo "$folder"/built/*.tar.gz)
 check_sdist "$sdist"
 made=("$sdist")
 
 if [ "$target" = wheel ]; then
-    auditwheel repair --wheel-dir "$folder/repaired" "$folder"/built/*.whl >"$folder/repair.log" 2>&1 || { cat "$folder/repair.log"; exit 1; }
+    quietly repair auditwheel repair --wheel-dir "$folder/repaired" "$folder"/built/*.whl
     wheel=$(echo "$folder"/repaired/*-manylinux*.whl)
     python tools/test_wheel.py "$wheel" "$folder/clean" ${TORCH_PYTHON:+--torch "$TORCH_PYTHON"}
     made+=("$wheel")

@@ -1,5 +1,5 @@
 # wheel.mk - the source distribution, and the wheel for one Python. Included by the Makefile.
-# tools/make_wheel.sh does the work, in build/wheel/.
+# tools/make_wheel.sh builds and checks them in build/wheel/; only what passed is copied to dist/.
 
 .PHONY: sdist wheel
 
