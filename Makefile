@@ -24,9 +24,10 @@ SEEDS    := $(firstword $(wildcard ../shared/conformance/seedtests shared/confor
         layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang san-py san-py-run FORCE
 
 -include tools/c.mk
+include tools/wheel.mk
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: build ## train a small GPT under `modscope run`: who holds its memory, and what to ask next
 	$(VENV)/bin/modscope run --force --output build/gpt.msc examples/gpt.py
