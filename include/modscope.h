@@ -111,9 +111,9 @@ void ms_thread_close(ms_thread *thread);
 int ms_call_enter(ms_thread *thread, ms_path path, uint64_t seq);
 int ms_call_leave(ms_thread *thread, uint64_t seq);
 
-/* The thread begins to run node `number` made by thread `maker`, or ends running it.
+/* The thread begins to run node `number` made by thread `creator`, or ends running it.
  * Nodes made meanwhile belong to the same call as this one. */
-int ms_node_enter(ms_thread *thread, uint64_t maker, uint64_t number, uint64_t seq);
+int ms_node_enter(ms_thread *thread, uint64_t creator, uint64_t number, uint64_t seq);
 int ms_node_leave(ms_thread *thread, uint64_t seq);
 /* The same for a node without a number whose owner is known otherwise. */
 int ms_node_enter_as(ms_thread *thread, ms_path path, uint64_t seq);
@@ -127,9 +127,9 @@ int ms_override_leave(ms_thread *thread);
 void ms_optimizer_enter(ms_thread *thread);
 void ms_optimizer_leave(ms_thread *thread);
 
-/* In which call node `number` of thread `maker` was made. MS_ANY_THREAD where the maker is
+/* In which call node `number` of thread `creator` was made. MS_ANY_THREAD where the creator is
  * not known: what the threads that made calls agree on, MS_UNKNOWN if they differ. */
-ms_path ms_node_path(ms_watch *watch, uint64_t maker, uint64_t number);
+ms_path ms_node_path(ms_watch *watch, uint64_t creator, uint64_t number);
 
 /* Where the thread is. */
 ms_phase ms_thread_phase(const ms_thread *thread);

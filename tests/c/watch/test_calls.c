@@ -142,7 +142,7 @@ TEST(calls_without_nodes_leave_nothing)
         leave_call(t);
         leave_call(t);
     }
-    CHECK_EQ(atomic_load(&t->thread->table.count), 0);
+    CHECK_EQ(atomic_load(&t->thread->ring.end), 0);
     make(t, 1);
     CHECK_EQ(owner(t, 0), MS_GLOBAL);
     scene_close(&scene);
@@ -159,7 +159,7 @@ TEST(a_call_without_nodes_inside_one_with_nodes_leaves_no_mark)
     leave_call(t);
     CHECK_EQ(owner(t, first), scene.a);
     CHECK_EQ(owner(t, second), scene.a);
-    CHECK_EQ(atomic_load(&t->thread->table.count), 1);
+    CHECK_EQ(atomic_load(&t->thread->ring.end), 1);
     scene_close(&scene);
 }
 

@@ -11,7 +11,7 @@
 #ifdef SHUT_WORKS
 
 #define KEPT 256
-#define RECORDS (KEPT * sizeof(struct ms__record))
+#define RECORDS (KEPT * sizeof(struct ms__call_record))
 #define ASKED 12 /* the last numbers, and the first */
 
 static struct scene scene;
@@ -155,7 +155,7 @@ static void calls_open_for_long(void)
     made(1, scene.a);
     enter(scene.b);
     made(1, scene.b);
-    while (writer->thread->table.count < KEPT - KEPT / 4 + 3) {
+    while (writer->thread->ring.end < KEPT - KEPT / 4 + 3) {
         enter(scene.c);
         made(1, scene.c);
         leave();

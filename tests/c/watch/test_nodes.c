@@ -213,11 +213,11 @@ TEST(nodes_that_make_none_leave_nothing)
 {
     struct lane *t = start();
     uint64_t a = small_call(t, scene.a, 1);
-    uint64_t count = atomic_load(&t->thread->table.count);
+    uint64_t count = atomic_load(&t->thread->ring.end);
     for (int i = 0; i < 100000; i++) {
         node(t, t, a);
         leave_node(t);
     }
-    CHECK_EQ(atomic_load(&t->thread->table.count), count);
+    CHECK_EQ(atomic_load(&t->thread->ring.end), count);
     scene_close(&scene);
 }

@@ -45,7 +45,7 @@ static uint32_t fill_frames(struct lane *t)
 {
     call(t, scene.a);
     make(t, 1);
-    while (t->thread->depth < t->thread->room)
+    while (t->thread->depth < t->thread->capacity)
         call(t, scene.a);
     return t->thread->depth;
 }

@@ -11,7 +11,7 @@
 #ifdef SHUT_WORKS
 
 #define KEPT 256
-#define RECORDS (KEPT * sizeof(struct ms__record))
+#define RECORDS (KEPT * sizeof(struct ms__call_record))
 
 static struct scene scene;
 static struct lane *writer, *reader;
@@ -61,7 +61,7 @@ static bool tell(const struct story *story, ms_path (*ask)(uint64_t), size_t siz
 static void tell_everywhere(const struct story *story, ms_path (*ask)(uint64_t))
 {
     unsigned came_by = 0;
-    for (size_t at = sizeof(struct ms__record); at < RECORDS; at += sizeof(struct ms__record)) {
+    for (size_t at = sizeof(struct ms__call_record); at < RECORDS; at += sizeof(struct ms__call_record)) {
         came_by += tell(story, ask, RECORDS, at, true);
         came_by += tell(story, ask, RECORDS, at, false);
     }
@@ -116,7 +116,7 @@ static uint64_t node_of_an_outer_call(bool another_stays_open)
     leave_call(writer);
     if (another_stays_open)
         call(writer, scene.d);
-    while (writer->thread->table.count < KEPT)
+    while (writer->thread->ring.end < KEPT)
         small_call(writer, scene.b, 1);
     CHECK_EQ(by_node_enter(number - 1), scene.b);
     return number;
