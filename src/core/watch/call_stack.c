@@ -30,34 +30,34 @@ MS__INLINE uint64_t find_outer_record(const ms_thread *thread, uint32_t at)
 }
 
 /* A call we failed to push may still create nodes. Mark every node created until it ends as unknown. */
-MS__RARE void enter_unpushed(ms_thread *thread, uint64_t seq)
+MS__RARE void enter_unpushed(ms_thread *thread, uint64_t next_number)
 {
     uint64_t unknown_to = MS__PEEK(thread->ring.unknown_to);
     if (thread->unpushed++ == 0)
         thread->saved_unknown_to = unknown_to;
-    ms__call_ring_mark_unknown(&thread->ring, seq, UINT64_MAX);
+    ms__call_ring_mark_unknown(&thread->ring, next_number, UINT64_MAX);
     ms__count_lost(thread->watch);
 }
 
-MS__RARE void leave_unpushed(ms_thread *thread, uint64_t seq)
+MS__RARE void leave_unpushed(ms_thread *thread, uint64_t next_number)
 {
-    if (seq > thread->saved_unknown_to)
-        thread->saved_unknown_to = seq;
+    if (next_number > thread->saved_unknown_to)
+        thread->saved_unknown_to = next_number;
     if (--thread->unpushed == 0)
         MS__STORE(thread->ring.unknown_to, thread->saved_unknown_to);
 }
 
 /* The ring is about to overwrite the outermost open record. End all open records here, and push new ones for
  * the same calls, so that a call never loses its record while it is open. */
-MS__RARE void renew_open_records(ms_thread *thread, uint64_t seq)
+MS__RARE void renew_open_records(ms_thread *thread, uint64_t next_number)
 {
     for (uint32_t i = thread->depth; i-- > 0;)
         if (thread->frames[i].record < MS__UNRECORDED)
-            ms__call_ring_end(&thread->ring, thread->frames[i].record, seq);
+            ms__call_ring_end(&thread->ring, thread->frames[i].record, next_number);
     for (uint32_t i = 0; i < thread->depth; i++) {
         struct ms__frame *frame = &thread->frames[i];
         if (frame->record < MS__UNRECORDED)
-            frame->record = ms__call_ring_push(&thread->ring, seq, find_outer_record(thread, i), frame->path);
+            frame->record = ms__call_ring_push(&thread->ring, next_number, find_outer_record(thread, i), frame->path);
     }
 }
 
@@ -69,16 +69,16 @@ MS__INLINE void push_record(ms_thread *thread, uint32_t at)
 }
 
 /* Renew the open records if the ring is about to overwrite one, and compute when to check again. */
-MS__RARE void renew_if_needed(ms_thread *thread, uint64_t seq)
+MS__RARE void renew_if_needed(ms_thread *thread, uint64_t next_number)
 {
     uint64_t margin = thread->ring.capacity / 4;
     uint64_t end = MS__PEEK(thread->ring.end), outermost = end;
     for (uint32_t i = thread->depth; i-- > 0;)
         if (thread->frames[i].record < MS__UNRECORDED)
             outermost = thread->frames[i].record;
-    /* Renewing cannot help a stack that is as deep as the ring is long. */
+    /* A stack deeper than the margin would fill the ring with copies of itself. */
     if (end - outermost >= thread->ring.capacity - margin && thread->depth < margin) {
-        renew_open_records(thread, seq);
+        renew_open_records(thread, next_number);
         outermost = end;
     }
     thread->renew_check_at = outermost + thread->ring.capacity - margin;
@@ -103,25 +103,25 @@ MS__RARE void record_nodes(ms_thread *thread)
     MS__STORE(thread->ring.unrecorded_from, UINT64_MAX);
 }
 
-MS__INLINE struct ms__frame *push_frame(ms_thread *thread, enum ms__kind kind, ms_path path, uint64_t seq,
+MS__INLINE struct ms__frame *push_frame(ms_thread *thread, enum ms__kind kind, ms_path path, uint64_t next_number,
                                         uint64_t record)
 {
     if (MS__UNLIKELY(thread->unpushed || (thread->depth == thread->capacity && grow_frames(thread) != MS_OK))) {
-        enter_unpushed(thread, seq);
+        enter_unpushed(thread, next_number);
         return NULL;
     }
     struct ms__frame *frame = &thread->frames[thread->depth++];
-    *frame = (struct ms__frame){record, seq, path, kind};
+    *frame = (struct ms__frame){record, next_number, path, kind};
     return frame;
 }
 
 /* Pop the innermost frame. NULL if it is of another kind (*error is MS_EUNBALANCED), or if it had not been
  * pushed for lack of memory (*error is MS_OK). */
-MS__INLINE struct ms__frame *pop_frame(ms_thread *thread, enum ms__kind kind, uint64_t seq, int *error)
+MS__INLINE struct ms__frame *pop_frame(ms_thread *thread, enum ms__kind kind, uint64_t next_number, int *error)
 {
     *error = MS_OK;
     if (MS__UNLIKELY(thread->unpushed)) {
-        leave_unpushed(thread, seq);
+        leave_unpushed(thread, next_number);
         return NULL;
     }
     if (MS__UNLIKELY(!thread->depth || thread->frames[thread->depth - 1].kind != kind)) {
@@ -131,13 +131,13 @@ MS__INLINE struct ms__frame *pop_frame(ms_thread *thread, enum ms__kind kind, ui
     return &thread->frames[--thread->depth];
 }
 
-int ms_call_enter(ms_thread *thread, ms_path path, uint64_t seq)
+int ms_call_enter(ms_thread *thread, ms_path path, uint64_t next_number)
 {
     if (MS__UNLIKELY(thread->unrecorded))
         record_nodes(thread);
     if (MS__UNLIKELY(MS__PEEK(thread->ring.end) >= thread->renew_check_at))
-        renew_if_needed(thread, seq);
-    if (MS__UNLIKELY(!push_frame(thread, MS__CALL, path, seq, MS__NONE)))
+        renew_if_needed(thread, next_number);
+    if (MS__UNLIKELY(!push_frame(thread, MS__CALL, path, next_number, MS__NONE)))
         return MS_ENOMEM;
     push_record(thread, thread->depth - 1);
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
@@ -154,13 +154,13 @@ MS__INLINE void end_optimizer_steps(ms_thread *thread)
         thread->optimizer_at = thread->optimizer_steps_open = 0;
 }
 
-int ms_call_leave(ms_thread *thread, uint64_t seq)
+int ms_call_leave(ms_thread *thread, uint64_t next_number)
 {
     int error;
-    const struct ms__frame *frame = pop_frame(thread, MS__CALL, seq, &error);
+    const struct ms__frame *frame = pop_frame(thread, MS__CALL, next_number, &error);
     if (MS__UNLIKELY(!frame))
         return error;
-    ms__call_ring_end(&thread->ring, frame->record, seq);
+    ms__call_ring_end(&thread->ring, frame->record, next_number);
     end_optimizer_steps(thread);
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (MS__UNLIKELY(ledger != NULL))
@@ -250,11 +250,11 @@ MS__INLINE void publish_unrecorded(ms_thread *thread, const struct ms__frame *fr
     MS__STORE(thread->ring.unrecorded_from, frame->begin);
 }
 
-MS__INLINE int enter_node(ms_thread *thread, ms_path path, uint64_t seq)
+MS__INLINE int enter_node(ms_thread *thread, ms_path path, uint64_t next_number)
 {
-    if (MS__UNLIKELY(thread->unrecorded && MS__PEEK(thread->ring.unrecorded_from) != seq))
+    if (MS__UNLIKELY(thread->unrecorded && MS__PEEK(thread->ring.unrecorded_from) != next_number))
         record_nodes(thread);
-    struct ms__frame *frame = push_frame(thread, MS__NODE, path, seq, MS__UNRECORDED);
+    struct ms__frame *frame = push_frame(thread, MS__NODE, path, next_number, MS__UNRECORDED);
     if (MS__UNLIKELY(!frame))
         return MS_ENOMEM;
     thread->unrecorded++;
@@ -263,11 +263,11 @@ MS__INLINE int enter_node(ms_thread *thread, ms_path path, uint64_t seq)
     return MS_OK;
 }
 
-int ms_node_enter(ms_thread *thread, uint64_t creator, uint64_t number, uint64_t seq)
+int ms_node_enter(ms_thread *thread, uint64_t creator, uint64_t number, uint64_t next_number)
 {
     uint64_t record;
     ms_path path = find_node_path(thread, creator, number, &record);
-    int error = enter_node(thread, path, seq);
+    int error = enter_node(thread, path, next_number);
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (MS__UNLIKELY(ledger != NULL) && error == MS_OK) {
         if (number == MS_NO_NUMBER)
@@ -278,9 +278,9 @@ int ms_node_enter(ms_thread *thread, uint64_t creator, uint64_t number, uint64_t
     return error;
 }
 
-int ms_node_enter_as(ms_thread *thread, ms_path path, uint64_t seq)
+int ms_node_enter_as(ms_thread *thread, ms_path path, uint64_t next_number)
 {
-    int error = enter_node(thread, path, seq);
+    int error = enter_node(thread, path, next_number);
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (ledger && error == MS_OK)
         ms__on_node_enter_as(ledger, thread);
@@ -307,10 +307,11 @@ MS__INLINE void report_node_left(ms_thread *thread)
         ms__on_node_leave(ledger, thread);
 }
 
-int ms_node_leave(ms_thread *thread, uint64_t seq)
+int ms_node_leave(ms_thread *thread, uint64_t next_number)
 {
     /* The usual case: one node runs, and it has created no node. */
-    if (MS__LIKELY(thread->unrecorded == 1 && !thread->unpushed && MS__PEEK(thread->ring.unrecorded_from) == seq &&
+    if (MS__LIKELY(thread->unrecorded == 1 && !thread->unpushed &&
+                   MS__PEEK(thread->ring.unrecorded_from) == next_number &&
                    thread->frames[thread->depth - 1].record == MS__UNRECORDED)) {
         thread->depth--;
         thread->nodes_open--;
@@ -319,10 +320,10 @@ int ms_node_leave(ms_thread *thread, uint64_t seq)
         report_node_left(thread);
         return MS_OK;
     }
-    if (MS__UNLIKELY(thread->unrecorded && !thread->unpushed && MS__PEEK(thread->ring.unrecorded_from) != seq))
+    if (MS__UNLIKELY(thread->unrecorded && !thread->unpushed && MS__PEEK(thread->ring.unrecorded_from) != next_number))
         record_nodes(thread);
     int error;
-    const struct ms__frame *frame = pop_frame(thread, MS__NODE, seq, &error);
+    const struct ms__frame *frame = pop_frame(thread, MS__NODE, next_number, &error);
     if (MS__UNLIKELY(!frame))
         return error;
     thread->nodes_open--;
@@ -330,7 +331,7 @@ int ms_node_leave(ms_thread *thread, uint64_t seq)
         thread->unrecorded--;
         publish_outer_unrecorded(thread);
     } else {
-        ms__call_ring_end(&thread->ring, frame->record, seq);
+        ms__call_ring_end(&thread->ring, frame->record, next_number);
     }
     report_node_left(thread);
     return MS_OK;

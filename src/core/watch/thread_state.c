@@ -22,13 +22,13 @@ static bool ends_context(const ms_thread *thread, uint32_t i)
     return next == MS__NODE || (next == MS__OVERRIDE && kind == MS__CALL);
 }
 
-size_t ms_thread_contexts(const ms_thread *thread, ms_path *paths, size_t room)
+size_t ms_thread_contexts(const ms_thread *thread, ms_path *paths, size_t capacity)
 {
     size_t count = 0;
     for (uint32_t i = 0; i < thread->depth; i++) {
         if (!ends_context(thread, i))
             continue;
-        if (count < room)
+        if (count < capacity)
             paths[count] = thread->frames[i].path;
         count++;
     }
