@@ -299,7 +299,7 @@ MS__INLINE void publish_outer_unrecorded(ms_thread *thread)
         MS__STORE(thread->ring.unrecorded_from, UINT64_MAX);
 }
 
-MS__INLINE void report_node_left(ms_thread *thread)
+MS__INLINE void finish_node_leave(ms_thread *thread)
 {
     end_optimizer_steps(thread);
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
@@ -317,7 +317,7 @@ int ms_node_leave(ms_thread *thread, uint64_t next_number)
         thread->nodes_open--;
         thread->unrecorded = 0;
         MS__STORE(thread->ring.unrecorded_from, UINT64_MAX);
-        report_node_left(thread);
+        finish_node_leave(thread);
         return MS_OK;
     }
     if (MS__UNLIKELY(thread->unrecorded && !thread->unpushed && MS__PEEK(thread->ring.unrecorded_from) != next_number))
@@ -333,7 +333,7 @@ int ms_node_leave(ms_thread *thread, uint64_t next_number)
     } else {
         ms__call_ring_end(&thread->ring, frame->record, next_number);
     }
-    report_node_left(thread);
+    finish_node_leave(thread);
     return MS_OK;
 }
 

@@ -11,9 +11,9 @@ ms_path ms_thread_path(const ms_thread *thread)
     return ms__path_of(thread);
 }
 
-/* Whether frame i is the innermost of its context. A call inside a call continues its context, because its path
- * includes the outer one. A call or override inside a node also continues the node's context: the node's own path
- * may be that of a sibling which is being recomputed. A node begins a new context. */
+/* Whether frame i is the innermost of its context. A call inside a call continues the context, because its path
+ * includes the outer path. A call or override inside a node continues it too, because it replaces the node's path: a
+ * recomputed call may be of another module than the node. A node, or an override inside a call, begins a context. */
 static bool ends_context(const ms_thread *thread, uint32_t i)
 {
     if (i + 1 == thread->depth)
