@@ -23,7 +23,7 @@ void ms__capture_seal(ms_capture *capture)
     page->head.kind = MS__CHUNK_EVENTS;
     page->head.size = (uint32_t)(end - page->bytes) - MS__CHUNK_HEAD;
     page->head.events = (uint32_t)(capture->event - page->head.event);
-    page->head.oldest = capture->oldest;
+    page->head.oldest_claimed = capture->oldest;
     ms__page_give(capture, page);
 }
 
@@ -48,7 +48,7 @@ MS__RARE bool turn_page(ms_capture *capture)
     page->head = (struct ms__chunk_head){.event = capture->event, .time = capture->time};
     capture->page = page;
     capture->at = page->bytes + MS__CHUNK_HEAD;
-    capture->last = capture->at + MS__PAGE - MS__EVENT_MOST;
+    capture->last = capture->at + MS__PAGE - MS__EVENT_MAX;
     capture->slot = capture->device = capture->path = 0;
     capture->oldest = MS__NO_CLAIM;
     if (capture->thread) { /* a page begins with thread 0 */
@@ -299,7 +299,7 @@ static void add(ms_capture *capture, const ms_thread *thread, ms_phase phase, co
         at = ms__put_varint(at, capture->device = block->device);
     }
     if (explicit) {
-        *at++ = ms__what(block->category, block->outside, phase);
+        *at++ = ms__attributes(block->category, block->outside, phase);
         at = put_relative(at, &capture->path, block->path);
     }
     finish(capture, at);
@@ -327,13 +327,13 @@ void ms__capture_claim(ms_ledger *ledger, uint32_t number, uint32_t category, ms
 {
     for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
         uint64_t since_event = ms__birth_of(capture, number).since_event;
-        uint8_t *at = begin_often(capture, MS_OP_CLAIM | (from_now_on ? MS__CLAIM_FRESH : 0u));
+        uint8_t *at = begin_often(capture, MS_OP_CLAIM | (from_now_on ? MS__CLAIM_FROM_NOW_ON : 0u));
         if (from_now_on && number < capture->birth_room)
             capture->births[number].since_event = capture->event;
         if (!at)
             continue;
         at = put_relative(at, &capture->slot, number);
-        *at++ = ms__what(category, false, 0);
+        *at++ = ms__attributes(category, false, 0);
         at = put_relative(at, &capture->path, path);
         at = ms__put_varint(at, capture->event - since_event);
         if (!from_now_on && since_event < capture->oldest)

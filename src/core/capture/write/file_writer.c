@@ -156,7 +156,7 @@ static uint8_t *draft_room(struct draft *draft, size_t bytes)
 
 static void draft_number(struct draft *draft, uint64_t number)
 {
-    uint8_t *at = draft_room(draft, MS__VARINT_MOST);
+    uint8_t *at = draft_room(draft, MS__VARINT_MAX);
     if (at)
         draft->used = (size_t)(ms__put_varint(at, number) - draft->capture->scratch);
 }
@@ -188,7 +188,7 @@ static bool append_draft(const struct draft *draft, enum ms__chunk_kind kind, ui
                                   .size = (uint32_t)(draft->used - MS__CHUNK_HEAD),
                                   .event = event,
                                   .time = time,
-                                  .oldest = MS__NO_CLAIM};
+                                  .oldest_claimed = MS__NO_CLAIM};
     return append_chunk(draft->capture, &head, draft->capture->scratch);
 }
 

@@ -31,14 +31,14 @@ static bool key_threads(ms_capture *capture, struct key *key)
     uint64_t known = 0;
     for (uint32_t i = 0; i < capture->place_room; i++)
         known += capture->places[i].known;
-    if (!key_room(capture, key, MS__EVENT_MOST))
+    if (!key_room(capture, key, MS__EVENT_MAX))
         return false;
     key->at = ms__put_varint(key->at, known);
     for (uint32_t i = 0; i < capture->place_room; i++) {
         const struct ms__place *place = &capture->places[i];
         if (!place->known)
             continue;
-        if (!key_room(capture, key, MS__EVENT_MOST))
+        if (!key_room(capture, key, MS__EVENT_MAX))
             return false;
         key->at = ms__put_varint(key->at, i);
         key->at = ms__put_varint(key->at, place->id);
@@ -53,7 +53,7 @@ static bool key_devices(ms_capture *capture, struct key *key)
     uint64_t count = 0;
     for (uint32_t i = 0; i < MS_MAX_DEVICES; i++)
         count += capture->reserved[i] != 0;
-    if (!key_room(capture, key, (size_t)(count + 1) * 2 * MS__VARINT_MOST))
+    if (!key_room(capture, key, (size_t)(count + 1) * 2 * MS__VARINT_MAX))
         return false;
     key->at = ms__put_varint(key->at, count);
     for (uint32_t i = 0; i < MS_MAX_DEVICES; i++) {
@@ -68,19 +68,19 @@ static bool key_devices(ms_capture *capture, struct key *key)
 static bool key_blocks(ms_capture *capture, struct key *key)
 {
     const struct ms__blocks *blocks = &capture->ledger->blocks;
-    if (!key_room(capture, key, MS__EVENT_MOST))
+    if (!key_room(capture, key, MS__EVENT_MAX))
         return false;
     key->at = ms__put_varint(key->at, blocks->count);
     const struct ms__block *block;
     uint32_t next = 0;
     for (uint32_t at = 0; (block = ms__block_next(blocks, &at)) != NULL; next = at) {
-        if (!key_room(capture, key, (size_t)2 * MS__EVENT_MOST))
+        if (!key_room(capture, key, (size_t)2 * MS__EVENT_MAX))
             return false;
         struct ms__birth birth = ms__birth_of(capture, at - 1);
         key->at = ms__put_varint(key->at, at - 1 - next);
         key->at = ms__put_varint(key->at, block->bytes);
         key->at = ms__put_varint(key->at, block->device);
-        *key->at++ = ms__what(block->category, block->outside, birth.phase);
+        *key->at++ = ms__attributes(block->category, block->outside, birth.phase);
         key->at = ms__put_varint(key->at, block->path);
         key->at = ms__put_varint(key->at, capture->event - birth.since_event);
         key->at = ms__put_varint(key->at, capture->ledger->step - birth.step);
@@ -94,7 +94,7 @@ static bool make_key(ms_capture *capture)
     struct key key = {0};
     uint64_t now = ms__microseconds(capture);
     capture->time = now > capture->time ? now : capture->time; /* blocks are younger than it */
-    bool made = key_room(capture, &key, MS__EVENT_MOST);
+    bool made = key_room(capture, &key, MS__EVENT_MAX);
     if (made) {
         key.at = ms__put_varint(key.at, capture->ledger->step);
         key.at = ms__put_varint(key.at, capture->optimizer_steps);
@@ -109,7 +109,7 @@ static bool make_key(ms_capture *capture)
                                              .size = (uint32_t)(key.at - key.page->bytes) - MS__CHUNK_HEAD,
                                              .event = capture->event,
                                              .time = capture->time,
-                                             .oldest = MS__NO_CLAIM};
+                                             .oldest_claimed = MS__NO_CLAIM};
     ms__page_give(capture, key.page);
     capture->key_event = capture->event;
     return true;
