@@ -301,7 +301,7 @@ void ms__on_node_leave(ms_ledger *ledger, ms_thread *thread)
         atomic_store_explicit(&seat->inside, thread->nodes_open, memory_order_relaxed);
     }
     if (ms__captured(ledger))
-        ms__capture_left(ledger, thread);
+        ms__capture_node_left(ledger, thread);
     ms__unlock(&ledger->lock);
 }
 
