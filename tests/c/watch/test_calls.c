@@ -1,4 +1,4 @@
-/* test_calls.c - in which call a node was made, as long as nothing is let go. */
+/* test_calls.c - in which call a node was created, as long as no record is overwritten. */
 #include "core/watch/watch.h"
 #include "runner.h"
 #include "scene.h"
@@ -269,7 +269,7 @@ TEST(very_deep_stacks)
     scene_close(&scene);
 }
 
-/* Every order of asking, since the search starts where the last one ended. */
+/* In every order of asking, because a search starts where the last one ended. */
 TEST(nodes_may_be_asked_for_in_any_order)
 {
     struct lane *t = start(), *u = scene_lane(&scene, 8);
