@@ -1,12 +1,12 @@
 /* writer.h - what the files of the writer share: the ms_capture object.
  *
- *     ledger's events  ->  encoder.c        on the program's threads, with ledger->lock held. Events become bytes
- *                          thread_position.c    in a page: the memory of one chunk. Nothing here waits for the file.
- *                          event_page.c
- *                          key_frame.c
- *                            |  page_queue.c
- *                          writer.c         on the writing thread. Each page becomes a chunk of the file.
- *                          file_writer.c    */
+ *     the program's threads, with ledger->lock held        |   the writing thread
+ *     encoder.c, thread_position.c, key_frame.c            |   writer.c, file_writer.c
+ *                                                          |
+ *     event --> page (event_page.c) --------> queue of pages (page_queue.c) --------> chunk of the file
+ *
+ * A page is the memory of one chunk. The program's threads never wait for the file: where no page is free, events
+ * are lost until a key frame can be made. */
 #ifndef MS_WRITER_H
 #define MS_WRITER_H
 
