@@ -1,14 +1,14 @@
-/* core_driver.c - events by the thousand, for a tool that counts instructions, and by the million.
+/* core_driver.c - runs N events, so that a tool can count the instructions of each.
  *
- *     core_driver calls N           N module calls: a model three deep, each call makes 2 nodes
- *     core_driver nodes N           N backward nodes of such a model, last made first
+ *     core_driver calls N           N module calls, three deep; each creates 2 nodes
+ *     core_driver nodes N           N backward nodes of such calls, the newest first
  *     core_driver steps N           N module calls in training steps of 300 each, and their 2 N nodes
- *     core_driver steps-ledger N    the same with a ledger attached and a viewer open
+ *     core_driver steps-ledger N    the same with a ledger attached and a peak tracker open
  *     core_driver blocks N          N blocks made and freed in such calls, a few hundred alive at a time
  *     core_driver memory N          N live blocks: prints the ledger's bytes a live block, and the most on the way
  *     core_driver threads N         N blocks made and freed by 8 threads: nothing may be lost
  *
- * What does not depend on N goes away in the difference of two runs (core_instructions.py). */
+ * core_instructions.py subtracts two runs from each other, so what does not depend on N is not counted. */
 #include "modscope.h"
 #include "modscope_ledger.h"
 
@@ -21,9 +21,9 @@
 #include <time.h>
 
 #define THREAD 1
-#define MODEL_CALLS 1536 /* a step's calls when only nodes are counted; a multiple of 3 */
+#define MODEL_CALLS 1536 /* calls before the nodes of `nodes`; a multiple of 3 */
 #define NODES_A_CALL 2
-#define STEP_CALLS 300 /* the model, its blocks with a leaf each, and one leaf more */
+#define STEP_CALLS 300 /* the model, its blocks with a leaf each, and one more leaf */
 #define BLOCKS ((STEP_CALLS - 2) / 2)
 #define DEVICE 0
 
@@ -35,7 +35,7 @@ static uint64_t next_number;
 
 /* ---- calls and nodes ---- */
 
-/* One of the call's nodes is made as it begins, the others as it ends. */
+/* A call creates its first node when it begins, and the others when it ends. */
 static void enter(ms_path path)
 {
     ms_call_enter(thread, path, next_number);

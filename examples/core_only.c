@@ -1,10 +1,10 @@
 /* core_only.c - the core alone, without Python and without PyTorch.
  *
- * A pretend model runs forward and says so; then its nodes run backward, last made
- * first, in another thread as autograd's engine does it, and the watch tells in which
- * call each of them was made. What each node makes takes some memory, and a ledger tells
- * who held how much of it at the worst moment.
- * Needs include/ and the files of src/core; `make test-c` builds and runs it. */
+ * A pretend model runs forward and creates nodes. Then the nodes run backward, the last one
+ * first, on another thread, as autograd's engine does it. The watch answers in which call each
+ * node was created. Each node also allocates some memory, and a ledger answers which module
+ * held how much of it at the peak.
+ * It needs include/ and the files of src/core; `make test-c` builds and runs it. */
 #include "modscope.h"
 #include "modscope_ledger.h"
 
@@ -14,10 +14,10 @@
 #define FORWARD_THREAD 1
 #define ENGINE_THREAD 2
 
-/* Autograd numbers the nodes that a thread makes; here a counter stands in for it. */
+/* Autograd numbers the nodes that a thread creates; here a counter does. */
 static uint64_t next_number;
 
-/* As in an allocator: what a node makes lies at an address and has a size. */
+/* The address and size of the block that each node allocates. */
 #define ADDRESS(number) (4096 * ((number) + 1))
 #define BYTES(number) (100 * ((number) + 1))
 #define DEVICE 0
@@ -26,7 +26,7 @@ static ms_watch *watch;
 static ms_ledger *ledger;
 static ms_thread *forward_thread;
 
-/* Prints "Model.block.linear": a path knows its name and the path around it. */
+/* Prints "Model.block.linear": a path has a name, and a parent that has its own. */
 static void print_path(ms_path path)
 {
     if (ms_path_depth(watch, path) > 1) {
@@ -36,16 +36,16 @@ static void print_path(ms_path path)
     fputs(ms_path_name(watch, path), stdout);
 }
 
-/* The path of `name` called from where the thread is now; the same place gives the same path. */
+/* The path of module `name`, called inside the thread's innermost call. */
 static ms_path path_here(const char *name)
 {
     ms_path path = MS_UNKNOWN;
-    /* On failure the path stays MS_UNKNOWN, and the program under watch goes on. */
+    /* If this fails, the path stays MS_UNKNOWN and the program continues. */
     ms_path_add(watch, ms_thread_path(forward_thread), name, &path);
     return path;
 }
 
-/* Each call is entered with the number that the next node will get, and left the same way. */
+/* Entering and leaving a call both pass the number that the next node will get. */
 static void begin(const char *name)
 {
     ms_call_enter(forward_thread, path_here(name), next_number);
@@ -56,10 +56,10 @@ static void end(void)
     ms_call_leave(forward_thread, next_number);
 }
 
-static void make_node(const char *operation)
+static void create_node(const char *operation)
 {
     ms_block_add(ledger, forward_thread, ADDRESS(next_number), BYTES(next_number), DEVICE);
-    printf("  node %" PRIu64 "  %-8s made in ", next_number++, operation);
+    printf("  node %" PRIu64 "  %-8s created in ", next_number++, operation);
     print_path(ms_thread_path(forward_thread));
     putchar('\n');
 }
@@ -69,23 +69,23 @@ static void forward(void)
     begin("Model");
     begin("block");
     begin("linear");
-    make_node("addmm");
+    create_node("addmm");
     end();
     begin("act");
-    make_node("relu");
+    create_node("relu");
     end();
-    make_node("add"); /* after its children: this one is the block's own */
+    create_node("add"); /* after its children have ended: this node belongs to the block itself */
     end();
     begin("head");
-    make_node("addmm");
+    create_node("addmm");
     end();
     end();
-    make_node("mean"); /* the loss, outside any module */
+    create_node("mean"); /* the loss, outside any module */
 }
 
 static void backward(ms_thread *engine)
 {
-    /* The engine's own numbers: it makes no nodes here, so the next one stays 0. */
+    /* The engine's thread creates no nodes here, so its own next number stays 0. */
     for (uint64_t number = next_number; number-- > 0;) {
         ms_node_enter(engine, FORWARD_THREAD, number, 0);
         printf("  node %" PRIu64 "  runs in ", number);
@@ -96,15 +96,15 @@ static void backward(ms_thread *engine)
     }
 }
 
-static void tell_peak(ms_peak_tracker *viewer)
+static void print_peak(ms_peak_tracker *tracker)
 {
-    ms_peak peak = ms_peak_tracker_peak(viewer, DEVICE);
-    printf("at most %" PRId64 " bytes were held, of which\n", peak.bytes);
+    ms_peak peak = ms_peak_tracker_peak(tracker, DEVICE);
+    printf("the peak was %" PRId64 " bytes, of which\n", peak.bytes);
     for (ms_path path = 0; path < ms_path_count(watch); path++) {
-        int64_t bytes = ms_peak_tracker_peak_of(viewer, DEVICE, path).of[MS_ACTIVATION];
+        int64_t bytes = ms_peak_tracker_peak_of(tracker, DEVICE, path).of[MS_ACTIVATION];
         if (!bytes)
             continue;
-        printf("  %4" PRId64 " by ", bytes);
+        printf("  %4" PRId64 " in ", bytes);
         print_path(path);
         putchar('\n');
     }
@@ -114,10 +114,10 @@ int main(void)
 {
     watch = ms_watch_open(NULL);
     ledger = watch ? ms_ledger_open(watch) : NULL;
-    ms_peak_tracker *viewer = ledger ? ms_peak_tracker_open(ledger) : NULL;
+    ms_peak_tracker *tracker = ledger ? ms_peak_tracker_open(ledger) : NULL;
     forward_thread = watch ? ms_thread_open(watch, FORWARD_THREAD) : NULL;
     ms_thread *engine = watch ? ms_thread_open(watch, ENGINE_THREAD) : NULL;
-    if (!forward_thread || !engine || !viewer || ms_ledger_attach(ledger) != MS_OK) {
+    if (!forward_thread || !engine || !tracker || ms_ledger_attach(ledger) != MS_OK) {
         fprintf(stderr, "%s\n", ms_error_text(MS_ENOMEM));
         ms_ledger_close(ledger);
         ms_watch_close(watch);
@@ -127,11 +127,11 @@ int main(void)
     forward();
     puts("backward");
     backward(engine);
-    /* Asked by number alone, at any time and from any thread. */
-    fputs("node 2 was made in ", stdout);
+    /* Any thread may look up any node at any time. */
+    fputs("node 2 was created in ", stdout);
     print_path(ms_node_path(watch, FORWARD_THREAD, 2));
     putchar('\n');
-    tell_peak(viewer);
+    print_peak(tracker);
     printf("events lost: %" PRIu64 "\n", ms_watch_lost(watch) + ms_ledger_lost(ledger));
     ms_ledger_close(ledger);
     ms_watch_close(watch);

@@ -1,20 +1,19 @@
-/* modscope.h - which module call is running, and which call made a backward node.
+/* modscope.h - which module call is running on each thread, and in which call a backward node was created.
  *
- * A program tells a watch what happens on its threads: a call begins, a call ends, a
- * backward node begins, a backward node ends. The watch answers where each thread is,
- * and, for any node ever made, in which call it was made. It knows nothing of Python,
- * of tensors or of PyTorch: modules are paths, nodes are numbers.
+ * A program reports to a watch what happens on its threads: a call begins or ends, a backward node begins
+ * or ends. The watch then answers where each thread is, and in which call any node was created. It knows
+ * nothing about Python, tensors or PyTorch: a module is a path, and a node is a number.
  *
- * Numbers    Autograd numbers the nodes a thread makes: 0, 1, 2... The thread says the
- *            next number (`seq`) with every event, so a call's nodes are an interval,
- *            and finding a node's call is a search among intervals.
- * Errors     MS_OK or a negative MS_E* code. After a failure every answer is as before
- *            the call, or MS_UNKNOWN where it can no longer be known; ms_watch_lost() grows.
- *            Enter and leave stay balanced: leave what you entered even if entering failed.
- * Memory     Bounded by what the options say. The oldest finished calls are let go; a
- *            node made in one of them is MS_UNKNOWN, never somebody else's.
- * Threads    Functions that take an ms_thread are for that thread alone, except where
- *            noted. Functions that take an ms_watch are for any thread. */
+ * Nodes      Autograd numbers the nodes that a thread creates: 0, 1, 2, ... With each event the thread
+ *            reports `next_number`, the number that its next node will get. The nodes created in a call are
+ *            therefore an interval of numbers, and finding a node's call is a search among intervals.
+ * Errors     Functions return MS_OK or a negative MS_E* code. After a failure every answer is the same as
+ *            before the call, or MS_UNKNOWN if it can no longer be known. ms_watch_lost() counts what could
+ *            not be recorded. Each enter needs its leave, even when the enter failed.
+ * Memory     The options limit it. The oldest finished calls are overwritten; a node created in one of them
+ *            is MS_UNKNOWN, and is never attributed to another call.
+ * Threads    A function that takes an ms_thread may be called only on that thread, unless its comment says
+ *            otherwise. A function that takes an ms_watch may be called on any thread. */
 #ifndef MODSCOPE_H
 #define MODSCOPE_H
 
@@ -27,19 +26,19 @@ extern "C" {
 
 #define MS_VERSION "0.1.0"
 
-#define MS_ERRORS(X)                                            \
-    X(OK, 0, "no error")                                        \
-    X(ENOMEM, -1, "out of memory")                              \
-    X(EINVAL, -2, "an argument is out of range")                \
-    X(EFULL, -3, "more distinct paths than the watch may keep") \
-    X(EUNBALANCED, -4, "left what was never entered")           \
-    X(ENOBLOCK, -5, "the ledger knows no such block")           \
-    X(EDETACHED, -6, "the ledger is not attached")              \
-    X(EIO, -7, "the file cannot be read or written")            \
-    X(EFORMAT, -8, "the file is not a capture")                 \
-    X(ENEWER, -9, "a newer version wrote the capture")          \
-    X(ENOSTEP, -10, "the capture has no such step")             \
-    X(EEND, -11, "the capture has no more events")              \
+#define MS_ERRORS(X)                                                    \
+    X(OK, 0, "no error")                                                \
+    X(ENOMEM, -1, "out of memory")                                      \
+    X(EINVAL, -2, "an argument is out of range")                        \
+    X(EFULL, -3, "there are more distinct paths than the watch allows") \
+    X(EUNBALANCED, -4, "a leave has no matching enter")                 \
+    X(ENOBLOCK, -5, "the ledger knows no such block")                   \
+    X(EDETACHED, -6, "the ledger is not attached")                      \
+    X(EIO, -7, "the file cannot be read or written")                    \
+    X(EFORMAT, -8, "the file is not a capture")                         \
+    X(ENEWER, -9, "the capture was written by a newer version")         \
+    X(ENOSTEP, -10, "the capture has no such step")                     \
+    X(EEND, -11, "the capture has no more events")                      \
     X(ESTOPPED, -12, "a callback asked to stop")
 
 enum ms_error {
@@ -48,97 +47,101 @@ enum ms_error {
 #undef X
 };
 
-/* The text of an error code; never NULL. */
+/* The text of an error code. It is never NULL. */
 const char *ms_error_text(int error);
 
 typedef struct ms_watch ms_watch;
 typedef struct ms_thread ms_thread;
 
-/* A module in its context: its name and the path of the call around it. */
+/* A module in its context: its name, and the path of the call around it. */
 typedef uint32_t ms_path;
 #define MS_GLOBAL ((ms_path)0)  /* outside any call */
-#define MS_UNKNOWN ((ms_path)1) /* too old to place, or lost */
+#define MS_UNKNOWN ((ms_path)1) /* the call's record was overwritten, or could not be written */
 
-/* A node that carries no number of its own (PyTorch's AccumulateGrad nodes). */
+/* The number of a node that has none (PyTorch's AccumulateGrad nodes). */
 #define MS_NO_NUMBER UINT64_MAX
 
+/* The creator of a node where it is not known. */
 #define MS_ANY_THREAD UINT64_C(0)
 
 typedef enum ms_phase { MS_IDLE, MS_FORWARD, MS_RECOMPUTE, MS_BACKWARD, MS_OPTIMIZER } ms_phase;
 
 typedef struct ms_options {
-    /* Both NULL for malloc and free. The memory need not be cleared. */
+    /* Set both, or leave both NULL for malloc and free. `alloc` need not clear the memory. */
     void *(*alloc)(void *context, size_t bytes);
     void (*free)(void *context, void *memory);
     void *context;
-    uint32_t calls_kept;   /* finished calls kept a thread; rounded up to a power of two; 0: 131072 */
-    uint32_t threads_kept; /* ended threads whose calls are kept; 0: 256 */
-    uint32_t paths_kept;   /* distinct paths; 0: 4194304 */
+    uint32_t calls_kept;   /* finished calls to keep for each thread, rounded up to a power of two; 0: 131072 */
+    uint32_t threads_kept; /* ended threads whose calls to keep; 0: 256 */
+    uint32_t paths_kept;   /* distinct paths to allow; 0: 4194304 */
 } ms_options;
 
-/* Open a watch. options may be NULL. NULL when memory runs out. */
+/* Open a watch. `options` may be NULL. Returns NULL if memory runs out, or if only one of alloc and free is set. */
 ms_watch *ms_watch_open(const ms_options *options);
-/* Free a watch and its threads. No thread may be using it. NULL is allowed. */
+/* Free a watch and its threads. No thread may use it any more. `watch` may be NULL. */
 void ms_watch_close(ms_watch *watch);
-/* How many events could not be recorded. Never grows while memory lasts. */
+/* The number of events, paths and threads that could not be recorded. It stays 0 while memory and the options'
+ * limits suffice. */
 uint64_t ms_watch_lost(const ms_watch *watch);
 
-/* Around fork(): lock before; unlock after, in the parent and in the child. */
+/* Around fork(): lock before it; unlock after it, in the parent and in the child. */
 void ms_watch_lock(ms_watch *watch);
 void ms_watch_unlock(ms_watch *watch);
 
-/* The path of `name` called inside `parent`; the same pair gives the same path.
- * The name is copied. MS_ENOMEM, MS_EFULL, MS_EINVAL leave *path alone. */
+/* Store in *path the path of module `name` called inside `parent`. Equal arguments always give the same path.
+ * The name is copied. On MS_ENOMEM, MS_EFULL and MS_EINVAL *path is unchanged. */
 int ms_path_add(ms_watch *watch, ms_path parent, const char *name, ms_path *path);
-/* The same for one of several modules of that name there, counted from 0; ms_path_add is the first. */
+/* The same for one of several modules that have the same name and parent. `nth` counts from 0, and
+ * ms_path_add gives the one with nth 0. */
 int ms_path_add_nth(ms_watch *watch, ms_path parent, const char *name, uint32_t nth, ms_path *path);
-/* How many paths there are; they are numbered from 0, and MS_GLOBAL and MS_UNKNOWN count. */
+/* The number of paths, MS_GLOBAL and MS_UNKNOWN included. Paths are numbered from 0 without gaps. */
 uint32_t ms_path_count(const ms_watch *watch);
-/* Names are borrowed until the watch is closed. MS_GLOBAL is "Global", MS_UNKNOWN
- * is "unknown"; both have MS_GLOBAL as parent and depth 0. */
+/* `path` is one that the watch returned, MS_GLOBAL or MS_UNKNOWN. A name is valid until the watch is closed.
+ * MS_GLOBAL is "Global" and MS_UNKNOWN is "unknown"; both have the parent MS_GLOBAL and depth 0. */
 const char *ms_path_name(const ms_watch *watch, ms_path path);
 ms_path ms_path_parent(const ms_watch *watch, ms_path path);
 uint32_t ms_path_depth(const ms_watch *watch, ms_path path);
 
-/* Begin watching a thread. `id` is a number that no other thread of the process has or
- * had, neither 0 nor UINT64_MAX. NULL when memory runs out. */
+/* Begin to watch a thread. No other thread of the process may have or have had the same `id`; 0 and UINT64_MAX
+ * are not allowed. Returns NULL if memory runs out or the id is not allowed. */
 ms_thread *ms_thread_open(ms_watch *watch, uint64_t id);
-/* The thread has ended: its open calls are over, its finished calls stay findable. */
+/* The thread has ended. This also ends its open calls. Its nodes can still be looked up. */
 void ms_thread_close(ms_thread *thread);
 
-/* A call of `path` begins, or the innermost one ends; `seq` is the number that the
- * thread's next node will get. */
-int ms_call_enter(ms_thread *thread, ms_path path, uint64_t seq);
-int ms_call_leave(ms_thread *thread, uint64_t seq);
+/* A call of `path` begins, or the innermost call ends. `next_number` is the number that the thread's next node
+ * will get. */
+int ms_call_enter(ms_thread *thread, ms_path path, uint64_t next_number);
+int ms_call_leave(ms_thread *thread, uint64_t next_number);
 
-/* The thread begins to run node `number` made by thread `maker`, or ends running it.
- * Nodes made meanwhile belong to the same call as this one. */
-int ms_node_enter(ms_thread *thread, uint64_t maker, uint64_t number, uint64_t seq);
-int ms_node_leave(ms_thread *thread, uint64_t seq);
-/* The same for a node without a number whose owner is known otherwise. */
-int ms_node_enter_as(ms_thread *thread, ms_path path, uint64_t seq);
+/* The thread begins to run node `number`, which thread `creator` created, or ends running it. A node that is
+ * created while another runs belongs to the same call as the running one. */
+int ms_node_enter(ms_thread *thread, uint64_t creator, uint64_t number, uint64_t next_number);
+int ms_node_leave(ms_thread *thread, uint64_t next_number);
+/* The same for a node whose path the caller knows, for example because the node has no number. ms_node_leave
+ * leaves it too. */
+int ms_node_enter_as(ms_thread *thread, ms_path path, uint64_t next_number);
 
-/* While held, `path` counts as running in this thread, in place of the node around it. */
+/* Until the override is left, `path` is the thread's path instead of that of the node around it. */
 int ms_override_enter(ms_thread *thread, ms_path path);
 int ms_override_leave(ms_thread *thread);
 
-/* An optimizer's step begins or ends. What is entered meanwhile counts as what it is. A step
- * that ends by an error may never be left: leaving what was entered before it ends it too. */
+/* An optimizer step begins or ends. Calls and nodes inside it have their own phases. A step that an exception
+ * ends need not be left: it ends when the call, node or override around it is left. */
 void ms_optimizer_enter(ms_thread *thread);
 void ms_optimizer_leave(ms_thread *thread);
 
-/* In which call node `number` of thread `maker` was made. MS_ANY_THREAD where the maker is
- * not known: what the threads that made calls agree on, MS_UNKNOWN if they differ. */
-ms_path ms_node_path(ms_watch *watch, uint64_t maker, uint64_t number);
+/* The path of the call in which thread `creator` created node `number`. With MS_ANY_THREAD as creator: the path
+ * on which all threads that recorded calls agree, MS_UNKNOWN if they disagree. */
+ms_path ms_node_path(ms_watch *watch, uint64_t creator, uint64_t number);
 
-/* Where the thread is. */
+/* What the thread is doing. */
 ms_phase ms_thread_phase(const ms_thread *thread);
-/* The innermost path: a call's, the running node's, or what is held. */
+/* The path of the innermost open call, node or override; MS_GLOBAL if none is open. */
 ms_path ms_thread_path(const ms_thread *thread);
-/* The innermost path of each context, outermost context first: a backward that runs
- * inside a call is a context of its own. Writes at most `room`, returns how many there are. */
-size_t ms_thread_contexts(const ms_thread *thread, ms_path *paths, size_t room);
-/* Open calls, nodes and holds. */
+/* The innermost path of each context, the outermost context first. Each backward that runs inside a call is a
+ * context of its own. Writes at most `capacity` paths, and returns how many contexts there are. */
+size_t ms_thread_contexts(const ms_thread *thread, ms_path *paths, size_t capacity);
+/* The number of open calls, nodes and overrides, those included whose enter failed. */
 size_t ms_thread_depth(const ms_thread *thread);
 
 #ifdef __cplusplus

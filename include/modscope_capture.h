@@ -14,25 +14,31 @@ extern "C" {
 typedef struct ms_capture ms_capture;
 
 typedef struct ms_capture_status {
-    uint64_t events; /* in the file, or on their way */
-    uint64_t lost;   /* events for which there was no room */
-    uint64_t bytes;  /* of the file */
-    int error;       /* errno of the last write that failed; 0 if none did */
+    uint64_t events; /* events that are in the file or waiting to be written */
+    uint64_t lost;   /* events that could not be written; a lost event still consumes a number */
+    uint64_t bytes;  /* size of the file */
+    int error;       /* errno of the last write that failed; 0: none failed */
 } ms_capture_status;
 
-/* Begin to write all that an attached ledger is told to `fd`, an empty file open for writing, which
- * stays the caller's. What is held already is written first. `info`: keys and values, NULL at the end.
- * A thread of its own writes; the program never waits for it. What does not fit into its buffers
- * is lost, and counted. Several captures of one ledger may go on at once. */
+/* Begin to write everything that an attached ledger records to `fd`, an empty file that is open for writing. The
+ * capture first describes the blocks that exist already. `info`: keys and values, NULL after the last; may be NULL. The
+ * caller closes fd, after ms_capture_end. A ledger may have several captures at the same time.
+ *
+ * A thread of the capture writes the file. The program never waits for it: an event that does not fit into the
+ * buffers is lost and counted. After a failed write the capture tries again a few times a second, and describes all
+ * blocks anew when it succeeds. A program that is killed leaves a file that can be read up to its last chunk.
+ *
+ * Returns MS_OK, MS_EIO (errno says why) or MS_ENOMEM. On an error *capture is unchanged. */
 int ms_capture_begin(ms_ledger *ledger, int fd, const char *const *info, ms_capture **capture);
-/* Write what is left, with a last word, and free it. The ledger may be detached already. Returns its
- * last figures. */
+/* Write the events that are left and an end chunk with `info`, and free the capture. Waits for the file. The ledger may
+ * be detached already. Returns the final status. */
 ms_capture_status ms_capture_end(ms_capture *capture, const char *const *info);
-/* In a forked child: it is the parent's; nothing is written. */
+/* In a forked child, instead of ms_capture_end: stop recording. The file is the parent's, and nothing is written. The
+ * memory is not freed. */
 void ms_capture_abandon(ms_capture *capture);
 
 ms_capture_status ms_capture_get_status(ms_capture *capture);
-/* Wait until all that has happened so far is in the file, or cannot be. */
+/* Wait until every event so far is in the file, or lost. */
 void ms_capture_flush(ms_capture *capture);
 
 /* ---- reading ---- */

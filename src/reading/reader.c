@@ -9,8 +9,10 @@
 static int open_reader(msr_reader *self)
 {
     int error;
-    Py_BEGIN_ALLOW_THREADS error = ms_reader_open(self->fd, NULL, &self->reader);
-    Py_END_ALLOW_THREADS return error;
+    Py_BEGIN_ALLOW_THREADS
+    error = ms_reader_open(self->fd, NULL, &self->reader);
+    Py_END_ALLOW_THREADS
+    return error;
 }
 
 static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *named)
@@ -166,8 +168,10 @@ static PyObject *find_moment(msr_reader *self, bool by_step, PyObject *arg)
     if (PyErr_Occurred() || !msr_take(self))
         return NULL;
     int error;
-    Py_BEGIN_ALLOW_THREADS error = go_to(self, by_step, at);
-    Py_END_ALLOW_THREADS msr_give(self);
+    Py_BEGIN_ALLOW_THREADS
+    error = go_to(self, by_step, at);
+    Py_END_ALLOW_THREADS
+    msr_give(self);
     if (error == MS_ENOSTEP)
         return PyErr_Format(PyExc_LookupError, "there is no step %S in the capture", arg);
     return error ? msr_raise(error) : PyLong_FromUnsignedLongLong(ms_cursor_moment(self->cursor));
@@ -240,8 +244,10 @@ static PyObject *pack(msr_reader *self, PyObject *args, PyObject *named)
         return NULL;
     ms_pack pack;
     int error;
-    Py_BEGIN_ALLOW_THREADS error = ms_reader_pack(self->reader, first, last, &pack);
-    Py_END_ALLOW_THREADS msr_give(self);
+    Py_BEGIN_ALLOW_THREADS
+    error = ms_reader_pack(self->reader, first, last, &pack);
+    Py_END_ALLOW_THREADS
+    msr_give(self);
     if (error)
         return msr_raise(error);
     PyObject *bytes = PyBytes_FromStringAndSize((const char *)pack.bytes, (Py_ssize_t)pack.size);

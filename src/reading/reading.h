@@ -12,7 +12,8 @@
 #include "modscope_capture.h"
 
 typedef struct msr_reader {
-    PyObject_HEAD ms_reader *reader;
+    PyObject_HEAD
+    ms_reader *reader;
     ms_cursor *cursor; /* where it looked last, or NULL: the next look is often further on */
     PyObject *paths;   /* made once */
     int fd;            /* its own */

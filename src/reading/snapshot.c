@@ -4,7 +4,8 @@
 #include <stdlib.h>
 
 typedef struct snapshot {
-    PyObject_HEAD ms_cursor *cursor; /* settled: it stays where it is, and reads no more */
+    PyObject_HEAD
+    ms_cursor *cursor; /* settled: it stays where it is, and reads no more */
     msr_reader *of;
 } snapshot;
 
@@ -27,8 +28,10 @@ PyObject *msr_snapshot_new(msr_reader *reader, uint64_t moment)
         return NULL;
     }
     int error;
-    Py_BEGIN_ALLOW_THREADS error = go_to(reader, moment, &self->cursor);
-    Py_END_ALLOW_THREADS msr_give(reader);
+    Py_BEGIN_ALLOW_THREADS
+    error = go_to(reader, moment, &self->cursor);
+    Py_END_ALLOW_THREADS
+    msr_give(reader);
     if (error) {
         msr_raise(error);
         Py_CLEAR(self);

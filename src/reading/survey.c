@@ -147,8 +147,10 @@ PyObject *msr_most(msr_reader *reader, uint64_t first, uint64_t last)
     if (!msr_take(reader))
         return NULL;
     int error;
-    Py_BEGIN_ALLOW_THREADS error = find_most(reader, first, last, most);
-    Py_END_ALLOW_THREADS msr_give(reader);
+    Py_BEGIN_ALLOW_THREADS
+    error = find_most(reader, first, last, most);
+    Py_END_ALLOW_THREADS
+    msr_give(reader);
     if (error)
         return msr_raise(error);
     uint32_t devices = ms_reader_devices(reader->reader);

@@ -4,7 +4,8 @@
 enum { BATCH = 256 }; /* events read at once, while the GIL is let go */
 
 typedef struct walk {
-    PyObject_HEAD ms_cursor *cursor; /* NULL: at the end */
+    PyObject_HEAD
+    ms_cursor *cursor; /* NULL: at the end */
     msr_reader *of;
     uint32_t ops;
     uint64_t first, last;
@@ -32,8 +33,10 @@ PyObject *msr_walk_new(msr_reader *reader, uint32_t ops, uint64_t first, uint64_
         return NULL;
     }
     int error;
-    Py_BEGIN_ALLOW_THREADS error = begin(self);
-    Py_END_ALLOW_THREADS msr_give(reader);
+    Py_BEGIN_ALLOW_THREADS
+    error = begin(self);
+    Py_END_ALLOW_THREADS
+    msr_give(reader);
     if (error) {
         msr_raise(error);
         Py_CLEAR(self);
@@ -74,8 +77,10 @@ static bool refill(walk *self)
     if (!self->cursor || !msr_take(self->of))
         return false;
     int error;
-    Py_BEGIN_ALLOW_THREADS error = read_batch(self);
-    Py_END_ALLOW_THREADS msr_give(self->of);
+    Py_BEGIN_ALLOW_THREADS
+    error = read_batch(self);
+    Py_END_ALLOW_THREADS
+    msr_give(self->of);
     if (!error)
         return true;
     if (error != MS_EEND) {

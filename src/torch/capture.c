@@ -13,7 +13,8 @@
 #include <unistd.h>
 
 typedef struct capture {
-    PyObject_HEAD ms_capture *capture; /* NULL: it has ended, or is another process's */
+    PyObject_HEAD
+    ms_capture *capture; /* NULL: it has ended, or is another process's */
     PyObject *ledger;
     struct capture *next; /* of those that go on */
     ms_capture_status last;
@@ -60,8 +61,10 @@ static int begin(capture *self, PyObject *info)
     if (!pairs)
         return -1;
     int error;
-    Py_BEGIN_ALLOW_THREADS error = ms_capture_begin(mst_ledger_of(self->ledger), self->fd, pairs, &self->capture);
-    Py_END_ALLOW_THREADS PyMem_Free(pairs);
+    Py_BEGIN_ALLOW_THREADS
+    error = ms_capture_begin(mst_ledger_of(self->ledger), self->fd, pairs, &self->capture);
+    Py_END_ALLOW_THREADS
+    PyMem_Free(pairs);
     if (error == MS_EIO)
         PyErr_SetFromErrno(PyExc_OSError);
     else if (error)
@@ -116,8 +119,10 @@ static void end(capture *self, const char *const *pairs)
     self->capture = NULL;
     take_out(self);
     ms_capture_status last = {0};
-    Py_BEGIN_ALLOW_THREADS last = ms_capture_end(ending, pairs);
-    Py_END_ALLOW_THREADS self->last = last;
+    Py_BEGIN_ALLOW_THREADS
+    last = ms_capture_end(ending, pairs);
+    Py_END_ALLOW_THREADS
+    self->last = last;
 }
 
 static void capture_dealloc(capture *self)
@@ -173,7 +178,8 @@ static PyObject *capture_flush(capture *self, PyObject *unused)
     (void)unused;
     ms_capture *going = self->capture;
     if (going) {
-        Py_BEGIN_ALLOW_THREADS ms_capture_flush(going);
+        Py_BEGIN_ALLOW_THREADS
+        ms_capture_flush(going);
         Py_END_ALLOW_THREADS
     }
     Py_RETURN_NONE;

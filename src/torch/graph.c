@@ -32,7 +32,8 @@ struct mst_link {
 };
 
 struct input_hook {
-    PyObject_HEAD PyObject *hooks; /* weak reference to the dict it is in */
+    PyObject_HEAD
+    PyObject *hooks; /* weak reference to the dict it is in */
     struct mst_link *first, *last;
     size_t through_count;
     bool leaf;

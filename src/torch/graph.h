@@ -7,9 +7,10 @@
 struct mst_link;
 
 typedef struct mst_graph_call {
-    PyObject_HEAD PyObject *module; /* weak reference */
-    PyObject *nodes;                /* of the inputs where there are several, or NULL */
-    struct mst_link *links;         /* to the hooks on its inputs */
+    PyObject_HEAD
+    PyObject *module;       /* weak reference */
+    PyObject *nodes;        /* of the inputs where there are several, or NULL */
+    struct mst_link *links; /* to the hooks on its inputs */
     Py_ssize_t inputs;
     ms_path path;
     uint64_t serial, begin; /* the how-manieth call; the number of its first node */

@@ -15,7 +15,8 @@ ms_ledger *mst_target(void)
 }
 
 typedef struct ledger {
-    PyObject_HEAD ms_ledger *ledger;
+    PyObject_HEAD
+    ms_ledger *ledger;
     bool begun, dispatcher;
 } ledger;
 

@@ -5,7 +5,8 @@
 #include <stddef.h>
 
 typedef struct tracker {
-    PyObject_HEAD mst_book *book; /* or NULL: has never been entered */
+    PyObject_HEAD
+    mst_book *book; /* or NULL: has never been entered */
     Py_ssize_t entered;
     PyObject *hooks[MST_HOOKS];
     PyObject *weak;
@@ -91,8 +92,10 @@ static bool gate_enter(void)
     unsigned long me = PyThread_get_thread_ident();
     if (gate_keeper == me)
         return false; /* a finalizer, or the proof */
-    Py_BEGIN_ALLOW_THREADS PyThread_acquire_lock(gate, WAIT_LOCK);
-    Py_END_ALLOW_THREADS gate_keeper = me;
+    Py_BEGIN_ALLOW_THREADS
+    PyThread_acquire_lock(gate, WAIT_LOCK);
+    Py_END_ALLOW_THREADS
+    gate_keeper = me;
     return true;
 }
 

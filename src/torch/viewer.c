@@ -47,7 +47,8 @@ PyObject *mst_sums_by_path(ms_ledger *from, ms_peak_tracker *at_peak)
 }
 
 typedef struct viewer {
-    PyObject_HEAD ms_peak_tracker *viewer;
+    PyObject_HEAD
+    ms_peak_tracker *viewer;
     PyObject *of; /* a Ledger */
 } viewer;
 

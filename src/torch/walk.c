@@ -17,7 +17,8 @@ struct visit {
 };
 
 typedef struct mst_task {
-    PyObject_HEAD long long id;
+    PyObject_HEAD
+    long long id;
     struct visit *visits; /* moved by what adds one: not to be held while Python may run */
     size_t count, room;
     struct mst_map by_call;

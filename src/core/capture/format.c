@@ -1,43 +1,44 @@
-/* format.c - checksums, and the heads of a capture and its chunks. */
+/* format.c - checksums, and the headers of a capture and its chunks. */
 #include "core/capture/format.h"
 
 #include <pthread.h>
 
-/* table[k][b] is byte b's part in the checksum of what ends k bytes after it, so that eight bytes are looked up at
- * once. */
-static uint32_t table[8][256];
-static pthread_once_t table_made = PTHREAD_ONCE_INIT;
+/* crc_table[k][b] is what byte b contributes to the checksum when k bytes follow it. Eight lookups therefore add
+ * eight bytes at once. */
+static uint32_t crc_table[8][256];
+static pthread_once_t crc_table_filled = PTHREAD_ONCE_INIT;
 
-static void make_table(void)
+static void fill_crc_table(void)
 {
     const uint32_t polynomial = 0x82F63B78u;
     for (uint32_t byte = 0; byte < 256; byte++) {
         uint32_t crc = byte;
         for (int bit = 0; bit < 8; bit++)
             crc = crc >> 1 ^ (crc & 1 ? polynomial : 0);
-        table[0][byte] = crc;
+        crc_table[0][byte] = crc;
     }
     for (int after = 1; after < 8; after++)
         for (uint32_t byte = 0; byte < 256; byte++)
-            table[after][byte] = table[after - 1][byte] >> 8 ^ table[0][table[after - 1][byte] & 0xFF];
+            crc_table[after][byte] = crc_table[after - 1][byte] >> 8 ^ crc_table[0][crc_table[after - 1][byte] & 0xFF];
 }
 
-static uint32_t eight(uint32_t crc, const uint8_t *at)
+static uint32_t add_eight_bytes(uint32_t crc, const uint8_t *at)
 {
     uint32_t low = crc ^ ms__u32(at), high = ms__u32(at + 4);
-    return table[7][low & 0xFF] ^ table[6][low >> 8 & 0xFF] ^ table[5][low >> 16 & 0xFF] ^ table[4][low >> 24] ^
-           table[3][high & 0xFF] ^ table[2][high >> 8 & 0xFF] ^ table[1][high >> 16 & 0xFF] ^ table[0][high >> 24];
+    return crc_table[7][low & 0xFF] ^ crc_table[6][low >> 8 & 0xFF] ^ crc_table[5][low >> 16 & 0xFF] ^
+           crc_table[4][low >> 24] ^ crc_table[3][high & 0xFF] ^ crc_table[2][high >> 8 & 0xFF] ^
+           crc_table[1][high >> 16 & 0xFF] ^ crc_table[0][high >> 24];
 }
 
 uint32_t ms__crc32c(uint32_t crc, const void *bytes, size_t count)
 {
-    pthread_once(&table_made, make_table);
+    pthread_once(&crc_table_filled, fill_crc_table);
     const uint8_t *at = bytes;
     crc = ~crc;
     for (; count >= 8; count -= 8, at += 8)
-        crc = eight(crc, at);
+        crc = add_eight_bytes(crc, at);
     for (; count; count--)
-        crc = crc >> 8 ^ table[0][(crc ^ *at++) & 0xFF];
+        crc = crc >> 8 ^ crc_table[0][(crc ^ *at++) & 0xFF];
     return ~crc;
 }
 
@@ -49,7 +50,7 @@ void ms__head_put(uint8_t out[MS__CHUNK_HEAD], const struct ms__chunk_head *head
     at = ms__put_u32(at, head->crc);
     at = ms__put_u64(at, head->event);
     at = ms__put_u64(at, head->time);
-    at = ms__put_u64(at, head->oldest);
+    at = ms__put_u64(at, head->oldest_claimed);
     at = ms__put_u32(at, head->events);
     ms__put_u32(at, ms__crc32c(0, out, MS__CHUNK_HEAD - 4));
 }
@@ -64,7 +65,7 @@ bool ms__head_get(const uint8_t bytes[MS__CHUNK_HEAD], struct ms__chunk_head *he
         .crc = ms__u32(bytes + 12),
         .event = ms__u64(bytes + 16),
         .time = ms__u64(bytes + 24),
-        .oldest = ms__u64(bytes + 32),
+        .oldest_claimed = ms__u64(bytes + 32),
         .events = ms__u32(bytes + 40),
     };
     return true;

@@ -1,25 +1,25 @@
-/* format.h - how a capture's numbers lie in bytes: docs/capture-format.md, in C. The writer and the
- * reader share it; it knows nothing of files. */
-#ifndef MS_CODING_H
-#define MS_CODING_H
+/* format.h - the bytes of a capture, as docs/capture-format.md defines them: numbers, flags and headers. The
+ * writer and the reader share it. It knows nothing about files. */
+#ifndef MS_FORMAT_H
+#define MS_FORMAT_H
 
 #include "core/base.h"
 #include "modscope_capture.h"
 
 #include <string.h>
 
-/* ---- what the format says ---- */
+/* ---- constants ---- */
 #define MS__CHUNK_MAGIC 0x4B4E4843u
-#define MS__NO_CLAIM UINT64_MAX /* the `oldest` of a chunk without claims */
+#define MS__NO_CLAIM UINT64_MAX /* the oldest_claimed of a chunk without retroactive claims */
 
 enum {
     MS__FILE_MAJOR = 1,
     MS__FILE_MINOR = 0,
-    MS__FILE_HEAD = 16,  /* bytes */
-    MS__CHUNK_HEAD = 48, /* bytes */
-    MS__VARINT_MOST = 10,
-    MS__EVENT_MOST = 64,       /* bytes; none is longer */
-    MS__SLOT_MOST = 0x7FFFFFFF /* the highest slot */
+    MS__FILE_HEAD = 16,       /* bytes of the file's header */
+    MS__CHUNK_HEAD = 48,      /* bytes of a chunk's header */
+    MS__VARINT_MAX = 10,      /* bytes; no varint is longer */
+    MS__EVENT_MAX = 64,       /* bytes; no event is longer */
+    MS__SLOT_MAX = 0x7FFFFFFF /* the highest slot */
 };
 
 enum ms__chunk_kind {
@@ -31,26 +31,26 @@ enum ms__chunk_kind {
     MS__CHUNK_END
 };
 
-/* An event's first byte: an ms_op, and what goes with it. */
+/* The first byte of an event: an ms_op, and flags that depend on it. */
 enum {
     MS__EVENT_OP = 0x0F,
     MS__EVENT_TIMED = 0x80,
     MS__ADD_DEVICE = 0x10,
     MS__ADD_EXPLICIT = 0x20,
-    MS__CLAIM_FRESH = 0x10,
-    MS__POSITION_PHASE = 4, /* bits to shift by */
+    MS__CLAIM_FROM_NOW_ON = 0x10,
+    MS__POSITION_PHASE = 4, /* the phase is shifted by so many bits */
     MS__THREAD_NEW = 0x10
 };
 
-/* What a block is, in one byte. */
-enum { MS__WHAT_CATEGORY = 0x07, MS__WHAT_OUTSIDE = 0x08, MS__WHAT_PHASE = 4, MS__WHAT_UNUSED = 0x80 };
+/* A block's category, phase and whether it is from outside, in one byte: its attributes. */
+enum { MS__ATTRIBUTES_CATEGORY = 0x07, MS__ATTRIBUTES_OUTSIDE = 0x08, MS__ATTRIBUTES_PHASE = 4 };
 
-static inline uint8_t ms__what(uint32_t category, bool outside, uint32_t phase)
+static inline uint8_t ms__attributes(uint32_t category, bool outside, uint32_t phase)
 {
-    return (uint8_t)(category | (outside ? MS__WHAT_OUTSIDE : 0u) | phase << MS__WHAT_PHASE);
+    return (uint8_t)(category | (outside ? MS__ATTRIBUTES_OUTSIDE : 0u) | phase << MS__ATTRIBUTES_PHASE);
 }
 
-/* ---- fixed numbers ---- */
+/* ---- numbers of fixed size, little-endian. ms__put_* return the byte after what they wrote ---- */
 static inline uint8_t *ms__put_u16(uint8_t *at, uint16_t value)
 {
     at[0] = (uint8_t)value;
@@ -83,7 +83,7 @@ static inline uint64_t ms__u64(const uint8_t *at)
     return ms__u32(at) | (uint64_t)ms__u32(at + 4) << 32;
 }
 
-/* ---- varints and zigzags: written where there is room for MS__VARINT_MOST bytes; the new end ---- */
+/* ---- varints and zigzags. The caller provides MS__VARINT_MAX bytes ---- */
 MS__INLINE uint8_t *ms__put_varint(uint8_t *at, uint64_t value)
 {
     while (MS__UNLIKELY(value >= 0x80)) {
@@ -109,7 +109,7 @@ MS__INLINE uint8_t *ms__put_zigzag(uint8_t *at, int64_t value)
     return ms__put_varint(at, ms__zigzag(value));
 }
 
-/* How many bytes ms__put_varint writes. */
+/* The number of bytes that ms__put_varint writes. */
 static inline size_t ms__varint_size(uint64_t value)
 {
     size_t size = 1;
@@ -118,8 +118,8 @@ static inline size_t ms__varint_size(uint64_t value)
     return size;
 }
 
-/* ---- reading: bytes from `at` to `end`. What is cut off, or a number of more than 64 bits, makes
- * it `bad`, and all that is read from then on 0: a caller may ask once, at the end ---- */
+/* ---- reading: the bytes from `at` to `end`. A number that is cut off or has more than 64 bits sets `bad`; from then
+ * on every read returns 0. A caller may therefore check `bad` once, after its last read ---- */
 struct ms__bytes {
     const uint8_t *at, *end;
     bool bad;
@@ -156,7 +156,7 @@ MS__INLINE int64_t ms__get_zigzag(struct ms__bytes *bytes)
     return ms__unzigzag(ms__get_varint(bytes));
 }
 
-/* `size` bytes, which lie in what is read; NULL if there are not that many. */
+/* The next `size` bytes, in place; NULL if fewer are left. */
 static inline const uint8_t *ms__get_bytes(struct ms__bytes *bytes, uint64_t size)
 {
     if (bytes->bad || size > (uint64_t)(bytes->end - bytes->at)) {
@@ -168,18 +168,19 @@ static inline const uint8_t *ms__get_bytes(struct ms__bytes *bytes, uint64_t siz
     return at;
 }
 
-/* ---- CRC-32C: start with 0, and go on with what came out ---- */
+/* ---- CRC-32C. `crc` is 0 at first; to continue, pass the result for the bytes before ---- */
 uint32_t ms__crc32c(uint32_t crc, const void *bytes, size_t count);
 
-/* ---- heads ---- */
+/* ---- headers ---- */
 struct ms__chunk_head {
-    uint32_t kind, size, crc;
-    uint64_t event, time, oldest;
+    uint32_t kind, size, crc; /* size and crc of what follows the header */
+    uint64_t event, time;     /* of its first event, or of the next event if it has none */
+    uint64_t oldest_claimed;  /* the lowest since_event that a retroactive claim in it refers to, or MS__NO_CLAIM */
     uint32_t events;
 };
 
 void ms__head_put(uint8_t out[MS__CHUNK_HEAD], const struct ms__chunk_head *head);
-/* False if it is no good header. */
+/* False if the bytes are no header, or a damaged one. */
 bool ms__head_get(const uint8_t bytes[MS__CHUNK_HEAD], struct ms__chunk_head *head);
 void ms__file_head_put(uint8_t out[MS__FILE_HEAD]);
 /* MS_OK, MS_EFORMAT or MS_ENEWER. */

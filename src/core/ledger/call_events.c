@@ -67,18 +67,18 @@ static struct ms__entry *open_entry(ms_ledger *ledger, struct ms__seat *seat, bo
 /* A thread's records and the entries of their calls. */
 static void link_record(ms_ledger *ledger, ms_thread *thread, const struct ms__stat *stat)
 {
-    struct ms__call_ring *table = &thread->table;
+    struct ms__call_ring *ring = &thread->ring;
     uint64_t record = thread->frames[thread->depth - 1].record;
-    if (record >= MS__PENDING || !stat->forward.count)
+    if (record >= MS__UNRECORDED || !stat->forward.count)
         return;
-    if (MS__UNLIKELY(!table->links)) {
-        table->links = ms__alloc_zeroed(thread->watch, table->kept * sizeof *table->links);
-        if (!table->links) {
+    if (MS__UNLIKELY(!ring->links)) {
+        ring->links = ms__alloc_zeroed(thread->watch, ring->capacity * sizeof *ring->links);
+        if (!ring->links) {
             ms__ledger_count_lost(ledger);
             return;
         }
     }
-    table->links[record & (table->kept - 1)] =
+    ring->links[record & (ring->capacity - 1)] =
         (struct ms__link){(uint32_t)stat->round, stat->forward.count - 1, thread->frames[thread->depth - 1].path};
 }
 
@@ -161,8 +161,8 @@ static bool grow_chain(ms_ledger *ledger, struct ms__seat *seat, uint32_t count)
 /* The call that a record is of; false if it is of none whose moments are kept. */
 static bool call_of(const ms_ledger *ledger, const ms_thread *maker, uint64_t record, struct ms__span *span)
 {
-    const struct ms__call_ring *table = &maker->table;
-    struct ms__link link = table->links[record & (table->kept - 1)];
+    const struct ms__call_ring *ring = &maker->ring;
+    struct ms__link link = ring->links[record & (ring->capacity - 1)];
     const struct ms__stat *stat = ms__stat_at(ledger, link.path);
     *span = (struct ms__span){.record = record,
                               .maker = MS__PEEK(maker->id),
@@ -171,7 +171,7 @@ static bool call_of(const ms_ledger *ledger, const ms_thread *maker, uint64_t re
                               .entry = link.entry,
                               .kind = MS__SPAN_BACKWARD};
     return stat && link.round && (uint32_t)span->round == link.round && link.entry < stat->forward.count &&
-           link.path == MS__LOAD(ms__call_ring_at(table, record)->path);
+           link.path == MS__LOAD(ms__call_ring_at(ring, record)->path);
 }
 
 /* Walk out from `record` until a call that is open already, one of spans[base...]; *shared counts
@@ -184,13 +184,13 @@ static uint32_t chain_of(ms_ledger *ledger, struct ms__seat *seat, const ms_thre
     uint64_t id = maker ? MS__PEEK(maker->id) : 0;
     if (open > base && seat->spans[open - 1].maker != id)
         open = base;
-    while (maker && record != MS__NONE && maker->table.links) {
+    while (maker && record != MS__NONE && maker->ring.links) {
         while (open > base && seat->spans[open - 1].record > record)
             open--;
-        uint64_t outer = MS__LOAD(ms__call_ring_at(&maker->table, record)->encloser);
+        uint64_t outer = MS__LOAD(ms__call_ring_at(&maker->ring, record)->outer);
         struct ms__span span;
         bool known = call_of(ledger, maker, record, &span);
-        if (record < MS__LOAD(maker->table.low))
+        if (record < MS__LOAD(maker->ring.oldest))
             break; /* let go: what encloses it, too */
         if (known && open > base && seat->spans[open - 1].record == record && seat->spans[open - 1].round == span.round)
             goto met;
@@ -301,7 +301,7 @@ void ms__on_node_leave(ms_ledger *ledger, ms_thread *thread)
         atomic_store_explicit(&seat->inside, thread->nodes_open, memory_order_relaxed);
     }
     if (ms__captured(ledger))
-        ms__capture_left(ledger, thread);
+        ms__capture_node_left(ledger, thread);
     ms__unlock(&ledger->lock);
 }
 
@@ -369,7 +369,7 @@ void ms__on_optimizer_step(ms_ledger *ledger, ms_thread *thread, bool left)
         struct ms__seat *seat = thread->seat;
         if (seat && MS__LOAD(seat->ledger) == ledger)
             ms__seat_settle(ledger, seat, thread->nodes_open);
-        if (left && !thread->steps_open && ms__captured(ledger))
+        if (left && !thread->optimizer_steps_open && ms__captured(ledger))
             ms__capture_optimizer_step(ledger, thread);
         if (ms__captured(ledger))
             ms__capture_position(ledger, thread, false);

@@ -240,7 +240,7 @@ void ms__seat_free(ms_thread *thread)
         *at = seat->next;
         stand_up(ledger, seat);
         if (ms__captured(ledger))
-            ms__capture_gone(ledger, thread);
+            ms__capture_thread_ended(ledger, thread);
         ms__unlock(&ledger->lock);
     }
     ms__free(watch, seat->spans);

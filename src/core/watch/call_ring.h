@@ -1,106 +1,112 @@
-/* call_ring.h - the calls of one thread, as intervals of node numbers, in a ring buffer. */
+/* call_ring.h - a ring buffer of one thread's calls, each with the interval of node numbers created in it.
+ * The search for a node's call is in node_lookup.h. */
 #ifndef MS_CALL_RING_H
 #define MS_CALL_RING_H
 
 #include "core/base.h"
 
-/* ---- records: the calls of one thread, as intervals of node numbers ---- */
-#define MS__KEPT_LEAST 256u
-#define MS__OPEN UINT32_MAX
-#define MS__NONE UINT64_MAX
+#define MS__MIN_CAPACITY 256u
+#define MS__OPEN UINT32_MAX /* the length of a call that has not ended */
+#define MS__NONE UINT64_MAX /* no record */
 
-/* [in, in + len) are the numbers of the nodes made during the call. Sorted by `in`;
- * a record stands after the one that encloses it. */
-struct ms__record {
-    _Atomic uint64_t in;
-    _Atomic uint64_t encloser; /* index, or MS__NONE */
-    _Atomic uint32_t len;      /* or MS__OPEN */
-    _Atomic ms_path path;      /* whose the nodes are */
+/* One call, or one backward node that created nodes. The nodes [begin, begin + length) were created in it. */
+struct ms__call_record {
+    _Atomic uint64_t begin;
+    _Atomic uint64_t outer;  /* index of the record of the call around it, or MS__NONE; outer < its own index */
+    _Atomic uint32_t length; /* or MS__OPEN */
+    _Atomic ms_path path;    /* the owner of these nodes */
 };
 
-/* Whose entry of moments a call's record has (moment.c). */
+/* Which entry of the ledger's call stats a call record belongs to (ledger/call_events.c). */
 struct ms__link {
     uint32_t round, entry;
     ms_path path;
 };
 
-/* A ring. One thread writes, any thread reads without a lock:
- * - indices only grow, record i lies in slot i % kept;
- * - `low` is raised before a slot is used again, and a reader checks it last;
- * - a record that begins after a node was made has in > that node's number, so what
- *   the writer does at the end of the ring cannot change the answer for that node.
- * origin <= low <= count <= low + kept */
+/* Each record has an index, in the order in which the calls began; record i is records[i % capacity].
+ *
+ *     index    first          oldest                     end
+ *                | overwritten  | stored, sorted by begin  |
+ *
+ *     first <= oldest <= end <= oldest + capacity
+ *
+ * The ring's own thread writes it. Any thread reads it without a lock. That is safe because
+ * - the writer raises `oldest` before it overwrites a record, and a reader checks `oldest` after it has read;
+ * - a call that begins after a node was created has begin > that node's number, so records that the
+ *   writer appends or removes at the end cannot change the answer for that node. */
 struct ms__call_ring {
-    struct ms__record *records; /* all of the ring; the system gives the pages when they are used */
-    struct ms__link *links;     /* a record's, or NULL; guarded by the ledger's lock */
-    uint32_t kept;              /* a power of two */
-    _Atomic uint64_t origin;
-    _Atomic uint64_t low;
-    _Atomic uint64_t count;
-    /* Nodes with these numbers cannot be placed: a call that had no frame may have made them. */
-    _Atomic uint64_t unsure_from, unsure_to;
-    /* A backward node mostly makes no nodes of its own, so the one that runs has no record
-     * until it does. What is made from number pending_in on is pending_path's. */
-    _Atomic uint64_t pending_in; /* UINT64_MAX: none */
-    _Atomic ms_path pending_path;
+    struct ms__call_record *records; /* allocated at once; the system maps the pages when they are first used */
+    struct ms__link *links;          /* one for each record, or NULL; guarded by the ledger's lock */
+    uint32_t capacity;               /* a power of two */
+    _Atomic uint64_t first;
+    _Atomic uint64_t oldest;
+    _Atomic uint64_t end;
+    /* The owner of nodes [unknown_from, unknown_to) is unknown: a call that has no record may have created them. */
+    _Atomic uint64_t unknown_from, unknown_to;
+    /* Most backward nodes create no nodes, so a running node gets a record only when it does. Until then
+     * the nodes from number unrecorded_from on belong to unrecorded_path. */
+    _Atomic uint64_t unrecorded_from; /* UINT64_MAX: there is no such node */
+    _Atomic ms_path unrecorded_path;
 };
 
-int ms__call_ring_open(ms_watch *watch, struct ms__call_ring *table, uint32_t kept);
-void ms__call_ring_close(ms_watch *watch, struct ms__call_ring *table);
-/* Forget every record; indices go on. */
-void ms__call_ring_clear(struct ms__call_ring *table);
+/* MS_OK or MS_ENOMEM. The ring is zeroed before. */
+int ms__call_ring_open(ms_watch *watch, struct ms__call_ring *ring, uint32_t capacity);
+void ms__call_ring_close(ms_watch *watch, struct ms__call_ring *ring);
+/* Discard every record. Indices are not used again. */
+void ms__call_ring_clear(struct ms__call_ring *ring);
 
-MS__INLINE struct ms__record *ms__call_ring_at(const struct ms__call_ring *table, uint64_t index)
+MS__INLINE struct ms__call_record *ms__call_ring_at(const struct ms__call_ring *ring, uint64_t index)
 {
-    return &table->records[index & (table->kept - 1)];
+    return &ring->records[index & (ring->capacity - 1)];
 }
 
-/* Nodes [from, to) cannot be placed. Keeps one range, around all that are. */
-static inline void ms__call_ring_unsure(struct ms__call_ring *table, uint64_t from, uint64_t to)
+/* The owner of nodes [from, to) is unknown. The ring stores one range, which includes all ranges ever marked. */
+static inline void ms__call_ring_mark_unknown(struct ms__call_ring *ring, uint64_t from, uint64_t to)
 {
-    if (from < MS__PEEK(table->unsure_from))
-        MS__STORE(table->unsure_from, from);
-    if (to > MS__PEEK(table->unsure_to))
-        MS__STORE(table->unsure_to, to);
+    if (from < MS__PEEK(ring->unknown_from))
+        MS__STORE(ring->unknown_from, from);
+    if (to > MS__PEEK(ring->unknown_to))
+        MS__STORE(ring->unknown_to, to);
 }
 
-/* The index of a new record, open from `in`. */
-MS__INLINE uint64_t ms__call_ring_push(struct ms__call_ring *table, uint64_t in, uint64_t encloser, ms_path path)
+/* Append the record of a call that begins at node number `begin`. Returns its index. */
+MS__INLINE uint64_t ms__call_ring_push(struct ms__call_ring *ring, uint64_t begin, uint64_t outer, ms_path path)
 {
-    uint64_t index = MS__PEEK(table->count);
-    if (MS__UNLIKELY(index - MS__PEEK(table->low) >= table->kept))
-        MS__STORE(table->low, index - table->kept + 1);
-    struct ms__record *record = ms__call_ring_at(table, index);
-    MS__STORE(record->in, in);
-    MS__STORE(record->encloser, encloser);
-    MS__STORE(record->len, MS__OPEN);
+    uint64_t index = MS__PEEK(ring->end);
+    if (MS__UNLIKELY(index - MS__PEEK(ring->oldest) >= ring->capacity))
+        MS__STORE(ring->oldest, index - ring->capacity + 1);
+    struct ms__call_record *record = ms__call_ring_at(ring, index);
+    MS__STORE(record->begin, begin);
+    MS__STORE(record->outer, outer);
+    MS__STORE(record->length, MS__OPEN);
     MS__STORE(record->path, path);
-    MS__STORE(table->count, index + 1);
+    MS__STORE(ring->end, index + 1);
     return index;
 }
 
-/* Close a record. One that made no node and is the last is taken out; one that was let
- * go while it was open is no longer there. */
-MS__INLINE void ms__call_ring_end(struct ms__call_ring *table, uint64_t index, uint64_t out)
+/* The call of this record ends at node number `end`. The newest record is removed if its call created no
+ * node. Nothing happens if the record was overwritten while its call was open. */
+MS__INLINE void ms__call_ring_end(struct ms__call_ring *ring, uint64_t index, uint64_t end)
 {
-    if (MS__UNLIKELY(index < MS__PEEK(table->low)))
+    if (MS__UNLIKELY(index < MS__PEEK(ring->oldest)))
         return;
-    struct ms__record *record = ms__call_ring_at(table, index);
-    uint64_t len = out - MS__PEEK(record->in);
-    if (len == 0 && index + 1 == MS__PEEK(table->count)) {
-        MS__STORE(table->count, index);
+    struct ms__call_record *record = ms__call_ring_at(ring, index);
+    uint64_t length = end - MS__PEEK(record->begin);
+    if (length == 0 && index + 1 == MS__PEEK(ring->end)) {
+        MS__STORE(ring->end, index);
         return;
     }
-    if (MS__UNLIKELY(len >= MS__OPEN)) {
-        ms__call_ring_unsure(table, out - len + MS__OPEN - 1, out);
-        len = MS__OPEN - 1;
+    if (MS__UNLIKELY(length >= MS__OPEN)) {
+        ms__call_ring_mark_unknown(ring, end - length + MS__OPEN - 1, end);
+        length = MS__OPEN - 1;
     }
-    MS__STORE(record->len, (uint32_t)len);
+    MS__STORE(record->length, (uint32_t)length);
 }
 
-static inline bool ms__call_ring_empty(const struct ms__call_ring *table)
+/* Whether the ring neither stores a record nor marks a node as unknown. */
+static inline bool ms__call_ring_empty(const struct ms__call_ring *ring)
 {
-    return MS__PEEK(table->count) == MS__PEEK(table->origin) && MS__PEEK(table->unsure_from) == UINT64_MAX;
+    return MS__PEEK(ring->end) == MS__PEEK(ring->first) && MS__PEEK(ring->unknown_from) == UINT64_MAX;
 }
 
 #endif

@@ -1,125 +1,127 @@
-/* call_stack.c - what is open on a thread: calls, backward nodes, holds. */
+/* call_stack.c - the stack of what is open on a thread: calls, backward nodes and overrides. Entering and
+ * leaving also writes the thread's call ring, and reports to the ledger that is attached. */
 #include "core/ledger/call_events.h"
 #include "core/watch/node_lookup.h"
 #include "core/watch/watch.h"
 
 #include <string.h>
 
-MS__RARE int grow(ms_thread *thread)
+MS__RARE int grow_frames(ms_thread *thread)
 {
-    uint32_t room = thread->room ? thread->room * 2 : 64;
-    struct ms__frame *frames = ms__alloc(thread->watch, room * sizeof *frames);
+    uint32_t capacity = thread->capacity ? thread->capacity * 2 : 64;
+    struct ms__frame *frames = ms__alloc(thread->watch, capacity * sizeof *frames);
     if (!frames)
         return MS_ENOMEM;
     if (thread->depth)
         memcpy(frames, thread->frames, thread->depth * sizeof *frames);
     ms__free(thread->watch, thread->frames);
     thread->frames = frames;
-    thread->room = room;
+    thread->capacity = capacity;
     return MS_OK;
 }
 
-/* The record that encloses frame `at`. */
-MS__INLINE uint64_t encloser(const ms_thread *thread, uint32_t at)
+/* The record of the call or node around frame `at`, or MS__NONE. */
+MS__INLINE uint64_t find_outer_record(const ms_thread *thread, uint32_t at)
 {
     while (at-- > 0)
-        if (thread->frames[at].record < MS__PENDING)
+        if (thread->frames[at].record < MS__UNRECORDED)
             return thread->frames[at].record;
     return MS__NONE;
 }
 
-/* What has no frame may make nodes: until it ends nothing made from now on can be placed,
- * and after that nothing made meanwhile. */
-MS__RARE void enter_unframed(ms_thread *thread, uint64_t seq)
+/* A call we failed to push may still create nodes. Mark every node created until it ends as unknown. */
+MS__RARE void enter_unpushed(ms_thread *thread, uint64_t next_number)
 {
-    uint64_t unsure_to = MS__PEEK(thread->table.unsure_to);
-    if (thread->unframed++ == 0)
-        thread->unsure_to = unsure_to;
-    ms__call_ring_unsure(&thread->table, seq, UINT64_MAX);
+    uint64_t unknown_to = MS__PEEK(thread->ring.unknown_to);
+    if (thread->unpushed++ == 0)
+        thread->saved_unknown_to = unknown_to;
+    ms__call_ring_mark_unknown(&thread->ring, next_number, UINT64_MAX);
     ms__count_lost(thread->watch);
 }
 
-MS__RARE void leave_unframed(ms_thread *thread, uint64_t seq)
+MS__RARE void leave_unpushed(ms_thread *thread, uint64_t next_number)
 {
-    if (seq > thread->unsure_to)
-        thread->unsure_to = seq;
-    if (--thread->unframed == 0)
-        MS__STORE(thread->table.unsure_to, thread->unsure_to);
+    if (next_number > thread->saved_unknown_to)
+        thread->saved_unknown_to = next_number;
+    if (--thread->unpushed == 0)
+        MS__STORE(thread->ring.unknown_to, thread->saved_unknown_to);
 }
 
-/* The ring is about to come round to the outermost open record: end all the open ones
- * here and open them anew at the ring's end, so that what is open is never let go. */
-MS__RARE void renew(ms_thread *thread, uint64_t seq)
+/* The ring is about to overwrite the outermost open record. End all open records here, and push new ones for
+ * the same calls, so that a call never loses its record while it is open. */
+MS__RARE void renew_open_records(ms_thread *thread, uint64_t next_number)
 {
     for (uint32_t i = thread->depth; i-- > 0;)
-        if (thread->frames[i].record < MS__PENDING)
-            ms__call_ring_end(&thread->table, thread->frames[i].record, seq);
+        if (thread->frames[i].record < MS__UNRECORDED)
+            ms__call_ring_end(&thread->ring, thread->frames[i].record, next_number);
     for (uint32_t i = 0; i < thread->depth; i++) {
         struct ms__frame *frame = &thread->frames[i];
-        if (frame->record < MS__PENDING)
-            frame->record = ms__call_ring_push(&thread->table, seq, encloser(thread, i), frame->path);
+        if (frame->record < MS__UNRECORDED)
+            frame->record = ms__call_ring_push(&thread->ring, next_number, find_outer_record(thread, i), frame->path);
     }
 }
 
-/* Give frame `at` its record. */
-MS__INLINE void record(ms_thread *thread, uint32_t at)
+/* Push the record of frame `at`. */
+MS__INLINE void push_record(ms_thread *thread, uint32_t at)
 {
     struct ms__frame *frame = &thread->frames[at];
-    frame->record = ms__call_ring_push(&thread->table, frame->in, encloser(thread, at), frame->path);
+    frame->record = ms__call_ring_push(&thread->ring, frame->begin, find_outer_record(thread, at), frame->path);
 }
 
-/* Renew what is open if the ring is about to come round to it, and say when to ask again. */
-MS__RARE void look_ahead(ms_thread *thread, uint64_t seq)
+/* Renew the open records if the ring is about to overwrite one, and compute when to check again. */
+MS__RARE void renew_if_needed(ms_thread *thread, uint64_t next_number)
 {
-    uint64_t margin = thread->table.kept / 4;
-    uint64_t count = MS__PEEK(thread->table.count), outermost = count;
+    uint64_t margin = thread->ring.capacity / 4;
+    uint64_t end = MS__PEEK(thread->ring.end), outermost = end;
     for (uint32_t i = thread->depth; i-- > 0;)
-        if (thread->frames[i].record < MS__PENDING)
+        if (thread->frames[i].record < MS__UNRECORDED)
             outermost = thread->frames[i].record;
-    /* A stack that fills the ring gains nothing from being copied to its end. */
-    if (count - outermost >= thread->table.kept - margin && thread->depth < margin) {
-        renew(thread, seq);
-        outermost = count;
+    /* A stack deeper than the margin would fill the ring with copies of itself. */
+    if (end - outermost >= thread->ring.capacity - margin && thread->depth < margin) {
+        renew_open_records(thread, next_number);
+        outermost = end;
     }
-    thread->look_ahead_at = outermost + thread->table.kept - margin;
-    if (thread->look_ahead_at <= count)
-        thread->look_ahead_at = count + margin;
+    thread->renew_check_at = outermost + thread->ring.capacity - margin;
+    if (thread->renew_check_at <= end)
+        thread->renew_check_at = end + margin;
 }
 
-/* Give the pending nodes their records, because nodes are made in them. */
-MS__RARE void record_pending(ms_thread *thread)
+/* Push the records of the open nodes that have none, because nodes were created in them. */
+MS__RARE void record_nodes(ms_thread *thread)
 {
     uint32_t at = thread->depth;
-    for (uint32_t left = thread->pending; left; left -= thread->frames[at].record == MS__PENDING)
+    for (uint32_t left = thread->unrecorded; left; left -= thread->frames[at].record == MS__UNRECORDED)
         at--;
-    if (MS__PEEK(thread->table.count) >= thread->look_ahead_at)
-        look_ahead(thread, thread->frames[at].in);
-    for (; thread->pending; at++) {
-        if (thread->frames[at].record != MS__PENDING)
+    if (MS__PEEK(thread->ring.end) >= thread->renew_check_at)
+        renew_if_needed(thread, thread->frames[at].begin);
+    for (; thread->unrecorded; at++) {
+        if (thread->frames[at].record != MS__UNRECORDED)
             continue;
-        thread->pending--;
-        record(thread, at);
+        thread->unrecorded--;
+        push_record(thread, at);
     }
-    MS__STORE(thread->table.pending_in, UINT64_MAX);
+    MS__STORE(thread->ring.unrecorded_from, UINT64_MAX);
 }
 
-MS__INLINE struct ms__frame *push(ms_thread *thread, enum ms__kind kind, ms_path path, uint64_t seq, uint64_t record)
+MS__INLINE struct ms__frame *push_frame(ms_thread *thread, enum ms__kind kind, ms_path path, uint64_t next_number,
+                                        uint64_t record)
 {
-    if (MS__UNLIKELY(thread->unframed || (thread->depth == thread->room && grow(thread) != MS_OK))) {
-        enter_unframed(thread, seq);
+    if (MS__UNLIKELY(thread->unpushed || (thread->depth == thread->capacity && grow_frames(thread) != MS_OK))) {
+        enter_unpushed(thread, next_number);
         return NULL;
     }
     struct ms__frame *frame = &thread->frames[thread->depth++];
-    *frame = (struct ms__frame){record, seq, path, kind};
+    *frame = (struct ms__frame){record, next_number, path, kind};
     return frame;
 }
 
-/* The frame left, or NULL: *error says whether that is right. */
-MS__INLINE struct ms__frame *pop(ms_thread *thread, enum ms__kind kind, uint64_t seq, int *error)
+/* Pop the innermost frame. NULL if it is of another kind (*error is MS_EUNBALANCED), or if it had not been
+ * pushed for lack of memory (*error is MS_OK). */
+MS__INLINE struct ms__frame *pop_frame(ms_thread *thread, enum ms__kind kind, uint64_t next_number, int *error)
 {
     *error = MS_OK;
-    if (MS__UNLIKELY(thread->unframed)) {
-        leave_unframed(thread, seq);
+    if (MS__UNLIKELY(thread->unpushed)) {
+        leave_unpushed(thread, next_number);
         return NULL;
     }
     if (MS__UNLIKELY(!thread->depth || thread->frames[thread->depth - 1].kind != kind)) {
@@ -129,239 +131,244 @@ MS__INLINE struct ms__frame *pop(ms_thread *thread, enum ms__kind kind, uint64_t
     return &thread->frames[--thread->depth];
 }
 
-int ms_call_enter(ms_thread *thread, ms_path path, uint64_t seq)
+int ms_call_enter(ms_thread *thread, ms_path path, uint64_t next_number)
 {
-    if (MS__UNLIKELY(thread->pending))
-        record_pending(thread);
-    if (MS__UNLIKELY(MS__PEEK(thread->table.count) >= thread->look_ahead_at))
-        look_ahead(thread, seq);
-    if (MS__UNLIKELY(!push(thread, MS__CALL, path, seq, MS__NONE)))
+    if (MS__UNLIKELY(thread->unrecorded))
+        record_nodes(thread);
+    if (MS__UNLIKELY(MS__PEEK(thread->ring.end) >= thread->renew_check_at))
+        renew_if_needed(thread, next_number);
+    if (MS__UNLIKELY(!push_frame(thread, MS__CALL, path, next_number, MS__NONE)))
         return MS_ENOMEM;
-    record(thread, thread->depth - 1);
+    push_record(thread, thread->depth - 1);
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (MS__UNLIKELY(ledger != NULL))
         ms__on_call_enter(ledger, thread, path);
     return MS_OK;
 }
 
-/* A step that began inside what was just left is over. */
-MS__INLINE void end_steps(ms_thread *thread)
+/* End the optimizer steps that began inside the call, node or override that was just left: an exception may
+ * have skipped their ms_optimizer_leave. */
+MS__INLINE void end_optimizer_steps(ms_thread *thread)
 {
-    if (MS__UNLIKELY(thread->step_at > thread->depth + 1))
-        thread->step_at = thread->steps_open = 0;
+    if (MS__UNLIKELY(thread->optimizer_at > thread->depth + 1))
+        thread->optimizer_at = thread->optimizer_steps_open = 0;
 }
 
-int ms_call_leave(ms_thread *thread, uint64_t seq)
+int ms_call_leave(ms_thread *thread, uint64_t next_number)
 {
     int error;
-    const struct ms__frame *frame = pop(thread, MS__CALL, seq, &error);
+    const struct ms__frame *frame = pop_frame(thread, MS__CALL, next_number, &error);
     if (MS__UNLIKELY(!frame))
         return error;
-    ms__call_ring_end(&thread->table, frame->record, seq);
-    end_steps(thread);
+    ms__call_ring_end(&thread->ring, frame->record, next_number);
+    end_optimizer_steps(thread);
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (MS__UNLIKELY(ledger != NULL))
         ms__on_call_leave(ledger, thread);
     return MS_OK;
 }
 
-/* Any thread that recorded calls may have made the node: only where they agree is it known. */
-MS__RARE ms_path path_by_any(ms_watch *watch, uint64_t number)
+/* Every thread that recorded calls may be the creator, so the path is known only where all of them agree. */
+MS__RARE ms_path find_path_in_any_thread(ms_watch *watch, uint64_t number)
 {
     ms_path answer = MS_GLOBAL;
     bool first = true;
     pthread_mutex_lock(&watch->lock);
     for (ms_thread *thread = watch->threads; thread; thread = thread->next) {
-        if (ms__call_ring_empty(&thread->table))
+        if (ms__call_ring_empty(&thread->ring))
             continue;
-        uint64_t hint = 0, from, record;
-        ms_path path = ms__call_ring_find(&thread->table, number, &hint, &from, &record);
+        uint64_t start = 0, from, record;
+        ms_path path = ms__call_ring_find(&thread->ring, number, &start, &from, &record);
         answer = first || answer == path ? path : MS_UNKNOWN;
         first = false;
     }
-    if (watch->let_go)
+    if (watch->discarded)
         answer = MS_UNKNOWN;
     pthread_mutex_unlock(&watch->lock);
     return answer;
 }
 
-/* Look in another thread's table from now on. False: it is not there, and *path says what that means. */
-MS__RARE bool turn_to(ms_thread *thread, uint64_t maker, uint64_t number, ms_path *path)
+/* Look up nodes of this creator from now on. False if the watch does not know the thread: *path is then the
+ * answer. */
+MS__RARE bool select_creator(ms_thread *thread, uint64_t creator, uint64_t number, ms_path *path)
 {
-    bool gone = false;
-    ms_thread *found = maker ? ms__thread_find(thread->watch, maker, &gone) : NULL;
-    if (maker == MS_ANY_THREAD)
-        *path = path_by_any(thread->watch, number);
+    bool discarded = false;
+    ms_thread *found = creator ? ms__thread_find(thread->watch, creator, &discarded) : NULL;
+    if (creator == MS_ANY_THREAD)
+        *path = find_path_in_any_thread(thread->watch, number);
     else
-        *path = gone ? MS_UNKNOWN : MS_GLOBAL;
-    thread->maker = found;
-    thread->maker_id = found ? maker : MS__NOBODY;
-    thread->hint = 0;
-    thread->found_from = UINT64_MAX;
-    thread->found_span = 0;
+        *path = discarded ? MS_UNKNOWN : MS_GLOBAL;
+    thread->lookup.creator = found;
+    thread->lookup.creator_id = found ? creator : MS__NO_THREAD;
+    thread->lookup.start = 0;
+    thread->lookup.from = UINT64_MAX;
+    thread->lookup.span = 0;
     return found != NULL;
 }
 
-/* Mostly made by the same thread as the node before. *record is the call's, in thread->maker's table. */
-MS__INLINE ms_path path_of_node(ms_thread *thread, uint64_t maker, uint64_t number, uint64_t *record)
+/* The path of the call in which the node was created. Its creator is usually that of the node before. *record is
+ * the index of the call's record in the ring of thread->lookup.creator, or MS__NONE. */
+MS__INLINE ms_path find_node_path(ms_thread *thread, uint64_t creator, uint64_t number, uint64_t *record)
 {
     *record = MS__NONE;
     if (number == MS_NO_NUMBER)
         return MS_GLOBAL;
     ms_path path;
-    if (MS__UNLIKELY(maker != thread->maker_id) && !turn_to(thread, maker, number, &path))
+    if (MS__UNLIKELY(creator != thread->lookup.creator_id) && !select_creator(thread, creator, number, &path))
         return path;
-    if (number - thread->found_from <= thread->found_span) {
-        *record = thread->found_record;
-        return thread->found_path;
+    if (number - thread->lookup.from <= thread->lookup.span) {
+        *record = thread->lookup.record;
+        return thread->lookup.path;
     }
     uint64_t from;
-    path = ms__call_ring_find(&thread->maker->table, number, &thread->hint, &from, record);
-    /* Ended threads are let go by giving their table to a new one. */
-    if (MS__UNLIKELY(MS__LOAD(thread->maker->id) != maker)) {
-        thread->maker_id = MS__NOBODY;
+    path = ms__call_ring_find(&thread->lookup.creator->ring, number, &thread->lookup.start, &from, record);
+    /* The creator has ended, and a new thread has taken over its ring. */
+    if (MS__UNLIKELY(MS__LOAD(thread->lookup.creator->id) != creator)) {
+        thread->lookup.creator_id = MS__NO_THREAD;
         *record = MS__NONE;
         return MS_UNKNOWN;
     }
     if (MS__LIKELY(path != MS_UNKNOWN)) {
-        thread->found_from = from;
-        thread->found_span = number - from;
-        thread->found_record = *record;
-        thread->found_path = path;
+        thread->lookup.from = from;
+        thread->lookup.span = number - from;
+        thread->lookup.record = *record;
+        thread->lookup.path = path;
     }
     return path;
 }
 
-void ms__thread_settle(ms_thread *thread)
+void ms__thread_record_nodes(ms_thread *thread)
 {
-    if (thread->pending)
-        record_pending(thread);
+    if (thread->unrecorded)
+        record_nodes(thread);
 }
 
-MS__INLINE void announce(ms_thread *thread, const struct ms__frame *frame)
+/* Tell readers of the ring that nodes created from now on belong to this frame. */
+MS__INLINE void publish_unrecorded(ms_thread *thread, const struct ms__frame *frame)
 {
-    MS__STORE(thread->table.pending_path, frame->path);
-    MS__STORE(thread->table.pending_in, frame->in);
+    MS__STORE(thread->ring.unrecorded_path, frame->path);
+    MS__STORE(thread->ring.unrecorded_from, frame->begin);
 }
 
-MS__INLINE int enter_node(ms_thread *thread, ms_path path, uint64_t seq)
+MS__INLINE int enter_node(ms_thread *thread, ms_path path, uint64_t next_number)
 {
-    if (MS__UNLIKELY(thread->pending && MS__PEEK(thread->table.pending_in) != seq))
-        record_pending(thread);
-    struct ms__frame *frame = push(thread, MS__NODE, path, seq, MS__PENDING);
+    if (MS__UNLIKELY(thread->unrecorded && MS__PEEK(thread->ring.unrecorded_from) != next_number))
+        record_nodes(thread);
+    struct ms__frame *frame = push_frame(thread, MS__NODE, path, next_number, MS__UNRECORDED);
     if (MS__UNLIKELY(!frame))
         return MS_ENOMEM;
-    thread->pending++;
+    thread->unrecorded++;
     thread->nodes_open++;
-    announce(thread, frame);
+    publish_unrecorded(thread, frame);
     return MS_OK;
 }
 
-int ms_node_enter(ms_thread *thread, uint64_t maker, uint64_t number, uint64_t seq)
+int ms_node_enter(ms_thread *thread, uint64_t creator, uint64_t number, uint64_t next_number)
 {
     uint64_t record;
-    ms_path path = path_of_node(thread, maker, number, &record);
-    int error = enter_node(thread, path, seq);
+    ms_path path = find_node_path(thread, creator, number, &record);
+    int error = enter_node(thread, path, next_number);
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (MS__UNLIKELY(ledger != NULL) && error == MS_OK) {
         if (number == MS_NO_NUMBER)
             ms__on_node_enter_as(ledger, thread);
         else
-            ms__on_node_enter(ledger, thread, record == MS__NONE ? NULL : thread->maker, record);
+            ms__on_node_enter(ledger, thread, record == MS__NONE ? NULL : thread->lookup.creator, record);
     }
     return error;
 }
 
-int ms_node_enter_as(ms_thread *thread, ms_path path, uint64_t seq)
+int ms_node_enter_as(ms_thread *thread, ms_path path, uint64_t next_number)
 {
-    int error = enter_node(thread, path, seq);
+    int error = enter_node(thread, path, next_number);
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (ledger && error == MS_OK)
         ms__on_node_enter_as(ledger, thread);
     return error;
 }
 
-/* The node below is the pending one again; it made no node yet, or it would have its record. */
-MS__INLINE void announce_below(ms_thread *thread)
+/* The node around the one that was left runs again. If it is unrecorded, it has created no node yet. */
+MS__INLINE void publish_outer_unrecorded(ms_thread *thread)
 {
     uint32_t at = thread->depth;
-    while (thread->pending && thread->frames[--at].record != MS__PENDING)
+    while (thread->unrecorded && thread->frames[--at].record != MS__UNRECORDED)
         ;
-    if (thread->pending)
-        announce(thread, &thread->frames[at]);
+    if (thread->unrecorded)
+        publish_unrecorded(thread, &thread->frames[at]);
     else
-        MS__STORE(thread->table.pending_in, UINT64_MAX);
+        MS__STORE(thread->ring.unrecorded_from, UINT64_MAX);
 }
 
-MS__INLINE void node_left(ms_thread *thread)
+MS__INLINE void finish_node_leave(ms_thread *thread)
 {
-    end_steps(thread);
+    end_optimizer_steps(thread);
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (MS__UNLIKELY(ledger != NULL))
         ms__on_node_leave(ledger, thread);
 }
 
-int ms_node_leave(ms_thread *thread, uint64_t seq)
+int ms_node_leave(ms_thread *thread, uint64_t next_number)
 {
-    /* Nearly always: one node runs, and it made none. */
-    if (MS__LIKELY(thread->pending == 1 && !thread->unframed && MS__PEEK(thread->table.pending_in) == seq &&
-                   thread->frames[thread->depth - 1].record == MS__PENDING)) {
+    /* The usual case: one node runs, and it has created no node. */
+    if (MS__LIKELY(thread->unrecorded == 1 && !thread->unpushed &&
+                   MS__PEEK(thread->ring.unrecorded_from) == next_number &&
+                   thread->frames[thread->depth - 1].record == MS__UNRECORDED)) {
         thread->depth--;
         thread->nodes_open--;
-        thread->pending = 0;
-        MS__STORE(thread->table.pending_in, UINT64_MAX);
-        node_left(thread);
+        thread->unrecorded = 0;
+        MS__STORE(thread->ring.unrecorded_from, UINT64_MAX);
+        finish_node_leave(thread);
         return MS_OK;
     }
-    if (MS__UNLIKELY(thread->pending && !thread->unframed && MS__PEEK(thread->table.pending_in) != seq))
-        record_pending(thread);
+    if (MS__UNLIKELY(thread->unrecorded && !thread->unpushed && MS__PEEK(thread->ring.unrecorded_from) != next_number))
+        record_nodes(thread);
     int error;
-    const struct ms__frame *frame = pop(thread, MS__NODE, seq, &error);
+    const struct ms__frame *frame = pop_frame(thread, MS__NODE, next_number, &error);
     if (MS__UNLIKELY(!frame))
         return error;
     thread->nodes_open--;
-    if (MS__LIKELY(frame->record == MS__PENDING)) {
-        thread->pending--;
-        announce_below(thread);
+    if (MS__LIKELY(frame->record == MS__UNRECORDED)) {
+        thread->unrecorded--;
+        publish_outer_unrecorded(thread);
     } else {
-        ms__call_ring_end(&thread->table, frame->record, seq);
+        ms__call_ring_end(&thread->ring, frame->record, next_number);
     }
-    node_left(thread);
+    finish_node_leave(thread);
     return MS_OK;
 }
 
 int ms_override_enter(ms_thread *thread, ms_path path)
 {
-    return push(thread, MS__OVERRIDE, path, UINT64_MAX, MS__NONE) ? MS_OK : MS_ENOMEM;
+    return push_frame(thread, MS__OVERRIDE, path, UINT64_MAX, MS__NONE) ? MS_OK : MS_ENOMEM;
 }
 
 int ms_override_leave(ms_thread *thread)
 {
     int error;
-    pop(thread, MS__OVERRIDE, 0, &error);
-    end_steps(thread);
+    pop_frame(thread, MS__OVERRIDE, 0, &error);
+    end_optimizer_steps(thread);
     return error;
 }
 
-ms_path ms_node_path(ms_watch *watch, uint64_t maker, uint64_t number)
+ms_path ms_node_path(ms_watch *watch, uint64_t creator, uint64_t number)
 {
     if (number == MS_NO_NUMBER)
         return MS_GLOBAL;
-    if (maker == MS_ANY_THREAD)
-        return path_by_any(watch, number);
-    bool gone = false;
-    ms_thread *thread = ms__thread_find(watch, maker, &gone);
+    if (creator == MS_ANY_THREAD)
+        return find_path_in_any_thread(watch, number);
+    bool discarded = false;
+    ms_thread *thread = ms__thread_find(watch, creator, &discarded);
     if (!thread)
-        return gone ? MS_UNKNOWN : MS_GLOBAL;
-    uint64_t hint = 0, from, record;
-    ms_path path = ms__call_ring_find(&thread->table, number, &hint, &from, &record);
-    return atomic_load_explicit(&thread->id, memory_order_acquire) == maker ? path : MS_UNKNOWN;
+        return discarded ? MS_UNKNOWN : MS_GLOBAL;
+    uint64_t start = 0, from, record;
+    ms_path path = ms__call_ring_find(&thread->ring, number, &start, &from, &record);
+    return atomic_load_explicit(&thread->id, memory_order_acquire) == creator ? path : MS_UNKNOWN;
 }
 
 void ms_optimizer_enter(ms_thread *thread)
 {
-    if (thread->steps_open++ == 0)
-        thread->step_at = thread->depth + 1;
+    if (thread->optimizer_steps_open++ == 0)
+        thread->optimizer_at = thread->depth + 1;
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (ledger)
         ms__on_optimizer_step(ledger, thread, false);
@@ -369,69 +376,11 @@ void ms_optimizer_enter(ms_thread *thread)
 
 void ms_optimizer_leave(ms_thread *thread)
 {
-    if (!thread->steps_open)
+    if (!thread->optimizer_steps_open)
         return;
-    if (--thread->steps_open == 0)
-        thread->step_at = 0;
+    if (--thread->optimizer_steps_open == 0)
+        thread->optimizer_at = 0;
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (ledger)
         ms__on_optimizer_step(ledger, thread, true);
-}
-
-ms_phase ms_thread_phase(const ms_thread *thread)
-{
-    return ms__phase(thread);
-}
-
-ms_path ms_thread_path(const ms_thread *thread)
-{
-    return ms__path_of(thread);
-}
-
-/* A call's path tells all the calls around it, and a call or hold inside a node
- * replaces the node's own path: it may be a recomputed sibling of what the node is in. */
-static bool ends_context(const ms_thread *thread, uint32_t i)
-{
-    if (i + 1 == thread->depth)
-        return true;
-    uint32_t kind = thread->frames[i].kind, next = thread->frames[i + 1].kind;
-    return next == MS__NODE || (next == MS__OVERRIDE && kind == MS__CALL);
-}
-
-size_t ms_thread_contexts(const ms_thread *thread, ms_path *paths, size_t room)
-{
-    size_t count = 0;
-    for (uint32_t i = 0; i < thread->depth; i++) {
-        if (!ends_context(thread, i))
-            continue;
-        if (count < room)
-            paths[count] = thread->frames[i].path;
-        count++;
-    }
-    return count;
-}
-
-size_t ms_thread_depth(const ms_thread *thread)
-{
-    return thread->depth + thread->unframed;
-}
-
-const char *ms__thread_check(const ms_thread *thread)
-{
-    const struct ms__call_ring *table = &thread->table;
-    uint64_t origin = atomic_load(&table->origin), low = atomic_load(&table->low), count = atomic_load(&table->count);
-    if (origin > low || low > count || count - low > table->kept)
-        return "origin <= low <= count <= low + kept";
-    for (uint64_t i = low; i < count; i++) {
-        const struct ms__record *record = ms__call_ring_at(table, i);
-        uint64_t outer = atomic_load(&record->encloser);
-        if (i > low && atomic_load(&record->in) < atomic_load(&ms__call_ring_at(table, i - 1)->in))
-            return "records are sorted by where they begin";
-        if (outer != MS__NONE && outer >= i)
-            return "an encloser stands before what it encloses";
-    }
-    uint32_t nodes = 0;
-    for (uint32_t i = 0; i < thread->depth; i++)
-        nodes += thread->frames[i].kind == MS__NODE;
-    return nodes == thread->nodes_open ? NULL : "nodes_open counts the open nodes";
 }

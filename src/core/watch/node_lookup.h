@@ -1,17 +1,26 @@
-/* node_lookup.h - the search: whose is a node? Without a lock, while the table's own thread writes.
+/* node_lookup.h - the search for the call in which a node was created. It takes no lock, and the ring's own
+ * thread may write meanwhile. It is a header because every backward node passes through it; call_stack.c is
+ * its one user.
  *
- * In a header because it is on the way of every backward node; frame.c is its one user. */
-#ifndef MS_FIND_H
-#define MS_FIND_H
+ *     node numbers    0    1    2    3    4    5    6    7
+ *     record 0        [-------------- Model -------------)     [0, 7)
+ *     record 1             [---- block ------)                 [1, 5)  outer 0
+ *     record 2                  [-- act -)                     [2, 4)  outer 1
+ *     record 3                                 [head)          [5, 6)  outer 0
+ *
+ * To find the call of node 4: record 2 is the last that begins at or before 4. It has ended by then, so
+ * follow `outer` to record 1, which contains 4. Node 7 is in no call: it belongs to MS_GLOBAL. */
+#ifndef MS_NODE_LOOKUP_H
+#define MS_NODE_LOOKUP_H
 
 #include "core/watch/watch.h"
 
-/* The last record with in <= number among [from, to); from - 1 if there is none. */
-MS__RARE uint64_t search(const struct ms__call_ring *table, uint64_t number, uint64_t from, uint64_t to)
+/* The index of the last record in [from, to) with begin <= number; from - 1 if there is none. */
+MS__RARE uint64_t search_records(const struct ms__call_ring *ring, uint64_t number, uint64_t from, uint64_t to)
 {
     while (from < to) {
         uint64_t middle = from + (to - from) / 2;
-        if (MS__LOAD(ms__call_ring_at(table, middle)->in) <= number)
+        if (MS__LOAD(ms__call_ring_at(ring, middle)->begin) <= number)
             from = middle + 1;
         else
             to = middle;
@@ -19,78 +28,77 @@ MS__RARE uint64_t search(const struct ms__call_ring *table, uint64_t number, uin
     return from - 1;
 }
 
-/* The last record with in <= number among [low, count), or low - 1 if there is none.
- * Backward walks the numbers down, so it is mostly the record found last or one just
- * before it: look there first. */
-MS__INLINE uint64_t last_before(const struct ms__call_ring *table, uint64_t number, uint64_t low, uint64_t count,
-                                uint64_t hint)
+/* The same among [oldest, end). Backward runs the nodes in descending order, so the record is usually `start`,
+ * where the last search ended, or one shortly before it: try those first. */
+MS__INLINE uint64_t find_last_record(const struct ms__call_ring *ring, uint64_t number, uint64_t oldest, uint64_t end,
+                                     uint64_t start)
 {
-    if (MS__UNLIKELY(hint - low >= count - low))
-        return search(table, number, low, count);
-    if (MS__LOAD(ms__call_ring_at(table, hint)->in) <= number) {
-        if (hint + 1 == count || MS__LOAD(ms__call_ring_at(table, hint + 1)->in) > number)
-            return hint;
-        return search(table, number, hint + 1, count);
+    if (MS__UNLIKELY(start - oldest >= end - oldest))
+        return search_records(ring, number, oldest, end);
+    if (MS__LOAD(ms__call_ring_at(ring, start)->begin) <= number) {
+        if (start + 1 == end || MS__LOAD(ms__call_ring_at(ring, start + 1)->begin) > number)
+            return start;
+        return search_records(ring, number, start + 1, end);
     }
-    for (int step = 0; step < 4 && hint > low; step++)
-        if (MS__LOAD(ms__call_ring_at(table, --hint)->in) <= number)
-            return hint;
-    return search(table, number, low, hint);
+    for (int step = 0; step < 4 && start > oldest; step++)
+        if (MS__LOAD(ms__call_ring_at(ring, --start)->begin) <= number)
+            return start;
+    return search_records(ring, number, oldest, start);
 }
 
-/* Whose `number` is, going out from record `at`, the last that begins at or before it. What
- * lies between the last inner record's end and `number` is whose `number` is. */
-MS__INLINE ms_path owner(const struct ms__call_ring *table, uint64_t number, uint64_t at, uint64_t low, uint64_t *from,
-                         uint64_t *lowest)
+/* The path of the innermost call that contains `number`. `index` is the last record that begins at or before
+ * it; *outermost becomes the last record that was read. All numbers [*from, number] have the same owner. */
+MS__INLINE ms_path find_containing_call(const struct ms__call_ring *ring, uint64_t number, uint64_t index,
+                                        uint64_t oldest, uint64_t *from, uint64_t *outermost)
 {
     for (uint64_t inner_end = 0;;) {
-        *lowest = at;
-        const struct ms__record *record = ms__call_ring_at(table, at);
-        uint64_t in = MS__LOAD(record->in);
-        uint32_t len = MS__LOAD(record->len);
-        *from = in > inner_end ? in : inner_end;
-        if (len == MS__OPEN || number - in < len)
+        *outermost = index;
+        const struct ms__call_record *record = ms__call_ring_at(ring, index);
+        uint64_t begin = MS__LOAD(record->begin);
+        uint32_t length = MS__LOAD(record->length);
+        *from = begin > inner_end ? begin : inner_end;
+        if (length == MS__OPEN || number - begin < length)
             return MS__LOAD(record->path);
-        inner_end = in + len;
-        uint64_t outer = MS__LOAD(record->encloser);
+        inner_end = begin + length;
+        uint64_t outer = MS__LOAD(record->outer);
         if (outer == MS__NONE) {
             *from = inner_end;
             return MS_GLOBAL;
         }
-        if (outer < low || outer >= at) /* let go; or overwritten while we read it */
+        if (outer < oldest || outer >= index) /* discarded before, or overwritten while we read it */
             return MS_UNKNOWN;
-        at = outer;
+        index = outer;
     }
 }
 
-/* Whose node `number` is. `hint` is where to look first and is updated. All numbers
- * [*from, number] have the same answer, now and for ever, if it is not MS_UNKNOWN. *record is
- * its call's, or MS__NONE. */
-MS__INLINE ms_path ms__call_ring_find(const struct ms__call_ring *table, uint64_t number, uint64_t *hint,
+/* The path of the call in which node `number` was created. The search begins near record *start, and stores
+ * there where it ended. Unless the answer is MS_UNKNOWN, all numbers [*from, number] have the same answer, and
+ * it never changes. *record is the index of the call's record, or MS__NONE. */
+MS__INLINE ms_path ms__call_ring_find(const struct ms__call_ring *ring, uint64_t number, uint64_t *start,
                                       uint64_t *from, uint64_t *record)
 {
     *from = number;
     *record = MS__NONE;
-    uint64_t pending = MS__LOAD(table->pending_in);
-    if (MS__UNLIKELY(number >= MS__LOAD(table->unsure_from) && number < MS__LOAD(table->unsure_to)))
+    uint64_t unrecorded = MS__LOAD(ring->unrecorded_from);
+    if (MS__UNLIKELY(number >= MS__LOAD(ring->unknown_from) && number < MS__LOAD(ring->unknown_to)))
         return MS_UNKNOWN;
-    if (MS__UNLIKELY(number >= pending)) {
-        ms_path path = MS__LOAD(table->pending_path);
-        if (MS__LOAD(table->pending_in) == pending)
-            return path; /* else it has its record by now */
+    if (MS__UNLIKELY(number >= unrecorded)) {
+        ms_path path = MS__LOAD(ring->unrecorded_path);
+        if (MS__LOAD(ring->unrecorded_from) == unrecorded)
+            return path; /* otherwise the node has its record by now */
     }
-    uint64_t low = MS__LOAD(table->low), count = MS__LOAD(table->count);
-    uint64_t at = last_before(table, number, low, count, *hint);
-    if (MS__UNLIKELY(at + 1 <= low))
-        return MS__LOAD(table->low) > MS__LOAD(table->origin) ? MS_UNKNOWN : MS_GLOBAL;
-    *hint = at;
-    uint64_t lowest;
-    ms_path path = owner(table, number, at, low, from, &lowest);
-    /* The writer may have come round meanwhile. */
-    if (MS__UNLIKELY(lowest < MS__LOAD(table->low)))
+    uint64_t oldest = MS__LOAD(ring->oldest), end = MS__LOAD(ring->end);
+    uint64_t index = find_last_record(ring, number, oldest, end, *start);
+    if (MS__UNLIKELY(index + 1 <= oldest))
+        return MS__LOAD(ring->oldest) > MS__LOAD(ring->first) ? MS_UNKNOWN : MS_GLOBAL;
+    *start = index;
+    uint64_t outermost;
+    ms_path path = find_containing_call(ring, number, index, oldest, from, &outermost);
+    /* The writer may have overwritten what we read. */
+    if (MS__UNLIKELY(outermost < MS__LOAD(ring->oldest)))
         return MS_UNKNOWN;
     if (path != MS_GLOBAL)
-        *record = lowest;
+        *record = outermost;
     return path;
 }
 

@@ -1,9 +1,9 @@
-/* paths.c - the tree of paths: every distinct (context, name) once. */
+/* paths.c - the tree of paths: each distinct (parent, name, nth) is stored once. */
 #include "core/watch/watch.h"
 
 #include <string.h>
 
-static uint32_t hash_of(ms_path parent, const char *name, uint32_t nth)
+static uint32_t hash_path(ms_path parent, const char *name, uint32_t nth)
 {
     uint32_t hash = 2166136261u ^ parent ^ nth << 16;
     for (; *name; name++)
@@ -17,7 +17,8 @@ static struct ms__path *path_at(const ms_watch *watch, ms_path path)
            path % MS__PATH_CHUNK;
 }
 
-static ms_path find(const ms_watch *watch, ms_path parent, const char *name, uint32_t nth, uint32_t hash)
+/* The path, or MS_GLOBAL if there is none. The caller holds watch->lock. */
+static ms_path find_path(const ms_watch *watch, ms_path parent, const char *name, uint32_t nth, uint32_t hash)
 {
     const struct ms__paths *paths = &watch->paths;
     for (uint32_t at = paths->buckets[hash % paths->bucket_count]; at; at = path_at(watch, at)->next) {
@@ -28,29 +29,29 @@ static ms_path find(const ms_watch *watch, ms_path parent, const char *name, uin
     return MS_GLOBAL;
 }
 
-/* Double the buckets when they are full; staying as they are is only slower. */
+/* Double the buckets when there are as many paths. If memory runs out they stay as they are, which is only slower. */
 static void grow_buckets(ms_watch *watch)
 {
     struct ms__paths *paths = &watch->paths;
     uint32_t count = atomic_load_explicit(&paths->count, memory_order_relaxed);
     if (count < paths->bucket_count)
         return;
-    uint32_t wanted = paths->bucket_count * 2;
-    uint32_t *buckets = ms__alloc(watch, wanted * sizeof *buckets);
+    uint32_t doubled = paths->bucket_count * 2;
+    uint32_t *buckets = ms__alloc(watch, doubled * sizeof *buckets);
     if (!buckets)
         return;
-    memset(buckets, 0, wanted * sizeof *buckets);
+    memset(buckets, 0, doubled * sizeof *buckets);
     for (uint32_t at = 2; at < count; at++) {
         struct ms__path *path = path_at(watch, at);
-        path->next = buckets[path->hash % wanted];
-        buckets[path->hash % wanted] = at;
+        path->next = buckets[path->hash % doubled];
+        buckets[path->hash % doubled] = at;
     }
     ms__free(watch, paths->buckets);
     paths->buckets = buckets;
-    paths->bucket_count = wanted;
+    paths->bucket_count = doubled;
 }
 
-static int append(ms_watch *watch, ms_path parent, const char *name, uint32_t nth, ms_path *out)
+static int append_path(ms_watch *watch, ms_path parent, const char *name, uint32_t nth, ms_path *out)
 {
     struct ms__paths *paths = &watch->paths;
     uint32_t at = atomic_load_explicit(&paths->count, memory_order_relaxed);
@@ -70,16 +71,16 @@ static int append(ms_watch *watch, ms_path parent, const char *name, uint32_t nt
         atomic_store_explicit(&paths->chunks[at / MS__PATH_CHUNK], chunk, memory_order_release);
     }
     *path_at(watch, at) =
-        (struct ms__path){.parent = parent, .hash = hash_of(parent, name, nth), .nth = nth, .name = copy};
+        (struct ms__path){.parent = parent, .hash = hash_path(parent, name, nth), .nth = nth, .name = copy};
     atomic_store_explicit(&paths->count, at + 1, memory_order_release);
     *out = at;
     return MS_OK;
 }
 
-int ms__paths_open(ms_watch *watch, uint32_t kept)
+int ms__paths_open(ms_watch *watch, uint32_t capacity)
 {
     struct ms__paths *paths = &watch->paths;
-    paths->chunk_count = (kept + 1) / MS__PATH_CHUNK + 1; /* two paths are our own */
+    paths->chunk_count = (capacity + 1) / MS__PATH_CHUNK + 1; /* MS_GLOBAL and MS_UNKNOWN are not counted in capacity */
     paths->bucket_count = 64;
     paths->chunks = ms__alloc(watch, paths->chunk_count * sizeof *paths->chunks);
     if (!paths->chunks)
@@ -91,8 +92,8 @@ int ms__paths_open(ms_watch *watch, uint32_t kept)
         return MS_ENOMEM;
     memset(paths->buckets, 0, paths->bucket_count * sizeof *paths->buckets);
     ms_path path;
-    int error = append(watch, MS_GLOBAL, "Global", 0, &path);
-    return error ? error : append(watch, MS_GLOBAL, "unknown", 0, &path);
+    int error = append_path(watch, MS_GLOBAL, "Global", 0, &path);
+    return error ? error : append_path(watch, MS_GLOBAL, "unknown", 0, &path);
 }
 
 void ms__paths_close(ms_watch *watch)
@@ -120,13 +121,13 @@ int ms_path_add_nth(ms_watch *watch, ms_path parent, const char *name, uint32_t 
 {
     if (!name || parent == MS_UNKNOWN || parent >= atomic_load_explicit(&watch->paths.count, memory_order_acquire))
         return MS_EINVAL;
-    uint32_t hash = hash_of(parent, name, nth);
+    uint32_t hash = hash_path(parent, name, nth);
     pthread_mutex_lock(&watch->lock);
-    ms_path at = find(watch, parent, name, nth, hash);
+    ms_path at = find_path(watch, parent, name, nth, hash);
     int error = MS_OK;
     if (at == MS_GLOBAL) {
         grow_buckets(watch);
-        error = append(watch, parent, name, nth, &at);
+        error = append_path(watch, parent, name, nth, &at);
         if (error == MS_OK) {
             struct ms__path *added = path_at(watch, at);
             uint32_t *bucket = &watch->paths.buckets[hash % watch->paths.bucket_count];

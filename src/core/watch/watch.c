@@ -1,4 +1,4 @@
-/* watch.c - a watch, its memory and its threads. */
+/* watch.c - opening and closing a watch and its threads, and the memory of both. */
 #include "core/watch/watch.h"
 #include "core/ledger/call_events.h"
 
@@ -46,9 +46,9 @@ void ms__count_lost(ms_watch *watch)
     atomic_fetch_add_explicit(&watch->lost, 1, memory_order_relaxed);
 }
 
-static uint32_t rounded_up(uint32_t wanted)
+static uint32_t round_up_capacity(uint32_t wanted)
 {
-    uint32_t size = MS__KEPT_LEAST;
+    uint32_t size = MS__MIN_CAPACITY;
     while (size < wanted && size < 1u << 30)
         size *= 2;
     return size;
@@ -56,19 +56,19 @@ static uint32_t rounded_up(uint32_t wanted)
 
 ms_watch *ms_watch_open(const ms_options *options)
 {
-    ms_options set = options ? *options : (ms_options){0};
-    if (!set.alloc != !set.free)
+    ms_options chosen = options ? *options : (ms_options){0};
+    if (!chosen.alloc != !chosen.free)
         return NULL;
-    set.calls_kept = rounded_up(set.calls_kept ? set.calls_kept : 131072);
-    set.threads_kept = set.threads_kept ? set.threads_kept : 256;
-    set.paths_kept = set.paths_kept ? set.paths_kept : 4194304;
-    ms_watch *watch = set.alloc ? set.alloc(set.context, sizeof *watch) : malloc(sizeof *watch);
+    chosen.calls_kept = round_up_capacity(chosen.calls_kept ? chosen.calls_kept : 131072);
+    chosen.threads_kept = chosen.threads_kept ? chosen.threads_kept : 256;
+    chosen.paths_kept = chosen.paths_kept ? chosen.paths_kept : 4194304;
+    ms_watch *watch = chosen.alloc ? chosen.alloc(chosen.context, sizeof *watch) : malloc(sizeof *watch);
     if (!watch)
         return NULL;
     memset(watch, 0, sizeof *watch);
-    watch->options = set;
+    watch->options = chosen;
     pthread_mutex_init(&watch->lock, NULL);
-    if (ms__paths_open(watch, set.paths_kept) == MS_OK)
+    if (ms__paths_open(watch, chosen.paths_kept) == MS_OK)
         return watch;
     ms_watch_close(watch);
     return NULL;
@@ -76,8 +76,8 @@ ms_watch *ms_watch_open(const ms_options *options)
 
 static void free_thread(ms_watch *watch, ms_thread *thread)
 {
-    if (thread->table.records)
-        ms__call_ring_close(watch, &thread->table);
+    if (thread->ring.records)
+        ms__call_ring_close(watch, &thread->ring);
     ms__seat_free(thread);
     ms__free(watch, thread->frames);
     ms__free(watch, thread);
@@ -122,24 +122,25 @@ void ms_watch_unlock(ms_watch *watch)
     pthread_mutex_unlock(&watch->lock);
 }
 
-/* An ended thread to use again, if there are more than may be kept. With lock held. */
-static ms_thread *take_ended(ms_watch *watch)
+/* Take an ended thread whose memory a new thread may use: one that recorded nothing, or the oldest if more have
+ * ended than options.threads_kept. NULL if there is none. The caller holds watch->lock. */
+static ms_thread *take_ended_thread(ms_watch *watch)
 {
     ms_thread *thread = watch->ended_first;
     if (!thread)
         return NULL;
-    bool empty = ms__call_ring_empty(&thread->table);
+    bool empty = ms__call_ring_empty(&thread->ring);
     if (!empty && watch->ended_count <= watch->options.threads_kept)
         return NULL;
-    watch->ended_first = thread->ended;
+    watch->ended_first = thread->next_ended;
     if (!watch->ended_first)
         watch->ended_last = NULL;
     watch->ended_count--;
-    watch->let_go += !empty;
-    thread->ended = NULL;
-    /* A reader that is in this table sees the id change before the records do. */
+    watch->discarded += !empty;
+    thread->next_ended = NULL;
+    /* The id changes before the records do, so that a lookup in this ring notices. */
     atomic_store_explicit(&thread->id, 0, memory_order_release);
-    ms__call_ring_clear(&thread->table);
+    ms__call_ring_clear(&thread->ring);
     return thread;
 }
 
@@ -151,7 +152,7 @@ static ms_thread *new_thread(ms_watch *watch)
     memset(thread, 0, sizeof *thread);
     thread->watch = watch;
     thread->number = ++watch->thread_count;
-    if (ms__call_ring_open(watch, &thread->table, watch->options.calls_kept) != MS_OK) {
+    if (ms__call_ring_open(watch, &thread->ring, watch->options.calls_kept) != MS_OK) {
         ms__free(watch, thread);
         return NULL;
     }
@@ -162,21 +163,21 @@ static ms_thread *new_thread(ms_watch *watch)
 
 ms_thread *ms_thread_open(ms_watch *watch, uint64_t id)
 {
-    if (id == MS_ANY_THREAD || id == MS__NOBODY)
+    if (id == MS_ANY_THREAD || id == MS__NO_THREAD)
         return NULL;
     pthread_mutex_lock(&watch->lock);
-    ms_thread *thread = take_ended(watch);
+    ms_thread *thread = take_ended_thread(watch);
     if (!thread)
         thread = new_thread(watch);
     if (thread) {
         thread->open = true;
-        thread->maker_id = MS__NOBODY;
-        thread->unsure_to = 0;
-        thread->look_ahead_at = 0;
-        thread->step_at = thread->steps_open = 0;
+        thread->lookup.creator_id = MS__NO_THREAD;
+        thread->saved_unknown_to = 0;
+        thread->renew_check_at = 0;
+        thread->optimizer_at = thread->optimizer_steps_open = 0;
         atomic_store_explicit(&thread->id, id, memory_order_release);
     } else {
-        watch->let_go++; /* its nodes cannot be placed */
+        watch->discarded++; /* the owner of its nodes is unknown */
         ms__count_lost(watch);
     }
     pthread_mutex_unlock(&watch->lock);
@@ -187,34 +188,34 @@ void ms_thread_close(ms_thread *thread)
 {
     ms_watch *watch = thread->watch;
     pthread_mutex_lock(&watch->lock);
-    ms__thread_settle(thread);
+    ms__thread_record_nodes(thread);
     ms__seat_free(thread);
-    thread->depth = thread->nodes_open = thread->pending = thread->unframed = 0;
-    MS__STORE(thread->table.pending_in, UINT64_MAX);
+    thread->depth = thread->nodes_open = thread->unrecorded = thread->unpushed = 0;
+    MS__STORE(thread->ring.unrecorded_from, UINT64_MAX);
     thread->open = false;
-    /* What made no node is taken first: it goes to the front of the line. */
-    bool empty = ms__call_ring_empty(&thread->table);
+    /* A thread that recorded nothing goes to the front of the list, so that its memory is used again first. */
+    bool empty = ms__call_ring_empty(&thread->ring);
     if (empty || !watch->ended_last) {
-        thread->ended = watch->ended_first;
+        thread->next_ended = watch->ended_first;
         watch->ended_first = thread;
         if (!watch->ended_last)
             watch->ended_last = thread;
     } else {
-        thread->ended = NULL;
-        watch->ended_last->ended = thread;
+        thread->next_ended = NULL;
+        watch->ended_last->next_ended = thread;
         watch->ended_last = thread;
     }
     watch->ended_count++;
     pthread_mutex_unlock(&watch->lock);
 }
 
-ms_thread *ms__thread_find(ms_watch *watch, uint64_t id, bool *gone)
+ms_thread *ms__thread_find(ms_watch *watch, uint64_t id, bool *discarded)
 {
     pthread_mutex_lock(&watch->lock);
     ms_thread *thread = watch->threads;
     while (thread && atomic_load_explicit(&thread->id, memory_order_relaxed) != id)
         thread = thread->next;
-    *gone = watch->let_go > 0;
+    *discarded = watch->discarded > 0;
     pthread_mutex_unlock(&watch->lock);
     return thread;
 }

@@ -1,4 +1,4 @@
-/* watch.h - what the files of the watch share: paths, threads and the watch itself. */
+/* watch.h - what the files of the watch share: memory, paths, threads and the watch itself. */
 #ifndef MS_WATCH_H
 #define MS_WATCH_H
 
@@ -7,10 +7,11 @@
 
 #include <pthread.h>
 
-/* ---- memory: record.c, path.c and watch.c get theirs from the watch's options ---- */
+/* ---- memory: the whole core allocates through the watch's options ---- */
 void *ms__alloc(ms_watch *watch, size_t bytes);
-void *ms__alloc_zeroed(ms_watch *watch, size_t bytes); /* the system gives the pages when they are used */
+void *ms__alloc_zeroed(ms_watch *watch, size_t bytes); /* the system maps the pages when they are first used */
 void ms__free(ms_watch *watch, void *memory);
+/* Count one event that could not be recorded. */
 void ms__count_lost(ms_watch *watch);
 
 /* ---- paths ---- */
@@ -19,70 +20,73 @@ void ms__count_lost(ms_watch *watch);
 struct ms__path {
     ms_path parent;
     uint32_t depth;
-    uint32_t next; /* in the same bucket; 0 ends it */
+    uint32_t next; /* the next path in the same bucket; 0: this is the last */
     uint32_t hash;
     uint32_t nth;
     char *name;
 };
 
-/* Chunks are never moved, so a path once returned is read without the lock. */
+/* Path i is chunks[i / MS__PATH_CHUNK][i % MS__PATH_CHUNK]. Chunks never move, so a path is read without a lock. */
 struct ms__paths {
-    struct ms__path *_Atomic *chunks; /* allocated once, for paths_kept */
+    struct ms__path *_Atomic *chunks; /* allocated once, for options.paths_kept */
     uint32_t chunk_count;
     _Atomic uint32_t count;
-    uint32_t *buckets; /* guarded by watch->lock */
+    uint32_t *buckets; /* each is the first path of a chain of equal hash, 0 if empty; guarded by watch->lock */
     uint32_t bucket_count;
 };
 
-int ms__paths_open(ms_watch *watch, uint32_t kept);
+int ms__paths_open(ms_watch *watch, uint32_t capacity);
 void ms__paths_close(ms_watch *watch);
 uint32_t ms__path_nth(const ms_watch *watch, ms_path path);
 
 /* ---- threads ---- */
 enum ms__kind { MS__CALL, MS__NODE, MS__OVERRIDE };
 
+/* An entry of a thread's call stack: a call, a node or an override that is open. */
 struct ms__frame {
-    uint64_t record; /* index, or one of the words below */
-    uint64_t in;     /* the next number when it was entered */
+    uint64_t record; /* index of its call record, MS__UNRECORDED, or MS__NONE for an override */
+    uint64_t begin;  /* the number of the next node when it was entered */
     ms_path path;
     uint32_t kind;
 };
-#define MS__PENDING (UINT64_MAX - 1) /* a node that made no node yet */
-                                     /* MS__NONE: a hold, which makes no nodes */
+#define MS__UNRECORDED (UINT64_MAX - 1) /* a node that has created no node yet, and so has no record */
 
-#define MS__NOBODY UINT64_MAX
+#define MS__NO_THREAD UINT64_MAX
 #define MS__DEVICE_NAME 32u
+
+/* The last lookup of a node, because the next node is usually near it: all nodes [from, from + span] of
+ * `creator` belong to `path`. */
+struct ms__lookup {
+    ms_thread *creator;  /* the thread that created them */
+    uint64_t creator_id; /* or MS__NO_THREAD: nothing was looked up */
+    uint64_t start;      /* the record at which the next search begins */
+    uint64_t from, span;
+    uint64_t record; /* of the call in which they were created, or MS__NONE */
+    ms_path path;
+};
 
 struct ms_thread {
     ms_watch *watch;
-    _Atomic uint64_t id; /* 0: nobody's */
+    _Atomic uint64_t id; /* 0: an ended thread whose memory is about to be used again */
     struct ms__frame *frames;
     uint32_t depth;
-    uint32_t room;
+    uint32_t capacity; /* of frames */
     uint32_t nodes_open;
-    uint32_t pending;       /* frames that are MS__PENDING; no call is above them */
-    uint32_t unframed;      /* entered without a frame, for want of memory; always the innermost */
-    uint64_t unsure_to;     /* where those ended so far */
-    uint64_t look_ahead_at; /* the table's count at which the ring may soon come round to what is open */
-    struct ms__call_ring table;
+    uint32_t unrecorded;       /* frames that are MS__UNRECORDED; no call is inside them */
+    uint32_t unpushed;         /* open entries for which there was no memory; they are always the innermost */
+    uint64_t saved_unknown_to; /* while unpushed > 0: what ring.unknown_to will be after the last of them ends */
+    uint64_t renew_check_at;   /* the ring.end at which open records may soon be overwritten */
+    struct ms__call_ring ring;
+    struct ms__lookup lookup;
 
-    /* Whose nodes this thread ran last, where they were found, and what was found:
-     * [found_from, found_from + found_span] of that maker are found_path's. */
-    ms_thread *maker;
-    uint64_t maker_id; /* or MS__NOBODY */
-    uint64_t hint;
-    uint64_t found_from, found_span;
-    uint64_t found_record; /* the call's, or MS__NONE */
-    ms_path found_path;
-
-    uint32_t step_at; /* the depth that an optimizer's step began at, plus 1; 0: none is open */
-    uint32_t steps_open;
+    uint32_t optimizer_at; /* 1 + the depth at which the outermost optimizer step began; 0: none is open */
+    uint32_t optimizer_steps_open;
     struct ms__seat *seat; /* at the ledger, or NULL */
-    uint32_t number;       /* from 1; a thread that is used again keeps it */
+    uint32_t number;       /* from 1; a new thread that takes an ended one's memory takes its number too */
 
-    bool open;        /* guarded by watch->lock */
-    ms_thread *next;  /* all threads; guarded by watch->lock */
-    ms_thread *ended; /* the next ended one, oldest first; guarded by watch->lock */
+    bool open;             /* guarded by watch->lock */
+    ms_thread *next;       /* the list of all threads; guarded by watch->lock */
+    ms_thread *next_ended; /* the list of ended threads; guarded by watch->lock */
 };
 
 struct ms_watch {
@@ -90,22 +94,22 @@ struct ms_watch {
     struct ms__paths paths;
     _Atomic uint64_t lost;
     pthread_mutex_t lock;
-    ms_thread *threads;                                 /* guarded by lock */
-    ms_thread *ended_first;                             /* guarded by lock */
-    ms_thread *ended_last;                              /* guarded by lock */
-    uint32_t ended_count;                               /* guarded by lock */
-    uint64_t let_go;                                    /* ended threads whose calls were let go; guarded by lock */
-    _Atomic(ms_ledger *) ledger;                        /* the one attached, or NULL; written with lock held */
-    ms_ledger *closed_ledgers;                          /* guarded by lock */
-    ms_ledger *locked_ledger;                           /* around fork */
-    uint64_t rounds;                                    /* guarded by the attached ledger's lock */
-    uint32_t thread_count;                              /* guarded by lock */
+    ms_thread *threads;          /* guarded by lock */
+    ms_thread *ended_first;      /* the next thread whose memory is used again; guarded by lock */
+    ms_thread *ended_last;       /* guarded by lock */
+    uint32_t ended_count;        /* guarded by lock */
+    uint64_t discarded;          /* threads whose calls were discarded or never recorded; guarded by lock */
+    _Atomic(ms_ledger *) ledger; /* the one attached, or NULL; written with lock held */
+    ms_ledger *closed_ledgers;   /* guarded by lock */
+    ms_ledger *locked_ledger;    /* around fork */
+    uint64_t rounds;             /* guarded by the attached ledger's lock */
+    uint32_t thread_count;       /* guarded by lock */
     char device_names[MS_MAX_DEVICES][MS__DEVICE_NAME]; /* guarded by lock */
 };
 
 MS__INLINE ms_phase ms__phase(const ms_thread *thread)
 {
-    if (MS__UNLIKELY(thread->step_at == thread->depth + 1))
+    if (MS__UNLIKELY(thread->optimizer_at == thread->depth + 1))
         return MS_OPTIMIZER;
     if (!thread->depth)
         return MS_IDLE;
@@ -119,11 +123,11 @@ MS__INLINE ms_path ms__path_of(const ms_thread *thread)
     return thread->depth ? thread->frames[thread->depth - 1].path : MS_GLOBAL;
 }
 
-/* Give the open nodes their records: the thread ends in them. */
-void ms__thread_settle(ms_thread *thread);
-/* The thread with this id, or NULL; *gone says whether it was let go. */
-ms_thread *ms__thread_find(ms_watch *watch, uint64_t id, bool *gone);
-/* NULL if every invariant of the thread holds, else what is broken. For tests. */
+/* Push the records of the open nodes that have none: the thread ends, and its stack is about to be emptied. */
+void ms__thread_record_nodes(ms_thread *thread);
+/* The thread with this id, or NULL. *discarded: some thread's calls were discarded, so it may be that one. */
+ms_thread *ms__thread_find(ms_watch *watch, uint64_t id, bool *discarded);
+/* NULL if every invariant of the thread holds, else the one that does not. For tests. */
 const char *ms__thread_check(const ms_thread *thread);
 
 #endif

@@ -9,7 +9,7 @@ TEST(a_failed_allocation_is_in_the_capture_and_its_story_tells_who_holds_what)
     program = program_open(7);
     fd = new_file();
     ms_peak_tracker *viewer = ms_peak_tracker_open(watched);
-    capture = begin(fd);
+    capture = begin_capture(fd);
     ms_call_enter(program.thread, paths[3], 0);
     CHECK_EQ(ms_block_add(watched, program.thread, 1, 3 << 20, 2), MS_OK);
     CHECK_EQ(ms_block_add_as(watched, program.thread, 2, 1 << 20, 2, MS_PARAMETER, paths[1], false), MS_OK);
@@ -27,7 +27,7 @@ TEST(a_failed_allocation_is_in_the_capture_and_its_story_tells_who_holds_what)
             FAIL("\"%s\" is not in:\n%s", parts[i], story);
     ms_call_leave(program.thread, 0);
     ms_block_drop(watched, 1);
-    end(capture);
+    end_capture(capture);
     ms_reader *reader = open_reader(fd);
     ms_survey survey = survey_of(reader);
     CHECK_EQ(survey.oom_count, 1);
@@ -43,7 +43,7 @@ TEST(a_failed_allocation_is_in_the_capture_and_its_story_tells_who_holds_what)
     ms_cursor_close(cursor);
     ms_reader_close(reader);
     ms_peak_tracker_close(viewer);
-    leave_stage();
+    close_scene();
 }
 
 TEST(a_story_is_cut_off_where_its_room_ends)

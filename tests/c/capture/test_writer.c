@@ -1,23 +1,23 @@
-/* test_writer.c - captures as the writer leaves them say what the ledger says. Read back with the reader. */
+/* test_writer.c - a capture, read back with the reader, agrees with the ledger that it recorded. */
 #include "writer_scene.h"
 
 #include <string.h>
 #include <unistd.h>
 
-TEST(a_capture_ends_with_what_the_ledger_says)
+TEST(the_end_of_a_capture_agrees_with_the_ledger)
 {
-    stage();
+    open_scene();
     run(&program, 300);
-    ms_capture_status last = end(capture);
+    ms_capture_status last = end_capture(capture);
     CHECK_EQ(last.lost, 0);
     CHECK_EQ(last.error, 0);
     CHECK_EQ(last.bytes, lseek(fd, 0, SEEK_END));
     CHECK(last.bytes < last.events * 10);
     ms_reader *reader = open_reader(fd);
-    ms_reader_status figures = ms_reader_get_status(reader);
-    CHECK_EQ(figures.events, last.events + 1);
-    CHECK_EQ(figures.lost, 0);
-    CHECK(figures.ended);
+    ms_reader_status status = ms_reader_get_status(reader);
+    CHECK_EQ(status.events, last.events + 1);
+    CHECK_EQ(status.lost, 0);
+    CHECK(status.ended);
     CHECK(strcmp(ms_reader_device(reader, 2), "cuda:1") == 0);
     ms_path parent;
     uint32_t nth;
@@ -28,23 +28,23 @@ TEST(a_capture_ends_with_what_the_ledger_says)
     CHECK(!survey.is_lower_bound);
     ms_reader_close(reader);
     check_file(fd);
-    leave_stage();
+    close_scene();
 }
 
-TEST(the_peak_in_a_capture_is_the_viewers)
+TEST(the_peak_in_a_capture_is_that_of_a_peak_tracker)
 {
     for (uint64_t seed = 1; seed <= 20; seed++) {
         open_all(NULL);
         program = program_open(seed);
         fd = new_file();
-        ms_peak_tracker *viewer = ms_peak_tracker_open(watched);
-        capture = begin(fd);
+        ms_peak_tracker *tracker = ms_peak_tracker_open(watched);
+        capture = begin_capture(fd);
         run(&program, 60);
-        end(capture);
+        end_capture(capture);
         ms_reader *reader = open_reader(fd);
         ms_survey survey = survey_of(reader);
         for (uint32_t device = 0; device < 3; device += 2) {
-            ms_peak peak = ms_peak_tracker_peak(viewer, device);
+            ms_peak peak = ms_peak_tracker_peak(tracker, device);
             CHECK_EQ(survey.peaks[device].bytes, peak.bytes);
             CHECK_EQ(survey.peaks[device].step, peak.step);
             CHECK_EQ(survey.peaks[device].phase, peak.phase);
@@ -54,7 +54,7 @@ TEST(the_peak_in_a_capture_is_the_viewers)
             CHECK_EQ(ms_cursor_apply_later_claims(cursor), MS_OK);
             for (ms_path path = 0; path < ms_path_count(watch); path++) {
                 ms_sums got = sums_of_path(cursor, device, path),
-                        wanted = ms_peak_tracker_peak_of(viewer, device, path);
+                        wanted = ms_peak_tracker_peak_of(tracker, device, path);
                 CHECK(memcmp(&got, &wanted, sizeof got) == 0);
             }
             ms_cursor_close(cursor);
@@ -72,16 +72,16 @@ TEST(a_capture_that_begins_late_knows_what_was_there)
     run(&program, 50);
     ms_call_enter(program.thread, paths[5], program.seq);
     fd = new_file();
-    capture = begin(fd);
+    capture = begin_capture(fd);
     change_block(&program);
     ms_call_leave(program.thread, program.seq);
     run(&program, 10);
-    end(capture);
+    end_capture(capture);
     check_file(fd);
-    leave_stage();
+    close_scene();
 }
 
-/* Where the one that went through all events is, another comes by the last key frame. */
+/* A cursor that seeks by a key frame gets to the same state as one that went through all events. */
 static void check_by_key(ms_reader *reader, ms_cursor *walked)
 {
     ms_cursor *sought = cursor_of(reader);
@@ -99,13 +99,13 @@ static void check_by_key(ms_reader *reader, ms_cursor *walked)
 
 TEST(a_key_frame_is_what_the_events_before_it_lead_to)
 {
-    stage();
+    open_scene();
     while (ms_capture_get_status(capture).events < 8 * 131072) {
         ms_capture_flush(capture);
-        change_block(&program); /* a page begins with it, and a key frame before it */
+        change_block(&program); /* a page begins with it; a key frame may precede it */
         run(&program, 100);
     }
-    CHECK_EQ(end(capture).lost, 0);
+    CHECK_EQ(end_capture(capture).lost, 0);
     ms_reader *reader = open_reader(fd);
     ms_cursor *walked = cursor_of(reader);
     ms_event event;
@@ -115,33 +115,33 @@ TEST(a_key_frame_is_what_the_events_before_it_lead_to)
     CHECK_EQ(ms_reader_get_status(reader).damaged, 0);
     ms_cursor_close(walked);
     ms_reader_close(reader);
-    leave_stage();
+    close_scene();
 }
 
-TEST(two_captures_at_once_each_tell_all)
+TEST(two_captures_at_once_each_contain_everything)
 {
     open_all(NULL);
     program = program_open(7);
     int first = new_file(), second = new_file();
-    ms_capture *outer = begin(first);
+    ms_capture *outer = begin_capture(first);
     run(&program, 40);
-    ms_capture *inner = begin(second);
+    ms_capture *inner = begin_capture(second);
     run(&program, 40);
     ms_capture_flush(inner);
     check_file(second);
-    end(outer);
+    end_capture(outer);
     check_file(first);
     run(&program, 40);
-    end(inner);
+    end_capture(inner);
     check_file(second);
     close(first);
     close(second);
     close_all();
 }
 
-TEST(what_happened_is_in_the_file_within_a_second)
+TEST(events_are_in_the_file_within_a_second)
 {
-    stage();
+    open_scene();
     run(&program, 3);
     pause_ms(900);
     check_file(fd);
@@ -151,6 +151,6 @@ TEST(what_happened_is_in_the_file_within_a_second)
     CHECK(!ms_reader_get_status(reader).ended);
     ms_reader_close(reader);
     check_file(fd);
-    end(capture);
-    leave_stage();
+    end_capture(capture);
+    close_scene();
 }

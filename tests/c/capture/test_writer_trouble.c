@@ -1,5 +1,5 @@
-/* test_writer_trouble.c - whatever becomes of the file, of memory and of the process: the program goes on, and what
- * is in the file is right. */
+/* test_writer_trouble.c - whatever happens to the file, the memory and the process, the program continues and the
+ * file is correct. */
 #define _GNU_SOURCE
 #include "writer_scene.h"
 
@@ -15,22 +15,22 @@
 #define CHILD_MAY_START_THREADS 1
 #endif
 
-TEST(a_disk_that_takes_little_at_a_time_gets_all)
+TEST(a_disk_that_writes_few_bytes_at_a_time_gets_everything)
 {
     open_all(NULL);
     program = program_open(7);
     fd = new_file();
     disk_most = 100;
-    capture = begin(fd);
+    capture = begin_capture(fd);
     run(&program, 200);
-    CHECK_EQ(end(capture).lost, 0);
+    CHECK_EQ(end_capture(capture).lost, 0);
     check_file(fd);
-    leave_stage();
+    close_scene();
 }
 
 TEST(a_full_disk_costs_events_and_the_file_goes_on_when_there_is_room)
 {
-    stage();
+    open_scene();
     run(&program, 50);
     ms_capture_flush(capture);
     disk_error = ENOSPC;
@@ -43,7 +43,7 @@ TEST(a_full_disk_costs_events_and_the_file_goes_on_when_there_is_room)
     disk_error = 0;
     pause_ms(600);
     run(&program, 50);
-    ms_capture_status last = end(capture);
+    ms_capture_status last = end_capture(capture);
     CHECK(last.lost >= full.lost);
     ms_reader *reader = open_reader(fd);
     CHECK_EQ(ms_reader_get_status(reader).damaged, 0);
@@ -52,24 +52,24 @@ TEST(a_full_disk_costs_events_and_the_file_goes_on_when_there_is_room)
     CHECK(survey.is_lower_bound);
     ms_reader_close(reader);
     check_file(fd);
-    leave_stage();
+    close_scene();
 }
 
 TEST(a_disk_that_stays_full_leaves_the_good_part)
 {
-    stage();
+    open_scene();
     run(&program, 50);
     ms_capture_flush(capture);
     off_t good = lseek(fd, 0, SEEK_END);
     disk_error = EIO;
     run(&program, 50);
-    CHECK(end(capture).lost > 0);
+    CHECK(end_capture(capture).lost > 0);
     CHECK_EQ(lseek(fd, 0, SEEK_END), good);
     ms_reader *reader = open_reader(fd);
     CHECK(!ms_reader_get_status(reader).ended);
     CHECK_EQ(ms_reader_get_status(reader).damaged, 0);
     ms_reader_close(reader);
-    leave_stage();
+    close_scene();
 }
 
 TEST(a_file_that_cannot_be_written_at_all_is_an_error_at_once)
@@ -81,13 +81,13 @@ TEST(a_file_that_cannot_be_written_at_all_is_an_error_at_once)
     CHECK_EQ(ms_capture_begin(watched, fd, NULL, &capture), MS_EIO);
     CHECK_EQ(errno, ENOSPC);
     CHECK(!capture);
-    leave_stage();
+    close_scene();
 }
 
-/* More than the buffers hold comes before the disk has taken the first page. */
-TEST(a_slow_disk_never_holds_the_program_up)
+/* The buffers overflow before the disk has written the first page. */
+TEST(a_slow_disk_never_makes_the_program_wait)
 {
-    stage();
+    open_scene();
     disk_pause_ms = 200;
     while (!ms_capture_get_status(capture).lost)
         run(&program, 500);
@@ -97,14 +97,14 @@ TEST(a_slow_disk_never_holds_the_program_up)
     ms_capture_flush(capture);
     uint64_t lost = ms_capture_get_status(capture).lost;
     run(&program, 50);
-    ms_capture_status last = end(capture);
+    ms_capture_status last = end_capture(capture);
     CHECK_EQ(last.lost, lost);
     ms_reader *reader = open_reader(fd);
     CHECK_EQ(ms_reader_get_status(reader).damaged, 0);
     CHECK(ms_reader_get_status(reader).lost > 0);
     ms_reader_close(reader);
     check_file(fd);
-    leave_stage();
+    close_scene();
 }
 
 static void *hammer(void *argument)
@@ -120,7 +120,7 @@ TEST(many_threads_write_one_capture)
     struct program programs[THREADS];
     pthread_t threads[THREADS];
     fd = new_file();
-    capture = begin(fd);
+    capture = begin_capture(fd);
     for (int i = 0; i < THREADS; i++) {
         programs[i] = program_open((uint64_t)i + 1);
         CHECK_EQ(pthread_create(&threads[i], NULL, hammer, &programs[i]), 0);
@@ -129,7 +129,7 @@ TEST(many_threads_write_one_capture)
         pthread_join(threads[i], NULL);
     for (int i = 0; i < THREADS; i++)
         ms_thread_close(programs[i].thread);
-    CHECK_EQ(end(capture).lost, 0);
+    CHECK_EQ(end_capture(capture).lost, 0);
     check_file(fd);
     ms_reader *reader = open_reader(fd);
     ms_cursor *cursor = cursor_of(reader);
@@ -144,12 +144,12 @@ TEST(many_threads_write_one_capture)
     CHECK(seen >= THREADS);
     ms_cursor_close(cursor);
     ms_reader_close(reader);
-    leave_stage();
+    close_scene();
 }
 
 TEST(a_forked_child_leaves_its_parents_capture_alone)
 {
-    stage();
+    open_scene();
     run(&program, 20);
     ms_capture_flush(capture);
     ms_watch_lock(watch);
@@ -161,9 +161,9 @@ TEST(a_forked_child_leaves_its_parents_capture_alone)
         if (!CHILD_MAY_START_THREADS)
             _exit(0);
         int own = new_file();
-        ms_capture *childs = begin(own);
+        ms_capture *childs = begin_capture(own);
         run(&program, 20);
-        end(childs);
+        end_capture(childs);
         check_file(own);
         _exit(0);
     }
@@ -171,12 +171,12 @@ TEST(a_forked_child_leaves_its_parents_capture_alone)
     CHECK_EQ(waitpid(child, &status, 0), child);
     CHECK_EQ(status, 0);
     run(&program, 20);
-    CHECK_EQ(end(capture).lost, 0);
+    CHECK_EQ(end_capture(capture).lost, 0);
     check_file(fd);
-    leave_stage();
+    close_scene();
 }
 
-/* ---- memory that is refused ---- */
+/* ---- allocations that fail ---- */
 static _Atomic long refuse_from, refuse_to, asked;
 
 static void *refusing_alloc(void *context, size_t bytes)
@@ -215,10 +215,10 @@ TEST(without_memory_events_are_lost_and_the_file_stays_right)
         if (error == MS_OK) {
             ms_capture_flush(capture);
             if (ms_capture_get_status(capture).error)
-                pause_ms(300); /* it is tried again after a while */
+                pause_ms(300); /* until the writer tries again */
             ms_call_enter(program.thread, paths[0], 0);
             ms_call_leave(program.thread, 0);
-            end(capture);
+            end_capture(capture);
             check_file(fd);
         } else {
             CHECK(error == MS_ENOMEM || error == MS_EIO);

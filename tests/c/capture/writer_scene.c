@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- a disk that can be full, slow or take a little at a time: the program's own pwrite comes first ---- */
+/* ---- a disk that can be full or slow: this pwrite replaces that of libc ---- */
 _Atomic int disk_error, disk_pause_ms, disk_most;
 
 void pause_ms(int milliseconds)
@@ -33,7 +33,7 @@ ssize_t pwrite(int fd, const void *bytes, size_t count, off_t at)
     return (ssize_t)syscall(SYS_pwrite64, fd, bytes, count, at);
 }
 
-/* ---- a program that is watched ---- */
+/* ---- a program whose memory is recorded ---- */
 ms_watch *watch;
 ms_ledger *watched;
 ms_path paths[PATHS];
@@ -91,7 +91,7 @@ static void claim_block(struct program *program)
     ms_block_claim(watched, program->base + at + 1, category, paths[random_below(&program->random, PATHS)]);
 }
 
-/* A step: a call with calls inside, their nodes, an optimizer. */
+/* A step: a call with calls inside, their nodes, an optimizer step. */
 static void run_step(struct program *program)
 {
     ms_thread *thread = program->thread;
@@ -133,14 +133,14 @@ int new_file(void)
     return fd;
 }
 
-ms_capture *begin(int fd)
+ms_capture *begin_capture(int fd)
 {
     ms_capture *capture = NULL;
     CHECK_EQ(ms_capture_begin(watched, fd, (const char *const[]){"program", "test", NULL}, &capture), MS_OK);
     return capture;
 }
 
-ms_capture_status end(ms_capture *capture)
+ms_capture_status end_capture(ms_capture *capture)
 {
     return ms_capture_end(capture, (const char *const[]){"how", "finished", NULL});
 }
@@ -169,7 +169,7 @@ ms_sums sums_of_path(ms_cursor *cursor, uint32_t device, ms_path path)
     return sums;
 }
 
-/* What the file says at its end is what the ledger says now. */
+/* The end of the file agrees with the ledger. */
 static void check_end(ms_reader *reader)
 {
     ms_cursor *cursor = cursor_of(reader);
@@ -203,15 +203,15 @@ ms_survey survey_of(ms_reader *reader)
     return survey;
 }
 
-void stage(void)
+void open_scene(void)
 {
     open_all(NULL);
     program = program_open(7);
     fd = new_file();
-    capture = begin(fd);
+    capture = begin_capture(fd);
 }
 
-void leave_stage(void)
+void close_scene(void)
 {
     close(fd);
     close_all();

@@ -1,10 +1,10 @@
-/* writer_scene.h - a program that is watched, its captures, and a disk that can be full, slow, or take a
- * little at a time.
+/* writer_scene.h - a program whose memory is recorded, its captures, and a disk that can be full or slow or write
+ * only a few bytes at a time.
  *
- *     stage();                  a ledger, a program, a capture in a file
+ *     open_scene();             a ledger, a program, a capture in a file
  *     run(&program, 50);
- *     end(capture); check_file(fd);
- *     leave_stage();
+ *     end_capture(capture); check_file(fd);
+ *     close_scene();
  */
 #ifndef MS_TEST_WRITER_SCENE_H
 #define MS_TEST_WRITER_SCENE_H
@@ -16,7 +16,7 @@
 
 enum { PATHS = 20, LIVE = 200 };
 
-/* What the next writes do: fail with this error, take so long, take so many bytes at most; 0: as ever. */
+/* The next writes fail with this error, take so many milliseconds, write at most so many bytes; 0: as usual. */
 extern _Atomic int disk_error, disk_pause_ms, disk_most;
 
 extern ms_watch *watch;
@@ -29,31 +29,31 @@ struct program {
     uint64_t live[LIVE];
 };
 
-/* The stage's own. */
+/* What open_scene opens. */
 extern struct program program;
 extern int fd;
 extern ms_capture *capture;
 
-void stage(void);
-void leave_stage(void);
+void open_scene(void);
+void close_scene(void);
 
-/* Its parts: options may be NULL. */
+/* The parts of a scene. options may be NULL. */
 void open_all(const ms_options *options);
 void close_all(void);
 struct program program_open(uint64_t id);
-/* A block comes or goes. */
+/* Adds or drops a block. */
 void change_block(struct program *program);
-/* Steps of training: calls, their nodes, an optimizer. */
+/* Runs training steps: calls, their nodes, an optimizer step. */
 void run(struct program *program, int steps);
 
 int new_file(void);
-ms_capture *begin(int fd);
-ms_capture_status end(ms_capture *capture);
+ms_capture *begin_capture(int fd);
+ms_capture_status end_capture(ms_capture *capture);
 ms_reader *open_reader(int fd);
 ms_cursor *cursor_of(ms_reader *reader);
 ms_survey survey_of(ms_reader *reader);
 ms_sums sums_of_path(ms_cursor *cursor, uint32_t device, ms_path path);
-/* What the file says at its end is what the ledger says now, and nothing of it is damaged. */
+/* Checks that the end of the file agrees with the ledger, and that nothing in the file is damaged. */
 void check_file(int fd);
 void pause_ms(int milliseconds);
 

@@ -126,9 +126,9 @@ TEST(a_block_made_in_a_hold_is_the_held_path_s)
     struct lane *t = ledger_start();
     uint64_t a = small_call(t, scene.a, 1);
     node(t, t, a);
-    hold(t, scene.d);
+    override(t, scene.d);
     add(t, 1, 100);
-    leave_hold(t);
+    leave_override(t);
     leave_node(t);
     CHECK_SUMS(held_by(scene.d), [MS_TEMP] = 100);
     CHECK_SUMS(held_by(scene.a), NOTHING);

@@ -63,11 +63,11 @@ TEST(a_call_in_a_hold_alone_begins_a_round)
 {
     struct lane *t = ledger_start();
     small_call(t, scene.a, 0);
-    hold(t, scene.d);
+    override(t, scene.d);
     small_call(t, scene.a, 0);
     CHECK_EQ(entries(scene.a), 1);
     small_call(t, scene.a, 0);
-    leave_hold(t);
+    leave_override(t);
     CHECK_EQ(entries(scene.a), 1);
     CHECK_EQ(current_step(), 3);
     ledger_end();

@@ -63,19 +63,19 @@ void leave_call(struct lane *lane)
     done(lane, ms_call_leave(lane->thread, lane->seq));
 }
 
-void hold(struct lane *lane, ms_path path)
+void override(struct lane *lane, ms_path path)
 {
     done(lane, ms_override_enter(lane->thread, path));
 }
 
-void leave_hold(struct lane *lane)
+void leave_override(struct lane *lane)
 {
     done(lane, ms_override_leave(lane->thread));
 }
 
-void node(struct lane *lane, const struct lane *maker, uint64_t number)
+void node(struct lane *lane, const struct lane *creator, uint64_t number)
 {
-    done(lane, ms_node_enter(lane->thread, maker->id, number, lane->seq));
+    done(lane, ms_node_enter(lane->thread, creator->id, number, lane->seq));
 }
 
 void leave_node(struct lane *lane)
@@ -97,9 +97,9 @@ uint64_t small_call(struct lane *lane, ms_path path, uint64_t count)
     return first;
 }
 
-ms_path owner(const struct lane *maker, uint64_t number)
+ms_path owner(const struct lane *creator, uint64_t number)
 {
-    return ms_node_path(maker->watch, maker->id, number);
+    return ms_node_path(creator->watch, creator->id, number);
 }
 
 void check_contexts(const struct lane *lane, size_t count, const ms_path *wanted)

@@ -44,9 +44,9 @@ void end_lane(struct lane *lane);
 /* Each of these fails the test unless the core says MS_OK. */
 void call(struct lane *lane, ms_path path);
 void leave_call(struct lane *lane);
-void hold(struct lane *lane, ms_path path);
-void leave_hold(struct lane *lane);
-void node(struct lane *lane, const struct lane *maker, uint64_t number);
+void override(struct lane *lane, ms_path path);
+void leave_override(struct lane *lane);
+void node(struct lane *lane, const struct lane *creator, uint64_t number);
 void leave_node(struct lane *lane);
 
 /* Makes nodes; returns the first one's number. */
@@ -54,7 +54,7 @@ uint64_t make(struct lane *lane, uint64_t count);
 /* A whole call that makes `count` nodes; returns the first one's number. */
 uint64_t small_call(struct lane *lane, ms_path path, uint64_t count);
 
-ms_path owner(const struct lane *maker, uint64_t number);
+ms_path owner(const struct lane *creator, uint64_t number);
 /* Fails the test unless these are the thread's contexts, outermost first. */
 void check_contexts(const struct lane *lane, size_t count, const ms_path *wanted);
 #define CHECK_CONTEXTS(lane, ...) \

@@ -3,7 +3,7 @@
 #include "heap.h"
 #include "play.h"
 
-/* The first two bytes choose how small the tables are and which allocation is refused. */
+/* The first two bytes choose the options' limits and which allocation fails. */
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
 {
     if (count < 2)

@@ -50,7 +50,7 @@ uint32_t model_thread_open(struct model *model, uint64_t first)
     model->thread_room = (uint32_t)room;
     struct model_thread *thread = &model->threads[model->thread_count];
     *thread = (struct model_thread){.id = 1000 + model->thread_count, .first = first};
-    model->let_go |= model->closed >= model->threads_kept;
+    model->discarded |= model->closed >= model->threads_kept;
     uint64_t lost = ms_watch_lost(model->watch);
     thread->core = ms_thread_open(model->watch, thread->id);
     if (!thread->core) {
@@ -79,35 +79,35 @@ static uint64_t next_number(const struct model_thread *thread)
     return thread->first + thread->made;
 }
 
-static const struct model_node *node_at(const struct model *model, uint32_t maker, uint64_t number)
+static const struct model_node *node_at(const struct model *model, uint32_t creator, uint64_t number)
 {
-    const struct model_thread *thread = &model->threads[maker];
+    const struct model_thread *thread = &model->threads[creator];
     return number - thread->first < thread->made ? &thread->nodes[number - thread->first] : NULL;
 }
 
-/* May the core have forgotten this node? A ring of N has room for the last N / 4 calls
- * whatever happens: the rest may be spent on opening again what is open. */
-static bool may_be_unknown(const struct model *model, const struct model_thread *maker, const struct model_node *node)
+/* Whether the core may answer MS_UNKNOWN for this node. A ring of N records always contains the last N / 4 calls;
+ * the others may have been overwritten when open records were renewed. */
+static bool may_be_unknown(const struct model *model, const struct model_thread *creator, const struct model_node *node)
 {
-    if (node->is_lower_bound || model->errors)
+    if (node->unknown || model->errors)
         return true;
-    if (maker->enters - node->entered >= model->calls_kept / 4)
+    if (creator->enters - node->entered >= model->calls_kept / 4)
         return true;
-    return !maker->core && model->let_go;
+    return !creator->core && model->discarded;
 }
 
-/* Whether `got` may stand for `node`; counts it if so. */
-static bool right(struct model *model, uint32_t maker, uint64_t number, ms_path got)
+/* Whether `got` is an allowed answer for the node. Counts it by its kind. */
+static bool right(struct model *model, uint32_t creator, uint64_t number, ms_path got)
 {
-    const struct model_node *node = node_at(model, maker, number);
+    const struct model_node *node = node_at(model, creator, number);
     ms_path wanted = node ? node->owner : MS_GLOBAL;
     bool unknown = got == MS_UNKNOWN && wanted != MS_UNKNOWN;
     model->known += got == wanted;
-    model->doubts += unknown;
-    if (got == wanted || (unknown && node && may_be_unknown(model, &model->threads[maker], node)))
+    model->unknowns += unknown;
+    if (got == wanted || (unknown && node && may_be_unknown(model, &model->threads[creator], node)))
         return true;
     say_wrong(model, "node %" PRIu64 " of thread %" PRIu32 " (%" PRIu64 " made) is in path %" PRIu32 ", not %" PRIu32,
-              number, maker, model->threads[maker].made, got, wanted);
+              number, creator, model->threads[creator].made, got, wanted);
     return false;
 }
 
@@ -119,13 +119,13 @@ static struct model_frame *pushed(const struct model *model, struct model_thread
     thread->frame_room = (uint32_t)room;
     struct model_frame *frame = &thread->frames[thread->depth++];
     *frame = (struct model_frame){.kind = kind, .path = path, .entered = thread->enters};
-    thread->enters += kind != MODEL_HOLD;
+    thread->enters += kind != MODEL_OVERRIDE;
     if (thread->depth >= model->calls_kept / 8)
         thread->flooded = thread->enters;
     return frame;
 }
 
-/* Compare an enter's result with what is allowed. */
+/* Check that the result of an enter is allowed. */
 static void entered(struct model *model, struct model_thread *thread, struct model_frame *frame, int error,
                     uint64_t lost)
 {
@@ -150,34 +150,34 @@ void model_call_enter(struct model *model, uint32_t at, ms_path path)
     entered(model, thread, pushed(model, thread, MODEL_CALL, path), error, lost);
 }
 
-void model_hold_enter(struct model *model, uint32_t at, ms_path path)
+void model_override_enter(struct model *model, uint32_t at, ms_path path)
 {
     struct model_thread *thread = &model->threads[at];
     if (!thread->core)
         return;
     uint64_t lost = ms_watch_lost(model->watch);
     int error = ms_override_enter(thread->core, path);
-    entered(model, thread, pushed(model, thread, MODEL_HOLD, path), error, lost);
+    entered(model, thread, pushed(model, thread, MODEL_OVERRIDE, path), error, lost);
 }
 
-void model_node_enter(struct model *model, uint32_t at, uint32_t maker, uint64_t number)
+void model_node_enter(struct model *model, uint32_t at, uint32_t creator, uint64_t number)
 {
     struct model_thread *thread = &model->threads[at];
     if (!thread->core)
         return;
-    const struct model_node *node = number == MS_NO_NUMBER ? NULL : node_at(model, maker, number);
+    const struct model_node *node = number == MS_NO_NUMBER ? NULL : node_at(model, creator, number);
     uint64_t lost = ms_watch_lost(model->watch);
-    int error = ms_node_enter(thread->core, model->threads[maker].id, number, next_number(thread));
+    int error = ms_node_enter(thread->core, model->threads[creator].id, number, next_number(thread));
     struct model_frame *frame = pushed(model, thread, MODEL_NODE, node ? node->owner : MS_GLOBAL);
     entered(model, thread, frame, error, lost);
     if (thread->refused)
-        return; /* where the thread is, the core may no longer know */
+        return; /* the core may no longer know the thread's path */
     ms_path got = ms_thread_path(thread->core);
-    frame->is_lower_bound = node && got == MS_UNKNOWN;
+    frame->unknown = node && got == MS_UNKNOWN;
     if (number == MS_NO_NUMBER && got != MS_GLOBAL)
         say_wrong(model, "a node without a number is in path %" PRIu32, got);
     else if (number != MS_NO_NUMBER)
-        right(model, maker, number, got);
+        right(model, creator, number, got);
 }
 
 static int leave_kind(struct model_thread *thread, enum model_kind kind)
@@ -193,8 +193,8 @@ void model_leave(struct model *model, uint32_t at)
     if (!thread->core)
         return;
     const struct model_frame *frame = thread->depth ? &thread->frames[--thread->depth] : NULL;
-    /* What the core refused it cannot tell apart, so a wrong leave is tried only elsewhere. */
-    for (int kind = MODEL_CALL; kind <= MODEL_HOLD && !thread->refused; kind++)
+    /* The core cannot tell refused frames apart, so a wrong leave is tried only while there are none. */
+    for (int kind = MODEL_CALL; kind <= MODEL_OVERRIDE && !thread->refused; kind++)
         if ((!frame || (int)frame->kind != kind) && leave_kind(thread, (enum model_kind)kind) != MS_EUNBALANCED)
             say_wrong(model, "left a frame of kind %d that is not the innermost", kind);
     if (!frame)
@@ -209,7 +209,7 @@ void model_leave(struct model *model, uint32_t at)
 static const struct model_frame *owning_frame(const struct model_thread *thread)
 {
     for (uint32_t i = thread->depth; i-- > 0;)
-        if (thread->frames[i].kind != MODEL_HOLD)
+        if (thread->frames[i].kind != MODEL_OVERRIDE)
             return &thread->frames[i];
     return NULL;
 }
@@ -220,14 +220,13 @@ void model_make(struct model *model, uint32_t at, uint64_t count)
     if (!thread->core || !count)
         return;
     const struct model_frame *frame = owning_frame(thread);
-    /* A node outside any call is placed by the calls before it. A stack too deep to be opened
-     * anew may have pushed those out, and its own outermost calls, until another one is kept. */
+    /* The core knows that a node is outside any call by the calls before it. A stack too deep for its records to be
+     * renewed may have overwritten those, and its own outermost calls. */
     if (frame && thread->frames[0].entered >= thread->flooded)
         thread->flooded = 0;
-    struct model_node node = {.owner = MS_GLOBAL, .is_lower_bound = thread->flooded, .entered = thread->enters};
+    struct model_node node = {.owner = MS_GLOBAL, .unknown = thread->flooded, .entered = thread->enters};
     if (frame)
-        node = (struct model_node){
-            .owner = frame->path, .is_lower_bound = frame->is_lower_bound, .entered = frame->entered};
+        node = (struct model_node){.owner = frame->path, .unknown = frame->unknown, .entered = frame->entered};
     for (; count; count--) {
         thread->nodes = grown(thread->nodes, thread->made, sizeof *thread->nodes, &thread->node_room);
         thread->nodes[thread->made++] = node;
@@ -242,10 +241,10 @@ uint64_t model_number(const struct model *model, uint32_t at, uint64_t age)
 
 /* ---- answers ---- */
 
-void model_check_node(struct model *model, uint32_t maker, uint64_t number)
+void model_check_node(struct model *model, uint32_t creator, uint64_t number)
 {
-    if (!model->failed && node_at(model, maker, number))
-        right(model, maker, number, ms_node_path(model->watch, model->threads[maker].id, number));
+    if (!model->failed && node_at(model, creator, number))
+        right(model, creator, number, ms_node_path(model->watch, model->threads[creator].id, number));
 }
 
 static ms_phase phase_of(const struct model_thread *thread)
@@ -260,20 +259,20 @@ static ms_phase phase_of(const struct model_thread *thread)
     return MS_FORWARD;
 }
 
-/* What the core must say is running in this frame. */
+/* The path that the core must report while this frame is the innermost. */
 static ms_path shown(const struct model_frame *frame)
 {
-    return frame->is_lower_bound ? MS_UNKNOWN : frame->path;
+    return frame->unknown ? MS_UNKNOWN : frame->path;
 }
 
-/* A node opens a context, and so does a hold inside a call; all else goes on with the one it is in. */
+/* A node begins a context, and so does an override inside a call. Everything else continues one. */
 static size_t contexts_of(const struct model_thread *thread, ms_path *paths)
 {
     size_t count = 0;
     for (uint32_t i = 0; i < thread->depth; i++) {
         enum model_kind kind = thread->frames[i].kind;
         bool in_call = i && thread->frames[i - 1].kind == MODEL_CALL;
-        if (!count || kind == MODEL_NODE || (kind == MODEL_HOLD && in_call))
+        if (!count || kind == MODEL_NODE || (kind == MODEL_OVERRIDE && in_call))
             count++;
         paths[count - 1] = shown(&thread->frames[i]);
     }

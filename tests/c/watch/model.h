@@ -1,9 +1,9 @@
-/* model.h - a slow, obvious twin of a watch.
+/* model.h - a slow and simple model of a watch.
  *
- * For every node ever made the model writes down whose it is. Each event goes to the
- * core and to the model; each answer of the core must be the model's, or MS_UNKNOWN
- * where the model says that the core may have forgotten. The first answer that is
- * neither is kept in `wrong`, and nothing is checked after it.
+ * The model stores the owner of every node ever created. Each event goes to the
+ * core and to the model. Each answer of the core must be the model's, or MS_UNKNOWN
+ * where the model allows that the core no longer knows. The first answer that is
+ * neither is described in `wrong`, and nothing is checked after it.
  *
  * Threads are logical: one OS thread drives them all. */
 #ifndef MS_TEST_MODEL_H
@@ -13,20 +13,20 @@
 
 #include <stdbool.h>
 
-enum model_kind { MODEL_CALL, MODEL_NODE, MODEL_HOLD };
+enum model_kind { MODEL_CALL, MODEL_NODE, MODEL_OVERRIDE };
 
 struct model_frame {
     enum model_kind kind;
     ms_path path;
-    bool refused;        /* the core said MS_ENOMEM */
-    bool is_lower_bound; /* a node that the core could not place */
-    uint64_t entered;    /* the thread's `enters` when this was entered */
+    bool refused;     /* the core said MS_ENOMEM */
+    bool unknown;     /* a node for which the core answered MS_UNKNOWN */
+    uint64_t entered; /* the thread's `enters` when this was entered */
 };
 
 struct model_node {
     ms_path owner;
-    bool is_lower_bound;
-    uint64_t entered; /* of the frame that owns it, or of the moment if none does */
+    bool unknown;
+    uint64_t entered; /* `entered` of the frame that owns it; the thread's `enters` if none does */
 };
 
 struct model_thread {
@@ -48,10 +48,10 @@ struct model {
     struct model_thread *threads; /* every thread there ever was */
     uint32_t thread_count, thread_room;
     uint32_t closed;
-    bool let_go;     /* more threads have ended than may be kept */
-    uint64_t known;  /* answers that were the model's */
-    uint64_t doubts; /* answers that were MS_UNKNOWN for a known owner */
-    uint64_t errors; /* events that the core refused for want of memory */
+    bool discarded;    /* more threads have ended than the options keep */
+    uint64_t known;    /* answers that were the model's */
+    uint64_t unknowns; /* answers that were MS_UNKNOWN for a known owner */
+    uint64_t errors;   /* events that the core refused because memory ran out */
     bool failed;
     char wrong[256];
 };
@@ -60,14 +60,14 @@ struct model {
 bool model_open(struct model *model, const ms_options *options);
 void model_close(struct model *model);
 
-/* The new thread's place in `threads`. Its nodes are numbered from `first`. */
+/* Returns the new thread's index in `threads`. Its nodes are numbered from `first`. */
 uint32_t model_thread_open(struct model *model, uint64_t first);
 void model_thread_close(struct model *model, uint32_t thread);
 
 void model_call_enter(struct model *model, uint32_t thread, ms_path path);
-void model_node_enter(struct model *model, uint32_t thread, uint32_t maker, uint64_t number);
-void model_hold_enter(struct model *model, uint32_t thread, ms_path path);
-/* Leaves the innermost call, node or hold; with none open, checks that there is nothing to leave. */
+void model_node_enter(struct model *model, uint32_t thread, uint32_t creator, uint64_t number);
+void model_override_enter(struct model *model, uint32_t thread, ms_path path);
+/* Leaves the innermost call, node or override; with none open, checks that there is nothing to leave. */
 void model_leave(struct model *model, uint32_t thread);
 /* The thread makes `count` nodes. */
 void model_make(struct model *model, uint32_t thread, uint64_t count);
@@ -75,7 +75,7 @@ void model_make(struct model *model, uint32_t thread, uint64_t count);
 /* The number of the thread's node that was made `age` nodes before the last one. */
 uint64_t model_number(const struct model *model, uint32_t thread, uint64_t age);
 
-void model_check_node(struct model *model, uint32_t maker, uint64_t number);
+void model_check_node(struct model *model, uint32_t creator, uint64_t number);
 /* Where the thread is: phase, path, contexts, depth, and the core's own invariants. */
 void model_check_thread(struct model *model, uint32_t thread);
 /* Every node ever made, and every thread. */

@@ -1,4 +1,4 @@
-/* play.c - a tiny interpreter: one byte says what happens, the next ones where. */
+/* play.c - a tiny interpreter: one byte chooses the event, the next ones its arguments. */
 #include "play.h"
 
 #include <stdio.h>
@@ -46,31 +46,31 @@ static const struct model_thread *thread_here(const struct play *play)
 }
 
 /* Any thread there ever was, most often one that is open. */
-static uint32_t some_maker(const struct play *play, uint32_t choice)
+static uint32_t some_creator(const struct play *play, uint32_t choice)
 {
     return choice % 4 ? play->open[choice / 4 % PLAY_THREADS] : choice / 4 % play->model.thread_count;
 }
 
 /* Any node of that thread, most often a young one. */
-static uint64_t some_number(const struct play *play, uint32_t maker, uint32_t low, uint32_t high)
+static uint64_t some_number(const struct play *play, uint32_t creator, uint32_t low, uint32_t high)
 {
-    uint64_t made = play->model.threads[maker].made;
+    uint64_t made = play->model.threads[creator].made;
     uint64_t age = low % 4 ? low / 4 : (low + 256 * (uint64_t)high) * 37;
-    return model_number(&play->model, maker, made ? age % made : 0);
+    return model_number(&play->model, creator, made ? age % made : 0);
 }
 
 static void enter_node(struct play *play, struct tape *tape)
 {
     uint32_t choice = take(tape), low = take(tape), high = take(tape);
-    uint32_t maker = some_maker(play, choice);
-    bool none = choice == 255 || !play->model.threads[maker].made;
-    model_node_enter(&play->model, here(play), maker, none ? MS_NO_NUMBER : some_number(play, maker, low, high));
+    uint32_t creator = some_creator(play, choice);
+    bool none = choice == 255 || !play->model.threads[creator].made;
+    model_node_enter(&play->model, here(play), creator, none ? MS_NO_NUMBER : some_number(play, creator, low, high));
 }
 
 static void check_some_node(struct play *play, struct tape *tape)
 {
-    uint32_t maker = some_maker(play, take(tape)), low = take(tape), high = take(tape);
-    model_check_node(&play->model, maker, some_number(play, maker, low, high));
+    uint32_t creator = some_creator(play, take(tape)), low = take(tape), high = take(tape);
+    model_check_node(&play->model, creator, some_number(play, creator, low, high));
 }
 
 /* Many small calls in a row, as a loop over layers makes them. */
@@ -119,7 +119,7 @@ static void step(struct play *play, struct tape *tape, unsigned bounds)
     else if (event < 200 && deeper)
         enter_node(play, tape);
     else if (event < 208 && deeper)
-        model_hold_enter(model, here(play), play->paths[event % PLAY_PATHS]);
+        model_override_enter(model, here(play), play->paths[event % PLAY_PATHS]);
     else if (event < 224)
         play->current = event % PLAY_THREADS;
     else if (event < 236)

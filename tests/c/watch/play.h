@@ -10,14 +10,14 @@
 
 struct play {
     struct model model;
-    uint32_t open[PLAY_THREADS]; /* places in model.threads */
-    uint32_t current;            /* place in `open` */
+    uint32_t open[PLAY_THREADS]; /* indices in model.threads */
+    uint32_t current;            /* index in `open` */
     ms_path paths[PLAY_PATHS];
 };
 
-/* What a run of bytes may ask for beyond the everyday. */
+/* Limits on what a run of bytes may do. */
 enum play_bounds {
-    PLAY_SHALLOW = 1, /* never deeper than the frames' first room */
+    PLAY_SHALLOW = 1, /* never deeper than the stack's first capacity */
     PLAY_FOREVER = 2, /* threads do not end */
 };
 

@@ -1,4 +1,4 @@
-/* test_any.c - whose a node is when nobody knows which thread made it (MS_ANY_THREAD). */
+/* test_any.c - the owner of a node whose creator is not known (MS_ANY_THREAD). */
 #include "runner.h"
 #include "scene.h"
 
@@ -79,8 +79,8 @@ TEST(a_node_of_any_thread_may_run)
     scene_close(&scene);
 }
 
-/* "A node made in one of them is MS_UNKNOWN." */
-TEST(any_thread_is_unknown_once_threads_were_let_go)
+/* "A node created in one of them is MS_UNKNOWN." */
+TEST(any_thread_is_unknown_once_threads_were_discarded)
 {
     ms_options options = {.threads_kept = 1};
     scene_open(&scene, &options);

@@ -1,4 +1,4 @@
-/* test_calls.c - in which call a node was made, as long as nothing is let go. */
+/* test_calls.c - in which call a node was created, as long as no record is overwritten. */
 #include "core/watch/watch.h"
 #include "runner.h"
 #include "scene.h"
@@ -142,7 +142,7 @@ TEST(calls_without_nodes_leave_nothing)
         leave_call(t);
         leave_call(t);
     }
-    CHECK_EQ(atomic_load(&t->thread->table.count), 0);
+    CHECK_EQ(atomic_load(&t->thread->ring.end), 0);
     make(t, 1);
     CHECK_EQ(owner(t, 0), MS_GLOBAL);
     scene_close(&scene);
@@ -159,7 +159,7 @@ TEST(a_call_without_nodes_inside_one_with_nodes_leaves_no_mark)
     leave_call(t);
     CHECK_EQ(owner(t, first), scene.a);
     CHECK_EQ(owner(t, second), scene.a);
-    CHECK_EQ(atomic_load(&t->thread->table.count), 1);
+    CHECK_EQ(atomic_load(&t->thread->ring.end), 1);
     scene_close(&scene);
 }
 
@@ -269,7 +269,7 @@ TEST(very_deep_stacks)
     scene_close(&scene);
 }
 
-/* Every order of asking, since the search starts where the last one ended. */
+/* In every order of asking, because a search starts where the last one ended. */
 TEST(nodes_may_be_asked_for_in_any_order)
 {
     struct lane *t = start(), *u = scene_lane(&scene, 8);

@@ -126,42 +126,42 @@ TEST(a_node_inside_a_node_is_a_context_of_its_own)
     scene_close(&scene);
 }
 
-TEST(what_is_held_stands_in_place_of_the_node_around_it)
+TEST(an_override_replaces_the_path_of_the_node_around_it)
 {
     struct lane *t = start();
     uint64_t a = small_call(t, scene.a, 1);
     node(t, t, a);
-    hold(t, scene.d);
+    override(t, scene.d);
     CHECK_EQ(ms_thread_phase(t->thread), MS_BACKWARD);
     CHECK_EQ(ms_thread_path(t->thread), scene.d);
     CHECK_EQ(ms_thread_depth(t->thread), 2);
     CHECK_CONTEXTS(t, scene.d);
-    leave_hold(t);
+    leave_override(t);
     CHECK_EQ(ms_thread_path(t->thread), scene.a);
     CHECK_CONTEXTS(t, scene.a);
     scene_close(&scene);
 }
 
-TEST(a_hold_inside_a_hold_replaces_it)
+TEST(an_override_inside_an_override_replaces_it)
 {
     struct lane *t = start();
     node(t, t, MS_NO_NUMBER);
-    hold(t, scene.a);
-    hold(t, scene.d);
+    override(t, scene.a);
+    override(t, scene.d);
     CHECK_CONTEXTS(t, scene.d);
-    leave_hold(t);
+    leave_override(t);
     CHECK_CONTEXTS(t, scene.a);
     scene_close(&scene);
 }
 
-TEST(a_hold_inside_a_call_is_a_context_of_its_own)
+TEST(an_override_inside_a_call_is_a_context_of_its_own)
 {
     struct lane *t = start();
     call(t, scene.a);
-    hold(t, scene.d);
+    override(t, scene.d);
     CHECK_EQ(ms_thread_phase(t->thread), MS_BACKWARD);
     CHECK_CONTEXTS(t, scene.a, scene.d);
-    leave_hold(t);
+    leave_override(t);
     CHECK_EQ(ms_thread_phase(t->thread), MS_FORWARD);
     CHECK_CONTEXTS(t, scene.a);
     scene_close(&scene);
@@ -170,14 +170,14 @@ TEST(a_hold_inside_a_call_is_a_context_of_its_own)
 TEST(a_call_inside_a_hold)
 {
     struct lane *t = start();
-    hold(t, scene.d);
+    override(t, scene.d);
     call(t, scene.a);
     CHECK_EQ(ms_thread_phase(t->thread), MS_FORWARD);
     CHECK_CONTEXTS(t, scene.a);
     leave_call(t);
-    leave_hold(t);
+    leave_override(t);
     node(t, t, MS_NO_NUMBER);
-    hold(t, scene.d);
+    override(t, scene.d);
     call(t, scene.a);
     CHECK_EQ(ms_thread_phase(t->thread), MS_RECOMPUTE);
     CHECK_CONTEXTS(t, scene.a);

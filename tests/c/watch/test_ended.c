@@ -1,4 +1,4 @@
-/* test_ended.c - threads that end: their calls stay findable until they are let go. */
+/* test_ended.c - threads that end: their nodes can be looked up until their calls are discarded. */
 #include "core/watch/watch.h"
 #include "heap.h"
 #include "runner.h"
@@ -52,7 +52,7 @@ TEST(a_new_thread_does_not_inherit_what_an_ended_one_left_open)
     struct lane *t = scene_lane(&scene, 7);
     call(t, scene.a);
     node(t, t, MS_NO_NUMBER);
-    hold(t, scene.d);
+    override(t, scene.d);
     end_lane(t);
     for (uint64_t id = 8; id < 12; id++) {
         struct lane *u = scene_lane(&scene, id);
@@ -67,7 +67,7 @@ TEST(a_new_thread_does_not_inherit_what_an_ended_one_left_open)
     scene_close(&scene);
 }
 
-/* As many as the options say: with K kept, the last K that ended are there. */
+/* With threads_kept K, the last K threads that ended can be looked up. */
 TEST(the_threads_that_ended_last_are_kept)
 {
     start(4);
@@ -102,8 +102,8 @@ TEST(opening_threads_lets_go_no_more_than_there_are_too_many)
     scene_close(&scene);
 }
 
-/* What was once found stays true, so it may be remembered; what was not is unknown. */
-TEST(a_thread_let_go_is_right_or_unknown_to_one_that_looked_there_before)
+/* An answer never changes, so the reader may repeat one that it found before. Any other is unknown. */
+TEST(a_discarded_thread_is_right_or_unknown_to_one_that_looked_there_before)
 {
     start(1);
     struct lane *u = scene_lane(&scene, 50), *t = scene_lane(&scene, 7);
@@ -126,14 +126,14 @@ TEST(a_thread_let_go_is_right_or_unknown_to_one_that_looked_there_before)
     scene_close(&scene);
 }
 
-TEST(a_thread_used_again_looks_its_own_makers_up)
+TEST(a_thread_used_again_looks_up_its_own_creators)
 {
     start(2);
-    struct lane *maker = scene_lane(&scene, 1);
-    small_call(maker, scene.a, 1);
+    struct lane *creator = scene_lane(&scene, 1);
+    small_call(creator, scene.a, 1);
     for (uint64_t id = 10; id < 20; id++) {
         struct lane *u = scene_lane(&scene, id);
-        node(u, maker, 0);
+        node(u, creator, 0);
         CHECK_EQ(ms_thread_path(u->thread), scene.a);
         make(u, 1);
         leave_node(u);
@@ -206,8 +206,8 @@ TEST(memory_does_not_grow_with_threads_that_call_now_and_then)
     CHECK_EQ(heap.live, 0);
 }
 
-/* Records stay in one table under ids that come and go; indices go on, so check many rounds. */
-TEST(a_table_used_again_and_again_mixes_nothing_up)
+/* Many threads use the same ring in turn, and the indices of its records go on. */
+TEST(a_ring_used_by_many_threads_in_turn_mixes_nothing_up)
 {
     start(2);
     struct lane reader = {.watch = scene.watch, .id = 5, .thread = ms_thread_open(scene.watch, 5)};

@@ -1,23 +1,23 @@
-/* test_midway.c - a reader that asks while the writer is in the midst of an event.
+/* test_midway.c - a reader asks while the writer is in the middle of an event.
  *
- * The writer finds a page shut; at that moment the reader asks, and then the event goes on.
- * Each test is run with the page in every place, so that the event is interrupted wherever
- * it first touches a part of its memory. The other way round is in test_overtaken.c. */
+ * The writer accesses a guard page; at that moment the reader asks, and then the event continues.
+ * Each test runs with the page in every place, so that the event is interrupted wherever
+ * it first accesses a part of its memory. The other way round is in test_overtaken.c. */
 #include "core/watch/watch.h"
+#include "guard_page.h"
 #include "runner.h"
 #include "scene.h"
-#include "shut.h"
 
-#ifdef SHUT_WORKS
+#ifdef GUARD_WORKS
 
 #define KEPT 256
-#define RECORDS (KEPT * sizeof(struct ms__record))
+#define RECORDS (KEPT * sizeof(struct ms__call_record))
 #define ASKED 12 /* the last numbers, and the first */
 
 static struct scene scene;
 static struct lane *writer;
 
-/* Whose each node is, as the stories below make them. */
+/* The owner of each node that the races below create. */
 static ms_path owners[20 * KEPT];
 
 static void made(uint64_t count, ms_path path)
@@ -41,47 +41,47 @@ static void ask(void)
     }
 }
 
-struct story {
+struct race {
     void (*before)(void);
     void (*event)(void); /* interrupted once */
 };
 
-static bool tell(const struct story *story, size_t size, size_t boundary)
+static bool run_race(const struct race *race, size_t size, size_t boundary)
 {
-    ms_options options = shut_options();
+    ms_options options = guard_options();
     options.calls_kept = KEPT;
     options.paths_kept = 64;
     scene_open(&scene, &options);
-    shut_place(size, boundary);
+    guard_place(size, boundary);
     writer = scene_lane(&scene, 7);
-    story->before();
+    race->before();
     ask();
-    shut(false, ask);
-    story->event();
-    bool came_by = shut_touched();
+    guard(false, ask);
+    race->event();
+    bool touched = guard_touched();
     ask();
     scene_close(&scene);
-    shut_forget();
-    return came_by;
+    guard_forget();
+    return touched;
 }
 
-static void tell_everywhere(const struct story *story)
+static void run_everywhere(const struct race *race)
 {
-    unsigned came_by = 0;
+    unsigned touched = 0;
     for (size_t at = 0; at < RECORDS; at += sizeof(uint64_t))
-        came_by += tell(story, RECORDS, at);
+        touched += run_race(race, RECORDS, at);
     for (size_t at = offsetof(ms_thread, frames); at < sizeof(ms_thread); at += sizeof(uint64_t))
-        came_by += tell(story, sizeof(ms_thread), at);
-    CHECK(came_by > 0);
+        touched += run_race(race, sizeof(ms_thread), at);
+    CHECK(touched > 0);
 }
 
-#define STORY(title, before, event)                      \
-    TEST(title)                                          \
-    {                                                    \
-        tell_everywhere(&(struct story){before, event}); \
+#define RACE(title, before, event)                     \
+    TEST(title)                                        \
+    {                                                  \
+        run_everywhere(&(struct race){before, event}); \
     }
 
-/* Events straight to the core: the lane's own checks would touch the page first. */
+/* These go straight to the core: the checks of a lane would access the page first. */
 static void enter(ms_path path)
 {
     ms_call_enter(writer->thread, path, writer->seq);
@@ -134,10 +134,10 @@ static void enter_b(void)
     enter(scene.b);
 }
 
-STORY(a_reader_asks_while_a_call_is_entered, open_call_in_a_young_ring, enter_b)
-STORY(a_reader_asks_while_a_call_is_entered_in_a_full_ring, open_call_in_a_full_ring, enter_b)
-STORY(a_reader_asks_while_a_call_is_left, open_call_in_a_young_ring, leave)
-STORY(a_reader_asks_while_a_call_is_left_in_a_full_ring, open_call_in_a_full_ring, leave)
+RACE(a_reader_asks_while_a_call_is_entered, open_call_in_a_young_ring, enter_b)
+RACE(a_reader_asks_while_a_call_is_entered_in_a_full_ring, open_call_in_a_full_ring, enter_b)
+RACE(a_reader_asks_while_a_call_is_left, open_call_in_a_young_ring, leave)
+RACE(a_reader_asks_while_a_call_is_left_in_a_full_ring, open_call_in_a_full_ring, leave)
 
 static void open_call_without_nodes(void)
 {
@@ -145,9 +145,9 @@ static void open_call_without_nodes(void)
     enter(scene.b);
 }
 
-STORY(a_reader_asks_while_a_call_without_nodes_is_left, open_call_without_nodes, leave)
+RACE(a_reader_asks_while_a_call_without_nodes_is_left, open_call_without_nodes, leave)
 
-/* Until the ring has come so far that the open calls must be opened anew. */
+/* Until the next calls make the core renew the open records. */
 static void calls_open_for_long(void)
 {
     calls(3);
@@ -155,7 +155,7 @@ static void calls_open_for_long(void)
     made(1, scene.a);
     enter(scene.b);
     made(1, scene.b);
-    while (writer->thread->table.count < KEPT - KEPT / 4 + 3) {
+    while (writer->thread->ring.end < KEPT - KEPT / 4 + 3) {
         enter(scene.c);
         made(1, scene.c);
         leave();
@@ -173,7 +173,7 @@ static void two_more_calls(void)
     }
 }
 
-STORY(a_reader_asks_while_open_calls_are_opened_anew, calls_open_for_long, two_more_calls)
+RACE(a_reader_asks_while_open_records_are_renewed, calls_open_for_long, two_more_calls)
 
 /* ---- nodes ---- */
 
@@ -189,9 +189,9 @@ static void enter_node(void)
     run(1);
 }
 
-STORY(a_reader_asks_while_a_node_is_left, node_that_made_some, end)
-STORY(a_reader_asks_while_a_node_inside_it_is_entered, node_that_made_some, enter_node)
-STORY(a_reader_asks_while_a_call_inside_a_node_is_entered, node_that_made_some, enter_b)
+RACE(a_reader_asks_while_a_node_is_left, node_that_made_some, end)
+RACE(a_reader_asks_while_a_node_inside_it_is_entered, node_that_made_some, enter_node)
+RACE(a_reader_asks_while_a_call_inside_a_node_is_entered, node_that_made_some, enter_b)
 
 static void node_in_a_node(void)
 {
@@ -201,8 +201,8 @@ static void node_in_a_node(void)
     made(1, owners[3]);
 }
 
-STORY(a_reader_asks_while_a_node_in_a_node_is_left, node_in_a_node, end)
-STORY(a_reader_asks_while_a_call_in_two_nodes_is_entered, node_in_a_node, enter_b)
+RACE(a_reader_asks_while_a_node_in_a_node_is_left, node_in_a_node, end)
+RACE(a_reader_asks_while_a_call_in_two_nodes_is_entered, node_in_a_node, enter_b)
 
 static void node_that_made_none(void)
 {
@@ -211,6 +211,6 @@ static void node_that_made_none(void)
     run(3);
 }
 
-STORY(a_reader_asks_while_a_node_that_made_none_is_left, node_that_made_none, end)
+RACE(a_reader_asks_while_a_node_that_made_none_is_left, node_that_made_none, end)
 
 #endif

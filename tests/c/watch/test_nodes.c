@@ -1,4 +1,4 @@
-/* test_nodes.c - running backward nodes, and the nodes made meanwhile. */
+/* test_nodes.c - running backward nodes, and the nodes created meanwhile. */
 #include "core/watch/watch.h"
 #include "runner.h"
 #include "scene.h"
@@ -177,19 +177,19 @@ TEST(nodes_made_by_a_recomputed_call_are_that_calls)
     scene_close(&scene);
 }
 
-TEST(what_is_held_does_not_own_the_nodes_made)
+TEST(an_override_does_not_own_the_nodes_created_in_it)
 {
     struct lane *t = start();
     uint64_t a = small_call(t, scene.a, 1);
     node(t, t, a);
-    hold(t, scene.d);
+    override(t, scene.d);
     uint64_t held = make(t, 1);
     uint64_t called = small_call(t, scene.c, 1);
-    leave_hold(t);
+    leave_override(t);
     leave_node(t);
-    hold(t, scene.d);
+    override(t, scene.d);
     uint64_t alone = make(t, 1);
-    leave_hold(t);
+    leave_override(t);
     CHECK_EQ(owner(t, held), scene.a);
     CHECK_EQ(owner(t, called), scene.c);
     CHECK_EQ(owner(t, alone), MS_GLOBAL);
@@ -213,11 +213,11 @@ TEST(nodes_that_make_none_leave_nothing)
 {
     struct lane *t = start();
     uint64_t a = small_call(t, scene.a, 1);
-    uint64_t count = atomic_load(&t->thread->table.count);
+    uint64_t count = atomic_load(&t->thread->ring.end);
     for (int i = 0; i < 100000; i++) {
         node(t, t, a);
         leave_node(t);
     }
-    CHECK_EQ(atomic_load(&t->thread->table.count), count);
+    CHECK_EQ(atomic_load(&t->thread->ring.end), count);
     scene_close(&scene);
 }

@@ -1,5 +1,4 @@
-/* test_oom.c - memory that is refused: nothing breaks, nothing leaks, nothing is wrong,
- * and the loss is owned up to. */
+/* test_oom.c - allocations fail: nothing breaks, nothing leaks, no answer is wrong, and the loss is counted. */
 #include "core/watch/watch.h"
 #include "heap.h"
 #include "play.h"
@@ -45,7 +44,7 @@ static uint32_t fill_frames(struct lane *t)
 {
     call(t, scene.a);
     make(t, 1);
-    while (t->thread->depth < t->thread->room)
+    while (t->thread->depth < t->thread->capacity)
         call(t, scene.a);
     return t->thread->depth;
 }
@@ -108,7 +107,7 @@ TEST(calls_after_a_refused_one_answer_again)
     finish();
 }
 
-/* "After a failure every answer is as before the call, or MS_UNKNOWN where it can no longer be known." */
+/* "After a failure every answer is the same as before the call, or MS_UNKNOWN if it can no longer be known." */
 TEST(nodes_made_before_a_refused_call_are_still_found)
 {
     struct lane *t = start();
@@ -124,7 +123,7 @@ TEST(nodes_made_before_a_refused_call_are_still_found)
     finish();
 }
 
-TEST(a_call_refused_for_want_of_frames_keeps_the_place_of_the_one_around_it)
+TEST(a_call_refused_for_lack_of_memory_leaves_the_position_of_the_call_around_it)
 {
     struct lane *t = start();
     uint32_t depth = fill_frames(t);
@@ -143,7 +142,7 @@ TEST(a_call_refused_for_want_of_frames_keeps_the_place_of_the_one_around_it)
     finish();
 }
 
-TEST(a_call_inside_a_refused_hold_is_unknown_afterwards)
+TEST(a_call_inside_a_refused_override_is_unknown_afterwards)
 {
     struct lane *t = start();
     fill_frames(t);
@@ -152,14 +151,14 @@ TEST(a_call_inside_a_refused_hold_is_unknown_afterwards)
     CHECK_EQ(ms_call_enter(t->thread, scene.b, t->seq), MS_ENOMEM);
     uint64_t inside = make(t, 1);
     leave_call(t);
-    leave_hold(t);
+    leave_override(t);
     CHECK(is_or_unknown(owner(t, inside), scene.b));
     leave_all(t);
     CHECK(is_or_unknown(owner(t, inside), scene.b));
     finish();
 }
 
-TEST(a_refused_hold_brings_nothing_back_that_was_unknown)
+TEST(a_refused_override_brings_nothing_back_that_was_unknown)
 {
     struct lane *t = start();
     fill_frames(t);
@@ -168,13 +167,13 @@ TEST(a_refused_hold_brings_nothing_back_that_was_unknown)
     uint64_t inside = make(t, 1);
     leave_call(t);
     CHECK_EQ(ms_override_enter(t->thread, scene.d), MS_ENOMEM);
-    leave_hold(t);
+    leave_override(t);
     CHECK(is_or_unknown(owner(t, inside), scene.b));
     leave_all(t);
     finish();
 }
 
-TEST(a_refused_hold_costs_no_answer)
+TEST(a_refused_override_costs_no_answer)
 {
     struct lane *t = start();
     fill_frames(t);
@@ -182,13 +181,13 @@ TEST(a_refused_hold_costs_no_answer)
     CHECK_EQ(ms_override_enter(t->thread, scene.d), MS_ENOMEM);
     CHECK_EQ(ms_watch_lost(scene.watch), 1);
     CHECK_EQ(owner(t, 0), scene.a);
-    leave_hold(t);
+    leave_override(t);
     CHECK_EQ(owner(t, 0), scene.a);
     leave_all(t);
     finish();
 }
 
-TEST(a_refused_hold_after_a_very_long_call_brings_nothing_back)
+TEST(a_refused_override_after_a_very_long_call_brings_nothing_back)
 {
     struct lane *t = start();
     uint64_t first = small_call(t, scene.d, UINT64_C(1) << 33);
@@ -197,13 +196,13 @@ TEST(a_refused_hold_after_a_very_long_call_brings_nothing_back)
     fill_frames(t);
     refuse_from_now_on();
     CHECK_EQ(ms_override_enter(t->thread, scene.a), MS_ENOMEM);
-    leave_hold(t);
+    leave_override(t);
     CHECK(is_or_unknown(owner(t, last), scene.d));
     leave_all(t);
     finish();
 }
 
-/* The new thread may be given the ended one's table, which has nothing in it. */
+/* The new thread may take over the ring of the ended one, which contains no record. */
 TEST(a_thread_that_ended_with_all_its_calls_refused_is_not_global)
 {
     struct lane *t = start();
@@ -219,7 +218,7 @@ TEST(a_thread_that_ended_with_all_its_calls_refused_is_not_global)
     finish();
 }
 
-TEST(a_new_thread_does_not_inherit_the_doubts_of_an_ended_one)
+TEST(a_new_thread_does_not_inherit_the_unknown_range_of_an_ended_one)
 {
     memset(&heap, 0, sizeof heap);
     ms_options options = heap_options(&heap);

@@ -1,5 +1,5 @@
 /* test_oom_sweep.c - refuse the 1st, 2nd, 3rd... allocation, once and then for ever, until
- * the scenario runs untouched. No leak, nothing wrong, loss owned up to. */
+ * the scenario needs no more. Nothing leaks, no answer is wrong, and the loss is counted. */
 #include "heap.h"
 #include "play.h"
 #include "random.h"
@@ -22,13 +22,13 @@ static void add_paths(struct play *play)
     }
 }
 
-/* Down past the first room for frames, with holds and nodes on both sides of it. */
+/* Deeper than the stack's first capacity, with overrides and nodes before and after it grows. */
 static void deep(struct play *play, uint32_t t)
 {
     struct model *model = &play->model;
     for (uint32_t i = 0; i < 150; i++) {
         if (i % 8 == 0)
-            model_hold_enter(model, t, play->paths[i % PLAY_PATHS]);
+            model_override_enter(model, t, play->paths[i % PLAY_PATHS]);
         if (i % 8 == 4)
             model_node_enter(model, t, t, model_number(model, t, i % 5));
         model_call_enter(model, t, play->paths[i % PLAY_PATHS]);
@@ -60,7 +60,7 @@ static void wide(struct play *play, uint32_t t, uint32_t u)
     }
 }
 
-/* Memory is back: what happens from now on is known again. */
+/* Allocations succeed again: from now on every owner is known. */
 static void check_recovery(struct play *play)
 {
     struct model *model = &play->model;

@@ -1,25 +1,25 @@
-/* test_overtaken.c - a reader that the writer overtakes, at every read there is.
+/* test_overtaken.c - the writer overtakes a reader, at each of the reader's reads.
  *
- * The reader finds a page shut; at that moment the writer's events happen, and then the
- * read goes through. Each test is run with the page in every place, so that each of the
- * reader's reads is once the moment. */
+ * The reader accesses a guard page; at that moment the writer's events happen, and then the
+ * read goes through. Each test runs with the page in every place, so that each of the
+ * reader's reads is once interrupted. */
 #include "core/watch/watch.h"
+#include "guard_page.h"
 #include "runner.h"
 #include "scene.h"
-#include "shut.h"
 
-#ifdef SHUT_WORKS
+#ifdef GUARD_WORKS
 
 #define KEPT 256
-#define RECORDS (KEPT * sizeof(struct ms__record))
+#define RECORDS (KEPT * sizeof(struct ms__call_record))
 
 static struct scene scene;
 static struct lane *writer, *reader;
 
-struct story {
-    uint64_t (*before)(void); /* what the writer did; the number that the reader asks for */
+struct race {
+    uint64_t (*before)(void); /* what the writer did; returns the number that the reader asks for */
     void (*meanwhile)(void);  /* what it does while the reader reads */
-    ms_path *owner;           /* whose the node is */
+    ms_path *owner;           /* the node's owner */
 };
 
 static ms_path by_node_path(uint64_t number)
@@ -35,53 +35,53 @@ static ms_path by_node_enter(uint64_t number)
     return path;
 }
 
-/* Tells it once; whether the reader came by the page. */
-static bool tell(const struct story *story, ms_path (*ask)(uint64_t), size_t size, size_t boundary, bool below)
+/* Runs the race once. True if the reader accessed the page. */
+static bool run_race(const struct race *race, ms_path (*ask)(uint64_t), size_t size, size_t boundary, bool below)
 {
-    ms_options options = shut_options();
+    ms_options options = guard_options();
     options.calls_kept = KEPT;
     options.paths_kept = 64;
     options.threads_kept = 1;
     scene_open(&scene, &options);
-    shut_place(size, boundary);
+    guard_place(size, boundary);
     writer = scene_lane(&scene, 7);
     reader = scene_lane(&scene, 8);
-    uint64_t number = story->before();
-    shut(below, story->meanwhile);
+    uint64_t number = race->before();
+    guard(below, race->meanwhile);
     ms_path got = ask(number);
-    bool came_by = shut_touched();
-    if (got != *story->owner && got != MS_UNKNOWN)
-        FAIL("%s shut at byte %zu: path %u, not %u", size == RECORDS ? "records" : "thread", boundary, got,
-             *story->owner);
+    bool touched = guard_touched();
+    if (got != *race->owner && got != MS_UNKNOWN)
+        FAIL("%s guarded at byte %zu: path %u, not %u", size == RECORDS ? "records" : "thread", boundary, got,
+             *race->owner);
     scene_close(&scene);
-    shut_forget();
-    return came_by;
+    guard_forget();
+    return touched;
 }
 
-static void tell_everywhere(const struct story *story, ms_path (*ask)(uint64_t))
+static void run_everywhere(const struct race *race, ms_path (*ask)(uint64_t))
 {
-    unsigned came_by = 0;
-    for (size_t at = sizeof(struct ms__record); at < RECORDS; at += sizeof(struct ms__record)) {
-        came_by += tell(story, ask, RECORDS, at, true);
-        came_by += tell(story, ask, RECORDS, at, false);
+    unsigned touched = 0;
+    for (size_t at = sizeof(struct ms__call_record); at < RECORDS; at += sizeof(struct ms__call_record)) {
+        touched += run_race(race, ask, RECORDS, at, true);
+        touched += run_race(race, ask, RECORDS, at, false);
     }
-    /* A thread's first words are read with the watch's lock held, when nothing can happen. */
+    /* The first fields of a thread are read with the watch's lock held, so nothing can happen then. */
     for (size_t at = offsetof(ms_thread, frames); at < sizeof(ms_thread); at += sizeof(void *))
-        came_by += tell(story, ask, sizeof(ms_thread), at, false);
-    CHECK(came_by > 0);
+        touched += run_race(race, ask, sizeof(ms_thread), at, false);
+    CHECK(touched > 0);
 }
 
-#define STORY(title, before, meanwhile, owner)                                        \
-    TEST(title##_when_asked)                                                          \
-    {                                                                                 \
-        tell_everywhere(&(struct story){before, meanwhile, &(owner)}, by_node_path);  \
-    }                                                                                 \
-    TEST(title##_when_entered)                                                        \
-    {                                                                                 \
-        tell_everywhere(&(struct story){before, meanwhile, &(owner)}, by_node_enter); \
+#define RACE(title, before, meanwhile, owner)                                       \
+    TEST(title##_when_asked)                                                        \
+    {                                                                               \
+        run_everywhere(&(struct race){before, meanwhile, &(owner)}, by_node_path);  \
+    }                                                                               \
+    TEST(title##_when_entered)                                                      \
+    {                                                                               \
+        run_everywhere(&(struct race){before, meanwhile, &(owner)}, by_node_enter); \
     }
 
-/* ---- the ring comes round ---- */
+/* ---- the ring wraps ---- */
 
 static uint64_t full_ring(void)
 {
@@ -103,10 +103,10 @@ static void two_calls(void)
     small_call(writer, scene.d, 1);
 }
 
-STORY(a_first_search_that_the_ring_overtakes_is_right_or_unknown, full_ring, two_calls, scene.a)
-STORY(a_later_search_that_the_ring_overtakes_is_right_or_unknown, full_ring_and_a_search_before, two_calls, scene.a)
+RACE(a_first_search_that_the_ring_overtakes_is_right_or_unknown, full_ring, two_calls, scene.a)
+RACE(a_later_search_that_the_ring_overtakes_is_right_or_unknown, full_ring_and_a_search_before, two_calls, scene.a)
 
-/* The node is the outer call's own: the search finds an inner call and goes out from there. */
+/* The node belongs to the outer call: the search finds an inner call first, and follows it outwards. */
 static uint64_t node_of_an_outer_call(bool another_stays_open)
 {
     call(writer, scene.a);
@@ -116,7 +116,7 @@ static uint64_t node_of_an_outer_call(bool another_stays_open)
     leave_call(writer);
     if (another_stays_open)
         call(writer, scene.d);
-    while (writer->thread->table.count < KEPT)
+    while (writer->thread->ring.end < KEPT)
         small_call(writer, scene.b, 1);
     CHECK_EQ(by_node_enter(number - 1), scene.b);
     return number;
@@ -138,12 +138,12 @@ static void open_call(void)
     make(writer, 1);
 }
 
-STORY(an_outer_call_overwritten_by_finished_ones_is_right_or_unknown, node_of_an_outer_call_in_a_full_ring, two_calls,
-      scene.a)
-STORY(an_outer_call_overwritten_by_an_open_one_is_right_or_unknown, node_of_an_outer_call_in_a_full_ring, open_call,
-      scene.a)
-STORY(an_outer_call_overwritten_by_ones_in_an_open_one_is_right_or_unknown, node_of_an_outer_call_and_another_open,
-      two_calls, scene.a)
+RACE(an_outer_call_overwritten_by_finished_ones_is_right_or_unknown, node_of_an_outer_call_in_a_full_ring, two_calls,
+     scene.a)
+RACE(an_outer_call_overwritten_by_an_open_one_is_right_or_unknown, node_of_an_outer_call_in_a_full_ring, open_call,
+     scene.a)
+RACE(an_outer_call_overwritten_by_ones_in_an_open_one_is_right_or_unknown, node_of_an_outer_call_and_another_open,
+     two_calls, scene.a)
 
 static uint64_t node_of_an_open_call(void)
 {
@@ -160,7 +160,7 @@ static void many_calls(void)
     two_calls();
 }
 
-STORY(an_open_call_that_is_opened_anew_is_right_or_unknown, node_of_an_open_call, many_calls, scene.a)
+RACE(an_open_call_whose_record_is_renewed_is_right_or_unknown, node_of_an_open_call, many_calls, scene.a)
 
 static void leave_and_go_on(void)
 {
@@ -168,9 +168,9 @@ static void leave_and_go_on(void)
     two_calls();
 }
 
-STORY(an_open_call_that_ends_is_right_or_unknown, node_of_an_open_call, leave_and_go_on, scene.a)
+RACE(an_open_call_that_ends_is_right_or_unknown, node_of_an_open_call, leave_and_go_on, scene.a)
 
-/* ---- nodes made by a running node ---- */
+/* ---- nodes created by a running node ---- */
 
 static uint64_t node_of_a_running_node(void)
 {
@@ -205,26 +205,26 @@ static void call_inside(void)
     make(writer, 1);
 }
 
-STORY(a_node_that_ends_while_one_it_made_is_looked_up, node_of_a_running_node, end_the_node, scene.a)
-STORY(a_node_that_another_follows_while_one_it_made_is_looked_up, node_of_a_running_node, end_the_node_and_run_another,
-      scene.a)
-STORY(a_node_that_runs_another_while_one_it_made_is_looked_up, node_of_a_running_node, run_another_inside, scene.a)
-STORY(a_node_that_makes_a_call_while_one_it_made_is_looked_up, node_of_a_running_node, call_inside, scene.a)
+RACE(a_node_that_ends_while_one_it_made_is_looked_up, node_of_a_running_node, end_the_node, scene.a)
+RACE(a_node_that_another_follows_while_one_it_made_is_looked_up, node_of_a_running_node, end_the_node_and_run_another,
+     scene.a)
+RACE(a_node_that_runs_another_while_one_it_made_is_looked_up, node_of_a_running_node, run_another_inside, scene.a)
+RACE(a_node_that_makes_a_call_while_one_it_made_is_looked_up, node_of_a_running_node, call_inside, scene.a)
 
-/* ---- what cannot be placed ---- */
+/* ---- unknown owners ---- */
 
 static uint64_t node_of_a_refused_call(void)
 {
-    shut_refuse = true;
+    refuse_allocations = true;
     CHECK_EQ(ms_call_enter(writer->thread, scene.a, writer->seq), MS_ENOMEM);
-    shut_refuse = false;
+    refuse_allocations = false;
     return make(writer, 1);
 }
 
-STORY(a_refused_call_that_ends_while_its_node_is_looked_up_is_unknown, node_of_a_refused_call, leave_and_go_on, scene.a)
+RACE(a_refused_call_that_ends_while_its_node_is_looked_up_is_unknown, node_of_a_refused_call, leave_and_go_on, scene.a)
 
-/* The writer's table goes to another thread, whose numbers are all higher. */
-static void let_the_writer_go(void)
+/* The writer ends, and another thread, whose node numbers are all higher, takes over its ring. */
+static void discard_the_writer(void)
 {
     ms_thread_close(writer->thread);
     for (uint64_t id = 20; id < 24; id++) {
@@ -235,7 +235,7 @@ static void let_the_writer_go(void)
     }
 }
 
-STORY(a_thread_let_go_while_its_node_is_looked_up_is_right_or_unknown, full_ring, let_the_writer_go, scene.a)
-STORY(a_thread_let_go_while_a_node_of_its_open_call_is_looked_up, node_of_an_open_call, let_the_writer_go, scene.a)
+RACE(a_thread_discarded_while_its_node_is_looked_up_is_right_or_unknown, full_ring, discard_the_writer, scene.a)
+RACE(a_thread_discarded_while_a_node_of_its_open_call_is_looked_up, node_of_an_open_call, discard_the_writer, scene.a)
 
 #endif

@@ -1,4 +1,4 @@
-/* test_paths.c - every distinct (context, name) is one path. */
+/* test_paths.c - every distinct (parent, name, nth) is one path. */
 #include "heap.h"
 #include "runner.h"
 #include "scene.h"
@@ -144,7 +144,7 @@ TEST(many_paths_stay_what_they_were)
     CHECK_EQ(heap.live, 0);
 }
 
-/* Adds numbered paths until the watch will not; the number that were added. */
+/* Adds numbered paths until the watch refuses. Returns how many were added. */
 static uint32_t fill(ms_watch *watch, int *error)
 {
     for (uint32_t i = 0;; i++) {

@@ -1,5 +1,5 @@
-/* test_ring.c - the ring of kept calls comes round: what is old becomes unknown, never
- * somebody else's, and what is open goes on answering. */
+/* test_ring.c - the call ring wraps: old nodes become unknown, and are never attributed to another
+ * call; open calls are still found. */
 #include "core/watch/watch.h"
 #include "runner.h"
 #include "scene.h"
@@ -14,7 +14,7 @@ static struct lane *start(void)
     return scene_lane(&scene, 7);
 }
 
-/* How many of the nodes [0, count), whose owner is wanted[number % 2], are unknown. */
+/* How many of the nodes [0, count) are unknown. The owner of the others must be wanted[number % 2]. */
 static uint64_t count_unknown(struct lane *t, uint64_t count, const ms_path wanted[2])
 {
     uint64_t unknown = 0;
@@ -100,7 +100,7 @@ TEST(a_node_too_old_runs_in_unknown_and_so_do_those_it_makes)
     scene_close(&scene);
 }
 
-TEST(one_thread_coming_round_takes_nothing_from_another)
+TEST(a_ring_that_wraps_takes_nothing_from_another_thread)
 {
     struct lane *t = start(), *u = scene_lane(&scene, 8);
     uint64_t first = small_call(u, scene.a, 1);
@@ -183,10 +183,10 @@ TEST(a_call_in_which_many_nodes_make_nodes_goes_on_answering)
     scene_close(&scene);
 }
 
-TEST(what_is_open_inside_a_hold_goes_on_answering_for_many_rounds)
+TEST(a_call_open_inside_an_override_goes_on_answering_for_many_rounds)
 {
     struct lane *t = start();
-    hold(t, scene.d);
+    override(t, scene.d);
     call(t, scene.a);
     for (int i = 0; i < 3 * KEPT; i++)
         small_call(t, scene.b, 1);
@@ -197,11 +197,11 @@ TEST(what_is_open_inside_a_hold_goes_on_answering_for_many_rounds)
     CHECK_EQ(owner(t, direct), scene.a);
     CHECK_EQ(owner(t, after), MS_GLOBAL);
     CHECK_EQ(owner(t, direct - 1), scene.b);
-    leave_hold(t);
+    leave_override(t);
     scene_close(&scene);
 }
 
-/* The node is younger than the last KEPT / 4 calls, so it has not been let go. */
+/* The node is younger than the last KEPT / 4 calls, so its call's record has not been overwritten. */
 TEST(a_young_node_of_a_call_open_for_long_is_still_found)
 {
     struct lane *t = start();
@@ -216,7 +216,7 @@ TEST(a_young_node_of_a_call_open_for_long_is_still_found)
     scene_close(&scene);
 }
 
-/* Dives and surfaces with nodes made on the way down, on the way up, or not at all. */
+/* Enters and leaves `depth` nested calls. Creates nodes on the way down, on the way up, or not at all. */
 static void dive(struct lane *t, uint32_t depth, uint64_t down, uint64_t up)
 {
     ms_path paths[4 * KEPT];

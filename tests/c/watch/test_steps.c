@@ -1,4 +1,4 @@
-/* test_steps.c - an optimizer's step on a thread, and nodes whose owner is said. */
+/* test_steps.c - optimizer steps on a thread, and nodes that are entered with their path. */
 #include "runner.h"
 #include "scene.h"
 
@@ -91,14 +91,14 @@ TEST(leaving_the_call_around_a_step_ends_the_step)
     scene_close(&scene);
 }
 
-TEST(leaving_the_node_or_hold_around_a_step_ends_the_step)
+TEST(leaving_the_node_or_override_around_a_step_ends_the_step)
 {
     struct lane *t = start();
     node(t, t, MS_NO_NUMBER);
-    hold(t, scene.a);
+    override(t, scene.a);
     ms_optimizer_enter(t->thread);
     CHECK_EQ(ms_thread_phase(t->thread), MS_OPTIMIZER);
-    leave_hold(t);
+    leave_override(t);
     CHECK_EQ(ms_thread_phase(t->thread), MS_BACKWARD);
     ms_optimizer_enter(t->thread);
     CHECK_EQ(ms_thread_phase(t->thread), MS_OPTIMIZER);

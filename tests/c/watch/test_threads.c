@@ -11,11 +11,11 @@
 #define READERS 3
 
 struct item {
-    uint64_t maker, number;
+    uint64_t creator, number;
     ms_path owner;
 };
 
-/* Hands nodes over, as the engine's queue does. */
+/* Passes nodes from thread to thread, as the engine's queue does. */
 struct queue {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -72,7 +72,7 @@ static void check_answer(ms_path got, ms_path wanted)
         FAIL("path %u instead of %u", got, wanted);
 }
 
-/* Makes nodes in a, a.b, a.b.c and outside, and hands each on. */
+/* Creates nodes in a, a.b, a.b.c and outside, and passes each on. */
 static void make_and_put(struct lane *t, ms_path path)
 {
     uint64_t number = make(t, 1);
@@ -98,14 +98,14 @@ static void produce(struct lane *t, int rounds)
     }
 }
 
-/* Runs the nodes that are handed over, makes nodes in them, and asks again for those. */
+/* Runs the nodes that are passed on, creates nodes in them, and looks those up too. */
 static void *consume(void *argument)
 {
     struct lane *t = argument;
     struct item item;
     while (get(&item)) {
-        check_answer(ms_node_path(scene.watch, item.maker, item.number), item.owner);
-        if (ms_node_enter(t->thread, item.maker, item.number, t->seq) != MS_OK)
+        check_answer(ms_node_path(scene.watch, item.creator, item.number), item.owner);
+        if (ms_node_enter(t->thread, item.creator, item.number, t->seq) != MS_OK)
             FAIL("node not entered");
         ms_path running = ms_thread_path(t->thread);
         check_answer(running, item.owner);
@@ -117,7 +117,7 @@ static void *consume(void *argument)
     return NULL;
 }
 
-/* Asks for old nodes over and over, hunting for the moment when they are overwritten. */
+/* Asks for old nodes over and over, so that some are overwritten while they are looked up. */
 static void *pester(void *argument)
 {
     const struct lane *t = argument;
@@ -131,11 +131,11 @@ static void produce_and_consume(uint32_t calls_kept, int rounds)
 {
     ms_options options = {.calls_kept = calls_kept};
     scene_open(&scene, &options);
-    struct lane *maker = scene_lane(&scene, 1);
+    struct lane *creator = scene_lane(&scene, 1);
     pthread_t threads[READERS];
     for (uint64_t i = 0; i < READERS; i++)
         CHECK(!pthread_create(&threads[i], NULL, consume, scene_lane(&scene, 10 + i)));
-    produce(maker, rounds);
+    produce(creator, rounds);
     end_queue();
     for (int i = 0; i < READERS; i++)
         pthread_join(threads[i], NULL);
@@ -158,20 +158,20 @@ TEST(a_reader_of_old_nodes_is_right_or_unknown_while_the_ring_comes_round)
 {
     for (int round = 0; round < 30; round++) {
         scene_open_small(&scene);
-        struct lane *maker = scene_lane(&scene, 1);
+        struct lane *creator = scene_lane(&scene, 1);
         for (int i = 0; i < 100; i++) {
-            call(maker, scene.a);
-            make(maker, 3);
-            leave_call(maker);
+            call(creator, scene.a);
+            make(creator, 3);
+            leave_call(creator);
         }
         atomic_store(&stop, false);
         pthread_t reader;
-        CHECK(!pthread_create(&reader, NULL, pester, maker));
+        CHECK(!pthread_create(&reader, NULL, pester, creator));
         for (int i = 0; i < 2000; i++) {
-            call(maker, scene.d);
-            make(maker, 1);
-            small_call(maker, scene.b, 1);
-            leave_call(maker);
+            call(creator, scene.d);
+            make(creator, 1);
+            small_call(creator, scene.b, 1);
+            leave_call(creator);
         }
         atomic_store(&stop, true);
         pthread_join(reader, NULL);
@@ -219,12 +219,12 @@ TEST(threads_that_come_and_go_are_right_or_unknown)
 {
     ms_options options = {.calls_kept = 256, .threads_kept = 2};
     scene_open(&scene, &options);
-    pthread_t makers[2], reader;
+    pthread_t creators[2], reader;
     CHECK(!pthread_create(&reader, NULL, run_their_nodes, scene_lane(&scene, 1)));
     for (int i = 0; i < 2; i++)
-        CHECK(!pthread_create(&makers[i], NULL, come_and_go, NULL));
+        CHECK(!pthread_create(&creators[i], NULL, come_and_go, NULL));
     for (int i = 0; i < 2; i++)
-        pthread_join(makers[i], NULL);
+        pthread_join(creators[i], NULL);
     atomic_store(&stop, true);
     pthread_join(reader, NULL);
     scene_close(&scene);

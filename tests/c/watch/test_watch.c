@@ -114,7 +114,7 @@ TEST(a_thread_without_an_id_is_not_opened)
     ms_watch_close(watch);
 }
 
-/* "Never grows while memory lasts." */
+/* "It stays 0 while memory and the options' limits suffice." */
 TEST(nothing_is_lost_while_memory_lasts)
 {
     ms_watch *watch = ms_watch_open(NULL);

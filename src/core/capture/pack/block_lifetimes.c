@@ -93,7 +93,7 @@ static struct ms__stay *begin_stay(struct ms__packer *packer, const ms_captured_
                               .since_event = block->since_event,
                               .begin = packer->tick,
                               .path = block->path,
-                              .what = ms__what(block->category, block->outside, block->phase),
+                              .what = ms__attributes(block->category, block->outside, block->phase),
                               .device = (uint8_t)block->device};
     ms__map_set(&packer->open, block->slot, (uint32_t)packer->count++);
     return stay;
@@ -135,7 +135,7 @@ static void claim_stay(struct ms__stay *stay, uint8_t category, ms_path path)
 {
     uint64_t since_event = stay->since_event;
     for (;; stay -= stay->again) {
-        stay->what = (uint8_t)((stay->what & ~MS__WHAT_CATEGORY) | category);
+        stay->what = (uint8_t)((stay->what & ~MS__ATTRIBUTES_CATEGORY) | category);
         stay->path = path;
         if (!stay->again || stay[-(ptrdiff_t)stay->again].since_event != since_event)
             return;
@@ -220,7 +220,8 @@ static int take_block(struct ms__packer *packer, const ms_captured_block *block)
     if (at == MS__MAP_NONE)
         return begin_old(packer, block);
     const struct ms__stay *stay = &packer->stays[at];
-    bool same = stay->path == block->path && stay->what == ms__what(block->category, block->outside, block->phase);
+    bool same =
+        stay->path == block->path && stay->what == ms__attributes(block->category, block->outside, block->phase);
     return same ? MS_OK : begin_again(packer, block, at);
 }
 

@@ -5,7 +5,7 @@
 bool ms__column_put(struct ms__packer *packer, ms_pack_column column, uint64_t value)
 {
     struct ms__column *to = &packer->columns[column];
-    uint8_t *bytes = ms__reader_grow(packer->reader, to->bytes, &to->room, to->count + MS__VARINT_MOST, 1);
+    uint8_t *bytes = ms__reader_grow(packer->reader, to->bytes, &to->room, to->count + MS__VARINT_MAX, 1);
     if (!bytes)
         return false;
     to->bytes = bytes;

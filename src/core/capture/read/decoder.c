@@ -20,7 +20,7 @@ MS__INLINE bool get_relative(struct ms__bytes *bytes, uint32_t *latest, uint32_t
 
 MS__INLINE bool get_slot(struct ms__scan *scan, struct ms__raw *raw)
 {
-    bool good = get_relative(&scan->bytes, &scan->slot, MS__SLOT_MOST);
+    bool good = get_relative(&scan->bytes, &scan->slot, MS__SLOT_MAX);
     raw->event.slot = scan->slot;
     return good;
 }
@@ -59,8 +59,9 @@ static bool get_claim(struct ms__scan *scan, struct ms__raw *raw)
     raw->what = ms__get_byte(&scan->bytes);
     good &= get_path(scan, raw);
     raw->age = ms__get_varint(&scan->bytes);
-    raw->event.from_now_on = raw->bits & MS__CLAIM_FRESH;
-    return good && raw->what < MS_CATEGORY_COUNT && raw->age <= raw->event.number && !(raw->bits & ~MS__CLAIM_FRESH);
+    raw->event.from_now_on = raw->bits & MS__CLAIM_FROM_NOW_ON;
+    return good && raw->what < MS_CATEGORY_COUNT && raw->age <= raw->event.number &&
+           !(raw->bits & ~MS__CLAIM_FROM_NOW_ON);
 }
 
 static bool get_thread(struct ms__scan *scan, struct ms__raw *raw)

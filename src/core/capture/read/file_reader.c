@@ -90,7 +90,7 @@ int ms__reader_read(ms_reader *reader, struct ms__chunk *chunk, struct ms__buffe
 /* ---- chunks ---- */
 
 /* Enough of a chunk for its header, and for the three numbers that a key frame begins with. */
-enum { PEEK = MS__CHUNK_HEAD + 3 * MS__VARINT_MOST, WINDOW = 64 * 1024 };
+enum { PEEK = MS__CHUNK_HEAD + 3 * MS__VARINT_MAX, WINDOW = 64 * 1024 };
 
 /* A good header whose payload lies in the file. */
 static bool is_chunk(const ms_reader *reader, uint64_t at, const uint8_t *bytes, struct ms__chunk_head *head)
@@ -187,7 +187,7 @@ static int keep_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_hea
     struct ms__chunk chunk = {.at = at,
                               .event = head->event,
                               .time = head->time,
-                              .oldest = head->oldest,
+                              .oldest = head->oldest_claimed,
                               .size = head->size,
                               .crc = head->crc,
                               .events = events,

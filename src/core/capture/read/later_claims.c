@@ -65,7 +65,7 @@ static int take_claims(const ms_reader *reader, struct ms__ahead *ahead, struct 
                                                       .slot = raw.event.slot,
                                                       .path = ms__path_known(reader, raw.event.path),
                                                       .order = (uint32_t)ahead->count,
-                                                      .category = raw.what & MS__WHAT_CATEGORY};
+                                                      .category = raw.what & MS__ATTRIBUTES_CATEGORY};
         ahead->count++;
     }
     return MS_OK;

@@ -98,7 +98,7 @@ struct ms__raw {
 
 static inline bool ms__is_what(uint8_t what)
 {
-    return (what & MS__WHAT_CATEGORY) < MS_CATEGORY_COUNT && what >> MS__WHAT_PHASE <= MS_OPTIMIZER;
+    return (what & MS__ATTRIBUTES_CATEGORY) < MS_CATEGORY_COUNT && what >> MS__ATTRIBUTES_PHASE <= MS_OPTIMIZER;
 }
 
 /* At the beginning of this chunk, whose payload is here. */

@@ -151,9 +151,9 @@ static int add(ms_reader *reader, struct ms__state *state, struct ms__raw *raw)
                                .device = event->device};
     if (raw->bits & MS__ADD_EXPLICIT) {
         block.path = ms__path_known(reader, event->path);
-        block.category = raw->what & MS__WHAT_CATEGORY;
-        block.outside = raw->what & MS__WHAT_OUTSIDE;
-        block.phase = raw->what >> MS__WHAT_PHASE;
+        block.category = raw->what & MS__ATTRIBUTES_CATEGORY;
+        block.outside = raw->what & MS__ATTRIBUTES_OUTSIDE;
+        block.phase = raw->what >> MS__ATTRIBUTES_PHASE;
     } else {
         const struct ms__who *who = state->who == MS__MAP_NONE ? NULL : &state->threads[state->who];
         block.path = who ? who->path : MS_GLOBAL;
@@ -293,7 +293,7 @@ static bool get_block(const ms_reader *reader, const struct ms__chunk *chunk, ui
     uint8_t what = ms__get_byte(bytes);
     uint64_t path = ms__get_varint(bytes), age = ms__get_varint(bytes);
     uint64_t steps_ago = ms__get_varint(bytes), ago = ms__get_varint(bytes);
-    if (bytes->bad || over > MS__SLOT_MOST || *next + over > MS__SLOT_MOST || device >= MS_MAX_DEVICES ||
+    if (bytes->bad || over > MS__SLOT_MAX || *next + over > MS__SLOT_MAX || device >= MS_MAX_DEVICES ||
         !ms__is_what(what) || path > UINT32_MAX || age > chunk->event || steps_ago > step || ago > chunk->time)
         return false;
     *block = (ms_captured_block){.bytes = size,
@@ -303,9 +303,9 @@ static bool get_block(const ms_reader *reader, const struct ms__chunk *chunk, ui
                                  .slot = (uint32_t)(*next + over),
                                  .device = (uint32_t)device,
                                  .path = ms__path_known(reader, (ms_path)path),
-                                 .category = what & MS__WHAT_CATEGORY,
-                                 .phase = what >> MS__WHAT_PHASE,
-                                 .outside = what & MS__WHAT_OUTSIDE};
+                                 .category = what & MS__ATTRIBUTES_CATEGORY,
+                                 .phase = what >> MS__ATTRIBUTES_PHASE,
+                                 .outside = what & MS__ATTRIBUTES_OUTSIDE};
     *next = block->slot + UINT64_C(1);
     return true;
 }

@@ -1,4 +1,4 @@
-/* clock.c - a capture's time: the processor's own count, compared with the clock now and then. */
+/* clock.c - a capture's time: the processor's tick counter, calibrated with the system's clock now and then. */
 #define _POSIX_C_SOURCE 200809L
 #include "core/capture/write/writer.h"
 
@@ -11,27 +11,31 @@ uint64_t ms__clock(void)
     return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
-/* How fast the processor counts does not change: a capture begins with what the one before found out. */
-static _Atomic uint64_t known_rate, known_second;
+/* The tick rate does not change, so a new capture begins with the rate that an earlier one measured. */
+static _Atomic uint64_t known_rate, known_ticks_per_second;
+
+static struct ms__calibration read_both_clocks(const ms_capture *capture)
+{
+    return (struct ms__calibration){(ms__clock() - capture->began) / 1000, ms__ticks()};
+}
 
 void ms__capture_begin_clock(ms_capture *capture)
 {
-    capture->compared = capture->compared_first =
-        (struct ms__compared){(ms__clock() - capture->began) / 1000, ms__ticks()};
+    capture->calibration = capture->first_calibration = read_both_clocks(capture);
     capture->rate = atomic_load_explicit(&known_rate, memory_order_relaxed);
-    capture->second = capture->rate ? atomic_load_explicit(&known_second, memory_order_relaxed) : 0;
+    capture->ticks_per_second = capture->rate ? atomic_load_explicit(&known_ticks_per_second, memory_order_relaxed) : 0;
 }
 
-void ms__capture_compare(ms_capture *capture)
+void ms__capture_calibrate(ms_capture *capture)
 {
-    struct ms__compared now = {(ms__clock() - capture->began) / 1000, ms__ticks()};
-    const struct ms__compared *first = &capture->compared_first;
-    uint64_t counted = now.ticks - first->ticks, passed = now.time - first->time;
-    double rate = counted ? (double)passed / (double)counted : 0;
+    struct ms__calibration now = read_both_clocks(capture);
+    const struct ms__calibration *first = &capture->first_calibration;
+    uint64_t ticks = now.ticks - first->ticks, microseconds = now.time - first->time;
+    double rate = ticks ? (double)microseconds / (double)ticks : 0;
     bool plausible = rate > 1e-5 && rate < 1e-2; /* 100 MHz to 100 GHz */
-    capture->compared = now;
+    capture->calibration = now;
     capture->rate = plausible ? (uint64_t)(rate * 4294967296.0) : 0;
-    capture->second = plausible ? (uint64_t)(1e6 / rate) : 0;
-    atomic_store_explicit(&known_second, capture->second, memory_order_relaxed);
+    capture->ticks_per_second = plausible ? (uint64_t)(1e6 / rate) : 0;
+    atomic_store_explicit(&known_ticks_per_second, capture->ticks_per_second, memory_order_relaxed);
     atomic_store_explicit(&known_rate, capture->rate, memory_order_relaxed);
 }

@@ -1,110 +1,124 @@
-/* writer.h - what the files of the writer share: capture.c makes events of what the ledger is
- * told, writer.c brings them to the file. */
-#ifndef MS_CAPTURE_H
-#define MS_CAPTURE_H
+/* writer.h - what the files of the writer share: the ms_capture object.
+ *
+ *     the program's threads, with ledger->lock held        |   the writing thread
+ *     encoder.c, thread_position.c, key_frame.c            |   writer.c, file_writer.c
+ *                                                          |
+ *     event --> page (event_page.c) --------> queue of pages (page_queue.c) --------> chunk of the file
+ *
+ * A page is the memory of one chunk. The program's threads never wait for the file: where no page is free, events
+ * are lost until a key frame can be made. */
+#ifndef MS_WRITER_H
+#define MS_WRITER_H
 
 #include "core/capture/format.h"
 #include "core/ledger/ledger.h"
 
 enum {
-    MS__PAGE = 64 * 1024,    /* bytes of events in a chunk */
-    MS__PAGES_MOST = 256,    /* that may wait for the file */
-    MS__KEY_EVENTS = 131072, /* between key frames, at least */
-    MS__KEY_BLOCKS = 4,      /* and so many times as there are live blocks */
-    MS__NAP_MS = 250,        /* what waits longer is written, full or not */
-    MS__LEFT_US = 1000,      /* a thread that is out of backward for less is not shown to be */
-    MS__CLOCK_EVERY = 8,     /* blocks between two looks at the clock */
+    MS__PAGE_BYTES = 64 * 1024,         /* of events in a chunk */
+    MS__MAX_PAGES = 256,                /* for events, queued or not */
+    MS__KEY_FRAME_EVENTS = 131072,      /* the fewest events between two key frames... */
+    MS__KEY_FRAME_EVENTS_PER_BLOCK = 4, /* ...and the fewest for each live block */
+    MS__FLUSH_INTERVAL_MS = 250,        /* after this time a page is written even if it is not full */
+    MS__SHORT_GAP_US = 1000,            /* between two nodes of a module: a shorter gap is not written */
+    MS__EVENTS_PER_CLOCK_READ = 8,      /* of frequent events */
 };
 
-/* A chunk on its way. */
+/* The memory of one chunk, until it is in the file. */
 struct ms__page {
     struct ms__page *next;
     struct ms__chunk_head head;
-    uint32_t room;
-    uint8_t bytes[]; /* MS__CHUNK_HEAD, then the payload */
+    uint32_t capacity; /* of the payload */
+    uint8_t bytes[];   /* MS__CHUNK_HEAD bytes for the header, then the payload */
 };
 
-/* What is known of a live block beyond the ledger, by its number there. */
-struct ms__birth {
+/* Where a live block comes from: what the capture knows about it beyond the ledger. */
+struct ms__block_origin {
     uint64_t since_event, time;
     uint32_t step;
     uint8_t phase;
 };
 
-/* Where a thread is, as the file says. */
-struct ms__place {
+/* A thread's position, as the file describes it. A thread that leaves a node usually enters another node of the same
+ * module at once. Its position between the two is deferred: it is written only if the gap is long, or if another event
+ * of the thread comes first. */
+struct ms__thread_position {
     uint64_t id;
-    uint64_t left_at; /* the node it was in was left then... */
-    bool left;        /* ...and that is not in the file yet */
-    bool known;
-    uint8_t phase, left_phase;
-    ms_path path, left_path;
+    uint64_t deferred_time; /* when the thread took the deferred position */
+    bool deferred;          /* there is a deferred position */
+    bool known;             /* the file mentions this thread */
+    uint8_t phase, deferred_phase;
+    ms_path path, deferred_path;
 };
 
-/* The clock in microseconds since the capture began, and the processor's own count then. */
-struct ms__compared {
+/* The same moment by two clocks: microseconds since the capture began, and the processor's tick counter. */
+struct ms__calibration {
     uint64_t time, ticks;
 };
 
 struct ms_capture {
-    /* What capture.c writes; guarded by ledger->lock. First what every event needs, in a few lines of the cache. */
-    uint8_t *at, *last;                  /* in the page; at >= last: it is full, or there is none */
-    uint64_t event;                      /* the next one's number */
-    uint64_t time;                       /* of the one before, in microseconds */
+    /* The encoder's; guarded by ledger->lock. The fields that every event needs come first, to share cache lines. */
+    uint8_t *at, *limit; /* where the next event goes; at >= limit: the page is full, or there is none */
+    uint64_t event;      /* the number of the next event */
+    uint64_t time;       /* of the event before, in microseconds */
     uint32_t slot, device, thread, path; /* the latest ones mentioned in this page */
-    uint32_t untimed;
-    uint32_t birth_room;
-    struct ms__birth *births;
-    struct ms__place *places; /* by a thread's number */
-    ms_capture *next;         /* of the ledger's */
+    uint32_t frequent_events;            /* how many there were, for MS__EVENTS_PER_CLOCK_READ */
+    uint32_t origin_capacity;
+    struct ms__block_origin *origins;      /* by a block's number in ledger->blocks */
+    struct ms__thread_position *positions; /* by a thread's number */
+    ms_capture *next;                      /* the next capture of the same ledger */
     ms_ledger *ledger;
-    struct ms__compared compared;
-    uint64_t rate, second; /* microseconds a tick, times 2^32; ticks a second, 0: not known */
-    uint32_t place_room;
-    bool broken;     /* events are lost, until a key frame can be made */
-    bool halted;     /* none is to be made yet: the file could not be written */
-    uint64_t oldest; /* since_event claimed in this page */
+    struct ms__calibration calibration; /* the latest */
+    uint64_t rate;                      /* microseconds a tick, times 2^32 */
+    uint64_t ticks_per_second;          /* 0: not known */
+    uint32_t position_capacity;
+    bool losing;             /* every event is lost until a key frame is made */
+    bool write_failed;       /* no key frame is made before the writing thread tries again */
+    uint64_t oldest_claimed; /* of this page: see struct ms__chunk_head */
 
-    struct ms__page *page;
+    struct ms__page *page; /* the one that events go to, or NULL */
     ms_watch *watch;
-    uint64_t began; /* nanoseconds of the clock */
-    struct ms__compared compared_first;
-    uint64_t key_event; /* of the last key frame */
+    uint64_t began; /* by ms__clock() */
+    struct ms__calibration first_calibration;
+    uint64_t key_frame_event; /* the number of the event after the last key frame */
     uint64_t optimizer_steps;
-    uint64_t first_step; /* the one it began in */
-    uint64_t oom_time;   /* of the last allocation that failed; 0: none did */
+    uint64_t first_step; /* the step in which the capture began */
+    uint64_t oom_time;   /* when an allocation last failed; 0: never */
     uint64_t reserved[MS_MAX_DEVICES];
     _Atomic uint64_t lost;
 
-    /* What is shared with the thread that writes; guarded by `lock`. */
+    /* The queue, which the encoder and the writing thread share; guarded by `lock`. */
     pthread_mutex_t lock;
-    pthread_cond_t wake, idle;
-    struct ms__page *full_first, *full_last, *free;
-    uint32_t pages; /* there are, free or not */
-    uint32_t waiting;
-    bool stopping, busy;
+    pthread_cond_t wake;    /* a page was queued, or the capture ends */
+    pthread_cond_t written; /* the writing thread has finished what it was doing */
+    struct ms__page *queue_first, *queue_last, *free_pages;
+    uint32_t page_count; /* pages for events, in use or free */
+    uint32_t unwritten;  /* pages that are queued or being written */
+    bool ending;
+    bool writing;
 
     /* The writing thread's own. */
     int fd;
-    uint64_t file[2]; /* which one it was: device and number */
+    uint64_t file_identity[2]; /* device and inode of the file that fd was */
     pthread_t writer;
-    bool needs_key;
-    uint32_t names_done;
-    uint64_t devices_done; /* bit i: device i */
-    _Atomic uint64_t bytes;
-    _Atomic int error;
-    uint8_t *scratch;
-    size_t scratch_room;
+    bool skip_to_key_frame; /* pages are dropped until a key frame comes */
+    uint32_t paths_written;
+    uint64_t devices_written; /* bit i: device i */
+    _Atomic uint64_t bytes;   /* of the file */
+    _Atomic int error;        /* errno of the last write that failed */
+    uint8_t *chunk;           /* memory to build a chunk in that has no page */
+    size_t chunk_capacity;
 };
+
+/* ---- clock.c ---- */
 
 /* Nanoseconds of a clock that never goes back. */
 uint64_t ms__clock(void);
-/* Begin with what the capture before found out; compare the processor's count with the clock. With ledger->lock held.
- */
+/* Calibrate a new capture with the tick rate that an earlier capture measured, if one did. With ledger->lock held. */
 void ms__capture_begin_clock(ms_capture *capture);
-void ms__capture_compare(ms_capture *capture);
+/* Measure the tick rate again. With ledger->lock held. */
+void ms__capture_calibrate(ms_capture *capture);
 
-/* The processor's own count of time, where it can be read at once; 0 where it cannot. */
+/* The processor's tick counter; 0 where it cannot be read in a few cycles. */
 MS__INLINE uint64_t ms__ticks(void)
 {
 #if defined(__x86_64__)
@@ -114,37 +128,57 @@ MS__INLINE uint64_t ms__ticks(void)
 #endif
 }
 
-/* By the processor's count for a second after it was compared with the clock, else by the clock. */
+/* The time since the capture began. It is computed from the tick counter for a second after a calibration, and
+ * otherwise read from the clock. */
 MS__INLINE uint64_t ms__microseconds(const ms_capture *capture)
 {
-    uint64_t since = ms__ticks() - capture->compared.ticks;
-    if (MS__LIKELY(since < capture->second))
-        return capture->compared.time + (since * capture->rate >> 32);
+    uint64_t since = ms__ticks() - capture->calibration.ticks;
+    if (MS__LIKELY(since < capture->ticks_per_second))
+        return capture->calibration.time + (since * capture->rate >> 32);
     return (ms__clock() - capture->began) / 1000;
 }
 
-/* A block that was there before the capture is as old as it. */
-static inline struct ms__birth ms__birth_of(const ms_capture *capture, uint32_t number)
+/* ---- key_frame.c and thread_position.c; with ledger->lock held ---- */
+
+/* Where block `number` comes from. Blocks that are older than the capture count as allocated when it began. */
+static inline struct ms__block_origin ms__block_origin_of(const ms_capture *capture, uint32_t number)
 {
-    if (number < capture->birth_room)
-        return capture->births[number];
-    return (struct ms__birth){.step = (uint32_t)capture->first_step, .phase = MS_IDLE};
+    if (number < capture->origin_capacity)
+        return capture->origins[number];
+    return (struct ms__block_origin){.step = (uint32_t)capture->first_step, .phase = MS_IDLE};
 }
 
-/* Write what is held already. With ledger->lock held. */
-void ms__capture_start(ms_capture *capture);
-/* If it is time, a key frame. With ledger->lock held, and everything as the file says. */
-void ms__capture_key(ms_capture *capture);
-/* Give the page away. With ledger->lock held. */
-void ms__capture_seal(ms_capture *capture);
-/* Tell of nodes that were left longer ago than this, in microseconds. With ledger->lock held. */
-void ms__capture_tell_left(ms_capture *capture, uint64_t longer_than);
+/* Make a key frame if one is due. The ledger's blocks must be as the events so far describe them. */
+void ms__capture_check_key_frame(ms_capture *capture);
+/* Write the deferred positions that are at least `age` microseconds old. */
+void ms__capture_write_deferred(ms_capture *capture, uint64_t age);
+/* Queue the page that is being filled, if there is one. */
+void ms__capture_close_page(ms_capture *capture);
 
-/* writer.c. With ledger->lock held: a page with room for `room` bytes, NULL if no more may wait; and give one to be
- * written. */
-struct ms__page *ms__page_take(ms_capture *capture, uint32_t room);
-void ms__page_give(ms_capture *capture, struct ms__page *page);
-/* Whether so few wait that it is worth to begin again after a loss. */
-bool ms__pages_calm(ms_capture *capture);
+/* ---- page_queue.c ---- */
+
+/* A page with room for `capacity` bytes of events. NULL if MS__MAX_PAGES are in use or memory runs out. */
+struct ms__page *ms__page_take(ms_capture *capture, uint32_t capacity);
+/* Queue a page for the writing thread, which then owns it. */
+void ms__page_queue(ms_capture *capture, struct ms__page *page);
+/* Remove the first page from the queue; NULL if it is empty. The caller holds capture->lock. */
+struct ms__page *ms__page_dequeue(ms_capture *capture);
+/* The page's chunk is in the file, or lost. A page of events can be taken again. */
+void ms__page_release(ms_capture *capture, struct ms__page *page);
+/* Whether at most half of MS__MAX_PAGES wait, so that it is worth beginning again after a loss. */
+bool ms__queue_has_room(ms_capture *capture);
+/* Free the queue and the free pages. Nobody uses them any more. */
+void ms__pages_free(ms_capture *capture);
+
+/* ---- file_writer.c; for the writing thread, or when there is none. False: `error` says why, or memory ran out ---- */
+
+/* Remember which file fd is, and write the file's header. */
+bool ms__file_begin(ms_capture *capture);
+/* Write the page's chunk. Before it, the names of paths and devices that are new since the last one. */
+bool ms__file_append_page(ms_capture *capture, struct ms__page *page);
+/* Write the names of paths that are new. `next` is the header of the chunk that follows. */
+bool ms__file_append_names(ms_capture *capture, const struct ms__chunk_head *next);
+/* Write an info or end chunk. `pairs`: keys and values, NULL after the last. */
+bool ms__file_append_pairs(ms_capture *capture, enum ms__chunk_kind kind, const char *const *pairs);
 
 #endif

@@ -1,4 +1,4 @@
-/* test_coding.c - how numbers lie in bytes. */
+/* test_format.c - the numbers and headers of a capture, written and read back. */
 #include "core/capture/format.h"
 #include "random.h"
 #include "runner.h"
@@ -10,7 +10,7 @@ static const uint64_t numbers[] = {
 TEST(a_varint_is_read_as_it_was_written_and_not_if_it_is_cut_off)
 {
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        uint8_t bytes[MS__VARINT_MOST];
+        uint8_t bytes[MS__VARINT_MAX];
         const uint8_t *end = ms__put_varint(bytes, numbers[i]);
         CHECK_EQ(end - bytes, ms__varint_size(numbers[i]));
         struct ms__bytes in = {.at = bytes, .end = end};
@@ -79,7 +79,7 @@ TEST(a_header_is_read_as_it_was_written_and_not_with_a_bit_flipped)
     ms__head_put(bytes, &head);
     CHECK(ms__head_get(bytes, &got));
     CHECK(got.kind == 5 && got.size == 1000 && got.crc == 77 && got.event == UINT64_C(1) << 40);
-    CHECK(got.time == 99 && got.oldest == MS__NO_CLAIM && got.events == 12);
+    CHECK(got.time == 99 && got.oldest_claimed == MS__NO_CLAIM && got.events == 12);
     CHECK(memcmp(bytes, "CHNK\5\0\0\0", 8) == 0);
     for (int bit = 0; bit < MS__CHUNK_HEAD * 8; bit++) {
         bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);

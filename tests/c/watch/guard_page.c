@@ -1,6 +1,6 @@
-/* shut.c - see shut.h. */
+/* guard_page.c - see guard_page.h. */
 #define _GNU_SOURCE
-#include "shut.h"
+#include "guard_page.h"
 
 #include "runner.h"
 
@@ -9,14 +9,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-bool shut_refuse;
+bool refuse_allocations;
 
-static size_t wanted_size, wanted_boundary; /* of the allocation to place; size 0: none */
+static size_t wanted_size, wanted_boundary; /* of the allocation to place; size 0: there is none */
 static char *placed;
 static void *pages;
 static size_t pages_size;
-static char *shut_page;
-static void (*at_touch)(void); /* NULL once it was touched */
+static char *guard_page;
+static void (*at_touch)(void); /* NULL after the first access */
 
 static size_t page_size(void)
 {
@@ -26,7 +26,7 @@ static size_t page_size(void)
 static void *placing_alloc(void *context, size_t bytes)
 {
     (void)context;
-    if (shut_refuse)
+    if (refuse_allocations)
         return NULL;
     if (bytes != wanted_size || placed)
         return malloc(bytes);
@@ -54,40 +54,40 @@ static void on_touch(int number, siginfo_t *info, void *context)
     if (!happens)
         _exit(70);
     at_touch = NULL;
-    mprotect(shut_page, page_size(), PROT_READ | PROT_WRITE);
+    mprotect(guard_page, page_size(), PROT_READ | PROT_WRITE);
     happens();
 }
 
-ms_options shut_options(void)
+ms_options guard_options(void)
 {
     return (ms_options){.alloc = placing_alloc, .free = placing_free};
 }
 
-void shut_place(size_t size, size_t boundary)
+void guard_place(size_t size, size_t boundary)
 {
     placed = NULL;
     wanted_size = size;
     wanted_boundary = boundary;
 }
 
-void shut(bool below, void (*happens)(void))
+void guard(bool below, void (*happens)(void))
 {
     CHECK(placed);
     struct sigaction action = {.sa_sigaction = on_touch, .sa_flags = SA_SIGINFO | SA_NODEFER};
     sigaction(SIGSEGV, &action, NULL);
     sigaction(SIGBUS, &action, NULL);
     at_touch = happens;
-    shut_page = placed + wanted_boundary - (below ? page_size() : 0);
-    CHECK(!mprotect(shut_page, page_size(), PROT_NONE));
+    guard_page = placed + wanted_boundary - (below ? page_size() : 0);
+    CHECK(!mprotect(guard_page, page_size(), PROT_NONE));
 }
 
-bool shut_touched(void)
+bool guard_touched(void)
 {
-    mprotect(shut_page, page_size(), PROT_READ | PROT_WRITE);
+    mprotect(guard_page, page_size(), PROT_READ | PROT_WRITE);
     return !at_touch;
 }
 
-void shut_forget(void)
+void guard_forget(void)
 {
     munmap(pages, pages_size);
     wanted_size = 0;

@@ -1,0 +1,247 @@
+/* writer.c - beginning and ending a capture, and the thread that writes its file. What cannot be written is lost and
+ * counted. */
+#define _POSIX_C_SOURCE 200809L
+#include "core/capture/write/writer.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <time.h>
+
+/* ---- the writing thread ---- */
+
+/* A page of `events` events could not be written, and later events refer to what was in it. Lose all events until the
+ * next periodic work, which makes a key frame. */
+static void discard_after_failed_write(ms_capture *capture, uint64_t events)
+{
+    ms__lock(&capture->ledger->lock);
+    struct ms__page *page = capture->page;
+    capture->page = NULL;
+    capture->at = capture->limit = NULL;
+    events += page ? capture->event - page->head.event : 0;
+    capture->losing = capture->write_failed = true;
+    atomic_fetch_add_explicit(&capture->lost, events, memory_order_relaxed);
+    ms__unlock(&capture->ledger->lock);
+    capture->skip_to_key_frame = true;
+    if (!page)
+        return;
+    page->head.kind = MS__CHUNK_EVENTS;
+    ms__page_release(capture, page);
+}
+
+static void write_page(ms_capture *capture, struct ms__page *page)
+{
+    if (capture->skip_to_key_frame && page->head.kind != MS__CHUNK_KEY) {
+        atomic_fetch_add_explicit(&capture->lost, page->head.events, memory_order_relaxed);
+        return;
+    }
+    if (ms__file_append_page(capture, page))
+        capture->skip_to_key_frame = false;
+    else
+        discard_after_failed_write(capture, page->head.events);
+}
+
+/* Every MS__FLUSH_INTERVAL_MS: queue the page even if it is not full, and try again to write a file that could not be
+ * written. */
+static void do_periodic_work(ms_capture *capture)
+{
+    ms__lock(&capture->ledger->lock);
+    capture->write_failed = false;
+    ms__capture_check_key_frame(capture);
+    ms__capture_calibrate(capture);
+    ms__capture_write_deferred(capture, UINT64_C(10) * MS__SHORT_GAP_US);
+    if (capture->page && capture->event > capture->page->head.event)
+        ms__capture_close_page(capture);
+    ms__unlock(&capture->ledger->lock);
+}
+
+/* Wait until a page is queued or the capture ends. True if MS__FLUSH_INTERVAL_MS have passed instead. The caller holds
+ * capture->lock. */
+static bool wait_for_page(ms_capture *capture)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += MS__FLUSH_INTERVAL_MS * 1000000L;
+    until.tv_sec += until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
+    return pthread_cond_timedwait(&capture->wake, &capture->lock, &until) == ETIMEDOUT;
+}
+
+/* Measure the tick rate for the first time, over two milliseconds. */
+static void calibrate_first(ms_capture *capture)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    ms__lock(&capture->ledger->lock);
+    ms__capture_calibrate(capture);
+    ms__unlock(&capture->ledger->lock);
+}
+
+static void *write_pages(void *argument)
+{
+    ms_capture *capture = argument;
+    calibrate_first(capture);
+    uint64_t last_periodic = ms__clock();
+    pthread_mutex_lock(&capture->lock);
+    while (capture->queue_first || !capture->ending) {
+        struct ms__page *page = ms__page_dequeue(capture);
+        bool due =
+            page ? ms__clock() - last_periodic > MS__FLUSH_INTERVAL_MS * UINT64_C(1000000) : wait_for_page(capture);
+        capture->writing = true;
+        pthread_mutex_unlock(&capture->lock);
+        if (page) {
+            write_page(capture, page);
+            ms__page_release(capture, page);
+        }
+        if (due) {
+            do_periodic_work(capture);
+            last_periodic = ms__clock();
+        }
+        pthread_mutex_lock(&capture->lock);
+        capture->unwritten -= page != NULL;
+        capture->writing = false;
+        pthread_cond_broadcast(&capture->written);
+    }
+    pthread_mutex_unlock(&capture->lock);
+    return NULL;
+}
+
+/* The thread blocks all signals, so that the program's own threads get them. */
+static int start_thread(ms_capture *capture)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&capture->writer, NULL, write_pages, capture);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
+
+/* ---- beginning and ending ---- */
+
+static ms_capture *new_capture(ms_ledger *ledger, int fd)
+{
+    ms_capture *capture = ms__alloc(ledger->watch, sizeof *capture);
+    if (!capture)
+        return NULL;
+    memset(capture, 0, sizeof *capture);
+    capture->ledger = ledger;
+    capture->watch = ledger->watch;
+    capture->fd = fd;
+    capture->began = ms__clock();
+    capture->losing = true; /* until the first key frame */
+    capture->event = 1;     /* since_event 0 means: before the capture began */
+    pthread_mutex_init(&capture->lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&capture->wake, &monotonic);
+    pthread_cond_init(&capture->written, NULL);
+    pthread_condattr_destroy(&monotonic);
+    return capture;
+}
+
+static void free_capture(ms_capture *capture)
+{
+    ms_watch *watch = capture->watch;
+    ms__pages_free(capture);
+    ms__free(watch, capture->origins);
+    ms__free(watch, capture->positions);
+    ms__free(watch, capture->chunk);
+    pthread_cond_destroy(&capture->wake);
+    pthread_cond_destroy(&capture->written);
+    pthread_mutex_destroy(&capture->lock);
+    ms__free(watch, capture);
+}
+
+int ms_capture_begin(ms_ledger *ledger, int fd, const char *const *info, ms_capture **out)
+{
+    ms_capture *capture = new_capture(ledger, fd);
+    if (!capture)
+        return MS_ENOMEM;
+    int error = ms__file_begin(capture) && ms__file_append_pairs(capture, MS__CHUNK_INFO, info) ? MS_OK : MS_EIO;
+    if (error && !capture->error)
+        error = MS_ENOMEM;
+    if (!error && start_thread(capture) != 0)
+        error = MS_ENOMEM;
+    if (error) {
+        free_capture(capture);
+        return error;
+    }
+    ms__lock(&ledger->lock);
+    memcpy(capture->reserved, ledger->reserved, sizeof capture->reserved);
+    capture->next = MS__PEEK(ledger->captures);
+    MS__STORE(ledger->captures, capture);
+    ms__capture_begin_clock(capture);
+    capture->first_step = ledger->step;
+    ms__capture_check_key_frame(capture);
+    ms__unlock(&ledger->lock);
+    *out = capture;
+    return MS_OK;
+}
+
+ms_capture_status ms_capture_get_status(ms_capture *capture)
+{
+    ms__lock(&capture->ledger->lock);
+    uint64_t events = capture->event - 1 - atomic_load(&capture->lost);
+    ms__unlock(&capture->ledger->lock);
+    return (ms_capture_status){.events = events,
+                               .lost = atomic_load(&capture->lost),
+                               .bytes = MS__PEEK(capture->bytes),
+                               .error = atomic_load(&capture->error)};
+}
+
+/* The caller holds ledger->lock. */
+static void remove_from_ledger(ms_ledger *ledger, const ms_capture *capture)
+{
+    ms_capture *at = MS__PEEK(ledger->captures);
+    if (at == capture) {
+        MS__STORE(ledger->captures, capture->next);
+        return;
+    }
+    while (at->next != capture)
+        at = at->next;
+    at->next = capture->next;
+}
+
+ms_capture_status ms_capture_end(ms_capture *capture, const char *const *info)
+{
+    ms__lock(&capture->ledger->lock);
+    ms__capture_write_deferred(capture, 0);
+    ms__capture_close_page(capture);
+    remove_from_ledger(capture->ledger, capture);
+    capture->time = (ms__clock() - capture->began) / 1000;
+    ms__unlock(&capture->ledger->lock);
+    pthread_mutex_lock(&capture->lock);
+    capture->ending = true;
+    pthread_cond_signal(&capture->wake);
+    pthread_mutex_unlock(&capture->lock);
+    pthread_join(capture->writer, NULL);
+    ms__file_append_names(capture, &(struct ms__chunk_head){.event = capture->event, .time = capture->time});
+    ms__file_append_pairs(capture, MS__CHUNK_END, info);
+    ms_capture_status last = ms_capture_get_status(capture);
+    free_capture(capture);
+    return last;
+}
+
+/* The memory stays allocated: the writing thread does not exist in this process, and it may have been in the middle of
+ * changing the queue. */
+void ms_capture_abandon(ms_capture *capture)
+{
+    ms__lock(&capture->ledger->lock);
+    remove_from_ledger(capture->ledger, capture);
+    ms__unlock(&capture->ledger->lock);
+}
+
+void ms_capture_flush(ms_capture *capture)
+{
+    ms__lock(&capture->ledger->lock);
+    ms__capture_write_deferred(capture, 0);
+    ms__capture_close_page(capture);
+    ms__unlock(&capture->ledger->lock);
+    pthread_mutex_lock(&capture->lock);
+    while (capture->queue_first || capture->writing)
+        pthread_cond_wait(&capture->written, &capture->lock);
+    pthread_mutex_unlock(&capture->lock);
+    ms__lock(&capture->ledger->lock);
+    ms__capture_check_key_frame(capture); /* so that events after a loss can be written again */
+    ms__unlock(&capture->ledger->lock);
+}
