@@ -6,7 +6,7 @@ enum { STRIDE = 4096 }; /* events between two looks at how far it is */
 static int go_on(const mse_job *job, const mse_player *player, void *self, ms_cursor *cursor, bool *at_end)
 {
     ms_event event;
-    int error = ms_cursor_walk(cursor, &event);
+    int error = ms_cursor_next_or_jump(cursor, &event);
     *at_end = error == MS_EEND || (error == MS_JUMPED && ms_cursor_moment(cursor) > job->last);
     if (*at_end)
         return MS_OK;
