@@ -41,41 +41,52 @@ ms_capture_status ms_capture_get_status(ms_capture *capture);
 /* Wait until every event so far is in the file, or lost. */
 void ms_capture_flush(ms_capture *capture);
 
-/* ---- reading ---- */
+/* ---- reading ----
+ *
+ *     file --ms_reader_open--> ms_reader     the chunks of the file, the names, info about the run
+ *                                  |
+ *                            ms_cursor_open
+ *                                  v
+ *                              ms_cursor     a position between two events, and everything held there
+ *
+ * Events are numbered. Moment n is the point after all events with numbers below n. */
 typedef struct ms_reader ms_reader;
 typedef struct ms_cursor ms_cursor;
 
-/* Read the capture in `fd`, which stays the caller's. Of `options`, which may be NULL, only alloc, free and context
- * count. MS_EIO (errno says why), MS_EFORMAT: no capture, MS_ENEWER: of a newer version, MS_ENOMEM. Reads every chunk's
- * header, and the names; a file that ends in the middle of a chunk, or is damaged, is read as far as it is good. What
- * is written to it later is not seen. A reader and its cursors are for one thread at a time. */
+/* Open the capture in `fd`. The caller closes `fd`, after the reader. Of `options`, which may be NULL, only alloc, free
+ * and context are used. This reads the header of every chunk, and all names. Bytes that are appended to the file later
+ * are not seen. A file that is damaged, or ends in the middle of a chunk, can be read as far as it is intact.
+ * A reader and its cursors may be used by one thread at a time.
+ * MS_EFORMAT: the file is not a capture. MS_ENEWER: it was written by a newer major version. MS_EIO: errno says why.
+ * MS_EINVAL: only one of alloc and free is given. MS_ENOMEM. */
 int ms_reader_open(int fd, const ms_options *options, ms_reader **reader);
-/* After its cursors. NULL is allowed. */
+/* Free the reader; its cursors must be closed before. NULL is allowed. */
 void ms_reader_close(ms_reader *reader);
 
 typedef struct ms_reader_status {
-    uint64_t bytes;    /* of the file */
-    uint64_t damaged;  /* of them, those that could not be read, as far as they were looked at. What is cut off at the
-                          end is not damaged */
-    uint64_t events;   /* one more than the highest event's number */
+    uint64_t bytes;    /* size of the file */
+    uint64_t damaged;  /* bytes that cannot be read, as far as is known: payloads are checked when they are read. A
+                          chunk that is cut off at the end of the file does not count */
+    uint64_t events;   /* one more than the highest event number */
     uint64_t lost;     /* events that the writer had no room for */
-    uint64_t duration; /* microseconds from the beginning to the last chunk's time, or event where it was read */
-    bool ended;        /* there is an end chunk */
+    uint64_t duration; /* microseconds from the start to the latest time in a chunk header, or in an event that
+                          was read */
+    bool ended;        /* the file has an end chunk */
 } ms_reader_status;
 ms_reader_status ms_reader_get_status(const ms_reader *reader);
-/* Pair `index` of the info chunk, or of the end chunk; false if there is none. Borrowed. */
+/* Pair `index` of the end chunk (`of_end`) or of the info chunk. False: there are no more. The texts belong to the
+ * reader. */
 bool ms_reader_info(const ms_reader *reader, bool of_end, size_t index, const char **key, const char **value);
-/* One more than the highest device that has a name, or was met so far. */
+/* One more than the highest device that has a name, or occurred in what was read so far. */
 uint32_t ms_reader_devices(const ms_reader *reader);
-/* NULL if it has no name. Borrowed. */
+/* The device's name, which belongs to the reader. NULL: it has none. */
 const char *ms_reader_device(const ms_reader *reader, uint32_t device);
-/* Paths are numbered from 0, and MS_GLOBAL and MS_UNKNOWN count. `path` below the count; one that was not named is
- * "?" in MS_GLOBAL. Whatever events and blocks say, what comes from below is below the count. */
+/* The number of paths, MS_GLOBAL and MS_UNKNOWN included. Every path in an event or block is below it. */
 uint32_t ms_reader_paths(const ms_reader *reader);
+/* The name of a path below ms_reader_paths, which belongs to the reader. A path that the file does not name is called
+ * "?", and its parent is MS_GLOBAL. */
 const char *ms_reader_path(const ms_reader *reader, ms_path path, ms_path *parent, uint32_t *nth);
 
-/* A moment is a number of events: what was so after the events with lower numbers. A cursor
- * goes through moments, and knows what is held at the one it is at. */
 typedef enum ms_op {
     MS_OP_ADD,
     MS_OP_DROP,
@@ -89,145 +100,167 @@ typedef enum ms_op {
     MS_OP_COUNT
 } ms_op;
 
+/* Fields that are not listed for an operation are 0. A drop describes the block as it was, an add or a claim as it
+ * is after the event. */
 typedef struct ms_event {
     uint64_t number;
-    uint64_t time; /* microseconds */
+    uint64_t time; /* microseconds since the start of the capture */
     ms_op op;
-    uint32_t thread; /* whose it is */
+    uint32_t thread; /* the thread that did it */
     uint32_t slot;   /* add, drop, claim */
     uint32_t device; /* add, drop, claim, reserved, oom */
-    uint64_t bytes;  /* add, drop, claim: the block's; reserved; oom: asked. step: its number. thread: its id */
-    uint64_t allocated, reserved; /* oom */
-    ms_path path;                 /* add, drop, claim: whose; where, oom: where the thread is */
+    uint64_t bytes;  /* add, drop, claim: size of the block. reserved: bytes reserved from now on. oom: bytes
+                        requested. step: its number. thread: its id */
+    uint64_t allocated, reserved; /* oom: of the device */
+    ms_path path;                 /* add, drop, claim: owner of the block. position, oom: the thread's path */
     uint8_t category;             /* add, drop, claim */
-    uint8_t phase;                /* add: it was made in; where, oom: the thread's */
-    bool from_now_on;             /* claim */
+    uint8_t phase;                /* add: in which the block was added. position, oom: the thread's phase */
+    bool from_now_on;             /* claim: it holds from this event on; else it is retroactive */
 } ms_event;
 
 typedef struct ms_captured_block {
     uint64_t bytes;
-    uint64_t since_event, made_at; /* event number; microseconds */
-    uint64_t step;                 /* it was made in */
+    uint64_t since_event; /* the number of its add, or of its latest claim that is not retroactive */
+    uint64_t made_at;     /* when it was added, in microseconds */
+    uint64_t step;        /* in which it was added */
     uint32_t slot, device;
-    ms_path path;
-    uint8_t category, phase;
-    bool outside;
+    ms_path path; /* its owner */
+    uint8_t category;
+    uint8_t phase; /* in which it was added */
+    bool outside;  /* it did not come from torch's allocators */
 } ms_captured_block;
 
-/* At the first moment that can be known; at 0 with nothing held if none can. MS_ENOMEM, MS_EIO: there is no cursor.
- * After such an error of the calls below it must be sought again. */
+/* A new cursor stands at the first moment that can be known; at moment 0 with no blocks if none can. MS_ENOMEM, MS_EIO:
+ * there is no cursor. When any other function of a cursor returns MS_ENOMEM or MS_EIO, the cursor is reset; go on with
+ * a seek or close it. */
 int ms_cursor_open(ms_reader *reader, ms_cursor **cursor);
 void ms_cursor_close(ms_cursor *cursor);
-/* Go to a moment, by the last key frame before it or from here, whichever is nearer. If it cannot be known exactly
- * (lost, damaged, beyond the end) go to the last that can be before it, or else the first after it. */
+/* Go to a moment. If events are lost or damaged before it, go to the nearest earlier moment that can be known, or else
+ * to the first later one. Beyond the end is the end. */
 int ms_cursor_seek(ms_cursor *cursor, uint64_t moment);
-/* Go to the last moment at or before this time, or this step's end: before the next one begins, or
- * the end of the file. MS_ENOSTEP if there is no such step. */
+/* Go to the last moment at or before this time, in microseconds. */
 int ms_cursor_seek_time(ms_cursor *cursor, uint64_t time);
+/* Go to the end of this step: the moment before the next step begins, or the end of the file. MS_ENOSTEP: the capture
+ * has no such step. */
 int ms_cursor_seek_step(ms_cursor *cursor, uint64_t step);
-/* The next event, which has then happened, of those in `mask` (bit i: ms_op i); others happen on the way. MS_OK,
- * MS_EEND at the end. After a loss or damage it goes on at the next key frame. */
+/* Apply events up to and including the next one whose operation is in `mask` (bit i: ms_op i), and return that one.
+ * MS_EEND: there is none. Where events are lost or damaged, the cursor goes on at the next key frame. MS_EINVAL: later
+ * claims were applied; seek first. */
 int ms_cursor_next(ms_cursor *cursor, uint32_t mask, ms_event *event);
-/* The next event, or MS_JUMPED: something lost or damaged was passed over, and all that is known is a key frame's. */
+/* Like ms_cursor_next with all operations, but returns MS_JUMPED, without an event, where events are lost or damaged:
+ * the cursor stands at the next key frame, and what is held may differ in any way from what was held before. */
 enum { MS_JUMPED = 1 };
-int ms_cursor_walk(ms_cursor *cursor, ms_event *event);
-/* Go on to this moment, or what comes after it if that is lost, and tell the most that each device held from here to
- * there. */
-int ms_cursor_peaks(ms_cursor *cursor, uint64_t moment, int64_t most[MS_MAX_DEVICES]);
-/* Look through later claims for what is held here: call it at a moment before reading who holds
- * what. The cursor stays where it is, but must be sought before it can go on (MS_EINVAL). */
-int ms_cursor_apply_later_claims(ms_cursor *cursor);
+int ms_cursor_next_or_jump(ms_cursor *cursor, ms_event *event);
+/* Go on to `moment`, or to the next key frame if it is lost, and store the highest number of bytes that each device
+ * held on the way. MS_EINVAL as for ms_cursor_next. */
+int ms_cursor_peaks(ms_cursor *cursor, uint64_t moment, int64_t peaks[MS_MAX_DEVICES]);
 
-/* Look through the whole file for later claims. From then on the cursor knows who holds what at every moment, as if it
- * were settled there, and goes on as before: an add tells what its block is found to be, and a claim that is not fresh
- * changes nothing. Takes memory for each block that is claimed. MS_ENOMEM, MS_EIO, MS_EINVAL (it is settled): the
- * cursor is as it was. */
+/* A retroactive claim stands in the file after the moments that it concerns. Without one of these two functions a
+ * cursor knows only the claims before its moment; totals by device are exact in any case.
+ *
+ * For one moment: read the rest of the file, and apply its claims to the blocks that are held here. The cursor stays at
+ * its moment; it cannot go on (MS_EINVAL) until the next seek, which discards these claims. */
+int ms_cursor_apply_later_claims(ms_cursor *cursor);
+/* For all moments: load the claims of the whole file. From then on the cursor knows category and owner of every block
+ * at every moment: an add event states what later claims say, and a retroactive claim changes nothing. This takes
+ * memory for each claimed block. MS_EINVAL: later claims were applied; seek first. On MS_EINVAL, MS_ENOMEM and MS_EIO
+ * the cursor is unchanged. */
 int ms_cursor_load_later_claims(ms_cursor *cursor);
 
+/* What is so at the cursor's moment. */
 uint64_t ms_cursor_moment(const ms_cursor *cursor);
-uint64_t ms_cursor_time(const ms_cursor *cursor);
-uint64_t ms_cursor_step(const ms_cursor *cursor);
-uint64_t ms_cursor_optimizer_steps(const ms_cursor *cursor);
-/* Whether events before here were lost or damaged since the beginning: figures are "at least". */
+uint64_t ms_cursor_time(const ms_cursor *cursor);            /* microseconds */
+uint64_t ms_cursor_step(const ms_cursor *cursor);            /* the training step */
+uint64_t ms_cursor_optimizer_steps(const ms_cursor *cursor); /* how many have ended */
+/* Whether events before this moment are lost or damaged, so that every figure is "at least". */
 bool ms_cursor_is_lower_bound(const ms_cursor *cursor);
 ms_sums ms_cursor_now(const ms_cursor *cursor, uint32_t device);
 uint64_t ms_cursor_reserved(const ms_cursor *cursor, uint32_t device);
-uint64_t ms_cursor_blocks(const ms_cursor *cursor);
-/* Visit all blocks, in no order: start with *at = 0, until false comes. */
-bool ms_cursor_block(const ms_cursor *cursor, uint32_t *at, ms_captured_block *held);
-/* Thread by thread, from index 0; false if there are no more. */
+uint64_t ms_cursor_blocks(const ms_cursor *cursor); /* how many there are */
+/* Visit all blocks in no particular order: start with *at = 0, and call until it returns false. */
+bool ms_cursor_block(const ms_cursor *cursor, uint32_t *at, ms_captured_block *block);
+/* The number, id and position of thread `index`, counted from 0. False: there are no more. */
 bool ms_cursor_thread(const ms_cursor *cursor, size_t index, uint32_t *number, uint64_t *id, ms_phase *phase,
                       ms_path *path);
 
-/* ---- a survey: one look at all events ---- */
-typedef struct ms_capture_peak { /* when a device held most */
+/* ---- survey: one pass over all events ---- */
+typedef struct ms_capture_peak { /* when a device held the most bytes */
     int64_t bytes;
     uint64_t moment, time, step;
-    ms_phase phase;
-    ms_path running;   /* the innermost path of the thread that made it */
-    uint64_t reserved; /* then */
+    ms_phase phase;    /* of the thread whose add reached the peak */
+    ms_path running;   /* the innermost path of that thread */
+    uint64_t reserved; /* by the device at that moment */
 } ms_capture_peak;
 
 typedef struct ms_survey {
-    uint32_t devices;                      /* one more than the highest */
-    ms_capture_peak peaks[MS_MAX_DEVICES]; /* bytes 0: it never held any */
-    uint64_t peak_reserved[MS_MAX_DEVICES];
+    uint32_t devices;                       /* one more than the highest */
+    ms_capture_peak peaks[MS_MAX_DEVICES];  /* bytes 0: the device never held any */
+    uint64_t peak_reserved[MS_MAX_DEVICES]; /* the highest; it need not be at the peak */
     uint64_t events[MS_OP_COUNT];
     struct {
-        uint64_t time; /* microseconds. Of several threads' phases the first of recompute, backward, optimizer, forward
-                          counts */
-        uint64_t blocks; /* made in it */
-        uint64_t bytes;  /* of them */
+        uint64_t time;   /* microseconds. When threads are in several phases at once, only the first of recompute,
+                            backward, optimizer, forward counts */
+        uint64_t blocks; /* added in this phase */
+        uint64_t bytes;  /* of these blocks */
     } phases[MS_OPTIMIZER + 1];
-    uint64_t steps, optimizer_steps; /* the last step's number; optimizer steps ended */
-    uint64_t first_oom;              /* moment after it; 0: none */
-    uint64_t last_oom, oom_count;
+    uint64_t steps;               /* the number of the last step */
+    uint64_t optimizer_steps;     /* how many have ended */
+    uint64_t first_oom, last_oom; /* the moments after these events; 0: there is none */
+    uint64_t oom_count;
     uint64_t first, last; /* moments that can be known */
-    bool is_lower_bound;  /* something was lost or damaged */
+    bool is_lower_bound;  /* events were lost or are damaged */
 } ms_survey;
 
-/* `progress` may be NULL; it is told the part done, 0 to 1, now and then, and stops the survey (MS_ESTOPPED) by false.
- */
+/* `progress`, which may be NULL, is called from time to time with the part that is done, 0 to 1; when it returns false
+ * the survey stops with MS_ESTOPPED. MS_ENOMEM, MS_EIO. */
 int ms_reader_survey(ms_reader *reader, ms_survey *survey, bool (*progress)(void *context, double done), void *context);
 
-/* ---- a pack: who held what at every moment of a stretch, small enough for a page ----
+/* ---- pack: what was held at every moment of a part of a capture, small enough for a page ----
  *
- * Its moments are numbered anew, as *ticks*: 0 is the first, each event makes the next, and so does each key frame
- * after something that was lost or damaged. What a block was from one tick to another, with all later claims, is a
- * *stay*; one of a *kind* is like another in bytes, device, category, path, phase and whether it is from outside.
+ * The moments of a pack are numbered as *ticks*: tick 0 is the first moment, and each event begins the next tick. So
+ * does the key frame after lost or damaged events.
  *
- * A pack is columns, in this order; each is a varint, how many bytes it has, and then varints. Where it says "on", a
- * number is by how much it is more than the one before in its column, the first as it is. */
+ * A *lifetime* is what a block was from one tick to another, by all claims, later ones included. It ends when the block
+ * is dropped, or when a claim that is not retroactive begins the block's next lifetime. Lifetimes with the same bytes,
+ * device, category, path, phase and outside share a *template*.
+ *
+ * A pack consists of the columns below, in this order. Each is its size in bytes, as a varint, and then its numbers, as
+ * varints. "Delta": the number is stored as the difference to the one before it in its column, the first one as it
+ * is; such numbers never decrease. */
 typedef enum ms_pack_column {
-    MS_PACK_TIME,   /* of every tick: microseconds, on. They do not go back, and none is beyond 2^53 - 1 */
-    MS_PACK_JUMP,   /* pairs: a tick, on, and its moment. From there both go on one by one. The first is tick 0 */
-    MS_PACK_BEGIN,  /* of every stay: the first tick at which it is held, on */
-    MS_PACK_LASTED, /* how many ticks it is held; 0: to the last one */
-    MS_PACK_KIND,   /* 0: of a new kind, the next below; else how many kinds before that its kind is */
-    MS_PACK_BYTES,  /* of every kind: its bytes */
-    MS_PACK_WHAT,   /* category, outside and phase, as in docs/capture-format.md */
-    MS_PACK_DEVICE, /* its device */
-    MS_PACK_PATH,   /* its path */
-    MS_PACK_AGAIN,  /* pairs: a stay, on, whose block had another before: how many stays before */
-    MS_PACK_OLD,    /* threes: a stay, on, whose block was made before it began: steps ago, microseconds ago. The others
-                       were made when they began */
-    MS_PACK_RUN,    /* ticks, on, from which on something else is running: */
-    MS_PACK_RUN_PHASE, /* the phase of the busiest thread: recompute, backward, optimizer, forward, idle */
-    MS_PACK_RUN_PATH,  /* its innermost path */
-    MS_PACK_STEP,      /* pairs: a tick, on, and the number of the step that began */
-    MS_PACK_RESERVED,  /* threes: a tick, on, a device, and what it has reserved from then on */
-    MS_PACK_OOM,       /* sevens: a tick, on, device, asked, allocated, reserved, phase, path */
+    MS_PACK_TIME,       /* for each tick: its time in microseconds (delta), at most 2^53 - 1 */
+    MS_PACK_JUMP,       /* pairs: a tick (delta), and its moment; from there both grow by 1. The first is tick 0 */
+    MS_PACK_BEGIN,      /* for each lifetime: its first tick (delta) */
+    MS_PACK_DURATION,   /* for each lifetime: how many ticks it lasts; 0: to the last tick */
+    MS_PACK_TEMPLATE,   /* for each lifetime: 0: the next new template; n: the template n before the next new one */
+    MS_PACK_BYTES,      /* for each template: bytes */
+    MS_PACK_ATTRIBUTES, /* for each template: category, outside and phase, encoded as in docs/capture-format.md */
+    MS_PACK_DEVICE,     /* for each template: device */
+    MS_PACK_PATH,       /* for each template: path */
+    MS_PACK_PREVIOUS,   /* pairs: a lifetime (delta) that continues a block, and how many lifetimes before it the
+                           block's previous lifetime is */
+    MS_PACK_AGE,        /* triples: a lifetime (delta) whose block was added before it began, how many steps before, and
+                           how many microseconds before. Blocks of other lifetimes without a previous one were added
+                           when the lifetime began */
+    MS_PACK_RUNNING,    /* ticks (delta) from which on something else is running: */
+    MS_PACK_RUNNING_PHASE, /* the phase of the busiest thread, the first of recompute, backward, optimizer, forward,
+                              idle */
+    MS_PACK_RUNNING_PATH,  /* the path of that thread */
+    MS_PACK_STEP,          /* pairs: a tick (delta), and the number of the step that began */
+    MS_PACK_RESERVED,      /* triples: a tick (delta), a device, and the bytes that it has reserved from then on */
+    MS_PACK_OOM,           /* sevens: a tick (delta), device, bytes requested, allocated, reserved, phase, path */
     MS_PACK_COLUMNS
 } ms_pack_column;
 
 typedef struct ms_pack {
     uint8_t *bytes;
     size_t size;
-    uint32_t ticks, stays, kinds;
+    uint32_t ticks, lifetimes, templates; /* how many there are */
 } ms_pack;
 
-/* The pack of the moments from `first` to `last`, or as near as they can be known; it may go on a little, to the key
- * frame after a loss. To be freed with the reader's memory. MS_ENOMEM, MS_EIO, MS_EINVAL: there are more than 2^32. */
+/* Make the pack of the moments from `first` to `last`. Each is moved as ms_cursor_seek does it; `last` moves to the key
+ * frame after it if it is lost. Free it with ms_pack_free. MS_EINVAL: there are 2^32 or more ticks. MS_ENOMEM, MS_EIO.
+ */
 int ms_reader_pack(ms_reader *reader, uint64_t first, uint64_t last, ms_pack *pack);
 void ms_pack_free(const ms_reader *reader, ms_pack *pack);
 

@@ -232,7 +232,7 @@ class Capture:
     @property
     def count(self) -> int:
         """The last moment: how many events there are."""
-        return self._reader.events
+        return self._reader.event_count
 
     @property
     def lost(self) -> int:
@@ -336,7 +336,7 @@ class Capture:
         return self.duration
 
     def _step(self, number: int, begin: float, end: float, first: int, last: int) -> Step:
-        return Step(number, begin, end, first, last, dict(zip(self._names, self._reader.most(first, last))))
+        return Step(number, begin, end, first, last, dict(zip(self._names, self._reader.peaks(first, last))))
 
     def events(self, *kinds: str, first: int = 0, last: int | None = None) -> Iterator[Event]:
         """What happened, one by one: of these kinds, or all, from moment ``first`` to moment ``last``."""
@@ -344,7 +344,7 @@ class Capture:
         if unknown:
             raise ValueError(f"No kind of event: {unknown[0]!r}. There are: {', '.join(KINDS)}")
         mask = sum(1 << KINDS.index(kind) for kind in {*(kinds or KINDS)})
-        return map(self._event, self._reader.walk(mask, first, last))
+        return map(self._event, self._reader.events(mask, first, last))
 
     def _event(self, raw: tuple[Any, ...]) -> Event:
         number, kind, time, thread, device, size, path, category, phase, slot, extra = raw

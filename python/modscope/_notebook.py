@@ -165,7 +165,7 @@ def _columns(axis: _Axis, device: str) -> list[_Column]:
     found = []
     for i in range(_COLUMNS):
         snapshot = capture.snapshot(axis.moment((i + 0.5) / _COLUMNS))
-        most = capture._reader.most(edges[i], edges[i + 1])
+        most = capture._reader.peaks(edges[i], edges[i + 1])
         held = most[number] if number < len(most) else 0
         found.append(_Column(snapshot.totals.get(device, none), held, snapshot.running[0]))
     return found

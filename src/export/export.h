@@ -1,8 +1,13 @@
-/* export.h - a capture's events in formats that other programs read. Knows nothing of Python, and
- * sees the core through include/ alone.
+/* export.h - converts a capture to formats that other programs read. Independent of Python; of the
+ * core only include/ is used.
  *
- * Every figure is as it turns out to be by all claims, also later ones: what a snapshot of that
- * moment tells. Memory is needed for what is held at a time and for names, not for events. */
+ *     perfetto.c        a Perfetto trace            on perfetto_packets.c, protobuf.c
+ *     torch_snapshot.c  torch's memory snapshot     on torch_frames.c, pickle.c, segments.c
+ *     event_rows.c      one row an event: CSV, JSON
+ *     all of them       on replay.c, held_blocks.c, hash_map.c, output.c
+ *
+ * Category and owner of a block are those by all claims, later ones included, as in a snapshot of that moment. Memory
+ * use grows with the blocks held at a time and with the names, not with the number of events. */
 #ifndef MS_EXPORT_H
 #define MS_EXPORT_H
 
@@ -17,31 +22,33 @@ typedef struct mse_text {
 
 typedef struct mse_job {
     ms_reader *reader;
-    uint64_t last; /* the moment to end with, or what can be known before it */
-    /* Names as the format writes them, with its quotes and escapes: by path, and by device. */
+    uint64_t last; /* the moment to end with, or the nearest one before it that can be known */
+    /* Names by path and by device, quoted and escaped as the format needs them. */
     const mse_text *modules, *devices;
     size_t module_count, device_count;
     mse_text title; /* of the program */
     int32_t pid;
-    uint64_t began; /* microseconds since 1970; 0: not known */
-    /* torch-snapshot: the capture's device that is this one of torch's; UINT32_MAX: none is. */
+    uint64_t began; /* microseconds since 1970; 0: unknown */
+    /* torch-snapshot: order[i] is the capture's number of torch's device i; UINT32_MAX: the capture does not have it.
+     */
     const uint32_t *order;
     size_t order_count;
-    /* What is written, bit by bit, and the part of the work that is done. False: stop. */
+    /* Called with one part of the output after the other, and the part of the work that is done, 0 to 1. It returns
+     * false to stop the export. */
     bool (*put)(void *context, const void *bytes, size_t size, double part);
     void *context;
 } mse_job;
 
-/* Each returns MS_OK, MS_ENOMEM, MS_EIO, or MS_ESTOPPED: `put` said no. mse_torch also MS_EINVAL: there are more
- * bytes than addresses. */
+/* MS_ENOMEM, MS_EIO. MS_ESTOPPED: `put` returned false. mse_torch only: MS_EINVAL: the blocks do not fit into the
+ * address space. */
 int mse_perfetto(const mse_job *job);
 int mse_csv(const mse_job *job);
 int mse_json(const mse_job *job);
 int mse_torch(const mse_job *job);
 
-static inline mse_text mse_word(const char *word)
+static inline mse_text mse_text_of(const char *string)
 {
-    return (mse_text){word, strlen(word)};
+    return (mse_text){string, strlen(string)};
 }
 
 static inline mse_text mse_module(const mse_job *job, ms_path path)

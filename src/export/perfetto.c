@@ -1,25 +1,27 @@
-/* perfetto.c - a capture as Perfetto's trace.
+/* perfetto.c - writes a capture as a Perfetto trace.
  *
- * Of each device a counter for each category, for all that is held and for what is reserved; of each thread the
- * modules it is in as slices of their phase's category, and its phases; steps, peaks, failures. All is written as it
- * happens: nothing is kept but where each thread is and what each counter said last. */
-#include "export/packet.h"
-#include "export/play.h"
+ * Each device has counters: one for each category, "held" for their sum, "reserved". Each thread has a track with a
+ * slice for each module call, whose category is the phase, and a track with its phases. The process has tracks for
+ * steps, peaks and notes. Everything is written as it happens: only the position of each thread and the last value of
+ * each counter are kept. */
+#include "export/perfetto_packets.h"
+#include "export/replay.h"
 
 #include <stdlib.h>
 
-/* Counters of a device: its categories, then these. */
+/* The counters of a device: one for each category, then these. */
 enum { HELD = MS_CATEGORY_COUNT, RESERVED, COUNTERS };
-/* Tracks. Of device i 16 from DEVICES + 16 i on: its own, then its counters; of thread i 2 from THREADS + 2 i on: its
- * modules and its phases. */
+/* Track numbers:
+ *     DEVICES + 16 i          device i          THREADS + 2 i        the modules of thread i
+ *     DEVICES + 16 i + 1 + c  its counter c     THREADS + 2 i + 1    its phases */
 enum { PROCESS = 1, STEPS, PEAKS, NOTES, DEVICES = 16, THREADS = DEVICES + 16 * MS_MAX_DEVICES };
-/* Names and categories of slices. */
+/* Ids of interned names and categories. */
 enum { NAME_PHASES = 1, NAME_MODULES = NAME_PHASES + MS_OPTIMIZER + 1 };
 enum { CATEGORY_PHASES = 1, CATEGORY_PHASE = CATEGORY_PHASES + MS_OPTIMIZER + 1 };
-enum { DEEPEST = 512 }; /* modules around one; what is deeper takes the place of the deepest */
+enum { MAX_DEPTH = 512 }; /* of a slice: a deeper module is shown beside its parent, not inside it */
 
-struct place {
-    ms_path up; /* the module around it that is shown */
+struct module_node {
+    ms_path parent; /* the module whose slice contains its slice */
     uint16_t depth;
     bool named;
 };
@@ -28,19 +30,19 @@ struct thread {
     uint32_t number;
     ms_path path;
     uint8_t phase;
-    bool there; /* at the last key frame */
+    bool in_key_frame; /* the last key frame contains it */
 };
 
 struct writer {
     const mse_job *job;
     mse_packets packets;
     ms_survey survey;
-    struct place *places; /* by path */
-    uint32_t place_count;
+    struct module_node *modules; /* by path */
+    uint32_t module_count;
     struct thread *threads;
     size_t thread_count, thread_room;
-    mse_index by_number;
-    uint64_t micros;                /* the time, without nanoseconds */
+    mse_map by_number;
+    uint64_t micros;                /* the time of the last event, in microseconds */
     uint32_t named[MS_MAX_DEVICES]; /* bit i: counter i has a track */
     int64_t value[MS_MAX_DEVICES][COUNTERS];
     bool in_step;
@@ -48,7 +50,7 @@ struct writer {
 
 static mse_name name_of(const char *a, mse_text b, const char *c)
 {
-    return (mse_name){mse_word(a), b, mse_word(c)};
+    return (mse_name){mse_text_of(a), b, mse_text_of(c)};
 }
 
 /* ---- counters ---- */
@@ -62,20 +64,20 @@ static uint64_t track_of_counter(uint32_t device, uint32_t counter)
     return track_of_device(device) + 1 + counter;
 }
 
-/* Held and reserved come before the categories. */
+/* Write the track of a counter. "held" and "reserved" are shown before the categories. */
 static void name_counter(struct writer *writer, uint32_t device, uint32_t counter)
 {
     mse_text name = mse_device(writer->job, device);
     if (!writer->named[device])
         mse_track(&writer->packets, track_of_device(device), PROCESS, name, DEVICES + device);
     writer->named[device] |= UINT32_C(1) << counter;
-    const char *word = counter == HELD ? "held" : counter == RESERVED ? "reserved" : mse_categories[counter];
+    const char *label = counter == HELD ? "held" : counter == RESERVED ? "reserved" : mse_categories[counter];
     uint64_t rank = counter < MS_CATEGORY_COUNT ? counter + 2 : counter - MS_CATEGORY_COUNT;
-    mse_track_bytes(&writer->packets, track_of_counter(device, counter), track_of_device(device),
-                    (mse_name){name, mse_word(" "), mse_word(word)}, rank);
+    mse_track_counter(&writer->packets, track_of_counter(device, counter), track_of_device(device),
+                      (mse_name){name, mse_text_of(" "), mse_text_of(label)}, rank);
 }
 
-/* Whether it has changed. */
+/* Store the counter's value. False: it has not changed. */
 static bool set_counter(struct writer *writer, uint32_t device, uint32_t counter, int64_t value)
 {
     if (writer->value[device][counter] == value)
@@ -86,18 +88,18 @@ static bool set_counter(struct writer *writer, uint32_t device, uint32_t counter
     return true;
 }
 
-/* Tell what has changed. All that is held goes along with the first category that has. */
+/* Write the counters that have changed. "held" is written in the same event as the first changed category. */
 static void count_held(struct writer *writer, const ms_cursor *cursor, uint32_t device)
 {
     ms_sums sums = ms_cursor_now(cursor, device);
     int64_t held = 0;
     for (uint32_t i = 0; i < MS_CATEGORY_COUNT; i++)
         held += sums.of[i];
-    uint64_t along = set_counter(writer, device, HELD, held) ? track_of_counter(device, HELD) : 0;
+    uint64_t held_track = set_counter(writer, device, HELD, held) ? track_of_counter(device, HELD) : 0;
     for (uint32_t i = 0; i < MS_CATEGORY_COUNT; i++)
         if (set_counter(writer, device, i, sums.of[i])) {
-            mse_count(&writer->packets, track_of_counter(device, i), sums.of[i], along, held);
-            along = 0;
+            mse_set_counter(&writer->packets, track_of_counter(device, i), sums.of[i], held_track, held);
+            held_track = 0;
         }
 }
 
@@ -105,36 +107,36 @@ static void count_reserved(struct writer *writer, const ms_cursor *cursor, uint3
 {
     int64_t reserved = (int64_t)ms_cursor_reserved(cursor, device);
     if (set_counter(writer, device, RESERVED, reserved))
-        mse_count(&writer->packets, track_of_counter(device, RESERVED), reserved, 0, 0);
+        mse_set_counter(&writer->packets, track_of_counter(device, RESERVED), reserved, 0, 0);
 }
 
-/* ---- threads and where they are ---- */
-static uint64_t track_of(const struct writer *writer, const struct thread *thread)
+/* ---- positions of threads ---- */
+static uint64_t track_of_thread(const struct writer *writer, const struct thread *thread)
 {
     return THREADS + 2 * (uint64_t)(thread - writer->threads);
 }
 
-/* Thread 0 is all that modscope does not know apart. */
+/* Thread 0 stands for all threads that modscope cannot tell apart. */
 static void name_thread(struct writer *writer, const struct thread *thread)
 {
-    uint64_t track = track_of(writer, thread);
-    uint8_t name[7 + MSE_DIGITS] = "thread ";
+    uint64_t track = track_of_thread(writer, thread);
+    uint8_t name[7 + MSE_MAX_DIGITS] = "thread ";
     mse_text text = {(const char *)name, (size_t)(mse_digits(name + 7, thread->number) - name)};
     if (thread->number)
         mse_track_thread(&writer->packets, track, writer->job->pid, thread->number, text);
     else
-        mse_track(&writer->packets, track, PROCESS, mse_word("other threads"), 3);
-    mse_track(&writer->packets, track + 1, track, mse_word("phase"), 0);
+        mse_track(&writer->packets, track, PROCESS, mse_text_of("other threads"), 3);
+    mse_track(&writer->packets, track + 1, track, mse_text_of("phase"), 0);
 }
 
-/* NULL when memory runs out. */
+/* NULL: out of memory. */
 static struct thread *find_thread(struct writer *writer, uint32_t number)
 {
-    uint32_t at = mse_index_get(&writer->by_number, number);
+    uint32_t at = mse_map_get(&writer->by_number, number);
     if (at != MSE_NONE)
         return &writer->threads[at];
     if (!mse_grow((void **)&writer->threads, &writer->thread_room, writer->thread_count + 1, sizeof *writer->threads) ||
-        !mse_index_set(&writer->by_number, number, (uint32_t)writer->thread_count))
+        !mse_map_set(&writer->by_number, number, (uint32_t)writer->thread_count))
         return NULL;
     struct thread *thread = &writer->threads[writer->thread_count++];
     *thread = (struct thread){.number = number};
@@ -144,41 +146,42 @@ static struct thread *find_thread(struct writer *writer, uint32_t number)
 
 static void begin_module(struct writer *writer, uint64_t track, ms_path path, uint8_t phase)
 {
-    struct place *place = &writer->places[path];
-    if (!place->named)
+    struct module_node *module = &writer->modules[path];
+    if (!module->named)
         mse_intern_name(&writer->packets, NAME_MODULES + (uint64_t)path, mse_module(writer->job, path));
-    place->named = true;
-    mse_begin(&writer->packets, track, NAME_MODULES + (uint64_t)path, CATEGORY_PHASES + phase);
+    module->named = true;
+    mse_begin_slice(&writer->packets, track, NAME_MODULES + (uint64_t)path, CATEGORY_PHASES + phase);
 }
 
-/* The innermost that is around both, or is one of them. */
-static ms_path common(const struct place *places, ms_path a, ms_path b)
+/* The innermost module that is an ancestor of both, or one of them. */
+static ms_path common_ancestor(const struct module_node *modules, ms_path a, ms_path b)
 {
     while (a != b) {
-        if (places[a].depth >= places[b].depth)
-            a = places[a].up;
+        if (modules[a].depth >= modules[b].depth)
+            a = modules[a].parent;
         else
-            b = places[b].up;
+            b = modules[b].parent;
     }
     return a;
 }
 
-/* Close the modules that are left, and open those that are entered. In another phase all are. */
-static void go(struct writer *writer, struct thread *thread, uint8_t phase, ms_path path)
+/* End the slices of modules that the thread has left, and begin those that it has entered. A slice belongs to one
+ * phase: when the phase changes, all of them end and begin again. */
+static void move_thread(struct writer *writer, struct thread *thread, uint8_t phase, ms_path path)
 {
-    const struct place *places = writer->places;
-    uint64_t track = track_of(writer, thread);
-    path = path < writer->place_count ? path : MS_UNKNOWN;
-    bool other = phase != thread->phase;
-    ms_path stays = other ? MS_GLOBAL : common(places, thread->path, path), entered[DEEPEST];
-    for (ms_path at = thread->path; at != stays; at = places[at].up)
-        mse_end(&writer->packets, track);
-    if (other && thread->phase != MS_IDLE)
-        mse_end(&writer->packets, track + 1);
-    if (other && phase != MS_IDLE)
-        mse_begin(&writer->packets, track + 1, NAME_PHASES + phase, CATEGORY_PHASE);
+    const struct module_node *modules = writer->modules;
+    uint64_t track = track_of_thread(writer, thread);
+    path = path < writer->module_count ? path : MS_UNKNOWN;
+    bool phase_changed = phase != thread->phase;
+    ms_path ancestor = phase_changed ? MS_GLOBAL : common_ancestor(modules, thread->path, path), entered[MAX_DEPTH];
+    for (ms_path at = thread->path; at != ancestor; at = modules[at].parent)
+        mse_end_slice(&writer->packets, track);
+    if (phase_changed && thread->phase != MS_IDLE)
+        mse_end_slice(&writer->packets, track + 1);
+    if (phase_changed && phase != MS_IDLE)
+        mse_begin_slice(&writer->packets, track + 1, NAME_PHASES + phase, CATEGORY_PHASE);
     size_t count = 0;
-    for (ms_path at = path; at != stays; at = places[at].up)
+    for (ms_path at = path; at != ancestor; at = modules[at].parent)
         entered[count++] = at;
     while (count)
         begin_module(writer, track, entered[--count], phase);
@@ -186,41 +189,41 @@ static void go(struct writer *writer, struct thread *thread, uint8_t phase, ms_p
     thread->path = path;
 }
 
-/* ---- marks ---- */
+/* ---- steps and instants ---- */
 static void put_step(struct writer *writer, uint64_t number)
 {
-    uint8_t digits[MSE_DIGITS];
+    uint8_t digits[MSE_MAX_DIGITS];
     mse_text text = {(const char *)digits, (size_t)(mse_digits(digits, number) - digits)};
     if (writer->in_step)
-        mse_end(&writer->packets, STEPS);
+        mse_end_slice(&writer->packets, STEPS);
     writer->in_step = true;
-    mse_open_slice(&writer->packets, STEPS, name_of("step ", text, ""));
-    mse_note(&writer->packets, "step", number);
-    mse_close(&writer->packets);
+    mse_open_named_slice(&writer->packets, STEPS, name_of("step ", text, ""));
+    mse_annotate(&writer->packets, "step", number);
+    mse_close_event(&writer->packets);
 }
 
-static void put_mark(struct writer *writer, uint64_t track, const char *name)
+static void put_instant(struct writer *writer, uint64_t track, const char *name)
 {
-    mse_open_mark(&writer->packets, track, name_of(name, mse_word(""), ""));
-    mse_close(&writer->packets);
+    mse_open_instant(&writer->packets, track, name_of(name, mse_text_of(""), ""));
+    mse_close_event(&writer->packets);
 }
 
 static void put_peak(struct writer *writer, uint32_t device)
 {
     mse_packets *packets = &writer->packets;
-    const ms_capture_peak *peaks = &writer->survey.peaks[device];
-    const char *doubt = writer->survey.is_lower_bound ? " (at least)" : "";
-    mse_open_mark(packets, PEAKS, name_of("peak of ", mse_device(writer->job, device), doubt));
-    mse_note(packets, "bytes", (uint64_t)peaks->bytes);
-    mse_note(packets, "reserved", peaks->reserved);
-    mse_note(packets, "moment", peaks->moment);
-    mse_note(packets, "step", peaks->step);
-    mse_note_text(packets, "phase", mse_word(mse_phases[peaks->phase]));
-    mse_note_text(packets, "module", mse_module(writer->job, peaks->running));
-    mse_close(packets);
+    const ms_capture_peak *peak = &writer->survey.peaks[device];
+    const char *suffix = writer->survey.is_lower_bound ? " (at least)" : "";
+    mse_open_instant(packets, PEAKS, name_of("peak of ", mse_device(writer->job, device), suffix));
+    mse_annotate(packets, "bytes", (uint64_t)peak->bytes);
+    mse_annotate(packets, "reserved", peak->reserved);
+    mse_annotate(packets, "moment", peak->moment);
+    mse_annotate(packets, "step", peak->step);
+    mse_annotate_text(packets, "phase", mse_text_of(mse_phases[peak->phase]));
+    mse_annotate_text(packets, "module", mse_module(writer->job, peak->running));
+    mse_close_event(packets);
 }
 
-/* Those that were just reached. */
+/* Put the peaks that are reached at the cursor's moment. */
 static void put_peaks(struct writer *writer, const ms_cursor *cursor)
 {
     for (uint32_t device = 0; device < writer->survey.devices; device++)
@@ -228,24 +231,25 @@ static void put_peaks(struct writer *writer, const ms_cursor *cursor)
             put_peak(writer, device);
 }
 
-static void put_oom(struct writer *writer, const struct thread *thread, const ms_event *event)
+static void put_oom_instant(struct writer *writer, const struct thread *thread, const ms_event *event)
 {
     mse_packets *packets = &writer->packets;
     mse_text device = mse_device(writer->job, event->device);
-    mse_open_mark(packets, track_of(writer, thread), name_of("out of memory on ", device, ""));
-    mse_note(packets, "asked", event->bytes);
-    mse_note(packets, "allocated", event->allocated);
-    mse_note(packets, "reserved", event->reserved);
-    mse_note_text(packets, "device", device);
-    mse_note_text(packets, "phase", mse_word(mse_phases[event->phase]));
-    mse_note_text(packets, "module", mse_module(writer->job, event->path));
-    mse_close(packets);
+    mse_open_instant(packets, track_of_thread(writer, thread), name_of("out of memory on ", device, ""));
+    mse_annotate(packets, "asked", event->bytes);
+    mse_annotate(packets, "allocated", event->allocated);
+    mse_annotate(packets, "reserved", event->reserved);
+    mse_annotate_text(packets, "device", device);
+    mse_annotate_text(packets, "phase", mse_text_of(mse_phases[event->phase]));
+    mse_annotate_text(packets, "module", mse_module(writer->job, event->path));
+    mse_close_event(packets);
 }
 
-/* ---- the player ---- */
+/* ---- events ---- */
 
-/* Time does not go back, and no two events of a microsecond have one nanosecond, unless there are a thousand. */
-static void see_time(struct writer *writer, uint64_t micros)
+/* Trace time never goes back. Events of the same microsecond get successive nanoseconds, the last of which is shared if
+ * there are more than a thousand. */
+static void set_trace_time(struct writer *writer, uint64_t micros)
 {
     uint64_t *time = &writer->packets.time;
     micros = micros > UINT64_MAX / 2000 ? UINT64_MAX / 2000 : micros;
@@ -257,62 +261,62 @@ static void see_time(struct writer *writer, uint64_t micros)
     }
 }
 
-static int see_threads(struct writer *writer, const ms_cursor *cursor)
+static int move_all_threads(struct writer *writer, const ms_cursor *cursor)
 {
     uint32_t number;
     uint64_t id;
     ms_phase phase;
     ms_path path;
     for (size_t i = 0; i < writer->thread_count; i++)
-        writer->threads[i].there = false;
+        writer->threads[i].in_key_frame = false;
     for (size_t i = 0; ms_cursor_thread(cursor, i, &number, &id, &phase, &path); i++) {
-        bool nowhere = phase == MS_IDLE && path == MS_GLOBAL;
-        if (nowhere && mse_index_get(&writer->by_number, number) == MSE_NONE)
+        bool is_idle = phase == MS_IDLE && path == MS_GLOBAL;
+        if (is_idle && mse_map_get(&writer->by_number, number) == MSE_NONE)
             continue;
         struct thread *thread = find_thread(writer, number);
         if (!thread)
             return MS_ENOMEM;
-        thread->there = true;
-        go(writer, thread, (uint8_t)phase, path);
+        thread->in_key_frame = true;
+        move_thread(writer, thread, (uint8_t)phase, path);
     }
     for (size_t i = 0; i < writer->thread_count; i++)
-        if (!writer->threads[i].there)
-            go(writer, &writer->threads[i], MS_IDLE, MS_GLOBAL);
+        if (!writer->threads[i].in_key_frame)
+            move_thread(writer, &writer->threads[i], MS_IDLE, MS_GLOBAL);
     return MS_OK;
 }
 
-static int on_key(void *self, const ms_cursor *cursor, bool first)
+static int perfetto_on_key_frame(void *self, const ms_cursor *cursor, bool first)
 {
     struct writer *writer = self;
-    see_time(writer, ms_cursor_time(cursor));
+    set_trace_time(writer, ms_cursor_time(cursor));
     for (uint32_t device = 0; device < MS_MAX_DEVICES; device++) {
         count_held(writer, cursor, device);
         count_reserved(writer, cursor, device);
     }
     if (!first || ms_cursor_is_lower_bound(cursor))
-        put_mark(writer, NOTES, "events are missing before this: figures are at least");
+        put_instant(writer, NOTES, "events are missing before this: figures are at least");
     if (ms_cursor_step(cursor))
         put_step(writer, ms_cursor_step(cursor));
     put_peaks(writer, cursor);
-    return see_threads(writer, cursor);
+    return move_all_threads(writer, cursor);
 }
 
-static int on_thread(struct writer *writer, const ms_event *event)
+static int on_thread_event(struct writer *writer, const ms_event *event)
 {
     struct thread *thread = find_thread(writer, event->thread);
     if (!thread)
         return MS_ENOMEM;
     if (event->op == MS_OP_POSITION)
-        go(writer, thread, event->phase, event->path);
+        move_thread(writer, thread, event->phase, event->path);
     else
-        put_oom(writer, thread, event);
+        put_oom_instant(writer, thread, event);
     return MS_OK;
 }
 
-static int on_event(void *self, const ms_cursor *cursor, const ms_event *event)
+static int perfetto_on_event(void *self, const ms_cursor *cursor, const ms_event *event)
 {
     struct writer *writer = self;
-    see_time(writer, event->time);
+    set_trace_time(writer, event->time);
     switch (event->op) {
     case MS_OP_ADD:
         count_held(writer, cursor, event->device);
@@ -324,12 +328,12 @@ static int on_event(void *self, const ms_cursor *cursor, const ms_event *event)
         break;
     case MS_OP_POSITION:
     case MS_OP_OOM:
-        return on_thread(writer, event);
+        return on_thread_event(writer, event);
     case MS_OP_STEP:
         put_step(writer, event->bytes);
         break;
     case MS_OP_OPTIMIZER_STEP:
-        put_mark(writer, STEPS, "optimizer step ended");
+        put_instant(writer, STEPS, "optimizer step ended");
         break;
     case MS_OP_RESERVED:
         count_reserved(writer, cursor, event->device);
@@ -341,60 +345,60 @@ static int on_event(void *self, const ms_cursor *cursor, const ms_event *event)
 }
 
 /* ---- beginning and end ---- */
-static bool find_places(struct writer *writer)
+static bool load_modules(struct writer *writer)
 {
     const ms_reader *reader = writer->job->reader;
     uint32_t count = ms_reader_paths(reader);
-    writer->place_count = count > MS_UNKNOWN ? count : MS_UNKNOWN + 1;
-    writer->places = calloc(writer->place_count, sizeof *writer->places);
-    if (!writer->places)
+    writer->module_count = count > MS_UNKNOWN ? count : MS_UNKNOWN + 1;
+    writer->modules = calloc(writer->module_count, sizeof *writer->modules);
+    if (!writer->modules)
         return false;
-    writer->places[MS_UNKNOWN].depth = 1;
+    writer->modules[MS_UNKNOWN].depth = 1;
     for (uint32_t i = MS_UNKNOWN + 1; i < count; i++) {
         ms_path parent;
         uint32_t nth;
         ms_reader_path(reader, i, &parent, &nth);
         parent = parent < i ? parent : MS_GLOBAL;
-        parent = writer->places[parent].depth < DEEPEST ? parent : writer->places[parent].up;
-        writer->places[i] = (struct place){.up = parent, .depth = writer->places[parent].depth + 1};
+        parent = writer->modules[parent].depth < MAX_DEPTH ? parent : writer->modules[parent].parent;
+        writer->modules[i] = (struct module_node){.parent = parent, .depth = writer->modules[parent].depth + 1};
     }
     return true;
 }
 
-static void put_head(struct writer *writer)
+static void put_trace_head(struct writer *writer)
 {
     mse_packets *packets = &writer->packets;
     mse_packets_begin(packets, writer->job->began);
     mse_track_process(packets, PROCESS, writer->job->pid, writer->job->title);
-    mse_track(packets, STEPS, PROCESS, mse_word("steps"), 0);
-    mse_track(packets, PEAKS, PROCESS, mse_word("peaks"), 1);
-    mse_track(packets, NOTES, PROCESS, mse_word("notes"), 2);
+    mse_track(packets, STEPS, PROCESS, mse_text_of("steps"), 0);
+    mse_track(packets, PEAKS, PROCESS, mse_text_of("peaks"), 1);
+    mse_track(packets, NOTES, PROCESS, mse_text_of("notes"), 2);
     for (uint32_t i = 0; i <= MS_OPTIMIZER; i++) {
-        mse_intern_name(packets, NAME_PHASES + i, mse_word(mse_phases[i]));
-        mse_intern_category(packets, CATEGORY_PHASES + i, mse_word(mse_phases[i]));
+        mse_intern_name(packets, NAME_PHASES + i, mse_text_of(mse_phases[i]));
+        mse_intern_category(packets, CATEGORY_PHASES + i, mse_text_of(mse_phases[i]));
     }
-    mse_intern_category(packets, CATEGORY_PHASE, mse_word("phase"));
+    mse_intern_category(packets, CATEGORY_PHASE, mse_text_of("phase"));
 }
 
-static void put_tail(struct writer *writer)
+static void put_trace_tail(struct writer *writer)
 {
-    see_time(writer, ms_reader_get_status(writer->job->reader).duration);
+    set_trace_time(writer, ms_reader_get_status(writer->job->reader).duration);
     for (size_t i = 0; i < writer->thread_count; i++)
-        go(writer, &writer->threads[i], MS_IDLE, MS_GLOBAL);
+        move_thread(writer, &writer->threads[i], MS_IDLE, MS_GLOBAL);
     if (writer->in_step)
-        mse_end(&writer->packets, STEPS);
+        mse_end_slice(&writer->packets, STEPS);
 }
 
-static int write_all(struct writer *writer)
+static int write_trace(struct writer *writer)
 {
-    static const mse_player player = {on_key, on_event};
+    static const mse_replay_handler handler = {perfetto_on_key_frame, perfetto_on_event};
     int error = ms_reader_survey(writer->job->reader, &writer->survey, NULL, NULL);
     if (error)
         return error;
-    put_head(writer);
-    error = mse_play(writer->job, &player, writer, &writer->packets.sink, 0, 1);
+    put_trace_head(writer);
+    error = mse_replay(writer->job, &handler, writer, &writer->packets.output, 0, 1);
     if (!error)
-        put_tail(writer);
+        put_trace_tail(writer);
     return error && error != MS_ESTOPPED ? error : mse_packets_end(&writer->packets);
 }
 
@@ -404,12 +408,12 @@ int mse_perfetto(const mse_job *job)
     if (!writer)
         return MS_ENOMEM;
     writer->job = job;
-    bool ready = mse_packets_open(&writer->packets, job) && find_places(writer);
-    int error = ready ? write_all(writer) : MS_ENOMEM;
+    bool ready = mse_packets_open(&writer->packets, job) && load_modules(writer);
+    int error = ready ? write_trace(writer) : MS_ENOMEM;
     mse_packets_close(&writer->packets);
-    mse_index_close(&writer->by_number);
+    mse_map_close(&writer->by_number);
     free(writer->threads);
-    free(writer->places);
+    free(writer->modules);
     free(writer);
     return error;
 }

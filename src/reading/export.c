@@ -1,4 +1,4 @@
-/* export.c - modscope._capture.Reader.export: what src/export writes, given to Python. */
+/* export.c - Reader.export: calls src/export, and passes what it writes to a Python function. */
 #include "export/export.h"
 #include "reading/reading.h"
 
@@ -9,8 +9,8 @@ struct export
     PyThreadState *state;
 };
 
-/* Without the GIL. False with an exception set. */
-static bool put(void *context, const void *bytes, size_t size, double part)
+/* The exporter calls this without the GIL. False: stop, with an exception set. */
+static bool write_part(void *context, const void *bytes, size_t size, double part)
 {
     struct export *export = context;
     PyEval_RestoreThread(export->state);
@@ -24,7 +24,8 @@ static bool put(void *context, const void *bytes, size_t size, double part)
     return result != NULL;
 }
 
-/* Borrowed from a list of bytes, which must stay as it is. To be freed with PyMem_Free. */
+/* The items of a list of bytes objects. They point into the objects: the list must not change meanwhile. Free the
+ * array with PyMem_Free. NULL with an exception set. */
 static mse_text *texts_of(PyObject *list, size_t *count)
 {
     *count = (size_t)PyList_GET_SIZE(list);
@@ -43,7 +44,7 @@ static mse_text *texts_of(PyObject *list, size_t *count)
     return texts;
 }
 
-/* To be freed with PyMem_Free. */
+/* The items of a list of ints; free the array with PyMem_Free. NULL with an exception set. */
 static uint32_t *numbers_of(PyObject *list, size_t *count)
 {
     *count = (size_t)PyList_GET_SIZE(list);
@@ -51,7 +52,7 @@ static uint32_t *numbers_of(PyObject *list, size_t *count)
     if (!numbers)
         PyErr_NoMemory();
     for (size_t i = 0; numbers && i < *count; i++)
-        numbers[i] = (uint32_t)PyLong_AsLong(PyList_GET_ITEM(list, (Py_ssize_t)i)); /* -1: UINT32_MAX */
+        numbers[i] = (uint32_t)PyLong_AsLong(PyList_GET_ITEM(list, (Py_ssize_t)i)); /* -1 becomes UINT32_MAX */
     if (numbers && PyErr_Occurred()) {
         PyMem_Free(numbers);
         return NULL;
@@ -59,7 +60,7 @@ static uint32_t *numbers_of(PyObject *list, size_t *count)
     return numbers;
 }
 
-static int (*find(const char *format))(const mse_job *)
+static int (*find_format(const char *format))(const mse_job *)
 {
     static const struct {
         const char *format;
@@ -68,35 +69,35 @@ static int (*find(const char *format))(const mse_job *)
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
         if (strcmp(formats[i].format, format) == 0)
             return formats[i].write;
-    PyErr_Format(PyExc_ValueError, "no format: '%s'", format);
+    PyErr_Format(PyExc_ValueError, "there is no format '%s'", format);
     return NULL;
 }
 
-static PyObject *run(msr_reader *reader, struct export *export, int (*write)(const mse_job *))
+static PyObject *run_export(msr_reader *reader, struct export *export, int (*write)(const mse_job *))
 {
-    if (!msr_take(reader))
+    if (!msr_lock_reader(reader))
         return NULL;
     export->job.reader = reader->reader;
     export->state = PyEval_SaveThread();
     int error = write(&export->job);
     PyEval_RestoreThread(export->state);
-    msr_give(reader);
+    msr_unlock_reader(reader);
     if (PyErr_Occurred())
         return NULL;
     if (error == MS_EINVAL)
-        return PyErr_Format(PyExc_OverflowError, "there are more bytes than addresses");
+        return PyErr_Format(PyExc_OverflowError, "the blocks of this capture do not fit into a 62-bit address space");
     return error ? msr_raise(error) : Py_NewRef(Py_None);
 }
 
-static int to_last(PyObject *object, void *last)
+static int convert_export_last(PyObject *object, void *last)
 {
     *(uint64_t *)last = object == Py_None ? UINT64_MAX : PyLong_AsUnsignedLongLong(object);
     return !PyErr_Occurred();
 }
 
-/* The names and numbers of the job from Python's, while `write` goes on. */
-static PyObject *with_names(msr_reader *self, struct export *export, PyObject *modules, PyObject *devices,
-                            PyObject *order, int (*write)(const mse_job *))
+/* Convert the lists to arrays, which live as long as the export runs. */
+static PyObject *export_with_names(msr_reader *self, struct export *export, PyObject *modules, PyObject *devices,
+                                   PyObject *order, int (*write)(const mse_job *))
 {
     mse_job *job = &export->job;
     PyObject *result = NULL;
@@ -107,7 +108,7 @@ static PyObject *with_names(msr_reader *self, struct export *export, PyObject *m
     job->devices = device_texts;
     job->order = numbers;
     if (numbers)
-        result = run(self, export, write);
+        result = run_export(self, export, write);
     PyMem_Free(module_texts);
     PyMem_Free(device_texts);
     PyMem_Free(numbers);
@@ -118,23 +119,23 @@ PyObject *msr_export(msr_reader *self, PyObject *args, PyObject *named)
 {
     static char *names[] = {"format", "write", "modules", "devices",  "title", "pid",
                             "began",  "order", "last",    "progress", NULL};
-    struct export export = {.progress = Py_None, .job = {.put = put, .last = UINT64_MAX}};
+    struct export export = {.progress = Py_None, .job = {.put = write_part, .last = UINT64_MAX}};
     const char *format, *title = "";
     Py_ssize_t title_size = 0;
     unsigned long long began = 0;
     PyObject *modules = NULL, *devices = NULL, *order = NULL;
     if (!PyArg_ParseTupleAndKeywords(args, named, "sO|$O!O!y#iKO!O&O:export", names, &format, &export.write,
                                      &PyList_Type, &modules, &PyList_Type, &devices, &title, &title_size,
-                                     &export.job.pid, &began, &PyList_Type, &order, to_last, &export.job.last,
-                                     &export.progress))
+                                     &export.job.pid, &began, &PyList_Type, &order, convert_export_last,
+                                     &export.job.last, &export.progress))
         return NULL;
-    int (*write)(const mse_job *) = find(format);
+    int (*write)(const mse_job *) = find_format(format);
     if (!write)
         return NULL;
     if (!modules || !devices || !order)
-        return PyErr_Format(PyExc_TypeError, "export needs the names of modules and devices, and their order");
+        return PyErr_Format(PyExc_TypeError, "export() needs the arguments modules, devices and order");
     export.job.context = &export;
     export.job.title = (mse_text){title, (size_t)title_size};
     export.job.began = began;
-    return with_names(self, &export, modules, devices, order, write);
+    return export_with_names(self, &export, modules, devices, order, write);
 }

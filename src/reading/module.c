@@ -1,4 +1,4 @@
-/* module.c - the extension module modscope._capture. */
+/* module.c - the extension module modscope._capture: its exception, its types, and conversions that they share. */
 #include "reading/reading.h"
 
 #include <errno.h>
@@ -14,10 +14,11 @@ PyObject *msr_raise(int error)
     case MS_EIO:
         return PyErr_SetFromErrno(PyExc_OSError);
     case MS_EFORMAT:
-        PyErr_SetString(msr_format_error, "this is no capture of modscope");
+        PyErr_SetString(msr_format_error, "this file is not a modscope capture");
         break;
     case MS_ENEWER:
-        PyErr_SetString(msr_format_error, "this capture was written by a newer version of modscope");
+        PyErr_SetString(msr_format_error,
+                        "this capture was written by a newer version of modscope: upgrade modscope to read it");
         break;
     case MS_ENOSTEP:
     case MS_EEND:
@@ -29,16 +30,17 @@ PyObject *msr_raise(int error)
     return NULL;
 }
 
-bool msr_take(msr_reader *reader)
+bool msr_lock_reader(msr_reader *reader)
 {
     if (reader->busy)
-        PyErr_SetString(PyExc_RuntimeError, "this reader is in use: another call of it goes on");
+        PyErr_SetString(PyExc_RuntimeError,
+                        "this capture is in use by another call: wait for it to end, or open the capture again");
     else
         return reader->busy = true;
     return false;
 }
 
-void msr_give(msr_reader *reader)
+void msr_unlock_reader(msr_reader *reader)
 {
     reader->busy = false;
 }
@@ -56,15 +58,15 @@ PyObject *msr_sums(const ms_sums *sums)
     return tuple;
 }
 
-static bool intern(PyObject **words, const char *const *texts, size_t count)
+static bool intern_names(PyObject **names, const char *const *texts, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        if (!(words[i] = PyUnicode_InternFromString(texts[i])))
+        if (!(names[i] = PyUnicode_InternFromString(texts[i])))
             return false;
     return true;
 }
 
-static bool make_words(void)
+static bool make_names(void)
 {
     static const char *const ops[MS_OP_COUNT] = {"add",  "drop",           "claim",    "position", "thread",
                                                  "step", "optimizer_step", "reserved", "oom"};
@@ -74,8 +76,8 @@ static bool make_words(void)
         MS_CATEGORIES(X)
 #undef X
     };
-    return intern(msr_ops, ops, MS_OP_COUNT) && intern(msr_phases, phases, MS_OPTIMIZER + 1) &&
-           intern(msr_categories, categories, MS_CATEGORY_COUNT);
+    return intern_names(msr_ops, ops, MS_OP_COUNT) && intern_names(msr_phases, phases, MS_OPTIMIZER + 1) &&
+           intern_names(msr_categories, categories, MS_CATEGORY_COUNT);
 }
 
 static struct PyModuleDef definition = {
@@ -86,10 +88,11 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__capture(void)
 {
-    if (!make_words() || PyType_Ready(&msr_walk_type) != 0)
+    if (!make_names() || PyType_Ready(&msr_events_type) != 0)
         return NULL;
-    msr_format_error = PyErr_NewExceptionWithDoc(
-        "modscope._capture.FormatError", "The file is no capture, or of a newer version.", PyExc_ValueError, NULL);
+    msr_format_error = PyErr_NewExceptionWithDoc("modscope._capture.FormatError",
+                                                 "The file is not a capture, or a newer version of modscope wrote it.",
+                                                 PyExc_ValueError, NULL);
     PyObject *module = msr_format_error ? PyModule_Create(&definition) : NULL;
     if (!module || PyModule_AddType(module, &msr_reader_type) != 0 ||
         PyModule_AddType(module, &msr_snapshot_type) != 0 ||

@@ -1,4 +1,4 @@
-/* reader.c - modscope._capture.Reader: a capture, and where in it to look. */
+/* reader.c - modscope._capture.Reader: a capture, its metadata, and searches for a moment. */
 #include "reading/reading.h"
 
 #include <errno.h>
@@ -43,10 +43,10 @@ static void reader_dealloc(msr_reader *self)
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-/* ---- words ---- */
+/* ---- metadata ---- */
 
-/* What a program called its things need not be UTF-8. */
-static PyObject *text_of(const char *text)
+/* Names come from the recorded program, and may be invalid UTF-8. */
+static PyObject *decode_text(const char *text)
 {
     return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
 }
@@ -56,7 +56,7 @@ static PyObject *pairs_of(const ms_reader *reader, bool of_end)
     PyObject *dict = PyDict_New();
     const char *key, *value;
     for (size_t i = 0; dict && ms_reader_info(reader, of_end, i, &key, &value); i++) {
-        PyObject *name = text_of(key), *text = text_of(value);
+        PyObject *name = decode_text(key), *text = decode_text(value);
         if (!name || !text || PyDict_SetItem(dict, name, text) != 0)
             Py_CLEAR(dict);
         Py_XDECREF(name);
@@ -86,9 +86,9 @@ static PyObject *get_devices(msr_reader *self, void *unused)
     PyObject *list = PyList_New(count);
     for (uint32_t i = 0; list && i < count; i++) {
         const char *name = ms_reader_device(self->reader, i);
-        PyObject *word = name ? text_of(name) : PyUnicode_FromFormat("device %u", i);
-        if (word)
-            PyList_SET_ITEM(list, i, word);
+        PyObject *item = name ? decode_text(name) : PyUnicode_FromFormat("device %u", i);
+        if (item)
+            PyList_SET_ITEM(list, i, item);
         else
             Py_CLEAR(list);
     }
@@ -99,7 +99,7 @@ static PyObject *path_of(const ms_reader *reader, ms_path path)
 {
     ms_path parent;
     uint32_t nth;
-    PyObject *name = text_of(ms_reader_path(reader, path, &parent, &nth));
+    PyObject *name = decode_text(ms_reader_path(reader, path, &parent, &nth));
     return name ? Py_BuildValue("(NII)", name, parent, nth) : NULL;
 }
 
@@ -121,42 +121,46 @@ static PyObject *get_paths(msr_reader *self, void *unused)
     return Py_XNewRef(list);
 }
 
-/* ---- figures: `field` is where in ms_reader_status ---- */
-static PyObject *get_figure(msr_reader *self, void *field)
+/* ---- status ---- */
+
+/* `offset`: that of the field in ms_reader_status. */
+static PyObject *get_status_field(msr_reader *self, void *offset)
 {
-    ms_reader_status figures = ms_reader_get_status(self->reader);
-    return PyLong_FromUnsignedLongLong(*(const uint64_t *)((const char *)&figures + (size_t)field));
+    ms_reader_status status = ms_reader_get_status(self->reader);
+    return PyLong_FromUnsignedLongLong(*(const uint64_t *)((const char *)&status + (size_t)offset));
 }
 
-#define FIGURE(name, doc)                                                              \
-    {                                                                                  \
-#name, (getter)get_figure, NULL, doc, (void *)offsetof(ms_reader_status, name) \
+#define STATUS_FIELD(name, field, doc)                                                       \
+    {                                                                                        \
+        name, (getter)get_status_field, NULL, doc, (void *)offsetof(ms_reader_status, field) \
     }
 
 static PyGetSetDef attributes[] = {
-    {"info", (getter)get_info, NULL, "What was said of the run when it began.", NULL},
-    {"end", (getter)get_end, NULL, "What was said when it ended; None: it was killed, or still runs.", NULL},
-    {"devices", (getter)get_devices, NULL, "Their names, by number; those without a name when they are met.", NULL},
-    {"paths", (getter)get_paths, NULL, "Of each path: name, parent, which one of that name.", NULL},
-    FIGURE(bytes, "Of the file."),
-    FIGURE(damaged, "Bytes that could not be read, as far as they were looked at."),
-    FIGURE(events, "One more than the highest event's number."),
-    FIGURE(lost, "Events for which the writer had no room."),
-    FIGURE(duration, "Microseconds, as far as it was read."),
+    {"info", (getter)get_info, NULL, "Info about the run that was written at its start.", NULL},
+    {"end", (getter)get_end, NULL, "Info that was written at the end; None: the run was killed, or goes on.", NULL},
+    {"devices", (getter)get_devices, NULL,
+     "Names of devices, by number. A device without a name is listed once it has occurred.", NULL},
+    {"paths", (getter)get_paths, NULL,
+     "For each path: its name, its parent, and which of several modules of that name it is.", NULL},
+    STATUS_FIELD("bytes", bytes, "Size of the file."),
+    STATUS_FIELD("damaged", damaged, "Bytes that cannot be read, as far as is known."),
+    STATUS_FIELD("event_count", events, "One more than the highest event number."),
+    STATUS_FIELD("lost", lost, "Events that the writer had no room for."),
+    STATUS_FIELD("duration", duration, "Microseconds to the latest time that was read."),
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 /* ---- moments ---- */
 
-int msr_cursor(msr_reader *self)
+int msr_open_cursor(msr_reader *self)
 {
     return self->cursor ? MS_OK : ms_cursor_open(self->reader, &self->cursor);
 }
 
-/* Go to a time, or to a step's end. */
-static int go_to(msr_reader *self, bool by_step, uint64_t at)
+/* Go to a time, or to the end of a step. */
+static int seek_time_or_step(msr_reader *self, bool by_step, uint64_t at)
 {
-    int error = msr_cursor(self);
+    int error = msr_open_cursor(self);
     if (error)
         return error;
     return by_step ? ms_cursor_seek_step(self->cursor, at) : ms_cursor_seek_time(self->cursor, at);
@@ -165,15 +169,15 @@ static int go_to(msr_reader *self, bool by_step, uint64_t at)
 static PyObject *find_moment(msr_reader *self, bool by_step, PyObject *arg)
 {
     uint64_t at = PyLong_AsUnsignedLongLong(arg);
-    if (PyErr_Occurred() || !msr_take(self))
+    if (PyErr_Occurred() || !msr_lock_reader(self))
         return NULL;
     int error;
     Py_BEGIN_ALLOW_THREADS
-    error = go_to(self, by_step, at);
+    error = seek_time_or_step(self, by_step, at);
     Py_END_ALLOW_THREADS
-    msr_give(self);
+    msr_unlock_reader(self);
     if (error == MS_ENOSTEP)
-        return PyErr_Format(PyExc_LookupError, "there is no step %S in the capture", arg);
+        return PyErr_Format(PyExc_LookupError, "the capture has no step %S", arg);
     return error ? msr_raise(error) : PyLong_FromUnsignedLongLong(ms_cursor_moment(self->cursor));
 }
 
@@ -193,7 +197,7 @@ static PyObject *snapshot(msr_reader *self, PyObject *arg)
     return PyErr_Occurred() ? NULL : msr_snapshot_new(self, moment);
 }
 
-/* ---- looking through ---- */
+/* ---- methods over several events ---- */
 static PyObject *survey(msr_reader *self, PyObject *args, PyObject *named)
 {
     static char *names[] = {"progress", NULL};
@@ -203,51 +207,52 @@ static PyObject *survey(msr_reader *self, PyObject *args, PyObject *named)
     return msr_survey(self, progress);
 }
 
-static int to_number(PyObject *object, void *number)
+static int convert_number(PyObject *object, void *number)
 {
     *(uint64_t *)number = PyLong_AsUnsignedLongLong(object);
     return !PyErr_Occurred();
 }
 
-/* None: to the end. */
-static int to_last(PyObject *object, void *last)
+/* None stands for the end of the capture. */
+static int convert_last(PyObject *object, void *last)
 {
     *(uint64_t *)last = UINT64_MAX;
-    return object == Py_None || to_number(object, last);
+    return object == Py_None || convert_number(object, last);
 }
 
-static PyObject *walk(msr_reader *self, PyObject *args, PyObject *named)
+static PyObject *events(msr_reader *self, PyObject *args, PyObject *named)
 {
     static char *names[] = {"ops", "first", "last", NULL};
     unsigned ops = (1u << MS_OP_COUNT) - 1;
     uint64_t first = 0, last = UINT64_MAX;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "|IO&O&:walk", names, &ops, to_number, &first, to_last, &last))
+    if (!PyArg_ParseTupleAndKeywords(args, named, "|IO&O&:events", names, &ops, convert_number, &first, convert_last,
+                                     &last))
         return NULL;
-    return msr_walk_new(self, ops, first, last);
+    return msr_events_new(self, ops, first, last);
 }
 
-static PyObject *most(msr_reader *self, PyObject *args, PyObject *named)
+static PyObject *peaks(msr_reader *self, PyObject *args, PyObject *named)
 {
     static char *names[] = {"first", "last", NULL};
     uint64_t first = 0, last = UINT64_MAX;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "|O&O&:most", names, to_number, &first, to_last, &last))
+    if (!PyArg_ParseTupleAndKeywords(args, named, "|O&O&:peaks", names, convert_number, &first, convert_last, &last))
         return NULL;
-    return msr_most(self, first, last);
+    return msr_peaks(self, first, last);
 }
 
 static PyObject *pack(msr_reader *self, PyObject *args, PyObject *named)
 {
     static char *names[] = {"first", "last", NULL};
     uint64_t first = 0, last = UINT64_MAX;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "|O&O&:pack", names, to_number, &first, to_last, &last) ||
-        !msr_take(self))
+    if (!PyArg_ParseTupleAndKeywords(args, named, "|O&O&:pack", names, convert_number, &first, convert_last, &last) ||
+        !msr_lock_reader(self))
         return NULL;
     ms_pack pack;
     int error;
     Py_BEGIN_ALLOW_THREADS
     error = ms_reader_pack(self->reader, first, last, &pack);
     Py_END_ALLOW_THREADS
-    msr_give(self);
+    msr_unlock_reader(self);
     if (error)
         return msr_raise(error);
     PyObject *bytes = PyBytes_FromStringAndSize((const char *)pack.bytes, (Py_ssize_t)pack.size);
@@ -257,22 +262,24 @@ static PyObject *pack(msr_reader *self, PyObject *args, PyObject *named)
 
 static PyMethodDef methods[] = {
     {"survey", (PyCFunction)(void (*)(void))survey, METH_VARARGS | METH_KEYWORDS,
-     "survey($self, progress=None)\n--\n\nOne look at all events: peaks, phases, steps."},
+     "survey($self, progress=None)\n--\n\nPeaks, time by phase and totals, by one pass over all events."},
     {"moment_at_time", (PyCFunction)moment_at_time, METH_O,
      "moment_at_time($self, microseconds, /)\n--\n\nThe last moment at or before this time."},
     {"moment_at_step", (PyCFunction)moment_at_step, METH_O,
-     "moment_at_step($self, step, /)\n--\n\nThe moment at this step's end."},
+     "moment_at_step($self, step, /)\n--\n\nThe moment at the end of this step."},
     {"snapshot", (PyCFunction)snapshot, METH_O,
-     "snapshot($self, moment, /)\n--\n\nWho held what at this moment, or the nearest that can be known."},
-    {"walk", (PyCFunction)(void (*)(void))walk, METH_VARARGS | METH_KEYWORDS,
-     "walk($self, ops=511, first=0, last=None)\n--\n\nThe events between two moments, one by one."},
-    {"most", (PyCFunction)(void (*)(void))most, METH_VARARGS | METH_KEYWORDS,
-     "most($self, first=0, last=None)\n--\n\nThe most each device held between two moments."},
+     "snapshot($self, moment, /)\n--\n\nWhat was held at this moment, or at the nearest one that can be known."},
+    {"events", (PyCFunction)(void (*)(void))events, METH_VARARGS | METH_KEYWORDS,
+     "events($self, ops=511, first=0, last=None)\n--\n\nIterate over the events between two moments. Bit i of ops: "
+     "operation i."},
+    {"peaks", (PyCFunction)(void (*)(void))peaks, METH_VARARGS | METH_KEYWORDS,
+     "peaks($self, first=0, last=None)\n--\n\nThe highest number of bytes that each device held between two moments."},
     {"pack", (PyCFunction)(void (*)(void))pack, METH_VARARGS | METH_KEYWORDS,
-     "pack($self, first=0, last=None)\n--\n\nWho held what at every moment between two, as the page reads it."},
+     "pack($self, first=0, last=None)\n--\n\nWhat was held at every moment between two, in the format that the page "
+     "reads."},
     {"export", (PyCFunction)(void (*)(void))msr_export, METH_VARARGS | METH_KEYWORDS,
      "export($self, format, write, *, modules, devices, order, title=b'', pid=0, began=0, last=None, progress=None)\n"
-     "--\n\nThe events as another program's format, given to write bit by bit."},
+     "--\n\nConvert the capture to another program's format. write is called with one part after the other."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -281,7 +288,7 @@ PyTypeObject msr_reader_type = {
     .tp_basicsize = sizeof(msr_reader),
     .tp_dealloc = (destructor)reader_dealloc,
     .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_doc = "Reader(fd)\n--\n\nA capture in a file. For one thread at a time.",
+    .tp_doc = "Reader(fd)\n--\n\nA capture in a file, for use by one thread at a time.",
     .tp_methods = methods,
     .tp_getset = attributes,
     .tp_new = reader_new,

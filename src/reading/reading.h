@@ -1,8 +1,13 @@
-/* reading.h - what the files of modscope._capture share: captures, read from Python. It knows
- * nothing of torch, and modscope._native need not be there.
+/* reading.h - what the files of the extension modscope._capture share. It reads captures from Python,
+ * and needs neither torch nor modscope._native.
  *
- * The GIL is let go while a file is read. A reader is for one thread at a time: `busy`, which the
- * GIL guards, says that a call is under way. */
+ *     module.c      the module, its exception, conversions that several files need
+ *     reader.c      Reader: a capture            snapshot.c   Snapshot: what was held at a moment
+ *     events.c      Reader.events                survey.c     Reader.survey and Reader.peaks
+ *     export.c      Reader.export
+ *
+ * The GIL is released while a file is read. A core reader may be used by one thread at a time; the flag
+ * `busy`, guarded by the GIL, is set during such a call, and a second call raises an exception. */
 #ifndef MS_READING_H
 #define MS_READING_H
 
@@ -14,33 +19,31 @@
 typedef struct msr_reader {
     PyObject_HEAD
     ms_reader *reader;
-    ms_cursor *cursor; /* where it looked last, or NULL: the next look is often further on */
-    PyObject *paths;   /* made once */
-    int fd;            /* its own */
-    bool busy;
+    ms_cursor *cursor; /* NULL, or where the last search ended: the next one is often a little further on */
+    PyObject *paths;   /* NULL, or the list that the attribute returns */
+    int fd;            /* a duplicate, closed with the reader */
+    bool busy;         /* guarded by the GIL */
 } msr_reader;
 
-extern PyTypeObject msr_reader_type, msr_snapshot_type, msr_walk_type;
+extern PyTypeObject msr_reader_type, msr_snapshot_type, msr_events_type;
 extern PyObject *msr_format_error;
-/* Interned, by ms_op, ms_phase and ms_category. */
+/* Interned names, indexed by ms_op, ms_phase and ms_category. */
 extern PyObject *msr_ops[MS_OP_COUNT], *msr_phases[MS_OPTIMIZER + 1], *msr_categories[MS_CATEGORY_COUNT];
 
-/* What the core returned, as an exception; errno is still the core's. NULL. */
+/* Raise the exception for an error code of the core; errno must be unchanged since. Returns NULL. */
 PyObject *msr_raise(int error);
-/* Around calls that read the file. False with an exception set if one is under way already. */
-bool msr_take(msr_reader *reader);
-void msr_give(msr_reader *reader);
-/* Have reader->cursor. What ms_cursor_open returns. */
-int msr_cursor(msr_reader *reader);
-/* A new cursor, settled at this moment; NULL with an exception set. */
+/* Set and clear `busy`, around calls that release the GIL. False: it is set already, and an exception is raised. */
+bool msr_lock_reader(msr_reader *reader);
+void msr_unlock_reader(msr_reader *reader);
+/* Open reader->cursor unless it is open. Returns the error code of ms_cursor_open. */
+int msr_open_cursor(msr_reader *reader);
+/* Each of these returns a new reference, or NULL with an exception set. */
 PyObject *msr_snapshot_new(msr_reader *reader, uint64_t moment);
-PyObject *msr_walk_new(msr_reader *reader, uint32_t ops, uint64_t first, uint64_t last);
+PyObject *msr_events_new(msr_reader *reader, uint32_t ops, uint64_t first, uint64_t last);
 PyObject *msr_survey(msr_reader *reader, PyObject *progress);
-/* The most each device held between two moments. */
-PyObject *msr_most(msr_reader *reader, uint64_t first, uint64_t last);
-/* Reader.export, as _capture.pyi has it. */
+PyObject *msr_peaks(msr_reader *reader, uint64_t first, uint64_t last);
 PyObject *msr_export(msr_reader *reader, PyObject *args, PyObject *named);
-/* A tuple of the numbers of all categories. */
+/* A tuple of bytes, one item for each category. */
 PyObject *msr_sums(const ms_sums *sums);
 
 #endif

@@ -1,15 +1,15 @@
-/* snapshot.c - modscope._capture.Snapshot: who held what at a moment. */
+/* snapshot.c - modscope._capture.Snapshot: what each module held at a moment. */
 #include "reading/reading.h"
 
 #include <stdlib.h>
 
 typedef struct snapshot {
     PyObject_HEAD
-    ms_cursor *cursor; /* settled: it stays where it is, and reads no more */
-    msr_reader *of;
+    ms_cursor *cursor; /* later claims are applied: it does not move any more */
+    msr_reader *reader;
 } snapshot;
 
-static int go_to(msr_reader *reader, uint64_t moment, ms_cursor **cursor)
+static int seek_with_later_claims(msr_reader *reader, uint64_t moment, ms_cursor **cursor)
 {
     int error = ms_cursor_open(reader->reader, cursor);
     if (!error)
@@ -22,16 +22,16 @@ PyObject *msr_snapshot_new(msr_reader *reader, uint64_t moment)
     snapshot *self = (snapshot *)msr_snapshot_type.tp_alloc(&msr_snapshot_type, 0);
     if (!self)
         return NULL;
-    self->of = (msr_reader *)Py_NewRef(reader);
-    if (!msr_take(reader)) {
+    self->reader = (msr_reader *)Py_NewRef(reader);
+    if (!msr_lock_reader(reader)) {
         Py_DECREF(self);
         return NULL;
     }
     int error;
     Py_BEGIN_ALLOW_THREADS
-    error = go_to(reader, moment, &self->cursor);
+    error = seek_with_later_claims(reader, moment, &self->cursor);
     Py_END_ALLOW_THREADS
-    msr_give(reader);
+    msr_unlock_reader(reader);
     if (error) {
         msr_raise(error);
         Py_CLEAR(self);
@@ -42,37 +42,38 @@ PyObject *msr_snapshot_new(msr_reader *reader, uint64_t moment)
 static void snapshot_dealloc(snapshot *self)
 {
     ms_cursor_close(self->cursor);
-    Py_XDECREF(self->of);
+    Py_XDECREF(self->reader);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
 /* ---- attributes ---- */
-static PyObject *get_number(snapshot *self, void *of)
+static PyObject *get_number(snapshot *self, void *getter_variable)
 {
-    uint64_t (*const *ask)(const ms_cursor *) = of;
+    uint64_t (*const *ask)(const ms_cursor *) = getter_variable;
     return PyLong_FromUnsignedLongLong((*ask)(self->cursor));
 }
 
-static PyObject *get_unsure(snapshot *self, void *unused)
+static PyObject *get_is_lower_bound(snapshot *self, void *unused)
 {
     (void)unused;
     return PyBool_FromLong(ms_cursor_is_lower_bound(self->cursor));
 }
 
-/* A function's address does not go through void *. */
+/* ISO C does not convert a function pointer to void *, so the closures of get_number point to these variables. */
 static uint64_t (*moment)(const ms_cursor *) = ms_cursor_moment;
-static uint64_t (*time_of)(const ms_cursor *) = ms_cursor_time;
+static uint64_t (*time_of_moment)(const ms_cursor *) = ms_cursor_time;
 static uint64_t (*step)(const ms_cursor *) = ms_cursor_step;
 static uint64_t (*optimizer_steps)(const ms_cursor *) = ms_cursor_optimizer_steps;
 static uint64_t (*count)(const ms_cursor *) = ms_cursor_blocks;
 
 static PyGetSetDef attributes[] = {
-    {"moment", (getter)get_number, NULL, "Its number.", &moment},
-    {"time", (getter)get_number, NULL, "Microseconds.", &time_of},
+    {"moment", (getter)get_number, NULL, "The number of events before it.", &moment},
+    {"time", (getter)get_number, NULL, "Microseconds since the start of the capture.", &time_of_moment},
     {"step", (getter)get_number, NULL, "The training step it is in.", &step},
     {"optimizer_steps", (getter)get_number, NULL, "Optimizer steps that had ended.", &optimizer_steps},
-    {"count", (getter)get_number, NULL, "Blocks that are held.", &count},
-    {"is_lower_bound", (getter)get_unsure, NULL, "Whether something before was lost or damaged.", NULL},
+    {"count", (getter)get_number, NULL, "How many blocks are held.", &count},
+    {"is_lower_bound", (getter)get_is_lower_bound, NULL,
+     "Whether events before it are lost or damaged, so that every figure is at least.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -88,9 +89,9 @@ static PyObject *reserved_of(const snapshot *self, uint32_t device)
     return PyLong_FromUnsignedLongLong(ms_cursor_reserved(self->cursor, device));
 }
 
-static PyObject *by_device(const snapshot *self, PyObject *(*ask)(const snapshot *, uint32_t))
+static PyObject *list_by_device(const snapshot *self, PyObject *(*ask)(const snapshot *, uint32_t))
 {
-    uint32_t devices = ms_reader_devices(self->of->reader);
+    uint32_t devices = ms_reader_devices(self->reader->reader);
     PyObject *list = PyList_New(devices);
     for (uint32_t i = 0; list && i < devices; i++) {
         PyObject *item = ask(self, i);
@@ -105,17 +106,17 @@ static PyObject *by_device(const snapshot *self, PyObject *(*ask)(const snapshot
 static PyObject *totals(snapshot *self, PyObject *unused)
 {
     (void)unused;
-    return by_device(self, totals_of);
+    return list_by_device(self, totals_of);
 }
 
 static PyObject *reserved(snapshot *self, PyObject *unused)
 {
     (void)unused;
-    return by_device(self, reserved_of);
+    return list_by_device(self, reserved_of);
 }
 
 /* ---- by module and by block ---- */
-static int by_owner(const void *left, const void *right)
+static int compare_owners(const void *left, const void *right)
 {
     const ms_captured_block *a = left, *b = right;
     if (a->device != b->device)
@@ -124,7 +125,7 @@ static int by_owner(const void *left, const void *right)
 }
 
 /* Largest first, then oldest first. */
-static int by_size(const void *left, const void *right)
+static int compare_sizes(const void *left, const void *right)
 {
     const ms_captured_block *a = left, *b = right;
     if (a->bytes != b->bytes)
@@ -136,9 +137,10 @@ static int by_size(const void *left, const void *right)
     return (a->slot > b->slot) - (a->slot < b->slot);
 }
 
-/* The blocks of a device (-1: of all) in this order; to be freed with PyMem_Free. NULL with an exception set. */
-static ms_captured_block *sorted(const snapshot *self, long long device, int (*order)(const void *, const void *),
-                                 size_t *found)
+/* The blocks of a device, or of all devices if it is -1, in this order; free them with PyMem_Free. NULL with an
+ * exception set. */
+static ms_captured_block *sort_blocks(const snapshot *self, long long device, int (*order)(const void *, const void *),
+                                      size_t *found)
 {
     ms_captured_block *blocks = PyMem_Malloc(((size_t)ms_cursor_blocks(self->cursor) + 1) * sizeof *blocks);
     if (!blocks) {
@@ -163,12 +165,12 @@ static PyObject *modules(snapshot *self, PyObject *unused)
 {
     (void)unused;
     size_t found;
-    ms_captured_block *blocks = sorted(self, -1, by_owner, &found);
+    ms_captured_block *blocks = sort_blocks(self, -1, compare_owners, &found);
     PyObject *list = blocks ? PyList_New(0) : NULL;
     for (size_t i = 0; list && i < found;) {
         const ms_captured_block *first = &blocks[i];
         ms_sums sums = {{0}};
-        for (; i < found && by_owner(first, &blocks[i]) == 0; i++)
+        for (; i < found && compare_owners(first, &blocks[i]) == 0; i++)
             sums.of[blocks[i].category] += (int64_t)blocks[i].bytes;
         PyObject *bytes = msr_sums(&sums);
         if (!bytes || !append(list, Py_BuildValue("(IIN)", first->device, first->path, bytes)))
@@ -188,19 +190,19 @@ static PyObject *block_of(const ms_captured_block *block)
 
 static PyObject *blocks(snapshot *self, PyObject *args, PyObject *named)
 {
-    static char *names[] = {"most", "device", NULL};
-    PyObject *most = Py_None, *device = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "|OO:blocks", names, &most, &device))
+    static char *names[] = {"limit", "device", NULL};
+    PyObject *limit = Py_None, *device = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "|OO:blocks", names, &limit, &device))
         return NULL;
-    Py_ssize_t wanted = most == Py_None ? PY_SSIZE_T_MAX : PyNumber_AsSsize_t(most, NULL);
+    Py_ssize_t wanted = limit == Py_None ? PY_SSIZE_T_MAX : PyNumber_AsSsize_t(limit, NULL);
     long on = device == Py_None ? -1 : PyLong_AsLong(device);
     size_t found;
-    ms_captured_block *held = PyErr_Occurred() ? NULL : sorted(self, on, by_size, &found);
-    PyObject *list = held ? PyList_New(0) : NULL;
+    ms_captured_block *sorted = PyErr_Occurred() ? NULL : sort_blocks(self, on, compare_sizes, &found);
+    PyObject *list = sorted ? PyList_New(0) : NULL;
     for (size_t i = 0; list && i < found && (Py_ssize_t)i < wanted; i++)
-        if (!append(list, block_of(&held[i])))
+        if (!append(list, block_of(&sorted[i])))
             Py_CLEAR(list);
-    PyMem_Free(held);
+    PyMem_Free(sorted);
     return list;
 }
 
@@ -219,20 +221,20 @@ static PyObject *threads(snapshot *self, PyObject *unused)
 }
 
 static PyMethodDef methods[] = {
-    {"totals", (PyCFunction)totals, METH_NOARGS, "totals($self)\n--\n\nBytes by category, of each device."},
+    {"totals", (PyCFunction)totals, METH_NOARGS, "totals($self)\n--\n\nBytes by category, for each device."},
     {"reserved", (PyCFunction)reserved, METH_NOARGS,
-     "reserved($self)\n--\n\nWhat each device's allocator had reserved."},
+     "reserved($self)\n--\n\nBytes that each device's allocator had reserved."},
     {"modules", (PyCFunction)modules, METH_NOARGS,
-     "modules($self)\n--\n\nDevice, path and bytes by category of all that hold any."},
+     "modules($self)\n--\n\nDevice, path and own bytes by category, of each module that holds any."},
     {"blocks", (PyCFunction)(void (*)(void))blocks, METH_VARARGS | METH_KEYWORDS,
-     "blocks($self, most=None, device=None)\n--\n\nThe blocks, largest first."},
+     "blocks($self, limit=None, device=None)\n--\n\nThe blocks, largest first."},
     {"threads", (PyCFunction)threads, METH_NOARGS, "threads($self)\n--\n\nNumber, id, phase and path of each thread."},
     {NULL, NULL, 0, NULL},
 };
 
 PyTypeObject msr_snapshot_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "modscope._capture.Snapshot",
-    .tp_doc = "Who held what at a moment of a capture.",
+    .tp_doc = "What was held at a moment of a capture.",
     .tp_basicsize = sizeof(snapshot),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_dealloc = (destructor)snapshot_dealloc,

@@ -1,4 +1,4 @@
-/* capture_exercise.c - open, survey, seek, settle, walk and pack, and look at all of it. */
+/* capture_exercise.c - open, survey, seek, apply later claims, read events and pack, and check all of it. */
 #include "capture_exercise.h"
 
 #include "modscope_capture.h"
@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { SEEKS = 6, STEPS = 40, WALKED = 20000 };
+enum { SEEKS = 6, STEPS = 40, EVENTS_CHECKED = 20000 };
 
 /* The first thing that is not so; once it is set the rest is of no interest. */
 static const char *wrong;
@@ -53,14 +53,14 @@ static void look_at_cursor(const ms_reader *reader, const ms_cursor *cursor)
 {
     ms_sums sums[MS_MAX_DEVICES] = {{{0}}};
     uint64_t count = 0;
-    ms_captured_block held;
-    for (uint32_t at = 0; ms_cursor_block(cursor, &at, &held); count++) {
-        check(held.device < ms_reader_devices(reader), "a block's device is counted");
-        check(held.path < ms_reader_paths(reader), "a block's path is there");
-        check(held.category < MS_CATEGORY_COUNT && held.phase <= MS_OPTIMIZER, "a block has a category and a phase");
-        check(held.since_event <= ms_cursor_moment(cursor), "a block was made before now");
+    ms_captured_block block;
+    for (uint32_t at = 0; ms_cursor_block(cursor, &at, &block); count++) {
+        check(block.device < ms_reader_devices(reader), "a block's device is counted");
+        check(block.path < ms_reader_paths(reader), "a block's path is there");
+        check(block.category < MS_CATEGORY_COUNT && block.phase <= MS_OPTIMIZER, "a block has a category and a phase");
+        check(block.since_event <= ms_cursor_moment(cursor), "a block was made before now");
         if (!wrong)
-            sums[held.device].of[held.category] += (int64_t)held.bytes;
+            sums[block.device].of[block.category] += (int64_t)block.bytes;
     }
     check(count == ms_cursor_blocks(cursor), "all blocks are counted");
     for (uint32_t i = 0; i < MS_MAX_DEVICES; i++) {
@@ -75,11 +75,11 @@ static void look_at_cursor(const ms_reader *reader, const ms_cursor *cursor)
         check(phase <= MS_OPTIMIZER && path < ms_reader_paths(reader), "a thread is somewhere");
 }
 
-static void walk(const ms_reader *reader, ms_cursor *cursor, uint32_t most)
+static void check_next_events(const ms_reader *reader, ms_cursor *cursor, uint32_t limit)
 {
     ms_event event;
     uint64_t before = ms_cursor_moment(cursor);
-    while (most-- && done(ms_cursor_next(cursor, UINT32_MAX, &event))) {
+    while (limit-- && done(ms_cursor_next(cursor, UINT32_MAX, &event))) {
         check(event.number >= before, "events go on");
         before = event.number + 1;
         check(ms_cursor_moment(cursor) == before, "what was told has happened");
@@ -103,11 +103,12 @@ static void seek(ms_reader *reader, ms_cursor *cursor, uint64_t *random)
     if (random_below(random, 3) && done(ms_cursor_apply_later_claims(cursor))) {
         ms_event event;
         look_at_cursor(reader, cursor);
-        check(ms_cursor_moment(cursor) == there && ms_cursor_blocks(cursor) == blocks, "settling stays where it is");
-        check(ms_cursor_next(cursor, 1, &event) == MS_EINVAL, "what is settled does not go on");
+        check(ms_cursor_moment(cursor) == there && ms_cursor_blocks(cursor) == blocks,
+              "later claims do not move the cursor");
+        check(ms_cursor_next(cursor, 1, &event) == MS_EINVAL, "a cursor with later claims applied does not go on");
         return;
     }
-    walk(reader, cursor, (uint32_t)random_below(random, STEPS));
+    check_next_events(reader, cursor, (uint32_t)random_below(random, STEPS));
 }
 
 static void seek_otherwise(const ms_reader *reader, ms_cursor *cursor, uint64_t *random)
@@ -118,10 +119,10 @@ static void seek_otherwise(const ms_reader *reader, ms_cursor *cursor, uint64_t 
     if (done(ms_cursor_seek_step(cursor, step)))
         check(ms_cursor_step(cursor) == step, "a step that is found is the step");
     look_at_cursor(reader, cursor);
-    int64_t most[MS_MAX_DEVICES];
-    if (done(ms_cursor_seek(cursor, 0)) && done(ms_cursor_peaks(cursor, random_below(random, 100), most)))
+    int64_t peaks[MS_MAX_DEVICES];
+    if (done(ms_cursor_seek(cursor, 0)) && done(ms_cursor_peaks(cursor, random_below(random, 100), peaks)))
         for (uint32_t i = 0; i < MS_MAX_DEVICES; i++)
-            check(most[i] >= 0, "nobody held less than nothing");
+            check(peaks[i] >= 0, "nobody held less than nothing");
 }
 
 static void survey(ms_reader *reader)
@@ -146,7 +147,7 @@ static void look_at_pack(ms_reader *reader, uint64_t random)
     struct pack pack;
     uint64_t events = ms_reader_get_status(reader).events;
     uint64_t first = random_below(&random, 3) ? 0 : random_below(&random, events < 1000 ? events + 2 : events);
-    if (!done(ms_reader_pack(reader, first, first + random_below(&random, WALKED), &raw)))
+    if (!done(ms_reader_pack(reader, first, first + random_below(&random, EVENTS_CHECKED), &raw)))
         return;
     const char *not_so = pack_read(&pack, raw);
     check(!not_so, not_so);
@@ -164,7 +165,7 @@ static void everything(ms_reader *reader, uint64_t random)
     if (!done(ms_cursor_open(reader, &cursor)))
         return;
     look_at_cursor(reader, cursor);
-    walk(reader, cursor, WALKED);
+    check_next_events(reader, cursor, EVENTS_CHECKED);
     for (int i = 0; i < SEEKS && !wrong; i++)
         seek(reader, cursor, &random);
     seek_otherwise(reader, cursor, &random);

@@ -25,69 +25,69 @@ static void begin(struct model_state *state)
         state->blocks[i].since = -1;
 }
 
-static void add(struct model_state *state, const struct told *told, int index)
+static void add(struct model_state *state, const struct model_event *event, int index)
 {
-    uint8_t phase = told->explicit ? told->phase : state->threads[told->thread].phase;
+    uint8_t phase = event->explicit ? event->phase : state->threads[event->thread].phase;
     bool temp = phase == MS_BACKWARD || phase == MS_OPTIMIZER;
-    state->blocks[told->slot] =
-        (struct model_block){.held = {.bytes = told->bytes,
-                                      .since_event = told->number,
-                                      .made_at = told->time,
-                                      .step = state->step,
-                                      .slot = model_slot(told->slot),
-                                      .device = told->device,
-                                      .path = told->explicit ? told->path : state->threads[told->thread].path,
-                                      .category = told->explicit ? told->category
-                                                  : temp         ? MS_TEMP
-                                                                 : MS_ACTIVATION,
-                                      .phase = phase,
-                                      .outside = told->explicit && told->outside},
+    state->blocks[event->slot] =
+        (struct model_block){.block = {.bytes = event->bytes,
+                                       .since_event = event->number,
+                                       .made_at = event->time,
+                                       .step = state->step,
+                                       .slot = model_slot(event->slot),
+                                       .device = event->device,
+                                       .path = event->explicit ? event->path : state->threads[event->thread].path,
+                                       .category = event->explicit ? event->category
+                                                   : temp          ? MS_TEMP
+                                                                   : MS_ACTIVATION,
+                                       .phase = phase,
+                                       .outside = event->explicit && event->outside},
                              .since = index};
 }
 
-static void claim(struct model_block *block, const struct told *told, int index)
+static void claim(struct model_block *entry, const struct model_event *event, int index)
 {
-    block->held.category = told->category;
-    block->held.path = told->path;
-    if (!told->from_now_on)
+    entry->block.category = event->category;
+    entry->block.path = event->path;
+    if (!event->from_now_on)
         return;
-    block->held.since_event = told->number;
-    block->since = index;
+    entry->block.since_event = event->number;
+    entry->since = index;
 }
 
-static void happen(struct model_state *state, const struct told *told, int index)
+static void apply_event(struct model_state *state, const struct model_event *event, int index)
 {
-    state->time = told->time;
-    switch (told->op) {
+    state->time = event->time;
+    switch (event->op) {
     case MS_OP_ADD:
-        add(state, told, index);
+        add(state, event, index);
         break;
     case MS_OP_DROP:
-        state->blocks[told->slot].since = -1;
+        state->blocks[event->slot].since = -1;
         break;
     case MS_OP_CLAIM:
-        claim(&state->blocks[told->slot], told, index);
+        claim(&state->blocks[event->slot], event, index);
         break;
     case MS_OP_POSITION:
-        state->threads[told->thread].known = true;
-        state->threads[told->thread].phase = told->phase;
-        state->threads[told->thread].path = told->path;
+        state->threads[event->thread].known = true;
+        state->threads[event->thread].phase = event->phase;
+        state->threads[event->thread].path = event->path;
         break;
     case MS_OP_THREAD:
-        if (told->new) {
-            memset(&state->threads[told->thread], 0, sizeof state->threads[0]);
-            state->threads[told->thread].known = true;
-            state->threads[told->thread].id = told->bytes;
+        if (event->new) {
+            memset(&state->threads[event->thread], 0, sizeof state->threads[0]);
+            state->threads[event->thread].known = true;
+            state->threads[event->thread].id = event->bytes;
         }
         break;
     case MS_OP_STEP:
-        state->step = told->bytes;
+        state->step = event->bytes;
         break;
     case MS_OP_OPTIMIZER_STEP:
         state->optimizer_steps++;
         break;
     case MS_OP_RESERVED:
-        state->reserved[told->device] = told->bytes;
+        state->reserved[event->device] = event->bytes;
         break;
     default:
         break;
@@ -100,9 +100,9 @@ static uint64_t below(struct model *model, uint64_t bound)
     return random_below(&model->random, bound);
 }
 
-static uint8_t what_of(const ms_captured_block *held)
+static uint8_t what_of(const ms_captured_block *block)
 {
-    return (uint8_t)(held->category | (held->outside ? 8 : 0) | held->phase << 4);
+    return (uint8_t)(block->category | (block->outside ? 8 : 0) | block->phase << 4);
 }
 
 static void end_chunk(struct model *model)
@@ -132,18 +132,18 @@ static void tell_key_blocks(struct model *model)
         count += now->blocks[i].since >= 0;
     file_varint(file, count);
     for (int i = 0; i < MODEL_SLOTS; i++) {
-        const ms_captured_block *held = &now->blocks[i].held;
+        const ms_captured_block *block = &now->blocks[i].block;
         if (now->blocks[i].since < 0)
             continue;
-        file_varint(file, held->slot - next);
-        next = (uint64_t)held->slot + 1;
-        file_varint(file, held->bytes);
-        file_varint(file, held->device);
-        file_byte(file, what_of(held));
-        file_varint(file, held->path);
-        file_varint(file, file->event - held->since_event);
-        file_varint(file, now->step - held->step);
-        file_varint(file, file->time - held->made_at);
+        file_varint(file, block->slot - next);
+        next = (uint64_t)block->slot + 1;
+        file_varint(file, block->bytes);
+        file_varint(file, block->device);
+        file_byte(file, what_of(block));
+        file_varint(file, block->path);
+        file_varint(file, file->event - block->since_event);
+        file_varint(file, now->step - block->step);
+        file_varint(file, file->time - block->made_at);
     }
 }
 
@@ -174,72 +174,72 @@ static void tell_key(struct model *model)
     end_chunk(model);
 }
 
-static void tell_block(struct model *model, const struct told *told, uint64_t since_event)
+static void tell_block(struct model *model, const struct model_event *event, uint64_t since_event)
 {
     struct file *file = &model->file;
-    uint32_t slot = model_slot(told->slot);
-    uint8_t what = (uint8_t)(told->category | (told->outside ? 8 : 0) | told->phase << 4);
-    if (told->op == MS_OP_DROP)
+    uint32_t slot = model_slot(event->slot);
+    uint8_t what = (uint8_t)(event->category | (event->outside ? 8 : 0) | event->phase << 4);
+    if (event->op == MS_OP_DROP)
         file_drop(file, slot);
-    else if (told->op == MS_OP_CLAIM)
-        file_claim(file, slot, told->category, told->path, since_event, told->from_now_on);
-    else if (told->explicit)
-        file_add_as(file, slot, told->bytes, told->device, what, told->path);
+    else if (event->op == MS_OP_CLAIM)
+        file_claim(file, slot, event->category, event->path, since_event, event->from_now_on);
+    else if (event->explicit)
+        file_add_as(file, slot, event->bytes, event->device, what, event->path);
     else
-        file_add(file, slot, told->bytes, told->device);
+        file_add(file, slot, event->bytes, event->device);
 }
 
-static void tell(struct model *model, const struct told *told, uint64_t since_event)
+static void tell(struct model *model, const struct model_event *event, uint64_t since_event)
 {
     struct file *file = &model->file;
-    switch (told->op) {
+    switch (event->op) {
     case MS_OP_POSITION:
-        file_where(file, told->phase, told->path);
+        file_where(file, event->phase, event->path);
         break;
     case MS_OP_THREAD:
-        if (told->new)
-            file_thread_new(file, model_thread(told->thread), told->bytes);
+        if (event->new)
+            file_thread_new(file, model_thread(event->thread), event->bytes);
         else
-            file_thread(file, model_thread(told->thread));
+            file_thread(file, model_thread(event->thread));
         break;
     case MS_OP_STEP:
-        file_step(file, told->bytes);
+        file_step(file, event->bytes);
         break;
     case MS_OP_OPTIMIZER_STEP:
         file_optimized(file);
         break;
     case MS_OP_RESERVED:
-        file_reserved(file, told->device, told->bytes);
+        file_reserved(file, event->device, event->bytes);
         break;
     case MS_OP_OOM:
-        file_oom(file, told->device, told->bytes, 1, 2);
+        file_oom(file, event->device, event->bytes, 1, 2);
         break;
     default:
-        tell_block(model, told, since_event);
+        tell_block(model, event, since_event);
     }
 }
 
-/* It happens; unless it is lost, the file is told. */
-static void go_on(struct model *model, struct told told, bool lost)
+/* It happens; unless it is lost, the file is event. */
+static void go_on(struct model *model, struct model_event event, bool lost)
 {
-    CHECK(model->count < MODEL_TOLD);
+    CHECK(model->count < MODEL_EVENTS);
     struct file *file = &model->file;
-    uint64_t since_event = model->now.blocks[told.slot].held.since_event;
+    uint64_t since_event = model->now.blocks[event.slot].block.since_event;
     file->later = below(model, 3) ? 0 : below(model, 50);
-    told.number = file->event;
-    told.time = file->time + file->later;
-    told.lost = lost;
-    told.chunk = model->chunk_count - 1;
+    event.number = file->event;
+    event.time = file->time + file->later;
+    event.lost = lost;
+    event.chunk = model->chunk_count - 1;
     if (lost) {
         model->lost++;
         file->time += file->later;
         file->later = 0;
         file->event += model->numbered;
     } else {
-        tell(model, &told, since_event);
+        tell(model, &event, since_event);
     }
-    model->told[model->count] = told;
-    happen(&model->now, &told, model->count++);
+    model->events[model->count] = event;
+    apply_event(&model->now, &event, model->count++);
 }
 
 /* Events are this thread's: say so if they were not. */
@@ -249,53 +249,54 @@ static void turn(struct model *model, int thread)
     if (thread == model->thread && !new)
         return;
     model->thread = thread;
-    go_on(model, (struct told){.op = MS_OP_THREAD, .thread = thread, .new = new, .bytes = new ? below(model, 99) : 0},
+    go_on(model,
+          (struct model_event){.op = MS_OP_THREAD, .thread = thread, .new = new, .bytes = new ? below(model, 99) : 0},
           false);
 }
 
-static struct told any_block_event(struct model *model)
+static struct model_event any_block_event(struct model *model)
 {
-    struct told told = {.op = MS_OP_ADD,
-                        .slot = (int)below(model, MODEL_SLOTS),
-                        .bytes = below(model, 4) ? below(model, 5000) : below(model, UINT64_C(1) << 40),
-                        .device = (uint32_t)below(model, MODEL_DEVICES),
-                        .path = (uint32_t)below(model, MODEL_PATHS),
-                        .category = (uint8_t)below(model, MS_CATEGORY_COUNT),
-                        .phase = (uint8_t)below(model, MS_OPTIMIZER + 1),
-                        .outside = below(model, 4) == 0,
-                        .explicit = below(model, 2),
-                        .from_now_on = below(model, 4) == 0};
-    if (model->now.blocks[told.slot].since >= 0)
-        told.op = below(model, 3) ? MS_OP_CLAIM : MS_OP_DROP;
-    return told;
+    struct model_event event = {.op = MS_OP_ADD,
+                                .slot = (int)below(model, MODEL_SLOTS),
+                                .bytes = below(model, 4) ? below(model, 5000) : below(model, UINT64_C(1) << 40),
+                                .device = (uint32_t)below(model, MODEL_DEVICES),
+                                .path = (uint32_t)below(model, MODEL_PATHS),
+                                .category = (uint8_t)below(model, MS_CATEGORY_COUNT),
+                                .phase = (uint8_t)below(model, MS_OPTIMIZER + 1),
+                                .outside = below(model, 4) == 0,
+                                .explicit = below(model, 2),
+                                .from_now_on = below(model, 4) == 0};
+    if (model->now.blocks[event.slot].since >= 0)
+        event.op = below(model, 3) ? MS_OP_CLAIM : MS_OP_DROP;
+    return event;
 }
 
-static struct told any_event(struct model *model)
+static struct model_event any_event(struct model *model)
 {
-    struct told told = {.device = (uint32_t)below(model, MODEL_DEVICES),
-                        .path = (uint32_t)below(model, MODEL_PATHS),
-                        .phase = (uint8_t)below(model, MS_OPTIMIZER + 1)};
+    struct model_event event = {.device = (uint32_t)below(model, MODEL_DEVICES),
+                                .path = (uint32_t)below(model, MODEL_PATHS),
+                                .phase = (uint8_t)below(model, MS_OPTIMIZER + 1)};
     switch (below(model, 20)) {
     case 0:
-        told.op = MS_OP_STEP;
-        told.bytes = model->now.step + 1;
-        return told;
+        event.op = MS_OP_STEP;
+        event.bytes = model->now.step + 1;
+        return event;
     case 1:
-        told.op = MS_OP_OPTIMIZER_STEP;
-        return told;
+        event.op = MS_OP_OPTIMIZER_STEP;
+        return event;
     case 2:
-        told.op = MS_OP_RESERVED;
-        told.bytes = below(model, 100000);
-        return told;
+        event.op = MS_OP_RESERVED;
+        event.bytes = below(model, 100000);
+        return event;
     case 3:
-        told.op = MS_OP_OOM;
-        told.bytes = below(model, 100000);
-        return told;
+        event.op = MS_OP_OOM;
+        event.bytes = below(model, 100000);
+        return event;
     case 4:
     case 5:
     case 6:
-        told.op = MS_OP_POSITION;
-        return told;
+        event.op = MS_OP_POSITION;
+        return event;
     default:
         return any_block_event(model);
     }
@@ -304,9 +305,9 @@ static struct told any_event(struct model *model)
 static void lose_some(struct model *model)
 {
     for (uint64_t left = 1 + below(model, 6); left; left--) {
-        struct told told = any_event(model);
-        told.thread = model->thread;
-        go_on(model, told, true);
+        struct model_event event = any_event(model);
+        event.thread = model->thread;
+        go_on(model, event, true);
     }
     tell_key(model);
 }
@@ -327,13 +328,13 @@ void model_run(struct model *model, uint64_t seed, int events, uint64_t first, b
         begin_chunk(model, false);
         file_chunk(&model->file, EVENTS);
         model->thread = 0;
-        /* Without numbers for what is lost, a claim right after it could not be told from one right before it. */
+        /* Without numbers for what is lost, a claim right after it could not be event from one right before it. */
         turn(model, 1);
         for (uint64_t left = below(model, 60); left && model->count < events; left--) {
             turn(model, below(model, 5) ? model->thread : (int)below(model, MODEL_THREADS));
-            struct told told = any_event(model);
-            told.thread = model->thread;
-            go_on(model, told, false);
+            struct model_event event = any_event(model);
+            event.thread = model->thread;
+            go_on(model, event, false);
         }
         end_chunk(model);
         if (with_losses && below(model, 6) == 0)
@@ -377,27 +378,27 @@ bool model_knows(const struct model *model, uint64_t moment)
     return false;
 }
 
-static bool is_before(const struct told *told, uint64_t moment, bool numbered)
+static bool is_before(const struct model_event *event, uint64_t moment, bool numbered)
 {
-    return told->number < moment || (told->lost && !numbered && told->number == moment);
+    return event->number < moment || (event->lost && !numbered && event->number == moment);
 }
 
-void model_at(const struct model *model, uint64_t moment, bool settled, struct model_state *state)
+void model_at(const struct model *model, uint64_t moment, bool later_claims, struct model_state *state)
 {
     begin(state);
     int i = 0;
-    for (; i < model->count && is_before(&model->told[i], moment, model->numbered); i++)
-        happen(state, &model->told[i], i);
-    if (!settled)
+    for (; i < model->count && is_before(&model->events[i], moment, model->numbered); i++)
+        apply_event(state, &model->events[i], i);
+    if (!later_claims)
         return;
     static struct model_state later;
     later = *state;
     for (; i < model->count; i++) {
-        const struct told *told = &model->told[i];
-        struct model_block *block = &state->blocks[told->slot];
-        if (told->op == MS_OP_CLAIM && !told->from_now_on && !told->lost && !model->chunks[told->chunk].damaged &&
-            block->since >= 0 && later.blocks[told->slot].since == block->since)
-            claim(block, told, i);
-        happen(&later, told, i);
+        const struct model_event *event = &model->events[i];
+        struct model_block *entry = &state->blocks[event->slot];
+        if (event->op == MS_OP_CLAIM && !event->from_now_on && !event->lost && !model->chunks[event->chunk].damaged &&
+            entry->since >= 0 && later.blocks[event->slot].since == entry->since)
+            claim(entry, event, i);
+        apply_event(&later, event, i);
     }
 }

@@ -1,32 +1,39 @@
-/* capture_model.h - a random run: told to a file, and known by heart. What was held at a moment is
- * found by going through everything again from the start. */
+/* capture_model.h - a random run: it writes a file, and remembers every event. What was held at a
+ * moment is found by applying all events again from the start. */
 #ifndef MS_TEST_CAPTURE_MODEL_H
 #define MS_TEST_CAPTURE_MODEL_H
 
 #include "capture_file.h"
 #include "modscope_capture.h"
 
-enum { MODEL_SLOTS = 24, MODEL_THREADS = 4, MODEL_DEVICES = 4, MODEL_PATHS = 9, MODEL_TOLD = 4000, MODEL_CHUNKS = 400 };
+enum {
+    MODEL_SLOTS = 24,
+    MODEL_THREADS = 4,
+    MODEL_DEVICES = 4,
+    MODEL_PATHS = 9,
+    MODEL_EVENTS = 4000,
+    MODEL_CHUNKS = 400
+};
 
-struct told { /* one thing that happened */
+struct model_event { /* an event of the run, in the file or lost */
     ms_op op;
-    uint64_t number; /* its own; of one that is lost and has none: the next one's */
+    uint64_t number; /* its own. A lost event without a number has that of the next event */
     uint64_t time;
-    uint64_t bytes;   /* and whatever else is one number */
+    uint64_t bytes;   /* or the number of a step, the id of a thread */
     int slot, thread; /* indices */
     uint32_t device, path;
     uint8_t category, phase;
     bool outside, explicit, from_now_on, new;
     bool lost; /* not in the file */
-    int chunk; /* that it is in */
+    int chunk; /* the chunk that contains it */
 };
 
 struct model_block {
-    ms_captured_block held;
-    int since; /* index of what began its since_event, in told; -1: the slot is empty */
+    ms_captured_block block;
+    int since; /* index in `events` of its since_event; -1: the slot is empty */
 };
 
-/* At one moment. */
+/* What is so at one moment. */
 struct model_state {
     struct model_block blocks[MODEL_SLOTS];
     struct {
@@ -41,7 +48,7 @@ struct model_state {
 
 struct model {
     struct file file;
-    struct told told[MODEL_TOLD];
+    struct model_event events[MODEL_EVENTS];
     int count;
     struct { /* chunks of events, and key frames */
         size_t at, end;
@@ -51,9 +58,9 @@ struct model {
     } chunks[MODEL_CHUNKS];
     int chunk_count;
     struct model_state now;
-    int thread; /* that the file is at */
+    int thread; /* to which the file's events belong now */
     uint64_t random, lost;
-    bool numbered; /* what is lost has a number */
+    bool numbered; /* lost events have numbers of their own */
 };
 
 /* Make a run of so many events; the file's first event is `first`. */
@@ -63,8 +70,8 @@ void model_free(struct model *model);
 void model_damage(struct model *model, int chunk, uint64_t random);
 /* Whether what was held at this moment can be known from the file. */
 bool model_knows(const struct model *model, uint64_t moment);
-/* What was held then; `settled`: with the claims that came later. */
-void model_at(const struct model *model, uint64_t moment, bool settled, struct model_state *state);
+/* What was held then; `later_claims`: with the claims that came later. */
+void model_at(const struct model *model, uint64_t moment, bool later_claims, struct model_state *state);
 /* The slot's and the thread's number in the file. */
 uint32_t model_slot(int index);
 uint32_t model_thread(int index);

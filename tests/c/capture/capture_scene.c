@@ -54,7 +54,7 @@ void seek(uint64_t moment)
     CHECK_EQ(ms_cursor_moment(cursor), moment);
 }
 
-void seek_settled(uint64_t moment)
+void seek_with_later_claims(uint64_t moment)
 {
     seek(moment);
     CHECK_EQ(ms_cursor_apply_later_claims(cursor), MS_OK);
@@ -63,19 +63,19 @@ void seek_settled(uint64_t moment)
 
 bool is_held(uint32_t slot)
 {
-    ms_captured_block held;
-    for (uint32_t at = 0; ms_cursor_block(cursor, &at, &held);)
-        if (held.slot == slot)
+    ms_captured_block block;
+    for (uint32_t at = 0; ms_cursor_block(cursor, &at, &block);)
+        if (block.slot == slot)
             return true;
     return false;
 }
 
-ms_captured_block held_in(uint32_t slot)
+ms_captured_block block_in(uint32_t slot)
 {
-    ms_captured_block held;
-    for (uint32_t at = 0; ms_cursor_block(cursor, &at, &held);)
-        if (held.slot == slot)
-            return held;
+    ms_captured_block block;
+    for (uint32_t at = 0; ms_cursor_block(cursor, &at, &block);)
+        if (block.slot == slot)
+            return block;
     FAIL("nothing is held in slot %u", slot);
 }
 

@@ -21,9 +21,9 @@ void read_file(void);
 void unread(void);
 void finish_file(void); /* unread, and the file is gone */
 
-void seek(uint64_t moment);               /* that moment and no other */
-void seek_settled(uint64_t moment);       /* and what is known of it later */
-ms_captured_block held_in(uint32_t slot); /* there is a block */
+void seek(uint64_t moment);                   /* that moment and no other */
+void seek_with_later_claims(uint64_t moment); /* and what is known of it later */
+ms_captured_block block_in(uint32_t slot);    /* there is a block */
 bool is_held(uint32_t slot);
 int64_t bytes_on(uint32_t device); /* of all categories */
 ms_event next_event(void);         /* there is one */

@@ -34,18 +34,18 @@ static void sum_up(struct pack_column *column, size_t width)
         column->at[i] += column->at[i - width];
 }
 
-/* The kinds' numbers themselves. */
-static void number_kinds(struct pack_column *kinds)
+/* Replace the encoded templates by their numbers. */
+static void number_templates(struct pack_column *templates)
 {
     uint64_t next = 0;
-    for (size_t i = 0; i < kinds->count; i++)
-        kinds->at[i] = kinds->at[i] ? next - kinds->at[i] : next++;
+    for (size_t i = 0; i < templates->count; i++)
+        templates->at[i] = templates->at[i] ? next - templates->at[i] : next++;
 }
 
 /* How many numbers a row has; the first of each is on. 0: they are not on. */
 static const size_t widths[MS_PACK_COLUMNS] = {
-    [MS_PACK_TIME] = 1, [MS_PACK_JUMP] = 2, [MS_PACK_BEGIN] = 1,    [MS_PACK_AGAIN] = 2, [MS_PACK_OLD] = 3,
-    [MS_PACK_RUN] = 1,  [MS_PACK_STEP] = 2, [MS_PACK_RESERVED] = 3, [MS_PACK_OOM] = 7};
+    [MS_PACK_TIME] = 1,    [MS_PACK_JUMP] = 2, [MS_PACK_BEGIN] = 1,    [MS_PACK_PREVIOUS] = 2, [MS_PACK_AGE] = 3,
+    [MS_PACK_RUNNING] = 1, [MS_PACK_STEP] = 2, [MS_PACK_RESERVED] = 3, [MS_PACK_OOM] = 7};
 
 static bool rows_grow(const struct pack_column *column, size_t width, uint64_t below)
 {
@@ -61,39 +61,41 @@ static const char *check_counts(const struct pack *pack)
     const struct pack_column *c = pack->columns;
     if (c[MS_PACK_TIME].count != pack->raw.ticks || !pack->raw.ticks)
         return "every tick has a time";
-    for (int i = MS_PACK_BEGIN; i <= MS_PACK_KIND; i++)
-        if (c[i].count != pack->raw.stays)
-            return "every stay has a begin, a length and a kind";
+    for (int i = MS_PACK_BEGIN; i <= MS_PACK_TEMPLATE; i++)
+        if (c[i].count != pack->raw.lifetimes)
+            return "every lifetime has a begin, a duration and a template";
     for (int i = MS_PACK_BYTES; i <= MS_PACK_PATH; i++)
-        if (c[i].count != pack->raw.kinds)
-            return "every kind has bytes, category, device and path";
-    if (c[MS_PACK_RUN].count != c[MS_PACK_RUN_PHASE].count || c[MS_PACK_RUN].count != c[MS_PACK_RUN_PATH].count)
+        if (c[i].count != pack->raw.templates)
+            return "every template has bytes, category, device and path";
+    if (c[MS_PACK_RUNNING].count != c[MS_PACK_RUNNING_PHASE].count ||
+        c[MS_PACK_RUNNING].count != c[MS_PACK_RUNNING_PATH].count)
         return "whatever runs has a phase and a path";
-    if (!c[MS_PACK_RUN].count || !c[MS_PACK_JUMP].count || !c[MS_PACK_STEP].count)
+    if (!c[MS_PACK_RUNNING].count || !c[MS_PACK_JUMP].count || !c[MS_PACK_STEP].count)
         return "tick 0 has a moment, a step and something that runs";
     return NULL;
 }
 
-static const char *check_stays(const struct pack *pack)
+static const char *check_lifetimes(const struct pack *pack)
 {
     const struct pack_column *c = pack->columns;
-    for (size_t i = 0; i < pack->raw.stays; i++) {
+    for (size_t i = 0; i < pack->raw.lifetimes; i++) {
         if (c[MS_PACK_BEGIN].at[i] >= pack->raw.ticks)
-            return "a stay begins at a tick";
-        if (c[MS_PACK_BEGIN].at[i] + c[MS_PACK_LASTED].at[i] >= pack->raw.ticks && c[MS_PACK_LASTED].at[i])
-            return "a stay ends at a tick";
-        if (c[MS_PACK_KIND].at[i] >= pack->raw.kinds)
-            return "a stay is of a kind";
+            return "a lifetime begins at a tick";
+        if (c[MS_PACK_BEGIN].at[i] + c[MS_PACK_DURATION].at[i] >= pack->raw.ticks && c[MS_PACK_DURATION].at[i])
+            return "a lifetime ends at a tick";
+        if (c[MS_PACK_TEMPLATE].at[i] >= pack->raw.templates)
+            return "a lifetime has a template";
     }
-    for (size_t i = 0; i < pack->raw.kinds; i++)
-        if ((c[MS_PACK_WHAT].at[i] & 7) >= MS_CATEGORY_COUNT || c[MS_PACK_WHAT].at[i] >> 4 > MS_OPTIMIZER ||
+    for (size_t i = 0; i < pack->raw.templates; i++)
+        if ((c[MS_PACK_ATTRIBUTES].at[i] & 7) >= MS_CATEGORY_COUNT || c[MS_PACK_ATTRIBUTES].at[i] >> 4 > MS_OPTIMIZER ||
             c[MS_PACK_DEVICE].at[i] >= MS_MAX_DEVICES)
-            return "a kind has a category, a phase and a device";
-    for (size_t i = 0; i < c[MS_PACK_AGAIN].count; i += 2) {
-        uint64_t before = c[MS_PACK_AGAIN].at[i] - c[MS_PACK_AGAIN].at[i + 1];
-        if (before >= c[MS_PACK_AGAIN].at[i])
+            return "a template has a category, a phase and a device";
+    for (size_t i = 0; i < c[MS_PACK_PREVIOUS].count; i += 2) {
+        uint64_t before = c[MS_PACK_PREVIOUS].at[i] - c[MS_PACK_PREVIOUS].at[i + 1];
+        if (before >= c[MS_PACK_PREVIOUS].at[i])
             return "what goes on was there before";
-        if (c[MS_PACK_BEGIN].at[before] + c[MS_PACK_LASTED].at[before] != c[MS_PACK_BEGIN].at[c[MS_PACK_AGAIN].at[i]])
+        if (c[MS_PACK_BEGIN].at[before] + c[MS_PACK_DURATION].at[before] !=
+            c[MS_PACK_BEGIN].at[c[MS_PACK_PREVIOUS].at[i]])
             return "what goes on ends where the next begins";
     }
     return NULL;
@@ -116,15 +118,15 @@ const char *pack_read(struct pack *pack, ms_pack raw)
     }
     if (at != end)
         return "nothing comes after the columns";
-    number_kinds(&pack->columns[MS_PACK_KIND]);
+    number_templates(&pack->columns[MS_PACK_TEMPLATE]);
     const char *wrong = check_counts(pack);
     for (int i = 0; i < MS_PACK_COLUMNS && !wrong; i++) {
-        bool of_stay = i == MS_PACK_AGAIN || i == MS_PACK_OLD;
-        uint64_t below = i == MS_PACK_TIME ? UINT64_C(1) << 53 : of_stay ? raw.stays : raw.ticks;
+        bool of_lifetime = i == MS_PACK_PREVIOUS || i == MS_PACK_AGE;
+        uint64_t below = i == MS_PACK_TIME ? UINT64_C(1) << 53 : of_lifetime ? raw.lifetimes : raw.ticks;
         if (widths[i] && !rows_grow(&pack->columns[i], widths[i], below))
             wrong = "what is on grows, and is there";
     }
-    return wrong ? wrong : check_stays(pack);
+    return wrong ? wrong : check_lifetimes(pack);
 }
 
 void pack_free(struct pack *pack)
@@ -182,47 +184,48 @@ uint64_t pack_reserved(const struct pack *pack, uint64_t tick, uint32_t device)
 
 void pack_running(const struct pack *pack, uint64_t tick, uint64_t *phase, uint64_t *path)
 {
-    ptrdiff_t row = row_at(pack, MS_PACK_RUN, tick);
-    *phase = pack->columns[MS_PACK_RUN_PHASE].at[row];
-    *path = pack->columns[MS_PACK_RUN_PATH].at[row];
+    ptrdiff_t row = row_at(pack, MS_PACK_RUNNING, tick);
+    *phase = pack->columns[MS_PACK_RUNNING_PHASE].at[row];
+    *path = pack->columns[MS_PACK_RUNNING_PATH].at[row];
 }
 
-/* The row of a stay in a column of some; NULL if it is not in it. */
-static const uint64_t *row_of(const struct pack *pack, ms_pack_column column, size_t stay)
+/* The row of a lifetime in a column of some; NULL if it is not in it. */
+static const uint64_t *row_of(const struct pack *pack, ms_pack_column column, size_t lifetime)
 {
     const struct pack_column *c = &pack->columns[column];
     for (size_t i = 0; i < c->count; i += widths[column])
-        if (c->at[i] == stay)
+        if (c->at[i] == lifetime)
             return &c->at[i];
     return NULL;
 }
 
-static void tell_birth(const struct pack *pack, size_t stay, ms_captured_block *held)
+static void set_added(const struct pack *pack, size_t lifetime, ms_captured_block *block)
 {
-    for (const uint64_t *row; (row = row_of(pack, MS_PACK_AGAIN, stay)) != NULL;)
-        stay -= row[1];
-    const uint64_t *old = row_of(pack, MS_PACK_OLD, stay);
-    uint64_t tick = pack->columns[MS_PACK_BEGIN].at[stay];
-    held->step = pack_step(pack, tick) - (old ? old[1] : 0);
-    held->made_at = pack_time(pack, tick) - (old ? old[2] : 0);
+    for (const uint64_t *row; (row = row_of(pack, MS_PACK_PREVIOUS, lifetime)) != NULL;)
+        lifetime -= row[1];
+    const uint64_t *age = row_of(pack, MS_PACK_AGE, lifetime);
+    uint64_t tick = pack->columns[MS_PACK_BEGIN].at[lifetime];
+    block->step = pack_step(pack, tick) - (age ? age[1] : 0);
+    block->made_at = pack_time(pack, tick) - (age ? age[2] : 0);
 }
 
-bool pack_held(const struct pack *pack, uint64_t tick, size_t *at, ms_captured_block *held)
+bool pack_block(const struct pack *pack, uint64_t tick, size_t *at, ms_captured_block *block)
 {
     const struct pack_column *c = pack->columns;
-    for (; *at < pack->raw.stays; (*at)++) {
-        uint64_t begin = c[MS_PACK_BEGIN].at[*at], lasted = c[MS_PACK_LASTED].at[*at], kind = c[MS_PACK_KIND].at[*at];
-        if (begin > tick || (lasted && tick >= begin + lasted))
+    for (; *at < pack->raw.lifetimes; (*at)++) {
+        uint64_t begin = c[MS_PACK_BEGIN].at[*at], duration = c[MS_PACK_DURATION].at[*at],
+                 template = c[MS_PACK_TEMPLATE].at[*at];
+        if (begin > tick || (duration && tick >= begin + duration))
             continue;
-        uint64_t what = c[MS_PACK_WHAT].at[kind];
-        memset(held, 0, sizeof *held);
-        held->bytes = c[MS_PACK_BYTES].at[kind];
-        held->device = (uint32_t)c[MS_PACK_DEVICE].at[kind];
-        held->path = (ms_path)c[MS_PACK_PATH].at[kind];
-        held->category = what & 7;
-        held->outside = what >> 3 & 1;
-        held->phase = (uint8_t)(what >> 4);
-        tell_birth(pack, (*at)++, held);
+        uint64_t attributes = c[MS_PACK_ATTRIBUTES].at[template];
+        memset(block, 0, sizeof *block);
+        block->bytes = c[MS_PACK_BYTES].at[template];
+        block->device = (uint32_t)c[MS_PACK_DEVICE].at[template];
+        block->path = (ms_path)c[MS_PACK_PATH].at[template];
+        block->category = attributes & 7;
+        block->outside = attributes >> 3 & 1;
+        block->phase = (uint8_t)(attributes >> 4);
+        set_added(pack, (*at)++, block);
         return true;
     }
     return false;

@@ -26,9 +26,9 @@ uint64_t pack_time(const struct pack *pack, uint64_t tick);
 uint64_t pack_step(const struct pack *pack, uint64_t tick);
 uint64_t pack_reserved(const struct pack *pack, uint64_t tick, uint32_t device);
 void pack_running(const struct pack *pack, uint64_t tick, uint64_t *phase, uint64_t *path);
-/* The next stay that is held at the tick, from *at = 0 on, as a block without since_event and slot; false if there is
- * none.
+/* The next lifetime that is held at the tick, from *at = 0 on, as a block without since_event and slot; false if there
+ * is none.
  */
-bool pack_held(const struct pack *pack, uint64_t tick, size_t *at, ms_captured_block *held);
+bool pack_block(const struct pack *pack, uint64_t tick, size_t *at, ms_captured_block *block);
 
 #endif

@@ -1,5 +1,5 @@
 /* test_ledger.c - what a ledger was told, captured and read back, is what the ledger says: now and
- * when most was held, by device, path and category. */
+ * when most was block, by device, path and category. */
 #define _GNU_SOURCE /* memfd_create */
 #include "ledger/ledger_play.h"
 #include "modscope_capture.h"
@@ -45,10 +45,10 @@ static void close_file(void)
 static ms_sums of_path(uint32_t device, ms_path path)
 {
     ms_sums sums = {{0}};
-    ms_captured_block held;
-    for (uint32_t at = 0; ms_cursor_block(cursor, &at, &held);)
-        if (held.device == device && held.path == path)
-            sums.of[held.category] += (int64_t)held.bytes;
+    ms_captured_block block;
+    for (uint32_t at = 0; ms_cursor_block(cursor, &at, &block);)
+        if (block.device == device && block.path == path)
+            sums.of[block.category] += (int64_t)block.bytes;
     return sums;
 }
 

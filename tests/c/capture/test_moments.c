@@ -12,17 +12,17 @@ TEST(a_claim_shows_at_every_moment_since_the_block_was_made)
     end_events();
     read_file();
     seek(2);
-    CHECK_EQ(held_in(0).category, MS_ACTIVATION);
-    CHECK_EQ(held_in(0).path, MS_GLOBAL);
+    CHECK_EQ(block_in(0).category, MS_ACTIVATION);
+    CHECK_EQ(block_in(0).path, MS_GLOBAL);
     CHECK_EQ(ms_cursor_now(cursor, 0).of[MS_ACTIVATION], 100);
     for (uint64_t moment = 2; moment <= 4; moment++) {
-        seek_settled(moment);
-        CHECK_EQ(held_in(0).category, MS_GRADIENT);
-        CHECK_EQ(held_in(0).path, 3);
+        seek_with_later_claims(moment);
+        CHECK_EQ(block_in(0).category, MS_GRADIENT);
+        CHECK_EQ(block_in(0).path, 3);
         CHECK_EQ(ms_cursor_now(cursor, 0).of[MS_GRADIENT], 100);
         CHECK_EQ(ms_cursor_now(cursor, 0).of[MS_ACTIVATION], moment > 2 ? 7 : 0);
     }
-    seek_settled(1);
+    seek_with_later_claims(1);
     CHECK(!is_held(0));
     finish_file();
 }
@@ -37,17 +37,17 @@ TEST(a_fresh_claim_shows_from_then_on_only)
     file_claim(&file, 0, MS_OPTSTATE, 4, 3, false);  /* 4 */
     end_events();
     read_file();
-    seek_settled(2);
-    CHECK_EQ(held_in(0).category, MS_PARAMETER);
-    CHECK_EQ(held_in(0).path, 2);
-    seek_settled(3);
-    CHECK_EQ(held_in(0).category, MS_PARAMETER);
+    seek_with_later_claims(2);
+    CHECK_EQ(block_in(0).category, MS_PARAMETER);
+    CHECK_EQ(block_in(0).path, 2);
+    seek_with_later_claims(3);
+    CHECK_EQ(block_in(0).category, MS_PARAMETER);
     seek(4);
-    CHECK_EQ(held_in(0).category, MS_OTHER);
-    CHECK_EQ(held_in(0).since_event, 3);
-    seek_settled(4);
-    CHECK_EQ(held_in(0).category, MS_OPTSTATE);
-    CHECK_EQ(held_in(0).path, 4);
+    CHECK_EQ(block_in(0).category, MS_OTHER);
+    CHECK_EQ(block_in(0).since_event, 3);
+    seek_with_later_claims(4);
+    CHECK_EQ(block_in(0).category, MS_OPTSTATE);
+    CHECK_EQ(block_in(0).path, 4);
     finish_file();
 }
 
@@ -61,10 +61,10 @@ TEST(a_claim_of_the_next_block_in_a_slot_is_not_the_last_ones)
     file_claim(&file, 0, MS_PARAMETER, 2, 3, false); /* 4 */
     end_events();
     read_file();
-    seek_settled(2);
-    CHECK_EQ(held_in(0).category, MS_ACTIVATION);
-    seek_settled(4);
-    CHECK_EQ(held_in(0).category, MS_PARAMETER);
+    seek_with_later_claims(2);
+    CHECK_EQ(block_in(0).category, MS_ACTIVATION);
+    seek_with_later_claims(4);
+    CHECK_EQ(block_in(0).category, MS_PARAMETER);
     finish_file();
 }
 
@@ -79,9 +79,9 @@ TEST(the_last_of_several_claims_holds)
     file_claim(&file, 0, MS_PARAMETER, 3, 1, false); /* 3 */
     end_events();
     read_file();
-    seek_settled(2);
-    CHECK_EQ(held_in(0).category, MS_PARAMETER);
-    CHECK_EQ(held_in(0).path, 3);
+    seek_with_later_claims(2);
+    CHECK_EQ(block_in(0).category, MS_PARAMETER);
+    CHECK_EQ(block_in(0).path, 3);
     finish_file();
 }
 
@@ -105,8 +105,8 @@ TEST(claims_are_found_beyond_a_key_frame_and_beyond_damage)
     file_claim(&file, 0, MS_PARAMETER, 3, 1, false); /* 3 */
     end_events();
     read_file();
-    seek_settled(2);
-    CHECK_EQ(held_in(0).category, MS_PARAMETER);
+    seek_with_later_claims(2);
+    CHECK_EQ(block_in(0).category, MS_PARAMETER);
     finish_file();
 }
 
@@ -124,13 +124,13 @@ TEST(settling_does_not_read_chunks_whose_claims_concern_nobody_here)
             file.oldest = 2;
         end_events();
         read_file();
-        seek_settled(2);
-        CHECK_EQ(held_in(0).category, honest ? MS_PARAMETER : MS_ACTIVATION);
+        seek_with_later_claims(2);
+        CHECK_EQ(block_in(0).category, honest ? MS_PARAMETER : MS_ACTIVATION);
         finish_file();
     }
 }
 
-TEST(what_is_settled_goes_on_only_after_a_seek)
+TEST(after_later_claims_were_applied_a_cursor_goes_on_only_after_a_seek)
 {
     begin_file();
     begin_events();
@@ -138,14 +138,14 @@ TEST(what_is_settled_goes_on_only_after_a_seek)
     file_claim(&file, 0, MS_PARAMETER, 2, 1, false); /* 2 */
     end_events();
     read_file();
-    seek_settled(2);
+    seek_with_later_claims(2);
     CHECK_EQ(ms_cursor_apply_later_claims(cursor), MS_OK);
     ms_event event;
-    int64_t most[MS_MAX_DEVICES];
+    int64_t peaks[MS_MAX_DEVICES];
     CHECK_EQ(ms_cursor_next(cursor, UINT32_MAX, &event), MS_EINVAL);
-    CHECK_EQ(ms_cursor_peaks(cursor, 3, most), MS_EINVAL);
+    CHECK_EQ(ms_cursor_peaks(cursor, 3, peaks), MS_EINVAL);
     seek(2);
-    CHECK_EQ(held_in(0).category, MS_ACTIVATION);
+    CHECK_EQ(block_in(0).category, MS_ACTIVATION);
     CHECK_EQ(next_event().category, MS_PARAMETER);
     finish_file();
 }
@@ -250,8 +250,8 @@ TEST(a_step_is_sought_by_its_end)
         }
     CHECK_EQ(ms_cursor_seek_step(cursor, 3), MS_ENOSTEP);
     CHECK_EQ(ms_cursor_seek_step(cursor, 5), MS_ENOSTEP);
-    CHECK_EQ(held_in(2).step, 1);
-    CHECK_EQ(held_in(4).step, 4);
+    CHECK_EQ(block_in(2).step, 1);
+    CHECK_EQ(block_in(4).step, 4);
     finish_file();
 }
 
@@ -285,11 +285,11 @@ TEST(the_most_between_two_moments)
     } parts[] = {{1, 1, 0, 0},   {1, 6, 100, 50}, {2, 4, 100, 50},
                  {4, 6, 30, 50}, {1, 2, 100, 0},  {1, UINT64_MAX, 100, 50}};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        int64_t most[MS_MAX_DEVICES];
+        int64_t peaks[MS_MAX_DEVICES];
         seek(parts[i].from);
-        CHECK_EQ(ms_cursor_peaks(cursor, parts[i].to, most), MS_OK);
-        CHECK_EQ(most[0], parts[i].cpu);
-        CHECK_EQ(most[1], parts[i].cuda);
+        CHECK_EQ(ms_cursor_peaks(cursor, parts[i].to, peaks), MS_OK);
+        CHECK_EQ(peaks[0], parts[i].cpu);
+        CHECK_EQ(peaks[1], parts[i].cuda);
         CHECK_EQ(ms_cursor_moment(cursor), parts[i].to < 6 ? parts[i].to : 6);
     }
     finish_file();

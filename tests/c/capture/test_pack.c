@@ -1,4 +1,4 @@
-/* test_pack.c - a pack says of every moment what a cursor says that is sought and settled there. */
+/* test_pack.c - a pack says of every moment what a cursor says that seeks it and applies later claims. */
 #include "capture_model.h"
 #include "capture_scene.h"
 #include "heap.h"
@@ -44,10 +44,10 @@ enum { MOST_HELD = 4096 };
 static void check_blocks(uint64_t tick)
 {
     static ms_captured_block wanted[MOST_HELD], got[MOST_HELD];
-    size_t many = 0, found = 0, stay = 0;
+    size_t many = 0, found = 0, lifetime = 0;
     for (uint32_t at = 0; ms_cursor_block(cursor, &at, &wanted[many]); many++)
         CHECK(many < MOST_HELD - 1);
-    while (pack_held(&pack, tick, &stay, &got[found]))
+    while (pack_block(&pack, tick, &lifetime, &got[found]))
         CHECK(++found < MOST_HELD);
     CHECK_EQ(found, many);
     qsort(wanted, many, sizeof *wanted, order);
@@ -110,7 +110,7 @@ TEST(a_pack_of_nothing_has_one_tick)
     read_file();
     make_pack(0, UINT64_MAX);
     CHECK_EQ(pack.raw.ticks, 1);
-    CHECK_EQ(pack.raw.stays, 0);
+    CHECK_EQ(pack.raw.lifetimes, 0);
     CHECK_EQ(pack_moment(&pack, 0), 1);
     free_pack();
     finish_file();
@@ -129,8 +129,8 @@ TEST(blocks_that_are_alike_are_one_kind)
     read_file();
     make_pack(0, UINT64_MAX);
     CHECK_EQ(pack.raw.ticks, 2002);
-    CHECK_EQ(pack.raw.stays, 1001);
-    CHECK_EQ(pack.raw.kinds, 2);
+    CHECK_EQ(pack.raw.lifetimes, 1001);
+    CHECK_EQ(pack.raw.templates, 2);
     check_ticks(97);
     free_pack();
     finish_file();
@@ -147,17 +147,17 @@ TEST(a_later_claim_tells_what_a_stay_was_and_a_fresh_one_begins_another)
     end_events();
     read_file();
     make_pack(0, UINT64_MAX);
-    CHECK_EQ(pack.raw.stays, 2);
-    CHECK_EQ(pack.columns[MS_PACK_AGAIN].count, 2);
-    ms_captured_block held;
+    CHECK_EQ(pack.raw.lifetimes, 2);
+    CHECK_EQ(pack.columns[MS_PACK_PREVIOUS].count, 2);
+    ms_captured_block block;
     size_t at = 0;
-    CHECK(pack_held(&pack, 1, &at, &held));
-    CHECK_EQ(held.category, MS_PARAMETER);
-    CHECK_EQ(held.path, 2);
+    CHECK(pack_block(&pack, 1, &at, &block));
+    CHECK_EQ(block.category, MS_PARAMETER);
+    CHECK_EQ(block.path, 2);
     at = 0;
-    CHECK(pack_held(&pack, 3, &at, &held));
-    CHECK_EQ(held.category, MS_GRADIENT);
-    CHECK_EQ(held.path, 4);
+    CHECK(pack_block(&pack, 3, &at, &block));
+    CHECK_EQ(block.category, MS_GRADIENT);
+    CHECK_EQ(block.path, 4);
     check_ticks(1);
     free_pack();
     finish_file();
@@ -179,11 +179,11 @@ TEST(what_is_claimed_after_the_last_moment_of_a_pack_is_known_in_it)
     make_pack(2, 3);
     CHECK_EQ(pack.raw.ticks, 2);
     CHECK_EQ(pack_moment(&pack, 0), 2);
-    ms_captured_block held;
+    ms_captured_block block;
     size_t at = 0;
-    CHECK(pack_held(&pack, 0, &at, &held));
-    CHECK_EQ(held.category, MS_OPTSTATE);
-    CHECK_EQ(held.made_at, 10);
+    CHECK(pack_block(&pack, 0, &at, &block));
+    CHECK_EQ(block.category, MS_OPTSTATE);
+    CHECK_EQ(block.made_at, 10);
     check_ticks(1);
     free_pack();
     finish_file();

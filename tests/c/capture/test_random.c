@@ -47,17 +47,17 @@ static void check_blocks(const struct model_state *wanted)
     ms_sums sums[MODEL_DEVICES] = {{{0}}};
     uint64_t count = 0;
     for (int i = 0; i < MODEL_SLOTS; i++) {
-        const struct model_block *block = &wanted->blocks[i];
-        if (block->since < 0)
+        const struct model_block *entry = &wanted->blocks[i];
+        if (entry->since < 0)
             continue;
         count++;
-        sums[block->held.device].of[block->held.category] += (int64_t)block->held.bytes;
-        ms_captured_block held;
+        sums[entry->block.device].of[entry->block.category] += (int64_t)entry->block.bytes;
+        ms_captured_block block;
         uint32_t at = 0;
-        while (ms_cursor_block(cursor, &at, &held) && held.slot != block->held.slot)
+        while (ms_cursor_block(cursor, &at, &block) && block.slot != entry->block.slot)
             ;
-        CHECK_EQ(held.slot, block->held.slot);
-        check_block(&held, &block->held);
+        CHECK_EQ(block.slot, entry->block.slot);
+        check_block(&block, &entry->block);
     }
     CHECK_EQ(ms_cursor_blocks(cursor), count);
     for (uint32_t i = 0; i < MODEL_DEVICES; i++) {
@@ -88,10 +88,10 @@ static void check_threads(const struct model_state *wanted)
     CHECK_EQ(found, known);
 }
 
-static void check_here(bool settled)
+static void check_here(bool later_claims)
 {
     static struct model_state wanted;
-    model_at(&model, ms_cursor_moment(cursor), settled, &wanted);
+    model_at(&model, ms_cursor_moment(cursor), later_claims, &wanted);
     CHECK_EQ(ms_cursor_step(cursor), wanted.step);
     CHECK_EQ(ms_cursor_optimizer_steps(cursor), wanted.optimizer_steps);
     check_blocks(&wanted);
@@ -115,21 +115,21 @@ static uint64_t nearest(uint64_t moment)
 static bool is_edge(uint64_t moment)
 {
     for (int i = 0; i < model.count; i++)
-        if (model.told[i].lost && !model.numbered && model.told[i].number == moment)
+        if (model.events[i].lost && !model.numbered && model.events[i].number == moment)
             return true;
     return false;
 }
 
-static void walk(uint64_t events)
+static void check_next_events(uint64_t events)
 {
     ms_event event;
     while (events-- && ms_cursor_next(cursor, UINT32_MAX, &event) == MS_OK) {
         int i = 0;
-        while (model.told[i].number != event.number || model.told[i].lost)
+        while (model.events[i].number != event.number || model.events[i].lost)
             CHECK(++i < model.count);
-        CHECK_EQ(event.op, model.told[i].op);
-        CHECK_EQ(event.time, model.told[i].time);
-        CHECK_EQ(event.thread, model_thread(model.told[i].thread));
+        CHECK_EQ(event.op, model.events[i].op);
+        CHECK_EQ(event.time, model.events[i].time);
+        CHECK_EQ(event.thread, model_thread(model.events[i].thread));
         CHECK_EQ(ms_cursor_moment(cursor), event.number + 1);
     }
     if (!is_edge(ms_cursor_moment(cursor)))
@@ -148,7 +148,7 @@ static void go_about(uint64_t random)
             CHECK_EQ(ms_cursor_apply_later_claims(cursor), MS_OK);
             check_here(true);
         } else {
-            walk(random_below(&random, 50));
+            check_next_events(random_below(&random, 50));
         }
     }
 }
@@ -164,7 +164,7 @@ TEST(every_moment_of_a_random_capture_is_what_the_model_says)
     for (uint64_t seed = 1; seed <= RUNS; seed++) {
         model_run(&model, seed, 600, seed % 2, false, true);
         open_model();
-        walk(UINT64_MAX);
+        check_next_events(UINT64_MAX);
         CHECK_EQ(ms_cursor_moment(cursor), model.file.event);
         CHECK(!ms_cursor_is_lower_bound(cursor));
         go_about(seed);
@@ -177,7 +177,7 @@ TEST(a_capture_with_losses_is_right_wherever_it_is_known)
     for (uint64_t seed = 1; seed <= RUNS; seed++) {
         model_run(&model, seed, 600, 1, true, seed % 2);
         open_model();
-        walk(UINT64_MAX);
+        check_next_events(UINT64_MAX);
         go_about(seed);
         CHECK_EQ(ms_reader_get_status(reader).lost, model.lost);
         CHECK_EQ(ms_cursor_seek(cursor, UINT64_MAX), MS_OK);
@@ -194,7 +194,7 @@ TEST(a_damaged_capture_is_right_wherever_it_is_known)
         for (int i = 0; i < 3; i++) /* the first key frame stays, so that there is something to know */
             model_damage(&model, 1 + (int)random_below(&random, (uint64_t)model.chunk_count - 1), random_next(&random));
         open_model();
-        walk(UINT64_MAX);
+        check_next_events(UINT64_MAX);
         go_about(seed);
         close_model();
     }
@@ -204,26 +204,26 @@ TEST(a_damaged_capture_is_right_wherever_it_is_known)
 static void check_survey(const ms_survey *survey)
 {
     static struct model_state at;
-    int64_t most[MODEL_DEVICES] = {0};
+    int64_t peaks[MODEL_DEVICES] = {0};
     uint64_t ops[MS_OP_COUNT] = {0};
     for (int i = 0; i < model.count; i++)
-        ops[model.told[i].op]++;
+        ops[model.events[i].op]++;
     for (uint64_t moment = survey->first; moment <= survey->last; moment++) {
         model_at(&model, moment, false, &at);
         int64_t total[MODEL_DEVICES] = {0};
         for (int i = 0; i < MODEL_SLOTS; i++)
             if (at.blocks[i].since >= 0)
-                total[at.blocks[i].held.device] += (int64_t)at.blocks[i].held.bytes;
+                total[at.blocks[i].block.device] += (int64_t)at.blocks[i].block.bytes;
         for (uint32_t i = 0; i < MODEL_DEVICES; i++) {
-            if (total[i] <= most[i])
+            if (total[i] <= peaks[i])
                 continue;
-            most[i] = total[i];
+            peaks[i] = total[i];
             if (total[i] == survey->peaks[i].bytes)
                 CHECK_EQ(survey->peaks[i].moment, moment);
         }
     }
     for (uint32_t i = 0; i < MODEL_DEVICES; i++)
-        CHECK_EQ(survey->peaks[i].bytes, most[i]);
+        CHECK_EQ(survey->peaks[i].bytes, peaks[i]);
     for (int i = 0; i < MS_OP_COUNT; i++)
         CHECK_EQ(survey->events[i], ops[i]);
     CHECK_EQ(survey->steps, at.step);

@@ -243,14 +243,14 @@ TEST(a_block_without_more_words_is_of_where_its_thread_is)
     read_file();
     CHECK_EQ(ms_cursor_seek(cursor, UINT64_MAX), MS_OK);
     for (uint8_t phase = MS_IDLE; phase <= MS_OPTIMIZER; phase++) {
-        ms_captured_block held = held_in(phase);
-        CHECK_EQ(held.category, category[phase]);
-        CHECK_EQ(held.phase, phase);
-        CHECK_EQ(held.path, 2 + phase % 3);
-        CHECK(!held.outside);
+        ms_captured_block block = block_in(phase);
+        CHECK_EQ(block.category, category[phase]);
+        CHECK_EQ(block.phase, phase);
+        CHECK_EQ(block.path, 2 + phase % 3);
+        CHECK(!block.outside);
     }
-    CHECK_EQ(held_in(10).path, MS_GLOBAL);
-    CHECK_EQ(held_in(10).phase, MS_IDLE);
+    CHECK_EQ(block_in(10).path, MS_GLOBAL);
+    CHECK_EQ(block_in(10).phase, MS_IDLE);
     finish_file();
 }
 
@@ -268,9 +268,9 @@ TEST(threads_are_where_they_were_in_the_chunk_before)
     end_events();
     read_file();
     CHECK_EQ(ms_cursor_seek(cursor, UINT64_MAX), MS_OK);
-    CHECK_EQ(held_in(0).path, MS_GLOBAL);
-    CHECK_EQ(held_in(1).path, 4);
-    CHECK_EQ(held_in(1).category, MS_TEMP);
+    CHECK_EQ(block_in(0).path, MS_GLOBAL);
+    CHECK_EQ(block_in(1).path, 4);
+    CHECK_EQ(block_in(1).category, MS_TEMP);
     uint32_t number;
     uint64_t id;
     ms_phase phase;
@@ -292,9 +292,9 @@ TEST(slot_device_and_path_begin_anew_in_every_chunk)
     read_file();
     CHECK_EQ(ms_cursor_seek(cursor, UINT64_MAX), MS_OK);
     for (uint32_t i = 0; i < 3; i++) {
-        ms_captured_block held = held_in(100 + i);
-        CHECK(held.bytes == 1 + i && held.device == i % 2 && held.path == 4 - i && held.outside);
-        CHECK(held.category == MS_BUFFER && held.phase == MS_RECOMPUTE);
+        ms_captured_block block = block_in(100 + i);
+        CHECK(block.bytes == 1 + i && block.device == i % 2 && block.path == 4 - i && block.outside);
+        CHECK(block.category == MS_BUFFER && block.phase == MS_RECOMPUTE);
     }
     finish_file();
 }
@@ -311,7 +311,7 @@ TEST(a_path_that_nobody_named_is_unknown)
     read_file();
     CHECK_EQ(ms_cursor_seek(cursor, UINT64_MAX), MS_OK);
     for (uint32_t i = 0; i < 3; i++)
-        CHECK_EQ(held_in(i).path, MS_UNKNOWN);
+        CHECK_EQ(block_in(i).path, MS_UNKNOWN);
     CHECK_EQ(ms_reader_get_status(reader).damaged, 0);
     finish_file();
 }
@@ -341,13 +341,13 @@ TEST(a_key_frame_tells_all_that_is_known)
     CHECK_EQ(ms_cursor_optimizer_steps(cursor), 7);
     CHECK_EQ(ms_cursor_reserved(cursor, 1), 777);
     CHECK_EQ(ms_cursor_blocks(cursor), 2);
-    ms_captured_block held = held_in(4);
-    CHECK(held.bytes == 1000 && held.device == 1 && held.category == MS_OPTSTATE && held.outside);
-    CHECK(held.phase == MS_OPTIMIZER && held.path == 3 && held.since_event == 40 && held.step == 6 &&
-          held.made_at == 1000);
-    held = held_in(6);
-    CHECK(held.bytes == 5 && held.device == 0 && held.category == MS_PARAMETER && !held.outside);
-    CHECK(held.phase == MS_IDLE && held.path == 2 && held.since_event == 0 && held.step == 0 && held.made_at == 0);
+    ms_captured_block block = block_in(4);
+    CHECK(block.bytes == 1000 && block.device == 1 && block.category == MS_OPTSTATE && block.outside);
+    CHECK(block.phase == MS_OPTIMIZER && block.path == 3 && block.since_event == 40 && block.step == 6 &&
+          block.made_at == 1000);
+    block = block_in(6);
+    CHECK(block.bytes == 5 && block.device == 0 && block.category == MS_PARAMETER && !block.outside);
+    CHECK(block.phase == MS_IDLE && block.path == 2 && block.since_event == 0 && block.step == 0 && block.made_at == 0);
     uint32_t number;
     uint64_t id;
     ms_phase phase;

@@ -197,9 +197,9 @@ def test_places_that_cannot_be(modscope, line, sentence):
     "data, sentence",
     [
         (None, "There is no file x.msc"),
-        (b"", "x.msc: this is no capture of modscope"),
-        (b"something else entirely, and long enough", "x.msc: this is no capture of modscope"),
-        (header(major=2) + bytes(100), "x.msc: this capture was written by a newer version of modscope"),
+        (b"", "x.msc: this file is not a modscope capture"),
+        (b"something else entirely, and long enough", "x.msc: this file is not a modscope capture"),
+        (header(major=2) + bytes(100), "x.msc: this capture was written by a newer version of modscope: upgrade modscope to read it"),
         (header(), "There is nothing to export: x.msc has no events in it"),
         (Capture().end(how="finished"), "There is nothing to export: x.msc has no events in it"),
     ],

@@ -89,7 +89,7 @@ def test_slices_are_where_each_thread_was(capture, read):
 
     threads = [track for track in {slice.track for slice in trace.slices} if isinstance(track, int)]
     on = {track: sorted(trace.on(track), key=lambda slice: slice.ts) for track in threads}
-    wheres = [raw for raw in loaded._reader.walk(1 << 3) if raw[3]]
+    wheres = [raw for raw in loaded._reader.events(1 << 3) if raw[3]]
     for raw in wheres[:: max(1, len(wheres) // 200)]:
         _, _, time, thread, _, _, path, _, phase, *_ = raw
         later = [other[2] for other in wheres if other[3] == thread and other[0] > raw[0]]
@@ -114,7 +114,7 @@ def test_phases_take_as_long_as_in_the_summary(export_folder, read):
 def test_each_thread_has_its_slices(export_folder, read):
     capture = export_folder / "threads.msc"
     loaded, trace = load(capture), read(capture)
-    ran = {raw[3] for raw in loaded._reader.walk(1 << 3)}
+    ran = {raw[3] for raw in loaded._reader.events(1 << 3)}
     assert len(ran) >= 3 and ran <= trace.threads.keys()
     assert all(trace.threads[thread] == f"thread {thread}" and trace.on(thread) for thread in ran)
 

@@ -301,7 +301,7 @@ def test_no_capture(capsys):
     with open("text.msc", "w") as file:
         file.write("no capture at all, this is")
     assert refused("text.msc", "-o", "out.html") == 1
-    assert capsys.readouterr().err == "modscope: text.msc: this is no capture of modscope\n"
+    assert capsys.readouterr().err == "modscope: text.msc: this file is not a modscope capture\n"
     assert os.listdir() == ["text.msc"]
 
 

@@ -1,4 +1,4 @@
-/* columns.c - a stretch of a capture in columns: stays that are alike are one kind, and numbers are small. */
+/* columns.c - writes a pack: lifetimes that are alike share a template, and most numbers are small. */
 #include "core/capture/pack/pack.h"
 
 /* ---- columns ---- */
@@ -13,121 +13,130 @@ bool ms__column_put(struct ms__packer *packer, ms_pack_column column, uint64_t v
     return true;
 }
 
-bool ms__column_on(struct ms__packer *packer, ms_pack_column column, uint64_t value)
+bool ms__column_put_delta(struct ms__packer *packer, ms_pack_column column, uint64_t value)
 {
     uint64_t latest = packer->columns[column].latest;
     packer->columns[column].latest = value;
     return ms__column_put(packer, column, value - latest);
 }
 
-/* ---- kinds ---- */
-struct kind {
+/* ---- templates ---- */
+struct template
+{
     uint64_t bytes;
     ms_path path;
-    uint8_t what, device;
+    uint8_t attributes, device;
 };
 
-/* Open addressing, as in map.h, but by all that makes a kind. */
-struct kinds {
-    struct kind *all;
+/* A set of templates, with open addressing as in slot_map.h; the key is the whole template. */
+struct templates {
+    struct template *all;
     size_t count, room;
-    uint32_t *slots; /* index + 1; 0: empty */
+    uint32_t *buckets; /* index + 1; 0: empty */
     uint32_t bits;
 };
 
-static bool is_same(const struct kind *a, const struct kind *b)
+static bool is_same_template(const struct template *a, const struct template *b)
 {
-    return a->bytes == b->bytes && a->path == b->path && a->what == b->what && a->device == b->device;
+    return a->bytes == b->bytes && a->path == b->path && a->attributes == b->attributes && a->device == b->device;
 }
 
-static uint32_t seek(const struct kinds *kinds, const struct kind *kind, uint64_t seed)
+static uint32_t find_template_bucket(const struct templates *templates, const struct template *template, uint64_t seed)
 {
-    uint64_t hash = (kind->bytes ^ seed) * UINT64_C(0x9E3779B97F4A7C15);
-    hash ^= hash >> 32 ^ ((uint64_t)kind->path << 16 | (uint64_t)kind->what << 8 | kind->device);
+    uint64_t hash = (template->bytes ^ seed) * UINT64_C(0x9E3779B97F4A7C15);
+    hash ^= hash >> 32 ^ ((uint64_t) template->path << 16 | (uint64_t) template->attributes << 8 | template->device);
     hash = (hash ^ seed) * UINT64_C(0xD6E8FEB86659FD93);
-    uint32_t at = (uint32_t)(hash >> (64 - kinds->bits)), mask = (1u << kinds->bits) - 1;
-    while (kinds->slots[at] && !is_same(&kinds->all[kinds->slots[at] - 1], kind))
+    uint32_t at = (uint32_t)(hash >> (64 - templates->bits)), mask = (1u << templates->bits) - 1;
+    while (templates->buckets[at] && !is_same_template(&templates->all[templates->buckets[at] - 1], template))
         at = (at + 1) & mask;
     return at;
 }
 
-/* Room for one more. */
-static bool grow_kinds(const ms_reader *reader, struct kinds *kinds)
+/* Make room for one more template. False: out of memory. */
+static bool reserve_template(const ms_reader *reader, struct templates *templates)
 {
-    struct kind *all = ms__reader_grow(reader, kinds->all, &kinds->room, kinds->count + 1, sizeof *all);
+    struct template *all = ms__reader_grow(reader, templates->all, &templates->room, templates->count + 1, sizeof *all);
     if (!all)
         return false;
-    kinds->all = all;
-    if (kinds->bits && kinds->count < (UINT64_C(1) << kinds->bits) / 2)
+    templates->all = all;
+    if (templates->bits && templates->count < (UINT64_C(1) << templates->bits) / 2)
         return true;
-    struct kinds grown = *kinds;
-    grown.bits = kinds->bits ? kinds->bits + 1 : 8;
-    size_t bytes = sizeof *grown.slots << grown.bits;
-    grown.slots = grown.bits < 32 ? ms__reader_alloc(reader, bytes) : NULL;
-    if (!grown.slots)
+    struct templates grown = *templates;
+    grown.bits = templates->bits ? templates->bits + 1 : 8;
+    size_t bytes = sizeof *grown.buckets << grown.bits;
+    grown.buckets = grown.bits < 32 ? ms__reader_alloc(reader, bytes) : NULL;
+    if (!grown.buckets)
         return false;
-    memset(grown.slots, 0, bytes);
-    for (size_t i = 0; i < kinds->count; i++)
-        grown.slots[seek(&grown, &kinds->all[i], reader->seed)] = (uint32_t)i + 1;
-    ms__reader_free(reader, kinds->slots);
-    *kinds = grown;
+    memset(grown.buckets, 0, bytes);
+    for (size_t i = 0; i < templates->count; i++)
+        grown.buckets[find_template_bucket(&grown, &templates->all[i], reader->seed)] = (uint32_t)i + 1;
+    ms__reader_free(reader, templates->buckets);
+    *templates = grown;
     return true;
 }
 
-/* How many kinds before the next new one the stay's kind is; 0: it is that one. False when memory runs out. */
-static bool find_kind(const ms_reader *reader, struct kinds *kinds, const struct ms__stay *stay, size_t *before)
+/* Find the template of the lifetime, or add it. `*before`: it is so many templates before the next new one; 0: it was
+ * added. False: out of memory. */
+static bool find_template(const ms_reader *reader, struct templates *templates, const struct ms__lifetime *lifetime,
+                          size_t *before)
 {
-    struct kind kind = {.bytes = stay->bytes, .path = stay->path, .what = stay->what, .device = stay->device};
-    if (!grow_kinds(reader, kinds))
+    struct template template = {.bytes = lifetime->bytes,
+                                .path = lifetime->path,
+                                .attributes = lifetime->attributes,
+                                .device = lifetime->device};
+    if (!reserve_template(reader, templates))
         return false;
-    uint32_t *slot = &kinds->slots[seek(kinds, &kind, reader->seed)];
-    *before = *slot ? kinds->count + 1 - *slot : 0;
-    if (!*slot) {
-        kinds->all[kinds->count++] = kind;
-        *slot = (uint32_t)kinds->count;
+    uint32_t *bucket = &templates->buckets[find_template_bucket(templates, &template, reader->seed)];
+    *before = *bucket ? templates->count + 1 - *bucket : 0;
+    if (!*bucket) {
+        templates->all[templates->count++] = template;
+        *bucket = (uint32_t)templates->count;
     }
     return true;
 }
 
-static bool put_kinds(struct ms__packer *packer, const struct kinds *kinds)
+static bool put_templates(struct ms__packer *packer, const struct templates *templates)
 {
     bool done = true;
-    for (size_t i = 0; i < kinds->count && done; i++)
-        done = ms__column_put(packer, MS_PACK_BYTES, kinds->all[i].bytes) &&
-               ms__column_put(packer, MS_PACK_WHAT, kinds->all[i].what) &&
-               ms__column_put(packer, MS_PACK_DEVICE, kinds->all[i].device) &&
-               ms__column_put(packer, MS_PACK_PATH, kinds->all[i].path);
+    for (size_t i = 0; i < templates->count && done; i++)
+        done = ms__column_put(packer, MS_PACK_BYTES, templates->all[i].bytes) &&
+               ms__column_put(packer, MS_PACK_ATTRIBUTES, templates->all[i].attributes) &&
+               ms__column_put(packer, MS_PACK_DEVICE, templates->all[i].device) &&
+               ms__column_put(packer, MS_PACK_PATH, templates->all[i].path);
     return done;
 }
 
-/* ---- stays ---- */
-static bool put_birth(struct ms__packer *packer, size_t index)
+/* ---- lifetimes ---- */
+static bool put_history(struct ms__packer *packer, size_t index)
 {
-    const struct ms__stay *stay = &packer->stays[index];
+    const struct ms__lifetime *lifetime = &packer->lifetimes[index];
     bool done = true;
-    if (stay->again)
-        done = ms__column_on(packer, MS_PACK_AGAIN, index) && ms__column_put(packer, MS_PACK_AGAIN, stay->again);
-    if (stay->old)
-        done = ms__column_on(packer, MS_PACK_OLD, index) && ms__column_put(packer, MS_PACK_OLD, stay->steps_ago) &&
-               ms__column_put(packer, MS_PACK_OLD, stay->ago);
+    if (lifetime->previous)
+        done = ms__column_put_delta(packer, MS_PACK_PREVIOUS, index) &&
+               ms__column_put(packer, MS_PACK_PREVIOUS, lifetime->previous);
+    if (lifetime->is_older)
+        done = ms__column_put_delta(packer, MS_PACK_AGE, index) &&
+               ms__column_put(packer, MS_PACK_AGE, lifetime->steps_ago) &&
+               ms__column_put(packer, MS_PACK_AGE, lifetime->micros_ago);
     return done;
 }
 
-static bool put_stays(struct ms__packer *packer, struct kinds *kinds)
+static bool put_lifetimes(struct ms__packer *packer, struct templates *templates)
 {
     for (size_t i = 0; i < packer->count; i++) {
-        const struct ms__stay *stay = &packer->stays[i];
-        size_t kind;
-        if (!find_kind(packer->reader, kinds, stay, &kind) || !ms__column_on(packer, MS_PACK_BEGIN, stay->begin) ||
-            !ms__column_put(packer, MS_PACK_LASTED, stay->lasted) || !ms__column_put(packer, MS_PACK_KIND, kind) ||
-            !put_birth(packer, i))
+        const struct ms__lifetime *lifetime = &packer->lifetimes[i];
+        size_t template;
+        if (!find_template(packer->reader, templates, lifetime, &template) ||
+            !ms__column_put_delta(packer, MS_PACK_BEGIN, lifetime->begin) ||
+            !ms__column_put(packer, MS_PACK_DURATION, lifetime->duration) ||
+            !ms__column_put(packer, MS_PACK_TEMPLATE, template) || !put_history(packer, i))
             return false;
     }
-    return put_kinds(packer, kinds);
+    return put_templates(packer, templates);
 }
 
-/* ---- all of it ---- */
-static int join(struct ms__packer *packer, ms_pack *pack)
+/* ---- the whole pack ---- */
+static int join_columns(struct ms__packer *packer, ms_pack *pack)
 {
     for (int i = 0; i < MS_PACK_COLUMNS; i++)
         pack->size += ms__varint_size(packer->columns[i].count) + packer->columns[i].count;
@@ -142,22 +151,23 @@ static int join(struct ms__packer *packer, ms_pack *pack)
     return at ? MS_OK : MS_ENOMEM;
 }
 
-static int fill(struct ms__packer *packer, ms_pack *pack)
+static int fill_pack(struct ms__packer *packer, ms_pack *pack)
 {
-    struct kinds kinds = {0};
-    int error = put_stays(packer, &kinds) ? MS_OK : MS_ENOMEM;
-    *pack = (ms_pack){.ticks = packer->tick + 1, .stays = (uint32_t)packer->count, .kinds = (uint32_t)kinds.count};
-    ms__reader_free(packer->reader, kinds.all);
-    ms__reader_free(packer->reader, kinds.slots);
-    return error ? error : join(packer, pack);
+    struct templates templates = {0};
+    int error = put_lifetimes(packer, &templates) ? MS_OK : MS_ENOMEM;
+    *pack = (ms_pack){
+        .ticks = packer->tick + 1, .lifetimes = (uint32_t)packer->count, .templates = (uint32_t)templates.count};
+    ms__reader_free(packer->reader, templates.all);
+    ms__reader_free(packer->reader, templates.buckets);
+    return error ? error : join_columns(packer, pack);
 }
 
 static void close_packer(struct ms__packer *packer)
 {
     ms_cursor_close(packer->cursor);
-    ms__reader_free(packer->reader, packer->stays);
-    ms__reader_free(packer->reader, packer->open.slots);
-    ms__reader_free(packer->reader, packer->later.bytes);
+    ms__reader_free(packer->reader, packer->lifetimes);
+    ms__reader_free(packer->reader, packer->open.buckets);
+    ms__reader_free(packer->reader, packer->claims_buffer.bytes);
     for (int i = 0; i < MS_PACK_COLUMNS; i++)
         ms__reader_free(packer->reader, packer->columns[i].bytes);
     ms__reader_free(packer->reader, packer);
@@ -173,9 +183,9 @@ int ms_reader_pack(ms_reader *reader, uint64_t first, uint64_t last, ms_pack *pa
     if (!error)
         error = ms_cursor_seek(packer->cursor, first);
     if (!error)
-        error = ms__packer_walk(packer, last);
+        error = ms__packer_collect(packer, last);
     if (!error)
-        error = fill(packer, pack);
+        error = fill_pack(packer, pack);
     close_packer(packer);
     return error;
 }

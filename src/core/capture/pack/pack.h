@@ -1,46 +1,52 @@
-/* pack.h - what the files that pack a capture share: stays, and columns of bytes. */
+/* pack.h - what the files that make a pack share: lifetimes of blocks, and columns of bytes. */
 #ifndef MS_PACK_H
 #define MS_PACK_H
 
 #include "core/capture/read/reader.h"
 
-/* What a block was from one tick to another. */
-struct ms__stay {
+/* What a block was from one tick to another. A claim that holds from now on ends a lifetime and begins the next:
+ *
+ *     tick:      3          7            12
+ *     block:     add        claim        drop
+ *     lifetimes: |--- #5 ---|--- #9 -----|        #5: begin 3, duration 4.  #9: begin 7, duration 5, previous 4 */
+struct ms__lifetime {
     uint64_t bytes, since_event;
-    uint64_t steps_ago, ago; /* if it is old */
-    uint32_t begin, lasted;  /* ticks; lasted 0: to the last */
-    uint32_t again;          /* how many stays before it is its block's one before; 0: there is none */
+    uint64_t steps_ago, micros_ago; /* is_older: when the block was added, before `begin` */
+    uint32_t begin, duration;       /* ticks; duration 0: to the last tick */
+    uint32_t previous;              /* the block's previous lifetime is so many before this one; 0: it has none */
     ms_path path;
-    uint8_t what, device;
-    bool old; /* its block was made before */
+    uint8_t attributes, device;
+    bool is_older; /* the block was added before the lifetime began, and has no previous lifetime */
 };
 
 struct ms__column {
     uint8_t *bytes;
     size_t count, room;
-    uint64_t latest; /* what the next number is relative to, where it is */
+    uint64_t latest; /* the last number of a delta-encoded column */
 };
 
 struct ms__packer {
     ms_reader *reader;
     ms_cursor *cursor;
-    struct ms__stay *stays; /* by growing begin */
+    struct ms__lifetime *lifetimes; /* ordered by `begin` */
     size_t count, room;
-    struct ms__map open; /* slot: the stay of the block in it */
+    struct ms__slot_map open; /* slot -> index of the lifetime that its block is in */
     uint32_t tick;
     uint64_t time, step;
-    ms_phase phase; /* that is running... */
-    ms_path path;   /* ...and where */
+    ms_phase phase; /* of the busiest thread */
+    ms_path path;   /* of that thread */
     uint64_t reserved[MS_MAX_DEVICES];
-    struct ms__buffer later; /* a chunk that is looked through for claims */
+    struct ms__buffer claims_buffer; /* the payload of a chunk whose later claims are read */
     struct ms__column columns[MS_PACK_COLUMNS];
 };
 
-/* Write a number, or by how much it is more than the latest; it is not less. False when memory runs out. */
+/* Append a number to a column. False: out of memory. */
 bool ms__column_put(struct ms__packer *packer, ms_pack_column column, uint64_t value);
-bool ms__column_on(struct ms__packer *packer, ms_pack_column column, uint64_t value);
+/* Append to a delta-encoded column; `value` is not lower than the last one. False: out of memory. */
+bool ms__column_put_delta(struct ms__packer *packer, ms_pack_column column, uint64_t value);
 
-/* stays.c: go from the cursor's moment to `last`. Makes the stays, and writes the columns that are not about them. */
-int ms__packer_walk(struct ms__packer *packer, uint64_t last);
+/* block_lifetimes.c: go from the cursor's moment to `last`. Makes the lifetimes, and fills all columns that are not
+ * about lifetimes. */
+int ms__packer_collect(struct ms__packer *packer, uint64_t last);
 
 #endif

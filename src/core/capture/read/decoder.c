@@ -1,133 +1,133 @@
-/* decoder.c - events as they are written, one after the other. It knows what an event says, and
- * nothing of whether that can be. */
+/* decoder.c - decodes the events of a chunk one after the other. It checks that each is well formed;
+ * state.c checks whether it is possible at its moment. */
 #include "core/capture/read/reader.h"
 
-void ms__scan_open(struct ms__scan *scan, const struct ms__chunk *chunk, const uint8_t *payload)
+void ms__decoder_open(struct ms__decoder *decoder, const struct ms__chunk *chunk, const uint8_t *payload)
 {
-    *scan = (struct ms__scan){.bytes = {.at = payload, .end = payload + chunk->size},
-                              .number = chunk->event,
-                              .time = chunk->time,
-                              .left = chunk->events};
+    *decoder = (struct ms__decoder){.bytes = {.at = payload, .end = payload + chunk->size},
+                                    .number = chunk->event,
+                                    .time = chunk->time,
+                                    .left = chunk->events};
 }
 
-/* The word's latest number plus what is written; false if it is beyond `most`. */
-MS__INLINE bool get_relative(struct ms__bytes *bytes, uint32_t *latest, uint32_t most)
+/* A number that is written relative to the latest one of its kind. False: it exceeds `limit`. */
+MS__INLINE bool decode_relative(struct ms__bytes *bytes, uint32_t *latest, uint32_t limit)
 {
     uint64_t value = *latest + (uint64_t)ms__get_zigzag(bytes);
     *latest = (uint32_t)value;
-    return value <= most;
+    return value <= limit;
 }
 
-MS__INLINE bool get_slot(struct ms__scan *scan, struct ms__raw *raw)
+MS__INLINE bool decode_slot(struct ms__decoder *decoder, struct ms__decoded_event *decoded)
 {
-    bool good = get_relative(&scan->bytes, &scan->slot, MS__SLOT_MAX);
-    raw->event.slot = scan->slot;
-    return good;
+    bool valid = decode_relative(&decoder->bytes, &decoder->slot, MS__SLOT_MAX);
+    decoded->event.slot = decoder->slot;
+    return valid;
 }
 
-MS__INLINE bool get_path(struct ms__scan *scan, struct ms__raw *raw)
+MS__INLINE bool decode_path(struct ms__decoder *decoder, struct ms__decoded_event *decoded)
 {
-    bool good = get_relative(&scan->bytes, &scan->path, UINT32_MAX);
-    raw->event.path = scan->path;
-    return good;
+    bool valid = decode_relative(&decoder->bytes, &decoder->path, UINT32_MAX);
+    decoded->event.path = decoder->path;
+    return valid;
 }
 
-MS__INLINE bool get_device(struct ms__scan *scan, struct ms__raw *raw)
+MS__INLINE bool decode_device(struct ms__decoder *decoder, struct ms__decoded_event *decoded)
 {
-    uint64_t device = ms__get_varint(&scan->bytes);
-    scan->device = raw->event.device = (uint32_t)device;
+    uint64_t device = ms__get_varint(&decoder->bytes);
+    decoder->device = decoded->event.device = (uint32_t)device;
     return device < MS_MAX_DEVICES;
 }
 
-MS__INLINE bool get_add(struct ms__scan *scan, struct ms__raw *raw)
+MS__INLINE bool decode_add(struct ms__decoder *decoder, struct ms__decoded_event *decoded)
 {
-    bool good = get_slot(scan, raw);
-    raw->event.bytes = ms__get_varint(&scan->bytes);
-    raw->event.device = scan->device;
-    if (raw->bits & MS__ADD_DEVICE)
-        good &= get_device(scan, raw);
-    if (raw->bits & MS__ADD_EXPLICIT) {
-        raw->what = ms__get_byte(&scan->bytes);
-        good &= ms__is_what(raw->what) && get_path(scan, raw);
+    bool valid = decode_slot(decoder, decoded);
+    decoded->event.bytes = ms__get_varint(&decoder->bytes);
+    decoded->event.device = decoder->device;
+    if (decoded->bits & MS__ADD_DEVICE)
+        valid &= decode_device(decoder, decoded);
+    if (decoded->bits & MS__ADD_EXPLICIT) {
+        decoded->attributes = ms__get_byte(&decoder->bytes);
+        valid &= ms__attributes_are_valid(decoded->attributes) && decode_path(decoder, decoded);
     }
-    return good && !(raw->bits & ~(MS__ADD_DEVICE | MS__ADD_EXPLICIT));
+    return valid && !(decoded->bits & ~(MS__ADD_DEVICE | MS__ADD_EXPLICIT));
 }
 
-static bool get_claim(struct ms__scan *scan, struct ms__raw *raw)
+static bool decode_claim(struct ms__decoder *decoder, struct ms__decoded_event *decoded)
 {
-    bool good = get_slot(scan, raw);
-    raw->what = ms__get_byte(&scan->bytes);
-    good &= get_path(scan, raw);
-    raw->age = ms__get_varint(&scan->bytes);
-    raw->event.from_now_on = raw->bits & MS__CLAIM_FROM_NOW_ON;
-    return good && raw->what < MS_CATEGORY_COUNT && raw->age <= raw->event.number &&
-           !(raw->bits & ~MS__CLAIM_FROM_NOW_ON);
+    bool valid = decode_slot(decoder, decoded);
+    decoded->attributes = ms__get_byte(&decoder->bytes);
+    valid &= decode_path(decoder, decoded);
+    decoded->age = ms__get_varint(&decoder->bytes);
+    decoded->event.from_now_on = decoded->bits & MS__CLAIM_FROM_NOW_ON;
+    return valid && decoded->attributes < MS_CATEGORY_COUNT && decoded->age <= decoded->event.number &&
+           !(decoded->bits & ~MS__CLAIM_FROM_NOW_ON);
 }
 
-static bool get_thread(struct ms__scan *scan, struct ms__raw *raw)
+static bool decode_thread(struct ms__decoder *decoder, struct ms__decoded_event *decoded)
 {
-    uint64_t number = ms__get_varint(&scan->bytes);
-    scan->thread = (uint32_t)number;
-    if (raw->bits & MS__THREAD_NEW)
-        raw->event.bytes = ms__get_varint(&scan->bytes);
-    return number <= UINT32_MAX && !(raw->bits & ~MS__THREAD_NEW);
+    uint64_t number = ms__get_varint(&decoder->bytes);
+    decoder->thread = (uint32_t)number;
+    if (decoded->bits & MS__THREAD_NEW)
+        decoded->event.bytes = ms__get_varint(&decoder->bytes);
+    return number <= UINT32_MAX && !(decoded->bits & ~MS__THREAD_NEW);
 }
 
-static bool get_oom(struct ms__scan *scan, struct ms__raw *raw)
+static bool decode_oom(struct ms__decoder *decoder, struct ms__decoded_event *decoded)
 {
-    bool good = get_device(scan, raw);
-    raw->event.bytes = ms__get_varint(&scan->bytes);
-    raw->event.allocated = ms__get_varint(&scan->bytes);
-    raw->event.reserved = ms__get_varint(&scan->bytes);
-    return good && !raw->bits;
+    bool valid = decode_device(decoder, decoded);
+    decoded->event.bytes = ms__get_varint(&decoder->bytes);
+    decoded->event.allocated = ms__get_varint(&decoder->bytes);
+    decoded->event.reserved = ms__get_varint(&decoder->bytes);
+    return valid && !decoded->bits;
 }
 
-MS__INLINE bool get_operands(struct ms__scan *scan, struct ms__raw *raw)
+MS__INLINE bool decode_operands(struct ms__decoder *decoder, struct ms__decoded_event *decoded)
 {
-    switch (raw->event.op) {
+    switch (decoded->event.op) {
     case MS_OP_ADD:
-        return get_add(scan, raw);
+        return decode_add(decoder, decoded);
     case MS_OP_DROP:
-        return get_slot(scan, raw) && !raw->bits;
+        return decode_slot(decoder, decoded) && !decoded->bits;
     case MS_OP_CLAIM:
-        return get_claim(scan, raw);
+        return decode_claim(decoder, decoded);
     case MS_OP_POSITION:
-        raw->event.phase = raw->bits >> MS__POSITION_PHASE;
-        return get_path(scan, raw) && raw->event.phase <= MS_OPTIMIZER;
+        decoded->event.phase = decoded->bits >> MS__POSITION_PHASE;
+        return decode_path(decoder, decoded) && decoded->event.phase <= MS_OPTIMIZER;
     case MS_OP_THREAD:
-        return get_thread(scan, raw);
+        return decode_thread(decoder, decoded);
     case MS_OP_STEP:
-        raw->event.bytes = ms__get_varint(&scan->bytes);
-        return !raw->bits;
+        decoded->event.bytes = ms__get_varint(&decoder->bytes);
+        return !decoded->bits;
     case MS_OP_OPTIMIZER_STEP:
-        return !raw->bits;
+        return !decoded->bits;
     case MS_OP_RESERVED:
-        if (!get_device(scan, raw))
+        if (!decode_device(decoder, decoded))
             return false;
-        raw->event.bytes = ms__get_varint(&scan->bytes);
-        return !raw->bits;
+        decoded->event.bytes = ms__get_varint(&decoder->bytes);
+        return !decoded->bits;
     case MS_OP_OOM:
-        return get_oom(scan, raw);
+        return decode_oom(decoder, decoded);
     default:
         return false;
     }
 }
 
-bool ms__scan_next(struct ms__scan *scan, struct ms__raw *raw)
+bool ms__decoder_next(struct ms__decoder *decoder, struct ms__decoded_event *decoded)
 {
-    uint8_t first = ms__get_byte(&scan->bytes);
-    uint64_t later = first & MS__EVENT_TIMED ? ms__get_varint(&scan->bytes) : 0;
-    if (later > UINT64_MAX - scan->time)
+    uint8_t first = ms__get_byte(&decoder->bytes);
+    uint64_t delta = first & MS__EVENT_TIMED ? ms__get_varint(&decoder->bytes) : 0;
+    if (delta > UINT64_MAX - decoder->time)
         return false;
-    *raw = (struct ms__raw){
-        .event = {.number = scan->number, .time = scan->time + later, .op = (ms_op)(first & MS__EVENT_OP)},
+    *decoded = (struct ms__decoded_event){
+        .event = {.number = decoder->number, .time = decoder->time + delta, .op = (ms_op)(first & MS__EVENT_OP)},
         .bits = first & ~(MS__EVENT_OP | MS__EVENT_TIMED)};
-    if (!get_operands(scan, raw) || scan->bytes.bad)
+    if (!decode_operands(decoder, decoded) || decoder->bytes.bad)
         return false;
-    raw->event.thread = scan->thread;
-    scan->time += later;
-    scan->number++;
-    scan->left--;
-    /* The last event and the payload end together. */
-    return scan->left || scan->bytes.at == scan->bytes.end;
+    decoded->event.thread = decoder->thread;
+    decoder->time += delta;
+    decoder->number++;
+    decoder->left--;
+    /* The last event must end where the payload ends. */
+    return decoder->left || decoder->bytes.at == decoder->bytes.end;
 }

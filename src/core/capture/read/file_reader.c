@@ -1,4 +1,6 @@
-/* file_reader.c - a capture's file: its chunks, found by their headers, and their payloads. */
+/* file_reader.c - opens the file of a capture: finds its chunks by their headers, and reads payloads.
+ *
+ * It does not decode events or key frames; decoder.c and key_frame_reader.c do. */
 #define _POSIX_C_SOURCE 200809L
 #include "core/capture/read/reader.h"
 
@@ -42,7 +44,7 @@ void *ms__reader_grow(const ms_reader *reader, void *array, size_t *room, size_t
 
 /* ---- bytes of the file ---- */
 
-/* As many of `count` bytes as there are. -1: they cannot be read. */
+/* Read `count` bytes, or fewer at the end of the file. Returns how many; -1: an error, in errno. */
 static ssize_t read_at(const ms_reader *reader, void *bytes, size_t count, uint64_t at)
 {
     size_t done = 0;
@@ -59,14 +61,14 @@ static ssize_t read_at(const ms_reader *reader, void *bytes, size_t count, uint6
     return (ssize_t)done;
 }
 
-void ms__reader_give_up(ms_reader *reader, struct ms__chunk *chunk, uint64_t bytes)
+void ms__reader_mark_damaged(ms_reader *reader, struct ms__chunk *chunk, uint64_t bytes)
 {
-    if (!chunk->bad)
+    if (!chunk->damaged)
         reader->damaged += bytes;
-    chunk->bad = true;
+    chunk->damaged = true;
 }
 
-/* The payload into `bytes`. */
+/* Read a payload into `bytes`, and check it. MS_EIO, MS_EFORMAT. */
 static int read_payload(const ms_reader *reader, uint64_t at, uint32_t size, uint32_t crc, uint8_t *bytes)
 {
     ssize_t got = read_at(reader, bytes, size, at);
@@ -75,7 +77,7 @@ static int read_payload(const ms_reader *reader, uint64_t at, uint32_t size, uin
     return (size_t)got == size && ms__crc32c(0, bytes, size) == crc ? MS_OK : MS_EFORMAT;
 }
 
-int ms__reader_read(ms_reader *reader, struct ms__chunk *chunk, struct ms__buffer *buffer)
+int ms__reader_read_payload(ms_reader *reader, struct ms__chunk *chunk, struct ms__buffer *buffer)
 {
     uint8_t *bytes = ms__reader_grow(reader, buffer->bytes, &buffer->room, (size_t)chunk->size + 1, 1);
     if (!bytes)
@@ -83,23 +85,23 @@ int ms__reader_read(ms_reader *reader, struct ms__chunk *chunk, struct ms__buffe
     buffer->bytes = bytes;
     int error = read_payload(reader, chunk->at, chunk->size, chunk->crc, buffer->bytes);
     if (error == MS_EFORMAT)
-        ms__reader_give_up(reader, chunk, (uint64_t)chunk->size + MS__CHUNK_HEAD);
+        ms__reader_mark_damaged(reader, chunk, (uint64_t)chunk->size + MS__CHUNK_HEAD);
     return error;
 }
 
 /* ---- chunks ---- */
 
-/* Enough of a chunk for its header, and for the three numbers that a key frame begins with. */
-enum { PEEK = MS__CHUNK_HEAD + 3 * MS__VARINT_MAX, WINDOW = 64 * 1024 };
+/* START_BYTES hold the header of a chunk and the three numbers with which a key frame begins. */
+enum { START_BYTES = MS__CHUNK_HEAD + 3 * MS__VARINT_MAX, WINDOW = 64 * 1024 };
 
-/* A good header whose payload lies in the file. */
+/* Whether these bytes are a valid header, and the whole payload is in the file. */
 static bool is_chunk(const ms_reader *reader, uint64_t at, const uint8_t *bytes, struct ms__chunk_head *head)
 {
     return ms__head_get(bytes, head) && head->size <= reader->bytes - at - MS__CHUNK_HEAD;
 }
 
-/* Where the next chunk begins at or after `at`, or the file's end. Looks through a window at a time, of which the last
- * bytes come again in the next: a header may lie across. */
+/* Find the first chunk that begins at or after `at`; the file's size if there is none. The file is searched in windows
+ * that overlap by one byte less than a header, so that a header on the border of two windows is found. */
 static int find_chunk(const ms_reader *reader, uint64_t at, uint64_t *found)
 {
     struct ms__chunk_head head;
@@ -125,8 +127,8 @@ static int find_chunk(const ms_reader *reader, uint64_t at, uint64_t *found)
     return got >= 0 ? MS_OK : window ? MS_EIO : MS_ENOMEM;
 }
 
-/* Whether the file ends here in the middle of a chunk: the program was killed, or goes on writing. `bytes`: what there
- * is of its header. */
+/* Whether the last bytes of the file are the beginning of a chunk: the writer was killed, or is still writing. `bytes`:
+ * as much of the header as the file has. */
 static bool is_cut_off(const uint8_t *bytes, size_t count)
 {
     uint8_t magic[4];
@@ -137,28 +139,28 @@ static bool is_cut_off(const uint8_t *bytes, size_t count)
     return memcmp(bytes, magic, count < 4 ? count : 4) == 0;
 }
 
-static int keep_words(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head)
+static int keep_metadata(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head)
 {
-    struct ms__kept *kept = ms__reader_alloc(reader, sizeof *kept + head->size);
-    if (!kept)
+    struct ms__payload *payload = ms__reader_alloc(reader, sizeof *payload + head->size);
+    if (!payload)
         return MS_ENOMEM;
-    int error = read_payload(reader, at, head->size, head->crc, kept->bytes);
+    int error = read_payload(reader, at, head->size, head->crc, payload->bytes);
     if (error) {
-        ms__reader_free(reader, kept);
+        ms__reader_free(reader, payload);
         return error;
     }
-    kept->next = reader->kept;
-    reader->kept = kept;
+    payload->next = reader->payloads;
+    reader->payloads = payload;
     reader->ended |= head->kind == MS__CHUNK_END;
-    return ms__words_read(reader, head->kind, kept->bytes, head->size);
+    return ms__metadata_read(reader, head->kind, payload->bytes, head->size);
 }
 
-/* The numbers that a key frame begins with. Nothing else tells that events were lost before it, so where it says that,
- * it is checked at once. */
-static int peek_at_key(ms_reader *reader, struct ms__chunk *chunk, const uint8_t *peek)
+/* Read the numbers with which a key frame begins. A loss of events is recorded nowhere else, so a key frame that
+ * reports a new loss is checked at once, and the others when they are loaded. */
+static int check_key_frame_start(ms_reader *reader, struct ms__chunk *chunk, const uint8_t *start)
 {
-    uint32_t most = PEEK - MS__CHUNK_HEAD;
-    struct ms__bytes bytes = {.at = peek, .end = peek + (chunk->size < most ? chunk->size : most)};
+    uint32_t limit = START_BYTES - MS__CHUNK_HEAD;
+    struct ms__bytes bytes = {.at = start, .end = start + (chunk->size < limit ? chunk->size : limit)};
     chunk->step = ms__get_varint(&bytes);
     ms__get_varint(&bytes);
     chunk->lost = ms__get_varint(&bytes);
@@ -172,11 +174,12 @@ static int peek_at_key(ms_reader *reader, struct ms__chunk *chunk, const uint8_t
     return error;
 }
 
-/* Chunks of events and key frames, in the order of their events: one that goes back is damage. */
-static int keep_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head, const uint8_t *peek)
+/* Add a chunk of events, or a key frame, to the list. Event numbers only grow in a file: a chunk whose first event
+ * is too low is damaged. */
+static int list_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head, const uint8_t *start)
 {
-    bool key = head->kind == MS__CHUNK_KEY;
-    uint32_t events = key ? 0 : head->events;
+    bool is_key_frame = head->kind == MS__CHUNK_KEY;
+    uint32_t events = is_key_frame ? 0 : head->events;
     if (head->event < reader->events || head->event > UINT64_MAX - 1 - events)
         return MS_EFORMAT;
     struct ms__chunk *chunks =
@@ -191,8 +194,8 @@ static int keep_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_hea
                               .size = head->size,
                               .crc = head->crc,
                               .events = events,
-                              .key = key};
-    int error = key ? peek_at_key(reader, &chunk, peek) : MS_OK;
+                              .is_key_frame = is_key_frame};
+    int error = is_key_frame ? check_key_frame_start(reader, &chunk, start) : MS_OK;
     if (error)
         return error;
     reader->chunks[reader->count++] = chunk;
@@ -200,13 +203,13 @@ static int keep_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_hea
     return MS_OK;
 }
 
-static int take_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head, const uint8_t *peek)
+static int read_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head, const uint8_t *start)
 {
     int error = MS_OK;
     if (head->kind == MS__CHUNK_KEY || head->kind == MS__CHUNK_EVENTS)
-        error = keep_chunk(reader, at, head, peek);
+        error = list_chunk(reader, at, head, start);
     else if (head->kind >= MS__CHUNK_INFO && head->kind <= MS__CHUNK_END)
-        error = keep_words(reader, at, head);
+        error = keep_metadata(reader, at, head);
     else
         return MS_OK;
     if (error == MS_OK && head->time > reader->duration)
@@ -220,16 +223,16 @@ static int take_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_hea
 static int find_chunks(ms_reader *reader)
 {
     for (uint64_t at = MS__FILE_HEAD; at < reader->bytes;) {
-        uint8_t peek[PEEK];
-        memset(peek, 0, sizeof peek);
-        ssize_t got = read_at(reader, peek, PEEK, at);
+        uint8_t start[START_BYTES];
+        memset(start, 0, sizeof start);
+        ssize_t got = read_at(reader, start, START_BYTES, at);
         if (got < 0)
             return MS_EIO;
-        size_t there = reader->bytes - at < (size_t)got ? (size_t)(reader->bytes - at) : (size_t)got;
+        size_t available = reader->bytes - at < (size_t)got ? (size_t)(reader->bytes - at) : (size_t)got;
         struct ms__chunk_head head;
-        if (there >= MS__CHUNK_HEAD && is_chunk(reader, at, peek, &head)) {
+        if (available >= MS__CHUNK_HEAD && is_chunk(reader, at, start, &head)) {
             at += MS__CHUNK_HEAD;
-            int error = take_chunk(reader, at, &head, peek + MS__CHUNK_HEAD);
+            int error = read_chunk(reader, at, &head, start + MS__CHUNK_HEAD);
             if (error)
                 return error;
             at += head.size;
@@ -239,7 +242,7 @@ static int find_chunks(ms_reader *reader)
         int error = find_chunk(reader, at + 1, &next);
         if (error)
             return error;
-        if (next < reader->bytes || !is_cut_off(peek, there))
+        if (next < reader->bytes || !is_cut_off(start, available))
             reader->damaged += next - at;
         at = next;
     }
@@ -247,20 +250,11 @@ static int find_chunks(ms_reader *reader)
 }
 
 /* ---- opening and closing ---- */
-static uint64_t new_seed(const ms_reader *reader)
+static uint64_t make_seed(const ms_reader *reader)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return ((uint64_t)now.tv_nsec << 32 ^ (uint64_t)now.tv_sec ^ (uintptr_t)reader) * UINT64_C(0xD6E8FEB86659FD93);
-}
-
-/* What was lost after the last key frame is told by the end chunk alone. */
-static void heed_end(ms_reader *reader)
-{
-    const char *key, *value;
-    for (size_t i = 0; ms_reader_info(reader, true, i, &key, &value); i++)
-        if (strcmp(key, "lost") == 0 && strtoull(value, NULL, 10) > reader->lost)
-            reader->lost = strtoull(value, NULL, 10);
 }
 
 static int open_file(ms_reader *reader)
@@ -274,11 +268,7 @@ static int open_file(ms_reader *reader)
         return MS_EFORMAT;
     reader->bytes = (uint64_t)found.st_size;
     int error = ms__file_head_check(head);
-    if (!error)
-        error = find_chunks(reader);
-    if (!error)
-        heed_end(reader);
-    return error;
+    return error ? error : find_chunks(reader);
 }
 
 int ms_reader_open(int fd, const ms_options *options, ms_reader **out)
@@ -292,7 +282,7 @@ int ms_reader_open(int fd, const ms_options *options, ms_reader **out)
     if (!reader)
         return MS_ENOMEM;
     *reader = empty;
-    reader->seed = new_seed(reader);
+    reader->seed = make_seed(reader);
     int error = open_file(reader);
     if (error) {
         ms_reader_close(reader);
@@ -306,7 +296,7 @@ void ms_reader_close(ms_reader *reader)
 {
     if (!reader)
         return;
-    ms__words_close(reader);
+    ms__metadata_free(reader);
     ms__reader_free(reader, reader->chunks);
     ms_reader last = *reader;
     ms__reader_free(&last, reader);

@@ -1,25 +1,31 @@
-/* later_claims.c - what later claims of a capture tell of earlier moments, known beforehand. */
+/* later_claims.c - retroactive claims that stand further on in the file than the moment they concern.
+ *
+ *     event:   10 add slot 3 ... 20 (the cursor) ... 30 claim slot 3, since event 10: Gradient of fc
+ *
+ * At moment 20 the block is a gradient already, but the file says so only at event 30. A cursor has two ways to know:
+ * it reads the rest of the file once, for one moment (ms_cursor_apply_later_claims), or it loads all claims of the
+ * file and looks them up as it goes on (ms_cursor_load_later_claims). */
 #include "core/capture/read/reader.h"
 
 #include <stdlib.h>
 
-enum { NEAR = 8 }; /* places to look on from the last one, before it is searched for */
+enum { LINEAR_STEPS = 8 }; /* entries after the latest hit that are tried before a binary search */
 
-/* ---- finding ---- */
-static int compare(const struct ms__later *later, uint64_t since_event, uint32_t slot)
+/* ---- looking up ---- */
+static int compare_with(const struct ms__later_claim *claim, uint64_t since_event, uint32_t slot)
 {
-    if (later->since_event != since_event)
-        return later->since_event < since_event ? -1 : 1;
-    return (later->slot > slot) - (later->slot < slot);
+    if (claim->since_event != since_event)
+        return claim->since_event < since_event ? -1 : 1;
+    return (claim->slot > slot) - (claim->slot < slot);
 }
 
-/* The first that is not before this one, or their number. */
-static size_t search(const struct ms__ahead *ahead, uint64_t since_event, uint32_t slot)
+/* The first claim that is not ordered before this block, or claims->count. */
+static size_t search_all(const struct ms__later_claims *claims, uint64_t since_event, uint32_t slot)
 {
-    size_t from = 0, to = ahead->count;
+    size_t from = 0, to = claims->count;
     while (from < to) {
         size_t middle = from + (to - from) / 2;
-        if (compare(&ahead->all[middle], since_event, slot) < 0)
+        if (compare_with(&claims->all[middle], since_event, slot) < 0)
             from = middle + 1;
         else
             to = middle;
@@ -27,82 +33,88 @@ static size_t search(const struct ms__ahead *ahead, uint64_t since_event, uint32
     return from;
 }
 
-/* Epochs are mostly asked for as they grow. */
-static size_t search_near(struct ms__ahead *ahead, uint64_t since_event, uint32_t slot)
+/* The same. A cursor mostly asks for growing since_events, so the answer is often close to the latest hit. */
+static size_t search_near(const struct ms__later_claims *claims, uint64_t since_event, uint32_t slot)
 {
-    size_t at = ahead->near;
-    if (at && compare(&ahead->all[at - 1], since_event, slot) >= 0)
-        return search(ahead, since_event, slot);
-    for (int i = 0; i < NEAR; i++, at++)
-        if (at == ahead->count || compare(&ahead->all[at], since_event, slot) >= 0)
+    size_t at = claims->latest_hit;
+    if (at && compare_with(&claims->all[at - 1], since_event, slot) >= 0)
+        return search_all(claims, since_event, slot);
+    for (int i = 0; i < LINEAR_STEPS; i++, at++)
+        if (at == claims->count || compare_with(&claims->all[at], since_event, slot) >= 0)
             return at;
-    return search(ahead, since_event, slot);
+    return search_all(claims, since_event, slot);
 }
 
-void ms__ahead_tell(struct ms__ahead *ahead, uint64_t since_event, uint32_t slot, uint8_t *category, ms_path *path)
+void ms__later_claims_apply(struct ms__later_claims *claims, uint64_t since_event, uint32_t slot, uint8_t *category,
+                            ms_path *path)
 {
-    ahead->near = search_near(ahead, since_event, slot);
-    if (ahead->near == ahead->count || compare(&ahead->all[ahead->near], since_event, slot) != 0)
+    size_t at = claims->latest_hit = search_near(claims, since_event, slot);
+    if (at == claims->count || compare_with(&claims->all[at], since_event, slot) != 0)
         return;
-    *category = ahead->all[ahead->near].category;
-    *path = ahead->all[ahead->near].path;
+    *category = claims->all[at].category;
+    *path = claims->all[at].path;
 }
 
-/* ---- gathering ---- */
-static int take_claims(const ms_reader *reader, struct ms__ahead *ahead, struct ms__scan *scan)
+/* ---- loading all claims of a file ---- */
+static bool is_retroactive_claim(const ms_event *event)
 {
-    struct ms__raw raw;
-    while (scan->left && ms__scan_next(scan, &raw)) {
-        if (raw.event.op != MS_OP_CLAIM || raw.event.from_now_on)
+    return event->op == MS_OP_CLAIM && !event->from_now_on;
+}
+
+static int collect_from_chunk(const ms_reader *reader, struct ms__later_claims *claims, struct ms__decoder *decoder)
+{
+    struct ms__decoded_event decoded;
+    while (decoder->left && ms__decoder_next(decoder, &decoded)) {
+        if (!is_retroactive_claim(&decoded.event))
             continue;
-        struct ms__later *all = NULL;
-        if (ahead->count < UINT32_MAX)
-            all = ms__reader_grow(reader, ahead->all, &ahead->room, ahead->count + 1, sizeof *all);
+        struct ms__later_claim *all = NULL;
+        if (claims->count < UINT32_MAX)
+            all = ms__reader_grow(reader, claims->all, &claims->room, claims->count + 1, sizeof *all);
         if (!all)
             return MS_ENOMEM;
-        ahead->all = all;
-        ahead->all[ahead->count] = (struct ms__later){.since_event = raw.event.number - raw.age,
-                                                      .slot = raw.event.slot,
-                                                      .path = ms__path_known(reader, raw.event.path),
-                                                      .order = (uint32_t)ahead->count,
-                                                      .category = raw.what & MS__ATTRIBUTES_CATEGORY};
-        ahead->count++;
+        claims->all = all;
+        claims->all[claims->count] = (struct ms__later_claim){.since_event = decoded.event.number - decoded.age,
+                                                              .slot = decoded.event.slot,
+                                                              .path = ms__checked_path(reader, decoded.event.path),
+                                                              .order = (uint32_t)claims->count,
+                                                              .category = decoded.attributes & MS__ATTRIBUTES_CATEGORY};
+        claims->count++;
     }
     return MS_OK;
 }
 
-/* Those of one block side by side, the latest claim last. */
-static int by_block(const void *left, const void *right)
+/* Claims of one block stand side by side, the latest one last. */
+static int compare_claims(const void *left, const void *right)
 {
-    const struct ms__later *a = left, *b = right;
-    int order = compare(a, b->since_event, b->slot);
+    const struct ms__later_claim *a = left, *b = right;
+    int order = compare_with(a, b->since_event, b->slot);
     return order ? order : (a->order > b->order) - (a->order < b->order);
 }
 
-static void keep_latest(struct ms__ahead *ahead)
+static void keep_latest_of_each_block(struct ms__later_claims *claims)
 {
     size_t kept = 0;
-    for (size_t i = 0; i < ahead->count; i++) {
-        const struct ms__later *later = &ahead->all[i];
-        if (i + 1 == ahead->count || compare(later, later[1].since_event, later[1].slot) != 0)
-            ahead->all[kept++] = *later;
+    for (size_t i = 0; i < claims->count; i++) {
+        const struct ms__later_claim *claim = &claims->all[i];
+        if (i + 1 == claims->count || compare_with(claim, claim[1].since_event, claim[1].slot) != 0)
+            claims->all[kept++] = *claim;
     }
-    ahead->count = kept;
+    claims->count = kept;
 }
 
-static int gather(ms_reader *reader, struct ms__ahead *ahead, struct ms__buffer *buffer)
+static int collect_all(ms_reader *reader, struct ms__later_claims *claims, struct ms__buffer *buffer)
 {
     for (size_t i = 0; i < reader->count; i++) {
         struct ms__chunk *chunk = &reader->chunks[i];
-        if (chunk->key || chunk->oldest == MS__NO_CLAIM)
+        if (chunk->is_key_frame || chunk->oldest == MS__NO_CLAIM)
             continue;
-        int error = ms__reader_read(reader, chunk, buffer);
+        int error = ms__reader_read_payload(reader, chunk, buffer);
         if (error == MS_EFORMAT)
             continue;
-        struct ms__scan scan;
+        struct ms__decoder decoder;
         if (!error) {
-            ms__scan_open(&scan, chunk, buffer->bytes);
-            error = take_claims(reader, ahead, &scan);
+            ms__decoder_open(&decoder, chunk, buffer->bytes);
+            error = collect_from_chunk(reader, claims, &decoder);
         }
         if (error)
             return error;
@@ -110,24 +122,90 @@ static int gather(ms_reader *reader, struct ms__ahead *ahead, struct ms__buffer 
     return MS_OK;
 }
 
-int ms__ahead_open(ms_reader *reader, struct ms__ahead *ahead)
+int ms__later_claims_load(ms_reader *reader, struct ms__later_claims *claims)
 {
     struct ms__buffer buffer = {0};
-    *ahead = (struct ms__ahead){0};
-    int error = gather(reader, ahead, &buffer);
+    *claims = (struct ms__later_claims){0};
+    int error = collect_all(reader, claims, &buffer);
     ms__reader_free(reader, buffer.bytes);
     if (error) {
-        ms__ahead_close(reader, ahead);
+        ms__later_claims_free(reader, claims);
         return error;
     }
-    if (ahead->count)
-        qsort(ahead->all, ahead->count, sizeof *ahead->all, by_block);
-    keep_latest(ahead);
+    if (claims->count)
+        qsort(claims->all, claims->count, sizeof *claims->all, compare_claims);
+    keep_latest_of_each_block(claims);
     return MS_OK;
 }
 
-void ms__ahead_close(const ms_reader *reader, struct ms__ahead *ahead)
+void ms__later_claims_free(const ms_reader *reader, struct ms__later_claims *claims)
 {
-    ms__reader_free(reader, ahead->all);
-    *ahead = (struct ms__ahead){0};
+    ms__reader_free(reader, claims->all);
+    *claims = (struct ms__later_claims){0};
+}
+
+int ms_cursor_load_later_claims(ms_cursor *cursor)
+{
+    struct ms__state *state = &cursor->state;
+    if (cursor->claims_applied)
+        return MS_EINVAL;
+    if (state->later_claims)
+        return MS_OK;
+    int error = ms__later_claims_load(cursor->reader, &cursor->later_claims);
+    if (error)
+        return error;
+    state->later_claims = &cursor->later_claims;
+    for (size_t i = 0; i < state->count; i++) {
+        ms_captured_block *block = &state->blocks[i];
+        uint8_t category = block->category;
+        ms_path path = block->path;
+        ms__later_claims_apply(state->later_claims, block->since_event, block->slot, &category, &path);
+        ms__state_claim_block(state, block, category, path);
+    }
+    return MS_OK;
+}
+
+/* ---- applying later claims at one moment ---- */
+
+/* Apply the claims that are left in a chunk to the blocks of the cursor's moment. `newest`: the highest since_event of
+ * these blocks. */
+static void apply_from_chunk(ms_cursor *cursor, struct ms__decoder *decoder, uint64_t newest)
+{
+    struct ms__decoded_event decoded;
+    while (decoder->left && ms__decoder_next(decoder, &decoded)) {
+        if (!is_retroactive_claim(&decoded.event))
+            continue;
+        uint64_t since_event = decoded.event.number - decoded.age;
+        ms_captured_block *block = since_event <= newest ? ms__state_block(&cursor->state, decoded.event.slot) : NULL;
+        if (block && block->since_event == since_event)
+            ms__state_claim_block(&cursor->state, block, decoded.attributes,
+                                  ms__checked_path(cursor->reader, decoded.event.path));
+    }
+}
+
+int ms_cursor_apply_later_claims(ms_cursor *cursor)
+{
+    ms_reader *reader = cursor->reader;
+    uint64_t newest = 0;
+    for (size_t i = 0; i < cursor->state.count; i++)
+        if (cursor->state.blocks[i].since_event > newest)
+            newest = cursor->state.blocks[i].since_event;
+    if (cursor->claims_applied || cursor->state.later_claims)
+        return MS_OK;
+    cursor->claims_applied = true;
+    apply_from_chunk(cursor, &cursor->decoder, newest);
+    for (size_t i = cursor->next_chunk; i < reader->count && cursor->state.count; i++) {
+        struct ms__chunk *chunk = &reader->chunks[i];
+        if (chunk->is_key_frame || chunk->oldest > newest)
+            continue;
+        int error = ms__reader_read_payload(reader, chunk, &cursor->buffer);
+        if (error == MS_EFORMAT)
+            continue;
+        if (error)
+            return ms__cursor_failed(cursor, error);
+        struct ms__decoder decoder;
+        ms__decoder_open(&decoder, chunk, cursor->buffer.bytes);
+        apply_from_chunk(cursor, &decoder, newest);
+    }
+    return MS_OK;
 }

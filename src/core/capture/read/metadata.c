@@ -1,39 +1,39 @@
-/* metadata.c - what a capture says in words: about the run, its devices and its modules. */
+/* metadata.c - the texts of a capture: info about the run, names of devices and of modules. */
 #include "core/capture/read/reader.h"
 
 #include <stdlib.h>
 
-/* Every path takes three bytes of the file, at the least: no file has more paths than this. And no program. */
-enum { PATH_BYTES = 3, PATHS_MOST = 1 << 24 };
+/* A path takes at least three bytes, which limits how many paths a file of a given size can have. */
+enum { MIN_PATH_BYTES = 3, MAX_PATHS = 1 << 24 };
 
-struct words {
+struct payload {
     struct ms__bytes bytes;
-    uint8_t *first; /* of the payload */
+    uint8_t *start; /* the first byte of the payload */
 };
 
-/* It moves one byte forward, over its length, so that there is room for its end: no memory is needed. NULL: it is cut
- * off. */
-static const char *get_string(struct words *words)
+/* Read a string, and make it end with a 0 byte. For that the string moves one byte back in the payload, over the last
+ * byte of its length, which has been read. NULL: the payload ends before the string does. */
+static const char *get_string(struct payload *payload)
 {
-    uint64_t size = ms__get_varint(&words->bytes);
-    const uint8_t *at = ms__get_bytes(&words->bytes, size);
+    uint64_t size = ms__get_varint(&payload->bytes);
+    const uint8_t *at = ms__get_bytes(&payload->bytes, size);
     if (!at)
         return NULL;
-    uint8_t *text = words->first + (at - words->first) - 1;
+    uint8_t *text = payload->start + (at - payload->start) - 1;
     memmove(text, at, size);
     text[size] = 0;
     return (const char *)text;
 }
 
-static bool more(const struct words *words)
+static bool has_more(const struct payload *payload)
 {
-    return words->bytes.at < words->bytes.end;
+    return payload->bytes.at < payload->bytes.end;
 }
 
-static int read_pairs(const ms_reader *reader, struct ms__pairs *pairs, struct words *words)
+static int read_pairs(const ms_reader *reader, struct ms__pairs *pairs, struct payload *payload)
 {
-    while (more(words)) {
-        const char *key = get_string(words), *value = get_string(words);
+    while (has_more(payload)) {
+        const char *key = get_string(payload), *value = get_string(payload);
         if (!key || !value)
             return MS_EFORMAT;
         struct ms__pair *grown = ms__reader_grow(reader, pairs->at, &pairs->room, pairs->count + 1, sizeof *grown);
@@ -45,20 +45,20 @@ static int read_pairs(const ms_reader *reader, struct ms__pairs *pairs, struct w
     return MS_OK;
 }
 
-static int read_devices(ms_reader *reader, struct words *words)
+static int read_devices(ms_reader *reader, struct payload *payload)
 {
-    while (more(words)) {
-        uint64_t device = ms__get_varint(&words->bytes);
-        const char *name = get_string(words);
+    while (has_more(payload)) {
+        uint64_t device = ms__get_varint(&payload->bytes);
+        const char *name = get_string(payload);
         if (!name || device >= MS_MAX_DEVICES)
             return MS_EFORMAT;
         reader->device_names[device] = name;
-        ms__reader_met_device(reader, (uint32_t)device);
+        ms__reader_note_device(reader, (uint32_t)device);
     }
     return MS_OK;
 }
 
-/* Room for a path. What lies before it and was not named has no name. */
+/* Make room for a path. Paths before it that the file has not named get no name. */
 static bool grow_paths(ms_reader *reader, uint64_t path)
 {
     if (path < reader->path_count)
@@ -72,24 +72,24 @@ static bool grow_paths(ms_reader *reader, uint64_t path)
     return true;
 }
 
-static int read_names(ms_reader *reader, struct words *words)
+static int read_names(ms_reader *reader, struct payload *payload)
 {
-    uint64_t most = reader->bytes / PATH_BYTES < PATHS_MOST ? reader->bytes / PATH_BYTES : PATHS_MOST;
-    for (uint64_t path = ms__get_varint(&words->bytes); more(words); path++) {
-        uint64_t parent = ms__get_varint(&words->bytes), nth = ms__get_varint(&words->bytes);
-        const char *name = get_string(words);
-        if (!name || path >= most || (parent >= path && path > MS_UNKNOWN) || nth > UINT32_MAX)
+    uint64_t limit = reader->bytes / MIN_PATH_BYTES < MAX_PATHS ? reader->bytes / MIN_PATH_BYTES : MAX_PATHS;
+    for (uint64_t path = ms__get_varint(&payload->bytes); has_more(payload); path++) {
+        uint64_t parent = ms__get_varint(&payload->bytes), nth = ms__get_varint(&payload->bytes);
+        const char *name = get_string(payload);
+        if (!name || path >= limit || (parent >= path && path > MS_UNKNOWN) || nth > UINT32_MAX)
             return MS_EFORMAT;
         if (!grow_paths(reader, path))
             return MS_ENOMEM;
         if (path > MS_UNKNOWN)
             reader->paths[path] = (struct ms__name){name, (ms_path)parent, (uint32_t)nth};
     }
-    return words->bytes.bad ? MS_EFORMAT : MS_OK;
+    return payload->bytes.bad ? MS_EFORMAT : MS_OK;
 }
 
-/* How many events were lost is the last thing that the writer says. */
-static void read_lost(ms_reader *reader)
+/* The end chunk says how many events were lost in all. Losses after the last key frame are recorded only there. */
+static void count_lost_events(ms_reader *reader)
 {
     for (size_t i = 0; i < reader->end.count; i++) {
         if (strcmp(reader->end.at[i].key, "lost") != 0)
@@ -99,37 +99,37 @@ static void read_lost(ms_reader *reader)
     }
 }
 
-int ms__words_read(ms_reader *reader, uint32_t kind, uint8_t *bytes, size_t size)
+int ms__metadata_read(ms_reader *reader, uint32_t kind, uint8_t *bytes, size_t size)
 {
-    struct words words = {.bytes = {.at = bytes, .end = bytes + size}, .first = bytes};
+    struct payload payload = {.bytes = {.at = bytes, .end = bytes + size}, .start = bytes};
     int error = MS_OK;
     switch (kind) {
     case MS__CHUNK_INFO:
-        return read_pairs(reader, &reader->info, &words);
+        return read_pairs(reader, &reader->info, &payload);
     case MS__CHUNK_NAMES:
-        return read_names(reader, &words);
+        return read_names(reader, &payload);
     case MS__CHUNK_DEVICES:
-        return read_devices(reader, &words);
+        return read_devices(reader, &payload);
     default:
-        error = read_pairs(reader, &reader->end, &words);
-        read_lost(reader);
+        error = read_pairs(reader, &reader->end, &payload);
+        count_lost_events(reader);
         return error;
     }
 }
 
-void ms__words_close(ms_reader *reader)
+void ms__metadata_free(ms_reader *reader)
 {
-    while (reader->kept) {
-        struct ms__kept *kept = reader->kept;
-        reader->kept = kept->next;
-        ms__reader_free(reader, kept);
+    while (reader->payloads) {
+        struct ms__payload *payload = reader->payloads;
+        reader->payloads = payload->next;
+        ms__reader_free(reader, payload);
     }
     ms__reader_free(reader, reader->info.at);
     ms__reader_free(reader, reader->end.at);
     ms__reader_free(reader, reader->paths);
 }
 
-/* ---- what is asked ---- */
+/* ---- answers ---- */
 bool ms_reader_info(const ms_reader *reader, bool of_end, size_t index, const char **key, const char **value)
 {
     const struct ms__pairs *pairs = of_end ? &reader->end : &reader->info;
@@ -150,7 +150,7 @@ const char *ms_reader_device(const ms_reader *reader, uint32_t device)
     return device < MS_MAX_DEVICES ? reader->device_names[device] : NULL;
 }
 
-/* The two that every capture has are there even where nothing was named. */
+/* MS_GLOBAL and MS_UNKNOWN count even if the file names no path. */
 uint32_t ms_reader_paths(const ms_reader *reader)
 {
     return reader->path_count > MS_UNKNOWN ? (uint32_t)reader->path_count : MS_UNKNOWN + 1;

@@ -1,22 +1,22 @@
-/* reader.h - what the files of the reading half share: a capture's chunks, its words, and what a
- * cursor knows at its moment.
+/* reader.h - what the files that read a capture share: the chunks of the file, its metadata, and the
+ * state that a cursor has at its moment.
  *
- * Nothing that a file says is trusted: a number is checked before anything depends on it, and
- * memory is asked for what is there, never for what is announced. */
+ * Nothing in a file is trusted. Every number is checked before anything depends on it, and memory is
+ * allocated for what the file contains, never for what it announces. */
 #ifndef MS_READER_H
 #define MS_READER_H
 
 #include "core/capture/format.h"
 
-/* ---- reader.c: the file and its chunks ---- */
-struct ms__chunk { /* of events, or a key frame */
-    uint64_t at;   /* where its payload lies in the file */
+/* ---- file_reader.c: the file and its chunks ---- */
+struct ms__chunk { /* a chunk of events, or a key frame */
+    uint64_t at;   /* the position of its payload in the file */
     uint64_t event, time;
-    uint64_t oldest;     /* events: the lowest since_event that a claim refers to */
-    uint64_t step, lost; /* key frame; unless `lost` grew, before it is checked */
+    uint64_t oldest;     /* events: the lowest since_event that a claim in it refers to */
+    uint64_t step, lost; /* key frame: unchecked, except that a `lost` above every earlier one is checked */
     uint32_t size, crc, events;
-    bool key;
-    bool bad; /* it was read, and not all of it could be */
+    bool is_key_frame;
+    bool damaged; /* a part of it, or all of it, could not be read */
 };
 
 struct ms__pair {
@@ -29,30 +29,30 @@ struct ms__pairs {
 };
 
 struct ms__name {
-    const char *name; /* NULL: not named */
+    const char *name; /* NULL: the file does not name this path */
     ms_path parent;
     uint32_t nth;
 };
 
-struct ms__kept { /* a payload, in which words lie */
-    struct ms__kept *next;
+struct ms__payload { /* a payload that is kept, because names and pairs point into it */
+    struct ms__payload *next;
     uint8_t bytes[];
 };
 
 struct ms_reader {
     ms_options memory; /* its alloc, free and context */
     int fd;
-    uint64_t seed; /* of maps */
+    uint64_t seed; /* of the hash tables */
     uint64_t bytes, damaged, events, lost, duration;
     bool ended;
-    uint32_t devices; /* one more than the highest that has a name, or was met */
+    uint32_t devices; /* one more than the highest device that has a name or has occurred */
     struct ms__chunk *chunks;
     size_t count, room;
     struct ms__pairs info, end;
     const char *device_names[MS_MAX_DEVICES];
     struct ms__name *paths;
     size_t path_count, path_room;
-    struct ms__kept *kept;
+    struct ms__payload *payloads;
 };
 
 struct ms__buffer {
@@ -62,60 +62,65 @@ struct ms__buffer {
 
 void *ms__reader_alloc(const ms_reader *reader, size_t bytes);
 void ms__reader_free(const ms_reader *reader, void *memory);
-/* An array of `*room` things of this size that must hold `count`, at least 1: it, or a larger one in its place. NULL
- * when memory runs out; then it is as it was. */
+/* Return an array with room for `count` items of `size` bytes, count >= 1: the array itself, or a larger copy, for
+ * which the old one is freed. `*room` is how many items it has room for. NULL: out of memory; nothing has changed. */
 void *ms__reader_grow(const ms_reader *reader, void *array, size_t *room, size_t count, size_t size);
-/* Read a chunk's payload into the buffer. MS_EFORMAT: it is damaged; MS_EIO, MS_ENOMEM. */
-int ms__reader_read(ms_reader *reader, struct ms__chunk *chunk, struct ms__buffer *buffer);
-/* The last `bytes` of the chunk cannot be read. */
-void ms__reader_give_up(ms_reader *reader, struct ms__chunk *chunk, uint64_t bytes);
-static inline void ms__reader_met_device(ms_reader *reader, uint32_t device)
+/* Read a chunk's payload into the buffer. MS_EFORMAT: the chunk is damaged, and has been marked so. MS_EIO,
+ * MS_ENOMEM. */
+int ms__reader_read_payload(ms_reader *reader, struct ms__chunk *chunk, struct ms__buffer *buffer);
+/* Record that `bytes` bytes of the chunk cannot be read. A chunk is counted once. */
+void ms__reader_mark_damaged(ms_reader *reader, struct ms__chunk *chunk, uint64_t bytes);
+static inline void ms__reader_note_device(ms_reader *reader, uint32_t device)
 {
     if (MS__UNLIKELY(device >= reader->devices))
         reader->devices = device + 1;
 }
 
-/* ---- words.c: info, devices and names ---- */
-/* Take what a payload says, whose bytes stay. MS_EFORMAT: the rest of it is damaged; MS_ENOMEM. */
-int ms__words_read(ms_reader *reader, uint32_t kind, uint8_t *bytes, size_t size);
-void ms__words_close(ms_reader *reader);
+/* ---- metadata.c: info, devices and names ---- */
 
-/* ---- event.c: events as they are written ---- */
-struct ms__scan { /* in a chunk of events */
+/* Read the payload of such a chunk. Names and pairs will point into `bytes`, which must outlive the reader.
+ * MS_EFORMAT: the rest of the payload is damaged; what came before it counts. MS_ENOMEM. */
+int ms__metadata_read(ms_reader *reader, uint32_t kind, uint8_t *bytes, size_t size);
+void ms__metadata_free(ms_reader *reader);
+
+/* ---- decoder.c: events as they are written ---- */
+struct ms__decoder { /* a position in a chunk of events */
     struct ms__bytes bytes;
-    uint64_t number, time; /* the next event's number, the last one's time */
-    uint32_t left;         /* events that are to come in it */
-    uint32_t slot, device, thread;
+    uint64_t number, time;         /* the number of the next event, the time of the last one */
+    uint32_t left;                 /* events of the chunk that are not decoded yet */
+    uint32_t slot, device, thread; /* the latest ones in this chunk, to which the next are relative */
     ms_path path;
 };
 
-struct ms__raw {
-    ms_event event; /* without what only the state knows */
-    uint64_t age;   /* claim */
-    uint8_t bits;   /* of the first byte */
-    uint8_t what;   /* add: explicit, claim */
+struct ms__decoded_event {
+    ms_event event;     /* without the fields that follow from the state */
+    uint64_t age;       /* claim */
+    uint8_t bits;       /* bits 4 to 6 of the first byte */
+    uint8_t attributes; /* explicit add, claim */
 };
 
-static inline bool ms__is_what(uint8_t what)
+static inline bool ms__attributes_are_valid(uint8_t attributes)
 {
-    return (what & MS__ATTRIBUTES_CATEGORY) < MS_CATEGORY_COUNT && what >> MS__ATTRIBUTES_PHASE <= MS_OPTIMIZER;
+    return (attributes & MS__ATTRIBUTES_CATEGORY) < MS_CATEGORY_COUNT &&
+           attributes >> MS__ATTRIBUTES_PHASE <= MS_OPTIMIZER;
 }
 
-/* At the beginning of this chunk, whose payload is here. */
-void ms__scan_open(struct ms__scan *scan, const struct ms__chunk *chunk, const uint8_t *payload);
-/* The next event; there are some left. False if it is none. */
-bool ms__scan_next(struct ms__scan *scan, struct ms__raw *raw);
+void ms__decoder_open(struct ms__decoder *decoder, const struct ms__chunk *chunk, const uint8_t *payload);
+/* Decode the next event; decoder->left is at least 1. False: the bytes are no event. */
+bool ms__decoder_next(struct ms__decoder *decoder, struct ms__decoded_event *decoded);
 
-/* ---- map.h ---- */
-struct ms__map {
-    uint64_t *slots;      /* key << 32 | value + 1; 0: empty */
-    uint32_t count, most; /* there are, and it takes before it grows */
-    uint32_t mask, shift; /* made of its size */
+/* ---- slot_map.h ---- */
+struct ms__slot_map {
+    uint64_t *buckets;     /* key << 32 | value + 1; 0: empty */
+    uint32_t count, limit; /* it grows when count would exceed limit */
+    uint32_t mask, shift;  /* both follow from the number of buckets */
     uint64_t seed;
 };
 
-/* ---- ahead.c: what a block is found to be by later claims ---- */
-struct ms__later {
+/* ---- later_claims.c: retroactive claims that stand further on in the file ---- */
+
+/* What the block in `slot` has been since `since_event`. Only both together identify a block: slots are used again. */
+struct ms__later_claim {
     uint64_t since_event;
     uint32_t slot;
     ms_path path;
@@ -123,81 +128,120 @@ struct ms__later {
     uint8_t category;
 };
 
-struct ms__ahead {
-    struct ms__later *all; /* by since_event and slot */
+struct ms__later_claims {
+    struct ms__later_claim *all; /* ordered by since_event, then slot; one for each block */
     size_t count, room;
-    size_t near; /* where it looked last */
+    size_t latest_hit; /* where the last search ended */
 };
 
-/* Look through the file. MS_ENOMEM, MS_EIO: there is nothing to close. */
-int ms__ahead_open(ms_reader *reader, struct ms__ahead *ahead);
-void ms__ahead_close(const ms_reader *reader, struct ms__ahead *ahead);
-/* What the block in this slot is from this since_event on, if a claim tells; else nothing changes. */
-void ms__ahead_tell(struct ms__ahead *ahead, uint64_t since_event, uint32_t slot, uint8_t *category, ms_path *path);
+/* Read the claims of the whole file. On MS_ENOMEM and MS_EIO there is nothing to free. */
+int ms__later_claims_load(ms_reader *reader, struct ms__later_claims *claims);
+void ms__later_claims_free(const ms_reader *reader, struct ms__later_claims *claims);
+/* Set category and path to those that the last claim of this block states. Without a claim they stay as they are. */
+void ms__later_claims_apply(struct ms__later_claims *claims, uint64_t since_event, uint32_t slot, uint8_t *category,
+                            ms_path *path);
 
-/* ---- state.c: what is known at a moment ---- */
-struct ms__who {
+/* ---- state.c and key_frame_reader.c: everything that is known at a moment ---- */
+struct ms__thread_position {
     uint64_t id;
     uint32_t number;
     ms_path path;
     uint8_t phase;
 };
 
-/* total = sum over categories = sum over blocks, for every device */
+/* For every device: total = sum of now.of over the categories = sum of bytes over its blocks. */
 struct ms__state {
     ms_captured_block *blocks; /* in no order */
     size_t count, room;
-    struct ms__map by_slot;
-    struct ms__who *threads;
+    struct ms__slot_map by_slot; /* slot -> index in blocks */
+    struct ms__thread_position *threads;
     size_t thread_count, thread_room;
-    struct ms__map by_thread;
-    uint32_t who;                        /* whose the events are: index in threads, or MS__MAP_NONE */
+    struct ms__slot_map by_thread;       /* thread number -> index in threads */
+    uint32_t selected;                   /* the index of the thread to which events belong, or MS__SLOT_MAP_NONE */
     uint32_t in_phase[MS_OPTIMIZER + 1]; /* threads */
     ms_sums now[MS_MAX_DEVICES];
     int64_t total[MS_MAX_DEVICES];
     uint64_t reserved[MS_MAX_DEVICES];
     uint64_t step, optimizer_steps, lost;
-    struct ms__ahead *ahead; /* NULL: later claims are not known yet */
+    struct ms__later_claims *later_claims; /* NULL: they are not loaded */
 };
 
 void ms__state_clear(struct ms__state *state);
 void ms__state_close(ms_reader *reader, struct ms__state *state);
-/* From now on events are this thread's. */
-void ms__state_turn(struct ms__state *state, uint32_t thread);
-/* What the key frame says, and nothing else. MS_EFORMAT: nothing has changed; MS_ENOMEM: anything may have. */
-int ms__state_load(ms_reader *reader, struct ms__state *state, const struct ms__chunk *chunk, const uint8_t *payload);
-/* The event happens, and is completed. MS_EFORMAT: it cannot; MS_ENOMEM. Then nothing has changed. */
-int ms__state_happen(ms_reader *reader, struct ms__state *state, struct ms__raw *raw);
-/* The block is something else, as a claim says. */
-void ms__state_claim(struct ms__state *state, ms_captured_block *block, uint8_t category, ms_path path);
-/* Of the threads' phases the first of recompute, backward, optimizer, forward, idle. */
+/* The events that follow belong to this thread. */
+void ms__state_select_thread(struct ms__state *state, uint32_t thread);
+/* Replace the state by what the key frame says. MS_EFORMAT: nothing has changed. MS_ENOMEM: the state is undefined. */
+int ms__state_load_key_frame(ms_reader *reader, struct ms__state *state, const struct ms__chunk *chunk,
+                             const uint8_t *payload);
+/* Change the state as the event says, and fill in the event's other fields. MS_EFORMAT: the event contradicts the
+ * state. MS_ENOMEM. On an error the state is unchanged. */
+int ms__state_apply_event(ms_reader *reader, struct ms__state *state, struct ms__decoded_event *decoded);
+int ms__state_add_block(ms_reader *reader, struct ms__state *state, ms_captured_block *block);
+bool ms__state_reserve_blocks(const ms_reader *reader, struct ms__state *state, size_t count);
+/* Select the thread, and set its position; it may be a new thread. */
+int ms__state_set_thread(const ms_reader *reader, struct ms__state *state, const struct ms__thread_position *position);
+/* Set the block's category and owner. */
+void ms__state_claim_block(struct ms__state *state, ms_captured_block *block, uint8_t category, ms_path path);
+/* The first of recompute, backward, optimizer, forward that any thread is in; else idle. */
 ms_phase ms__state_phase(const struct ms__state *state);
-/* NULL if there is no block in that slot. */
+/* NULL: no block is in this slot. */
 ms_captured_block *ms__state_block(const struct ms__state *state, uint32_t slot);
 
-/* What the format calls a path, as the reader's callers may use it. */
-static inline ms_path ms__path_known(const ms_reader *reader, ms_path path)
+/* A path from the file, or MS_UNKNOWN if the file does not name it. */
+static inline ms_path ms__checked_path(const ms_reader *reader, ms_path path)
 {
     return path < reader->path_count || path == MS_GLOBAL ? path : MS_UNKNOWN;
 }
 
-/* ---- cursor.c ---- */
+/* ---- cursor.c: going on from event to event. seek.c: going to a moment ----
+ *
+ *                       has_state   at_gap   claims_applied
+ *     no state              -          x            -
+ *     ready                 x          -            -
+ *     at a gap              x          x            -
+ *     claims applied        any        any          x
+ *
+ *     no state       --- a key frame is loaded ----------------> ready
+ *     ready          --- an event is applied ------------------> ready
+ *     ready          --- the next chunk is lost or damaged ----> at a gap
+ *     at a gap       --- a key frame after it is loaded -------> ready
+ *     any            --- ms_cursor_apply_later_claims ---------> claims applied
+ *     claims applied --- a seek loads a key frame -------------> ready
+ *     any            --- MS_ENOMEM, MS_EIO, no key frame ------> no state
+ *
+ * With claims applied a cursor cannot go on, because the buffer holds the payload of another chunk. */
 struct ms_cursor {
     ms_reader *reader;
     struct ms__state state;
-    struct ms__ahead ahead; /* what state.ahead is, if anything */
-    struct ms__buffer buffer;
-    struct ms__scan scan; /* scan.left: events of the open chunk that are to come */
-    size_t at;            /* the chunk that comes next; the open one is before it */
+    struct ms__later_claims later_claims; /* state.later_claims points to it once it is loaded */
+    struct ms__buffer buffer;             /* the payload of the open chunk */
+    struct ms__decoder decoder;           /* decoder.left: events of the open chunk that were not applied yet */
+    size_t next_chunk;                    /* the open chunk is the one before it */
     uint64_t moment, time;
-    bool known;   /* the state is the moment's; else nothing is */
-    bool stuck;   /* what comes next is lost or damaged: only a key frame leads on */
-    bool settled; /* the state has later claims in it, and the buffer is another chunk's */
+    bool has_state;      /* `state` is that of `moment`; else it is empty */
+    bool at_gap;         /* what comes next is lost or damaged */
+    bool claims_applied; /* `state` contains claims from further on in the file */
 };
 
-enum { MS__AT_KEY = MS_JUMPED };
-/* The next event, which has then happened; MS__AT_KEY: something was passed over, and it is at the key frame after it.
- * It is not settled. */
-int ms__cursor_next(ms_cursor *cursor, struct ms__raw *raw);
+/* How far ms__cursor_advance goes at most. */
+struct ms__limit {
+    uint64_t moment, time, step;
+};
+
+/* Apply the next event. MS_JUMPED: a gap was passed, and the state is that of the key frame after it. MS_EEND. The
+ * caller has checked that claims_applied is not set. */
+int ms__cursor_next(ms_cursor *cursor, struct ms__decoded_event *decoded);
+/* Apply events up to the limit, the next gap or the end of the file. */
+int ms__cursor_advance(ms_cursor *cursor, struct ms__limit limit);
+/* Whether the chunk continues where the cursor is. A key frame does if it says nothing new. */
+bool ms__cursor_is_continued_by(const ms_cursor *cursor, const struct ms__chunk *chunk);
+/* Load this key frame; no chunk is open. MS_EFORMAT: it is damaged. The caller sets next_chunk. */
+int ms__cursor_load_key_frame(ms_cursor *cursor, struct ms__chunk *chunk);
+/* Go to the state "no state". */
+void ms__cursor_reset(ms_cursor *cursor);
+/* Reset the cursor on MS_ENOMEM and MS_EIO, which leave it undefined. Returns the error. */
+int ms__cursor_failed(ms_cursor *cursor, int error);
+/* seek.c: go to the first key frame that can be read, or to "no state" at the end of the file if there is none. */
+int ms__cursor_seek_start(ms_cursor *cursor);
 
 #endif

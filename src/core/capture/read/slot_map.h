@@ -1,53 +1,57 @@
-/* slot_map.h - small numbers by a number that a file names: a slot's block, a thread's place in a list.
+/* slot_map.h - a hash table from numbers in a file to small numbers: from a slot to the index of its
+ * block, from a thread's number to its index.
  *
- * Open addressing, at most 6 in 10 used. The hash is seeded: whoever wrote the file does not
- * know which numbers would meet in one place. */
-#ifndef MS_MAP_H
-#define MS_MAP_H
+ *     buckets:  | 0 | key << 32 | value + 1 | key << 32 | value + 1 | 0 | ...     0: empty
+ *
+ * Open addressing with linear probing; at most 6 of 10 buckets are in use. The hash is seeded, so that the
+ * author of a file cannot choose keys that collide. */
+#ifndef MS_SLOT_MAP_H
+#define MS_SLOT_MAP_H
 
 #include "core/capture/read/reader.h"
 
-#define MS__MAP_NONE UINT32_MAX
+#define MS__SLOT_MAP_NONE UINT32_MAX
 
-static inline uint32_t ms__map_home(const struct ms__map *map, uint32_t key)
+/* The bucket in which the search for a key begins. */
+static inline uint32_t ms__slot_map_first_bucket(const struct ms__slot_map *map, uint32_t key)
 {
     uint64_t hash = (key ^ map->seed) * UINT64_C(0x9E3779B97F4A7C15);
     hash = (hash ^ hash >> 32) * UINT64_C(0xD6E8FEB86659FD93);
     return (uint32_t)(hash >> map->shift);
 }
 
-/* Where the key is, or the empty place it would get. There is a table. */
-static inline uint32_t ms__map_seek(const struct ms__map *map, uint32_t key)
+/* The bucket of the key, or the empty bucket into which it would go. The map must have buckets. */
+static inline uint32_t ms__slot_map_find_bucket(const struct ms__slot_map *map, uint32_t key)
 {
-    uint32_t at = ms__map_home(map, key);
-    while (map->slots[at] && map->slots[at] >> 32 != key)
+    uint32_t at = ms__slot_map_first_bucket(map, key);
+    while (map->buckets[at] && map->buckets[at] >> 32 != key)
         at = (at + 1) & map->mask;
     return at;
 }
 
-/* MS__MAP_NONE if it is not there. */
-static inline uint32_t ms__map_get(const struct ms__map *map, uint32_t key)
+/* MS__SLOT_MAP_NONE: the key is absent. */
+static inline uint32_t ms__slot_map_get(const struct ms__slot_map *map, uint32_t key)
 {
-    return map->count ? (uint32_t)map->slots[ms__map_seek(map, key)] - 1 : MS__MAP_NONE;
+    return map->count ? (uint32_t)map->buckets[ms__slot_map_find_bucket(map, key)] - 1 : MS__SLOT_MAP_NONE;
 }
 
-/* There is room for it, or it is there. */
-static inline void ms__map_set(struct ms__map *map, uint32_t key, uint32_t value)
+/* The key must be present, or room must have been reserved for it. */
+static inline void ms__slot_map_set(struct ms__slot_map *map, uint32_t key, uint32_t value)
 {
-    uint32_t at = ms__map_seek(map, key);
-    map->count += !map->slots[at];
-    map->slots[at] = (uint64_t)key << 32 | (value + 1);
+    uint32_t at = ms__slot_map_find_bucket(map, key);
+    map->count += !map->buckets[at];
+    map->buckets[at] = (uint64_t)key << 32 | (value + 1);
 }
 
-/* Room for so many in all. False when memory runs out. */
-bool ms__map_grow(const ms_reader *reader, struct ms__map *map, uint32_t count);
-static inline bool ms__map_reserve(const ms_reader *reader, struct ms__map *map, uint32_t count)
+/* Make room for `count` keys in all. False: out of memory. */
+bool ms__slot_map_grow(const ms_reader *reader, struct ms__slot_map *map, uint32_t count);
+static inline bool ms__slot_map_reserve(const ms_reader *reader, struct ms__slot_map *map, uint32_t count)
 {
-    return MS__LIKELY(count <= map->most) || ms__map_grow(reader, map, count);
+    return MS__LIKELY(count <= map->limit) || ms__slot_map_grow(reader, map, count);
 }
 
-/* Take out what ms__map_seek found. What follows moves back, where it would no longer be found. */
-void ms__map_take(struct ms__map *map, uint32_t at);
-void ms__map_clear(struct ms__map *map);
+/* Remove the key in the bucket that ms__slot_map_find_bucket found. Other keys may move to other buckets. */
+void ms__slot_map_remove(struct ms__slot_map *map, uint32_t at);
+void ms__slot_map_clear(struct ms__slot_map *map);
 
 #endif

@@ -1,91 +1,97 @@
-/* survey.c - one look at all events of a capture, or some: when each device held most, and what
- * time went by in. */
+/* survey.c - one pass over all events of a capture: peaks, time by phase, totals. And a pass over some
+ * of them: the peaks between two moments. */
 #include "core/capture/read/reader.h"
 
-enum { PROGRESS_PARTS = 256 }; /* of the file, between two words of progress */
+enum { PROGRESS_PARTS = 256 }; /* progress is reported at most so many times */
 
-struct surveyor {
+struct survey_pass {
     ms_cursor *cursor;
     ms_survey *survey;
-    ms_phase phase;       /* that time goes by in... */
-    uint64_t since, time; /* ...from then to the last event */
+    ms_phase phase;        /* the phase that counts... */
+    uint64_t phase_begin;  /* ...since this time */
+    uint64_t latest_event; /* its time */
     bool (*progress)(void *context, double done);
     void *context;
-    uint64_t told; /* where in the file progress was told last */
+    uint64_t reported; /* the position in the file at the last report of progress */
 };
 
-static uint64_t sum(uint64_t a, uint64_t b)
+static uint64_t add_saturating(uint64_t a, uint64_t b)
 {
     return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-/* Time went by in the phase until now. It does not go back. */
-static void count_time(struct surveyor *look, uint64_t until)
+/* Count the time until `until` for the phase so far, and begin with the phase of now. In a damaged file time may go
+ * back; that counts as 0. */
+static void count_phase_time(struct survey_pass *pass, uint64_t until)
 {
-    if (until > look->since)
-        look->survey->phases[look->phase].time += until - look->since;
-    look->since = until;
-    look->phase = ms__state_phase(&look->cursor->state);
+    if (until > pass->phase_begin)
+        pass->survey->phases[pass->phase].time += until - pass->phase_begin;
+    pass->phase_begin = until;
+    pass->phase = ms__state_phase(&pass->cursor->state);
 }
 
-static void look_at_total(const struct surveyor *look, uint32_t device, ms_phase phase, ms_path running)
+static void update_peak(const struct survey_pass *pass, uint32_t device, ms_phase phase, ms_path running)
 {
-    const ms_cursor *cursor = look->cursor;
-    ms_capture_peak *peaks = &look->survey->peaks[device];
-    if (cursor->state.total[device] <= peaks->bytes)
+    const ms_cursor *cursor = pass->cursor;
+    ms_capture_peak *peak = &pass->survey->peaks[device];
+    if (cursor->state.total[device] <= peak->bytes)
         return;
-    *peaks = (ms_capture_peak){.bytes = cursor->state.total[device],
-                               .moment = cursor->moment,
-                               .time = cursor->time,
-                               .step = cursor->state.step,
-                               .phase = phase,
-                               .running = running,
-                               .reserved = cursor->state.reserved[device]};
+    *peak = (ms_capture_peak){.bytes = cursor->state.total[device],
+                              .moment = cursor->moment,
+                              .time = cursor->time,
+                              .step = cursor->state.step,
+                              .phase = phase,
+                              .running = running,
+                              .reserved = cursor->state.reserved[device]};
 }
 
-static void look_at_reserved(const struct surveyor *look, uint32_t device)
+static void update_peak_reserved(const struct survey_pass *pass, uint32_t device)
 {
-    uint64_t reserved = look->cursor->state.reserved[device], *most = &look->survey->peak_reserved[device];
-    *most = reserved > *most ? reserved : *most;
+    uint64_t reserved = pass->cursor->state.reserved[device], *peak = &pass->survey->peak_reserved[device];
+    *peak = reserved > *peak ? reserved : *peak;
 }
 
-/* At a key frame, before which something is missing. It tells what is held, but not who made it most. */
-static void look_at_key(struct surveyor *look, ms_path running)
+/* A key frame says what is held, but not which thread added the last of it: the phase of a peak is idle, and its
+ * path is `running`. */
+static void survey_key_frame(struct survey_pass *pass, ms_path running)
 {
     for (uint32_t device = 0; device < MS_MAX_DEVICES; device++) {
-        look_at_total(look, device, MS_IDLE, running);
-        look_at_reserved(look, device);
+        update_peak(pass, device, MS_IDLE, running);
+        update_peak_reserved(pass, device);
     }
-    count_time(look, look->time);
-    look->since = look->time = look->cursor->time;
+    count_phase_time(pass, pass->latest_event);
+    pass->phase_begin = pass->latest_event = pass->cursor->time;
 }
 
-/* Where the thread is whose block it is; if the block was made in another phase, only the block knows. */
-static ms_path running(const struct ms__state *state, const ms_event *event)
+/* The position of the thread that added the block. An explicit add may state another phase than the thread is in; then
+ * the block's own path is the best answer. */
+static ms_path path_of_add(const struct ms__state *state, const ms_event *event)
 {
-    ms_phase phase = state->who < state->thread_count ? (ms_phase)state->threads[state->who].phase : MS_IDLE;
+    const struct ms__thread_position *position =
+        state->selected < state->thread_count ? &state->threads[state->selected] : NULL;
+    ms_phase phase = position ? (ms_phase)position->phase : MS_IDLE;
     if (phase != event->phase)
         return event->path;
-    return state->who < state->thread_count ? state->threads[state->who].path : MS_GLOBAL;
+    return position ? position->path : MS_GLOBAL;
 }
 
-static void look_at_event(struct surveyor *look, const ms_event *event)
+static void survey_event(struct survey_pass *pass, const ms_event *event)
 {
-    ms_survey *survey = look->survey;
+    ms_survey *survey = pass->survey;
     survey->events[event->op]++;
-    look->time = event->time;
+    pass->latest_event = event->time;
     switch (event->op) {
     case MS_OP_ADD:
         survey->phases[event->phase].blocks++;
-        survey->phases[event->phase].bytes = sum(survey->phases[event->phase].bytes, event->bytes);
-        look_at_total(look, event->device, event->phase, running(&look->cursor->state, event));
+        survey->phases[event->phase].bytes = add_saturating(survey->phases[event->phase].bytes, event->bytes);
+        update_peak(pass, event->device, event->phase, path_of_add(&pass->cursor->state, event));
         break;
     case MS_OP_POSITION:
     case MS_OP_THREAD:
-        count_time(look, event->time);
+        count_phase_time(pass, event->time);
         break;
     case MS_OP_RESERVED:
-        look_at_reserved(look, event->device);
+        update_peak_reserved(pass, event->device);
         break;
     case MS_OP_OOM:
         survey->last_oom = event->number + 1;
@@ -96,87 +102,87 @@ static void look_at_event(struct surveyor *look, const ms_event *event)
     }
 }
 
-/* Whether to go on. */
-static bool tell_progress(struct surveyor *look)
+/* False: the caller wants the survey to stop. */
+static bool report_progress(struct survey_pass *pass)
 {
-    const ms_reader *reader = look->cursor->reader;
-    uint64_t at = reader->chunks[look->cursor->at - 1].at;
-    if (!look->progress || at - look->told < reader->bytes / PROGRESS_PARTS)
+    const ms_reader *reader = pass->cursor->reader;
+    uint64_t at = reader->chunks[pass->cursor->next_chunk - 1].at;
+    if (!pass->progress || at - pass->reported < reader->bytes / PROGRESS_PARTS)
         return true;
-    look->told = at;
-    return look->progress(look->context, (double)at / (double)reader->bytes);
+    pass->reported = at;
+    return pass->progress(pass->context, (double)at / (double)reader->bytes);
 }
 
-static int look_at_all(struct surveyor *look)
+static int survey_events(struct survey_pass *pass)
 {
-    struct ms__raw raw;
-    for (size_t at = look->cursor->at;;) {
-        int error = ms__cursor_next(look->cursor, &raw);
-        if (error == MS__AT_KEY)
-            look_at_key(look, MS_UNKNOWN);
+    struct ms__decoded_event decoded;
+    for (size_t chunk = pass->cursor->next_chunk;;) {
+        int error = ms__cursor_next(pass->cursor, &decoded);
+        if (error == MS_JUMPED)
+            survey_key_frame(pass, MS_UNKNOWN);
         else if (error)
             return error == MS_EEND ? MS_OK : error;
         else
-            look_at_event(look, &raw.event);
-        if (look->cursor->at == at)
+            survey_event(pass, &decoded.event);
+        if (pass->cursor->next_chunk == chunk)
             continue;
-        at = look->cursor->at;
-        if (!tell_progress(look))
+        chunk = pass->cursor->next_chunk;
+        if (!report_progress(pass))
             return MS_ESTOPPED;
     }
 }
 
-static void conclude(struct surveyor *look)
+/* After the last event the phase lasted until the end of the capture, unless events are missing there. */
+static void finish_survey(struct survey_pass *pass)
 {
-    const ms_cursor *cursor = look->cursor;
+    const ms_cursor *cursor = pass->cursor;
     const ms_reader *reader = cursor->reader;
-    /* What came after the last event was still that phase, if nothing is missing. */
-    count_time(look, cursor->stuck ? look->time : reader->duration);
-    look->survey->devices = reader->devices;
-    look->survey->steps = cursor->state.step;
-    look->survey->optimizer_steps = cursor->state.optimizer_steps;
-    look->survey->last = cursor->moment;
-    look->survey->is_lower_bound = ms_cursor_is_lower_bound(cursor) || reader->damaged || reader->lost;
+    count_phase_time(pass, cursor->at_gap ? pass->latest_event : reader->duration);
+    pass->survey->devices = reader->devices;
+    pass->survey->steps = cursor->state.step;
+    pass->survey->optimizer_steps = cursor->state.optimizer_steps;
+    pass->survey->last = cursor->moment;
+    pass->survey->is_lower_bound = ms_cursor_is_lower_bound(cursor) || reader->damaged || reader->lost;
 }
 
 int ms_reader_survey(ms_reader *reader, ms_survey *survey, bool (*progress)(void *context, double done), void *context)
 {
     memset(survey, 0, sizeof *survey);
-    struct surveyor look = {.survey = survey, .progress = progress, .context = context};
-    int error = ms_cursor_open(reader, &look.cursor);
+    struct survey_pass pass = {.survey = survey, .progress = progress, .context = context};
+    int error = ms_cursor_open(reader, &pass.cursor);
     if (error)
         return error;
-    survey->first = ms_cursor_moment(look.cursor);
-    look.since = look.time = ms_cursor_time(look.cursor);
-    look_at_key(&look, MS_GLOBAL);
-    error = look_at_all(&look);
+    survey->first = ms_cursor_moment(pass.cursor);
+    pass.phase_begin = pass.latest_event = ms_cursor_time(pass.cursor);
+    survey_key_frame(&pass, MS_GLOBAL);
+    error = survey_events(&pass);
     if (!error)
-        conclude(&look);
-    ms_cursor_close(look.cursor);
+        finish_survey(&pass);
+    ms_cursor_close(pass.cursor);
     return error;
 }
 
-/* ---- a part of the events ---- */
-static void raise(int64_t *most, int64_t total)
+/* ---- the peaks between two moments ---- */
+static void raise_to(int64_t *peak, int64_t total)
 {
-    *most = total > *most ? total : *most;
+    *peak = total > *peak ? total : *peak;
 }
 
-int ms_cursor_peaks(ms_cursor *cursor, uint64_t moment, int64_t most[MS_MAX_DEVICES])
+int ms_cursor_peaks(ms_cursor *cursor, uint64_t moment, int64_t peaks[MS_MAX_DEVICES])
 {
     const struct ms__state *state = &cursor->state;
-    if (cursor->settled)
+    if (cursor->claims_applied)
         return MS_EINVAL;
-    memcpy(most, state->total, sizeof state->total);
+    memcpy(peaks, state->total, sizeof state->total);
     while (cursor->moment < moment) {
-        struct ms__raw raw;
-        int error = ms__cursor_next(cursor, &raw);
+        struct ms__decoded_event decoded;
+        int error = ms__cursor_next(cursor, &decoded);
         if (error < 0)
             return error == MS_EEND ? MS_OK : error;
-        if (error == MS_OK && raw.event.op == MS_OP_ADD)
-            raise(&most[raw.event.device], state->total[raw.event.device]);
-        for (uint32_t device = 0; error == MS__AT_KEY && cursor->moment <= moment && device < MS_MAX_DEVICES; device++)
-            raise(&most[device], state->total[device]);
+        if (error == MS_OK && decoded.event.op == MS_OP_ADD)
+            raise_to(&peaks[decoded.event.device], state->total[decoded.event.device]);
+        for (uint32_t device = 0; error == MS_JUMPED && cursor->moment <= moment && device < MS_MAX_DEVICES; device++)
+            raise_to(&peaks[device], state->total[device]);
     }
     return MS_OK;
 }

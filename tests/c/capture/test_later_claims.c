@@ -1,4 +1,4 @@
-/* test_foresee.c - a cursor that knows later claims beforehand says at every moment what one that settles there says.
+/* test_later_claims.c - a cursor that has loaded later claims answers at every moment as one that applied them there.
  */
 #include "capture_file.h"
 #include "heap.h"
@@ -12,7 +12,7 @@
 enum { SLOTS = 40, PATHS = 6, CHUNKS = 12, CHUNK_EVENTS = 60, MOMENTS = CHUNKS * CHUNK_EVENTS };
 
 /* Blocks come and go, and are claimed now and then, often long after they came. */
-static void write_chunk(struct file *file, uint64_t *state, uint64_t epochs[SLOTS], bool held[SLOTS])
+static void write_chunk(struct file *file, uint64_t *state, uint64_t since_events[SLOTS], bool held[SLOTS])
 {
     file_chunk(file, EVENTS);
     for (int i = 0; i < CHUNK_EVENTS; i++) {
@@ -22,14 +22,14 @@ static void write_chunk(struct file *file, uint64_t *state, uint64_t epochs[SLOT
         file->later = random_below(state, 3);
         if (!held[slot]) {
             file_add_as(file, slot, 1 + random_below(state, 1000), slot % 2, category, path);
-            epochs[slot] = number;
+            since_events[slot] = number;
             held[slot] = true;
         } else if (what == 0) {
             file_drop(file, slot);
             held[slot] = false;
         } else {
-            file_claim(file, slot, category, path, epochs[slot], what == 1);
-            epochs[slot] = what == 1 ? number : epochs[slot];
+            file_claim(file, slot, category, path, since_events[slot], what == 1);
+            since_events[slot] = what == 1 ? number : since_events[slot];
         }
     }
     file_close(file);
@@ -39,13 +39,13 @@ static int random_capture(uint64_t seed)
 {
     static const char *const names[] = {"Global", "unknown", "a", "b", "c", "d", NULL};
     struct file file;
-    uint64_t epochs[SLOTS] = {0};
+    uint64_t since_events[SLOTS] = {0};
     bool held[SLOTS] = {false};
     file_open(&file);
     file_names(&file, 0, names);
     file_key_empty(&file);
     for (int i = 0; i < CHUNKS; i++)
-        write_chunk(&file, &seed, epochs, held);
+        write_chunk(&file, &seed, since_events, held);
     int fd = file_fd(&file);
     file_free(&file);
     return fd;
@@ -62,28 +62,28 @@ static ms_cursor *open_cursor(ms_reader *reader)
 static uint64_t blocks_of(const ms_cursor *cursor)
 {
     uint64_t sum = 0;
-    ms_captured_block held;
-    for (uint32_t at = 0; ms_cursor_block(cursor, &at, &held);) {
-        uint64_t one = held.bytes << 40 | (uint64_t)held.slot << 24 | held.path << 8 | held.category;
+    ms_captured_block block;
+    for (uint32_t at = 0; ms_cursor_block(cursor, &at, &block);) {
+        uint64_t one = block.bytes << 40 | (uint64_t)block.slot << 24 | block.path << 8 | block.category;
         sum += random_next(&one);
     }
     return sum;
 }
 
-static void check_same(const ms_cursor *foreseen, ms_reader *reader)
+static void check_same(const ms_cursor *loaded, ms_reader *reader)
 {
-    ms_cursor *settled = open_cursor(reader);
-    CHECK_EQ(ms_cursor_seek(settled, ms_cursor_moment(foreseen)), MS_OK);
-    CHECK_EQ(ms_cursor_apply_later_claims(settled), MS_OK);
+    ms_cursor *applied = open_cursor(reader);
+    CHECK_EQ(ms_cursor_seek(applied, ms_cursor_moment(loaded)), MS_OK);
+    CHECK_EQ(ms_cursor_apply_later_claims(applied), MS_OK);
     for (uint32_t device = 0; device < 2; device++) {
-        ms_sums a = ms_cursor_now(foreseen, device), b = ms_cursor_now(settled, device);
+        ms_sums a = ms_cursor_now(loaded, device), b = ms_cursor_now(applied, device);
         CHECK(memcmp(&a, &b, sizeof a) == 0);
     }
-    CHECK_EQ(blocks_of(foreseen), blocks_of(settled));
-    ms_cursor_close(settled);
+    CHECK_EQ(blocks_of(loaded), blocks_of(applied));
+    ms_cursor_close(applied);
 }
 
-TEST(a_cursor_that_foresees_is_settled_at_every_moment)
+TEST(loaded_claims_give_at_every_moment_what_applied_claims_give)
 {
     for (uint64_t seed = 1; seed <= 8; seed++) {
         int fd = random_capture(seed);
@@ -93,7 +93,7 @@ TEST(a_cursor_that_foresees_is_settled_at_every_moment)
         CHECK_EQ(ms_cursor_load_later_claims(cursor), MS_OK);
         ms_event event;
         int count = 0;
-        for (; ms_cursor_walk(cursor, &event) == MS_OK; count++)
+        for (; ms_cursor_next_or_jump(cursor, &event) == MS_OK; count++)
             check_same(cursor, reader);
         CHECK_EQ(count, MOMENTS);
         CHECK_EQ(ms_cursor_seek(cursor, MOMENTS / 2), MS_OK);
@@ -104,7 +104,7 @@ TEST(a_cursor_that_foresees_is_settled_at_every_moment)
     }
 }
 
-TEST(a_cursor_foresees_from_the_middle_too_but_not_when_it_is_settled)
+TEST(later_claims_can_be_loaded_anywhere_but_not_after_they_were_applied)
 {
     int fd = random_capture(99);
     ms_reader *reader;
@@ -116,14 +116,14 @@ TEST(a_cursor_foresees_from_the_middle_too_but_not_when_it_is_settled)
     CHECK_EQ(ms_cursor_load_later_claims(cursor), MS_OK);
     CHECK_EQ(ms_cursor_apply_later_claims(cursor), MS_OK);
     ms_event event;
-    CHECK_EQ(ms_cursor_walk(cursor, &event), MS_OK);
+    CHECK_EQ(ms_cursor_next_or_jump(cursor, &event), MS_OK);
     check_same(cursor, reader);
     ms_cursor_close(cursor);
 
     cursor = open_cursor(reader);
     CHECK_EQ(ms_cursor_apply_later_claims(cursor), MS_OK);
     CHECK_EQ(ms_cursor_load_later_claims(cursor), MS_EINVAL);
-    CHECK_EQ(ms_cursor_walk(cursor, &event), MS_EINVAL);
+    CHECK_EQ(ms_cursor_next_or_jump(cursor, &event), MS_EINVAL);
     ms_cursor_close(cursor);
     ms_reader_close(reader);
     close(fd);
@@ -153,11 +153,11 @@ TEST(an_event_says_what_its_block_is_found_to_be)
     CHECK_EQ(ms_cursor_load_later_claims(cursor), MS_OK);
     ms_event event;
     for (size_t i = 0; i < sizeof found; i++) {
-        CHECK_EQ(ms_cursor_walk(cursor, &event), MS_OK);
+        CHECK_EQ(ms_cursor_next_or_jump(cursor, &event), MS_OK);
         CHECK_EQ(event.category, found[i]);
         CHECK_EQ(event.path, i < 3 ? 2 : 1);
     }
-    CHECK_EQ(ms_cursor_walk(cursor, &event), MS_EEND);
+    CHECK_EQ(ms_cursor_next_or_jump(cursor, &event), MS_EEND);
     ms_cursor_close(cursor);
     ms_reader_close(reader);
     close(fd);
@@ -185,21 +185,21 @@ TEST(something_that_is_passed_over_is_told)
     ms_cursor *cursor = open_cursor(reader);
     CHECK_EQ(ms_cursor_load_later_claims(cursor), MS_OK);
     ms_event event;
-    CHECK_EQ(ms_cursor_walk(cursor, &event), MS_OK);
+    CHECK_EQ(ms_cursor_next_or_jump(cursor, &event), MS_OK);
     CHECK_EQ(event.bytes, 100);
-    CHECK_EQ(ms_cursor_walk(cursor, &event), MS_JUMPED);
+    CHECK_EQ(ms_cursor_next_or_jump(cursor, &event), MS_JUMPED);
     CHECK_EQ(ms_cursor_blocks(cursor), 0);
     CHECK(ms_cursor_is_lower_bound(cursor));
-    CHECK_EQ(ms_cursor_walk(cursor, &event), MS_OK);
+    CHECK_EQ(ms_cursor_next_or_jump(cursor, &event), MS_OK);
     CHECK_EQ(event.bytes, 7);
-    CHECK_EQ(ms_cursor_walk(cursor, &event), MS_EEND);
+    CHECK_EQ(ms_cursor_next_or_jump(cursor, &event), MS_EEND);
     ms_cursor_close(cursor);
     ms_reader_close(reader);
     close(fd);
     file_free(&file);
 }
 
-TEST(a_cursor_without_memory_to_foresee_is_as_it_was)
+TEST(a_cursor_that_has_no_memory_for_later_claims_is_unchanged)
 {
     int fd = random_capture(5);
     for (long refused = 1;; refused++) {

@@ -1,7 +1,7 @@
-/* packet.c - Perfetto's TracePackets. */
-#include "export/packet.h"
+/* perfetto_packets.c - writes Perfetto's TracePackets. */
+#include "export/perfetto_packets.h"
 
-/* Numbers of fields. */
+/* Field numbers. */
 enum {
     TRACE_PACKET = 1,
     PACKET_CLOCKS = 6,
@@ -55,7 +55,7 @@ static void open_packet(mse_packets *packets, uint64_t flags)
 {
     mse_proto *packet = &packets->packet;
     packet->size = 0;
-    packets->whole = mse_proto_open(packet, TRACE_PACKET);
+    packets->packet_start = mse_proto_open_message(packet, TRACE_PACKET);
     mse_proto_number(packet, PACKET_SEQUENCE, 1);
     if (flags)
         mse_proto_number(packet, PACKET_FLAGS, flags);
@@ -63,37 +63,37 @@ static void open_packet(mse_packets *packets, uint64_t flags)
 
 static void close_packet(mse_packets *packets)
 {
-    mse_proto_close(&packets->packet, packets->whole);
-    packets->sink.failed |= packets->packet.failed;
-    mse_put(&packets->sink, packets->packet.bytes, packets->packet.size);
+    mse_proto_close_message(&packets->packet, packets->packet_start);
+    packets->output.failed |= packets->packet.failed;
+    mse_put(&packets->output, packets->packet.bytes, packets->packet.size);
 }
 
 bool mse_packets_open(mse_packets *packets, const mse_job *job)
 {
     *packets = (mse_packets){0};
-    return mse_sink_open(&packets->sink, job) && mse_proto_start(&packets->packet);
+    return mse_output_open(&packets->output, job) && mse_proto_open(&packets->packet);
 }
 
 int mse_packets_end(mse_packets *packets)
 {
     if (packets->packet.failed)
         return MS_ENOMEM;
-    mse_sink_flush(&packets->sink);
-    return packets->sink.failed ? MS_ESTOPPED : MS_OK;
+    mse_output_flush(&packets->output);
+    return packets->output.failed ? MS_ESTOPPED : MS_OK;
 }
 
 void mse_packets_close(mse_packets *packets)
 {
-    mse_sink_close(&packets->sink);
-    mse_proto_stop(&packets->packet);
+    mse_output_close(&packets->output);
+    mse_proto_close(&packets->packet);
 }
 
 static void put_clock(mse_proto *packet, uint64_t id, uint64_t time)
 {
-    size_t clock = mse_proto_open(packet, CLOCKS_CLOCK);
+    size_t clock = mse_proto_open_message(packet, CLOCKS_CLOCK);
     mse_proto_number(packet, CLOCK_ID, id);
     mse_proto_number(packet, CLOCK_TIME, time);
-    mse_proto_close(packet, clock);
+    mse_proto_close_message(packet, clock);
 }
 
 void mse_packets_begin(mse_packets *packets, uint64_t began)
@@ -101,34 +101,34 @@ void mse_packets_begin(mse_packets *packets, uint64_t began)
     mse_proto *packet = &packets->packet;
     open_packet(packets, STATE_CLEARED);
     if (began && began < UINT64_MAX / 1000) {
-        size_t clocks = mse_proto_open(packet, PACKET_CLOCKS);
+        size_t clocks = mse_proto_open_message(packet, PACKET_CLOCKS);
         put_clock(packet, BOOTTIME, 0);
         put_clock(packet, REALTIME, began * 1000);
-        mse_proto_close(packet, clocks);
+        mse_proto_close_message(packet, clocks);
     }
     close_packet(packets);
 }
 
-static void intern(mse_packets *packets, uint32_t field, uint64_t id, mse_text text)
+static void intern_text(mse_packets *packets, uint32_t field, uint64_t id, mse_text text)
 {
     mse_proto *packet = &packets->packet;
     open_packet(packets, NEEDS_STATE);
-    size_t data = mse_proto_open(packet, PACKET_INTERNED), entry = mse_proto_open(packet, field);
+    size_t data = mse_proto_open_message(packet, PACKET_INTERNED), entry = mse_proto_open_message(packet, field);
     mse_proto_number(packet, INTERN_ID, id);
     mse_proto_text(packet, INTERN_TEXT, text);
-    mse_proto_close(packet, entry);
-    mse_proto_close(packet, data);
+    mse_proto_close_message(packet, entry);
+    mse_proto_close_message(packet, data);
     close_packet(packets);
 }
 
 void mse_intern_name(mse_packets *packets, uint64_t id, mse_text text)
 {
-    intern(packets, INTERNED_NAMES, id, text);
+    intern_text(packets, INTERNED_NAMES, id, text);
 }
 
 void mse_intern_category(mse_packets *packets, uint64_t id, mse_text text)
 {
-    intern(packets, INTERNED_CATEGORIES, id, text);
+    intern_text(packets, INTERNED_CATEGORIES, id, text);
 }
 
 static void put_name(mse_packets *packets, uint32_t field, mse_name name)
@@ -137,25 +137,25 @@ static void put_name(mse_packets *packets, uint32_t field, mse_name name)
 }
 
 /* ---- tracks ---- */
-static size_t open_track(mse_packets *packets, uint64_t track, uint64_t above)
+static size_t open_track(mse_packets *packets, uint64_t track, uint64_t parent)
 {
     open_packet(packets, 0);
-    size_t at = mse_proto_open(&packets->packet, PACKET_TRACK);
+    size_t at = mse_proto_open_message(&packets->packet, PACKET_TRACK);
     mse_proto_number(&packets->packet, TRACK_UUID, track);
-    if (above)
-        mse_proto_number(&packets->packet, TRACK_PARENT, above);
+    if (parent)
+        mse_proto_number(&packets->packet, TRACK_PARENT, parent);
     return at;
 }
 
 static void close_track(mse_packets *packets, size_t at)
 {
-    mse_proto_close(&packets->packet, at);
+    mse_proto_close_message(&packets->packet, at);
     close_packet(packets);
 }
 
-void mse_track(mse_packets *packets, uint64_t track, uint64_t above, mse_text name, uint64_t rank)
+void mse_track(mse_packets *packets, uint64_t track, uint64_t parent, mse_text name, uint64_t rank)
 {
-    size_t at = open_track(packets, track, above);
+    size_t at = open_track(packets, track, parent);
     mse_proto_text(&packets->packet, TRACK_NAME, name);
     mse_proto_number(&packets->packet, TRACK_ORDERING, ORDER_EXPLICIT);
     mse_proto_number(&packets->packet, TRACK_RANK, rank);
@@ -164,67 +164,67 @@ void mse_track(mse_packets *packets, uint64_t track, uint64_t above, mse_text na
 
 void mse_track_process(mse_packets *packets, uint64_t track, int32_t pid, mse_text name)
 {
-    size_t at = open_track(packets, track, 0), process = mse_proto_open(&packets->packet, TRACK_PROCESS);
+    size_t at = open_track(packets, track, 0), process = mse_proto_open_message(&packets->packet, TRACK_PROCESS);
     mse_proto_number(&packets->packet, PROCESS_PID, (uint64_t)pid);
     mse_proto_text(&packets->packet, PROCESS_NAME, name);
-    mse_proto_close(&packets->packet, process);
+    mse_proto_close_message(&packets->packet, process);
     mse_proto_number(&packets->packet, TRACK_ORDERING, ORDER_EXPLICIT);
     close_track(packets, at);
 }
 
 void mse_track_thread(mse_packets *packets, uint64_t track, int32_t pid, uint32_t tid, mse_text name)
 {
-    size_t at = open_track(packets, track, 0), thread = mse_proto_open(&packets->packet, TRACK_THREAD);
+    size_t at = open_track(packets, track, 0), thread = mse_proto_open_message(&packets->packet, TRACK_THREAD);
     mse_proto_number(&packets->packet, THREAD_PID, (uint64_t)pid);
     mse_proto_number(&packets->packet, THREAD_TID, tid);
     mse_proto_text(&packets->packet, THREAD_NAME, name);
-    mse_proto_close(&packets->packet, thread);
+    mse_proto_close_message(&packets->packet, thread);
     close_track(packets, at);
 }
 
-void mse_track_bytes(mse_packets *packets, uint64_t track, uint64_t above, mse_name name, uint64_t rank)
+void mse_track_counter(mse_packets *packets, uint64_t track, uint64_t parent, mse_name name, uint64_t rank)
 {
-    size_t at = open_track(packets, track, above);
+    size_t at = open_track(packets, track, parent);
     put_name(packets, TRACK_NAME, name);
     mse_proto_number(&packets->packet, TRACK_RANK, rank);
-    size_t counter = mse_proto_open(&packets->packet, TRACK_COUNTER);
+    size_t counter = mse_proto_open_message(&packets->packet, TRACK_COUNTER);
     mse_proto_number(&packets->packet, COUNTER_UNIT, UNIT_BYTES);
-    mse_proto_close(&packets->packet, counter);
+    mse_proto_close_message(&packets->packet, counter);
     close_track(packets, at);
 }
 
-/* ---- what happens ---- */
+/* ---- events ---- */
 static void open_event(mse_packets *packets, uint32_t type, uint64_t track)
 {
     mse_proto *packet = &packets->packet;
     open_packet(packets, NEEDS_STATE);
     mse_proto_number(packet, PACKET_TIMESTAMP, packets->time);
-    packets->event = mse_proto_open(packet, PACKET_EVENT);
+    packets->event_start = mse_proto_open_message(packet, PACKET_EVENT);
     mse_proto_number(packet, EVENT_TYPE, type);
     mse_proto_number(packet, EVENT_TRACK, track);
 }
 
-void mse_close(mse_packets *packets)
+void mse_close_event(mse_packets *packets)
 {
-    mse_proto_close(&packets->packet, packets->event);
+    mse_proto_close_message(&packets->packet, packets->event_start);
     close_packet(packets);
 }
 
-void mse_begin(mse_packets *packets, uint64_t track, uint64_t name, uint64_t category)
+void mse_begin_slice(mse_packets *packets, uint64_t track, uint64_t name, uint64_t category)
 {
     open_event(packets, SLICE_BEGIN, track);
     mse_proto_number(&packets->packet, EVENT_NAME, name);
     mse_proto_number(&packets->packet, EVENT_CATEGORY, category);
-    mse_close(packets);
+    mse_close_event(packets);
 }
 
-void mse_end(mse_packets *packets, uint64_t track)
+void mse_end_slice(mse_packets *packets, uint64_t track)
 {
     open_event(packets, SLICE_END, track);
-    mse_close(packets);
+    mse_close_event(packets);
 }
 
-void mse_count(mse_packets *packets, uint64_t track, int64_t value, uint64_t other, int64_t other_value)
+void mse_set_counter(mse_packets *packets, uint64_t track, int64_t value, uint64_t other, int64_t other_value)
 {
     open_event(packets, COUNTER, track);
     mse_proto_number(&packets->packet, EVENT_VALUE, (uint64_t)value);
@@ -232,33 +232,33 @@ void mse_count(mse_packets *packets, uint64_t track, int64_t value, uint64_t oth
         mse_proto_number(&packets->packet, EVENT_EXTRA_TRACK, other);
         mse_proto_number(&packets->packet, EVENT_EXTRA_VALUE, (uint64_t)other_value);
     }
-    mse_close(packets);
+    mse_close_event(packets);
 }
 
-void mse_open_slice(mse_packets *packets, uint64_t track, mse_name name)
+void mse_open_named_slice(mse_packets *packets, uint64_t track, mse_name name)
 {
     open_event(packets, SLICE_BEGIN, track);
     put_name(packets, EVENT_NAME_TEXT, name);
 }
 
-void mse_open_mark(mse_packets *packets, uint64_t track, mse_name name)
+void mse_open_instant(mse_packets *packets, uint64_t track, mse_name name)
 {
     open_event(packets, INSTANT, track);
     put_name(packets, EVENT_NAME_TEXT, name);
 }
 
-void mse_note(mse_packets *packets, const char *name, uint64_t number)
+void mse_annotate(mse_packets *packets, const char *name, uint64_t number)
 {
-    size_t at = mse_proto_open(&packets->packet, EVENT_ANNOTATION);
-    mse_proto_text(&packets->packet, ANNOTATION_NAME, mse_word(name));
+    size_t at = mse_proto_open_message(&packets->packet, EVENT_ANNOTATION);
+    mse_proto_text(&packets->packet, ANNOTATION_NAME, mse_text_of(name));
     mse_proto_number(&packets->packet, ANNOTATION_UINT, number);
-    mse_proto_close(&packets->packet, at);
+    mse_proto_close_message(&packets->packet, at);
 }
 
-void mse_note_text(mse_packets *packets, const char *name, mse_text text)
+void mse_annotate_text(mse_packets *packets, const char *name, mse_text text)
 {
-    size_t at = mse_proto_open(&packets->packet, EVENT_ANNOTATION);
-    mse_proto_text(&packets->packet, ANNOTATION_NAME, mse_word(name));
+    size_t at = mse_proto_open_message(&packets->packet, EVENT_ANNOTATION);
+    mse_proto_text(&packets->packet, ANNOTATION_NAME, mse_text_of(name));
     mse_proto_text(&packets->packet, ANNOTATION_STRING, text);
-    mse_proto_close(&packets->packet, at);
+    mse_proto_close_message(&packets->packet, at);
 }

@@ -1,0 +1,266 @@
+/* event_rows.c - writes one row for each event: CSV with a heading, or JSON with an object a line. docs/export.md lists
+ * the columns. */
+#include "export/replay.h"
+
+#include <string.h>
+
+struct rows {
+    const mse_job *job;
+    const ms_cursor *cursor;
+    const ms_event *event; /* NULL at a key frame */
+    mse_output output;
+    mse_held held;
+    bool json;
+    bool is_lower_bound;
+    bool at_first_column;
+};
+
+struct row {
+    const char *kind;
+    const mse_block *block;       /* or NULL */
+    const uint64_t *bytes, *step; /* or NULL */
+    uint32_t device, phase;       /* or MSE_NONE */
+    ms_path path;                 /* or MSE_NONE */
+};
+
+/* ---- columns ---- */
+static void begin_column(struct rows *rows, const char *name)
+{
+    mse_output *output = &rows->output;
+    if (!rows->at_first_column || rows->json)
+        mse_put_byte(output, rows->at_first_column ? '{' : ',');
+    rows->at_first_column = false;
+    if (!rows->json)
+        return;
+    mse_put_byte(output, '"');
+    mse_put_string(output, name);
+    mse_put(output, "\":", 2);
+}
+
+static void put_null(struct rows *rows)
+{
+    if (rows->json)
+        mse_put_string(&rows->output, "null");
+}
+
+static void put_number_column(struct rows *rows, const char *name, const uint64_t *number)
+{
+    begin_column(rows, name);
+    if (number)
+        mse_put_number(&rows->output, *number);
+    else
+        put_null(rows);
+}
+
+static void put_string_column(struct rows *rows, const char *name, const char *string)
+{
+    begin_column(rows, name);
+    if (!string) {
+        put_null(rows);
+        return;
+    }
+    if (rows->json)
+        mse_put_byte(&rows->output, '"');
+    mse_put_string(&rows->output, string);
+    if (rows->json)
+        mse_put_byte(&rows->output, '"');
+}
+
+/* Seconds with six decimals, which is exact. */
+static void put_time_column(struct rows *rows, uint64_t time)
+{
+    begin_column(rows, "time");
+    uint8_t *to = mse_digits(mse_output_reserve(&rows->output), time / 1000000), *last = to + 6;
+    *to = '.';
+    for (uint64_t rest = time % 1000000; last > to; rest /= 10)
+        *last-- = (uint8_t)('0' + rest % 10);
+    rows->output.at = to + 7;
+}
+
+static void put_device_column(struct rows *rows, uint32_t device)
+{
+    begin_column(rows, "device");
+    if (device == MSE_NONE)
+        put_null(rows);
+    else
+        mse_put_text(&rows->output, mse_device(rows->job, device));
+}
+
+static void put_module_column(struct rows *rows, ms_path path)
+{
+    begin_column(rows, "module");
+    if (path == MSE_NONE)
+        put_null(rows);
+    else
+        mse_put_text(&rows->output, mse_module(rows->job, path));
+}
+
+static void put_block_column(struct rows *rows, const mse_block *block)
+{
+    begin_column(rows, "block");
+    if (!block) {
+        put_null(rows);
+        return;
+    }
+    if (block->id < 0)
+        mse_put_byte(&rows->output, '-');
+    mse_put_number(&rows->output, (uint64_t)(block->id < 0 ? -block->id : block->id));
+}
+
+static void put_lower_bound_column(struct rows *rows)
+{
+    begin_column(rows, "is_lower_bound");
+    mse_put_string(&rows->output,
+                   rows->json ? (rows->is_lower_bound ? "true" : "false") : (rows->is_lower_bound ? "1" : "0"));
+}
+
+/* ---- rows ---- */
+static uint64_t bytes_held_on(const struct rows *rows, uint32_t device)
+{
+    ms_sums sums = ms_cursor_now(rows->cursor, device);
+    uint64_t held = 0;
+    for (int i = 0; i < MS_CATEGORY_COUNT; i++)
+        held += (uint64_t)sums.of[i];
+    return held;
+}
+
+static int put_row(struct rows *rows, const struct row *row)
+{
+    const ms_event *event = rows->event;
+    uint64_t number = event ? event->number : ms_cursor_moment(rows->cursor), step = ms_cursor_step(rows->cursor);
+    uint64_t thread = event ? event->thread : 0, held = 0, reserved = 0;
+    bool on_device = row->device != MSE_NONE;
+    if (on_device) {
+        held = bytes_held_on(rows, row->device);
+        reserved = ms_cursor_reserved(rows->cursor, row->device);
+    }
+    rows->at_first_column = true;
+    put_number_column(rows, "event", &number);
+    put_time_column(rows, event ? event->time : ms_cursor_time(rows->cursor));
+    put_string_column(rows, "kind", row->kind);
+    put_number_column(rows, "thread", event ? &thread : NULL);
+    put_device_column(rows, row->device);
+    put_number_column(rows, "bytes", row->bytes);
+    put_string_column(rows, "category", row->block ? mse_categories[row->block->category] : NULL);
+    put_module_column(rows, row->path);
+    put_string_column(rows, "phase", row->phase == MSE_NONE ? NULL : mse_phases[row->phase]);
+    put_number_column(rows, "step", row->step ? row->step : &step);
+    put_block_column(rows, row->block);
+    put_number_column(rows, "held", on_device ? &held : NULL);
+    put_number_column(rows, "reserved", on_device ? &reserved : NULL);
+    put_lower_bound_column(rows);
+    mse_put(&rows->output, rows->json ? "}\n" : "\n", rows->json ? 2 : 1);
+    return MS_OK;
+}
+
+static int put_block_row(struct rows *rows, const mse_block *block, const char *kind, const uint64_t *step)
+{
+    return put_row(rows, &(struct row){.kind = kind,
+                                       .block = block,
+                                       .bytes = &block->bytes,
+                                       .step = step,
+                                       .device = block->device,
+                                       .phase = block->phase,
+                                       .path = block->path});
+}
+
+static int row_begin(void *self, mse_block *block, mse_cause cause)
+{
+    /* A block that a key frame made known was added in an earlier step. */
+    return cause == MSE_BY_EVENT ? put_block_row(self, block, "add", NULL)
+                                 : put_block_row(self, block, "held", &block->step);
+}
+
+static int row_end(void *self, const mse_block *block, mse_cause cause)
+{
+    return put_block_row(self, block, cause == MSE_BY_EVENT ? "drop" : "gone", NULL);
+}
+
+static int row_change(void *self, const mse_block *before, mse_block *block)
+{
+    (void)before;
+    return put_block_row(self, block, "claim", NULL);
+}
+
+static int put_other_row(struct rows *rows, const ms_event *event)
+{
+    struct row row = {.device = MSE_NONE, .phase = MSE_NONE, .path = MSE_NONE};
+    switch (event->op) {
+    case MS_OP_STEP:
+        row.kind = "step";
+        break;
+    case MS_OP_OPTIMIZER_STEP:
+        row.kind = "optimizer_step";
+        break;
+    case MS_OP_POSITION:
+        row.kind = "position";
+        break;
+    case MS_OP_RESERVED:
+        row.kind = "reserved";
+        break;
+    case MS_OP_OOM:
+        row.kind = "oom";
+        break;
+    default: /* a thread event has no row: every row has a column for the thread */
+        return MS_OK;
+    }
+    if (event->op == MS_OP_POSITION || event->op == MS_OP_OOM) {
+        row.phase = event->phase;
+        row.path = event->path;
+    }
+    if (event->op == MS_OP_RESERVED || event->op == MS_OP_OOM) {
+        row.bytes = &event->bytes;
+        row.device = event->device;
+    }
+    return put_row(rows, &row);
+}
+
+/* ---- events ---- */
+static int rows_on_key_frame(void *self, const ms_cursor *cursor, bool first)
+{
+    struct rows *rows = self;
+    (void)first;
+    rows->cursor = cursor;
+    rows->event = NULL;
+    rows->is_lower_bound = ms_cursor_is_lower_bound(cursor);
+    return mse_held_load_key_frame(&rows->held, cursor);
+}
+
+static int rows_on_event(void *self, const ms_cursor *cursor, const ms_event *event)
+{
+    struct rows *rows = self;
+    rows->event = event;
+    int error = mse_held_apply_event(&rows->held, cursor, event);
+    return error ? error : put_other_row(rows, event);
+}
+
+static int write_rows(const mse_job *job, bool json)
+{
+    static const mse_block_handler block_handler = {row_begin, row_end, row_change};
+    static const mse_replay_handler replay_handler = {rows_on_key_frame, rows_on_event};
+    struct rows rows = {.job = job, .json = json};
+    rows.held = (mse_held){.handler = &block_handler, .self = &rows, .devices = UINT64_MAX};
+    if (!mse_output_open(&rows.output, job))
+        return MS_ENOMEM;
+    if (!json)
+        mse_put_string(&rows.output,
+                       "event,time,kind,thread,device,bytes,category,module,phase,step,block,held,reserved,"
+                       "is_lower_bound\n");
+    int error = mse_replay(job, &replay_handler, &rows, &rows.output, 0, 1);
+    mse_output_flush(&rows.output);
+    if (!error && rows.output.failed)
+        error = MS_ESTOPPED;
+    mse_output_close(&rows.output);
+    mse_held_close(&rows.held);
+    return error;
+}
+
+int mse_csv(const mse_job *job)
+{
+    return write_rows(job, false);
+}
+
+int mse_json(const mse_job *job)
+{
+    return write_rows(job, true);
+}

@@ -1,0 +1,70 @@
+/* output.c - a buffer in front of job->put. */
+#include "export/output.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char *const mse_categories[MS_CATEGORY_COUNT] = {
+#define X(name, text) text,
+    MS_CATEGORIES(X)
+#undef X
+};
+const char *const mse_phases[MS_OPTIMIZER + 1] = {"idle", "forward", "recompute", "backward", "optimizer"};
+
+bool mse_output_open(mse_output *output, const mse_job *job)
+{
+    uint8_t *begin = malloc(MSE_OUTPUT_BYTES);
+    *output = (mse_output){.job = job, .begin = begin, .at = begin};
+    if (begin)
+        output->reserve_limit = begin + MSE_OUTPUT_BYTES - MSE_RESERVE_BYTES;
+    return begin != NULL;
+}
+
+void mse_output_flush(mse_output *output)
+{
+    size_t size = (size_t)(output->at - output->begin);
+    output->at = output->begin;
+    if (size && !output->failed)
+        output->failed = !output->job->put(output->job->context, output->begin, size, output->part);
+}
+
+void mse_output_close(mse_output *output)
+{
+    free(output->begin);
+    *output = (mse_output){0};
+}
+
+void mse_put(mse_output *output, const void *bytes, size_t size)
+{
+    const uint8_t *from = bytes;
+    while (size) {
+        uint8_t *to = mse_output_reserve(output);
+        size_t room = (size_t)(output->reserve_limit - to) + MSE_RESERVE_BYTES, part = size < room ? size : room;
+        memcpy(to, from, part);
+        output->at += part;
+        from += part;
+        size -= part;
+    }
+}
+
+void mse_put_string(mse_output *output, const char *string)
+{
+    mse_put(output, string, strlen(string));
+}
+
+uint8_t *mse_digits(uint8_t *to, uint64_t number)
+{
+    uint8_t digits[MSE_MAX_DIGITS];
+    size_t count = 0;
+    do
+        digits[count++] = (uint8_t)('0' + number % 10);
+    while (number /= 10);
+    while (count)
+        *to++ = digits[--count];
+    return to;
+}
+
+void mse_put_number(mse_output *output, uint64_t number)
+{
+    output->at = mse_digits(mse_output_reserve(output), number);
+}

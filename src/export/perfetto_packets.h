@@ -1,0 +1,51 @@
+/* perfetto_packets.h - writes Perfetto's TracePackets, as defined in its protos/perfetto/trace: tracks, slices,
+ * counters and instants. */
+#ifndef MS_EXPORT_PERFETTO_PACKETS_H
+#define MS_EXPORT_PERFETTO_PACKETS_H
+
+#include "export/output.h"
+#include "export/protobuf.h"
+
+typedef struct mse_packets {
+    mse_output output;
+    mse_proto packet;
+    uint64_t time;                    /* of the next event, in nanoseconds */
+    size_t packet_start, event_start; /* the open packet and the open event in it, for mse_proto_close_message */
+} mse_packets;
+
+/* A name that is the concatenation of three texts. */
+typedef struct mse_name {
+    mse_text a, b, c;
+} mse_name;
+
+/* False: out of memory. Close it in any case. */
+bool mse_packets_open(mse_packets *packets, const mse_job *job);
+/* Flush the output. MS_ENOMEM, MS_ESTOPPED. */
+int mse_packets_end(mse_packets *packets);
+void mse_packets_close(mse_packets *packets);
+
+/* Write the first packet. `began`: the real time at timestamp 0, in microseconds since 1970; 0: unknown. */
+void mse_packets_begin(mse_packets *packets, uint64_t began);
+/* Give names and categories of slices the ids by which mse_begin_slice refers to them. */
+void mse_intern_name(mse_packets *packets, uint64_t id, mse_text text);
+void mse_intern_category(mse_packets *packets, uint64_t id, mse_text text);
+
+/* ---- tracks: each has a number of its own; all but those of process and threads have a parent ---- */
+void mse_track(mse_packets *packets, uint64_t track, uint64_t parent, mse_text name, uint64_t rank);
+void mse_track_process(mse_packets *packets, uint64_t track, int32_t pid, mse_text name);
+void mse_track_thread(mse_packets *packets, uint64_t track, int32_t pid, uint32_t tid, mse_text name);
+void mse_track_counter(mse_packets *packets, uint64_t track, uint64_t parent, mse_name name, uint64_t rank);
+
+/* ---- events ---- */
+void mse_begin_slice(mse_packets *packets, uint64_t track, uint64_t name, uint64_t category);
+void mse_end_slice(mse_packets *packets, uint64_t track);
+/* Set a counter, and in the same event the counter of the track `other`; 0: only the first. */
+void mse_set_counter(mse_packets *packets, uint64_t track, int64_t value, uint64_t other, int64_t other_value);
+/* Begin a slice, or put an instant. Annotations may follow until mse_close_event. */
+void mse_open_named_slice(mse_packets *packets, uint64_t track, mse_name name);
+void mse_open_instant(mse_packets *packets, uint64_t track, mse_name name);
+void mse_annotate(mse_packets *packets, const char *name, uint64_t number);
+void mse_annotate_text(mse_packets *packets, const char *name, mse_text text);
+void mse_close_event(mse_packets *packets);
+
+#endif

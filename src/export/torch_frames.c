@@ -1,0 +1,108 @@
+/* torch_frames.c - strings and stack frames of torch's memory snapshot, each written once. */
+#include "export/torch_snapshot.h"
+
+#include <stdlib.h>
+
+enum { MAX_FRAMES = 128 }; /* of modules, for one block */
+
+bool mse_torch_open(mse_torch_pickle *torch, const mse_job *job)
+{
+    *torch = (mse_torch_pickle){.job = job, .module_count = ms_reader_paths(job->reader)};
+    torch->modules = calloc((size_t)torch->module_count + 1, sizeof *torch->modules);
+    return mse_output_open(&torch->pickle.output, job) && torch->modules;
+}
+
+void mse_torch_close(mse_torch_pickle *torch)
+{
+    mse_output_close(&torch->pickle.output);
+    mse_map_close(&torch->frames);
+    free(torch->modules);
+}
+
+/* ---- strings ---- */
+static void put_memoized(mse_torch_pickle *torch, uint32_t *memo, const char *string)
+{
+    if (*memo) {
+        mse_pickle_get(&torch->pickle, *memo - 1);
+        return;
+    }
+    mse_pickle_text(&torch->pickle, mse_text_of(string));
+    *memo = mse_pickle_memoize(&torch->pickle) + 1;
+}
+
+void mse_torch_put_string(mse_torch_pickle *torch, enum mse_torch_string string)
+{
+    static const char *const strings[] = {
+#define X(string) #string,
+        STRINGS(X)
+#undef X
+    };
+    put_memoized(torch, &torch->strings[string], strings[string]);
+}
+
+void mse_torch_put_field(mse_torch_pickle *torch, enum mse_torch_string string, uint64_t number)
+{
+    mse_torch_put_string(torch, string);
+    mse_pickle_number(&torch->pickle, number);
+}
+
+void mse_torch_put_category(mse_torch_pickle *torch, uint8_t category)
+{
+    put_memoized(torch, &torch->category_strings[category], mse_categories[category]);
+}
+
+/* ---- frames ---- */
+static void put_frame(mse_torch_pickle *torch, uint32_t *memo, enum mse_torch_string file_name, mse_text name,
+                      uint64_t line)
+{
+    mse_pickle *pickle = &torch->pickle;
+    if (*memo) {
+        mse_pickle_get(pickle, *memo - 1);
+        return;
+    }
+    mse_pickle_op(pickle, MSE_DICT);
+    *memo = mse_pickle_memoize(pickle) + 1;
+    mse_pickle_op(pickle, MSE_MARK);
+    mse_torch_put_string(torch, S_filename);
+    mse_torch_put_string(torch, file_name);
+    mse_torch_put_field(torch, S_line, line);
+    mse_torch_put_string(torch, S_name);
+    mse_pickle_text(pickle, name);
+    mse_pickle_op(pickle, MSE_ITEMS);
+}
+
+static void put_module_frames(mse_torch_pickle *torch, ms_path path)
+{
+    for (int i = 0; i < MAX_FRAMES && path != MS_GLOBAL && path < torch->module_count; i++) {
+        ms_path parent;
+        uint32_t nth;
+        ms_reader_path(torch->job->reader, path, &parent, &nth);
+        put_frame(torch, &torch->modules[path], S_module, mse_module(torch->job, path), nth);
+        path = parent < path ? parent : MS_GLOBAL;
+    }
+}
+
+static void put_new_frames(mse_torch_pickle *torch, uint32_t device, ms_path path, uint8_t category, uint8_t phase)
+{
+    mse_pickle_op(&torch->pickle, MSE_MARK);
+    if (category != MSE_NO_CATEGORY)
+        put_frame(torch, &torch->categories[category], S_category, mse_text_of(mse_categories[category]), 0);
+    put_module_frames(torch, path);
+    put_frame(torch, &torch->phases[phase], S_phase, mse_text_of(mse_phases[phase]), 0);
+    put_frame(torch, &torch->devices[device], S_device, mse_device(torch->job, device), 0);
+    mse_pickle_op(&torch->pickle, MSE_APPENDS);
+}
+
+int mse_torch_put_frames(mse_torch_pickle *torch, uint32_t device, ms_path path, uint8_t category, uint8_t phase)
+{
+    uint64_t key = (uint64_t)path << 16 | (uint64_t)device << 8 | (uint64_t)category << 4 | phase;
+    uint32_t memo = mse_map_get(&torch->frames, key);
+    if (memo != MSE_NONE) {
+        mse_pickle_get(&torch->pickle, memo);
+        return MS_OK;
+    }
+    mse_pickle_op(&torch->pickle, MSE_LIST);
+    memo = mse_pickle_memoize(&torch->pickle);
+    put_new_frames(torch, device, path, category, phase);
+    return mse_map_set(&torch->frames, key, memo) ? MS_OK : MS_ENOMEM;
+}

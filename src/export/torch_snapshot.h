@@ -1,0 +1,51 @@
+/* torch_snapshot.h - what the files that write torch's memory snapshot share: its strings, and the stack frames in
+ * which a block's owner is shown. */
+#ifndef MS_EXPORT_TORCH_SNAPSHOT_H
+#define MS_EXPORT_TORCH_SNAPSHOT_H
+
+#include "export/hash_map.h"
+#include "export/pickle.h"
+
+/* clang-format off */
+#define STRINGS(X) \
+    X(action) X(addr) X(size) X(stream) X(time_us) X(frames) X(category) X(device_free) \
+    X(alloc) X(free_requested) X(free_completed) X(segment_alloc) X(segment_free) X(oom) X(snapshot) X(unknown) \
+    X(filename) X(line) X(name) X(module) X(phase) X(device) \
+    X(address) X(total_size) X(allocated_size) X(active_size) X(requested_size) X(segment_type) X(segment_pool_id) \
+    X(is_expandable) X(large) X(blocks) X(state) X(active_allocated) X(inactive) \
+    X(segments) X(device_traces) X(allocator_settings) X(modscope) X(note) X(program)
+/* clang-format on */
+enum mse_torch_string {
+#define X(string) S_##string,
+    STRINGS(X)
+#undef X
+        S_COUNT
+};
+
+enum { MSE_NO_CATEGORY = MS_CATEGORY_COUNT };
+
+/* A pickle, and the memo numbers of what was put into it: strings and frames are written once, and then referred to. */
+typedef struct mse_torch_pickle {
+    mse_pickle pickle;
+    const mse_job *job;
+    /* Memo number + 1; 0: it was not put yet. */
+    uint32_t strings[S_COUNT], category_strings[MS_CATEGORY_COUNT];
+    uint32_t categories[MS_CATEGORY_COUNT], phases[MS_OPTIMIZER + 1], devices[MS_MAX_DEVICES];
+    uint32_t *modules; /* by path */
+    uint32_t module_count;
+    mse_map frames; /* lists of frames, by all that they depend on */
+} mse_torch_pickle;
+
+/* False: out of memory. Close it in any case. */
+bool mse_torch_open(mse_torch_pickle *torch, const mse_job *job);
+void mse_torch_close(mse_torch_pickle *torch);
+
+void mse_torch_put_string(mse_torch_pickle *torch, enum mse_torch_string string);
+/* Put a key and a number as its value. */
+void mse_torch_put_field(mse_torch_pickle *torch, enum mse_torch_string string, uint64_t number);
+void mse_torch_put_category(mse_torch_pickle *torch, uint8_t category);
+/* Put the list of frames for such a block, innermost first as in torch: category, owner, the owner's parents, phase,
+ * device. MSE_NO_CATEGORY: without category. MS_ENOMEM. */
+int mse_torch_put_frames(mse_torch_pickle *torch, uint32_t device, ms_path path, uint8_t category, uint8_t phase);
+
+#endif
