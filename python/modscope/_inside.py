@@ -146,7 +146,7 @@ class Run:
             info = _record.default_info(self._settings.program, arguments)
             recording = _record.Recording(self._fd if self._fd >= 0 else None, info)
             recording.start()
-            atexit.unregister(_native.put_back)  # it would be too early: see _at_exit
+            atexit.unregister(_native.restore)  # it would be too early: see _at_exit
         except Exception as error:
             self._over = True
             self._discard()
@@ -224,7 +224,7 @@ class Run:
         if self._recording is not None:
             from modscope import _native
 
-            _native.put_back()
+            _native.restore()
 
     def _finish(self, how: str, **end: str) -> None:
         if self._over or self._in_a_fork():

@@ -33,7 +33,7 @@ __all__ = ["MemTracker"]
 _SOURCES = ("auto", "allocator", "dispatcher")
 
 
-def _census() -> dict[int, int] | None:
+def _existing_blocks() -> dict[int, int] | None:
     """Sizes of the blocks that the CUDA allocator has handed out, by address."""
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return None
@@ -82,7 +82,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def _peaks_of(viewer: _native.Viewer) -> dict[torch.device, _PeakFigures]:
+def _peaks_of(viewer: _native.PeakTracker) -> dict[torch.device, _PeakFigures]:
     peaks = {}
     for device, (raw, step, phase, module, owner) in zip(devices(), viewer.peaks()):
         peaks[device] = _PeakFigures(raw, Peak(sum(raw), step, phase, module, owner))
@@ -122,7 +122,7 @@ class MemTracker:
         self._depth = 0
         self._tracker = _native.Tracker()
         self._ledger: _native.Ledger | None = None
-        self._viewer: _native.Viewer | None = None
+        self._viewer: _native.PeakTracker | None = None
         self._frozen: _Frozen | None = None
         self._past: dict[torch.device, tuple[_PeakFigures, RawModules]] = {}
         self._tensors: dict[int, weakref.ref[torch.Tensor]] = {}  # by id
@@ -211,7 +211,7 @@ class MemTracker:
             self._claim()
             if self._viewer is None:
                 assert self._ledger is not None
-                self._viewer = _native.Viewer(self._ledger)
+                self._viewer = _native.PeakTracker(self._ledger)
                 if joined:  # what was called before is not this tracker's
                     self._stats_since = self._ledger.time()
             if not _places.nodes_known():
@@ -241,9 +241,9 @@ class MemTracker:
         if not joined or ledger is None:
             own = self._ledger if self._frozen is None and self._chosen == name else None
             ledger = own or _native.Ledger()
-            census = None if dispatcher else _census()
+            existing = None if dispatcher else _existing_blocks()
             _Shared.ledger, _Shared.dispatcher = ledger, dispatcher  # first: it can then be ended
-            ledger.begin(dispatcher, census)
+            ledger.begin(dispatcher, existing)
         _Shared.trackers.append(self)
         if self._ledger is not ledger:
             self._keep_past()

@@ -152,7 +152,7 @@ _NODE = 2  # the word of a C++ node's Python object that points to the node: the
 
 def _learn() -> tuple[int, int, int]:
     """Where a node keeps its number and its maker, and a custom Function its node."""
-    nodes = [(s, _native.words_at(s.words[_NODE])) for s in _samples(torch.neg)]
+    nodes = [(s, _native.read_node_words(s.words[_NODE])) for s in _samples(torch.neg)]
     places = range(min(len(words) for _, words in nodes))
     number = _only(i for i in places if all(words[i] == s.number for s, words in nodes))
     maker = _only(i for i in places if all(words[i] == s.maker for s, words in nodes))
@@ -160,7 +160,7 @@ def _learn() -> tuple[int, int, int]:
         return -1, -1, -1
 
     def points_to_node(sample: _Sample, place: int) -> bool:
-        words = _native.words_at(sample.words[place])
+        words = _native.read_node_words(sample.words[place])
         return bool(words) and words[number // 8] == sample.number and words[maker // 8] == sample.maker
 
     customs = _samples(_Pass.apply)
@@ -181,12 +181,12 @@ def _place(samples: Iterable[tuple[list[int], int]]) -> int:
 
 def _learn_storage(tensors: list[torch.Tensor]) -> dict[str, int]:
     storages = [t.untyped_storage() for t in tensors]
-    impls = [_native.peek(t._cdata, _WORDS["impl"]) for t in tensors]
-    words = [_native.peek(s._cdata, _WORDS["storage"]) for s in storages]
+    impls = [_native.read_memory(t._cdata, _WORDS["impl"]) for t in tensors]
+    words = [_native.read_memory(s._cdata, _WORDS["storage"]) for s in storages]
     buffer = torch.frombuffer(bytearray(64), dtype=torch.uint8)  # memory that the allocator did not make
-    lent = _native.peek(buffer.untyped_storage()._cdata, _WORDS["storage"])
+    lent = _native.read_memory(buffer.untyped_storage()._cdata, _WORDS["storage"])
     meta = torch.empty(3, device="meta")
-    other = _native.peek(meta.untyped_storage()._cdata, _WORDS["storage"])
+    other = _native.read_memory(meta.untyped_storage()._cdata, _WORDS["storage"])
 
     def is_device(i: int) -> bool:  # type and index, a byte each: the CPU is 0 and -1
         return all(w[i] & 0xFFFF == 0xFF00 for w in words) and other[i] & 0xFF00 == 0xFF00 and other[i] & 0xFF != 0
@@ -211,8 +211,8 @@ def _learn_gradient(leaves: list[torch.Tensor]) -> dict[str, int]:
     for leaf in leaves:
         assert leaf.grad is not None
         at = set()
-        for i, word in enumerate(_native.peek(leaf._cdata, _WORDS["impl"])):
-            words = _native.peek(word, _WORDS["meta"]) if word % 8 == 0 and word > 4096 else []
+        for i, word in enumerate(_native.read_memory(leaf._cdata, _WORDS["impl"])):
+            words = _native.read_memory(word, _WORDS["meta"]) if word % 8 == 0 and word > 4096 else []
             at |= {(8 * i, 8 * k) for k, inner in enumerate(words) if inner == leaf.grad._cdata}
         found.append(at)
     both = set.intersection(*found)
@@ -226,7 +226,7 @@ def _learn_accumulation(leaves: list[torch.Tensor]) -> dict[str, int]:
         view = leaf.expand_as(leaf)
         assert view.grad_fn is not None
         node = view.grad_fn.next_functions[0][0]
-        nodes.append(_native.peek(_native.object_words(node)[_NODE], _WORDS["node"]))
+        nodes.append(_native.read_memory(_native.object_words(node)[_NODE], _WORDS["node"]))
     kinds = {words[0] for words in nodes}
     variable = _place((words, leaf._cdata) for words, leaf in zip(nodes, leaves))
     return {"variable": variable, "accumulate": kinds.pop() if len(kinds) == 1 and variable >= 0 else 0}
@@ -243,7 +243,7 @@ def _learn_tensors() -> dict[str, int]:
         layout |= _learn_gradient(leaves) | _learn_accumulation(leaves)
         deleter, word = 0, layout["deleter"]
         if word >= 0:
-            deleter = _native.peek(tensors[0].untyped_storage()._cdata, _WORDS["storage"])[word // 8]
+            deleter = _native.read_memory(tensors[0].untyped_storage()._cdata, _WORDS["storage"])[word // 8]
         return layout | {"cpu_deleter": deleter}
 
 
@@ -299,7 +299,7 @@ def _choose_blocks() -> None:
             why = _prove_blocks()
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-        if why is None and _native.blocks_standing():
+        if why is None and _native.blocks_intercepted():
             why = "the place was not given back"
     _report["blocks"] = why or "proved"
 
@@ -367,12 +367,12 @@ def _proof() -> str | None:
 
 
 def _prove(calls: bool, nodes: bool) -> str | None:
-    _native.set_places(calls, nodes)
+    _native.set_interception(calls, nodes)
     try:
         wrong = _proof()
     except Exception as error:  # a proof that cannot be run proves nothing
         wrong = f"{type(error).__name__}: {error}"
-    if wrong is None and (_native.calls_standing() or _native.nodes_standing()):
+    if wrong is None and (_native.calls_intercepted() or _native.nodes_intercepted()):
         wrong = "the place was not given back"
     return wrong
 
@@ -386,7 +386,7 @@ def _choose() -> None:
         why = f"not learned: {type(error).__name__}: {error}"
     else:
         why = "not learned: no single word of a node always agrees with its number and its maker"
-    _native.set_layout(number, maker, function)
+    _native.set_node_layout(number, maker, function)
     _choose_tensors()
     _choose_blocks()
     learned = number >= 0
@@ -397,13 +397,13 @@ def _choose() -> None:
     _report["layout"] = why
     if os.environ.get("MODSCOPE_INTERPOSE") == "0":
         _report["calls"] = _report["nodes"] = FORCED
-        _native.set_places(False, False)
+        _native.set_interception(False, False)
         return
-    why_no_nodes = _native.find_slot() or (None if learned else why)
+    why_no_nodes = _native.find_node_slot() or (None if learned else why)
     if why_no_nodes is None:
         why_no_nodes = _prove(False, True)
     why_no_calls = _prove(True, why_no_nodes is None)
-    _native.set_places(why_no_calls is None, why_no_nodes is None)
+    _native.set_interception(why_no_calls is None, why_no_nodes is None)
     _report["calls"] = why_no_calls or "proved"
     _report["nodes"] = why_no_nodes or "proved"
 
@@ -425,7 +425,7 @@ def prepare() -> bool:
                 _state = "new"
                 raise
             _state = "ready"
-            atexit.register(_native.put_back)
+            atexit.register(_native.restore)
         return _state == "ready"
 
 

@@ -19,13 +19,13 @@ from modscope import _native
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     if torch.compiler.is_compiling():
         return None
-    _native.step_begins(optimizer)
-    return args, _native.StepArguments(kwargs)
+    _native.optimizer_step_begins(optimizer)
+    return args, _native.OptimizerStepArguments(kwargs)
 
 
 def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if not torch.compiler.is_compiling():
-        _native.step_ends(optimizer)
+        _native.optimizer_step_ends(optimizer)
 
 
 _seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()

@@ -32,7 +32,7 @@ def add_note(error: BaseException) -> None:
     has_one = any(str(note).startswith("[modscope] out of memory") for note in getattr(error, "__notes__", ()))
     if untold and not has_one and _tells_of(error, asked):
         error.add_note(story.rstrip("\n"))
-        _native.story_told()
+        _native.oom_report_added()
 
 
 @contextlib.contextmanager

@@ -1,39 +1,44 @@
 /* native.c - the extension module modscope._native. */
-#include "torch/memory.h"
+#include "torch/api.h"
 
-static PyObject *set_places(PyObject *self, PyObject *args)
+#include "torch/threads.h"
+#include "torch/torch_lookup.h"
+
+static PyObject *set_interception(PyObject *self, PyObject *args)
 {
     (void)self;
     int calls, nodes;
     if (!PyArg_ParseTuple(args, "pp", &calls, &nodes))
         return NULL;
-    if (mst_awake) {
-        PyErr_SetString(PyExc_RuntimeError, "places are chosen while no tracker is active");
+    if (mst.active) {
+        PyErr_SetString(PyExc_RuntimeError, "set_interception must be called while no tracker is active");
         return NULL;
     }
-    mst_calls_place = calls;
-    mst_nodes_place = nodes;
+    mst.intercept_calls = calls;
+    mst.intercept_nodes = nodes;
     Py_RETURN_NONE;
 }
 
 static PyObject *lost(PyObject *self, PyObject *unused)
 {
     (void)self, (void)unused;
-    return PyLong_FromUnsignedLongLong(ms_watch_lost(mst_watch));
+    return PyLong_FromUnsignedLongLong(ms_watch_lost(mst.watch));
 }
 
-static PyObject *put_back(PyObject *self, PyObject *unused)
+static PyObject *restore(PyObject *self, PyObject *unused)
 {
     (void)self, (void)unused;
     mst_captures_end();
-    mst_sleep();
+    mst_stop_interception();
     Py_RETURN_NONE;
 }
 
-static PyMethodDef methods[] = {
-    {"set_places", set_places, METH_VARARGS, "Which places to stand in: module calls, backward nodes."},
-    {"lost", lost, METH_NOARGS, "How many events could not be recorded for want of memory."},
-    {"put_back", put_back, METH_NOARGS, "Leave all places, at the end of the interpreter."},
+static PyMethodDef module_methods[] = {
+    {"set_interception", set_interception, METH_VARARGS,
+     "Whether module calls and backward nodes are intercepted, else the fallback is used."},
+    {"lost", lost, METH_NOARGS, "How many events were lost because memory ran out."},
+    {"restore", restore, METH_NOARGS,
+     "End captures and restore the interception points, at the end of the interpreter."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -41,27 +46,47 @@ static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "modscope._native",
     .m_size = -1,
-    .m_methods = methods,
+    .m_methods = module_methods,
 };
+
+static int add_functions(PyObject *module)
+{
+    PyMethodDef *const tables[] = {
+        mst_intercept_calls_methods, mst_intercept_nodes_methods, mst_intercept_blocks_methods,
+        mst_node_layout_methods,     mst_tensor_layout_methods,   mst_devices_methods,
+        mst_dispatch_methods,        mst_optimizer_steps_methods, mst_oom_report_methods,
+    };
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
+        if (PyModule_AddFunctions(module, tables[i]) != 0)
+            return -1;
+    return 0;
+}
+
+static int add_types(PyObject *module)
+{
+    const struct {
+        const char *name;
+        PyTypeObject *type;
+    } types[] = {
+        {"Tracker", &mst_tracker_type},
+        {"Ledger", &mst_ledger_type},
+        {"PeakTracker", &mst_peak_tracker_type},
+        {"Capture", &mst_capture_type},
+        {"OptimizerStepArguments", &mst_step_arguments_type},
+    };
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (PyModule_AddObjectRef(module, types[i].name, (PyObject *)types[i].type) != 0)
+            return -1;
+    return 0;
+}
 
 PyMODINIT_FUNC PyInit__native(void)
 {
-    if (mst_torch_load() != 0 || mst_threads_init() != 0 || mst_graph_init() != 0 || mst_tracker_init() != 0 ||
+    if (mst_torch_load() != 0 || mst_threads_init() != 0 || mst_backward_hooks_init() != 0 || mst_tracker_init() != 0 ||
         mst_ledger_init() != 0 || mst_capture_init() != 0)
         return NULL;
-    PyObject *module = PyType_Ready(&mst_step_type) == 0 ? PyModule_Create(&definition) : NULL;
-    if (!module || PyModule_AddObjectRef(module, "StepArguments", (PyObject *)&mst_step_type) != 0 ||
-        PyModule_AddFunctions(module, mst_calls_methods) != 0 ||
-        PyModule_AddFunctions(module, mst_nodes_methods) != 0 ||
-        PyModule_AddFunctions(module, mst_storage_methods) != 0 ||
-        PyModule_AddFunctions(module, mst_blocks_methods) != 0 ||
-        PyModule_AddFunctions(module, mst_dispatch_methods) != 0 ||
-        PyModule_AddFunctions(module, mst_steps_methods) != 0 ||
-        PyModule_AddFunctions(module, mst_capture_methods) != 0 ||
-        PyModule_AddObjectRef(module, "Capture", (PyObject *)&mst_capture_type) != 0 ||
-        PyModule_AddObjectRef(module, "Ledger", (PyObject *)&mst_ledger_type) != 0 ||
-        PyModule_AddObjectRef(module, "Viewer", (PyObject *)&mst_viewer_type) != 0 ||
-        PyModule_AddObjectRef(module, "Tracker", (PyObject *)&mst_tracker_type) != 0 ||
+    PyObject *module = PyType_Ready(&mst_step_arguments_type) == 0 ? PyModule_Create(&definition) : NULL;
+    if (!module || add_functions(module) != 0 || add_types(module) != 0 ||
         PyModule_AddStringConstant(module, "version", MS_VERSION) != 0) {
         Py_XDECREF(module);
         return NULL;

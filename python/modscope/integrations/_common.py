@@ -117,7 +117,7 @@ class Watch:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._tracker: _memory.MemTracker | None = None
-        self._viewer: _native.Viewer | None = None  # its peak begins anew with each batch, the tracker's does not
+        self._viewer: _native.PeakTracker | None = None  # its peak begins anew with each batch, the tracker's does not
         self._left: weakref.finalize[[_memory.MemTracker], Watch] | None = None
         self._place = Place(torch.device("cpu"), ".")
         self._highest: _Peak | None = None  # of the steps since the last entry
@@ -156,7 +156,7 @@ class Watch:
             tracker.track_external(*given)
             tracker.__enter__()
             assert tracker._ledger is not None
-            self._viewer = _native.Viewer(tracker._ledger)
+            self._viewer = _native.PeakTracker(tracker._ledger)
         except BaseException:
             self.end()
             raise

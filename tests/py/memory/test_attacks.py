@@ -52,7 +52,7 @@ def test_the_last_tracker_is_left_by_python_that_a_claim_runs():
     mt.__enter__()
     Wrapped.on_flatten = mt.__exit__
     mt.get_tracker_snapshot()
-    assert Wrapped.on_flatten is None and not _native.blocks_standing()
+    assert Wrapped.on_flatten is None and not _native.blocks_intercepted()
 
 
 @needs_places
@@ -114,7 +114,7 @@ def test_an_error_while_entering_leaves_nothing(source, monkeypatch):
         patch.setattr(_memory.MemTracker, "_claim", interrupt)
         with pytest.raises(KeyboardInterrupt):
             mt.__enter__()
-    assert not (_native.blocks_standing() or _native.calls_standing() or _native.nodes_standing())
+    assert not (_native.blocks_intercepted() or _native.calls_intercepted() or _native.nodes_intercepted())
     with pytest.raises(RuntimeError):
         mt.__exit__()
     with mt:

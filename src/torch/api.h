@@ -1,0 +1,60 @@
+/* api.h - what Python sees of the extension: the types and functions that native.c puts
+ * together, and the C side of them. */
+#ifndef MST_API_H
+#define MST_API_H
+
+#include "torch/state.h"
+
+struct mst_registry;
+
+/* ---- tracker_api.c ---- */
+extern PyTypeObject mst_tracker_type;
+int mst_tracker_init(void);                                   /* this and the other inits: -1 with an error set */
+struct mst_registry *mst_tracker_registry(PyObject *tracker); /* borrowed; NULL: never entered */
+void mst_trackers_forked(void);                               /* in the child */
+/* Restore all interception points of calls and nodes, if trackers are active. */
+void mst_stop_interception(void);
+
+/* ---- ledger_api.c ---- */
+extern PyTypeObject mst_ledger_type;
+int mst_ledger_init(void);
+ms_ledger *mst_ledger_of(PyObject *ledger); /* of a Python Ledger */
+/* The attached ledger, or one that is never attached and ignores blocks. Never NULL. Python
+ * code may detach the ledger, so ask again after it has run. */
+ms_ledger *mst_target_ledger(void);
+
+/* ---- peak_tracker_api.c ---- */
+extern PyTypeObject mst_peak_tracker_type;
+
+/* ---- capture_api.c ---- */
+extern PyTypeObject mst_capture_type;
+int mst_capture_init(void);
+void mst_captures_end(void);    /* at the end of the interpreter */
+void mst_captures_forked(void); /* in the child: the captures belong to the parent */
+
+/* ---- backward_hooks.c, optimizer_steps.c ---- */
+int mst_backward_hooks_init(void);
+extern PyTypeObject mst_step_arguments_type;
+
+/* ---- functions of the module, by the file that defines them ---- */
+extern PyMethodDef mst_intercept_calls_methods[];
+extern PyMethodDef mst_intercept_nodes_methods[];
+extern PyMethodDef mst_intercept_blocks_methods[];
+extern PyMethodDef mst_node_layout_methods[];
+extern PyMethodDef mst_tensor_layout_methods[];
+extern PyMethodDef mst_devices_methods[];
+extern PyMethodDef mst_dispatch_methods[];
+extern PyMethodDef mst_optimizer_steps_methods[];
+extern PyMethodDef mst_oom_report_methods[];
+
+/* ---- figures.c: figures as Python objects ---- */
+PyObject *mst_tuple_of_sums(const ms_sums *sums);
+/* Append a new reference, which is consumed; NULL is passed on as an error. 0, or -1 with an error set. */
+int mst_append_new(PyObject *list, PyObject *item);
+/* [(device, fqn, sums)] of the paths that hold something: now, or at the peak of `at_peak` if it
+ * is not NULL. Several paths may have the same fqn. */
+PyObject *mst_sums_by_path(ms_ledger *ledger, ms_peak_tracker *at_peak);
+/* The phase in Python, as trackers and peaks spell it. */
+const char *mst_phase_name(ms_phase phase);
+
+#endif

@@ -1,0 +1,67 @@
+/* call_sizes.c - the bytes of the blocks that go into a call and come out of it. */
+#include "torch/call_sizes.h"
+
+#include "torch/api.h"
+#include "torch/tensor_layout.h"
+#include "torch/visit_tensors.h"
+
+enum { BATCH = 64 };
+
+/* The ledger takes a lock for each question, so addresses are collected into batches. */
+struct size_sum {
+    uint64_t addresses[BATCH]; /* not added to `bytes` yet */
+    size_t count;
+    uint64_t bytes;
+};
+
+static void add_batch(struct size_sum *sum)
+{
+    if (sum->count)
+        sum->bytes += ms_block_bytes(mst_target_ledger(), sum->addresses, sum->count);
+    sum->count = 0;
+}
+
+static int add_tensor_size(PyObject *tensor, void *context)
+{
+    struct size_sum *sum = context;
+    struct mst_storage storage;
+    if (!mst_read_storage(mst_impl_of(tensor), &storage))
+        return 0;
+    sum->addresses[sum->count++] = mst.by_dispatcher ? storage.storage : storage.data;
+    if (UNLIKELY(sum->count == BATCH))
+        add_batch(sum);
+    return 0;
+}
+
+static int add_any_tensor_size(PyObject *tensor, void *context)
+{
+    return mst_visit_inner_tensors(tensor, add_tensor_size, context);
+}
+
+/* Calls have many keyword arguments, and large objects that are no tensors (a cache of keys and
+ * values) are mostly among them. So only their tensors that are found without Python count. */
+void mst_measure_call(ms_thread *thread, bool output, PyObject *const *objects, Py_ssize_t count, Py_ssize_t named)
+{
+    if (!mst.ledger || !mst_layout_is_known())
+        return;
+    struct size_sum sum;
+    sum.count = 0;
+    sum.bytes = 0;
+    PyObject *type = NULL, *value = NULL, *traceback = NULL;
+    bool failing = PyErr_Occurred() != NULL;
+    if (UNLIKELY(failing))
+        PyErr_Fetch(&type, &value, &traceback);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (LIKELY(Py_TYPE(objects[i]) == mst.torch.tensor))
+            add_tensor_size(objects[i], &sum);
+        else if (mst_visit_tensors(objects[i], add_any_tensor_size, &sum) != 0)
+            PyErr_Clear();
+    }
+    for (Py_ssize_t i = count; i < count + named; i++)
+        if (mst_visit_tensors_in_containers(objects[i], add_any_tensor_size, &sum) != 0)
+            PyErr_Clear();
+    add_batch(&sum);
+    if (UNLIKELY(failing))
+        PyErr_Restore(type, value, traceback);
+    ms_call_set_size(thread, output, sum.bytes);
+}

@@ -1,0 +1,67 @@
+/* claims.h - claims: which known object holds which block. */
+#ifndef MST_CLAIMS_H
+#define MST_CLAIMS_H
+
+#include "torch/state.h"
+
+struct mst_module;
+
+/* ---- owners.c: which module owns a parameter, by the parameter's TensorImpl. No GIL needed ---- */
+
+/* False if no known module owns it. */
+bool mst_owner_find(uint64_t impl, ms_path *path);
+/* Record the owner, unless one is recorded: the first module that holds a parameter owns it. Returns the owner. */
+ms_path mst_owner_add(uint64_t impl, ms_path path);
+void mst_owners_clear(void);
+void mst_owners_lock(void); /* around fork */
+void mst_owners_unlock(void);
+
+/* ---- existing_blocks.c: blocks that were allocated before the ledger was attached ---- */
+
+/* Set the sizes of those that are on other devices than the CPU: a dict address -> bytes; NULL: not known. */
+void mst_existing_blocks_set(PyObject *sizes);
+struct mst_storage;
+/* Whether a storage's memory came from torch's allocator, and its bytes. */
+bool mst_existing_block(const struct mst_storage *storage, uint64_t *bytes);
+
+/* ---- tensor_claims.c ---- */
+void mst_claim_tensor(PyObject *tensor, ms_category category, ms_path path);
+/* The same by TensorImpl, where the source of blocks is the allocators. Runs no Python. */
+void mst_claim_impl(uint64_t impl, ms_category category, ms_path path);
+/* Claim every tensor in `object`: itself, or in lists, tuples and dicts. */
+void mst_claim_object(PyObject *object, ms_category category, ms_path path);
+
+/* ---- gradient_claims.c ---- */
+
+/* A leaf's gradient is now `grad`, a TensorImpl. No GIL needed. */
+void mst_claim_new_gradient(uint64_t grad, ms_path path);
+/* Claim the gradient that a parameter has, if any. */
+void mst_claim_gradient_of(PyObject *parameter, ms_path path);
+/* Find out whether other threads may be accumulating gradients. Before mst_claim_gradient_of. */
+void mst_gradients_check_threads(void);
+/* Where nodes are not intercepted: register a hook that claims the parameter's new gradients. */
+void mst_gradient_hook_register(PyObject *parameter);
+void mst_gradient_hooks_remove(void);
+
+/* ---- optimizer_claims.c ---- */
+
+/* Claim the tensors of an optimizer's state; each belongs to the owner of its parameter. */
+void mst_claim_optimizer(PyObject *optimizer);
+
+/* ---- module_claims.c ---- */
+
+/* Claim what a module holds if that needs no Python; else set mst.claims.due. */
+void mst_claim_module(struct mst_module *known);
+/* Claim what all known modules hold. Runs Python for wrapper subclasses. */
+void mst_claim_modules(void);
+
+/* ---- claims_at_call.c ---- */
+
+/* Before a call is entered while a ledger is attached: make the claims that are due. */
+void mst_claim_at_call(ms_thread *thread);
+/* A ledger was attached: begin anew. */
+void mst_claims_at_call_begin(void);
+/* Look for an optimizer when root modules are called, until one is found: its steps are then training steps. */
+void mst_claims_seek_optimizer(bool seek);
+
+#endif

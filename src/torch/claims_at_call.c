@@ -1,0 +1,60 @@
+/* claims_at_call.c - the claims that are made when calls begin.
+ *
+ * Modules are claimed when they are first known. At a root call they are claimed again if some
+ * of their parameters had no memory yet, or if the memory of a parameter or buffer was freed. */
+#include "torch/claims.h"
+
+#include "torch/api.h"
+#include "torch/optimizer_steps.h"
+#include "torch/run_python.h"
+
+static uint64_t parameters_dropped; /* ms_ledger_parameters_dropped at the latest root call */
+static bool seeking_optimizer;      /* look for an optimizer, to tell micro-batches from training steps */
+static uint32_t root_calls;         /* since then */
+
+void mst_claims_at_call_begin(void)
+{
+    parameters_dropped = ms_ledger_parameters_dropped(mst_target_ledger());
+}
+
+void mst_claims_seek_optimizer(bool seek)
+{
+    seeking_optimizer = seek;
+    root_calls = 0;
+}
+
+/* The program may create its optimizer late, and the search is slow. So it runs at the 1st, 2nd,
+ * 4th, 8th, ... root call. */
+static void seek_optimizer(void)
+{
+    root_calls++;
+    if (root_calls & (root_calls - 1))
+        return;
+    PyObject *callback = mst_dynamo_disable();
+    PyObject *found = mst_run_python(MST_PY_HAS_OPTIMIZER, NULL);
+    if (found == Py_True) {
+        seeking_optimizer = false;
+        ms_ledger_expect_optimizer(mst_target_ledger());
+    }
+    Py_XDECREF(found);
+    mst_clear_error();
+    mst_dynamo_restore(callback);
+}
+
+void mst_claim_at_call(ms_thread *thread)
+{
+    mst_optimizer_steps_end_abandoned(thread);
+    if (!mst_open_call) {
+        uint64_t dropped = ms_ledger_parameters_dropped(mst_target_ledger());
+        if (mst.claims.awaiting_memory || dropped != parameters_dropped)
+            mst.claims.due = true;
+        parameters_dropped = dropped;
+        if (UNLIKELY(seeking_optimizer))
+            seek_optimizer();
+    }
+    if (UNLIKELY(mst.claims.due)) {
+        mst.claims.at_call = true;
+        mst_claim_modules();
+        mst.claims.at_call = false;
+    }
+}

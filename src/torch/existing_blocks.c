@@ -1,0 +1,27 @@
+/* existing_blocks.c - blocks that were allocated before the ledger was attached, so that no allocator reported them. */
+#include "torch/claims.h"
+
+#include "torch/tensor_layout.h"
+
+static PyObject *existing_sizes; /* a dict, or NULL */
+
+void mst_existing_blocks_set(PyObject *sizes)
+{
+    Py_XSETREF(existing_sizes, Py_XNewRef(sizes));
+}
+
+/* A CPU block is the allocator's if its deleter is. On other devices the allocator's own list of
+ * its blocks tells; it also knows how far a block's size was rounded up. */
+bool mst_existing_block(const struct mst_storage *storage, uint64_t *bytes)
+{
+    *bytes = (uint64_t)storage->bytes;
+    if (storage->device_type == MST_CPU)
+        return !mst.cpu_deleter || storage->deleter == mst.cpu_deleter;
+    PyObject *address = existing_sizes ? PyLong_FromUnsignedLongLong(storage->data) : NULL;
+    PyObject *size = address ? PyDict_GetItemWithError(existing_sizes, address) : NULL;
+    if (size)
+        *bytes = PyLong_AsUnsignedLongLong(size);
+    Py_XDECREF(address);
+    PyErr_Clear();
+    return !existing_sizes || size;
+}

@@ -1,0 +1,55 @@
+/* figures.c - figures as Python objects. */
+#include "torch/api.h"
+
+#include "torch/module_registry.h"
+
+const char *mst_phase_name(ms_phase phase)
+{
+    static const char *const names[] = {"idle", "forward", "recompute", "backward", "optimizer"};
+    return names[phase];
+}
+
+PyObject *mst_tuple_of_sums(const ms_sums *sums)
+{
+    PyObject *tuple = PyTuple_New(MS_CATEGORY_COUNT);
+    for (int i = 0; tuple && i < MS_CATEGORY_COUNT; i++) {
+        PyObject *bytes = PyLong_FromLongLong(sums->of[i]);
+        if (!bytes)
+            Py_CLEAR(tuple);
+        else
+            PyTuple_SET_ITEM(tuple, i, bytes);
+    }
+    return tuple;
+}
+
+static bool sums_are_empty(const ms_sums *sums)
+{
+    int64_t any = 0;
+    for (int i = 0; i < MS_CATEGORY_COUNT; i++)
+        any |= sums->of[i];
+    return !any;
+}
+
+int mst_append_new(PyObject *list, PyObject *item)
+{
+    int error = item ? PyList_Append(list, item) : -1;
+    Py_XDECREF(item);
+    return error;
+}
+
+PyObject *mst_sums_by_path(ms_ledger *ledger, ms_peak_tracker *at_peak)
+{
+    PyObject *list = PyList_New(0);
+    uint32_t devices = ms_ledger_devices(ledger), paths = ms_path_count(mst.watch);
+    for (uint32_t device = 0; list && device < devices; device++)
+        for (ms_path path = 0; list && path < paths; path++) {
+            ms_sums sums =
+                at_peak ? ms_peak_tracker_peak_of(at_peak, device, path) : ms_ledger_now_of(ledger, device, path);
+            if (sums_are_empty(&sums))
+                continue;
+            PyObject *fqn = mst_path_fqn(path);
+            if (!fqn || mst_append_new(list, Py_BuildValue("(ION)", device, fqn, mst_tuple_of_sums(&sums))) != 0)
+                Py_CLEAR(list);
+        }
+    return list;
+}

@@ -1,0 +1,52 @@
+/* intercept.h - the interception points of module calls, backward nodes and allocators, and
+ * the fallback for calls. No Python runs inside an interception point, except the user's hooks. */
+#ifndef MST_INTERCEPT_H
+#define MST_INTERCEPT_H
+
+#include "torch/state.h"
+
+/* ---- intercept_calls.c ---- */
+
+/* One open call of this thread. */
+struct mst_call {
+    struct mst_call *outer; /* the open call around it */
+    ms_thread *thread;
+    PyObject *module; /* borrowed: the caller holds it */
+    ms_path path;
+    long long graph_task; /* the graph task it began in, or -1; known only where nodes are not intercepted */
+    bool in_node;         /* mst_call_enter entered a node for it, because nodes are not intercepted */
+};
+/* False: the call is not tracked, and must not be left. */
+bool mst_call_enter(struct mst_call *call, PyObject *module);
+void mst_call_leave(struct mst_call *call);
+
+int mst_calls_intercept(void); /* -1 with an error set */
+void mst_calls_restore(void);
+
+/* ---- fallback_hooks.c: torch's global module hooks, which call C functions ---- */
+int mst_fallback_register(void); /* -1 with an error set */
+void mst_fallback_remove(void);
+/* End the calls of this thread that ended without torch calling their hook. */
+void mst_fallback_end_abandoned(void);
+
+/* ---- intercept_nodes.c ---- */
+int mst_nodes_intercept(void); /* -1 with an error set */
+void mst_nodes_restore(void);
+
+/* ---- node_layout.c: what a node's Python object tells ---- */
+
+/* The path of the call that created the node. */
+ms_path mst_path_of_node(PyObject *node);
+/* Whether this thread created the node. True where that is not known. */
+bool mst_node_is_of_this_thread(PyObject *node);
+/* A machine word of a Node, `offset` bytes from its start. No GIL needed. */
+static inline uint64_t mst_node_word(const void *node, int offset)
+{
+    return __atomic_load_n((const uint64_t *)((const char *)node + offset), __ATOMIC_RELAXED);
+}
+
+/* ---- intercept_blocks.c ---- */
+int mst_blocks_intercept(ms_ledger *ledger); /* -1 with an error set */
+void mst_blocks_restore(void);
+
+#endif

@@ -1,0 +1,225 @@
+/* module_paths.c - the path of a module's call: its name and the path of the call around it. Runs no Python. */
+#include "torch/module_registry.h"
+
+#include "torch/intercept.h"
+#include "torch/position.h"
+#include "torch/run_python.h"
+
+/* The path called `fqn` inside `parent`; `nth` tells apart paths with the same name. MS_UNKNOWN if
+ * memory runs out. A name that is not UTF-8 or contains a NUL is escaped. */
+static ms_path add_path(ms_path parent, PyObject *fqn, uint32_t nth)
+{
+    Py_ssize_t length = 0;
+    const char *text = fqn ? PyUnicode_AsUTF8AndSize(fqn, &length) : NULL;
+    PyErr_Clear();
+    PyObject *escaped = fqn && (!text || strlen(text) != (size_t)length) ? PyObject_ASCII(fqn) : NULL;
+    if (escaped)
+        text = PyUnicode_AsUTF8(escaped);
+    ms_path path = MS_UNKNOWN;
+    if (text && parent != MS_UNKNOWN)
+        ms_path_add_nth(mst.watch, parent, text, nth, &path);
+    Py_XDECREF(escaped);
+    PyErr_Clear();
+    return path;
+}
+
+ms_path mst_path_of_module(const struct mst_module *known)
+{
+    if (known->called)
+        return known->path;
+    const struct mst_module *holder = known->holder;
+    while (holder && !holder->called)
+        holder = holder->holder;
+    return known->fqn ? add_path(holder ? holder->path : MS_GLOBAL, known->fqn, 0) : MS_GLOBAL;
+}
+
+/* ---- calls ---- */
+/* The path of an earlier call of `known` in `context`; MS_GLOBAL if there was none. */
+static ms_path earlier_path(uint64_t context, const struct mst_module *known)
+{
+    uint64_t *found = mst_map_get(&mst.registry->call_paths, mst_context_key(context), (uintptr_t)known);
+    return found ? (ms_path)*found : MS_GLOBAL;
+}
+
+/* The module whose call has a path, or had it last. This thread's open calls come first. */
+static struct mst_module *module_at(ms_path path)
+{
+    for (const struct mst_call *call = mst_open_call; call; call = call->outer)
+        if (call->path == path)
+            return mst_registry_find(mst.registry, call->module);
+    uint64_t *found = mst_map_get(&mst.registry->by_path, (uint64_t)path + 1, 0);
+    struct mst_module *known = found ? (struct mst_module *)(uintptr_t)*found : NULL;
+    return known && mst_module_is_alive(known) ? known : NULL;
+}
+
+/* The name of `known` inside `owner` by the recorded holders, if each of them still holds the next one
+ * under the same key, and no other module does. New reference, or NULL: search instead. */
+static PyObject *name_by_holders(const struct mst_module *owner, const struct mst_module *known)
+{
+    PyObject *name = NULL;
+    for (const struct mst_module *at = known; at != owner; at = at->holder) {
+        Py_ssize_t length = at->fqn ? PyUnicode_GET_LENGTH(at->fqn) : 0;
+        Py_ssize_t dot = at->fqn ? PyUnicode_FindChar(at->fqn, '.', 0, length, -1) : -1;
+        bool good = at->holder && !at->shared && dot >= 0 && mst_module_is_alive(at->holder);
+        PyObject *children = good ? mst_module_dict(at->holder->module, mst.interned._modules) : NULL;
+        PyObject *key = children ? PyUnicode_Substring(at->fqn, dot + 1, length) : NULL;
+        if (!key || PyDict_GetItemWithError(children, key) != at->module) {
+            Py_XDECREF(key);
+            Py_XDECREF(name);
+            PyErr_Clear();
+            return NULL;
+        }
+        PyObject *longer = name ? PyUnicode_FromFormat("%U.%U", key, name) : Py_NewRef(key);
+        Py_DECREF(key);
+        Py_XSETREF(name, longer);
+    }
+    return name;
+}
+
+/* The fqn of `known` by the nearest call of *context whose module holds it; *context becomes that
+ * call's path. NULL, and MS_GLOBAL, if none does. */
+static PyObject *name_by_open_calls(ms_path *context, const struct mst_module *known)
+{
+    for (ms_path at = *context; at != MS_GLOBAL; at = ms_path_parent(mst.watch, at)) {
+        struct mst_module *owner = module_at(at);
+        PyObject *inside = owner && owner != known ? name_by_holders(owner, known) : NULL;
+        if (!inside && owner && owner != known)
+            inside = mst_find_name_inside(owner->module, known->module);
+        if (!inside)
+            continue;
+        PyObject *fqn = mst_join_names(mst_path_fqn(at), inside);
+        Py_DECREF(inside);
+        *context = at;
+        return fqn;
+    }
+    *context = MS_GLOBAL;
+    return NULL;
+}
+
+/* The path that `known` had when the nearest call of `context` called it earlier; MS_GLOBAL if none did. */
+static ms_path nearest_earlier_path(ms_path context, const struct mst_module *known)
+{
+    ms_path path = earlier_path(context, known);
+    for (; path == MS_GLOBAL && context != MS_GLOBAL; path = earlier_path(context, known))
+        context = ms_path_parent(mst.watch, context);
+    return path;
+}
+
+/* Modules that are alive at the same time and have the same name (two root modules of one class)
+ * get different paths. */
+static ms_path unique_path(const struct mst_module *known, ms_path parent, PyObject *fqn)
+{
+    for (uint32_t nth = 0;; nth++) {
+        ms_path path = add_path(parent, fqn, nth);
+        const uint64_t *taken = mst_map_get(&mst.registry->by_path, (uint64_t)path + 1, 0);
+        const struct mst_module *other = taken ? (struct mst_module *)(uintptr_t)*taken : NULL;
+        if (path == MS_UNKNOWN || !other || other == known || !mst_module_is_alive(other))
+            return path;
+    }
+}
+
+/* A forward inside a backward node is a recompute, perhaps inside the node of a sibling module. It
+ * gets the path of its earlier call, else it belongs to the nearest call around the node that holds it. */
+static ms_path find_call_path(struct mst_module *known, uint64_t context)
+{
+    bool in_node = context & MST_IN_NODE;
+    ms_path around = (ms_path)context;
+    if (around == MS_UNKNOWN && !in_node)
+        return MS_UNKNOWN;
+    if (around == MS_UNKNOWN)
+        around = MS_GLOBAL;
+    ms_path before = in_node ? nearest_earlier_path(around, known) : MS_GLOBAL;
+    if (before != MS_GLOBAL)
+        return before;
+    ms_path owner = around;
+    PyObject *fqn = name_by_open_calls(&owner, known);
+    /* A GraphModule that no open call holds was made by a compiler's backend, not by the program. */
+    known->hidden = !fqn && !known->fqn && around != MS_GLOBAL && mst.torch.graph_module &&
+                    PyObject_TypeCheck(known->module, mst.torch.graph_module);
+    if (known->hidden)
+        return MS_GLOBAL;
+    if (!fqn)
+        fqn = Py_XNewRef(known->fqn ? known->fqn : mst_registry_root_name(mst.registry, known->module));
+    ms_path path = unique_path(known, in_node ? owner : around, fqn);
+    Py_XDECREF(fqn);
+    return path;
+}
+
+static ms_path path_of_known_call(struct mst_module *known, uint64_t context)
+{
+    ms_path path = earlier_path(context, known);
+    if (path == MS_GLOBAL) {
+        path = find_call_path(known, context);
+        if (path != MS_UNKNOWN && path != MS_GLOBAL)
+            mst_map_set(&mst.registry->call_paths, mst_context_key(context), (uintptr_t)known, path);
+    }
+    if (known->hidden)
+        return MS_GLOBAL;
+    known->called = true;
+    known->context = context;
+    known->path = path;
+    mst_map_set(&mst.registry->by_path, (uint64_t)path + 1, 0, (uintptr_t)known);
+    PyObject *fqn = path != MS_UNKNOWN ? mst_path_fqn(path) : NULL;
+    if (fqn)
+        mst_registry_set_fqn(mst.registry, known, fqn);
+    if (fqn && !known->children_named)
+        mst_name_children(mst.registry, known);
+    PyErr_Clear();
+    return path;
+}
+
+static ms_path path_of_unpredicted_call(PyObject *module, uint64_t context)
+{
+    struct mst_module *known = mst_registry_find(mst.registry, module);
+    if (!known && !mst_is_module(module))
+        return MS_GLOBAL;
+    if (!known && !(known = mst_registry_add(mst.registry, module)))
+        return MS_UNKNOWN;
+    if (known->hidden)
+        return MS_GLOBAL;
+    ms_path path = known->called && known->context == context ? known->path : path_of_known_call(known, context);
+    if (path != MS_GLOBAL)
+        mst_prediction_record(known, context, path);
+    return path;
+}
+
+ms_path mst_path_of_call(PyObject *module, uint64_t context)
+{
+    bool gc_enabled = mst_gc_pause();
+    ms_path path = path_of_unpredicted_call(module, context);
+    mst_gc_resume(gc_enabled);
+    return path;
+}
+
+/* ---- parameters ---- */
+static bool owns_parameter(const struct mst_module *known, PyObject *tensor)
+{
+    PyObject *parameters = mst_module_dict(known->module, mst.interned._parameters), *key, *value;
+    Py_ssize_t position = 0;
+    while (parameters && PyDict_Next(parameters, &position, &key, &value))
+        if (value == tensor)
+            return true;
+    return false;
+}
+
+static struct mst_module *find_parameter_owner(PyObject *tensor)
+{
+    uint64_t *found = mst_map_get(&mst.registry->by_parameter, (uintptr_t)tensor, 0);
+    struct mst_module *known = found ? (struct mst_module *)(uintptr_t)*found : NULL;
+    if (known && mst_module_is_alive(known) && owns_parameter(known, tensor))
+        return known;
+    for (size_t i = 0; i < mst.registry->count; i++) {
+        known = mst.registry->all[i];
+        if (mst_module_is_alive(known) && owns_parameter(known, tensor)) {
+            mst_map_set(&mst.registry->by_parameter, (uintptr_t)tensor, 0, (uintptr_t)known);
+            return known;
+        }
+    }
+    return NULL;
+}
+
+ms_path mst_path_of_parameter(PyObject *tensor)
+{
+    const struct mst_module *known = mst.registry ? find_parameter_owner(tensor) : NULL;
+    return known ? mst_path_of_module(known) : MS_GLOBAL;
+}

@@ -1,0 +1,131 @@
+/* module_registry.h - which modules are known, what they are called, and which path a call of one has.
+ *
+ * A registry belongs to the trackers that are active together. It holds modules weakly:
+ * the extension must not keep a module alive. */
+#ifndef MST_MODULE_REGISTRY_H
+#define MST_MODULE_REGISTRY_H
+
+#include "torch/hash_map.h"
+#include "torch/state.h"
+
+/* What a registry knows of one module. What every call reads fits into one cache line. */
+struct mst_module {
+    PyObject *module;          /* borrowed: it lives as long as `ref` refers to it */
+    PyObject *ref;             /* a weak reference to it */
+    PyObject **weakrefs;       /* the module's list of weak references, of which `ref` is the first */
+    uint64_t context;          /* the context of the latest call (see mst_call_context) */
+    ms_path path;              /* the path that the module had in that call */
+    bool called;               /* `context` and `path` are set */
+    bool hidden;               /* calls of it are not shown: a compiler made it */
+    bool children_named;       /* mst_name_children was run for it */
+    bool shared;               /* several modules hold it */
+    size_t predicted_at;       /* the index of its latest call in mst.prediction; it may be out of date */
+    PyObject *fqn;             /* the name of its latest call, or the name under which it was found; NULL: none yet */
+    struct mst_module *holder; /* the module in which it was found, or NULL */
+};
+
+typedef struct mst_registry {
+    size_t refs;
+    struct mst_module **all; /* every module known */
+    size_t count, room;
+    struct mst_map by_module;    /* a module's address -> struct mst_module */
+    struct mst_map by_parameter; /* a parameter's address -> struct mst_module of its owner */
+    struct mst_map call_paths;   /* (context + 1, struct mst_module) -> the path of calling it there */
+    struct mst_map by_path;      /* path + 1 -> struct mst_module that had it last */
+    PyObject *by_fqn;            /* a dict: fqn -> weak reference */
+} mst_registry;
+
+static inline bool mst_module_is_alive(const struct mst_module *known)
+{
+    return ((PyWeakReference *)known->ref)->wr_object == known->module;
+}
+
+/* Whether a module that is alive is the one meant, and not another one at the same address.
+ * This reads the module, which the caller needs anyway, instead of the weak reference. */
+static inline bool mst_module_is_same(const struct mst_module *known)
+{
+    return *known->weakrefs == known->ref;
+}
+
+/* ---- module_registry.c ---- */
+mst_registry *mst_registry_new(void); /* NULL with an error set */
+mst_registry *mst_registry_ref(mst_registry *registry);
+void mst_registry_unref(mst_registry *registry); /* NULL is allowed */
+/* Make `registry` the one in use (mst.registry), and add what `other` knows; `other` may be NULL. */
+void mst_registry_use(mst_registry *registry, const mst_registry *other);
+/* A module's entry, borrowed, or NULL. Never raises. */
+struct mst_module *mst_registry_find(mst_registry *registry, PyObject *module);
+/* A module's entry, new if need be. NULL: memory ran out, or it supports no weak references. Pause the GC before. */
+struct mst_module *mst_registry_add(mst_registry *registry, PyObject *module);
+void mst_registry_set_fqn(mst_registry *registry, struct mst_module *known, PyObject *fqn);
+/* The name under which a module runs in this thread, else the name it is known by. Borrowed, or NULL. */
+PyObject *mst_registry_fqn(mst_registry *registry, PyObject *module);
+/* The same, but a module without a name is named as a root module. Borrowed, or NULL with an error set. */
+PyObject *mst_registry_name(mst_registry *registry, PyObject *module);
+/* The name that a module has, or gets as a root module: borrowed, or NULL. Pause the GC before. */
+PyObject *mst_registry_root_name(mst_registry *registry, PyObject *module);
+/* A new dict fqn -> module of those alive; `registry` may be NULL. */
+PyObject *mst_registry_modules(mst_registry *registry);
+
+/* The Python string of a path's name: borrowed; NULL with an error set if memory runs out. */
+PyObject *mst_path_fqn(ms_path path);
+
+/* ---- module_names.c: the names of the modules that a module holds. Runs no Python. Pause the GC before ---- */
+
+/* The dict `name` in a module's own __dict__, or with NULL the __dict__ itself: borrowed; NULL if it has none. */
+PyObject *mst_module_dict(PyObject *module, PyObject *name);
+/* Name all modules that `known`, whose name is known->fqn, holds, and record which parameters they own. */
+void mst_name_children(mst_registry *registry, struct mst_module *known);
+/* Name the modules that known modules have got since then. */
+void mst_name_new_children(mst_registry *registry);
+/* The dotted name of `module` inside `owner`: the shortest, then the first. New reference; NULL if it is not inside. */
+PyObject *mst_find_name_inside(PyObject *owner, PyObject *module);
+/* "before.key", or "key" if before is NULL. New reference, or NULL with an error set. */
+PyObject *mst_join_names(PyObject *before, PyObject *key);
+
+static inline bool mst_is_module(PyObject *object)
+{
+    return PyObject_TypeCheck(object, mst.torch.module);
+}
+
+/* ---- module_paths.c ---- */
+
+/* The path of calling `module` in `context`; MS_GLOBAL: the call is not to be shown. */
+ms_path mst_path_of_call(PyObject *module, uint64_t context);
+/* The path under which a known module owns memory: that of its calls, or the one a call would have. */
+ms_path mst_path_of_module(const struct mst_module *known);
+/* The path of the module that owns a parameter; MS_GLOBAL if no known module does. */
+ms_path mst_path_of_parameter(PyObject *tensor);
+
+/* A key of mst_registry.call_paths; a pair of zeros is no key. */
+static inline uint64_t mst_context_key(uint64_t context)
+{
+    return context + 1;
+}
+
+/* ---- call_prediction.c ---- */
+
+/* If the predicted call is this one, set its path and predict the next one. */
+static inline bool mst_predict_call(PyObject *module, uint64_t context, ms_path *path)
+{
+    if (LIKELY(mst.prediction.next < mst.prediction.count)) {
+        const struct mst_predicted_call *call = &mst.prediction.calls[mst.prediction.next];
+        if (LIKELY(call->module == module && call->context == context &&
+                   *(PyObject **)((char *)module + call->weakrefs_at) == call->ref)) {
+            mst.prediction.next++;
+            *path = call->path;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A call was not predicted: continue after its latest occurrence, or record it as the next call. */
+void mst_prediction_record(struct mst_module *known, uint64_t context, ms_path path);
+
+static inline void mst_prediction_clear(void)
+{
+    mst.prediction.count = mst.prediction.next = 0;
+}
+
+#endif

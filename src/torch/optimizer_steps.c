@@ -1,0 +1,125 @@
+/* optimizer_steps.c - when optimizers step: the Python side registers torch's global step hooks, which call this.
+ *
+ * torch does not call the post-step hook when an optimizer step raises. Such an abandoned step
+ * is detected by the Python frames of the thread, and ended. */
+#include "torch/optimizer_steps.h"
+
+#include "torch/api.h"
+#include "torch/claims.h"
+#include "torch/position.h"
+#include "torch/run_python.h"
+#include "torch/threads.h"
+
+static PyObject *step_hook_handles; /* a list: what removes the hooks; NULL: not registered */
+static PyObject *known_optimizers;  /* a dict: id -> weak reference to an optimizer */
+
+int mst_optimizer_add(PyObject *optimizer)
+{
+    PyObject *id = PyLong_FromVoidPtr(optimizer);
+    PyObject *ref = id ? PyWeakref_NewRef(optimizer, NULL) : NULL;
+    int error = ref ? PyDict_SetItem(known_optimizers, id, ref) : -1;
+    Py_XDECREF(id);
+    Py_XDECREF(ref);
+    return error;
+}
+
+PyObject *mst_optimizers(void)
+{
+    PyObject *alive = PyList_New(0), *refs = PyDict_Items(known_optimizers);
+    for (Py_ssize_t i = 0; alive && refs && i < PyList_GET_SIZE(refs); i++) {
+        PyObject *id = PyTuple_GET_ITEM(PyList_GET_ITEM(refs, i), 0);
+        PyObject *optimizer = ((PyWeakReference *)PyTuple_GET_ITEM(PyList_GET_ITEM(refs, i), 1))->wr_object;
+        if (optimizer == Py_None || Py_REFCNT(optimizer) == 0)
+            PyDict_DelItem(known_optimizers, id);
+        else if (PyList_Append(alive, optimizer) != 0)
+            Py_CLEAR(alive);
+    }
+    Py_XDECREF(refs);
+    return alive;
+}
+
+static PyObject *optimizer_step_begins(PyObject *self, PyObject *optimizer)
+{
+    (void)self;
+    ms_thread *thread = mst.ledger ? mst_thread_here() : NULL;
+    if (thread) {
+        mst_optimizer_steps_end_abandoned(thread);
+        if (mst_optimizer_add(optimizer) != 0)
+            PyErr_Clear();
+        ms_optimizer_enter(thread);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *optimizer_step_ends(PyObject *self, PyObject *optimizer)
+{
+    (void)self;
+    ms_thread *thread = mst.ledger ? mst_thread_here() : NULL;
+    if (thread) {
+        mst_claim_optimizer(optimizer);
+        ms_optimizer_leave(thread);
+    }
+    Py_RETURN_NONE;
+}
+
+/* The keyword arguments that the frame of an optimizer step holds. They are freed with the frame,
+ * also after an error, which torch reports to nobody; that ends the step. This is a C type, because
+ * a KeyboardInterrupt that comes in a finalizer written in Python is lost. */
+static void free_step_arguments(PyObject *self)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (mst.ledger && mst_this_thread)
+        mst_optimizer_steps_end_abandoned(mst_this_thread);
+    PyErr_Restore(type, value, traceback);
+    PyDict_Type.tp_dealloc(self);
+}
+
+PyTypeObject mst_step_arguments_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "modscope._native.OptimizerStepArguments",
+    .tp_doc = "The keyword arguments of an optimizer step; the step ends when they are freed.",
+    .tp_base = &PyDict_Type,
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_dealloc = free_step_arguments,
+};
+
+PyMethodDef mst_optimizer_steps_methods[] = {
+    {"optimizer_step_begins", optimizer_step_begins, METH_O, "An optimizer step begins on this thread."},
+    {"optimizer_step_ends", optimizer_step_ends, METH_O, "An optimizer step ended without an error."},
+    {NULL, NULL, 0, NULL},
+};
+
+/* An optimizer step inside another one (in a closure) still has the frame of the outer one: nothing is ended then. */
+void mst_optimizer_steps_end_abandoned(ms_thread *thread)
+{
+    if (ms_thread_phase(thread) != MS_OPTIMIZER || mst_in_optimizer_step())
+        return;
+    while (ms_thread_phase(thread) == MS_OPTIMIZER)
+        ms_optimizer_leave(thread);
+    PyObject *optimizers = mst_optimizers();
+    for (Py_ssize_t i = 0; optimizers && i < PyList_GET_SIZE(optimizers); i++)
+        mst_claim_optimizer(PyList_GET_ITEM(optimizers, i));
+    Py_XDECREF(optimizers);
+    PyErr_Clear();
+}
+
+int mst_optimizer_hooks_register(void)
+{
+    if (!known_optimizers && !(known_optimizers = PyDict_New()))
+        return -1;
+    step_hook_handles = mst_run_python(MST_PY_REGISTER_STEP_HOOKS, NULL);
+    return step_hook_handles ? 0 : -1;
+}
+
+void mst_optimizer_hooks_remove(void)
+{
+    PyObject *handles = step_hook_handles;
+    for (Py_ssize_t i = 0; handles && PyList_Check(handles) && i < PyList_GET_SIZE(handles); i++) {
+        PyObject *result = PyObject_CallMethod(PyList_GET_ITEM(handles, i), "remove", NULL);
+        PyErr_Clear();
+        Py_XDECREF(result);
+    }
+    Py_CLEAR(step_hook_handles);
+    if (known_optimizers)
+        PyDict_Clear(known_optimizers);
+}

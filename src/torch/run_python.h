@@ -1,0 +1,50 @@
+/* run_python.h - run Python code from C without disturbing the program. */
+#ifndef MST_RUN_PYTHON_H
+#define MST_RUN_PYTHON_H
+
+#include "torch/state.h"
+
+/* The functions of the Python package that C calls: a module and a function. */
+#define MST_PY_PREPARE "modscope._places", "prepare"                    /* () -> whether it is done */
+#define MST_PY_RUN_ONE_NODE "modscope._places", "run_one_node"          /* () */
+#define MST_PY_MAKE_ONE_BLOCK "modscope._places", "make_one_block"      /* () */
+#define MST_PY_REGISTER_STEP_HOOKS "modscope._steps", "on"              /* () -> a list of handles */
+#define MST_PY_HAS_OPTIMIZER "modscope._steps", "an_optimizer_is_there" /* () -> bool */
+#define MST_PY_NUMBER_DEVICE "modscope._figures", "number_device"       /* (torch.device) -> int */
+#define MST_PY_ADD_OOM_NOTE "modscope._story", "add_note"               /* (exception) */
+
+/* Call a function without arguments, or with `argument` unless it is NULL. New reference, or
+ * NULL with an error set. */
+PyObject *mst_run_python(const char *module, const char *function, PyObject *argument);
+
+/* Clear an error that our own Python code raised: the program must not see it. A
+ * KeyboardInterrupt is the program's, so it is scheduled to be raised again. */
+void mst_clear_error(void);
+
+/* Disable dynamo's frame evaluation. Returns what mst_dynamo_restore takes; it may be NULL. */
+PyObject *mst_dynamo_disable(void);
+/* Keeps the error that is set. */
+void mst_dynamo_restore(PyObject *callback);
+
+/* While __torch_function__ is disabled, attributes of tensors are read without running Python. */
+struct mst_torch_function_guard {
+    PyObject *manager; /* torch's context manager, or NULL: not disabled */
+};
+int mst_torch_function_disable(struct mst_torch_function_guard *guard);  /* -1 with an error set */
+void mst_torch_function_restore(struct mst_torch_function_guard *guard); /* keeps the error that is set */
+
+/* Pause the garbage collector while a registry changes: a finalizer is Python code of the
+ * program, which must not run inside an interception point and could change the registry.
+ * Returns what mst_gc_resume takes. */
+static inline bool mst_gc_pause(void)
+{
+    return PyGC_Disable();
+}
+
+static inline void mst_gc_resume(bool was_enabled)
+{
+    if (was_enabled)
+        PyGC_Enable();
+}
+
+#endif
