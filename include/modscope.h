@@ -110,7 +110,7 @@ void ms_thread_close(ms_thread *thread);
 
 /* A call of `path` begins, or the innermost call ends. `next_number` is the number that the thread's next node
  * will get. This and every other leave returns MS_EUNBALANCED, and changes nothing, if what was entered last and
- * not yet left is of another kind, or if nothing is open. */
+ * not yet left is of another kind, or if nothing is open. After an enter that failed, its leave may be of any kind. */
 int ms_call_enter(ms_thread *thread, ms_path path, uint64_t next_number);
 int ms_call_leave(ms_thread *thread, uint64_t next_number);
 
