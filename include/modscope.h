@@ -109,16 +109,17 @@ ms_thread *ms_thread_open(ms_watch *watch, uint64_t id);
 void ms_thread_close(ms_thread *thread);
 
 /* A call of `path` begins, or the innermost call ends. `next_number` is the number that the thread's next node
- * will get. */
+ * will get. This and every other leave returns MS_EUNBALANCED, and changes nothing, if what was entered last and
+ * not yet left is of another kind, or if nothing is open. After an enter that failed, its leave may be of any kind. */
 int ms_call_enter(ms_thread *thread, ms_path path, uint64_t next_number);
 int ms_call_leave(ms_thread *thread, uint64_t next_number);
 
 /* The thread begins to run node `number`, which thread `creator` created, or ends running it. A node that is
- * created while another runs belongs to the same call as the running one. */
+ * created while another runs belongs to the same call as the running one. A node with MS_NO_NUMBER belongs to
+ * MS_GLOBAL. */
 int ms_node_enter(ms_thread *thread, uint64_t creator, uint64_t number, uint64_t next_number);
 int ms_node_leave(ms_thread *thread, uint64_t next_number);
-/* The same for a node whose path the caller knows, for example because the node has no number. ms_node_leave
- * leaves it too. */
+/* The same for a node that has no number, but whose path the caller knows. ms_node_leave leaves it too. */
 int ms_node_enter_as(ms_thread *thread, ms_path path, uint64_t next_number);
 
 /* Until the override is left, `path` is the thread's path instead of that of the node around it. */
