@@ -130,7 +130,7 @@ typedef struct ms_captured_block {
     bool outside;  /* it did not come from torch's allocators */
 } ms_captured_block;
 
-/* A new cursor stands at the first moment that can be known; at moment 0 with no blocks if none can. MS_ENOMEM, MS_EIO:
+/* A new cursor is at the first moment that can be known; at moment 0 with no blocks if none can. MS_ENOMEM, MS_EIO:
  * there is no cursor. When any other function of a cursor returns MS_ENOMEM or MS_EIO, the cursor is reset; go on with
  * a seek or close it. */
 int ms_cursor_open(ms_reader *reader, ms_cursor **cursor);
@@ -148,14 +148,14 @@ int ms_cursor_seek_step(ms_cursor *cursor, uint64_t step);
  * claims were applied; seek first. */
 int ms_cursor_next(ms_cursor *cursor, uint32_t mask, ms_event *event);
 /* Like ms_cursor_next with all operations, but returns MS_JUMPED, without an event, where events are lost or damaged:
- * the cursor stands at the next key frame, and what is held may differ in any way from what was held before. */
+ * the cursor is then at the next key frame, and what is held may differ in any way from what was held before. */
 enum { MS_JUMPED = 1 };
 int ms_cursor_next_or_jump(ms_cursor *cursor, ms_event *event);
 /* Go on to `moment`, or to the next key frame if it is lost, and store the highest number of bytes that each device
  * held on the way. MS_EINVAL as for ms_cursor_next. */
 int ms_cursor_peaks(ms_cursor *cursor, uint64_t moment, int64_t peaks[MS_MAX_DEVICES]);
 
-/* A retroactive claim stands in the file after the moments that it concerns. Without one of these two functions a
+/* A retroactive claim comes later in the file than the moments that it concerns. Without one of these two functions a
  * cursor knows only the claims before its moment; totals by device are exact in any case.
  *
  * For one moment: read the rest of the file, and apply its claims to the blocks that are held here. The cursor stays at
@@ -167,7 +167,7 @@ int ms_cursor_apply_later_claims(ms_cursor *cursor);
  * the cursor is unchanged. */
 int ms_cursor_load_later_claims(ms_cursor *cursor);
 
-/* What is so at the cursor's moment. */
+/* ---- the state at the cursor's moment ---- */
 uint64_t ms_cursor_moment(const ms_cursor *cursor);
 uint64_t ms_cursor_time(const ms_cursor *cursor);            /* microseconds */
 uint64_t ms_cursor_step(const ms_cursor *cursor);            /* the training step */

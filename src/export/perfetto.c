@@ -116,7 +116,7 @@ static uint64_t track_of_thread(const struct writer *writer, const struct thread
     return THREADS + 2 * (uint64_t)(thread - writer->threads);
 }
 
-/* Thread 0 stands for all threads that modscope cannot tell apart. */
+/* Number 0 is shared by all threads that modscope cannot distinguish. */
 static void name_thread(struct writer *writer, const struct thread *thread)
 {
     uint64_t track = track_of_thread(writer, thread);

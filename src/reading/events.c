@@ -57,7 +57,7 @@ static void events_dealloc(events_iterator *self)
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-/* Read the next batch. MS_EEND: it is the last one. The cursor may stand before `first`, where that moment cannot be
+/* Read the next batch. MS_EEND: it is the last one. The cursor may be before `first`, if that moment cannot be
  * known. If there is a `last`, the cursor is asked for every event, not only for those of `ops`: else it could read far
  * beyond `last` in search of one. */
 static int read_batch(events_iterator *self)

@@ -213,7 +213,7 @@ static int convert_number(PyObject *object, void *number)
     return !PyErr_Occurred();
 }
 
-/* None stands for the end of the capture. */
+/* None means the end of the capture. */
 static int convert_last(PyObject *object, void *last)
 {
     *(uint64_t *)last = UINT64_MAX;

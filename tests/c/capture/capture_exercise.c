@@ -9,7 +9,7 @@
 
 enum { SEEKS = 6, STEPS = 40, EVENTS_CHECKED = 20000 };
 
-/* The first thing that is not so; once it is set the rest is of no interest. */
+/* The first check that failed; NULL: none has. */
 static const char *wrong;
 
 static void check(bool right, const char *what)
@@ -18,7 +18,7 @@ static void check(bool right, const char *what)
         wrong = what;
 }
 
-/* What memory ran out for is no fault. */
+/* Running out of memory is not a failure. */
 static bool done(int error)
 {
     check(error == MS_OK || error == MS_EEND || error == MS_ENOSTEP || error == MS_ENOMEM, "an error that cannot be");
@@ -82,7 +82,7 @@ static void check_next_events(const ms_reader *reader, ms_cursor *cursor, uint32
     while (limit-- && done(ms_cursor_next(cursor, UINT32_MAX, &event))) {
         check(event.number >= before, "events go on");
         before = event.number + 1;
-        check(ms_cursor_moment(cursor) == before, "what was told has happened");
+        check(ms_cursor_moment(cursor) == before, "the event that is returned was applied");
         check(event.op < MS_OP_COUNT && event.device < MS_MAX_DEVICES, "an event is of a kind, and of a device");
         check(event.path < ms_reader_paths(reader), "an event's path is there");
         check(event.category < MS_CATEGORY_COUNT && event.phase <= MS_OPTIMIZER, "an event has a category and a phase");

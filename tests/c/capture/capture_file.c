@@ -128,7 +128,7 @@ int file_fd(const struct file *file)
     return fd;
 }
 
-/* ---- words and key frames ---- */
+/* ---- metadata and key frames ---- */
 void file_pairs(struct file *file, uint32_t kind, const char *const *strings)
 {
     file_chunk(file, kind);
@@ -235,7 +235,7 @@ void file_claim(struct file *file, uint32_t slot, uint8_t category, uint32_t pat
         file->oldest = since_event;
 }
 
-void file_where(struct file *file, uint8_t phase, uint32_t path)
+void file_position(struct file *file, uint8_t phase, uint32_t path)
 {
     file_op(file, (uint8_t)(3 | phase << 4));
     relative(file, &file->path, path);
@@ -260,7 +260,7 @@ void file_step(struct file *file, uint64_t number)
     file_varint(file, number);
 }
 
-void file_optimized(struct file *file)
+void file_optimizer_step(struct file *file)
 {
     file_op(file, 6);
 }

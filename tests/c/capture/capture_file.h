@@ -20,7 +20,7 @@ struct file {
     uint32_t slot, device, path; /* the latest in the open chunk */
 };
 
-/* An empty file, and the same with nothing after its head. */
+/* An empty file, and a file with a header only. */
 void file_open(struct file *file);
 void file_begin(struct file *file);
 void file_free(struct file *file);
@@ -34,7 +34,7 @@ void file_append(struct file *file, const void *bytes, size_t count);
 /* A chunk of this kind begins; its header is written when it is closed. */
 void file_chunk(struct file *file, uint32_t kind);
 void file_close(struct file *file);
-/* Make the checksums of the chunk that begins here right, whatever is in it. */
+/* Correct the checksums of the chunk that begins here. */
 void file_sign(uint8_t *bytes, size_t count, size_t chunk);
 /* The capture in a file of its own, to be closed. */
 int file_fd(const struct file *file);
@@ -45,12 +45,12 @@ void file_devices(struct file *file, const char *const *names);
 /* Names from path `first` on, each in MS_GLOBAL. */
 void file_names(struct file *file, uint32_t first, const char *const *names);
 
-struct file_key { /* what a key frame says, but for its parts */
+struct file_key { /* the numbers with which a key frame begins */
     uint64_t step, optimizer_steps, lost;
 };
 /* A key frame in parts: threads, devices and blocks are counted by the caller. */
 void file_key_begin(struct file *file, struct file_key key);
-/* A key frame of nothing. */
+/* A key frame without threads, devices and blocks. */
 void file_key_empty(struct file *file);
 
 /* Events, in an open chunk. */
@@ -60,11 +60,11 @@ void file_add_as(struct file *file, uint32_t slot, uint64_t bytes, uint32_t devi
 void file_drop(struct file *file, uint32_t slot);
 void file_claim(struct file *file, uint32_t slot, uint8_t category, uint32_t path, uint64_t since_event,
                 bool from_now_on);
-void file_where(struct file *file, uint8_t phase, uint32_t path);
+void file_position(struct file *file, uint8_t phase, uint32_t path);
 void file_thread(struct file *file, uint32_t number);
 void file_thread_new(struct file *file, uint32_t number, uint64_t id);
 void file_step(struct file *file, uint64_t number);
-void file_optimized(struct file *file);
+void file_optimizer_step(struct file *file);
 void file_reserved(struct file *file, uint32_t device, uint64_t bytes);
 void file_oom(struct file *file, uint32_t device, uint64_t asked, uint64_t allocated, uint64_t reserved);
 

@@ -17,7 +17,7 @@ uint32_t model_thread(int index)
     return index < MODEL_THREADS - 1 ? (uint32_t)index : 0xFFFFFFFFu;
 }
 
-/* ---- what happens ---- */
+/* ---- events ---- */
 static void begin(struct model_state *state)
 {
     memset(state, 0, sizeof *state);
@@ -94,7 +94,7 @@ static void apply_event(struct model_state *state, const struct model_event *eve
     }
 }
 
-/* ---- telling it ---- */
+/* ---- writing the file ---- */
 static uint64_t below(struct model *model, uint64_t bound)
 {
     return random_below(&model->random, bound);
@@ -194,7 +194,7 @@ static void tell(struct model *model, const struct model_event *event, uint64_t 
     struct file *file = &model->file;
     switch (event->op) {
     case MS_OP_POSITION:
-        file_where(file, event->phase, event->path);
+        file_position(file, event->phase, event->path);
         break;
     case MS_OP_THREAD:
         if (event->new)
@@ -206,7 +206,7 @@ static void tell(struct model *model, const struct model_event *event, uint64_t 
         file_step(file, event->bytes);
         break;
     case MS_OP_OPTIMIZER_STEP:
-        file_optimized(file);
+        file_optimizer_step(file);
         break;
     case MS_OP_RESERVED:
         file_reserved(file, event->device, event->bytes);
@@ -219,7 +219,7 @@ static void tell(struct model *model, const struct model_event *event, uint64_t 
     }
 }
 
-/* It happens; unless it is lost, the file is event. */
+/* Apply the event, and write it to the file unless it is lost. */
 static void go_on(struct model *model, struct model_event event, bool lost)
 {
     CHECK(model->count < MODEL_EVENTS);
@@ -242,7 +242,7 @@ static void go_on(struct model *model, struct model_event event, bool lost)
     apply_event(&model->now, &event, model->count++);
 }
 
-/* Events are this thread's: say so if they were not. */
+/* Write a thread event, unless the file's events belong to this thread already. */
 static void turn(struct model *model, int thread)
 {
     bool new = !model->now.threads[thread].known ? below(model, 3) > 0 : below(model, 40) == 0;
@@ -328,7 +328,7 @@ void model_run(struct model *model, uint64_t seed, int events, uint64_t first, b
         begin_chunk(model, false);
         file_chunk(&model->file, EVENTS);
         model->thread = 0;
-        /* Without numbers for what is lost, a claim right after it could not be event from one right before it. */
+        /* If lost events have no numbers, a claim right after them has the same number as one right before them. */
         turn(model, 1);
         for (uint64_t left = below(model, 60); left && model->count < events; left--) {
             turn(model, below(model, 5) ? model->thread : (int)below(model, MODEL_THREADS));
@@ -349,7 +349,7 @@ void model_free(struct model *model)
     file_free(&model->file);
 }
 
-/* ---- what is to be known of it ---- */
+/* ---- what a reader must know ---- */
 void model_damage(struct model *model, int chunk, uint64_t random)
 {
     size_t at = model->chunks[chunk].at, size = model->chunks[chunk].end - at;
@@ -357,7 +357,7 @@ void model_damage(struct model *model, int chunk, uint64_t random)
     model->chunks[chunk].damaged = true;
 }
 
-/* From a good key frame on, as long as one good chunk follows another. */
+/* A moment is known from a good key frame on, as long as good chunks follow each other. */
 bool model_knows(const struct model *model, uint64_t moment)
 {
     bool known = false;

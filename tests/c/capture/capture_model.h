@@ -63,14 +63,14 @@ struct model {
     bool numbered; /* lost events have numbers of their own */
 };
 
-/* Make a run of so many events; the file's first event is `first`. */
+/* Make a run of `events` events, the first of which has the number `first`. */
 void model_run(struct model *model, uint64_t seed, int events, uint64_t first, bool with_losses, bool numbered);
 void model_free(struct model *model);
 /* Flip a bit of a chunk. */
 void model_damage(struct model *model, int chunk, uint64_t random);
 /* Whether what was held at this moment can be known from the file. */
 bool model_knows(const struct model *model, uint64_t moment);
-/* What was held then; `later_claims`: with the claims that came later. */
+/* The state at a moment; `later_claims`: with the claims after it. */
 void model_at(const struct model *model, uint64_t moment, bool later_claims, struct model_state *state);
 /* The slot's and the thread's number in the file. */
 uint32_t model_slot(int index);

@@ -16,16 +16,16 @@ void begin_file(void);
 /* A chunk of events. */
 void begin_events(void);
 void end_events(void);
-/* Read what is in the file, with a cursor at its first moment. */
+/* Open the file, with a cursor at its first moment. */
 void read_file(void);
 void unread(void);
-void finish_file(void); /* unread, and the file is gone */
+void finish_file(void); /* without reading it */
 
-void seek(uint64_t moment);                   /* that moment and no other */
-void seek_with_later_claims(uint64_t moment); /* and what is known of it later */
-ms_captured_block block_in(uint32_t slot);    /* there is a block */
+void seek(uint64_t moment);                   /* fails if that moment cannot be known */
+void seek_with_later_claims(uint64_t moment); /* and apply later claims */
+ms_captured_block block_in(uint32_t slot);    /* fails if there is none */
 bool is_held(uint32_t slot);
 int64_t bytes_on(uint32_t device); /* of all categories */
-ms_event next_event(void);         /* there is one */
+ms_event next_event(void);         /* fails at the end */
 
 #endif

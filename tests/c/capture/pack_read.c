@@ -1,4 +1,4 @@
-/* pack_read.c - a pack, taken apart. */
+/* pack_read.c - decodes a pack. */
 #include "pack_read.h"
 
 #include <stdlib.h>
@@ -42,7 +42,7 @@ static void number_templates(struct pack_column *templates)
         templates->at[i] = templates->at[i] ? next - templates->at[i] : next++;
 }
 
-/* How many numbers a row has; the first of each is on. 0: they are not on. */
+/* How many numbers a row of the column has; the first one is delta-encoded. 0: the column is not delta-encoded. */
 static const size_t widths[MS_PACK_COLUMNS] = {
     [MS_PACK_TIME] = 1,    [MS_PACK_JUMP] = 2, [MS_PACK_BEGIN] = 1,    [MS_PACK_PREVIOUS] = 2, [MS_PACK_AGE] = 3,
     [MS_PACK_RUNNING] = 1, [MS_PACK_STEP] = 2, [MS_PACK_RESERVED] = 3, [MS_PACK_OOM] = 7};
@@ -55,7 +55,7 @@ static bool rows_grow(const struct pack_column *column, size_t width, uint64_t b
     return true;
 }
 
-/* ---- whether it can be ---- */
+/* ---- checks ---- */
 static const char *check_counts(const struct pack *pack)
 {
     const struct pack_column *c = pack->columns;
@@ -93,10 +93,10 @@ static const char *check_lifetimes(const struct pack *pack)
     for (size_t i = 0; i < c[MS_PACK_PREVIOUS].count; i += 2) {
         uint64_t before = c[MS_PACK_PREVIOUS].at[i] - c[MS_PACK_PREVIOUS].at[i + 1];
         if (before >= c[MS_PACK_PREVIOUS].at[i])
-            return "what goes on was there before";
+            return "a previous lifetime comes before";
         if (c[MS_PACK_BEGIN].at[before] + c[MS_PACK_DURATION].at[before] !=
             c[MS_PACK_BEGIN].at[c[MS_PACK_PREVIOUS].at[i]])
-            return "what goes on ends where the next begins";
+            return "a previous lifetime ends where the next one begins";
     }
     return NULL;
 }
@@ -135,9 +135,9 @@ void pack_free(struct pack *pack)
         free(pack->columns[i].at);
 }
 
-/* ---- what it says ---- */
+/* ---- answers ---- */
 
-/* The row that holds at the tick, and which begins so many numbers into the column; -1: none does. */
+/* The index in the column of the row that holds at the tick; -1: none does. */
 static ptrdiff_t row_at(const struct pack *pack, ms_pack_column column, uint64_t tick)
 {
     const struct pack_column *c = &pack->columns[column];
@@ -189,7 +189,7 @@ void pack_running(const struct pack *pack, uint64_t tick, uint64_t *phase, uint6
     *path = pack->columns[MS_PACK_RUNNING_PATH].at[row];
 }
 
-/* The row of a lifetime in a column of some; NULL if it is not in it. */
+/* The row of a lifetime; NULL: the column has none for it. */
 static const uint64_t *row_of(const struct pack *pack, ms_pack_column column, size_t lifetime)
 {
     const struct pack_column *c = &pack->columns[column];

@@ -15,7 +15,7 @@ struct pack {
     struct pack_column columns[MS_PACK_COLUMNS];
 };
 
-/* Take a pack, which stays the caller's, apart. NULL, or what is wrong with it. To be freed in any case. */
+/* Decode a pack, which the caller frees later. Returns NULL, or what is wrong with it. Free the result in any case. */
 const char *pack_read(struct pack *pack, ms_pack raw);
 void pack_free(struct pack *pack);
 

@@ -19,7 +19,7 @@ static DIR *open_corpus(char *folder, size_t room)
     return opendir(folder);
 }
 
-TEST(every_capture_of_the_corpus_can_be_gone_through)
+TEST(every_capture_of_the_corpus_can_be_read)
 {
     char folder[512];
     DIR *corpus = open_corpus(folder, sizeof folder);

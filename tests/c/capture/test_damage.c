@@ -25,7 +25,7 @@ static void small_file(void)
     middle = file.count;
     begin_events();
     file.later = 5;
-    file_where(&file, MS_FORWARD, 2);
+    file_position(&file, MS_FORWARD, 2);
     file_add(&file, 1, 20, 0); /* 4 */
     end_events();
     key = file.count;
@@ -74,7 +74,7 @@ static void exercise(const uint8_t *bytes, size_t count)
     file_free(&part);
 }
 
-TEST(a_small_capture_is_whole)
+TEST(a_small_capture_is_complete)
 {
     small_file();
     read_file();
@@ -114,7 +114,7 @@ TEST(a_capture_that_is_cut_off_has_lost_nothing_before)
     finish_file();
 }
 
-TEST(what_is_behind_the_last_chunk_and_no_chunk_is_damage)
+TEST(bytes_after_the_last_chunk_are_damage)
 {
     small_file();
     file_append(&file, "and then some", 13);
@@ -123,8 +123,8 @@ TEST(what_is_behind_the_last_chunk_and_no_chunk_is_damage)
     finish_file();
 }
 
-/* ---- flipped ---- */
-TEST(whatever_byte_is_flipped_what_is_known_is_right)
+/* ---- flipped bytes ---- */
+TEST(after_any_byte_is_flipped_every_answer_is_right)
 {
     small_file();
     for (size_t at = 16; at < file.count; at++)
@@ -134,7 +134,7 @@ TEST(whatever_byte_is_flipped_what_is_known_is_right)
             check_all_moments();
             static ms_survey survey;
             CHECK_EQ(ms_reader_survey(reader, &survey, NULL, NULL), MS_OK);
-            /* Nobody needs the second key frame, if all before it is good. */
+            /* The second key frame is not needed if everything before it is good. */
             CHECK(ms_reader_get_status(reader).damaged > 0 || (at >= key + 48 && at < last));
             unread();
             exercise(file.bytes, file.count);
@@ -162,7 +162,7 @@ TEST(after_a_damaged_chunk_reading_goes_on_at_the_key_frame)
     }
 }
 
-TEST(a_damaged_key_frame_is_not_missed_where_events_go_on)
+TEST(a_damaged_key_frame_does_no_harm_where_events_continue)
 {
     small_file();
     file.bytes[key + 50] ^= 1;
@@ -175,7 +175,7 @@ TEST(a_damaged_key_frame_is_not_missed_where_events_go_on)
     finish_file();
 }
 
-TEST(bytes_that_are_missing_or_too_many_are_found_again_at_the_next_header)
+TEST(after_missing_or_extra_bytes_reading_continues_at_the_next_header)
 {
     for (size_t by = 1; by < 200; by += 13) {
         small_file();
@@ -201,8 +201,8 @@ TEST(bytes_that_are_missing_or_too_many_are_found_again_at_the_next_header)
     }
 }
 
-/* The window that is searched in ends wherever it does. */
-TEST(a_header_is_found_across_the_edge_of_what_is_read_at_once)
+/* The file is searched in windows; the header is put at every position near the end of one. */
+TEST(a_header_on_the_border_of_two_windows_is_found)
 {
     static uint8_t junk[66000];
     for (size_t by = 65536 - 60; by < 65536 + 60; by++) {
@@ -218,7 +218,7 @@ TEST(a_header_is_found_across_the_edge_of_what_is_read_at_once)
     }
 }
 
-TEST(chunks_that_go_back_are_damage)
+TEST(chunks_whose_event_numbers_go_back_are_damaged)
 {
     begin_file();
     begin_events();
@@ -242,7 +242,7 @@ TEST(chunks_that_go_back_are_damage)
     finish_file();
 }
 
-/* ---- what cannot be ---- */
+/* ---- impossible events ---- */
 static void full_slot(void)
 {
     file_add(&file, 0, 1, 0);
@@ -281,7 +281,7 @@ static void no_phase(void)
 }
 static void no_phase_of_a_thread(void)
 {
-    file_where(&file, 5, 0);
+    file_position(&file, 5, 0);
 }
 static void slot_below_0(void)
 {
@@ -334,7 +334,7 @@ static void more_bytes_than_can_be_added(void)
 static void time_beyond_time(void)
 {
     file.later = UINT64_MAX - 5;
-    file_optimized(&file);
+    file_optimizer_step(&file);
     file.time = 0;
 }
 static void no_operation(void)
@@ -416,7 +416,7 @@ static const struct {
                   X(fewer_than_announced)};
 #undef X
 
-TEST(an_event_that_cannot_be_ends_its_chunk)
+TEST(an_impossible_event_ends_its_chunk)
 {
     for (size_t i = 0; i < sizeof impossible / sizeof *impossible; i++) {
         begin_file();
@@ -449,7 +449,7 @@ TEST(an_event_that_cannot_be_ends_its_chunk)
     }
 }
 
-TEST(an_events_last_byte_is_the_chunks)
+TEST(the_last_event_ends_where_its_chunk_ends)
 {
     begin_file();
     begin_events();
@@ -493,7 +493,7 @@ static const int64_t no_key_frames[][24] = {
     {0, 0, 0, 0, 0, 2, 0, INT64_MAX, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, OVER}, /* more than can be */
 };
 
-TEST(a_key_frame_that_cannot_be_is_passed_over)
+TEST(an_impossible_key_frame_is_skipped)
 {
     for (size_t i = 0; i < sizeof no_key_frames / sizeof *no_key_frames; i++) {
         file_open(&file);
@@ -523,7 +523,7 @@ TEST(a_key_frame_that_cannot_be_is_passed_over)
     }
 }
 
-TEST(a_key_frame_that_cannot_be_leaves_the_moment_before_it_as_it_was)
+TEST(an_impossible_key_frame_does_not_change_the_state)
 {
     begin_file();
     begin_events();
@@ -543,8 +543,8 @@ TEST(a_key_frame_that_cannot_be_leaves_the_moment_before_it_as_it_was)
     finish_file();
 }
 
-/* ---- words that cannot be ---- */
-TEST(names_that_cannot_be_are_damage_and_those_before_them_stay)
+/* ---- impossible metadata ---- */
+TEST(impossible_names_are_damage_and_names_before_them_count)
 {
     static const struct {
         uint64_t first, parent, nth, length;
@@ -572,7 +572,7 @@ TEST(names_that_cannot_be_are_damage_and_those_before_them_stay)
     }
 }
 
-TEST(a_word_that_is_cut_off_is_none)
+TEST(a_string_that_is_cut_off_is_ignored)
 {
     for (uint32_t kind = INFO; kind <= END; kind++) {
         if (kind == KEY || kind == EVENTS)
@@ -604,7 +604,7 @@ static void freed(void *context, void *memory)
     free(memory);
 }
 
-/* Chunks that announce more of everything than there can be. */
+/* Chunks that announce more of everything than the file has. */
 static void boast(void)
 {
     file_open(&file);
@@ -635,7 +635,7 @@ static void boast(void)
     file_sign(file.bytes, file.count, file.count - 48);
 }
 
-TEST(no_number_in_a_file_makes_the_reader_ask_for_memory)
+TEST(no_number_in_a_file_makes_the_reader_allocate_memory)
 {
     boast();
     int fd = file_fd(&file);
@@ -644,14 +644,14 @@ TEST(no_number_in_a_file_makes_the_reader_ask_for_memory)
     CHECK_EQ(ms_reader_open(fd, &options, &reader), MS_OK);
     CHECK_EQ(ms_reader_survey(reader, &survey, NULL, NULL), MS_OK);
     CHECK_EQ(survey.events[MS_OP_ADD], 30);
-    CHECK(asked_most <= 64 * 1024); /* which is what it searches in */
+    CHECK(asked_most <= 64 * 1024); /* the window in which it searches for headers */
     ms_reader_close(reader);
     close(fd);
     exercise(file.bytes, file.count);
     file_free(&file);
 }
 
-TEST(a_device_that_has_no_name_is_met)
+TEST(a_device_without_a_name_counts_once_it_occurs)
 {
     begin_file();
     begin_events();

@@ -11,7 +11,7 @@
 
 enum { SLOTS = 40, PATHS = 6, CHUNKS = 12, CHUNK_EVENTS = 60, MOMENTS = CHUNKS * CHUNK_EVENTS };
 
-/* Blocks come and go, and are claimed now and then, often long after they came. */
+/* Blocks are added, dropped and claimed at random, often long after they were added. */
 static void write_chunk(struct file *file, uint64_t *state, uint64_t since_events[SLOTS], bool held[SLOTS])
 {
     file_chunk(file, EVENTS);
@@ -58,7 +58,7 @@ static ms_cursor *open_cursor(ms_reader *reader)
     return cursor;
 }
 
-/* What is held by owner: a sum of what does not depend on the order. */
+/* A checksum of all blocks that does not depend on their order. */
 static uint64_t blocks_of(const ms_cursor *cursor)
 {
     uint64_t sum = 0;
@@ -129,7 +129,7 @@ TEST(later_claims_can_be_loaded_anywhere_but_not_after_they_were_applied)
     close(fd);
 }
 
-TEST(an_event_says_what_its_block_is_found_to_be)
+TEST(with_loaded_claims_an_add_states_what_later_claims_say)
 {
     struct file file;
     static const char *const names[] = {"Global", "unknown", "Net", NULL};
@@ -164,7 +164,7 @@ TEST(an_event_says_what_its_block_is_found_to_be)
     file_free(&file);
 }
 
-TEST(something_that_is_passed_over_is_told)
+TEST(a_gap_is_reported_as_a_jump)
 {
     struct file file;
     file_open(&file);

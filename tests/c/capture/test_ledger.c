@@ -41,7 +41,7 @@ static void close_file(void)
     ms_reader_close(reader);
 }
 
-/* ---- the same? ---- */
+/* ---- comparing ---- */
 static ms_sums of_path(uint32_t device, ms_path path)
 {
     ms_sums sums = {{0}};

@@ -1,4 +1,4 @@
-/* test_moments.c - moments of a capture: seeking, claims that reach back, losses. */
+/* test_moments.c - moments of a capture: seeking, retroactive claims, losses. */
 #include "capture_scene.h"
 
 /* ---- claims ---- */
@@ -27,7 +27,7 @@ TEST(a_claim_shows_at_every_moment_since_the_block_was_made)
     finish_file();
 }
 
-TEST(a_fresh_claim_shows_from_then_on_only)
+TEST(a_claim_from_now_on_does_not_show_before_it)
 {
     begin_file();
     begin_events();
@@ -93,7 +93,7 @@ TEST(claims_are_found_beyond_a_key_frame_and_beyond_damage)
     end_events();
     size_t damaged = file.count;
     begin_events();
-    file_optimized(&file); /* 2 */
+    file_optimizer_step(&file); /* 2 */
     end_events();
     file.bytes[damaged + 48] ^= 1;
     file_key_begin(&file, (struct file_key){0});
@@ -110,8 +110,9 @@ TEST(claims_are_found_beyond_a_key_frame_and_beyond_damage)
     finish_file();
 }
 
-/* Seen by what it does not see: the second chunk's header does not own up to its claim. */
-TEST(settling_does_not_read_chunks_whose_claims_concern_nobody_here)
+/* The header of the second chunk denies the claim in it. That the claim is not found shows that the chunk is not read.
+ */
+TEST(later_claims_are_not_read_from_chunks_that_concern_no_block_here)
 {
     for (int honest = 0; honest <= 1; honest++) {
         begin_file();
@@ -176,7 +177,7 @@ static void many_chunks(void)
     }
 }
 
-TEST(every_moment_can_be_sought_from_every_other)
+TEST(a_seek_from_any_moment_reaches_any_other)
 {
     many_chunks();
     read_file();
@@ -235,7 +236,7 @@ static void steps_in_a_file(void)
     end_events();
 }
 
-TEST(a_step_is_sought_by_its_end)
+TEST(seeking_a_step_goes_to_its_end)
 {
     static const uint64_t end[] = {3, 6, 7, 0, 9};
     steps_in_a_file();
@@ -268,7 +269,7 @@ TEST(a_capture_that_began_in_a_later_step_has_none_before)
     finish_file();
 }
 
-TEST(the_most_between_two_moments)
+TEST(peaks_between_two_moments_are_found)
 {
     begin_file();
     begin_events();
@@ -344,7 +345,7 @@ TEST(a_moment_that_was_lost_is_the_last_before_it)
     finish_file();
 }
 
-TEST(where_a_loss_has_no_number_the_moment_is_after_it)
+TEST(where_lost_events_have_no_numbers_the_moment_is_after_them)
 {
     lose_something(false);
     read_file();
@@ -355,13 +356,13 @@ TEST(where_a_loss_has_no_number_the_moment_is_after_it)
     finish_file();
 }
 
-TEST(a_key_frame_that_has_nothing_new_is_not_read)
+TEST(a_key_frame_that_says_nothing_new_is_not_read)
 {
     begin_file();
     begin_events();
     file_add(&file, 0, 10, 0);
     end_events();
-    file_key_empty(&file); /* which is not so */
+    file_key_empty(&file); /* which contradicts the events */
     begin_events();
     file_drop(&file, 0);
     end_events();

@@ -23,7 +23,7 @@ static enum outcome run(long n, bool forever)
 TEST(every_allocation_of_a_reader_may_be_refused)
 {
     model_run(&model, 3, 500, 1, true, true);
-    file_append(&model.file, "no chunk", 8); /* something to search in */
+    file_append(&model.file, "no chunk", 8); /* bytes in which the reader must search for a header */
     fd = file_fd(&model.file);
     for (int forever = 0; forever <= 1; forever++)
         for (long n = 1; run(n, forever) == REFUSED; n++)
@@ -32,8 +32,8 @@ TEST(every_allocation_of_a_reader_may_be_refused)
     model_free(&model);
 }
 
-/* A cursor that lost its place is as good as new once there is memory. */
-TEST(a_cursor_that_memory_ran_out_for_can_be_sought_again)
+/* A cursor that was reset can be used again once there is memory. */
+TEST(a_cursor_that_ran_out_of_memory_can_seek_again)
 {
     begin_file();
     begin_events();

@@ -26,7 +26,7 @@ static void free_pack(void)
     pack_free(&pack);
 }
 
-/* ---- the same? ---- */
+/* ---- comparing ---- */
 static int order(const void *left, const void *right)
 {
     const ms_captured_block *a = left, *b = right;
@@ -70,7 +70,7 @@ static void check_running(uint64_t tick)
         for (size_t j = 0; ms_cursor_thread(cursor, j, &number, &id, &its_phase, &its_path); j++)
             if (its_phase == busiest[i]) {
                 any = true;
-                same |= its_path == path; /* which of several comes first depends on how one came here */
+                same |= its_path == path; /* the order of threads depends on where reading began */
             }
         if (!any)
             continue;
@@ -95,7 +95,8 @@ static void check_tick(uint64_t tick)
     check_running(tick);
 }
 
-/* Every so manyth tick. Of two with one moment a cursor knows the second. */
+/* Check every tick that is a multiple of `every`, and the last one. Of two ticks with the same moment a cursor shows
+ * the second. */
 static void check_ticks(uint64_t every)
 {
     for (uint64_t tick = 0; tick < pack.raw.ticks; tick += every)
@@ -116,7 +117,7 @@ TEST(a_pack_of_nothing_has_one_tick)
     finish_file();
 }
 
-TEST(blocks_that_are_alike_are_one_kind)
+TEST(lifetimes_that_are_alike_share_a_template)
 {
     begin_file();
     begin_events();
@@ -136,7 +137,7 @@ TEST(blocks_that_are_alike_are_one_kind)
     finish_file();
 }
 
-TEST(a_later_claim_tells_what_a_stay_was_and_a_fresh_one_begins_another)
+TEST(a_later_claim_changes_a_lifetime_and_a_claim_from_now_on_begins_the_next)
 {
     begin_file();
     begin_events();
@@ -163,7 +164,7 @@ TEST(a_later_claim_tells_what_a_stay_was_and_a_fresh_one_begins_another)
     finish_file();
 }
 
-TEST(what_is_claimed_after_the_last_moment_of_a_pack_is_known_in_it)
+TEST(claims_after_the_last_moment_of_a_pack_count_in_it)
 {
     begin_file();
     begin_events();
@@ -193,7 +194,7 @@ TEST(an_allocation_that_failed_is_in_a_pack)
 {
     begin_file();
     begin_events();
-    file_where(&file, MS_FORWARD, 3);
+    file_position(&file, MS_FORWARD, 3);
     file_oom(&file, 1, 1000, 20, 30);
     end_events();
     read_file();

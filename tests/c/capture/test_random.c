@@ -28,7 +28,7 @@ static void close_model(void)
     model_free(&model);
 }
 
-/* ---- the same? ---- */
+/* ---- comparing ---- */
 static void check_block(const ms_captured_block *got, const ms_captured_block *wanted)
 {
     CHECK_EQ(got->bytes, wanted->bytes);
@@ -98,7 +98,7 @@ static void check_here(bool later_claims)
     check_threads(&wanted);
 }
 
-/* ---- going about ---- */
+/* ---- going through the moments ---- */
 
 /* The last moment that can be known at or before this one, else the first after it. */
 static uint64_t nearest(uint64_t moment)
@@ -111,7 +111,7 @@ static uint64_t nearest(uint64_t moment)
     return moment;
 }
 
-/* Whether something was lost here that has no number: before and after it are the same moment. */
+/* Whether events without numbers were lost here: the moments before and after them have the same number. */
 static bool is_edge(uint64_t moment)
 {
     for (int i = 0; i < model.count; i++)

@@ -1,4 +1,4 @@
-/* test_read.c - what a capture says in words and events, against files made by hand. */
+/* test_read.c - metadata and events of captures, checked with files made by hand. */
 #define _POSIX_C_SOURCE 200809L
 #include "capture_scene.h"
 
@@ -19,7 +19,7 @@ static int opened(const void *bytes, size_t count)
     return error;
 }
 
-TEST(a_file_that_is_no_capture_is_refused)
+TEST(a_file_that_is_not_a_capture_is_refused)
 {
     CHECK_EQ(opened("", 0), MS_EFORMAT);
     CHECK_EQ(opened("MODSCOPE\1\0\0\0\0\0\0", 15), MS_EFORMAT);
@@ -65,8 +65,8 @@ TEST(a_capture_of_nothing_has_nothing)
     finish_file();
 }
 
-/* ---- words ---- */
-TEST(info_and_end_are_pairs_of_words)
+/* ---- metadata ---- */
+TEST(info_and_end_are_pairs_of_strings)
 {
     file_open(&file);
     file_pairs(&file, INFO, (const char *const[]){"program", "train.py", "rank", "", NULL});
@@ -121,7 +121,7 @@ static void name(uint64_t parent, uint64_t nth, const char *text)
     file_string(&file, text);
 }
 
-TEST(paths_are_named_in_parts_and_one_that_is_not_is_a_question_mark)
+TEST(paths_are_named_in_parts_and_a_path_without_a_name_is_a_question_mark)
 {
     file_open(&file);
     file_chunk(&file, NAMES);
@@ -163,19 +163,19 @@ TEST(the_two_paths_that_are_always_there_keep_their_names)
 }
 
 /* ---- events ---- */
-TEST(every_operation_is_told)
+TEST(every_operation_is_read)
 {
     begin_file();
     begin_events();
     file.later = 10;
     file_thread_new(&file, 7, 4242);
-    file_where(&file, MS_FORWARD, 3);
+    file_position(&file, MS_FORWARD, 3);
     file_add(&file, 5, 1000, 1);
     file.later = 5;
     file_claim(&file, 5, MS_GRADIENT, 2, 3, false);
     file_drop(&file, 5);
     file_step(&file, 9);
-    file_optimized(&file);
+    file_optimizer_step(&file);
     file_reserved(&file, 1, 1 << 20);
     file_oom(&file, 1, 11, 22, 33);
     end_events();
@@ -212,7 +212,7 @@ TEST(every_operation_is_told)
     finish_file();
 }
 
-TEST(a_mask_chooses_what_is_told_and_the_rest_happens)
+TEST(a_mask_chooses_which_events_are_returned_and_the_others_are_applied)
 {
     begin_file();
     begin_events();
@@ -228,13 +228,13 @@ TEST(a_mask_chooses_what_is_told_and_the_rest_happens)
     finish_file();
 }
 
-TEST(a_block_without_more_words_is_of_where_its_thread_is)
+TEST(an_add_that_is_not_explicit_takes_the_position_of_its_thread)
 {
     static const uint8_t category[] = {MS_ACTIVATION, MS_ACTIVATION, MS_ACTIVATION, MS_TEMP, MS_TEMP};
     begin_file();
     begin_events();
     for (uint8_t phase = MS_IDLE; phase <= MS_OPTIMIZER; phase++) {
-        file_where(&file, phase, 2 + phase % 3);
+        file_position(&file, phase, 2 + phase % 3);
         file_add(&file, phase, 1, 0);
     }
     file_thread_new(&file, 1, 77);
@@ -254,12 +254,12 @@ TEST(a_block_without_more_words_is_of_where_its_thread_is)
     finish_file();
 }
 
-TEST(threads_are_where_they_were_in_the_chunk_before)
+TEST(threads_keep_their_position_in_the_next_chunk)
 {
     begin_file();
     begin_events();
     file_thread_new(&file, 1, 77);
-    file_where(&file, MS_BACKWARD, 4);
+    file_position(&file, MS_BACKWARD, 4);
     end_events();
     begin_events(); /* it begins with thread 0 */
     file_add(&file, 0, 1, 0);
@@ -281,7 +281,7 @@ TEST(threads_are_where_they_were_in_the_chunk_before)
     finish_file();
 }
 
-TEST(slot_device_and_path_begin_anew_in_every_chunk)
+TEST(slot_device_and_path_start_at_zero_in_every_chunk)
 {
     begin_file();
     for (uint32_t i = 0; i < 3; i++) {
@@ -299,13 +299,13 @@ TEST(slot_device_and_path_begin_anew_in_every_chunk)
     finish_file();
 }
 
-TEST(a_path_that_nobody_named_is_unknown)
+TEST(a_path_without_a_name_is_unknown)
 {
     begin_file();
     begin_events();
     file_add_as(&file, 0, 1, 0, 0, 5);
     file_add_as(&file, 1, 1, 0, 0, UINT32_MAX);
-    file_where(&file, MS_FORWARD, 99);
+    file_position(&file, MS_FORWARD, 99);
     file_add(&file, 2, 1, 0);
     end_events();
     read_file();
@@ -317,7 +317,7 @@ TEST(a_path_that_nobody_named_is_unknown)
 }
 
 /* ---- key frames ---- */
-TEST(a_key_frame_tells_all_that_is_known)
+TEST(a_key_frame_says_everything_that_is_known)
 {
     file_open(&file);
     file_names(&file, 2, (const char *const[]){"a", "b", NULL});
@@ -377,7 +377,7 @@ TEST(events_before_the_first_key_frame_cannot_be_known)
     finish_file();
 }
 
-TEST(chunks_of_a_kind_that_is_not_known_are_passed_over)
+TEST(chunks_of_unknown_kinds_are_skipped)
 {
     begin_file();
     for (uint32_t kind = 0; kind < 3; kind++) {

@@ -1,4 +1,4 @@
-/* test_survey.c - one look at all events. */
+/* test_survey.c - the survey: one pass over all events. */
 #include "capture_scene.h"
 
 static ms_survey survey;
@@ -9,15 +9,15 @@ static void look(void)
     CHECK_EQ(ms_reader_survey(reader, &survey, NULL, NULL), MS_OK);
 }
 
-TEST(a_survey_finds_when_each_device_held_most)
+TEST(a_survey_finds_the_peak_of_each_device)
 {
     begin_file();
     begin_events();
     file.later = 10;
-    file_step(&file, 3);               /* 1 */
-    file_reserved(&file, 1, 4096);     /* 2 */
-    file_thread_new(&file, 1, 9);      /* 3 */
-    file_where(&file, MS_BACKWARD, 4); /* 4 */
+    file_step(&file, 3);                  /* 1 */
+    file_reserved(&file, 1, 4096);        /* 2 */
+    file_thread_new(&file, 1, 9);         /* 3 */
+    file_position(&file, MS_BACKWARD, 4); /* 4 */
     file.later = 10;
     file_add(&file, 0, 100, 1);                            /* 5 */
     file_add_as(&file, 1, 7, 0, MS_PARAMETER | 3 << 4, 2); /* 6 */
@@ -43,12 +43,12 @@ TEST(a_survey_counts_events_and_what_was_made_in_each_phase)
 {
     begin_file();
     begin_events();
-    file_where(&file, MS_FORWARD, 2);
+    file_position(&file, MS_FORWARD, 2);
     file_add(&file, 0, 100, 0);
     file_add(&file, 1, 50, 0);
-    file_where(&file, MS_OPTIMIZER, 0);
+    file_position(&file, MS_OPTIMIZER, 0);
     file_add(&file, 2, 1, 0);
-    file_optimized(&file);
+    file_optimizer_step(&file);
     file_drop(&file, 1);
     end_events();
     look();
@@ -62,25 +62,25 @@ TEST(a_survey_counts_events_and_what_was_made_in_each_phase)
     finish_file();
 }
 
-TEST(time_goes_by_in_the_first_phase_of_several_threads)
+TEST(time_counts_for_the_first_of_the_phases_of_all_threads)
 {
     begin_file();
     begin_events();
     file.later = 1;
-    file_where(&file, MS_FORWARD, 2); /* idle until 1 */
+    file_position(&file, MS_FORWARD, 2); /* idle until 1 */
     file.later = 10;
     file_thread_new(&file, 1, 5);
     file.later = 100;
-    file_where(&file, MS_BACKWARD, 3); /* forward until 111 */
+    file_position(&file, MS_BACKWARD, 3); /* forward until 111 */
     file.later = 1000;
-    file_where(&file, MS_RECOMPUTE, 3); /* backward until 1111, although thread 0 is in forward */
+    file_position(&file, MS_RECOMPUTE, 3); /* backward until 1111, although thread 0 is in forward */
     file.later = 10000;
-    file_where(&file, MS_IDLE, 0); /* recompute until 11111 */
+    file_position(&file, MS_IDLE, 0); /* recompute until 11111 */
     file.later = 100000;
     file_thread(&file, 0);
-    file_where(&file, MS_OPTIMIZER, 0); /* forward until 111111 */
+    file_position(&file, MS_OPTIMIZER, 0); /* forward until 111111 */
     end_events();
-    file.time += 1000000; /* and optimizer until the end */
+    file.time += 1000000; /* optimizer until the end */
     file_pairs(&file, END, (const char *const[]){NULL});
     look();
     CHECK_EQ(survey.phases[MS_IDLE].time, 1);
@@ -140,21 +140,21 @@ TEST(what_a_key_frame_holds_counts_for_the_peak)
     finish_file();
 }
 
-TEST(what_went_on_while_events_were_lost_is_nobodys_time)
+TEST(time_while_events_were_lost_counts_for_no_phase)
 {
     begin_file();
     begin_events();
     file.later = 1;
-    file_where(&file, MS_FORWARD, 2);
+    file_position(&file, MS_FORWARD, 2);
     file.later = 50;
-    file_optimized(&file);
+    file_optimizer_step(&file);
     end_events();
     file.time = 1000;
     file.event += 7;
     key_with(1, 7);
     begin_events();
     file.later = 3;
-    file_optimized(&file);
+    file_optimizer_step(&file);
     end_events();
     look();
     CHECK_EQ(survey.phases[MS_FORWARD].time, 50);
@@ -162,7 +162,7 @@ TEST(what_went_on_while_events_were_lost_is_nobodys_time)
     finish_file();
 }
 
-TEST(sums_over_all_blocks_end_at_the_highest_number)
+TEST(sums_over_all_blocks_saturate)
 {
     begin_file();
     begin_events();

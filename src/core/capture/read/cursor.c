@@ -1,6 +1,6 @@
 /* cursor.c - a cursor goes on from event to event, and answers what is held at its moment.
  *
- * seek.c goes to a given moment, later_claims.c looks at the claims further on in the file. */
+ * seek.c goes to a given moment, later_claims.c applies claims from further on in the file. */
 #include "core/capture/read/slot_map.h"
 
 void ms__cursor_reset(ms_cursor *cursor)

@@ -1,4 +1,4 @@
-/* later_claims.c - retroactive claims that stand further on in the file than the moment they concern.
+/* later_claims.c - retroactive claims that come later in the file than the moments they concern.
  *
  *     event:   10 add slot 3 ... 20 (the cursor) ... 30 claim slot 3, since event 10: Gradient of fc
  *
@@ -83,7 +83,7 @@ static int collect_from_chunk(const ms_reader *reader, struct ms__later_claims *
     return MS_OK;
 }
 
-/* Claims of one block stand side by side, the latest one last. */
+/* Claims of one block become neighbours, the latest one last. */
 static int compare_claims(const void *left, const void *right)
 {
     const struct ms__later_claim *a = left, *b = right;

@@ -117,7 +117,7 @@ struct ms__slot_map {
     uint64_t seed;
 };
 
-/* ---- later_claims.c: retroactive claims that stand further on in the file ---- */
+/* ---- later_claims.c: retroactive claims that come later in the file ---- */
 
 /* What the block in `slot` has been since `since_event`. Only both together identify a block: slots are used again. */
 struct ms__later_claim {
@@ -176,7 +176,10 @@ int ms__state_load_key_frame(ms_reader *reader, struct ms__state *state, const s
 /* Change the state as the event says, and fill in the event's other fields. MS_EFORMAT: the event contradicts the
  * state. MS_ENOMEM. On an error the state is unchanged. */
 int ms__state_apply_event(ms_reader *reader, struct ms__state *state, struct ms__decoded_event *decoded);
+/* The block's slot must be empty. MS_EFORMAT: the total of its device would overflow. MS_ENOMEM. On an error the state
+ * is unchanged. */
 int ms__state_add_block(ms_reader *reader, struct ms__state *state, ms_captured_block *block);
+/* Make room for `count` blocks in all. False: out of memory. */
 bool ms__state_reserve_blocks(const ms_reader *reader, struct ms__state *state, size_t count);
 /* Select the thread, and set its position; it may be a new thread. */
 int ms__state_set_thread(const ms_reader *reader, struct ms__state *state, const struct ms__thread_position *position);

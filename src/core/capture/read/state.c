@@ -40,7 +40,6 @@ bool ms__state_reserve_blocks(const ms_reader *reader, struct ms__state *state, 
     return blocks;
 }
 
-/* The slot must be empty. */
 int ms__state_add_block(ms_reader *reader, struct ms__state *state, ms_captured_block *block)
 {
     int64_t *total = &state->total[block->device];
@@ -204,8 +203,8 @@ static int apply_position(const ms_reader *reader, struct ms__state *state, ms_e
     return ms__state_set_thread(reader, state, &position);
 }
 
-/* A new thread is idle and outside any module. A number that is neither new nor known stands in a key frame that was
- * lost; no thread is selected then. */
+/* A new thread is idle and outside any module. A number that is neither new nor known was introduced by
+ * chunks that are lost; no thread is selected then. */
 static int apply_thread(const ms_reader *reader, struct ms__state *state, struct ms__decoded_event *decoded)
 {
     ms_event *event = &decoded->event;
