@@ -15,7 +15,7 @@ int ms__call_ring_open(ms_watch *watch, struct ms__call_ring *table, uint32_t ke
 void ms__call_ring_close(ms_watch *watch, struct ms__call_ring *table)
 {
     ms__free(watch, table->records);
-    ms__free(watch, table->links);
+    ms__free(watch, table->call_refs);
 }
 
 void ms__call_ring_clear(struct ms__call_ring *table)

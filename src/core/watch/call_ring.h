@@ -18,9 +18,10 @@ struct ms__record {
     _Atomic ms_path path;      /* whose the nodes are */
 };
 
-/* Whose entry of moments a call's record has (moment.c). */
-struct ms__link {
-    uint32_t round, entry;
+/* Reference from a call's record to the call's stats at the ledger (ms__call_ref of call_stats.h). */
+struct ms__packed_call_ref {
+    uint32_t root_call; /* the lower 32 bits; 0: none */
+    uint32_t index;
     ms_path path;
 };
 
@@ -31,9 +32,9 @@ struct ms__link {
  *   the writer does at the end of the ring cannot change the answer for that node.
  * origin <= low <= count <= low + kept */
 struct ms__call_ring {
-    struct ms__record *records; /* all of the ring; the system gives the pages when they are used */
-    struct ms__link *links;     /* a record's, or NULL; guarded by the ledger's lock */
-    uint32_t kept;              /* a power of two */
+    struct ms__record *records;            /* all of the ring; the system gives the pages when they are used */
+    struct ms__packed_call_ref *call_refs; /* by record, or NULL; guarded by the ledger's lock */
+    uint32_t kept;                         /* a power of two */
     _Atomic uint64_t origin;
     _Atomic uint64_t low;
     _Atomic uint64_t count;

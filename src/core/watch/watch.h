@@ -77,8 +77,8 @@ struct ms_thread {
 
     uint32_t step_at; /* the depth that an optimizer's step began at, plus 1; 0: none is open */
     uint32_t steps_open;
-    struct ms__seat *seat; /* at the ledger, or NULL */
-    uint32_t number;       /* from 1; a thread that is used again keeps it */
+    struct ms__thread_spans *spans; /* at the ledger, or NULL */
+    uint32_t number;                /* from 1; a thread that is used again keeps it */
 
     bool open;        /* guarded by watch->lock */
     ms_thread *next;  /* all threads; guarded by watch->lock */
@@ -98,7 +98,7 @@ struct ms_watch {
     _Atomic(ms_ledger *) ledger;                        /* the one attached, or NULL; written with lock held */
     ms_ledger *closed_ledgers;                          /* guarded by lock */
     ms_ledger *locked_ledger;                           /* around fork */
-    uint64_t rounds;                                    /* guarded by the attached ledger's lock */
+    uint64_t root_calls;                                /* guarded by the attached ledger's lock */
     uint32_t thread_count;                              /* guarded by lock */
     char device_names[MS_MAX_DEVICES][MS__DEVICE_NAME]; /* guarded by lock */
 };

@@ -67,7 +67,7 @@ static bool key_devices(ms_capture *capture, struct key *key)
 
 static bool key_blocks(ms_capture *capture, struct key *key)
 {
-    const struct ms__blocks *blocks = &capture->ledger->blocks;
+    const struct ms__block_table *blocks = &capture->ledger->blocks;
     if (!key_room(capture, key, MS__EVENT_MOST))
         return false;
     key->at = ms__put_varint(key->at, blocks->count);
