@@ -145,7 +145,7 @@ static void append_owners(struct text *text, const ms_ledger *ledger, uint32_t d
     uint32_t count = merge_same_names(ledger, owners, find_owners(ledger, device, owners));
     sort_owners(owners, count);
     if (count)
-        append(text, "  the largest holders, by their own bytes:\n");
+        append(text, "  largest owners, by their own bytes:\n");
     for (uint32_t i = 0; i < count && i < OWNERS_SHOWN; i++) {
         ms_path path = owners[i].path;
         append(text, "    ");
@@ -164,7 +164,7 @@ static void append_peak(struct text *text, const ms_ledger *ledger, uint32_t dev
             highest = &tracker->devices[device].peak;
     if (!highest || !highest->bytes)
         return;
-    append(text, "  most so far: ");
+    append(text, "  peak so far: ");
     append_bytes(text, 0, highest->bytes);
     append(text, " ");
     append_position(text, ledger, highest->step, highest->phase, highest->running);
@@ -178,9 +178,9 @@ static void append_reserved(struct text *text, const ms_oom *oom)
         return;
     append(text, "  reserved by the allocator: ");
     append_bytes(text, 0, (int64_t)oom->reserved);
-    append(text, ", of it free: ");
+    append(text, ", of which ");
     append_bytes(text, 0, oom->reserved > oom->allocated ? (int64_t)(oom->reserved - oom->allocated) : 0);
-    append(text, "\n");
+    append(text, " is free\n");
 }
 
 size_t ms_ledger_oom(ms_ledger *ledger, const ms_thread *thread, const ms_oom *oom, char *report, size_t room)
@@ -191,14 +191,14 @@ size_t ms_ledger_oom(ms_ledger *ledger, const ms_thread *thread, const ms_oom *o
     if (ms__captured(ledger))
         ms__capture_oom(ledger, thread, oom);
     const struct ms__device_totals *totals = &ledger->totals[device];
-    append(&text, "[modscope] out of memory: ");
+    append(&text, "[modscope] out of memory: an allocation of ");
     append_bytes(&text, 0, (int64_t)oom->requested);
-    append(&text, " asked on ");
+    append(&text, " on ");
     append_device(&text, ledger, device);
-    append(&text, ", ");
+    append(&text, " failed, ");
     append_position(&text, ledger, ledger->step, thread ? ms__phase(thread) : MS_IDLE,
                     thread ? ms__path_of(thread) : MS_GLOBAL);
-    append(&text, "\n  held there: %s", ms_ledger_lost(ledger) ? "at least " : "");
+    append(&text, "\n  allocated there: %s", ms_ledger_lost(ledger) ? "at least " : "");
     append_bytes(&text, 0, totals->total);
     append(&text, totals->total ? " (" : "");
     append_categories(&text, &totals->now);
