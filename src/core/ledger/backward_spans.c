@@ -26,13 +26,14 @@ static bool grow_node_calls(ms_ledger *ledger, struct ms__thread_spans *spans, u
 }
 
 /* The backward span of a record's call. False if the call has no stats, or no longer. */
-static bool make_backward_span(const ms_ledger *ledger, const ms_thread *maker, uint64_t record, struct ms__span *span)
+static bool make_backward_span(const ms_ledger *ledger, const ms_thread *creator, uint64_t record,
+                               struct ms__span *span)
 {
-    const struct ms__call_ring *ring = &maker->table;
+    const struct ms__call_ring *ring = &creator->table;
     struct ms__packed_call_ref ref = ring->call_refs[record & (ring->kept - 1)];
     const struct ms__path_stats *path = ms__path_stats_find(ledger, ref.path);
     *span = (struct ms__span){.record = record,
-                              .maker = MS__PEEK(maker->id),
+                              .creator = MS__PEEK(creator->id),
                               .call = {.root_call = path ? path->root_call : 0, .path = ref.path, .index = ref.index},
                               .kind = MS__SPAN_BACKWARD};
     return path && ref.root_call && (uint32_t)path->root_call == ref.root_call && ref.index < path->forward.count &&
@@ -45,21 +46,21 @@ static bool make_backward_span(const ms_ledger *ledger, const ms_thread *maker, 
  *
  * Records decrease from a call to the calls around it, in the ring as well as in the open spans. So both are walked
  * side by side, like two sorted lists. */
-static uint32_t collect_node_calls(ms_ledger *ledger, struct ms__thread_spans *spans, const ms_thread *maker,
+static uint32_t collect_node_calls(ms_ledger *ledger, struct ms__thread_spans *spans, const ms_thread *creator,
                                    uint64_t record, uint32_t base, uint32_t *kept)
 {
     uint32_t count = 0, open = spans->count;
-    uint64_t maker_id = maker ? MS__PEEK(maker->id) : 0;
-    if (open > base && spans->open[open - 1].maker != maker_id)
+    uint64_t creator_id = creator ? MS__PEEK(creator->id) : 0;
+    if (open > base && spans->open[open - 1].creator != creator_id)
         open = base;
     *kept = 0;
-    while (maker && record != MS__NONE && maker->table.call_refs) {
+    while (creator && record != MS__NONE && creator->table.call_refs) {
         while (open > base && spans->open[open - 1].record > record)
             open--;
-        uint64_t encloser = MS__LOAD(ms__call_ring_at(&maker->table, record)->encloser);
+        uint64_t encloser = MS__LOAD(ms__call_ring_at(&creator->table, record)->encloser);
         struct ms__span span;
-        bool has_stats = make_backward_span(ledger, maker, record, &span);
-        if (record < MS__LOAD(maker->table.low))
+        bool has_stats = make_backward_span(ledger, creator, record, &span);
+        if (record < MS__LOAD(creator->table.low))
             break; /* The ring has overwritten this record, and with it all older ones. */
         if (has_stats && open > base && spans->open[open - 1].record == record &&
             spans->open[open - 1].call.root_call == span.call.root_call) {
@@ -92,14 +93,14 @@ static void push_backward_span(ms_ledger *ledger, struct ms__thread_spans *spans
     ms__span_push(ledger, spans, span);
 }
 
-void ms__spans_move_to_node(ms_ledger *ledger, struct ms__thread_spans *spans, ms_thread *maker, uint64_t record,
+void ms__spans_move_to_node(ms_ledger *ledger, struct ms__thread_spans *spans, ms_thread *creator, uint64_t record,
                             uint32_t level)
 {
     ms__spans_pop_above(ledger, spans, level);
     uint32_t base = spans->count, kept;
     while (base && spans->open[base - 1].kind == MS__SPAN_BACKWARD && spans->open[base - 1].level == level)
         base--;
-    uint32_t count = collect_node_calls(ledger, spans, maker, record, base, &kept);
+    uint32_t count = collect_node_calls(ledger, spans, creator, record, base, &kept);
     while (spans->count > base + kept)
         ms__span_pop_backward(ledger, spans);
     while (count-- > 0) {

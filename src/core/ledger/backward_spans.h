@@ -19,10 +19,10 @@ MS__INLINE void ms__call_ref_store(ms_ledger *ledger, ms_thread *thread, const s
         (struct ms__packed_call_ref){(uint32_t)path->root_call, path->forward.count - 1, frame->path};
 }
 
-/* A node of `maker`, created in the call of `record` (MS__NONE: in no known call), begins to run while `level` nodes
+/* A node of `creator`, created in the call of `record` (MS__NONE: in no known call), begins to run while `level` nodes
  * are open, it included. Pop the backward spans of this level that it is not in, and push those that it is in: its
  * call and the calls around it. What memory runs out for is counted as lost. */
-void ms__spans_move_to_node(ms_ledger *ledger, struct ms__thread_spans *spans, ms_thread *maker, uint64_t record,
+void ms__spans_move_to_node(ms_ledger *ledger, struct ms__thread_spans *spans, ms_thread *creator, uint64_t record,
                             uint32_t level);
 
 #endif

@@ -127,21 +127,21 @@ void ms_call_set_size(ms_thread *thread, bool output, uint64_t bytes)
 
 /* Whether the node is of the same call as the one before it, and nothing happened between them: then no span changes.
  */
-MS__INLINE bool is_same_call(const struct ms__thread_spans *spans, const ms_thread *thread, uint64_t maker,
+MS__INLINE bool is_same_call(const struct ms__thread_spans *spans, const ms_thread *thread, uint64_t creator,
                              uint64_t record)
 {
-    return MS__LOAD(spans->last_record) == record && spans->last_maker == maker &&
+    return MS__LOAD(spans->last_record) == record && spans->last_creator == creator &&
            spans->last_level == thread->nodes_open && !MS__PEEK(spans->added_between_nodes);
 }
 
-void ms__on_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *maker, uint64_t record)
+void ms__on_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *creator, uint64_t record)
 {
     struct ms__thread_spans *spans = thread->spans;
-    uint64_t maker_id = maker ? MS__PEEK(maker->id) : 0;
+    uint64_t creator_id = creator ? MS__PEEK(creator->id) : 0;
     bool same_call = false;
     if (MS__LIKELY(spans && MS__LOAD(spans->ledger) == ledger && record != MS__NONE)) {
         set_nodes_open(spans, thread);
-        same_call = is_same_call(spans, thread, maker_id, record);
+        same_call = is_same_call(spans, thread, creator_id, record);
         if (same_call && !ms__captured(ledger))
             return;
     }
@@ -149,10 +149,10 @@ void ms__on_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *maker, u
     spans = same_call ? NULL : ms__thread_spans_get(ledger, thread);
     if (spans) {
         set_nodes_open(spans, thread);
-        ms__spans_move_to_node(ledger, spans, maker, record, thread->nodes_open);
+        ms__spans_move_to_node(ledger, spans, creator, record, thread->nodes_open);
         ms__span_raise(ledger, spans);
         atomic_store_explicit(&spans->added_between_nodes, false, memory_order_relaxed);
-        spans->last_maker = maker_id;
+        spans->last_creator = creator_id;
         spans->last_level = thread->nodes_open;
         MS__STORE(spans->last_record, record);
     }

@@ -10,8 +10,8 @@
 void ms__on_call_enter(ms_ledger *ledger, ms_thread *thread, ms_path path);
 /* The thread's innermost call has ended; the thread has it on its stack no longer. */
 void ms__on_call_leave(ms_ledger *ledger, ms_thread *thread);
-/* A node begins that was created in the call of `record` in maker's call ring; MS__NONE: in no known call. */
-void ms__on_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *maker, uint64_t record);
+/* A node begins that was created in the call of `record` in creator's call ring; MS__NONE: in no known call. */
+void ms__on_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *creator, uint64_t record);
 /* A node without a number, or an override, begins: it opens and ends no backward. */
 void ms__on_node_enter_as(ms_ledger *ledger, ms_thread *thread);
 /* A node has ended; thread->nodes_open no longer counts it. */

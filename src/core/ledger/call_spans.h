@@ -30,8 +30,8 @@
 enum ms__span_kind { MS__SPAN_FORWARD, MS__SPAN_RECOMPUTE, MS__SPAN_BACKWARD };
 
 struct ms__span {
-    uint64_t record; /* backward: the call's record in the maker's call ring */
-    uint64_t maker;  /* backward: the id of the thread that created the nodes */
+    uint64_t record;  /* backward: the call's record in the creator's call ring */
+    uint64_t creator; /* backward: the id of the thread that created the nodes */
     struct ms__call_ref call;
     uint32_t kind;
     uint32_t frame;     /* forward, recompute: the thread's depth while it is the innermost call */
@@ -64,8 +64,8 @@ struct ms__thread_spans {
     uint64_t root_call;                    /* number of the thread's latest root call; 0: none since attaching */
     /* The node that ran last. As long as the next one is of the same call, the spans stay as they are. */
     _Atomic uint64_t last_record;
-    uint64_t last_maker; /* the thread alone uses it */
-    uint32_t last_level; /* the thread alone uses it */
+    uint64_t last_creator; /* the thread alone uses it */
+    uint32_t last_level;   /* the thread alone uses it */
 };
 
 static inline struct ms__span_peak *ms__span_peaks(const struct ms__thread_spans *spans, uint32_t index)
