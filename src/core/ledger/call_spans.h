@@ -1,27 +1,28 @@
 /* call_spans.h - call spans: the parts of a thread's time whose peaks are recorded.
  *
- * A thread has a stack of open spans. Three kinds of spans are on it, here while a checkpointed module, called by
- * Model, is recomputed in the backward of its own call:
+ * Each thread has a stack of open spans. In the forward of a root call, while a nested call is open:
  *
- *                                                     kind                level  frame  peak
+ *            path                                     kind                level  frame  peak
+ *   open[1]  Block  a nested call                     MS__SPAN_FORWARD    0      2      peaks[1]   <-- innermost
+ *   open[0]  Model  the root call                     MS__SPAN_FORWARD    0      1      peaks[0]
+ *
+ * In its backward, while a node that was created in Block's call runs, and recomputes Block (checkpointing):
+ *
  *   open[2]  Block  its forward runs again            MS__SPAN_RECOMPUTE  0      2      peaks[2]   <-- innermost
  *   open[1]  Block  a node created in its call runs   MS__SPAN_BACKWARD   1             peaks[1]
  *   open[0]  Model  Block's call was inside its call  MS__SPAN_BACKWARD   1             peaks[0]
- *
- * and earlier, in the forward of the same root call:
- *
- *   open[1]  Block  a nested call                     MS__SPAN_FORWARD    0      2      peaks[1]   <-- innermost
- *   open[0]  Model  the root call                     MS__SPAN_FORWARD    0      1      peaks[0]
  *
  * A new total is compared only with the innermost span's peak. When a span is popped, its peak passes to the span
  * around it:
  *
  *   pop open[i]:  peaks[i - 1] = max(peaks[i - 1], peaks[i]), and the call stats of open[i] get peaks[i]
- *   so at all times, the peak of open[i] so far = max over k >= i of peaks[k]
  *
- * A backward span is popped late: when the thread begins a node of another call, not when it leaves a node, because
- * the next node is mostly of the same call. Until then level > nodes_open tells that the span is over unless such a
- * node comes, and new totals are compared with the innermost span that is not over. */
+ * So at all times, the peak of open[i] so far = max over k >= i of peaks[k].
+ *
+ * A backward span stays on the stack when its node is left, because the next node is usually of the same call. It is
+ * popped when the thread does something else: it begins a node of another call, enters or leaves a call, or begins or
+ * ends an optimizer step. Until then the span is suspended: level > nodes_open. New totals are compared with the
+ * innermost span that is not suspended. */
 #ifndef MS_CALL_SPANS_H
 #define MS_CALL_SPANS_H
 

@@ -1,9 +1,8 @@
 /* call_stats.h - call stats: what was allocated at each call state of a path's calls, and when.
  *
- *   ledger->path_stats[path]                     the calls of `path` in its latest root call
- *     forward    [0] [1] ... [count - 1]         one ms__call_stats for each call, with the states MS_PRE_FW ...
- * MS_POST_BW recompute  [0] [1] ... [count - 1]         one for each recompute, with state 0 (before) and 1 (after)
- */
+ *   path_stats of a path: its calls in the latest root call that called it
+ *     forward    [0] [1] ... [count - 1]   for each call, the states MS_PRE_FW to MS_POST_BW
+ *     recompute  [0] [1] ... [count - 1]   for each recompute, the states before and after */
 #ifndef MS_CALL_STATS_H
 #define MS_CALL_STATS_H
 

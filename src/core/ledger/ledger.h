@@ -2,11 +2,11 @@
  *
  * The files of this folder depend on each other in one direction:
  *
- *   blocks.c ------------------------+----------------> peaks.h --> totals.h, block_table.h
- *                                    v                                 ^
- *   call_events.c -> backward_spans.c -> call_spans.h -> call_stats.h -+
- *   call_snapshots.c --------------------^               ^
- *   reported_backwards.c --------------------------------+           */
+ *   call_events.c    -> backward_spans.h -> call_spans.h -> call_stats.h -> ledger.h
+ *   call_snapshots.c ---------------------> call_spans.h
+ *   blocks.c         ---------------------> call_spans.h, reported_backwards.h -> call_stats.h
+ *   blocks.c, oom_report.c, check.c ------> peaks.h -> ledger.h
+ *                                                      ledger.h -> totals.h, block_table.h */
 #ifndef MS_LEDGER_H
 #define MS_LEDGER_H
 
