@@ -4,9 +4,9 @@
  *     core_driver nodes N           N backward nodes of such calls, the newest first
  *     core_driver steps N           N module calls in training steps of 300 each, and their 2 N nodes
  *     core_driver steps-ledger N    the same with a ledger attached and a peak tracker open
- *     core_driver blocks N          N blocks made and freed in such calls, a few hundred alive at a time
- *     core_driver memory N          N live blocks: prints the ledger's bytes a live block, and the most on the way
- *     core_driver threads N         N blocks made and freed by 8 threads: nothing may be lost
+ *     core_driver blocks N          N blocks added and dropped in such calls, a few hundred live at a time
+ *     core_driver memory N          N live blocks: prints the ledger's bytes for each, now and at most
+ *     core_driver threads N         N blocks added and dropped by 8 threads: none may be lost
  *
  * core_instructions.py subtracts two runs from each other, so what does not depend on N is not counted. */
 #include "modscope.h"
@@ -102,15 +102,15 @@ static bool run_steps(uint64_t calls)
     return true;
 }
 
-/* ---- a heap that gives addresses as an allocator does: of one size the last one freed first ---- */
+/* ---- a heap that reuses addresses as an allocator does: of one size, the one freed last comes first ---- */
 
 #define BINS 8    /* 64 bytes, 256, 1 KiB ... 1 MiB */
 #define SLOTS 128 /* of each bin */
 #define BASE UINT64_C(0x7f3a40000000)
-#define WAVE 150     /* blocks made, then freed, in one leaf; FEW and MANY of core_instructions.py are multiples */
-#define STANDING 200 /* blocks that stand at the foot of a wave */
+#define WAVE 150     /* blocks added, then dropped, in one leaf; FEW and MANY of core_instructions.py are multiples */
+#define MIN_LIVE 200 /* blocks that are live between two waves */
 
-struct made {
+struct live_block {
     uint64_t address;
     uint32_t bin;
 };
@@ -118,10 +118,10 @@ struct made {
 struct heap {
     uint64_t free[BINS][SLOTS];
     uint32_t free_count[BINS];
-    struct made live[STANDING + WAVE];
+    struct live_block live[MIN_LIVE + WAVE];
     uint32_t live_count;
     uint64_t random;
-    uint64_t refused; /* by the ledger */
+    uint64_t errors; /* of the ledger */
 };
 
 static uint64_t bin_bytes(uint32_t bin)
@@ -137,48 +137,48 @@ static uint64_t draw(struct heap *h, uint64_t below)
     return h->random % below;
 }
 
-static void heap_begin(struct heap *h, uint64_t seed)
+static void heap_open(struct heap *h, uint64_t seed)
 {
     memset(h, 0, sizeof *h);
     h->random = seed * UINT64_C(0x9e3779b97f4a7c15) + 1;
     uint64_t address = BASE + (seed << 32);
     for (uint32_t bin = 0; bin < BINS; bin++) {
         for (uint32_t i = 0; i < SLOTS; i++, address += bin_bytes(bin))
-            h->free[bin][i] = address + 64; /* an allocator's own words are before it */
+            h->free[bin][i] = address + 64; /* an allocator keeps a header before each block */
         h->free_count[bin] = SLOTS;
     }
 }
 
-static void heap_make(struct heap *h, ms_thread *on)
+static void heap_add(struct heap *h, ms_thread *on)
 {
     uint32_t bin = (uint32_t)draw(h, BINS);
     while (!h->free_count[bin])
         bin = (bin + 1) % BINS;
-    struct made made = {h->free[bin][--h->free_count[bin]], bin};
-    h->live[h->live_count++] = made;
-    h->refused += ms_block_add(ledger, on, made.address, bin_bytes(bin) - draw(h, 8) * 4, DEVICE) != MS_OK;
+    struct live_block block = {h->free[bin][--h->free_count[bin]], bin};
+    h->live[h->live_count++] = block;
+    h->errors += ms_block_add(ledger, on, block.address, bin_bytes(bin) - draw(h, 8) * 4, DEVICE) != MS_OK;
 }
 
-static void heap_free(struct heap *h, uint32_t index)
+static void heap_drop(struct heap *h, uint32_t index)
 {
-    struct made gone = h->live[index];
+    struct live_block block = h->live[index];
     h->live[index] = h->live[--h->live_count];
-    h->free[gone.bin][h->free_count[gone.bin]++] = gone.address;
-    h->refused += ms_block_drop(ledger, gone.address) != MS_OK;
+    h->free[block.bin][h->free_count[block.bin]++] = block.address;
+    h->errors += ms_block_drop(ledger, block.address) != MS_OK;
 }
 
 /* ---- blocks ---- */
 
-/* Three calls deep, a leaf makes a wave of blocks, and as many of those alive are freed, newer or older. */
+/* In a leaf, three calls deep, add a wave of blocks, then drop as many live ones, chosen at random. */
 static void one_wave(struct heap *h, ms_thread *on, uint64_t wave)
 {
     ms_call_enter(on, model, next_number);
     ms_call_enter(on, blocks[wave % BLOCKS], next_number);
     ms_call_enter(on, leaves[wave % BLOCKS], next_number);
     for (int i = 0; i < WAVE; i++)
-        heap_make(h, on);
+        heap_add(h, on);
     for (int i = 0; i < WAVE; i++)
-        heap_free(h, (uint32_t)draw(h, h->live_count));
+        heap_drop(h, (uint32_t)draw(h, h->live_count));
     for (int i = 0; i < 3; i++)
         ms_call_leave(on, next_number);
 }
@@ -186,14 +186,14 @@ static void one_wave(struct heap *h, ms_thread *on, uint64_t wave)
 static bool run_blocks(uint64_t pairs)
 {
     static struct heap h;
-    heap_begin(&h, 1);
-    while (h.live_count < STANDING)
-        heap_make(&h, thread);
+    heap_open(&h, 1);
+    while (h.live_count < MIN_LIVE)
+        heap_add(&h, thread);
     for (uint64_t i = 0; i < pairs / WAVE; i++)
         one_wave(&h, thread, i);
     while (h.live_count)
-        heap_free(&h, h.live_count - 1);
-    return !h.refused;
+        heap_drop(&h, h.live_count - 1);
+    return !h.errors;
 }
 
 /* ---- memory ---- */
@@ -208,7 +208,7 @@ static bool run_memory(uint64_t count)
         if (i > count / 2 && each > most)
             most = each;
     }
-    /* How full a table is depends on where N happens to be: so the worst of the way there, too. */
+    /* How full the table is depends on N, so print the worst case on the way to N as well. */
     printf("%.1f %.1f\n", (double)ms_ledger_block_memory(ledger) / (double)count, most);
     ms_ledger_clear(ledger);
     return true;
@@ -217,22 +217,22 @@ static bool run_memory(uint64_t count)
 /* ---- threads ---- */
 
 #define THREADS 8
-#define POST_BOXES 64
-#define POSTED 8 /* of so many waves one is of blocks that are given away */
+#define MAILBOXES 64
+#define GIVEN_AWAY 8 /* one wave in so many is of blocks that another thread drops */
 
-static _Atomic uint64_t post[POST_BOXES]; /* addresses of blocks that whoever comes next frees */
+static _Atomic uint64_t mailboxes[MAILBOXES]; /* addresses of blocks that the next thread drops */
 
 struct job {
-    uint64_t id, pairs, refused;
+    uint64_t id, pairs, errors;
 };
 
-/* A block that another thread frees: its address is not used again. */
+/* Add a block that another thread will drop. Its address is not used again. */
 static bool give_away(struct job *j, ms_thread *on, uint64_t count)
 {
     uint64_t address = BASE + (j->id << 32) + (UINT64_C(1) << 31) + 64 * count;
-    bool kept = ms_block_add(ledger, on, address, 64, DEVICE) == MS_OK;
-    uint64_t found = atomic_exchange(&post[(count * 7 + j->id) % POST_BOXES], address);
-    return (!found || ms_block_drop(ledger, found) == MS_OK) && kept;
+    bool added = ms_block_add(ledger, on, address, 64, DEVICE) == MS_OK;
+    uint64_t found = atomic_exchange(&mailboxes[(count * 7 + j->id) % MAILBOXES], address);
+    return (!found || ms_block_drop(ledger, found) == MS_OK) && added;
 }
 
 static void *run_job(void *argument)
@@ -241,21 +241,21 @@ static void *run_job(void *argument)
     struct heap *h = malloc(sizeof *h);
     ms_thread *on = ms_thread_open(watch, THREAD + j->id);
     if (!h || !on) {
-        j->refused = j->pairs;
+        j->errors = j->pairs;
         free(h);
         return NULL;
     }
-    heap_begin(h, j->id);
+    heap_open(h, j->id);
     for (uint64_t done = 0, wave = 0, given = 0; done < j->pairs; wave++) {
-        if (wave % POSTED && j->pairs - done >= WAVE) {
+        if (wave % GIVEN_AWAY && j->pairs - done >= WAVE) {
             one_wave(h, on, wave);
             done += WAVE;
         } else {
             for (uint64_t i = 0; i < WAVE && done < j->pairs; i++, done++)
-                j->refused += !give_away(j, on, given++);
+                j->errors += !give_away(j, on, given++);
         }
     }
-    j->refused += h->refused;
+    j->errors += h->errors;
     ms_thread_close(on);
     free(h);
     return NULL;
@@ -272,27 +272,27 @@ static bool run_threads(uint64_t pairs)
         if (pthread_create(&threads[i], NULL, run_job, &jobs[i]))
             return false;
     }
-    uint64_t refused = 0;
+    uint64_t errors = 0;
     for (int i = 0; i < THREADS; i++) {
         pthread_join(threads[i], NULL);
-        refused += jobs[i].refused;
+        errors += jobs[i].errors;
     }
     timespec_get(&end, TIME_UTC);
-    for (int i = 0; i < POST_BOXES; i++) {
-        uint64_t found = atomic_load(&post[i]);
-        refused += found && ms_block_drop(ledger, found) != MS_OK;
+    for (int i = 0; i < MAILBOXES; i++) {
+        uint64_t found = atomic_load(&mailboxes[i]);
+        errors += found && ms_block_drop(ledger, found) != MS_OK;
     }
     int64_t total = 0;
     for (int i = 0; i < MS_CATEGORY_COUNT; i++)
         total += ms_ledger_now(ledger, DEVICE).of[i];
     uint64_t left = ms_ledger_blocks(ledger), lost = ms_ledger_lost(ledger);
-    const char *broken = ms_ledger_check(ledger);
+    const char *fault = ms_ledger_check(ledger);
     double seconds = (double)(end.tv_sec - begin.tv_sec) + (double)(end.tv_nsec - begin.tv_nsec) / 1e9;
-    printf("%llu pairs from %d threads in %.1f s, %.0f ns each: total %lld bytes, %llu blocks left, %llu refused, "
+    printf("%llu pairs from %d threads in %.1f s, %.0f ns each: total %lld bytes, %llu blocks left, %llu errors, "
            "%llu lost, sums %s\n",
            (unsigned long long)pairs, THREADS, seconds, seconds * 1e9 / (double)(pairs ? pairs : 1), (long long)total,
-           (unsigned long long)left, (unsigned long long)refused, (unsigned long long)lost, broken ? broken : "right");
-    return !total && !left && !refused && !lost && !broken;
+           (unsigned long long)left, (unsigned long long)errors, (unsigned long long)lost, fault ? fault : "right");
+    return !total && !left && !errors && !lost && !fault;
 }
 
 /* ---- the modes ---- */

@@ -1,20 +1,19 @@
-/* modscope_ledger.h - who holds how many bytes, now and when it was most.
+/* modscope_ledger.h - how many bytes each module holds: now, at the peak, and around each of its calls.
  *
- * A ledger hangs on a watch (modscope.h). Sources tell it what happens to blocks of memory;
- * the watch's threads tell it, by their calls and nodes, whose a block is. It answers what is
- * held now, what was held when most was, by device, category and path, and what was held
- * around each call. It knows numbers only: addresses, bytes, devices, paths.
+ * A ledger belongs to a watch (modscope.h). Its caller reports what happens to blocks of memory: added, dropped,
+ * claimed. The watch tells it which calls and nodes are open on each thread, so that it can attribute each block to
+ * the module that is running. It knows only numbers: addresses, bytes, devices, paths.
  *
- * Blocks     A block belongs to the innermost path of the thread that adds it, and its
- *            category follows from the thread's phase: MS_ACTIVATION outside backward,
- *            MS_TEMP in backward and in an optimizer's step. When more is known, it is claimed.
- * Sums       total = sum over categories = sum over paths = sum over live blocks, for every
- *            device, now and at every peak.
- * Errors     MS_OK or a negative MS_E* code. After a failure every answer is as before the
- *            call; ms_ledger_lost() grows where memory ran out, and figures are then "at least".
- * Memory     O(live blocks) + O(paths seen) + O(calls of the latest step).
- * Threads    Every function may be called by any thread at any time, except where noted. None
- *            blocks for longer than another thread is inside one of them, none calls out. */
+ * Blocks     A new block belongs to the innermost path of the thread that adds it. Its category follows from the
+ *            thread's phase: MS_TEMP in backward and in an optimizer step, else MS_ACTIVATION. A claim corrects both
+ *            when the object that holds the block is known.
+ * Sums       For every device, now and at every peak:
+ *            total = sum over categories = sum over paths = sum over live blocks
+ * Errors     Functions return MS_OK or a negative MS_E* code. After an error every figure is what it was before the
+ *            call. Where memory ran out, ms_ledger_lost() grows as well: from then on a figure means "at least".
+ * Memory     O(live blocks) + O(paths) + O(calls of the latest step).
+ * Threads    Any thread may call any function at any time, unless the function says otherwise. A function waits only
+ *            while another thread is inside a function of the same ledger or watch, and calls nothing back. */
 #ifndef MODSCOPE_LEDGER_H
 #define MODSCOPE_LEDGER_H
 
@@ -42,13 +41,13 @@ typedef enum ms_category {
         MS_CATEGORY_COUNT
 } ms_category;
 
-/* The category's word; never NULL. */
+/* The category's name, such as "Parameter"; never NULL. */
 const char *ms_category_name(ms_category category);
 
 typedef struct ms_ledger ms_ledger;
 typedef struct ms_peak_tracker ms_peak_tracker;
 
-/* Devices are numbered by the caller, from 0. */
+/* The caller numbers the devices, from 0; this is how many there may be. */
 #define MS_MAX_DEVICES 64u
 
 /* Bytes by category. */
@@ -58,85 +57,101 @@ typedef struct ms_sums {
 
 /* ---- a ledger ---- */
 
-/* A new ledger, empty, not attached. NULL when memory runs out. */
+/* Open an empty ledger, which is not attached yet. NULL when memory runs out. */
 ms_ledger *ms_ledger_open(ms_watch *watch);
-/* Free a ledger and its viewers. It must be detached; threads that still hold its address
- * from before may call with it once more and are told MS_EDETACHED. Before ms_watch_close. */
+/* Detach the ledger if it is attached, and free what it holds, its peak trackers included. End its captures
+ * first, and close every ledger before its watch. NULL is allowed.
+ * A thread that got the address earlier may still be about to report a block: it gets MS_EDETACHED. */
 void ms_ledger_close(ms_ledger *ledger);
-/* From now on the watch's calls and nodes are told to it, and blocks are taken. One ledger a
- * watch: MS_EINVAL if another is attached. Calls that are open already have no moments. */
+/* Attach the ledger to its watch: from now on it follows the watch's threads and accepts blocks. Calls that are open
+ * already get no snapshots. MS_EINVAL if another ledger is attached to the watch; MS_OK if this one is. */
 int ms_ledger_attach(ms_ledger *ledger);
-/* Nothing more is told to it, and block events are MS_EDETACHED; its figures stay. */
+/* Detach the ledger. Its figures stay as they are: from now on block events change nothing and return MS_EDETACHED. */
 void ms_ledger_detach(ms_ledger *ledger);
-/* Strike off every block, as if all were dropped; what was lost stays lost. */
+/* Drop every block. The peaks, the call snapshots and ms_ledger_lost() stay. */
 void ms_ledger_clear(ms_ledger *ledger);
-/* How many blocks and moments could not be kept for want of memory. */
+/* How many blocks and call snapshots are missing because memory ran out. */
 uint64_t ms_ledger_lost(const ms_ledger *ledger);
 
-/* ---- blocks ---- */
+/* ---- blocks ----
+ * Each of these may return, besides the errors it names:
+ * MS_EINVAL      a device, size, category, phase or path is out of range
+ * MS_EDETACHED   the ledger is not attached
+ * MS_ENOMEM      memory ran out, and ms_ledger_lost() has grown
+ * In each of these cases the ledger is unchanged. */
 
-/* `thread` made a block; thread may be NULL: then it is MS_GLOBAL's. A block that is there
- * already under that address was freed unseen, and is dropped first. No bytes: nothing. */
+/* Add a block that `thread` has allocated. Where thread is NULL, the block belongs to MS_GLOBAL, and its category is
+ * MS_ACTIVATION. If a block is known at that address, it was freed without a report, and is dropped first. A block of
+ * 0 bytes is ignored: MS_OK. */
 int ms_block_add(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device);
-/* The same for a thread that is in this phase and path, by other means of knowing. */
+/* Like ms_block_add, for a thread that the watch does not know: it is in this phase, and `path` is its innermost. */
 int ms_block_add_in(ms_ledger *ledger, ms_phase phase, ms_path path, uint64_t address, uint64_t bytes, uint32_t device);
-/* The same with what it is said, whatever the thread is doing. `outside`: not the allocator's. */
+/* Like ms_block_add, with a category and owner that do not depend on what the thread is doing. This counts as a claim.
+ * `outside`: the memory is not from an allocator of torch. */
 int ms_block_add_as(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device,
                     ms_category category, ms_path path, bool outside);
-/* The block is gone. MS_ENOBLOCK if it is not known. Never allocates. */
+/* Drop a block that was freed. MS_ENOBLOCK if no block is known at that address. Never allocates. */
 int ms_block_drop(ms_ledger *ledger, uint64_t address);
-/* The block is this category's and this path's, now and, if it lived then, at each viewer's
- * peak. What is a parameter or a buffer does not become optimizer state by a claim. MS_ENOBLOCK
- * if it is not known. */
+/* Set the block's category and owner, retroactively: the block counts as that since it was added, at each peak
+ * tracker's peak as well. Claiming a parameter or buffer as MS_OPTSTATE has no effect: MS_OK. MS_ENOBLOCK if no block
+ * is known at that address. */
 int ms_block_claim(ms_ledger *ledger, uint64_t address, ms_category category, ms_path path);
-/* The block has another size now; none: it is dropped. MS_ENOBLOCK if it is not known. */
+/* Change the block's size. The block counts as dropped and added anew, with its category and owner; with 0 bytes it is
+ * only dropped. MS_ENOBLOCK if no block is known at that address. */
 int ms_block_resize(ms_ledger *ledger, uint64_t address, uint64_t bytes);
-/* The device the block is on. MS_ENOBLOCK if it is not known. */
+/* Set *device to the block's device. MS_ENOBLOCK, and *device is unchanged, if no block is known at that address. */
 int ms_block_device(ms_ledger *ledger, uint64_t address, uint32_t *device);
-/* The bytes of the blocks at these addresses, summed; those not known count nothing. */
+/* The sum of the sizes of the blocks at these addresses. An address at which no block is known counts 0. */
 uint64_t ms_block_bytes(ms_ledger *ledger, const uint64_t *addresses, size_t count);
 
-/* Between begin and end every claim, and every block added with a category, is noted; of several
- * claims of one block the category that comes first in MS_CATEGORIES holds. At the
- * end, blocks of the four categories that objects hold (parameter, buffer, gradient, optstate)
- * that nobody claimed are MS_OTHER from now on (at the peaks they stay what they were), and
- * blocks from outside that nobody claimed are dropped. */
+/* A claim pass: between begin and end the caller claims every block that a known object holds.
+ * - Of several claims of one block in a pass, the category that comes first in MS_CATEGORIES is kept.
+ * - The end looks at blocks that were neither claimed nor added in the pass. Those of the categories that objects hold
+ *   (parameter, buffer, gradient, optimizer state) become MS_OTHER from now on: at the peaks they stay what they were.
+ *   Those from outside are dropped. */
 void ms_claims_begin(ms_ledger *ledger);
 void ms_claims_end(ms_ledger *ledger);
 
-/* ---- figures now ---- */
+/* ---- what is allocated now ----
+ * A device or path that never had a block has sums of 0. */
 
-/* One more than the highest device that ever had a block. */
+/* The highest number of a device that ever had a block, plus 1. */
 uint32_t ms_ledger_devices(ms_ledger *ledger);
+/* What is allocated on the device. */
 ms_sums ms_ledger_now(ms_ledger *ledger, uint32_t device);
 /* The part of ms_ledger_now that is from outside the allocator. */
 ms_sums ms_ledger_outside(ms_ledger *ledger, uint32_t device);
+/* The path's own part of ms_ledger_now, without the paths inside it. */
 ms_sums ms_ledger_now_of(ms_ledger *ledger, uint32_t device, ms_path path);
+/* How many blocks are live. */
 uint64_t ms_ledger_blocks(ms_ledger *ledger);
-/* How many blocks of parameters and buffers were dropped: when it grows, modules may hold others. */
+/* How many parameter and buffer blocks were dropped so far. When it grows, modules may hold other parameters. */
 uint64_t ms_ledger_parameters_dropped(ms_ledger *ledger);
-/* Bytes the ledger itself takes for its blocks. */
+/* How many bytes the ledger itself uses for its live blocks. */
 uint64_t ms_ledger_block_memory(ms_ledger *ledger);
 
-/* ---- figures at the peak: each viewer has its own ---- */
+/* ---- peaks: each peak tracker has its own ---- */
 typedef struct ms_peak {
-    int64_t bytes;   /* the most that was held */
-    ms_sums sums;    /* of what, then */
-    uint64_t step;   /* when: see ms_ledger_step */
-    ms_phase phase;  /* what the thread that made it was doing */
-    ms_path running; /* the innermost path that thread was in */
-    ms_path owner;   /* whose the block that made it is */
+    int64_t bytes;   /* the most that was allocated on the device */
+    ms_sums sums;    /* the same by category */
+    uint64_t step;   /* the step in which the peak was reached (ms_ledger_step) */
+    ms_phase phase;  /* the phase of the thread whose block reached it */
+    ms_path running; /* that thread's innermost path */
+    ms_path owner;   /* the owner of that block */
 } ms_peak;
 
-/* A viewer's peak begins at what is held now. NULL when memory runs out. */
+/* Open a peak tracker, whose peak begins at what is allocated now. NULL when memory runs out. */
 ms_peak_tracker *ms_peak_tracker_open(ms_ledger *ledger);
-void ms_peak_tracker_close(ms_peak_tracker *viewer);
-/* Forget the peak; the next one begins at what is held now. */
-void ms_peak_tracker_reset(ms_peak_tracker *viewer);
-ms_peak ms_peak_tracker_peak(ms_peak_tracker *viewer, uint32_t device);
-ms_sums ms_peak_tracker_peak_of(ms_peak_tracker *viewer, uint32_t device, ms_path path);
+/* Close it before its ledger, or let ms_ledger_close do it. NULL is allowed. */
+void ms_peak_tracker_close(ms_peak_tracker *tracker);
+/* Forget the peak: the next one begins at what is allocated now. */
+void ms_peak_tracker_reset(ms_peak_tracker *tracker);
+/* The peak of a device; all zero for a device that does not exist. */
+ms_peak ms_peak_tracker_peak(ms_peak_tracker *tracker, uint32_t device);
+/* The path's own part of the peak, without the paths inside it. */
+ms_sums ms_peak_tracker_peak_of(ms_peak_tracker *tracker, uint32_t device, ms_path path);
 
-/* ---- moments: what was held around the calls of a path ---- */
+/* ---- call snapshots: what the whole program had allocated around the calls of a path ---- */
 #define MS_CALL_STATES(X)          \
     X(PRE_FW, "Pre-Forward")       \
     X(POST_FW, "Post-Forward")     \
@@ -154,53 +169,60 @@ typedef enum ms_call_state {
         MS_CALL_STATE_COUNT
 } ms_call_state;
 
-/* The moment's words; never NULL. */
-const char *ms_call_state_name(ms_call_state moment);
+/* The state's name, such as "Pre-Forward"; never NULL. */
+const char *ms_call_state_name(ms_call_state state);
 
-/* A call that begins with no call and no node open on its thread begins a round: the moments
- * of a path are those of the latest round that called it. One entry a call, in order; a call
- * run again inside backward adds to the two AC moments instead. A peak is the most of the
- * total between the two, of each device. Backward begins with the first node made in the call,
- * and ends when the thread goes on to a node made elsewhere; coming back moves the end. */
-size_t ms_call_snapshot_count(ms_ledger *ledger, ms_path path, ms_call_state moment);
-/* False if there is no such entry. *when, if not NULL, orders the entries of different paths. */
-bool ms_call_snapshot_at(ms_ledger *ledger, ms_path path, ms_call_state moment, size_t index, uint32_t device,
-                         ms_sums *sums, uint64_t *when);
+/* The ledger keeps the snapshots of the calls of a path that belong to one root call, the latest that called the path.
+ * - Each call adds one snapshot of MS_PRE_FW and MS_PEAK_FW when it begins, and one of MS_POST_FW when it ends; a
+ *   recompute adds to MS_PRE_FW_AC and MS_POST_FW_AC instead.
+ * - The call's backward begins when a node runs that was created in the call, or in a call inside it. It ends when
+ *   the thread begins a node that was created elsewhere. If a node of the call runs after that, the end moves.
+ * - A peak is the highest total between beginning and end, for each device on its own. */
 
-/* What went into the thread's innermost call, or came out of it. */
+/* How many snapshots of this state the path has. */
+size_t ms_call_snapshot_count(ms_ledger *ledger, ms_path path, ms_call_state state);
+/* Set *sums to snapshot number `index`, counted from 0 in the order of the calls, of this device. *time, unless NULL,
+ * becomes the time at which it was taken (ms_ledger_time). False, and both are unchanged, if there is no such one. */
+bool ms_call_snapshot_at(ms_ledger *ledger, ms_path path, ms_call_state state, size_t index, uint32_t device,
+                         ms_sums *sums, uint64_t *time);
+
+/* Set the size in bytes of the inputs, or of the outputs, of the thread's innermost call. */
 void ms_call_set_size(ms_thread *thread, bool output, uint64_t bytes);
-/* What was noted of the path's latest call. */
+/* The sizes that were set for the path's latest call; 0 where none was set. */
 void ms_call_sizes(ms_ledger *ledger, ms_path path, uint64_t *input, uint64_t *output);
 
-/* Backward of a call of `path` begins or ends, where the caller cannot tell nodes. */
+/* Report that the backward of a call of `path` begins or ends. For callers that report no nodes to the watch. */
 void ms_backward_enter(ms_thread *thread, ms_path path);
 void ms_backward_leave(ms_thread *thread, ms_path path);
 
-/* 0 before the first round, 1 from then on. It grows when a round begins after a step was left;
- * and, as long as no step was ever entered or expected, when a round begins of a path that has
- * had one in this step. */
+/* The number of the step: 0 before the first root call, then counted from 1. A root call begins a new step
+ * - if an optimizer step has ended since the root call before it;
+ * - or, as long as no optimizer step was ever entered or announced with ms_ledger_expect_optimizer, if its path has had
+ *   a root call in this step already. */
 uint64_t ms_ledger_step(ms_ledger *ledger);
 void ms_ledger_expect_optimizer(ms_ledger *ledger);
-/* Grows with every event. An entry whose `when` is below it now was there before now. */
+/* A number that grows with every change. A snapshot was taken before this call if its time is below what this
+ * returns. */
 uint64_t ms_ledger_time(ms_ledger *ledger);
 
-/* ---- what devices say ---- */
+/* ---- what devices and their allocators report ---- */
 
-/* What a device is called, in captures and stories; at most 31 bytes of it are kept. */
+/* Set the device's name for captures and out-of-memory reports. At most 31 bytes of it are kept. */
 void ms_device_set_name(ms_watch *watch, uint32_t device, const char *name);
-/* What the device's allocator has reserved from now on. */
+/* The device's allocator has this much reserved from now on. */
 void ms_ledger_reserved(ms_ledger *ledger, uint32_t device, uint64_t bytes);
 
 typedef struct ms_oom { /* an allocation that failed */
     uint32_t device;
     uint64_t requested;
-    uint64_t allocated, reserved; /* as the allocator says, or 0 where it does not */
+    uint64_t allocated, reserved; /* as the allocator reports them; 0 if it does not */
 } ms_oom;
-/* An allocation of `thread` (may be NULL) failed. Captures are told, and `story` gets the text of who holds what:
- * a dozen lines, cut off after room - 1 bytes. Never allocates. Returns the story's length. */
-size_t ms_ledger_oom(ms_ledger *ledger, const ms_thread *thread, const ms_oom *oom, char *story, size_t room);
+/* An allocation by `thread` (may be NULL) failed. Record it in the captures, and write the out-of-memory report to
+ * `report`: about a dozen lines, cut off after room - 1 bytes, with a '\0' at the end unless room is 0. Returns the
+ * length of what was written. Never allocates. */
+size_t ms_ledger_oom(ms_ledger *ledger, const ms_thread *thread, const ms_oom *oom, char *report, size_t room);
 
-/* NULL if every sum is right, else what is not. Looks at every block. For tests. */
+/* NULL if the ledger's sums are right, else the invariant that does not hold. It reads every block: for tests. */
 const char *ms_ledger_check(ms_ledger *ledger);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
-/* lock.h - a lock for a few dozen instructions at a time. Whoever holds it never waits for
- * anything else, so a waiter spins, and then lets others run. */
+/* lock.h - a spin lock for short critical sections. Its holder waits for no other lock of the core, so a waiter spins,
+ * and yields the processor after a while. */
 #ifndef MS_LOCK_H
 #define MS_LOCK_H
 

@@ -1,108 +1,108 @@
-/* block_table.c - the live blocks, by address. */
+/* block_table.c - the rare part of the block table: growing, closing, checking. */
 #include "core/ledger/block_table.h"
+#include "core/ledger/chunk_array.h"
+#include "core/watch/watch.h"
 
 #include <string.h>
 
-enum { FEWEST_BITS = 7, FIRST_BLOCKS = 64 };
+enum { FIRST_SLOT_BITS = 7, FIRST_BLOCKS = 64 };
 
-static void put(struct ms__blocks *blocks, uint64_t slot)
+static void insert_slot(struct ms__block_table *table, uint64_t slot)
 {
-    uint32_t at = ms__home(blocks, (uint32_t)(slot >> 32));
-    while (blocks->slots[at])
-        at = (at + 1) & ms__mask(blocks);
-    blocks->slots[at] = slot;
+    uint32_t at = ms__home_slot(table, (uint32_t)(slot >> 32));
+    while (table->slots[at])
+        at = (at + 1) & table->mask;
+    table->slots[at] = slot;
 }
 
-static bool grow_table(ms_watch *watch, struct ms__blocks *blocks)
+static bool grow_slots(ms_watch *watch, struct ms__block_table *table)
 {
-    uint32_t old_bits = blocks->slot_bits, bits = old_bits ? old_bits + 1 : FEWEST_BITS;
-    uint64_t *old = blocks->slots, *slots = bits < 32 ? ms__alloc(watch, sizeof *slots << bits) : NULL;
+    uint32_t old_bits = table->slot_bits, bits = old_bits ? old_bits + 1 : FIRST_SLOT_BITS;
+    uint64_t *old = table->slots, *slots = bits < 32 ? ms__alloc(watch, sizeof *slots << bits) : NULL;
     if (!slots)
         return false;
     memset(slots, 0, sizeof *slots << bits);
-    blocks->slots = slots;
-    blocks->slot_bits = bits;
-    blocks->mask = (1u << bits) - 1;
-    blocks->shift = 32 - bits;
-    blocks->most = (uint32_t)((UINT64_C(6) << bits) / 10);
+    table->slots = slots;
+    table->slot_bits = bits;
+    table->mask = (1u << bits) - 1;
+    table->shift = 32 - bits;
+    table->count_max = (uint32_t)((UINT64_C(6) << bits) / 10);
     for (size_t i = 0; old && i < (size_t)1 << old_bits; i++)
         if (old[i])
-            put(blocks, old[i]);
+            insert_slot(table, old[i]);
     ms__free(watch, old);
     return true;
 }
 
-/* The first chunk is as large as a small program needs; its place in the directory is a whole one's. */
-static bool grow_chunks(ms_watch *watch, struct ms__blocks *blocks)
+/* The first chunk begins small and doubles until it is whole, so that a small program pays for few blocks. */
+static bool grow_chunks(ms_watch *watch, struct ms__block_table *table)
 {
-    uint32_t number = blocks->room / MS__BLOCK_CHUNK;
-    if (!ms__directory_grow(watch, (void ***)&blocks->chunks, &blocks->chunk_room, number))
+    uint32_t number = table->room / MS__BLOCK_CHUNK;
+    if (!ms__chunk_array_grow(watch, (void ***)&table->chunks, &table->chunk_room, number))
         return false;
-    uint32_t there = blocks->room % MS__BLOCK_CHUNK, wanted = there    ? there * 2
-                                                              : number ? MS__BLOCK_CHUNK
-                                                                       : FIRST_BLOCKS;
-    struct ms__block *chunk = ms__alloc(watch, wanted * sizeof *chunk);
+    uint32_t old_room = table->room % MS__BLOCK_CHUNK;
+    uint32_t new_room = old_room ? old_room * 2 : number ? MS__BLOCK_CHUNK : FIRST_BLOCKS;
+    struct ms__block *chunk = ms__alloc(watch, new_room * sizeof *chunk);
     if (!chunk)
         return false;
-    if (there)
-        memcpy(chunk, blocks->chunks[number], there * sizeof *chunk);
-    ms__free(watch, blocks->chunks[number]);
-    blocks->chunks[number] = chunk;
-    blocks->room += wanted - there;
+    if (old_room)
+        memcpy(chunk, table->chunks[number], old_room * sizeof *chunk);
+    ms__free(watch, table->chunks[number]);
+    table->chunks[number] = chunk;
+    table->room += new_room - old_room;
     return true;
 }
 
-bool ms__blocks_grow(ms_watch *watch, struct ms__blocks *blocks)
+bool ms__block_table_grow(ms_watch *watch, struct ms__block_table *table)
 {
-    if (!blocks->free_first && blocks->used == blocks->room && !grow_chunks(watch, blocks))
+    if (!table->free_first && table->used == table->room && !grow_chunks(watch, table))
         return false;
-    /* A table that cannot grow is only slower, until its last slot. */
-    if (blocks->count >= blocks->most && !grow_table(watch, blocks))
-        return blocks->slot_bits && blocks->count < ms__mask(blocks);
+    /* Slots that cannot grow only make probes longer, as long as one stays empty. */
+    if (table->count >= table->count_max && !grow_slots(watch, table))
+        return table->slot_bits && table->count < table->mask;
     return true;
 }
 
-/* A struct that is free has no bytes. */
-struct ms__block *ms__block_next(const struct ms__blocks *blocks, uint32_t *at)
+struct ms__block *ms__block_next(const struct ms__block_table *table, uint32_t *at)
 {
-    while (*at < blocks->used) {
-        struct ms__block *block = ms__block_at(blocks, (*at)++);
+    while (*at < table->used) {
+        struct ms__block *block = ms__block_at(table, (*at)++);
         if (block->bytes)
             return block;
     }
     return NULL;
 }
 
-void ms__blocks_close(ms_watch *watch, struct ms__blocks *blocks)
+void ms__block_table_close(ms_watch *watch, struct ms__block_table *table)
 {
-    for (uint32_t i = 0; i < blocks->chunk_room; i++)
-        ms__free(watch, blocks->chunks[i]);
-    ms__free(watch, blocks->chunks);
-    ms__free(watch, blocks->slots);
-    *blocks = (struct ms__blocks){0};
+    for (uint32_t i = 0; i < table->chunk_room; i++)
+        ms__free(watch, table->chunks[i]);
+    ms__free(watch, table->chunks);
+    ms__free(watch, table->slots);
+    *table = (struct ms__block_table){0};
 }
 
-uint64_t ms__blocks_memory(const struct ms__blocks *blocks)
+uint64_t ms__block_table_bytes(const struct ms__block_table *table)
 {
-    uint64_t table = blocks->slot_bits ? sizeof *blocks->slots << blocks->slot_bits : 0;
-    return table + (uint64_t)blocks->room * sizeof(struct ms__block) +
-           (uint64_t)blocks->chunk_room * sizeof *blocks->chunks;
+    uint64_t slots = table->slot_bits ? sizeof *table->slots << table->slot_bits : 0;
+    return slots + (uint64_t)table->room * sizeof(struct ms__block) +
+           (uint64_t)table->chunk_room * sizeof *table->chunks;
 }
 
-const char *ms__block_table_check(const struct ms__blocks *blocks)
+const char *ms__block_table_check(const struct ms__block_table *table)
 {
-    uint32_t count = 0, free = 0;
-    for (uint32_t at = 0; ms__block_next(blocks, &at);)
-        count++;
-    for (uint32_t next = blocks->free_first; next; next = (uint32_t)ms__block_at(blocks, next - 1)->address)
+    uint32_t live = 0, free = 0;
+    for (uint32_t at = 0; ms__block_next(table, &at);)
+        live++;
+    for (uint32_t next = table->free_first; next; next = (uint32_t)ms__block_at(table, next - 1)->address)
         free++;
-    if (count != blocks->count)
+    if (live != table->count)
         return "every live block is counted";
-    if (count + free != blocks->used)
+    if (live + free != table->used)
         return "every block is live or free";
     struct ms__block *block;
-    for (uint32_t at = 0; (block = ms__block_next(blocks, &at)) != NULL;)
-        if (ms__block_find(blocks, block->address) != block)
+    for (uint32_t at = 0; (block = ms__block_next(table, &at)) != NULL;)
+        if (ms__block_find(table, block->address) != block)
             return "every live block is found by its address";
     return NULL;
 }

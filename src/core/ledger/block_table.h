@@ -1,96 +1,143 @@
-/* block_table.h - the live blocks, by address. In a header because it is on the way of every block;
- * ledger.c is its one user, block.c has what is rare. */
-#ifndef MS_BLOCK_H
-#define MS_BLOCK_H
+/* block_table.h - the live blocks of a ledger, by address. What runs for every block is inline here; block_table.c has
+ * the rest. */
+#ifndef MS_BLOCK_TABLE_H
+#define MS_BLOCK_TABLE_H
 
-#include "core/ledger/ledger.h"
+#include "core/base.h"
 
-static inline uint32_t ms__tag(uint64_t address)
+#include <assert.h>
+
+struct ms__block {
+    uint64_t address; /* in a free struct: the number + 1 of the next free one, or 0 */
+    uint64_t bytes;   /* 0: the struct is free */
+    uint64_t since;   /* ledger->time of the add, or of the latest claim that is not retroactive */
+    ms_path path;
+    uint8_t device, category;
+    uint8_t claim_pass; /* ledger->claim_pass of the latest claim, or of the add */
+    bool outside;
+};
+static_assert(sizeof(struct ms__block) == 32, "a live block costs at most 64 bytes, and half of them are its struct");
+static_assert(MS_PARAMETER < MS_BUFFER && MS_BUFFER < MS_GRADIENT, "parameters and buffers come first");
+
+#define MS__BLOCK_CHUNK 1024u
+
+/*   slots, by the address's hash            chunks, by the block's number
+ *
+ *   | upper half of the hash | number + 1 |  --> chunks[number / MS__BLOCK_CHUNK][number % MS__BLOCK_CHUNK]
+ *   |           0: the slot is empty      |
+ *
+ * The slots use open addressing with linear probing: a block is in the first slot that was empty at or after its home
+ * slot. Removing a block moves later ones back, so there are no tombstones. At most 6 of 10 slots are used, unless
+ * memory ran out when the slots were to grow.
+ *
+ *   count + free structs = used <= room */
+struct ms__block_table {
+    struct ms__block **chunks;
+    uint32_t chunk_room; /* pointers in `chunks` */
+    uint32_t room;       /* structs in all chunks */
+    uint32_t used;       /* structs that were ever used; their numbers are below it */
+    uint32_t free_first; /* number + 1 of a free struct that was used; 0: none */
+    uint32_t count;      /* live blocks */
+    uint32_t count_max;  /* the slots grow before they hold more blocks */
+    uint64_t *slots;
+    uint32_t slot_bits;   /* there are 1 << slot_bits slots; 0: none yet */
+    uint32_t mask, shift; /* follow from slot_bits */
+};
+
+void ms__block_table_close(ms_watch *watch, struct ms__block_table *table);
+/* The live blocks in turn: *at is 0 at first, NULL is the end. The caller may remove the block that it got. */
+struct ms__block *ms__block_next(const struct ms__block_table *table, uint32_t *at);
+uint64_t ms__block_table_bytes(const struct ms__block_table *table);
+/* NULL if the invariants hold, else the one that does not. */
+const char *ms__block_table_check(const struct ms__block_table *table);
+
+static inline uint32_t ms__address_hash(uint64_t address)
 {
     return (uint32_t)(address * UINT64_C(0x9E3779B97F4A7C15) >> 32);
 }
 
-/* Where a tag would like to be. */
-static inline uint32_t ms__home(const struct ms__blocks *blocks, uint32_t tag)
+static inline uint32_t ms__home_slot(const struct ms__block_table *table, uint32_t hash)
 {
-    return tag >> blocks->shift;
+    return hash >> table->shift;
 }
 
-static inline uint32_t ms__mask(const struct ms__blocks *blocks)
+static inline struct ms__block *ms__block_at(const struct ms__block_table *table, uint32_t number)
 {
-    return blocks->mask;
+    return &table->chunks[number / MS__BLOCK_CHUNK][number % MS__BLOCK_CHUNK];
 }
 
-static inline struct ms__block *ms__block_at(const struct ms__blocks *blocks, uint32_t number)
+/* The block, and its slot in *slot_of; or NULL, and the slot that a new block would get. The table has slots. */
+MS__INLINE struct ms__block *ms__block_find_slot(const struct ms__block_table *table, uint64_t address,
+                                                 uint32_t *slot_of)
 {
-    return &blocks->chunks[number / MS__BLOCK_CHUNK][number % MS__BLOCK_CHUNK];
-}
-
-/* The block, with its slot in *at; or NULL, with the slot that a new one would get. There is a table. */
-MS__INLINE struct ms__block *ms__block_seek(const struct ms__blocks *blocks, uint64_t address, uint32_t *at)
-{
-    uint32_t tag = ms__tag(address), mask = ms__mask(blocks), slot_at = ms__home(blocks, tag);
-    for (;; slot_at = (slot_at + 1) & mask) {
-        uint64_t slot = blocks->slots[slot_at];
-        *at = slot_at;
+    uint32_t hash = ms__address_hash(address), mask = table->mask, at = ms__home_slot(table, hash);
+    for (;; at = (at + 1) & mask) {
+        uint64_t slot = table->slots[at];
+        *slot_of = at;
         if (!slot)
             return NULL;
-        if (slot >> 32 != tag)
+        if (slot >> 32 != hash)
             continue;
-        struct ms__block *block = ms__block_at(blocks, (uint32_t)slot - 1);
+        struct ms__block *block = ms__block_at(table, (uint32_t)slot - 1);
         if (MS__LIKELY(block->address == address))
             return block;
     }
 }
 
-static inline struct ms__block *ms__block_find(const struct ms__blocks *blocks, uint64_t address)
+static inline struct ms__block *ms__block_find(const struct ms__block_table *table, uint64_t address)
 {
-    uint32_t at;
-    return blocks->count ? ms__block_seek(blocks, address, &at) : NULL;
+    uint32_t slot;
+    return table->count ? ms__block_find_slot(table, address, &slot) : NULL;
 }
 
-/* Before a block is added: room for it, in the table and for itself. False when memory runs out. */
-bool ms__blocks_grow(ms_watch *watch, struct ms__blocks *blocks);
-MS__INLINE bool ms__blocks_reserve(ms_watch *watch, struct ms__blocks *blocks)
+/* The number of the block in this slot. */
+MS__INLINE uint32_t ms__block_number(const struct ms__block_table *table, uint32_t slot)
 {
-    bool room = blocks->count < blocks->most && (blocks->free_first || blocks->used < blocks->room);
-    return MS__LIKELY(room) || ms__blocks_grow(watch, blocks);
+    return (uint32_t)table->slots[slot] - 1;
 }
 
-/* A block at an empty slot that was sought for it. There is room. Only its address is set. */
-MS__INLINE struct ms__block *ms__block_put(struct ms__blocks *blocks, uint64_t address, uint32_t at)
+/* Make room for one more block, its slot included. False when memory runs out: the table holds what it held. */
+bool ms__block_table_grow(ms_watch *watch, struct ms__block_table *table);
+MS__INLINE bool ms__block_table_reserve(ms_watch *watch, struct ms__block_table *table)
 {
-    uint32_t number = blocks->free_first;
+    bool has_room = table->count < table->count_max && (table->free_first || table->used < table->room);
+    return MS__LIKELY(has_room) || ms__block_table_grow(watch, table);
+}
+
+/* Insert a block at the empty slot that ms__block_find_slot gave. There is room. Of the block only `address` is set. */
+MS__INLINE struct ms__block *ms__block_insert(struct ms__block_table *table, uint64_t address, uint32_t slot)
+{
+    uint32_t number = table->free_first;
     struct ms__block *block;
     if (number) {
-        block = ms__block_at(blocks, number - 1);
-        blocks->free_first = (uint32_t)block->address;
+        block = ms__block_at(table, number - 1);
+        table->free_first = (uint32_t)block->address;
     } else {
-        number = ++blocks->used;
-        block = ms__block_at(blocks, number - 1);
+        number = ++table->used;
+        block = ms__block_at(table, number - 1);
     }
     block->address = address;
-    blocks->slots[at] = (uint64_t)ms__tag(address) << 32 | number;
-    blocks->count++;
+    table->slots[slot] = (uint64_t)ms__address_hash(address) << 32 | number;
+    table->count++;
     return block;
 }
 
-/* Take out the block that was found in slot `at`, and move back what would no longer be found. */
-MS__INLINE void ms__block_take(struct ms__blocks *blocks, struct ms__block *block, uint32_t at)
+/* Remove the block that is in this slot. Blocks after it move back where the empty slot would end their probe. */
+MS__INLINE void ms__block_remove(struct ms__block_table *table, struct ms__block *block, uint32_t slot)
 {
-    uint32_t mask = ms__mask(blocks), number = (uint32_t)blocks->slots[at], hole = at;
-    for (uint64_t slot; (slot = blocks->slots[at = (at + 1) & mask]) != 0;) {
-        uint32_t home = ms__home(blocks, (uint32_t)(slot >> 32));
-        if (((at - home) & mask) < ((at - hole) & mask))
+    uint32_t mask = table->mask, number = (uint32_t)table->slots[slot], empty = slot;
+    for (uint64_t moved; (moved = table->slots[slot = (slot + 1) & mask]) != 0;) {
+        uint32_t home = ms__home_slot(table, (uint32_t)(moved >> 32));
+        if (((slot - home) & mask) < ((slot - empty) & mask))
             continue;
-        blocks->slots[hole] = slot;
-        hole = at;
+        table->slots[empty] = moved;
+        empty = slot;
     }
-    blocks->slots[hole] = 0;
-    blocks->count--;
+    table->slots[empty] = 0;
+    table->count--;
     block->bytes = 0;
-    block->address = blocks->free_first;
-    blocks->free_first = number;
+    block->address = table->free_first;
+    table->free_first = number;
 }
 
 #endif

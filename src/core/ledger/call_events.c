@@ -1,41 +1,31 @@
-/* call_events.c - what calls, nodes and steps tell the ledger: what was held before, after, and at most between. */
-#include "core/ledger/ledger.h"
+/* call_events.c - what the ledger does when calls, nodes and optimizer steps begin and end. */
+#include "core/ledger/call_events.h"
+#include "core/capture/write/encoder.h"
+#include "core/ledger/backward_spans.h"
 
-#include <string.h>
-
-void ms__loose_grow(ms_ledger *ledger, uint32_t device)
+static void set_nodes_open(struct ms__thread_spans *spans, const ms_thread *thread)
 {
-    const struct ms__device *on = &ledger->devices[device];
-    for (uint32_t i = 0; i < ledger->loose_count; i++) {
-        struct ms__entry *entry = ms__entry_of(ledger, &ledger->loose[i]);
-        if (!entry)
-            continue;
-        if (device >= entry->devices && !ms__entry_widen(ledger, entry)) {
-            ms__ledger_count_lost(ledger);
-            continue;
-        }
-        ms_sums *sums = ms__sums_of(entry, MS_PEAK_BW, device);
-        if (on->total > ms__total_of(sums))
-            *sums = on->now;
-    }
+    atomic_store_explicit(&spans->nodes_open, thread->nodes_open, memory_order_relaxed);
 }
 
-static void begin_round(ms_ledger *ledger, struct ms__seat *seat, struct ms__stat *stat)
+/* ---- calls ---- */
+
+static void begin_root_call(ms_ledger *ledger, struct ms__thread_spans *spans, struct ms__path_stats *path)
 {
-    seat->round = ++ledger->watch->rounds;
-    ledger->loose_count = 0;
-    bool again = !ledger->steps_expected && stat->step == ledger->step;
-    if (!ledger->step || ledger->step_left || again) {
+    spans->root_call = ++ledger->watch->root_calls;
+    ledger->reported_backward_count = 0;
+    bool repeated = !ledger->optimizer_expected && path->step == ledger->step;
+    if (!ledger->step || ledger->optimizer_step_ended || repeated) {
         ledger->step++;
         if (ms__captured(ledger))
             ms__capture_step(ledger);
     }
-    ledger->step_left = false;
-    stat->step = ledger->step;
+    ledger->optimizer_step_ended = false;
+    path->step = ledger->step;
 }
 
-/* Whether the innermost call of a thread is the only one. */
-static bool is_root(const ms_thread *thread)
+/* Whether the thread's innermost frame is its only call. */
+static bool is_only_call(const ms_thread *thread)
 {
     uint32_t at = 0;
     while (thread->frames[at].kind != MS__CALL)
@@ -43,64 +33,54 @@ static bool is_root(const ms_thread *thread)
     return at + 1 == thread->depth;
 }
 
-static struct ms__entry *open_entry(ms_ledger *ledger, struct ms__seat *seat, bool root, struct ms__span *span)
+/* Append the stats of the call that begins, and set span->call to name them. NULL when memory runs out. */
+static struct ms__call_stats *append_call(ms_ledger *ledger, struct ms__thread_spans *spans,
+                                          struct ms__path_stats *path, bool only_call, struct ms__span *span)
 {
-    ms_path path = span->path;
-    struct ms__stat *stat = ms__stat_at(ledger, path);
-    if (MS__UNLIKELY(!stat) && !(stat = ms__stats_grow(ledger, path)))
-        return NULL;
-    bool again = span->kind == MS__SPAN_AGAIN;
-    if (!again && (root || !seat->round))
-        begin_round(ledger, seat, stat);
-    if (!again && stat->round != seat->round) {
-        stat->round = seat->round;
-        stat->forward.count = stat->again.count = 0;
-        stat->forward.read_moment = stat->again.read_moment = UINT32_MAX;
+    bool recompute = span->kind == MS__SPAN_RECOMPUTE;
+    /* A thread whose outer calls began before the ledger was attached has no root call yet. */
+    if (!recompute && (only_call || !spans->root_call))
+        begin_root_call(ledger, spans, path);
+    if (!recompute && path->root_call != spans->root_call) {
+        path->root_call = spans->root_call;
+        path->forward.count = path->recompute.count = 0;
+        path->forward.read_state = path->recompute.read_state = UINT32_MAX;
     }
-    struct ms__entries *entries = again ? &stat->again : &stat->forward;
-    struct ms__entry *entry = ms__entry_append(ledger, entries);
-    span->round = stat->round;
-    span->entry = entries->count - 1;
-    return entry;
+    struct ms__call_stats_list *list = recompute ? &path->recompute : &path->forward;
+    struct ms__call_stats *stats = ms__call_stats_append(ledger, list);
+    span->call.root_call = path->root_call;
+    span->call.index = list->count - 1;
+    return stats;
 }
 
-/* A thread's records and the entries of their calls. */
-static void link_record(ms_ledger *ledger, ms_thread *thread, const struct ms__stat *stat)
+/* False when memory runs out. */
+static bool begin_call(ms_ledger *ledger, struct ms__thread_spans *spans, ms_thread *thread, ms_path path)
 {
-    struct ms__call_ring *ring = &thread->ring;
-    uint64_t record = thread->frames[thread->depth - 1].record;
-    if (record >= MS__UNRECORDED || !stat->forward.count)
-        return;
-    if (MS__UNLIKELY(!ring->links)) {
-        ring->links = ms__alloc_zeroed(thread->watch, ring->capacity * sizeof *ring->links);
-        if (!ring->links) {
-            ms__ledger_count_lost(ledger);
-            return;
-        }
-    }
-    ring->links[record & (ring->capacity - 1)] =
-        (struct ms__link){(uint32_t)stat->round, stat->forward.count - 1, thread->frames[thread->depth - 1].path};
+    struct ms__path_stats *path_stats = ms__path_stats_find(ledger, path);
+    if (MS__UNLIKELY(!path_stats) && !(path_stats = ms__path_stats_add(ledger, path)))
+        return false;
+    bool recompute = thread->nodes_open > 0;
+    struct ms__span span = {
+        .call = {.path = path}, .kind = recompute ? MS__SPAN_RECOMPUTE : MS__SPAN_FORWARD, .frame = thread->depth};
+    struct ms__call_stats *stats = append_call(ledger, spans, path_stats, is_only_call(thread), &span);
+    if (!stats)
+        return false;
+    ms__call_stats_record(ledger, stats, recompute ? (uint32_t)MS__RECOMPUTE_PRE : (uint32_t)MS_PRE_FW);
+    if (!recompute)
+        ms__call_stats_mark(ledger, stats, MS_PEAK_FW); /* the span keeps its figures until it is popped */
+    ms__span_push(ledger, spans, &span);
+    ms__call_ref_store(ledger, thread, path_stats);
+    return true;
 }
 
 void ms__on_call_enter(ms_ledger *ledger, ms_thread *thread, ms_path path)
 {
     ms__lock(&ledger->lock);
-    struct ms__seat *seat = ms__seat_of(ledger, thread);
-    if (seat) {
-        ms__seat_settle(ledger, seat, thread->nodes_open);
-        struct ms__span span = {
-            .path = path, .kind = thread->nodes_open ? MS__SPAN_AGAIN : MS__SPAN_FORWARD, .frame = thread->depth};
-        struct ms__entry *entry = open_entry(ledger, seat, is_root(thread), &span);
-        if (entry) {
-            bool again = span.kind == MS__SPAN_AGAIN;
-            ms__entry_note(ledger, entry, again ? 0 : MS_PRE_FW);
-            if (!again)
-                ms__entry_mark(ledger, entry, MS_PEAK_FW); /* the span has the figures */
-            ms__span_push(ledger, seat, &span);
-            link_record(ledger, thread, ms__stat_at(ledger, path));
-        } else {
+    struct ms__thread_spans *spans = ms__thread_spans_get(ledger, thread);
+    if (spans) {
+        ms__spans_pop_above(ledger, spans, thread->nodes_open);
+        if (!begin_call(ledger, spans, thread, path))
             ms__ledger_count_lost(ledger);
-        }
     }
     if (ms__captured(ledger))
         ms__capture_position(ledger, thread, false);
@@ -110,17 +90,16 @@ void ms__on_call_enter(ms_ledger *ledger, ms_thread *thread, ms_path path)
 void ms__on_call_leave(ms_ledger *ledger, ms_thread *thread)
 {
     ms__lock(&ledger->lock);
-    struct ms__seat *seat = thread->seat;
-    if (seat && MS__LOAD(seat->ledger) == ledger && MS__PEEK(ledger->attached)) {
-        ms__seat_settle(ledger, seat, thread->nodes_open);
-        const struct ms__span *span = seat->count ? &seat->spans[seat->count - 1] : NULL;
+    struct ms__thread_spans *spans = thread->spans;
+    if (spans && MS__LOAD(spans->ledger) == ledger && MS__PEEK(ledger->attached)) {
+        ms__spans_pop_above(ledger, spans, thread->nodes_open);
+        const struct ms__span *span = spans->count ? &spans->open[spans->count - 1] : NULL;
         if (span && span->kind != MS__SPAN_BACKWARD && span->frame == thread->depth + 1) {
-            struct ms__entry *entry = ms__entry_of(ledger, span);
-            if (entry)
-                ms__entry_note(ledger, entry, span->kind == MS__SPAN_AGAIN ? 1 : MS_POST_FW);
-            ms__span_hand_over(ledger, seat, seat->count - 1);
-            seat->count--;
-            ms__seat_find_top(seat);
+            struct ms__call_stats *stats = ms__span_stats(ledger, span);
+            bool recompute = span->kind == MS__SPAN_RECOMPUTE;
+            if (stats)
+                ms__call_stats_record(ledger, stats, recompute ? (uint32_t)MS__RECOMPUTE_POST : (uint32_t)MS_POST_FW);
+            ms__span_pop_call(ledger, spans);
         }
     }
     if (ms__captured(ledger))
@@ -134,152 +113,59 @@ void ms_call_set_size(ms_thread *thread, bool output, uint64_t bytes)
     if (!ledger)
         return;
     ms__lock(&ledger->lock);
-    const struct ms__seat *seat = thread->seat;
-    if (seat && MS__LOAD(seat->ledger) == ledger && seat->count) {
-        const struct ms__span *span = &seat->spans[seat->count - 1];
-        struct ms__entry *entry = span->kind == MS__SPAN_FORWARD ? ms__entry_of(ledger, span) : NULL;
-        if (entry && span->frame == thread->depth)
-            *(output ? &entry->output : &entry->input) = bytes;
+    const struct ms__thread_spans *spans = thread->spans;
+    if (spans && MS__LOAD(spans->ledger) == ledger && spans->count) {
+        const struct ms__span *span = &spans->open[spans->count - 1];
+        struct ms__call_stats *stats = span->kind == MS__SPAN_FORWARD ? ms__span_stats(ledger, span) : NULL;
+        if (stats && span->frame == thread->depth)
+            *(output ? &stats->output : &stats->input) = bytes;
     }
     ms__unlock(&ledger->lock);
 }
 
-static bool grow_chain(ms_ledger *ledger, struct ms__seat *seat, uint32_t count)
+/* ---- nodes ---- */
+
+/* Whether the node is of the same call as the one before it, and nothing happened between them: then no span changes.
+ */
+MS__INLINE bool is_same_call(const struct ms__thread_spans *spans, const ms_thread *thread, uint64_t creator,
+                             uint64_t record)
 {
-    uint32_t room = count ? count * 2 : 32;
-    struct ms__span *chain = ms__alloc(ledger->watch, room * sizeof *chain);
-    if (!chain)
-        return false;
-    if (count)
-        memcpy(chain, seat->chain, count * sizeof *chain);
-    ms__free(ledger->watch, seat->chain);
-    seat->chain = chain;
-    seat->chain_room = room;
-    return true;
+    return MS__LOAD(spans->last_record) == record && spans->last_creator == creator &&
+           spans->last_level == thread->nodes_open && !MS__PEEK(spans->added_between_nodes);
 }
 
-/* The call that a record is of; false if it is of none whose moments are kept. */
-static bool call_of(const ms_ledger *ledger, const ms_thread *maker, uint64_t record, struct ms__span *span)
+void ms__on_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *creator, uint64_t record)
 {
-    const struct ms__call_ring *ring = &maker->ring;
-    struct ms__link link = ring->links[record & (ring->capacity - 1)];
-    const struct ms__stat *stat = ms__stat_at(ledger, link.path);
-    *span = (struct ms__span){.record = record,
-                              .maker = MS__PEEK(maker->id),
-                              .round = stat ? stat->round : 0,
-                              .path = link.path,
-                              .entry = link.entry,
-                              .kind = MS__SPAN_BACKWARD};
-    return stat && link.round && (uint32_t)span->round == link.round && link.entry < stat->forward.count &&
-           link.path == MS__LOAD(ms__call_ring_at(ring, record)->path);
-}
-
-/* Walk out from `record` until a call that is open already, one of spans[base...]; *shared counts
- * those that stay open. The calls met on the way are seat->chain, innermost first. Records go down
- * on the way out, in the chain and in the spans: so they are compared like two sorted lists. */
-static uint32_t chain_of(ms_ledger *ledger, struct ms__seat *seat, const ms_thread *maker, uint64_t record,
-                         uint32_t base, uint32_t *shared)
-{
-    uint32_t count = 0, open = seat->count;
-    uint64_t id = maker ? MS__PEEK(maker->id) : 0;
-    if (open > base && seat->spans[open - 1].maker != id)
-        open = base;
-    while (maker && record != MS__NONE && maker->ring.links) {
-        while (open > base && seat->spans[open - 1].record > record)
-            open--;
-        uint64_t outer = MS__LOAD(ms__call_ring_at(&maker->ring, record)->outer);
-        struct ms__span span;
-        bool known = call_of(ledger, maker, record, &span);
-        if (record < MS__LOAD(maker->ring.oldest))
-            break; /* let go: what encloses it, too */
-        if (known && open > base && seat->spans[open - 1].record == record && seat->spans[open - 1].round == span.round)
-            goto met;
-        if (known && count == seat->chain_room && !grow_chain(ledger, seat, count)) {
-            ms__ledger_count_lost(ledger);
-            break;
-        }
-        if (known)
-            seat->chain[count++] = span;
-        record = outer < record ? outer : MS__NONE;
-    }
-    open = base;
-met:
-    *shared = open - base;
-    return count;
-}
-
-static void open_backward(ms_ledger *ledger, struct ms__seat *seat, struct ms__span *span)
-{
-    struct ms__entry *entry = ms__entry_of(ledger, span);
-    if (!entry || !ms__seat_has_room(seat)) {
-        ms__ledger_count_lost(ledger);
-        return;
-    }
-    span->again = entry->has >> MS_PRE_BW & 1;
-    if (!span->again) {
-        ms__entry_note(ledger, entry, MS_PRE_BW);
-        ms__entry_mark(ledger, entry, MS_PEAK_BW);
-    }
-    ms__span_push(ledger, seat, span);
-}
-
-MS__RARE void go_to(ms_ledger *ledger, struct ms__seat *seat, ms_thread *maker, uint64_t record, uint32_t level)
-{
-    ms__seat_settle(ledger, seat, level);
-    uint32_t base = seat->count, shared;
-    while (base && seat->spans[base - 1].kind == MS__SPAN_BACKWARD && seat->spans[base - 1].level == level)
-        base--;
-    uint32_t length = chain_of(ledger, seat, maker, record, base, &shared);
-    while (seat->count > base + shared)
-        ms__span_pop_backward(ledger, seat);
-    while (length-- > 0) {
-        struct ms__span span = seat->chain[length];
-        span.level = level;
-        open_backward(ledger, seat, &span);
-    }
-}
-
-/* Whether the node is in the same call as the one before it, so that nothing changes. */
-MS__INLINE bool goes_on(const struct ms__seat *seat, const ms_thread *thread, uint64_t maker, uint64_t record)
-{
-    return MS__LOAD(seat->last_record) == record && seat->last_maker == maker &&
-           seat->last_level == thread->nodes_open && !atomic_load_explicit(&seat->grown, memory_order_relaxed);
-}
-
-void ms__on_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *maker, uint64_t record)
-{
-    struct ms__seat *seat = thread->seat;
-    uint64_t maker_id = maker ? MS__PEEK(maker->id) : 0;
-    bool same = false;
-    if (MS__LIKELY(seat && MS__LOAD(seat->ledger) == ledger && record != MS__NONE)) {
-        atomic_store_explicit(&seat->inside, thread->nodes_open, memory_order_relaxed);
-        same = goes_on(seat, thread, maker_id, record);
-        if (same && !ms__captured(ledger))
+    struct ms__thread_spans *spans = thread->spans;
+    uint64_t creator_id = creator ? MS__PEEK(creator->id) : 0;
+    bool same_call = false;
+    if (MS__LIKELY(spans && MS__LOAD(spans->ledger) == ledger && record != MS__NONE)) {
+        set_nodes_open(spans, thread);
+        same_call = is_same_call(spans, thread, creator_id, record);
+        if (same_call && !ms__captured(ledger))
             return;
     }
     ms__lock(&ledger->lock);
-    seat = same ? NULL : ms__seat_of(ledger, thread);
-    if (seat) {
-        atomic_store_explicit(&seat->inside, thread->nodes_open, memory_order_relaxed);
-        go_to(ledger, seat, maker, record, thread->nodes_open);
-        if (seat->count)
-            ms__span_raise(ledger, seat, seat->count - 1);
-        atomic_store_explicit(&seat->grown, false, memory_order_relaxed);
-        seat->last_maker = maker_id;
-        seat->last_level = thread->nodes_open;
-        MS__STORE(seat->last_record, record);
+    spans = same_call ? NULL : ms__thread_spans_get(ledger, thread);
+    if (spans) {
+        set_nodes_open(spans, thread);
+        ms__spans_move_to_node(ledger, spans, creator, record, thread->nodes_open);
+        ms__span_raise(ledger, spans);
+        atomic_store_explicit(&spans->added_between_nodes, false, memory_order_relaxed);
+        spans->last_creator = creator_id;
+        spans->last_level = thread->nodes_open;
+        MS__STORE(spans->last_record, record);
     }
     if (ms__captured(ledger))
         ms__capture_position(ledger, thread, true);
     ms__unlock(&ledger->lock);
 }
 
-/* A node that has no number: it is in no call, and ends none. */
 void ms__on_node_enter_as(ms_ledger *ledger, ms_thread *thread)
 {
-    struct ms__seat *seat = thread->seat;
-    if (seat && MS__LOAD(seat->ledger) == ledger)
-        atomic_store_explicit(&seat->inside, thread->nodes_open, memory_order_relaxed);
+    struct ms__thread_spans *spans = thread->spans;
+    if (spans && MS__LOAD(spans->ledger) == ledger)
+        set_nodes_open(spans, thread);
     if (ms__captured(ledger)) {
         ms__lock(&ledger->lock);
         ms__capture_position(ledger, thread, true);
@@ -287,88 +173,34 @@ void ms__on_node_enter_as(ms_ledger *ledger, ms_thread *thread)
     }
 }
 
-/* nodes_open no longer counts the node that was left. */
 void ms__on_node_leave(ms_ledger *ledger, ms_thread *thread)
 {
-    struct ms__seat *seat = thread->seat;
-    bool here = seat && MS__LOAD(seat->ledger) == ledger;
-    if (!here && !ms__captured(ledger))
+    struct ms__thread_spans *spans = thread->spans;
+    bool has_spans = spans && MS__LOAD(spans->ledger) == ledger;
+    if (!has_spans && !ms__captured(ledger))
         return;
     ms__lock(&ledger->lock);
-    if (here && MS__PEEK(ledger->attached) && MS__PEEK(seat->ledger) == ledger) {
-        ms__seat_settle(ledger, seat, thread->nodes_open + 1);
-        ms__seat_note_left(ledger, seat);
-        atomic_store_explicit(&seat->inside, thread->nodes_open, memory_order_relaxed);
+    if (has_spans && MS__PEEK(ledger->attached) && MS__PEEK(spans->ledger) == ledger) {
+        ms__spans_pop_above(ledger, spans, thread->nodes_open + 1);
+        ms__spans_save_node_end(ledger, spans);
+        set_nodes_open(spans, thread);
     }
     if (ms__captured(ledger))
         ms__capture_node_left(ledger, thread);
     ms__unlock(&ledger->lock);
 }
 
-void ms_backward_enter(ms_thread *thread, ms_path path)
-{
-    ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
-    if (!ledger)
-        return;
-    ms__lock(&ledger->lock);
-    struct ms__stat *stat = MS__PEEK(ledger->attached) ? ms__stat_at(ledger, path) : NULL;
-    uint32_t at = stat ? stat->forward.count : 0;
-    while (at > 1 && stat->forward.at[at - 1].has & 1u << MS_PRE_BW)
-        at--;
-    if (at && ledger->loose_count == ledger->loose_room) {
-        uint32_t room = ledger->loose_room ? ledger->loose_room * 2 : 32;
-        struct ms__span *loose = ms__alloc(ledger->watch, room * sizeof *loose);
-        if (loose) {
-            if (ledger->loose_count)
-                memcpy(loose, ledger->loose, ledger->loose_count * sizeof *loose);
-            ms__free(ledger->watch, ledger->loose);
-            ledger->loose = loose;
-            ledger->loose_room = room;
-        } else {
-            ms__ledger_count_lost(ledger);
-            at = 0;
-        }
-    }
-    if (at) {
-        struct ms__entry *entry = &stat->forward.at[at - 1];
-        if (!(entry->has & 1u << MS_PRE_BW)) {
-            ms__entry_note(ledger, entry, MS_PRE_BW);
-            ms__entry_note(ledger, entry, MS_PEAK_BW);
-        }
-        ledger->loose[ledger->loose_count++] =
-            (struct ms__span){.path = path, .round = stat->round, .entry = at - 1, .kind = MS__SPAN_BACKWARD};
-    }
-    ms__unlock(&ledger->lock);
-}
-
-void ms_backward_leave(ms_thread *thread, ms_path path)
-{
-    ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
-    if (!ledger)
-        return;
-    ms__lock(&ledger->lock);
-    uint32_t at = ledger->loose_count;
-    while (at && ledger->loose[at - 1].path != path)
-        at--;
-    if (at && MS__PEEK(ledger->attached)) {
-        struct ms__entry *entry = ms__entry_of(ledger, &ledger->loose[at - 1]);
-        if (entry)
-            ms__entry_note(ledger, entry, MS_POST_BW);
-        memmove(&ledger->loose[at - 1], &ledger->loose[at], (ledger->loose_count - at) * sizeof *ledger->loose);
-        ledger->loose_count--;
-    }
-    ms__unlock(&ledger->lock);
-}
+/* ---- optimizer steps ---- */
 
 void ms__on_optimizer_step(ms_ledger *ledger, ms_thread *thread, bool left)
 {
     ms__lock(&ledger->lock);
     if (MS__PEEK(ledger->attached)) {
-        ledger->steps_expected = true;
-        ledger->step_left |= left;
-        struct ms__seat *seat = thread->seat;
-        if (seat && MS__LOAD(seat->ledger) == ledger)
-            ms__seat_settle(ledger, seat, thread->nodes_open);
+        ledger->optimizer_expected = true;
+        ledger->optimizer_step_ended |= left;
+        struct ms__thread_spans *spans = thread->spans;
+        if (spans && MS__LOAD(spans->ledger) == ledger)
+            ms__spans_pop_above(ledger, spans, thread->nodes_open);
         if (left && !thread->optimizer_steps_open && ms__captured(ledger))
             ms__capture_optimizer_step(ledger, thread);
         if (ms__captured(ledger))
@@ -380,14 +212,25 @@ void ms__on_optimizer_step(ms_ledger *ledger, ms_thread *thread, bool left)
 void ms_ledger_expect_optimizer(ms_ledger *ledger)
 {
     ms__lock(&ledger->lock);
-    ledger->steps_expected = true;
+    ledger->optimizer_expected = true;
     ms__unlock(&ledger->lock);
 }
 
-uint64_t ms_ledger_step(ms_ledger *ledger)
+/* ---- threads ---- */
+
+/* With watch->lock held, no ledger is attached or detached meanwhile. */
+void ms__on_thread_end(ms_thread *thread)
 {
-    ms__lock(&ledger->lock);
-    uint64_t step = ledger->step;
-    ms__unlock(&ledger->lock);
-    return step;
+    struct ms__thread_spans *spans = thread->spans;
+    if (!spans)
+        return;
+    ms_ledger *ledger = MS__PEEK(thread->watch->ledger);
+    if (ledger && MS__PEEK(spans->ledger) == ledger) {
+        ms__lock(&ledger->lock);
+        ms__thread_spans_detach(ledger, spans);
+        if (ms__captured(ledger))
+            ms__capture_thread_ended(ledger, thread);
+        ms__unlock(&ledger->lock);
+    }
+    ms__thread_spans_free(thread);
 }

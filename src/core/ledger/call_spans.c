@@ -1,262 +1,247 @@
-/* call_spans.c - a thread at a ledger: the stretches of its time whose peaks are kept. */
-#include "core/ledger/ledger.h"
+/* call_spans.c - pushing and popping call spans, and passing their peaks on. */
+#include "core/ledger/call_spans.h"
 
 #include <string.h>
 
-/* The innermost span changed, or where its peak is. */
-void ms__seat_find_top(struct ms__seat *seat)
+/* Call it when the innermost span is another one, or `peaks` moved. */
+static void update_innermost(struct ms__thread_spans *spans)
 {
-    seat->top = seat->count ? ms__most_of(seat, seat->count - 1) : NULL;
-    seat->top_level = seat->count ? seat->spans[seat->count - 1].level : 0;
+    spans->innermost_peak = spans->count ? ms__span_peaks(spans, spans->count - 1) : NULL;
+    spans->innermost_level = spans->count ? spans->open[spans->count - 1].level : 0;
 }
 
-MS__RARE bool widen_seat(struct ms__seat *seat, uint32_t room, uint32_t devices)
+MS__RARE bool grow_spans(struct ms__thread_spans *spans, uint32_t room, uint32_t devices)
 {
-    ms_watch *watch = MS__PEEK(seat->ledger)->watch;
-    struct ms__span *spans = ms__alloc(watch, room * sizeof *spans);
-    struct ms__most *most = spans ? ms__alloc(watch, ((size_t)room + 1) * devices * sizeof *most) : NULL;
-    if (!most) {
-        ms__free(watch, spans);
+    ms_watch *watch = MS__PEEK(spans->ledger)->watch;
+    struct ms__span *open = ms__alloc(watch, room * sizeof *open);
+    struct ms__span_peak *peaks = open ? ms__alloc(watch, ((size_t)room + 1) * devices * sizeof *peaks) : NULL;
+    if (!peaks) {
+        ms__free(watch, open);
         return false;
     }
-    memset(most, 0, ((size_t)room + 1) * devices * sizeof *most);
-    if (seat->count)
-        memcpy(spans, seat->spans, seat->count * sizeof *spans);
-    for (uint32_t i = 0; i < seat->count; i++)
-        memcpy(most + (size_t)i * devices, ms__most_of(seat, i), seat->devices * sizeof *most);
-    if (seat->left)
-        memcpy(most + (size_t)room * devices, seat->left, seat->devices * sizeof *most);
-    ms__free(watch, seat->spans);
-    ms__free(watch, seat->most);
-    seat->spans = spans;
-    seat->most = most;
-    seat->left = most + (size_t)room * devices;
-    seat->room = room;
-    seat->devices = devices;
-    ms__seat_find_top(seat);
+    memset(peaks, 0, ((size_t)room + 1) * devices * sizeof *peaks);
+    if (spans->count)
+        memcpy(open, spans->open, spans->count * sizeof *open);
+    for (uint32_t i = 0; i < spans->count; i++)
+        memcpy(peaks + (size_t)i * devices, ms__span_peaks(spans, i), spans->devices * sizeof *peaks);
+    if (spans->after_last_node)
+        memcpy(peaks + (size_t)room * devices, spans->after_last_node, spans->devices * sizeof *peaks);
+    ms__free(watch, spans->open);
+    ms__free(watch, spans->peaks);
+    spans->open = open;
+    spans->peaks = peaks;
+    spans->after_last_node = peaks + (size_t)room * devices;
+    spans->room = room;
+    spans->devices = devices;
+    update_innermost(spans);
     return true;
 }
 
-/* Whether the seat has room for one more span and every device. */
-bool ms__seat_has_room(struct ms__seat *seat)
+bool ms__spans_reserve(struct ms__thread_spans *spans)
 {
-    const ms_ledger *ledger = MS__PEEK(seat->ledger);
+    const ms_ledger *ledger = MS__PEEK(spans->ledger);
     uint32_t devices = ledger->device_count ? ledger->device_count : 1;
-    if (MS__LIKELY(seat->count < seat->room && devices <= seat->devices))
+    if (MS__LIKELY(spans->count < spans->room && devices <= spans->devices))
         return true;
-    uint32_t room = seat->count < seat->room ? seat->room : seat->room ? seat->room * 2 : 32;
-    return widen_seat(seat, room, devices);
+    uint32_t room = spans->count < spans->room ? spans->room : spans->room ? spans->room * 2 : 32;
+    return grow_spans(spans, room, devices);
 }
 
-MS__RARE struct ms__seat *take_seat(ms_ledger *ledger, ms_thread *thread)
+MS__RARE struct ms__thread_spans *attach_thread(ms_ledger *ledger, ms_thread *thread)
 {
-    struct ms__seat *seat = thread->seat;
-    if (!seat) {
-        if (!(seat = ms__alloc(ledger->watch, sizeof *seat)))
+    struct ms__thread_spans *spans = thread->spans;
+    if (!spans) {
+        if (!(spans = ms__alloc(ledger->watch, sizeof *spans)))
             return NULL;
-        memset(seat, 0, sizeof *seat);
-        thread->seat = seat;
+        memset(spans, 0, sizeof *spans);
+        thread->spans = spans;
     }
-    MS__STORE(seat->ledger, ledger);
-    seat->count = 0;
-    seat->top = NULL;
-    seat->round = 0;
-    atomic_store_explicit(&seat->grown, false, memory_order_relaxed);
-    atomic_store_explicit(&seat->inside, 0, memory_order_relaxed);
-    MS__STORE(seat->last_record, MS__NONE);
-    seat->next = ledger->seats;
-    ledger->seats = seat;
-    return seat;
+    MS__STORE(spans->ledger, ledger);
+    spans->count = 0;
+    spans->innermost_peak = NULL;
+    spans->root_call = 0;
+    atomic_store_explicit(&spans->added_between_nodes, false, memory_order_relaxed);
+    atomic_store_explicit(&spans->nodes_open, 0, memory_order_relaxed);
+    MS__STORE(spans->last_record, MS__NONE);
+    spans->next = ledger->threads;
+    ledger->threads = spans;
+    return spans;
 }
 
-/* This thread's seat, with the lock held; NULL when memory ran out or the ledger is no longer attached. */
-struct ms__seat *ms__seat_of(ms_ledger *ledger, ms_thread *thread)
+struct ms__thread_spans *ms__thread_spans_get(ms_ledger *ledger, ms_thread *thread)
 {
     if (MS__UNLIKELY(!MS__PEEK(ledger->attached)))
         return NULL;
-    struct ms__seat *seat = thread->seat;
-    if (MS__UNLIKELY(!seat || MS__LOAD(seat->ledger) != ledger))
-        seat = take_seat(ledger, thread);
-    if (!seat || !ms__seat_has_room(seat)) {
+    struct ms__thread_spans *spans = thread->spans;
+    if (MS__UNLIKELY(!spans || MS__LOAD(spans->ledger) != ledger))
+        spans = attach_thread(ledger, thread);
+    if (!spans || !ms__spans_reserve(spans)) {
         ms__ledger_count_lost(ledger);
         return NULL;
     }
-    return seat;
+    return spans;
 }
 
-static void note_most(const ms_ledger *ledger, const struct ms__seat *seat, struct ms__most *most)
+static struct ms__span_peak peak_now(const ms_ledger *ledger, uint32_t device)
 {
-    for (uint32_t device = 0; device < seat->devices; device++)
-        most[device] = (struct ms__most){ledger->devices[device].total, ledger->devices[device].now};
+    return (struct ms__span_peak){ledger->totals[device].total, ledger->totals[device].now};
 }
 
-/* A node is left: if it is the last, the backwards it was in end with what is held now. */
-void ms__seat_note_left(ms_ledger *ledger, struct ms__seat *seat)
+static void save_now(const ms_ledger *ledger, const struct ms__thread_spans *spans, struct ms__span_peak *peaks)
 {
-    if (!seat->count)
+    for (uint32_t device = 0; device < spans->devices; device++)
+        peaks[device] = peak_now(ledger, device);
+}
+
+void ms__spans_save_node_end(ms_ledger *ledger, struct ms__thread_spans *spans)
+{
+    if (!spans->count)
         return;
-    if (ms__seat_has_room(seat))
-        note_most(ledger, seat, seat->left);
+    if (ms__spans_reserve(spans))
+        save_now(ledger, spans, spans->after_last_node);
     else
         ms__ledger_count_lost(ledger);
 }
 
-/* What is held now is held in this span. */
-void ms__span_raise(const ms_ledger *ledger, struct ms__seat *seat, uint32_t at)
+void ms__span_raise(const ms_ledger *ledger, struct ms__thread_spans *spans)
 {
-    struct ms__most *most = ms__most_of(seat, at);
-    for (uint32_t device = 0; device < seat->devices; device++)
-        if (ledger->devices[device].total > most[device].total)
-            most[device] = (struct ms__most){ledger->devices[device].total, ledger->devices[device].now};
+    struct ms__span_peak *peaks = spans->innermost_peak;
+    for (uint32_t device = 0; peaks && device < spans->devices; device++)
+        if (ledger->totals[device].total > peaks[device].total)
+            peaks[device] = peak_now(ledger, device);
 }
 
-/* There is room. */
-void ms__span_push(ms_ledger *ledger, struct ms__seat *seat, const struct ms__span *span)
+void ms__span_push(ms_ledger *ledger, struct ms__thread_spans *spans, const struct ms__span *span)
 {
-    note_most(ledger, seat, ms__most_of(seat, seat->count));
-    seat->spans[seat->count++] = *span;
-    ms__seat_find_top(seat);
+    save_now(ledger, spans, ms__span_peaks(spans, spans->count));
+    spans->open[spans->count++] = *span;
+    update_innermost(spans);
 }
 
-/* A span's peak so far goes to its entry, and to the span around it. */
-void ms__span_hand_over(ms_ledger *ledger, struct ms__seat *seat, uint32_t at)
+/* Pass the peak of open[at] so far to the span around it, and to its call stats. */
+static void pass_peak(ms_ledger *ledger, struct ms__thread_spans *spans, uint32_t at)
 {
-    const struct ms__most *most = ms__most_of(seat, at);
-    struct ms__most *outer = at ? ms__most_of(seat, at - 1) : NULL;
-    for (uint32_t device = 0; outer && device < seat->devices; device++)
-        if (most[device].total > outer[device].total)
-            outer[device] = most[device];
-    const struct ms__span *span = &seat->spans[at];
-    struct ms__entry *entry = span->kind == MS__SPAN_AGAIN ? NULL : ms__entry_of(ledger, span);
-    uint32_t moment = span->kind == MS__SPAN_FORWARD ? MS_PEAK_FW : MS_PEAK_BW;
-    if (!entry)
+    const struct ms__span_peak *peaks = ms__span_peaks(spans, at);
+    struct ms__span_peak *outer = at ? ms__span_peaks(spans, at - 1) : NULL;
+    for (uint32_t device = 0; outer && device < spans->devices; device++)
+        if (peaks[device].total > outer[device].total)
+            outer[device] = peaks[device];
+    const struct ms__span *span = &spans->open[at];
+    struct ms__call_stats *stats = span->kind == MS__SPAN_RECOMPUTE ? NULL : ms__span_stats(ledger, span);
+    uint32_t state = span->kind == MS__SPAN_FORWARD ? MS_PEAK_FW : MS_PEAK_BW;
+    if (!stats)
         return;
-    if (entry->devices < ledger->device_count && !ms__entry_widen(ledger, entry))
+    if (stats->devices < ledger->device_count && !ms__call_stats_widen(ledger, stats))
         ms__ledger_count_lost(ledger);
-    for (uint32_t device = 0; device < seat->devices && device < entry->devices; device++) {
-        ms_sums *sums = ms__sums_of(entry, moment, device);
-        if (!span->again || most[device].total > ms__total_of(sums))
-            *sums = most[device].sums;
+    for (uint32_t device = 0; device < spans->devices && device < stats->devices; device++) {
+        ms_sums *sums = ms__call_sums(stats, state, device);
+        if (!span->began_earlier || peaks[device].total > ms__sums_total(sums))
+            *sums = peaks[device].sums;
     }
 }
 
-static bool ends_backward(const struct ms__seat *seat, uint32_t level)
+void ms__span_pop_call(ms_ledger *ledger, struct ms__thread_spans *spans)
 {
-    return seat->count && seat->spans[seat->count - 1].kind == MS__SPAN_BACKWARD &&
-           seat->spans[seat->count - 1].level > level;
+    pass_peak(ledger, spans, spans->count - 1);
+    spans->count--;
+    update_innermost(spans);
 }
 
-/* The innermost span is a backward that ended when the last node was left. */
-void ms__span_pop_backward(ms_ledger *ledger, struct ms__seat *seat)
+void ms__span_pop_backward(ms_ledger *ledger, struct ms__thread_spans *spans)
 {
-    uint32_t at = seat->count - 1;
-    ms__span_hand_over(ledger, seat, at); /* makes the entry as wide as can be */
-    struct ms__entry *entry = ms__entry_of(ledger, &seat->spans[at]);
-    if (entry) {
-        for (uint32_t device = 0; device < seat->devices && device < entry->devices; device++)
-            *ms__sums_of(entry, MS_POST_BW, device) = seat->left[device].sums;
-        entry->has |= 1u << MS_POST_BW;
-        entry->when[MS_POST_BW] = ++ledger->time;
+    uint32_t at = spans->count - 1;
+    pass_peak(ledger, spans, at); /* makes room in the stats for every device */
+    struct ms__call_stats *stats = ms__span_stats(ledger, &spans->open[at]);
+    if (stats) {
+        for (uint32_t device = 0; device < spans->devices && device < stats->devices; device++)
+            *ms__call_sums(stats, MS_POST_BW, device) = spans->after_last_node[device].sums;
+        ms__call_stats_mark(ledger, stats, MS_POST_BW);
     }
-    seat->count = at;
-    ms__seat_find_top(seat);
+    spans->count = at;
+    update_innermost(spans);
 }
 
-/* End the backwards that no node open now is in. */
-void ms__seat_settle(ms_ledger *ledger, struct ms__seat *seat, uint32_t level)
+static bool is_backward_above(const struct ms__thread_spans *spans, uint32_t count, uint32_t level)
 {
-    if (!ends_backward(seat, level))
+    return count && spans->open[count - 1].kind == MS__SPAN_BACKWARD && spans->open[count - 1].level > level;
+}
+
+void ms__spans_pop_above(ms_ledger *ledger, struct ms__thread_spans *spans, uint32_t level)
+{
+    if (!is_backward_above(spans, spans->count, level))
         return;
-    while (ends_backward(seat, level))
-        ms__span_pop_backward(ledger, seat);
-    MS__STORE(seat->last_record, MS__NONE);
+    while (is_backward_above(spans, spans->count, level))
+        ms__span_pop_backward(ledger, spans);
+    MS__STORE(spans->last_record, MS__NONE);
 }
 
-/* The innermost span that goes on now, counted from 1: above it are backwards that ended. */
-static uint32_t innermost(const struct ms__seat *seat)
+void ms__span_grow(ms_ledger *ledger, struct ms__thread_spans *spans, uint32_t device)
 {
-    uint32_t at = seat->count, inside = atomic_load_explicit(&seat->inside, memory_order_relaxed);
-    while (at && seat->spans[at - 1].kind == MS__SPAN_BACKWARD && seat->spans[at - 1].level > inside)
-        at--;
-    return at;
-}
-
-void ms__span_grow(ms_ledger *ledger, struct ms__seat *seat, uint32_t device)
-{
-    const struct ms__device *on = &ledger->devices[device];
-    uint32_t at = innermost(seat);
-    if (at < seat->count)
-        atomic_store_explicit(&seat->grown, true, memory_order_relaxed);
-    if (!at)
+    const struct ms__device_totals *totals = &ledger->totals[device];
+    uint32_t count = spans->count, nodes_open = MS__PEEK(spans->nodes_open);
+    while (is_backward_above(spans, count, nodes_open))
+        count--;
+    if (count < spans->count)
+        atomic_store_explicit(&spans->added_between_nodes, true, memory_order_relaxed);
+    if (!count)
         return;
-    if (device >= seat->devices && !ms__seat_has_room(seat)) {
+    if (device >= spans->devices && !ms__spans_reserve(spans)) {
         ms__ledger_count_lost(ledger);
         return;
     }
-    struct ms__most *most = ms__most_of(seat, at - 1) + device;
-    if (on->total > most->total)
-        *most = (struct ms__most){on->total, on->now};
+    struct ms__span_peak *peak = ms__span_peaks(spans, count - 1) + device;
+    if (totals->total > peak->total)
+        *peak = peak_now(ledger, device);
 }
 
-static void stand_up(ms_ledger *ledger, struct ms__seat *seat)
+static void end_spans(ms_ledger *ledger, struct ms__thread_spans *spans)
 {
-    if (atomic_load_explicit(&seat->inside, memory_order_relaxed))
-        ms__seat_note_left(ledger, seat);
-    while (seat->count) {
-        if (seat->spans[seat->count - 1].kind == MS__SPAN_BACKWARD) {
-            ms__span_pop_backward(ledger, seat);
-        } else {
-            ms__span_hand_over(ledger, seat, seat->count - 1);
-            seat->count--;
-            ms__seat_find_top(seat);
-        }
+    if (MS__PEEK(spans->nodes_open))
+        ms__spans_save_node_end(ledger, spans);
+    while (spans->count) {
+        if (spans->open[spans->count - 1].kind == MS__SPAN_BACKWARD)
+            ms__span_pop_backward(ledger, spans);
+        else
+            ms__span_pop_call(ledger, spans);
     }
-    MS__STORE(seat->last_record, MS__NONE);
-    MS__STORE(seat->ledger, NULL);
+    MS__STORE(spans->last_record, MS__NONE);
+    MS__STORE(spans->ledger, NULL);
 }
 
-void ms__seats_leave(ms_ledger *ledger)
+void ms__spans_detach_all(ms_ledger *ledger)
 {
-    while (ledger->seats) {
-        struct ms__seat *seat = ledger->seats;
-        ledger->seats = seat->next;
-        stand_up(ledger, seat);
+    while (ledger->threads) {
+        struct ms__thread_spans *spans = ledger->threads;
+        ledger->threads = spans->next;
+        end_spans(ledger, spans);
     }
 }
 
-/* With watch->lock held: no ledger comes or goes. */
-void ms__seat_free(ms_thread *thread)
+void ms__thread_spans_detach(ms_ledger *ledger, struct ms__thread_spans *spans)
 {
-    struct ms__seat *seat = thread->seat;
-    ms_watch *watch = thread->watch;
-    if (!seat)
-        return;
-    ms_ledger *ledger = MS__PEEK(watch->ledger);
-    if (ledger && MS__PEEK(seat->ledger) == ledger) {
-        ms__lock(&ledger->lock);
-        struct ms__seat **at = &ledger->seats;
-        while (*at != seat)
-            at = &(*at)->next;
-        *at = seat->next;
-        stand_up(ledger, seat);
-        if (ms__captured(ledger))
-            ms__capture_thread_ended(ledger, thread);
-        ms__unlock(&ledger->lock);
-    }
-    ms__free(watch, seat->spans);
-    ms__free(watch, seat->most);
-    ms__free(watch, seat->chain);
-    ms__free(watch, seat);
-    thread->seat = NULL;
+    struct ms__thread_spans **at = &ledger->threads;
+    while (*at != spans)
+        at = &(*at)->next;
+    *at = spans->next;
+    end_spans(ledger, spans);
 }
 
-/* Bring entries up to date: backwards that are over, peaks of what is still open. */
-void ms__seats_bring_up_to_date(ms_ledger *ledger)
+void ms__thread_spans_free(ms_thread *thread)
 {
-    for (struct ms__seat *seat = ledger->seats; seat; seat = seat->next) {
-        if (!atomic_load_explicit(&seat->inside, memory_order_relaxed))
-            ms__seat_settle(ledger, seat, 0);
-        for (uint32_t at = seat->count; at-- > 0;)
-            ms__span_hand_over(ledger, seat, at);
+    struct ms__thread_spans *spans = thread->spans;
+    ms__free(thread->watch, spans->open);
+    ms__free(thread->watch, spans->peaks);
+    ms__free(thread->watch, spans->node_calls);
+    ms__free(thread->watch, spans);
+    thread->spans = NULL;
+}
+
+void ms__spans_update_stats(ms_ledger *ledger)
+{
+    for (struct ms__thread_spans *spans = ledger->threads; spans; spans = spans->next) {
+        if (!MS__PEEK(spans->nodes_open))
+            ms__spans_pop_above(ledger, spans, 0);
+        for (uint32_t at = spans->count; at-- > 0;)
+            pass_peak(ledger, spans, at);
     }
 }

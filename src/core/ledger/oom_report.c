@@ -1,220 +1,211 @@
-/* oom_report.c - what stood in the way of an allocation, in a dozen lines. Written where memory has
- * just run out: into the caller's buffer, allocating nothing. */
+/* oom_report.c - the out-of-memory report: which allocation failed, and which modules hold the memory. Memory has just
+ * run out, so the text goes into the caller's buffer and nothing is allocated. */
+#include "core/capture/write/encoder.h"
 #include "core/ledger/peaks.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { SHOWN = 6, LOOKED_AT = 32 }; /* modules */
+enum { OWNERS_SHOWN = 6, OWNERS_KEPT = 32 };
 
 struct text {
-    char *at;
-    size_t room, used; /* used may go beyond: what does not fit is cut off */
+    char *buffer;
+    size_t room;
+    size_t length; /* of the whole text; what is beyond `room` is cut off */
 };
 
-static void __attribute__((format(printf, 2, 3))) say(struct text *text, const char *format, ...)
+static void __attribute__((format(printf, 2, 3))) append(struct text *text, const char *format, ...)
 {
-    size_t left = text->used < text->room ? text->room - text->used : 0;
-    char *at = left ? text->at + text->used : NULL;
+    size_t room = text->length < text->room ? text->room - text->length : 0;
+    char *end = room ? text->buffer + text->length : NULL;
     va_list args;
     va_start(args, format);
-    int length = vsnprintf(at, left, format, args); /* NOLINT(clang-analyzer-valist.Uninitialized): it is not */
+    int length = vsnprintf(end, room, format, args); /* NOLINT(clang-analyzer-valist.Uninitialized): it is not */
     va_end(args);
-    text->used += length > 0 ? (size_t)length : 0;
+    text->length += length > 0 ? (size_t)length : 0;
 }
 
-static void say_bytes(struct text *text, int width, int64_t bytes)
+static void append_bytes(struct text *text, int width, int64_t bytes)
 {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
     double amount = (double)bytes;
     size_t unit = 0;
     for (; amount >= 1024 && unit < 5; unit++)
         amount /= 1024;
-    say(text, "%*.*f %s", width, unit ? 2 : 0, amount, units[unit]);
+    append(text, "%*.*f %s", width, unit ? 2 : 0, amount, units[unit]);
     if (width && !unit)
-        say(text, "  "); /* as wide as the others */
+        append(text, "  "); /* "B" is two letters shorter than "KiB" */
 }
 
-static void say_where(struct text *text, const ms_ledger *ledger, uint64_t step, ms_phase phase, ms_path path)
+static void append_position(struct text *text, const ms_ledger *ledger, uint64_t step, ms_phase phase, ms_path path)
 {
     static const char *const phases[] = {"outside any module", "forward", "recompute", "backward", "optimizer"};
     if (step)
-        say(text, "in step %llu, %s", (unsigned long long)step, phases[phase]);
+        append(text, "in step %llu, %s", (unsigned long long)step, phases[phase]);
     else
-        say(text, "before the first step, %s", phases[phase]);
+        append(text, "before the first step, %s", phases[phase]);
     if (path != MS_GLOBAL)
-        say(text, " of %s", ms_path_name(ledger->watch, path));
+        append(text, " of %s", ms_path_name(ledger->watch, path));
 }
 
-/* ---- devices ---- */
-void ms_device_set_name(ms_watch *watch, uint32_t device, const char *name)
-{
-    if (device >= MS_MAX_DEVICES)
-        return;
-    pthread_mutex_lock(&watch->lock);
-    snprintf(watch->device_names[device], MS__DEVICE_NAME, "%s", name);
-    pthread_mutex_unlock(&watch->lock);
-}
-
-static void say_device(struct text *text, const ms_ledger *ledger, uint32_t device)
+static void append_device(struct text *text, const ms_ledger *ledger, uint32_t device)
 {
     const char *name = ledger->watch->device_names[device];
     if (name[0])
-        say(text, "%s", name);
+        append(text, "%s", name);
     else
-        say(text, "device %u", device);
+        append(text, "device %u", device);
 }
 
-/* ---- who holds what ---- */
-struct holder {
+struct owner {
     ms_path path;
     ms_sums sums;
     int64_t total;
 };
 
-/* Keep the largest, largest first. */
-static void keep(struct holder *holders, uint32_t *count, const struct holder *holder)
+/* Insert an owner into the list of the largest ones, which is sorted, largest first. */
+static void keep_if_large(struct owner *owners, uint32_t *count, const struct owner *owner)
 {
     uint32_t at = *count;
-    if (at == LOOKED_AT && holders[at - 1].total >= holder->total)
+    if (at == OWNERS_KEPT && owners[at - 1].total >= owner->total)
         return;
-    at = at == LOOKED_AT ? at - 1 : (*count)++;
-    for (; at && holders[at - 1].total < holder->total; at--)
-        holders[at] = holders[at - 1];
-    holders[at] = *holder;
+    at = at == OWNERS_KEPT ? at - 1 : (*count)++;
+    for (; at && owners[at - 1].total < owner->total; at--)
+        owners[at] = owners[at - 1];
+    owners[at] = *owner;
 }
 
-static uint32_t find_holders(const ms_ledger *ledger, uint32_t device, struct holder *holders)
+static uint32_t find_owners(const ms_ledger *ledger, uint32_t device, struct owner *owners)
 {
-    const struct ms__device *on = &ledger->devices[device];
+    const struct ms__device_totals *totals = &ledger->totals[device];
     uint32_t count = 0;
-    for (uint32_t chunk = 0; chunk < on->room; chunk++)
-        for (uint32_t row = 0; on->cells[chunk] && row < MS__CELL_PATHS; row++) {
-            struct holder holder = {.path = chunk * MS__CELL_PATHS + row};
-            memcpy(&holder.sums, &on->cells[chunk]->now[ms__cell_at(row, 0)], sizeof holder.sums);
-            holder.total = ms__total_of(&holder.sums);
-            if (holder.total)
-                keep(holders, &count, &holder);
+    for (uint32_t chunk = 0; chunk < totals->room; chunk++)
+        for (uint32_t row = 0; totals->chunks[chunk] && row < MS__PATHS_PER_CHUNK; row++) {
+            struct owner owner = {.path = chunk * MS__PATHS_PER_CHUNK + row};
+            memcpy(&owner.sums, &totals->chunks[chunk]->bytes[ms__total_index(row, 0)], sizeof owner.sums);
+            owner.total = ms__sums_total(&owner.sums);
+            if (owner.total)
+                keep_if_large(owners, &count, &owner);
         }
     return count;
 }
 
-/* A module that is called in several places has several paths: the first of its name takes the others in. */
-static uint32_t merge_same_names(const ms_ledger *ledger, struct holder *holders, uint32_t count)
+/* A module that is called in several places has several paths: add up those that have the same name. */
+static uint32_t merge_same_names(const ms_ledger *ledger, struct owner *owners, uint32_t count)
 {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < count; i++) {
-        const struct holder holder = holders[i];
-        const char *name = ms_path_name(ledger->watch, holder.path);
+        const struct owner owner = owners[i];
+        const char *name = ms_path_name(ledger->watch, owner.path);
         uint32_t same = 0;
-        while (same < kept && strcmp(ms_path_name(ledger->watch, holders[same].path), name) != 0)
+        while (same < kept && strcmp(ms_path_name(ledger->watch, owners[same].path), name) != 0)
             same++;
         if (same == kept) {
-            holders[kept++] = holder;
+            owners[kept++] = owner;
             continue;
         }
         for (int category = 0; category < MS_CATEGORY_COUNT; category++)
-            holders[same].sums.of[category] += holder.sums.of[category];
-        holders[same].total += holder.total;
+            owners[same].sums.of[category] += owner.sums.of[category];
+        owners[same].total += owner.total;
     }
     return kept;
 }
 
-static void sort_again(struct holder *holders, uint32_t count)
+static void sort_owners(struct owner *owners, uint32_t count)
 {
     for (uint32_t i = 1; i < count; i++)
-        for (uint32_t at = i; at && holders[at - 1].total < holders[at].total; at--) {
-            struct holder swapped = holders[at];
-            holders[at] = holders[at - 1];
-            holders[at - 1] = swapped;
+        for (uint32_t at = i; at && owners[at - 1].total < owners[at].total; at--) {
+            struct owner swapped = owners[at];
+            owners[at] = owners[at - 1];
+            owners[at - 1] = swapped;
         }
 }
 
-/* "Activation 8.00 GiB, Parameter 2.00 GiB": largest first. */
-static void say_categories(struct text *text, const ms_sums *sums)
+/* For example "Activation 8.00 GiB, Parameter 2.00 GiB": the largest comes first. */
+static void append_categories(struct text *text, const ms_sums *sums)
 {
-    bool said[MS_CATEGORY_COUNT] = {false};
-    for (int round = 0; round < MS_CATEGORY_COUNT; round++) {
-        int most = -1;
+    bool done[MS_CATEGORY_COUNT] = {false};
+    for (int rank = 0; rank < MS_CATEGORY_COUNT; rank++) {
+        int largest = -1;
         for (int category = 0; category < MS_CATEGORY_COUNT; category++)
-            if (!said[category] && sums->of[category] && (most < 0 || sums->of[category] > sums->of[most]))
-                most = category;
-        if (most < 0)
+            if (!done[category] && sums->of[category] && (largest < 0 || sums->of[category] > sums->of[largest]))
+                largest = category;
+        if (largest < 0)
             break;
-        said[most] = true;
-        say(text, "%s%s ", round ? ", " : "", ms_category_name((ms_category)most));
-        say_bytes(text, 0, sums->of[most]);
+        done[largest] = true;
+        append(text, "%s%s ", rank ? ", " : "", ms_category_name((ms_category)largest));
+        append_bytes(text, 0, sums->of[largest]);
     }
 }
 
-static void say_modules(struct text *text, const ms_ledger *ledger, uint32_t device)
+static void append_owners(struct text *text, const ms_ledger *ledger, uint32_t device)
 {
-    struct holder holders[LOOKED_AT] = {{.path = MS_GLOBAL}};
-    uint32_t count = merge_same_names(ledger, holders, find_holders(ledger, device, holders));
-    sort_again(holders, count);
+    struct owner owners[OWNERS_KEPT] = {{.path = MS_GLOBAL}};
+    uint32_t count = merge_same_names(ledger, owners, find_owners(ledger, device, owners));
+    sort_owners(owners, count);
     if (count)
-        say(text, "  the largest holders, by their own bytes:\n");
-    for (uint32_t i = 0; i < count && i < SHOWN; i++) {
-        ms_path path = holders[i].path;
-        say(text, "    ");
-        say_bytes(text, 9, holders[i].total);
-        say(text, "  %s: ", path == MS_GLOBAL ? "outside any module" : ms_path_name(ledger->watch, path));
-        say_categories(text, &holders[i].sums);
-        say(text, "\n");
+        append(text, "  largest owners, by their own bytes:\n");
+    for (uint32_t i = 0; i < count && i < OWNERS_SHOWN; i++) {
+        ms_path path = owners[i].path;
+        append(text, "    ");
+        append_bytes(text, 9, owners[i].total);
+        append(text, "  %s: ", path == MS_GLOBAL ? "outside any module" : ms_path_name(ledger->watch, path));
+        append_categories(text, &owners[i].sums);
+        append(text, "\n");
     }
 }
 
-static void say_peak(struct text *text, const ms_ledger *ledger, uint32_t device)
+static void append_peak(struct text *text, const ms_ledger *ledger, uint32_t device)
 {
-    const ms_peak *most = NULL;
-    for (const ms_peak_tracker *viewer = ledger->viewers; viewer; viewer = viewer->next)
-        if (!most || viewer->views[device].peak.bytes > most->bytes)
-            most = &viewer->views[device].peak;
-    if (!most || !most->bytes)
+    const ms_peak *highest = NULL;
+    for (const ms_peak_tracker *tracker = ledger->trackers; tracker; tracker = tracker->next)
+        if (!highest || tracker->devices[device].peak.bytes > highest->bytes)
+            highest = &tracker->devices[device].peak;
+    if (!highest || !highest->bytes)
         return;
-    say(text, "  most so far: ");
-    say_bytes(text, 0, most->bytes);
-    say(text, " ");
-    say_where(text, ledger, most->step, most->phase, most->running);
-    say(text, "\n");
+    append(text, "  peak so far: ");
+    append_bytes(text, 0, highest->bytes);
+    append(text, " ");
+    append_position(text, ledger, highest->step, highest->phase, highest->running);
+    append(text, "\n");
 }
 
-/* What the allocator says, where it says it. */
-static void say_reserved(struct text *text, const ms_oom *oom)
+/* Only where the allocator reports what it has reserved. */
+static void append_reserved(struct text *text, const ms_oom *oom)
 {
     if (!oom->reserved)
         return;
-    say(text, "  reserved by the allocator: ");
-    say_bytes(text, 0, (int64_t)oom->reserved);
-    say(text, ", of it free: ");
-    say_bytes(text, 0, oom->reserved > oom->allocated ? (int64_t)(oom->reserved - oom->allocated) : 0);
-    say(text, "\n");
+    append(text, "  reserved by the allocator: ");
+    append_bytes(text, 0, (int64_t)oom->reserved);
+    append(text, ", of which ");
+    append_bytes(text, 0, oom->reserved > oom->allocated ? (int64_t)(oom->reserved - oom->allocated) : 0);
+    append(text, " is free\n");
 }
 
-size_t ms_ledger_oom(ms_ledger *ledger, const ms_thread *thread, const ms_oom *oom, char *story, size_t room)
+size_t ms_ledger_oom(ms_ledger *ledger, const ms_thread *thread, const ms_oom *oom, char *report, size_t room)
 {
-    struct text text = {.at = story, .room = room};
+    struct text text = {.buffer = report, .room = room};
     uint32_t device = oom->device < MS_MAX_DEVICES ? oom->device : 0;
     ms__lock(&ledger->lock);
     if (ms__captured(ledger))
         ms__capture_oom(ledger, thread, oom);
-    const struct ms__device *on = &ledger->devices[device];
-    say(&text, "[modscope] out of memory: ");
-    say_bytes(&text, 0, (int64_t)oom->requested);
-    say(&text, " asked on ");
-    say_device(&text, ledger, device);
-    say(&text, ", ");
-    say_where(&text, ledger, ledger->step, thread ? ms__phase(thread) : MS_IDLE,
-              thread ? ms__path_of(thread) : MS_GLOBAL);
-    say(&text, "\n  held there: %s", ms_ledger_lost(ledger) ? "at least " : "");
-    say_bytes(&text, 0, on->total);
-    say(&text, on->total ? " (" : "");
-    say_categories(&text, &on->now);
-    say(&text, on->total ? ")\n" : "\n");
-    say_reserved(&text, oom);
-    say_peak(&text, ledger, device);
-    say_modules(&text, ledger, device);
+    const struct ms__device_totals *totals = &ledger->totals[device];
+    append(&text, "[modscope] out of memory: an allocation of ");
+    append_bytes(&text, 0, (int64_t)oom->requested);
+    append(&text, " on ");
+    append_device(&text, ledger, device);
+    append(&text, " failed, ");
+    append_position(&text, ledger, ledger->step, thread ? ms__phase(thread) : MS_IDLE,
+                    thread ? ms__path_of(thread) : MS_GLOBAL);
+    append(&text, "\n  allocated there: %s", ms_ledger_lost(ledger) ? "at least " : "");
+    append_bytes(&text, 0, totals->total);
+    append(&text, totals->total ? " (" : "");
+    append_categories(&text, &totals->now);
+    append(&text, totals->total ? ")\n" : "\n");
+    append_reserved(&text, oom);
+    append_peak(&text, ledger, device);
+    append_owners(&text, ledger, device);
     ms__unlock(&ledger->lock);
-    return text.used < room ? text.used : room ? room - 1 : 0;
+    return text.length < room ? text.length : room ? room - 1 : 0;
 }

@@ -1,117 +1,89 @@
-/* peaks.c - bytes by device, path and category: now, and when most was held. */
+/* peaks.c - peak trackers: opening, closing and reading them, and the rare part of changing totals. */
 #include "core/ledger/peaks.h"
+#include "core/ledger/chunk_array.h"
 
 #include <string.h>
 
-bool ms__directory_grow(ms_watch *watch, void ***chunks, uint32_t *room, uint32_t at)
+static bool reserve_saved_chunk(ms_peak_tracker *tracker, uint32_t device, uint32_t chunk)
 {
-    if (MS__LIKELY(at < *room))
-        return true;
-    uint32_t wanted = *room ? *room * 2 : 8;
-    while (wanted <= at)
-        wanted *= 2;
-    void **more = ms__alloc(watch, wanted * sizeof *more);
-    if (!more)
+    struct ms__device_peak *peak = &tracker->devices[device];
+    ms_watch *watch = tracker->ledger->watch;
+    if (!ms__chunk_array_grow(watch, (void ***)&peak->saved, &peak->room, chunk))
         return false;
-    memset(more, 0, wanted * sizeof *more);
-    if (*room)
-        memcpy(more, *chunks, *room * sizeof *more);
-    ms__free(watch, *chunks);
-    *chunks = more;
-    *room = wanted;
-    return true;
+    if (!peak->saved[chunk] && (peak->saved[chunk] = ms__alloc(watch, sizeof **peak->saved)))
+        memset(peak->saved[chunk], 0, sizeof **peak->saved);
+    return peak->saved[chunk] != NULL;
 }
 
-static bool reserve_seen(ms_peak_tracker *viewer, uint32_t device, uint32_t chunk)
+bool ms__totals_grow(ms_ledger *ledger, uint32_t device, uint32_t chunk)
 {
-    struct ms__view *view = &viewer->views[device];
-    ms_watch *watch = viewer->ledger->watch;
-    if (!ms__directory_grow(watch, (void ***)&view->seen, &view->room, chunk))
-        return false;
-    if (!view->seen[chunk] && (view->seen[chunk] = ms__alloc(watch, sizeof **view->seen)))
-        memset(view->seen[chunk], 0, sizeof **view->seen);
-    return view->seen[chunk] != NULL;
-}
-
-bool ms__cells_grow(ms_ledger *ledger, uint32_t device, uint32_t chunk)
-{
-    struct ms__device *on = &ledger->devices[device];
-    for (ms_peak_tracker *viewer = ledger->viewers; viewer; viewer = viewer->next)
-        if (!reserve_seen(viewer, device, chunk))
+    struct ms__device_totals *totals = &ledger->totals[device];
+    for (ms_peak_tracker *tracker = ledger->trackers; tracker; tracker = tracker->next)
+        if (!reserve_saved_chunk(tracker, device, chunk))
             return false;
-    if (!ms__directory_grow(ledger->watch, (void ***)&on->cells, &on->room, chunk))
+    if (!ms__chunk_array_grow(ledger->watch, (void ***)&totals->chunks, &totals->room, chunk))
         return false;
-    struct ms__cells *cells = ms__alloc(ledger->watch, sizeof *cells);
-    if (!cells)
+    struct ms__totals_chunk *zeros = ms__alloc(ledger->watch, sizeof *zeros);
+    if (!zeros)
         return false;
-    memset(cells, 0, sizeof *cells);
-    on->cells[chunk] = cells;
+    memset(zeros, 0, sizeof *zeros);
+    totals->chunks[chunk] = zeros;
     return true;
 }
 
-void ms__peaks_move(ms_ledger *ledger, const struct ms__block *block, ms_path path, uint32_t category)
+/* Both totals changed just now, so their values at each peak are saved. */
+void ms__peaks_move_block(ms_ledger *ledger, const struct ms__block *block, ms_path path, uint32_t category)
 {
     int64_t bytes = (int64_t)block->bytes;
-    for (ms_peak_tracker *viewer = ledger->viewers; viewer; viewer = viewer->next) {
-        struct ms__view *view = &viewer->views[block->device];
-        if (block->since > view->peak_time)
+    for (ms_peak_tracker *tracker = ledger->trackers; tracker; tracker = tracker->next) {
+        struct ms__device_peak *peak = &tracker->devices[block->device];
+        if (block->since > peak->peak_time)
             continue;
-        view->seen[block->path / MS__CELL_PATHS]->cells[ms__cell_at(block->path, block->category)].at -= bytes;
-        view->seen[path / MS__CELL_PATHS]->cells[ms__cell_at(path, category)].at += bytes;
-        view->peak.sums.of[block->category] -= bytes;
-        view->peak.sums.of[category] += bytes;
-        if (block->since == view->peak_since)
-            view->peak.owner = path;
+        uint32_t from = ms__total_index(block->path, block->category), to = ms__total_index(path, category);
+        peak->saved[block->path / MS__PATHS_PER_CHUNK]->totals[from].bytes -= bytes;
+        peak->saved[path / MS__PATHS_PER_CHUNK]->totals[to].bytes += bytes;
+        peak->peak.sums.of[block->category] -= bytes;
+        peak->peak.sums.of[category] += bytes;
+        if (block->since == peak->block_since)
+            peak->peak.owner = path;
     }
 }
 
-void ms__cells_close(ms_ledger *ledger)
+static void begin_peak(const ms_ledger *ledger, struct ms__device_peak *peak, uint32_t device)
+{
+    const struct ms__device_totals *totals = &ledger->totals[device];
+    peak->peak = (ms_peak){totals->total, totals->now, ledger->step, MS_IDLE, MS_GLOBAL, MS_GLOBAL};
+    peak->peak_time = ledger->time;
+    peak->block_since = 0;
+}
+
+static void free_tracker(ms_peak_tracker *tracker)
+{
+    ms_watch *watch = tracker->ledger->watch;
+    for (uint32_t device = 0; device < MS_MAX_DEVICES; device++) {
+        struct ms__device_peak *peak = &tracker->devices[device];
+        for (uint32_t chunk = 0; chunk < peak->room; chunk++)
+            ms__free(watch, peak->saved[chunk]);
+        ms__free(watch, peak->saved);
+    }
+    ms__free(watch, tracker);
+}
+
+void ms__trackers_close(ms_ledger *ledger)
+{
+    while (ledger->trackers) {
+        ms_peak_tracker *tracker = ledger->trackers;
+        ledger->trackers = tracker->next;
+        free_tracker(tracker);
+    }
+}
+
+static bool reserve_saved_chunks(ms_peak_tracker *tracker)
 {
     for (uint32_t device = 0; device < MS_MAX_DEVICES; device++) {
-        struct ms__device *on = &ledger->devices[device];
-        for (uint32_t chunk = 0; chunk < on->room; chunk++)
-            ms__free(ledger->watch, on->cells[chunk]);
-        ms__free(ledger->watch, on->cells);
-        *on = (struct ms__device){0};
-    }
-}
-
-/* ---- viewers ---- */
-static void begin_view(const ms_ledger *ledger, struct ms__view *view, uint32_t device)
-{
-    const struct ms__device *on = &ledger->devices[device];
-    view->peak = (ms_peak){on->total, on->now, ledger->step, MS_IDLE, MS_GLOBAL, MS_GLOBAL};
-    view->peak_time = ledger->time;
-    view->peak_since = 0;
-}
-
-static void free_viewer(ms_peak_tracker *viewer)
-{
-    ms_watch *watch = viewer->ledger->watch;
-    for (uint32_t device = 0; device < MS_MAX_DEVICES; device++) {
-        struct ms__view *view = &viewer->views[device];
-        for (uint32_t chunk = 0; chunk < view->room; chunk++)
-            ms__free(watch, view->seen[chunk]);
-        ms__free(watch, view->seen);
-    }
-    ms__free(watch, viewer);
-}
-
-void ms__viewers_close(ms_ledger *ledger)
-{
-    while (ledger->viewers) {
-        ms_peak_tracker *viewer = ledger->viewers;
-        ledger->viewers = viewer->next;
-        free_viewer(viewer);
-    }
-}
-
-static bool see_all(ms_peak_tracker *viewer)
-{
-    for (uint32_t device = 0; device < MS_MAX_DEVICES; device++) {
-        const struct ms__device *on = &viewer->ledger->devices[device];
-        for (uint32_t chunk = 0; chunk < on->room; chunk++)
-            if (on->cells[chunk] && !reserve_seen(viewer, device, chunk))
+        const struct ms__device_totals *totals = &tracker->ledger->totals[device];
+        for (uint32_t chunk = 0; chunk < totals->room; chunk++)
+            if (totals->chunks[chunk] && !reserve_saved_chunk(tracker, device, chunk))
                 return false;
     }
     return true;
@@ -120,92 +92,71 @@ static bool see_all(ms_peak_tracker *viewer)
 ms_peak_tracker *ms_peak_tracker_open(ms_ledger *ledger)
 {
     ms__lock(&ledger->lock);
-    ms_peak_tracker *viewer = ms__alloc(ledger->watch, sizeof *viewer);
-    if (viewer) {
-        memset(viewer, 0, sizeof *viewer);
-        viewer->ledger = ledger;
+    ms_peak_tracker *tracker = ms__alloc(ledger->watch, sizeof *tracker);
+    if (tracker) {
+        memset(tracker, 0, sizeof *tracker);
+        tracker->ledger = ledger;
         for (uint32_t device = 0; device < MS_MAX_DEVICES; device++)
-            begin_view(ledger, &viewer->views[device], device);
-        if (see_all(viewer)) {
-            viewer->next = ledger->viewers;
-            ledger->viewers = viewer;
+            begin_peak(ledger, &tracker->devices[device], device);
+        if (reserve_saved_chunks(tracker)) {
+            tracker->next = ledger->trackers;
+            ledger->trackers = tracker;
         } else {
-            free_viewer(viewer);
-            viewer = NULL;
+            free_tracker(tracker);
+            tracker = NULL;
         }
     }
-    if (!viewer)
+    if (!tracker)
         ms__ledger_count_lost(ledger);
     ms__unlock(&ledger->lock);
-    return viewer;
+    return tracker;
 }
 
-void ms_peak_tracker_close(ms_peak_tracker *viewer)
+void ms_peak_tracker_close(ms_peak_tracker *tracker)
 {
-    if (!viewer)
+    if (!tracker)
         return;
-    ms_ledger *ledger = viewer->ledger;
+    ms_ledger *ledger = tracker->ledger;
     ms__lock(&ledger->lock);
-    for (ms_peak_tracker **at = &ledger->viewers; *at; at = &(*at)->next)
-        if (*at == viewer) {
-            *at = viewer->next;
+    for (ms_peak_tracker **at = &ledger->trackers; *at; at = &(*at)->next)
+        if (*at == tracker) {
+            *at = tracker->next;
             break;
         }
-    free_viewer(viewer);
+    free_tracker(tracker);
     ms__unlock(&ledger->lock);
 }
 
-void ms_peak_tracker_reset(ms_peak_tracker *viewer)
+void ms_peak_tracker_reset(ms_peak_tracker *tracker)
 {
-    ms_ledger *ledger = viewer->ledger;
+    ms_ledger *ledger = tracker->ledger;
     ms__lock(&ledger->lock);
     for (uint32_t device = 0; device < MS_MAX_DEVICES; device++)
-        begin_view(ledger, &viewer->views[device], device);
+        begin_peak(ledger, &tracker->devices[device], device);
     ms__unlock(&ledger->lock);
 }
 
-ms_peak ms_peak_tracker_peak(ms_peak_tracker *viewer, uint32_t device)
+ms_peak ms_peak_tracker_peak(ms_peak_tracker *tracker, uint32_t device)
 {
     if (device >= MS_MAX_DEVICES)
         return (ms_peak){0};
-    ms__lock(&viewer->ledger->lock);
-    ms_peak peak = viewer->views[device].peak;
-    ms__unlock(&viewer->ledger->lock);
+    ms__lock(&tracker->ledger->lock);
+    ms_peak peak = tracker->devices[device].peak;
+    ms__unlock(&tracker->ledger->lock);
     return peak;
 }
 
-static const int64_t *cells_of(const struct ms__device *on, ms_path path)
+ms_sums ms_peak_tracker_peak_of(ms_peak_tracker *tracker, uint32_t device, ms_path path)
 {
-    uint32_t chunk = path / MS__CELL_PATHS;
-    return chunk < on->room && on->cells[chunk] ? &on->cells[chunk]->now[ms__cell_at(path, 0)] : NULL;
-}
-
-ms_sums ms_peak_tracker_peak_of(ms_peak_tracker *viewer, uint32_t device, ms_path path)
-{
-    ms_ledger *ledger = viewer->ledger;
+    ms_ledger *ledger = tracker->ledger;
     ms_sums sums = {{0}};
     if (device >= MS_MAX_DEVICES)
         return sums;
     ms__lock(&ledger->lock);
-    const int64_t *now = cells_of(&ledger->devices[device], path);
-    const struct ms__view *view = &viewer->views[device];
-    for (uint32_t category = 0; now && category < MS_CATEGORY_COUNT; category++) {
-        const struct ms__saved *saved = &view->seen[path / MS__CELL_PATHS]->cells[ms__cell_at(path, category)];
-        sums.of[category] = saved->when > view->peak_time ? saved->at : now[category];
-    }
-    ms__unlock(&ledger->lock);
-    return sums;
-}
-
-ms_sums ms_ledger_now_of(ms_ledger *ledger, uint32_t device, ms_path path)
-{
-    ms_sums sums = {{0}};
-    if (device >= MS_MAX_DEVICES)
-        return sums;
-    ms__lock(&ledger->lock);
-    const int64_t *now = cells_of(&ledger->devices[device], path);
-    if (now)
-        memcpy(sums.of, now, sizeof sums.of);
+    const int64_t *now = ms__totals_of_path(&ledger->totals[device], path);
+    for (uint32_t category = 0; now && category < MS_CATEGORY_COUNT; category++)
+        sums.of[category] = ms__total_at_peak(&tracker->devices[device], path / MS__PATHS_PER_CHUNK,
+                                              ms__total_index(path, category), now[category]);
     ms__unlock(&ledger->lock);
     return sums;
 }

@@ -15,7 +15,7 @@ int ms__call_ring_open(ms_watch *watch, struct ms__call_ring *ring, uint32_t cap
 void ms__call_ring_close(ms_watch *watch, struct ms__call_ring *ring)
 {
     ms__free(watch, ring->records);
-    ms__free(watch, ring->links);
+    ms__free(watch, ring->call_refs);
 }
 
 void ms__call_ring_clear(struct ms__call_ring *ring)

@@ -17,9 +17,10 @@ struct ms__call_record {
     _Atomic ms_path path;    /* the owner of these nodes */
 };
 
-/* Which entry of the ledger's call stats a call record belongs to (ledger/call_events.c). */
-struct ms__link {
-    uint32_t round, entry;
+/* Reference from a call record to the call's stats at the ledger (ms__call_ref of call_stats.h). */
+struct ms__packed_call_ref {
+    uint32_t root_call; /* the lower 32 bits; 0: none */
+    uint32_t index;
     ms_path path;
 };
 
@@ -35,9 +36,9 @@ struct ms__link {
  * - a call that begins after a node was created has begin > that node's number, so records that the
  *   writer appends or removes at the end cannot change the answer for that node. */
 struct ms__call_ring {
-    struct ms__call_record *records; /* allocated at once; the system maps the pages when they are first used */
-    struct ms__link *links;          /* one for each record, or NULL; guarded by the ledger's lock */
-    uint32_t capacity;               /* a power of two */
+    struct ms__call_record *records;       /* allocated at once; the system maps the pages when they are first used */
+    struct ms__packed_call_ref *call_refs; /* one for each record, or NULL; guarded by the ledger's lock */
+    uint32_t capacity;                     /* a power of two */
     _Atomic uint64_t first;
     _Atomic uint64_t oldest;
     _Atomic uint64_t end;

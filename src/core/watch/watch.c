@@ -2,6 +2,7 @@
 #include "core/watch/watch.h"
 #include "core/ledger/call_events.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -78,7 +79,7 @@ static void free_thread(ms_watch *watch, ms_thread *thread)
 {
     if (thread->ring.records)
         ms__call_ring_close(watch, &thread->ring);
-    ms__seat_free(thread);
+    ms__on_thread_end(thread);
     ms__free(watch, thread->frames);
     ms__free(watch, thread);
 }
@@ -99,6 +100,15 @@ void ms_watch_close(ms_watch *watch)
         watch->options.free(watch->options.context, watch);
     else
         free(watch);
+}
+
+void ms_device_set_name(ms_watch *watch, uint32_t device, const char *name)
+{
+    if (device >= MS_MAX_DEVICES)
+        return;
+    pthread_mutex_lock(&watch->lock);
+    snprintf(watch->device_names[device], MS__DEVICE_NAME, "%s", name);
+    pthread_mutex_unlock(&watch->lock);
 }
 
 uint64_t ms_watch_lost(const ms_watch *watch)
@@ -189,7 +199,7 @@ void ms_thread_close(ms_thread *thread)
     ms_watch *watch = thread->watch;
     pthread_mutex_lock(&watch->lock);
     ms__thread_record_nodes(thread);
-    ms__seat_free(thread);
+    ms__on_thread_end(thread);
     thread->depth = thread->nodes_open = thread->unrecorded = thread->unpushed = 0;
     MS__STORE(thread->ring.unrecorded_from, UINT64_MAX);
     thread->open = false;

@@ -81,8 +81,8 @@ struct ms_thread {
 
     uint32_t optimizer_at; /* 1 + the depth at which the outermost optimizer step began; 0: none is open */
     uint32_t optimizer_steps_open;
-    struct ms__seat *seat; /* at the ledger, or NULL */
-    uint32_t number;       /* from 1; a new thread that takes an ended one's memory takes its number too */
+    struct ms__thread_spans *spans; /* at the ledger, or NULL */
+    uint32_t number;                /* from 1; a new thread that takes an ended one's memory takes its number too */
 
     bool open;             /* guarded by watch->lock */
     ms_thread *next;       /* the list of all threads; guarded by watch->lock */
@@ -102,7 +102,7 @@ struct ms_watch {
     _Atomic(ms_ledger *) ledger; /* the one attached, or NULL; written with lock held */
     ms_ledger *closed_ledgers;   /* guarded by lock */
     ms_ledger *locked_ledger;    /* around fork */
-    uint64_t rounds;             /* guarded by the attached ledger's lock */
+    uint64_t root_calls;         /* guarded by the attached ledger's lock */
     uint32_t thread_count;       /* guarded by lock */
     char device_names[MS_MAX_DEVICES][MS__DEVICE_NAME]; /* guarded by lock */
 };

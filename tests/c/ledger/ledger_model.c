@@ -18,7 +18,7 @@ void lm_wrong(struct ledger_model *model, const char *format, ...)
     va_end(arguments);
 }
 
-/* Paths far apart: what a ledger keeps for a few neighbours at a time is needed many times. */
+/* Add paths that are far apart, so that each needs its own chunk of totals. */
 static bool add_paths(struct ledger_model *model)
 {
     for (int i = 1; i < LM_PATHS; i++) {
@@ -68,23 +68,23 @@ void lm_close(struct ledger_model *model)
 }
 
 /* ---- sums ---- */
-struct lm_cells lm_cells_now(const struct ledger_model *model, uint32_t device)
+struct lm_totals lm_totals_now(const struct ledger_model *model, uint32_t device)
 {
-    struct lm_cells cells = {{{0}}};
+    struct lm_totals totals = {{{0}}};
     for (uint32_t i = 0; i < model->block_count; i++) {
         const struct lm_block *block = &model->blocks[i];
         if (block->device == device)
-            cells.of[block->path][block->category] += (int64_t)block->bytes;
+            totals.of[block->path][block->category] += (int64_t)block->bytes;
     }
-    return cells;
+    return totals;
 }
 
-ms_sums lm_sums_of(const struct lm_cells *cells)
+ms_sums lm_sums_of(const struct lm_totals *totals)
 {
     ms_sums sums = {{0}};
     for (int path = 0; path < LM_PATHS; path++)
         for (int category = 0; category < MS_CATEGORY_COUNT; category++)
-            sums.of[category] += cells->of[path][category];
+            sums.of[category] += totals->of[path][category];
     return sums;
 }
 
@@ -115,23 +115,23 @@ static struct lm_block *find(struct ledger_model *model, uint64_t address)
     return NULL;
 }
 
-static void strike(struct ledger_model *model, struct lm_block *block)
+static void remove_block(struct ledger_model *model, struct lm_block *block)
 {
-    model->replaced += block->category == MS_PARAMETER || block->category == MS_BUFFER;
+    model->parameters_dropped += block->category == MS_PARAMETER || block->category == MS_BUFFER;
     *block = model->blocks[--model->block_count];
 }
 
 static void grow_peaks(struct ledger_model *model, uint32_t thread, const struct lm_block *block)
 {
-    const struct lm_thread *by = thread == LM_NOBODY ? NULL : &model->threads[thread];
-    struct lm_cells cells = lm_cells_now(model, block->device);
-    ms_sums sums = lm_sums_of(&cells);
-    for (int i = 0; i < LM_VIEWERS; i++) {
-        struct lm_peak *peak = &model->viewers[i].peaks[block->device];
-        if (!model->viewers[i].core || lm_total(&sums) <= peak->bytes)
+    const struct lm_thread *by = thread == LM_NO_THREAD ? NULL : &model->threads[thread];
+    struct lm_totals totals = lm_totals_now(model, block->device);
+    ms_sums sums = lm_sums_of(&totals);
+    for (int i = 0; i < LM_TRACKERS; i++) {
+        struct lm_peak *peak = &model->trackers[i].peaks[block->device];
+        if (!model->trackers[i].core || lm_total(&sums) <= peak->bytes)
             continue;
         *peak = (struct lm_peak){.bytes = lm_total(&sums),
-                                 .cells = cells,
+                                 .totals = totals,
                                  .time = model->time,
                                  .since = block->since,
                                  .owner = block->path,
@@ -157,7 +157,7 @@ static void added(struct ledger_model *model, uint32_t thread, struct lm_block m
         return;
     struct lm_block *before = find(model, made.address);
     if (before)
-        strike(model, before);
+        remove_block(model, before);
     made.since = ++model->time;
     model->blocks[model->block_count++] = made;
     uint32_t number = lm_device_numbers[made.device] + 1;
@@ -166,33 +166,33 @@ static void added(struct ledger_model *model, uint32_t thread, struct lm_block m
     lm_calls_grow(model);
 }
 
-/* The model is full, or the header does not say what happens. */
-static bool avoided(struct ledger_model *model, uint64_t address, uint64_t bytes)
+/* The model has no room, or the header does not define what happens. */
+static bool is_avoided(struct ledger_model *model, uint64_t address, uint64_t bytes)
 {
     return model->block_count == LM_BLOCKS || (!bytes && find(model, address));
 }
 
 void lm_add(struct ledger_model *model, uint32_t thread, uint64_t address, uint64_t bytes, uint32_t device)
 {
-    if (avoided(model, address, bytes))
+    if (is_avoided(model, address, bytes))
         return;
-    const struct lm_thread *by = thread == LM_NOBODY ? NULL : &model->threads[thread];
+    const struct lm_thread *by = thread == LM_NO_THREAD ? NULL : &model->threads[thread];
     ms_phase phase = by ? lm_phase(by) : MS_IDLE;
     struct lm_block made = {.address = address, .bytes = bytes, .device = device, .path = by ? lm_path(by) : 0};
     made.category = phase == MS_BACKWARD || phase == MS_OPTIMIZER ? MS_TEMP : MS_ACTIVATION;
     uint32_t number = lm_device_numbers[device];
-    bool said = bytes % 4 == 1; /* the same in other words */
+    bool with_phase = bytes % 4 == 1; /* some blocks go through ms_block_add_in, which does the same */
     added(model, thread, made,
-          said ? ms_block_add_in(model->ledger, phase, model->paths[made.path], address, bytes, number)
-               : ms_block_add(model->ledger, by ? by->core : NULL, address, bytes, number));
+          with_phase ? ms_block_add_in(model->ledger, phase, model->paths[made.path], address, bytes, number)
+                     : ms_block_add(model->ledger, by ? by->core : NULL, address, bytes, number));
 }
 
 void lm_add_as(struct ledger_model *model, uint32_t thread, struct lm_block what)
 {
-    if (avoided(model, what.address, what.bytes))
+    if (is_avoided(model, what.address, what.bytes))
         return;
-    const ms_thread *core = thread == LM_NOBODY ? NULL : model->threads[thread].core;
-    what.noted = true;
+    const ms_thread *core = thread == LM_NO_THREAD ? NULL : model->threads[thread].core;
+    what.claimed = true;
     added(model, thread, what,
           ms_block_add_as(model->ledger, core, what.address, what.bytes, lm_device_numbers[what.device], what.category,
                           model->paths[what.path], what.outside));
@@ -206,18 +206,18 @@ void lm_drop(struct ledger_model *model, uint64_t address)
         lm_wrong(model, "dropping gave %d (%s)", error, ms_error_text(error));
     model->time++;
     if (block)
-        strike(model, block);
+        remove_block(model, block);
 }
 
-/* Now, and in every peak it lived at. */
-static void move(struct ledger_model *model, struct lm_block *block, ms_category category, uint32_t path)
+/* A retroactive claim: move the block now, and in every peak at which it was live. */
+static void move_block(struct ledger_model *model, struct lm_block *block, ms_category category, uint32_t path)
 {
-    for (int i = 0; i < LM_VIEWERS; i++) {
-        struct lm_peak *peak = &model->viewers[i].peaks[block->device];
-        if (!model->viewers[i].core || block->since > peak->time)
+    for (int i = 0; i < LM_TRACKERS; i++) {
+        struct lm_peak *peak = &model->trackers[i].peaks[block->device];
+        if (!model->trackers[i].core || block->since > peak->time)
             continue;
-        peak->cells.of[block->path][block->category] -= (int64_t)block->bytes;
-        peak->cells.of[path][category] += (int64_t)block->bytes;
+        peak->totals.of[block->path][block->category] -= (int64_t)block->bytes;
+        peak->totals.of[path][category] += (int64_t)block->bytes;
         if (block->since == peak->since)
             peak->since = 0;
     }
@@ -225,16 +225,16 @@ static void move(struct ledger_model *model, struct lm_block *block, ms_category
     block->path = path;
 }
 
-static bool held_by_object(ms_category is)
+static bool is_held_by_object(ms_category is)
 {
     return is == MS_PARAMETER || is == MS_BUFFER || is == MS_GRADIENT || is == MS_OPTSTATE;
 }
 
-/* Of several claims the category that comes first holds; a parameter or buffer is no optimizer state. */
-static bool stays(const struct ledger_model *model, const struct lm_block *block, ms_category category)
+/* Of several claims the category that comes first is kept; a parameter or buffer does not become optimizer state. */
+static bool has_stronger_claim(const struct ledger_model *model, const struct lm_block *block, ms_category category)
 {
     ms_category is = block->category;
-    if (model->claiming && block->noted && held_by_object(is) && is < category)
+    if (model->claiming && block->claimed && is_held_by_object(is) && is < category)
         return true;
     return category == MS_OPTSTATE && (is == MS_PARAMETER || is == MS_BUFFER);
 }
@@ -246,15 +246,15 @@ void lm_claim(struct ledger_model *model, uint64_t address, ms_category category
     model->time++;
     if (error == MS_ENOMEM && block) {
         model->refused++;
-        if (model->claiming) /* whether it counts as claimed is not said */
+        if (model->claiming) /* the header does not define whether it counts as claimed */
             lm_drop(model, address);
         return;
     }
     if (error != (block ? MS_OK : MS_ENOBLOCK))
         lm_wrong(model, "claiming gave %d (%s)", error, ms_error_text(error));
-    if (block && !stays(model, block, category)) {
-        block->noted = true;
-        move(model, block, category, path);
+    if (block && !has_stronger_claim(model, block, category)) {
+        block->claimed = true;
+        move_block(model, block, category, path);
     }
 }
 
@@ -262,7 +262,7 @@ void lm_clear(struct ledger_model *model)
 {
     ms_ledger_clear(model->ledger);
     while (model->block_count)
-        strike(model, &model->blocks[0]);
+        remove_block(model, &model->blocks[0]);
     model->time++;
 }
 
@@ -273,7 +273,7 @@ void lm_claims_begin(struct ledger_model *model)
     ms_claims_begin(model->ledger);
     model->claiming = true;
     for (uint32_t i = 0; i < model->block_count; i++)
-        model->blocks[i].noted = false;
+        model->blocks[i].claimed = false;
 }
 
 void lm_claims_end(struct ledger_model *model)
@@ -285,10 +285,10 @@ void lm_claims_end(struct ledger_model *model)
     model->time++;
     for (uint32_t i = model->block_count; i-- > 0;) {
         struct lm_block *block = &model->blocks[i];
-        bool held = held_by_object(block->category);
-        if (!block->noted && block->outside) {
-            strike(model, block);
-        } else if (!block->noted && held) {
+        bool held = is_held_by_object(block->category);
+        if (!block->claimed && block->outside) {
+            remove_block(model, block);
+        } else if (!block->claimed && held) {
             block->category = MS_OTHER;
             block->since = model->time;
         }
@@ -307,39 +307,39 @@ void lm_pause(struct ledger_model *model)
         lm_wrong(model, "not attached again");
 }
 
-/* ---- viewers ---- */
-static void begin_view(struct ledger_model *model, struct lm_viewer *viewer)
+/* ---- peak trackers ---- */
+static void begin_peaks(struct ledger_model *model, struct lm_tracker *tracker)
 {
     for (uint32_t device = 0; device < LM_DEVICES; device++) {
-        struct lm_cells cells = lm_cells_now(model, device);
-        ms_sums sums = lm_sums_of(&cells);
-        viewer->peaks[device] = (struct lm_peak){.bytes = lm_total(&sums), .cells = cells, .time = model->time};
+        struct lm_totals totals = lm_totals_now(model, device);
+        ms_sums sums = lm_sums_of(&totals);
+        tracker->peaks[device] = (struct lm_peak){.bytes = lm_total(&sums), .totals = totals, .time = model->time};
     }
 }
 
-void lm_view(struct ledger_model *model, uint32_t place)
+void lm_tracker_open(struct ledger_model *model, uint32_t index)
 {
-    struct lm_viewer *viewer = &model->viewers[place];
-    if (viewer->core)
+    struct lm_tracker *tracker = &model->trackers[index];
+    if (tracker->core)
         return;
-    viewer->core = ms_peak_tracker_open(model->ledger);
-    if (viewer->core)
-        begin_view(model, viewer);
+    tracker->core = ms_peak_tracker_open(model->ledger);
+    if (tracker->core)
+        begin_peaks(model, tracker);
 }
 
-void lm_view_close(struct ledger_model *model, uint32_t place)
+void lm_tracker_close(struct ledger_model *model, uint32_t index)
 {
-    struct lm_viewer *viewer = &model->viewers[place];
-    if (viewer->core)
-        ms_peak_tracker_close(viewer->core);
-    viewer->core = NULL;
+    struct lm_tracker *tracker = &model->trackers[index];
+    if (tracker->core)
+        ms_peak_tracker_close(tracker->core);
+    tracker->core = NULL;
 }
 
-void lm_view_reset(struct ledger_model *model, uint32_t place)
+void lm_tracker_reset(struct ledger_model *model, uint32_t index)
 {
-    struct lm_viewer *viewer = &model->viewers[place];
-    if (!viewer->core)
+    struct lm_tracker *tracker = &model->trackers[index];
+    if (!tracker->core)
         return;
-    ms_peak_tracker_reset(viewer->core);
-    begin_view(model, viewer);
+    ms_peak_tracker_reset(tracker->core);
+    begin_peaks(model, tracker);
 }

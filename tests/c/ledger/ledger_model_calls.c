@@ -1,5 +1,5 @@
-/* ledger_model_calls.c - where the threads of the model are, and what was held around their calls. */
-#include "grown.h"
+/* ledger_model_calls.c - the calls and nodes of the model's threads, and what was held around the calls. */
+#include "grow_array.h"
 #include "ledger_model.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 /* ---- threads ---- */
 
-/* Enters once, so that what a thread needs for itself is there. */
+/* Enter an override once, so that the thread has allocated its stack of frames. */
 bool lm_thread_open(struct ledger_model *model, uint32_t at)
 {
     struct lm_thread *thread = &model->threads[at];
@@ -84,7 +84,7 @@ static void expect_ok(struct ledger_model *model, int error)
 
 /* ---- peaks ---- */
 
-/* Of each device, the higher total; the older one if they are the same. */
+/* Keep for each device the higher total; the older one if they are the same. */
 static void raise(struct lm_sums *peak, const struct lm_sums *now)
 {
     for (int device = 0; device < LM_DEVICES; device++) {
@@ -103,8 +103,8 @@ void lm_calls_grow(struct ledger_model *model)
     struct lm_sums now = lm_now(model);
     for (uint64_t i = 0; i < model->call_count; i++) {
         struct lm_call *call = &model->calls[i];
-        if (call->round != model->round_of[call->path])
-            continue; /* nobody asks for it any more */
+        if (call->root_call != model->root_call_of[call->path])
+            continue; /* it is no longer compared */
         if (call->open)
             raise(&call->peak, &now);
         if (call->begun)
@@ -115,20 +115,20 @@ void lm_calls_grow(struct ledger_model *model)
 }
 
 /* ---- calls ---- */
-static void begin_round(struct ledger_model *model, struct lm_thread *thread, uint32_t path)
+static void begin_root_call(struct ledger_model *model, struct lm_thread *thread, uint32_t path)
 {
-    thread->round = ++model->rounds;
-    bool again = !model->steps && model->step && model->iteration_of[path] == model->step;
-    if (!model->step || model->step_left || again)
+    thread->root_call = ++model->root_calls;
+    bool repeated = !model->steps && model->step && model->step_of[path] == model->step;
+    if (!model->step || model->step_left || repeated)
         model->step++;
     model->step_left = false;
-    model->iteration_of[path] = model->step;
+    model->step_of[path] = model->step;
 }
 
 static uint32_t innermost_call(const struct lm_thread *thread)
 {
     for (uint32_t i = thread->depth; i-- > 0;)
-        if (thread->frames[i].kind != LM_HOLD)
+        if (thread->frames[i].kind != LM_OVERRIDE)
             return thread->frames[i].kind == LM_CALL ? thread->frames[i].call : 0;
     return 0;
 }
@@ -138,18 +138,18 @@ void lm_call_enter(struct ledger_model *model, uint32_t at, uint32_t path)
     struct lm_thread *thread = &model->threads[at];
     if (is_full(thread) || model->open_of[path])
         return;
-    bool again = lm_open_of_kind(thread, LM_NODE) > 0;
+    bool recompute = lm_open_of_kind(thread, LM_NODE) > 0;
     expect_ok(model, ms_call_enter(thread->core, model->paths[path], thread->made_count));
-    if (!again && !lm_open_of_kind(thread, LM_CALL))
-        begin_round(model, thread, path);
-    if (!again)
-        model->round_of[path] = thread->round;
+    if (!recompute && !lm_open_of_kind(thread, LM_CALL))
+        begin_root_call(model, thread, path);
+    if (!recompute)
+        model->root_call_of[path] = thread->root_call;
     struct lm_sums now = lm_now(model);
-    model->calls = grown(model->calls, model->call_count, sizeof *model->calls, &model->call_room);
+    model->calls = grow_array(model->calls, model->call_count, sizeof *model->calls, &model->call_room);
     model->calls[model->call_count++] = (struct lm_call){.path = path,
                                                          .outer = innermost_call(thread),
-                                                         .round = model->round_of[path],
-                                                         .again = again,
+                                                         .root_call = model->root_call_of[path],
+                                                         .recompute = recompute,
                                                          .open = true,
                                                          .pre = now,
                                                          .peak = now};
@@ -174,7 +174,8 @@ static bool is_within(const struct ledger_model *model, uint32_t call, uint64_t 
     return call != 0;
 }
 
-/* The thread goes to a node made in `call` (plus 1): it and those around it begin or go on. */
+/* The thread begins a node created in `call` (an index, plus 1): the backwards of that call and the calls around it
+ * begin or go on. */
 static void go_to(struct ledger_model *model, uint32_t call)
 {
     struct lm_sums now = lm_now(model);
@@ -198,12 +199,12 @@ static void go_to(struct ledger_model *model, uint32_t call)
     }
 }
 
-void lm_node_enter(struct ledger_model *model, uint32_t at, uint32_t maker, uint64_t number)
+void lm_node_enter(struct ledger_model *model, uint32_t at, uint32_t creator, uint64_t number)
 {
     struct lm_thread *thread = &model->threads[at];
     if (is_full(thread))
         return;
-    const struct lm_thread *by = &model->threads[maker];
+    const struct lm_thread *by = &model->threads[creator];
     struct lm_node node = number < by->made_count ? by->made[number] : (struct lm_node){0};
     expect_ok(model, ms_node_enter(thread->core, by->id, number, thread->made_count));
     model->no_backward |= node.odd || number == MS_NO_NUMBER;
@@ -233,13 +234,13 @@ static void leave_node(struct ledger_model *model, const struct lm_thread *threa
 }
 
 /* ---- the rest of what a thread does ---- */
-void lm_hold_enter(struct ledger_model *model, uint32_t at, uint32_t path)
+void lm_override_enter(struct ledger_model *model, uint32_t at, uint32_t path)
 {
     struct lm_thread *thread = &model->threads[at];
     if (is_full(thread))
         return;
     expect_ok(model, ms_override_enter(thread->core, model->paths[path]));
-    push(thread, LM_HOLD, path, 0);
+    push(thread, LM_OVERRIDE, path, 0);
 }
 
 void lm_leave(struct ledger_model *model, uint32_t at)
@@ -262,16 +263,16 @@ void lm_make(struct ledger_model *model, uint32_t at, uint64_t count)
 {
     struct lm_thread *thread = &model->threads[at];
     uint32_t inner = thread->depth;
-    while (inner && thread->frames[inner - 1].kind == LM_HOLD)
+    while (inner && thread->frames[inner - 1].kind == LM_OVERRIDE)
         inner--;
     struct lm_node node = {0};
     if (inner) {
         const struct lm_frame *frame = &thread->frames[inner - 1];
-        bool forward = frame->kind == LM_CALL && !model->calls[frame->call - 1].again;
+        bool forward = frame->kind == LM_CALL && !model->calls[frame->call - 1].recompute;
         node = (struct lm_node){.path = frame->path, .call = forward ? frame->call : 0, .odd = !forward};
     }
     for (; count; count--) {
-        thread->made = grown(thread->made, thread->made_count, sizeof *thread->made, &thread->made_room);
+        thread->made = grow_array(thread->made, thread->made_count, sizeof *thread->made, &thread->made_room);
         thread->made[thread->made_count++] = node;
     }
 }
@@ -286,7 +287,7 @@ void lm_step_enter(struct ledger_model *model, uint32_t at)
     model->steps = true;
 }
 
-/* Leaves it only from where it was entered. */
+/* Does nothing unless the thread is where it entered the step. */
 void lm_step_leave(struct ledger_model *model, uint32_t at)
 {
     struct lm_thread *thread = &model->threads[at];

@@ -1,4 +1,4 @@
-/* ledger_play.c - a tiny interpreter: one byte says what happens, the next ones to what. */
+/* ledger_play.c - a small interpreter: one byte is the event, the next ones are its arguments. */
 #include "ledger_play.h"
 
 struct tape {
@@ -12,7 +12,7 @@ static uint32_t take(struct tape *tape)
 
 bool ledger_play_open(struct ledger_play *play, struct heap *heap, unsigned bounds)
 {
-    struct heap told = *heap;
+    struct heap asked = *heap;
     heap->refuse_at = 0;
     ms_options options = heap_options(heap);
     options.calls_kept = 1 << 12;
@@ -20,10 +20,10 @@ bool ledger_play_open(struct ledger_play *play, struct heap *heap, unsigned boun
     if (!lm_open(&play->model, &options))
         return false;
     play->model.no_backward = !(bounds & LEDGER_PLAY_PLAIN);
-    heap->refuse_at = told.refuse_at ? heap->asked + told.refuse_at : 0;
+    heap->refuse_at = asked.refuse_at ? heap->asked + asked.refuse_at : 0;
     if (!lm_open_ledger(&play->model))
         return false;
-    lm_view(&play->model, 0);
+    lm_tracker_open(&play->model, 0);
     return true;
 }
 
@@ -34,13 +34,13 @@ void ledger_play_close(struct ledger_play *play)
 
 /* ---- blocks ---- */
 
-/* Few enough that addresses come again, and far enough apart to be spread. */
+/* There are few addresses, so that they are used again, and they are spread over the address space. */
 static uint64_t address_of(uint32_t choice)
 {
     return (uint64_t)(choice % 128) * 0x200 + ((uint64_t)(choice % 3) << 40);
 }
 
-/* Uneven, so that two totals are seldom the same. */
+/* The sizes are uneven, so that two totals are rarely equal. */
 static uint64_t bytes_of(uint32_t choice)
 {
     return choice == 255 ? 0 : choice * choice * 37 + choice % 11 + 1;
@@ -54,7 +54,7 @@ static uint32_t device_of(uint32_t choice)
 static void add(struct ledger_play *play, struct tape *tape)
 {
     uint32_t where = take(tape), bytes = take(tape), rest = take(tape);
-    uint32_t thread = rest >= 250 ? LM_NOBODY : play->current;
+    uint32_t thread = rest >= 250 ? LM_NO_THREAD : play->current;
     lm_add(&play->model, thread, address_of(where), bytes_of(bytes), device_of(rest));
 }
 
@@ -67,7 +67,7 @@ static void add_as(struct ledger_play *play, struct tape *tape)
                             .category = (ms_category)(rest / 8 % MS_CATEGORY_COUNT),
                             .path = path % LM_PATHS,
                             .outside = path & 16};
-    lm_add_as(&play->model, path & 32 ? LM_NOBODY : play->current, what);
+    lm_add_as(&play->model, path & 32 ? LM_NO_THREAD : play->current, what);
 }
 
 static void claim(struct ledger_play *play, struct tape *tape)
@@ -76,15 +76,15 @@ static void claim(struct ledger_play *play, struct tape *tape)
     lm_claim(&play->model, address_of(where), (ms_category)(what % MS_CATEGORY_COUNT), what / 16);
 }
 
-static void view(struct ledger_play *play, uint32_t choice)
+static void use_tracker(struct ledger_play *play, uint32_t choice)
 {
-    uint32_t place = choice / 3 % LM_VIEWERS;
+    uint32_t index = choice / 3 % LM_TRACKERS;
     if (choice % 3 == 0)
-        lm_view(&play->model, place);
+        lm_tracker_open(&play->model, index);
     else if (choice % 3 == 1)
-        lm_view_reset(&play->model, place);
+        lm_tracker_reset(&play->model, index);
     else
-        lm_view_close(&play->model, place);
+        lm_tracker_close(&play->model, index);
 }
 
 static void claims(struct ledger_play *play, uint32_t choice)
@@ -97,10 +97,11 @@ static void claims(struct ledger_play *play, uint32_t choice)
 
 /* ---- threads ---- */
 
-/* Who runs whose nodes: two threads in the same call at once is left open. */
+/* Which thread runs the nodes of thread i. Each has one: the header does not define what happens when two threads run
+ * nodes of the same call at once. */
 static const uint32_t runner_of[LM_THREADS] = {1, 1, 2, 0};
 
-static uint32_t maker_for(const struct ledger_play *play, uint32_t choice)
+static uint32_t creator_for(const struct ledger_play *play, uint32_t choice)
 {
     if (play->bounds & LEDGER_PLAY_ALONE)
         return play->current;
@@ -114,20 +115,20 @@ static void enter_node(struct ledger_play *play, struct tape *tape)
 {
     uint32_t choice = take(tape), age = take(tape);
     bool plain = play->bounds & LEDGER_PLAY_PLAIN;
-    uint32_t maker = plain ? maker_for(play, choice) : choice % LM_THREADS;
-    if (maker == LM_THREADS)
+    uint32_t creator = plain ? creator_for(play, choice) : choice % LM_THREADS;
+    if (creator == LM_THREADS)
         return;
-    const struct lm_thread *made_by = &play->model.threads[maker];
+    const struct lm_thread *made_by = &play->model.threads[creator];
     uint64_t number = made_by->made_count ? made_by->made_count - 1 - age / 2 % made_by->made_count : MS_NO_NUMBER;
     if (!plain && choice >= 250)
         number = MS_NO_NUMBER;
     if (plain && (number == MS_NO_NUMBER || made_by->made[number].odd))
         return;
-    lm_node_enter(&play->model, play->current, maker, number);
+    lm_node_enter(&play->model, play->current, creator, number);
 }
 
-/* A thread calls its own paths, and inside backward any: whose round is the latest, if two
- * threads call the same path, is left open. */
+/* Outside backward a thread calls only its own paths: if two threads call the same path, the header does not define
+ * which root call is the latest. */
 static void enter_call(struct ledger_play *play, uint32_t choice)
 {
     const struct lm_thread *thread = &play->model.threads[play->current];
@@ -147,7 +148,7 @@ static void turn_to(struct ledger_play *play, uint32_t choice)
         play->current = choice % LM_THREADS;
 }
 
-/* Whole calls, and a backward through the youngest nodes, as a model makes them. */
+/* Whole calls, and a backward through the youngest nodes, as in a training step. */
 static void forward_and_back(struct ledger_play *play, struct tape *tape)
 {
     uint32_t choice = take(tape), age = 0;
@@ -206,7 +207,7 @@ static void step(struct ledger_play *play, struct tape *tape)
     else if (event < 212)
         enter_node(play, tape);
     else if (event < 215)
-        lm_hold_enter(model, play->current, event % LM_PATHS);
+        lm_override_enter(model, play->current, event % LM_PATHS);
     else if (event < 218 && !(play->bounds & LEDGER_PLAY_PLAIN))
         lm_node_enter_as(model, play->current, event % LM_PATHS);
     else if (event < 226)
@@ -216,7 +217,7 @@ static void step(struct ledger_play *play, struct tape *tape)
     else if (event < 233)
         lm_step_leave(model, play->current);
     else if (event < 242)
-        view(play, event);
+        use_tracker(play, event);
     else
         rare(play, event, tape);
 }

@@ -8,8 +8,8 @@
 
 enum ledger_play_bounds {
     LEDGER_PLAY_ALONE = 1,  /* one thread */
-    LEDGER_PLAY_PLAIN = 2,  /* no node whose backward the header leaves open */
-    LEDGER_PLAY_FOREVER = 4 /* threads do not end, the ledger stays attached */
+    LEDGER_PLAY_PLAIN = 2,  /* no node whose backward the header does not define */
+    LEDGER_PLAY_FOREVER = 4 /* threads do not end, and the ledger stays attached */
 };
 
 struct ledger_play {
@@ -18,10 +18,10 @@ struct ledger_play {
     unsigned bounds;
 };
 
-/* Opens the watch; then `heap` refuses as it is told, and the ledger is opened. False if that failed. */
+/* Open the watch with memory, then the ledger with what `heap` refuses. False if the ledger could not be opened. */
 bool ledger_play_open(struct ledger_play *play, struct heap *heap, unsigned bounds);
 void ledger_play_close(struct ledger_play *play);
-/* Runs the bytes to their end, checking all every `between` events; stops at the first wrong answer. */
+/* Run the bytes to their end, and check every figure after each `between` events. Stops at the first wrong figure. */
 void ledger_play_bytes(struct ledger_play *play, const uint8_t *bytes, size_t count, int between);
 /* Leaves everything that is open, drops every block, and checks everything before and after. */
 void ledger_play_finish(struct ledger_play *play);

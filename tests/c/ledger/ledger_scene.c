@@ -21,9 +21,9 @@ struct lane *ledger_start(void)
 
 void ledger_end(void)
 {
-    const char *broken = ms_ledger_check(ledger);
-    if (broken)
-        FAIL("broken: %s", broken);
+    const char *fault = ms_ledger_check(ledger);
+    if (fault)
+        FAIL("this does not hold: %s", fault);
     CHECK_EQ(ms_ledger_lost(ledger), 0);
     ms_ledger_detach(ledger);
     ms_ledger_close(ledger);
@@ -37,9 +37,9 @@ static void done(int error)
     if (error != MS_OK)
         FAIL("a block's event gave %d: %s", error, ms_error_text(error));
     bool look = ++steps <= 300 || !(steps & (steps - 1));
-    const char *broken = look ? ms_ledger_check(ledger) : NULL;
-    if (broken)
-        FAIL("broken: %s", broken);
+    const char *fault = look ? ms_ledger_check(ledger) : NULL;
+    if (fault)
+        FAIL("this does not hold: %s", fault);
 }
 
 void add_on(const struct lane *lane, uint64_t address, uint64_t bytes, uint32_t device)
@@ -90,21 +90,21 @@ int64_t total(ms_sums sums)
     return all;
 }
 
-ms_sums moment(ms_path path, ms_call_state which, size_t index)
+ms_sums call_snapshot(ms_path path, ms_call_state state, size_t index)
 {
     ms_sums sums = {{0}};
-    if (!ms_call_snapshot_at(ledger, path, which, index, 0, &sums, NULL))
-        FAIL("path %u has no entry %zu of %s", path, index, ms_call_state_name(which));
+    if (!ms_call_snapshot_at(ledger, path, state, index, 0, &sums, NULL))
+        FAIL("path %u has no snapshot %zu of %s", path, index, ms_call_state_name(state));
     return sums;
 }
 
-uint64_t moment_when(ms_path path, ms_call_state which, size_t index)
+uint64_t call_snapshot_time(ms_path path, ms_call_state state, size_t index)
 {
     ms_sums sums;
-    uint64_t when = 0;
-    if (!ms_call_snapshot_at(ledger, path, which, index, 0, &sums, &when))
-        FAIL("path %u has no entry %zu of %s", path, index, ms_call_state_name(which));
-    return when;
+    uint64_t time = 0;
+    if (!ms_call_snapshot_at(ledger, path, state, index, 0, &sums, &time))
+        FAIL("path %u has no snapshot %zu of %s", path, index, ms_call_state_name(state));
+    return time;
 }
 
 void ledger_check_sums(const char *file, int line, const char *what, ms_sums got, ms_sums wanted)
@@ -115,14 +115,14 @@ void ledger_check_sums(const char *file, int line, const char *what, ms_sums got
                         (long long)got.of[i], (long long)wanted.of[i]);
 }
 
-ms_peak_tracker *view(void)
+ms_peak_tracker *open_tracker(void)
 {
-    ms_peak_tracker *viewer = ms_peak_tracker_open(ledger);
-    CHECK(viewer);
-    return viewer;
+    ms_peak_tracker *tracker = ms_peak_tracker_open(ledger);
+    CHECK(tracker);
+    return tracker;
 }
 
-ms_sums peak_of(ms_peak_tracker *viewer, ms_path path)
+ms_sums peak_of(ms_peak_tracker *tracker, ms_path path)
 {
-    return ms_peak_tracker_peak_of(viewer, 0, path);
+    return ms_peak_tracker_peak_of(tracker, 0, path);
 }

@@ -4,7 +4,7 @@
 
 /* ---- addresses and sizes ---- */
 
-TEST(dropping_what_is_not_known_is_absent_and_changes_nothing)
+TEST(dropping_an_unknown_block_is_an_error_and_changes_nothing)
 {
     struct lane *t = ledger_start();
     CHECK_EQ(ms_block_drop(ledger, 1), MS_ENOBLOCK);
@@ -18,7 +18,7 @@ TEST(dropping_what_is_not_known_is_absent_and_changes_nothing)
     ledger_end();
 }
 
-TEST(a_block_at_a_known_address_takes_the_place_of_the_old_one)
+TEST(a_block_at_a_known_address_replaces_the_old_one)
 {
     struct lane *t = ledger_start();
     add(t, 1, 100);
@@ -41,7 +41,7 @@ TEST(a_block_at_a_known_address_takes_the_place_of_the_old_one)
     ledger_end();
 }
 
-TEST(a_block_of_no_bytes_is_nothing)
+TEST(a_block_of_0_bytes_is_ignored)
 {
     struct lane *t = ledger_start();
     add(t, 1, 0);
@@ -133,7 +133,7 @@ TEST(the_last_device_is_a_device_and_the_next_is_out_of_range)
 
 /* ---- many ---- */
 
-TEST(a_hundred_thousand_blocks_are_told_apart)
+TEST(a_hundred_thousand_blocks_are_kept_apart)
 {
     enum { COUNT = 100000 };
     struct lane *t = ledger_start();
@@ -146,7 +146,7 @@ TEST(a_hundred_thousand_blocks_are_told_apart)
     CHECK_EQ(ms_ledger_blocks(ledger), COUNT);
     CHECK_SUMS(held_by(scene.a), [MS_ACTIVATION] = sum);
     for (uint64_t i = 0; i < COUNT; i++) {
-        uint64_t at = i * 7919 % COUNT; /* every one once, in another order */
+        uint64_t at = i * 7919 % COUNT; /* each one once, in another order */
         sum -= (int64_t)(1 + at % 1000);
         drop(at << 21);
         if (i % 4096 == 0)
@@ -157,7 +157,7 @@ TEST(a_hundred_thousand_blocks_are_told_apart)
     ledger_end();
 }
 
-TEST(blocks_that_come_and_go_take_no_more_memory)
+TEST(adding_and_dropping_blocks_uses_no_more_memory)
 {
     struct lane *t = ledger_start();
     uint64_t seed = 1, most = 0;

@@ -1,4 +1,4 @@
-/* test_backward.c - what was held around calls in backward, and around calls run again there. */
+/* test_backward.c - call snapshots of backwards, and of recomputes inside them. */
 #include "ledger_scene.h"
 
 static void check_counts(ms_path path, size_t pre, size_t peak, size_t post)
@@ -10,15 +10,15 @@ static void check_counts(ms_path path, size_t pre, size_t peak, size_t post)
 
 static void check_totals(ms_path path, size_t index, int64_t pre, int64_t peak, int64_t post)
 {
-    CHECK_EQ(total(moment(path, MS_PRE_BW, index)), pre);
-    CHECK_EQ(total(moment(path, MS_PEAK_BW, index)), peak);
-    CHECK_EQ(total(moment(path, MS_POST_BW, index)), post);
+    CHECK_EQ(total(call_snapshot(path, MS_PRE_BW, index)), pre);
+    CHECK_EQ(total(call_snapshot(path, MS_PEAK_BW, index)), peak);
+    CHECK_EQ(total(call_snapshot(path, MS_POST_BW, index)), post);
 }
 
-/* A node that makes `most` bytes, gives them back, and leaves `rest`. */
-static void run(struct lane *lane, const struct lane *maker, uint64_t number, uint64_t most, uint64_t rest)
+/* Run a node that allocates `most` bytes, frees them, and allocates `rest` bytes, which stay. */
+static void run(struct lane *lane, const struct lane *creator, uint64_t number, uint64_t most, uint64_t rest)
 {
-    node(lane, maker, number);
+    node(lane, creator, number);
     add(lane, 5000, most);
     drop(5000);
     if (rest)
@@ -26,7 +26,7 @@ static void run(struct lane *lane, const struct lane *maker, uint64_t number, ui
     leave_node(lane);
 }
 
-/* a makes node 0, b inside it node 1, a node 2, and d node 3. */
+/* a creates node 0, b inside it node 1, a node 2, and d node 3. */
 static void forward(struct lane *lane)
 {
     call(lane, scene.a);
@@ -37,7 +37,7 @@ static void forward(struct lane *lane)
     small_call(lane, scene.d, 1);
 }
 
-TEST(backward_begins_with_the_first_node_and_ends_with_one_made_elsewhere)
+TEST(backward_begins_with_the_first_node_and_ends_with_one_created_elsewhere)
 {
     struct lane *t = ledger_start();
     add(t, 1, 100);
@@ -55,13 +55,13 @@ TEST(backward_begins_with_the_first_node_and_ends_with_one_made_elsewhere)
     check_totals(scene.d, 0, 100, 110, 101);
     check_totals(scene.b, 0, 102, 152, 103);
     check_totals(scene.a, 0, 101, 152, 104);
-    CHECK_SUMS(moment(scene.b, MS_PEAK_BW, 0), [MS_ACTIVATION] = 100, [MS_TEMP] = 52);
+    CHECK_SUMS(call_snapshot(scene.b, MS_PEAK_BW, 0), [MS_ACTIVATION] = 100, [MS_TEMP] = 52);
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_PRE_FW), 1);
-    CHECK_SUMS(moment(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 100);
     ledger_end();
 }
 
-TEST(the_end_of_backward_is_known_without_asking_how_many_there_are)
+TEST(the_end_of_backward_is_known_without_reading_the_count)
 {
     struct lane *t = ledger_start();
     forward(t);
@@ -70,7 +70,7 @@ TEST(the_end_of_backward_is_known_without_asking_how_many_there_are)
     node(t, t, 2);
     check_totals(scene.b, 0, 1, 21, 2);
     leave_node(t);
-    CHECK_EQ(total(moment(scene.a, MS_POST_BW, 0)), 2);
+    CHECK_EQ(total(call_snapshot(scene.a, MS_POST_BW, 0)), 2);
     ledger_end();
 }
 
@@ -92,7 +92,7 @@ TEST(backward_of_an_outer_call_begins_with_a_node_of_an_inner_one)
     ledger_end();
 }
 
-TEST(coming_back_moves_the_end)
+TEST(a_later_node_of_the_call_moves_the_end_of_its_backward)
 {
     struct lane *t = ledger_start();
     call(t, scene.a);
@@ -108,24 +108,24 @@ TEST(coming_back_moves_the_end)
     check_counts(scene.b, 1, 1, 1);
     check_totals(scene.b, 0, 1, 43, 4);
     check_counts(scene.d, 1, 1, 1);
-    CHECK_EQ(total(moment(scene.d, MS_PRE_BW, 0)), 0);
-    CHECK_EQ(total(moment(scene.d, MS_POST_BW, 0)), 5);
+    CHECK_EQ(total(call_snapshot(scene.d, MS_PRE_BW, 0)), 0);
+    CHECK_EQ(total(call_snapshot(scene.d, MS_POST_BW, 0)), 5);
     ledger_end();
 }
 
-TEST(the_end_that_moved_is_later_in_the_order)
+TEST(an_end_that_moved_has_a_later_time)
 {
     struct lane *t = ledger_start();
     forward(t);
     run(t, t, 1, 1, 0);
     run(t, t, 3, 1, 0);
-    uint64_t before = moment_when(scene.b, MS_POST_BW, 0);
-    uint64_t begun = moment_when(scene.d, MS_PRE_BW, 0);
+    uint64_t before = call_snapshot_time(scene.b, MS_POST_BW, 0);
+    uint64_t begun = call_snapshot_time(scene.d, MS_PRE_BW, 0);
     run(t, t, 1, 1, 0);
     run(t, t, 3, 1, 0);
-    CHECK(moment_when(scene.b, MS_POST_BW, 0) > before);
-    CHECK(moment_when(scene.b, MS_PRE_BW, 0) < begun);
-    CHECK_EQ(moment_when(scene.d, MS_PRE_BW, 0), begun);
+    CHECK(call_snapshot_time(scene.b, MS_POST_BW, 0) > before);
+    CHECK(call_snapshot_time(scene.b, MS_PRE_BW, 0) < begun);
+    CHECK_EQ(call_snapshot_time(scene.d, MS_PRE_BW, 0), begun);
     ledger_end();
 }
 
@@ -149,7 +149,7 @@ TEST(each_call_of_a_path_has_its_own_backward)
     ledger_end();
 }
 
-TEST(a_new_round_forgets_the_backward_of_the_old_one)
+TEST(a_new_root_call_replaces_the_backward_of_the_old_one)
 {
     struct lane *t = ledger_start();
     for (uint64_t i = 0; i < 3; i++) {
@@ -165,7 +165,7 @@ TEST(a_new_round_forgets_the_backward_of_the_old_one)
     ledger_end();
 }
 
-TEST(a_node_of_an_old_round_is_no_part_of_the_new_one)
+TEST(a_node_of_an_old_root_call_is_not_part_of_the_new_one)
 {
     struct lane *t = ledger_start();
     forward(t);
@@ -195,7 +195,7 @@ TEST(backward_may_run_on_another_thread)
     ledger_end();
 }
 
-TEST(what_another_thread_makes_during_a_node_counts)
+TEST(what_another_thread_allocates_during_a_node_counts)
 {
     struct lane *t = ledger_start(), *u = scene_lane(&scene, 8);
     forward(t);
@@ -209,7 +209,7 @@ TEST(what_another_thread_makes_during_a_node_counts)
     ledger_end();
 }
 
-TEST(what_is_made_between_two_nodes_is_in_the_peak)
+TEST(what_is_allocated_between_two_nodes_is_in_the_peak)
 {
     struct lane *t = ledger_start();
     forward(t);
@@ -224,7 +224,7 @@ TEST(what_is_made_between_two_nodes_is_in_the_peak)
 
 /* ---- nested ---- */
 
-TEST(a_backward_inside_a_node_is_part_of_that_node_s)
+TEST(a_backward_inside_a_node_is_part_of_that_node_s_backward)
 {
     struct lane *t = ledger_start();
     forward(t);
@@ -236,12 +236,12 @@ TEST(a_backward_inside_a_node_is_part_of_that_node_s)
     check_counts(scene.b, 1, 1, 1);
     check_counts(scene.d, 1, 1, 1);
     check_totals(scene.b, 0, 0, 70, 6);
-    CHECK_EQ(total(moment(scene.d, MS_PRE_BW, 0)), 0);
-    CHECK_EQ(total(moment(scene.d, MS_POST_BW, 0)), 6);
+    CHECK_EQ(total(call_snapshot(scene.d, MS_PRE_BW, 0)), 0);
+    CHECK_EQ(total(call_snapshot(scene.d, MS_POST_BW, 0)), 6);
     ledger_end();
 }
 
-TEST(what_a_node_makes_after_a_backward_inside_it_is_its_own)
+TEST(what_a_node_allocates_after_a_backward_inside_it_is_in_its_own_peak)
 {
     struct lane *t = ledger_start();
     forward(t);
@@ -255,7 +255,7 @@ TEST(what_a_node_makes_after_a_backward_inside_it_is_its_own)
     ledger_end();
 }
 
-TEST(what_a_call_makes_after_a_backward_inside_it_is_in_its_peak)
+TEST(what_a_call_allocates_after_a_backward_inside_it_is_in_its_peak)
 {
     struct lane *t = ledger_start();
     small_call(t, scene.d, 1);
@@ -265,7 +265,7 @@ TEST(what_a_call_makes_after_a_backward_inside_it_is_in_its_peak)
     drop(10);
     leave_call(t);
     check_totals(scene.d, 0, 0, 70, 0);
-    CHECK_EQ(total(moment(scene.a, MS_PEAK_FW, 0)), 900);
+    CHECK_EQ(total(call_snapshot(scene.a, MS_PEAK_FW, 0)), 900);
     ledger_end();
 }
 
@@ -276,16 +276,16 @@ TEST(a_backward_inside_a_call_is_in_the_call_s_peak)
     call(t, scene.a);
     run(t, t, 0, 70, 1);
     leave_call(t);
-    CHECK_EQ(total(moment(scene.a, MS_PEAK_FW, 0)), 70);
-    CHECK_EQ(total(moment(scene.a, MS_POST_FW, 0)), 1);
+    CHECK_EQ(total(call_snapshot(scene.a, MS_PEAK_FW, 0)), 70);
+    CHECK_EQ(total(call_snapshot(scene.a, MS_POST_FW, 0)), 1);
     check_totals(scene.d, 0, 0, 70, 1);
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_PRE_FW_AC), 0);
     ledger_end();
 }
 
-/* ---- run again ---- */
+/* ---- recompute ---- */
 
-TEST(a_call_run_again_inside_backward_has_moments_of_its_own)
+TEST(a_recompute_has_snapshots_of_its_own)
 {
     struct lane *t = ledger_start();
     forward(t);
@@ -303,15 +303,15 @@ TEST(a_call_run_again_inside_backward_has_moments_of_its_own)
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.b, MS_PEAK_FW), 1);
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.b, MS_PRE_FW_AC), 1);
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.b, MS_POST_FW_AC), 1);
-    CHECK_SUMS(moment(scene.b, MS_PRE_FW_AC, 0), [MS_ACTIVATION] = 100, [MS_TEMP] = 20);
-    CHECK_SUMS(moment(scene.b, MS_POST_FW_AC, 0), [MS_ACTIVATION] = 30, [MS_TEMP] = 20);
-    CHECK_SUMS(moment(scene.b, MS_PRE_FW, 0), NOTHING);
+    CHECK_SUMS(call_snapshot(scene.b, MS_PRE_FW_AC, 0), [MS_ACTIVATION] = 100, [MS_TEMP] = 20);
+    CHECK_SUMS(call_snapshot(scene.b, MS_POST_FW_AC, 0), [MS_ACTIVATION] = 30, [MS_TEMP] = 20);
+    CHECK_SUMS(call_snapshot(scene.b, MS_PRE_FW, 0), NOTHING);
     check_totals(scene.a, 0, 100, 150, 50);
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_PRE_FW_AC), 0);
     ledger_end();
 }
 
-TEST(calls_run_again_nest_and_come_in_order)
+TEST(recomputes_nest_and_are_in_order)
 {
     struct lane *t = ledger_start(), *u = scene_lane(&scene, 8);
     forward(t);
@@ -325,15 +325,15 @@ TEST(calls_run_again_nest_and_come_in_order)
     leave_node(u);
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.c, MS_PRE_FW_AC), 2);
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.c, MS_PRE_FW), 0);
-    CHECK_EQ(total(moment(scene.c, MS_PRE_FW_AC, 0)), 1);
-    CHECK_EQ(total(moment(scene.c, MS_POST_FW_AC, 1)), 11);
-    CHECK_EQ(total(moment(scene.b, MS_POST_FW_AC, 0)), 11);
-    CHECK(moment_when(scene.b, MS_PRE_FW_AC, 0) < moment_when(scene.c, MS_PRE_FW_AC, 0));
-    CHECK(moment_when(scene.c, MS_POST_FW_AC, 1) < moment_when(scene.b, MS_POST_FW_AC, 0));
+    CHECK_EQ(total(call_snapshot(scene.c, MS_PRE_FW_AC, 0)), 1);
+    CHECK_EQ(total(call_snapshot(scene.c, MS_POST_FW_AC, 1)), 11);
+    CHECK_EQ(total(call_snapshot(scene.b, MS_POST_FW_AC, 0)), 11);
+    CHECK(call_snapshot_time(scene.b, MS_PRE_FW_AC, 0) < call_snapshot_time(scene.c, MS_PRE_FW_AC, 0));
+    CHECK(call_snapshot_time(scene.c, MS_POST_FW_AC, 1) < call_snapshot_time(scene.b, MS_POST_FW_AC, 0));
     ledger_end();
 }
 
-TEST(a_new_round_forgets_what_was_run_again)
+TEST(a_new_root_call_replaces_the_recomputes_of_the_old_one)
 {
     struct lane *t = ledger_start();
     for (uint64_t i = 0; i < 3; i++) {
@@ -348,9 +348,9 @@ TEST(a_new_round_forgets_what_was_run_again)
     ledger_end();
 }
 
-/* ---- told by the caller ---- */
+/* ---- reported without nodes ---- */
 
-TEST(backward_may_be_told_without_nodes)
+TEST(backward_may_be_reported_without_nodes)
 {
     struct lane *t = ledger_start();
     forward(t);
@@ -372,7 +372,7 @@ TEST(backward_may_be_told_without_nodes)
     ledger_end();
 }
 
-TEST(backwards_told_may_end_in_any_order)
+TEST(reported_backwards_may_end_in_any_order)
 {
     struct lane *t = ledger_start();
     forward(t);
@@ -391,7 +391,7 @@ TEST(backwards_told_may_end_in_any_order)
     ledger_end();
 }
 
-TEST(a_device_that_comes_during_backward_is_seen)
+TEST(a_device_that_is_first_used_during_backward_is_counted)
 {
     struct lane *t = ledger_start();
     forward(t);

@@ -1,4 +1,4 @@
-/* test_blocks.c - blocks come and go: whose they are, and what they are. */
+/* test_blocks.c - blocks are added and dropped: their owner and category. */
 #include "ledger_scene.h"
 
 TEST(a_new_ledger_is_empty)
@@ -29,9 +29,9 @@ TEST(a_block_counts_from_its_adding_to_its_dropping)
     ledger_end();
 }
 
-/* ---- whose, and what ---- */
+/* ---- owner and category ---- */
 
-TEST(a_block_made_in_forward_is_an_activation_of_the_innermost_call)
+TEST(a_block_added_in_forward_is_an_activation_of_the_innermost_call)
 {
     struct lane *t = ledger_start();
     add(t, 1, 1);
@@ -51,7 +51,7 @@ TEST(a_block_made_in_forward_is_an_activation_of_the_innermost_call)
     ledger_end();
 }
 
-TEST(a_block_made_in_backward_is_a_temp_of_the_node_s_call)
+TEST(a_block_added_in_backward_is_a_temp_of_the_node_s_call)
 {
     struct lane *t = ledger_start();
     uint64_t a = small_call(t, scene.a, 1);
@@ -66,7 +66,7 @@ TEST(a_block_made_in_backward_is_a_temp_of_the_node_s_call)
     ledger_end();
 }
 
-TEST(a_block_made_in_a_node_entered_as_a_path_is_that_path_s)
+TEST(a_block_added_in_a_node_entered_as_a_path_belongs_to_that_path)
 {
     struct lane *t = ledger_start();
     CHECK_EQ(ms_node_enter_as(t->thread, scene.c, t->seq), MS_OK);
@@ -77,7 +77,7 @@ TEST(a_block_made_in_a_node_entered_as_a_path_is_that_path_s)
     ledger_end();
 }
 
-TEST(a_block_made_in_recompute_is_an_activation_of_the_recomputed_call)
+TEST(a_block_added_in_recompute_is_an_activation_of_the_recomputed_call)
 {
     struct lane *t = ledger_start();
     uint64_t a = small_call(t, scene.a, 1);
@@ -92,7 +92,7 @@ TEST(a_block_made_in_recompute_is_an_activation_of_the_recomputed_call)
     ledger_end();
 }
 
-TEST(a_block_made_in_a_step_is_a_temp)
+TEST(a_block_added_in_an_optimizer_step_is_a_temp)
 {
     struct lane *t = ledger_start();
     ms_optimizer_enter(t->thread);
@@ -108,7 +108,7 @@ TEST(a_block_made_in_a_step_is_a_temp)
     ledger_end();
 }
 
-TEST(a_step_left_by_an_error_makes_no_more_temps)
+TEST(after_an_optimizer_step_that_raised_blocks_are_no_temps)
 {
     struct lane *t = ledger_start();
     call(t, scene.a);
@@ -121,7 +121,7 @@ TEST(a_step_left_by_an_error_makes_no_more_temps)
     ledger_end();
 }
 
-TEST(a_block_made_in_a_hold_is_the_held_path_s)
+TEST(a_block_added_in_an_override_belongs_to_the_override_s_path)
 {
     struct lane *t = ledger_start();
     uint64_t a = small_call(t, scene.a, 1);
@@ -135,7 +135,7 @@ TEST(a_block_made_in_a_hold_is_the_held_path_s)
     ledger_end();
 }
 
-TEST(a_block_made_by_no_thread_is_global_s)
+TEST(a_block_added_by_no_thread_belongs_to_global)
 {
     struct lane *t = ledger_start();
     call(t, scene.a);
@@ -145,7 +145,7 @@ TEST(a_block_made_by_no_thread_is_global_s)
     ledger_end();
 }
 
-TEST(each_thread_s_blocks_go_where_that_thread_is)
+TEST(a_block_belongs_to_the_path_of_the_thread_that_adds_it)
 {
     struct lane *t = ledger_start(), *u = scene_lane(&scene, 8);
     uint64_t a = small_call(t, scene.a, 1);
@@ -158,7 +158,7 @@ TEST(each_thread_s_blocks_go_where_that_thread_is)
     ledger_end();
 }
 
-TEST(a_block_of_an_ended_thread_stays_whose_it_is)
+TEST(a_block_of_an_ended_thread_keeps_its_owner)
 {
     struct lane *t = ledger_start(), *u = scene_lane(&scene, 8);
     call(u, scene.b);
@@ -172,7 +172,7 @@ TEST(a_block_of_an_ended_thread_stays_whose_it_is)
     ledger_end();
 }
 
-TEST(a_block_added_with_a_category_is_what_is_said)
+TEST(a_block_added_with_a_category_and_path_has_these)
 {
     struct lane *t = ledger_start();
     call(t, scene.a);
@@ -186,7 +186,7 @@ TEST(a_block_added_with_a_category_is_what_is_said)
     ledger_end();
 }
 
-TEST(a_block_made_in_a_phase_that_is_said_is_like_one_of_a_thread_there)
+TEST(a_block_added_in_a_given_phase_is_like_one_of_a_thread_in_that_phase)
 {
     static const ms_category wanted[] = {[MS_IDLE] = MS_ACTIVATION,
                                          [MS_FORWARD] = MS_ACTIVATION,
@@ -194,25 +194,25 @@ TEST(a_block_made_in_a_phase_that_is_said_is_like_one_of_a_thread_there)
                                          [MS_BACKWARD] = MS_TEMP,
                                          [MS_OPTIMIZER] = MS_TEMP};
     struct lane *t = ledger_start();
-    ms_peak_tracker *viewer = ms_peak_tracker_open(ledger);
+    ms_peak_tracker *tracker = ms_peak_tracker_open(ledger);
     call(t, scene.a);
     for (int phase = MS_IDLE; phase <= MS_OPTIMIZER; phase++) {
         CHECK_EQ(ms_block_add_in(ledger, (ms_phase)phase, scene.b, 1, 100 + (uint64_t)phase, 0), MS_OK);
         CHECK_EQ(held_by(scene.b).of[wanted[phase]], 100 + phase);
         CHECK_EQ(total(held()), 100 + phase);
-        CHECK_EQ(ms_peak_tracker_peak(viewer, 0).phase, phase);
-        CHECK_EQ(ms_peak_tracker_peak(viewer, 0).running, scene.b);
-        CHECK_EQ(ms_peak_tracker_peak(viewer, 0).owner, scene.b);
+        CHECK_EQ(ms_peak_tracker_peak(tracker, 0).phase, phase);
+        CHECK_EQ(ms_peak_tracker_peak(tracker, 0).running, scene.b);
+        CHECK_EQ(ms_peak_tracker_peak(tracker, 0).owner, scene.b);
     }
     CHECK_EQ(ms_block_add_in(ledger, MS_FORWARD, scene.b, 2, 0, 0), MS_OK);
     CHECK_EQ(ms_block_add_in(ledger, MS_FORWARD, scene.b, 2, 1, MS_MAX_DEVICES), MS_EINVAL);
     CHECK_EQ(ms_ledger_blocks(ledger), 1);
     leave_call(t);
-    CHECK_EQ(total(moment(scene.a, MS_PEAK_FW, 0)), 104);
+    CHECK_EQ(total(call_snapshot(scene.a, MS_PEAK_FW, 0)), 104);
     ledger_end();
 }
 
-TEST(a_category_or_path_that_is_none_is_out_of_range)
+TEST(an_unknown_category_or_path_is_out_of_range)
 {
     struct lane *t = ledger_start();
     ms_path none = ms_path_count(scene.watch);

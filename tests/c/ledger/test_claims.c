@@ -1,4 +1,4 @@
-/* test_claims.c - what a block is turns out later: now, at the peaks, and in rounds of claims. */
+/* test_claims.c - claims change category and owner: now, at the peaks, and in claim passes. */
 #include "ledger_scene.h"
 
 TEST(a_claim_moves_a_block_to_its_category_and_path)
@@ -24,83 +24,83 @@ TEST(a_claim_moves_a_block_to_its_category_and_path)
     ledger_end();
 }
 
-TEST(a_claim_is_of_the_block_s_own_device)
+TEST(a_claim_changes_only_the_block_s_own_device)
 {
     struct lane *t = ledger_start();
-    ms_peak_tracker *viewer = view();
+    ms_peak_tracker *tracker = open_tracker();
     add_on(t, 1, 100, 1);
     add_on(t, 2, 20, 0);
     claim(1, MS_BUFFER, scene.a);
     CHECK_SUMS(ms_ledger_now(ledger, 1), [MS_BUFFER] = 100);
     CHECK_SUMS(held(), [MS_ACTIVATION] = 20);
-    CHECK_SUMS(ms_peak_tracker_peak_of(viewer, 1, scene.a), [MS_BUFFER] = 100);
-    CHECK_SUMS(ms_peak_tracker_peak_of(viewer, 0, scene.a), NOTHING);
+    CHECK_SUMS(ms_peak_tracker_peak_of(tracker, 1, scene.a), [MS_BUFFER] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak_of(tracker, 0, scene.a), NOTHING);
     ledger_end();
 }
 
 /* ---- at the peak ---- */
 
-TEST(a_claim_of_a_block_that_lived_at_the_peak_moves_it_there_too)
+TEST(a_claim_of_a_block_that_was_live_at_the_peak_moves_it_there_too)
 {
     struct lane *t = ledger_start();
-    ms_peak_tracker *viewer = view();
+    ms_peak_tracker *tracker = open_tracker();
     call(t, scene.a);
     add(t, 1, 100);
     add(t, 2, 20);
     drop(2);
     leave_call(t);
     claim(1, MS_PARAMETER, scene.b);
-    CHECK_EQ(ms_peak_tracker_peak(viewer, 0).bytes, 120);
-    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_PARAMETER] = 100, [MS_ACTIVATION] = 20);
-    CHECK_SUMS(peak_of(viewer, scene.a), [MS_ACTIVATION] = 20);
-    CHECK_SUMS(peak_of(viewer, scene.b), [MS_PARAMETER] = 100);
+    CHECK_EQ(ms_peak_tracker_peak(tracker, 0).bytes, 120);
+    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_PARAMETER] = 100, [MS_ACTIVATION] = 20);
+    CHECK_SUMS(peak_of(tracker, scene.a), [MS_ACTIVATION] = 20);
+    CHECK_SUMS(peak_of(tracker, scene.b), [MS_PARAMETER] = 100);
     claim(1, MS_OTHER, scene.d);
-    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_OTHER] = 100, [MS_ACTIVATION] = 20);
-    CHECK_SUMS(peak_of(viewer, scene.b), NOTHING);
-    CHECK_SUMS(peak_of(viewer, scene.d), [MS_OTHER] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_OTHER] = 100, [MS_ACTIVATION] = 20);
+    CHECK_SUMS(peak_of(tracker, scene.b), NOTHING);
+    CHECK_SUMS(peak_of(tracker, scene.d), [MS_OTHER] = 100);
     ledger_end();
 }
 
-TEST(a_claim_of_the_block_that_made_the_peak_moves_it)
+TEST(a_claim_of_the_block_that_reached_the_peak_changes_the_peak_s_owner)
 {
     struct lane *t = ledger_start();
-    ms_peak_tracker *viewer = view();
+    ms_peak_tracker *tracker = open_tracker();
     add(t, 1, 100);
     claim(1, MS_GRADIENT, scene.a);
     drop(1);
-    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_GRADIENT] = 100);
-    CHECK_SUMS(peak_of(viewer, scene.a), [MS_GRADIENT] = 100);
-    CHECK_SUMS(peak_of(viewer, MS_GLOBAL), NOTHING);
+    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_GRADIENT] = 100);
+    CHECK_SUMS(peak_of(tracker, scene.a), [MS_GRADIENT] = 100);
+    CHECK_SUMS(peak_of(tracker, MS_GLOBAL), NOTHING);
     ledger_end();
 }
 
-TEST(a_claim_of_a_block_made_after_the_peak_leaves_the_peak_alone)
+TEST(a_claim_of_a_block_added_after_the_peak_does_not_change_the_peak)
 {
     struct lane *t = ledger_start();
-    ms_peak_tracker *viewer = view();
+    ms_peak_tracker *tracker = open_tracker();
     add(t, 1, 100);
     drop(1);
     add(t, 2, 20);
     claim(2, MS_PARAMETER, scene.a);
     CHECK_SUMS(held(), [MS_PARAMETER] = 20);
-    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_ACTIVATION] = 100);
-    CHECK_SUMS(peak_of(viewer, scene.a), NOTHING);
-    CHECK_SUMS(peak_of(viewer, MS_GLOBAL), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_ACTIVATION] = 100);
+    CHECK_SUMS(peak_of(tracker, scene.a), NOTHING);
+    CHECK_SUMS(peak_of(tracker, MS_GLOBAL), [MS_ACTIVATION] = 100);
     ledger_end();
 }
 
-TEST(a_claim_of_a_new_block_at_an_old_address_leaves_the_peak_alone)
+TEST(a_claim_of_a_new_block_at_an_old_address_does_not_change_the_peak)
 {
     struct lane *t = ledger_start();
-    ms_peak_tracker *viewer = view();
+    ms_peak_tracker *tracker = open_tracker();
     add(t, 1, 100);
     drop(1);
     add(t, 1, 100 - 1);
     claim(1, MS_PARAMETER, scene.a);
-    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_ACTIVATION] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_ACTIVATION] = 100);
     add(t, 1, 50);
     claim(1, MS_BUFFER, scene.a);
-    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_ACTIVATION] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_ACTIVATION] = 100);
     CHECK_SUMS(held(), [MS_BUFFER] = 50);
     ledger_end();
 }
@@ -108,25 +108,25 @@ TEST(a_claim_of_a_new_block_at_an_old_address_leaves_the_peak_alone)
 TEST(a_claim_before_the_peak_is_seen_at_the_peak)
 {
     struct lane *t = ledger_start();
-    ms_peak_tracker *viewer = view();
+    ms_peak_tracker *tracker = open_tracker();
     add(t, 1, 100);
     claim(1, MS_PARAMETER, scene.a);
     add(t, 2, 20);
     drop(1);
-    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_PARAMETER] = 100, [MS_ACTIVATION] = 20);
-    CHECK_SUMS(peak_of(viewer, scene.a), [MS_PARAMETER] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_PARAMETER] = 100, [MS_ACTIVATION] = 20);
+    CHECK_SUMS(peak_of(tracker, scene.a), [MS_PARAMETER] = 100);
     ledger_end();
 }
 
-TEST(a_claim_moves_the_block_in_the_peaks_of_those_viewers_it_lived_for)
+TEST(a_claim_moves_the_block_in_those_peaks_at_which_it_was_live)
 {
     struct lane *t = ledger_start();
-    ms_peak_tracker *high = view();
+    ms_peak_tracker *high = open_tracker();
     add(t, 1, 100);
     drop(1);
-    ms_peak_tracker *low = view();
+    ms_peak_tracker *low = open_tracker();
     add(t, 2, 30);
-    ms_peak_tracker *late = view();
+    ms_peak_tracker *late = open_tracker();
     claim(2, MS_BUFFER, scene.d);
     CHECK_SUMS(ms_peak_tracker_peak(high, 0).sums, [MS_ACTIVATION] = 100);
     CHECK_SUMS(ms_peak_tracker_peak(low, 0).sums, [MS_BUFFER] = 30);
@@ -145,7 +145,7 @@ TEST(a_claim_moves_the_block_in_the_peaks_of_those_viewers_it_lived_for)
 TEST(a_block_claimed_after_a_new_peak_moves_in_the_new_one_only)
 {
     struct lane *t = ledger_start();
-    ms_peak_tracker *viewer = view();
+    ms_peak_tracker *tracker = open_tracker();
     call(t, scene.a);
     add(t, 1, 100);
     drop(1);
@@ -153,40 +153,40 @@ TEST(a_block_claimed_after_a_new_peak_moves_in_the_new_one_only)
     add(t, 3, 41);
     leave_call(t);
     claim(2, MS_PARAMETER, scene.a);
-    CHECK_SUMS(peak_of(viewer, scene.a), [MS_PARAMETER] = 60, [MS_ACTIVATION] = 41);
+    CHECK_SUMS(peak_of(tracker, scene.a), [MS_PARAMETER] = 60, [MS_ACTIVATION] = 41);
     drop(2);
     add(t, 4, 70);
-    CHECK_SUMS(peak_of(viewer, scene.a), [MS_ACTIVATION] = 41);
-    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_ACTIVATION] = 111);
+    CHECK_SUMS(peak_of(tracker, scene.a), [MS_ACTIVATION] = 41);
+    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_ACTIVATION] = 111);
     ledger_end();
 }
 
-TEST(claims_leave_moments_as_they_were)
+TEST(claims_do_not_change_call_snapshots)
 {
     struct lane *t = ledger_start();
     add(t, 1, 100);
     small_call(t, scene.a, 0);
     claim(1, MS_PARAMETER, scene.a);
-    CHECK_SUMS(moment(scene.a, MS_PRE_FW, 0), [MS_ACTIVATION] = 100);
-    CHECK_SUMS(moment(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PRE_FW, 0), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 100);
     small_call(t, scene.a, 0);
-    CHECK_SUMS(moment(scene.a, MS_PRE_FW, 0), [MS_PARAMETER] = 100);
-    CHECK_SUMS(moment(scene.a, MS_PEAK_FW, 0), [MS_PARAMETER] = 100);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PRE_FW, 0), [MS_PARAMETER] = 100);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PEAK_FW, 0), [MS_PARAMETER] = 100);
     ledger_end();
 }
 
 /* ---- from outside the allocator ---- */
 
-TEST(blocks_from_outside_are_counted_and_told_apart)
+TEST(blocks_from_outside_are_counted_also_on_their_own)
 {
     struct lane *t = ledger_start();
-    ms_peak_tracker *viewer = view();
+    ms_peak_tracker *tracker = open_tracker();
     add(t, 1, 100);
     add_outside(2, 20, MS_PARAMETER, scene.a);
     CHECK_SUMS(held(), [MS_ACTIVATION] = 100, [MS_PARAMETER] = 20);
     CHECK_SUMS(ms_ledger_outside(ledger, 0), [MS_PARAMETER] = 20);
     CHECK_SUMS(ms_ledger_outside(ledger, 1), NOTHING);
-    CHECK_EQ(ms_peak_tracker_peak(viewer, 0).bytes, 120);
+    CHECK_EQ(ms_peak_tracker_peak(tracker, 0).bytes, 120);
     claim(2, MS_BUFFER, scene.b);
     CHECK_SUMS(ms_ledger_outside(ledger, 0), [MS_BUFFER] = 20);
     drop(2);
@@ -195,9 +195,9 @@ TEST(blocks_from_outside_are_counted_and_told_apart)
     ledger_end();
 }
 
-/* ---- rounds of claims ---- */
+/* ---- claim passes ---- */
 
-TEST(what_objects_held_and_nobody_claims_becomes_other)
+TEST(blocks_that_objects_held_and_nobody_claims_become_other)
 {
     ledger_start();
     for (int i = 0; i < MS_CATEGORY_COUNT; i++)
@@ -211,7 +211,7 @@ TEST(what_objects_held_and_nobody_claims_becomes_other)
     ledger_end();
 }
 
-TEST(what_is_claimed_between_begin_and_end_stays)
+TEST(blocks_claimed_between_begin_and_end_stay_what_they_are)
 {
     struct lane *t = ledger_start();
     add_as(1, 100, MS_PARAMETER, scene.a);
@@ -229,7 +229,7 @@ TEST(what_is_claimed_between_begin_and_end_stays)
     ledger_end();
 }
 
-TEST(a_claim_counts_for_its_own_round_only)
+TEST(a_claim_counts_for_its_own_pass_only)
 {
     ledger_start();
     ms_claims_begin(ledger);
@@ -237,7 +237,7 @@ TEST(a_claim_counts_for_its_own_round_only)
     add_outside(2, 20, MS_PARAMETER, scene.a);
     ms_claims_end(ledger);
     CHECK_SUMS(held(), [MS_PARAMETER] = 120);
-    claim(1, MS_PARAMETER, scene.a); /* before the next round: no part of it */
+    claim(1, MS_PARAMETER, scene.a); /* before the next pass, so it does not count there */
     ms_claims_begin(ledger);
     ms_claims_end(ledger);
     CHECK_SUMS(held(), [MS_OTHER] = 100);
@@ -248,10 +248,10 @@ TEST(a_claim_counts_for_its_own_round_only)
     ledger_end();
 }
 
-TEST(what_is_outside_and_nobody_claims_is_dropped)
+TEST(blocks_from_outside_that_nobody_claims_are_dropped)
 {
     ledger_start();
-    ms_peak_tracker *viewer = view();
+    ms_peak_tracker *tracker = open_tracker();
     for (int i = 0; i < MS_CATEGORY_COUNT; i++)
         add_outside(1 + (uint64_t)i, UINT64_C(1) << i, (ms_category)i, scene.a);
     add_outside(100, 1000, MS_PARAMETER, scene.b);
@@ -262,35 +262,35 @@ TEST(what_is_outside_and_nobody_claims_is_dropped)
     CHECK_SUMS(held(), [MS_PARAMETER] = 1000);
     CHECK_SUMS(ms_ledger_outside(ledger, 0), [MS_PARAMETER] = 1000);
     CHECK_EQ(ms_block_drop(ledger, 1), MS_ENOBLOCK);
-    CHECK_EQ(ms_peak_tracker_peak(viewer, 0).bytes, 1127);
+    CHECK_EQ(ms_peak_tracker_peak(tracker, 0).bytes, 1127);
     ledger_end();
 }
 
-TEST(what_becomes_other_stays_what_it_was_at_the_peak)
+TEST(a_block_that_becomes_other_stays_what_it_was_at_the_peak)
 {
     struct lane *t = ledger_start();
-    ms_peak_tracker *viewer = view();
+    ms_peak_tracker *tracker = open_tracker();
     add_as(1, 100, MS_PARAMETER, scene.a);
     ms_claims_begin(ledger);
     ms_claims_end(ledger);
     CHECK_SUMS(held(), [MS_OTHER] = 100);
-    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_PARAMETER] = 100);
-    CHECK_SUMS(peak_of(viewer, scene.a), [MS_PARAMETER] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_PARAMETER] = 100);
+    CHECK_SUMS(peak_of(tracker, scene.a), [MS_PARAMETER] = 100);
     claim(1, MS_GRADIENT, scene.b);
-    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_PARAMETER] = 100);
-    CHECK_SUMS(peak_of(viewer, scene.b), NOTHING);
+    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_PARAMETER] = 100);
+    CHECK_SUMS(peak_of(tracker, scene.b), NOTHING);
     add(t, 2, 1);
-    CHECK_SUMS(ms_peak_tracker_peak(viewer, 0).sums, [MS_GRADIENT] = 100, [MS_ACTIVATION] = 1);
+    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_GRADIENT] = 100, [MS_ACTIVATION] = 1);
     claim(1, MS_OPTSTATE, scene.b);
-    CHECK_SUMS(peak_of(viewer, scene.b), [MS_OPTSTATE] = 100);
+    CHECK_SUMS(peak_of(tracker, scene.b), [MS_OPTSTATE] = 100);
     ledger_end();
 }
 
-TEST(a_claim_counts_for_its_own_round_however_many_there_were)
+TEST(a_claim_counts_for_its_own_pass_after_the_pass_number_wrapped)
 {
     ledger_start();
     add_as(1, 100, MS_PARAMETER, scene.a);
-    for (int round = 0; round < 1000; round++) {
+    for (int pass = 0; pass < 1000; pass++) {
         add_as(2, 20, MS_GRADIENT, scene.a);
         add_outside(3, 3, MS_BUFFER, scene.a);
         ms_claims_begin(ledger);
@@ -301,7 +301,7 @@ TEST(a_claim_counts_for_its_own_round_however_many_there_were)
     ledger_end();
 }
 
-TEST(parameters_and_buffers_that_go_are_counted)
+TEST(dropped_parameters_and_buffers_are_counted)
 {
     struct lane *t = ledger_start();
     for (int i = 0; i < MS_CATEGORY_COUNT; i++) {
@@ -312,7 +312,7 @@ TEST(parameters_and_buffers_that_go_are_counted)
     add(t, 1, 10);
     claim(1, MS_PARAMETER, scene.a);
     CHECK_EQ(ms_ledger_parameters_dropped(ledger), 2);
-    add(t, 1, 10); /* in its place */
+    add(t, 1, 10); /* at the same address */
     CHECK_EQ(ms_ledger_parameters_dropped(ledger), 3);
     claim(1, MS_BUFFER, scene.a);
     claim(1, MS_GRADIENT, scene.a);
@@ -325,7 +325,7 @@ TEST(parameters_and_buffers_that_go_are_counted)
     ledger_end();
 }
 
-TEST(a_round_of_claims_looks_at_thousands_of_blocks)
+TEST(a_claim_pass_looks_at_thousands_of_blocks)
 {
     struct lane *t = ledger_start();
     for (uint64_t i = 0; i < 6000; i++) {

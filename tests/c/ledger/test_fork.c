@@ -1,4 +1,4 @@
-/* test_fork.c - a process forks while other threads are at its ledger: the child can go on. */
+/* test_fork.c - a process forks while other threads use its ledger: the child can use it too. */
 #include "forks.h"
 #include "modscope_ledger.h"
 #include "runner.h"
@@ -23,7 +23,7 @@ static void *hammer(void *argument)
     return NULL;
 }
 
-/* 0 if all is well, else which step was not. */
+/* 0, or the number of the first step that failed. */
 static int use_the_ledger(void)
 {
     if (ms_ledger_check(ledger))
@@ -40,7 +40,7 @@ static int use_the_ledger(void)
     return own && ms_ledger_attach(own) == MS_OK && ms_block_drop(own, 1) == MS_ENOBLOCK ? 0 : 5;
 }
 
-TEST(a_child_forked_while_threads_are_at_the_ledger_can_use_it)
+TEST(a_child_forked_while_threads_use_the_ledger_can_use_it)
 {
     forks_open(&scene);
     ledger = ms_ledger_open(scene.watch);

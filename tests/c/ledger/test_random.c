@@ -1,4 +1,4 @@
-/* test_random.c - long random runs of a ledger, figure for figure against the model. */
+/* test_random.c - long random runs of a ledger; every figure is compared with the model. */
 #include "ledger_play.h"
 #include "random.h"
 #include "runner.h"
@@ -7,14 +7,14 @@
 
 #define BYTES 6000
 
-/* One OS thread drives them all: the thread sanitizer is slow and sees nothing here. */
+/* One OS thread drives all of them, so the thread sanitizer would only be slow. */
 #ifdef __SANITIZE_THREAD__
 #define RUNS 4
 #else
 #define RUNS 25
 #endif
 
-/* Plays BYTES random bytes; what the model counted, in *seen. */
+/* Plays BYTES random bytes, and adds to *seen what the model counted. */
 static void run(uint64_t seed, unsigned bounds, struct ledger_model *seen)
 {
     static uint8_t bytes[BYTES];
@@ -45,7 +45,7 @@ static void run_all(uint64_t first, int count, unsigned bounds)
         calls += seen.call_count;
         CHECK_EQ(seen.block_count, 0);
     }
-    /* Not for nothing. */
+    /* The runs did reach peaks and backwards. */
     CHECK(peaks > 20 * (uint64_t)count);
     CHECK(calls > 100 * (uint64_t)count);
     CHECK(!(bounds & LEDGER_PLAY_PLAIN) || backwards > 20 * (uint64_t)count);

@@ -1,4 +1,4 @@
-/* test_threads.c - real threads at one ledger: nothing is lost, nothing is counted twice.
+/* test_threads.c - several OS threads use one ledger: nothing is lost, nothing is counted twice.
  * Clean under the thread sanitizer. */
 #include "modscope_ledger.h"
 #include "random.h"
@@ -17,12 +17,12 @@ static atomic_bool stop;
 
 struct worker {
     struct lane *lane;
-    uint64_t seed, base; /* addresses from here on are its own */
+    uint64_t seed, base; /* addresses from `base` on are its own */
     uint64_t held[OWN_BLOCKS];
     int64_t now, most;
-    int rounds;
+    int steps;
     pthread_t thread;
-    bool swapped; /* the ledger comes and goes */
+    bool swapped; /* the ledger is replaced meanwhile */
 };
 
 static struct worker workers[WORKERS];
@@ -35,8 +35,8 @@ static int64_t total(ms_sums sums)
     return all;
 }
 
-/* Whether it happened: a ledger that comes and goes may say that it is detached, or know nothing. */
-static bool happened(const struct worker *worker, int error)
+/* Whether the event succeeded. A ledger that is replaced meanwhile may be detached, or not know the block. */
+static bool check_event(const struct worker *worker, int error)
 {
     if (error != MS_OK && !(worker->swapped && (error == MS_EDETACHED || error == MS_ENOBLOCK)))
         FAIL("a block's event gave %d: %s", error, ms_error_text(error));
@@ -49,10 +49,10 @@ static void add_or_drop(struct worker *worker)
     uint64_t which = random_below(&worker->seed, OWN_BLOCKS), bytes = 1 + random_below(&worker->seed, 1000);
     uint64_t *held = &worker->held[which], address = worker->base + which;
     if (*held) {
-        happened(worker, ms_block_drop(ledger, address));
+        check_event(worker, ms_block_drop(ledger, address));
         worker->now -= (int64_t)*held;
         *held = 0;
-    } else if (happened(worker, ms_block_add(ledger, worker->lane->thread, address, bytes, 0))) {
+    } else if (check_event(worker, ms_block_add(ledger, worker->lane->thread, address, bytes, 0))) {
         *held = bytes;
         worker->now += (int64_t)bytes;
         worker->most = worker->now > worker->most ? worker->now : worker->most;
@@ -64,17 +64,17 @@ static void claim_one(struct worker *worker)
     uint64_t which = random_below(&worker->seed, OWN_BLOCKS);
     ms_category category = (ms_category)random_below(&worker->seed, MS_CATEGORY_COUNT);
     if (worker->held[which])
-        happened(worker, ms_block_claim(atomic_load(&current), worker->base + which, category, scene.d));
+        check_event(worker, ms_block_claim(atomic_load(&current), worker->base + which, category, scene.d));
 }
 
 static void drop_all(struct worker *worker)
 {
     for (uint64_t i = 0; i < OWN_BLOCKS; i++)
         if (worker->held[i])
-            happened(worker, ms_block_drop(atomic_load(&current), worker->base + i));
+            check_event(worker, ms_block_drop(atomic_load(&current), worker->base + i));
 }
 
-/* A forward, a backward with a call run again in it, a step; blocks all the way. */
+/* A forward, a backward with a recompute in it, and an optimizer step; with blocks in all of them. */
 static void iterate(struct worker *worker)
 {
     struct lane *t = worker->lane;
@@ -107,28 +107,28 @@ static void iterate(struct worker *worker)
 static void *work(void *argument)
 {
     struct worker *worker = argument;
-    for (int i = 0; i < worker->rounds; i++)
+    for (int i = 0; i < worker->steps; i++)
         iterate(worker);
     drop_all(worker);
     return NULL;
 }
 
-/* Every figure there is, over and over. */
+/* Read every figure, over and over. */
 static void *read_all(void *argument)
 {
-    ms_peak_tracker *viewer = argument;
+    ms_peak_tracker *tracker = argument;
     ms_ledger *ledger = atomic_load(&current);
     int64_t peak = 0;
     uint64_t time = 0;
     for (int i = 0; !atomic_load(&stop); i++) {
         if (total(ms_ledger_now(ledger, 0)) < 0)
             FAIL("less than nothing is held");
-        ms_peak seen = ms_peak_tracker_peak(viewer, 0);
+        ms_peak seen = ms_peak_tracker_peak(tracker, 0);
         if (seen.bytes < peak || total(seen.sums) != seen.bytes)
             FAIL("a peak went down, or is not its sum");
         peak = seen.bytes;
         total(ms_ledger_now_of(ledger, 0, scene.b));
-        total(ms_peak_tracker_peak_of(viewer, 0, scene.b));
+        total(ms_peak_tracker_peak_of(tracker, 0, scene.b));
         ms_sums sums;
         if (ms_call_snapshot_count(ledger, scene.c, MS_POST_FW))
             ms_call_snapshot_at(ledger, scene.c, MS_PEAK_BW, 0, 0, &sums, NULL);
@@ -138,23 +138,23 @@ static void *read_all(void *argument)
             FAIL("time, devices or loss");
         time = ms_ledger_time(ledger);
         if (i % 50 == 0 && ms_ledger_check(ledger))
-            FAIL("broken: %s", ms_ledger_check(ledger));
+            FAIL("this does not hold: %s", ms_ledger_check(ledger));
     }
     return NULL;
 }
 
-/* Its own viewers come and go. */
-static void *look_in(void *unused)
+/* Open and close peak trackers, over and over. */
+static void *open_and_close_trackers(void *unused)
 {
     (void)unused;
     ms_ledger *ledger = atomic_load(&current);
     while (!atomic_load(&stop)) {
         ms_peak_tracker *one = ms_peak_tracker_open(ledger), *two = ms_peak_tracker_open(ledger);
         if (!one || !two)
-            FAIL("no viewer");
+            FAIL("no peak tracker");
         ms_peak_tracker_reset(one);
         if (total(ms_peak_tracker_peak(one, 0).sums) != ms_peak_tracker_peak(one, 0).bytes && ms_ledger_check(ledger))
-            FAIL("broken: %s", ms_ledger_check(ledger));
+            FAIL("this does not hold: %s", ms_ledger_check(ledger));
         ms_peak_tracker_close(one);
         ms_peak_tracker_close(two);
     }
@@ -170,12 +170,12 @@ static ms_ledger *attach_new(void)
     return ledger;
 }
 
-static void start_workers(int rounds, bool swapped)
+static void start_workers(int steps, bool swapped)
 {
     for (uint64_t i = 0; i < WORKERS; i++) {
         struct lane *lane = scene_lane(&scene, 10 + i);
         workers[i] =
-            (struct worker){.lane = lane, .seed = i + 1, .base = (i + 1) << 40, .rounds = rounds, .swapped = swapped};
+            (struct worker){.lane = lane, .seed = i + 1, .base = (i + 1) << 40, .steps = steps, .swapped = swapped};
     }
     for (int i = 0; i < WORKERS; i++)
         CHECK(!pthread_create(&workers[i].thread, NULL, work, &workers[i]));
@@ -187,7 +187,7 @@ static void join_workers(void)
         pthread_join(workers[i].thread, NULL);
 }
 
-static void check_peak_and_close(ms_ledger *ledger, ms_peak_tracker *viewer)
+static void check_peak_and_close(ms_ledger *ledger, ms_peak_tracker *tracker)
 {
     CHECK(!ms_ledger_check(ledger));
     CHECK_EQ(total(ms_ledger_now(ledger, 0)), 0);
@@ -195,11 +195,11 @@ static void check_peak_and_close(ms_ledger *ledger, ms_peak_tracker *viewer)
     CHECK_EQ(ms_ledger_lost(ledger), 0);
     int64_t together = 0;
     for (int i = 0; i < WORKERS; i++) {
-        CHECK(ms_peak_tracker_peak(viewer, 0).bytes >= workers[i].most);
+        CHECK(ms_peak_tracker_peak(tracker, 0).bytes >= workers[i].most);
         together += workers[i].most;
     }
-    CHECK(ms_peak_tracker_peak(viewer, 0).bytes <= together);
-    CHECK_EQ(total(ms_peak_tracker_peak(viewer, 0).sums), ms_peak_tracker_peak(viewer, 0).bytes);
+    CHECK(ms_peak_tracker_peak(tracker, 0).bytes <= together);
+    CHECK_EQ(total(ms_peak_tracker_peak(tracker, 0).sums), ms_peak_tracker_peak(tracker, 0).bytes);
     ms_ledger_detach(ledger);
     ms_ledger_close(ledger);
     scene_close(&scene);
@@ -209,30 +209,30 @@ TEST(threads_that_add_drop_and_claim_lose_nothing)
 {
     scene_open_small(&scene);
     ms_ledger *ledger = attach_new();
-    ms_peak_tracker *viewer = ms_peak_tracker_open(ledger);
+    ms_peak_tracker *tracker = ms_peak_tracker_open(ledger);
     start_workers(2000, false);
     join_workers();
-    check_peak_and_close(ledger, viewer);
+    check_peak_and_close(ledger, tracker);
 }
 
-TEST(threads_that_read_and_view_meanwhile_are_told_sums_that_fit)
+TEST(threads_that_read_meanwhile_get_consistent_sums)
 {
     scene_open_small(&scene);
     ms_ledger *ledger = attach_new();
-    ms_peak_tracker *viewer = ms_peak_tracker_open(ledger);
+    ms_peak_tracker *tracker = ms_peak_tracker_open(ledger);
     start_workers(800, false);
     pthread_t readers[2];
-    CHECK(!pthread_create(&readers[0], NULL, read_all, viewer));
-    CHECK(!pthread_create(&readers[1], NULL, look_in, NULL));
+    CHECK(!pthread_create(&readers[0], NULL, read_all, tracker));
+    CHECK(!pthread_create(&readers[1], NULL, open_and_close_trackers, NULL));
     join_workers();
     atomic_store(&stop, true);
     for (int i = 0; i < 2; i++)
         pthread_join(readers[i], NULL);
-    check_peak_and_close(ledger, viewer);
+    check_peak_and_close(ledger, tracker);
 }
 
-/* Adds what the others drop: the last one to touch a block is not the one that made it. */
-static void *drop_theirs(void *argument)
+/* Drop blocks that another thread adds. */
+static void *drop_blocks_of_another(void *argument)
 {
     const uint64_t *addresses = argument;
     uint64_t gone = 0;
@@ -241,7 +241,7 @@ static void *drop_theirs(void *argument)
     return NULL;
 }
 
-TEST(blocks_made_by_one_thread_and_dropped_by_another_are_gone)
+TEST(blocks_added_by_one_thread_and_dropped_by_another_are_gone)
 {
     static uint64_t addresses[3000];
     scene_open_small(&scene);
@@ -250,7 +250,7 @@ TEST(blocks_made_by_one_thread_and_dropped_by_another_are_gone)
     for (uint64_t i = 0; i < 3000; i++)
         addresses[i] = 1 + i * 512;
     pthread_t other;
-    CHECK(!pthread_create(&other, NULL, drop_theirs, addresses));
+    CHECK(!pthread_create(&other, NULL, drop_blocks_of_another, addresses));
     call(t, scene.a);
     for (int i = 0; i < 3000; i++)
         CHECK_EQ(ms_block_add(ledger, t->thread, addresses[i], 8, 0), MS_OK);
@@ -264,9 +264,9 @@ TEST(blocks_made_by_one_thread_and_dropped_by_another_are_gone)
     scene_close(&scene);
 }
 
-/* ---- ledgers come and go while threads go on ---- */
+/* ---- ledgers are replaced while threads run ---- */
 
-TEST(a_ledger_is_detached_and_attached_while_threads_go_on)
+TEST(a_ledger_is_detached_and_attached_while_threads_run)
 {
     scene_open_small(&scene);
     ms_ledger *ledger = attach_new();
@@ -288,7 +288,7 @@ TEST(a_ledger_is_detached_and_attached_while_threads_go_on)
     scene_close(&scene);
 }
 
-TEST(ledgers_are_opened_and_closed_while_threads_go_on)
+TEST(ledgers_are_opened_and_closed_while_threads_run)
 {
     scene_open_small(&scene);
     ms_ledger *ledger = attach_new();
@@ -298,7 +298,7 @@ TEST(ledgers_are_opened_and_closed_while_threads_go_on)
         CHECK(ms_peak_tracker_open(before));
         ms_ledger_detach(before);
         ledger = attach_new();
-        ms_ledger_close(before); /* a thread may be on its way in */
+        ms_ledger_close(before); /* a thread may be about to call with it */
     }
     join_workers();
     CHECK(!ms_ledger_check(ledger));
@@ -307,11 +307,11 @@ TEST(ledgers_are_opened_and_closed_while_threads_go_on)
     scene_close(&scene);
 }
 
-/* ---- threads come and go while ledgers do ---- */
+/* ---- threads begin and end while ledgers are replaced ---- */
 
 static atomic_ulong next_id = 1000;
 
-static void *come_and_go(void *unused)
+static void *begin_and_end(void *unused)
 {
     (void)unused;
     for (int i = 0; i < 300; i++) {
@@ -330,14 +330,14 @@ static void *come_and_go(void *unused)
     return NULL;
 }
 
-TEST(threads_end_in_their_calls_while_ledgers_come_and_go)
+TEST(threads_end_in_their_calls_while_ledgers_are_opened_and_closed)
 {
     ms_options options = {.calls_kept = 256, .threads_kept = 2};
     scene_open(&scene, &options);
     ms_ledger *ledger = attach_new();
     pthread_t threads[WORKERS];
     for (int i = 0; i < WORKERS; i++)
-        CHECK(!pthread_create(&threads[i], NULL, come_and_go, NULL));
+        CHECK(!pthread_create(&threads[i], NULL, begin_and_end, NULL));
     for (int i = 0; i < 200; i++) {
         ms_ledger *before = ledger;
         ms_ledger_detach(before);

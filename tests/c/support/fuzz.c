@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static long input; /* which of the standalone program's own */
+static long input; /* the number of the input, in the standalone program */
 
 void fuzz_fail(const char *reason)
 {

@@ -1,13 +1,13 @@
-/* heap.c - malloc with a count in front, a pattern inside and a refusal when asked for. */
+/* heap.c - malloc that counts, fills memory with a pattern, and fails when asked to. */
 #include "heap.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define NEW_BYTE 0xA5  /* not zero: the core must not count on clean memory */
-#define DEAD_BYTE 0x5A /* freed: what is read afterwards is nonsense */
+#define NEW_BYTE 0xA5  /* not zero: the core must not expect zeroed memory */
+#define DEAD_BYTE 0x5A /* overwrites freed memory, so that later reads are noticed */
 
-#define SPOILED 65536 /* bytes of a block; more would take the time of the tests */
+#define SPOILED 65536 /* bytes of a block that are filled; more would slow the tests down */
 
 union header {
     size_t bytes;

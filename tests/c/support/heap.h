@@ -1,4 +1,4 @@
-/* heap.h - memory for a watch under test: counted, never clean, refused on demand.
+/* heap.h - memory for a watch under test: counted, never zeroed, refused on demand.
  * For one thread at a time. */
 #ifndef MS_TEST_HEAP_H
 #define MS_TEST_HEAP_H
@@ -9,7 +9,7 @@
 
 struct heap {
     long refuse_at; /* the allocation to refuse, counting from 1; 0: none */
-    bool forever;   /* refuse all from there on */
+    bool forever;   /* refuse all later ones, too */
     long asked;
     long refused;
     long live;         /* blocks not yet freed */

@@ -1,4 +1,4 @@
-/* runner.c - forks a process for each test and tells how it ended. */
+/* runner.c - runs each test in a forked process and prints those that failed. */
 #define _GNU_SOURCE
 #include "runner.h"
 
@@ -32,7 +32,7 @@ _Noreturn void runner_fail(const char *file, int line, const char *format, ...)
     va_end(arguments);
     size_t length = (size_t)used + (size_t)(more > 0 ? more : 0);
     ssize_t written = write(reason_fd, text, length < sizeof text ? length : sizeof text - 1);
-    /* Not exit(): other threads are still at work, and a leak is not the news here. */
+    /* Not exit(): other threads are still running, and leaks do not matter in a test that failed. */
     _exit(written < 0 ? 1 : FAILED_BY_CHECK);
 }
 
@@ -49,7 +49,7 @@ _Noreturn static void be_the_test(const struct runner_test *test, int pipe_end)
     reason_fd = pipe_end;
     alarm(seconds_allowed());
     test->run();
-    exit(0); /* the leak checker's chance */
+    exit(0); /* the leak checker runs at exit */
 }
 
 static void read_reason(int fd, char *text, size_t room)
@@ -66,7 +66,7 @@ static void read_reason(int fd, char *text, size_t room)
 }
 
 /* NULL if it passed, else why not. */
-static const char *verdict(int status, char *text, size_t room)
+static const char *find_failure(int status, char *text, size_t room)
 {
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
         return NULL;
@@ -104,12 +104,12 @@ static int run_one(const struct runner_test *test)
     int status = 0;
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
         ;
-    /* What the test started and left behind would keep the pipe open. */
+    /* Processes that the test started and did not end would keep the pipe open. */
     kill(-pid, SIGKILL);
     char text[1100];
     read_reason(ends[0], text, sizeof text);
     close(ends[0]);
-    const char *why = verdict(status, text, sizeof text);
+    const char *why = find_failure(status, text, sizeof text);
     if (why)
         printf("FAIL %s: %s\n", test->name, why);
     return !why;

@@ -3,8 +3,8 @@
  *     TEST(a_closed_call_answers) { CHECK(1 + 1 == 2); }
  *
  * A test passes when it returns. It fails when a CHECK does not hold, when it dies or
- * when it outlives its time (60 s, or MS_TEST_SECONDS from the environment).
- * A test that starts processes need not end them: they go with it. */
+ * when it runs too long (60 s, or MS_TEST_SECONDS from the environment).
+ * A test need not end the processes that it starts: the runner kills them. */
 #ifndef MS_TEST_RUNNER_H
 #define MS_TEST_RUNNER_H
 
@@ -29,7 +29,7 @@ _Noreturn void runner_fail(const char *file, int line, const char *format, ...) 
 
 #define FAIL(...) runner_fail(__FILE__, __LINE__, __VA_ARGS__)
 #define CHECK(condition) ((condition) ? (void)0 : FAIL("%s", #condition))
-/* Compares whole numbers, and says both. */
+/* Compares integers; the failure shows both. */
 #define CHECK_EQ(got, wanted)                                                \
     do {                                                                     \
         long long got_ = (long long)(got), wanted_ = (long long)(wanted);    \

@@ -47,10 +47,10 @@ static void done(struct lane *lane, int error)
 {
     if (error != MS_OK)
         FAIL("an event gave %d: %s", error, ms_error_text(error));
-    bool look = ++lane->steps <= 1000 || lane->steps % 1000 == 0;
-    const char *broken = look ? ms__thread_check(lane->thread) : NULL;
-    if (broken)
-        FAIL("broken: %s", broken);
+    bool check = ++lane->events <= 1000 || lane->events % 1000 == 0;
+    const char *fault = check ? ms__thread_check(lane->thread) : NULL;
+    if (fault)
+        FAIL("this does not hold: %s", fault);
 }
 
 void call(struct lane *lane, ms_path path)

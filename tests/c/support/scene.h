@@ -1,6 +1,6 @@
 /* scene.h - a watch with a few paths and a lane for each thread, so that a test reads
- * as what happens. Steps check that the core's invariants hold after them: all of the
- * first thousand, then one in a thousand.
+ * as a list of events. ms__thread_check() runs after each of a lane's first thousand
+ * events, then after one in a thousand.
  *
  *     struct lane *t = scene_lane(&scene, 7);
  *     call(t, scene.a); make(t, 2); leave_call(t);
@@ -20,7 +20,7 @@ struct lane {
     ms_thread *thread;
     uint64_t id;
     uint64_t seq; /* the number that the next node gets */
-    uint64_t steps;
+    uint64_t events;
 };
 
 /* Paths: a, a.b, a.b.c and d. */
@@ -33,15 +33,15 @@ struct scene {
 
 /* options may be NULL. */
 void scene_open(struct scene *scene, const ms_options *options);
-/* A ring of 256 calls a thread: the smallest there is. */
+/* Each thread keeps 256 calls, the smallest number there is. */
 void scene_open_small(struct scene *scene);
 void scene_close(struct scene *scene);
 
 struct lane *scene_lane(struct scene *scene, uint64_t id);
-/* The thread ends; its lane still answers. */
+/* End the thread; owner() still works for its lane. */
 void end_lane(struct lane *lane);
 
-/* Each of these fails the test unless the core says MS_OK. */
+/* Each of these fails the test unless the core returns MS_OK. */
 void call(struct lane *lane, ms_path path);
 void leave_call(struct lane *lane);
 void override(struct lane *lane, ms_path path);
@@ -49,9 +49,9 @@ void leave_override(struct lane *lane);
 void node(struct lane *lane, const struct lane *creator, uint64_t number);
 void leave_node(struct lane *lane);
 
-/* Makes nodes; returns the first one's number. */
+/* Creates nodes; returns the first one's number. */
 uint64_t make(struct lane *lane, uint64_t count);
-/* A whole call that makes `count` nodes; returns the first one's number. */
+/* A whole call that creates `count` nodes; returns the first one's number. */
 uint64_t small_call(struct lane *lane, ms_path path, uint64_t count);
 
 ms_path owner(const struct lane *creator, uint64_t number);

@@ -1,6 +1,6 @@
 /* model.c - an owner for every number in a plain array; see model.h. */
 #include "model.h"
-#include "grown.h"
+#include "grow_array.h"
 
 #include "core/watch/watch.h"
 
@@ -46,7 +46,7 @@ void model_close(struct model *model)
 uint32_t model_thread_open(struct model *model, uint64_t first)
 {
     uint64_t room = model->thread_room;
-    model->threads = grown(model->threads, model->thread_count, sizeof *model->threads, &room);
+    model->threads = grow_array(model->threads, model->thread_count, sizeof *model->threads, &room);
     model->thread_room = (uint32_t)room;
     struct model_thread *thread = &model->threads[model->thread_count];
     *thread = (struct model_thread){.id = 1000 + model->thread_count, .first = first};
@@ -115,7 +115,7 @@ static struct model_frame *pushed(const struct model *model, struct model_thread
                                   ms_path path)
 {
     uint64_t room = thread->frame_room;
-    thread->frames = grown(thread->frames, thread->depth, sizeof *thread->frames, &room);
+    thread->frames = grow_array(thread->frames, thread->depth, sizeof *thread->frames, &room);
     thread->frame_room = (uint32_t)room;
     struct model_frame *frame = &thread->frames[thread->depth++];
     *frame = (struct model_frame){.kind = kind, .path = path, .entered = thread->enters};
@@ -228,7 +228,7 @@ void model_make(struct model *model, uint32_t at, uint64_t count)
     if (frame)
         node = (struct model_node){.owner = frame->path, .unknown = frame->unknown, .entered = frame->entered};
     for (; count; count--) {
-        thread->nodes = grown(thread->nodes, thread->made, sizeof *thread->nodes, &thread->node_room);
+        thread->nodes = grow_array(thread->nodes, thread->made, sizeof *thread->nodes, &thread->node_room);
         thread->nodes[thread->made++] = node;
     }
 }

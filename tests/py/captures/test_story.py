@@ -37,10 +37,10 @@ def test_stderr_and_the_exception_tell_what_was_asked_and_who_holds_what(capfd):
         mt.track_external(model)
         model(torch.ones(10, 100))
     story = notes_of(caught.value)
-    assert "1.00 PiB asked on cpu" in story
+    assert "an allocation of 1.00 PiB on cpu failed" in story
     assert "in step 1, forward of Hungry" in story
     assert "Hungry.fc: Parameter 394.53 KiB, Activation 39.06 KiB" in story
-    assert "most so far:" in story
+    assert "peak so far:" in story
     assert len(story.splitlines()) <= 12
     assert story in capfd.readouterr().err
 
@@ -107,7 +107,7 @@ def test_the_capture_has_the_moment(tmp_path, capfd):
     model = Hungry()
     with pytest.raises(RuntimeError) as caught, record(tmp_path / "x.msc") as recording:
         model(torch.ones(10, 100))
-    assert "asked on cpu" in notes_of(caught.value)
+    assert "on cpu failed" in notes_of(caught.value)
     assert recording.outcome.out_of_memory == 1
     capture = load(tmp_path / "x.msc")
     event = capture.last_oom
@@ -136,5 +136,5 @@ def test_many_failures_are_not_all_shown_but_all_told(capfd):
                 model(torch.ones(10, 100))
             except RuntimeError as error:
                 errors.append(error)
-    assert len(errors) == 12 and all("asked on cpu" in notes_of(error) for error in errors)
+    assert len(errors) == 12 and all("on cpu failed" in notes_of(error) for error in errors)
     assert capfd.readouterr().err.count("out of memory") == 5

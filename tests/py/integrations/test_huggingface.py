@@ -220,7 +220,7 @@ def test_the_story_of_an_allocation_that_failed_is_in_the_log_and_the_exception(
     with pytest.raises(RuntimeError, match="memory") as caught:
         trained.train()
     (note,) = caught.value.__notes__
-    assert "1.00 PiB asked on cpu" in note and "forward of Model.net" in note
+    assert "1.00 PiB on cpu failed" in note and "forward of Model.net" in note
     last = trained.state.log_history[-1]
     assert last["memory/out_of_memory"] == note and last["memory/peak"] > 0 and last["step"] == 2
     assert note in caplog.text

@@ -216,7 +216,7 @@ def test_the_story_of_an_allocation_that_failed_is_in_the_log_and_the_exception(
     with pytest.raises(RuntimeError, match="memory") as caught:
         trainer(tmp_path, MemoryCallback(capture_steps=[2])).fit(lit, batches())
     (note,) = caught.value.__notes__
-    assert "1.00 PiB asked on cpu" in note and "forward of Lit.net" in note
+    assert "1.00 PiB on cpu failed" in note and "forward of Lit.net" in note
     (row,) = rows(tmp_path, "memory/out_of_memory")
     assert row["memory/out_of_memory"] == note and row["step"] == "2"
     assert steps(rows(tmp_path)) == [0, 1, 2]  # the one that it broke off, too

@@ -68,7 +68,7 @@ static bool put_devices(ms_capture *capture, struct key_frame *frame)
 
 static bool put_blocks(ms_capture *capture, struct key_frame *frame)
 {
-    const struct ms__blocks *blocks = &capture->ledger->blocks;
+    const struct ms__block_table *blocks = &capture->ledger->blocks;
     if (!reserve_bytes(capture, frame, MS__EVENT_MAX))
         return false;
     frame->at = ms__put_varint(frame->at, blocks->count);

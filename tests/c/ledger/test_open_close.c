@@ -1,4 +1,4 @@
-/* test_life.c - a ledger is opened, attached, detached, cleared, closed. */
+/* test_open_close.c - a ledger is opened, attached, detached, cleared and closed. */
 #include "ledger_scene.h"
 
 #include <string.h>
@@ -12,7 +12,7 @@ static void check_refuses(ms_ledger *idle, ms_thread *thread)
     CHECK_EQ(ms_block_claim(idle, 1, MS_TEMP, scene.a), MS_EDETACHED);
 }
 
-TEST(categories_and_moments_have_the_words_of_the_seeds)
+TEST(categories_and_call_states_have_the_names_of_torch)
 {
     CHECK(!strcmp(ms_category_name(MS_PARAMETER), "Parameter"));
     CHECK(!strcmp(ms_category_name(MS_OPTSTATE), "Optstate"));
@@ -26,7 +26,7 @@ TEST(categories_and_moments_have_the_words_of_the_seeds)
     CHECK(!strcmp(ms_error_text(MS_EDETACHED), "the ledger is not attached"));
 }
 
-TEST(a_ledger_that_is_not_attached_takes_no_blocks)
+TEST(a_ledger_that_is_not_attached_accepts_no_blocks)
 {
     struct lane *t = ledger_start();
     ms_ledger_detach(ledger);
@@ -42,10 +42,10 @@ TEST(a_ledger_that_is_not_attached_takes_no_blocks)
     ledger_end();
 }
 
-TEST(a_detached_ledger_s_figures_stay)
+TEST(a_detached_ledger_keeps_its_figures)
 {
     struct lane *t = ledger_start();
-    ms_peak_tracker *viewer = ms_peak_tracker_open(ledger);
+    ms_peak_tracker *tracker = ms_peak_tracker_open(ledger);
     call(t, scene.a);
     add(t, 1, 100);
     add(t, 2, 20);
@@ -57,8 +57,8 @@ TEST(a_detached_ledger_s_figures_stay)
     CHECK_SUMS(held(), [MS_ACTIVATION] = 100);
     CHECK_SUMS(held_by(scene.a), [MS_ACTIVATION] = 100);
     CHECK_EQ(ms_ledger_blocks(ledger), 1);
-    CHECK_EQ(ms_peak_tracker_peak(viewer, 0).bytes, 120);
-    CHECK_SUMS(moment(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 120);
+    CHECK_EQ(ms_peak_tracker_peak(tracker, 0).bytes, 120);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 120);
     CHECK_EQ(ms_ledger_step(ledger), 1);
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.d, MS_PRE_FW), 0);
     ledger_end();
@@ -67,7 +67,7 @@ TEST(a_detached_ledger_s_figures_stay)
 TEST(a_ledger_attached_again_goes_on)
 {
     struct lane *t = ledger_start();
-    ms_peak_tracker *viewer = ms_peak_tracker_open(ledger);
+    ms_peak_tracker *tracker = ms_peak_tracker_open(ledger);
     add(t, 1, 100);
     ms_ledger_detach(ledger);
     CHECK_EQ(ms_ledger_attach(ledger), MS_OK);
@@ -76,7 +76,7 @@ TEST(a_ledger_attached_again_goes_on)
     drop(1);
     leave_call(t);
     CHECK_SUMS(held(), [MS_ACTIVATION] = 20);
-    CHECK_EQ(ms_peak_tracker_peak(viewer, 0).bytes, 120);
+    CHECK_EQ(ms_peak_tracker_peak(tracker, 0).bytes, 120);
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_POST_FW), 1);
     ledger_end();
 }
@@ -106,7 +106,7 @@ TEST(a_watch_has_one_ledger_attached)
     ledger_end();
 }
 
-TEST(ledgers_of_two_watches_know_nothing_of_each_other)
+TEST(ledgers_of_two_watches_are_independent)
 {
     struct lane *t = ledger_start();
     ms_watch *elsewhere = ms_watch_open(NULL);
@@ -125,10 +125,10 @@ TEST(ledgers_of_two_watches_know_nothing_of_each_other)
 
 /* ---- clear ---- */
 
-TEST(clear_strikes_off_every_block_and_leaves_the_peak)
+TEST(clear_drops_every_block_and_keeps_the_peak)
 {
     struct lane *t = ledger_start();
-    ms_peak_tracker *viewer = ms_peak_tracker_open(ledger);
+    ms_peak_tracker *tracker = ms_peak_tracker_open(ledger);
     call(t, scene.a);
     for (uint64_t i = 0; i < 100; i++)
         add_on(t, i, 10, i % 2 ? 3 : 0);
@@ -141,16 +141,16 @@ TEST(clear_strikes_off_every_block_and_leaves_the_peak)
     CHECK_SUMS(ms_ledger_outside(ledger, 0), NOTHING);
     CHECK_EQ(ms_block_drop(ledger, 7), MS_ENOBLOCK);
     CHECK_EQ(ms_ledger_devices(ledger), 4);
-    CHECK_EQ(ms_peak_tracker_peak(viewer, 0).bytes, 505);
-    CHECK_SUMS(ms_peak_tracker_peak_of(viewer, 3, scene.a), [MS_ACTIVATION] = 500);
+    CHECK_EQ(ms_peak_tracker_peak(tracker, 0).bytes, 505);
+    CHECK_SUMS(ms_peak_tracker_peak_of(tracker, 3, scene.a), [MS_ACTIVATION] = 500);
     add(t, 7, 30);
     CHECK_SUMS(held_by(scene.a), [MS_ACTIVATION] = 30);
-    CHECK_EQ(ms_peak_tracker_peak(viewer, 0).bytes, 505);
+    CHECK_EQ(ms_peak_tracker_peak(tracker, 0).bytes, 505);
     leave_call(t);
     ledger_end();
 }
 
-TEST(clear_within_a_call_is_seen_by_its_moments)
+TEST(clear_within_a_call_shows_in_its_snapshots)
 {
     struct lane *t = ledger_start();
     add(t, 1, 100);
@@ -158,15 +158,15 @@ TEST(clear_within_a_call_is_seen_by_its_moments)
     ms_ledger_clear(ledger);
     add(t, 2, 20);
     leave_call(t);
-    CHECK_SUMS(moment(scene.a, MS_PRE_FW, 0), [MS_ACTIVATION] = 100);
-    CHECK_SUMS(moment(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 100);
-    CHECK_SUMS(moment(scene.a, MS_POST_FW, 0), [MS_ACTIVATION] = 20);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PRE_FW, 0), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(call_snapshot(scene.a, MS_POST_FW, 0), [MS_ACTIVATION] = 20);
     ledger_end();
 }
 
 /* ---- close ---- */
 
-TEST(a_closed_ledger_answers_once_more_that_it_is_detached)
+TEST(a_block_event_after_close_returns_detached)
 {
     struct lane *t = ledger_start();
     for (int i = 0; i < 4; i++) {
@@ -190,12 +190,12 @@ TEST(a_closed_ledger_answers_once_more_that_it_is_detached)
     ledger_end();
 }
 
-TEST(closing_a_ledger_gives_its_viewers_and_its_memory_back)
+TEST(closing_a_ledger_frees_its_peak_trackers_and_its_memory)
 {
     struct lane *t = ledger_start();
     ms_ledger_detach(ledger);
     size_t before = 0;
-    for (int round = 0; round < 20; round++) {
+    for (int pass = 0; pass < 20; pass++) {
         ms_ledger *other = ms_ledger_open(scene.watch);
         CHECK_EQ(ms_ledger_attach(other), MS_OK);
         CHECK(ms_peak_tracker_open(other) && ms_peak_tracker_open(other));
@@ -208,11 +208,11 @@ TEST(closing_a_ledger_gives_its_viewers_and_its_memory_back)
         ms_ledger_close(other);
         before = before ? before : ledger_heap.live_bytes;
     }
-    CHECK(ledger_heap.live_bytes < before + 200000); /* what stays of one is small */
+    CHECK(ledger_heap.live_bytes < before + 200000); /* what remains of a closed ledger is small */
     ledger_end();
 }
 
-TEST(a_ledger_opened_after_another_was_closed_knows_nothing_of_it)
+TEST(a_ledger_opened_after_another_was_closed_is_empty)
 {
     struct lane *t = ledger_start();
     add_outside(1, 100, MS_PARAMETER, scene.a);
@@ -239,14 +239,14 @@ TEST(a_ledger_opened_after_another_was_closed_knows_nothing_of_it)
     CHECK_EQ(ms_ledger_step(ledger), 0);
     small_call(t, scene.a, 1);
     CHECK_EQ(ms_ledger_step(ledger), 1);
-    small_call(t, scene.a, 1); /* no step was entered as far as this one knows */
+    small_call(t, scene.a, 1); /* no optimizer step was reported to this ledger */
     CHECK_EQ(ms_ledger_step(ledger), 2);
     ledger_end();
 }
 
-/* ---- attaching and detaching in the middle ---- */
+/* ---- attaching and detaching while calls are open ---- */
 
-TEST(calls_that_are_open_when_a_ledger_is_attached_have_no_moments)
+TEST(calls_that_are_open_when_a_ledger_is_attached_have_no_snapshots)
 {
     struct lane *t = ledger_start();
     ms_ledger_detach(ledger);
@@ -270,7 +270,7 @@ TEST(calls_that_are_open_when_a_ledger_is_attached_have_no_moments)
     leave_call(t);
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_POST_FW), 1);
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.c, MS_POST_FW), 1);
-    CHECK_SUMS(moment(scene.a, MS_PRE_FW, 0), [MS_ACTIVATION] = 120);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PRE_FW, 0), [MS_ACTIVATION] = 120);
     ledger_end();
 }
 
@@ -290,7 +290,7 @@ TEST(a_node_that_is_open_when_a_ledger_is_attached_has_an_owner)
     ledger_end();
 }
 
-TEST(a_ledger_detached_and_attached_within_calls_is_right_from_the_next_round_on)
+TEST(a_ledger_detached_and_attached_within_calls_is_right_from_the_next_root_call_on)
 {
     struct lane *t = ledger_start();
     for (int i = 0; i < 6; i++) {
@@ -312,9 +312,9 @@ TEST(a_ledger_detached_and_attached_within_calls_is_right_from_the_next_round_on
         leave_call(t);
         CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_PRE_FW), 1);
         CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_POST_FW), 1);
-        CHECK_SUMS(moment(scene.a, MS_PRE_FW, 0), NOTHING);
-        CHECK_SUMS(moment(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 30);
-        CHECK_SUMS(moment(scene.a, MS_POST_FW, 0), NOTHING);
+        CHECK_SUMS(call_snapshot(scene.a, MS_PRE_FW, 0), NOTHING);
+        CHECK_SUMS(call_snapshot(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 30);
+        CHECK_SUMS(call_snapshot(scene.a, MS_POST_FW, 0), NOTHING);
     }
     ledger_end();
 }
@@ -331,7 +331,7 @@ TEST(a_ledger_is_opened_and_closed_without_ever_being_attached)
 }
 
 /* A block of 1,000 in one ledger's call must not be the peak of a call in the next one. */
-TEST(a_thread_brings_no_peak_of_an_earlier_ledger)
+TEST(a_thread_has_no_peak_of_an_earlier_ledger)
 {
     struct lane *t = ledger_start();
     call(t, scene.a);

@@ -1,7 +1,7 @@
-/* test_rounds.c - rounds and iterations: which calls the moments are of. */
+/* test_root_calls.c - root calls and steps: which calls the snapshots are of. */
 #include "ledger_scene.h"
 
-static size_t entries(ms_path path)
+static size_t count_calls(ms_path path)
 {
     size_t count = ms_call_snapshot_count(ledger, path, MS_PRE_FW);
     CHECK_EQ(ms_call_snapshot_count(ledger, path, MS_POST_FW), count);
@@ -20,26 +20,26 @@ static void optimizer_step(struct lane *lane)
     ms_optimizer_leave(lane->thread);
 }
 
-/* ---- rounds ---- */
+/* ---- root calls ---- */
 
-TEST(a_new_round_takes_the_place_of_the_old_one)
+TEST(a_new_root_call_replaces_the_old_one)
 {
     struct lane *t = ledger_start();
-    for (uint64_t round = 0; round < 5; round++) {
+    for (uint64_t root_call = 0; root_call < 5; root_call++) {
         call(t, scene.a);
-        for (uint64_t i = 0; i <= round % 3; i++)
+        for (uint64_t i = 0; i <= root_call % 3; i++)
             small_call(t, scene.b, 1);
         leave_call(t);
-        add(t, 1 + round, 10);
-        CHECK_EQ(entries(scene.a), 1);
-        CHECK_EQ(entries(scene.b), 1 + round % 3);
-        CHECK_EQ(total(moment(scene.a, MS_PRE_FW, 0)), 10 * round);
-        CHECK_EQ(total(moment(scene.b, MS_POST_FW, round % 3)), 10 * round);
+        add(t, 1 + root_call, 10);
+        CHECK_EQ(count_calls(scene.a), 1);
+        CHECK_EQ(count_calls(scene.b), 1 + root_call % 3);
+        CHECK_EQ(total(call_snapshot(scene.a, MS_PRE_FW, 0)), 10 * root_call);
+        CHECK_EQ(total(call_snapshot(scene.b, MS_POST_FW, root_call % 3)), 10 * root_call);
     }
     ledger_end();
 }
 
-TEST(a_path_keeps_the_moments_of_the_latest_round_that_called_it)
+TEST(a_path_keeps_the_snapshots_of_the_latest_root_call_that_called_it)
 {
     struct lane *t = ledger_start();
     call(t, scene.a);
@@ -51,29 +51,29 @@ TEST(a_path_keeps_the_moments_of_the_latest_round_that_called_it)
     small_call(t, scene.c, 0);
     leave_call(t);
     small_call(t, scene.d, 0);
-    CHECK_EQ(entries(scene.b), 2);
-    CHECK_EQ(total(moment(scene.b, MS_PRE_FW, 0)), 0);
-    CHECK_EQ(entries(scene.a), 1);
-    CHECK_EQ(total(moment(scene.a, MS_PRE_FW, 0)), 100);
-    CHECK_EQ(entries(scene.c), 1);
+    CHECK_EQ(count_calls(scene.b), 2);
+    CHECK_EQ(total(call_snapshot(scene.b, MS_PRE_FW, 0)), 0);
+    CHECK_EQ(count_calls(scene.a), 1);
+    CHECK_EQ(total(call_snapshot(scene.a, MS_PRE_FW, 0)), 100);
+    CHECK_EQ(count_calls(scene.c), 1);
     ledger_end();
 }
 
-TEST(a_call_in_a_hold_alone_begins_a_round)
+TEST(a_call_in_an_override_alone_is_a_root_call)
 {
     struct lane *t = ledger_start();
     small_call(t, scene.a, 0);
     override(t, scene.d);
     small_call(t, scene.a, 0);
-    CHECK_EQ(entries(scene.a), 1);
+    CHECK_EQ(count_calls(scene.a), 1);
     small_call(t, scene.a, 0);
     leave_override(t);
-    CHECK_EQ(entries(scene.a), 1);
+    CHECK_EQ(count_calls(scene.a), 1);
     CHECK_EQ(current_step(), 3);
     ledger_end();
 }
 
-TEST(a_call_in_a_step_begins_a_round)
+TEST(a_call_in_an_optimizer_step_is_a_root_call)
 {
     struct lane *t = ledger_start();
     small_call(t, scene.a, 0);
@@ -81,12 +81,12 @@ TEST(a_call_in_a_step_begins_a_round)
     add(t, 1, 100);
     small_call(t, scene.a, 0);
     ms_optimizer_leave(t->thread);
-    CHECK_EQ(entries(scene.a), 1);
-    CHECK_EQ(total(moment(scene.a, MS_PRE_FW, 0)), 100);
+    CHECK_EQ(count_calls(scene.a), 1);
+    CHECK_EQ(total(call_snapshot(scene.a, MS_PRE_FW, 0)), 100);
     ledger_end();
 }
 
-TEST(a_call_inside_a_node_begins_no_round)
+TEST(a_call_inside_a_node_is_no_root_call)
 {
     struct lane *t = ledger_start(), *u = scene_lane(&scene, 8);
     call(t, scene.a);
@@ -96,13 +96,13 @@ TEST(a_call_inside_a_node_begins_no_round)
     node(u, t, 0);
     small_call(u, scene.b, 0);
     leave_node(u);
-    CHECK_EQ(entries(scene.a), 1);
-    CHECK_EQ(entries(scene.b), 2);
+    CHECK_EQ(count_calls(scene.a), 1);
+    CHECK_EQ(count_calls(scene.b), 2);
     CHECK_EQ(current_step(), 1);
     ledger_end();
 }
 
-TEST(the_rounds_of_two_threads_are_two)
+TEST(two_threads_have_two_root_calls)
 {
     struct lane *t = ledger_start(), *u = scene_lane(&scene, 8);
     call(t, scene.a);
@@ -113,15 +113,15 @@ TEST(the_rounds_of_two_threads_are_two)
     small_call(u, scene.c, 0);
     leave_call(t);
     leave_call(u);
-    CHECK_EQ(entries(scene.b), 2);
-    CHECK_EQ(entries(scene.c), 2);
+    CHECK_EQ(count_calls(scene.b), 2);
+    CHECK_EQ(count_calls(scene.c), 2);
     small_call(u, scene.c, 0);
-    CHECK_EQ(entries(scene.b), 2);
-    CHECK_EQ(entries(scene.c), 1);
+    CHECK_EQ(count_calls(scene.b), 2);
+    CHECK_EQ(count_calls(scene.c), 1);
     ledger_end();
 }
 
-TEST(a_thread_that_ends_in_a_call_leaves_the_next_round_right)
+TEST(after_a_thread_that_ends_in_a_call_the_next_root_call_is_right)
 {
     struct lane *t = ledger_start();
     for (uint64_t i = 0; i < 10; i++) {
@@ -137,43 +137,43 @@ TEST(a_thread_that_ends_in_a_call_leaves_the_next_round_right)
     add(t, 2, 20);
     drop(2);
     leave_call(t);
-    CHECK_EQ(entries(scene.a), 1);
-    CHECK_SUMS(moment(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 20);
+    CHECK_EQ(count_calls(scene.a), 1);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 20);
     ledger_end();
 }
 
-TEST(the_moments_of_an_ended_thread_stay)
+TEST(the_snapshots_of_an_ended_thread_stay)
 {
     struct lane *t = ledger_start(), *u = scene_lane(&scene, 8);
     add(u, 1, 100);
     small_call(u, scene.a, 1);
     end_lane(u);
     small_call(t, scene.d, 1);
-    CHECK_EQ(entries(scene.a), 1);
-    CHECK_SUMS(moment(scene.a, MS_POST_FW, 0), [MS_ACTIVATION] = 100);
+    CHECK_EQ(count_calls(scene.a), 1);
+    CHECK_SUMS(call_snapshot(scene.a, MS_POST_FW, 0), [MS_ACTIVATION] = 100);
     ledger_end();
 }
 
-TEST(rounds_take_no_more_memory)
+TEST(more_root_calls_use_no_more_memory)
 {
     struct lane *t = ledger_start();
     size_t before = 0;
-    for (int round = 0; round < 3000; round++) {
+    for (int root_call = 0; root_call < 3000; root_call++) {
         call(t, scene.a);
         for (int i = 0; i < 10; i++)
             small_call(t, scene.b, 1);
         leave_call(t);
         optimizer_step(t);
-        if (round == 1500)
+        if (root_call == 1500)
             before = ledger_heap.live_bytes;
     }
     CHECK_EQ(ledger_heap.live_bytes, before);
     ledger_end();
 }
 
-/* ---- iterations ---- */
+/* ---- steps ---- */
 
-TEST(iterations_begin_with_the_first_round)
+TEST(the_first_step_begins_with_the_first_root_call)
 {
     struct lane *t = ledger_start();
     add(t, 1, 100);
@@ -189,23 +189,23 @@ TEST(iterations_begin_with_the_first_round)
     ledger_end();
 }
 
-TEST(without_steps_a_path_s_second_round_is_the_next_iteration)
+TEST(without_optimizer_steps_a_path_s_second_root_call_begins_a_step)
 {
     struct lane *t = ledger_start();
     const struct {
         ms_path path;
         uint64_t current_step;
-    } rounds[] = {{scene.a, 1}, {scene.d, 1}, {scene.c, 1}, {scene.a, 2}, {scene.a, 3}, {scene.d, 3},
-                  {scene.c, 3}, {scene.c, 4}, {scene.a, 4}, {scene.d, 4}, {scene.d, 5}};
-    for (size_t i = 0; i < sizeof rounds / sizeof rounds[0]; i++) {
-        small_call(t, rounds[i].path, 0);
-        if (current_step() != rounds[i].current_step)
-            FAIL("round %zu is in current_step %llu", i, (unsigned long long)current_step());
+    } root_calls[] = {{scene.a, 1}, {scene.d, 1}, {scene.c, 1}, {scene.a, 2}, {scene.a, 3}, {scene.d, 3},
+                      {scene.c, 3}, {scene.c, 4}, {scene.a, 4}, {scene.d, 4}, {scene.d, 5}};
+    for (size_t i = 0; i < sizeof root_calls / sizeof root_calls[0]; i++) {
+        small_call(t, root_calls[i].path, 0);
+        if (current_step() != root_calls[i].current_step)
+            FAIL("root call %zu is in step %llu", i, (unsigned long long)current_step());
     }
     ledger_end();
 }
 
-TEST(calls_inside_a_round_are_no_rounds)
+TEST(calls_inside_a_root_call_begin_no_step)
 {
     struct lane *t = ledger_start();
     small_call(t, scene.b, 0);
@@ -217,7 +217,7 @@ TEST(calls_inside_a_round_are_no_rounds)
     ledger_end();
 }
 
-TEST(with_steps_an_iteration_begins_with_the_round_after_a_step)
+TEST(with_optimizer_steps_a_step_begins_with_the_root_call_after_one)
 {
     struct lane *t = ledger_start();
     small_call(t, scene.a, 0);
@@ -226,7 +226,7 @@ TEST(with_steps_an_iteration_begins_with_the_round_after_a_step)
     for (uint64_t i = 2; i < 6; i++) {
         small_call(t, scene.a, 0);
         CHECK_EQ(current_step(), i);
-        small_call(t, scene.a, 0); /* accumulates: no step between */
+        small_call(t, scene.a, 0); /* gradient accumulation: no optimizer step between them */
         small_call(t, scene.d, 0);
         CHECK_EQ(current_step(), i);
         optimizer_step(t);
@@ -236,7 +236,7 @@ TEST(with_steps_an_iteration_begins_with_the_round_after_a_step)
     ledger_end();
 }
 
-TEST(once_a_step_was_entered_only_steps_count)
+TEST(once_an_optimizer_step_was_entered_only_these_begin_a_step)
 {
     struct lane *t = ledger_start();
     small_call(t, scene.a, 0);
@@ -255,7 +255,7 @@ TEST(once_a_step_was_entered_only_steps_count)
     ledger_end();
 }
 
-TEST(expected_steps_count_before_the_first_one)
+TEST(expected_optimizer_steps_count_before_the_first_one)
 {
     struct lane *t = ledger_start();
     ms_ledger_expect_optimizer(ledger);
@@ -268,7 +268,7 @@ TEST(expected_steps_count_before_the_first_one)
     ledger_end();
 }
 
-TEST(a_step_that_is_never_left_begins_no_iteration)
+TEST(an_optimizer_step_that_is_never_left_begins_no_step)
 {
     struct lane *t = ledger_start();
     call(t, scene.a);
@@ -283,7 +283,7 @@ TEST(a_step_that_is_never_left_begins_no_iteration)
     ledger_end();
 }
 
-TEST(leaving_a_step_that_was_never_entered_begins_no_iteration)
+TEST(leaving_an_optimizer_step_that_was_never_entered_begins_no_step)
 {
     struct lane *t = ledger_start();
     ms_ledger_expect_optimizer(ledger);
@@ -294,7 +294,7 @@ TEST(leaving_a_step_that_was_never_entered_begins_no_iteration)
     ledger_end();
 }
 
-TEST(a_step_on_any_thread_counts)
+TEST(an_optimizer_step_on_any_thread_counts)
 {
     struct lane *t = ledger_start(), *u = scene_lane(&scene, 8);
     small_call(t, scene.a, 0);

@@ -1,4 +1,4 @@
-/* test_moments.c - what was held around calls in forward: before, after, and at most. */
+/* test_call_snapshots.c - what was held around calls in forward: before, after, and at the peak. */
 #include "ledger_scene.h"
 
 #include <stdio.h>
@@ -10,14 +10,14 @@ static void check_counts(ms_path path, size_t pre, size_t post, size_t peak)
     CHECK_EQ(ms_call_snapshot_count(ledger, path, MS_PEAK_FW), peak);
 }
 
-TEST(a_path_never_called_has_no_moments)
+TEST(a_path_never_called_has_no_snapshots)
 {
     ledger_start();
     ms_sums sums = {{1, 2, 3}};
-    uint64_t when = 77;
+    uint64_t time = 77;
     for (int i = 0; i < MS_CALL_STATE_COUNT; i++) {
         CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, (ms_call_state)i), 0);
-        CHECK(!ms_call_snapshot_at(ledger, scene.a, (ms_call_state)i, 0, 0, &sums, &when));
+        CHECK(!ms_call_snapshot_at(ledger, scene.a, (ms_call_state)i, 0, 0, &sums, &time));
     }
     uint64_t input = 77, output = 77;
     ms_call_sizes(ledger, scene.a, &input, &output);
@@ -26,7 +26,7 @@ TEST(a_path_never_called_has_no_moments)
     ledger_end();
 }
 
-TEST(a_call_has_what_was_held_before_after_and_at_most)
+TEST(a_call_has_snapshots_before_after_and_at_the_peak)
 {
     struct lane *t = ledger_start();
     add(t, 1, 1000);
@@ -38,15 +38,15 @@ TEST(a_call_has_what_was_held_before_after_and_at_most)
     leave_call(t);
     drop(3);
     check_counts(scene.a, 1, 1, 1);
-    CHECK_SUMS(moment(scene.a, MS_PRE_FW, 0), [MS_ACTIVATION] = 1000);
-    CHECK_SUMS(moment(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 1200);
-    CHECK_SUMS(moment(scene.a, MS_POST_FW, 0), [MS_ACTIVATION] = 30);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PRE_FW, 0), [MS_ACTIVATION] = 1000);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 1200);
+    CHECK_SUMS(call_snapshot(scene.a, MS_POST_FW, 0), [MS_ACTIVATION] = 30);
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_PRE_BW), 0);
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_PRE_FW_AC), 0);
     ledger_end();
 }
 
-TEST(moments_tell_categories_apart)
+TEST(snapshots_are_by_category)
 {
     struct lane *t = ledger_start();
     add_as(1, 1000, MS_PARAMETER, scene.a);
@@ -56,9 +56,9 @@ TEST(moments_tell_categories_apart)
     add(t, 3, 30);
     drop(1);
     leave_call(t);
-    CHECK_SUMS(moment(scene.a, MS_PRE_FW, 0), [MS_PARAMETER] = 1000);
-    CHECK_SUMS(moment(scene.a, MS_PEAK_FW, 0), [MS_PARAMETER] = 1000, [MS_BUFFER] = 200, [MS_ACTIVATION] = 30);
-    CHECK_SUMS(moment(scene.a, MS_POST_FW, 0), [MS_BUFFER] = 200, [MS_ACTIVATION] = 30);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PRE_FW, 0), [MS_PARAMETER] = 1000);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PEAK_FW, 0), [MS_PARAMETER] = 1000, [MS_BUFFER] = 200, [MS_ACTIVATION] = 30);
+    CHECK_SUMS(call_snapshot(scene.a, MS_POST_FW, 0), [MS_BUFFER] = 200, [MS_ACTIVATION] = 30);
     ledger_end();
 }
 
@@ -69,8 +69,8 @@ TEST(a_call_in_which_nothing_happens_has_its_peak_at_what_is_held)
     call(t, scene.a);
     drop(1);
     leave_call(t);
-    CHECK_SUMS(moment(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 100);
-    CHECK_SUMS(moment(scene.a, MS_POST_FW, 0), NOTHING);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(call_snapshot(scene.a, MS_POST_FW, 0), NOTHING);
     ledger_end();
 }
 
@@ -91,12 +91,12 @@ TEST(an_inner_call_s_peak_is_the_outer_one_s_if_it_is_higher)
     leave_call(t);
     add(t, 5, 10);
     leave_call(t);
-    CHECK_SUMS(moment(scene.b, MS_PRE_FW, 0), [MS_ACTIVATION] = 100);
-    CHECK_SUMS(moment(scene.c, MS_PEAK_FW, 0), [MS_ACTIVATION] = 170);
-    CHECK_SUMS(moment(scene.b, MS_PEAK_FW, 0), [MS_ACTIVATION] = 170);
-    CHECK_SUMS(moment(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 170);
-    CHECK_SUMS(moment(scene.b, MS_POST_FW, 0), [MS_ACTIVATION] = 100);
-    CHECK_SUMS(moment(scene.a, MS_POST_FW, 0), [MS_ACTIVATION] = 110);
+    CHECK_SUMS(call_snapshot(scene.b, MS_PRE_FW, 0), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(call_snapshot(scene.c, MS_PEAK_FW, 0), [MS_ACTIVATION] = 170);
+    CHECK_SUMS(call_snapshot(scene.b, MS_PEAK_FW, 0), [MS_ACTIVATION] = 170);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 170);
+    CHECK_SUMS(call_snapshot(scene.b, MS_POST_FW, 0), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(call_snapshot(scene.a, MS_POST_FW, 0), [MS_ACTIVATION] = 110);
     ledger_end();
 }
 
@@ -113,12 +113,12 @@ TEST(an_inner_call_s_peak_is_its_own_only)
     add(t, 3, 400);
     drop(3);
     leave_call(t);
-    CHECK_SUMS(moment(scene.b, MS_PEAK_FW, 0), [MS_ACTIVATION] = 20);
-    CHECK_SUMS(moment(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 500);
+    CHECK_SUMS(call_snapshot(scene.b, MS_PEAK_FW, 0), [MS_ACTIVATION] = 20);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 500);
     ledger_end();
 }
 
-TEST(each_device_has_moments_and_a_peak_of_its_own)
+TEST(each_device_has_snapshots_and_a_peak_of_its_own)
 {
     struct lane *t = ledger_start();
     add_on(t, 1, 100, 0);
@@ -141,7 +141,7 @@ TEST(each_device_has_moments_and_a_peak_of_its_own)
     ledger_end();
 }
 
-TEST(a_device_that_comes_late_was_empty_before)
+TEST(a_device_that_is_used_late_was_empty_before)
 {
     struct lane *t = ledger_start();
     call(t, scene.a);
@@ -160,7 +160,7 @@ TEST(a_device_that_comes_late_was_empty_before)
     ledger_end();
 }
 
-TEST(each_call_of_a_path_has_its_own_entry_in_order)
+TEST(each_call_of_a_path_has_its_own_snapshots_in_order)
 {
     struct lane *t = ledger_start();
     call(t, scene.a);
@@ -174,9 +174,9 @@ TEST(each_call_of_a_path_has_its_own_entry_in_order)
     }
     leave_call(t);
     for (size_t i = 0; i < 100; i++) {
-        CHECK_EQ(total(moment(scene.b, MS_PRE_FW, i)), 10 * i);
-        CHECK_EQ(total(moment(scene.b, MS_PEAK_FW, i)), 10 * i + 15);
-        CHECK_EQ(total(moment(scene.b, MS_POST_FW, i)), 10 * i + 10);
+        CHECK_EQ(total(call_snapshot(scene.b, MS_PRE_FW, i)), 10 * i);
+        CHECK_EQ(total(call_snapshot(scene.b, MS_PEAK_FW, i)), 10 * i + 15);
+        CHECK_EQ(total(call_snapshot(scene.b, MS_POST_FW, i)), 10 * i + 10);
     }
     ms_sums sums;
     CHECK(!ms_call_snapshot_at(ledger, scene.b, MS_PRE_FW, 100, 0, &sums, NULL));
@@ -191,13 +191,13 @@ TEST(a_call_that_is_open_has_begun_and_not_ended)
     call(t, scene.a);
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_PRE_FW), 1);
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_POST_FW), 0);
-    CHECK_SUMS(moment(scene.a, MS_PRE_FW, 0), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PRE_FW, 0), [MS_ACTIVATION] = 100);
     leave_call(t);
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_POST_FW), 1);
     ledger_end();
 }
 
-TEST(what_other_threads_hold_counts_in_a_call_s_moments)
+TEST(what_other_threads_hold_counts_in_a_call_s_snapshots)
 {
     struct lane *t = ledger_start(), *u = scene_lane(&scene, 8);
     add(u, 1, 1);
@@ -209,11 +209,11 @@ TEST(what_other_threads_hold_counts_in_a_call_s_moments)
     leave_call(t);
     add(u, 4, 4000);
     leave_call(u);
-    CHECK_EQ(total(moment(scene.a, MS_PRE_FW, 0)), 1);
-    CHECK_EQ(total(moment(scene.a, MS_PEAK_FW, 0)), 321);
-    CHECK_EQ(total(moment(scene.a, MS_POST_FW, 0)), 301);
-    CHECK_EQ(total(moment(scene.d, MS_PRE_FW, 0)), 1);
-    CHECK_EQ(total(moment(scene.d, MS_PEAK_FW, 0)), 4301);
+    CHECK_EQ(total(call_snapshot(scene.a, MS_PRE_FW, 0)), 1);
+    CHECK_EQ(total(call_snapshot(scene.a, MS_PEAK_FW, 0)), 321);
+    CHECK_EQ(total(call_snapshot(scene.a, MS_POST_FW, 0)), 301);
+    CHECK_EQ(total(call_snapshot(scene.d, MS_PRE_FW, 0)), 1);
+    CHECK_EQ(total(call_snapshot(scene.d, MS_PEAK_FW, 0)), 4301);
     ledger_end();
 }
 
@@ -235,16 +235,16 @@ TEST(calls_nest_hundreds_deep)
         drop(1 + i);
     }
     for (int64_t i = 0; i < DEEP; i++) {
-        CHECK_EQ(total(moment(paths[i], MS_PRE_FW, 0)), i);
-        CHECK_EQ(total(moment(paths[i], MS_PEAK_FW, 0)), DEEP + 7);
-        CHECK_EQ(total(moment(paths[i], MS_POST_FW, 0)), i + 1);
+        CHECK_EQ(total(call_snapshot(paths[i], MS_PRE_FW, 0)), i);
+        CHECK_EQ(total(call_snapshot(paths[i], MS_PEAK_FW, 0)), DEEP + 7);
+        CHECK_EQ(total(call_snapshot(paths[i], MS_POST_FW, 0)), i + 1);
     }
     ledger_end();
 }
 
 /* ---- order ---- */
 
-TEST(entries_of_different_paths_are_ordered)
+TEST(snapshots_of_different_paths_are_ordered)
 {
     struct lane *t = ledger_start();
     call(t, scene.a);
@@ -253,25 +253,26 @@ TEST(entries_of_different_paths_are_ordered)
     small_call(t, scene.b, 0);
     leave_call(t);
     uint64_t order[] = {
-        moment_when(scene.a, MS_PRE_FW, 0),  moment_when(scene.b, MS_PRE_FW, 0),  moment_when(scene.b, MS_POST_FW, 0),
-        moment_when(scene.c, MS_PRE_FW, 0),  moment_when(scene.c, MS_POST_FW, 0), moment_when(scene.b, MS_PRE_FW, 1),
-        moment_when(scene.b, MS_POST_FW, 1), moment_when(scene.a, MS_POST_FW, 0),
+        call_snapshot_time(scene.a, MS_PRE_FW, 0),  call_snapshot_time(scene.b, MS_PRE_FW, 0),
+        call_snapshot_time(scene.b, MS_POST_FW, 0), call_snapshot_time(scene.c, MS_PRE_FW, 0),
+        call_snapshot_time(scene.c, MS_POST_FW, 0), call_snapshot_time(scene.b, MS_PRE_FW, 1),
+        call_snapshot_time(scene.b, MS_POST_FW, 1), call_snapshot_time(scene.a, MS_POST_FW, 0),
     };
     for (size_t i = 1; i < sizeof order / sizeof order[0]; i++)
         CHECK(order[i - 1] < order[i]);
     ledger_end();
 }
 
-TEST(time_tells_older_entries_from_newer)
+TEST(time_separates_older_snapshots_from_newer_ones)
 {
     struct lane *t = ledger_start();
     small_call(t, scene.a, 0);
     uint64_t time = ms_ledger_time(ledger);
     small_call(t, scene.d, 0);
-    CHECK(moment_when(scene.a, MS_PRE_FW, 0) < time);
-    CHECK(moment_when(scene.a, MS_POST_FW, 0) < time);
-    CHECK(moment_when(scene.d, MS_PRE_FW, 0) >= time);
-    CHECK(moment_when(scene.d, MS_POST_FW, 0) >= time);
+    CHECK(call_snapshot_time(scene.a, MS_PRE_FW, 0) < time);
+    CHECK(call_snapshot_time(scene.a, MS_POST_FW, 0) < time);
+    CHECK(call_snapshot_time(scene.d, MS_PRE_FW, 0) >= time);
+    CHECK(call_snapshot_time(scene.d, MS_POST_FW, 0) >= time);
     ledger_end();
 }
 
@@ -294,9 +295,9 @@ TEST(time_grows_with_every_event)
     ledger_end();
 }
 
-/* ---- what went in and came out ---- */
+/* ---- the sizes of inputs and outputs ---- */
 
-static void check_noted(ms_path path, uint64_t in, uint64_t out)
+static void check_sizes(ms_path path, uint64_t in, uint64_t out)
 {
     uint64_t input = 77, output = 77;
     ms_call_sizes(ledger, path, &input, &output);
@@ -304,7 +305,7 @@ static void check_noted(ms_path path, uint64_t in, uint64_t out)
     CHECK_EQ(output, out);
 }
 
-TEST(what_is_noted_is_the_innermost_call_s)
+TEST(a_size_is_of_the_innermost_call)
 {
     struct lane *t = ledger_start();
     call(t, scene.a);
@@ -315,14 +316,14 @@ TEST(what_is_noted_is_the_innermost_call_s)
     leave_call(t);
     ms_call_set_size(t->thread, true, 400);
     leave_call(t);
-    ms_call_set_size(t->thread, true, 5000); /* nobody's */
-    check_noted(scene.a, 100, 400);
-    check_noted(scene.b, 20, 30);
-    check_noted(scene.c, 0, 0);
+    ms_call_set_size(t->thread, true, 5000); /* no call is open */
+    check_sizes(scene.a, 100, 400);
+    check_sizes(scene.b, 20, 30);
+    check_sizes(scene.c, 0, 0);
     ledger_end();
 }
 
-TEST(what_was_noted_is_of_the_latest_call)
+TEST(the_sizes_of_a_path_are_of_its_latest_call)
 {
     struct lane *t = ledger_start();
     for (uint64_t i = 1; i <= 3; i++) {
@@ -332,23 +333,23 @@ TEST(what_was_noted_is_of_the_latest_call)
             ms_call_set_size(t->thread, false, 10 * i + k);
             ms_call_set_size(t->thread, true, 20 * i + k);
             leave_call(t);
-            check_noted(scene.b, 10 * i + k, 20 * i + k);
+            check_sizes(scene.b, 10 * i + k, 20 * i + k);
         }
         leave_call(t);
     }
     small_call(t, scene.b, 0);
-    check_noted(scene.b, 0, 0);
+    check_sizes(scene.b, 0, 0);
     ledger_end();
 }
 
-TEST(a_note_on_one_thread_is_not_another_thread_s)
+TEST(a_size_set_by_one_thread_is_not_of_another_thread_s_call)
 {
     struct lane *t = ledger_start(), *u = scene_lane(&scene, 8);
     call(t, scene.a);
     call(u, scene.d);
     ms_call_set_size(u->thread, false, 8);
     ms_call_set_size(t->thread, false, 7);
-    check_noted(scene.a, 7, 0);
-    check_noted(scene.d, 8, 0);
+    check_sizes(scene.a, 7, 0);
+    check_sizes(scene.d, 8, 0);
     ledger_end();
 }

@@ -1,30 +1,34 @@
-/* test_story.c - an allocation that fails: its moment in the capture, and its story. */
+/* test_oom_report.c - an allocation that fails: its event in the capture, and the out-of-memory report. */
 #include "writer_scene.h"
 
 #include <string.h>
 
-TEST(a_failed_allocation_is_in_the_capture_and_its_story_tells_who_holds_what)
+TEST(a_failed_allocation_is_in_the_capture_and_its_report_names_the_owners)
 {
     open_all(NULL);
     program = program_open(7);
     fd = new_file();
-    ms_peak_tracker *viewer = ms_peak_tracker_open(watched);
+    ms_peak_tracker *tracker = ms_peak_tracker_open(watched);
     capture = begin_capture(fd);
     ms_call_enter(program.thread, paths[3], 0);
     CHECK_EQ(ms_block_add(watched, program.thread, 1, 3 << 20, 2), MS_OK);
     CHECK_EQ(ms_block_add_as(watched, program.thread, 2, 1 << 20, 2, MS_PARAMETER, paths[1], false), MS_OK);
     ms_ledger_reserved(watched, 2, 8 << 20);
-    char story[4096];
+    char report[4096];
     ms_oom oom = {.device = 2, .requested = UINT64_C(1) << 40, .allocated = 4 << 20, .reserved = 8 << 20};
-    size_t length = ms_ledger_oom(watched, program.thread, &oom, story, sizeof story);
-    CHECK_EQ(length, strlen(story));
-    const char *const parts[] = {"1.00 TiB asked on cuda:1",       "in step 1, forward of m3",
-                                 "held there: 4.00 MiB",           "Activation 3.00 MiB, Parameter 1.00 MiB",
-                                 "8.00 MiB, of it free: 4.00 MiB", "most so far: 4.00 MiB",
-                                 "3.00 MiB  m3: Activation",       "1.00 MiB  m1: Parameter"};
+    size_t length = ms_ledger_oom(watched, program.thread, &oom, report, sizeof report);
+    CHECK_EQ(length, strlen(report));
+    const char *const parts[] = {"an allocation of 1.00 TiB on cuda:1 failed",
+                                 "in step 1, forward of m3",
+                                 "allocated there: 4.00 MiB",
+                                 "Activation 3.00 MiB, Parameter 1.00 MiB",
+                                 "8.00 MiB, of which 4.00 MiB is free",
+                                 "peak so far: 4.00 MiB",
+                                 "3.00 MiB  m3: Activation",
+                                 "1.00 MiB  m1: Parameter"};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        if (!strstr(story, parts[i]))
-            FAIL("\"%s\" is not in:\n%s", parts[i], story);
+        if (!strstr(report, parts[i]))
+            FAIL("\"%s\" is not in:\n%s", parts[i], report);
     ms_call_leave(program.thread, 0);
     ms_block_drop(watched, 1);
     end_capture(capture);
@@ -42,11 +46,11 @@ TEST(a_failed_allocation_is_in_the_capture_and_its_story_tells_who_holds_what)
     CHECK_EQ(ms_cursor_now(cursor, 2).of[MS_ACTIVATION], 3 << 20);
     ms_cursor_close(cursor);
     ms_reader_close(reader);
-    ms_peak_tracker_close(viewer);
+    ms_peak_tracker_close(tracker);
     close_scene();
 }
 
-TEST(a_story_is_cut_off_where_its_room_ends)
+TEST(a_report_is_cut_off_where_its_room_ends)
 {
     open_all(NULL);
     program = program_open(7);

@@ -1,0 +1,299 @@
+/* blocks.c - block events: a block is added, dropped, claimed or resized. */
+#include "core/capture/write/encoder.h"
+#include "core/ledger/call_spans.h"
+#include "core/ledger/peaks.h"
+#include "core/ledger/reported_backwards.h"
+
+/* ---- adding and dropping ---- */
+
+MS__INLINE void drop_block(ms_ledger *ledger, struct ms__block *block, uint32_t slot)
+{
+    struct ms__device_totals *totals = &ledger->totals[block->device];
+    int64_t bytes = (int64_t)block->bytes;
+    ledger->time++;
+    ms__total_change(ledger, block->device, block->path, block->category, -bytes);
+    totals->total -= bytes;
+    if (MS__UNLIKELY(block->outside))
+        ledger->outside[block->device].of[block->category] -= bytes;
+    if (MS__UNLIKELY(block->category <= MS_BUFFER))
+        ledger->parameters_dropped++;
+    if (ms__captured(ledger))
+        ms__capture_drop(ledger, ms__block_number(&ledger->blocks, slot));
+    ms__block_remove(&ledger->blocks, block, slot);
+}
+
+static void drop_block_found_by_scan(ms_ledger *ledger, struct ms__block *block)
+{
+    uint32_t slot;
+    ms__block_find_slot(&ledger->blocks, block->address, &slot);
+    drop_block(ledger, block, slot);
+}
+
+/* Who adds a block: where the thread is. */
+struct origin {
+    ms_phase phase;
+    ms_path path;
+    const ms_thread *thread; /* or NULL */
+};
+
+static inline struct origin find_origin(const ms_thread *thread)
+{
+    return thread ? (struct origin){ms__phase(thread), ms__path_of(thread), thread}
+                  : (struct origin){MS_IDLE, MS_GLOBAL, NULL};
+}
+
+/* The old block at this address was freed without a report. *slot becomes the slot of the new one. */
+MS__RARE void drop_stale_block(ms_ledger *ledger, uint64_t address, uint32_t *slot)
+{
+    struct ms__block *block = ms__block_find_slot(&ledger->blocks, address, slot);
+    drop_block(ledger, block, *slot);
+    ms__block_find_slot(&ledger->blocks, address, slot);
+}
+
+/* With the lock held. Everything that may fail comes before the first change. */
+MS__INLINE int add_block(ms_ledger *ledger, struct origin origin, const struct ms__block *added)
+{
+    if (MS__UNLIKELY(!MS__PEEK(ledger->attached)))
+        return MS_EDETACHED;
+    if (MS__UNLIKELY(!ms__block_table_reserve(ledger->watch, &ledger->blocks) ||
+                     !ms__totals_reserve(ledger, added->device, added->path))) {
+        ms__ledger_count_lost(ledger);
+        return MS_ENOMEM;
+    }
+    uint32_t slot;
+    struct ms__block *stale = ms__block_find_slot(&ledger->blocks, added->address, &slot);
+    if (MS__UNLIKELY(stale != NULL))
+        drop_stale_block(ledger, added->address, &slot);
+    struct ms__block *block = ms__block_insert(&ledger->blocks, added->address, slot);
+    block->bytes = added->bytes;
+    block->since = ++ledger->time;
+    block->path = added->path;
+    block->device = added->device;
+    block->category = added->category;
+    block->outside = added->outside;
+    block->claim_pass = ledger->claim_pass;
+    struct ms__device_totals *totals = &ledger->totals[added->device];
+    if (MS__UNLIKELY(added->device >= ledger->device_count))
+        ledger->device_count = added->device + 1u;
+    ms__total_change(ledger, added->device, added->path, added->category, (int64_t)added->bytes);
+    totals->total += (int64_t)added->bytes;
+    if (MS__UNLIKELY(added->outside))
+        ledger->outside[added->device].of[added->category] += (int64_t)added->bytes;
+    ms__peaks_raise(ledger, added->device, origin.phase, origin.path, added->path);
+    ms__spans_grow(ledger, added->device);
+    if (MS__UNLIKELY(ledger->reported_backward_count))
+        ms__reported_backwards_grow(ledger, added->device);
+    if (ms__captured(ledger))
+        ms__capture_add(ledger, origin.thread, origin.phase, block, ms__block_number(&ledger->blocks, slot));
+    return MS_OK;
+}
+
+MS__INLINE int add_block_of(ms_ledger *ledger, struct origin origin, uint64_t address, uint64_t bytes, uint32_t device)
+{
+    bool is_temp = origin.phase == MS_BACKWARD || origin.phase == MS_OPTIMIZER;
+    struct ms__block added = {.address = address,
+                              .bytes = bytes,
+                              .path = origin.path,
+                              .device = (uint8_t)device,
+                              .category = is_temp ? MS_TEMP : MS_ACTIVATION};
+    ms__lock(&ledger->lock);
+    int error = add_block(ledger, origin, &added);
+    ms__unlock(&ledger->lock);
+    return error;
+}
+
+int ms_block_add(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device)
+{
+    if (MS__UNLIKELY(device >= MS_MAX_DEVICES || bytes > INT64_MAX))
+        return MS_EINVAL;
+    return bytes ? add_block_of(ledger, find_origin(thread), address, bytes, device) : MS_OK;
+}
+
+int ms_block_add_in(ms_ledger *ledger, ms_phase phase, ms_path path, uint64_t address, uint64_t bytes, uint32_t device)
+{
+    if (device >= MS_MAX_DEVICES || bytes > INT64_MAX || path >= ms_path_count(ledger->watch) || phase > MS_OPTIMIZER)
+        return MS_EINVAL;
+    return bytes ? add_block_of(ledger, (struct origin){phase, path, NULL}, address, bytes, device) : MS_OK;
+}
+
+int ms_block_add_as(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device,
+                    ms_category category, ms_path path, bool outside)
+{
+    if (device >= MS_MAX_DEVICES || bytes > INT64_MAX || category >= MS_CATEGORY_COUNT ||
+        path >= ms_path_count(ledger->watch))
+        return MS_EINVAL;
+    if (!bytes)
+        return MS_OK;
+    struct ms__block added = {.address = address,
+                              .bytes = bytes,
+                              .path = path,
+                              .device = (uint8_t)device,
+                              .category = (uint8_t)category,
+                              .outside = outside};
+    struct origin origin = find_origin(thread);
+    ms__lock(&ledger->lock);
+    int error = add_block(ledger, origin, &added);
+    ms__unlock(&ledger->lock);
+    return error;
+}
+
+int ms_block_drop(ms_ledger *ledger, uint64_t address)
+{
+    int error = MS_OK;
+    uint32_t slot;
+    ms__lock(&ledger->lock);
+    struct ms__block *block = ledger->blocks.count ? ms__block_find_slot(&ledger->blocks, address, &slot) : NULL;
+    if (MS__UNLIKELY(!MS__PEEK(ledger->attached)))
+        error = MS_EDETACHED;
+    else if (MS__UNLIKELY(!block))
+        error = MS_ENOBLOCK;
+    else
+        drop_block(ledger, block, slot);
+    ms__unlock(&ledger->lock);
+    return error;
+}
+
+void ms_ledger_clear(ms_ledger *ledger)
+{
+    ms__lock(&ledger->lock);
+    struct ms__block *block;
+    for (uint32_t at = 0; (block = ms__block_next(&ledger->blocks, &at)) != NULL;)
+        drop_block_found_by_scan(ledger, block);
+    ms__unlock(&ledger->lock);
+}
+
+int ms_block_resize(ms_ledger *ledger, uint64_t address, uint64_t bytes)
+{
+    if (bytes > INT64_MAX)
+        return MS_EINVAL;
+    ms__lock(&ledger->lock);
+    struct ms__block *block = ms__block_find(&ledger->blocks, address);
+    int error = block ? MS_OK : MS_ENOBLOCK;
+    if (!MS__PEEK(ledger->attached)) {
+        error = MS_EDETACHED;
+    } else if (block && block->bytes != bytes) {
+        struct ms__block resized = *block;
+        resized.bytes = bytes;
+        if (bytes)
+            error = add_block(ledger, (struct origin){MS_IDLE, block->path, NULL}, &resized);
+        else
+            drop_block_found_by_scan(ledger, block);
+    }
+    ms__unlock(&ledger->lock);
+    return error;
+}
+
+/* ---- claiming ---- */
+
+static bool is_held_by_object(uint32_t category)
+{
+    return category == MS_PARAMETER || category == MS_BUFFER || category == MS_GRADIENT || category == MS_OPTSTATE;
+}
+
+/* Whether the block stays what it is: it was claimed in this pass for a category that comes earlier, or it is a
+ * parameter or buffer that is claimed as optimizer state. */
+static bool has_stronger_claim(const ms_ledger *ledger, const struct ms__block *block, uint32_t category)
+{
+    bool claimed = ledger->claiming && block->claim_pass == ledger->claim_pass && is_held_by_object(block->category);
+    return block->category < category && (claimed || (category == MS_OPTSTATE && block->category <= MS_BUFFER));
+}
+
+/* With the lock held. Give the block another category and path: retroactively, or from now on. */
+static int change_block(ms_ledger *ledger, struct ms__block *block, uint32_t category, ms_path path, bool retroactive)
+{
+    if (block->category == category && block->path == path)
+        return MS_OK;
+    if (!ms__totals_reserve(ledger, block->device, path)) {
+        ms__ledger_count_lost(ledger);
+        return MS_ENOMEM;
+    }
+    ledger->time++;
+    ms__total_change(ledger, block->device, block->path, block->category, -(int64_t)block->bytes);
+    ms__total_change(ledger, block->device, path, category, (int64_t)block->bytes);
+    if (retroactive)
+        ms__peaks_move_block(ledger, block, path, category);
+    else
+        block->since = ledger->time;
+    if (block->outside) {
+        ms_sums *outside = &ledger->outside[block->device];
+        outside->of[block->category] -= (int64_t)block->bytes;
+        outside->of[category] += (int64_t)block->bytes;
+    }
+    block->path = path;
+    block->category = (uint8_t)category;
+    if (ms__captured(ledger)) {
+        uint32_t slot;
+        ms__block_find_slot(&ledger->blocks, block->address, &slot);
+        ms__capture_claim(ledger, ms__block_number(&ledger->blocks, slot), category, path, !retroactive);
+    }
+    return MS_OK;
+}
+
+int ms_block_claim(ms_ledger *ledger, uint64_t address, ms_category category, ms_path path)
+{
+    if (category >= MS_CATEGORY_COUNT || path >= ms_path_count(ledger->watch))
+        return MS_EINVAL;
+    ms__lock(&ledger->lock);
+    struct ms__block *block = ms__block_find(&ledger->blocks, address);
+    int error = block ? MS_OK : MS_ENOBLOCK;
+    if (!MS__PEEK(ledger->attached)) {
+        error = MS_EDETACHED;
+    } else if (block && !has_stronger_claim(ledger, block, category)) {
+        block->claim_pass = ledger->claim_pass;
+        error = change_block(ledger, block, category, path, true);
+    }
+    ms__unlock(&ledger->lock);
+    return error;
+}
+
+void ms_claims_begin(ms_ledger *ledger)
+{
+    ms__lock(&ledger->lock);
+    ledger->claim_pass++;
+    ledger->claiming = true;
+    ms__unlock(&ledger->lock);
+}
+
+/* claim_pass is 8 bits and wraps. That is safe: blocks left unclaimed become MS_OTHER, and later passes ignore their
+ * claim_pass. */
+void ms_claims_end(ms_ledger *ledger)
+{
+    ms__lock(&ledger->lock);
+    ledger->claiming = false;
+    struct ms__block *block;
+    for (uint32_t at = 0; (block = ms__block_next(&ledger->blocks, &at)) != NULL;) {
+        if (block->claim_pass == ledger->claim_pass)
+            continue;
+        if (block->outside) {
+            drop_block_found_by_scan(ledger, block);
+        } else if (is_held_by_object(block->category)) {
+            block->claim_pass = ledger->claim_pass;
+            change_block(ledger, block, MS_OTHER, block->path, false);
+        }
+    }
+    ms__unlock(&ledger->lock);
+}
+
+/* ---- reading ---- */
+
+int ms_block_device(ms_ledger *ledger, uint64_t address, uint32_t *device)
+{
+    ms__lock(&ledger->lock);
+    const struct ms__block *block = ms__block_find(&ledger->blocks, address);
+    if (block)
+        *device = block->device;
+    ms__unlock(&ledger->lock);
+    return block ? MS_OK : MS_ENOBLOCK;
+}
+
+uint64_t ms_block_bytes(ms_ledger *ledger, const uint64_t *addresses, size_t count)
+{
+    uint64_t bytes = 0;
+    ms__lock(&ledger->lock);
+    for (size_t i = 0; i < count; i++) {
+        const struct ms__block *block = ms__block_find(&ledger->blocks, addresses[i]);
+        bytes += block ? block->bytes : 0;
+    }
+    ms__unlock(&ledger->lock);
+    return bytes;
+}
