@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from modscope import _files, _memory, _native, _story
+from modscope import _files, _mem_tracker, _native, _oom_report
 from modscope._peak import Peak
 
 __all__ = ["record"]
@@ -67,7 +67,7 @@ class Recording:
     def __init__(self, fd: int | None, info: dict[str, str] | None = None, source: str = "auto") -> None:
         self._fd = fd
         self._info = info or {}
-        self._tracker = _memory.MemTracker(source)
+        self._tracker = _mem_tracker.MemTracker(source)
         self._tracker._give_way = self._give_way
         self._capture: _native.Capture | None = None
         self._outcome: Outcome | None = None
@@ -122,7 +122,7 @@ class Recording:
                         self._tracker._tracker._get_mod_name(module)
             self._tracker._up_to_date()
         except Exception as error:
-            return {"error": f"modscope: {type(error).__name__}: {_story.text_of(error)}"}
+            return {"error": f"modscope: {type(error).__name__}: {_oom_report.text_of(error)}"}
         return {}
 
     @staticmethod
@@ -141,7 +141,7 @@ class Recording:
 
 def add_note(error: BaseException) -> None:
     """If an allocation failed and this exception tells of it: add the story of who held the memory, once."""
-    _story.add_note(error)
+    _oom_report.add_note(error)
 
 
 class record(contextlib.ContextDecorator):
@@ -203,4 +203,4 @@ class record(contextlib.ContextDecorator):
             self.outcome = recording.stop()
         else:
             add_note(error)
-            self.outcome = recording.stop("exception", error=f"{type(error).__name__}: {_story.text_of(error)}")
+            self.outcome = recording.stop("exception", error=f"{type(error).__name__}: {_oom_report.text_of(error)}")

@@ -2,7 +2,7 @@
 
 This process becomes ``python script.py``. Nothing of ours lies on the script's stack, and how it
 ends and what is printed then is Python's own affair. Before the script, Python runs
-_start/sitecustomize.py, which lets _inside.py in.
+_start/sitecustomize.py, which lets _run_recording.py in.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from typing import NoReturn
 
 from modscope import _files
-from modscope._inside import Settings
+from modscope._run_recording import Settings
 
 _START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_start")
 

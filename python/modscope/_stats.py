@@ -11,7 +11,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from modscope import _native
-from modscope._figures import ModuleStats, Snapshot, snapshot_of
+from modscope._snapshots import ModuleStats, Snapshot, snapshot_of
 from modscope._categories import TOTAL, State
 
 # By the module's id: how to find the module, if it still lives, and how to make its stats.

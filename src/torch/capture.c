@@ -279,7 +279,7 @@ void mst_oom_note(void)
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);
-    PyObject *module = value ? PyImport_ImportModule("modscope._story") : NULL;
+    PyObject *module = value ? PyImport_ImportModule("modscope._oom_report") : NULL;
     PyObject *done = module ? PyObject_CallMethod(module, "add_note", "O", value) : NULL;
     Py_XDECREF(done);
     Py_XDECREF(module);

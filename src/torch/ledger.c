@@ -37,7 +37,7 @@ static void seek_optimizer(void)
     if (roots & (roots - 1))
         return;
     PyObject *callback = mst_dynamo_off();
-    PyObject *steps = PyImport_ImportModule("modscope._steps");
+    PyObject *steps = PyImport_ImportModule("modscope._optimizer_steps");
     PyObject *there = steps ? PyObject_CallMethod(steps, "an_optimizer_is_there", NULL) : NULL;
     if (there == Py_True) {
         seeking = false;

@@ -1,4 +1,4 @@
-/* steps.c - when an optimizer steps: torch's global step hooks (_steps.py) tell.
+/* steps.c - when an optimizer steps: torch's global step hooks (_optimizer_steps.py) tell.
  *
  * torch does not call the second one when a step raises; such a step is found out by the frames. */
 #include "torch/memory.h"
@@ -99,7 +99,7 @@ int mst_steps_on(void)
 {
     if (!known && !(known = PyDict_New()))
         return -1;
-    PyObject *module = PyImport_ImportModule("modscope._steps");
+    PyObject *module = PyImport_ImportModule("modscope._optimizer_steps");
     handles = module ? PyObject_CallMethod(module, "on", NULL) : NULL;
     Py_XDECREF(module);
     return handles ? 0 : -1;

@@ -71,7 +71,7 @@ static int prepare(void)
     if (prepared)
         return 0;
     PyObject *callback = mst_dynamo_off(); /* entered in a compiled function, the proof would be compiled too */
-    PyObject *places = PyImport_ImportModule("modscope._places");
+    PyObject *places = PyImport_ImportModule("modscope._interception");
     PyObject *done = places ? PyObject_CallMethod(places, "prepare", NULL) : NULL;
     if (done && done == Py_True)
         prepared = true;

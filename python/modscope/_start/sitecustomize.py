@@ -13,9 +13,9 @@ del sys.modules["sitecustomize"]
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(_here)))
 try:
-    from modscope import _inside
+    from modscope import _run_recording
 finally:
     del sys.path[0]
-_inside.enter()
+_run_recording.enter()
 
 __import__("sitecustomize")  # the installation's own; if it has none, Python expects this very error

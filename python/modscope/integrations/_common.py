@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
-from modscope import _figures, _files, _memory, _native
+from modscope import _snapshots, _files, _mem_tracker, _native
 from modscope._record import Recording, default_info
 from modscope._categories import CATEGORIES, Raw
 
@@ -96,7 +96,7 @@ class _Peak(NamedTuple):
     """Largest first."""
 
 
-def _leave(tracker: _memory.MemTracker) -> None:
+def _leave(tracker: _mem_tracker.MemTracker) -> None:
     if tracker._depth:
         tracker.__exit__()
 
@@ -116,9 +116,9 @@ class Watch:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._tracker: _memory.MemTracker | None = None
+        self._tracker: _mem_tracker.MemTracker | None = None
         self._viewer: _native.Viewer | None = None  # its peak begins anew with each batch, the tracker's does not
-        self._left: weakref.finalize[[_memory.MemTracker], Watch] | None = None
+        self._left: weakref.finalize[[_mem_tracker.MemTracker], Watch] | None = None
         self._place = Place(torch.device("cpu"), ".")
         self._highest: _Peak | None = None  # of the steps since the last entry
         self._failures = 0
@@ -146,7 +146,7 @@ class Watch:
         """Count what these modules and optimizers hold, and all that is made from here on."""
         self.end()
         self._place, self._highest = place, None
-        tracker = _memory.MemTracker()
+        tracker = _mem_tracker.MemTracker()
         tracker._give_way = functools.partial(_give_way, weakref.ref(self))
         self._left = weakref.finalize(self, _leave, tracker)
         self._left.atexit = False
@@ -254,7 +254,7 @@ class Watch:
         totals = [sum(raw) for raw, *_ in self._viewer.peaks()] if self._viewer else []
         if not totals:
             return None, 0
-        known = _figures.devices()[: len(totals)]
+        known = _snapshots.devices()[: len(totals)]
         if self._place.device in known:
             number = known.index(self._place.device)
         else:  # one that is not watched: the one that holds most

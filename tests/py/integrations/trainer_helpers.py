@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from modscope import _memory
+from modscope import _mem_tracker
 
 TOO_MUCH = 1 << 50
 CATEGORIES = ("parameter", "buffer", "gradient", "activation", "temp", "optstate", "other")
@@ -39,7 +39,7 @@ def parameter_bytes(model: nn.Module) -> int:
 
 def left_behind() -> list[object]:
     """Trackers that nobody left."""
-    return list(_memory._Shared.trackers)
+    return list(_mem_tracker._Shared.trackers)
 
 
 @pytest.fixture(autouse=True)

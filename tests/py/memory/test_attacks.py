@@ -9,7 +9,7 @@ from helpers import make, needs_places, rss, run_python
 from memory_helpers import CPU, every_source, now
 from torch import nn
 
-from modscope import MemTracker, _memory, _native
+from modscope import MemTracker, _mem_tracker, _native
 
 
 class Wrapped(torch.Tensor):
@@ -111,7 +111,7 @@ def test_an_error_while_entering_leaves_nothing(source, monkeypatch):
 
     mt = MemTracker(source)
     with monkeypatch.context() as patch:
-        patch.setattr(_memory.MemTracker, "_claim", interrupt)
+        patch.setattr(_mem_tracker.MemTracker, "_claim", interrupt)
         with pytest.raises(KeyboardInterrupt):
             mt.__enter__()
     assert not (_native.blocks_standing() or _native.calls_standing() or _native.nodes_standing())
@@ -126,14 +126,14 @@ def test_the_first_entering_of_all_is_interrupted():
     done = run_python(
         """
         import torch
-        from modscope import MemTracker, _places
-        learn, calls = _places._learn, []
+        from modscope import MemTracker, _interception
+        learn, calls = _interception._learn, []
         def interrupted():
             calls.append(1)
             if len(calls) == 1:
                 raise KeyboardInterrupt
             return learn()
-        _places._learn = interrupted
+        _interception._learn = interrupted
         try:
             MemTracker().__enter__()
         except KeyboardInterrupt:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-from modscope import _display, _native, _places, _story
+from modscope import _display, _native, _interception, _oom_report
 from modscope._dispatch import Dispatch, fake_mode, is_fake
-from modscope._figures import (
+from modscope._snapshots import (
     ModuleSnapshot,
     ModuleStats,
     RawModules,
@@ -186,11 +186,11 @@ class MemTracker:
 
     def _choose(self) -> bool:
         """Whether the dispatcher is to be the source."""
-        _places.prepare()
-        why = _places.tensors_known()
+        _interception.prepare()
+        why = _interception.tensors_known()
         if why:
             raise RuntimeError(f"modscope cannot read this torch's tensors ({why}): update modscope")
-        cannot = _places.blocks_known()
+        cannot = _interception.blocks_known()
         if self._asked == "allocator" and cannot:
             raise RuntimeError(
                 f"the allocator cannot be watched here: {cannot}. Use MemTracker(source='dispatcher') or 'auto'; "
@@ -214,7 +214,7 @@ class MemTracker:
                 self._viewer = _native.Viewer(self._ledger)
                 if joined:  # what was called before is not this tracker's
                     self._stats_since = self._ledger.time()
-            if not _places.nodes_known():
+            if not _interception.nodes_known():
                 self._tracker._register_user_hooks(None, None, self._pre_bw, self._post_bw)
             if dispatcher:
                 self._mode = Dispatch()
@@ -300,7 +300,7 @@ class MemTracker:
         if not _Shared.trackers and _Shared.ledger is not None:
             _Shared.ledger.end()
             _Shared.ledger = None
-        if not _places.nodes_known():
+        if not _interception.nodes_known():
             self._tracker._clear_user_hooks()
         if self._named:
             with contextlib.suppress(RuntimeError):  # it was interrupted before it was entered
@@ -324,7 +324,7 @@ class MemTracker:
                 raise RuntimeError("this tracker is not active: enter it first, with a with statement")
             if self._depth == 1:
                 if len(args) > 1 and isinstance(args[1], BaseException):
-                    _story.add_note(args[1])
+                    _oom_report.add_note(args[1])
                 try:
                     self._end()
                 except BaseException:

@@ -177,11 +177,11 @@ class Run:
         self._error = error
         if not self._in_a_fork():
             with contextlib.suppress(Exception):
-                from modscope import _story
+                from modscope import _oom_report
 
-                _story.add_note(error)
+                _oom_report.add_note(error)
                 if self._show is sys.__excepthook__ and sys.stderr is sys.__stderr__:
-                    with _story.untold(error):  # it stands on stderr already
+                    with _oom_report.untold(error):  # it stands on stderr already
                         self._show(kind, error, trace)
                         return
         self._show(kind, error, trace)
