@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from modscope._branch import Branch
     from modscope._categories import Category, State
+    from modscope._doctor import doctor
     from modscope._dropin import drop_in
-    from modscope._interception import doctor
     from modscope._load import Block, Capture, CaptureError, Event, Phase, Snapshot, Step, load
     from modscope._mem_tracker import MemTracker
     from modscope._peak import Peak
@@ -50,8 +50,8 @@ __all__ = [
 _NAMES = {
     "_branch": ("Branch",),
     "_categories": ("Category", "State"),
+    "_doctor": ("doctor",),
     "_dropin": ("drop_in",),
-    "_interception": ("doctor",),
     "_load": ("Block", "Capture", "CaptureError", "Event", "Phase", "Snapshot", "Step", "load"),
     "_mem_tracker": ("MemTracker",),
     "_peak": ("Peak",),

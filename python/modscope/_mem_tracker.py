@@ -187,10 +187,10 @@ class MemTracker:
     def _choose(self) -> bool:
         """Whether the dispatcher is to be the source."""
         _interception.prepare()
-        why = _interception.tensors_known()
+        why = _interception.why_no_tensors()
         if why:
             raise RuntimeError(f"modscope cannot read this torch's tensors ({why}): update modscope")
-        cannot = _interception.blocks_known()
+        cannot = _interception.why_no_blocks()
         if self._asked == "allocator" and cannot:
             raise RuntimeError(
                 f"the allocator cannot be watched here: {cannot}. Use MemTracker(source='dispatcher') or 'auto'; "
@@ -214,7 +214,7 @@ class MemTracker:
                 self._viewer = _native.Viewer(self._ledger)
                 if joined:  # what was called before is not this tracker's
                     self._stats_since = self._ledger.time()
-            if not _interception.nodes_known():
+            if not _interception.nodes_verified():
                 self._tracker._register_user_hooks(None, None, self._pre_bw, self._post_bw)
             if dispatcher:
                 self._mode = Dispatch()
@@ -300,7 +300,7 @@ class MemTracker:
         if not _Shared.trackers and _Shared.ledger is not None:
             _Shared.ledger.end()
             _Shared.ledger = None
-        if not _interception.nodes_known():
+        if not _interception.nodes_verified():
             self._tracker._clear_user_hooks()
         if self._named:
             with contextlib.suppress(RuntimeError):  # it was interrupted before it was entered

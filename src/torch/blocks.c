@@ -166,7 +166,7 @@ static void xpu_refused_place(int64_t bytes, size_t allocated, size_t reserved, 
  * be tried; who chains onto one of them is taken to be like who chains onto another. */
 static bool reachable(void)
 {
-    PyObject *module = PyImport_ImportModule("modscope._interception");
+    PyObject *module = PyImport_ImportModule("modscope._probes");
     uint64_t before = atomic_load(&seen);
     PyObject *result = module ? PyObject_CallMethod(module, "make_one_block", NULL) : NULL;
     Py_XDECREF(module);

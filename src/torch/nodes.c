@@ -2,7 +2,7 @@
  *
  * Runs on any thread, without the GIL. A C++ exception passes through node_place, which
  * is why this file is compiled with -fexceptions. Where a node keeps its number and its
- * maker is not the same in every torch: it is learned (see _interception.py) and proved. */
+ * maker is not the same in every torch: it is learned (see _layout.py) and proved. */
 #include "torch/memory.h"
 
 #include "interpose/slot.h"
@@ -82,7 +82,7 @@ static void node_place(void *engine, void *task, void *node, void *inputs, void 
 /* Whether a node still comes through us under whoever stands in the slot now. */
 static bool reachable(void)
 {
-    PyObject *places = PyImport_ImportModule("modscope._interception");
+    PyObject *places = PyImport_ImportModule("modscope._probes");
     uint64_t before = atomic_load(&evaluated);
     atomic_store(&counting, 1);
     PyObject *result = places ? PyObject_CallMethod(places, "run_one_node", NULL) : NULL;

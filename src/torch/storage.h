@@ -6,7 +6,7 @@
 
 #include "modscope_ledger.h"
 
-/* Where this torch keeps what we read, in bytes; -1: not known. Learned and proved in _interception.py. */
+/* Where this torch keeps what we read, in bytes; -1: not known. Learned and proved in _layout.py. */
 #define MST_LAYOUT(X)                                                  \
     X(object)   /* a tensor's Python object: its TensorImpl */         \
     X(storage)  /* TensorImpl: its StorageImpl, or NULL */             \

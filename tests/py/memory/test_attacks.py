@@ -126,14 +126,14 @@ def test_the_first_entering_of_all_is_interrupted():
     done = run_python(
         """
         import torch
-        from modscope import MemTracker, _interception
-        learn, calls = _interception._learn, []
+        from modscope import MemTracker, _layout
+        learn, calls = _layout.learn_nodes, []
         def interrupted():
             calls.append(1)
             if len(calls) == 1:
                 raise KeyboardInterrupt
             return learn()
-        _interception._learn = interrupted
+        _layout.learn_nodes = interrupted
         try:
             MemTracker().__enter__()
         except KeyboardInterrupt:

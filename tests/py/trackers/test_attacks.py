@@ -188,7 +188,7 @@ where[sys.argv[1]]()
 report = modscope.doctor()
 print(report["calls"], report["nodes"])
 """
-    wanted = "proved proved" if modscope.doctor()["calls"] == "proved" else modscope.doctor()["calls"]
+    wanted = "verified verified" if modscope.doctor()["calls"] == "verified" else modscope.doctor()["calls"]
     for place in ("trace", "grad", "vmap", "inference"):
         done = subprocess.run([sys.executable, "-W", "ignore", "-c", program, place], capture_output=True, text=True)
         assert done.returncode == 0 and wanted in done.stdout, (place, done.stdout, done.stderr)
