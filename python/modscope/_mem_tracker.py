@@ -1,4 +1,7 @@
-"""``MemTracker``: which module and which category holds each byte."""
+"""``MemTracker``: which module and which category holds each byte.
+
+The functions at the end of the file are for the other modules of the package.
+"""
 
 from __future__ import annotations
 
@@ -12,90 +15,62 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-from modscope import _display, _native, _interception, _oom_report
-from modscope._dispatch import Dispatch, fake_mode, is_fake
-from modscope._snapshots import (
-    ModuleSnapshot,
-    ModuleStats,
-    RawModules,
-    Snapshot,
-    by_module,
-    devices,
-    number_device,
-    snapshot_of,
-)
-from modscope._peak import Peak
-from modscope._stats import Known, Lazily, Tracking
+from modscope import _display, _interception, _native, _oom_report
 from modscope._categories import Category, Raw, sums_of
+from modscope._devices import list_cuda_blocks, number_device
+from modscope._dispatch import DispatcherSource, active_fake_mode, is_fake
+from modscope._peak import Peak
+from modscope._peak_history import PeakHistory
+from modscope._snapshots import ModuleSnapshot, ModuleStats, RawModules, Snapshot, by_module, snapshot_of
+from modscope._stats import LazyStats, StatsByModule, StatsView
+from modscope._trackers import NamingTracker
 
 __all__ = ["MemTracker"]
 
 _SOURCES = ("auto", "allocator", "dispatcher")
 
 
-def _census() -> dict[int, int] | None:
-    """Sizes of the blocks that the CUDA allocator has handed out, by address."""
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
-        return None
-    sizes = {}
-    for segment in torch.cuda.memory_snapshot():
-        at = segment["address"]
-        for block in segment["blocks"]:
-            if block["state"] == "active_allocated":
-                sizes[at] = block["size"]
-            at += block["size"]
-    return sizes
-
-
-# ---- what is shared by all that are active ----
-
-
-class _PeakFigures(NamedTuple):
-    raw: Raw
-    peak: Peak
-
-
-class _Frozen(NamedTuple):
-    """The figures of a tracker that left while others went on."""
+class _LastFigures(NamedTuple):
+    """The figures of a tracker at its exit, where other trackers went on counting with the same ledger."""
 
     now: list[Raw]
     outside: list[Raw]
     modules: RawModules
-    stats: Known
+    stats: StatsByModule
     lost: int
 
 
 class _Shared:
+    """What all active trackers share: one ledger with one source."""
+
     ledger: _native.Ledger | None = None
     dispatcher = False
     trackers: list[MemTracker] = []
 
 
-_lock = threading.RLock()
+_lock = threading.RLock()  # guards _Shared and every tracker's entering, leaving and claiming
 
 
-def _forked() -> None:
+def _renew_lock() -> None:
+    """In a forked child: a thread that the child does not have may have held the lock."""
     global _lock
     _lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_renew_lock)
 
 
-def _peaks_of(viewer: _native.Viewer) -> dict[torch.device, _PeakFigures]:
-    peaks = {}
-    for device, (raw, step, phase, module, owner) in zip(devices(), viewer.peaks()):
-        peaks[device] = _PeakFigures(raw, Peak(sum(raw), step, phase, module, owner))
-    return peaks
+def _source_name(dispatcher: bool) -> str:
+    return "dispatcher" if dispatcher else "allocator"
 
 
 def _check_type(type: str) -> None:
     if type not in ("current", "peak"):
-        raise ValueError(f"Invalid type {type!r}: say 'current' or 'peak'")
+        raise ValueError(f"Invalid type {type!r}: use 'current' or 'peak'")
 
 
 class MemTracker:
-    """Tells who holds each byte of memory: which module, which category, now and at the peak.
+    """Attributes each byte of memory to a module and a category, now and at the peak.
 
     A context manager, and a drop-in for ``torch.distributed._tools.mem_tracker.MemTracker``::
 
@@ -107,9 +82,9 @@ class MemTracker:
         mt.display_snapshot("peak", units="MiB", tabulate=True)
         mt.display_modulewise_snapshots(depth=3, units="MiB")
 
-    ``source`` is where blocks come from: ``"allocator"`` (torch's own, exact), ``"dispatcher"``
-    (storages that operators return: fake tensors, other platforms), or ``"auto"``: the dispatcher
-    under a ``FakeTensorMode`` or for fake tensors, else the allocator where it can be watched.
+    ``source`` is where block events come from: ``"allocator"`` (torch's own allocators, exact), ``"dispatcher"``
+    (the storages of tensors that operators return: for fake tensors and other platforms), or ``"auto"``: the
+    dispatcher under a ``FakeTensorMode`` or for fake tensors, else the allocator where it can be intercepted.
     """
 
     def __init__(self, source: str = "auto") -> None:
@@ -119,24 +94,23 @@ class MemTracker:
             raise ValueError(f"source must be one of {', '.join(map(repr, _SOURCES))}, not {source!r}")
         self._asked = source
         self._chosen: str | None = None
-        self._depth = 0
-        self._tracker = _native.Tracker()
+        self._depth = 0  # how many times it is entered
+        self._tracker = NamingTracker()
+        self._tracker_entered = False
         self._ledger: _native.Ledger | None = None
-        self._viewer: _native.Viewer | None = None
-        self._frozen: _Frozen | None = None
-        self._past: dict[torch.device, tuple[_PeakFigures, RawModules]] = {}
-        self._tensors: dict[int, weakref.ref[torch.Tensor]] = {}  # by id
-        self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+        self._peak_history = PeakHistory()
+        self._last: _LastFigures | None = None
+        self._tensors: dict[int, weakref.ref[torch.Tensor]] = {}  # given, by id
+        self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}  # given, by id
         self._fake_given = False
-        self._stats_since = 0
-        self._stats_cache: tuple[int, Known] | None = None
-        self._mode: Dispatch | None = None
-        self._named = False  # whether _tracker is entered
-        self._give_way: Callable[[], None] | None = None  # leaves for one that needs another source
+        self._stats_since = 0  # calls before this ledger time are not in the stats
+        self._stats_cache: tuple[int, StatsByModule] | None = None  # the ledger time, and the stats then
+        self._dispatcher: DispatcherSource | None = None
+        self._leave_for_other_source: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         state = "active" if self._depth else "not active"
-        peaks = {device: figures.peak.bytes for device, figures in self._peaks().items()}
+        peaks = {device: figures.peak.bytes for device, figures in self._peak_history.by_device().items()}
         held = ", ".join(f"{_display.amount(most, 'MiB')} on {device}" for device, most in peaks.items() if most)
         return f"<MemTracker, {state}, source {self.source!r}, peak {held or 'none'}>"
 
@@ -145,17 +119,18 @@ class MemTracker:
 
         return _notebook.of_tracker(self)
 
-    # ---- what to watch ----
+    # ---- what to count ----
 
     @property
     def source(self) -> str:
-        """"allocator" or "dispatcher"; before the first entering, what was asked for."""
+        """"allocator" or "dispatcher". Before the tracker is first entered, the constructor's argument."""
         return self._chosen or self._asked
 
     def track_external(self, *external: Any) -> None:
-        """Count what modules, optimizers and tensors made outside hold; containers of them, and None, too.
+        """Count what these modules, optimizers and tensors hold, though they were created before the tracker was
+        entered. Containers of them and None are accepted too.
 
-        Parameters, buffers, gradients and optimizer state are known as such, other tensors are ``Other``.
+        Parameters, buffers, gradients and optimizer state have their own categories; other tensors are ``Other``.
         """
         leaves = tree_leaves(external)
         for leaf in leaves:
@@ -166,7 +141,7 @@ class MemTracker:
                 )
         for leaf in leaves:
             if isinstance(leaf, torch.nn.Module):
-                self._tracker._get_mod_name(leaf)
+                self._tracker.name_module(leaf)
                 self._note_fake([*leaf.parameters(), *leaf.buffers()])
             elif isinstance(leaf, torch.optim.Optimizer):
                 self._optimizers[id(leaf)] = weakref.ref(leaf)
@@ -179,98 +154,88 @@ class MemTracker:
     def _note_fake(self, tensors: list[torch.Tensor]) -> None:
         fake = [tensor for tensor in tensors if is_fake(tensor)]
         for tensor in fake:
-            number_device(tensor.device)  # refuses what cannot be run
+            number_device(tensor.device)  # raises if autograd would abort
         self._fake_given |= bool(fake)
 
     # ---- entering and leaving ----
 
-    def _choose(self) -> bool:
-        """Whether the dispatcher is to be the source."""
+    def _choose_dispatcher(self) -> bool:
+        """Whether the dispatcher is to be the source. RuntimeError if the source that was asked for cannot be used."""
         _interception.prepare()
         why = _interception.why_no_tensors()
         if why:
-            raise RuntimeError(f"modscope cannot read this torch's tensors ({why}): update modscope")
-        cannot = _interception.why_no_blocks()
-        if self._asked == "allocator" and cannot:
+            raise RuntimeError(f"modscope cannot read the tensors of this torch ({why}). Update modscope.")
+        why = _interception.why_no_blocks()
+        if self._asked == "allocator" and why:
             raise RuntimeError(
-                f"the allocator cannot be watched here: {cannot}. Use MemTracker(source='dispatcher') or 'auto'; "
-                "`python -m modscope doctor` tells more"
+                f"torch's allocators cannot be intercepted here: {why}. Use MemTracker(source='dispatcher') or 'auto'. "
+                "`python -m modscope doctor` says more."
             )
         if self._asked != "auto":
             return self._asked == "dispatcher"
         if _Shared.trackers and _Shared.dispatcher:
             return True
-        return bool(cannot) or self._fake_given or fake_mode() is not None
+        return bool(why) or self._fake_given or active_fake_mode() is not None
 
     def _begin(self) -> None:
-        dispatcher = self._choose()
+        dispatcher = self._choose_dispatcher()
         try:
-            self._named = True
+            self._tracker_entered = True
             self._tracker.__enter__()
             joined = self._join(dispatcher)
             self._claim()
-            if self._viewer is None:
-                assert self._ledger is not None
-                self._viewer = _native.Viewer(self._ledger)
-                if joined:  # what was called before is not this tracker's
-                    self._stats_since = self._ledger.time()
+            assert self._ledger is not None
+            if self._peak_history.begin(self._ledger) and joined:
+                self._stats_since = self._ledger.time()  # earlier calls belong to the trackers that were active then
             if not _interception.nodes_verified():
-                self._tracker._register_user_hooks(None, None, self._pre_bw, self._post_bw)
+                self._tracker.register_user_hooks(None, None, self._pre_backward, self._post_backward)
             if dispatcher:
-                self._mode = Dispatch()
-                self._mode.__enter__()
+                self._dispatcher = DispatcherSource()
+                self._dispatcher.__enter__()
         except BaseException:
             self._leave()
             raise
 
     def _join(self, dispatcher: bool) -> bool:
-        """Take part in the ledger that goes on, or begin one; whether there was one."""
-        name = self._name(dispatcher)
+        """Use the ledger of the active trackers, or begin a new one. Returns whether there was one."""
         if _Shared.trackers and _Shared.dispatcher != dispatcher:
-            giving = [tracker._give_way for tracker in _Shared.trackers]
-            for give_way in giving if all(giving) else ():
-                assert give_way is not None
-                give_way()
+            self._ask_others_to_leave()
         joined = bool(_Shared.trackers)
         if joined and _Shared.dispatcher != dispatcher:
-            active = self._name(_Shared.dispatcher)
+            active = _source_name(_Shared.dispatcher)
             raise RuntimeError(
-                f"a MemTracker with source {active!r} is active: leave it first, or use MemTracker(source={active!r})"
+                f"A MemTracker with source {active!r} is active. Leave it first, or use MemTracker(source={active!r})."
             )
+        name = _source_name(dispatcher)
         ledger = _Shared.ledger
         if not joined or ledger is None:
-            own = self._ledger if self._frozen is None and self._chosen == name else None
+            own = self._ledger if self._last is None and self._chosen == name else None
             ledger = own or _native.Ledger()
-            census = None if dispatcher else _census()
-            _Shared.ledger, _Shared.dispatcher = ledger, dispatcher  # first: it can then be ended
-            ledger.begin(dispatcher, census)
+            cuda_blocks = None if dispatcher else list_cuda_blocks()
+            _Shared.ledger, _Shared.dispatcher = ledger, dispatcher  # set first, so that _leave ends the ledger
+            ledger.begin(dispatcher, cuda_blocks)
         _Shared.trackers.append(self)
         if self._ledger is not ledger:
-            self._keep_past()
+            self._peak_history.end()
             self._stats_since = 0
-        self._ledger, self._frozen, self._chosen = ledger, None, name
+        self._ledger, self._last, self._chosen = ledger, None, name
         self._stats_cache = None
         return joined
 
     @staticmethod
-    def _name(dispatcher: bool) -> str:
-        return "dispatcher" if dispatcher else "allocator"
+    def _ask_others_to_leave() -> None:
+        """Trackers of modscope's own leave, so that the program's tracker can have another source. If one of the
+        active trackers is the program's, all stay."""
+        leave = [tracker._leave_for_other_source for tracker in _Shared.trackers]
+        for leave_one in leave if all(leave) else ():
+            assert leave_one is not None
+            leave_one()
 
-    def _keep_past(self) -> None:
-        """The ledger goes on, or is another one now: what was the peak stays one."""
-        if self._viewer is None:
-            return
-        modules = self._viewer.modules()
-        for device, figures in _peaks_of(self._viewer).items():
-            if device not in self._past or figures.peak.bytes > self._past[device][0].peak.bytes:
-                self._past[device] = (figures, modules)
-        self._viewer = None
-
-    def _pre_bw(self, module: torch.nn.Module | None, grads: Any) -> None:
+    def _pre_backward(self, module: torch.nn.Module | None, grads: Any) -> None:
         if module is not None and self._ledger is not None:
             self._ledger.backward(self._tracker, module, True)
 
-    def _post_bw(self, module: torch.nn.Module | None, grads: Any) -> None:
+    def _post_backward(self, module: torch.nn.Module | None, grads: Any) -> None:
         if module is not None and self._ledger is not None:
             self._ledger.backward(self._tracker, module, False)
 
@@ -278,38 +243,38 @@ class MemTracker:
         try:
             self._claim()
             if len(_Shared.trackers) > 1:
-                self._freeze()
-        finally:  # whatever becomes of the figures, the stretch ends
+                self._keep_figures()
+        finally:  # the tracker is left even if the figures cannot be read
             self._leave()
 
-    def _freeze(self) -> None:
-        """The ledger goes on without this tracker: keep what it tells now."""
+    def _keep_figures(self) -> None:
+        """The ledger goes on counting for other trackers: keep this tracker's figures as they are now."""
         ledger = self._ledger
         assert ledger is not None
-        stats: Known = {key: (ref, stats().copy) for key, (ref, stats) in self._stats().items()}
-        self._frozen = _Frozen(ledger.now(), ledger.outside(), ledger.modules(), stats, ledger.lost())
-        self._keep_past()
+        stats: StatsByModule = {key: (ref, stats().copy) for key, (ref, stats) in self._stats().items()}
+        self._last = _LastFigures(ledger.now(), ledger.outside(), ledger.modules(), stats, ledger.lost())
+        self._peak_history.end()
 
     def _leave(self) -> None:
-        """Give everything back. May be called again."""
-        if self._mode is not None:
-            self._mode.leave()
-            self._mode = None
+        """Undo everything that entering did. May be called again."""
+        if self._dispatcher is not None:
+            self._dispatcher.leave()
+            self._dispatcher = None
         if self in _Shared.trackers:
             _Shared.trackers.remove(self)
         if not _Shared.trackers and _Shared.ledger is not None:
             _Shared.ledger.end()
             _Shared.ledger = None
         if not _interception.nodes_verified():
-            self._tracker._clear_user_hooks()
-        if self._named:
-            with contextlib.suppress(RuntimeError):  # it was interrupted before it was entered
+            self._tracker.clear_user_hooks()
+        if self._tracker_entered:
+            with contextlib.suppress(RuntimeError):  # entering it was interrupted
                 self._tracker.__exit__()
-            self._named = False
+            self._tracker_entered = False
 
     def __enter__(self) -> MemTracker:
         with _lock:
-            self._depth += 1  # first: an interrupt may come at any point, and it must be possible to leave
+            self._depth += 1  # first: after an interrupt at any later point the tracker can be left
             try:
                 if self._depth == 1:
                     self._begin()
@@ -321,14 +286,14 @@ class MemTracker:
     def __exit__(self, *args: object) -> None:
         with _lock:
             if self._depth == 0:
-                raise RuntimeError("this tracker is not active: enter it first, with a with statement")
+                raise RuntimeError("this tracker is not active. Enter it first, with a with statement.")
             if self._depth == 1:
                 if len(args) > 1 and isinstance(args[1], BaseException):
                     _oom_report.add_note(args[1])
                 try:
                     self._end()
                 except BaseException:
-                    self._leave()  # once more, should an interrupt have come while leaving
+                    self._leave()  # again: an interrupt may have come while it was leaving
                     raise
                 finally:
                     self._depth = 0
@@ -336,7 +301,7 @@ class MemTracker:
                 self._depth -= 1
 
     def _claim(self) -> None:
-        """Read off the objects themselves which blocks they hold."""
+        """Claim the blocks that known objects hold now."""
         if self not in _Shared.trackers or self._ledger is None:
             return
         tensors: list[torch.Tensor] = []
@@ -347,10 +312,11 @@ class MemTracker:
             optimizers += [o for given in tracker._optimizers.values() if (o := given()) is not None]
         self._ledger.claim(tensors, optimizers)
 
-    def _up_to_date(self) -> None:
+    def _refresh(self) -> None:
+        """Bring the figures up to date. What was given to a tracker counts even before it is first entered."""
         with _lock:
-            if self._ledger is None and (self._tensors or self._optimizers or self._tracker._known_modules()):
-                with self:  # what was given counts from the beginning
+            if self._ledger is None and (self._tensors or self._optimizers or self._tracker.modules):
+                with self:
                     pass
             self._claim()
 
@@ -359,96 +325,80 @@ class MemTracker:
     def get_tracker_snapshot(self, type: str = "current") -> Snapshot:
         """Bytes by device and category, now or at the peak. ValueError for another type."""
         _check_type(type)
-        self._up_to_date()
+        self._refresh()
         if type == "peak":
-            held = {device: sums_of(raw) for device, (raw, _) in self._peaks().items() if any(raw)}
+            held = {device: sums_of(raw) for device, (raw, _) in self._peak_history.by_device().items() if any(raw)}
             return self._with_cpu(held)
-        raw = self._frozen.now if self._frozen else self._ledger.now() if self._ledger else []
+        raw = self._last.now if self._last else self._ledger.now() if self._ledger else []
         snapshot = self._with_cpu(snapshot_of(raw))
-        for device, figures in self._peaks().items():  # a device that holds nothing now is there all the same
+        for device, figures in self._peak_history.by_device().items():  # also devices that hold nothing now
             if figures.peak.bytes and device not in snapshot:
                 snapshot[device] = sums_of((0,) * len(Category))
         return snapshot
 
     def _with_cpu(self, snapshot: Snapshot) -> Snapshot:
-        """Once it was entered, the CPU is there, whatever it holds."""
+        """A snapshot of a tracker that was ever entered has the CPU, even if it holds nothing."""
         if self._ledger is not None:
             snapshot.setdefault(torch.device("cpu"), sums_of((0,) * len(Category)))
         return snapshot
 
     def get_module_snapshot(self, type: str = "current", children: bool = False) -> ModuleSnapshot:
-        """Who holds what, now or at the peak: bytes by device, fqn and category.
+        """Bytes by device, fqn and category, now or at the peak.
 
-        A module's own bytes, or with ``children=True`` all of its subtree's. ``"Global"`` holds
-        what was made outside any module.
+        A module's own bytes, or with ``children=True`` those of its subtree. ``"Global"`` owns what was allocated
+        outside any module.
         """
         _check_type(type)
-        self._up_to_date()
+        self._refresh()
         if type == "current":
-            raw = self._frozen.modules if self._frozen else self._ledger.modules() if self._ledger else []
+            raw = self._last.modules if self._last else self._ledger.modules() if self._ledger else []
             return by_module(raw, children)
-        live = self._viewer.modules() if self._viewer else []
-        by_device: RawModules = []
-        numbers = {device: number for number, device in enumerate(devices())}
-        for device, figures in self._peaks().items():
-            past = self._past.get(device)
-            source = past[1] if past and past[0] is figures else live
-            by_device += [row for row in source if row[0] == numbers[device]]
-        return by_module(by_device, children)
-
-    def _peaks(self) -> dict[torch.device, _PeakFigures]:
-        peaks = _peaks_of(self._viewer) if self._viewer else {}
-        for device, (figures, _) in self._past.items():
-            if device not in peaks or figures.peak.bytes > peaks[device].peak.bytes:
-                peaks[device] = figures
-        return peaks
+        return by_module(self._peak_history.modules(), children)
 
     @property
     def peak(self) -> dict[torch.device, Peak]:
-        """For each device, how much it held at most, and when that was."""
-        self._up_to_date()
-        return {device: figures.peak for device, figures in self._peaks().items() if figures.peak.bytes}
+        """For each device, the most bytes it held, and when."""
+        self._refresh()
+        return {device: figures.peak for device, figures in self._peak_history.by_device().items() if figures.peak.bytes}
 
     @property
     def outside(self) -> Snapshot:
-        """What known objects hold that torch's allocator did not make: numpy, mmap, shared memory."""
-        self._up_to_date()
-        raw = self._frozen.outside if self._frozen else self._ledger.outside() if self._ledger else []
+        """Memory that known objects hold and that is not from torch's allocators: numpy, mmap, shared memory."""
+        self._refresh()
+        raw = self._last.outside if self._last else self._ledger.outside() if self._ledger else []
         return snapshot_of(raw)
 
     @property
     def lost(self) -> int:
-        """How many events could not be kept for want of memory. If not 0, all figures are "at least"."""
-        return self._frozen.lost if self._frozen else self._ledger.lost() if self._ledger else 0
+        """How many events were lost because memory ran out. If not 0, every figure is a lower bound."""
+        return self._last.lost if self._last else self._ledger.lost() if self._ledger else 0
 
     def reset_peak(self) -> None:
-        """Let the peak start anew, from what is held now."""
+        """Forget the peak, and begin a new one with what is held now."""
         with _lock:
             self._claim()
-            self._past.clear()
-            if self._viewer is not None:
-                self._viewer.reset()
+            self._peak_history.reset()
 
     # ---- modules ----
 
     @property
     def memory_tracking(self) -> Mapping[torch.nn.Module, ModuleStats]:
-        """Stats of each module called, of the latest call of its root module, as they are when asked."""
-        return Tracking(self._stats, self.reset_mod_stats)
+        """For each module, what was held around its calls, in the latest call of its root module. A live view."""
+        return StatsView(self._stats, self.reset_mod_stats)
 
     def reset_mod_stats(self) -> None:
-        """Forget the stats of all modules, until they are called again."""
+        """Forget the stats of every module until it is called again."""
         with _lock:
             self._stats_since = self._ledger.time() if self._ledger else 0
             self._stats_cache = None
-            if self._frozen is not None:
-                self._frozen = self._frozen._replace(stats={})
+            if self._last is not None:
+                self._last = self._last._replace(stats={})
 
-    def _stats(self) -> Known:
-        """In the order of the modules' names."""
+    def _stats(self) -> StatsByModule:
+        """Sorted by the modules' names."""
         with _lock:
-            if self._frozen is not None:
-                return self._frozen.stats
+            if self._last is not None:
+                return self._last.stats
             if self._ledger is None:
                 return {}
             time = self._ledger.time()
@@ -457,31 +407,31 @@ class MemTracker:
                 self._stats_cache = (self._ledger.time(), self._read_stats(self._ledger))
             return self._stats_cache[1]
 
-    def _read_stats(self, ledger: _native.Ledger) -> Known:
+    def _read_stats(self, ledger: _native.Ledger) -> StatsByModule:
         calls: dict[int, list[Any]] = {}
         modules: dict[int, torch.nn.Module] = {}
-        for module, fqn, moments, given, result in ledger.stats(self._tracker):
-            moments = [moment for moment in moments if moment[1] >= self._stats_since]
-            if moments:
+        for module, fqn, snapshots, given, result in ledger.stats(self._tracker):
+            snapshots = [snapshot for snapshot in snapshots if snapshot[1] >= self._stats_since]
+            if snapshots:
                 modules[id(module)] = module
-                calls.setdefault(id(module), []).append((fqn, moments, given, result))
+                calls.setdefault(id(module), []).append((fqn, snapshots, given, result))
         rows = sorted(calls.items(), key=lambda item: _display.natural(item[1][-1][0]))
-        return {key: (ref := weakref.ref(modules[key]), Lazily(ledger, ref, found)) for key, found in rows}
+        return {key: (ref := weakref.ref(modules[key]), LazyStats(ledger, ref, found)) for key, found in rows}
 
     # ---- text ----
 
     def _print(self, text: str) -> None:
         if self.lost:
-            print(f"At least (memory ran out {self.lost} times while this was counted):")
+            print(f"At least ({self.lost} events were lost because memory ran out):")
         print(text)
 
     def display_snapshot(self, type: str = "current", units: str = "B", tabulate: bool = False) -> None:
-        """Print bytes by device and category. Units: B, KiB, MiB, GiB."""
+        """Print the bytes by device and category. ``units``: "B", "KiB", "MiB" or "GiB"."""
         _display.divisor(units)
         self._print(_display.snapshot_text(self.get_tracker_snapshot(type), units, tabulate))
 
     def display_modulewise_snapshots(self, depth: int = 2, units: str = "B", tabulate: bool = False) -> None:
-        """Print what was held around the calls of each module down to ``depth``."""
+        """Print what was held around the calls of each module whose name has at most ``depth`` parts."""
         _display.divisor(units)
         if isinstance(depth, bool) or not isinstance(depth, int):
             raise TypeError(f"depth must be an int, not {type(depth).__name__}")
@@ -493,3 +443,34 @@ class MemTracker:
             if stats.mod_fqn.count(".") < depth:
                 print(f"Module:  {stats.mod_fqn}")
                 self._print(_display.states_text(stats.snapshots, units, tabulate))
+
+
+# ---- for the other modules of the package ----
+
+
+def is_active(tracker: MemTracker) -> bool:
+    return tracker._depth > 0
+
+
+def active_trackers() -> list[MemTracker]:
+    return list(_Shared.trackers)
+
+
+def ledger_of(tracker: MemTracker) -> _native.Ledger | None:
+    """The ledger that the tracker counts with; None if it was never entered."""
+    return tracker._ledger
+
+
+def refresh(tracker: MemTracker) -> None:
+    """Claim what known objects hold now, so that figures read next are up to date."""
+    tracker._refresh()
+
+
+def name_module(tracker: MemTracker, module: torch.nn.Module) -> str:
+    """Make a module known that was not called, and return its fqn."""
+    return tracker._tracker.name_module(module)
+
+
+def on_other_source(tracker: MemTracker, leave: Callable[[], None]) -> None:
+    """Before the program enters a MemTracker with another source, ``leave`` is called; it must exit this tracker."""
+    tracker._leave_for_other_source = leave

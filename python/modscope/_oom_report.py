@@ -1,4 +1,4 @@
-"""The story of an allocation that failed, as a note of the exception that tells of it."""
+"""The out-of-memory report as a note of the exception that the failed allocation raised."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ import torch
 from modscope import _native
 
 
-
 def text_of(error: BaseException) -> str:
-    """What it says, if it can be asked, as UTF-8 takes it."""
+    """The exception's message, encodable as UTF-8; empty if the exception cannot be converted to text."""
     try:
         return str(error).encode("utf-8", "replace").decode()
-    except BaseException:  # it is the program's own, and may do anything
+    except BaseException:  # the program's own __str__ may raise anything
         return ""
 
 
-def _tells_of(error: BaseException, asked: int) -> bool:
+def _is_of_failure(error: BaseException, requested: int) -> bool:
+    """Whether the allocation of so many bytes raised this exception."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    # The CPU's allocator says how much it could not give.
-    return isinstance(error, RuntimeError) and f"tried to allocate {asked} bytes" in text_of(error)
+    # The CPU allocator raises a RuntimeError with this text.
+    return isinstance(error, RuntimeError) and f"tried to allocate {requested} bytes" in text_of(error)
 
 
 def add_note(error: BaseException) -> None:
-    """Add the latest story, if this is the exception of that failure and no other had it before."""
-    _, story, asked, untold, _ = _native.out_of_memory()
-    has_one = any(str(note).startswith("[modscope] out of memory") for note in getattr(error, "__notes__", ()))
-    if untold and not has_one and _tells_of(error, asked):
-        error.add_note(story.rstrip("\n"))
+    """Add the latest report to the exception of its failed allocation, unless an exception has that report already."""
+    _, report, requested, pending, _ = _native.out_of_memory()
+    has_report = any(str(note).startswith("[modscope] out of memory") for note in getattr(error, "__notes__", ()))
+    if pending and not has_report and _is_of_failure(error, requested):
+        error.add_note(report.rstrip("\n"))
         _native.story_told()
 
 
 @contextlib.contextmanager
-def untold(error: BaseException) -> Iterator[None]:
-    """Without the note, if its story was shown on stderr when the allocation failed."""
-    _, story, _, _, shown = _native.out_of_memory()
+def without_note(error: BaseException) -> Iterator[None]:
+    """Hide the note, if its report was already printed to stderr when the allocation failed."""
+    _, report, _, _, printed = _native.out_of_memory()
     notes = getattr(error, "__notes__", None)
-    if notes is None or not shown:
+    if notes is None or not printed:
         yield
         return
-    error.__notes__ = [note for note in notes if note != story.rstrip("\n")]
+    error.__notes__ = [note for note in notes if note != report.rstrip("\n")]
     try:
         yield
     finally:

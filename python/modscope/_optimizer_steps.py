@@ -1,7 +1,7 @@
-"""An optimizer's step begins, ends: torch's global step hooks.
+"""torch's global optimizer hooks, by which modscope sees when an optimizer step begins and ends.
 
-They are Python, two frames a step, because dynamo traces them into a compiled step: there they
-are nothing, where a C function would break the graph.
+The hooks are Python functions because dynamo traces them into a compiled step, where they do nothing. A C function
+would break the graph. They cost two Python frames per step.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         _native.step_ends(optimizer)
 
 
-_seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+_found: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
-def _classes(of: Any) -> list[Any]:
-    return [of, *(below for kind in of.__subclasses__() for below in _classes(kind))]
+def _with_subclasses(kind: Any) -> list[Any]:
+    return [kind, *(below for subclass in kind.__subclasses__() for below in _with_subclasses(subclass))]
 
 
-def an_optimizer_is_there() -> bool:
-    """Whether the program has one: then a root that is called again before it stepped is no new iteration."""
-    if not _seen and any(getattr(kind.step, "hooked", False) for kind in _classes(torch.optim.Optimizer)):
-        _seen.update(item for item in gc.get_objects() if issubclass(type(item), torch.optim.Optimizer))
-    return len(_seen) > 0
+def has_optimizer() -> bool:
+    """Whether the program has an optimizer. If it has one, a training step ends only with an optimizer step: a root
+    module that is called twice before that processes micro-batches of one step."""
+    # torch sets `hooked` on an optimizer class when it first creates one: without it, the objects need no search.
+    if not _found and any(getattr(kind.step, "hooked", False) for kind in _with_subclasses(torch.optim.Optimizer)):
+        _found.update(item for item in gc.get_objects() if issubclass(type(item), torch.optim.Optimizer))
+    return len(_found) > 0
 
 
-def on() -> list[Any]:
-    """Hang the hooks up; what to remove them with."""
+def register_hooks() -> list[Any]:
+    """Returns the handles that remove the hooks."""
     return [register_optimizer_step_pre_hook(_before), register_optimizer_step_post_hook(_after)]

@@ -43,7 +43,7 @@ static long number_of(PyObject *device)
         return -1;
     PyObject *number = Py_XNewRef(PyDict_GetItemWithError(numbers, device));
     if (!number && !PyErr_Occurred()) {
-        PyObject *module = PyImport_ImportModule("modscope._snapshots");
+        PyObject *module = PyImport_ImportModule("modscope._devices");
         number = module ? PyObject_CallMethod(module, "number_device", "O", device) : NULL;
         Py_XDECREF(module);
         if (number && PyDict_SetItem(numbers, device, number) != 0)

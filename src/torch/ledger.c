@@ -38,7 +38,7 @@ static void seek_optimizer(void)
         return;
     PyObject *callback = mst_dynamo_off();
     PyObject *steps = PyImport_ImportModule("modscope._optimizer_steps");
-    PyObject *there = steps ? PyObject_CallMethod(steps, "an_optimizer_is_there", NULL) : NULL;
+    PyObject *there = steps ? PyObject_CallMethod(steps, "has_optimizer", NULL) : NULL;
     if (there == Py_True) {
         seeking = false;
         ms_ledger_expect_optimizer(mst_target());

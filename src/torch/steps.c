@@ -100,7 +100,7 @@ int mst_steps_on(void)
     if (!known && !(known = PyDict_New()))
         return -1;
     PyObject *module = PyImport_ImportModule("modscope._optimizer_steps");
-    handles = module ? PyObject_CallMethod(module, "on", NULL) : NULL;
+    handles = module ? PyObject_CallMethod(module, "register_hooks", NULL) : NULL;
     Py_XDECREF(module);
     return handles ? 0 : -1;
 }

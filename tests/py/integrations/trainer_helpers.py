@@ -39,7 +39,7 @@ def parameter_bytes(model: nn.Module) -> int:
 
 def left_behind() -> list[object]:
     """Trackers that nobody left."""
-    return list(_mem_tracker._Shared.trackers)
+    return _mem_tracker.active_trackers()
 
 
 @pytest.fixture(autouse=True)
