@@ -1,14 +1,15 @@
-"""What `modscope run` costs, beside what people use today: time and size of the file.
+"""What `modscope run` costs in time and file size, compared with PyTorch's profiler and memory history.
 
     python bench/capture.py [--rounds 150] [--quick] [--device cuda]
 
-On the CPU the stack of bench/trackers.py, forward and backward, and a small GPT-2 with AdamW (it
-needs transformers); on a GPU the models of bench/gpu_models.py. Turns are taken as there, in one
-process: each begins a recording, as `modscope run` does once torch is imported, makes a step that
-is not timed and then timed ones. A figure is the ratio of lower quartiles to the untracked step;
-`again` is the control. KiB are the file's, a step. `profiler` is torch.profiler with
+On the CPU: the stack of bench/trackers.py, forward and backward, and a small GPT-2 with AdamW (needs
+transformers). On a GPU: the models of bench/gpu_models.py. Variants are timed by turns in one
+process. Each turn begins a recording, as `modscope run` does once torch is imported, runs one untimed
+step and then the timed ones. Each figure is the ratio of the lower quartile to that of the untracked
+step; `again` is the control. KiB is the file's size per step. `profiler` is torch.profiler with
 profile_memory=True and its trace; `history` is torch.cuda.memory._record_memory_history() and its
-snapshot, which knows CUDA only. Then what `modscope run` adds to a program that only imports torch.
+snapshot, which supports only CUDA. The last line is what `modscope run` adds to a program that only
+imports torch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-os.environ |= {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # the profiler is talkative
+os.environ |= {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # the profiler logs much
 
 import gpu_models
 import torch
@@ -38,18 +39,18 @@ SECONDS = {"cpu": 40.0, "cuda": 15.0}
 
 
 class Recorder(contextlib.AbstractContextManager[Any]):
-    """Enters anew each time what `make` gives, and hands it to `keep` after leaving."""
+    """Each time it is entered, it enters a new object of `make`; after leaving, `save` gets that object."""
 
-    def __init__(self, make: Callable[[], Any], keep: Callable[[Any], Any] = nothing) -> None:
-        self._make, self._keep = make, keep
+    def __init__(self, make: Callable[[], Any], save: Callable[[Any], Any] = nothing) -> None:
+        self._make, self._save = make, save
 
     def __enter__(self) -> None:
-        self._now = self._make()
-        self._now.__enter__()
+        self._current = self._make()
+        self._current.__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        self._now.__exit__(*error)
-        self._keep(self._now)
+        self._current.__exit__(*error)
+        self._save(self._current)
 
 
 @contextlib.contextmanager
@@ -98,7 +99,7 @@ def compare(title: str, aim: float, device: str, step: Callable[[], Any], timed:
         print("| " + " | ".join([*cells, f"{aim:.2f}"]) + " |", flush=True)
 
 
-def on_the_cpu(rounds: int, quick: bool) -> None:
+def run_on_cpu(rounds: int, quick: bool) -> None:
     for blocks, calls in CALLS.items():
         model, x = stack(blocks, "cpu")
 
@@ -127,8 +128,8 @@ def on_the_cpu(rounds: int, quick: bool) -> None:
     compare(title, 1.03, "cpu", train, 1 if quick else 2, rounds=max(2, rounds // 10), seconds=100)
 
 
-def on_a_gpu(device: str, rounds: int, tiny: bool, only: str) -> None:
-    gpu_models.warm(torch.device(device))
+def run_on_gpu(device: str, rounds: int, tiny: bool, only: str) -> None:
+    gpu_models.warm_up(torch.device(device))
     for name, make in gpu_models.MODELS.items():
         if only.lower() not in name.lower():
             continue
@@ -140,8 +141,8 @@ def on_a_gpu(device: str, rounds: int, tiny: bool, only: str) -> None:
         del training
 
 
-def start_up(times: int) -> None:
-    """What `modscope run` adds to a program that imports torch and ends."""
+def measure_start_up(times: int) -> None:
+    """Print what `modscope run` adds to a program that only imports torch."""
     with tempfile.TemporaryDirectory() as folder:
         script = os.path.join(folder, "imports.py")
         with open(script, "w") as file:
@@ -159,11 +160,11 @@ def start_up(times: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="what modscope run costs")
-    parser.add_argument("--rounds", type=int, default=100, help="of the stack; the GPT-2 has a tenth of them")
-    parser.add_argument("--quick", action="store_true", help="do the scripts work? no figures to keep")
+    parser.add_argument("--rounds", type=int, default=100, help="rounds of the stack; the GPT-2 has a tenth of them")
+    parser.add_argument("--quick", action="store_true", help="only try the script; the figures mean nothing")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--tiny", action="store_true", help="models of no size, to try the GPU's part on a CPU")
-    parser.add_argument("--only", default="", help="on a GPU: only models whose name has this in it")
+    parser.add_argument("--tiny", action="store_true", help="tiny models, to try the GPU's part on a CPU")
+    parser.add_argument("--only", default="", help="on a GPU: only models whose name contains this")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     warnings.simplefilter("ignore")
@@ -178,10 +179,10 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
     rounds = 10 if arguments.quick else arguments.rounds
     if arguments.device != "cpu" or arguments.tiny:
-        on_a_gpu(arguments.device, min(rounds, 25), arguments.tiny, arguments.only)
+        run_on_gpu(arguments.device, min(rounds, 25), arguments.tiny, arguments.only)
     else:
-        on_the_cpu(rounds, arguments.quick)
-    start_up(3 if arguments.quick else 7)
+        run_on_cpu(rounds, arguments.quick)
+    measure_start_up(3 if arguments.quick else 7)
 
 
 if __name__ == "__main__":

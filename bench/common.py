@@ -1,4 +1,4 @@
-"""What the benchmarks share: the stack of blocks, and the taking of turns."""
+"""What the benchmarks share: a stack of small modules, and timing by turns."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def take_turns(
     slow: Collection[str] = (),
     slow_seconds: float = float("inf"),
 ) -> dict[str, list[float]]:
-    """How long each `step` took under each tracker, in seconds.
+    """The time of each timed `step` under each tracker, in seconds.
 
-    Every tracker takes its turn in every round, in random order, so that the machine's moods
-    meet them all: one step that is not timed, then `timed` ones, with `clear` before each of
-    these and the tracker's own `before` before every step. No round begins after `seconds`.
-    The `slow` ones sit out once they have had `slow_seconds` each, which the others' seconds
-    do not count.
+    In every round each tracker has one turn, in random order, so that changes of the machine's
+    speed affect all of them alike. A turn is one untimed step and then `timed` timed ones, with
+    `clear` before each timed step and the tracker's own `before` before every step. No round
+    begins after `seconds`. A tracker in `slow` gets no more turns after `slow_seconds`; its time
+    does not count towards `seconds`.
     """
     times: dict[str, list[float]] = {name: [] for name in trackers}
     spent = dict.fromkeys(trackers, 0.0)
@@ -78,10 +78,10 @@ def take_turns(
                     continue
                 turn_begin = time.perf_counter()
                 prepare = before.get(name, nothing)
-                gc.collect()  # what one variant leaves behind is not the next one's to clear
+                gc.collect()  # so that no variant collects another one's garbage
                 with trackers[name]:
                     prepare()
-                    step()  # nor are the caches that the last variant filled
+                    step()  # untimed: the CPU's caches still hold the previous variant's data
                     for _ in range(timed):
                         clear()
                         prepare()

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""How many instructions the core spends on a module call, a backward node and a block of memory.
+"""How many instructions the core executes for a module call, a backward node and a block.
 
     core_instructions.py DRIVER
 
 Runs DRIVER (bench/core_driver.c) under callgrind with two values of N and prints the
-difference divided by the difference of N, so what happens once is not counted. Only what
-runs inside the core's functions counts, not the driver's loop. The numbers are the same
-on every run with the same compiler. Then, without callgrind: how much memory the ledger
-takes a live block, and whether it loses any of ten million blocks from eight threads.
+difference of the instructions divided by the difference of N, so that initialization is not
+counted. Only instructions inside the core's functions count, not the driver's loop. The numbers
+are the same on every run with the same compiler. Then, without callgrind: how much memory the
+ledger uses per live block, and whether it loses any of ten million blocks from eight threads.
 """
 import argparse
 import pathlib
@@ -21,7 +21,7 @@ FEW, MANY = 30_000, 90_000
 CALL = ("ms_call_enter", "ms_call_leave")
 NODE = ("ms_node_enter", "ms_node_leave")
 BLOCK = ("ms_block_add", "ms_block_drop")
-# What it is, the driver's mode, what is counted, how many of them an N has, the goal.
+# The title, the driver's mode, the functions that are counted, how many such events one N has, the goal.
 EVENTS = [
     ("module call (enter and leave)", "calls", CALL, 1, "under 150"),
     ("backward node (enter, look up and leave)", "nodes", NODE, 1, "under 150"),
@@ -44,12 +44,12 @@ def run(command):
 
 
 def instructions(driver, mode, functions, count, folder):
-    """All instructions of one run inside these functions, what they call included."""
+    """The instructions of one run inside these functions and the functions they call."""
     command = ["valgrind", "--tool=callgrind", *[f"--toggle-collect={function}" for function in functions]]
     command += [f"--callgrind-out-file={folder / f'{mode}.{count}.out'}", driver, mode, count]
     collected = re.search(r"Collected\s*:\s*(\d+)", run(command).stderr)
     if not collected or collected.group(1) == "0":
-        sys.exit(f"core_instructions: callgrind saw nothing of {functions} in '{mode}'")
+        sys.exit(f"core_instructions: callgrind counted no instruction of {functions} in '{mode}'")
     return int(collected.group(1))
 
 
@@ -66,7 +66,7 @@ def show_instructions(driver):
 
 
 def show_memory(driver):
-    print("\n| live blocks | bytes of ledger a block | the most from half as many on | goal |")
+    print("\n| live blocks | bytes of ledger per block | the most since half as many | goal |")
     print("|---|---|---|---|")
     for blocks in LIVE_BLOCKS:
         now, most = run([driver, "memory", blocks]).stdout.split()
@@ -75,7 +75,7 @@ def show_memory(driver):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("driver", type=pathlib.Path, help="what bench/core_driver.c was built to")
+    parser.add_argument("driver", type=pathlib.Path, help="the program built from bench/core_driver.c")
     driver = parser.parse_args().driver
     show_instructions(driver)
     show_memory(driver)

@@ -1,4 +1,4 @@
-"""What it takes to export a capture of a million events: seconds, the file's size, and the memory of the process.
+"""What exporting a capture of a million events costs: seconds, the file's size, and the process's memory.
 
     python bench/export.py [--events N]
 """
@@ -17,7 +17,7 @@ from torch import nn
 import modscope
 
 FORMATS = ("perfetto", "speedscope", "torch-snapshot", "csv", "json")
-# In a process of its own, for its memory: the command, and what it took.
+# Runs the command in a process of its own, and prints its seconds and its peak memory.
 MEASURED = """
 import sys, time
 from modscope.__main__ import main
@@ -25,8 +25,8 @@ begin = time.perf_counter()
 status = main(sys.argv[1:])
 seconds = time.perf_counter() - begin
 with open("/proc/self/status") as file:
-    most = next(line for line in file if line.startswith("VmHWM"))
-print(seconds, int(most.split()[1]) / 1024, file=sys.stderr)
+    peak = next(line for line in file if line.startswith("VmHWM"))
+print(seconds, int(peak.split()[1]) / 1024, file=sys.stderr)
 sys.exit(status)
 """
 
@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 def make_capture(path: str, events: int) -> modscope.Capture:
-    """Of a training that is long enough."""
+    """Record a training with about so many events."""
     model = nn.Sequential(*(Block(16) for _ in range(24)))
     optimizer = torch.optim.Adam(model.parameters())
 

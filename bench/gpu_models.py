@@ -1,23 +1,23 @@
-"""MemTracker on real models: what it costs, whether it is exact, and what fake tensors foretell.
+"""MemTracker on real models: what it costs, whether it is exact, and how well fake tensors predict the peak.
 
     python bench/gpu_models.py [--device cuda] [--rounds 12] [--seconds 8] [--no-torch] [--json FILE] [--only NAME]
     python bench/gpu_models.py --device cpu --tiny        # the same code, to try it without a GPU
 
-Whole training steps with Adam, random weights. For each model:
+Whole training steps with Adam and random weights. The columns:
 
-untracked     a step's milliseconds; turns are taken as in bench/trackers.py, and `again` (the
-              control), `MemTracker` and `torch's` are ratios of lower quartiles to it
-difference    bytes by which MemTracker's Total less `outside` differs from what
-              torch.cuda.memory_stats() has allocated, as changes since entering: the largest of
-              what was seen after each forward, backward, step and clearing of two steps
+untracked     milliseconds per step. The variants are timed by turns as in bench/trackers.py; `again`
+              (the control), `MemTracker` and `torch's` are ratios of lower quartiles to it
+difference    the difference in bytes between MemTracker's Total less `outside` and
+              torch.cuda.memory_stats(), both as changes since entering; the largest one seen after
+              each forward, backward, optimizer step and clearing of the gradients in two steps
 of the peak   the same for the peaks of these two steps
-peak          what the model, its optimizer, its batch and two steps took at most, by
-              memory_stats() (on the CPU: by MemTracker)
-fake          the same made and run again in a FakeTensorMode: the seconds that took, and how far
-              MemTracker's peak there is from the real one
+peak          the most that the model, its optimizer, its batch and two steps held, by memory_stats()
+              (on the CPU: by MemTracker)
+fake          the same model and steps in a FakeTensorMode: how many seconds they took, and how far
+              MemTracker's peak is from the real one
 
-A row is printed when it is known; what cannot be done is said in its place, the other columns go
-on, and the exit status is then 1. The models need transformers and torchvision.
+If a column cannot be measured, stderr says why, the other columns are still measured, and the exit
+status is 1. The models need transformers and torchvision.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from torch.distributed._tools.mem_tracker import MemTracker as TorchMemTracker
 import modscope
 
 THEIRS = "torch's"
-THEIR_FORWARD_SECONDS = 5  # a forward slower than this: the whole step would take 20 seconds or so
+THEIR_FORWARD_SECONDS = 5  # give up after a slower forward: the whole step would take about 20 seconds
 THEIR_SECONDS = 8
 COLUMNS = ["model", "untracked", "again", "MemTracker", THEIRS, "difference", "of the peak", "peak"]
 FAKE_COLUMNS = ["fake: seconds", "fake: error of the peak"]
 
 
-# ---- the models: each gives a model and its batch; what it makes is on the default device ----
+# ---- the models: each function returns a model and its batch, on the default device ----
 
 
 def tokens(vocabulary: int, batch: int, length: int) -> dict[str, torch.Tensor]:
@@ -149,7 +149,7 @@ class Training:
         with torch.device(device):
             self.model, self.batch = make(tiny)
         self.model.train()
-        # What is the default on CUDA, said so that fake tensors, which would have another default, take it too.
+        # foreach is the default on CUDA, but not for fake tensors: both must run the same operators.
         self.optimizer = torch.optim.Adam(self.model.parameters(), foreach=True)
 
     @property
@@ -172,7 +172,7 @@ def figure(snapshot: dict[Any, dict[Any, int]], device: torch.device) -> int:
 
 
 def own(tracker: Any, device: torch.device, kind: str) -> int:
-    """What the tracker says the allocator holds."""
+    """The tracker's figure for what the allocator has handed out."""
     return figure(tracker.get_tracker_snapshot(kind), device) - figure(tracker.outside, device)
 
 
@@ -211,7 +211,7 @@ class TooSlow(Exception):
 
 
 def time_theirs(training: Training, device: torch.device, untracked_ms: float) -> dict[str, Any]:
-    """PyTorch's own tracker: a step that is not timed and one that is, or the first alone if that takes long."""
+    """PyTorch's own tracker: one untimed step and one timed step, or only the first if it is slow."""
     wait = waiter(device.type)
     tracker = TorchMemTracker()
     tracker.track_external(*training.objects)
@@ -236,7 +236,7 @@ def time_theirs(training: Training, device: torch.device, untracked_ms: float) -
 
 
 def compare_with_allocator(training: Training, device: torch.device, base: int) -> dict[str, Any]:
-    """Two steps: the tracker's figures beside memory_stats'."""
+    """Run two steps and compare the tracker's figures with those of memory_stats()."""
     tracker = modscope.MemTracker()
     tracker.track_external(*training.objects)
     cuda = device.type == "cuda"
@@ -271,9 +271,9 @@ def compare_with_allocator(training: Training, device: torch.device, base: int) 
 
 def run_fake(make: Callable[[bool], tuple[nn.Module, Any]], tiny: bool, device: torch.device) -> dict[str, Any]:
     begin = time.perf_counter()
-    # Weights without values need none drawn, and the drawing of some asks for values.
-    unfilled = mock.patch.object(nn.init, "trunc_normal_", lambda tensor, *_, **__: tensor)
-    with FakeTensorMode(), unfilled:
+    # trunc_normal_ reads values, which fake weights do not have.
+    no_init = mock.patch.object(nn.init, "trunc_normal_", lambda tensor, *_, **__: tensor)
+    with FakeTensorMode(), no_init:
         training = Training(make, tiny, str(device))
         tracker = modscope.MemTracker()
         tracker.track_external(*training.objects)
@@ -292,7 +292,7 @@ def run_fake(make: Callable[[bool], tuple[nn.Module, Any]], tiny: bool, device: 
 
 
 class Row(dict[str, Any]):
-    """What is known of a model; a part that fails is noted, and the others go on."""
+    """What was measured of a model. The error of a part that fails is kept, and the other parts still run."""
 
     def part(self, name: str, work: Callable[[], dict[str, Any]]) -> None:
         try:
@@ -302,7 +302,7 @@ class Row(dict[str, Any]):
         except TooSlow as error:
             self.setdefault("skipped", {})[name] = f"too slow: {error}"
         except Exception as error:
-            traceback.clear_frames(error.__traceback__)  # they would keep the model
+            traceback.clear_frames(error.__traceback__)  # the frames would keep the model alive
             frames = traceback.extract_tb(error.__traceback__)
             where = [f"{at.filename}:{at.lineno}" for at in frames if "site-packages/torch/" not in at.filename]
             self.setdefault("failed", {})[name] = f"{type(error).__name__}: {error} (from {' '.join(where[-3:])})"
@@ -347,12 +347,12 @@ def measure(name: str, arguments: argparse.Namespace) -> Row:
 
     def prepare() -> dict[str, Any]:
         training = Training(make, arguments.tiny, str(device))
-        for _ in range(2):  # the optimizer's state, the libraries' workspaces
+        for _ in range(2):  # creates the optimizer's state and the libraries' workspaces
             training.step()
         made.append(training)
         return {"parameters": sum(p.numel() for p in training.model.parameters())}
 
-    row.part("making it", prepare)
+    row.part("creation", prepare)
     if made:
         row.part("exactness", lambda: compare_with_allocator(made[0], device, base))
         row.part("timing", lambda: time_steps(made[0], device, arguments.rounds, arguments.seconds))
@@ -365,8 +365,8 @@ def measure(name: str, arguments: argparse.Namespace) -> Row:
     return row
 
 
-def warm(device: torch.device) -> None:
-    """Have the matrix libraries take their workspaces in both threads, so that no model is charged for them."""
+def warm_up(device: torch.device) -> None:
+    """Make the matrix libraries allocate their workspaces in both threads, so that they count for no model."""
     for kind in torch.float32, torch.bfloat16:
         x = torch.randn(256, 256, device=device, dtype=kind, requires_grad=True)
         ((x @ x) + nn.functional.linear(x, x, x[0])).sum().backward()
@@ -376,25 +376,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="MemTracker on real models")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=8, help="no round of a model begins after so many")
-    parser.add_argument("--torch", action=argparse.BooleanOptionalAction, default=True, help="time PyTorch's own too")
-    parser.add_argument("--tiny", action="store_true", help="models of no size, to try this script")
-    parser.add_argument("--only", default="", help="only models whose name has this in it")
-    parser.add_argument("--json", metavar="FILE", help="write one JSON object a model there, too")
+    parser.add_argument("--seconds", type=float, default=8, help="no round of a model begins after so many seconds")
+    parser.add_argument("--torch", action=argparse.BooleanOptionalAction, default=True, help="also time PyTorch's own tracker")
+    parser.add_argument("--tiny", action="store_true", help="tiny models, to try this script")
+    parser.add_argument("--only", default="", help="only models whose name contains this")
+    parser.add_argument("--json", metavar="FILE", help="also write one JSON object per model to this file")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     arguments.device = device
     torch.manual_seed(0)
-    warnings.simplefilter("ignore")  # PyTorch's tracker warns of modules that are gone
+    warnings.simplefilter("ignore")  # PyTorch's tracker warns about modules that were deleted
     with contextlib.suppress(ImportError):
         import transformers
 
         transformers.logging.set_verbosity_error()
     if device.type == "cpu":
         torch.set_num_threads(1)
-    warm(device)
+    warm_up(device)
 
     begin = time.perf_counter()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -1,11 +1,11 @@
-"""What MemTracker costs on the CPU, beside PyTorch's own and beside no tracker.
+"""What MemTracker costs on the CPU, compared with PyTorch's MemTracker and with no tracker.
 
     python bench/memory.py [--rounds 200] [--quick]
 
-The stack of bench/trackers.py, forward and backward, and a small GPT-2 with AdamW, whole
-training steps (it needs transformers). Turns are taken as in bench/trackers.py, and a figure
-is the ratio of lower quartiles to the untracked step; `untracked again` is the control. A row
-is printed when it is known. PyTorch's MemTracker is so slow that it gets a few steps only.
+Two programs are timed: the stack of bench/trackers.py, forward and backward, and whole training
+steps of a small GPT-2 with AdamW (needs transformers). Trackers are timed by turns as in
+bench/trackers.py; each figure is the ratio of the lower quartile to that of the untracked step,
+and `untracked again` is the control. PyTorch's MemTracker is slow, so it gets only a few steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ THEIR_SECONDS = 5
 
 
 def compare(title: str, aim: float, tracked: list[Any], step: Callable[[], Any], **turns: Any) -> None:
-    """Print the table's row for `step`, whose objects are `tracked`."""
+    """Print the table's row for `step`. `tracked` are the objects for `track_external`."""
     ours, theirs = modscope.MemTracker(), TorchMemTracker()
     for tracker in ours, theirs:
         tracker.track_external(*tracked)
@@ -51,7 +51,7 @@ def compare(title: str, aim: float, tracked: list[Any], step: Callable[[], Any],
     counts = f"{len(times[OURS])}, {len(times.get(THEIRS, []))}"
     print("| " + " | ".join([*cells, f"{aim:.2f}", counts]) + " |", flush=True)
     if ours.source != "allocator" or ours.lost:
-        print(f"\nmind: {OURS} had the {ours.source} as its source, and lost {ours.lost} events\n", flush=True)
+        print(f"\nwarning: {OURS} used the {ours.source} as its source and lost {ours.lost} events\n", flush=True)
 
 
 def compare_stack(blocks: int, **turns: Any) -> None:
@@ -84,20 +84,20 @@ def compare_gpt2(**turns: Any) -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    step()  # makes the optimizer's state
+    step()  # creates the optimizer's state
     title = "GPT-2, 6 layers of 256, batch 4 by 128, with AdamW"
     compare(title, 1.03, [model, optimizer, tokens], step, seconds=GPT2_SECONDS, **turns)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="what MemTracker costs on the CPU")
-    parser.add_argument("--rounds", type=int, default=200, help="of the stack; the GPT-2 has a tenth of them")
-    parser.add_argument("--quick", action="store_true", help="half a minute: do the scripts work? no figures to keep")
+    parser.add_argument("--rounds", type=int, default=200, help="rounds of the stack; the GPT-2 has a tenth of them")
+    parser.add_argument("--quick", action="store_true", help="only try the script, in half a minute; the figures mean nothing")
     arguments = parser.parse_args()
     rounds = min(arguments.rounds, 20) if arguments.quick else arguments.rounds
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    warnings.simplefilter("ignore")  # PyTorch's tracker warns of modules that are gone
+    warnings.simplefilter("ignore")  # PyTorch's tracker warns about modules that were deleted
 
     print(f"torch {torch.__version__}, cpu, one thread; ratio to the untracked step\n")
     print("| | " + " | ".join(NAMES) + " | aim for ours | timed steps: ours, torch's |")

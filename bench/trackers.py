@@ -1,11 +1,11 @@
-"""What tracking costs, beside PyTorch's own trackers and beside no tracker.
+"""What ModuleTracker and ModTracker cost, compared with PyTorch's own and with no tracker.
 
     python bench/trackers.py [--device cpu] [--rounds 160]
 
-Every variant takes its turn in every round, in random order, in one process, so that the
-machine's moods meet them all, and first makes one step that is not timed; a figure is the
-ratio of lower quartiles to the untracked step. `untracked again` is the control: what differs
-from 1.00 there is noise.
+In every round each variant has one turn, in random order and in one process, so that changes of
+the machine's speed affect all variants alike. A turn begins with an untimed step. Each figure is
+the ratio of the lower quartile to that of the untracked step. `untracked again` is the control:
+its difference from 1.00 is noise.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.utils.module_tracker import ModuleTracker as TorchModuleTracker
 import modscope
 
 
-def hooked(tracker: Any) -> Any:
+def with_hooks(tracker: Any) -> Any:
     tracker.register_user_hooks(nothing, nothing, nothing, nothing)
     return tracker
 
@@ -35,10 +35,10 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "untracked again": contextlib.nullcontext,
     "modscope ModuleTracker": modscope.ModuleTracker,
     "modscope ModTracker": modscope.ModTracker,
-    "modscope ModTracker, four hooks": lambda: hooked(modscope.ModTracker()),
+    "modscope ModTracker, four hooks": lambda: with_hooks(modscope.ModTracker()),
     "torch ModuleTracker": TorchModuleTracker,
     "torch ModTracker": TorchModTracker,
-    "torch ModTracker, four hooks": lambda: hooked(TorchModTracker()),
+    "torch ModTracker, four hooks": lambda: with_hooks(TorchModTracker()),
 }
 
 

@@ -1,9 +1,9 @@
-"""Train a small GPT on made-up text for a few steps. It knows nothing of modscope:
+"""Train a small GPT on made-up text for a few steps. The script does not use modscope itself:
 
     modscope run examples/gpt.py
     modscope run examples/gpt.py --out-of-memory
-    modscope run examples/gpt.py --batch 64 --memory 500                 # docs/tutorial.md
-    modscope run examples/gpt.py --batch 64 --memory 500 --checkpoint
+    modscope run examples/gpt.py --batch 64 --memory 600                 # docs/tutorial.md
+    modscope run examples/gpt.py --batch 64 --memory 600 --checkpoint
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, words: int, length: int, width: int, heads: int, layers: int, again: bool = False) -> None:
+    def __init__(self, words: int, length: int, width: int, heads: int, layers: int, checkpointing: bool = False) -> None:
         super().__init__()
-        self.again = again
+        self.checkpointing = checkpointing
         self.word = nn.Embedding(words, width)
         self.position = nn.Embedding(length, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
@@ -68,17 +68,17 @@ class GPT(nn.Module):
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         x = self.word(text) + self.position(torch.arange(text.shape[1], device=text.device))
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.again else block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
         return self.head(self.norm(x))
 
 
 def make_text(words: int, batch: int, length: int, device: str) -> torch.Tensor:
-    """Each line counts on from a word of its own, so there is something to learn."""
+    """Each row counts up from a random word, so there is something to learn."""
     return (torch.randint(words, (batch, 1), device=device) + torch.arange(length + 1, device=device)) % words
 
 
-def leave_memory(mebibytes: int) -> None:
-    """Let this process have no more than so much beyond what it has now."""
+def limit_memory(mebibytes: int) -> None:
+    """Limit this process to so much address space beyond what it has now."""
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + mebibytes * 2**20, resource.RLIM_INFINITY))
@@ -90,18 +90,18 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--out-of-memory", action="store_true", help="make the last batch larger than any machine can hold")
-    parser.add_argument("--checkpoint", action="store_true", help="compute the blocks' activations again in backward")
-    parser.add_argument("--memory", type=int, metavar="MIB", help="have no more than this for the training (CPU)")
+    parser.add_argument("--out-of-memory", action="store_true", help="make the last batch larger than any machine's memory")
+    parser.add_argument("--checkpoint", action="store_true", help="recompute the blocks' activations in backward")
+    parser.add_argument("--memory", type=int, metavar="MIB", help="limit the memory for the training (CPU)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
 
     torch.manual_seed(0)
     words, length = 1000, 128
-    model = GPT(words, length, options.width, heads=4, layers=options.layers, again=options.checkpoint)
+    model = GPT(words, length, options.width, heads=4, layers=options.layers, checkpointing=options.checkpoint)
     model = model.to(options.device)
     if options.memory:
-        leave_memory(options.memory)
+        limit_memory(options.memory)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(1, options.steps + 1):
         text = make_text(words, options.batch, length, options.device)

@@ -1,4 +1,4 @@
-"""Train a small model for a few steps and print who holds its memory.
+"""Train a small model for a few steps and print which modules own its memory.
 
     python examples/memory.py
 """
@@ -34,7 +34,7 @@ class Model(nn.Module):
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         x = self.embed(words)
         for i, block in enumerate(self.blocks):
-            # The second half is computed again in backward instead of being kept.
+            # The activations of the second half are recomputed in backward instead of being kept.
             x = block(x) if i < len(self.blocks) // 2 else checkpoint(block, x, use_reentrant=False)
         result: torch.Tensor = self.head(x)
         return result
@@ -58,7 +58,7 @@ def main() -> None:
     print("At the peak:")
     tracker.display_snapshot("peak", units="MiB", tabulate=True)
     for device, peak in tracker.peak.items():
-        print(f"\nThat was on {device} in step {peak.step}, {peak.phase} of {peak.module}. Who held it (MiB):\n")
+        print(f"\nThe peak was on {device} in step {peak.step}, {peak.phase} of {peak.module}. The largest modules (MiB):\n")
         modules = tracker.get_module_snapshot("peak", children=True)[device]
         for fqn, held in sorted(modules.items(), key=lambda item: -item[1]["Total"])[:8]:
             parts = ", ".join(f"{held[word] / 2**20:.2f} {word}" for word in held if held[word] and word != "Total")

@@ -1,4 +1,4 @@
-"""Track a small model for a few steps and print where it is, by phase.
+"""Train a small model for a few steps and print its phase and running modules.
 
     python examples/stack.py
 """
@@ -14,9 +14,9 @@ from modscope import ModTracker
 tracker = ModTracker()
 
 
-def say(what: str) -> None:
-    """Print where the program is. Anything may do this, anywhere: an operator, a hook, a logger."""
-    print(f"  {tracker.phase:9}  {' > '.join(tracker.stack) or '-':62}  {what}")
+def show(event: str) -> None:
+    """Print the phase and the running modules. Any code can do this: an operator, a hook, a logger."""
+    print(f"  {tracker.phase:9}  {' > '.join(tracker.stack) or '-':62}  {event}")
 
 
 class Attention(nn.Module):
@@ -28,9 +28,9 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         scores = torch.softmax(q @ k.transpose(-1, -2), dim=-1)
-        say("attends")
+        show("attention scores")
         if scores.requires_grad:
-            scores.register_hook(lambda grad: say("gradient of the attention scores"))
+            scores.register_hook(lambda grad: show("gradient of the attention scores"))
         result: torch.Tensor = self.out(scores @ v)
         return result
 
@@ -61,26 +61,26 @@ class Model(nn.Module):
         return result
 
 
-class SayingSGD(torch.optim.SGD):
+class LoggingSGD(torch.optim.SGD):
     def zero_grad(self, set_to_none: bool = True) -> None:
-        say("clears gradients")
+        show("gradients are cleared")
         super().zero_grad(set_to_none)
 
 
 def main() -> None:
     torch.manual_seed(0)
     model = Model()
-    optimizer = SayingSGD(model.parameters(), lr=0.1)
-    optimizer.register_step_pre_hook(lambda *_: say("steps"))
-    model.head.weight.register_post_accumulate_grad_hook(lambda parameter: say("head.weight has its gradient"))
+    optimizer = LoggingSGD(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: show("the optimizer steps"))
+    model.head.weight.register_post_accumulate_grad_hook(lambda parameter: show("head.weight has its gradient"))
     with tracker:
-        for step in range(2):
+        for step in range(1, 3):
             print(f"step {step}")
             loss = model(torch.randn(2, 8, 32)).square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            say(f"loss {loss.item():.4f}")
+            show(f"loss {loss.item():.4f}")
     print(f"{len(tracker.modules)} modules known, among them {tracker.modules['Model.first.mlp.1']!r} as Model.first.mlp.1")
 
 

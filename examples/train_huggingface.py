@@ -1,4 +1,4 @@
-"""Train a small GPT-2 with Hugging Face's Trainer, and find who holds the memory in its log:
+"""Train a small GPT-2 with Hugging Face's Trainer, and log which modules hold its memory:
 
     python examples/train_huggingface.py [FOLDER]
 """

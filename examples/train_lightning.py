@@ -1,4 +1,4 @@
-"""Train the small GPT of gpt.py with Lightning, and find who holds the memory in its log:
+"""Train the small GPT of gpt.py with Lightning, and log which modules hold its memory:
 
     python examples/train_lightning.py [FOLDER]
 """
@@ -23,8 +23,8 @@ class Language(LightningModule):
         self.gpt = GPT(words=1000, length=64, width=128, heads=4, layers=4)
 
     def training_step(self, batch: torch.Tensor) -> torch.Tensor:
-        guess = self.gpt(batch[:, :-1])
-        return F.cross_entropy(guess.flatten(0, 1), batch[:, 1:].flatten())
+        logits = self.gpt(batch[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters())

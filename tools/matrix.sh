@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The suite on every CPython >= 3.11 that is here with each torch of a list, a row for each.
-# Run it with `make matrix`. A torch that cannot be installed is "not available" and stops
-# nothing; a failed build or test makes the exit status 1 at the end.
+# Run the suite on every installed CPython >= 3.11 with each torch of a list, and print one row
+# for each pair. Run it with `make matrix`. A torch that cannot be installed is "not available",
+# and the next one is tried; after a failed build or test the exit status is 1.
 #
 #   MATRIX_TORCHES  default "2.13.0 2.6.0 newest"
 #   MATRIX_PYTHONS  interpreters to use instead of those found
-#   MATRIX_KEEP=1   leave the environments there (several GB each)
+#   MATRIX_KEEP=1   keep the environments (several GB each)
 set -u
 cd "$(dirname "$0")/.." || exit 1
 : "${NEEDS:?run this with: make matrix}"
@@ -14,7 +14,7 @@ out=build/matrix
 result=$out/result.md
 failed=0
 
-# "3.12 /path/of/python" for each interpreter that answers, but the free-threaded ones.
+# Print "3.12 /path/of/python" for an interpreter that works and is not free-threaded.
 describe() {
     "$1" -c 'import sys, sysconfig
 if sys.implementation.name == "cpython" and sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -39,7 +39,7 @@ counts() {
     printf '%s' "${line:-crashed}"
 }
 
-# suite CELL NAME [VARIABLE=VALUE]: the counts; the log stays beside the result.
+# suite CELL NAME [VARIABLE=VALUE]: run the suite and print its counts. The log is kept beside the result.
 suite() {
     local cell=$1 log=$out/$1-$2.log status
     env "${@:3}" "$out/$cell/bin/python" -m pytest -q -p no:cacheprovider tests/py >"$log" 2>&1
@@ -53,7 +53,7 @@ row() {
     printf '| %s | %s | %s | %s | %s |\n' "$(date +%F)" "$@" | tee -a "$result"
 }
 
-# cell VERSION PYTHON TORCH
+# run_cell VERSION PYTHON TORCH: one row of the table.
 run_cell() {
     local version=$1 python=$2 torch=$3
     local cell="py$version-torch$torch" spec="torch==$torch"
@@ -84,7 +84,7 @@ run_cell() {
 
 mkdir -p "$out"
 pythons=$(find_pythons)
-[ -n "$pythons" ] || { echo "matrix: no CPython >= 3.11 here" >&2; exit 1; }
+[ -n "$pythons" ] || { echo "matrix: no CPython >= 3.11 was found" >&2; exit 1; }
 printf 'matrix: torch %s on\n%s\n' "$torches" "$pythons"
 [ -s "$result" ] || printf '| date | Python | torch | suite | suite with the fallback |\n|---|---|---|---|---|\n' >"$result"
 while read -r version python; do

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from modscope._branch import Branch
     from modscope._categories import Category, State
+    from modscope._doctor import doctor
     from modscope._dropin import drop_in
-    from modscope._figures import ModuleStats
     from modscope._load import Block, Capture, CaptureError, Event, Phase, Snapshot, Step, load
-    from modscope._memory import MemTracker
+    from modscope._mem_tracker import MemTracker
     from modscope._peak import Peak
-    from modscope._places import doctor
     from modscope._record import record
+    from modscope._snapshots import ModuleStats
     from modscope._trackers import ModTracker, ModuleTracker
 
     __version__: str
@@ -50,13 +50,13 @@ __all__ = [
 _NAMES = {
     "_branch": ("Branch",),
     "_categories": ("Category", "State"),
+    "_doctor": ("doctor",),
     "_dropin": ("drop_in",),
-    "_figures": ("ModuleStats",),
     "_load": ("Block", "Capture", "CaptureError", "Event", "Phase", "Snapshot", "Step", "load"),
-    "_memory": ("MemTracker",),
+    "_mem_tracker": ("MemTracker",),
     "_peak": ("Peak",),
-    "_places": ("doctor",),
     "_record": ("record",),
+    "_snapshots": ("ModuleStats",),
     "_trackers": ("ModTracker", "ModuleTracker"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}

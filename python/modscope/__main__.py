@@ -12,26 +12,9 @@ def _doctor() -> int:
     import modscope
 
     report = modscope.doctor()
-    for word in ("modscope", "torch", "python", "system"):
-        print(f"{word:9} {report[word]}")
-    print()
-    meanings = {
-        "calls": ("module calls", "torch's global module hooks, as C functions"),
-        "nodes": ("backward nodes", "asking autograd for the current node"),
-        "blocks": ("blocks of memory", "what operators return, by the dispatcher"),
-    }
-    fallen_back = False
-    for word, (meaning, instead) in meanings.items():
-        proved = report[word] == "proved"
-        fallen_back |= not proved
-        print(f"{meaning:17} {'place proved' if proved else f'fallback ({instead}): {report[word]}'}")
-    print(f"{'node layout':17} {report['layout']}")
-    print(f"{'tensor layout':17} {report['tensors']}")
-    print()
-    if fallen_back:
-        print("The fallback is slower, sees less of the memory, and torch.compile sees its hooks (docs/api.md).")
-    else:
-        print("All is well: modscope watches from below, and torch.compile sees nothing of it.")
+    from modscope._doctor import describe
+
+    print(describe(report))
     return 0
 
 
@@ -41,7 +24,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("run", help="run a script, and write what happens to its memory to a file, a capture")
     _commands.add_parsers(commands)
-    commands.add_parser("doctor", help="show what modscope stands on here, and why")
+    commands.add_parser("doctor", help="show which interception points are verified here, and what to do if one is not")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The dispatcher as a source of blocks: storages of what operators return."""
+"""The dispatcher as a source of block events: the storages of the tensors that operators return."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from modscope import _native
 
 
-def fake_mode() -> Any:
-    """The FakeTensorMode that is active here, or None."""
-    from torch._guards import active_fake_mode
+def active_fake_mode() -> Any:
+    """The FakeTensorMode that is active in this thread, or None."""
+    from torch import _guards
 
-    return active_fake_mode()
+    return _guards.active_fake_mode()
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
@@ -25,32 +25,32 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
-class Dispatch(TorchDispatchMode):
-    """Tells the ledger what every operator returns, in C."""
+class DispatcherSource(TorchDispatchMode):
+    """Reports the result of every operator to the ledger."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._fake_mode = fake_mode()
+        self._fake_mode = active_fake_mode()
         self._thread = threading.get_ident()
-        self._asleep = False
+        self._disabled = False
 
     def leave(self) -> None:
-        """Take a mode of ours off this thread's stack. Where another's is on top, or in another
-        thread, this one can only be put to sleep."""
-        self._asleep = True
+        """Remove a mode of this class from this thread's stack. Under another class's mode, or in another thread, a
+        mode cannot be removed: it is disabled and stays on the stack."""
+        self._disabled = True
         top = _get_current_dispatch_mode()
-        if threading.get_ident() == self._thread and isinstance(top, Dispatch):
+        if threading.get_ident() == self._thread and isinstance(top, DispatcherSource):
             top.__exit__(None, None, None)
             if top is not self:
-                top._asleep, self._asleep = True, False  # left in another order than entered: ours goes on for it
+                top._disabled, self._disabled = True, False  # the one that stays on the stack reports in place of the one that left
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Tensors spread over devices are seen as the local operators they become.
+        # A DTensor's operator runs as operators on local tensors, which are counted when they run.
         distributed = sys.modules.get("torch.distributed.tensor")
         if distributed is not None and any(t is distributed.DTensor for t in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
-        # A fake mode that somebody else enters works out shapes: nothing is held.
-        if not self._asleep and fake_mode() is self._fake_mode:
+        # Under a fake mode entered later, torch or the program only computes shapes: no memory is held.
+        if not self._disabled and active_fake_mode() is self._fake_mode:
             _native.note_result(result, args, kwargs)
         return result

@@ -1,4 +1,4 @@
-"""Have torch's own clients of the trackers use ours."""
+"""``drop_in``: torch's own tools use modscope's trackers instead of torch's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from modscope._trackers import ModTracker, ModuleTracker
 
-# Where torch names its trackers: module, attribute, ours.
+# The module and attribute by which torch refers to its tracker, and the tracker that replaces it.
 _NAMES: tuple[tuple[str, str, type], ...] = (
     ("torch.utils.module_tracker", "ModuleTracker", ModuleTracker),
     ("torch.utils.flop_counter", "ModuleTracker", ModuleTracker),
@@ -22,26 +22,26 @@ _NAMES: tuple[tuple[str, str, type], ...] = (
 
 @contextlib.contextmanager
 def drop_in() -> Iterator[None]:
-    """Swap our trackers in for torch's, for what is made inside: ``FlopCounterMode``,
+    """Replace torch's trackers with modscope's, for the tools that are created inside: ``FlopCounterMode``,
     ``DebugMode``, ``MemTracker``, ``RuntimeEstimator``, ``SACEstimator``.
 
         with modscope.drop_in():
             counter = FlopCounterMode(depth=3)
 
-    Names that somebody changed meanwhile are left alone.
+    At the end torch's trackers are restored, except where the program has assigned something else meanwhile.
     """
-    swapped = []
+    replaced = []
     for module_name, attribute, ours in _NAMES:
         try:
             module = importlib.import_module(module_name)
             theirs = getattr(module, attribute)
         except (ImportError, AttributeError):
-            continue  # this torch has no such client
+            continue  # this torch does not have it
         setattr(module, attribute, ours)
-        swapped.append((module, attribute, theirs, ours))
+        replaced.append((module, attribute, theirs, ours))
     try:
         yield
     finally:
-        for module, attribute, theirs, ours in reversed(swapped):
+        for module, attribute, theirs, ours in reversed(replaced):
             if getattr(module, attribute) is ours:
                 setattr(module, attribute, theirs)

@@ -16,7 +16,7 @@ from modscope._load import Capture, Snapshot, _main
 from modscope._categories import TOTAL, Sums, sums_of
 
 if TYPE_CHECKING:
-    from modscope._memory import MemTracker
+    from modscope._mem_tracker import MemTracker
 
 # As in page/page.css, and in its order from the bottom of a stack: what stays first, what comes and goes above it.
 COLOURS = {

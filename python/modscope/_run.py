@@ -1,8 +1,8 @@
-"""``modscope run``: the script as Python itself runs it, with modscope there from the first import on.
+"""``modscope run``: run a script as Python does, and record its memory.
 
-This process becomes ``python script.py``. Nothing of ours lies on the script's stack, and how it
-ends and what is printed then is Python's own affair. Before the script, Python runs
-_start/sitecustomize.py, which lets _inside.py in.
+This process replaces itself with ``python script.py`` (execve), so modscope has no frame on the script's stack, and
+Python itself handles exceptions and the exit status. Before the script, Python imports _start/sitecustomize.py, which
+starts the recording (_run_recording.py).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import sys
 from typing import NoReturn
 
 from modscope import _files
-from modscope._inside import Settings
+from modscope._run_recording import Settings
 
 _START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_start")
 
 
 class _Refused(Exception):
-    """A sentence for the user, and the exit status."""
+    """The script cannot be run: a sentence for the user, and the exit status."""
 
     def __init__(self, sentence: str, status: int) -> None:
         super().__init__(sentence)
@@ -30,7 +30,7 @@ class _Refused(Exception):
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps: say 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps: give 1 or more")
     return int(text)
 
 
@@ -38,17 +38,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="modscope run",
         usage="modscope run [options] script.py [arguments]\n       modscope run [options] -m module [arguments]",
-        description="Run a script as Python does, and capture what happens to the memory of its PyTorch.",
-        epilog="All that follows the script, or the module, belongs to it.",
+        description="Run a script as Python does, and record its PyTorch memory in a capture.",
+        epilog="All arguments after the script or module are passed to it.\n\n"
+        "example: modscope run -o train.msc train.py --epochs 1",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="the capture; else modscope-<script>.<pid>.msc, here")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the capture's path (default: modscope-<script>.<pid>.msc in this folder)")
     parser.add_argument("-f", "--force", action="store_true", help="overwrite the capture if it exists")
     parser.add_argument("--steps", type=_count, metavar="N", help="stop the script after N optimizer steps, with exit status 0")
-    parser.add_argument("--no-capture", action="store_true", help="write no file, only tell the peak")
-    parser.add_argument("--follow-fork", action="store_true", help="a capture for each forked child too")
-    parser.add_argument("-q", "--quiet", action="store_true", help="say nothing at the end if all went well")
-    parser.add_argument("-m", dest="module", action="store_true", help="what follows is a module, as after python -m")
+    parser.add_argument("--no-capture", action="store_true", help="write no capture, only print the peak")
+    parser.add_argument("--follow-fork", action="store_true", help="write a capture for each forked child too")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing at the end unless there was an error")
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     parser.add_argument("target", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
@@ -59,11 +61,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     if options.target[:1] == ["--"]:
         del options.target[0]
     if not options.target:
-        parser.error("which script? Say: modscope run script.py, or modscope run -m module")
+        parser.error("no script is given. Use: modscope run script.py, or modscope run -m module")
     if options.no_capture and (options.output or options.force or options.follow_fork):
-        parser.error("--no-capture leaves nothing for -o, -f or --follow-fork to do")
+        parser.error("--no-capture writes no file, so it cannot be combined with -o, -f or --follow-fork")
     if options.output == "":
-        parser.error("-o needs a file's name")
+        parser.error("-o needs the name of a file")
     return options
 
 
@@ -71,12 +73,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _check_script(path: str) -> None:
-    """What Python would say with words of its own, or too late: _Refused, with the status Python has for it."""
+    """Raise _Refused, with Python's own exit status, where Python could not run the script."""
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
             if not any(os.path.exists(os.path.join(path, f"__main__.{suffix}")) for suffix in ("py", "pyc")):
-                raise _Refused(f"{path} is a folder without a __main__.py: it cannot be run", 1)
+                raise _Refused(f"{path} is a folder without a __main__.py, so it cannot be run", 1)
         elif stat.S_ISREG(mode):
             with open(path, "rb") as file:
                 if not _may_be_python(path, file.read(4096)):
@@ -102,26 +104,26 @@ def _stem(options: argparse.Namespace) -> str:
     return "stdin" if target == "-" else os.path.splitext(os.path.basename(os.path.abspath(target)))[0]
 
 
-# ---- becoming it ----
+# ---- replacing this process ----
 
 
 def _python_flags() -> list[str]:
-    """What Python was told before ``-m modscope``: it is meant for the script."""
+    """Python's options before ``-m modscope``. They apply to the script."""
     head = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
     return head[:-2] if head[-2:] == ["-m", "modscope"] else []
 
 
 def _check_python(flags: list[str]) -> None:
     if not sys.executable:
-        raise _Refused("where Python itself is cannot be told here (sys.executable), so it cannot run the script", 1)
+        raise _Refused("the path of the Python interpreter is unknown (sys.executable is empty), so the script cannot be run", 1)
     if flags and (sys.flags.ignore_environment or sys.flags.no_site):
-        raise _Refused("modscope cannot be there for a script that runs under python -I, -E or -S", 2)
+        raise _Refused("modscope cannot record a script under python -I, -E or -S. Run it without these options", 2)
     if os.pathsep in _START:
-        raise _Refused(f"modscope lies in a folder with a {os.pathsep!r} in its name, where Python cannot find it: {_START}", 1)
+        raise _Refused(f"modscope is installed in {_START}. Python cannot import from a path with a {os.pathsep!r}: install it elsewhere", 1)
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    """With the capture's file made: nothing runs if it cannot be."""
+    """Creates the capture's file. OSError if it cannot be created: the script is not run then."""
     name = _files.name_for(options.output, _stem(options))
     shown = "" if options.no_capture else name.plain() if options.output else name.numbered()
     return Settings(
@@ -137,7 +139,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     )
 
 
-def _become(command: list[str], settings: Settings) -> NoReturn:
+def _replace_process(command: list[str], settings: Settings) -> NoReturn:
     path = os.pathsep.join(filter(None, [_START, settings.pythonpath]))
     if settings.fd >= 0:
         os.set_inheritable(settings.fd, True)
@@ -150,14 +152,14 @@ def _become(command: list[str], settings: Settings) -> NoReturn:
 
 
 def main(arguments: list[str]) -> int:
-    """Does not return if all is well."""
+    """Returns an exit status if the script cannot be run; otherwise does not return."""
     options = _parse(arguments)
     try:
         flags = _python_flags()
         _check_python(flags)
         if not options.module and options.target[0] != "-":
             _check_script(options.target[0])
-        _become([*flags, *["-m"] * options.module, *options.target], _settings(options))
+        _replace_process([*flags, *["-m"] * options.module, *options.target], _settings(options))
     except _Refused as refused:
         print(f"modscope: {refused}", file=sys.stderr)
         return refused.status

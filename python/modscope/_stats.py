@@ -1,4 +1,4 @@
-"""What was held around each module's calls, made from the ledger when it is asked for."""
+"""``MemTracker.memory_tracking``: what was held around each module's calls. Read from the ledger on demand."""
 
 from __future__ import annotations
 
@@ -11,67 +11,67 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from modscope import _native
-from modscope._figures import ModuleStats, Snapshot, snapshot_of
 from modscope._categories import TOTAL, State
+from modscope._snapshots import ModuleStats, Snapshot, snapshot_of
 
-# By the module's id: how to find the module, if it still lives, and how to make its stats.
-Known = dict[int, tuple["weakref.ref[torch.nn.Module]", Callable[[], ModuleStats]]]
+# By the module's id: a reference to the module, and a function that returns its stats.
+StatsByModule = dict[int, tuple["weakref.ref[torch.nn.Module]", Callable[[], ModuleStats]]]
 
 
-class Tracking(Mapping[torch.nn.Module, ModuleStats]):
-    """What is known of each module that was called, by the module itself. Keeps none of them alive."""
+class StatsView(Mapping[torch.nn.Module, ModuleStats]):
+    """A live view of the stats of each module that was called. It keeps no module alive."""
 
-    def __init__(self, known: Callable[[], Known], forget: Callable[[], None]) -> None:
-        self._known, self._forget = known, forget
+    def __init__(self, read: Callable[[], StatsByModule], clear: Callable[[], None]) -> None:
+        self._read, self._clear = read, clear
 
     def __getitem__(self, module: torch.nn.Module) -> ModuleStats:
-        ref, stats = self._known().get(id(module), (None, None))
+        ref, stats = self._read().get(id(module), (None, None))
         if ref is None or stats is None or ref() is not module:
             raise KeyError(module)
         return stats()
 
     def __iter__(self) -> Iterator[torch.nn.Module]:
-        return iter([module for ref, _ in self._known().values() if (module := ref()) is not None])
+        return iter([module for ref, _ in self._read().values() if (module := ref()) is not None])
 
     def __len__(self) -> int:
-        return sum(ref() is not None for ref, _ in self._known().values())
+        return sum(ref() is not None for ref, _ in self._read().values())
 
     def __contains__(self, module: object) -> bool:
-        ref, _ = self._known().get(id(module), (None, None))
+        ref, _ = self._read().get(id(module), (None, None))
         return ref is not None and ref() is module
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MutableMapping[Any, Any]:
-        """The stats as they are now, for the same modules, which it does not keep alive either."""
+        """The stats as they are now, for the same modules. The copy keeps no module alive either."""
         copied = WeakIdKeyDictionary()
         for module, stats in self.items():
             copied[module] = copy.deepcopy(stats, memo)
         return copied
 
     def clear(self) -> None:
-        self._forget()
+        self._clear()
 
     def __repr__(self) -> str:
         return f"<memory of {len(self)} modules>"
 
 
-class Lazily:
-    """Makes a module's stats when they are asked for."""
+class LazyStats:
+    """A module's stats, computed when they are first asked for."""
 
     def __init__(self, ledger: _native.Ledger, module: weakref.ref[torch.nn.Module], calls: list[Any]) -> None:
         self._ledger, self._module, self._calls = ledger, module, calls
-        self._made: ModuleStats | None = None
+        self._stats: ModuleStats | None = None
 
     def __call__(self) -> ModuleStats:
-        if self._made is None:
-            self._made = self._make()
-        return self._made
+        if self._stats is None:
+            self._stats = self._compute()
+        return self._stats
 
-    def _make(self) -> ModuleStats:
-        latest = max(self._calls, key=lambda call: max(moment[1] for moment in call[1]))
+    def _compute(self) -> ModuleStats:
+        fqn, _, input_mem, output_mem = max(self._calls, key=lambda call: max(snapshot[1] for snapshot in call[1]))
         by_state: dict[State, list[tuple[int, Snapshot]]] = {}
-        for _, moments, _, _ in self._calls:
-            for name, when, raw in moments:
-                by_state.setdefault(State(name), []).append((when, snapshot_of(raw)))
+        for _, call_snapshots, _, _ in self._calls:
+            for state, time, raw in call_snapshots:
+                by_state.setdefault(State(state), []).append((time, snapshot_of(raw)))
         snapshots = {
             state: [snapshot for _, snapshot in sorted(taken, key=lambda item: item[0])]
             for state, taken in by_state.items()
@@ -79,11 +79,11 @@ class Lazily:
         peaks = snapshots.get(State.PEAK_BW) or snapshots.get(State.PEAK_FW) or [{}]
         module = self._module()
         return ModuleStats(
-            mod_fqn=latest[0],
+            mod_fqn=fqn,
             parameter_mem=self._ledger.held(list(module.parameters())) if module is not None else 0,
             buffer_mem=self._ledger.held(list(module.buffers())) if module is not None else 0,
-            input_mem=latest[2],
-            output_mem=latest[3],
+            input_mem=input_mem,
+            output_mem=output_mem,
             local_peak={device: sums[TOTAL] for device, sums in peaks[-1].items()},
             snapshots=snapshots,
         )

@@ -5,13 +5,13 @@
 #include "torch/state.h"
 
 /* The functions of the Python package that C calls: a module and a function. */
-#define MST_PY_PREPARE "modscope._places", "prepare"                    /* () -> whether it is done */
-#define MST_PY_RUN_ONE_NODE "modscope._places", "run_one_node"          /* () */
-#define MST_PY_MAKE_ONE_BLOCK "modscope._places", "make_one_block"      /* () */
-#define MST_PY_REGISTER_STEP_HOOKS "modscope._steps", "on"              /* () -> a list of handles */
-#define MST_PY_HAS_OPTIMIZER "modscope._steps", "an_optimizer_is_there" /* () -> bool */
-#define MST_PY_NUMBER_DEVICE "modscope._figures", "number_device"       /* (torch.device) -> int */
-#define MST_PY_ADD_OOM_NOTE "modscope._story", "add_note"               /* (exception) */
+#define MST_PY_PREPARE "modscope._interception", "prepare"                       /* () -> whether it is done */
+#define MST_PY_RUN_ONE_NODE "modscope._probes", "run_one_node"                   /* () */
+#define MST_PY_MAKE_ONE_BLOCK "modscope._probes", "make_one_block"               /* () */
+#define MST_PY_REGISTER_STEP_HOOKS "modscope._optimizer_steps", "register_hooks" /* () -> a list of handles */
+#define MST_PY_HAS_OPTIMIZER "modscope._optimizer_steps", "has_optimizer"        /* () -> bool */
+#define MST_PY_NUMBER_DEVICE "modscope._devices", "number_device"                /* (torch.device) -> int */
+#define MST_PY_ADD_OOM_NOTE "modscope._oom_report", "add_note"                   /* (exception) */
 
 /* Call a function without arguments, or with `argument` unless it is NULL. New reference, or
  * NULL with an error set. */

@@ -1,4 +1,4 @@
-"""Captures written by hand, straight from docs/capture-format.md. Owes nothing to what it is to test."""
+"""Captures written according to docs/capture-format.md, independently of the code that the tests check."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def chunk(kind: int, payload: bytes, first: int = 0, time: int = 0, lowest: int 
 
 
 def payloads(data: bytes | bytearray) -> list[range]:
-    """Where the payloads of a capture's chunks are."""
+    """The ranges of the payloads of a capture's chunks."""
     found, at = [], 16
     while at + 48 <= len(data):
         (size,) = struct.unpack_from("<I", data, at + 8)
@@ -67,7 +67,7 @@ def payloads(data: bytes | bytearray) -> list[range]:
 
 
 def seal(data: bytearray) -> bytes:
-    """With checksums that fit, whatever the payloads are."""
+    """With new checksums that fit the payloads."""
     for place in payloads(data):
         struct.pack_into("<I", data, place.start - 36, crc32c(data[place.start : place.stop]))
         struct.pack_into("<I", data, place.start - 4, crc32c(data[place.start - 48 : place.start - 4]))
@@ -75,7 +75,7 @@ def seal(data: bytearray) -> bytes:
 
 
 class Capture:
-    """A capture under way. Times are microseconds; a block is known by the slot that ``add`` returns."""
+    """A capture that is being written. Times are microseconds; a block is identified by the slot that ``add`` returns."""
 
     def __init__(self, devices: tuple[str, ...] = ("cpu",), **info: str) -> None:
         self.out = bytearray(header())
@@ -99,7 +99,7 @@ class Capture:
         self.first, self.began, self.last = self.number, self.time, self.time
         self.lowest = NONE
         self.slot = self.device = self.path = 0
-        self.whose = 0  # the thread that what follows is of
+        self.current_thread = 0  # the thread of the events that follow
 
     # ---- chunks ----
 
@@ -158,8 +158,8 @@ class Capture:
             self.flush()
 
     def _of_thread(self) -> None:
-        if self.whose != self.thread_now:
-            self.whose = self.thread_now
+        if self.current_thread != self.thread_now:
+            self.current_thread = self.thread_now
             self._event(4, varint(self.thread_now))
 
     def _relative(self, word: str, value: int) -> bytes:
@@ -171,11 +171,11 @@ class Capture:
         self.time += microseconds
 
     def thread(self, number: int) -> None:
-        """What follows is this thread's."""
+        """The events that follow are this thread's."""
         self.thread_now = number
         if number not in self.threads:
             self.threads[number] = [1000 + number, 0, 0]
-            self.whose = number
+            self.current_thread = number
             self._event(4, varint(number) + varint(1000 + number), 1)
 
     def where(self, phase: str = "idle", path: int = 0) -> None:
@@ -284,8 +284,8 @@ def train(steps: int = 3, blocks: int = 4, device: str = "cuda:0", leak: int = 0
 
 
 def mixed(oom: bool = True) -> Capture:
-    """All that events can say: blocks that were there before, claims late and from_now_on, two threads, three devices,
-    blocks of no bytes, memory from outside, reserved memory that shrinks."""
+    """Every kind of event: blocks from before the capture, late claims and claims from now on, two threads, three
+    devices, blocks of 0 bytes, memory from outside, reserved memory that shrinks."""
     c = Capture(("cpu", "cuda:0", "cuda:1"), program="mixed.py", pid="77", began="1700000000.25")
     c.reserve(64 << 20, 1)
     a = c.module("Net")

@@ -13,7 +13,7 @@ from helpers import NOWHERE, look, torch_globals
 from modscope import ModTracker, ModuleTracker
 
 
-# What only reads captures is the same with the fallback, and how a script is run, too: once is enough.
+# Reading captures and running scripts do not depend on interception, so the fallback's run skips these tests.
 if os.environ.get("MODSCOPE_INTERPOSE") == "0":
     collect_ignore = ["page", "export", "commands", "captures/test_load.py"]
 
@@ -29,7 +29,7 @@ def same_numbers() -> None:
 
 
 @pytest.fixture(autouse=True)
-def let_go() -> Iterator[None]:
+def drop_kept_modules() -> Iterator[None]:
     yield
     helpers._kept.clear()
 
@@ -41,7 +41,7 @@ def tracker_type(request: pytest.FixtureRequest) -> type:
 
 @pytest.fixture
 def t(tracker_type: type) -> Iterator[Any]:
-    """An entered tracker of each kind; afterwards it must be nowhere."""
+    """An active tracker of each kind; afterwards no module may be running."""
     tracker = tracker_type()
     with tracker:
         yield tracker
@@ -51,7 +51,7 @@ def t(tracker_type: type) -> Iterator[Any]:
 
 @pytest.fixture
 def mt() -> Iterator[ModTracker]:
-    """An entered ModTracker, for what only it has."""
+    """An active ModTracker, for what only it has."""
     with ModTracker() as tracker:
         yield tracker
         assert look(tracker) == NOWHERE

@@ -1,5 +1,5 @@
-"""What the tests share: small modules made of functions, readings of a tracker,
-and ways to look at torch's insides. No expectation is written here."""
+"""What the tests share: small modules made of functions, readings of a tracker, and access to torch's internals.
+It contains no expected values."""
 
 import ctypes
 import gc
@@ -16,14 +16,14 @@ import pytest
 import torch
 from torch import nn
 
-PLACES = os.environ.get("MODSCOPE_INTERPOSE") != "0"
-needs_places = pytest.mark.skipif(not PLACES, reason="a stated limit of the fallback (MODSCOPE_INTERPOSE=0)")
+INTERCEPTION = os.environ.get("MODSCOPE_INTERPOSE") != "0"
+needs_interception = pytest.mark.skipif(not INTERCEPTION, reason="a documented limit of the fallback (MODSCOPE_INTERPOSE=0)")
 
 UNKNOWN = {"Global", "unknown"}
 
 
 class Boom(Exception):
-    """Thrown by tests, caught by tests, by nobody else."""
+    """An exception that only tests raise and catch."""
 
 
 class Look(NamedTuple):
@@ -41,7 +41,7 @@ def look(t: Any) -> Look:
 
 
 def at(phase: str, *stack: str) -> Look:
-    """The reading that is right inside `stack`, outermost first."""
+    """The expected reading inside `stack`, outermost first."""
     return Look(
         frozenset({"Global", *stack}),
         stack,
@@ -55,7 +55,7 @@ NOWHERE = at("idle")
 
 
 def on_grad(t: Any, log: list, x: torch.Tensor) -> torch.Tensor:
-    """Have the node that made `x` (or the leaf `x`) write down where it runs."""
+    """Record the position of the node that created `x` (or of the leaf `x`) when it runs."""
     if x.requires_grad:
         x.register_hook(lambda grad: log.append(look(t)))
     return x
@@ -83,7 +83,7 @@ _kept: list[nn.Module] = []
 
 
 def keep(mod: nn.Module) -> nn.Module:
-    """Hold a module until the test ends: hooks get None for a dead one."""
+    """Keep a module alive until the test ends: hooks get None for a deleted one."""
     _kept.append(mod)
     return mod
 
@@ -109,7 +109,7 @@ def grad_input(*shape: int) -> torch.Tensor:
 
 
 class Events:
-    """User hooks that write down what they get: (kind, fqn, in parents, is_bw)."""
+    """User hooks that record their calls: (kind, fqn, in parents, is_bw)."""
 
     def __init__(self, t: Any) -> None:
         self.t = t
@@ -144,7 +144,7 @@ class Events:
 
 
 def assert_paired(events: Events) -> None:
-    """Of one finished backward: every pre_bw has one post_bw, after it, and no other comes."""
+    """Check one finished backward: every pre_bw is followed by one post_bw, and there is no other post_bw."""
     open_calls: dict[str | None, int] = {}
     for kind, fqn in events.names("pre_bw", "post_bw"):
         open_calls[fqn] = open_calls.get(fqn, 0) + (1 if kind == "pre_bw" else -1)
@@ -152,7 +152,7 @@ def assert_paired(events: Events) -> None:
     assert not any(open_calls.values()), f"unpaired: {events.names()}"
 
 
-# ---- torch's and Python's insides ----
+# ---- internals of torch and Python ----
 
 # tp_vectorcall_offset in PyTypeObject: after the variable head, the name, two sizes, the destructor.
 _VECTORCALL = id(types.FunctionType) + object.__basicsize__ + 5 * ctypes.sizeof(ctypes.c_void_p)
@@ -172,7 +172,7 @@ def set_vectorcall(function: Any, pointer: int) -> None:
 
 
 def torch_globals() -> dict[str, Any]:
-    """What trackers are tempted to change and must put back."""
+    """Global state of torch and Python that a tracker must restore."""
     import warnings
 
     from torch.nn.modules import module
@@ -210,20 +210,20 @@ def run_python(code: str, timeout: float = 60, **env: str) -> subprocess.Complet
 
 
 def rss() -> int:
-    """Bytes of this process that are in memory, less what malloc only keeps for later: that may be much
-    after other tests, and would hide what grows."""
+    """The resident bytes of this process, less what malloc keeps for later: after other tests that may be much, and
+    would hide growth."""
     getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
     with open("/proc/self/statm") as f:
         return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def growth(step: Callable[[], object], iterations: int, warm: int = 500) -> int:
+def growth(step: Callable[[], object], steps: int, warm: int = 500) -> int:
     """How many bytes more are in memory after many steps than after the first ones."""
     for _ in range(warm):
         step()
     gc.collect()
     before = rss()
-    for _ in range(iterations):
+    for _ in range(steps):
         step()
     gc.collect()
     return rss() - before

@@ -1,5 +1,5 @@
-"""What the tests of MemTracker share: sums over objects, readings of a tracker, and a count
-of the CPU allocator's own events that owes nothing to modscope. No expectation is written here."""
+"""What the tests of MemTracker share: sums over objects, readings of a tracker, and a count of the CPU allocator's
+own events that is independent of modscope. It contains no expected values."""
 
 import contextlib
 import gc
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import PLACES
+from helpers import INTERCEPTION
 from hypothesis import HealthCheck, Phase, settings
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -27,7 +27,7 @@ STATES = (
     "Pre-Forward-AC",
     "Post-Forward-AC",
 )
-SOURCES = ("allocator", "dispatcher") if PLACES else ("dispatcher",)
+SOURCES = ("allocator", "dispatcher") if INTERCEPTION else ("dispatcher",)
 every_source = pytest.mark.parametrize("source", SOURCES)
 
 
@@ -46,7 +46,7 @@ def tensors_in(held: Any) -> list[torch.Tensor]:
 
 
 def bytes_of(*held: Any) -> int:
-    """What the storages of these tensors take, each storage once."""
+    """The bytes of these tensors' storages, each storage counted once."""
     storages = {}
     for tensor in tensors_in(held):
         storage = tensor.untyped_storage()
@@ -72,7 +72,7 @@ def state_bytes(*opts: torch.optim.Optimizer) -> int:
 
 
 def held_by(mods: Iterable[nn.Module], opts: Iterable[torch.optim.Optimizer] = ()) -> dict[str, int]:
-    """The four categories that objects can be asked for."""
+    """The four categories whose bytes can be read from the objects themselves."""
     mods, opts = list(mods), list(opts)
     return {
         "Parameter": parameter_bytes(*mods),
@@ -84,7 +84,7 @@ def held_by(mods: Iterable[nn.Module], opts: Iterable[torch.optim.Optimizer] = (
 
 @contextlib.contextmanager
 def quick_collect() -> Iterator[None]:
-    """Inside, gc.collect() looks only at what was made inside: milliseconds instead of a fifth of a second."""
+    """Inside, gc.collect() visits only objects created inside: milliseconds instead of a fifth of a second."""
     gc.freeze()
     try:
         yield
@@ -110,7 +110,7 @@ def at_peak(mt: Any, category: str = "Total", device: torch.device = CPU) -> int
 
 
 def held(mt: Any) -> dict[str, int]:
-    """The tracker's figures for what `held_by` sums up."""
+    """The tracker's figures for the categories of `held_by`."""
     found = reading(mt)
     return {key: found[key] for key in ("Parameter", "Buffer", "Gradient", "Optstate")}
 
@@ -161,7 +161,7 @@ def wrong_sums(mt: Any) -> list[str]:
 
 
 def python_calls(step: Callable[[], Any]) -> int:
-    """How many functions Python and C-in-Python ran in `step`."""
+    """How many Python functions and C functions called from Python ran in `step`."""
     count = 0
 
     def probe(frame: Any, event: str, arg: Any) -> None:
@@ -180,18 +180,18 @@ MARK = "modscope-test-mark"
 
 
 class Counted:
-    """Beside an active tracker, torch's profiler writes down the CPU allocator's events of this
-    thread. At each mark, and at the end, `tracked` has what the tracker says of current and
-    peak, `counted` what the events add up to, both less what the tracker held at the beginning.
+    """While a tracker is active, torch's profiler records the CPU allocator's events of this thread. At each mark, and
+    at the end, `tracked` has the tracker's current and peak totals, `counted` the sums of the events, both less what
+    the tracker held at the beginning.
 
-    Blocks made before the beginning must not be freed inside: the profiler does not know their size."""
+    Blocks allocated before the beginning must not be freed inside: the profiler does not know their size."""
 
     def __init__(self, mt: Any) -> None:
         self.mt = mt
         self.tracked: list[tuple[int, int]] = []
         self.counted: list[tuple[int, int]] = []
         self.events = 0
-        self.spans: dict[str, list[int]] = {}  # of what was opened and closed: before, after, most between
+        self.spans: dict[str, list[int]] = {}  # by name: the totals before and after, and the highest between
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
     def __enter__(self) -> "Counted":

@@ -1,4 +1,4 @@
-"""Captures made by hand that are out of the ordinary: hostile names, what was lost or damaged, huge numbers."""
+"""Unusual captures: hostile names, lost and damaged events, huge numbers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def lossy() -> Capture:
 
 
 def damaged() -> bytes:
-    """A byte is wrong in the last chunk before a key frame."""
+    """One byte is wrong in the last chunk before a key frame."""
     c = train(9)
     c.flush()
     wrong = len(c.out) - 5

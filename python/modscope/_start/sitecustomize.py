@@ -1,6 +1,6 @@
-"""Python runs a module of this name before any script: `modscope run` puts this folder first in PYTHONPATH.
+"""Python imports a module of this name before any script. `modscope run` puts this folder first in PYTHONPATH.
 
-It leaves no trace: the environment, the path and the installation's own sitecustomize are as without it.
+Afterwards the environment, sys.path and the installation's own sitecustomize are as without modscope.
 """
 
 import os
@@ -13,9 +13,9 @@ del sys.modules["sitecustomize"]
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(_here)))
 try:
-    from modscope import _inside
+    from modscope import _run_recording
 finally:
     del sys.path[0]
-_inside.enter()
+_run_recording.enter()
 
-__import__("sitecustomize")  # the installation's own; if it has none, Python expects this very error
+__import__("sitecustomize")  # the installation's own; if it has none, Python expects the ImportError

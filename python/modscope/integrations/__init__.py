@@ -1,1 +1,1 @@
-"""Callbacks for trainers, each imported only where its package is: ``lightning`` and ``huggingface``."""
+"""Callbacks for trainers: ``lightning`` and ``huggingface``. Each needs its trainer's package."""

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from types import FrameType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from modscope.integrations._common import PREFIX, STORY, Entry, Place, Watch, quietly, settings_of
+from modscope.integrations._common import OUT_OF_MEMORY, PREFIX, Entry, Environment, Watch, quietly, settings_of
 
 __all__ = ["MemoryCallback"]
 
-_WHOLE = "_inner_training_loop"  # of the trainer: from the first step to the last
-_NO_TEXT = frozenset(("mlflow", "dvclive"))  # they warn of every text
+_TRAINING = "_inner_training_loop"  # the trainer's method that runs from the first step to the last
+_NO_TEXT = frozenset(("mlflow", "dvclive"))  # these reporters warn about every text
 
 
 def _base() -> Any:
@@ -24,7 +24,7 @@ def _base() -> Any:
         import transformers
     except ImportError as error:
         raise ImportError(
-            "modscope.integrations.huggingface is a callback for transformers, which cannot be imported here. "
+            "modscope.integrations.huggingface needs transformers, which cannot be imported here. "
             "Install it with: pip install 'transformers[torch]'"
         ) from error
     return transformers.TrainerCallback
@@ -37,14 +37,15 @@ else:
 
 
 class MemoryCallback(TrainerCallback):
-    """Logs which category and module held the memory at the peak of the training's steps::
+    """Logs which categories and modules held the memory at the peak of the training's steps::
 
         trainer = Trainer(..., callbacks=[MemoryCallback()])
 
-    ``every``: "log" (in the trainer's own logs), "step", "epoch", or a number of steps; an entry is of the
-    highest peak since the last one. ``top``: how many of the largest modules to name. ``capture_steps``: the steps
-    to write captures of, numbered as in the log, from 1; steps in a row go to one file. ``capture_path``: its name,
-    in which ``{step}`` is the first step's number; by default ``memory-step{step}.msc`` in ``output_dir``.
+    ``every``: how often to log: "log" (with the trainer's own logs), "step", "epoch", or a number of steps. An entry
+    describes the highest peak since the previous entry. ``top``: how many of the largest modules are named.
+    ``capture_steps``: the steps whose captures are written, numbered as in the log, from 1; consecutive steps share
+    one file. ``capture_path``: the file's name, in which ``{step}`` is the number of the first step; by default
+    ``memory-step{step}.msc`` in ``output_dir``.
     """
 
     def __init__(
@@ -59,11 +60,11 @@ class MemoryCallback(TrainerCallback):
         self._due = False
         self._evaluating = False
         self._extra: Entry = {}  # to be logged with the next entry
-        self._untold: Entry = {}  # the story of a batch that was too large, for the log of the smaller one
+        self._oom_entry: Entry = {}  # the report of a batch that was too large, for the training with a smaller one
         self._trainer: weakref.ref[Any] | None = None
         self._guards = _Guards(self)
         self.last: Entry = {}
-        """The latest of each figure that was logged."""
+        """The latest value of each name that was logged."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_trainer": None, "_guards": None}
@@ -71,26 +72,26 @@ class MemoryCallback(TrainerCallback):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _guards=_Guards(self))
 
-    # ---- from the beginning to the end, whichever it is ----
+    # ---- the training's beginning and end ----
 
     @quietly
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._guards.put(self._find_trainer(), _WHOLE, for_good=True)
+        self._guards.add(self._find_trainer(), _TRAINING, permanent=True)
 
     @quietly
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self._find_trainer()
-        self._guards.remove()  # should the last one have died unseen
-        if not self._guards.has(trainer, _WHOLE):  # the callback came late, and the training is under way
-            self._guards.put(trainer, _WHOLE, for_good=True)
-            self._guards.put(trainer, "training_step")
-            self._guards.put(trainer, "evaluate")
-            self._guards.put(kwargs.get("optimizer"), "step")
+        self._guards.remove()  # left over if the previous training ended without an event
+        if not self._guards.has(trainer, _TRAINING):  # the callback was added after the training began
+            self._guards.add(trainer, _TRAINING, permanent=True)
+            self._guards.add(trainer, "training_step")
+            self._guards.add(trainer, "evaluate")
+            self._guards.add(kwargs.get("optimizer"), "step")
         self._due = self._evaluating = False
-        self._extra = self._untold if args.auto_find_batch_size else {}  # else the smaller batch's log knows nothing
-        self._untold = {}
-        place = Place(args.device, args.output_dir or ".", args.process_index, args.world_size)
-        self._watch.begin(place, kwargs.get("model"), kwargs.get("optimizer"))
+        self._extra = self._oom_entry if args.auto_find_batch_size else {}  # that training's log is lost
+        self._oom_entry = {}
+        environment = Environment(args.device, args.output_dir or ".", args.process_index, args.world_size)
+        self._watch.begin(environment, kwargs.get("model"), kwargs.get("optimizer"))
 
     @quietly
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -98,14 +99,14 @@ class MemoryCallback(TrainerCallback):
 
     @quietly
     def end(self, error: BaseException | None) -> None:
-        """The training is over. May be called again."""
+        """Called at the end of the training. May be called again."""
         if self._watch.active:
             self._watch.end(error)
             self._guards.remove()
             self._note_failure()
-            self._untold = {key: value for key, value in self._extra.items() if key == STORY}
+            self._oom_entry = {key: value for key, value in self._extra.items() if key == OUT_OF_MEMORY}
             self._evaluating = False
-            if self._extra or self._watch.pending:
+            if self._extra or self._watch.has_entry:
                 self._log_now()
 
     # ---- steps ----
@@ -118,11 +119,11 @@ class MemoryCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._watch.step_ends(state.global_step)
         self._note_failure()
-        self._fall_due(control, self._watch.due(state.global_step))
+        self._log_if_due(control, self._watch.due(state.global_step))
 
     @quietly
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._fall_due(control, self._watch.settings.every == "epoch")
+        self._log_if_due(control, self._watch.settings.every == "epoch")
 
     @quietly
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -131,19 +132,20 @@ class MemoryCallback(TrainerCallback):
     @quietly
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._evaluating = False
-        held = self._watch.since()
+        held = self._watch.take_peak_between_steps()
         if held is not None:
             self._extra[PREFIX + "eval_peak"] = held
 
-    # ---- to the log ----
+    # ---- logging ----
 
-    def _fall_due(self, control: Any, due: bool) -> None:
+    def _log_if_due(self, control: Any, due: bool) -> None:
         self._due |= due
-        if due and not control.should_log:  # else the trainer's own log takes it along
+        if due and not control.should_log:  # else on_log adds it to the trainer's own log
             self._log_now()
 
     def _log_now(self) -> None:
-        """An entry of its own, past what a kind of trainer adds to its logs. on_log fills it in."""
+        """Log a separate entry, which on_log fills. A subclass of Trainer may add to its logs, so the base class's method
+        is called."""
         trainer = self._trainer and self._trainer()
         self._due = True
         if trainer is not None:
@@ -151,11 +153,11 @@ class MemoryCallback(TrainerCallback):
 
     @quietly
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """We come before the reporters, so that they see what is added here."""
+        """This callback runs before the reporters (see _find_trainer), so they report what it adds here."""
         final = "train_runtime" in (logs or ())
         if logs is None or self._evaluating or not (self._due or final or self._watch.settings.every == "log"):
-            return  # an evaluation's logs are its metrics, which may be summed up
-        entry = {**self._watch.take(), **self._extra}
+            return  # an evaluation's logs are metrics, which may be added up
+        entry = {**self._watch.take_entry(), **self._extra}
         self._due, self._extra = False, {}
         if not entry:
             return
@@ -166,15 +168,15 @@ class MemoryCallback(TrainerCallback):
         logs.update({key: value for key, value in entry.items() if not (no_text and isinstance(value, str))})
 
     def _note_failure(self) -> None:
-        story = self._watch.story()
-        if story is not None:
-            self._extra[STORY] = story
+        report = self._watch.take_oom_report()
+        if report is not None:
+            self._extra[OUT_OF_MEMORY] = report
 
     # ---- the trainer ----
 
     def _find_trainer(self) -> Any:
-        """The one that is calling; a callback is not told. It then calls us right after its own control of the flow,
-        which decides when to log, and before those that report what is logged."""
+        """Find the trainer that is calling; callbacks do not get it as an argument. Move this callback behind
+        DefaultFlowCallback, which decides when to log, and before the callbacks that report what is logged."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             trainer = frame.f_locals.get("self")
@@ -190,50 +192,50 @@ class MemoryCallback(TrainerCallback):
 
 
 class _Guards:
-    """Methods that tell a callback of the exception that leaves them: the trainer has no event for it."""
+    """Wraps methods so that the callback learns of exceptions that leave them: the trainer has no event for that."""
 
     def __init__(self, callback: MemoryCallback) -> None:
         self._callback = callback
-        self._put: list[tuple[Any, str, Any, Any]] = []  # until the end of this training
+        self._added: list[tuple[Any, str, Any, Any]] = []  # to be removed at the end of this training
 
     @staticmethod
     def has(owner: Any, name: str) -> bool:
         return owner is not None and hasattr(vars(owner).get(name), "_modscope")
 
-    def put(self, owner: Any, name: str, for_good: bool = False) -> None:
+    def add(self, owner: Any, name: str, permanent: bool = False) -> None:
         if not hasattr(owner, name) or self.has(owner, name):
             return
-        own = vars(owner).get(name)  # somebody else's guard
+        own = vars(owner).get(name)  # a wrapper that somebody else has set on the instance
         function = getattr(type(owner), name) if own is None else own
         callback = self._callback
 
-        def guarded(whose: Any, *args: Any, **kwargs: Any) -> Any:
+        def guarded(instance: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                return function(whose, *args, **kwargs) if own is None else function(*args, **kwargs)
+                return function(instance, *args, **kwargs) if own is None else function(*args, **kwargs)
             except BaseException as error:
                 callback.end(error)
                 raise
 
         functools.update_wrapper(guarded, function)
         guarded._modscope = True  # type: ignore[attr-defined]
-        put = _unbound(guarded, owner, name) if for_good else MethodType(guarded, owner)
-        setattr(owner, name, put)
-        if not for_good:
-            self._put.append((owner, name, put, own))
+        method = _bind_weakly(guarded, owner, name) if permanent else MethodType(guarded, owner)
+        setattr(owner, name, method)
+        if not permanent:
+            self._added.append((owner, name, method, own))
 
     def remove(self) -> None:
-        for owner, name, put, own in self._put:
-            if vars(owner).get(name) is put:
+        for owner, name, method, own in self._added:
+            if vars(owner).get(name) is method:
                 delattr(owner, name) if own is None else setattr(owner, name, own)
-        self._put.clear()
+        self._added.clear()
 
 
-def _unbound(function: Any, owner: Any, name: str) -> Any:
-    """A method that does not keep its owner alive: a trainer's memory goes when the trainer is let go."""
-    kept = weakref.ref(owner)
+def _bind_weakly(function: Any, owner: Any, name: str) -> Any:
+    """A bound method that does not keep its owner alive, so that a deleted trainer's memory is freed."""
+    instance = weakref.ref(owner)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return function(kept(), *args, **kwargs)
+        return function(instance(), *args, **kwargs)
 
     functools.update_wrapper(call, function)
     call.__signature__ = inspect.signature(getattr(owner, name))  # type: ignore[attr-defined]

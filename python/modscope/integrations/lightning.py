@@ -1,4 +1,4 @@
-"""``MemoryCallback`` for Lightning's Trainer, of the package ``lightning`` or ``pytorch_lightning``."""
+"""``MemoryCallback`` for Lightning's Trainer: of the package ``lightning`` or ``pytorch_lightning``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from modscope.integrations._common import PREFIX, STORY, Entry, Place, Watch, quietly, settings_of
+from modscope.integrations._common import OUT_OF_MEMORY, PREFIX, Entry, Environment, Watch, quietly, settings_of
 
 __all__ = ["MemoryCallback"]
-
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _base() -> Any:
-    """Of the package that the program uses; of both, if it does."""
+    """The Callback class of the package that the program has imported, or of both packages."""
     used = [sys.modules[name].Callback for name in _PACKAGES if sys.modules.get(name)]
     for name in _PACKAGES if not used else ():
         try:
@@ -29,7 +28,7 @@ def _base() -> Any:
                 raise
     if not used:
         raise ImportError(
-            "modscope.integrations.lightning is a callback for Lightning, which is not installed here. "
+            "modscope.integrations.lightning needs Lightning, which is not installed here. "
             "Install it with: pip install lightning"
         )
     return used[0] if len(used) == 1 else type("Callback", tuple(used), {})
@@ -42,14 +41,15 @@ else:
 
 
 class MemoryCallback(Callback):
-    """Logs which category and module held the memory at the peak of the training's steps::
+    """Logs which categories and modules held the memory at the peak of the training's steps::
 
         trainer = Trainer(callbacks=[MemoryCallback()])
 
-    ``every``: "log" (as often as the trainer logs), "step", "epoch", or a number of steps; an entry is of the
-    highest peak since the last one. ``top``: how many of the largest modules to name. ``capture_steps``: the steps
-    to write captures of, numbered as in the log, from 0; steps in a row go to one file. ``capture_path``: its name,
-    in which ``{step}`` is the first step's number; by default ``memory-step{step}.msc`` in the logger's folder.
+    ``every``: how often to log: "log" (as often as the trainer logs), "step", "epoch", or a number of steps. An entry
+    describes the highest peak since the previous entry. ``top``: how many of the largest modules are named.
+    ``capture_steps``: the steps whose captures are written, numbered as in the log, from 0; consecutive steps share
+    one file. ``capture_path``: the file's name, in which ``{step}`` is the number of the first step; by default
+    ``memory-step{step}.msc`` in the logger's folder.
     """
 
     def __init__(
@@ -61,22 +61,22 @@ class MemoryCallback(Callback):
     ) -> None:
         super().__init__()
         self._watch = Watch(settings_of(every, capture_steps, capture_path, top))
-        self._stepped = 0
+        self._steps_done = 0
         self.last: Entry = {}
-        """The latest of each figure that was logged."""
+        """The latest value of each name that was logged."""
 
-    # ---- from the beginning to the end, whichever it is ----
+    # ---- the training's beginning and end ----
 
     @quietly
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        place = Place(trainer.strategy.root_device, _folder(trainer), trainer.global_rank, trainer.world_size)
-        self._watch.begin(place, pl_module)
+        device, folder = trainer.strategy.root_device, _folder(trainer)
+        self._watch.begin(Environment(device, folder, trainer.global_rank, trainer.world_size), pl_module)
 
     @quietly
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._watch.end(exception)
-        self._write(trainer, self._watch.take())
-        self._tell_failure(trainer)
+        self._log_entry(trainer, self._watch.take_entry())
+        self._log_failure(trainer)
 
     @quietly
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -86,7 +86,7 @@ class MemoryCallback(Callback):
 
     @quietly
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._stepped = trainer.global_step
+        self._steps_done = trainer.global_step
         self._watch.give(*trainer.optimizers)
 
     @quietly
@@ -96,65 +96,65 @@ class MemoryCallback(Callback):
     @quietly
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._watch.batch_ends()
-        if trainer.global_step == self._stepped:
+        if trainer.global_step == self._steps_done:
             return  # gradients are being accumulated
-        self._stepped = trainer.global_step
+        self._steps_done = trainer.global_step
         step = _step(trainer)
         self._watch.step_ends(step)
-        self._tell_failure(trainer)
-        logs = self._watch.settings.every == "log" and (step + 1) % max(trainer.log_every_n_steps, 1) == 0
-        if logs or self._watch.due(step + 1):
-            self._write(trainer, self._watch.take())
+        self._log_failure(trainer)
+        trainer_logs = self._watch.settings.every == "log" and (step + 1) % max(trainer.log_every_n_steps, 1) == 0
+        if trainer_logs or self._watch.due(step + 1):
+            self._log_entry(trainer, self._watch.take_entry())
 
     @quietly
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         if self._watch.settings.every == "epoch":
-            self._write(trainer, self._watch.take())
+            self._log_entry(trainer, self._watch.take_entry())
 
     @quietly
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._write(trainer, self._watch.take())
+        self._log_entry(trainer, self._watch.take_entry())
 
     # ---- evaluation ----
 
     @quietly
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self._watch.since()
+        self._watch.take_peak_between_steps()
 
     @quietly
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         if not trainer.sanity_checking:
-            self._tell_evaluation(trainer, "validation")
+            self._log_evaluation(trainer, "validation")
 
     @quietly
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        self._watch.since()
+        self._watch.take_peak_between_steps()
 
     @quietly
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        self._tell_evaluation(trainer, "test")
+        self._log_evaluation(trainer, "test")
 
-    # ---- to the loggers ----
+    # ---- logging ----
 
-    def _tell_evaluation(self, trainer: Any, word: str) -> None:
-        held = self._watch.since()
+    def _log_evaluation(self, trainer: Any, kind: str) -> None:
+        held = self._watch.take_peak_between_steps()
         if held is not None:
-            self._write(trainer, {f"{PREFIX}{word}_peak": held})
+            self._log_entry(trainer, {f"{PREFIX}{kind}_peak": held})
 
-    def _tell_failure(self, trainer: Any) -> None:
-        story = self._watch.story()
-        if story is not None:
-            self._write(trainer, {STORY: story})
+    def _log_failure(self, trainer: Any) -> None:
+        report = self._watch.take_oom_report()
+        if report is not None:
+            self._log_entry(trainer, {OUT_OF_MEMORY: report})
 
-    def _write(self, trainer: Any, entry: Entry) -> None:
+    def _log_entry(self, trainer: Any, entry: Entry) -> None:
         if not entry:
             return
         self.last |= entry
         for logger in trainer.loggers:
             try:
-                _log(logger, entry, _step(trainer))
-            except Exception as error:  # the other loggers have theirs all the same
-                self._watch.trouble(error)
+                _log_to(logger, entry, _step(trainer))
+            except Exception as error:  # the other loggers still get the entry
+                self._watch.warn_once(error)
 
 
 def _step(trainer: Any) -> int:
@@ -171,8 +171,8 @@ def _folder(trainer: Any) -> str:
     return str(trainer.default_root_dir)
 
 
-def _log(logger: Any, entry: Entry, step: int) -> None:
-    """Figures to every logger, text to those that take it."""
+def _log_to(logger: Any, entry: Entry, step: int) -> None:
+    """Log numbers to every logger, and text to the loggers that accept it."""
     kinds = {kind.__name__ for kind in type(logger).__mro__}
     if kinds & {"CSVLogger", "WandbLogger"}:
         logger.log_metrics(entry, step=step)
@@ -182,5 +182,5 @@ def _log(logger: Any, entry: Entry, step: int) -> None:
         logger.log_metrics(figures, step=step)
     for key, value in entry.items():
         if isinstance(value, str) and hasattr(logger.experiment, "add_text"):
-            text = textwrap.indent(value, "    ") if "\n" in value else value  # as it is, in TensorBoard's Markdown
+            text = textwrap.indent(value, "    ") if "\n" in value else value  # TensorBoard shows indented Markdown verbatim
             logger.experiment.add_text(key, text, step)

@@ -1,4 +1,4 @@
-"""Captures of real runs: what `load` tells agrees with `MemTracker`, and every command shows it."""
+"""Captures of real runs: `load` has the figures of `MemTracker`, and every command prints them."""
 
 import sys
 
@@ -12,7 +12,7 @@ from modscope.__main__ import main
 
 @pytest.fixture(params=RUNS, ids=lambda make: make.__name__)
 def recorded(request, tmp_path):
-    """A capture, and the MemTracker that watched the same."""
+    """A capture, and a MemTracker that was active at the same time."""
     tracker = MemTracker()
     path = tmp_path / "run.msc"
     with tracker, record(path):
@@ -22,7 +22,7 @@ def recorded(request, tmp_path):
 
 
 def in_words(snapshot):
-    """Without what holds nothing."""
+    """Without the entries that hold nothing."""
     return {
         str(device): {word: value for word, value in sums.items() if value}
         for device, sums in snapshot.items()
@@ -126,6 +126,6 @@ def test_a_run_out_of_memory(tmp_path, capsys):
         train(mlp)
         torch.empty(1 << 50, dtype=torch.uint8)
     if not recording.outcome.out_of_memory:
-        pytest.skip("not told of by the fallback")
+        pytest.skip("the fallback does not report failed allocations")
     assert main(["tree", str(tmp_path / "run.msc"), "--at", "oom"]) == 0
     assert "when 1.00 PiB more could not be had" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`modscope.record`: the file says what MemTracker says, to the byte, and the program goes on whatever becomes of it."""
+"""`modscope.record`: the file has MemTracker's figures to the byte, and the program continues if the file fails."""
 
 import os
 import resource
@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 import torch
-from helpers import Boom, in_child, needs_places
+from helpers import Boom, in_child, needs_interception
 from memory_helpers import every_source
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -111,7 +111,7 @@ def test_a_run_of_its_own_has_the_same_peak_as_a_tracker_of_its_own(tmp_path, na
         torch.manual_seed(0)
         train(kind(), shape)
 
-    run()  # what torch makes once
+    run()  # so that what torch allocates only once is allocated
     with record(tmp_path / "x.msc"):
         run()
     with MemTracker() as mt:
@@ -129,7 +129,7 @@ def test_at_the_end_the_file_says_what_the_tracker_says(tmp_path):
         model(torch.randn(7, 30)).sum().backward()
         wanted, now = mt.get_module_snapshot(), mt.get_tracker_snapshot()
     capture = load(tmp_path / "x.msc")
-    # What the recording's own end let go of is gone: look at the last moment before it.
+    # The end of the recording frees some blocks, so the last moment before it is compared.
     snapshot = capture.snapshot(capture.count)
     assert modules_of(snapshot.by_module()) == modules_of(wanted)
     assert words(snapshot.totals["cpu"]) == words(now[torch.device("cpu")])
@@ -163,7 +163,7 @@ def test_a_model_made_before_and_never_called_is_not_in_it(tmp_path):
 
 
 def test_after_many_events_every_moment_is_right(tmp_path):
-    """Beyond the first key frames too: what a seek gives is what adding up the events gives."""
+    """A seek gives what adding up the events gives, also beyond the first key frames."""
     with record(tmp_path / "x.msc"):
         model = Net()
         for _ in range(5000):
@@ -226,7 +226,7 @@ def test_recordings_may_be_nested_and_overlap(tmp_path):
     del more
     most = torch.ones(5000)
     inner.__exit__(None, None, None)
-    # 1000 floats were there before the second began, but no object that it knows holds them.
+    # 1000 floats were allocated before the second recording began, but no known object holds them.
     assert load(tmp_path / "outer.msc").peaks["cpu"].bytes == 12000
     assert load(tmp_path / "inner.msc").peaks["cpu"].bytes in (20000, 24000)
     assert kept is not None and most is not None
@@ -248,7 +248,7 @@ def test_an_exception_passes_and_the_file_is_whole(tmp_path):
     assert load(tmp_path / "x.msc").end == {"how": "exception", "error": "Boom: that"}
 
 
-def test_an_exception_that_cannot_be_told_passes_all_the_same(tmp_path):
+def test_an_exception_without_a_text_still_reaches_the_program(tmp_path):
     class Odd(RuntimeError):
         def __str__(self) -> str:
             raise KeyboardInterrupt
@@ -311,7 +311,7 @@ def test_a_recording_is_entered_once(tmp_path):
         recording.__exit__(None, None, None)
 
 
-# ---- whatever becomes of the file ----
+# ---- when the file fails ----
 
 
 def run_here(folder, text: str, **more) -> subprocess.CompletedProcess:
@@ -408,7 +408,7 @@ def test_threads(tmp_path):
     assert sum(capture.snapshot(capture.count).totals["cpu"].values()) == 0
 
 
-@needs_places
+@needs_interception
 def test_a_tracker_with_another_source_does_not_fail_because_of_modscope_run(tmp_path):
     (tmp_path / "train.py").write_text(
         "import torch\nfrom modscope import MemTracker\n"

@@ -1,4 +1,4 @@
-"""Captures of a GPU: what the allocator itself says, reserved memory, and memory that runs out."""
+"""Captures of a GPU: the allocator's own figures, reserved memory, and out of memory."""
 
 import subprocess
 import sys
@@ -6,12 +6,12 @@ import textwrap
 
 import pytest
 import torch
-from helpers import needs_places
+from helpers import needs_interception
 from torch import nn
 
 from modscope import load, record
 
-pytestmark = [needs_places, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [needs_interception, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 def model() -> nn.Module:
@@ -60,7 +60,7 @@ HUNGRY = """
 """
 
 
-def test_out_of_memory_is_told_on_stderr_and_kept_in_the_capture(tmp_path):
+def test_the_oom_report_is_on_stderr_and_in_the_capture(tmp_path):
     ran = run(tmp_path, HUNGRY)
     assert ran.returncode == 1
     assert "[modscope] out of memory: " in ran.stderr and "on cuda:0 failed" in ran.stderr
@@ -75,7 +75,7 @@ def test_out_of_memory_is_told_on_stderr_and_kept_in_the_capture(tmp_path):
     assert snapshot.by_module()["cuda:0"]["Sequential.0"]["Parameter"] == (1024 * 8192 + 8192) * 4
 
 
-def test_in_backward_the_thread_of_the_device_tells_it(tmp_path):
+def test_in_backward_the_device_thread_reports_it(tmp_path):
     ran = run(
         tmp_path,
         """

@@ -5,7 +5,7 @@ import sys
 
 import modscope
 import pytest
-from helpers import PLACES, needs_places
+from helpers import INTERCEPTION, needs_interception
 from run_helpers import captures, kill_when_ready, only_capture, run, start, training, write
 
 FOREVER = """
@@ -37,12 +37,12 @@ def test_the_end_of_a_training(tmp_path):
 
 def test_an_exception(tmp_path):
     ran = run(tmp_path, training(tmp_path, "step(); net(torch.ones(3, 3))"))
-    assert ran.status == 1 and ran.err.startswith(b"Traceback") and not (PLACES and b"modscope" in ran.err)
+    assert ran.status == 1 and ran.err.startswith(b"Traceback") and not (INTERCEPTION and b"modscope" in ran.err)
     capture = only_capture(tmp_path)
     assert capture.end["how"] == "exception" and capture.end["error"].startswith("RuntimeError: mat1 and mat2")
 
 
-@needs_places
+@needs_interception
 def test_out_of_memory(tmp_path):
     """The story stands on stderr once, above the traceback, and the line says how to see that moment."""
     ran = run(tmp_path, training(tmp_path, "step(); torch.empty(10**15)"))
@@ -54,7 +54,7 @@ def test_out_of_memory(tmp_path):
     assert capture.oom_count == 1 and capture.end["error"].startswith("RuntimeError: ")
 
 
-@needs_places
+@needs_interception
 def test_out_of_memory_with_a_hook_of_the_scripts_own(tmp_path):
     """It gets the exception with its story."""
     text = """
@@ -141,7 +141,7 @@ def test_without_a_capture(tmp_path):
 
 def test_ctrl_c(tmp_path):
     ran = kill_when_ready(start(tmp_path, training(tmp_path, FOREVER)), signal.SIGINT)
-    assert ran.status == -signal.SIGINT and ran.err.endswith(b"KeyboardInterrupt\n") and not (PLACES and b"modscope" in ran.err)
+    assert ran.status == -signal.SIGINT and ran.err.endswith(b"KeyboardInterrupt\n") and not (INTERCEPTION and b"modscope" in ran.err)
     assert ran.said.startswith("wrote ")
     capture = only_capture(tmp_path)
     assert capture.end["how"] == "interrupted" and capture.peaks["cpu"].bytes > 12_000_000

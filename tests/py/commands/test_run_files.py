@@ -169,8 +169,8 @@ def test_a_script_that_cannot_be_read(tmp_path):
 @pytest.mark.parametrize(
     "words, part",
     [
-        ([], "which script"),
-        (["-m"], "which script"),
+        ([], "no script is given"),
+        (["-m"], "no script is given"),
         (["-o"], "expected one argument"),
         (["--steps", "0", "x.py"], "1 or more"),
         (["--steps", "two", "x.py"], "1 or more"),

@@ -255,7 +255,7 @@ def test_a_torch_that_is_none(tmp_path):
     write(tmp_path, "import sys, torch; print(torch.__version__, torch.__spec__, sys.meta_path); sys.exit(3)")
     done = run(tmp_path, "script.py")
     assert without_addresses(done) == without_addresses(plainly(tmp_path, "script.py"))
-    assert "runs on unwatched" in done.said and "torch 2.4 or newer" in done.said and "1.13.1" in done.said
+    assert "runs without a capture" in done.said and "torch 2.4 or newer" in done.said and "1.13.1" in done.said
     assert captures(tmp_path) == []
 
 

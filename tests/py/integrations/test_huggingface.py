@@ -1,5 +1,5 @@
-"""The MemoryCallback of transformers, with the real package: what a user finds in the trainer's log, and a training
-that goes on whatever becomes of us."""
+"""The MemoryCallback of transformers, with the real package: what is in the trainer's log, and that the training
+continues when the callback fails."""
 
 import copy
 import gc
@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 import torch
-from helpers import Boom, needs_places
+from helpers import Boom, needs_interception
 from torch import nn
 from trainer_helpers import CATEGORIES, TOO_MUCH, Net, balanced, left_behind, parameter_bytes  # noqa: F401
 
@@ -40,7 +40,7 @@ class Model(nn.Module):
 
 
 class Reporter(TrainerCallback):
-    """As those of TensorBoard and the others: shows what is logged to it."""
+    """A reporter like TensorBoard's: it keeps what is logged to it."""
 
     def __init__(self) -> None:
         self.seen = []
@@ -209,9 +209,9 @@ def test_chosen_steps_are_captured_those_in_a_row_in_one_file(tmp_path):
 # ---- endings ----
 
 
-@needs_places
+@needs_interception
 @pytest.mark.parametrize("late", [False, True])
-def test_the_story_of_an_allocation_that_failed_is_in_the_log_and_the_exception(tmp_path, caplog, capfd, late):
+def test_the_oom_report_is_in_the_log_and_the_exception(tmp_path, caplog, capfd, late):
     callback, model = MemoryCallback(capture_steps=[3]), Model()
     model.net.at = {3: TOO_MUCH}
     trained = trainer(tmp_path, *([] if late else [callback]), model=model)
@@ -228,9 +228,9 @@ def test_the_story_of_an_allocation_that_failed_is_in_the_log_and_the_exception(
     assert capture.end["how"] == "exception" and capture.oom_count == 1
 
 
-@needs_places
+@needs_interception
 @pytest.mark.parametrize("late", [False, True])
-def test_an_optimizer_that_finds_no_memory_has_a_story_too(tmp_path, capfd, late):
+def test_an_optimizer_that_runs_out_of_memory_has_a_report_too(tmp_path, capfd, late):
     class Hungry(torch.optim.SGD):
         def step(self, closure=None):
             torch.empty(TOO_MUCH, dtype=torch.uint8)
@@ -246,7 +246,7 @@ def test_an_optimizer_that_finds_no_memory_has_a_story_too(tmp_path, capfd, late
     assert "optimizer" in trained.state.log_history[-1]["memory/out_of_memory"]
 
 
-@needs_places
+@needs_interception
 @pytest.mark.parametrize("late", [False, True])
 def test_so_has_an_evaluation(tmp_path, capfd, late):
     model, callback = Model(), MemoryCallback()
@@ -259,8 +259,8 @@ def test_so_has_an_evaluation(tmp_path, capfd, late):
     assert steps(rows(trained, "memory/out_of_memory")) == [3]
 
 
-@needs_places
-def test_a_smaller_batch_is_tried_and_the_story_of_the_larger_is_in_the_log(tmp_path, capfd):
+@needs_interception
+def test_a_smaller_batch_is_tried_and_the_report_of_the_larger_is_in_the_log(tmp_path, capfd):
     class Picky(Model):
         def forward(self, x, labels=None):
             if len(x) > 2:
@@ -272,7 +272,7 @@ def test_a_smaller_batch_is_tried_and_the_story_of_the_larger_is_in_the_log(tmp_
             try:
                 return super().training_step(*args, **kwargs)
             except RuntimeError as error:
-                raise RuntimeError("CUDA out of memory.") from error  # what the trainer knows
+                raise RuntimeError("CUDA out of memory.") from error  # the trainer recognizes this text
 
     trained = trainer(tmp_path, MemoryCallback(), model=Picky(), kind=Trying, auto_find_batch_size=True)
     trained.train()
@@ -292,7 +292,7 @@ def test_any_other_exception_passes_as_it_is_and_everything_is_left(tmp_path, la
         trained.train()
     assert not hasattr(caught.value, "__notes__")
     assert load(tmp_path / "memory-step1.msc").end["how"] == "exception"
-    assert steps(rows(trained)) == [2, 2]  # and the step that was broken off
+    assert steps(rows(trained)) == [2, 2]  # and the step that the error ended
     assert "training_step" not in vars(trained) and not hasattr(trained.optimizer.step, "_modscope")
 
 
@@ -305,7 +305,7 @@ def test_an_exception_of_another_callback_leaves_everything(tmp_path):
         trainer(tmp_path, MemoryCallback(), Failing()).train()
 
 
-def test_a_late_callback_whose_training_died_unseen_ends_with_the_next_or_with_itself(tmp_path):
+def test_a_late_callback_whose_training_failed_unnoticed_ends_with_the_next_or_with_itself(tmp_path):
     class Failing(TrainerCallback):
         failing = True
 
@@ -318,7 +318,7 @@ def test_a_late_callback_whose_training_died_unseen_ends_with_the_next_or_with_i
     trained.add_callback(MemoryCallback())
     with pytest.raises(Boom):
         trained.train()
-    assert left_behind()  # of the first training a late one sees only what is still to come
+    assert left_behind()  # a callback that is added late cannot notice how the first training ended
     failing.failing = False
     trained.train()
     assert not left_behind() and steps(rows(trained)) == [2, 4, 6]
@@ -350,10 +350,10 @@ def test_one_trainer_trains_many_times(tmp_path):
     assert kinds.count("MemoryCallback") == 1
 
 
-# ---- never in the way ----
+# ---- the training is not affected ----
 
 
-def test_a_trainer_that_is_let_go_goes_at_once(tmp_path):
+def test_a_deleted_trainer_is_freed_at_once(tmp_path):
     trained = trainer(tmp_path, MemoryCallback())
     trained.train()
     gc.collect()
@@ -366,7 +366,7 @@ def test_a_trainer_that_is_let_go_goes_at_once(tmp_path):
         gc.enable()
 
 
-def test_an_error_of_ours_is_told_and_nothing_else_happens(tmp_path, caplog, monkeypatch):
+def test_an_error_of_the_callback_is_logged_and_nothing_else_happens(tmp_path, caplog, monkeypatch):
     def fail(*args):
         raise OSError("the disk is full")
 
@@ -377,7 +377,7 @@ def test_an_error_of_ours_is_told_and_nothing_else_happens(tmp_path, caplog, mon
     assert trained.state.global_step == 6 and caplog.text.count("the disk is full") == 1
 
 
-@needs_places
+@needs_interception
 def test_a_tracker_of_the_program_with_another_source_is_given_way(tmp_path, caplog):
     class Own(Trainer):
         def training_step(self, *args, **kwargs):

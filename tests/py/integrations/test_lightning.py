@@ -1,5 +1,5 @@
-"""Lightning's MemoryCallback, with the real package: what a user finds in the loggers, and a training that goes on
-whatever becomes of us."""
+"""Lightning's MemoryCallback, with the real package: what is in the loggers, and that the training continues when
+the callback fails."""
 
 import copy
 import csv
@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from helpers import Boom, needs_places
+from helpers import Boom, needs_interception
 from trainer_helpers import CATEGORIES, TOO_MUCH, Net, balanced, parameter_bytes  # noqa: F401
 
 from modscope import MemTracker, load
@@ -63,7 +63,7 @@ def trainer(folder, *callbacks, package=L, **options):
 
 
 def rows(folder, key="memory/peak", version=0):
-    """What the CSV logger has of us."""
+    """The rows of the CSV logger that the callback wrote."""
     with open(f"{folder}/csv/version_{version}/metrics.csv") as file:
         return [{k: v for k, v in row.items() if v} for row in csv.DictReader(file) if row.get(key)]
 
@@ -142,7 +142,7 @@ def test_a_test_run_has_one_too(tmp_path):
 
 
 class Board(Logger):
-    """As TensorBoard's: figures as metrics, text apart."""
+    """A logger like TensorBoard's: numbers are metrics, text is logged separately."""
 
     name, version, save_dir = "board", 0, None
 
@@ -198,7 +198,7 @@ def test_a_capture_that_is_there_already_is_kept(tmp_path):
     assert {path.name for path in tmp_path.glob("*.msc")} == {"x.msc", "x.2.msc"}
 
 
-def test_a_capture_that_cannot_be_written_is_told_and_nothing_else_happens(tmp_path, caplog):
+def test_a_capture_that_cannot_be_written_is_logged_and_nothing_else_happens(tmp_path, caplog):
     (tmp_path / "file").touch()
     lit = Lit()
     trainer(tmp_path, MemoryCallback("step", [0], tmp_path / "file/x.msc")).fit(lit, batches(3))
@@ -209,8 +209,8 @@ def test_a_capture_that_cannot_be_written_is_told_and_nothing_else_happens(tmp_p
 # ---- endings ----
 
 
-@needs_places
-def test_the_story_of_an_allocation_that_failed_is_in_the_log_and_the_exception(tmp_path, caplog, capfd):
+@needs_interception
+def test_the_oom_report_is_in_the_log_and_the_exception(tmp_path, caplog, capfd):
     lit = Lit()
     lit.net.at = {3: TOO_MUCH}
     with pytest.raises(RuntimeError, match="memory") as caught:
@@ -219,13 +219,13 @@ def test_the_story_of_an_allocation_that_failed_is_in_the_log_and_the_exception(
     assert "1.00 PiB on cpu failed" in note and "forward of Lit.net" in note
     (row,) = rows(tmp_path, "memory/out_of_memory")
     assert row["memory/out_of_memory"] == note and row["step"] == "2"
-    assert steps(rows(tmp_path)) == [0, 1, 2]  # the one that it broke off, too
+    assert steps(rows(tmp_path)) == [0, 1, 2]  # also the step that the error ended
     assert note in caplog.text
     capture = load(tmp_path / "csv/version_0/memory-step2.msc")
     assert capture.end["how"] == "exception" and capture.oom_count == 1
 
 
-@needs_places
+@needs_interception
 def test_a_failure_that_the_training_survives_is_in_the_log(tmp_path, capfd):
     class Careful(Lit):
         def training_step(self, batch, batch_idx):
@@ -282,10 +282,10 @@ def test_a_callback_serves_many_trainings_and_one_that_goes_on(tmp_path):
     assert int(row["memory/optstate"]) > 0
 
 
-# ---- never in the way ----
+# ---- the training is not affected ----
 
 
-def test_a_logger_that_fails_is_told_once_and_the_others_have_theirs(tmp_path, caplog):
+def test_a_logger_that_fails_is_logged_once_and_the_others_get_their_entries(tmp_path, caplog):
     class Broken(Board):
         def log_metrics(self, metrics, step):
             if "memory/peak" in metrics:
@@ -303,7 +303,7 @@ def test_without_a_logger_the_figures_are_in_the_callback(tmp_path):
     assert callback.last["memory/peak"] > 0
 
 
-@needs_places
+@needs_interception
 def test_a_tracker_of_the_program_with_another_source_is_given_way(tmp_path, caplog):
     class Own(Lit):
         def training_step(self, batch, batch_idx):
@@ -353,7 +353,7 @@ def test_it_can_be_copied_and_pickled_and_what_is_under_way_stays(tmp_path):
         ({"capture_path": 3}, TypeError),
     ],
 )
-def test_wrong_arguments_are_told_at_once(options, error):
+def test_wrong_arguments_raise_at_once(options, error):
     with pytest.raises(error):
         MemoryCallback(**options)
 

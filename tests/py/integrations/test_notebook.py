@@ -8,7 +8,7 @@ import pytest
 import torch
 from capture_helpers import Capture as Written
 from capture_helpers import train
-from helpers import needs_places
+from helpers import needs_interception
 from torch import nn
 
 from modscope import MemTracker, load, record
@@ -135,7 +135,7 @@ def test_a_snapshot_shows_its_moment(trained):
     assert "cpu held" in page.text and "in step 2" in page.text and f"{snapshot.count} blocks" in page.text
 
 
-@needs_places
+@needs_interception
 def test_a_run_that_died_of_it_shows_what_was_asked(tmp_path, capfd):
     with pytest.raises(RuntimeError), record(tmp_path / "x.msc"):
         kept = Net()(torch.ones(20, 40))

@@ -1,4 +1,4 @@
-"""What the tests of the trainers' callbacks share. No expectation is written here."""
+"""What the tests of the trainers' callbacks share. It contains no expected values."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from modscope import _memory
+from modscope import _mem_tracker
 
 TOO_MUCH = 1 << 50
 CATEGORIES = ("parameter", "buffer", "gradient", "activation", "temp", "optstate", "other")
 
 
 class Net(nn.Module):
-    """Does what it is told at a call: raises it, or asks for more memory than there is."""
+    """At a given call it raises the given error, or allocates more memory than there is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,13 +38,13 @@ def parameter_bytes(model: nn.Module) -> int:
 
 
 def left_behind() -> list[object]:
-    """Trackers that nobody left."""
-    return list(_memory._Shared.trackers)
+    """Trackers that were not left."""
+    return _mem_tracker.active_trackers()
 
 
 @pytest.fixture(autouse=True)
 def balanced() -> Iterator[None]:
-    """Whatever happened to the training, what was entered was left."""
+    """However the training ended, every tracker was left."""
     assert not left_behind()
     yield
     assert not left_behind()

@@ -1,19 +1,19 @@
-"""What an attack on MemTracker found, held to what is right."""
+"""Programs written to break MemTracker. Each of them once had a wrong result."""
 
 import threading
 
 import numpy as np
 import pytest
 import torch
-from helpers import make, needs_places, rss, run_python
+from helpers import make, needs_interception, rss, run_python
 from memory_helpers import CPU, every_source, now
 from torch import nn
 
-from modscope import MemTracker, _memory, _native
+from modscope import MemTracker, _mem_tracker, _native
 
 
 class Wrapped(torch.Tensor):
-    """A tensor made of another one, which says so in Python."""
+    """A tensor subclass in Python that wraps another tensor."""
 
     on_flatten = None
 
@@ -45,7 +45,7 @@ def holder_of_wrapped():
     return mod
 
 
-@needs_places
+@needs_interception
 def test_the_last_tracker_is_left_by_python_that_a_claim_runs():
     mod, mt = holder_of_wrapped(), MemTracker("allocator")
     mt.track_external(mod)
@@ -55,7 +55,7 @@ def test_the_last_tracker_is_left_by_python_that_a_claim_runs():
     assert Wrapped.on_flatten is None and not _native.blocks_intercepted()
 
 
-@needs_places
+@needs_interception
 def test_the_last_tracker_is_left_by_another_thread_while_calls_claim():
     stop = threading.Event()
 
@@ -111,7 +111,7 @@ def test_an_error_while_entering_leaves_nothing(source, monkeypatch):
 
     mt = MemTracker(source)
     with monkeypatch.context() as patch:
-        patch.setattr(_memory.MemTracker, "_claim", interrupt)
+        patch.setattr(_mem_tracker.MemTracker, "_claim", interrupt)
         with pytest.raises(KeyboardInterrupt):
             mt.__enter__()
     assert not (_native.blocks_intercepted() or _native.calls_intercepted() or _native.nodes_intercepted())
@@ -126,14 +126,14 @@ def test_the_first_entering_of_all_is_interrupted():
     done = run_python(
         """
         import torch
-        from modscope import MemTracker, _places
-        learn, calls = _places._learn, []
+        from modscope import MemTracker, _layout
+        learn, calls = _layout.learn_nodes, []
         def interrupted():
             calls.append(1)
             if len(calls) == 1:
                 raise KeyboardInterrupt
             return learn()
-        _places._learn = interrupted
+        _layout.learn_nodes = interrupted
         try:
             MemTracker().__enter__()
         except KeyboardInterrupt:
@@ -162,7 +162,7 @@ def test_calls_from_before_are_not_an_inner_tracker_s(source):
             assert len(inner.memory_tracking) == 1
 
 
-@needs_places
+@needs_interception
 def test_memory_from_outside_that_is_seen_in_parts_counts_as_its_largest():
     memory = np.zeros(1000, dtype=np.float32)
     mod = nn.ParameterList([torch.from_numpy(memory[:10]), torch.from_numpy(memory)])

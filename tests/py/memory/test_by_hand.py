@@ -22,7 +22,7 @@ P = A + C
 
 
 class Scene:
-    """The network, its input, and a tracker that knows both and writes down what is held inside."""
+    """The network, its input, and a tracker that was given both; what is held inside is written down."""
 
     def __init__(self, source):
         self.log = {}
@@ -125,7 +125,7 @@ def test_who_held_what_at_the_peak_of_forward(source):
 
 @every_source
 def test_after_backward(source):
-    """r went with the graph; y is still the caller's."""
+    """r was freed with the graph; the caller still holds y."""
     s = Scene(source)
     with s.mt:
         y = s.mod(s.x)
@@ -137,7 +137,7 @@ def test_after_backward(source):
 
 @every_source
 def test_the_peak_of_backward(source):
-    """When relu makes the gradient of h, the gradients of r and of c's parameters are there, and r still is."""
+    """When relu computes the gradient of h, the gradients of r and of c's parameters are held, and so is r."""
     s = Scene(source)
     with s.mt:
         y = s.mod(s.x)
@@ -149,7 +149,7 @@ def test_the_peak_of_backward(source):
 
 @every_source
 def test_a_gradient_that_nobody_keeps_is_temporary(source):
-    """When the gradient of r comes, c is done: its parameters have theirs."""
+    """When the gradient of r is ready, c is done: its parameters have their gradients."""
     s = Scene(source)
     with s.mt:
         leaf = torch.randn(32, 16, requires_grad=True)

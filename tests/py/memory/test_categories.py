@@ -1,5 +1,5 @@
-"""Parameter, Buffer and Gradient are what the objects themselves hold, each storage
-once, whatever way it came to them and whenever it leaves them."""
+"""Parameter, Buffer and Gradient are what the objects themselves hold, each storage counted once, however they got
+it and whenever they drop it."""
 
 import pytest
 import torch
@@ -74,7 +74,7 @@ def test_zero_grad(source, way):
 
 
 @every_source
-def test_a_gradient_that_was_let_go_but_is_held_elsewhere_is_other(source):
+def test_a_gradient_that_its_parameter_dropped_but_something_else_holds_is_other(source):
     mod = nn.Linear(8, 8, bias=False)
     with tracker_of(source, mod) as mt:
         mod(torch.randn(4, 8)).sum().backward()
@@ -177,7 +177,7 @@ def test_batch_norm_has_buffers(source):
 
 @every_source
 def test_parameters_made_inside(source):
-    """Activations until a module is seen to hold them."""
+    """They are Activations until a module that holds them is seen."""
     with MemTracker(source) as mt:
         mod = nn.Linear(8, 8)
         assert now(mt, "Parameter") == 0 and now(mt, "Activation") == 288
@@ -231,7 +231,7 @@ def test_parametrized_weights(source):
 
 @every_source
 def test_the_peak_says_what_became_of_its_blocks(source):
-    """The peak is reached when the last gradient is made; only then is it known for one."""
+    """The peak is reached when the last gradient is allocated, before it is claimed as a gradient."""
     mod, x = nn.Linear(64, 64, bias=False), torch.randn(1, 64)
     with tracker_of(source, mod, x) as mt:
         mod(x).sum().backward()

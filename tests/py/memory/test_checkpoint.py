@@ -1,5 +1,5 @@
-"""Activation checkpointing, both kinds: what is recomputed is Activation of the module that
-made it first, and goes when its backward is done.
+"""Activation checkpointing, both kinds: a recomputed block is an Activation of the module that
+allocated it first, and is freed when the module's backward is done.
 
     8 x 16 floats, 512 bytes, is the size of every activation here."""
 
@@ -75,8 +75,8 @@ def test_recompute_is_activation_of_the_module(source, reentrant):
 @every_source
 @both_kinds
 def test_recomputed_bytes_are_not_temporary(source, reentrant):
-    """When the gradient of the first sigmoid's result comes, that result was made again. The second's
-    went with its node, unless a reentrant checkpoint holds it as its output."""
+    """When the gradient of the first sigmoid's result is ready, that result has been recomputed. The second's was freed
+    with its node, unless a reentrant checkpoint holds it as its output."""
     mt = MemTracker(source)
     seen = []
     mod = deep(2, reentrant)

@@ -1,12 +1,12 @@
-"""torch.compile keeps compiling beside MemTracker, and what compiled code allocates belongs to
-the outermost compiled module."""
+"""torch.compile still compiles while a MemTracker is active, and the outermost compiled module owns what compiled
+code allocates."""
 
 import contextlib
 import warnings
 
 import pytest
 import torch
-from helpers import grad_input, make, needs_places
+from helpers import grad_input, make, needs_interception
 from memory_helpers import CPU, Counted, held, held_by, now, of_module, parameter_bytes, wrong_sums
 from torch import nn
 from torch._dynamo.testing import CompileCounter
@@ -47,7 +47,7 @@ def expected(x):
     return frames(counter)
 
 
-@needs_places
+@needs_interception
 def test_the_same_frames_before_during_and_after():
     x = torch.randn(3, 4)
     want = expected(x)
@@ -66,7 +66,7 @@ def test_the_same_frames_before_during_and_after():
         assert frames(counter) == want, when
 
 
-@needs_places
+@needs_interception
 def test_no_graph_break_and_no_recompilation():
     x = torch.randn(3, 4)
     with MemTracker("allocator"):
@@ -101,14 +101,14 @@ def compiled_steps(mt):
     return frames(counter), sum(counters["graph_break"].values()), mod.weight.detach().clone()
 
 
-@needs_places
+@needs_interception
 def test_a_compiled_step_of_an_optimizer():
     plain, tracked = compiled_steps(None), compiled_steps(MemTracker("allocator"))
     assert tracked[:2] == plain[:2] and plain[0][0] > 0
     assert torch.equal(tracked[2], plain[2])
 
 
-@needs_places
+@needs_interception
 def test_dynamo_warns_of_nothing():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -118,7 +118,7 @@ def test_dynamo_warns_of_nothing():
     assert [str(w.message)[:60] for w in caught if "ynamo" in str(w.message)] == []
 
 
-@needs_places
+@needs_interception
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_blocks_belong_to_the_outermost_compiled_module(backend):
     small = Small()
@@ -136,7 +136,7 @@ def test_blocks_belong_to_the_outermost_compiled_module(backend):
     del out
 
 
-@needs_places
+@needs_interception
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_training_a_compiled_module(backend):
     mod = Small()
@@ -155,7 +155,7 @@ def test_training_a_compiled_module(backend):
         assert wrong_sums(mt) == []
 
 
-@needs_places
+@needs_interception
 def test_compiled_training_is_exact():
     mod = Small()
     fn = torch.compile(mod, backend="aot_eager")
@@ -176,7 +176,7 @@ def test_compiled_training_is_exact():
         assert count.tracked == count.counted
 
 
-@needs_places
+@needs_interception
 def test_what_compiling_itself_computes_is_not_counted():
     """Fake tensors of the compiler have no bytes."""
     mod = nn.Linear(1000, 1000)

@@ -1,12 +1,12 @@
-"""On a GPU: Total and its peak are torch.cuda.memory_stats(), to the byte, after every step,
-as differences over the tracked stretch."""
+"""On a GPU: Total and its peak equal torch.cuda.memory_stats() to the byte, after every operation, as differences
+since the tracker was entered."""
 
 import gc
 import threading
 
 import pytest
 import torch
-from helpers import Boom, make, mlp, needs_places
+from helpers import Boom, make, mlp, needs_interception
 from memory_helpers import SOURCES, every_source, now, of_module, reading, wrong_sums
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -23,14 +23,14 @@ def device():
 
 
 def rounded(*tensors):
-    """What the caching allocator takes for them: multiples of 512, each storage once."""
+    """The bytes that the caching allocator reserves for them: multiples of 512, each storage once."""
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
     return sum(-(-size // 512) * 512 for size in storages.values())
 
 
 @pytest.fixture(autouse=True)
 def workspaces():
-    """cuBLAS and cuDNN take their workspaces at first use and keep them."""
+    """cuBLAS and cuDNN allocate their workspaces at first use and keep them."""
     with torch.no_grad():
         nn.Linear(8, 8, device="cuda")(torch.zeros(1, 8, device="cuda"))
     gc.collect()
@@ -38,7 +38,7 @@ def workspaces():
 
 
 class Beside:
-    """An entered tracker beside torch's statistics; every mark must find them the same."""
+    """An active tracker and torch's statistics; both must be equal at every mark."""
 
     def __init__(self, *known):
         self.mt = MemTracker("allocator")
@@ -56,11 +56,11 @@ class Beside:
 
     def mark(self, where=""):
         stats = torch.cuda.memory_stats()
-        told = [stats[f"{ALLOCATED}.{when}"] - self.allocated for when in ("current", "peak")]
+        expected = [stats[f"{ALLOCATED}.{when}"] - self.allocated for when in ("current", "peak")]
         ours = [reading(self.mt, when, device())["Total"] - self.held for when in ("current", "peak")]
         self.marks += 1
-        if told != ours:
-            self.wrong.append((self.marks, where, told, ours))
+        if expected != ours:
+            self.wrong.append((self.marks, where, expected, ours))
         self.wrong += wrong_sums(self.mt)
 
     def __exit__(self, *exc):
@@ -84,7 +84,7 @@ def training(beside, mod, x, opt, steps=3, forward=None):
         beside.mark("zero")
 
 
-@needs_places
+@needs_interception
 @pytest.mark.parametrize("options", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
 def test_adam(options):
     mod, x = mlp(4, 256).cuda(), torch.randn(32, 256, device="cuda")
@@ -93,7 +93,7 @@ def test_adam(options):
         training(beside, mod, x, opt)
 
 
-@needs_places
+@needs_interception
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing(reentrant):
     blocks = nn.ModuleList(mlp(2, 128) for _ in range(4))
@@ -111,7 +111,7 @@ def test_checkpointing(reentrant):
         x.grad = None
 
 
-@needs_places
+@needs_interception
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast(dtype):
     mod, x = mlp(4, 128).cuda(), torch.randn(64, 128, device="cuda")
@@ -131,19 +131,19 @@ def test_autocast(dtype):
             del loss
 
 
-@needs_places
+@needs_interception
 @pytest.mark.parametrize("cudnn_benchmark", [False, True])
 def test_convolutions_with_workspaces(cudnn_benchmark):
     first = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(inplace=True))
     mod = nn.Sequential(first, nn.Conv2d(32, 64, 3, stride=2), nn.BatchNorm2d(64), nn.MaxPool2d(2)).cuda()
     x = torch.randn(8, 3, 64, 64, device="cuda")
     opt = torch.optim.SGD(mod.parameters(), lr=0.1, momentum=0.9)
-    # Not set for good: torch's own test helpers forbid that, once they are imported.
+    # Not set permanently: torch's own test helpers forbid that once they are imported.
     with torch.backends.cudnn.flags(benchmark=cudnn_benchmark), Beside(mod, opt, x) as beside:
         training(beside, mod, x, opt)
 
 
-@needs_places
+@needs_interception
 def test_attention():
     mod = nn.TransformerEncoderLayer(128, 4, 256, batch_first=True).cuda()
     x = torch.randn(8, 32, 128, device="cuda")
@@ -152,7 +152,7 @@ def test_attention():
         training(beside, mod, x, opt)
 
 
-@needs_places
+@needs_interception
 @pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
 def test_without_gradients(without):
     mod, x = mlp(4, 128).cuda().eval(), torch.randn(64, 128, device="cuda")
@@ -163,7 +163,7 @@ def test_without_gradients(without):
         del out
 
 
-@needs_places
+@needs_interception
 def test_in_place_resizing_and_views():
     with Beside() as beside:
         t = torch.empty(1000, device="cuda")
@@ -181,7 +181,7 @@ def test_in_place_resizing_and_views():
         beside.mark("gone")
 
 
-@needs_places
+@needs_interception
 def test_two_streams():
     mod, x = mlp(2, 256).cuda(), torch.randn(64, 256, device="cuda")
     side = torch.cuda.Stream()
@@ -199,12 +199,12 @@ def test_two_streams():
         torch.cuda.synchronize()
         mod.zero_grad()
         beside.mark("waited for")
-        made = torch.empty(10, device="cuda")  # here the allocator takes back what streams are done with
+        made = torch.empty(10, device="cuda")  # here the allocator frees the blocks that streams no longer use
         beside.mark("taken back")
         del made
 
 
-@needs_places
+@needs_interception
 def test_tensors_freed_by_another_thread():
     with Beside() as beside:
         kept = [torch.zeros(1000, device="cuda") for _ in range(10)]
@@ -215,9 +215,9 @@ def test_tensors_freed_by_another_thread():
         beside.mark("freed")
 
 
-@needs_places
+@needs_interception
 def test_models_of_several_threads():
-    """Figures are compared when all are done."""
+    """Figures are compared when all threads are done."""
     mods = [mlp(2, 64).cuda() for _ in range(4)]
     x = torch.randn(8, 64, device="cuda")
 
@@ -236,7 +236,7 @@ def test_models_of_several_threads():
         assert now(beside.mt, "Gradient", device()) == rounded(*(p.grad for mod in mods for p in mod.parameters()))
 
 
-@needs_places
+@needs_interception
 def test_an_allocation_that_fails():
     with Beside() as beside:
         kept = torch.empty(1000, device="cuda")
@@ -247,7 +247,7 @@ def test_an_allocation_that_fails():
         del kept
 
 
-@needs_places
+@needs_interception
 def test_an_error_in_the_middle():
     def throw(m, x):
         raise Boom
@@ -263,7 +263,7 @@ def test_an_error_in_the_middle():
             beside.mark()
 
 
-@needs_places
+@needs_interception
 def test_emptying_the_cache_changes_nothing():
     with Beside() as beside:
         kept = torch.empty(10_000_000, device="cuda")
@@ -308,27 +308,27 @@ def test_both_devices_have_figures_of_their_own(source):
     del a, b
 
 
-@needs_places
+@needs_interception
 def test_both_sources_agree():
-    stories = []
+    runs = []
     for source in SOURCES:
         torch.manual_seed(0)
         mod, x = mlp(3, 64).cuda(), torch.randn(16, 64, device="cuda")
         opt = torch.optim.Adam(mod.parameters())
         mt = MemTracker(source)
         mt.track_external(mod, opt, x)
-        told = []
+        readings = []
         with mt:
             for _ in range(2):
                 loss = mod(x).sum()
-                told.append(reading(mt, "current", device()))
+                readings.append(reading(mt, "current", device()))
                 loss.backward()
                 del loss
                 opt.step()
-                told.append(reading(mt, "current", device()))
+                readings.append(reading(mt, "current", device()))
                 opt.zero_grad()
-        stories.append(told)
-    assert stories[0] == stories[1]
+        runs.append(readings)
+    assert runs[0] == runs[1]
 
 
 @pytest.mark.parametrize("kind", ["plain", "checkpoint"])

@@ -1,5 +1,5 @@
-"""What is printed: the figures of the snapshots, in the units asked for, in the natural order
-of names, in tables whose rows are equally long."""
+"""What is printed: the figures of the snapshots, in the requested units, in the natural order of names, in tables
+with rows of equal length."""
 
 import re
 
@@ -150,7 +150,7 @@ def test_nothing_tracked_is_said_so(tabulate, capsys):
 
 
 def test_nothing_is_said_to_be_at_least(tracked, capsys):
-    """That is for figures that are not exact."""
+    """"At least" is only for figures that are lower bounds."""
     mt, _ = tracked
     mt.display_snapshot("peak", tabulate=True)
     mt.display_modulewise_snapshots()

@@ -1,22 +1,22 @@
-"""Total and its peak are, to the byte and at every step, what the CPU allocator's own events
-add up to. The events are torch's profiler's: nothing of ours counts them."""
+"""Total and its peak equal the sum of the CPU allocator's own events, to the byte and after every operation. The
+events are recorded by torch's profiler, independently of modscope."""
 
 import warnings
 
 import pytest
 import torch
-from helpers import Boom, make, mlp, needs_places
+from helpers import Boom, make, mlp, needs_interception
 from memory_helpers import CPU, Counted, now, wrong_sums
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from modscope import MemTracker
 
-pytestmark = needs_places
+pytestmark = needs_interception
 
 
 class Watched:
-    """An entered tracker with the count beside it; at the end both must have said the same."""
+    """An active tracker and an independent count. At the end both must have the same figures."""
 
     def __init__(self, *known, marks=1):
         self.known, self.marks = known, marks
@@ -326,7 +326,7 @@ def test_hooks_that_pack_saved_tensors():
 
 
 def test_around_every_call():
-    """Before, after and most of each module's forward: seen by hooks, counted by events."""
+    """The totals before, after and at the peak of each module's forward, compared with the events between hooks."""
     mod, x = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), torch.randn(2, 5, 16)
     mt = MemTracker("allocator")
     mt.track_external(mod, x)
@@ -348,7 +348,7 @@ def test_around_every_call():
 
 
 def test_the_count_is_not_blind():
-    """A tracker that missed everything would be caught."""
+    """The count would notice a tracker that counts nothing."""
 
     class Blind:
         def reset_peak(self):

@@ -139,7 +139,7 @@ class Items(Dataset):
 
 @every_source
 def test_workers_of_a_data_loader(source):
-    """Batches come through shared memory: nothing of torch's allocator is left of them here."""
+    """Batches arrive in shared memory, so torch's allocator holds nothing of them in this process."""
     mod, sums = mlp(1, 10), []
     mt = MemTracker(source)
     mt.track_external(mod)

@@ -1,11 +1,11 @@
-"""The words of MemTracker's interface: what they give, which are allowed, and what is said
-to the others. Whether the figures are right is asked elsewhere."""
+"""MemTracker's interface: what each attribute returns, which arguments are allowed, and the errors for others.
+Other files test whether the figures are right."""
 
 import collections.abc
 
 import pytest
 import torch
-from helpers import PLACES, mlp
+from helpers import INTERCEPTION, mlp
 from memory_helpers import CATEGORIES, CPU, SOURCES, STATES, every_source, nonzero, now, reading
 from torch import nn
 
@@ -148,7 +148,7 @@ def test_the_source_asked_for_is_used(source):
 def test_auto_is_the_allocator_where_it_can_be_watched():
     with MemTracker() as mt:
         assert mt.source == SOURCES[0]
-    assert mt.source == ("allocator" if PLACES else "dispatcher")
+    assert mt.source == ("allocator" if INTERCEPTION else "dispatcher")
 
 
 @pytest.mark.parametrize("word", ["", "Allocator", "profiler"])
@@ -215,5 +215,5 @@ def test_answers_cannot_be_assigned(name):
         setattr(MemTracker(), name, None)
 
 
-def test_it_is_told_apart_in_the_package():
+def test_the_package_distinguishes_it():
     assert "MemTracker" in modscope.__all__ and modscope.MemTracker is MemTracker

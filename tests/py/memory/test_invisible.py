@@ -1,10 +1,10 @@
-"""The program does not notice: same results to the bit, nothing left in torch, and memory
-that does not grow."""
+"""Tracking does not change the program: the same results to the bit, torch is restored, and memory does not
+grow."""
 
 
 import pytest
 import torch
-from helpers import Boom, growth, make, mlp, needs_places, torch_globals
+from helpers import Boom, growth, make, mlp, needs_interception, torch_globals
 from memory_helpers import CPU, every_source, now, python_calls
 from torch import nn
 from torch.optim import optimizer
@@ -54,10 +54,10 @@ def test_results_are_the_same_to_the_bit(source, kind):
     assert all(torch.equal(a, b) for a, b in zip(plain, tracked, strict=True))
 
 
-@needs_places  # the fallback hangs hooks on what modules return
+@needs_interception  # the fallback registers hooks on what modules return
 @every_source
 def test_layout_and_kind_of_tensors_are_the_same(source):
-    """Only with our help would these differ: no wrapper, no hook, no attribute."""
+    """Tensors get no wrapper, no hook and no attribute."""
     mod, x = mlp(2, 8), torch.randn(4, 8)
 
     def facts():
@@ -227,7 +227,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def filled():
-    """The watch keeps the calls of the last 131,072 nodes: these come and go before growth is measured."""
+    """The watch keeps the last 131,072 calls: it is filled before growth is measured."""
     relu, x = nn.ReLU(), torch.ones(1, requires_grad=True)
     with MemTracker():
         for _ in range(150_000):
@@ -238,12 +238,12 @@ def filled():
 @pytest.mark.usefixtures("filled")
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_does_not_grow(kind):
-    make_step, iterations = KINDS[kind]
+    make_step, steps = KINDS[kind]
     step = make_step()
     with MemTracker() as mt:
         if mt.source == "dispatcher":
-            iterations //= 5
-        assert growth(step, iterations) < ALLOWED
+            steps //= 5
+        assert growth(step, steps) < ALLOWED
         assert mt.peak[CPU].bytes > 0
 
 
@@ -262,7 +262,7 @@ def test_entering_and_leaving_does_not_grow():
 
 @pytest.mark.usefixtures("filled")
 def test_giving_every_batch_does_not_grow():
-    """Neither in memory nor in the work that each call makes."""
+    """Neither the memory nor the work per call grows."""
     mod = mlp(1)
     with MemTracker() as mt, torch.no_grad():
 

@@ -1,18 +1,17 @@
-"""Tensors that are not plain storages, and modules that are not run plainly: nothing breaks,
-what has bytes is counted, and what has none is not."""
+"""Unusual tensors and unusual ways to run modules: nothing breaks, and exactly what has memory is counted."""
 
 import collections
 
 import pytest
 import torch
-from helpers import make, mlp, needs_places, run_python
+from helpers import make, mlp, needs_interception, run_python
 from memory_helpers import CPU, Counted, bytes_of, every_source, held, held_by, nonzero, now, reading, wrong_sums
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from modscope import MemTracker
 
-# torch says of many of these that they are new, or going away.
+# torch warns that many of these are new or deprecated.
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 # ---- tensors ----
@@ -46,7 +45,7 @@ def test_sparse_tensors_count_with_their_parts(source, layout):
 
 @every_source
 def test_tensors_whose_storage_cannot_be_asked_for(source):
-    """What is not a storage is not counted as one; the allocator's blocks are, whoever holds them."""
+    """What is not a storage is not counted as one; the allocator's blocks are counted, whatever holds them."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("no mkldnn here")
     opaque = torch.randn(4, 4).to_mkldnn()
@@ -223,7 +222,7 @@ def test_saving_and_loading(source, tmp_path):
         assert nonzero(reading(mt)) == {"Parameter": 576, "Other": 128, "Total": 704}
 
 
-@needs_places
+@needs_interception
 def test_saving_and_loading_is_exact(tmp_path):
     mod = mlp(2, 8)
     with MemTracker("allocator") as mt:

@@ -1,5 +1,5 @@
-"""Ten thousand iterations do not grow. What past calls may take is bounded, so it is
-filled first; after that every byte that stays is one too many."""
+"""Memory does not grow over ten thousand steps. The memory for past calls is bounded, so it is filled first; after
+that, no step may keep any memory."""
 
 import collections
 import threading
@@ -12,14 +12,14 @@ from torch.utils.checkpoint import checkpoint
 
 from modscope import ModTracker, ModuleTracker
 
-ITERATIONS = 10_000
+STEPS = 10_000
 PAST_CALLS = 150_000  # more than the watch keeps
 ALLOWED = 2 << 20
 
 
 @pytest.fixture(scope="module")
 def filled():
-    """Make more calls with a node than are kept; the watch stays the same until all are out."""
+    """Make more calls with a node than are kept. The watch is the same one until all trackers are left."""
     relu, x = nn.ReLU(), torch.ones(1, requires_grad=True)
     with ModTracker():
         for _ in range(PAST_CALLS):
@@ -107,14 +107,14 @@ def raising():
 
 
 def failing_backward():
-    """The gradient of one input came; on the way to the other the walk fails."""
+    """The gradient of one input is ready; the backward fails before that of the other."""
     mod = make("Two", lambda m, a, b: a * b)
 
     def throw(grad):
         raise ValueError
 
     def step():
-        a = torch.ones(64, 64, requires_grad=True) * 1  # made first, so walked last
+        a = torch.ones(64, 64, requires_grad=True) * 1  # created first, so it runs last
         b = torch.ones(64, 64, requires_grad=True) * 1
         b.register_hook(throw)
         try:
@@ -161,14 +161,14 @@ def test_entering_and_leaving():
         with ModTracker(), ModuleTracker():
             mod(x).sum().backward()
 
-    assert growth(step, ITERATIONS // 4) < 2 * ALLOWED
+    assert growth(step, STEPS // 4) < 2 * ALLOWED
 
 
 def test_the_measure_can_fail():
-    """A kept output of each iteration is seen."""
+    """The measurement notices an output that each step keeps."""
     mod, x = mlp(1), torch.randn(2, 4)
     kept = []
-    assert growth(lambda: kept.append(mod(x)), ITERATIONS // 2) > ALLOWED
+    assert growth(lambda: kept.append(mod(x)), STEPS // 2) > ALLOWED
 
 
 @pytest.mark.usefixtures("filled")
@@ -176,9 +176,9 @@ def test_the_measure_can_fail():
 def test_without_hooks(kind):
     step = KINDS[kind]()
     quick = not kind.startswith(("new", "checkpointed", "failing", "short"))
-    iterations = ITERATIONS if quick else ITERATIONS // 4
+    steps = STEPS if quick else STEPS // 4
     with ModTracker():
-        assert growth(step, iterations) < ALLOWED
+        assert growth(step, steps) < ALLOWED
 
 
 @pytest.mark.usefixtures("filled")
@@ -188,7 +188,7 @@ def test_with_hooks(kind):
     t = ModTracker()
     t.register_user_hooks(*[lambda *args: None] * 4)
     with t:
-        assert growth(step, ITERATIONS // 4) < ALLOWED
+        assert growth(step, STEPS // 4) < ALLOWED
 
 
 @pytest.mark.usefixtures("filled")
@@ -196,4 +196,4 @@ def test_readings():
     mod, x = mlp(1), torch.randn(2, 4)
     with ModTracker() as t:
         mod[1].register_forward_pre_hook(lambda m, args: (t.parents, t.stack, t.current, t.phase, t.modules, None)[-1])
-        assert growth(lambda: mod(x), ITERATIONS) < ALLOWED
+        assert growth(lambda: mod(x), STEPS) < ALLOWED

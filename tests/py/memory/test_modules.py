@@ -1,5 +1,5 @@
-"""Every block belongs to the module whose forward or backward made it, what hangs on a
-parameter to the module that owns the parameter, and the rest to "Global"."""
+"""The owner of a block is the module whose forward or backward allocated it; of a parameter, its gradient and its
+optimizer state it is the module that has the parameter. All else is owned by "Global"."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from modscope import MemTracker
 
 
 def owners(mt, category, type="current"):
-    """{fqn: bytes} of one category, of those who hold any."""
+    """{fqn: bytes} of one category, of the modules that hold any."""
     found = mt.get_module_snapshot(type).get(CPU, {})
     return {fqn: figures[category] for fqn, figures in found.items() if figures[category]}
 

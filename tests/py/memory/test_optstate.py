@@ -1,4 +1,4 @@
-"""Optstate is what optimizers hold, in whatever containers; what a step makes and drops is Temp."""
+"""Optstate is what optimizers hold, in whatever containers; what a step allocates and frees is Temp."""
 
 import gc
 
@@ -144,7 +144,7 @@ def test_a_step_that_a_scheduler_wraps(source):
 
 @every_source
 def test_steps_inside_backward(source):
-    """Each gradient is used and dropped as soon as it is there."""
+    """Each gradient is used and freed as soon as it is ready."""
     mod, x = mlp(3, 8), torch.randn(4, 8)
     opts = {p: torch.optim.Adam([p]) for p in mod.parameters()}
 

@@ -1,18 +1,18 @@
-"""What known objects hold outside torch's allocator (numpy's memory, files, shared memory) is
-in Total, and `outside` says how much: Total less `outside` is the allocator's own figure."""
+"""Memory that known objects hold and that is not from torch's allocator (numpy, files, shared memory) is in Total
+and in `outside`: Total less `outside` is the allocator's own figure."""
 
 import gc
 
 import numpy as np
 import pytest
 import torch
-from helpers import mlp, needs_places
+from helpers import mlp, needs_interception
 from memory_helpers import CATEGORIES, CPU, Counted, nonzero, now, outside, parameter_bytes, reading, wrong_sums
 from torch import nn
 
 from modscope import MemTracker
 
-pytestmark = needs_places  # the dispatcher cannot tell whose memory a storage is
+pytestmark = needs_interception  # the dispatcher does not know where a storage's memory is from
 
 
 def with_weight(values):
@@ -46,7 +46,7 @@ KINDS = [from_numpy, from_buffer, from_shared_memory, from_a_mapped_file, from_d
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("known", ["given", "called"])
-def test_a_parameter_is_counted_and_told_apart(kind, known, tmp_path):
+def test_a_parameter_is_counted_and_is_in_outside(kind, known, tmp_path):
     mod = kind(tmp_path)
     mt = MemTracker("allocator")
     if known == "given":
@@ -79,7 +79,7 @@ def test_what_the_allocator_holds_is_not_outside():
 
 
 def test_total_less_outside_is_the_allocators_own_figure(tmp_path):
-    """Of a model half of whose parameters are numpy's."""
+    """In a model half of the parameters are in numpy's memory."""
     mod = nn.Sequential(from_numpy(tmp_path), nn.Linear(8, 8))
     opt = torch.optim.Adam(mod.parameters())
     x = torch.randn(4, 8)
@@ -118,7 +118,7 @@ def test_parameters_of_a_mapped_checkpoint(tmp_path):
 
 
 def test_shared_memory_taken_inside():
-    """The allocator's block goes, the shared one comes."""
+    """The allocator's block is freed, and shared memory replaces it."""
     mod = nn.Linear(8, 8, bias=False)
     mt = MemTracker("allocator")
     mt.track_external(mod)

@@ -1,5 +1,4 @@
-"""The peak: how much, made of what, and when: iteration, phase, running module, and whose
-allocation made it."""
+"""The peak: its bytes by category, its step, phase and running module, and the owner of the block that reached it."""
 
 import torch
 from helpers import leaf, make, mlp
@@ -15,7 +14,7 @@ def blow(size):
     return lambda m, x: (torch.zeros(size), x)[1]
 
 
-def told(mt):
+def when_and_where(mt):
     peak = mt.peak[CPU]
     return peak.step, peak.phase, peak.module, peak.owner
 
@@ -34,7 +33,7 @@ def test_bytes_are_the_peaks_total(source):
 def test_outside_any_module(source):
     with MemTracker(source) as mt:
         torch.zeros(1000)
-    assert told(mt) == (0, "idle", "Global", "Global")
+    assert when_and_where(mt) == (0, "idle", "Global", "Global")
 
 
 @every_source
@@ -42,18 +41,18 @@ def test_in_forward(source):
     mod = make("Mod", lambda m, x: m.b(m.a(x)), a=leaf(blow(1000)), b=leaf(blow(10)))
     with MemTracker(source) as mt:
         mod(1)
-    assert told(mt) == (1, "forward", "Mod.a", "Mod.a")
+    assert when_and_where(mt) == (1, "forward", "Mod.a", "Mod.a")
 
 
 @every_source
 def test_in_recompute(source):
-    """Recomputing needs what forward needed, and the caller holds more than then."""
+    """Recomputing needs as much as forward did, and the caller holds more by then."""
     mod = make("Mod", lambda m, x: checkpoint(m.a, x, use_reentrant=False), a=leaf(lambda m, x: (torch.zeros(1000), x.sin())[1]))
     with MemTracker(source) as mt:
         loss = mod(torch.zeros(4, requires_grad=True)).sum()
         kept = torch.zeros(500)
         loss.backward()
-    assert told(mt) == (1, "recompute", "Mod.a", "Mod.a")
+    assert when_and_where(mt) == (1, "recompute", "Mod.a", "Mod.a")
     del kept
 
 
@@ -71,7 +70,7 @@ def test_in_backward(source):
     mod = make("Mod", lambda m, x: m.a(x), a=leaf(lambda m, x: Hungry.apply(x)))
     with MemTracker(source) as mt:
         mod(torch.zeros(4, requires_grad=True)).sum().backward()
-    assert told(mt) == (1, "backward", "Mod.a", "Mod.a")
+    assert when_and_where(mt) == (1, "backward", "Mod.a", "Mod.a")
     assert at_peak(mt, "Temp") >= 4000
 
 
@@ -84,22 +83,22 @@ def test_in_a_step(source):
     with mt:
         mod(x).sum().backward()
         opt.step()
-    iteration, phase, module, _ = told(mt)
-    assert (iteration, phase, module) == (1, "optimizer", "Global")
+    step, phase, module, _ = when_and_where(mt)
+    assert (step, phase, module) == (1, "optimizer", "Global")
 
 
 @every_source
 def test_the_fqn_is_the_owner_of_what_the_block_became(source):
-    """The peak is made by the gradient of a parameter of `Mod.a`."""
+    """The gradient of a parameter of `Mod.a` reaches the peak."""
     mod = make("Mod", lambda m, x: m.a(x), a=nn.Linear(64, 64, bias=False))
     x = torch.randn(1, 64)
     with MemTracker(source) as mt:
         mod(x).sum().backward()
-    assert told(mt) == (1, "backward", "Mod.a", "Mod.a")
+    assert when_and_where(mt) == (1, "backward", "Mod.a", "Mod.a")
 
 
 @every_source
-def test_the_iteration_is_that_of_the_largest(source):
+def test_the_step_is_that_of_the_largest_batch(source):
     """Only the second of four batches is large."""
     mod = mlp(2, 8)
     opt = torch.optim.SGD(mod.parameters(), lr=0.1)
@@ -112,7 +111,7 @@ def test_the_iteration_is_that_of_the_largest(source):
 
 
 @every_source
-def test_accumulating_is_one_iteration_until_the_step(source):
+def test_accumulating_gradients_is_one_step_until_the_optimizer_steps(source):
     mod = mlp(2, 8)
     opt = torch.optim.SGD(mod.parameters(), lr=0.1)
     mt = MemTracker(source)
@@ -130,7 +129,7 @@ def test_accumulating_is_one_iteration_until_the_step(source):
 
 
 @every_source
-def test_without_an_optimizer_each_root_call_is_an_iteration(source):
+def test_without_an_optimizer_each_root_call_is_a_step(source):
     mod = mlp(2, 8)
     seen = []
     with MemTracker(source) as mt, torch.no_grad():

@@ -1,12 +1,12 @@
-"""Random programs: models are built, run, walked back, stepped, cleared and dropped in any
-order. After every step the tracker is held against the objects themselves, and at the end
-against the allocator's own events."""
+"""Random programs: models are created, called, differentiated, stepped, cleared and deleted in any
+order. After every operation the tracker's figures are compared with the objects themselves, and at
+the end with the allocator's own events."""
 
 import gc
 
 import pytest
 import torch
-from helpers import Boom, make, needs_places
+from helpers import Boom, make, needs_interception
 from hypothesis import given, note
 from hypothesis import strategies as st
 from memory_helpers import bytes_of, Counted, every_source, held, held_by, now, quick_collect, random_programs, wrong_sums
@@ -172,7 +172,7 @@ def test_figures_are_those_of_the_objects_after_every_step(source, first, progra
         assert now(mt) == 0
 
 
-@needs_places
+@needs_interception
 @random_programs
 @given(first=builds, program=programs)
 def test_total_and_peak_are_those_of_the_allocator_after_every_step(first, program):

@@ -1,9 +1,9 @@
-"""Random trees of modules whose backward makes and drops blocks of known sizes: whose they
-are, the peak, and what was held around each call's backward, against a list written by hand."""
+"""Random trees of modules whose backward allocates and frees blocks of known sizes: their owners, the peak, and
+what was held around each call's backward, compared with a list kept by the test."""
 
 
 import torch
-from helpers import needs_places
+from helpers import needs_interception
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_helpers import CPU, every_source, quick_collect, random_programs, wrong_sums
@@ -11,11 +11,11 @@ from torch import nn
 
 from modscope import MemTracker
 
-pytestmark = needs_places  # the fallback hears of a module's backward by its gradients only
+pytestmark = needs_interception  # the fallback notices a module's backward only by its gradients
 
 
 class Work(torch.autograd.Function):
-    """Makes no block but those it is told to: some for a moment, some to keep."""
+    """Allocates only the given blocks: it frees some at once and keeps others."""
 
     @staticmethod
     def forward(ctx, x, node):
@@ -99,7 +99,7 @@ def trees():
     return st.recursive(leaves, grow, max_leaves=5)
 
 
-def told(mt, states):
+def read_totals(mt, states):
     """Of each module the totals of each of its calls, in the order of time."""
     found = {}
     for stats in mt.memory_tracking.values():
@@ -113,7 +113,7 @@ def told(mt, states):
 @every_source
 @random_programs
 @given(tree=trees())
-def test_whose_the_blocks_of_backward_are_and_what_was_held_around_it(source, tree):
+def test_the_owners_of_blocks_of_backward_and_what_was_held_around_it(source, tree):
     world = World()
     mod = Tree(world, tree, "Tree")
     x, gradient = torch.ones(1, requires_grad=True), torch.ones(1)
@@ -132,5 +132,5 @@ def test_whose_the_blocks_of_backward_are_and_what_was_held_around_it(source, tr
         wanted = {}
         for call in world.order:
             wanted.setdefault(call[0], []).append(world.spans[call])
-        assert told(mt, ("Pre-Backward", "Post-Backward", "Peak-Backward")) == wanted
+        assert read_totals(mt, ("Pre-Backward", "Post-Backward", "Peak-Backward")) == wanted
         assert wrong_sums(mt) == []

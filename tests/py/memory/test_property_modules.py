@@ -1,10 +1,10 @@
-"""Random trees of modules that make and drop blocks of known sizes, against a slow and obvious
-ledger: a dict of live blocks, copied whole at every new peak."""
+"""Random trees of modules that allocate and free blocks of known sizes, compared with a slow and simple
+ledger: a dict of live blocks that is copied at every new peak."""
 
 import threading
 
 import torch
-from helpers import Boom, needs_places
+from helpers import Boom, needs_interception
 from hypothesis import given, note
 from hypothesis import strategies as st
 from memory_helpers import CPU, every_source, quick_collect, random_programs, wrong_sums
@@ -48,7 +48,7 @@ scripts = st.lists(
 
 
 class Ledger:
-    """What must be told. Figures are of one thread's program; all blocks are Activation."""
+    """The expected figures, of a program with one thread; all blocks are Activation."""
 
     def __init__(self):
         self.blocks = []  # [owner, tensor]
@@ -128,7 +128,7 @@ def activations(mt, type):
     return {fqn: figures["Total"] for fqn, figures in found.items()}
 
 
-def told(mt):
+def read_totals(mt):
     """Of each module: before, after and most, of each of its calls."""
     found = {}
     for stats in mt.memory_tracking.values():
@@ -168,15 +168,15 @@ def test_who_holds_what_now_at_the_peak_and_around_each_call(source, tree, scrip
                 assert peak.bytes == ledger.peak
                 assert ledger.peak_by in (None, (peak.step, peak.phase, peak.module, peak.owner))
             if what == "call" and not raised:
-                found = told(mt)
+                found = read_totals(mt)
                 assert {fqn: found[fqn] for fqn in ledger.calls} == ledger.calls
 
 
-@needs_places
+@needs_interception
 @random_programs
 @given(first=st.tuples(trees(), scripts), second=st.tuples(trees(), scripts))
 def test_two_threads_at_once(first, second):
-    """Each has its own tree, named apart; whatever the order, at the end both hold what they hold."""
+    """Each thread has its own tree with its own names. In any order of events, the final figures are right."""
     ledgers, errors = [Ledger(), Ledger()], []
 
     def work(i, tree, script):

@@ -1,9 +1,9 @@
-"""Two sources, one ledger: they agree on what the dispatcher can see, the dispatcher works on
-fake tensors, and neither does more work per operator the larger the model is."""
+"""The two sources agree on what the dispatcher can see, the dispatcher works with fake tensors, and for neither
+the work per operator grows with the size of the model."""
 
 import pytest
 import torch
-from helpers import make, mlp, needs_places, run_python
+from helpers import make, mlp, needs_interception, run_python
 from memory_helpers import SOURCES, nonzero, now, of_module, python_calls, reading, wrong_sums
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -36,35 +36,35 @@ MODELS = {
 }
 
 
-def story(source, kind):
-    """What a tracker says at each point of two steps of training."""
+def train_and_read(source, kind):
+    """The readings of a tracker at each point of two training steps."""
     torch.manual_seed(0)
     mod, x = MODELS[kind]()
     opt = torch.optim.Adam(mod.parameters())
     mt = MemTracker(source)
     mt.track_external(mod, opt, x)
-    told = []
+    readings = []
     with mt:
         for _ in range(2):
             loss = mod(x).square().sum()
-            told.append(("forward", reading(mt), mt.get_module_snapshot()))
+            readings.append(("forward", reading(mt), mt.get_module_snapshot()))
             loss.backward()
             del loss
-            told.append(("backward", reading(mt), mt.get_module_snapshot()))
+            readings.append(("backward", reading(mt), mt.get_module_snapshot()))
             opt.step()
-            told.append(("step", reading(mt), mt.get_module_snapshot()))
+            readings.append(("step", reading(mt), mt.get_module_snapshot()))
             opt.zero_grad()
-            told.append(("zero", reading(mt), mt.get_module_snapshot()))
-    return told
+            readings.append(("zero", reading(mt), mt.get_module_snapshot()))
+    return readings
 
 
-@needs_places
+@needs_interception
 @pytest.mark.parametrize("kind", MODELS)
-def test_both_sources_tell_the_same_story(kind):
-    assert story("allocator", kind) == story("dispatcher", kind)
+def test_both_sources_have_the_same_figures(kind):
+    assert train_and_read("allocator", kind) == train_and_read("dispatcher", kind)
 
 
-@needs_places
+@needs_interception
 @pytest.mark.parametrize("kind", ["mlp", "attention"])
 def test_both_sources_see_the_same_peak_of_forward(kind):
     peaks = []
@@ -79,7 +79,7 @@ def test_both_sources_see_the_same_peak_of_forward(kind):
     assert peaks[0] == peaks[1]
 
 
-@needs_places
+@needs_interception
 def test_both_sources_keep_the_same_entries():
     stories = []
     for source in SOURCES:
@@ -183,9 +183,9 @@ def test_auto_chooses_anew_each_time():
         assert mt.source == SOURCES[0]
 
 
-@needs_places
+@needs_interception
 def test_fake_tensors_are_not_the_allocators():
-    """Their storages have a size and no memory: asked for, the allocator source counts what there is."""
+    """Their storages have a size but no memory; the allocator source counts only real memory."""
     with FakeTensorMode(), MemTracker("allocator") as mt:
         kept = torch.zeros(1000)
         assert now(mt) == 0
@@ -220,12 +220,12 @@ def test_fake_cuda_tensors_are_rounded_as_the_allocator_does():
             assert (found["Parameter"], found["Gradient"], found["Other"]) == (1024, 1024, 512)
 
 
-# ---- where the allocator cannot be watched ----
+# ---- where the allocator cannot be intercepted ----
 
 
 @pytest.fixture(scope="module")
-def without_places():
-    """What a fresh interpreter prints: the source that "auto" is there, and what "allocator" is told."""
+def without_interception():
+    """What a new interpreter prints: the source that "auto" chooses, and the error for "allocator"."""
     done = run_python(
         """
         from modscope import MemTracker
@@ -242,12 +242,12 @@ def without_places():
     return done.stdout.splitlines()
 
 
-def test_without_places_auto_is_the_dispatcher(without_places):
-    assert without_places[0] == "dispatcher"
+def test_without_interception_auto_is_the_dispatcher(without_interception):
+    assert without_interception[0] == "dispatcher"
 
 
-def test_without_places_the_allocator_is_refused_and_why_is_said(without_places):
-    assert "MODSCOPE_INTERPOSE" in without_places[1] and "dispatcher" in without_places[1]
+def test_without_interception_the_allocator_is_refused_with_a_reason(without_interception):
+    assert "MODSCOPE_INTERPOSE" in without_interception[1] and "dispatcher" in without_interception[1]
 
 
 # ---- work ----
@@ -264,7 +264,7 @@ def steps(mod, x, opt=None):
 
 
 def test_the_dispatcher_is_not_quadratic():
-    """Twice the modules, twice the calls; if every operator looked at every module it were four times."""
+    """Twice the modules need twice the function calls; if every operator visited every module, it would be four times."""
     counts = []
     for layers in (10, 20, 40, 80):
         mod, x = mlp(layers, 4), torch.randn(2, 4)
@@ -288,9 +288,9 @@ def test_the_dispatcher_does_not_slow_down_with_what_is_alive():
     del kept
 
 
-@needs_places
+@needs_interception
 def test_no_python_runs_while_the_allocator_is_the_source():
-    """Exactly the functions of the step itself: none per allocation, operator, call or node."""
+    """No Python function is called beyond those of the step itself: none per allocation, operator, call or node."""
     mod, x = mlp(4, 8), torch.randn(2, 8)
     opt = torch.optim.SGD(mod.parameters(), lr=0.1)
     step = steps(mod, x)

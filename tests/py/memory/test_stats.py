@@ -1,6 +1,5 @@
-"""memory_tracking: for each module that was called, what it holds itself, what went in and
-came out, and what was held around its forward and backward. One entry a call, the latest
-iteration's."""
+"""memory_tracking: for each module that was called, what it holds itself, the bytes of its inputs and outputs, and
+what was held around its forward and backward. It has one entry for each call of the latest step."""
 
 import copy
 import gc
@@ -74,7 +73,7 @@ def test_what_goes_in_and_comes_out(source):
 
 @every_source
 def test_what_is_not_known_weighs_nothing(source):
-    """The input was made before, and nobody gave it."""
+    """The input was allocated earlier, and was not given to track_external."""
     mod, x = network(), torch.randn(32, 8)
     with MemTracker(source) as mt:
         mod(x)
@@ -97,7 +96,7 @@ def test_keyword_arguments_go_in(source):
     mod = make("Mod", lambda m, x, scale=None: x * scale)
     with MemTracker(source) as mt:
         mod(torch.empty(10), scale=torch.empty(1))
-    assert mt.memory_tracking[mod].input_mem in (40, 44)  # torch's own leaves keywords out
+    assert mt.memory_tracking[mod].input_mem in (40, 44)  # torch's own tracker ignores keyword arguments
 
 
 @every_source
@@ -199,7 +198,7 @@ def test_recompute_has_entries_of_its_own(source):
 
 
 @every_source
-def test_the_latest_iteration_is_shown(source):
+def test_the_latest_step_is_shown(source):
     s = Scene(source)
     opt = torch.optim.Adam(s.mod.parameters())
     with s.mt:
@@ -209,7 +208,7 @@ def test_the_latest_iteration_is_shown(source):
             opt.zero_grad()
             for stats in s.mt.memory_tracking.values():
                 assert all(len(entries) == 1 for entries in stats.snapshots.values() if entries)
-    assert s.figures(None, "Pre-Forward")["Optstate"] == 2 * (A + C) + 16, "the first iteration had none yet"
+    assert s.figures(None, "Pre-Forward")["Optstate"] == 2 * (A + C) + 16, "the first step had none yet"
 
 
 @every_source
@@ -255,7 +254,7 @@ def test_no_module_is_kept_alive(source):
 
 
 @every_source
-def test_modules_are_told_apart_by_identity(source):
+def test_modules_are_distinguished_by_identity(source):
     class Equal(nn.Module):
         def forward(self, x):
             return x + 1
@@ -275,7 +274,7 @@ def test_modules_are_told_apart_by_identity(source):
 
 @every_source
 def test_a_copy_has_the_same_modules(source):
-    """torch's own clients copy it deeply, and then look modules up in it."""
+    """torch's own tools make a deep copy of it, and then look up modules in the copy."""
     mod = mlp(1)
     with MemTracker(source) as mt:
         mod(torch.zeros(1, 4))
@@ -321,7 +320,7 @@ def test_a_module_that_is_false_or_cannot_say(source, length):
 
 @every_source
 def test_a_second_tracker_starts_afresh(source):
-    """What was most in a call of an earlier tracker is not in this one's."""
+    """The peak of a call before this tracker was entered is not in its stats."""
     big, small = leaf(lambda m: torch.empty(100).dim()), leaf(lambda m: torch.empty(1).dim())
     with MemTracker(source):
         big()
@@ -331,8 +330,8 @@ def test_a_second_tracker_starts_afresh(source):
         assert mt.peak[CPU].bytes == 4
 
 
-def story(source, layers, width, ckpt):
-    """Everything memory_tracking says after a step."""
+def train_and_read(source, layers, width, ckpt):
+    """All of memory_tracking after a step."""
     mod, x = mlp(layers, width), torch.randn(4, width, requires_grad=True)
     opt = torch.optim.Adam(mod.parameters())
     run = make("Run", lambda m, x: checkpoint(m.a, x, use_reentrant=False, preserve_rng_state=False) if ckpt else m.a(x), a=mod)
@@ -346,10 +345,10 @@ def story(source, layers, width, ckpt):
 
 
 @every_source
-def test_the_same_program_tells_the_same_story_again(source):
-    """Whatever other programs were tracked in between."""
+def test_the_same_program_has_the_same_stats_again(source):
+    """Other programs that are tracked in between change nothing."""
     programs = [(1, 4, False), (3, 64, False), (2, 8, True), (1, 128, True), (1, 4, False), (2, 8, True), (3, 64, False)]
     first = {}
     for program in programs:
-        told = story(source, *program)
-        assert told == first.setdefault(program, told), program
+        stats = train_and_read(source, *program)
+        assert stats == first.setdefault(program, stats), program

@@ -1,20 +1,20 @@
-"""Threads: each is in its own module, all are in one ledger, and a block may be freed by
-another thread than made it. The dispatcher's mode is one thread's, so it is not asked here."""
+"""Each thread runs its own modules, all are counted in one ledger, and one thread may free what another allocated.
+The dispatcher's mode sees only one thread, so it is not tested here."""
 
 import queue
 import threading
 
 import torch
-from helpers import leaf, make, mlp, needs_places, pair
+from helpers import leaf, make, mlp, needs_interception, pair
 from memory_helpers import CPU, bytes_of, held, held_by, now, of_module, wrong_sums
 
 from modscope import MemTracker
 
-pytestmark = needs_places
+pytestmark = needs_interception
 
 
 def in_threads(*works):
-    """Run each in a thread of its own; fail with the first error of any."""
+    """Run each function in a new thread; raise the first error."""
     errors = []
 
     def guarded(work):
@@ -51,7 +51,7 @@ def test_a_block_made_by_another_thread():
 
 
 def test_blocks_go_round_through_many_threads():
-    """Every block is made by one thread and freed by another; at the end only what is kept counts."""
+    """Every block is allocated by one thread and freed by another; at the end only what is kept counts."""
     handed = queue.Queue(maxsize=16)
 
     def maker():
@@ -144,7 +144,7 @@ def test_backward_in_another_thread_belongs_to_the_module_all_the_same():
 
 
 def test_reading_while_others_work():
-    """Whenever it is asked, the sums hold."""
+    """The sums are right whenever figures are read."""
     stop = threading.Event()
     started = threading.Barrier(4, timeout=30)
     mods = [mlp(2, 8) for _ in range(3)]
@@ -210,7 +210,7 @@ def test_a_tracker_entered_in_one_thread_is_left_in_another():
 
 
 def test_a_parallel_operator_that_allocates_in_torchs_own_threads():
-    """What at::parallel_for's workers allocate is counted, and gone at the end."""
+    """What at::parallel_for's workers allocate is counted, and freed at the end."""
     x = torch.randn(512, 512)
     before = torch.get_num_threads()
     torch.set_num_threads(4)

@@ -1,11 +1,11 @@
-"""Beside torch's own: the same figures from its MemTracker where it can be trusted, and its
-client of memory statistics fed with ours."""
+"""Compared with torch's own: its MemTracker has the same figures where it is right, and its tool for memory
+statistics accepts modscope's."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import make, mlp, needs_places
+from helpers import make, mlp, needs_interception
 from memory_helpers import CPU, at_peak, every_source, now, parameter_bytes, reading
 from torch import nn
 
@@ -30,30 +30,30 @@ MODELS = {
 }
 
 
-def story(mt, kind):
-    """One step, as a tracker of either kind tells it."""
+def train_and_read(mt, kind):
+    """The readings of a tracker of either kind during one step."""
     torch.manual_seed(0)
     mod, x = MODELS[kind](), torch.randn(8, 16)
     opt = torch.optim.Adam(mod.parameters(), foreach=True)
     mt.track_external(mod, opt, x)
-    told = {}
+    readings = {}
     with mt:
         loss = mod(x).square().sum()
-        told["forward"] = reading(mt)
+        readings["forward"] = reading(mt)
         loss.backward()
         del loss
-        told["backward"] = reading(mt)
+        readings["backward"] = reading(mt)
         opt.step()
-        told["step"] = reading(mt)
+        readings["step"] = reading(mt)
         opt.zero_grad()
-        told["zero"] = reading(mt)
-    return told, mod
+        readings["zero"] = reading(mt)
+    return readings, mod
 
 
 @every_source
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_same_categories_at_each_point(source, kind):
-    ours, theirs = story(MemTracker(source), kind)[0], story(TorchMemTracker(), kind)[0]
+    ours, theirs = train_and_read(MemTracker(source), kind)[0], train_and_read(TorchMemTracker(), kind)[0]
     assert ours == theirs
 
 
@@ -77,7 +77,7 @@ def test_the_same_peak_of_forward_and_backward(source, kind):
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_same_statistics_of_modules(source, kind):
     def facts(mt):
-        _, mod = story(mt, kind)
+        _, mod = train_and_read(mt, kind)
         return {
             stats.mod_fqn: (
                 stats.parameter_mem,
@@ -97,7 +97,7 @@ def test_the_same_statistics_of_modules(source, kind):
 
 @every_source
 def test_torchs_client_takes_our_statistics(source):
-    """It copies them deeply, looks its modules up and wants every state of every one."""
+    """It makes a deep copy, looks up its modules, and needs every state of every module."""
     aggregate_stats = pytest.importorskip("torch.distributed._tools.ilp_utils", reason="not in this torch").aggregate_stats
     mod = make("Net", lambda m, x: m.c(m.b(m.a(x))), a=nn.Linear(8, 16), b=nn.ReLU(), c=nn.Linear(16, 4))
     x = torch.randn(32, 8, requires_grad=True)
@@ -125,9 +125,9 @@ def test_torchs_client_takes_our_statistics(source):
     assert found["Net"]["grad_total"] == 0
 
 
-@needs_places
+@needs_interception
 def test_torchs_tracker_inside_ours():
-    """Its dispatch mode and its hooks do not disturb us, nor we it."""
+    """Its dispatch mode and hooks do not disturb modscope's tracker, nor the other way round."""
     mod, x = mlp(2, 8), torch.randn(4, 8)
     with MemTracker("allocator") as ours, TorchMemTracker() as theirs:
         mod(x).sum().backward()
@@ -135,7 +135,7 @@ def test_torchs_tracker_inside_ours():
         assert now(ours, "Parameter") == now(theirs, "Parameter")
 
 
-@needs_places
+@needs_interception
 def test_ours_inside_torchs_tracker():
     mod, x = mlp(2, 8), torch.randn(4, 8)
     with TorchMemTracker() as theirs, MemTracker("allocator") as ours:

@@ -1,4 +1,4 @@
-"""What was broken once by looking for it: each of these crashed, leaked or lied."""
+"""Programs written to break the trackers. Each of them once crashed, leaked or had a wrong answer."""
 
 import dataclasses
 import gc
@@ -15,7 +15,7 @@ from modscope import ModTracker, ModuleTracker
 
 
 class Kept(torch.autograd.Function):
-    """Its node dies with this object's."""
+    """Its node is freed together with this object's node."""
 
     alive = weakref.WeakSet()
 
@@ -53,7 +53,7 @@ def test_a_module_that_returns_one_of_its_inputs_keeps_no_graph(forward, backwar
     assert len(Kept.alive) == 0
 
 
-def test_the_gradient_of_a_used_leaf_is_told_though_the_other_gets_none():
+def test_the_gradient_of_a_used_leaf_is_reported_though_the_other_gets_none():
     seen = []
     mod = make("Uses", lambda m, a, b: a * 2)
     a, b = grad_input(), grad_input()
@@ -135,7 +135,7 @@ def test_many_threads_enter_and_leave_one_tracker():
 
 
 def test_a_very_long_backward_is_not_quadratic():
-    """Counted, not timed: every call is told once, in the reverse order of the calls."""
+    """Counted, not timed: every call is reported once, in the reverse order of the calls."""
     order = []
     mods = [nn.Linear(1, 1) for _ in range(2000)]
     number = {mod: i for i, mod in enumerate(mods)}
@@ -188,7 +188,7 @@ where[sys.argv[1]]()
 report = modscope.doctor()
 print(report["calls"], report["nodes"])
 """
-    wanted = "proved proved" if modscope.doctor()["calls"] == "proved" else modscope.doctor()["calls"]
+    wanted = "verified verified" if modscope.doctor()["calls"] == "verified" else modscope.doctor()["calls"]
     for place in ("trace", "grad", "vmap", "inference"):
         done = subprocess.run([sys.executable, "-W", "ignore", "-c", program, place], capture_output=True, text=True)
         assert done.returncode == 0 and wanted in done.stdout, (place, done.stdout, done.stderr)

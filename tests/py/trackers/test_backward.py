@@ -1,16 +1,16 @@
-"""What a tracker says while backward nodes run: the calls that made the node, wherever
-and whenever the node runs. Checkpointing, threads and old graphs have their own files."""
+"""A tracker's attributes while backward nodes run: the calls that created the node, in any thread and at any
+later time. Checkpointing, threads and old graphs are tested in other files."""
 
 from collections import Counter
 
 import pytest
 import torch
-from helpers import NOWHERE, at, grad_input, leaf, look, make, needs_places, on_grad, pair
+from helpers import NOWHERE, at, grad_input, leaf, look, make, needs_interception, on_grad, pair
 from torch import nn
 
 
 class Double(torch.autograd.Function):
-    """Twice its input; its backward calls whatever was asked."""
+    """Doubles its input; its backward calls the given function."""
 
     @staticmethod
     def forward(ctx, x, tell):
@@ -221,7 +221,7 @@ def test_backward_of_other_modules_inside_a_forward(t):
     assert log[0].current == "Other.a"
 
 
-@needs_places
+@needs_interception
 def test_backward_inside_a_backward(t):
     log = []
     inner = make("Inner", lambda m, x: m.a(x), a=double(t, log))
@@ -261,7 +261,7 @@ def test_first_pass_with_create_graph(t):
     assert log == [at("backward", "Mod", "Mod.b"), at("backward", "Mod", "Mod.a")]
 
 
-@needs_places
+@needs_interception
 def test_double_backward_is_in_the_call_of_the_first(t):
     log = []
 

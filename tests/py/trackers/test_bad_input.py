@@ -1,4 +1,4 @@
-"""Wrong use: a clear Python exception, never a crash, and the tracker works afterwards."""
+"""Wrong use raises a clear Python exception, never crashes, and the tracker works afterwards."""
 
 import gc
 
@@ -158,7 +158,7 @@ def test_call_impl_of_what_is_no_module(t):
 
 
 def test_a_module_with_odd_insides(t):
-    """`_modules` may be anything: we read it, we do not believe it."""
+    """`_modules` may hold anything, and the tracker must not rely on it."""
     log = []
     mod = make("Odd", lambda m, x: log.append(t.current))
     for insides in ({}, {1: leaf()}, {"a": 3}, {"a": None}, [], None, 5):

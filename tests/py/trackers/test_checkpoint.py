@@ -1,11 +1,11 @@
-"""Activation checkpointing of both kinds: a recompute is a forward inside a backward,
-and it is where the recomputed module is, not where the node that asked for it is."""
+"""Activation checkpointing of both kinds: a recompute is a forward inside a backward. Its position is that of
+the recomputed module, not that of the node that needs it."""
 
 import sys
 
 import pytest
 import torch
-from helpers import NOWHERE, Events, assert_paired, at, grad_input, leaf, look, make, needs_places, on_grad, pair
+from helpers import NOWHERE, Events, assert_paired, at, grad_input, leaf, look, make, needs_interception, on_grad, pair
 from torch import nn
 from torch.utils import checkpoint as ckpt
 
@@ -17,7 +17,7 @@ def checkpoint(fn, *args, reentrant=False, **kwargs):
 
 
 def tell(t, log, bw=None):
-    """Saves its input for backward, says where it runs, and (in `bw`) where its node does."""
+    """Saves its input for backward, and records the position of its forward and (in `bw`) of its node."""
 
     def body(m, x):
         log.append(look(t))
@@ -49,7 +49,7 @@ def test_a_root_is_recomputed_as_a_root(t, reentrant):
 
 @REENTRANT
 def test_siblings_are_not_mixed(t, reentrant):
-    """The node that asks is in `b`, but `a` is what runs."""
+    """The node that needs the recompute is in `b`, but `a` is what runs."""
     log = []
     mod = make(
         "Mod",
@@ -103,7 +103,7 @@ def test_a_checkpoint_inside_a_checkpoint(t, outer, inner):
 
 
 def test_early_stop_leaves_nothing_open(t):
-    """Recomputation ends by an exception as soon as all that was saved is there again."""
+    """The recompute ends with an exception as soon as all saved tensors are recomputed."""
     log = []
     stopped = []
 
@@ -225,7 +225,7 @@ def test_hooks_around_a_recompute(mt):
 
 
 def test_hooks_of_a_reentrant_checkpoint(mt):
-    """The first call ran under no_grad; what is walked is the recomputed one."""
+    """The first call ran under no_grad; the backward runs the nodes of the recomputed call."""
     events = Events(mt).register()
     mod = make("Mod", lambda m, x: checkpoint(m.a, x, reentrant=True).cos(), a=leaf(lambda m, x: x.sin()))
     mod(grad_input() * 1).sum().backward()
@@ -238,7 +238,7 @@ def test_hooks_of_a_reentrant_checkpoint(mt):
 
 
 @REENTRANT
-def test_hooks_stay_paired_over_iterations(mt, reentrant):
+def test_hooks_stay_paired_over_steps(mt, reentrant):
     events = Events(mt).register("pre_bw", "post_bw")
     block = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     mod = make("Mod", lambda m, x: checkpoint(m.b, m.a(x), reentrant=reentrant), a=nn.Linear(4, 4), b=block)
@@ -268,9 +268,9 @@ def test_an_exception_in_a_recompute(t, reentrant):
     assert log[2:] == [at("forward", "Mod", "Mod.a"), at("recompute", "Mod", "Mod.a")]
 
 
-@needs_places
+@needs_interception
 def test_deeper_than_autograd_nests_on_one_thread(t, request):
-    """Past sixty backwards inside each other torch goes on in another thread."""
+    """When more than sixty backwards are nested, torch continues in another thread."""
     limit = sys.getrecursionlimit()
     request.addfinalizer(lambda: sys.setrecursionlimit(limit))
     sys.setrecursionlimit(20 * limit)

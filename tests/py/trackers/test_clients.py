@@ -1,5 +1,5 @@
-"""torch's own clients of these trackers, on ours: the same results as on torch's own,
-on programs where torch's own is right."""
+"""torch's own tools have the same results with modscope's trackers as with torch's, on programs where torch's
+trackers are right."""
 
 import contextlib
 import io
@@ -63,7 +63,7 @@ class Attention(nn.Module):
 
 
 class Encoder(nn.Module):
-    """No dropout layers: torch's own never leaves a module that passes its input through."""
+    """Without dropout layers: torch's own tracker never leaves a module that returns its input."""
 
     def __init__(self):
         super().__init__()
@@ -78,20 +78,20 @@ MODELS = {
     "net": (Net, (4, 8)),
     "encoder": (Encoder, (2, 3, 8)),
 }
-# Older ones of torch's own trackers never tell the end of a backward that reaches no input.
-TELLS_ALL = hasattr(distributed_tools.ModTracker(), "_post_bw_callbacks_to_enqueue")
-EITHER_INPUT = [pytest.param(False, marks=pytest.mark.skipif(not TELLS_ALL, reason="torch's own is wrong here")), True]
+# In older versions torch's own tracker does not report the end of a backward that reaches no input.
+REPORTS_ALL = hasattr(distributed_tools.ModTracker(), "_post_bw_callbacks_to_enqueue")
+EITHER_INPUT = [pytest.param(False, marks=pytest.mark.skipif(not REPORTS_ALL, reason="torch's own is wrong here")), True]
 
 each_model = pytest.mark.parametrize("build,shape", MODELS.values(), ids=MODELS.keys())
 
 
 def given(shape, requires_grad):
-    """No leaf: on one torch's own makes views, which its clients then count, and fires again later."""
+    """An input that is not a leaf: for a leaf, torch's own tracker creates views, which its tools then count."""
     return torch.randn(shape, requires_grad=True) * 1 if requires_grad else torch.randn(shape)
 
 
 def both(run):
-    """The result on torch's own trackers and on ours."""
+    """The results with torch's trackers and with modscope's."""
     torch.manual_seed(0)
     with contextlib.redirect_stdout(io.StringIO()):
         theirs = run()
@@ -119,7 +119,7 @@ def test_flop_counter(build, shape, backward, input_grad):
 
 
 def test_flop_counter_is_right_after_an_exception():
-    """Where torch's own is wrong for the rest of the process."""
+    """A program after which torch's own tracker is wrong for the rest of the process."""
 
     def throw(m, x):
         raise ValueError
@@ -148,7 +148,7 @@ def test_debug_mode(build, shape, input_grad):
 
 
 def snapshots(tracker):
-    """Everything that MemTracker says of every module, by name."""
+    """All stats of MemTracker, by module name."""
     return {
         stats.mod_fqn: (
             {str(s): [{str(d): {str(k): v for k, v in snap.items()} for d, snap in each.items()} for each in snaps]
@@ -170,7 +170,7 @@ def test_mem_tracker(build, shape, input_grad):
         tracker.track_external(mod, opt)
         results = []
         with tracker:
-            # Once with input gradients: torch's own keeps the first iteration's alive in its hooks.
+            # Only one step with input gradients: the hooks of torch's own tracker keep those of the first step alive.
             for _ in range(1 if input_grad else 2):
                 x = given(shape, input_grad)
                 mod(x).sum().backward()
@@ -188,7 +188,7 @@ def test_mem_tracker(build, shape, input_grad):
 
 
 def flops_as_time(func, args, kwargs):
-    """A cost that is there without a GPU: an operator's flops."""
+    """A cost that needs no GPU: an operator's flops."""
     out = func(*args, **(kwargs or {}))
     count = flop_registry.get(func._overloadpacket)
     return out, float(count(*args, **(kwargs or {}), out_val=out)) if count else 0.0
@@ -234,7 +234,7 @@ def test_sac_estimator(build, shape, no_gpu_needed):
             estimator = sac_estimator.SACEstimator()
             with estimator("operator-level-cost-model"):
                 mod(x)
-        # saved_autograd_ops is left out: it compares addresses of storages that are long gone.
+        # saved_autograd_ops is left out: it compares addresses of storages that were freed.
         return (
             {k: {n: v for n, v in vars(s).items() if n != "saved_autograd_ops"} for k, s in estimator.sac_mod_stats.items()},
             {k: (m.recomputed_ops, m.stored_ops) for k, m in estimator.sac_mod_greedy_order_meta.items()},

@@ -1,9 +1,9 @@
-"""torch.compile does not notice us: the same frames, no graph break, no recompilation,
-before, during and after tracking. All but the last tests are limits of the fallback."""
+"""torch.compile does not see modscope: the same frames, no graph break, no recompilation,
+before, during and after tracking. The fallback does not support this, except for the last tests."""
 
 import pytest
 import torch
-from helpers import NOWHERE, Events, at, grad_input, leaf, look, make, needs_places, pair
+from helpers import NOWHERE, Events, at, grad_input, leaf, look, make, needs_interception, pair
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
@@ -68,7 +68,7 @@ def expected(model_type, x):
     return frames(counter)
 
 
-@needs_places
+@needs_interception
 @pytest.mark.parametrize("model_type", [Small, Breaks])
 def test_compiled_while_tracked(model_type, trackers):
     x = torch.randn(3, 4)
@@ -84,7 +84,7 @@ def test_compiled_while_tracked(model_type, trackers):
     assert frames(counter) == want
 
 
-@needs_places
+@needs_interception
 @pytest.mark.parametrize("model_type", [Small, Breaks])
 def test_compiled_before_tracking(model_type, trackers):
     x = torch.randn(3, 4)
@@ -99,7 +99,7 @@ def test_compiled_before_tracking(model_type, trackers):
     assert frames(counter) == want
 
 
-@needs_places
+@needs_interception
 @pytest.mark.parametrize("model_type", [Small, Breaks])
 def test_compiled_after_tracking(model_type, trackers):
     x = torch.randn(3, 4)
@@ -113,7 +113,7 @@ def test_compiled_after_tracking(model_type, trackers):
     assert frames(counter) == want
 
 
-@needs_places
+@needs_interception
 def test_two_trackers_of_both_kinds(trackers):
     x = torch.randn(3, 4)
     want = expected(Small, x)
@@ -124,7 +124,7 @@ def test_two_trackers_of_both_kinds(trackers):
     assert frames(counter) == want
 
 
-@needs_places
+@needs_interception
 def test_no_graph_break_is_added(trackers):
     x = torch.randn(3, 4)
     with trackers():
@@ -133,7 +133,7 @@ def test_no_graph_break_is_added(trackers):
     assert explained.graph_break_count == 0 and explained.graph_count == 1
 
 
-@needs_places
+@needs_interception
 def test_no_recompilation(trackers):
     x = torch.randn(3, 4)
     fn = torch.compile(Small(), backend=CompileCounter())
@@ -144,7 +144,7 @@ def test_no_recompilation(trackers):
         fn(x)
 
 
-@needs_places
+@needs_interception
 def test_a_module_compiled_in_place(trackers):
     x = torch.randn(3, 4)
     seen = []
@@ -159,7 +159,7 @@ def test_a_module_compiled_in_place(trackers):
     assert seen[:2] == ["Top", "Top"]
 
 
-@needs_places
+@needs_interception
 def test_a_call_of_a_module_compiled_in_place_is_seen():
     mod = Small()
     mod.compile(backend="eager")
@@ -170,7 +170,7 @@ def test_a_call_of_a_module_compiled_in_place_is_seen():
     assert events.names() == [("pre_fw", "Small"), ("post_fw", "Small")] * 2
 
 
-@needs_places
+@needs_interception
 def test_a_compiled_function_that_calls_modules(trackers):
     mod, x = Small(), torch.randn(3, 4)
     counter = CompileCounter()
@@ -192,7 +192,7 @@ def test_a_compiled_function_that_calls_modules(trackers):
     assert frames(again) == want
 
 
-@needs_places
+@needs_interception
 def test_a_compiled_optimizer_step(trackers):
     def run(context):
         torch._dynamo.reset()
@@ -218,7 +218,7 @@ def test_a_compiled_optimizer_step(trackers):
     assert torch.equal(tracked[1], plain[1])
 
 
-@needs_places
+@needs_interception
 def test_a_training_step_with_real_graphs(trackers):
     """aot_eager traces a backward with fake tensors inside the first forward."""
     x = grad_input()
@@ -237,7 +237,7 @@ def test_a_training_step_with_real_graphs(trackers):
     assert phases == [("backward", True)] * 2
 
 
-@needs_places
+@needs_interception
 def test_compiling_fires_no_backward_hook():
     fn = torch.compile(Small(), backend="aot_eager")
     with ModTracker() as t:
@@ -249,9 +249,9 @@ def test_compiling_fires_no_backward_hook():
     assert not any(counts.values())
 
 
-@needs_places
+@needs_interception
 def test_a_hook_may_run_compiled_code():
-    """What a hook runs is compiled or not as it would be without us, and it runs."""
+    """What a hook runs is compiled exactly if it would be compiled without modscope."""
     x = torch.randn(3, 4)
     counter = CompileCounter()
     other = torch.compile(lambda x: x * 2 + 1, backend="eager")
@@ -264,7 +264,7 @@ def test_a_hook_may_run_compiled_code():
     assert got and all(torch.equal(g, x * 2 + 1) for g in got)
 
 
-@needs_places
+@needs_interception
 def test_what_dynamo_makes_is_not_shown():
     seen = []
     counter = CompileCounter()

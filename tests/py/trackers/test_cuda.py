@@ -1,4 +1,4 @@
-"""On a GPU autograd walks the graph on threads of its own: the same answers there."""
+"""On a GPU autograd runs nodes in threads of its own. The answers are the same there."""
 
 import threading
 
@@ -35,7 +35,7 @@ def test_nodes_on_the_device_thread(t):
 
 
 def test_the_calling_thread_waits_elsewhere(t):
-    """While the device thread is in a node, this one is in its forward."""
+    """While the device thread runs a node, this thread runs a forward."""
     log = []
     inner = pair(double(t, log), leaf())
 

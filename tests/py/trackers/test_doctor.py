@@ -1,4 +1,4 @@
-"""`python -m modscope doctor`: what was found, what was proved, what is used and why."""
+"""`python -m modscope doctor`: which versions and interception points are used, and why."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ def modscope(*args, **env):
 
 
 @pytest.fixture(scope="module")
-def places():
+def interception():
     return modscope("doctor", MODSCOPE_INTERPOSE="1")
 
 
@@ -27,16 +27,16 @@ def fallback():
     return modscope("doctor", MODSCOPE_INTERPOSE="0")
 
 
-def test_it_names_versions(places, fallback):
-    for done in (places, fallback):
+def test_it_names_versions(interception, fallback):
+    for done in (interception, fallback):
         assert done.returncode == 0, done.stderr
         assert torch.__version__ in done.stdout
         assert platform.python_version() in done.stdout
 
 
-def test_it_says_what_was_proved(places):
-    out = places.stdout.lower()
-    assert "proved" in out
+def test_it_says_what_was_verified(interception):
+    out = interception.stdout.lower()
+    assert "verified" in out
     assert "call" in out and "node" in out
 
 
@@ -45,12 +45,12 @@ def test_it_says_why_the_fallback_is_used(fallback):
     assert "MODSCOPE_INTERPOSE" in fallback.stdout
 
 
-def test_the_two_differ(places, fallback):
-    assert places.stdout != fallback.stdout
+def test_the_two_differ(interception, fallback):
+    assert interception.stdout != fallback.stdout
 
 
-def test_nothing_goes_to_stderr(places, fallback):
-    assert places.stderr == fallback.stderr == ""
+def test_nothing_goes_to_stderr(interception, fallback):
+    assert interception.stderr == fallback.stderr == ""
 
 
 def test_an_unknown_word(capsys):

@@ -1,11 +1,11 @@
-"""After an exception, wherever it was thrown, the tracker is as if nothing had happened."""
+"""After an exception, wherever it was raised, the tracker is right again."""
 
 import signal
 import warnings
 
 import pytest
 import torch
-from helpers import NOWHERE, Boom, Events, assert_paired, at, grad_input, keep, leaf, look, make, on_grad, pair, needs_places
+from helpers import NOWHERE, Boom, Events, assert_paired, at, grad_input, keep, leaf, look, make, on_grad, pair, needs_interception
 
 THROWN = [Boom, KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration]
 
@@ -18,7 +18,7 @@ def thrower(error=Boom):
 
 
 def works(t):
-    """A forward and a backward are seen rightly."""
+    """The readings in a forward and a backward are right."""
     log = []
 
     def body(m, x):
@@ -211,7 +211,7 @@ def test_out_of_the_with_block(tracker_type, torch_as_found):
 
 
 def raising(mt, kind, error=Boom):
-    """All four hooks are counted; `kind` raises until told to stop."""
+    """All four hooks are counted; the hook `kind` raises until the test stops it."""
     events = Events(mt)
     hooks = events.hooks()
     count = hooks[f"{kind}_hook"]
@@ -236,7 +236,7 @@ def calm(mt, events):
     assert look(mt) == NOWHERE
 
 
-@pytest.mark.parametrize("error", [Boom, pytest.param(KeyboardInterrupt, marks=needs_places)])
+@pytest.mark.parametrize("error", [Boom, pytest.param(KeyboardInterrupt, marks=needs_interception)])
 def test_pre_fw_raises(mt, error):
     events = raising(mt, "pre_fw", error)
     ran = []
@@ -312,7 +312,7 @@ def test_a_backward_hook_raises(mt, kind, with_input_grad):
 
 
 def test_a_failed_backward_leaves_no_event_behind(mt):
-    """What was to come at the end of a backward that failed does not come in the next one."""
+    """A hook that was due at the end of a backward that failed is not called in the next backward."""
     events = Events(mt).register("pre_bw", "post_bw")
     angry = [True]
 

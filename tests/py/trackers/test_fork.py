@@ -1,4 +1,4 @@
-"""A process that forks while it is tracked: no crash, no hang, both go on rightly."""
+"""A process that forks while it is tracked: nothing crashes or hangs, and both processes stay right."""
 
 import os
 import threading
@@ -150,7 +150,7 @@ def test_while_other_threads_run(mt):
 
 
 class Items(Dataset):
-    """Each item is where a model of the worker is when it makes it."""
+    """Each item is the position of a model in the worker process."""
 
     def __init__(self, t):
         self.t = t

@@ -1,4 +1,4 @@
-"""What a tracker says while modules run forward. Names have a file of their own."""
+"""A tracker's attributes while modules run forward. test_names.py tests the names."""
 
 import pytest
 import torch

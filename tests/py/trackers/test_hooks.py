@@ -1,5 +1,5 @@
-"""User hooks of ModTracker: what they get, when they come, how often. What containers
-tensors may be in, and hooks that raise, have their own files."""
+"""User hooks of ModTracker: their arguments, when they are called, and how often. Containers are tested in
+test_hooks_containers.py, hooks that raise in test_exceptions.py."""
 
 import gc
 
@@ -242,7 +242,7 @@ def test_a_backward_of_another_graph_fires_nothing(mt):
     assert events.names() == [("pre_bw", "Linear"), ("post_bw", "Linear")]
 
 
-def test_a_leaf_used_in_many_iterations_fires_only_for_the_last(mt):
+def test_a_leaf_used_in_many_steps_fires_only_for_the_last(mt):
     events = Events(mt).register("pre_bw", "post_bw")
     mod, x = pair(leaf(), leaf()), grad_input()
     for _ in range(5):

@@ -1,5 +1,5 @@
-"""Backward hooks find the tensors wherever a module takes or gives them: by keyword,
-in nested containers, in dataclasses, in what is registered with pytree."""
+"""Backward hooks find a module's tensors in keyword arguments, in nested containers, in dataclasses and in types
+registered with pytree."""
 
 from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ def _registered(r: Registered) -> Any:
     return r.hidden
 
 
-# how to put a tensor in, and how to take it out
+# how to wrap a tensor, and how to unwrap it
 CONTAINERS = {
     "tensor": (lambda x: x, lambda c: c),
     "tuple": (lambda x: (x,), lambda c: c[0]),
@@ -129,7 +129,7 @@ def test_outputs(mt, put, take):
 
 @each_container
 def test_through_a_chain(mt, put, take):
-    """The next module gets the very container that the one before it gave."""
+    """A module gets the same container object that the previous module returned."""
     mod = make(
         "Mod",
         lambda m, x: take(m.b(m.a(x))),
@@ -202,7 +202,7 @@ def test_a_dataclass_with_an_unset_field(mt):
 
 
 def test_a_container_that_cannot_be_opened(mt):
-    """What only we look into must not break the program when it raises."""
+    """If a container that only modscope inspects raises, the program is not affected."""
 
     class Shut:
         def __init__(self, x: Any) -> None:

@@ -1,5 +1,5 @@
-"""The watched program does not notice: the same bits, the same lifetimes, torch as it
-was found. That memory does not grow has a file of its own."""
+"""Tracking does not change the program: the same results to the bit, the same lifetimes of objects, and torch is
+restored. memory/test_memory.py tests that memory does not grow."""
 
 import gc
 import warnings
@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from helpers import Events, grad_input, leaf, make, mlp, needs_places, pair, run_python
+from helpers import Events, grad_input, leaf, make, mlp, needs_interception, pair, run_python
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -75,7 +75,7 @@ def test_outputs_are_the_very_objects(enter):
     assert got is thing and args[0] is thing and kwargs["k"] is thing
 
 
-@needs_places
+@needs_interception
 @EACH
 def test_tracebacks_are_the_same(enter):
     import traceback
@@ -108,7 +108,7 @@ def test_error_messages_of_bad_calls_are_the_same():
 
 
 class Sentinel:
-    """Rides on a tensor's hook, so it lives as long as the node does."""
+    """It is held by a tensor's hook, so it lives as long as the node does."""
 
     def __call__(self, grad):
         return None
@@ -227,7 +227,7 @@ def test_hooks_that_hold_their_tracker_are_collected():
     assert life() is None
 
 
-# ---- torch as it was found ----
+# ---- torch is restored ----
 
 
 @EACH
@@ -256,7 +256,7 @@ def test_a_module_that_calls_itself_does_not_change_warnings():
 
 
 def test_the_first_import_and_the_first_tracker_change_nothing():
-    """Nor do they make a noise or draw a random number."""
+    """They also print nothing and draw no random number."""
     done = run_python("""
         import torch
         from helpers import torch_globals

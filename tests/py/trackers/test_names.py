@@ -1,4 +1,4 @@
-"""What modules are called: fqns, who owns whom, and the map from fqn to module."""
+"""The names of modules: fqns, parents, and the mapping from fqn to module."""
 
 import copy
 import gc

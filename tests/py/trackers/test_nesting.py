@@ -1,4 +1,4 @@
-"""Several trackers at once, in any order, again and again: one watch, one answer."""
+"""Several trackers at once, entered in any order, repeatedly: they share one watch and give the same answers."""
 
 import gc
 import weakref
@@ -11,7 +11,7 @@ from modscope import ModTracker, ModuleTracker
 
 
 def both(*trackers):
-    """Run a model; where each tracker was in its forward and in its backward."""
+    """Run a model; the position of each tracker in its forward and in its backward."""
     log = []
 
     def body(m, x):
@@ -154,7 +154,7 @@ def test_exit_takes_no_arguments_or_three(tracker_type):
 
 
 def test_a_tracker_that_nobody_holds_while_active(tracker_type, torch_as_found):
-    """It watches on, as torch's own would, until it is left."""
+    """It stays active until it is left, as torch's own tracker does."""
     t = tracker_type()
     t.__enter__()
     life = weakref.ref(t)
@@ -206,7 +206,7 @@ def test_a_tracker_in_a_loop_of_steps(torch_as_found):
 
 
 def test_a_tracker_that_dies_inside_a_forward():
-    """Nothing that belonged to it is touched by the calls that are still open."""
+    """Calls that are still open use nothing of the deleted tracker."""
     done = run_python(
         """
         import gc

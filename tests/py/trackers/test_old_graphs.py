@@ -1,4 +1,4 @@
-"""Graphs kept while much else ran: attributed rightly, or plainly "unknown"; never wrong."""
+"""Graphs kept while many other calls ran are attributed to the right module or to "unknown", never to a wrong one."""
 
 import torch
 from helpers import UNKNOWN, grad_input, leaf, look, make, mlp, on_grad, pair
@@ -16,7 +16,7 @@ RIGHT = [{"Global", "Old"}, {"Global", "Old", "Old.b"}, {"Global", "Old", "Old.a
 
 
 def right_or_unknown(log):
-    """Whether all is right; what is neither right nor unknown fails."""
+    """Whether all readings are right. A reading that is neither right nor unknown fails the test."""
     assert len(log) == 3
     for reading, right in zip(log, RIGHT):
         assert set(reading.parents) in (right, UNKNOWN)
@@ -25,7 +25,7 @@ def right_or_unknown(log):
     return [set(r.parents) for r in log] == RIGHT
 
 
-def test_a_thousand_later_iterations_of_a_small_model(mt):
+def test_a_thousand_later_steps_of_a_small_model(mt):
     log = []
     loss = kept_graph(mt, log)
     mod = mlp()
@@ -35,7 +35,7 @@ def test_a_thousand_later_iterations_of_a_small_model(mt):
     assert right_or_unknown(log)
 
 
-def test_a_thousand_later_iterations_of_a_large_model(mt):
+def test_a_thousand_later_steps_of_a_large_model(mt):
     log = []
     loss = kept_graph(mt, log)
     mod = nn.Sequential(*[nn.ReLU() for _ in range(200)])
@@ -47,7 +47,7 @@ def test_a_thousand_later_iterations_of_a_large_model(mt):
 
 
 def test_unknown_is_said_plainly(mt):
-    """So many calls that no bounded memory holds them."""
+    """More calls than a bounded memory can keep."""
     log = []
     loss = kept_graph(mt, log)
     relu, x = nn.ReLU(), torch.ones(1, requires_grad=True)
@@ -58,7 +58,7 @@ def test_unknown_is_said_plainly(mt):
     assert [set(r.parents) for r in log] == [UNKNOWN] * 3
 
 
-def test_the_recent_stays_right_when_the_old_is_let_go(mt):
+def test_recent_calls_stay_right_when_old_ones_are_dropped(mt):
     relu, x = nn.ReLU(), torch.ones(1, requires_grad=True)
     for _ in range(300_000):
         relu(x)
@@ -70,8 +70,8 @@ def test_the_recent_stays_right_when_the_old_is_let_go(mt):
     assert right_or_unknown(log)
 
 
-def test_an_open_call_is_never_let_go(mt):
-    """One call that outlives all that is kept: what it made before and after is its own."""
+def test_an_open_call_is_never_dropped(mt):
+    """One call stays open longer than calls are kept: all nodes that it creates are attributed to it."""
     log = []
     relu = nn.ReLU()
 
@@ -89,7 +89,7 @@ def test_an_open_call_is_never_let_go(mt):
 
 
 def test_forwards_without_a_node_cost_nothing(mt):
-    """Calls that make no node need not be kept, so they push nothing out."""
+    """Calls that create no node are not kept, so they replace none that is."""
     log = []
     loss = kept_graph(mt, log)
     relu, x = nn.ReLU(), torch.ones(1)

@@ -1,6 +1,6 @@
-"""Random programs of random modules, against a slow and obvious model of what must be
-active: every module pushes its own name on an explicit stack of its thread, and every
-tensor remembers the stack on which it was made."""
+"""Random programs of random modules, compared with a slow and simple model of which modules
+are running: every module pushes its own name on an explicit stack of its thread, and every
+tensor remembers the stack on which it was created."""
 
 import os
 import threading
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from helpers import NOWHERE, PLACES, UNKNOWN, Boom, Events, look
+from helpers import NOWHERE, INTERCEPTION, UNKNOWN, Boom, Events, look
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -53,10 +53,10 @@ def trees() -> st.SearchStrategy:
 
 
 class Truth(threading.local):
-    """What this thread is inside of. `bw` counts the backwards around it, `ckpt` the
+    """What is running in this thread. `bw` counts the backwards around it, `ckpt` the
     checkpoints that save tensors by hooks: torch allows no backward inside those. What a
     reentrant checkpoint recomputes is walked at once, inside the checkpoint's own node:
-    `under` is where that is."""
+    `under` is the position of that node."""
 
     def __init__(self) -> None:
         self.stack: list[str] = []
@@ -66,7 +66,7 @@ class Truth(threading.local):
 
 
 class World:
-    """A tracker, the truth about it, and every reading that did not agree."""
+    """A tracker, the expected readings, and every reading that differed from them."""
 
     def __init__(self, tracker) -> None:
         self.t = tracker
@@ -80,8 +80,8 @@ class World:
         self.reads += 1
         got = look(self.t)
         parents = {"Global", *expected_stack}
-        if self.threads_used and not PLACES:
-            # The fallback cannot tell which thread made the node of a custom function, so it may
+        if self.threads_used and not INTERCEPTION:
+            # The fallback does not know which thread created the node of a custom function, so it may
             # not know it (nor the start of what a reentrant checkpoint, such a node, recomputes).
             if custom and got.current == "unknown" and set(got.parents) <= parents | UNKNOWN:
                 return
@@ -99,14 +99,14 @@ class World:
         self.check(where, truth.stack, "recompute" if truth.bw else "forward")
 
     def tag(self, y, custom=False):
-        """Have the node of `y` read, and compare with the stack on which it was made."""
+        """Read the tracker when the node of `y` runs, and compare with the stack on which the node was created."""
         if not y.requires_grad:
             return y
         made, under = list(self.truth.stack), list(self.truth.under)
 
         def read(grad):
             around = under + self.truth.stack
-            if not PLACES:  # it sees the innermost node only, not the checkpoint's around it
+            if not INTERCEPTION:  # it sees the innermost node only, not the checkpoint's around it
                 around = [name for name in around if name not in under or name in look(self.t).parents]
             expected = made + [name for name in around if name not in made]
             self.check("node", expected, "backward", exact=not around and self.truth.bw == 1, custom=custom)
@@ -146,7 +146,7 @@ class Triple(torch.autograd.Function):
 
 
 class Node(nn.Module):
-    """Runs its program and keeps the truth about itself."""
+    """Runs its program and keeps the expected stack."""
 
     def __init__(self, world, spec, fqn):
         super().__init__()
@@ -219,7 +219,7 @@ class Node(nn.Module):
         return x
 
     def checkpointed(self, world, kid, x, reentrant):
-        """A recompute is, in truth, where the checkpoint was."""
+        """A recompute has the position that the checkpoint had."""
         world.reentrant |= reentrant
         outer = list(world.truth.stack)
 
@@ -250,14 +250,13 @@ class Node(nn.Module):
         return out[0]
 
 
-# A kid that a thread runs is called directly: it is under its known name and nothing else,
-# which is just what its own empty stack says.
+# A child that a thread runs is called directly, so the stack of that thread has only the child's known name.
 
 
-def play(world, spec, iterations=2, backward_in_thread=False):
+def play(world, spec, steps=2, backward_in_thread=False):
     root = Node(world, spec, "Node")
     world.threads_used |= backward_in_thread
-    for i in range(iterations):
+    for i in range(steps):
         x = torch.ones(2, requires_grad=True)
         try:
             y = root(x)
@@ -329,7 +328,7 @@ def test_gradients_of_parameters_are_in_their_owner(spec):
 @common
 @given(spec=trees(), raises_at=st.none() | st.integers(0, 30))
 def test_hooks_are_always_balanced(spec, raises_at):
-    """With hooks, some of which raise: forwards nest, backwards are paired, readings stay right."""
+    """With hooks, some of which raise: forwards nest, backward hooks are paired, readings stay right."""
     with ModTracker() as t:
         world = World(t)
         events = Events(t)
@@ -371,7 +370,7 @@ def test_hooks_are_always_balanced(spec, raises_at):
 @common
 @given(specs=st.lists(trees(), min_size=2, max_size=4))
 def test_threads_do_not_disturb_each_other(specs):
-    """Each thread plays a program of its own, at once, with one tracker."""
+    """Several threads run different programs at the same time, with one tracker."""
     with ModTracker() as t:
         worlds = [World(t) for _ in specs]
         failed: list = []

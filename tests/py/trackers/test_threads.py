@@ -1,4 +1,4 @@
-"""Each thread has its own forward; a backward finds the maker of its nodes in any thread."""
+"""Each thread has its own calls; a backward finds the calls that created its nodes in any thread."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,7 @@ from torch import nn
 
 
 def in_thread(fn, *args):
-    """Run in a thread of its own; what it raises is raised here."""
+    """Run in a new thread, and raise its exception here."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(fn, *args).result(timeout=60)
 
@@ -39,7 +39,7 @@ def test_a_forward_in_a_thread(t):
 
 
 def test_forwards_side_by_side(t):
-    """Threads meet inside their modules, so all are open at once; none sees another's."""
+    """All threads wait inside their modules, so all calls are open at once; no thread sees another's call."""
     n = 8
     barrier = threading.Barrier(n, timeout=30)
     seen = {}
@@ -101,7 +101,7 @@ def test_both_on_threads_that_end(t):
 
 
 def test_numbers_of_threads_do_not_collide(t):
-    """Node numbers begin anew in each thread: the same number is another module in each."""
+    """Node numbers begin at 0 in each thread: the same number belongs to another module in each."""
     log = {}
     losses = []
 
@@ -171,7 +171,7 @@ def test_many_threads_at_once(t):
 
 
 def test_many_short_threads(t):
-    """More ended threads than are remembered: right, or plainly unknown."""
+    """More ended threads than are kept: the answer is right, or "unknown"."""
     log = []
     mod = pair(double(t, log), leaf())
     losses = []
@@ -188,7 +188,7 @@ def test_many_short_threads(t):
 
 
 def test_a_thread_that_ends_inside_a_call(t):
-    """A daemon thread is left waiting in a forward; nobody else minds."""
+    """A daemon thread waits in a forward for ever; the other threads are not affected."""
     stop = threading.Event()
     inside = threading.Event()
 

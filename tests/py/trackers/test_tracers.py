@@ -1,4 +1,4 @@
-"""Others who watch or transform a program see the same program with us: operators, traces,
+"""Tools that observe or transform a program see the same program while it is tracked: operators, traces,
 function transforms, saved files."""
 
 import contextlib

@@ -1,5 +1,5 @@
-"""Another tool that stands where we stand, the vectorcall pointer of `Module._call_impl`,
-entered and left in any order with ours: no crash, right answers, the pointer as found."""
+"""Another tool patches the same interception point, the vectorcall pointer of `Module._call_impl`. The two are
+entered and left in any order: nothing crashes, the answers are right, and the pointer is restored."""
 
 import ctypes
 import itertools
@@ -9,15 +9,15 @@ import sysconfig
 
 import pytest
 import torch
-from helpers import at, grad_input, leaf, look, make, needs_places, run_python, set_vectorcall, vectorcall_of
+from helpers import at, grad_input, leaf, look, make, needs_interception, run_python, set_vectorcall, vectorcall_of
 from torch import nn
 
 from modscope import ModTracker
 
-pytestmark = needs_places
+pytestmark = needs_interception
 
 CALL = nn.Module._call_impl
-TOOLS = 64  # one for every Tool of this file: a tool that may still be called is never used again
+TOOLS = 64  # one for every Tool of this file: a tool's function may still be called later, so it is never reused
 
 SOURCE = """
 #include <stddef.h>
@@ -33,7 +33,7 @@ int awake[64];
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """Tools must be C: what a ctypes callback raises does not reach its caller."""
+    """The tools are in C, because an exception of a ctypes callback does not reach its caller."""
     compiler = shutil.which((sysconfig.get_config_var("CC") or "cc").split()[0]) or shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler here")
@@ -44,9 +44,9 @@ def library(tmp_path_factory):
 
 
 class Tool:
-    """Counts module calls as we do, chaining to whoever stood there before. A careful one
-    puts back only what is still its own and stays in the chain otherwise; a careless one
-    writes back what it found, whatever stands there now."""
+    """Counts module calls, and calls the function that the pointer held before. A careful tool restores the
+    pointer only if it still holds the tool's own function, and otherwise stays in the chain. A careless tool
+    always writes back what it found."""
 
     numbers = itertools.count()
 
@@ -84,7 +84,7 @@ def tool(library):
 
 
 class Ours(ModTracker):
-    """Knows how often it is entered, so that a failed test can be cleaned up after."""
+    """Counts how often it is entered, so that a failed test can be cleaned up."""
 
     inside = 0
 
@@ -100,7 +100,7 @@ class Ours(ModTracker):
 @pytest.fixture
 def ours():
     t = Ours()
-    with t:  # whatever stood on us in an earlier test is gone: we find that out now
+    with t:  # so that the tracker notices that an earlier test's tool is gone
         pass
     yield t
     while t.inside:
@@ -109,7 +109,7 @@ def ours():
 
 @pytest.fixture
 def as_found(ours):
-    """The pointer is as found once all are out; what a failed test leaves does no harm."""
+    """The pointer is restored once all are left; what a failed test leaves does no harm."""
     before = vectorcall_of(CALL)
     yield before
     after = vectorcall_of(CALL)
@@ -161,7 +161,7 @@ def test_the_tools_inside_ours(as_found, tool):
 
 
 def test_ours_left_first(as_found, ours, tool):
-    """We cannot put the pointer back then: we stay in the chain, asleep, until we can."""
+    """The pointer cannot be restored then: modscope's function stays in the chain, inactive, until it can."""
     t, other = ours, tool()
     t.__enter__()
     other.__enter__()
@@ -189,7 +189,7 @@ def test_the_tool_left_first(as_found, ours, tool):
 
 
 def test_a_careless_tool_throws_us_out(as_found, ours, tool):
-    """What it writes back is not us any more: no crash, and entering anew works."""
+    """It writes back another function than modscope's: nothing crashes, and entering again works."""
     t, other = ours, tool(False)
     other.__enter__()
     t.__enter__()
@@ -201,7 +201,7 @@ def test_a_careless_tool_throws_us_out(as_found, ours, tool):
 
 
 def test_a_careless_tool_brings_us_back(as_found, ours, tool):
-    """It found us and writes us back after we are gone."""
+    """It found modscope's function, and writes it back after the tracker was left."""
     t, other = ours, tool(False)
     t.__enter__()
     other.__enter__()
@@ -218,7 +218,7 @@ ORDERS = sorted({o for o in itertools.permutations("tTuU") if o.index("t") < o.i
 @pytest.mark.parametrize("rounds", [1, 3])
 @pytest.mark.parametrize("order", ORDERS, ids="".join)
 def test_any_order_again_and_again(order, rounds, ours, tool):
-    """Lower case enters, upper case leaves; t is ours, u the tool's. No call goes round in a circle."""
+    """Lower case enters, upper case leaves; t is the tracker, u the tool. No call recurses endlessly."""
     before = vectorcall_of(CALL)
     t, other = ours, tool()
     step = {"t": t.__enter__, "T": t.__exit__, "u": other.__enter__, "U": other.__exit__}
@@ -261,7 +261,7 @@ def test_exceptions_pass_through_both(as_found, tool):
 
 
 def test_a_tool_on_call_itself(as_found):
-    """Patching in Python, as many do."""
+    """A patch in Python, as many tools do it."""
     original = nn.Module.__call__
     seen = []
 
@@ -290,7 +290,7 @@ def test_torchs_own_trackers_beside_ours(as_found):
 
 
 def test_call_impl_is_replaced_by_another_function():
-    """Nobody calls the function we stand on any more; nothing breaks."""
+    """The function that modscope has patched is no longer called; nothing breaks."""
     done = run_python("""
         import torch
         from torch import nn

@@ -1,7 +1,8 @@
-"""Inside the script that ``modscope run`` runs: wait until it has imported torch, record, and tell how it went.
+"""The recording inside the script's process that ``modscope run`` starts.
 
-The script must not notice. What is put in its way, and no longer than needed: a finder of torch, os._exit, and,
-once torch is there, sys.excepthook.
+It begins when the script has imported torch, and ends with the script, when one line about the capture is printed.
+The script must not notice it. It patches only these, and no longer than needed: sys.meta_path (until torch is
+imported), os._exit, and sys.excepthook (after torch is imported).
 """
 
 from __future__ import annotations
@@ -25,29 +26,31 @@ _VARIABLE = "MODSCOPE_RUN"
 
 
 class Settings(NamedTuple):
-    """What ``modscope run`` hands over, through the environment."""
+    """What ``modscope run`` passes to the script's process, in an environment variable."""
 
     program: str
     arguments: int
-    """How many the program has. They may be more than the environment can carry."""
+    """How many arguments the program has. The arguments themselves may be too long for the environment."""
     shown: str
-    """The capture as the user calls it; "" if there is to be none."""
+    """The capture's path as the user gave it; "" if no capture is written."""
     path: str
+    """The absolute path of the capture."""
     fd: int
+    """The capture's open file; -1 if no capture is written."""
     children: list[str]
     """Root and suffix of forked children's captures; empty if they are not followed."""
     steps: int
-    """After how many optimizer steps to stop; 0: never."""
+    """The script is stopped after so many optimizer steps; 0: never."""
     quiet: bool
     pythonpath: str | None
-    """PYTHONPATH as it was."""
+    """PYTHONPATH before ``modscope run`` added its folder; None if it was not set."""
 
     def to_environment(self) -> dict[str, str]:
         return {_VARIABLE: json.dumps(self)}
 
 
 def enter() -> None:
-    """Before the script runs."""
+    """Called before the script's first line. Does nothing unless ``modscope run`` started this process."""
     text = os.environ.pop(_VARIABLE, None)
     if text is None:
         return
@@ -58,14 +61,14 @@ def enter() -> None:
         os.environ["PYTHONPATH"] = settings.pythonpath
     if settings.fd >= 0:
         os.set_inheritable(settings.fd, False)
-    Run(settings).enter()
+    RunRecording(settings).enter()
 
 
 class _Finder:
-    """Finds torch where it would be found anyway, and tells when it has been loaded."""
+    """Finds torch where the other finders find it, and calls ``on_import`` when it has been imported."""
 
-    def __init__(self, loaded: Callable[[], None]) -> None:
-        self._loaded = loaded
+    def __init__(self, on_import: Callable[[], None]) -> None:
+        self._on_import = on_import
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != "torch":
@@ -74,13 +77,14 @@ class _Finder:
             if finder is not self and hasattr(finder, "find_spec"):
                 spec = finder.find_spec(name, path, target)
                 if spec is not None:
-                    self._watch(spec)
+                    self._notice_import(spec)
                     return spec
         return None
 
-    def _watch(self, spec: ModuleSpec) -> None:
-        """Importing says in the spec when it begins and ends. A loader of ours would lie on the stack meanwhile, and
-        what runs when the spec is read may swallow a Ctrl-C: so only setting is watched."""
+    def _notice_import(self, spec: ModuleSpec) -> None:
+        """The import system sets ``spec._initializing`` to False when the import ends. This is noticed by a subclass
+        that overrides ``__setattr__``. A loader of our own would be on the stack during the import, and code that
+        runs when the spec is read could swallow a KeyboardInterrupt."""
         plain = type(spec)
         finder = self
 
@@ -88,50 +92,52 @@ class _Finder:
             object.__setattr__(spec, name, value)
             if name == "_initializing" and not value:
                 object.__setattr__(spec, "__class__", plain)
-                finder._done()
+                finder._imported()
 
         spec.__class__ = type(plain.__name__, (plain,), {"__setattr__": set_attribute})
 
-    def _done(self) -> None:
-        if "torch" in sys.modules and self in sys.meta_path:  # else it could not be imported
+    def _imported(self) -> None:
+        if "torch" in sys.modules and self in sys.meta_path:  # else the import failed
             sys.meta_path.remove(self)
-            self._loaded()
+            self._on_import()
 
 
-class Run:
+class RunRecording:
+    """From the script's start to its end, in the script's process or in a forked child that is followed."""
+
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._path, self._fd = settings.path, settings.fd
-        self._pid = os.getpid()  # whose all this is
+        self._pid = os.getpid()  # the process that is recorded
         self._recording: Recording | None = None
-        self._child = False  # whether it is a followed child's
+        self._is_child = False  # a followed child
         self._steps = 0
-        self._stopped = False
-        self._over = False
-        self._exit_now = os._exit
-        self._show: Callable[..., object] = sys.excepthook
-        self._error: BaseException | None = None  # that nobody caught
+        self._stopped = False  # by --steps
+        self._finished = False
+        self._original_exit = os._exit
+        self._original_excepthook: Callable[..., object] = sys.excepthook
+        self._uncaught_error: BaseException | None = None
 
     def enter(self) -> None:
-        atexit.register(self._at_exit)  # first, so it comes last
+        atexit.register(self._at_exit)  # exit functions run in reverse order: the first one runs last
         os._exit = self._exit
         if "torch" in sys.modules:
             self._begin()
         else:
             sys.meta_path.insert(0, _Finder(self._begin))
 
-    # ---- torch is there ----
+    # ---- after torch is imported ----
 
     def _begin(self) -> None:
-        if self._in_a_fork() and not self._follow():
+        if self._in_fork() and not self._follow():
             return
         if not self._start():
             return
-        self._show, sys.excepthook = sys.excepthook, self._uncaught
+        self._original_excepthook, sys.excepthook = sys.excepthook, self._excepthook
         if self._settings.steps:
             from torch.optim.optimizer import register_optimizer_step_post_hook
 
-            register_optimizer_step_post_hook(self._stepped)
+            register_optimizer_step_post_hook(self._count_step)
         if self._settings.children:
             os.register_at_fork(after_in_child=lambda: self._follow() and self._start())
 
@@ -146,19 +152,19 @@ class Run:
             info = _record.default_info(self._settings.program, arguments)
             recording = _record.Recording(self._fd if self._fd >= 0 else None, info)
             recording.start()
-            atexit.unregister(_native.restore)  # it would be too early: see _at_exit
+            atexit.unregister(_native.restore)  # _at_exit restores them later
         except Exception as error:
-            self._over = True
+            self._finished = True
             self._discard()
-            self._say(f"the script runs on unwatched, without a capture: {_text(error)}")
+            self._print(f"recording could not begin, so the script runs without a capture: {_text(error)}")
             return False
         self._recording = recording
         return True
 
-    def _stepped(self, optimizer: object, args: object, kwargs: object) -> None:
+    def _count_step(self, optimizer: object, args: object, kwargs: object) -> None:
         import torch
 
-        if torch.compiler.is_compiling() or self._in_a_fork():
+        if torch.compiler.is_compiling() or self._in_fork():
             return
         self._steps += 1
         if self._steps >= self._settings.steps:
@@ -170,34 +176,35 @@ class Run:
         self._stopped = True
         if threading.current_thread() is threading.main_thread():
             raise SystemExit(0)
-        _flush()  # SystemExit would end this thread only, and others may wait for it
+        _flush()  # SystemExit would end only this thread, and other threads may wait for it
         os._exit(0)
 
-    def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        self._error = error
-        if not self._in_a_fork():
+    def _excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        self._uncaught_error = error
+        if not self._in_fork():
             with contextlib.suppress(Exception):
-                from modscope import _story
+                from modscope import _oom_report
 
-                _story.add_note(error)
-                if self._show is sys.__excepthook__ and sys.stderr is sys.__stderr__:
-                    with _story.untold(error):  # it stands on stderr already
-                        self._show(kind, error, trace)
+                _oom_report.add_note(error)
+                if self._original_excepthook is sys.__excepthook__ and sys.stderr is sys.__stderr__:
+                    with _oom_report.without_note(error):  # the report is on stderr already
+                        self._original_excepthook(kind, error, trace)
                         return
-        self._show(kind, error, trace)
+        self._original_excepthook(kind, error, trace)
 
     # ---- forked children ----
 
-    def _in_a_fork(self) -> bool:
-        """Whether this is a child that is not followed, or not yet."""
+    def _in_fork(self) -> bool:
+        """Whether this is a forked child that is not recorded (yet)."""
         return os.getpid() != self._pid
 
     def _follow(self) -> bool:
-        """In a forked child: all this is its own from now on, with a capture of its own. False if that cannot be."""
+        """In a forked child: record this process, to its own capture. False if it is not to be recorded, or if its
+        file cannot be created."""
         if not self._settings.children:
             return False
-        self._pid, self._child = os.getpid(), True
-        self._recording, self._steps, self._stopped, self._over = None, 0, False, False
+        self._pid, self._is_child = os.getpid(), True
+        self._recording, self._steps, self._stopped, self._finished = None, 0, False, False
         self._path, self._fd = _files.Name(*self._settings.children).numbered(), -1
         with contextlib.suppress(OSError):
             self._fd = _files.create(self._path)
@@ -207,34 +214,34 @@ class Run:
 
     def _exit(self, status: int) -> NoReturn:
         self._finish("stopped" if self._stopped else "finished", status=str(status))
-        self._exit_now(status)
+        self._original_exit(status)
 
     def _at_exit(self) -> None:
-        if self._in_a_fork():
+        if self._in_fork():
             return
         _flush()
-        error = self._error if sys.excepthook == self._uncaught else getattr(sys, "last_value", None)
+        error = self._uncaught_error if sys.excepthook == self._excepthook else getattr(sys, "last_value", None)
         if self._stopped:
             self._finish("stopped", status="0")
         elif error is None:
             self._finish("finished")
         else:
             how = "interrupted" if isinstance(error, KeyboardInterrupt) else "exception"
-            self._finish(how, error=_words(error))
+            self._finish(how, error=_describe(error))
         if self._recording is not None:
             from modscope import _native
 
             _native.restore()
 
     def _finish(self, how: str, **end: str) -> None:
-        if self._over or self._in_a_fork():
+        if self._finished or self._in_fork():
             return
-        self._over = True
+        self._finished = True
         try:
             if self._recording is None:
                 self._discard()
-                how = "imported torch in a way that was not seen" if "torch" in sys.modules else "did not import torch"
-                self._say(f"{self._settings.program} {how}: there is no capture.")
+                how = "imported torch in a way that modscope did not notice" if "torch" in sys.modules else "did not import torch"
+                self._print(f"{self._settings.program} {how}, so no capture was written.")
             else:
                 from modscope._closing import closing
 
@@ -242,16 +249,16 @@ class Run:
                 if outcome.bytes == 0:
                     self._discard()
                 if not self._settings.quiet or outcome.lost or outcome.error:
-                    self._say(closing(self._settings.shown, outcome, how))
-        except BaseException as error:  # Ctrl-C too: the script's own end is told already
-            self._say(f"the capture could not be finished: {_words(error)}")
+                    self._print(closing(self._settings.shown, outcome, how))
+        except BaseException as error:  # also KeyboardInterrupt: the script has ended already
+            self._print(f"the capture could not be completed: {_describe(error)}")
 
     def _discard(self) -> None:
         if self._fd >= 0:
             _files.remove_empty(self._path, self._fd)
 
-    def _say(self, text: str) -> None:
-        if self._child or sys.__stderr__ is None or sys.__stderr__.closed:
+    def _print(self, text: str) -> None:
+        if self._is_child or sys.__stderr__ is None or sys.__stderr__.closed:
             return
         line = " ".join(["[modscope]", *text.splitlines()])
         with contextlib.suppress(OSError):
@@ -259,18 +266,18 @@ class Run:
 
 
 def _flush() -> None:
-    """What the script has written comes before our line."""
+    """Write the script's own output before our line."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
 
 
-def _words(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return ": ".join(filter(None, [type(error).__name__, _text(error)]))
 
 
 def _text(error: BaseException) -> str:
     try:
         return str(error).strip()
-    except BaseException:  # it is the program's own, and may do anything
+    except BaseException:  # the program's own __str__ may raise anything
         return ""

@@ -1,15 +1,15 @@
-"""An allocation that fails: who held the memory is on stderr, in the exception, and in the capture."""
+"""When an allocation fails, the out-of-memory report is on stderr, in the exception and in the capture."""
 
 import gc
 
 import pytest
 import torch
-from helpers import make, needs_places
+from helpers import make, needs_interception
 from torch import nn
 
 from modscope import MemTracker, load, record
 
-pytestmark = needs_places  # the dispatcher is not told of what fails
+pytestmark = needs_interception  # the dispatcher does not see failed allocations
 
 TOO_MUCH = 1 << 50
 
@@ -36,13 +36,13 @@ def test_stderr_and_the_exception_tell_what_was_asked_and_who_holds_what(capfd):
     with pytest.raises(RuntimeError, match="memory") as caught, MemTracker() as mt:
         mt.track_external(model)
         model(torch.ones(10, 100))
-    story = notes_of(caught.value)
-    assert "an allocation of 1.00 PiB on cpu failed" in story
-    assert "in step 1, forward of Hungry" in story
-    assert "Hungry.fc: Parameter 394.53 KiB, Activation 39.06 KiB" in story
-    assert "peak so far:" in story
-    assert len(story.splitlines()) <= 12
-    assert story in capfd.readouterr().err
+    report = notes_of(caught.value)
+    assert "an allocation of 1.00 PiB on cpu failed" in report
+    assert "in step 1, forward of Hungry" in report
+    assert "Hungry.fc: Parameter 394.53 KiB, Activation 39.06 KiB" in report
+    assert "peak so far:" in report
+    assert len(report.splitlines()) <= 12
+    assert report in capfd.readouterr().err
 
 
 def test_a_module_call_adds_it_where_the_program_catches_the_error(capfd):
@@ -71,7 +71,7 @@ def test_an_error_of_another_kind_gets_no_note(capfd):
     assert "out of memory" in capfd.readouterr().err
 
 
-def test_a_story_goes_to_its_own_exception_only(capfd):
+def test_a_report_goes_only_to_its_own_exception(capfd):
     with pytest.raises(RuntimeError) as caught, MemTracker():
         with pytest.raises(RuntimeError):
             torch.empty(TOO_MUCH)
@@ -87,7 +87,7 @@ def test_without_a_tracker_there_is_none(capfd):
     assert not hasattr(caught.value, "__notes__") and "modscope" not in capfd.readouterr().err
 
 
-def test_in_backward_it_names_the_module_whose_backward_it_is(capfd):
+def test_in_backward_it_names_the_module_that_runs_backward(capfd):
     class Bad(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -128,7 +128,7 @@ def test_it_takes_nothing_from_torch(capfd):
     assert peak == before[torch.device("cpu")]["Total"]
 
 
-def test_many_failures_are_not_all_shown_but_all_told(capfd):
+def test_of_many_failures_some_are_printed_and_all_are_in_the_exceptions(capfd):
     errors, model = [], Hungry()
     with MemTracker():
         for _ in range(12):

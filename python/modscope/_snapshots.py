@@ -1,4 +1,4 @@
-"""The figures of memory: snapshots by device and by module."""
+"""Snapshots: bytes by device and category, and by device, module and category."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import dataclasses
 
 import torch
 
-from modscope import _display, _native
+from modscope import _display
 from modscope._categories import CATEGORIES, Raw, State, Sums, sums_of
+from modscope._devices import devices
 
 Snapshot = dict[torch.device, Sums]
 ModuleSnapshot = dict[torch.device, dict[str, Sums]]
-RawModules = list[tuple[int, str, Raw]]  # device, fqn, bytes
+RawModules = list[tuple[int, str, Raw]]  # the device's number, fqn, bytes by category
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,42 +29,17 @@ class ModuleStats:
     snapshots: dict[State, list[Snapshot]]
 
     def copy(self) -> ModuleStats:
-        """The same stats, that may be changed."""
+        """A deep copy, which the caller may change."""
         return copy.deepcopy(self)
 
 
-# ---- devices ----
-
-# torch's own numbers of its device types, as its allocators report them.
-_TYPES = {"cpu": 0, "cuda": 1, "hip": 6, "xpu": 12, "mps": 13, "meta": 14, "privateuseone": 20}
-_names = {number: name for name, number in _TYPES.items()}
-
-
-def number_device(device: torch.device) -> int:
-    """The ledger's number of a device that an operator returned a tensor of."""
-    if device.type == "cuda" and not torch.backends.cuda.is_built() and not torch.version.hip:
-        raise RuntimeError(
-            "modscope: this torch is built without CUDA, and autograd aborts the process for fake 'cuda' tensors. "
-            "Use device='cpu' for the fake model, or a CUDA build of torch (no GPU is needed)"
-        )
-    kind = _TYPES.setdefault(device.type, 40 + len(_TYPES))
-    _names[kind] = device.type
-    return _native.device_number(kind, -1 if device.index is None else device.index)
-
-
-def devices() -> list[torch.device]:
-    """By the ledger's numbers."""
-    return [
-        torch.device(_names.get(kind, "privateuseone")) if index < 0 else torch.device(_names[kind], index)
-        for kind, index in _native.devices()
-    ]
-
-
 def snapshot_of(raw: list[Raw]) -> Snapshot:
+    """``raw`` is in the order of the devices' numbers. A device that holds nothing is left out, except the CPU."""
     return {device: sums_of(sums) for device, sums in zip(devices(), raw) if any(sums) or device.type == "cpu"}
 
 
 def by_module(raw: RawModules, children: bool) -> ModuleSnapshot:
+    """``children``: add what a module owns to all modules around it too, by their dotted names."""
     numbered = devices()
     found: dict[torch.device, dict[str, list[int]]] = {}
     for number, fqn, sums in raw:

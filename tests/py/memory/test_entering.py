@@ -1,12 +1,12 @@
-"""Entering and leaving: again, nested, side by side, in any order. What outlives a stretch,
-and what dies in the middle of one."""
+"""Trackers are entered and left repeatedly, nested, side by side and in any order, while objects are kept and
+freed."""
 
 import gc
 import weakref
 
 import pytest
 import torch
-from helpers import leaf, make, mlp, needs_places, run_python
+from helpers import leaf, make, mlp, needs_interception, run_python
 from memory_helpers import CPU, at_peak, bytes_of, every_source, held, held_by, nonzero, now, of_module, parameter_bytes, reading, wrong_sums
 from torch import nn
 
@@ -164,7 +164,7 @@ def test_left_in_the_order_they_were_entered(source):
 
 
 def test_leaving_in_another_thread():
-    """Done or refused, in a fresh interpreter: afterwards a tracker works as ever."""
+    """In a new interpreter: whether it is done or refused, a tracker works afterwards."""
     done = run_python(
         """
         import threading, torch
@@ -207,7 +207,7 @@ def test_what_one_was_given_the_other_sees_too(source):
         assert now(two, "Other") == 40
 
 
-@needs_places
+@needs_interception
 @pytest.mark.parametrize("order", [("allocator", "dispatcher"), ("dispatcher", "allocator")])
 def test_two_sources_at_once_are_refused(order):
     with MemTracker(order[0]) as mt:

@@ -1,5 +1,5 @@
-"""Another tool in the other place, the slot of autograd's `evaluate_function`: entered and
-left in any order with ours; every node is seen by both, and the slot is as found."""
+"""Another tool patches the same ELF slot, that of autograd's `evaluate_function`. The two are entered and left
+in any order: both see every node, and the slot is restored."""
 
 import ctypes
 import itertools
@@ -9,15 +9,15 @@ import subprocess
 
 import pytest
 import torch
-from helpers import NOWHERE, at, grad_input, leaf, look, needs_places, on_grad, pair
+from helpers import NOWHERE, at, grad_input, leaf, look, needs_interception, on_grad, pair
 
 from modscope import ModTracker
 
-pytestmark = needs_places
+pytestmark = needs_interception
 
 SOURCES = pathlib.Path(__file__).resolve().parents[3] / "src"
 
-# Our own way to find a slot, in a library of its own: as another copy of us would.
+# modscope's own code that finds an ELF slot, in a separate library: a second copy of modscope would do the same.
 TOOL = """
 #include "interpose/slot.h"
 typedef void evaluate(void *, void *, void *, void *, void *);
@@ -90,7 +90,7 @@ ORDERS = sorted({o for o in itertools.permutations("tTuU") if o.index("t") < o.i
 
 @pytest.mark.parametrize("order", ORDERS, ids="".join)
 def test_any_order(tool, order):
-    """Lower case enters, upper case leaves; t is ours, u the tool's."""
+    """Lower case enters, upper case leaves; t is the tracker, u the tool."""
     before = tool.now()
     t = ModTracker()
     step = {"t": t.__enter__, "T": t.__exit__, "u": tool.enter, "U": tool.leave}

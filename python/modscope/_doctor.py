@@ -1,0 +1,91 @@
+"""``doctor()``: which interception points are verified here, and what that means for the user."""
+
+from __future__ import annotations
+
+import platform
+from typing import NamedTuple
+
+import torch
+
+from modscope import _interception, _native
+
+
+def doctor() -> dict[str, str]:
+    """The versions in use, and for each interception point "verified" or why the fallback is used.
+
+    Keys: "modscope", "torch", "python", "system"; the interception points "calls" (module calls), "nodes" (backward
+    nodes) and "blocks" (allocated memory); "layout" and "tensors" say whether the layouts of torch's nodes and
+    tensors were learned.
+    """
+    with _native.Tracker():  # makes sure that everything has been tried
+        pass
+    return {
+        "modscope": _native.version,
+        "torch": str(torch.__version__),
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "system": f"{platform.system()} {platform.machine()}",
+        **_interception.results(),
+    }
+
+
+class _Point(NamedTuple):
+    label: str
+    verified: str
+    """What it means that the point is verified."""
+    fallback: str
+    effect: str
+    """What it means that the fallback is used."""
+
+
+_POINTS = {
+    "calls": _Point(
+        "module calls",
+        "modscope sees each call in C, without hooks",
+        "torch's global module hooks, as C functions",
+        "Tracking is slower, and torch.compile sees the hooks.",
+    ),
+    "nodes": _Point(
+        "backward nodes",
+        "each node is attributed to the call that created it",
+        "asking autograd for the current node",
+        "Nodes that a backward creates (double backward) are attributed to no module.",
+    ),
+    "blocks": _Point(
+        "memory blocks",
+        "each block of torch's allocators is counted",
+        "the tensors that operators return, seen by the dispatcher",
+        "Memory that operators allocate inside is not counted.",
+    ),
+}
+
+
+def _advice(reasons: set[str]) -> str:
+    if reasons == {_interception.FORCED}:
+        return "To use the interception points, unset MODSCOPE_INTERPOSE."
+    return "A newer modscope may support this torch. If it does not, please report this output."
+
+
+def describe(report: dict[str, str]) -> str:
+    """What ``modscope doctor`` prints."""
+    lines = [f"{word:9} {report[word]}" for word in ("modscope", "torch", "python", "system")]
+    lines += ["", "Interception points:"]
+    reasons = set()
+    for word, point in _POINTS.items():
+        if report[word] == _interception.VERIFIED:
+            lines.append(f"  {point.label:15} verified: {point.verified}")
+            continue
+        reasons.add(report[word])
+        lines.append(f"  {point.label:15} not used: {report[word]}")
+        lines.append(f"  {'':15} Fallback: {point.fallback}. {point.effect}")
+    lines += ["", "Layouts of torch's objects:"]
+    lines.append(f"  {'nodes':15} {report['layout']}")
+    lines.append(f"  {'tensors':15} {report['tensors']}")
+    if report["tensors"] != _interception.LEARNED:
+        lines.append(f"  {'':15} MemTracker, record and modscope run cannot be used here.")
+    lines.append("")
+    if not reasons:
+        lines.append("Everything is verified: no fallback is used, and torch.compile does not see modscope. There is nothing to do.")
+    else:
+        lines.append("modscope works with the fallback; docs/api.md lists its limits.")
+        lines.append(_advice(reasons))
+    return "\n".join(lines)

@@ -1,0 +1,240 @@
+"""Decide which interception points are used, by verifying each one first.
+
+``prepare`` runs once, when the first tracker is entered: it learns where this torch keeps what modscope reads
+(_layout.py) and runs a test program through each interception point. A point whose test fails is not used;
+modscope uses the fallback instead, and ``doctor()`` (_doctor.py) says why.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from modscope import _layout, _native
+from modscope._probes import CloneFunction, make_leaf, run_in_thread, undisturbed
+
+VERIFIED = "verified"
+LEARNED = "learned"
+FORCED = "MODSCOPE_INTERPOSE=0 is set"
+_UNTRIED = "not tried yet"
+_NOT_RESTORED = "the original pointer was not restored after the test"
+
+# "verified" for an interception point or "learned" for a layout; else the reason why not.
+_results = {"calls": _UNTRIED, "nodes": _UNTRIED, "blocks": _UNTRIED, "layout": _UNTRIED, "tensors": _UNTRIED}
+
+
+def results() -> dict[str, str]:
+    """For the interception points "calls", "nodes" and "blocks", and for the layouts of nodes ("layout") and
+    tensors ("tensors"): that they can be used, or why they cannot."""
+    return dict(_results)
+
+
+def why_no_tensors() -> str | None:
+    """None if the memory of tensors can be read, else the reason."""
+    return None if _results["tensors"] == LEARNED else _results["tensors"]
+
+
+def why_no_blocks() -> str | None:
+    """None if torch's allocators can be intercepted, else the reason."""
+    return None if _results["blocks"] == VERIFIED else _results["blocks"]
+
+
+def nodes_verified() -> bool:
+    return _results["nodes"] == VERIFIED
+
+
+def _is_forbidden() -> bool:
+    return os.environ.get("MODSCOPE_INTERPOSE") == "0"
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+# ---- layouts ----
+
+
+def _choose_node_layout() -> str | None:
+    """Learn the nodes' layout and give it to the C code. Returns None, or why it is unknown."""
+    layout, why = _layout.UNKNOWN_NODES, "not learned: no single word of a node always equals its number and its maker"
+    try:
+        layout = _layout.learn_nodes()
+    except Exception as error:
+        why = f"not learned: {_describe(error)}"
+    _native.set_node_layout(*layout)
+    if layout.number < 0:
+        _results["layout"] = why
+        return why
+    text = f"{LEARNED}: number at byte {layout.number}, maker at byte {layout.maker} of a node"
+    if layout.function >= 0:
+        text += f"; a custom Function's node at byte {layout.function}"
+    _results["layout"] = text
+    return None
+
+
+def _choose_tensor_layout() -> None:
+    layout = _layout.UNKNOWN_TENSORS
+    try:
+        learned = _layout.learn_tensors()
+        missing = _layout.missing_fields(learned)
+        result = f"not learned: {', '.join(missing)}" if missing else LEARNED
+        if not missing:
+            layout = learned
+    except Exception as error:
+        result = f"not learned: {_describe(error)}"
+    _results["tensors"] = result
+    _native.set_tensor_layout(**{**layout, "deleter": max(layout["deleter"], 0)})
+
+
+# ---- blocks ----
+
+
+def _test_blocks() -> str | None:
+    """Allocate a block and free it, and compare what the ledger counts. Returns None, or what is wrong."""
+    ledger = _native.Ledger()
+    ledger.begin(False, None)
+    try:
+        with undisturbed():
+            for _ in range(5):  # another thread may allocate meanwhile
+                before = sum(sum(sums) for sums in ledger.now())
+                block = torch.empty(12345, device="cpu", dtype=torch.uint8)
+                held = sum(sum(sums) for sums in ledger.now())
+                del block
+                after = sum(sum(sums) for sums in ledger.now())
+                if held - before == 12345 and after == before:
+                    return None
+    finally:
+        ledger.end()
+    return f"a block of 12345 bytes was counted as {held - before}, and {after - before} when it was freed"
+
+
+def _choose_blocks() -> None:
+    if _is_forbidden():
+        _results["blocks"] = FORCED
+        return
+    why = why_no_tensors() or _native.find_block_slots()
+    if why is None:
+        try:
+            why = _test_blocks()
+        except Exception as error:
+            why = _describe(error)
+        if why is None and _native.blocks_intercepted():
+            why = _NOT_RESTORED
+    _results["blocks"] = why or VERIFIED
+
+
+# ---- calls and nodes ----
+
+
+class _Inner(torch.nn.Module):
+    def forward(self, x: torch.Tensor, look: Callable[[str], Any], fail: bool) -> torch.Tensor:
+        look("forward")
+        if fail:
+            raise ValueError
+        y = x.neg()
+        y.register_hook(lambda grad: look("backward"))
+        z: torch.Tensor = CloneFunction.apply(y)
+        z.register_hook(lambda grad: look("custom"))
+        return z
+
+
+class _Outer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = _Inner()
+
+    def forward(self, x: torch.Tensor, look: Callable[[str], Any], fail: bool = False) -> torch.Tensor:
+        result: torch.Tensor = self.inner(x, look, fail)
+        return result.neg()
+
+
+def _test_model() -> str | None:
+    """Run a small model, and compare the modules that are reported with those that run. Returns None, or what is
+    wrong."""
+    seen: dict[str, list[str]] = {}
+    model = _Outer()
+    tracker = _native.Tracker()
+
+    def look(when: str) -> None:
+        seen[when] = tracker.stack
+
+    def forward() -> torch.Tensor:
+        with undisturbed():
+            y: torch.Tensor = model(make_leaf(), look)
+            return y
+
+    expected = ["_Outer", "_Outer.inner"]
+    with tracker, undisturbed():
+        with contextlib.suppress(ValueError):
+            model(make_leaf(), look, fail=True)
+        if tracker.stack:
+            return "a call that raised is still reported as running"
+        for make in (forward, lambda: run_in_thread(forward)):
+            seen.clear()
+            make().backward()
+            for when in ("forward", "backward", "custom"):
+                if seen.get(when) != expected:
+                    return f"{when} of {expected[-1]} is reported as {seen.get(when)}"
+        if tracker.stack:
+            return "a backward that ended is still reported as running"
+    return None
+
+
+def _test_points(calls: bool, nodes: bool) -> str | None:
+    """Run the test model through these interception points. Returns None, or what is wrong."""
+    _native.set_interception(calls, nodes)
+    try:
+        wrong = _test_model()
+    except Exception as error:  # a test that cannot run verifies nothing
+        wrong = _describe(error)
+    if wrong is None and (_native.calls_intercepted() or _native.nodes_intercepted()):
+        wrong = _NOT_RESTORED
+    return wrong
+
+
+def _choose() -> None:
+    """Learn the layouts, verify the interception points, and tell the C code which ones to use."""
+    why_no_layout = _choose_node_layout()
+    _choose_tensor_layout()
+    _choose_blocks()
+    if _is_forbidden():
+        _results["calls"] = _results["nodes"] = FORCED
+        _native.set_interception(False, False)
+        return
+    why_no_nodes = _native.find_node_slot() or why_no_layout
+    if why_no_nodes is None:
+        why_no_nodes = _test_points(False, True)
+    why_no_calls = _test_points(True, why_no_nodes is None)
+    _native.set_interception(why_no_calls is None, why_no_nodes is None)
+    _results["calls"] = why_no_calls or VERIFIED
+    _results["nodes"] = why_no_nodes or VERIFIED
+
+
+_preparing = threading.RLock()
+_state = "new"  # then "preparing", then "ready"; guarded by _preparing
+
+
+def prepare() -> bool:
+    """Choose the interception points, once per process; whether that is done.
+
+    Every tracker that is entered calls this until it returns True. The tests enter trackers themselves: those get
+    False, and use the interception point that is being tested.
+    """
+    global _state
+    with _preparing:
+        if _state == "new":
+            _state = "preparing"
+            try:
+                _choose()
+            except BaseException:  # after an interrupt the next tracker tries again
+                _state = "new"
+                raise
+            _state = "ready"
+            atexit.register(_native.restore)
+        return _state == "ready"

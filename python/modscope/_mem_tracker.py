@@ -1,0 +1,476 @@
+"""``MemTracker``: which module and which category holds each byte.
+
+The functions at the end of the file are for the other modules of the package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from modscope import _display, _interception, _native, _oom_report
+from modscope._categories import Category, Raw, sums_of
+from modscope._devices import list_cuda_blocks, number_device
+from modscope._dispatch import DispatcherSource, active_fake_mode, is_fake
+from modscope._peak import Peak
+from modscope._peak_history import PeakHistory
+from modscope._snapshots import ModuleSnapshot, ModuleStats, RawModules, Snapshot, by_module, snapshot_of
+from modscope._stats import LazyStats, StatsByModule, StatsView
+from modscope._trackers import NamingTracker
+
+__all__ = ["MemTracker"]
+
+_SOURCES = ("auto", "allocator", "dispatcher")
+
+
+class _LastFigures(NamedTuple):
+    """The figures of a tracker at its exit, where other trackers went on counting with the same ledger."""
+
+    now: list[Raw]
+    outside: list[Raw]
+    modules: RawModules
+    stats: StatsByModule
+    lost: int
+
+
+class _Shared:
+    """What all active trackers share: one ledger with one source."""
+
+    ledger: _native.Ledger | None = None
+    dispatcher = False
+    trackers: list[MemTracker] = []
+
+
+_lock = threading.RLock()  # guards _Shared and every tracker's entering, leaving and claiming
+
+
+def _renew_lock() -> None:
+    """In a forked child: a thread that the child does not have may have held the lock."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _source_name(dispatcher: bool) -> str:
+    return "dispatcher" if dispatcher else "allocator"
+
+
+def _check_type(type: str) -> None:
+    if type not in ("current", "peak"):
+        raise ValueError(f"Invalid type {type!r}: use 'current' or 'peak'")
+
+
+class MemTracker:
+    """Attributes each byte of memory to a module and a category, now and at the peak.
+
+    A context manager, and a drop-in for ``torch.distributed._tools.mem_tracker.MemTracker``::
+
+        mt = MemTracker()
+        mt.track_external(model, optimizer, batch)
+        with mt:
+            for x in loader:
+                step(x)
+        mt.display_snapshot("peak", units="MiB", tabulate=True)
+        mt.display_modulewise_snapshots(depth=3, units="MiB")
+
+    ``source`` is where block events come from: ``"allocator"`` (torch's own allocators, exact), ``"dispatcher"``
+    (the storages of tensors that operators return: for fake tensors and other platforms), or ``"auto"``: the
+    dispatcher under a ``FakeTensorMode`` or for fake tensors, else the allocator where it can be intercepted.
+    """
+
+    def __init__(self, source: str = "auto") -> None:
+        if not isinstance(source, str):
+            raise TypeError(f"source must be a str, not {type(source).__name__}")
+        if source not in _SOURCES:
+            raise ValueError(f"source must be one of {', '.join(map(repr, _SOURCES))}, not {source!r}")
+        self._asked = source
+        self._chosen: str | None = None
+        self._depth = 0  # how many times it is entered
+        self._tracker = NamingTracker()
+        self._tracker_entered = False
+        self._ledger: _native.Ledger | None = None
+        self._peak_history = PeakHistory()
+        self._last: _LastFigures | None = None
+        self._tensors: dict[int, weakref.ref[torch.Tensor]] = {}  # given, by id
+        self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}  # given, by id
+        self._fake_given = False
+        self._stats_since = 0  # calls before this ledger time are not in the stats
+        self._stats_cache: tuple[int, StatsByModule] | None = None  # the ledger time, and the stats then
+        self._dispatcher: DispatcherSource | None = None
+        self._leave_for_other_source: Callable[[], None] | None = None
+
+    def __repr__(self) -> str:
+        state = "active" if self._depth else "not active"
+        peaks = {device: figures.peak.bytes for device, figures in self._peak_history.by_device().items()}
+        held = ", ".join(f"{_display.amount(most, 'MiB')} on {device}" for device, most in peaks.items() if most)
+        return f"<MemTracker, {state}, source {self.source!r}, peak {held or 'none'}>"
+
+    def _repr_html_(self) -> str:
+        from modscope import _notebook
+
+        return _notebook.of_tracker(self)
+
+    # ---- what to count ----
+
+    @property
+    def source(self) -> str:
+        """"allocator" or "dispatcher". Before the tracker is first entered, the constructor's argument."""
+        return self._chosen or self._asked
+
+    def track_external(self, *external: Any) -> None:
+        """Count what these modules, optimizers and tensors hold, though they were created before the tracker was
+        entered. Containers of them and None are accepted too.
+
+        Parameters, buffers, gradients and optimizer state have their own categories; other tensors are ``Other``.
+        """
+        leaves = tree_leaves(external)
+        for leaf in leaves:
+            if leaf is not None and not isinstance(leaf, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor)):
+                raise TypeError(
+                    f"Object of type {type(leaf)} is not supported for tracking. "
+                    "Only modules, optimizers and tensors, and containers of them, are supported."
+                )
+        for leaf in leaves:
+            if isinstance(leaf, torch.nn.Module):
+                self._tracker.name_module(leaf)
+                self._note_fake([*leaf.parameters(), *leaf.buffers()])
+            elif isinstance(leaf, torch.optim.Optimizer):
+                self._optimizers[id(leaf)] = weakref.ref(leaf)
+            elif leaf is not None:
+                self._tensors[id(leaf)] = weakref.ref(leaf)
+                self._note_fake([leaf])
+        with _lock:
+            self._claim()
+
+    def _note_fake(self, tensors: list[torch.Tensor]) -> None:
+        fake = [tensor for tensor in tensors if is_fake(tensor)]
+        for tensor in fake:
+            number_device(tensor.device)  # raises if autograd would abort
+        self._fake_given |= bool(fake)
+
+    # ---- entering and leaving ----
+
+    def _choose_dispatcher(self) -> bool:
+        """Whether the dispatcher is to be the source. RuntimeError if the source that was asked for cannot be used."""
+        _interception.prepare()
+        why = _interception.why_no_tensors()
+        if why:
+            raise RuntimeError(f"modscope cannot read the tensors of this torch ({why}). Update modscope.")
+        why = _interception.why_no_blocks()
+        if self._asked == "allocator" and why:
+            raise RuntimeError(
+                f"torch's allocators cannot be intercepted here: {why}. Use MemTracker(source='dispatcher') or 'auto'. "
+                "`python -m modscope doctor` says more."
+            )
+        if self._asked != "auto":
+            return self._asked == "dispatcher"
+        if _Shared.trackers and _Shared.dispatcher:
+            return True
+        return bool(why) or self._fake_given or active_fake_mode() is not None
+
+    def _begin(self) -> None:
+        dispatcher = self._choose_dispatcher()
+        try:
+            self._tracker_entered = True
+            self._tracker.__enter__()
+            joined = self._join(dispatcher)
+            self._claim()
+            assert self._ledger is not None
+            if self._peak_history.begin(self._ledger) and joined:
+                self._stats_since = self._ledger.time()  # earlier calls belong to the trackers that were active then
+            if not _interception.nodes_verified():
+                self._tracker.register_user_hooks(None, None, self._pre_backward, self._post_backward)
+            if dispatcher:
+                self._dispatcher = DispatcherSource()
+                self._dispatcher.__enter__()
+        except BaseException:
+            self._leave()
+            raise
+
+    def _join(self, dispatcher: bool) -> bool:
+        """Use the ledger of the active trackers, or begin a new one. Returns whether there was one."""
+        if _Shared.trackers and _Shared.dispatcher != dispatcher:
+            self._ask_others_to_leave()
+        joined = bool(_Shared.trackers)
+        if joined and _Shared.dispatcher != dispatcher:
+            active = _source_name(_Shared.dispatcher)
+            raise RuntimeError(
+                f"A MemTracker with source {active!r} is active. Leave it first, or use MemTracker(source={active!r})."
+            )
+        name = _source_name(dispatcher)
+        ledger = _Shared.ledger
+        if not joined or ledger is None:
+            own = self._ledger if self._last is None and self._chosen == name else None
+            ledger = own or _native.Ledger()
+            cuda_blocks = None if dispatcher else list_cuda_blocks()
+            _Shared.ledger, _Shared.dispatcher = ledger, dispatcher  # set first, so that _leave ends the ledger
+            ledger.begin(dispatcher, cuda_blocks)
+        _Shared.trackers.append(self)
+        if self._ledger is not ledger:
+            self._peak_history.end()
+            self._stats_since = 0
+        self._ledger, self._last, self._chosen = ledger, None, name
+        self._stats_cache = None
+        return joined
+
+    @staticmethod
+    def _ask_others_to_leave() -> None:
+        """Trackers of modscope's own leave, so that the program's tracker can have another source. If one of the
+        active trackers is the program's, all stay."""
+        leave = [tracker._leave_for_other_source for tracker in _Shared.trackers]
+        for leave_one in leave if all(leave) else ():
+            assert leave_one is not None
+            leave_one()
+
+    def _pre_backward(self, module: torch.nn.Module | None, grads: Any) -> None:
+        if module is not None and self._ledger is not None:
+            self._ledger.backward(self._tracker, module, True)
+
+    def _post_backward(self, module: torch.nn.Module | None, grads: Any) -> None:
+        if module is not None and self._ledger is not None:
+            self._ledger.backward(self._tracker, module, False)
+
+    def _end(self) -> None:
+        try:
+            self._claim()
+            if len(_Shared.trackers) > 1:
+                self._keep_figures()
+        finally:  # the tracker is left even if the figures cannot be read
+            self._leave()
+
+    def _keep_figures(self) -> None:
+        """The ledger goes on counting for other trackers: keep this tracker's figures as they are now."""
+        ledger = self._ledger
+        assert ledger is not None
+        stats: StatsByModule = {key: (ref, stats().copy) for key, (ref, stats) in self._stats().items()}
+        self._last = _LastFigures(ledger.now(), ledger.outside(), ledger.modules(), stats, ledger.lost())
+        self._peak_history.end()
+
+    def _leave(self) -> None:
+        """Undo everything that entering did. May be called again."""
+        if self._dispatcher is not None:
+            self._dispatcher.leave()
+            self._dispatcher = None
+        if self in _Shared.trackers:
+            _Shared.trackers.remove(self)
+        if not _Shared.trackers and _Shared.ledger is not None:
+            _Shared.ledger.end()
+            _Shared.ledger = None
+        if not _interception.nodes_verified():
+            self._tracker.clear_user_hooks()
+        if self._tracker_entered:
+            with contextlib.suppress(RuntimeError):  # entering it was interrupted
+                self._tracker.__exit__()
+            self._tracker_entered = False
+
+    def __enter__(self) -> MemTracker:
+        with _lock:
+            self._depth += 1  # first: after an interrupt at any later point the tracker can be left
+            try:
+                if self._depth == 1:
+                    self._begin()
+            except BaseException:
+                self._depth -= 1
+                raise
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        with _lock:
+            if self._depth == 0:
+                raise RuntimeError("this tracker is not active. Enter it first, with a with statement.")
+            if self._depth == 1:
+                if len(args) > 1 and isinstance(args[1], BaseException):
+                    _oom_report.add_note(args[1])
+                try:
+                    self._end()
+                except BaseException:
+                    self._leave()  # again: an interrupt may have come while it was leaving
+                    raise
+                finally:
+                    self._depth = 0
+            else:
+                self._depth -= 1
+
+    def _claim(self) -> None:
+        """Claim the blocks that known objects hold now."""
+        if self not in _Shared.trackers or self._ledger is None:
+            return
+        tensors: list[torch.Tensor] = []
+        optimizers: list[torch.optim.Optimizer] = []
+        for tracker in _Shared.trackers:
+            tracker._tensors = {key: ref for key, ref in tracker._tensors.items() if ref() is not None}
+            tensors += [t for ref in tracker._tensors.values() if (t := ref()) is not None]
+            optimizers += [o for given in tracker._optimizers.values() if (o := given()) is not None]
+        self._ledger.claim(tensors, optimizers)
+
+    def _refresh(self) -> None:
+        """Bring the figures up to date. What was given to a tracker counts even before it is first entered."""
+        with _lock:
+            if self._ledger is None and (self._tensors or self._optimizers or self._tracker.modules):
+                with self:
+                    pass
+            self._claim()
+
+    # ---- figures ----
+
+    def get_tracker_snapshot(self, type: str = "current") -> Snapshot:
+        """Bytes by device and category, now or at the peak. ValueError for another type."""
+        _check_type(type)
+        self._refresh()
+        if type == "peak":
+            held = {device: sums_of(raw) for device, (raw, _) in self._peak_history.by_device().items() if any(raw)}
+            return self._with_cpu(held)
+        raw = self._last.now if self._last else self._ledger.now() if self._ledger else []
+        snapshot = self._with_cpu(snapshot_of(raw))
+        for device, figures in self._peak_history.by_device().items():  # also devices that hold nothing now
+            if figures.peak.bytes and device not in snapshot:
+                snapshot[device] = sums_of((0,) * len(Category))
+        return snapshot
+
+    def _with_cpu(self, snapshot: Snapshot) -> Snapshot:
+        """A snapshot of a tracker that was ever entered has the CPU, even if it holds nothing."""
+        if self._ledger is not None:
+            snapshot.setdefault(torch.device("cpu"), sums_of((0,) * len(Category)))
+        return snapshot
+
+    def get_module_snapshot(self, type: str = "current", children: bool = False) -> ModuleSnapshot:
+        """Bytes by device, fqn and category, now or at the peak.
+
+        A module's own bytes, or with ``children=True`` those of its subtree. ``"Global"`` owns what was allocated
+        outside any module.
+        """
+        _check_type(type)
+        self._refresh()
+        if type == "current":
+            raw = self._last.modules if self._last else self._ledger.modules() if self._ledger else []
+            return by_module(raw, children)
+        return by_module(self._peak_history.modules(), children)
+
+    @property
+    def peak(self) -> dict[torch.device, Peak]:
+        """For each device, the most bytes it held, and when."""
+        self._refresh()
+        return {device: figures.peak for device, figures in self._peak_history.by_device().items() if figures.peak.bytes}
+
+    @property
+    def outside(self) -> Snapshot:
+        """Memory that known objects hold and that is not from torch's allocators: numpy, mmap, shared memory."""
+        self._refresh()
+        raw = self._last.outside if self._last else self._ledger.outside() if self._ledger else []
+        return snapshot_of(raw)
+
+    @property
+    def lost(self) -> int:
+        """How many events were lost because memory ran out. If not 0, every figure is a lower bound."""
+        return self._last.lost if self._last else self._ledger.lost() if self._ledger else 0
+
+    def reset_peak(self) -> None:
+        """Forget the peak, and begin a new one with what is held now."""
+        with _lock:
+            self._claim()
+            self._peak_history.reset()
+
+    # ---- modules ----
+
+    @property
+    def memory_tracking(self) -> Mapping[torch.nn.Module, ModuleStats]:
+        """For each module, what was held around its calls, in the latest call of its root module. A live view."""
+        return StatsView(self._stats, self.reset_mod_stats)
+
+    def reset_mod_stats(self) -> None:
+        """Forget the stats of every module until it is called again."""
+        with _lock:
+            self._stats_since = self._ledger.time() if self._ledger else 0
+            self._stats_cache = None
+            if self._last is not None:
+                self._last = self._last._replace(stats={})
+
+    def _stats(self) -> StatsByModule:
+        """Sorted by the modules' names."""
+        with _lock:
+            if self._last is not None:
+                return self._last.stats
+            if self._ledger is None:
+                return {}
+            time = self._ledger.time()
+            if self._stats_cache is None or self._stats_cache[0] != time:
+                self._claim()
+                self._stats_cache = (self._ledger.time(), self._read_stats(self._ledger))
+            return self._stats_cache[1]
+
+    def _read_stats(self, ledger: _native.Ledger) -> StatsByModule:
+        calls: dict[int, list[Any]] = {}
+        modules: dict[int, torch.nn.Module] = {}
+        for module, fqn, snapshots, given, result in ledger.stats(self._tracker):
+            snapshots = [snapshot for snapshot in snapshots if snapshot[1] >= self._stats_since]
+            if snapshots:
+                modules[id(module)] = module
+                calls.setdefault(id(module), []).append((fqn, snapshots, given, result))
+        rows = sorted(calls.items(), key=lambda item: _display.natural(item[1][-1][0]))
+        return {key: (ref := weakref.ref(modules[key]), LazyStats(ledger, ref, found)) for key, found in rows}
+
+    # ---- text ----
+
+    def _print(self, text: str) -> None:
+        if self.lost:
+            print(f"At least ({self.lost} events were lost because memory ran out):")
+        print(text)
+
+    def display_snapshot(self, type: str = "current", units: str = "B", tabulate: bool = False) -> None:
+        """Print the bytes by device and category. ``units``: "B", "KiB", "MiB" or "GiB"."""
+        _display.divisor(units)
+        self._print(_display.snapshot_text(self.get_tracker_snapshot(type), units, tabulate))
+
+    def display_modulewise_snapshots(self, depth: int = 2, units: str = "B", tabulate: bool = False) -> None:
+        """Print what was held around the calls of each module whose name has at most ``depth`` parts."""
+        _display.divisor(units)
+        if isinstance(depth, bool) or not isinstance(depth, int):
+            raise TypeError(f"depth must be an int, not {type(depth).__name__}")
+        if depth < 0:
+            raise ValueError(f"depth must be 0 or more, not {depth}")
+        if not self.memory_tracking:
+            self._print("No module was called.")
+        for stats in self.memory_tracking.values():
+            if stats.mod_fqn.count(".") < depth:
+                print(f"Module:  {stats.mod_fqn}")
+                self._print(_display.states_text(stats.snapshots, units, tabulate))
+
+
+# ---- for the other modules of the package ----
+
+
+def is_active(tracker: MemTracker) -> bool:
+    return tracker._depth > 0
+
+
+def active_trackers() -> list[MemTracker]:
+    return list(_Shared.trackers)
+
+
+def ledger_of(tracker: MemTracker) -> _native.Ledger | None:
+    """The ledger that the tracker counts with; None if it was never entered."""
+    return tracker._ledger
+
+
+def refresh(tracker: MemTracker) -> None:
+    """Claim what known objects hold now, so that figures read next are up to date."""
+    tracker._refresh()
+
+
+def name_module(tracker: MemTracker, module: torch.nn.Module) -> str:
+    """Make a module known that was not called, and return its fqn."""
+    return tracker._tracker.name_module(module)
+
+
+def on_other_source(tracker: MemTracker, leave: Callable[[], None]) -> None:
+    """Before the program enters a MemTracker with another source, ``leave`` is called; it must exit this tracker."""
+    tracker._leave_for_other_source = leave
