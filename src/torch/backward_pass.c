@@ -1,6 +1,6 @@
 /* backward_pass.c - one backward pass of autograd: call the user's hooks when gradients arrive.
  *
- * A backward pass (autograd's graph pass) is an object (BackwardPass). It lists the calls whose
+ * A backward pass (autograd's graph task) is an object (BackwardPass). It lists the calls whose
  * pre_bw was called in it, its visits, so that post_bw is called once, later, in the same pass.
  * The engine owns the object as a callback to run at the end, and drops it if the pass fails. */
 #include "torch/backward_hooks.h"

@@ -1,4 +1,4 @@
-/* call_prediction.c - record calls in the order in which they come, to predict the next one. */
+/* call_prediction.c - record calls in the order in which they begin, to predict the next one. */
 #include "torch/module_registry.h"
 
 #include <stdlib.h>

@@ -7,7 +7,7 @@
 
 enum { BATCH = 64 };
 
-/* The ledger takes a lock for each question, so addresses are collected into batches. */
+/* ms_block_bytes takes a lock, so addresses are looked up in batches. */
 struct size_sum {
     uint64_t addresses[BATCH]; /* not added to `bytes` yet */
     size_t count;

@@ -59,7 +59,7 @@ void mst_claim_modules(void);
 
 /* Before a call is entered while a ledger is attached: make the claims that are due. */
 void mst_claim_at_call(ms_thread *thread);
-/* A ledger was attached: begin anew. */
+/* A ledger was attached: claims are due only for what changes from now on. */
 void mst_claims_at_call_begin(void);
 /* Look for an optimizer when root modules are called, until one is found: its steps are then training steps. */
 void mst_claims_seek_optimizer(bool seek);

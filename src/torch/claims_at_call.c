@@ -9,7 +9,7 @@
 #include "torch/run_python.h"
 
 static uint64_t parameters_dropped; /* ms_ledger_parameters_dropped at the latest root call */
-static bool seeking_optimizer;      /* look for an optimizer, to tell micro-batches from training steps */
+static bool seeking_optimizer;      /* look for an optimizer, to distinguish micro-batches from training steps */
 static uint32_t root_calls;         /* since then */
 
 void mst_claims_at_call_begin(void)

@@ -10,8 +10,8 @@ void mst_existing_blocks_set(PyObject *sizes)
     Py_XSETREF(existing_sizes, Py_XNewRef(sizes));
 }
 
-/* A CPU block is the allocator's if its deleter is. On other devices the allocator's own list of
- * its blocks tells; it also knows how far a block's size was rounded up. */
+/* A CPU block came from the allocator if it has the allocator's deleter. On other devices the
+ * allocator lists its blocks with their sizes, which it has rounded up. */
 bool mst_existing_block(const struct mst_storage *storage, uint64_t *bytes)
 {
     *bytes = (uint64_t)storage->bytes;

@@ -33,7 +33,7 @@ void mst_fallback_end_abandoned(void);
 int mst_nodes_intercept(void); /* -1 with an error set */
 void mst_nodes_restore(void);
 
-/* ---- node_layout.c: what a node's Python object tells ---- */
+/* ---- node_layout.c: what is read from a node's Python object ---- */
 
 /* The path of the call that created the node. */
 ms_path mst_path_of_node(PyObject *node);

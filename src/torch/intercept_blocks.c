@@ -101,7 +101,7 @@ static void intercept_cpu_out_of_memory(void *reporter, size_t bytes)
 
 /* ---- other devices ---- */
 
-/* What the allocator has reserved changes seldom: tell the ledger only then. */
+/* The reserved bytes change seldom, and the ledger is told only then. */
 static void update_reserved(ms_ledger *ledger, uint32_t device, size_t reserved)
 {
     static _Atomic size_t latest[MS_MAX_DEVICES];

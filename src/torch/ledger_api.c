@@ -102,7 +102,8 @@ static PyObject *ledger_end(ledger *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* claim(tensors, optimizers): claim what all known objects hold. A block that none of them holds becomes Other. */
+/* claim(tensors, optimizers): claim what all known objects hold. A Parameter, Buffer, Gradient or Optstate
+ * that none of them holds becomes Other. */
 static PyObject *ledger_claim(ledger *self, PyObject *args)
 {
     PyObject *tensors, *given_optimizers;
@@ -284,8 +285,7 @@ static PyObject *ledger_time(ledger *self, PyObject *unused)
     return PyLong_FromUnsignedLongLong(ms_ledger_time(self->ledger));
 }
 
-/* backward(tracker, module, begins): where nodes are not intercepted, the tracker's hooks report a module's backward.
- */
+/* backward(tracker, module, begins): a module's backward begins or ends, where nodes are not intercepted. */
 static PyObject *ledger_backward(ledger *self, PyObject *args)
 {
     PyObject *tracker, *module;

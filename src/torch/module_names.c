@@ -12,7 +12,7 @@ PyObject *mst_module_dict(PyObject *module, PyObject *name)
         PyErr_Clear();
         return NULL;
     }
-    Py_DECREF(own); /* the module holds it */
+    Py_DECREF(own); /* The module holds another reference. */
     PyObject *dict = name ? PyDict_GetItemWithError(own, name) : own;
     return dict && PyDict_Check(dict) ? dict : NULL;
 }
@@ -103,7 +103,7 @@ static void record_parameters(mst_registry *registry, struct mst_module *known)
             mst_map_set(&registry->by_parameter, (uintptr_t)tensor, 0, (uintptr_t)known);
 }
 
-/* Depth first, as named_modules() goes. A module that several modules hold is named by the
+/* Depth first, in the order of named_modules(). A module that several modules hold is named by the
  * first of them, and its children are named once; registry->by_fqn has all its names. */
 struct naming {
     mst_registry *registry;

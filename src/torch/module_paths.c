@@ -5,7 +5,7 @@
 #include "torch/position.h"
 #include "torch/run_python.h"
 
-/* The path called `fqn` inside `parent`; `nth` tells apart paths with the same name. MS_UNKNOWN if
+/* The path called `fqn` inside `parent`; `nth` distinguishes paths with the same name. MS_UNKNOWN if
  * memory runs out. A name that is not UTF-8 or contains a NUL is escaped. */
 static ms_path add_path(ms_path parent, PyObject *fqn, uint32_t nth)
 {
@@ -34,6 +34,7 @@ ms_path mst_path_of_module(const struct mst_module *known)
 }
 
 /* ---- calls ---- */
+
 /* The path of an earlier call of `known` in `context`; MS_GLOBAL if there was none. */
 static ms_path earlier_path(uint64_t context, const struct mst_module *known)
 {
@@ -41,7 +42,7 @@ static ms_path earlier_path(uint64_t context, const struct mst_module *known)
     return found ? (ms_path)*found : MS_GLOBAL;
 }
 
-/* The module whose call has a path, or had it last. This thread's open calls come first. */
+/* The module whose call has a path, or had it last. This thread's open calls are searched first. */
 static struct mst_module *module_at(ms_path path)
 {
     for (const struct mst_call *call = mst_open_call; call; call = call->outer)

@@ -1,4 +1,4 @@
-/* node_layout.c - what a backward node's Python object tells: its number and the thread that created it.
+/* node_layout.c - read a backward node's number, and the thread that created it, from its Python object.
  *
  * Where a node keeps these is not the same in every torch. The Python side finds the offsets
  * with the functions at the end of this file, and verifies them. */

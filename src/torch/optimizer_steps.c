@@ -63,8 +63,8 @@ static PyObject *optimizer_step_ends(PyObject *self, PyObject *optimizer)
 }
 
 /* The keyword arguments that the frame of an optimizer step holds. They are freed with the frame,
- * also after an error, which torch reports to nobody; that ends the step. This is a C type, because
- * a KeyboardInterrupt that comes in a finalizer written in Python is lost. */
+ * also after an error, for which torch calls no hook; freeing them ends the optimizer step. This is
+ * a C type, because a KeyboardInterrupt is lost if it is raised in a finalizer written in Python. */
 static void free_step_arguments(PyObject *self)
 {
     PyObject *type, *value, *traceback;

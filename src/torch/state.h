@@ -96,7 +96,7 @@ struct mst_node_layout {
     int function; /* in a custom Function's Python object: its Node; -1: not known */
 };
 
-/* The prediction of the next call: all calls, in the order in which they came. Programs
+/* The prediction of the next call: all calls, in the order in which they began. Programs
  * repeat themselves, so the next call is mostly the one that followed last time.
  *
  *     calls   [ embed | block0 | attn | mlp | block1 | attn | mlp | head ]    count = 8
@@ -140,7 +140,8 @@ struct mst_state {
 
     /* ---- memory ---- */
     ms_ledger *ledger;  /* the attached ledger, or NULL */
-    bool by_dispatcher; /* the source of blocks is the dispatcher, else torch's allocators */
+    bool by_dispatcher; /* the source of blocks is the dispatcher, else torch's allocators; set before
+                           gradients_ledger, so that nodes read it without the GIL */
     struct {
         bool due;             /* the tensors of some module are not claimed yet */
         bool awaiting_memory; /* some parameters had no memory when they were claimed */

@@ -11,7 +11,7 @@ long long mst_graph_task_id(void);
 /* The node that runs on this thread: a new reference or NULL. Never raises. */
 PyObject *mst_current_node(void);
 
-/* The number that this thread's next node will get; 0 where torch does not tell. No GIL needed. */
+/* The number that this thread's next node will get; 0 where torch does not export it. No GIL needed. */
 static inline uint64_t mst_next_node_number(void)
 {
     return mst.torch.next_node_number ? mst.torch.next_node_number() : 0;

@@ -79,8 +79,8 @@ static int prepare(void)
 {
     if (prepared)
         return 0;
-    PyObject *callback =
-        mst_dynamo_disable(); /* A tracker entered in a compiled function would have the verification compiled too. */
+    /* A tracker may be entered in a compiled function; dynamo must not compile the verification with it. */
+    PyObject *callback = mst_dynamo_disable();
     PyObject *done = mst_run_python(MST_PY_PREPARE, NULL);
     if (done && done == Py_True)
         prepared = true;

@@ -19,9 +19,9 @@ SOURCES = pathlib.Path(__file__).resolve().parents[3] / "src"
 
 # modscope's own code that finds an ELF slot, in a separate library: a second copy of modscope would do the same.
 TOOL = """
-#include "interpose/slot.h"
+#include "interpose/elf_slot.h"
 typedef void evaluate(void *, void *, void *, void *, void *);
-static ms_slot slot;
+static ms_elf_slot slot;
 static evaluate *next;
 long nodes;
 static void counted(void *engine, void *task, void *node, void *inputs, void *queue)
@@ -29,15 +29,15 @@ static void counted(void *engine, void *task, void *node, void *inputs, void *qu
     nodes++;
     next(engine, task, node, inputs, queue);
 }
-int find(void) { return ms_slot_find("libtorch_cpu", "_ZN5torch8autograd6Engine17evaluate_function", &slot); }
-void *now(void) { return (void *)ms_slot_read(&slot); }
-void enter(void) { next = (evaluate *)ms_slot_read(&slot); ms_slot_write(&slot, (ms_function)counted); }
-/* Careful: puts back only what is still its own. */
+int find(void) { return ms_elf_slot_find("libtorch_cpu", "_ZN5torch8autograd6Engine17evaluate_function", &slot); }
+void *now(void) { return (void *)ms_elf_slot_read(&slot); }
+void enter(void) { next = (evaluate *)ms_elf_slot_read(&slot); ms_elf_slot_write(&slot, (ms_function)counted); }
+/* Restores the slot only if it still holds its own function. */
 int leave(void)
 {
-    if (ms_slot_read(&slot) != (ms_function)counted)
+    if (ms_elf_slot_read(&slot) != (ms_function)counted)
         return 0;
-    ms_slot_write(&slot, (ms_function)next);
+    ms_elf_slot_write(&slot, (ms_function)next);
     return 1;
 }
 """
@@ -46,12 +46,12 @@ int leave(void)
 @pytest.fixture
 def tool(tmp_path):
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None or not (SOURCES / "interpose" / "slot.c").exists():
+    if compiler is None or not (SOURCES / "interpose" / "elf_slot.c").exists():
         pytest.skip("no C compiler or no sources here")
     (tmp_path / "tool.c").write_text(TOOL)
     subprocess.run(
         [compiler, "-std=c11", "-O1", "-w", "-fexceptions", "-shared", "-fPIC", f"-I{SOURCES}", f"-I{SOURCES.parent / 'include'}"]
-        + ["-o", tmp_path / "tool.so", tmp_path / "tool.c", SOURCES / "interpose" / "slot.c", "-ldl", "-lpthread"],
+        + ["-o", tmp_path / "tool.so", tmp_path / "tool.c", SOURCES / "interpose" / "elf_slot.c", "-ldl", "-lpthread"],
         check=True,
     )
     library = ctypes.CDLL(str(tmp_path / "tool.so"))
