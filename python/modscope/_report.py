@@ -24,7 +24,7 @@ from modscope._categories import TOTAL, Sums
 MOST_EVENTS = 2_000_000
 """In all captures of a page; of a longer run it shows some steps."""
 _FEWEST_EVENTS = 200_000  # of one capture, however many there are
-_SCRIPTS = tuple("words capture series modules paint view timeline treemap tree tables tell hands page".split())
+_SCRIPTS = tuple("text dom capture series modules paint view labels plot timeline treemap tree tables describe input page".split())
 _MODULES = 3  # in the sentence
 _LONGEST = 80  # characters of their names
 
@@ -234,7 +234,7 @@ class _Part(NamedTuple):
     """What the page needs of one capture."""
 
     title: str
-    words: dict[str, Any]
+    metadata: dict[str, Any]
     window: Window
 
 
@@ -244,7 +244,7 @@ def _part(source: Source, title: str, window: Window) -> _Part:
     names, paths = _names(capture)
     program = summary.program(result["info"])
     first = capture.snapshot(window.first)
-    words = {
+    metadata = {
         "title": f"modscope: {clean(title)}",
         "program": clean(program),
         "sentence": sentence(result, capture),
@@ -270,7 +270,7 @@ def _part(source: Source, title: str, window: Window) -> _Part:
         ],
         "is_lower_bound": result["is_lower_bound"],
     }
-    return _Part(title, words, window)
+    return _Part(title, metadata, window)
 
 
 def _first_device(result: dict[str, Any]) -> str:
@@ -290,14 +290,14 @@ def _titles(sources: Sequence[Source]) -> list[str]:
 
 
 def _packed(part: _Part, capture: Capture) -> str:
-    words = json.dumps(part.words, separators=(",", ":")).encode()
-    size_of_words, rest = bytearray(), len(words)
+    metadata = json.dumps(part.metadata, separators=(",", ":")).encode()
+    length, rest = bytearray(), len(metadata)
     while rest > 127:
-        size_of_words.append(rest & 127 | 128)
+        length.append(rest & 127 | 128)
         rest >>= 7
-    size_of_words.append(rest)
+    length.append(rest)
     pack = capture._reader.pack(part.window.first, part.window.last)
-    return base64.b64encode(zlib.compress(bytes(size_of_words) + words + pack, 9)).decode()
+    return base64.b64encode(zlib.compress(bytes(length) + metadata + pack, 9)).decode()
 
 
 # ---- the page ----
@@ -333,9 +333,9 @@ def page(sources: Sequence[Source], steps: tuple[int | None, int | None] | None 
         parts.append(_part(source, title, window))
         if window.note:
             left_out.append(f"{source.file}: {window.note}")
-    beside = [{"title": part.title, "peaks": part.words["peaks"], "is_lower_bound": part.words["is_lower_bound"]} for part in parts]
+    beside = [{"title": part.title, "peaks": part.metadata["peaks"], "is_lower_bound": part.metadata["is_lower_bound"]} for part in parts]
     for part in parts:
-        part.words["all"] = beside
+        part.metadata["all"] = beside
     return Page(_html(shown, parts), left_out)
 
 
@@ -346,7 +346,7 @@ def _html(sources: Sequence[Source], parts: Sequence[_Part]) -> str:
         f"{_packed(part, source.capture)}</script>"
         for source, part in zip(sources, parts)
     )
-    first = parts[0].words
+    first = parts[0].metadata
     policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
     values = {
         "version": _capture.version,
