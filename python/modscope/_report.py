@@ -144,7 +144,7 @@ def held(categories: Sums, modules: Mapping[str, Sums], screen: Screen) -> Sente
     if not holders:
         return text
     most = 2 * sum(bytes for _, bytes, _ in holders) > total
-    text.append(("Most of it is in " if most else "The largest holders are ", False))
+    text.append(("Most of it is in " if most else "The largest owners are ", False))
     for i, (name, held, count) in enumerate(holders):
         text.append((" and " if i and i == len(holders) - 1 else ", " if i else "", False))
         text.append((screen.fit(label(name), _LONGEST), True))
@@ -164,21 +164,23 @@ def _peak_words(result: dict[str, Any], modules: Mapping[str, Sums], screen: Scr
         *held(main["categories"], modules, screen),
     ]
     if peak["reserved"] > peak["bytes"]:
-        text.append((f"{size(peak['reserved'])} was reserved then, {size(peak['reserved'] - peak['bytes'])} more.", False))
+        more = size(peak["reserved"] - peak["bytes"])
+        text.append((f"The allocator had reserved {size(peak['reserved'])}, {more} more.", False))
     return text
 
 
 def _oom_words(result: dict[str, Any], categories: Sums, modules: Mapping[str, Sums], screen: Screen) -> Sentence:
     oom = result["last_oom"]
-    times = "" if result["oom_count"] == 1 else f" {result['oom_count']} times, at last"
+    times = "" if result["oom_count"] == 1 else f" {result['oom_count']} times, the last time"
     text: Sentence = [
         (f"Out of memory{times}: ", True),
+        ("an allocation of ", False),
         (size(oom["requested"]), True),
-        (f" was asked on {clean(oom['device'])}, ", False),
+        (f" failed on {clean(oom['device'])}, ", False),
         (when(oom, screen, screen.width), False),
         (", when ", False),
         (at_least(result["is_lower_bound"], size(oom["held"])), True),
-        (" was held", False),
+        (" was allocated", False),
     ]
     if oom["reserved"]:
         text.append((f" and {size(oom['reserved'])} reserved", False))
@@ -192,7 +194,7 @@ def _oom_words(result: dict[str, Any], categories: Sums, modules: Mapping[str, S
 
 
 def sentence(result: dict[str, Any], capture: Capture) -> Sentence:
-    """What the peak is and who holds it; of a run that died, what was asked and what stood in the way."""
+    """What the peak is and which modules own it; for a run that ran out of memory, what failed and what was allocated."""
     screen = Screen(width=160, drawing=True)
     oom = result["last_oom"]
     snapshot = capture.snapshot("oom" if oom else "peak")

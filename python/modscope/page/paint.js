@@ -54,7 +54,7 @@ class Theme {
     this.phaseInk = PHASES.map((name) => colour(`phase-${name}-ink`));
     this.patterns = CATEGORIES.map((name) => makeTile(STROKES[name], this.weave));
     this.hatch = makeTile(STROKES.Gradient, this.soft);
-    this.softHatch = makeTile(STROKES.Gradient, this.line);
+    this.faintHatch = makeTile(STROKES.Gradient, this.faint);
   }
 
   /* A pattern that has the same size in CSS pixels on every screen. */

@@ -89,14 +89,14 @@ def test_the_sentence_has_the_figures_of_the_summary():
     assert packed.sentence.startswith("The peak is 167.85 MiB on cuda:0, in step 2, backward of GPT.h.3.mlp, at 0.175 s: ")
     assert "41% Activation, 36% Optstate, 20% Parameter, 2% Gradient. " in packed.sentence
     assert "Most of it is in GPT.h.*.mlp (83.92 MiB in 4 modules), " in packed.sentence
-    assert packed.sentence.endswith("256.00 MiB was reserved then, 88.15 MiB more.")
+    assert packed.sentence.endswith("The allocator had reserved 256.00 MiB, 88.15 MiB more.")
 
 
-def test_the_sentence_of_a_run_that_died_says_what_was_asked_and_what_stood_in_the_way():
+def test_the_sentence_of_a_run_that_ran_out_of_memory_says_what_failed_and_what_was_allocated():
     save(out_of_memory(), how="exception", error="OutOfMemoryError: no")
     (packed,) = packs(page_of("x.msc"))
-    assert packed.sentence.startswith("Out of memory: 2.00 GiB was asked on cuda:0, in step 5, forward of GPT.h.3.mlp, at ")
-    assert "when 95.37 MiB was held and 256.00 MiB reserved: 64% Optstate, 36% Parameter. " in packed.sentence
+    assert packed.sentence.startswith("Out of memory: an allocation of 2.00 GiB failed on cuda:0, in step 5, forward of GPT.h.3.mlp, at ")
+    assert "when 95.37 MiB was allocated and 256.00 MiB reserved: 64% Optstate, 36% Parameter. " in packed.sentence
     assert "Ended by an exception: OutOfMemoryError: no" in packed.metadata["facts"]
     assert packed.metadata["devices"][packed.metadata["main"]] == "cuda:0"
 
