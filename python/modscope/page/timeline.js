@@ -234,15 +234,15 @@ class Timeline extends Plot {
     return { tick, requested, x, text: `✕ out of memory: ${size(requested)} requested` };
   }
 
-  /* Right or left of the mark, or of another mark close to it, or across it where the plot is narrow; a few lines lower
-   * where that is taken. */
+  /* Right or left of the mark, or of another mark close to it, or across it where the plot is narrow; a few lines lower or
+   * higher where that is taken. */
   placeMarkLabel(kind, text, x, y, colour) {
     const style = { font: `bold 12px ${this.theme.font}`, colour, background: this.theme.paper };
     const width = this.texts.width(text, style.font);
-    const first = Math.max(y, MARGIN.top + LINE / 2);
+    const first = Math.min(Math.max(y, MARGIN.top + LINE / 2), this.bottom - LINE / 2);
     const across = Math.max(Math.min(x + 9, this.right - width), this.axisLeft + 2);
     const starts = [x + 9, x - 9 - width, x + 24, x - 24 - width, across];
-    const candidates = [0, 1, 2, 3, 4].flatMap((line) => starts.map((start) => ({ x: start, y: first + line * LINE })));
+    const candidates = [0, 1, 2, 3, 4, -1, -2].flatMap((line) => starts.map((start) => ({ x: start, y: first + line * LINE })));
     this.texts.place(kind, text, candidates, style, this.plotBounds());
   }
 

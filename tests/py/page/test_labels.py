@@ -97,6 +97,13 @@ def test_on_its_own_scale_the_peak_mark_is_at_the_modules_share(own_scale):
     assert size(int(own_scale.state["peak"])) not in "".join(label["text"] for label in labels(own_scale))
 
 
+def test_a_share_of_next_to_nothing_is_labelled_too(shown):
+    for name in ("GPT.blocks.0.norm1", "GPT.blocks.3.norm2", "GPT.norm"):
+        shown.open("gpt").choose(name)
+        assert shown.browser.attribute("#own-scale", "aria-pressed") == "true"
+        assert "peak" in kinds(shown), name
+
+
 def test_on_its_own_scale_the_selected_dot_is_at_the_modules_share(own_scale):
     for part in (0.3, 0.7):
         own_scale.browser.click(*own_scale.on_timeline(part))

@@ -79,6 +79,6 @@ def test_no_peak_is_lost_between_pixels(shown):
     shown.open("million")
     drawn = """
         const { drawn, series } = window.modscope.timeline;
-        return Math.max(...Array.from(drawn, (tick) => series.total[series.at(tick)]));
+        return Math.max(...Array.from(drawn, (tick) => series.totalAt(tick)));
     """
     assert shown.browser.run(drawn) == int(shown.state["peak"])
