@@ -24,7 +24,7 @@ from modscope._categories import TOTAL, Sums
 MOST_EVENTS = 2_000_000
 """In all captures of a page; of a longer run it shows some steps."""
 _FEWEST_EVENTS = 200_000  # of one capture, however many there are
-_SCRIPTS = tuple("words capture series modules paint view timeline treemap tree tables tell hands page".split())
+_SCRIPTS = tuple("text dom capture series modules paint view labels plot timeline treemap tree tables describe input page".split())
 _MODULES = 3  # in the sentence
 _LONGEST = 80  # characters of their names
 
@@ -144,7 +144,7 @@ def held(categories: Sums, modules: Mapping[str, Sums], screen: Screen) -> Sente
     if not holders:
         return text
     most = 2 * sum(bytes for _, bytes, _ in holders) > total
-    text.append(("Most of it is in " if most else "The largest holders are ", False))
+    text.append(("Most of it is in " if most else "The largest owners are ", False))
     for i, (name, held, count) in enumerate(holders):
         text.append((" and " if i and i == len(holders) - 1 else ", " if i else "", False))
         text.append((screen.fit(label(name), _LONGEST), True))
@@ -164,21 +164,23 @@ def _peak_words(result: dict[str, Any], modules: Mapping[str, Sums], screen: Scr
         *held(main["categories"], modules, screen),
     ]
     if peak["reserved"] > peak["bytes"]:
-        text.append((f"{size(peak['reserved'])} was reserved then, {size(peak['reserved'] - peak['bytes'])} more.", False))
+        more = size(peak["reserved"] - peak["bytes"])
+        text.append((f"The allocator had reserved {size(peak['reserved'])}, {more} more.", False))
     return text
 
 
 def _oom_words(result: dict[str, Any], categories: Sums, modules: Mapping[str, Sums], screen: Screen) -> Sentence:
     oom = result["last_oom"]
-    times = "" if result["oom_count"] == 1 else f" {result['oom_count']} times, at last"
+    times = "" if result["oom_count"] == 1 else f" {result['oom_count']} times, the last time"
     text: Sentence = [
         (f"Out of memory{times}: ", True),
+        ("an allocation of ", False),
         (size(oom["requested"]), True),
-        (f" was asked on {clean(oom['device'])}, ", False),
+        (f" failed on {clean(oom['device'])}, ", False),
         (when(oom, screen, screen.width), False),
         (", when ", False),
         (at_least(result["is_lower_bound"], size(oom["held"])), True),
-        (" was held", False),
+        (" was allocated", False),
     ]
     if oom["reserved"]:
         text.append((f" and {size(oom['reserved'])} reserved", False))
@@ -192,7 +194,7 @@ def _oom_words(result: dict[str, Any], categories: Sums, modules: Mapping[str, S
 
 
 def sentence(result: dict[str, Any], capture: Capture) -> Sentence:
-    """What the peak is and who holds it; of a run that died, what was asked and what stood in the way."""
+    """What the peak is and which modules own it; for a run that ran out of memory, what failed and what was allocated."""
     screen = Screen(width=160, drawing=True)
     oom = result["last_oom"]
     snapshot = capture.snapshot("oom" if oom else "peak")
@@ -234,7 +236,7 @@ class _Part(NamedTuple):
     """What the page needs of one capture."""
 
     title: str
-    words: dict[str, Any]
+    metadata: dict[str, Any]
     window: Window
 
 
@@ -244,7 +246,7 @@ def _part(source: Source, title: str, window: Window) -> _Part:
     names, paths = _names(capture)
     program = summary.program(result["info"])
     first = capture.snapshot(window.first)
-    words = {
+    metadata = {
         "title": f"modscope: {clean(title)}",
         "program": clean(program),
         "sentence": sentence(result, capture),
@@ -270,7 +272,7 @@ def _part(source: Source, title: str, window: Window) -> _Part:
         ],
         "is_lower_bound": result["is_lower_bound"],
     }
-    return _Part(title, words, window)
+    return _Part(title, metadata, window)
 
 
 def _first_device(result: dict[str, Any]) -> str:
@@ -290,14 +292,14 @@ def _titles(sources: Sequence[Source]) -> list[str]:
 
 
 def _packed(part: _Part, capture: Capture) -> str:
-    words = json.dumps(part.words, separators=(",", ":")).encode()
-    size_of_words, rest = bytearray(), len(words)
+    metadata = json.dumps(part.metadata, separators=(",", ":")).encode()
+    length, rest = bytearray(), len(metadata)
     while rest > 127:
-        size_of_words.append(rest & 127 | 128)
+        length.append(rest & 127 | 128)
         rest >>= 7
-    size_of_words.append(rest)
+    length.append(rest)
     pack = capture._reader.pack(part.window.first, part.window.last)
-    return base64.b64encode(zlib.compress(bytes(size_of_words) + words + pack, 9)).decode()
+    return base64.b64encode(zlib.compress(bytes(length) + metadata + pack, 9)).decode()
 
 
 # ---- the page ----
@@ -333,9 +335,9 @@ def page(sources: Sequence[Source], steps: tuple[int | None, int | None] | None 
         parts.append(_part(source, title, window))
         if window.note:
             left_out.append(f"{source.file}: {window.note}")
-    beside = [{"title": part.title, "peaks": part.words["peaks"], "is_lower_bound": part.words["is_lower_bound"]} for part in parts]
+    beside = [{"title": part.title, "peaks": part.metadata["peaks"], "is_lower_bound": part.metadata["is_lower_bound"]} for part in parts]
     for part in parts:
-        part.words["all"] = beside
+        part.metadata["all"] = beside
     return Page(_html(shown, parts), left_out)
 
 
@@ -346,7 +348,7 @@ def _html(sources: Sequence[Source], parts: Sequence[_Part]) -> str:
         f"{_packed(part, source.capture)}</script>"
         for source, part in zip(sources, parts)
     )
-    first = parts[0].words
+    first = parts[0].metadata
     policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
     values = {
         "version": _capture.version,

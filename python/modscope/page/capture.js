@@ -1,15 +1,16 @@
-/* capture.js - a capture as it lies in the page, in typed arrays. What its columns are is told in
- * include/modscope_capture.h, "a pack". */
+/* capture.js - one capture of the page: its metadata, and its pack in typed arrays. The columns of a pack are described in
+ * include/modscope_capture.h. */
 
-/* How many numbers there are in bytes from..to. */
+/* How many varints lie in bytes[from..to). */
 function countNumbers(bytes, from, to) {
   let count = 0;
   for (let at = from; at < to; at++) count += bytes[at] < 128;
   return count;
 }
 
-/* The column's numbers into `out`; with `on`, each is by how much it is more than the one before. */
-function readNumbers(bytes, from, to, out, on) {
+/* Decodes the varints in bytes[from..to) into `out`. In a delta-encoded column each number is the difference to the one
+ * before it. */
+function readNumbers(bytes, from, to, out, isDelta) {
   let sum = 0;
   for (let at = from, n = 0; at < to; n++) {
     let byte = bytes[at++], value = byte & 127;
@@ -17,11 +18,12 @@ function readNumbers(bytes, from, to, out, on) {
       byte = bytes[at++];
       value += (byte & 127) * scale;
     }
-    out[n] = on ? (sum += value) : value;
+    out[n] = isDelta ? (sum += value) : value;
   }
   return out;
 }
 
+/* Reads the columns of a pack one after the other. */
 class Columns {
   constructor(bytes) {
     this.bytes = bytes;
@@ -37,15 +39,15 @@ class Columns {
     }
   }
 
-  /* The next column, as an array of this type. */
-  next(Type, on = false) {
-    const size = this.number();
+  /* The next column, as a typed array. */
+  next(Type, isDelta = false) {
+    const length = this.number();
     const from = this.at;
-    this.at += size;
-    return readNumbers(this.bytes, from, this.at, new Type(countNumbers(this.bytes, from, this.at)), on);
+    this.at += length;
+    return readNumbers(this.bytes, from, this.at, new Type(countNumbers(this.bytes, from, this.at)), isDelta);
   }
 
-  /* A column of rows of `width` numbers, the first of each on. */
+  /* The next column, as rows of `width` numbers; the first number of each row is delta-encoded. */
   rows(width) {
     const flat = this.next(Float64Array);
     const rows = [];
@@ -57,8 +59,8 @@ class Columns {
   }
 }
 
-/* The index of the last in a sorted array that is not above `value`; -1 if there is none. */
-function lastAt(array, value) {
+/* The index of the last element of a sorted array that is not greater than `value`, or -1. */
+function lastIndexUpTo(array, value) {
   let from = 0, to = array.length;
   while (from < to) {
     const middle = (from + to) >>> 1;
@@ -68,7 +70,7 @@ function lastAt(array, value) {
   return from - 1;
 }
 
-function bytesOf(base64) {
+function decodeBase64(base64) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
   const text = atob(base64);
   const bytes = new Uint8Array(text.length);
@@ -76,23 +78,24 @@ function bytesOf(base64) {
   return bytes;
 }
 
-/* Bytes of deflated base64, as they were. */
-async function inflate(text) {
-  const packed = bytesOf(text);
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+/* The bytes that were deflated and encoded as base64. */
+async function inflate(base64) {
+  const stream = new Blob([decodeBase64(base64)]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
+/* A block lifetime is a number here, its index in `begin`, `end` and `template`; it is held at the ticks from begin to
+ * end - 1. A template is an index in the template... arrays. */
 class Capture {
-  /* `bytes`: how long the words are, the words as JSON, the pack. */
+  /* `bytes`: the length of the metadata, the metadata as JSON, the pack. */
   constructor(bytes) {
     const columns = new Columns(bytes);
     const length = columns.number();
-    this.words = JSON.parse(new TextDecoder().decode(bytes.subarray(columns.at, columns.at + length)));
+    this.metadata = JSON.parse(new TextDecoder().decode(bytes.subarray(columns.at, columns.at + length)));
     columns.at += length;
     this.readColumns(columns);
     this.modules = new Modules(this);
-    this.seriesOf = new Map();
+    this.seriesByKey = new Map();
   }
 
   readColumns(columns) {
@@ -101,135 +104,151 @@ class Capture {
     const jumps = columns.rows(2);
     this.jumpTicks = jumps.map((row) => row[0]);
     this.jumpMoments = jumps.map((row) => row[1]);
-    this.begin = columns.next(Uint32Array, true);
-    this.end = columns.next(Uint32Array);
-    for (let i = 0; i < this.end.length; i++) this.end[i] = this.end[i] ? this.begin[i] + this.end[i] : this.ticks;
-    this.kind = columns.next(Uint32Array);
-    for (let i = 0, next = 0; i < this.kind.length; i++) this.kind[i] = this.kind[i] ? next - this.kind[i] : next++;
-    this.kindBytes = columns.next(Float64Array);
-    this.readKinds(columns.next(Uint8Array));
-    this.kindDevice = columns.next(Uint8Array);
-    this.kindPath = columns.next(Uint32Array);
-    this.again = new Map(columns.rows(2));
-    this.old = new Map(columns.rows(3).map(([stay, steps, ago]) => [stay, { steps, ago }]));
-    this.runTicks = columns.next(Uint32Array, true);
-    this.runPhase = columns.next(Uint8Array);
-    this.runPath = columns.next(Uint32Array);
+    this.readLifetimes(columns);
+    this.templateBytes = columns.next(Float64Array);
+    this.readAttributes(columns.next(Uint8Array));
+    this.templateDevice = columns.next(Uint8Array);
+    this.templatePath = columns.next(Uint32Array);
+    this.previous = new Map(columns.rows(2));
+    this.age = new Map(columns.rows(3).map(([lifetime, steps, microseconds]) => [lifetime, { steps, microseconds }]));
+    this.runningTicks = columns.next(Uint32Array, true);
+    this.runningPhase = columns.next(Uint8Array);
+    this.runningPath = columns.next(Uint32Array);
     const steps = columns.rows(2);
     this.stepTicks = steps.map((row) => row[0]);
     this.stepNumbers = steps.map((row) => row[1]);
-    this.reserved = this.words.devices.map(() => ({ ticks: [0], bytes: [0] }));
-    for (const [tick, device, bytes] of columns.rows(3)) {
-      this.reserved[device]?.ticks.push(tick);
-      this.reserved[device]?.bytes.push(bytes);
-    }
+    this.readReserved(columns.rows(3));
     this.ooms = columns.rows(7).map(([tick, device, requested, allocated, reserved, phase, path]) => {
-      return { tick, device, requested, allocated, reserved, phase: PHASES[phase], module: this.moduleOf(path) };
+      return { tick, device, requested, allocated, reserved, phase: PHASES[phase], module: this.fqnOfPath(path) };
     });
   }
 
-  readKinds(what) {
-    for (const word of ["kindCategory", "kindOutside", "kindPhase"]) this[word] = new Uint8Array(what.length);
-    for (let i = 0; i < what.length; i++) {
-      this.kindCategory[i] = what[i] & 7;
-      this.kindOutside[i] = (what[i] >> 3) & 1;
-      this.kindPhase[i] = what[i] >> 4;
+  readLifetimes(columns) {
+    this.begin = columns.next(Uint32Array, true);
+    this.end = columns.next(Uint32Array);
+    for (let i = 0; i < this.end.length; i++) this.end[i] = this.end[i] ? this.begin[i] + this.end[i] : this.ticks;
+    this.template = columns.next(Uint32Array);
+    for (let i = 0, next = 0; i < this.template.length; i++)
+      this.template[i] = this.template[i] ? next - this.template[i] : next++;
+  }
+
+  readAttributes(attributes) {
+    for (const name of ["templateCategory", "templateOutside", "templatePhase"]) this[name] = new Uint8Array(attributes.length);
+    for (let i = 0; i < attributes.length; i++) {
+      this.templateCategory[i] = attributes[i] & 7;
+      this.templateOutside[i] = (attributes[i] >> 3) & 1;
+      this.templatePhase[i] = attributes[i] >> 4;
     }
   }
 
-  moduleOf(path) {
-    return this.words.names[this.words.paths[path]] ?? "?";
+  readReserved(rows) {
+    this.reserved = this.metadata.devices.map(() => ({ ticks: [0], bytes: [0] }));
+    for (const [tick, device, bytes] of rows) {
+      this.reserved[device]?.ticks.push(tick);
+      this.reserved[device]?.bytes.push(bytes);
+    }
+  }
+
+  fqnOfPath(path) {
+    return this.metadata.names[this.metadata.paths[path]] ?? "?";
   }
 
   /* ---- ticks and moments ---- */
   momentOf(tick) {
-    const jump = lastAt(this.jumpTicks, tick);
+    const jump = lastIndexUpTo(this.jumpTicks, tick);
     return this.jumpMoments[jump] + tick - this.jumpTicks[jump];
   }
 
-  /* The last tick at this moment or before it, or the first. */
+  /* The last tick at or before this moment, or the first tick. */
   tickOf(moment) {
-    const jump = Math.max(lastAt(this.jumpMoments, moment), 0);
+    const jump = Math.max(lastIndexUpTo(this.jumpMoments, moment), 0);
     const next = jump + 1 < this.jumpTicks.length ? this.jumpTicks[jump + 1] : this.ticks;
     return Math.min(Math.max(this.jumpTicks[jump] + moment - this.jumpMoments[jump], 0), next - 1);
   }
 
   tickAtTime(microseconds) {
-    return Math.max(lastAt(this.time, microseconds), 0);
+    return Math.max(lastIndexUpTo(this.time, microseconds), 0);
   }
 
-  /* Whether something before was lost or damaged: figures are then "at least". */
+  /* Whether events up to this tick were lost or damaged, so that figures are "at least". */
   isLowerBound(tick) {
-    return this.words.is_lower_bound_at_first || (this.jumpTicks.length > 1 && tick >= this.jumpTicks[1]);
+    return this.metadata.is_lower_bound_at_first || (this.jumpTicks.length > 1 && tick >= this.jumpTicks[1]);
   }
 
-  /* ---- what was so at a tick ---- */
+  /* ---- the state at a tick ---- */
   stepAt(tick) {
-    return this.stepNumbers[lastAt(this.stepTicks, tick)] ?? 0;
+    return this.stepNumbers[lastIndexUpTo(this.stepTicks, tick)] ?? 0;
+  }
+
+  /* The first step that begins after tick 0, and how long after it, or null. */
+  get firstStep() {
+    const i = this.stepNumbers.findIndex((number) => number > 0);
+    const tick = this.stepTicks[i];
+    return tick > 0 ? { tick, number: this.stepNumbers[i], seconds: (this.time[tick] - this.time[0]) / 1e6 } : null;
   }
 
   reservedAt(tick, device) {
     const { ticks, bytes } = this.reserved[device];
-    return bytes[lastAt(ticks, tick)];
+    return bytes[lastIndexUpTo(ticks, tick)];
   }
 
-  spotAt(tick) {
-    const run = lastAt(this.runTicks, tick);
+  /* What was running: the argument of when(). */
+  positionAt(tick) {
+    const running = lastIndexUpTo(this.runningTicks, tick);
     return {
       step: this.stepAt(tick),
-      phase: PHASES[this.runPhase[run]] ?? "idle",
-      module: this.moduleOf(this.runPath[run]),
+      phase: PHASES[this.runningPhase[running]] ?? "idle",
+      module: this.fqnOfPath(this.runningPath[running]),
       time: this.time[tick] / 1e6,
     };
   }
 
   /* ---- blocks ---- */
 
-  /* The step it was made in, and when. */
-  birthOf(stay) {
-    while (this.again.has(stay)) stay -= this.again.get(stay);
-    const tick = this.begin[stay];
-    const old = this.old.get(stay) ?? { steps: 0, ago: 0 };
-    return { step: this.stepAt(tick) - old.steps, time: (this.time[tick] - old.ago) / 1e6 };
+  /* The step and the time in which a lifetime's block was allocated. */
+  allocationOf(lifetime) {
+    while (this.previous.has(lifetime)) lifetime -= this.previous.get(lifetime);
+    const tick = this.begin[lifetime];
+    const age = this.age.get(lifetime) ?? { steps: 0, microseconds: 0 };
+    return { step: this.stepAt(tick) - age.steps, time: (this.time[tick] - age.microseconds) / 1e6 };
   }
 
-  /* Call with each stay that is held at the tick on the device. */
+  /* Calls `call` with each lifetime that is held at the tick on the device. */
   eachHeld(tick, device, call) {
-    const { begin, end, kind, kindDevice } = this;
-    for (let stay = 0; stay < begin.length && begin[stay] <= tick; stay++)
-      if (end[stay] > tick && kindDevice[kind[stay]] === device) call(stay);
+    const { begin, end, template, templateDevice } = this;
+    for (let lifetime = 0; lifetime < begin.length && begin[lifetime] <= tick; lifetime++)
+      if (end[lifetime] > tick && templateDevice[template[lifetime]] === device) call(lifetime);
   }
 
-  /* The largest blocks of a device and, if it is told, a module with all below it. The oldest first among equals. */
-  largest(tick, device, most, within) {
-    const { kind, kindBytes } = this;
+  /* The `most` largest blocks of a device, oldest first among equals. `mask` limits them to a subtree, or is null. */
+  largestBlocks(tick, device, most, mask) {
+    const { template, templateBytes } = this;
     const found = [];
-    this.eachHeld(tick, device, (stay) => {
-      if (!within || within[this.modules.kindNode[kind[stay]]]) found.push(stay);
+    this.eachHeld(tick, device, (lifetime) => {
+      if (!mask || mask[this.modules.templateModule[template[lifetime]]]) found.push(lifetime);
     });
-    const bytes = (stay) => kindBytes[kind[stay]];
+    const bytesOf = (lifetime) => templateBytes[template[lifetime]];
     let least = 0;
     if (found.length > 4 * most) {
-      const sizes = Float64Array.from(found, bytes).sort();
+      const sizes = Float64Array.from(found, bytesOf).sort();
       least = sizes[sizes.length - most];
     }
-    const rows = found.filter((stay) => bytes(stay) >= least).map((stay) => ({ stay, bytes: bytes(stay) }));
-    for (const row of rows) row.birth = this.birthOf(row.stay);
-    rows.sort((a, b) => b.bytes - a.bytes || a.birth.time - b.birth.time || a.stay - b.stay);
+    const rows = found.filter((lifetime) => bytesOf(lifetime) >= least)
+      .map((lifetime) => ({ lifetime, bytes: bytesOf(lifetime), allocation: this.allocationOf(lifetime) }));
+    rows.sort((a, b) => b.bytes - a.bytes || a.allocation.time - b.allocation.time || a.lifetime - b.lifetime);
     return { rows: rows.slice(0, most), count: found.length };
   }
 
   /* ---- over time ---- */
 
-  /* What a device holds over time, or of it a module with all below it. */
-  series(device, node = -1) {
-    const key = `${device}/${node}`;
-    let series = this.seriesOf.get(key);
+  /* What a device held over time, or the part of it in one module's subtree. */
+  series(device, module = -1) {
+    const key = `${device}/${module}`;
+    let series = this.seriesByKey.get(key);
     if (!series) {
-      if (this.seriesOf.size > 8) this.seriesOf.clear();
-      const within = node < 0 ? null : this.modules.within(node);
-      series = new Series(this, device, within);
-      this.seriesOf.set(key, series);
+      if (this.seriesByKey.size > 8) this.seriesByKey.clear();
+      series = new Series(this, device, module < 0 ? null : this.modules.subtreeMask(module));
+      this.seriesByKey.set(key, series);
     }
     return series;
   }

@@ -1,93 +1,93 @@
-/* modules.js - the tree of modules, by dotted names (as _branch.py grows it), and what each holds at a tick. */
+/* modules.js - the tree of modules, built from their dotted names, and the bytes that each owns at a tick. */
 
-const DEEPEST = 64; /* parts of a name; the rest is the last one's */
+const DEEPEST = 64; /* A name has at most this many parts; the last part takes the rest of a longer name. */
 
 function partsOf(fqn) {
   const parts = fqn.split(".");
   return parts.length <= DEEPEST ? parts : [...parts.slice(0, DEEPEST - 1), parts.slice(DEEPEST - 1).join(".")];
 }
 
+/* A module is a number here: its index in these arrays. A parent's index is smaller than its children's. */
 class Modules {
   constructor(capture) {
     this.capture = capture;
     this.name = [];
     this.fqn = [];
-    this.parent = []; /* before its children; -1: it is a root */
+    this.parent = []; /* -1 for a root */
     this.children = [];
     this.roots = [];
     this.byFqn = new Map();
-    const ofPath = new Map();
-    this.kindNode = Uint32Array.from(capture.kindPath, (path) => {
-      if (!ofPath.has(path)) ofPath.set(path, this.grow(capture.moduleOf(path)));
-      return ofPath.get(path);
+    const byPath = new Map();
+    this.templateModule = Uint32Array.from(capture.templatePath, (path) => {
+      if (!byPath.has(path)) byPath.set(path, this.addModule(capture.fqnOfPath(path)));
+      return byPath.get(path);
     });
   }
 
-  /* The node of this name, with those above it. */
-  grow(fqn) {
-    let node = -1, prefix = "";
+  /* The module of this name; it and its parents are added where they are missing. */
+  addModule(fqn) {
+    let module = -1, prefix = "";
     for (const part of partsOf(fqn)) {
-      prefix = node < 0 ? part : `${prefix}.${part}`;
-      const below = this.byFqn.get(prefix) ?? this.name.length;
-      if (below === this.name.length) {
-        this.byFqn.set(prefix, below);
+      prefix = module < 0 ? part : `${prefix}.${part}`;
+      const child = this.byFqn.get(prefix) ?? this.name.length;
+      if (child === this.name.length) {
+        this.byFqn.set(prefix, child);
         this.name.push(part);
         this.fqn.push(prefix);
-        this.parent.push(node);
+        this.parent.push(module);
         this.children.push([]);
-        (node < 0 ? this.roots : this.children[node]).push(below);
+        (module < 0 ? this.roots : this.children[module]).push(child);
       }
-      node = below;
+      module = child;
     }
-    return node;
+    return module;
   }
 
-  /* 1 for the node and all below it, 0 for others. */
-  within(node) {
-    const inside = new Uint8Array(this.name.length);
-    for (let i = 0; i < inside.length; i++) inside[i] = i === node || (this.parent[i] >= 0 && inside[this.parent[i]]);
-    return inside;
+  /* 1 for each module of the subtree, 0 for every other module. */
+  subtreeMask(module) {
+    const mask = new Uint8Array(this.name.length);
+    for (let i = 0; i < mask.length; i++) mask[i] = i === module || (this.parent[i] >= 0 && mask[this.parent[i]]);
+    return mask;
   }
 
-  /* Bytes by category that each module holds itself, and with all below it, and the totals of both. */
-  at(tick, device) {
-    const { capture, kindNode } = this;
+  /* The bytes of each module by category, own and subtree, with their totals, and the totals of the device. */
+  heldAt(tick, device) {
+    const { capture, templateModule } = this;
     const count = this.name.length;
     const held = {
       own: new Float64Array(count * COUNT),
-      whole: new Float64Array(count * COUNT),
+      subtree: new Float64Array(count * COUNT),
       ownTotal: new Float64Array(count),
-      wholeTotal: new Float64Array(count),
+      subtreeTotal: new Float64Array(count),
       total: 0,
       sums: new Float64Array(COUNT),
-      blocks: 0,
     };
-    capture.eachHeld(tick, device, (stay) => {
-      const kind = capture.kind[stay];
-      held.own[kindNode[kind] * COUNT + capture.kindCategory[kind]] += capture.kindBytes[kind];
-      held.blocks++;
+    capture.eachHeld(tick, device, (lifetime) => {
+      const template = capture.template[lifetime];
+      held.own[templateModule[template] * COUNT + capture.templateCategory[template]] += capture.templateBytes[template];
     });
-    for (let node = count - 1; node >= 0; node--) this.addUp(held, node);
+    for (let module = count - 1; module >= 0; module--) this.addToParent(held, module);
     return held;
   }
 
-  addUp(held, node) {
-    const parent = this.parent[node];
+  /* The children of `module` must have been added before it. */
+  addToParent(held, module) {
+    const parent = this.parent[module];
     for (let c = 0; c < COUNT; c++) {
-      const at = node * COUNT + c;
-      held.ownTotal[node] += held.own[at];
-      held.whole[at] += held.own[at];
-      held.wholeTotal[node] += held.whole[at];
-      if (parent >= 0) held.whole[parent * COUNT + c] += held.whole[at];
-      else held.sums[c] += held.whole[at];
+      const at = module * COUNT + c;
+      held.ownTotal[module] += held.own[at];
+      held.subtree[at] += held.own[at];
+      held.subtreeTotal[module] += held.subtree[at];
+      if (parent >= 0) held.subtree[parent * COUNT + c] += held.subtree[at];
+      else held.sums[c] += held.subtree[at];
     }
-    if (parent < 0) held.total += held.wholeTotal[node];
+    if (parent < 0) held.total += held.subtreeTotal[module];
   }
 }
 
-/* {"Parameter": 4096, ...} of what is not 0. */
-function named(array, at = 0) {
-  const words = {};
-  for (let c = 0; c < COUNT; c++) if (array[at + c]) words[CATEGORIES[c]] = array[at + c];
-  return words;
+/* {"Parameter": 4096, ...}: the categories whose bytes are not 0. */
+function bytesByCategory(array, at = 0) {
+  const bytes = {};
+  for (let c = 0; c < COUNT; c++) if (array[at + c]) bytes[CATEGORIES[c]] = array[at + c];
+  return bytes;
 }

@@ -1,22 +1,24 @@
-/* page.js - the page: what is selected, and what follows from it.
+/* page.js - what is selected on the page, and what is drawn when it changes.
  *
- * For whoever tests it, these stay as they are:
- *   window.modscopeReady      milliseconds from the page's beginning until all is drawn; undefined before
- *   window.modscopeError      what went wrong, if anything did
- *   window.modscope           the page: select(tick), selectMoment(moment), choose(node), chooseModule(fqn), capture,
- *                             timeline.drawnAt(x), timeline.range()
+ * Tests rely on these names:
+ *   window.modscopeReady      milliseconds from the page's beginning until everything is drawn; undefined before
+ *   window.modscopeError      the error that stopped the page, if there is one
+ *   window.modscope           the page: selectTick(tick), selectMoment(moment), selectModule(module),
+ *                             selectModuleByName(fqn), capture, timeline.drawnAt(x), timeline.range(), timeline.labels,
+ *                             timeline.marks
  *   document.body.dataset     capture (its number), device (its name), moment, tick, time (microseconds), total (bytes of the
- *                             device then), reserved, peak (the highest total of the device), peakMoment, module (the fqn that
- *                             is chosen, or ""), from and to (the view), axis, isLowerBound ("true" where figures are "at least")
- *   #before                   data-total, data-moment: before the last change of memory
+ *                             device at that moment), reserved, peak (the highest total of the device), peakMoment, module
+ *                             (the selected fqn, or ""), from and to (the range), axis, folded ("true" while what comes
+ *                             before the first step is folded), isLowerBound ("true" where figures are "at least")
+ *   #before                   data-total, data-moment: those before the last change of memory
  *   #legend li                data-category, data-bytes
  *   #rows .row                data-fqn, data-own, data-subtree (bytes), data-own-by, data-subtree-by (JSON by category)
  *   #blocks tbody tr          data-bytes, data-category, data-fqn, data-phase, data-step, data-age, data-outside
  *   #survivors tbody tr       data-bytes, data-category, data-fqn, data-device
  *   #peaks tbody tr           data-capture, data-device, data-bytes
  *   #changes tbody tr         data-fqn, data-category, data-a, data-b, data-change
- *   #tip tr                   data-category, data-bytes: what hovering the timeline shows
- *   #treemap                  data-boxes: how many areas are drawn
+ *   #tip tr                   data-category, data-bytes: the tooltip of the timeline
+ *   #treemap                  data-boxes: how many boxes are drawn
  * The address: #capture=0&device=cpu&moment=123&module=GPT.h.0 */
 
 const BLOCKS_SHOWN = 20;
@@ -26,16 +28,17 @@ class Page {
     this.sources = [...document.querySelectorAll("script[data-pack]")];
     this.captures = new Map();
     this.index = 0;
-    this.node = -1;
-    this.root = -1;
-    this.tick = 0;
+    this.module = -1; /* the selected module, or -1 */
+    this.root = -1; /* the module that fills the treemap, or -1 for all */
+    this.tick = 0; /* the selected tick */
+    this.coordinate = null; /* where in the tick the user clicked, or null */
     this.hovered = null;
     this.blocks = BLOCKS_SHOWN;
     this.dirty = new Set();
     this.theme = new Theme();
     this.timeline = new Timeline(find("timeline-base"), find("timeline-over"));
     this.treemap = new Treemap(find("treemap"));
-    this.tree = new Tree(find("rows"), (node) => this.choose(node));
+    this.tree = new Tree(find("rows"), (module) => this.selectModule(module));
   }
 
   async load(index) {
@@ -52,236 +55,250 @@ class Page {
     if (this.sources.length > 1) this.compare();
   }
 
-  /* ---- what is selected ---- */
+  /* ---- selecting ---- */
   async show(index, wanted = {}) {
     const capture = await this.load(index);
     this.index = index;
     this.capture = capture;
-    const { words } = capture;
-    const named = words.devices.indexOf(wanted.device);
-    this.device = named >= 0 && words.used.includes(named) ? named : words.main;
-    this.node = capture.modules.byFqn.get(wanted.module) ?? -1;
+    const { metadata } = capture;
+    const named = metadata.devices.indexOf(wanted.device);
+    this.device = named >= 0 && metadata.used.includes(named) ? named : metadata.main;
+    this.module = capture.modules.byFqn.get(wanted.module) ?? -1;
     this.root = -1;
-    const moment = wanted.moment ?? this.firstMoment();
-    this.tick = capture.tickOf(moment);
-    this.place = null;
-    this.timeline.show(capture, this.device, this.node);
-    tellCapture(this);
+    this.timeline.show(capture, this.device, this.module);
+    this.setTick(wanted.moment === undefined ? this.firstTick() : capture.tickOf(wanted.moment));
+    describeCapture(this);
     this.redraw("all");
-    if (this.node >= 0) this.dirty.add("reveal");
+    if (this.module >= 0) this.dirty.add("reveal");
   }
 
-  /* Another capture, with the same device and module where it has them. */
-  turnTo(index, device = this.capture.words.devices[this.device]) {
-    const module = this.node < 0 ? undefined : this.capture.modules.fqn[this.node];
+  /* Shows another capture, with the same device and module where it has them. */
+  switchTo(index, device = this.capture.metadata.devices[this.device]) {
+    const module = this.module < 0 ? undefined : this.capture.modules.fqn[this.module];
     return this.show(index, { device, module });
   }
 
-  /* Where memory ran out, else the peak. */
-  firstMoment() {
+  /* The tick of the last failed allocation, or else of the peak. */
+  firstTick() {
     const { capture, device } = this;
     const oom = capture.ooms.findLast((each) => each.device === device);
-    const series = capture.series(device);
-    return capture.momentOf(oom ? oom.tick : series.tick[series.peak]);
+    return oom ? oom.tick : capture.series(device).peakTick;
   }
 
-  select(tick, place = null) {
+  /* The selected tick is never in the folded part. */
+  setTick(tick, coordinate = null) {
     this.tick = tick;
-    this.place = place;
+    this.coordinate = coordinate;
+    if (this.timeline.unfoldFor(tick)) this.redraw();
+  }
+
+  selectTick(tick, coordinate = null) {
+    this.setTick(tick, coordinate);
     this.redraw("moment");
   }
 
   selectMoment(moment) {
-    this.select(this.capture.tickOf(moment));
+    this.selectTick(this.capture.tickOf(moment));
   }
 
-  choose(node) {
-    this.node = node;
-    if (node < 0) this.root = -1;
-    this.timeline.show(this.capture, this.device, node);
+  selectModule(module) {
+    this.module = module;
+    if (module < 0) this.root = -1;
+    this.timeline.show(this.capture, this.device, module);
     this.redraw("module");
   }
 
-  chooseModule(fqn) {
-    this.choose(this.capture.modules.byFqn.get(fqn) ?? -1);
-    this.tree.reveal(this.node);
+  selectModuleByName(fqn) {
+    this.selectModule(this.capture.modules.byFqn.get(fqn) ?? -1);
+    this.tree.reveal(this.module);
   }
 
-  /* See only this module in the treemap. */
-  enter(node) {
-    this.root = node;
+  setTreemapRoot(module) {
+    this.root = module;
     this.redraw("module");
   }
 
   setDevice(device) {
     this.device = device;
-    this.timeline.show(this.capture, device, this.node);
-    this.tick = this.capture.tickOf(this.firstMoment());
-    this.place = null;
+    this.timeline.show(this.capture, device, this.module);
+    this.setTick(this.firstTick());
     this.redraw("all");
   }
 
-  goPeak() {
-    const series = this.capture.series(this.device);
-    this.select(series.tick[series.peak]);
+  goToPeak() {
+    this.selectTick(this.capture.series(this.device).peakTick);
     this.keepInView();
   }
 
-  goOom() {
+  goToOom() {
     const oom = this.capture.ooms.at(-1);
     if (!oom) return;
-    if (oom.device !== this.device && this.capture.words.used.includes(oom.device)) this.setDevice(oom.device);
-    this.select(oom.tick);
+    if (oom.device !== this.device && this.capture.metadata.used.includes(oom.device)) this.setDevice(oom.device);
+    this.selectTick(oom.tick);
     this.keepInView();
   }
 
-  /* To the beginning of another step. */
-  goStep(by) {
+  /* Selects the beginning of the next (1) or of the previous (-1) step; the previous one may be the step's own. */
+  goToStep(by) {
     const { stepTicks } = this.capture;
-    const at = lastAt(stepTicks, this.tick) + (by < 0 && stepTicks[lastAt(stepTicks, this.tick)] < this.tick ? 0 : by);
-    this.select(stepTicks[Math.min(Math.max(at, 0), stepTicks.length - 1)]);
+    const now = lastIndexUpTo(stepTicks, this.tick);
+    const isWithin = stepTicks[now] < this.tick;
+    const to = by < 0 && isWithin ? now : now + by;
+    this.selectTick(stepTicks[Math.min(Math.max(to, 0), stepTicks.length - 1)]);
     this.keepInView();
   }
 
+  /* ---- the view ---- */
   zoom(factor) {
-    if (factor) this.timeline.zoom(factor, this.timeline.placeOf(this.tick));
-    else this.timeline.view = null;
+    const { timeline } = this;
+    if (factor > 1 && !timeline.isZoomed()) timeline.showAll(false);
+    else timeline.zoom(factor, timeline.coordinateOf(this.tick));
     this.redraw();
+  }
+
+  showAll(isFolded) {
+    this.timeline.showAll(isFolded);
+    this.redraw();
+  }
+
+  /* Shows the whole run; the button that had the focus disappears. */
+  unfold() {
+    this.showAll(false);
+    find("timeline").focus({ preventScroll: true });
   }
 
   keepInView() {
     const { from, to } = this.timeline.range();
-    const place = this.timeline.placeOf(this.tick);
-    if (place < from || place > to) this.timeline.look(place - (to - from) / 2, place + (to - from) / 2);
+    const at = this.timeline.coordinateOf(this.tick);
+    if (at < from || at > to) this.timeline.setRange(at - (to - from) / 2, at + (to - from) / 2);
     this.redraw();
   }
 
-  hover(spot, x, y) {
-    this.hovered = spot;
-    if (spot) showTip(momentTip(this, spot.tick), x, y);
-    else hideTip();
-    this.later("over");
+  hover(point, x, y) {
+    this.hovered = point;
+    if (point) showTooltip(momentTooltip(this, point.tick), x, y);
+    else hideTooltip();
+    this.redraw("points");
   }
 
   searchFor(text) {
     this.tree.search = text.trim();
-    this.tree.opened.clear();
+    this.tree.expanded.clear();
     this.tree.render();
   }
 
-  turnTheme() {
+  toggleTheme() {
     const dark = document.documentElement.dataset.theme === "dark" ||
       (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
     this.setTheme(dark ? "light" : "dark");
   }
 
-  setTheme(word) {
-    if (word) document.documentElement.dataset.theme = word;
+  setTheme(name) {
+    if (name) document.documentElement.dataset.theme = name;
     else delete document.documentElement.dataset.theme;
     this.theme = new Theme();
     this.redraw("all");
   }
 
-  /* ---- drawing, once for all that happens before the next picture ---- */
-  redraw(what = "view") {
-    this.later(what);
-  }
+  /* ---- drawing ---- */
 
-  later(what) {
+  /* Draws a part before the next frame: "all", "view", "moment", "module" or "points". */
+  redraw(part = "view") {
     if (!this.dirty.size) requestAnimationFrame(() => this.render());
-    this.dirty.add(what);
+    this.dirty.add(part);
   }
 
   render() {
     const dirty = this.dirty;
     this.dirty = new Set();
     if (!this.capture || !dirty.size) return;
-    const is = (...words) => words.some((word) => dirty.has(word));
+    const is = (...parts) => parts.some((part) => dirty.has(part));
     if (is("all", "module", "view")) {
       this.timeline.draw(this.theme);
-      tellView(this);
+      describeView(this);
     }
-    this.timeline.drawOver({ tick: this.tick, place: this.place }, this.hovered);
+    this.timeline.drawPoints({ tick: this.tick, coordinate: this.coordinate }, this.hovered);
     if (is("all", "moment", "module")) this.renderMoment();
-    if (is("reveal")) this.tree.reveal(this.node);
+    if (is("reveal")) this.tree.reveal(this.module);
   }
 
   renderMoment() {
-    const { capture, device, tick, node } = this;
-    this.held = capture.modules.at(tick, device);
-    tellMoment(this);
-    this.tree.show(capture.modules, this.held, node);
-    if (this.root >= 0 && !this.held.wholeTotal[this.root]) this.root = -1;
-    this.treemap.draw(this.theme, capture.modules, this.held, this.root, node);
+    const { capture, device, tick, module } = this;
+    this.held = capture.modules.heldAt(tick, device);
+    describeMoment(this);
+    this.tree.show(capture.modules, this.held, module);
+    if (this.root >= 0 && !this.held.subtreeTotal[this.root]) this.root = -1;
+    this.treemap.draw(this.theme, capture.modules, this.held, this.root, module);
     find("treemap").dataset.boxes = this.treemap.boxes.length;
-    tellRoot(this);
-    this.fillBlocks();
-    this.keepAddress();
+    describeTreemapRoot(this);
+    this.showBlocks();
+    this.writeAddress();
   }
 
-  fillBlocks() {
-    const { capture, node } = this;
-    find("blocks-of").textContent = node < 0 ? "" : `of ${label(capture.modules.fqn[node])}`;
-    fillBlocks(capture, this.tick, this.device, node, this.blocks, (fqn) => this.chooseModule(fqn));
+  showBlocks() {
+    const { capture, module } = this;
+    find("blocks-of").textContent = module < 0 ? "" : `of ${label(capture.modules.fqn[module])}`;
+    fillBlocks(capture, this.tick, this.device, module, this.blocks, (fqn) => this.selectModuleByName(fqn));
   }
 
   /* ---- the address ---- */
-  keepAddress() {
+  writeAddress() {
     const { capture } = this;
-    const words = new URLSearchParams({ capture: this.index, device: capture.words.devices[this.device], moment: capture.momentOf(this.tick) });
-    if (this.node >= 0) words.set("module", capture.modules.fqn[this.node]);
-    this.address = `#${words}`;
+    const device = capture.metadata.devices[this.device];
+    const parameters = new URLSearchParams({ capture: this.index, device, moment: capture.momentOf(this.tick) });
+    if (this.module >= 0) parameters.set("module", capture.modules.fqn[this.module]);
+    this.address = `#${parameters}`;
     try {
       history.replaceState(null, "", this.address);
     } catch {
-      /* too often, or a name that is too long: the address stays as it was */
+      /* The browser refuses too many changes and addresses that are too long. The old address is kept. */
     }
   }
 
   async followAddress() {
-    const words = new URLSearchParams(location.hash.slice(1));
-    const number = (word, most) => {
-      const value = words.get(word);
+    const parameters = new URLSearchParams(location.hash.slice(1));
+    const number = (name, most) => {
+      const value = parameters.get(name);
       return value !== null && /^\d{1,16}$/.test(value) && Number(value) <= most ? Number(value) : undefined;
     };
+    const text = (name) => parameters.get(name) ?? undefined;
     const index = number("capture", this.sources.length - 1) ?? 0;
-    const wanted = { device: words.get("device") ?? undefined, module: words.get("module") ?? undefined, moment: number("moment", 2 ** 53) };
-    await this.show(index, wanted);
+    await this.show(index, { device: text("device"), module: text("module"), moment: number("moment", 2 ** 53) });
   }
 
   /* ---- several captures ---- */
   async compare() {
     find("differences").hidden = false;
-    const list = this.capture.words.all;
+    const captures = this.capture.metadata.all;
     const selects = [find("changes-a"), find("changes-b")];
     selects.forEach((select, i) => {
-      select.replaceChildren(...list.map((one, index) => new Option(one.title, index)));
+      select.replaceChildren(...captures.map((one, index) => new Option(one.title, index)));
       select.value = String(i);
       select.addEventListener("change", () => this.compareModules());
     });
     await this.compareModules();
   }
 
-  async compareModules(all = false) {
+  async compareModules(showAll = false) {
     const [a, b] = await Promise.all(["changes-a", "changes-b"].map((id) => this.load(Number(find(id).value))));
     const deviceOf = (capture) => {
-      const same = capture.words.devices.indexOf(a.words.devices[a.words.main]);
-      return capture.words.used.includes(same) ? same : capture.words.main;
+      const same = capture.metadata.devices.indexOf(a.metadata.devices[a.metadata.main]);
+      return capture.metadata.used.includes(same) ? same : capture.metadata.main;
     };
     const title = (id) => bdi(find(id).selectedOptions[0].text);
-    find("changes-title").replaceChildren("What changed at the peak, from ", title("changes-a"), " to ", title("changes-b"));
-    const rows = changesBetween(ownAtPeak(a, a.words.main), ownAtPeak(b, deviceOf(b)));
-    fillChanges(rows, all, (fqn) => this.chooseModule(fqn));
+    find("changes-title").replaceChildren("Difference at the peak, from ", title("changes-a"), " to ", title("changes-b"));
+    const rows = changesBetween(ownAtPeak(a, a.metadata.main), ownAtPeak(b, deviceOf(b)));
+    fillChanges(rows, showAll, (fqn) => this.selectModuleByName(fqn));
   }
 
   /* ---- events ---- */
   listen() {
     handleTimeline(this);
-    handleScroll(this);
+    handleScrollBar(this);
     handleTreemap(this);
     handleKeys(this);
     this.listenButtons();
-    find("rows").addEventListener("click", (event) => this.tree.click(event));
+    find("rows").addEventListener("click", (event) => this.tree.handleClick(event));
     for (const title of document.querySelectorAll("[data-sort]")) title.addEventListener("click", () => this.sortBy(title));
     this.sortBy(document.querySelector('[data-sort="subtree"]'), true);
     new ResizeObserver(() => this.redraw("all")).observe(find("timeline"));
@@ -299,48 +316,49 @@ class Page {
 
   listenButtons() {
     const on = (id, call, event = "click") => find(id).addEventListener(event, call);
-    on("theme", () => this.turnTheme());
+    on("theme", () => this.toggleTheme());
     on("help-open", () => find("help").showModal());
     on("zoom-in", () => this.zoom(0.5));
     on("zoom-out", () => this.zoom(2));
-    on("zoom-all", () => this.zoom(0));
-    on("go-peak", () => this.goPeak());
-    on("go-oom", () => this.goOom());
-    on("step-back", () => this.goStep(-1));
-    on("step-on", () => this.goStep(1));
-    on("chosen-off", () => this.choose(-1));
+    on("zoom-all", () => this.showAll(false));
+    on("zoom-steps", () => this.showAll(true));
+    on("unfold", () => this.unfold());
+    on("go-peak", () => this.goToPeak());
+    on("go-oom", () => this.goToOom());
+    on("step-back", () => this.goToStep(-1));
+    on("step-on", () => this.goToStep(1));
+    on("selection-clear", () => this.selectModule(-1));
     on("own-scale", () => {
       this.timeline.ownScale = !this.timeline.ownScale;
       this.redraw();
     });
-    on("open-all", () => this.tree.all(true));
-    on("close-all", () => this.tree.all(false));
+    on("open-all", () => this.tree.setAllExpanded(true));
+    on("close-all", () => this.tree.setAllExpanded(false));
     on("tree-more", () => { this.tree.limit = Infinity; this.tree.render(); });
-    on("blocks-more", () => { this.blocks *= 5; this.fillBlocks(); });
+    on("blocks-more", () => { this.blocks *= 5; this.showBlocks(); });
     on("changes-more", () => this.compareModules(true));
-    on("captures", (event) => this.turnTo(Number(event.target.value)), "change");
-    for (const button of find("axes").children) on_axis(this, button);
+    on("captures", (event) => this.switchTo(Number(event.target.value)), "change");
+    for (const button of find("axes").children) button.addEventListener("click", () => this.setAxis(button.dataset.axis));
     const select = find("captures");
     find("captures-label").hidden = this.sources.length < 2;
     select.replaceChildren(...this.sources.map((source, i) => new Option(source.dataset.title, i)));
   }
 
-  sortBy(title, keep = false) {
-    const word = title.dataset.sort;
-    if (!keep) this.tree.down = this.tree.sort === word ? !this.tree.down : word !== "name";
-    this.tree.sort = word;
-    for (const other of document.querySelectorAll("[data-sort]")) other.removeAttribute("aria-sort");
-    title.setAttribute("aria-sort", this.tree.down ? "descending" : "ascending");
-    if (!keep) this.tree.render();
+  setAxis(axis) {
+    this.timeline.setAxis(axis);
+    this.coordinate = null;
+    this.redraw();
   }
-}
 
-function on_axis(page, button) {
-  button.addEventListener("click", () => {
-    page.timeline.setAxis(button.dataset.axis);
-    page.place = null;
-    page.redraw();
-  });
+  /* Sorts by a column; a second click on its title reverses the order. */
+  sortBy(title, keepDirection = false) {
+    const column = title.dataset.sort;
+    if (!keepDirection) this.tree.isDescending = this.tree.sort === column ? !this.tree.isDescending : column !== "name";
+    this.tree.sort = column;
+    for (const other of document.querySelectorAll("[data-sort]")) other.removeAttribute("aria-sort");
+    title.setAttribute("aria-sort", this.tree.isDescending ? "descending" : "ascending");
+    if (!keepDirection) this.tree.render();
+  }
 }
 
 const page = new Page();

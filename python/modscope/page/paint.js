@@ -1,20 +1,21 @@
-/* paint.js - what the canvases share: sizes, colours of the theme, and patterns that tell categories apart without
+/* paint.js - what both canvases use: their size, the colours of the theme, and patterns that distinguish categories without
  * colour. */
 
-/* Fit the canvas to its box; its context, in CSS pixels. */
-function prepare(canvas) {
+/* Fits the canvas to its element; returns its context, which counts in CSS pixels. */
+function prepareCanvas(canvas) {
   const { width, height } = canvas.getBoundingClientRect();
   const scale = window.devicePixelRatio || 1;
-  const wide = Math.max(Math.round(width * scale), 1), high = Math.max(Math.round(height * scale), 1);
-  if (canvas.width !== wide) canvas.width = wide;
-  if (canvas.height !== high) canvas.height = high;
+  const columns = Math.max(Math.round(width * scale), 1), rows = Math.max(Math.round(height * scale), 1);
+  if (canvas.width !== columns) canvas.width = columns;
+  if (canvas.height !== rows) canvas.height = rows;
   const context = canvas.getContext("2d");
-  context.setTransform(wide / (width || 1), 0, 0, high / (height || 1), 0, 0);
+  context.setTransform(columns / (width || 1), 0, 0, rows / (height || 1), 0, 0);
   context.clearRect(0, 0, width, height);
   return { context, width, height };
 }
 
-/* Lines and dots of 8 x 8 pixels; Parameter and Activation, the most frequent neighbours, are plain and sloped. */
+/* Lines and dots on a tile of 8 x 8 pixels. Parameter and Activation, which are most often neighbours, are plain and
+ * sloped. */
 const STROKES = {
   Parameter: [],
   Buffer: [["dot", 2, 2], ["dot", 6, 6]],
@@ -25,7 +26,7 @@ const STROKES = {
   Other: [["line", 0, 4, 8, 4], ["line", 4, 0, 4, 8]],
 };
 
-function tile(strokes, colour) {
+function makeTile(strokes, colour) {
   const canvas = document.createElement("canvas");
   const scale = Math.max(window.devicePixelRatio || 1, 1);
   canvas.width = canvas.height = 8 * scale;
@@ -40,7 +41,7 @@ function tile(strokes, colour) {
   return canvas;
 }
 
-/* The colours that the style sheet says now. */
+/* The colours that the style sheet gives at the moment. */
 class Theme {
   constructor() {
     const style = getComputedStyle(document.documentElement);
@@ -48,22 +49,23 @@ class Theme {
     this.font = style.getPropertyValue("--font").trim();
     for (const name of ["ink", "soft", "faint", "line", "paper", "panel", "accent", "alarm", "weave"])
       this[name] = colour(name);
-    this.categories = CATEGORIES.map((word) => colour(word.toLowerCase()));
-    this.phases = PHASES.map((word) => colour(`phase-${word}`));
-    this.phaseInk = PHASES.map((word) => colour(`phase-${word}-ink`));
-    this.patterns = CATEGORIES.map((word) => tile(STROKES[word], this.weave));
-    this.hatch = tile(STROKES.Gradient, this.soft);
+    this.categories = CATEGORIES.map((name) => colour(name.toLowerCase()));
+    this.phases = PHASES.map((name) => colour(`phase-${name}`));
+    this.phaseInk = PHASES.map((name) => colour(`phase-${name}-ink`));
+    this.patterns = CATEGORIES.map((name) => makeTile(STROKES[name], this.weave));
+    this.hatch = makeTile(STROKES.Gradient, this.soft);
+    this.faintHatch = makeTile(STROKES.Gradient, this.faint);
   }
 
-  /* A pattern in CSS pixels, whatever the screen's. */
-  pattern(context, canvas) {
-    const pattern = context.createPattern(canvas, "repeat");
-    pattern.setTransform(new DOMMatrix().scale(8 / canvas.width));
+  /* A pattern that has the same size in CSS pixels on every screen. */
+  pattern(context, tile) {
+    const pattern = context.createPattern(tile, "repeat");
+    pattern.setTransform(new DOMMatrix().scale(8 / tile.width));
     return pattern;
   }
 
-  /* Fill the current path, or this rectangle, as the category is. */
-  fill(context, category, rectangle) {
+  /* Fills the current path, or the rectangle if one is given, with the category's colour and pattern. */
+  fillCategory(context, category, rectangle) {
     for (const style of [this.categories[category], this.pattern(context, this.patterns[category])]) {
       context.fillStyle = style;
       if (rectangle) context.fillRect(...rectangle);
@@ -73,8 +75,8 @@ class Theme {
   }
 }
 
-/* Text cut in the middle so that it is no wider. */
-function fit(context, text, width) {
+/* The text, cut in the middle if it is wider than `width`. */
+function fitText(context, text, width) {
   if (text.length > 200) text = `${text.slice(0, 60)}…${text.slice(-130)}`;
   if (context.measureText(text).width <= width) return text;
   let from = 0, to = text.length - 1;
@@ -87,28 +89,17 @@ function fit(context, text, width) {
   return from < 3 ? "" : cut(from);
 }
 
-/* ---- scales ---- */
+/* ---- the distance between the labels of an axis ---- */
 
-/* Round steps of bytes, so that there are at most so many. */
-function byteSteps(most, count) {
+/* The smallest power of two of which at most `count` fit into `most` bytes. */
+function byteStep(most, count) {
   let step = 1;
   while (most / step > count) step *= 2;
   return step;
 }
 
-/* 1, 2 or 5 times a power of ten. */
-function roundStep(least) {
+/* The smallest 1, 2 or 5 times a power of ten that is at least `least`. */
+function decimalStep(least) {
   const power = 10 ** Math.floor(Math.log10(least));
   return [1, 2, 5, 10].map((digit) => digit * power).find((step) => step >= least * 0.999999);
-}
-
-function shortSize(value) {
-  for (const [word, unit] of UNITS) if (value >= unit) return `${+(value / unit).toFixed(2)} ${word}`;
-  return `${value} B`;
-}
-
-function timeLabel(microseconds, step) {
-  if (step >= 1e6) return `${Math.round(microseconds / 1e6)} s`;
-  const digits = Math.min(Math.max(Math.ceil(-Math.log10(step / 1e6) - 1e-9), 0), 6);
-  return `${(microseconds / 1e6).toFixed(digits)} s`;
 }

@@ -1,43 +1,48 @@
-/* series.js - what is held over time, by category: exact at every tick, quick to draw at every zoom. */
+/* series.js - bytes over time by category: exact at every tick, and quick to draw at every zoom. */
 
-const FRAME = 64; /* changes between two that are known by heart */
+const FRAME = 64; /* changes per frame */
 
-/* Changes in the order of their ticks, those at one tick together. Before each FRAMEth the sums of all categories are kept, and
- * of each FRAME where it held most and least. */
+/*  change:    0    1    2   ...  63 | 64   65  ...  127 | 128 ...      one for each tick at which memory changed
+ *  tick:      the change's tick          total: bytes after the change
+ *  changes:   lifetimes that begin, and complements (~) of those that end; those of change i are
+ *             changes[first[i]] .. changes[first[i + 1] - 1]
+ *  frames:    bytes by category before each frame's first change
+ *  maximum, minimum:  in each frame, the change after which most and least was held */
 class Series {
-  constructor(capture, device, within) {
+  /* A device's series; `mask` limits it to a subtree, or is null. */
+  constructor(capture, device, mask) {
     this.capture = capture;
-    const stays = Series.choose(capture, device, within);
-    this.collect(stays, Series.byEnd(capture, stays));
-    this.sum();
+    const lifetimes = Series.choose(capture, device, mask);
+    this.collectChanges(lifetimes, Series.sortByEnd(capture, lifetimes));
+    this.addUp();
   }
 
-  static choose(capture, device, within) {
-    const { kind, kindDevice, modules } = capture;
-    const wanted = new Uint8Array(kindDevice.length);
+  static choose(capture, device, mask) {
+    const { template, templateDevice, modules } = capture;
+    const wanted = new Uint8Array(templateDevice.length);
     for (let i = 0; i < wanted.length; i++)
-      wanted[i] = kindDevice[i] === device && (!within || within[modules.kindNode[i]]) ? 1 : 0;
-    const stays = new Uint32Array(kind.length);
+      wanted[i] = templateDevice[i] === device && (!mask || mask[modules.templateModule[i]]) ? 1 : 0;
+    const lifetimes = new Uint32Array(template.length);
     let count = 0;
-    for (let i = 0; i < kind.length; i++) if (wanted[kind[i]]) stays[count++] = i;
-    return stays.subarray(0, count);
+    for (let i = 0; i < template.length; i++) if (wanted[template[i]]) lifetimes[count++] = i;
+    return lifetimes.subarray(0, count);
   }
 
-  /* The stays that end before the last tick, by growing end. */
-  static byEnd(capture, stays) {
+  /* The lifetimes that end before the last tick, in the order of their ends (a counting sort). */
+  static sortByEnd(capture, lifetimes) {
     const { end, ticks } = capture;
-    const places = new Uint32Array(ticks + 2);
-    for (let i = 0; i < stays.length; i++) places[end[stays[i]] + 1]++;
-    const still = places[ticks + 1];
-    for (let i = 1; i < places.length; i++) places[i] += places[i - 1];
-    const sorted = new Uint32Array(stays.length - still);
-    for (let i = 0; i < stays.length; i++) if (end[stays[i]] < ticks) sorted[places[end[stays[i]]]++] = stays[i];
+    const offsets = new Uint32Array(ticks + 2);
+    for (let i = 0; i < lifetimes.length; i++) offsets[end[lifetimes[i]] + 1]++;
+    const unended = offsets[ticks + 1];
+    for (let i = 1; i < offsets.length; i++) offsets[i] += offsets[i - 1];
+    const sorted = new Uint32Array(lifetimes.length - unended);
+    for (let i = 0; i < lifetimes.length; i++)
+      if (end[lifetimes[i]] < ticks) sorted[offsets[end[lifetimes[i]]]++] = lifetimes[i];
     return sorted;
   }
 
-  /* this.tick: the ticks with changes, tick 0 in any case. this.first: where in this.changes those of each begin; a
-   * stay that ends is written as its complement. */
-  collect(begins, ends) {
+  /* Merges begins and ends. Change 0 is at tick 0 even if nothing happened there. */
+  collectChanges(begins, ends) {
     const { begin, end } = this.capture;
     const most = begins.length + ends.length + 1;
     const tick = new Uint32Array(most), first = new Uint32Array(most + 1), changes = new Int32Array(most - 1);
@@ -51,84 +56,95 @@ class Series {
       }
       changes[at] = ending ? ~ends[e++] : begins[b++];
     }
-    const at = changes.length;
-    first[count] = at;
+    first[count] = changes.length;
     this.tick = tick.subarray(0, count);
     this.first = first.subarray(0, count + 1);
     this.changes = changes;
     this.count = count;
   }
 
-  sum() {
+  addUp() {
     const frames = Math.ceil(this.count / FRAME);
     this.frames = new Float64Array(frames * COUNT);
     this.total = new Float64Array(this.count);
-    this.most = new Uint32Array(frames);
-    this.least = new Uint32Array(frames);
-    this.ever = new Uint8Array(COUNT); /* whether a category was ever held */
+    this.maximum = new Uint32Array(frames);
+    this.minimum = new Uint32Array(frames);
+    this.everHeld = new Uint8Array(COUNT); /* by category */
     const sums = new Float64Array(COUNT);
     let total = 0;
     for (let frame = 0; frame < frames; frame++) {
       const begin = frame * FRAME, end = Math.min(begin + FRAME, this.count);
       this.frames.set(sums, frame * COUNT);
-      let most = begin, least = begin;
+      let maximum = begin, minimum = begin;
       for (let i = begin; i < end; i++) {
         total += this.apply(i, sums);
         this.total[i] = total;
-        if (total > this.total[most]) most = i;
-        if (total < this.total[least]) least = i;
+        if (total > this.total[maximum]) maximum = i;
+        if (total < this.total[minimum]) minimum = i;
       }
-      this.most[frame] = most;
-      this.least[frame] = least;
+      this.maximum[frame] = maximum;
+      this.minimum[frame] = minimum;
     }
-    this.peak = this.argmost(0, this.count - 1);
+    this.peak = this.maximumIn(0, this.count - 1);
   }
 
-  /* What change `i` does to the sums; returns by how much the total grows. */
+  /* Applies change `i` to the sums, and returns by how much the total grows. */
   apply(i, sums) {
-    const { kind, kindBytes, kindCategory } = this.capture;
-    let grown = 0;
+    const { template, templateBytes, templateCategory } = this.capture;
+    let growth = 0;
     for (let at = this.first[i]; at < this.first[i + 1]; at++) {
       const change = this.changes[at];
-      const of = kind[change < 0 ? ~change : change];
-      const bytes = change < 0 ? -kindBytes[of] : kindBytes[of];
-      sums[kindCategory[of]] += bytes;
-      this.ever[kindCategory[of]] |= bytes > 0 ? 1 : 0;
-      grown += bytes;
+      const of = template[change < 0 ? ~change : change];
+      const bytes = change < 0 ? -templateBytes[of] : templateBytes[of];
+      sums[templateCategory[of]] += bytes;
+      this.everHeld[templateCategory[of]] |= bytes > 0 ? 1 : 0;
+      growth += bytes;
     }
-    return grown;
+    return growth;
   }
 
   /* The last change at or before this tick. */
-  at(tick) {
-    return lastAt(this.tick, tick);
+  changeAt(tick) {
+    return lastIndexUpTo(this.tick, tick);
   }
 
-  /* Bytes by category after change `i`, into `sums`. */
-  sums(i, sums = new Float64Array(COUNT)) {
+  totalAt(tick) {
+    return this.total[this.changeAt(tick)];
+  }
+
+  get peakTick() {
+    return this.tick[this.peak];
+  }
+
+  get peakTotal() {
+    return this.total[this.peak];
+  }
+
+  /* Bytes by category after change `i`, written into `sums`. */
+  sumsAfter(i, sums = new Float64Array(COUNT)) {
     const frame = Math.floor(i / FRAME);
     for (let c = 0; c < COUNT; c++) sums[c] = this.frames[frame * COUNT + c];
     for (let change = frame * FRAME; change <= i; change++) this.apply(change, sums);
     return sums;
   }
 
-  /* Which of the changes from..to leaves most; the first one of several. */
-  argmost(from, to) {
-    return this.search(from, to, this.most, (a, b) => a > b);
+  /* The first of the changes from..to after which most was held. */
+  maximumIn(from, to) {
+    return this.searchFrames(from, to, this.maximum, (a, b) => a > b);
   }
 
-  argleast(from, to) {
-    return this.search(from, to, this.least, (a, b) => a < b);
+  minimumIn(from, to) {
+    return this.searchFrames(from, to, this.minimum, (a, b) => a < b);
   }
 
-  search(from, to, known, better) {
+  searchFrames(from, to, bestOfFrame, isBetter) {
     const { total } = this;
     let best = from;
     for (let i = from; i <= to; ) {
-      const whole = i % FRAME === 0 && i + FRAME - 1 <= to;
-      const candidate = whole ? known[i / FRAME] : i;
-      if (better(total[candidate], total[best])) best = candidate;
-      i += whole ? FRAME : 1;
+      const isWholeFrame = i % FRAME === 0 && i + FRAME - 1 <= to;
+      const candidate = isWholeFrame ? bestOfFrame[i / FRAME] : i;
+      if (isBetter(total[candidate], total[best])) best = candidate;
+      i += isWholeFrame ? FRAME : 1;
     }
     return best;
   }

@@ -1,139 +1,140 @@
-/* tables.js - what is told in tables: the largest blocks, what survives, captures side by side. */
+/* tables.js - the tables: largest blocks, survivors, and captures side by side. */
 
 const CHANGES_SHOWN = 20;
 
-function cell(row, inside, className = "") {
-  const td = make("td", className, inside);
-  row.append(td);
-  return td;
+function addCell(row, inside, className = "") {
+  const cell = make("td", className, inside);
+  row.append(cell);
+  return cell;
 }
 
-/* A category as a swatch and its word. */
-function categoryCell(row, category, outside) {
-  cell(row, make("span", "kind", swatch(category), CATEGORIES[category], outside ? " *" : ""));
+function addCategoryCell(row, category, isOutside) {
+  addCell(row, make("span", "category", swatch(category), CATEGORIES[category], isOutside ? " *" : ""));
 }
 
-function moduleCell(row, fqn, choose) {
-  const button = make("button", "link", bdi(label(fqn)));
-  button.type = "button";
+/* A module's name; a click on it calls select(fqn). */
+function addModuleCell(row, fqn, select) {
+  const button = makeButton("link", bdi(label(fqn)));
   button.title = clean(fqn);
-  button.addEventListener("click", () => choose(fqn));
-  cell(row, button, "module");
+  button.addEventListener("click", () => select(fqn));
+  addCell(row, button, "module");
 }
 
-/* The largest blocks of a tick; `shown` many. */
-function fillBlocks(capture, tick, device, node, shown, choose) {
-  const within = node < 0 ? null : capture.modules.within(node);
-  const { rows, count } = capture.largest(tick, device, shown, within);
+/* Shows the `most` largest blocks of a tick, of all modules (-1) or of one subtree. */
+function fillBlocks(capture, tick, device, module, most, select) {
+  const mask = module < 0 ? null : capture.modules.subtreeMask(module);
+  const { rows, count } = capture.largestBlocks(tick, device, most, mask);
   const now = capture.time[tick] / 1e6;
-  const body = find("blocks").tBodies[0];
-  body.replaceChildren(...rows.map(({ stay, bytes, birth }) => {
-    const kind = capture.kind[stay];
-    const fqn = capture.modules.fqn[capture.modules.kindNode[kind]];
-    const row = make("tr");
-    Object.assign(row.dataset, {
-      bytes, category: CATEGORIES[capture.kindCategory[kind]], fqn, phase: PHASES[capture.kindPhase[kind]],
-      step: birth.step, age: Math.round((now - birth.time) * 1e6) / 1e6, outside: capture.kindOutside[kind],
-    });
-    cell(row, size(bytes), "figure");
-    categoryCell(row, capture.kindCategory[kind], capture.kindOutside[kind]);
-    moduleCell(row, fqn, choose);
-    cell(row, row.dataset.phase);
-    cell(row, String(birth.step), "figure");
-    cell(row, duration(Math.max(now - birth.time, 0)), "figure");
-    return row;
-  }));
-  find("blocks-outside").hidden = !rows.some(({ stay }) => capture.kindOutside[capture.kind[stay]]);
+  find("blocks").tBodies[0].replaceChildren(...rows.map((block) => makeBlockRow(capture, block, now, select)));
+  find("blocks-outside").hidden = !rows.some(({ lifetime }) => capture.templateOutside[capture.template[lifetime]]);
   find("blocks-none").hidden = rows.length > 0;
   const more = find("blocks-more");
   more.hidden = rows.length >= count;
-  more.textContent = `Show more (${counted(count, "block")} in all)`;
+  more.textContent = `Show more (${counted(count, "block")} in total)`;
 }
 
-/* What survives step after step, as `modscope leaks` finds it. */
-function fillSurvivors(leaks, choose) {
+function makeBlockRow(capture, { lifetime, bytes, allocation }, now, select) {
+  const template = capture.template[lifetime];
+  const category = capture.templateCategory[template], isOutside = capture.templateOutside[template];
+  const fqn = capture.modules.fqn[capture.modules.templateModule[template]];
+  const row = make("tr");
+  Object.assign(row.dataset, {
+    bytes, category: CATEGORIES[category], fqn, phase: PHASES[capture.templatePhase[template]], step: allocation.step,
+    age: Math.round((now - allocation.time) * 1e6) / 1e6, outside: isOutside,
+  });
+  addCell(row, size(bytes), "figure");
+  addCategoryCell(row, category, isOutside);
+  addModuleCell(row, fqn, select);
+  addCell(row, row.dataset.phase);
+  addCell(row, String(allocation.step), "figure");
+  addCell(row, duration(Math.max(now - allocation.time, 0)), "figure");
+  return row;
+}
+
+/* Shows the blocks that survive several steps, as `modscope leaks` finds them. */
+function fillSurvivors(leaks, select) {
   find("survivors-text").textContent = leaks.text;
   const table = find("survivors");
   table.hidden = !leaks.groups.length;
-  const several = new Set(leaks.groups.map((group) => group.device)).size > 1;
+  const severalDevices = new Set(leaks.groups.map((group) => group.device)).size > 1;
   table.tBodies[0].replaceChildren(...leaks.groups.map((group) => {
     const row = make("tr");
     Object.assign(row.dataset, { bytes: group.bytes, category: group.category, fqn: group.module, device: group.device });
-    cell(row, size(group.bytes), "figure");
-    categoryCell(row, CATEGORIES.indexOf(group.category), false);
-    moduleCell(row, group.module, choose);
+    addCell(row, size(group.bytes), "figure");
+    addCategoryCell(row, CATEGORIES.indexOf(group.category), false);
+    addModuleCell(row, group.module, select);
     const sizes = group.sizes.slice(0, 3).map((each) => `${each.count} × ${size(each.bytes)}`).join(", ");
-    cell(row, `${counted(group.count, "block")} (${sizes}${group.sizes.length > 3 ? ", …" : ""})${several ? ` on ${group.device}` : ""}`);
-    cell(row, `${group.steps} steps (${group.first_step} to ${group.last_step})`);
+    const more = group.sizes.length > 3 ? ", …" : "", device = severalDevices ? ` on ${group.device}` : "";
+    addCell(row, `${counted(group.count, "block")} (${sizes}${more})${device}`);
+    addCell(row, `${group.steps} steps (${group.first_step} to ${group.last_step})`);
     return row;
   }));
 }
 
 /* ---- captures side by side ---- */
 
-/* Peaks of all captures. `list`: {title, peaks: [{device, bytes, when, sums}]} of each. */
-function fillPeaks(list, shown, show) {
-  const most = Math.max(...list.flatMap((one) => one.peaks.map((peak) => peak.bytes)), 1);
-  const first = new Map(list[0].peaks.map((peak) => [peak.device, peak.bytes]));
-  const rows = list.flatMap((one, index) => one.peaks.map((peak) => {
+/* Shows the peaks of all captures. `captures`: {title, peaks: [{device, bytes, when, sums}]} of each. */
+function fillPeaks(captures, shownIndex, show) {
+  const most = Math.max(...captures.flatMap((one) => one.peaks.map((peak) => peak.bytes)), 1);
+  const first = new Map(captures[0].peaks.map((peak) => [peak.device, peak.bytes]));
+  const rows = captures.flatMap((one, index) => one.peaks.map((peak) => {
     const row = make("tr");
     Object.assign(row.dataset, { capture: index, device: peak.device, bytes: peak.bytes });
-    const button = make("button", "link", bdi(clean(one.title)));
-    button.type = "button";
+    const button = makeButton("link", bdi(clean(one.title)));
     button.addEventListener("click", () => show(index, peak.device));
-    if (index === shown) row.setAttribute("aria-current", "true");
-    cell(row, button);
-    cell(row, bdi(clean(peak.device)));
-    cell(row, `${one.is_lower_bound ? "at least " : ""}${size(peak.bytes)}`, "figure");
-    const than = peak.bytes - (first.get(peak.device) ?? 0);
-    cell(row, index && first.has(peak.device) ? (than ? change(than) : "the same") : "", "figure");
+    if (index === shownIndex) row.setAttribute("aria-current", "true");
+    addCell(row, button);
+    addCell(row, bdi(clean(peak.device)));
+    addCell(row, `${one.is_lower_bound ? "at least " : ""}${size(peak.bytes)}`, "figure");
+    const difference = peak.bytes - (first.get(peak.device) ?? 0);
+    addCell(row, index && first.has(peak.device) ? (difference ? change(difference) : "the same") : "", "figure");
     const bar = make("span", "bar");
-    const sums = CATEGORIES.map((word) => peak.sums[word] ?? 0);
-    fillBar(bar, sums, 0, peak.bytes, most);
-    cell(row, bar, "wide");
-    cell(row, bdi(peak.when));
+    fillBar(bar, CATEGORIES.map((name) => peak.sums[name] ?? 0), 0, peak.bytes, most);
+    addCell(row, bar, "wide");
+    addCell(row, bdi(peak.when));
     return row;
   }));
   find("peaks").tBodies[0].replaceChildren(...rows);
 }
 
-/* What each module holds itself by category at a capture's peak: "fqn\ncategory" to bytes. */
+/* Own bytes at a capture's peak, by a key of category and fqn. */
 function ownAtPeak(capture, device) {
-  const series = capture.series(device);
-  const held = capture.modules.at(series.tick[series.peak], device);
+  const held = capture.modules.heldAt(capture.series(device).peakTick, device);
   const owned = new Map();
-  capture.modules.fqn.forEach((fqn, node) => {
+  capture.modules.fqn.forEach((fqn, module) => {
     for (let c = 0; c < COUNT; c++) {
-      const bytes = held.own[node * COUNT + c];
+      const bytes = held.own[module * COUNT + c];
       if (bytes) owned.set(`${c} ${fqn}`, bytes);
     }
   });
   return owned;
 }
 
-/* Module by module, what B holds more or less than A. */
+/* The modules whose own bytes differ between A and B, the largest difference first. */
 function changesBetween(a, b) {
   const rows = [...new Set([...a.keys(), ...b.keys()])].map((key) => {
     const before = a.get(key) ?? 0, after = b.get(key) ?? 0;
     return { category: Number(key[0]), fqn: key.slice(2), before, after, change: after - before };
   });
-  return rows.filter((row) => row.change).sort((x, y) => Math.abs(y.change) - Math.abs(x.change) || natural(x.fqn, y.fqn));
+  return rows.filter((row) => row.change)
+    .sort((x, y) => Math.abs(y.change) - Math.abs(x.change) || compareNames(x.fqn, y.fqn));
 }
 
-function fillChanges(rows, all, choose) {
-  const shown = all ? rows : rows.slice(0, CHANGES_SHOWN);
+function fillChanges(rows, showAll, select) {
+  const shown = showAll ? rows : rows.slice(0, CHANGES_SHOWN);
   const most = rows.length ? Math.abs(rows[0].change) : 1;
   find("changes").tBodies[0].replaceChildren(...shown.map((each) => {
     const row = make("tr");
+    const direction = each.change > 0 ? "more" : "less";
     Object.assign(row.dataset, { fqn: each.fqn, category: CATEGORIES[each.category], a: each.before, b: each.after, change: each.change });
-    cell(row, change(each.change), `figure ${each.change > 0 ? "more" : "less"}`);
-    const bar = make("span", `difference ${each.change > 0 ? "more" : "less"}`, make("i"));
+    addCell(row, change(each.change), `figure ${direction}`);
+    const bar = make("span", `difference ${direction}`, make("i"));
     bar.style.setProperty("--length", Math.abs(each.change) / most);
-    cell(row, bar, "wide");
-    cell(row, size(each.before), "figure");
-    cell(row, size(each.after), "figure");
-    categoryCell(row, each.category, false);
-    moduleCell(row, each.fqn, choose);
+    addCell(row, bar, "wide");
+    addCell(row, size(each.before), "figure");
+    addCell(row, size(each.after), "figure");
+    addCategoryCell(row, each.category, false);
+    addModuleCell(row, each.fqn, select);
     return row;
   }));
   const more = find("changes-more");

@@ -1,279 +1,110 @@
-/* timeline.js - bytes over time, stacked by category. It draws, and says which tick is where; what happens when it is
- * pointed at is in hands.js. */
+/* timeline.js - bytes over time, stacked by category. input.js handles the pointer.
+ *
+ *   labels   the texts that are drawn, with their rectangles
+ *   marks    what is marked, with its bytes and pixels: the peak, failed allocations, the selected and the hovered tick */
 
-const MARGIN = { top: 22, bottom: 44, right: 10 };
-const BAND = 18; /* height of the phases */
+const FOLD_WIDTH = 24; /* width of the band that stands for the folded part, in pixels */
 
-class Timeline extends View {
+class Timeline extends Plot {
   constructor(base, over) {
     super();
     this.base = base;
     this.over = over;
-    this.ownScale = false; /* whether the share fills the height */
+    this.ownScale = false; /* whether the selected module's share fills the height */
+    this.marks = {};
   }
 
-  /* Show a device of a capture; `module` is a node, or -1. */
+  /* Shows a device of a capture, and the share of a module, or of none (-1). */
   show(capture, device, module) {
-    if (this.capture !== capture) this.view = null;
-    this.capture = capture;
+    if (this.capture !== capture) this.setCapture(capture);
     this.device = device;
     this.series = capture.series(device);
     const share = module < 0 ? null : capture.series(device, module);
-    /* One that could hardly be seen beside the whole is drawn on a scale of its own. */
-    if (share !== this.share) this.ownScale = share !== null && share.total[share.peak] < 0.2 * this.series.total[this.series.peak];
+    /* A share that would hardly be visible is drawn at its own scale. */
+    if (share !== this.share) this.ownScale = share !== null && share.peakTotal < 0.2 * this.series.peakTotal;
     this.share = share;
-  }
-
-  y(bytes) {
-    return this.bottom - (bytes / this.top) * (this.bottom - MARGIN.top);
-  }
-
-  /* The tick that is drawn at this x: where it held most within the pixel. */
-  drawnAt(x) {
-    const column = Math.floor(((x - this.left) / (this.right - this.left)) * this.columns);
-    return this.drawn[Math.min(Math.max(column, 0), this.columns - 1)];
-  }
-
-  /* The same with the place, which is not where the tick begins if nothing has happened since. */
-  spotAt(x) {
-    const tick = this.drawnAt(x);
-    const place = this.placeAt(Math.min(Math.max(x, this.left), this.right));
-    return { tick, place: Math.max(place, this.placeOf(tick)) };
   }
 
   /* ---- drawing ---- */
   draw(theme) {
-    const { context, width, height } = prepare(this.base);
-    this.left = width < 520 ? 52 : 66;
+    const { context, width, height } = prepareCanvas(this.base);
+    this.axisLeft = width < 520 ? 56 : 66;
+    this.left = this.axisLeft + (this.isFolded ? FOLD_WIDTH : 0);
     this.right = width - MARGIN.right;
     this.bottom = height - MARGIN.bottom;
     this.theme = theme;
-    context.font = `11px ${theme.font}`;
+    this.font = `11px ${theme.font}`;
+    this.texts = new Labels(context);
     this.measure(Math.max(Math.round(this.right - this.left), 1));
     this.drawGrid(context);
+    this.drawCoordinates();
     this.drawPlot(context);
-    this.drawBand(context);
+    this.drawPhases(context);
     this.drawSteps(context);
     this.drawGaps(context);
     this.drawMarks(context);
+    if (this.hasReserved()) this.drawReserved(context);
+    this.placeLostLabels();
+    if (this.isFolded) this.drawFold(context);
+    this.texts.draw();
+    this.labels = this.texts.placed.filter((label) => label.text);
   }
 
-  /* For each column of pixels: the tick where it held most, the sums then, and the least. */
-  measure(columns) {
-    this.columns = columns;
-    this.drawn = new Uint32Array(columns);
-    this.stacks = new Float64Array(columns * COUNT);
-    this.floors = new Float64Array(columns);
-    const { series } = this;
-    const sums = new Float64Array(COUNT);
-    const first = series.at(this.tickAt(this.placeAt(this.left)));
-    let most = 0, before = first;
-    for (let column = 0; column < columns; column++) {
-      const place = this.placeAt(this.left + ((column + 1) * (this.right - this.left)) / columns);
-      const last = Math.max(series.at(this.tickAt(place)), before);
-      const best = series.argmost(before, last);
-      this.drawn[column] = best > before ? series.tick[best] : this.startOf(column, best);
-      this.stacks.set(series.sums(best, sums), column * COUNT);
-      this.floors[column] = series.total[series.argleast(before, last)];
-      most = Math.max(most, series.total[best]);
-      before = last;
-    }
-    this.changes = before - first;
-    const reserved = this.mostReserved();
-    this.top = Math.max(most, reserved <= 1.7 * most ? reserved : 0, 1) * 1.1;
-    if (this.share) this.measureShare();
-  }
+  /* ---- reserved memory ---- */
 
-  /* What the chosen module holds of it at the same ticks. */
-  measureShare() {
-    const { share, columns } = this;
-    const sums = new Float64Array(COUNT);
-    this.shares = new Float64Array(columns * COUNT);
-    for (let i = 0; i < columns; i++) this.shares.set(share.sums(share.at(this.drawn[i]), sums), i * COUNT);
-    const most = this.totals(this.shares).reduce((a, b) => Math.max(a, b), 0);
-    if (this.ownScale && most) this.top = most * 1.3;
-  }
-
-  /* Where nothing changed in the column, the tick at its left, so that what ran then is told. */
-  startOf(column, change) {
-    const tick = this.tickAt(this.placeAt(this.left + (column * (this.right - this.left)) / this.columns));
-    return Math.max(tick, this.series.tick[change]);
-  }
-
-  mostReserved() {
-    const { ticks, bytes } = this.capture.reserved[this.device];
-    const { from, to } = this.range();
-    const first = Math.max(lastAt(ticks, this.tickAt(from)), 0), last = lastAt(ticks, this.tickAt(to));
-    return bytes.slice(first, last + 1).reduce((a, b) => Math.max(a, b), 0);
-  }
-
-  drawGrid(context) {
-    const { theme } = this;
-    const step = byteSteps(this.top, 6);
-    context.strokeStyle = theme.line;
-    context.fillStyle = theme.soft;
-    context.textBaseline = "middle";
-    context.textAlign = "right";
-    for (let bytes = 0; bytes <= this.top; bytes += step) {
-      const y = Math.round(this.y(bytes)) + 0.5;
-      context.beginPath();
-      context.moveTo(this.left, y);
-      context.lineTo(this.right, y);
-      context.stroke();
-      context.fillText(shortSize(bytes), this.left - 6, y);
-    }
-    this.drawPlaces(context);
-  }
-
-  /* Times, or numbers of events, below. */
-  drawPlaces(context) {
-    const { from, to } = this.range();
-    const inTime = this.axis === "time";
-    const step = roundStep(((to - from) * 90) / (this.right - this.left));
-    const y = this.bottom + BAND + 14;
-    context.fillStyle = this.theme.soft;
-    context.textAlign = "center";
-    for (let place = Math.ceil(from / step) * step; place <= to; place += step) {
-      const text = inTime ? timeLabel(place, step) : Math.round(this.capture.momentOf(Math.round(place))).toLocaleString("en");
-      const half = context.measureText(text).width / 2;
-      const x = this.x(place);
-      if (x - half > 0 && x + half < this.right + MARGIN.right) context.fillText(text, x, y);
-    }
-  }
-
-  drawPlot(context) {
-    context.save();
-    context.beginPath();
-    context.rect(this.left, MARGIN.top, this.right - this.left, this.bottom - MARGIN.top + 1);
-    context.clip();
-    this.drawStacks(context);
-    context.restore();
-    this.drawReserved(context);
-  }
-
-  drawStacks(context) {
-    if (this.share && this.ownScale) return this.drawShare(context);
-    context.save();
-    context.globalAlpha = this.share ? 0.22 : 1;
-    this.drawStack(context, this.stacks, this.series.ever);
-    context.restore();
-    if (this.share) this.drawShare(context);
-    else this.drawFloor(context);
-    this.drawOutline(context);
-  }
-
-  drawStack(context, stacks, ever) {
-    const below = new Float64Array(this.columns), above = new Float64Array(this.columns);
-    for (const category of STACKED) {
-      if (!ever[category]) continue;
-      for (let i = 0; i < this.columns; i++) above[i] = below[i] + stacks[i * COUNT + category];
-      this.area(context, below, above);
-      this.theme.fill(context, category);
-      below.set(above);
-    }
-  }
-
-  /* A path between two lines that go in steps. */
-  area(context, below, above) {
-    const wide = (this.right - this.left) / this.columns;
-    context.beginPath();
-    for (let i = 0; i < this.columns; i++) {
-      const y = this.y(above[i]);
-      context.lineTo(this.left + i * wide, y);
-      context.lineTo(this.left + (i + 1) * wide, y);
-    }
-    for (let i = this.columns - 1; i >= 0; i--) {
-      const y = this.y(below[i]);
-      context.lineTo(this.left + (i + 1) * wide, y);
-      context.lineTo(this.left + i * wide, y);
-    }
-    context.closePath();
-  }
-
-  totals(stacks) {
-    return Float64Array.from({ length: this.columns }, (_, i) => {
-      let total = 0;
-      for (let c = 0; c < COUNT; c++) total += stacks[i * COUNT + c];
-      return total;
-    });
-  }
-
-  /* Within a column it also held less: above the least, the colours are paler. */
-  drawFloor(context) {
-    this.area(context, this.floors, this.totals(this.stacks));
-    context.save();
-    context.globalAlpha = 0.38;
-    context.fillStyle = this.theme.paper;
-    context.fill();
-    context.restore();
-  }
-
-  drawOutline(context) {
-    const { left, columns } = this;
-    if (this.changes > 3 * columns) return; /* it would be all that is seen */
-    const totals = this.totals(this.stacks);
-    const wide = (this.right - left) / columns;
-    context.beginPath();
-    totals.forEach((total, i) => {
-      context.lineTo(left + i * wide, this.y(total));
-      context.lineTo(left + (i + 1) * wide, this.y(total));
-    });
-    context.strokeStyle = this.theme.soft;
-    context.lineWidth = 1;
-    context.stroke();
-  }
-
-  drawShare(context) {
-    this.drawStack(context, this.shares, this.share.ever);
-    this.area(context, new Float64Array(this.columns), this.totals(this.shares));
-    context.strokeStyle = this.theme.ink;
-    context.lineWidth = 1;
-    context.stroke();
+  /* Reserved memory belongs to the device: at a module's own scale it is not drawn. */
+  hasReserved() {
+    return this.scaledSeries === this.series && this.mostReserved() > 0;
   }
 
   drawReserved(context) {
     const { ticks, bytes } = this.capture.reserved[this.device];
-    if (ticks.length < 2) return;
-    const { theme } = this;
     context.save();
     context.beginPath();
     context.rect(this.left, MARGIN.top, this.right - this.left, this.bottom - MARGIN.top);
     context.clip();
     context.beginPath();
     for (let i = 1; i < ticks.length; i++) {
-      const until = i + 1 < ticks.length ? this.placeOf(ticks[i + 1]) : this.domain().to;
-      context.lineTo(this.x(this.placeOf(ticks[i])), this.y(bytes[i]));
+      const until = i + 1 < ticks.length ? this.coordinateOf(ticks[i + 1]) : this.domain().to;
+      context.lineTo(this.x(this.coordinateOf(ticks[i])), this.y(bytes[i]));
       context.lineTo(this.x(until), this.y(bytes[i]));
     }
     context.setLineDash([6, 3]);
-    context.strokeStyle = theme.ink;
+    context.strokeStyle = this.theme.ink;
     context.stroke();
     context.restore();
-    const most = this.mostReserved();
-    if (!most) return;
-    const beyond = most > this.top;
-    context.fillStyle = theme.ink;
-    context.textAlign = "left";
-    context.fillText(`${beyond ? "↑ " : ""}reserved ${size(most)}`, this.left + 6, beyond ? MARGIN.top + 8 : this.y(most) - 8);
+    this.placeReservedLabel(this.mostReserved());
   }
 
-  /* ---- bands and marks ---- */
-  drawBand(context) {
-    const { capture, theme } = this;
-    const { runTicks, runPhase } = capture;
+  /* Above or below the line, at the left or the right end of the plot. */
+  placeReservedLabel(most) {
+    const isAbovePlot = most > this.top;
+    const text = `${isAbovePlot ? "↑ " : ""}reserved ${size(most)}`;
+    const ends = [this.left + 6, this.right - 6 - this.texts.width(text, this.font)];
+    const heights = isAbovePlot ? [MARGIN.top + LINE / 2, MARGIN.top + 1.5 * LINE] : [this.y(most) - 9, this.y(most) + 10];
+    const candidates = heights.flatMap((y) => ends.map((x) => ({ x, y })));
+    this.texts.place("reserved", text, candidates, { ...this.textStyle(this.theme.ink), background: this.theme.paper }, this.plotBounds());
+  }
+
+  plotBounds() {
+    return { left: this.axisLeft, right: this.right + MARGIN.right, top: MARGIN.top, bottom: this.bottom };
+  }
+
+  /* ---- phases, steps, lost events ---- */
+  drawPhases(context) {
+    const { runningTicks, runningPhase } = this.capture;
     const { from, to } = this.range();
     const y = this.bottom + 1;
-    context.fillStyle = theme.panel;
+    context.fillStyle = this.theme.panel;
     context.fillRect(this.left, y, this.right - this.left, BAND - 2);
-    context.textAlign = "center";
-    let run = Math.max(lastAt(runTicks, this.tickAt(from)), 0);
+    let run = Math.max(lastIndexUpTo(runningTicks, this.tickAt(from)), 0);
     let drawnTo = this.left;
-    while (run < runTicks.length && this.placeOf(runTicks[run]) <= to) {
-      const phase = runPhase[run];
+    while (run < runningTicks.length && this.coordinateOf(runningTicks[run]) <= to) {
+      const phase = runningPhase[run];
       let next = run + 1;
-      while (next < runTicks.length && runPhase[next] === phase) next++;
-      const begin = Math.max(this.x(this.placeOf(runTicks[run])), this.left);
-      const until = next < runTicks.length ? this.placeOf(runTicks[next]) : this.domain().to;
+      while (next < runningTicks.length && runningPhase[next] === phase) next++;
+      const begin = Math.max(this.x(this.coordinateOf(runningTicks[run])), this.left);
+      const until = next < runningTicks.length ? this.coordinateOf(runningTicks[next]) : this.domain().to;
       const end = Math.min(this.x(until), this.right);
       if (phase && end > drawnTo) {
         this.drawPhase(context, phase, Math.min(begin, end - 0.5), end, y);
@@ -291,112 +122,154 @@ class Timeline extends View {
       context.fillStyle = theme.pattern(context, theme.hatch);
       context.fillRect(begin, y, end - begin, BAND - 2);
     }
-    const word = PHASES[phase];
+    const name = PHASES[phase];
     const room = end - begin - 4;
-    const text = [word, word[0].toUpperCase()].find((each) => context.measureText(each).width <= room);
+    const text = [name, name[0].toUpperCase()].find((each) => this.texts.width(each, this.font) <= room);
     if (!text) return;
-    context.fillStyle = theme.phaseInk[phase];
-    context.fillText(text, (begin + end) / 2, y + BAND / 2);
+    const x = (begin + end - this.texts.width(text, this.font)) / 2;
+    this.texts.place("phase", text, [{ x, y: y + BAND / 2 - 1 }], this.textStyle(theme.phaseInk[phase]));
   }
 
-  /* Where steps begin. */
+  /* Draws a line where each step begins, with its number where there is room. */
   drawSteps(context) {
-    const { capture, theme } = this;
-    const { stepTicks, stepNumbers } = capture;
+    const { stepTicks, stepNumbers } = this.capture;
     const { from, to } = this.range();
-    const marks = [];
+    const steps = [];
     for (let i = 0; i < stepTicks.length; i++) {
-      const place = this.placeOf(stepTicks[i]);
-      if (stepNumbers[i] && place >= from && place <= to) marks.push([this.x(place), stepNumbers[i]]);
+      const coordinate = this.coordinateOf(stepTicks[i]);
+      if (stepNumbers[i] && coordinate >= from && coordinate <= to) steps.push([this.x(coordinate), stepNumbers[i]]);
     }
-    const spacing = (this.right - this.left) / Math.max(marks.length, 1);
-    const every = roundStep(Math.max(64 / spacing, 1));
-    context.textAlign = "left";
-    let free = 0;
-    for (const [x, number] of marks) {
-      const named = (number % every === 0 || every === 1) && x >= free;
-      if (!named && spacing < 6) continue;
-      context.fillStyle = named ? theme.faint : theme.line;
-      context.fillRect(Math.round(x), named ? 4 : MARGIN.top, 1, this.bottom + BAND - (named ? 4 : MARGIN.top));
-      context.fillStyle = theme.soft;
-      if (!named) continue;
-      free = x + 10 + context.measureText(`step ${number}`).width;
-      if (free < this.right + MARGIN.right) context.fillText(`step ${number}`, x + 4, 9);
+    const spacing = (this.right - this.left) / Math.max(steps.length, 1);
+    const every = decimalStep(Math.max(64 / spacing, 1));
+    const bounds = { left: 0, right: this.right + MARGIN.right, top: 0, bottom: MARGIN.top };
+    for (const [x, number] of steps) {
+      const isNamed = (number % every === 0 || every === 1) &&
+        this.texts.place("step", `step ${number}`, [{ x: x + 4, y: 9 }], this.textStyle(), bounds);
+      if (!isNamed && spacing < 6) continue;
+      context.fillStyle = isNamed ? this.theme.faint : this.theme.line;
+      const top = isNamed ? 4 : MARGIN.top;
+      context.fillRect(Math.round(x), top, 1, this.bottom + BAND - top);
     }
   }
 
-  /* Where events were lost, nothing is known. */
+  /* The rectangles in which events were lost. */
+  gaps() {
+    const gaps = this.capture.jumpTicks.slice(1).map((tick) => {
+      const begin = Math.max(this.x(this.coordinateOf(tick - 1)), this.left);
+      return { begin, end: Math.min(Math.max(this.x(this.coordinateOf(tick)), begin + 3), this.right) };
+    });
+    return gaps.filter(({ begin, end }) => end >= this.left && begin <= this.right);
+  }
+
   drawGaps(context) {
-    const { jumpTicks } = this.capture;
-    for (const tick of jumpTicks.slice(1)) {
-      const begin = Math.max(this.x(this.placeOf(tick - 1)), this.left);
-      const end = Math.min(Math.max(this.x(this.placeOf(tick)), begin + 3), this.right);
-      if (end < this.left || begin > this.right) continue;
-      context.fillStyle = this.theme.pattern(context, this.theme.hatch);
-      context.fillRect(begin, MARGIN.top, end - begin, this.bottom - MARGIN.top);
-      if (end - begin > 40) this.drawLost(context, (begin + end) / 2);
+    context.fillStyle = this.theme.pattern(context, this.theme.hatch);
+    for (const { begin, end } of this.gaps()) context.fillRect(begin, MARGIN.top, end - begin, this.bottom - MARGIN.top);
+  }
+
+  placeLostLabels() {
+    const style = { ...this.textStyle(this.theme.ink), background: this.theme.paper };
+    const width = this.texts.width("lost", this.font);
+    for (const { begin, end } of this.gaps()) {
+      const candidates = [38, 38 + LINE, 38 + 2 * LINE].map((y) => ({ x: (begin + end - width) / 2, y: MARGIN.top + y }));
+      if (end - begin > 40) this.texts.place("lost", "lost", candidates, style, this.plotBounds());
     }
   }
 
-  drawLost(context, x) {
-    context.textAlign = "center";
-    context.fillStyle = this.theme.paper;
-    context.fillRect(x - 16, MARGIN.top + 30, 32, 16);
-    context.fillStyle = this.theme.ink;
-    context.fillText("lost", x, MARGIN.top + 38);
+  /* The hatched band that stands for what comes before the first step. */
+  drawFold(context) {
+    const box = { x: this.axisLeft, y: MARGIN.top, width: FOLD_WIDTH - 2, height: this.bottom - MARGIN.top };
+    context.fillStyle = this.theme.panel;
+    context.fillRect(box.x, box.y, box.width, box.height);
+    context.fillStyle = this.theme.pattern(context, this.theme.faintHatch);
+    context.fillRect(box.x, box.y, box.width, box.height);
+    const style = { ...this.textStyle(), background: this.theme.paper };
+    this.texts.placeVertical("fold", this.foldText(), box, style);
   }
 
+  foldText() {
+    return `before step ${this.fold.number}, ${duration(this.fold.seconds)}`;
+  }
+
+  /* ---- marks ---- */
+
+  /* Marks the peak of the device and failed allocations. The last failure has the most important label, then the peak. */
   drawMarks(context) {
-    const { capture, series, theme } = this;
-    for (const oom of capture.ooms)
-      if (oom.device === this.device) this.drawMark(context, oom.tick, "✕", `out of memory: ${size(oom.requested)} requested`, theme.alarm, true);
-    const peak = series.tick[series.peak];
-    if (series.total[series.peak]) this.drawMark(context, peak, "▼", `peak ${size(series.total[series.peak])}`, theme.ink, false);
+    const failed = this.capture.ooms.filter((oom) => oom.device === this.device).reverse();
+    const peak = this.markPeak(context);
+    const ooms = failed.map((oom) => this.markOom(context, oom)).filter(Boolean);
+    this.marks = { peak, ooms };
+    const [last, ...others] = ooms.map((oom) => ["oom", oom.text, oom.x, MARGIN.top + LINE / 2, this.theme.alarm]);
+    const labels = [last, peak && ["peak", peak.text, peak.x, peak.y - 7, this.theme.ink], ...others];
+    for (const label of labels) if (label) this.placeMarkLabel(...label);
   }
 
-  drawMark(context, tick, sign, text, colour, line) {
-    const x = this.x(this.placeOf(tick));
-    if (x < this.left - 1 || x > this.right + 1) return;
-    const y = this.y(this.series.total[this.series.at(tick)]);
-    context.save();
-    context.font = `bold 12px ${this.theme.font}`;
-    context.fillStyle = context.strokeStyle = colour;
-    if (line) context.fillRect(Math.round(x) - 1, MARGIN.top, 2, this.bottom - MARGIN.top);
-    const wide = context.measureText(`${sign} ${text}`).width;
-    const half = context.measureText(sign).width / 2;
-    const before = x - half + wide > this.right;
-    const start = Math.max(before ? x + half - wide : x - half, 2);
-    const at = line ? MARGIN.top + 24 : Math.max(y - 10, MARGIN.top + 6);
-    context.textAlign = "left";
-    context.fillStyle = this.theme.paper;
-    context.globalAlpha = 0.85;
-    context.fillRect(start - 3, at - 8, wide + 6, 16);
-    context.globalAlpha = 1;
-    context.fillStyle = colour;
-    context.fillText(before ? `${text} ${sign}` : `${sign} ${text}`, start, at);
-    context.restore();
+  isVisible(x) {
+    return x >= this.left - 1 && x <= this.right + 1;
   }
 
-  /* What follows the pointer and the selected tick, above the rest: a tick, and the place within it, if one was
-   * pointed at. */
-  drawOver(selected, hovered) {
-    const { context } = prepare(this.over);
+  /* A triangle that points at what is drawn: the device's peak or, at its own scale, the module's share at that moment. */
+  markPeak(context) {
+    const { series, scaledSeries } = this;
+    const tick = series.peakTick, bytes = scaledSeries.totalAt(tick);
+    const x = this.x(this.coordinateOf(tick)), y = this.y(bytes);
+    if (!series.peakTotal || !this.isVisible(x)) return null;
+    context.fillStyle = this.theme.ink;
+    context.beginPath();
+    context.moveTo(x, y - 2);
+    context.lineTo(x - 5, y - 11);
+    context.lineTo(x + 5, y - 11);
+    context.fill();
+    this.texts.keepFree("peak", x - 5, y - 11, 10, 9);
+    const device = this.capture.metadata.devices[this.device];
+    const text = scaledSeries === series ? `peak ${size(bytes)}` : `at the peak of ${device}: ${size(bytes)}`;
+    return { tick, bytes, x, y, text };
+  }
+
+  /* A vertical line: the request failed, so it has no place on the vertical axis. */
+  markOom(context, { tick, requested }) {
+    const x = this.x(this.coordinateOf(tick));
+    if (!this.isVisible(x)) return null;
+    context.fillStyle = this.theme.alarm;
+    context.fillRect(Math.round(x) - 1, MARGIN.top, 2, this.bottom - MARGIN.top);
+    return { tick, requested, x, text: `✕ out of memory: ${size(requested)} requested` };
+  }
+
+  /* Right or left of the mark, or of another mark close to it, or across it where the plot is narrow; a few lines lower or
+   * higher where that is taken. */
+  placeMarkLabel(kind, text, x, y, colour) {
+    const style = { font: `bold 12px ${this.theme.font}`, colour, background: this.theme.paper };
+    const width = this.texts.width(text, style.font);
+    const first = Math.min(Math.max(y, MARGIN.top + LINE / 2), this.bottom - LINE / 2);
+    const across = Math.max(Math.min(x + 9, this.right - width), this.axisLeft + 2);
+    const starts = [x + 9, x - 9 - width, x + 24, x - 24 - width, across];
+    const candidates = [0, 1, 2, 3, 4, -1, -2].flatMap((line) => starts.map((start) => ({ x: start, y: first + line * LINE })));
+    this.texts.place(kind, text, candidates, style, this.plotBounds());
+  }
+
+  /* Draws the selected and the hovered point above the rest: {tick, coordinate}, where the coordinate may be null. */
+  drawPoints(selected, hovered) {
+    const { context } = prepareCanvas(this.over);
     if (!this.theme) return;
-    for (const [spot, colour, dash] of [[hovered, this.theme.soft, [3, 3]], [selected, this.theme.accent, []]]) {
-      if (!spot) continue;
-      const { tick } = spot;
-      const x = this.x(spot.place ?? this.placeOf(tick));
-      if (x < this.left - 0.5 || x > this.right + 0.5) continue;
-      context.strokeStyle = context.fillStyle = colour;
-      context.lineWidth = dash.length ? 1 : 2;
-      context.setLineDash(dash);
-      context.beginPath();
-      context.moveTo(x, MARGIN.top - 4);
-      context.lineTo(x, this.bottom + BAND);
-      context.stroke();
-      context.beginPath();
-      context.arc(x, Math.max(this.y(this.series.total[this.series.at(tick)]), MARGIN.top), 4, 0, 7);
-      context.fill();
-    }
+    this.marks.hovered = this.drawPoint(context, hovered, this.theme.soft, [3, 3]);
+    this.marks.selected = this.drawPoint(context, selected, this.theme.accent, []);
+  }
+
+  drawPoint(context, point, colour, dash) {
+    if (!point) return null;
+    const x = this.x(point.coordinate ?? this.coordinateOf(point.tick));
+    if (x < this.left - 0.5 || x > this.right + 0.5) return null;
+    const bytes = this.scaledSeries.totalAt(point.tick);
+    const y = Math.max(this.y(bytes), MARGIN.top);
+    context.strokeStyle = context.fillStyle = colour;
+    context.lineWidth = dash.length ? 1 : 2;
+    context.setLineDash(dash);
+    context.beginPath();
+    context.moveTo(x, MARGIN.top - 4);
+    context.lineTo(x, this.bottom + BAND);
+    context.stroke();
+    context.beginPath();
+    context.arc(x, y, 4, 0, 7);
+    context.fill();
+    return { tick: point.tick, bytes, x, y };
   }
 }

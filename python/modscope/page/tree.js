@@ -1,59 +1,62 @@
-/* tree.js - the module tree of a moment, as rows that open and close, are sorted and searched. */
+/* tree.js - the module tree of a moment, as rows that can be expanded, sorted and searched. */
 
-const ROWS_AT_FIRST = 40;  /* it opens as deep as that many rows */
-const ROWS_SHOWN = 400;    /* until the rest is asked for */
+const ROWS_AT_FIRST = 40;  /* The tree is expanded at first as deep as this many rows allow. */
+const ROWS_SHOWN = 400;    /* Further rows are added on request. */
+const BAR = { least: 60, most: 140 }; /* width of the category bars in pixels */
 
 class Tree {
-  /* `rows`: the element they go to; `choose(node)`: called when one is chosen. */
-  constructor(rows, choose) {
+  /* `rows`: the element that contains the rows; `select(module)`: called when a row is selected. */
+  constructor(rows, select) {
     this.rows = rows;
-    this.choose = choose;
+    this.select = select;
     this.sort = "subtree";
-    this.down = true;
+    this.isDescending = true;
     this.search = "";
     this.limit = ROWS_SHOWN;
-    this.focused = null; /* fqn of the row that Tab comes to */
-    this.opened = new Map(); /* fqn: whether it was opened or closed by hand */
+    this.bar = BAR.most;
+    this.focused = null; /* fqn of the row that has the Tab stop */
+    this.expanded = new Map(); /* by fqn: whether the user expanded (true) or collapsed (false) the row */
   }
 
-  show(modules, held, chosen) {
-    Object.assign(this, { modules, held, chosen });
+  show(modules, held, selected) {
+    Object.assign(this, { modules, held, selected });
     this.depth = this.fittingDepth();
     this.render();
   }
 
-  /* ---- what is shown ---- */
+  /* ---- which rows are shown ---- */
   compare(a, b) {
     const { held, modules } = this;
-    const by = { subtree: held.wholeTotal, own: held.ownTotal }[this.sort];
-    const sign = this.down ? -1 : 1;
-    const difference = by ? (by[a] - by[b]) * sign : natural(modules.name[a], modules.name[b]) * sign;
-    return difference || natural(modules.name[a], modules.name[b]);
+    const by = { subtree: held.subtreeTotal, own: held.ownTotal }[this.sort];
+    const byName = compareNames(modules.name[a], modules.name[b]);
+    return (by ? by[a] - by[b] : byName) * (this.isDescending ? -1 : 1) || byName;
   }
 
-  below(node) {
-    const nodes = node < 0 ? this.modules.roots : this.modules.children[node];
-    return nodes.filter((each) => this.held.wholeTotal[each] > 0 && (!this.matches || this.matches[each]));
+  /* The children that have rows; -1 stands for the parent of the roots. */
+  childrenOf(module) {
+    const children = module < 0 ? this.modules.roots : this.modules.children[module];
+    return children.filter((each) => this.held.subtreeTotal[each] > 0 && (!this.matches || this.matches[each]));
   }
 
-  /* The deepest level to open of which all rows fit. */
+  /* The deepest level to which the tree can be expanded within ROWS_AT_FIRST rows. */
   fittingDepth() {
-    let nodes = this.modules.roots.filter((node) => this.held.wholeTotal[node] > 0), rows = nodes.length, depth = 0;
-    while (nodes.length) {
-      nodes = nodes.flatMap((node) => this.modules.children[node].filter((each) => this.held.wholeTotal[each] > 0));
-      rows += nodes.length;
+    const withMemory = (modules) => modules.filter((each) => this.held.subtreeTotal[each] > 0);
+    let level = withMemory(this.modules.roots), rows = level.length, depth = 0;
+    while (level.length) {
+      level = level.flatMap((module) => withMemory(this.modules.children[module]));
+      rows += level.length;
       if (rows > ROWS_AT_FIRST) break;
       depth++;
     }
     return depth;
   }
 
-  isOpen(node, level) {
-    if (this.matches) return this.opened.get(this.modules.fqn[node]) !== false;
-    return this.opened.get(this.modules.fqn[node]) ?? level < this.depth;
+  isExpanded(module, level) {
+    const byUser = this.expanded.get(this.modules.fqn[module]);
+    return this.matches ? byUser !== false : byUser ?? level < this.depth;
   }
 
-  /* 1 for modules whose name has what is searched for, and for those above them. */
+  /* Sets `matches` to 1 for modules whose name contains the search text, and for their parents. */
   findMatches() {
     this.matches = null;
     this.found = [];
@@ -61,58 +64,69 @@ class Tree {
     const wanted = this.search.toLowerCase();
     const { fqn, parent } = this.modules;
     this.matches = new Uint8Array(fqn.length);
-    for (let node = fqn.length - 1; node >= 0; node--) {
-      if (this.held.wholeTotal[node] > 0 && fqn[node].toLowerCase().includes(wanted)) {
-        this.matches[node] = 1;
-        this.found.push(node);
+    for (let module = fqn.length - 1; module >= 0; module--) {
+      if (this.held.subtreeTotal[module] > 0 && fqn[module].toLowerCase().includes(wanted)) {
+        this.matches[module] = 1;
+        this.found.push(module);
       }
-      if (this.matches[node] && parent[node] >= 0) this.matches[parent[node]] = 1;
+      if (this.matches[module] && parent[module] >= 0) this.matches[parent[module]] = 1;
     }
     this.found.reverse();
   }
 
-  list() {
-    const shown = [];
-    const visit = (node, level) => {
-      const below = this.below(node);
-      const open = below.length > 0 && this.isOpen(node, level);
-      shown.push({ node, level, open, leaf: !below.length });
-      if (open) for (const child of below.sort((a, b) => this.compare(a, b))) visit(child, level + 1);
+  listRows() {
+    const rows = [];
+    const visit = (module, level) => {
+      const children = this.childrenOf(module).sort((a, b) => this.compare(a, b));
+      const isExpanded = module < 0 || (children.length > 0 && this.isExpanded(module, level));
+      if (module >= 0) rows.push({ module, level, isExpanded, isLeaf: !children.length });
+      if (isExpanded) for (const child of children) visit(child, level + 1);
     };
-    for (const root of this.below(-1).sort((a, b) => this.compare(a, b))) visit(root, 0);
-    return shown;
+    visit(-1, -1);
+    return rows;
   }
 
   /* ---- rows ---- */
   render() {
     this.findMatches();
-    this.shown = this.list();
+    this.shown = this.listRows();
     const { fqn } = this.modules;
-    if (!this.shown.some((row) => fqn[row.node] === this.focused))
-      this.focused = this.shown.length ? fqn[this.shown[0].node] : null;
-    const had = this.rows.contains(document.activeElement);
+    if (!this.shown.some((row) => fqn[row.module] === this.focused))
+      this.focused = this.shown.length ? fqn[this.shown[0].module] : null;
+    const hadFocus = this.rows.contains(document.activeElement);
     const count = Math.min(this.shown.length, this.limit);
     while (this.rows.children.length > count) this.rows.lastElementChild.remove();
     while (this.rows.children.length < count) this.rows.append(this.makeRow());
-    for (let i = 0; i < count; i++) this.fill(this.rows.children[i], this.shown[i]);
-    if (had) this.focusRow(this.focused);
-    this.tellRest();
+    for (let i = 0; i < count; i++) this.fillRow(this.rows.children[i], this.shown[i]);
+    this.fitBars();
+    if (hadFocus) this.focusRow(this.focused);
+    this.describeRest();
   }
 
-  tellRest() {
+  /* Gives names the room that they need first, and the bars what is left. */
+  fitBars() {
+    const names = [...this.rows.children].map((row) => row.firstChild);
+    if (!names.length) return;
+    const needed = Math.max(...names.map((name) => name.lastChild.offsetLeft - name.offsetLeft + name.lastChild.scrollWidth + 1));
+    const room = names[0].clientWidth + this.bar;
+    this.bar = Math.min(Math.max(room - needed, BAR.least), BAR.most);
+    this.rows.parentElement.style.setProperty("--bar", `${this.bar}px`);
+  }
+
+  describeRest() {
     const rest = this.shown.length - this.limit;
     const more = find("tree-more");
     more.hidden = rest <= 0;
     more.textContent = `Show ${counted(Math.max(rest, 0), "more row")}`;
     find("tree-none").hidden = this.shown.length > 0;
-    find("tree-none").textContent = this.search ? "No module that holds anything is called so." : "Nothing is held.";
+    find("tree-none").textContent = this.search ? "No module that owns memory matches this name." : "No memory is allocated at this moment.";
     find("found").textContent = this.search ? counted(this.found.length, "module") : "";
   }
 
   makeRow() {
-    const twist = make("span", "twist");
-    twist.setAttribute("aria-hidden", "true");
-    const name = make("span", "name", twist, bdi("", "fqn"));
+    const arrow = make("span", "arrow");
+    arrow.setAttribute("aria-hidden", "true");
+    const name = make("span", "name", arrow, bdi("", "fqn"));
     const cells = [name, make("span", "bar"), make("span", "figure subtree"), make("span", "figure own"), make("span", "figure share")];
     const row = make("div", "row", ...cells);
     row.setAttribute("role", "row");
@@ -120,37 +134,37 @@ class Tree {
     return row;
   }
 
-  fill(row, { node, level, open, leaf }) {
+  fillRow(row, { module, level, isExpanded, isLeaf }) {
     const { modules, held } = this;
-    const fqn = modules.fqn[node];
-    row.node = node;
+    const fqn = modules.fqn[module];
+    row.module = module;
     row.dataset.fqn = fqn;
-    row.dataset.own = held.ownTotal[node];
-    row.dataset.subtree = held.wholeTotal[node];
-    row.dataset.ownBy = JSON.stringify(named(held.own, node * COUNT));
-    row.dataset.subtreeBy = JSON.stringify(named(held.whole, node * COUNT));
+    row.dataset.own = held.ownTotal[module];
+    row.dataset.subtree = held.subtreeTotal[module];
+    row.dataset.ownBy = JSON.stringify(bytesByCategory(held.own, module * COUNT));
+    row.dataset.subtreeBy = JSON.stringify(bytesByCategory(held.subtree, module * COUNT));
     row.setAttribute("aria-level", level + 1);
-    row.setAttribute("aria-selected", node === this.chosen);
-    if (leaf) row.removeAttribute("aria-expanded");
-    else row.setAttribute("aria-expanded", open);
+    row.setAttribute("aria-selected", module === this.selected);
+    if (isLeaf) row.removeAttribute("aria-expanded");
+    else row.setAttribute("aria-expanded", isExpanded);
     row.tabIndex = fqn === this.focused ? 0 : -1;
     row.style.setProperty("--level", Math.min(level, 24));
     const [name, bar, subtree, own, share] = row.children;
-    name.firstChild.textContent = leaf ? "" : open ? "▾" : "▸";
-    name.lastChild.textContent = fqn === "Global" ? label(fqn) : clean(modules.name[node]) || '""';
+    name.firstChild.textContent = isLeaf ? "" : isExpanded ? "▾" : "▸";
+    name.lastChild.textContent = fqn === "Global" ? label(fqn) : clean(modules.name[module]) || '""';
     name.title = clean(fqn);
-    fillBar(bar, held.whole, node * COUNT, held.wholeTotal[node], this.most());
-    subtree.textContent = size(held.wholeTotal[node]);
-    own.textContent = held.ownTotal[node] ? size(held.ownTotal[node]) : "–";
-    share.textContent = percent(held.wholeTotal[node], held.total);
+    fillBar(bar, held.subtree, module * COUNT, held.subtreeTotal[module], this.largestRoot());
+    subtree.textContent = size(held.subtreeTotal[module]);
+    own.textContent = held.ownTotal[module] ? size(held.ownTotal[module]) : "–";
+    share.textContent = percent(held.subtreeTotal[module], held.total);
   }
 
-  /* The bars' full length. */
-  most() {
-    return this.modules.roots.reduce((most, node) => Math.max(most, this.held.wholeTotal[node]), 0);
+  /* The bytes that a bar of full length stands for. */
+  largestRoot() {
+    return this.modules.roots.reduce((most, module) => Math.max(most, this.held.subtreeTotal[module]), 0);
   }
 
-  /* ---- moving about ---- */
+  /* ---- focus, expanding, selecting ---- */
   focusRow(fqn) {
     this.focused = fqn;
     for (const row of this.rows.children) {
@@ -160,36 +174,36 @@ class Tree {
     }
   }
 
-  toggle(node, open) {
-    this.opened.set(this.modules.fqn[node], open);
+  setExpanded(module, isExpanded) {
+    this.expanded.set(this.modules.fqn[module], isExpanded);
     this.render();
   }
 
-  /* Open all rows, or close all but the roots. */
-  all(open) {
-    this.opened.clear();
-    for (let node = 0; node < this.modules.fqn.length; node++) this.opened.set(this.modules.fqn[node], open);
+  /* Expands all rows, or collapses them so that only the roots are left. */
+  setAllExpanded(isExpanded) {
+    this.expanded = new Map(this.modules.fqn.map((fqn) => [fqn, isExpanded]));
     this.render();
   }
 
-  /* Have a module's row on the screen. */
-  reveal(node) {
-    if (node < 0) return;
-    for (let up = this.modules.parent[node]; up >= 0; up = this.modules.parent[up]) this.opened.set(this.modules.fqn[up], true);
-    this.focused = this.modules.fqn[node];
-    const at = this.list().findIndex((row) => row.node === node);
+  /* Expands a module's parents and scrolls to its row. */
+  reveal(module) {
+    if (module < 0) return;
+    const { parent, fqn } = this.modules;
+    for (let up = parent[module]; up >= 0; up = parent[up]) this.expanded.set(fqn[up], true);
+    this.focused = fqn[module];
+    const at = this.listRows().findIndex((row) => row.module === module);
     this.limit = Math.max(this.limit, at + 1);
     this.render();
     const row = this.rows.children[at];
     if (row) scrollWithin(this.rows, row);
   }
 
-  /* Whether the key was for the tree. */
-  key(event) {
-    const at = this.shown.findIndex((row) => this.modules.fqn[row.node] === this.focused);
+  /* Handles a key; returns whether the tree uses it. */
+  handleKey(event) {
+    const at = this.shown.findIndex((row) => this.modules.fqn[row.module] === this.focused);
     if (at < 0) return false;
-    const { node, open, leaf } = this.shown[at];
-    const go = (to) => this.focusRow(this.modules.fqn[this.shown[Math.min(Math.max(to, 0), this.shown.length - 1)].node]);
+    const { module, isExpanded, isLeaf } = this.shown[at];
+    const go = (to) => this.focusRow(this.modules.fqn[this.shown[Math.min(Math.max(to, 0), this.shown.length - 1)].module]);
     switch (event.key) {
       case "ArrowDown": go(at + 1); return true;
       case "ArrowUp": go(at - 1); return true;
@@ -198,37 +212,37 @@ class Tree {
       case "PageDown": go(at + 12); return true;
       case "PageUp": go(at - 12); return true;
       case "ArrowRight":
-        if (!leaf && !open) this.toggle(node, true);
-        else if (open) go(at + 1);
+        if (!isLeaf && !isExpanded) this.setExpanded(module, true);
+        else if (isExpanded) go(at + 1);
         return true;
       case "ArrowLeft":
-        if (open) this.toggle(node, false);
-        else if (this.modules.parent[node] >= 0) this.focusRow(this.modules.fqn[this.modules.parent[node]]);
+        if (isExpanded) this.setExpanded(module, false);
+        else if (this.modules.parent[module] >= 0) this.focusRow(this.modules.fqn[this.modules.parent[module]]);
         return true;
-      case "Enter": case " ": this.choose(node === this.chosen ? -1 : node); return true;
-      case "*": this.all(true); return true;
+      case "Enter": case " ": this.select(module === this.selected ? -1 : module); return true;
+      case "*": this.setAllExpanded(true); return true;
       default: return false;
     }
   }
 
-  click(event) {
+  handleClick(event) {
     const row = event.target.closest(".row");
     if (!row) return;
     this.focused = row.dataset.fqn;
-    if (event.target.classList.contains("twist") && row.hasAttribute("aria-expanded"))
-      this.toggle(row.node, row.getAttribute("aria-expanded") !== "true");
-    else this.choose(row.node === this.chosen ? -1 : row.node);
+    if (event.target.classList.contains("arrow") && row.hasAttribute("aria-expanded"))
+      this.setExpanded(row.module, row.getAttribute("aria-expanded") !== "true");
+    else this.select(row.module === this.selected ? -1 : row.module);
   }
 }
 
-/* Scroll only the box itself: the page stays where it is. */
+/* Scrolls the box to the row, but not the page. */
 function scrollWithin(box, row) {
   const outer = box.getBoundingClientRect(), inner = row.getBoundingClientRect();
   if (inner.top < outer.top) box.scrollTop -= outer.top - inner.top;
   else if (inner.bottom > outer.bottom) box.scrollTop += inner.bottom - outer.bottom;
 }
 
-/* A bar of categories, as long as its share of `most`. */
+/* Fills a bar of categories whose length is total / most. */
 function fillBar(bar, sums, at, total, most) {
   bar.style.setProperty("--length", most ? total / most : 0);
   const parts = STACKED.filter((category) => sums[at + category] > 0);

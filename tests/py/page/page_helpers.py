@@ -241,6 +241,71 @@ def same_peak_twice() -> bytes:
     return c.end(how="finished")
 
 
+SECOND = 1_000_000
+
+
+def started(before: float, during: float = 2.0, peak_before: bool = False, steps: int = 4) -> Capture:
+    """A run that takes ``before`` seconds to build its model, and ``during`` seconds for its steps."""
+    c = Capture(("cuda:0",), program="train.py")
+    c.wait(round(before * SECOND / 2))
+    c.claim(c.add(64 * MIB), "Parameter", c.module("Net.layer"))
+    if peak_before:
+        c.drop(c.add(512 * MIB))
+    c.wait(round(before * SECOND / 2))
+    for _ in range(steps):
+        c.step()
+        for phase in ("forward", "backward"):
+            c.where(phase, c.module("Net.layer"))
+            slot = c.add(32 * MIB)
+            c.wait(round(during * SECOND / steps / 2))
+            c.drop(slot)
+        c.where()
+    return c
+
+
+def out_at_the_peak() -> Capture:
+    """The peak, a failed allocation and the line of reserved memory are all in the upper right corner."""
+    c = started(0.01, steps=3)
+    c.step()
+    c.where("forward", c.module("Net.layer"))
+    c.add(300 * MIB)
+    c.reserve(380 * MIB)
+    c.oom(1 << 30, 364 * MIB, 380 * MIB)
+    return c
+
+
+def peak_in(part: float, reserved: int = 0, ooms: int = 0) -> Capture:
+    """The peak is in this part of the run's time, below a line of reserved memory; then allocations fail."""
+    c = Capture(("cuda:0",))
+    c.where("forward", c.module("Net.layer"))
+    c.add(100 * MIB)
+    c.reserve(reserved * MIB)
+    for _ in range(10):
+        c.step()
+        c.wait(round(part * SECOND / 10))
+    slot = c.add(200 * MIB)
+    c.wait(1)
+    c.drop(slot)
+    for _ in range(ooms):
+        c.wait(1_000)
+        c.oom(24 * MIB, 100 * MIB, reserved * MIB)
+    c.wait(round((1 - part) * SECOND))
+    return c
+
+
+def deep_names() -> Capture:
+    """A model as deep as real ones, a chain of one child each besides, and something outside any module."""
+    c = Capture()
+    c.add(3 * MIB)
+    for i in (0, 11):
+        for part in ("attention.qkv", "attention.out", "mlp.up", "mlp.down", "norm1", "norm2"):
+            c.where("forward", c.module(f"GPT.blocks.{i}.{part}"))
+            c.add((i + 1) * 100_000)
+    c.where("forward", c.module("GPT.position_embedding"))
+    c.add(500_000)
+    return c
+
+
 REAL: dict[str, Callable[[pathlib.Path], None]] = {
     "mlp": lambda path: recorded(path, mlp),
     "gpt": lambda path: recorded(path, gpt),
@@ -263,6 +328,16 @@ BY_HAND: dict[str, Callable[[], bytes]] = {
     "one": one_event,
     "twice": same_peak_twice,
     "empty": lambda: Capture().end(how="finished"),
+    "slow-start": lambda: started(8.2).end(how="finished"),
+    "quick-start": lambda: started(0.1).end(how="finished"),
+    "early-peak": lambda: started(8.2, peak_before=True).end(how="finished"),
+    "no-step": lambda: started(8.2, steps=0).end(how="finished"),
+    "out-at-the-peak": lambda: out_at_the_peak().end(how="exception"),
+    "peak-at-the-end": lambda: peak_in(1.0, reserved=304).end(how="finished"),
+    "peak-at-the-start": lambda: peak_in(0.001, reserved=304).end(how="finished"),
+    "peak-in-the-middle": lambda: peak_in(0.5, reserved=330).end(how="finished"),
+    "many-failures": lambda: peak_in(0.9, reserved=301, ooms=12).end(how="finished"),
+    "deep": lambda: deep_names().end(how="finished"),
 }
 
 
@@ -400,7 +475,7 @@ class Shown:
         return Moment(found["state"], rows, bytes_by_category(found["legend"]), found["blocks"], found["title"])
 
     def choose(self, fqn: str) -> None:
-        self.browser.run("window.modscope.chooseModule(arguments[0])", fqn)
+        self.browser.run("window.modscope.selectModuleByName(arguments[0])", fqn)
         self.browser.settle()
 
     def on_timeline(self, part: float) -> tuple[float, float]:

@@ -13,7 +13,8 @@ from typing import Any
 from capture_helpers import CATEGORIES, PHASES
 
 COLUMNS = (
-    "time jump begin lasted kind bytes what device path again old run run_phase run_path step reserved oom".split()
+    "time jump begin duration template bytes attributes device path previous age".split()
+    + "running running_phase running_path step reserved oom".split()
 )
 
 
@@ -25,11 +26,11 @@ class Pack:
         c = {name: self._column() for name in COLUMNS}
         assert self.at == len(data)
         self.columns = c
-        kinds, known = list[int](), 0
-        for before in c["kind"]:
-            kinds.append(known - before if before else known)
-            known += not before
-        c["kind"] = kinds
+        templates, known = list[int](), 0
+        for back in c["template"]:
+            templates.append(known - back if back else known)
+            known += not back
+        c["template"] = templates
         self.times = list(accumulate(c["time"]))
         self.begins = list(accumulate(c["begin"]))
         self.jumps = list(zip(accumulate(c["jump"][::2]), c["jump"][1::2]))
@@ -59,16 +60,16 @@ class Pack:
     def held(self, tick: int) -> Counter[tuple[object, ...]]:
         """(bytes, device, category, path, phase, outside): how many blocks."""
         c, found = self.columns, Counter[tuple[object, ...]]()
-        for begin, lasted, kind in zip(self.begins, c["lasted"], c["kind"]):
-            if begin <= tick and (not lasted or tick < begin + lasted):
-                what = c["what"][kind]
-                of = CATEGORIES[what & 7], c["path"][kind], PHASES[what >> 4], bool(what & 8)
-                found[c["bytes"][kind], c["device"][kind], *of] += 1
+        for begin, duration, template in zip(self.begins, c["duration"], c["template"]):
+            if begin <= tick and (not duration or tick < begin + duration):
+                bits = c["attributes"][template]
+                of = CATEGORIES[bits & 7], c["path"][template], PHASES[bits >> 4], bool(bits & 8)
+                found[c["bytes"][template], c["device"][template], *of] += 1
         return found
 
 
 class Packed:
-    """A capture in a page: its title, its words, its pack."""
+    """A capture in a page: its title, its metadata, its pack."""
 
     def __init__(self, title: str, text: str) -> None:
         data = zlib.decompress(base64.b64decode(text, validate=True))
@@ -80,12 +81,12 @@ class Packed:
             if byte < 128:
                 break
         self.title = title
-        self.words: dict[str, Any] = json.loads(data[at : at + size])
+        self.metadata: dict[str, Any] = json.loads(data[at : at + size])
         self.pack = Pack(data[at + size :])
 
     @property
     def sentence(self) -> str:
-        return "".join(text for text, _ in self.words["sentence"])
+        return "".join(text for text, _ in self.metadata["sentence"])
 
 
 def packs(page: str) -> list[Packed]:

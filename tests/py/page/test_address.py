@@ -89,7 +89,7 @@ def test_what_has_the_focus_is_seen(gpt):
 
 def test_a_link_skips_to_the_modules(gpt):
     gpt.browser.press("Tab")
-    assert gpt.browser.text(":focus") == "To the modules"
+    assert gpt.browser.text(":focus") == "Skip to the modules"
     before = selected(gpt)
     gpt.browser.press("Enter")
     assert selected(gpt) == before

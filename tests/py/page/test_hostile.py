@@ -95,7 +95,7 @@ def test_very_long_names_stay_in_their_place(shown):
     assert shown.module == long
     assert shown.browser.run("return document.documentElement.scrollWidth") <= 1300
     script = "return Math.max(...[...document.querySelectorAll(arguments[0])].map((each) => each.offsetHeight))"
-    assert shown.browser.run(script, "#rows .row, #blocks tbody tr, #chosen") < 120
+    assert shown.browser.run(script, "#rows .row, #blocks tbody tr, #selection") < 120
     shown.browser.move(*shown.on_timeline(0.9))
     assert shown.browser.place("#tip").height < 400
 
@@ -174,11 +174,11 @@ def test_one_event_is_enough(shown):
 def test_a_moment_that_holds_nothing_says_so(shown):
     shown.open("twice", "#moment=0")
     assert shown.state["total"] == "0" and shown.fqns() == []
-    assert shown.browser.text("#tree-none") == "Nothing is held." and shown.browser.visible("#blocks-none")
+    assert shown.browser.text("#tree-none") == "No memory is allocated at this moment." and shown.browser.visible("#blocks-none")
 
 
 def test_numbers_of_any_size(shown):
     """2**60 bytes: the page has numbers of 53 bits, and says nothing that is wrong by more than that."""
     shown.open("huge")
     assert float(shown.state["total"]) == 2.0**60
-    assert "1073741824.00 GiB" in shown.browser.text("#moment-title")
+    assert "1024.00 PiB" in shown.browser.text("#moment-title")

@@ -163,6 +163,33 @@ def test_wide_tables_scroll_by_themselves(shown):
         assert shown.browser.place(f".wide-table:has({table})").width <= 400
 
 
+CUT = """
+    const names = [...document.querySelectorAll("#rows .row .name")];
+    const cut = (name) => name.scrollWidth > name.clientWidth || name.lastChild.scrollWidth > name.lastChild.clientWidth;
+    return [names.length, names.filter(cut).map((name) => name.innerText)];
+"""
+
+
+@pytest.mark.parametrize("width", [980, 1000, 1100, 1200, 1300])
+@pytest.mark.parametrize("name", ["deep", "gpt"])
+def test_names_have_their_room_before_bars_do(shown, name, width):
+    """At first, and when all rows are shown."""
+    shown.open(name, width=width)
+    for _ in range(2):
+        count, cut = shown.browser.run(CUT)
+        assert count > 10 and cut == []
+        shown.browser.click_on("#open-all")
+    assert "GPT.blocks.11.attention.qkv" in shown.fqns() or name == "gpt"
+
+
+def test_bars_are_never_narrower_than_they_can_be_read(shown):
+    bar = "return parseFloat(getComputedStyle(document.querySelector('#rows .row')).gridTemplateColumns.split(' ')[1])"
+    shown.open("hostile", width=1000)
+    assert shown.browser.run(bar) == 60
+    shown.open("wide", width=1300)
+    assert shown.browser.run(bar) == 140
+
+
 def drawn_width(page, selector):
     return page.browser.run("return document.querySelector(arguments[0]).width", selector)
 

@@ -152,7 +152,7 @@ def test_keys_typed_into_the_search_are_text(gpt):
 
 
 def test_a_click_on_the_sign_closes_and_opens_and_chooses_nothing(gpt):
-    sign = gpt.row("GPT.blocks") + " .twist"
+    sign = gpt.row("GPT.blocks") + " .arrow"
     before = gpt.fqns()
     gpt.browser.click_on(sign)
     assert expanded(gpt, "GPT.blocks") == "false" and not children(gpt, "GPT.blocks") and gpt.module == ""
@@ -171,7 +171,7 @@ def test_open_all_and_close(gpt):
 
 
 def test_what_was_closed_stays_closed_at_other_moments(gpt):
-    gpt.browser.click_on(gpt.row("GPT.blocks") + " .twist")
+    gpt.browser.click_on(gpt.row("GPT.blocks") + " .arrow")
     gpt.browser.press("]")
     assert not children(gpt, "GPT.blocks")
 
@@ -227,7 +227,7 @@ def test_more_rows_than_are_shown_can_be_asked_for(shown):
 def lit(page):
     """What is chosen: its row, and what is said of it."""
     rows = [row["fqn"] for row in page.browser.data("#rows [aria-selected=true]")]
-    return rows, page.browser.text("#chosen-text") if page.browser.visible("#chosen") else None
+    return rows, page.browser.text("#selection-text") if page.browser.visible("#selection") else None
 
 
 def test_choosing_a_row_lights_it_everywhere(gpt):
@@ -261,7 +261,7 @@ def test_a_small_share_can_be_drawn_on_the_scale_of_the_whole(gpt):
     assert gpt.picture_of("#timeline-base") != own
 
 
-@pytest.mark.parametrize("way", ["Escape", "#chosen-off"])
+@pytest.mark.parametrize("way", ["Escape", "#selection-clear"])
 def test_letting_go(gpt, way):
     gpt.choose(GPT)
     gpt.browser.click_on(way) if way.startswith("#") else gpt.browser.press(way)
@@ -283,7 +283,7 @@ def test_choosing_from_the_largest_blocks(gpt):
 def boxes(page):
     script = """
         const { treemap, capture } = window.modscope;
-        const fqn = (box) => capture.modules.fqn[box.node];
+        const fqn = (box) => capture.modules.fqn[box.module];
         return treemap.boxes.map((box) => [fqn(box), box.category, box.bytes, box.x, box.y, box.width, box.height]);
     """
     return page.browser.run(script)

@@ -89,16 +89,16 @@ def test_the_sentence_has_the_figures_of_the_summary():
     assert packed.sentence.startswith("The peak is 167.85 MiB on cuda:0, in step 2, backward of GPT.h.3.mlp, at 0.175 s: ")
     assert "41% Activation, 36% Optstate, 20% Parameter, 2% Gradient. " in packed.sentence
     assert "Most of it is in GPT.h.*.mlp (83.92 MiB in 4 modules), " in packed.sentence
-    assert packed.sentence.endswith("256.00 MiB was reserved then, 88.15 MiB more.")
+    assert packed.sentence.endswith("The allocator had reserved 256.00 MiB, 88.15 MiB more.")
 
 
-def test_the_sentence_of_a_run_that_died_says_what_was_asked_and_what_stood_in_the_way():
+def test_the_sentence_of_a_run_that_ran_out_of_memory_says_what_failed_and_what_was_allocated():
     save(out_of_memory(), how="exception", error="OutOfMemoryError: no")
     (packed,) = packs(page_of("x.msc"))
-    assert packed.sentence.startswith("Out of memory: 2.00 GiB was asked on cuda:0, in step 5, forward of GPT.h.3.mlp, at ")
-    assert "when 95.37 MiB was held and 256.00 MiB reserved: 64% Optstate, 36% Parameter. " in packed.sentence
-    assert "Ended by an exception: OutOfMemoryError: no" in packed.words["facts"]
-    assert packed.words["devices"][packed.words["main"]] == "cuda:0"
+    assert packed.sentence.startswith("Out of memory: an allocation of 2.00 GiB failed on cuda:0, in step 5, forward of GPT.h.3.mlp, at ")
+    assert "when 95.37 MiB was allocated and 256.00 MiB reserved: 64% Optstate, 36% Parameter. " in packed.sentence
+    assert "Ended by an exception: OutOfMemoryError: no" in packed.metadata["facts"]
+    assert packed.metadata["devices"][packed.metadata["main"]] == "cuda:0"
 
 
 def test_modules_that_are_alike_are_one_in_the_sentence_but_not_the_members_of_a_sequence():
@@ -116,9 +116,9 @@ def test_where_something_is_lost_figures_are_at_least():
     page = page_of("x.msc")
     (packed,) = packs(page)
     assert "The peak is at least " in packed.sentence
-    assert packed.words["notes"] == ['7 events could not be written: every figure is "at least".']
+    assert packed.metadata["notes"] == ['7 events could not be written: every figure is "at least".']
     assert "every figure is &quot;at least&quot;" in page
-    assert len(packed.pack.jumps) == 2 and not packed.words["is_lower_bound_at_first"]
+    assert len(packed.pack.jumps) == 2 and not packed.metadata["is_lower_bound_at_first"]
 
 
 def test_survivors_are_those_of_leaks(capsys):
@@ -126,7 +126,7 @@ def test_survivors_are_those_of_leaks(capsys):
     (packed,) = packs(page_of("x.msc"))
     capsys.readouterr()
     assert main(["leaks", "x.msc", "--json"]) == 0
-    assert packed.words["leaks"]["groups"] == json.loads(capsys.readouterr().out)["groups"] != []
+    assert packed.metadata["leaks"]["groups"] == json.loads(capsys.readouterr().out)["groups"] != []
 
 
 def test_several_captures_have_titles_that_tell_them_apart():
@@ -135,9 +135,9 @@ def test_several_captures_have_titles_that_tell_them_apart():
     names = [save(train(2), "a/x.msc"), save(train(3), "b/x.msc"), save(train(2), "y.msc")]
     found = packs(page_of(*names))
     assert [packed.title for packed in found] == ["a/x.msc", "b/x.msc", "y.msc"]
-    beside = found[0].words["all"]
+    beside = found[0].metadata["all"]
     assert [one["title"] for one in beside] == ["a/x.msc", "b/x.msc", "y.msc"]
-    assert all(packed.words["all"] == beside for packed in found)
+    assert all(packed.metadata["all"] == beside for packed in found)
     peaks = {peak["device"]: peak["bytes"] for peak in beside[1]["peaks"]}
     assert peaks == {name: peak.bytes for name, peak in load("b/x.msc").peaks.items()}
 
@@ -230,7 +230,7 @@ def test_hostile_names_are_inert(name):
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", found.text)
     (packed,) = packs(page)
     kept = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-    assert kept in packed.words["names"]
+    assert kept in packed.metadata["names"]
     assert "{sentence}" not in found.text and "{facts}" not in found.text
 
 
@@ -242,7 +242,7 @@ def test_steps_choose_a_part():
     page = page_of("x.msc", options=["--steps", "2:4"])
     (packed,) = packs(page)
     note = "Only steps 2 to 4 of 6 are shown, as asked for."
-    assert packed.words["notes"] == [note] and note in page
+    assert packed.metadata["notes"] == [note] and note in page
     steps = [number for _, number in packed.pack.steps]
     assert steps == [1, 2, 3, 4]  # at its first moment step 2 has not begun
     begun = {event.bytes: event.number for event in load("x.msc").events("step")}
@@ -266,7 +266,7 @@ def test_of_a_long_run_some_steps_are_shown(make, word, monkeypatch, capsys):
     monkeypatch.setattr(_report, "_FEWEST_EVENTS", 10)
     (packed,) = packs(page_of("x.msc"))
     assert len(packed.pack.times) <= 151
-    (note,) = packed.words["notes"]
+    (note,) = packed.metadata["notes"]
     assert re.match(rf"Only steps? \d+( to \d+)? of \d+ are shown, around {word}, because the run has {capture.count:,} ", note)
     assert " ".join(note.split()) in " ".join(capsys.readouterr().err.split())
     centre = capture.moment("oom" if capture.oom_count else "peak")
@@ -285,7 +285,7 @@ def test_of_a_long_step_some_events_are_shown(monkeypatch):
     monkeypatch.setattr(_report, "_FEWEST_EVENTS", 10)
     (packed,) = packs(page_of("x.msc"))
     assert 100 <= len(packed.pack.times) <= 101
-    assert packed.words["notes"][0].startswith("Only 100 events are shown, around the peak")
+    assert packed.metadata["notes"][0].startswith("Only 100 events are shown, around the peak")
 
 
 # ---- how it ends ----

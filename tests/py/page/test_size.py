@@ -45,11 +45,11 @@ def test_a_million_events_stay_smooth(shown, told):
         page.render = () => { const began = performance.now(); render(); times.push(performance.now() - began); };
         for (let i = 0; i < 12; i++) {
             if (what === "zoom") page.zoom(0.7);
-            else if (what === "moment") page.select(Math.floor((page.capture.ticks * (i + 1)) / 13));
-            else page.choose(i % 2 ? -1 : page.capture.modules.roots[0]);
+            else if (what === "moment") page.selectTick(Math.floor((page.capture.ticks * (i + 1)) / 13));
+            else page.selectModule(i % 2 ? -1 : page.capture.modules.roots[0]);
             await drawn();
         }
-        page.zoom(0);
+        page.showAll(false);
         await drawn();
         delete page.render;
         return times.sort((a, b) => a - b);
@@ -79,6 +79,6 @@ def test_no_peak_is_lost_between_pixels(shown):
     shown.open("million")
     drawn = """
         const { drawn, series } = window.modscope.timeline;
-        return Math.max(...Array.from(drawn, (tick) => series.total[series.at(tick)]));
+        return Math.max(...Array.from(drawn, (tick) => series.totalAt(tick)));
     """
     assert shown.browser.run(drawn) == int(shown.state["peak"])
