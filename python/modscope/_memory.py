@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-from modscope import _display, _native, _places, _story
+from modscope import _display, _native, _places, _story, _text
 from modscope._dispatch import Dispatch, fake_mode, is_fake
 from modscope._figures import (
     ModuleSnapshot,
@@ -137,13 +137,13 @@ class MemTracker:
     def __repr__(self) -> str:
         state = "active" if self._depth else "not active"
         peaks = {device: figures.peak.bytes for device, figures in self._peaks().items()}
-        held = ", ".join(f"{_display.amount(most, 'MiB')} on {device}" for device, most in peaks.items() if most)
+        held = ", ".join(f"{_text.size_in(most, 'MiB')} on {device}" for device, most in peaks.items() if most)
         return f"<MemTracker, {state}, source {self.source!r}, peak {held or 'none'}>"
 
     def _repr_html_(self) -> str:
         from modscope import _notebook
 
-        return _notebook.of_tracker(self)
+        return _notebook.of_tracker(self, active=self._depth > 0)
 
     # ---- what to watch ----
 
@@ -465,7 +465,7 @@ class MemTracker:
             if moments:
                 modules[id(module)] = module
                 calls.setdefault(id(module), []).append((fqn, moments, given, result))
-        rows = sorted(calls.items(), key=lambda item: _display.natural(item[1][-1][0]))
+        rows = sorted(calls.items(), key=lambda item: _text.natural_key(item[1][-1][0]))
         return {key: (ref := weakref.ref(modules[key]), Lazily(ledger, ref, found)) for key, found in rows}
 
     # ---- text ----
@@ -477,12 +477,12 @@ class MemTracker:
 
     def display_snapshot(self, type: str = "current", units: str = "B", tabulate: bool = False) -> None:
         """Print bytes by device and category. Units: B, KiB, MiB, GiB."""
-        _display.divisor(units)
+        _text.bytes_per(units)
         self._print(_display.snapshot_text(self.get_tracker_snapshot(type), units, tabulate))
 
     def display_modulewise_snapshots(self, depth: int = 2, units: str = "B", tabulate: bool = False) -> None:
         """Print what was held around the calls of each module down to ``depth``."""
-        _display.divisor(units)
+        _text.bytes_per(units)
         if isinstance(depth, bool) or not isinstance(depth, int):
             raise TypeError(f"depth must be an int, not {type(depth).__name__}")
         if depth < 0:

@@ -38,8 +38,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="modscope run",
         usage="modscope run [options] script.py [arguments]\n       modscope run [options] -m module [arguments]",
-        description="Run a script as Python does, and capture what happens to the memory of its PyTorch.",
-        epilog="All that follows the script, or the module, belongs to it.",
+        description="Run a script as Python does, and record what happens to its PyTorch memory.",
+        epilog="All that follows the script, or the module, belongs to it.\n\nExample:\n  modscope run -o run.msc train.py --epochs 1",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="the capture; else modscope-<script>.<pid>.msc, here")

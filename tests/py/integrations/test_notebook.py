@@ -132,7 +132,7 @@ def test_a_snapshot_shows_its_moment(trained):
     snapshot = capture.snapshot("step:2")
     page = Page(snapshot._repr_html_())
     assert exact(page) == held(snapshot.totals["cpu"])
-    assert "cpu held" in page.text and "in step 2" in page.text and f"{snapshot.count} blocks" in page.text
+    assert "cpu held" in page.text and "in step 2" in page.text and f"{snapshot.block_count} blocks" in page.text
 
 
 @needs_places
@@ -141,7 +141,7 @@ def test_a_run_that_died_of_it_shows_what_was_asked(tmp_path, capfd):
         kept = Net()(torch.ones(20, 40))
         torch.empty(1 << 50, dtype=torch.uint8)
     page = Page(load(tmp_path / "x.msc")._repr_html_())
-    assert "Out of memory" in page.text and "was asked on cpu" in page.text and "out of memory" in page.text
+    assert "Out of memory" in page.text and "failed on cpu" in page.text and "out of memory" in page.text
     del kept
 
 

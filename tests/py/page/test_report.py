@@ -95,7 +95,7 @@ def test_the_sentence_has_the_figures_of_the_summary():
 def test_the_sentence_of_a_run_that_died_says_what_was_asked_and_what_stood_in_the_way():
     save(out_of_memory(), how="exception", error="OutOfMemoryError: no")
     (packed,) = packs(page_of("x.msc"))
-    assert packed.sentence.startswith("Out of memory: 2.00 GiB was asked on cuda:0, in step 5, forward of GPT.h.3.mlp, at ")
+    assert packed.sentence.startswith("Out of memory: an allocation of 2.00 GiB failed on cuda:0, in step 5, forward of GPT.h.3.mlp, at ")
     assert "when 95.37 MiB was held and 256.00 MiB reserved: 64% Optstate, 36% Parameter. " in packed.sentence
     assert "Ended by an exception: OutOfMemoryError: no" in packed.words["facts"]
     assert packed.words["devices"][packed.words["main"]] == "cuda:0"
@@ -267,7 +267,7 @@ def test_of_a_long_run_some_steps_are_shown(make, word, monkeypatch, capsys):
     (packed,) = packs(page_of("x.msc"))
     assert len(packed.pack.times) <= 151
     (note,) = packed.words["notes"]
-    assert re.match(rf"Only steps? \d+( to \d+)? of \d+ are shown, around {word}, because the run has {capture.count:,} ", note)
+    assert re.match(rf"Only steps? \d+( to \d+)? of \d+ are shown, around {word}, because the run has {capture.event_count:,} ", note)
     assert " ".join(note.split()) in " ".join(capsys.readouterr().err.split())
     centre = capture.moment("oom" if capture.oom_count else "peak")
     assert packed.pack.moment(0) <= centre <= packed.pack.moment(len(packed.pack.times) - 1)
@@ -371,7 +371,7 @@ def test_json_tells_what_was_written(capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["command"] == "report" and told["output"] == "out.html"
     assert told["bytes"] == os.path.getsize("out.html")
-    assert told["events"] == [load("x.msc").count]
+    assert told["events"] == [load("x.msc").event_count]
 
 
 def test_a_page_goes_to_stdout(capfd):
