@@ -116,7 +116,7 @@ def _facts(summary: Report) -> str:
     info = summary["info"]
     steps = [counted(summary["steps"], "step"), counted(summary["optimizer_steps"], "optimizer step")]
     versions = [f"{word} {info[word]}" for word in ("torch", "python") if info.get(word)]
-    events = counted(summary["events"], "event")
+    events = f"{summary['events']:,} events"
     return clean(" · ".join([duration(summary["duration"]), *steps, describe_end(summary["end"]), events, *versions]))
 
 
@@ -139,7 +139,7 @@ class _Part(NamedTuple):
     """What the page needs of one capture."""
 
     title: str
-    words: Report
+    metadata: Report
     window: Window
 
 
@@ -149,7 +149,7 @@ def _part(source: Source, title: str, window: Window) -> _Part:
     names, paths = _names(capture)
     used = [capture.device_number(one["device"]) for one in summary["devices"]]
     devices = capture.all_devices[: max(len(capture.devices), *(number + 1 for number in used))]
-    words = {
+    metadata = {
         "title": f"modscope: {clean(title)}",
         "program": clean(describe_program(summary["info"])),
         "sentence": describe_run(summary, capture),
@@ -167,7 +167,7 @@ def _part(source: Source, title: str, window: Window) -> _Part:
         "peaks": [_peak_words(one) for one in summary["devices"]],
         "is_lower_bound": summary["is_lower_bound"],
     }
-    return _Part(title, words, window)
+    return _Part(title, metadata, window)
 
 
 def _peak_words(device: Report) -> Report:
@@ -197,14 +197,14 @@ def _titles(sources: Sequence[Source]) -> list[str]:
 
 
 def _packed(part: _Part, capture: Capture) -> str:
-    words = json.dumps(part.words, separators=(",", ":")).encode()
-    size_of_words, rest = bytearray(), len(words)
+    metadata = json.dumps(part.metadata, separators=(",", ":")).encode()
+    length, rest = bytearray(), len(metadata)
     while rest > 127:
-        size_of_words.append(rest & 127 | 128)
+        length.append(rest & 127 | 128)
         rest >>= 7
-    size_of_words.append(rest)
+    length.append(rest)
     pack = capture.pack(part.window.first, part.window.last)
-    return base64.b64encode(zlib.compress(bytes(size_of_words) + words + pack, 9)).decode()
+    return base64.b64encode(zlib.compress(bytes(length) + metadata + pack, 9)).decode()
 
 
 # ---- the page ----
@@ -240,9 +240,9 @@ def page(sources: Sequence[Source], steps: tuple[int | None, int | None] | None 
         parts.append(_part(source, title, window))
         if window.note:
             left_out.append(f"{source.file}: {window.note}")
-    beside = [{"title": part.title, "peaks": part.words["peaks"], "is_lower_bound": part.words["is_lower_bound"]} for part in parts]
+    beside = [{"title": part.title, "peaks": part.metadata["peaks"], "is_lower_bound": part.metadata["is_lower_bound"]} for part in parts]
     for part in parts:
-        part.words["all"] = beside
+        part.metadata["all"] = beside
     return Page(_html(shown, parts), left_out)
 
 
@@ -253,7 +253,7 @@ def _html(sources: Sequence[Source], parts: Sequence[_Part]) -> str:
         f"{_packed(part, source.capture)}</script>"
         for source, part in zip(sources, parts)
     )
-    first = parts[0].words
+    first = parts[0].metadata
     policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
     values = {
         "version": _capture.version,

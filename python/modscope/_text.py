@@ -1,5 +1,5 @@
 """Figures and moments in words. The terminal, the page, the notebook and the line at the end of a run take their text
-from here. page/words.js says the same in JavaScript, and tests/py/commands/test_text.py compares the two. Needs no torch.
+from here. The page says the same in JavaScript, and tests/py/commands/test_text.py compares the two. Needs no torch.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def duration(seconds: float) -> str:
 
 
 def counted(number: int, word: str) -> str:
-    """ "1 block", "3,339 blocks" """
-    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+    """ "1 block", "3339 blocks" """
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 # ---- names ----

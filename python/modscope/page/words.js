@@ -7,7 +7,7 @@ const PHASES = ["idle", "forward", "recompute", "backward", "optimizer"];
 const STACKED = [0, 1, 5, 2, 3, 4, 6];
 const COUNT = CATEGORIES.length;
 
-const UNITS = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
+const UNITS = [["PiB", 2 ** 50], ["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
 const LONGEST = 4096; /* characters of a name that are shown */
 
 /* value / unit with two digits; like Python's, a tie goes to the even digit. */
@@ -61,10 +61,8 @@ function short(text) {
 }
 
 function doing(phase, module) {
-  if (phase === "idle" || phase === "optimizer") {
-    const what = phase === "idle" ? "" : "in the optimizer's step";
-    return module === "Global" ? what : `${what} in ${module}`.trim();
-  }
+  if (phase === "idle") return module === "Global" ? "outside any module" : `in ${module}`;
+  if (phase === "optimizer") return `in the optimizer's step${module === "Global" ? "" : ` in ${module}`}`;
   return module === "Global" ? `${phase} outside any module` : `${phase} of ${module}`;
 }
 
