@@ -64,7 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("run", help="run a script, and record what happens to its memory in a file, a capture")
     add_commands(commands.add_parser)
     commands.add_parser("doctor", help="show what modscope stands on here, and why")
-    commands.choices["doctor"].epilog = "Example: modscope doctor"
+    commands.choices["doctor"].epilog = "Example:\n  modscope doctor"
+    commands.choices["doctor"].formatter_class = argparse.RawDescriptionHelpFormatter
     topics = add_command(commands.add_parser, "help", "explain a word, such as moments or steps", "help moments")
     topics.add_argument("topic", metavar="TOPIC", nargs="?", help=f"a command, or one of: {', '.join(TOPICS)}")
     return parser

@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="modscope run",
         usage="modscope run [options] script.py [arguments]\n       modscope run [options] -m module [arguments]",
         description="Run a script as Python does, and record what happens to its PyTorch memory.",
-        epilog="All that follows the script, or the module, belongs to it.\n\nExample:\n  modscope run -o run.msc train.py --epochs 1",
+        epilog="Everything after the script or the module is passed to it.\n\nExample:\n  modscope run -o run.msc train.py --epochs 1",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

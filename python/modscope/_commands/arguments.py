@@ -74,8 +74,8 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", type=_number, default=20, metavar="N", help="how many rows; default: 20; 0 shows all")
 
 
-def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print exact figures for programs; see modscope help json")
+def _add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--json", action="store_true", help=f"print {what} for programs; see modscope help json")
 
 
 # ---- commands ----
@@ -94,8 +94,10 @@ def add_command(add_parser: Subparsers, name: str, about: str, *examples: str) -
 
 
 def add_commands(add_parser: Subparsers) -> None:
-    for add in (_add_summary, _add_tree, _add_blocks, _add_diff, _add_leaks, _add_report, _add_export):
-        _add_json(add(add_parser))
+    for add in (_add_summary, _add_tree, _add_blocks, _add_diff, _add_leaks):
+        _add_json(add(add_parser), "the exact figures")
+    for add in (_add_report, _add_export):
+        _add_json(add(add_parser), "what was written")
 
 
 def _add_summary(add_parser: Subparsers) -> argparse.ArgumentParser:
@@ -114,8 +116,8 @@ def _add_tree(add_parser: Subparsers) -> argparse.ArgumentParser:
     _add_device(parser)
     parser.add_argument("--depth", type=_positive, metavar="D", help="how many levels; default: as many as fit 40 lines")
     parser.add_argument("--by", choices=("module", "category"), default="module", help="what the first level shows")
-    parser.add_argument("--no-group", action="store_true", help="show equal modules one by one, such as blocks.0 to blocks.3")
-    parser.add_argument("--all", action="store_true", help="show each module: equal ones, and those with less than 1%%")
+    parser.add_argument("--no-group", action="store_true", help="show equal modules one by one")
+    parser.add_argument("--all", action="store_true", help="show each module: the equal ones, and those with less than 1%%")
     return parser
 
 
@@ -127,7 +129,7 @@ def _add_blocks(add_parser: Subparsers) -> argparse.ArgumentParser:
     _add_moment(parser)
     _add_device(parser)
     _add_rows(parser)
-    parser.add_argument("--no-group", action="store_true", help="show equal blocks of modules such as blocks.0 and blocks.1 one by one")
+    parser.add_argument("--no-group", action="store_true", help="show equal blocks one by one")
     return parser
 
 
