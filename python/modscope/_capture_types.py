@@ -1,4 +1,4 @@
-"""What is told of a capture: its phases, steps, events and blocks, and the names of its devices and modules."""
+"""The types of what is read from a capture: phases, steps, events, blocks, and the names of devices and modules."""
 
 from __future__ import annotations
 

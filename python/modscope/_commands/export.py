@@ -74,12 +74,12 @@ def _choose_format(arguments: Namespace) -> str:
     if asked is None and implied is not None:
         return implied
     if asked is not None:
-        problem = f"{arguments.output} has the extension of {implied}, but --format says {asked}"
+        problem = f"{arguments.output} has the extension of {implied}, but --format says {asked}: change one of them"
     elif arguments.output == "-":
-        problem = "-o - does not tell the format: add --format"
+        problem = "The format is not known: with -o - add --format"
     else:
-        problem = f"{arguments.output} does not tell the format: add --format, or use an extension"
-    arguments.error(f"{problem}. The formats and their extensions: {describe_extensions()}")
+        problem = f"The extension of {arguments.output} is not known: add --format, or use another extension"
+    arguments.error(f"{clean(problem)}. The formats and their extensions are {describe_extensions()}")
     raise AssertionError  # error() does not return
 
 

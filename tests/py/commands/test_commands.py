@@ -421,6 +421,7 @@ def test_devices_without_a_name(tmp_path, text):
     (tmp_path / "odd.msc").write_bytes(c.end())
     assert "device 5  100 B" in text(f"summary {tmp_path}/odd.msc")
     assert "Nothing is held" in text(f"tree {tmp_path}/odd.msc --at oom")
+    assert "Wrote " in text(f"report {tmp_path}/odd.msc -o {tmp_path}/odd.html")
 
 
 def test_leaks_of_different_sizes(tmp_path, figures):

@@ -74,10 +74,10 @@ def test_a_format_that_is_asked_for_wins(modscope, name, format):
 @pytest.mark.parametrize(
     "words, sentence",
     [
-        ("-o x.txt", "x.txt does not tell the format: add --format, or use an extension. "),
-        ("-o -", "-o - does not tell the format: add --format. "),
-        ("-o x.csv --format perfetto", "x.csv has the extension of csv, but --format says perfetto. "),
-        ("-o x.speedscope.json --format json", "x.speedscope.json has the extension of speedscope, but --format says json. "),
+        ("-o x.txt", "The extension of x.txt is not known: add --format, or use another extension. "),
+        ("-o -", "The format is not known: with -o - add --format. "),
+        ("-o x.csv --format perfetto", "x.csv has the extension of csv, but --format says perfetto: change one of them. "),
+        ("-o x.speedscope.json --format json", "x.speedscope.json has the extension of speedscope, but --format says json: change one of them. "),
     ],
 )
 def test_an_extension_that_does_not_tell_or_tells_another_is_refused(modscope, words, sentence):
@@ -256,7 +256,7 @@ def test_no_capture(modscope, format, data, sentence):
     [
         ("--format xml -o out", "There is no format 'xml'. The formats are: perfetto, speedscope, torch-snapshot, csv, json"),
         ("--format csv", "the following arguments are required: -o/--output"),
-        ("-o out", "out does not tell the format: add --format, or use an extension. The formats and their extensions: perfetto (.pf"),
+        ("-o out", "The extension of out is not known: add --format, or use another extension. The formats and their extensions are perfetto (.pf"),
         ("--format csv -o out --at noon", "There is no moment 'noon': use peak, oom, step:N or time:SECONDS"),
         ("--format perfetto -o out --at peak", "perfetto always shows the whole run: leave out --at, or use speedscope, torch-snapshot"),
         ("--format perfetto -o out --device cpu", "The events in perfetto are of all devices: leave out --device"),
