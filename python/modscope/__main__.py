@@ -75,7 +75,7 @@ def _help(topic: str | None) -> int:
     if topic is None:
         print(describe_topics())
     elif topic in TOPICS:
-        print(TOPICS[topic])
+        print(TOPICS[topic].text)
     else:
         print(f"modscope: There is no help on {topic!r}.\n\n{describe_topics()}", file=sys.stderr)
         return 2

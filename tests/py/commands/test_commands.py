@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import pty
 import random
 import re
@@ -112,6 +113,28 @@ def test_json_is_json(figures, command, name):
     report = figures(command.format(name + ".msc"))
     assert report["command"] == command.split()[0]
     assert isinstance(report["is_lower_bound"], bool)
+
+
+def keys_of(value: object) -> set[str]:
+    """The keys of a report. Categories, phases, devices and what programs say of themselves are data."""
+    if isinstance(value, list):
+        return set().union(*map(keys_of, value))
+    if not isinstance(value, dict):
+        return set()
+    data = {"info", "end", "own", "subtree", "others"}
+    below = [each for key, each in value.items() if key not in data and not (key == "categories" and isinstance(each, dict))]
+    below = [list(each.values()) if each is value.get("phases") and isinstance(each, dict) else each for each in below]
+    return {*value, *keys_of(below)}
+
+
+@pytest.mark.parametrize("line", ["summary oom.msc", "tree train.msc", "blocks train.msc", "diff train.msc leaky.msc", "leaks leaky.msc"])
+def test_the_docs_list_the_keys(figures, line):
+    docs = (pathlib.Path(__file__).parents[3] / "docs" / "reading.md").read_text(encoding="utf-8")
+    table = docs[docs.index("## JSON") :]
+    (row,) = re.findall(rf"^\| `{line.split()[0]}` \|(.*)", table, re.M)
+    everywhere = re.findall(r"`(\w+)`", table[: table.index("| `summary`")])
+    tree = re.findall(r"^\| `tree` \|(.*)", table, re.M)[0] if "`tree`" in row or "the same keys" in row else ""
+    assert keys_of(figures(line)) <= {*everywhere, *re.findall(r"`(\w+)`", row), *re.findall(r"`(\w+)`", tree)}
 
 
 @pytest.mark.parametrize("command", ["summary", "tree", "blocks", "leaks"])
