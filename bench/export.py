@@ -54,7 +54,7 @@ def make_capture(path: str, events: int) -> modscope.Capture:
         return modscope.load(path)
 
     train(2)
-    return train(20 * events // train(20).count + 1)
+    return train(20 * events // train(20).event_count + 1)
 
 
 def main() -> None:
@@ -65,7 +65,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path, out = os.path.join(folder, "run.msc"), os.path.join(folder, "out")
         capture = make_capture(path, arguments.events)
-        print(f"A capture of {capture.count} events, {capture.bytes / 1e6:.1f} MB\n")
+        print(f"A capture of {capture.event_count} events, {capture.bytes / 1e6:.1f} MB\n")
         print("| format | seconds | MB | memory, MiB |\n|---|---|---|---|")
         for format in FORMATS:
             words = [sys.executable, "-c", MEASURED, "export", path, "--format", format, "-o", out, "-f"]

@@ -1,11 +1,12 @@
-"""Which ``nn.Module`` is running right now, and which one holds each byte of memory.
+"""Which ``nn.Module`` is running, and which one owns each byte of memory.
 
     from modscope import MemTracker, ModTracker, ModuleTracker
 
-in place of ``torch.distributed._tools.mem_tracker``, ``torch.distributed._tools.mod_tracker``
-and ``torch.utils.module_tracker``. A run's memory in a file: ``record`` writes it, ``load`` reads it.
+replaces ``torch.distributed._tools.mem_tracker``, ``torch.distributed._tools.mod_tracker`` and
+``torch.utils.module_tracker``. ``record`` writes what happens to a program's memory to a file, a capture; ``load``
+reads it.
 
-Nothing is imported until it is asked for: reading a capture needs no torch.
+Each name is imported when it is first used, so reading a capture needs no torch.
 """
 
 from typing import TYPE_CHECKING
@@ -63,25 +64,7 @@ _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 _NEED_NO_TORCH = ("_branch", "_categories", "_load", "_peak")
 
 
-def _check_torch() -> None:
-    import re
-
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError(
-            "modscope watches PyTorch, and torch cannot be imported here. "
-            "Install it with: pip install torch"
-        ) from error
-    version = str(getattr(torch, "__version__", "of no version"))
-    if [int(part) for part in re.findall(r"\d+", version)[:2]] < [2, 4]:
-        raise ImportError(
-            f"modscope needs torch 2.4 or newer, and this is torch {version}. "
-            "Install a newer one with: pip install --upgrade torch"
-        )
-
-
-# Hidden from type checkers, which would take every name for one of ours.
+# Hidden from type checkers: they would accept any name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
@@ -91,7 +74,9 @@ if not TYPE_CHECKING:
             from modscope._capture import version as value
         elif home := _HOMES.get(name):
             if home not in _NEED_NO_TORCH:
-                _check_torch()
+                from modscope._torch_version import check_torch
+
+                check_torch()
             value = getattr(importlib.import_module(f"modscope.{home}"), name)
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import sys
+from typing import NoReturn
 
 from modscope import _commands
+from modscope._commands.arguments import add_command, add_commands
+from modscope._commands.topics import TOPICS, describe_topics
+from modscope._text import clean
 
 
 def _doctor() -> int:
@@ -18,23 +24,71 @@ def _doctor() -> int:
     return 0
 
 
+COMMANDS = ("run", "summary", "tree", "blocks", "diff", "leaks", "report", "export", "doctor", "help")
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *unused: object) -> NoReturn:
+        from modscope._capture import version
+
+        print(f"modscope {version}")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
-    about = "Which nn.Module is running, and which holds each byte of memory."
-    parser = argparse.ArgumentParser(prog="modscope", description=about)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("run", help="run a script, and write what happens to its memory to a file, a capture")
-    _commands.add_parsers(commands)
+    parser = argparse.ArgumentParser(
+        prog="modscope",
+        description="Show which nn.Module of a PyTorch program owns each byte of memory.",
+        epilog="Example:\n  modscope run -o run.msc train.py\n  modscope summary run.msc",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show modscope's version and exit")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    commands.add_parser("run", help="run a script, and record what happens to its memory in a file, a capture")
+    add_commands(commands.add_parser)
     commands.add_parser("doctor", help="show which interception points are verified here, and what to do if one is not")
+    commands.choices["doctor"].epilog = "Example:\n  modscope doctor"
+    commands.choices["doctor"].formatter_class = argparse.RawDescriptionHelpFormatter
+    topics = add_command(commands.add_parser, "help", "explain a word, such as moments or steps", "help moments")
+    topics.add_argument("topic", metavar="TOPIC", nargs="?", help=f"a command, or one of: {', '.join(TOPICS)}")
     return parser
+
+
+def _help(topic: str | None) -> int:
+    if topic is None:
+        print(describe_topics())
+    elif topic in TOPICS:
+        print(TOPICS[topic].text)
+    else:
+        print(f"modscope: There is no help on {topic!r}.\n\n{describe_topics()}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _suggest(word: str) -> str | None:
+    """What to type instead of a file's name in the place of a command."""
+    quoted = shlex.quote(word)
+    if word.endswith(".msc"):
+        return f"{clean(word)} is a capture, and not a command. To read it:  modscope summary {clean(quoted)}"
+    if word.endswith(".py") or os.path.isfile(word):
+        return f"{clean(word)} is a file, and not a command. To run and record it:  modscope run {clean(quoted)}"
+    return None
 
 
 def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["help"] and len(words) == 2 and words[1] in COMMANDS:
+        words = [words[1], "--help"]
     if words[:1] == ["run"]:
         from modscope._run import main as run
 
         return run(words[1:])
+    if words and words[0] not in COMMANDS and (suggestion := _suggest(words[0])):
+        print(f"modscope: {suggestion}", file=sys.stderr)
+        return 2
     known = _parser().parse_args(words)
+    if known.command == "help":
+        return _help(known.topic)
     if known.command != "doctor":
         return _commands.run(known)
     try:

@@ -1,19 +1,19 @@
-"""The tree of modules, by dotted names, with what each holds."""
+"""The tree of modules, by dotted names, with the bytes that each holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from modscope._display import natural
 from modscope._categories import CATEGORIES, TOTAL, Raw, Sums, sums_of
+from modscope._text import natural_key
 
-# A name of more parts is not taken apart further: no real one has, and a forged one could have millions.
-_DEEPEST = 64
+# A name of more parts is split no further. No real name has so many; a forged one could have millions.
+_MOST_PARTS = 64
 
 
 class Branch(NamedTuple):
-    """A module in the tree of dotted names, with what it holds itself and with all below it."""
+    """A module in the tree of dotted names, with the bytes that it holds itself and with all modules below it."""
 
     name: str
     fqn: str
@@ -23,33 +23,35 @@ class Branch(NamedTuple):
     """Largest first."""
 
 
-class _Twig:
+class _Node:
+    """A branch to which bytes are still added."""
+
     def __init__(self) -> None:
         self.own = [0] * len(CATEGORIES)
-        self.children: dict[str, _Twig] = {}
+        self.children: dict[str, _Node] = {}
 
 
-def _branch(name: str, fqn: str, twig: _Twig) -> Branch:
-    children = _branches(twig, fqn + ".")
-    whole = twig.own.copy()
+def _branch_of(name: str, fqn: str, node: _Node) -> Branch:
+    children = _branches_below(node, fqn + ".")
+    subtree = node.own.copy()
     for child in children:
         for i, category in enumerate(CATEGORIES):
-            whole[i] += child.subtree[category]
-    return Branch(name, fqn, sums_of(tuple(twig.own)), sums_of(tuple(whole)), children)
+            subtree[i] += child.subtree[category]
+    return Branch(name, fqn, sums_of(tuple(node.own)), sums_of(tuple(subtree)), children)
 
 
-def _branches(twig: _Twig, prefix: str) -> tuple[Branch, ...]:
-    found = [_branch(name, prefix + name, child) for name, child in twig.children.items()]
-    return tuple(sorted(found, key=lambda branch: (-branch.subtree[TOTAL], natural(branch.name))))
+def _branches_below(node: _Node, prefix: str) -> tuple[Branch, ...]:
+    found = [_branch_of(name, prefix + name, child) for name, child in node.children.items()]
+    return tuple(sorted(found, key=lambda branch: (-branch.subtree[TOTAL], natural_key(branch.name))))
 
 
 def grow(held: Iterable[tuple[str, Raw]]) -> tuple[Branch, ...]:
-    """The roots, largest first, of modules that hold so much."""
-    root = _Twig()
+    """The tree of these modules with their own bytes: the root modules, largest first."""
+    root = _Node()
     for fqn, raw in held:
-        twig = root
-        for part in fqn.split(".", _DEEPEST - 1):
-            twig = twig.children.setdefault(part, _Twig())
+        node = root
+        for part in fqn.split(".", _MOST_PARTS - 1):
+            node = node.children.setdefault(part, _Node())
         for i, value in enumerate(raw):
-            twig.own[i] += value
-    return _branches(root, "")
+            node.own[i] += value
+    return _branches_below(root, "")

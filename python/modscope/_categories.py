@@ -1,4 +1,4 @@
-"""The words for memory, and bytes under them. Needs no torch."""
+"""The words for memory: categories, phases, the states around a call; and bytes by category. Needs no torch."""
 
 from __future__ import annotations
 
@@ -32,12 +32,18 @@ class State(enum.StrEnum):
 
 TOTAL = "Total"
 CATEGORIES = tuple(Category)
+PHASES = ("idle", "forward", "recompute", "backward", "optimizer")
 
-Raw = tuple[int, ...]  # bytes by category
-Sums = dict[str, int]
+Raw = tuple[int, ...]  # bytes by category, in the order of CATEGORIES
+Sums = dict[str, int]  # category to bytes, with "Total"
 
 
 def sums_of(raw: Raw) -> Sums:
     sums: Sums = dict(zip(CATEGORIES, raw))
     sums[TOTAL] = sum(raw)
     return sums
+
+
+def parts_of(sums: Sums) -> Sums:
+    """The categories that hold something, without "Total"."""
+    return {word: value for word, value in sums.items() if value and word != TOTAL}

@@ -1,4 +1,4 @@
-"""The capture's file: what it is called, and making it without harm to another."""
+"""The file of a capture: its name, and creating it without overwriting another."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import os
 import stat
 from typing import NamedTuple
 
-# Above the numbers that a program gets for its own files, and never 0 to 2, should one of these be closed.
+# The program's own files get the lowest free descriptors, as without modscope; and if it closed one of 0 to 2, the
+# capture must not take its place.
 _LOWEST_FD = 100
 
 
 class Name(NamedTuple):
-    """A run's captures: ``root.suffix``, or with the process's number ``root.4242.suffix``."""
+    """The name of a run's captures: ``root.suffix``, or with the process id ``root.4242.suffix``."""
 
     root: str
     suffix: str
@@ -26,7 +27,8 @@ class Name(NamedTuple):
 
 
 def name_for(output: str | None, stem: str) -> Name:
-    """Of the capture that goes to ``output``, or of one of a program called ``stem``; several ranks have one each."""
+    """The name that the user asked for with ``output``, or one made from the program's name ``stem``. If there are several
+    ranks, the rank is part of it."""
     root, suffix = os.path.splitext(output) if output else (f"modscope-{stem}", ".msc")
     rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     if rank.isdecimal() and world.isdecimal() and int(world) > 1:
@@ -35,15 +37,15 @@ def name_for(output: str | None, stem: str) -> Name:
 
 
 def create(path: str, overwrite: bool = False) -> int:
-    """A descriptor of a new, empty file. FileExistsError or another OSError says in a sentence why there is none."""
+    """Create an empty file; its descriptor. FileExistsError or another OSError says in a sentence why it cannot be."""
     try:
-        return _out_of_the_way(_open(path, overwrite))
+        return _move_high(_open(path, overwrite))
     except OSError as error:
         raise type(error)(_sentence(path, error)) from None
 
 
 def _open(path: str, overwrite: bool) -> int:
-    """One that is overwritten is replaced: whoever still writes or reads the old one is not disturbed."""
+    """With ``overwrite`` a new file takes the place of the old one, so a process that has the old one open keeps it."""
     if not overwrite:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     with contextlib.suppress(FileNotFoundError):
@@ -52,10 +54,10 @@ def _open(path: str, overwrite: bool) -> int:
     return _open(path, False)
 
 
-def _out_of_the_way(fd: int) -> int:
+def _move_high(fd: int) -> int:
     try:
         high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
-    except OSError:  # so many are not allowed here
+    except OSError:  # the process may not have so many open files
         return fd
     os.close(fd)
     return high
@@ -77,8 +79,8 @@ def _sentence(path: str, error: OSError) -> str:
 
 
 def remove_empty(path: str, fd: int) -> None:
-    """Remove the file that nothing was written to, if it is still the one that was made."""
+    """Remove the file if it is empty and still the one that was created."""
     with contextlib.suppress(OSError):
-        made, there = os.fstat(fd), os.lstat(path)
-        if made.st_size == 0 and os.path.samestat(made, there):
+        created, current = os.fstat(fd), os.lstat(path)
+        if created.st_size == 0 and os.path.samestat(created, current):
             os.unlink(path)

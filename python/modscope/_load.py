@@ -1,19 +1,23 @@
-"""``modscope.load``: a capture as Python objects. Only names and types; modscope._capture reads. Needs no torch."""
+"""``modscope.load``: a capture as Python objects. modscope._capture, in C, reads the file. Needs no torch."""
 
 from __future__ import annotations
 
+import builtins
 import errno
 import io
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from modscope import _capture
 from modscope._branch import Branch, grow
-from modscope._peak import Peak
+from modscope._capture_types import Block, CaptureError, Event, Names, Phase, Step, find_main_device
 from modscope._categories import TOTAL, Category, Raw, Sums, sums_of
+from modscope._peak import Peak
+
+__all__ = ["Block", "Capture", "CaptureError", "Event", "Phase", "Snapshot", "Step", "load", "parse_moment"]
 
 Progress = Callable[[float], object]
 
@@ -22,75 +26,7 @@ _DEVICE_KINDS = frozenset(("add", "drop", "claim", "reserved", "oom"))
 _MODULE_KINDS = frozenset(("add", "drop", "claim", "position", "oom"))
 _BLOCK_KINDS = frozenset(("add", "drop", "claim"))
 _BUSIEST = ("recompute", "backward", "optimizer", "forward")
-_MOST = 2**63 - 1  # what the reader takes for a number
-_DEVICES = 64  # a device's number is below
-
-
-class CaptureError(ValueError):
-    """A file that cannot be read as a capture, or something asked for that is not in it."""
-
-
-class Phase(NamedTuple):
-    """The time spent in a phase, and what was made in it."""
-
-    time: float
-    blocks: int
-    bytes: int
-
-
-class Step(NamedTuple):
-    """A training step: from its forward to the next one's. 0 is before the first."""
-
-    number: int
-    begin: float
-    end: float
-    first: int
-    """The moment at its beginning."""
-    last: int
-    """The moment at its end."""
-    peaks: dict[str, int]
-    """The most each device held in it."""
-
-
-class Event(NamedTuple):
-    """One thing that happened. What does not apply to its kind is None."""
-
-    number: int
-    kind: str
-    time: float
-    thread: int
-    device: str | None
-    bytes: int
-    """The block's; what is reserved; what was asked for (oom); the step's number; the thread's id."""
-    module: str | None
-    category: Category | None
-    phase: str | None
-    slot: int | None
-    """The block's, until it is dropped."""
-    from_now_on: bool | None
-    """claim: whether it is so from now on only."""
-    allocated: int | None
-    """oom: what was held then."""
-    reserved: int | None
-    """oom: what was reserved then."""
-
-
-class Block(NamedTuple):
-    """A block of memory that is held."""
-
-    bytes: int
-    device: str
-    category: Category
-    module: str
-    phase: str
-    """It was made in."""
-    step: int
-    """It was made in."""
-    made_at: float
-    """When it was made, in seconds since the capture began."""
-    outside: bool
-    """Whether it is not from torch's allocators."""
-    slot: int
+_LARGEST_NUMBER = 2**63 - 1  # that the reader takes
 
 
 # ---- moments ----
@@ -103,19 +39,19 @@ def parse_moment(at: str) -> tuple[str, float | int]:
         if word in ("peak", "oom") and not colon:
             return word, 0
         if word == "step" and number.isascii() and number.isdigit():
-            return word, int(number) if len(number) < 19 else _MOST
+            return word, int(number) if len(number) < 19 else _LARGEST_NUMBER
         if word == "time" and (seconds := float(number)) >= 0:
             return word, seconds
     except ValueError:
         pass
-    raise ValueError(f"A moment is peak, oom, step:N or time:SECONDS, not {at!r}")
+    raise ValueError(f"There is no moment {at!r}: use peak, oom, step:N or time:SECONDS")
 
 
 class Snapshot:
-    """Who held what at a moment."""
+    """The bytes that were held at a moment, by device, module and category."""
 
-    def __init__(self, capture: Capture, raw: _capture.Snapshot) -> None:
-        self._capture = capture
+    def __init__(self, names: Names, raw: _capture.Snapshot) -> None:
+        self._names = names
         self._raw = raw
         self.moment = raw.moment
         self.time = raw.time / 1e6
@@ -124,11 +60,11 @@ class Snapshot:
         """How many optimizer steps had ended."""
         self.is_lower_bound = raw.is_lower_bound
         """Whether an event before it was lost or is damaged: every figure is then "at least"."""
-        self.count = raw.count
-        """How many blocks are held."""
+        self.block_count = raw.count
+        """How many blocks are held, on all devices."""
 
     def __repr__(self) -> str:
-        return f"<Snapshot at {self.time:.3f} s, step {self.step}: {self.count} blocks>"
+        return f"<Snapshot at {self.time:.3f} s, step {self.step}: {self.block_count} blocks>"
 
     def _repr_html_(self) -> str:
         from modscope import _notebook
@@ -138,91 +74,86 @@ class Snapshot:
     @cached_property
     def totals(self) -> dict[str, Sums]:
         """Device to category to bytes, with "Total"."""
-        return {device: sums_of(raw) for device, raw in zip(self._capture._names, self._raw.totals())}
+        return {device: sums_of(raw) for device, raw in zip(self._names.devices, self._raw.totals())}
 
     @cached_property
     def reserved(self) -> dict[str, int]:
-        """What each device's allocator had reserved; 0 where it does not tell."""
-        return dict(zip(self._capture._names, self._raw.reserved()))
+        """What each device's allocator had reserved; 0 where it does not report that."""
+        return dict(zip(self._names.devices, self._raw.reserved()))
 
     @cached_property
     def running(self) -> tuple[str, str]:
-        """The phase and the innermost module of the thread that was busiest."""
+        """The phase and the innermost module of the busiest thread."""
         threads = {phase: path for _, _, phase, path in reversed(self._raw.threads())}
         for phase in _BUSIEST:
             if phase in threads:
-                return phase, self._capture._module(threads[phase])
+                return phase, self._names.module(threads[phase])
         return "idle", "Global"
 
     @cached_property
     def main_device(self) -> str:
-        """The device that matters most: the one that holds most then, the CPU only where no other holds any."""
-        return _main({device: sums[TOTAL] for device, sums in self.totals.items()})
+        """The accelerator that holds most at this moment, or else the CPU."""
+        return find_main_device({device: sums[TOTAL] for device, sums in self.totals.items()})
 
     def tree(self, device: str | None = None) -> tuple[Branch, ...]:
-        """The modules that hold something on a device (by default the main one), largest first. "Global" is
-        what was made outside any module."""
-        number = self._capture._device(self.main_device if device is None else device)
-        return grow([(self._capture._module(path), raw) for on, path, raw in self._modules if on == number])
+        """The modules that hold something on a device (by default the main one), largest first. "Global" owns
+        what was allocated outside any module."""
+        number = self._names.device_number(self.main_device if device is None else device)
+        return grow([(self._names.module(path), raw) for on, path, raw in self._modules if on == number])
 
     @cached_property
     def _modules(self) -> list[tuple[int, int, Raw]]:
         return self._raw.modules()
 
     def by_module(self, children: bool = False) -> dict[str, dict[str, Sums]]:
-        """Device to module to category to bytes, with "Total": a module's own, or its subtree's."""
+        """Device to module to category to bytes, with "Total": a module's own, or with ``children`` its subtree's."""
         found: dict[str, dict[str, Sums]] = {}
 
-        def note(modules: dict[str, Sums], branch: Branch) -> None:
+        def add(modules: dict[str, Sums], branch: Branch) -> None:
             if children or branch.own[TOTAL]:
                 modules[branch.fqn] = branch.subtree if children else branch.own
             for child in branch.children:
-                note(modules, child)
+                add(modules, child)
 
         for device in self.totals:
             modules: dict[str, Sums] = {}
             for branch in self.tree(device):
-                note(modules, branch)
+                add(modules, branch)
             if modules:
                 found[device] = modules
         return found
 
-    def blocks(self, most: int | None = None, device: str | None = None) -> Iterator[Block]:
-        """What is held, largest first, oldest first among equals; at most so many."""
-        number = None if device is None else self._capture._device(device)
-        capture = self._capture
-        for size, on, category, path, phase, step, born, outside, slot in self._raw.blocks(most, number):
-            name = capture._module(path)
-            yield Block(size, capture._names[on], Category(category), name, phase, step, born / 1e6, outside, slot)
-
-
-def _main(held: Mapping[str, int]) -> str:
-    return max(held, key=lambda device: (held[device] > 0, device != "cpu", held[device]), default="cpu")
+    def blocks(self, limit: int | None = None, device: str | None = None) -> Iterator[Block]:
+        """The blocks that are held, largest first and oldest first among equals; at most ``limit``."""
+        names = self._names
+        number = None if device is None else names.device_number(device)
+        for size, on, category, path, phase, step, made_at, outside, slot in self._raw.blocks(limit, number):
+            module, at = names.module(path), made_at / 1e6
+            yield Block(size, names.devices[on], Category(category), module, phase, step, at, outside, slot)
 
 
 # ---- a capture ----
 
 
 class Capture:
-    """What happened to memory during a run. Read when asked for; times are seconds since it began."""
+    """What happened to memory during a run. It is read when it is asked for. Times are seconds since it began."""
 
     def __init__(self, reader: _capture.Reader, progress: Progress | None = None) -> None:
         self._reader = reader
         self._progress = progress
-        self._paths = reader.paths
-        named = reader.devices
-        self._names = _unlike([*named, *(f"device {i}" for i in range(len(named), _DEVICES))])
-        self.devices = self._names[: len(named)]
-        """Their names, by number."""
+        self._names = Names(reader.devices, [name for name, _, _ in reader.paths])
+        self.devices = self._names.named_devices
+        """The devices that the file names, by number."""
         self.info: Mapping[str, str] = reader.info
-        """What was said of the run: "program", "arguments", "torch"... None of it must be there."""
+        """What the recording said of the run: "program", "arguments", "torch"... Any of it may be missing."""
         self.end: Mapping[str, str] | None = reader.end
-        """How it ended: "how", "status", "error". None: it was killed, or still runs."""
+        """How the run ended: "how", "status", "error". None: it was killed, or still runs."""
         self.bytes = reader.bytes
-        """Of the file."""
+        """The size of the file."""
 
     def __repr__(self) -> str:
-        return f"<Capture of {self.info.get('program', 'a program')!r}: {self.count} events, {self.duration:.3f} s>"
+        program = self.info.get("program", "a program")
+        return f"<Capture of {program!r}: {self.event_count} events, {self.duration:.3f} s>"
 
     def _repr_html_(self) -> str:
         from modscope import _notebook
@@ -230,39 +161,28 @@ class Capture:
         return _notebook.of_capture(self)
 
     @property
-    def count(self) -> int:
-        """The last moment: how many events there are."""
+    def event_count(self) -> int:
+        """How many events there are, which is the number of the last moment."""
         return self._reader.event_count
 
     @property
     def lost(self) -> int:
-        """Events for which the writer had no room."""
+        """How many events the writer had no room for."""
         return self._reader.lost
 
     @property
     def damaged(self) -> int:
-        """Bytes of the file that cannot be read, so far as it has been."""
+        """How many bytes cannot be read, in the part of the file that was read so far."""
         return self._reader.damaged
 
     @property
     def duration(self) -> float:
-        """Until the last that is known; of a run that was killed it is known once everything was read."""
+        """The time of the last event that is known. Of a run that was killed it is final once everything was read."""
         return self._reader.duration / 1e6
 
-    def _module(self, path: int) -> str:
-        return self._paths[path][0] if path < len(self._paths) else "?"
-
-    def _device_name(self, number: int) -> str:
-        """Those without a name are known once they are met."""
-        if number >= len(self.devices):
-            self.devices = _unlike(self._reader.devices)
-        return self.devices[number] if number < len(self.devices) else f"device {number}"
-
-    def _device(self, name: str) -> int:
-        try:
-            return self._names.index(name)
-        except ValueError:
-            raise CaptureError(f"The capture has no device {name!r}, but {', '.join(self.devices) or 'none'}") from None
+    def device_number(self, name: str) -> int:
+        """The number of a device in the file. CaptureError if the capture has no such device."""
+        return self._names.device_number(name)
 
     @cached_property
     def _survey(self) -> dict[str, Any]:
@@ -270,30 +190,28 @@ class Capture:
 
     @cached_property
     def is_lower_bound(self) -> bool:
-        """Whether something was lost or damaged: figures are then "at least"."""
+        """Whether events were lost or are damaged: figures are then "at least"."""
         return bool(self._survey["is_lower_bound"])
 
     @cached_property
     def peaks(self) -> dict[str, Peak]:
-        """When each device held most; only those that ever held something."""
+        """When each device held most; only devices that ever held something."""
         found = {}
-        for device, raw in zip(self._names, self._survey["peaks"]):
+        for device, raw in zip(self._names.devices, self._survey["peaks"]):
             if raw:
                 size, moment, time, step, phase, path, reserved = raw
-                module = self._module(path)
-                found[device] = Peak(
-                    size, step, phase, module, moment=moment, time=time / 1e6, reserved=reserved
-                )
+                module = self._names.module(path)
+                found[device] = Peak(size, step, phase, module, moment=moment, time=time / 1e6, reserved=reserved)
         return found
 
     @cached_property
     def reserved(self) -> dict[str, int]:
-        """The most each device's allocator had reserved; 0 where it does not tell."""
-        return dict(zip(self._names, self._survey["reserved"]))
+        """The most that each device's allocator had reserved; 0 where it does not report that."""
+        return dict(zip(self._names.devices, self._survey["reserved"]))
 
     @cached_property
     def phases(self) -> dict[str, Phase]:
-        """idle, forward, recompute, backward, optimizer."""
+        """For each of the phases "idle", "forward", "recompute", ...: the time spent in it and the blocks made in it."""
         return {word: Phase(time / 1e6, blocks, size) for word, (time, blocks, size) in self._survey["phases"].items()}
 
     @property
@@ -319,8 +237,8 @@ class Capture:
 
     @cached_property
     def main_device(self) -> str:
-        """The device that matters most: the one with the highest peak, the CPU only if there is no other."""
-        return _main({device: peak.bytes for device, peak in self.peaks.items()})
+        """The accelerator with the highest peak, or else the CPU."""
+        return find_main_device({device: peak.bytes for device, peak in self.peaks.items()})
 
     def steps(self) -> Iterator[Step]:
         """The steps, one by one."""
@@ -329,20 +247,20 @@ class Capture:
         for event in self.events("step"):
             yield self._step(number, begin, event.time, first, event.number)
             number, begin, first = event.bytes, event.time, event.number
-        yield self._step(number, begin, max(begin, self.duration), first, self.count)
-
-    def _surveyed_duration(self) -> float:
-        self._survey  # reads to the end
-        return self.duration
+        yield self._step(number, begin, max(begin, self.duration), first, self.event_count)
 
     def _step(self, number: int, begin: float, end: float, first: int, last: int) -> Step:
-        return Step(number, begin, end, first, last, dict(zip(self._names, self._reader.peaks(first, last))))
+        return Step(number, begin, end, first, last, self.most_held(first, last))
+
+    def most_held(self, first: int, last: int) -> dict[str, int]:
+        """Device to the most that it held between two moments."""
+        return dict(zip(self._names.devices, self._reader.peaks(first, last)))
 
     def events(self, *kinds: str, first: int = 0, last: int | None = None) -> Iterator[Event]:
-        """What happened, one by one: of these kinds, or all, from moment ``first`` to moment ``last``."""
+        """The events of these kinds, or of all, from moment ``first`` to moment ``last``, one by one."""
         unknown = [kind for kind in kinds if kind not in KINDS]
         if unknown:
-            raise ValueError(f"No kind of event: {unknown[0]!r}. There are: {', '.join(KINDS)}")
+            raise ValueError(f"There are no events of kind {unknown[0]!r}. The kinds are: {', '.join(KINDS)}")
         mask = sum(1 << KINDS.index(kind) for kind in {*(kinds or KINDS)})
         return map(self._event, self._reader.events(mask, first, last))
 
@@ -354,9 +272,9 @@ class Capture:
             kind,
             time / 1e6,
             thread,
-            self._names[device] if kind in _DEVICE_KINDS else None,
+            self._names.devices[device] if kind in _DEVICE_KINDS else None,
             size,
-            self._module(path) if kind in _MODULE_KINDS else None,
+            self._names.module(path) if kind in _MODULE_KINDS else None,
             Category(category) if category else None,
             phase,
             slot if kind in _BLOCK_KINDS else None,
@@ -365,60 +283,102 @@ class Capture:
             reserved,
         )
 
+    # ---- moments ----
+
     def moment(self, at: str | int, device: str | None = None) -> int:
-        """The number of the moment "peak" (of a device, by default the main one), "oom" (the last), "step:N" (its
-        end), "time:SECONDS", or of that number. CaptureError if it is not there."""
+        """The number of a moment: "peak" (of a device, by default the main one), "oom" (the last failed allocation),
+        "step:N" (the end of that step), "time:SECONDS", or a number. CaptureError if the capture does not have it."""
         if isinstance(at, int):
-            if not 0 <= at <= self.count:
-                raise CaptureError(f"There is no moment {at}: the capture has 0 to {self.count}")
+            if not 0 <= at <= self.event_count:
+                raise CaptureError(f"There is no moment {at}: the capture has moments 0 to {self.event_count}")
             return at
         word, number = parse_moment(at)
         if word == "peak":
-            return self._peak(device)
+            return self._moment_of_peak(device)
         if word == "oom":
-            return self._oom()
-        return self._at_step(int(number)) if word == "step" else self._at_time(number)
+            return self._moment_of_oom()
+        return self._moment_of_step(int(number)) if word == "step" else self._moment_of_time(number)
 
-    def _peak(self, device: str | None) -> int:
+    def _moment_of_peak(self, device: str | None) -> int:
         if not self.peaks:
             raise CaptureError("There is no peak: the capture has no memory in it")
         name = self.main_device if device is None else device
-        self._device(name)
+        self.device_number(name)
         if name not in self.peaks:
             raise CaptureError(f"There is no peak on {name}: it never held anything")
         return self.peaks[name].moment
 
-    def _oom(self) -> int:
+    def _moment_of_oom(self) -> int:
         if not self.oom_count:
             raise CaptureError("There is no moment oom: no allocation failed in this capture")
         return int(self._survey["last_oom"])
 
-    def _at_step(self, step: int) -> int:
+    def _moment_of_step(self, step: int) -> int:
         try:
             return self._reader.moment_at_step(step)
         except LookupError:
             raise CaptureError(f"There is no step {step}: the last is {self.last_step}") from None
 
-    def _at_time(self, seconds: float) -> int:
-        if seconds > self.duration and seconds > self._surveyed_duration():
+    def _moment_of_time(self, seconds: float) -> int:
+        if seconds > self.duration:
+            self._survey  # reads everything: after that the duration is final
+        if seconds > self.duration:
             raise CaptureError(f"There is no moment at {seconds:g} s: the capture ends at {self.duration:.6f} s")
+        return self.moment_at(seconds)
+
+    def moment_at(self, seconds: float) -> int:
+        """The last moment at a time; beyond the end it is the last of all."""
         return self._reader.moment_at_time(round(seconds * 1e6))
 
     def snapshot(self, at: str | int = "peak", device: str | None = None) -> Snapshot:
-        """Who held what at a moment, as ``moment`` takes it."""
-        return Snapshot(self, self._reader.snapshot(self.moment(at, device)))
+        """What was held at a moment, which is given as to ``moment``."""
+        return Snapshot(self._names, self._reader.snapshot(self.moment(at, device)))
 
+    # ---- for the page and the exports ----
 
-def _unlike(names: list[str]) -> list[str]:
-    """With a number after a name that was there before."""
-    seen: dict[str, int] = {}
-    for i, name in enumerate(names):
-        seen[name if name not in seen else f"{name} ({i})"] = i
-    return list(seen)
+    @property
+    def all_devices(self) -> Sequence[str]:
+        """Names for all devices that may occur, by number, also for those that the file does not name."""
+        return self._names.devices
+
+    @property
+    def modules(self) -> Sequence[str]:
+        """The modules' names by the numbers of their paths. A module that is called in several places has several."""
+        return self._names.modules
+
+    def pack(self, first: int = 0, last: int | None = None) -> builtins.bytes:
+        """The part between two moments as columns of numbers, which the page reads."""
+        return self._reader.pack(first, last)
+
+    def export(
+        self,
+        format: str,
+        write: Callable[[builtins.bytes], object],
+        encode: Callable[[str], builtins.bytes],
+        order: list[int],
+        title: builtins.bytes,
+        pid: int,
+        began: int,
+        last: int | None,
+    ) -> None:
+        """Write all events up to moment ``last`` in a format of modscope._export. ``encode`` writes a name as the
+        format does; ``order`` lists the devices by torch's numbers. OverflowError if addresses run out."""
+        self._reader.export(
+            format,
+            write,
+            modules=[encode(name) for name in self.modules],
+            devices=[encode(name) for name in self.all_devices],
+            order=order,
+            title=title,
+            pid=pid,
+            began=began,
+            last=last,
+            progress=self._progress,
+        )
 
 
 def _open(path: str | os.PathLike[str]) -> int:
-    # A pipe without a writer must not hang us.
+    # Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     kind = os.fstat(fd).st_mode
     if stat.S_ISREG(kind):
@@ -426,10 +386,10 @@ def _open(path: str | os.PathLike[str]) -> int:
     os.close(fd)
     if stat.S_ISDIR(kind):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-    raise CaptureError(f"{os.fspath(path)} is not a file, and cannot be a capture")
+    raise CaptureError(f"{os.fspath(path)} is not a file, so it cannot be a capture")
 
 
-def _dup(file: IO[bytes]) -> int:
+def _duplicate(file: IO[bytes]) -> int:
     try:
         return os.dup(file.fileno())
     except (AttributeError, io.UnsupportedOperation):
@@ -437,14 +397,14 @@ def _dup(file: IO[bytes]) -> int:
 
 
 def load(file: str | os.PathLike[str] | IO[bytes], progress: Progress | None = None) -> Capture:
-    """Read a capture: a path, or a file that is open. ``progress`` is told the part done, 0 to 1, in long work.
+    """Read a capture from a path or an open file. ``progress`` is called with the part done, 0 to 1, in long work.
 
-    OSError if the file cannot be read, CaptureError if it is no capture, or of a newer version.
+    OSError if the file cannot be read. CaptureError if it is not a capture, or was written by a newer version.
     """
     if isinstance(file, str | os.PathLike):
         name, fd = os.fspath(file), _open(file)
     else:
-        name, fd = getattr(file, "name", "the file"), _dup(file)
+        name, fd = getattr(file, "name", "the file"), _duplicate(file)
     try:
         return Capture(_capture.Reader(fd), progress)
     except _capture.FormatError as error:

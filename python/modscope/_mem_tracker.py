@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-from modscope import _display, _interception, _native, _oom_report
+from modscope import _display, _interception, _native, _oom_report, _text
 from modscope._categories import Category, Raw, sums_of
 from modscope._devices import list_cuda_blocks, number_device
 from modscope._dispatch import DispatcherSource, active_fake_mode, is_fake
@@ -111,13 +111,13 @@ class MemTracker:
     def __repr__(self) -> str:
         state = "active" if self._depth else "not active"
         peaks = {device: figures.peak.bytes for device, figures in self._peak_history.by_device().items()}
-        held = ", ".join(f"{_display.amount(most, 'MiB')} on {device}" for device, most in peaks.items() if most)
+        held = ", ".join(f"{_text.size_in(most, 'MiB')} on {device}" for device, most in peaks.items() if most)
         return f"<MemTracker, {state}, source {self.source!r}, peak {held or 'none'}>"
 
     def _repr_html_(self) -> str:
         from modscope import _notebook
 
-        return _notebook.of_tracker(self)
+        return _notebook.of_tracker(self, active=self._depth > 0)
 
     # ---- what to count ----
 
@@ -415,7 +415,7 @@ class MemTracker:
             if snapshots:
                 modules[id(module)] = module
                 calls.setdefault(id(module), []).append((fqn, snapshots, given, result))
-        rows = sorted(calls.items(), key=lambda item: _display.natural(item[1][-1][0]))
+        rows = sorted(calls.items(), key=lambda item: _text.natural_key(item[1][-1][0]))
         return {key: (ref := weakref.ref(modules[key]), LazyStats(ledger, ref, found)) for key, found in rows}
 
     # ---- text ----
@@ -427,12 +427,12 @@ class MemTracker:
 
     def display_snapshot(self, type: str = "current", units: str = "B", tabulate: bool = False) -> None:
         """Print the bytes by device and category. ``units``: "B", "KiB", "MiB" or "GiB"."""
-        _display.divisor(units)
+        _text.bytes_per(units)
         self._print(_display.snapshot_text(self.get_tracker_snapshot(type), units, tabulate))
 
     def display_modulewise_snapshots(self, depth: int = 2, units: str = "B", tabulate: bool = False) -> None:
         """Print what was held around the calls of each module whose name has at most ``depth`` parts."""
-        _display.divisor(units)
+        _text.bytes_per(units)
         if isinstance(depth, bool) or not isinstance(depth, int):
             raise TypeError(f"depth must be an int, not {type(depth).__name__}")
         if depth < 0:

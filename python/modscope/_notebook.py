@@ -1,5 +1,5 @@
-"""Figures inside a notebook's cell: one sentence, who holds what in bars, a capture's timeline. Static HTML with its
-styles in place, no script; the whole page is ``modscope report``. Needs no torch."""
+"""What a tracker, a snapshot and a capture show in a notebook's cell: a sentence, bars, a capture's timeline. It is
+static HTML with inline styles and no script; ``modscope report`` writes the whole page. Needs no torch."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import html
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from modscope import _report
-from modscope._closing import _where
-from modscope._commands import summary
-from modscope._commands.common import Report, at_least, label, notes, spot, when
-from modscope._commands.terminal import Screen, clean, counted, duration, percent, size
-from modscope._load import Capture, Snapshot, _main
-from modscope._categories import TOTAL, Sums, sums_of
+from modscope._capture_types import find_main_device
+from modscope._categories import PHASES, TOTAL, Sums, sums_of
+from modscope._load import Capture, Snapshot
+from modscope._sentence import Sentence, describe_held, describe_run
+from modscope._summary import describe_end, describe_losses, describe_program, summarize
+from modscope._text import at_least, clean, counted, describe_moment, duration, label, percent, shorten_middle, size
 
 if TYPE_CHECKING:
     from modscope._mem_tracker import MemTracker
 
-# As in page/page.css, and in its order from the bottom of a stack: what stays first, what comes and goes above it.
+# The page's colours (page/page.css), in the order of its stack: from the bottom up, what stays longest first.
 COLOURS = {
     "Parameter": "#3c6fd1",
     "Buffer": "#3bb0c4",
@@ -29,12 +28,11 @@ COLOURS = {
     "Other": "#8b929b",
 }
 _ALARM = "#dc3d3d"
-_PHASES = {"forward": 0.2, "recompute": 0.35, "backward": 0.5, "optimizer": 0.8}  # how dark
+_OPACITY = dict(zip(PHASES[1:], (0.2, 0.35, 0.5, 0.8)))  # by phase; an idle thread is not drawn
 _MODULES = 10
-_LONGEST = 48  # characters of a name
-_SCREEN = Screen(width=160)
+_NAME_COLUMNS, _MOMENT_COLUMNS = 48, 160
 
-# The cell's own text colour and ground are the theme's, light or dark.
+# The colours of text and background are the notebook's own, light or dark.
 _FRAME = "font:13px/1.5 system-ui,-apple-system,'Segoe UI',sans-serif;color:inherit;max-width:760px;margin:4px 0"
 _SOFT = "opacity:.7;font-size:12px"
 _HEAD = "font-weight:600;margin:10px 0 3px"
@@ -48,12 +46,12 @@ def _text(text: str) -> str:
 
 
 def _part(tag: str, style: str, *inside: str, title: str = "") -> str:
-    told = f' title="{_text(title)}"' if title else ""
-    return f'<{tag} style="{style}"{told}>{"".join(inside)}</{tag}>'
+    hint = f' title="{_text(title)}"' if title else ""
+    return f'<{tag} style="{style}"{hint}>{"".join(inside)}</{tag}>'
 
 
-def _sentence(parts: _report.Sentence) -> str:
-    words = (f"<b>{_text(text)}</b>" if stands_out else _text(text) for text, stands_out in parts)
+def _sentence(parts: Sentence) -> str:
+    words = (f"<b>{_text(text)}</b>" if emphasized else _text(text) for text, emphasized in parts)
     return _part("div", "overflow-wrap:anywhere", *words)
 
 
@@ -109,7 +107,7 @@ def _modules(modules: Mapping[str, Sums], total: int) -> str:
 
 
 def _row(fqn: str, sums: Sums, most: int, total: int) -> str:
-    name = _part("bdi", "", html.escape(_SCREEN.fit(label(fqn), _LONGEST)))
+    name = _part("bdi", "", html.escape(shorten_middle(label(fqn), _NAME_COLUMNS)))
     amount = f"{size(sums[TOTAL])} <span style='opacity:.7'>{percent(sums[TOTAL], total)}</span>"
     return _part(
         "tr",
@@ -127,24 +125,24 @@ _TOP, _BAND = 14, 7
 
 
 class _Axis(NamedTuple):
-    """Time from left to right, or events where most of the time nothing happened."""
+    """Time from left to right; or events, where the program was idle for most of the time."""
 
     capture: Capture
     by_time: bool
 
     def moment(self, share: float) -> int:
         if self.by_time:
-            return self.capture._reader.moment_at_time(int(self.capture.duration * 1e6 * share))
-        return int(self.capture.count * share)
+            return self.capture.moment_at(self.capture.duration * share)
+        return int(self.capture.event_count * share)
 
     def place(self, time: float, moment: int) -> float:
-        share = time / self.capture.duration if self.by_time else moment / self.capture.count
+        share = time / self.capture.duration if self.by_time else moment / self.capture.event_count
         return _WIDE * min(share, 1)
 
     def words(self, share: float) -> str:
         if self.by_time:
             return duration(self.capture.duration * share)
-        return counted(max(round(self.capture.count * share), 1), "event")
+        return counted(max(round(self.capture.event_count * share), 1), "event")
 
 
 def _axis(capture: Capture) -> _Axis:
@@ -152,27 +150,26 @@ def _axis(capture: Capture) -> _Axis:
 
 
 class _Column(NamedTuple):
+    """A part of the timeline: what was held in its middle, the most that was held in it, and the phase."""
+
     sums: Sums
     most: int
     phase: str
 
 
 def _columns(axis: _Axis, device: str) -> list[_Column]:
-    """What was held in the middle of each, and at most in it."""
-    capture = axis.capture
-    number, none = capture._device(device), sums_of((0,) * len(COLOURS))
-    edges = [axis.moment(i / _COLUMNS) for i in range(_COLUMNS)] + [capture.count]
+    capture, none = axis.capture, sums_of((0,) * len(COLOURS))
+    edges = [axis.moment(i / _COLUMNS) for i in range(_COLUMNS)] + [capture.event_count]
     found = []
     for i in range(_COLUMNS):
         snapshot = capture.snapshot(axis.moment((i + 0.5) / _COLUMNS))
-        most = capture._reader.peaks(edges[i], edges[i + 1])
-        held = most[number] if number < len(most) else 0
-        found.append(_Column(snapshot.totals.get(device, none), held, snapshot.running[0]))
+        most = capture.most_held(edges[i], edges[i + 1]).get(device, 0)
+        found.append(_Column(snapshot.totals.get(device, none), most, snapshot.running[0]))
     return found
 
 
 def _area(heights: Iterable[float], floors: Iterable[float]) -> str:
-    """A band between two lines that go by steps."""
+    """The path of the area between two lines of horizontal and vertical pieces."""
     wide = _WIDE / _COLUMNS
     there = "".join(f"V{y:.1f}H{wide * (i + 1):.1f}" for i, y in enumerate(heights))
     lows = list(floors)
@@ -181,7 +178,7 @@ def _area(heights: Iterable[float], floors: Iterable[float]) -> str:
 
 
 def _timeline(capture: Capture, device: str) -> str:
-    if not (capture.count and capture.duration > 0):
+    if not (capture.event_count and capture.duration > 0):
         return ""
     axis = _axis(capture)
     columns = _columns(axis, device)
@@ -201,19 +198,19 @@ def _timeline(capture: Capture, device: str) -> str:
         f'<text x="0" y="{bottom}">0</text>'
         f'<text x="{_WIDE}" y="{bottom}" text-anchor="end">{axis.words(1)}</text>'
     )
-    told = _part("div", _HEAD, _text(f"What {device} held, by {'time' if axis.by_time else 'event'}"))
+    title = _part("div", _HEAD, _text(f"What {device} held, by {'time' if axis.by_time else 'event'}"))
     how = f"In grey: the most in each {axis.words(1 / _COLUMNS)}. "
     seen = {column.phase for column in columns}
-    shades = ", ".join(f"{phase} {_shade(dark)}" for phase, dark in _PHASES.items() if phase in seen)
+    shades = ", ".join(f"{phase} {_swatch(opacity)}" for phase, opacity in _OPACITY.items() if phase in seen)
     return (
-        f'{told}<svg viewBox="0 0 {_WIDE} {bottom + 4}" role="img" aria-label="timeline" '
+        f'{title}<svg viewBox="0 0 {_WIDE} {bottom + 4}" role="img" aria-label="timeline" '
         f'style="width:100%;max-width:{_WIDE}px;height:auto;display:block;font-size:11px" fill="currentColor">'
         f"{''.join(drawn)}{labels}</svg>{_part('div', _SOFT, how, shades and 'Below: ', shades)}"
     )
 
 
-def _shade(dark: float) -> str:
-    style = f"display:inline-block;width:10px;height:10px;border-radius:2px;background:currentColor;opacity:{dark}"
+def _swatch(opacity: float) -> str:
+    style = f"display:inline-block;width:10px;height:10px;border-radius:2px;background:currentColor;opacity:{opacity}"
     return _part("span", style)
 
 
@@ -222,10 +219,10 @@ def _phases(columns: list[_Column]) -> list[str]:
     for i, column in enumerate(columns):
         if i + 1 < len(columns) and columns[i + 1].phase == column.phase:
             continue
-        if column.phase in _PHASES:
+        if column.phase in _OPACITY:
             drawn.append(
                 f'<rect x="{wide * begin:.1f}" y="{_TOP + _HIGH + 1}" width="{wide * (i + 1 - begin):.1f}" '
-                f'height="{_BAND}" opacity="{_PHASES[column.phase]}"><title>{column.phase}</title></rect>'
+                f'height="{_BAND}" opacity="{_OPACITY[column.phase]}"><title>{column.phase}</title></rect>'
             )
         begin = i + 1
     return drawn
@@ -250,13 +247,13 @@ def _marks(axis: _Axis, device: str) -> list[str]:
     for x, word, colour in marks:
         anchor = "end" if x > _WIDE / 2 else "start"
         drawn.append(f'<path d="M{x:.1f} {_TOP - 2}V{_TOP + _HIGH}" stroke="{colour}" stroke-dasharray="3 2"/>')
-        if abs(x - taken) > 120 and x > 60:  # else it would lie on another's words
+        if abs(x - taken) > 120 and x > 60:  # elsewhere it would cover another text
             drawn.append(f'<text x="{x:.1f}" y="10" text-anchor="{anchor}" fill="{colour}">{word}</text>')
             taken = x
     return drawn
 
 
-# ---- what shows itself ----
+# ---- cells ----
 
 
 def _cell(*inside: str) -> str:
@@ -272,62 +269,61 @@ def _others(held: Mapping[str, int], device: str) -> str:
     return f"also {', '.join(rest[:4])}" if rest else ""
 
 
-def of_capture(capture: Capture) -> str:
-    result = summary.report_of("", capture)
-    run = (summary.program(result["info"]), duration(capture.duration), counted(capture.last_step, "step"))
-    foot = _foot(*run, summary.ended(result["end"]), *filter(None, notes(result, Screen(width=400))))
-    if not result["devices"]:
-        return _cell(_part("div", "", "No memory was held."), foot)
-    snapshot = capture.snapshot("oom" if capture.oom_count else "peak")
-    failed = capture.last_oom
-    device = str(failed.device) if failed else capture.main_device
-    return _cell(
-        _sentence(_report.sentence(result, capture)),
-        _timeline(capture, device),
-        *_holders(snapshot.totals.get(device, {}), snapshot.by_module().get(device, {})),
-        foot,
-    )
-
-
 def _holders(sums: Sums, modules: Mapping[str, Sums]) -> list[str]:
     if not sums.get(TOTAL):
         return []
     return [_part("div", _HEAD, "By category"), _categories(sums), _modules(modules, sums[TOTAL])]
 
 
-def _moment_sentence(lead: str, amount: str, where: str, sums: Sums, modules: Mapping[str, Sums]) -> str:
-    rest = _report.held(sums, modules, _SCREEN) if sums.get(TOTAL) else []
-    return _sentence([(lead, False), (amount, True), (f"{where}{': ' if rest else '.'}", False), *rest])
+def _moment_sentence(begin: str, amount: str, moment: str, sums: Sums, modules: Mapping[str, Sums]) -> str:
+    rest = describe_held(sums, modules) if sums.get(TOTAL) else []
+    return _sentence([(begin, False), (amount, True), (f"{moment}{': ' if rest else '.'}", False), *rest])
+
+
+def of_capture(capture: Capture) -> str:
+    summary = summarize("", capture)
+    run = (describe_program(summary["info"]), duration(capture.duration), counted(capture.last_step, "step"))
+    foot = _foot(*run, describe_end(summary["end"]), *describe_losses(summary))
+    if not summary["devices"]:
+        return _cell(_part("div", "", "No memory was held."), foot)
+    snapshot = capture.snapshot("oom" if capture.oom_count else "peak")
+    failed = capture.last_oom
+    device = str(failed.device) if failed else capture.main_device
+    return _cell(
+        _sentence(describe_run(summary, capture)),
+        _timeline(capture, device),
+        *_holders(snapshot.totals.get(device, {}), snapshot.by_module().get(device, {})),
+        foot,
+    )
 
 
 def of_snapshot(snapshot: Snapshot) -> str:
     device = snapshot.main_device
     sums, modules = snapshot.totals.get(device, {TOTAL: 0}), snapshot.by_module().get(device, {})
-    moment: Report = spot(snapshot)
     amount = at_least(snapshot.is_lower_bound, size(sums[TOTAL]))
-    where = f", {when(moment, _SCREEN, _SCREEN.width)}"
+    moment = describe_moment(snapshot.step, *snapshot.running, snapshot.time, _MOMENT_COLUMNS)
     held = {name: other[TOTAL] for name, other in snapshot.totals.items()}
     return _cell(
-        _moment_sentence(f"{device} held ", amount, where, sums, modules),
+        _moment_sentence(f"{device} held ", amount, f", {moment}", sums, modules),
         *_holders(sums, modules),
-        _foot(counted(snapshot.count, "block"), _others(held, device)),
+        _foot(counted(snapshot.block_count, "block"), _others(held, device)),
     )
 
 
-def of_tracker(tracker: MemTracker) -> str:
-    state = f"MemTracker, {'active' if tracker._depth else 'not active'}, source {tracker.source}"
+def of_tracker(tracker: MemTracker, active: bool) -> str:
+    state = f"MemTracker, {'active' if active else 'not active'}, source {tracker.source}"
     peaks = {str(device): peak for device, peak in tracker.peak.items()}
     if not peaks:
         return _cell(_part("div", "", "No memory was tracked yet."), _foot(state))
     held = {name: peak.bytes for name, peak in peaks.items()}
-    device = _main(held)
+    device = find_main_device(held)
     sums = {str(on): sums for on, sums in tracker.get_tracker_snapshot("peak").items()}[device]
     modules = {str(on): found for on, found in tracker.get_module_snapshot("peak").items()}.get(device, {})
     peak = peaks[device]
-    where = f" on {device}, {_where(peak)}"
+    moment = f" on {device}, {describe_moment(peak.step, peak.phase, peak.module, columns=_MOMENT_COLUMNS)}"
     now = {str(on): sums[TOTAL] for on, sums in tracker.get_tracker_snapshot().items()}.get(device, 0)
     return _cell(
-        _moment_sentence("The peak is ", at_least(bool(tracker.lost), size(peak.bytes)), where, sums, modules),
+        _moment_sentence("The peak is ", at_least(bool(tracker.lost), size(peak.bytes)), moment, sums, modules),
         *_holders(sums, modules),
-        _foot(f"{size(now)} is held {'now' if tracker._depth else 'at the end'}", _others(held, device), state),
+        _foot(f"{size(now)} is held {'now' if active else 'at the end'}", _others(held, device), state),
     )

@@ -38,9 +38,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="modscope run",
         usage="modscope run [options] script.py [arguments]\n       modscope run [options] -m module [arguments]",
-        description="Run a script as Python does, and record its PyTorch memory in a capture.",
-        epilog="All arguments after the script or module are passed to it.\n\n"
-        "example: modscope run -o train.msc train.py --epochs 1",
+        description="Run a script as Python does, and record what happens to its PyTorch memory.",
+        epilog="Everything after the script or the module is passed to it.\n\nExample:\n  modscope run -o run.msc train.py --epochs 1",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

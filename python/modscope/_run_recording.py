@@ -143,9 +143,9 @@ class RunRecording:
 
     def _start(self) -> bool:
         try:
-            import modscope
+            from modscope._torch_version import check_torch
 
-            modscope._check_torch()
+            check_torch()
             from modscope import _native, _record
 
             arguments = sys.orig_argv[len(sys.orig_argv) - self._settings.arguments :]

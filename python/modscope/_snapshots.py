@@ -7,7 +7,7 @@ import dataclasses
 
 import torch
 
-from modscope import _display
+from modscope import _text
 from modscope._categories import CATEGORIES, Raw, State, Sums, sums_of
 from modscope._devices import devices
 
@@ -52,6 +52,6 @@ def by_module(raw: RawModules, children: bool) -> ModuleSnapshot:
             for i, value in enumerate(sums):
                 row[i] += value
     return {
-        device: {fqn: sums_of(tuple(row)) for fqn, row in sorted(modules.items(), key=lambda item: _display.natural(item[0]))}
+        device: {fqn: sums_of(tuple(row)) for fqn, row in sorted(modules.items(), key=lambda item: _text.natural_key(item[0]))}
         for device, modules in found.items()
     }

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from modscope._commands.common import Load, Report, heading, label, moment_report, next_command, notes, others
-from modscope._commands.terminal import Screen, counted, duration, size
+from modscope._commands.common import Load, heading, moment_report, next_command, notes, others
+from modscope._commands.terminal import Screen
+from modscope._groups import Group, group_modules
+from modscope._summary import Report
+from modscope._text import counted, duration, label, size
 
 
 def report(arguments: Namespace, load: Load) -> Report:
     result, snapshot = moment_report(arguments.file, load, arguments)
-    result["count"] = snapshot.count
+    result["count"] = snapshot.block_count
+    limit = arguments.n or None if arguments.json or arguments.no_group else None
     result["blocks"] = [
         {
             "bytes": block.bytes,
@@ -22,22 +26,58 @@ def report(arguments: Namespace, load: Load) -> Report:
             "age": round(snapshot.time - block.made_at, 6),
             "outside": block.outside,
         }
-        for block in snapshot.blocks(arguments.n or None, result["device"])
+        for block in snapshot.blocks(limit, result["device"])
     ]
     return result
 
 
+# ---- as text ----
+
+
+def _group(blocks: list[Report], arguments: Namespace) -> list[Group[Report]]:
+    """The largest blocks; equal ones whose modules' names differ only in numbers share a row."""
+    if arguments.no_group:
+        return [Group(block["module"], [block]) for block in blocks]
+    alike = ("bytes", "category", "phase", "step", "outside")
+    groups = group_modules(blocks, lambda block: str(block["module"]), lambda block: tuple(block[key] for key in alike))
+    groups.sort(key=lambda group: -len(group.members) * int(group.members[0]["bytes"]))
+    return groups[: arguments.n or None]
+
+
+_HEADERS = ("Bytes", "Blocks", "Category", "Made in", "Step", "Age", "Module")
+_NAME_COLUMNS = 24  # that a module's name should have; for it the age is left out
+
+
+def _row(group: Group[Report]) -> tuple[str, ...]:
+    block, count = group.members[0], len(group.members)
+    each = f"{count} x {size(block['bytes'])}" if count > 1 else ""
+    mark = " *" if block["outside"] else ""
+    oldest = max(member["age"] for member in group.members)
+    made = block["category"] + mark, block["phase"], str(block["step"]), duration(oldest)
+    return size(count * block["bytes"]), each, *made, label(group.name)
+
+
+def _table(groups: list[Group[Report]], screen: Screen) -> list[str]:
+    rows = [_row(group) for group in groups]
+    columns = list(_HEADERS)
+    if any(row[1] for row in rows):
+        widths = [max(len(row[i]) for row in (_HEADERS, *rows)) + 2 for i in range(len(_HEADERS) - 1)]
+        if screen.width - sum(widths) < _NAME_COLUMNS:
+            columns.remove("Age")
+    else:
+        columns.remove("Blocks")
+    chosen = [_HEADERS.index(word) for word in columns]
+    left = [columns.index(word) for word in ("Category", "Made in")]
+    return screen.table(columns, [[row[i] for i in chosen] for row in rows], left)
+
+
 def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
-    rows = []
-    for block in result["blocks"]:
-        mark = " *" if block["outside"] else ""
-        made = (block["category"] + mark, block["phase"], str(block["step"]), duration(block["age"]))
-        rows.append((size(block["bytes"]), *made, label(block["module"])))
-    out = heading(result, screen)
-    out += screen.table(("Bytes", "Category", "Made in", "Step", "Age", "Module"), rows, left=(1, 2))
-    if any(block["outside"] for block in result["blocks"]):
+    groups = _group(result["blocks"], arguments)
+    out = heading(result, screen) + _table(groups, screen)
+    shown = [block for group in groups for block in group.members]
+    if any(block["outside"] for block in shown):
         out += ["", "* from outside torch's allocators: numpy, mmap, shared memory"]
-    held = sum(block["bytes"] for block in result["blocks"])
-    out += ["", f"{counted(len(rows), 'block')}: {size(held)} of {size(result['total'])}"]
+    held = sum(block["bytes"] for block in shown)
+    out += ["", f"{counted(len(shown), 'block')}: {size(held)} of {size(result['total'])}"]
     out += others(result, screen) + notes(result, screen)
     return out + next_command("What stays step after step", "leaks", result["file"])

@@ -5,10 +5,12 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterable
 
-from modscope._commands.common import Load, Report, at_least, label, moment_report, moment_words, next_command, notes, when
-from modscope._commands.terminal import Screen, change, clean, counted, percent, size
+from modscope._categories import CATEGORIES, parts_of
+from modscope._commands.common import Load, moment_report, moment_words, next_command, notes, when
+from modscope._commands.terminal import Screen
 from modscope._load import Snapshot
-from modscope._categories import CATEGORIES, TOTAL
+from modscope._summary import Report
+from modscope._text import at_least, change, clean, counted, label, percent, size
 
 _Owner = tuple[str, str]  # module, category
 
@@ -26,26 +28,21 @@ def report(arguments: Namespace, load: Load) -> Report:
         "a": a,
         "b": b,
         "change": b["total"] - a["total"],
-        "categories": _largest(row for row in categories if row["a"] or row["b"]),
-        "modules": _largest(row for row in modules if row["change"]),
+        "categories": _sort_by_change(row for row in categories if row["a"] or row["b"]),
+        "modules": _sort_by_change(row for row in modules if row["change"]),
     }
 
 
 def _owned(snapshot: Snapshot, device: str) -> dict[_Owner, int]:
     modules = snapshot.by_module().get(device, {})
-    return {
-        (fqn, word): value
-        for fqn, sums in modules.items()
-        for word, value in sums.items()
-        if value and word != TOTAL
-    }
+    return {(fqn, word): value for fqn, sums in modules.items() for word, value in parts_of(sums).items()}
 
 
 def _row(owner: tuple[str | None, str], a: int, b: int) -> Report:
     return {"module": owner[0], "category": str(owner[1]), "a": a, "b": b, "change": b - a}
 
 
-def _largest(rows: Iterable[Report]) -> list[Report]:
+def _sort_by_change(rows: Iterable[Report]) -> list[Report]:
     return sorted(rows, key=lambda row: -abs(row["change"]))
 
 
@@ -63,8 +60,8 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     if len(rows) < len(result["modules"]):
         out.append(f"({counted(len(result['modules']) - len(rows), 'smaller change')}: -n 0 shows all)")
     for side in ("a", "b"):
-        if doubts := notes(result[side], screen):
-            out += ["", f"{side.upper()}:", *doubts[1:]]
+        if lines := notes(result[side], screen):
+            out += ["", f"{side.upper()}:", *lines[1:]]
     return out + next_command("Who holds it", "tree", *moment_words(result["b"], arguments))
 
 

@@ -1,4 +1,4 @@
-"""A file that a command writes: new, whole or not at all, and never in the place of another unless that is wanted."""
+"""The file that a command writes. It appears when it is complete, and replaces another only if that was asked for."""
 
 from __future__ import annotations
 
@@ -12,37 +12,36 @@ from typing import IO
 
 @contextlib.contextmanager
 def create(path: str, overwrite: bool, *sources: str) -> Iterator[IO[bytes]]:
-    """A file to write to, at its name once all went well; "-" is stdout. OSError says in a sentence why not.
-
-    ``sources``: what is read meanwhile, which it must not become."""
+    """A file to write to, which gets its name when the block ends without an exception; "-" is stdout. OSError says in
+    a sentence why it cannot be written. ``sources`` are the captures, which it must not replace."""
     if path == "-":
         if sys.stdout is None:
-            raise OSError("There is no stdout to write to: give a file's name")
+            raise OSError("There is no stdout to write to: give the name of a file")
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
     elif _is_stream(path):
         with open(path, "wb") as stream:
             yield stream
     else:
-        _refuse_to_harm(path, overwrite, sources)
-        with _replacing(os.path.realpath(path)) as file:
+        _check_path(path, overwrite, sources)
+        with _write_then_rename(os.path.realpath(path)) as file:
             yield file
 
 
 def _is_stream(path: str) -> bool:
-    """A device, a pipe: it is written to as it is."""
+    """Whether it is a device or a pipe, which is written to directly."""
     with contextlib.suppress(OSError):
         kind = os.stat(path).st_mode
         return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind))
     return False
 
 
-def _refuse_to_harm(path: str, overwrite: bool, sources: Sequence[str]) -> None:
+def _check_path(path: str, overwrite: bool, sources: Sequence[str]) -> None:
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path) or path.endswith("/"):
-        raise OSError(f"{path} is a folder: give a file's name")
+        raise OSError(f"{path} is a folder: give the name of a file")
     if not os.path.isdir(folder):
-        raise OSError(f"There is no folder {folder} to write to")
+        raise OSError(f"There is no folder {folder}: make it first")
     if not os.path.exists(path):
         return
     if any(os.path.exists(source) and os.path.samefile(path, source) for source in sources):
@@ -52,7 +51,7 @@ def _refuse_to_harm(path: str, overwrite: bool, sources: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _replacing(path: str) -> Iterator[IO[bytes]]:
+def _write_then_rename(path: str) -> Iterator[IO[bytes]]:
     part = f"{path}.{os.getpid()}.part"
     try:
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

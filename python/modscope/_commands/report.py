@@ -7,14 +7,16 @@ import pathlib
 import sys
 from argparse import Namespace
 
-from modscope._commands.common import Load, Report
+from modscope._commands.common import Load
 from modscope._commands.output import create
-from modscope._commands.terminal import Screen, clean, counted, size
+from modscope._commands.terminal import Screen
 from modscope._report import Source, page
+from modscope._summary import Report
+from modscope._text import clean, counted, size
 
 
 def report(arguments: Namespace, load: Load) -> Report:
-    output = arguments.output or _beside(arguments.files[0])
+    output = arguments.output or _default_name(arguments.files[0])
     with create(output, arguments.force, *arguments.files) as file:
         sources = [Source(name, load(name)) for name in arguments.files]
         made = page(sources, arguments.steps)
@@ -24,12 +26,12 @@ def report(arguments: Namespace, load: Load) -> Report:
         "files": arguments.files,
         "output": output,
         "bytes": len(data),
-        "events": [source.capture.count for source in sources],
+        "events": [source.capture.event_count for source in sources],
         "notes": made.notes,
     }
 
 
-def _beside(file: str) -> str:
+def _default_name(file: str) -> str:
     return os.path.splitext(os.path.basename(file))[0] + ".html"
 
 

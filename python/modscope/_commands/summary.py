@@ -3,87 +3,21 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
+from typing import NamedTuple
 
-from modscope._commands.common import (
-    Load,
-    Report,
-    at_least,
-    head,
-    name_column,
-    next_command,
-    notes,
-    parts_of,
-    spot,
-    when,
-)
-from modscope._commands.terminal import Screen, clean, counted, duration, percent, size
-from modscope._load import Capture
-from modscope._peak import Peak
-from modscope._categories import TOTAL
+from modscope._categories import TOTAL, Sums, parts_of
+from modscope._commands.common import Load, name_column, next_command, notes, when
+from modscope._commands.terminal import Screen
+from modscope._groups import group_modules
+from modscope._summary import Report, describe_end, describe_program, summarize
+from modscope._text import at_least, clean, counted, duration, percent, size
 
-_MODULES = 10
+MODULES = 10
 _DEVICES = 6
 
 
 def report(arguments: Namespace, load: Load) -> Report:
-    return report_of(arguments.file, load(arguments.file))
-
-
-def report_of(file: str, capture: Capture) -> Report:
-    devices = [_device(capture, name) for name in capture.peaks]
-    main = capture.main_device
-    return {
-        **head(file, capture),
-        "is_lower_bound": capture.is_lower_bound,
-        "bytes": capture.bytes,
-        "events": capture.count,
-        "info": dict(capture.info),
-        "end": None if capture.end is None else dict(capture.end),
-        "duration": capture.duration,
-        "steps": capture.last_step,
-        "optimizer_steps": capture.optimizer_steps,
-        "phases": {word: phase._asdict() for word, phase in capture.phases.items()},
-        "devices": sorted(devices, key=lambda one: (one["device"] != main, -int(one["peak"]["bytes"]))),
-        "oom_count": capture.oom_count,
-        "last_oom": _oom(capture),
-    }
-
-
-def _peak(peak: Peak) -> Report:
-    when = {"moment": peak.moment, "time": peak.time, "step": peak.step, "phase": peak.phase, "module": peak.module}
-    return {"bytes": peak.bytes, **when, "reserved": peak.reserved}
-
-
-def _device(capture: Capture, name: str) -> Report:
-    snapshot = capture.snapshot("peak", name)
-    modules = snapshot.by_module().get(name, {})
-    largest = sorted(modules.items(), key=lambda item: -item[1][TOTAL])[:_MODULES]
-    return {
-        "device": name,
-        "peak": _peak(capture.peaks[name]),
-        "peak_reserved": capture.reserved[name],
-        "categories": snapshot.totals[name],
-        "modules": [{"module": fqn, "own": sums} for fqn, sums in largest],
-    }
-
-
-def _oom(capture: Capture) -> Report | None:
-    """The last allocation that failed."""
-    failed = capture.last_oom
-    if failed is None:
-        return None
-    snapshot = capture.snapshot("oom")
-    return {
-        "device": failed.device,
-        "requested": failed.bytes,
-        "held": snapshot.totals.get(str(failed.device), {}).get(TOTAL, 0),
-        "allocated": failed.allocated,
-        "reserved": failed.reserved,
-        **spot(snapshot),
-        "phase": failed.phase,
-        "module": failed.module,
-    }
+    return summarize(arguments.file, load(arguments.file), MODULES if arguments.json else None)
 
 
 # ---- as text ----
@@ -94,57 +28,35 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     if result["last_oom"]:
         out += _out_of_memory(result, screen)
     if not result["devices"]:
-        none = "Nothing of its memory can be read." if result["is_lower_bound"] else "No memory was held."
+        none = "Nothing about its memory can be read." if result["is_lower_bound"] else "No memory was held."
         out += ["", none, *notes(result, screen)]
-        return out + next_command("What modscope sees here", "doctor")
+        return out + next_command("What modscope can track here", "doctor")
     main = result["devices"][0]
     for part in (_peaks(result, screen), _categories(main, screen), _modules(main, screen), _phases(result, screen)):
         out += ["", *part]
     out += notes(result, screen)
     at = "oom" if result["last_oom"] else "peak"
-    return out + next_command("See who", "tree", result["file"], "--at", at)
+    return out + next_command("Who holds it", "tree", result["file"], "--at", at)
 
 
 def _run(result: Report, screen: Screen) -> list[str]:
     steps = f"{counted(result['steps'], 'step')}, {counted(result['optimizer_steps'], 'optimizer step')}"
     name, *rest = (
         screen.cut(line, screen.width)
-        for line in (program(result["info"]), f"{duration(result['duration'])}, {steps}", ended(result["end"]))
+        for line in (describe_program(result["info"]), f"{duration(result['duration'])}, {steps}", describe_end(result["end"]))
     )
     return [screen.bold(name), *rest]
-
-
-def program(info: Mapping[str, str]) -> str:
-    """What ran, with its arguments and rank."""
-    words = [info.get("program", "A program"), *info.get("arguments", "").split("\n")]
-    rank = f"(rank {info.get('rank', '?')} of {info['world']})" if info.get("world", "1") != "1" else ""
-    return " ".join(filter(None, (*words, rank)))
-
-
-def ended(end: dict[str, str] | None) -> str:
-    if end is None:
-        return "No end: it was killed, or still runs"
-    how, status, error = (end.get(word, "") for word in ("how", "status", "error"))
-    if how == "finished" and status not in ("", "0"):
-        return f"Exited with status {status}"
-    words = {
-        "finished": "Finished",
-        "exception": "Ended by an exception",
-        "stopped": "Stopped" if error else "Stopped as asked",
-        "interrupted": "Interrupted",
-    }
-    return words.get(how, how or "Ended") + (f": {error.splitlines()[0]}" if error.strip() else "")
 
 
 def _out_of_memory(result: Report, screen: Screen) -> list[str]:
     oom = result["last_oom"]
     times = "" if result["oom_count"] == 1 else f" {result['oom_count']} times, at last"
-    asked = f"Out of memory{times}: {size(oom['requested'])} asked on {clean(oom['device'])}"
+    failed = f"Out of memory{times}: an allocation of {size(oom['requested'])} failed on {clean(oom['device'])}"
     held = at_least(result["is_lower_bound"], size(oom["held"])) + " was held"
     if oom["reserved"]:
         held += f", {size(oom['reserved'])} reserved"
     room = screen.width - 2
-    return ["", screen.bold(screen.cut(asked, screen.width)), "  " + when(oom, screen, room), "  " + screen.cut(held, room)]
+    return ["", screen.bold(screen.cut(failed, screen.width)), "  " + when(oom, screen, room), "  " + screen.cut(held, room)]
 
 
 def _peaks(result: Report, screen: Screen) -> list[str]:
@@ -183,18 +95,39 @@ def _categories(main: Report, screen: Screen) -> list[str]:
     return out
 
 
+class _Row(NamedTuple):
+    name: str
+    own: Sums
+    """Of all modules of the row together."""
+    each: str
+    """ "4 x 7.01 MiB", or "" for one module."""
+
+
+def _rows(modules: list[Report]) -> list[_Row]:
+    """The largest modules; those with equal bytes whose names differ only in numbers share a row."""
+    groups = group_modules(modules, lambda one: str(one["module"]), lambda one: tuple(one["own"].values()))
+    rows = []
+    for group in groups:
+        own, count = group.members[0]["own"], len(group.members)
+        each = f"{count} x {size(own[TOTAL])}" if count > 1 else ""
+        rows.append(_Row(group.name, {word: count * value for word, value in own.items()}, each))
+    return sorted(rows, key=lambda row: -row.own[TOTAL])[:MODULES]
+
+
 def _modules(main: Report, screen: Screen) -> list[str]:
-    total = main["peak"]["bytes"]
-    most = max((one["own"][TOTAL] for one in main["modules"]), default=1)
-    width = max((len(size(one["own"][TOTAL])) for one in main["modules"]), default=0)
-    bar = min(screen.width // 6, 20)
-    room = screen.width - width - bar - 12
-    names = name_column([("", one["module"], one["own"]) for one in main["modules"]], room, screen)
+    rows, total = _rows(main["modules"]), main["peak"]["bytes"]
+    most = max((row.own[TOTAL] for row in rows), default=1)
+    width = max((len(size(row.own[TOTAL])) for row in rows), default=0)
+    each_width = max((len(row.each) for row in rows), default=0)
+    bar = min(screen.width // 6, 20) if not each_width else min(screen.width // 8, 20)
+    room = screen.width - width - bar - 12 - (each_width + 2 if each_width else 0)
+    names = name_column([("", row.name, row.own) for row in rows], room, screen)
     out = [screen.bold("By module, what each holds itself")]
-    for one, name in zip(main["modules"], names):
-        own = one["own"][TOTAL]
-        drawn = screen.bar(own / most, bar, parts_of(one["own"]))
-        out.append(f"  {size(own):>{width}}  {percent(own, total):>4}  {drawn}  {name}")
+    for row, name in zip(rows, names):
+        own = row.own[TOTAL]
+        drawn = screen.bar(own / most, bar, parts_of(row.own))
+        each = f"{row.each:>{each_width}}  " if each_width else ""
+        out.append(f"  {size(own):>{width}}  {percent(own, total):>4}  {drawn}  {each}{name}")
     return out
 
 

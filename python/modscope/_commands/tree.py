@@ -1,30 +1,30 @@
-"""``modscope tree``: who holds what at a moment."""
+"""``modscope tree``: who holds what at a moment, as a tree."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
 from modscope._branch import Branch
+from modscope._categories import CATEGORIES, TOTAL, Sums, parts_of
 from modscope._commands.common import (
     Load,
-    Report,
     heading,
-    label,
     moment_report,
     moment_words,
     name_column,
     next_command,
     notes,
     others,
-    parts_of,
 )
-from modscope._commands.terminal import Screen, counted, size
-from modscope._categories import CATEGORIES, TOTAL, Sums
+from modscope._commands.terminal import Screen
+from modscope._groups import describe_numbers, group_modules, is_number
+from modscope._summary import Report
+from modscope._text import counted, label, natural_key, size
 
-_SMALL = 0.01  # of the whole: less is put together, unless everything is asked for
-_FITTING = 40  # rows
+_SMALL = 0.01  # of the whole; modules with less share a row, unless all are asked for
+_ROWS = 40  # that fit a screen
 
 
 def report(arguments: Namespace, load: Load) -> Report:
@@ -33,11 +33,11 @@ def report(arguments: Namespace, load: Load) -> Report:
     depth = arguments.depth if arguments.json else None
     result["by"] = arguments.by
     if arguments.by == "module":
-        result["tree"] = [_module(branch, depth) for branch in branches]
+        result["tree"] = [_module_report(branch, depth) for branch in branches]
     else:
         sums = snapshot.totals[result["device"]]
         words = sorted(filter(sums.get, CATEGORIES), key=lambda word: -sums[word])
-        result["tree"] = [_category(word, sums[word], branches, depth) for word in words]
+        result["tree"] = [_category_report(word, sums[word], branches, depth) for word in words]
     return result
 
 
@@ -45,32 +45,45 @@ def _below(depth: int | None) -> int | None:
     return None if depth is None else depth - 1
 
 
-def _node(name: str, fqn: str | None, own: Sums, subtree: Sums, children: list[Report]) -> Report:
+def _node_report(name: str, fqn: str | None, own: Sums, subtree: Sums, children: list[Report]) -> Report:
     return {"name": name, "fqn": fqn, "own": own, "subtree": subtree, "children": children}
 
 
-def _module(branch: Branch, depth: int | None) -> Report:
-    children = [] if depth == 1 else [_module(child, _below(depth)) for child in branch.children]
-    return _node(branch.name, branch.fqn, branch.own, branch.subtree, children)
+def _module_report(branch: Branch, depth: int | None) -> Report:
+    children = [] if depth == 1 else [_module_report(child, _below(depth)) for child in branch.children]
+    return _node_report(branch.name, branch.fqn, branch.own, branch.subtree, children)
 
 
-def _category(word: str, total: int, branches: Iterable[Branch], depth: int | None) -> Report:
-    children = [] if depth == 1 else _parts(word, branches, _below(depth))
-    return _node(str(word), None, {word: 0, TOTAL: 0}, {word: total, TOTAL: total}, children)
+def _category_report(word: str, total: int, branches: Iterable[Branch], depth: int | None) -> Report:
+    children = [] if depth == 1 else _trees_of(word, branches, _below(depth))
+    return _node_report(str(word), None, {word: 0, TOTAL: 0}, {word: total, TOTAL: total}, children)
 
 
-def _parts(word: str, branches: Iterable[Branch], depth: int | None) -> list[Report]:
-    """The tree of modules with one category only."""
+def _trees_of(word: str, branches: Iterable[Branch], depth: int | None) -> list[Report]:
+    """The trees of modules with the bytes of one category only."""
     found = []
     for branch in branches:
         own, subtree = ({word: sums[word], TOTAL: sums[word]} for sums in (branch.own, branch.subtree))
         if subtree[TOTAL]:
-            children = [] if depth == 1 else _parts(word, branch.children, _below(depth))
-            found.append(_node(branch.name, branch.fqn, own, subtree, children))
+            children = [] if depth == 1 else _trees_of(word, branch.children, _below(depth))
+            found.append(_node_report(branch.name, branch.fqn, own, subtree, children))
     return sorted(found, key=lambda node: -int(node["subtree"][TOTAL]))
 
 
 # ---- as text ----
+
+
+class _Node(NamedTuple):
+    """A module, or several whose subtrees are equal and whose names are numbers. Figures are of all of them."""
+
+    name: str
+    is_module: bool
+    own: Sums
+    subtree: Sums
+    children: list[_Node]
+    modules: int
+    """How many modules this is: the equal ones, times those of the groups above."""
+    is_group: bool
 
 
 class _Row(NamedTuple):
@@ -82,7 +95,7 @@ class _Row(NamedTuple):
 
 
 class _Branching(NamedTuple):
-    """What leads to a child, to the last child, and past either to what is below it."""
+    """The lines that lead to a child and to the last child, and past either to what is below it."""
 
     child: str
     last: str
@@ -95,50 +108,86 @@ _TYPED = _Branching("|- ", "`- ", "|  ", "   ")
 _ROOT = _Branching("", "", "", "")
 
 
-def _gathered(nodes: list[Report]) -> _Row:
-    whole: Sums = {}
+def _multiplied(sums: Sums, count: int) -> Sums:
+    return {word: count * value for word, value in sums.items()}
+
+
+def _content(node: Report) -> Hashable:
+    """Equal for subtrees that hold the same bytes under the same names."""
+    children = frozenset((child["name"], _content(child)) for child in node["children"])
+    return tuple(node["own"].values()), children
+
+
+def _group_key(node: Report) -> Hashable:
+    return _content(node) if is_number(node["name"]) else id(node)
+
+
+def _nodes(reports: list[Report], count: int, group: bool) -> list[_Node]:
+    """The nodes of siblings, each ``count`` times, largest first. With ``group``, siblings whose names are numbers and
+    whose subtrees are equal become one node."""
+    if group:
+        groups = group_modules(reports, lambda report: str(report["name"]), _group_key)
+        siblings = [each.members for each in groups]
+    else:
+        siblings = [[report] for report in reports]
+    nodes = [_node_of(members, count * len(members), group) for members in siblings]
+    return sorted(nodes, key=lambda node: (-node.subtree[TOTAL], natural_key(node.name)))
+
+
+def _node_of(members: list[Report], count: int, group: bool) -> _Node:
+    one, is_group = members[0], len(members) > 1
+    name = describe_numbers(int(member["name"]) for member in members) if is_group else label(one["name"])
+    own, subtree = _multiplied(one["own"], count), _multiplied(one["subtree"], count)
+    return _Node(name, one["fqn"] is not None, own, subtree, _nodes(one["children"], count, group), count, is_group)
+
+
+def _gather(nodes: list[_Node], lead: str) -> _Row:
+    """One row for small nodes."""
+    total: Sums = {}
     for node in nodes:
-        for word, value in node["subtree"].items():
-            whole[word] = whole.get(word, 0) + value
-    return _Row(whole, None, "", f"({counted(len(nodes), 'smaller one')})")
+        for word, value in node.subtree.items():
+            total[word] = total.get(word, 0) + value
+    return _Row(total, None, lead, f"({counted(len(nodes), 'smaller one')})")
 
 
-def _joined(node: Report) -> tuple[str, Report]:
-    """A module that holds nothing itself and has one child only is shown in one row with it."""
-    name = label(node["name"])
-    while node["fqn"] is not None and not node["own"][TOTAL] and len(node["children"]) == 1:
-        node = node["children"][0]
-        name += "." + label(node["name"])
-    return name, node
+def _join(node: _Node) -> tuple[str, _Node]:
+    """The node that a row shows, and its name: a module that holds nothing itself and has one child shares its row."""
+    names, is_group = [node.name], node.is_group
+    while node.is_module and not node.own[TOTAL] and len(node.children) == 1:
+        node = node.children[0]
+        names.append(node.name)
+        is_group |= node.is_group
+    each = f" ({node.modules} alike, {size(node.subtree[TOTAL] // node.modules)} each)" if is_group else ""
+    return ".".join(names) + each, node
 
 
-def _rows(nodes: list[Report], least: float, depth: int, lead: str, lines: _Branching, below: _Branching) -> list[_Row]:
-    shown = [node for node in nodes if node["subtree"][TOTAL] >= least]
+def _rows(nodes: list[_Node], least: float, depth: int, lead: str, lines: _Branching, below: _Branching) -> list[_Row]:
+    shown = [node for node in nodes if node.subtree[TOTAL] >= least]
     small = nodes[len(shown) :]
     if len(small) == 1:
         shown, small = nodes, []
     rows = []
-    for i, (name, node) in enumerate(map(_joined, shown)):
+    for i, (name, node) in enumerate(map(_join, shown)):
         last = i == len(shown) - 1 and not small
-        own = None if node["fqn"] is None else node["own"][TOTAL]
-        rows.append(_Row(node["subtree"], own, lead + (lines.last if last else lines.child), name))
+        own = node.own[TOTAL] if node.is_module else None
+        rows.append(_Row(node.subtree, own, lead + (lines.last if last else lines.child), name))
         if depth != 1:
             past = lead + (lines.past_last if last else lines.past_child)
-            rows += _rows(node["children"], least, depth - 1, past, below, below)
+            rows += _rows(node.children, least, depth - 1, past, below, below)
     if small:
-        rows.append(_gathered(small)._replace(lead=lead + lines.last))
+        rows.append(_gather(small, lead + lines.last))
     return rows
 
 
-def _fitting(nodes: list[Report], least: float, depth: int | None, lines: _Branching) -> tuple[list[_Row], int, bool]:
-    """The rows down to a depth, by default the deepest that fits a screen; the depth; whether there is more below."""
+def _fit(nodes: list[_Node], least: float, depth: int | None, lines: _Branching) -> tuple[list[_Row], int, bool]:
+    """The rows down to a depth, by default to the deepest that fits a screen; that depth; whether there is more below."""
     tried = depth or 1
     rows = _rows(nodes, least, tried, "", _ROOT, lines)
     while True:
         more = _rows(nodes, least, tried + 1, "", _ROOT, lines)
         if len(more) == len(rows):
             return rows, tried, False
-        if depth or len(more) > _FITTING:
+        if depth or len(more) > _ROWS:
             return rows, tried, True
         rows, tried = more, tried + 1
 
@@ -146,7 +195,8 @@ def _fitting(nodes: list[Report], least: float, depth: int | None, lines: _Branc
 def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     least = 1 if arguments.all else _SMALL * result["total"]
     lines = _DRAWN if screen.drawing else _TYPED
-    rows, depth, more = _fitting(result["tree"], least, arguments.depth, lines)
+    nodes = _nodes(result["tree"], 1, group=not (arguments.all or arguments.no_group))
+    rows, depth, more = _fit(nodes, least, arguments.depth, lines)
     out = heading(result, screen)
     out += _table(rows, result["total"], result["by"], screen) if rows else ["Nothing is held."]
     out += others(result, screen) + notes(result, screen)
@@ -157,7 +207,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     return out + next_command("The largest blocks", "blocks", *words)
 
 
-def _short(lead: str, most: int, screen: Screen) -> str:
+def _shorten_lead(lead: str, most: int, screen: Screen) -> str:
     return lead if len(lead) <= most else screen.dots + lead[len(lead) - most :]
 
 
@@ -168,7 +218,7 @@ def _table(rows: list[_Row], total: int, by: str, screen: Screen) -> list[str]:
     own_width = max(map(len, [*owns, "Own"]))
     bar = min(max((screen.width - whole_width - own_width) // 5, 6), 24)
     room = screen.width - whole_width - own_width - bar - 6
-    named = [(_short(row.lead, room // 2, screen), row.name, row.subtree) for row in rows]
+    named = [(_shorten_lead(row.lead, room // 2, screen), row.name, row.subtree) for row in rows]
     names = name_column(named, room, screen, split=by == "module")
     head = f"{'Subtree':>{whole_width}}  {'Own':>{own_width}}  {'':{bar}}  {'Module' if by == 'module' else 'Category'}"
     out = [screen.bold(head)]

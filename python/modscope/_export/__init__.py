@@ -1,5 +1,5 @@
-"""A capture in formats that other programs read (docs/export.md). Each is in a module of its own, with ``write``.
-What is told event by event is written by modscope._capture; here are names and moments. Needs no torch."""
+"""A capture in formats that other programs read. Each format is in a module of its own, with a function ``write``.
+Events are written by modscope._capture, in C; names and moments are made here. Needs no torch."""
 
 from __future__ import annotations
 
@@ -13,36 +13,52 @@ Put = Callable[[bytes], object]
 
 
 class Asked(NamedTuple):
-    """What is to be written of a capture."""
+    """Which part of a capture is to be written."""
 
     at: str | None = None
-    """A moment, or None: what the format is by itself."""
+    """A moment, or None for what the format shows by default."""
     device: str | None = None
-    progress: Callable[[float], object] | None = None
 
 
 class Format(NamedTuple):
     module: str
-    text: bool
+    extensions: tuple[str, ...]
+    """Names of files that end so are of this format, unless another is asked for."""
+    is_text: bool
     """Whether a terminal can show it."""
-    moments: bool
-    """Whether it can be of one moment."""
+    has_moments: bool
+    """Whether it can show one moment."""
     open_it: str
-    """Where people look at it, or how; {} is the file."""
+    """Which program opens it, or how; {} is the file."""
 
 
 FORMATS = {
-    "perfetto": Format("perfetto", False, False, "https://ui.perfetto.dev"),
-    "speedscope": Format("speedscope", True, True, "https://www.speedscope.app"),
+    "perfetto": Format("perfetto", (".pftrace", ".perfetto-trace"), False, False, "https://ui.perfetto.dev"),
+    "speedscope": Format("speedscope", (".speedscope.json",), True, True, "https://www.speedscope.app"),
     "torch-snapshot": Format(
-        "torch_snapshot", False, True, "https://pytorch.org/memory_viz, or python -m torch.cuda._memory_viz trace_plot {}"
+        "torch_snapshot",
+        (".pickle",),
+        False,
+        True,
+        "https://pytorch.org/memory_viz, or python -m torch.cuda._memory_viz trace_plot {}",
     ),
-    "csv": Format("tables", True, True, "pandas.read_csv({!r})"),
-    "json": Format("tables", True, True, "pandas.read_json({!r}, lines=True)"),
+    "csv": Format("tables", (".csv",), True, True, "pandas.read_csv({!r})"),
+    "json": Format("tables", (".json", ".jsonl"), True, True, "pandas.read_json({!r}, lines=True)"),
 }
 
 
+def format_of_file(name: str) -> str | None:
+    """The format that the file's extension stands for, or None. Of .speedscope.json and .json the longer one counts."""
+    found = [(len(end), format) for format, each in FORMATS.items() for end in each.extensions if name.lower().endswith(end)]
+    return max(found)[1] if found else None
+
+
+def describe_extensions() -> str:
+    """ "perfetto (.pftrace, .perfetto-trace), speedscope (.speedscope.json), ..." """
+    return ", ".join(f"{format} ({', '.join(each.extensions)})" for format, each in FORMATS.items())
+
+
 def write(capture: Capture, format: str, put: Put, asked: Asked = Asked()) -> None:
-    """Give the capture in this format to ``put``, bit by bit. CaptureError if it does not have what is asked for."""
+    """Pass the capture in this format to ``put``, piece by piece. CaptureError if it does not have what is asked for."""
     module = importlib.import_module(f"modscope._export.{FORMATS[format].module}")
     module.write(capture, format, put, asked)

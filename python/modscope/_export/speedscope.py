@@ -1,5 +1,5 @@
 """speedscope's file: who holds what at a moment, as a profile of bytes for each device. A stack is a module's dotted
-name, part by part, and the category of what it holds itself."""
+name, part by part, and then a category of the bytes that it holds itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from modscope import _capture
 from modscope._branch import Branch
 from modscope._export import Asked, Put
-from modscope._export.common import moments, title
+from modscope._export.common import devices_at, title
 from modscope._load import Capture, Snapshot
 from modscope._categories import CATEGORIES, TOTAL
 
@@ -18,7 +18,7 @@ _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
 class _Frames:
-    """The frames that all profiles share. A category is one frame wherever it is, so that its bytes add up."""
+    """The frames that all profiles share. A category is the same frame in every stack, so speedscope adds up its bytes."""
 
     def __init__(self) -> None:
         self.all: list[dict[str, str]] = [{"name": word} for word in CATEGORIES]
@@ -71,7 +71,7 @@ def _profile(device: str, snapshot: Snapshot, at: str, frames: _Frames) -> dict[
 
 def write(capture: Capture, format: str, put: Put, asked: Asked) -> None:
     at, frames = asked.at or "peak", _Frames()
-    held = moments(capture, at, asked.device) if capture.peaks else [("", capture.snapshot(at))]
+    held = devices_at(capture, at, asked.device) if capture.peaks else [("", capture.snapshot(at))]
     profiles = [_profile(device, snapshot, at, frames) for device, snapshot in held]
     document = {
         "$schema": _SCHEMA,

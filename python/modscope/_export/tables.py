@@ -1,4 +1,5 @@
-"""CSV and JSON, an object a line: one row an event, or one row a module at a moment. The columns are the same."""
+"""CSV, and JSON with one object per line: a row for each event, or a row for each module at a moment. Both have the
+same columns."""
 
 from __future__ import annotations
 
@@ -7,13 +8,13 @@ from collections.abc import Iterable, Iterator
 
 from modscope._branch import Branch
 from modscope._export import Asked, Put
-from modscope._export.common import events, moments
+from modscope._export.common import devices_at, write_events
 from modscope._load import Capture, Snapshot
 from modscope._categories import CATEGORIES, TOTAL
 
 
 def _csv_name(name: str) -> bytes:
-    """As RFC 4180 has it; an empty name is not nothing."""
+    """A name as RFC 4180 writes it. An empty name is quoted: an unquoted empty field means that there is none."""
     quoted = not name or any(char in name for char in ',"\r\n')
     return ('"' + name.replace('"', '""') + '"' if quoted else name).encode("utf-8", "replace")
 
@@ -61,7 +62,7 @@ def _json_line(values: Iterable[Value]) -> bytes:
 def _snapshot(capture: Capture, format: str, put: Put, at: str, device: str | None) -> None:
     if format == "csv":
         put(_csv_line(_COLUMNS))
-    for name, snapshot in moments(capture, at, device):
+    for name, snapshot in devices_at(capture, at, device):
         for branch in _branches(snapshot.tree(name)):
             row = _row(name, snapshot, branch)
             put(_csv_line(row) if format == "csv" else _json_line(row))
@@ -69,6 +70,6 @@ def _snapshot(capture: Capture, format: str, put: Put, at: str, device: str | No
 
 def write(capture: Capture, format: str, put: Put, asked: Asked) -> None:
     if asked.at is None:
-        events(capture, format, put, asked, _NAMES[format])
+        write_events(capture, format, put, asked, _NAMES[format])
     else:
         _snapshot(capture, format, put, asked.at, asked.device)

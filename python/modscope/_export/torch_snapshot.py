@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from modscope._export import Asked, Put
-from modscope._export.common import events
+from modscope._export.common import write_events
 from modscope._load import Capture
 
-_NONE = -1
-_MOST = 64
+_NO_DEVICE = -1
+_MOST_DEVICES = 64
 
 
 def order(capture: Capture, only: str | None = None) -> list[int]:
-    """The capture's device for each of torch's numbers: an accelerator has its own, the rest come after them."""
+    """The capture's device for each of torch's numbers. An accelerator keeps its number; the others come after them."""
     failed = capture.last_oom.device if capture.last_oom else None
     known = [*capture.peaks, *(name for name, most in capture.reserved.items() if most), failed]
     numbers: dict[int, int] = {}
     rest = []
     for name in dict.fromkeys(name for name in known if name is not None and only in (None, name)):
         kind, _, index = name.partition(":")
-        number = int(index) if index.isascii() and index.isdigit() and len(index) < 3 else _MOST
-        if kind != "cpu" and number < _MOST and number not in numbers:
-            numbers[number] = capture._device(name)
+        number = int(index) if index.isascii() and index.isdigit() and len(index) < 3 else _MOST_DEVICES
+        if kind != "cpu" and number < _MOST_DEVICES and number not in numbers:
+            numbers[number] = capture.device_number(name)
         else:
-            rest.append(capture._device(name))
-    return [*(numbers.get(i, _NONE) for i in range(max(numbers, default=-1) + 1)), *sorted(rest)]
+            rest.append(capture.device_number(name))
+    return [*(numbers.get(i, _NO_DEVICE) for i in range(max(numbers, default=-1) + 1)), *sorted(rest)]
 
 
 def write(capture: Capture, format: str, put: Put, asked: Asked) -> None:
     if asked.device is not None:
-        capture._device(asked.device)
-    events(capture, format, put, asked, order=order(capture, asked.device))
+        capture.device_number(asked.device)
+    write_events(capture, format, put, asked, order=order(capture, asked.device))

@@ -82,10 +82,8 @@ function label(fqn) {
 }
 
 function doing(phase, module) {
-  if (phase === "idle" || phase === "optimizer") {
-    const what = phase === "idle" ? "" : "in the optimizer's step";
-    return module === "Global" ? what : `${what} in ${module}`.trim();
-  }
+  if (phase === "idle") return module === "Global" ? "outside any module" : `in ${module}`;
+  if (phase === "optimizer") return `in the optimizer's step${module === "Global" ? "" : ` in ${module}`}`;
   return module === "Global" ? `${phase} outside any module` : `${phase} of ${module}`;
 }
 

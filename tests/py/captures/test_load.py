@@ -222,7 +222,7 @@ def test_a_snapshot_by_its_moment(small):
     assert small.snapshot(peak.moment).totals == peak.totals
     assert small.snapshot("time:0.0015").totals["cuda:0"]["Total"] == 9 * MIB
     assert small.snapshot("peak", "cpu").step == 0
-    assert peak.reserved["cuda:0"] == 20 * MIB and peak.count == 4
+    assert peak.reserved["cuda:0"] == 20 * MIB and peak.block_count == 4
     assert "step 2" in repr(peak)
 
 
@@ -259,7 +259,7 @@ def test_the_time_of_a_killed_run_goes_to_its_last_event(file):
 
 def test_every_sum_agrees_at_every_moment(file):
     capture = load(file(train(2).end()))
-    for moment in range(0, capture.count, 7):
+    for moment in range(0, capture.event_count, 7):
         snapshot = capture.snapshot(moment)
         blocks = list(snapshot.blocks())
         for device in capture.devices:
@@ -324,7 +324,7 @@ def test_what_was_lost_is_owned_up_to(file):
     c.add(1)
     capture = load(file(c.end()))
     assert capture.lost == 12 and capture.is_lower_bound
-    assert capture.snapshot(capture.count).is_lower_bound
+    assert capture.snapshot(capture.event_count).is_lower_bound
 
 
 def test_a_file_that_was_cut_short_is_read_as_far_as_it_is_good(file):

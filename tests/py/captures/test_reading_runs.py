@@ -60,7 +60,7 @@ def test_the_end_is_the_trackers(tmp_path):
         now = tracker.get_tracker_snapshot()
         modules = tracker.get_module_snapshot()
     capture = load(tmp_path / "run.msc")
-    end = capture.snapshot(capture.count)
+    end = capture.snapshot(capture.event_count)
     assert in_words(end.totals) == in_words(now)
     assert modules_in_words(end.by_module()) == modules_in_words(modules)
 
@@ -128,4 +128,4 @@ def test_a_run_out_of_memory(tmp_path, capsys):
     if not recording.outcome.out_of_memory:
         pytest.skip("the fallback does not report failed allocations")
     assert main(["tree", str(tmp_path / "run.msc"), "--at", "oom"]) == 0
-    assert "when 1.00 PiB more could not be had" in capsys.readouterr().out
+    assert "when an allocation of 1.00 PiB failed" in capsys.readouterr().out

@@ -130,7 +130,7 @@ def test_at_the_end_the_file_says_what_the_tracker_says(tmp_path):
         wanted, now = mt.get_module_snapshot(), mt.get_tracker_snapshot()
     capture = load(tmp_path / "x.msc")
     # The end of the recording frees some blocks, so the last moment before it is compared.
-    snapshot = capture.snapshot(capture.count)
+    snapshot = capture.snapshot(capture.event_count)
     assert modules_of(snapshot.by_module()) == modules_of(wanted)
     assert words(snapshot.totals["cpu"]) == words(now[torch.device("cpu")])
     assert optimizer
@@ -169,7 +169,7 @@ def test_after_many_events_every_moment_is_right(tmp_path):
         for _ in range(5000):
             model(torch.ones(2, 30)).sum().backward()
     capture = load(tmp_path / "x.msc")
-    assert capture.count > 200_000 and capture.damaged == 0
+    assert capture.event_count > 200_000 and capture.damaged == 0
     held, truth = 0, {}
     for event in capture.events("add", "drop"):
         held += event.bytes if event.kind == "add" else -event.bytes
@@ -237,7 +237,7 @@ def test_what_became_of_it(tmp_path):
         train(Net(), (7, 30))
     outcome = recording.outcome
     assert outcome.bytes == os.path.getsize(tmp_path / "x.msc")
-    assert outcome.events == load(tmp_path / "x.msc").count - 1  # they are numbered from 1
+    assert outcome.events == load(tmp_path / "x.msc").event_count - 1  # they are numbered from 1
     assert (outcome.lost, outcome.error, outcome.out_of_memory) == (0, None, 0)
 
 
@@ -341,7 +341,7 @@ def test_a_full_disk_costs_events_and_nothing_else(tmp_path):
     assert ran.stdout.startswith("True File too large True")
     capture = load(tmp_path / "x.msc")
     assert capture.bytes <= 40_000 and capture.damaged == 0
-    assert capture.count > 0 and capture.lost > 0 and capture.is_lower_bound
+    assert capture.event_count > 0 and capture.lost > 0 and capture.is_lower_bound
     said = subprocess.run([sys.executable, "-m", "modscope", "summary", tmp_path / "x.msc"], capture_output=True, text=True)
     assert said.returncode == 0 and "at least" in said.stdout.lower()
 
@@ -405,7 +405,7 @@ def test_threads(tmp_path):
     capture = load(tmp_path / "x.msc")
     assert recording.outcome.lost == 0 and capture.damaged == 0
     assert len({event.bytes for event in capture.events("thread") if event.bytes}) >= 4
-    assert sum(capture.snapshot(capture.count).totals["cpu"].values()) == 0
+    assert sum(capture.snapshot(capture.event_count).totals["cpu"].values()) == 0
 
 
 @needs_interception

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import pty
 import random
 import re
@@ -114,6 +115,28 @@ def test_json_is_json(figures, command, name):
     assert isinstance(report["is_lower_bound"], bool)
 
 
+def keys_of(value: object) -> set[str]:
+    """The keys of a report. Categories, phases, devices and what programs say of themselves are data."""
+    if isinstance(value, list):
+        return set().union(*map(keys_of, value))
+    if not isinstance(value, dict):
+        return set()
+    data = {"info", "end", "own", "subtree", "others"}
+    below = [each for key, each in value.items() if key not in data and not (key == "categories" and isinstance(each, dict))]
+    below = [list(each.values()) if each is value.get("phases") and isinstance(each, dict) else each for each in below]
+    return {*value, *keys_of(below)}
+
+
+@pytest.mark.parametrize("line", ["summary oom.msc", "tree train.msc", "blocks train.msc", "diff train.msc leaky.msc", "leaks leaky.msc"])
+def test_the_docs_list_the_keys(figures, line):
+    docs = (pathlib.Path(__file__).parents[3] / "docs" / "reading.md").read_text(encoding="utf-8")
+    table = docs[docs.index("## JSON") :]
+    (row,) = re.findall(rf"^\| `{line.split()[0]}` \|(.*)", table, re.M)
+    everywhere = re.findall(r"`(\w+)`", table[: table.index("| `summary`")])
+    tree = re.findall(r"^\| `tree` \|(.*)", table, re.M)[0] if "`tree`" in row or "the same keys" in row else ""
+    assert keys_of(figures(line)) <= {*everywhere, *re.findall(r"`(\w+)`", row), *re.findall(r"`(\w+)`", tree)}
+
+
 @pytest.mark.parametrize("command", ["summary", "tree", "blocks", "leaks"])
 def test_figures_say_at_least_when_something_was_lost(text, figures, command):
     out = text(f"{command} lossy.msc")
@@ -166,7 +189,13 @@ def test_summary(text):
     assert re.search(r"68\.66 MiB +41% +Activation +█", out)
     assert re.search(r"23\.84 MiB +14% +█+ +GPT\.h\.3\.mlp", out)
     assert re.search(r"backward +336\.0 ms +48% +183\.11 MiB in 48 blocks", out)
-    assert out.endswith("See who:  modscope tree train.msc --at peak\n")
+    assert out.endswith("Who holds it:  modscope tree train.msc --at peak\n")
+
+
+def test_summary_shows_equal_modules_in_one_row(text):
+    out = text("summary train.msc")
+    assert re.search(r"80\.11 MiB +48% +█+ +4 x 20\.03 MiB +GPT\.h\.\*\.attn\n", out)
+    assert re.search(r"60\.08 MiB +36% +█\S+ +3 x 20\.03 MiB +GPT\.h\.\*\.mlp\n", out) and "GPT.h.0" not in out
 
 
 @pytest.mark.parametrize(
@@ -185,7 +214,7 @@ def test_summary_says_how_it_ended(text, name, says):
 
 def test_summary_of_out_of_memory(text):
     out = text("summary oom.msc")
-    assert "Out of memory: 2.00 GiB asked on cuda:0\n  in step 5, forward of GPT.h.3.mlp, at 0.468 s\n" in out
+    assert "Out of memory: an allocation of 2.00 GiB failed on cuda:0\n  in step 5, forward of GPT.h.3.mlp, at 0.468 s\n" in out
     assert "  95.38 MiB was held, 256.00 MiB reserved\n" in out
     assert out.endswith("tree oom.msc --at oom\n")
 
@@ -211,9 +240,29 @@ def test_tree(text):
     out = text("tree train.msc", 120)
     assert out.startswith("cuda:0 held 167.85 MiB at its peak (256.00 MiB reserved)\nin step 2, backward of")
     assert re.search(r"167\.85 MiB +0 B +█+ +GPT +41% Activation, 36% Optstate", out)
-    assert re.search(r"23\.84 MiB +23\.84 MiB +█.* │  │  ├─ mlp", out)
+    assert re.search(r"23\.84 MiB +23\.84 MiB +█.* │     ├─ mlp", out)
     assert "cpu 64.00 KiB (--device cpu)" in out
 
+
+def test_tree_shows_equal_siblings_in_one_row_with_all_their_bytes(text):
+    out = text("tree train.msc")
+    assert re.search(r"120\.16 MiB +0 B +█\S* +│  ├─ 0-2 \(3 alike, 40\.05 MiB each\)\n", out)
+    assert re.search(r"60\.08 MiB +60\.08 MiB +█\S* +│  │  ├─ attn\n", out)
+
+
+@pytest.mark.parametrize("option", ["--no-group", "--all"])
+def test_tree_shows_equal_siblings_one_by_one_when_asked(text, option):
+    out = text(f"tree train.msc {option}")
+    assert "alike" not in out and all(re.search(rf"40\.05 MiB .*─ {i}\n", out) for i in range(3))
+
+
+def test_tree_joins_a_module_with_its_only_group(text):
+    """Here all blocks are equal, so the list of them holds one group and nothing else."""
+    assert "├─ h.0-3 (4 alike, 22.89 MiB each)" in text("tree train.msc --at step:3")
+
+
+def test_tree_groups_by_category_too(text):
+    assert "0-3 (4 alike, 17.17 MiB each)" in text("tree train.msc --by category")
 
 def test_tree_at_moments(figures):
     assert figures("tree train.msc --at step:0")["total"] == 36_000_000
@@ -294,7 +343,7 @@ def test_a_device_by_the_beginning_of_its_name(figures):
 
 
 def test_blocks(text, figures):
-    out = text("blocks train.msc -n 3")
+    out = text("blocks train.msc -n 3 --no-group")
     assert re.search(r"8\.58 MiB +Activation +forward +2 +43\.0 ms +GPT\.h\.0\.attn", out)
     assert "3 blocks: 25.75 MiB of 167.85 MiB" in out
     blocks = figures("blocks train.msc -n 0")["blocks"]
@@ -304,6 +353,17 @@ def test_blocks(text, figures):
         "made_at": 0.132, "age": 0.043, "outside": False,
     }  # fmt: skip
     assert len(figures("blocks train.msc")["blocks"]) == 20
+
+
+def test_blocks_that_are_equal_are_one_row(text):
+    out = text("blocks train.msc -n 3", 120)
+    assert re.search(r"34\.33 MiB +4 x 8\.58 MiB +Activation +forward +2 +43\.0 ms +GPT\.h\.\*\.attn\n", out)
+    assert re.search(r"30\.52 MiB +4 x 7\.63 MiB +Optstate +optimizer +1 +61\.0 ms +GPT\.h\.\*\.attn\n", out)
+    assert "12 blocks: 99.18 MiB of 167.85 MiB" in out
+
+
+def test_blocks_leave_out_the_age_where_there_is_no_room_for_it(text):
+    assert "Age" not in text("blocks train.msc", 80) and "Age" in text("blocks train.msc", 120)
 
 
 def test_blocks_from_outside_are_marked(tmp_path, text):
@@ -384,6 +444,7 @@ def test_devices_without_a_name(tmp_path, text):
     (tmp_path / "odd.msc").write_bytes(c.end())
     assert "device 5  100 B" in text(f"summary {tmp_path}/odd.msc")
     assert "Nothing is held" in text(f"tree {tmp_path}/odd.msc --at oom")
+    assert "Wrote " in text(f"report {tmp_path}/odd.msc -o {tmp_path}/odd.html")
 
 
 def test_leaks_of_different_sizes(tmp_path, figures):
@@ -427,7 +488,7 @@ def test_what_was_made_in_two_steps_only_is_no_leak(tmp_path, figures):
         ("tree train.msc --at step:99", "no step 99: the last is 6"),
         ("tree train.msc --at time:99", "ends at"),
         ("tree train.msc --at oom", "no allocation failed"),
-        ("tree train.msc --device xpu", "no device 'xpu', but cpu, cuda:0"),
+        ("tree train.msc --device xpu", "no device 'xpu'. It has: cpu, cuda:0"),
         ("tree empty.msc", "no peak"),
         ("blocks empty.msc", "no peak"),
         ("leaks train.msc --device xpu", "no device"),
@@ -465,6 +526,76 @@ def test_a_hostile_file_name(modscope):
 def test_bad_usage(modscope, line):
     status, out, err = modscope(line)
     assert (status, out) == (2, "") and "usage: modscope" in err
+
+
+# ---- help ----
+
+
+WORDS = ["run", "summary", "tree", "blocks", "diff", "leaks", "report", "export", "doctor", "help"]
+
+
+def test_the_version(modscope):
+    from modscope import __version__
+
+    assert modscope("--version") == (0, f"modscope {__version__}\n", "")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("word", ["", *WORDS])
+def test_every_help_ends_with_an_example_and_fits(modscope, word, columns):
+    status, out, err = modscope(f"{word} --help", columns)
+    assert (status, err) == (0, "") and "Example" in out
+    assert out.splitlines()[-1].startswith("  modscope ")
+    assert all(len(line) < columns for line in out.splitlines())
+    assert "docs/" not in out and ".md" not in out, "pip installs no docs"
+
+
+def test_help_lists_all_commands(modscope):
+    status, out, _ = modscope("--help")
+    assert status == 0 and all(re.search(rf"^ +{word} ", out, re.M) for word in WORDS)
+
+
+def test_the_examples_work(modscope, captures, tmp_path):
+    """Of the commands that read captures."""
+    (captures / "run.msc").write_bytes(CAPTURES["oom"]())
+    for name in ("before", "after", "rank0", "rank1"):
+        (captures / f"{name}.msc").write_bytes(CAPTURES["train"]())
+    for word in WORDS[1:-2] + ["help"]:
+        _, out, _ = modscope(f"{word} --help", 120)
+        for line in re.findall(r"^  modscope (.*)", out[out.rindex("Example") :], re.M):
+            status, _, err = modscope(line)
+            assert status == 0, (line, err)
+    for made in ("run.html", "rank0.html", "run.pftrace", "peak.csv"):
+        (captures / made).unlink()
+
+
+def test_help_on_topics(modscope):
+    status, out, _ = modscope("help")
+    topics = re.findall(r"^  (\w+) ", out, re.M)
+    assert status == 0 and "moments" in topics and "steps" in topics
+    for topic in topics:
+        status, out, err = modscope(f"help {topic}")
+        assert (status, err) == (0, "") and len(out.splitlines()) > 2 and max(map(len, out.splitlines())) < 85
+    assert modscope("help tree") == modscope("tree --help")
+    status, out, err = modscope("help nonsense")
+    assert (status, out) == (2, "") and "There is no help on 'nonsense'" in err and "moments" in err
+
+
+@pytest.mark.parametrize(
+    "line, suggestion",
+    [
+        ("train.py", "modscope run train.py"),
+        ("train.py --epochs 3", "modscope run train.py"),
+        ("train.msc", "modscope summary train.msc"),
+        ("none.msc", "modscope summary none.msc"),
+        ("script", "modscope run script"),
+        ("ev;il.py", "modscope run 'ev;il.py'"),
+    ],
+)
+def test_a_file_in_the_place_of_a_command_brings_a_suggestion(modscope, captures, line, suggestion):
+    (captures / "script").write_text("print()\n")
+    status, out, err = modscope(line)
+    assert (status, out) == (2, "") and err.endswith(f":  {suggestion}\n") and err.count("\n") == 1
 
 
 def test_run_is_handed_on_whole(monkeypatch):

@@ -41,7 +41,7 @@ def outcome(bytes=1_900_000, lost=0, error=None, peaks=None, out_of_memory=0):
             "a.msc",
             "finished",
             outcome(lost=12345, error="No space left on device", peaks={}, out_of_memory=1),
-            'wrote a.msc (1.81 MiB). 12,345 events are not in it (No space left on device): what it tells is "at least". '
+            'wrote a.msc (1.81 MiB). 12,345 events are not in it (No space left on device): every figure is "at least". '
             "Nothing was allocated. See it:  modscope summary a.msc",
         ),
         (

@@ -171,7 +171,7 @@ def held_by_tree(nodes: list[dict[str, Any]], device: str) -> Held:
 
 def moments(capture: Any, most: int = 12) -> list[int]:
     """Some that can be known: spread over the run, the peaks, the last."""
-    count = capture.count
+    count = capture.event_count
     wanted = {count, *(peak.moment for peak in capture.peaks.values()), *range(0, count + 1, max(1, count // most))}
     return sorted({capture.snapshot(moment).moment for moment in wanted})
 

@@ -46,6 +46,46 @@ def test_it_says_what_it_wrote_and_where_to_look(modscope, format):
     assert last.startswith("Open it:  ") and pathlib.Path("out").stat().st_size
 
 
+@pytest.mark.parametrize(
+    "name, format",
+    [
+        ("x.pftrace", "perfetto"),
+        ("x.perfetto-trace", "perfetto"),
+        ("x.speedscope.json", "speedscope"),
+        ("x.pickle", "torch-snapshot"),
+        ("x.csv", "csv"),
+        ("X.CSV", "csv"),
+        ("x.json", "json"),
+        ("x.jsonl", "json"),
+    ],
+)
+def test_the_extension_tells_the_format(modscope, name, format):
+    assert modscope(f"export run.msc -o {name}")[0] == 0
+    assert modscope(f"export run.msc --format {format} -o out")[0] == 0
+    assert pathlib.Path(name).read_bytes() == pathlib.Path("out").read_bytes()
+
+
+@pytest.mark.parametrize("name, format", [("x.txt", "csv"), ("x.pkl", "torch-snapshot"), ("x.json", "speedscope"), ("csv", "json")])
+def test_a_format_that_is_asked_for_wins(modscope, name, format):
+    _, out, _ = modscope(f"export run.msc --format {format} -o {name} --json")
+    assert json.loads(out)["format"] == format
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        ("-o x.txt", "The extension of x.txt is not known: add --format, or use another extension. "),
+        ("-o -", "The format is not known: with -o - add --format. "),
+        ("-o x.csv --format perfetto", "x.csv has the extension of csv, but --format says perfetto: change one of them. "),
+        ("-o x.speedscope.json --format json", "x.speedscope.json has the extension of speedscope, but --format says json: change one of them. "),
+    ],
+)
+def test_an_extension_that_does_not_tell_or_tells_another_is_refused(modscope, words, sentence):
+    status, out, err = modscope(f"export run.msc {words}")
+    assert (status, out) == (2, "") and sentence in err and os.listdir() == ["run.msc"]
+    assert all(extension in err for extension in (".pftrace", ".perfetto-trace", ".speedscope.json", ".pickle", ".csv", ".json"))
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_json_tells_of_the_file(modscope, format):
     status, out, _ = modscope(f"export run.msc --format {format} -o out --json")
@@ -124,7 +164,7 @@ def test_a_terminal_is_not_given_what_is_no_text(tmp_path):
     done = subprocess.run(words, cwd=tmp_path, stdout=theirs, stderr=subprocess.PIPE, text=True)
     os.close(theirs)
     os.close(ours)
-    assert done.returncode == 2 and "perfetto is not for a terminal: give a file with -o" in done.stderr
+    assert done.returncode == 2 and "perfetto is binary and cannot be shown in a terminal: give a file with -o" in done.stderr
 
 
 # ---- files that are there ----
@@ -169,17 +209,17 @@ def test_nothing_is_left_of_what_failed(modscope, monkeypatch):
     monkeypatch.setattr(tables, "write", fail)
     pathlib.Path("out").write_text("old")
     status, _, err = modscope("export run.msc --format csv -o out -f")
-    assert (status, err) == (1, "modscope: There is not enough memory to read this\n")
+    assert (status, err) == (1, "modscope: There is not enough memory to read this capture\n")
     assert sorted(os.listdir()) == ["out", "run.msc"] and pathlib.Path("out").read_text() == "old"
 
 
 @pytest.mark.parametrize(
     "line, sentence",
     [
-        ("-o there", "there is a folder: give a file's name"),
-        ("-o no/where", "There is no folder no to write to"),
-        ("-o there/", "there/ is a folder: give a file's name"),
-        ("-o run.msc/out", "There is no folder run.msc to write to"),
+        ("-o there", "there is a folder: give the name of a file"),
+        ("-o no/where", "There is no folder no: make it first"),
+        ("-o there/", "there/ is a folder: give the name of a file"),
+        ("-o run.msc/out", "There is no folder run.msc: make it first"),
         (f"-o {'x' * 300}", f"{'x' * 300} cannot be written: File name too long"),
     ],
 )
@@ -214,14 +254,14 @@ def test_no_capture(modscope, format, data, sentence):
 @pytest.mark.parametrize(
     "words, sentence",
     [
-        ("--format xml -o out", "There is no format 'xml', but perfetto, speedscope, torch-snapshot, csv, json"),
+        ("--format xml -o out", "There is no format 'xml'. The formats are: perfetto, speedscope, torch-snapshot, csv, json"),
         ("--format csv", "the following arguments are required: -o/--output"),
-        ("-o out", "the following arguments are required: --format"),
-        ("--format csv -o out --at noon", "A moment is peak, oom, step:N or time:SECONDS, not 'noon'"),
-        ("--format perfetto -o out --at peak", "perfetto is of the whole run: --at is for speedscope, torch-snapshot"),
-        ("--format perfetto -o out --device cpu", "perfetto is of all devices here: --device goes with --at"),
-        ("--format json -o out --device cpu", "json is of all devices here: --device goes with --at"),
-        ("--format csv -o - --json", "--json tells of the file that was written: it needs one, not -o -"),
+        ("-o out", "The extension of out is not known: add --format, or use another extension. The formats and their extensions are perfetto (.pf"),
+        ("--format csv -o out --at noon", "There is no moment 'noon': use peak, oom, step:N or time:SECONDS"),
+        ("--format perfetto -o out --at peak", "perfetto always shows the whole run: leave out --at, or use speedscope, torch-snapshot"),
+        ("--format perfetto -o out --device cpu", "The events in perfetto are of all devices: leave out --device"),
+        ("--format json -o out --device cpu", "The events in json are of all devices: leave out --device, or add --at"),
+        ("--format csv -o - --json", "--json describes the file that was written, so it needs a file: give one with -o"),
     ],
 )
 def test_words_that_make_no_sense(modscope, words, sentence):
@@ -236,8 +276,8 @@ def test_words_that_make_no_sense(modscope, words, sentence):
         ("--at oom", "There is no moment oom: no allocation failed in this capture"),
         ("--at step:99", "There is no step 99: the last is 3"),
         ("--at time:1e6", "There is no moment at 1e+06 s: the capture ends at "),
-        ("--at peak --device cuda:7", "The capture has no device 'cuda:7', but cpu, cuda:0"),
-        ("--at step:2 --device cuda:7", "The capture has no device 'cuda:7', but cpu, cuda:0"),
+        ("--at peak --device cuda:7", "The capture has no device 'cuda:7'. It has: cpu, cuda:0"),
+        ("--at step:2 --device cuda:7", "The capture has no device 'cuda:7'. It has: cpu, cuda:0"),
     ],
 )
 def test_what_the_capture_does_not_have(modscope, format, words, sentence):

@@ -72,7 +72,7 @@ def test_counters_at_the_end_of_each_step(capture, read):
 
 def test_counters_at_the_end(capture, read):
     loaded, trace = load(capture), read(capture)
-    assert same(trace.at(1 << 63), counters_of(loaded.snapshot(loaded.count)))
+    assert same(trace.at(1 << 63), counters_of(loaded.snapshot(loaded.event_count)))
 
 
 def test_slices_are_where_each_thread_was(capture, read):
@@ -139,7 +139,7 @@ def test_losses_are_said(capture, read):
     loaded, trace = load(capture), read(capture)
     said = any("at least" in slice.name for slice in trace.on("notes"))
     # What is damaged is known once it was read; what is cut off at the end has nothing after it.
-    assert said == (loaded.is_lower_bound and loaded.snapshot(loaded.count).is_lower_bound)
+    assert said == (loaded.is_lower_bound and loaded.snapshot(loaded.event_count).is_lower_bound)
 
 
 def test_optimizer_steps_are_marked(export_folder, read):

@@ -66,7 +66,7 @@ def test_rows_add_up_to_what_is_held_at_any_moment(capture):
         while waiting and waiting[0] <= before:
             assert sums == held(loaded.snapshot(waiting.pop(0)))
         sums = dict(after)
-    assert waiting[-1] == loaded.snapshot(loaded.count).moment
+    assert waiting[-1] == loaded.snapshot(loaded.event_count).moment
     assert all(sums == held(loaded.snapshot(moment)) for moment in waiting)
 
 

@@ -77,7 +77,7 @@ def play(trace):
 def test_totals_are_the_captures(capture):
     loaded = load(capture)
     snapshot = snapshot_of(capture)
-    end = loaded.snapshot(loaded.count)
+    end = loaded.snapshot(loaded.event_count)
     assert sums_of(blocks_of(snapshot)) == held(end)
     total = sum(sums["Total"] for sums in end.totals.values())
     reserved = sum(max(end.reserved[device], end.totals[device]["Total"]) for device in end.totals)

@@ -132,7 +132,7 @@ def test_a_snapshot_shows_its_moment(trained):
     snapshot = capture.snapshot("step:2")
     page = Page(snapshot._repr_html_())
     assert exact(page) == held(snapshot.totals["cpu"])
-    assert "cpu held" in page.text and "in step 2" in page.text and f"{snapshot.count} blocks" in page.text
+    assert "cpu held" in page.text and "in step 2" in page.text and f"{snapshot.block_count} blocks" in page.text
 
 
 @needs_interception

@@ -170,7 +170,7 @@ def test_an_address_of_nonsense_shows_the_page(shown, fragment):
 
 def test_a_moment_past_the_end_is_the_last(shown):
     shown.open("gpt", "#moment=9000000000")
-    assert shown.moment == shown.pages.load("gpt").count
+    assert shown.moment == shown.pages.load("gpt").event_count
 
 
 def test_going_about_leaves_no_trail_of_pages_behind(gpt):

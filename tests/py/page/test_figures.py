@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from page_helpers import bytes_by_category
 
-from modscope._commands.terminal import size
+from modscope._text import size
 
 NAMES = ["mlp", "gpt", "cnn", "oom", "rank1", "million"]
 NAMES += ["cuda", "cuda-oom", "mixed", "lossy", "lost", "damaged", "hostile"]
@@ -76,7 +76,7 @@ def test_any_moment_is_as_it_was_read(shown, pages, name):
     chance = random.Random(name)
     capture = pages.load(name)
     device = shown.keep(name).state["device"]
-    for wanted in [0, capture.count, *(chance.randrange(capture.count) for _ in range(6))]:
+    for wanted in [0, capture.event_count, *(chance.randrange(capture.event_count) for _ in range(6))]:
         seen, snapshot = shown.look(wanted), capture.snapshot(wanted)
         assert int(seen.state["moment"]) == snapshot.moment
         owned = {fqn: own for fqn, (own, _) in seen.rows.items() if own}

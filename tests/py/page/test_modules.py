@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from modscope._commands.terminal import size
+from modscope._text import size
 
 GPT = "GPT.blocks.1.mlp"
 

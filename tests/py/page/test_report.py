@@ -267,7 +267,7 @@ def test_of_a_long_run_some_steps_are_shown(make, word, monkeypatch, capsys):
     (packed,) = packs(page_of("x.msc"))
     assert len(packed.pack.times) <= 151
     (note,) = packed.metadata["notes"]
-    assert re.match(rf"Only steps? \d+( to \d+)? of \d+ are shown, around {word}, because the run has {capture.count:,} ", note)
+    assert re.match(rf"Only steps? \d+( to \d+)? of \d+ are shown, around {word}, because the run has {capture.event_count:,} ", note)
     assert " ".join(note.split()) in " ".join(capsys.readouterr().err.split())
     centre = capture.moment("oom" if capture.oom_count else "peak")
     assert packed.pack.moment(0) <= centre <= packed.pack.moment(len(packed.pack.times) - 1)
@@ -371,7 +371,7 @@ def test_json_tells_what_was_written(capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["command"] == "report" and told["output"] == "out.html"
     assert told["bytes"] == os.path.getsize("out.html")
-    assert told["events"] == [load("x.msc").count]
+    assert told["events"] == [load("x.msc").event_count]
 
 
 def test_a_page_goes_to_stdout(capfd):

@@ -5,7 +5,7 @@ import shutil
 import pytest
 from page_helpers import modscope
 
-from modscope._commands.terminal import size
+from modscope._text import size
 
 BOTH = "rank0+rank1"
 THREE = "rank0+cuda+rank1"

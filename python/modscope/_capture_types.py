@@ -1,0 +1,114 @@
+"""The types of what is read from a capture: phases, steps, events, blocks, and the names of devices and modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from modscope._categories import Category
+
+_MOST_DEVICES = 64  # a device's number is below
+
+
+class CaptureError(ValueError):
+    """A file that cannot be read as a capture, or something asked for that is not in it."""
+
+
+class Phase(NamedTuple):
+    """The time spent in a phase, and the blocks that were made in it."""
+
+    time: float
+    blocks: int
+    bytes: int
+
+
+class Step(NamedTuple):
+    """A training step: from its forward to the next one's. 0 is before the first."""
+
+    number: int
+    begin: float
+    end: float
+    first: int
+    """The moment at its beginning."""
+    last: int
+    """The moment at its end."""
+    peaks: dict[str, int]
+    """The most that each device held in it."""
+
+
+class Event(NamedTuple):
+    """One thing that happened. What does not apply to its kind is None."""
+
+    number: int
+    kind: str
+    time: float
+    thread: int
+    device: str | None
+    bytes: int
+    """The block's size; what is reserved; what was requested (oom); the step's number; the thread's id."""
+    module: str | None
+    category: Category | None
+    phase: str | None
+    slot: int | None
+    """The block's number until it is dropped."""
+    from_now_on: bool | None
+    """claim: whether it holds from now on only, and not since the block was allocated."""
+    allocated: int | None
+    """oom: what was allocated then."""
+    reserved: int | None
+    """oom: what was reserved then."""
+
+
+class Block(NamedTuple):
+    """A block of memory that is held."""
+
+    bytes: int
+    device: str
+    category: Category
+    module: str
+    phase: str
+    """The phase that it was made in."""
+    step: int
+    """The step that it was made in."""
+    made_at: float
+    """When it was made, in seconds since the capture began."""
+    outside: bool
+    """Whether it did not come from torch's allocators."""
+    slot: int
+
+
+def find_main_device(held: Mapping[str, int]) -> str:
+    """The accelerator that holds most, or else the CPU."""
+    return max(held, key=lambda device: (held[device] > 0, device != "cpu", held[device]), default="cpu")
+
+
+class Names:
+    """The names of a capture's devices and modules, by the numbers that its file uses for them."""
+
+    def __init__(self, devices: Sequence[str], modules: Sequence[str]) -> None:
+        unnamed = (f"device {i}" for i in range(len(devices), _MOST_DEVICES))
+        self.devices = _make_distinct([*devices, *unnamed])
+        """All that may be met, by number; those without a name in the file have one here."""
+        self.named_devices = self.devices[: len(devices)]
+        """Those that the file names, by number."""
+        self.modules = modules
+        """By path."""
+
+    def module(self, path: int) -> str:
+        return self.modules[path] if path < len(self.modules) else "?"
+
+    def device_number(self, name: str) -> int:
+        """CaptureError if the capture has no such device."""
+        try:
+            return self.devices.index(name)
+        except ValueError:
+            known = ", ".join(self.named_devices) or "none"
+            raise CaptureError(f"The capture has no device {name!r}. It has: {known}") from None
+
+
+def _make_distinct(names: list[str]) -> list[str]:
+    """The names, with its number after one that came before."""
+    seen: dict[str, int] = {}
+    for i, name in enumerate(names):
+        seen[name if name not in seen else f"{name} ({i})"] = i
+    return list(seen)

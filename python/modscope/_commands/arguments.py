@@ -1,0 +1,178 @@
+"""The arguments of the commands that read captures."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+Subparsers = Callable[..., argparse.ArgumentParser]
+"""``add_parser`` of argparse's subparsers."""
+
+_DEVICE = "default: the accelerator with the highest peak, else cpu"
+
+
+# ---- values ----
+
+
+def _moment(text: str) -> str:
+    from modscope._load import parse_moment
+
+    try:
+        parse_moment(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if (number := _number(text)) == 0:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return number
+
+
+def _steps(text: str) -> tuple[int | None, int | None]:
+    """The first and the last step of "3:7", "3:", ":7" or "3"."""
+    low, colon, high = text.partition(":")
+    first = _number(low) if low else None
+    last = (_number(high) if high else None) if colon else first
+    if first is None and last is None or first is not None and last is not None and first > last:
+        raise argparse.ArgumentTypeError(f"must be A:B, A:, :B or A, not {text!r}")
+    return first, last
+
+
+def _format(text: str) -> str:
+    from modscope._export import FORMATS
+
+    if text not in FORMATS:
+        raise argparse.ArgumentTypeError(f"There is no format {text!r}. The formats are: {', '.join(FORMATS)}")
+    return text
+
+
+# ---- options that several commands have ----
+
+
+def _add_capture(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a capture")
+
+
+def _add_moment(parser: argparse.ArgumentParser) -> None:
+    moments = "peak (the default), oom, step:N or time:SECONDS; see modscope help moments"
+    parser.add_argument("--at", type=_moment, default="peak", metavar="MOMENT", help=moments)
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", metavar="D", help=f"a device, such as cuda:0; {_DEVICE}")
+
+
+def _add_rows(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", type=_number, default=20, metavar="N", help="how many rows; default: 20; 0 shows all")
+
+
+def _add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--json", action="store_true", help=f"print {what} for programs; see modscope help json")
+
+
+# ---- commands ----
+
+
+def add_command(add_parser: Subparsers, name: str, about: str, *examples: str) -> argparse.ArgumentParser:
+    """A command whose help begins with what it does, and ends with an example."""
+    lines = ["Example:" if len(examples) == 1 else "Examples:", *(f"  modscope {example}" for example in examples)]
+    return add_parser(
+        name,
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}.",
+        epilog="\n".join(lines),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_commands(add_parser: Subparsers) -> None:
+    for add in (_add_summary, _add_tree, _add_blocks, _add_diff, _add_leaks):
+        _add_json(add(add_parser), "the exact figures")
+    for add in (_add_report, _add_export):
+        _add_json(add(add_parser), "what was written")
+
+
+def _add_summary(add_parser: Subparsers) -> argparse.ArgumentParser:
+    parser = add_command(
+        add_parser, "summary", "show a run on one screen: the peak, and who held the memory then", "summary run.msc"
+    )
+    _add_capture(parser)
+    return parser
+
+
+def _add_tree(add_parser: Subparsers) -> argparse.ArgumentParser:
+    examples = "tree run.msc --at step:3", "tree run.msc --by category --depth 3"
+    parser = add_command(add_parser, "tree", "show which modules hold the memory at a moment, as a tree", *examples)
+    _add_capture(parser)
+    _add_moment(parser)
+    _add_device(parser)
+    parser.add_argument("--depth", type=_positive, metavar="D", help="how many levels; default: as many as fit 40 lines")
+    parser.add_argument("--by", choices=("module", "category"), default="module", help="what the first level shows")
+    parser.add_argument("--no-group", action="store_true", help="show equal modules one by one")
+    parser.add_argument("--all", action="store_true", help="show each module: the equal ones, and those with less than 1%%")
+    return parser
+
+
+def _add_blocks(add_parser: Subparsers) -> argparse.ArgumentParser:
+    parser = add_command(
+        add_parser, "blocks", "show the largest blocks of memory at a moment", "blocks run.msc --at oom -n 50"
+    )
+    _add_capture(parser)
+    _add_moment(parser)
+    _add_device(parser)
+    _add_rows(parser)
+    parser.add_argument("--no-group", action="store_true", help="show equal blocks one by one")
+    return parser
+
+
+def _add_diff(add_parser: Subparsers) -> argparse.ArgumentParser:
+    parser = add_command(
+        add_parser, "diff", "show what grew between two captures", "diff before.msc after.msc --at step:3"
+    )
+    parser.add_argument("file", metavar="A", help="a capture")
+    parser.add_argument("other", metavar="B", help="the capture to compare it with")
+    _add_moment(parser)
+    _add_device(parser)
+    _add_rows(parser)
+    return parser
+
+
+def _add_leaks(add_parser: Subparsers) -> argparse.ArgumentParser:
+    parser = add_command(add_parser, "leaks", "show which blocks survive step after step", "leaks run.msc")
+    _add_capture(parser)
+    parser.add_argument("--device", metavar="D", help="a device, such as cuda:0; default: all")
+    return parser
+
+
+def _add_report(add_parser: Subparsers) -> argparse.ArgumentParser:
+    examples = "report run.msc -o run.html", "report rank0.msc rank1.msc --steps 2:4"
+    parser = add_command(add_parser, "report", "write captures as a page for a browser", *examples)
+    parser.add_argument("files", metavar="FILE", nargs="+", help="a capture; several are shown side by side")
+    parser.add_argument("-o", "--output", metavar="OUT", help="the page; default: FILE's name with .html, in this folder")
+    parser.add_argument("-f", "--force", action="store_true", help="replace the page if it exists")
+    parser.add_argument("--steps", type=_steps, metavar="A:B", help="only these steps, or A only; default: all that fit")
+    return parser
+
+
+def _add_export(add_parser: Subparsers) -> argparse.ArgumentParser:
+    examples = "export run.msc -o run.pftrace", "export run.msc -o peak.csv --at peak"
+    parser = add_command(add_parser, "export", "write a capture as a file that other programs open", *examples)
+    formats = "perfetto, speedscope, torch-snapshot, csv or json; default: what OUT's extension stands for"
+    extensions = ".pftrace, .perfetto-trace, .speedscope.json, .pickle, .csv, .json or .jsonl"
+    _add_capture(parser)
+    parser.add_argument("-o", "--output", required=True, metavar="OUT", help=f"the file to write, with {extensions}; - is stdout")
+    parser.add_argument("--format", type=_format, metavar="F", help=formats)
+    parser.add_argument("-f", "--force", action="store_true", help="replace the file if it exists")
+    moments = "only this moment: peak, oom, step:N or time:SECONDS; not for perfetto"
+    parser.add_argument("--at", type=_moment, metavar="MOMENT", help=moments)
+    parser.add_argument("--device", metavar="D", help="a device, such as cuda:0; default: all")
+    parser.set_defaults(error=parser.error)
+    return parser

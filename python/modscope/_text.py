@@ -1,0 +1,170 @@
+"""Figures and moments in words. The terminal, the page, the notebook and the line at the end of a run take their text
+from here. The page says the same in JavaScript, and tests/py/commands/test_text.py compares the two. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import re
+
+UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
+
+_MOST_CHARACTERS = 4096  # of a name; the middle of a longer one is left out
+
+
+# ---- figures ----
+
+
+def size(value: int) -> str:
+    """Bytes in the largest unit that they fill: "1.50 MiB", "900 B"."""
+    for unit, bytes_per_unit in reversed(UNITS.items()):
+        if abs(value) >= bytes_per_unit > 1:
+            return f"{value / bytes_per_unit:.2f} {unit}"
+    return f"{value} B"
+
+
+def bytes_per(unit: str) -> int:
+    """ValueError, with the list of units, if there is no such unit."""
+    try:
+        return UNITS[unit]
+    except (KeyError, TypeError):
+        raise ValueError(f"Unsupported unit: {unit!r}. Supported units are: {', '.join(UNITS)}") from None
+
+
+def size_in(value: int, unit: str) -> str:
+    """Bytes in a given unit: "0.01 GiB"."""
+    return f"{value} B" if unit == "B" else f"{value / bytes_per(unit):.2f} {unit}"
+
+
+def change(value: int) -> str:
+    return ("+" if value > 0 else "") + size(value)
+
+
+def at_least(is_lower_bound: bool, text: str) -> str:
+    return f"at least {text}" if is_lower_bound else text
+
+
+def percent(part: int | float, whole: int | float) -> str:
+    return f"{100 * part / whole:.0f}%" if whole else "0%"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{1e6 * seconds:.0f} us"
+    if seconds < 1:
+        return f"{1e3 * seconds:.1f} ms"
+    if seconds < 100:
+        return f"{seconds:.2f} s"
+    minutes = int(seconds / 60)
+    return f"{minutes} min {seconds % 60:.0f} s" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def counted(number: int, word: str) -> str:
+    """ "1 block", "3339 blocks" """
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+# ---- names ----
+
+
+def label(fqn: str) -> str:
+    """A module's name as people read it."""
+    return "Global (outside any module)" if fqn == "Global" else fqn or '""'
+
+
+def natural_key(name: str) -> list[tuple[int, int, str]]:
+    """A key for sorting that puts ``layers.2`` before ``layers.10``."""
+    parts = filter(None, re.split(r"(\d+)", name))
+    return [(0, int(part), "") if part.isdecimal() and len(part) < 20 else (1, 0, part.lower()) for part in parts]
+
+
+def clean(text: str) -> str:
+    """The same text, with an escape for every character that could move the cursor or reverse the line."""
+    if len(text) > _MOST_CHARACTERS:
+        text = f"{text[: _MOST_CHARACTERS // 2]}...{text[-_MOST_CHARACTERS // 2 :]}"
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(char if _is_harmless(char) else _escape(char) for char in text)
+
+
+def _is_harmless(char: str) -> bool:
+    import unicodedata
+
+    return (
+        char.isprintable()
+        and not unicodedata.category(char).startswith("M")
+        and unicodedata.bidirectional(char) not in ("R", "AL", "AN")
+    )
+
+
+def _escape(char: str) -> str:
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def width_of(text: str) -> int:
+    """How many columns of a terminal a clean text takes."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
+
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def _beginning(text: str, columns: int) -> str:
+    """As much of the beginning as fits."""
+    taken = used = 0
+    for char in text:
+        used += width_of(char)
+        if used > columns:
+            break
+        taken += 1
+    return text[:taken]
+
+
+def shorten_middle(text: str, columns: int, dots: str = "…") -> str:
+    """A clean text that fits. More is kept of its end: the end of a module's name says more than the beginning."""
+    text = clean(text)
+    if width_of(text) <= columns:
+        return text
+    room = max(columns - width_of(dots), 2)
+    begin = _beginning(text, room // 3)
+    end = _beginning(text[::-1], room - width_of(begin))[::-1]
+    return begin + dots + end
+
+
+def shorten_end(text: str, columns: int, dots: str = "…") -> str:
+    """A clean text that fits, without its end."""
+    text = clean(text)
+    return text if width_of(text) <= columns else _beginning(text, columns - width_of(dots)) + dots
+
+
+# ---- moments ----
+
+
+def describe_position(phase: str, module: str) -> str:
+    """ "backward of GPT2.h.11.mlp" """
+    if phase == "optimizer":
+        return "in the optimizer's step" + ("" if module == "Global" else f" in {module}")
+    if phase == "idle":
+        return "outside any module" if module == "Global" else f"in {module}"
+    return f"{phase} outside any module" if module == "Global" else f"{phase} of {module}"
+
+
+def describe_moment(
+    step: int, phase: str, module: str, time: float | None = None, columns: int | None = None, dots: str = "…"
+) -> str:
+    """ "in step 2, backward of GPT2.h.11.mlp, at 1.531 s". Where ``columns`` are given, the module's name is shortened
+    until the sentence fits."""
+
+    def sentence(name: str) -> str:
+        begin = f"in step {step}" if step else "before the first step"
+        end = "" if time is None else f", at {time:.3f} s"
+        return f"{begin}, {describe_position(phase, name)}{end}"
+
+    name = clean(module)
+    if columns is None:
+        return sentence(name)
+    excess = width_of(sentence(name)) - columns
+    if excess > 0:
+        name = shorten_middle(name, max(width_of(name) - excess, 12), dots)
+    return shorten_end(sentence(name), columns, dots)
