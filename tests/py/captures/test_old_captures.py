@@ -25,7 +25,7 @@ def test_the_run_is_described_as_it_was_recorded(gpt):
 
 
 def test_no_event_is_missing(gpt):
-    assert gpt.count == 10466
+    assert gpt.event_count == 10466
     assert (gpt.lost, gpt.damaged, gpt.is_lower_bound) == (0, 0, False)
     assert sum(phase.blocks for phase in gpt.phases.values()) == 123 + 365 + 620 + 3339
 
@@ -60,7 +60,7 @@ def test_modules_hold_at_the_peak_what_they_held(gpt):
 
 
 def test_nothing_is_held_at_the_end(gpt):
-    assert gpt.snapshot(gpt.count).totals["cpu"]["Total"] == 0
+    assert gpt.snapshot(gpt.event_count).totals["cpu"]["Total"] == 0
 
 
 def test_steps_begin_and_end_at_the_same_moments_with_the_same_peaks(gpt):

@@ -10,7 +10,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGES.md", *sor
 TOP = ("include", "src", "python", "tests", "tools", "docs", "bench", "examples")
 PATH = re.compile(rf"\b(?:{'|'.join(TOP)})/[\w./*-]*[\w*/]")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-FILE = re.compile(r"(?<![\w./<-])([a-z_]\w*\.(?:c|h|py|pyi|js|css|md|mk))\b(?!\.)")
+FILE = re.compile(r"(?<![\w./<*-])([a-z_]\w*\.(?:c|h|py|pyi|js|css|md|mk))\b(?!\.)")
 TARGET = re.compile(r"`make ([a-z-]+)")
 
 
