@@ -8,6 +8,8 @@ import pytest
 from helpers import PLACES, needs_places
 from run_helpers import captures, kill_when_ready, only_capture, run, start, training, write
 
+pytestmark = pytest.mark.slow  # each test starts a Python that imports torch
+
 FOREVER = """
     step()
     big = torch.ones(3_000_000)

@@ -42,6 +42,7 @@ def same(found, expected):
     return found == expected if exact else found == {name: pytest.approx(value) for name, value in expected.items()}
 
 
+@pytest.mark.slow
 def test_counters_at_the_peaks(capture, read):
     loaded, trace = load(capture), read(capture)
     marks = {mark.name: mark for mark in trace.on("peaks")}

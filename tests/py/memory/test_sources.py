@@ -242,10 +242,12 @@ def without_places():
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_without_places_auto_is_the_dispatcher(without_places):
     assert without_places[0] == "dispatcher"
 
 
+@pytest.mark.slow
 def test_without_places_the_allocator_is_refused_and_why_is_said(without_places):
     assert "MODSCOPE_INTERPOSE" in without_places[1] and "dispatcher" in without_places[1]
 

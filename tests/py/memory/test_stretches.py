@@ -163,6 +163,7 @@ def test_left_in_the_order_they_were_entered(source):
     del first, second, third
 
 
+@pytest.mark.slow
 def test_leaving_in_another_thread():
     """Done or refused, in a fresh interpreter: afterwards a tracker works as ever."""
     done = run_python(

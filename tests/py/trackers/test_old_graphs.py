@@ -1,5 +1,6 @@
 """Graphs kept while much else ran: attributed rightly, or plainly "unknown"; never wrong."""
 
+import pytest
 import torch
 from helpers import UNKNOWN, grad_input, leaf, look, make, mlp, on_grad, pair
 from torch import nn
@@ -35,6 +36,7 @@ def test_a_thousand_later_iterations_of_a_small_model(mt):
     assert right_or_unknown(log)
 
 
+@pytest.mark.slow
 def test_a_thousand_later_iterations_of_a_large_model(mt):
     log = []
     loss = kept_graph(mt, log)
@@ -46,6 +48,7 @@ def test_a_thousand_later_iterations_of_a_large_model(mt):
     right_or_unknown(log)
 
 
+@pytest.mark.slow
 def test_unknown_is_said_plainly(mt):
     """So many calls that no bounded memory holds them."""
     log = []
@@ -58,6 +61,7 @@ def test_unknown_is_said_plainly(mt):
     assert [set(r.parents) for r in log] == [UNKNOWN] * 3
 
 
+@pytest.mark.slow
 def test_the_recent_stays_right_when_the_old_is_let_go(mt):
     relu, x = nn.ReLU(), torch.ones(1, requires_grad=True)
     for _ in range(300_000):
@@ -70,6 +74,7 @@ def test_the_recent_stays_right_when_the_old_is_let_go(mt):
     assert right_or_unknown(log)
 
 
+@pytest.mark.slow
 def test_an_open_call_is_never_let_go(mt):
     """One call that outlives all that is kept: what it made before and after is its own."""
     log = []
