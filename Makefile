@@ -6,7 +6,7 @@ TORCH  ?= torch==2.13.0
 VENV   ?= .venv
 DEVICE ?= cuda
 # How many processes `test`, `check` and `gpu-check-suite` run at once.
-PARALLEL ?= 2
+PARALLEL ?= $(shell nproc 2>/dev/null || echo 2)
 
 VPY     := $(VENV)/bin/python
 NEEDS   := numpy scikit-build-core pytest hypothesis expecttest
@@ -92,7 +92,7 @@ fuzz: fuzz-c ## fuzz the core
 
 gpu-check: $(GPU) ## all four of these, with the system's own Python and torch, installing nothing
 
-gpu-check-suite: gpu-check-build ## the Python suite and conformance; on a large machine with PARALLEL=8
+gpu-check-suite: gpu-check-build ## the Python suite and conformance
 	+@PYTHONPATH=build/gpu $(SIDE_BY_SIDE) suite conformance VPY=$(PYTHON) LOGS=build/gpu-logs SUITE_NEEDS=
 
 gpu-check-trackers: gpu-check-build ## what the trackers cost there

@@ -4,6 +4,7 @@ import pytest
 from export_helpers import BY_HAND, REAL, export, load
 from perfetto_readers import READ
 
+pytestmark = pytest.mark.slow  # two readers of each trace
 EXACT = 1 << 53  # the trace processor counts in doubles
 
 
@@ -42,7 +43,6 @@ def same(found, expected):
     return found == expected if exact else found == {name: pytest.approx(value) for name, value in expected.items()}
 
 
-@pytest.mark.slow
 def test_counters_at_the_peaks(capture, read):
     loaded, trace = load(capture), read(capture)
     marks = {mark.name: mark for mark in trace.on("peaks")}
