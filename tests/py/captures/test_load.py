@@ -355,6 +355,7 @@ def test_no_other_name_is_there():
         from modscope import nonsense  # noqa: F401
 
 
+@pytest.mark.slow
 def test_importing_modscope_does_not_import_torch():
     done = run_python("""
         import sys, modscope
@@ -365,6 +366,7 @@ def test_importing_modscope_does_not_import_torch():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_star_import():
     done = run_python("""
         from modscope import *

@@ -10,11 +10,11 @@ from modscope import MemTracker, load, record
 from modscope.__main__ import main
 
 
-@pytest.fixture(params=RUNS, ids=lambda make: make.__name__)
-def recorded(request, tmp_path):
+@pytest.fixture(scope="module", params=RUNS, ids=lambda make: make.__name__)
+def recorded(request, tmp_path_factory):
     """A capture, and a MemTracker that was active at the same time."""
     tracker = MemTracker()
-    path = tmp_path / "run.msc"
+    path = tmp_path_factory.mktemp("recorded") / "run.msc"
     with tracker, record(path):
         train(request.param)
         tracker.get_tracker_snapshot()  # claims what is held

@@ -162,6 +162,7 @@ def test_a_model_made_before_and_never_called_is_not_in_it(tmp_path):
     assert model is not None and kept is not None
 
 
+@pytest.mark.slow
 def test_after_many_events_every_moment_is_right(tmp_path):
     """A seek gives what adding up the events gives, also beyond the first key frames."""
     with record(tmp_path / "x.msc"):
@@ -260,6 +261,7 @@ def test_an_exception_without_a_text_still_reaches_the_program(tmp_path):
         assert load(tmp_path / f"{number}.msc").end["how"] == "exception"
 
 
+@pytest.mark.slow
 def test_a_program_that_closes_our_file_keeps_its_own(tmp_path):
     ran = run_here(
         tmp_path,
@@ -319,6 +321,7 @@ def run_here(folder, text: str, **more) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120, **more)
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_events_and_nothing_else(tmp_path):
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
@@ -346,6 +349,7 @@ def test_a_full_disk_costs_events_and_nothing_else(tmp_path):
     assert said.returncode == 0 and "at least" in said.stdout.lower()
 
 
+@pytest.mark.slow
 def test_a_program_that_is_killed_leaves_what_it_did_until_the_last_second(tmp_path):
     ran = run_here(
         tmp_path,
@@ -362,6 +366,7 @@ def test_a_program_that_is_killed_leaves_what_it_did_until_the_last_second(tmp_p
     assert capture.end is None and capture.peaks["cpu"].bytes == 4000
 
 
+@pytest.mark.slow
 def test_a_recording_that_nobody_ended_is_whole_when_python_ends(tmp_path):
     ran = run_here(
         tmp_path,
@@ -408,6 +413,7 @@ def test_threads(tmp_path):
     assert sum(capture.snapshot(capture.event_count).totals["cpu"].values()) == 0
 
 
+@pytest.mark.slow
 @needs_interception
 def test_a_tracker_with_another_source_does_not_fail_because_of_modscope_run(tmp_path):
     (tmp_path / "train.py").write_text(

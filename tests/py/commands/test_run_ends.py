@@ -8,6 +8,8 @@ import pytest
 from helpers import INTERCEPTION, needs_interception
 from run_helpers import captures, kill_when_ready, only_capture, run, start, training, write
 
+pytestmark = pytest.mark.slow  # each test starts a Python that imports torch
+
 FOREVER = """
     step()
     big = torch.ones(3_000_000)

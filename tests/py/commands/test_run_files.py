@@ -129,6 +129,7 @@ def test_a_file_system_that_takes_no_files(tmp_path):
     refused(run(tmp_path, "-o", "/proc/x.msc", "script.py"), "/proc")
 
 
+@pytest.mark.slow
 def test_two_at_once_in_one_folder(tmp_path):
     name = training(tmp_path, "step(); print('ready', flush=True); sys.stdin.readline()")
     both = [start(tmp_path, name) for _ in range(2)]

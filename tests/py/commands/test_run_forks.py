@@ -7,6 +7,8 @@ import pytest
 import torch
 from run_helpers import RUN, call, captures, only_capture, run, training, write
 
+pytestmark = pytest.mark.slow  # each test starts a Python that imports torch
+
 FORKS = """
     import multiprocessing, os
     from torch.utils.data import DataLoader

@@ -273,6 +273,7 @@ def test_a_forked_child_says_nothing(tmp_path):
     assert done.status == 0 and done.err == b"" and done.said.count("\n") == 1 and captures(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_torch_as_the_script_sees_it(tmp_path):
     write(
         tmp_path,

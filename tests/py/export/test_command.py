@@ -305,6 +305,7 @@ def test_blocks_that_have_no_addresses_left(modscope):
     assert modscope("export vast.msc --format perfetto -o out")[0] == 0
 
 
+@pytest.mark.slow
 def test_forged_captures_are_exported_or_refused(modscope):
     """Bytes are changed at random, with checksums that fit."""
     originals = [train(3).end(how="finished"), lossy().end(how="finished"), mixed().end(how="finished")]

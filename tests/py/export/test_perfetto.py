@@ -4,6 +4,7 @@ import pytest
 from export_helpers import BY_HAND, REAL, export, load
 from perfetto_readers import READ
 
+pytestmark = pytest.mark.slow  # two readers of each trace
 EXACT = 1 << 53  # the trace processor counts in doubles
 
 

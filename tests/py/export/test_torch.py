@@ -145,6 +145,7 @@ def test_the_trace_leads_to_the_segments_without_overlap(capture):
     assert peaks == {device: peak.bytes for device, peak in loaded.peaks.items()}
 
 
+@pytest.mark.slow
 def test_torchs_other_functions_take_it(capture):
     snapshot = snapshot_of(capture)
     said = _memory_viz.trace(snapshot)
@@ -169,6 +170,7 @@ def test_what_is_left_when_freed_blocks_are_filtered_is_held(capture, capsys):
     assert "without" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_only_opcodes_that_the_viewer_reads(capture):
     data = export(capture, "torch-snapshot").read_bytes()
     batch = 0

@@ -122,6 +122,7 @@ def test_an_error_while_entering_leaves_nothing(source, monkeypatch):
         assert now(mt, "Total") == kept.nbytes
 
 
+@pytest.mark.slow
 def test_the_first_entering_of_all_is_interrupted():
     done = run_python(
         """

@@ -101,6 +101,7 @@ def compiled_steps(mt):
     return frames(counter), sum(counters["graph_break"].values()), mod.weight.detach().clone()
 
 
+@pytest.mark.slow
 @needs_interception
 def test_a_compiled_step_of_an_optimizer():
     plain, tracked = compiled_steps(None), compiled_steps(MemTracker("allocator"))

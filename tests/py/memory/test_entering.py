@@ -163,6 +163,7 @@ def test_left_in_the_order_they_were_entered(source):
     del first, second, third
 
 
+@pytest.mark.slow
 def test_leaving_in_another_thread():
     """In a new interpreter: whether it is done or refused, a tracker works afterwards."""
     done = run_python(

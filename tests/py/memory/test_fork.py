@@ -100,6 +100,7 @@ def test_a_child_leaves_and_enters(source):
     del kept
 
 
+@pytest.mark.slow
 def test_a_fork_while_other_threads_allocate():
     """Whatever lock another thread holds at the fork, the child does not wait for it."""
     import threading
@@ -200,6 +201,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
 )

@@ -235,6 +235,7 @@ def filled():
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("filled")
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_does_not_grow(kind):
@@ -247,6 +248,7 @@ def test_memory_does_not_grow(kind):
         assert mt.peak[CPU].bytes > 0
 
 
+@pytest.mark.slow
 def test_entering_and_leaving_does_not_grow():
     mod, x = mlp(1), torch.randn(2, 4)
 
@@ -260,6 +262,7 @@ def test_entering_and_leaving_does_not_grow():
     assert growth(step, 2000) < 2 * ALLOWED
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("filled")
 def test_giving_every_batch_does_not_grow():
     """Neither the memory nor the work per call grows."""
@@ -278,6 +281,7 @@ def test_giving_every_batch_does_not_grow():
         assert python_calls(step) <= few + 10
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("filled")
 def test_readings_do_not_grow():
     mod, x = mlp(2), torch.randn(2, 4)

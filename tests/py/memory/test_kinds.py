@@ -249,6 +249,7 @@ def test_an_interrupt_in_the_middle(source):
     del made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["entered", "left"])
 def test_the_interpreter_may_end_at_any_time(way):
     done = run_python(

@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from modscope import ModTracker, ModuleTracker
 
+pytestmark = pytest.mark.slow
+
 STEPS = 10_000
 PAST_CALLS = 150_000  # more than the watch keeps
 ALLOWED = 2 << 20

@@ -9,7 +9,7 @@ import torch
 from helpers import Boom, make, needs_interception
 from hypothesis import given, note
 from hypothesis import strategies as st
-from memory_helpers import bytes_of, Counted, every_source, held, held_by, now, quick_collect, random_programs, wrong_sums
+from memory_helpers import bytes_of, Counted, every_source, held, held_by, now, random_programs, wrong_sums
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -149,7 +149,7 @@ def check(mt, world):
 @given(first=builds, program=programs)
 def test_figures_are_those_of_the_objects_after_every_step(source, first, program):
     torch.manual_seed(0)
-    with quick_collect(), MemTracker(source) as mt:
+    with MemTracker(source) as mt:
         world = World(first)
         mt.track_external(world.models, world.opts)
         check(mt, world)
@@ -177,7 +177,7 @@ def test_figures_are_those_of_the_objects_after_every_step(source, first, progra
 @given(first=builds, program=programs)
 def test_total_and_peak_are_those_of_the_allocator_after_every_step(first, program):
     torch.manual_seed(0)
-    with quick_collect(), MemTracker("allocator") as mt:
+    with MemTracker("allocator") as mt:
         with Counted(mt) as count:
             world = World(first)
             for what, i in program:

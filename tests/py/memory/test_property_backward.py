@@ -6,7 +6,7 @@ import torch
 from helpers import needs_interception
 from hypothesis import given
 from hypothesis import strategies as st
-from memory_helpers import CPU, every_source, quick_collect, random_programs, wrong_sums
+from memory_helpers import CPU, every_source, random_programs, wrong_sums
 from torch import nn
 
 from modscope import MemTracker
@@ -118,7 +118,7 @@ def test_the_owners_of_blocks_of_backward_and_what_was_held_around_it(source, tr
     mod = Tree(world, tree, "Tree")
     x, gradient = torch.ones(1, requires_grad=True), torch.ones(1)
     mt = MemTracker(source)
-    with quick_collect(), mt:
+    with mt:
         y = mod(x)
         if y is not x:
             torch.autograd.grad(y, x, gradient)

@@ -3,11 +3,12 @@ ledger: a dict of live blocks that is copied at every new peak."""
 
 import threading
 
+import pytest
 import torch
 from helpers import Boom, needs_interception
 from hypothesis import given, note
 from hypothesis import strategies as st
-from memory_helpers import CPU, every_source, quick_collect, random_programs, wrong_sums
+from memory_helpers import CPU, every_source, random_programs, wrong_sums
 from torch import nn
 
 from modscope import MemTracker
@@ -146,7 +147,7 @@ def read_totals(mt):
 def test_who_holds_what_now_at_the_peak_and_around_each_call(source, tree, script):
     ledger = Ledger()
     mod = Node(ledger, tree, "Node")
-    with quick_collect(), MemTracker(source) as mt:
+    with MemTracker(source) as mt:
         for what, n in script:
             note(f"{what} {n}")
             raised = False
@@ -172,6 +173,7 @@ def test_who_holds_what_now_at_the_peak_and_around_each_call(source, tree, scrip
                 assert {fqn: found[fqn] for fqn in ledger.calls} == ledger.calls
 
 
+@pytest.mark.slow
 @needs_interception
 @random_programs
 @given(first=st.tuples(trees(), scripts), second=st.tuples(trees(), scripts))
@@ -190,7 +192,7 @@ def test_two_threads_at_once(first, second):
         except BaseException as error:
             errors.append(error)
 
-    with quick_collect(), MemTracker("allocator") as mt:
+    with MemTracker("allocator") as mt:
         threads = [threading.Thread(target=work, args=(i, *plan)) for i, plan in enumerate((first, second))]
         for thread in threads:
             thread.start()

@@ -242,10 +242,12 @@ def without_interception():
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_without_interception_auto_is_the_dispatcher(without_interception):
     assert without_interception[0] == "dispatcher"
 
 
+@pytest.mark.slow
 def test_without_interception_the_allocator_is_refused_with_a_reason(without_interception):
     assert "MODSCOPE_INTERPOSE" in without_interception[1] and "dispatcher" in without_interception[1]
 

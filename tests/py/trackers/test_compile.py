@@ -84,6 +84,7 @@ def test_compiled_while_tracked(model_type, trackers):
     assert frames(counter) == want
 
 
+@pytest.mark.slow
 @needs_interception
 @pytest.mark.parametrize("model_type", [Small, Breaks])
 def test_compiled_before_tracking(model_type, trackers):
@@ -99,6 +100,7 @@ def test_compiled_before_tracking(model_type, trackers):
     assert frames(counter) == want
 
 
+@pytest.mark.slow
 @needs_interception
 @pytest.mark.parametrize("model_type", [Small, Breaks])
 def test_compiled_after_tracking(model_type, trackers):
@@ -192,6 +194,7 @@ def test_a_compiled_function_that_calls_modules(trackers):
     assert frames(again) == want
 
 
+@pytest.mark.slow
 @needs_interception
 def test_a_compiled_optimizer_step(trackers):
     def run(context):

@@ -111,6 +111,7 @@ def test_a_child_leaves_the_tracker(tracker_type, torch_as_found):
         right(tracker)
 
 
+@pytest.mark.slow
 def test_while_other_threads_run(mt):
     """Whatever lock another thread holds at the fork, the child does not wait for it."""
     stop = threading.Event()

@@ -255,6 +255,7 @@ def test_a_module_that_calls_itself_does_not_change_warnings():
     assert warnings.formatwarning is before
 
 
+@pytest.mark.slow
 def test_the_first_import_and_the_first_tracker_change_nothing():
     """They also print nothing and draw no random number."""
     done = run_python("""

@@ -165,6 +165,7 @@ def test_a_tracker_that_nobody_holds_while_active(tracker_type, torch_as_found):
     t.__exit__()
 
 
+@pytest.mark.slow
 def test_the_end_of_the_interpreter_inside_a_tracker():
     done = run_python("""
         import atexit, torch, modscope
@@ -205,6 +206,7 @@ def test_a_tracker_in_a_loop_of_steps(torch_as_found):
     assert {r.parents for r in log} == {frozenset({"Global", "Sequential", "Sequential.1"})}
 
 
+@pytest.mark.slow
 def test_a_tracker_that_dies_inside_a_forward():
     """Calls that are still open use nothing of the deleted tracker."""
     done = run_python(

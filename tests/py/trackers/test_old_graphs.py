@@ -1,5 +1,6 @@
 """Graphs kept while many other calls ran are attributed to the right module or to "unknown", never to a wrong one."""
 
+import pytest
 import torch
 from helpers import UNKNOWN, grad_input, leaf, look, make, mlp, on_grad, pair
 from torch import nn
@@ -35,6 +36,7 @@ def test_a_thousand_later_steps_of_a_small_model(mt):
     assert right_or_unknown(log)
 
 
+@pytest.mark.slow
 def test_a_thousand_later_steps_of_a_large_model(mt):
     log = []
     loss = kept_graph(mt, log)
@@ -46,6 +48,7 @@ def test_a_thousand_later_steps_of_a_large_model(mt):
     right_or_unknown(log)
 
 
+@pytest.mark.slow
 def test_unknown_is_said_plainly(mt):
     """More calls than a bounded memory can keep."""
     log = []
@@ -58,6 +61,7 @@ def test_unknown_is_said_plainly(mt):
     assert [set(r.parents) for r in log] == [UNKNOWN] * 3
 
 
+@pytest.mark.slow
 def test_recent_calls_stay_right_when_old_ones_are_dropped(mt):
     relu, x = nn.ReLU(), torch.ones(1, requires_grad=True)
     for _ in range(300_000):
@@ -70,6 +74,7 @@ def test_recent_calls_stay_right_when_old_ones_are_dropped(mt):
     assert right_or_unknown(log)
 
 
+@pytest.mark.slow
 def test_an_open_call_is_never_dropped(mt):
     """One call stays open longer than calls are kept: all nodes that it creates are attributed to it."""
     log = []

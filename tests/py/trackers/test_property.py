@@ -367,6 +367,7 @@ def test_hooks_are_always_balanced(spec, raises_at):
         assert world.wrong == []
 
 
+@pytest.mark.slow
 @common
 @given(specs=st.lists(trees(), min_size=2, max_size=4))
 def test_threads_do_not_disturb_each_other(specs):

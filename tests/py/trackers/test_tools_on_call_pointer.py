@@ -289,6 +289,7 @@ def test_torchs_own_trackers_beside_ours(as_found):
         assert readings(t) == RIGHT
 
 
+@pytest.mark.slow
 def test_call_impl_is_replaced_by_another_function():
     """The function that modscope has patched is no longer called; nothing breaks."""
     done = run_python("""

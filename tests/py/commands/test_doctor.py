@@ -10,6 +10,8 @@ import torch
 
 from modscope.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 
 def modscope(*args, **env):
     return subprocess.run(
