@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from modscope._commands.terminal import size
+from modscope._text import size
 
 NAMES = ["out-at-the-peak", "peak-at-the-end", "peak-at-the-start", "peak-in-the-middle", "many-failures"]
 NAMES += ["slow-start", "cuda-oom", "oom", "lost", "gpt", "one", "million"]

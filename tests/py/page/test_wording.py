@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from modscope._commands.terminal import size
+from modscope._text import size
 
 HEADINGS = ["Memory over time", "Modules", "Treemap", "Largest blocks", "Blocks that survive several steps"]
 
