@@ -17,6 +17,8 @@ C_FILES  := $(shell find include src tests examples bench -name '*.[ch]' 2>/dev/
 C_SRC    := $(filter src/%.c,$(C_FILES))
 WARNINGS := -std=c11 -Wall -Wextra -Wpedantic -fexceptions -pthread -Iinclude -Isrc
 GPU      := gpu-check-suite gpu-check-trackers gpu-check-capture gpu-check-models
+# Absolute, because tests start processes in other folders. What PYTHONPATH names already stays there.
+GPU_PATH  = $(CURDIR)/build/gpu$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -92,16 +94,16 @@ fuzz: fuzz-c ## fuzz the core
 gpu-check: $(GPU) ## all four of these, with the system's own Python and torch, installing nothing
 
 gpu-check-suite: gpu-check-build ## the Python suite and conformance
-	+@PYTHONPATH=build/gpu $(SIDE_BY_SIDE) suite conformance VPY=$(PYTHON) LOGS=build/gpu-logs SUITE_NEEDS=
+	+@PYTHONPATH=$(GPU_PATH) $(SIDE_BY_SIDE) suite conformance VPY=$(PYTHON) LOGS=build/gpu-logs SUITE_NEEDS=
 
 gpu-check-trackers: gpu-check-build ## what the trackers cost there
-	PYTHONPATH=build/gpu $(PYTHON) bench/trackers.py --device $(DEVICE) --rounds 60
+	PYTHONPATH=$(GPU_PATH) $(PYTHON) bench/trackers.py --device $(DEVICE) --rounds 60
 
 gpu-check-capture: gpu-check-build ## what capturing costs there
-	PYTHONPATH=build/gpu $(PYTHON) bench/capture.py --device $(DEVICE) --rounds 8 $(if $(filter cpu,$(DEVICE)),--tiny)
+	PYTHONPATH=$(GPU_PATH) $(PYTHON) bench/capture.py --device $(DEVICE) --rounds 8 $(if $(filter cpu,$(DEVICE)),--tiny)
 
 gpu-check-models: gpu-check-build ## MemTracker on real models, byte for byte
-	PYTHONPATH=build/gpu $(PYTHON) bench/gpu_models.py --device $(DEVICE) --json build/gpu_models.jsonl \
+	PYTHONPATH=$(GPU_PATH) $(PYTHON) bench/gpu_models.py --device $(DEVICE) --json build/gpu_models.jsonl \
 	    $(if $(filter cpu,$(DEVICE)),--tiny)
 
 gpu-check-build:
@@ -185,7 +187,7 @@ lint-gcc lint-clang: lint-%: | $(VPY)
 
 # libstdc++ is preloaded too, because otherwise ASan does not find the real __cxa_throw.
 ASAN_LIBS = $(shell gcc -print-file-name=libasan.so):$(shell gcc -print-file-name=libstdc++.so.6)
-ASAN_ENV  = LD_PRELOAD=$(ASAN_LIBS) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=build/asan
+ASAN_ENV  = LD_PRELOAD=$(ASAN_LIBS) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=$(CURDIR)/build/asan
 
 san-py: | $(VENV)/.needs
 	@if gcc -fsanitize=address,undefined -shared -o /dev/null -xc /dev/null 2>/dev/null; then \
