@@ -5,31 +5,31 @@
 
 #include <string.h>
 
-enum { FIRST_SLOT_BITS = 7, FIRST_BLOCKS = 64 };
+enum { FIRST_BUCKET_BITS = 7, FIRST_BLOCKS = 64 };
 
-static void insert_slot(struct ms__block_table *table, uint64_t slot)
+static void insert_bucket(struct ms__block_table *table, uint64_t bucket)
 {
-    uint32_t at = ms__home_slot(table, (uint32_t)(slot >> 32));
-    while (table->slots[at])
+    uint32_t at = ms__home_bucket(table, (uint32_t)(bucket >> 32));
+    while (table->buckets[at])
         at = (at + 1) & table->mask;
-    table->slots[at] = slot;
+    table->buckets[at] = bucket;
 }
 
-static bool grow_slots(ms_watch *watch, struct ms__block_table *table)
+static bool grow_buckets(ms_watch *watch, struct ms__block_table *table)
 {
-    uint32_t old_bits = table->slot_bits, bits = old_bits ? old_bits + 1 : FIRST_SLOT_BITS;
-    uint64_t *old = table->slots, *slots = bits < 32 ? ms__alloc(watch, sizeof *slots << bits) : NULL;
-    if (!slots)
+    uint32_t old_bits = table->bucket_bits, bits = old_bits ? old_bits + 1 : FIRST_BUCKET_BITS;
+    uint64_t *old = table->buckets, *buckets = bits < 32 ? ms__alloc(watch, sizeof *buckets << bits) : NULL;
+    if (!buckets)
         return false;
-    memset(slots, 0, sizeof *slots << bits);
-    table->slots = slots;
-    table->slot_bits = bits;
+    memset(buckets, 0, sizeof *buckets << bits);
+    table->buckets = buckets;
+    table->bucket_bits = bits;
     table->mask = (1u << bits) - 1;
     table->shift = 32 - bits;
     table->count_max = (uint32_t)((UINT64_C(6) << bits) / 10);
     for (size_t i = 0; old && i < (size_t)1 << old_bits; i++)
         if (old[i])
-            insert_slot(table, old[i]);
+            insert_bucket(table, old[i]);
     ms__free(watch, old);
     return true;
 }
@@ -57,9 +57,9 @@ bool ms__block_table_grow(ms_watch *watch, struct ms__block_table *table)
 {
     if (!table->free_first && table->used == table->room && !grow_chunks(watch, table))
         return false;
-    /* Slots that cannot grow only make probes longer, as long as one stays empty. */
-    if (table->count >= table->count_max && !grow_slots(watch, table))
-        return table->slot_bits && table->count < table->mask;
+    /* Buckets that cannot grow only make probes longer, as long as one stays empty. */
+    if (table->count >= table->count_max && !grow_buckets(watch, table))
+        return table->bucket_bits && table->count < table->mask;
     return true;
 }
 
@@ -78,14 +78,14 @@ void ms__block_table_close(ms_watch *watch, struct ms__block_table *table)
     for (uint32_t i = 0; i < table->chunk_room; i++)
         ms__free(watch, table->chunks[i]);
     ms__free(watch, table->chunks);
-    ms__free(watch, table->slots);
+    ms__free(watch, table->buckets);
     *table = (struct ms__block_table){0};
 }
 
 uint64_t ms__block_table_bytes(const struct ms__block_table *table)
 {
-    uint64_t slots = table->slot_bits ? sizeof *table->slots << table->slot_bits : 0;
-    return slots + (uint64_t)table->room * sizeof(struct ms__block) +
+    uint64_t buckets = table->bucket_bits ? sizeof *table->buckets << table->bucket_bits : 0;
+    return buckets + (uint64_t)table->room * sizeof(struct ms__block) +
            (uint64_t)table->chunk_room * sizeof *table->chunks;
 }
 

@@ -21,14 +21,14 @@ static_assert(MS_PARAMETER < MS_BUFFER && MS_BUFFER < MS_GRADIENT, "parameters a
 
 #define MS__BLOCK_CHUNK 1024u
 
-/*   slots, by the address's hash            chunks, by the block's number
+/*   buckets, by the address's hash            chunks, by the block's number
  *
  *   | upper half of the hash | number + 1 |  --> chunks[number / MS__BLOCK_CHUNK][number % MS__BLOCK_CHUNK]
- *   |           0: the slot is empty      |
+ *   |           0: the bucket is empty      |
  *
- * The slots use open addressing with linear probing: a block is in the first slot that was empty at or after its home
- * slot. Removing a block moves later ones back, so there are no tombstones. At most 6 of 10 slots are used, unless
- * memory ran out when the slots were to grow.
+ * The buckets use open addressing with linear probing: a block is in the first bucket that was empty at or after its
+ * home bucket. Removing a block moves later ones back, so there are no tombstones. At most 6 of 10 buckets are used,
+ * unless memory ran out when the buckets were to grow.
  *
  *   count + free structs = used <= room */
 struct ms__block_table {
@@ -38,10 +38,10 @@ struct ms__block_table {
     uint32_t used;       /* structs that were ever used; their numbers are below it */
     uint32_t free_first; /* number + 1 of a free struct that was used; 0: none */
     uint32_t count;      /* live blocks */
-    uint32_t count_max;  /* the slots grow before they hold more blocks */
-    uint64_t *slots;
-    uint32_t slot_bits;   /* there are 1 << slot_bits slots; 0: none yet */
-    uint32_t mask, shift; /* follow from slot_bits */
+    uint32_t count_max;  /* the buckets grow before they hold more blocks */
+    uint64_t *buckets;
+    uint32_t bucket_bits; /* there are 1 << bucket_bits buckets; 0: none yet */
+    uint32_t mask, shift; /* follow from bucket_bits */
 };
 
 void ms__block_table_close(ms_watch *watch, struct ms__block_table *table);
@@ -56,7 +56,7 @@ static inline uint32_t ms__address_hash(uint64_t address)
     return (uint32_t)(address * UINT64_C(0x9E3779B97F4A7C15) >> 32);
 }
 
-static inline uint32_t ms__home_slot(const struct ms__block_table *table, uint32_t hash)
+static inline uint32_t ms__home_bucket(const struct ms__block_table *table, uint32_t hash)
 {
     return hash >> table->shift;
 }
@@ -66,19 +66,20 @@ static inline struct ms__block *ms__block_at(const struct ms__block_table *table
     return &table->chunks[number / MS__BLOCK_CHUNK][number % MS__BLOCK_CHUNK];
 }
 
-/* The block, and its slot in *slot_of; or NULL, and the slot that a new block would get. The table has slots. */
-MS__INLINE struct ms__block *ms__block_find_slot(const struct ms__block_table *table, uint64_t address,
-                                                 uint32_t *slot_of)
+/* The block, and its bucket in *bucket_of; or NULL, and the bucket that a new block would get. The table has buckets.
+ */
+MS__INLINE struct ms__block *ms__block_find_bucket(const struct ms__block_table *table, uint64_t address,
+                                                   uint32_t *bucket_of)
 {
-    uint32_t hash = ms__address_hash(address), mask = table->mask, at = ms__home_slot(table, hash);
+    uint32_t hash = ms__address_hash(address), mask = table->mask, at = ms__home_bucket(table, hash);
     for (;; at = (at + 1) & mask) {
-        uint64_t slot = table->slots[at];
-        *slot_of = at;
-        if (!slot)
+        uint64_t bucket = table->buckets[at];
+        *bucket_of = at;
+        if (!bucket)
             return NULL;
-        if (slot >> 32 != hash)
+        if (bucket >> 32 != hash)
             continue;
-        struct ms__block *block = ms__block_at(table, (uint32_t)slot - 1);
+        struct ms__block *block = ms__block_at(table, (uint32_t)bucket - 1);
         if (MS__LIKELY(block->address == address))
             return block;
     }
@@ -86,17 +87,17 @@ MS__INLINE struct ms__block *ms__block_find_slot(const struct ms__block_table *t
 
 static inline struct ms__block *ms__block_find(const struct ms__block_table *table, uint64_t address)
 {
-    uint32_t slot;
-    return table->count ? ms__block_find_slot(table, address, &slot) : NULL;
+    uint32_t bucket;
+    return table->count ? ms__block_find_bucket(table, address, &bucket) : NULL;
 }
 
-/* The number of the block in this slot. */
-MS__INLINE uint32_t ms__block_number(const struct ms__block_table *table, uint32_t slot)
+/* The number of the block in this bucket. */
+MS__INLINE uint32_t ms__block_number(const struct ms__block_table *table, uint32_t bucket)
 {
-    return (uint32_t)table->slots[slot] - 1;
+    return (uint32_t)table->buckets[bucket] - 1;
 }
 
-/* Make room for one more block, its slot included. False when memory runs out: the table holds what it held. */
+/* Make room for one more block, its bucket included. False when memory runs out: the table holds what it held. */
 bool ms__block_table_grow(ms_watch *watch, struct ms__block_table *table);
 MS__INLINE bool ms__block_table_reserve(ms_watch *watch, struct ms__block_table *table)
 {
@@ -104,8 +105,9 @@ MS__INLINE bool ms__block_table_reserve(ms_watch *watch, struct ms__block_table 
     return MS__LIKELY(has_room) || ms__block_table_grow(watch, table);
 }
 
-/* Insert a block at the empty slot that ms__block_find_slot gave. There is room. Of the block only `address` is set. */
-MS__INLINE struct ms__block *ms__block_insert(struct ms__block_table *table, uint64_t address, uint32_t slot)
+/* Insert a block at the empty bucket that ms__block_find_bucket gave. There is room. Of the block only `address` is
+ * set. */
+MS__INLINE struct ms__block *ms__block_insert(struct ms__block_table *table, uint64_t address, uint32_t bucket)
 {
     uint32_t number = table->free_first;
     struct ms__block *block;
@@ -117,23 +119,23 @@ MS__INLINE struct ms__block *ms__block_insert(struct ms__block_table *table, uin
         block = ms__block_at(table, number - 1);
     }
     block->address = address;
-    table->slots[slot] = (uint64_t)ms__address_hash(address) << 32 | number;
+    table->buckets[bucket] = (uint64_t)ms__address_hash(address) << 32 | number;
     table->count++;
     return block;
 }
 
-/* Remove the block that is in this slot. Blocks after it move back where the empty slot would end their probe. */
-MS__INLINE void ms__block_remove(struct ms__block_table *table, struct ms__block *block, uint32_t slot)
+/* Remove the block that is in this bucket. Blocks after it move back where the empty bucket would end their probe. */
+MS__INLINE void ms__block_remove(struct ms__block_table *table, struct ms__block *block, uint32_t bucket)
 {
-    uint32_t mask = table->mask, number = (uint32_t)table->slots[slot], empty = slot;
-    for (uint64_t moved; (moved = table->slots[slot = (slot + 1) & mask]) != 0;) {
-        uint32_t home = ms__home_slot(table, (uint32_t)(moved >> 32));
-        if (((slot - home) & mask) < ((slot - empty) & mask))
+    uint32_t mask = table->mask, number = (uint32_t)table->buckets[bucket], empty = bucket;
+    for (uint64_t moved; (moved = table->buckets[bucket = (bucket + 1) & mask]) != 0;) {
+        uint32_t home = ms__home_bucket(table, (uint32_t)(moved >> 32));
+        if (((bucket - home) & mask) < ((bucket - empty) & mask))
             continue;
-        table->slots[empty] = moved;
-        empty = slot;
+        table->buckets[empty] = moved;
+        empty = bucket;
     }
-    table->slots[empty] = 0;
+    table->buckets[empty] = 0;
     table->count--;
     block->bytes = 0;
     block->address = table->free_first;

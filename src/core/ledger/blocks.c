@@ -6,7 +6,7 @@
 
 /* ---- adding and dropping ---- */
 
-MS__INLINE void drop_block(ms_ledger *ledger, struct ms__block *block, uint32_t slot)
+MS__INLINE void drop_block(ms_ledger *ledger, struct ms__block *block, uint32_t bucket)
 {
     struct ms__device_totals *totals = &ledger->totals[block->device];
     int64_t bytes = (int64_t)block->bytes;
@@ -18,15 +18,15 @@ MS__INLINE void drop_block(ms_ledger *ledger, struct ms__block *block, uint32_t 
     if (MS__UNLIKELY(block->category <= MS_BUFFER))
         ledger->parameters_dropped++;
     if (ms__captured(ledger))
-        ms__capture_drop(ledger, ms__block_number(&ledger->blocks, slot));
-    ms__block_remove(&ledger->blocks, block, slot);
+        ms__capture_drop(ledger, ms__block_number(&ledger->blocks, bucket));
+    ms__block_remove(&ledger->blocks, block, bucket);
 }
 
 static void drop_block_found_by_scan(ms_ledger *ledger, struct ms__block *block)
 {
-    uint32_t slot;
-    ms__block_find_slot(&ledger->blocks, block->address, &slot);
-    drop_block(ledger, block, slot);
+    uint32_t bucket;
+    ms__block_find_bucket(&ledger->blocks, block->address, &bucket);
+    drop_block(ledger, block, bucket);
 }
 
 /* Who adds a block: where the thread is. */
@@ -42,12 +42,12 @@ static inline struct origin find_origin(const ms_thread *thread)
                   : (struct origin){MS_IDLE, MS_GLOBAL, NULL};
 }
 
-/* The old block at this address was freed without a report. *slot becomes the slot of the new one. */
-MS__RARE void drop_stale_block(ms_ledger *ledger, uint64_t address, uint32_t *slot)
+/* The old block at this address was freed without a report. *bucket becomes the bucket of the new one. */
+MS__RARE void drop_stale_block(ms_ledger *ledger, uint64_t address, uint32_t *bucket)
 {
-    struct ms__block *block = ms__block_find_slot(&ledger->blocks, address, slot);
-    drop_block(ledger, block, *slot);
-    ms__block_find_slot(&ledger->blocks, address, slot);
+    struct ms__block *block = ms__block_find_bucket(&ledger->blocks, address, bucket);
+    drop_block(ledger, block, *bucket);
+    ms__block_find_bucket(&ledger->blocks, address, bucket);
 }
 
 /* With the lock held. Everything that may fail comes before the first change. */
@@ -60,11 +60,11 @@ MS__INLINE int add_block(ms_ledger *ledger, struct origin origin, const struct m
         ms__ledger_count_lost(ledger);
         return MS_ENOMEM;
     }
-    uint32_t slot;
-    struct ms__block *stale = ms__block_find_slot(&ledger->blocks, added->address, &slot);
+    uint32_t bucket;
+    struct ms__block *stale = ms__block_find_bucket(&ledger->blocks, added->address, &bucket);
     if (MS__UNLIKELY(stale != NULL))
-        drop_stale_block(ledger, added->address, &slot);
-    struct ms__block *block = ms__block_insert(&ledger->blocks, added->address, slot);
+        drop_stale_block(ledger, added->address, &bucket);
+    struct ms__block *block = ms__block_insert(&ledger->blocks, added->address, bucket);
     block->bytes = added->bytes;
     block->since = ++ledger->time;
     block->path = added->path;
@@ -84,7 +84,7 @@ MS__INLINE int add_block(ms_ledger *ledger, struct origin origin, const struct m
     if (MS__UNLIKELY(ledger->reported_backward_count))
         ms__reported_backwards_grow(ledger, added->device);
     if (ms__captured(ledger))
-        ms__capture_add(ledger, origin.thread, origin.phase, block, ms__block_number(&ledger->blocks, slot));
+        ms__capture_add(ledger, origin.thread, origin.phase, block, ms__block_number(&ledger->blocks, bucket));
     return MS_OK;
 }
 
@@ -140,15 +140,15 @@ int ms_block_add_as(ms_ledger *ledger, const ms_thread *thread, uint64_t address
 int ms_block_drop(ms_ledger *ledger, uint64_t address)
 {
     int error = MS_OK;
-    uint32_t slot;
+    uint32_t bucket;
     ms__lock(&ledger->lock);
-    struct ms__block *block = ledger->blocks.count ? ms__block_find_slot(&ledger->blocks, address, &slot) : NULL;
+    struct ms__block *block = ledger->blocks.count ? ms__block_find_bucket(&ledger->blocks, address, &bucket) : NULL;
     if (MS__UNLIKELY(!MS__PEEK(ledger->attached)))
         error = MS_EDETACHED;
     else if (MS__UNLIKELY(!block))
         error = MS_ENOBLOCK;
     else
-        drop_block(ledger, block, slot);
+        drop_block(ledger, block, bucket);
     ms__unlock(&ledger->lock);
     return error;
 }
@@ -222,9 +222,9 @@ static int change_block(ms_ledger *ledger, struct ms__block *block, uint32_t cat
     block->path = path;
     block->category = (uint8_t)category;
     if (ms__captured(ledger)) {
-        uint32_t slot;
-        ms__block_find_slot(&ledger->blocks, block->address, &slot);
-        ms__capture_claim(ledger, ms__block_number(&ledger->blocks, slot), category, path, !retroactive);
+        uint32_t bucket;
+        ms__block_find_bucket(&ledger->blocks, block->address, &bucket);
+        ms__capture_claim(ledger, ms__block_number(&ledger->blocks, bucket), category, path, !retroactive);
     }
     return MS_OK;
 }
