@@ -117,7 +117,7 @@ def test_the_out_of_memory_report_writes_sizes_like_everybody(capfd):
 
     from modscope import MemTracker, _native
 
-    sizes = [2**44, 2**45 + 2**40, 3 * 2**46 + 12345, 2**50, 2**50 + 2**47, 7 * 2**48]
+    sizes = [2**47, 2**47 + 2**45, 3 * 2**46 + 12345, 2**50, 2**50 + 2**47, 7 * 2**48]
     with MemTracker() as tracker:
         held = [nn.Linear(1, n) for n in (1, 100, 3000, 600_000)]
         for size in sizes:
