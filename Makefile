@@ -17,7 +17,7 @@ C_FILES  := $(shell find include src tests examples bench -name '*.[ch]' 2>/dev/
 C_SRC    := $(filter src/%.c,$(C_FILES))
 WARNINGS := -std=c11 -Wall -Wextra -Wpedantic -fexceptions -pthread -Iinclude -Isrc
 GPU      := gpu-check-suite gpu-check-trackers gpu-check-capture gpu-check-models
-# Absolute, because tests start processes in other folders. What PYTHONPATH names already stays there.
+# Absolute, because tests start processes in other folders. The folders that PYTHONPATH already lists are kept.
 GPU_PATH  = $(CURDIR)/build/gpu$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := help

@@ -248,7 +248,7 @@ typedef enum ms_pack_column {
     MS_PACK_RUNNING_PATH,  /* the path of that thread */
     MS_PACK_STEP,          /* pairs: a tick (delta), and the number of the step that began */
     MS_PACK_RESERVED,      /* triples: a tick (delta), a device, and the bytes that it has reserved from then on */
-    MS_PACK_OOM,           /* sevens: a tick (delta), device, bytes requested, allocated, reserved, phase, path */
+    MS_PACK_OOM, /* seven numbers each: a tick (delta), device, bytes requested, allocated, reserved, phase, path */
     MS_PACK_COLUMNS
 } ms_pack_column;
 

@@ -3,9 +3,9 @@
 #   test-c      tests and example, plain and with the address and undefined-behaviour sanitizers
 #   tsan-c      tests with the thread sanitizer
 #   fuzz-c      random events against the models, and any bytes as captures, for FUZZ_SECONDS
-#   bench-core  instructions a module call, a backward node and a block of memory cost; the ledger's own memory
+#   bench-core  how many instructions a module call, a backward node and a block of memory cost; the ledger's own memory
 #
-# A sanitizer whose runtime is missing is skipped, and said so.
+# Where the runtime of a sanitizer is missing, its tests are skipped, and the output says so.
 
 CC ?= cc
 CLANG ?= clang

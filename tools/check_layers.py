@@ -34,7 +34,7 @@ CORE = "src/core"
 WATCH, LEDGER, CAPTURE = f"{CORE}/watch", f"{CORE}/ledger", f"{CORE}/capture"
 WRITE, READ, PACK = f"{CAPTURE}/write", f"{CAPTURE}/read", f"{CAPTURE}/pack"
 LAYERS = {
-    # layer: (layers whose headers it may include; may it include Python.h). A nested folder stands before its parent.
+    # layer: (layers whose headers it may include; may it include Python.h). A nested folder is listed before its parent.
     "include": ({"include"}, False),
     PACK: ({"include", CORE, CAPTURE, READ, PACK}, False),
     READ: ({"include", CORE, CAPTURE, READ}, False),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from modscope._categories import Category
 
-_MOST_DEVICES = 64  # a device's number is below
+_MOST_DEVICES = 64  # every device's number is below it
 
 
 class CaptureError(ValueError):
@@ -15,7 +15,7 @@ class CaptureError(ValueError):
 
 
 class Phase(NamedTuple):
-    """The time spent in a phase, and the blocks that were made in it."""
+    """The time spent in a phase, and the blocks that were allocated in it."""
 
     time: float
     blocks: int
@@ -67,11 +67,11 @@ class Block(NamedTuple):
     category: Category
     module: str
     phase: str
-    """The phase that it was made in."""
+    """The phase in which it was allocated."""
     step: int
-    """The step that it was made in."""
+    """The step in which it was allocated."""
     made_at: float
-    """When it was made, in seconds since the capture began."""
+    """When it was allocated, in seconds since the capture began."""
     outside: bool
     """Whether it did not come from torch's allocators."""
     slot: int
@@ -88,7 +88,7 @@ class Names:
     def __init__(self, devices: Sequence[str], modules: Sequence[str]) -> None:
         unnamed = (f"device {i}" for i in range(len(devices), _MOST_DEVICES))
         self.devices = _make_distinct([*devices, *unnamed])
-        """All that may be met, by number; those without a name in the file have one here."""
+        """All devices that may occur, by number; those that the file does not name are called "device N"."""
         self.named_devices = self.devices[: len(devices)]
         """Those that the file names, by number."""
         self.modules = modules
@@ -107,7 +107,7 @@ class Names:
 
 
 def _make_distinct(names: list[str]) -> list[str]:
-    """The names, with its number after one that came before."""
+    """The names, each with its number in parentheses after it if an earlier device has the same name."""
     seen: dict[str, int] = {}
     for i, name in enumerate(names):
         seen[name if name not in seen else f"{name} ({i})"] = i

@@ -211,7 +211,7 @@ class Capture:
 
     @cached_property
     def phases(self) -> dict[str, Phase]:
-        """For each of the phases "idle", "forward", "recompute", ...: the time spent in it and the blocks made in it."""
+        """For each of the phases "idle", "forward", "recompute", ...: the time spent in it and the blocks allocated in it."""
         return {word: Phase(time / 1e6, blocks, size) for word, (time, blocks, size) in self._survey["phases"].items()}
 
     @property

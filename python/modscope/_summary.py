@@ -1,5 +1,5 @@
-"""A run in figures: its peaks, who held what then, how it ended. ``modscope summary``, the page and the notebook show
-them. Needs no torch."""
+"""A run in figures: its peaks, what each module held then, how it ended. ``modscope summary``, the page and the
+notebook show them. Needs no torch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 /* intercept_blocks.c - the interception points of blocks: the ELF slots through which torch's
  * allocators report to torch's profiler.
  *
- * It runs on any thread, mostly without the GIL and with the allocator's lock held. So nothing
- * here takes the GIL, calls torch, or waits for a thread that does. A thread that has entered
+ * The functions run on any thread, mostly without the GIL and with the allocator's lock held. So
+ * they do not take the GIL, call torch, or wait for a thread that does. A thread that has entered
  * neither a call nor a node has no position, and is not opened in the watch for a block. */
 #include "torch/intercept.h"
 
@@ -63,7 +63,7 @@ static struct block_point {
 #undef X
 };
 
-static _Atomic uint64_t counted_blocks; /* while no ledger gets the blocks, to verify that they reach us */
+static _Atomic uint64_t counted_blocks; /* reported while no ledger is set; see block_reaches_us */
 
 static inline ms_ledger *current_ledger(void)
 {
@@ -101,7 +101,7 @@ static void intercept_cpu_out_of_memory(void *reporter, size_t bytes)
 
 /* ---- other devices ---- */
 
-/* The reserved bytes change seldom, and the ledger is told only then. */
+/* The reserved bytes seldom change, so they are reported to the ledger only when they do. */
 static void update_reserved(ms_ledger *ledger, uint32_t device, size_t reserved)
 {
     static _Atomic size_t latest[MS_MAX_DEVICES];

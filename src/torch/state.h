@@ -1,7 +1,7 @@
 /* state.h - the state that all files of the extension modscope._native share.
  *
  * How the files are named:
- *     *_api.c         types and functions that Python sees and that only hand over or answer
+ *     *_api.c         types and functions for Python, which only convert arguments and results
  *     intercept_*.c   an interception point, and the Python functions that find and verify it
  *     fallback_*.c    what replaces an interception point that is not used
  *     *_claims.c      which known object holds which block

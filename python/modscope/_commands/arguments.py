@@ -102,7 +102,7 @@ def add_commands(add_parser: Subparsers) -> None:
 
 def _add_summary(add_parser: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(
-        add_parser, "summary", "show a run on one screen: the peak, and who held the memory then", "summary run.msc"
+        add_parser, "summary", "show a run on one screen: the peak, and which modules held the memory then", "summary run.msc"
     )
     _add_capture(parser)
     return parser

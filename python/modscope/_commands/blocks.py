@@ -44,7 +44,7 @@ def _group(blocks: list[Report], arguments: Namespace) -> list[Group[Report]]:
     return groups[: arguments.n or None]
 
 
-_HEADERS = ("Bytes", "Blocks", "Category", "Made in", "Step", "Age", "Module")
+_HEADERS = ("Bytes", "Blocks", "Category", "Allocated in", "Step", "Age", "Module")
 _NAME_COLUMNS = 24  # that a module's name should have; for it the age is left out
 
 
@@ -53,8 +53,8 @@ def _row(group: Group[Report]) -> tuple[str, ...]:
     each = f"{count} x {size(block['bytes'])}" if count > 1 else ""
     mark = " *" if block["outside"] else ""
     oldest = max(member["age"] for member in group.members)
-    made = block["category"] + mark, block["phase"], str(block["step"]), duration(oldest)
-    return size(count * block["bytes"]), each, *made, label(group.name)
+    allocation = block["category"] + mark, block["phase"], str(block["step"]), duration(oldest)
+    return size(count * block["bytes"]), each, *allocation, label(group.name)
 
 
 def _table(groups: list[Group[Report]], screen: Screen) -> list[str]:
@@ -67,7 +67,7 @@ def _table(groups: list[Group[Report]], screen: Screen) -> list[str]:
     else:
         columns.remove("Blocks")
     chosen = [_HEADERS.index(word) for word in columns]
-    left = [columns.index(word) for word in ("Category", "Made in")]
+    left = [columns.index(word) for word in ("Category", "Allocated in")]
     return screen.table(columns, [[row[i] for i in chosen] for row in rows], left)
 
 
@@ -80,4 +80,4 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     held = sum(block["bytes"] for block in shown)
     out += ["", f"{counted(len(shown), 'block')}: {size(held)} of {size(result['total'])}"]
     out += others(result, screen) + notes(result, screen)
-    return out + next_command("What stays step after step", "leaks", result["file"])
+    return out + next_command("Blocks that survive several steps", "leaks", result["file"])

@@ -62,7 +62,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     for side in ("a", "b"):
         if lines := notes(result[side], screen):
             out += ["", f"{side.upper()}:", *lines[1:]]
-    return out + next_command("Who holds it", "tree", *moment_words(result["b"], arguments))
+    return out + next_command("Which modules hold it", "tree", *moment_words(result["b"], arguments))
 
 
 def _sides(result: Report, screen: Screen) -> list[str]:

@@ -44,7 +44,7 @@ def _lines(group: Report, width: int, several_devices: bool, screen: Screen) -> 
         sizes += f", {counted(len(group['sizes']) - _SIZES, 'more size')}"
     pad = " " * (width + 2)
     first = f"{size(group['bytes']):>{width}}  {screen.bold(screen.fit(owner, room - len(on)))}{on}"
-    made = f"{counted(group['count'], 'block')} made in {steps}"
+    allocated = f"{counted(group['count'], 'block')} allocated in {steps}"
     if group["phases"] != ["idle"]:
-        made += f", in {', '.join(group['phases'])}"
-    return [first, pad + screen.cut(made, room), pad + screen.cut(sizes, room), ""]
+        allocated += f", in {', '.join(group['phases'])}"
+    return [first, pad + screen.cut(allocated, room), pad + screen.cut(sizes, room), ""]

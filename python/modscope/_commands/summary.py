@@ -36,7 +36,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
         out += ["", *part]
     out += notes(result, screen)
     at = "oom" if result["last_oom"] else "peak"
-    return out + next_command("Who holds it", "tree", result["file"], "--at", at)
+    return out + next_command("Which modules hold it", "tree", result["file"], "--at", at)
 
 
 def _run(result: Report, screen: Screen) -> list[str]:
@@ -50,7 +50,7 @@ def _run(result: Report, screen: Screen) -> list[str]:
 
 def _out_of_memory(result: Report, screen: Screen) -> list[str]:
     oom = result["last_oom"]
-    times = "" if result["oom_count"] == 1 else f" {result['oom_count']} times, at last"
+    times = "" if result["oom_count"] == 1 else f" {result['oom_count']} times, the last time"
     failed = f"Out of memory{times}: an allocation of {size(oom['requested'])} failed on {clean(oom['device'])}"
     held = at_least(result["is_lower_bound"], size(oom["held"])) + " was held"
     if oom["reserved"]:
@@ -84,14 +84,14 @@ def _peaks(result: Report, screen: Screen) -> list[str]:
 
 def _categories(main: Report, screen: Screen) -> list[str]:
     total = main["peak"]["bytes"]
-    held = sorted(((value, word) for word, value in parts_of(main["categories"]).items()), reverse=True)
+    held = sorted(((value, category) for category, value in parts_of(main["categories"]).items()), reverse=True)
     width = max((len(size(value)) for value, _ in held), default=0)
     bar = min(screen.width - width - 23, 40)
     most = max((value for value, _ in held), default=1)
     out = [screen.bold(f"By category, on {clean(main['device'])} at its peak")]
-    for value, word in held:
-        drawn = screen.bar(value / most, bar, {word: value})
-        out.append(f"  {size(value):>{width}}  {percent(value, total):>4}  {word:10}  {drawn}".rstrip())
+    for value, category in held:
+        drawn = screen.bar(value / most, bar, {category: value})
+        out.append(f"  {size(value):>{width}}  {percent(value, total):>4}  {category:10}  {drawn}".rstrip())
     return out
 
 
@@ -110,7 +110,7 @@ def _rows(modules: list[Report]) -> list[_Row]:
     for group in groups:
         own, count = group.members[0]["own"], len(group.members)
         each = f"{count} x {size(own[TOTAL])}" if count > 1 else ""
-        rows.append(_Row(group.name, {word: count * value for word, value in own.items()}, each))
+        rows.append(_Row(group.name, {category: count * value for category, value in own.items()}, each))
     return sorted(rows, key=lambda row: -row.own[TOTAL])[:MODULES]
 
 
@@ -136,6 +136,6 @@ def _phases(result: Report, screen: Screen) -> list[str]:
     spent = sum(phase["time"] for phase in result["phases"].values())
     for word, phase in result["phases"].items():
         if phase["time"] or phase["blocks"]:
-            made = f"{size(phase['bytes'])} in {counted(phase['blocks'], 'block')}"
-            rows.append(("  " + word, duration(phase["time"]), percent(phase["time"], spent), made))
-    return screen.table(("By phase", "time", "", "made"), rows, left=(0,))
+            allocated = f"{size(phase['bytes'])} in {counted(phase['blocks'], 'block')}"
+            rows.append(("  " + word, duration(phase["time"]), percent(phase["time"], spent), allocated))
+    return screen.table(("By phase", "time", "", "allocated"), rows, left=(0,))

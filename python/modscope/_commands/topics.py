@@ -43,13 +43,13 @@ Every block of memory has a category:
   Parameter   a parameter of a module
   Buffer      a buffer of a module
   Gradient    the .grad of a parameter
-  Activation  made in a forward, in a recompute or outside any module
-  Temp        made in a backward or in an optimizer step
+  Activation  allocated in a forward, in a recompute or outside any module
+  Temp        allocated in a backward or in an optimizer step
   Optstate    the state of an optimizer
   Other       anything else, such as memory from numpy
 The owner of a block is the module that it is attributed to. Global owns what
-was made outside any module. "Own" bytes are a module's without its children's;
-"Subtree" bytes are with them.""",
+was allocated outside any module. "Own" bytes are a module's without its
+children's; "Subtree" bytes are with them.""",
     ),
     "json": Topic(
         "what --json prints",

@@ -1,4 +1,4 @@
-"""``modscope tree``: who holds what at a moment, as a tree."""
+"""``modscope tree``: which modules hold the memory at a moment, as a tree."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def report(arguments: Namespace, load: Load) -> Report:
         result["tree"] = [_module_report(branch, depth) for branch in branches]
     else:
         sums = snapshot.totals[result["device"]]
-        words = sorted(filter(sums.get, CATEGORIES), key=lambda word: -sums[word])
-        result["tree"] = [_category_report(word, sums[word], branches, depth) for word in words]
+        categories = sorted(filter(sums.get, CATEGORIES), key=lambda category: -sums[category])
+        result["tree"] = [_category_report(category, sums[category], branches, depth) for category in categories]
     return result
 
 
@@ -54,18 +54,18 @@ def _module_report(branch: Branch, depth: int | None) -> Report:
     return _node_report(branch.name, branch.fqn, branch.own, branch.subtree, children)
 
 
-def _category_report(word: str, total: int, branches: Iterable[Branch], depth: int | None) -> Report:
-    children = [] if depth == 1 else _trees_of(word, branches, _below(depth))
-    return _node_report(str(word), None, {word: 0, TOTAL: 0}, {word: total, TOTAL: total}, children)
+def _category_report(category: str, total: int, branches: Iterable[Branch], depth: int | None) -> Report:
+    children = [] if depth == 1 else _trees_of(category, branches, _below(depth))
+    return _node_report(str(category), None, {category: 0, TOTAL: 0}, {category: total, TOTAL: total}, children)
 
 
-def _trees_of(word: str, branches: Iterable[Branch], depth: int | None) -> list[Report]:
+def _trees_of(category: str, branches: Iterable[Branch], depth: int | None) -> list[Report]:
     """The trees of modules with the bytes of one category only."""
     found = []
     for branch in branches:
-        own, subtree = ({word: sums[word], TOTAL: sums[word]} for sums in (branch.own, branch.subtree))
+        own, subtree = ({category: sums[category], TOTAL: sums[category]} for sums in (branch.own, branch.subtree))
         if subtree[TOTAL]:
-            children = [] if depth == 1 else _trees_of(word, branch.children, _below(depth))
+            children = [] if depth == 1 else _trees_of(category, branch.children, _below(depth))
             found.append(_node_report(branch.name, branch.fqn, own, subtree, children))
     return sorted(found, key=lambda node: -int(node["subtree"][TOTAL]))
 
@@ -109,7 +109,7 @@ _ROOT = _Branching("", "", "", "")
 
 
 def _multiplied(sums: Sums, count: int) -> Sums:
-    return {word: count * value for word, value in sums.items()}
+    return {category: count * value for category, value in sums.items()}
 
 
 def _content(node: Report) -> Hashable:
@@ -145,8 +145,8 @@ def _gather(nodes: list[_Node], lead: str) -> _Row:
     """One row for small nodes."""
     total: Sums = {}
     for node in nodes:
-        for word, value in node.subtree.items():
-            total[word] = total.get(word, 0) + value
+        for category, value in node.subtree.items():
+            total[category] = total.get(category, 0) + value
     return _Row(total, None, lead, f"({counted(len(nodes), 'smaller one')})")
 
 

@@ -1,5 +1,5 @@
-"""speedscope's file: who holds what at a moment, as a profile of bytes for each device. A stack is a module's dotted
-name, part by part, and then a category of the bytes that it holds itself."""
+"""speedscope's file: which modules hold the memory at a moment, as a profile of bytes for each device. A stack is a
+module's dotted name, part by part, and then a category of the bytes that it holds itself."""
 
 from __future__ import annotations
 

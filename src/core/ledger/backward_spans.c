@@ -57,7 +57,7 @@ static uint32_t collect_node_calls(ms_ledger *ledger, struct ms__thread_spans *s
     while (creator && record != MS__NONE && creator->ring.call_refs) {
         while (open > base && spans->open[open - 1].record > record)
             open--;
-        uint64_t encloser = MS__LOAD(ms__call_ring_at(&creator->ring, record)->outer);
+        uint64_t outer = MS__LOAD(ms__call_ring_at(&creator->ring, record)->outer);
         struct ms__span span;
         bool has_stats = make_backward_span(ledger, creator, record, &span);
         if (record < MS__LOAD(creator->ring.oldest))
@@ -73,7 +73,7 @@ static uint32_t collect_node_calls(ms_ledger *ledger, struct ms__thread_spans *s
         }
         if (has_stats)
             spans->node_calls[count++] = span;
-        record = encloser < record ? encloser : MS__NONE;
+        record = outer < record ? outer : MS__NONE;
     }
     return count;
 }

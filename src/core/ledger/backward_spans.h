@@ -4,8 +4,8 @@
 
 #include "core/ledger/call_spans.h"
 
-/* Store beside the record of the thread's innermost call, the latest of `path`, where the call's stats are: the nodes
- * that the call creates will open backward spans for it. */
+/* The thread's innermost call is the latest call of `path`. Store beside its record where its stats are, so that the
+ * nodes created in it open backward spans for it. */
 bool ms__call_refs_alloc(ms_ledger *ledger, struct ms__call_ring *ring);
 MS__INLINE void ms__call_ref_store(ms_ledger *ledger, ms_thread *thread, const struct ms__path_stats *path)
 {
@@ -21,7 +21,7 @@ MS__INLINE void ms__call_ref_store(ms_ledger *ledger, ms_thread *thread, const s
 
 /* A node of `creator`, created in the call of `record` (MS__NONE: in no known call), begins to run while `level` nodes
  * are open, it included. Pop the backward spans of this level that it is not in, and push those that it is in: its
- * call and the calls around it. What memory runs out for is counted as lost. */
+ * call and the calls around it. A span for which memory runs out is counted as lost. */
 void ms__spans_move_to_node(ms_ledger *ledger, struct ms__thread_spans *spans, ms_thread *creator, uint64_t record,
                             uint32_t level);
 

@@ -21,10 +21,10 @@ static_assert(MS_PARAMETER < MS_BUFFER && MS_BUFFER < MS_GRADIENT, "parameters a
 
 #define MS__BLOCK_CHUNK 1024u
 
-/*   buckets, by the address's hash            chunks, by the block's number
+/*   buckets, by the address's hash              chunks, by the block's number
  *
- *   | upper half of the hash | number + 1 |  --> chunks[number / MS__BLOCK_CHUNK][number % MS__BLOCK_CHUNK]
- *   |           0: the bucket is empty      |
+ *   | hash: 32 bits | number + 1: 32 bits |  --> chunks[number / MS__BLOCK_CHUNK][number % MS__BLOCK_CHUNK]
+ *   | 0: the bucket is empty              |
  *
  * The buckets use open addressing with linear probing: a block is in the first bucket that was empty at or after its
  * home bucket. Removing a block moves later ones back, so there are no tombstones. At most 6 of 10 buckets are used,
@@ -45,7 +45,8 @@ struct ms__block_table {
 };
 
 void ms__block_table_close(ms_watch *watch, struct ms__block_table *table);
-/* The live blocks in turn: *at is 0 at first, NULL is the end. The caller may remove the block that it got. */
+/* The next live block: set *at to 0 first, and call until it returns NULL. The caller may remove the block that it
+ * got. */
 struct ms__block *ms__block_next(const struct ms__block_table *table, uint32_t *at);
 uint64_t ms__block_table_bytes(const struct ms__block_table *table);
 /* NULL if the invariants hold, else the one that does not. */

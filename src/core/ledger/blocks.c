@@ -29,7 +29,7 @@ static void drop_block_found_by_scan(ms_ledger *ledger, struct ms__block *block)
     drop_block(ledger, block, bucket);
 }
 
-/* Who adds a block: where the thread is. */
+/* The position of the thread that adds a block. */
 struct origin {
     ms_phase phase;
     ms_path path;
@@ -190,7 +190,7 @@ static bool is_held_by_object(uint32_t category)
     return category == MS_PARAMETER || category == MS_BUFFER || category == MS_GRADIENT || category == MS_OPTSTATE;
 }
 
-/* Whether the block stays what it is: it was claimed in this pass for a category that comes earlier, or it is a
+/* Whether the claim has no effect: the block was claimed in this pass for a category that comes earlier, or it is a
  * parameter or buffer that is claimed as optimizer state. */
 static bool has_stronger_claim(const ms_ledger *ledger, const struct ms__block *block, uint32_t category)
 {

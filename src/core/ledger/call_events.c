@@ -33,7 +33,7 @@ static bool is_only_call(const ms_thread *thread)
     return at + 1 == thread->depth;
 }
 
-/* Append the stats of the call that begins, and set span->call to name them. NULL when memory runs out. */
+/* Append the stats of the call that begins, and set span->call to refer to them. NULL when memory runs out. */
 static struct ms__call_stats *append_call(ms_ledger *ledger, struct ms__thread_spans *spans,
                                           struct ms__path_stats *path, bool only_call, struct ms__span *span)
 {

@@ -4,7 +4,7 @@
 
 #include "core/base.h"
 
-/* ---- to the attached ledger, by the thread that the event is of. They take ledger->lock. ---- */
+/* ---- to the attached ledger; called on the thread in which it happens. They take ledger->lock. ---- */
 
 /* The thread's innermost call has begun; the thread has it on its stack. */
 void ms__on_call_enter(ms_ledger *ledger, ms_thread *thread, ms_path path);
@@ -12,7 +12,7 @@ void ms__on_call_enter(ms_ledger *ledger, ms_thread *thread, ms_path path);
 void ms__on_call_leave(ms_ledger *ledger, ms_thread *thread);
 /* A node begins that was created in the call of `record` in creator's call ring; MS__NONE: in no known call. */
 void ms__on_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *creator, uint64_t record);
-/* A node without a number, or an override, begins: it opens and ends no backward. */
+/* A node begins that has no number, so its call is not known: it opens and ends no backward span. */
 void ms__on_node_enter_as(ms_ledger *ledger, ms_thread *thread);
 /* A node has ended; thread->nodes_open no longer counts it. */
 void ms__on_node_leave(ms_ledger *ledger, ms_thread *thread);

@@ -14,13 +14,13 @@ const char *ms_call_state_name(ms_call_state state)
     }
 }
 
-/* The list that the state is in, or NULL; *index is the state's number in that list's stats. */
+/* The list that the state is in, or NULL. *recorded_as becomes the state's number in the stats of that list. */
 static struct ms__call_stats_list *find_list(const ms_ledger *ledger, ms_path path, ms_call_state state,
-                                             uint32_t *index)
+                                             uint32_t *recorded_as)
 {
     struct ms__path_stats *stats = ms__path_stats_find(ledger, path);
     bool recompute = state == MS_PRE_FW_AC || state == MS_POST_FW_AC;
-    *index = recompute ? state - MS_PRE_FW_AC : state;
+    *recorded_as = recompute ? state - MS_PRE_FW_AC : state;
     return !stats || state >= MS_CALL_STATE_COUNT ? NULL : recompute ? &stats->recompute : &stats->forward;
 }
 
@@ -45,9 +45,9 @@ bool ms_call_snapshot_at(ms_ledger *ledger, ms_path path, ms_call_state state, s
     ms__lock(&ledger->lock);
     ms__spans_update_stats(ledger);
     struct ms__call_stats_list *list = find_list(ledger, path, state, &recorded_as);
-    bool go_on = list && list->read_state == recorded_as && list->read_index <= index;
-    uint32_t i = go_on ? list->read_at : 0;
-    size_t to_skip = go_on ? index - list->read_index : index;
+    bool resume = list && list->read_state == recorded_as && list->read_index <= index;
+    uint32_t i = resume ? list->read_at : 0;
+    size_t to_skip = resume ? index - list->read_index : index;
     for (; !found && list && i < list->count; i++) {
         const struct ms__call_stats *stats = &list->calls[i];
         if (!(stats->recorded >> recorded_as & 1) || to_skip-- != 0)

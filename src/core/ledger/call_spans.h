@@ -87,12 +87,12 @@ struct ms__thread_spans *ms__thread_spans_get(ms_ledger *ledger, ms_thread *thre
 void ms__thread_spans_detach(ms_ledger *ledger, struct ms__thread_spans *spans);
 /* End all open spans of all threads: the ledger is detached. */
 void ms__spans_detach_all(ms_ledger *ledger);
-/* The spans are at no ledger. */
+/* Free the thread's spans, which are at no ledger any more. */
 void ms__thread_spans_free(ms_thread *thread);
 
 /* Make room for one more span and for every known device. False when memory runs out: nothing changed. */
 bool ms__spans_reserve(struct ms__thread_spans *spans);
-/* Push a span, whose peak begins at what is allocated now. There is room. */
+/* Push a span. Its peak begins at what is allocated now. There is room. */
 void ms__span_push(ms_ledger *ledger, struct ms__thread_spans *spans, const struct ms__span *span);
 /* Pop the innermost span, a call's. */
 void ms__span_pop_call(ms_ledger *ledger, struct ms__thread_spans *spans);

@@ -34,7 +34,7 @@ struct ms__path_stats {
     struct ms__call_stats_list forward, recompute;
 };
 
-/* Names the stats of one call. It names nothing any more when the path is called in a later root call. */
+/* Refers to the stats of one call, until the path is called in a later root call. */
 struct ms__call_ref {
     uint64_t root_call;
     ms_path path;
@@ -62,7 +62,7 @@ void ms__path_stats_close(ms_ledger *ledger);
 /* Append the stats of one more call, with room for every known device and no state recorded. NULL when memory runs
  * out: the list is unchanged. */
 struct ms__call_stats *ms__call_stats_append(ms_ledger *ledger, struct ms__call_stats_list *list);
-/* The stats that `call` names, or NULL. */
+/* The stats that `call` refers to, or NULL. */
 struct ms__call_stats *ms__call_stats_find(const ms_ledger *ledger, const struct ms__call_ref *call, bool recompute);
 /* Make room for every known device. False when memory runs out: nothing changed. */
 bool ms__call_stats_widen(ms_ledger *ledger, struct ms__call_stats *stats);

@@ -103,7 +103,7 @@ MS__RARE void record_nodes(ms_thread *thread)
     MS__STORE(thread->ring.unrecorded_from, UINT64_MAX);
 }
 
-MS__INLINE struct ms__frame *push_frame(ms_thread *thread, enum ms__kind kind, ms_path path, uint64_t next_number,
+MS__INLINE struct ms__frame *push_frame(ms_thread *thread, enum ms__frame_kind kind, ms_path path, uint64_t next_number,
                                         uint64_t record)
 {
     if (MS__UNLIKELY(thread->unpushed || (thread->depth == thread->capacity && grow_frames(thread) != MS_OK))) {
@@ -117,7 +117,7 @@ MS__INLINE struct ms__frame *push_frame(ms_thread *thread, enum ms__kind kind, m
 
 /* Pop the innermost frame. NULL if it is of another kind (*error is MS_EUNBALANCED), or if it had not been
  * pushed for lack of memory (*error is MS_OK). */
-MS__INLINE struct ms__frame *pop_frame(ms_thread *thread, enum ms__kind kind, uint64_t next_number, int *error)
+MS__INLINE struct ms__frame *pop_frame(ms_thread *thread, enum ms__frame_kind kind, uint64_t next_number, int *error)
 {
     *error = MS_OK;
     if (MS__UNLIKELY(thread->unpushed)) {

@@ -31,7 +31,7 @@ struct ms__paths {
     struct ms__path *_Atomic *chunks; /* allocated once, for options.paths_kept */
     uint32_t chunk_count;
     _Atomic uint32_t count;
-    uint32_t *buckets; /* each is the first path of a chain of equal hash, 0 if empty; guarded by watch->lock */
+    uint32_t *buckets; /* the first path of each bucket, 0: it is empty; guarded by watch->lock */
     uint32_t bucket_count;
 };
 
@@ -40,7 +40,7 @@ void ms__paths_close(ms_watch *watch);
 uint32_t ms__path_nth(const ms_watch *watch, ms_path path);
 
 /* ---- threads ---- */
-enum ms__kind { MS__CALL, MS__NODE, MS__OVERRIDE };
+enum ms__frame_kind { MS__CALL, MS__NODE, MS__OVERRIDE };
 
 /* An entry of a thread's call stack: a call, a node or an override that is open. */
 struct ms__frame {

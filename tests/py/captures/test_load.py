@@ -254,7 +254,7 @@ def test_the_time_of_a_killed_run_goes_to_its_last_event(file):
     assert capture.snapshot(f"time:{c.time / 1e6}").step == 3
 
 
-# ---- who holds what ----
+# ---- what each module holds ----
 
 
 def test_every_sum_agrees_at_every_moment(file):

@@ -88,7 +88,7 @@ def test_what_a_list_keeps_is_a_leak(tmp_path, capsys):
         train(mlp, kept)
     assert main(["leaks", str(tmp_path / "run.msc")]) == 0
     out = capsys.readouterr().out
-    assert "3 blocks made in 3 steps (1 to 3)" in out and "3 x 4 B" in out
+    assert "3 blocks allocated in 3 steps (1 to 3)" in out and "3 x 4 B" in out
 
 
 def test_an_honest_run_has_no_leak(recorded, capsys):

@@ -189,7 +189,7 @@ def test_summary(text):
     assert re.search(r"68\.66 MiB +41% +Activation +█", out)
     assert re.search(r"23\.84 MiB +14% +█+ +GPT\.h\.3\.mlp", out)
     assert re.search(r"backward +336\.0 ms +48% +183\.11 MiB in 48 blocks", out)
-    assert out.endswith("Who holds it:  modscope tree train.msc --at peak\n")
+    assert out.endswith("Which modules hold it:  modscope tree train.msc --at peak\n")
 
 
 def test_summary_shows_equal_modules_in_one_row(text):
@@ -421,7 +421,7 @@ def test_leaks(text, figures):
     }  # fmt: skip
     out = text("leaks leaky.msc")
     assert "3.81 MiB from earlier steps is still held at the end of step 5" in out
-    assert "Activation of GPT.h.11.mlp" in out and "4 blocks made in 4 steps (1 to 4), in forward" in out
+    assert "Activation of GPT.h.11.mlp" in out and "4 blocks allocated in 4 steps (1 to 4), in forward" in out
     assert "4 x 976.56 KiB" in out
 
 

@@ -271,7 +271,7 @@ static int apply_later_claims(struct ms__packer *packer, size_t from, size_t to,
     uint64_t newest = newest_open_lifetime(packer);
     for (size_t i = from; i < to && packer->open.count; i++) {
         struct ms__chunk *chunk = &packer->reader->chunks[i];
-        if (chunk->is_key_frame || chunk->oldest > newest)
+        if (chunk->is_key_frame || chunk->oldest_claimed > newest)
             continue;
         int error = ms__reader_read_payload(packer->reader, chunk, &packer->claims_buffer);
         if (!error)

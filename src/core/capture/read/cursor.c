@@ -272,10 +272,10 @@ bool ms_cursor_thread(const ms_cursor *cursor, size_t index, uint32_t *number, u
 {
     if (index >= cursor->state.thread_count)
         return false;
-    const struct ms__thread_position *position = &cursor->state.threads[index];
-    *number = position->number;
-    *id = position->id;
-    *phase = (ms_phase)position->phase;
-    *path = position->path;
+    const struct ms__captured_thread *thread = &cursor->state.threads[index];
+    *number = thread->number;
+    *id = thread->id;
+    *phase = (ms_phase)thread->phase;
+    *path = thread->path;
     return true;
 }

@@ -190,7 +190,7 @@ static int list_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_hea
     struct ms__chunk chunk = {.at = at,
                               .event = head->event,
                               .time = head->time,
-                              .oldest = head->oldest_claimed,
+                              .oldest_claimed = head->oldest_claimed,
                               .size = head->size,
                               .crc = head->crc,
                               .events = events,

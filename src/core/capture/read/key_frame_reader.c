@@ -12,11 +12,11 @@ static int load_threads(const ms_reader *reader, struct ms__state *state, struct
         uint64_t phase = ms__get_varint(bytes), path = ms__get_varint(bytes);
         if (bytes->bad || number > UINT32_MAX || phase > MS_OPTIMIZER || path > UINT32_MAX)
             return MS_EFORMAT;
-        struct ms__thread_position position = {.id = id,
-                                               .number = (uint32_t)number,
-                                               .path = ms__checked_path(reader, (ms_path)path),
-                                               .phase = (uint8_t)phase};
-        if (state && ms__state_set_thread(reader, state, &position) != MS_OK)
+        struct ms__captured_thread thread = {.id = id,
+                                             .number = (uint32_t)number,
+                                             .path = ms__checked_path(reader, (ms_path)path),
+                                             .phase = (uint8_t)phase};
+        if (state && ms__state_set_thread(reader, state, &thread) != MS_OK)
             return MS_ENOMEM;
     }
     return MS_OK;

@@ -106,7 +106,7 @@ static int collect_all(ms_reader *reader, struct ms__later_claims *claims, struc
 {
     for (size_t i = 0; i < reader->count; i++) {
         struct ms__chunk *chunk = &reader->chunks[i];
-        if (chunk->is_key_frame || chunk->oldest == MS__NO_CLAIM)
+        if (chunk->is_key_frame || chunk->oldest_claimed == MS__NO_CLAIM)
             continue;
         int error = ms__reader_read_payload(reader, chunk, buffer);
         if (error == MS_EFORMAT)
@@ -196,7 +196,7 @@ int ms_cursor_apply_later_claims(ms_cursor *cursor)
     apply_from_chunk(cursor, &cursor->decoder, newest);
     for (size_t i = cursor->next_chunk; i < reader->count && cursor->state.count; i++) {
         struct ms__chunk *chunk = &reader->chunks[i];
-        if (chunk->is_key_frame || chunk->oldest > newest)
+        if (chunk->is_key_frame || chunk->oldest_claimed > newest)
             continue;
         int error = ms__reader_read_payload(reader, chunk, &cursor->buffer);
         if (error == MS_EFORMAT)

@@ -12,8 +12,8 @@
 struct ms__chunk { /* a chunk of events, or a key frame */
     uint64_t at;   /* the position of its payload in the file */
     uint64_t event, time;
-    uint64_t oldest;     /* events: the lowest since_event that a claim in it refers to */
-    uint64_t step, lost; /* key frame: unchecked, except that a `lost` above every earlier one is checked */
+    uint64_t oldest_claimed; /* events: see struct ms__chunk_head */
+    uint64_t step, lost;     /* key frame: unchecked, except that a `lost` above every earlier one is checked */
     uint32_t size, crc, events;
     bool is_key_frame;
     bool damaged; /* a part of it, or all of it, could not be read */
@@ -142,7 +142,7 @@ void ms__later_claims_apply(struct ms__later_claims *claims, uint64_t since_even
                             ms_path *path);
 
 /* ---- state.c and key_frame_reader.c: everything that is known at a moment ---- */
-struct ms__thread_position {
+struct ms__captured_thread {
     uint64_t id;
     uint32_t number;
     ms_path path;
@@ -154,7 +154,7 @@ struct ms__state {
     ms_captured_block *blocks; /* in no order */
     size_t count, room;
     struct ms__slot_map by_slot; /* slot -> index in blocks */
-    struct ms__thread_position *threads;
+    struct ms__captured_thread *threads;
     size_t thread_count, thread_room;
     struct ms__slot_map by_thread;       /* thread number -> index in threads */
     uint32_t selected;                   /* the index of the thread to which events belong, or MS__SLOT_MAP_NONE */
@@ -182,7 +182,7 @@ int ms__state_add_block(ms_reader *reader, struct ms__state *state, ms_captured_
 /* Make room for `count` blocks in all. False: out of memory. */
 bool ms__state_reserve_blocks(const ms_reader *reader, struct ms__state *state, size_t count);
 /* Select the thread, and set its position; it may be a new thread. */
-int ms__state_set_thread(const ms_reader *reader, struct ms__state *state, const struct ms__thread_position *position);
+int ms__state_set_thread(const ms_reader *reader, struct ms__state *state, const struct ms__captured_thread *thread);
 /* Set the block's category and owner. */
 void ms__state_claim_block(struct ms__state *state, ms_captured_block *block, uint8_t category, ms_path path);
 /* The first of recompute, backward, optimizer, forward that any thread is in; else idle. */

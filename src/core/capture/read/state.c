@@ -86,34 +86,34 @@ void ms__state_select_thread(struct ms__state *state, uint32_t thread)
 }
 
 /* Add a thread that is not in the list. */
-static int add_thread(const ms_reader *reader, struct ms__state *state, const struct ms__thread_position *position)
+static int add_thread(const ms_reader *reader, struct ms__state *state, const struct ms__captured_thread *thread)
 {
     size_t count = state->thread_count + 1;
     if (count >= MS__SLOT_MAP_NONE || !ms__slot_map_reserve(reader, &state->by_thread, (uint32_t)count))
         return MS_ENOMEM;
-    struct ms__thread_position *threads =
+    struct ms__captured_thread *threads =
         ms__reader_grow(reader, state->threads, &state->thread_room, count, sizeof *threads);
     if (!threads)
         return MS_ENOMEM;
     state->threads = threads;
-    ms__slot_map_set(&state->by_thread, position->number, (uint32_t)state->thread_count);
-    state->threads[state->thread_count++] = *position;
-    state->in_phase[position->phase]++;
+    ms__slot_map_set(&state->by_thread, thread->number, (uint32_t)state->thread_count);
+    state->threads[state->thread_count++] = *thread;
+    state->in_phase[thread->phase]++;
     return MS_OK;
 }
 
-int ms__state_set_thread(const ms_reader *reader, struct ms__state *state, const struct ms__thread_position *position)
+int ms__state_set_thread(const ms_reader *reader, struct ms__state *state, const struct ms__captured_thread *thread)
 {
-    ms__state_select_thread(state, position->number);
+    ms__state_select_thread(state, thread->number);
     if (state->selected == MS__SLOT_MAP_NONE) {
-        int error = add_thread(reader, state, position);
-        ms__state_select_thread(state, position->number);
+        int error = add_thread(reader, state, thread);
+        ms__state_select_thread(state, thread->number);
         return error;
     }
-    struct ms__thread_position *old = &state->threads[state->selected];
+    struct ms__captured_thread *old = &state->threads[state->selected];
     state->in_phase[old->phase]--;
-    state->in_phase[position->phase]++;
-    *old = *position;
+    state->in_phase[thread->phase]++;
+    *old = *thread;
     return MS_OK;
 }
 
@@ -154,10 +154,10 @@ static int apply_add(ms_reader *reader, struct ms__state *state, struct ms__deco
         block.outside = decoded->attributes & MS__ATTRIBUTES_OUTSIDE;
         block.phase = decoded->attributes >> MS__ATTRIBUTES_PHASE;
     } else {
-        const struct ms__thread_position *position =
+        const struct ms__captured_thread *thread =
             state->selected == MS__SLOT_MAP_NONE ? NULL : &state->threads[state->selected];
-        block.path = position ? position->path : MS_GLOBAL;
-        block.phase = position ? position->phase : MS_IDLE;
+        block.path = thread ? thread->path : MS_GLOBAL;
+        block.phase = thread ? thread->phase : MS_IDLE;
         block.category = block.phase == MS_BACKWARD || block.phase == MS_OPTIMIZER ? MS_TEMP : MS_ACTIVATION;
     }
     int error = ms__state_add_block(reader, state, &block);
@@ -197,10 +197,10 @@ static int apply_claim(const ms_reader *reader, struct ms__state *state, struct 
 static int apply_position(const ms_reader *reader, struct ms__state *state, ms_event *event)
 {
     event->path = ms__checked_path(reader, event->path);
-    struct ms__thread_position position = {.number = event->thread, .path = event->path, .phase = event->phase};
+    struct ms__captured_thread thread = {.number = event->thread, .path = event->path, .phase = event->phase};
     if (state->selected != MS__SLOT_MAP_NONE)
-        position.id = state->threads[state->selected].id;
-    return ms__state_set_thread(reader, state, &position);
+        thread.id = state->threads[state->selected].id;
+    return ms__state_set_thread(reader, state, &thread);
 }
 
 /* A new thread is idle and outside any module. A number that is neither new nor known was introduced by
@@ -210,7 +210,7 @@ static int apply_thread(const ms_reader *reader, struct ms__state *state, struct
     ms_event *event = &decoded->event;
     if (decoded->bits & MS__THREAD_NEW)
         return ms__state_set_thread(reader, state,
-                                    &(struct ms__thread_position){.number = event->thread, .id = event->bytes});
+                                    &(struct ms__captured_thread){.number = event->thread, .id = event->bytes});
     ms__state_select_thread(state, event->thread);
     event->bytes = state->selected == MS__SLOT_MAP_NONE ? 0 : state->threads[state->selected].id;
     return MS_OK;

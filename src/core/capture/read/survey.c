@@ -7,9 +7,9 @@ enum { PROGRESS_PARTS = 256 }; /* progress is reported at most so many times */
 struct survey_pass {
     ms_cursor *cursor;
     ms_survey *survey;
-    ms_phase phase;        /* the phase that counts... */
-    uint64_t phase_begin;  /* ...since this time */
-    uint64_t latest_event; /* its time */
+    ms_phase phase;       /* the phase that counts... */
+    uint64_t phase_begin; /* ...since this time */
+    uint64_t latest_time; /* of the latest event */
     bool (*progress)(void *context, double done);
     void *context;
     uint64_t reported; /* the position in the file at the last report of progress */
@@ -20,8 +20,8 @@ static uint64_t add_saturating(uint64_t a, uint64_t b)
     return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-/* Count the time until `until` for the phase so far, and begin with the phase of now. In a damaged file time may go
- * back; that counts as 0. */
+/* Count the time until `until` for the phase so far, and begin the phase of the cursor's moment. In a damaged file
+ * time may go back; that counts as 0. */
 static void count_phase_time(struct survey_pass *pass, uint64_t until)
 {
     if (until > pass->phase_begin)
@@ -59,27 +59,27 @@ static void survey_key_frame(struct survey_pass *pass, ms_path running)
         update_peak(pass, device, MS_IDLE, running);
         update_peak_reserved(pass, device);
     }
-    count_phase_time(pass, pass->latest_event);
-    pass->phase_begin = pass->latest_event = pass->cursor->time;
+    count_phase_time(pass, pass->latest_time);
+    pass->phase_begin = pass->latest_time = pass->cursor->time;
 }
 
 /* The position of the thread that added the block. An explicit add may state another phase than the thread is in; then
  * the block's own path is the best answer. */
 static ms_path path_of_add(const struct ms__state *state, const ms_event *event)
 {
-    const struct ms__thread_position *position =
+    const struct ms__captured_thread *thread =
         state->selected < state->thread_count ? &state->threads[state->selected] : NULL;
-    ms_phase phase = position ? (ms_phase)position->phase : MS_IDLE;
+    ms_phase phase = thread ? (ms_phase)thread->phase : MS_IDLE;
     if (phase != event->phase)
         return event->path;
-    return position ? position->path : MS_GLOBAL;
+    return thread ? thread->path : MS_GLOBAL;
 }
 
 static void survey_event(struct survey_pass *pass, const ms_event *event)
 {
     ms_survey *survey = pass->survey;
     survey->events[event->op]++;
-    pass->latest_event = event->time;
+    pass->latest_time = event->time;
     switch (event->op) {
     case MS_OP_ADD:
         survey->phases[event->phase].blocks++;
@@ -137,7 +137,7 @@ static void finish_survey(struct survey_pass *pass)
 {
     const ms_cursor *cursor = pass->cursor;
     const ms_reader *reader = cursor->reader;
-    count_phase_time(pass, cursor->at_gap ? pass->latest_event : reader->duration);
+    count_phase_time(pass, cursor->at_gap ? pass->latest_time : reader->duration);
     pass->survey->devices = reader->devices;
     pass->survey->steps = cursor->state.step;
     pass->survey->optimizer_steps = cursor->state.optimizer_steps;
@@ -153,7 +153,7 @@ int ms_reader_survey(ms_reader *reader, ms_survey *survey, bool (*progress)(void
     if (error)
         return error;
     survey->first = ms_cursor_moment(pass.cursor);
-    pass.phase_begin = pass.latest_event = ms_cursor_time(pass.cursor);
+    pass.phase_begin = pass.latest_time = ms_cursor_time(pass.cursor);
     survey_key_frame(&pass, MS_GLOBAL);
     error = survey_events(&pass);
     if (!error)

@@ -1,7 +1,7 @@
 /* event_page.c - opening and closing the page that events go to, and losing events where there is none. */
 #include "core/capture/write/event_page.h"
 
-/* A dropped event still consumes a number, so readers can detect the gap, even if the key frame after it is damaged. */
+/* A lost event still consumes a number, so readers can detect the gap, even if the key frame after it is damaged. */
 void ms__capture_lose_event(ms_capture *capture)
 {
     capture->event++;

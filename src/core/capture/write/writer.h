@@ -56,7 +56,7 @@ struct ms__calibration {
 };
 
 struct ms_capture {
-    /* The encoder's; guarded by ledger->lock. The fields that every event needs come first, to share cache lines. */
+    /* Fields of the encoder; guarded by ledger->lock. Those that every event needs come first, to share cache lines. */
     uint8_t *at, *limit; /* where the next event goes; at >= limit: the page is full, or there is none */
     uint64_t event;      /* the number of the next event */
     uint64_t time;       /* of the event before, in microseconds */
@@ -68,7 +68,7 @@ struct ms_capture {
     ms_capture *next;                      /* the next capture of the same ledger */
     ms_ledger *ledger;
     struct ms__calibration calibration; /* the latest */
-    uint64_t rate;                      /* microseconds a tick, times 2^32 */
+    uint64_t rate;                      /* microseconds per tick, times 2^32 */
     uint64_t ticks_per_second;          /* 0: not known */
     uint32_t position_capacity;
     bool losing;             /* every event is lost until a key frame is made */
@@ -96,11 +96,11 @@ struct ms_capture {
     bool ending;
     bool writing;
 
-    /* The writing thread's own. */
+    /* Fields that only the writing thread uses. */
     int fd;
-    uint64_t file_identity[2]; /* device and inode of the file that fd was */
+    uint64_t file_identity[2]; /* device and inode of the file that fd was at first */
     pthread_t writer;
-    bool skip_to_key_frame; /* pages are dropped until a key frame comes */
+    bool skip_to_key_frame; /* pages are discarded until one is a key frame */
     uint32_t paths_written;
     uint64_t devices_written; /* bit i: device i */
     _Atomic uint64_t bytes;   /* of the file */
@@ -165,7 +165,7 @@ void ms__page_queue(ms_capture *capture, struct ms__page *page);
 struct ms__page *ms__page_dequeue(ms_capture *capture);
 /* The page's chunk is in the file, or lost. A page of events can be taken again. */
 void ms__page_release(ms_capture *capture, struct ms__page *page);
-/* Whether at most half of MS__MAX_PAGES wait, so that it is worth beginning again after a loss. */
+/* Whether at most half of MS__MAX_PAGES wait to be written, so that recording may begin again after a loss. */
 bool ms__queue_has_room(ms_capture *capture);
 /* Free the queue and the free pages. Nobody uses them any more. */
 void ms__pages_free(ms_capture *capture);
