@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import platform
 import sys
-import threading
 import time
 from typing import Any, NamedTuple
 
@@ -170,18 +170,16 @@ class record(contextlib.ContextDecorator):
             raise TypeError("record needs the name of a file, such as record('run.msc')")
         self._overwrite = overwrite
         self._source = source
-        self._calls = 0
-        self._lock = threading.Lock()
+        self._calls = itertools.count(1)
         self._recording: Recording | None = None
         self.outcome: Outcome | None = None
         """The result, after the end."""
 
     def _recreate_cm(self) -> record:
         """Each call of a decorated function writes its own capture."""
-        with self._lock:
-            self._calls += 1
-            root, suffix = os.path.splitext(self.path)
-            path = self.path if self._calls == 1 else f"{root}.{self._calls}{suffix}"
+        number = next(self._calls)  # atomic: a lock could be held by another thread during a fork
+        root, suffix = os.path.splitext(self.path)
+        path = self.path if number == 1 else f"{root}.{number}{suffix}"
         return record(path, self._overwrite, self._source)
 
     def __enter__(self) -> record:
