@@ -184,11 +184,40 @@ def test_it_is_replaced_when_that_is_wanted(modscope):
     assert pathlib.Path("out").read_text().startswith("event,time,")
 
 
-def test_a_link_leads_to_the_file(modscope):
-    pathlib.Path("real").write_text("old")
-    os.symlink("real", "link")
-    assert modscope("export run.msc --format csv -o link -f")[0] == 0
-    assert os.path.islink("link") and pathlib.Path("real").read_text().startswith("event,time,")
+@pytest.mark.parametrize("command", ["export run.msc --format csv -o link", "report run.msc -o link"])
+@pytest.mark.parametrize("target", ["real", "missing", "pipe"])
+def test_a_link_is_replaced_and_not_its_target(modscope, command, target):
+    """Somebody else may have made it in a folder where all may write."""
+    pathlib.Path("real").write_text("dear")
+    os.mkfifo("pipe")
+    os.symlink(target, "link")
+    status, _, err = modscope(command)
+    assert status == 1 and err == "modscope: link exists already: choose another name, or overwrite it (-f)\n"
+    assert modscope(f"{command} -f")[0] == 0
+    assert not os.path.islink("link") and os.path.getsize("link") > 1000
+    assert pathlib.Path("real").read_text() == "dear" and sorted(os.listdir()) == ["link", "pipe", "real", "run.msc"]
+
+
+def test_a_file_that_appears_meanwhile_stays(tmp_path):
+    from modscope._commands.output import create
+
+    path = tmp_path / "out"
+    with pytest.raises(OSError, match="out exists already"), create(str(path), False) as file:
+        file.write(b"ours")
+        path.write_text("theirs")
+    assert path.read_text() == "theirs" and os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("disk full"), MemoryError])
+def test_an_interrupted_write_leaves_the_old_file(tmp_path, error):
+    from modscope._commands.output import create
+
+    path = tmp_path / "out"
+    path.write_text("old")
+    with pytest.raises(BaseException), create(str(path), True) as file:
+        file.write(b"new")
+        raise error
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["out"]
 
 
 @pytest.mark.parametrize("force", ["", " -f"])
