@@ -1,11 +1,14 @@
 """`modscope export`: what it says, what it does to files, and how it ends."""
 
+import contextlib
 import json
 import os
 import pathlib
+import pty
 import random
 import subprocess
 import sys
+import unicodedata
 
 import pytest
 from capture_helpers import Capture, header, payloads, seal, train
@@ -165,6 +168,23 @@ def test_a_terminal_is_not_given_what_is_no_text(tmp_path):
     os.close(theirs)
     os.close(ours)
     assert done.returncode == 2 and "perfetto is binary and cannot be shown in a terminal: give a file with -o" in done.stderr
+
+
+@pytest.mark.parametrize("options", ["--format csv", "--format csv --at peak", "--format json", "--format speedscope"])
+def test_a_terminal_is_given_no_control_characters(tmp_path, options):
+    (tmp_path / "run.msc").write_bytes(hostile().end(how="finished"))
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-m", "modscope", "export", "run.msc", *options.split(), "-o", "-"]
+    process = subprocess.Popen(words, cwd=tmp_path, stdout=theirs, stderr=subprocess.PIPE)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the terminal is closed
+        while part := os.read(ours, 65536):
+            shown += part
+    os.close(ours)
+    assert process.communicate(timeout=60)[1] == b"" and process.returncode == 0 and b"Evil" in shown
+    text = shown.decode().replace("\r\n", "\n")
+    assert not [char for char in text if char != "\n" and unicodedata.category(char) in ("Cc", "Cf")]
 
 
 # ---- files that are there ----
