@@ -36,22 +36,56 @@ def name_for(output: str | None, stem: str) -> Name:
     return Name(root, suffix)
 
 
-def create(path: str, overwrite: bool = False) -> int:
+class NewFile(NamedTuple):
+    """A capture's file before the recording has begun. If it replaces an older file, it has another name until then."""
+
+    path: str
+    part: str
+    """Its name until ``publish``; the same as ``path`` if there was no older file."""
+    fd: int
+
+    def with_absolute_names(self) -> NewFile:
+        return self._replace(path=os.path.abspath(self.path), part=os.path.abspath(self.part))
+
+    def publish(self) -> None:
+        """Give it its name. A process that has the older file open keeps that."""
+        if self.part == self.path:
+            return
+        try:
+            os.replace(self.part, self.path)
+        except OSError as error:
+            os.unlink(self.part)
+            raise type(error)(_sentence(self.path, error)) from None
+
+    def discard(self) -> None:
+        """Remove it if it is empty. An older file stays as it was."""
+        for name in (self.part, self.path):
+            remove_empty(name, self.fd)
+
+
+def create(path: str) -> int:
     """Create an empty file; its descriptor. FileExistsError or another OSError says in a sentence why it cannot be."""
+    return prepare(path, False).fd
+
+
+def prepare(path: str, overwrite: bool) -> NewFile:
+    """The same, but with ``overwrite`` an older file is replaced when the new one is published. A link is replaced
+    itself, never the file that it leads to."""
+    part = path
     try:
-        return _move_high(_open(path, overwrite))
+        if overwrite and os.path.lexists(path):
+            _check_replaceable(path)
+            part = f"{path}.{os.getpid()}.part"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        return NewFile(path, part, _move_high(os.open(part, flags, 0o666)))
     except OSError as error:
         raise type(error)(_sentence(path, error)) from None
 
 
-def _open(path: str, overwrite: bool) -> int:
-    """With ``overwrite`` a new file takes the place of the old one, so a process that has the old one open keeps it."""
-    if not overwrite:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISREG(os.stat(path).st_mode):
-            os.unlink(path)
-    return _open(path, False)
+def _check_replaceable(path: str) -> None:
+    kind = os.lstat(path).st_mode
+    if os.path.isdir(path) or not (stat.S_ISREG(kind) or stat.S_ISLNK(kind)):
+        raise FileExistsError
 
 
 def _move_high(fd: int) -> int:

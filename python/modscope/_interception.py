@@ -219,6 +219,10 @@ def _choose() -> None:
 _preparing = threading.RLock()
 _state = "new"  # then "preparing", then "ready"; guarded by _preparing
 
+# A fork waits until another thread has finished preparing. Otherwise the child would have a lock that no thread of it
+# releases, and interception points in the middle of their tests.
+os.register_at_fork(before=_preparing.acquire, after_in_parent=_preparing.release, after_in_child=_preparing.release)
+
 
 def prepare() -> bool:
     """Choose the interception points, once per process; whether that is done.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import platform
 import sys
-import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -93,7 +94,8 @@ class Recording:
         self._outcome: Outcome | None = None
         self._failures_before = 0
 
-    def start(self) -> None:
+    def start(self, publish: Callable[[], None] | None = None) -> None:
+        """``publish`` is called when the file has its first bytes."""
         self._failures_before = _native.out_of_memory()[0]
         self._tracker.__enter__()
         ledger = _mem_tracker.ledger_of(self._tracker)
@@ -103,7 +105,10 @@ class Recording:
             if self._fd is not None:
                 info = _encodable({"source": self._tracker.source, **self._info})
                 self._capture = _native.Capture(ledger, self._fd, info)
+            if publish is not None:
+                publish()
         except BaseException:
+            self._end_capture({"how": "stopped"})
             self._tracker.__exit__()
             raise
 
@@ -170,34 +175,32 @@ class record(contextlib.ContextDecorator):
             raise TypeError("record needs the name of a file, such as record('run.msc')")
         self._overwrite = overwrite
         self._source = source
-        self._calls = 0
-        self._lock = threading.Lock()
+        self._calls = itertools.count(1)
         self._recording: Recording | None = None
         self.outcome: Outcome | None = None
         """The result, after the end."""
 
     def _recreate_cm(self) -> record:
         """Each call of a decorated function writes its own capture."""
-        with self._lock:
-            self._calls += 1
-            root, suffix = os.path.splitext(self.path)
-            path = self.path if self._calls == 1 else f"{root}.{self._calls}{suffix}"
+        number = next(self._calls)  # atomic: a lock could be held by another thread during a fork
+        root, suffix = os.path.splitext(self.path)
+        path = self.path if number == 1 else f"{root}.{number}{suffix}"
         return record(path, self._overwrite, self._source)
 
     def __enter__(self) -> record:
         if self._recording is not None:
             raise RuntimeError(f"this recording to {self.path} has begun already. Use another record(...).")
-        fd = _files.create(self.path, self._overwrite)
+        file = _files.prepare(self.path, self._overwrite)
         try:
             program = getattr(sys.modules.get("__main__"), "__file__", None) or "python"
             # The program itself asked for this recording: another source is its mistake, and must not end it silently.
-            recording = Recording(fd, default_info(program, sys.argv[1:]), self._source, yields=False)
-            recording.start()
+            recording = Recording(file.fd, default_info(program, sys.argv[1:]), self._source, yields=False)
+            recording.start(file.publish)
         except BaseException:
-            _files.remove_empty(self.path, fd)
+            file.discard()
             raise
         finally:
-            os.close(fd)
+            os.close(file.fd)
         self._recording = recording
         return self
 

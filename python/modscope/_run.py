@@ -125,12 +125,12 @@ def _settings(options: argparse.Namespace) -> Settings:
     """Creates the capture's file. OSError if it cannot be created: the script is not run then."""
     name = _files.name_for(options.output, _stem(options))
     shown = "" if options.no_capture else name.plain() if options.output else name.numbered()
+    file = _files.prepare(shown, options.force).with_absolute_names() if shown else None
     return Settings(
         program=options.target[0],
         arguments=len(options.target) - 1,
         shown=shown,
-        path=os.path.abspath(shown) if shown else "",
-        fd=_files.create(shown, options.force) if shown else -1,
+        file=list(file) if file else [],
         children=[os.path.abspath(name.root), name.suffix] if options.follow_fork else [],
         steps=options.steps or 0,
         quiet=options.quiet,
@@ -140,13 +140,14 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 def _replace_process(command: list[str], settings: Settings) -> NoReturn:
     path = os.pathsep.join(filter(None, [_START, settings.pythonpath]))
-    if settings.fd >= 0:
-        os.set_inheritable(settings.fd, True)
+    file = settings.new_file()
+    if file:
+        os.set_inheritable(file.fd, True)
     try:
         os.execve(sys.executable, [sys.executable, *command], {**os.environ, **settings.to_environment(), "PYTHONPATH": path})
     except OSError as error:
-        if settings.fd >= 0:
-            _files.remove_empty(settings.path, settings.fd)
+        if file:
+            file.discard()
         raise _Refused(f"Python cannot be started: {error.strerror}", 1) from None
 
 

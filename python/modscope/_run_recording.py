@@ -33,10 +33,8 @@ class Settings(NamedTuple):
     """How many arguments the program has. The arguments themselves may be too long for the environment."""
     shown: str
     """The capture's path as the user gave it; "" if no capture is written."""
-    path: str
-    """The absolute path of the capture."""
-    fd: int
-    """The capture's open file; -1 if no capture is written."""
+    file: list[Any]
+    """The capture's file, as _files.NewFile has it; empty if no capture is written."""
     children: list[str]
     """Root and suffix of forked children's captures; empty if they are not followed."""
     steps: int
@@ -44,6 +42,9 @@ class Settings(NamedTuple):
     quiet: bool
     pythonpath: str | None
     """PYTHONPATH before ``modscope run`` added its folder; None if it was not set."""
+
+    def new_file(self) -> _files.NewFile | None:
+        return _files.NewFile(*self.file) if self.file else None
 
     def to_environment(self) -> dict[str, str]:
         return {_VARIABLE: json.dumps(self)}
@@ -59,8 +60,9 @@ def enter() -> None:
         os.environ.pop("PYTHONPATH", None)
     else:
         os.environ["PYTHONPATH"] = settings.pythonpath
-    if settings.fd >= 0:
-        os.set_inheritable(settings.fd, False)
+    file = settings.new_file()
+    if file:
+        os.set_inheritable(file.fd, False)
     RunRecording(settings).enter()
 
 
@@ -107,7 +109,7 @@ class RunRecording:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._path, self._fd = settings.path, settings.fd
+        self._file = settings.new_file()  # None: no capture is written
         self._pid = os.getpid()  # the process that is recorded
         self._recording: Recording | None = None
         self._is_child = False  # a followed child
@@ -150,8 +152,8 @@ class RunRecording:
 
             arguments = sys.orig_argv[len(sys.orig_argv) - self._settings.arguments :]
             info = _record.default_info(self._settings.program, arguments)
-            recording = _record.Recording(self._fd if self._fd >= 0 else None, info)
-            recording.start()
+            recording = _record.Recording(self._file.fd if self._file else None, info)
+            recording.start(self._file.publish if self._file else None)
             atexit.unregister(_native.restore)  # _at_exit restores them later
         except Exception as error:
             self._finished = True
@@ -205,10 +207,10 @@ class RunRecording:
             return False
         self._pid, self._is_child = os.getpid(), True
         self._recording, self._steps, self._stopped, self._finished = None, 0, False, False
-        self._path, self._fd = _files.Name(*self._settings.children).numbered(), -1
+        self._file = None
         with contextlib.suppress(OSError):
-            self._fd = _files.create(self._path)
-        return self._fd >= 0
+            self._file = _files.prepare(_files.Name(*self._settings.children).numbered(), False)
+        return self._file is not None
 
     # ---- the end ----
 
@@ -254,8 +256,8 @@ class RunRecording:
             self._print(f"the capture could not be completed: {_describe(error)}")
 
     def _discard(self) -> None:
-        if self._fd >= 0:
-            _files.remove_empty(self._path, self._fd)
+        if self._file:
+            self._file.discard()
 
     def _print(self, text: str) -> None:
         if self._is_child or sys.__stderr__ is None or sys.__stderr__.closed:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from capture_helpers import Capture, train
+import struct
+
+from capture_helpers import DEVICES, Capture, payloads, train
 
 MIB = 1 << 20
 HOSTILE = [
@@ -56,6 +58,14 @@ def damaged() -> bytes:
     c.add(300 * MIB, 1)
     data = bytearray(c.end(how="finished"))
     data[wrong] ^= 0xFF
+    return bytes(data)
+
+
+def nameless_devices() -> bytes:
+    """One bit is wrong in the chunk that names the devices."""
+    data = bytearray(train(6).end(how="finished"))
+    (names,) = (place for place in payloads(data) if struct.unpack_from("<I", data, place.start - 44) == (DEVICES,))
+    data[names.start + 3] ^= 1
     return bytes(data)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import shlex
 import sys
@@ -29,6 +30,20 @@ class _CountingFile:
         self.bytes += len(data)
 
 
+class _TerminalFile(_CountingFile):
+    """The same for a terminal: names cannot move its cursor or change its settings."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def put(self, data: bytes) -> None:
+        text = self._decoder.decode(data)
+        if not (text.isascii() and text.replace("\n", "").isprintable()):
+            text = "".join(char if char == "\n" else clean(char) for char in text)
+        super().put(text.encode("utf-8", "replace"))
+
+
 def report(arguments: Namespace, load: Load) -> Report:
     arguments.format = _choose_format(arguments)
     _check(arguments)
@@ -53,7 +68,7 @@ def _write(capture: Capture, arguments: Namespace) -> int:
     asked = Asked(arguments.at, find_device(capture, arguments.device))
     try:
         with create(arguments.output, arguments.force, arguments.file) as file:
-            out = _CountingFile(file)
+            out = _TerminalFile(file) if file.isatty() else _CountingFile(file)
             write(capture, arguments.format, out.put, asked)
     except BrokenPipeError:
         if arguments.output == "-":

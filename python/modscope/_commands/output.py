@@ -24,15 +24,17 @@ def create(path: str, overwrite: bool, *sources: str) -> Iterator[IO[bytes]]:
             yield stream
     else:
         _check_path(path, overwrite, sources)
-        with _write_then_rename(os.path.realpath(path)) as file:
+        with _write_then_rename(path, overwrite) as file:
             yield file
 
 
 def _is_stream(path: str) -> bool:
-    """Whether it is a device or a pipe, which is written to directly."""
+    """Whether it is a device or a pipe, which is written to directly. A link to one is not, because somebody else may
+    have made it, unless it is one of the system's own, such as /dev/stdout."""
+    of_system = os.path.abspath(path).startswith(("/dev/", "/proc/"))
     with contextlib.suppress(OSError):
-        kind = os.stat(path).st_mode
-        return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind))
+        kind = os.stat(path, follow_symlinks=of_system).st_mode
+        return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISLNK(kind))
     return False
 
 
@@ -42,26 +44,48 @@ def _check_path(path: str, overwrite: bool, sources: Sequence[str]) -> None:
         raise OSError(f"{path} is a folder: give the name of a file")
     if not os.path.isdir(folder):
         raise OSError(f"There is no folder {folder}: make it first")
-    if not os.path.exists(path):
+    if not os.path.lexists(path):
         return
-    if any(os.path.exists(source) and os.path.samefile(path, source) for source in sources):
+    if os.path.exists(path) and any(os.path.exists(source) and os.path.samefile(path, source) for source in sources):
         raise OSError(f"{path} is the capture itself: choose another name")
     if not overwrite:
-        raise OSError(f"{path} exists already: choose another name, or overwrite it (-f)")
+        raise OSError(_exists(path))
 
 
 @contextlib.contextmanager
-def _write_then_rename(path: str) -> Iterator[IO[bytes]]:
+def _write_then_rename(path: str, overwrite: bool) -> Iterator[IO[bytes]]:
+    """A link at ``path`` is replaced itself, never the file that it leads to."""
     part = f"{path}.{os.getpid()}.part"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        fd = os.open(part, flags, 0o666)
     except OSError as error:
         raise OSError(f"{path} cannot be written: {error.strerror}") from None
     try:
         with open(fd, "wb") as file:
             yield file
-        os.replace(part, path)
+        _rename(part, path, overwrite)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(part)
         raise
+
+
+def _rename(part: str, path: str, overwrite: bool) -> None:
+    """Without ``overwrite`` a file that appeared under this name in the meantime stays."""
+    if not overwrite:
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            raise OSError(_exists(path)) from None
+        except OSError:  # this file system has no hard links
+            if os.path.lexists(path):
+                raise OSError(_exists(path)) from None
+        else:
+            os.unlink(part)
+            return
+    os.replace(part, path)
+
+
+def _exists(path: str) -> str:
+    return f"{path} exists already: choose another name, or overwrite it (-f)"

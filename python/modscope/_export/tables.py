@@ -13,8 +13,14 @@ from modscope._load import Capture, Snapshot
 from modscope._categories import CATEGORIES, TOTAL
 
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes a cell that begins so
+
+
 def _csv_name(name: str) -> bytes:
-    """A name as RFC 4180 writes it. An empty name is quoted: an unquoted empty field means that there is none."""
+    """A name as RFC 4180 writes it. An empty name is quoted: an unquoted empty field means that there is none. An
+    apostrophe before a name that begins like a formula makes a spreadsheet show it as text."""
+    if name.startswith(_FORMULA):
+        name = "'" + name
     quoted = not name or any(char in name for char in ',"\r\n')
     return ('"' + name.replace('"', '""') + '"' if quoted else name).encode("utf-8", "replace")
 

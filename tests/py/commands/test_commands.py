@@ -12,7 +12,7 @@ import unicodedata
 
 import pytest
 from capture_helpers import Capture, header, payloads, seal, train
-from odd_captures import MIB, damaged, hostile, huge, long_names, lossy, out_of_memory
+from odd_captures import MIB, damaged, hostile, huge, long_names, lossy, nameless_devices, out_of_memory
 
 from modscope.__main__ import main
 
@@ -23,6 +23,7 @@ CAPTURES = {
     "killed": lambda: train(2, device="cpu").killed(),
     "cut": lambda: train(9).killed()[:-100],
     "damaged": lambda: damaged(),
+    "nameless": lambda: nameless_devices(),
     "lossy": lambda: lossy().end(how="finished"),
     "hostile": lambda: hostile().end(how="\x1b[2J", error="\x1b[2J\u202e"),
     "names": lambda: long_names().end(how="interrupted"),
@@ -709,3 +710,20 @@ def test_no_progress_elsewhere(monkeypatch, capsys):
     progress(0.5)
     progress.done()
     assert capsys.readouterr().err == ""
+
+
+# ---- devices without names ----
+
+
+@pytest.mark.parametrize("line", ["report", "export --format perfetto", "export --format speedscope", "export --format torch-snapshot",
+                                  "export --format csv", "export --format csv --at peak", "export --format json"])  # fmt: skip
+def test_files_of_a_capture_whose_device_names_are_damaged(modscope, line):
+    status, out, err = modscope(f"{line} nameless.msc -f -o nameless.out")
+    assert status == 0 and err == "" and out.startswith("Wrote nameless.out (")
+
+
+def test_a_notebook_shows_a_capture_whose_device_names_are_damaged(captures):
+    from modscope._load import load
+
+    capture = load(str(captures / "nameless.msc"))
+    assert "device 1" in capture._repr_html_() and "device 1" in capture.snapshot("peak")._repr_html_()

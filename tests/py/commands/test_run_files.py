@@ -61,8 +61,32 @@ def test_overwriting_leaves_the_old_file_to_who_has_it_open(tmp_path):
     path = tmp_path / "x.msc"
     path.write_text("old")
     with open(path) as old:
-        os.close(_files.create(str(path), overwrite=True))
-        assert path.read_text() == "" and old.read() == "old"
+        file = _files.prepare(str(path), overwrite=True)
+        assert path.read_text() == "old"
+        file.publish()
+        os.close(file.fd)
+        assert path.read_text() == "" and old.read() == "old" and os.listdir(tmp_path) == ["x.msc"]
+
+
+@pytest.mark.parametrize("target", ["other", "missing"])
+def test_overwriting_replaces_a_link_and_not_its_target(tmp_path, target):
+    path, other = tmp_path / "x.msc", tmp_path / "other"
+    other.write_text("dear")
+    path.symlink_to(target)
+    with pytest.raises(FileExistsError):
+        _files.create(str(path))
+    file = _files.prepare(str(path), overwrite=True)
+    file.publish()
+    os.close(file.fd)
+    assert not path.is_symlink() and path.read_text() == "" and other.read_text() == "dear" and len(os.listdir(tmp_path)) == 2
+
+
+def test_the_old_capture_stays_where_nothing_is_recorded(tmp_path):
+    write(tmp_path, SCRIPT)
+    (tmp_path / "x.msc").write_text("dear")
+    ran = run(tmp_path, "-f", "-o", "x.msc", "script.py")
+    assert ran.status == 0 and "no capture was written" in ran.said
+    assert (tmp_path / "x.msc").read_text() == "dear" and sorted(os.listdir(tmp_path)) == ["script.py", "x.msc"]
 
 
 def test_only_an_empty_file_that_was_made_is_removed(tmp_path):

@@ -1,11 +1,14 @@
 """`modscope export`: what it says, what it does to files, and how it ends."""
 
+import contextlib
 import json
 import os
 import pathlib
+import pty
 import random
 import subprocess
 import sys
+import unicodedata
 
 import pytest
 from capture_helpers import Capture, header, payloads, seal, train
@@ -167,6 +170,23 @@ def test_a_terminal_is_not_given_what_is_no_text(tmp_path):
     assert done.returncode == 2 and "perfetto is binary and cannot be shown in a terminal: give a file with -o" in done.stderr
 
 
+@pytest.mark.parametrize("options", ["--format csv", "--format csv --at peak", "--format json", "--format speedscope"])
+def test_a_terminal_is_given_no_control_characters(tmp_path, options):
+    (tmp_path / "run.msc").write_bytes(hostile().end(how="finished"))
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-m", "modscope", "export", "run.msc", *options.split(), "-o", "-"]
+    process = subprocess.Popen(words, cwd=tmp_path, stdout=theirs, stderr=subprocess.PIPE)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the terminal is closed
+        while part := os.read(ours, 65536):
+            shown += part
+    os.close(ours)
+    assert process.communicate(timeout=60)[1] == b"" and process.returncode == 0 and b"Evil" in shown
+    text = shown.decode().replace("\r\n", "\n")
+    assert not [char for char in text if char != "\n" and unicodedata.category(char) in ("Cc", "Cf")]
+
+
 # ---- files that are there ----
 
 
@@ -184,11 +204,40 @@ def test_it_is_replaced_when_that_is_wanted(modscope):
     assert pathlib.Path("out").read_text().startswith("event,time,")
 
 
-def test_a_link_leads_to_the_file(modscope):
-    pathlib.Path("real").write_text("old")
-    os.symlink("real", "link")
-    assert modscope("export run.msc --format csv -o link -f")[0] == 0
-    assert os.path.islink("link") and pathlib.Path("real").read_text().startswith("event,time,")
+@pytest.mark.parametrize("command", ["export run.msc --format csv -o link", "report run.msc -o link"])
+@pytest.mark.parametrize("target", ["real", "missing", "pipe"])
+def test_a_link_is_replaced_and_not_its_target(modscope, command, target):
+    """Somebody else may have made it in a folder where all may write."""
+    pathlib.Path("real").write_text("dear")
+    os.mkfifo("pipe")
+    os.symlink(target, "link")
+    status, _, err = modscope(command)
+    assert status == 1 and err == "modscope: link exists already: choose another name, or overwrite it (-f)\n"
+    assert modscope(f"{command} -f")[0] == 0
+    assert not os.path.islink("link") and os.path.getsize("link") > 1000
+    assert pathlib.Path("real").read_text() == "dear" and sorted(os.listdir()) == ["link", "pipe", "real", "run.msc"]
+
+
+def test_a_file_that_appears_meanwhile_stays(tmp_path):
+    from modscope._commands.output import create
+
+    path = tmp_path / "out"
+    with pytest.raises(OSError, match="out exists already"), create(str(path), False) as file:
+        file.write(b"ours")
+        path.write_text("theirs")
+    assert path.read_text() == "theirs" and os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("disk full"), MemoryError])
+def test_an_interrupted_write_leaves_the_old_file(tmp_path, error):
+    from modscope._commands.output import create
+
+    path = tmp_path / "out"
+    path.write_text("old")
+    with pytest.raises(BaseException), create(str(path), True) as file:
+        file.write(b"new")
+        raise error
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["out"]
 
 
 @pytest.mark.parametrize("force", ["", " -f"])

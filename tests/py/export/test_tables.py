@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+from capture_helpers import Capture
 from export_helpers import BY_HAND, REAL, export, held, held_by_tree, load, moments, tree
 
 CATEGORIES = ("Parameter", "Buffer", "Gradient", "Activation", "Temp", "Optstate", "Other")
@@ -139,3 +140,19 @@ def test_modules_at_a_moment_are_those_of_the_tree(capture, capsys, format, at):
 def test_one_device_at_a_moment(export_folder):
     rows = json_rows(export(export_folder / "train.msc", "json", "--at", "step:2", "--device", "cuda"))
     assert {row["device"] for row in rows} == {"cuda:0"}
+
+
+FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", '=HYPERLINK("x","y")']
+
+
+@pytest.mark.parametrize("at", [None, "peak"])
+def test_a_spreadsheet_takes_no_name_for_a_formula(tmp_path, at):
+    made = Capture(("=cmd",))
+    for name in FORMULAS:
+        made.where("forward", made.module(name))
+        made.add(1000)
+    (tmp_path / "x.msc").write_bytes(made.end(how="finished"))
+    _, rows = csv_rows(export(tmp_path / "x.msc", "csv", *([] if at is None else ["--at", at])))
+    cells = {row[column] for row in rows for column in ("module", "device")}
+    assert {"'" + name for name in FORMULAS} | {"'=cmd"} <= cells
+    assert not any(cell.startswith(("=", "+", "-", "@", "\t", "\r")) for cell in cells)

@@ -130,6 +130,44 @@ def test_a_fork_while_other_threads_allocate():
         assert now(mt) == 0
 
 
+PREPARING = """
+import os, signal, threading
+import torch
+from modscope import MemTracker, _interception
+
+inside, choose = threading.Event(), _interception._choose
+
+def choose_slowly():
+    inside.set()
+    threading.Event().wait(0.5)
+    choose()
+
+def enter():
+    with MemTracker():
+        torch.zeros(10)
+
+_interception._choose = choose_slowly
+thread = threading.Thread(target=enter)
+thread.start()
+inside.wait()
+if (pid := os.fork()) == 0:
+    signal.alarm(30)
+    with MemTracker() as mt:
+        kept = torch.zeros(1000)
+        assert mt.get_tracker_snapshot()[torch.device("cpu")]["Total"] == 4000
+    os._exit(7)
+thread.join()
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), _interception.results()["tensors"])
+"""
+
+
+@pytest.mark.slow
+def test_a_fork_while_another_thread_enters_the_first_tracker():
+    """The child neither waits for that thread nor finds the interception points in the middle of their tests."""
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", PREPARING], capture_output=True, text=True, timeout=100)
+    assert ran.stdout == "7 learned\n", ran
+
+
 class Items(Dataset):
     def __len__(self):
         return 6
