@@ -36,12 +36,13 @@ def name_for(output: str | None, stem: str) -> Name:
     return Name(root, suffix)
 
 
-def create(path: str, overwrite: bool = False) -> int:
-    """Create an empty file; its descriptor. FileExistsError or another OSError says in a sentence why it cannot be."""
+def create(path: str, overwrite: bool = False, option: str = "overwrite=True") -> int:
+    """Create an empty file; its descriptor. FileExistsError or another OSError says in a sentence why it cannot be.
+    ``option`` is how the user asks for ``overwrite``."""
     try:
         return _move_high(_open(path, overwrite))
     except OSError as error:
-        raise type(error)(_sentence(path, error)) from None
+        raise type(error)(_sentence(path, error, option)) from None
 
 
 def _open(path: str, overwrite: bool) -> int:
@@ -63,18 +64,18 @@ def _move_high(fd: int) -> int:
     return high
 
 
-def _sentence(path: str, error: OSError) -> str:
+def _sentence(path: str, error: OSError, option: str) -> str:
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path):
         return f"{path} is a folder: a capture needs a file's name"
     if os.path.exists(path) and not os.path.isfile(path):
         return f"{path} is a device or a pipe: a capture needs a file"
     if isinstance(error, FileExistsError):
-        return f"{path} exists already: choose another name, or overwrite it (-f, or overwrite=True)"
+        return f"{path} exists already: choose another name, or overwrite it ({option})"
     if isinstance(error, FileNotFoundError) and not os.path.isdir(folder):
-        return f"there is no folder {folder} for the capture"
+        return f"There is no folder {folder} for the capture: make it first"
     if isinstance(error, PermissionError) and not os.path.exists(path):
-        return f"the folder {folder} cannot be written: {error.strerror}"
+        return f"The folder {folder} cannot be written: {error.strerror}"
     return f"{path} cannot be written: {error.strerror}"
 
 
