@@ -148,6 +148,7 @@ def _add_diff(add_parser: Subparsers) -> argparse.ArgumentParser:
 def _add_leaks(add_parser: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(add_parser, "leaks", "show which blocks survive step after step", "leaks run.msc")
     _add_capture(parser)
+    parser.add_argument("--no-group", action="store_true", help="show equal changes one by one")
     parser.add_argument("--device", metavar="D", help="a device, such as cuda:0; default: all")
     return parser
 

@@ -385,7 +385,13 @@ def test_diff(text, figures):
     assert "Change: +326.16 MiB (+194%)" in out
     assert re.search(r"\+143\.05 MiB +68\.66 MiB +211\.72 MiB +Activation", out)
     assert re.search(r"\+14\.31 MiB +0 B +14\.31 MiB +Activation +GPT\.h\.11\.mlp", out)
-    assert "smaller changes: -n 0 shows all" in out
+    assert "rows with smaller changes: -n 0 shows all" in text("diff train.msc leaky.msc -n 3")
+
+
+def test_diff_shows_equal_changes_in_one_row(text):
+    out = text("diff train.msc leaky.msc")
+    assert re.search(r"\+68\.66 MiB +0 B +68\.66 MiB +Activation +GPT\.h\.\*\.attn \(8 alike\)\n", out)
+    assert "alike" not in text("diff train.msc leaky.msc --no-group")
 
 
 def test_diff_of_a_capture_with_itself(text, figures):
