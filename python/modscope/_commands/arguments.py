@@ -117,7 +117,8 @@ def _add_tree(add_parser: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--depth", type=_positive, metavar="D", help="how many levels; default: as many as fit 40 lines")
     parser.add_argument("--by", choices=("module", "category"), default="module", help="what the first level shows")
     parser.add_argument("--no-group", action="store_true", help="show equal modules one by one")
-    parser.add_argument("--all", action="store_true", help="show each module: the equal ones, and those with less than 1%%")
+    every = "show every module: all levels, equal ones one by one, and those with less than 1%%"
+    parser.add_argument("--all", action="store_true", help=every)
     return parser
 
 

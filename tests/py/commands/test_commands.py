@@ -307,6 +307,26 @@ def test_tree_joins_what_does_not_branch(text):
     assert "VeryLongModelName.transformer.encoder.layers" in out and "├─ 59.attention.projection" in out
 
 
+def test_tree_shows_all_levels_when_all_are_asked_for(text):
+    assert text("tree names.msc --all") == text("tree names.msc --all --depth 9")
+
+
+def test_tree_goes_deeper_with_the_same_options(text):
+    assert "Deeper:  modscope tree names.msc --at peak --no-group --depth 2" in text("tree names.msc --no-group")
+
+
+def test_tree_names_the_moment_that_was_asked_for(text):
+    assert text("tree train.msc --at step:3").startswith("cuda:0 held 95.37 MiB at the end of step 3 ")
+    assert text("tree train.msc --at step:0").startswith("cuda:0 held 34.33 MiB just before the first step ")
+    lines = text("tree train.msc --at time:0.1755").splitlines()
+    assert lines[0].startswith("cuda:0 held ") and " at 0.175 s" in lines[0] and not lines[1].endswith(" s")
+
+
+def test_tree_leaves_out_what_does_not_fit_of_the_categories(text):
+    out = text("tree train.msc", 120)
+    assert "41% Activation, 36% Optstate, …\n" in out and not re.search(r"\b0% |%…", out)
+
+
 def test_tree_puts_small_ones_together_unless_all_are_asked_for(text):
     out = text("tree names.msc --depth 9")
     assert "smaller ones)" in out and "smaller ones)" not in text("tree names.msc --depth 9 --all")
@@ -364,6 +384,15 @@ def test_blocks_that_are_equal_are_one_row(text):
 
 def test_blocks_leave_out_the_age_where_there_is_no_room_for_it(text):
     assert "Age" not in text("blocks train.msc", 80) and "Age" in text("blocks train.msc", 120)
+
+
+def test_the_label_of_global_is_shown_whole_or_as_one_word(tmp_path, text):
+    c = Capture()
+    for _ in range(2):
+        c.add(10 * MIB)
+    (tmp_path / "global.msc").write_bytes(c.end())
+    assert text(f"blocks {tmp_path}/global.msc", 75).splitlines()[4].endswith("  Global")
+    assert text(f"blocks {tmp_path}/global.msc", 120).splitlines()[4].endswith("  Global (outside any module)")
 
 
 def test_blocks_from_outside_are_marked(tmp_path, text):
