@@ -103,7 +103,7 @@ def _check(arguments: Namespace) -> None:
 def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     if result["output"] == "-":
         return []
-    what = counted(result["events"], "event") if result["at"] is None else f"who held what at {result['at']}"
+    what = counted(result["events"], "event") if result["at"] is None else f"what each module held at {result['at']}"
     out = screen.wrap(f"Wrote {clean(result['output'])} ({size(result['bytes'])}): {what}")
     return [*out, *notes(result, screen), "", f"Open it:  {clean(_open_it(result))}"]
 

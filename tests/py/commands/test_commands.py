@@ -515,7 +515,8 @@ def test_what_was_made_in_two_steps_only_is_no_leak(tmp_path, figures):
     "line,says",
     [
         ("summary none.msc", "no file none.msc"),
-        ("summary .", "directory"),
+        ("summary .", "folder: give the name of a capture"),
+        ("summary script.py", "To run and record a script:  modscope run script.py"),
         ("summary no_capture.msc", "no_capture.msc"),
         ("summary newer.msc", "newer"),
         ("summary /dev/null", "not a file"),
@@ -531,7 +532,8 @@ def test_what_was_made_in_two_steps_only_is_no_leak(tmp_path, figures):
     ],
 )
 def test_what_is_not_there(modscope, captures, line, says):
-    (captures / "no_capture.msc").write_text("import torch\n")
+    for name in ("no_capture.msc", "script.py"):
+        (captures / name).write_text("import torch\n")
     (captures / "newer.msc").write_bytes(header(major=9))
     status, out, err = modscope(line)
     assert (status, out) == (1, "")
@@ -554,13 +556,25 @@ def test_a_hostile_file_name(modscope):
         "tree train.msc --depth 0",
         "tree train.msc --by colour",
         "blocks train.msc -n few",
-        "",
-        "nonsense",
+        "blocks train.msc -n -1",
+        "report train.msc --steps few",
+        "tree train.msc --what",
     ],
 )
 def test_bad_usage(modscope, line):
     status, out, err = modscope(line)
-    assert (status, out) == (2, "") and "usage: modscope" in err
+    assert (status, out) == (2, "") and err.startswith(f"usage: modscope {line.split()[0]} ")
+
+
+def test_a_wrong_number_is_answered_with_the_right_ones(modscope):
+    assert "-n: must be a number, 0 or more, not '-1'" in modscope("blocks train.msc -n -1")[2]
+    assert "--depth: must be a number, 1 or more, not '0'" in modscope("tree train.msc --depth 0")[2]
+    assert "--steps: must be A:B, A:, :B or A, such as 2:4, not 'x'" in modscope("report train.msc --steps x")[2]
+
+
+def test_an_option_without_a_command(modscope):
+    status, out, err = modscope("--what")
+    assert (status, out) == (2, "") and "unrecognized arguments: --what" in err
 
 
 # ---- help ----
@@ -590,10 +604,14 @@ def test_help_lists_all_commands(modscope):
     assert status == 0 and all(re.search(rf"^ +{word} ", out, re.M) for word in WORDS)
 
 
+def test_no_command_shows_the_help(modscope):
+    status, out, err = modscope("")
+    assert (status, out) == (2, "") and err == modscope("--help")[1]
+
+
 def test_the_examples_work(modscope, captures, tmp_path):
     """Of the commands that read captures."""
-    (captures / "run.msc").write_bytes(CAPTURES["oom"]())
-    for name in ("before", "after", "rank0", "rank1"):
+    for name in ("run", "before", "after", "rank0", "rank1"):
         (captures / f"{name}.msc").write_bytes(CAPTURES["train"]())
     for word in WORDS[1:-2] + ["help"]:
         _, out, _ = modscope(f"{word} --help", 120)
@@ -625,12 +643,18 @@ def test_help_on_topics(modscope):
         ("none.msc", "modscope summary none.msc"),
         ("script", "modscope run script"),
         ("ev;il.py", "modscope run 'ev;il.py'"),
+        ("sumary train.msc", "modscope summary"),
     ],
 )
-def test_a_file_in_the_place_of_a_command_brings_a_suggestion(modscope, captures, line, suggestion):
+def test_a_word_that_is_no_command_brings_a_suggestion(modscope, captures, line, suggestion):
     (captures / "script").write_text("print()\n")
     status, out, err = modscope(line)
     assert (status, out) == (2, "") and err.endswith(f":  {suggestion}\n") and err.count("\n") == 1
+
+
+def test_a_word_that_is_like_no_command_brings_the_list_of_them(modscope):
+    status, out, err = modscope("nonsense")
+    assert (status, out) == (2, "") and err == f"modscope: There is no command 'nonsense'. The commands are: {', '.join(WORDS)}\n"
 
 
 def test_run_is_handed_on_whole(monkeypatch):
