@@ -43,13 +43,11 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show modscope's version and exit")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     commands.add_parser("run", help="run a script, and record what happens to its memory in a file, a capture")
     add_commands(commands.add_parser)
-    commands.add_parser("doctor", help="show which interception points are verified here, and what to do if one is not")
-    commands.choices["doctor"].epilog = "Example:\n  modscope doctor"
-    commands.choices["doctor"].formatter_class = argparse.RawDescriptionHelpFormatter
-    topics = add_command(commands.add_parser, "help", "explain a word, such as moments or steps", "help moments")
+    add_command(commands.add_parser, "doctor", "check whether modscope works with the torch that is installed here", "doctor")
+    topics = add_command(commands.add_parser, "help", "explain a command, or a word such as moments or steps", "help moments")
     topics.add_argument("topic", metavar="TOPIC", nargs="?", help=f"a command, or one of: {', '.join(TOPICS)}")
     return parser
 
@@ -65,14 +63,18 @@ def _help(topic: str | None) -> int:
     return 0
 
 
-def _suggest(word: str) -> str | None:
-    """What to type instead of a file's name in the place of a command."""
-    quoted = shlex.quote(word)
+def _suggest(word: str) -> str:
+    """What to type instead of a word that is not a command."""
+    import difflib
+
+    begin, quoted = f"There is no command {clean(word)!r}.", clean(shlex.quote(word))
     if word.endswith(".msc"):
-        return f"{clean(word)} is a capture, and not a command. To read it:  modscope summary {clean(quoted)}"
+        return f"{begin} To read a capture:  modscope summary {quoted}"
     if word.endswith(".py") or os.path.isfile(word):
-        return f"{clean(word)} is a file, and not a command. To run and record it:  modscope run {clean(quoted)}"
-    return None
+        return f"{begin} To run and record a script:  modscope run {quoted}"
+    if similar := difflib.get_close_matches(word, COMMANDS, 1):
+        return f"{begin} Did you mean:  modscope {similar[0]}"
+    return f"{begin} The commands are: {', '.join(COMMANDS)}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -83,10 +85,17 @@ def main(arguments: list[str] | None = None) -> int:
         from modscope._run import main as run
 
         return run(words[1:])
-    if words and words[0] not in COMMANDS and (suggestion := _suggest(words[0])):
-        print(f"modscope: {suggestion}", file=sys.stderr)
+    if words and words[0] not in COMMANDS and not words[0].startswith("-"):
+        print(f"modscope: {_suggest(words[0])}", file=sys.stderr)
         return 2
-    known = _parser().parse_args(words)
+    parser = _parser()
+    known, unknown = parser.parse_known_args(words)
+    if unknown:
+        refuse = parser.error if known.command is None else known.error
+        refuse(f"unrecognized arguments: {clean(' '.join(unknown))}")
+    if known.command is None:
+        parser.print_help(sys.stderr)
+        return 2
     if known.command == "help":
         return _help(known.topic)
     if known.command != "doctor":

@@ -55,7 +55,7 @@ class NewFile(NamedTuple):
             os.replace(self.part, self.path)
         except OSError as error:
             os.unlink(self.part)
-            raise type(error)(_sentence(self.path, error)) from None
+            raise type(error)(_sentence(self.path, error, "")) from None
 
     def discard(self) -> None:
         """Remove it if it is empty. An older file stays as it was."""
@@ -68,9 +68,9 @@ def create(path: str) -> int:
     return prepare(path, False).fd
 
 
-def prepare(path: str, overwrite: bool) -> NewFile:
+def prepare(path: str, overwrite: bool, option: str = "overwrite=True") -> NewFile:
     """The same, but with ``overwrite`` an older file is replaced when the new one is published. A link is replaced
-    itself, never the file that it leads to."""
+    itself, never the file that it leads to. ``option`` is how the user asks for ``overwrite``."""
     part = path
     try:
         if overwrite and os.path.lexists(path):
@@ -79,7 +79,7 @@ def prepare(path: str, overwrite: bool) -> NewFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         return NewFile(path, part, _move_high(os.open(part, flags, 0o666)))
     except OSError as error:
-        raise type(error)(_sentence(path, error)) from None
+        raise type(error)(_sentence(path, error, option)) from None
 
 
 def _check_replaceable(path: str) -> None:
@@ -97,18 +97,18 @@ def _move_high(fd: int) -> int:
     return high
 
 
-def _sentence(path: str, error: OSError) -> str:
+def _sentence(path: str, error: OSError, option: str) -> str:
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path):
         return f"{path} is a folder: a capture needs a file's name"
     if os.path.exists(path) and not os.path.isfile(path):
         return f"{path} is a device or a pipe: a capture needs a file"
     if isinstance(error, FileExistsError):
-        return f"{path} exists already: choose another name, or overwrite it (-f, or overwrite=True)"
+        return f"{path} exists already: choose another name, or overwrite it ({option})"
     if isinstance(error, FileNotFoundError) and not os.path.isdir(folder):
-        return f"there is no folder {folder} for the capture"
+        return f"There is no folder {folder} for the capture: make it first"
     if isinstance(error, PermissionError) and not os.path.exists(path):
-        return f"the folder {folder} cannot be written: {error.strerror}"
+        return f"The folder {folder} cannot be written: {error.strerror}"
     return f"{path} cannot be written: {error.strerror}"
 
 

@@ -103,7 +103,7 @@ def _modules(modules: Mapping[str, Sums], total: int) -> str:
     rest = len(largest) - _MODULES
     more = _part("div", _SOFT, f"and {counted(rest, 'smaller module')}") if rest > 0 else ""
     table = _part("table", "border-collapse:collapse;border:0;width:100%;table-layout:fixed;margin:0;color:inherit", rows)
-    return _part("div", _HEAD, "The largest modules, by what each holds itself") + table + more
+    return _part("div", _HEAD, "The largest modules, by their own bytes") + table + more
 
 
 def _row(fqn: str, sums: Sums, most: int, total: int) -> str:

@@ -83,7 +83,7 @@ def _check_script(path: str) -> None:
                 if not _may_be_python(path, file.read(4096)):
                     raise _Refused(f"{path} is not a Python script", 1)
     except FileNotFoundError:
-        raise _Refused(f"there is no script {path}", 2) from None
+        raise _Refused(f"There is no script {path}", 2) from None
     except (OSError, ValueError) as error:
         raise _Refused(f"{path} cannot be read: {getattr(error, 'strerror', error)}", 2) from None
 
@@ -114,7 +114,7 @@ def _python_flags() -> list[str]:
 
 def _check_python(flags: list[str]) -> None:
     if not sys.executable:
-        raise _Refused("the path of the Python interpreter is unknown (sys.executable is empty), so the script cannot be run", 1)
+        raise _Refused("The path of the Python interpreter is unknown (sys.executable is empty), so the script cannot be run", 1)
     if flags and (sys.flags.ignore_environment or sys.flags.no_site):
         raise _Refused("modscope cannot record a script under python -I, -E or -S. Run it without these options", 2)
     if os.pathsep in _START:
@@ -125,7 +125,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     """Creates the capture's file. OSError if it cannot be created: the script is not run then."""
     name = _files.name_for(options.output, _stem(options))
     shown = "" if options.no_capture else name.plain() if options.output else name.numbered()
-    file = _files.prepare(shown, options.force).with_absolute_names() if shown else None
+    file = _files.prepare(shown, options.force, "-f").with_absolute_names() if shown else None
     return Settings(
         program=options.target[0],
         arguments=len(options.target) - 1,

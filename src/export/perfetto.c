@@ -236,7 +236,7 @@ static void put_oom_instant(struct writer *writer, const struct thread *thread, 
     mse_packets *packets = &writer->packets;
     mse_text device = mse_device(writer->job, event->device);
     mse_open_instant(packets, track_of_thread(writer, thread), name_of("out of memory on ", device, ""));
-    mse_annotate(packets, "asked", event->bytes);
+    mse_annotate(packets, "requested", event->bytes);
     mse_annotate(packets, "allocated", event->allocated);
     mse_annotate(packets, "reserved", event->reserved);
     mse_annotate_text(packets, "device", device);

@@ -6,11 +6,13 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from modscope._commands.terminal import Progress
+    from modscope._load import Capture
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -39,10 +41,19 @@ def run(arguments: argparse.Namespace) -> int:
 def _text_of(arguments: argparse.Namespace, progress: Progress) -> str:
     import importlib
 
-    from modscope._load import load
+    from modscope._load import CaptureError, load
 
     command = importlib.import_module(f"modscope._commands.{arguments.command}")
-    report = command.report(arguments, lambda file: load(file, progress))
+
+    def load_capture(file: str) -> Capture:
+        try:
+            return load(file, progress)
+        except CaptureError as error:
+            if not file.endswith(".py"):
+                raise
+            raise CaptureError(f"{error}. To run and record a script:  modscope run {shlex.quote(file)}") from None
+
+    report = command.report(arguments, load_capture)
     if arguments.json:
         import json
 
@@ -73,7 +84,7 @@ def _why(error: OSError) -> str:
     if isinstance(error, FileNotFoundError) and error.filename:
         return f"There is no file {error.filename}"
     if isinstance(error, IsADirectoryError):
-        return f"{error.filename} is a directory: give the name of a capture"
+        return f"{error.filename} is a folder: give the name of a capture"
     return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
 
 

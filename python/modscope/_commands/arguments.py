@@ -24,25 +24,27 @@ def _moment(text: str) -> str:
     return text
 
 
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}")
+def _number(text: str, least: int = 0) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
+        raise argparse.ArgumentTypeError(f"must be a number, {least} or more, not {text!r}")
     return int(text)
 
 
 def _positive(text: str) -> int:
-    if (number := _number(text)) == 0:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return number
+    return _number(text, 1)
 
 
 def _steps(text: str) -> tuple[int | None, int | None]:
     """The first and the last step of "3:7", "3:", ":7" or "3"."""
     low, colon, high = text.partition(":")
-    first = _number(low) if low else None
-    last = (_number(high) if high else None) if colon else first
+    wrong = argparse.ArgumentTypeError(f"must be A:B, A:, :B or A, such as 2:4, not {text!r}")
+    try:
+        first = _number(low) if low else None
+        last = (_number(high) if high else None) if colon else first
+    except argparse.ArgumentTypeError:
+        raise wrong from None
     if first is None and last is None or first is not None and last is not None and first > last:
-        raise argparse.ArgumentTypeError(f"must be A:B, A:, :B or A, not {text!r}")
+        raise wrong
     return first, last
 
 
@@ -75,7 +77,7 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_json(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("--json", action="store_true", help=f"print {what} for programs; see modscope help json")
+    parser.add_argument("--json", action="store_true", help=f"print {what} as JSON; see modscope help json")
 
 
 # ---- commands ----
@@ -84,13 +86,15 @@ def _add_json(parser: argparse.ArgumentParser, what: str) -> None:
 def add_command(add_parser: Subparsers, name: str, about: str, *examples: str) -> argparse.ArgumentParser:
     """A command whose help begins with what it does, and ends with an example."""
     lines = ["Example:" if len(examples) == 1 else "Examples:", *(f"  modscope {example}" for example in examples)]
-    return add_parser(
+    parser = add_parser(
         name,
         help=about,
         description=f"{about[0].upper()}{about[1:]}.",
         epilog="\n".join(lines),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.set_defaults(error=parser.error)
+    return parser
 
 
 def add_commands(add_parser: Subparsers) -> None:
@@ -109,21 +113,23 @@ def _add_summary(add_parser: Subparsers) -> argparse.ArgumentParser:
 
 
 def _add_tree(add_parser: Subparsers) -> argparse.ArgumentParser:
-    examples = "tree run.msc --at step:3", "tree run.msc --by category --depth 3"
+    examples = "tree run.msc --at step:1", "tree run.msc --by category --depth 3"
     parser = add_command(add_parser, "tree", "show which modules hold the memory at a moment, as a tree", *examples)
     _add_capture(parser)
     _add_moment(parser)
     _add_device(parser)
-    parser.add_argument("--depth", type=_positive, metavar="D", help="how many levels; default: as many as fit 40 lines")
-    parser.add_argument("--by", choices=("module", "category"), default="module", help="what the first level shows")
+    parser.add_argument("--depth", type=_positive, metavar="N", help="how many levels; default: as many as fit 40 lines")
+    levels = "what the first level shows; default: module"
+    parser.add_argument("--by", choices=("module", "category"), default="module", help=levels)
     parser.add_argument("--no-group", action="store_true", help="show equal modules one by one")
-    parser.add_argument("--all", action="store_true", help="show each module: the equal ones, and those with less than 1%%")
+    every = "show every module: all levels, equal ones one by one, and those with less than 1%%"
+    parser.add_argument("--all", action="store_true", help=every)
     return parser
 
 
 def _add_blocks(add_parser: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(
-        add_parser, "blocks", "show the largest blocks of memory at a moment", "blocks run.msc --at oom -n 50"
+        add_parser, "blocks", "show the largest blocks of memory at a moment", "blocks run.msc -n 50"
     )
     _add_capture(parser)
     _add_moment(parser)
@@ -135,13 +141,14 @@ def _add_blocks(add_parser: Subparsers) -> argparse.ArgumentParser:
 
 def _add_diff(add_parser: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(
-        add_parser, "diff", "show what grew between two captures", "diff before.msc after.msc --at step:3"
+        add_parser, "diff", "show what grew between two captures", "diff before.msc after.msc"
     )
     parser.add_argument("file", metavar="A", help="a capture")
     parser.add_argument("other", metavar="B", help="the capture to compare it with")
     _add_moment(parser)
     _add_device(parser)
     _add_rows(parser)
+    parser.add_argument("--no-group", action="store_true", help="show equal changes one by one")
     return parser
 
 
@@ -174,5 +181,4 @@ def _add_export(add_parser: Subparsers) -> argparse.ArgumentParser:
     moments = "only this moment: peak, oom, step:N or time:SECONDS; not for perfetto"
     parser.add_argument("--at", type=_moment, metavar="MOMENT", help=moments)
     parser.add_argument("--device", metavar="D", help="a device, such as cuda:0; default: all")
-    parser.set_defaults(error=parser.error)
     return parser

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from modscope._categories import TOTAL, Sums, parts_of
 from modscope._commands.terminal import Screen
-from modscope._load import Capture, Snapshot
+from modscope._load import Capture, Snapshot, parse_moment
 from modscope._summary import Report, describe_losses, file_report, moment_of
 from modscope._text import at_least, clean, describe_moment, label, percent, size, width_of
 
@@ -54,15 +54,22 @@ def find_device(capture: Capture, asked: str | None) -> str | None:
 
 
 def when(moment: Report, screen: Screen, columns: int) -> str:
-    """ "in step 2, backward of GPT2.h.11.mlp, at 1.531 s", with the module's name shortened if need be."""
-    where = moment["step"], moment["phase"], moment["module"], moment["time"]
+    """ "in step 2, backward of GPT2.h.11.mlp, at 1.531 s", with the module's name shortened if need be. The time is left
+    out if the user asked for a time: that of the last event before it would be another one."""
+    time = None if str(moment.get("at")).startswith("time:") else moment["time"]
+    where = moment["step"], moment["phase"], moment["module"], time
     return describe_moment(*where, columns, screen.dots)
 
 
-def _split(sums: Sums) -> str:
-    """ "52% Activation, 30% Parameter" """
+def _split(sums: Sums, columns: int, screen: Screen) -> str:
+    """ "52% Activation, 30% Parameter", with as many categories as fit. Those that round to 0% are left out."""
     parts = sorted(parts_of(sums).items(), key=lambda part: -part[1])
-    return ", ".join(f"{percent(value, sums[TOTAL])} {word}" for word, value in parts)
+    shares = [f"{percent(value, sums[TOTAL])} {word}" for word, value in parts if 200 * value >= sums[TOTAL]]
+    for count in range(len(shares), 0, -1):
+        line = ", ".join([*shares[:count], *([screen.dots] if count < len(shares) else [])])
+        if width_of(line) <= columns:
+            return line
+    return ""
 
 
 def name_column(rows: Sequence[tuple[str, str, Sums]], room: int, screen: Screen, split: bool = True) -> list[str]:
@@ -74,19 +81,25 @@ def name_column(rows: Sequence[tuple[str, str, Sums]], room: int, screen: Screen
     for (lead, _, sums), name, width in zip(rows, names, used):
         line = screen.dim(lead) + name
         if for_split:
-            line += " " * (max(used) - width + 2) + screen.dim(screen.cut(_split(sums), room - max(used) - 2))
+            line += " " * (max(used) - width + 2) + screen.dim(_split(sums, room - max(used) - 2, screen))
         out.append(line)
     return out
 
 
+def _asked(report: Report) -> str:
+    """The moment that was asked for, as the end of a sentence."""
+    word, number = parse_moment(report["at"])
+    if report["requested"]:
+        return f" when an allocation of {size(report['requested'])} failed"
+    if word == "step":
+        return f" at the end of step {number}" if number else " just before the first step"
+    return f" at {number:.3f} s" if word == "time" else " at its peak" if word == "peak" else ""
+
+
 def heading(report: Report, screen: Screen) -> list[str]:
     """The device, how much it held, and the moment."""
-    moment = " at its peak" if report["at"] == "peak" else ""
-    if report["at"].startswith("step:"):
-        moment = f" at the end of {report['at'].replace(':', ' ')}"
-    if report["requested"]:
-        moment = f" when an allocation of {size(report['requested'])} failed"
-    lines = [f"{clean(report['device'])} held {at_least(report['is_lower_bound'], size(report['total']))}{moment}"]
+    held = at_least(report["is_lower_bound"], size(report["total"]))
+    lines = [f"{clean(report['device'])} held {held}{_asked(report)}"]
     reserved = f"({size(report['reserved'])} reserved)"
     if report["reserved"] and width_of(lines[0] + reserved) < screen.width:
         lines[0] += " " + reserved

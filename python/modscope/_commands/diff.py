@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from modscope._categories import CATEGORIES, parts_of
 from modscope._commands.common import Load, moment_report, moment_words, next_command, notes, when
 from modscope._commands.terminal import Screen
+from modscope._groups import group_modules
 from modscope._load import Snapshot
 from modscope._summary import Report
 from modscope._text import at_least, change, clean, counted, label, percent, size
@@ -52,17 +53,31 @@ def _sort_by_change(rows: Iterable[Report]) -> list[Report]:
 def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     out = _sides(result, screen)
     out += [*_table("Category", result["categories"], screen), ""]
-    rows = result["modules"][: arguments.n or None]
+    every = _group(result["modules"], arguments)
+    rows = every[: arguments.n or None]
     if rows:
         out += _table("Module", rows, screen)
     else:
         out.append("No module holds more or less.")
-    if len(rows) < len(result["modules"]):
-        out.append(f"({counted(len(result['modules']) - len(rows), 'smaller change')}: -n 0 shows all)")
+    if len(rows) < len(every):
+        out.append(f"({counted(len(every) - len(rows), 'row')} with smaller changes: -n 0 shows all)")
     for side in ("a", "b"):
         if lines := notes(result[side], screen):
             out += ["", f"{side.upper()}:", *lines[1:]]
     return out + next_command("Which modules hold it", "tree", *moment_words(result["b"], arguments))
+
+
+def _group(modules: list[Report], arguments: Namespace) -> list[Report]:
+    """The rows of modules. Equal ones whose modules' names differ only in numbers become one, with the sum of their
+    bytes."""
+    if arguments.no_group:
+        return modules
+    rows = []
+    for group in group_modules(modules, lambda row: str(row["module"]), lambda row: (row["category"], row["a"], row["b"])):
+        one, count = group.members[0], len(group.members)
+        alike = f" ({count} alike)" if count > 1 else ""
+        rows.append({**_row((group.name, one["category"]), count * one["a"], count * one["b"]), "alike": alike})
+    return _sort_by_change(rows)
 
 
 def _sides(result: Report, screen: Screen) -> list[str]:
@@ -83,7 +98,8 @@ def _sides(result: Report, screen: Screen) -> list[str]:
 def _table(word: str, rows: list[Report], screen: Screen) -> list[str]:
     def cells(row: Report) -> tuple[str, ...]:
         figures = change(row["change"]), size(row["a"]), size(row["b"])
-        return (*figures, row["category"], *([] if row["module"] is None else [label(row["module"])]))
+        name = [] if row["module"] is None else [label(row["module"]) + row.get("alike", "")]
+        return (*figures, row["category"], *name)
 
     headers = ("Change", "A", "B", "Category", "Module")[: 5 if word == "Module" else 4]
     return screen.table(headers, [cells(row) for row in rows], left=(3,))

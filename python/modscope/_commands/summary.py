@@ -104,25 +104,27 @@ class _Row(NamedTuple):
 
 
 def _rows(modules: list[Report]) -> list[_Row]:
-    """The largest modules; those with equal bytes whose names differ only in numbers share a row."""
+    """The modules, largest first; those with equal bytes whose names differ only in numbers share a row."""
     groups = group_modules(modules, lambda one: str(one["module"]), lambda one: tuple(one["own"].values()))
     rows = []
     for group in groups:
         own, count = group.members[0]["own"], len(group.members)
         each = f"{count} x {size(own[TOTAL])}" if count > 1 else ""
         rows.append(_Row(group.name, {category: count * value for category, value in own.items()}, each))
-    return sorted(rows, key=lambda row: -row.own[TOTAL])[:MODULES]
+    return sorted(rows, key=lambda row: -row.own[TOTAL])
 
 
 def _modules(main: Report, screen: Screen) -> list[str]:
-    rows, total = _rows(main["modules"]), main["peak"]["bytes"]
+    every, total = _rows(main["modules"]), main["peak"]["bytes"]
+    rows = every[:MODULES]
     most = max((row.own[TOTAL] for row in rows), default=1)
     width = max((len(size(row.own[TOTAL])) for row in rows), default=0)
     each_width = max((len(row.each) for row in rows), default=0)
     bar = min(screen.width // 6, 20) if not each_width else min(screen.width // 8, 20)
     room = screen.width - width - bar - 12 - (each_width + 2 if each_width else 0)
     names = name_column([("", row.name, row.own) for row in rows], room, screen)
-    out = [screen.bold("By module, what each holds itself")]
+    which = f": {len(rows)} of {len(every)} rows" if len(rows) < len(every) else ""
+    out = [screen.bold(f"By module, own bytes (without children){which}")]
     for row, name in zip(rows, names):
         own = row.own[TOTAL]
         drawn = screen.bar(own / most, bar, parts_of(row.own))

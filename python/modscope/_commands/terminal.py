@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from modscope._categories import CATEGORIES
-from modscope._text import clean, shorten_end, shorten_middle, width_of
+from modscope._text import clean, label, shorten_end, shorten_middle, width_of
 
 NARROWEST, WIDEST = 60, 400
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -53,7 +53,9 @@ class Screen:
         return self.paint(text, _RED if value > 0 else _GREEN) if value else text
 
     def fit(self, text: str, columns: int) -> str:
-        """Clean text, shortened in the middle."""
+        """Clean text, shortened in the middle. Where the label of Global has no room, its explanation is left out."""
+        if text == label("Global") and width_of(text) > columns:
+            text = "Global"
         return shorten_middle(text, columns, self.dots)
 
     def cut(self, text: str, columns: int) -> str:

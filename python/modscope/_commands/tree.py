@@ -179,15 +179,18 @@ def _rows(nodes: list[_Node], least: float, depth: int, lead: str, lines: _Branc
     return rows
 
 
-def _fit(nodes: list[_Node], least: float, depth: int | None, lines: _Branching) -> tuple[list[_Row], int, bool]:
-    """The rows down to a depth, by default to the deepest that fits a screen; that depth; whether there is more below."""
+def _fit(
+    nodes: list[_Node], least: float, depth: int | None, most: int | None, lines: _Branching
+) -> tuple[list[_Row], int, bool]:
+    """The rows down to a depth, by default to the deepest with at most so many rows; that depth; whether there is more
+    below."""
     tried = depth or 1
     rows = _rows(nodes, least, tried, "", _ROOT, lines)
     while True:
         more = _rows(nodes, least, tried + 1, "", _ROOT, lines)
         if len(more) == len(rows):
             return rows, tried, False
-        if depth or len(more) > _ROWS:
+        if depth or most is not None and len(more) > most:
             return rows, tried, True
         rows, tried = more, tried + 1
 
@@ -196,14 +199,15 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     least = 1 if arguments.all else _SMALL * result["total"]
     lines = _DRAWN if screen.drawing else _TYPED
     nodes = _nodes(result["tree"], 1, group=not (arguments.all or arguments.no_group))
-    rows, depth, more = _fit(nodes, least, arguments.depth, lines)
+    rows, depth, more = _fit(nodes, least, arguments.depth, None if arguments.all else _ROWS, lines)
     out = heading(result, screen)
     out += _table(rows, result["total"], result["by"], screen) if rows else ["Nothing is held."]
     out += others(result, screen) + notes(result, screen)
     words = moment_words(result, arguments)
     if more and arguments.depth is None:
-        by = () if result["by"] == "module" else ("--by", "category")
-        return out + next_command("Deeper", "tree", *words, *by, "--depth", str(depth + 1))
+        options = [] if result["by"] == "module" else ["--by", "category"]
+        options += ["--no-group"] if arguments.no_group else []
+        return out + next_command("Deeper", "tree", *words, *options, "--depth", str(depth + 1))
     return out + next_command("The largest blocks", "blocks", *words)
 
 

@@ -301,7 +301,7 @@ def test_bad_names(bad):
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no folder"), record(tmp_path / "no" / "x.msc"):
+    with pytest.raises(FileNotFoundError, match="There is no folder"), record(tmp_path / "no" / "x.msc"):
         raise AssertionError
 
 

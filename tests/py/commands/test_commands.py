@@ -308,6 +308,26 @@ def test_tree_joins_what_does_not_branch(text):
     assert "VeryLongModelName.transformer.encoder.layers" in out and "├─ 59.attention.projection" in out
 
 
+def test_tree_shows_all_levels_when_all_are_asked_for(text):
+    assert text("tree names.msc --all") == text("tree names.msc --all --depth 9")
+
+
+def test_tree_goes_deeper_with_the_same_options(text):
+    assert "Deeper:  modscope tree names.msc --at peak --no-group --depth 2" in text("tree names.msc --no-group")
+
+
+def test_tree_names_the_moment_that_was_asked_for(text):
+    assert text("tree train.msc --at step:3").startswith("cuda:0 held 95.37 MiB at the end of step 3 ")
+    assert text("tree train.msc --at step:0").startswith("cuda:0 held 34.33 MiB just before the first step ")
+    lines = text("tree train.msc --at time:0.1755").splitlines()
+    assert lines[0].startswith("cuda:0 held ") and " at 0.175 s" in lines[0] and not lines[1].endswith(" s")
+
+
+def test_tree_leaves_out_what_does_not_fit_of_the_categories(text):
+    out = text("tree train.msc", 120)
+    assert "41% Activation, 36% Optstate, …\n" in out and not re.search(r"\b0% |%…", out)
+
+
 def test_tree_puts_small_ones_together_unless_all_are_asked_for(text):
     out = text("tree names.msc --depth 9")
     assert "smaller ones)" in out and "smaller ones)" not in text("tree names.msc --depth 9 --all")
@@ -367,6 +387,15 @@ def test_blocks_leave_out_the_age_where_there_is_no_room_for_it(text):
     assert "Age" not in text("blocks train.msc", 80) and "Age" in text("blocks train.msc", 120)
 
 
+def test_the_label_of_global_is_shown_whole_or_as_one_word(tmp_path, text):
+    c = Capture()
+    for _ in range(2):
+        c.add(10 * MIB)
+    (tmp_path / "global.msc").write_bytes(c.end())
+    assert text(f"blocks {tmp_path}/global.msc", 75).splitlines()[4].endswith("  Global")
+    assert text(f"blocks {tmp_path}/global.msc", 120).splitlines()[4].endswith("  Global (outside any module)")
+
+
 def test_blocks_from_outside_are_marked(tmp_path, text):
     c = Capture()
     c.add(10, category="Other", outside=True)
@@ -386,7 +415,13 @@ def test_diff(text, figures):
     assert "Change: +326.16 MiB (+194%)" in out
     assert re.search(r"\+143\.05 MiB +68\.66 MiB +211\.72 MiB +Activation", out)
     assert re.search(r"\+14\.31 MiB +0 B +14\.31 MiB +Activation +GPT\.h\.11\.mlp", out)
-    assert "smaller changes: -n 0 shows all" in out
+    assert "rows with smaller changes: -n 0 shows all" in text("diff train.msc leaky.msc -n 3")
+
+
+def test_diff_shows_equal_changes_in_one_row(text):
+    out = text("diff train.msc leaky.msc")
+    assert re.search(r"\+68\.66 MiB +0 B +68\.66 MiB +Activation +GPT\.h\.\*\.attn \(8 alike\)\n", out)
+    assert "alike" not in text("diff train.msc leaky.msc --no-group")
 
 
 def test_diff_of_a_capture_with_itself(text, figures):
@@ -481,7 +516,8 @@ def test_what_was_made_in_two_steps_only_is_no_leak(tmp_path, figures):
     "line,says",
     [
         ("summary none.msc", "no file none.msc"),
-        ("summary .", "directory"),
+        ("summary .", "folder: give the name of a capture"),
+        ("summary script.py", "To run and record a script:  modscope run script.py"),
         ("summary no_capture.msc", "no_capture.msc"),
         ("summary newer.msc", "newer"),
         ("summary /dev/null", "not a file"),
@@ -497,7 +533,8 @@ def test_what_was_made_in_two_steps_only_is_no_leak(tmp_path, figures):
     ],
 )
 def test_what_is_not_there(modscope, captures, line, says):
-    (captures / "no_capture.msc").write_text("import torch\n")
+    for name in ("no_capture.msc", "script.py"):
+        (captures / name).write_text("import torch\n")
     (captures / "newer.msc").write_bytes(header(major=9))
     status, out, err = modscope(line)
     assert (status, out) == (1, "")
@@ -520,13 +557,25 @@ def test_a_hostile_file_name(modscope):
         "tree train.msc --depth 0",
         "tree train.msc --by colour",
         "blocks train.msc -n few",
-        "",
-        "nonsense",
+        "blocks train.msc -n -1",
+        "report train.msc --steps few",
+        "tree train.msc --what",
     ],
 )
 def test_bad_usage(modscope, line):
     status, out, err = modscope(line)
-    assert (status, out) == (2, "") and "usage: modscope" in err
+    assert (status, out) == (2, "") and err.startswith(f"usage: modscope {line.split()[0]} ")
+
+
+def test_a_wrong_number_is_answered_with_the_right_ones(modscope):
+    assert "-n: must be a number, 0 or more, not '-1'" in modscope("blocks train.msc -n -1")[2]
+    assert "--depth: must be a number, 1 or more, not '0'" in modscope("tree train.msc --depth 0")[2]
+    assert "--steps: must be A:B, A:, :B or A, such as 2:4, not 'x'" in modscope("report train.msc --steps x")[2]
+
+
+def test_an_option_without_a_command(modscope):
+    status, out, err = modscope("--what")
+    assert (status, out) == (2, "") and "unrecognized arguments: --what" in err
 
 
 # ---- help ----
@@ -556,10 +605,14 @@ def test_help_lists_all_commands(modscope):
     assert status == 0 and all(re.search(rf"^ +{word} ", out, re.M) for word in WORDS)
 
 
+def test_no_command_shows_the_help(modscope):
+    status, out, err = modscope("")
+    assert (status, out) == (2, "") and err == modscope("--help")[1]
+
+
 def test_the_examples_work(modscope, captures, tmp_path):
     """Of the commands that read captures."""
-    (captures / "run.msc").write_bytes(CAPTURES["oom"]())
-    for name in ("before", "after", "rank0", "rank1"):
+    for name in ("run", "before", "after", "rank0", "rank1"):
         (captures / f"{name}.msc").write_bytes(CAPTURES["train"]())
     for word in WORDS[1:-2] + ["help"]:
         _, out, _ = modscope(f"{word} --help", 120)
@@ -591,12 +644,18 @@ def test_help_on_topics(modscope):
         ("none.msc", "modscope summary none.msc"),
         ("script", "modscope run script"),
         ("ev;il.py", "modscope run 'ev;il.py'"),
+        ("sumary train.msc", "modscope summary"),
     ],
 )
-def test_a_file_in_the_place_of_a_command_brings_a_suggestion(modscope, captures, line, suggestion):
+def test_a_word_that_is_no_command_brings_a_suggestion(modscope, captures, line, suggestion):
     (captures / "script").write_text("print()\n")
     status, out, err = modscope(line)
     assert (status, out) == (2, "") and err.endswith(f":  {suggestion}\n") and err.count("\n") == 1
+
+
+def test_a_word_that_is_like_no_command_brings_the_list_of_them(modscope):
+    status, out, err = modscope("nonsense")
+    assert (status, out) == (2, "") and err == f"modscope: There is no command 'nonsense'. The commands are: {', '.join(WORDS)}\n"
 
 
 def test_run_is_handed_on_whole(monkeypatch):

@@ -56,9 +56,7 @@ def test_nothing_goes_to_stderr(interception, fallback):
 
 
 def test_an_unknown_word(capsys):
-    with pytest.raises(SystemExit) as left:
-        main(["nonsense"])
-    assert left.value.code != 0
+    assert main(["nonsense"]) != 0
     assert "doctor" in capsys.readouterr().err
 
 

@@ -171,7 +171,7 @@ def test_two_at_once_in_one_folder(tmp_path):
 
 
 def test_no_such_script(tmp_path):
-    refused(run(tmp_path, "gone.py"), "there is no script gone.py", status=2)
+    refused(run(tmp_path, "gone.py"), "There is no script gone.py", status=2)
     refused(run(tmp_path, "gone.py/x.py"), "no script", status=2)
 
 
