@@ -62,7 +62,7 @@ def _describe(error: Exception) -> str:
 
 def _choose_node_layout() -> str | None:
     """Learn the nodes' layout and give it to the C code. Returns None, or why it is unknown."""
-    layout, why = _layout.UNKNOWN_NODES, "not learned: no single word of a node always equals its number and its maker"
+    layout, why = _layout.UNKNOWN_NODES, "not learned: no single word of a node always equals its number and its creator"
     try:
         layout = _layout.learn_nodes()
     except Exception as error:
@@ -71,7 +71,7 @@ def _choose_node_layout() -> str | None:
     if layout.number < 0:
         _results["layout"] = why
         return why
-    text = f"{LEARNED}: number at byte {layout.number}, maker at byte {layout.maker} of a node"
+    text = f"{LEARNED}: number at byte {layout.number}, creator at byte {layout.creator} of a node"
     if layout.function >= 0:
         text += f"; a custom Function's node at byte {layout.function}"
     _results["layout"] = text

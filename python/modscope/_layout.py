@@ -38,11 +38,11 @@ def _offset_of_values(samples: Iterable[tuple[list[int], int]]) -> int:
 
 
 class NodeLayout(NamedTuple):
-    """Offsets in bytes; -1 is unknown. ``number`` and ``maker`` are both known or both unknown."""
+    """Offsets in bytes; -1 is unknown. ``number`` and ``creator`` are both known or both unknown."""
 
     number: int
     """Of the node number, in a node."""
-    maker: int
+    creator: int
     """Of the id of the thread that created the node, in a node."""
     function: int
     """Of the node, in the Python object of a custom Function's node."""
@@ -53,7 +53,7 @@ UNKNOWN_NODES = NodeLayout(-1, -1, -1)
 
 class _Sample(NamedTuple):
     number: int
-    maker: int
+    creator: int
     words: list[int]  # of the node's Python object
     graph: torch.Tensor  # keeps the node alive
 
@@ -71,7 +71,7 @@ def _make_nodes(operator: Callable[[torch.Tensor], torch.Tensor]) -> list[_Sampl
 
 
 def _make_samples(operator: Callable[[torch.Tensor], torch.Tensor]) -> list[_Sample]:
-    """Create nodes in three threads, so that no word agrees with the numbers and makers by chance."""
+    """Create nodes in three threads, so that no word agrees with the numbers and creators by chance."""
     here = functools.partial(_make_nodes, operator)
     return [*here(), *run_in_thread(here), *run_in_thread(here), *here()]
 
@@ -80,18 +80,18 @@ def learn_nodes() -> NodeLayout:
     nodes = [(sample, _native.read_node_words(sample.words[_NODE_POINTER])) for sample in _make_samples(torch.neg)]
     indices = range(min(len(words) for _, words in nodes))
     number = _offset(i for i in indices if all(words[i] == sample.number for sample, words in nodes))
-    maker = _offset(i for i in indices if all(words[i] == sample.maker for sample, words in nodes))
-    if number < 0 or maker < 0:
+    creator = _offset(i for i in indices if all(words[i] == sample.creator for sample, words in nodes))
+    if number < 0 or creator < 0:
         return UNKNOWN_NODES
 
     def points_to_node(sample: _Sample, index: int) -> bool:
         words = _native.read_node_words(sample.words[index])
-        return bool(words) and words[number // _WORD] == sample.number and words[maker // _WORD] == sample.maker
+        return bool(words) and words[number // _WORD] == sample.number and words[creator // _WORD] == sample.creator
 
     custom = _make_samples(CloneFunction.apply)
     indices = range(_NODE_POINTER, min(len(sample.words) for sample in custom))
     function = _offset(i for i in indices if all(points_to_node(sample, i) for sample in custom))
-    return NodeLayout(number, maker, function)
+    return NodeLayout(number, creator, function)
 
 
 # ---- tensors ----
