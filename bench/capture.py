@@ -3,7 +3,7 @@
     python bench/capture.py [--rounds 150] [--quick] [--device cuda]
 
 On the CPU: the stack of bench/trackers.py, forward and backward, and a small GPT-2 with AdamW (needs
-transformers). On a GPU: the models of bench/gpu_models.py. Variants are timed by turns in one
+transformers). On a GPU: the models of bench/gpu_models.py. The variants take turns in one
 process. Each turn begins a recording, as `modscope run` does once torch is imported, runs one untimed
 step and then the timed ones. Each figure is the ratio of the lower quartile to that of the untracked
 step; `again` is the control. KiB is the file's size per step. `profiler` is torch.profiler with

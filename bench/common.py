@@ -1,4 +1,4 @@
-"""What the benchmarks share: a stack of small modules, and timing by turns."""
+"""What the benchmarks share: a stack of small modules, and timing variants that take turns."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 
 Whole training steps with Adam and random weights. The columns:
 
-untracked     milliseconds per step. The variants are timed by turns as in bench/trackers.py; `again`
+untracked     milliseconds per step. The variants take turns as in bench/trackers.py; `again`
               (the control), `MemTracker` and `torch's` are ratios of lower quartiles to it
 difference    the difference in bytes between MemTracker's Total less `outside` and
               torch.cuda.memory_stats(), both as changes since entering; the largest one seen after
@@ -172,7 +172,7 @@ def figure(snapshot: dict[Any, dict[Any, int]], device: torch.device) -> int:
 
 
 def own(tracker: Any, device: torch.device, kind: str) -> int:
-    """The tracker's figure for what the allocator has handed out."""
+    """The tracker's figure for what the allocator has allocated."""
     return figure(tracker.get_tracker_snapshot(kind), device) - figure(tracker.outside, device)
 
 

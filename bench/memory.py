@@ -3,7 +3,7 @@
     python bench/memory.py [--rounds 200] [--quick]
 
 Two programs are timed: the stack of bench/trackers.py, forward and backward, and whole training
-steps of a small GPT-2 with AdamW (needs transformers). Trackers are timed by turns as in
+steps of a small GPT-2 with AdamW (needs transformers). The variants take turns as in
 bench/trackers.py; each figure is the ratio of the lower quartile to that of the untracked step,
 and `untracked again` is the control. PyTorch's MemTracker is slow, so it gets only a few steps.
 """

@@ -2,8 +2,8 @@
 
     modscope run examples/gpt.py
     modscope run examples/gpt.py --out-of-memory
-    modscope run examples/gpt.py --batch 64 --memory 600                 # docs/tutorial.md
-    modscope run examples/gpt.py --batch 64 --memory 600 --checkpoint
+    modscope run examples/gpt.py --batch 64 --memory 650                 # docs/tutorial.md
+    modscope run examples/gpt.py --batch 64 --memory 650 --checkpoint
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def devices() -> list[torch.device]:
 
 
 def list_cuda_blocks() -> dict[int, int] | None:
-    """The sizes of the blocks that the CUDA allocator has handed out, by address. None if CUDA is not in use."""
+    """The sizes of the blocks that the CUDA allocator has allocated, by address. None if CUDA is not in use."""
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return None
     sizes = {}

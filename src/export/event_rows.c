@@ -1,5 +1,5 @@
-/* event_rows.c - writes one row for each event: CSV with a heading, or JSON with an object a line. docs/export.md lists
- * the columns. */
+/* event_rows.c - writes one row for each event: CSV with a heading, or JSON with one object per line. docs/export.md
+ * lists the columns. */
 #include "export/replay.h"
 
 #include <string.h>

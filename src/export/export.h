@@ -3,7 +3,7 @@
  *
  *     perfetto.c        a Perfetto trace            on perfetto_packets.c, protobuf.c
  *     torch_snapshot.c  torch's memory snapshot     on torch_frames.c, pickle.c, segments.c
- *     event_rows.c      one row an event: CSV, JSON
+ *     event_rows.c      one row per event: CSV, JSON
  *     all of them       on replay.c, held_blocks.c, hash_map.c, output.c
  *
  * Category and owner of a block are those by all claims, later ones included, as in a snapshot of that moment. Memory

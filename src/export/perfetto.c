@@ -1,9 +1,9 @@
 /* perfetto.c - writes a capture as a Perfetto trace.
  *
  * Each device has counters: one for each category, "held" for their sum, "reserved". Each thread has a track with a
- * slice for each module call, whose category is the phase, and a track with its phases. The process has tracks for
- * steps, peaks and notes. Everything is written as it happens: only the position of each thread and the last value of
- * each counter are kept. */
+ * slice for each module call (the slice's category is the phase), and a track with its phases. The process has tracks
+ * for steps, peaks and notes. Everything is written as it happens: only the position of each thread and the last value
+ * of each counter are kept. */
 #include "export/perfetto_packets.h"
 #include "export/replay.h"
 

@@ -30,7 +30,7 @@ static int lowest_fd(void)
     return limit.rlim_cur < 4096 ? (int)limit.rlim_cur - 60 : 4000;
 }
 
-/* A dict of str to str as keys and values in turn with a NULL at the end. The strings are borrowed from
+/* A dict of str to str as alternating keys and values, with a NULL at the end. The strings are borrowed from
  * the dict, the array must be freed. NULL with an error set. */
 static const char **pairs_of(PyObject *dict)
 {

@@ -55,7 +55,8 @@ void mst_registry_unref(mst_registry *registry); /* NULL is allowed */
 void mst_registry_use(mst_registry *registry, const mst_registry *other);
 /* A module's entry, borrowed, or NULL. Never raises. */
 struct mst_module *mst_registry_find(mst_registry *registry, PyObject *module);
-/* A module's entry, added if there is none. NULL: memory ran out, or it supports no weak references. Pause the GC before. */
+/* A module's entry, added if there is none. NULL: memory ran out, or it supports no weak references. Pause the GC
+ * before. */
 struct mst_module *mst_registry_add(mst_registry *registry, PyObject *module);
 void mst_registry_set_fqn(mst_registry *registry, struct mst_module *known, PyObject *fqn);
 /* The name under which a module runs in this thread, else the name it is known by. Borrowed, or NULL. */

@@ -1,6 +1,6 @@
 /* user_hooks.c - call the user's hooks, and run a call with its forward hooks.
  *
- * Only here and in backward_pass.c Python runs inside an interception point. dynamo's frame
+ * Python runs inside an interception point only here and in backward_pass.c. dynamo's frame
  * evaluation is disabled meanwhile. */
 #include "torch/user_hooks.h"
 

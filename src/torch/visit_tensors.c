@@ -72,7 +72,7 @@ static int visit_registered(PyObject *object, const struct visitor *to, int dept
 }
 
 /* A cache of types that are neither dataclasses nor registered, so that their objects are not
- * visited. To find that out costs more than to visit all arguments of most calls. */
+ * visited. Finding that out costs more than visiting all arguments of most calls. */
 enum { PLAIN_TYPE_COUNT = 16 };
 static struct {
     PyTypeObject *types[PLAIN_TYPE_COUNT]; /* owned */

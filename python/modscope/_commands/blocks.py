@@ -44,7 +44,7 @@ def _group(blocks: list[Report], arguments: Namespace) -> list[Group[Report]]:
     return groups[: arguments.n or None]
 
 
-_HEADERS = ("Bytes", "Blocks", "Category", "Allocated in", "Step", "Age", "Module")
+_HEADERS = ("Bytes", "Blocks", "Category", "Phase", "Step", "Age", "Module")
 _NAME_COLUMNS = 24  # that a module's name should have; for it the age is left out
 
 
@@ -67,7 +67,7 @@ def _table(groups: list[Group[Report]], screen: Screen) -> list[str]:
     else:
         columns.remove("Blocks")
     chosen = [_HEADERS.index(word) for word in columns]
-    left = [columns.index(word) for word in ("Category", "Allocated in")]
+    left = [columns.index(word) for word in ("Category", "Phase")]
     return screen.table(columns, [[row[i] for i in chosen] for row in rows], left)
 
 

@@ -35,7 +35,7 @@ log = logging.getLogger("modscope")
 
 
 class _Callback(Protocol):
-    _watch: Watch
+    _memory: TrainingMemory
 
 
 def quietly(hook: Callable[P, T]) -> Callable[P, T | None]:
@@ -47,7 +47,7 @@ def quietly(hook: Callable[P, T]) -> Callable[P, T | None]:
             return hook(*args, **kwargs)
         except Exception as error:
             callback: _Callback = args[0]  # type: ignore[assignment]
-            callback._watch.warn_once(error)
+            callback._memory.warn_once(error)
             return None
 
     return call
@@ -109,7 +109,7 @@ def _leave(tracker: _mem_tracker.MemTracker) -> None:
         tracker.__exit__()
 
 
-class Watch:
+class TrainingMemory:
     """Counts memory from ``begin`` to ``end``: the peak of each step, and captures of the chosen steps.
 
     What happens between steps (loading data, evaluation, checkpoints) is in no step's peak. Before ``begin`` and
@@ -120,7 +120,7 @@ class Watch:
         self.settings = settings
         self._tracker: _mem_tracker.MemTracker | None = None
         self._peak_tracker: _native.PeakTracker | None = None  # reset for each batch, which the tracker's own peak is not
-        self._finalizer: weakref.finalize[[_mem_tracker.MemTracker], Watch] | None = None
+        self._finalizer: weakref.finalize[[_mem_tracker.MemTracker], TrainingMemory] | None = None
         self._environment = Environment(torch.device("cpu"), ".")
         self._highest: _StepPeak | None = None  # of the steps since the last entry
         self._failures = 0
@@ -129,7 +129,7 @@ class Watch:
         self._warned: set[str] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Watch, (self.settings,)  # a copy has the same settings, and has not begun
+        return TrainingMemory, (self.settings,)  # a copy has the same settings, and has not begun
 
     @property
     def active(self) -> bool:
@@ -320,9 +320,9 @@ class Watch:
             log.info("modscope: wrote %s; read it with: modscope summary %s", self._path, self._path)
 
 
-def _end_for_other_source(watch: weakref.ref[Watch]) -> None:
+def _end_for_other_source(memory: weakref.ref[TrainingMemory]) -> None:
     """The program's own MemTracker needs another source: it must not fail because of this callback."""
-    living = watch()
+    living = memory()
     if living is not None:
         living.end()
         log.warning(

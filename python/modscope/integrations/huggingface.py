@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from types import FrameType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from modscope.integrations._common import OUT_OF_MEMORY, PREFIX, Entry, Environment, Watch, quietly, settings_of
+from modscope.integrations._common import OUT_OF_MEMORY, PREFIX, Entry, Environment, TrainingMemory, quietly, settings_of
 
 __all__ = ["MemoryCallback"]
 
@@ -56,7 +56,7 @@ class MemoryCallback(TrainerCallback):
         top: int = 1,
     ) -> None:
         super().__init__()
-        self._watch = Watch(settings_of(every, capture_steps, capture_path, top))
+        self._memory = TrainingMemory(settings_of(every, capture_steps, capture_path, top))
         self._due = False
         self._evaluating = False
         self._extra: Entry = {}  # to be logged with the next entry
@@ -91,7 +91,7 @@ class MemoryCallback(TrainerCallback):
         self._extra = self._oom_entry if args.auto_find_batch_size else {}  # that training's log is lost
         self._oom_entry = {}
         environment = Environment(args.device, args.output_dir or ".", args.process_index, args.world_size)
-        self._watch.begin(environment, kwargs.get("model"), kwargs.get("optimizer"))
+        self._memory.begin(environment, kwargs.get("model"), kwargs.get("optimizer"))
 
     @quietly
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -100,30 +100,30 @@ class MemoryCallback(TrainerCallback):
     @quietly
     def end(self, error: BaseException | None) -> None:
         """Called at the end of the training. May be called again."""
-        if self._watch.active:
-            self._watch.end(error)
+        if self._memory.active:
+            self._memory.end(error)
             self._guards.remove()
             self._note_failure()
             self._oom_entry = {key: value for key, value in self._extra.items() if key == OUT_OF_MEMORY}
             self._evaluating = False
-            if self._extra or self._watch.has_entry:
+            if self._extra or self._memory.has_entry:
                 self._log_now()
 
     # ---- steps ----
 
     @quietly
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._watch.step_begins(state.global_step + 1)
+        self._memory.step_begins(state.global_step + 1)
 
     @quietly
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._watch.step_ends(state.global_step)
+        self._memory.step_ends(state.global_step)
         self._note_failure()
-        self._log_if_due(control, self._watch.due(state.global_step))
+        self._log_if_due(control, self._memory.due(state.global_step))
 
     @quietly
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._log_if_due(control, self._watch.settings.every == "epoch")
+        self._log_if_due(control, self._memory.settings.every == "epoch")
 
     @quietly
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -132,7 +132,7 @@ class MemoryCallback(TrainerCallback):
     @quietly
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._evaluating = False
-        held = self._watch.take_peak_between_steps()
+        held = self._memory.take_peak_between_steps()
         if held is not None:
             self._extra[PREFIX + "eval_peak"] = held
 
@@ -155,9 +155,9 @@ class MemoryCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """This callback runs before the reporters (see _find_trainer), so they report what it adds here."""
         final = "train_runtime" in (logs or ())
-        if logs is None or self._evaluating or not (self._due or final or self._watch.settings.every == "log"):
+        if logs is None or self._evaluating or not (self._due or final or self._memory.settings.every == "log"):
             return  # an evaluation's logs are metrics, which may be added up
-        entry = {**self._watch.take_entry(), **self._extra}
+        entry = {**self._memory.take_entry(), **self._extra}
         self._due, self._extra = False, {}
         if not entry:
             return
@@ -168,7 +168,7 @@ class MemoryCallback(TrainerCallback):
         logs.update({key: value for key, value in entry.items() if not (no_text and isinstance(value, str))})
 
     def _note_failure(self) -> None:
-        report = self._watch.take_oom_report()
+        report = self._memory.take_oom_report()
         if report is not None:
             self._extra[OUT_OF_MEMORY] = report
 

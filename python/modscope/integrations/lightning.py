@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from modscope.integrations._common import OUT_OF_MEMORY, PREFIX, Entry, Environment, Watch, quietly, settings_of
+from modscope.integrations._common import OUT_OF_MEMORY, PREFIX, Entry, Environment, TrainingMemory, quietly, settings_of
 
 __all__ = ["MemoryCallback"]
 
@@ -60,7 +60,7 @@ class MemoryCallback(Callback):
         top: int = 1,
     ) -> None:
         super().__init__()
-        self._watch = Watch(settings_of(every, capture_steps, capture_path, top))
+        self._memory = TrainingMemory(settings_of(every, capture_steps, capture_path, top))
         self._steps_done = 0
         self.last: Entry = {}
         """The latest value of each name that was logged."""
@@ -70,56 +70,56 @@ class MemoryCallback(Callback):
     @quietly
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         device, folder = trainer.strategy.root_device, _folder(trainer)
-        self._watch.begin(Environment(device, folder, trainer.global_rank, trainer.world_size), pl_module)
+        self._memory.begin(Environment(device, folder, trainer.global_rank, trainer.world_size), pl_module)
 
     @quietly
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._watch.end(exception)
-        self._log_entry(trainer, self._watch.take_entry())
+        self._memory.end(exception)
+        self._log_entry(trainer, self._memory.take_entry())
         self._log_failure(trainer)
 
     @quietly
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        self._watch.end()
+        self._memory.end()
 
     # ---- training ----
 
     @quietly
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._steps_done = trainer.global_step
-        self._watch.give(*trainer.optimizers)
+        self._memory.give(*trainer.optimizers)
 
     @quietly
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self._watch.step_begins(_step(trainer))
+        self._memory.step_begins(_step(trainer))
 
     @quietly
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._watch.batch_ends()
+        self._memory.batch_ends()
         if trainer.global_step == self._steps_done:
             return  # gradients are being accumulated
         self._steps_done = trainer.global_step
         step = _step(trainer)
-        self._watch.step_ends(step)
+        self._memory.step_ends(step)
         self._log_failure(trainer)
-        trainer_logs = self._watch.settings.every == "log" and (step + 1) % max(trainer.log_every_n_steps, 1) == 0
-        if trainer_logs or self._watch.due(step + 1):
-            self._log_entry(trainer, self._watch.take_entry())
+        trainer_logs = self._memory.settings.every == "log" and (step + 1) % max(trainer.log_every_n_steps, 1) == 0
+        if trainer_logs or self._memory.due(step + 1):
+            self._log_entry(trainer, self._memory.take_entry())
 
     @quietly
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._watch.settings.every == "epoch":
-            self._log_entry(trainer, self._watch.take_entry())
+        if self._memory.settings.every == "epoch":
+            self._log_entry(trainer, self._memory.take_entry())
 
     @quietly
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._log_entry(trainer, self._watch.take_entry())
+        self._log_entry(trainer, self._memory.take_entry())
 
     # ---- evaluation ----
 
     @quietly
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self._watch.take_peak_between_steps()
+        self._memory.take_peak_between_steps()
 
     @quietly
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
@@ -128,7 +128,7 @@ class MemoryCallback(Callback):
 
     @quietly
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        self._watch.take_peak_between_steps()
+        self._memory.take_peak_between_steps()
 
     @quietly
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
@@ -137,12 +137,12 @@ class MemoryCallback(Callback):
     # ---- logging ----
 
     def _log_evaluation(self, trainer: Any, kind: str) -> None:
-        held = self._watch.take_peak_between_steps()
+        held = self._memory.take_peak_between_steps()
         if held is not None:
             self._log_entry(trainer, {f"{PREFIX}{kind}_peak": held})
 
     def _log_failure(self, trainer: Any) -> None:
-        report = self._watch.take_oom_report()
+        report = self._memory.take_oom_report()
         if report is not None:
             self._log_entry(trainer, {OUT_OF_MEMORY: report})
 
@@ -154,7 +154,7 @@ class MemoryCallback(Callback):
             try:
                 _log_to(logger, entry, _step(trainer))
             except Exception as error:  # the other loggers still get the entry
-                self._watch.warn_once(error)
+                self._memory.warn_once(error)
 
 
 def _step(trainer: Any) -> int:

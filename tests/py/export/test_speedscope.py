@@ -1,4 +1,4 @@
-"""`modscope export --format speedscope`. Its JSON schema cannot be had from PyPI or Debian: what its published
+"""`modscope export --format speedscope`. Its JSON schema is not available from PyPI or Debian: what its published
 specification (file-format-spec.ts of speedscope) says that a file must have is checked here by hand."""
 
 import json

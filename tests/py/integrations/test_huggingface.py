@@ -371,7 +371,7 @@ def test_an_error_of_the_callback_is_logged_and_nothing_else_happens(tmp_path, c
         raise OSError("the disk is full")
 
     callback = MemoryCallback()
-    monkeypatch.setattr(callback._watch, "step_ends", fail)
+    monkeypatch.setattr(callback._memory, "step_ends", fail)
     trained = trainer(tmp_path, callback)
     trained.train()
     assert trained.state.global_step == 6 and caplog.text.count("the disk is full") == 1
@@ -393,7 +393,7 @@ def test_it_can_be_copied_and_pickled(tmp_path):
     callback = MemoryCallback(every=2, capture_steps=[0], top=3)
     trainer(tmp_path, callback).train()
     for one in (copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))):
-        assert one._watch.settings == callback._watch.settings
+        assert one._memory.settings == callback._memory.settings
         trained = trainer(tmp_path, one)
         trained.train()
         assert steps(rows(trained)) == [2, 4, 6]

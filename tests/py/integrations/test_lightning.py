@@ -327,17 +327,17 @@ def test_trackers_of_the_program_with_the_same_source_go_together(tmp_path):
 
 def test_it_can_be_copied_and_pickled_and_what_is_under_way_stays(tmp_path):
     callback = MemoryCallback(every=2, capture_steps=[0], top=3)
-    copies = [copy.deepcopy(callback)._watch, pickle.loads(pickle.dumps(callback))._watch]
+    copies = [copy.deepcopy(callback)._memory, pickle.loads(pickle.dumps(callback))._memory]
 
     class Copying(Lit):
         def training_step(self, batch, batch_idx):
-            copies.append(copy.deepcopy(callback._watch))
+            copies.append(copy.deepcopy(callback._memory))
             return super().training_step(batch, batch_idx)
 
     trainer(tmp_path, callback).fit(Copying(), batches(1))
     assert len(copies) == 3
     for one in copies:
-        assert one.settings == callback._watch.settings and not one.active
+        assert one.settings == callback._memory.settings and not one.active
 
 
 @pytest.mark.parametrize(

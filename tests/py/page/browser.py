@@ -1,7 +1,8 @@
-"""A headless Chromium, driven by its chromedriver over HTTP as W3C's WebDriver says. It knows nothing of our pages.
+"""A headless Chromium, driven by its chromedriver over HTTP with W3C's WebDriver protocol. It knows nothing about our
+pages.
 
-Pointer, wheel and keys go the way a user's do. Whatever the console says and whatever is asked of the network since
-the page was opened is kept, to be looked at by ``complaints`` and ``requests``."""
+Pointer, wheel and keys are sent as input events, like a user's. The console's messages and the network requests since
+the page was opened are kept for ``complaints`` and ``requests``."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ KEYS = {
 
 
 class BrowserError(Exception):
-    """What the driver said."""
+    """An error that the driver reported."""
 
 
 class Box(NamedTuple):
@@ -76,7 +77,7 @@ class Browser:
 
     def __init__(self, folder: pathlib.Path) -> None:
         assert DRIVER and CHROMIUM
-        # What was loaded into this process for a check of it is not for the browser.
+        # A sanitizer that is preloaded into this process must not be preloaded into the browser.
         env = {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD", "ASAN_OPTIONS")}
         env["HOME"] = str(folder)
         self._log = open(folder / "chromedriver.log", "wb")
