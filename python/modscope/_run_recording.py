@@ -2,7 +2,7 @@
 
 It begins when the script has imported torch, and ends with the script, when one line about the capture is printed.
 The script must not notice it. It patches only these, and no longer than needed: sys.meta_path (until torch is
-imported), os._exit, and sys.excepthook (after torch is imported).
+imported), os._exit, and after torch is imported sys.excepthook and, in C, how a SystemExit is deallocated.
 """
 
 from __future__ import annotations
@@ -148,6 +148,8 @@ class RunRecording:
             from modscope._torch_version import check_torch
 
             check_torch()
+            import threading
+
             from modscope import _native, _record
 
             arguments = sys.orig_argv[len(sys.orig_argv) - self._settings.arguments :]
@@ -155,6 +157,7 @@ class RunRecording:
             recording = _record.Recording(self._file.fd if self._file else None, info)
             recording.start(self._file.publish if self._file else None)
             atexit.unregister(_native.restore)  # _at_exit restores them later
+            _native.watch_exit_status(threading.main_thread().ident or 0)
         except Exception as error:
             self._finished = True
             self._discard()
@@ -226,7 +229,7 @@ class RunRecording:
         if self._stopped:
             self._finish("stopped", status="0")
         elif error is None:
-            self._finish("finished")
+            self._finish("finished", **self._exit_status())
         else:
             how = "interrupted" if isinstance(error, KeyboardInterrupt) else "exception"
             self._finish(how, error=_describe(error))
@@ -234,6 +237,15 @@ class RunRecording:
             from modscope import _native
 
             _native.restore()
+
+    def _exit_status(self) -> dict[str, str]:
+        """The status, if the script ended by SystemExit."""
+        if self._recording is None:
+            return {}
+        from modscope import _native
+
+        status = _native.take_exit_status()
+        return {} if status is None else {"status": str(status)}
 
     def _finish(self, how: str, **end: str) -> None:
         if self._finished or self._in_fork():

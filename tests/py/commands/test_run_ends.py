@@ -8,6 +8,8 @@ import pytest
 from helpers import INTERCEPTION, needs_interception
 from run_helpers import captures, kill_when_ready, only_capture, run, start, training, write
 
+from modscope._summary import describe_end
+
 pytestmark = pytest.mark.slow  # each test starts a Python that imports torch
 
 FOREVER = """
@@ -129,6 +131,27 @@ def test_the_very_end_is_seen(tmp_path):
     ran = run(tmp_path, "-q", name)
     assert ran.status == 0 and ran.err == b"" and ran.said == ""
     assert only_capture(tmp_path).optimizer_steps == 3
+
+
+@pytest.mark.parametrize(
+    "text, status",
+    [
+        ("sys.exit(3)", 3),
+        ("raise SystemExit(259)", 3),
+        ("exit()", 0),
+        ("sys.exit('a sentence')", 1),
+        ("import argparse; argparse.ArgumentParser().parse_args(['--no'])", 2),
+        ("class Own(SystemExit): pass\nraise Own(4)", 4),
+        ("try:\n    sys.exit(3)\nexcept SystemExit:\n    pass", None),
+        ("import _thread, time\n_thread.start_new_thread(sys.exit, (3,))\ntime.sleep(0.3)", None),
+    ],
+)
+def test_the_exit_status_is_in_the_capture(tmp_path, text, status):
+    ran = run(tmp_path, training(tmp_path, "step()\n" + text))
+    assert ran.status == (status or 0) and ran.said.startswith("wrote ")
+    capture = only_capture(tmp_path)
+    assert capture.end == {"how": "finished"} | ({} if status is None else {"status": str(status)})
+    assert describe_end(capture.end) == (f"Exited with status {status}" if status else "Finished")
 
 
 def test_without_a_capture(tmp_path):
