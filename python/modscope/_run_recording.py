@@ -112,6 +112,7 @@ class RunRecording:
         self._file = settings.new_file()  # None: no capture is written
         self._pid = os.getpid()  # the process that is recorded
         self._recording: Recording | None = None
+        self._created: os.stat_result | None = None  # identifies the capture's file
         self._is_child = False  # a followed child
         self._steps = 0
         self._stopped = False  # by --steps
@@ -164,6 +165,9 @@ class RunRecording:
             self._print(f"recording could not begin, so the script runs without a capture: {_text(error)}")
             return False
         self._recording = recording
+        if self._file:
+            with contextlib.suppress(OSError):
+                self._created = os.fstat(self._file.fd)
         return True
 
     def _count_step(self, optimizer: object, args: object, kwargs: object) -> None:
@@ -262,8 +266,9 @@ class RunRecording:
                 outcome = self._recording.stop(how, **end)
                 if outcome.bytes == 0:
                     self._discard()
-                if not self._settings.quiet or outcome.lost or outcome.error:
-                    self._print(closing(self._settings.shown, outcome, how))
+                loss = _files.describe_loss(self._file.path, self._created) if self._file and self._created else None
+                if not self._settings.quiet or outcome.lost or outcome.error or loss:
+                    self._print(closing(self._settings.shown, outcome, how, loss))
         except BaseException as error:  # also KeyboardInterrupt: the script has ended already
             self._print(f"the capture could not be completed: {_describe(error)}")
 

@@ -191,6 +191,23 @@ def test_killed(tmp_path):
         assert capture.end is None and capture.damaged == 0 and capture.peaks["cpu"].bytes > 12_000_000
 
 
+# ---- what another program does to the file ----
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("os.unlink('x.msc')", "the capture x.msc was deleted or moved during the run. Peak "),
+        ("os.rename('y.txt', 'x.msc')", "the capture x.msc was replaced by another file during the run. Peak "),
+        ("os.truncate('x.msc', 0)", "events are not in it (another program truncated the file)"),
+    ],
+)
+def test_a_file_that_does_not_stay(tmp_path, text, said):
+    (tmp_path / "y.txt").write_text("mine")
+    ran = run(tmp_path, "-q", "-o", "x.msc", training(tmp_path, f"import os, time; step(); time.sleep(1); {text}; step(); time.sleep(0.6); step()"))
+    assert ran.status == 0 and ran.err == b"" and said in ran.said
+
+
 # ---- a disk that takes no more ----
 
 
