@@ -18,6 +18,7 @@ typedef struct ms_capture_status {
     uint64_t lost;   /* events that could not be written; a lost event still consumes a number */
     uint64_t bytes;  /* size of the file */
     int error;       /* errno of the last write that failed; 0: none failed */
+    bool truncated;  /* another program made the file shorter while it was being written */
 } ms_capture_status;
 
 /* Begin to write everything that an attached ledger records to `fd`, an empty file that is open for writing. The

@@ -29,14 +29,17 @@ def _describe_losses(outcome: Outcome) -> str:
     return f"It is not complete{why}." if why else ""
 
 
-def closing(name: str, outcome: Outcome, how: str) -> str:
-    """``name``: the capture's file; "" if none was asked for. ``how`` the program ended, as the capture says it."""
+def closing(name: str, outcome: Outcome, how: str, loss: str | None = None) -> str:
+    """``name``: the capture's file; "" if none was asked for. ``how`` the program ended, as the capture says it.
+    ``loss``: what happened to the file, if it is no longer under its name."""
     peaks = _describe_peaks(outcome.peaks)
     if not name:
         return peaks
     if not outcome.bytes:
         return f"could not write {shlex.quote(name)}: {outcome.error or 'nothing was written'}. {peaks}"
     name = shlex.quote(name)
+    if loss:
+        return f"the capture {name} {loss} during the run. {peaks}"
     see = f"tree {name} --at oom" if how == "exception" and outcome.out_of_memory else f"summary {name}"
     parts = [f"wrote {name} ({size(outcome.bytes)}).", _describe_losses(outcome), peaks, f"See it:  modscope {see}"]
     return " ".join(filter(None, parts))

@@ -112,6 +112,16 @@ def _sentence(path: str, error: OSError, option: str) -> str:
     return f"{path} cannot be written: {error.strerror}"
 
 
+def describe_loss(path: str, created: os.stat_result) -> str | None:
+    """What happened to a file that is no longer under its name; None if it is still there."""
+    try:
+        return None if os.path.samestat(created, os.lstat(path)) else "was replaced by another file"
+    except FileNotFoundError:
+        return "was deleted or moved"
+    except OSError as error:
+        return f"cannot be found ({error.strerror})"
+
+
 def remove_empty(path: str, fd: int) -> None:
     """Remove the file if it is empty and still the one that was created."""
     with contextlib.suppress(OSError):

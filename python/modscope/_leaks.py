@@ -1,15 +1,21 @@
-"""Blocks that survive step after step. ``modscope leaks`` and the page show them. Needs no torch."""
+"""Blocks that survive step after step, and owners that hold more after each step. ``modscope leaks`` and the page show
+them. Needs no torch."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from modscope._load import Block, Capture, Snapshot
+from modscope._categories import parts_of
+from modscope._load import Block, Capture, Event, Snapshot
 from modscope._summary import Report, file_report
 from modscope._text import at_least, counted, size
 
 STEPS_NEEDED = 3  # blocks that survived from so many different steps are called a leak
+_STEP_ENDS = 32  # at most so many are looked at, spread over the run
+_STEP_ENDS_NEEDED = 5  # to speak of growth
+_GROWING_SHARE = 0.8  # of the steps in which an owner's bytes must grow
 
 
 class _Owner(NamedTuple):
@@ -19,14 +25,16 @@ class _Owner(NamedTuple):
 
 
 def find_leaks(file: str, capture: Capture, device: str | None = None) -> Report:
-    step, groups, is_lower_bound = None, list[Report](), capture.is_lower_bound
+    step, groups, growth, is_lower_bound = None, list[Report](), list[Report](), capture.is_lower_bound
     begun = list(capture.events("step"))
     if len(begun) > STEPS_NEEDED + 1:
         # The last step may have been cut short, so look at the end of the one before it, for blocks of earlier steps.
         step, snapshot = begun[-2].bytes, capture.snapshot(begun[-1].number)
         groups, is_lower_bound = _find_groups(snapshot, step, device), snapshot.is_lower_bound
+        listed = {_Owner(group["device"], group["module"], group["category"]) for group in groups}
+        growth = [each for each in _find_growth(capture, begun, device) if _owner_of(each) not in listed]
     head = {**file_report(file, capture), "is_lower_bound": is_lower_bound}
-    return {**head, "steps": len(begun), "step": step, "groups": groups}
+    return {**head, "steps": len(begun), "step": step, "groups": groups, "growth": growth}
 
 
 def _find_groups(snapshot: Snapshot, step: int, device: str | None) -> list[Report]:
@@ -56,6 +64,58 @@ def _group_of(owner: _Owner, blocks: list[Block]) -> Report:
     }
 
 
+# ---- growth ----
+
+
+def _owner_of(report: Report) -> _Owner:
+    return _Owner(report["device"], report["module"], report["category"])
+
+
+class _StepEnd(NamedTuple):
+    step: int
+    moment: int
+
+
+def _spread(ends: list[_StepEnd]) -> list[_StepEnd]:
+    """At most _STEP_ENDS of them, with the first and the last."""
+    if len(ends) <= _STEP_ENDS:
+        return ends
+    return [ends[round(i * (len(ends) - 1) / (_STEP_ENDS - 1))] for i in range(_STEP_ENDS)]
+
+
+def _find_growth(capture: Capture, begun: Sequence[Event], device: str | None) -> list[Report]:
+    """The owners that hold more at the end of nearly every step, in the whole run or in its second half."""
+    ends = _spread([_StepEnd(this.bytes, following.number) for this, following in zip(begun, begun[1:]) if this.bytes])
+    held: dict[_Owner, list[int]] = {}
+    for i, end in enumerate(ends):
+        for on, modules in capture.snapshot(end.moment).by_module().items():
+            for module, sums in modules.items() if device in (None, on) else ():
+                for category, value in parts_of(sums).items():
+                    held.setdefault(_Owner(on, module, category), [0] * len(ends))[i] = value
+    found = [_growth_of(owner, ends, values) for owner, values in held.items()]
+    return sorted(filter(None, found), key=lambda each: -int(each["bytes_per_step"]))
+
+
+def _growth_of(owner: _Owner, ends: list[_StepEnd], held: list[int]) -> Report | None:
+    for first in (0, len(ends) // 2):
+        if _is_growing(held[first:]):
+            steps = ends[-1].step - ends[first].step
+            return {
+                **owner._asdict(),
+                "bytes_per_step": (held[-1] - held[first]) // steps,
+                "first_step": ends[first].step,
+                "first_bytes": held[first],
+                "last_step": ends[-1].step,
+                "last_bytes": held[-1],
+            }
+    return None
+
+
+def _is_growing(held: list[int]) -> bool:
+    grew = sum(before < after for before, after in zip(held, held[1:]))
+    return len(held) >= _STEP_ENDS_NEEDED and grew >= _GROWING_SHARE * (len(held) - 1) and held[-1] == max(held)
+
+
 # ---- in words ----
 
 
@@ -65,7 +125,18 @@ def describe_leaks(report: Report) -> str:
         steps = counted(report["steps"], "step")
         return f"Too few steps to tell: the capture has {steps}, and leaks can be seen from {STEPS_NEEDED + 2} steps on."
     end = f"the end of step {report['step']}"
+    if not report["groups"] and report["growth"]:
+        return "Blocks of earlier steps are freed, but the blocks that replace them grow step after step."
     if not report["groups"]:
-        return f"No leaks: at {end} no module held blocks from {STEPS_NEEDED} or more earlier steps."
+        why = f"at {end} no module held blocks from {STEPS_NEEDED} or more earlier steps"
+        return f"No leaks among the blocks that modscope sees: {why}."
     held = sum(group["bytes"] for group in report["groups"])
     return f"{at_least(report['is_lower_bound'], size(held))} from earlier steps is still held at {end}."
+
+
+def describe_growth(growth: Report) -> str:
+    """ "Activation of Global grows by 4.00 KiB a step: 40.00 KiB after step 3, 68.00 KiB after step 10" """
+    name = growth["module"] or '""'
+    first = f"{size(growth['first_bytes'])} after step {growth['first_step']}"
+    last = f"{size(growth['last_bytes'])} after step {growth['last_step']}"
+    return f"{growth['category']} of {name} grows by {size(growth['bytes_per_step'])} a step: {first}, {last}"

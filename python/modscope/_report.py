@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from modscope import _capture
 from modscope._categories import parts_of
-from modscope._leaks import describe_leaks, find_leaks
+from modscope._leaks import describe_growth, describe_leaks, find_leaks
 from modscope._load import Capture, CaptureError
 from modscope._sentence import Sentence, describe_run
 from modscope._summary import Report, describe_end, describe_losses, describe_program, summarize
@@ -26,6 +26,7 @@ MOST_EVENTS = 2_000_000
 """In all captures of a page together; of a longer run the page shows some steps."""
 _FEWEST_EVENTS = 200_000  # of one capture, however many there are
 _MOMENT_COLUMNS = 160
+_GROWING = 3  # owners that hold more after each step, in words
 _SCRIPTS = tuple("text dom capture series modules paint view labels plot timeline treemap tree tables describe input page".split())
 
 
@@ -122,7 +123,8 @@ def _facts(summary: Report) -> str:
 
 def _leaks(file: str, capture: Capture) -> Report:
     leaks = find_leaks(file, capture)
-    return {"text": describe_leaks(leaks), "step": leaks["step"], "groups": leaks["groups"]}
+    text = [describe_leaks(leaks), *(describe_growth(each) + "." for each in leaks["growth"][:_GROWING])]
+    return {"text": " ".join(map(clean, text)), "step": leaks["step"], "groups": leaks["groups"]}
 
 
 # ---- one capture ----

@@ -2,7 +2,7 @@
 
 It begins when the script has imported torch, and ends with the script, when one line about the capture is printed.
 The script must not notice it. It patches only these, and no longer than needed: sys.meta_path (until torch is
-imported), os._exit, and sys.excepthook (after torch is imported).
+imported), os._exit, and after torch is imported sys.excepthook and, in C, how a SystemExit is deallocated.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ class RunRecording:
         self._file = settings.new_file()  # None: no capture is written
         self._pid = os.getpid()  # the process that is recorded
         self._recording: Recording | None = None
+        self._created: os.stat_result | None = None  # identifies the capture's file
         self._is_child = False  # a followed child
         self._steps = 0
         self._stopped = False  # by --steps
@@ -148,6 +149,8 @@ class RunRecording:
             from modscope._torch_version import check_torch
 
             check_torch()
+            import threading
+
             from modscope import _native, _record
 
             arguments = sys.orig_argv[len(sys.orig_argv) - self._settings.arguments :]
@@ -155,12 +158,16 @@ class RunRecording:
             recording = _record.Recording(self._file.fd if self._file else None, info)
             recording.start(self._file.publish if self._file else None)
             atexit.unregister(_native.restore)  # _at_exit restores them later
+            _native.watch_exit_status(threading.main_thread().ident or 0)
         except Exception as error:
             self._finished = True
             self._discard()
             self._print(f"recording could not begin, so the script runs without a capture: {_text(error)}")
             return False
         self._recording = recording
+        if self._file:
+            with contextlib.suppress(OSError):
+                self._created = os.fstat(self._file.fd)
         return True
 
     def _count_step(self, optimizer: object, args: object, kwargs: object) -> None:
@@ -226,7 +233,7 @@ class RunRecording:
         if self._stopped:
             self._finish("stopped", status="0")
         elif error is None:
-            self._finish("finished")
+            self._finish("finished", **self._exit_status())
         else:
             how = "interrupted" if isinstance(error, KeyboardInterrupt) else "exception"
             self._finish(how, error=_describe(error))
@@ -234,6 +241,15 @@ class RunRecording:
             from modscope import _native
 
             _native.restore()
+
+    def _exit_status(self) -> dict[str, str]:
+        """The status, if the script ended by SystemExit."""
+        if self._recording is None:
+            return {}
+        from modscope import _native
+
+        status = _native.take_exit_status()
+        return {} if status is None else {"status": str(status)}
 
     def _finish(self, how: str, **end: str) -> None:
         if self._finished or self._in_fork():
@@ -250,8 +266,9 @@ class RunRecording:
                 outcome = self._recording.stop(how, **end)
                 if outcome.bytes == 0:
                     self._discard()
-                if not self._settings.quiet or outcome.lost or outcome.error:
-                    self._print(closing(self._settings.shown, outcome, how))
+                loss = _files.describe_loss(self._file.path, self._created) if self._file and self._created else None
+                if not self._settings.quiet or outcome.lost or outcome.error or loss:
+                    self._print(closing(self._settings.shown, outcome, how, loss))
         except BaseException as error:  # also KeyboardInterrupt: the script has ended already
             self._print(f"the capture could not be completed: {_describe(error)}")
 

@@ -151,7 +151,8 @@ static PyObject *capture_status(capture *self, PyObject *unused)
 {
     (void)unused;
     ms_capture_status now = self->capture ? ms_capture_get_status(self->capture) : self->last;
-    PyObject *error = now.error ? PyUnicode_FromString(strerror(now.error)) : Py_NewRef(Py_None);
+    const char *why = now.truncated ? "another program truncated the file" : now.error ? strerror(now.error) : NULL;
+    PyObject *error = why ? PyUnicode_FromString(why) : Py_NewRef(Py_None);
     return error ? Py_BuildValue("(KKKN)", now.events, now.lost, now.bytes, error) : NULL;
 }
 

@@ -1,4 +1,4 @@
-"""``modscope leaks``: blocks that survive step after step."""
+"""``modscope leaks``: blocks that survive step after step, and owners that hold more after each step."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from argparse import Namespace
 
 from modscope._commands.common import Load, find_device, next_command, notes
 from modscope._commands.terminal import Screen
-from modscope._leaks import describe_leaks, find_leaks
+from modscope._leaks import describe_growth, describe_leaks, find_leaks
 from modscope._summary import Report
 from modscope._text import clean, counted, label, size
 
 _SIZES = 4  # that are listed of a group
+_GROWING = 10  # owners that are listed
 
 
 def report(arguments: Namespace, load: Load) -> Report:
@@ -23,15 +24,28 @@ def report(arguments: Namespace, load: Load) -> Report:
 
 def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     title = screen.wrap(describe_leaks(result))
+    growth = _growth(result, screen)
     if not result["groups"]:
-        return title + notes(result, screen) + next_command("What is held", "summary", result["file"])
+        return title + growth + notes(result, screen) + next_command("What is held", "summary", result["file"])
     out = [*map(screen.bold, title), ""]
     width = max(len(size(group["bytes"])) for group in result["groups"])
     several = len({group["device"] for group in result["groups"]}) > 1
     for group in result["groups"]:
         out += _lines(group, width, several, screen)
-    out[-1:] = notes(result, screen)
+    out[-1:] = growth + notes(result, screen)
     return out + next_command("The blocks", "blocks", result["file"], "--at", f"step:{result['step']}")
+
+
+def _growth(result: Report, screen: Screen) -> list[str]:
+    """A sentence for each owner that holds more after each step."""
+    growth, out = result["growth"], list[str]()
+    several = len({each["device"] for each in growth}) > 1
+    for each in growth[:_GROWING]:
+        on = f" (on {each['device']})" if several else ""
+        out += ["", *screen.wrap(describe_growth(each) + on)]
+    if len(growth) > _GROWING:
+        out += ["", f"({len(growth) - _GROWING} more)"]
+    return out
 
 
 def _lines(group: Report, width: int, several_devices: bool, screen: Screen) -> list[str]:

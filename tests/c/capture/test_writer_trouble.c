@@ -55,6 +55,39 @@ TEST(a_full_disk_costs_events_and_the_file_goes_on_when_there_is_room)
     close_scene();
 }
 
+TEST(a_file_that_another_program_empties_begins_anew)
+{
+    open_scene();
+    run(&program, 50);
+    ms_capture_flush(capture);
+    CHECK(!ms_capture_get_status(capture).truncated);
+    CHECK_EQ(ftruncate(fd, 0), 0);
+    run(&program, 50);
+    ms_capture_flush(capture);
+    pause_ms(600);
+    run(&program, 50);
+    ms_capture_status last = end_capture(capture);
+    CHECK(last.truncated && last.lost > 0);
+    CHECK_EQ(last.bytes, lseek(fd, 0, SEEK_END));
+    check_file(fd);
+    close_scene();
+}
+
+TEST(a_file_that_another_program_cuts_short_is_read_around_the_gap)
+{
+    open_scene();
+    run(&program, 50);
+    ms_capture_flush(capture);
+    CHECK_EQ(ftruncate(fd, lseek(fd, 0, SEEK_END) / 2), 0);
+    run(&program, 50);
+    CHECK(end_capture(capture).truncated);
+    ms_reader *reader = open_reader(fd);
+    CHECK(survey_of(reader).is_lower_bound);
+    CHECK(ms_reader_get_status(reader).damaged > 0);
+    ms_reader_close(reader);
+    close_scene();
+}
+
 TEST(a_disk_that_stays_full_leaves_the_good_part)
 {
     open_scene();

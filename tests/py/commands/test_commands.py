@@ -461,6 +461,53 @@ def test_leaks(text, figures):
     assert "4 x 976.56 KiB" in out
 
 
+def growing(steps: int, grows_in=lambda step: True) -> bytes:
+    """What is held in Global is replaced in each step by a block that is larger or as large."""
+    made, held, last = Capture(), 8 * 4096, None
+    for step in range(1, steps + 1):
+        made.step()
+        held += 4096 * grows_in(step)
+        new = made.add(held)
+        if last is not None:
+            made.drop(last)
+        last = new
+    return made.end(how="finished")
+
+
+def test_growth_by_replacement(captures, text, figures):
+    (captures / "growing.msc").write_bytes(growing(11))
+    report = figures("leaks growing.msc")
+    assert report["groups"] == [] and report["growth"] == [{
+        "device": "cpu", "module": "Global", "category": "Activation", "bytes_per_step": 4096,
+        "first_step": 1, "first_bytes": 9 * 4096, "last_step": 10, "last_bytes": 18 * 4096,
+    }]  # fmt: skip
+    out = " ".join(text("leaks growing.msc").split())
+    assert "Activation of Global grows by 4.00 KiB a step: 36.00 KiB after step 1, 72.00 KiB after step 10" in out and "No leaks" not in out
+
+
+@pytest.mark.parametrize(
+    "steps, grows_in, first",
+    [
+        (1000, lambda step: True, 1),
+        (21, lambda step: step % 6 > 0, 1),
+        (41, lambda step: step > 18, None),
+        (5, lambda step: True, 0),
+        (20, lambda step: step % 2, 0),
+        (20, lambda step: step < 15, 0),
+    ],
+)
+def test_when_growth_is_reported(captures, figures, steps, grows_in, first):
+    """``first``: 1 if it is of the whole run, None if it is of the second half, 0 if it is none."""
+    (captures / "growing.msc").write_bytes(growing(steps, grows_in))
+    growth = figures("leaks growing.msc")["growth"]
+    assert [each["first_step"] > 1 if first is None else each["first_step"] for each in growth] == ([] if first == 0 else [first or True])
+
+
+def test_what_is_in_a_group_is_not_in_growth_too(figures):
+    report = figures("leaks leaky.msc")
+    assert report["groups"] and report["growth"] == []
+
+
 def test_no_leaks(text, figures):
     """Parameters, optimizer state, and what the last step still holds are none."""
     assert "No leaks" in text("leaks train.msc")

@@ -8,6 +8,8 @@ import pytest
 from helpers import INTERCEPTION, needs_interception
 from run_helpers import captures, kill_when_ready, only_capture, run, start, training, write
 
+from modscope._summary import describe_end
+
 pytestmark = pytest.mark.slow  # each test starts a Python that imports torch
 
 FOREVER = """
@@ -131,6 +133,27 @@ def test_the_very_end_is_seen(tmp_path):
     assert only_capture(tmp_path).optimizer_steps == 3
 
 
+@pytest.mark.parametrize(
+    "text, status",
+    [
+        ("sys.exit(3)", 3),
+        ("raise SystemExit(259)", 3),
+        ("exit()", 0),
+        ("sys.exit('a sentence')", 1),
+        ("import argparse; argparse.ArgumentParser().parse_args(['--no'])", 2),
+        ("class Own(SystemExit): pass\nraise Own(4)", 4),
+        ("try:\n    sys.exit(3)\nexcept SystemExit:\n    pass", None),
+        ("import _thread, time\n_thread.start_new_thread(sys.exit, (3,))\ntime.sleep(0.3)", None),
+    ],
+)
+def test_the_exit_status_is_in_the_capture(tmp_path, text, status):
+    ran = run(tmp_path, training(tmp_path, "step()\n" + text))
+    assert ran.status == (status or 0) and ran.said.startswith("wrote ")
+    capture = only_capture(tmp_path)
+    assert capture.end == {"how": "finished"} | ({} if status is None else {"status": str(status)})
+    assert describe_end(capture.end) == (f"Exited with status {status}" if status else "Finished")
+
+
 def test_without_a_capture(tmp_path):
     """And with fewer steps than it may do."""
     ran = run(tmp_path, "--no-capture", "--steps", "5", training(tmp_path, "step(); sys.exit(3)"))
@@ -166,6 +189,23 @@ def test_killed(tmp_path):
         assert ran.status == -number and ran.out == b"now\n" and ran.err == b"" and ran.said == ""
         capture = modscope.load(tmp_path / f"{number}.msc")
         assert capture.end is None and capture.damaged == 0 and capture.peaks["cpu"].bytes > 12_000_000
+
+
+# ---- what another program does to the file ----
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("os.unlink('x.msc')", "the capture x.msc was deleted or moved during the run. Peak "),
+        ("os.rename('y.txt', 'x.msc')", "the capture x.msc was replaced by another file during the run. Peak "),
+        ("os.truncate('x.msc', 0)", "events are not in it (another program truncated the file)"),
+    ],
+)
+def test_a_file_that_does_not_stay(tmp_path, text, said):
+    (tmp_path / "y.txt").write_text("mine")
+    ran = run(tmp_path, "-q", "-o", "x.msc", training(tmp_path, f"import os, time; step(); time.sleep(1); {text}; step(); time.sleep(0.6); step()"))
+    assert ran.status == 0 and ran.err == b"" and said in ran.said
 
 
 # ---- a disk that takes no more ----

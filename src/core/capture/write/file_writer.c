@@ -10,31 +10,54 @@
 
 /* ---- bytes ---- */
 
-static bool read_identity(int fd, uint64_t identity[2])
+static void remember_identity(ms_capture *capture)
 {
-    struct stat found;
-    if (fstat(fd, &found) != 0)
-        return false;
-    identity[0] = found.st_dev;
-    identity[1] = found.st_ino;
-    return true;
+    struct stat found = {0};
+    fstat(capture->fd, &found);
+    capture->file_identity[0] = found.st_dev;
+    capture->file_identity[1] = found.st_ino;
 }
 
 /* A program may close descriptors that it did not open. fd may then be another file of the program. */
-static bool is_our_file(const ms_capture *capture)
+static bool is_our_file(const ms_capture *capture, const struct stat *found)
 {
-    uint64_t identity[2];
-    return read_identity(capture->fd, identity) && identity[0] == capture->file_identity[0] &&
-           identity[1] == capture->file_identity[1];
+    return found->st_dev == capture->file_identity[0] && found->st_ino == capture->file_identity[1];
+}
+
+/* Another program made the file shorter. If not even its header is left, the file begins anew: false then, because the
+ * events that come need a key frame. Otherwise it continues where it would have, and a reader skips the gap. */
+static bool continue_truncated(ms_capture *capture, uint64_t bytes_left)
+{
+    atomic_store(&capture->truncated, true);
+    if (bytes_left >= MS__FILE_HEAD)
+        return true;
+    uint8_t head[MS__FILE_HEAD];
+    ms__file_head_put(head);
+    if (pwrite(capture->fd, head, sizeof head, 0) == (ssize_t)sizeof head) {
+        MS__STORE(capture->bytes, sizeof head);
+        capture->paths_written = 0;
+        capture->devices_written = 0;
+    }
+    return false;
+}
+
+/* Whether bytes can be appended to the file now. */
+static bool check_file(ms_capture *capture)
+{
+    struct stat found;
+    if (fstat(capture->fd, &found) != 0 || !is_our_file(capture, &found)) {
+        atomic_store(&capture->error, EBADF);
+        return false;
+    }
+    uint64_t size = (uint64_t)found.st_size;
+    return !S_ISREG(found.st_mode) || size >= MS__PEEK(capture->bytes) || continue_truncated(capture, size);
 }
 
 /* Write `count` bytes at the end of the file, or none. */
 static bool append_bytes(ms_capture *capture, const uint8_t *bytes, size_t count)
 {
-    if (!is_our_file(capture)) {
-        atomic_store(&capture->error, EBADF);
+    if (!check_file(capture))
         return false;
-    }
     uint64_t end = MS__PEEK(capture->bytes);
     for (size_t done = 0; done < count;) {
         ssize_t wrote = pwrite(capture->fd, bytes + done, count - done, (off_t)(end + done));
@@ -56,7 +79,7 @@ bool ms__file_begin(ms_capture *capture)
 {
     uint8_t head[MS__FILE_HEAD];
     ms__file_head_put(head);
-    read_identity(capture->fd, capture->file_identity);
+    remember_identity(capture);
     return append_bytes(capture, head, sizeof head);
 }
 

@@ -186,7 +186,8 @@ ms_capture_status ms_capture_get_status(ms_capture *capture)
     return (ms_capture_status){.events = events,
                                .lost = atomic_load(&capture->lost),
                                .bytes = MS__PEEK(capture->bytes),
-                               .error = atomic_load(&capture->error)};
+                               .error = atomic_load(&capture->error),
+                               .truncated = atomic_load(&capture->truncated)};
 }
 
 /* The caller holds ledger->lock. */

@@ -105,6 +105,7 @@ struct ms_capture {
     uint64_t devices_written; /* bit i: device i */
     _Atomic uint64_t bytes;   /* of the file */
     _Atomic int error;        /* errno of the last write that failed */
+    _Atomic bool truncated;   /* another program made the file shorter */
     uint8_t *chunk;           /* memory to build a chunk in that has no page */
     size_t chunk_capacity;
 };
