@@ -198,7 +198,9 @@ size_t ms_ledger_oom(ms_ledger *ledger, const ms_thread *thread, const ms_oom *o
     append(&text, " failed, ");
     append_position(&text, ledger, ledger->step, thread ? ms__phase(thread) : MS_IDLE,
                     thread ? ms__path_of(thread) : MS_GLOBAL);
-    append(&text, "\n  allocated there: %s", ms_ledger_lost(ledger) ? "at least " : "");
+    append(&text, "\n  allocated on ");
+    append_device(&text, ledger, device);
+    append(&text, ": %s", ms_ledger_lost(ledger) ? "at least " : "");
     append_bytes(&text, 0, totals->total);
     append(&text, totals->total ? " (" : "");
     append_categories(&text, &totals->now);

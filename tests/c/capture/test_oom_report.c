@@ -20,7 +20,7 @@ TEST(a_failed_allocation_is_in_the_capture_and_its_report_names_the_owners)
     CHECK_EQ(length, strlen(report));
     const char *const parts[] = {"an allocation of 1.00 TiB on cuda:1 failed",
                                  "in step 1, forward of m3",
-                                 "allocated there: 4.00 MiB",
+                                 "allocated on cuda:1: 4.00 MiB",
                                  "Activation 3.00 MiB, Parameter 1.00 MiB",
                                  "8.00 MiB, of which 4.00 MiB is free",
                                  "peak so far: 4.00 MiB",
