@@ -50,7 +50,7 @@ def by_hand(pages):
 
 
 def test_the_last_change_is_a_sentence(shown, by_hand):
-    texts = [change_at(shown, by_hand, moment) for moment in range(shown.pages.load(by_hand).count + 1)]
+    texts = [change_at(shown, by_hand, moment) for moment in range(shown.pages.load(by_hand).event_count + 1)]
     assert texts[0] == "This is the first moment on the page."
     assert "Before the last change, it was 4.00 KiB. Then Net.a allocated 1.00 MiB of Activation." in texts
     assert "Before the last change, it was 1.00 MiB. Then 1.00 MiB of Activation of Net.a became Gradient of Net.b." in texts
