@@ -172,17 +172,14 @@ void mst_gradient_hook_register(PyObject *parameter)
         Py_XDECREF(hook);
     }
     Py_XDECREF(key);
-    PyErr_Clear(); /* A parameter that requires no gradient accepts no hook. */
+    mst_clear_error(); /* A parameter that requires no gradient accepts no hook. */
 }
 
 void mst_gradient_hooks_remove(void)
 {
     PyObject *handles = gradient_hooks ? PyDict_Values(gradient_hooks) : NULL;
-    for (Py_ssize_t i = 0; handles && i < PyList_GET_SIZE(handles); i++) {
-        PyObject *result = PyObject_CallMethod(PyList_GET_ITEM(handles, i), "remove", NULL);
-        Py_XDECREF(result);
-        PyErr_Clear();
-    }
+    for (Py_ssize_t i = 0; handles && i < PyList_GET_SIZE(handles); i++)
+        mst_remove_hook(PyList_GET_ITEM(handles, i));
     Py_XDECREF(handles);
     Py_CLEAR(gradient_hooks);
 }

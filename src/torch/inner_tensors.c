@@ -29,13 +29,13 @@ static int visit_sparse_parts(PyObject *tensor, mst_visit *visit, void *context)
     bool strided = !layout || layout == mst.torch.strided;
     for (size_t i = 0; !strided && !error && i < sizeof parts / sizeof *parts; i++) {
         PyObject *part = PyObject_CallMethod(tensor, parts[i], NULL);
-        PyErr_Clear(); /* Each sparse layout has only some of the parts. */
+        mst_clear_error(); /* Each sparse layout has only some of the parts. */
         if (part && PyObject_TypeCheck(part, mst.torch.tensor))
             error = visit(part, context);
         Py_XDECREF(part);
     }
     Py_XDECREF(layout);
-    PyErr_Clear();
+    mst_clear_error();
     return error;
 }
 

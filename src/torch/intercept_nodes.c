@@ -89,7 +89,7 @@ static bool node_reaches_us(void)
     PyObject *result = mst_run_python(MST_PY_RUN_ONE_NODE, NULL);
     atomic_store(&counting, 0);
     Py_XDECREF(result);
-    PyErr_Clear();
+    mst_clear_error();
     return atomic_load(&counted_nodes) != before;
 }
 

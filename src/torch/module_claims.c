@@ -99,7 +99,7 @@ static void claim_script_module(PyObject *module, int kind, ms_path path)
             claim_kind(PyList_GET_ITEM(tensors, i), kind, path);
     Py_XDECREF(tensors);
     Py_XDECREF(found);
-    PyErr_Clear();
+    mst_clear_error();
 }
 
 static void claim_held_object(PyObject *object, int kind, ms_path path)
