@@ -110,6 +110,9 @@ uint64_t ms_block_bytes(ms_ledger *ledger, const uint64_t *addresses, size_t cou
  *   (parameter, buffer, gradient, optimizer state) become MS_OTHER from now on: at the peaks they stay what they were.
  *   Those from outside are dropped. */
 void ms_claims_begin(ms_ledger *ledger);
+/* In this pass, the end leaves unclaimed blocks of this category as they are: some of the objects that hold them could
+ * not be read. MS_EINVAL if the category is out of range, or outside a pass. */
+int ms_claims_keep(ms_ledger *ledger, ms_category category);
 void ms_claims_end(ms_ledger *ledger);
 
 /* ---- what is allocated now ----

@@ -273,15 +273,21 @@ class MemTracker:
             self._tracker_entered = False
 
     def __enter__(self) -> MemTracker:
-        with _lock:
-            self._depth += 1  # first: after an interrupt at any later point the tracker can be left
-            try:
+        entered = False
+        try:
+            with _lock:
+                self._depth += 1
+                entered = True
                 if self._depth == 1:
                     self._begin()
-            except BaseException:
-                self._depth -= 1
-                raise
-        return self
+            return self
+        except BaseException:  # perhaps an interrupt, and perhaps after everything has begun
+            if entered:
+                with _lock:
+                    self._depth -= 1
+                    if self._depth == 0:
+                        self._leave()
+            raise
 
     def __exit__(self, *args: object) -> None:
         with _lock:

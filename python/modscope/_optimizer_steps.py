@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 import torch
+from torch.optim import optimizer as optimizer_module
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from modscope import _native
@@ -46,4 +47,11 @@ def has_optimizer() -> bool:
 
 def register_hooks() -> list[Any]:
     """Returns the handles that remove the hooks."""
-    return [register_optimizer_step_pre_hook(_before), register_optimizer_step_post_hook(_after)]
+    try:
+        return [register_optimizer_step_pre_hook(_before), register_optimizer_step_post_hook(_after)]
+    except BaseException:  # An interrupt may come when a hook is registered and its handle is not known yet.
+        for name, own in (("_global_optimizer_pre_hooks", _before), ("_global_optimizer_post_hooks", _after)):
+            hooks = getattr(optimizer_module, name, {})
+            for key in [key for key, hook in hooks.items() if hook is own]:
+                del hooks[key]
+        raise

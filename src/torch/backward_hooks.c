@@ -280,7 +280,7 @@ PyObject *mst_backward_hooks_begin(struct mst_call *call, PyObject *args, PyObje
     if (mst_torch_function_disable(&guard) != 0 || add_inputs(created, args, kwargs) != 0)
         Py_CLEAR(created);
     mst_torch_function_restore(&guard);
-    PyErr_Clear();
+    mst_clear_error();
     return (PyObject *)created;
 }
 
@@ -324,7 +324,7 @@ void mst_backward_hooks_end(PyObject *backward_call, PyObject *output)
         error = add_output((mst_backward_call *)backward_call, PyList_GET_ITEM(tensors, i));
     mst_torch_function_restore(&guard);
     Py_XDECREF(tensors);
-    PyErr_Clear();
+    mst_clear_error();
 }
 
 /* torch warns when a tensor with hooks is saved, unless the hooks have this attribute. */

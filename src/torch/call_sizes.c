@@ -2,6 +2,7 @@
 #include "torch/call_sizes.h"
 
 #include "torch/api.h"
+#include "torch/run_python.h"
 #include "torch/tensor_layout.h"
 #include "torch/visit_tensors.h"
 
@@ -55,11 +56,11 @@ void mst_measure_call(ms_thread *thread, bool output, PyObject *const *objects, 
         if (LIKELY(Py_TYPE(objects[i]) == mst.torch.tensor))
             add_tensor_size(objects[i], &sum);
         else if (mst_visit_tensors(objects[i], add_any_tensor_size, &sum) != 0)
-            PyErr_Clear();
+            mst_clear_error();
     }
     for (Py_ssize_t i = count; i < count + named; i++)
         if (mst_visit_tensors_in_containers(objects[i], add_any_tensor_size, &sum) != 0)
-            PyErr_Clear();
+            mst_clear_error();
     add_batch(&sum);
     if (UNLIKELY(failing))
         PyErr_Restore(type, value, traceback);

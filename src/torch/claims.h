@@ -13,8 +13,28 @@ bool mst_owner_find(uint64_t impl, ms_path *path);
 /* Record the owner, unless one is recorded: the first module that holds a parameter owns it. Returns the owner. */
 ms_path mst_owner_add(uint64_t impl, ms_path path);
 void mst_owners_clear(void);
-void mst_owners_lock(void); /* around fork */
+void mst_owners_lock(void); /* around fork, and while a gradient is read */
 void mst_owners_unlock(void);
+
+/* An AccumulateGrad node that runs now. It may replace the leaf's gradient at any moment and without
+ * the GIL, so other threads must not read that gradient until it has ended. */
+struct mst_accumulation {
+    const ms_thread *thread;       /* it runs the node */
+    uint64_t leaf;                 /* a TensorImpl */
+    uint64_t grad;                 /* the leaf's gradient when the node began; 0: claim it at the end in any case */
+    ms_path owner;                 /* of the leaf */
+    bool owned;                    /* a known module owns the leaf */
+    struct mst_accumulation *next; /* guarded by the owners' lock */
+};
+
+/* Begin an accumulation; `thread` and `leaf` are set. The struct stays in place until the end. */
+void mst_accumulation_begin(struct mst_accumulation *accumulation);
+/* End it, and claim the leaf's new gradient, or leave that to another accumulation of the same leaf. */
+void mst_accumulation_end(struct mst_accumulation *accumulation);
+/* With the lock: whether another thread accumulates the leaf's gradient now. If so, that thread claims it. */
+bool mst_accumulates_elsewhere(uint64_t leaf);
+/* In a forked child: forget the accumulations of threads that the child does not have. */
+void mst_accumulations_forked(void);
 
 /* ---- existing_blocks.c: blocks that were allocated before the ledger was attached ---- */
 
@@ -35,10 +55,11 @@ void mst_claim_object(PyObject *object, ms_category category, ms_path path);
 
 /* A leaf's gradient is now `grad`, a TensorImpl. No GIL needed. */
 void mst_claim_new_gradient(uint64_t grad, ms_path path);
-/* Claim the gradient that a parameter has, if any. */
+/* Claim the gradient that a parameter has, if any. If another thread may be replacing it, it is not read: this pass
+ * then keeps all gradients that are claimed already. */
 void mst_claim_gradient_of(PyObject *parameter, ms_path path);
-/* Find out whether other threads may be accumulating gradients. Before mst_claim_gradient_of. */
-void mst_gradients_check_threads(void);
+/* A ledger was attached: accumulations that run now are not known. */
+void mst_gradients_begin(void);
 /* Where nodes are not intercepted: register a hook that claims the parameter's new gradients. */
 void mst_gradient_hook_register(PyObject *parameter);
 void mst_gradient_hooks_remove(void);

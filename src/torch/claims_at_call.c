@@ -52,9 +52,6 @@ void mst_claim_at_call(ms_thread *thread)
         if (UNLIKELY(seeking_optimizer))
             seek_optimizer();
     }
-    if (UNLIKELY(mst.claims.due)) {
-        mst.claims.at_call = true;
+    if (UNLIKELY(mst.claims.due))
         mst_claim_modules();
-        mst.claims.at_call = false;
-    }
 }

@@ -186,7 +186,7 @@ static bool is_input_storage(struct operator_run *run, uint64_t storage)
     run->inputs_listed = true;
     if (first && (mst_visit_tensors(run->args, add_input_storage, run) != 0 ||
                   mst_visit_tensors(run->kwargs, add_input_storage, run) != 0))
-        PyErr_Clear();
+        mst_clear_error();
     return mst_map_get(&run->inputs, storage, 0) != NULL;
 }
 

@@ -5,6 +5,7 @@
 #include "torch/intercept.h"
 
 #include "torch/call_sizes.h"
+#include "torch/run_python.h"
 #include "torch/user_hooks.h"
 
 #include <stdlib.h>
@@ -128,10 +129,7 @@ static PyMethodDef after_def = {"after_forward", (PyCFunction)(void (*)(void))af
 
 static void remove_handle(PyObject **handle)
 {
-    PyObject *result = *handle ? PyObject_CallMethod(*handle, "remove", NULL) : NULL;
-    if (!result)
-        PyErr_Clear();
-    Py_XDECREF(result);
+    mst_remove_hook(*handle);
     Py_CLEAR(*handle);
 }
 

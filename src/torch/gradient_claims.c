@@ -4,11 +4,12 @@
  * Elsewhere parameters get a post-accumulate hook, which is a C function. */
 #include "torch/claims.h"
 
+#include "torch/api.h"
 #include "torch/run_python.h"
 #include "torch/tensor_layout.h"
 #include "torch/visit_tensors.h"
 
-static bool other_threads_run;   /* threads that Python started; autograd's own threads do not count */
+static bool begun_unseen;        /* accumulations may run that began before the ledger was attached */
 static PyObject *gradient_hooks; /* a dict: a parameter's TensorImpl -> its hook's handle; NULL: none */
 
 void mst_claim_new_gradient(uint64_t grad, ms_path path)
@@ -19,41 +20,129 @@ void mst_claim_new_gradient(uint64_t grad, ms_path path)
         ms_block_claim(ledger, mst.by_dispatcher ? storage.storage : storage.data, MS_GRADIENT, path);
 }
 
-/* Another thread may be in a backward, and torch does not guard gradients against that. So where
- * hooks report gradients, calls do not read them. */
-void mst_gradients_check_threads(void)
+void mst_gradients_begin(void)
 {
-    other_threads_run = false;
-    if (mst.intercept_nodes || !mst.claims.at_call)
-        return;
-    PyObject *count = mst_run_python("threading", "active_count", NULL);
-    other_threads_run = count && PyLong_AsLong(count) > 1;
-    Py_XDECREF(count);
-    mst_clear_error();
+    begun_unseen = true;
 }
 
-/* `just_accumulated`: this thread has accumulated the gradient right now. */
-static void claim_gradient(PyObject *parameter, ms_path path, bool just_accumulated)
+/* ---- a gradient is read only while no other thread can replace it ---- */
+
+static bool runs_backward(PyThreadState *thread)
 {
-    if (!mst.by_dispatcher && mst.layout.grad >= 0 && !mst_is_wrapper_subclass(parameter)) {
-        uint64_t grad = mst_grad_of(mst_impl_of(parameter));
-        if (grad && mst_read_word(grad, mst.layout.storage))
-            mst_claim_impl(grad, MS_GRADIENT, path);
-        if (!grad || mst_read_word(grad, mst.layout.storage))
-            return;
+    PyFrameObject *frame = PyThreadState_GetFrame(thread);
+    bool found = false;
+    while (frame && !found) {
+        PyCodeObject *code = PyFrame_GetCode(frame);
+        found = code == mst.torch.backward_code;
+        Py_DECREF(code);
+        PyFrameObject *back = PyFrame_GetBack(frame);
+        Py_SETREF(frame, back);
     }
-    if (!just_accumulated && other_threads_run)
-        return; /* It is claimed when it is accumulated. */
-    PyObject *grad = PyObject_GetAttr(parameter, mst.interned.grad);
-    if (grad && grad != Py_None)
+    Py_XDECREF(frame);
+    return found;
+}
+
+/* Whether a thread of Python is in a backward. The own thread counts where other threads run its nodes. */
+static bool any_thread_runs_backward(bool own)
+{
+    PyThreadState *here = PyThreadState_Get();
+    PyThreadState *thread = PyInterpreterState_ThreadHead(PyThreadState_GetInterpreter(here));
+    while (thread && ((thread == here && !own) || !runs_backward(thread)))
+        thread = PyThreadState_Next(thread);
+    return thread != NULL;
+}
+
+static bool is_on_cpu(PyObject *tensor)
+{
+    struct mst_storage storage;
+    return !mst_layout_is_known() || !mst_read_storage(mst_impl_of(tensor), &storage) || storage.device_type == MST_CPU;
+}
+
+/* Whether every accumulation that runs now is known, by mst_accumulation_begin. */
+static bool accumulations_are_known(PyObject *parameter)
+{
+    bool intercepted = mst.intercept_nodes && mst.layout.variable >= 0 && mst.accumulate_vtable;
+    if (intercepted && !begun_unseen)
+        return true;
+    if (any_thread_runs_backward(!is_on_cpu(parameter)))
+        return false;
+    begun_unseen = false; /* A backward that begins from now on is seen. */
+    return true;
+}
+
+/* Take the owners' lock, so that no accumulation begins. False, without the lock, if the gradient must not be read. */
+static bool lock_gradient(PyObject *parameter)
+{
+    if (!accumulations_are_known(parameter))
+        return false;
+    mst_owners_lock();
+    if (!mst_accumulates_elsewhere(mst_impl_of(parameter)))
+        return true;
+    mst_owners_unlock();
+    return false;
+}
+
+/* Needs no Python. False if that is not possible. With the owners' lock. */
+static bool claim_gradient_in_place(PyObject *parameter, bool wrapper, ms_path path)
+{
+    if (mst.layout.grad < 0)
+        return false;
+    uint64_t grad = mst_grad_of(mst_impl_of(parameter));
+    if (!grad)
+        return true;
+    if (mst.by_dispatcher || wrapper || !mst_read_word(grad, mst.layout.storage))
+        return false;
+    mst_claim_impl(grad, MS_GRADIENT, path);
+    return true;
+}
+
+/* A new reference, or NULL. torch's own descriptor runs no Python while __torch_function__ is disabled and
+ * the garbage collector is paused, so the caller may have the owners' lock. */
+static PyObject *get_gradient(PyObject *parameter)
+{
+    descrgetfunc get = mst.torch.grad ? Py_TYPE(mst.torch.grad)->tp_descr_get : NULL;
+    return get ? get(mst.torch.grad, parameter, (PyObject *)Py_TYPE(parameter)) : NULL;
+}
+
+/* `locked`: other threads may accumulate gradients, so it is read with the owners' lock. Else this thread has
+ * accumulated it right now. */
+static void claim_gradient(PyObject *parameter, ms_path path, bool locked)
+{
+    bool wrapper = mst_is_wrapper_subclass(parameter);
+    if (locked && !lock_gradient(parameter)) {
+        ms_claims_keep(mst_target_ledger(), MS_GRADIENT);
+        return;
+    }
+    bool done = claim_gradient_in_place(parameter, wrapper, path);
+    if (locked)
+        mst_owners_unlock();
+    if (done)
+        return;
+    struct mst_torch_function_guard guard;
+    if (mst_torch_function_disable(&guard) != 0) {
+        mst_clear_error();
+        return;
+    }
+    PyObject *grad = NULL;
+    bool gc_enabled = mst_gc_pause();
+    if (!locked || lock_gradient(parameter)) {
+        grad = get_gradient(parameter);
+        if (locked)
+            mst_owners_unlock();
+    } else {
+        ms_claims_keep(mst_target_ledger(), MS_GRADIENT);
+    }
+    mst_gc_resume(gc_enabled);
+    if (grad && grad != Py_None && PyObject_TypeCheck(grad, mst.torch.tensor))
         mst_claim_tensor(grad, MS_GRADIENT, path);
     Py_XDECREF(grad);
-    PyErr_Clear();
+    mst_clear_error();
+    mst_torch_function_restore(&guard);
 }
 
 void mst_claim_gradient_of(PyObject *parameter, ms_path path)
 {
-    claim_gradient(parameter, path, false);
+    claim_gradient(parameter, path, true);
 }
 
 /* ---- hooks, where nodes are not intercepted ---- */
@@ -62,7 +151,7 @@ static PyObject *after_accumulation(PyObject *self, PyObject *parameter)
     (void)self;
     ms_path path = MS_GLOBAL;
     if (mst.ledger && PyObject_TypeCheck(parameter, mst.torch.tensor) && mst_owner_find(mst_impl_of(parameter), &path))
-        claim_gradient(parameter, path, true);
+        claim_gradient(parameter, path, false);
     Py_RETURN_NONE;
 }
 
@@ -83,17 +172,14 @@ void mst_gradient_hook_register(PyObject *parameter)
         Py_XDECREF(hook);
     }
     Py_XDECREF(key);
-    PyErr_Clear(); /* A parameter that requires no gradient accepts no hook. */
+    mst_clear_error(); /* A parameter that requires no gradient accepts no hook. */
 }
 
 void mst_gradient_hooks_remove(void)
 {
     PyObject *handles = gradient_hooks ? PyDict_Values(gradient_hooks) : NULL;
-    for (Py_ssize_t i = 0; handles && i < PyList_GET_SIZE(handles); i++) {
-        PyObject *result = PyObject_CallMethod(PyList_GET_ITEM(handles, i), "remove", NULL);
-        Py_XDECREF(result);
-        PyErr_Clear();
-    }
+    for (Py_ssize_t i = 0; handles && i < PyList_GET_SIZE(handles); i++)
+        mst_remove_hook(PyList_GET_ITEM(handles, i));
     Py_XDECREF(handles);
     Py_CLEAR(gradient_hooks);
 }

@@ -4,12 +4,19 @@
 #include "torch/run_python.h"
 #include "torch/tensor_layout.h"
 
+/* The classes' own dicts are read, because an attribute of a class may run Python: its metaclass's. */
 bool mst_is_wrapper_subclass(PyObject *tensor)
 {
     PyTypeObject *type = Py_TYPE(tensor);
     if (LIKELY(type == mst.torch.tensor || type == mst.torch.parameter))
         return false;
-    return PyObject_HasAttr((PyObject *)type, mst.interned.__tensor_flatten__);
+    PyObject *bases = type->tp_mro;
+    bool found = false;
+    for (Py_ssize_t i = 0; bases && !found && i < PyTuple_GET_SIZE(bases); i++) {
+        PyObject *dict = ((PyTypeObject *)PyTuple_GET_ITEM(bases, i))->tp_dict; /* NULL: a type of Python's own */
+        found = dict && PyDict_GetItemWithError(dict, mst.interned.__tensor_flatten__);
+    }
+    return found;
 }
 
 /* A sparse tensor has no storage of its own, but its parts have. */
@@ -22,13 +29,13 @@ static int visit_sparse_parts(PyObject *tensor, mst_visit *visit, void *context)
     bool strided = !layout || layout == mst.torch.strided;
     for (size_t i = 0; !strided && !error && i < sizeof parts / sizeof *parts; i++) {
         PyObject *part = PyObject_CallMethod(tensor, parts[i], NULL);
-        PyErr_Clear(); /* Each sparse layout has only some of the parts. */
+        mst_clear_error(); /* Each sparse layout has only some of the parts. */
         if (part && PyObject_TypeCheck(part, mst.torch.tensor))
             error = visit(part, context);
         Py_XDECREF(part);
     }
     Py_XDECREF(layout);
-    PyErr_Clear();
+    mst_clear_error();
     return error;
 }
 

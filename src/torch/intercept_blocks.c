@@ -178,7 +178,7 @@ static bool block_reaches_us(void)
     uint64_t before = atomic_load(&counted_blocks);
     PyObject *result = mst_run_python(MST_PY_MAKE_ONE_BLOCK, NULL);
     Py_XDECREF(result);
-    PyErr_Clear();
+    mst_clear_error();
     return atomic_load(&counted_blocks) != before;
 }
 

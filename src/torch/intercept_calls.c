@@ -11,6 +11,7 @@
 #include "torch/module_registry.h"
 #include "torch/oom_report.h"
 #include "torch/position.h"
+#include "torch/run_python.h"
 #include "torch/threads.h"
 #include "torch/torch_lookup.h"
 #include "torch/user_hooks.h"
@@ -107,7 +108,7 @@ static bool call_reaches_us(void)
     PyObject *result = PyObject_CallOneArg(mst.torch.call_impl, Py_None);
     probing = false;
     Py_XDECREF(result);
-    PyErr_Clear();
+    mst_clear_error();
     return reached;
 }
 

@@ -25,21 +25,17 @@ static _Atomic uint64_t counted_nodes; /* while `counting` */
 
 /* A node that runs on this thread. */
 struct running_node {
-    ms_thread *thread; /* NULL: the node was not entered */
-    uint64_t leaf;     /* the TensorImpl whose gradient it accumulates, or 0 */
-    uint64_t grad;     /* the leaf's gradient before it ran */
-    ms_path owner;     /* of the leaf */
+    ms_thread *thread;                    /* NULL: the node was not entered */
+    bool accumulates;                     /* it accumulates a leaf's gradient */
+    struct mst_accumulation accumulation; /* only if `accumulates` */
 };
 
 static void leave_node(struct running_node *running)
 {
     if (!running->thread)
         return;
-    if (UNLIKELY(running->leaf)) {
-        uint64_t grad = mst_grad_of(running->leaf);
-        if (grad && grad != running->grad)
-            mst_claim_new_gradient(grad, running->owner);
-    }
+    if (UNLIKELY(running->accumulates))
+        mst_accumulation_end(&running->accumulation);
     ms_node_leave(running->thread, mst.torch.next_node_number());
 }
 
@@ -50,10 +46,14 @@ static void enter_accumulation(struct running_node *running, ms_thread *thread, 
     uint64_t leaf = has_leaf && atomic_load_explicit(&mst.gradients_ledger, memory_order_relaxed)
                         ? mst_node_word(node, mst.layout.variable)
                         : 0;
-    if (leaf && mst_owner_find(leaf, &running->owner)) {
-        running->leaf = leaf;
-        running->grad = mst_grad_of(leaf);
-        ms_node_enter_as(thread, running->owner, mst.torch.next_node_number());
+    if (leaf) {
+        running->accumulates = true;
+        running->accumulation.thread = thread;
+        running->accumulation.leaf = leaf;
+        mst_accumulation_begin(&running->accumulation);
+    }
+    if (leaf && running->accumulation.owned) {
+        ms_node_enter_as(thread, running->accumulation.owner, mst.torch.next_node_number());
     } else {
         ms_node_enter(thread, mst_node_word(node, mst.node_layout.thread), MS_NO_NUMBER, mst.torch.next_node_number());
     }
@@ -61,7 +61,9 @@ static void enter_accumulation(struct running_node *running, ms_thread *thread, 
 
 static void intercept_node(void *engine, void *task, void *node, void *inputs, void *queue)
 {
-    struct running_node running __attribute__((cleanup(leave_node))) = {0};
+    struct running_node running __attribute__((cleanup(leave_node)));
+    running.thread = NULL;
+    running.accumulates = false;
     if (atomic_load_explicit(&tracking, memory_order_relaxed)) {
         ms_thread *thread = mst_thread_here();
         if (LIKELY(thread != NULL)) {
@@ -87,7 +89,7 @@ static bool node_reaches_us(void)
     PyObject *result = mst_run_python(MST_PY_RUN_ONE_NODE, NULL);
     atomic_store(&counting, 0);
     Py_XDECREF(result);
-    PyErr_Clear();
+    mst_clear_error();
     return atomic_load(&counted_nodes) != before;
 }
 

@@ -86,6 +86,7 @@ static PyObject *ledger_begin(ledger *self, PyObject *args)
     mst.ledger = self->ledger;
     mst.by_dispatcher = self->dispatcher = dispatcher;
     mst_claims_at_call_begin();
+    mst_gradients_begin();
     mst_existing_blocks_set(existing == Py_None ? NULL : existing);
     self->attached = true;
     atomic_store(&mst.gradients_ledger, self->ledger);

@@ -43,12 +43,14 @@ void mst_claim_module(struct mst_module *known)
         mst.claims.due = true;
         return;
     }
-    mst.claims.due |= is_script_module(known->module);
+    /* Registering a gradient hook may run Python, which may drop the module and its tensors: both are owned here. */
+    PyObject *module = Py_NewRef(known->module);
+    mst.claims.due |= is_script_module(module);
     ms_path path = mst_path_of_module(known);
     for (int kind = 0; kind < KIND_COUNT; kind++) {
-        PyObject *tensors = tensors_of(known->module, kind), *key, *tensor;
-        Py_ssize_t position = 0;
-        while (tensors && PyDict_Next(tensors, &position, &key, &tensor)) {
+        PyObject *dict = tensors_of(module, kind), *tensors = dict ? PyDict_Values(dict) : NULL;
+        for (Py_ssize_t i = 0; tensors && i < PyList_GET_SIZE(tensors); i++) {
+            PyObject *tensor = PyList_GET_ITEM(tensors, i);
             if (!PyObject_TypeCheck(tensor, mst.torch.tensor))
                 continue;
             if (mst_is_wrapper_subclass(tensor))
@@ -56,7 +58,10 @@ void mst_claim_module(struct mst_module *known)
             else
                 claim_kind(tensor, kind, path);
         }
+        Py_XDECREF(tensors);
     }
+    Py_DECREF(module);
+    mst_clear_error();
 }
 
 /* What is to be claimed. The list is made before anything is claimed, because claiming may run
@@ -94,7 +99,7 @@ static void claim_script_module(PyObject *module, int kind, ms_path path)
             claim_kind(PyList_GET_ITEM(tensors, i), kind, path);
     Py_XDECREF(tensors);
     Py_XDECREF(found);
-    PyErr_Clear();
+    mst_clear_error();
 }
 
 static void claim_held_object(PyObject *object, int kind, ms_path path)
@@ -130,7 +135,6 @@ void mst_claim_modules(void)
     bool disabled = mst_torch_function_disable(&guard) == 0;
     PyErr_Clear();
     mst.claims.due = mst.claims.awaiting_memory = false;
-    mst_gradients_check_threads();
     mst_owners_clear();
     bool gc_enabled = mst_gc_pause();
     mst_name_new_children(mst.registry);

@@ -1,6 +1,7 @@
 /* optimizer_claims.c - claim the state of an optimizer. */
 #include "torch/claims.h"
 
+#include "torch/run_python.h"
 #include "torch/tensor_layout.h"
 
 void mst_claim_optimizer(PyObject *optimizer)
@@ -16,5 +17,5 @@ void mst_claim_optimizer(PyObject *optimizer)
     }
     Py_XDECREF(items);
     Py_XDECREF(state);
-    PyErr_Clear();
+    mst_clear_error();
 }

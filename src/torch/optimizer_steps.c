@@ -100,7 +100,7 @@ void mst_optimizer_steps_end_abandoned(ms_thread *thread)
     for (Py_ssize_t i = 0; optimizers && i < PyList_GET_SIZE(optimizers); i++)
         mst_claim_optimizer(PyList_GET_ITEM(optimizers, i));
     Py_XDECREF(optimizers);
-    PyErr_Clear();
+    mst_clear_error();
 }
 
 int mst_optimizer_hooks_register(void)
@@ -114,11 +114,8 @@ int mst_optimizer_hooks_register(void)
 void mst_optimizer_hooks_remove(void)
 {
     PyObject *handles = step_hook_handles;
-    for (Py_ssize_t i = 0; handles && PyList_Check(handles) && i < PyList_GET_SIZE(handles); i++) {
-        PyObject *result = PyObject_CallMethod(PyList_GET_ITEM(handles, i), "remove", NULL);
-        PyErr_Clear();
-        Py_XDECREF(result);
-    }
+    for (Py_ssize_t i = 0; handles && PyList_Check(handles) && i < PyList_GET_SIZE(handles); i++)
+        mst_remove_hook(PyList_GET_ITEM(handles, i));
     Py_CLEAR(step_hook_handles);
     if (known_optimizers)
         PyDict_Clear(known_optimizers);

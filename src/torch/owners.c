@@ -1,11 +1,14 @@
-/* owners.c - which module owns a parameter. Backward nodes ask for it without the GIL. */
+/* owners.c - which module owns a parameter, and whose gradients are being accumulated now. Backward nodes use both
+ * without the GIL. */
 #include "torch/claims.h"
 
 #include "torch/hash_map.h"
+#include "torch/tensor_layout.h"
 
 #include <pthread.h>
 
 static struct mst_map owners; /* a parameter's TensorImpl -> its owner's path; guarded by owners_lock */
+static struct mst_accumulation *accumulations; /* those that run now, the latest first; guarded by owners_lock */
 static pthread_mutex_t owners_lock = PTHREAD_MUTEX_INITIALIZER;
 
 void mst_owners_lock(void)
@@ -45,4 +48,64 @@ void mst_owners_clear(void)
     mst_owners_lock();
     mst_map_clear(&owners);
     mst_owners_unlock();
+}
+
+/* ---- accumulations ---- */
+
+/* With the lock. Another accumulation of the leaf than `but`, or NULL. */
+static struct mst_accumulation *find_accumulation(uint64_t leaf, const struct mst_accumulation *but)
+{
+    struct mst_accumulation *found = accumulations;
+    while (found && (found->leaf != leaf || found == but))
+        found = found->next;
+    return found;
+}
+
+void mst_accumulation_begin(struct mst_accumulation *accumulation)
+{
+    mst_owners_lock();
+    const uint64_t *owner = mst_map_get(&owners, accumulation->leaf, 0);
+    accumulation->owned = owner != NULL;
+    accumulation->owner = owner ? (ms_path)*owner : MS_GLOBAL;
+    accumulation->grad = mst_grad_of(accumulation->leaf);
+    accumulation->next = accumulations;
+    accumulations = accumulation;
+    mst_owners_unlock();
+}
+
+void mst_accumulation_end(struct mst_accumulation *accumulation)
+{
+    mst_owners_lock();
+    struct mst_accumulation **link = &accumulations;
+    while (*link && *link != accumulation)
+        link = &(*link)->next;
+    if (*link)
+        *link = accumulation->next;
+    struct mst_accumulation *other = find_accumulation(accumulation->leaf, accumulation);
+    uint64_t grad = other ? 0 : mst_grad_of(accumulation->leaf);
+    if (other)
+        other->grad = 0;
+    else if (accumulation->owned && grad && grad != accumulation->grad)
+        mst_claim_new_gradient(grad, accumulation->owner);
+    mst_owners_unlock();
+}
+
+bool mst_accumulates_elsewhere(uint64_t leaf)
+{
+    bool elsewhere = false;
+    for (struct mst_accumulation *one = accumulations; one; one = one->next)
+        if (one->leaf == leaf && one->thread != mst_this_thread) {
+            one->grad = 0;
+            elsewhere = true;
+        }
+    return elsewhere;
+}
+
+void mst_accumulations_forked(void)
+{
+    for (struct mst_accumulation **link = &accumulations; *link;)
+        if ((*link)->thread == mst_this_thread)
+            link = &(*link)->next;
+        else
+            *link = (*link)->next;
 }

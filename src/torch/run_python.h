@@ -17,9 +17,14 @@
  * NULL with an error set. */
 PyObject *mst_run_python(const char *module, const char *function, PyObject *argument);
 
-/* Clear an error that our own Python code raised: the program must not see it. A
- * KeyboardInterrupt is the program's, so it is scheduled to be raised again. */
+/* Clear the error of Python code that we ran: the program must not see it. But what a signal handler
+ * of the program raised meanwhile, and a KeyboardInterrupt, is the program's: it is scheduled to be
+ * raised again. Required, instead of PyErr_Clear, after anything that may have run Python code. */
 void mst_clear_error(void);
+
+/* Remove a hook from torch, by its handle. A signal handler that raises meanwhile does not prevent it;
+ * its exception is scheduled to be raised again. NULL is allowed. Keeps the error that is set. */
+void mst_remove_hook(PyObject *handle);
 
 /* Disable dynamo's frame evaluation. Returns what mst_dynamo_restore takes; it may be NULL. */
 PyObject *mst_dynamo_disable(void);

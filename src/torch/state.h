@@ -36,6 +36,7 @@ struct mst_torch {
     PyObject *graph_task_id, *current_node, *will_execute, *queue_callback, *grad_enabled;
     PyObject *set_eval_frame, *disable_torch_function;
     PyObject *pytree_nodes;             /* a dict: type -> how to flatten it */
+    PyObject *grad;                     /* the descriptor of a tensor's attribute `grad` */
     PyObject *strided;                  /* the layout of tensors that have a storage */
     uint64_t (*next_node_number)(void); /* of this thread */
     uint64_t (*thread_id)(void);
@@ -51,7 +52,6 @@ struct mst_torch {
     X(untyped_storage)         \
     X(device)                  \
     X(state)                   \
-    X(grad)                    \
     X(_backward_hooks)         \
     X(_register_hook_dict)     \
     X(grad_fn)                 \
@@ -145,7 +145,6 @@ struct mst_state {
     struct {
         bool due;             /* the tensors of some module are not claimed yet */
         bool awaiting_memory; /* some parameters had no memory when they were claimed */
-        bool at_call;         /* the claims run at the beginning of a call: other threads may run backward */
     } claims;
     _Atomic(ms_ledger *) blocks_ledger;    /* gets the allocators' blocks, or NULL; atomic */
     _Atomic(ms_ledger *) gradients_ledger; /* gets the claims of gradients, or NULL; atomic */

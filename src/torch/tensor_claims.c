@@ -3,6 +3,7 @@
 
 #include "torch/api.h"
 #include "torch/dispatch_blocks.h"
+#include "torch/run_python.h"
 #include "torch/tensor_layout.h"
 #include "torch/visit_tensors.h"
 
@@ -62,7 +63,7 @@ void mst_claim_tensor(PyObject *tensor, ms_category category, ms_path path)
 {
     struct claim claim = {category, path};
     if (mst_visit_inner_tensors(tensor, claim_inner_tensor, &claim) != 0)
-        PyErr_Clear(); /* Nothing is claimed for a tensor that cannot be read. */
+        mst_clear_error(); /* Nothing is claimed for a tensor that cannot be read. */
 }
 
 static void claim_nested(PyObject *object, const struct claim *claim, int depth)
@@ -81,7 +82,7 @@ static void claim_nested(PyObject *object, const struct claim *claim, int depth)
             Py_DECREF(item);
         }
     }
-    PyErr_Clear();
+    mst_clear_error();
 }
 
 void mst_claim_object(PyObject *object, ms_category category, ms_path path)

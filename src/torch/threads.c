@@ -32,6 +32,7 @@ static void after_fork(void)
 
 static void after_fork_in_child(void)
 {
+    mst_accumulations_forked();
     after_fork();
     mst_captures_forked();
     mst_trackers_forked();

@@ -58,6 +58,7 @@ static int look_up_required(void)
         {(PyObject **)&mst.torch.parameter, "torch.nn", "Parameter"},
         {(PyObject **)&mst.torch.ordered_dict, "collections", "OrderedDict"},
         {(PyObject **)&mst.torch.function_base, "torch._C", "_FunctionBase"},
+        {&mst.torch.grad, "torch", "Tensor.grad"},
         {&mst.torch.strided, "torch", "strided"},
         {&mst.torch.call_impl, "torch.nn", "Module._call_impl"},
         {&mst.torch.graph_task_id, "torch._C", "_current_graph_task_id"},

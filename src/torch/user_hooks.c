@@ -47,7 +47,7 @@ static void call_post_fw_after_error(PyObject *module, PyObject *inputs)
             PyExc_UserWarning, 2,
             "post_fw_hook raised an exception that was silenced as another error was raised in forward: %S",
             why ? why : Py_None);
-        PyErr_Clear();
+        mst_clear_error();
         mst_dynamo_restore(callback);
         Py_XDECREF(why_type);
         Py_XDECREF(why);

@@ -40,7 +40,7 @@ static int visit_dataclass(PyObject *object, PyObject *fields, const struct visi
     int error = names ? 0 : -1;
     for (Py_ssize_t i = 0; !error && i < PyList_GET_SIZE(names); i++) {
         PyObject *value = PyObject_GetAttr(object, PyList_GET_ITEM(names, i));
-        PyErr_Clear();
+        mst_clear_error();
         error = value ? visit_object(value, to, depth) : 0;
         Py_XDECREF(value);
     }
@@ -63,7 +63,7 @@ static int visit_registered(PyObject *object, const struct visitor *to, int dept
     mst_dynamo_restore(callback);
     Py_DECREF(entry);
     Py_XDECREF(flatten);
-    PyErr_Clear();
+    mst_clear_error();
     int error = flat && PyTuple_Check(flat) && PyTuple_GET_SIZE(flat) > 0
                     ? visit_object(PyTuple_GET_ITEM(flat, 0), to, depth)
                     : 0;
@@ -123,7 +123,7 @@ static int visit_object(PyObject *object, const struct visitor *to, int depth)
     if (to->containers_only || is_plain_type(type))
         return 0;
     PyObject *fields = PyObject_GetAttr((PyObject *)type, mst.interned.__dataclass_fields__);
-    PyErr_Clear();
+    mst_clear_error();
     if (!fields && !is_registered_type(type)) {
         add_plain_type(type);
         return 0;
@@ -155,7 +155,7 @@ static int append_if_requires_grad(PyObject *tensor, void *list)
 {
     PyObject *requires_grad = PyObject_GetAttr(tensor, mst.interned.requires_grad);
     if (!requires_grad) {
-        PyErr_Clear();
+        mst_clear_error();
         return 0;
     }
     int error = requires_grad == Py_True ? PyList_Append(list, tensor) : 0;

@@ -251,11 +251,26 @@ void ms_claims_begin(ms_ledger *ledger)
     ms__lock(&ledger->lock);
     ledger->claim_pass++;
     ledger->claiming = true;
+    ledger->kept = 0;
     ms__unlock(&ledger->lock);
 }
 
-/* claim_pass is 8 bits and wraps. That is safe: blocks left unclaimed become MS_OTHER, and later passes ignore their
- * claim_pass. */
+_Static_assert(MS_CATEGORY_COUNT <= 8, "ms_ledger.kept has a bit for each category");
+
+int ms_claims_keep(ms_ledger *ledger, ms_category category)
+{
+    if ((unsigned)category >= MS_CATEGORY_COUNT)
+        return MS_EINVAL;
+    ms__lock(&ledger->lock);
+    int error = ledger->claiming ? MS_OK : MS_EINVAL;
+    if (!error)
+        ledger->kept |= (uint8_t)(1u << category);
+    ms__unlock(&ledger->lock);
+    return error;
+}
+
+/* claim_pass is 8 bits and wraps. That is safe: blocks left unclaimed become MS_OTHER or are kept and get the number
+ * of this pass, and later passes ignore the claim_pass of MS_OTHER. */
 void ms_claims_end(ms_ledger *ledger)
 {
     ms__lock(&ledger->lock);
@@ -264,7 +279,9 @@ void ms_claims_end(ms_ledger *ledger)
     for (uint32_t at = 0; (block = ms__block_next(&ledger->blocks, &at)) != NULL;) {
         if (block->claim_pass == ledger->claim_pass)
             continue;
-        if (block->outside) {
+        if (ledger->kept & 1u << block->category) {
+            block->claim_pass = ledger->claim_pass;
+        } else if (block->outside) {
             drop_block_found_by_scan(ledger, block);
         } else if (is_held_by_object(block->category)) {
             block->claim_pass = ledger->claim_pass;

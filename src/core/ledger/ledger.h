@@ -22,6 +22,7 @@ struct ms_ledger {
     _Atomic bool attached; /* written with watch->lock held, too */
     bool claiming;         /* between ms_claims_begin and ms_claims_end */
     uint8_t claim_pass;    /* number of the latest ms_claims_begin; it wraps */
+    uint8_t kept;          /* bit i: this pass keeps the unclaimed blocks of category i */
     uint32_t device_count;
     uint32_t reported_backward_count;
     uint64_t time; /* number of changes so far */

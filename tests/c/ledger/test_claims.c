@@ -229,6 +229,35 @@ TEST(blocks_claimed_between_begin_and_end_stay_what_they_are)
     ledger_end();
 }
 
+TEST(a_kept_category_stays_though_nobody_claims_it)
+{
+    ledger_start();
+    add_as(1, 100, MS_PARAMETER, scene.a);
+    add_as(2, 20, MS_GRADIENT, scene.a);
+    add_outside(3, 3, MS_GRADIENT, scene.b);
+    for (int pass = 0; pass < 300; pass++) { /* more passes than there are numbers of passes */
+        ms_claims_begin(ledger);
+        CHECK_EQ(ms_claims_keep(ledger, MS_GRADIENT), MS_OK);
+        ms_claims_end(ledger);
+        CHECK_SUMS(held(), [MS_GRADIENT] = 23, [MS_OTHER] = 100);
+    }
+    ms_claims_begin(ledger); /* keeps nothing */
+    ms_claims_end(ledger);
+    CHECK_SUMS(held(), [MS_OTHER] = 120);
+    ledger_end();
+}
+
+TEST(categories_are_kept_only_in_a_pass)
+{
+    ledger_start();
+    CHECK_EQ(ms_claims_keep(ledger, MS_GRADIENT), MS_EINVAL);
+    ms_claims_begin(ledger);
+    CHECK_EQ(ms_claims_keep(ledger, MS_CATEGORY_COUNT), MS_EINVAL);
+    ms_claims_end(ledger);
+    CHECK_EQ(ms_claims_keep(ledger, MS_GRADIENT), MS_EINVAL);
+    ledger_end();
+}
+
 TEST(a_claim_counts_for_its_own_pass_only)
 {
     ledger_start();

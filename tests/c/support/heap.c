@@ -22,8 +22,8 @@ static void *spoil(void *memory, int byte, size_t bytes)
 static void *heap_alloc(void *context, size_t bytes)
 {
     struct heap *heap = context;
-    heap->asked++;
-    if (heap->refuse_at && (heap->asked == heap->refuse_at || (heap->forever && heap->asked > heap->refuse_at))) {
+    long asked = ++heap->asked;
+    if (heap->refuse_at && (asked == heap->refuse_at || (heap->forever && asked > heap->refuse_at))) {
         heap->refused++;
         return NULL;
     }
