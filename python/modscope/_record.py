@@ -20,6 +20,10 @@ from modscope._peak import Peak
 __all__ = ["record"]
 
 
+# From 3.12 on Python warns of a fork in a process with several threads. Ours must not be the one that makes them several.
+os.register_at_fork(before=_native.pause_captures, after_in_parent=_native.resume_captures)
+
+
 class Outcome(NamedTuple):
     """The result of a recording."""
 

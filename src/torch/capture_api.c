@@ -146,6 +146,31 @@ void mst_captures_forked(void)
     }
 }
 
+/* ---- around fork ---- */
+
+/* The GIL stays held, so that no capture begins or ends meanwhile. The writing thread never needs it. */
+static PyObject *pause_captures(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    for (capture *each = open_captures; each; each = each->next)
+        ms_capture_pause(each->capture);
+    Py_RETURN_NONE;
+}
+
+static PyObject *resume_captures(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    for (capture *each = open_captures; each; each = each->next)
+        ms_capture_resume(each->capture);
+    Py_RETURN_NONE;
+}
+
+PyMethodDef mst_capture_methods[] = {
+    {"pause_captures", pause_captures, METH_NOARGS, "Before a fork: end the threads that write captures."},
+    {"resume_captures", resume_captures, METH_NOARGS, "After a fork, in the parent: start them again."},
+    {NULL, NULL, 0, NULL},
+};
+
 /* ---- from Python ---- */
 static PyObject *capture_status(capture *self, PyObject *unused)
 {

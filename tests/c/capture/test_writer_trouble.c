@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "writer_scene.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -177,6 +178,50 @@ TEST(many_threads_write_one_capture)
     CHECK(seen >= THREADS);
     ms_cursor_close(cursor);
     ms_reader_close(reader);
+    close_scene();
+}
+
+static int count_threads(void)
+{
+    int count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    CHECK(tasks);
+    for (struct dirent *task; (task = readdir(tasks));)
+        count += task->d_name[0] != '.';
+    closedir(tasks);
+    return count;
+}
+
+TEST(a_paused_capture_has_no_thread_and_loses_nothing)
+{
+    int before = count_threads();
+    open_scene();
+    for (int i = 0; i < 50; i++) {
+        run(&program, 2);
+        ms_capture_pause(capture);
+        ms_capture_pause(capture);
+        CHECK_EQ(count_threads(), before);
+        run(&program, 2);
+        ms_capture_resume(capture);
+        CHECK_EQ(count_threads(), before);
+        ms_capture_resume(capture);
+        CHECK_EQ(count_threads(), before + 1);
+    }
+    ms_capture_flush(capture);
+    run(&program, 20);
+    CHECK_EQ(end_capture(capture).lost, 0);
+    check_file(fd);
+    close_scene();
+}
+
+TEST(a_capture_that_ends_while_it_is_paused_is_complete)
+{
+    open_scene();
+    run(&program, 20);
+    ms_capture_pause(capture);
+    run(&program, 20);
+    CHECK_EQ(end_capture(capture).lost, 0);
+    check_file(fd);
     close_scene();
 }
 

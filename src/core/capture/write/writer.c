@@ -5,7 +5,9 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <time.h>
+#include <unistd.h>
 
 /* ---- the writing thread ---- */
 
@@ -75,13 +77,12 @@ static void calibrate_first(ms_capture *capture)
     ms__unlock(&capture->ledger->lock);
 }
 
-static void *write_pages(void *argument)
+/* Write the pages until the capture is paused, or has ended and none is left. */
+static void write_pages(ms_capture *capture)
 {
-    ms_capture *capture = argument;
-    calibrate_first(capture);
     uint64_t last_periodic = ms__clock();
     pthread_mutex_lock(&capture->lock);
-    while (capture->queue_first || !capture->ending) {
+    while (!capture->pauses && (capture->queue_first || !capture->ending)) {
         struct ms__page *page = ms__page_dequeue(capture);
         bool due =
             page ? ms__clock() - last_periodic > MS__FLUSH_INTERVAL_MS * UINT64_C(1000000) : wait_for_page(capture);
@@ -101,6 +102,15 @@ static void *write_pages(void *argument)
         pthread_cond_broadcast(&capture->written);
     }
     pthread_mutex_unlock(&capture->lock);
+}
+
+static void *run_writer(void *argument)
+{
+    ms_capture *capture = argument;
+    ssize_t length = readlink("/proc/thread-self", capture->writer_name, sizeof capture->writer_name - 1);
+    capture->writer_name[length > 0 ? length : 0] = '\0';
+    calibrate_first(capture);
+    write_pages(capture);
     return NULL;
 }
 
@@ -110,9 +120,43 @@ static int start_thread(ms_capture *capture)
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&capture->writer, NULL, write_pages, capture);
+    int error = pthread_create(&capture->writer, NULL, run_writer, capture);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return error;
+}
+
+/* Wait for a thread that ends. A thread that was joined still counts as one of the process for some microseconds. */
+static void join_thread(ms_capture *capture)
+{
+    pthread_join(capture->writer, NULL);
+    char path[sizeof "/proc/" + sizeof capture->writer_name];
+    snprintf(path, sizeof path, "/proc/%s", capture->writer_name);
+    for (int i = 0; i < 1000 && capture->writer_name[0] && access(path, F_OK) == 0; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 10000}, NULL);
+}
+
+void ms_capture_pause(ms_capture *capture)
+{
+    pthread_mutex_lock(&capture->lock);
+    bool first = capture->pauses++ == 0 && capture->running;
+    pthread_cond_signal(&capture->wake);
+    pthread_mutex_unlock(&capture->lock);
+    if (!first)
+        return;
+    join_thread(capture);
+    pthread_mutex_lock(&capture->lock);
+    capture->running = false;
+    pthread_mutex_unlock(&capture->lock);
+}
+
+void ms_capture_resume(ms_capture *capture)
+{
+    pthread_mutex_lock(&capture->lock);
+    if (capture->pauses && --capture->pauses == 0 && !capture->running) {
+        capture->running = start_thread(capture) == 0;
+        pthread_cond_broadcast(&capture->written); /* for ms_capture_flush, if there is no thread */
+    }
+    pthread_mutex_unlock(&capture->lock);
 }
 
 /* ---- beginning and ending ---- */
@@ -160,6 +204,7 @@ int ms_capture_begin(ms_ledger *ledger, int fd, const char *const *info, ms_capt
     int error = ms__file_begin(capture) && ms__file_append_pairs(capture, MS__CHUNK_INFO, info) ? MS_OK : MS_EIO;
     if (error && !capture->error)
         error = MS_ENOMEM;
+    capture->running = true;
     if (!error && start_thread(capture) != 0)
         error = MS_ENOMEM;
     if (error) {
@@ -213,9 +258,15 @@ ms_capture_status ms_capture_end(ms_capture *capture, const char *const *info)
     ms__unlock(&capture->ledger->lock);
     pthread_mutex_lock(&capture->lock);
     capture->ending = true;
+    bool running = capture->running;
+    if (!running)
+        capture->pauses = 0;
     pthread_cond_signal(&capture->wake);
     pthread_mutex_unlock(&capture->lock);
-    pthread_join(capture->writer, NULL);
+    if (running)
+        pthread_join(capture->writer, NULL);
+    else
+        write_pages(capture);
     ms__file_append_names(capture, &(struct ms__chunk_head){.event = capture->event, .time = capture->time});
     ms__file_append_pairs(capture, MS__CHUNK_END, info);
     ms_capture_status last = ms_capture_get_status(capture);
@@ -239,7 +290,7 @@ void ms_capture_flush(ms_capture *capture)
     ms__capture_close_page(capture);
     ms__unlock(&capture->ledger->lock);
     pthread_mutex_lock(&capture->lock);
-    while (capture->queue_first || capture->writing)
+    while ((capture->queue_first || capture->writing) && (capture->running || capture->pauses))
         pthread_cond_wait(&capture->written, &capture->lock);
     pthread_mutex_unlock(&capture->lock);
     ms__lock(&capture->ledger->lock);

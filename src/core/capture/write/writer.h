@@ -95,11 +95,14 @@ struct ms_capture {
     uint32_t unwritten;  /* pages that are queued or being written */
     bool ending;
     bool writing;
+    bool running;    /* the writing thread exists, or is about to */
+    uint32_t pauses; /* how many times it is paused */
 
     /* Fields that only the writing thread uses. */
     int fd;
     uint64_t file_identity[2]; /* device and inode of the file that fd was at first */
     pthread_t writer;
+    char writer_name[64];   /* of the thread in /proc: "4242/task/4250"; "" where there is no /proc */
     bool skip_to_key_frame; /* pages are discarded until one is a key frame */
     uint32_t paths_written;
     uint64_t devices_written; /* bit i: device i */
