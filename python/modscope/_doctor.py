@@ -86,6 +86,6 @@ def describe(report: dict[str, str]) -> str:
     if not reasons:
         lines.append("Everything is verified: no fallback is used, and torch.compile does not see modscope. There is nothing to do.")
     else:
-        lines.append("modscope works with the fallback; docs/api.md lists its limits.")
+        lines.append("modscope works, with the fallback where a point is not used.")
         lines.append(_advice(reasons))
     return "\n".join(lines)
