@@ -43,6 +43,7 @@ run: build ## train a small GPT under `modscope run`: who holds its memory, and 
 build: $(VENV)/.modscope ## make .venv, in which `import modscope` works
 
 test: ## everything that must hold before a change goes in
+	@echo "$(PARALLEL) processes at once; what each one writes is printed when it ends"
 	+@$(SIDE_BY_SIDE) test-all
 
 test-all: trainers test-c-plain test-c-asan layers readers types suite conformance
