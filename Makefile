@@ -5,8 +5,8 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 VENV   ?= .venv
 DEVICE ?= cuda
-# How many processes `test`, `check` and `gpu-check-suite` run at once.
-PARALLEL ?= $(shell nproc 2>/dev/null || echo 2)
+# How many processes `test`, `check` and `gpu-check-suite` run at once: one more than there are processors, as some wait.
+PARALLEL ?= $(shell expr $$(nproc) + 1)
 
 VPY     := $(VENV)/bin/python
 NEEDS   := numpy scikit-build-core pytest hypothesis expecttest
