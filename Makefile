@@ -4,8 +4,8 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 VENV   ?= .venv
 DEVICE ?= cuda
-# How many processes `test`, `check` and `gpu-check-suite` run at once.
-PARALLEL ?= $(shell nproc 2>/dev/null || echo 2)
+# How many processes `test`, `check` and `gpu-check-suite` run at once: one more than there are processors, as some wait.
+PARALLEL ?= $(shell expr $$(nproc) + 1)
 
 VPY     := $(VENV)/bin/python
 NEEDS   := numpy scikit-build-core pytest hypothesis expecttest
@@ -44,6 +44,7 @@ run: build ## train a small GPT under `modscope run` and show which modules own 
 build: $(VENV)/.modscope ## make .venv, in which `import modscope` works
 
 test: ## every check that must pass before a change goes in
+	@echo "$(PARALLEL) processes at once; the output of each is printed when it ends"
 	+@$(SIDE_BY_SIDE) test-all
 
 test-all: trainers test-c-plain test-c-asan layers readers types suite conformance

@@ -66,14 +66,14 @@ test-c-plain: $(C_DIR)/plain/test_core $(C_DIR)/plain/core_only
 
 test-c-asan:
 	@echo "== the C tests, under ASan and UBSan"
-	@if $(call c_can,$(CC),$(C_FLAGS_asan),$(c_main)); then \
+	+@if $(call c_can,$(CC),$(C_FLAGS_asan),$(c_main)); then \
 		$(C_AGAIN) $(C_DIR)/asan/test_core $(C_DIR)/asan/core_only && \
 		$(C_DIR)/asan/test_core && $(C_DIR)/asan/core_only >/dev/null; \
 	else echo "skipped, $(CC) has no runtime for them"; fi
 
 tsan-c:
 	@echo "== the C tests, under TSan"
-	@if $(call c_can,$(CC),$(C_FLAGS_tsan),$(c_main)); then \
+	+@if $(call c_can,$(CC),$(C_FLAGS_tsan),$(c_main)); then \
 		$(C_AGAIN) $(C_DIR)/tsan/test_core && MS_TEST_SECONDS=300 $(C_DIR)/tsan/test_core; \
 	else echo "skipped, $(CC) has no runtime for it"; fi
 
@@ -82,7 +82,7 @@ fuzz-c: $(C_FUZZ_RUNS)
 # The fuzzers share the time.
 $(C_FUZZ_RUNS): fuzz-c-%:
 	@echo "== $* by the fuzzer"
-	@if $(call c_can,$(CLANG),$(C_FLAGS_fuzz),$(c_target)); then \
+	+@if $(call c_can,$(CLANG),$(C_FLAGS_fuzz),$(c_target)); then \
 		$(C_AGAIN) $(C_DIR)/fuzz/fuzz_$* && mkdir -p $(C_DIR)/fuzz/corpus_$* && \
 		if $(C_DIR)/fuzz/fuzz_$* -max_total_time=$$(($(FUZZ_SECONDS) / $(words $(C_FUZZERS)) + 1)) \
 			-max_len=$(or $(C_FUZZ_MOST_$*),4096) \
