@@ -58,12 +58,28 @@ static bool is_on_cpu(PyObject *tensor)
     return !mst_layout_is_known() || !mst_read_storage(mst_impl_of(tensor), &storage) || storage.device_type == MST_CPU;
 }
 
+/* Whether another thread that Python started exists. Autograd's own threads run Python only in hooks. */
+static bool other_threads_run_python(void)
+{
+    PyThreadState *here = PyThreadState_Get();
+    PyThreadState *thread = PyInterpreterState_ThreadHead(PyThreadState_GetInterpreter(here));
+    for (; thread; thread = PyThreadState_Next(thread)) {
+        PyFrameObject *frame = thread == here ? NULL : PyThreadState_GetFrame(thread);
+        Py_XDECREF(frame);
+        if (frame)
+            return true;
+    }
+    return false;
+}
+
 /* Whether every accumulation that runs now is known, by mst_accumulation_begin. */
 static bool accumulations_are_known(PyObject *parameter)
 {
     bool intercepted = mst.intercept_nodes && mst.layout.variable >= 0 && mst.accumulate_vtable;
     if (intercepted && !begun_unseen)
         return true;
+    if (!intercepted && other_threads_run_python())
+        return false; /* The hooks claim what is accumulated. */
     if (any_thread_runs_backward(!is_on_cpu(parameter)))
         return false;
     begun_unseen = false; /* A backward that begins from now on is seen. */
