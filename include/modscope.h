@@ -39,7 +39,8 @@ extern "C" {
     X(ENEWER, -9, "the capture was written by a newer version")         \
     X(ENOSTEP, -10, "the capture has no such step")                     \
     X(EEND, -11, "the capture has no more events")                      \
-    X(ESTOPPED, -12, "a callback asked to stop")
+    X(ESTOPPED, -12, "a callback asked to stop")                        \
+    X(EDEVICE, -13, "the device is out of memory")
 
 enum ms_error {
 #define X(name, value, text) MS_##name = (value),

@@ -17,12 +17,14 @@ FUZZ_INPUTS ?= 3000
 C_DIR := $(BUILD)/c
 C_FLAGS := -std=c11 -Wall -Wextra -Wpedantic -Werror -g -pthread -Iinclude -Isrc -Itests/c -Itests/c/support
 C_CORE := $(shell find src/core -name '*.c' | sort)
-C_FUZZERS := events ledger capture
+C_FUZZERS := events ledger capture allocator
 C_FUZZ_events := $(addprefix tests/c/,support/fuzz.c support/heap.c watch/fuzz_events.c watch/play.c watch/model.c)
 C_FUZZ_ledger := $(addprefix tests/c/,support/fuzz.c support/heap.c ledger/fuzz_ledger.c ledger/ledger_play.c) \
                  $(wildcard tests/c/ledger/ledger_model*.c)
 C_FUZZ_capture := $(addprefix tests/c/,support/fuzz.c support/heap.c \
                   $(addprefix capture/,fuzz_capture.c capture_exercise.c capture_file.c pack_read.c))
+C_FUZZ_allocator := $(addprefix tests/c/,support/fuzz.c support/heap.c \
+                    $(addprefix allocator/,fuzz_allocator.c play_allocator.c slow_allocator.c))
 C_FUZZ_MOST_capture := 16384
 C_TESTS := $(filter-out %/fuzz.c $(wildcard tests/c/*/fuzz_*.c),$(wildcard tests/c/*/*.c))
 

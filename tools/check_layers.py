@@ -18,6 +18,7 @@ Inside src/core, each folder may include the headers of these folders:
     capture/write    capture, ledger, watch
     capture/read     capture. It links without ledger, watch and capture/write
     capture/pack     capture/read, capture. It links without ledger, watch and capture/write
+    allocator        the core's own headers; it links alone
 
 Nothing includes a header of torch. Every name that core and interpose export begins with ms_.
 Prints `layers: ok`, or what is wrong, and then exits with 1. Uses $CC (default: cc) and $NM.
@@ -32,6 +33,7 @@ import tempfile
 
 CORE = "src/core"
 WATCH, LEDGER, CAPTURE = f"{CORE}/watch", f"{CORE}/ledger", f"{CORE}/capture"
+ALLOCATOR = f"{CORE}/allocator"
 WRITE, READ, PACK = f"{CAPTURE}/write", f"{CAPTURE}/read", f"{CAPTURE}/pack"
 LAYERS = {
     # layer: (layers whose headers it may include; may it include Python.h). A nested folder is listed before its parent.
@@ -42,6 +44,7 @@ LAYERS = {
     CAPTURE: ({"include", CORE, CAPTURE}, False),
     LEDGER: ({"include", CORE, WATCH, LEDGER}, False),
     WATCH: ({"include", CORE, WATCH}, False),
+    ALLOCATOR: ({"include", CORE, ALLOCATOR}, False),
     CORE: ({"include", CORE}, False),
     "src/interpose": ({"include", "src/interpose"}, False),
     "src/torch": ({"include", "src/interpose", "src/torch"}, True),

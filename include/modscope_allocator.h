@@ -1,0 +1,138 @@
+/* modscope_allocator.h - a model of PyTorch's caching allocator for CUDA: how much memory it takes from the GPU.
+ *
+ * The caller reports what a program requests and frees, in order. The model decides what torch's allocator would
+ * decide: which free block a request gets, when a block is split, when a new segment is taken from the GPU, what is
+ * given back when the GPU is full, and when a request fails. No GPU and no memory of a GPU are needed.
+ *
+ * Words      A segment is memory that the allocator took from the GPU in one piece; reserved is the sum of all
+ * segments. A segment consists of blocks, each free or given to the program; allocated is the sum of the latter.
+ *            allocated <= reserved <= capacity
+ * Versions   torch 2.12 and 2.13 changed which of several equally large free blocks is taken (ms_tie_order). Everything
+ *            else modelled here is the same in torch 2.4 to 2.15.
+ * Errors     Functions return MS_OK or a negative MS_E* code. After MS_ENOMEM (this process has no memory for the model
+ *            itself) the allocated blocks are what they were before.
+ * Cost       O(log n) an event, where n is the number of free blocks.
+ * Threads    An allocator may be used by one thread at a time. */
+#ifndef MODSCOPE_ALLOCATOR_H
+#define MODSCOPE_ALLOCATOR_H
+
+#include "modscope.h"
+
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- settings ---- */
+#define MS_UNLIMITED UINT64_MAX
+
+/* Of several free blocks of the smallest size that fits, torch takes the one ... */
+typedef enum ms_tie_order {
+    MS_TIES_BY_ADDRESS, /* with the lowest address: torch 2.11 and earlier */
+    MS_TIES_BY_BLOCK,   /* whose block object is the oldest: torch 2.12 */
+    MS_TIES_BY_SEGMENT  /* in the oldest segment, there with the lowest address: torch 2.13 and later */
+} ms_tie_order;
+
+#define MS_ROUNDUP_INTERVALS 16 /* of the requested size: up to 1 MiB, up to 2 MiB, 4 MiB, ... */
+
+typedef struct ms_allocator_settings {
+    uint64_t capacity; /* how many bytes the GPU can give; MS_UNLIMITED */
+    uint64_t
+        total_memory; /* of the GPU, as torch sees it: what memory_fraction refers to. MS_UNLIMITED: it has no effect */
+    ms_tie_order ties;
+    bool rounds_fraction; /* torch 2.13 and later round memory_fraction * total_memory; earlier ones truncate */
+
+    /* The keys of PYTORCH_CUDA_ALLOC_CONF. */
+    uint64_t max_split_size;         /* MS_UNLIMITED: every block may be split */
+    uint64_t max_non_split_rounding; /* a block this much larger than a request of max_split_size or more is not used */
+    uint64_t large_segment_size;     /* of requests between 1 MiB and 10 MiB; the page size of expandable segments */
+    uint32_t roundup_divisions[MS_ROUNDUP_INTERVALS]; /* 0 or 1: round to 512 bytes */
+    double garbage_collection_threshold;              /* 0: no garbage collection */
+    double memory_fraction;                           /* 1: not set */
+    bool expandable_segments;
+} ms_allocator_settings;
+
+/* The default settings of a version of torch, such as "2.11.0+cu130"; NULL: the newest one that is known. MS_EINVAL,
+ * and *settings has the newest one's, if the text does not begin with two numbers. */
+int ms_allocator_settings_default(ms_allocator_settings *settings, const char *torch_version);
+/* Apply the text of PYTORCH_CUDA_ALLOC_CONF, such as "max_split_size_mb:128,expandable_segments:True". Keys that do
+ * not change how much memory is reserved are accepted and have no effect. MS_EINVAL, and *settings is unchanged, if
+ * torch would refuse the text or the model does not support it; `error`, unless its room is 0, then gets a sentence. */
+int ms_allocator_settings_apply(ms_allocator_settings *settings, const char *text, char *error, size_t room);
+
+/* ---- an allocator: one device ---- */
+typedef struct ms_allocator ms_allocator;
+typedef struct ms_allocation ms_allocation; /* a block that was given to the program; valid until it is freed */
+
+/* `settings` is copied; NULL: the defaults. Of `options`, which may be NULL, only alloc, free and context are used. NULL
+ * when memory runs out, or if only one of alloc and free is set. */
+ms_allocator *ms_allocator_open(const ms_allocator_settings *settings, const ms_options *options);
+/* NULL is allowed. */
+void ms_allocator_close(ms_allocator *allocator);
+
+/* The program requests memory on a stream. On MS_OK *allocation is what it gets; NULL for 0 bytes, which no memory is
+ * taken for. MS_EDEVICE: the request fails, as it would with torch.OutOfMemoryError. */
+int ms_allocator_malloc(ms_allocator *allocator, uint64_t bytes, uint64_t stream, ms_allocation **allocation);
+/* The program frees it. NULL is allowed. */
+void ms_allocator_free(ms_allocator *allocator, ms_allocation *allocation);
+/* torch's Tensor.record_stream: when the allocation is freed, it cannot be used again before the next request, or,
+ * with ms_allocator_delay_events, before ms_allocator_synchronize. */
+void ms_allocator_record_stream(ms_allocation *allocation, uint64_t stream);
+/* Whether freed allocations that were used on other streams wait for ms_allocator_synchronize: the later bound of when
+ * a GPU finishes their use. By default they wait for the next request: the earlier bound. */
+void ms_allocator_delay_events(ms_allocator *allocator, bool delay);
+void ms_allocator_synchronize(ms_allocator *allocator);
+/* torch.cuda.empty_cache(): give every segment that is free back to the GPU. */
+int ms_allocator_empty_cache(ms_allocator *allocator);
+
+/* The size of the block, which is the request or more, its virtual address, and what was requested. */
+uint64_t ms_allocation_bytes(const ms_allocation *allocation);
+uint64_t ms_allocation_address(const ms_allocation *allocation);
+uint64_t ms_allocation_requested(const ms_allocation *allocation);
+
+/* ---- segments ---- */
+typedef enum ms_segment_change {
+    MS_SEGMENT_TAKEN,
+    MS_SEGMENT_GIVEN_BACK,
+    MS_PAGES_MAPPED,
+    MS_PAGES_UNMAPPED
+} ms_segment_change;
+/* Called at each change of what is reserved. It must not use the allocator. */
+typedef void ms_segment_function(void *context, ms_segment_change change, uint64_t address, uint64_t bytes,
+                                 uint64_t stream);
+void ms_allocator_on_segment(ms_allocator *allocator, ms_segment_function *function, void *context);
+/* The next segment that is taken gets this address, if the GPU's is known: with MS_TIES_BY_ADDRESS addresses matter.
+ * Without it, each segment gets a higher address than those before it. */
+void ms_allocator_place_next(ms_allocator *allocator, uint64_t address);
+
+/* ---- statistics, as torch.cuda.memory_stats() counts them ---- */
+typedef struct ms_allocator_stat {
+    int64_t now, peak, total_added, total_removed;
+} ms_allocator_stat;
+
+typedef enum ms_pool_choice { MS_BOTH_POOLS, MS_SMALL_POOL, MS_LARGE_POOL, MS_POOL_CHOICES } ms_pool_choice;
+
+typedef struct ms_allocator_stats {
+    ms_allocator_stat allocations[MS_POOL_CHOICES], segments[MS_POOL_CHOICES], active[MS_POOL_CHOICES],
+        inactive_split[MS_POOL_CHOICES];
+    ms_allocator_stat allocated_bytes[MS_POOL_CHOICES], reserved_bytes[MS_POOL_CHOICES], active_bytes[MS_POOL_CHOICES],
+        inactive_split_bytes[MS_POOL_CHOICES], requested_bytes[MS_POOL_CHOICES];
+    ms_allocator_stat oversize_allocations, oversize_segments;
+    int64_t retries;                     /* requests for which everything free was given back first */
+    int64_t failures;                    /* requests that failed */
+    int64_t synchronizations;            /* of all streams */
+    int64_t device_allocs, device_frees; /* cudaMalloc and cudaFree, or maps and unmaps */
+} ms_allocator_stats;
+
+const ms_allocator_stats *ms_allocator_read(const ms_allocator *allocator);
+void ms_allocator_reset_peaks(ms_allocator *allocator);
+void ms_allocator_reset_accumulated(ms_allocator *allocator);
+
+/* NULL if the model's structures are right, else the invariant that does not hold. It reads every block: for tests. */
+const char *ms_allocator_check(const ms_allocator *allocator);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,92 @@
+/* slabs.c - memory for the model's own blocks and segments. Spare ones are kept for the next use. */
+#include "core/allocator/model.h"
+
+static void spare_segment(ms_allocator *allocator, struct ms__segment *segment)
+{
+    segment->next_spare = allocator->spare_segments;
+    allocator->spare_segments = segment;
+}
+
+static bool add_slab(ms_allocator *allocator)
+{
+    struct ms__slab *slab = allocator->memory.alloc(allocator->memory.context, sizeof *slab);
+    if (!slab)
+        return false;
+    slab->next = allocator->slabs;
+    allocator->slabs = slab;
+    for (int i = 0; i < MS__SLAB_BLOCKS; i++)
+        ms__spare_block(allocator, &slab->blocks[i]);
+    for (int i = 0; i < MS__SLAB_SEGMENTS; i++)
+        spare_segment(allocator, &slab->segments[i]);
+    return true;
+}
+
+bool ms__reserve_blocks(ms_allocator *allocator, size_t count)
+{
+    while (allocator->spare_block_count < count || !allocator->spare_segments)
+        if (!add_slab(allocator))
+            return false;
+    return ms__reserve_addresses(allocator);
+}
+
+struct ms_allocation *ms__make_block(ms_allocator *allocator, const struct ms_allocation *like, uint64_t address,
+                                     uint64_t size)
+{
+    struct ms_allocation *block = allocator->spare_blocks;
+    assert(block && "blocks are reserved first");
+    allocator->spare_blocks = block->listed;
+    allocator->spare_block_count--;
+    *block = (struct ms_allocation){
+        .address = address,
+        .size = size,
+        .stream = like->stream,
+        .segment = like->segment,
+        .pool = like->pool,
+        .mapped = true,
+        .number = ++allocator->block_count,
+    };
+    return block;
+}
+
+void ms__spare_block(ms_allocator *allocator, struct ms_allocation *block)
+{
+    block->segment = NULL;
+    block->listed = allocator->spare_blocks;
+    allocator->spare_blocks = block;
+    allocator->spare_block_count++;
+}
+
+struct ms__segment *ms__make_segment(ms_allocator *allocator, uint64_t size, bool expandable)
+{
+    struct ms__segment *segment = allocator->spare_segments;
+    assert(segment && "segments are reserved first");
+    allocator->spare_segments = segment->next_spare;
+    uint64_t placed = allocator->next_placed;
+    allocator->next_placed = 0;
+    *segment = (struct ms__segment){
+        .number = ++allocator->segment_count,
+        .address = placed ? placed : ms__take_addresses(allocator, size, expandable),
+        .size = size,
+        .expandable = expandable,
+        .placed = placed != 0,
+    };
+    return segment;
+}
+
+void ms__drop_segment(ms_allocator *allocator, struct ms__segment *segment)
+{
+    if (!segment->placed && !segment->expandable)
+        ms__return_addresses(allocator, segment->address, segment->size);
+    spare_segment(allocator, segment);
+}
+
+void ms__free_memory(ms_allocator *allocator)
+{
+    while (allocator->slabs) {
+        struct ms__slab *next = allocator->slabs->next;
+        allocator->memory.free(allocator->memory.context, allocator->slabs);
+        allocator->slabs = next;
+    }
+    if (allocator->addresses.free)
+        allocator->memory.free(allocator->memory.context, allocator->addresses.free);
+}
