@@ -3,6 +3,7 @@
 #   test-c      tests and example, plain and with the address and undefined-behaviour sanitizers
 #   tsan-c      tests with the thread sanitizer
 #   fuzz-c      random events against the models, and any bytes as captures, for FUZZ_SECONDS
+#   bench-allocator  how long a million events take the allocator model
 #   bench-core  how many instructions a module call, a backward node and a block of memory cost; the ledger's own memory
 #
 # Where the runtime of a sanitizer is missing, its tests are skipped, and the output says so.
@@ -57,7 +58,7 @@ endef
 $(foreach variant,plain asan tsan bench,$(eval $(call c_variant,$(variant))))
 
 C_FUZZ_RUNS := $(addprefix fuzz-c-,$(C_FUZZERS))
-.PHONY: test-c test-c-plain test-c-asan tsan-c fuzz-c $(C_FUZZ_RUNS) bench-core
+.PHONY: test-c test-c-plain test-c-asan tsan-c fuzz-c $(C_FUZZ_RUNS) bench-core bench-allocator
 
 test-c: test-c-plain test-c-asan
 
@@ -112,4 +113,10 @@ bench-core: $(C_DIR)/bench/core_driver
 	@$(PYTHON) bench/core_instructions.py $<
 
 $(C_DIR)/bench/core_driver: $(patsubst %.c,$(C_DIR)/bench/%.o,$(C_CORE) bench/core_driver.c)
+	@$(CC) $(C_FLAGS) $(C_FLAGS_bench) $^ -o $@
+
+bench-allocator: $(C_DIR)/bench/allocator_driver
+	@$<
+
+$(C_DIR)/bench/allocator_driver: $(patsubst %.c,$(C_DIR)/bench/%.o,$(filter src/core/allocator/%,$(C_CORE)) bench/allocator_driver.c)
 	@$(CC) $(C_FLAGS) $(C_FLAGS_bench) $^ -o $@

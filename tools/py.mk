@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 PYTEST := -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
 
 # The slowest folder comes first. What the fallback does not change is left out by tests/py/conftest.py.
-SUITE := suite-page suite-commands suite-memory suite-trackers suite-export suite-captures suite-integrations suite-docs
+SUITE := suite-page suite-commands suite-memory suite-trackers suite-export suite-captures suite-integrations suite-docs suite-allocator
 FALLBACK := fallback-memory fallback-trackers fallback-captures
 FAST := fast-memory fast-trackers fast-reading
 FAST_reading := captures commands export docs page/test_report.py

@@ -4,7 +4,7 @@
  *     module.c      the module, its exception, conversions that several files need
  *     reader.c      Reader: a capture            snapshot.c   Snapshot: what was held at a moment
  *     events.c      Reader.events                survey.c     Reader.survey and Reader.peaks
- *     export.c      Reader.export
+ *     export.c      Reader.export                allocator.c  Allocator: the model of torch's allocator
  *
  * The GIL is released while a file is read. A core reader may be used by one thread at a time; the flag
  * `busy`, guarded by the GIL, is set during such a call, and a second call raises an exception. */
@@ -25,7 +25,7 @@ typedef struct msr_reader {
     bool busy;         /* guarded by the GIL */
 } msr_reader;
 
-extern PyTypeObject msr_reader_type, msr_snapshot_type, msr_events_type;
+extern PyTypeObject msr_reader_type, msr_snapshot_type, msr_events_type, msr_allocator_type;
 extern PyObject *msr_format_error;
 /* Interned names, indexed by ms_op, ms_phase and ms_category. */
 extern PyObject *msr_ops[MS_OP_COUNT], *msr_phases[MS_OPTIMIZER + 1], *msr_categories[MS_CATEGORY_COUNT];

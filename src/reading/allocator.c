@@ -1,0 +1,235 @@
+/* allocator.c - Allocator: the model of torch's CUDA allocator (modscope_allocator.h), from Python. */
+#include "reading/reading.h"
+
+#include "modscope_allocator.h"
+
+typedef struct {
+    PyObject_HEAD
+    ms_allocator *allocator;
+    PyObject *live;    /* a dict: the caller's id -> the allocation's address in this process */
+    PyObject *changes; /* a list of what on_segment was told, until segment_changes() returns it */
+    bool failed;       /* memory ran out in on_segment */
+} allocator_object;
+
+static void note_change(void *context, ms_segment_change change, uint64_t address, uint64_t bytes, uint64_t stream)
+{
+    static const char *const names[] = {"taken", "given back", "mapped", "unmapped"};
+    allocator_object *self = context;
+    PyObject *item = Py_BuildValue("sKKK", names[change], (unsigned long long)address, (unsigned long long)bytes,
+                                   (unsigned long long)stream);
+    if (!item || PyList_Append(self->changes, item) != 0) {
+        PyErr_Clear();
+        self->failed = true;
+    }
+    Py_XDECREF(item);
+}
+
+static bool apply_limit(PyObject *limit, uint64_t *bytes)
+{
+    if (!limit || limit == Py_None)
+        return true;
+    *bytes = PyLong_AsUnsignedLongLong(limit);
+    return !PyErr_Occurred();
+}
+
+static PyObject *allocator_new(PyTypeObject *type, PyObject *args, PyObject *named)
+{
+    static char *names[] = {"version", "conf", "capacity", "total_memory", NULL};
+    const char *version = NULL, *conf = NULL;
+    PyObject *capacity = NULL, *total_memory = NULL;
+    ms_allocator_settings settings;
+    char error[200];
+    if (!PyArg_ParseTupleAndKeywords(args, named, "|zzOO", names, &version, &conf, &capacity, &total_memory))
+        return NULL;
+    if (ms_allocator_settings_default(&settings, version) != MS_OK)
+        return PyErr_Format(PyExc_ValueError, "'%s' is not a version of torch: give it as 2.11", version);
+    if (conf && ms_allocator_settings_apply(&settings, conf, error, sizeof error) != MS_OK)
+        return PyErr_Format(PyExc_ValueError, "PYTORCH_CUDA_ALLOC_CONF=%s: %s", conf, error);
+    if (!apply_limit(capacity, &settings.capacity) || !apply_limit(total_memory, &settings.total_memory))
+        return NULL;
+    allocator_object *self = (allocator_object *)type->tp_alloc(type, 0);
+    if (!self)
+        return NULL;
+    self->live = PyDict_New();
+    self->changes = PyList_New(0);
+    self->allocator = ms_allocator_open(&settings, NULL);
+    if (!self->live || !self->changes || !self->allocator) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    ms_allocator_on_segment(self->allocator, note_change, self);
+    return (PyObject *)self;
+}
+
+static void allocator_dealloc(PyObject *object)
+{
+    allocator_object *self = (allocator_object *)object;
+    ms_allocator_close(self->allocator);
+    Py_XDECREF(self->live);
+    Py_XDECREF(self->changes);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static ms_allocation *find_live(allocator_object *self, PyObject *id)
+{
+    PyObject *found = PyDict_GetItemWithError(self->live, id);
+    if (!found && !PyErr_Occurred())
+        PyErr_SetObject(PyExc_KeyError, id);
+    return found ? PyLong_AsVoidPtr(found) : NULL;
+}
+
+static PyObject *allocator_malloc(PyObject *object, PyObject *args)
+{
+    allocator_object *self = (allocator_object *)object;
+    PyObject *id;
+    unsigned long long bytes, stream = 0;
+    ms_allocation *allocation;
+    if (!PyArg_ParseTuple(args, "OK|K", &id, &bytes, &stream))
+        return NULL;
+    int known = PyDict_Contains(self->live, id);
+    if (known)
+        return known < 0 ? NULL : PyErr_Format(PyExc_ValueError, "%R was allocated already", id);
+    int error = ms_allocator_malloc(self->allocator, bytes, stream, &allocation);
+    if (error == MS_EDEVICE)
+        Py_RETURN_NONE;
+    PyObject *value = error ? NULL : PyLong_FromVoidPtr(allocation);
+    if (!value || PyDict_SetItem(self->live, id, value) != 0) {
+        Py_XDECREF(value);
+        return error ? msr_raise(error) : NULL;
+    }
+    Py_DECREF(value);
+    return PyLong_FromUnsignedLongLong(allocation ? ms_allocation_address(allocation) : 0);
+}
+
+static PyObject *allocator_free(PyObject *object, PyObject *id)
+{
+    allocator_object *self = (allocator_object *)object;
+    ms_allocation *allocation = find_live(self, id);
+    if ((!allocation && PyErr_Occurred()) || PyDict_DelItem(self->live, id) != 0)
+        return NULL;
+    ms_allocator_free(self->allocator, allocation);
+    Py_RETURN_NONE;
+}
+
+static PyObject *allocator_record_stream(PyObject *object, PyObject *args)
+{
+    PyObject *id;
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(args, "OK", &id, &stream))
+        return NULL;
+    ms_allocation *allocation = find_live((allocator_object *)object, id);
+    if (!allocation && PyErr_Occurred())
+        return NULL;
+    ms_allocator_record_stream(allocation, stream);
+    Py_RETURN_NONE;
+}
+
+static PyObject *allocator_empty_cache(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    int error = ms_allocator_empty_cache(((allocator_object *)object)->allocator);
+    if (error)
+        return msr_raise(error);
+    Py_RETURN_NONE;
+}
+
+static PyObject *allocator_place_next(PyObject *object, PyObject *argument)
+{
+    uint64_t address = PyLong_AsUnsignedLongLong(argument);
+    if (PyErr_Occurred())
+        return NULL;
+    ms_allocator_place_next(((allocator_object *)object)->allocator, address);
+    Py_RETURN_NONE;
+}
+
+static PyObject *allocator_segment_changes(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    allocator_object *self = (allocator_object *)object;
+    PyObject *fresh = self->failed ? PyErr_NoMemory() : PyList_New(0);
+    if (!fresh)
+        return NULL;
+    PyObject *changes = self->changes;
+    self->changes = fresh;
+    return changes;
+}
+
+static PyObject *stat_dict(const ms_allocator_stat *stat)
+{
+    return Py_BuildValue("{sLsLsLsL}", "current", (long long)stat->now, "peak", (long long)stat->peak, "allocated",
+                         (long long)stat->total_added, "freed", (long long)stat->total_removed);
+}
+
+static int add_stat(PyObject *stats, const char *name, const ms_allocator_stat *stat)
+{
+    PyObject *value = stat_dict(stat);
+    int error = value ? PyDict_SetItemString(stats, name, value) : -1;
+    Py_XDECREF(value);
+    return error;
+}
+
+static int add_pools(PyObject *stats, const char *name, const ms_allocator_stat *of)
+{
+    PyObject *value = Py_BuildValue("{sNsNsN}", "all", stat_dict(&of[MS_BOTH_POOLS]), "small_pool",
+                                    stat_dict(&of[MS_SMALL_POOL]), "large_pool", stat_dict(&of[MS_LARGE_POOL]));
+    int error = value ? PyDict_SetItemString(stats, name, value) : -1;
+    Py_XDECREF(value);
+    return error;
+}
+
+/* The names are torch's own (torch.cuda.memory_stats_as_nested_dict). */
+static PyObject *allocator_stats(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    const ms_allocator_stats *of = ms_allocator_read(((allocator_object *)object)->allocator);
+    PyObject *stats =
+        Py_BuildValue("{sLsLsLsLsL}", "num_alloc_retries", (long long)of->retries, "num_ooms", (long long)of->failures,
+                      "num_sync_all_streams", (long long)of->synchronizations, "num_device_alloc",
+                      (long long)of->device_allocs, "num_device_free", (long long)of->device_frees);
+    if (stats &&
+        (add_pools(stats, "allocation", of->allocations) || add_pools(stats, "segment", of->segments) ||
+         add_pools(stats, "active", of->active) || add_pools(stats, "inactive_split", of->inactive_split) ||
+         add_pools(stats, "allocated_bytes", of->allocated_bytes) ||
+         add_pools(stats, "reserved_bytes", of->reserved_bytes) || add_pools(stats, "active_bytes", of->active_bytes) ||
+         add_pools(stats, "inactive_split_bytes", of->inactive_split_bytes) ||
+         add_pools(stats, "requested_bytes", of->requested_bytes) ||
+         add_stat(stats, "oversize_allocations", &of->oversize_allocations) ||
+         add_stat(stats, "oversize_segments", &of->oversize_segments)))
+        Py_CLEAR(stats);
+    return stats;
+}
+
+static PyObject *allocator_check(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    const char *wrong = ms_allocator_check(((allocator_object *)object)->allocator);
+    if (wrong)
+        return PyErr_Format(PyExc_AssertionError, "%s", wrong);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef allocator_methods[] = {
+    {"malloc", allocator_malloc, METH_VARARGS,
+     "malloc(id, bytes, stream=0): the block's address, or None if the device is full."},
+    {"free", allocator_free, METH_O, "Free what was allocated under this id."},
+    {"record_stream", allocator_record_stream, METH_VARARGS,
+     "record_stream(id, stream): it is used on that stream too."},
+    {"empty_cache", allocator_empty_cache, METH_NOARGS, "Give every free segment back to the device."},
+    {"place_next", allocator_place_next, METH_O, "The address that the next segment gets."},
+    {"segment_changes", allocator_segment_changes, METH_NOARGS,
+     "The changes of what is reserved since the last call: (change, address, bytes, stream)."},
+    {"stats", allocator_stats, METH_NOARGS,
+     "The statistics, with the names of torch.cuda.memory_stats_as_nested_dict()."},
+    {"check", allocator_check, METH_NOARGS, "Raise AssertionError unless every invariant holds."},
+    {NULL, NULL, 0, NULL},
+};
+
+PyTypeObject msr_allocator_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "modscope._capture.Allocator",
+    .tp_doc = "A model of torch's caching allocator for CUDA.",
+    .tp_basicsize = sizeof(allocator_object),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = allocator_new,
+    .tp_dealloc = allocator_dealloc,
+    .tp_methods = allocator_methods,
+};

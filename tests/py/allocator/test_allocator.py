@@ -1,0 +1,71 @@
+"""The allocator model from Python, and against torch's own allocator where there is a GPU."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from modscope import _capture
+
+MIB = 1 << 20
+
+
+def test_a_full_device_refuses() -> None:
+    allocator = _capture.Allocator(capacity=10 * MIB)
+    assert allocator.malloc("a", 10 * MIB) is not None
+    assert allocator.malloc("b", 1) is None
+    allocator.free("a")
+    assert allocator.malloc("b", 1) is not None
+    stats = allocator.stats()
+    assert (stats["num_ooms"], stats["num_alloc_retries"]) == (1, 2)
+    assert stats["reserved_bytes"]["all"] == {
+        "current": 2 * MIB,
+        "peak": 10 * MIB,
+        "allocated": 12 * MIB,
+        "freed": 10 * MIB,
+    }
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="'newest' is not a version of torch"):
+        _capture.Allocator("newest")
+    with pytest.raises(ValueError, match="PYTORCH_CUDA_ALLOC_CONF=split:1: 'split' is not a key that is known"):
+        _capture.Allocator(conf="split:1")
+    allocator = _capture.Allocator()
+    with pytest.raises(KeyError):
+        allocator.free("never allocated")
+    allocator.malloc(1, 100)
+    with pytest.raises(ValueError, match="1 was allocated already"):
+        allocator.malloc(1, 100)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("seed", range(20))
+def test_as_torch_counts(seed: int) -> None:
+    choice = random.Random(seed)
+    kept: dict[int, torch.Tensor] = {}
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_stats_as_nested_dict()
+    allocator = _capture.Allocator(torch.__version__)
+    for i in range(600):
+        if kept and choice.random() < 0.45:
+            key = choice.choice(sorted(kept))
+            del kept[key]
+            allocator.free(key)
+        else:
+            size = choice.choice([1, 700, 4096, MIB // 2, MIB, MIB + 1, 3 * MIB, 9 * MIB, 10 * MIB, 11 * MIB, 33 * MIB])
+            kept[i] = torch.empty(size, dtype=torch.uint8, device="cuda")
+            assert allocator.malloc(i, size) is not None
+        if i % 100 == 99:
+            torch.cuda.empty_cache()
+            allocator.empty_cache()
+        real, model = torch.cuda.memory_stats_as_nested_dict(), allocator.stats()
+        for name in ("allocation", "allocated_bytes", "reserved_bytes", "segment", "inactive_split", "requested_bytes"):
+            for pool in ("all", "small_pool", "large_pool"):
+                got = real[name][pool]["current"] - before[name][pool]["current"]
+                assert model[name][pool]["current"] == got, (i, name, pool)
+    kept.clear()
+    torch.cuda.empty_cache()
