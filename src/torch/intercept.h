@@ -48,5 +48,10 @@ static inline uint64_t mst_node_word(const void *node, int offset)
 /* ---- intercept_blocks.c ---- */
 int mst_blocks_intercept(ms_ledger *ledger); /* -1 with an error set */
 void mst_blocks_restore(void);
+/* What a virtual device's allocator reports, as a real one does: a block is added (bytes > 0) or dropped, or an
+ * allocation failed. No GIL needed. */
+void mst_blocks_report(uint64_t address, int64_t bytes, uint64_t reserved, int8_t device_type, int8_t device_index);
+void mst_blocks_report_failure(uint64_t bytes, uint64_t allocated, uint64_t reserved, int8_t device_type,
+                               int8_t device_index);
 
 #endif

@@ -116,17 +116,30 @@ static void update_reserved(ms_ledger *ledger, uint32_t device, size_t reserved)
     ms_ledger_reserved(ledger, device, reserved);
 }
 
-static void intercept_usage(int point, void *memory, int64_t bytes, size_t allocated, size_t reserved, c10_device on)
+void mst_blocks_report(uint64_t address, int64_t bytes, uint64_t reserved, int8_t device_type, int8_t device_index)
 {
     ms_ledger *ledger = current_ledger();
-    if (ledger && memory) {
-        uint32_t device = mst_device_number(on.type, on.index);
-        update_reserved(ledger, device, reserved);
-        if (bytes > 0)
-            ms_block_add(ledger, mst_this_thread, (uint64_t)(uintptr_t)memory, (uint64_t)bytes, device);
-        else
-            ms_block_drop(ledger, (uint64_t)(uintptr_t)memory);
-    }
+    if (!ledger || !address)
+        return;
+    uint32_t device = mst_device_number(device_type, device_index);
+    update_reserved(ledger, device, reserved);
+    if (bytes > 0)
+        ms_block_add(ledger, mst_this_thread, address, (uint64_t)bytes, device);
+    else
+        ms_block_drop(ledger, address);
+}
+
+void mst_blocks_report_failure(uint64_t bytes, uint64_t allocated, uint64_t reserved, int8_t device_type,
+                               int8_t device_index)
+{
+    ms_ledger *ledger = current_ledger();
+    if (ledger)
+        mst_oom_report(ledger, &(ms_oom){mst_device_number(device_type, device_index), bytes, allocated, reserved});
+}
+
+static void intercept_usage(int point, void *memory, int64_t bytes, size_t allocated, size_t reserved, c10_device on)
+{
+    mst_blocks_report((uint64_t)(uintptr_t)memory, bytes, reserved, on.type, on.index);
     ((report_usage *)points[point].patch.previous)(memory, bytes, allocated, reserved, on);
 }
 
@@ -147,10 +160,7 @@ static void intercept_xpu(void *memory, int64_t bytes, size_t allocated, size_t 
 
 static void intercept_out_of_memory(int point, int64_t bytes, size_t allocated, size_t reserved, c10_device on)
 {
-    ms_ledger *ledger = current_ledger();
-    if (ledger)
-        mst_oom_report(ledger, &(ms_oom){mst_device_number(on.type, on.index), bytes > 0 ? (uint64_t)bytes : 0,
-                                         allocated, reserved});
+    mst_blocks_report_failure(bytes > 0 ? (uint64_t)bytes : 0, allocated, reserved, on.type, on.index);
     ((report_out_of_memory *)points[point].patch.previous)(bytes, allocated, reserved, on);
 }
 

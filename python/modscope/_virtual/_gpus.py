@@ -1,0 +1,69 @@
+"""GPUs that can be virtual: what torch says of them."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+__all__ = ["GPUS", "Gpu", "find_gpu"]
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+class Gpu(NamedTuple):
+    name: str
+    """The short name, such as ``rtx4090``."""
+    title: str
+    """The name that torch gives it."""
+    memory: int
+    """``total_memory`` as torch sees it; the lowest that was seen, as it differs by driver and board."""
+    capability: tuple[int, int]
+    processors: int
+    """Streaming multiprocessors."""
+    context: int = 512 * MIB
+    """What the CUDA context of a process takes of it, about."""
+
+    @property
+    def capacity(self) -> int:
+        """What is left for torch's allocator."""
+        return self.memory - self.context
+
+
+GPUS: dict[str, Gpu] = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("t4", "Tesla T4", 14_930 * MIB, (7, 5), 40),
+        Gpu("v100-16gb", "Tesla V100-SXM2-16GB", 16_130 * MIB, (7, 0), 80),
+        Gpu("v100-32gb", "Tesla V100-SXM2-32GB", 32_501 * MIB, (7, 0), 80),
+        Gpu("rtx3090", "NVIDIA GeForce RTX 3090", 24_114 * MIB, (8, 6), 82),
+        Gpu("rtx4090", "NVIDIA GeForce RTX 4090", 24_176 * MIB, (8, 9), 128),
+        Gpu("rtx5090", "NVIDIA GeForce RTX 5090", 32_117 * MIB, (12, 0), 170),
+        Gpu("rtx6000ada", "NVIDIA RTX 6000 Ada Generation", 48_508 * MIB, (8, 9), 142),
+        Gpu("l4", "NVIDIA L4", 22_558 * MIB, (8, 9), 58),
+        Gpu("a10g", "NVIDIA A10G", 22_517 * MIB, (8, 6), 80),
+        Gpu("a30", "NVIDIA A30", 24_094 * MIB, (8, 0), 56),
+        Gpu("l40s", "NVIDIA L40S", 45_465 * MIB, (8, 9), 142),
+        Gpu("a100-40gb", "NVIDIA A100-SXM4-40GB", 40_326 * MIB, (8, 0), 108),
+        Gpu("a100", "NVIDIA A100-SXM4-80GB", 81_039 * MIB, (8, 0), 108),
+        Gpu("h100", "NVIDIA H100 80GB HBM3", 81_008 * MIB, (9, 0), 132),
+        Gpu("h200", "NVIDIA H200", 143_073 * MIB, (9, 0), 132),
+        Gpu("b200", "NVIDIA B200", 182_630 * MIB, (10, 0), 148),
+    )
+}
+
+
+def find_gpu(name: str) -> Gpu:
+    """A GPU by its short name, or one of as much memory as ``name`` says: ``24GiB``, ``16 GB``, a number of bytes."""
+    key = re.sub(r"[\s_]", "", name.lower())
+    for candidate in (key, key.replace("-", ""), key.removeprefix("nvidia"), key.removesuffix("-80gb").removesuffix("80gb")):
+        if candidate in GPUS:
+            return GPUS[candidate]
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)(|b|[kmgt]i?b)", key)
+    if size:
+        unit = {"": 1, "b": 1}.get(size[2]) or (1024 if "i" in size[2] else 1000) ** (1 + "kmgt".index(size[2][0]))
+        memory = int(float(size[1]) * unit)
+        if memory >= GIB:
+            return Gpu(name, f"a GPU of {name}", memory, (9, 0), 132)
+        raise ValueError(f"a GPU of {name} is smaller than 1 GiB: give its memory as 24GiB")
+    raise ValueError(f"{name!r} is not a GPU that is known: use one of {', '.join(GPUS)}, or its memory as 24GiB")

@@ -1,0 +1,167 @@
+"""Run operators on the virtual device: nothing is computed, only the results' shapes, strides and types are.
+
+These are torch's own: each operator is called once with tensors on the device "meta" for each combination of arguments,
+and what it returned is remembered. Results get memory from the virtual device's allocator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from modscope import _native
+
+__all__ = ["contiguous_strides", "empty_like_meta", "make", "run", "to_meta"]
+
+_MOST_REMEMBERED = 200_000
+Spec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+class _Mutated(NamedTuple):
+    """A result that is one of the arguments."""
+
+    position: int
+    name: str
+    is_out: bool
+    """The argument is ``out=``: it is resized to the result."""
+
+
+class _Plan:
+    """What does not change between the calls of an operator."""
+
+    def __init__(self, op: Any) -> None:
+        schema = op._schema
+        self.returns: list[_Mutated | None] = []
+        for returned in schema.returns:
+            alias = returned.alias_info
+            mutated = None
+            if alias is not None and alias.is_write:
+                for position, argument in enumerate(schema.arguments):
+                    other = argument.alias_info
+                    if other is not None and other.is_write and other.before_set == alias.before_set:
+                        mutated = _Mutated(position, argument.name, argument.kwarg_only)
+            self.returns.append(mutated)
+        self.mutates_only = bool(self.returns) and all(m is not None and not m.is_out for m in self.returns)
+        """Every result is an argument: nothing is made."""
+
+
+_plans: dict[Any, _Plan] = {}
+_remembered: dict[Any, Any] = {}
+out_of_memory: Callable[[int], BaseException] = lambda bytes: torch.OutOfMemoryError(f"no memory for {bytes} bytes")
+
+
+def contiguous_strides(size: Any) -> list[int]:
+    strides = [1] * len(size)
+    for i in range(len(size) - 2, -1, -1):
+        strides[i] = strides[i + 1] * max(size[i + 1], 1)
+    return strides
+
+
+def make(size: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A new tensor of the virtual device."""
+    tensor = _native.virtual_empty(size, strides, dtype, dtype.itemsize)
+    if tensor is None:
+        bytes = dtype.itemsize
+        for count in size:
+            bytes *= count
+        raise out_of_memory(bytes)
+    return tensor
+
+
+def to_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def empty_like_meta(meta: torch.Tensor) -> torch.Tensor:
+    return make(meta.shape, meta.stride(), meta.dtype)
+
+
+def _meta_argument(argument: Any) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return to_meta(argument)
+    if isinstance(argument, (list, tuple)):
+        return [_meta_argument(item) for item in argument]
+    if isinstance(argument, torch.device):
+        return torch.device("meta")
+    if isinstance(argument, torch.Generator):
+        return None
+    return argument
+
+
+def _key(argument: Any) -> Any:
+    """What of an argument decides about the result."""
+    if isinstance(argument, torch.Tensor):
+        return (argument.shape, argument.stride(), argument.dtype)
+    if isinstance(argument, (list, tuple)):
+        return tuple([_key(item) for item in argument])
+    if isinstance(argument, torch.Generator):
+        return None
+    if isinstance(argument, (int, float)):
+        return (type(argument), argument)
+    return argument
+
+
+def _spec(result: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        return (result.shape, result.stride(), result.dtype)
+    if isinstance(result, (list, tuple)):
+        return [_spec(item) for item in result]
+    return result
+
+
+def _infer(op: Any, args: Any, kwargs: Any) -> Any:
+    """The specs of the results."""
+    result = op(*[_meta_argument(a) for a in args], **{name: _meta_argument(a) for name, a in kwargs.items()})
+    return _spec(result)
+
+
+def _realize(spec: Any) -> Any:
+    if isinstance(spec, tuple):
+        return make(*spec)
+    if isinstance(spec, list):
+        return [_realize(item) for item in spec]
+    return spec
+
+
+def _argument(mutated: _Mutated, args: Any, kwargs: Any) -> Any:
+    return kwargs[mutated.name] if mutated.name in kwargs else args[mutated.position]
+
+
+def _resize_out(out: torch.Tensor, spec: Spec) -> torch.Tensor:
+    if tuple(out.shape) != tuple(spec[0]):
+        out.data = make(spec[0], spec[1], out.dtype)
+    return out
+
+
+def run(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """The results of an operator."""
+    plan = _plans.get(op)
+    if plan is None:
+        plan = _plans[op] = _Plan(op)
+    if plan.mutates_only:
+        mutated = [_argument(m, args, kwargs) for m in plan.returns if m is not None]
+        return mutated[0] if len(mutated) == 1 else tuple(mutated)
+    key: Any = (op, _key(args), tuple([(name, _key(a)) for name, a in kwargs.items()]) if kwargs else ())
+    specs = _remembered.get(key, _remembered)
+    if specs is _remembered:
+        if len(_remembered) > _MOST_REMEMBERED:
+            _remembered.clear()
+        specs = _remembered[key] = _infer(op, args, kwargs)
+    if len(plan.returns) == 0:
+        return None
+    one = len(plan.returns) == 1
+    results = []
+    for spec, mutation in zip([specs] if one else specs, plan.returns, strict=True):
+        if mutation is None:
+            results.append(_realize(spec))
+        else:
+            argument = _argument(mutation, args, kwargs)
+            results.append(_resize_out(argument, spec) if mutation.is_out else argument)
+    return results[0] if one else tuple(results)
+
+
+def forget() -> None:
+    _plans.clear()
+    _remembered.clear()

@@ -1,0 +1,144 @@
+/* virtual_tensors.c - make tensors of the virtual device. They are ordinary tensors, of torch's own types. */
+#include "torch/virtual_device.h"
+
+#include "interpose/elf_slot.h"
+#include "torch/api.h"
+#include "torch/tensor_layout.h"
+
+enum { MAX_DIMENSIONS = 64 };
+
+/* at::TensorBase is a pointer to a TensorImpl; C++ returns it through the first argument. */
+typedef void *tensor_base;
+typedef struct optional_int64 {
+    int64_t value;
+    bool has_value;
+} optional_int64;
+
+typedef void empty_strided_function(tensor_base *result, const int64_t *sizes, size_t size_count,
+                                    const int64_t *strides, size_t stride_count, void *allocator,
+                                    uint64_t dispatch_keys, int8_t scalar_type);
+typedef void as_strided_function(tensor_base *result, const tensor_base *self, const int64_t *sizes, size_t size_count,
+                                 const int64_t *strides, size_t stride_count, optional_int64 offset);
+typedef PyObject *wrap_function(tensor_base *moved);
+static empty_strided_function *empty_strided;
+static as_strided_function *as_strided;
+static wrap_function *wrap_tensor;
+static uint64_t cuda_keys; /* the dispatch key set of a dense CUDA tensor */
+
+static PyObject *virtual_find_functions(PyObject *self, PyObject *keys)
+{
+    (void)self;
+    cuda_keys = PyLong_AsUnsignedLongLong(keys);
+    if (PyErr_Occurred())
+        return NULL;
+    empty_strided = (empty_strided_function *)ms_elf_symbol_find(
+        "libtorch_cpu", "_ZN2at6detail21empty_strided_genericEN3c108ArrayRefIlEES3_PNS1_"
+                        "9AllocatorENS1_14DispatchKeySetENS1_10ScalarTypeE");
+    as_strided = (as_strided_function *)ms_elf_symbol_find(
+        "libtorch_cpu", "_ZN2at6native21as_strided_tensorimplERKNS_6TensorEN3c108ArrayRefIlEES6_"
+                        "St8optionalIlE");
+    wrap_tensor = (wrap_function *)ms_elf_symbol_find("libtorch_python", "_Z16THPVariable_WrapON2at10TensorBaseE");
+    if (!empty_strided || !as_strided || !wrap_tensor || !mst_layout_is_known())
+        return PyUnicode_FromString("this torch lacks a function that makes tensors of a given device");
+    Py_RETURN_NONE;
+}
+
+/* torch.dtype is a Python object with the number of the scalar type behind its head. */
+static int8_t scalar_type_of(PyObject *dtype)
+{
+    return *(const int8_t *)((const char *)dtype + sizeof(PyObject));
+}
+
+static PyObject *virtual_scalar_type(PyObject *self, PyObject *dtype)
+{
+    (void)self;
+    return PyLong_FromLong(scalar_type_of(dtype));
+}
+
+/* The number of dimensions, or -1 with an error set. */
+static Py_ssize_t read_numbers(PyObject *sequence, int64_t *numbers)
+{
+    PyObject *fast = PySequence_Fast(sequence, "sizes and strides must be sequences");
+    if (!fast)
+        return -1;
+    Py_ssize_t count = PySequence_Fast_GET_SIZE(fast);
+    if (count > MAX_DIMENSIONS)
+        PyErr_Format(PyExc_ValueError, "a tensor of more than %d dimensions", MAX_DIMENSIONS);
+    for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++)
+        numbers[i] = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(fast, i));
+    Py_DECREF(fast);
+    return PyErr_Occurred() ? -1 : count;
+}
+
+/* How many bytes a tensor needs, as torch computes it; -1 with an error set if that is no number. */
+static int64_t bytes_needed(const int64_t *sizes, const int64_t *strides, Py_ssize_t count, int64_t item)
+{
+    int64_t last = 0;
+    bool overflow = false;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int64_t part;
+        if (sizes[i] == 0)
+            return 0;
+        overflow |= sizes[i] < 0 || strides[i] < 0 || __builtin_mul_overflow(sizes[i] - 1, strides[i], &part) ||
+                    __builtin_add_overflow(last, part, &last);
+        if (overflow)
+            break;
+    }
+    if (overflow || __builtin_add_overflow(last, 1, &last) || __builtin_mul_overflow(last, item, &last)) {
+        PyErr_SetString(PyExc_RuntimeError, "the size of a tensor is negative or too large");
+        return -1;
+    }
+    return last;
+}
+
+static PyObject *virtual_empty(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    int64_t sizes[MAX_DIMENSIONS], strides[MAX_DIMENSIONS];
+    if (count != 4)
+        return PyErr_Format(PyExc_TypeError, "virtual_empty takes sizes, strides, a dtype and its item size");
+    Py_ssize_t dimensions = read_numbers(args[0], sizes);
+    if (dimensions < 0 || read_numbers(args[1], strides) != dimensions)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "sizes and strides differ in length");
+    int64_t item = PyLong_AsLongLong(args[3]);
+    int64_t bytes = item > 0 ? bytes_needed(sizes, strides, dimensions, item) : -1;
+    if (bytes < 0)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "an item's size must be positive");
+    struct mst_virtual_block *block;
+    int error = mst_virtual_take((uint64_t)bytes, &block);
+    if (error == MS_EDEVICE)
+        Py_RETURN_NONE;
+    if (error)
+        return error == MS_ENOMEM ? PyErr_NoMemory() : PyErr_Format(PyExc_RuntimeError, "no virtual GPU is installed");
+    mst_virtual_hand_over(block);
+    tensor_base tensor = NULL;
+    empty_strided(&tensor, sizes, (size_t)dimensions, strides, (size_t)dimensions, mst_virtual_allocator(), cuda_keys,
+                  scalar_type_of(args[2]));
+    return wrap_tensor(&tensor);
+}
+
+static PyObject *virtual_alias(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    int64_t sizes[MAX_DIMENSIONS], strides[MAX_DIMENSIONS];
+    if (count != 4 || !PyObject_TypeCheck(args[0], mst.torch.tensor))
+        return PyErr_Format(PyExc_TypeError, "virtual_alias takes a tensor, sizes, strides and an offset");
+    Py_ssize_t dimensions = read_numbers(args[1], sizes);
+    int64_t offset = PyLong_AsLongLong(args[3]);
+    if (dimensions < 0 || PyErr_Occurred() || read_numbers(args[2], strides) != dimensions)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "sizes and strides differ in length");
+    tensor_base of = (tensor_base)(uintptr_t)mst_impl_of(args[0]), tensor = NULL;
+    as_strided(&tensor, &of, sizes, (size_t)dimensions, strides, (size_t)dimensions, (optional_int64){offset, true});
+    return wrap_tensor(&tensor);
+}
+
+PyMethodDef mst_virtual_tensors_methods[] = {
+    {"virtual_find_functions", virtual_find_functions, METH_O,
+     "Find torch's functions that make tensors, given the dispatch keys of a CUDA tensor; None, or what is missing."},
+    {"virtual_scalar_type", virtual_scalar_type, METH_O, "The number of a dtype's scalar type."},
+    {"virtual_empty", (PyCFunction)(void (*)(void))virtual_empty, METH_FASTCALL,
+     "A tensor of the virtual device, or None if the device is full."},
+    {"virtual_alias", (PyCFunction)(void (*)(void))virtual_alias, METH_FASTCALL,
+     "A tensor with these sizes, strides and offset in the storage of another one."},
+    {NULL, NULL, 0, NULL},
+};
