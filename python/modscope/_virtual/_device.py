@@ -173,10 +173,11 @@ def _kernels_registered() -> Iterator[None]:
     aten = torch.library.Library("aten", "IMPL")  # noqa: TOR901
     try:
         every.fallback(_operators.run, "CUDA")
+        for name, op in _kernels.from_meta().items():
+            if name not in _kernels.KERNELS:
+                aten.impl(name, _bound(op), "CUDA")
         for name, kernel in _kernels.KERNELS.items():
             aten.impl(name, kernel, "CUDA")
-        for name in _kernels.FROM_META:
-            aten.impl(name, _bound(getattr(torch.ops.aten, name).default), "CUDA")
         for name, composed in _kernels.COMPOSED.items():
             for key in ("CUDA", "AutogradCUDA"):
                 aten.impl(name, composed, key)

@@ -129,8 +129,29 @@ KERNELS = {
     "_copy_from": copy_from,
 }
 
-FROM_META = ("convolution", "convolution_backward")
-"""Operators that torch composes of others, or whose composition asks for libraries that are not there."""
+_COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
+
+
+def _overload(name: str) -> Any:
+    """The operator ``aten::name.overload``."""
+    packet, _, overload = name.removeprefix("aten::").partition(".")
+    return getattr(getattr(aten, packet), overload or "default")
+
+
+def from_meta() -> dict[str, Any]:
+    """Operators that a CUDA build has a kernel for, although they can also be composed of others.
+
+    torch composes them where that kernel is missing, with other memory. A kernel for the CPU tells that there is one for
+    CUDA. Convolutions ask for libraries that are not there.
+    """
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    names = ["aten::convolution", "aten::convolution_backward"]
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("aten::") and has(name, "CPU") and not has(name, "CUDA"):
+            if any(has(name, key) for key in _COMPOSITE):
+                names.append(name)
+    return {name.removeprefix("aten::"): _overload(name) for name in names}
+
 
 COMPOSED = {"scaled_dot_product_attention": scaled_dot_product_attention}
 """Operators made of differentiable ones."""
