@@ -198,10 +198,13 @@ void ms_call_sizes(ms_ledger *ledger, ms_path path, uint64_t *input, uint64_t *o
 void ms_backward_enter(ms_thread *thread, ms_path path);
 void ms_backward_leave(ms_thread *thread, ms_path path);
 
-/* The number of the step: 0 before the first root call, then counted from 1. A root call begins a new step
- * - if an optimizer step has ended since the root call before it;
- * - or, as long as no optimizer step was ever entered or announced with ms_ledger_expect_optimizer, if its path has had
- *   a root call in this step already. */
+/* The number of the step: 0 before the first, then counted from 1. A root call that was entered with grad
+ * (ms_call_enter) begins a step if none is open, else it belongs to the open one. A step is open until
+ * - an optimizer step has ended;
+ * - or, as long as no optimizer step was ever entered or announced with ms_ledger_expect_optimizer, until a root call
+ *   begins, with grad or without, whose path has had a root call in this step already.
+ * A root call without grad (ms_call_enter_without_grad) belongs to the step that is open: a teacher, a target network.
+ * If none is open, it is an evaluation, begins no step, and has the number of the step before it. */
 uint64_t ms_ledger_step(ms_ledger *ledger);
 void ms_ledger_expect_optimizer(ms_ledger *ledger);
 /* A number that grows with every change. A snapshot was taken before this call if its time is below what this

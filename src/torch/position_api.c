@@ -61,5 +61,5 @@ PyObject *mst_position_phase(bool active)
         return PyUnicode_InternFromString("optimizer");
     ms_phase phase = mst_position_find(active).phase;
     bool abandoned = phase == MS_OPTIMIZER; /* The frames do not run an optimizer step, so it raised. */
-    return PyUnicode_InternFromString(mst_phase_name(abandoned ? MS_IDLE : phase));
+    return PyUnicode_InternFromString(ms_phase_name(abandoned ? MS_IDLE : phase));
 }

@@ -89,6 +89,7 @@ struct lm_thread {
     uint64_t id, root_call;
     struct lm_frame frames[LM_DEEPEST];
     uint32_t depth;
+    bool evaluation;  /* its latest root call began outside a step, without grad */
     uint32_t step_at; /* the depth at which an optimizer step began, plus 1; 0: none */
     struct lm_node *made;
     uint64_t made_count, made_room;
@@ -142,7 +143,7 @@ void lm_tracker_close(struct ledger_model *model, uint32_t index);
 void lm_tracker_reset(struct ledger_model *model, uint32_t index);
 
 /* ---- threads: ledger_model_calls.c ---- */
-void lm_call_enter(struct ledger_model *model, uint32_t thread, uint32_t path);
+void lm_call_enter(struct ledger_model *model, uint32_t thread, uint32_t path, bool without_grad);
 void lm_node_enter(struct ledger_model *model, uint32_t thread, uint32_t creator, uint64_t number);
 void lm_node_enter_as(struct ledger_model *model, uint32_t thread, uint32_t path);
 void lm_override_enter(struct ledger_model *model, uint32_t thread, uint32_t path);

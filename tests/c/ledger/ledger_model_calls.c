@@ -50,7 +50,7 @@ ms_phase lm_phase(const struct lm_thread *thread)
     for (uint32_t i = 0; i < thread->depth; i++)
         if (thread->frames[i].kind == LM_NODE)
             return MS_RECOMPUTE;
-    return MS_FORWARD;
+    return thread->evaluation ? MS_EVALUATION : MS_FORWARD;
 }
 
 uint32_t lm_path(const struct lm_thread *thread)
@@ -115,13 +115,16 @@ void lm_calls_grow(struct ledger_model *model)
 }
 
 /* ---- calls ---- */
-static void begin_root_call(struct ledger_model *model, struct lm_thread *thread, uint32_t path)
+static void begin_root_call(struct ledger_model *model, struct lm_thread *thread, uint32_t path, bool without_grad)
 {
     thread->root_call = ++model->root_calls;
     bool repeated = !model->steps && model->step && model->step_of[path] == model->step;
-    if (!model->step || model->step_left || repeated)
-        model->step++;
-    model->step_left = false;
+    bool step_open = model->step && !model->step_left && !repeated;
+    thread->evaluation = without_grad && !step_open;
+    model->step_left = thread->evaluation;
+    if (thread->evaluation)
+        return;
+    model->step += !step_open;
     model->step_of[path] = model->step;
 }
 
@@ -133,15 +136,16 @@ static uint32_t innermost_call(const struct lm_thread *thread)
     return 0;
 }
 
-void lm_call_enter(struct ledger_model *model, uint32_t at, uint32_t path)
+void lm_call_enter(struct ledger_model *model, uint32_t at, uint32_t path, bool without_grad)
 {
     struct lm_thread *thread = &model->threads[at];
     if (is_full(thread) || model->open_of[path])
         return;
     bool recompute = lm_open_of_kind(thread, LM_NODE) > 0;
-    expect_ok(model, ms_call_enter(thread->core, model->paths[path], thread->made_count));
+    expect_ok(model, (without_grad ? ms_call_enter_without_grad : ms_call_enter)(thread->core, model->paths[path],
+                                                                                 thread->made_count));
     if (!recompute && !lm_open_of_kind(thread, LM_CALL))
-        begin_root_call(model, thread, path);
+        begin_root_call(model, thread, path, without_grad);
     if (!recompute)
         model->root_call_of[path] = thread->root_call;
     struct lm_sums now = lm_now(model);
