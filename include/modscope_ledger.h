@@ -175,7 +175,9 @@ typedef enum ms_call_state {
 /* The state's name, such as "Pre-Forward"; never NULL. */
 const char *ms_call_state_name(ms_call_state state);
 
-/* The ledger keeps the snapshots of the calls of a path that belong to one root call, the latest that called the path.
+/* The ledger keeps the snapshots of the calls of a path in the latest step (ms_ledger_step) that called the path, or,
+ * if an evaluation called it later, in one root call of it, the latest. Of a step with more than 256 root calls it
+ * keeps the latest only, at least 1 and at most 256 of them.
  * - Each call adds one snapshot of MS_PRE_FW and MS_PEAK_FW when it begins, and one of MS_POST_FW when it ends; a
  *   recompute adds to MS_PRE_FW_AC and MS_POST_FW_AC instead.
  * - The call's backward begins when a node runs that was created in the call, or in a call inside it. It ends when

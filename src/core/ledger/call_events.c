@@ -21,17 +21,22 @@ static void begin_step(ms_ledger *ledger)
 static void begin_root_call(ms_ledger *ledger, struct ms__thread_spans *spans, ms_thread *thread,
                             struct ms__path_stats *path)
 {
-    spans->root_call = ++ledger->watch->root_calls;
     ledger->reported_backward_count = 0;
     if (!ledger->optimizer_expected && path->step == ledger->step)
         ledger->step_open = false;
     bool evaluation = thread->without_grad && !ledger->step_open;
     thread->evaluation_at = evaluation ? thread->depth : 0;
-    if (evaluation)
-        return;
-    if (!ledger->step_open)
+    bool begins_step = !evaluation && !ledger->step_open;
+    if (begins_step)
         begin_step(ledger);
-    path->step = ledger->step;
+    if (!evaluation)
+        path->step = ledger->step;
+    if (evaluation || begins_step || ledger->iteration_root_calls == MS__ROOT_CALLS_KEPT) {
+        ledger->iteration = ++ledger->watch->iterations;
+        ledger->iteration_root_calls = 0;
+    }
+    ledger->iteration_root_calls++;
+    spans->iteration = ledger->iteration;
 }
 
 /* Whether the thread's innermost frame is its only call. */
@@ -49,16 +54,16 @@ static struct ms__call_stats *append_call(ms_ledger *ledger, struct ms__thread_s
 {
     bool recompute = span->kind == MS__SPAN_RECOMPUTE;
     /* A thread whose outer calls began before the ledger was attached has no root call yet. */
-    if (!recompute && (is_only_call(thread) || !spans->root_call))
+    if (!recompute && (is_only_call(thread) || !spans->iteration))
         begin_root_call(ledger, spans, thread, path);
-    if (!recompute && path->root_call != spans->root_call) {
-        path->root_call = spans->root_call;
+    if (!recompute && path->iteration != spans->iteration) {
+        path->iteration = spans->iteration;
         path->forward.count = path->recompute.count = 0;
         path->forward.read_state = path->recompute.read_state = UINT32_MAX;
     }
     struct ms__call_stats_list *list = recompute ? &path->recompute : &path->forward;
     struct ms__call_stats *stats = ms__call_stats_append(ledger, list);
-    span->call.root_call = path->root_call;
+    span->call.iteration = path->iteration;
     span->call.index = list->count - 1;
     return stats;
 }

@@ -104,7 +104,7 @@ struct ms_watch {
     _Atomic(ms_ledger *) ledger; /* the one attached, or NULL; written with lock held */
     ms_ledger *closed_ledgers;   /* guarded by lock */
     ms_ledger *locked_ledger;    /* around fork */
-    uint64_t root_calls;         /* guarded by the attached ledger's lock */
+    uint64_t iterations;         /* how many have begun; guarded by the attached ledger's lock */
     uint32_t thread_count;       /* guarded by lock */
     char device_names[MS_MAX_DEVICES][MS__DEVICE_NAME]; /* guarded by lock */
 };

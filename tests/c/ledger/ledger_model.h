@@ -60,7 +60,7 @@ struct lm_sums {
 
 struct lm_call {
     uint32_t path, outer; /* outer: an index in `calls`, plus 1 */
-    uint64_t root_call;
+    uint64_t iteration;
     bool recompute, open, ended;
     struct lm_sums pre, post, peak;
     /* Backward: `nodes_open` of its nodes are running. The peak is at least the most that was held
@@ -86,7 +86,7 @@ struct lm_node {
 
 struct lm_thread {
     ms_thread *core;
-    uint64_t id, root_call;
+    uint64_t id, iteration;
     struct lm_frame frames[LM_DEEPEST];
     uint32_t depth;
     bool evaluation;  /* its latest root call began outside a step, without grad */
@@ -108,10 +108,11 @@ struct ledger_model {
     uint64_t next_id;
     struct lm_call *calls;
     uint64_t call_count, call_room;
-    uint64_t root_call_of[LM_PATHS]; /* the latest that called the path */
+    uint64_t iteration_of[LM_PATHS]; /* the latest that called the path */
     uint64_t step_of[LM_PATHS];      /* of its latest root call */
     uint32_t open_of[LM_PATHS];
-    uint64_t root_calls, step, time;
+    uint64_t iterations, step, time;
+    uint32_t root_calls; /* of the latest iteration */
     bool claiming, steps, step_left;
     bool no_backward; /* a node ran whose backward the header does not define */
     uint64_t refused; /* events that the ledger had no memory for */

@@ -103,7 +103,7 @@ void lm_calls_grow(struct ledger_model *model)
     struct lm_sums now = lm_now(model);
     for (uint64_t i = 0; i < model->call_count; i++) {
         struct lm_call *call = &model->calls[i];
-        if (call->root_call != model->root_call_of[call->path])
+        if (call->iteration != model->iteration_of[call->path])
             continue; /* it is no longer compared */
         if (call->open)
             raise(&call->peak, &now);
@@ -117,11 +117,16 @@ void lm_calls_grow(struct ledger_model *model)
 /* ---- calls ---- */
 static void begin_root_call(struct ledger_model *model, struct lm_thread *thread, uint32_t path, bool without_grad)
 {
-    thread->root_call = ++model->root_calls;
     bool repeated = !model->steps && model->step && model->step_of[path] == model->step;
     bool step_open = model->step && !model->step_left && !repeated;
     thread->evaluation = without_grad && !step_open;
     model->step_left = thread->evaluation;
+    if (thread->evaluation || !step_open || model->root_calls == 256) {
+        model->iterations++;
+        model->root_calls = 0;
+    }
+    model->root_calls++;
+    thread->iteration = model->iterations;
     if (thread->evaluation)
         return;
     model->step += !step_open;
@@ -147,12 +152,12 @@ void lm_call_enter(struct ledger_model *model, uint32_t at, uint32_t path, bool 
     if (!recompute && !lm_open_of_kind(thread, LM_CALL))
         begin_root_call(model, thread, path, without_grad);
     if (!recompute)
-        model->root_call_of[path] = thread->root_call;
+        model->iteration_of[path] = thread->iteration;
     struct lm_sums now = lm_now(model);
     model->calls = grow_array(model->calls, model->call_count, sizeof *model->calls, &model->call_room);
     model->calls[model->call_count++] = (struct lm_call){.path = path,
                                                          .outer = innermost_call(thread),
-                                                         .root_call = model->root_call_of[path],
+                                                         .iteration = model->iteration_of[path],
                                                          .recompute = recompute,
                                                          .open = true,
                                                          .pre = now,

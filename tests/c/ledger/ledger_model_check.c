@@ -150,7 +150,7 @@ static void check_path(struct ledger_model *model, uint32_t path)
         return;
     struct count seen = {{0}};
     for (uint64_t i = 0; i < model->call_count; i++)
-        if (model->calls[i].path == path && model->calls[i].root_call == model->root_call_of[path])
+        if (model->calls[i].path == path && model->calls[i].iteration == model->iteration_of[path])
             check_call(model, &model->calls[i], &seen);
     for (int state = 0; state < MS_CALL_STATE_COUNT; state++) {
         bool backward = state == MS_PRE_BW || state == MS_PEAK_BW || state == MS_POST_BW;
