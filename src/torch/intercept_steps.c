@@ -92,7 +92,7 @@ static int patch_wrapper(PyObject *wrapper)
     PyObject *inner = PyObject_GetAttrString(wrapper, "__wrapped__");
     int error = inner && PyFunction_Check(inner) ? patch_function(inner) : 0;
     Py_XDECREF(inner);
-    PyErr_Clear();
+    mst_clear_error();
     return error ? error : patch_function(wrapper);
 }
 
@@ -102,7 +102,7 @@ static int patch_classes(PyObject *type)
     PyObject *step = PyObject_GetAttrString(type, "step");
     int error = step ? patch_wrapper(step) : 0;
     Py_XDECREF(step);
-    PyErr_Clear();
+    mst_clear_error();
     PyObject *below = error ? NULL : PyObject_CallMethod((PyObject *)&PyType_Type, "__subclasses__", "O", type);
     for (Py_ssize_t i = 0; !error && below && i < PyList_GET_SIZE(below); i++)
         error = patch_classes(PyList_GET_ITEM(below, i));
@@ -152,7 +152,7 @@ static PyObject *wrap_step(PyObject *self, PyObject *step)
     PyObject *wrapper = wrap ? PyObject_CallOneArg(wrap, step) : NULL;
     Py_XDECREF(wrap);
     if (wrapper && patched.installed && patch_wrapper(wrapper) != 0)
-        PyErr_Clear();
+        mst_clear_error();
     return wrapper;
 }
 
@@ -197,7 +197,7 @@ int mst_steps_intercept(void)
         patched.our_wrap = PyCFunction_New(&wrap_def, NULL);
     patched.installed = patched.optimizer_type && patched.our_wrap && PyType_Check(patched.optimizer_type) &&
                         replace_wrap() == 0 && patch_classes(patched.optimizer_type) == 0;
-    PyErr_Clear();
+    mst_clear_error();
     if (!patched.installed)
         mst_steps_restore();
     return patched.installed ? 0 : -1;
