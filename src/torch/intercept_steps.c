@@ -24,6 +24,7 @@ struct patched_step {
 static struct {
     struct patched_step *steps;
     size_t count, room;
+    vectorcallfunc usual; /* that of the function that was patched first */
     PyObject *optimizer_type;
     PyObject
         *wrap_before; /* what Optimizer.__dict__["profile_hook_step"] was before ours; NULL before the first install */
@@ -76,6 +77,8 @@ static int patch_function(PyObject *function)
             patched.steps = grown;
             patched.room = room;
         }
+        if (!patched.usual)
+            patched.usual = current;
         patched.steps[patched.count++] = (struct patched_step){Py_NewRef(function), current};
     } else if (current != known->previous) {
         return 0;
@@ -129,7 +132,7 @@ static void end_step(ms_thread *thread, PyObject *optimizer)
 static PyObject *intercept_step(PyObject *func, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     const struct patched_step *known = find_step(func);
-    vectorcallfunc next = known ? known->previous : _PyFunction_Vectorcall;
+    vectorcallfunc next = known ? known->previous : patched.usual;
     ms_thread *thread = mst.ledger && PyVectorcall_NARGS(nargsf) ? mst_thread_here() : NULL;
     PyObject *optimizer = thread ? args[0] : NULL, *outer = stepping;
     if (!thread || !patched.installed || optimizer == outer)
@@ -159,6 +162,22 @@ static PyObject *wrap_step(PyObject *self, PyObject *step)
 static PyMethodDef wrap_def = {"profile_hook_step", wrap_step, METH_O, "Optimizer.profile_hook_step of torch."};
 
 /* ---- install and restore ---- */
+
+/* Whether a wrapper calls what it says it wraps: its closure holds that. */
+static bool wrappers_are_known(void)
+{
+    PyObject *wrapper =
+        PyObject_CallMethodOneArg(patched.optimizer_type, mst.interned.profile_hook_step, mst.torch.call_impl);
+    PyObject *inner = wrapper ? PyObject_GetAttrString(wrapper, "__wrapped__") : NULL;
+    PyObject *closure = wrapper && PyFunction_Check(wrapper) ? PyFunction_GET_CLOSURE(wrapper) : NULL;
+    bool known = false;
+    for (Py_ssize_t i = 0; closure && inner == mst.torch.call_impl && i < PyTuple_GET_SIZE(closure); i++)
+        known |= PyCell_GET(PyTuple_GET_ITEM(closure, i)) == inner;
+    Py_XDECREF(inner);
+    Py_XDECREF(wrapper);
+    mst_clear_error();
+    return known;
+}
 
 static PyObject *wrap_now(void)
 {
@@ -196,7 +215,8 @@ int mst_steps_intercept(void)
     if (!patched.our_wrap)
         patched.our_wrap = PyCFunction_New(&wrap_def, NULL);
     patched.installed = patched.optimizer_type && patched.our_wrap && PyType_Check(patched.optimizer_type) &&
-                        replace_wrap() == 0 && patch_classes(patched.optimizer_type) == 0;
+                        (patched.wrap_before || wrappers_are_known()) && replace_wrap() == 0 &&
+                        patch_classes(patched.optimizer_type) == 0;
     mst_clear_error();
     if (!patched.installed)
         mst_steps_restore();
