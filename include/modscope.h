@@ -65,7 +65,24 @@ typedef uint32_t ms_path;
 /* The creator of a node where it is not known. */
 #define MS_ANY_THREAD UINT64_C(0)
 
-typedef enum ms_phase { MS_IDLE, MS_FORWARD, MS_RECOMPUTE, MS_BACKWARD, MS_OPTIMIZER } ms_phase;
+/* MS_EVALUATION: a call inside a root call that began with grad mode off and outside a step (ms_ledger_step). */
+#define MS_PHASES(X)          \
+    X(IDLE, "idle")           \
+    X(FORWARD, "forward")     \
+    X(RECOMPUTE, "recompute") \
+    X(BACKWARD, "backward")   \
+    X(OPTIMIZER, "optimizer") \
+    X(EVALUATION, "evaluation")
+
+typedef enum ms_phase {
+#define X(name, text) MS_##name,
+    MS_PHASES(X)
+#undef X
+        MS_PHASE_COUNT
+} ms_phase;
+
+/* The phase's name, such as "forward"; never NULL. */
+const char *ms_phase_name(ms_phase phase);
 
 typedef struct ms_options {
     /* Set both, or leave both NULL for malloc and free. `alloc` need not clear the memory. */
@@ -114,6 +131,10 @@ void ms_thread_close(ms_thread *thread);
  * not yet left is of another kind, or if nothing is open. After an enter that failed, its leave may be of any kind. */
 int ms_call_enter(ms_thread *thread, ms_path path, uint64_t next_number);
 int ms_call_leave(ms_thread *thread, uint64_t next_number);
+/* The same as ms_call_enter, for a call that begins while autograd's grad mode is off. It makes a difference for a root
+ * call while a ledger is attached: outside a step, the phase of the root call and of the calls in it is MS_EVALUATION.
+ */
+int ms_call_enter_without_grad(ms_thread *thread, ms_path path, uint64_t next_number);
 
 /* The thread begins to run node `number`, which thread `creator` created, or ends running it. A node that is
  * created while another runs belongs to the same call as the running one. A node with MS_NO_NUMBER belongs to

@@ -206,10 +206,10 @@ typedef struct ms_survey {
     uint64_t events[MS_OP_COUNT];
     struct {
         uint64_t time;   /* microseconds. When threads are in several phases at once, only the first of recompute,
-                            backward, optimizer, forward counts */
+                            backward, optimizer, forward, evaluation counts */
         uint64_t blocks; /* added in this phase */
         uint64_t bytes;  /* of these blocks */
-    } phases[MS_OPTIMIZER + 1];
+    } phases[MS_PHASE_COUNT];
     uint64_t steps;               /* the number of the last step */
     uint64_t optimizer_steps;     /* how many have ended */
     uint64_t first_oom, last_oom; /* the moments after these events; 0: there is none */
@@ -251,7 +251,7 @@ typedef enum ms_pack_column {
                            when the lifetime began */
     MS_PACK_RUNNING,    /* ticks (delta) from which on something else is running: */
     MS_PACK_RUNNING_PHASE, /* the phase of the busiest thread, the first of recompute, backward, optimizer, forward,
-                              idle */
+                              evaluation, idle */
     MS_PACK_RUNNING_PATH,  /* the path of that thread */
     MS_PACK_STEP,          /* pairs: a tick (delta), and the number of the step that began */
     MS_PACK_RESERVED,      /* triples: a tick (delta), a device, and the bytes that it has reserved from then on */

@@ -175,7 +175,9 @@ typedef enum ms_call_state {
 /* The state's name, such as "Pre-Forward"; never NULL. */
 const char *ms_call_state_name(ms_call_state state);
 
-/* The ledger keeps the snapshots of the calls of a path that belong to one root call, the latest that called the path.
+/* The ledger keeps the snapshots of the calls of a path in the latest step (ms_ledger_step) that called the path, or,
+ * if an evaluation called it later, in one root call of it, the latest. Of a step with more than 256 root calls it
+ * keeps the latest only, at least 1 and at most 256 of them.
  * - Each call adds one snapshot of MS_PRE_FW and MS_PEAK_FW when it begins, and one of MS_POST_FW when it ends; a
  *   recompute adds to MS_PRE_FW_AC and MS_POST_FW_AC instead.
  * - The call's backward begins when a node runs that was created in the call, or in a call inside it. It ends when
@@ -198,10 +200,13 @@ void ms_call_sizes(ms_ledger *ledger, ms_path path, uint64_t *input, uint64_t *o
 void ms_backward_enter(ms_thread *thread, ms_path path);
 void ms_backward_leave(ms_thread *thread, ms_path path);
 
-/* The number of the step: 0 before the first root call, then counted from 1. A root call begins a new step
- * - if an optimizer step has ended since the root call before it;
- * - or, as long as no optimizer step was ever entered or announced with ms_ledger_expect_optimizer, if its path has had
- *   a root call in this step already. */
+/* The number of the step: 0 before the first, then counted from 1. A root call that was entered with grad
+ * (ms_call_enter) begins a step if none is open, else it belongs to the open one. A step is open until
+ * - an optimizer step has ended;
+ * - or, as long as no optimizer step was ever entered or announced with ms_ledger_expect_optimizer, until a root call
+ *   begins, with grad or without, whose path has had a root call in this step already.
+ * A root call without grad (ms_call_enter_without_grad) belongs to the step that is open: a teacher, a target network.
+ * If none is open, it is an evaluation, begins no step, and has the number of the step before it. */
 uint64_t ms_ledger_step(ms_ledger *ledger);
 void ms_ledger_expect_optimizer(ms_ledger *ledger);
 /* A number that grows with every change. A snapshot was taken before this call if its time is below what this

@@ -25,7 +25,7 @@ KINDS = ("add", "drop", "claim", "position", "thread", "step", "optimizer_step",
 _DEVICE_KINDS = frozenset(("add", "drop", "claim", "reserved", "oom"))
 _MODULE_KINDS = frozenset(("add", "drop", "claim", "position", "oom"))
 _BLOCK_KINDS = frozenset(("add", "drop", "claim"))
-_BUSIEST = ("recompute", "backward", "optimizer", "forward")
+_BUSIEST = ("recompute", "backward", "optimizer", "forward", "evaluation")
 _LARGEST_NUMBER = 2**63 - 1  # that the reader takes
 
 

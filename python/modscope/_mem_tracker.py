@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from modscope import _display, _interception, _native, _oom_report, _text
 from modscope._categories import Category, Raw, sums_of
@@ -23,6 +22,7 @@ from modscope._peak import Peak
 from modscope._peak_history import PeakHistory
 from modscope._snapshots import ModuleSnapshot, ModuleStats, RawModules, Snapshot, by_module, snapshot_of
 from modscope._stats import LazyStats, StatsByModule, StatsView
+from modscope._trackable import find_trackable
 from modscope._trackers import NamingTracker
 
 __all__ = ["MemTracker"]
@@ -128,24 +128,18 @@ class MemTracker:
 
     def track_external(self, *external: Any) -> None:
         """Count what these modules, optimizers and tensors hold, though they were created before the tracker was
-        entered. Containers of them and None are accepted too.
+        entered. Containers of them (a state dict) and None are accepted too; what else is in a container is ignored.
+        TypeError for an object with nothing in it that can be tracked.
 
         Parameters, buffers, gradients and optimizer state have their own categories; other tensors are ``Other``.
         """
-        leaves = tree_leaves(external)
-        for leaf in leaves:
-            if leaf is not None and not isinstance(leaf, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor)):
-                raise TypeError(
-                    f"Object of type {type(leaf)} is not supported for tracking. "
-                    "Only modules, optimizers and tensors, and containers of them, are supported."
-                )
-        for leaf in leaves:
+        for leaf in find_trackable(external):
             if isinstance(leaf, torch.nn.Module):
                 self._tracker.name_module(leaf)
                 self._note_fake([*leaf.parameters(), *leaf.buffers()])
             elif isinstance(leaf, torch.optim.Optimizer):
                 self._optimizers[id(leaf)] = weakref.ref(leaf)
-            elif leaf is not None:
+            else:
                 self._tensors[id(leaf)] = weakref.ref(leaf)
                 self._note_fake([leaf])
         with _lock:

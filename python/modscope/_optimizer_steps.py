@@ -1,4 +1,5 @@
-"""torch's global optimizer hooks, by which modscope sees when an optimizer step begins and ends.
+"""torch's global optimizer hooks, by which modscope sees when an optimizer step begins and ends where steps are not
+intercepted.
 
 The hooks are Python functions because dynamo traces them into a compiled step, where they do nothing. A C function
 would break the graph. They cost two Python frames per step.

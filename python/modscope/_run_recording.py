@@ -268,7 +268,9 @@ class RunRecording:
                     self._discard()
                 loss = _files.describe_loss(self._file.path, self._created) if self._file and self._created else None
                 if not self._settings.quiet or outcome.lost or outcome.error or loss:
-                    self._print(closing(self._settings.shown, outcome, how, loss))
+                    never = self._settings.steps and not self._steps and how == "finished"
+                    why = "the script took no optimizer step, so --steps did not stop it; " if never else ""
+                    self._print(why + closing(self._settings.shown, outcome, how, loss))
         except BaseException as error:  # also KeyboardInterrupt: the script has ended already
             self._print(f"the capture could not be completed: {_describe(error)}")
 

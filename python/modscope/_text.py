@@ -145,9 +145,15 @@ def describe_position(phase: str, module: str) -> str:
     """ "backward of GPT2.h.11.mlp" """
     if phase == "optimizer":
         return "in the optimizer's step" + ("" if module == "Global" else f" in {module}")
-    if phase == "idle":
+    if phase in ("idle", "evaluation"):
         return "outside any module" if module == "Global" else f"in {module}"
     return f"{phase} outside any module" if module == "Global" else f"{phase} of {module}"
+
+
+def _describe_step(step: int, phase: str) -> str:
+    if phase == "evaluation":
+        return f"in evaluation after step {step}" if step else "in evaluation"
+    return f"in step {step}" if step else "before the first step"
 
 
 def describe_moment(
@@ -157,9 +163,8 @@ def describe_moment(
     until the sentence fits."""
 
     def sentence(name: str) -> str:
-        begin = f"in step {step}" if step else "before the first step"
         end = "" if time is None else f", at {time:.3f} s"
-        return f"{begin}, {describe_position(phase, name)}{end}"
+        return f"{_describe_step(step, phase)}, {describe_position(phase, name)}{end}"
 
     name = clean(module)
     if columns is None:

@@ -62,6 +62,6 @@ static inline mse_text mse_device(const mse_job *job, uint32_t device)
 }
 
 extern const char *const mse_categories[MS_CATEGORY_COUNT];
-extern const char *const mse_phases[MS_OPTIMIZER + 1];
+extern const char *const mse_phases[MS_PHASE_COUNT];
 
 #endif

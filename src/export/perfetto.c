@@ -16,8 +16,8 @@ enum { HELD = MS_CATEGORY_COUNT, RESERVED, COUNTERS };
  *     DEVICES + 16 i + 1 + c  its counter c     THREADS + 2 i + 1    its phases */
 enum { PROCESS = 1, STEPS, PEAKS, NOTES, DEVICES = 16, THREADS = DEVICES + 16 * MS_MAX_DEVICES };
 /* Ids of interned names and categories. */
-enum { NAME_PHASES = 1, NAME_MODULES = NAME_PHASES + MS_OPTIMIZER + 1 };
-enum { CATEGORY_PHASES = 1, CATEGORY_PHASE = CATEGORY_PHASES + MS_OPTIMIZER + 1 };
+enum { NAME_PHASES = 1, NAME_MODULES = NAME_PHASES + MS_PHASE_COUNT };
+enum { CATEGORY_PHASES = 1, CATEGORY_PHASE = CATEGORY_PHASES + MS_PHASE_COUNT };
 enum { MAX_DEPTH = 512 }; /* of a slice: a deeper module is shown beside its parent, not inside it */
 
 struct module_node {
@@ -373,7 +373,7 @@ static void put_trace_head(struct writer *writer)
     mse_track(packets, STEPS, PROCESS, mse_text_of("steps"), 0);
     mse_track(packets, PEAKS, PROCESS, mse_text_of("peaks"), 1);
     mse_track(packets, NOTES, PROCESS, mse_text_of("notes"), 2);
-    for (uint32_t i = 0; i <= MS_OPTIMIZER; i++) {
+    for (uint32_t i = 0; i < MS_PHASE_COUNT; i++) {
         mse_intern_name(packets, NAME_PHASES + i, mse_text_of(mse_phases[i]));
         mse_intern_category(packets, CATEGORY_PHASES + i, mse_text_of(mse_phases[i]));
     }

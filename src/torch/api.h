@@ -56,7 +56,5 @@ int mst_append_new(PyObject *list, PyObject *item);
 /* [(device, fqn, sums)] of the paths that hold something: now, or at the peak of `at_peak` if it
  * is not NULL. Several paths may have the same fqn. */
 PyObject *mst_sums_by_path(ms_ledger *ledger, ms_peak_tracker *at_peak);
-/* The phase in Python, as trackers and peaks spell it. */
-const char *mst_phase_name(ms_phase phase);
 
 #endif

@@ -261,11 +261,8 @@ static int add_inputs(mst_backward_call *call, PyObject *args, PyObject *kwargs)
 
 PyObject *mst_backward_hooks_begin(struct mst_call *call, PyObject *args, PyObject *kwargs)
 {
-    PyObject *enabled = PyObject_CallNoArgs(mst.torch.grad_enabled);
-    Py_XDECREF(enabled);
-    PyErr_Clear();
     struct mst_module *known = mst_registry_find(mst.registry, call->module);
-    if (enabled != Py_True || !known)
+    if (!known || !mst_grad_enabled())
         return NULL;
     mst_backward_call *created = PyObject_New(mst_backward_call, &backward_call_type);
     struct mst_torch_function_guard guard = {NULL};

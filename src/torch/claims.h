@@ -78,8 +78,9 @@ void mst_claim_modules(void);
 
 /* ---- claims_at_call.c ---- */
 
-/* Before a call is entered while a ledger is attached: make the claims that are due. */
-void mst_claim_at_call(ms_thread *thread);
+/* Before a call is entered while a ledger is attached: make the claims that are due. `without_grad`: it is a root call,
+ * and grad mode is off. */
+void mst_claim_at_call(ms_thread *thread, bool without_grad);
 /* A ledger was attached: claims are due only for what changes from now on. */
 void mst_claims_at_call_begin(void);
 /* Look for an optimizer when root modules are called, until one is found: its steps are then training steps. */

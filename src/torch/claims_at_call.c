@@ -24,7 +24,7 @@ void mst_claims_seek_optimizer(bool seek)
 }
 
 /* The program may create its optimizer late, and the search is slow. So it runs at the 1st, 2nd,
- * 4th, 8th, ... root call. */
+ * 4th, 8th, ... root call with grad mode on; the others begin no step. */
 static void seek_optimizer(void)
 {
     root_calls++;
@@ -41,7 +41,7 @@ static void seek_optimizer(void)
     mst_dynamo_restore(callback);
 }
 
-void mst_claim_at_call(ms_thread *thread)
+void mst_claim_at_call(ms_thread *thread, bool without_grad)
 {
     mst_optimizer_steps_end_abandoned(thread);
     if (!mst_open_call) {
@@ -49,7 +49,7 @@ void mst_claim_at_call(ms_thread *thread)
         if (mst.claims.awaiting_memory || dropped != parameters_dropped)
             mst.claims.due = true;
         parameters_dropped = dropped;
-        if (UNLIKELY(seeking_optimizer))
+        if (UNLIKELY(seeking_optimizer) && !without_grad)
             seek_optimizer();
     }
     if (UNLIKELY(mst.claims.due))

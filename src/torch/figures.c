@@ -3,12 +3,6 @@
 
 #include "torch/module_registry.h"
 
-const char *mst_phase_name(ms_phase phase)
-{
-    static const char *const names[] = {"idle", "forward", "recompute", "backward", "optimizer"};
-    return names[phase];
-}
-
 PyObject *mst_tuple_of_sums(const ms_sums *sums)
 {
     PyObject *tuple = PyTuple_New(MS_CATEGORY_COUNT);

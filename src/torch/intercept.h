@@ -29,6 +29,11 @@ void mst_fallback_remove(void);
 /* End the calls of this thread that ended without torch calling their hook. */
 void mst_fallback_end_abandoned(void);
 
+/* ---- intercept_steps.c: optimizer steps ---- */
+int mst_steps_intercept(void); /* -1, without an error set: they cannot be intercepted */
+void mst_steps_restore(void);
+bool mst_steps_intercepted(void);
+
 /* ---- intercept_nodes.c ---- */
 int mst_nodes_intercept(void); /* -1 with an error set */
 void mst_nodes_restore(void);

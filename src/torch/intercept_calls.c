@@ -30,8 +30,11 @@ bool mst_call_enter(struct mst_call *call, PyObject *module)
         path = mst_path_of_call(module, context);
     if (UNLIKELY(path == MS_GLOBAL))
         return false;
-    if (UNLIKELY(mst.ledger != NULL))
-        mst_claim_at_call(thread);
+    bool without_grad = false; /* of a root call */
+    if (UNLIKELY(mst.ledger != NULL)) {
+        without_grad = !mst_open_call && !(context & MST_IN_NODE) && !mst_grad_enabled();
+        mst_claim_at_call(thread, without_grad);
+    }
     *call =
         (struct mst_call){mst_open_call, thread, module, path, mst.intercept_nodes ? -1 : mst_graph_task_id(), false};
     mst_open_call = call;
@@ -39,7 +42,10 @@ bool mst_call_enter(struct mst_call *call, PyObject *module)
         call->in_node = true; /* The ledger must know that the call is a recompute. */
         ms_node_enter_as(thread, (ms_path)context, mst_next_node_number());
     }
-    ms_call_enter(thread, path, mst_next_node_number());
+    if (UNLIKELY(without_grad))
+        ms_call_enter_without_grad(thread, path, mst_next_node_number());
+    else
+        ms_call_enter(thread, path, mst_next_node_number());
     return true;
 }
 

@@ -50,7 +50,7 @@ static PyObject *peak_tracker_peaks(peak_tracker *self, PyObject *unused)
         ms_peak peak = ms_peak_tracker_peak(self->tracker, device);
         PyObject *running = mst_path_fqn(peak.running), *owner = running ? mst_path_fqn(peak.owner) : NULL;
         if (!owner || mst_append_new(list, Py_BuildValue("(NKsOO)", mst_tuple_of_sums(&peak.sums), peak.step,
-                                                         mst_phase_name(peak.phase), running, owner)) != 0)
+                                                         ms_phase_name(peak.phase), running, owner)) != 0)
             Py_CLEAR(list);
     }
     return list;

@@ -62,6 +62,7 @@ struct mst_torch {
     X(__dataclass_fields__)    \
     X(flatten_fn)              \
     X(kwargs)                  \
+    X(profile_hook_step)       \
     X(Global)                  \
     X(__enter__)               \
     X(__exit__)

@@ -102,6 +102,15 @@ int mst_torch_load(void)
     return 0;
 }
 
+bool mst_grad_enabled(void)
+{
+    PyObject *enabled = PyObject_CallNoArgs(mst.torch.grad_enabled);
+    if (!enabled)
+        PyErr_Clear();
+    Py_XDECREF(enabled);
+    return enabled != Py_False;
+}
+
 long long mst_graph_task_id(void)
 {
     PyObject *id = PyObject_CallNoArgs(mst.torch.graph_task_id);

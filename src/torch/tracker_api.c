@@ -354,7 +354,8 @@ static PyGetSetDef tracker_attributes[] = {
      NULL},
     {"stack", (getter)get_stack, NULL, "The names of the modules running now in this thread, outermost first.", NULL},
     {"current", (getter)get_current, NULL, "The name of the innermost module running now, or \"Global\".", NULL},
-    {"phase", (getter)get_phase, NULL, "\"idle\", \"forward\", \"recompute\", \"backward\" or \"optimizer\".", NULL},
+    {"phase", (getter)get_phase, NULL,
+     "\"idle\", \"forward\", \"recompute\", \"backward\", \"optimizer\" or \"evaluation\".", NULL},
     {"is_bw", (getter)get_is_bw, NULL, "Whether this thread is inside a backward pass now.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

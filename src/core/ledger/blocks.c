@@ -111,7 +111,8 @@ int ms_block_add(ms_ledger *ledger, const ms_thread *thread, uint64_t address, u
 
 int ms_block_add_in(ms_ledger *ledger, ms_phase phase, ms_path path, uint64_t address, uint64_t bytes, uint32_t device)
 {
-    if (device >= MS_MAX_DEVICES || bytes > INT64_MAX || path >= ms_path_count(ledger->watch) || phase > MS_OPTIMIZER)
+    if (device >= MS_MAX_DEVICES || bytes > INT64_MAX || path >= ms_path_count(ledger->watch) ||
+        phase >= MS_PHASE_COUNT)
         return MS_EINVAL;
     return bytes ? add_block_of(ledger, (struct origin){phase, path, NULL}, address, bytes, device) : MS_OK;
 }

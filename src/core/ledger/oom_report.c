@@ -40,13 +40,20 @@ static void append_bytes(struct text *text, int width, int64_t bytes)
 
 static void append_position(struct text *text, const ms_ledger *ledger, uint64_t step, ms_phase phase, ms_path path)
 {
-    static const char *const phases[] = {"outside any module", "forward", "recompute", "backward", "optimizer"};
+    const char *name = path == MS_GLOBAL ? NULL : ms_path_name(ledger->watch, path);
+    bool evaluation = phase == MS_EVALUATION;
+    if (evaluation)
+        append(text, "in evaluation");
     if (step)
-        append(text, "in step %llu, %s", (unsigned long long)step, phases[phase]);
+        append(text, evaluation ? " after step %llu" : "in step %llu", (unsigned long long)step);
+    else if (!evaluation)
+        append(text, "before the first step");
+    if (evaluation && name)
+        append(text, ", in %s", name);
+    else if (phase == MS_IDLE || evaluation)
+        append(text, ", outside any module");
     else
-        append(text, "before the first step, %s", phases[phase]);
-    if (path != MS_GLOBAL)
-        append(text, " of %s", ms_path_name(ledger->watch, path));
+        append(text, ", %s%s%s", ms_phase_name(phase), name ? " of " : "", name ? name : "");
 }
 
 static void append_device(struct text *text, const ms_ledger *ledger, uint32_t device)

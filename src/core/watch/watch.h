@@ -81,6 +81,8 @@ struct ms_thread {
 
     uint32_t optimizer_at; /* 1 + the depth at which the outermost optimizer step began; 0: none is open */
     uint32_t optimizer_steps_open;
+    uint32_t evaluation_at; /* the depth at which the root call of an evaluation is innermost; 0: none is open */
+    bool without_grad;      /* the call that is being entered begins while grad mode is off */
     struct ms__thread_spans *spans; /* at the ledger, or NULL */
     uint32_t number;                /* from 1; a new thread that takes an ended one's memory takes its number too */
 
@@ -102,7 +104,7 @@ struct ms_watch {
     _Atomic(ms_ledger *) ledger; /* the one attached, or NULL; written with lock held */
     ms_ledger *closed_ledgers;   /* guarded by lock */
     ms_ledger *locked_ledger;    /* around fork */
-    uint64_t root_calls;         /* guarded by the attached ledger's lock */
+    uint64_t iterations;         /* how many have begun; guarded by the attached ledger's lock */
     uint32_t thread_count;       /* guarded by lock */
     char device_names[MS_MAX_DEVICES][MS__DEVICE_NAME]; /* guarded by lock */
 };
@@ -115,7 +117,9 @@ MS__INLINE ms_phase ms__phase(const ms_thread *thread)
         return MS_IDLE;
     if (thread->frames[thread->depth - 1].kind != MS__CALL)
         return MS_BACKWARD;
-    return thread->nodes_open ? MS_RECOMPUTE : MS_FORWARD;
+    if (thread->nodes_open)
+        return MS_RECOMPUTE;
+    return MS__UNLIKELY(thread->evaluation_at) ? MS_EVALUATION : MS_FORWARD;
 }
 
 MS__INLINE ms_path ms__path_of(const ms_thread *thread)

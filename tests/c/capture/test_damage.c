@@ -277,11 +277,7 @@ static void no_category(void)
 }
 static void no_phase(void)
 {
-    file_add_as(&file, 1, 1, 0, 5 << 4, 0);
-}
-static void no_phase_of_a_thread(void)
-{
-    file_position(&file, 5, 0);
+    file_add_as(&file, 1, 1, 0, 8 << 4, 0);
 }
 static void slot_below_0(void)
 {
@@ -392,7 +388,6 @@ static const struct {
                   X(claim_with_a_phase),
                   X(no_category),
                   X(no_phase),
-                  X(no_phase_of_a_thread),
                   X(slot_below_0),
                   X(slot_too_high),
                   X(slot_far_too_high),
@@ -473,7 +468,7 @@ static const int64_t no_key_frames[][24] = {
     {0, 0, 0, 0, 0, 0, 0, OVER},                                     /* too long */
     {0, 0, 0, 1, OVER},                                              /* no thread */
     {0, 0, 0, INT64_MAX, 0, 0, OVER},                                /* too many threads */
-    {0, 0, 0, 1, 1, 1, 5, 0, 0, 0, OVER},                            /* a thread in no phase */
+    {0, 0, 0, 1, 1, 1, 8, 0, 0, 0, OVER},                            /* a thread in no phase */
     {0, 0, 0, 1, INT64_C(1) << 32, 1, 0, 0, 0, 0, OVER},             /* its number too high */
     {0, 0, 0, 1, 0, 1, 0, INT64_C(1) << 32, 0, 0, OVER},             /* its path too high */
     {0, 0, 0, 0, 1, 64, 1, 0, OVER},                                 /* no device */
@@ -483,9 +478,9 @@ static const int64_t no_key_frames[][24] = {
     {0, 0, 0, 0, 0, 1, INT64_C(1) << 31, 1, 0, 0, 0, 0, 0, 0, OVER}, /* slot too high */
     {0, 0, 0, 0, 0, 1, INT64_MAX, 1, 0, 0, 0, 0, 0, 0, OVER},
     {0, 0, 0, 0, 0, 2, 0x7FFFFFFF, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, OVER},
-    {0, 0, 0, 0, 0, 1, 0, 1, 64, 0, 0, 0, 0, 0, OVER}, /* no device */
-    {0, 0, 0, 0, 0, 1, 0, 1, 0, 7, 0, 0, 0, 0, OVER},  /* no category */
-    {0, 0, 0, 0, 0, 1, 0, 1, 0, 80, 0, 0, 0, 0, OVER}, /* no phase */
+    {0, 0, 0, 0, 0, 1, 0, 1, 64, 0, 0, 0, 0, 0, OVER},  /* no device */
+    {0, 0, 0, 0, 0, 1, 0, 1, 0, 7, 0, 0, 0, 0, OVER},   /* no category */
+    {0, 0, 0, 0, 0, 1, 0, 1, 0, 128, 0, 0, 0, 0, OVER}, /* no phase */
     {0, 0, 0, 0, 0, 1, 0, 1, 0, 0, INT64_C(1) << 32, 0, 0, 0, OVER},
     {0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 10, 0, 0, OVER},                                /* made before the first event */
     {0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 1, 0, OVER},                                 /* before the first step */

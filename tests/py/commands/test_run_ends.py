@@ -92,6 +92,18 @@ def test_steps(tmp_path):
     assert capture.end["how"] == "stopped"
 
 
+def test_steps_of_a_script_that_takes_none(tmp_path):
+    """It runs to its end, and is told why."""
+    text = """
+        with torch.no_grad():
+            for _ in range(5):
+                net(torch.ones(10, 100))
+    """
+    ran = run(tmp_path, "--steps", "3", training(tmp_path, text))
+    assert ran.status == 0 and ran.said.startswith("the script took no optimizer step, so --steps did not stop it; wrote ")
+    assert only_capture(tmp_path).last_step == 0
+
+
 def test_steps_in_a_thread(tmp_path):
     text = """
         import queue, threading
