@@ -2,6 +2,7 @@
 #include "torch/module_registry.h"
 
 #include "torch/claims.h"
+#include "torch/root_names.h"
 
 #include <stdlib.h>
 
@@ -123,6 +124,7 @@ static void rename_module(mst_registry *registry, struct mst_module *known, PyOb
     if (known->called || root_path)
         mst_prediction_clear();
     mst_registry_set_fqn(registry, known, fqn);
+    mst_root_forget(registry, known);
 }
 
 enum { MAX_NAMING_DEPTH = 2000 }; /* deeper modules are named when they are called */

@@ -2,6 +2,7 @@
 #include "torch/module_registry.h"
 
 #include "torch/intercept.h"
+#include "torch/root_names.h"
 #include "torch/run_python.h"
 
 #include <assert.h>
@@ -47,6 +48,7 @@ void mst_registry_unref(mst_registry *registry)
     mst_map_clear(&registry->call_paths);
     mst_map_clear(&registry->by_path);
     Py_XDECREF(registry->by_fqn);
+    mst_roots_free(registry);
     free(registry);
 }
 
@@ -67,6 +69,7 @@ static void drop_dead_modules(mst_registry *registry)
 {
     size_t kept = 0;
     mst_prediction_clear();
+    mst_roots_drop_dead(registry);
     mst_map_clear(&registry->by_module);
     mst_map_clear(&registry->by_parameter);
     mst_map_clear(&registry->call_paths);
@@ -177,8 +180,10 @@ PyObject *mst_registry_root_name(mst_registry *registry, PyObject *module)
 {
     struct mst_module *known = mst_registry_add(registry, module);
     PyObject *fqn = known ? Py_XNewRef(known->fqn) : NULL;
-    if (known && !fqn)
+    if (known && !fqn) {
+        mst_root_of(registry, known, false);
         fqn = PyType_GetName(Py_TYPE(module));
+    }
     if (!fqn)
         return NULL;
     mst_registry_set_fqn(registry, known, fqn);

@@ -33,6 +33,10 @@ typedef struct mst_registry {
     struct mst_map call_paths;   /* (context + 1, struct mst_module) -> the path of calling it there */
     struct mst_map by_path;      /* path + 1 -> struct mst_module that had it last */
     PyObject *by_fqn;            /* a dict: fqn -> weak reference */
+    struct mst_root *roots;      /* see root_names.h */
+    size_t root_count, root_room;
+    PyObject *variables; /* a dict: variable -> how many of `roots` it was found to hold; NULL: none yet */
+    uint32_t searches;   /* for variables */
 } mst_registry;
 
 static inline bool mst_module_is_alive(const struct mst_module *known)
@@ -94,7 +98,10 @@ static inline bool mst_is_module(PyObject *object)
 /* The path of calling `module` in `context`; MS_GLOBAL: the call is not to be shown. */
 ms_path mst_path_of_call(PyObject *module, uint64_t context);
 /* The path under which a known module owns memory: that of its calls, or the one a call would have. */
-ms_path mst_path_of_module(const struct mst_module *known);
+ms_path mst_path_of_module(struct mst_module *known);
+/* The path named `fqn` of calling `known` inside `parent`. It is shown by the name of `base` with `suffix` after it,
+ * and no other live module has it. MS_UNKNOWN if memory runs out. */
+ms_path mst_path_add(const struct mst_module *known, ms_path parent, PyObject *fqn, ms_path base, const char *suffix);
 /* The path of the module that owns a parameter; MS_GLOBAL if no known module does. */
 ms_path mst_path_of_parameter(PyObject *tensor);
 
