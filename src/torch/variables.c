@@ -146,12 +146,12 @@ static bool look_into_container(struct search *search, PyObject *name, PyObject 
 /* The attributes of an object; those of `self` are looked into as if they were variables. */
 static void look_into_object(struct search *search, PyObject *name, PyObject *object)
 {
+    bool self = is_self(name);
     if (!PyType_HasFeature(Py_TYPE(object), Py_TPFLAGS_HEAPTYPE) || PyType_Check(object) ||
-        PyObject_TypeCheck(object, mst.torch.tensor) || !see(search, object))
+        PyObject_TypeCheck(object, mst.torch.tensor) || (!self && !see(search, object)))
         return;
     PyObject *dict = mst_module_dict(object, NULL), *key, *value;
     Py_ssize_t position = 0;
-    bool self = is_self(name);
     for (int i = 0; dict && i < MOST_ITEMS && PyDict_Next(dict, &position, &key, &value); i++)
         if (PyUnicode_Check(key) && !look_at_module(search, name, key, value) && self)
             look_into_container(search, key, value);
