@@ -171,7 +171,8 @@ void mst_name_new_children(mst_registry *registry)
         PyObject *key, *child;
         Py_ssize_t position = 0;
         while (children && PyDict_Next(children, &position, &key, &child)) {
-            if (!PyUnicode_Check(key) || !mst_is_module(child) || mst_registry_find(registry, child))
+            const struct mst_module *found = mst_is_module(child) ? mst_registry_find(registry, child) : NULL;
+            if (!PyUnicode_Check(key) || !mst_is_module(child) || (found && found->fqn))
                 continue;
             PyObject *name = mst_join_names(known->fqn, key);
             struct mst_module *below = name ? mst_registry_add(registry, child) : NULL;

@@ -113,11 +113,29 @@ ms_path mst_path_of_module(struct mst_module *known)
         struct mst_root *root = mst_root_of(mst.registry, known, false);
         return root ? mst_root_path(root, MS_GLOBAL) : MS_GLOBAL;
     }
-    ms_path base = mst_path_of_module(top);
+    ms_path path = mst_path_inside(known, mst_path_of_module(top), inside);
+    Py_DECREF(inside);
+    return path;
+}
+
+ms_path mst_path_inside(const struct mst_module *known, ms_path base, PyObject *inside)
+{
     PyObject *fqn = base > MS_UNKNOWN ? join_to_path(base, inside) : NULL;
     ms_path path = fqn ? add_path_inside(known, base, fqn, base, inside) : MS_GLOBAL;
     Py_XDECREF(fqn);
-    Py_DECREF(inside);
+    PyErr_Clear();
+    return path;
+}
+
+ms_path mst_path_of_built_module(struct mst_module *known, PyObject **inside)
+{
+    struct mst_module *top = find_outermost_holder(known, inside);
+    if (top->called || mst_root_is_known(mst.registry, top))
+        return mst_path_of_module(top);
+    PyObject *name = PyType_GetName(Py_TYPE(top->module));
+    const char *shown = name ? PyUnicode_AsUTF8(name) : NULL;
+    ms_path path = shown ? mst_path_add(top, MS_GLOBAL, name, MS_GLOBAL, shown) : MS_GLOBAL;
+    Py_XDECREF(name);
     PyErr_Clear();
     return path;
 }

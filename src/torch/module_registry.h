@@ -99,6 +99,12 @@ static inline bool mst_is_module(PyObject *object)
 ms_path mst_path_of_call(PyObject *module, uint64_t context);
 /* The path under which a known module owns memory: that of its calls, or the one a call would have. */
 ms_path mst_path_of_module(struct mst_module *known);
+/* The path of a module that is called `inside` within the module at `base`. MS_GLOBAL if memory runs out. */
+ms_path mst_path_inside(const struct mst_module *known, ms_path base, PyObject *inside);
+/* While a model is being built: the path of the outermost module that holds `known`. Modules of one class share it
+ * until they are called or read. *inside becomes the name of `known` inside it, a new reference; NULL if it is `known`.
+ */
+ms_path mst_path_of_built_module(struct mst_module *known, PyObject **inside);
 /* The path named `fqn` of calling `known` inside `parent`. It is shown by the name of `base` with `suffix` after it,
  * and no other live module has it. MS_UNKNOWN if memory runs out. */
 ms_path mst_path_add(const struct mst_module *known, ms_path parent, PyObject *fqn, ms_path base, const char *suffix);

@@ -83,6 +83,11 @@ static struct mst_root *find_root(mst_registry *registry, const struct mst_modul
     return NULL;
 }
 
+bool mst_root_is_known(mst_registry *registry, const struct mst_module *known)
+{
+    return find_root(registry, known) != NULL;
+}
+
 void mst_root_forget(mst_registry *registry, const struct mst_module *known)
 {
     struct mst_root *root = find_root(registry, known);

@@ -57,8 +57,7 @@ static void add_name(struct search *search, PyObject *name, bool is_long)
 
 /* ---- containers ---- */
 
-/* torch's own modules around a module (OptimizedModule, DistributedDataParallel) are wrappers, except these. */
-static bool may_contain(PyObject *module)
+bool mst_may_contain(PyObject *module)
 {
     PyObject *dict = Py_TYPE(module)->tp_dict;
     PyObject *of = dict ? PyDict_GetItemString(dict, "__module__") : NULL;
@@ -78,7 +77,7 @@ static Py_ssize_t count_parts(PyObject *name)
 /* The outermost container is the best one. */
 static void try_container(struct search *search, PyObject *module)
 {
-    if (!see(search, module) || !may_contain(module))
+    if (!see(search, module) || !mst_may_contain(module))
         return;
     PyObject *inside = mst_find_name_inside(module, search->module);
     Py_ssize_t length = inside ? count_parts(inside) : 0;
