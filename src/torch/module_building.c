@@ -19,6 +19,12 @@ static bool is_counted(void)
     return mst.ledger && mst.registry && mst_layout_is_known();
 }
 
+/* A GraphModule holds the parameters of the program's own modules, and is made by a compiler or by torch.export. */
+static bool is_built_by_program(PyObject *module)
+{
+    return mst_is_module(module) && !(mst.torch.graph_module && PyObject_TypeCheck(module, mst.torch.graph_module));
+}
+
 /* What needs Python to be claimed is claimed at the next call. */
 static void claim_built_tensor(PyObject *tensor, ms_category category, ms_path path)
 {
@@ -73,7 +79,7 @@ static void claim_built_module(PyObject *module, ms_path base, PyObject *inside,
 
 static PyObject *tensor_registered(PyObject *const *args, Py_ssize_t count, ms_category category)
 {
-    if (count != 3 || !is_counted() || !mst_is_module(args[0]) || args[2] == Py_None)
+    if (count != 3 || !is_counted() || !is_built_by_program(args[0]) || args[2] == Py_None)
         Py_RETURN_NONE;
     bool gc_enabled = mst_gc_pause();
     struct mst_module *known = mst_registry_add(mst.registry, args[0]);
@@ -134,8 +140,8 @@ static void put_into_module(PyObject *module, PyObject *key, PyObject *child)
 static PyObject *module_registered(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     (void)self;
-    if (count != 3 || !is_counted() || !mst_is_module(args[0]) || !PyUnicode_Check(args[1]) || args[2] == Py_None ||
-        !mst_is_module(args[2]) || !mst_may_contain(args[0]))
+    if (count != 3 || !is_counted() || !is_built_by_program(args[0]) || !PyUnicode_Check(args[1]) ||
+        args[2] == Py_None || !mst_is_module(args[2]) || !mst_may_contain(args[0]))
         Py_RETURN_NONE;
     bool gc_enabled = mst_gc_pause();
     put_into_module(args[0], args[1], args[2]);

@@ -7,6 +7,7 @@
 
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
 
 static struct mst_map path_fqns; /* path + 1 -> Python string; never cleared */
 
@@ -116,6 +117,26 @@ struct mst_module *mst_registry_find(mst_registry *registry, PyObject *module)
     return known && mst_module_is_same(known) ? known : NULL;
 }
 
+const char *mst_module_of_class(PyObject *module)
+{
+    PyObject *dict = Py_TYPE(module)->tp_dict;
+    PyObject *name = dict ? PyDict_GetItemWithError(dict, mst.interned.__module__) : NULL;
+    const char *text = name && PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : NULL;
+    PyErr_Clear();
+    return text ? text : "";
+}
+
+/* Whether a compiler or torch.export made the module, to run the program's own modules in it. */
+static bool is_made_by_torch(PyObject *module)
+{
+    PyObject *own = mst_module_dict(module, NULL);
+    if (own && PyDict_Contains(own, mst.interned.compile_subgraph_reason) == 1)
+        return true;
+    const char *name = mst_module_of_class(module);
+    return strncmp(name, "torch.export._", strlen("torch.export._")) == 0 ||
+           strncmp(name, "torch._export.", strlen("torch._export.")) == 0;
+}
+
 enum { CACHE_LINE = 64 };
 static_assert(sizeof(struct mst_module) <= CACHE_LINE, "what a call reads of a module fits into one cache line");
 
@@ -133,8 +154,7 @@ struct mst_module *mst_registry_add(mst_registry *registry, PyObject *module)
         return NULL;
     }
     *known = (struct mst_module){.module = module, .ref = ref, .weakrefs = PyObject_GET_WEAKREFS_LISTPTR(module)};
-    PyObject *own = mst_module_dict(module, NULL);
-    known->hidden = own && PyDict_Contains(own, mst.interned.compile_subgraph_reason) == 1;
+    known->hidden = is_made_by_torch(module);
     registry->all[registry->count++] = known;
     return known;
 }

@@ -16,7 +16,7 @@ struct mst_module {
     uint64_t context;          /* the context of the latest call (see mst_call_context) */
     ms_path path;              /* the path that the module had in that call */
     bool called;               /* `context` and `path` are set */
-    bool hidden;               /* calls of it are not shown: a compiler made it */
+    bool hidden;               /* calls of it are not shown: a compiler or torch.export made it */
     bool children_named;       /* mst_name_children was run for it */
     bool shared;               /* several modules hold it */
     size_t predicted_at;       /* the index of its latest call in mst.prediction; it may be out of date */
@@ -72,6 +72,8 @@ PyObject *mst_registry_root_name(mst_registry *registry, PyObject *module);
 /* A new dict fqn -> module of those alive; `registry` may be NULL. */
 PyObject *mst_registry_modules(mst_registry *registry);
 
+/* The __module__ of an object's class, such as "torch.nn.modules.linear"; "" if it has none. Runs no Python. */
+const char *mst_module_of_class(PyObject *module);
 /* The Python string of a path's name: borrowed; NULL with an error set if memory runs out. */
 PyObject *mst_path_fqn(ms_path path);
 

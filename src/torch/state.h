@@ -63,6 +63,7 @@ struct mst_torch {
     X(flatten_fn)              \
     X(kwargs)                  \
     X(Global)                  \
+    X(__module__)              \
     X(__enter__)               \
     X(__exit__)
 /* clang-format on */

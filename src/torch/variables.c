@@ -59,11 +59,8 @@ static void add_name(struct search *search, PyObject *name, bool is_long)
 
 bool mst_may_contain(PyObject *module)
 {
-    PyObject *dict = Py_TYPE(module)->tp_dict;
-    PyObject *of = dict ? PyDict_GetItemString(dict, "__module__") : NULL;
-    const char *text = of && PyUnicode_Check(of) ? PyUnicode_AsUTF8(of) : NULL;
-    PyErr_Clear();
-    return text && (strncmp(text, "torch.", 6) != 0 || strcmp(text, "torch.nn.modules.container") == 0);
+    const char *name = mst_module_of_class(module);
+    return strncmp(name, "torch.", strlen("torch.")) != 0 || strcmp(name, "torch.nn.modules.container") == 0;
 }
 
 static Py_ssize_t count_parts(PyObject *name)
