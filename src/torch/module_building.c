@@ -12,6 +12,8 @@
 #include "torch/tensor_layout.h"
 #include "torch/visit_tensors.h"
 
+#include <string.h>
+
 static PyObject *building_hook_handles; /* a list: what removes the hooks; NULL: not registered */
 
 static bool is_counted(void)
@@ -19,10 +21,17 @@ static bool is_counted(void)
     return mst.ledger && mst.registry && mst_layout_is_known();
 }
 
-/* A GraphModule holds the parameters of the program's own modules, and is made by a compiler or by torch.export. */
+/* Compilers and torch.export make modules that hold the tensors of the program's own modules and optimizers. */
 static bool is_built_by_program(PyObject *module)
 {
-    return mst_is_module(module) && !(mst.torch.graph_module && PyObject_TypeCheck(module, mst.torch.graph_module));
+    static const char *const packages[] = {"torch._", "torch.fx.", "torch.export."};
+    if (!mst_is_module(module) || (mst.torch.graph_module && PyObject_TypeCheck(module, mst.torch.graph_module)))
+        return false;
+    const char *name = mst_module_of_class(module);
+    for (size_t i = 0; i < sizeof packages / sizeof *packages; i++)
+        if (strncmp(name, packages[i], strlen(packages[i])) == 0)
+            return false;
+    return true;
 }
 
 /* What needs Python to be claimed is claimed at the next call. */
@@ -107,10 +116,21 @@ static PyObject *buffer_registered(PyObject *self, PyObject *const *args, Py_ssi
     return tensor_registered(args, count, MS_BUFFER);
 }
 
-/* The first module that holds another one is its holder. */
+static bool holds(const struct mst_module *holder, const struct mst_module *known)
+{
+    PyObject *children = mst_module_is_alive(holder) ? mst_module_dict(holder->module, mst.interned._modules) : NULL;
+    PyObject *key, *child;
+    Py_ssize_t position = 0;
+    while (children && PyDict_Next(children, &position, &key, &child))
+        if (child == known->module)
+            return true;
+    return false;
+}
+
+/* The first module that holds another one is its holder, as long as it holds it. */
 static void set_holder(struct mst_module *known, struct mst_module *holder)
 {
-    if (!known->holder || !mst_module_is_alive(known->holder))
+    if (!known->holder || !holds(known->holder, known))
         known->holder = holder;
     known->shared |= known->holder != holder;
 }

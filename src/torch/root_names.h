@@ -45,7 +45,7 @@ struct mst_root *mst_root_of(mst_registry *registry, struct mst_module *known, b
 ms_path mst_root_path(struct mst_root *root, ms_path parent);
 bool mst_root_is_known(mst_registry *registry, const struct mst_module *known);
 /* Whether a module may be shown as the holder of one that is called by itself: torch's own modules around a module
- * (OptimizedModule, DistributedDataParallel) are wrappers, except ModuleList, ModuleDict and Sequential. */
+ * (OptimizedModule, DistributedDataParallel) are wrappers, except Module, ModuleList, ModuleDict and Sequential. */
 bool mst_may_contain(PyObject *module);
 /* A module turned out to be inside another one. */
 void mst_root_forget(mst_registry *registry, const struct mst_module *known);

@@ -60,7 +60,8 @@ static void add_name(struct search *search, PyObject *name, bool is_long)
 bool mst_may_contain(PyObject *module)
 {
     const char *name = mst_module_of_class(module);
-    return strncmp(name, "torch.", strlen("torch.")) != 0 || strcmp(name, "torch.nn.modules.container") == 0;
+    return strncmp(name, "torch.", strlen("torch.")) != 0 || strcmp(name, "torch.nn.modules.container") == 0 ||
+           strcmp(name, "torch.nn.modules.module") == 0;
 }
 
 static Py_ssize_t count_parts(PyObject *name)

@@ -134,6 +134,15 @@ def test_a_shared_module_and_a_module_that_holds_itself_twice(source):
     del twice
 
 
+@every_source
+def test_a_module_that_is_moved_has_the_name_of_its_new_holder(source):
+    with MemTracker(source) as mt:
+        old, new = nn.ModuleDict({"layer": nn.Linear(4, 4)}), nn.Module()
+        layer = old.pop("layer")
+        new.moved = layer
+        assert own(mt, "Parameter") == {"Module.moved": 80}
+
+
 def test_modules_in_a_circle_can_be_built():
     with MemTracker() as mt:
         first, second = nn.Module(), nn.Module()
