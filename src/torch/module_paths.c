@@ -339,5 +339,10 @@ static struct mst_module *find_parameter_owner(PyObject *tensor)
 ms_path mst_path_of_parameter(PyObject *tensor)
 {
     struct mst_module *known = mst.registry ? find_parameter_owner(tensor) : NULL;
-    return known ? mst_path_of_module(known) : MS_GLOBAL;
+    if (!known || known->called)
+        return known ? known->path : MS_GLOBAL;
+    bool gc_enabled = mst_gc_pause();
+    ms_path path = mst_path_of_module(known);
+    mst_gc_resume(gc_enabled);
+    return path;
 }

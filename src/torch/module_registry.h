@@ -36,7 +36,7 @@ typedef struct mst_registry {
     struct mst_root *roots;      /* see root_names.h */
     size_t root_count, root_room;
     PyObject *variables; /* a dict: variable -> how many of `roots` it was found to hold; NULL: none yet */
-    uint32_t searches;   /* for variables */
+    uint32_t searches, searches_in_vain; /* for variables */
 } mst_registry;
 
 static inline bool mst_module_is_alive(const struct mst_module *known)

@@ -18,8 +18,8 @@ struct mst_root {
     size_t path_count;
 };
 
-/* Programs that create root modules all the time are not slowed down for ever. */
-enum { MOST_SEARCHES = 4096 };
+/* Programs that create root modules all the time, in no variable, are not slowed down for ever. */
+enum { MOST_SEARCHES = 4096, MOST_IN_VAIN = 256 };
 
 /* ---- how many live root modules a variable was found to hold: registry->variables ---- */
 
@@ -169,7 +169,8 @@ static void show_root_as(struct mst_root *root, const char *shown)
         return;
     free(root->shown);
     root->shown = copy;
-    mst_paths_rename(root->paths, root->path_count, shown);
+    if (root->path_count)
+        mst_paths_rename(root->paths, root->path_count, shown);
 }
 
 static void show_by_number(struct mst_root *root)
@@ -266,8 +267,11 @@ struct mst_root *mst_root_of(mst_registry *registry, struct mst_module *known, b
         return root;
     root->was_called = called;
     struct mst_variables found = {0};
-    if (registry->searches++ < MOST_SEARCHES)
+    if (registry->searches < MOST_SEARCHES && registry->searches_in_vain < MOST_IN_VAIN) {
         found = mst_find_variables(known->module);
+        registry->searches++;
+        registry->searches_in_vain += !found.container && !(found.names && PyList_GET_SIZE(found.names));
+    }
     if (found.container && called && registry == mst.registry) {
         put_into_container(registry, known, found.container, found.inside);
         root = find_root(registry, known);

@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-enum { MOST_FRAMES = 64, MOST_NAMES = 16, MOST_ITEMS = 1024, MOST_OBJECTS = 256 };
+enum { MOST_FRAMES = 256, MOST_NAMES = 16, MOST_ITEMS = 1024, MOST_OBJECTS = 256 };
 
 struct search {
     PyObject *module;
@@ -75,7 +75,8 @@ static Py_ssize_t count_parts(PyObject *name)
 /* The outermost container is the best one. */
 static void try_container(struct search *search, PyObject *module)
 {
-    if (!see(search, module) || !mst_may_contain(module))
+    PyObject *children = mst_module_dict(module, mst.interned._modules);
+    if (!children || !PyDict_GET_SIZE(children) || !see(search, module) || !mst_may_contain(module))
         return;
     PyObject *inside = mst_find_name_inside(module, search->module);
     Py_ssize_t length = inside ? count_parts(inside) : 0;
@@ -113,9 +114,11 @@ static void look_into_sequence(struct search *search, PyObject *name, PyObject *
     Py_ssize_t count = PySequence_Fast_GET_SIZE(value);
     for (Py_ssize_t i = 0; i < count && i < MOST_ITEMS; i++) {
         PyObject *item = PySequence_Fast_GET_ITEM(value, i);
-        PyObject *key = item && mst_is_module(item) ? PyUnicode_FromFormat("%zd", i) : NULL;
+        PyObject *key = item == search->module ? PyUnicode_FromFormat("%zd", i) : NULL;
         if (key)
             look_at_module(search, name, key, item);
+        else if (item && mst_is_module(item))
+            try_container(search, item);
         Py_XDECREF(key);
     }
 }
