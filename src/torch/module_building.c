@@ -62,10 +62,14 @@ static bool has_tensors(PyObject *module)
 
 enum { MOST_LEVELS = 64 }; /* Deeper modules keep their shorter names until they are called. */
 
-/* Claim what a module and those in it hold; it is called `inside` within the module at `base`. */
-static void claim_built_module(PyObject *module, ms_path base, PyObject *inside, struct mst_map *seen, int level)
+/* Claim what a module and those in it hold; it is called `inside` within the module at `base`. Copies of modules are
+ * not known yet: nothing was registered in them. */
+static void claim_built_module(PyObject *module, struct mst_module *holder, ms_path base, PyObject *inside,
+                               struct mst_map *seen, int level)
 {
-    struct mst_module *known = mst_registry_find(mst.registry, module);
+    struct mst_module *known = mst_registry_add(mst.registry, module);
+    if (known && !known->holder)
+        known->holder = holder;
     if (!known || level > MOST_LEVELS || mst_map_get(seen, (uintptr_t)module, 0) ||
         !mst_map_set(seen, (uintptr_t)module, 0, 1))
         return;
@@ -79,7 +83,7 @@ static void claim_built_module(PyObject *module, ms_path base, PyObject *inside,
     while (children && PyDict_Next(children, &position, &key, &child)) {
         PyObject *name = PyUnicode_Check(key) && mst_is_module(child) ? mst_join_names(inside, key) : NULL;
         if (name)
-            claim_built_module(child, base, name, seen, level + 1);
+            claim_built_module(child, known, base, name, seen, level + 1);
         Py_XDECREF(name);
     }
 }
@@ -151,7 +155,7 @@ static void put_into_module(PyObject *module, PyObject *key, PyObject *child)
     PyObject *inside = mst_join_names(around, key);
     struct mst_map seen = {0};
     if (base > MS_UNKNOWN && inside)
-        claim_built_module(child, base, inside, &seen, 0);
+        claim_built_module(child, holder, base, inside, &seen, 0);
     mst_map_clear(&seen);
     Py_XDECREF(inside);
     Py_XDECREF(around);
@@ -161,7 +165,7 @@ static PyObject *module_registered(PyObject *self, PyObject *const *args, Py_ssi
 {
     (void)self;
     if (count != 3 || !is_counted() || !is_built_by_program(args[0]) || !PyUnicode_Check(args[1]) ||
-        args[2] == Py_None || !mst_is_module(args[2]) || !mst_may_contain(args[0]))
+        args[2] == Py_None || !mst_is_module(args[2]))
         Py_RETURN_NONE;
     bool gc_enabled = mst_gc_pause();
     put_into_module(args[0], args[1], args[2]);

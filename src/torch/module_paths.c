@@ -74,14 +74,19 @@ static PyObject *key_in_holder(const struct mst_module *known)
 }
 
 /* The outermost module that holds `known` by the recorded holders, or the nearest one that was called: borrowed;
- * `known` itself if none does. *inside becomes the name of `known` inside it, a new reference. */
-static struct mst_module *find_outermost_holder(struct mst_module *known, PyObject **inside)
+ * `known` itself if none does. *inside becomes the name of `known` inside it, a new reference. A wrapper that was not
+ * called does not count if `known` is about to be called by itself. */
+static struct mst_module *find_outermost_holder(struct mst_module *known, bool is_called, PyObject **inside)
 {
     enum { MOST_HOLDERS = 2000 }; /* modules may hold each other in a circle */
     struct mst_module *top = known;
     PyObject *key, *name = NULL;
     int holders = 0;
     while ((top == known || !top->called) && (key = key_in_holder(top))) {
+        if (is_called && !top->holder->called && !mst_may_contain(top->holder->module)) {
+            Py_DECREF(key);
+            break;
+        }
         PyObject *longer = name ? PyUnicode_FromFormat("%U.%U", key, name) : Py_NewRef(key);
         Py_XSETREF(name, longer);
         Py_DECREF(key);
@@ -108,7 +113,7 @@ ms_path mst_path_of_module(struct mst_module *known)
     if (known->called)
         return known->path;
     PyObject *inside;
-    struct mst_module *top = find_outermost_holder(known, &inside);
+    struct mst_module *top = find_outermost_holder(known, false, &inside);
     if (top == known) {
         struct mst_root *root = mst_root_of(mst.registry, known, false);
         return root ? mst_root_path(root, MS_GLOBAL) : MS_GLOBAL;
@@ -129,7 +134,7 @@ ms_path mst_path_inside(const struct mst_module *known, ms_path base, PyObject *
 
 ms_path mst_path_of_built_module(struct mst_module *known, PyObject **inside)
 {
-    struct mst_module *top = find_outermost_holder(known, inside);
+    struct mst_module *top = find_outermost_holder(known, false, inside);
     if (top->called || mst_root_is_known(mst.registry, top))
         return mst_path_of_module(top);
     PyObject *name = PyType_GetName(Py_TYPE(top->module));
@@ -215,7 +220,7 @@ static ms_path nearest_earlier_path(ms_path context, const struct mst_module *kn
 static ms_path find_root_call_path(struct mst_module *known, ms_path parent)
 {
     PyObject *inside;
-    struct mst_module *top = find_outermost_holder(known, &inside);
+    struct mst_module *top = find_outermost_holder(known, true, &inside);
     struct mst_root *root = top == known ? mst_root_of(mst.registry, known, true) : NULL;
     ms_path path = MS_UNKNOWN;
     if (root) {

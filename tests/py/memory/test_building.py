@@ -143,6 +143,17 @@ def test_a_module_that_is_moved_has_the_name_of_its_new_holder(source):
         assert own(mt, "Parameter") == {"Module.moved": 80}
 
 
+@every_source
+def test_a_copy_in_a_wrapper_belongs_to_the_wrapper_and_the_original_to_itself(source):
+    model = nn.Sequential(nn.Linear(4, 4))
+    with MemTracker(source) as mt:
+        ema = torch.optim.swa_utils.AveragedModel(model)
+        wrapped = nn.DataParallel(model)
+        model(torch.ones(2, 4))
+        assert own(mt, "Parameter") == {"Sequential.0": 80, "AveragedModel.module.0": 80}
+    del ema, wrapped
+
+
 def test_modules_in_a_circle_can_be_built():
     with MemTracker() as mt:
         first, second = nn.Module(), nn.Module()
