@@ -35,7 +35,7 @@ char *mst_concat(const char *before, const char *after)
     char *text = malloc(before_length + after_length + 1);
     if (!text)
         return NULL;
-    memcpy(text, before, before_length);
+    memcpy(text, before, before_length); /* NOLINT(bugprone-not-null-terminated-result): the rest follows */
     memcpy(text + before_length, after, after_length + 1);
     return text;
 }
