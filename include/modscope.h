@@ -118,6 +118,13 @@ uint32_t ms_path_count(const ms_watch *watch);
  * MS_GLOBAL is "Global" and MS_UNKNOWN is "unknown"; both have the parent MS_GLOBAL and depth 0. */
 const char *ms_path_name(const ms_watch *watch, ms_path path);
 ms_path ms_path_parent(const ms_watch *watch, ms_path path);
+/* Show a path by another name in figures: in out-of-memory reports from now on, and in captures that are being
+ * written at all their moments. ms_path_name and ms_path_add still use the name that it was added by. Returns
+ * MS_ENOMEM, and changes nothing, if memory runs out; MS_EINVAL for MS_GLOBAL and MS_UNKNOWN. */
+int ms_path_show_as(ms_watch *watch, ms_path path, const char *name);
+/* The name by which a path is shown: that of the latest ms_path_show_as, else ms_path_name. It is valid until the
+ * watch is closed. */
+const char *ms_path_shown(const ms_watch *watch, ms_path path);
 uint32_t ms_path_depth(const ms_watch *watch, ms_path path);
 
 /* Begin to watch a thread. No other thread of the process may have or have had the same `id`; 0 and UINT64_MAX

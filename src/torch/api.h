@@ -45,6 +45,7 @@ extern PyMethodDef mst_tensor_layout_methods[];
 extern PyMethodDef mst_devices_methods[];
 extern PyMethodDef mst_dispatch_methods[];
 extern PyMethodDef mst_optimizer_steps_methods[];
+extern PyMethodDef mst_building_methods[];
 extern PyMethodDef mst_oom_report_methods[];
 extern PyMethodDef mst_exit_status_methods[];
 extern PyMethodDef mst_capture_methods[];

@@ -76,6 +76,10 @@ void mst_claim_module(struct mst_module *known);
 /* Claim what all known modules hold. Runs Python for wrapper subclasses. */
 void mst_claim_modules(void);
 
+/* ---- module_building.c: claims while a model is being built, from torch's registration hooks ---- */
+int mst_building_hooks_register(void); /* -1 with an error set */
+void mst_building_hooks_remove(void);
+
 /* ---- claims_at_call.c ---- */
 
 /* Before a call is entered while a ledger is attached: make the claims that are due. `without_grad`: it is a root call,

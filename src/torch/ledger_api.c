@@ -54,6 +54,7 @@ static void detach_ledger(ledger *self)
     if (!self->dispatcher)
         mst_blocks_restore();
     mst_optimizer_hooks_remove();
+    mst_building_hooks_remove();
     ms_ledger_detach(self->ledger);
     mst.ledger = NULL;
     mst_existing_blocks_set(NULL);
@@ -81,6 +82,10 @@ static PyObject *ledger_begin(ledger *self, PyObject *args)
     }
     if (mst_optimizer_hooks_register() != 0)
         return NULL;
+    if (mst_building_hooks_register() != 0) {
+        mst_optimizer_hooks_remove();
+        return NULL;
+    }
     ms_ledger_clear(self->ledger);
     ms_ledger_attach(self->ledger);
     mst.ledger = self->ledger;

@@ -64,6 +64,7 @@ struct mst_torch {
     X(kwargs)                  \
     X(profile_hook_step)       \
     X(Global)                  \
+    X(__module__)              \
     X(__enter__)               \
     X(__exit__)
 /* clang-format on */

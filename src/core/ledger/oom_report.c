@@ -40,7 +40,7 @@ static void append_bytes(struct text *text, int width, int64_t bytes)
 
 static void append_position(struct text *text, const ms_ledger *ledger, uint64_t step, ms_phase phase, ms_path path)
 {
-    const char *name = path == MS_GLOBAL ? NULL : ms_path_name(ledger->watch, path);
+    const char *name = path == MS_GLOBAL ? NULL : ms_path_shown(ledger->watch, path);
     bool evaluation = phase == MS_EVALUATION;
     if (evaluation)
         append(text, "in evaluation");
@@ -104,9 +104,9 @@ static uint32_t merge_same_names(const ms_ledger *ledger, struct owner *owners, 
     uint32_t kept = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct owner owner = owners[i];
-        const char *name = ms_path_name(ledger->watch, owner.path);
+        const char *name = ms_path_shown(ledger->watch, owner.path);
         uint32_t same = 0;
-        while (same < kept && strcmp(ms_path_name(ledger->watch, owners[same].path), name) != 0)
+        while (same < kept && strcmp(ms_path_shown(ledger->watch, owners[same].path), name) != 0)
             same++;
         if (same == kept) {
             owners[kept++] = owner;
@@ -157,7 +157,7 @@ static void append_owners(struct text *text, const ms_ledger *ledger, uint32_t d
         ms_path path = owners[i].path;
         append(text, "    ");
         append_bytes(text, 9, owners[i].total);
-        append(text, "  %s: ", path == MS_GLOBAL ? "outside any module" : ms_path_name(ledger->watch, path));
+        append(text, "  %s: ", path == MS_GLOBAL ? "outside any module" : ms_path_shown(ledger->watch, path));
         append_categories(text, &owners[i].sums);
         append(text, "\n");
     }

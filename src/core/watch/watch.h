@@ -24,6 +24,15 @@ struct ms__path {
     uint32_t hash;
     uint32_t nth;
     char *name;
+    _Atomic(const char *) shown; /* the name in figures: `name`, or that of a rename */
+};
+
+/* A path is shown by this name from now on, until a later rename of it. Renames are never freed before the watch,
+ * because other threads may be reading the name. */
+struct ms__rename {
+    struct ms__rename *older;
+    ms_path path;
+    char name[];
 };
 
 /* Path i is chunks[i / MS__PATH_CHUNK][i % MS__PATH_CHUNK]. Chunks never move, so a path is read without a lock. */
@@ -33,6 +42,7 @@ struct ms__paths {
     _Atomic uint32_t count;
     uint32_t *buckets; /* the first path of each bucket, 0: it is empty; guarded by watch->lock */
     uint32_t bucket_count;
+    _Atomic(struct ms__rename *) renames; /* the latest one; written with watch->lock held */
 };
 
 int ms__paths_open(ms_watch *watch, uint32_t capacity);

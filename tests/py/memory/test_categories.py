@@ -177,10 +177,10 @@ def test_batch_norm_has_buffers(source):
 
 @every_source
 def test_parameters_made_inside(source):
-    """They are Activations until a module that holds them is seen."""
+    """They are Parameters as soon as a module holds them."""
     with MemTracker(source) as mt:
         mod = nn.Linear(8, 8)
-        assert now(mt, "Parameter") == 0 and now(mt, "Activation") == 288
+        assert now(mt, "Parameter") == 288 and now(mt, "Activation") == 0
         mod(torch.randn(4, 8)).sum().backward()
         assert held(mt) == held_by([mod]) and now(mt, "Activation") == 0
 

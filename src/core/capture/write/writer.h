@@ -105,11 +105,12 @@ struct ms_capture {
     char writer_name[64];   /* of the thread in /proc: "4242/task/4250"; "" where there is no /proc */
     bool skip_to_key_frame; /* pages are discarded until one is a key frame */
     uint32_t paths_written;
-    uint64_t devices_written; /* bit i: device i */
-    _Atomic uint64_t bytes;   /* of the file */
-    _Atomic int error;        /* errno of the last write that failed */
-    _Atomic bool truncated;   /* another program made the file shorter */
-    uint8_t *chunk;           /* memory to build a chunk in that has no page */
+    const struct ms__rename *renames_written; /* the latest one that is in the file, or NULL */
+    uint64_t devices_written;                 /* bit i: device i */
+    _Atomic uint64_t bytes;                   /* of the file */
+    _Atomic int error;                        /* errno of the last write that failed */
+    _Atomic bool truncated;                   /* another program made the file shorter */
+    uint8_t *chunk;                           /* memory to build a chunk in that has no page */
     size_t chunk_capacity;
 };
 
