@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import os
 import platform
@@ -56,7 +55,7 @@ def default_info(program: str, arguments: list[str]) -> dict[str, str]:
 
 def _find_root_modules() -> list[torch.nn.Module]:
     """All living modules that are not an attribute of another module."""
-    modules = [item for item in gc.get_objects() if issubclass(type(item), torch.nn.Module)]
+    modules = _native.living_instances(torch.nn.Module)
     children = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
     return [module for module in modules if id(module) not in children]
 
