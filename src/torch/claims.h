@@ -85,4 +85,9 @@ void mst_claims_at_call_begin(void);
 /* Look for an optimizer when root modules are called, until one is found: its steps are then training steps. */
 void mst_claims_seek_optimizer(bool seek);
 
+/* ---- gradient_setters.c ---- */
+
+/* Whether another thread is in the middle of setting a tensor's `grad`: no gradient may be read then. */
+bool mst_other_thread_sets_gradient(void);
+
 #endif
