@@ -62,8 +62,23 @@ static bool thread_sets_gradient(PyThreadState *thread)
     return found;
 }
 
+static bool sets_at_fork;       /* while a fork is under way: another thread sets a gradient */
+static bool unfinished_at_fork; /* in a child: a thread that does not exist here was replacing a gradient */
+
+void mst_gradient_setters_before_fork(void)
+{
+    sets_at_fork = mst.ledger && PyGILState_Check() && mst_other_thread_sets_gradient();
+}
+
+void mst_gradient_setters_forked(bool accumulating)
+{
+    unfinished_at_fork |= sets_at_fork || accumulating;
+}
+
 bool mst_other_thread_sets_gradient(void)
 {
+    if (unfinished_at_fork)
+        return true;
     PyThreadState *here = PyThreadState_Get();
     PyThreadState *thread = PyInterpreterState_ThreadHead(PyThreadState_GetInterpreter(here));
     if (thread == here && !PyThreadState_Next(thread))

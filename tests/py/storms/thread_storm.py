@@ -116,11 +116,13 @@ def storm(seconds, seed):
         for thread in threads:
             thread.start()
         until = time.monotonic() + seconds
-        while time.monotonic() < until and not stop.is_set():
-            time.sleep(rng.uniform(0, 0.1))
-            in_child(lambda: child(mt))
-            done["fork"] += 1
-        stop.set()
+        try:
+            while time.monotonic() < until and not stop.is_set():
+                time.sleep(rng.uniform(0, 0.1))
+                in_child(lambda: child(mt))
+                done["fork"] += 1
+        finally:
+            stop.set()
         for thread in threads:
             thread.join(60)
             assert not thread.is_alive(), "a thread hangs"
