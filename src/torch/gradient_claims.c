@@ -89,7 +89,7 @@ static bool accumulations_are_known(PyObject *parameter)
 /* Take the owners' lock, so that no accumulation begins. False, without the lock, if the gradient must not be read. */
 static bool lock_gradient(PyObject *parameter)
 {
-    if (!accumulations_are_known(parameter))
+    if (!accumulations_are_known(parameter) || mst_other_thread_sets_gradient())
         return false;
     mst_owners_lock();
     if (!mst_accumulates_elsewhere(mst_impl_of(parameter)))

@@ -23,6 +23,10 @@ PyObject *mst_run_python(const char *module, const char *function, PyObject *arg
  * raised again. Required, instead of PyErr_Clear, after anything that may have run Python code. */
 void mst_clear_error(void);
 
+/* Python raises it in the main thread as soon as that runs Python code, as it does with a handler's exception.
+ * Consumes the reference; NULL is allowed. */
+void mst_schedule_exception(PyObject *exception);
+
 /* Remove a hook from torch, by its handle. A signal handler that raises meanwhile does not prevent it;
  * its exception is scheduled to be raised again. NULL is allowed. Keeps the error that is set. */
 void mst_remove_hook(PyObject *handle);

@@ -18,6 +18,7 @@ static void close_thread(void *thread)
 
 static void before_fork(void)
 {
+    mst_gradient_setters_before_fork();
     mst_owners_lock();
     mst_devices_lock();
     ms_watch_lock(mst.watch);
@@ -32,7 +33,7 @@ static void after_fork(void)
 
 static void after_fork_in_child(void)
 {
-    mst_accumulations_forked();
+    mst_gradient_setters_forked(mst_accumulations_forked());
     after_fork();
     mst_captures_forked();
     mst_trackers_forked();

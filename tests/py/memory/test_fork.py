@@ -7,7 +7,7 @@ import sys
 import memory_helpers
 import pytest
 import torch
-from helpers import in_child, leaf, make, mlp, needs_interception
+from helpers import in_child, leaf, make, mlp
 from memory_helpers import bytes_of, every_source, held, held_by, now, of_module, wrong_sums
 from torch.utils.data import DataLoader, Dataset
 
@@ -162,7 +162,6 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), _interception.results()[
 
 
 @pytest.mark.slow
-@needs_interception
 def test_a_fork_while_another_thread_enters_the_first_tracker():
     """The child neither waits for that thread nor finds the interception points in the middle of their tests."""
     ran = subprocess.run([sys.executable, "-W", "ignore", "-c", PREPARING], capture_output=True, text=True, timeout=100)
