@@ -27,38 +27,36 @@ static void learn_opcodes(void)
     PyErr_Clear();
 }
 
-/* Whether the instruction at byte `at` sets or deletes an attribute named grad. */
-static bool sets_gradient(PyCodeObject *code, int at)
+/* Whether the instruction at byte `at` sets or deletes the attribute with this index among the code's names. */
+static bool sets_name(PyCodeObject *code, int at, Py_ssize_t wanted)
 {
     PyObject *bytes = at >= 0 ? PyCode_GetCode(code) : NULL;
-    PyObject *names = bytes ? PyObject_GetAttrString((PyObject *)code, "co_names") : NULL;
     bool found = false;
-    if (names && at + 1 < PyBytes_GET_SIZE(bytes)) {
+    if (bytes && at + 1 < PyBytes_GET_SIZE(bytes)) {
         const unsigned char *text = (const unsigned char *)PyBytes_AS_STRING(bytes);
         Py_ssize_t name = text[at + 1];
         if (at >= 2 && text[at - 2] == extended_arg)
             name |= (Py_ssize_t)text[at - 1] << 8;
-        if ((text[at] == store_attr || text[at] == delete_attr) && name < PyTuple_GET_SIZE(names))
-            found = PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, name), "grad") == 0;
+        found = (text[at] == store_attr || text[at] == delete_attr) && name == wanted;
     }
-    Py_XDECREF(names);
     Py_XDECREF(bytes);
     PyErr_Clear();
     return found;
 }
 
+/* torch runs no Python while it sets a gradient, so the thread's innermost function does that. */
 static bool thread_sets_gradient(PyThreadState *thread)
 {
     PyFrameObject *frame = PyThreadState_GetFrame(thread);
+    if (!frame)
+        return false;
+    PyCodeObject *code = PyFrame_GetCode(frame);
     bool found = false;
-    while (frame && !found) {
-        PyCodeObject *code = PyFrame_GetCode(frame);
-        found = sets_gradient(code, PyFrame_GetLasti(frame));
-        Py_DECREF(code);
-        PyFrameObject *back = PyFrame_GetBack(frame);
-        Py_SETREF(frame, back);
-    }
-    Py_XDECREF(frame);
+    for (Py_ssize_t i = 0; !found && i < PyTuple_GET_SIZE(code->co_names); i++)
+        if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(code->co_names, i), "grad") == 0)
+            found = sets_name(code, PyFrame_GetLasti(frame), i);
+    Py_DECREF(code);
+    Py_DECREF(frame);
     return found;
 }
 
