@@ -7,6 +7,7 @@
 #include "torch/api.h"
 #include "torch/run_python.h"
 #include "torch/tensor_layout.h"
+#include "torch/threads.h"
 #include "torch/visit_tensors.h"
 
 static bool begun_unseen;        /* accumulations may run that began before the ledger was attached */
@@ -58,27 +59,13 @@ static bool is_on_cpu(PyObject *tensor)
     return !mst_layout_is_known() || !mst_read_storage(mst_impl_of(tensor), &storage) || storage.device_type == MST_CPU;
 }
 
-/* Whether another thread that Python started exists. Autograd's own threads run Python only in hooks. */
-static bool other_threads_run_python(void)
-{
-    PyThreadState *here = PyThreadState_Get();
-    PyThreadState *thread = PyInterpreterState_ThreadHead(PyThreadState_GetInterpreter(here));
-    for (; thread; thread = PyThreadState_Next(thread)) {
-        PyFrameObject *frame = thread == here ? NULL : PyThreadState_GetFrame(thread);
-        Py_XDECREF(frame);
-        if (frame)
-            return true;
-    }
-    return false;
-}
-
 /* Whether every accumulation that runs now is known, by mst_accumulation_begin. */
 static bool accumulations_are_known(PyObject *parameter)
 {
     bool intercepted = mst.intercept_nodes && mst.layout.variable >= 0 && mst.accumulate_vtable;
     if (intercepted && !begun_unseen)
         return true;
-    if (!intercepted && other_threads_run_python())
+    if (!intercepted && mst_other_threads_run_python())
         return false; /* The hooks claim what is accumulated. */
     if (any_thread_runs_backward(!is_on_cpu(parameter)))
         return false;
@@ -86,10 +73,14 @@ static bool accumulations_are_known(PyObject *parameter)
     return true;
 }
 
-/* Take the owners' lock, so that no accumulation begins. False, without the lock, if the gradient must not be read. */
+/* Take the owners' lock, so that no accumulation begins. False, without the lock, if the gradient must not be read.
+ *
+ * The GIL does not guard the gradients of a thread that trains. When `p.grad = None` frees a gradient, torch releases
+ * the GIL while `p` still points to it, and not even torch can read it then. So nothing is read where other threads
+ * train; each accumulation has claimed its gradient. */
 static bool lock_gradient(PyObject *parameter)
 {
-    if (!accumulations_are_known(parameter))
+    if (!accumulations_are_known(parameter) || mst_other_threads_train())
         return false;
     mst_owners_lock();
     if (!mst_accumulates_elsewhere(mst_impl_of(parameter)))

@@ -43,6 +43,7 @@ static PyObject *optimizer_step_begins(PyObject *self, PyObject *optimizer)
     (void)self;
     ms_thread *thread = mst.ledger ? mst_thread_here() : NULL;
     if (thread) {
+        mst_thread_trains();
         mst_optimizer_steps_end_abandoned(thread);
         if (mst_optimizer_add(optimizer) != 0)
             PyErr_Clear();
