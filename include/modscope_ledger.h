@@ -96,6 +96,10 @@ int ms_block_drop(ms_ledger *ledger, uint64_t address);
  * tracker's peak as well. Claiming a parameter or buffer as MS_OPTSTATE has no effect: MS_OK. MS_ENOBLOCK if no block
  * is known at that address. */
 int ms_block_claim(ms_ledger *ledger, uint64_t address, ms_category category, ms_path path);
+/* Like ms_block_claim, but a block of a category that objects hold (parameter, buffer, gradient, optimizer state) keeps
+ * its category and owner: MS_OK. In a claim pass that holds only for what was claimed in the pass or has this category
+ * already. */
+int ms_block_claim_unheld(ms_ledger *ledger, uint64_t address, ms_category category, ms_path path);
 /* Change the block's size. The block counts as dropped and added anew, with its category and owner; with 0 bytes it is
  * only dropped. MS_ENOBLOCK if no block is known at that address. */
 int ms_block_resize(ms_ledger *ledger, uint64_t address, uint64_t bytes);

@@ -28,6 +28,13 @@ void mst_gradients_begin(void)
 
 /* ---- a gradient is read only while no other thread can replace it ---- */
 
+/* When a gradient is read. */
+enum moment {
+    IN_PASS,    /* when all known objects are read */
+    AT_STEP,    /* at an optimizer step of this thread */
+    ACCUMULATED /* this thread has accumulated it right now */
+};
+
 static bool runs_backward(PyThreadState *thread)
 {
     PyFrameObject *frame = PyThreadState_GetFrame(thread);
@@ -77,10 +84,10 @@ static bool accumulations_are_known(PyObject *parameter)
  *
  * The GIL does not guard the gradients of a thread that trains. When `p.grad = None` frees a gradient, torch releases
  * the GIL while `p` still points to it, and not even torch can read it then. So nothing is read where other threads
- * train; each accumulation has claimed its gradient. */
-static bool lock_gradient(PyObject *parameter)
+ * train, except by the optimizer step that is about to read it; each accumulation has claimed its gradient. */
+static bool lock_gradient(PyObject *parameter, enum moment moment)
 {
-    if (!accumulations_are_known(parameter) || mst_other_threads_train())
+    if (!accumulations_are_known(parameter) || (moment != AT_STEP && mst_other_threads_train()))
         return false;
     mst_owners_lock();
     if (!mst_accumulates_elsewhere(mst_impl_of(parameter)))
@@ -111,20 +118,24 @@ static PyObject *get_gradient(PyObject *parameter)
     return get ? get(mst.torch.grad, parameter, (PyObject *)Py_TYPE(parameter)) : NULL;
 }
 
-/* `locked`: other threads may accumulate gradients, so it is read with the owners' lock. Else this thread has
- * accumulated it right now. */
-static void claim_gradient(PyObject *parameter, ms_path path, bool locked)
+/* Take the owners' lock, unless this thread has accumulated the gradient right now. False: do not read it. */
+static bool begin_reading(PyObject *parameter, enum moment moment)
 {
-    bool wrapper = mst_is_wrapper_subclass(parameter);
-    if (locked && !lock_gradient(parameter)) {
+    if (moment == ACCUMULATED || lock_gradient(parameter, moment))
+        return true;
+    if (moment == IN_PASS)
         ms_claims_keep(mst_target_ledger(), MS_GRADIENT);
-        return;
-    }
-    bool done = claim_gradient_in_place(parameter, wrapper, path);
-    if (locked)
+    return false;
+}
+
+static void end_reading(enum moment moment)
+{
+    if (moment != ACCUMULATED)
         mst_owners_unlock();
-    if (done)
-        return;
+}
+
+static void claim_gradient_object(PyObject *parameter, ms_path path, enum moment moment)
+{
     struct mst_torch_function_guard guard;
     if (mst_torch_function_disable(&guard) != 0) {
         mst_clear_error();
@@ -132,12 +143,9 @@ static void claim_gradient(PyObject *parameter, ms_path path, bool locked)
     }
     PyObject *grad = NULL;
     bool gc_enabled = mst_gc_pause();
-    if (!locked || lock_gradient(parameter)) {
+    if (begin_reading(parameter, moment)) {
         grad = get_gradient(parameter);
-        if (locked)
-            mst_owners_unlock();
-    } else {
-        ms_claims_keep(mst_target_ledger(), MS_GRADIENT);
+        end_reading(moment);
     }
     mst_gc_resume(gc_enabled);
     if (grad && grad != Py_None && PyObject_TypeCheck(grad, mst.torch.tensor))
@@ -147,9 +155,32 @@ static void claim_gradient(PyObject *parameter, ms_path path, bool locked)
     mst_torch_function_restore(&guard);
 }
 
+static void claim_gradient(PyObject *parameter, ms_path path, enum moment moment)
+{
+    bool wrapper = mst_is_wrapper_subclass(parameter);
+    if (!begin_reading(parameter, moment))
+        return;
+    bool done = claim_gradient_in_place(parameter, wrapper, path);
+    end_reading(moment);
+    if (!done)
+        claim_gradient_object(parameter, path, moment);
+}
+
 void mst_claim_gradient_of(PyObject *parameter, ms_path path)
 {
-    claim_gradient(parameter, path, true);
+    claim_gradient(parameter, path, IN_PASS);
+}
+
+void mst_claim_gradient_at_step(PyObject *parameter, ms_path path)
+{
+    bool wrapper = mst_is_wrapper_subclass(parameter);
+    if (!lock_gradient(parameter, AT_STEP))
+        return;
+    uint64_t grad = mst_grad_of(mst_impl_of(parameter));
+    bool done = mst.layout.grad >= 0 && (!grad || (!wrapper && mst_claim_unheld(grad, MS_GRADIENT, path)));
+    mst_owners_unlock();
+    if (!done)
+        claim_gradient_object(parameter, path, AT_STEP);
 }
 
 /* ---- hooks, where nodes are not intercepted ---- */
@@ -158,7 +189,7 @@ static PyObject *after_accumulation(PyObject *self, PyObject *parameter)
     (void)self;
     ms_path path = MS_GLOBAL;
     if (mst.ledger && PyObject_TypeCheck(parameter, mst.torch.tensor) && mst_owner_find(mst_impl_of(parameter), &path))
-        claim_gradient(parameter, path, false);
+        claim_gradient(parameter, path, ACCUMULATED);
     Py_RETURN_NONE;
 }
 

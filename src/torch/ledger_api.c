@@ -127,6 +127,8 @@ static PyObject *ledger_claim(ledger *self, PyObject *args)
     if (PyList_GET_SIZE(optimizers))
         ms_ledger_expect_optimizer(self->ledger);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(optimizers); i++)
+        mst_claim_unowned_parameters(PyList_GET_ITEM(optimizers, i));
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(optimizers); i++)
         mst_claim_optimizer(PyList_GET_ITEM(optimizers, i));
     Py_DECREF(optimizers);
     if (mst.by_dispatcher)

@@ -47,6 +47,7 @@ static PyObject *optimizer_step_begins(PyObject *self, PyObject *optimizer)
         mst_optimizer_steps_end_abandoned(thread);
         if (mst_optimizer_add(optimizer) != 0)
             PyErr_Clear();
+        mst_claim_gradients_at_step(optimizer, true);
         ms_optimizer_enter(thread);
     }
     Py_RETURN_NONE;
@@ -58,6 +59,7 @@ static PyObject *optimizer_step_ends(PyObject *self, PyObject *optimizer)
     ms_thread *thread = mst.ledger ? mst_thread_here() : NULL;
     if (thread) {
         mst_claim_optimizer(optimizer);
+        mst_claim_gradients_at_step(optimizer, false);
         ms_optimizer_leave(thread);
     }
     Py_RETURN_NONE;

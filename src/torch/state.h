@@ -52,6 +52,8 @@ struct mst_torch {
     X(untyped_storage)         \
     X(device)                  \
     X(state)                   \
+    X(param_groups)            \
+    X(params)                  \
     X(_backward_hooks)         \
     X(_register_hook_dict)     \
     X(grad_fn)                 \

@@ -229,6 +229,25 @@ static int change_block(ms_ledger *ledger, struct ms__block *block, uint32_t cat
     return MS_OK;
 }
 
+int ms_block_claim_unheld(ms_ledger *ledger, uint64_t address, ms_category category, ms_path path)
+{
+    if (category >= MS_CATEGORY_COUNT || path >= ms_path_count(ledger->watch))
+        return MS_EINVAL;
+    ms__lock(&ledger->lock);
+    struct ms__block *block = ms__block_find(&ledger->blocks, address);
+    int error = block ? MS_OK : MS_ENOBLOCK;
+    if (!MS__PEEK(ledger->attached)) {
+        error = MS_EDETACHED;
+    } else if (block) {
+        bool up_to_date = !ledger->claiming || block->claim_pass == ledger->claim_pass || block->category == category;
+        block->claim_pass = ledger->claim_pass;
+        if (!is_held_by_object(block->category) || !up_to_date)
+            error = change_block(ledger, block, category, path, true);
+    }
+    ms__unlock(&ledger->lock);
+    return error;
+}
+
 int ms_block_claim(ms_ledger *ledger, uint64_t address, ms_category category, ms_path path)
 {
     if (category >= MS_CATEGORY_COUNT || path >= ms_path_count(ledger->watch))

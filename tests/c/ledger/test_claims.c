@@ -354,6 +354,32 @@ TEST(dropped_parameters_and_buffers_are_counted)
     ledger_end();
 }
 
+TEST(a_block_that_an_object_holds_is_left_to_it)
+{
+    struct lane *t = ledger_start();
+    ms_peak_tracker *tracker = open_tracker();
+    add_as(1, 100, MS_TEMP, scene.a);
+    CHECK_EQ(ms_block_claim_unheld(ledger, 1, MS_GRADIENT, scene.b), MS_OK);
+    CHECK_SUMS(held_by(scene.b), [MS_GRADIENT] = 100);
+    CHECK_SUMS(peak_of(tracker, scene.b), [MS_GRADIENT] = 100);
+    CHECK_EQ(ms_block_claim_unheld(ledger, 1, MS_GRADIENT, scene.d), MS_OK);
+    CHECK_EQ(ms_block_claim_unheld(ledger, 1, MS_PARAMETER, scene.d), MS_OK);
+    CHECK_SUMS(held_by(scene.b), [MS_GRADIENT] = 100);
+    ms_claims_begin(ledger);
+    CHECK_EQ(ms_block_claim_unheld(ledger, 1, MS_GRADIENT, scene.d), MS_OK);
+    ms_claims_end(ledger);
+    CHECK_SUMS(held_by(scene.b), [MS_GRADIENT] = 100); /* claimed in the pass, so it stays what it was */
+    ms_claims_begin(ledger);
+    CHECK_EQ(ms_block_claim_unheld(ledger, 1, MS_PARAMETER, scene.d), MS_OK);
+    ms_claims_end(ledger);
+    CHECK_SUMS(held(), [MS_PARAMETER] = 100);
+    CHECK_SUMS(held_by(scene.d), [MS_PARAMETER] = 100);
+    CHECK_EQ(ms_block_claim_unheld(ledger, 2, MS_GRADIENT, scene.a), MS_ENOBLOCK);
+    CHECK_EQ(ms_block_claim_unheld(ledger, 1, MS_CATEGORY_COUNT, scene.a), MS_EINVAL);
+    add(t, 3, 1);
+    ledger_end();
+}
+
 TEST(a_claim_pass_looks_at_thousands_of_blocks)
 {
     struct lane *t = ledger_start();

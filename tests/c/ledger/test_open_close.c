@@ -10,6 +10,7 @@ static void check_refuses(ms_ledger *idle, ms_thread *thread)
     CHECK_EQ(ms_block_add_in(idle, MS_FORWARD, scene.a, 902, 1, 0), MS_EDETACHED);
     CHECK_EQ(ms_block_drop(idle, 1), MS_EDETACHED);
     CHECK_EQ(ms_block_claim(idle, 1, MS_TEMP, scene.a), MS_EDETACHED);
+    CHECK_EQ(ms_block_claim_unheld(idle, 1, MS_TEMP, scene.a), MS_EDETACHED);
 }
 
 TEST(categories_and_call_states_have_the_names_of_torch)
