@@ -7,6 +7,7 @@
 #include "torch/api.h"
 #include "torch/claims.h"
 #include "torch/position.h"
+#include "torch/root_inputs.h"
 #include "torch/run_python.h"
 #include "torch/threads.h"
 
@@ -60,6 +61,7 @@ static PyObject *optimizer_step_ends(PyObject *self, PyObject *optimizer)
     if (thread) {
         mst_claim_optimizer(optimizer);
         mst_claim_gradients_at_step(optimizer, false);
+        mst_outside_inputs_drop_freed(false);
         ms_optimizer_leave(thread);
     }
     Py_RETURN_NONE;
