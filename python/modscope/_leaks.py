@@ -55,6 +55,7 @@ def _group_of(owner: _Owner, blocks: list[Block]) -> Report:
         "module": owner.module,
         "category": str(owner.category),
         "bytes": sum(block.bytes for block in blocks),
+        "outside": sum(block.bytes for block in blocks if block.outside),
         "count": len(blocks),
         "steps": len(steps),
         "first_step": min(steps),
