@@ -80,9 +80,10 @@ uint64_t ms_ledger_lost(const ms_ledger *ledger);
  * MS_ENOMEM      memory ran out, and ms_ledger_lost() has grown
  * In each of these cases the ledger is unchanged. */
 
-/* Add a block that `thread` has allocated. Where thread is NULL, the block belongs to MS_GLOBAL, and its category is
- * MS_ACTIVATION. If a block is known at that address, it was freed without a report, and is dropped first. A block of
- * 0 bytes is ignored: MS_OK. */
+/* Add a block that `thread` has allocated. It belongs to the thread's innermost path. Its category is MS_OTHER while
+ * the thread is idle, MS_TEMP in backward and in an optimizer step, and MS_ACTIVATION in the other phases. Where thread
+ * is NULL, the block belongs to MS_GLOBAL and is MS_OTHER. If a block is known at that address, it was freed without a
+ * report, and is dropped first. A block of 0 bytes is ignored: MS_OK. */
 int ms_block_add(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device);
 /* Like ms_block_add, for a thread that the watch does not know: it is in this phase, and `path` is its innermost. */
 int ms_block_add_in(ms_ledger *ledger, ms_phase phase, ms_path path, uint64_t address, uint64_t bytes, uint32_t device);
@@ -92,10 +93,24 @@ int ms_block_add_as(ms_ledger *ledger, const ms_thread *thread, uint64_t address
                     ms_category category, ms_path path, bool outside);
 /* Drop a block that was freed. MS_ENOBLOCK if no block is known at that address. Never allocates. */
 int ms_block_drop(ms_ledger *ledger, uint64_t address);
+/* Drop a block from outside that belongs to `path`. MS_ENOBLOCK if there is none at that address. Never allocates. */
+int ms_block_drop_outside(ms_ledger *ledger, uint64_t address, ms_path path);
 /* Set the block's category and owner, retroactively: the block counts as that since it was added, at each peak
  * tracker's peak as well. Claiming a parameter or buffer as MS_OPTSTATE has no effect: MS_OK. MS_ENOBLOCK if no block
  * is known at that address. */
 int ms_block_claim(ms_ledger *ledger, uint64_t address, ms_category category, ms_path path);
+/* Like ms_block_claim, but a block of a category that objects hold (parameter, buffer, gradient, optimizer state) keeps
+ * its category and owner: MS_OK. In a claim pass that holds only for what was claimed in the pass or has this category
+ * already. */
+int ms_block_claim_unheld(ms_ledger *ledger, uint64_t address, ms_category category, ms_path path);
+/* Autograd keeps the block for backward: if it is MS_OTHER, it becomes MS_ACTIVATION, retroactively, and keeps its
+ * owner. MS_ENOBLOCK if no block is known at that address. */
+int ms_block_saved(ms_ledger *ledger, uint64_t address);
+/* Whether the block is MS_OTHER and belongs to MS_GLOBAL. *known becomes whether a block is known at that address. */
+bool ms_block_is_unowned(ms_ledger *ledger, uint64_t address, bool *known);
+/* The block is an input of a root call: if it is MS_OTHER and belongs to MS_GLOBAL, it belongs to `path`,
+ * retroactively. MS_ENOBLOCK if no block is known at that address. */
+int ms_block_claim_input(ms_ledger *ledger, uint64_t address, ms_path path);
 /* Change the block's size. The block counts as dropped and added anew, with its category and owner; with 0 bytes it is
  * only dropped. MS_ENOBLOCK if no block is known at that address. */
 int ms_block_resize(ms_ledger *ledger, uint64_t address, uint64_t bytes);

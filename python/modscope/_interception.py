@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from modscope import _layout, _native
-from modscope._probes import CloneFunction, make_leaf, run_in_thread, undisturbed
+from modscope._categories import Category
+from modscope._probes import CloneFunction, make_leaf, run_in_thread, save_tensors, undisturbed
 
 VERIFIED = "verified"
 LEARNED = "learned"
@@ -26,11 +27,11 @@ _UNTRIED = "not tried yet"
 _NOT_RESTORED = "the original pointer was not restored after the test"
 
 # "verified" for an interception point or "learned" for a layout; else the reason why not.
-_results = {"calls": _UNTRIED, "nodes": _UNTRIED, "blocks": _UNTRIED, "layout": _UNTRIED, "tensors": _UNTRIED}
+_results = dict.fromkeys(("calls", "nodes", "blocks", "saved", "layout", "tensors"), _UNTRIED)
 
 
 def results() -> dict[str, str]:
-    """For the interception points "calls", "nodes" and "blocks", and for the layouts of nodes ("layout") and
+    """For the interception points "calls", "nodes", "blocks" and "saved", and for the layouts of nodes ("layout") and
     tensors ("tensors"): that they can be used, or why they cannot."""
     return dict(_results)
 
@@ -129,6 +130,45 @@ def _choose_blocks() -> None:
     _results["blocks"] = why or VERIFIED
 
 
+# ---- saved tensors ----
+
+
+def _test_saved() -> str | None:
+    """Let autograd save three tensors made outside modules, and compare what the ledger counts as activations.
+    Returns None, or what is wrong."""
+    activation = list(Category).index(Category.ACT)
+    ledger = _native.Ledger()
+    ledger.begin(False, None)
+    try:
+        with undisturbed():
+            for _ in range(5):  # another thread may allocate meanwhile
+                tensors = [torch.ones(8000 + i, device="cpu", dtype=torch.float32) for i in range(3)]
+                made = ledger.now()[0][activation]
+                small = [tensor[:100] for tensor in tensors]  # a tensor is a part of its block
+                kept = save_tensors(*small)
+                saved = ledger.now()[0][activation] - made
+                del kept
+                if 4 * 24003 <= saved < 4 * 24003 + 8000:  # autograd saves small intermediate results, too
+                    return None
+    finally:
+        ledger.end()
+    return f"of three blocks that autograd saved, {saved} bytes became activations"
+
+
+def _choose_saved() -> None:
+    why = FORCED if _is_forbidden() else why_no_blocks() or _native.find_saved_slots()
+    if why is None:
+        _native.set_saved_interception(True)
+        try:
+            why = _test_saved()
+        except Exception as error:
+            why = _describe(error)
+        if why is None and _native.saved_intercepted():
+            why = _NOT_RESTORED
+        _native.set_saved_interception(why is None)
+    _results["saved"] = why or VERIFIED
+
+
 # ---- calls and nodes ----
 
 
@@ -203,6 +243,7 @@ def _choose() -> None:
     why_no_layout = _choose_node_layout()
     _choose_tensor_layout()
     _choose_blocks()
+    _choose_saved()
     if _is_forbidden():
         _results["calls"] = _results["nodes"] = FORCED
         _native.set_interception(False, False)

@@ -56,6 +56,7 @@ def _group_of(owner: _Owner, blocks: list[Block]) -> Report:
         "module": owner.module,
         "category": str(owner.category),
         "bytes": sum(block.bytes for block in blocks),
+        "outside": sum(block.bytes for block in blocks if block.outside),
         "count": len(blocks),
         "steps": len(steps),
         "first_step": min(steps),
@@ -138,7 +139,7 @@ def describe_leaks(report: Report) -> str:
 
 
 def describe_growth(growth: Report) -> str:
-    """ "Activation of Global grows by 4.00 KiB a step: 40.00 KiB after step 3, 68.00 KiB after step 10" """
+    """ "Other of Global grows by 4.00 KiB a step: 40.00 KiB after step 3, 68.00 KiB after step 10" """
     name = growth["module"] or '""'
     first = f"{size(growth['first_bytes'])} after step {growth['first_step']}"
     last = f"{size(growth['last_bytes'])} after step {growth['last_step']}"

@@ -82,6 +82,11 @@ class Snapshot:
         return dict(zip(self._names.devices, self._raw.reserved()))
 
     @cached_property
+    def outside(self) -> dict[str, int]:
+        """The part of each device's bytes that is not from torch's allocators: numpy, mmap, shared memory."""
+        return dict(zip(self._names.devices, self._raw.outside()))
+
+    @cached_property
     def running(self) -> tuple[str, str]:
         """The phase and the innermost module of the busiest thread."""
         threads = {phase: path for _, _, phase, path in reversed(self._raw.threads())}

@@ -47,6 +47,7 @@ extern PyTypeObject mst_step_arguments_type;
 extern PyMethodDef mst_intercept_calls_methods[];
 extern PyMethodDef mst_intercept_nodes_methods[];
 extern PyMethodDef mst_intercept_blocks_methods[];
+extern PyMethodDef mst_intercept_saved_methods[];
 extern PyMethodDef mst_node_layout_methods[];
 extern PyMethodDef mst_tensor_layout_methods[];
 extern PyMethodDef mst_devices_methods[];

@@ -49,6 +49,9 @@ bool mst_existing_block(const struct mst_storage *storage, uint64_t *bytes);
 void mst_claim_tensor(PyObject *tensor, ms_category category, ms_path path);
 /* The same by TensorImpl, where the source of blocks is the allocators. Runs no Python. */
 void mst_claim_impl(uint64_t impl, ms_category category, ms_path path);
+/* Claim a tensor's block, unless a known object holds it. No block is added. False if the tensor has no storage of its
+ * own. Runs no Python. */
+bool mst_claim_unheld(uint64_t impl, ms_category category, ms_path path);
 /* Claim every tensor in `object`: itself, or in lists, tuples and dicts. */
 void mst_claim_object(PyObject *object, ms_category category, ms_path path);
 
@@ -59,6 +62,9 @@ void mst_claim_new_gradient(uint64_t grad, ms_path path);
 /* Claim the gradient that a parameter has, if any. If another thread may be replacing it, it is not read: this pass
  * then keeps all gradients that are claimed already. */
 void mst_claim_gradient_of(PyObject *parameter, ms_path path);
+/* At an optimizer step of this thread: claim the gradient that a parameter has, unless it is claimed already. The step
+ * itself reads the gradients of its parameters. Runs Python for wrapper subclasses and sparse gradients. */
+void mst_claim_gradient_at_step(PyObject *parameter, ms_path path);
 /* A ledger was attached: accumulations that run now are not known. */
 void mst_gradients_begin(void);
 /* Where nodes are not intercepted: register a hook that claims the parameter's new gradients. */
@@ -69,6 +75,11 @@ void mst_gradient_hooks_remove(void);
 
 /* Claim the tensors of an optimizer's state; each belongs to the owner of its parameter. */
 void mst_claim_optimizer(PyObject *optimizer);
+/* Claim the optimizer's parameters that no known module holds, and their gradients. */
+void mst_claim_unowned_parameters(PyObject *optimizer);
+/* An optimizer step begins or ends on this thread: claim the gradients of the optimizer's parameters. The program may
+ * have set them itself, so that no accumulation claimed them. */
+void mst_claim_gradients_at_step(PyObject *optimizer, bool begins);
 
 /* ---- module_claims.c ---- */
 

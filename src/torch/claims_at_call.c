@@ -7,6 +7,7 @@
 #include "torch/api.h"
 #include "torch/optimizer_steps.h"
 #include "torch/run_python.h"
+#include "torch/threads.h"
 
 static uint64_t parameters_dropped; /* ms_ledger_parameters_dropped at the latest root call */
 static bool seeking_optimizer;      /* look for an optimizer, to distinguish micro-batches from training steps */
@@ -45,6 +46,7 @@ void mst_claim_at_call(ms_thread *thread, bool without_grad)
 {
     mst_optimizer_steps_end_abandoned(thread);
     if (!mst_open_call) {
+        mst_thread_trains();
         uint64_t dropped = ms_ledger_parameters_dropped(mst_target_ledger());
         if (mst.claims.awaiting_memory || dropped != parameters_dropped)
             mst.claims.due = true;

@@ -1,4 +1,4 @@
-/* intercept.h - the interception points of module calls, backward nodes and allocators, and
+/* intercept.h - the interception points of module calls, backward nodes, allocators and saved tensors, and
  * the fallback for calls. No Python runs inside an interception point, except the user's hooks. */
 #ifndef MST_INTERCEPT_H
 #define MST_INTERCEPT_H
@@ -49,6 +49,10 @@ static inline uint64_t mst_node_word(const void *node, int offset)
 {
     return __atomic_load_n((const uint64_t *)((const char *)node + offset), __ATOMIC_RELAXED);
 }
+
+/* ---- intercept_saved.c ---- */
+void mst_saved_intercept(ms_ledger *ledger); /* if mst.intercept_saved; else, and on an error, nothing is intercepted */
+void mst_saved_restore(void);
 
 /* ---- intercept_blocks.c ---- */
 int mst_blocks_intercept(ms_ledger *ledger); /* -1 with an error set */

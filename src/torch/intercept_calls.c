@@ -94,12 +94,11 @@ static PyObject *intercept_call(PyObject *func, PyObject *const *args, size_t na
     if (!mst.active || PyVectorcall_NARGS(nargsf) < 1 || !mst_call_enter(&call, args[0]))
         return next_call()(func, args, nargsf, kwnames);
     if (UNLIKELY(mst.ledger != NULL))
-        mst_measure_call(call.thread, false, args + 1, PyVectorcall_NARGS(nargsf) - 1,
-                         kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
+        mst_measure_inputs(&call, args + 1, PyVectorcall_NARGS(nargsf) - 1, kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
     PyObject *result = LIKELY(!mst.user_hooks) ? next_call()(func, args, nargsf, kwnames)
                                                : mst_user_hooks_run(&call, func, args, nargsf, kwnames, next_call());
     if (UNLIKELY(mst.ledger != NULL) && result)
-        mst_measure_call(call.thread, true, &result, 1, 0);
+        mst_measure_output(&call, result);
     if (UNLIKELY(!result))
         mst_oom_report_add_note();
     mst_call_leave(&call);

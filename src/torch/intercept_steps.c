@@ -120,12 +120,10 @@ static void end_step(ms_thread *thread, PyObject *optimizer)
 {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    if (mst.ledger) {
-        PyObject *callback = mst_dynamo_disable();
-        mst_claim_optimizer(optimizer);
-        mst_dynamo_restore(callback);
-    }
-    ms_optimizer_leave(thread);
+    if (mst.ledger)
+        mst_optimizer_step_end(thread, optimizer);
+    else
+        ms_optimizer_leave(thread);
     PyErr_Restore(type, value, traceback);
 }
 
@@ -137,10 +135,8 @@ static PyObject *intercept_step(PyObject *func, PyObject *const *args, size_t na
     PyObject *optimizer = thread ? args[0] : NULL, *outer = stepping;
     if (!thread || !patched.installed || optimizer == outer)
         return next(func, args, nargsf, kwnames);
-    if (mst_optimizer_add(optimizer) != 0)
-        PyErr_Clear();
     stepping = optimizer;
-    ms_optimizer_enter(thread);
+    mst_optimizer_step_begin(thread, optimizer);
     PyObject *result = next(func, args, nargsf, kwnames);
     stepping = outer;
     end_step(thread, optimizer);

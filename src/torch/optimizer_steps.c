@@ -9,6 +9,7 @@
 #include "torch/claims.h"
 #include "torch/intercept.h"
 #include "torch/position.h"
+#include "torch/root_inputs.h"
 #include "torch/run_python.h"
 #include "torch/threads.h"
 
@@ -40,15 +41,34 @@ PyObject *mst_optimizers(void)
     return alive;
 }
 
+void mst_optimizer_step_begin(ms_thread *thread, PyObject *optimizer)
+{
+    mst_thread_trains();
+    if (mst_optimizer_add(optimizer) != 0)
+        PyErr_Clear();
+    PyObject *callback = mst_dynamo_disable();
+    mst_claim_gradients_at_step(optimizer, true);
+    mst_dynamo_restore(callback);
+    ms_optimizer_enter(thread);
+}
+
+void mst_optimizer_step_end(ms_thread *thread, PyObject *optimizer)
+{
+    PyObject *callback = mst_dynamo_disable();
+    mst_claim_optimizer(optimizer);
+    mst_claim_gradients_at_step(optimizer, false);
+    mst_outside_inputs_drop_freed(false);
+    mst_dynamo_restore(callback);
+    ms_optimizer_leave(thread);
+}
+
 static PyObject *optimizer_step_begins(PyObject *self, PyObject *optimizer)
 {
     (void)self;
     ms_thread *thread = mst.ledger ? mst_thread_here() : NULL;
     if (thread) {
         mst_optimizer_steps_end_abandoned(thread);
-        if (mst_optimizer_add(optimizer) != 0)
-            PyErr_Clear();
-        ms_optimizer_enter(thread);
+        mst_optimizer_step_begin(thread, optimizer);
     }
     Py_RETURN_NONE;
 }
@@ -57,10 +77,8 @@ static PyObject *optimizer_step_ends(PyObject *self, PyObject *optimizer)
 {
     (void)self;
     ms_thread *thread = mst.ledger ? mst_thread_here() : NULL;
-    if (thread) {
-        mst_claim_optimizer(optimizer);
-        ms_optimizer_leave(thread);
-    }
+    if (thread)
+        mst_optimizer_step_end(thread, optimizer);
     Py_RETURN_NONE;
 }
 

@@ -8,6 +8,7 @@
 #define MST_PY_PREPARE "modscope._interception", "prepare"                       /* () -> whether it is done */
 #define MST_PY_RUN_ONE_NODE "modscope._probes", "run_one_node"                   /* () */
 #define MST_PY_MAKE_ONE_BLOCK "modscope._probes", "make_one_block"               /* () */
+#define MST_PY_SAVE_ONE_TENSOR "modscope._probes", "save_one_tensor"             /* () */
 #define MST_PY_REGISTER_STEP_HOOKS "modscope._optimizer_steps", "register_hooks" /* () -> a list of handles */
 #define MST_PY_REGISTER_BUILDING_HOOKS "modscope._building", "register_hooks"    /* () -> a list of handles */
 #define MST_PY_HAS_OPTIMIZER "modscope._optimizer_steps", "has_optimizer"        /* () -> bool */

@@ -9,10 +9,15 @@
 
 static pthread_key_t thread_key;         /* its destructor closes a thread that ends */
 static _Atomic uint64_t own_next_id = 1; /* where torch numbers no threads */
+static _Atomic uint32_t training_threads;
+static MST_THREAD_LOCAL bool trains; /* this thread is one of them */
 
 static void close_thread(void *thread)
 {
     mst_this_thread = NULL;
+    if (trains)
+        atomic_fetch_sub(&training_threads, 1);
+    trains = false;
     ms_thread_close(thread);
 }
 
@@ -34,6 +39,7 @@ static void after_fork(void)
 static void after_fork_in_child(void)
 {
     mst_gradient_setters_forked(mst_accumulations_forked());
+    atomic_store(&training_threads, trains ? 1 : 0);
     after_fork();
     mst_captures_forked();
     mst_trackers_forked();
@@ -73,4 +79,33 @@ ms_thread *mst_thread_open(void)
     }
     mst_this_thread = thread;
     return thread;
+}
+
+/* ---- other threads ---- */
+
+bool mst_other_threads_run_python(void)
+{
+    PyThreadState *here = PyThreadState_Get();
+    PyThreadState *thread = PyInterpreterState_ThreadHead(PyThreadState_GetInterpreter(here));
+    for (; thread; thread = PyThreadState_Next(thread)) {
+        PyFrameObject *frame = thread == here ? NULL : PyThreadState_GetFrame(thread);
+        Py_XDECREF(frame);
+        if (frame)
+            return true;
+    }
+    return false;
+}
+
+void mst_thread_trains(void)
+{
+    if (LIKELY(trains) || !mst_this_thread)
+        return;
+    trains = true;
+    atomic_fetch_add(&training_threads, 1);
+}
+
+/* The count alone would include threads that Python has joined and that have not ended yet. */
+bool mst_other_threads_train(void)
+{
+    return atomic_load(&training_threads) > (trains ? 1u : 0u) && mst_other_threads_run_python();
 }

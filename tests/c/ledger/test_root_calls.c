@@ -150,7 +150,7 @@ TEST(the_snapshots_of_an_ended_thread_stay)
     end_lane(u);
     small_call(t, scene.d, 1);
     CHECK_EQ(count_calls(scene.a), 1);
-    CHECK_SUMS(call_snapshot(scene.a, MS_POST_FW, 0), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(call_snapshot(scene.a, MS_POST_FW, 0), [MS_OTHER] = 100);
     ledger_end();
 }
 
