@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from modscope._commands.terminal import Progress
     from modscope._load import Capture
 
+_LONGEST_INDENTED = 1_000_000  # characters of JSON
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Run a command that ``arguments.add_commands`` added; its exit status."""
@@ -55,14 +57,20 @@ def _text_of(arguments: argparse.Namespace, progress: Progress) -> str:
 
     report = command.report(arguments, load_capture)
     if arguments.json:
-        import json
-
-        return json.dumps({"command": arguments.command, **report}, indent=2)
+        return _json_of({"command": arguments.command, **report})
     if sys.stdout is None:
         return ""
     from modscope._commands.terminal import Screen
 
     return "\n".join(command.text(report, Screen.of(sys.stdout), arguments))
+
+
+def _json_of(report: dict[str, object]) -> str:
+    """Indented for people, unless it is so long that nobody reads it: deep trees would be mostly spaces."""
+    import json
+
+    text = json.dumps(report)
+    return json.dumps(report, indent=2) if len(text) <= _LONGEST_INDENTED else text
 
 
 def _print(text: str) -> int:
