@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import io
 import os
 import shlex
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,7 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     progress = Progress()
     try:
-        text = _text_of(arguments, progress)
+        with _no_garbage_collection():
+            text = _text_of(arguments, progress)
         progress.done()
         return _print(text)
     except KeyboardInterrupt:
@@ -38,6 +42,18 @@ def run(arguments: argparse.Namespace) -> int:
         why = "There is not enough memory to read this capture"
     progress.done()
     return _refuse(why)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A report of a large capture is many containers and no cycles: searching them for cycles takes half of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _text_of(arguments: argparse.Namespace, progress: Progress) -> str:
