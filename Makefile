@@ -191,7 +191,7 @@ lint-gcc lint-clang: lint-%: | $(VPY)
 # loses it when the process ends.
 ASAN_REPORTS = $(CURDIR)/build/asan-reports
 ASAN_LIBS = $(shell gcc -print-file-name=libasan.so):$(shell gcc -print-file-name=libstdc++.so.6)
-ASAN_ENV  = LD_PRELOAD=$(ASAN_LIBS) ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=$(ASAN_REPORTS)/$@ \
+ASAN_ENV  = LD_PRELOAD=$(ASAN_LIBS) ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:malloc_context_size=6:log_path=$(ASAN_REPORTS)/$@ \
             UBSAN_OPTIONS=print_stacktrace=1:log_path=$(ASAN_REPORTS)/$@ PYTHONMALLOC=malloc PYTHONPATH=$(CURDIR)/build/asan
 
 # Without the page in a browser and the trainers, which reach no other C code than these.
