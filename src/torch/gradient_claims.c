@@ -72,6 +72,36 @@ static bool other_threads_run_python(void)
     return false;
 }
 
+static bool has_grad(PyObject *names)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
+        PyObject *name = PyTuple_GET_ITEM(names, i);
+        if (PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, "grad") == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Whether another thread may be freeing a gradient, as in `p.grad = None`. torch releases the GIL while it frees a
+ * tensor, and clears the parameter's pointer to it only afterwards. The function that a thread is in then has "grad"
+ * among its names, or among its constants if it uses setattr(). */
+static bool other_threads_may_drop_gradients(void)
+{
+    PyThreadState *here = PyThreadState_Get();
+    PyThreadState *thread = PyInterpreterState_ThreadHead(PyThreadState_GetInterpreter(here));
+    bool found = false;
+    for (; thread && !found; thread = PyThreadState_Next(thread)) {
+        PyFrameObject *frame = thread == here ? NULL : PyThreadState_GetFrame(thread);
+        if (!frame)
+            continue;
+        PyCodeObject *code = PyFrame_GetCode(frame);
+        found = has_grad(code->co_names) || has_grad(code->co_consts);
+        Py_DECREF(code);
+        Py_DECREF(frame);
+    }
+    return found;
+}
+
 /* Whether every accumulation that runs now is known, by mst_accumulation_begin. */
 static bool accumulations_are_known(PyObject *parameter)
 {
@@ -89,7 +119,7 @@ static bool accumulations_are_known(PyObject *parameter)
 /* Take the owners' lock, so that no accumulation begins. False, without the lock, if the gradient must not be read. */
 static bool lock_gradient(PyObject *parameter)
 {
-    if (!accumulations_are_known(parameter))
+    if (!accumulations_are_known(parameter) || other_threads_may_drop_gradients())
         return false;
     mst_owners_lock();
     if (!mst_accumulates_elsewhere(mst_impl_of(parameter)))
