@@ -51,6 +51,16 @@ static inline mse_text mse_text_of(const char *string)
     return (mse_text){string, strlen(string)};
 }
 
+/* The beginning of a text in UTF-8, of at most so many bytes. No character is divided. */
+static inline mse_text mse_text_cut(mse_text text, size_t most)
+{
+    if (text.size <= most)
+        return text;
+    while (most && ((unsigned char)text.bytes[most] & 0xC0) == 0x80)
+        most--;
+    return (mse_text){text.bytes, most};
+}
+
 static inline mse_text mse_module(const mse_job *job, ms_path path)
 {
     return path < job->module_count ? job->modules[path] : (mse_text){"?", 1};

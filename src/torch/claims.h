@@ -104,8 +104,8 @@ void mst_claims_seek_optimizer(bool seek);
 
 /* ---- gradient_setters.c ---- */
 
-/* Whether another thread is in the middle of setting a tensor's `grad`: no gradient may be read then. */
-bool mst_other_thread_sets_gradient(void);
+/* Whether another thread may be in the middle of setting a tensor's `grad`: no gradient may be read then. */
+bool mst_other_thread_may_set_gradient(void);
 /* A thread that replaces a gradient during a fork never finishes that in the child: no gradient is read there. */
 void mst_gradient_setters_before_fork(void);
 void mst_gradient_setters_forked(bool accumulating); /* in the child; whether another thread accumulated a gradient */

@@ -88,7 +88,7 @@ static bool accumulations_are_known(PyObject *parameter)
 static bool lock_gradient(PyObject *parameter, enum moment moment)
 {
     if (!accumulations_are_known(parameter) || (moment != AT_STEP && mst_other_threads_train()) ||
-        mst_other_thread_sets_gradient())
+        mst_other_thread_may_set_gradient())
         return false;
     mst_owners_lock();
     if (!mst_accumulates_elsewhere(mst_impl_of(parameter)))

@@ -242,3 +242,35 @@ def test_a_metaclass_that_changes_the_module_while_it_is_claimed(source):
         mod(torch.ones(1))
         mt.get_tracker_snapshot()
     assert changes == [] and len(mod._parameters) == 20
+
+
+@needs_interception
+@pytest.mark.parametrize("way", ["assignment", "setattr"])
+def test_a_gradient_is_not_read_while_another_thread_may_free_it(way):
+    """torch frees a gradient without the GIL, and forgets it only afterwards. Nothing is read of it meanwhile."""
+    mod, gate = nn.Linear(4, 4, bias=False), threading.Lock()
+
+    def assign():
+        gate.acquire()
+        mod.weight.grad = None
+        gate.release()
+
+    def set_attribute():
+        gate.acquire()
+        setattr(mod.weight, "grad", None)
+        gate.release()
+
+    mt = MemTracker("allocator")
+    mt.track_external(mod)
+    with mt, gate:
+        mod.weight.grad = torch.ones(4, 4)
+        thread = threading.Thread(target=assign if way == "assignment" else set_attribute)
+        thread.start()
+        while sys._current_frames()[thread.ident].f_code.co_name not in ("assign", "set_attribute"):
+            pass
+        while_waiting = gradient_bytes(mt)
+        gate.release()
+        thread.join()
+        gate.acquire()
+        mod.weight.grad = torch.ones(4, 4)
+        assert (while_waiting, gradient_bytes(mt)) == (0, 64)
