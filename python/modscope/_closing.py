@@ -57,6 +57,11 @@ def closing(name: str, outcome: Outcome, how: str, loss: str | None = None, othe
     return " ".join(filter(None, parts))
 
 
+def closing_after_sigterm(name: str) -> tuple[str, str]:
+    """The line for a program that SIGTERM ended, before and after the size of the capture ``name``."""
+    return f"wrote {shlex.quote(name)} (", f"). SIGTERM ended the program. See it:  modscope summary {shlex.quote(name)}"
+
+
 def closing_of_launcher(program: str, what: str, others: Sequence[Started], started: bool) -> str:
     """The line for a program without a capture of its own. ``what`` it did instead; ``others``: processes that it
     started and that were recorded; ``started``: whether it started any program."""

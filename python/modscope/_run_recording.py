@@ -3,7 +3,7 @@
 It begins when the script has imported torch, and ends with the script, when one line about the capture is printed.
 The script must not notice it. It patches only these, and no longer than needed: sys.meta_path (until torch is
 imported), os._exit, the functions that start programs (_started.py), and after torch is imported sys.excepthook and,
-in C, how a SystemExit is deallocated.
+in C, how a SystemExit is deallocated and, while it has its default action, SIGTERM.
 
 Python processes that the script starts are recorded in the same way, each to its own capture. They print nothing.
 """
@@ -232,9 +232,18 @@ class RunRecording:
         if self._file:
             with contextlib.suppress(OSError):
                 self._created = os.fstat(self._file.fd)
+        self._watch_sigterm(recording)
         self._list_this()
         self._leave_workers_alone()
         return True
+
+    def _watch_sigterm(self, recording: Recording) -> None:
+        from modscope._closing import closing_after_sigterm
+
+        before, after = closing_after_sigterm(self._shown)
+        if self._settings.quiet or not self._can_print():
+            before = ""
+        recording.watch_sigterm(before and _as_line(before), f"{after}\n")
 
     def _count_step(self, optimizer: object, args: object, kwargs: object) -> None:
         import torch
@@ -413,12 +422,13 @@ class RunRecording:
         if self._file:
             self._file.discard()
 
+    def _can_print(self) -> bool:
+        return not self._is_child and sys.__stderr__ is not None and not sys.__stderr__.closed
+
     def _print(self, text: str) -> None:
-        if self._is_child or sys.__stderr__ is None or sys.__stderr__.closed:
-            return
-        line = " ".join(["[modscope]", *text.splitlines()])
-        with contextlib.suppress(OSError):
-            os.write(2, f"{line}\n".encode(errors="backslashreplace"))
+        if self._can_print():
+            with contextlib.suppress(OSError):
+                os.write(2, f"{_as_line(text)}\n".encode(errors="backslashreplace"))
 
 
 def _flush() -> None:
@@ -426,6 +436,10 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
+
+
+def _as_line(text: str) -> str:
+    return " ".join(["[modscope]", *text.splitlines()])
 
 
 def _describe(error: BaseException) -> str:
