@@ -55,7 +55,7 @@ static int add_functions(PyObject *module)
         mst_intercept_calls_methods, mst_intercept_nodes_methods, mst_intercept_blocks_methods,
         mst_node_layout_methods,     mst_tensor_layout_methods,   mst_devices_methods,
         mst_dispatch_methods,        mst_optimizer_steps_methods, mst_oom_report_methods,
-        mst_exit_status_methods,     mst_capture_methods,
+        mst_exit_status_methods,     mst_capture_methods,         mst_run_in_fork_methods,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) != 0)
