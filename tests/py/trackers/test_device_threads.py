@@ -74,11 +74,16 @@ def hang():
 @pytest.mark.parametrize(
     "function, answer", [(lambda: "yés", "yés"), (lambda: "", ""), (fail, None), (crash, None), (hang, None), (lambda: 3, None), (lambda: "x" * 9999, None)]
 )
-def test_what_a_forked_process_answers(capfd, function, answer):
+def test_what_a_forked_process_answers(tmp_path, capfd, function, answer):
     """It leaves nothing to wait for, and prints nothing."""
-    assert _native.run_in_fork(function, 300 if function is hang else 10_000) == answer
+
+    def answer_in_child():
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        return function()
+
+    assert _native.run_in_fork(answer_in_child, 300 if function is hang else 10_000) == answer
     with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(int((tmp_path / "pid").read_text()), os.WNOHANG)
     assert capfd.readouterr() == ("", "")
 
 
