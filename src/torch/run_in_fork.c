@@ -88,20 +88,32 @@ static bool wait_for(pid_t pid)
     return ended < 0 ? errno == ECHILD : WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-/* SIGCHLD is blocked in this thread. If it was not pending before, remove the one that our process has sent. */
-static void remove_sigchld(bool was_pending)
+/* Whether the program has a child that has ended and that it has not waited for. */
+static bool has_ended_child(void)
+{
+    siginfo_t info = {0};
+    return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
+}
+
+/* The program's handler of SIGCHLD must not run for our process. Any thread could get the signal, so the handler is
+ * removed meanwhile; without one the signal is ignored. */
+static void remove_sigchld_handler(struct sigaction *previous)
+{
+    sigaction(SIGCHLD, NULL, previous);
+    if (previous->sa_handler != SIG_IGN)
+        sigaction(SIGCHLD, &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
+}
+
+/* A child of the program's own may have ended meanwhile: the handler then gets its signal now. */
+static void restore_sigchld_handler(const struct sigaction *previous)
 {
     sigset_t child;
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
-    if (!was_pending)
-        sigtimedwait(&child, NULL, &(struct timespec){0});
-}
-
-static bool is_pending(int number)
-{
-    sigset_t pending;
-    return sigpending(&pending) == 0 && sigismember(&pending, number) == 1;
+    sigtimedwait(&child, NULL, &(struct timespec){0});
+    sigaction(SIGCHLD, previous, NULL);
+    if (previous->sa_handler != SIG_IGN && previous->sa_handler != SIG_DFL && has_ended_child())
+        kill(getpid(), SIGCHLD);
 }
 
 /* Returns the answer's length; -1: there is none. */
@@ -137,11 +149,12 @@ static PyObject *run_in_fork(PyObject *self, PyObject *args)
         return NULL;
     char answer[ANSWER_BYTES];
     sigset_t all, before;
-    bool was_pending = is_pending(SIGCHLD);
+    struct sigaction previous;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
+    remove_sigchld_handler(&previous);
     ssize_t length = ask_fork(function, answer, limit);
-    remove_sigchld(was_pending);
+    restore_sigchld_handler(&previous);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (length < 0)
         Py_RETURN_NONE;

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 
 import pytest
 import torch
@@ -85,6 +87,22 @@ def test_what_a_forked_process_answers(tmp_path, capfd, function, answer):
     with pytest.raises(ChildProcessError):
         os.waitpid(int((tmp_path / "pid").read_text()), os.WNOHANG)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("own_child", [False, True])
+def test_only_the_programs_own_children_are_reported_to_it(own_child):
+    """Also if another thread may get the signal."""
+    seen = []
+    other = threading.Thread(target=time.sleep, args=(0.5,))
+    before = signal.signal(signal.SIGCHLD, lambda *_: seen.append(1))
+    try:
+        other.start()
+        process = subprocess.Popen(["sleep", "0.1"]) if own_child else None
+        assert _native.run_in_fork(lambda: str(time.sleep(0.3)), 10_000) == "None"
+        other.join()
+        assert bool(seen) == own_child and (process is None or process.wait() == 0)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_a_forked_process_changes_nothing_here():
