@@ -115,6 +115,11 @@ class Recording:
             self._tracker.__exit__()
             raise
 
+    def watch_sigterm(self, before: str, after: str) -> None:
+        """Complete the file also when SIGTERM ends the program, and print ``before``, the file's size and ``after``."""
+        if self._capture is not None:
+            self._capture.watch_sigterm(*_encodable({before: after}).popitem())
+
     def _stop_for_other_source(self) -> None:
         self.stop("stopped", error="the program entered a MemTracker with another source")
 

@@ -105,6 +105,7 @@ def describe_end(end: Mapping[str, str] | None) -> str:
         "exception": "Ended by an exception",
         "stopped": "Stopped" if error else "Stopped as asked",
         "interrupted": "Interrupted",
+        "terminated": "Ended by SIGTERM",
     }
     return words.get(how, how or "Ended") + (f": {error.splitlines()[0]}" if error.strip() else "")
 

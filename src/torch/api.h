@@ -58,6 +58,7 @@ extern PyMethodDef mst_oom_report_methods[];
 extern PyMethodDef mst_exit_status_methods[];
 extern PyMethodDef mst_capture_methods[];
 extern PyMethodDef mst_living_objects_methods[];
+extern PyMethodDef mst_run_in_fork_methods[];
 
 /* ---- figures.c: figures as Python objects ---- */
 PyObject *mst_tuple_of_sums(const ms_sums *sums);

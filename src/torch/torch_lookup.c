@@ -85,10 +85,10 @@ int mst_torch_load(void)
 #undef X
     if (look_up_required() != 0) {
         PyErr_Format(PyExc_ImportError, "modscope: this torch lacks an attribute that modscope needs; "
-                                        "install torch 2.4 or newer");
+                                        "install torch 2.5 or newer");
         return -1;
     }
-    mst.torch.set_eval_frame = look_up_or_null("torch._C._dynamo.eval_frame", "set_eval_frame");
+    mst.torch.set_eval_frame = look_up_or_null("torch._C._dynamo", "eval_frame.set_eval_frame");
     mst.torch.graph_module = (PyTypeObject *)look_up_or_null("torch.fx", "GraphModule");
     mst.torch.pytree_nodes = look_up_or_null("torch.utils._pytree", "SUPPORTED_NODES");
     mst.torch.call_code = code_of(Py_NewRef(mst.torch.call_impl));

@@ -221,7 +221,8 @@ bool ms__file_append_page(ms_capture *capture, struct ms__page *page)
            append_chunk(capture, &page->head, page->bytes);
 }
 
-bool ms__file_append_pairs(ms_capture *capture, enum ms__chunk_kind kind, const char *const *pairs)
+bool ms__file_append_pairs(ms_capture *capture, enum ms__chunk_kind kind, const char *const *pairs,
+                           const struct ms__chunk_head *at)
 {
     struct builder builder = new_builder(capture);
     for (; pairs && pairs[0] && pairs[1]; pairs += 2) {
@@ -235,5 +236,5 @@ bool ms__file_append_pairs(ms_capture *capture, enum ms__chunk_kind kind, const 
         build_string(&builder, "lost");
         build_string(&builder, number);
     }
-    return append_built(&builder, kind, capture->event, capture->time);
+    return append_built(&builder, kind, at->event, at->time);
 }

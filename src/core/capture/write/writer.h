@@ -97,6 +97,10 @@ struct ms_capture {
     bool writing;
     bool running;    /* the writing thread exists, or is about to */
     uint32_t pauses; /* how many times it is paused */
+    /* ms_capture_end_on_request; NULL: nobody can request it */
+    bool (*is_end_requested)(void);
+    const char *const *requested_info;
+    void (*after_requested_end)(const ms_capture_status *status);
 
     /* Fields that only the writing thread uses. */
     int fd;
@@ -183,7 +187,8 @@ bool ms__file_begin(ms_capture *capture);
 bool ms__file_append_page(ms_capture *capture, struct ms__page *page);
 /* Write the names of paths that are new. `next` is the header of the chunk that follows. */
 bool ms__file_append_names(ms_capture *capture, const struct ms__chunk_head *next);
-/* Write an info or end chunk. `pairs`: keys and values, NULL after the last. */
-bool ms__file_append_pairs(ms_capture *capture, enum ms__chunk_kind kind, const char *const *pairs);
+/* Write an info or end chunk. `pairs`: keys and values, NULL after the last. `at`: the moment, as for names. */
+bool ms__file_append_pairs(ms_capture *capture, enum ms__chunk_kind kind, const char *const *pairs,
+                           const struct ms__chunk_head *at);
 
 #endif
