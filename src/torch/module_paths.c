@@ -108,19 +108,57 @@ static PyObject *join_to_path(ms_path base, PyObject *inside)
     return before ? mst_join_names(before, inside) : NULL;
 }
 
-ms_path mst_path_of_module(struct mst_module *known)
+/* Whether the module only holds others, as a ModuleList does: its class has no forward of its own. */
+static bool is_container(const struct mst_module *known)
 {
+    return _PyType_Lookup(Py_TYPE(known->module), mst.interned.forward) ==
+           _PyType_Lookup(mst.torch.module, mst.interned.forward);
+}
+
+/* The module that will most likely call `known`: the nearest holder that was called, or that has a forward of its own;
+ * the outermost one if there is none; `known` itself if nothing holds it. *inside as in find_outermost_holder. */
+static struct mst_module *find_likely_caller(struct mst_module *known, PyObject **inside)
+{
+    struct mst_module *caller = known;
+    PyObject *key, *name = NULL;
+    while ((caller == known || (!caller->called && is_container(caller))) && (key = key_in_holder(caller))) {
+        PyObject *longer = name ? PyUnicode_FromFormat("%U.%U", key, name) : Py_NewRef(key);
+        Py_XSETREF(name, longer);
+        Py_DECREF(key);
+        caller = caller->holder;
+        if (!name || caller == known) {
+            Py_CLEAR(name);
+            break;
+        }
+    }
+    PyErr_Clear();
+    *inside = name;
+    return name ? caller : known;
+}
+
+/* For a module that was not called yet this is the path that its first call will most likely get, so that its tensors
+ * and its calls have one path and not two. `depth` ends the search where modules hold each other in a circle. */
+static ms_path path_of_module(struct mst_module *known, int depth)
+{
+    enum { MAX_DEPTH = 500 };
     if (known->called)
         return known->path;
     PyObject *inside;
-    struct mst_module *top = find_outermost_holder(known, false, &inside);
-    if (top == known) {
+    struct mst_module *caller =
+        depth < MAX_DEPTH ? find_likely_caller(known, &inside) : find_outermost_holder(known, false, &inside);
+    if (caller == known || depth > MAX_DEPTH) {
+        Py_XDECREF(inside);
         struct mst_root *root = mst_root_of(mst.registry, known, false);
         return root ? mst_root_path(root, MS_GLOBAL) : MS_GLOBAL;
     }
-    ms_path path = mst_path_inside(known, mst_path_of_module(top), inside);
+    ms_path path = mst_path_inside(known, path_of_module(caller, depth + 1), inside);
     Py_DECREF(inside);
     return path;
+}
+
+ms_path mst_path_of_module(struct mst_module *known)
+{
+    return path_of_module(known, 0);
 }
 
 ms_path mst_path_inside(const struct mst_module *known, ms_path base, PyObject *inside)

@@ -66,6 +66,7 @@ struct mst_torch {
     X(kwargs)                  \
     X(profile_hook_step)       \
     X(Global)                  \
+    X(forward)                 \
     X(__module__)              \
     X(__enter__)               \
     X(__exit__)
