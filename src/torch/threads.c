@@ -4,20 +4,16 @@
 #include "torch/api.h"
 #include "torch/claims.h"
 #include "torch/devices.h"
+#include "torch/hash_map.h"
 
 #include <pthread.h>
 
 static pthread_key_t thread_key;         /* its destructor closes a thread that ends */
 static _Atomic uint64_t own_next_id = 1; /* where torch numbers no threads */
-static _Atomic uint32_t training_threads;
-static MST_THREAD_LOCAL bool trains; /* this thread is one of them */
 
 static void close_thread(void *thread)
 {
     mst_this_thread = NULL;
-    if (trains)
-        atomic_fetch_sub(&training_threads, 1);
-    trains = false;
     ms_thread_close(thread);
 }
 
@@ -39,7 +35,6 @@ static void after_fork(void)
 static void after_fork_in_child(void)
 {
     mst_gradient_setters_forked(mst_accumulations_forked());
-    atomic_store(&training_threads, trains ? 1 : 0);
     after_fork();
     mst_captures_forked();
     mst_trackers_forked();
@@ -96,16 +91,42 @@ bool mst_other_threads_run_python(void)
     return false;
 }
 
-void mst_thread_trains(void)
+/* The ids of the Python threads that train, those that have ended included until there are too many; guarded by the
+ * GIL. A Python thread ends before its pthread does, so the pthread's end would come too late. */
+static struct mst_map training;
+static unsigned training_count, training_cleared;
+static MST_THREAD_LOCAL uint64_t training_id;      /* the id under which this thread is in the map */
+static MST_THREAD_LOCAL unsigned training_version; /* training_cleared at that time */
+
+static uint64_t key_of(PyThreadState *thread)
 {
-    if (LIKELY(trains) || !mst_this_thread)
-        return;
-    trains = true;
-    atomic_fetch_add(&training_threads, 1);
+    return PyThreadState_GetID(thread) + 1; /* A pair of zeros is no key. */
 }
 
-/* The count alone would include threads that Python has joined and that have not ended yet. */
+void mst_thread_trains(void)
+{
+    enum { MOST_REMEMBERED = 1024 };
+    uint64_t id = key_of(PyThreadState_Get());
+    if (LIKELY(training_id == id && training_version == training_cleared))
+        return;
+    if (training_count >= MOST_REMEMBERED) {
+        mst_map_clear(&training);
+        training_count = 0;
+        training_cleared++;
+    }
+    if (mst_map_set(&training, id, 0, 1)) {
+        training_id = id;
+        training_version = training_cleared;
+        training_count++;
+    }
+}
+
 bool mst_other_threads_train(void)
 {
-    return atomic_load(&training_threads) > (trains ? 1u : 0u) && mst_other_threads_run_python();
+    PyThreadState *here = PyThreadState_Get();
+    PyThreadState *thread = training_count ? PyInterpreterState_ThreadHead(PyThreadState_GetInterpreter(here)) : NULL;
+    for (; thread; thread = PyThreadState_Next(thread))
+        if (thread != here && mst_map_get(&training, key_of(thread), 0))
+            return true;
+    return false;
 }
