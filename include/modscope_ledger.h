@@ -245,6 +245,10 @@ typedef struct ms_oom { /* an allocation that failed */
  * length of what was written. Never allocates. */
 size_t ms_ledger_oom(ms_ledger *ledger, const ms_thread *thread, const ms_oom *oom, char *report, size_t room);
 
+/* Write a size as people read it, such as "7.01 MiB", right-aligned to `width` where that is not 0. Returns what
+ * snprintf returns. */
+int ms_size_text(int64_t bytes, int width, char *text, size_t room);
+
 /* NULL if the ledger's sums are right, else the invariant that does not hold. It reads every block: for tests. */
 const char *ms_ledger_check(ms_ledger *ledger);
 

@@ -383,6 +383,9 @@ class MemTracker(_native.Context):
         rows = sorted(calls.items(), key=lambda item: _text.natural_key(item[1][-1][0]))
         return {key: (ref := weakref.ref(modules[key]), LazyStats(ledger, ref, found)) for key, found in rows}
 
+    def _is_entered(self) -> bool:
+        return self._entered > 0
+
     # ---- text ----
 
     def _print(self, text: str) -> None:
@@ -414,7 +417,7 @@ class MemTracker(_native.Context):
 
 
 def is_active(tracker: MemTracker) -> bool:
-    return tracker._entered > 0
+    return tracker._is_entered()
 
 
 def active_trackers() -> list[MemTracker]:

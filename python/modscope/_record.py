@@ -95,6 +95,8 @@ class Recording:
             _mem_tracker.on_other_source(self._tracker, self._stop_for_other_source)
         self._capture: _native.Capture | None = None
         self._outcome: Outcome | None = None
+        self.stopped_early = False
+        """The program entered a MemTracker with another source."""
         self._failures_before = 0
 
     def start(self, publish: Callable[[], None] | None = None) -> None:
@@ -121,6 +123,7 @@ class Recording:
             self._capture.watch_sigterm(*_encodable({before: after}).popitem())
 
     def _stop_for_other_source(self) -> None:
+        self.stopped_early = True
         self.stop("stopped", error="the program entered a MemTracker with another source")
 
     @property

@@ -395,7 +395,7 @@ class RunRecording:
         outcome = recording.stop(how, **end)
         if outcome.bytes == 0:
             self._discard()
-        elif not outcome.peaks and not outcome.lost and not outcome.error:
+        elif not (outcome.peaks or outcome.lost or outcome.error or recording.stopped_early):
             self._drop()
             self._end_without_capture("allocated no PyTorch memory")
             return

@@ -69,7 +69,7 @@ class PassOn:
         fork_exec: Any = self._wrap_fork_exec(_posixsubprocess.fork_exec)
         subprocess = sys.modules.get("subprocess")  # it imports the function by its name
         if getattr(subprocess, "_fork_exec", None) is _posixsubprocess.fork_exec:
-            subprocess._fork_exec = fork_exec  # type: ignore[union-attr]
+            setattr(subprocess, "_fork_exec", fork_exec)
         _posixsubprocess.fork_exec = fork_exec
         for name in ("posix_spawn", "posix_spawnp"):
             if hasattr(os, name):

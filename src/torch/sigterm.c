@@ -46,13 +46,9 @@ static bool is_end_requested(void)
 
 static void print_line(uint64_t bytes)
 {
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-    char line[sizeof before_size + sizeof after_size + 32];
-    double amount = (double)bytes;
-    size_t unit = 0;
-    for (; amount >= 1024 && unit < 4; unit++)
-        amount /= 1024;
-    int length = snprintf(line, sizeof line, "%s%.*f %s%s", before_size, unit ? 2 : 0, amount, units[unit], after_size);
+    char size[48], line[sizeof before_size + sizeof after_size + sizeof size];
+    ms_size_text((int64_t)bytes, 0, size, sizeof size);
+    int length = snprintf(line, sizeof line, "%s%s%s", before_size, size, after_size);
     if (before_size[0] && length > 0 && write(STDERR_FILENO, line, (size_t)length) < 0)
         return; /* There is nobody to tell. */
 }

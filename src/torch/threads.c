@@ -78,17 +78,20 @@ ms_thread *mst_thread_open(void)
 
 /* ---- other threads ---- */
 
+static bool runs_python(PyThreadState *thread)
+{
+    PyFrameObject *frame = PyThreadState_GetFrame(thread);
+    Py_XDECREF(frame);
+    return frame != NULL;
+}
+
 bool mst_other_threads_run_python(void)
 {
     PyThreadState *here = PyThreadState_Get();
     PyThreadState *thread = PyInterpreterState_ThreadHead(PyThreadState_GetInterpreter(here));
-    for (; thread; thread = PyThreadState_Next(thread)) {
-        PyFrameObject *frame = thread == here ? NULL : PyThreadState_GetFrame(thread);
-        Py_XDECREF(frame);
-        if (frame)
-            return true;
-    }
-    return false;
+    while (thread && (thread == here || !runs_python(thread)))
+        thread = PyThreadState_Next(thread);
+    return thread != NULL;
 }
 
 /* The ids of the Python threads that train, those that have ended included until there are too many; guarded by the
@@ -125,8 +128,8 @@ bool mst_other_threads_train(void)
 {
     PyThreadState *here = PyThreadState_Get();
     PyThreadState *thread = training_count ? PyInterpreterState_ThreadHead(PyThreadState_GetInterpreter(here)) : NULL;
-    for (; thread; thread = PyThreadState_Next(thread))
-        if (thread != here && mst_map_get(&training, key_of(thread), 0))
-            return true;
-    return false;
+    /* Autograd's threads call modules when they recompute, and then wait without a frame for the next backward. */
+    while (thread && (thread == here || !mst_map_get(&training, key_of(thread), 0) || !runs_python(thread)))
+        thread = PyThreadState_Next(thread);
+    return thread != NULL;
 }

@@ -26,16 +26,22 @@ static void __attribute__((format(printf, 2, 3))) append(struct text *text, cons
     text->length += length > 0 ? (size_t)length : 0;
 }
 
-static void append_bytes(struct text *text, int width, int64_t bytes)
+int ms_size_text(int64_t bytes, int width, char *text, size_t room)
 {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
     double amount = (double)bytes;
     size_t unit = 0;
     for (; amount >= 1024 && unit < 5; unit++)
         amount /= 1024;
-    append(text, "%*.*f %s", width, unit ? 2 : 0, amount, units[unit]);
-    if (width && !unit)
-        append(text, "  "); /* "B" is two letters shorter than "KiB" */
+    const char *padding = width && !unit ? "  " : ""; /* "B" is two letters shorter than "KiB" */
+    return snprintf(text, room, "%*.*f %s%s", width, unit ? 2 : 0, amount, units[unit], padding);
+}
+
+static void append_bytes(struct text *text, int width, int64_t bytes)
+{
+    char size[48];
+    ms_size_text(bytes, width, size, sizeof size);
+    append(text, "%s", size);
 }
 
 static void append_position(struct text *text, const ms_ledger *ledger, uint64_t step, ms_phase phase, ms_path path)
