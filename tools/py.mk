@@ -15,7 +15,7 @@ PYTEST_ARGS ?=
 PYTEST := -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
 
 # The slowest folder comes first. What the fallback does not change is left out by tests/py/conftest.py.
-SUITE := suite-page suite-commands suite-memory suite-trackers suite-export suite-captures suite-storms suite-integrations \
+SUITE := suite-page suite-run suite-commands suite-memory suite-trackers suite-export suite-captures suite-storms suite-integrations \
          suite-docs suite-allocator
 FALLBACK := fallback-memory fallback-trackers fallback-captures fallback-storms
 FAST := fast-memory fast-trackers fast-reading
@@ -27,8 +27,12 @@ logged = @mkdir -p $(LOGS); $(1) > $(LOGS)/$@.log 2>&1; status=$$?; echo "== $@"
 
 suite: $(SUITE) $(FALLBACK)
 
+# What starts scripts takes as long as all other tests of the commands together, so it has a process of its own.
+SUITE_run := $(wildcard tests/py/commands/test_run_*.py)
+SUITE_commands := $(filter-out $(SUITE_run),$(wildcard tests/py/commands/test_*.py))
+
 $(SUITE): suite-%: | $(SUITE_NEEDS)
-	$(call logged,$(VPY) $(PYTEST) tests/py/$*)
+	$(call logged,$(VPY) $(PYTEST) $(or $(SUITE_$*),tests/py/$*))
 
 $(FALLBACK): fallback-%: | $(SUITE_NEEDS)
 	$(call logged,MODSCOPE_INTERPOSE=0 $(VPY) $(PYTEST) tests/py/$*)

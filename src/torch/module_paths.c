@@ -12,7 +12,7 @@ static ms_path add_path(ms_path parent, PyObject *fqn, uint32_t nth)
 {
     Py_ssize_t length = 0;
     const char *text = fqn ? PyUnicode_AsUTF8AndSize(fqn, &length) : NULL;
-    PyErr_Clear();
+    mst_clear_error();
     PyObject *escaped = fqn && (!text || strlen(text) != (size_t)length) ? PyObject_ASCII(fqn) : NULL;
     if (escaped)
         text = PyUnicode_AsUTF8(escaped);
@@ -20,7 +20,7 @@ static ms_path add_path(ms_path parent, PyObject *fqn, uint32_t nth)
     if (text && parent != MS_UNKNOWN)
         ms_path_add_nth(mst.watch, parent, text, nth, &path);
     Py_XDECREF(escaped);
-    PyErr_Clear();
+    mst_clear_error();
     return path;
 }
 
@@ -47,14 +47,14 @@ static ms_path add_path_inside(const struct mst_module *known, ms_path parent, P
 {
     PyObject *suffix = inside ? PyUnicode_FromFormat(".%U", inside) : NULL;
     const char *text = suffix ? PyUnicode_AsUTF8(suffix) : NULL;
-    PyErr_Clear();
+    mst_clear_error();
     PyObject *escaped = suffix && !text ? PyObject_ASCII(suffix) : NULL;
     if (escaped)
         text = PyUnicode_AsUTF8(escaped);
     ms_path path = text ? mst_path_add(known, parent, fqn, base, text) : MS_UNKNOWN;
     Py_XDECREF(suffix);
     Py_XDECREF(escaped);
-    PyErr_Clear();
+    mst_clear_error();
     return path;
 }
 
@@ -96,7 +96,7 @@ static struct mst_module *find_outermost_holder(struct mst_module *known, bool i
             break;
         }
     }
-    PyErr_Clear();
+    mst_clear_error();
     *inside = name;
     return name ? top : known;
 }
@@ -131,7 +131,7 @@ static struct mst_module *find_likely_caller(struct mst_module *known, PyObject 
             break;
         }
     }
-    PyErr_Clear();
+    mst_clear_error();
     *inside = name;
     return name ? caller : known;
 }
@@ -166,7 +166,7 @@ ms_path mst_path_inside(const struct mst_module *known, ms_path base, PyObject *
     PyObject *fqn = base > MS_UNKNOWN ? join_to_path(base, inside) : NULL;
     ms_path path = fqn ? add_path_inside(known, base, fqn, base, inside) : MS_GLOBAL;
     Py_XDECREF(fqn);
-    PyErr_Clear();
+    mst_clear_error();
     return path;
 }
 
@@ -179,7 +179,7 @@ ms_path mst_path_of_built_module(struct mst_module *known, PyObject **inside)
     const char *shown = name ? PyUnicode_AsUTF8(name) : NULL;
     ms_path path = shown ? mst_path_add(top, MS_GLOBAL, name, MS_GLOBAL, shown) : MS_GLOBAL;
     Py_XDECREF(name);
-    PyErr_Clear();
+    mst_clear_error();
     return path;
 }
 
@@ -217,7 +217,7 @@ static PyObject *name_by_holders(const struct mst_module *owner, const struct ms
         if (!key || PyDict_GetItemWithError(children, key) != at->module) {
             Py_XDECREF(key);
             Py_XDECREF(name);
-            PyErr_Clear();
+            mst_clear_error();
             return NULL;
         }
         PyObject *longer = name ? PyUnicode_FromFormat("%U.%U", key, name) : Py_NewRef(key);
@@ -271,7 +271,7 @@ static ms_path find_root_call_path(struct mst_module *known, ms_path parent)
         Py_XDECREF(fqn);
     }
     Py_XDECREF(inside);
-    PyErr_Clear();
+    mst_clear_error();
     return path;
 }
 
@@ -302,7 +302,7 @@ static ms_path find_call_path(struct mst_module *known, uint64_t context)
     ms_path path = fqn ? add_path_inside(known, parent, fqn, owner, inside) : MS_UNKNOWN;
     Py_XDECREF(fqn);
     Py_DECREF(inside);
-    PyErr_Clear();
+    mst_clear_error();
     return path;
 }
 
@@ -325,7 +325,7 @@ static ms_path path_of_known_call(struct mst_module *known, uint64_t context)
         mst_registry_set_fqn(mst.registry, known, fqn);
     if (fqn && !known->children_named)
         mst_name_children(mst.registry, known);
-    PyErr_Clear();
+    mst_clear_error();
     return path;
 }
 

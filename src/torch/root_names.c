@@ -1,6 +1,8 @@
 /* root_names.c - the root modules that are alive, and by which names they are shown. */
 #include "torch/root_names.h"
 
+#include "torch/run_python.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +35,7 @@ static void count_variables(mst_registry *registry, const struct mst_root *root,
             PyDict_SetItem(registry->variables, name, count);
         Py_XDECREF(count);
     }
-    PyErr_Clear();
+    mst_clear_error();
 }
 
 static bool is_of_one_module(mst_registry *registry, PyObject *variable)
@@ -158,7 +160,7 @@ static const char *choose_variable(mst_registry *registry, const struct mst_root
         if (name && is_of_one_module(registry, variable) && !is_shown(registry, name))
             return name;
     }
-    PyErr_Clear();
+    mst_clear_error();
     return NULL;
 }
 
@@ -178,7 +180,7 @@ static void show_by_number(struct mst_root *root)
     PyObject *escaped = NULL;
     const char *name = PyUnicode_AsUTF8(root->name);
     if (!name) {
-        PyErr_Clear();
+        mst_clear_error();
         escaped = PyObject_ASCII(root->name);
         name = escaped ? PyUnicode_AsUTF8(escaped) : NULL;
     }
@@ -190,7 +192,7 @@ static void show_by_number(struct mst_root *root)
         show_root_as(root, shown);
     free(shown);
     Py_XDECREF(escaped);
-    PyErr_Clear();
+    mst_clear_error();
 }
 
 static void show_by_variable(mst_registry *registry, struct mst_root *root)
@@ -228,7 +230,7 @@ static void put_into_container(mst_registry *registry, const struct mst_module *
     const char *key = PyUnicode_AsUTF8(inside);
     struct mst_root *root = find_root(registry, known);
     char *suffix = key && root ? mst_concat(".", key) : NULL;
-    PyErr_Clear();
+    mst_clear_error();
     if (!suffix || base <= MS_UNKNOWN) {
         free(suffix);
         return;
@@ -249,7 +251,7 @@ static struct mst_root *add_root(mst_registry *registry, struct mst_module *know
         registry->variables = PyDict_New();
     if (!name || !registry->variables || !reserve_root(registry)) {
         Py_XDECREF(name);
-        PyErr_Clear();
+        mst_clear_error();
         return NULL;
     }
     struct mst_root *root = &registry->roots[registry->root_count++];

@@ -6,6 +6,8 @@
  * rather than `model` of a function that it was passed to. */
 #include "torch/root_names.h"
 
+#include "torch/run_python.h"
+
 #include <string.h>
 
 enum { MOST_FRAMES = 256, MOST_NAMES = 16, MOST_ITEMS = 1024, MOST_OBJECTS = 256 };
@@ -52,7 +54,7 @@ static void add_name(struct search *search, PyObject *name, bool is_long)
     if (name && list && PyList_GET_SIZE(list) < MOST_NAMES && !PySequence_Contains(list, name))
         PyList_Append(list, name);
     Py_XDECREF(name);
-    PyErr_Clear();
+    mst_clear_error();
 }
 
 /* ---- containers ---- */
@@ -105,7 +107,7 @@ static bool look_at_module(struct search *search, PyObject *name, PyObject *key,
     else if (key && is_telling(name) && PyUnicode_GET_LENGTH(key) > 0 &&
              PyUnicode_FindChar(key, '.', 0, PyUnicode_GET_LENGTH(key), 1) < 0)
         add_name(search, PyUnicode_FromFormat("%U.%U", name, key), true);
-    PyErr_Clear();
+    mst_clear_error();
     return true;
 }
 
@@ -176,7 +178,7 @@ static void look_at_locals_named(struct search *search, PyFrameObject *frame, Py
         if (value)
             look_at_variable(search, PyTuple_GET_ITEM(names, i), value);
         Py_XDECREF(value);
-        PyErr_Clear();
+        mst_clear_error();
     }
     Py_XDECREF(names);
 }
@@ -234,7 +236,7 @@ static bool is_of_program(PyObject *globals)
 {
     PyObject *name = globals ? PyDict_GetItemString(globals, "__name__") : NULL;
     const char *text = name && PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : NULL;
-    PyErr_Clear();
+    mst_clear_error();
     return !text || (!is_within(text, "torch") && !is_within(text, "modscope"));
 }
 
@@ -269,6 +271,6 @@ struct mst_variables mst_find_variables(PyObject *module)
     if (names && search.names[1])
         PyList_SetSlice(names, PyList_GET_SIZE(names), PyList_GET_SIZE(names), search.names[1]);
     Py_XDECREF(search.names[1]);
-    PyErr_Clear();
+    mst_clear_error();
     return (struct mst_variables){names, search.container, search.inside};
 }

@@ -56,7 +56,7 @@ SCRIPT = """
 @pytest.mark.parametrize("words, threads, child", [([], "0", "ran"), (["before"], "1", "refused")])
 def test_a_child_forked_before_the_first_backward_can_run_one(words, threads, child):
     """As without modscope. The program's own functions and handlers are not called."""
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(SCRIPT), *words], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-Wignore::DeprecationWarning", "-c", textwrap.dedent(SCRIPT), *words], capture_output=True, text=True)
     assert done.stderr == "" and done.stdout.split("\n") == ["verified verified", threads, "a hook", "a hook", child, ""]
 
 
