@@ -14,8 +14,13 @@ SUITE_NEEDS ?= build trainers readers
 PYTEST_ARGS ?=
 PYTEST := -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
 
+# The tests that start scripts take the longest, so each of their files has a process of its own.
+RUN_FILES := $(wildcard tests/py/commands/test_run_*.py)
+RUN_SUITES := $(patsubst tests/py/commands/test_%.py,suite-%,$(RUN_FILES))
+$(foreach file,$(RUN_FILES),$(eval SUITE_$(patsubst tests/py/commands/test_%.py,%,$(file)) := $(file)))
+SUITE_commands := $(filter-out $(RUN_FILES),$(wildcard tests/py/commands/test_*.py))
 # The slowest folder comes first. What the fallback does not change is left out by tests/py/conftest.py.
-SUITE := suite-page suite-run suite-commands suite-memory suite-trackers suite-export suite-captures suite-storms suite-integrations \
+SUITE := suite-page $(RUN_SUITES) suite-commands suite-memory suite-trackers suite-export suite-captures suite-storms suite-integrations \
          suite-docs suite-allocator
 FALLBACK := fallback-memory fallback-trackers fallback-captures fallback-storms
 FAST := fast-memory fast-trackers fast-reading
@@ -26,10 +31,6 @@ FAST_reading := captures commands export docs page/test_report.py
 logged = @mkdir -p $(LOGS); $(1) > $(LOGS)/$@.log 2>&1; status=$$?; echo "== $@"; cat $(LOGS)/$@.log; exit $$status
 
 suite: $(SUITE) $(FALLBACK)
-
-# What starts scripts takes as long as all other tests of the commands together, so it has a process of its own.
-SUITE_run := $(wildcard tests/py/commands/test_run_*.py)
-SUITE_commands := $(filter-out $(SUITE_run),$(wildcard tests/py/commands/test_*.py))
 
 $(SUITE): suite-%: | $(SUITE_NEEDS)
 	$(call logged,$(VPY) $(PYTEST) $(or $(SUITE_$*),tests/py/$*))

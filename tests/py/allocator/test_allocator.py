@@ -64,7 +64,8 @@ for seed in range(20):
         real, model = torch.cuda.memory_stats_as_nested_dict(), allocator.stats()
         for name in ("allocation", "allocated_bytes", "reserved_bytes", "segment", "inactive_split", "requested_bytes"):
             for pool in ("all", "small_pool", "large_pool"):
-                assert model[name][pool]["current"] == real[name][pool]["current"], (seed, i, name, pool)
+                got, wanted = model[name][pool]["current"], real[name][pool]["current"]
+                assert got == wanted, (seed, i, name, pool, got, wanted)
     kept.clear()
     torch.cuda.empty_cache()
 print("equal")

@@ -143,6 +143,7 @@ def test_a_module_that_is_moved_has_the_name_of_its_new_holder(source):
         assert own(mt, "Parameter") == {"Module.moved": 80}
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="DataParallel moves the model to the GPU")
 @every_source
 def test_a_copy_in_a_wrapper_belongs_to_the_wrapper_and_the_original_to_itself(source):
     model = nn.Sequential(nn.Linear(4, 4))
