@@ -24,7 +24,7 @@ GPU_PATH  = $(CURDIR)/build/gpu$(if $(PYTHONPATH),:$(PYTHONPATH))
 .DELETE_ON_ERROR:
 .PHONY: help run build test test-all check check-all bench bench-models trainers readers lint fmt san fuzz matrix clean \
         gpu-check gpu-check-build $(GPU) layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang \
-        san-py san-py-run FORCE
+        san-py FORCE
 
 include tools/c.mk tools/py.mk tools/wheel.mk
 
@@ -186,19 +186,40 @@ lint-gcc lint-clang: lint-%: | $(VPY)
 	$(call need,$*,for file in $(C_SRC); do \
 	    $* $(WARNINGS) -Werror -O2 -isystem $(python-include) -c $$file -o /dev/null || exit 1; done)
 
-# libstdc++ is preloaded too, because otherwise ASan does not find the real __cxa_throw.
+# libstdc++ is preloaded too, because otherwise ASan does not find the real __cxa_throw. An allocation that is too large
+# fails as it does without ASan, because tests ask for one. Reports go to files, because pytest captures stderr, and
+# loses it when the process ends.
+ASAN_REPORTS = $(CURDIR)/build/asan-reports
 ASAN_LIBS = $(shell gcc -print-file-name=libasan.so):$(shell gcc -print-file-name=libstdc++.so.6)
-ASAN_ENV  = LD_PRELOAD=$(ASAN_LIBS) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=$(CURDIR)/build/asan
+ASAN_ENV  = LD_PRELOAD=$(ASAN_LIBS) ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:malloc_context_size=6:log_path=$(ASAN_REPORTS)/$@ \
+            UBSAN_OPTIONS=print_stacktrace=1:log_path=$(ASAN_REPORTS)/$@ PYTHONMALLOC=malloc PYTHONPATH=$(CURDIR)/build/asan
 
-san-py: | $(VENV)/.needs
+# Without the page in a browser and the trainers, which reach no other C code than these.
+SAN_PY := san-py-memory san-py-trackers san-py-captures san-py-reading
+SAN_FALLBACK := san-fallback-memory san-fallback-trackers san-fallback-captures
+SAN_FOLDERS_reading := export commands docs page/test_report.py
+.PHONY: $(SAN_PY) $(SAN_FALLBACK) san-py-build
+
+san-py: | $(VENV)/.needs ## the Python suite under ASan and UBSan; also in parts: san-py-memory, -trackers, -captures, -reading, san-fallback-...
 	@if gcc -fsanitize=address,undefined -shared -o /dev/null -xc /dev/null 2>/dev/null; then \
-	    $(MAKE) --no-print-directory san-py-run; \
+	    $(MAKE) --no-print-directory --keep-going $(SAN_PY) $(SAN_FALLBACK); \
 	else echo "== ASan: skipped, gcc with its sanitizers is not installed"; fi
 
-san-py-run:
+san-py-build: | $(VENV)/.needs
 	CC=gcc $(VPY) -m pip $(INSTALL) --upgrade --target build/asan --config-settings=build-dir=build/asan-cmake \
 	    --config-settings=install.strip=false --config-settings=cmake.define.MODSCOPE_SANITIZE=address,undefined .
-	@echo "== the Python suite under ASan and UBSan"
-	$(ASAN_ENV) $(VPY) $(PYTEST) tests/py
-	@echo "== the Python suite under ASan and UBSan, with the fallback (MODSCOPE_INTERPOSE=0)"
-	$(ASAN_ENV) MODSCOPE_INTERPOSE=0 $(VPY) $(PYTEST) tests/py
+
+# $(call under-asan,VARIABLES): the tests of the folders that the target names. Fails too if a child process was reported.
+define under-asan
+@mkdir -p $(ASAN_REPORTS); rm -f $(ASAN_REPORTS)/$@.*
+@echo "== $@"
+@$(ASAN_ENV) $(1) $(VPY) $(PYTEST) $(addprefix tests/py/,$(or $(SAN_FOLDERS_$*),$*)); status=$$?; \
+    for report in $$(grep -l "ERROR: AddressSanitizer\|runtime error" $(ASAN_REPORTS)/$@.* 2>/dev/null); do cat $$report; status=1; done; \
+    exit $$status
+endef
+
+$(SAN_PY): san-py-%: san-py-build
+	$(call under-asan,)
+
+$(SAN_FALLBACK): san-fallback-%: san-py-build
+	$(call under-asan,MODSCOPE_INTERPOSE=0)

@@ -65,7 +65,24 @@ typedef uint32_t ms_path;
 /* The creator of a node where it is not known. */
 #define MS_ANY_THREAD UINT64_C(0)
 
-typedef enum ms_phase { MS_IDLE, MS_FORWARD, MS_RECOMPUTE, MS_BACKWARD, MS_OPTIMIZER } ms_phase;
+/* MS_EVALUATION: a call inside a root call that began with grad mode off and outside a step (ms_ledger_step). */
+#define MS_PHASES(X)          \
+    X(IDLE, "idle")           \
+    X(FORWARD, "forward")     \
+    X(RECOMPUTE, "recompute") \
+    X(BACKWARD, "backward")   \
+    X(OPTIMIZER, "optimizer") \
+    X(EVALUATION, "evaluation")
+
+typedef enum ms_phase {
+#define X(name, text) MS_##name,
+    MS_PHASES(X)
+#undef X
+        MS_PHASE_COUNT
+} ms_phase;
+
+/* The phase's name, such as "forward"; never NULL. */
+const char *ms_phase_name(ms_phase phase);
 
 typedef struct ms_options {
     /* Set both, or leave both NULL for malloc and free. `alloc` need not clear the memory. */
@@ -101,6 +118,13 @@ uint32_t ms_path_count(const ms_watch *watch);
  * MS_GLOBAL is "Global" and MS_UNKNOWN is "unknown"; both have the parent MS_GLOBAL and depth 0. */
 const char *ms_path_name(const ms_watch *watch, ms_path path);
 ms_path ms_path_parent(const ms_watch *watch, ms_path path);
+/* Show a path by another name in figures: in out-of-memory reports from now on, and in captures that are being
+ * written at all their moments. ms_path_name and ms_path_add still use the name that it was added by. Returns
+ * MS_ENOMEM, and changes nothing, if memory runs out; MS_EINVAL for MS_GLOBAL and MS_UNKNOWN. */
+int ms_path_show_as(ms_watch *watch, ms_path path, const char *name);
+/* The name by which a path is shown: that of the latest ms_path_show_as, else ms_path_name. It is valid until the
+ * watch is closed. */
+const char *ms_path_shown(const ms_watch *watch, ms_path path);
 uint32_t ms_path_depth(const ms_watch *watch, ms_path path);
 
 /* Begin to watch a thread. No other thread of the process may have or have had the same `id`; 0 and UINT64_MAX
@@ -114,6 +138,10 @@ void ms_thread_close(ms_thread *thread);
  * not yet left is of another kind, or if nothing is open. After an enter that failed, its leave may be of any kind. */
 int ms_call_enter(ms_thread *thread, ms_path path, uint64_t next_number);
 int ms_call_leave(ms_thread *thread, uint64_t next_number);
+/* The same as ms_call_enter, for a call that begins while autograd's grad mode is off. It makes a difference for a root
+ * call while a ledger is attached: outside a step, the phase of the root call and of the calls in it is MS_EVALUATION.
+ */
+int ms_call_enter_without_grad(ms_thread *thread, ms_path path, uint64_t next_number);
 
 /* The thread begins to run node `number`, which thread `creator` created, or ends running it. A node that is
  * created while another runs belongs to the same call as the running one. A node with MS_NO_NUMBER belongs to

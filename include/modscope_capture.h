@@ -34,12 +34,18 @@ int ms_capture_begin(ms_ledger *ledger, int fd, const char *const *info, ms_capt
 /* Write the events that are left and an end chunk with `info`, and free the capture. Waits for the file. The ledger may
  * be detached already. Returns the final status. */
 ms_capture_status ms_capture_end(ms_capture *capture, const char *const *info);
+/* Let a signal handler end the capture, in a program that then dies. The writing thread calls `is_requested` a few
+ * times a second, whatever the program's threads do. When it returns true, the writing thread writes the events so far
+ * and an end chunk with `info`, and calls `then`, which must end the process. `info` must stay valid until
+ * ms_capture_end. */
+void ms_capture_end_on_request(ms_capture *capture, bool (*is_requested)(void), const char *const *info,
+                               void (*then)(const ms_capture_status *status));
 /* Around fork, in the parent: ms_capture_pause ends the writing thread, so that the process has one thread less, and
  * ms_capture_resume starts it again. Meanwhile events wait in the buffers, and ms_capture_flush waits too. Pauses nest.
  * If no thread can be started, ms_capture_end writes what is in the buffers, and what does not fit into them is lost.
  */
 void ms_capture_pause(ms_capture *capture);
-void ms_capture_resume(ms_capture *capture);
+bool ms_capture_resume(ms_capture *capture); /* false: no thread could be started */
 /* In a forked child, instead of ms_capture_end: stop recording. The file is the parent's, and nothing is written. The
  * memory is not freed. */
 void ms_capture_abandon(ms_capture *capture);
@@ -206,10 +212,10 @@ typedef struct ms_survey {
     uint64_t events[MS_OP_COUNT];
     struct {
         uint64_t time;   /* microseconds. When threads are in several phases at once, only the first of recompute,
-                            backward, optimizer, forward counts */
+                            backward, optimizer, forward, evaluation counts */
         uint64_t blocks; /* added in this phase */
         uint64_t bytes;  /* of these blocks */
-    } phases[MS_OPTIMIZER + 1];
+    } phases[MS_PHASE_COUNT];
     uint64_t steps;               /* the number of the last step */
     uint64_t optimizer_steps;     /* how many have ended */
     uint64_t first_oom, last_oom; /* the moments after these events; 0: there is none */
@@ -251,7 +257,7 @@ typedef enum ms_pack_column {
                            when the lifetime began */
     MS_PACK_RUNNING,    /* ticks (delta) from which on something else is running: */
     MS_PACK_RUNNING_PHASE, /* the phase of the busiest thread, the first of recompute, backward, optimizer, forward,
-                              idle */
+                              evaluation, idle */
     MS_PACK_RUNNING_PATH,  /* the path of that thread */
     MS_PACK_STEP,          /* pairs: a tick (delta), and the number of the step that began */
     MS_PACK_RESERVED,      /* triples: a tick (delta), a device, and the bytes that it has reserved from then on */

@@ -80,9 +80,10 @@ uint64_t ms_ledger_lost(const ms_ledger *ledger);
  * MS_ENOMEM      memory ran out, and ms_ledger_lost() has grown
  * In each of these cases the ledger is unchanged. */
 
-/* Add a block that `thread` has allocated. Where thread is NULL, the block belongs to MS_GLOBAL, and its category is
- * MS_ACTIVATION. If a block is known at that address, it was freed without a report, and is dropped first. A block of
- * 0 bytes is ignored: MS_OK. */
+/* Add a block that `thread` has allocated. It belongs to the thread's innermost path. Its category is MS_OTHER while
+ * the thread is idle, MS_TEMP in backward and in an optimizer step, and MS_ACTIVATION in the other phases. Where thread
+ * is NULL, the block belongs to MS_GLOBAL and is MS_OTHER. If a block is known at that address, it was freed without a
+ * report, and is dropped first. A block of 0 bytes is ignored: MS_OK. */
 int ms_block_add(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device);
 /* Like ms_block_add, for a thread that the watch does not know: it is in this phase, and `path` is its innermost. */
 int ms_block_add_in(ms_ledger *ledger, ms_phase phase, ms_path path, uint64_t address, uint64_t bytes, uint32_t device);
@@ -92,10 +93,24 @@ int ms_block_add_as(ms_ledger *ledger, const ms_thread *thread, uint64_t address
                     ms_category category, ms_path path, bool outside);
 /* Drop a block that was freed. MS_ENOBLOCK if no block is known at that address. Never allocates. */
 int ms_block_drop(ms_ledger *ledger, uint64_t address);
+/* Drop a block from outside that belongs to `path`. MS_ENOBLOCK if there is none at that address. Never allocates. */
+int ms_block_drop_outside(ms_ledger *ledger, uint64_t address, ms_path path);
 /* Set the block's category and owner, retroactively: the block counts as that since it was added, at each peak
  * tracker's peak as well. Claiming a parameter or buffer as MS_OPTSTATE has no effect: MS_OK. MS_ENOBLOCK if no block
  * is known at that address. */
 int ms_block_claim(ms_ledger *ledger, uint64_t address, ms_category category, ms_path path);
+/* Like ms_block_claim, but a block of a category that objects hold (parameter, buffer, gradient, optimizer state) keeps
+ * its category and owner: MS_OK. In a claim pass that holds only for what was claimed in the pass or has this category
+ * already. */
+int ms_block_claim_unheld(ms_ledger *ledger, uint64_t address, ms_category category, ms_path path);
+/* Autograd keeps the block for backward: if it is MS_OTHER, it becomes MS_ACTIVATION, retroactively, and keeps its
+ * owner. MS_ENOBLOCK if no block is known at that address. */
+int ms_block_saved(ms_ledger *ledger, uint64_t address);
+/* Whether the block is MS_OTHER and belongs to MS_GLOBAL. *known becomes whether a block is known at that address. */
+bool ms_block_is_unowned(ms_ledger *ledger, uint64_t address, bool *known);
+/* The block is an input of a root call: if it is MS_OTHER and belongs to MS_GLOBAL, it belongs to `path`,
+ * retroactively. MS_ENOBLOCK if no block is known at that address. */
+int ms_block_claim_input(ms_ledger *ledger, uint64_t address, ms_path path);
 /* Change the block's size. The block counts as dropped and added anew, with its category and owner; with 0 bytes it is
  * only dropped. MS_ENOBLOCK if no block is known at that address. */
 int ms_block_resize(ms_ledger *ledger, uint64_t address, uint64_t bytes);
@@ -175,7 +190,9 @@ typedef enum ms_call_state {
 /* The state's name, such as "Pre-Forward"; never NULL. */
 const char *ms_call_state_name(ms_call_state state);
 
-/* The ledger keeps the snapshots of the calls of a path that belong to one root call, the latest that called the path.
+/* The ledger keeps the snapshots of the calls of a path in the latest step (ms_ledger_step) that called the path, or,
+ * if an evaluation called it later, in one root call of it, the latest. Of a step with more than 256 root calls it
+ * keeps the latest only, at least 1 and at most 256 of them.
  * - Each call adds one snapshot of MS_PRE_FW and MS_PEAK_FW when it begins, and one of MS_POST_FW when it ends; a
  *   recompute adds to MS_PRE_FW_AC and MS_POST_FW_AC instead.
  * - The call's backward begins when a node runs that was created in the call, or in a call inside it. It ends when
@@ -198,10 +215,13 @@ void ms_call_sizes(ms_ledger *ledger, ms_path path, uint64_t *input, uint64_t *o
 void ms_backward_enter(ms_thread *thread, ms_path path);
 void ms_backward_leave(ms_thread *thread, ms_path path);
 
-/* The number of the step: 0 before the first root call, then counted from 1. A root call begins a new step
- * - if an optimizer step has ended since the root call before it;
- * - or, as long as no optimizer step was ever entered or announced with ms_ledger_expect_optimizer, if its path has had
- *   a root call in this step already. */
+/* The number of the step: 0 before the first, then counted from 1. A root call that was entered with grad
+ * (ms_call_enter) begins a step if none is open, else it belongs to the open one. A step is open until
+ * - an optimizer step has ended;
+ * - or, as long as no optimizer step was ever entered or announced with ms_ledger_expect_optimizer, until a root call
+ *   begins, with grad or without, whose path has had a root call in this step already.
+ * A root call without grad (ms_call_enter_without_grad) belongs to the step that is open: a teacher, a target network.
+ * If none is open, it is an evaluation, begins no step, and has the number of the step before it. */
 uint64_t ms_ledger_step(ms_ledger *ledger);
 void ms_ledger_expect_optimizer(ms_ledger *ledger);
 /* A number that grows with every change. A snapshot was taken before this call if its time is below what this
@@ -224,6 +244,10 @@ typedef struct ms_oom { /* an allocation that failed */
  * `report`: about a dozen lines, cut off after room - 1 bytes, with a '\0' at the end unless room is 0. Returns the
  * length of what was written. Never allocates. */
 size_t ms_ledger_oom(ms_ledger *ledger, const ms_thread *thread, const ms_oom *oom, char *report, size_t room);
+
+/* Write a size as people read it, such as "7.01 MiB", right-aligned to `width` where that is not 0. Returns what
+ * snprintf returns. */
+int ms_size_text(int64_t bytes, int width, char *text, size_t room);
 
 /* NULL if the ledger's sums are right, else the invariant that does not hold. It reads every block: for tests. */
 const char *ms_ledger_check(ms_ledger *ledger);

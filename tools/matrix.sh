@@ -3,13 +3,13 @@
 # for each pair. Run it with `make matrix`. A torch that cannot be installed is "not available",
 # and the next one is tried; after a failed build or test the exit status is 1.
 #
-#   MATRIX_TORCHES  default "2.13.0 2.6.0 newest"
+#   MATRIX_TORCHES  default "2.13.0 2.6.0 2.5.1 newest"
 #   MATRIX_PYTHONS  interpreters to use instead of those found
 #   MATRIX_KEEP=1   keep the environments (several GB each)
 set -u
 cd "$(dirname "$0")/.." || exit 1
 : "${NEEDS:?run this with: make matrix}"
-torches=${MATRIX_TORCHES:-2.13.0 2.6.0 newest}
+torches=${MATRIX_TORCHES:-2.13.0 2.6.0 2.5.1 newest}
 out=build/matrix
 result=$out/result.md
 failed=0

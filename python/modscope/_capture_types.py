@@ -23,7 +23,7 @@ class Phase(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A training step: from its forward to the next one's. 0 is before the first."""
+    """A training step: from its forward to the next one's, evaluation between them included. 0 is before the first."""
 
     number: int
     begin: float

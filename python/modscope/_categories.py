@@ -32,7 +32,7 @@ class State(enum.StrEnum):
 
 TOTAL = "Total"
 CATEGORIES = tuple(Category)
-PHASES = ("idle", "forward", "recompute", "backward", "optimizer")
+PHASES = ("idle", "forward", "recompute", "backward", "optimizer", "evaluation")
 
 Raw = tuple[int, ...]  # bytes by category, in the order of CATEGORIES
 Sums = dict[str, int]  # category to bytes, with "Total"

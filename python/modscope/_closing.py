@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from modscope._text import describe_moment, size
@@ -10,6 +11,9 @@ from modscope._text import describe_moment, size
 if TYPE_CHECKING:
     from modscope._peak import Peak
     from modscope._record import Outcome
+    from modscope._started import Started
+
+_MOST_NAMES = 8
 
 
 def _describe_peaks(peaks: dict[str, Peak]) -> str:
@@ -22,6 +26,14 @@ def _describe_peaks(peaks: dict[str, Peak]) -> str:
     return "; ".join([text, *(f"{size(peaks[device].bytes)} on {device}" for device in others)]) + "."
 
 
+def describe_peak(peaks: dict[str, Peak]) -> str:
+    """The main device's peak in a few words."""
+    if not peaks:
+        return ""
+    main = min(peaks, key=lambda device: (device == "cpu", -peaks[device].bytes))
+    return f"peak {size(peaks[main].bytes)} on {main}"
+
+
 def _describe_losses(outcome: Outcome) -> str:
     why = f" ({outcome.error})" if outcome.error else ""
     if outcome.lost:
@@ -29,10 +41,10 @@ def _describe_losses(outcome: Outcome) -> str:
     return f"It is not complete{why}." if why else ""
 
 
-def closing(name: str, outcome: Outcome, how: str, loss: str | None = None) -> str:
+def closing(name: str, outcome: Outcome, how: str, loss: str | None = None, others: Sequence[Started] = ()) -> str:
     """``name``: the capture's file; "" if none was asked for. ``how`` the program ended, as the capture says it.
-    ``loss``: what happened to the file, if it is no longer under its name."""
-    peaks = _describe_peaks(outcome.peaks)
+    ``loss``: what happened to the file, if it is no longer under its name. ``others``: processes that it started."""
+    peaks = " ".join([_describe_peaks(outcome.peaks), *_describe_others(others, " too")])
     if not name:
         return peaks
     if not outcome.bytes:
@@ -43,3 +55,51 @@ def closing(name: str, outcome: Outcome, how: str, loss: str | None = None) -> s
     see = f"tree {name} --at oom" if how == "exception" and outcome.out_of_memory else f"summary {name}"
     parts = [f"wrote {name} ({size(outcome.bytes)}).", _describe_losses(outcome), peaks, f"See it:  modscope {see}"]
     return " ".join(filter(None, parts))
+
+
+def closing_after_sigterm(name: str) -> tuple[str, str]:
+    """The line for a program that SIGTERM ended, before and after the size of the capture ``name``."""
+    return f"wrote {shlex.quote(name)} (", f"). SIGTERM ended the program. See it:  modscope summary {shlex.quote(name)}"
+
+
+def closing_of_launcher(program: str, what: str, others: Sequence[Started], started: bool) -> str:
+    """The line for a program without a capture of its own. ``what`` it did instead; ``others``: processes that it
+    started and that were recorded; ``started``: whether it started any program."""
+    names = [shlex.quote(other.name) for other in others if other.name and not other.error]
+    if not others:
+        hint = " Processes that it started did not either, or are no Python: start those with modscope run." if started else ""
+        return f"{program} {what}, so no capture was written.{hint}"
+    parts = [f"{program} itself {what}.", *_describe_others(others)]
+    if len(names) == 1:
+        parts.append(f"See it:  modscope summary {names[0]}")
+    elif names:
+        parts.append(f"See them:  modscope report {' '.join(names[:_MOST_NAMES])}")
+    return " ".join(parts)
+
+
+def _describe_others(others: Sequence[Started], too: str = "") -> list[str]:
+    """A sentence about the processes that were recorded, and one about those that could not be."""
+    recorded = [other for other in others if not other.error]
+    failed = [other for other in others if other.error]
+    sentences = []
+    if recorded:
+        words = [_describe_other(other) for other in recorded[:_MOST_NAMES]]
+        if len(recorded) > _MOST_NAMES:
+            words.append(f"and {len(recorded) - _MOST_NAMES} more")
+        if any(other.name for other in recorded):
+            did = "wrote a capture" if len(recorded) == 1 else "wrote captures"
+        else:
+            did = "was tracked" if len(recorded) == 1 else "were tracked"
+        sentences.append(f"{_count(recorded)} {did}{too}: {', '.join(words)}.")
+    if failed:
+        sentences.append(f"{_count(failed)} could not be recorded: {failed[0].error.rstrip('.')}.")
+    return sentences
+
+
+def _count(others: Sequence[Started]) -> str:
+    return "A process that it started" if len(others) == 1 else f"{len(others)} processes that it started"
+
+
+def _describe_other(other: Started) -> str:
+    name = shlex.quote(other.name) if other.name else f"process {other.pid}"
+    return f"{name} ({other.peak})" if other.peak else name

@@ -20,9 +20,9 @@ def active_fake_mode() -> Any:
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(tensor, FakeTensor)
+    fake_tensors = sys.modules.get("torch._subclasses.fake_tensor")  # without it there are none
+    kind = getattr(fake_tensors, "FakeTensor", None)
+    return kind is not None and isinstance(tensor, kind)
 
 
 class DispatcherSource(TorchDispatchMode):
@@ -44,7 +44,24 @@ class DispatcherSource(TorchDispatchMode):
             if top is not self:
                 top._disabled, self._disabled = True, False  # the one that stays on the stack reports in place of the one that left
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would import dynamo at the first operator, which takes seconds, and a child that is forked meanwhile
+        could never import it. Until the program imports dynamo, there is nothing to disable."""
+        return False
+
+    _run_without_dynamo: Any = None
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        run = DispatcherSource._run_without_dynamo
+        if run is None:
+            disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)  # not there while it is being imported
+            if disable is None:
+                return self._run(func, types, args, kwargs)
+            run = DispatcherSource._run_without_dynamo = disable(DispatcherSource._run)
+        return run(self, func, types, args, kwargs)
+
+    def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         # A DTensor's operator runs as operators on local tensors, which are counted when they run.
         distributed = sys.modules.get("torch.distributed.tensor")
         if distributed is not None and any(t is distributed.DTensor for t in types):

@@ -14,7 +14,7 @@ def doctor() -> dict[str, str]:
     """The versions in use, and for each interception point "verified" or why the fallback is used.
 
     Keys: "modscope", "torch", "python", "system"; the interception points "calls" (module calls), "nodes" (backward
-    nodes) and "blocks" (allocated memory); "layout" and "tensors" say whether the layouts of torch's nodes and
+    nodes), "blocks" (allocated memory) and "saved" (tensors that autograd keeps); "layout" and "tensors" say whether the layouts of torch's nodes and
     tensors were learned.
     """
     with _native.Tracker():  # makes sure that everything has been tried
@@ -55,6 +55,12 @@ _POINTS = {
         "each block of torch's allocators is counted",
         "the tensors that operators return, seen by the dispatcher",
         "Memory that operators allocate inside is not counted.",
+    ),
+    "saved": _Point(
+        "saved tensors",
+        "what autograd keeps is Activation, wherever it was made",
+        "only what a module's forward makes is Activation",
+        "What is made outside modules is Other, even if autograd keeps it.",
     ),
 }
 

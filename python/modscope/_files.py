@@ -62,6 +62,12 @@ class NewFile(NamedTuple):
         for name in (self.part, self.path):
             remove_empty(name, self.fd)
 
+    def remove(self) -> None:
+        """Remove it, also if something was written to it."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(self.fd), os.lstat(self.path)):
+                os.unlink(self.path)
+
 
 def create(path: str) -> int:
     """Create an empty file; its descriptor. FileExistsError or another OSError says in a sentence why it cannot be."""
@@ -77,7 +83,7 @@ def prepare(path: str, overwrite: bool, option: str = "overwrite=True") -> NewFi
             _check_replaceable(path)
             part = f"{path}.{os.getpid()}.part"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        return NewFile(path, part, _move_high(os.open(part, flags, 0o666)))
+        return NewFile(path, part, move_high(os.open(part, flags, 0o666)))
     except OSError as error:
         raise type(error)(_sentence(path, error, option)) from None
 
@@ -88,7 +94,8 @@ def _check_replaceable(path: str) -> None:
         raise FileExistsError
 
 
-def _move_high(fd: int) -> int:
+def move_high(fd: int) -> int:
+    """Close ``fd``, and return a descriptor of the same file that is out of the program's way."""
     try:
         high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
     except OSError:  # the process may not have so many open files

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
+
+_NUMBER = re.compile(r"(?<![^.])[0-9]{1,9}(?![^.])")  # a part of a name, as is_number has it
 
 
 class Group(NamedTuple, Generic[T]):
@@ -19,13 +22,22 @@ def is_number(part: str) -> bool:
     return part.isascii() and part.isdecimal() and len(part) < 10
 
 
-def _pattern(parts: Sequence[str], also_last: bool) -> tuple[str, ...]:
-    starred = len(parts) if also_last else len(parts) - 1
-    return tuple("*" if i < starred and is_number(part) else part for i, part in enumerate(parts))
+def _pattern(fqn: str, also_last: bool) -> str:
+    """The name with * for each number."""
+    if also_last:
+        return _NUMBER.sub("*", fqn)
+    around, dot, last = fqn.rpartition(".")
+    return _NUMBER.sub("*", around) + dot + last
 
 
-def _common_name(names: list[list[str]]) -> str:
-    return ".".join(parts[0] if len(set(parts)) == 1 else "*" for parts in zip(*names))
+def _common_name(names: Iterable[str]) -> str:
+    first, *others = names
+    if not others:
+        return first
+    common = first.split(".")
+    for name in others:
+        common = [part if part == other else "*" for part, other in zip(common, name.split("."))]
+    return ".".join(common)
 
 
 def group_modules(
@@ -39,13 +51,10 @@ def group_modules(
     Without ``also_last`` the last part of the name must not differ: the members of an ``nn.Sequential`` are numbered,
     and need not be alike.
     """
-    found: dict[Hashable, list[tuple[list[str], T]]] = {}
+    found: dict[Hashable, list[T]] = {}
     for item in items:
-        parts = fqn_of(item).split(".")
-        found.setdefault((_pattern(parts, also_last), key_of(item)), []).append((parts, item))
-    return [
-        Group(_common_name([parts for parts, _ in members]), [item for _, item in members]) for members in found.values()
-    ]
+        found.setdefault((_pattern(fqn_of(item), also_last), key_of(item)), []).append(item)
+    return [Group(_common_name(map(fqn_of, members)), members) for members in found.values()]
 
 
 def describe_numbers(numbers: Iterable[int]) -> str:

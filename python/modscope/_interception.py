@@ -9,28 +9,33 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
+import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from modscope import _layout, _native
-from modscope._probes import CloneFunction, make_leaf, run_in_thread, undisturbed
+from modscope._categories import Category
+from modscope._probes import CloneFunction, make_leaf, run_in_thread, save_tensors, undisturbed
 
 VERIFIED = "verified"
 LEARNED = "learned"
 FORCED = "MODSCOPE_INTERPOSE=0 is set"
 _UNTRIED = "not tried yet"
+_REFUSED = "fork-based multiprocessing"  # torch's words, in a child of a process that has run a backward
+_FORK_LIMIT = 10_000  # milliseconds for the tests in a forked process
 _NOT_RESTORED = "the original pointer was not restored after the test"
 
 # "verified" for an interception point or "learned" for a layout; else the reason why not.
-_results = {"calls": _UNTRIED, "nodes": _UNTRIED, "blocks": _UNTRIED, "layout": _UNTRIED, "tensors": _UNTRIED}
+_results = dict.fromkeys(("calls", "nodes", "blocks", "saved", "layout", "tensors"), _UNTRIED)
 
 
 def results() -> dict[str, str]:
-    """For the interception points "calls", "nodes" and "blocks", and for the layouts of nodes ("layout") and
+    """For the interception points "calls", "nodes", "blocks" and "saved", and for the layouts of nodes ("layout") and
     tensors ("tensors"): that they can be used, or why they cannot."""
     return dict(_results)
 
@@ -129,6 +134,45 @@ def _choose_blocks() -> None:
     _results["blocks"] = why or VERIFIED
 
 
+# ---- saved tensors ----
+
+
+def _test_saved() -> str | None:
+    """Let autograd save three tensors made outside modules, and compare what the ledger counts as activations.
+    Returns None, or what is wrong."""
+    activation = list(Category).index(Category.ACT)
+    ledger = _native.Ledger()
+    ledger.begin(False, None)
+    try:
+        with undisturbed():
+            for _ in range(5):  # another thread may allocate meanwhile
+                tensors = [torch.ones(8000 + i, device="cpu", dtype=torch.float32) for i in range(3)]
+                made = ledger.now()[0][activation]
+                small = [tensor[:100] for tensor in tensors]  # a tensor is a part of its block
+                kept = save_tensors(*small)
+                saved = ledger.now()[0][activation] - made
+                del kept
+                if 4 * 24003 <= saved < 4 * 24003 + 8000:  # autograd saves small intermediate results, too
+                    return None
+    finally:
+        ledger.end()
+    return f"of three blocks that autograd saved, {saved} bytes became activations"
+
+
+def _choose_saved() -> None:
+    why = FORCED if _is_forbidden() else why_no_blocks() or _native.find_saved_slots()
+    if why is None:
+        _native.set_saved_interception(True)
+        try:
+            why = _test_saved()
+        except Exception as error:
+            why = _describe(error)
+        if why is None and _native.saved_intercepted():
+            why = _NOT_RESTORED
+        _native.set_saved_interception(why is None)
+    _results["saved"] = why or VERIFIED
+
+
 # ---- calls and nodes ----
 
 
@@ -198,22 +242,57 @@ def _test_points(calls: bool, nodes: bool) -> str | None:
     return wrong
 
 
+class _Tests(NamedTuple):
+    """Why these interception points cannot be used; None: they can."""
+
+    nodes: str | None
+    calls: str | None
+
+
+def _test_nodes_and_calls(why_no_nodes: str | None) -> _Tests:
+    """``why_no_nodes``: the reason, if it is known without a test."""
+    if why_no_nodes is None:
+        why_no_nodes = _test_points(False, True)
+    return _Tests(why_no_nodes, _test_points(True, why_no_nodes is None))
+
+
+def _has_device_threads() -> bool:
+    """Whether the first backward of a process starts threads, one for each device. Once they run, torch refuses every
+    backward in a process that is forked later."""
+    own = torch._C._get_privateuse1_backend_name() != "privateuseone"
+    return own or any(getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu"))
+
+
+def _can_test_in_fork() -> bool:
+    """A fork has only the thread that made it, and it cannot use the parent's CUDA."""
+    return sys.platform == "linux" and len(sys._current_frames()) == 1 and not torch.cuda.is_initialized()
+
+
+def _test_without_device_threads(why_no_nodes: str | None) -> _Tests:
+    """The tests run a backward, so they run in a forked process. Where that has no answer, they run here: the program
+    has run a backward already, or uses the devices, and then the threads of ours do no harm."""
+    if _has_device_threads() and _can_test_in_fork():
+        answer = _native.run_in_fork(lambda: json.dumps(_test_nodes_and_calls(why_no_nodes)), _FORK_LIMIT)
+        tests = _Tests(*json.loads(answer)) if answer else None
+        if tests and not any(_REFUSED in (why or "") for why in tests):
+            return tests
+    return _test_nodes_and_calls(why_no_nodes)
+
+
 def _choose() -> None:
     """Learn the layouts, verify the interception points, and tell the C code which ones to use."""
     why_no_layout = _choose_node_layout()
     _choose_tensor_layout()
     _choose_blocks()
+    _choose_saved()
     if _is_forbidden():
         _results["calls"] = _results["nodes"] = FORCED
         _native.set_interception(False, False)
         return
-    why_no_nodes = _native.find_node_slot() or why_no_layout
-    if why_no_nodes is None:
-        why_no_nodes = _test_points(False, True)
-    why_no_calls = _test_points(True, why_no_nodes is None)
-    _native.set_interception(why_no_calls is None, why_no_nodes is None)
-    _results["calls"] = why_no_calls or VERIFIED
-    _results["nodes"] = why_no_nodes or VERIFIED
+    tests = _test_without_device_threads(_native.find_node_slot() or why_no_layout)
+    _native.set_interception(tests.calls is None, tests.nodes is None)
+    _results["calls"] = tests.calls or VERIFIED
+    _results["nodes"] = tests.nodes or VERIFIED
 
 
 _preparing = threading.RLock()

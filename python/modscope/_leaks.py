@@ -34,7 +34,8 @@ def find_leaks(file: str, capture: Capture, device: str | None = None) -> Report
         listed = {_Owner(group["device"], group["module"], group["category"]) for group in groups}
         growth = [each for each in _find_growth(capture, begun, device) if _owner_of(each) not in listed]
     head = {**file_report(file, capture), "is_lower_bound": is_lower_bound}
-    return {**head, "steps": len(begun), "step": step, "groups": groups, "growth": growth}
+    evaluates = capture.phases["evaluation"].time > 0
+    return {**head, "steps": len(begun), "evaluates": evaluates, "step": step, "groups": groups, "growth": growth}
 
 
 def _find_groups(snapshot: Snapshot, step: int, device: str | None) -> list[Report]:
@@ -55,6 +56,7 @@ def _group_of(owner: _Owner, blocks: list[Block]) -> Report:
         "module": owner.module,
         "category": str(owner.category),
         "bytes": sum(block.bytes for block in blocks),
+        "outside": sum(block.bytes for block in blocks if block.outside),
         "count": len(blocks),
         "steps": len(steps),
         "first_step": min(steps),
@@ -123,7 +125,9 @@ def describe_leaks(report: Report) -> str:
     """How much is left of earlier steps, or why there is nothing to show."""
     if report["step"] is None:
         steps = counted(report["steps"], "step")
-        return f"Too few steps to tell: the capture has {steps}, and leaks can be seen from {STEPS_NEEDED + 2} steps on."
+        needed = f"leaks can be seen from {STEPS_NEEDED + 2} steps on"
+        also = "; evaluation (no_grad, inference_mode) has no steps" if report["evaluates"] else ""
+        return f"Too few steps to tell: the capture has {steps}, and {needed}{also}."
     end = f"the end of step {report['step']}"
     if not report["groups"] and report["growth"]:
         return "Blocks of earlier steps are freed, but the blocks that replace them grow step after step."
@@ -135,7 +139,7 @@ def describe_leaks(report: Report) -> str:
 
 
 def describe_growth(growth: Report) -> str:
-    """ "Activation of Global grows by 4.00 KiB a step: 40.00 KiB after step 3, 68.00 KiB after step 10" """
+    """ "Other of Global grows by 4.00 KiB a step: 40.00 KiB after step 3, 68.00 KiB after step 10" """
     name = growth["module"] or '""'
     first = f"{size(growth['first_bytes'])} after step {growth['first_step']}"
     last = f"{size(growth['last_bytes'])} after step {growth['last_step']}"

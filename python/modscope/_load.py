@@ -12,10 +12,11 @@ from functools import cached_property
 from typing import IO, Any
 
 from modscope import _capture
-from modscope._branch import Branch, grow
+from modscope._branch import Branch, grow, sum_by_name
 from modscope._capture_types import Block, CaptureError, Event, Names, Phase, Step, find_main_device
 from modscope._categories import TOTAL, Category, Raw, Sums, sums_of
 from modscope._peak import Peak
+from modscope._text import natural_key
 
 __all__ = ["Block", "Capture", "CaptureError", "Event", "Phase", "Snapshot", "Step", "load", "parse_moment"]
 
@@ -25,7 +26,7 @@ KINDS = ("add", "drop", "claim", "position", "thread", "step", "optimizer_step",
 _DEVICE_KINDS = frozenset(("add", "drop", "claim", "reserved", "oom"))
 _MODULE_KINDS = frozenset(("add", "drop", "claim", "position", "oom"))
 _BLOCK_KINDS = frozenset(("add", "drop", "claim"))
-_BUSIEST = ("recompute", "backward", "optimizer", "forward")
+_BUSIEST = ("recompute", "backward", "optimizer", "forward", "evaluation")
 _LARGEST_NUMBER = 2**63 - 1  # that the reader takes
 
 
@@ -82,6 +83,11 @@ class Snapshot:
         return dict(zip(self._names.devices, self._raw.reserved()))
 
     @cached_property
+    def outside(self) -> dict[str, int]:
+        """The part of each device's bytes that is not from torch's allocators: numpy, mmap, shared memory."""
+        return dict(zip(self._names.devices, self._raw.outside()))
+
+    @cached_property
     def running(self) -> tuple[str, str]:
         """The phase and the innermost module of the busiest thread."""
         threads = {phase: path for _, _, phase, path in reversed(self._raw.threads())}
@@ -99,29 +105,39 @@ class Snapshot:
         """The modules that hold something on a device (by default the main one), largest first. "Global" owns
         what was allocated outside any module."""
         number = self._names.device_number(self.main_device if device is None else device)
-        return grow([(self._names.module(path), raw) for on, path, raw in self._modules if on == number])
+        return grow(self._modules.get(number, ()))
 
     @cached_property
-    def _modules(self) -> list[tuple[int, int, Raw]]:
-        return self._raw.modules()
+    def _modules(self) -> dict[int, list[tuple[str, Raw]]]:
+        """By the device's number, the modules that hold something on it."""
+        found: dict[int, list[tuple[str, Raw]]] = {}
+        for device, path, raw in self._raw.modules():
+            found.setdefault(device, []).append((self._names.module(path), raw))
+        return found
 
     def by_module(self, children: bool = False) -> dict[str, dict[str, Sums]]:
-        """Device to module to category to bytes, with "Total": a module's own, or with ``children`` its subtree's."""
+        """Device to module to category to bytes, with "Total": a module's own, or with ``children`` its subtree's.
+        Largest first; with ``children`` a module is followed by those below it."""
         found: dict[str, dict[str, Sums]] = {}
-
-        def add(modules: dict[str, Sums], branch: Branch) -> None:
-            if children or branch.own[TOTAL]:
-                modules[branch.fqn] = branch.subtree if children else branch.own
-            for child in branch.children:
-                add(modules, child)
-
-        for device in self.totals:
-            modules: dict[str, Sums] = {}
-            for branch in self.tree(device):
-                add(modules, branch)
+        for number in sorted(self._modules):
+            device = self._names.devices[number]
+            modules = self._subtrees(device) if children else self._owners(number)
             if modules:
                 found[device] = modules
         return found
+
+    def _owners(self, number: int) -> dict[str, Sums]:
+        owned = {fqn: sums_of(raw) for fqn, raw in sum_by_name(self._modules[number]).items() if any(raw)}
+        return dict(sorted(owned.items(), key=lambda item: (-item[1][TOTAL], natural_key(item[0]))))
+
+    def _subtrees(self, device: str) -> dict[str, Sums]:
+        modules: dict[str, Sums] = {}
+        below = list(reversed(self.tree(device)))
+        while below:
+            branch = below.pop()
+            modules[branch.fqn] = branch.subtree
+            below += reversed(branch.children)
+        return modules
 
     def blocks(self, limit: int | None = None, device: str | None = None) -> Iterator[Block]:
         """The blocks that are held, largest first and oldest first among equals; at most ``limit``."""

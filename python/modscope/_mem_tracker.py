@@ -5,7 +5,6 @@ The functions at the end of the file are for the other modules of the package.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import weakref
@@ -13,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from modscope import _display, _interception, _native, _oom_report, _text
 from modscope._categories import Category, Raw, sums_of
@@ -23,6 +21,7 @@ from modscope._peak import Peak
 from modscope._peak_history import PeakHistory
 from modscope._snapshots import ModuleSnapshot, ModuleStats, RawModules, Snapshot, by_module, snapshot_of
 from modscope._stats import LazyStats, StatsByModule, StatsView
+from modscope._trackable import find_trackable
 from modscope._trackers import NamingTracker
 
 __all__ = ["MemTracker"]
@@ -69,7 +68,7 @@ def _check_type(type: str) -> None:
         raise ValueError(f"Invalid type {type!r}: use 'current' or 'peak'")
 
 
-class MemTracker:
+class MemTracker(_native.Context):
     """Attributes each byte of memory to a module and a category, now and at the peak.
 
     A context manager, and a drop-in for ``torch.distributed._tools.mem_tracker.MemTracker``::
@@ -87,6 +86,8 @@ class MemTracker:
     dispatcher under a ``FakeTensorMode`` or for fake tensors, else the allocator where it can be intercepted.
     """
 
+    _not_entered = "this tracker is not active. Enter it first, with a with statement."
+
     def __init__(self, source: str = "auto") -> None:
         if not isinstance(source, str):
             raise TypeError(f"source must be a str, not {type(source).__name__}")
@@ -94,7 +95,6 @@ class MemTracker:
             raise ValueError(f"source must be one of {', '.join(map(repr, _SOURCES))}, not {source!r}")
         self._asked = source
         self._chosen: str | None = None
-        self._depth = 0  # how many times it is entered
         self._tracker = NamingTracker()
         self._tracker_entered = False
         self._ledger: _native.Ledger | None = None
@@ -109,7 +109,7 @@ class MemTracker:
         self._leave_for_other_source: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
-        state = "active" if self._depth else "not active"
+        state = "active" if self._entered else "not active"
         peaks = {device: figures.peak.bytes for device, figures in self._peak_history.by_device().items()}
         held = ", ".join(f"{_text.size_in(most, 'MiB')} on {device}" for device, most in peaks.items() if most)
         return f"<MemTracker, {state}, source {self.source!r}, peak {held or 'none'}>"
@@ -117,7 +117,7 @@ class MemTracker:
     def _repr_html_(self) -> str:
         from modscope import _notebook
 
-        return _notebook.of_tracker(self, active=self._depth > 0)
+        return _notebook.of_tracker(self, active=self._entered > 0)
 
     # ---- what to count ----
 
@@ -128,24 +128,18 @@ class MemTracker:
 
     def track_external(self, *external: Any) -> None:
         """Count what these modules, optimizers and tensors hold, though they were created before the tracker was
-        entered. Containers of them and None are accepted too.
+        entered. Containers of them (a state dict) and None are accepted too; what else is in a container is ignored.
+        TypeError for an object with nothing in it that can be tracked.
 
         Parameters, buffers, gradients and optimizer state have their own categories; other tensors are ``Other``.
         """
-        leaves = tree_leaves(external)
-        for leaf in leaves:
-            if leaf is not None and not isinstance(leaf, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor)):
-                raise TypeError(
-                    f"Object of type {type(leaf)} is not supported for tracking. "
-                    "Only modules, optimizers and tensors, and containers of them, are supported."
-                )
-        for leaf in leaves:
+        for leaf in find_trackable(external):
             if isinstance(leaf, torch.nn.Module):
                 self._tracker.name_module(leaf)
                 self._note_fake([*leaf.parameters(), *leaf.buffers()])
             elif isinstance(leaf, torch.optim.Optimizer):
                 self._optimizers[id(leaf)] = weakref.ref(leaf)
-            elif leaf is not None:
+            else:
                 self._tensors[id(leaf)] = weakref.ref(leaf)
                 self._note_fake([leaf])
         with _lock:
@@ -157,7 +151,11 @@ class MemTracker:
             number_device(tensor.device)  # raises if autograd would abort
         self._fake_given |= bool(fake)
 
-    # ---- entering and leaving ----
+    # ---- entering and leaving: __enter__ and __exit__ are _native.Context's, and call these methods ----
+
+    @property
+    def _entering_lock(self) -> Any:
+        return _lock
 
     def _choose_dispatcher(self) -> bool:
         """Whether the dispatcher is to be the source. RuntimeError if the source that was asked for cannot be used."""
@@ -179,22 +177,19 @@ class MemTracker:
 
     def _begin(self) -> None:
         dispatcher = self._choose_dispatcher()
-        try:
-            self._tracker_entered = True
-            self._tracker.__enter__()
-            joined = self._join(dispatcher)
-            self._claim()
-            assert self._ledger is not None
-            if self._peak_history.begin(self._ledger) and joined:
-                self._stats_since = self._ledger.time()  # earlier calls belong to the trackers that were active then
-            if not _interception.nodes_verified():
-                self._tracker.register_user_hooks(None, None, self._pre_backward, self._post_backward)
-            if dispatcher:
-                self._dispatcher = DispatcherSource()
-                self._dispatcher.__enter__()
-        except BaseException:
-            self._leave()
-            raise
+        self._tracker.__enter__()
+        self._tracker_entered = True
+        joined = self._join(dispatcher)
+        self._claim()
+        assert self._ledger is not None
+        if self._peak_history.begin(self._ledger) and joined:
+            self._stats_since = self._ledger.time()  # earlier calls belong to the trackers that were active then
+        if not _interception.nodes_verified():
+            self._tracker.register_user_hooks(None, None, self._pre_backward, self._post_backward)
+        if dispatcher:
+            source = DispatcherSource()
+            source.__enter__()
+            self._dispatcher = source
 
     def _join(self, dispatcher: bool) -> bool:
         """Use the ledger of the active trackers, or begin a new one. Returns whether there was one."""
@@ -239,13 +234,12 @@ class MemTracker:
         if module is not None and self._ledger is not None:
             self._ledger.backward(self._tracker, module, False)
 
-    def _end(self) -> None:
-        try:
-            self._claim()
-            if len(_Shared.trackers) > 1:
-                self._keep_figures()
-        finally:  # the tracker is left even if the figures cannot be read
-            self._leave()
+    def _end(self, *exception: object) -> None:
+        if len(exception) > 1 and isinstance(exception[1], BaseException):
+            _oom_report.add_note(exception[1])
+        self._claim()
+        if len(_Shared.trackers) > 1:
+            self._keep_figures()
 
     def _keep_figures(self) -> None:
         """The ledger goes on counting for other trackers: keep this tracker's figures as they are now."""
@@ -268,43 +262,8 @@ class MemTracker:
         if not _interception.nodes_verified():
             self._tracker.clear_user_hooks()
         if self._tracker_entered:
-            with contextlib.suppress(RuntimeError):  # entering it was interrupted
-                self._tracker.__exit__()
             self._tracker_entered = False
-
-    def __enter__(self) -> MemTracker:
-        entered = False
-        try:
-            with _lock:
-                self._depth += 1
-                entered = True
-                if self._depth == 1:
-                    self._begin()
-            return self
-        except BaseException:  # perhaps an interrupt, and perhaps after everything has begun
-            if entered:
-                with _lock:
-                    self._depth -= 1
-                    if self._depth == 0:
-                        self._leave()
-            raise
-
-    def __exit__(self, *args: object) -> None:
-        with _lock:
-            if self._depth == 0:
-                raise RuntimeError("this tracker is not active. Enter it first, with a with statement.")
-            if self._depth == 1:
-                if len(args) > 1 and isinstance(args[1], BaseException):
-                    _oom_report.add_note(args[1])
-                try:
-                    self._end()
-                except BaseException:
-                    self._leave()  # again: an interrupt may have come while it was leaving
-                    raise
-                finally:
-                    self._depth = 0
-            else:
-                self._depth -= 1
+            self._tracker.__exit__()
 
     def _claim(self) -> None:
         """Claim the blocks that known objects hold now."""
@@ -424,6 +383,9 @@ class MemTracker:
         rows = sorted(calls.items(), key=lambda item: _text.natural_key(item[1][-1][0]))
         return {key: (ref := weakref.ref(modules[key]), LazyStats(ledger, ref, found)) for key, found in rows}
 
+    def _is_entered(self) -> bool:
+        return self._entered > 0
+
     # ---- text ----
 
     def _print(self, text: str) -> None:
@@ -455,7 +417,7 @@ class MemTracker:
 
 
 def is_active(tracker: MemTracker) -> bool:
-    return tracker._depth > 0
+    return tracker._is_entered()
 
 
 def active_trackers() -> list[MemTracker]:

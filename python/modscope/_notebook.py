@@ -28,7 +28,7 @@ COLOURS = {
     "Other": "#8b929b",
 }
 _ALARM = "#dc3d3d"
-_OPACITY = dict(zip(PHASES[1:], (0.2, 0.35, 0.5, 0.8)))  # by phase; an idle thread is not drawn
+_OPACITY = dict(zip(PHASES[1:], (0.2, 0.35, 0.5, 0.8, 0.1)))  # by phase; an idle thread is not drawn
 _MODULES = 10
 _NAME_COLUMNS, _MOMENT_COLUMNS = 48, 160
 

@@ -1,4 +1,5 @@
-"""torch's global optimizer hooks, by which modscope sees when an optimizer step begins and ends.
+"""torch's global optimizer hooks, by which modscope sees when an optimizer step begins and ends where steps are not
+intercepted.
 
 The hooks are Python functions because dynamo traces them into a compiled step, where they do nothing. A C function
 would break the graph. They cost two Python frames per step.
@@ -6,7 +7,6 @@ would break the graph. They cost two Python frames per step.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from typing import Any
 
@@ -41,7 +41,7 @@ def has_optimizer() -> bool:
     module that is called twice before that processes micro-batches of one step."""
     # torch sets `hooked` on an optimizer class when it first creates one: without it, the objects need no search.
     if not _found and any(getattr(kind.step, "hooked", False) for kind in _with_subclasses(torch.optim.Optimizer)):
-        _found.update(item for item in gc.get_objects() if issubclass(type(item), torch.optim.Optimizer))
+        _found.update(_native.living_instances(torch.optim.Optimizer))
     return len(_found) > 0
 
 

@@ -13,7 +13,7 @@ class Peak(NamedTuple):
     step: int
     """The training step; 0 is before the first."""
     phase: str
-    """"idle", "forward", "recompute", "backward" or "optimizer"."""
+    """"idle", "forward", "recompute", "backward", "optimizer" or "evaluation"."""
     module: str
     """The innermost module that was running then, or "Global"."""
     owner: str | None = None

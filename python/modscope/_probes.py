@@ -1,6 +1,6 @@
 """Tiny torch operations that try an interception point. They run as if the program had changed no mode.
 
-The C extension calls ``run_one_node`` and ``make_one_block`` to test whether its functions are still called.
+The C extension calls ``run_one_node``, ``make_one_block`` and ``save_one_tensor`` to test whether its functions are still called.
 """
 
 from __future__ import annotations
@@ -85,6 +85,19 @@ def make_one_block() -> None:
         torch.empty(64, device="cpu", dtype=torch.uint8)
 
 
+def save_one_tensor() -> None:
+    with undisturbed():
+        make_leaf().exp()
+
+
+def save_tensors(left: torch.Tensor, right: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Let autograd save the three tensors: in a custom Function, as an operator's input and as an optional input. The
+    result keeps them."""
+    kept = SavingFunction.apply(left, make_leaf()) + right * make_leaf()
+    result: torch.Tensor = torch.nn.functional.layer_norm(kept, (kept.numel(),), weight)
+    return result
+
+
 def run_in_thread(work: Callable[[], Any]) -> Any:
     result: list[Any] = []
     thread = threading.Thread(target=lambda: result.append(work()))
@@ -107,3 +120,19 @@ class CloneFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         return grads[0]
+
+
+class SavingFunction(torch.autograd.Function):
+    """A custom Function that saves its first input."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+        return x + leaf
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None, grads[0].sum().reshape(1)

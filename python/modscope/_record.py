@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import os
 import platform
@@ -56,7 +55,7 @@ def default_info(program: str, arguments: list[str]) -> dict[str, str]:
 
 def _find_root_modules() -> list[torch.nn.Module]:
     """All living modules that are not an attribute of another module."""
-    modules = [item for item in gc.get_objects() if issubclass(type(item), torch.nn.Module)]
+    modules = _native.living_instances(torch.nn.Module)
     children = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
     return [module for module in modules if id(module) not in children]
 
@@ -96,6 +95,8 @@ class Recording:
             _mem_tracker.on_other_source(self._tracker, self._stop_for_other_source)
         self._capture: _native.Capture | None = None
         self._outcome: Outcome | None = None
+        self.stopped_early = False
+        """The program entered a MemTracker with another source."""
         self._failures_before = 0
 
     def start(self, publish: Callable[[], None] | None = None) -> None:
@@ -116,7 +117,13 @@ class Recording:
             self._tracker.__exit__()
             raise
 
+    def watch_sigterm(self, before: str, after: str) -> None:
+        """Complete the file also when SIGTERM ends the program, and print ``before``, the file's size and ``after``."""
+        if self._capture is not None:
+            self._capture.watch_sigterm(*_encodable({before: after}).popitem())
+
     def _stop_for_other_source(self) -> None:
+        self.stopped_early = True
         self.stop("stopped", error="the program entered a MemTracker with another source")
 
     @property
@@ -135,7 +142,8 @@ class Recording:
             try:
                 figures = self._end_capture({"how": how, **end})
             finally:
-                self._tracker.__exit__()
+                if _mem_tracker.is_active(self._tracker):
+                    self._tracker.__exit__()
         peaks = {str(device): peak for device, peak in self._tracker.peak.items()}
         self._outcome = Outcome(*figures, peaks, _native.out_of_memory()[0] - self._failures_before)
         return self._outcome
@@ -160,7 +168,7 @@ class Recording:
         return (size, events, lost, error)
 
 
-class record(contextlib.ContextDecorator):
+class record(contextlib.ContextDecorator, _native.Context):
     """Write a capture file: which module owns each byte of memory, from here to the end::
 
         with modscope.record("step.msc"):
@@ -172,6 +180,9 @@ class record(contextlib.ContextDecorator):
     Read the file with ``modscope.load`` or ``modscope summary step.msc``. If the file exists, a FileExistsError is
     raised, unless ``overwrite``. Recordings may be nested, in one another and in ``modscope run``.
     """
+
+    _not_entered = "this recording has not begun. Enter it first, with a with statement."
+    _entering_lock = None
 
     def __init__(self, path: str | os.PathLike[str], overwrite: bool = False, source: str = "auto") -> None:
         self.path = os.fspath(path)
@@ -191,9 +202,12 @@ class record(contextlib.ContextDecorator):
         path = self.path if number == 1 else f"{root}.{number}{suffix}"
         return record(path, self._overwrite, self._source)
 
-    def __enter__(self) -> record:
-        if self._recording is not None:
-            raise RuntimeError(f"this recording to {self.path} has begun already. Use another record(...).")
+    # ---- entering and leaving: __enter__ and __exit__ are _native.Context's, and call these methods ----
+
+    def _begin_again(self) -> None:
+        raise RuntimeError(f"this recording to {self.path} has begun already. Use another record(...).")
+
+    def _begin(self) -> None:
         file = _files.prepare(self.path, self._overwrite)
         try:
             program = getattr(sys.modules.get("__main__"), "__file__", None) or "python"
@@ -206,15 +220,17 @@ class record(contextlib.ContextDecorator):
         finally:
             os.close(file.fd)
         self._recording = recording
-        return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    def _end(self, kind: Any = None, error: BaseException | None = None, traceback: Any = None) -> None:
         recording = self._recording
-        if recording is None:
-            raise RuntimeError("this recording has not begun. Enter it first, with a with statement.")
-        self._recording = None
+        assert recording is not None
         if error is None:
             self.outcome = recording.stop()
         else:
             _oom_report.add_note(error)
             self.outcome = recording.stop("exception", error=f"{type(error).__name__}: {_oom_report.text_of(error)}")
+
+    def _leave(self) -> None:
+        recording, self._recording = self._recording, None
+        if recording is not None:  # if it has ended, this does nothing
+            recording.stop("stopped")

@@ -12,12 +12,11 @@ import importlib.util
 import os
 import stat
 import sys
+import time
 from typing import NoReturn
 
-from modscope import _files
+from modscope import _files, _started
 from modscope._run_recording import Settings
-
-_START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_start")
 
 
 class _Refused(Exception):
@@ -117,8 +116,8 @@ def _check_python(flags: list[str]) -> None:
         raise _Refused("The path of the Python interpreter is unknown (sys.executable is empty), so the script cannot be run", 1)
     if flags and (sys.flags.ignore_environment or sys.flags.no_site):
         raise _Refused("modscope cannot record a script under python -I, -E or -S. Run it without these options", 2)
-    if os.pathsep in _START:
-        raise _Refused(f"modscope is installed in {_START}. Python cannot import from a path with a {os.pathsep!r}: install it elsewhere", 1)
+    if os.pathsep in _started.START:
+        raise _Refused(f"modscope is installed in {_started.START}. Python cannot import from a path with a {os.pathsep!r}: install it elsewhere", 1)
 
 
 def _settings(options: argparse.Namespace) -> Settings:
@@ -126,6 +125,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     name = _files.name_for(options.output, _stem(options))
     shown = "" if options.no_capture else name.plain() if options.output else name.numbered()
     file = _files.prepare(shown, options.force, "-f").with_absolute_names() if shown else None
+    captures = _started.new_list()
     return Settings(
         program=options.target[0],
         arguments=len(options.target) - 1,
@@ -135,14 +135,18 @@ def _settings(options: argparse.Namespace) -> Settings:
         steps=options.steps or 0,
         quiet=options.quiet,
         pythonpath=os.environ.get("PYTHONPATH"),
+        started=[os.getcwd(), options.output or "", _stem(options)] if shown else [],
+        force=options.force,
+        began=time.time(),
+        captures=list(captures) if captures else [],
     )
 
 
 def _replace_process(command: list[str], settings: Settings) -> NoReturn:
-    path = os.pathsep.join(filter(None, [_START, settings.pythonpath]))
+    path = os.pathsep.join(filter(None, [_started.START, settings.pythonpath]))
     file = settings.new_file()
-    if file:
-        os.set_inheritable(file.fd, True)
+    for fd in settings.descriptors():
+        os.set_inheritable(fd, True)
     try:
         os.execve(sys.executable, [sys.executable, *command], {**os.environ, **settings.to_environment(), "PYTHONPATH": path})
     except OSError as error:

@@ -2,7 +2,10 @@
 
 It begins when the script has imported torch, and ends with the script, when one line about the capture is printed.
 The script must not notice it. It patches only these, and no longer than needed: sys.meta_path (until torch is
-imported), os._exit, and after torch is imported sys.excepthook and, in C, how a SystemExit is deallocated.
+imported), os._exit, the functions that start programs (_started.py), and after torch is imported sys.excepthook and,
+in C, how a SystemExit is deallocated and, while it has its default action, SIGTERM.
+
+Python processes that the script starts are recorded in the same way, each to its own capture. They print nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from modscope import _files
+from modscope import _files, _started
 
 if TYPE_CHECKING:
     from modscope._record import Recording
@@ -42,12 +45,62 @@ class Settings(NamedTuple):
     quiet: bool
     pythonpath: str | None
     """PYTHONPATH before ``modscope run`` added its folder; None if it was not set."""
+    started: list[str]
+    """For processes that the script starts: the folder in which ``modscope run`` was called, the option -o (or ""), and
+    what captures are called without it. Empty if no captures are written."""
+    force: bool
+    """The option -f."""
+    began: float
+    """When ``modscope run`` was called."""
+    captures: list[int]
+    """The list of captures, as _started.CaptureList has it; empty if there is none."""
+    is_started: bool = False
+    """Whether the script started this process."""
 
     def new_file(self) -> _files.NewFile | None:
         return _files.NewFile(*self.file) if self.file else None
 
+    def capture_list(self) -> _started.CaptureList | None:
+        return _started.CaptureList(*self.captures) if self.captures else None
+
+    def descriptors(self) -> list[int]:
+        """Of the files that the script's process has open."""
+        return [file.fd for file in (self.new_file(), self.capture_list()) if file]
+
     def to_environment(self) -> dict[str, str]:
-        return {_VARIABLE: json.dumps(self)}
+        return {_VARIABLE: self._as_text()}
+
+    def _as_text(self) -> str:
+        """Begins with the version of Python: our sitecustomize leaves other versions alone."""
+        return f"{sys.version_info[0]}.{sys.version_info[1]} {json.dumps(self)}"
+
+    def for_started(self, pythonpath: str | None) -> str:
+        """The variable's value for a process that this one starts."""
+        return self._replace(shown="", file=[], pythonpath=pythonpath, is_started=True)._as_text()
+
+    def in_this_process(self) -> Settings:
+        """The same, with the program of a process that the script started."""
+        program = _started.program_of_this_process() if self.is_started else None
+        if program is None:
+            return self._replace(arguments=0) if self.is_started else self
+        stem = os.path.splitext(os.path.basename(os.path.abspath(program[0])))[0] if sys.argv[0] != "-m" else program[0]
+        return self._replace(program=program[0], arguments=program[1], started=[*self.started[:2], stem][: len(self.started)])
+
+    def new_started_file(self) -> tuple[str, _files.NewFile] | None:
+        """Create the capture of a process that the script started: its name as the user sees it, and the file. OSError
+        if it cannot be created. A rank that is started again does not replace the capture of its first start."""
+        if not self.started:
+            return None
+        folder, output, stem = self.started
+        name = _files.name_for(output or None, stem)
+        if output and name.plain() != output:  # it has a rank
+            path = os.path.join(folder, name.plain())
+            with contextlib.suppress(FileExistsError):
+                return name.plain(), _files.prepare(path, self.force and not self._is_of_this_run(path))
+        return name.numbered(), _files.prepare(os.path.join(folder, name.numbered()), False)
+
+    def _is_of_this_run(self, path: str) -> bool:
+        return os.path.lexists(path) and os.lstat(path).st_mtime >= self.began
 
 
 def enter() -> None:
@@ -55,14 +108,14 @@ def enter() -> None:
     text = os.environ.pop(_VARIABLE, None)
     if text is None:
         return
-    settings = Settings(*json.loads(text))
+    settings = Settings(*json.loads(text.split(" ", 1)[1])).in_this_process()
     if settings.pythonpath is None:
         os.environ.pop("PYTHONPATH", None)
     else:
         os.environ["PYTHONPATH"] = settings.pythonpath
-    file = settings.new_file()
-    if file:
-        os.set_inheritable(file.fd, False)
+    if not settings.is_started:
+        for fd in settings.descriptors():
+            os.set_inheritable(fd, False)
     RunRecording(settings).enter()
 
 
@@ -105,15 +158,20 @@ class _Finder:
 
 
 class RunRecording:
-    """From the script's start to its end, in the script's process or in a forked child that is followed."""
+    """From the script's start to its end, in the script's process, in a process that it started, or in a forked child
+    that is followed."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._file = settings.new_file()  # None: no capture is written
+        self._shown = settings.shown  # its name for the user; "" if no capture is written
+        self._list = settings.capture_list()
+        self._pass_on = _started.PassOn(_VARIABLE, settings.for_started)
+        self._is_fork_server = settings.is_started and _started.is_fork_server()
         self._pid = os.getpid()  # the process that is recorded
         self._recording: Recording | None = None
         self._created: os.stat_result | None = None  # identifies the capture's file
-        self._is_child = False  # a followed child
+        self._is_child = settings.is_started  # a process that the script started, or a followed child
         self._steps = 0
         self._stopped = False  # by --steps
         self._finished = False
@@ -124,6 +182,8 @@ class RunRecording:
     def enter(self) -> None:
         atexit.register(self._at_exit)  # exit functions run in reverse order: the first one runs last
         os._exit = self._exit
+        with contextlib.suppress(Exception):  # then the processes that it starts are not recorded
+            self._pass_on.install()
         if "torch" in sys.modules:
             self._begin()
         else:
@@ -132,7 +192,10 @@ class RunRecording:
     # ---- after torch is imported ----
 
     def _begin(self) -> None:
-        if self._in_fork() and not self._follow():
+        if self._in_fork():
+            if not self._follow():
+                return
+        elif self._is_child and not self._create_file():
             return
         if not self._start():
             return
@@ -141,7 +204,7 @@ class RunRecording:
             from torch.optim.optimizer import register_optimizer_step_post_hook
 
             register_optimizer_step_post_hook(self._count_step)
-        if self._settings.children:
+        if self._follows_forks():
             os.register_at_fork(after_in_child=lambda: self._follow() and self._start())
 
     def _start(self) -> bool:
@@ -163,12 +226,24 @@ class RunRecording:
             self._finished = True
             self._discard()
             self._print(f"recording could not begin, so the script runs without a capture: {_text(error)}")
+            self._list_this(error=_text(error))
             return False
         self._recording = recording
         if self._file:
             with contextlib.suppress(OSError):
                 self._created = os.fstat(self._file.fd)
+        self._watch_sigterm(recording)
+        self._list_this()
+        self._leave_workers_alone()
         return True
+
+    def _watch_sigterm(self, recording: Recording) -> None:
+        from modscope._closing import closing_after_sigterm
+
+        before, after = closing_after_sigterm(self._shown)
+        if self._settings.quiet or not self._can_print():
+            before = ""
+        recording.watch_sigterm(before and _as_line(before), f"{after}\n")
 
     def _count_step(self, optimizer: object, args: object, kwargs: object) -> None:
         import torch
@@ -201,23 +276,70 @@ class RunRecording:
                         return
         self._original_excepthook(kind, error, trace)
 
-    # ---- forked children ----
+    # ---- other processes ----
 
     def _in_fork(self) -> bool:
         """Whether this is a forked child that is not recorded (yet)."""
         return os.getpid() != self._pid
 
+    def _follows_forks(self) -> bool:
+        return bool(self._settings.children) or self._is_fork_server
+
     def _follow(self) -> bool:
         """In a forked child: record this process, to its own capture. False if it is not to be recorded, or if its
         file cannot be created."""
-        if not self._settings.children:
+        if not self._follows_forks():
             return False
         self._pid, self._is_child = os.getpid(), True
         self._recording, self._steps, self._stopped, self._finished = None, 0, False, False
-        self._file = None
-        with contextlib.suppress(OSError):
-            self._file = _files.prepare(_files.Name(*self._settings.children).numbered(), False)
-        return self._file is not None
+        return self._create_file()
+
+    def _create_file(self) -> bool:
+        """The capture of a process that the script started, or of a followed child. False if it cannot be created."""
+        self._file, self._shown = None, ""
+        try:
+            if self._settings.is_started:
+                new = self._settings.new_started_file()
+                if new:
+                    self._shown, self._file = new
+            else:
+                self._shown = _files.Name(*self._settings.children).numbered()
+                self._file = _files.prepare(self._shown, False)
+        except OSError as error:
+            self._finished = True
+            self._list_this(error=_text(error))
+            return False
+        return True
+
+    def _leave_workers_alone(self) -> None:
+        """A worker of a DataLoader is no rank, and has no capture. A process of multiprocessing learns what it is to do
+        only after its imports, torch included. One of a fork server then calls the functions that are registered here;
+        a spawned one calls none, so that it is asked again at its end."""
+        if not self._settings.is_started:
+            return
+        self._stop_if_worker()
+        util: Any = sys.modules.get("multiprocessing.util")
+        if util is not None and not self._finished:
+            util.register_after_fork(self, RunRecording._stop_if_worker)
+
+    def _stop_if_worker(self) -> None:
+        if self._recording is None or self._finished or self._in_fork() or not _started.is_loader_worker():
+            return
+        self._finished = True
+        with contextlib.suppress(Exception):
+            self._recording.stop("stopped")
+        self._drop()
+
+    def _list_this(self, **more: Any) -> None:
+        """Tell the script's process about the capture of this one."""
+        if self._list and self._is_child:
+            self._list.add(_started.Started(self._pid, self._shown, self._file.path if self._file else "", **more))
+
+    def _drop(self) -> None:
+        """Remove the capture, which has nothing to tell."""
+        if self._file:
+            self._file.remove()
+        self._list_this(dropped=True)
 
     # ---- the end ----
 
@@ -252,36 +374,63 @@ class RunRecording:
         return {} if status is None else {"status": str(status)}
 
     def _finish(self, how: str, **end: str) -> None:
+        if self._settings.is_started:
+            self._stop_if_worker()
         if self._finished or self._in_fork():
             return
         self._finished = True
         try:
             if self._recording is None:
                 self._discard()
-                how = "imported torch in a way that modscope did not notice" if "torch" in sys.modules else "did not import torch"
-                self._print(f"{self._settings.program} {how}, so no capture was written.")
+                what = "imported torch in a way that modscope did not notice" if "torch" in sys.modules else "did not import torch"
+                self._end_without_capture(what)
             else:
-                from modscope._closing import closing
-
-                outcome = self._recording.stop(how, **end)
-                if outcome.bytes == 0:
-                    self._discard()
-                loss = _files.describe_loss(self._file.path, self._created) if self._file and self._created else None
-                if not self._settings.quiet or outcome.lost or outcome.error or loss:
-                    self._print(closing(self._settings.shown, outcome, how, loss))
+                self._end_recording(self._recording, how, end)
         except BaseException as error:  # also KeyboardInterrupt: the script has ended already
             self._print(f"the capture could not be completed: {_describe(error)}")
+
+    def _end_recording(self, recording: Recording, how: str, end: dict[str, str]) -> None:
+        from modscope._closing import closing, describe_peak
+
+        outcome = recording.stop(how, **end)
+        if outcome.bytes == 0:
+            self._discard()
+        elif not (outcome.peaks or outcome.lost or outcome.error or recording.stopped_early):
+            self._drop()
+            self._end_without_capture("allocated no PyTorch memory")
+            return
+        loss = _files.describe_loss(self._file.path, self._created) if self._file and self._created else None
+        self._list_this(peak=describe_peak(outcome.peaks))
+        if not self._settings.quiet or outcome.lost or outcome.error or loss:
+            never = self._settings.steps and not self._steps and how == "finished"
+            why = "the script took no optimizer step, so --steps did not stop it; " if never else ""
+            self._print(why + closing(self._shown, outcome, how, loss, self._started_processes()))
+
+    def _end_without_capture(self, what: str) -> None:
+        """``what`` the program did, so that there is nothing to record in its own process."""
+        from modscope._closing import closing_of_launcher
+
+        others = self._started_processes()
+        if others and self._settings.quiet and not any(other.error for other in others):
+            return
+        self._print(closing_of_launcher(self._settings.program, what, others, bool(self._pass_on.started)))
+
+    def _started_processes(self) -> list[_started.Started]:
+        if self._is_child or self._list is None:
+            return []
+        return [other for other in self._list.read() if other.exists or other.error]
 
     def _discard(self) -> None:
         if self._file:
             self._file.discard()
 
+    def _can_print(self) -> bool:
+        return not self._is_child and sys.__stderr__ is not None and not sys.__stderr__.closed
+
     def _print(self, text: str) -> None:
-        if self._is_child or sys.__stderr__ is None or sys.__stderr__.closed:
-            return
-        line = " ".join(["[modscope]", *text.splitlines()])
-        with contextlib.suppress(OSError):
-            os.write(2, f"{line}\n".encode(errors="backslashreplace"))
+        if self._can_print():
+            with contextlib.suppress(OSError):
+                os.write(2, f"{_as_line(text)}\n".encode(errors="backslashreplace"))
 
 
 def _flush() -> None:
@@ -289,6 +438,10 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
+
+
+def _as_line(text: str) -> str:
+    return " ".join(["[modscope]", *text.splitlines()])
 
 
 def _describe(error: BaseException) -> str:

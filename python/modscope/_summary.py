@@ -61,6 +61,7 @@ def _device(capture: Capture, name: str, most_modules: int | None) -> Report:
         "peak": _peak(capture.peaks[name]),
         "peak_reserved": capture.reserved[name],
         "categories": snapshot.totals[name],
+        "outside": snapshot.outside[name],
         "modules": [{"module": fqn, "own": sums} for fqn, sums in largest],
     }
 
@@ -104,6 +105,7 @@ def describe_end(end: Mapping[str, str] | None) -> str:
         "exception": "Ended by an exception",
         "stopped": "Stopped" if error else "Stopped as asked",
         "interrupted": "Interrupted",
+        "terminated": "Ended by SIGTERM",
     }
     return words.get(how, how or "Ended") + (f": {error.splitlines()[0]}" if error.strip() else "")
 

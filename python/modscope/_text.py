@@ -8,6 +8,8 @@ import re
 
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 
+_DIGITS = re.compile(r"[0-9]+")
+_WIDEST_NUMBER = 10  # digits; larger numbers in names are sorted like words
 _MOST_CHARACTERS = 4096  # of a name; the middle of a longer one is left out
 
 
@@ -71,10 +73,9 @@ def label(fqn: str) -> str:
     return "Global (outside any module)" if fqn == "Global" else fqn or '""'
 
 
-def natural_key(name: str) -> list[tuple[int, int, str]]:
-    """A key for sorting that puts ``layers.2`` before ``layers.10``."""
-    parts = filter(None, re.split(r"(\d+)", name))
-    return [(0, int(part), "") if part.isdecimal() and len(part) < 20 else (1, 0, part.lower()) for part in parts]
+def natural_key(name: str) -> str:
+    """A key for sorting that puts ``layers.2`` before ``layers.10``. Upper and lower case count alike."""
+    return _DIGITS.sub(lambda found: found[0].lstrip("0").rjust(_WIDEST_NUMBER, "0"), name.lower())
 
 
 def clean(text: str) -> str:
@@ -145,9 +146,15 @@ def describe_position(phase: str, module: str) -> str:
     """ "backward of GPT2.h.11.mlp" """
     if phase == "optimizer":
         return "in the optimizer's step" + ("" if module == "Global" else f" in {module}")
-    if phase == "idle":
+    if phase in ("idle", "evaluation"):
         return "outside any module" if module == "Global" else f"in {module}"
     return f"{phase} outside any module" if module == "Global" else f"{phase} of {module}"
+
+
+def _describe_step(step: int, phase: str) -> str:
+    if phase == "evaluation":
+        return f"in evaluation after step {step}" if step else "in evaluation"
+    return f"in step {step}" if step else "before the first step"
 
 
 def describe_moment(
@@ -157,9 +164,8 @@ def describe_moment(
     until the sentence fits."""
 
     def sentence(name: str) -> str:
-        begin = f"in step {step}" if step else "before the first step"
         end = "" if time is None else f", at {time:.3f} s"
-        return f"{begin}, {describe_position(phase, name)}{end}"
+        return f"{_describe_step(step, phase)}, {describe_position(phase, name)}{end}"
 
     name = clean(module)
     if columns is None:

@@ -14,8 +14,8 @@ def check_torch() -> None:
             "modscope tracks PyTorch programs, and torch cannot be imported here. Install it with: pip install torch"
         ) from error
     version = str(getattr(torch, "__version__", "of no version"))
-    if [int(part) for part in re.findall(r"\d+", version)[:2]] < [2, 4]:
+    if [int(part) for part in re.findall(r"\d+", version)[:2]] < [2, 5]:
         raise ImportError(
-            f"modscope needs torch 2.4 or newer, and this is torch {version}. "
+            f"modscope needs torch 2.5 or newer, and this is torch {version}. "
             "Install a newer one with: pip install --upgrade torch"
         )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from modscope import _native
+
+os.register_at_fork(after_in_child=_native.signals_forked)
 
 __all__ = ["ModTracker", "ModuleTracker"]
 

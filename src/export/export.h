@@ -51,6 +51,16 @@ static inline mse_text mse_text_of(const char *string)
     return (mse_text){string, strlen(string)};
 }
 
+/* The beginning of a text in UTF-8, of at most so many bytes. No character is divided. */
+static inline mse_text mse_text_cut(mse_text text, size_t most)
+{
+    if (text.size <= most)
+        return text;
+    while (most && ((unsigned char)text.bytes[most] & 0xC0) == 0x80)
+        most--;
+    return (mse_text){text.bytes, most};
+}
+
 static inline mse_text mse_module(const mse_job *job, ms_path path)
 {
     return path < job->module_count ? job->modules[path] : (mse_text){"?", 1};
@@ -62,6 +72,6 @@ static inline mse_text mse_device(const mse_job *job, uint32_t device)
 }
 
 extern const char *const mse_categories[MS_CATEGORY_COUNT];
-extern const char *const mse_phases[MS_OPTIMIZER + 1];
+extern const char *const mse_phases[MS_PHASE_COUNT];
 
 #endif

@@ -9,7 +9,11 @@ const char *const mse_categories[MS_CATEGORY_COUNT] = {
     MS_CATEGORIES(X)
 #undef X
 };
-const char *const mse_phases[MS_OPTIMIZER + 1] = {"idle", "forward", "recompute", "backward", "optimizer"};
+const char *const mse_phases[MS_PHASE_COUNT] = {
+#define X(name, text) text,
+    MS_PHASES(X)
+#undef X
+};
 
 bool mse_output_open(mse_output *output, const mse_job *job)
 {

@@ -16,9 +16,14 @@ enum { HELD = MS_CATEGORY_COUNT, RESERVED, COUNTERS };
  *     DEVICES + 16 i + 1 + c  its counter c     THREADS + 2 i + 1    its phases */
 enum { PROCESS = 1, STEPS, PEAKS, NOTES, DEVICES = 16, THREADS = DEVICES + 16 * MS_MAX_DEVICES };
 /* Ids of interned names and categories. */
-enum { NAME_PHASES = 1, NAME_MODULES = NAME_PHASES + MS_OPTIMIZER + 1 };
-enum { CATEGORY_PHASES = 1, CATEGORY_PHASE = CATEGORY_PHASES + MS_OPTIMIZER + 1 };
+enum { NAME_PHASES = 1, NAME_MODULES = NAME_PHASES + MS_PHASE_COUNT };
+enum { CATEGORY_PHASES = 1, CATEGORY_PHASE = CATEGORY_PHASES + MS_PHASE_COUNT };
 enum { MAX_DEPTH = 512 }; /* of a slice: a deeper module is shown beside its parent, not inside it */
+/* A thread that jumps between deep modules begins and ends many slices with one event of two bytes. On average a
+ * position may write SLICES_PER_POSITION beginnings and ends; programs write two to four. Where that and
+ * SLICES_IN_ADVANCE are used up, a module is shown without the modules around it. */
+enum { SLICES_PER_POSITION = 8, SLICES_IN_ADVANCE = 65536 };
+enum { MAX_NAME_IN_INSTANT = 128 }; /* bytes */
 
 struct module_node {
     ms_path parent; /* the module whose slice contains its slice */
@@ -31,6 +36,7 @@ struct thread {
     ms_path path;
     uint8_t phase;
     bool in_key_frame; /* the last key frame contains it */
+    bool is_alone;     /* only the slice of `path` is open, and not those of the modules around it */
 };
 
 struct writer {
@@ -45,7 +51,8 @@ struct writer {
     uint64_t micros;                /* the time of the last event, in microseconds */
     uint32_t named[MS_MAX_DEVICES]; /* bit i: counter i has a track */
     int64_t value[MS_MAX_DEVICES][COUNTERS];
-    bool in_step;
+    uint64_t slices_left; /* beginnings and ends that may still be written, see SLICES_PER_POSITION */
+    bool in_step, left_out_slices;
 };
 
 static mse_name name_of(const char *a, mse_text b, const char *c)
@@ -110,6 +117,12 @@ static void count_reserved(struct writer *writer, const ms_cursor *cursor, uint3
         mse_set_counter(&writer->packets, track_of_counter(device, RESERVED), reserved, 0, 0);
 }
 
+static void put_instant(struct writer *writer, uint64_t track, const char *name)
+{
+    mse_open_instant(&writer->packets, track, name_of(name, mse_text_of(""), ""));
+    mse_close_event(&writer->packets);
+}
+
 /* ---- positions of threads ---- */
 static uint64_t track_of_thread(const struct writer *writer, const struct thread *thread)
 {
@@ -165,31 +178,77 @@ static ms_path common_ancestor(const struct module_node *modules, ms_path a, ms_
     return a;
 }
 
-/* End the slices of modules that the thread has left, and begin those that it has entered. A slice belongs to one
- * phase: when the phase changes, all of them end and begin again. */
-static void move_thread(struct writer *writer, struct thread *thread, uint8_t phase, ms_path path)
+/* The innermost module whose slice stays open. A slice belongs to one phase: when the phase changes, none does. */
+static ms_path find_kept(const struct writer *writer, const struct thread *thread, uint8_t phase, ms_path path)
 {
-    const struct module_node *modules = writer->modules;
-    uint64_t track = track_of_thread(writer, thread);
-    path = path < writer->module_count ? path : MS_UNKNOWN;
-    bool phase_changed = phase != thread->phase;
-    ms_path ancestor = phase_changed ? MS_GLOBAL : common_ancestor(modules, thread->path, path), entered[MAX_DEPTH];
-    for (ms_path at = thread->path; at != ancestor; at = modules[at].parent)
-        mse_end_slice(&writer->packets, track);
-    if (phase_changed && thread->phase != MS_IDLE)
-        mse_end_slice(&writer->packets, track + 1);
-    if (phase_changed && phase != MS_IDLE)
-        mse_begin_slice(&writer->packets, track + 1, NAME_PHASES + phase, CATEGORY_PHASE);
-    size_t count = 0;
-    for (ms_path at = path; at != ancestor; at = modules[at].parent)
-        entered[count++] = at;
-    while (count)
-        begin_module(writer, track, entered[--count], phase);
-    thread->phase = phase;
-    thread->path = path;
+    if (phase != thread->phase || thread->is_alone)
+        return MS_GLOBAL;
+    return common_ancestor(writer->modules, thread->path, path);
 }
 
-/* ---- steps and instants ---- */
+/* Pay for the slices from below `kept` down to `path`: for their beginnings, and at once for their ends. False: they
+ * are too many, and only the slice of `path` is paid for. */
+static bool pay_for_slices(struct writer *writer, ms_path kept, ms_path path)
+{
+    uint64_t slices = (uint64_t)(writer->modules[path].depth - writer->modules[kept].depth) * 2;
+    writer->slices_left += SLICES_PER_POSITION;
+    bool is_affordable = slices <= writer->slices_left;
+    writer->slices_left -= is_affordable ? slices : 2;
+    return is_affordable;
+}
+
+/* End the slices of modules that the thread has left. */
+static void end_modules(struct writer *writer, const struct thread *thread, ms_path kept)
+{
+    ms_path at = thread->path;
+    while (at != kept) {
+        mse_end_slice(&writer->packets, track_of_thread(writer, thread));
+        at = thread->is_alone ? kept : writer->modules[at].parent;
+    }
+}
+
+/* Begin the slices of modules that the thread has entered. */
+static void begin_modules(struct writer *writer, const struct thread *thread, ms_path kept)
+{
+    ms_path entered[MAX_DEPTH];
+    size_t count = 0;
+    for (ms_path at = thread->path; at != kept; at = thread->is_alone ? kept : writer->modules[at].parent)
+        entered[count++] = at;
+    while (count)
+        begin_module(writer, track_of_thread(writer, thread), entered[--count], thread->phase);
+}
+
+static void note_left_out_slices(struct writer *writer)
+{
+    if (!writer->left_out_slices)
+        put_instant(writer, NOTES, "from here on some modules are shown without the modules around them");
+    writer->left_out_slices = true;
+}
+
+static void move_thread(struct writer *writer, struct thread *thread, uint8_t phase, ms_path path)
+{
+    uint64_t phases = track_of_thread(writer, thread) + 1;
+    path = path < writer->module_count ? path : MS_UNKNOWN;
+    if (phase == thread->phase && path == thread->path)
+        return;
+    ms_path kept = find_kept(writer, thread, phase, path);
+    bool is_alone = !pay_for_slices(writer, kept, path);
+    if (is_alone) {
+        note_left_out_slices(writer);
+        kept = MS_GLOBAL;
+    }
+    end_modules(writer, thread, kept);
+    if (phase != thread->phase && thread->phase != MS_IDLE)
+        mse_end_slice(&writer->packets, phases);
+    if (phase != thread->phase && phase != MS_IDLE)
+        mse_begin_slice(&writer->packets, phases, NAME_PHASES + phase, CATEGORY_PHASE);
+    thread->phase = phase;
+    thread->path = path;
+    thread->is_alone = is_alone;
+    begin_modules(writer, thread, kept);
+}
+
+/* ---- steps, peaks and failed allocations ---- */
 static void put_step(struct writer *writer, uint64_t number)
 {
     uint8_t digits[MSE_MAX_DIGITS];
@@ -199,12 +258,6 @@ static void put_step(struct writer *writer, uint64_t number)
     writer->in_step = true;
     mse_open_named_slice(&writer->packets, STEPS, name_of("step ", text, ""));
     mse_annotate(&writer->packets, "step", number);
-    mse_close_event(&writer->packets);
-}
-
-static void put_instant(struct writer *writer, uint64_t track, const char *name)
-{
-    mse_open_instant(&writer->packets, track, name_of(name, mse_text_of(""), ""));
     mse_close_event(&writer->packets);
 }
 
@@ -234,14 +287,15 @@ static void put_peaks(struct writer *writer, const ms_cursor *cursor)
 static void put_oom_instant(struct writer *writer, const struct thread *thread, const ms_event *event)
 {
     mse_packets *packets = &writer->packets;
-    mse_text device = mse_device(writer->job, event->device);
+    mse_text device = mse_text_cut(mse_device(writer->job, event->device), MAX_NAME_IN_INSTANT);
+    mse_text module = mse_text_cut(mse_module(writer->job, event->path), MAX_NAME_IN_INSTANT);
     mse_open_instant(packets, track_of_thread(writer, thread), name_of("out of memory on ", device, ""));
     mse_annotate(packets, "requested", event->bytes);
     mse_annotate(packets, "allocated", event->allocated);
     mse_annotate(packets, "reserved", event->reserved);
     mse_annotate_text(packets, "device", device);
     mse_annotate_text(packets, "phase", mse_text_of(mse_phases[event->phase]));
-    mse_annotate_text(packets, "module", mse_module(writer->job, event->path));
+    mse_annotate_text(packets, "module", module);
     mse_close_event(packets);
 }
 
@@ -373,7 +427,7 @@ static void put_trace_head(struct writer *writer)
     mse_track(packets, STEPS, PROCESS, mse_text_of("steps"), 0);
     mse_track(packets, PEAKS, PROCESS, mse_text_of("peaks"), 1);
     mse_track(packets, NOTES, PROCESS, mse_text_of("notes"), 2);
-    for (uint32_t i = 0; i <= MS_OPTIMIZER; i++) {
+    for (uint32_t i = 0; i < MS_PHASE_COUNT; i++) {
         mse_intern_name(packets, NAME_PHASES + i, mse_text_of(mse_phases[i]));
         mse_intern_category(packets, CATEGORY_PHASES + i, mse_text_of(mse_phases[i]));
     }
@@ -408,6 +462,7 @@ int mse_perfetto(const mse_job *job)
     if (!writer)
         return MS_ENOMEM;
     writer->job = job;
+    writer->slices_left = SLICES_IN_ADVANCE;
     bool ready = mse_packets_open(&writer->packets, job) && load_modules(writer);
     int error = ready ? write_trace(writer) : MS_ENOMEM;
     mse_packets_close(&writer->packets);

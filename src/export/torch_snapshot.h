@@ -30,7 +30,7 @@ typedef struct mse_torch_pickle {
     const mse_job *job;
     /* Memo number + 1; 0: it was not put yet. */
     uint32_t strings[S_COUNT], category_strings[MS_CATEGORY_COUNT];
-    uint32_t categories[MS_CATEGORY_COUNT], phases[MS_OPTIMIZER + 1], devices[MS_MAX_DEVICES];
+    uint32_t categories[MS_CATEGORY_COUNT], phases[MS_PHASE_COUNT], devices[MS_MAX_DEVICES];
     uint32_t *modules; /* by path */
     uint32_t module_count;
     mse_map frames; /* lists of frames, by all that they depend on */

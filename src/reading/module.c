@@ -4,7 +4,7 @@
 #include <errno.h>
 
 PyObject *msr_format_error;
-PyObject *msr_ops[MS_OP_COUNT], *msr_phases[MS_OPTIMIZER + 1], *msr_categories[MS_CATEGORY_COUNT];
+PyObject *msr_ops[MS_OP_COUNT], *msr_phases[MS_PHASE_COUNT], *msr_categories[MS_CATEGORY_COUNT];
 
 PyObject *msr_raise(int error)
 {
@@ -70,13 +70,17 @@ static bool make_names(void)
 {
     static const char *const ops[MS_OP_COUNT] = {"add",  "drop",           "claim",    "position", "thread",
                                                  "step", "optimizer_step", "reserved", "oom"};
-    static const char *const phases[MS_OPTIMIZER + 1] = {"idle", "forward", "recompute", "backward", "optimizer"};
+    static const char *const phases[MS_PHASE_COUNT] = {
+#define X(name, text) text,
+        MS_PHASES(X)
+#undef X
+    };
     static const char *const categories[MS_CATEGORY_COUNT] = {
 #define X(name, text) text,
         MS_CATEGORIES(X)
 #undef X
     };
-    return intern_names(msr_ops, ops, MS_OP_COUNT) && intern_names(msr_phases, phases, MS_OPTIMIZER + 1) &&
+    return intern_names(msr_ops, ops, MS_OP_COUNT) && intern_names(msr_phases, phases, MS_PHASE_COUNT) &&
            intern_names(msr_categories, categories, MS_CATEGORY_COUNT);
 }
 

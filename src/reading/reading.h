@@ -28,7 +28,7 @@ typedef struct msr_reader {
 extern PyTypeObject msr_reader_type, msr_snapshot_type, msr_events_type, msr_allocator_type;
 extern PyObject *msr_format_error;
 /* Interned names, indexed by ms_op, ms_phase and ms_category. */
-extern PyObject *msr_ops[MS_OP_COUNT], *msr_phases[MS_OPTIMIZER + 1], *msr_categories[MS_CATEGORY_COUNT];
+extern PyObject *msr_ops[MS_OP_COUNT], *msr_phases[MS_PHASE_COUNT], *msr_categories[MS_CATEGORY_COUNT];
 
 /* Raise the exception for an error code of the core; errno must be unchanged since. Returns NULL. */
 PyObject *msr_raise(int error);

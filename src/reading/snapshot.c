@@ -115,6 +115,22 @@ static PyObject *reserved(snapshot *self, PyObject *unused)
     return list_by_device(self, reserved_of);
 }
 
+/* A pass over all blocks for each device; captures have few devices. */
+static PyObject *outside_of(const snapshot *self, uint32_t device)
+{
+    uint64_t bytes = 0;
+    ms_captured_block block;
+    for (uint32_t at = 0; ms_cursor_block(self->cursor, &at, &block);)
+        bytes += block.outside && block.device == device ? block.bytes : 0;
+    return PyLong_FromUnsignedLongLong(bytes);
+}
+
+static PyObject *outside(snapshot *self, PyObject *unused)
+{
+    (void)unused;
+    return list_by_device(self, outside_of);
+}
+
 /* ---- by module and by block ---- */
 static int compare_owners(const void *left, const void *right)
 {
@@ -224,6 +240,8 @@ static PyMethodDef methods[] = {
     {"totals", (PyCFunction)totals, METH_NOARGS, "totals($self)\n--\n\nBytes by category, for each device."},
     {"reserved", (PyCFunction)reserved, METH_NOARGS,
      "reserved($self)\n--\n\nBytes that each device's allocator had reserved."},
+    {"outside", (PyCFunction)outside, METH_NOARGS,
+     "outside($self)\n--\n\nBytes that are not from torch's allocators, for each device."},
     {"modules", (PyCFunction)modules, METH_NOARGS,
      "modules($self)\n--\n\nDevice, path and own bytes by category, of each module that holds any."},
     {"blocks", (PyCFunction)(void (*)(void))blocks, METH_VARARGS | METH_KEYWORDS,

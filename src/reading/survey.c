@@ -100,7 +100,7 @@ static PyObject *dict_of_survey(const ms_survey *survey)
         return NULL;
     bool done = put_item(dict, "peaks", list_of_devices(survey, peak_of)) &&
                 put_item(dict, "reserved", list_of_devices(survey, peak_reserved_of)) &&
-                put_item(dict, "phases", dict_by_name(survey, msr_phases, MS_OPTIMIZER + 1, phase_of)) &&
+                put_item(dict, "phases", dict_by_name(survey, msr_phases, MS_PHASE_COUNT, phase_of)) &&
                 put_item(dict, "events", dict_by_name(survey, msr_ops, MS_OP_COUNT, events_of)) &&
                 put_item(dict, "steps", number(survey->steps)) &&
                 put_item(dict, "optimizer_steps", number(survey->optimizer_steps)) &&

@@ -11,9 +11,16 @@ struct mst_registry;
 extern PyTypeObject mst_tracker_type;
 int mst_tracker_init(void);                                   /* this and the other inits: -1 with an error set */
 struct mst_registry *mst_tracker_registry(PyObject *tracker); /* borrowed; NULL: never entered */
-void mst_trackers_forked(void);                               /* in the child */
+/* Find and verify the interception points, the first time that a tracker is entered. -1 with an error set. */
+int mst_prepare(void);
+void mst_trackers_forked(void); /* in the child */
 /* Restore all interception points of calls and nodes, if trackers are active. */
 void mst_stop_interception(void);
+
+/* ---- context_api.c, held_signals.c ---- */
+extern PyTypeObject mst_context_type;
+int mst_held_signals_init(void);
+extern PyMethodDef mst_held_signals_methods[];
 
 /* ---- ledger_api.c ---- */
 extern PyTypeObject mst_ledger_type;
@@ -40,14 +47,18 @@ extern PyTypeObject mst_step_arguments_type;
 extern PyMethodDef mst_intercept_calls_methods[];
 extern PyMethodDef mst_intercept_nodes_methods[];
 extern PyMethodDef mst_intercept_blocks_methods[];
+extern PyMethodDef mst_intercept_saved_methods[];
 extern PyMethodDef mst_node_layout_methods[];
 extern PyMethodDef mst_tensor_layout_methods[];
 extern PyMethodDef mst_devices_methods[];
 extern PyMethodDef mst_dispatch_methods[];
 extern PyMethodDef mst_optimizer_steps_methods[];
+extern PyMethodDef mst_building_methods[];
 extern PyMethodDef mst_oom_report_methods[];
 extern PyMethodDef mst_exit_status_methods[];
 extern PyMethodDef mst_capture_methods[];
+extern PyMethodDef mst_living_objects_methods[];
+extern PyMethodDef mst_run_in_fork_methods[];
 extern PyMethodDef mst_virtual_device_methods[];
 extern PyMethodDef mst_virtual_tensors_methods[];
 
@@ -58,7 +69,5 @@ int mst_append_new(PyObject *list, PyObject *item);
 /* [(device, fqn, sums)] of the paths that hold something: now, or at the peak of `at_peak` if it
  * is not NULL. Several paths may have the same fqn. */
 PyObject *mst_sums_by_path(ms_ledger *ledger, ms_peak_tracker *at_peak);
-/* The phase in Python, as trackers and peaks spell it. */
-const char *mst_phase_name(ms_phase phase);
 
 #endif

@@ -193,8 +193,8 @@ static PyObject *input_hook_call(input_hook *hook, PyObject *args, PyObject *nam
     for (struct mst_link *link = hook->first; link; link = link->next)
         count++;
     struct affected_call *calls = malloc((count + 1) * sizeof *calls); /* The user's hooks may add and drop links. */
-    if (!calls)
-        return PyErr_NoMemory();
+    if (!calls) /* The calls of this tensor get no hook; the program's backward must not fail for that. */
+        Py_RETURN_NONE;
     for (struct mst_link *link = hook->first; link; link = link->next)
         calls[at++] = (struct affected_call){(mst_backward_call *)Py_NewRef(link->call), link->index};
     int error = 0;
@@ -261,11 +261,8 @@ static int add_inputs(mst_backward_call *call, PyObject *args, PyObject *kwargs)
 
 PyObject *mst_backward_hooks_begin(struct mst_call *call, PyObject *args, PyObject *kwargs)
 {
-    PyObject *enabled = PyObject_CallNoArgs(mst.torch.grad_enabled);
-    Py_XDECREF(enabled);
-    PyErr_Clear();
     struct mst_module *known = mst_registry_find(mst.registry, call->module);
-    if (enabled != Py_True || !known)
+    if (!known || !mst_grad_enabled())
         return NULL;
     mst_backward_call *created = PyObject_New(mst_backward_call, &backward_call_type);
     struct mst_torch_function_guard guard = {NULL};

@@ -20,10 +20,11 @@ typedef struct mst_backward_call {
 
 int mst_backward_pass_init(void); /* -1 with an error set */
 /* The gradient of an output of the call arrived: call pre_bw, unless it was called in this backward
- * pass. -1 with an error set. */
+ * pass. -1 with the error of a hook. Without memory no hook is called: the program's backward must not fail for that.
+ */
 int mst_backward_pass_output_grad(mst_backward_call *call, PyObject *grad);
 /* The gradient of input `index` arrived: call post_bw if it was the last one, and if pre_bw was
- * called in this backward pass. -1 with an error set. */
+ * called in this backward pass. -1 with the error of a hook. */
 int mst_backward_pass_input_grad(mst_backward_call *call, Py_ssize_t index, PyObject *grad);
 
 #endif

@@ -7,6 +7,7 @@
 
 #include "torch/hash_map.h"
 #include "torch/intercept.h"
+#include "torch/run_python.h"
 #include "torch/threads.h"
 #include "torch/torch_lookup.h"
 #include "torch/user_hooks.h"
@@ -159,14 +160,14 @@ int mst_backward_pass_output_grad(mst_backward_call *call, PyObject *grad)
 {
     long long id = mst_graph_task_id();
     backward_pass *pass = pass_find(id);
-    if (!pass && !(pass = pass_begin(id)))
-        return -1;
-    if (visit_of(call, pass))
+    if (!pass)
+        pass = pass_begin(id);
+    if (pass && visit_of(call, pass))
         return 0;
-    if (visit_add(call, pass) != 0)
-        return -1;
-    PyObject *grads = PyTuple_Pack(1, grad);
-    int error = grads ? call_hook(call, MST_PRE_BW, grads) : -1;
+    PyObject *grads = pass && visit_add(call, pass) == 0 ? PyTuple_Pack(1, grad) : NULL;
+    if (!grads)
+        mst_clear_error();
+    int error = grads ? call_hook(call, MST_PRE_BW, grads) : 0;
     Py_XDECREF(grads);
     return error;
 }
@@ -180,7 +181,9 @@ static int call_post_hook(struct visit *visit)
     visit->post_called = true;
     PyObject *grads = any_arrived ? PyTuple_Pack(1, list) : PyTuple_New(0);
     Py_XDECREF(list);
-    int error = grads ? call_hook(call, MST_POST_BW, grads) : -1;
+    if (!grads)
+        mst_clear_error();
+    int error = grads ? call_hook(call, MST_POST_BW, grads) : 0;
     Py_XDECREF(grads);
     return error;
 }
@@ -202,13 +205,13 @@ static int compare_latest_first(const void *one, const void *other)
     return a->serial < b->serial ? 1 : a->serial > b->serial ? -1 : 0;
 }
 
-/* Call the post_bw hooks that are left, last call first. Returns how many, or -1 with an error set. */
+/* Call the post_bw hooks that are left, last call first. Returns how many, or -1 with the error of a hook. */
 static long call_remaining_hooks(backward_pass *pass)
 {
     struct unfinished_visit *visits = malloc((pass->count + 1) * sizeof *visits);
     size_t count = 0;
     if (!visits)
-        return PyErr_NoMemory(), -1;
+        return 0;
     for (size_t i = 0; i < pass->count; i++)
         if (!pass->visits[i].post_called)
             visits[count++] = (struct unfinished_visit){pass->visits[i].call->serial, i};

@@ -2,6 +2,8 @@
 #include "torch/call_sizes.h"
 
 #include "torch/api.h"
+#include "torch/intercept.h"
+#include "torch/root_inputs.h"
 #include "torch/run_python.h"
 #include "torch/tensor_layout.h"
 #include "torch/visit_tensors.h"
@@ -13,6 +15,7 @@ struct size_sum {
     uint64_t addresses[BATCH]; /* not added to `bytes` yet */
     size_t count;
     uint64_t bytes;
+    ms_path root; /* these are the inputs of its root call; MS_GLOBAL: they are not */
 };
 
 static void add_batch(struct size_sum *sum)
@@ -28,6 +31,8 @@ static int add_tensor_size(PyObject *tensor, void *context)
     struct mst_storage storage;
     if (!mst_read_storage(mst_impl_of(tensor), &storage))
         return 0;
+    if (UNLIKELY(sum->root != MS_GLOBAL))
+        mst_claim_root_input(tensor, &storage, sum->root);
     sum->addresses[sum->count++] = mst.by_dispatcher ? storage.storage : storage.data;
     if (UNLIKELY(sum->count == BATCH))
         add_batch(sum);
@@ -41,13 +46,15 @@ static int add_any_tensor_size(PyObject *tensor, void *context)
 
 /* Calls have many keyword arguments, and large objects that are no tensors (a cache of keys and
  * values) are mostly among them. So only their tensors that are found without Python count. */
-void mst_measure_call(ms_thread *thread, bool output, PyObject *const *objects, Py_ssize_t count, Py_ssize_t named)
+static void measure_call(ms_thread *thread, ms_path root, bool output, PyObject *const *objects, Py_ssize_t count,
+                         Py_ssize_t named)
 {
     if (!mst.ledger || !mst_layout_is_known())
         return;
     struct size_sum sum;
     sum.count = 0;
     sum.bytes = 0;
+    sum.root = root;
     PyObject *type = NULL, *value = NULL, *traceback = NULL;
     bool failing = PyErr_Occurred() != NULL;
     if (UNLIKELY(failing))
@@ -65,4 +72,17 @@ void mst_measure_call(ms_thread *thread, bool output, PyObject *const *objects, 
     if (UNLIKELY(failing))
         PyErr_Restore(type, value, traceback);
     ms_call_set_size(thread, output, sum.bytes);
+}
+
+void mst_measure_inputs(const struct mst_call *call, PyObject *const *objects, Py_ssize_t count, Py_ssize_t named)
+{
+    bool root = mst_call_is_root(call);
+    if (UNLIKELY(root))
+        mst_outside_inputs_drop_freed(false);
+    measure_call(call->thread, root ? call->path : MS_GLOBAL, false, objects, count, named);
+}
+
+void mst_measure_output(const struct mst_call *call, PyObject *output)
+{
+    measure_call(call->thread, MS_GLOBAL, true, &output, 1, 0);
 }

@@ -4,8 +4,12 @@
 
 #include "torch/state.h"
 
-/* Report the size of the input or output of the call that is open: `count` positional
- * objects, then `named` keyword arguments. Keeps the error that is set. */
-void mst_measure_call(ms_thread *thread, bool output, PyObject *const *objects, Py_ssize_t count, Py_ssize_t named);
+struct mst_call;
+
+/* Report the size of the inputs of the call that is open: `count` positional objects, then `named` keyword arguments.
+ * The inputs of a root call are claimed as such. Keeps the error that is set. */
+void mst_measure_inputs(const struct mst_call *call, PyObject *const *objects, Py_ssize_t count, Py_ssize_t named);
+/* Report the size of its output. Keeps the error that is set. */
+void mst_measure_output(const struct mst_call *call, PyObject *output);
 
 #endif

@@ -2,6 +2,7 @@
 #include "torch/api.h"
 
 #include "modscope_capture.h"
+#include "torch/sigterm.h"
 
 #include <fcntl.h>
 #include <string.h>
@@ -16,6 +17,7 @@ typedef struct capture {
     struct capture *next;   /* in open_captures */
     ms_capture_status last; /* the status at its end */
     int fd;
+    bool watches_sigterm;
     struct stat file; /* identifies the file that fd was opened for */
 } capture;
 
@@ -114,11 +116,15 @@ static void end_capture(capture *self, const char *const *pairs)
         return;
     self->capture = NULL;
     remove_open_capture(self);
+    if (self->watches_sigterm)
+        mst_sigterm_forget();
     ms_capture_status last = {0};
     Py_BEGIN_ALLOW_THREADS
     last = ms_capture_end(ending, pairs);
     Py_END_ALLOW_THREADS
     self->last = last;
+    if (self->watches_sigterm)
+        mst_sigterm_ended(&last);
 }
 
 static void capture_dealloc(capture *self)
@@ -143,6 +149,8 @@ void mst_captures_forked(void)
     for (; open_captures; open_captures = open_captures->next) {
         ms_capture_abandon(open_captures->capture);
         open_captures->capture = NULL;
+        if (open_captures->watches_sigterm)
+            mst_sigterm_forget();
     }
 }
 
@@ -161,7 +169,8 @@ static PyObject *resume_captures(PyObject *self, PyObject *unused)
 {
     (void)self, (void)unused;
     for (capture *each = open_captures; each; each = each->next)
-        ms_capture_resume(each->capture);
+        if (!ms_capture_resume(each->capture) && each->watches_sigterm)
+            mst_sigterm_forget();
     Py_RETURN_NONE;
 }
 
@@ -207,9 +216,23 @@ static PyObject *capture_flush(capture *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+static PyObject *capture_watch_sigterm(capture *self, PyObject *args)
+{
+    const char *before, *after;
+    if (!PyArg_ParseTuple(args, "ss:watch_sigterm", &before, &after))
+        return NULL;
+    if (self->capture && mst_sigterm_watch(self->capture, before, after))
+        self->watches_sigterm = true;
+    return PyBool_FromLong(self->watches_sigterm);
+}
+
 static PyMethodDef capture_methods[] = {
     {"end", (PyCFunction)capture_end, METH_O, "Write the events that are left and a closing dict; returns the status."},
     {"status", (PyCFunction)capture_status, METH_NOARGS, "(events, lost, bytes, error or None)."},
+    {"watch_sigterm", (PyCFunction)capture_watch_sigterm, METH_VARARGS,
+     "Complete the file when SIGTERM ends the program. The arguments are a line to print, before and after the file's\n"
+     "size; it is not printed if the first one is empty. Returns whether SIGTERM has its default action, and so is\n"
+     "watched for."},
     {"flush", (PyCFunction)capture_flush, METH_NOARGS, "Wait until all events so far are in the file."},
     {NULL, NULL, 0, NULL},
 };

@@ -33,8 +33,9 @@ void mst_accumulation_begin(struct mst_accumulation *accumulation);
 void mst_accumulation_end(struct mst_accumulation *accumulation);
 /* With the lock: whether another thread accumulates the leaf's gradient now. If so, that thread claims it. */
 bool mst_accumulates_elsewhere(uint64_t leaf);
-/* In a forked child: forget the accumulations of threads that the child does not have. */
-void mst_accumulations_forked(void);
+/* In a forked child: forget the accumulations of threads that the child does not have. Returns whether there were any.
+ */
+bool mst_accumulations_forked(void);
 
 /* ---- existing_blocks.c: blocks that were allocated before the ledger was attached ---- */
 
@@ -48,6 +49,9 @@ bool mst_existing_block(const struct mst_storage *storage, uint64_t *bytes);
 void mst_claim_tensor(PyObject *tensor, ms_category category, ms_path path);
 /* The same by TensorImpl, where the source of blocks is the allocators. Runs no Python. */
 void mst_claim_impl(uint64_t impl, ms_category category, ms_path path);
+/* Claim a tensor's block, unless a known object holds it. No block is added. False if the tensor has no storage of its
+ * own. Runs no Python. */
+bool mst_claim_unheld(uint64_t impl, ms_category category, ms_path path);
 /* Claim every tensor in `object`: itself, or in lists, tuples and dicts. */
 void mst_claim_object(PyObject *object, ms_category category, ms_path path);
 
@@ -58,6 +62,9 @@ void mst_claim_new_gradient(uint64_t grad, ms_path path);
 /* Claim the gradient that a parameter has, if any. If another thread may be replacing it, it is not read: this pass
  * then keeps all gradients that are claimed already. */
 void mst_claim_gradient_of(PyObject *parameter, ms_path path);
+/* At an optimizer step of this thread: claim the gradient that a parameter has, unless it is claimed already. The step
+ * itself reads the gradients of its parameters. Runs Python for wrapper subclasses and sparse gradients. */
+void mst_claim_gradient_at_step(PyObject *parameter, ms_path path);
 /* A ledger was attached: accumulations that run now are not known. */
 void mst_gradients_begin(void);
 /* Where nodes are not intercepted: register a hook that claims the parameter's new gradients. */
@@ -68,6 +75,11 @@ void mst_gradient_hooks_remove(void);
 
 /* Claim the tensors of an optimizer's state; each belongs to the owner of its parameter. */
 void mst_claim_optimizer(PyObject *optimizer);
+/* Claim the optimizer's parameters that no known module holds, and their gradients. */
+void mst_claim_unowned_parameters(PyObject *optimizer);
+/* An optimizer step begins or ends on this thread: claim the gradients of the optimizer's parameters. The program may
+ * have set them itself, so that no accumulation claimed them. */
+void mst_claim_gradients_at_step(PyObject *optimizer, bool begins);
 
 /* ---- module_claims.c ---- */
 
@@ -76,13 +88,26 @@ void mst_claim_module(struct mst_module *known);
 /* Claim what all known modules hold. Runs Python for wrapper subclasses. */
 void mst_claim_modules(void);
 
+/* ---- module_building.c: claims while a model is being built, from torch's registration hooks ---- */
+int mst_building_hooks_register(void); /* -1 with an error set */
+void mst_building_hooks_remove(void);
+
 /* ---- claims_at_call.c ---- */
 
-/* Before a call is entered while a ledger is attached: make the claims that are due. */
-void mst_claim_at_call(ms_thread *thread);
+/* Before a call is entered while a ledger is attached: make the claims that are due. `without_grad`: it is a root call,
+ * and grad mode is off. */
+void mst_claim_at_call(ms_thread *thread, bool without_grad);
 /* A ledger was attached: claims are due only for what changes from now on. */
 void mst_claims_at_call_begin(void);
 /* Look for an optimizer when root modules are called, until one is found: its steps are then training steps. */
 void mst_claims_seek_optimizer(bool seek);
+
+/* ---- gradient_setters.c ---- */
+
+/* Whether another thread may be in the middle of setting a tensor's `grad`: no gradient may be read then. */
+bool mst_other_thread_may_set_gradient(void);
+/* A thread that replaces a gradient during a fork never finishes that in the child: no gradient is read there. */
+void mst_gradient_setters_before_fork(void);
+void mst_gradient_setters_forked(bool accumulating); /* in the child; whether another thread accumulated a gradient */
 
 #endif

@@ -7,6 +7,7 @@
 #include "torch/api.h"
 #include "torch/optimizer_steps.h"
 #include "torch/run_python.h"
+#include "torch/threads.h"
 
 static uint64_t parameters_dropped; /* ms_ledger_parameters_dropped at the latest root call */
 static bool seeking_optimizer;      /* look for an optimizer, to distinguish micro-batches from training steps */
@@ -24,7 +25,7 @@ void mst_claims_seek_optimizer(bool seek)
 }
 
 /* The program may create its optimizer late, and the search is slow. So it runs at the 1st, 2nd,
- * 4th, 8th, ... root call. */
+ * 4th, 8th, ... root call with grad mode on; the others begin no step. */
 static void seek_optimizer(void)
 {
     root_calls++;
@@ -41,15 +42,16 @@ static void seek_optimizer(void)
     mst_dynamo_restore(callback);
 }
 
-void mst_claim_at_call(ms_thread *thread)
+void mst_claim_at_call(ms_thread *thread, bool without_grad)
 {
     mst_optimizer_steps_end_abandoned(thread);
     if (!mst_open_call) {
+        mst_thread_trains();
         uint64_t dropped = ms_ledger_parameters_dropped(mst_target_ledger());
         if (mst.claims.awaiting_memory || dropped != parameters_dropped)
             mst.claims.due = true;
         parameters_dropped = dropped;
-        if (UNLIKELY(seeking_optimizer))
+        if (UNLIKELY(seeking_optimizer) && !without_grad)
             seek_optimizer();
     }
     if (UNLIKELY(mst.claims.due))

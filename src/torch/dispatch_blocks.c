@@ -114,7 +114,7 @@ void mst_dispatch_update_sizes(void)
             ms_block_resize(mst_target_ledger(), storage,
                             round_bytes((uint64_t)bytes, mst_device_type(device) == MST_CUDA));
         else if (bytes > 0) /* It was empty, so it was no block. */
-            ms_block_add_as(mst_target_ledger(), mst_this_thread, storage, (uint64_t)bytes, 0, MS_ACTIVATION, MS_GLOBAL,
+            ms_block_add_as(mst_target_ledger(), mst_this_thread, storage, (uint64_t)bytes, 0, MS_OTHER, MS_GLOBAL,
                             false);
     }
     Py_XDECREF(items);

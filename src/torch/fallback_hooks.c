@@ -5,6 +5,7 @@
 #include "torch/intercept.h"
 
 #include "torch/call_sizes.h"
+#include "torch/root_inputs.h"
 #include "torch/run_python.h"
 #include "torch/user_hooks.h"
 
@@ -77,6 +78,15 @@ static void begin_backward_call(struct hooked_call *open, PyObject *inputs)
     Py_XDECREF(named);
 }
 
+/* Finding the keyword arguments is slow, so only those of root calls count: the program's inputs are among them. */
+static void measure_inputs(const struct hooked_call *open, PyObject *inputs)
+{
+    PyObject *named = mst_call_is_root(&open->call) ? keyword_arguments() : NULL;
+    PyObject *objects[] = {inputs, named};
+    mst_measure_inputs(&open->call, objects, 1, named ? 1 : 0);
+    Py_XDECREF(named);
+}
+
 static PyObject *before_forward(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     (void)self;
@@ -93,7 +103,7 @@ static PyObject *before_forward(PyObject *self, PyObject *const *args, Py_ssize_
     open->outer = innermost;
     innermost = open;
     if (open->entered && mst.ledger)
-        mst_measure_call(open->call.thread, false, &args[1], 1, 0);
+        measure_inputs(open, args[1]);
     if (!open->entered || !mst.user_hooks)
         Py_RETURN_NONE;
     if (mst_user_hooks_call(MST_PRE_FW, args, 2) != 0)
@@ -118,7 +128,7 @@ static PyObject *after_forward(PyObject *self, PyObject *const *args, Py_ssize_t
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     if (innermost->entered && mst.ledger && args[2] != Py_None)
-        mst_measure_call(innermost->call.thread, true, &args[2], 1, 0);
+        mst_measure_output(&innermost->call, args[2]);
     close_innermost();
     PyErr_Restore(type, value, traceback);
     return failed ? NULL : Py_NewRef(Py_None);

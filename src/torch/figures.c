@@ -1,13 +1,7 @@
 /* figures.c - figures as Python objects. */
 #include "torch/api.h"
 
-#include "torch/module_registry.h"
-
-const char *mst_phase_name(ms_phase phase)
-{
-    static const char *const names[] = {"idle", "forward", "recompute", "backward", "optimizer"};
-    return names[phase];
-}
+#include "torch/root_names.h"
 
 PyObject *mst_tuple_of_sums(const ms_sums *sums)
 {
@@ -47,8 +41,8 @@ PyObject *mst_sums_by_path(ms_ledger *ledger, ms_peak_tracker *at_peak)
                 at_peak ? ms_peak_tracker_peak_of(at_peak, device, path) : ms_ledger_now_of(ledger, device, path);
             if (sums_are_empty(&sums))
                 continue;
-            PyObject *fqn = mst_path_fqn(path);
-            if (!fqn || mst_append_new(list, Py_BuildValue("(ION)", device, fqn, mst_tuple_of_sums(&sums))) != 0)
+            PyObject *shown = mst_path_shown(path);
+            if (!shown || mst_append_new(list, Py_BuildValue("(INN)", device, shown, mst_tuple_of_sums(&sums))) != 0)
                 Py_CLEAR(list);
         }
     return list;

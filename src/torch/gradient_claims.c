@@ -7,6 +7,7 @@
 #include "torch/api.h"
 #include "torch/run_python.h"
 #include "torch/tensor_layout.h"
+#include "torch/threads.h"
 #include "torch/visit_tensors.h"
 
 static bool begun_unseen;        /* accumulations may run that began before the ledger was attached */
@@ -26,6 +27,13 @@ void mst_gradients_begin(void)
 }
 
 /* ---- a gradient is read only while no other thread can replace it ---- */
+
+/* When a gradient is read. */
+enum moment {
+    IN_PASS,    /* when all known objects are read */
+    AT_STEP,    /* at an optimizer step of this thread */
+    ACCUMULATED /* this thread has accumulated it right now */
+};
 
 static bool runs_backward(PyThreadState *thread)
 {
@@ -58,27 +66,13 @@ static bool is_on_cpu(PyObject *tensor)
     return !mst_layout_is_known() || !mst_read_storage(mst_impl_of(tensor), &storage) || storage.device_type == MST_CPU;
 }
 
-/* Whether another thread that Python started exists. Autograd's own threads run Python only in hooks. */
-static bool other_threads_run_python(void)
-{
-    PyThreadState *here = PyThreadState_Get();
-    PyThreadState *thread = PyInterpreterState_ThreadHead(PyThreadState_GetInterpreter(here));
-    for (; thread; thread = PyThreadState_Next(thread)) {
-        PyFrameObject *frame = thread == here ? NULL : PyThreadState_GetFrame(thread);
-        Py_XDECREF(frame);
-        if (frame)
-            return true;
-    }
-    return false;
-}
-
 /* Whether every accumulation that runs now is known, by mst_accumulation_begin. */
 static bool accumulations_are_known(PyObject *parameter)
 {
     bool intercepted = mst.intercept_nodes && mst.layout.variable >= 0 && mst.accumulate_vtable;
     if (intercepted && !begun_unseen)
         return true;
-    if (!intercepted && other_threads_run_python())
+    if (!intercepted && mst_other_threads_run_python())
         return false; /* The hooks claim what is accumulated. */
     if (any_thread_runs_backward(!is_on_cpu(parameter)))
         return false;
@@ -86,10 +80,15 @@ static bool accumulations_are_known(PyObject *parameter)
     return true;
 }
 
-/* Take the owners' lock, so that no accumulation begins. False, without the lock, if the gradient must not be read. */
-static bool lock_gradient(PyObject *parameter)
+/* Take the owners' lock, so that no accumulation begins. False, without the lock, if the gradient must not be read.
+ *
+ * The GIL does not guard the gradients of a thread that trains. When `p.grad = None` frees a gradient, torch releases
+ * the GIL while `p` still points to it, and not even torch can read it then. So nothing is read where other threads
+ * train, except by the optimizer step that is about to read it; each accumulation has claimed its gradient. */
+static bool lock_gradient(PyObject *parameter, enum moment moment)
 {
-    if (!accumulations_are_known(parameter))
+    if (!accumulations_are_known(parameter) || (moment != AT_STEP && mst_other_threads_train()) ||
+        mst_other_thread_may_set_gradient())
         return false;
     mst_owners_lock();
     if (!mst_accumulates_elsewhere(mst_impl_of(parameter)))
@@ -120,20 +119,24 @@ static PyObject *get_gradient(PyObject *parameter)
     return get ? get(mst.torch.grad, parameter, (PyObject *)Py_TYPE(parameter)) : NULL;
 }
 
-/* `locked`: other threads may accumulate gradients, so it is read with the owners' lock. Else this thread has
- * accumulated it right now. */
-static void claim_gradient(PyObject *parameter, ms_path path, bool locked)
+/* Take the owners' lock, unless this thread has accumulated the gradient right now. False: do not read it. */
+static bool begin_reading(PyObject *parameter, enum moment moment)
 {
-    bool wrapper = mst_is_wrapper_subclass(parameter);
-    if (locked && !lock_gradient(parameter)) {
+    if (moment == ACCUMULATED || lock_gradient(parameter, moment))
+        return true;
+    if (moment == IN_PASS)
         ms_claims_keep(mst_target_ledger(), MS_GRADIENT);
-        return;
-    }
-    bool done = claim_gradient_in_place(parameter, wrapper, path);
-    if (locked)
+    return false;
+}
+
+static void end_reading(enum moment moment)
+{
+    if (moment != ACCUMULATED)
         mst_owners_unlock();
-    if (done)
-        return;
+}
+
+static void claim_gradient_object(PyObject *parameter, ms_path path, enum moment moment)
+{
     struct mst_torch_function_guard guard;
     if (mst_torch_function_disable(&guard) != 0) {
         mst_clear_error();
@@ -141,12 +144,9 @@ static void claim_gradient(PyObject *parameter, ms_path path, bool locked)
     }
     PyObject *grad = NULL;
     bool gc_enabled = mst_gc_pause();
-    if (!locked || lock_gradient(parameter)) {
+    if (begin_reading(parameter, moment)) {
         grad = get_gradient(parameter);
-        if (locked)
-            mst_owners_unlock();
-    } else {
-        ms_claims_keep(mst_target_ledger(), MS_GRADIENT);
+        end_reading(moment);
     }
     mst_gc_resume(gc_enabled);
     if (grad && grad != Py_None && PyObject_TypeCheck(grad, mst.torch.tensor))
@@ -156,9 +156,32 @@ static void claim_gradient(PyObject *parameter, ms_path path, bool locked)
     mst_torch_function_restore(&guard);
 }
 
+static void claim_gradient(PyObject *parameter, ms_path path, enum moment moment)
+{
+    bool wrapper = mst_is_wrapper_subclass(parameter);
+    if (!begin_reading(parameter, moment))
+        return;
+    bool done = claim_gradient_in_place(parameter, wrapper, path);
+    end_reading(moment);
+    if (!done)
+        claim_gradient_object(parameter, path, moment);
+}
+
 void mst_claim_gradient_of(PyObject *parameter, ms_path path)
 {
-    claim_gradient(parameter, path, true);
+    claim_gradient(parameter, path, IN_PASS);
+}
+
+void mst_claim_gradient_at_step(PyObject *parameter, ms_path path)
+{
+    bool wrapper = mst_is_wrapper_subclass(parameter);
+    if (!lock_gradient(parameter, AT_STEP))
+        return;
+    uint64_t grad = mst_grad_of(mst_impl_of(parameter));
+    bool done = mst.layout.grad >= 0 && (!grad || (!wrapper && mst_claim_unheld(grad, MS_GRADIENT, path)));
+    mst_owners_unlock();
+    if (!done)
+        claim_gradient_object(parameter, path, AT_STEP);
 }
 
 /* ---- hooks, where nodes are not intercepted ---- */
@@ -167,7 +190,7 @@ static PyObject *after_accumulation(PyObject *self, PyObject *parameter)
     (void)self;
     ms_path path = MS_GLOBAL;
     if (mst.ledger && PyObject_TypeCheck(parameter, mst.torch.tensor) && mst_owner_find(mst_impl_of(parameter), &path))
-        claim_gradient(parameter, path, false);
+        claim_gradient(parameter, path, ACCUMULATED);
     Py_RETURN_NONE;
 }
 

@@ -1,4 +1,4 @@
-/* intercept.h - the interception points of module calls, backward nodes and allocators, and
+/* intercept.h - the interception points of module calls, backward nodes, allocators and saved tensors, and
  * the fallback for calls. No Python runs inside an interception point, except the user's hooks. */
 #ifndef MST_INTERCEPT_H
 #define MST_INTERCEPT_H
@@ -29,6 +29,11 @@ void mst_fallback_remove(void);
 /* End the calls of this thread that ended without torch calling their hook. */
 void mst_fallback_end_abandoned(void);
 
+/* ---- intercept_steps.c: optimizer steps ---- */
+int mst_steps_intercept(void); /* -1, without an error set: they cannot be intercepted */
+void mst_steps_restore(void);
+bool mst_steps_intercepted(void);
+
 /* ---- intercept_nodes.c ---- */
 int mst_nodes_intercept(void); /* -1 with an error set */
 void mst_nodes_restore(void);
@@ -44,6 +49,10 @@ static inline uint64_t mst_node_word(const void *node, int offset)
 {
     return __atomic_load_n((const uint64_t *)((const char *)node + offset), __ATOMIC_RELAXED);
 }
+
+/* ---- intercept_saved.c ---- */
+void mst_saved_intercept(ms_ledger *ledger); /* if mst.intercept_saved; else, and on an error, nothing is intercepted */
+void mst_saved_restore(void);
 
 /* ---- intercept_blocks.c ---- */
 int mst_blocks_intercept(ms_ledger *ledger); /* -1 with an error set */

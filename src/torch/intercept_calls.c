@@ -30,8 +30,11 @@ bool mst_call_enter(struct mst_call *call, PyObject *module)
         path = mst_path_of_call(module, context);
     if (UNLIKELY(path == MS_GLOBAL))
         return false;
-    if (UNLIKELY(mst.ledger != NULL))
-        mst_claim_at_call(thread);
+    bool without_grad = false; /* of a root call */
+    if (UNLIKELY(mst.ledger != NULL)) {
+        without_grad = !mst_open_call && !(context & MST_IN_NODE) && !mst_grad_enabled();
+        mst_claim_at_call(thread, without_grad);
+    }
     *call =
         (struct mst_call){mst_open_call, thread, module, path, mst.intercept_nodes ? -1 : mst_graph_task_id(), false};
     mst_open_call = call;
@@ -39,7 +42,10 @@ bool mst_call_enter(struct mst_call *call, PyObject *module)
         call->in_node = true; /* The ledger must know that the call is a recompute. */
         ms_node_enter_as(thread, (ms_path)context, mst_next_node_number());
     }
-    ms_call_enter(thread, path, mst_next_node_number());
+    if (UNLIKELY(without_grad))
+        ms_call_enter_without_grad(thread, path, mst_next_node_number());
+    else
+        ms_call_enter(thread, path, mst_next_node_number());
     return true;
 }
 
@@ -88,12 +94,11 @@ static PyObject *intercept_call(PyObject *func, PyObject *const *args, size_t na
     if (!mst.active || PyVectorcall_NARGS(nargsf) < 1 || !mst_call_enter(&call, args[0]))
         return next_call()(func, args, nargsf, kwnames);
     if (UNLIKELY(mst.ledger != NULL))
-        mst_measure_call(call.thread, false, args + 1, PyVectorcall_NARGS(nargsf) - 1,
-                         kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
+        mst_measure_inputs(&call, args + 1, PyVectorcall_NARGS(nargsf) - 1, kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
     PyObject *result = LIKELY(!mst.user_hooks) ? next_call()(func, args, nargsf, kwnames)
                                                : mst_user_hooks_run(&call, func, args, nargsf, kwnames, next_call());
     if (UNLIKELY(mst.ledger != NULL) && result)
-        mst_measure_call(call.thread, true, &result, 1, 0);
+        mst_measure_output(&call, result);
     if (UNLIKELY(!result))
         mst_oom_report_add_note();
     mst_call_leave(&call);

@@ -6,6 +6,7 @@
 #include "torch/intercept.h"
 #include "torch/module_registry.h"
 #include "torch/optimizer_steps.h"
+#include "torch/root_inputs.h"
 #include "torch/run_python.h"
 #include "torch/tensor_layout.h"
 #include "torch/threads.h"
@@ -51,12 +52,15 @@ static void detach_ledger(ledger *self)
     self->attached = false;
     mst_claims_seek_optimizer(false);
     atomic_store(&mst.gradients_ledger, NULL);
+    mst_saved_restore();
     if (!self->dispatcher)
         mst_blocks_restore();
     mst_optimizer_hooks_remove();
+    mst_building_hooks_remove();
     ms_ledger_detach(self->ledger);
     mst.ledger = NULL;
     mst_existing_blocks_set(NULL);
+    mst_outside_inputs_clear();
     mst_gradient_hooks_remove();
     mst_dispatch_end();
 }
@@ -81,6 +85,10 @@ static PyObject *ledger_begin(ledger *self, PyObject *args)
     }
     if (mst_optimizer_hooks_register() != 0)
         return NULL;
+    if (mst_building_hooks_register() != 0) {
+        mst_optimizer_hooks_remove();
+        return NULL;
+    }
     ms_ledger_clear(self->ledger);
     ms_ledger_attach(self->ledger);
     mst.ledger = self->ledger;
@@ -90,8 +98,10 @@ static PyObject *ledger_begin(ledger *self, PyObject *args)
     mst_existing_blocks_set(existing == Py_None ? NULL : existing);
     self->attached = true;
     atomic_store(&mst.gradients_ledger, self->ledger);
-    if ((dispatcher ? mst_dispatch_begin() : mst_blocks_intercept(self->ledger)) == 0)
+    if ((dispatcher ? mst_dispatch_begin() : mst_blocks_intercept(self->ledger)) == 0) {
+        mst_saved_intercept(self->ledger);
         Py_RETURN_NONE;
+    }
     detach_ledger(self);
     return NULL;
 }
@@ -118,6 +128,7 @@ static PyObject *ledger_claim(ledger *self, PyObject *args)
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); i++)
         mst_claim_object(PyList_GET_ITEM(tensors, i), MS_OTHER, MS_GLOBAL);
     mst_claim_modules();
+    mst_outside_inputs_claim();
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(given_optimizers); i++)
         if (mst_optimizer_add(PyList_GET_ITEM(given_optimizers, i)) != 0)
             return NULL;
@@ -126,6 +137,8 @@ static PyObject *ledger_claim(ledger *self, PyObject *args)
         return NULL;
     if (PyList_GET_SIZE(optimizers))
         ms_ledger_expect_optimizer(self->ledger);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(optimizers); i++)
+        mst_claim_unowned_parameters(PyList_GET_ITEM(optimizers, i));
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(optimizers); i++)
         mst_claim_optimizer(PyList_GET_ITEM(optimizers, i));
     Py_DECREF(optimizers);

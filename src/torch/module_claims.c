@@ -110,10 +110,13 @@ static void claim_held_object(PyObject *object, int kind, ms_path path)
         claim_kind(object, kind, path);
 }
 
-static void list_held(struct held_list *list, int kind)
+/* List what the modules hold that have an fqn, or those that do not: modules that were built and never called. */
+static void list_held_by(struct held_list *list, int kind, bool named)
 {
     for (size_t i = 0; i < mst.registry->count; i++) {
         struct mst_module *known = mst.registry->all[i];
+        if ((known->fqn != NULL) != named)
+            continue;
         if (mst_module_is_alive(known) && is_script_module(known->module) &&
             !append_held(list, known->module, mst_path_of_module(known)))
             return;
@@ -124,6 +127,14 @@ static void list_held(struct held_list *list, int kind)
             if (PyObject_TypeCheck(tensor, mst.torch.tensor) && !append_held(list, tensor, path))
                 return;
     }
+}
+
+/* Of several modules that hold a tensor, one that was called owns it. A parameter belongs to the first in the list,
+ * a buffer to the last. */
+static void list_held(struct held_list *list, int kind)
+{
+    list_held_by(list, kind, kind != BUFFERS);
+    list_held_by(list, kind, kind == BUFFERS);
 }
 
 void mst_claim_modules(void)

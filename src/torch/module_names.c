@@ -2,6 +2,7 @@
 #include "torch/module_registry.h"
 
 #include "torch/claims.h"
+#include "torch/root_names.h"
 
 #include <stdlib.h>
 
@@ -123,6 +124,7 @@ static void rename_module(mst_registry *registry, struct mst_module *known, PyOb
     if (known->called || root_path)
         mst_prediction_clear();
     mst_registry_set_fqn(registry, known, fqn);
+    mst_root_forget(registry, known);
 }
 
 enum { MAX_NAMING_DEPTH = 2000 }; /* deeper modules are named when they are called */
@@ -169,7 +171,8 @@ void mst_name_new_children(mst_registry *registry)
         PyObject *key, *child;
         Py_ssize_t position = 0;
         while (children && PyDict_Next(children, &position, &key, &child)) {
-            if (!PyUnicode_Check(key) || !mst_is_module(child) || mst_registry_find(registry, child))
+            const struct mst_module *found = mst_is_module(child) ? mst_registry_find(registry, child) : NULL;
+            if (!PyUnicode_Check(key) || !mst_is_module(child) || (found && found->fqn))
                 continue;
             PyObject *name = mst_join_names(known->fqn, key);
             struct mst_module *below = name ? mst_registry_add(registry, child) : NULL;

@@ -3,6 +3,7 @@
 
 #include "torch/intercept.h"
 #include "torch/position.h"
+#include "torch/root_names.h"
 #include "torch/run_python.h"
 
 /* The path called `fqn` inside `parent`; `nth` distinguishes paths with the same name. MS_UNKNOWN if
@@ -11,7 +12,7 @@ static ms_path add_path(ms_path parent, PyObject *fqn, uint32_t nth)
 {
     Py_ssize_t length = 0;
     const char *text = fqn ? PyUnicode_AsUTF8AndSize(fqn, &length) : NULL;
-    PyErr_Clear();
+    mst_clear_error();
     PyObject *escaped = fqn && (!text || strlen(text) != (size_t)length) ? PyObject_ASCII(fqn) : NULL;
     if (escaped)
         text = PyUnicode_AsUTF8(escaped);
@@ -19,18 +20,167 @@ static ms_path add_path(ms_path parent, PyObject *fqn, uint32_t nth)
     if (text && parent != MS_UNKNOWN)
         ms_path_add_nth(mst.watch, parent, text, nth, &path);
     Py_XDECREF(escaped);
-    PyErr_Clear();
+    mst_clear_error();
     return path;
 }
 
-ms_path mst_path_of_module(const struct mst_module *known)
+/* Whether another live module than `known` was called by this path last. */
+static bool is_taken(ms_path path, const struct mst_module *known)
 {
+    const uint64_t *found = mst_map_get(&mst.registry->by_path, (uint64_t)path + 1, 0);
+    const struct mst_module *other = found ? (struct mst_module *)(uintptr_t)*found : NULL;
+    return other && other != known && mst_module_is_alive(other);
+}
+
+ms_path mst_path_add(const struct mst_module *known, ms_path parent, PyObject *fqn, ms_path base, const char *suffix)
+{
+    for (uint32_t nth = 0;; nth++) {
+        ms_path path = add_path(parent, fqn, nth);
+        if (path == MS_UNKNOWN || (!is_taken(path, known) && mst_path_show_below(path, base, suffix)))
+            return path;
+    }
+}
+
+/* The same for a module that is called `inside` within the module at `base`. */
+static ms_path add_path_inside(const struct mst_module *known, ms_path parent, PyObject *fqn, ms_path base,
+                               PyObject *inside)
+{
+    PyObject *suffix = inside ? PyUnicode_FromFormat(".%U", inside) : NULL;
+    const char *text = suffix ? PyUnicode_AsUTF8(suffix) : NULL;
+    mst_clear_error();
+    PyObject *escaped = suffix && !text ? PyObject_ASCII(suffix) : NULL;
+    if (escaped)
+        text = PyUnicode_AsUTF8(escaped);
+    ms_path path = text ? mst_path_add(known, parent, fqn, base, text) : MS_UNKNOWN;
+    Py_XDECREF(suffix);
+    Py_XDECREF(escaped);
+    mst_clear_error();
+    return path;
+}
+
+/* ---- holders ---- */
+
+/* The key under which the recorded holder of `known` holds it: a new reference, or NULL if it does not any more. */
+static PyObject *key_in_holder(const struct mst_module *known)
+{
+    if (!known->holder || !mst_module_is_alive(known->holder))
+        return NULL;
+    PyObject *children = mst_module_dict(known->holder->module, mst.interned._modules), *key, *child;
+    Py_ssize_t position = 0;
+    while (children && PyDict_Next(children, &position, &key, &child))
+        if (child == known->module && PyUnicode_Check(key))
+            return Py_NewRef(key);
+    return NULL;
+}
+
+/* The outermost module that holds `known` by the recorded holders, or the nearest one that was called: borrowed;
+ * `known` itself if none does. *inside becomes the name of `known` inside it, a new reference. A wrapper that was not
+ * called does not count if `known` is about to be called by itself. */
+static struct mst_module *find_outermost_holder(struct mst_module *known, bool is_called, PyObject **inside)
+{
+    enum { MOST_HOLDERS = 2000 }; /* modules may hold each other in a circle */
+    struct mst_module *top = known;
+    PyObject *key, *name = NULL;
+    int holders = 0;
+    while ((top == known || !top->called) && (key = key_in_holder(top))) {
+        if (is_called && !top->holder->called && !mst_may_contain(top->holder->module)) {
+            Py_DECREF(key);
+            break;
+        }
+        PyObject *longer = name ? PyUnicode_FromFormat("%U.%U", key, name) : Py_NewRef(key);
+        Py_XSETREF(name, longer);
+        Py_DECREF(key);
+        top = top->holder;
+        if (!name || top == known || ++holders == MOST_HOLDERS) {
+            Py_CLEAR(name);
+            break;
+        }
+    }
+    mst_clear_error();
+    *inside = name;
+    return name ? top : known;
+}
+
+/* The name of the module at `base`, and `inside` after it. New reference, or NULL. */
+static PyObject *join_to_path(ms_path base, PyObject *inside)
+{
+    PyObject *before = mst_path_fqn(base);
+    return before ? mst_join_names(before, inside) : NULL;
+}
+
+/* Whether the module only holds others, as a ModuleList does: its class has no forward of its own. */
+static bool is_container(const struct mst_module *known)
+{
+    return _PyType_Lookup(Py_TYPE(known->module), mst.interned.forward) ==
+           _PyType_Lookup(mst.torch.module, mst.interned.forward);
+}
+
+/* The module that will most likely call `known`: the nearest holder that was called, or that has a forward of its own;
+ * the outermost one if there is none; `known` itself if nothing holds it. *inside as in find_outermost_holder. */
+static struct mst_module *find_likely_caller(struct mst_module *known, PyObject **inside)
+{
+    struct mst_module *caller = known;
+    PyObject *key, *name = NULL;
+    while ((caller == known || (!caller->called && is_container(caller))) && (key = key_in_holder(caller))) {
+        PyObject *longer = name ? PyUnicode_FromFormat("%U.%U", key, name) : Py_NewRef(key);
+        Py_XSETREF(name, longer);
+        Py_DECREF(key);
+        caller = caller->holder;
+        if (!name || caller == known) {
+            Py_CLEAR(name);
+            break;
+        }
+    }
+    mst_clear_error();
+    *inside = name;
+    return name ? caller : known;
+}
+
+/* For a module that was not called yet this is the path that its first call will most likely get, so that its tensors
+ * and its calls have one path and not two. `depth` ends the search where modules hold each other in a circle. */
+static ms_path path_of_module(struct mst_module *known, int depth)
+{
+    enum { MAX_DEPTH = 500 };
     if (known->called)
         return known->path;
-    const struct mst_module *holder = known->holder;
-    while (holder && !holder->called)
-        holder = holder->holder;
-    return known->fqn ? add_path(holder ? holder->path : MS_GLOBAL, known->fqn, 0) : MS_GLOBAL;
+    PyObject *inside;
+    struct mst_module *caller =
+        depth < MAX_DEPTH ? find_likely_caller(known, &inside) : find_outermost_holder(known, false, &inside);
+    if (caller == known || depth > MAX_DEPTH) {
+        Py_XDECREF(inside);
+        struct mst_root *root = mst_root_of(mst.registry, known, false);
+        return root ? mst_root_path(root, MS_GLOBAL) : MS_GLOBAL;
+    }
+    ms_path path = mst_path_inside(known, path_of_module(caller, depth + 1), inside);
+    Py_DECREF(inside);
+    return path;
+}
+
+ms_path mst_path_of_module(struct mst_module *known)
+{
+    return path_of_module(known, 0);
+}
+
+ms_path mst_path_inside(const struct mst_module *known, ms_path base, PyObject *inside)
+{
+    PyObject *fqn = base > MS_UNKNOWN ? join_to_path(base, inside) : NULL;
+    ms_path path = fqn ? add_path_inside(known, base, fqn, base, inside) : MS_GLOBAL;
+    Py_XDECREF(fqn);
+    mst_clear_error();
+    return path;
+}
+
+ms_path mst_path_of_built_module(struct mst_module *known, PyObject **inside)
+{
+    struct mst_module *top = find_outermost_holder(known, false, inside);
+    if (top->called || mst_root_is_known(mst.registry, top))
+        return mst_path_of_module(top);
+    PyObject *name = PyType_GetName(Py_TYPE(top->module));
+    const char *shown = name ? PyUnicode_AsUTF8(name) : NULL;
+    ms_path path = shown ? mst_path_add(top, MS_GLOBAL, name, MS_GLOBAL, shown) : MS_GLOBAL;
+    Py_XDECREF(name);
+    mst_clear_error();
+    return path;
 }
 
 /* ---- calls ---- */
@@ -67,7 +217,7 @@ static PyObject *name_by_holders(const struct mst_module *owner, const struct ms
         if (!key || PyDict_GetItemWithError(children, key) != at->module) {
             Py_XDECREF(key);
             Py_XDECREF(name);
-            PyErr_Clear();
+            mst_clear_error();
             return NULL;
         }
         PyObject *longer = name ? PyUnicode_FromFormat("%U.%U", key, name) : Py_NewRef(key);
@@ -77,8 +227,8 @@ static PyObject *name_by_holders(const struct mst_module *owner, const struct ms
     return name;
 }
 
-/* The fqn of `known` by the nearest call of *context whose module holds it; *context becomes that
- * call's path. NULL, and MS_GLOBAL, if none does. */
+/* The name of `known` inside the nearest module of *context that holds it; *context becomes the path of that call.
+ * New reference; NULL, and MS_GLOBAL, if none does. */
 static PyObject *name_by_open_calls(ms_path *context, const struct mst_module *known)
 {
     for (ms_path at = *context; at != MS_GLOBAL; at = ms_path_parent(mst.watch, at)) {
@@ -86,12 +236,9 @@ static PyObject *name_by_open_calls(ms_path *context, const struct mst_module *k
         PyObject *inside = owner && owner != known ? name_by_holders(owner, known) : NULL;
         if (!inside && owner && owner != known)
             inside = mst_find_name_inside(owner->module, known->module);
-        if (!inside)
-            continue;
-        PyObject *fqn = mst_join_names(mst_path_fqn(at), inside);
-        Py_DECREF(inside);
         *context = at;
-        return fqn;
+        if (inside)
+            return inside;
     }
     *context = MS_GLOBAL;
     return NULL;
@@ -106,17 +253,26 @@ static ms_path nearest_earlier_path(ms_path context, const struct mst_module *kn
     return path;
 }
 
-/* Modules that are alive at the same time and have the same name (two root modules of one class)
- * get different paths. */
-static ms_path unique_path(const struct mst_module *known, ms_path parent, PyObject *fqn)
+/* The path of a module that no open call holds. Its fqn is the name by which it is known, or that of its class. It is
+ * shown below the module that holds it, even if that is never called. */
+static ms_path find_root_call_path(struct mst_module *known, ms_path parent)
 {
-    for (uint32_t nth = 0;; nth++) {
-        ms_path path = add_path(parent, fqn, nth);
-        const uint64_t *taken = mst_map_get(&mst.registry->by_path, (uint64_t)path + 1, 0);
-        const struct mst_module *other = taken ? (struct mst_module *)(uintptr_t)*taken : NULL;
-        if (path == MS_UNKNOWN || !other || other == known || !mst_module_is_alive(other))
-            return path;
+    PyObject *inside;
+    struct mst_module *top = find_outermost_holder(known, true, &inside);
+    struct mst_root *root = top == known ? mst_root_of(mst.registry, known, true) : NULL;
+    ms_path path = MS_UNKNOWN;
+    if (root) {
+        path = mst_root_path(root, parent);
+    } else if (inside) {
+        ms_path base = mst_path_of_module(top);
+        PyObject *fqn = known->fqn ? Py_NewRef(known->fqn) : PyType_GetName(Py_TYPE(known->module));
+        if (base > MS_UNKNOWN && fqn)
+            path = add_path_inside(known, parent, fqn, base, inside);
+        Py_XDECREF(fqn);
     }
+    Py_XDECREF(inside);
+    mst_clear_error();
+    return path;
 }
 
 /* A forward inside a backward node is a recompute, perhaps inside the node of a sibling module. It
@@ -133,16 +289,20 @@ static ms_path find_call_path(struct mst_module *known, uint64_t context)
     if (before != MS_GLOBAL)
         return before;
     ms_path owner = around;
-    PyObject *fqn = name_by_open_calls(&owner, known);
+    PyObject *inside = name_by_open_calls(&owner, known);
     /* A GraphModule that no open call holds was made by a compiler's backend, not by the program. */
-    known->hidden = !fqn && !known->fqn && around != MS_GLOBAL && mst.torch.graph_module &&
+    known->hidden = !inside && !known->fqn && around != MS_GLOBAL && mst.torch.graph_module &&
                     PyObject_TypeCheck(known->module, mst.torch.graph_module);
     if (known->hidden)
         return MS_GLOBAL;
-    if (!fqn)
-        fqn = Py_XNewRef(known->fqn ? known->fqn : mst_registry_root_name(mst.registry, known->module));
-    ms_path path = unique_path(known, in_node ? owner : around, fqn);
+    ms_path parent = in_node ? owner : around;
+    if (!inside)
+        return find_root_call_path(known, parent);
+    PyObject *fqn = join_to_path(owner, inside);
+    ms_path path = fqn ? add_path_inside(known, parent, fqn, owner, inside) : MS_UNKNOWN;
     Py_XDECREF(fqn);
+    Py_DECREF(inside);
+    mst_clear_error();
     return path;
 }
 
@@ -165,7 +325,7 @@ static ms_path path_of_known_call(struct mst_module *known, uint64_t context)
         mst_registry_set_fqn(mst.registry, known, fqn);
     if (fqn && !known->children_named)
         mst_name_children(mst.registry, known);
-    PyErr_Clear();
+    mst_clear_error();
     return path;
 }
 
@@ -221,6 +381,11 @@ static struct mst_module *find_parameter_owner(PyObject *tensor)
 
 ms_path mst_path_of_parameter(PyObject *tensor)
 {
-    const struct mst_module *known = mst.registry ? find_parameter_owner(tensor) : NULL;
-    return known ? mst_path_of_module(known) : MS_GLOBAL;
+    struct mst_module *known = mst.registry ? find_parameter_owner(tensor) : NULL;
+    if (!known || known->called)
+        return known ? known->path : MS_GLOBAL;
+    bool gc_enabled = mst_gc_pause();
+    ms_path path = mst_path_of_module(known);
+    mst_gc_resume(gc_enabled);
+    return path;
 }

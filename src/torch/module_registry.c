@@ -2,10 +2,12 @@
 #include "torch/module_registry.h"
 
 #include "torch/intercept.h"
+#include "torch/root_names.h"
 #include "torch/run_python.h"
 
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
 
 static struct mst_map path_fqns; /* path + 1 -> Python string; never cleared */
 
@@ -47,6 +49,7 @@ void mst_registry_unref(mst_registry *registry)
     mst_map_clear(&registry->call_paths);
     mst_map_clear(&registry->by_path);
     Py_XDECREF(registry->by_fqn);
+    mst_roots_free(registry);
     free(registry);
 }
 
@@ -67,6 +70,7 @@ static void drop_dead_modules(mst_registry *registry)
 {
     size_t kept = 0;
     mst_prediction_clear();
+    mst_roots_drop_dead(registry);
     mst_map_clear(&registry->by_module);
     mst_map_clear(&registry->by_parameter);
     mst_map_clear(&registry->call_paths);
@@ -113,6 +117,26 @@ struct mst_module *mst_registry_find(mst_registry *registry, PyObject *module)
     return known && mst_module_is_same(known) ? known : NULL;
 }
 
+const char *mst_module_of_class(PyObject *module)
+{
+    PyObject *dict = Py_TYPE(module)->tp_dict;
+    PyObject *name = dict ? PyDict_GetItemWithError(dict, mst.interned.__module__) : NULL;
+    const char *text = name && PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : NULL;
+    PyErr_Clear();
+    return text ? text : "";
+}
+
+/* Whether a compiler or torch.export made the module, to run the program's own modules in it. */
+static bool is_made_by_torch(PyObject *module)
+{
+    PyObject *own = mst_module_dict(module, NULL);
+    if (own && PyDict_Contains(own, mst.interned.compile_subgraph_reason) == 1)
+        return true;
+    const char *name = mst_module_of_class(module);
+    return strncmp(name, "torch.export._", strlen("torch.export._")) == 0 ||
+           strncmp(name, "torch._export.", strlen("torch._export.")) == 0;
+}
+
 enum { CACHE_LINE = 64 };
 static_assert(sizeof(struct mst_module) <= CACHE_LINE, "what a call reads of a module fits into one cache line");
 
@@ -130,8 +154,7 @@ struct mst_module *mst_registry_add(mst_registry *registry, PyObject *module)
         return NULL;
     }
     *known = (struct mst_module){.module = module, .ref = ref, .weakrefs = PyObject_GET_WEAKREFS_LISTPTR(module)};
-    PyObject *own = mst_module_dict(module, NULL);
-    known->hidden = own && PyDict_Contains(own, mst.interned.compile_subgraph_reason) == 1;
+    known->hidden = is_made_by_torch(module);
     registry->all[registry->count++] = known;
     return known;
 }
@@ -177,8 +200,10 @@ PyObject *mst_registry_root_name(mst_registry *registry, PyObject *module)
 {
     struct mst_module *known = mst_registry_add(registry, module);
     PyObject *fqn = known ? Py_XNewRef(known->fqn) : NULL;
-    if (known && !fqn)
+    if (known && !fqn) {
+        mst_root_of(registry, known, false);
         fqn = PyType_GetName(Py_TYPE(module));
+    }
     if (!fqn)
         return NULL;
     mst_registry_set_fqn(registry, known, fqn);

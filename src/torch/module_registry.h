@@ -16,7 +16,7 @@ struct mst_module {
     uint64_t context;          /* the context of the latest call (see mst_call_context) */
     ms_path path;              /* the path that the module had in that call */
     bool called;               /* `context` and `path` are set */
-    bool hidden;               /* calls of it are not shown: a compiler made it */
+    bool hidden;               /* calls of it are not shown: a compiler or torch.export made it */
     bool children_named;       /* mst_name_children was run for it */
     bool shared;               /* several modules hold it */
     size_t predicted_at;       /* the index of its latest call in mst.prediction; it may be out of date */
@@ -33,6 +33,10 @@ typedef struct mst_registry {
     struct mst_map call_paths;   /* (context + 1, struct mst_module) -> the path of calling it there */
     struct mst_map by_path;      /* path + 1 -> struct mst_module that had it last */
     PyObject *by_fqn;            /* a dict: fqn -> weak reference */
+    struct mst_root *roots;      /* see root_names.h */
+    size_t root_count, root_room;
+    PyObject *variables; /* a dict: variable -> how many of `roots` it was found to hold; NULL: none yet */
+    uint32_t searches, searches_in_vain; /* for variables */
 } mst_registry;
 
 static inline bool mst_module_is_alive(const struct mst_module *known)
@@ -68,6 +72,8 @@ PyObject *mst_registry_root_name(mst_registry *registry, PyObject *module);
 /* A new dict fqn -> module of those alive; `registry` may be NULL. */
 PyObject *mst_registry_modules(mst_registry *registry);
 
+/* The __module__ of an object's class, such as "torch.nn.modules.linear"; "" if it has none. Runs no Python. */
+const char *mst_module_of_class(PyObject *module);
 /* The Python string of a path's name: borrowed; NULL with an error set if memory runs out. */
 PyObject *mst_path_fqn(ms_path path);
 
@@ -94,7 +100,16 @@ static inline bool mst_is_module(PyObject *object)
 /* The path of calling `module` in `context`; MS_GLOBAL: the call is not to be shown. */
 ms_path mst_path_of_call(PyObject *module, uint64_t context);
 /* The path under which a known module owns memory: that of its calls, or the one a call would have. */
-ms_path mst_path_of_module(const struct mst_module *known);
+ms_path mst_path_of_module(struct mst_module *known);
+/* The path of a module that is called `inside` within the module at `base`. MS_GLOBAL if memory runs out. */
+ms_path mst_path_inside(const struct mst_module *known, ms_path base, PyObject *inside);
+/* While a model is being built: the path of the outermost module that holds `known`. Modules of one class share it
+ * until they are called or read. *inside becomes the name of `known` inside it, a new reference; NULL if it is `known`.
+ */
+ms_path mst_path_of_built_module(struct mst_module *known, PyObject **inside);
+/* The path named `fqn` of calling `known` inside `parent`. It is shown by the name of `base` with `suffix` after it,
+ * and no other live module has it. MS_UNKNOWN if memory runs out. */
+ms_path mst_path_add(const struct mst_module *known, ms_path parent, PyObject *fqn, ms_path base, const char *suffix);
 /* The path of the module that owns a parameter; MS_GLOBAL if no known module does. */
 ms_path mst_path_of_parameter(PyObject *tensor);
 

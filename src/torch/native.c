@@ -53,10 +53,11 @@ static int add_functions(PyObject *module)
 {
     PyMethodDef *const tables[] = {
         mst_intercept_calls_methods, mst_intercept_nodes_methods, mst_intercept_blocks_methods,
-        mst_node_layout_methods,     mst_tensor_layout_methods,   mst_devices_methods,
-        mst_dispatch_methods,        mst_optimizer_steps_methods, mst_oom_report_methods,
-        mst_exit_status_methods,     mst_capture_methods,         mst_virtual_device_methods,
-        mst_virtual_tensors_methods,
+        mst_intercept_saved_methods, mst_node_layout_methods,     mst_tensor_layout_methods,
+        mst_devices_methods,         mst_dispatch_methods,        mst_optimizer_steps_methods,
+        mst_oom_report_methods,      mst_exit_status_methods,     mst_capture_methods,
+        mst_building_methods,        mst_held_signals_methods,    mst_living_objects_methods,
+        mst_run_in_fork_methods,     mst_virtual_device_methods,  mst_virtual_tensors_methods,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) != 0)
@@ -70,11 +71,9 @@ static int add_types(PyObject *module)
         const char *name;
         PyTypeObject *type;
     } types[] = {
-        {"Tracker", &mst_tracker_type},
-        {"Ledger", &mst_ledger_type},
-        {"PeakTracker", &mst_peak_tracker_type},
-        {"Capture", &mst_capture_type},
-        {"OptimizerStepArguments", &mst_step_arguments_type},
+        {"Tracker", &mst_tracker_type}, {"Context", &mst_context_type},
+        {"Ledger", &mst_ledger_type},   {"PeakTracker", &mst_peak_tracker_type},
+        {"Capture", &mst_capture_type}, {"OptimizerStepArguments", &mst_step_arguments_type},
     };
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddObjectRef(module, types[i].name, (PyObject *)types[i].type) != 0)
@@ -85,7 +84,8 @@ static int add_types(PyObject *module)
 PyMODINIT_FUNC PyInit__native(void)
 {
     if (mst_torch_load() != 0 || mst_threads_init() != 0 || mst_backward_hooks_init() != 0 || mst_tracker_init() != 0 ||
-        mst_ledger_init() != 0 || mst_capture_init() != 0)
+        mst_ledger_init() != 0 || mst_capture_init() != 0 || mst_held_signals_init() != 0 ||
+        PyType_Ready(&mst_context_type) != 0)
         return NULL;
     PyObject *module = PyType_Ready(&mst_step_arguments_type) == 0 ? PyModule_Create(&definition) : NULL;
     if (!module || add_functions(module) != 0 || add_types(module) != 0 ||

@@ -1,8 +1,112 @@
-/* optimizer_claims.c - claim the state of an optimizer. */
+/* optimizer_claims.c - claim the state of an optimizer, and the gradients of its parameters. */
 #include "torch/claims.h"
 
+#include "torch/module_registry.h"
 #include "torch/run_python.h"
 #include "torch/tensor_layout.h"
+#include "torch/visit_tensors.h"
+
+/* ---- parameters ---- */
+
+/* Called for each parameter of an optimizer, with its owner. */
+typedef void visit_parameter(PyObject *parameter, bool owned, ms_path owner);
+
+static void visit_group(PyObject *group, visit_parameter *visit)
+{
+    PyObject *params = PyDict_Check(group) ? PyDict_GetItemWithError(group, mst.interned.params) : NULL;
+    if (!params || !PyList_Check(params))
+        return;
+    Py_INCREF(params);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(params); i++) {
+        PyObject *parameter = PyList_GET_ITEM(params, i);
+        if (!PyObject_TypeCheck(parameter, mst.torch.tensor))
+            continue;
+        ms_path owner = MS_GLOBAL;
+        bool owned = mst_owner_find(mst_impl_of(parameter), &owner);
+        Py_INCREF(parameter);
+        visit(parameter, owned, owner);
+        Py_DECREF(parameter);
+    }
+    Py_DECREF(params);
+}
+
+/* A visit may run Python, which may change the lists. So their sizes are read again for each item. */
+static void visit_parameters(PyObject *optimizer, visit_parameter *visit)
+{
+    PyObject *groups = PyObject_GetAttr(optimizer, mst.interned.param_groups);
+    for (Py_ssize_t i = 0; groups && PyList_Check(groups) && i < PyList_GET_SIZE(groups); i++) {
+        PyObject *group = Py_NewRef(PyList_GET_ITEM(groups, i));
+        visit_group(group, visit);
+        Py_DECREF(group);
+    }
+    Py_XDECREF(groups);
+    mst_clear_error();
+}
+
+/* A parameter that no known module holds belongs to MS_GLOBAL, and so does its gradient. */
+static void claim_unowned_parameter(PyObject *parameter, bool owned, ms_path owner)
+{
+    if (!owned && !mst_is_wrapper_subclass(parameter))
+        mst_claim_unheld(mst_impl_of(parameter), MS_PARAMETER, owner);
+}
+
+static void claim_unowned(PyObject *parameter, bool owned, ms_path owner)
+{
+    claim_unowned_parameter(parameter, owned, owner);
+    if (!owned)
+        mst_claim_gradient_of(parameter, owner);
+}
+
+static bool some_unowned; /* claim_owned_gradient has found a parameter that no known module holds */
+
+static void claim_owned_gradient(PyObject *parameter, bool owned, ms_path owner)
+{
+    if (owned)
+        mst_claim_gradient_at_step(parameter, owner);
+    else
+        some_unowned = true;
+}
+
+static void claim_any_gradient(PyObject *parameter, bool owned, ms_path owner)
+{
+    claim_unowned_parameter(parameter, owned, owner);
+    mst_claim_gradient_at_step(parameter, owner);
+}
+
+/* Wrapper subclasses are read only when a step begins, because Python runs for each of them. */
+static void claim_gradient_at_end(PyObject *parameter, bool owned, ms_path owner)
+{
+    (void)owned;
+    if (!mst_is_wrapper_subclass(parameter))
+        mst_claim_gradient_at_step(parameter, owner);
+}
+
+/* FSDP gives its modules other parameters while they run, so the owners of some parameters may not be known yet.
+ * They are looked for once, and again when there are more modules. */
+static void find_owners(void)
+{
+    static const mst_registry *searched;
+    static size_t searched_count;
+    if (!mst.registry || (searched == mst.registry && searched_count == mst.registry->count))
+        return;
+    mst_claim_modules();
+    searched = mst.registry;
+    searched_count = mst.registry ? mst.registry->count : 0;
+}
+
+void mst_claim_gradients_at_step(PyObject *optimizer, bool begins)
+{
+    if (!mst.ledger)
+        return;
+    some_unowned = false;
+    visit_parameters(optimizer, begins ? claim_owned_gradient : claim_gradient_at_end);
+    if (begins && some_unowned) {
+        find_owners();
+        visit_parameters(optimizer, claim_any_gradient);
+    }
+}
+
+/* ---- state ---- */
 
 void mst_claim_optimizer(PyObject *optimizer)
 {
@@ -18,4 +122,10 @@ void mst_claim_optimizer(PyObject *optimizer)
     Py_XDECREF(items);
     Py_XDECREF(state);
     mst_clear_error();
+}
+
+void mst_claim_unowned_parameters(PyObject *optimizer)
+{
+    if (mst.ledger)
+        visit_parameters(optimizer, claim_unowned);
 }

@@ -1,4 +1,5 @@
-/* optimizer_steps.c - when optimizers step: the Python side registers torch's global step hooks, which call this.
+/* optimizer_steps.c - the optimizers that are known; and when they step, where that is not intercepted: the Python side
+ * registers torch's global step hooks, which call this.
  *
  * torch does not call the post-step hook when an optimizer step raises. Such an abandoned step
  * is detected by the Python frames of the thread, and ended. */
@@ -6,7 +7,9 @@
 
 #include "torch/api.h"
 #include "torch/claims.h"
+#include "torch/intercept.h"
 #include "torch/position.h"
+#include "torch/root_inputs.h"
 #include "torch/run_python.h"
 #include "torch/threads.h"
 
@@ -38,15 +41,34 @@ PyObject *mst_optimizers(void)
     return alive;
 }
 
+void mst_optimizer_step_begin(ms_thread *thread, PyObject *optimizer)
+{
+    mst_thread_trains();
+    if (mst_optimizer_add(optimizer) != 0)
+        PyErr_Clear();
+    PyObject *callback = mst_dynamo_disable();
+    mst_claim_gradients_at_step(optimizer, true);
+    mst_dynamo_restore(callback);
+    ms_optimizer_enter(thread);
+}
+
+void mst_optimizer_step_end(ms_thread *thread, PyObject *optimizer)
+{
+    PyObject *callback = mst_dynamo_disable();
+    mst_claim_optimizer(optimizer);
+    mst_claim_gradients_at_step(optimizer, false);
+    mst_outside_inputs_drop_freed(false);
+    mst_dynamo_restore(callback);
+    ms_optimizer_leave(thread);
+}
+
 static PyObject *optimizer_step_begins(PyObject *self, PyObject *optimizer)
 {
     (void)self;
     ms_thread *thread = mst.ledger ? mst_thread_here() : NULL;
     if (thread) {
         mst_optimizer_steps_end_abandoned(thread);
-        if (mst_optimizer_add(optimizer) != 0)
-            PyErr_Clear();
-        ms_optimizer_enter(thread);
+        mst_optimizer_step_begin(thread, optimizer);
     }
     Py_RETURN_NONE;
 }
@@ -55,10 +77,8 @@ static PyObject *optimizer_step_ends(PyObject *self, PyObject *optimizer)
 {
     (void)self;
     ms_thread *thread = mst.ledger ? mst_thread_here() : NULL;
-    if (thread) {
-        mst_claim_optimizer(optimizer);
-        ms_optimizer_leave(thread);
-    }
+    if (thread)
+        mst_optimizer_step_end(thread, optimizer);
     Py_RETURN_NONE;
 }
 
@@ -92,7 +112,7 @@ PyMethodDef mst_optimizer_steps_methods[] = {
 /* An optimizer step inside another one (in a closure) still has the frame of the outer one: nothing is ended then. */
 void mst_optimizer_steps_end_abandoned(ms_thread *thread)
 {
-    if (ms_thread_phase(thread) != MS_OPTIMIZER || mst_in_optimizer_step())
+    if (ms_thread_phase(thread) != MS_OPTIMIZER || mst_steps_intercepted() || mst_in_optimizer_step())
         return;
     while (ms_thread_phase(thread) == MS_OPTIMIZER)
         ms_optimizer_leave(thread);
@@ -107,12 +127,15 @@ int mst_optimizer_hooks_register(void)
 {
     if (!known_optimizers && !(known_optimizers = PyDict_New()))
         return -1;
+    if (mst_steps_intercept() == 0)
+        return 0;
     step_hook_handles = mst_run_python(MST_PY_REGISTER_STEP_HOOKS, NULL);
     return step_hook_handles ? 0 : -1;
 }
 
 void mst_optimizer_hooks_remove(void)
 {
+    mst_steps_restore();
     PyObject *handles = step_hook_handles;
     for (Py_ssize_t i = 0; handles && PyList_Check(handles) && i < PyList_GET_SIZE(handles); i++)
         mst_remove_hook(PyList_GET_ITEM(handles, i));

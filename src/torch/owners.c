@@ -101,11 +101,15 @@ bool mst_accumulates_elsewhere(uint64_t leaf)
     return elsewhere;
 }
 
-void mst_accumulations_forked(void)
+bool mst_accumulations_forked(void)
 {
+    bool others = false;
     for (struct mst_accumulation **link = &accumulations; *link;)
         if ((*link)->thread == mst_this_thread)
             link = &(*link)->next;
-        else
+        else {
             *link = (*link)->next;
+            others = true;
+        }
+    return others;
 }

@@ -1,7 +1,7 @@
 /* peak_tracker_api.c - the type through which Python reads peaks. */
 #include "torch/api.h"
 
-#include "torch/module_registry.h"
+#include "torch/root_names.h"
 
 typedef struct peak_tracker {
     PyObject_HEAD
@@ -48,9 +48,9 @@ static PyObject *peak_tracker_peaks(peak_tracker *self, PyObject *unused)
     uint32_t count = ms_ledger_devices(mst_ledger_of(self->ledger));
     for (uint32_t device = 0; list && device < count; device++) {
         ms_peak peak = ms_peak_tracker_peak(self->tracker, device);
-        PyObject *running = mst_path_fqn(peak.running), *owner = running ? mst_path_fqn(peak.owner) : NULL;
-        if (!owner || mst_append_new(list, Py_BuildValue("(NKsOO)", mst_tuple_of_sums(&peak.sums), peak.step,
-                                                         mst_phase_name(peak.phase), running, owner)) != 0)
+        PyObject *running = mst_path_shown(peak.running), *owner = running ? mst_path_shown(peak.owner) : NULL;
+        if (!owner || mst_append_new(list, Py_BuildValue("(NKsNN)", mst_tuple_of_sums(&peak.sums), peak.step,
+                                                         ms_phase_name(peak.phase), running, owner)) != 0)
             Py_CLEAR(list);
     }
     return list;

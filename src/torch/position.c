@@ -44,8 +44,8 @@ static void add_running_node(struct mst_position *position)
     long long task = position->phase == MS_BACKWARD ? -1 : mst_graph_task_id();
     if (task == -1)
         return;
-    if ((position->phase == MS_FORWARD || position->phase == MS_RECOMPUTE) && mst_open_call &&
-        mst_open_call->graph_task == task) {
+    bool in_call = position->phase == MS_FORWARD || position->phase == MS_EVALUATION || position->phase == MS_RECOMPUTE;
+    if (in_call && mst_open_call && mst_open_call->graph_task == task) {
         position->phase = MS_RECOMPUTE;
         return;
     }

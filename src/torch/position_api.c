@@ -2,6 +2,7 @@
 #include "torch/position.h"
 
 #include "torch/api.h"
+#include "torch/intercept.h"
 #include "torch/module_registry.h"
 
 PyObject *mst_position_parents(bool active)
@@ -60,6 +61,7 @@ PyObject *mst_position_phase(bool active)
     if (active && mst_in_optimizer_step())
         return PyUnicode_InternFromString("optimizer");
     ms_phase phase = mst_position_find(active).phase;
-    bool abandoned = phase == MS_OPTIMIZER; /* The frames do not run an optimizer step, so it raised. */
-    return PyUnicode_InternFromString(mst_phase_name(abandoned ? MS_IDLE : phase));
+    /* Where steps are not intercepted and the frames do not run one, it raised. */
+    bool abandoned = phase == MS_OPTIMIZER && !mst_steps_intercepted();
+    return PyUnicode_InternFromString(ms_phase_name(abandoned ? MS_IDLE : phase));
 }

@@ -86,9 +86,7 @@ static int raise_again(void *exception)
     return -1;
 }
 
-/* Python raises it in the main thread as soon as that runs Python code, as it does with a handler's exception.
- * Consumes the reference; NULL is allowed. */
-static void schedule_exception(PyObject *exception)
+void mst_schedule_exception(PyObject *exception)
 {
     if (!exception || Py_AddPendingCall(raise_again, exception) == 0)
         return;
@@ -100,7 +98,7 @@ static void schedule_exception(PyObject *exception)
 void mst_clear_error(void)
 {
     if (UNLIKELY(PyErr_Occurred() != NULL))
-        schedule_exception(fetch_exception_of_program());
+        mst_schedule_exception(fetch_exception_of_program());
 }
 
 /* A handle is removed by Python code. An exception of the program may end that before it has done anything, so it is
@@ -120,7 +118,7 @@ void mst_remove_hook(PyObject *handle)
         Py_XDECREF(exception);
         Py_XDECREF(result);
     }
-    schedule_exception(first);
+    mst_schedule_exception(first);
     PyErr_Restore(type, value, traceback);
 }
 

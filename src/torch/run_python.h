@@ -8,7 +8,9 @@
 #define MST_PY_PREPARE "modscope._interception", "prepare"                       /* () -> whether it is done */
 #define MST_PY_RUN_ONE_NODE "modscope._probes", "run_one_node"                   /* () */
 #define MST_PY_MAKE_ONE_BLOCK "modscope._probes", "make_one_block"               /* () */
+#define MST_PY_SAVE_ONE_TENSOR "modscope._probes", "save_one_tensor"             /* () */
 #define MST_PY_REGISTER_STEP_HOOKS "modscope._optimizer_steps", "register_hooks" /* () -> a list of handles */
+#define MST_PY_REGISTER_BUILDING_HOOKS "modscope._building", "register_hooks"    /* () -> a list of handles */
 #define MST_PY_HAS_OPTIMIZER "modscope._optimizer_steps", "has_optimizer"        /* () -> bool */
 #define MST_PY_NUMBER_DEVICE "modscope._devices", "number_device"                /* (torch.device) -> int */
 #define MST_PY_ADD_OOM_NOTE "modscope._oom_report", "add_note"                   /* (exception) */
@@ -21,6 +23,10 @@ PyObject *mst_run_python(const char *module, const char *function, PyObject *arg
  * of the program raised meanwhile, and a KeyboardInterrupt, is the program's: it is scheduled to be
  * raised again. Required, instead of PyErr_Clear, after anything that may have run Python code. */
 void mst_clear_error(void);
+
+/* Python raises it in the main thread as soon as that runs Python code, as it does with a handler's exception.
+ * Consumes the reference; NULL is allowed. */
+void mst_schedule_exception(PyObject *exception);
 
 /* Remove a hook from torch, by its handle. A signal handler that raises meanwhile does not prevent it;
  * its exception is scheduled to be raised again. NULL is allowed. Keeps the error that is set. */

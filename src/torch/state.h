@@ -52,6 +52,8 @@ struct mst_torch {
     X(untyped_storage)         \
     X(device)                  \
     X(state)                   \
+    X(param_groups)            \
+    X(params)                  \
     X(_backward_hooks)         \
     X(_register_hook_dict)     \
     X(grad_fn)                 \
@@ -62,7 +64,10 @@ struct mst_torch {
     X(__dataclass_fields__)    \
     X(flatten_fn)              \
     X(kwargs)                  \
+    X(profile_hook_step)       \
     X(Global)                  \
+    X(forward)                 \
+    X(__module__)              \
     X(__enter__)               \
     X(__exit__)
 /* clang-format on */
@@ -130,6 +135,7 @@ struct mst_state {
     uint64_t accumulate_vtable; /* the first machine word of every AccumulateGrad node; 0: not known */
     bool intercept_calls;       /* the interception point of calls is verified and used, else the fallback */
     bool intercept_nodes;       /* the same for backward nodes */
+    bool intercept_saved;       /* the interception point of saved tensors is verified and used */
 
     /* ---- interception ---- */
     bool active;         /* at least one tracker is active */

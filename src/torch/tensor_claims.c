@@ -39,6 +39,15 @@ void mst_claim_impl(uint64_t impl, ms_category category, ms_path path)
         claim_storage(&storage, category, path);
 }
 
+bool mst_claim_unheld(uint64_t impl, ms_category category, ms_path path)
+{
+    struct mst_storage storage;
+    if (!impl || !mst_layout_is_known() || !mst_read_storage(impl, &storage))
+        return false;
+    ms_block_claim_unheld(mst_target_ledger(), mst.by_dispatcher ? storage.storage : storage.data, category, path);
+    return true;
+}
+
 /* Whether a parameter has no memory yet: that of nn.LazyLinear gets it in the module's first forward. */
 static bool awaits_memory(PyObject *tensor)
 {

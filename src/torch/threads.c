@@ -4,6 +4,7 @@
 #include "torch/api.h"
 #include "torch/claims.h"
 #include "torch/devices.h"
+#include "torch/hash_map.h"
 
 #include <pthread.h>
 
@@ -18,6 +19,7 @@ static void close_thread(void *thread)
 
 static void before_fork(void)
 {
+    mst_gradient_setters_before_fork();
     mst_owners_lock();
     mst_devices_lock();
     ms_watch_lock(mst.watch);
@@ -32,7 +34,7 @@ static void after_fork(void)
 
 static void after_fork_in_child(void)
 {
-    mst_accumulations_forked();
+    mst_gradient_setters_forked(mst_accumulations_forked());
     after_fork();
     mst_captures_forked();
     mst_trackers_forked();
@@ -72,4 +74,62 @@ ms_thread *mst_thread_open(void)
     }
     mst_this_thread = thread;
     return thread;
+}
+
+/* ---- other threads ---- */
+
+static bool runs_python(PyThreadState *thread)
+{
+    PyFrameObject *frame = PyThreadState_GetFrame(thread);
+    Py_XDECREF(frame);
+    return frame != NULL;
+}
+
+bool mst_other_threads_run_python(void)
+{
+    PyThreadState *here = PyThreadState_Get();
+    PyThreadState *thread = PyInterpreterState_ThreadHead(PyThreadState_GetInterpreter(here));
+    while (thread && (thread == here || !runs_python(thread)))
+        thread = PyThreadState_Next(thread);
+    return thread != NULL;
+}
+
+/* The ids of the Python threads that train, those that have ended included until there are too many; guarded by the
+ * GIL. A Python thread ends before its pthread does, so the pthread's end would come too late. */
+static struct mst_map training;
+static unsigned training_count, training_cleared;
+static MST_THREAD_LOCAL uint64_t training_id;      /* the id under which this thread is in the map */
+static MST_THREAD_LOCAL unsigned training_version; /* training_cleared at that time */
+
+static uint64_t key_of(PyThreadState *thread)
+{
+    return PyThreadState_GetID(thread) + 1; /* A pair of zeros is no key. */
+}
+
+void mst_thread_trains(void)
+{
+    enum { MOST_REMEMBERED = 1024 };
+    uint64_t id = key_of(PyThreadState_Get());
+    if (LIKELY(training_id == id && training_version == training_cleared))
+        return;
+    if (training_count >= MOST_REMEMBERED) {
+        mst_map_clear(&training);
+        training_count = 0;
+        training_cleared++;
+    }
+    if (mst_map_set(&training, id, 0, 1)) {
+        training_id = id;
+        training_version = training_cleared;
+        training_count++;
+    }
+}
+
+bool mst_other_threads_train(void)
+{
+    PyThreadState *here = PyThreadState_Get();
+    PyThreadState *thread = training_count ? PyInterpreterState_ThreadHead(PyThreadState_GetInterpreter(here)) : NULL;
+    /* Autograd's threads call modules when they recompute, and then wait without a frame for the next backward. */
+    while (thread && (thread == here || !mst_map_get(&training, key_of(thread), 0) || !runs_python(thread)))
+        thread = PyThreadState_Next(thread);
+    return thread != NULL;
 }

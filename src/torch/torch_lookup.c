@@ -85,10 +85,10 @@ int mst_torch_load(void)
 #undef X
     if (look_up_required() != 0) {
         PyErr_Format(PyExc_ImportError, "modscope: this torch lacks an attribute that modscope needs; "
-                                        "install torch 2.4 or newer");
+                                        "install torch 2.5 or newer");
         return -1;
     }
-    mst.torch.set_eval_frame = look_up_or_null("torch._C._dynamo.eval_frame", "set_eval_frame");
+    mst.torch.set_eval_frame = look_up_or_null("torch._C._dynamo", "eval_frame.set_eval_frame");
     mst.torch.graph_module = (PyTypeObject *)look_up_or_null("torch.fx", "GraphModule");
     mst.torch.pytree_nodes = look_up_or_null("torch.utils._pytree", "SUPPORTED_NODES");
     mst.torch.call_code = code_of(Py_NewRef(mst.torch.call_impl));
@@ -100,6 +100,15 @@ int mst_torch_load(void)
         (uint64_t(*)(void))ms_elf_symbol_find("libtorch_cpu", "_ZN2at14RecordFunction15currentThreadIdEv");
     PyErr_Clear();
     return 0;
+}
+
+bool mst_grad_enabled(void)
+{
+    PyObject *enabled = PyObject_CallNoArgs(mst.torch.grad_enabled);
+    if (!enabled)
+        PyErr_Clear();
+    Py_XDECREF(enabled);
+    return enabled != Py_False;
 }
 
 long long mst_graph_task_id(void)

@@ -6,6 +6,8 @@
 
 /* Import torch and set mst.torch and mst.interned. -1 with an ImportError that says what to install. */
 int mst_torch_load(void);
+/* Whether autograd records what this thread does: false in no_grad and inference_mode. Never raises. */
+bool mst_grad_enabled(void);
 /* The id of the graph task that runs on this thread; -1 outside backward. Never raises. */
 long long mst_graph_task_id(void);
 /* The node that runs on this thread: a new reference or NULL. Never raises. */

@@ -3,6 +3,7 @@
  * All active trackers share one watch, one module registry and the interception points. */
 #include "torch/api.h"
 
+#include "torch/held_signals.h"
 #include "torch/intercept.h"
 #include "torch/module_registry.h"
 #include "torch/position.h"
@@ -75,7 +76,7 @@ void mst_stop_interception(void)
 
 /* The first time, the Python side finds and verifies the interception points. Other threads wait in
  * Python meanwhile; the verification itself enters trackers, and does not wait. */
-static int prepare(void)
+int mst_prepare(void)
 {
     if (prepared)
         return 0;
@@ -177,29 +178,59 @@ static int deactivate_tracker(tracker *self)
     return 0;
 }
 
+/* An error is set unless it was left. */
+static void leave_once(tracker *self)
+{
+    bool acquired = acquire_enter_lock();
+    bool active_now = self->entered > 0;
+    self->entered -= active_now && (self->entered > 1 || deactivate_tracker(self) == 0);
+    release_enter_lock(acquired);
+    if (!active_now)
+        PyErr_SetString(PyExc_RuntimeError, "this tracker is not active: enter it first, with a with statement");
+}
+
+/* The fallback registers and removes its hooks with Python code of torch. Without it no Python code runs. */
+static bool hold_signals_for_hooks(void)
+{
+    return !mst.intercept_calls && mst_signals_hold();
+}
+
+/* A signal handler raised after the tracker was entered. Keeps the error that is set. */
+static void leave_again(tracker *self)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    bool held = hold_signals_for_hooks();
+    leave_once(self);
+    PyErr_Clear();
+    mst_signals_release(held);
+    mst_clear_error();
+    PyErr_Restore(type, value, traceback);
+}
+
 static PyObject *tracker_enter(tracker *self, PyObject *unused)
 {
     (void)unused;
-    if (prepare() != 0)
+    if (mst_prepare() != 0)
         return NULL;
+    bool held = hold_signals_for_hooks();
     bool acquired = acquire_enter_lock();
     bool good = self->entered > 0 || activate_tracker(self) == 0;
     self->entered += good;
     release_enter_lock(acquired);
-    return good ? Py_NewRef(self) : NULL;
+    if (mst_signals_release(held) == 0)
+        return Py_NewRef(self);
+    if (good)
+        leave_again(self);
+    return NULL;
 }
 
 static PyObject *tracker_exit(tracker *self, PyObject *args)
 {
     (void)args;
-    bool acquired = acquire_enter_lock();
-    bool active_now = self->entered > 0;
-    bool good = active_now && (self->entered > 1 || deactivate_tracker(self) == 0);
-    self->entered -= good;
-    release_enter_lock(acquired);
-    if (!active_now)
-        PyErr_SetString(PyExc_RuntimeError, "this tracker is not active: enter it first, with a with statement");
-    return good ? Py_NewRef(Py_None) : NULL;
+    bool held = hold_signals_for_hooks();
+    leave_once(self);
+    return mst_signals_release(held) == 0 ? Py_NewRef(Py_None) : NULL;
 }
 
 /* ---- hooks ---- */
@@ -354,7 +385,8 @@ static PyGetSetDef tracker_attributes[] = {
      NULL},
     {"stack", (getter)get_stack, NULL, "The names of the modules running now in this thread, outermost first.", NULL},
     {"current", (getter)get_current, NULL, "The name of the innermost module running now, or \"Global\".", NULL},
-    {"phase", (getter)get_phase, NULL, "\"idle\", \"forward\", \"recompute\", \"backward\" or \"optimizer\".", NULL},
+    {"phase", (getter)get_phase, NULL,
+     "\"idle\", \"forward\", \"recompute\", \"backward\", \"optimizer\" or \"evaluation\".", NULL},
     {"is_bw", (getter)get_is_bw, NULL, "Whether this thread is inside a backward pass now.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -75,8 +75,10 @@ PyObject *mst_user_hooks_run(struct mst_call *call, PyObject *func, PyObject *co
     PyObject *result = NULL, *backward_call = NULL, *module = args[0];
     PyObject *inputs = tuple_of(args + 1, count - 1);
     PyObject *given[] = {module, inputs, NULL};
-    if (!inputs)
-        goto done;
+    if (!inputs) { /* Without memory for them no hook can be called; the program's call must not fail for that. */
+        PyErr_Clear();
+        return next(func, args, nargsf, kwnames);
+    }
     if (mst_user_hooks_call(MST_PRE_FW, given, 2) == 0) {
         if (mst.user_hooks >> MST_PRE_BW)
             backward_call = begin_backward_hooks(call, inputs, args + count, kwnames);
@@ -84,14 +86,13 @@ PyObject *mst_user_hooks_run(struct mst_call *call, PyObject *func, PyObject *co
     }
     if (!result) {
         call_post_fw_after_error(module, inputs);
-        goto done;
+    } else {
+        given[2] = result;
+        if (mst_user_hooks_call(MST_POST_FW, given, 3) != 0)
+            Py_CLEAR(result);
+        else if (backward_call)
+            mst_backward_hooks_end(backward_call, result);
     }
-    given[2] = result;
-    if (mst_user_hooks_call(MST_POST_FW, given, 3) != 0)
-        Py_CLEAR(result);
-    else if (backward_call)
-        mst_backward_hooks_end(backward_call, result);
-done:
     Py_XDECREF(backward_call);
     Py_XDECREF(inputs);
     return result;

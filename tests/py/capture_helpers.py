@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 CATEGORIES = ("Parameter", "Buffer", "Gradient", "Activation", "Temp", "Optstate", "Other")
-PHASES = ("idle", "forward", "recompute", "backward", "optimizer")
+PHASES = ("idle", "forward", "recompute", "backward", "optimizer", "evaluation")
 NONE = 2**64 - 1
 INFO, NAMES, DEVICES, FRAME, EVENTS, END = range(1, 7)
 

@@ -61,4 +61,6 @@ def _lines(group: Report, width: int, several_devices: bool, screen: Screen) -> 
     allocated = f"{counted(group['count'], 'block')} allocated in {steps}"
     if group["phases"] != ["idle"]:
         allocated += f", in {', '.join(group['phases'])}"
+    if group["outside"]:
+        allocated += f", {'all' if group['outside'] == group['bytes'] else size(group['outside'])} outside torch's allocators"
     return [first, pad + screen.cut(allocated, room), pad + screen.cut(sizes, room), ""]

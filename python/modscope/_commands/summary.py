@@ -92,6 +92,8 @@ def _categories(main: Report, screen: Screen) -> list[str]:
     for value, category in held:
         drawn = screen.bar(value / most, bar, {category: value})
         out.append(f"  {size(value):>{width}}  {percent(value, total):>4}  {category:10}  {drawn}".rstrip())
+    if main["outside"]:
+        out.append(f"  {size(main['outside']):>{width}}  {percent(main['outside'], total):>4}  of it outside torch's allocators")
     return out
 
 

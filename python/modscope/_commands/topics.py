@@ -25,7 +25,9 @@ TOPICS = {
         """\
 A step is one training step, from the beginning of its forward to the beginning
 of the next one's. Steps are counted from 1; step 0 is everything before the first.
-An optimizer step is one call of optimizer.step().""",
+An optimizer step is one call of optimizer.step().
+A forward under no_grad or inference_mode begins no step. Between an optimizer step
+and the next step it is evaluation, and counts as part of the step before it.""",
     ),
     "devices": Topic(
         "which device is shown",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
@@ -112,33 +113,42 @@ def _multiplied(sums: Sums, count: int) -> Sums:
     return {category: count * value for category, value in sums.items()}
 
 
-def _content(node: Report) -> Hashable:
-    """Equal for subtrees that hold the same bytes under the same names."""
-    children = frozenset((child["name"], _content(child)) for child in node["children"])
-    return tuple(node["own"].values()), children
+class _Contents:
+    """A number for the content of each subtree: equal for subtrees that hold the same bytes under the same names."""
+
+    def __init__(self, reports: list[Report]) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._of: dict[int, int] = {}  # by the id of the subtree's report
+        for report in reports:
+            self._number(report)
+
+    def _number(self, report: Report) -> int:
+        children = frozenset((child["name"], self._number(child)) for child in report["children"])
+        content = tuple(report["own"].values()), children
+        number = self._of[id(report)] = self._numbers.setdefault(content, len(self._numbers))
+        return number
+
+    def group_key(self, report: Report) -> Hashable:
+        return ("content", self._of[id(report)]) if is_number(report["name"]) else ("report", id(report))
 
 
-def _group_key(node: Report) -> Hashable:
-    return _content(node) if is_number(node["name"]) else id(node)
-
-
-def _nodes(reports: list[Report], count: int, group: bool) -> list[_Node]:
-    """The nodes of siblings, each ``count`` times, largest first. With ``group``, siblings whose names are numbers and
-    whose subtrees are equal become one node."""
-    if group:
-        groups = group_modules(reports, lambda report: str(report["name"]), _group_key)
+def _nodes(reports: list[Report], count: int, contents: _Contents | None) -> list[_Node]:
+    """The nodes of siblings, each ``count`` times, largest first. With ``contents``, siblings whose names are numbers
+    and whose subtrees are equal become one node."""
+    if contents:
+        groups = group_modules(reports, lambda report: str(report["name"]), contents.group_key)
         siblings = [each.members for each in groups]
     else:
         siblings = [[report] for report in reports]
-    nodes = [_node_of(members, count * len(members), group) for members in siblings]
+    nodes = [_node_of(members, count * len(members), contents) for members in siblings]
     return sorted(nodes, key=lambda node: (-node.subtree[TOTAL], natural_key(node.name)))
 
 
-def _node_of(members: list[Report], count: int, group: bool) -> _Node:
+def _node_of(members: list[Report], count: int, contents: _Contents | None) -> _Node:
     one, is_group = members[0], len(members) > 1
     name = describe_numbers(int(member["name"]) for member in members) if is_group else label(one["name"])
     own, subtree = _multiplied(one["own"], count), _multiplied(one["subtree"], count)
-    return _Node(name, one["fqn"] is not None, own, subtree, _nodes(one["children"], count, group), count, is_group)
+    return _Node(name, one["fqn"] is not None, own, subtree, _nodes(one["children"], count, contents), count, is_group)
 
 
 def _gather(nodes: list[_Node], lead: str) -> _Row:
@@ -184,6 +194,8 @@ def _fit(
 ) -> tuple[list[_Row], int, bool]:
     """The rows down to a depth, by default to the deepest with at most so many rows; that depth; whether there is more
     below."""
+    if depth is None and most is None:
+        return _rows(nodes, least, sys.maxsize, "", _ROOT, lines), sys.maxsize, False
     tried = depth or 1
     rows = _rows(nodes, least, tried, "", _ROOT, lines)
     while True:
@@ -198,7 +210,7 @@ def _fit(
 def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     least = 1 if arguments.all else _SMALL * result["total"]
     lines = _DRAWN if screen.drawing else _TYPED
-    nodes = _nodes(result["tree"], 1, group=not (arguments.all or arguments.no_group))
+    nodes = _nodes(result["tree"], 1, None if arguments.all or arguments.no_group else _Contents(result["tree"]))
     rows, depth, more = _fit(nodes, least, arguments.depth, None if arguments.all else _ROWS, lines)
     out = heading(result, screen)
     out += _table(rows, result["total"], result["by"], screen) if rows else ["Nothing is held."]

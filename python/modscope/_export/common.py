@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Iterator
 
 from modscope._export import Asked, Put
@@ -10,12 +11,29 @@ from modscope._load import Capture, CaptureError, Snapshot
 
 _MOST_CHARACTERS = 1 << 20  # of a name; only a forged one is longer
 _TITLE_CHARACTERS = 200
+_SHORT_CHARACTERS = 256
+_MOST_REPEATED = 1 << 26  # characters of names in all rows together, above which long names are shortened
 _LARGEST_PID = 2**31 - 1
 _LATEST_TIME = 4_000_000_000  # in seconds since 1970
 
 
 def encode_utf8(name: str) -> bytes:
     return name[:_MOST_CHARACTERS].encode("utf-8", "replace")
+
+
+def _shorten(name: str) -> str:
+    """A long name's beginning and end, and between them a checksum, so that names remain distinct."""
+    if len(name) <= _SHORT_CHARACTERS:
+        return name
+    checksum = zlib.crc32(name.encode("utf-8", "surrogatepass"))
+    half = _SHORT_CHARACTERS // 2
+    return f"{name[:half]}...{checksum:08x}...{name[-half:]}"
+
+
+def shorten_in_rows(capture: Capture) -> Callable[[str], str]:
+    """What becomes of a name that is written again in every row: a long one is shortened where the rows are many."""
+    longest = max(map(len, (*capture.modules, *capture.all_devices)))
+    return _shorten if longest * capture.event_count > _MOST_REPEATED else str
 
 
 def title(capture: Capture) -> str:

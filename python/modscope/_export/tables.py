@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from modscope._branch import Branch
 from modscope._export import Asked, Put
-from modscope._export.common import devices_at, write_events
+from modscope._export.common import devices_at, shorten_in_rows, write_events
 from modscope._load import Capture, Snapshot
 from modscope._categories import CATEGORIES, TOTAL
 
@@ -76,6 +76,7 @@ def _snapshot(capture: Capture, format: str, put: Put, at: str, device: str | No
 
 def write(capture: Capture, format: str, put: Put, asked: Asked) -> None:
     if asked.at is None:
-        write_events(capture, format, put, asked, _NAMES[format])
+        encode, shorten = _NAMES[format], shorten_in_rows(capture)
+        write_events(capture, format, put, asked, lambda name: encode(shorten(name)))
     else:
         _snapshot(capture, format, put, asked.at, asked.device)

@@ -2,7 +2,7 @@
 
 const CATEGORIES = ["Parameter", "Buffer", "Gradient", "Activation", "Temp", "Optstate", "Other"];
 const LETTERS = ["P", "B", "G", "A", "T", "O", "X"];
-const PHASES = ["idle", "forward", "recompute", "backward", "optimizer"];
+const PHASES = ["idle", "forward", "recompute", "backward", "optimizer", "evaluation"];
 /* The order of a stack from the bottom: long-lived categories first, short-lived ones on top. */
 const STACKED = [0, 1, 5, 2, 3, 4, 6];
 const COUNT = CATEGORIES.length;
@@ -82,14 +82,15 @@ function label(fqn) {
 }
 
 function doing(phase, module) {
-  if (phase === "idle") return module === "Global" ? "outside any module" : `in ${module}`;
+  if (phase === "idle" || phase === "evaluation") return module === "Global" ? "outside any module" : `in ${module}`;
   if (phase === "optimizer") return `in the optimizer's step${module === "Global" ? "" : ` in ${module}`}`;
   return module === "Global" ? `${phase} outside any module` : `${phase} of ${module}`;
 }
 
 /* "in step 2, backward of GPT2.h.11.mlp, at 1.531 s" */
 function when({ step, phase, module, time }) {
-  const first = step ? `in step ${step}` : "before the first step";
+  let first = step ? `in step ${step}` : "before the first step";
+  if (phase === "evaluation") first = step ? `in evaluation after step ${step}` : "in evaluation";
   return [first, doing(phase, shorten(clean(module))), `at ${fixed(time, 3)} s`].filter(Boolean).join(", ");
 }
 

@@ -14,7 +14,7 @@
 
 enum {
     MS__FILE_MAJOR = 1,
-    MS__FILE_MINOR = 0,
+    MS__FILE_MINOR = 1,
     MS__FILE_HEAD = 16,       /* bytes of the file's header */
     MS__CHUNK_HEAD = 48,      /* bytes of a chunk's header */
     MS__VARINT_MAX = 10,      /* bytes; no varint is longer */
@@ -39,6 +39,7 @@ enum {
     MS__ADD_EXPLICIT = 0x20,
     MS__CLAIM_FROM_NOW_ON = 0x10,
     MS__POSITION_PHASE = 4, /* the phase is shifted by so many bits */
+    MS__PHASE_MAX = 7,      /* the highest phase for which positions and attributes have room */
     MS__THREAD_NEW = 0x10
 };
 

@@ -34,9 +34,9 @@ static bool make_backward_span(const ms_ledger *ledger, const ms_thread *creator
     const struct ms__path_stats *path = ms__path_stats_find(ledger, ref.path);
     *span = (struct ms__span){.record = record,
                               .creator = MS__PEEK(creator->id),
-                              .call = {.root_call = path ? path->root_call : 0, .path = ref.path, .index = ref.index},
+                              .call = {.iteration = path ? path->iteration : 0, .path = ref.path, .index = ref.index},
                               .kind = MS__SPAN_BACKWARD};
-    return path && ref.root_call && (uint32_t)path->root_call == ref.root_call && ref.index < path->forward.count &&
+    return path && ref.iteration && (uint32_t)path->iteration == ref.iteration && ref.index < path->forward.count &&
            ref.path == MS__LOAD(ms__call_ring_at(ring, record)->path);
 }
 
@@ -63,7 +63,7 @@ static uint32_t collect_node_calls(ms_ledger *ledger, struct ms__thread_spans *s
         if (record < MS__LOAD(creator->ring.oldest))
             break; /* The ring has overwritten this record, and with it all older ones. */
         if (has_stats && open > base && spans->open[open - 1].record == record &&
-            spans->open[open - 1].call.root_call == span.call.root_call) {
+            spans->open[open - 1].call.iteration == span.call.iteration) {
             *kept = open - base;
             break;
         }

@@ -16,7 +16,7 @@ MS__INLINE void ms__call_ref_store(ms_ledger *ledger, ms_thread *thread, const s
     if (MS__UNLIKELY(!ring->call_refs) && !ms__call_refs_alloc(ledger, ring))
         return;
     ring->call_refs[frame->record & (ring->capacity - 1)] =
-        (struct ms__packed_call_ref){(uint32_t)path->root_call, path->forward.count - 1, frame->path};
+        (struct ms__packed_call_ref){(uint32_t)path->iteration, path->forward.count - 1, frame->path};
 }
 
 /* A node of `creator`, created in the call of `record` (MS__NONE: in no known call), begins to run while `level` nodes

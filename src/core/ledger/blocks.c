@@ -88,14 +88,22 @@ MS__INLINE int add_block(ms_ledger *ledger, struct origin origin, const struct m
     return MS_OK;
 }
 
+/* What a module's forward makes is mostly kept for backward. What is made while no call, node or optimizer step is open
+ * is anything: data, metrics, copies of parameters. */
+static inline uint32_t category_in(ms_phase phase)
+{
+    if (phase == MS_BACKWARD || phase == MS_OPTIMIZER)
+        return MS_TEMP;
+    return phase == MS_IDLE ? MS_OTHER : MS_ACTIVATION;
+}
+
 MS__INLINE int add_block_of(ms_ledger *ledger, struct origin origin, uint64_t address, uint64_t bytes, uint32_t device)
 {
-    bool is_temp = origin.phase == MS_BACKWARD || origin.phase == MS_OPTIMIZER;
     struct ms__block added = {.address = address,
                               .bytes = bytes,
                               .path = origin.path,
                               .device = (uint8_t)device,
-                              .category = is_temp ? MS_TEMP : MS_ACTIVATION};
+                              .category = (uint8_t)category_in(origin.phase)};
     ms__lock(&ledger->lock);
     int error = add_block(ledger, origin, &added);
     ms__unlock(&ledger->lock);
@@ -111,7 +119,8 @@ int ms_block_add(ms_ledger *ledger, const ms_thread *thread, uint64_t address, u
 
 int ms_block_add_in(ms_ledger *ledger, ms_phase phase, ms_path path, uint64_t address, uint64_t bytes, uint32_t device)
 {
-    if (device >= MS_MAX_DEVICES || bytes > INT64_MAX || path >= ms_path_count(ledger->watch) || phase > MS_OPTIMIZER)
+    if (device >= MS_MAX_DEVICES || bytes > INT64_MAX || path >= ms_path_count(ledger->watch) ||
+        phase >= MS_PHASE_COUNT)
         return MS_EINVAL;
     return bytes ? add_block_of(ledger, (struct origin){phase, path, NULL}, address, bytes, device) : MS_OK;
 }
@@ -149,6 +158,21 @@ int ms_block_drop(ms_ledger *ledger, uint64_t address)
         error = MS_ENOBLOCK;
     else
         drop_block(ledger, block, bucket);
+    ms__unlock(&ledger->lock);
+    return error;
+}
+
+int ms_block_drop_outside(ms_ledger *ledger, uint64_t address, ms_path path)
+{
+    int error = MS_OK;
+    ms__lock(&ledger->lock);
+    struct ms__block *block = ms__block_find(&ledger->blocks, address);
+    if (!MS__PEEK(ledger->attached))
+        error = MS_EDETACHED;
+    else if (!block || !block->outside || block->path != path)
+        error = MS_ENOBLOCK;
+    else
+        drop_block_found_by_scan(ledger, block);
     ms__unlock(&ledger->lock);
     return error;
 }
@@ -229,6 +253,57 @@ static int change_block(ms_ledger *ledger, struct ms__block *block, uint32_t cat
     return MS_OK;
 }
 
+int ms_block_claim_unheld(ms_ledger *ledger, uint64_t address, ms_category category, ms_path path)
+{
+    if (category >= MS_CATEGORY_COUNT || path >= ms_path_count(ledger->watch))
+        return MS_EINVAL;
+    ms__lock(&ledger->lock);
+    struct ms__block *block = ms__block_find(&ledger->blocks, address);
+    int error = block ? MS_OK : MS_ENOBLOCK;
+    if (!MS__PEEK(ledger->attached)) {
+        error = MS_EDETACHED;
+    } else if (block) {
+        bool up_to_date = !ledger->claiming || block->claim_pass == ledger->claim_pass || block->category == category;
+        block->claim_pass = ledger->claim_pass;
+        if (!is_held_by_object(block->category) || !up_to_date)
+            error = change_block(ledger, block, category, path, true);
+    }
+    ms__unlock(&ledger->lock);
+    return error;
+}
+
+/* With the lock held. The block if it is MS_OTHER, else NULL. */
+static struct ms__block *find_other_block(const ms_ledger *ledger, uint64_t address, int *error)
+{
+    struct ms__block *block = ms__block_find(&ledger->blocks, address);
+    *error = !MS__PEEK(ledger->attached) ? MS_EDETACHED : block ? MS_OK : MS_ENOBLOCK;
+    return *error == MS_OK && block->category == MS_OTHER ? block : NULL;
+}
+
+int ms_block_saved(ms_ledger *ledger, uint64_t address)
+{
+    int error;
+    ms__lock(&ledger->lock);
+    struct ms__block *block = find_other_block(ledger, address, &error);
+    if (block)
+        error = change_block(ledger, block, MS_ACTIVATION, block->path, true);
+    ms__unlock(&ledger->lock);
+    return error;
+}
+
+int ms_block_claim_input(ms_ledger *ledger, uint64_t address, ms_path path)
+{
+    int error;
+    if (path >= ms_path_count(ledger->watch))
+        return MS_EINVAL;
+    ms__lock(&ledger->lock);
+    struct ms__block *block = find_other_block(ledger, address, &error);
+    if (block && block->path == MS_GLOBAL)
+        error = change_block(ledger, block, MS_OTHER, path, true);
+    ms__unlock(&ledger->lock);
+    return error;
+}
+
 int ms_block_claim(ms_ledger *ledger, uint64_t address, ms_category category, ms_path path)
 {
     if (category >= MS_CATEGORY_COUNT || path >= ms_path_count(ledger->watch))
@@ -301,6 +376,16 @@ int ms_block_device(ms_ledger *ledger, uint64_t address, uint32_t *device)
         *device = block->device;
     ms__unlock(&ledger->lock);
     return block ? MS_OK : MS_ENOBLOCK;
+}
+
+bool ms_block_is_unowned(ms_ledger *ledger, uint64_t address, bool *known)
+{
+    ms__lock(&ledger->lock);
+    const struct ms__block *block = ms__block_find(&ledger->blocks, address);
+    bool unowned = block && block->category == MS_OTHER && block->path == MS_GLOBAL;
+    *known = block != NULL;
+    ms__unlock(&ledger->lock);
+    return unowned;
 }
 
 uint64_t ms_block_bytes(ms_ledger *ledger, const uint64_t *addresses, size_t count)

@@ -10,18 +10,33 @@ static void set_nodes_open(struct ms__thread_spans *spans, const ms_thread *thre
 
 /* ---- calls ---- */
 
-static void begin_root_call(ms_ledger *ledger, struct ms__thread_spans *spans, struct ms__path_stats *path)
+static void begin_step(ms_ledger *ledger)
 {
-    spans->root_call = ++ledger->watch->root_calls;
+    ledger->step++;
+    ledger->step_open = true;
+    if (ms__captured(ledger))
+        ms__capture_step(ledger);
+}
+
+static void begin_root_call(ms_ledger *ledger, struct ms__thread_spans *spans, ms_thread *thread,
+                            struct ms__path_stats *path)
+{
     ledger->reported_backward_count = 0;
-    bool repeated = !ledger->optimizer_expected && path->step == ledger->step;
-    if (!ledger->step || ledger->optimizer_step_ended || repeated) {
-        ledger->step++;
-        if (ms__captured(ledger))
-            ms__capture_step(ledger);
+    if (!ledger->optimizer_expected && path->step == ledger->step)
+        ledger->step_open = false;
+    bool evaluation = thread->without_grad && !ledger->step_open;
+    thread->evaluation_at = evaluation ? thread->depth : 0;
+    bool begins_step = !evaluation && !ledger->step_open;
+    if (begins_step)
+        begin_step(ledger);
+    if (!evaluation)
+        path->step = ledger->step;
+    if (evaluation || begins_step || ledger->iteration_root_calls == MS__ROOT_CALLS_KEPT) {
+        ledger->iteration = ++ledger->watch->iterations;
+        ledger->iteration_root_calls = 0;
     }
-    ledger->optimizer_step_ended = false;
-    path->step = ledger->step;
+    ledger->iteration_root_calls++;
+    spans->iteration = ledger->iteration;
 }
 
 /* Whether the thread's innermost frame is its only call. */
@@ -34,21 +49,21 @@ static bool is_only_call(const ms_thread *thread)
 }
 
 /* Append the stats of the call that begins, and set span->call to refer to them. NULL when memory runs out. */
-static struct ms__call_stats *append_call(ms_ledger *ledger, struct ms__thread_spans *spans,
-                                          struct ms__path_stats *path, bool only_call, struct ms__span *span)
+static struct ms__call_stats *append_call(ms_ledger *ledger, struct ms__thread_spans *spans, ms_thread *thread,
+                                          struct ms__path_stats *path, struct ms__span *span)
 {
     bool recompute = span->kind == MS__SPAN_RECOMPUTE;
     /* A thread whose outer calls began before the ledger was attached has no root call yet. */
-    if (!recompute && (only_call || !spans->root_call))
-        begin_root_call(ledger, spans, path);
-    if (!recompute && path->root_call != spans->root_call) {
-        path->root_call = spans->root_call;
+    if (!recompute && (is_only_call(thread) || !spans->iteration))
+        begin_root_call(ledger, spans, thread, path);
+    if (!recompute && path->iteration != spans->iteration) {
+        path->iteration = spans->iteration;
         path->forward.count = path->recompute.count = 0;
         path->forward.read_state = path->recompute.read_state = UINT32_MAX;
     }
     struct ms__call_stats_list *list = recompute ? &path->recompute : &path->forward;
     struct ms__call_stats *stats = ms__call_stats_append(ledger, list);
-    span->call.root_call = path->root_call;
+    span->call.iteration = path->iteration;
     span->call.index = list->count - 1;
     return stats;
 }
@@ -62,7 +77,7 @@ static bool begin_call(ms_ledger *ledger, struct ms__thread_spans *spans, ms_thr
     bool recompute = thread->nodes_open > 0;
     struct ms__span span = {
         .call = {.path = path}, .kind = recompute ? MS__SPAN_RECOMPUTE : MS__SPAN_FORWARD, .frame = thread->depth};
-    struct ms__call_stats *stats = append_call(ledger, spans, path_stats, is_only_call(thread), &span);
+    struct ms__call_stats *stats = append_call(ledger, spans, thread, path_stats, &span);
     if (!stats)
         return false;
     ms__call_stats_record(ledger, stats, recompute ? (uint32_t)MS__RECOMPUTE_PRE : (uint32_t)MS_PRE_FW);
@@ -197,7 +212,7 @@ void ms__on_optimizer_step(ms_ledger *ledger, ms_thread *thread, bool left)
     ms__lock(&ledger->lock);
     if (MS__PEEK(ledger->attached)) {
         ledger->optimizer_expected = true;
-        ledger->optimizer_step_ended |= left;
+        ledger->step_open &= !left;
         struct ms__thread_spans *spans = thread->spans;
         if (spans && MS__LOAD(spans->ledger) == ledger)
             ms__spans_pop_above(ledger, spans, thread->nodes_open);

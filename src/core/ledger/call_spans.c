@@ -59,7 +59,7 @@ MS__RARE struct ms__thread_spans *attach_thread(ms_ledger *ledger, ms_thread *th
     MS__STORE(spans->ledger, ledger);
     spans->count = 0;
     spans->innermost_peak = NULL;
-    spans->root_call = 0;
+    spans->iteration = 0;
     atomic_store_explicit(&spans->added_between_nodes, false, memory_order_relaxed);
     atomic_store_explicit(&spans->nodes_open, 0, memory_order_relaxed);
     MS__STORE(spans->last_record, MS__NONE);

@@ -62,7 +62,7 @@ struct ms__thread_spans {
     struct ms__span_peak *peaks;           /* span * devices + device */
     struct ms__span_peak *after_last_node; /* by device: what was allocated when the latest node was left */
     struct ms__span *node_calls;           /* scratch memory of backward_spans.c */
-    uint64_t root_call;                    /* number of the thread's latest root call; 0: none since attaching */
+    uint64_t iteration;                    /* of the thread's latest root call; 0: it had none since attaching */
     /* The node that ran last. As long as the next one is of the same call, the spans stay as they are. */
     _Atomic uint64_t last_record;
     uint64_t last_creator; /* the thread alone uses it */
@@ -74,7 +74,7 @@ static inline struct ms__span_peak *ms__span_peaks(const struct ms__thread_spans
     return spans->peaks + (size_t)index * spans->devices;
 }
 
-/* The stats of the span's call; NULL if its path was called in a later root call. */
+/* The stats of the span's call; NULL if its path was called in a later iteration. */
 static inline struct ms__call_stats *ms__span_stats(const ms_ledger *ledger, const struct ms__span *span)
 {
     return ms__call_stats_find(ledger, &span->call, span->kind == MS__SPAN_RECOMPUTE);

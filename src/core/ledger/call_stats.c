@@ -97,5 +97,5 @@ struct ms__call_stats *ms__call_stats_find(const ms_ledger *ledger, const struct
 {
     struct ms__path_stats *path = ms__path_stats_find(ledger, call->path);
     struct ms__call_stats_list *list = !path ? NULL : recompute ? &path->recompute : &path->forward;
-    return list && path->root_call == call->root_call && call->index < list->count ? &list->calls[call->index] : NULL;
+    return list && path->iteration == call->iteration && call->index < list->count ? &list->calls[call->index] : NULL;
 }

@@ -1,12 +1,16 @@
 /* call_stats.h - call stats: what was allocated at each call state of a path's calls, and when.
  *
- *   path_stats of a path: its calls in the latest root call that called it
+ *   path_stats of a path: its calls in the latest iteration that called it
  *     forward    [0] [1] ... [count - 1]   for each call, the states MS_PRE_FW to MS_POST_BW
  *     recompute  [0] [1] ... [count - 1]   for each recompute, the states before and after */
 #ifndef MS_CALL_STATS_H
 #define MS_CALL_STATS_H
 
 #include "core/ledger/ledger.h"
+
+/* An iteration is what a path's snapshots are of: the root calls of a step, or one root call of an evaluation. A step
+ * with more root calls than MS__ROOT_CALLS_KEPT has several. Iterations of a watch are numbered from 1. */
+enum { MS__ROOT_CALLS_KEPT = 256 };
 
 enum { MS__STATES_PER_CALL = MS_POST_BW + 1 };
 enum { MS__RECOMPUTE_PRE, MS__RECOMPUTE_POST }; /* the states of a recompute's stats */
@@ -23,20 +27,20 @@ struct ms__call_stats {
 
 struct ms__call_stats_list {
     struct ms__call_stats *calls;
-    uint32_t count, room; /* elements from `count` on keep their memory for the next root call */
+    uint32_t count, room; /* elements from `count` on keep their memory for the next iteration */
     /* The latest read of ms_call_snapshot_at, so that reading all in order takes linear time. */
     uint32_t read_state, read_index, read_at;
 };
 
 struct ms__path_stats {
-    uint64_t root_call; /* the number of the root call that the lists are of; 0: none yet */
+    uint64_t iteration; /* the number of the iteration that the lists are of; 0: none yet */
     uint64_t step;      /* the latest step in which the path had a root call */
     struct ms__call_stats_list forward, recompute;
 };
 
-/* Refers to the stats of one call, until the path is called in a later root call. */
+/* Refers to the stats of one call, until the path is called in a later iteration. */
 struct ms__call_ref {
-    uint64_t root_call;
+    uint64_t iteration;
     ms_path path;
     uint32_t index; /* in the path's list */
 };

@@ -75,7 +75,7 @@ void ms_ledger_close(ms_ledger *ledger)
     ms__block_table_close(watch, &ledger->blocks);
     ledger->device_count = 0;
     ledger->time = ledger->step = ledger->parameters_dropped = 0;
-    ledger->optimizer_expected = ledger->optimizer_step_ended = false;
+    ledger->optimizer_expected = ledger->step_open = false;
     atomic_store(&ledger->lost, 0);
     ms__unlock(&ledger->lock);
     ledger->next = watch->closed_ledgers;

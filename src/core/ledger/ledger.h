@@ -36,7 +36,9 @@ struct ms_ledger {
 
     _Atomic uint64_t lost;
     bool optimizer_expected;            /* an optimizer step was entered or announced */
-    bool optimizer_step_ended;          /* since the latest root call began */
+    bool step_open;                     /* see ms_ledger_step */
+    uint32_t iteration_root_calls;      /* root calls of the latest iteration */
+    uint64_t iteration;                 /* the number of the latest iteration (call_stats.h) */
     uint64_t parameters_dropped;        /* buffers count, too */
     ms_sums outside[MS_MAX_DEVICES];    /* the part of the totals that is from outside the allocator */
     uint64_t reserved[MS_MAX_DEVICES];  /* what the device's allocator reported last */

@@ -26,27 +26,40 @@ static void __attribute__((format(printf, 2, 3))) append(struct text *text, cons
     text->length += length > 0 ? (size_t)length : 0;
 }
 
-static void append_bytes(struct text *text, int width, int64_t bytes)
+int ms_size_text(int64_t bytes, int width, char *text, size_t room)
 {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
     double amount = (double)bytes;
     size_t unit = 0;
     for (; amount >= 1024 && unit < 5; unit++)
         amount /= 1024;
-    append(text, "%*.*f %s", width, unit ? 2 : 0, amount, units[unit]);
-    if (width && !unit)
-        append(text, "  "); /* "B" is two letters shorter than "KiB" */
+    const char *padding = width && !unit ? "  " : ""; /* "B" is two letters shorter than "KiB" */
+    return snprintf(text, room, "%*.*f %s%s", width, unit ? 2 : 0, amount, units[unit], padding);
+}
+
+static void append_bytes(struct text *text, int width, int64_t bytes)
+{
+    char size[48];
+    ms_size_text(bytes, width, size, sizeof size);
+    append(text, "%s", size);
 }
 
 static void append_position(struct text *text, const ms_ledger *ledger, uint64_t step, ms_phase phase, ms_path path)
 {
-    static const char *const phases[] = {"outside any module", "forward", "recompute", "backward", "optimizer"};
+    const char *name = path == MS_GLOBAL ? NULL : ms_path_shown(ledger->watch, path);
+    bool evaluation = phase == MS_EVALUATION;
+    if (evaluation)
+        append(text, "in evaluation");
     if (step)
-        append(text, "in step %llu, %s", (unsigned long long)step, phases[phase]);
+        append(text, evaluation ? " after step %llu" : "in step %llu", (unsigned long long)step);
+    else if (!evaluation)
+        append(text, "before the first step");
+    if (evaluation && name)
+        append(text, ", in %s", name);
+    else if (phase == MS_IDLE || evaluation)
+        append(text, ", outside any module");
     else
-        append(text, "before the first step, %s", phases[phase]);
-    if (path != MS_GLOBAL)
-        append(text, " of %s", ms_path_name(ledger->watch, path));
+        append(text, ", %s%s%s", ms_phase_name(phase), name ? " of " : "", name ? name : "");
 }
 
 static void append_device(struct text *text, const ms_ledger *ledger, uint32_t device)
@@ -97,9 +110,9 @@ static uint32_t merge_same_names(const ms_ledger *ledger, struct owner *owners, 
     uint32_t kept = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct owner owner = owners[i];
-        const char *name = ms_path_name(ledger->watch, owner.path);
+        const char *name = ms_path_shown(ledger->watch, owner.path);
         uint32_t same = 0;
-        while (same < kept && strcmp(ms_path_name(ledger->watch, owners[same].path), name) != 0)
+        while (same < kept && strcmp(ms_path_shown(ledger->watch, owners[same].path), name) != 0)
             same++;
         if (same == kept) {
             owners[kept++] = owner;
@@ -150,7 +163,7 @@ static void append_owners(struct text *text, const ms_ledger *ledger, uint32_t d
         ms_path path = owners[i].path;
         append(text, "    ");
         append_bytes(text, 9, owners[i].total);
-        append(text, "  %s: ", path == MS_GLOBAL ? "outside any module" : ms_path_name(ledger->watch, path));
+        append(text, "  %s: ", path == MS_GLOBAL ? "outside any module" : ms_path_shown(ledger->watch, path));
         append_categories(text, &owners[i].sums);
         append(text, "\n");
     }

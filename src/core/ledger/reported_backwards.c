@@ -70,7 +70,7 @@ void ms_backward_enter(ms_thread *thread, ms_path path)
             ms__call_stats_record(ledger, stats, MS_PEAK_BW);
         }
         ledger->reported_backwards[ledger->reported_backward_count++] =
-            (struct ms__call_ref){.root_call = found->root_call, .path = path, .index = at - 1};
+            (struct ms__call_ref){.iteration = found->iteration, .path = path, .index = at - 1};
     }
     ms__unlock(&ledger->lock);
 }

@@ -19,7 +19,7 @@ struct ms__call_record {
 
 /* Reference from a call record to the call's stats at the ledger (ms__call_ref of call_stats.h). */
 struct ms__packed_call_ref {
-    uint32_t root_call; /* the lower 32 bits; 0: none */
+    uint32_t iteration; /* the lower 32 bits; 0: none */
     uint32_t index;
     ms_path path;
 };

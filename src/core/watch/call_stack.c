@@ -146,6 +146,14 @@ int ms_call_enter(ms_thread *thread, ms_path path, uint64_t next_number)
     return MS_OK;
 }
 
+int ms_call_enter_without_grad(ms_thread *thread, ms_path path, uint64_t next_number)
+{
+    thread->without_grad = true;
+    int error = ms_call_enter(thread, path, next_number);
+    thread->without_grad = false;
+    return error;
+}
+
 /* End the optimizer steps that began inside the call, node or override that was just left: an exception may
  * have skipped their ms_optimizer_leave. */
 MS__INLINE void end_optimizer_steps(ms_thread *thread)
@@ -162,6 +170,8 @@ int ms_call_leave(ms_thread *thread, uint64_t next_number)
         return error;
     ms__call_ring_end(&thread->ring, frame->record, next_number);
     end_optimizer_steps(thread);
+    if (MS__UNLIKELY(thread->evaluation_at > thread->depth))
+        thread->evaluation_at = 0;
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (MS__UNLIKELY(ledger != NULL))
         ms__on_call_leave(ledger, thread);

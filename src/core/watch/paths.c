@@ -70,8 +70,8 @@ static int append_path(ms_watch *watch, ms_path parent, const char *name, uint32
         }
         atomic_store_explicit(&paths->chunks[at / MS__PATH_CHUNK], chunk, memory_order_release);
     }
-    *path_at(watch, at) =
-        (struct ms__path){.parent = parent, .hash = hash_path(parent, name, nth), .nth = nth, .name = copy};
+    *path_at(watch, at) = (struct ms__path){
+        .parent = parent, .hash = hash_path(parent, name, nth), .nth = nth, .name = copy, .shown = copy};
     atomic_store_explicit(&paths->count, at + 1, memory_order_release);
     *out = at;
     return MS_OK;
@@ -107,6 +107,10 @@ void ms__paths_close(ms_watch *watch)
         if (!chunk)
             break;
         ms__free(watch, chunk);
+    }
+    for (struct ms__rename *rename = atomic_load(&paths->renames), *older; rename; rename = older) {
+        older = rename->older;
+        ms__free(watch, rename);
     }
     ms__free(watch, paths->buckets);
     ms__free(watch, paths->chunks);
@@ -152,6 +156,31 @@ uint32_t ms_path_count(const ms_watch *watch)
 const char *ms_path_name(const ms_watch *watch, ms_path path)
 {
     return path_at(watch, path)->name;
+}
+
+const char *ms_path_shown(const ms_watch *watch, ms_path path)
+{
+    return atomic_load_explicit(&path_at(watch, path)->shown, memory_order_acquire);
+}
+
+int ms_path_show_as(ms_watch *watch, ms_path path, const char *name)
+{
+    if (!name || path <= MS_UNKNOWN || path >= ms_path_count(watch))
+        return MS_EINVAL;
+    if (strcmp(ms_path_shown(watch, path), name) == 0)
+        return MS_OK;
+    size_t length = strlen(name) + 1;
+    struct ms__rename *rename = ms__alloc(watch, sizeof *rename + length);
+    if (!rename)
+        return MS_ENOMEM;
+    rename->path = path;
+    memcpy(rename->name, name, length);
+    pthread_mutex_lock(&watch->lock);
+    rename->older = atomic_load_explicit(&watch->paths.renames, memory_order_relaxed);
+    atomic_store_explicit(&path_at(watch, path)->shown, rename->name, memory_order_release);
+    atomic_store_explicit(&watch->paths.renames, rename, memory_order_release);
+    pthread_mutex_unlock(&watch->lock);
+    return MS_OK;
 }
 
 ms_path ms_path_parent(const ms_watch *watch, ms_path path)

@@ -1,6 +1,19 @@
 /* thread_state.c - what a thread is doing, read from its call stack; and the check of its invariants. */
 #include "core/watch/watch.h"
 
+const char *ms_phase_name(ms_phase phase)
+{
+    switch (phase) {
+#define X(name, text) \
+    case MS_##name:   \
+        return text;
+        MS_PHASES(X)
+#undef X
+    default:
+        return "no such phase";
+    }
+}
+
 ms_phase ms_thread_phase(const ms_thread *thread)
 {
     return ms__phase(thread);

@@ -24,6 +24,15 @@ struct ms__path {
     uint32_t hash;
     uint32_t nth;
     char *name;
+    _Atomic(const char *) shown; /* the name in figures: `name`, or that of a rename */
+};
+
+/* A path is shown by this name from now on, until a later rename of it. Renames are never freed before the watch,
+ * because other threads may be reading the name. */
+struct ms__rename {
+    struct ms__rename *older;
+    ms_path path;
+    char name[];
 };
 
 /* Path i is chunks[i / MS__PATH_CHUNK][i % MS__PATH_CHUNK]. Chunks never move, so a path is read without a lock. */
@@ -33,6 +42,7 @@ struct ms__paths {
     _Atomic uint32_t count;
     uint32_t *buckets; /* the first path of each bucket, 0: it is empty; guarded by watch->lock */
     uint32_t bucket_count;
+    _Atomic(struct ms__rename *) renames; /* the latest one; written with watch->lock held */
 };
 
 int ms__paths_open(ms_watch *watch, uint32_t capacity);
@@ -81,6 +91,8 @@ struct ms_thread {
 
     uint32_t optimizer_at; /* 1 + the depth at which the outermost optimizer step began; 0: none is open */
     uint32_t optimizer_steps_open;
+    uint32_t evaluation_at; /* the depth at which the root call of an evaluation is innermost; 0: none is open */
+    bool without_grad;      /* the call that is being entered begins while grad mode is off */
     struct ms__thread_spans *spans; /* at the ledger, or NULL */
     uint32_t number;                /* from 1; a new thread that takes an ended one's memory takes its number too */
 
@@ -102,7 +114,7 @@ struct ms_watch {
     _Atomic(ms_ledger *) ledger; /* the one attached, or NULL; written with lock held */
     ms_ledger *closed_ledgers;   /* guarded by lock */
     ms_ledger *locked_ledger;    /* around fork */
-    uint64_t root_calls;         /* guarded by the attached ledger's lock */
+    uint64_t iterations;         /* how many have begun; guarded by the attached ledger's lock */
     uint32_t thread_count;       /* guarded by lock */
     char device_names[MS_MAX_DEVICES][MS__DEVICE_NAME]; /* guarded by lock */
 };
@@ -115,7 +127,9 @@ MS__INLINE ms_phase ms__phase(const ms_thread *thread)
         return MS_IDLE;
     if (thread->frames[thread->depth - 1].kind != MS__CALL)
         return MS_BACKWARD;
-    return thread->nodes_open ? MS_RECOMPUTE : MS_FORWARD;
+    if (thread->nodes_open)
+        return MS_RECOMPUTE;
+    return MS__UNLIKELY(thread->evaluation_at) ? MS_EVALUATION : MS_FORWARD;
 }
 
 MS__INLINE ms_path ms__path_of(const ms_thread *thread)

@@ -57,7 +57,7 @@ static void look_at_cursor(const ms_reader *reader, const ms_cursor *cursor)
     for (uint32_t at = 0; ms_cursor_block(cursor, &at, &block); count++) {
         check(block.device < ms_reader_devices(reader), "a block's device is counted");
         check(block.path < ms_reader_paths(reader), "a block's path is there");
-        check(block.category < MS_CATEGORY_COUNT && block.phase <= MS_OPTIMIZER, "a block has a category and a phase");
+        check(block.category < MS_CATEGORY_COUNT && block.phase < MS_PHASE_COUNT, "a block has a category and a phase");
         check(block.since_event <= ms_cursor_moment(cursor), "a block was made before now");
         if (!wrong)
             sums[block.device].of[block.category] += (int64_t)block.bytes;
@@ -72,7 +72,7 @@ static void look_at_cursor(const ms_reader *reader, const ms_cursor *cursor)
     ms_phase phase;
     ms_path path;
     for (size_t i = 0; ms_cursor_thread(cursor, i, &number, &id, &phase, &path); i++)
-        check(phase <= MS_OPTIMIZER && path < ms_reader_paths(reader), "a thread is somewhere");
+        check(phase < MS_PHASE_COUNT && path < ms_reader_paths(reader), "a thread is somewhere");
 }
 
 static void check_next_events(const ms_reader *reader, ms_cursor *cursor, uint32_t limit)
@@ -85,7 +85,8 @@ static void check_next_events(const ms_reader *reader, ms_cursor *cursor, uint32
         check(ms_cursor_moment(cursor) == before, "the event that is returned was applied");
         check(event.op < MS_OP_COUNT && event.device < MS_MAX_DEVICES, "an event is of a kind, and of a device");
         check(event.path < ms_reader_paths(reader), "an event's path is there");
-        check(event.category < MS_CATEGORY_COUNT && event.phase <= MS_OPTIMIZER, "an event has a category and a phase");
+        check(event.category < MS_CATEGORY_COUNT && event.phase < MS_PHASE_COUNT,
+              "an event has a category and a phase");
     }
     look_at_cursor(reader, cursor);
 }

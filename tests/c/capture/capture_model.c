@@ -262,7 +262,7 @@ static struct model_event any_block_event(struct model *model)
                                 .device = (uint32_t)below(model, MODEL_DEVICES),
                                 .path = (uint32_t)below(model, MODEL_PATHS),
                                 .category = (uint8_t)below(model, MS_CATEGORY_COUNT),
-                                .phase = (uint8_t)below(model, MS_OPTIMIZER + 1),
+                                .phase = (uint8_t)below(model, MS_PHASE_COUNT),
                                 .outside = below(model, 4) == 0,
                                 .explicit = below(model, 2),
                                 .from_now_on = below(model, 4) == 0};
@@ -275,7 +275,7 @@ static struct model_event any_event(struct model *model)
 {
     struct model_event event = {.device = (uint32_t)below(model, MODEL_DEVICES),
                                 .path = (uint32_t)below(model, MODEL_PATHS),
-                                .phase = (uint8_t)below(model, MS_OPTIMIZER + 1)};
+                                .phase = (uint8_t)below(model, MS_PHASE_COUNT)};
     switch (below(model, 20)) {
     case 0:
         event.op = MS_OP_STEP;

@@ -1,5 +1,6 @@
 /* capture_scene.c - a capture made by hand, and a cursor in it. */
 #include "capture_scene.h"
+#include "capture_exercise.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -93,4 +94,17 @@ ms_event next_event(void)
     ms_event event;
     CHECK_EQ(ms_cursor_next(cursor, UINT32_MAX, &event), MS_OK);
     return event;
+}
+
+void exercise_all(const uint8_t *bytes, size_t count)
+{
+    struct file part = {0};
+    file_append(&part, bytes, count);
+    int part_fd = file_fd(&part);
+    struct heap heap = {0};
+    const char *wrong = capture_exercise(part_fd, count, &heap);
+    if (wrong)
+        FAIL("%zu bytes: %s", count, wrong);
+    close(part_fd);
+    file_free(&part);
 }

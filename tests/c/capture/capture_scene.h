@@ -28,4 +28,7 @@ bool is_held(uint32_t slot);
 int64_t bytes_on(uint32_t device); /* of all categories */
 ms_event next_event(void);         /* fails at the end */
 
+/* Do everything that can be done with these bytes as a capture; fails if an answer contradicts another. */
+void exercise_all(const uint8_t *bytes, size_t count);
+
 #endif

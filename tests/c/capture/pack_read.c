@@ -87,8 +87,8 @@ static const char *check_lifetimes(const struct pack *pack)
             return "a lifetime has a template";
     }
     for (size_t i = 0; i < pack->raw.templates; i++)
-        if ((c[MS_PACK_ATTRIBUTES].at[i] & 7) >= MS_CATEGORY_COUNT || c[MS_PACK_ATTRIBUTES].at[i] >> 4 > MS_OPTIMIZER ||
-            c[MS_PACK_DEVICE].at[i] >= MS_MAX_DEVICES)
+        if ((c[MS_PACK_ATTRIBUTES].at[i] & 7) >= MS_CATEGORY_COUNT ||
+            c[MS_PACK_ATTRIBUTES].at[i] >> 4 >= MS_PHASE_COUNT || c[MS_PACK_DEVICE].at[i] >= MS_MAX_DEVICES)
             return "a template has a category, a phase and a device";
     for (size_t i = 0; i < c[MS_PACK_PREVIOUS].count; i += 2) {
         uint64_t before = c[MS_PACK_PREVIOUS].at[i] - c[MS_PACK_PREVIOUS].at[i + 1];

@@ -50,6 +50,27 @@ TEST(a_failed_allocation_is_in_the_capture_and_its_report_names_the_owners)
     close_scene();
 }
 
+TEST(a_report_says_that_an_evaluation_ran)
+{
+    open_all(NULL);
+    program = program_open(7);
+    ms_oom oom = {.device = 2, .requested = 1 << 20};
+    char report[4096];
+    const char *const parts[] = {"failed, in evaluation, in m3\n", "failed, in evaluation after step 1, in m3\n"};
+    for (size_t i = 0; i < 2; i++) {
+        ms_call_enter_without_grad(program.thread, paths[3], 0);
+        ms_ledger_oom(watched, program.thread, &oom, report, sizeof report);
+        if (!strstr(report, parts[i]))
+            FAIL("\"%s\" is not in:\n%s", parts[i], report);
+        ms_call_leave(program.thread, 0);
+        ms_call_enter(program.thread, paths[3], 0);
+        ms_call_leave(program.thread, 0);
+        ms_optimizer_enter(program.thread);
+        ms_optimizer_leave(program.thread);
+    }
+    close_scene();
+}
+
 TEST(a_report_is_cut_off_where_its_room_ends)
 {
     open_all(NULL);

@@ -58,7 +58,7 @@ static void check_blocks(uint64_t tick)
 
 static void check_running(uint64_t tick)
 {
-    static const ms_phase busiest[] = {MS_RECOMPUTE, MS_BACKWARD, MS_OPTIMIZER, MS_FORWARD};
+    static const ms_phase busiest[] = {MS_RECOMPUTE, MS_BACKWARD, MS_OPTIMIZER, MS_FORWARD, MS_EVALUATION};
     uint64_t phase, path;
     pack_running(&pack, tick, &phase, &path);
     for (size_t i = 0; i < sizeof busiest / sizeof *busiest; i++) {

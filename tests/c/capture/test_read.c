@@ -230,10 +230,10 @@ TEST(a_mask_chooses_which_events_are_returned_and_the_others_are_applied)
 
 TEST(an_add_that_is_not_explicit_takes_the_position_of_its_thread)
 {
-    static const uint8_t category[] = {MS_ACTIVATION, MS_ACTIVATION, MS_ACTIVATION, MS_TEMP, MS_TEMP};
+    static const uint8_t category[] = {MS_ACTIVATION, MS_ACTIVATION, MS_ACTIVATION, MS_TEMP, MS_TEMP, MS_ACTIVATION};
     begin_file();
     begin_events();
-    for (uint8_t phase = MS_IDLE; phase <= MS_OPTIMIZER; phase++) {
+    for (uint8_t phase = MS_IDLE; phase < MS_PHASE_COUNT; phase++) {
         file_position(&file, phase, 2 + phase % 3);
         file_add(&file, phase, 1, 0);
     }
@@ -242,7 +242,7 @@ TEST(an_add_that_is_not_explicit_takes_the_position_of_its_thread)
     end_events();
     read_file();
     CHECK_EQ(ms_cursor_seek(cursor, UINT64_MAX), MS_OK);
-    for (uint8_t phase = MS_IDLE; phase <= MS_OPTIMIZER; phase++) {
+    for (uint8_t phase = MS_IDLE; phase < MS_PHASE_COUNT; phase++) {
         ms_captured_block block = block_in(phase);
         CHECK_EQ(block.category, category[phase]);
         CHECK_EQ(block.phase, phase);
@@ -251,6 +251,28 @@ TEST(an_add_that_is_not_explicit_takes_the_position_of_its_thread)
     }
     CHECK_EQ(block_in(10).path, MS_GLOBAL);
     CHECK_EQ(block_in(10).phase, MS_IDLE);
+    finish_file();
+}
+
+TEST(a_phase_of_a_later_version_is_shown_as_idle)
+{
+    begin_file();
+    begin_events();
+    for (uint8_t phase = MS_PHASE_COUNT; phase <= 7; phase++) {
+        file_position(&file, phase, 3);
+        file_add(&file, phase, 1, 0);
+        file_add_as(&file, 10u + phase, 1, 0, MS_BUFFER | phase << 4, 2);
+    }
+    end_events();
+    read_file();
+    CHECK_EQ(ms_cursor_seek(cursor, UINT64_MAX), MS_OK);
+    for (uint8_t phase = MS_PHASE_COUNT; phase <= 7; phase++) {
+        CHECK_EQ(block_in(phase).phase, MS_IDLE);
+        CHECK_EQ(block_in(phase).path, 3);
+        CHECK_EQ(block_in(10u + phase).phase, MS_IDLE);
+        CHECK_EQ(block_in(10u + phase).category, MS_BUFFER);
+    }
+    CHECK_EQ(ms_reader_get_status(reader).damaged, 0);
     finish_file();
 }
 

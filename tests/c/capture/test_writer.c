@@ -31,6 +31,28 @@ TEST(the_end_of_a_capture_agrees_with_the_ledger)
     close_scene();
 }
 
+TEST(a_path_that_is_renamed_has_its_last_name_in_the_whole_capture)
+{
+    open_scene();
+    run(&program, 20);
+    ms_capture_flush(capture);
+    CHECK_EQ(ms_path_show_as(watch, paths[2], "generator"), MS_OK);
+    run(&program, 20);
+    ms_capture_flush(capture);
+    CHECK_EQ(ms_path_show_as(watch, paths[3], "generator.first"), MS_OK);
+    end_capture(capture);
+    ms_reader *reader = open_reader(fd);
+    ms_path parent;
+    uint32_t nth;
+    CHECK(strcmp(ms_reader_path(reader, paths[2], &parent, &nth), "generator") == 0);
+    CHECK(strcmp(ms_reader_path(reader, paths[3], &parent, &nth), "generator.first") == 0);
+    CHECK(strcmp(ms_reader_path(reader, paths[4], &parent, &nth), "m4") == 0);
+    CHECK_EQ(parent, paths[3]);
+    ms_reader_close(reader);
+    check_file(fd);
+    close_scene();
+}
+
 TEST(the_peak_in_a_capture_is_that_of_a_peak_tracker)
 {
     for (uint64_t seed = 1; seed <= 20; seed++) {

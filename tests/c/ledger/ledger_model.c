@@ -179,7 +179,9 @@ void lm_add(struct ledger_model *model, uint32_t thread, uint64_t address, uint6
     const struct lm_thread *by = thread == LM_NO_THREAD ? NULL : &model->threads[thread];
     ms_phase phase = by ? lm_phase(by) : MS_IDLE;
     struct lm_block made = {.address = address, .bytes = bytes, .device = device, .path = by ? lm_path(by) : 0};
-    made.category = phase == MS_BACKWARD || phase == MS_OPTIMIZER ? MS_TEMP : MS_ACTIVATION;
+    made.category = phase == MS_BACKWARD || phase == MS_OPTIMIZER ? MS_TEMP
+                    : phase == MS_IDLE                            ? MS_OTHER
+                                                                  : MS_ACTIVATION;
     uint32_t number = lm_device_numbers[device];
     bool with_phase = bytes % 4 == 1; /* some blocks go through ms_block_add_in, which does the same */
     added(model, thread, made,

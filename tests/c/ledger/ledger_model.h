@@ -60,7 +60,7 @@ struct lm_sums {
 
 struct lm_call {
     uint32_t path, outer; /* outer: an index in `calls`, plus 1 */
-    uint64_t root_call;
+    uint64_t iteration;
     bool recompute, open, ended;
     struct lm_sums pre, post, peak;
     /* Backward: `nodes_open` of its nodes are running. The peak is at least the most that was held
@@ -86,9 +86,10 @@ struct lm_node {
 
 struct lm_thread {
     ms_thread *core;
-    uint64_t id, root_call;
+    uint64_t id, iteration;
     struct lm_frame frames[LM_DEEPEST];
     uint32_t depth;
+    bool evaluation;  /* its latest root call began outside a step, without grad */
     uint32_t step_at; /* the depth at which an optimizer step began, plus 1; 0: none */
     struct lm_node *made;
     uint64_t made_count, made_room;
@@ -107,10 +108,11 @@ struct ledger_model {
     uint64_t next_id;
     struct lm_call *calls;
     uint64_t call_count, call_room;
-    uint64_t root_call_of[LM_PATHS]; /* the latest that called the path */
+    uint64_t iteration_of[LM_PATHS]; /* the latest that called the path */
     uint64_t step_of[LM_PATHS];      /* of its latest root call */
     uint32_t open_of[LM_PATHS];
-    uint64_t root_calls, step, time;
+    uint64_t iterations, step, time;
+    uint32_t root_calls; /* of the latest iteration */
     bool claiming, steps, step_left;
     bool no_backward; /* a node ran whose backward the header does not define */
     uint64_t refused; /* events that the ledger had no memory for */
@@ -142,7 +144,7 @@ void lm_tracker_close(struct ledger_model *model, uint32_t index);
 void lm_tracker_reset(struct ledger_model *model, uint32_t index);
 
 /* ---- threads: ledger_model_calls.c ---- */
-void lm_call_enter(struct ledger_model *model, uint32_t thread, uint32_t path);
+void lm_call_enter(struct ledger_model *model, uint32_t thread, uint32_t path, bool without_grad);
 void lm_node_enter(struct ledger_model *model, uint32_t thread, uint32_t creator, uint64_t number);
 void lm_node_enter_as(struct ledger_model *model, uint32_t thread, uint32_t path);
 void lm_override_enter(struct ledger_model *model, uint32_t thread, uint32_t path);

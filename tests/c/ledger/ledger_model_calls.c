@@ -50,7 +50,7 @@ ms_phase lm_phase(const struct lm_thread *thread)
     for (uint32_t i = 0; i < thread->depth; i++)
         if (thread->frames[i].kind == LM_NODE)
             return MS_RECOMPUTE;
-    return MS_FORWARD;
+    return thread->evaluation ? MS_EVALUATION : MS_FORWARD;
 }
 
 uint32_t lm_path(const struct lm_thread *thread)
@@ -103,7 +103,7 @@ void lm_calls_grow(struct ledger_model *model)
     struct lm_sums now = lm_now(model);
     for (uint64_t i = 0; i < model->call_count; i++) {
         struct lm_call *call = &model->calls[i];
-        if (call->root_call != model->root_call_of[call->path])
+        if (call->iteration != model->iteration_of[call->path])
             continue; /* it is no longer compared */
         if (call->open)
             raise(&call->peak, &now);
@@ -115,13 +115,21 @@ void lm_calls_grow(struct ledger_model *model)
 }
 
 /* ---- calls ---- */
-static void begin_root_call(struct ledger_model *model, struct lm_thread *thread, uint32_t path)
+static void begin_root_call(struct ledger_model *model, struct lm_thread *thread, uint32_t path, bool without_grad)
 {
-    thread->root_call = ++model->root_calls;
     bool repeated = !model->steps && model->step && model->step_of[path] == model->step;
-    if (!model->step || model->step_left || repeated)
-        model->step++;
-    model->step_left = false;
+    bool step_open = model->step && !model->step_left && !repeated;
+    thread->evaluation = without_grad && !step_open;
+    model->step_left = thread->evaluation;
+    if (thread->evaluation || !step_open || model->root_calls == 256) {
+        model->iterations++;
+        model->root_calls = 0;
+    }
+    model->root_calls++;
+    thread->iteration = model->iterations;
+    if (thread->evaluation)
+        return;
+    model->step += !step_open;
     model->step_of[path] = model->step;
 }
 
@@ -133,22 +141,23 @@ static uint32_t innermost_call(const struct lm_thread *thread)
     return 0;
 }
 
-void lm_call_enter(struct ledger_model *model, uint32_t at, uint32_t path)
+void lm_call_enter(struct ledger_model *model, uint32_t at, uint32_t path, bool without_grad)
 {
     struct lm_thread *thread = &model->threads[at];
     if (is_full(thread) || model->open_of[path])
         return;
     bool recompute = lm_open_of_kind(thread, LM_NODE) > 0;
-    expect_ok(model, ms_call_enter(thread->core, model->paths[path], thread->made_count));
+    expect_ok(model, (without_grad ? ms_call_enter_without_grad : ms_call_enter)(thread->core, model->paths[path],
+                                                                                 thread->made_count));
     if (!recompute && !lm_open_of_kind(thread, LM_CALL))
-        begin_root_call(model, thread, path);
+        begin_root_call(model, thread, path, without_grad);
     if (!recompute)
-        model->root_call_of[path] = thread->root_call;
+        model->iteration_of[path] = thread->iteration;
     struct lm_sums now = lm_now(model);
     model->calls = grow_array(model->calls, model->call_count, sizeof *model->calls, &model->call_room);
     model->calls[model->call_count++] = (struct lm_call){.path = path,
                                                          .outer = innermost_call(thread),
-                                                         .root_call = model->root_call_of[path],
+                                                         .iteration = model->iteration_of[path],
                                                          .recompute = recompute,
                                                          .open = true,
                                                          .pre = now,

@@ -139,7 +139,7 @@ static void enter_call(struct ledger_play *play, uint32_t choice)
     if (!in_node && !(play->bounds & LEDGER_PLAY_ALONE) && path % LM_THREADS != play->current)
         path = (path & ~(LM_THREADS - 1u)) + play->current;
     if (path && path < LM_PATHS)
-        lm_call_enter(&play->model, play->current, path);
+        lm_call_enter(&play->model, play->current, path, choice & 0x80);
 }
 
 static void turn_to(struct ledger_play *play, uint32_t choice)

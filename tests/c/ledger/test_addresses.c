@@ -76,7 +76,7 @@ TEST(sums_go_beyond_32_bits)
     struct lane *t = ledger_start();
     for (uint64_t i = 1; i <= 100; i++)
         add(t, i, UINT64_C(3) << 40);
-    CHECK_SUMS(held(), [MS_ACTIVATION] = 100 * (INT64_C(3) << 40));
+    CHECK_SUMS(held(), [MS_OTHER] = 100 * (INT64_C(3) << 40));
     ledger_end();
 }
 
@@ -119,14 +119,14 @@ TEST(the_last_device_is_a_device_and_the_next_is_out_of_range)
     struct lane *t = ledger_start();
     add_on(t, 1, 100, MS_MAX_DEVICES - 1);
     CHECK_EQ(ms_ledger_devices(ledger), MS_MAX_DEVICES);
-    CHECK_SUMS(ms_ledger_now(ledger, MS_MAX_DEVICES - 1), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(ms_ledger_now(ledger, MS_MAX_DEVICES - 1), [MS_OTHER] = 100);
     CHECK_SUMS(held(), NOTHING);
     CHECK_EQ(ms_block_add(ledger, t->thread, 2, 1, MS_MAX_DEVICES), MS_EINVAL);
     CHECK_EQ(ms_block_add(ledger, t->thread, 1, 1, UINT32_MAX), MS_EINVAL);
     CHECK_EQ(ms_block_add_as(ledger, NULL, 1, 1, MS_MAX_DEVICES, MS_TEMP, scene.a, false), MS_EINVAL);
     CHECK_EQ(ms_ledger_blocks(ledger), 1);
     CHECK_EQ(ms_ledger_devices(ledger), MS_MAX_DEVICES);
-    CHECK_SUMS(ms_ledger_now(ledger, MS_MAX_DEVICES - 1), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(ms_ledger_now(ledger, MS_MAX_DEVICES - 1), [MS_OTHER] = 100);
     CHECK_EQ(ms_ledger_lost(ledger), 0);
     ledger_end();
 }

@@ -55,9 +55,9 @@ TEST(backward_begins_with_the_first_node_and_ends_with_one_created_elsewhere)
     check_totals(scene.d, 0, 100, 110, 101);
     check_totals(scene.b, 0, 102, 152, 103);
     check_totals(scene.a, 0, 101, 152, 104);
-    CHECK_SUMS(call_snapshot(scene.b, MS_PEAK_BW, 0), [MS_ACTIVATION] = 100, [MS_TEMP] = 52);
+    CHECK_SUMS(call_snapshot(scene.b, MS_PEAK_BW, 0), [MS_OTHER] = 100, [MS_TEMP] = 52);
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_PRE_FW), 1);
-    CHECK_SUMS(call_snapshot(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PEAK_FW, 0), [MS_OTHER] = 100);
     ledger_end();
 }
 
@@ -303,7 +303,7 @@ TEST(a_recompute_has_snapshots_of_its_own)
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.b, MS_PEAK_FW), 1);
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.b, MS_PRE_FW_AC), 1);
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.b, MS_POST_FW_AC), 1);
-    CHECK_SUMS(call_snapshot(scene.b, MS_PRE_FW_AC, 0), [MS_ACTIVATION] = 100, [MS_TEMP] = 20);
+    CHECK_SUMS(call_snapshot(scene.b, MS_PRE_FW_AC, 0), [MS_OTHER] = 100, [MS_TEMP] = 20);
     CHECK_SUMS(call_snapshot(scene.b, MS_POST_FW_AC, 0), [MS_ACTIVATION] = 30, [MS_TEMP] = 20);
     CHECK_SUMS(call_snapshot(scene.b, MS_PRE_FW, 0), NOTHING);
     check_totals(scene.a, 0, 100, 150, 50);

@@ -32,7 +32,7 @@ TEST(a_claim_changes_only_the_block_s_own_device)
     add_on(t, 2, 20, 0);
     claim(1, MS_BUFFER, scene.a);
     CHECK_SUMS(ms_ledger_now(ledger, 1), [MS_BUFFER] = 100);
-    CHECK_SUMS(held(), [MS_ACTIVATION] = 20);
+    CHECK_SUMS(held(), [MS_OTHER] = 20);
     CHECK_SUMS(ms_peak_tracker_peak_of(tracker, 1, scene.a), [MS_BUFFER] = 100);
     CHECK_SUMS(ms_peak_tracker_peak_of(tracker, 0, scene.a), NOTHING);
     ledger_end();
@@ -83,9 +83,9 @@ TEST(a_claim_of_a_block_added_after_the_peak_does_not_change_the_peak)
     add(t, 2, 20);
     claim(2, MS_PARAMETER, scene.a);
     CHECK_SUMS(held(), [MS_PARAMETER] = 20);
-    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_ACTIVATION] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_OTHER] = 100);
     CHECK_SUMS(peak_of(tracker, scene.a), NOTHING);
-    CHECK_SUMS(peak_of(tracker, MS_GLOBAL), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(peak_of(tracker, MS_GLOBAL), [MS_OTHER] = 100);
     ledger_end();
 }
 
@@ -97,10 +97,10 @@ TEST(a_claim_of_a_new_block_at_an_old_address_does_not_change_the_peak)
     drop(1);
     add(t, 1, 100 - 1);
     claim(1, MS_PARAMETER, scene.a);
-    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_ACTIVATION] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_OTHER] = 100);
     add(t, 1, 50);
     claim(1, MS_BUFFER, scene.a);
-    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_ACTIVATION] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_OTHER] = 100);
     CHECK_SUMS(held(), [MS_BUFFER] = 50);
     ledger_end();
 }
@@ -113,7 +113,7 @@ TEST(a_claim_before_the_peak_is_seen_at_the_peak)
     claim(1, MS_PARAMETER, scene.a);
     add(t, 2, 20);
     drop(1);
-    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_PARAMETER] = 100, [MS_ACTIVATION] = 20);
+    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_PARAMETER] = 100, [MS_OTHER] = 20);
     CHECK_SUMS(peak_of(tracker, scene.a), [MS_PARAMETER] = 100);
     ledger_end();
 }
@@ -128,7 +128,7 @@ TEST(a_claim_moves_the_block_in_those_peaks_at_which_it_was_live)
     add(t, 2, 30);
     ms_peak_tracker *late = open_tracker();
     claim(2, MS_BUFFER, scene.d);
-    CHECK_SUMS(ms_peak_tracker_peak(high, 0).sums, [MS_ACTIVATION] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak(high, 0).sums, [MS_OTHER] = 100);
     CHECK_SUMS(ms_peak_tracker_peak(low, 0).sums, [MS_BUFFER] = 30);
     CHECK_SUMS(ms_peak_tracker_peak(late, 0).sums, [MS_BUFFER] = 30);
     CHECK_SUMS(peak_of(high, scene.d), NOTHING);
@@ -157,7 +157,7 @@ TEST(a_block_claimed_after_a_new_peak_moves_in_the_new_one_only)
     drop(2);
     add(t, 4, 70);
     CHECK_SUMS(peak_of(tracker, scene.a), [MS_ACTIVATION] = 41);
-    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_ACTIVATION] = 111);
+    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_ACTIVATION] = 41, [MS_OTHER] = 70);
     ledger_end();
 }
 
@@ -167,8 +167,8 @@ TEST(claims_do_not_change_call_snapshots)
     add(t, 1, 100);
     small_call(t, scene.a, 0);
     claim(1, MS_PARAMETER, scene.a);
-    CHECK_SUMS(call_snapshot(scene.a, MS_PRE_FW, 0), [MS_ACTIVATION] = 100);
-    CHECK_SUMS(call_snapshot(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PRE_FW, 0), [MS_OTHER] = 100);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PEAK_FW, 0), [MS_OTHER] = 100);
     small_call(t, scene.a, 0);
     CHECK_SUMS(call_snapshot(scene.a, MS_PRE_FW, 0), [MS_PARAMETER] = 100);
     CHECK_SUMS(call_snapshot(scene.a, MS_PEAK_FW, 0), [MS_PARAMETER] = 100);
@@ -183,7 +183,7 @@ TEST(blocks_from_outside_are_counted_also_on_their_own)
     ms_peak_tracker *tracker = open_tracker();
     add(t, 1, 100);
     add_outside(2, 20, MS_PARAMETER, scene.a);
-    CHECK_SUMS(held(), [MS_ACTIVATION] = 100, [MS_PARAMETER] = 20);
+    CHECK_SUMS(held(), [MS_OTHER] = 100, [MS_PARAMETER] = 20);
     CHECK_SUMS(ms_ledger_outside(ledger, 0), [MS_PARAMETER] = 20);
     CHECK_SUMS(ms_ledger_outside(ledger, 1), NOTHING);
     CHECK_EQ(ms_peak_tracker_peak(tracker, 0).bytes, 120);
@@ -191,7 +191,7 @@ TEST(blocks_from_outside_are_counted_also_on_their_own)
     CHECK_SUMS(ms_ledger_outside(ledger, 0), [MS_BUFFER] = 20);
     drop(2);
     CHECK_SUMS(ms_ledger_outside(ledger, 0), NOTHING);
-    CHECK_SUMS(held(), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(held(), [MS_OTHER] = 100);
     ledger_end();
 }
 
@@ -309,7 +309,7 @@ TEST(a_block_that_becomes_other_stays_what_it_was_at_the_peak)
     CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_PARAMETER] = 100);
     CHECK_SUMS(peak_of(tracker, scene.b), NOTHING);
     add(t, 2, 1);
-    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_GRADIENT] = 100, [MS_ACTIVATION] = 1);
+    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_GRADIENT] = 100, [MS_OTHER] = 1);
     claim(1, MS_OPTSTATE, scene.b);
     CHECK_SUMS(peak_of(tracker, scene.b), [MS_OPTSTATE] = 100);
     ledger_end();
@@ -351,6 +351,84 @@ TEST(dropped_parameters_and_buffers_are_counted)
     ms_claims_begin(ledger);
     ms_claims_end(ledger);
     CHECK_EQ(ms_ledger_parameters_dropped(ledger), 4);
+    ledger_end();
+}
+
+TEST(a_block_that_an_object_holds_is_left_to_it)
+{
+    struct lane *t = ledger_start();
+    ms_peak_tracker *tracker = open_tracker();
+    add_as(1, 100, MS_TEMP, scene.a);
+    CHECK_EQ(ms_block_claim_unheld(ledger, 1, MS_GRADIENT, scene.b), MS_OK);
+    CHECK_SUMS(held_by(scene.b), [MS_GRADIENT] = 100);
+    CHECK_SUMS(peak_of(tracker, scene.b), [MS_GRADIENT] = 100);
+    CHECK_EQ(ms_block_claim_unheld(ledger, 1, MS_GRADIENT, scene.d), MS_OK);
+    CHECK_EQ(ms_block_claim_unheld(ledger, 1, MS_PARAMETER, scene.d), MS_OK);
+    CHECK_SUMS(held_by(scene.b), [MS_GRADIENT] = 100);
+    ms_claims_begin(ledger);
+    CHECK_EQ(ms_block_claim_unheld(ledger, 1, MS_GRADIENT, scene.d), MS_OK);
+    ms_claims_end(ledger);
+    CHECK_SUMS(held_by(scene.b), [MS_GRADIENT] = 100); /* claimed in the pass, so it stays what it was */
+    ms_claims_begin(ledger);
+    CHECK_EQ(ms_block_claim_unheld(ledger, 1, MS_PARAMETER, scene.d), MS_OK);
+    ms_claims_end(ledger);
+    CHECK_SUMS(held(), [MS_PARAMETER] = 100);
+    CHECK_SUMS(held_by(scene.d), [MS_PARAMETER] = 100);
+    CHECK_EQ(ms_block_claim_unheld(ledger, 2, MS_GRADIENT, scene.a), MS_ENOBLOCK);
+    CHECK_EQ(ms_block_claim_unheld(ledger, 1, MS_CATEGORY_COUNT, scene.a), MS_EINVAL);
+    add(t, 3, 1);
+    ledger_end();
+}
+
+TEST(what_autograd_saves_is_an_activation_if_it_was_other)
+{
+    struct lane *t = ledger_start();
+    ms_peak_tracker *tracker = open_tracker();
+    add(t, 1, 100);
+    add_as(2, 20, MS_PARAMETER, scene.a);
+    CHECK_EQ(ms_block_saved(ledger, 1), MS_OK);
+    CHECK_EQ(ms_block_saved(ledger, 2), MS_OK);
+    CHECK_SUMS(held_by(MS_GLOBAL), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(peak_of(tracker, MS_GLOBAL), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(held_by(scene.a), [MS_PARAMETER] = 20);
+    CHECK_EQ(ms_block_saved(ledger, 3), MS_ENOBLOCK);
+    ledger_end();
+}
+
+TEST(an_input_that_was_made_outside_any_call_gets_an_owner)
+{
+    struct lane *t = ledger_start();
+    ms_peak_tracker *tracker = open_tracker();
+    bool known;
+    add(t, 1, 100);
+    add_as(2, 20, MS_OTHER, scene.a);
+    add_as(3, 3, MS_ACTIVATION, MS_GLOBAL);
+    CHECK(ms_block_is_unowned(ledger, 1, &known) && known);
+    CHECK(!ms_block_is_unowned(ledger, 2, &known) && known);
+    CHECK(!ms_block_is_unowned(ledger, 3, &known) && known);
+    CHECK(!ms_block_is_unowned(ledger, 4, &known) && !known);
+    for (uint64_t address = 1; address <= 3; address++)
+        CHECK_EQ(ms_block_claim_input(ledger, address, scene.b), MS_OK);
+    CHECK_EQ(ms_block_claim_input(ledger, 4, scene.b), MS_ENOBLOCK);
+    CHECK_SUMS(held_by(scene.b), [MS_OTHER] = 100);
+    CHECK_SUMS(peak_of(tracker, scene.b), [MS_OTHER] = 100);
+    CHECK_SUMS(held_by(scene.a), [MS_OTHER] = 20);
+    CHECK_SUMS(held_by(MS_GLOBAL), [MS_ACTIVATION] = 3);
+    ledger_end();
+}
+
+TEST(only_a_block_from_outside_of_this_owner_is_dropped_as_such)
+{
+    ledger_start();
+    add_outside(1, 100, MS_OTHER, scene.a);
+    add_as(2, 20, MS_OTHER, scene.a);
+    CHECK_EQ(ms_block_drop_outside(ledger, 1, scene.b), MS_ENOBLOCK);
+    CHECK_EQ(ms_block_drop_outside(ledger, 2, scene.a), MS_ENOBLOCK);
+    CHECK_EQ(ms_block_drop_outside(ledger, 3, scene.a), MS_ENOBLOCK);
+    CHECK_EQ(ms_ledger_blocks(ledger), 2);
+    CHECK_EQ(ms_block_drop_outside(ledger, 1, scene.a), MS_OK);
+    CHECK_SUMS(held(), [MS_OTHER] = 20);
+    CHECK_SUMS(ms_ledger_outside(ledger, 0), NOTHING);
     ledger_end();
 }
 

@@ -51,7 +51,7 @@ TEST(a_refused_block_changes_nothing)
     CHECK_EQ(ms_ledger_lost(ledger), 1);
     CHECK_EQ(ms_block_add(ledger, t->thread, 3, 1000, 40), MS_ENOMEM);
     CHECK_EQ(ms_ledger_lost(ledger), 2);
-    CHECK_SUMS(held(), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(held(), [MS_OTHER] = 100);
     CHECK_EQ(ms_ledger_blocks(ledger), 1);
     CHECK_EQ(ms_ledger_devices(ledger), 1);
     CHECK_EQ(ms_peak_tracker_peak(tracker, 0).bytes, 100);
@@ -71,7 +71,7 @@ TEST(a_refused_block_at_a_known_address_keeps_the_old_one)
     refuse_from_now_on();
     CHECK_EQ(ms_block_add_as(ledger, t->thread, 1, 30, 0, MS_PARAMETER, far, false), MS_ENOMEM);
     CHECK_EQ(ms_block_add(ledger, t->thread, 1, 30, 40), MS_ENOMEM);
-    CHECK_SUMS(held(), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(held(), [MS_OTHER] = 100);
     CHECK_EQ(ms_ledger_blocks(ledger), 1);
     drop(1);
     CHECK_SUMS(held(), NOTHING);
@@ -87,9 +87,9 @@ TEST(a_refused_claim_does_not_change_the_block_s_owner)
     refuse_from_now_on();
     CHECK_EQ(ms_block_claim(ledger, 1, MS_PARAMETER, far), MS_ENOMEM);
     CHECK_EQ(ms_ledger_lost(ledger), 1);
-    CHECK_SUMS(held(), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(held(), [MS_OTHER] = 100);
     CHECK_SUMS(held_by(far), NOTHING);
-    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_ACTIVATION] = 100);
+    CHECK_SUMS(ms_peak_tracker_peak(tracker, 0).sums, [MS_OTHER] = 100);
     refuse_no_more();
     claim(1, MS_PARAMETER, far);
     CHECK_SUMS(held_by(far), [MS_PARAMETER] = 100);
@@ -129,7 +129,7 @@ TEST(a_peak_tracker_opened_after_a_refused_block_counts_the_next_one)
         ms_peak_tracker *tracker = ms_peak_tracker_open(ledger);
         add_on(t, 1, 100, 5);
         CHECK_EQ(ms_peak_tracker_peak(tracker, 5).bytes, 100);
-        CHECK_SUMS(ms_peak_tracker_peak_of(tracker, 5, MS_GLOBAL), [MS_ACTIVATION] = 100);
+        CHECK_SUMS(ms_peak_tracker_peak_of(tracker, 5, MS_GLOBAL), [MS_OTHER] = 100);
         finish();
     }
 }

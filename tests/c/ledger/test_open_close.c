@@ -10,6 +10,10 @@ static void check_refuses(ms_ledger *idle, ms_thread *thread)
     CHECK_EQ(ms_block_add_in(idle, MS_FORWARD, scene.a, 902, 1, 0), MS_EDETACHED);
     CHECK_EQ(ms_block_drop(idle, 1), MS_EDETACHED);
     CHECK_EQ(ms_block_claim(idle, 1, MS_TEMP, scene.a), MS_EDETACHED);
+    CHECK_EQ(ms_block_claim_unheld(idle, 1, MS_TEMP, scene.a), MS_EDETACHED);
+    CHECK_EQ(ms_block_saved(idle, 1), MS_EDETACHED);
+    CHECK_EQ(ms_block_claim_input(idle, 1, scene.a), MS_EDETACHED);
+    CHECK_EQ(ms_block_drop_outside(idle, 1, scene.a), MS_EDETACHED);
 }
 
 TEST(categories_and_call_states_have_the_names_of_torch)
@@ -97,12 +101,12 @@ TEST(a_watch_has_one_ledger_attached)
     CHECK_EQ(total(ms_ledger_now(other, 0)), 7);
     CHECK_EQ(ms_call_snapshot_count(other, scene.a, MS_PRE_FW), 1);
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_PRE_FW), 0);
-    CHECK_SUMS(held(), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(held(), [MS_OTHER] = 100);
     CHECK(!ms_ledger_check(other));
     ms_ledger_detach(other);
     ms_ledger_close(other);
     CHECK_EQ(ms_ledger_attach(ledger), MS_OK);
-    CHECK_SUMS(held(), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(held(), [MS_OTHER] = 100);
     ledger_end();
 }
 
@@ -158,8 +162,8 @@ TEST(clear_within_a_call_shows_in_its_snapshots)
     ms_ledger_clear(ledger);
     add(t, 2, 20);
     leave_call(t);
-    CHECK_SUMS(call_snapshot(scene.a, MS_PRE_FW, 0), [MS_ACTIVATION] = 100);
-    CHECK_SUMS(call_snapshot(scene.a, MS_PEAK_FW, 0), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PRE_FW, 0), [MS_OTHER] = 100);
+    CHECK_SUMS(call_snapshot(scene.a, MS_PEAK_FW, 0), [MS_OTHER] = 100);
     CHECK_SUMS(call_snapshot(scene.a, MS_POST_FW, 0), [MS_ACTIVATION] = 20);
     ledger_end();
 }
@@ -269,7 +273,7 @@ TEST(calls_that_are_open_when_a_ledger_is_attached_have_no_snapshots)
     leave_call(t);
     leave_call(t);
     CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_POST_FW), 1);
-    CHECK_EQ(ms_call_snapshot_count(ledger, scene.c, MS_POST_FW), 1);
+    CHECK_EQ(ms_call_snapshot_count(ledger, scene.c, MS_POST_FW), 2); /* of the same step */
     CHECK_SUMS(call_snapshot(scene.a, MS_PRE_FW, 0), [MS_ACTIVATION] = 120);
     ledger_end();
 }

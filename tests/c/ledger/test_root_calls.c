@@ -22,7 +22,7 @@ static void optimizer_step(struct lane *lane)
 
 /* ---- root calls ---- */
 
-TEST(a_new_root_call_replaces_the_old_one)
+TEST(without_optimizer_steps_a_new_root_call_replaces_the_old_one)
 {
     struct lane *t = ledger_start();
     for (uint64_t root_call = 0; root_call < 5; root_call++) {
@@ -39,7 +39,7 @@ TEST(a_new_root_call_replaces_the_old_one)
     ledger_end();
 }
 
-TEST(a_path_keeps_the_snapshots_of_the_latest_root_call_that_called_it)
+TEST(a_path_keeps_the_snapshots_of_the_latest_step_that_called_it)
 {
     struct lane *t = ledger_start();
     call(t, scene.a);
@@ -81,8 +81,8 @@ TEST(a_call_in_an_optimizer_step_is_a_root_call)
     add(t, 1, 100);
     small_call(t, scene.a, 0);
     ms_optimizer_leave(t->thread);
-    CHECK_EQ(count_calls(scene.a), 1);
-    CHECK_EQ(total(call_snapshot(scene.a, MS_PRE_FW, 0)), 100);
+    CHECK_EQ(count_calls(scene.a), 2);
+    CHECK_EQ(total(call_snapshot(scene.a, MS_PRE_FW, 1)), 100);
     ledger_end();
 }
 
@@ -117,7 +117,7 @@ TEST(two_threads_have_two_root_calls)
     CHECK_EQ(count_calls(scene.c), 2);
     small_call(u, scene.c, 0);
     CHECK_EQ(count_calls(scene.b), 2);
-    CHECK_EQ(count_calls(scene.c), 1);
+    CHECK_EQ(count_calls(scene.c), 3);
     ledger_end();
 }
 
@@ -150,7 +150,7 @@ TEST(the_snapshots_of_an_ended_thread_stay)
     end_lane(u);
     small_call(t, scene.d, 1);
     CHECK_EQ(count_calls(scene.a), 1);
-    CHECK_SUMS(call_snapshot(scene.a, MS_POST_FW, 0), [MS_ACTIVATION] = 100);
+    CHECK_SUMS(call_snapshot(scene.a, MS_POST_FW, 0), [MS_OTHER] = 100);
     ledger_end();
 }
 
@@ -168,6 +168,71 @@ TEST(more_root_calls_use_no_more_memory)
             before = ledger_heap.live_bytes;
     }
     CHECK_EQ(ledger_heap.live_bytes, before);
+    ledger_end();
+}
+
+/* One micro-batch: a call with two calls inside, and its backward. */
+static void micro_batch(struct lane *t)
+{
+    call(t, scene.a);
+    small_call(t, scene.b, 1);
+    uint64_t made = small_call(t, scene.b, 1);
+    leave_call(t);
+    node(t, t, made);
+    leave_node(t);
+}
+
+TEST(the_snapshots_are_of_all_root_calls_of_a_step)
+{
+    struct lane *t = ledger_start();
+    ms_ledger_expect_optimizer(ledger);
+    for (uint64_t step = 0; step < 3; step++) {
+        for (uint64_t i = 0; i < 4; i++) {
+            add(t, 1 + 4 * step + i, 10);
+            micro_batch(t);
+        }
+        CHECK_EQ(count_calls(scene.a), 4);
+        CHECK_EQ(count_calls(scene.b), 8);
+        for (uint64_t i = 0; i < 4; i++)
+            CHECK_EQ(total(call_snapshot(scene.a, MS_PRE_FW, i)), 10 * (1 + 4 * step + i));
+        CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_PRE_BW), 4);
+        CHECK_EQ(ms_call_snapshot_count(ledger, scene.a, MS_POST_BW), 4);
+        CHECK_EQ(total(call_snapshot(scene.a, MS_PRE_BW, 3)), 10 * (4 + 4 * step));
+        optimizer_step(t);
+    }
+    ledger_end();
+}
+
+TEST(an_evaluation_keeps_the_snapshots_of_its_latest_root_call)
+{
+    struct lane *t = ledger_start();
+    micro_batch(t);
+    optimizer_step(t);
+    for (uint64_t i = 0; i < 5; i++) {
+        CHECK_EQ(ms_call_enter_without_grad(t->thread, scene.a, t->seq), MS_OK);
+        small_call(t, scene.c, 0);
+        leave_call(t);
+        CHECK_EQ(count_calls(scene.a), 1);
+        CHECK_EQ(count_calls(scene.c), 1);
+        CHECK_EQ(count_calls(scene.b), 2); /* the evaluation did not call it */
+    }
+    ledger_end();
+}
+
+TEST(many_root_calls_in_one_step_use_no_more_memory)
+{
+    struct lane *t = ledger_start();
+    ms_ledger_expect_optimizer(ledger);
+    size_t before = 0;
+    for (int i = 0; i < 10000; i++) {
+        micro_batch(t);
+        CHECK(count_calls(scene.a) <= 256);
+        if (i == 1000)
+            before = ledger_heap.live_bytes;
+    }
+    CHECK_EQ(ledger_heap.live_bytes, before);
+    CHECK_EQ(count_calls(scene.a), 10000 % 256);
+    CHECK_EQ(current_step(), 1);
     ledger_end();
 }
 

@@ -39,6 +39,17 @@ static void refuse_no_more(void)
     heap.refuse_at = 0;
 }
 
+TEST(a_path_that_cannot_be_renamed_keeps_its_name)
+{
+    start();
+    refuse_from_now_on();
+    CHECK_EQ(ms_path_show_as(scene.watch, scene.b, "generator"), MS_ENOMEM);
+    CHECK(strcmp(ms_path_shown(scene.watch, scene.b), "b") == 0);
+    refuse_no_more();
+    CHECK_EQ(ms_path_show_as(scene.watch, scene.b, "generator"), MS_OK);
+    finish();
+}
+
 /* Enters calls without nodes until the next one needs more room for frames. */
 static uint32_t fill_frames(struct lane *t)
 {

@@ -30,6 +30,44 @@ TEST(a_path_has_its_name_parent_and_depth)
     scene_close(&scene);
 }
 
+TEST(a_path_is_shown_by_its_name_until_it_is_renamed)
+{
+    struct scene scene;
+    scene_open(&scene, NULL);
+    CHECK(strcmp(ms_path_shown(scene.watch, scene.b), "b") == 0);
+    const char *before = ms_path_shown(scene.watch, scene.b);
+    CHECK_EQ(ms_path_show_as(scene.watch, scene.b, "generator"), MS_OK);
+    CHECK(strcmp(ms_path_shown(scene.watch, scene.b), "generator") == 0);
+    CHECK(strcmp(before, "b") == 0);
+    CHECK_EQ(ms_path_show_as(scene.watch, scene.b, "discriminator"), MS_OK);
+    CHECK(strcmp(ms_path_shown(scene.watch, scene.b), "discriminator") == 0);
+    CHECK(strcmp(ms_path_shown(scene.watch, scene.c), "c") == 0);
+    scene_close(&scene);
+}
+
+TEST(a_renamed_path_is_still_found_by_the_name_that_it_was_added_by)
+{
+    struct scene scene;
+    scene_open(&scene, NULL);
+    CHECK_EQ(ms_path_show_as(scene.watch, scene.b, "generator"), MS_OK);
+    ms_path again = 0;
+    CHECK_EQ(ms_path_add(scene.watch, scene.a, "b", &again), MS_OK);
+    CHECK_EQ(again, scene.b);
+    CHECK(strcmp(ms_path_name(scene.watch, scene.b), "b") == 0);
+    scene_close(&scene);
+}
+
+TEST(only_paths_of_modules_are_renamed)
+{
+    struct scene scene;
+    scene_open(&scene, NULL);
+    CHECK_EQ(ms_path_show_as(scene.watch, MS_GLOBAL, "x"), MS_EINVAL);
+    CHECK_EQ(ms_path_show_as(scene.watch, MS_UNKNOWN, "x"), MS_EINVAL);
+    CHECK_EQ(ms_path_show_as(scene.watch, ms_path_count(scene.watch), "x"), MS_EINVAL);
+    CHECK_EQ(ms_path_show_as(scene.watch, scene.b, NULL), MS_EINVAL);
+    scene_close(&scene);
+}
+
 TEST(the_same_name_in_the_same_place_is_the_same_path)
 {
     struct scene scene;

@@ -135,7 +135,7 @@ def test_peaks(small):
 
 
 def test_phases(small):
-    assert list(small.phases) == ["idle", "forward", "recompute", "backward", "optimizer"]
+    assert list(small.phases) == ["idle", "forward", "recompute", "backward", "optimizer", "evaluation"]
     assert small.phases["forward"] == (0.001, 2, 9 * MIB)
     assert small.phases["backward"] == (0.001, 1, 4 * MIB)
 

@@ -81,14 +81,14 @@ def plainly(folder: Path, *words: str, stdin: bytes = b"", **env: str | None) ->
     return call([sys.executable, *words], folder, stdin, **env)
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+def start(folder: Path, *words: str, command: list[str] = RUN) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
 
     def heed_ctrl_c() -> None:
         """A shell has what it runs in the background ignore it."""
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    return subprocess.Popen([*RUN, *words], cwd=folder, stdin=pipe, stdout=pipe, stderr=pipe, preexec_fn=heed_ctrl_c)
+    return subprocess.Popen([*command, *words], cwd=folder, stdin=pipe, stdout=pipe, stderr=pipe, preexec_fn=heed_ctrl_c)
 
 
 def kill_when_ready(process: subprocess.Popen[bytes], number: signal.Signals) -> Ran:

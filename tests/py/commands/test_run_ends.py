@@ -1,12 +1,14 @@
 """However a script ends, its capture is whole, or good up to the last second."""
 
 import signal
+import subprocess
 import sys
+import textwrap
 
 import modscope
 import pytest
 from helpers import INTERCEPTION, needs_interception
-from run_helpers import captures, kill_when_ready, only_capture, run, start, training, write
+from run_helpers import RUN, captures, kill_when_ready, only_capture, run, start, training, write
 
 from modscope._summary import describe_end
 
@@ -92,6 +94,18 @@ def test_steps(tmp_path):
     assert capture.end["how"] == "stopped"
 
 
+def test_steps_of_a_script_that_takes_none(tmp_path):
+    """It runs to its end, and is told why."""
+    text = """
+        with torch.no_grad():
+            for _ in range(5):
+                net(torch.ones(10, 100))
+    """
+    ran = run(tmp_path, "--steps", "3", training(tmp_path, text))
+    assert ran.status == 0 and ran.said.startswith("the script took no optimizer step, so --steps did not stop it; wrote ")
+    assert only_capture(tmp_path).last_step == 0
+
+
 def test_steps_in_a_thread(tmp_path):
     text = """
         import queue, threading
@@ -165,8 +179,13 @@ def test_without_a_capture(tmp_path):
 
 
 def test_ctrl_c(tmp_path):
-    ran = kill_when_ready(start(tmp_path, training(tmp_path, FOREVER)), signal.SIGINT)
-    assert ran.status == -signal.SIGINT and ran.err.endswith(b"KeyboardInterrupt\n") and not (INTERCEPTION and b"modscope" in ran.err)
+    """The status is that of Python alone. It is death by SIGINT, unless something that runs at exit evaluates a string,
+    as torch's own exit functions do where tabulate is installed: Python then exits with status 1."""
+    name = training(tmp_path, FOREVER)
+    plain = kill_when_ready(start(tmp_path, name, command=[sys.executable]), signal.SIGINT)
+    ran = kill_when_ready(start(tmp_path, name), signal.SIGINT)
+    assert ran.status == plain.status and plain.status in (-signal.SIGINT, 1)
+    assert ran.err.endswith(b"KeyboardInterrupt\n") and not (INTERCEPTION and b"modscope" in ran.err)
     assert ran.said.startswith("wrote ")
     capture = only_capture(tmp_path)
     assert capture.end["how"] == "interrupted" and capture.peaks["cpu"].bytes > 12_000_000
@@ -182,13 +201,70 @@ def test_killed(tmp_path):
         while True:
             step()
     """
-    name = training(tmp_path, text)
-    numbers = (signal.SIGTERM, signal.SIGKILL)
-    for number, process in [(number, start(tmp_path, "-o", f"{number}.msc", name)) for number in numbers]:
-        ran = kill_when_ready(process, number)
-        assert ran.status == -number and ran.out == b"now\n" and ran.err == b"" and ran.said == ""
-        capture = modscope.load(tmp_path / f"{number}.msc")
-        assert capture.end is None and capture.damaged == 0 and capture.peaks["cpu"].bytes > 12_000_000
+    ran = kill_when_ready(start(tmp_path, training(tmp_path, text)), signal.SIGKILL)
+    assert ran.status == -signal.SIGKILL and ran.out == b"now\n" and ran.err == b"" and ran.said == ""
+    capture = only_capture(tmp_path)
+    assert capture.end is None and capture.damaged == 0 and capture.peaks["cpu"].bytes > 12_000_000
+
+
+@pytest.mark.parametrize("end", ["while True: step()", "sum(itertools.repeat(1))"])
+def test_sigterm(tmp_path, end):
+    """Also while a thread keeps the GIL in C code for ever. The process still dies by the signal."""
+    text = f"""
+        import itertools, signal
+        step()
+        big = torch.ones(3_000_000)
+        print(signal.getsignal(signal.SIGTERM), flush=True)
+        {end}
+    """
+    ran = kill_when_ready(start(tmp_path, training(tmp_path, text)), signal.SIGTERM)
+    (path,) = captures(tmp_path)
+    assert ran.status == -signal.SIGTERM and ran.out == b"0\n" and ran.err == b""
+    assert ran.said.startswith(f"wrote {path.name} (") and ran.said.endswith(
+        f"iB). SIGTERM ended the program. See it:  modscope summary {path.name}\n"
+    )
+    capture = modscope.load(path)
+    assert capture.end == {"how": "terminated"} and describe_end(capture.end) == "Ended by SIGTERM"
+    assert capture.damaged == capture.lost == 0 and capture.peaks["cpu"].bytes > 12_000_000 and capture.optimizer_steps >= 1
+
+
+@pytest.mark.parametrize(
+    "text, status",
+    [
+        ("signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))", 5),
+        ("signal.signal(signal.SIGTERM, signal.signal(signal.SIGTERM, signal.SIG_IGN))", -signal.SIGTERM),
+    ],
+)
+def test_a_script_that_handles_sigterm_itself(tmp_path, text, status):
+    """Its own handler, or the default action that it restored."""
+    ran = kill_when_ready(start(tmp_path, training(tmp_path, f"import signal\n{text}\n{textwrap.dedent(FOREVER)}")), signal.SIGTERM)
+    assert ran.status == status and ran.err == b""
+    end = only_capture(tmp_path).end
+    assert end == {"how": "finished", "status": "5"} if status == 5 else end is None
+
+
+def test_sigterm_in_a_forked_child(tmp_path):
+    """It dies by the signal at once, and the capture is the parent's."""
+    text = """
+        import os, signal, time
+        pid = os.fork()
+        if pid == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        step()
+    """
+    ran = run(tmp_path, training(tmp_path, text))
+    assert ran.status == 0 and ran.out == b"-15\n" and ran.err == b""
+    capture = only_capture(tmp_path)
+    assert capture.end == {"how": "finished"} and capture.optimizer_steps == 1
+
+
+def test_an_ignored_sigterm_stays_ignored(tmp_path):
+    script = training(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGTERM); step(); print(signal.getsignal(15))")
+    done = subprocess.run(["sh", "-c", 'trap "" TERM; "$@"', "sh", *RUN, script], cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0 and done.stdout == b"1\n"
+    assert only_capture(tmp_path).end == {"how": "finished"}
 
 
 # ---- what another program does to the file ----

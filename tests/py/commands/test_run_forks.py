@@ -60,6 +60,23 @@ def test_forked_children_are_followed(tmp_path):
     assert len(found) == 4 and 50 <= large[0] < 60 <= large[1] < 70
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python warns of threads at a fork from 3.12 on")
+def test_a_fork_causes_no_warning(tmp_path):
+    """The thread that writes the capture does not exist during a fork."""
+    text = """
+        import os
+        for _ in range(20):
+            step()
+            if os.fork() == 0:
+                os._exit(0)
+            os.wait()
+    """
+    name = training(tmp_path, text)
+    plain = call([sys.executable, "-W", "always::DeprecationWarning:__main__", name], tmp_path)
+    ran = call([sys.executable, "-W", "always::DeprecationWarning:__main__", *RUN[1:], name], tmp_path)
+    assert ran.status == plain.status == 0 and ran.err == plain.err == b"" and ran.said.startswith("wrote ")
+
+
 def test_a_child_that_is_forked_before_torch_is_imported(tmp_path):
     name = write(
         tmp_path,

@@ -100,7 +100,7 @@ def test_after_a_step_that_raised_a_tensor_is_what_it_would_be(source):
         except ValueError:
             pass
         kept = torch.zeros(1000)
-        assert now(mt, "Activation") == kept.nbytes and now(mt, "Temp") == 0
+        assert now(mt, "Other") == kept.nbytes and now(mt, "Temp") == 0
         assert mt.peak[CPU].phase == "idle"
 
 

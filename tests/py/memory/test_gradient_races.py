@@ -44,11 +44,40 @@ with mt:
 """
 
 
-def test_gradients_that_other_threads_replace():
+# torch frees a gradient without the GIL while its parameter still points to it.
+SET_TO_NONE = """
+import sys, threading, time, torch
+from modscope import MemTracker
+
+torch.set_num_threads(1)
+stop = time.monotonic() + float(sys.argv[1])
+
+def work():
+    while time.monotonic() < stop:
+        net = torch.nn.Sequential(*(torch.nn.Linear(30, 30) for _ in range(2)))
+        net(torch.ones(7, 30)).sum().backward()
+        for parameter in [*net.parameters()] * 20:
+            parameter.grad = torch.ones_like(parameter)
+            gradient = parameter.grad
+            del gradient
+            parameter.grad = None
+
+threads = [threading.Thread(target=work) for _ in range(4)]
+with MemTracker() as mt:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert mt.get_tracker_snapshot()[torch.device("cpu")]["Total"] == 0
+"""
+
+
+@pytest.mark.parametrize("program", [STRESS, SET_TO_NONE], ids=["replaced", "set to None"])
+def test_gradients_that_other_threads_replace(program):
     """Freed memory is overwritten there, so that a read of it may crash. It is a race: the tests below show without
     one that no gradient is read while another thread may replace it."""
     env = os.environ | {"MALLOC_PERTURB_": "165", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
-    command = [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", STRESS, "4"]
+    command = [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", program, "4"]
     ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr[-2000:]
 
@@ -83,7 +112,7 @@ def test_a_gradient_is_not_read_while_another_thread_accumulates_it(replaced):
         read.set()
         thread.join()
         handle.remove()
-        assert (during[Category.GRAD], during[Category.OTH]) == (64, 0)
+        assert (during[Category.GRAD], during[Category.OTH]) == (64, 8)  # the loss and its gradient
         after = mt.get_tracker_snapshot()[CPU]
         assert (after[Category.GRAD], after[Category.OTH]) == (64, 64 if replaced else 0)
         mod.weight.grad = None
@@ -213,3 +242,35 @@ def test_a_metaclass_that_changes_the_module_while_it_is_claimed(source):
         mod(torch.ones(1))
         mt.get_tracker_snapshot()
     assert changes == [] and len(mod._parameters) == 20
+
+
+@needs_interception
+@pytest.mark.parametrize("way", ["assignment", "setattr"])
+def test_a_gradient_is_not_read_while_another_thread_may_free_it(way):
+    """torch frees a gradient without the GIL, and forgets it only afterwards. Nothing is read of it meanwhile."""
+    mod, gate = nn.Linear(4, 4, bias=False), threading.Lock()
+
+    def assign():
+        gate.acquire()
+        mod.weight.grad = None
+        gate.release()
+
+    def set_attribute():
+        gate.acquire()
+        setattr(mod.weight, "grad", None)
+        gate.release()
+
+    mt = MemTracker("allocator")
+    mt.track_external(mod)
+    with mt, gate:
+        mod.weight.grad = torch.ones(4, 4)
+        thread = threading.Thread(target=assign if way == "assignment" else set_attribute)
+        thread.start()
+        while sys._current_frames()[thread.ident].f_code.co_name not in ("assign", "set_attribute"):
+            pass
+        while_waiting = gradient_bytes(mt)
+        gate.release()
+        thread.join()
+        gate.acquire()
+        mod.weight.grad = torch.ones(4, 4)
+        assert (while_waiting, gradient_bytes(mt)) == (0, 64)

@@ -122,7 +122,7 @@ def test_nothing_is_left_after_an_error(source, where, torch_as_found):
     assert torch_globals()["step_pre"] == {}
     with mt:
         made = torch.zeros(10)
-        assert now(mt, "Activation") == 40
+        assert now(mt, "Other") == 40
     del made
 
 

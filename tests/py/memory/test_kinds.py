@@ -245,7 +245,7 @@ def test_an_interrupt_in_the_middle(source):
         with pytest.raises(KeyboardInterrupt):
             mod(torch.zeros(1, 4))
         made = torch.zeros(10)
-        assert mt.get_module_snapshot()[CPU]["Global"]["Activation"] == 40
+        assert mt.get_module_snapshot()[CPU]["Global"]["Other"] == 40
     del made
 
 

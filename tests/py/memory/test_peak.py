@@ -132,7 +132,7 @@ def test_accumulating_gradients_is_one_step_until_the_optimizer_steps(source):
 def test_without_an_optimizer_each_root_call_is_a_step(source):
     mod = mlp(2, 8)
     seen = []
-    with MemTracker(source) as mt, torch.no_grad():
+    with MemTracker(source) as mt:
         for _ in range(3):
             mt.reset_peak()
             mod(torch.randn(4, 8))

@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from helpers import make, needs_interception, torch_globals
+from helpers import INTERCEPTION, make, torch_globals
 from memory_helpers import every_source
 from torch.optim import optimizer
 from torch.utils.hooks import RemovableHandle
@@ -44,7 +44,12 @@ def handler(request):
 
 
 def step_hooks():
-    return len(optimizer._global_optimizer_pre_hooks), len(optimizer._global_optimizer_post_hooks)
+    """What modscope may change to see optimizer steps."""
+    wrap = optimizer.Optimizer.__dict__["profile_hook_step"]
+    return len(optimizer._global_optimizer_pre_hooks), len(optimizer._global_optimizer_post_hooks), wrap
+
+
+registers_hooks = pytest.mark.skipif(INTERCEPTION, reason="only the fallback registers hooks")
 
 
 def raise_once(handler, function):
@@ -58,6 +63,7 @@ def raise_once(handler, function):
     return wrapped
 
 
+@registers_hooks
 @every_source
 def test_an_alarm_while_hooks_are_removed(source, handler, monkeypatch):
     before, hooks = torch_globals(), step_hooks()
@@ -67,13 +73,15 @@ def test_an_alarm_while_hooks_are_removed(source, handler, monkeypatch):
     assert handler.calls == 1 and step_hooks() == hooks and torch_globals() == before
 
 
+@registers_hooks
 @every_source
 def test_an_alarm_when_a_hook_is_registered_and_its_handle_is_not_known(source, handler, monkeypatch):
     register = _optimizer_steps.register_optimizer_step_post_hook
 
     def interrupted(hook):
-        register(hook)
+        handle = register(hook)
         signal.raise_signal(signal.SIGALRM)
+        return handle
 
     monkeypatch.setattr(_optimizer_steps, "register_optimizer_step_post_hook", interrupted)
     before, hooks = torch_globals(), step_hooks()
@@ -116,7 +124,6 @@ def test_an_alarm_while_an_output_is_read(handler, by_method):
     assert handler.calls >= 1
 
 
-@needs_interception  # the dispatcher's mode is pushed and popped by Python code of torch, which may be interrupted halfway
 def test_alarms_at_random_moments(handler):
     mod = torch.nn.Linear(4, 4)
     opt = torch.optim.SGD(mod.parameters(), lr=0.1)
@@ -144,7 +151,4 @@ def test_alarms_at_random_moments(handler):
         except handler.kind:
             caught = 1
         assert caught == handler.calls - calls
-        # Python may call a handler just before the first instruction of __exit__, which then does nothing.
-        for mt in _mem_tracker.active_trackers():
-            mt.__exit__()
-        assert step_hooks() == hooks
+        assert _mem_tracker.active_trackers() == [] and step_hooks() == hooks

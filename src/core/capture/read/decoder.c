@@ -92,8 +92,8 @@ MS__INLINE bool decode_operands(struct ms__decoder *decoder, struct ms__decoded_
     case MS_OP_CLAIM:
         return decode_claim(decoder, decoded);
     case MS_OP_POSITION:
-        decoded->event.phase = decoded->bits >> MS__POSITION_PHASE;
-        return decode_path(decoder, decoded) && decoded->event.phase <= MS_OPTIMIZER;
+        decoded->event.phase = ms__known_phase(decoded->bits >> MS__POSITION_PHASE);
+        return decode_path(decoder, decoded);
     case MS_OP_THREAD:
         return decode_thread(decoder, decoded);
     case MS_OP_STEP:

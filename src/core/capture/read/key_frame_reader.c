@@ -10,12 +10,12 @@ static int load_threads(const ms_reader *reader, struct ms__state *state, struct
     for (uint64_t left = ms__get_varint(bytes); left; left--) {
         uint64_t number = ms__get_varint(bytes), id = ms__get_varint(bytes);
         uint64_t phase = ms__get_varint(bytes), path = ms__get_varint(bytes);
-        if (bytes->bad || number > UINT32_MAX || phase > MS_OPTIMIZER || path > UINT32_MAX)
+        if (bytes->bad || number > UINT32_MAX || phase > MS__PHASE_MAX || path > UINT32_MAX)
             return MS_EFORMAT;
         struct ms__captured_thread thread = {.id = id,
                                              .number = (uint32_t)number,
                                              .path = ms__checked_path(reader, (ms_path)path),
-                                             .phase = (uint8_t)phase};
+                                             .phase = ms__known_phase((uint32_t)phase)};
         if (state && ms__state_set_thread(reader, state, &thread) != MS_OK)
             return MS_ENOMEM;
     }
@@ -56,7 +56,7 @@ static bool decode_block(const ms_reader *reader, const struct ms__chunk *chunk,
                                  .device = (uint32_t)device,
                                  .path = ms__checked_path(reader, (ms_path)path),
                                  .category = attributes & MS__ATTRIBUTES_CATEGORY,
-                                 .phase = attributes >> MS__ATTRIBUTES_PHASE,
+                                 .phase = ms__known_phase(attributes >> MS__ATTRIBUTES_PHASE),
                                  .outside = attributes & MS__ATTRIBUTES_OUTSIDE};
     *lowest_slot = block->slot + UINT64_C(1);
     return true;

@@ -48,6 +48,8 @@ static size_t search_near(const struct ms__later_claims *claims, uint64_t since_
 void ms__later_claims_apply(struct ms__later_claims *claims, uint64_t since_event, uint32_t slot, uint8_t *category,
                             ms_path *path)
 {
+    if (!claims->all)
+        return;
     size_t at = claims->latest_hit = search_near(claims, since_event, slot);
     if (at == claims->count || compare_with(&claims->all[at], since_event, slot) != 0)
         return;

@@ -99,10 +99,16 @@ struct ms__decoded_event {
     uint8_t attributes; /* explicit add, claim */
 };
 
+/* A phase that a later version of modscope added is shown as idle. */
+static inline uint8_t ms__known_phase(uint32_t phase)
+{
+    return (uint8_t)(phase < MS_PHASE_COUNT ? phase : MS_IDLE);
+}
+
 static inline bool ms__attributes_are_valid(uint8_t attributes)
 {
     return (attributes & MS__ATTRIBUTES_CATEGORY) < MS_CATEGORY_COUNT &&
-           attributes >> MS__ATTRIBUTES_PHASE <= MS_OPTIMIZER;
+           attributes >> MS__ATTRIBUTES_PHASE <= MS__PHASE_MAX;
 }
 
 void ms__decoder_open(struct ms__decoder *decoder, const struct ms__chunk *chunk, const uint8_t *payload);
@@ -156,9 +162,9 @@ struct ms__state {
     struct ms__slot_map by_slot; /* slot -> index in blocks */
     struct ms__captured_thread *threads;
     size_t thread_count, thread_room;
-    struct ms__slot_map by_thread;       /* thread number -> index in threads */
-    uint32_t selected;                   /* the index of the thread to which events belong, or MS__SLOT_MAP_NONE */
-    uint32_t in_phase[MS_OPTIMIZER + 1]; /* threads */
+    struct ms__slot_map by_thread;     /* thread number -> index in threads */
+    uint32_t selected;                 /* the index of the thread to which events belong, or MS__SLOT_MAP_NONE */
+    uint32_t in_phase[MS_PHASE_COUNT]; /* threads */
     ms_sums now[MS_MAX_DEVICES];
     int64_t total[MS_MAX_DEVICES];
     uint64_t reserved[MS_MAX_DEVICES];

@@ -119,7 +119,7 @@ int ms__state_set_thread(const ms_reader *reader, struct ms__state *state, const
 
 ms_phase ms__state_phase(const struct ms__state *state)
 {
-    static const ms_phase by_priority[] = {MS_RECOMPUTE, MS_BACKWARD, MS_OPTIMIZER, MS_FORWARD};
+    static const ms_phase by_priority[] = {MS_RECOMPUTE, MS_BACKWARD, MS_OPTIMIZER, MS_FORWARD, MS_EVALUATION};
     for (size_t i = 0; i < sizeof by_priority / sizeof *by_priority; i++)
         if (state->in_phase[by_priority[i]])
             return by_priority[i];
@@ -152,7 +152,7 @@ static int apply_add(ms_reader *reader, struct ms__state *state, struct ms__deco
         block.path = ms__checked_path(reader, event->path);
         block.category = decoded->attributes & MS__ATTRIBUTES_CATEGORY;
         block.outside = decoded->attributes & MS__ATTRIBUTES_OUTSIDE;
-        block.phase = decoded->attributes >> MS__ATTRIBUTES_PHASE;
+        block.phase = ms__known_phase(decoded->attributes >> MS__ATTRIBUTES_PHASE);
     } else {
         const struct ms__captured_thread *thread =
             state->selected == MS__SLOT_MAP_NONE ? NULL : &state->threads[state->selected];

@@ -35,7 +35,7 @@ static bool continue_truncated(ms_capture *capture, uint64_t bytes_left)
     ms__file_head_put(head);
     if (pwrite(capture->fd, head, sizeof head, 0) == (ssize_t)sizeof head) {
         MS__STORE(capture->bytes, sizeof head);
-        capture->paths_written = 0;
+        capture->paths_written = 0; /* All paths are written again, by the names that they have then. */
         capture->devices_written = 0;
     }
     return false;
@@ -161,22 +161,35 @@ static bool append_built(const struct builder *builder, enum ms__chunk_kind kind
 
 /* ---- chunks ---- */
 
+/* The first path that the file does not name yet, or names otherwise than it is shown now. */
+static ms_path first_unwritten(const ms_capture *capture, const struct ms__rename *latest)
+{
+    ms_path first = capture->paths_written;
+    for (const struct ms__rename *rename = latest; rename != capture->renames_written; rename = rename->older)
+        first = rename->path < first ? rename->path : first;
+    return first;
+}
+
+/* Renames are rare, so all paths from the first one that changed are written again. */
 bool ms__file_append_names(ms_capture *capture, const struct ms__chunk_head *next)
 {
     const ms_watch *watch = capture->watch;
+    const struct ms__rename *latest = atomic_load_explicit(&watch->paths.renames, memory_order_acquire);
     uint32_t count = ms_path_count(watch);
-    if (count == capture->paths_written)
+    ms_path first = first_unwritten(capture, latest);
+    if (first == count)
         return true;
     struct builder builder = new_builder(capture);
-    build_number(&builder, capture->paths_written);
-    for (ms_path path = capture->paths_written; path < count; path++) {
+    build_number(&builder, first);
+    for (ms_path path = first; path < count; path++) {
         build_number(&builder, ms_path_parent(watch, path));
         build_number(&builder, ms__path_nth(watch, path));
-        build_string(&builder, ms_path_name(watch, path));
+        build_string(&builder, ms_path_shown(watch, path));
     }
     if (!append_built(&builder, MS__CHUNK_NAMES, next->event, next->time))
         return false;
     capture->paths_written = count;
+    capture->renames_written = latest;
     return true;
 }
 
@@ -208,7 +221,8 @@ bool ms__file_append_page(ms_capture *capture, struct ms__page *page)
            append_chunk(capture, &page->head, page->bytes);
 }
 
-bool ms__file_append_pairs(ms_capture *capture, enum ms__chunk_kind kind, const char *const *pairs)
+bool ms__file_append_pairs(ms_capture *capture, enum ms__chunk_kind kind, const char *const *pairs,
+                           const struct ms__chunk_head *at)
 {
     struct builder builder = new_builder(capture);
     for (; pairs && pairs[0] && pairs[1]; pairs += 2) {
@@ -222,5 +236,5 @@ bool ms__file_append_pairs(ms_capture *capture, enum ms__chunk_kind kind, const 
         build_string(&builder, "lost");
         build_string(&builder, number);
     }
-    return append_built(&builder, kind, capture->event, capture->time);
+    return append_built(&builder, kind, at->event, at->time);
 }

@@ -77,6 +77,45 @@ static void calibrate_first(ms_capture *capture)
     ms__unlock(&capture->ledger->lock);
 }
 
+/* The moment at which the program's events end: later ones are not written. The page so far is queued. */
+static struct ms__chunk_head close_last_page(ms_capture *capture)
+{
+    ms__lock(&capture->ledger->lock);
+    ms__capture_write_deferred(capture, 0);
+    ms__capture_close_page(capture);
+    struct ms__chunk_head end = {.event = capture->event, .time = (ms__clock() - capture->began) / 1000};
+    ms__unlock(&capture->ledger->lock);
+    return end;
+}
+
+/* The next page of events before `end`; NULL if there is none. */
+static struct ms__page *dequeue_before(ms_capture *capture, const struct ms__chunk_head *end)
+{
+    pthread_mutex_lock(&capture->lock);
+    struct ms__page *first = capture->queue_first;
+    struct ms__page *page = first && first->head.event < end->event ? ms__page_dequeue(capture) : NULL;
+    pthread_mutex_unlock(&capture->lock);
+    return page;
+}
+
+/* The program goes on meanwhile. What it allocates from now on is not in the file. */
+static void end_as_requested(ms_capture *capture)
+{
+    struct ms__chunk_head end = close_last_page(capture);
+    struct ms__page *page;
+    while ((page = dequeue_before(capture, &end)))
+        write_page(capture, page);
+    ms__file_append_names(capture, &end);
+    ms__file_append_pairs(capture, MS__CHUNK_END, capture->requested_info, &end);
+    ms_capture_status status = ms_capture_get_status(capture);
+    capture->after_requested_end(&status);
+}
+
+static bool end_is_requested(const ms_capture *capture)
+{
+    return capture->is_end_requested && capture->is_end_requested();
+}
+
 /* Write the pages until the capture is paused, or has ended and none is left. */
 static void write_pages(ms_capture *capture)
 {
@@ -87,6 +126,7 @@ static void write_pages(ms_capture *capture)
         bool due =
             page ? ms__clock() - last_periodic > MS__FLUSH_INTERVAL_MS * UINT64_C(1000000) : wait_for_page(capture);
         capture->writing = true;
+        bool requested = end_is_requested(capture);
         pthread_mutex_unlock(&capture->lock);
         if (page) {
             write_page(capture, page);
@@ -96,6 +136,8 @@ static void write_pages(ms_capture *capture)
             do_periodic_work(capture);
             last_periodic = ms__clock();
         }
+        if (requested)
+            end_as_requested(capture);
         pthread_mutex_lock(&capture->lock);
         capture->unwritten -= page != NULL;
         capture->writing = false;
@@ -149,14 +191,16 @@ void ms_capture_pause(ms_capture *capture)
     pthread_mutex_unlock(&capture->lock);
 }
 
-void ms_capture_resume(ms_capture *capture)
+bool ms_capture_resume(ms_capture *capture)
 {
     pthread_mutex_lock(&capture->lock);
     if (capture->pauses && --capture->pauses == 0 && !capture->running) {
         capture->running = start_thread(capture) == 0;
         pthread_cond_broadcast(&capture->written); /* for ms_capture_flush, if there is no thread */
     }
+    bool has_thread = capture->running || capture->pauses;
     pthread_mutex_unlock(&capture->lock);
+    return has_thread;
 }
 
 /* ---- beginning and ending ---- */
@@ -201,7 +245,9 @@ int ms_capture_begin(ms_ledger *ledger, int fd, const char *const *info, ms_capt
     ms_capture *capture = new_capture(ledger, fd);
     if (!capture)
         return MS_ENOMEM;
-    int error = ms__file_begin(capture) && ms__file_append_pairs(capture, MS__CHUNK_INFO, info) ? MS_OK : MS_EIO;
+    const struct ms__chunk_head start = {.event = capture->event};
+    int error =
+        ms__file_begin(capture) && ms__file_append_pairs(capture, MS__CHUNK_INFO, info, &start) ? MS_OK : MS_EIO;
     if (error && !capture->error)
         error = MS_ENOMEM;
     capture->running = true;
@@ -267,11 +313,22 @@ ms_capture_status ms_capture_end(ms_capture *capture, const char *const *info)
         pthread_join(capture->writer, NULL);
     else
         write_pages(capture);
-    ms__file_append_names(capture, &(struct ms__chunk_head){.event = capture->event, .time = capture->time});
-    ms__file_append_pairs(capture, MS__CHUNK_END, info);
+    const struct ms__chunk_head end = {.event = capture->event, .time = capture->time};
+    ms__file_append_names(capture, &end);
+    ms__file_append_pairs(capture, MS__CHUNK_END, info, &end);
     ms_capture_status last = ms_capture_get_status(capture);
     free_capture(capture);
     return last;
+}
+
+void ms_capture_end_on_request(ms_capture *capture, bool (*is_requested)(void), const char *const *info,
+                               void (*then)(const ms_capture_status *status))
+{
+    pthread_mutex_lock(&capture->lock);
+    capture->is_end_requested = is_requested;
+    capture->requested_info = info;
+    capture->after_requested_end = then;
+    pthread_mutex_unlock(&capture->lock);
 }
 
 /* The memory stays allocated: the writing thread does not exist in this process, and it may have been in the middle of

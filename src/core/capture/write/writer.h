@@ -97,6 +97,10 @@ struct ms_capture {
     bool writing;
     bool running;    /* the writing thread exists, or is about to */
     uint32_t pauses; /* how many times it is paused */
+    /* ms_capture_end_on_request; NULL: nobody can request it */
+    bool (*is_end_requested)(void);
+    const char *const *requested_info;
+    void (*after_requested_end)(const ms_capture_status *status);
 
     /* Fields that only the writing thread uses. */
     int fd;
@@ -105,11 +109,12 @@ struct ms_capture {
     char writer_name[64];   /* of the thread in /proc: "4242/task/4250"; "" where there is no /proc */
     bool skip_to_key_frame; /* pages are discarded until one is a key frame */
     uint32_t paths_written;
-    uint64_t devices_written; /* bit i: device i */
-    _Atomic uint64_t bytes;   /* of the file */
-    _Atomic int error;        /* errno of the last write that failed */
-    _Atomic bool truncated;   /* another program made the file shorter */
-    uint8_t *chunk;           /* memory to build a chunk in that has no page */
+    const struct ms__rename *renames_written; /* the latest one that is in the file, or NULL */
+    uint64_t devices_written;                 /* bit i: device i */
+    _Atomic uint64_t bytes;                   /* of the file */
+    _Atomic int error;                        /* errno of the last write that failed */
+    _Atomic bool truncated;                   /* another program made the file shorter */
+    uint8_t *chunk;                           /* memory to build a chunk in that has no page */
     size_t chunk_capacity;
 };
 
@@ -182,7 +187,8 @@ bool ms__file_begin(ms_capture *capture);
 bool ms__file_append_page(ms_capture *capture, struct ms__page *page);
 /* Write the names of paths that are new. `next` is the header of the chunk that follows. */
 bool ms__file_append_names(ms_capture *capture, const struct ms__chunk_head *next);
-/* Write an info or end chunk. `pairs`: keys and values, NULL after the last. */
-bool ms__file_append_pairs(ms_capture *capture, enum ms__chunk_kind kind, const char *const *pairs);
+/* Write an info or end chunk. `pairs`: keys and values, NULL after the last. `at`: the moment, as for names. */
+bool ms__file_append_pairs(ms_capture *capture, enum ms__chunk_kind kind, const char *const *pairs,
+                           const struct ms__chunk_head *at);
 
 #endif

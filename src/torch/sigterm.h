@@ -1,0 +1,18 @@
+/* sigterm.h - SIGTERM while a capture is written, for capture_api.c. */
+#ifndef MST_SIGTERM_H
+#define MST_SIGTERM_H
+
+#include "modscope_capture.h"
+
+/* Complete this capture when SIGTERM comes, write `before`, the size of the file and `after` to stderr (nothing if
+ * `before` is ""), and die by the signal. For one capture of the process. 0: another one is watched, or the program
+ * handles or ignores SIGTERM, or the line is too long; SIGTERM then does what it did before. */
+int mst_sigterm_watch(ms_capture *capture, const char *before, const char *after);
+/* Before the capture ends: restore the default action, unless the program has set another. */
+void mst_sigterm_forget(void);
+/* After the capture has ended: die if SIGTERM came before mst_sigterm_forget. */
+void mst_sigterm_ended(const ms_capture_status *status);
+
+void mst_handle_sigterm(int number); /* the handler */
+
+#endif
