@@ -91,6 +91,10 @@ uint64_t ms_allocation_bytes(const ms_allocation *allocation);
 uint64_t ms_allocation_address(const ms_allocation *allocation);
 uint64_t ms_allocation_requested(const ms_allocation *allocation);
 
+/* Call a function with each allocation that was not freed, in no particular order. It must not use the allocator. */
+typedef void ms_allocation_function(void *context, const ms_allocation *allocation);
+void ms_allocator_each(const ms_allocator *allocator, ms_allocation_function *function, void *context);
+
 /* ---- segments ---- */
 typedef enum ms_segment_change {
     MS_SEGMENT_TAKEN,

@@ -404,6 +404,28 @@ static PyObject *virtual_stats(PyObject *self, PyObject *unused)
     return stats;
 }
 
+static void append_block(void *context, const ms_allocation *allocation)
+{
+    PyObject *block = Py_BuildValue("(KK)", (unsigned long long)ms_allocation_address(allocation),
+                                    (unsigned long long)ms_allocation_bytes(allocation));
+    if (!PyErr_Occurred() && block)
+        PyList_Append(context, block);
+    Py_XDECREF(block);
+}
+
+static PyObject *virtual_blocks(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    PyObject *blocks = PyList_New(0);
+    pthread_mutex_lock(&lock);
+    if (blocks && current)
+        ms_allocator_each(current->allocator, append_block, blocks);
+    pthread_mutex_unlock(&lock);
+    if (PyErr_Occurred())
+        Py_CLEAR(blocks);
+    return blocks;
+}
+
 static PyObject *virtual_empty_cache(PyObject *self, PyObject *unused)
 {
     (void)self, (void)unused;
@@ -435,6 +457,7 @@ PyMethodDef mst_virtual_device_methods[] = {
     {"virtual_take", virtual_take, METH_O, "Take memory: a handle, or None if the device is full."},
     {"virtual_give", virtual_give, METH_O, "Give back memory, by its handle."},
     {"virtual_stats", virtual_stats, METH_NOARGS, "The allocator's statistics, by torch's names."},
+    {"virtual_blocks", virtual_blocks, METH_NOARGS, "The live blocks: (address, bytes)."},
     {"virtual_empty_cache", virtual_empty_cache, METH_NOARGS, "Give free segments back to the virtual device."},
     {"virtual_reset", virtual_reset, METH_O, "Reset the peaks (True) or the accumulated statistics (False)."},
     {NULL, NULL, 0, NULL},

@@ -34,12 +34,15 @@ class VirtualDevice:
         self._undo = contextlib.ExitStack()
 
     def install(self) -> None:
+        """Install the device. No backward may have run in this process: autograd counts devices when the first one runs."""
+        if torch.backends.cuda.is_built():
+            raise RuntimeError("a virtual GPU needs a torch that was built without CUDA: this one has kernels for a real GPU")
         _native.virtual_install(self._version, _allocator_settings(), self.gpu.capacity, self.gpu.memory)
         with contextlib.ExitStack() as undo:
             undo.callback(_native.virtual_remove)
             _interception.prepare()  # after the installation: autograd counts devices when the first backward runs
             missing = _native.virtual_find_functions(
-                torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA).raw_repr()  # type: ignore[attr-defined]
+                torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA).raw_repr()
             )
             if missing:
                 raise RuntimeError(f"a virtual GPU needs another torch: {missing}")
@@ -125,11 +128,29 @@ class VirtualDevice:
             "max_memory_allocated": lambda *_: self._bytes("allocated_bytes", "peak"),
             "memory_reserved": lambda *_: self._bytes("reserved_bytes", "current"),
             "max_memory_reserved": lambda *_: self._bytes("reserved_bytes", "peak"),
+            "memory_snapshot": lambda *_, **__: _snapshot(),
             "memory_stats_as_nested_dict": lambda *_: self._stats(),
             "mem_get_info": self._memory_info,
             "reset_peak_memory_stats": lambda *_: _native.virtual_reset(True),
             "reset_accumulated_memory_stats": lambda *_: _native.virtual_reset(False),
         }
+
+
+def _snapshot() -> list[dict[str, Any]]:
+    """As torch.cuda.memory_snapshot(), with a segment for each block."""
+    return [
+        {
+            "device": 0,
+            "address": address,
+            "total_size": size,
+            "allocated_size": size,
+            "active_size": size,
+            "stream": 0,
+            "segment_type": "large" if size > 1 << 20 else "small",
+            "blocks": [{"address": address, "size": size, "requested_size": size, "state": "active_allocated"}],
+        }
+        for address, size in sorted(_native.virtual_blocks())
+    ]
 
 
 class _Stream:

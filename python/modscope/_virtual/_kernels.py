@@ -81,6 +81,19 @@ def copy_from(self: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False)
     return copy_(dst, self, non_blocking)
 
 
+# ---- sizes that depend on values: half of the elements are taken to be selected ----
+
+
+def nonzero(self: torch.Tensor) -> torch.Tensor:
+    count = self.numel() // 2
+    return _operators.make((count, self.dim()), (1, max(count, 1)), torch.int64)
+
+
+def masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    elements = torch.broadcast_shapes(self.shape, mask.shape).numel()
+    return _operators.make((elements // 2,), (1,), self.dtype)
+
+
 # ---- attention ----
 
 
@@ -94,7 +107,7 @@ def scaled_dot_product_attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> torch.Tensor:
+) -> Any:
     """The kernel that a card would choose: flash, memory-efficient or math."""
     if attn_mask is not None and attn_mask.requires_grad and query.dtype == torch.float32:
         return aten._scaled_dot_product_attention_math(
@@ -127,6 +140,8 @@ KERNELS = {
     "_local_scalar_dense": local_scalar_dense,
     "copy_": copy_,
     "_copy_from": copy_from,
+    "nonzero": nonzero,
+    "masked_select": masked_select,
 }
 
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")

@@ -6,7 +6,7 @@ and what it returned is remembered. Results get memory from the virtual device's
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -135,50 +135,47 @@ def _resize_out(out: torch.Tensor, spec: Spec) -> torch.Tensor:
     return out
 
 
-class _Temporary:
-    """The memory that an operator takes beside its results, in the order in which it takes it."""
+class _BesideResults:
+    """The memory that an operator takes beside its results, as ``hidden_memory`` lists it: ``("temporary", bytes)`` takes,
+    and with negative bytes gives back; ``("kept", bytes)`` takes for good, as a workspace; ``("result", bytes)`` is a result."""
 
-    def __init__(self, events: Any) -> None:
-        self._events = list(events)
+    def __init__(self, events: Sequence[tuple[str, int]]) -> None:
+        self._events = events
         self._at = 0
         self._taken: list[tuple[int, int]] = []
 
-    def _advance(self) -> None:
-        """To the next result."""
+    def before_result(self) -> None:
+        """Do what comes before the next result."""
         while self._at < len(self._events):
             what, bytes = self._events[self._at]
-            if what == "out" and bytes > 0:
-                return
             self._at += 1
-            if what != "tmp":
-                continue
-            if bytes > 0:
-                handle = _native.virtual_take(bytes)
-                if handle is None:
-                    raise out_of_memory(bytes)
-                self._taken.append((bytes, handle))
-            else:
-                for i, (size, handle) in enumerate(self._taken):
-                    if size == -bytes:
-                        _native.virtual_give(handle)
-                        del self._taken[i]
-                        break
-
-    def before_result(self) -> None:
-        self._advance()
-        self._at += 1
+            if what == "result":
+                return
+            self._change(what, bytes)
 
     def end(self) -> None:
         while self._at < len(self._events):
-            self._advance()
-            self._at += 1
-        for bytes, handle in self._taken:
-            if bytes not in kept_workspaces:
+            self.before_result()
+        for _, handle in self._taken:
+            _native.virtual_give(handle)
+
+    def _change(self, what: str, bytes: int) -> None:
+        if bytes > 0:
+            handle = _native.virtual_take(bytes)
+            if handle is None:
+                raise out_of_memory(bytes)
+            if what == "temporary":
+                self._taken.append((bytes, handle))
+            return
+        for i, (size, handle) in enumerate(self._taken):
+            if size == -bytes:
                 _native.virtual_give(handle)
+                del self._taken[i]
+                return
 
 
-hidden_memory: Any = None
-kept_workspaces: Any = (33554432, 1048576)
+hidden_memory: Callable[[Any, Any, Any], Sequence[tuple[str, int]] | None] | None = None
+"""What an operator with these arguments takes beside its results, in order; None: nothing."""
 
 
 def run(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -187,10 +184,9 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     if plan is None:
         plan = _plans[op] = _Plan(op)
     if plan.mutates_only:
-        if hidden_memory is not None:
-            hidden = hidden_memory(op, args, kwargs)
-            if hidden:
-                _Temporary(hidden).end()
+        hidden = hidden_memory(op, args, kwargs) if hidden_memory is not None else None
+        if hidden:
+            _BesideResults(hidden).end()
         mutated = [_argument(m, args, kwargs) for m in plan.returns if m is not None]
         return mutated[0] if len(mutated) == 1 else tuple(mutated)
     key: Any = (op, _key(args), tuple([(name, _key(a)) for name, a in kwargs.items()]) if kwargs else ())
@@ -203,18 +199,18 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         return None
     one = len(plan.returns) == 1
     hidden = hidden_memory(op, args, kwargs) if hidden_memory is not None else None
-    temporary = _Temporary(hidden) if hidden else None
+    beside = _BesideResults(hidden) if hidden else None
     results = []
     for spec, mutation in zip([specs] if one else specs, plan.returns, strict=True):
-        if temporary is not None:
-            temporary.before_result()
+        if beside is not None:
+            beside.before_result()
         if mutation is None:
             results.append(_realize(spec))
         else:
             argument = _argument(mutation, args, kwargs)
             results.append(_resize_out(argument, spec) if mutation.is_out else argument)
-    if temporary is not None:
-        temporary.end()
+    if beside is not None:
+        beside.end()
     return results[0] if one else tuple(results)
 
 

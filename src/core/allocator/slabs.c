@@ -90,3 +90,11 @@ void ms__free_memory(ms_allocator *allocator)
     if (allocator->addresses.free)
         allocator->memory.free(allocator->memory.context, allocator->addresses.free);
 }
+
+void ms_allocator_each(const ms_allocator *allocator, ms_allocation_function *function, void *context)
+{
+    for (const struct ms__slab *slab = allocator->slabs; slab; slab = slab->next)
+        for (int i = 0; i < MS__SLAB_BLOCKS; i++)
+            if (slab->blocks[i].segment && slab->blocks[i].given)
+                function(context, &slab->blocks[i]);
+}
