@@ -36,6 +36,7 @@ typedef struct mst_registry {
     struct mst_root *roots;      /* see root_names.h */
     size_t root_count, root_room;
     PyObject *variables; /* a dict: variable -> how many of `roots` it was found to hold; NULL: none yet */
+    PyObject *ambiguous; /* a set: names that several live root modules had at once; NULL: none yet */
     uint32_t searches, searches_in_vain; /* for variables */
     size_t owners_found_for;             /* `count` when the owners of an optimizer's parameters were looked for */
 } mst_registry;
