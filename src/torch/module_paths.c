@@ -60,8 +60,7 @@ static ms_path add_path_inside(const struct mst_module *known, ms_path parent, P
 
 /* ---- holders ---- */
 
-/* The key under which the recorded holder of `known` holds it: a new reference, or NULL if it does not any more. */
-static PyObject *key_in_holder(const struct mst_module *known)
+PyObject *mst_key_in_holder(const struct mst_module *known)
 {
     if (!known->holder || !mst_module_is_alive(known->holder))
         return NULL;
@@ -101,7 +100,7 @@ static struct mst_module *find_holder(struct mst_module *known, enum wanted_hold
     struct mst_module *at = known;
     PyObject *key, *name = NULL;
     int holders = 0;
-    while ((at == known || is_further_out(at, wanted)) && (key = key_in_holder(at))) {
+    while ((at == known || is_further_out(at, wanted)) && (key = mst_key_in_holder(at))) {
         if (wanted == OUTERMOST_CONTAINER && !at->holder->called && !mst_may_contain(at->holder->module)) {
             Py_DECREF(key);
             break;

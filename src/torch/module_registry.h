@@ -103,6 +103,8 @@ static inline bool mst_is_module(PyObject *object)
 ms_path mst_path_of_call(PyObject *module, uint64_t context);
 /* The path under which a known module owns memory: that of its calls, or the one a call would have. */
 ms_path mst_path_of_module(struct mst_module *known);
+/* The key under which the recorded holder of `known` holds it: a new reference, or NULL if it does not any more. */
+PyObject *mst_key_in_holder(const struct mst_module *known);
 /* The path of a module that is called `inside` within the module at `base`. MS_GLOBAL if memory runs out. */
 ms_path mst_path_inside(const struct mst_module *known, ms_path base, PyObject *inside);
 /* While a model is being built: the path of the outermost module that holds `known`, or of `known` itself if it was
