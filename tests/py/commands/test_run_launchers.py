@@ -145,8 +145,7 @@ def test_a_python_that_ignores_our_sitecustomize_has_its_own_environment(tmp_pat
     show = "import os; print('MODSCOPE_RUN' in os.environ, '_start' in os.environ.get('PYTHONPATH', ''))"
     words = [sys.executable, *options, "-c", show]
     spawn = f"os.waitpid(os.posix_spawn({words[0]!r}, {words!r}, os.environ), 0)"
-    write(tmp_path, f"import os, subprocess, torch; torch.ones(9); subprocess.run({words!r}); {spawn}")
-    ran = run(tmp_path, "train.py")
+    ran = run(tmp_path, write(tmp_path, f"import os, subprocess, torch; torch.ones(9); subprocess.run({words!r}); {spawn}"))
     assert ran.out.split() == [b"False", b"False"] * 2, ran
 
 
