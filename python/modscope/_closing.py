@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 _MOST_NAMES = 8
 
 
+def _main_first(peaks: dict[str, Peak]) -> list[str]:
+    """The devices; the main one is the one with the highest peak, but the CPU only if there is no other."""
+    return sorted(peaks, key=lambda device: (device == "cpu", -peaks[device].bytes))
+
+
 def _describe_peaks(peaks: dict[str, Peak]) -> str:
     """The main device's peak with its moment, then the other devices' peaks."""
     if not peaks:
         return "Nothing was allocated."
-    main, *others = sorted(peaks, key=lambda device: (device == "cpu", -peaks[device].bytes))
+    main, *others = _main_first(peaks)
     peak = peaks[main]
     text = f"Peak {size(peak.bytes)} on {main} {describe_moment(peak.step, peak.phase, peak.module)}"
     return "; ".join([text, *(f"{size(peaks[device].bytes)} on {device}" for device in others)]) + "."
@@ -30,7 +35,7 @@ def describe_peak(peaks: dict[str, Peak]) -> str:
     """The main device's peak in a few words."""
     if not peaks:
         return ""
-    main = min(peaks, key=lambda device: (device == "cpu", -peaks[device].bytes))
+    main = _main_first(peaks)[0]
     return f"peak {size(peaks[main].bytes)} on {main}"
 
 

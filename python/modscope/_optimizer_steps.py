@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch.optim import optimizer as optimizer_module
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from modscope import _native
+from modscope._torch_hooks import GlobalHook, register_all
 
 
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
@@ -45,13 +45,12 @@ def has_optimizer() -> bool:
     return len(_found) > 0
 
 
+_HOOKS = (
+    GlobalHook("register_optimizer_step_pre_hook", "_global_optimizer_pre_hooks", _before),
+    GlobalHook("register_optimizer_step_post_hook", "_global_optimizer_post_hooks", _after),
+)
+
+
 def register_hooks() -> list[Any]:
     """Returns the handles that remove the hooks."""
-    try:
-        return [register_optimizer_step_pre_hook(_before), register_optimizer_step_post_hook(_after)]
-    except BaseException:  # An interrupt may come when a hook is registered and its handle is not known yet.
-        for name, own in (("_global_optimizer_pre_hooks", _before), ("_global_optimizer_post_hooks", _after)):
-            hooks = getattr(optimizer_module, name, {})
-            for key in [key for key, hook in hooks.items() if hook is own]:
-                del hooks[key]
-        raise
+    return register_all(optimizer_module, _HOOKS)

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from modscope import _files
@@ -22,22 +22,47 @@ START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_start")
 """The folder of our sitecustomize."""
 
 
+_PYTHON = re.compile(rb"python[0-9.]*")
+
 # ---- passing the settings on ----
 
 
-def _is_python(path: bytes) -> bool:
-    if re.fullmatch(rb"python[0-9.]*", os.path.basename(os.path.realpath(path))):
-        return True
+def _reads_environment(options: Sequence[bytes]) -> bool:
+    """Whether a Python with these words after its name imports our sitecustomize: not with -I, -E or -S."""
+    words = iter(options)
+    for word in words:
+        if not word.startswith(b"-") or word == b"-":
+            break  # the script
+        if word.startswith(b"--"):
+            continue
+        flags, with_argument, rest = re.fullmatch(rb"-([^cmWX]*)([cmWX]?)(.*)", word, re.DOTALL).groups()  # type: ignore[union-attr]
+        if re.search(rb"[IES]", flags):
+            return False
+        if with_argument in (b"c", b"m"):
+            break
+        if with_argument and not rest:
+            next(words, None)
+    return True
+
+
+def _is_python(path: bytes, arguments: Sequence[bytes]) -> bool:
+    """Whether the program is a Python that imports our sitecustomize."""
+    if _PYTHON.fullmatch(os.path.basename(os.path.realpath(path))):
+        return _reads_environment(arguments[1:])
     with open(path, "rb") as file:  # a script, such as torchrun
         head = file.read(512)
-    return head.startswith(b"#!") and b"python" in head
+    if not head.startswith(b"#!") or b"python" not in head:
+        return False
+    words = head.splitlines()[0].split()
+    options = itertools.dropwhile(lambda word: not _PYTHON.fullmatch(os.path.basename(word)), words)
+    return _reads_environment([*options][1:])
 
 
-def _starts_python(executables: list[Any]) -> bool:
-    """``executables``: where the program is looked for, in this order."""
+def _starts_python(executables: Sequence[Any], arguments: Sequence[Any]) -> bool:
+    """``executables``: where the program is looked for, in this order. ``arguments``: its name and what follows."""
     for path in map(os.fsencode, executables):
         if os.access(path, os.X_OK) and not os.path.isdir(path):
-            return _is_python(path)
+            return _is_python(path, [os.fsencode(word) for word in arguments])
     return False
 
 
@@ -77,29 +102,29 @@ class PassOn:
 
     def _wrap_fork_exec(self, original: Any) -> Any:
         def fork_exec(args: Any, executables: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *rest: Any) -> Any:
-            return original(args, executables, close_fds, pass_fds, cwd, self._for_fork_exec(executables, env), *rest)
+            return original(args, executables, close_fds, pass_fds, cwd, self._for_fork_exec(executables, args, env), *rest)
 
         return fork_exec
 
     def _wrap_posix_spawn(self, original: Any) -> Any:
         def posix_spawn(path: Any, argv: Any, env: Any, /, **options: Any) -> Any:
-            return original(path, argv, self._for_posix_spawn(path, env), **options)
+            return original(path, argv, self._for_posix_spawn(path, argv, env), **options)
 
         return posix_spawn
 
-    def _for_fork_exec(self, executables: Any, env: Any) -> Any:
+    def _for_fork_exec(self, executables: Any, args: Any, env: Any) -> Any:
         """``env``: a list of b"name=value", or None for this process's own environment."""
         with contextlib.suppress(Exception):  # the program is then started as without modscope
             self.started += 1
-            if _starts_python(executables):
+            if _starts_python(executables, args):
                 pairs = _environment_in_c() if env is None else dict(string.split(b"=", 1) for string in env)
                 return [name + b"=" + value for name, value in self._add(pairs).items()]
         return env
 
-    def _for_posix_spawn(self, path: Any, env: Any) -> Any:
+    def _for_posix_spawn(self, path: Any, argv: Any, env: Any) -> Any:
         with contextlib.suppress(Exception):
             self.started += 1
-            if _starts_python([path]):
+            if _starts_python([path], argv):
                 return self._add({os.fsencode(name): os.fsencode(value) for name, value in env.items()})
         return env
 

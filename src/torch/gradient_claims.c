@@ -217,8 +217,6 @@ void mst_gradient_hook_register(PyObject *parameter)
 void mst_gradient_hooks_remove(void)
 {
     PyObject *handles = gradient_hooks ? PyDict_Values(gradient_hooks) : NULL;
-    for (Py_ssize_t i = 0; handles && i < PyList_GET_SIZE(handles); i++)
-        mst_remove_hook(PyList_GET_ITEM(handles, i));
-    Py_XDECREF(handles);
+    mst_remove_hooks(&handles);
     Py_CLEAR(gradient_hooks);
 }

@@ -44,28 +44,33 @@ static bool in_main_thread(void)
     return same;
 }
 
-/* Keep the first exception; Python raises later ones as soon as the main thread runs Python code. False: the error
- * is not a handler's, but says that handlers cannot be set here; it is cleared. */
-static bool keep_raised(void)
+/* Whether the error that is set is Python's own, because handlers cannot be set here, and not that of a handler. */
+static bool is_refusal(void)
 {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    if (!traceback && !PyErr_GivenExceptionMatches(type, PyExc_KeyboardInterrupt)) {
-        Py_XDECREF(type);
-        Py_XDECREF(value);
-        return false;
-    }
+    bool refusal = !traceback && (PyErr_GivenExceptionMatches(type, PyExc_ValueError) ||
+                                  PyErr_GivenExceptionMatches(type, PyExc_OSError));
+    PyErr_Restore(type, value, traceback);
+    return refusal;
+}
+
+/* Keep the error that is set in *first. If there is one already, Python raises it as soon as the main thread runs
+ * Python code. */
+static void keep_raised(PyObject **first)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);
     if (value && traceback)
         PyException_SetTraceback(value, traceback);
-    if (!raised)
-        raised = Py_XNewRef(value);
+    if (!*first)
+        *first = Py_XNewRef(value);
     else
         mst_schedule_exception(Py_XNewRef(value));
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(traceback);
-    return true;
 }
 
 /* Set Python's handler of a signal and keep the flags that the program chose (siginterrupt). Python first runs the
@@ -82,9 +87,11 @@ static bool set_handler(int number, PyObject *handler)
             Py_DECREF(before);
             return true;
         }
-        if (!keep_raised())
+        if (is_refusal())
             break;
+        keep_raised(&raised);
     }
+    PyErr_Clear();
     return false;
 }
 
@@ -127,21 +134,33 @@ static void restore_signal(int number)
     Py_CLEAR(held->holder);
 }
 
-static void call_handler(int number)
+static void call_handler(PyObject *handler, int number, PyObject **first)
 {
-    struct held_signal *held = &signals[number];
-    PyObject *handler = held->previous;
-    bool came = held->came;
-    held->previous = NULL;
-    held->came = false;
-    if (came) {
-        PyObject *frame = (PyObject *)PyEval_GetFrame();
-        PyObject *result = PyObject_CallFunction(handler, "iO", number, frame ? frame : Py_None);
-        if (!result)
-            keep_raised();
-        Py_XDECREF(result);
+    PyObject *frame = (PyObject *)PyEval_GetFrame();
+    PyObject *result = PyObject_CallFunction(handler, "iO", number, frame ? frame : Py_None);
+    if (!result)
+        keep_raised(first);
+    Py_XDECREF(result);
+}
+
+/* Call the handlers whose signals came; *first becomes the first exception. A handler may itself begin another hold, so
+ * nothing of this one is left in `signals` and `raised` when the first handler is called. */
+static void call_handlers(PyObject **first)
+{
+    PyObject *handlers[SIGNAL_COUNT];
+    for (int number = 1; number < SIGNAL_COUNT; number++) {
+        struct held_signal *held = &signals[number];
+        handlers[number] = held->came ? Py_XNewRef(held->previous) : NULL;
+        held->came = false;
+        Py_CLEAR(held->previous);
     }
-    Py_XDECREF(handler);
+    *first = raised;
+    raised = NULL;
+    for (int number = 1; number < SIGNAL_COUNT; number++)
+        if (handlers[number]) {
+            call_handler(handlers[number], number, first);
+            Py_DECREF(handlers[number]);
+        }
 }
 
 int mst_signals_release(bool held)
@@ -150,15 +169,12 @@ int mst_signals_release(bool held)
         holds -= held;
         return PyErr_Occurred() ? -1 : 0;
     }
-    PyObject *type, *value, *traceback;
+    PyObject *type, *value, *traceback, *exception;
     PyErr_Fetch(&type, &value, &traceback);
     for (int number = 1; number < SIGNAL_COUNT; number++)
         restore_signal(number);
     holds = 0;
-    for (int number = 1; number < SIGNAL_COUNT; number++)
-        call_handler(number);
-    PyObject *exception = raised;
-    raised = NULL;
+    call_handlers(&exception);
     if (!exception) {
         PyErr_Restore(type, value, traceback);
         return type ? -1 : 0;

@@ -1,8 +1,8 @@
 /* held_signals.h - hold the program's signal handlers back while something must not be interrupted half-way.
  *
  * Python runs signal handlers between any two instructions of the main thread, so also while it runs code
- * for us, and what a handler raises ends that code. Between hold and release each handler that is written
- * in Python is replaced by a C function, which only notes that the signal came. */
+ * for us, and what a handler raises ends that code. Between hold and release each handler that was set in
+ * Python is replaced by a C function, which only notes that the signal came. */
 #ifndef MST_HELD_SIGNALS_H
 #define MST_HELD_SIGNALS_H
 

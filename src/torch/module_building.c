@@ -120,22 +120,13 @@ static PyObject *buffer_registered(PyObject *self, PyObject *const *args, Py_ssi
     return tensor_registered(args, count, MS_BUFFER);
 }
 
-static bool holds(const struct mst_module *holder, const struct mst_module *known)
-{
-    PyObject *children = mst_module_is_alive(holder) ? mst_module_dict(holder->module, mst.interned._modules) : NULL;
-    PyObject *key, *child;
-    Py_ssize_t position = 0;
-    while (children && PyDict_Next(children, &position, &key, &child))
-        if (child == known->module)
-            return true;
-    return false;
-}
-
 /* The first module that holds another one is its holder, as long as it holds it. */
 static void set_holder(struct mst_module *known, struct mst_module *holder)
 {
-    if (!known->holder || !holds(known->holder, known))
+    PyObject *key = mst_key_in_holder(known);
+    if (!key)
         known->holder = holder;
+    Py_XDECREF(key);
     known->shared |= known->holder != holder;
 }
 
@@ -192,8 +183,5 @@ int mst_building_hooks_register(void)
 
 void mst_building_hooks_remove(void)
 {
-    PyObject *handles = building_hook_handles;
-    for (Py_ssize_t i = 0; handles && PyList_Check(handles) && i < PyList_GET_SIZE(handles); i++)
-        mst_remove_hook(PyList_GET_ITEM(handles, i));
-    Py_CLEAR(building_hook_handles);
+    mst_remove_hooks(&building_hook_handles);
 }

@@ -60,8 +60,7 @@ static ms_path add_path_inside(const struct mst_module *known, ms_path parent, P
 
 /* ---- holders ---- */
 
-/* The key under which the recorded holder of `known` holds it: a new reference, or NULL if it does not any more. */
-static PyObject *key_in_holder(const struct mst_module *known)
+PyObject *mst_key_in_holder(const struct mst_module *known)
 {
     if (!known->holder || !mst_module_is_alive(known->holder))
         return NULL;
@@ -73,41 +72,6 @@ static PyObject *key_in_holder(const struct mst_module *known)
     return NULL;
 }
 
-/* The outermost module that holds `known` by the recorded holders, or the nearest one that was called: borrowed;
- * `known` itself if none does. *inside becomes the name of `known` inside it, a new reference. A wrapper that was not
- * called does not count if `known` is about to be called by itself. */
-static struct mst_module *find_outermost_holder(struct mst_module *known, bool is_called, PyObject **inside)
-{
-    enum { MOST_HOLDERS = 2000 }; /* modules may hold each other in a circle */
-    struct mst_module *top = known;
-    PyObject *key, *name = NULL;
-    int holders = 0;
-    while ((top == known || !top->called) && (key = key_in_holder(top))) {
-        if (is_called && !top->holder->called && !mst_may_contain(top->holder->module)) {
-            Py_DECREF(key);
-            break;
-        }
-        PyObject *longer = name ? PyUnicode_FromFormat("%U.%U", key, name) : Py_NewRef(key);
-        Py_XSETREF(name, longer);
-        Py_DECREF(key);
-        top = top->holder;
-        if (!name || top == known || ++holders == MOST_HOLDERS) {
-            Py_CLEAR(name);
-            break;
-        }
-    }
-    mst_clear_error();
-    *inside = name;
-    return name ? top : known;
-}
-
-/* The name of the module at `base`, and `inside` after it. New reference, or NULL. */
-static PyObject *join_to_path(ms_path base, PyObject *inside)
-{
-    PyObject *before = mst_path_fqn(base);
-    return before ? mst_join_names(before, inside) : NULL;
-}
-
 /* Whether the module only holds others, as a ModuleList does: its class has no forward of its own. */
 static bool is_container(const struct mst_module *known)
 {
@@ -115,25 +79,51 @@ static bool is_container(const struct mst_module *known)
            _PyType_Lookup(mst.torch.module, mst.interned.forward);
 }
 
-/* The module that will most likely call `known`: the nearest holder that was called, or that has a forward of its own;
- * the outermost one if there is none; `known` itself if nothing holds it. *inside as in find_outermost_holder. */
-static struct mst_module *find_likely_caller(struct mst_module *known, PyObject **inside)
+enum wanted_holder {
+    OUTERMOST,           /* or the nearest one that was called */
+    OUTERMOST_CONTAINER, /* the same for a module that is about to be called by itself: a wrapper that was not called
+                            does not count */
+    LIKELY_CALLER        /* the nearest one that was called or that has a forward of its own; else the outermost one */
+};
+
+/* Whether the module that is wanted is further out than `at`, which is not the first one. */
+static bool is_further_out(const struct mst_module *at, enum wanted_holder wanted)
 {
-    struct mst_module *caller = known;
+    return !at->called && (wanted != LIKELY_CALLER || is_container(at));
+}
+
+/* A module that holds `known`, by the recorded holders: borrowed; `known` itself if none does. *inside becomes the name
+ * of `known` inside it, a new reference. */
+static struct mst_module *find_holder(struct mst_module *known, enum wanted_holder wanted, PyObject **inside)
+{
+    enum { MOST_HOLDERS = 2000 }; /* modules may hold each other in a circle */
+    struct mst_module *at = known;
     PyObject *key, *name = NULL;
-    while ((caller == known || (!caller->called && is_container(caller))) && (key = key_in_holder(caller))) {
+    int holders = 0;
+    while ((at == known || is_further_out(at, wanted)) && (key = mst_key_in_holder(at))) {
+        if (wanted == OUTERMOST_CONTAINER && !at->holder->called && !mst_may_contain(at->holder->module)) {
+            Py_DECREF(key);
+            break;
+        }
         PyObject *longer = name ? PyUnicode_FromFormat("%U.%U", key, name) : Py_NewRef(key);
         Py_XSETREF(name, longer);
         Py_DECREF(key);
-        caller = caller->holder;
-        if (!name || caller == known) {
+        at = at->holder;
+        if (!name || at == known || ++holders == MOST_HOLDERS) {
             Py_CLEAR(name);
             break;
         }
     }
     mst_clear_error();
     *inside = name;
-    return name ? caller : known;
+    return name ? at : known;
+}
+
+/* The name of the module at `base`, and `inside` after it. New reference, or NULL. */
+static PyObject *join_to_path(ms_path base, PyObject *inside)
+{
+    PyObject *before = mst_path_fqn(base);
+    return before ? mst_join_names(before, inside) : NULL;
 }
 
 /* For a module that was not called yet this is the path that its first call will most likely get, so that its tensors
@@ -144,8 +134,7 @@ static ms_path path_of_module(struct mst_module *known, int depth)
     if (known->called)
         return known->path;
     PyObject *inside;
-    struct mst_module *caller =
-        depth < MAX_DEPTH ? find_likely_caller(known, &inside) : find_outermost_holder(known, false, &inside);
+    struct mst_module *caller = find_holder(known, depth < MAX_DEPTH ? LIKELY_CALLER : OUTERMOST, &inside);
     if (caller == known || depth > MAX_DEPTH) {
         Py_XDECREF(inside);
         struct mst_root *root = mst_root_of(mst.registry, known, false);
@@ -172,7 +161,8 @@ ms_path mst_path_inside(const struct mst_module *known, ms_path base, PyObject *
 
 ms_path mst_path_of_built_module(struct mst_module *known, PyObject **inside)
 {
-    struct mst_module *top = find_outermost_holder(known, false, inside);
+    *inside = NULL;
+    struct mst_module *top = known->called ? known : find_holder(known, OUTERMOST, inside);
     if (top->called || mst_root_is_known(mst.registry, top))
         return mst_path_of_module(top);
     PyObject *name = PyType_GetName(Py_TYPE(top->module));
@@ -258,7 +248,7 @@ static ms_path nearest_earlier_path(ms_path context, const struct mst_module *kn
 static ms_path find_root_call_path(struct mst_module *known, ms_path parent)
 {
     PyObject *inside;
-    struct mst_module *top = find_outermost_holder(known, true, &inside);
+    struct mst_module *top = find_holder(known, OUTERMOST_CONTAINER, &inside);
     struct mst_root *root = top == known ? mst_root_of(mst.registry, known, true) : NULL;
     ms_path path = MS_UNKNOWN;
     if (root) {

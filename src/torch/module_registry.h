@@ -36,7 +36,9 @@ typedef struct mst_registry {
     struct mst_root *roots;      /* see root_names.h */
     size_t root_count, root_room;
     PyObject *variables; /* a dict: variable -> how many of `roots` it was found to hold; NULL: none yet */
+    PyObject *ambiguous; /* a set: names that several live root modules had at once; NULL: none yet */
     uint32_t searches, searches_in_vain; /* for variables */
+    size_t owners_found_for;             /* `count` when the owners of an optimizer's parameters were looked for */
 } mst_registry;
 
 static inline bool mst_module_is_alive(const struct mst_module *known)
@@ -101,11 +103,13 @@ static inline bool mst_is_module(PyObject *object)
 ms_path mst_path_of_call(PyObject *module, uint64_t context);
 /* The path under which a known module owns memory: that of its calls, or the one a call would have. */
 ms_path mst_path_of_module(struct mst_module *known);
+/* The key under which the recorded holder of `known` holds it: a new reference, or NULL if it does not any more. */
+PyObject *mst_key_in_holder(const struct mst_module *known);
 /* The path of a module that is called `inside` within the module at `base`. MS_GLOBAL if memory runs out. */
 ms_path mst_path_inside(const struct mst_module *known, ms_path base, PyObject *inside);
-/* While a model is being built: the path of the outermost module that holds `known`. Modules of one class share it
- * until they are called or read. *inside becomes the name of `known` inside it, a new reference; NULL if it is `known`.
- */
+/* While a model is being built: the path of the outermost module that holds `known`, or of `known` itself if it was
+ * called. Modules of one class share it until they are called or read. *inside becomes the name of `known` inside it, a
+ * new reference; NULL if it is `known`. */
 ms_path mst_path_of_built_module(struct mst_module *known, PyObject **inside);
 /* The path named `fqn` of calling `known` inside `parent`. It is shown by the name of `base` with `suffix` after it,
  * and no other live module has it. MS_UNKNOWN if memory runs out. */

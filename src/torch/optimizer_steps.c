@@ -136,10 +136,7 @@ int mst_optimizer_hooks_register(void)
 void mst_optimizer_hooks_remove(void)
 {
     mst_steps_restore();
-    PyObject *handles = step_hook_handles;
-    for (Py_ssize_t i = 0; handles && PyList_Check(handles) && i < PyList_GET_SIZE(handles); i++)
-        mst_remove_hook(PyList_GET_ITEM(handles, i));
-    Py_CLEAR(step_hook_handles);
+    mst_remove_hooks(&step_hook_handles);
     if (known_optimizers)
         PyDict_Clear(known_optimizers);
 }

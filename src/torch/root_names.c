@@ -75,6 +75,7 @@ void mst_roots_free(mst_registry *registry)
         free_root(registry, &registry->roots[i]);
     free(registry->roots);
     Py_CLEAR(registry->variables);
+    Py_CLEAR(registry->ambiguous);
 }
 
 static struct mst_root *find_root(mst_registry *registry, const struct mst_module *known)
@@ -204,6 +205,19 @@ static void show_by_variable(mst_registry *registry, struct mst_root *root)
     show_root_as(root, variable);
 }
 
+/* Whether several root modules with this name are alive, or were: then variables tell them apart. A program that makes
+ * such modules again and again shows them by the same paths each time. */
+static bool is_ambiguous(mst_registry *registry, PyObject *name, size_t others)
+{
+    if (!registry->ambiguous)
+        registry->ambiguous = PySet_New(NULL);
+    if (others && registry->ambiguous)
+        PySet_Add(registry->ambiguous, name);
+    bool known = registry->ambiguous && PySet_Contains(registry->ambiguous, name) == 1;
+    PyErr_Clear();
+    return others || known;
+}
+
 /* A module keeps the name that it has got while others come, except that the first of its class gets the name of
  * its variable when the second one comes. */
 static void name_root(mst_registry *registry, struct mst_root *root)
@@ -211,7 +225,7 @@ static void name_root(mst_registry *registry, struct mst_root *root)
     size_t others = count_others(registry, root);
     root->number = choose_number(registry, root);
     show_by_number(root);
-    if (!others)
+    if (!is_ambiguous(registry, root->name, others))
         return;
     for (size_t i = 0; others == 1 && i < registry->root_count; i++)
         if (has_name(&registry->roots[i], root))
@@ -285,7 +299,7 @@ struct mst_root *mst_root_of(mst_registry *registry, struct mst_module *known, b
     }
     if (to_name && added)
         name_root(registry, root);
-    else if (to_name && count_others(registry, root))
+    else if (to_name && is_ambiguous(registry, root->name, count_others(registry, root)))
         show_by_variable(registry, root);
     Py_XDECREF(found.names);
     Py_XDECREF(found.inside);

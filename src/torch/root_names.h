@@ -2,7 +2,7 @@
  *
  * A module has two names. Its fqn is what torch's trackers call it, and two modules may share it. The name by which
  * its paths are shown is its own:
- *     Net                 the only root module of its class that is alive
+ *     Net                 the first root module of its class, as long as no other one comes
  *     generator           one of several of its class, by the variable or attribute that holds it
  *     Net#2               the same where no variable is found: the second in the order in which they were first seen
  *     ModuleList.0        a member of a module that is not called itself

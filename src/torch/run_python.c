@@ -122,6 +122,13 @@ void mst_remove_hook(PyObject *handle)
     PyErr_Restore(type, value, traceback);
 }
 
+void mst_remove_hooks(PyObject **handles)
+{
+    for (Py_ssize_t i = 0; *handles && PyList_Check(*handles) && i < PyList_GET_SIZE(*handles); i++)
+        mst_remove_hook(PyList_GET_ITEM(*handles, i));
+    Py_CLEAR(*handles);
+}
+
 /* dynamo's getter loses a reference in some versions of torch, but its setter returns the previous callback. */
 PyObject *mst_dynamo_disable(void)
 {

@@ -31,6 +31,8 @@ void mst_schedule_exception(PyObject *exception);
 /* Remove a hook from torch, by its handle. A signal handler that raises meanwhile does not prevent it;
  * its exception is scheduled to be raised again. NULL is allowed. Keeps the error that is set. */
 void mst_remove_hook(PyObject *handle);
+/* The same for each handle in a list, which is then freed and becomes NULL. */
+void mst_remove_hooks(PyObject **handles);
 
 /* Disable dynamo's frame evaluation. Returns what mst_dynamo_restore takes; it may be NULL. */
 PyObject *mst_dynamo_disable(void);

@@ -20,10 +20,12 @@ static pid_t recorded;         /* the process whose capture it is; forked childr
 static char before_size[4096]; /* the line, up to the size of the file; "": there is no line */
 static char after_size[4096];
 
+static void handle_sigterm(int number);
+
 static void restore_default(void)
 {
     struct sigaction current;
-    if (sigaction(SIGTERM, NULL, &current) == 0 && current.sa_handler == mst_handle_sigterm) {
+    if (sigaction(SIGTERM, NULL, &current) == 0 && current.sa_handler == handle_sigterm) {
         struct sigaction plain = {.sa_handler = SIG_DFL};
         sigaction(SIGTERM, &plain, NULL);
     }
@@ -31,7 +33,7 @@ static void restore_default(void)
 
 /* A second SIGTERM does not wait for the first. In the handler SIGTERM is blocked: it is delivered when that returns.
  */
-void mst_handle_sigterm(int number)
+static void handle_sigterm(int number)
 {
     if (getpid() == recorded && !atomic_exchange(&end_requested, true))
         return;
@@ -68,7 +70,7 @@ static void die_of_sigterm(const ms_capture_status *status)
 int mst_sigterm_watch(ms_capture *capture, const char *before, const char *after)
 {
     static const char *const end[] = {"how", "terminated", NULL};
-    struct sigaction previous, ours = {.sa_handler = mst_handle_sigterm, .sa_flags = SA_RESTART | SA_ONSTACK};
+    struct sigaction previous, ours = {.sa_handler = handle_sigterm, .sa_flags = SA_RESTART | SA_ONSTACK};
     if (installed || getpid() == 1 || strlen(before) >= sizeof before_size || strlen(after) >= sizeof after_size ||
         sigaction(SIGTERM, NULL, &previous) != 0 || previous.sa_handler != SIG_DFL)
         return 0;

@@ -13,6 +13,4 @@ void mst_sigterm_forget(void);
 /* After the capture has ended: die if SIGTERM came before mst_sigterm_forget. */
 void mst_sigterm_ended(const ms_capture_status *status);
 
-void mst_handle_sigterm(int number); /* the handler */
-
 #endif

@@ -76,3 +76,15 @@ def test_a_script_whose_models_are_local_variables(tmp_path, capsys):
 
 def test_the_capture_of_a_killed_script_has_the_names_too(tmp_path):
     assert own_parameters(load(str(run_script(tmp_path, "kill")))) == WANTED
+
+
+def test_modules_that_are_made_again_and_again_keep_their_names_and_need_no_new_paths(tmp_path):
+    file = tmp_path / "again.msc"
+    with record(file):
+        for _ in range(40):
+            one, other = nn.Sequential(nn.Linear(8, 8)), nn.Sequential(nn.Linear(8, 8))
+            other(one(torch.ones(1, 8)))
+            del one, other
+    names = file.read_bytes()
+    assert 1 <= names.count(b"one.0") <= 4 and 1 <= names.count(b"other.0") <= 4, "each name is written when it changes"
+    assert names.count(b"Sequential.0") <= 4

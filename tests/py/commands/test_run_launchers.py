@@ -140,6 +140,34 @@ def new_name(it):
     return name
 
 
+@pytest.mark.parametrize("options", [["-I"], ["-E"], ["-S"], ["-X", "utf8", "-BI"], ["-Wignore", "-sE"]])
+def test_a_python_that_ignores_our_sitecustomize_has_its_own_environment(tmp_path, options):
+    show = "import os; print('MODSCOPE_RUN' in os.environ, '_start' in os.environ.get('PYTHONPATH', ''))"
+    words = [sys.executable, *options, "-c", show]
+    spawn = f"os.waitpid(os.posix_spawn({words[0]!r}, {words!r}, os.environ), 0)"
+    ran = run(tmp_path, write(tmp_path, f"import os, subprocess, torch; torch.ones(9); subprocess.run({words!r}); {spawn}"))
+    assert ran.out.split() == [b"False", b"False"] * 2, ran
+
+
+@pytest.mark.parametrize(
+    ("options", "reads"),
+    [
+        (["train.py", "-I"], True),
+        (["-m", "train", "-E"], True),
+        (["-mtrain", "-E"], True),
+        (["-cprint('-I')", "-I"], True),
+        (["-W", "-I", "train.py"], True),
+        (["--check-hash-based-pycs", "always", "train.py", "-S"], True),
+        (["-", "-S"], True),
+        ([], True),
+        (["-uI", "train.py"], False),
+        (["-Xdev", "-W", "error", "-S", "train.py"], False),
+    ],
+)
+def test_only_pythons_own_options_decide(options, reads):
+    assert _started._reads_environment([os.fsencode(word) for word in options]) is reads
+
+
 def test_a_rank_that_is_started_again_has_another_capture(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

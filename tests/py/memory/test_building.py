@@ -12,6 +12,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from modscope import MemTracker, load, record
+from modscope._mem_tracker import ledger_of
 
 TOO_MUCH = 1 << 50
 
@@ -153,6 +154,31 @@ def test_a_copy_in_a_wrapper_belongs_to_the_wrapper_and_the_original_to_itself(s
         model(torch.ones(2, 4))
         assert own(mt, "Parameter") == {"Sequential.0": 80, "AveragedModel.module.0": 80}
     del ema, wrapped
+
+
+@every_source
+def test_containers_in_a_circle_can_be_built(source):
+    with MemTracker(source) as mt:
+        outer, inner = nn.ModuleList(), nn.ModuleList()
+        outer.append(inner)
+        inner.append(outer)
+        inner.append(nn.Linear(4, 4))
+        assert sum(own(mt, "Parameter").values()) == parameter_bytes(outer)
+
+
+@needs_interception  # else claimed at the next reading
+def test_what_a_module_registers_after_its_call_has_the_path_of_the_call():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+    with MemTracker("allocator") as mt:
+        net = Net()
+        net.inner(torch.ones(1, 4))
+        net.inner.register_parameter("extra", nn.Parameter(torch.ones(100)))
+        rows = ledger_of(mt).modules()
+        assert [sums[0] for _, fqn, sums in rows if fqn == "Net.inner"] == [parameter_bytes(net)]
 
 
 def test_modules_in_a_circle_can_be_built():

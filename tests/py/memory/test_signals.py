@@ -76,14 +76,14 @@ def test_an_alarm_while_hooks_are_removed(source, handler, monkeypatch):
 @registers_hooks
 @every_source
 def test_an_alarm_when_a_hook_is_registered_and_its_handle_is_not_known(source, handler, monkeypatch):
-    register = _optimizer_steps.register_optimizer_step_post_hook
+    register = _optimizer_steps.optimizer_module.register_optimizer_step_post_hook
 
     def interrupted(hook):
         handle = register(hook)
         signal.raise_signal(signal.SIGALRM)
         return handle
 
-    monkeypatch.setattr(_optimizer_steps, "register_optimizer_step_post_hook", interrupted)
+    monkeypatch.setattr(_optimizer_steps.optimizer_module, "register_optimizer_step_post_hook", interrupted)
     before, hooks = torch_globals(), step_hooks()
     with pytest.raises(handler.kind), MemTracker(source):
         pass

@@ -73,3 +73,55 @@ def test_a_handler_that_is_set_meanwhile_stays():
     with mt:
         pass
     assert signal.getsignal(signal.SIGALRM) is other
+
+
+@pytest.fixture
+def user_signals():
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGUSR1, signal.SIGUSR2)]
+    yield
+    for number, previous in before:
+        signal.signal(number, previous)
+
+
+def enter_while_both_come():
+    mt = Slow()
+    mt.inside = lambda: (signal.raise_signal(signal.SIGUSR1), signal.raise_signal(signal.SIGUSR2))
+    with mt:
+        pass
+
+
+@pytest.mark.usefixtures("user_signals")
+def test_a_handler_that_enters_a_tracker_leaves_the_other_signals_alone():
+    seen = []
+
+    def first(number, frame):
+        with MemTracker():
+            seen.append(number)
+
+    signal.signal(signal.SIGUSR1, first)
+    signal.signal(signal.SIGUSR2, lambda number, frame: seen.append(number))
+    enter_while_both_come()
+    assert seen == [signal.SIGUSR1, signal.SIGUSR2]
+
+
+@pytest.mark.usefixtures("user_signals")
+def test_what_one_handler_raised_is_not_raised_in_another_one():
+    seen = []
+
+    def second(number, frame):
+        with MemTracker():
+            seen.append(number)
+
+    signal.signal(signal.SIGUSR1, handle)
+    signal.signal(signal.SIGUSR2, second)
+    with pytest.raises(TimeoutError):
+        enter_while_both_come()
+    assert seen == [signal.SIGUSR2]
+
+
+@pytest.mark.usefixtures("user_signals")
+def test_the_exception_of_a_handler_that_is_no_python_function_is_raised():
+    signal.signal(signal.SIGUSR1, len)  # refuses its two arguments
+    signal.signal(signal.SIGUSR2, lambda number, frame: None)
+    with pytest.raises(TypeError):
+        enter_while_both_come()
