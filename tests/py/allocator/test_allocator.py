@@ -46,6 +46,8 @@ AS_TORCH_COUNTS = """
 import random, sys, torch
 from modscope import _capture
 MIB = 1 << 20
+def addresses():
+    return {segment["address"] for segment in torch.cuda.memory_snapshot()}
 for seed in range(20):
     choice, kept = random.Random(seed), {}
     allocator = _capture.Allocator(torch.__version__)
@@ -56,8 +58,11 @@ for seed in range(20):
             allocator.free(key)
         else:
             size = choice.choice([1, 700, 4096, MIB // 2, MIB, MIB + 1, 3 * MIB, 9 * MIB, 10 * MIB, 11 * MIB, 33 * MIB])
+            before = addresses()
             kept[i] = torch.empty(size, dtype=torch.uint8, device="cuda")
-            assert allocator.malloc(i, size) is not None
+            for address in addresses() - before:
+                allocator.place_next(address)
+            assert allocator.malloc(i, size) == kept[i].data_ptr()
         if i % 100 == 99:
             torch.cuda.empty_cache()
             allocator.empty_cache()
