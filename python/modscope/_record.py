@@ -168,6 +168,7 @@ class Recording:
         if ledger is None or not self._owners_of_uncalled:
             return
         unowned, total = _sum_of_unowned(ledger)
+        self._unowned_before = min(self._unowned_before, unowned)  # what was found is owned now
         if (unowned if at_end else unowned - self._unowned_before) * 20 <= total:
             return
         self._unowned_before = unowned
