@@ -6,6 +6,7 @@
 #include "torch/claims.h"
 
 #include "torch/api.h"
+#include "torch/held_signals.h"
 #include "torch/optimizer_steps.h"
 #include "torch/run_python.h"
 #include "torch/threads.h"
@@ -34,6 +35,7 @@ static void seek_unknown(void)
     root_calls++;
     if (LIKELY(root_calls & (root_calls - 1)))
         return;
+    bool held = mst_signals_hold(); /* An interrupt's traceback must not show our Python code. */
     PyObject *callback = mst_dynamo_disable();
     PyObject *found = optimizer_found ? NULL : mst_run_python(MST_PY_HAS_OPTIMIZER, NULL);
     if (found == Py_True) {
@@ -45,6 +47,8 @@ static void seek_unknown(void)
     Py_XDECREF(mst_run_python(MST_PY_NAME_UNCALLED, NULL));
     mst_clear_error();
     mst_dynamo_restore(callback);
+    if (mst_signals_release(held) != 0)
+        mst_clear_error();
     mst.claims.due = true;
 }
 
