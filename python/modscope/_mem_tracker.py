@@ -21,7 +21,7 @@ from modscope._peak import Peak
 from modscope._peak_history import PeakHistory
 from modscope._snapshots import ModuleSnapshot, ModuleStats, RawModules, Snapshot, by_module, snapshot_of
 from modscope._stats import LazyStats, StatsByModule, StatsView
-from modscope._trackable import find_trackable
+from modscope._trackable import GivenTensor, find_trackable
 from modscope._trackers import NamingTracker
 
 __all__ = ["MemTracker"]
@@ -100,7 +100,7 @@ class MemTracker(_native.Context):
         self._ledger: _native.Ledger | None = None
         self._peak_history = PeakHistory()
         self._last: _LastFigures | None = None
-        self._tensors: dict[int, weakref.ref[torch.Tensor]] = {}  # given, by id
+        self._tensors: dict[int, GivenTensor] = {}  # by GivenTensor.key
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}  # given, by id
         self._fake_given = False
         self._stats_since = 0  # calls before this ledger time are not in the stats
@@ -140,7 +140,8 @@ class MemTracker(_native.Context):
             elif isinstance(leaf, torch.optim.Optimizer):
                 self._optimizers[id(leaf)] = weakref.ref(leaf)
             else:
-                self._tensors[id(leaf)] = weakref.ref(leaf)
+                given = GivenTensor(leaf)
+                self._tensors[given.key] = given
                 self._note_fake([leaf])
         with _lock:
             self._claim()
@@ -272,8 +273,9 @@ class MemTracker(_native.Context):
         tensors: list[torch.Tensor] = []
         optimizers: list[torch.optim.Optimizer] = []
         for tracker in _Shared.trackers:
-            tracker._tensors = {key: ref for key, ref in tracker._tensors.items() if ref() is not None}
-            tensors += [t for ref in tracker._tensors.values() if (t := ref()) is not None]
+            held = {key: tensor for key, given in tracker._tensors.items() if (tensor := given.get()) is not None}
+            tracker._tensors = {key: tracker._tensors[key] for key in held}
+            tensors += held.values()
             optimizers += [o for given in tracker._optimizers.values() if (o := given()) is not None]
         self._ledger.claim(tensors, optimizers)
 

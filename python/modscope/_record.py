@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -65,17 +66,26 @@ def _encodable(pairs: dict[str, str]) -> dict[str, str]:
     return {key: value.encode("utf-8", "replace").decode() for key, value in pairs.items()}
 
 
-def _much_is_unowned(ledger: _native.Ledger) -> bool:
-    """Whether at least a twentieth of the memory has no owner: finding all modules is slow in a large program."""
+def _sum_of_unowned(ledger: _native.Ledger) -> tuple[int, int]:
+    """The bytes that have no owner, and all bytes."""
     rows = ledger.modules()
-    unowned = sum(sum(sums) for _, fqn, sums in rows if fqn == "Global")
-    return unowned * 20 > sum(sum(sums) for _, _, sums in rows)
+    return sum(sum(sums) for _, fqn, sums in rows if fqn == "Global"), sum(sum(sums) for _, _, sums in rows)
+
+
+_recordings: weakref.WeakSet[Recording] = weakref.WeakSet()  # that have begun, and not ended
+
+
+def name_uncalled_modules() -> None:
+    """For the recordings: make modules known that are neither called nor built by their classes, as a copy of a model.
+    C calls this now and then, because the copy may be gone when the recording ends."""
+    for recording in list(_recordings):
+        recording.name_uncalled_modules(at_end=False)
 
 
 class Recording:
     """Counts memory from ``start`` to ``stop``, and writes the events to the file ``fd``, if there is one.
 
-    ``owners_of_uncalled``: at the end, look for modules that were never called, if much of the memory has no owner.
+    ``owners_of_uncalled``: look for modules that were never called, if much of the memory has no owner.
     ``yields``: stop when the program enters a MemTracker with another source, instead of having it fail.
     """
 
@@ -98,6 +108,7 @@ class Recording:
         self.stopped_early = False
         """The program entered a MemTracker with another source."""
         self._failures_before = 0
+        self._unowned_before = 0  # bytes without an owner when uncalled modules were last looked for
 
     def start(self, publish: Callable[[], None] | None = None) -> None:
         """``publish`` is called when the file has its first bytes."""
@@ -106,12 +117,13 @@ class Recording:
         ledger = _mem_tracker.ledger_of(self._tracker)
         assert ledger is not None
         try:
-            ledger.seek_optimizer()
+            ledger.seek()
             if self._fd is not None:
                 info = _encodable({"source": self._tracker.source, **self._info})
                 self._capture = _native.Capture(ledger, self._fd, info)
             if publish is not None:
                 publish()
+            _recordings.add(self)
         except BaseException:
             self._end_capture({"how": "stopped"})
             self._tracker.__exit__()
@@ -137,6 +149,7 @@ class Recording:
             return self._outcome
         figures: tuple[int, int, int, str | None] = (0, 0, 0, None)
         try:
+            _recordings.discard(self)
             end |= self._find_owners()
         finally:  # also after an interrupt
             try:
@@ -148,14 +161,25 @@ class Recording:
         self._outcome = Outcome(*figures, peaks, _native.out_of_memory()[0] - self._failures_before)
         return self._outcome
 
+    def name_uncalled_modules(self, at_end: bool) -> None:
+        """Make modules known that were not called, if a twentieth of the memory has no owner; while the program runs, if
+        so much has come since the latest search. Finding all modules is slow in a large program."""
+        ledger = _mem_tracker.ledger_of(self._tracker)
+        if ledger is None or not self._owners_of_uncalled:
+            return
+        unowned, total = _sum_of_unowned(ledger)
+        self._unowned_before = min(self._unowned_before, unowned)  # what was found is owned now
+        if (unowned if at_end else unowned - self._unowned_before) * 20 <= total:
+            return
+        self._unowned_before = unowned
+        for module in _find_root_modules():
+            if ledger.held([*module.parameters(), *module.buffers()]):  # allocated during the recording
+                _mem_tracker.name_module(self._tracker, module)
+
     def _find_owners(self) -> dict[str, str]:
         """Claim what modules hold, also those that were never called. Returns the error, if there is one."""
         try:
-            ledger = _mem_tracker.ledger_of(self._tracker)
-            if ledger is not None and self._owners_of_uncalled and _much_is_unowned(ledger):
-                for module in _find_root_modules():
-                    if ledger.held([*module.parameters(), *module.buffers()]):  # allocated during the recording
-                        _mem_tracker.name_module(self._tracker, module)
+            self.name_uncalled_modules(at_end=True)
             _mem_tracker.refresh(self._tracker)
         except Exception as error:
             return {"error": f"modscope: {type(error).__name__}: {_oom_report.text_of(error)}"}

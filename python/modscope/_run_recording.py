@@ -403,7 +403,7 @@ class RunRecording:
         self._list_this(peak=describe_peak(outcome.peaks))
         if not self._settings.quiet or outcome.lost or outcome.error or loss:
             never = self._settings.steps and not self._steps and how == "finished"
-            why = "the script took no optimizer step, so --steps did not stop it; " if never else ""
+            why = "--steps did not stop the script, which took no optimizer step or only compiled ones; " if never else ""
             self._print(why + closing(self._shown, outcome, how, loss, self._started_processes()))
 
     def _end_without_capture(self, what: str) -> None:

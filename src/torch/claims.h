@@ -99,8 +99,9 @@ void mst_building_hooks_remove(void);
 void mst_claim_at_call(ms_thread *thread, bool without_grad);
 /* A ledger was attached: claims are due only for what changes from now on. */
 void mst_claims_at_call_begin(void);
-/* Look for an optimizer when root modules are called, until one is found: its steps are then training steps. */
-void mst_claims_seek_optimizer(bool seek);
+/* At some root calls, look for an optimizer, whose steps are then training steps, and for modules that are not called.
+ */
+void mst_claims_seek(bool seek);
 
 /* ---- gradient_setters.c ---- */
 

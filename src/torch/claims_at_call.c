@@ -1,45 +1,55 @@
 /* claims_at_call.c - the claims that are made when calls begin.
  *
  * Modules are claimed when they are first known. At a root call they are claimed again if some
- * of their parameters had no memory yet, or if the memory of a parameter or buffer was freed. */
+ * of their parameters had no memory yet, or if the memory of a parameter or buffer was freed. A recording also does so
+ * at some root calls to tell root modules apart that are not called, while the variables that hold them exist. */
 #include "torch/claims.h"
 
 #include "torch/api.h"
+#include "torch/held_signals.h"
 #include "torch/optimizer_steps.h"
 #include "torch/run_python.h"
 #include "torch/threads.h"
 
 static uint64_t parameters_dropped; /* ms_ledger_parameters_dropped at the latest root call */
-static bool seeking_optimizer;      /* look for an optimizer, to distinguish micro-batches from training steps */
-static uint32_t root_calls;         /* since then */
+static bool seeking;                /* for a recording: look for what is not known by calls */
+static bool optimizer_found;        /* micro-batches are distinguished from training steps */
+static uint32_t root_calls;         /* with grad mode on, since `seeking` was set */
 
 void mst_claims_at_call_begin(void)
 {
     parameters_dropped = ms_ledger_parameters_dropped(mst_target_ledger());
 }
 
-void mst_claims_seek_optimizer(bool seek)
+void mst_claims_seek(bool seek)
 {
-    seeking_optimizer = seek;
+    seeking = seek;
+    optimizer_found = false;
     root_calls = 0;
 }
 
-/* The program may create its optimizer late, and the search is slow. So it runs at the 1st, 2nd,
- * 4th, 8th, ... root call with grad mode on; the others begin no step. */
-static void seek_optimizer(void)
+/* The program may create its optimizer, or a copy of its model, late, and the searches are slow. So they run at the
+ * 1st, 2nd, 4th, 8th, ... root call with grad mode on; the others begin no step. */
+static void seek_unknown(void)
 {
     root_calls++;
-    if (root_calls & (root_calls - 1))
+    if (LIKELY(root_calls & (root_calls - 1)))
         return;
+    bool held = mst_signals_hold(); /* An interrupt's traceback must not show our Python code. */
     PyObject *callback = mst_dynamo_disable();
-    PyObject *found = mst_run_python(MST_PY_HAS_OPTIMIZER, NULL);
+    PyObject *found = optimizer_found ? NULL : mst_run_python(MST_PY_HAS_OPTIMIZER, NULL);
     if (found == Py_True) {
-        seeking_optimizer = false;
+        optimizer_found = true;
         ms_ledger_expect_optimizer(mst_target_ledger());
     }
     Py_XDECREF(found);
     mst_clear_error();
+    Py_XDECREF(mst_run_python(MST_PY_NAME_UNCALLED, NULL));
+    mst_clear_error();
     mst_dynamo_restore(callback);
+    if (mst_signals_release(held) != 0)
+        mst_clear_error();
+    mst.claims.due = true;
 }
 
 void mst_claim_at_call(ms_thread *thread, bool without_grad)
@@ -51,8 +61,8 @@ void mst_claim_at_call(ms_thread *thread, bool without_grad)
         if (mst.claims.awaiting_memory || dropped != parameters_dropped)
             mst.claims.due = true;
         parameters_dropped = dropped;
-        if (UNLIKELY(seeking_optimizer) && !without_grad)
-            seek_optimizer();
+        if (seeking && !without_grad)
+            seek_unknown();
     }
     if (UNLIKELY(mst.claims.due))
         mst_claim_modules();

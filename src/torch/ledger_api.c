@@ -50,7 +50,7 @@ static void detach_ledger(ledger *self)
     if (!self->attached)
         return;
     self->attached = false;
-    mst_claims_seek_optimizer(false);
+    mst_claims_seek(false);
     atomic_store(&mst.gradients_ledger, NULL);
     mst_saved_restore();
     if (!self->dispatcher)
@@ -280,10 +280,10 @@ static PyObject *ledger_held(ledger *self, PyObject *tensors)
     return error ? NULL : PyLong_FromUnsignedLongLong(sum.bytes);
 }
 
-static PyObject *ledger_seek_optimizer(ledger *self, PyObject *unused)
+static PyObject *ledger_seek(ledger *self, PyObject *unused)
 {
     (void)unused;
-    mst_claims_seek_optimizer(self->attached);
+    mst_claims_seek(self->attached);
     Py_RETURN_NONE;
 }
 
@@ -329,7 +329,7 @@ static PyMethodDef ledger_methods[] = {
      "(module, fqn, call snapshots, input, output) of the modules that were called."},
     {"held", (PyCFunction)ledger_held, METH_O, "The bytes of the blocks of some tensors, each block once."},
     {"backward", (PyCFunction)ledger_backward, METH_VARARGS, "A module's backward begins or ends."},
-    {"seek_optimizer", (PyCFunction)ledger_seek_optimizer, METH_NOARGS,
+    {"seek", (PyCFunction)ledger_seek, METH_NOARGS,
      "Look for an optimizer at root calls; if there is one, its steps are the training steps."},
     {"lost", (PyCFunction)ledger_lost, METH_NOARGS, "How many events were lost because memory ran out."},
     {"time", (PyCFunction)ledger_time, METH_NOARGS, "A number that grows with every event."},

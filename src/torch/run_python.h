@@ -12,6 +12,7 @@
 #define MST_PY_REGISTER_STEP_HOOKS "modscope._optimizer_steps", "register_hooks" /* () -> a list of handles */
 #define MST_PY_REGISTER_BUILDING_HOOKS "modscope._building", "register_hooks"    /* () -> a list of handles */
 #define MST_PY_HAS_OPTIMIZER "modscope._optimizer_steps", "has_optimizer"        /* () -> bool */
+#define MST_PY_NAME_UNCALLED "modscope._record", "name_uncalled_modules"         /* () */
 #define MST_PY_NUMBER_DEVICE "modscope._devices", "number_device"                /* (torch.device) -> int */
 #define MST_PY_ADD_OOM_NOTE "modscope._oom_report", "add_note"                   /* (exception) */
 

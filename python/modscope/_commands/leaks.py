@@ -61,6 +61,8 @@ def _lines(group: Report, width: int, several_devices: bool, screen: Screen) -> 
     allocated = f"{counted(group['count'], 'block')} allocated in {steps}"
     if group["phases"] != ["idle"]:
         allocated += f", in {', '.join(group['phases'])}"
+    outside = []
     if group["outside"]:
-        allocated += f", {'all' if group['outside'] == group['bytes'] else size(group['outside'])} outside torch's allocators"
-    return [first, pad + screen.cut(allocated, room), pad + screen.cut(sizes, room), ""]
+        part = "" if group["outside"] == group["bytes"] else f"{size(group['outside'])} of it "
+        outside = [pad + screen.cut(f"{part}from outside torch's allocators: numpy, mmap, shared memory", room)]
+    return [first, pad + screen.cut(allocated, room), *outside, pad + screen.cut(sizes, room), ""]

@@ -44,22 +44,25 @@ static void append_bytes(struct text *text, int width, int64_t bytes)
     append(text, "%s", size);
 }
 
+static void append_step(struct text *text, uint64_t step, bool evaluation)
+{
+    if (step)
+        append(text, evaluation ? "in evaluation after step %llu" : "in step %llu", (unsigned long long)step);
+    else
+        append(text, "%s", evaluation ? "in evaluation" : "before the first step");
+}
+
+/* The words of describe_moment in the Python package. */
 static void append_position(struct text *text, const ms_ledger *ledger, uint64_t step, ms_phase phase, ms_path path)
 {
     const char *name = path == MS_GLOBAL ? NULL : ms_path_shown(ledger->watch, path);
-    bool evaluation = phase == MS_EVALUATION;
-    if (evaluation)
-        append(text, "in evaluation");
-    if (step)
-        append(text, evaluation ? " after step %llu" : "in step %llu", (unsigned long long)step);
-    else if (!evaluation)
-        append(text, "before the first step");
-    if (evaluation && name)
-        append(text, ", in %s", name);
-    else if (phase == MS_IDLE || evaluation)
-        append(text, ", outside any module");
+    append_step(text, step, phase == MS_EVALUATION);
+    if (phase == MS_OPTIMIZER)
+        append(text, ", in the optimizer's step%s%s", name ? " in " : "", name ? name : "");
+    else if (phase == MS_IDLE || phase == MS_EVALUATION)
+        append(text, ", %s%s", name ? "in " : "outside any module", name ? name : "");
     else
-        append(text, ", %s%s%s", ms_phase_name(phase), name ? " of " : "", name ? name : "");
+        append(text, ", %s %s%s", ms_phase_name(phase), name ? "of " : "outside any module", name ? name : "");
 }
 
 static void append_device(struct text *text, const ms_ledger *ledger, uint32_t device)

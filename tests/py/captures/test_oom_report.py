@@ -8,6 +8,7 @@ from helpers import make, needs_interception
 from torch import nn
 
 from modscope import MemTracker, load, record
+from modscope._text import describe_moment
 
 pytestmark = needs_interception  # the dispatcher does not see failed allocations
 
@@ -138,3 +139,35 @@ def test_of_many_failures_some_are_printed_and_all_are_in_the_exceptions(capfd):
                 errors.append(error)
     assert len(errors) == 12 and all("on cpu failed" in notes_of(error) for error in errors)
     assert capfd.readouterr().err.count("out of memory") == 5
+
+
+def test_it_says_where_it_was_in_the_words_of_a_capture(tmp_path, capfd):
+    """Also where no module was running: in a backward, and in an optimizer's step."""
+
+    class Large(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return allocate_too_much()
+
+    class Greedy(torch.optim.SGD):
+        def step(self, closure=None):
+            allocate_too_much()
+
+    def allocate_too_much():
+        return torch.empty(TOO_MUCH, dtype=torch.uint8)
+
+    path = tmp_path / "run.msc"
+    net = nn.Linear(2, 2)
+    with record(path):
+        for fail in (Large.apply(net(torch.ones(2))).sum().backward, Greedy(net.parameters(), 0.1).step, allocate_too_much):
+            with pytest.raises(RuntimeError):
+                fail()
+    said = capfd.readouterr().err
+    wanted = [describe_moment(1, event.phase, event.module) for event in load(path).events("oom")]
+    assert wanted == ["in step 1, backward outside any module", "in step 1, in the optimizer's step", "in step 1, outside any module"]
+    for words in wanted:
+        assert f"failed, {words}\n" in said

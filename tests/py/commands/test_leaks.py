@@ -109,3 +109,13 @@ def test_what_was_made_in_two_steps_only_is_no_leak(tmp_path, figures):
             c.add(1000)
     (tmp_path / "two.msc").write_bytes(c.end())
     assert figures(f"leaks {tmp_path}/two.msc")["groups"] == []
+
+
+def test_kept_memory_from_outside_is_said_whole(captures, text):
+    """Also in a narrow terminal: it says why torch's own figures do not show the leak."""
+    made = Capture()
+    for _ in range(8):
+        made.step()
+        made.add(1000, category="Other", outside=True)
+    (captures / "outside.msc").write_bytes(made.end(how="finished"))
+    assert "  from outside torch's allocators: numpy, mmap, shared memory\n" in text("leaks outside.msc", 80)

@@ -6,7 +6,7 @@ import types
 
 import pytest
 import torch
-from memory_helpers import nonzero, now, reading
+from memory_helpers import every_source, nonzero, now, reading
 from torch import nn
 
 from modscope import MemTracker
@@ -69,6 +69,27 @@ def test_a_checkpoint():
         assert now(tracker, "Other") == 80 + 2 * 80 + 2 * 4
 
 
+@every_source
+def test_a_state_dict_that_nobody_keeps(source):
+    """Its tensors are gone when the tracker is entered, but the model still has their storages."""
+    net = nn.Linear(4, 4)
+    other = nn.Linear(2, 2)
+    tracker = MemTracker(source)
+    tracker.track_external(net.state_dict())
+    tracker.track_external(other.state_dict())
+    with tracker:
+        assert nonzero(reading(tracker)) == {"Other": 80 + 24, "Total": 80 + 24}
+        del other
+        assert nonzero(reading(tracker)) == {"Other": 80, "Total": 80}
+
+
+def test_a_tensor_that_nobody_keeps_is_not_kept():
+    tracker = MemTracker()
+    tracker.track_external({"x": torch.empty(10), "s": torch.empty(10).to_sparse()})
+    with tracker:
+        assert nonzero(reading(tracker)) == {}
+
+
 def test_modules_and_optimizers_in_a_dict_subclass():
     net = nn.Linear(4, 4)
     tracker = MemTracker()
@@ -79,5 +100,5 @@ def test_modules_and_optimizers_in_a_dict_subclass():
 
 @pytest.mark.parametrize("wrong", [{"a": "b"}, Batch(a=1), ["x", None], Encoding({"a": [1]}), {1}], ids=repr)
 def test_a_container_without_anything_to_track_is_refused(wrong):
-    with pytest.raises(TypeError, match=type(wrong).__name__):
+    with pytest.raises(TypeError, match=f"nothing to track in this object of type .*{type(wrong).__name__}"):
         MemTracker().track_external(torch.empty(3), wrong)
