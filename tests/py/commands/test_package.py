@@ -15,7 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # torch's and Python's own private names that are used knowingly, and what namedtuples call so.
 FOREIGN = {"torch", "_C", "os", "sys", "argparse"}
 NAMEDTUPLE = {"_asdict", "_replace", "_fields"}
-TORCH = {"_cdata", "_sequence_nr"}
+TORCH = {"_cdata", "_sequence_nr", "_schema", "_destroy"}
 
 # The native tracker, which torch's interface gives these names; and the trackers' own files, which share a tracker.
 TRACKERS = {

@@ -20,8 +20,8 @@ pytestmark = [
 BEGIN = """
 import torch
 from torch import nn
-from modscope._virtual._device import VirtualDevice
-from modscope._virtual._gpus import find_gpu
+from modscope._virtual.device import VirtualDevice
+from modscope._virtual.gpus import find_gpu
 device = VirtualDevice(find_gpu("{gpu}"), "{version}")
 device.install()
 """
@@ -138,7 +138,7 @@ def test_attention_takes_the_kernel_of_the_card() -> None:
 
 
 def test_an_unknown_gpu_names_the_known_ones() -> None:
-    from modscope._virtual._gpus import find_gpu
+    from modscope._virtual.gpus import find_gpu
 
     with pytest.raises(ValueError, match="'gtx1' is not a GPU that is known: use one of t4, .*, or its memory as 24GiB"):
         find_gpu("gtx1")

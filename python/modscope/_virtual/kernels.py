@@ -7,10 +7,7 @@ from typing import Any
 import torch
 
 from modscope import _native
-from modscope._virtual import _operators
-
-aten = torch.ops.aten
-
+from modscope._virtual import operators
 
 # ---- new tensors ----
 
@@ -20,14 +17,14 @@ def empty(
 ) -> torch.Tensor:
     dtype = dtype or torch.get_default_dtype()
     if memory_format in (None, torch.contiguous_format):
-        return _operators.make(size, _operators.contiguous_strides(size), dtype)
-    return _operators.empty_like_meta(torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format))
+        return operators.make(size, operators.contiguous_strides(size), dtype)
+    return operators.empty_like_meta(torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format))
 
 
 def empty_strided(
     size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
 ) -> torch.Tensor:
-    return _operators.make(size, stride, dtype or torch.get_default_dtype())
+    return operators.make(size, stride, dtype or torch.get_default_dtype())
 
 
 def resize_(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
@@ -49,7 +46,7 @@ def _view_like(self: torch.Tensor, meta: torch.Tensor) -> torch.Tensor:
 
 
 def view(self: torch.Tensor, size: Any) -> torch.Tensor:
-    return _view_like(self, _operators.to_meta(self).view(size))
+    return _view_like(self, operators.to_meta(self).view(size))
 
 
 def reshape_alias(self: torch.Tensor, size: Any, stride: Any) -> torch.Tensor:
@@ -57,7 +54,7 @@ def reshape_alias(self: torch.Tensor, size: Any, stride: Any) -> torch.Tensor:
 
 
 def unfold(self: torch.Tensor, dimension: int, size: int, step: int) -> torch.Tensor:
-    return _view_like(self, _operators.to_meta(self).unfold(dimension, size, step))
+    return _view_like(self, operators.to_meta(self).unfold(dimension, size, step))
 
 
 # ---- values: a tensor of the virtual device has none, and is read as zeros ----
@@ -86,12 +83,12 @@ def copy_from(self: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False)
 
 def nonzero(self: torch.Tensor) -> torch.Tensor:
     count = self.numel() // 2
-    return _operators.make((count, self.dim()), (1, max(count, 1)), torch.int64)
+    return operators.make((count, self.dim()), (1, max(count, 1)), torch.int64)
 
 
 def masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     elements = torch.broadcast_shapes(self.shape, mask.shape).numel()
-    return _operators.make((elements // 2,), (1,), self.dtype)
+    return operators.make((elements // 2,), (1,), self.dtype)
 
 
 # ---- attention ----
@@ -110,11 +107,11 @@ def scaled_dot_product_attention(
 ) -> Any:
     """The kernel that a card would choose: flash, memory-efficient or math."""
     if attn_mask is not None and attn_mask.requires_grad and query.dtype == torch.float32:
-        return aten._scaled_dot_product_attention_math(
+        return torch.ops.aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]
     if attn_mask is None and query.dtype != torch.float32 and query.size(-1) <= 256:
-        return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+        return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
@@ -124,7 +121,7 @@ def scaled_dot_product_attention(
             bias = torch.zeros_like(attn_mask, dtype=query.dtype)
             attn_mask = bias.masked_fill_(attn_mask.logical_not(), float("-inf"))
         attn_mask = attn_mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
-    return aten._scaled_dot_product_efficient_attention(
+    return torch.ops.aten._scaled_dot_product_efficient_attention(
         query, key, value, attn_mask, needs_backward, dropout_p, is_causal, scale=scale
     )[0]
 
@@ -150,7 +147,7 @@ _COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunction
 def _overload(name: str) -> Any:
     """The operator ``aten::name.overload``."""
     packet, _, overload = name.removeprefix("aten::").partition(".")
-    return getattr(getattr(aten, packet), overload or "default")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def from_meta() -> dict[str, Any]:

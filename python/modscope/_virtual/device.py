@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from modscope import _interception, _native, _text
-from modscope._virtual import _kernels, _operators
-from modscope._virtual._gpus import Gpu
+from modscope._virtual import kernels, operators
+from modscope._virtual.gpus import Gpu
 
 __all__ = ["VirtualDevice"]
 
@@ -50,12 +50,12 @@ class VirtualDevice:
             undo.enter_context(_replaced(torch.cuda, self._cuda_functions()))
             undo.enter_context(_replaced(torch.accelerator, {"current_stream": lambda *_: _Stream()}))
             undo.enter_context(_replaced(_amp_common(), {"amp_definitely_not_available": lambda: False}))
-            undo.enter_context(_replaced(_operators, {"out_of_memory": self._out_of_memory}))
+            undo.enter_context(_replaced(operators, {"out_of_memory": self._out_of_memory}))
             self._undo = undo.pop_all()
 
     def remove(self) -> None:
         self._undo.close()
-        _operators.forget()
+        operators.forget()
 
     # ---- torch.cuda ----
 
@@ -185,7 +185,7 @@ def _replaced(module: Any, values: dict[str, Any]) -> Iterator[None]:
 
 
 def _bound(op: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: _operators.run(op, *args, **kwargs)
+    return lambda *args, **kwargs: operators.run(op, *args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -193,13 +193,13 @@ def _kernels_registered() -> Iterator[None]:
     every = torch.library.Library("_", "IMPL")  # noqa: TOR901
     aten = torch.library.Library("aten", "IMPL")  # noqa: TOR901
     try:
-        every.fallback(_operators.run, "CUDA")
-        for name, op in _kernels.from_meta().items():
-            if name not in _kernels.KERNELS:
+        every.fallback(operators.run, "CUDA")
+        for name, op in kernels.from_meta().items():
+            if name not in kernels.KERNELS:
                 aten.impl(name, _bound(op), "CUDA")
-        for name, kernel in _kernels.KERNELS.items():
+        for name, kernel in kernels.KERNELS.items():
             aten.impl(name, kernel, "CUDA")
-        for name, composed in _kernels.COMPOSED.items():
+        for name, composed in kernels.COMPOSED.items():
             for key in ("CUDA", "AutogradCUDA"):
                 aten.impl(name, composed, key)
         yield
