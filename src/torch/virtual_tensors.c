@@ -49,12 +49,6 @@ static int8_t scalar_type_of(PyObject *dtype)
     return *(const int8_t *)((const char *)dtype + sizeof(PyObject));
 }
 
-static PyObject *virtual_scalar_type(PyObject *self, PyObject *dtype)
-{
-    (void)self;
-    return PyLong_FromLong(scalar_type_of(dtype));
-}
-
 /* The number of dimensions, or -1 with an error set. */
 static Py_ssize_t read_numbers(PyObject *sequence, int64_t *numbers)
 {
@@ -135,7 +129,6 @@ static PyObject *virtual_alias(PyObject *self, PyObject *const *args, Py_ssize_t
 PyMethodDef mst_virtual_tensors_methods[] = {
     {"virtual_find_functions", virtual_find_functions, METH_O,
      "Find torch's functions that make tensors, given the dispatch keys of a CUDA tensor; None, or what is missing."},
-    {"virtual_scalar_type", virtual_scalar_type, METH_O, "The number of a dtype's scalar type."},
     {"virtual_empty", (PyCFunction)(void (*)(void))virtual_empty, METH_FASTCALL,
      "A tensor of the virtual device, or None if the device is full."},
     {"virtual_alias", (PyCFunction)(void (*)(void))virtual_alias, METH_FASTCALL,

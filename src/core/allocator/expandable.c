@@ -74,7 +74,7 @@ static bool map_pages(ms_allocator *allocator, struct ms_allocation *block, uint
     ms__join(allocator, block, block->previous);
     ms__join(allocator, block, block->next);
     ms__insert_free(allocator, block);
-    ms__reserved_grew(allocator, block, MS_PAGES_MAPPED, address, size);
+    ms__reserved_changed(allocator, block, MS_PAGES_MAPPED, address, size);
     return true;
 }
 
@@ -125,7 +125,7 @@ bool ms__unmap_block(ms_allocator *allocator, struct ms_allocation *block)
     block->address = base + first;
     block->size = last - first;
     block->mapped = false;
-    ms__reserved_shrank(allocator, block, MS_PAGES_UNMAPPED, block->address, block->size);
+    ms__reserved_changed(allocator, block, MS_PAGES_UNMAPPED, block->address, block->size);
     ms__join(allocator, block, block->previous);
     ms__join(allocator, block, block->next);
     if (ms__is_split(block)) {

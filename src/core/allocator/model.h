@@ -137,10 +137,8 @@ struct ms_allocation *ms__take_free(ms_allocator *allocator, const struct ms__re
 struct ms_allocation *ms__take_segment(ms_allocator *allocator, const struct ms__request *request);
 struct ms_allocation *ms__expand_segment(ms_allocator *allocator, const struct ms__request *request);
 bool ms__exceeds_capacity(const ms_allocator *allocator, uint64_t bytes);
-void ms__reserved_grew(ms_allocator *allocator, const struct ms_allocation *block, ms_segment_change change,
-                       uint64_t address, uint64_t bytes);
-void ms__reserved_shrank(ms_allocator *allocator, const struct ms_allocation *block, ms_segment_change change,
-                         uint64_t address, uint64_t bytes);
+void ms__reserved_changed(ms_allocator *allocator, const struct ms_allocation *block, ms_segment_change change,
+                          uint64_t address, uint64_t bytes);
 /* Give the pages of a free block of an expandable segment back. False if memory runs out. */
 bool ms__unmap_block(ms_allocator *allocator, struct ms_allocation *block);
 void ms__collect_garbage(ms_allocator *allocator);

@@ -12,20 +12,16 @@ bool ms__exceeds_capacity(const ms_allocator *allocator, uint64_t bytes)
     return reserved > most || bytes > most - reserved;
 }
 
-void ms__reserved_grew(ms_allocator *allocator, const struct ms_allocation *block, ms_segment_change change,
-                       uint64_t address, uint64_t bytes)
+void ms__reserved_changed(ms_allocator *allocator, const struct ms_allocation *block, ms_segment_change change,
+                          uint64_t address, uint64_t bytes)
 {
-    ms__stats_add(allocator->stats.reserved_bytes, block->pool, bytes);
-    allocator->stats.device_allocs++;
-    if (allocator->on_segment)
-        allocator->on_segment(allocator->on_segment_context, change, address, bytes, block->stream);
-}
-
-void ms__reserved_shrank(ms_allocator *allocator, const struct ms_allocation *block, ms_segment_change change,
-                         uint64_t address, uint64_t bytes)
-{
-    ms__stats_remove(allocator->stats.reserved_bytes, block->pool, bytes);
-    allocator->stats.device_frees++;
+    if (change == MS_SEGMENT_TAKEN || change == MS_PAGES_MAPPED) {
+        ms__stats_add(allocator->stats.reserved_bytes, block->pool, bytes);
+        allocator->stats.device_allocs++;
+    } else {
+        ms__stats_remove(allocator->stats.reserved_bytes, block->pool, bytes);
+        allocator->stats.device_frees++;
+    }
     if (allocator->on_segment)
         allocator->on_segment(allocator->on_segment_context, change, address, bytes, block->stream);
 }
@@ -46,7 +42,7 @@ struct ms_allocation *ms__take_segment(ms_allocator *allocator, const struct ms_
     ms__stats_add(allocator->stats.segments, request->pool, 1);
     if (size >= allocator->settings.max_split_size)
         ms__stat_add(&allocator->stats.oversize_segments, 1);
-    ms__reserved_grew(allocator, block, MS_SEGMENT_TAKEN, segment->address, size);
+    ms__reserved_changed(allocator, block, MS_SEGMENT_TAKEN, segment->address, size);
     return block;
 }
 
@@ -57,7 +53,7 @@ static void give_back_segment(ms_allocator *allocator, struct ms_allocation *blo
     ms__stats_remove(allocator->stats.segments, block->pool, 1);
     if (block->size >= allocator->settings.max_split_size)
         ms__stat_remove(&allocator->stats.oversize_segments, 1);
-    ms__reserved_shrank(allocator, block, MS_SEGMENT_GIVEN_BACK, block->address, block->size);
+    ms__reserved_changed(allocator, block, MS_SEGMENT_GIVEN_BACK, block->address, block->size);
     ms__drop_segment(allocator, block->segment);
     ms__spare_block(allocator, block);
 }

@@ -186,16 +186,22 @@ void ms_ledger_clear(ms_ledger *ledger)
     ms__unlock(&ledger->lock);
 }
 
+/* With the lock held. The block, or NULL with the error: the ledger is not attached, or knows no such block. */
+static struct ms__block *find_attached_block(const ms_ledger *ledger, uint64_t address, int *error)
+{
+    struct ms__block *block = MS__PEEK(ledger->attached) ? ms__block_find(&ledger->blocks, address) : NULL;
+    *error = block ? MS_OK : MS__PEEK(ledger->attached) ? MS_ENOBLOCK : MS_EDETACHED;
+    return block;
+}
+
 int ms_block_resize(ms_ledger *ledger, uint64_t address, uint64_t bytes)
 {
     if (bytes > INT64_MAX)
         return MS_EINVAL;
     ms__lock(&ledger->lock);
-    struct ms__block *block = ms__block_find(&ledger->blocks, address);
-    int error = block ? MS_OK : MS_ENOBLOCK;
-    if (!MS__PEEK(ledger->attached)) {
-        error = MS_EDETACHED;
-    } else if (block && block->bytes != bytes) {
+    int error;
+    struct ms__block *block = find_attached_block(ledger, address, &error);
+    if (block && block->bytes != bytes) {
         struct ms__block resized = *block;
         resized.bytes = bytes;
         if (bytes)
@@ -258,11 +264,9 @@ int ms_block_claim_unheld(ms_ledger *ledger, uint64_t address, ms_category categ
     if (category >= MS_CATEGORY_COUNT || path >= ms_path_count(ledger->watch))
         return MS_EINVAL;
     ms__lock(&ledger->lock);
-    struct ms__block *block = ms__block_find(&ledger->blocks, address);
-    int error = block ? MS_OK : MS_ENOBLOCK;
-    if (!MS__PEEK(ledger->attached)) {
-        error = MS_EDETACHED;
-    } else if (block) {
+    int error;
+    struct ms__block *block = find_attached_block(ledger, address, &error);
+    if (block) {
         bool up_to_date = !ledger->claiming || block->claim_pass == ledger->claim_pass || block->category == category;
         block->claim_pass = ledger->claim_pass;
         if (!is_held_by_object(block->category) || !up_to_date)
@@ -275,9 +279,8 @@ int ms_block_claim_unheld(ms_ledger *ledger, uint64_t address, ms_category categ
 /* With the lock held. The block if it is MS_OTHER, else NULL. */
 static struct ms__block *find_other_block(const ms_ledger *ledger, uint64_t address, int *error)
 {
-    struct ms__block *block = ms__block_find(&ledger->blocks, address);
-    *error = !MS__PEEK(ledger->attached) ? MS_EDETACHED : block ? MS_OK : MS_ENOBLOCK;
-    return *error == MS_OK && block->category == MS_OTHER ? block : NULL;
+    struct ms__block *block = find_attached_block(ledger, address, error);
+    return block && block->category == MS_OTHER ? block : NULL;
 }
 
 int ms_block_saved(ms_ledger *ledger, uint64_t address)
@@ -309,11 +312,9 @@ int ms_block_claim(ms_ledger *ledger, uint64_t address, ms_category category, ms
     if (category >= MS_CATEGORY_COUNT || path >= ms_path_count(ledger->watch))
         return MS_EINVAL;
     ms__lock(&ledger->lock);
-    struct ms__block *block = ms__block_find(&ledger->blocks, address);
-    int error = block ? MS_OK : MS_ENOBLOCK;
-    if (!MS__PEEK(ledger->attached)) {
-        error = MS_EDETACHED;
-    } else if (block && !has_stronger_claim(ledger, block, category)) {
+    int error;
+    struct ms__block *block = find_attached_block(ledger, address, &error);
+    if (block && !has_stronger_claim(ledger, block, category)) {
         block->claim_pass = ledger->claim_pass;
         error = change_block(ledger, block, category, path, true);
     }
