@@ -13,7 +13,7 @@ import torch
 
 from modscope import _native
 
-__all__ = ["contiguous_strides", "empty_like_meta", "make", "run", "to_meta"]
+__all__ = ["Events", "Rules", "contiguous_strides", "empty_like_meta", "make", "run", "to_meta"]
 
 _MOST_REMEMBERED = 200_000
 Spec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -43,12 +43,12 @@ class _Plan:
                     if other is not None and other.is_write and other.before_set == alias.before_set:
                         mutated = _Mutated(position, argument.name, argument.kwarg_only)
             self.returns.append(mutated)
-        self.mutates_only = bool(self.returns) and all(m is not None and not m.is_out for m in self.returns)
-        """Every result is an argument: nothing is made."""
+        self.mutates_only = all(m is not None and not m.is_out for m in self.returns)
+        """Every result is an argument, or there is none: nothing is made."""
 
 
 _plans: dict[Any, _Plan] = {}
-_remembered: dict[Any, Any] = {}
+_remembered: dict[Any, _Call] = {}
 out_of_memory: Callable[[int], BaseException] = lambda bytes: torch.OutOfMemoryError(f"no memory for {bytes} bytes")
 
 
@@ -135,11 +135,16 @@ def _resize_out(out: torch.Tensor, spec: Spec) -> torch.Tensor:
     return out
 
 
-class _BesideResults:
-    """The memory that an operator takes beside its results, as ``hidden_memory`` lists it: ``("temporary", bytes)`` takes,
-    and with negative bytes gives back; ``("kept", bytes)`` takes for good, as a workspace; ``("result", bytes)`` is a result."""
+Event = tuple[str, int]
+"""``("temporary", bytes)`` takes memory, and with negative bytes gives it back; ``("kept", bytes)`` takes it for good, as a
+workspace; ``("result", bytes)`` stands for the next result. An operator gives back what is left when it ends."""
+Events = Sequence[Event]
 
-    def __init__(self, events: Sequence[tuple[str, int]]) -> None:
+
+class _BesideResults:
+    """Take the memory that an operator takes beside its results, in the order of the events."""
+
+    def __init__(self, events: Events) -> None:
         self._events = events
         self._at = 0
         self._taken: list[tuple[int, int]] = []
@@ -174,34 +179,55 @@ class _BesideResults:
                 return
 
 
-hidden_memory: Callable[[Any, Any, Any], Sequence[tuple[str, int]] | None] | None = None
-"""What an operator with these arguments takes beside its results, in order; None: nothing."""
+class Rules:
+    """What is known of operators beside their results' shapes. It is asked once for each combination of arguments."""
+
+    def events(self, op: Any, args: Any, kwargs: Any, specs: Any) -> Events | Callable[[], Events] | None:
+        """The memory that the operator takes beside its results. A function is called each time: what it answers differs
+        between calls, such as a workspace that only the first product of a thread takes."""
+        return None
+
+    def seconds(self, op: Any, args: Any, kwargs: Any, specs: Any) -> float:
+        """How long the operator takes."""
+        return 0.0
+
+    def advance(self, seconds: float) -> None:
+        """An operator that takes so long has run."""
 
 
-def run(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """The results of an operator."""
-    plan = _plans.get(op)
-    if plan is None:
-        plan = _plans[op] = _Plan(op)
-    if plan.mutates_only:
-        hidden = hidden_memory(op, args, kwargs) if hidden_memory is not None else None
-        if hidden:
-            _BesideResults(hidden).end()
-        mutated = [_argument(m, args, kwargs) for m in plan.returns if m is not None]
-        return mutated[0] if len(mutated) == 1 else tuple(mutated)
+rules = Rules()
+
+
+class _Call(NamedTuple):
+    """What is remembered of an operator with one combination of arguments."""
+
+    specs: Any
+    events: Events | Callable[[], Events] | None
+    seconds: float
+
+
+def _call(plan: _Plan, op: Any, args: Any, kwargs: Any) -> _Call:
     key: Any = (op, _key(args), tuple([(name, _key(a)) for name, a in kwargs.items()]) if kwargs else ())
-    specs = _remembered.get(key, _remembered)
-    if specs is _remembered:
+    call = _remembered.get(key)
+    if call is None:
         if len(_remembered) > _MOST_REMEMBERED:
             _remembered.clear()
-        specs = _remembered[key] = _infer(op, args, kwargs)
-    if len(plan.returns) == 0:
-        return None
+        specs = None if plan.mutates_only else _infer(op, args, kwargs)
+        call = _remembered[key] = _Call(
+            specs, rules.events(op, args, kwargs, specs), rules.seconds(op, args, kwargs, specs)
+        )
+    return call
+
+
+def _beside(call: _Call) -> _BesideResults | None:
+    events = call.events() if callable(call.events) else call.events
+    return _BesideResults(events) if events else None
+
+
+def _results(plan: _Plan, call: _Call, beside: _BesideResults | None, args: Any, kwargs: Any) -> list[Any]:
     one = len(plan.returns) == 1
-    hidden = hidden_memory(op, args, kwargs) if hidden_memory is not None else None
-    beside = _BesideResults(hidden) if hidden else None
     results = []
-    for spec, mutation in zip([specs] if one else specs, plan.returns, strict=True):
+    for spec, mutation in zip([call.specs] if one else call.specs, plan.returns, strict=True):
         if beside is not None:
             beside.before_result()
         if mutation is None:
@@ -209,9 +235,26 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         else:
             argument = _argument(mutation, args, kwargs)
             results.append(_resize_out(argument, spec) if mutation.is_out else argument)
+    return results
+
+
+def run(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """The results of an operator."""
+    plan = _plans.get(op)
+    if plan is None:
+        plan = _plans[op] = _Plan(op)
+    call = _call(plan, op, args, kwargs)
+    beside = _beside(call)
+    if plan.mutates_only:
+        results = [_argument(m, args, kwargs) for m in plan.returns if m is not None]
+    else:
+        results = _results(plan, call, beside, args, kwargs)
     if beside is not None:
         beside.end()
-    return results[0] if one else tuple(results)
+    rules.advance(call.seconds)
+    if not results:
+        return None
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def forget() -> None:
