@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from modscope import _interception, _native, _text
-from modscope._virtual import kernels, operators
+from modscope._virtual import kernels, operators, rules
 from modscope._virtual.gpus import Gpu
 
 __all__ = ["VirtualDevice"]
@@ -51,6 +51,8 @@ class VirtualDevice:
             undo.enter_context(_replaced(torch.accelerator, {"current_stream": lambda *_: _Stream()}))
             undo.enter_context(_replaced(_amp_common(), {"amp_definitely_not_available": lambda: False}))
             undo.enter_context(_replaced(operators, {"out_of_memory": self._out_of_memory}))
+            card = rules.make_card(self.gpu, self._version)
+            undo.enter_context(_replaced(operators, {"rules": rules.Rules(card)}))
             self._undo = undo.pop_all()
 
     def remove(self) -> None:
