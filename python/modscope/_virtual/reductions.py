@@ -175,7 +175,7 @@ def _reduce(
     """The events of an operator that makes its result and then reduces ``self``, converted to ``dtype``, into it."""
     copies, strides = _converted(self, dtype)
     iteration = geometry.reduce_iteration(self.shape, strides, _dimensions(dim), keep)
-    offset = 0 if copies else self.storage_offset()
+    offset = 0 if copies else int(self.storage_offset())
     return [("result", 0), *copies, *reduction(card, iteration, dtype, accumulator, out, offset)]
 
 

@@ -25,7 +25,7 @@ Answer = Events | Callable[[], Events] | None
 """The events of a call, or a function that answers them at each call, or None: nothing is taken beside the results."""
 RuleFunction = Callable[["Card", Any, Any, Any], Answer]
 
-_MODULES = ("workspaces", "reductions", "convolution", "recurrent", "attention")
+_MODULES = ("workspaces", "reductions", "sorting", "normalization", "convolution", "recurrent", "attention")
 
 
 class Card(NamedTuple):
@@ -88,10 +88,20 @@ def argument(args: Any, kwargs: Any, position: int, name: str, default: Any = No
     return args[position] if position < len(args) else default
 
 
+class Found(Protocol):
+    """What a table knows of an operator with its arguments; None: it was not measured."""
+
+    @property
+    def events(self) -> Answer: ...
+
+    @property
+    def seconds(self) -> float | None: ...
+
+
 class Table(Protocol):
     """What was measured on a GPU. It takes precedence over rules."""
 
-    def find(self, op: Any, args: Any, kwargs: Any) -> tuple[Events, float] | None: ...
+    def find(self, op: Any, args: Any, kwargs: Any) -> Found | None: ...
 
 
 class Times(Protocol):
@@ -126,8 +136,8 @@ class Rules(operators.Rules):
     def events(self, op: Any, args: Any, kwargs: Any, specs: Any) -> Answer:
         if self._table is not None:
             found = self._table.find(op, args, kwargs)
-            if found is not None:
-                return found[0]
+            if found is not None and found.events is not None:
+                return found.events
         known = self._rules.get(str(op))
         if known is not None:
             return known.function(self._card, args, kwargs, specs)
@@ -137,8 +147,8 @@ class Rules(operators.Rules):
     def seconds(self, op: Any, args: Any, kwargs: Any, specs: Any) -> float:
         if self._table is not None:
             found = self._table.find(op, args, kwargs)
-            if found is not None:
-                return found[1]
+            if found is not None and found.seconds is not None:
+                return found.seconds
         return self._times.seconds(op, args, kwargs, specs) if self._times is not None else 0.0
 
     def advance(self, seconds: float) -> None:

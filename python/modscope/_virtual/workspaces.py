@@ -33,10 +33,10 @@ def workspace_bytes(card: Card) -> int:
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if pairs:
         return sum(int(size) * int(count) for size, count in pairs) * _KIB
-    large = {(2, 12): (9, 10, 12), (2, 13): (9, 10, 12), (2, 14): (9, 10, 12)}.get(card.torch)
-    if large is None:
-        large = (9, 10, 11, 12) if card.torch >= (2, 15) else ()
-    is_large = card.capability[0] in large or card.capability == (9, 0)
+    if card.torch < (2, 12):
+        is_large = card.capability == (9, 0)
+    else:
+        is_large = card.capability[0] in ((9, 10, 12) if card.torch < (2, 15) else (9, 10, 11, 12))
     return (_HOPPER if is_large else _DEFAULT) * _KIB
 
 

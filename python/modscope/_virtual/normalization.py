@@ -1,0 +1,153 @@
+"""Rules of normalization, softmax and losses: contiguous copies, partial sums, coefficients of groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from modscope._virtual import geometry
+from modscope._virtual.operators import Event
+from modscope._virtual.reductions import Accumulator, reduction
+from modscope._virtual.rules import Answer, Card, argument, rule
+
+_WARP = 32
+_MANY_ROWS = 64 * 1024
+_ROWS_PER_BLOCK = 32
+
+
+def _copy(tensor: Any) -> list[Event]:
+    """A contiguous copy, where the tensor is not contiguous itself."""
+    if tensor is None or tensor.is_contiguous():
+        return []
+    return [("temporary", tensor.numel() * tensor.dtype.itemsize)]
+
+
+def _result(wanted: bool) -> list[Event]:
+    return [("result", 0)] if wanted else []
+
+
+# ---- layer norm ----
+
+
+@rule("aten.native_layer_norm.default", source="ATen/native/cuda/layer_norm_kernel.cu: layer_norm_cuda")
+def _layer_norm_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    copies = _copy(args[0])
+    return copies or None
+
+
+@rule("aten._fused_rms_norm.default", source="ATen/native/cuda/layer_norm_kernel.cu: _fused_rms_norm_cuda")
+def _rms_norm_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    copies = _copy(args[0])
+    return copies or None
+
+
+def _weight_gradients(card: Card, rows: int, width: int, dtype: torch.dtype, count: int) -> list[Event]:
+    """Many rows of few columns are summed for the weights in blocks of 32 rows first, then over the blocks."""
+    if rows <= _MANY_ROWS or width // _WARP >= card.processors // 2 or count == 0:
+        return []
+    blocks = -(-rows // _ROWS_PER_BLOCK)
+    events: list[Event] = [("temporary", blocks * width * dtype.itemsize)] * count
+    iteration = geometry.reduce_iteration([blocks, width], [width, 1], [0])
+    for _ in range(count):
+        result = width * dtype.itemsize
+        low = dtype in (torch.float16, torch.bfloat16)
+        accumulator = Accumulator(4 if low else dtype.itemsize, 8 if low else 4)
+        events += [("temporary", result), *reduction(card, iteration, dtype, accumulator, dtype), ("temporary", -result)]
+    return events
+
+
+@rule("aten.native_layer_norm_backward.default", source="ATen/native/cuda/layer_norm_kernel.cu: LaunchGammaBetaBackwardCUDAKernel")
+def _layer_norm_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    grad, input, shape, mask = args[0], args[1], args[2], args[7]
+    width = geometry.numel(shape)
+    rows = input.numel() // width if width else 0
+    results = [event for wanted in mask for event in _result(wanted)]
+    dtype = args[5].dtype if args[5] is not None else input.dtype
+    sums = _weight_gradients(card, rows, width, dtype, sum(mask[1:]))
+    events = [*_copy(input), *results, *_copy(grad), *sums]
+    return events if len(events) > len(results) else None
+
+
+@rule("aten._fused_rms_norm_backward.default", source="ATen/native/cuda/layer_norm_kernel.cu: _fused_rms_norm_backward_cuda")
+def _rms_norm_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    grad, input, shape, _, weight, mask = args[:6]
+    width = geometry.numel(shape)
+    rows = input.numel() // width if width else 0
+    results = [event for wanted in mask for event in _result(wanted)]
+    dtype = weight.dtype if weight is not None else input.dtype
+    events = [*_copy(input), *results, *_copy(grad), *_weight_gradients(card, rows, width, dtype, int(mask[1]))]
+    return events if len(events) > len(results) else None
+
+
+# ---- group norm ----
+
+
+def _accumulator(dtype: torch.dtype) -> int:
+    return max(4, dtype.itemsize)
+
+
+@rule("aten.native_group_norm.default", source="ATen/native/cuda/group_norm_kernel.cu: GroupNormKernelImplInternal")
+def _group_norm_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    """A scale and a shift for each sample and channel."""
+    input, weight, bias, samples, channels, pixels = args[:6]
+    if pixels == 1 or (weight is None and bias is None):
+        return None
+    bytes = samples * channels * _accumulator(input.dtype)
+    return [("result", 0), ("result", 0), ("result", 0), ("temporary", bytes), ("temporary", bytes)]
+
+
+@rule("aten.native_group_norm_backward.default", source="ATen/native/cuda/group_norm_kernel.cu: GroupNormBackwardKernelImplInternal")
+def _group_norm_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    grad, input, _, _, weight, samples, channels, pixels, groups = args[:9]
+    mask = argument(args, kwargs, 9, "output_mask", [True, True, True])
+    results = [event for wanted in mask for event in _result(wanted)]
+    item = _accumulator(input.dtype)
+    per_channel: Event = ("temporary", samples * channels * item)
+    per_group: Event = ("temporary", samples * groups * item)
+    events: list[Event] = [*_copy(grad), *results]
+    if pixels == 1:
+        return [*events, per_group, per_group] if mask[0] else events
+    events += [per_channel, per_channel]
+    if mask[0]:
+        events += [per_group, per_group, per_channel]
+    return events
+
+
+# ---- softmax and losses ----
+
+
+@rule("aten._softmax.default", "aten._log_softmax.default", "aten._softmax.out", "aten._log_softmax.out", source="SoftMax.cu: host_softmax")
+def _softmax_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    copies = _copy(args[0])
+    return [("result", 0), *copies] if copies else None
+
+
+@rule("aten._softmax_backward_data.default", "aten._softmax_backward_data.out", source="SoftMax.cu: softmax_backward_cuda_out")
+def _softmax_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    """The gradient times the output is computed first."""
+    grad, output = args[0], args[1]
+    product = max(grad.dtype.itemsize, output.dtype.itemsize) * grad.numel()
+    return [("result", 0), ("temporary", product), *_copy(output)]
+
+
+@rule("aten._log_softmax_backward_data.default", "aten._log_softmax_backward_data.out", source="SoftMax.cu: host_softmax_backward")
+def _log_softmax_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    copies = _copy(args[0]) + _copy(args[1])
+    return [("result", 0), *copies] if copies else None
+
+
+@rule(
+    "aten.nll_loss_forward.default",
+    "aten.nll_loss_forward.output",
+    "aten.nll_loss2d_forward.default",
+    source="ATen/native/cuda/Loss.cu: nll_loss_forward_out_cuda_template",
+)
+def _nll_loss_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    copies = _copy(args[0]) + _copy(args[1])
+    return [("result", 0), ("result", 0), *copies] if copies else None
+
+
+@rule("aten.pow.Scalar", "aten.pow.Scalar_out", source="ATen/native/Pow.cpp: the base becomes a tensor of one element")
+def _power_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    return [("result", 0), ("temporary", args[1].dtype.itemsize)]
