@@ -151,3 +151,9 @@ def _nll_loss_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
 @rule("aten.pow.Scalar", "aten.pow.Scalar_out", source="ATen/native/Pow.cpp: the base becomes a tensor of one element")
 def _power_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     return [("result", 0), ("temporary", args[1].dtype.itemsize)]
+
+
+@rule("aten.native_dropout.default", source="ATen/native/cuda/Dropout.cu: dropout_cuda", order=(1, 0))
+def _dropout_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    """The mask is made first."""
+    return None

@@ -45,6 +45,7 @@ class _Plan:
             self.returns.append(mutated)
         self.mutates_only = all(m is not None and not m.is_out for m in self.returns)
         """Every result is an argument, or there is none: nothing is made."""
+        self.order = rules.order(op)
 
 
 _plans: dict[Any, _Plan] = {}
@@ -187,6 +188,10 @@ class Rules:
         between calls, such as a workspace that only the first product of a thread takes."""
         return None
 
+    def order(self, op: Any) -> tuple[int, ...] | None:
+        """The numbers of the results in the order in which they are made, if that is not the order of the schema."""
+        return None
+
     def seconds(self, op: Any, args: Any, kwargs: Any, specs: Any) -> float:
         """How long the operator takes."""
         return 0.0
@@ -224,17 +229,20 @@ def _beside(call: _Call) -> _BesideResults | None:
     return _BesideResults(events) if events else None
 
 
+def _result(spec: Any, mutation: _Mutated | None, args: Any, kwargs: Any) -> Any:
+    if mutation is None:
+        return _realize(spec)
+    argument = _argument(mutation, args, kwargs)
+    return _resize_out(argument, spec) if mutation.is_out else argument
+
+
 def _results(plan: _Plan, call: _Call, beside: _BesideResults | None, args: Any, kwargs: Any) -> list[Any]:
-    one = len(plan.returns) == 1
-    results = []
-    for spec, mutation in zip([call.specs] if one else call.specs, plan.returns, strict=True):
+    specs = [call.specs] if len(plan.returns) == 1 else call.specs
+    results: list[Any] = [None] * len(plan.returns)
+    for i in plan.order or range(len(specs)):
         if beside is not None:
             beside.before_result()
-        if mutation is None:
-            results.append(_realize(spec))
-        else:
-            argument = _argument(mutation, args, kwargs)
-            results.append(_resize_out(argument, spec) if mutation.is_out else argument)
+        results[i] = _result(specs[i], plan.returns[i], args, kwargs)
     return results
 
 

@@ -56,17 +56,21 @@ class Rule(NamedTuple):
     function: RuleFunction
     source: str
     """Where the rule comes from: a file of torch, or what was measured."""
+    order: tuple[int, ...] | None = None
+    """The numbers of the results in the order in which they are made, if that is not the order in which they are returned."""
 
 
 _rules: dict[str, Rule] = {}
 
 
-def rule(*names: str, source: str = "") -> Callable[[RuleFunction], RuleFunction]:
+def rule(
+    *names: str, source: str = "", order: tuple[int, ...] | None = None
+) -> Callable[[RuleFunction], RuleFunction]:
     """Register a function as the rule of the operators ``names``, such as ``aten.convolution.default``."""
 
     def register(function: RuleFunction) -> RuleFunction:
         for name in names:
-            _rules[name] = Rule(function, source or (function.__doc__ or "").strip())
+            _rules[name] = Rule(function, source or (function.__doc__ or "").strip(), order)
         return function
 
     return register
@@ -143,6 +147,10 @@ class Rules(operators.Rules):
             return known.function(self._card, args, kwargs, specs)
         bytes = _result_bytes(specs)
         return self._counting(bytes) if bytes and not takes_results_only(op) else None
+
+    def order(self, op: Any) -> tuple[int, ...] | None:
+        known = self._rules.get(str(op))
+        return known.order if known is not None else None
 
     def seconds(self, op: Any, args: Any, kwargs: Any, specs: Any) -> float:
         if self._table is not None:
