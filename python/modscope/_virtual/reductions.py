@@ -304,6 +304,13 @@ def _any_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     return _extremum(card, args[0], argument(args, kwargs, 1, "dim"), keep, 1, torch.bool)
 
 
+@rule("aten.count_nonzero.dim_IntList", source="ATen/native/TensorAdvancedIndexing.cpp: count_nonzero_cuda sums self != 0")
+def _count_nonzero_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    self = args[0]
+    differs = torch.empty_like(self, dtype=torch.bool, device="meta")
+    return [("temporary", self.numel()), *_sum(card, differs, argument(args, kwargs, 1, "dim"), False, None, True)]
+
+
 _CHUNK = 65536
 
 
@@ -311,6 +318,8 @@ _CHUNK = 65536
 def _foreach_norm_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     """Each tensor has a place for each of the chunks of the largest one."""
     tensors = args[0]
+    if not tensors:
+        return None
     chunks = max(-(-tensor.numel() // _CHUNK) for tensor in tensors)
     item = 8 if tensors[0].dtype == torch.float64 else 4
     return [("temporary", max(chunks, 1) * len(tensors) * item)]

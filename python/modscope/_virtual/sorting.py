@@ -26,12 +26,14 @@ def _storage(*parts: int) -> int:
 
 
 def _tile(key: int, value: int) -> int:
-    """How many items a thread block sorts at once."""
-    widest = max(key, value, 4)
+    """How many items a thread block sorts at once (tuning_radix_sort.cuh)."""
     if key < 4:
-        return 384 * 18
-    nominal = (30 if value < 8 else 24) if key == 8 else (29 if value >= 8 else 19 if value == 0 else 17)
-    return 384 * max(1, nominal * 4 // widest)
+        threads, nominal = (384, 18) if key == 1 and value == 8 else (512, 23 if value == 8 else 19)
+    elif key == 8:
+        threads, nominal = 384, 30 if value < 8 else 24
+    else:
+        threads, nominal = 384, 29 if value == 8 else 19 if value == 0 else 17
+    return threads * max(1, nominal * 4 // max(key, value, 4))
 
 
 def sort_bytes(items: int, key: int, value: int = 0, bits: int | None = None) -> int:
@@ -48,10 +50,9 @@ def sort_bytes(items: int, key: int, value: int = 0, bits: int | None = None) ->
 
 def scan_bytes(items: int, item: int) -> int:
     """What cub::DeviceScan takes: a state for each tile, with 32 more (single_pass_scan_operators.cuh)."""
-    tiles = -(-items // 2048) + 32
-    if item <= 4:
-        return _storage(tiles * 8)
-    return _storage(tiles * 4, tiles * item, tiles * item)
+    tile = 3744 if item < 4 else 128 * max(1, 60 // item)
+    states = (-(-items // tile) + 32) * (8 if item <= 4 else 16)
+    return _storage(_storage(states))
 
 
 def _bits(largest: int) -> int:
@@ -215,15 +216,33 @@ def _long_sort(elements: int, length: int, item: int) -> list[Event]:
     return _for_a_while(elements * _LONG, _storage(elements * item, elements * _LONG))
 
 
-@rule("aten.topk.default", "aten.topk.values", source="ATen/native/cuda/TensorTopK.cpp: topk_out_cuda")
+_MANY_BLOCKS = ((20, 20_000), (40, 10_000), (79, 8_000), (199, 5_000), (799, 3_000), (4_000, 800))
+
+
+def _top_of_blocks(card: Card, slices: int, length: int, item: int) -> list[Event]:
+    """Long slices are divided among several thread blocks, which count digits."""
+    least = next((least for most, least in _MANY_BLOCKS if slices <= most), 400)
+    if length < least:
+        return []
+    per_thread = min(64, max(4, -(-slices * length // (card.processors * 6 * 256))))
+    blocks = slices * -(-length // (per_thread * 256))
+    sizes = (slices * item, slices * 8, slices * (16 if item == 8 else 8), blocks * 512, slices * 1024, blocks * 4, blocks * 4)
+    scan = _for_a_while(scan_bytes(slices, 4))
+    return [*(("temporary", size) for size in sizes), *scan, *scan, *(("temporary", -size) for size in reversed(sizes))]
+
+
+@rule("aten.topk.default", "aten.topk.values", source="ATen/native/cuda/TensorTopK.cpp: topk_out_cuda; TensorTopK.cu: mbtopk")
 def _topk_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     self, k, dim = args[0], args[1], argument(args, kwargs, 2, "dim", -1)
-    events: list[Event] = [("result", 0), ("result", 0), *_copy(self)]
+    if self.dim() == 0 or self.numel() == 0:
+        return None
+    length, item = self.size(dim), self.dtype.itemsize
+    events = [("result", 0), ("result", 0), *_copy(self), *_top_of_blocks(card, self.numel() // length, length, item)]
     if k > _SMALL_SORT and argument(args, kwargs, 4, "sorted", True):
         found = list(self.shape)
         found[dim] = k
         elements = numel(found)
-        events += [("temporary", elements * _LONG), ("temporary", elements * self.dtype.itemsize)]
+        events += [("temporary", elements * _LONG), ("temporary", elements * item)]
         events += sort_events(torch.empty(found, dtype=self.dtype, device="meta"), dim)
     return events
 
@@ -247,7 +266,7 @@ def _randperm_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     count = args[0]
     if count <= 1:
         return None
-    bits = min(64, math.ceil(math.log2(count) - (6 * math.log2(0.9) + math.log2(math.log(2) / 2)) / 3 + math.log2(count) / 3))
+    bits = min(64, math.ceil(math.log2(count - (6 * count * count + 1) / (12 * math.log(0.9)))))
     key = 4 if bits <= 32 else 8
     keys = count * key
     return [
@@ -302,7 +321,7 @@ def _multinomial_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     self, samples, replacement = args[0], args[1], argument(args, kwargs, 2, "replacement", False)
     bytes = self.numel() * self.dtype.itemsize
     if not replacement or samples == 1:
-        return [("temporary", bytes), ("result", 0)]
+        return [("result", 0), ("temporary", bytes)]
     return [("result", 0), ("temporary", bytes), ("temporary", bytes)]
 
 
@@ -315,3 +334,50 @@ def _roll_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     self, shifts = args[0], args[1]
     bytes = self.numel() * self.dtype.itemsize
     return [*_copy(self), *[("temporary", bytes)] * (len(shifts) - 1), ("result", 0)]
+
+
+@rule("aten.masked_scatter_.default", source="ATen/native/cuda/IndexKernel.cpp: masked_scatter__cuda; IndexKernel.cu")
+def _masked_scatter_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    """The number of true elements before each one is computed."""
+    self, mask, source = args[:3]
+    elements = self.numel()
+    copies: list[Event] = _copy(self) + _copy(source)
+    if mask.numel() != elements or not mask.is_contiguous():
+        copies.append(("temporary", elements))
+    return [*copies, ("temporary", elements * _LONG), ("temporary", scan_bytes(elements, _LONG))]
+
+
+@rule("aten.isin.Tensor_Tensor", "aten.isin.Tensor_Tensor_out", source="ATen/native/TensorCompare.cpp: isin_Tensor_Tensor_out")
+def _isin_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    """Each element is compared with each of a few others; many are sorted together."""
+    elements, others = args[0].numel(), args[1].numel()
+    if others < 10 * elements**0.145:
+        return [("result", 0), ("temporary", elements * others), ("temporary", elements)]
+    both, item = elements + others, args[0].dtype.itemsize
+    found = torch.empty(both, dtype=args[0].dtype, device="meta")
+    lists: list[Event] = [("temporary", both * item), ("temporary", both * item), ("temporary", both * _LONG)]
+    return [("result", 0), *lists, *sort_events(found, 0), ("temporary", both), ("temporary", elements)]
+
+
+@rule("aten.im2col.default", "aten.im2col.out", source="measured: a copy of the input beside the result")
+def _im2col_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    return [("temporary", args[0].numel() * args[0].dtype.itemsize), ("result", 0)]
+
+
+@rule("aten._cdist_forward.default", source="ATen/native/Distance.cpp: cdist_impl, _euclidean_dist")
+def _cdist_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    """Euclidean distances of many rows are computed by a product of matrices with two more columns."""
+    left, right, power, mode = args[:4]
+    many = left.size(-2) > 25 or right.size(-2) > 25
+    if power != 2 or mode == 2 or not (mode == 1 or many):
+        return None
+    item = left.dtype.itemsize
+    events: list[Event] = []
+    for rows in (left, right):
+        lengths = rows.numel() // max(rows.size(-1), 1) * item
+        squares = rows.numel() * item
+        events += [("temporary", squares), ("temporary", lengths), ("temporary", -squares), ("temporary", lengths)]
+    negated = left.numel() * item
+    padded = [rows.numel() // max(rows.size(-1), 1) * (rows.size(-1) + 2) * item for rows in (left, right)]
+    events += [("temporary", negated), ("temporary", padded[0]), ("temporary", -negated), ("temporary", padded[1])]
+    return [*events, ("result", 0)]
