@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from modscope import _interception, _native, _text
-from modscope._virtual import kernels, operators
+from modscope._virtual import attention, kernels, operators
 from modscope._virtual.gpus import Gpu
+from modscope._virtual.rule_stand_in import Card
 
 __all__ = ["VirtualDevice"]
 
@@ -51,11 +52,16 @@ class VirtualDevice:
             undo.enter_context(_replaced(torch.accelerator, {"current_stream": lambda *_: _Stream()}))
             undo.enter_context(_replaced(_amp_common(), {"amp_definitely_not_available": lambda: False}))
             undo.enter_context(_replaced(operators, {"out_of_memory": self._out_of_memory}))
+            undo.enter_context(_replaced(attention, {"card": self._card()}))
             self._undo = undo.pop_all()
 
     def remove(self) -> None:
         self._undo.close()
         operators.forget()
+
+    def _card(self) -> Card:
+        major, minor = self._version.split(".")[:2]
+        return Card(self.gpu.capability, self.gpu.processors, (int(major), int(minor)))
 
     # ---- torch.cuda ----
 

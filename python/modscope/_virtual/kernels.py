@@ -130,5 +130,5 @@ def from_meta() -> dict[str, Any]:
     return {name.removeprefix("aten::"): _overload(name) for name in names}
 
 
-COMPOSED = {"scaled_dot_product_attention": attention.scaled_dot_product_attention}
+COMPOSED = {**attention.COMPOSED}
 """Operators made of differentiable ones."""
