@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from modscope import _interception, _native, _text
-from modscope._virtual import attention, kernels, operators
+from modscope._virtual import attention, kernels, operators, recurrent
 from modscope._virtual.gpus import Gpu
 from modscope._virtual.rule_stand_in import Card
 
@@ -53,6 +53,7 @@ class VirtualDevice:
             undo.enter_context(_replaced(_amp_common(), {"amp_definitely_not_available": lambda: False}))
             undo.enter_context(_replaced(operators, {"out_of_memory": self._out_of_memory}))
             undo.enter_context(_replaced(attention, {"card": self._card()}))
+            undo.enter_context(_cudnn_of_recurrent_layers())
             self._undo = undo.pop_all()
 
     def remove(self) -> None:
@@ -165,6 +166,21 @@ class _Stream:
 
     def synchronize(self) -> None:
         return None
+
+
+@contextlib.contextmanager
+def _cudnn_of_recurrent_layers() -> Iterator[None]:
+    """Make torch.nn.RNNBase.flatten_parameters believe that there is cuDNN."""
+    import torch.backends.cudnn.rnn
+
+    with (
+        _replaced(torch, {"_use_cudnn_rnn_flatten_weight": lambda: True}),
+        _replaced(torch.cuda, {"_exchange_device": lambda _: 0, "_maybe_exchange_device": lambda _: 0}),
+        _replaced(torch.backends.cudnn, {"is_acceptable": recurrent.acceptable}),
+        _replaced(torch.backends.cudnn.rnn, {"get_cudnn_mode": recurrent.cudnn_mode}),
+    ):
+        yield
+    recurrent.forget()
 
 
 def _amp_common() -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from modscope import _native
-from modscope._virtual import attention, operators
+from modscope._virtual import attention, operators, recurrent
 
 # ---- new tensors ----
 
@@ -104,6 +104,7 @@ KERNELS = {
     "_copy_from": copy_from,
     "nonzero": nonzero,
     "masked_select": masked_select,
+    **recurrent.KERNELS,
 }
 
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
@@ -130,5 +131,5 @@ def from_meta() -> dict[str, Any]:
     return {name.removeprefix("aten::"): _overload(name) for name in names}
 
 
-COMPOSED = {**attention.COMPOSED}
+COMPOSED = {**attention.COMPOSED, **recurrent.COMPOSED}
 """Operators made of differentiable ones."""
