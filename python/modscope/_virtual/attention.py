@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from modscope._virtual import operators
 from modscope._virtual.rule_stand_in import Card
 
-__all__ = ["COMPOSED", "choose", "scaled_dot_product_attention"]
+__all__ = ["COMPOSED", "INFERENCES", "KERNELS", "choose", "scaled_dot_product_attention"]
 
 card = Card((9, 0), 132)
 """The card that is installed."""
@@ -87,8 +88,9 @@ def _cudnn_allowed(card: Card, inputs: _Inputs) -> bool:
     if not (_shapes_allowed(inputs, True) and _dtype_is(inputs, _half_dtypes(card)) and _mask_allowed_by_cudnn(inputs)):
         return False
     heads, values = inputs.query.size(3), inputs.value.size(3)
-    long_heads = card.capability[0] in (9, 10) and (heads, values) == (192, 128)
-    if not (_last_strides_are_one(inputs, True) and (max(heads, values) <= 128 or long_heads)):
+    longest = 256 if card.capability == (9, 0) else 128
+    long_heads = card.capability[0] == 10 and (heads, values) == (192, 128)
+    if not (_last_strides_are_one(inputs, True) and (max(heads, values) <= longest or long_heads)):
         return False
     if heads % 8 or values % 8 or inputs.key.size(2) == 1:
         return False
@@ -211,5 +213,40 @@ def scaled_dot_product_attention(
     )[0]
 
 
+# ---- results ----
+
+
+def _strides_in_order_of(tensor: torch.Tensor, shape: list[int]) -> list[int]:
+    """Strides of a dense tensor whose dimensions lie in memory in the same order as those of another tensor."""
+    strides, elements = [0] * len(shape), 1
+    for dimension in sorted(range(len(shape)), key=lambda i: (tensor.stride(i), -i)):
+        strides[dimension] = elements
+        elements *= shape[dimension]
+    return strides
+
+
+def _cudnn_attention(*args: Any, **kwargs: Any) -> Any:
+    query, key, value = args[:3]
+    batch, heads, rows = query.shape[:3]
+    beside = operators.start(torch.ops.aten._scaled_dot_product_cudnn_attention.default, args, kwargs)
+    seed, offset = (operators.make((), (), torch.int64) for _ in range(2))
+    beside.before_result()
+    shape = [batch, heads, rows, value.size(3)]
+    out = operators.make(shape, _strides_in_order_of(query, shape), query.dtype)
+    beside.before_result()
+    lse = operators.make((batch, heads, rows, 1), (heads * rows, rows, 1, 1), torch.float32) if args[4] else None
+    beside.end()
+    return out, lse, None, None, rows, key.size(2), seed, offset, None
+
+
+def _efficient_results(args: Any, kwargs: Any) -> Any:
+    op = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    out, lse, *_ = operators.infer_on_meta(op, args, kwargs)
+    return [out, lse, torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)]
+
+
+KERNELS = {"_scaled_dot_product_cudnn_attention": _cudnn_attention}
+INFERENCES = {torch.ops.aten._scaled_dot_product_efficient_attention.default: _efficient_results}
+"""The seeds of the memory-efficient kernel are on the CPU."""
 COMPOSED = {"scaled_dot_product_attention": scaled_dot_product_attention}
 """Operators made of differentiable ones."""

@@ -51,7 +51,7 @@ class VirtualDevice:
             undo.enter_context(_replaced(torch.cuda, self._cuda_functions()))
             undo.enter_context(_replaced(torch.accelerator, {"current_stream": lambda *_: _Stream()}))
             undo.enter_context(_replaced(_amp_common(), {"amp_definitely_not_available": lambda: False}))
-            undo.enter_context(_replaced(operators, {"out_of_memory": self._out_of_memory}))
+            undo.enter_context(_replaced(operators, {"out_of_memory": self._out_of_memory, "inferences": kernels.INFERENCES}))
             undo.enter_context(_replaced(attention, {"card": self._card()}))
             undo.enter_context(_cudnn_of_recurrent_layers())
             self._undo = undo.pop_all()

@@ -104,8 +104,10 @@ KERNELS = {
     "_copy_from": copy_from,
     "nonzero": nonzero,
     "masked_select": masked_select,
+    **attention.KERNELS,
     **recurrent.KERNELS,
 }
+INFERENCES = {**attention.INFERENCES}
 
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
 
