@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from modscope import _native
-from modscope._virtual import attention, operators, recurrent
+from modscope._virtual import attention, convolution, operators, recurrent
 
 # ---- new tensors ----
 
@@ -107,7 +107,7 @@ KERNELS = {
     **attention.KERNELS,
     **recurrent.KERNELS,
 }
-INFERENCES = {**attention.INFERENCES}
+INFERENCES = {**attention.INFERENCES, **convolution.INFERENCES}
 
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
 

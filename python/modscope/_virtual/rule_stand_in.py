@@ -29,6 +29,14 @@ def rule(*names: str, source: str = "") -> Callable[[RuleFunction], RuleFunction
     return register
 
 
+class Rule(NamedTuple):
+    function: RuleFunction
+
+
+def all_rules() -> dict[str, Rule]:
+    return {name: Rule(function) for name, function in RULES.items()}
+
+
 def argument(args: Any, kwargs: Any, position: int, name: str, default: Any = None) -> Any:
     """An argument of an operator. torch leaves arguments out that equal their defaults."""
     if name in kwargs:
