@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from modscope import _interception, _native, _text
-from modscope._virtual import kernels, operators, rules
+from modscope._virtual import attention, kernels, operators, recurrent, rules
 from modscope._virtual.gpus import Gpu
 
 __all__ = ["VirtualDevice"]
@@ -50,16 +50,16 @@ class VirtualDevice:
             undo.enter_context(_replaced(torch.cuda, self._cuda_functions()))
             undo.enter_context(_replaced(torch.accelerator, {"current_stream": lambda *_: _Stream()}))
             undo.enter_context(_replaced(_amp_common(), {"amp_definitely_not_available": lambda: False}))
-            undo.enter_context(_replaced(operators, {"out_of_memory": self._out_of_memory}))
+            undo.enter_context(_replaced(operators, {"out_of_memory": self._out_of_memory, "inferences": kernels.INFERENCES}))
             card = rules.make_card(self.gpu, self._version)
             undo.enter_context(_replaced(operators, {"rules": rules.Rules(card)}))
+            undo.enter_context(_replaced(attention, {"card": card}))
+            undo.enter_context(_cudnn_of_recurrent_layers())
             self._undo = undo.pop_all()
 
     def remove(self) -> None:
         self._undo.close()
         operators.forget()
-
-    # ---- torch.cuda ----
 
     def _stats(self) -> dict[str, Any]:
         nested: dict[str, Any] = {}
@@ -161,6 +161,21 @@ class _Stream:
 
     def synchronize(self) -> None:
         return None
+
+
+@contextlib.contextmanager
+def _cudnn_of_recurrent_layers() -> Iterator[None]:
+    """Make torch.nn.RNNBase.flatten_parameters believe that there is cuDNN."""
+    import torch.backends.cudnn.rnn
+
+    with (
+        _replaced(torch, {"_use_cudnn_rnn_flatten_weight": lambda: True}),
+        _replaced(torch.cuda, {"_exchange_device": lambda _: 0, "_maybe_exchange_device": lambda _: 0}),
+        _replaced(torch.backends.cudnn, {"is_acceptable": recurrent.acceptable}),
+        _replaced(torch.backends.cudnn.rnn, {"get_cudnn_mode": recurrent.cudnn_mode}),
+    ):
+        yield
+    recurrent.forget()
 
 
 def _amp_common() -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from modscope import _native
-from modscope._virtual import operators
+from modscope._virtual import attention, convolution, operators, recurrent
 
 # ---- new tensors ----
 
@@ -91,41 +91,6 @@ def masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return operators.make((elements // 2,), (1,), self.dtype)
 
 
-# ---- attention ----
-
-
-def scaled_dot_product_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
-    """The kernel that a card would choose: flash, memory-efficient or math."""
-    if attn_mask is not None and attn_mask.requires_grad and query.dtype == torch.float32:
-        return torch.ops.aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-        )[0]
-    if attn_mask is None and query.dtype != torch.float32 and query.size(-1) <= 256:
-        return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
-    if enable_gqa:
-        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
-        value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
-    needs_backward = any(tensor.requires_grad for tensor in (query, key, value))
-    if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
-            bias = torch.zeros_like(attn_mask, dtype=query.dtype)
-            attn_mask = bias.masked_fill_(attn_mask.logical_not(), float("-inf"))
-        attn_mask = attn_mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
-    return torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, attn_mask, needs_backward, dropout_p, is_causal, scale=scale
-    )[0]
-
-
 KERNELS = {
     "empty.memory_format": empty,
     "empty_strided": empty_strided,
@@ -139,7 +104,10 @@ KERNELS = {
     "_copy_from": copy_from,
     "nonzero": nonzero,
     "masked_select": masked_select,
+    **attention.KERNELS,
+    **recurrent.KERNELS,
 }
+INFERENCES = {**attention.INFERENCES, **convolution.INFERENCES}
 
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
 
@@ -165,5 +133,5 @@ def from_meta() -> dict[str, Any]:
     return {name.removeprefix("aten::"): _overload(name) for name in names}
 
 
-COMPOSED = {"scaled_dot_product_attention": scaled_dot_product_attention}
+COMPOSED = {**attention.COMPOSED, **recurrent.COMPOSED}
 """Operators made of differentiable ones."""

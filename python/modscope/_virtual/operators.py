@@ -13,7 +13,7 @@ import torch
 
 from modscope import _native
 
-__all__ = ["Events", "Rules", "contiguous_strides", "empty_like_meta", "make", "run", "to_meta"]
+__all__ = ["Event", "Events", "Rules", "contiguous_strides", "empty_like_meta", "infer_on_meta", "make", "run", "start", "to_meta"]
 
 _MOST_REMEMBERED = 200_000
 Spec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -112,8 +112,19 @@ def _spec(result: Any) -> Any:
     return result
 
 
+inferences: dict[Any, Callable[[Any, Any], Any]] = {}
+"""Operators whose results the meta device does not tell as a card makes them: the specs of their results. A tensor in the
+place of a spec is the result itself."""
+
+
 def _infer(op: Any, args: Any, kwargs: Any) -> Any:
     """The specs of the results."""
+    inference = inferences.get(op)
+    return infer_on_meta(op, args, kwargs) if inference is None else inference(args, kwargs)
+
+
+def infer_on_meta(op: Any, args: Any, kwargs: Any) -> Any:
+    """The specs of the results as the meta device tells them."""
     result = op(*[_meta_argument(a) for a in args], **{name: _meta_argument(a) for name, a in kwargs.items()})
     return _spec(result)
 
@@ -263,6 +274,23 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     if not results:
         return None
     return results[0] if len(results) == 1 else tuple(results)
+
+
+class Started(_BesideResults):
+    """An operator whose results a kernel makes by itself: it calls ``before_result`` before each, and ``end``."""
+
+    def __init__(self, events: Events, seconds: float) -> None:
+        super().__init__(events)
+        self._seconds = seconds
+
+    def end(self) -> None:
+        super().end()
+        rules.advance(self._seconds)
+
+
+def start(op: Any, args: Any, kwargs: Any, specs: Any = None) -> Started:
+    events = rules.events(op, args, kwargs, specs)
+    return Started((events() if callable(events) else events) or (), rules.seconds(op, args, kwargs, specs))
 
 
 def forget() -> None:

@@ -25,7 +25,7 @@ Answer = Events | Callable[[], Events] | None
 """The events of a call, or a function that answers them at each call, or None: nothing is taken beside the results."""
 RuleFunction = Callable[["Card", Any, Any, Any], Answer]
 
-_MODULES = ("workspaces", "reductions", "sorting", "normalization", "convolution", "recurrent", "attention")
+_MODULES = ("workspaces", "reductions", "sorting", "normalization", "convolution", "recurrent", "attention_memory")
 
 
 class Card(NamedTuple):
