@@ -39,8 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="modscope calibrate",
         usage="modscope calibrate [options] [script.py [arguments]]",
-        description="Measure on this machine's GPU what memory and time operators take, and write a table that "
-        "modscope predict --table uses. Without a script, common operators are measured, in a few minutes.",
+        description="Measure on this machine's GPU what memory and time operators take, and write\n"
+        "a table for modscope predict --table. Without a script, common operators are\nmeasured, in a few minutes.",
         epilog="Everything after the script is passed to it.\n\nExamples:\n  modscope calibrate -o h200.json.gz\n"
         "  modscope calibrate -o train.json.gz --steps 3 train.py --batch 8",
         formatter_class=argparse.RawDescriptionHelpFormatter,
