@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import inspect
 import json
 import logging
 import sys
@@ -46,25 +47,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--torch", default="2.11")
     parser.add_argument("--table", help="a table that modscope calibrate wrote")
     parser.add_argument("--own-table", help="the job's own operators, as ops.json has them")
-    parser.add_argument("--log", help="write the blocks' events to this file")
+    parser.add_argument("--log", help="write the sizes of all blocks to this file, in the order of their allocation")
     return parser.parse_args()
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def predict(job: Any, own: table.JobTable | None) -> tuple[bool, float]:
+    """Run the job's steps: whether it fits, and the predicted seconds of the last step."""
     import torch
 
-    own = table.from_truth(options.own_table) if options.own_table else None
-    device = VirtualDevice(find_gpu(options.gpu), options.torch, **({"table": table.load(options.table)} if options.table else {}))
-    device.install()
-    log: list[tuple[int, int]] = []
-    rules_before = operators.rules
-    if own is not None:
-        operators.rules = TableOnly(own)
-    if options.log:
-        log_blocks(log)
-    began, step_seconds = time.perf_counter(), None
-    job = load_jobs(options.jobs)[options.name]()
-    imported = time.perf_counter()
+    seconds = 0.0
     try:
         with torch.device("cuda"):
             model = job.make()
@@ -72,49 +63,74 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         for step in range(STEPS):
             if own is not None:
                 own.begin_step(step)
-            before = clock(device)
+            before = clock()
             job.step(model, optimizer, batch)
-            step_seconds = clock(device) - before
-        fits = True
+            seconds = clock() - before
     except torch.OutOfMemoryError:
-        fits = False
+        return False, seconds
+    return True, seconds
+
+
+def clock() -> float:
+    """The virtual device's time when everything that was launched has ended; 0 where it has no clock."""
+    import torch
+
+    if importlib.util.find_spec("modscope._virtual.times") is None:
+        return 0.0
+    from modscope._virtual import times
+
+    torch.cuda.synchronize()
+    return float(times.now())
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    import torch
+
+    own = table.from_truth(options.own_table) if options.own_table else None
+    measured = own if own is not None else table.load(options.table) if options.table else None
+    takes_table = "table" in inspect.signature(VirtualDevice).parameters
+    device = VirtualDevice(find_gpu(options.gpu), options.torch, **({"table": measured} if takes_table else {}))
+    device.install()
+    rules = operators.rules
+    if measured is not None and not takes_table:
+        operators.rules = TableOnly(measured)
+    sizes: list[int] = []
+    if options.log:
+        log_blocks(sizes)
+    job = load_jobs(options.jobs)[options.name]()
+    began = time.perf_counter()
+    fits, step_seconds = predict(job, own)
     result = {
         "allocated_peak": torch.cuda.max_memory_allocated(),
         "reserved_peak": torch.cuda.max_memory_reserved(),
-        "step_ms": step_seconds * 1000 if step_seconds else None,
+        "step_ms": step_seconds * 1000,
         "fits": fits,
-        "seconds": time.perf_counter() - imported,
-        "import_seconds": imported - began,
+        "seconds": time.perf_counter() - began,
     }
+    if own is not None:
+        result["unused"] = sorted(own.unused())
     if options.log:
-        with open(options.log, "w") as file:
-            json.dump(log, file)
-    model = optimizer = batch = None
-    operators.rules = rules_before
+        with open(options.log, "w", encoding="utf-8") as file:
+            json.dump(sizes, file)
+    operators.rules = rules
     device.remove()
     return result
 
 
-def clock(device: Any) -> float:
-    """The virtual device's time in seconds; 0 where it has no clock."""
-    now = getattr(device, "now", None)
-    return float(now()) if callable(now) else 0.0
-
-
-def log_blocks(log: list[tuple[int, int]]) -> None:
+def log_blocks(sizes: list[int]) -> None:
     """Note the requested bytes of every block that operators make."""
     from modscope import _native
 
     empty, take = _native.virtual_empty, _native.virtual_take
 
-    def noted_empty(size: Any, strides: Any, dtype: Any, item_size: int) -> Any:
-        tensor = empty(size, strides, dtype, item_size)
+    def noted_empty(*arguments: Any) -> Any:
+        tensor = empty(*arguments)
         if tensor is not None:
-            log.append((tensor.untyped_storage().nbytes(), 0))
+            sizes.append(tensor.untyped_storage().nbytes())
         return tensor
 
     def noted_take(bytes: int) -> Any:
-        log.append((bytes, 1))
+        sizes.append(bytes)
         return take(bytes)
 
     _native.virtual_empty, _native.virtual_take = noted_empty, noted_take

@@ -168,6 +168,9 @@ class JobTable(Table):
         self._step = 0
         self.used: set[str] = set()
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def begin_step(self, step: int) -> None:
         """A step begins; 0 is the first one, to which making the model belongs too."""
         self._step = step
