@@ -47,7 +47,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--torch", default="2.11")
     parser.add_argument("--table", help="a table that modscope calibrate wrote")
     parser.add_argument("--own-table", help="the job's own operators, as ops.json has them")
-    parser.add_argument("--log", help="write the sizes of all blocks to this file, in the order of their allocation")
+    parser.add_argument("--log", help="write the bytes and operators of all blocks to this file, in the order of their allocation")
     return parser.parse_args()
 
 
@@ -94,9 +94,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     rules = operators.rules
     if measured is not None and not takes_table:
         operators.rules = TableOnly(measured)
-    sizes: list[int] = []
+    blocks: list[tuple[int, str]] = []
     if options.log:
-        log_blocks(sizes)
+        log_blocks(blocks)
     job = load_jobs(options.jobs)[options.name]()
     began = time.perf_counter()
     fits, step_seconds = predict(job, own)
@@ -111,29 +111,43 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         result["unused"] = sorted(own.unused())
     if options.log:
         with open(options.log, "w", encoding="utf-8") as file:
-            json.dump(sizes, file)
+            json.dump(blocks, file)
     operators.rules = rules
     device.remove()
     return result
 
 
-def log_blocks(sizes: list[int]) -> None:
-    """Note the requested bytes of every block that operators make."""
+def log_blocks(blocks: list[tuple[int, str]]) -> None:
+    """Note the requested bytes of every block that operators make, and the operator."""
     from modscope import _native
 
-    empty, take = _native.virtual_empty, _native.virtual_take
+    empty, take, call = _native.virtual_empty, _native.virtual_take, operators._call
+    current = ""
 
-    def noted_empty(*arguments: Any) -> Any:
-        tensor = empty(*arguments)
-        if tensor is not None:
-            sizes.append(tensor.untyped_storage().nbytes())
-        return tensor
+    def noted_call(plan: Any, op: Any, args: Any, kwargs: Any) -> Any:
+        nonlocal current
+        current = str(op)
+        return call(plan, op, args, kwargs)
+
+    advance = operators.rules.advance
+
+    def noted_advance(seconds: float) -> None:
+        nonlocal current
+        current = f"after {current}"
+        advance(seconds)
+
+    def noted_empty(sizes: Any, strides: Any, dtype: Any, item_size: int) -> Any:
+        if 0 not in sizes:  # the tensor's storage is not asked: a reference to it keeps autograd from adding in place
+            last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+            blocks.append(((last + 1) * item_size, current))
+        return empty(sizes, strides, dtype, item_size)
 
     def noted_take(bytes: int) -> Any:
-        sizes.append(bytes)
+        blocks.append((bytes, f"{current} beside its results"))
         return take(bytes)
 
-    _native.virtual_empty, _native.virtual_take = noted_empty, noted_take
+    _native.virtual_empty, _native.virtual_take, operators._call = noted_empty, noted_take, noted_call
+    setattr(operators.rules, "advance", noted_advance)
 
 
 if __name__ == "__main__":

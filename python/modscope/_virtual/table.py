@@ -207,12 +207,16 @@ def _as_measured(key: str) -> str:
 
 
 def _job_events(events: list[tuple[str, int]]) -> Events:
+    """The measurements tell results by their addresses: a block that is freed at such an address was a temporary one."""
     freed = [-bytes for what, bytes in events if what == "tmp" and bytes < 0]
-    converted = []
+    converted: list[tuple[str, int]] = []
     for what, bytes in events:
-        if what == "out":
-            if bytes > 0:
-                converted.append(("result", bytes))
+        if what == "out" and bytes > 0:
+            converted.append(("result", bytes))
+        elif what == "out":
+            if ("result", -bytes) in converted:
+                converted[converted.index(("result", -bytes))] = ("temporary", -bytes)
+                converted.append(("temporary", bytes))
         else:
             converted.append(("kept" if bytes in _WORKSPACES and bytes not in freed else "temporary", bytes))
     return tuple(converted)

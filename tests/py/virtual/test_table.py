@@ -118,3 +118,11 @@ def test_a_job_s_table_follows_the_steps(tmp_path: Path) -> None:
     assert [events() for _ in range(3)] == [beside, beside, ()]
     assert job.find(MM, (ones(8),), {}) == Found((), None)
     assert job.unused() == set()
+
+
+def test_a_block_that_lay_where_a_result_lies_later_is_temporary(tmp_path: Path) -> None:
+    events = [["out", 1024], ["tmp", 512], ["tmp", -512], ["out", -1024], ["out", 1024]]
+    (tmp_path / "ops.json").write_text(json.dumps([["aten.mm.default", [], {}, events, [1]]]))
+    found = from_truth(str(tmp_path / "ops.json")).find(MM, (), {}).events
+    assert callable(found)
+    assert found() == (("temporary", 1024), ("temporary", 512), ("temporary", -512), ("temporary", -1024), ("result", 1024))
