@@ -51,6 +51,14 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def own_table(path: str) -> table.JobTable:
+    """The table of a job's operators, with the sizes that the trace beside it has."""
+    import numpy
+
+    trace = numpy.load(path.removesuffix(".ops.json") + ".npz")
+    return table.from_truth(path, [int(bytes) for kind, bytes in zip(trace["kind"], trace["size"], strict=True) if kind == 0])
+
+
 def predict(job: Any, own: table.JobTable | None) -> tuple[bool, float]:
     """Run the job's steps: whether it fits, and the predicted seconds of the last step."""
     import torch
@@ -86,7 +94,7 @@ def clock() -> float:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    own = table.from_truth(options.own_table) if options.own_table else None
+    own = own_table(options.own_table) if options.own_table else None
     measured = own if own is not None else table.load(options.table) if options.table else None
     takes_table = "table" in inspect.signature(VirtualDevice).parameters
     device = VirtualDevice(find_gpu(options.gpu), options.torch, **({"table": measured} if takes_table else {}))

@@ -6,9 +6,11 @@ the operators that were measured: the same operator with tensors of the same typ
 
 from __future__ import annotations
 
+import bisect
+import functools
 import gzip
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -72,6 +74,15 @@ def signature(op: Any, args: Any, kwargs: dict[str, Any]) -> str:
     return _key(str(op), [spec(item) for item in args], {name: spec(value) for name, value in kwargs.items()})
 
 
+def _out_of_place(op: str, args: Any, kwargs: dict[str, Any]) -> str | None:
+    """The key of the form of an operator that makes a result instead of changing an argument. Operators are measured under
+    a dispatch mode, and there autograd calls those forms."""
+    name, _, overload = op.rpartition(".")
+    if name == "aten._index_put_impl_":
+        return signature(f"aten.index_put.{overload}", args[:4], {})
+    return signature(f"{name[:-1]}.{overload}", args, kwargs) if name.endswith("_") and not name.endswith("__") else None
+
+
 # ---- tables ----
 
 
@@ -109,7 +120,8 @@ class Table:
     def find(self, op: Any, args: Any, kwargs: Any) -> Found | None:
         """What was measured of a call; None if no such call was. The virtual device asks once for each combination of
         arguments."""
-        return self._found.get(signature(op, args, kwargs))
+        found = self._found.get(signature(op, args, kwargs))
+        return found or self._found.get(_out_of_place(str(op), args, kwargs) or "")
 
 
 # ---- files ----
@@ -176,12 +188,13 @@ class JobTable(Table):
         self._step = step
 
     def find(self, op: Any, args: Any, kwargs: Any) -> Found:
-        key = _as_measured(signature(op, args, kwargs))
-        variants = self._rows.get(key)
-        if variants is None:
-            return Found((), None)
-        self.used.add(key)
-        return Found(lambda: self._next(variants), None)
+        for key in (signature(op, args, kwargs), _out_of_place(str(op), args, kwargs)):
+            measured = _as_measured(key) if key is not None else ""
+            variants = self._rows.get(measured)
+            if variants is not None:
+                self.used.add(measured)
+                return Found(functools.partial(self._next, variants), None)
+        return Found((), None)
 
     def unused(self) -> set[str]:
         return set(self._rows) - self.used
@@ -206,11 +219,18 @@ def _as_measured(key: str) -> str:
     return _key(op, _shorten(args), {name: _shorten(value) for name, value in kwargs.items()})
 
 
-def _job_events(events: list[tuple[str, int]]) -> Events:
+def _requested(block: int, sizes: Sequence[int]) -> int:
+    """The size that was requested of a block, which may be up to 1 MiB larger: the largest of ``sizes`` that it can be."""
+    at = bisect.bisect_right(sizes, block)
+    return sizes[at - 1] if at and block - sizes[at - 1] <= 1 << 20 else block
+
+
+def _job_events(events: list[tuple[str, int]], sizes: Sequence[int]) -> Events:
     """The measurements tell results by their addresses: a block that is freed at such an address was a temporary one."""
     freed = [-bytes for what, bytes in events if what == "tmp" and bytes < 0]
     converted: list[tuple[str, int]] = []
-    for what, bytes in events:
+    for what, block in events:
+        bytes = _requested(block, sizes) if block > 0 else -_requested(-block, sizes)
         if what == "out" and bytes > 0:
             converted.append(("result", bytes))
         elif what == "out":
@@ -218,17 +238,18 @@ def _job_events(events: list[tuple[str, int]]) -> Events:
                 converted[converted.index(("result", -bytes))] = ("temporary", -bytes)
                 converted.append(("temporary", bytes))
         else:
-            converted.append(("kept" if bytes in _WORKSPACES and bytes not in freed else "temporary", bytes))
+            converted.append(("kept" if block in _WORKSPACES and block not in freed else "temporary", bytes))
     return tuple(converted)
 
 
-def from_truth(path: str) -> JobTable:
+def from_truth(path: str, requested: Iterable[int] = ()) -> JobTable:
     """The table of a job whose operators were measured: rows of operator, argument specs, keyword specs, events, and how
-    often they were seen in each step."""
+    often they were seen in each step. The events have the sizes of blocks; ``requested`` are sizes that the job requested."""
+    sizes = sorted({max(512, -(-bytes // 512) * 512) for bytes in requested})
     with open(path, encoding="utf-8") as file:
         content = json.load(file)
     rows: dict[str, list[tuple[Events, list[int]]]] = {}
     for op, args, kwargs, events, times in content:
         key = _key(op, _shorten(args), {name: _shorten(value) for name, value in kwargs.items()})
-        rows.setdefault(key, []).append((_job_events(events), list(times)))
+        rows.setdefault(key, []).append((_job_events(events, sizes), list(times)))
     return JobTable(rows)

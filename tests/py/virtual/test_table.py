@@ -126,3 +126,22 @@ def test_a_block_that_lay_where_a_result_lies_later_is_temporary(tmp_path: Path)
     found = from_truth(str(tmp_path / "ops.json")).find(MM, (), {}).events
     assert callable(found)
     assert found() == (("temporary", 1024), ("temporary", 512), ("temporary", -512), ("temporary", -1024), ("result", 1024))
+
+
+def test_a_job_s_blocks_get_the_sizes_that_were_requested(tmp_path: Path) -> None:
+    events = [["out", 2 << 20], ["tmp", 5 << 20], ["tmp", -(5 << 20)], ["tmp", 9 << 20]]
+    (tmp_path / "ops.json").write_text(json.dumps([["aten.mm.default", [], {}, events, [1]]]))
+    found = from_truth(str(tmp_path / "ops.json"), [2 << 20, (5 << 20) - 1000, 7 << 20]).find(MM, (), {}).events
+    assert callable(found)
+    near = (5 << 20) - 512  # in whole units of 512 bytes
+    assert found() == (("result", 2 << 20), ("temporary", near), ("temporary", -near), ("temporary", 9 << 20))
+
+
+def test_an_operator_in_place_is_found_by_its_other_form() -> None:
+    add, add_ = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
+    x, index = ones(4, 4), [ones(2, dtype=torch.int64)]
+    found = one_row(signature(add, (x, x), {}), ((("result", 64),), 1))
+    assert found.find(add_, (x, x), {}) == found.find(add, (x, x), {}) != None  # noqa: E711
+    assert found.find(torch.ops.aten.mul_.Tensor, (x, x), {}) is None
+    put = one_row(signature(torch.ops.aten.index_put.default, (x, index, x, True), {}), (SPLIT, 1))
+    assert put.find(torch.ops.aten._index_put_impl_.default, (x, index, x, True, True), {}) == Found(SPLIT, 1e-5)
