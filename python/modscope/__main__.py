@@ -24,7 +24,7 @@ def _doctor() -> int:
     return 0
 
 
-COMMANDS = ("run", "summary", "tree", "blocks", "diff", "leaks", "report", "export", "doctor", "help")
+COMMANDS = ("run", "summary", "tree", "blocks", "diff", "leaks", "report", "export", "calibrate", "doctor", "help")
 
 
 class _Version(argparse.Action):
@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     commands.add_parser("run", help="run a script, and record what happens to its memory in a file, a capture")
     add_commands(commands.add_parser)
+    commands.add_parser("calibrate", help="measure on a GPU what operators take, for modscope predict")
     add_command(commands.add_parser, "doctor", "check whether modscope works with the torch that is installed here", "doctor")
     topics = add_command(commands.add_parser, "help", "explain a command, or a word such as moments or steps", "help moments")
     topics.add_argument("topic", metavar="TOPIC", nargs="?", help=f"a command, or one of: {', '.join(TOPICS)}")
@@ -85,6 +86,10 @@ def main(arguments: list[str] | None = None) -> int:
         from modscope._run import main as run
 
         return run(words[1:])
+    if words[:1] == ["calibrate"]:
+        from modscope._calibrate import main as calibrate
+
+        return calibrate(words[1:])
     if words and words[0] not in COMMANDS and not words[0].startswith("-"):
         print(f"modscope: {_suggest(words[0])}", file=sys.stderr)
         return 2
