@@ -31,6 +31,10 @@ typedef struct ms_capture_status {
  *
  * Returns MS_OK, MS_EIO (errno says why) or MS_ENOMEM. On an error *capture is unchanged. */
 int ms_capture_begin(ms_ledger *ledger, int fd, const char *const *info, ms_capture **capture);
+
+/* Captures that begin from now on take their times from this function: nanoseconds that never decrease. It is called at
+ * every event, on any thread, with locks held, until the last of these captures has ended. NULL: the system's clock. */
+void ms_capture_use_clock(uint64_t (*nanoseconds)(void));
 /* Write the events that are left and an end chunk with `info`, and free the capture. Waits for the file. The ledger may
  * be detached already. Returns the final status. */
 ms_capture_status ms_capture_end(ms_capture *capture, const char *const *info);
