@@ -4,4 +4,7 @@
     operators.py    what an operator returns: shapes and types, from torch's own meta kernels
     kernels.py      operators that need more than that: views, copies, attention
     gpus.py         the GPUs that can be virtual
+    times.py        what launching an operator costs the host; the virtual clock
+    roofline.py     how long the device runs an operator
+    products.py     the same for matrix products
 """

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from modscope import _interception, _native, _text
-from modscope._virtual import kernels, operators
+from modscope._virtual import kernels, operators, times
 from modscope._virtual.gpus import Gpu
 
 __all__ = ["VirtualDevice"]
@@ -47,6 +47,7 @@ class VirtualDevice:
             if missing:
                 raise RuntimeError(f"a virtual GPU needs another torch: {missing}")
             undo.enter_context(_kernels_registered())
+            undo.enter_context(times.installed(self.gpu))
             undo.enter_context(_replaced(torch.cuda, self._cuda_functions()))
             undo.enter_context(_replaced(torch.accelerator, {"current_stream": lambda *_: _Stream()}))
             undo.enter_context(_replaced(_amp_common(), {"amp_definitely_not_available": lambda: False}))
@@ -113,7 +114,7 @@ class VirtualDevice:
             "device_count": answer(1),
             "current_device": answer(0),
             "set_device": answer(None),
-            "synchronize": answer(None),
+            "synchronize": lambda *_: times.wait(),
             "get_device_properties": answer(properties),
             "get_device_name": answer(gpu.title),
             "get_device_capability": answer(gpu.capability),
@@ -198,7 +199,7 @@ def _kernels_registered() -> Iterator[None]:
             if name not in kernels.KERNELS:
                 aten.impl(name, _bound(op), "CUDA")
         for name, kernel in kernels.KERNELS.items():
-            aten.impl(name, kernel, "CUDA")
+            aten.impl(name, times.timed(name, kernel), "CUDA")
         for name, composed in kernels.COMPOSED.items():
             for key in ("CUDA", "AutogradCUDA"):
                 aten.impl(name, composed, key)

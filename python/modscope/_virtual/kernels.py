@@ -160,8 +160,8 @@ def from_meta() -> dict[str, Any]:
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     names = ["aten::convolution", "aten::convolution_backward"]
     for name in torch._C._dispatch_get_all_op_names():
-        on_lists = name.startswith("aten::_foreach_") and not name.endswith("out")
-        if on_lists or (name.startswith("aten::") and has(name, "CPU") and not has(name, "CUDA")):
+        for_lists = name.startswith("aten::_foreach_") and not name.endswith("out")
+        if name.startswith("aten::") and (for_lists or has(name, "CPU")) and not has(name, "CUDA"):
             if any(has(name, key) for key in _COMPOSITE):
                 names.append(name)
     return {name.removeprefix("aten::"): _overload(name) for name in names}
