@@ -232,6 +232,11 @@ typedef struct ms_survey {
  * the survey stops with MS_ESTOPPED. MS_ENOMEM, MS_EIO. */
 int ms_reader_survey(ms_reader *reader, ms_survey *survey, bool (*progress)(void *context, double done), void *context);
 
+/* Move the cursor to `moment`, and add up the time on the way in microseconds, by what ran: the innermost path of the
+ * busiest thread, and its phase. times[path * MS_PHASE_COUNT + phase]; the caller clears it. Paths from `paths` on do
+ * not count. Past the last event, the time until the end of the capture counts too. Errors as ms_cursor_peaks. */
+int ms_cursor_times(ms_cursor *cursor, uint64_t moment, uint64_t *times, uint32_t paths);
+
 /* ---- pack: what was held at every moment of a part of a capture, small enough for a page ----
  *
  * The moments of a pack are numbered as *ticks*: tick 0 is the first moment, and each event begins the next tick. So

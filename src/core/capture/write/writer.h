@@ -40,7 +40,7 @@ struct ms__block_origin {
 
 /* A thread's position, as the file describes it. A thread that leaves a node usually enters another node of the same
  * module at once. Its position between the two is deferred: it is written only if the gap is long, or if another event
- * of the thread comes first. */
+ * comes first, of this thread or of another one. */
 struct ms__thread_position {
     uint64_t id;
     uint64_t deferred_time; /* when the thread took the deferred position */
