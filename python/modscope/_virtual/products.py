@@ -16,18 +16,22 @@ from modscope._virtual.gpus import Gpu, Speed
 
 __all__ = ["Attention", "Products", "Rate"]
 
-MOST_OF_PEAK = {"float32": 0.78, "tf32": 0.62, "float64": 0.75, "float16": 0.70, "bfloat16": 0.70, "float8": 0.60}
+MOST_OF_PEAK = {"float32": 0.82, "tf32": 0.72, "float64": 0.75, "float16": 0.80, "bfloat16": 0.80, "float8": 0.70}
 """The fraction of a peak that large products reach: the clock sinks under load, and tiles wait for memory."""
 
-TILES = ((256, 128, 1.0), (128, 128, 0.92), (128, 64, 0.75), (64, 64, 0.55), (64, 32, 0.35), (32, 32, 0.2))
+TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.80), (64, 128, 0.80), (64, 64, 0.60), (32, 128, 0.40), (128, 32, 0.40), (32, 32, 0.25))
 """Rows and columns of a tile, and how much of the rate of the largest one it reaches."""
 SPLITS = (1, 2, 4, 8, 16, 32)
 """Into how many parts a sum can be split, each computed apart and then added."""
 SHORTEST_SUM = 64
 """No part of a sum is shorter."""
+MOST_WAVES = 8
+"""Tiles for each multiprocessor, beyond which a sum is not split."""
+FEW = 16
+"""Rows or columns, up to which a product reads its matrices as fast as memory gives them."""
 SUM_BEFORE_FULL_RATE = 48
 """Elements of the sum that a tile needs until the pipeline is full."""
-MISALIGNED = 0.45
+MISALIGNED = 0.3
 """Of the rate of tensor cores, where a row does not begin at a multiple of 16 bytes."""
 
 
@@ -72,7 +76,7 @@ class Products:
 
     def seconds(self, rate: Rate, batch: int, m: int, n: int, k: int, aligned: bool = True, of_peak: float = 1.0) -> float:
         """Seconds for ``batch`` products of m by k and k by n matrices, if memory were infinitely fast."""
-        if not batch * m * n * k:
+        if not batch * m * n * k or min(m, n) <= FEW:
             return 0.0
         each = rate.peak / self._processors * MOST_OF_PEAK[rate.kind] * of_peak
         if rate.by_tensor_cores and not aligned:
@@ -82,7 +86,7 @@ class Products:
             tiles = batch * -(-m // rows) * -(-n // columns)
             for parts in SPLITS:
                 depth = -(-k // parts)
-                if parts > 1 and (depth < SHORTEST_SUM or tiles * parts > 2 * self._processors):
+                if parts > 1 and (depth < SHORTEST_SUM or tiles * parts > MOST_WAVES * self._processors):
                     break
                 waves = -(-tiles * parts // self._processors)
                 operations = 2 * rows * columns * (depth + SUM_BEFORE_FULL_RATE)
@@ -106,6 +110,9 @@ class Attention(NamedTuple):
     def of(cls, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> Attention:
         heads = math.prod(query.shape[:-2])
         return cls(heads, query.shape[-2], key.shape[-2], query.shape[-1], value.shape[-1], causal)
+
+    def padded(self, multiple: int) -> Attention:
+        return self._replace(queries=-(-self.queries // multiple) * multiple, keys=-(-self.keys // multiple) * multiple)
 
     def operations(self, backward: bool) -> float:
         """Forward two products, backward five; half of them where only earlier keys are looked at."""

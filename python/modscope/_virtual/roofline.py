@@ -18,12 +18,16 @@ from modscope._virtual.products import Attention, Products
 
 __all__ = ["Roofline"]
 
-KERNEL = 1.8e-6
-"""Seconds from the beginning to the end of a kernel that does nothing."""
+KERNEL = 2.5e-6
+"""Seconds of a kernel that does next to nothing, with the gap before the next one."""
 STRIDED = 0.5
 """Of the bandwidth, where the elements of a tensor are not read in their order in memory."""
-ATTENTION = {"flash": (0.40, 0.28), "efficient": (0.30, 0.20)}
-"""Of the peak that attention reaches, forward and backward."""
+ATTENTION = {"flash": (0.40, 0.28), "efficient": (0.13, 0.09)}
+"""Of the peak of tensor cores that attention reaches in 16 bits, forward and backward."""
+ATTENTION_FLOAT32 = (0.55, 0.40)
+"""The same in float32, of the peak without tensor cores."""
+ATTENTION_TILE = 64
+"""Queries and keys are computed in multiples of this."""
 
 
 class Kind(NamedTuple):
@@ -31,46 +35,62 @@ class Kind(NamedTuple):
 
     of_bandwidth: float = 0.80
     """The fraction of the bandwidth that it reaches, for its arguments and results moved once."""
-    kernels: int = 1
+    kernels: float = 1
+    per_row: float = 0.0
+    """Seconds that a multiprocessor takes for a row at least: a row is what is normalized or summed together."""
 
 
 ELEMENTWISE = Kind()
 KINDS = {
     "native_dropout": Kind(0.65),
-    "sum": Kind(0.65),
-    "mean": Kind(0.65),
     "cat": Kind(0.70),
-    "native_layer_norm": Kind(0.65),
-    "_fused_rms_norm": Kind(0.65),
-    "native_layer_norm_backward": Kind(0.40, 2),
-    "_fused_rms_norm_backward": Kind(0.40, 2),
-    "native_group_norm": Kind(0.50, 2),
-    "native_group_norm_backward": Kind(0.40, 4),
-    "native_batch_norm": Kind(0.50, 2),
-    "native_batch_norm_backward": Kind(0.45, 2),
-    "_log_softmax": Kind(0.60),
-    "_softmax": Kind(0.60),
-    "_log_softmax_backward_data": Kind(0.60),
-    "_softmax_backward_data": Kind(0.60),
-    "nll_loss_forward": Kind(0.05),
+    "masked_fill": Kind(0.45, 2),
+    "roll": Kind(0.40),
+    "native_layer_norm": Kind(0.70, 1, 0.18e-6),
+    "_fused_rms_norm": Kind(0.70, 1, 0.07e-6),
+    "native_layer_norm_backward": Kind(0.55, 3, 0.25e-6),
+    "_fused_rms_norm_backward": Kind(0.55, 3, 0.25e-6),
+    "_log_softmax": Kind(0.50, 1, 0.01e-6),
+    "_softmax": Kind(0.60, 1, 0.01e-6),
+    "_log_softmax_backward_data": Kind(0.62, 1, 0.01e-6),
+    "_softmax_backward_data": Kind(0.62, 1, 0.01e-6),
     "nll_loss_backward": Kind(0.60, 2),
-    "embedding_dense_backward": Kind(0.30, 8),
-    "_index_put_impl_": Kind(0.20, 8),
-    "index_put_": Kind(0.20, 8),
+    "embedding_dense_backward": Kind(0.30, 30),
+    "_index_put_impl_": Kind(0.20, 12),
+    "index_put": Kind(0.20, 12),
+    "index_put_": Kind(0.20, 12),
     "index_add_": Kind(0.30),
     "sort": Kind(0.05, 8),
-    "topk": Kind(0.10, 3),
+    "topk": Kind(0.10, 4),
     "cumsum": Kind(0.30, 2),
-    "max_pool2d_with_indices": Kind(0.50),
+    "max_pool2d_with_indices": Kind(0.40),
     "max_pool2d_with_indices_backward": Kind(0.30),
+    "avg_pool2d": Kind(0.35),
+    "avg_pool2d_backward": Kind(0.35),
+    "_adaptive_avg_pool2d": Kind(0.35),
+    "_adaptive_avg_pool2d_backward": Kind(0.15),
+    "upsample_bilinear2d": Kind(0.15),
+    "upsample_bilinear2d_backward": Kind(0.10),
 }
-CONVOLUTION_OF_PEAK = 0.75
-"""Of what products reach, as the addresses of a convolution's tiles have to be computed."""
-PLANAR = 2
-"""How often a convolution moves its arguments and results more than once where channels are not the last dimension: its
-kernels want them last, and copies are made."""
-DEPTHWISE = (0.35, 0.15)
-"""Of the bandwidth that convolutions with one channel in each group reach, forward and backward."""
+NORMS_BY_CHANNEL = {"native_batch_norm": 1.0, "_batch_norm_with_update": 1.0, "cudnn_batch_norm": 1.8, "native_group_norm": 1.0}
+"""Operators that sum over the elements of a channel or a group in one block of threads, and how much faster than torch's own
+kernel."""
+CHANNEL_RATE, CHANNEL_RATE_SHARED = 1.1e9, 1.6e9
+"""Elements a second that a block of threads sums, alone on a multiprocessor and with others."""
+SMALL = {"nll_loss_forward": 2, "nll_loss2d_forward": 3}
+"""Operators that look at a few elements, and how many kernels they launch."""
+CONVOLUTION_OF_PEAK = 1.0
+"""Of what products reach."""
+GROUPED_OF_PEAK = 0.4
+"""The same for convolutions with several groups."""
+FEW_CHANNELS, FEW_CHANNELS_RATE = 8, 0.5
+"""With fewer channels, or a number that is no multiple of it, tensor cores help little: this much of the peak without them is
+reached."""
+PLANAR = 8
+"""Bytes moved more for each element of arguments and results where channels are not the last dimension: kernels want them
+last, and copies are made. A product of channels alone (1 by 1) needs none."""
+DEPTHWISE = (0.045, 0.10)
+"""Of the peak without tensor cores that convolutions with one channel in each group reach: with channels first, and last."""
 RECURRENT_STEP = 8e-6
 """Seconds that cuDNN takes at least for one time step of one layer."""
 MOST_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
@@ -124,8 +144,25 @@ def _order(tensor: torch.Tensor) -> int:
     return found[-1] - tensor.dim() if found else -1
 
 
+def _argument(op: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """An argument by its name; None if it was not given."""
+    names = [argument.name for argument in op._schema.arguments]
+    position = names.index(name)
+    return args[position] if position < len(args) else kwargs.get(name)
+
+
 def _name(op: Any) -> str:
     return str(op._schema.name).partition("::")[2]
+
+
+def _rows(name: str, args: Any) -> float:
+    """How many rows an operator normalizes."""
+    x = args[0]
+    if "norm" in name:
+        shape = args[2] if name.endswith("backward") else args[1]
+        return x.numel() / max(math.prod(shape), 1)
+    dim = args[2] if name.endswith("data") else args[1]
+    return x.numel() / max(x.shape[-1], 1) if dim in (-1, x.dim() - 1) else 0.0
 
 
 class Roofline:
@@ -157,7 +194,11 @@ class Roofline:
         if special is not None:
             return special(op, args, kwargs, specs)
         if "attention" in name and "flash" in name or "efficient" in name or "cudnn_attention" in name:
-            return self._attention(name, args, kwargs, specs)
+            return self._attention(op, name, args, kwargs, specs)
+        if name in SMALL:
+            return SMALL[name] * KERNEL
+        if "batch_norm" in name or "group_norm" in name:
+            return self._norm(op, name, args, kwargs, specs)
         if name.startswith(("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach")):
             return self._on_lists(op, args, kwargs, specs)
         seconds = self._memory(op, name, args, kwargs, specs)
@@ -200,7 +241,24 @@ class Roofline:
     def _memory(self, op: Any, name: str, args: Any, kwargs: Any, specs: Any) -> float:
         kind = KINDS.get(name, ELEMENTWISE)
         fraction = kind.of_bandwidth * (1.0 if self._in_order(args, kwargs) else STRIDED)
-        return kind.kernels * KERNEL + self._moved(op, args, kwargs, specs) / (self._bandwidth * fraction)
+        rows = kind.per_row * _rows(name, args) / self._gpu.processors if kind.per_row else 0.0
+        return kind.kernels * KERNEL + rows + self._moved(op, args, kwargs, specs) / (self._bandwidth * fraction)
+
+    def _norm(self, op: Any, name: str, args: Any, kwargs: Any, specs: Any) -> float:
+        """Batch and group norms: each channel or group is summed by one block of threads, then all elements are scaled."""
+        backward = name.endswith("backward")
+        x = args[1] if backward else args[0]
+        if "group" in name:
+            rows = x.shape[0] * args[8 if backward else 6]
+        else:
+            rows = x.shape[1] if x.dim() > 1 else 1
+        moved = self._moved(op, args, kwargs, specs) / (self._bandwidth * ELEMENTWISE.of_bandwidth)
+        faster = NORMS_BY_CHANNEL.get(name.removesuffix("_backward"), 1.0)
+        each = x.numel() / max(rows, 1)
+        last = x.dim() > 3 and _order(x) == 1 - x.dim()
+        alone, shared = each / CHANNEL_RATE, x.numel() / (self._gpu.processors * CHANNEL_RATE_SHARED)
+        summed = moved if last else max(alone, shared) / faster
+        return (4 if backward else 3) * KERNEL + moved + summed * (1.5 if backward else 1.0)
 
     def _on_lists(self, op: Any, args: Any, kwargs: Any, specs: Any) -> float:
         lists = [a for a in args if isinstance(a, (list, tuple)) and a and isinstance(a[0], torch.Tensor)]
@@ -236,18 +294,16 @@ class Roofline:
         rate = self._products.rate(tensors[0].dtype, torch.backends.cuda.matmul.allow_tf32)
         return KERNEL + float(operations) / (0.5 * rate.peak)
 
-    def _attention(self, name: str, args: Any, kwargs: Any, specs: Any) -> float:
+    def _attention(self, op: Any, name: str, args: Any, kwargs: Any, specs: Any) -> float:
         backward = name.endswith("backward")
         tensors = args[1:4] if backward else args[:3]
-        causal = bool(kwargs.get("is_causal", any(a is True for a in args if isinstance(a, bool))))
-        sizes = Attention.of(*tensors, causal)
-        kind = "efficient" if "efficient" in name else "flash"
-        rate = self._products.rate(tensors[0].dtype, True)
-        peak = rate.peak / (3 if rate.kind == "tf32" else 1)  # float32 by three products of tf32
+        sizes = Attention.of(*tensors, bool(_argument(op, "is_causal", args, kwargs)))
+        rate = self._products.rate(tensors[0].dtype, False)
+        fractions = ATTENTION["efficient" if "efficient" in name else "flash"] if rate.by_tensor_cores else ATTENTION_FLOAT32
         bytes = sum(_tensor_bytes(t) for t in _tensors(list(args))) + sum(_bytes(*s) for s in _specs(specs))
-        operations = sizes.operations(backward)
+        operations = sizes.padded(ATTENTION_TILE).operations(backward)
         return (3 if backward else 1) * KERNEL + max(
-            operations / (peak * ATTENTION[kind][backward]), bytes / (self._bandwidth * ELEMENTWISE.of_bandwidth)
+            operations / (rate.peak * fractions[backward]), bytes / (self._bandwidth * ELEMENTWISE.of_bandwidth)
         )
 
     def _convolution(self, op: Any, args: Any, kwargs: Any, specs: Any) -> float:
@@ -270,26 +326,34 @@ class Roofline:
             parts.append(sizes.forward if transposed else sizes.towards_input)
         if mask[1]:
             parts.append(sizes.towards_weight)
-        seconds = self._convolve(x, sizes, parts, [dy, x, weight], specs, backward=True)
+        seconds = self._convolve(x, sizes, parts, [dy, x, weight], specs)
         if mask[2]:
-            seconds += KERNEL + _tensor_bytes(dy) / (self._bandwidth * KINDS["sum"].of_bandwidth)
+            seconds += KERNEL + _tensor_bytes(dy) / (self._bandwidth * ELEMENTWISE.of_bandwidth)
         return seconds
 
-    def _convolve(self, x: Any, sizes: Any, parts: Any, read: Any, specs: Any, backward: bool = False) -> float:
+    def _convolve(self, x: Any, sizes: Any, parts: Any, read: Any, specs: Any) -> float:
         bytes = sum(_tensor_bytes(t) for t in read) + sum(_bytes(*s) for s in _specs(specs))
-        if sizes.depthwise:
-            return len(parts) * KERNEL + bytes / (self._bandwidth * DEPTHWISE[backward])
-        rate = self._products.rate(x.dtype, torch.backends.cudnn.allow_tf32)
-        arithmetic = sum(self._products.seconds(rate, *part, of_peak=CONVOLUTION_OF_PEAK) for part in parts)
+        moved = bytes / (self._bandwidth * ELEMENTWISE.of_bandwidth)
         last = x.dim() > 3 and _order(x) == 1 - x.dim()
-        copied = 0 if last or not rate.by_tensor_cores else PLANAR * bytes / (self._bandwidth * ELEMENTWISE.of_bandwidth)
-        return len(parts) * KERNEL + copied + max(arithmetic, bytes / (self._bandwidth * ELEMENTWISE.of_bandwidth))
+        plain = self._products.rate(torch.float32, False).peak
+        if sizes.depthwise:
+            operations = sum(2 * math.prod(part) for part in parts)
+            return len(parts) * KERNEL + max(moved, operations / (plain * DEPTHWISE[last]))
+        rate = self._products.rate(x.dtype, torch.backends.cudnn.allow_tf32)
+        if rate.by_tensor_cores and sizes.in_channels % FEW_CHANNELS:
+            arithmetic = sum(2 * math.prod(part) for part in parts) / (plain * FEW_CHANNELS_RATE)
+        else:
+            of_peak = GROUPED_OF_PEAK if sizes.groups > 1 else CONVOLUTION_OF_PEAK
+            arithmetic = sum(self._products.seconds(rate, *part, of_peak=of_peak) for part in parts)
+        copied = 0.0
+        if rate.by_tensor_cores and not last and not sizes.pointwise:
+            copied = PLANAR * bytes / x.dtype.itemsize / (self._bandwidth * ELEMENTWISE.of_bandwidth)
+        return len(parts) * KERNEL + copied + max(arithmetic, moved)
 
     def _recurrent(self, op: Any, args: Any, kwargs: Any, specs: Any) -> float:
         x, weights = args[0], args[1]
         backward = _name(op).endswith("backward")
-        names = [argument.name for argument in op._schema.arguments]
-        layers, first, both = (args[names.index(n)] for n in ("num_layers", "batch_first", "bidirectional"))
+        layers, first, both = (_argument(op, n, args, kwargs) for n in ("num_layers", "batch_first", "bidirectional"))
         steps = x.shape[1 if first else 0]
         samples = x.numel() // max(x.shape[-1], 1)
         operations = 2 * samples * sum(w.numel() for w in weights if w.dim() == 2) * (2 if backward else 1)
@@ -305,6 +369,8 @@ class _Convolution:
         places_in, places_out = x[0] * math.prod(x[2:]), y[0] * math.prod(y[2:])
         out_channels, in_channels, taps = y[1] // groups, x[1] // groups, math.prod(weight[2:])
         self.depthwise = in_channels == 1 and groups > 1
+        self.pointwise = taps == 1 and places_in == places_out
+        self.in_channels, self.groups = in_channels, groups
         self.forward = (groups, places_out, out_channels, in_channels * taps)
         taps_seen = max(taps * places_out // max(places_in, 1), 1)  # of a stride, each place sees some of the taps
         self.towards_input = (groups, places_in, in_channels, out_channels * taps_seen)
