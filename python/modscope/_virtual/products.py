@@ -95,6 +95,9 @@ class Products:
         return best
 
 
+TILE_OF_QUERIES, TILE_OF_KEYS = 128, 64
+
+
 class Attention(NamedTuple):
     """The sizes of an attention."""
 
@@ -111,13 +114,13 @@ class Attention(NamedTuple):
         heads = math.prod(query.shape[:-2])
         return cls(heads, query.shape[-2], key.shape[-2], query.shape[-1], value.shape[-1], causal)
 
-    def padded(self, multiple: int) -> Attention:
-        return self._replace(queries=-(-self.queries // multiple) * multiple, keys=-(-self.keys // multiple) * multiple)
-
-    def operations(self, backward: bool) -> float:
-        """Forward two products, backward five; half of them where only earlier keys are looked at."""
-        pairs = self.batch * self.queries * self.keys * (0.5 if self.causal else 1.0)
+    def operations(self, backward: bool, processors: int) -> float:
+        """Forward two products, backward five, in tiles of queries and keys, where the device is filled by whole waves of
+        them. Where only earlier keys are looked at, half of the work is left, but the longest tile of a wave is not shorter."""
+        rows, columns = -(-self.queries // TILE_OF_QUERIES), -(-self.keys // TILE_OF_KEYS)
+        waves = max(self.batch * rows / processors, 1.0)
+        filled = math.ceil(waves) * processors / (self.batch * rows)
+        work = 0.5 + 0.5 / waves if self.causal else 1.0
+        pairs = self.batch * rows * TILE_OF_QUERIES * columns * TILE_OF_KEYS * filled * work
         both = self.width + self.value_width
         return 2 * pairs * (both + both + self.width if backward else both)
-
-

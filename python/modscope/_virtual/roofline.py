@@ -22,12 +22,12 @@ KERNEL = 2.5e-6
 """Seconds of a kernel that does next to nothing, with the gap before the next one."""
 STRIDED = 0.5
 """Of the bandwidth, where the elements of a tensor are not read in their order in memory."""
-ATTENTION = {"flash": (0.40, 0.28), "efficient": (0.13, 0.09)}
-"""Of the peak of tensor cores that attention reaches in 16 bits, forward and backward."""
-ATTENTION_FLOAT32 = (0.55, 0.40)
+ATTENTION = {"flash": (0.30, 0.22), "cudnn": (0.45, 0.33), "efficient": (0.14, 0.09)}
+"""Of the peak of tensor cores that attention reaches in 16 bits, forward and backward, where heads are wide."""
+ATTENTION_FLOAT32 = (0.60, 0.42)
 """The same in float32, of the peak without tensor cores."""
-ATTENTION_TILE = 64
-"""Queries and keys are computed in multiples of this."""
+WIDE_HEAD = 96
+"""Narrower heads use less of tensor cores, in proportion."""
 
 
 class Kind(NamedTuple):
@@ -91,6 +91,8 @@ PLANAR = 8
 last, and copies are made. A product of channels alone (1 by 1) needs none."""
 DEPTHWISE = (0.045, 0.10)
 """Of the peak without tensor cores that convolutions with one channel in each group reach: with channels first, and last."""
+DEPTHWISE_WEIGHT = 0.006
+"""The same for the gradient of their weight, which sums over all places for each of a few numbers."""
 RECURRENT_STEP = 8e-6
 """Seconds that cuDNN takes at least for one time step of one layer."""
 MOST_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
@@ -299,11 +301,14 @@ class Roofline:
         tensors = args[1:4] if backward else args[:3]
         sizes = Attention.of(*tensors, bool(_argument(op, "is_causal", args, kwargs)))
         rate = self._products.rate(tensors[0].dtype, False)
-        fractions = ATTENTION["efficient" if "efficient" in name else "flash"] if rate.by_tensor_cores else ATTENTION_FLOAT32
+        kind = "efficient" if "efficient" in name else "cudnn" if "cudnn" in name else "flash"
+        fraction = (ATTENTION[kind] if rate.by_tensor_cores else ATTENTION_FLOAT32)[backward]
+        if rate.by_tensor_cores and kind != "efficient":
+            fraction *= min(1.0, sizes.width / WIDE_HEAD)
         bytes = sum(_tensor_bytes(t) for t in _tensors(list(args))) + sum(_bytes(*s) for s in _specs(specs))
-        operations = sizes.padded(ATTENTION_TILE).operations(backward)
-        return (3 if backward else 1) * KERNEL + max(
-            operations / (rate.peak * fractions[backward]), bytes / (self._bandwidth * ELEMENTWISE.of_bandwidth)
+        operations = sizes.operations(backward, self._gpu.processors)
+        return (4 if backward else 2) * KERNEL + max(
+            operations / (rate.peak * fraction), bytes / (self._bandwidth * ELEMENTWISE.of_bandwidth)
         )
 
     def _convolution(self, op: Any, args: Any, kwargs: Any, specs: Any) -> float:
@@ -334,11 +339,14 @@ class Roofline:
     def _convolve(self, x: Any, sizes: Any, parts: Any, read: Any, specs: Any) -> float:
         bytes = sum(_tensor_bytes(t) for t in read) + sum(_bytes(*s) for s in _specs(specs))
         moved = bytes / (self._bandwidth * ELEMENTWISE.of_bandwidth)
-        last = x.dim() > 3 and _order(x) == 1 - x.dim()
+        last = any(t.dim() > 3 and _order(t) == 1 - t.dim() for t in read)
         plain = self._products.rate(torch.float32, False).peak
         if sizes.depthwise:
-            operations = sum(2 * math.prod(part) for part in parts)
-            return len(parts) * KERNEL + max(moved, operations / (plain * DEPTHWISE[last]))
+            seconds = [
+                2 * math.prod(part) / (plain * (DEPTHWISE_WEIGHT if part is sizes.towards_weight else DEPTHWISE[last]))
+                for part in parts
+            ]
+            return len(parts) * KERNEL + max(moved, sum(seconds))
         rate = self._products.rate(x.dtype, torch.backends.cudnn.allow_tf32)
         if rate.by_tensor_cores and sizes.in_channels % FEW_CHANNELS:
             arithmetic = sum(2 * math.prod(part) for part in parts) / (plain * FEW_CHANNELS_RATE)
