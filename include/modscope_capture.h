@@ -31,6 +31,10 @@ typedef struct ms_capture_status {
  *
  * Returns MS_OK, MS_EIO (errno says why) or MS_ENOMEM. On an error *capture is unchanged. */
 int ms_capture_begin(ms_ledger *ledger, int fd, const char *const *info, ms_capture **capture);
+
+/* Captures that begin from now on take their times from this function: nanoseconds that never decrease. It is called at
+ * every event, on any thread, with locks held, until the last of these captures has ended. NULL: the system's clock. */
+void ms_capture_use_clock(uint64_t (*nanoseconds)(void));
 /* Write the events that are left and an end chunk with `info`, and free the capture. Waits for the file. The ledger may
  * be detached already. Returns the final status. */
 ms_capture_status ms_capture_end(ms_capture *capture, const char *const *info);
@@ -227,6 +231,11 @@ typedef struct ms_survey {
 /* `progress`, which may be NULL, is called from time to time with the part that is done, 0 to 1; when it returns false
  * the survey stops with MS_ESTOPPED. MS_ENOMEM, MS_EIO. */
 int ms_reader_survey(ms_reader *reader, ms_survey *survey, bool (*progress)(void *context, double done), void *context);
+
+/* Move the cursor to `moment`, and add up the time on the way in microseconds, by what ran: the innermost path of the
+ * busiest thread, and its phase. times[path * MS_PHASE_COUNT + phase]; the caller clears it. Paths from `paths` on do
+ * not count. Past the last event, the time until the end of the capture counts too. Errors as ms_cursor_peaks. */
+int ms_cursor_times(ms_cursor *cursor, uint64_t moment, uint64_t *times, uint32_t paths);
 
 /* ---- pack: what was held at every moment of a part of a capture, small enough for a page ----
  *

@@ -230,6 +230,17 @@ class Capture:
         """For each of the phases "idle", "forward", "recompute", ...: the time spent in it and the blocks allocated in it."""
         return {word: Phase(time / 1e6, blocks, size) for word, (time, blocks, size) in self._survey["phases"].items()}
 
+    def times_by_module(self, children: bool = False, first: int = 0, last: int | None = None) -> dict[str, dict[str, float]]:
+        """Module to phase to the seconds that it ran between two moments: itself, or with ``children`` also the modules
+        below it. "Global" is the time outside any module. When several threads run, the busiest one's time counts."""
+        found: dict[str, dict[str, float]] = {}
+        for path, phase, microseconds in self._reader.times(first, last):
+            parts = self._names.module(path).split(".")
+            for count in range(1 if children else len(parts), len(parts) + 1):
+                phases = found.setdefault(".".join(parts[:count]), {})
+                phases[phase] = phases.get(phase, 0.0) + microseconds / 1e6
+        return found
+
     @property
     def last_step(self) -> int:
         """The number of the last step that began; 0 if none did."""

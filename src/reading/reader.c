@@ -240,6 +240,15 @@ static PyObject *peaks(msr_reader *self, PyObject *args, PyObject *named)
     return msr_peaks(self, first, last);
 }
 
+static PyObject *times(msr_reader *self, PyObject *args, PyObject *named)
+{
+    static char *names[] = {"first", "last", NULL};
+    uint64_t first = 0, last = UINT64_MAX;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "|O&O&:times", names, convert_number, &first, convert_last, &last))
+        return NULL;
+    return msr_times(self, first, last);
+}
+
 static PyObject *pack(msr_reader *self, PyObject *args, PyObject *named)
 {
     static char *names[] = {"first", "last", NULL};
@@ -274,6 +283,8 @@ static PyMethodDef methods[] = {
      "operation i."},
     {"peaks", (PyCFunction)(void (*)(void))peaks, METH_VARARGS | METH_KEYWORDS,
      "peaks($self, first=0, last=None)\n--\n\nThe highest number of bytes that each device held between two moments."},
+    {"times", (PyCFunction)(void (*)(void))times, METH_VARARGS | METH_KEYWORDS,
+     "times($self, first=0, last=None)\n--\n\nWhat ran between two moments: (path, phase, microseconds)."},
     {"pack", (PyCFunction)(void (*)(void))pack, METH_VARARGS | METH_KEYWORDS,
      "pack($self, first=0, last=None)\n--\n\nWhat was held at every moment between two, in the format that the page "
      "reads."},

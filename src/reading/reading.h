@@ -3,7 +3,7 @@
  *
  *     module.c      the module, its exception, conversions that several files need
  *     reader.c      Reader: a capture            snapshot.c   Snapshot: what was held at a moment
- *     events.c      Reader.events                survey.c     Reader.survey and Reader.peaks
+ *     events.c      Reader.events                survey.c     Reader.survey, peaks and times
  *     export.c      Reader.export                allocator.c  Allocator: the model of torch's allocator
  *
  * The GIL is released while a file is read. A core reader may be used by one thread at a time; the flag
@@ -42,6 +42,7 @@ PyObject *msr_snapshot_new(msr_reader *reader, uint64_t moment);
 PyObject *msr_events_new(msr_reader *reader, uint32_t ops, uint64_t first, uint64_t last);
 PyObject *msr_survey(msr_reader *reader, PyObject *progress);
 PyObject *msr_peaks(msr_reader *reader, uint64_t first, uint64_t last);
+PyObject *msr_times(msr_reader *reader, uint64_t first, uint64_t last);
 PyObject *msr_export(msr_reader *reader, PyObject *args, PyObject *named);
 /* A tuple of bytes, one item for each category. */
 PyObject *msr_sums(const ms_sums *sums);

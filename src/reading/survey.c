@@ -166,3 +166,47 @@ PyObject *msr_peaks(msr_reader *reader, uint64_t first, uint64_t last)
     }
     return list;
 }
+
+/* ---- the time between two moments, by path and phase ---- */
+static int find_times(msr_reader *reader, uint64_t first, uint64_t last, uint64_t *times, uint32_t paths)
+{
+    int error = msr_open_cursor(reader);
+    if (!error)
+        error = ms_cursor_seek(reader->cursor, first);
+    return error ? error : ms_cursor_times(reader->cursor, last, times, paths);
+}
+
+static PyObject *list_of_times(const uint64_t *times, uint32_t paths)
+{
+    PyObject *list = PyList_New(0);
+    for (uint32_t path = 0; list && path < paths; path++)
+        for (uint32_t phase = 0; list && phase < MS_PHASE_COUNT; phase++) {
+            uint64_t time = times[(size_t)path * MS_PHASE_COUNT + phase];
+            if (!time)
+                continue;
+            PyObject *item = Py_BuildValue("(IOK)", path, msr_phases[phase], (unsigned long long)time);
+            if (!item || PyList_Append(list, item) != 0)
+                Py_CLEAR(list);
+            Py_XDECREF(item);
+        }
+    return list;
+}
+
+PyObject *msr_times(msr_reader *reader, uint64_t first, uint64_t last)
+{
+    uint32_t paths = ms_reader_paths(reader->reader);
+    uint64_t *times = PyMem_Calloc((size_t)paths * MS_PHASE_COUNT, sizeof *times);
+    if (!times)
+        return PyErr_NoMemory();
+    PyObject *list = NULL;
+    if (msr_lock_reader(reader)) {
+        int error;
+        Py_BEGIN_ALLOW_THREADS
+        error = find_times(reader, first, last, times, paths);
+        Py_END_ALLOW_THREADS
+        msr_unlock_reader(reader);
+        list = error ? msr_raise(error) : list_of_times(times, paths);
+    }
+    PyMem_Free(times);
+    return list;
+}

@@ -59,6 +59,7 @@ extern PyMethodDef mst_exit_status_methods[];
 extern PyMethodDef mst_capture_methods[];
 extern PyMethodDef mst_living_objects_methods[];
 extern PyMethodDef mst_run_in_fork_methods[];
+extern PyMethodDef mst_virtual_clock_methods[];
 extern PyMethodDef mst_virtual_device_methods[];
 extern PyMethodDef mst_virtual_tensors_methods[];
 

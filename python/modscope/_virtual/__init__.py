@@ -5,4 +5,7 @@
     kernels.py      operators that need more than that: views, copies, attention
     rules.py        the registry of rules for the memory that operators take beside their results
     gpus.py         the GPUs that can be virtual
+    times.py        what launching an operator costs the host; the virtual clock
+    roofline.py     how long the device runs an operator
+    products.py     the same for matrix products
 """

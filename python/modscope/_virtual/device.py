@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from modscope import _interception, _native, _text
-from modscope._virtual import attention, kernels, operators, recurrent, rules
+from modscope._virtual import attention, kernels, operators, recurrent, rules, times
 from modscope._virtual.gpus import Gpu
 
 __all__ = ["VirtualDevice"]
@@ -53,6 +53,7 @@ class VirtualDevice:
             undo.enter_context(_replaced(operators, {"out_of_memory": self._out_of_memory, "inferences": kernels.INFERENCES}))
             card = rules.make_card(self.gpu, self._version)
             undo.enter_context(_replaced(operators, {"rules": rules.Rules(card)}))
+            undo.enter_context(times.installed(self.gpu))
             undo.enter_context(_replaced(attention, {"card": card}))
             undo.enter_context(_cudnn_of_recurrent_layers())
             self._undo = undo.pop_all()
@@ -115,7 +116,7 @@ class VirtualDevice:
             "device_count": answer(1),
             "current_device": answer(0),
             "set_device": answer(None),
-            "synchronize": answer(None),
+            "synchronize": lambda *_: times.wait(),
             "get_device_properties": answer(properties),
             "get_device_name": answer(gpu.title),
             "get_device_capability": answer(gpu.capability),
@@ -215,7 +216,7 @@ def _kernels_registered() -> Iterator[None]:
             if name not in kernels.KERNELS:
                 aten.impl(name, _bound(op), "CUDA")
         for name, kernel in kernels.KERNELS.items():
-            aten.impl(name, kernel, "CUDA")
+            aten.impl(name, times.timed(name, kernel), "CUDA")
         for name, composed in kernels.COMPOSED.items():
             for key in ("CUDA", "AutogradCUDA"):
                 aten.impl(name, composed, key)

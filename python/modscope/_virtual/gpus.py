@@ -1,14 +1,39 @@
-"""GPUs that can be virtual: what torch says of them."""
+"""GPUs that can be virtual: what torch says of them, and how fast they are.
+
+Speeds are those of the makers' datasheets and architecture whitepapers (named beside each card): dense, without sparsity,
+at the boost clock. Where a GeForce card is twice as fast with sums in float16, the rate is that of sums in float32, which
+torch uses.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-__all__ = ["GPUS", "Gpu", "find_gpu"]
+__all__ = ["GPUS", "Gpu", "Speed", "find_gpu"]
 
 MIB = 1 << 20
 GIB = 1 << 30
+
+
+class Speed(NamedTuple):
+    """The peaks of a card. 0: it has no such unit."""
+
+    float64: float
+    """10^12 operations a second in float64, by tensor cores where it has them for that type."""
+    float32: float
+    """In float32, without tensor cores."""
+    tf32: float
+    """Products of float32 by tensor cores, which round their factors."""
+    float16: float
+    bfloat16: float
+    float8: float
+    bandwidth: float
+    """Of the memory, in 10^9 bytes a second."""
+    link: float
+    """To the host, one way, in 10^9 bytes a second."""
+    cache: int
+    """Bytes of the second-level cache."""
 
 
 class Gpu(NamedTuple):
@@ -23,6 +48,8 @@ class Gpu(NamedTuple):
     """Streaming multiprocessors."""
     context: int = 512 * MIB
     """What the CUDA context of a process takes of it, about."""
+    speed: Speed | None = None
+    """None: it is not known how fast the card is, and no time is predicted."""
 
     @property
     def capacity(self) -> int:
@@ -30,8 +57,28 @@ class Gpu(NamedTuple):
         return self.memory - self.context
 
 
+_SPEEDS = {
+    # float64, float32, tf32, float16, bfloat16, float8; bandwidth, link; cache
+    "t4": Speed(0.25, 8.1, 0, 65, 0, 0, 320, 16, 4 * MIB),  # T4 datasheet; Turing whitepaper
+    "v100-16gb": Speed(7.8, 15.7, 0, 125, 0, 0, 900, 16, 6 * MIB),  # V100 datasheet; Volta whitepaper
+    "v100-32gb": Speed(7.8, 15.7, 0, 125, 0, 0, 900, 16, 6 * MIB),  # V100 datasheet; Volta whitepaper
+    "rtx3090": Speed(0.56, 35.6, 35.6, 71, 71, 0, 936, 32, 6 * MIB),  # GA102 whitepaper
+    "rtx4090": Speed(1.29, 82.6, 82.6, 165.2, 165.2, 330.3, 1008, 32, 72 * MIB),  # Ada whitepaper
+    "rtx5090": Speed(1.64, 104.8, 104.8, 209.5, 209.5, 419, 1792, 64, 96 * MIB),  # RTX Blackwell whitepaper
+    "rtx6000ada": Speed(1.42, 91.1, 182.1, 364.2, 364.2, 728.5, 960, 32, 96 * MIB),  # Ada professional whitepaper
+    "l4": Speed(0.47, 30.3, 60, 121, 121, 242.5, 300, 32, 48 * MIB),  # L4 datasheet
+    "a10g": Speed(0.49, 31.5, 35, 70, 70, 0, 600, 32, 6 * MIB),  # A10G datasheet
+    "a30": Speed(10.3, 10.3, 82, 165, 165, 0, 933, 32, 24 * MIB),  # A30 datasheet
+    "l40s": Speed(1.41, 91.6, 183, 362, 362, 733, 864, 32, 96 * MIB),  # L40S datasheet
+    "a100-40gb": Speed(19.5, 19.5, 156, 312, 312, 0, 1555, 32, 40 * MIB),  # A100 datasheet
+    "a100": Speed(19.5, 19.5, 156, 312, 312, 0, 2039, 32, 40 * MIB),  # A100 datasheet
+    "h100": Speed(67, 67, 494.7, 989.4, 989.4, 1978.9, 3350, 64, 50 * MIB),  # H100 datasheet; Hopper whitepaper
+    "h200": Speed(67, 67, 494.7, 989.4, 989.4, 1978.9, 4800, 64, 50 * MIB),  # H200 datasheet; Hopper whitepaper
+    "b200": Speed(37, 75, 1100, 2250, 2250, 4500, 7700, 64, 126 * MIB),  # HGX B200 datasheet
+}
+
 GPUS: dict[str, Gpu] = {
-    gpu.name: gpu
+    gpu.name: gpu._replace(speed=_SPEEDS[gpu.name])
     for gpu in (
         Gpu("t4", "Tesla T4", 14_930 * MIB, (7, 5), 40),
         Gpu("v100-16gb", "Tesla V100-SXM2-16GB", 16_130 * MIB, (7, 0), 80),
@@ -64,6 +111,6 @@ def find_gpu(name: str) -> Gpu:
         unit = {"": 1, "b": 1}.get(size[2]) or (1024 if "i" in size[2] else 1000) ** (1 + "kmgt".index(size[2][0]))
         memory = int(float(size[1]) * unit)
         if memory >= GIB:
-            return Gpu(name, f"a GPU of {name}", memory, (9, 0), 132)
+            return Gpu(name, f"a GPU of {name}", memory, (9, 0), 132)  # an H100's rules; how fast it is, nobody said
         raise ValueError(f"a GPU of {name} is smaller than 1 GiB: give its memory as 24GiB")
     raise ValueError(f"{name!r} is not a GPU that is known: use one of {', '.join(GPUS)}, or its memory as 24GiB")

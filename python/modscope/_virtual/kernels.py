@@ -121,13 +121,15 @@ def _overload(name: str) -> Any:
 def from_meta() -> dict[str, Any]:
     """Operators that a CUDA build has a kernel for, although they can also be composed of others.
 
-    torch composes them where that kernel is missing, with other memory. A kernel for the CPU tells that there is one for
-    CUDA. Convolutions ask for libraries that are not there; the last two have no kernel for the CPU.
+    torch composes them where that kernel is missing, with other memory and more launches. A kernel for the CPU tells that
+    there is one for CUDA. So does the name of an operator on lists of tensors. Convolutions ask for libraries that are not
+    there; _fused_rms_norm has no kernel for the CPU.
     """
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    names = ["aten::convolution", "aten::convolution_backward", "aten::_foreach_norm.Scalar", "aten::_fused_rms_norm"]
+    names = ["aten::convolution", "aten::convolution_backward", "aten::_fused_rms_norm"]
     for name in torch._C._dispatch_get_all_op_names():
-        if name.startswith("aten::") and has(name, "CPU") and not has(name, "CUDA"):
+        for_lists = name.startswith("aten::_foreach_") and not name.endswith("out")
+        if name.startswith("aten::") and (for_lists or has(name, "CPU")) and not has(name, "CUDA"):
             if any(has(name, key) for key in _COMPOSITE):
                 names.append(name)
     return {name.removeprefix("aten::"): _overload(name) for name in names}

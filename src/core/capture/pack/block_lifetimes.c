@@ -52,19 +52,10 @@ static bool put_oom(struct ms__packer *packer, const ms_event *event)
     return done;
 }
 
-/* The path of the first thread that is in this phase. */
-static ms_path busiest_path(const struct ms__state *state, ms_phase phase)
-{
-    for (size_t i = 0; phase != MS_IDLE && i < state->thread_count; i++)
-        if (state->threads[i].phase == phase)
-            return state->threads[i].path;
-    return MS_GLOBAL;
-}
-
 static bool put_running(struct ms__packer *packer)
 {
     ms_phase phase = ms__state_phase(&packer->cursor->state);
-    ms_path path = busiest_path(&packer->cursor->state, phase);
+    ms_path path = ms__state_path(&packer->cursor->state, phase);
     if (phase == packer->phase && path == packer->path && packer->columns[MS_PACK_RUNNING].count)
         return true;
     packer->phase = phase;

@@ -193,6 +193,8 @@ int ms__state_set_thread(const ms_reader *reader, struct ms__state *state, const
 void ms__state_claim_block(struct ms__state *state, ms_captured_block *block, uint8_t category, ms_path path);
 /* The first of recompute, backward, optimizer, forward that any thread is in; else idle. */
 ms_phase ms__state_phase(const struct ms__state *state);
+/* The path of the first thread that is in this phase; of MS_IDLE it is MS_GLOBAL. */
+ms_path ms__state_path(const struct ms__state *state, ms_phase phase);
 /* NULL: no block is in this slot. */
 ms_captured_block *ms__state_block(const struct ms__state *state, uint32_t slot);
 

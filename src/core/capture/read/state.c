@@ -126,6 +126,14 @@ ms_phase ms__state_phase(const struct ms__state *state)
     return MS_IDLE;
 }
 
+ms_path ms__state_path(const struct ms__state *state, ms_phase phase)
+{
+    for (size_t i = 0; phase != MS_IDLE && i < state->thread_count; i++)
+        if (state->threads[i].phase == phase)
+            return state->threads[i].path;
+    return MS_GLOBAL;
+}
+
 /* ---- events ---- */
 
 /* Fill in the fields that every event of a block has. */

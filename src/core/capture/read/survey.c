@@ -1,5 +1,5 @@
-/* survey.c - one pass over all events of a capture: peaks, time by phase, totals. And a pass over some
- * of them: the peaks between two moments. */
+/* survey.c - one pass over all events of a capture: peaks, time by phase, totals. And passes over some
+ * of them: the peaks between two moments, and the time by module and phase. */
 #include "core/capture/read/reader.h"
 
 enum { PROGRESS_PARTS = 256 }; /* progress is reported at most so many times */
@@ -183,6 +183,30 @@ int ms_cursor_peaks(ms_cursor *cursor, uint64_t moment, int64_t peaks[MS_MAX_DEV
             raise_to(&peaks[decoded.event.device], state->total[decoded.event.device]);
         for (uint32_t device = 0; error == MS_JUMPED && cursor->moment <= moment && device < MS_MAX_DEVICES; device++)
             raise_to(&peaks[device], state->total[device]);
+    }
+    return MS_OK;
+}
+
+/* ---- the time between two moments, by path and phase ---- */
+int ms_cursor_times(ms_cursor *cursor, uint64_t moment, uint64_t *times, uint32_t paths)
+{
+    const struct ms__state *state = &cursor->state;
+    uint64_t begin = cursor->time;
+    if (cursor->claims_applied)
+        return MS_EINVAL;
+    while (cursor->moment < moment) {
+        ms_phase phase = ms__state_phase(state);
+        ms_path path = ms__state_path(state, phase);
+        struct ms__decoded_event decoded;
+        int error = ms__cursor_next(cursor, &decoded);
+        if (error < 0 && error != MS_EEND)
+            return error;
+        uint64_t now = error == MS_EEND && !cursor->at_gap ? cursor->reader->duration : cursor->time;
+        if (error != MS_JUMPED && now > begin && path < paths)
+            times[(size_t)path * MS_PHASE_COUNT + phase] += now - begin;
+        begin = now;
+        if (error == MS_EEND)
+            return MS_OK;
     }
     return MS_OK;
 }

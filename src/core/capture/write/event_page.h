@@ -42,10 +42,10 @@ MS__INLINE uint8_t *ms__begin_event(ms_capture *capture, uint32_t first)
     return ms__begin_event_at(capture, first, ms__microseconds(capture));
 }
 
-/* The same for frequent events: only one in MS__EVENTS_PER_CLOCK_READ reads the clock. */
+/* The same for frequent events: only one in MS__EVENTS_PER_CLOCK_READ reads the system's clock. */
 MS__INLINE uint8_t *ms__begin_frequent_event(ms_capture *capture, uint32_t first)
 {
-    bool timed = ++capture->frequent_events % MS__EVENTS_PER_CLOCK_READ == 0;
+    bool timed = (++capture->frequent_events & capture->clock_read_mask) == 0;
     return ms__begin_event_at(capture, first, timed ? ms__microseconds(capture) : 0);
 }
 

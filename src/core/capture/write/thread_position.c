@@ -45,6 +45,14 @@ void ms__write_deferred_position(ms_capture *capture, struct ms__thread_position
     ms__write_position(capture, position, position->deferred_time);
 }
 
+void ms__switch_thread(ms_capture *capture, uint32_t number, const struct ms__thread_position *position, bool is_new)
+{
+    if (capture->thread < capture->position_capacity && capture->thread != number &&
+        capture->positions[capture->thread].deferred)
+        ms__write_deferred_position(capture, &capture->positions[capture->thread]);
+    ms__write_thread(capture, number, position, is_new);
+}
+
 /* Nothing is written if the thread goes from a node to another of the same module. ms__capture_write_deferred notices
  * if that takes long. */
 static void move_thread(ms_capture *capture, const ms_thread *thread, bool to_node)

@@ -13,6 +13,10 @@ void ms__write_position(ms_capture *capture, const struct ms__thread_position *p
 /* Write the deferred position of the thread that is selected. */
 void ms__write_deferred_position(ms_capture *capture, struct ms__thread_position *position);
 
+/* Select another thread than the one selected so far, whose deferred position is written: from now on the time is the
+ * other one's. */
+void ms__switch_thread(ms_capture *capture, uint32_t number, const struct ms__thread_position *position, bool is_new);
+
 /* Select the thread: the events that follow are this thread's. `thread` may be NULL: it is not known. Returns NULL if
  * memory runs out. */
 MS__INLINE struct ms__thread_position *ms__select_thread(ms_capture *capture, const ms_thread *thread)
@@ -28,7 +32,7 @@ MS__INLINE struct ms__thread_position *ms__select_thread(ms_capture *capture, co
     if (is_new)
         *position = (struct ms__thread_position){.known = true, .id = id};
     if (MS__UNLIKELY(number != capture->thread || is_new))
-        ms__write_thread(capture, number, position, is_new);
+        ms__switch_thread(capture, number, position, is_new);
     if (MS__UNLIKELY(is_new && thread && thread->depth)) { /* its calls began before the capture */
         position->phase = (uint8_t)ms__phase(thread);
         position->path = ms__path_of(thread);

@@ -83,7 +83,7 @@ static struct ms__chunk_head close_last_page(ms_capture *capture)
     ms__lock(&capture->ledger->lock);
     ms__capture_write_deferred(capture, 0);
     ms__capture_close_page(capture);
-    struct ms__chunk_head end = {.event = capture->event, .time = (ms__clock() - capture->began) / 1000};
+    struct ms__chunk_head end = {.event = capture->event, .time = ms__microseconds_by_clock(capture)};
     ms__unlock(&capture->ledger->lock);
     return end;
 }
@@ -214,7 +214,7 @@ static ms_capture *new_capture(ms_ledger *ledger, int fd)
     capture->ledger = ledger;
     capture->watch = ledger->watch;
     capture->fd = fd;
-    capture->began = ms__clock();
+    ms__capture_choose_clock(capture);
     capture->losing = true; /* until the first key frame */
     capture->event = 1;     /* since_event 0 means: before the capture began */
     pthread_mutex_init(&capture->lock, NULL);
@@ -300,7 +300,7 @@ ms_capture_status ms_capture_end(ms_capture *capture, const char *const *info)
     ms__capture_write_deferred(capture, 0);
     ms__capture_close_page(capture);
     remove_from_ledger(capture->ledger, capture);
-    capture->time = (ms__clock() - capture->began) / 1000;
+    capture->time = ms__microseconds_by_clock(capture);
     ms__unlock(&capture->ledger->lock);
     pthread_mutex_lock(&capture->lock);
     capture->ending = true;

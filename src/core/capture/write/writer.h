@@ -20,7 +20,7 @@ enum {
     MS__KEY_FRAME_EVENTS_PER_BLOCK = 4, /* ...and the fewest for each live block */
     MS__FLUSH_INTERVAL_MS = 250,        /* after this time a page is written even if it is not full */
     MS__SHORT_GAP_US = 1000,            /* between two nodes of a module: a shorter gap is not written */
-    MS__EVENTS_PER_CLOCK_READ = 8,      /* of frequent events */
+    MS__EVENTS_PER_CLOCK_READ = 8,      /* of frequent events; a power of two */
 };
 
 /* The memory of one chunk, until it is in the file. */
@@ -40,7 +40,7 @@ struct ms__block_origin {
 
 /* A thread's position, as the file describes it. A thread that leaves a node usually enters another node of the same
  * module at once. Its position between the two is deferred: it is written only if the gap is long, or if another event
- * of the thread comes first. */
+ * comes first, of this thread or of another one. */
 struct ms__thread_position {
     uint64_t id;
     uint64_t deferred_time; /* when the thread took the deferred position */
@@ -61,7 +61,8 @@ struct ms_capture {
     uint64_t event;      /* the number of the next event */
     uint64_t time;       /* of the event before, in microseconds */
     uint32_t slot, device, thread, path; /* the latest ones mentioned in this page */
-    uint32_t frequent_events;            /* how many there were, for MS__EVENTS_PER_CLOCK_READ */
+    uint32_t frequent_events;            /* how many there were */
+    uint32_t clock_read_mask;            /* of frequent_events: the clock is read where these bits are 0 */
     uint32_t origin_capacity;
     struct ms__block_origin *origins;      /* by a block's number in ledger->blocks */
     struct ms__thread_position *positions; /* by a thread's number */
@@ -77,7 +78,8 @@ struct ms_capture {
 
     struct ms__page *page; /* the one that events go to, or NULL */
     ms_watch *watch;
-    uint64_t began; /* by ms__clock() */
+    uint64_t (*clock)(void); /* nanoseconds: ms__clock, or a clock of the caller's, which has no tick counter */
+    uint64_t began;          /* by `clock` */
     struct ms__calibration first_calibration;
     uint64_t key_frame_event; /* the number of the event after the last key frame */
     uint64_t optimizer_steps;
@@ -122,6 +124,8 @@ struct ms_capture {
 
 /* Nanoseconds of a clock that never goes back. */
 uint64_t ms__clock(void);
+/* Choose the clock of a new capture, which begins now. */
+void ms__capture_choose_clock(ms_capture *capture);
 /* Calibrate a new capture with the tick rate that an earlier capture measured, if one did. With ledger->lock held. */
 void ms__capture_begin_clock(ms_capture *capture);
 /* Measure the tick rate again. With ledger->lock held. */
@@ -137,14 +141,20 @@ MS__INLINE uint64_t ms__ticks(void)
 #endif
 }
 
-/* The time since the capture began. It is computed from the tick counter for a second after a calibration, and
- * otherwise read from the clock. */
+/* The time since the capture began, in microseconds, read from its clock. */
+MS__INLINE uint64_t ms__microseconds_by_clock(const ms_capture *capture)
+{
+    return (capture->clock() - capture->began) / 1000;
+}
+
+/* The same, computed from the tick counter for a second after a calibration. A clock of the caller's is not calibrated,
+ * so that it is always read. */
 MS__INLINE uint64_t ms__microseconds(const ms_capture *capture)
 {
     uint64_t since = ms__ticks() - capture->calibration.ticks;
     if (MS__LIKELY(since < capture->ticks_per_second))
         return capture->calibration.time + (since * capture->rate >> 32);
-    return (ms__clock() - capture->began) / 1000;
+    return ms__microseconds_by_clock(capture);
 }
 
 /* ---- key_frame.c and thread_position.c; with ledger->lock held ---- */

@@ -1,0 +1,198 @@
+"""The virtual device's time: what launching an operator costs the host, and how long the device then runs it.
+
+The host launches operators one after another and does not wait for them. The device runs each when it is launched and the
+one before it has ended. The host waits where a script reads a value or synchronizes. The clocks themselves are in C
+(virtual_clock.c); a capture that begins while the device is installed shows when everything that was launched so far has
+ended. What the script does beside operators of the device takes no time: its Python code, data loading, operators on CPU
+tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from modscope import _native
+from modscope._virtual import operators
+from modscope._virtual.gpus import GPUS, Gpu
+from modscope._virtual.roofline import Roofline
+
+__all__ = ["Seconds", "Times", "installed", "now", "timed", "wait"]
+
+HOST = 42e-6
+"""Seconds of the host for an operator that Python calls, with autograd and the Python code around it."""
+VIEW, ALLOCATION, CONVOLUTION, EACH_TENSOR = 0.3, 0.2, 3.0, 0.04
+"""The same for views, new tensors, convolutions and each tensor of a list, by HOST."""
+BACKWARD = {"view": 0.15, "allocation": 0.1, "operator": 0.6, "convolution": 4.0}
+"""The same for what autograd calls in C++, by HOST. A convolution's backward is two of them."""
+READ = 8e-6
+"""Seconds until a value that the device has computed is on the host, beside the transfer."""
+OF_LINK = 0.8
+"""The fraction of the link's rate that a copy between host and device reaches from pinned memory."""
+PAGEABLE = 0.25
+"""The same from memory that is not pinned."""
+
+_graph_task = torch._C._current_graph_task_id
+
+
+class Seconds(float):
+    """How long the device runs an operator; with it, what launching costs the host."""
+
+    __slots__ = ("backward", "forward")
+    forward: float
+    """Called by Python."""
+    backward: float
+    """Called by autograd."""
+
+
+def _launched(seconds: float, forward: float, backward: float) -> Seconds:
+    launched = Seconds(seconds)
+    launched.forward, launched.backward = forward * HOST, backward * HOST
+    return launched
+
+
+_VIEW = _launched(0.0, VIEW, BACKWARD["view"])
+_ALLOCATION = _launched(0.0, ALLOCATION, BACKWARD["allocation"])
+
+
+def _is_backward() -> bool:
+    """Whether autograd calls operators. What is computed again by a checkpoint is called by Python."""
+    return _graph_task() != -1 and not torch.is_grad_enabled()
+
+
+class Times:
+    """Times of operators on one card."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        speed = gpu.speed or GPUS["h100"].speed
+        assert speed is not None
+        self._roofline = Roofline(gpu, speed)
+        self._link = speed.link * 1e9 * OF_LINK
+
+    def seconds(self, op: Any, args: Any, kwargs: Any, specs: Any, device: float | None = None) -> Seconds:
+        """The times of an operator. ``device``: how long the device runs, where that was measured."""
+        if device is None:
+            device = self._roofline.seconds(op, args, kwargs, specs)
+        name = str(op._schema.name).partition("::")[2]
+        if name.startswith("convolution"):
+            return _launched(device, CONVOLUTION, BACKWARD["convolution"])
+        tensors = max((len(a) for a in args if isinstance(a, (list, tuple))), default=0) if "_foreach_" in name or "_fused_" in name else 0
+        if not device:
+            return _VIEW
+        return _launched(device, 1 + EACH_TENSOR * tensors, BACKWARD["operator"] + EACH_TENSOR * tensors)
+
+    def copy_seconds(self, target: torch.Tensor, source: torch.Tensor) -> Seconds:
+        """The times of a copy inside the device, or between it and the host."""
+        if target.device.type == source.device.type:
+            return self.seconds(torch.ops.aten.copy_.default, (target, source), {}, None)
+        bytes = target.numel() * target.element_size()
+        of_link = PAGEABLE if not (target if source.device.type != "cpu" else source).is_pinned() else 1.0
+        return _launched(READ / 4 + bytes / (self._link * of_link), 1.0, BACKWARD["operator"])
+
+    def advance(self, seconds: float) -> None:
+        """An operator that takes so long was launched."""
+        if isinstance(seconds, Seconds):
+            _native.virtual_clock_run(seconds.backward if _is_backward() else seconds.forward, seconds)
+        else:
+            _native.virtual_clock_run(HOST * (BACKWARD["operator"] if _is_backward() else 1.0), seconds)
+
+
+class TimedRules(operators.Rules):
+    """Rules with times. Where the rules know how long an operator takes, as it was measured, that is its time."""
+
+    def __init__(self, rules: operators.Rules, times: Times) -> None:
+        self._rules = rules
+        self.times = times
+        self.advance = times.advance  # type: ignore[method-assign]  # called for every operator
+
+    def events(self, op: Any, args: Any, kwargs: Any, specs: Any) -> operators.Events | Callable[[], operators.Events] | None:
+        return self._rules.events(op, args, kwargs, specs)
+
+    def order(self, op: Any) -> tuple[int, ...] | None:
+        return self._rules.order(op)
+
+    def seconds(self, op: Any, args: Any, kwargs: Any, specs: Any) -> float:
+        return self.times.seconds(op, args, kwargs, specs, self._rules.seconds(op, args, kwargs, specs) or None)
+
+
+_VIEWS = ("as_strided", "view", "_reshape_alias", "unfold")
+_ALLOCATIONS = ("empty.memory_format", "empty_strided", "resize_")
+_READ_BY_HOST = ("_local_scalar_dense", "nonzero", "masked_select")
+_COPIES = {"copy_": (0, 1), "_copy_from": (1, 0)}
+"""Positions of what is written and what is read."""
+
+
+def timed(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel that does not pass through operators.run, with its time."""
+    if name in _VIEWS or name in _ALLOCATIONS:
+        return _after(kernel, _VIEW if name in _VIEWS else _ALLOCATION)
+    if name in _COPIES:
+        return _copying(kernel, *_COPIES[name])
+    if name in _READ_BY_HOST:
+        return _reading(kernel)
+    return kernel
+
+
+def _after(kernel: Callable[..., Any], seconds: Seconds) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        result = kernel(*args, **kwargs)
+        operators.rules.advance(seconds)
+        return result
+
+    return run
+
+
+def _copying(kernel: Callable[..., Any], target: int, source: int) -> Callable[..., Any]:
+    remembered: dict[Any, Seconds] = {}
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        result = kernel(*args, **kwargs)
+        rules = operators.rules
+        if isinstance(rules, TimedRules):
+            pair = (args[target], args[source])
+            key = tuple([(t.shape, t.stride(), t.dtype, t.device.type) for t in pair])
+            seconds = remembered.get(key)
+            if seconds is None:
+                seconds = remembered[key] = rules.times.copy_seconds(*pair)
+            rules.advance(seconds)
+            if pair[0].device.type == "cpu" and not (len(args) > 2 and args[2]):
+                wait()
+        return result
+
+    return run
+
+
+def _reading(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        result = kernel(*args, **kwargs)
+        operators.rules.advance(_launched(READ, 1.0, BACKWARD["operator"]))
+        wait()
+        return result
+
+    return run
+
+
+def wait() -> None:
+    """The host waits for the device, as torch.cuda.synchronize() does."""
+    _native.virtual_clock_wait()
+
+
+def now() -> float:
+    """Seconds: when everything that was launched so far has ended. An event that is recorded now has this time."""
+    return _native.virtual_clock_read()[1]
+
+
+@contextlib.contextmanager
+def installed(gpu: Gpu) -> Iterator[None]:
+    """Give operators their times on this card, and captures that begin meanwhile the virtual clock."""
+    before = operators.rules
+    operators.rules = TimedRules(before, Times(gpu))
+    _native.virtual_clock_use(True)
+    try:
+        yield
+    finally:
+        _native.virtual_clock_use(False)
+        operators.rules = before
