@@ -126,6 +126,24 @@ static PyObject *virtual_alias(PyObject *self, PyObject *const *args, Py_ssize_t
     return wrap_tensor(&tensor);
 }
 
+static PyObject *virtual_record_stream(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    struct mst_storage storage;
+    if (count != 2 || !PyObject_TypeCheck(args[0], mst.torch.tensor))
+        return PyErr_Format(PyExc_TypeError, "virtual_record_stream takes a tensor and the number of a stream");
+    uint64_t stream = PyLong_AsUnsignedLongLongMask(args[1]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (mst_read_storage(mst_impl_of(args[0]), &storage)) {
+        uint64_t context = mst_read_word(storage.storage, mst.layout.deleter + 8);
+        struct mst_virtual_block *block = mst_virtual_block_of(storage.deleter, context);
+        if (block)
+            mst_virtual_use_on(block, stream);
+    }
+    Py_RETURN_NONE;
+}
+
 PyMethodDef mst_virtual_tensors_methods[] = {
     {"virtual_find_functions", virtual_find_functions, METH_O,
      "Find torch's functions that make tensors, given the dispatch keys of a CUDA tensor; None, or what is missing."},
@@ -133,5 +151,7 @@ PyMethodDef mst_virtual_tensors_methods[] = {
      "A tensor of the virtual device, or None if the device is full."},
     {"virtual_alias", (PyCFunction)(void (*)(void))virtual_alias, METH_FASTCALL,
      "A tensor with these sizes, strides and offset in the storage of another one."},
+    {"virtual_record_stream", (PyCFunction)(void (*)(void))virtual_record_stream, METH_FASTCALL,
+     "A tensor's memory is used on another stream, too."},
     {NULL, NULL, 0, NULL},
 };
