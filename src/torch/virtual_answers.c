@@ -68,10 +68,10 @@ static struct mst_two_words exchange_stream(const void *self, struct mst_two_wor
 /* torch has 32 streams of each priority, and gives them in turn. */
 static uint64_t new_stream(int priority)
 {
-    enum { STREAMS = 32, PRIORITIES = 4 };
+    enum { FIRST = 256 /* CUDA has meanings for low numbers */, STREAMS = 32, PRIORITIES = 4 };
     static _Atomic uint64_t given[PRIORITIES];
     int level = priority >= 0 ? 0 : -priority < PRIORITIES ? -priority : PRIORITIES - 1;
-    return 1 + (uint64_t)level * STREAMS + given[level]++ % STREAMS;
+    return FIRST + (uint64_t)level * STREAMS + given[level]++ % STREAMS;
 }
 
 static struct mst_two_words get_new_stream(const void *self, uint64_t device, int priority)

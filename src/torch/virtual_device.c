@@ -42,11 +42,12 @@ static struct point {
     POINT(3, "libtorch_python", GET_HOOKS, answer_hooks),
 #undef POINT
 };
-enum { POINT_COUNT = sizeof points / sizeof *points, PRIORITY = 0 /* that of torch's own allocators */ };
+enum { POINT_COUNT = sizeof points / sizeof *points };
 
 static const void *_Atomic *guards; /* torch's table of guards, by device type */
 static const void *previous_guard;
 static void *previous_allocator;
+static uint8_t priority; /* of the device's allocator: the lowest that replaces the previous one, which has it too */
 static void (*set_allocator)(int8_t device_type, void *allocator, uint8_t priority);
 static void *(*get_allocator)(const int8_t *device_type);
 static void (*require_init)(int8_t device_type, bool required); /* NULL where this torch has none */
@@ -72,7 +73,7 @@ static void restore_points(void)
         ms_patch_restore(&points[i].patch);
     if (atomic_load(&guards[MST_CUDA]) == mst_virtual_guard())
         atomic_store(&guards[MST_CUDA], previous_guard);
-    set_allocator(MST_CUDA, previous_allocator, PRIORITY);
+    set_allocator(MST_CUDA, previous_allocator, priority);
     if (require_init)
         require_init(MST_CUDA, true);
 }
@@ -80,6 +81,19 @@ static void restore_points(void)
 /* Our functions call nothing before them: being in a chain does not matter. */
 static bool always_reached(void)
 {
+    return false;
+}
+
+static bool install_allocator(void)
+{
+    static const int8_t cuda = MST_CUDA;
+    previous_allocator = has_cuda ? get_allocator(&cuda) : NULL; /* without one, get_allocator throws */
+    for (int level = 0; level <= UINT8_MAX; level++) {
+        priority = (uint8_t)level;
+        set_allocator(MST_CUDA, mst_virtual_allocator(), priority);
+        if (!has_cuda || get_allocator(&cuda) == mst_virtual_allocator())
+            return true;
+    }
     return false;
 }
 
@@ -91,10 +105,7 @@ static const char *install_points(void)
             return points[i].symbol;
         }
     previous_guard = atomic_exchange(&guards[MST_CUDA], mst_virtual_guard());
-    static const int8_t cuda = MST_CUDA;
-    previous_allocator = has_cuda ? get_allocator(&cuda) : NULL; /* without one, get_allocator throws */
-    set_allocator(MST_CUDA, mst_virtual_allocator(), PRIORITY);
-    if (get_allocator(&cuda) == mst_virtual_allocator())
+    if (install_allocator())
         return NULL;
     restore_points();
     return SET_ALLOCATOR;

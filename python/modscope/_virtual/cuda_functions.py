@@ -21,6 +21,7 @@ from modscope import _native
 from modscope._virtual import streams
 from modscope._virtual.gpus import Gpu
 from modscope._virtual.memory import Memory
+from modscope._virtual.operators import check_ordinal
 from modscope._virtual.properties import DeviceProperties
 
 __all__ = ["replacements"]
@@ -30,19 +31,11 @@ _CUDA_VERSION = "13.0"
 _CUDNN_VERSION = 92000
 _NCCL_VERSION = (2 << 32) | (28 << 16) | 9
 _BUILT_FOR = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
-_NO_ORDINAL = (
-    "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n(There is one virtual GPU: cuda:0.)"
-)
 
 
 def _answer(value: Any) -> Callable[..., Any]:
     """A function of its own for each name: dynamo distinguishes torch's functions by identity."""
     return lambda *_, **__: value
-
-
-def check_ordinal(index: int) -> None:
-    if index > 0:
-        raise getattr(torch, "AcceleratorError", RuntimeError)(_NO_ORDINAL)
 
 
 # ---- devices and streams ----
@@ -90,9 +83,37 @@ def _device_functions(gpu: Gpu) -> dict[str, Any]:
     }
 
 
+def _backend_choices() -> dict[str, Any]:
+    """A torch that was built without CUDA refuses to choose cuSOLVER, cuBLASLt and others."""
+    if torch.backends.cuda.is_built():
+        return {}
+    chosen: dict[str, Any] = {}
+    functions: dict[str, Any] = {}
+    for what in ("linalg", "blas", "rocm_fa"):
+        get, set = f"_get_{what}_preferred_backend", f"_set_{what}_preferred_backend"
+        if hasattr(torch._C, get):
+            chosen[what] = getattr(torch._C, get)()
+            functions[get] = lambda what=what: chosen[what]
+            functions[set] = lambda value, what=what: chosen.update({what: value})
+    return functions
+
+
+def _copies_between_devices() -> dict[str, Any]:
+    """torch.cuda.comm and DataParallel, of one device."""
+    return {
+        "_broadcast": lambda tensor, devices: (tensor.cuda(),),
+        "_broadcast_out": lambda tensor, outputs: tuple(output.copy_(tensor) for output in outputs),
+        "_broadcast_coalesced": lambda tensors, devices, buffer_size: [[tensor.cuda() for tensor in tensors]],
+        "_scatter": lambda tensor, *_: (tensor.cuda(),),
+        "_scatter_out": lambda tensor, outputs, *_: (outputs[0].copy_(tensor),),
+        "_gather": lambda tensors, dim, destination=None: torch.cat(list(tensors), dim),
+        "_gather_out": lambda tensors, output, dim: output.copy_(torch.cat(list(tensors), dim)),
+    }
+
+
 def _library_functions() -> dict[str, Any]:
     """cuBLAS, cuDNN, NCCL, tunable operators and others: settings that nothing here reads."""
-    mode = {"sync_debug": 0, "benchmark_limit": 10}
+    mode: dict[str, Any] = {"sync_debug": 0, "benchmark_limit": 10}
     return {
         "_cuda_getCurrentBlasHandle": _answer(1),
         "_cuda_getCurrentSolverHandle": _answer(1),
@@ -112,6 +133,7 @@ def _library_functions() -> dict[str, Any]:
         "_cuda_tunableop_tuning_enable": _answer(None),
         "_cuda_record_untuned_is_enabled": _answer(False),
         "_is_flash_attention_available": _answer(True),
+        **_backend_choices(),
         "_nccl_version": _answer(_NCCL_VERSION),
         "_nccl_version_suffix": _answer(b""),
     }
@@ -126,7 +148,7 @@ class _Graph:
     def __init__(self, keep_graph: bool = False) -> None:
         self._pool: Any = (0, 1)
 
-    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+    def capture_begin(self, pool: Any = None, *args: Any, **kwargs: Any) -> None:
         self._pool = self._pool if pool is None else pool
 
     def pool(self) -> Any:
@@ -226,7 +248,7 @@ def _cuda_module(gpu: Gpu, memory: Memory, functions: dict[str, Any]) -> dict[st
 
 def replacements(gpu: Gpu, memory: Memory) -> list[tuple[Any, dict[str, Any]]]:
     """What to set in which object while the virtual device is installed."""
-    functions = {**_device_functions(gpu), **_library_functions(), **memory.functions()}
+    functions = {**_device_functions(gpu), **_library_functions(), **_copies_between_devices(), **memory.functions()}
     has_cuda = torch.backends.cuda.is_built()
     cudnn = {} if has_cuda else {"is_available": _answer(True), "version": _answer(_CUDNN_VERSION), "_init": _answer(True)}
     return [

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from modscope import _interception, _native
-from modscope._virtual import cuda_functions, operators, probes
+from modscope._virtual import cuda_functions, legacy_types, operators, probes, storages
 from modscope._virtual.gpus import Gpu
 from modscope._virtual.memory import Memory, allocator_settings
 from modscope._virtual.registration import kernels_registered
@@ -43,11 +43,14 @@ class VirtualDevice:
             if why:
                 raise RuntimeError(f"a virtual GPU needs another torch: {why}")
             undo.enter_context(kernels_registered())
-            for module, values in cuda_functions.replacements(self.gpu, self.memory):
+            for module, values in self._replacements():
                 undo.enter_context(_replaced(module, values))
             undo.enter_context(_replaced(operators, {"out_of_memory": self.memory.out_of_memory}))
             _native.virtual_restart()
             self._undo = undo.pop_all()
+
+    def _replacements(self) -> list[tuple[Any, dict[str, Any]]]:
+        return cuda_functions.replacements(self.gpu, self.memory) + storages.replacements() + legacy_types.replacements()
 
     def remove(self) -> None:
         self._undo.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from modscope._virtual import kernels, operators
+from modscope._virtual import kernels, operators, storages
 
 __all__ = ["kernels_registered"]
 
@@ -42,7 +42,8 @@ def _kernels() -> dict[str, Callable[..., Any]]:
         if name.partition("::")[0] not in _KEPT:
             found[name] = _resolved_at_call(name)
     found.update({f"aten::{name}": _bound(op) for name, op in kernels.from_meta().items()})
-    found.update({f"aten::{name}": kernel for name, kernel in kernels.KERNELS.items()})
+    for of in (storages.KERNELS, kernels.KERNELS):
+        found.update({f"aten::{name}": kernel for name, kernel in of.items()})
     return found
 
 
