@@ -84,9 +84,7 @@ def _device_functions(gpu: Gpu) -> dict[str, Any]:
 
 
 def _backend_choices() -> dict[str, Any]:
-    """A torch that was built without CUDA refuses to choose cuSOLVER, cuBLASLt and others."""
-    if torch.backends.cuda.is_built():
-        return {}
+    """Where the CUDA hooks say that a library is not there, torch refuses to choose it."""
     chosen: dict[str, Any] = {}
     functions: dict[str, Any] = {}
     for what in ("linalg", "blas", "rocm_fa"):
@@ -250,7 +248,7 @@ def replacements(gpu: Gpu, memory: Memory) -> list[tuple[Any, dict[str, Any]]]:
     """What to set in which object while the virtual device is installed."""
     functions = {**_device_functions(gpu), **_library_functions(), **_copies_between_devices(), **memory.functions()}
     has_cuda = torch.backends.cuda.is_built()
-    cudnn = {} if has_cuda else {"is_available": _answer(True), "version": _answer(_CUDNN_VERSION), "_init": _answer(True)}
+    cudnn = {"is_available": _answer(True), "version": _answer(_CUDNN_VERSION), "_init": _answer(True)}
     return [
         (torch._C, functions),
         (torch.cuda, _cuda_module(gpu, memory, functions)),

@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import platform
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from modscope import _interception, _native
+from modscope._probes import undisturbed
 from modscope._virtual import cuda_functions, legacy_types, operators, probes, storages
-from modscope._virtual.gpus import Gpu
+from modscope._virtual.gpus import Gpu, find_gpu
 from modscope._virtual.memory import Memory, allocator_settings
 from modscope._virtual.registration import kernels_registered
 
-__all__ = ["VirtualDevice"]
+__all__ = ["VirtualDevice", "try_in_fork"]
+
+_FORK_LIMIT = 20_000  # milliseconds
+_CAN_BE_INSTALLED = "it can be installed"
+_HAS_RUN_BACKWARD = "a backward has run in this process, and torch counts devices when the first one runs: install the virtual GPU earlier"
+
+
+def _refusal() -> str | None:
+    """Why no virtual GPU can be installed in this process, as far as that can be told before."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return f"a virtual GPU needs Linux on x86-64, not {platform.system()} on {platform.machine()}"
+    if os.environ.get("MODSCOPE_INTERPOSE") == "0":
+        return "a virtual GPU needs modscope's interception: unset MODSCOPE_INTERPOSE"
+    if torch.version.hip:
+        return "a virtual GPU needs a torch for CUDA or for the CPU, not for ROCm"
+    if torch.backends.cuda.is_built() and torch.cuda.is_initialized():
+        return "CUDA is in use in this process: install the virtual GPU before the first use of CUDA"
+    return None
 
 
 class VirtualDevice:
@@ -27,25 +48,30 @@ class VirtualDevice:
         self._undo = contextlib.ExitStack()
 
     def install(self) -> None:
-        """Install the device. No backward may have run in this process: autograd counts devices when the first one runs."""
+        """Install the device. No backward may have run in this process: autograd counts devices when the first one runs.
+
+        A real GPU is ignored meanwhile. RuntimeError, and nothing is changed, if this torch does not allow it.
+        """
+        why = _refusal()
+        if why:
+            raise RuntimeError(why)
         has_cuda = torch.backends.cuda.is_built()
-        if has_cuda and torch.cuda.is_initialized():
-            raise RuntimeError("CUDA is in use in this process: install the virtual GPU before the first use of CUDA")
         _native.virtual_install(self._version, allocator_settings(), self.gpu.capacity, self.gpu.memory, has_cuda)
         with contextlib.ExitStack() as undo:
+            if has_cuda:
+                undo.callback(_initialize_real_cuda)
             undo.callback(_native.virtual_remove)
             undo.enter_context(_replaced(torch.cuda, {"_lazy_init": lambda: None}))
             why = probes.learn()
-            _interception.prepare()  # after the installation: autograd counts devices when the first backward runs
-            why = why or _native.virtual_find_functions(
-                torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA).raw_repr()
-            )
+            _interception.prepare()  # after the installation: it may run the first backward
+            why = why or _native.virtual_find_functions(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA).raw_repr())
             if why:
                 raise RuntimeError(f"a virtual GPU needs another torch: {why}")
             undo.enter_context(kernels_registered())
             for module, values in self._replacements():
                 undo.enter_context(_replaced(module, values))
             undo.enter_context(_replaced(operators, {"out_of_memory": self.memory.out_of_memory}))
+            _test(self.memory)
             _native.virtual_restart()
             self._undo = undo.pop_all()
 
@@ -57,9 +83,55 @@ class VirtualDevice:
         operators.forget()
 
 
+def _test(memory: Memory) -> None:
+    """Make tensors, and compare what torch and the allocator's model say of them. RuntimeError if they are not right."""
+    with undisturbed():
+        tensor = torch.empty((3, 5), dtype=torch.bfloat16, device="cuda")
+        view = tensor.t()[1:]
+        right = (
+            (str(tensor.device), tensor.dtype, tensor.untyped_storage().nbytes()) == ("cuda:0", torch.bfloat16, 30)
+            and (view.shape, view.stride(), view.data_ptr() - tensor.data_ptr()) == ((4, 3), (1, 5), 2)
+            and torch.empty(2, dtype=torch.complex128, device="cuda").element_size() == 16
+            and memory.bytes("allocated_bytes", "current") == 512
+        )
+        del tensor, view
+        if not right or memory.bytes("allocated_bytes", "current") != 0:
+            raise RuntimeError("a virtual GPU needs another torch: a test tensor was not what it should be")
+        try:
+            torch.ones(2, device="cuda", requires_grad=True).sum().backward()
+        except RuntimeError as error:
+            raise RuntimeError(_HAS_RUN_BACKWARD) from error
+
+
+def _initialize_real_cuda() -> None:
+    """torch initializes CUDA once, and has done it with our hooks: it must be done for a real GPU that is there."""
+    slot = probes.init_slot()
+    if slot is not None and torch._C._cuda_getDeviceCount() > 0:
+        _native.virtual_initialize_real(slot)
+        probes.forget_init_slot()
+
+
+def _describe_installation() -> str:
+    try:
+        device = VirtualDevice(find_gpu("h100"))
+        device.install()
+        device.remove()
+    except Exception as error:
+        return str(error)
+    return _CAN_BE_INSTALLED
+
+
+def try_in_fork() -> str | None:
+    """None if a virtual GPU can be installed in a process such as this one, else why not. This process does not change."""
+    why = _refusal()
+    if why is None:
+        why = _native.run_in_fork(_describe_installation, _FORK_LIMIT) or "the process that tried it ended without an answer"
+    return None if why == _CAN_BE_INSTALLED else why
+
+
 @contextlib.contextmanager
 def _replaced(module: Any, values: dict[str, Any]) -> Iterator[None]:
-    """Set attributes of a module, and restore them in the end."""
+    """Set attributes of a module or class, and restore them in the end."""
     absent = object()
     before = {name: vars(module).get(name, absent) for name in values}
     try:

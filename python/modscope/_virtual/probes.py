@@ -10,7 +10,7 @@ import torch
 
 from modscope import _native
 
-__all__ = ["init_slot", "learn"]
+__all__ = ["forget_init_slot", "init_slot", "learn"]
 
 _MARK = 0x5EED  # the number of a stream, by which a call that gets it is recognized
 _FIRST_STREAM = 1000  # entry n of the guard answers with the stream 1000 + n
@@ -32,6 +32,12 @@ _init_slot: int | None = None
 def init_slot() -> int | None:
     """The entry of the hooks that initializes CUDA. torch calls it once in a process: it did, while we recorded."""
     return _init_slot
+
+
+def forget_init_slot() -> None:
+    """CUDA was initialized."""
+    global _init_slot
+    _init_slot = None
 
 
 def _stream_of(stream: torch.Stream) -> int:

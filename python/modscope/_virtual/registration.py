@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -47,6 +48,19 @@ def _kernels() -> dict[str, Callable[..., Any]]:
     return found
 
 
+def _register(every: Any, library: Any, others: dict[str, Any]) -> None:
+    every.fallback("CUDA", operators.run, False)
+    for name, kernel in _kernels().items():
+        namespace, _, rest = name.partition("::")
+        of = library if namespace == "aten" else others.get(namespace)
+        if of is None:
+            of = others[namespace] = torch._C._dispatch_library("IMPL", namespace, "")
+        of.impl(rest, "CUDA", kernel, False)
+    for name, composed in kernels.COMPOSED.items():
+        for key in ("CUDA", "AutogradCUDA"):
+            library.impl(name, key, composed, False)
+
+
 @contextlib.contextmanager
 def kernels_registered() -> Iterator[None]:
     # The library of torch.library checks and remembers each name; this one does not, and the check would refuse to
@@ -55,16 +69,9 @@ def kernels_registered() -> Iterator[None]:
     library = torch._C._dispatch_library("IMPL", "aten", "")
     others: dict[str, Any] = {}
     try:
-        every.fallback("CUDA", operators.run, False)
-        for name, kernel in _kernels().items():
-            namespace, _, rest = name.partition("::")
-            of = library if namespace == "aten" else others.get(namespace)
-            if of is None:
-                of = others[namespace] = torch._C._dispatch_library("IMPL", namespace, "")
-            of.impl(rest, "CUDA", kernel, False)
-        for name, composed in kernels.COMPOSED.items():
-            for key in ("CUDA", "AutogradCUDA"):
-                library.impl(name, key, composed, False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says once that a kernel is replaced
+            _register(every, library, others)
         yield
     finally:
         for each in (library, every, *others.values()):
