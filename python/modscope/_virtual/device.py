@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -73,13 +75,16 @@ class VirtualDevice:
             undo.enter_context(_replaced(operators, {"out_of_memory": self.memory.out_of_memory}))
             _test(self.memory)
             _native.virtual_restart()
+            undo.callback(_wait_for_backward_threads)
             self._undo = undo.pop_all()
+        atexit.register(_wait_for_backward_threads)
 
     def _replacements(self) -> list[tuple[Any, dict[str, Any]]]:
         return cuda_functions.replacements(self.gpu, self.memory) + storages.replacements() + legacy_types.replacements()
 
     def remove(self) -> None:
         self._undo.close()
+        atexit.unregister(_wait_for_backward_threads)
         operators.forget()
 
 
@@ -101,6 +106,16 @@ def _test(memory: Memory) -> None:
             torch.ones(2, device="cuda", requires_grad=True).sum().backward()
         except RuntimeError as error:
             raise RuntimeError(_HAS_RUN_BACKWARD) from error
+
+
+def _wait_for_backward_threads() -> None:
+    """A thread of autograd frees tensors after a backward has returned, for which it needs Python: let it end that first.
+    Where the interpreter ends meanwhile, the process aborts."""
+    for _ in range(200):
+        before = time.process_time()
+        time.sleep(0.005)
+        if time.process_time() - before < 0.001:
+            return
 
 
 def _initialize_real_cuda() -> None:
