@@ -65,11 +65,14 @@ int ms_allocator_settings_apply(ms_allocator_settings *settings, const char *tex
 typedef struct ms_allocator ms_allocator;
 typedef struct ms_allocation ms_allocation; /* a block that was given to the program; valid until it is freed */
 
-/* `settings` is copied; NULL: the defaults. Of `options`, which may be NULL, only alloc, free and context are used. NULL
- * when memory runs out, or if only one of alloc and free is set. */
+/* `settings` is copied; NULL: the defaults. Of `options`, which may be NULL, only alloc, free and context are used.
+ * NULL when memory runs out, or if only one of alloc and free is set. */
 ms_allocator *ms_allocator_open(const ms_allocator_settings *settings, const ms_options *options);
 /* NULL is allowed. */
 void ms_allocator_close(ms_allocator *allocator);
+/* Change settings from now on: torch.cuda.set_per_process_memory_fraction(), and as ms_allocator_settings_apply. */
+void ms_allocator_set_fraction(ms_allocator *allocator, double memory_fraction);
+int ms_allocator_apply(ms_allocator *allocator, const char *text, char *error, size_t room);
 
 /* The program requests memory on a stream. On MS_OK *allocation is what it gets; NULL for 0 bytes, which no memory is
  * taken for. MS_EDEVICE: the request fails, as it would with torch.OutOfMemoryError. */
@@ -91,9 +94,21 @@ uint64_t ms_allocation_bytes(const ms_allocation *allocation);
 uint64_t ms_allocation_address(const ms_allocation *allocation);
 uint64_t ms_allocation_requested(const ms_allocation *allocation);
 
-/* Call a function with each allocation that was not freed, in no particular order. It must not use the allocator. */
-typedef void ms_allocation_function(void *context, const ms_allocation *allocation);
-void ms_allocator_each(const ms_allocator *allocator, ms_allocation_function *function, void *context);
+/* Call a function with each block that has memory, in no particular order. It must not use the allocator. */
+typedef enum ms_block_state {
+    MS_BLOCK_FREE,
+    MS_BLOCK_GIVEN,  /* to the program */
+    MS_BLOCK_WAITING /* freed by the program, and maybe still used on another stream */
+} ms_block_state;
+typedef struct ms_block_info {
+    uint64_t address, bytes, requested; /* requested: 0 unless the block is given or waiting */
+    uint64_t stream, segment_address, segment_bytes;
+    ms_block_state state;
+    bool is_small;      /* of the pool for small requests */
+    bool is_expandable; /* its segment is */
+} ms_block_info;
+typedef void ms_block_function(void *context, const ms_block_info *block);
+void ms_allocator_each_block(const ms_allocator *allocator, ms_block_function *function, void *context);
 
 /* ---- segments ---- */
 typedef enum ms_segment_change {

@@ -10,13 +10,19 @@ import torch
 from modscope import _interception, _native
 
 
+CAN_BE_INSTALLED = "can be installed"
+
+
 def doctor() -> dict[str, str]:
     """The versions in use, and for each interception point "verified" or why the fallback is used.
 
     Keys: "modscope", "torch", "python", "system"; the interception points "calls" (module calls), "nodes" (backward
     nodes), "blocks" (allocated memory) and "saved" (tensors that autograd keeps); "layout" and "tensors" say whether the layouts of torch's nodes and
-    tensors were learned.
+    tensors were learned; "virtual" whether a virtual GPU can be installed ("can be installed", or why not).
     """
+    from modscope._virtual.device import try_in_fork
+
+    why_not_virtual = try_in_fork()  # first: the tests of the interception points may run a backward
     with _native.Tracker():  # makes sure that everything has been tried
         pass
     return {
@@ -25,6 +31,7 @@ def doctor() -> dict[str, str]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "system": f"{platform.system()} {platform.machine()}",
         **_interception.results(),
+        "virtual": why_not_virtual or CAN_BE_INSTALLED,
     }
 
 
@@ -88,6 +95,9 @@ def describe(report: dict[str, str]) -> str:
     lines.append(f"  {'tensors':15} {report['tensors']}")
     if report["tensors"] != _interception.LEARNED:
         lines.append(f"  {'':15} MemTracker, record and modscope run cannot be used here.")
+    lines += ["", "Virtual GPU:"]
+    can_be = report["virtual"] == CAN_BE_INSTALLED
+    lines.append(f"  {'cuda:0':15} {CAN_BE_INSTALLED}" if can_be else f"  {'cuda:0':15} cannot be installed: {report['virtual']}")
     lines.append("")
     if not reasons:
         lines.append("Everything is verified: no fallback is used, and torch.compile does not see modscope. There is nothing to do.")

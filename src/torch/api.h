@@ -61,6 +61,8 @@ extern PyMethodDef mst_living_objects_methods[];
 extern PyMethodDef mst_run_in_fork_methods[];
 extern PyMethodDef mst_virtual_clock_methods[];
 extern PyMethodDef mst_virtual_device_methods[];
+extern PyMethodDef mst_virtual_answers_methods[];
+extern PyMethodDef mst_virtual_stats_methods[];
 extern PyMethodDef mst_virtual_tensors_methods[];
 
 /* ---- figures.c: figures as Python objects ---- */

@@ -23,6 +23,7 @@ typedef PyObject *wrap_function(tensor_base *moved);
 static empty_strided_function *empty_strided;
 static as_strided_function *as_strided;
 static wrap_function *wrap_tensor;
+static void (*resize_storage)(void *storage, size_t bytes);
 static uint64_t cuda_keys; /* the dispatch key set of a dense CUDA tensor */
 
 static PyObject *virtual_find_functions(PyObject *self, PyObject *keys)
@@ -38,7 +39,9 @@ static PyObject *virtual_find_functions(PyObject *self, PyObject *keys)
         "libtorch_cpu", "_ZN2at6native21as_strided_tensorimplERKNS_6TensorEN3c108ArrayRefIlEES6_"
                         "St8optionalIlE");
     wrap_tensor = (wrap_function *)ms_elf_symbol_find("libtorch_python", "_Z16THPVariable_WrapON2at10TensorBaseE");
-    if (!empty_strided || !as_strided || !wrap_tensor || !mst_layout_is_known())
+    resize_storage = (void (*)(void *, size_t))ms_elf_symbol_find(
+        "libtorch_cpu", "_ZN2at6native16resize_bytes_cpuEPN3c1011StorageImplEm");
+    if (!empty_strided || !as_strided || !wrap_tensor || !resize_storage || !mst_layout_is_known())
         return PyUnicode_FromString("this torch lacks a function that makes tensors of a given device");
     Py_RETURN_NONE;
 }
@@ -126,6 +129,49 @@ static PyObject *virtual_alias(PyObject *self, PyObject *const *args, Py_ssize_t
     return wrap_tensor(&tensor);
 }
 
+/* A new memory of this size for a storage, given by its address. torch's function copies what the storage has, where it
+ * has something: it gets none first. False if the device is full; the storage is then as it was. */
+static PyObject *virtual_resize(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    if (count != 2)
+        return PyErr_Format(PyExc_TypeError, "virtual_resize takes the address of a storage and bytes");
+    void *storage = PyLong_AsVoidPtr(args[0]);
+    uint64_t bytes = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(args[1]);
+    struct mst_virtual_block *block = NULL;
+    if (PyErr_Occurred())
+        return NULL;
+    int error = bytes ? mst_virtual_take(bytes, &block) : MS_OK;
+    if (error == MS_EDEVICE)
+        Py_RETURN_FALSE;
+    if (error)
+        return PyErr_Format(PyExc_RuntimeError, "no memory, or no virtual GPU is installed");
+    resize_storage(storage, 0);
+    if (bytes) {
+        mst_virtual_hand_over(block);
+        resize_storage(storage, bytes);
+    }
+    Py_RETURN_TRUE;
+}
+
+static PyObject *virtual_record_stream(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    struct mst_storage storage;
+    if (count != 2 || !PyObject_TypeCheck(args[0], mst.torch.tensor))
+        return PyErr_Format(PyExc_TypeError, "virtual_record_stream takes a tensor and the number of a stream");
+    uint64_t stream = PyLong_AsUnsignedLongLongMask(args[1]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (mst_read_storage(mst_impl_of(args[0]), &storage)) {
+        uint64_t context = mst_read_word(storage.storage, mst.layout.deleter + 8);
+        struct mst_virtual_block *block = mst_virtual_block_of(storage.deleter, context);
+        if (block)
+            mst_virtual_use_on(block, stream);
+    }
+    Py_RETURN_NONE;
+}
+
 PyMethodDef mst_virtual_tensors_methods[] = {
     {"virtual_find_functions", virtual_find_functions, METH_O,
      "Find torch's functions that make tensors, given the dispatch keys of a CUDA tensor; None, or what is missing."},
@@ -133,5 +179,9 @@ PyMethodDef mst_virtual_tensors_methods[] = {
      "A tensor of the virtual device, or None if the device is full."},
     {"virtual_alias", (PyCFunction)(void (*)(void))virtual_alias, METH_FASTCALL,
      "A tensor with these sizes, strides and offset in the storage of another one."},
+    {"virtual_resize", (PyCFunction)(void (*)(void))virtual_resize, METH_FASTCALL,
+     "Give a storage, by its address, new memory of this many bytes; False if the device is full."},
+    {"virtual_record_stream", (PyCFunction)(void (*)(void))virtual_record_stream, METH_FASTCALL,
+     "A tensor's memory is used on another stream, too."},
     {NULL, NULL, 0, NULL},
 };

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
-import types
-from collections.abc import Callable, Iterator
+import platform
+import sys
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from modscope import _interception, _native, _text
-from modscope._virtual import attention, kernels, operators, recurrent, rules, times
-from modscope._virtual.gpus import Gpu
+from modscope import _interception, _native
+from modscope._probes import undisturbed
+from modscope._virtual import attention, cuda_functions, kernels, legacy_types, operators, probes, recurrent, rules, storages, times
+from modscope._virtual.gpus import Gpu, find_gpu
+from modscope._virtual.memory import Memory, allocator_settings
+from modscope._virtual.registration import kernels_registered
 
-__all__ = ["VirtualDevice"]
+__all__ = ["VirtualDevice", "try_in_fork"]
 
-_CONF_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-_STAT_PARTS = ("current", "peak", "allocated", "freed")
-_POOLS = ("all", "small_pool", "large_pool")
+_FORK_LIMIT = 20_000  # milliseconds
+_CAN_BE_INSTALLED = "it can be installed"
+_HAS_RUN_BACKWARD = "a backward has run in this process, and torch counts devices when the first one runs: install the virtual GPU earlier"
 
 
-def _allocator_settings() -> str | None:
-    return next((os.environ[name] for name in _CONF_NAMES if os.environ.get(name)), None)
+def _refusal() -> str | None:
+    """Why no virtual GPU can be installed in this process, as far as that can be told before."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return f"a virtual GPU needs Linux on x86-64, not {platform.system()} on {platform.machine()}"
+    if os.environ.get("MODSCOPE_INTERPOSE") == "0":
+        return "a virtual GPU needs modscope's interception: unset MODSCOPE_INTERPOSE"
+    if torch.version.hip:
+        return "a virtual GPU needs a torch for CUDA or for the CPU, not for ROCm"
+    if torch.backends.cuda.is_built() and torch.cuda.is_initialized():
+        return "CUDA is in use in this process: install the virtual GPU before the first use of CUDA"
+    return None
 
 
 class VirtualDevice:
@@ -30,138 +45,108 @@ class VirtualDevice:
 
     def __init__(self, gpu: Gpu, version: str | None = None) -> None:
         self.gpu = gpu
+        self.memory = Memory(gpu)
         self._version = version or str(torch.__version__)
         self._undo = contextlib.ExitStack()
 
     def install(self) -> None:
-        """Install the device. No backward may have run in this process: autograd counts devices when the first one runs."""
-        if torch.backends.cuda.is_built():
-            raise RuntimeError("a virtual GPU needs a torch that was built without CUDA: this one has kernels for a real GPU")
-        _native.virtual_install(self._version, _allocator_settings(), self.gpu.capacity, self.gpu.memory)
+        """Install the device. No backward may have run in this process: autograd counts devices when the first one runs.
+
+        A real GPU is ignored meanwhile. RuntimeError, and nothing is changed, if this torch does not allow it.
+        """
+        why = _refusal()
+        if why:
+            raise RuntimeError(why)
+        has_cuda = torch.backends.cuda.is_built()
+        _native.virtual_install(self._version, allocator_settings(), self.gpu.capacity, self.gpu.memory, has_cuda)
         with contextlib.ExitStack() as undo:
+            if has_cuda:
+                undo.callback(_initialize_real_cuda)
             undo.callback(_native.virtual_remove)
-            _interception.prepare()  # after the installation: autograd counts devices when the first backward runs
-            missing = _native.virtual_find_functions(
-                torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA).raw_repr()
-            )
-            if missing:
-                raise RuntimeError(f"a virtual GPU needs another torch: {missing}")
-            undo.enter_context(_kernels_registered())
-            undo.enter_context(_replaced(torch.cuda, self._cuda_functions()))
-            undo.enter_context(_replaced(torch.accelerator, {"current_stream": lambda *_: _Stream()}))
-            undo.enter_context(_replaced(_amp_common(), {"amp_definitely_not_available": lambda: False}))
-            undo.enter_context(_replaced(operators, {"out_of_memory": self._out_of_memory, "inferences": kernels.INFERENCES}))
+            undo.enter_context(_replaced(torch.cuda, {"_lazy_init": lambda: None}))
+            why = probes.learn()
+            _interception.prepare()  # after the installation: it may run the first backward
+            why = why or _native.virtual_find_functions(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA).raw_repr())
+            if why:
+                raise RuntimeError(f"a virtual GPU needs another torch: {why}")
+            undo.enter_context(kernels_registered())
+            for module, values in self._replacements():
+                undo.enter_context(_replaced(module, values))
             card = rules.make_card(self.gpu, self._version)
-            undo.enter_context(_replaced(operators, {"rules": rules.Rules(card)}))
-            undo.enter_context(times.installed(self.gpu))
+            answers = {"out_of_memory": self.memory.out_of_memory, "inferences": kernels.INFERENCES, "rules": rules.Rules(card)}
+            undo.enter_context(_replaced(operators, answers))
             undo.enter_context(_replaced(attention, {"card": card}))
             undo.enter_context(_cudnn_of_recurrent_layers())
+            undo.enter_context(times.installed(self.gpu))
+            _test(self.memory)
+            _native.virtual_restart()
+            undo.callback(_wait_for_backward_threads)
             self._undo = undo.pop_all()
+        atexit.register(_wait_for_backward_threads)
+
+    def _replacements(self) -> list[tuple[Any, dict[str, Any]]]:
+        return cuda_functions.replacements(self.gpu, self.memory) + storages.replacements() + legacy_types.replacements()
 
     def remove(self) -> None:
         self._undo.close()
+        atexit.unregister(_wait_for_backward_threads)
         operators.forget()
 
-    def _stats(self) -> dict[str, Any]:
-        nested: dict[str, Any] = {}
-        for name, value in _native.virtual_stats().items():
-            if isinstance(value, int):
-                nested[name] = value
-            elif isinstance(value[0], int):
-                nested[name] = dict(zip(_STAT_PARTS, value, strict=True))
-            else:
-                nested[name] = {
-                    pool: dict(zip(_STAT_PARTS, part, strict=True)) for pool, part in zip(_POOLS, value, strict=True)
-                }
-        return nested
 
-    def _bytes(self, name: str, part: str) -> int:
-        return int(self._stats()[name]["all"][part])
-
-    def _memory_info(self, device: Any = None) -> tuple[int, int]:
-        return (self.gpu.capacity - self._bytes("reserved_bytes", "current"), self.gpu.memory)
-
-    def _out_of_memory(self, bytes: int) -> BaseException:
-        allocated, reserved = self._bytes("allocated_bytes", "current"), self._bytes("reserved_bytes", "current")
-        free, total = self._memory_info()
-        return torch.OutOfMemoryError(
-            f"CUDA out of memory. Tried to allocate {_text.size(bytes)}. GPU 0 has a total capacity of {_text.size(total)} "
-            f"of which {_text.size(free)} is free. Of the allocated memory {_text.size(allocated)} is allocated by PyTorch, "
-            f"and {_text.size(reserved - allocated)} is reserved by PyTorch but unallocated. (This is a virtual GPU.)"
+def _test(memory: Memory) -> None:
+    """Make tensors, and compare what torch and the allocator's model say of them. RuntimeError if they are not right."""
+    with undisturbed():
+        tensor = torch.empty((3, 5), dtype=torch.bfloat16, device="cuda")
+        view = tensor.t()[1:]
+        right = (
+            (str(tensor.device), tensor.dtype, tensor.untyped_storage().nbytes()) == ("cuda:0", torch.bfloat16, 30)
+            and (view.shape, view.stride(), view.data_ptr() - tensor.data_ptr()) == ((4, 3), (1, 5), 2)
+            and torch.empty(2, dtype=torch.complex128, device="cuda").element_size() == 16
+            and memory.bytes("allocated_bytes", "current") == 512
         )
-
-    def _cuda_functions(self) -> dict[str, Any]:
-        gpu = self.gpu
-        properties = types.SimpleNamespace(
-            name=gpu.title,
-            total_memory=gpu.memory,
-            major=gpu.capability[0],
-            minor=gpu.capability[1],
-            multi_processor_count=gpu.processors,
-            max_threads_per_multi_processor=2048,
-            warp_size=32,
-            gcnArchName="",
-            is_integrated=False,
-        )
-
-        def answer(value: Any) -> Callable[..., Any]:
-            """A function of its own for each name: dynamo distinguishes torch's functions by identity."""
-            return lambda *_, **__: value
-
-        return {
-            "is_available": answer(True),
-            "is_initialized": answer(True),
-            "_lazy_init": answer(None),
-            "init": answer(None),
-            "device_count": answer(1),
-            "current_device": answer(0),
-            "set_device": answer(None),
-            "synchronize": lambda *_: times.wait(),
-            "get_device_properties": answer(properties),
-            "get_device_name": answer(gpu.title),
-            "get_device_capability": answer(gpu.capability),
-            "is_bf16_supported": answer(gpu.capability >= (8, 0)),
-            "is_current_stream_capturing": answer(False),
-            "manual_seed": answer(None),
-            "manual_seed_all": answer(None),
-            "seed": answer(None),
-            "seed_all": answer(None),
-            "empty_cache": lambda: _native.virtual_empty_cache(),
-            "memory_allocated": lambda *_: self._bytes("allocated_bytes", "current"),
-            "max_memory_allocated": lambda *_: self._bytes("allocated_bytes", "peak"),
-            "memory_reserved": lambda *_: self._bytes("reserved_bytes", "current"),
-            "max_memory_reserved": lambda *_: self._bytes("reserved_bytes", "peak"),
-            "memory_snapshot": lambda *_, **__: _snapshot(),
-            "memory_stats_as_nested_dict": lambda *_: self._stats(),
-            "mem_get_info": self._memory_info,
-            "reset_peak_memory_stats": lambda *_: _native.virtual_reset(True),
-            "reset_accumulated_memory_stats": lambda *_: _native.virtual_reset(False),
-        }
+        del tensor, view
+        if not right or memory.bytes("allocated_bytes", "current") != 0:
+            raise RuntimeError("a virtual GPU needs another torch: a test tensor was not what it should be")
+        try:
+            torch.ones(2, device="cuda", requires_grad=True).sum().backward()
+        except RuntimeError as error:
+            raise RuntimeError(_HAS_RUN_BACKWARD) from error
 
 
-def _snapshot() -> list[dict[str, Any]]:
-    """As torch.cuda.memory_snapshot(), with a segment for each block."""
-    return [
-        {
-            "device": 0,
-            "address": address,
-            "total_size": size,
-            "allocated_size": size,
-            "active_size": size,
-            "stream": 0,
-            "segment_type": "large" if size > 1 << 20 else "small",
-            "blocks": [{"address": address, "size": size, "requested_size": size, "state": "active_allocated"}],
-        }
-        for address, size in sorted(_native.virtual_blocks())
-    ]
+def _wait_for_backward_threads() -> None:
+    """A thread of autograd frees tensors after a backward has returned, for which it needs Python: let it end that first.
+    Where the interpreter ends meanwhile, the process aborts."""
+    for _ in range(200):
+        before = time.process_time()
+        time.sleep(0.005)
+        if time.process_time() - before < 0.001:
+            return
 
 
-class _Stream:
-    def is_capturing(self) -> bool:
-        return False
+def _initialize_real_cuda() -> None:
+    """torch initializes CUDA once, and has done it with our hooks: it must be done for a real GPU that is there."""
+    slot = probes.init_slot()
+    if slot is not None and torch._C._cuda_getDeviceCount() > 0:
+        _native.virtual_initialize_real(slot)
+        probes.forget_init_slot()
 
-    def synchronize(self) -> None:
-        return None
+
+def _describe_installation() -> str:
+    try:
+        device = VirtualDevice(find_gpu("h100"))
+        device.install()
+        device.remove()
+    except Exception as error:
+        return str(error)
+    return _CAN_BE_INSTALLED
+
+
+def try_in_fork() -> str | None:
+    """None if a virtual GPU can be installed in a process such as this one, else why not. This process does not change."""
+    why = _refusal()
+    if why is None:
+        why = _native.run_in_fork(_describe_installation, _FORK_LIMIT) or "the process that tried it ended without an answer"
+    return None if why == _CAN_BE_INSTALLED else why
 
 
 @contextlib.contextmanager
@@ -171,7 +156,6 @@ def _cudnn_of_recurrent_layers() -> Iterator[None]:
 
     with (
         _replaced(torch, {"_use_cudnn_rnn_flatten_weight": lambda: True}),
-        _replaced(torch.cuda, {"_exchange_device": lambda _: 0, "_maybe_exchange_device": lambda _: 0}),
         _replaced(torch.backends.cudnn, {"is_acceptable": recurrent.acceptable}),
         _replaced(torch.backends.cudnn.rnn, {"get_cudnn_mode": recurrent.cudnn_mode}),
     ):
@@ -179,17 +163,11 @@ def _cudnn_of_recurrent_layers() -> Iterator[None]:
     recurrent.forget()
 
 
-def _amp_common() -> Any:
-    import torch.cuda.amp.common
-
-    return torch.cuda.amp.common
-
-
 @contextlib.contextmanager
 def _replaced(module: Any, values: dict[str, Any]) -> Iterator[None]:
-    """Set attributes of a module, and restore them in the end."""
+    """Set attributes of a module or class, and restore them in the end."""
     absent = object()
-    before = {name: getattr(module, name, absent) for name in values}
+    before = {name: vars(module).get(name, absent) for name in values}
     try:
         for name, value in values.items():
             setattr(module, name, value)
@@ -200,27 +178,3 @@ def _replaced(module: Any, values: dict[str, Any]) -> Iterator[None]:
                 delattr(module, name)
             else:
                 setattr(module, name, value)
-
-
-def _bound(op: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: operators.run(op, *args, **kwargs)
-
-
-@contextlib.contextmanager
-def _kernels_registered() -> Iterator[None]:
-    every = torch.library.Library("_", "IMPL")  # noqa: TOR901
-    aten = torch.library.Library("aten", "IMPL")  # noqa: TOR901
-    try:
-        every.fallback(operators.run, "CUDA")
-        for name, op in kernels.from_meta().items():
-            if name not in kernels.KERNELS:
-                aten.impl(name, _bound(op), "CUDA")
-        for name, kernel in kernels.KERNELS.items():
-            aten.impl(name, times.timed(name, kernel), "CUDA")
-        for name, composed in kernels.COMPOSED.items():
-            for key in ("CUDA", "AutogradCUDA"):
-                aten.impl(name, composed, key)
-        yield
-    finally:
-        aten._destroy()
-        every._destroy()

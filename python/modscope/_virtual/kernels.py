@@ -15,6 +15,8 @@ from modscope._virtual import attention, convolution, operators, recurrent
 def empty(
     size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None
 ) -> torch.Tensor:
+    if device is not None and device.index:
+        operators.check_ordinal(device.index)
     dtype = dtype or torch.get_default_dtype()
     if memory_format in (None, torch.contiguous_format):
         return operators.make(size, operators.contiguous_strides(size), dtype)
@@ -24,6 +26,8 @@ def empty(
 def empty_strided(
     size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
 ) -> torch.Tensor:
+    if device is not None and device.index:
+        operators.check_ordinal(device.index)
     return operators.make(size, stride, dtype or torch.get_default_dtype())
 
 

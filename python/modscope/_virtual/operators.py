@@ -13,7 +13,19 @@ import torch
 
 from modscope import _native
 
-__all__ = ["Event", "Events", "Rules", "contiguous_strides", "empty_like_meta", "infer_on_meta", "make", "run", "start", "to_meta"]
+__all__ = [
+    "Event",
+    "Events",
+    "Rules",
+    "check_ordinal",
+    "contiguous_strides",
+    "empty_like_meta",
+    "infer_on_meta",
+    "make",
+    "run",
+    "start",
+    "to_meta",
+]
 
 _MOST_REMEMBERED = 200_000
 Spec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -51,6 +63,15 @@ class _Plan:
 _plans: dict[Any, _Plan] = {}
 _remembered: dict[Any, _Call] = {}
 out_of_memory: Callable[[int], BaseException] = lambda bytes: torch.OutOfMemoryError(f"no memory for {bytes} bytes")
+
+
+def check_ordinal(index: int) -> None:
+    """Raise what torch raises for a device that is not there."""
+    if index > 0:
+        raise getattr(torch, "AcceleratorError", RuntimeError)(
+            "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
+            "(There is one virtual GPU: cuda:0.)"
+        )
 
 
 def contiguous_strides(size: Any) -> list[int]:

@@ -34,12 +34,26 @@ ms_allocator *ms_allocator_open(const ms_allocator_settings *settings, const ms_
         ms_allocator_settings_default(&allocator->settings, NULL);
     settings = &allocator->settings;
     allocator->small.small = true;
+    ms_allocator_set_fraction(allocator, settings->memory_fraction);
+    return allocator;
+}
+
+void ms_allocator_set_fraction(ms_allocator *allocator, double memory_fraction)
+{
+    ms_allocator_settings *settings = &allocator->settings;
+    settings->memory_fraction = memory_fraction;
     allocator->allowed = MS_UNLIMITED;
-    if (settings->memory_fraction < 1 && settings->total_memory != MS_UNLIMITED) {
-        double allowed = settings->memory_fraction * (double)settings->total_memory;
+    if (memory_fraction < 1 && settings->total_memory != MS_UNLIMITED) {
+        double allowed = memory_fraction * (double)settings->total_memory;
         allocator->allowed = (uint64_t)(settings->rounds_fraction ? allowed + 0.5 : allowed);
     }
-    return allocator;
+}
+
+int ms_allocator_apply(ms_allocator *allocator, const char *text, char *error, size_t room)
+{
+    int result = ms_allocator_settings_apply(&allocator->settings, text, error, room);
+    ms_allocator_set_fraction(allocator, allocator->settings.memory_fraction);
+    return result;
 }
 
 void ms_allocator_close(ms_allocator *allocator)

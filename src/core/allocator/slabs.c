@@ -91,10 +91,30 @@ void ms__free_memory(ms_allocator *allocator)
         allocator->memory.free(allocator->memory.context, allocator->addresses.free);
 }
 
-void ms_allocator_each(const ms_allocator *allocator, ms_allocation_function *function, void *context)
+static ms_block_info describe_block(const struct ms_allocation *block)
+{
+    bool is_waiting = !block->given && block->used_elsewhere;
+    return (ms_block_info){
+        .address = block->address,
+        .bytes = block->size,
+        .requested = block->given || is_waiting ? block->requested : 0,
+        .stream = block->stream,
+        .segment_address = block->segment->address,
+        .segment_bytes = block->segment->size,
+        .state = block->given ? MS_BLOCK_GIVEN
+                 : is_waiting ? MS_BLOCK_WAITING
+                              : MS_BLOCK_FREE,
+        .is_small = block->pool->small,
+        .is_expandable = block->segment->expandable,
+    };
+}
+
+void ms_allocator_each_block(const ms_allocator *allocator, ms_block_function *function, void *context)
 {
     for (const struct ms__slab *slab = allocator->slabs; slab; slab = slab->next)
         for (int i = 0; i < MS__SLAB_BLOCKS; i++)
-            if (slab->blocks[i].segment && slab->blocks[i].given)
-                function(context, &slab->blocks[i]);
+            if (slab->blocks[i].segment && slab->blocks[i].mapped) {
+                ms_block_info info = describe_block(&slab->blocks[i]);
+                function(context, &info);
+            }
 }

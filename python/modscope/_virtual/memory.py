@@ -1,0 +1,214 @@
+"""The memory of the virtual device, in the words of torch.cuda: statistics, snapshots, settings."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from modscope import _native, _text
+from modscope._virtual.gpus import Gpu
+
+__all__ = ["Memory", "allocator_settings"]
+
+_CONF_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # torch reads the first that is set
+_STAT_PARTS = ("current", "peak", "allocated", "freed")
+_POOLS = ("all", "small_pool", "large_pool")
+_HOST_STATS = ("allocations", "allocated_bytes", "active_requests", "active_bytes", "segment", "reserved_bytes")
+_HOST_TIMES = ("host_alloc_time", "host_free_time")
+
+
+def allocator_settings() -> str | None:
+    return next((os.environ[name] for name in _CONF_NAMES if os.environ.get(name)), None)
+
+
+def _parts(values: Any) -> dict[str, int]:
+    return dict(zip(_STAT_PARTS, values, strict=True))
+
+
+class Memory:
+    """What torch asks about the memory of one virtual GPU."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._fraction = 1.0
+        self._settings = allocator_settings() or ""
+        self._metadata = ""
+        self._raw: dict[int, int] = {}  # handles of what caching_allocator_alloc gave, by address
+
+    # ---- statistics ----
+
+    def stats(self, device: int = 0) -> dict[str, Any]:
+        nested: dict[str, Any] = {"max_split_size": self._max_split_size(), "num_oom_rejections": 0}
+        for name, value in _native.virtual_stats().items():
+            if isinstance(value, int):
+                nested[name] = value
+            elif isinstance(value[0], int):
+                nested[name] = _parts(value)
+            else:
+                nested[name] = {pool: _parts(part) for pool, part in zip(_POOLS, value, strict=True)}
+        return nested
+
+    def _max_split_size(self) -> int:
+        found = re.search(r"max_split_size_mb\s*:\s*(\d+)", self._settings)
+        return int(found[1]) << 20 if found else -1
+
+    def bytes(self, name: str, part: str) -> int:
+        of_all: tuple[int, ...] = _native.virtual_stats()[name][0]
+        return of_all[_STAT_PARTS.index(part)]
+
+    def info(self, device: int = 0) -> tuple[int, int]:
+        """What cudaMemGetInfo says: free and total bytes."""
+        return (self._gpu.capacity - self.bytes("reserved_bytes", "current"), self._gpu.memory)
+
+    def out_of_memory(self, bytes: int) -> BaseException:
+        allocated, reserved = self.bytes("allocated_bytes", "current"), self.bytes("reserved_bytes", "current")
+        free, total = self.info()
+        limit = ""
+        if self._fraction < 1:
+            limit = f"{_text.size(int(self._fraction * total))} allowed; "
+        return torch.OutOfMemoryError(
+            f"CUDA out of memory. Tried to allocate {_text.size(bytes)}. GPU 0 has a total capacity of {_text.size(total)} "
+            f"of which {_text.size(free)} is free. {limit}Of the allocated memory {_text.size(allocated)} is allocated by "
+            f"PyTorch, and {_text.size(reserved - allocated)} is reserved by PyTorch but unallocated. (This is a virtual GPU.)"
+        )
+
+    def host_stats(self) -> dict[str, Any]:
+        """Of pinned memory, which is ordinary memory here: nothing is counted."""
+        nothing = _parts((0, 0, 0, 0))
+        times = {"total": 0, "max": 0, "min": 0, "count": 0, "avg": 0}
+        return {
+            "num_host_alloc": 0,
+            "num_host_free": 0,
+            **{name: dict(nothing) for name in _HOST_STATS},
+            **{name: dict(times) for name in _HOST_TIMES},
+        }
+
+    # ---- snapshots ----
+
+    def snapshot(self, pool: Any = None, include_traces: bool = True) -> dict[str, Any]:
+        return {
+            "segments": _segments(),
+            "device_traces": [[]],
+            "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": self._settings},
+            "external_annotations": [],
+        }
+
+    # ---- settings ----
+
+    def set_fraction(self, fraction: float, device: int = 0) -> None:
+        self._fraction = fraction
+        _native.virtual_set_fraction(fraction)
+
+    def fraction(self, device: int = 0) -> float:
+        return self._fraction
+
+    def apply(self, text: str) -> None:
+        _native.virtual_apply_settings(text)
+        self._settings = ",".join(filter(None, (self._settings, text)))
+
+    def settings(self) -> str:
+        return self._settings
+
+    # ---- memory that is taken by hand ----
+
+    def take(self, bytes: int, stream: int = 0) -> int:
+        before = _native.virtual_stream()
+        _native.virtual_set_stream(stream)
+        try:
+            handle = _native.virtual_take(bytes)
+        finally:
+            _native.virtual_set_stream(before)
+        if handle is None:
+            raise self.out_of_memory(bytes)
+        address = _native.virtual_address(handle)
+        self._raw[address] = handle
+        return address
+
+    def give(self, address: int) -> None:
+        handle = self._raw.pop(address, None)
+        if handle is None:
+            raise RuntimeError(f"invalid device pointer: {address:#x}")
+        _native.virtual_give(handle)
+
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """By their names in torch._C."""
+        return {
+            "_cuda_memoryStats": self.stats,
+            "_cuda_resetPeakMemoryStats": lambda *_: _native.virtual_reset(True),
+            "_cuda_resetAccumulatedMemoryStats": lambda *_: _native.virtual_reset(False),
+            "_cuda_emptyCache": lambda: _native.virtual_empty_cache(),
+            "_cuda_memorySnapshot": self.snapshot,
+            "_cuda_setMemoryFraction": self.set_fraction,
+            "_cuda_getMemoryFraction": self.fraction,
+            "_cuda_cudaCachingAllocator_raw_alloc": self.take,
+            "_cuda_cudaCachingAllocator_raw_delete": self.give,
+            "_cuda_cudaCachingAllocator_enable": lambda *_: None,
+            "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
+            "_cuda_getAllocatorBackend": lambda: "native",
+            "_cuda_record_memory_history": lambda *_, **__: None,
+            "_cuda_record_memory_history_legacy": lambda *_, **__: None,
+            "_cuda_isHistoryEnabled": lambda: False,
+            "_cuda_attach_out_of_memory_observer": lambda *_: None,
+            "_cuda_allocationTraceback": lambda *_: None,
+            "_cuda_setMemoryMetadata": lambda text: setattr(self, "_metadata", text),
+            "_cuda_getMemoryMetadata": lambda: self._metadata,
+            "_cuda_hostMemoryStats": self.host_stats,
+            "_cuda_resetPeakHostMemoryStats": lambda: None,
+            "_cuda_resetAccumulatedHostMemoryStats": lambda: None,
+            "_host_emptyCache": lambda: None,
+            "_accelerator_setAllocatorSettings": self.apply,
+            "_accelerator_getAllocatorSettings": self.settings,
+            "_cuda_cudaCachingAllocator_set_allocator_settings": self.apply,
+            "_accelerator_isAllocatorInitialized": lambda: True,
+            "_accelerator_emptyCache": lambda: _native.virtual_empty_cache(),
+            "_accelerator_emptyHostCache": lambda: None,
+            "_accelerator_getDeviceStats": self.stats,
+            "_accelerator_resetPeakStats": lambda *_: _native.virtual_reset(True),
+            "_accelerator_resetAccumulatedStats": lambda *_: _native.virtual_reset(False),
+            "_accelerator_getMemoryInfo": self.info,
+        }
+
+
+def _segments() -> list[dict[str, Any]]:
+    """As torch lists them: an expandable segment counts as one for each piece that has memory."""
+    segments: list[dict[str, Any]] = []
+    blocks = sorted(_native.virtual_blocks(), key=lambda block: block[2])
+    for (start, total, *_), group in itertools.groupby(blocks, key=lambda block: block[:2]):
+        end = None
+        for _, _, address, size, requested, stream, state, is_small, is_expandable in group:
+            if address != end:
+                segments.append(_segment(address, total, stream, is_small, is_expandable))
+            end = address + size
+            _add_block(segments[-1], address, size, requested, state)
+    for segment in segments:
+        segment["total_size"] = sum(block["size"] for block in segment["blocks"])
+    return segments
+
+
+def _segment(address: int, total: int, stream: int, is_small: bool, is_expandable: bool) -> dict[str, Any]:
+    return {
+        "device": 0,
+        "address": address,
+        "total_size": total,
+        "allocated_size": 0,
+        "active_size": 0,
+        "requested_size": 0,
+        "stream": stream,
+        "segment_type": "small" if is_small else "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": is_expandable,
+        "frames": [],
+        "blocks": [],
+    }
+
+
+def _add_block(segment: dict[str, Any], address: int, size: int, requested: int, state: str) -> None:
+    segment["allocated_size"] += size if state == "active_allocated" else 0
+    segment["active_size"] += size if state != "inactive" else 0
+    segment["requested_size"] += requested
+    segment["blocks"].append({"address": address, "size": size, "requested_size": requested, "state": state, "frames": []})

@@ -1,0 +1,200 @@
+/* virtual_stats.c - what Python asks of the virtual device's memory: take and give it, its statistics, its blocks. */
+#include "torch/api.h"
+#include "torch/virtual_device.h"
+
+/* Memory that an operator takes beside its results. */
+static PyObject *virtual_take(PyObject *self, PyObject *argument)
+{
+    (void)self;
+    uint64_t bytes = PyLong_AsUnsignedLongLong(argument);
+    struct mst_virtual_block *block;
+    if (PyErr_Occurred())
+        return NULL;
+    int error = mst_virtual_take(bytes, &block);
+    if (error == MS_EDEVICE)
+        Py_RETURN_NONE;
+    if (error)
+        return error == MS_ENOMEM ? PyErr_NoMemory() : PyErr_Format(PyExc_RuntimeError, "no virtual GPU is installed");
+    PyObject *handle = PyLong_FromVoidPtr(block);
+    if (!handle)
+        mst_virtual_give(block);
+    return handle;
+}
+
+static PyObject *virtual_give(PyObject *self, PyObject *handle)
+{
+    (void)self;
+    struct mst_virtual_block *block = PyLong_AsVoidPtr(handle);
+    if (PyErr_Occurred())
+        return NULL;
+    mst_virtual_give(block);
+    Py_RETURN_NONE;
+}
+
+static PyObject *virtual_address(PyObject *self, PyObject *handle)
+{
+    (void)self;
+    const struct mst_virtual_block *block = PyLong_AsVoidPtr(handle);
+    return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLongLong(mst_virtual_address(block));
+}
+
+static PyObject *stat_of(const ms_allocator_stat *stat)
+{
+    return Py_BuildValue("(LLLL)", (long long)stat->now, (long long)stat->peak, (long long)stat->total_added,
+                         (long long)stat->total_removed);
+}
+
+static int add_value(PyObject *stats, const char *name, PyObject *value)
+{
+    int error = value ? PyDict_SetItemString(stats, name, value) : -1;
+    Py_XDECREF(value);
+    return error;
+}
+
+/* By torch's names: (current, peak, allocated, freed) of all, of the small and of the large pool; or a number. */
+static PyObject *virtual_stats(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    ms_allocator_stats copy = {0};
+    ms_allocator *allocator = mst_virtual_borrow();
+    if (allocator) {
+        copy = *ms_allocator_read(allocator);
+        mst_virtual_return();
+    }
+    const struct {
+        const char *name;
+        const ms_allocator_stat *of;
+    } pools[] = {{"allocation", copy.allocations},
+                 {"segment", copy.segments},
+                 {"active", copy.active},
+                 {"inactive_split", copy.inactive_split},
+                 {"allocated_bytes", copy.allocated_bytes},
+                 {"reserved_bytes", copy.reserved_bytes},
+                 {"active_bytes", copy.active_bytes},
+                 {"inactive_split_bytes", copy.inactive_split_bytes},
+                 {"requested_bytes", copy.requested_bytes}};
+    const struct {
+        const char *name;
+        int64_t of;
+    } counts[] = {{"num_alloc_retries", copy.retries},
+                  {"num_ooms", copy.failures},
+                  {"num_sync_all_streams", copy.synchronizations},
+                  {"num_device_alloc", copy.device_allocs},
+                  {"num_device_free", copy.device_frees}};
+    PyObject *stats = PyDict_New();
+    int error = stats ? 0 : -1;
+    for (size_t i = 0; !error && i < sizeof pools / sizeof *pools; i++)
+        error = add_value(stats, pools[i].name,
+                          Py_BuildValue("(NNN)", stat_of(&pools[i].of[MS_BOTH_POOLS]),
+                                        stat_of(&pools[i].of[MS_SMALL_POOL]), stat_of(&pools[i].of[MS_LARGE_POOL])));
+    for (size_t i = 0; !error && i < sizeof counts / sizeof *counts; i++)
+        error = add_value(stats, counts[i].name, PyLong_FromLongLong(counts[i].of));
+    if (!error)
+        error = add_value(stats, "oversize_allocations", stat_of(&copy.oversize_allocations));
+    if (!error)
+        error = add_value(stats, "oversize_segments", stat_of(&copy.oversize_segments));
+    if (error)
+        Py_CLEAR(stats);
+    return stats;
+}
+
+static void append_block(void *context, const ms_block_info *block)
+{
+    static const char *const states[] = {"inactive", "active_allocated", "active_pending_free"};
+    if (PyErr_Occurred())
+        return;
+    mst_append_new(context,
+                   Py_BuildValue("(KKKKKKsOO)", (unsigned long long)block->segment_address,
+                                 (unsigned long long)block->segment_bytes, (unsigned long long)block->address,
+                                 (unsigned long long)block->bytes, (unsigned long long)block->requested,
+                                 (unsigned long long)block->stream, states[block->state],
+                                 block->is_small ? Py_True : Py_False, block->is_expandable ? Py_True : Py_False));
+}
+
+static PyObject *virtual_blocks(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    PyObject *blocks = PyList_New(0);
+    ms_allocator *allocator = blocks ? mst_virtual_borrow() : NULL;
+    if (allocator) {
+        ms_allocator_each_block(allocator, append_block, blocks);
+        mst_virtual_return();
+    }
+    if (PyErr_Occurred())
+        Py_CLEAR(blocks);
+    return blocks;
+}
+
+static PyObject *virtual_empty_cache(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    int error = MS_OK;
+    ms_allocator *allocator = mst_virtual_borrow();
+    if (allocator) {
+        error = ms_allocator_empty_cache(allocator);
+        mst_virtual_return();
+    }
+    return error ? PyErr_NoMemory() : Py_NewRef(Py_None);
+}
+
+static PyObject *virtual_reset(PyObject *self, PyObject *what)
+{
+    (void)self;
+    int peaks = PyObject_IsTrue(what);
+    ms_allocator *allocator = peaks >= 0 ? mst_virtual_borrow() : NULL;
+    if (allocator) {
+        if (peaks)
+            ms_allocator_reset_peaks(allocator);
+        else
+            ms_allocator_reset_accumulated(allocator);
+        mst_virtual_return();
+    }
+    return peaks < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *virtual_set_fraction(PyObject *self, PyObject *fraction)
+{
+    (void)self;
+    double value = PyFloat_AsDouble(fraction);
+    if (PyErr_Occurred())
+        return NULL;
+    ms_allocator *allocator = mst_virtual_borrow();
+    if (allocator) {
+        ms_allocator_set_fraction(allocator, value);
+        mst_virtual_return();
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *virtual_apply_settings(PyObject *self, PyObject *text)
+{
+    (void)self;
+    char error[200] = "";
+    const char *settings = PyUnicode_AsUTF8(text);
+    if (!settings)
+        return NULL;
+    int result = MS_OK;
+    ms_allocator *allocator = mst_virtual_borrow();
+    if (allocator) {
+        result = ms_allocator_apply(allocator, settings, error, sizeof error);
+        mst_virtual_return();
+    }
+    return result ? PyErr_Format(PyExc_RuntimeError, "allocator settings '%s': %s", settings, error)
+                  : Py_NewRef(Py_None);
+}
+
+PyMethodDef mst_virtual_stats_methods[] = {
+    {"virtual_take", virtual_take, METH_O, "Take memory: a handle, or None if the device is full."},
+    {"virtual_give", virtual_give, METH_O, "Give back memory, by its handle."},
+    {"virtual_address", virtual_address, METH_O, "The address of memory, by its handle."},
+    {"virtual_stats", virtual_stats, METH_NOARGS, "The allocator's statistics, by torch's names."},
+    {"virtual_blocks", virtual_blocks, METH_NOARGS,
+     "The blocks: (segment's address and bytes, address, bytes, requested bytes, stream, state, is of the small pool, "
+     "is "
+     "of an expandable segment)."},
+    {"virtual_empty_cache", virtual_empty_cache, METH_NOARGS, "Give free segments back to the virtual device."},
+    {"virtual_reset", virtual_reset, METH_O, "Reset the peaks (True) or the accumulated statistics (False)."},
+    {"virtual_set_fraction", virtual_set_fraction, METH_O, "Set which part of the memory may be reserved."},
+    {"virtual_apply_settings", virtual_apply_settings, METH_O, "Apply the text of PYTORCH_CUDA_ALLOC_CONF."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,114 @@
+"""Where a virtual GPU can be installed, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from virtual_helpers import needs_interception, run
+
+REMOVED = """
+        import modscope
+        from modscope._virtual import cuda_functions
+        device.remove()
+        places = (torch._C, torch.cuda, torch.cuda.streams, torch.cuda.graphs, torch.cuda.memory, torch.cuda.nvtx, torch.backends.cudnn.m,
+                  torch.version, torch.UntypedStorage, torch.accelerator, torch.cuda.amp.common)
+        def state():
+            return [{name: id(value) for name, value in vars(place).items()} for place in places]
+        def registered():
+            names = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
+            return sorted(names), [torch._C._dispatch_dump(name) for name in ("aten::add.Tensor", "aten::empty.memory_format", "aten::set_")]
+        before, kernels = state(), registered()
+        device = VirtualDevice(find_gpu("h100"))
+        device.install()
+        assert state() != before and registered() != kernels
+        model = nn.Linear(3, 3).cuda()
+        model(torch.ones(2, 3).pin_memory().cuda()).sum().backward()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            outlives = torch.ones(1000, device="cuda")
+        device.remove()
+        assert state() == before
+        assert registered() == kernels
+"""
+
+
+@needs_interception
+def test_nothing_of_it_stays() -> None:
+    run(
+        REMOVED
+        + """
+        assert "aten::add.Tensor" in kernels[0] or not torch.cuda.is_available()
+        refused = error(torch.ones, 1, device="cuda")
+        assert torch.cuda.is_available() or refused.startswith(("AssertionError: Torch not compiled with CUDA", "RuntimeError: Found no NVIDIA")), refused
+        del outlives, model
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+        optimizer = torch.optim.AdamW(model.parameters())
+        with modscope.MemTracker(model) as tracker:
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+        assert tracker.snapshot("peak").totals["cpu"]["Total"] > 0
+        assert torch.ones(3).untyped_storage().resize_(40).nbytes() == 40
+    """
+    )
+
+
+@needs_interception
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_real_gpu_works_afterwards() -> None:
+    run(
+        REMOVED
+        + """
+        assert torch.cuda.is_available() and not torch.cuda.is_initialized()
+        x = torch.randn(64, 64, device="cuda", requires_grad=True)
+        loss = (x @ x).square().sum()
+        loss.backward()
+        assert loss.item() > 0 and x.grad.abs().sum().item() > 0
+        assert torch.ones(4).pin_memory().is_pinned() and torch.cuda.memory_allocated() > 0
+        generator = torch.Generator(device="cuda").manual_seed(3)
+        assert torch.rand(3, device="cuda", generator=generator).sum().item() > 0
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            y = torch.ones(5, device="cuda") + 1
+        stream.synchronize()
+        assert y.tolist() == [2.0] * 5 and torch.cuda.get_device_properties(0).name
+    """
+    )
+
+
+@needs_interception
+def test_it_is_refused_after_a_backward() -> None:
+    program = (
+        "import torch; torch.ones(1, requires_grad=True).sum().backward()\n"
+        "from modscope._virtual.device import VirtualDevice; from modscope._virtual.gpus import find_gpu\n"
+        "try: VirtualDevice(find_gpu('h100')).install()\n"
+        "except RuntimeError as error: print(error)\n"
+        "print(hasattr(torch._C, '_cuda_getDeviceCount') == torch.backends.cuda.is_built(), torch.ones(2).sum().item())"
+    )
+    out = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert out[-1] == "True 2.0"
+    if not torch.cuda.is_available():  # else autograd has counted a device, the real one
+        assert out[0].startswith("a backward has run in this process")
+
+
+def test_it_is_refused_without_interception() -> None:
+    program = (
+        "from modscope._virtual.device import VirtualDevice; from modscope._virtual.gpus import find_gpu\n"
+        "try: VirtualDevice(find_gpu('h100')).install()\n"
+        "except RuntimeError as error: print(error)"
+    )
+    environment = {**os.environ, "MODSCOPE_INTERPOSE": "0"}
+    out = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert out.stdout == "a virtual GPU needs modscope's interception: unset MODSCOPE_INTERPOSE\n"
+
+
+@needs_interception
+def test_doctor_says_whether_it_can_be_installed() -> None:
+    def lines(**environment: str) -> str:
+        command = [sys.executable, "-m", "modscope", "doctor"]
+        return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}).stdout
+
+    assert "Virtual GPU:\n  cuda:0          can be installed\n" in lines()
+    assert "cannot be installed: a virtual GPU needs modscope's interception: unset MODSCOPE_INTERPOSE" in lines(MODSCOPE_INTERPOSE="0")
