@@ -60,6 +60,7 @@ extern PyMethodDef mst_capture_methods[];
 extern PyMethodDef mst_living_objects_methods[];
 extern PyMethodDef mst_run_in_fork_methods[];
 extern PyMethodDef mst_virtual_device_methods[];
+extern PyMethodDef mst_virtual_log_methods[];
 extern PyMethodDef mst_virtual_tensors_methods[];
 
 /* ---- figures.c: figures as Python objects ---- */
