@@ -3,5 +3,6 @@
     device.py       install and remove the device; torch.cuda's answers
     operators.py    what an operator returns: shapes and types, from torch's own meta kernels
     kernels.py      operators that need more than that: views, copies, attention
+    unknown.py      the error of a kernel of which nothing is known
     gpus.py         the GPUs that can be virtual
 """

@@ -14,22 +14,27 @@ from modscope import _interception, _native, _text
 from modscope._virtual import kernels, operators
 from modscope._virtual.gpus import Gpu
 
-__all__ = ["VirtualDevice"]
+__all__ = ["VirtualDevice", "allocator_settings"]
 
 _CONF_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_UNLIMITED = 1 << 50  # bytes
 _STAT_PARTS = ("current", "peak", "allocated", "freed")
 _POOLS = ("all", "small_pool", "large_pool")
 
 
-def _allocator_settings() -> str | None:
+def allocator_settings() -> str | None:
+    """What the environment says, as PYTORCH_CUDA_ALLOC_CONF."""
     return next((os.environ[name] for name in _CONF_NAMES if os.environ.get(name)), None)
 
 
 class VirtualDevice:
     """One virtual GPU. While it is installed, torch in this process believes that it is there."""
 
-    def __init__(self, gpu: Gpu, version: str | None = None) -> None:
+    def __init__(self, gpu: Gpu, version: str | None = None, unlimited: bool = False) -> None:
+        """``version``: of the torch whose rules the allocator follows; by default the installed one. ``unlimited``: more
+        memory is there than torch sees."""
         self.gpu = gpu
+        self._unlimited = unlimited
         self._version = version or str(torch.__version__)
         self._undo = contextlib.ExitStack()
 
@@ -37,7 +42,8 @@ class VirtualDevice:
         """Install the device. No backward may have run in this process: autograd counts devices when the first one runs."""
         if torch.backends.cuda.is_built():
             raise RuntimeError("a virtual GPU needs a torch that was built without CUDA: this one has kernels for a real GPU")
-        _native.virtual_install(self._version, _allocator_settings(), self.gpu.capacity, self.gpu.memory)
+        capacity, memory = (_UNLIMITED, _UNLIMITED) if self._unlimited else (self.gpu.capacity, self.gpu.memory)
+        _native.virtual_install(self._version, allocator_settings(), capacity, memory)
         with contextlib.ExitStack() as undo:
             undo.callback(_native.virtual_remove)
             _interception.prepare()  # after the installation: autograd counts devices when the first backward runs
@@ -76,7 +82,7 @@ class VirtualDevice:
         return int(self._stats()[name]["all"][part])
 
     def _memory_info(self, device: Any = None) -> tuple[int, int]:
-        return (self.gpu.capacity - self._bytes("reserved_bytes", "current"), self.gpu.memory)
+        return (max(self.gpu.capacity - self._bytes("reserved_bytes", "current"), 0), self.gpu.memory)
 
     def _out_of_memory(self, bytes: int) -> BaseException:
         allocated, reserved = self._bytes("allocated_bytes", "current"), self._bytes("reserved_bytes", "current")

@@ -1,11 +1,13 @@
-"""GPUs that can be virtual: what torch says of them."""
+"""GPUs that can be virtual: what torch says of them. Needs no torch."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["GPUS", "Gpu", "find_gpu"]
+__all__ = ["GPUS", "Gpu", "find_gpu", "gpus", "rules_of"]
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -28,6 +30,11 @@ class Gpu(NamedTuple):
     def capacity(self) -> int:
         """What is left for torch's allocator."""
         return self.memory - self.context
+
+    @property
+    def label(self) -> str:
+        """Its title without the maker's name: ``RTX 4090``."""
+        return re.sub(r"^(NVIDIA |GeForce |Tesla )+", "", self.title)
 
 
 GPUS: dict[str, Gpu] = {
@@ -53,17 +60,37 @@ GPUS: dict[str, Gpu] = {
 }
 
 
+gpus: Mapping[str, Gpu] = MappingProxyType(GPUS)
+"""The GPUs that are known, by their short names."""
+
+
+def rules_of(gpu: Gpu) -> Hashable:
+    """GPUs of equal rules run the same kernels, with the same memory beside their results."""
+    return gpu.capability
+
+
 def find_gpu(name: str) -> Gpu:
     """A GPU by its short name, or one of as much memory as ``name`` says: ``24GiB``, ``16 GB``, a number of bytes."""
     key = re.sub(r"[\s_]", "", name.lower())
-    for candidate in (key, key.replace("-", ""), key.removeprefix("nvidia"), key.removesuffix("-80gb").removesuffix("80gb")):
+    for candidate in (key, key.replace("-", ""), key.removeprefix("nvidia"), key.removesuffix("-80gb").removesuffix("80gb"), f"rtx{key}"):
         if candidate in GPUS:
             return GPUS[candidate]
     size = re.fullmatch(r"(\d+(?:\.\d+)?)(|b|[kmgt]i?b)", key)
     if size:
-        unit = {"": 1, "b": 1}.get(size[2]) or (1024 if "i" in size[2] else 1000) ** (1 + "kmgt".index(size[2][0]))
-        memory = int(float(size[1]) * unit)
-        if memory >= GIB:
-            return Gpu(name, f"a GPU of {name}", memory, (9, 0), 132)
+        return _gpu_of_memory(name, size[1], size[2])
+    raise ValueError(f"{name!r} is not a GPU that is known{_similar(key)}: use one of {', '.join(GPUS)}, or its memory as 24GiB")
+
+
+def _gpu_of_memory(name: str, number: str, unit: str) -> Gpu:
+    bytes = {"": 1, "b": 1}.get(unit) or (1024 if "i" in unit else 1000) ** (1 + "kmgt".index(unit[0]))
+    memory = int(float(number) * bytes)
+    if memory < GIB:
         raise ValueError(f"a GPU of {name} is smaller than 1 GiB: give its memory as 24GiB")
-    raise ValueError(f"{name!r} is not a GPU that is known: use one of {', '.join(GPUS)}, or its memory as 24GiB")
+    return Gpu(name, f"GPU of {name if unit else f'{memory / GIB:.1f} GiB'}", memory, (9, 0), 132)
+
+
+def _similar(key: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(key, GPUS, 1)
+    return f" (did you mean {close[0]}?)" if close else ""
