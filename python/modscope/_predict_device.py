@@ -48,6 +48,15 @@ def _verify_backward() -> None:
     _native.virtual_reset(False)
 
 
+def bytes_without_rule() -> int | None:
+    """How many bytes went through operators without a rule for what they take beside their results; None: not counted."""
+    from modscope._virtual import operators
+
+    counted: Any = getattr(operators, "bytes_without_rule", None)
+    value = counted() if callable(counted) else counted
+    return None if value is None else int(value)
+
+
 def info(gpu: Gpu, version: str, device: VirtualDevice | None) -> dict[str, str]:
     """What a capture says of the virtual GPU on which it was made."""
     from modscope._virtual.device import allocator_settings

@@ -109,10 +109,9 @@ class Prediction:
 
     def facts(self, steps: int, how: str, end: dict[str, str]) -> dict[str, Any]:
         """What is known without the capture."""
-        from modscope._virtual import operators
+        from modscope import _predict_device
 
         notes = self._substitutes.notes() if self._substitutes else []
-        unknown = getattr(operators, "bytes_without_rule", None)
         return {
             "steps": steps,
             "seconds": round(time.monotonic() - self._began, 3),
@@ -121,7 +120,7 @@ class Prediction:
             "error": end.get("error", ""),
             "status": end.get("status", ""),
             "torch": self._version,
-            "bytes_without_rule": unknown() if callable(unknown) else unknown,
+            "bytes_without_rule": _predict_device.bytes_without_rule(),
             "notes": notes,
             "step_times": {name: _step_ms(times) for name, times in self._times.items()},
         }
