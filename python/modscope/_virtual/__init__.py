@@ -1,8 +1,9 @@
 """A virtual GPU: a script runs on a CUDA device that is not there, to see how much memory it would need.
 
-    device.py       install and remove the device; torch.cuda's answers
-    operators.py    what an operator returns: shapes and types, from torch's own meta kernels
-    kernels.py      operators that need more than that: views, copies, attention
-    unknown.py      the error of a kernel of which nothing is known
-    gpus.py         the GPUs that can be virtual
+    device.py         install and remove the device; torch.cuda's answers
+    operators.py      what an operator returns: shapes and types, from torch's own meta kernels
+    kernels.py        operators that need more than that: views, copies, attention
+    unknown.py        the error of a kernel of which nothing is known
+    out_of_memory.py  the message of torch.OutOfMemoryError
+    gpus.py           the GPUs that can be virtual
 """

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from modscope import _interception, _native, _text
-from modscope._virtual import kernels, operators
+from modscope import _interception, _native
+from modscope._virtual import kernels, operators, out_of_memory
 from modscope._virtual.gpus import Gpu
 
 __all__ = ["VirtualDevice", "allocator_settings"]
@@ -87,11 +87,7 @@ class VirtualDevice:
     def _out_of_memory(self, bytes: int) -> BaseException:
         allocated, reserved = self._bytes("allocated_bytes", "current"), self._bytes("reserved_bytes", "current")
         free, total = self._memory_info()
-        return torch.OutOfMemoryError(
-            f"CUDA out of memory. Tried to allocate {_text.size(bytes)}. GPU 0 has a total capacity of {_text.size(total)} "
-            f"of which {_text.size(free)} is free. Of the allocated memory {_text.size(allocated)} is allocated by PyTorch, "
-            f"and {_text.size(reserved - allocated)} is reserved by PyTorch but unallocated. (This is a virtual GPU.)"
-        )
+        return torch.OutOfMemoryError(out_of_memory.message(bytes, allocated, reserved, self.gpu.context, free, total))
 
     def _cuda_functions(self) -> dict[str, Any]:
         gpu = self.gpu

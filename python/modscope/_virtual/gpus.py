@@ -7,10 +7,15 @@ from collections.abc import Hashable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["GPUS", "Gpu", "find_gpu", "gpus", "rules_of"]
+__all__ = ["GPUS", "Gpu", "find_gpu", "gpus", "label_of", "rules_of"]
 
 MIB = 1 << 20
 GIB = 1 << 30
+
+
+def label_of(title: str) -> str:
+    """A GPU's title without its maker's name."""
+    return re.sub(r"^(NVIDIA |GeForce |Tesla )+", "", title)
 
 
 class Gpu(NamedTuple):
@@ -34,7 +39,7 @@ class Gpu(NamedTuple):
     @property
     def label(self) -> str:
         """Its title without the maker's name: ``RTX 4090``."""
-        return re.sub(r"^(NVIDIA |GeForce |Tesla )+", "", self.title)
+        return label_of(self.title)
 
 
 GPUS: dict[str, Gpu] = {
