@@ -138,6 +138,8 @@ def asked_of(options: argparse.Namespace) -> Asked:
 def main(arguments: list[str]) -> int:
     """Returns an exit status if the script cannot be run or was run by another process; otherwise does not return."""
     options = _parse(arguments)
+    if options.json and os.path.isfile(options.json):
+        os.unlink(options.json)  # a script that fails must not leave the result of an earlier one
     if options.part or (options.gpu and len(options.gpu) == 1 and not options.check):
         return _run.start(options, asked_of(options))
     try:

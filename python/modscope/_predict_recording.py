@@ -11,6 +11,7 @@ from modscope._run_recording import RunRecording, Settings
 
 if TYPE_CHECKING:
     from modscope._load import Capture
+    from modscope._predict_result import Result
     from modscope._record import Outcome
 
 
@@ -73,7 +74,21 @@ class PredictedRun(RunRecording):
         elif not self._is_child:
             capture = self._load() if not loss else None
             result = self._prediction.result(facts, capture, self._file.path if self._file else "")
+            if capture and not _predict_text.used_gpu(result):
+                self._drop()
+                result["capture"] = ""
             self._write(_predict_text.as_lines(_predict_text.closing(result, self._shown, loss, self._settings.quiet)))
+            self._write_json(result)
+
+    def _write_json(self, result: Result) -> None:
+        if not self._asked.json:
+            return
+        try:
+            with open(self._asked.json, "w", encoding="utf-8") as file:
+                json.dump(result, file, indent=2)
+                file.write("\n")
+        except OSError as error:
+            self._print(f"could not write {self._asked.json}: {error.strerror}")
 
     def _load(self) -> Capture | None:
         from modscope._load import load

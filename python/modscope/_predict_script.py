@@ -3,7 +3,6 @@ real one would have had to reserve. _run_recording.py runs it."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
@@ -134,16 +133,11 @@ class Prediction:
             json.dump(facts, file)
 
     def result(self, facts: dict[str, Any], capture: Capture | None, path: str) -> dict[str, Any]:
-        """The result, which is also written to the file of --json."""
+        """The result, as --json has it."""
         from modscope._predict_result import result_of
 
         times = facts.pop("step_times")
-        result = result_of(self.gpu, facts, capture, path, times.get(self.gpu.name))
-        if self.asked.json:
-            with contextlib.suppress(OSError), open(self.asked.json, "w", encoding="utf-8") as file:
-                json.dump(result, file, indent=2)
-                file.write("\n")
-        return result
+        return result_of(self.gpu, facts, capture, path, times.get(self.gpu.name))
 
 
 def _step_ms(times: list[float]) -> float | None:

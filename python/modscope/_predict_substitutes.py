@@ -84,7 +84,9 @@ class Substitutes:
 
     @contextlib.contextmanager
     def _process_group_of_one(self) -> Iterator[None]:
-        import torch.distributed as distributed
+        import torch.distributed
+
+        distributed: Any = torch.distributed
 
         if not distributed.is_available():
             yield
@@ -101,6 +103,9 @@ class Substitutes:
         with (
             _attribute(distributed, "init_process_group", init_process_group),
             _attribute(distributed.distributed_c10d, "init_process_group", init_process_group),
+            # It compares the ranks' parameters by values on the GPU.
+            _attribute(distributed, "_verify_params_across_processes", lambda *_: None),
+            _gradients_of_one_rank(),
         ):
             yield
 
@@ -112,7 +117,7 @@ class Substitutes:
             if name not in self._kernels:
                 self._kernels.append(name)
 
-        self._undo.enter_context(_attribute(module.JITFunction, "run", run))  # type: ignore[attr-defined]
+        self._undo.enter_context(_attribute(module.JITFunction, "run", run))
 
 
 def _as_if_compiled(model: Any) -> Any:
@@ -120,6 +125,31 @@ def _as_if_compiled(model: Any) -> Any:
     from torch._dynamo.eval_frame import DisableContext, OptimizedModule
 
     return OptimizedModule(model, DisableContext())
+
+
+@contextlib.contextmanager
+def _gradients_of_one_rank() -> Iterator[None]:
+    """DistributedDataParallel's reduced gradients are the rank's own: the backend "fake" gives it nothing."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    original = DistributedDataParallel.forward
+
+    def reduce(state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    reduce.__annotations__ = {}  # torch refuses annotations that are strings
+
+    @functools.wraps(original)
+    def forward(model: Any, *args: Any, **options: Any) -> Any:
+        if not model._comm_hooks:
+            model.register_comm_hook(None, reduce)
+        return original(model, *args, **options)
+
+    with _attribute(DistributedDataParallel, "forward", forward):
+        yield
 
 
 def _wanted_ranks(args: Sequence[Any], options: dict[str, Any]) -> int:

@@ -30,7 +30,8 @@ def predict(options: argparse.Namespace) -> int:
     """The exit status, which is the script's."""
     began = time.monotonic()
     gpus: list[Gpu] = options.gpu or list(GPUS.values())
-    status, rows = 0, {}
+    status = 0
+    rows: dict[Gpu, Result] = {}
     with tempfile.TemporaryDirectory(prefix="modscope-") as folder:
         for number, kind in enumerate(_kinds(gpus)):
             part = os.path.join(folder, str(number))
@@ -45,7 +46,7 @@ def predict(options: argparse.Namespace) -> int:
     _write_json(options.json, results, time.monotonic() - began)
     if not options.quiet:
         first, *others = _sentences(options, results, time.monotonic() - began)
-        sys.stderr.write(f"{as_lines([first])}{_table(gpus, results)}{''.join(f'{line}\n' for line in others)}")
+        sys.stderr.write(as_lines([first]) + _table(gpus, results) + "".join(f"{line}\n" for line in others))
         sys.stderr.flush()
     return status
 
@@ -138,6 +139,8 @@ def _sentences(options: argparse.Namespace, results: list[Result], elapsed: floa
     done = counted(first["steps"], "step") if first["steps"] else "the script"
     which = counted(len(results), "GPU")
     lines = [f"predicted {done} on {which} in {seconds(elapsed)}."]
+    if not any(result["reserved_peak"] or result["out_of_memory"] for result in results):
+        lines.append('The script used no GPU: it uses one where its device is "cuda".')
     if first["timed_out"]:
         lines.append(f"--seconds {first['timed_out']:g} ended the script.")
     elif first["ended"] == "exception":

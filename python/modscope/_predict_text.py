@@ -25,11 +25,15 @@ def closing(result: Result, shown: str, loss: str | None, quiet: bool) -> list[s
     """``shown``: the capture's name; ``loss``: what happened to its file, if it is no longer there."""
     if quiet and not loss:
         return []
-    if result["peak"] is None and result["out_of_memory"] is None:
+    if not used_gpu(result):
         return [f'{_what(result)} The script used no GPU: it uses one where its device is "cuda".', *notes(result)]
     lines = [f"{_what(result)} {_peaks(result)}", f"{_card(result)} {_verdict(result)}{_time(result)}"]
     lines += notes(result)
     return [*lines, _capture(result, shown, loss)] if shown else lines
+
+
+def used_gpu(result: Result) -> bool:
+    return result["peak"] is not None or result["out_of_memory"] is not None
 
 
 # ---- the first line: what was run, and the peak ----
@@ -46,7 +50,9 @@ def _what(result: Result) -> str:
         how = f", when --seconds {result['timed_out']:g} ended the script"
     elif result["ended"] == "interrupted":
         how = ", when it was interrupted"
-    elif result["ended"] == "exception" and result["fits"]:
+    elif not result["fits"]:
+        how = ", until memory ran out"
+    elif result["ended"] == "exception":
         how = f", when an exception ended the script ({clean(result['error'].splitlines()[0])[:200]})"
     return f"predicted {done} in {seconds(result['seconds'])}{how}."
 

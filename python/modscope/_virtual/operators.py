@@ -122,8 +122,10 @@ def _infer(op: Any, args: Any, kwargs: Any) -> Any:
     """The specs of the results."""
     try:
         return _spec(op(*[_meta_argument(a) for a in _with_tensors(op, args)], **{name: _meta_argument(a) for name, a in kwargs.items()}))
-    except NotImplementedError as error:
-        raise unknown_kernel(op.name()) from error
+    except RuntimeError as error:  # NotImplementedError is one
+        if isinstance(error, NotImplementedError) or "no fake impl" in str(error):
+            raise unknown_kernel(op.name()) from error
+        raise
 
 
 def _realize(spec: Any) -> Any:
