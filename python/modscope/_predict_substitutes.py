@@ -18,6 +18,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from modscope import _predict_ddp
 from modscope._virtual.unknown import unknown_kernel
 
 _MOST_NAMES = 3
@@ -103,9 +104,7 @@ class Substitutes:
         with (
             _attribute(distributed, "init_process_group", init_process_group),
             _attribute(distributed.distributed_c10d, "init_process_group", init_process_group),
-            # It compares the ranks' parameters by values on the GPU.
-            _attribute(distributed, "_verify_params_across_processes", lambda *_: None),
-            _gradients_of_one_rank(),
+            _predict_ddp.one_rank(),
         ):
             yield
 
@@ -125,31 +124,6 @@ def _as_if_compiled(model: Any) -> Any:
     from torch._dynamo.eval_frame import DisableContext, OptimizedModule
 
     return OptimizedModule(model, DisableContext())
-
-
-@contextlib.contextmanager
-def _gradients_of_one_rank() -> Iterator[None]:
-    """DistributedDataParallel's reduced gradients are the rank's own: the backend "fake" gives it nothing."""
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    original = DistributedDataParallel.forward
-
-    def reduce(state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
-
-    reduce.__annotations__ = {}  # torch refuses annotations that are strings
-
-    @functools.wraps(original)
-    def forward(model: Any, *args: Any, **options: Any) -> Any:
-        if not model._comm_hooks:
-            model.register_comm_hook(None, reduce)
-        return original(model, *args, **options)
-
-    with _attribute(DistributedDataParallel, "forward", forward):
-        yield
 
 
 def _wanted_ranks(args: Sequence[Any], options: dict[str, Any]) -> int:
