@@ -35,7 +35,12 @@ class PredictedRun(RunRecording):
     # ---- the beginning ----
 
     def _prepare(self) -> None:
-        """SystemExit if there can be no virtual GPU: without it, the script would compute everything."""
+        """SystemExit if there can be no virtual GPU: without it, the script would compute everything.
+
+        What the end needs is imported now. To define a NamedTuple, Python runs a string, and then it forgets that
+        KeyboardInterrupt ended the script, whose exit status would be another one."""
+        from modscope import _load, _predict_text  # noqa: F401
+
         try:
             self._prediction.install()
         except Exception as error:
