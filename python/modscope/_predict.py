@@ -40,14 +40,21 @@ def _gpus(text: str) -> list[Gpu]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _known_gpus() -> str:
+    import textwrap
+
+    return textwrap.fill(f"GPUs: {', '.join(GPUS)}", 76, subsequent_indent="      ", break_on_hyphens=False)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="modscope predict",
         usage="modscope predict [options] script.py [arguments]\n       modscope predict [options] -m module [arguments]",
-        description="Run a script on a virtual GPU, and say how much memory the real one would have to reserve, and whether it\n"
-        "has that much. No GPU is needed: nothing is computed there, and what is on it is read as zeros.",
+        description="Run a script on a virtual GPU, and say how much memory the real one would\n"
+        "have to reserve, and whether it has that much. No GPU is needed: nothing is\n"
+        "computed on it, and what is on it is read as zeros.",
         epilog="Everything after the script or the module is passed to it.\n\n"
-        f"GPUs: {', '.join(GPUS)}\n\n"
+        f"{_known_gpus()}\n\n"
         "Examples:\n  modscope predict --gpu rtx4090 train.py --batch 8\n  modscope predict --gpu all train.py\n"
         "  modscope predict --gpu 24GiB --json fits.json train.py",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -59,8 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--steps", type=_run.count, default=_STEPS, metavar="N", help="stop the script after N optimizer steps (default: 3)")
     add("--seconds", type=_seconds, default=_SECONDS, metavar="S", help="stop the script after S seconds (default: 60; 0: never)")
     add("--torch", metavar="VERSION", help="the torch whose rules apply, such as 2.11 (default: the installed one)")
-    add("--json", metavar="OUT", help="write the result to a file as JSON; see modscope help predict-json")
-    add("--table", metavar="FILE", help="a table of a GPU's operators, from modscope calibrate")
+    add("--json", metavar="OUT", help="write the result to a file as JSON; see modscope help predictions")
+    add("--table", metavar="FILE", help="measurements of a GPU's operators")
     add("--check", action="store_true", help="run the same steps on this machine's GPU afterwards, and print the error")
     add("-o", "--output", metavar="FILE", help="the capture's path (default: modscope-<script>.<pid>.msc in this folder)")
     add("-f", "--force", action="store_true", help="overwrite the capture if it exists")

@@ -27,9 +27,9 @@ class _Buckets:
     def _allocate(self, limits: list[int]) -> list[Any]:
         import torch
 
-        distributed: Any = torch.distributed
+        assign: Any = getattr(torch.distributed, "_compute_bucket_assignment_by_size")
         parameters = self._parameters[::-1]  # about in the order in which their gradients are ready
-        assigned, _ = distributed._compute_bucket_assignment_by_size(parameters, limits, [False] * len(parameters))
+        assigned, _ = assign(parameters, limits, [False] * len(parameters))
         return [
             torch.empty(sum(parameters[i].numel() for i in bucket), dtype=parameters[bucket[0]].dtype, device=parameters[bucket[0]].device)
             for bucket in assigned

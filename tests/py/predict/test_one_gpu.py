@@ -60,7 +60,7 @@ def test_the_json(result, capture):
 
 
 def test_the_help_lists_every_key_of_the_json(result):
-    words = TOPICS["predict-json"].text.replace(",", " ").replace("\"", " ").split()
+    words = TOPICS["predictions"].text.replace(",", " ").replace("\"", " ").split()
     assert not set(result) - set(words)
 
 
