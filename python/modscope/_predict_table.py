@@ -10,6 +10,7 @@ import argparse
 import itertools
 import json
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -22,7 +23,7 @@ from modscope._load import Capture, load
 from modscope._predict_result import DEVICE, Result
 from modscope._predict_script import CAPTURE, FACTS, LOG
 from modscope._predict_text import as_lines, notes, seconds, step_time
-from modscope._text import counted, describe_moment, rough_size, size
+from modscope._text import clean, counted, describe_moment, rough_size, size
 from modscope._virtual.gpus import GPUS, Gpu, rules_of
 
 
@@ -148,7 +149,8 @@ def _sentences(options: argparse.Namespace, results: list[Result], elapsed: floa
     lines += notes(first)
     fits = [result for result in results if result["fits"]]
     example = (fits or results)[0]["gpu"]
-    lines.append(f"One GPU, with a capture:  modscope predict --gpu {example} {' '.join(options.target[:1])}")
+    words = ["modscope", "predict", "--gpu", example, *["-m"] * options.module, *options.target]
+    lines.append(f"One GPU, with a capture:  {clean(shlex.join(words))}")
     return lines
 
 

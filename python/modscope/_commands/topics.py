@@ -75,7 +75,7 @@ In Python, modscope.load(FILE) gives the same figures.""",
                                     and what was reserved then
   reserved_moment                   when most was reserved, if at another time
   out_of_memory                     null, or requested, allocated, reserved,
-                                    step, phase, module, count (how many allocations)
+                                    step, phase, module, count (how many)
   ended, error, timed_out           how the script ended
   torch, allocator                  whose rules, and PYTORCH_CUDA_ALLOC_CONF
   bytes_without_rule                bytes of operators without a rule
