@@ -34,12 +34,14 @@ SIDE_BY_SIDE = $(MAKE) --no-print-directory --keep-going --jobs=$(PARALLEL) --ou
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: build ## train a small GPT under `modscope run` and show which modules own its memory
+run: build ## train a small GPT under `modscope run`, show which modules own its memory, and predict it on three GPUs
 	$(VENV)/bin/modscope run --force --output build/gpt.msc examples/gpt.py
 	@echo
 	$(VENV)/bin/modscope summary build/gpt.msc
 	@echo; echo "See more:"; for words in "tree build/gpt.msc --depth 3" "blocks build/gpt.msc" "leaks build/gpt.msc" "report build/gpt.msc -o build/gpt.html" \
 	    "run examples/gpt.py --out-of-memory"; do echo "  $(VENV)/bin/modscope $$words"; done
+	@echo; echo "Would it fit with a batch of 2048?"
+	$(VENV)/bin/modscope predict --gpu t4,rtx4090,h100 examples/gpt.py --batch 2048
 
 build: $(VENV)/.modscope ## make .venv, in which `import modscope` works
 

@@ -4,6 +4,7 @@
     modscope run examples/gpt.py --out-of-memory
     modscope run examples/gpt.py --batch 64 --memory 650                 # docs/tutorial.md
     modscope run examples/gpt.py --batch 64 --memory 650 --checkpoint
+    modscope predict --gpu t4,rtx4090,h100 examples/gpt.py --batch 2048  # docs/prediction.md
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 replaces ``torch.distributed._tools.mem_tracker``, ``torch.distributed._tools.mod_tracker`` and
 ``torch.utils.module_tracker``. ``record`` writes what happens to a program's memory to a file, a capture; ``load``
-reads it.
+reads it. ``virtual_gpu`` runs a part of a program on a GPU that is not there, to see how much memory it would need.
 
 Each name is imported when it is first used, so reading a capture needs no torch.
 """
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from modscope._load import Block, Capture, CaptureError, Event, Phase, Snapshot, Step, load
     from modscope._mem_tracker import MemTracker
     from modscope._peak import Peak
+    from modscope._predict_gpu import virtual_gpu
     from modscope._record import record
     from modscope._snapshots import ModuleStats
     from modscope._trackers import ModTracker, ModuleTracker
+    from modscope._virtual.gpus import Gpu, gpus
 
     __version__: str
 
@@ -32,6 +34,7 @@ __all__ = [
     "CaptureError",
     "Category",
     "Event",
+    "Gpu",
     "MemTracker",
     "ModTracker",
     "ModuleStats",
@@ -44,8 +47,10 @@ __all__ = [
     "__version__",
     "doctor",
     "drop_in",
+    "gpus",
     "load",
     "record",
+    "virtual_gpu",
 ]
 
 _NAMES = {
@@ -56,12 +61,14 @@ _NAMES = {
     "_load": ("Block", "Capture", "CaptureError", "Event", "Phase", "Snapshot", "Step", "load"),
     "_mem_tracker": ("MemTracker",),
     "_peak": ("Peak",),
+    "_predict_gpu": ("virtual_gpu",),
     "_record": ("record",),
     "_snapshots": ("ModuleStats",),
     "_trackers": ("ModTracker", "ModuleTracker"),
+    "_virtual.gpus": ("Gpu", "gpus"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
-_NEED_NO_TORCH = ("_branch", "_categories", "_load", "_peak")
+_NEED_NO_TORCH = ("_branch", "_categories", "_load", "_peak", "_virtual.gpus")
 
 
 # Hidden from type checkers: they would accept any name.

@@ -24,7 +24,7 @@ def _doctor() -> int:
     return 0
 
 
-COMMANDS = ("run", "summary", "tree", "blocks", "diff", "leaks", "report", "export", "calibrate", "doctor", "help")
+COMMANDS = ("run", "predict", "summary", "tree", "blocks", "diff", "leaks", "report", "export", "calibrate", "doctor", "help")
 
 
 class _Version(argparse.Action):
@@ -39,12 +39,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="modscope",
         description="Show which nn.Module of a PyTorch program owns each byte of memory.",
-        epilog="Example:\n  modscope run -o run.msc train.py\n  modscope summary run.msc",
+        epilog="Examples:\n  modscope run -o run.msc train.py\n  modscope summary run.msc\n  modscope predict --gpu rtx4090 train.py",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show modscope's version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     commands.add_parser("run", help="run a script, and record what happens to its memory in a file, a capture")
+    commands.add_parser("predict", help="run a script on a virtual GPU, and say whether a real one has enough memory")
     add_commands(commands.add_parser)
     commands.add_parser("calibrate", help="measure on a GPU what operators take, for modscope predict")
     add_command(commands.add_parser, "doctor", "check whether modscope works with the torch that is installed here", "doctor")
@@ -90,6 +91,10 @@ def main(arguments: list[str] | None = None) -> int:
         from modscope._calibrate import main as calibrate
 
         return calibrate(words[1:])
+    if words[:1] == ["predict"]:
+        from modscope._predict import main as predict
+
+        return predict(words[1:])
     if words and words[0] not in COMMANDS and not words[0].startswith("-"):
         print(f"modscope: {_suggest(words[0])}", file=sys.stderr)
         return 2

@@ -11,7 +11,7 @@ from modscope._capture_types import find_main_device
 from modscope._categories import PHASES, TOTAL, Sums, sums_of
 from modscope._load import Capture, Snapshot
 from modscope._sentence import Sentence, describe_held, describe_run
-from modscope._summary import describe_end, describe_losses, describe_program, summarize
+from modscope._summary import describe_end, describe_losses, describe_prediction, describe_program, summarize
 from modscope._text import at_least, clean, counted, describe_moment, duration, label, percent, shorten_middle, size
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ def _moment_sentence(begin: str, amount: str, moment: str, sums: Sums, modules: 
 
 def of_capture(capture: Capture) -> str:
     summary = summarize("", capture)
-    run = (describe_program(summary["info"]), duration(capture.duration), counted(capture.last_step, "step"))
+    run = (describe_program(summary["info"]), *filter(None, [describe_prediction(summary["info"])]), duration(capture.duration), counted(capture.last_step, "step"))
     foot = _foot(*run, describe_end(summary["end"]), *describe_losses(summary))
     if not summary["devices"]:
         return _cell(_part("div", "", "No memory was held."), foot)

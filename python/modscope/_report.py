@@ -19,7 +19,7 @@ from modscope._categories import parts_of
 from modscope._leaks import describe_growth, describe_leaks, find_leaks
 from modscope._load import Capture, CaptureError
 from modscope._sentence import Sentence, describe_run
-from modscope._summary import Report, describe_end, describe_losses, describe_program, summarize
+from modscope._summary import Report, describe_end, describe_losses, describe_prediction, describe_program, summarize
 from modscope._text import clean, counted, describe_moment, duration
 
 MOST_EVENTS = 2_000_000
@@ -118,7 +118,8 @@ def _facts(summary: Report) -> str:
     steps = [counted(summary["steps"], "step"), counted(summary["optimizer_steps"], "optimizer step")]
     versions = [f"{word} {info[word]}" for word in ("torch", "python") if info.get(word)]
     events = f"{summary['events']:,} events"
-    return clean(" · ".join([duration(summary["duration"]), *steps, describe_end(summary["end"]), events, *versions]))
+    facts = [describe_prediction(info), duration(summary["duration"]), *steps, describe_end(summary["end"]), events, *versions]
+    return clean(" · ".join(filter(None, facts)))
 
 
 def _leaks(file: str, capture: Capture) -> Report:

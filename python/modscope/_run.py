@@ -13,13 +13,14 @@ import os
 import stat
 import sys
 import time
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from modscope import _files, _started
 from modscope._run_recording import Settings
 
 
-class _Refused(Exception):
+class Refused(Exception):
     """The script cannot be run: a sentence for the user, and the exit status."""
 
     def __init__(self, sentence: str, status: int) -> None:
@@ -27,7 +28,7 @@ class _Refused(Exception):
         self.status = status
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps: give 1 or more")
     return int(text)
@@ -44,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="the capture's path (default: modscope-<script>.<pid>.msc in this folder)")
     parser.add_argument("-f", "--force", action="store_true", help="overwrite the capture if it exists")
-    parser.add_argument("--steps", type=_count, metavar="N", help="stop the script after N optimizer steps, with exit status 0")
+    parser.add_argument("--steps", type=count, metavar="N", help="stop the script after N optimizer steps, with exit status 0")
     parser.add_argument("--no-capture", action="store_true", help="write no capture, only print the peak")
     parser.add_argument("--follow-fork", action="store_true", help="write a capture for each forked child too")
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing at the end unless there was an error")
@@ -70,21 +71,27 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 # ---- the script ----
 
 
+def check_target(options: argparse.Namespace) -> None:
+    """Raise Refused where Python could not run the script."""
+    if not options.module and options.target[0] != "-":
+        _check_script(options.target[0])
+
+
 def _check_script(path: str) -> None:
-    """Raise _Refused, with Python's own exit status, where Python could not run the script."""
+    """Raise Refused, with Python's own exit status, where Python could not run the script."""
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
             if not any(os.path.exists(os.path.join(path, f"__main__.{suffix}")) for suffix in ("py", "pyc")):
-                raise _Refused(f"{path} is a folder without a __main__.py, so it cannot be run", 1)
+                raise Refused(f"{path} is a folder without a __main__.py, so it cannot be run", 1)
         elif stat.S_ISREG(mode):
             with open(path, "rb") as file:
                 if not _may_be_python(path, file.read(4096)):
-                    raise _Refused(f"{path} is not a Python script", 1)
+                    raise Refused(f"{path} is not a Python script", 1)
     except FileNotFoundError:
-        raise _Refused(f"There is no script {path}", 2) from None
+        raise Refused(f"There is no script {path}", 2) from None
     except (OSError, ValueError) as error:
-        raise _Refused(f"{path} cannot be read: {getattr(error, 'strerror', error)}", 2) from None
+        raise Refused(f"{path} cannot be read: {getattr(error, 'strerror', error)}", 2) from None
 
 
 def _may_be_python(path: str, head: bytes) -> bool:
@@ -105,7 +112,7 @@ def _stem(options: argparse.Namespace) -> str:
 # ---- replacing this process ----
 
 
-def _python_flags() -> list[str]:
+def python_flags() -> list[str]:
     """Python's options before ``-m modscope``. They apply to the script."""
     head = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
     return head[:-2] if head[-2:] == ["-m", "modscope"] else []
@@ -113,14 +120,14 @@ def _python_flags() -> list[str]:
 
 def _check_python(flags: list[str]) -> None:
     if not sys.executable:
-        raise _Refused("The path of the Python interpreter is unknown (sys.executable is empty), so the script cannot be run", 1)
+        raise Refused("The path of the Python interpreter is unknown (sys.executable is empty), so the script cannot be run", 1)
     if flags and (sys.flags.ignore_environment or sys.flags.no_site):
-        raise _Refused("modscope cannot record a script under python -I, -E or -S. Run it without these options", 2)
+        raise Refused("modscope cannot record a script under python -I, -E or -S. Run it without these options", 2)
     if os.pathsep in _started.START:
-        raise _Refused(f"modscope is installed in {_started.START}. Python cannot import from a path with a {os.pathsep!r}: install it elsewhere", 1)
+        raise Refused(f"modscope is installed in {_started.START}. Python cannot import from a path with a {os.pathsep!r}: install it elsewhere", 1)
 
 
-def _settings(options: argparse.Namespace) -> Settings:
+def _settings(options: argparse.Namespace, prediction: Sequence[Any]) -> Settings:
     """Creates the capture's file. OSError if it cannot be created: the script is not run then."""
     name = _files.name_for(options.output, _stem(options))
     shown = "" if options.no_capture else name.plain() if options.output else name.numbered()
@@ -139,6 +146,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         force=options.force,
         began=time.time(),
         captures=list(captures) if captures else [],
+        prediction=list(prediction),
     )
 
 
@@ -152,21 +160,25 @@ def _replace_process(command: list[str], settings: Settings) -> NoReturn:
     except OSError as error:
         if file:
             file.discard()
-        raise _Refused(f"Python cannot be started: {error.strerror}", 1) from None
+        raise Refused(f"Python cannot be started: {error.strerror}", 1) from None
 
 
-def main(arguments: list[str]) -> int:
-    """Returns an exit status if the script cannot be run; otherwise does not return."""
-    options = _parse(arguments)
+def start(options: argparse.Namespace, prediction: Sequence[Any] = ()) -> int:
+    """Run the script. Returns an exit status if it cannot be run; otherwise does not return. ``prediction``: what
+    ``modscope predict`` was asked, as _predict_script.Asked has it."""
     try:
-        flags = _python_flags()
+        flags = python_flags()
         _check_python(flags)
-        if not options.module and options.target[0] != "-":
-            _check_script(options.target[0])
-        _replace_process([*flags, *["-m"] * options.module, *options.target], _settings(options))
-    except _Refused as refused:
+        check_target(options)
+        _replace_process([*flags, *["-m"] * options.module, *options.target], _settings(options, prediction))
+    except Refused as refused:
         print(f"modscope: {refused}", file=sys.stderr)
         return refused.status
     except OSError as error:
         print(f"modscope: {error}", file=sys.stderr)
         return 1
+
+
+def main(arguments: list[str]) -> int:
+    """Returns an exit status if the script cannot be run; otherwise does not return."""
+    return start(_parse(arguments))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from modscope import _files, _started
 
 if TYPE_CHECKING:
-    from modscope._record import Recording
+    from modscope._record import Outcome, Recording
 
 _VARIABLE = "MODSCOPE_RUN"
 
@@ -54,6 +54,8 @@ class Settings(NamedTuple):
     """When ``modscope run`` was called."""
     captures: list[int]
     """The list of captures, as _started.CaptureList has it; empty if there is none."""
+    prediction: list[Any] = []
+    """What ``modscope predict`` was asked, as _predict_script.Asked has it; empty for ``modscope run``."""
     is_started: bool = False
     """Whether the script started this process."""
 
@@ -116,10 +118,15 @@ def enter() -> None:
     if not settings.is_started:
         for fd in settings.descriptors():
             os.set_inheritable(fd, False)
-    RunRecording(settings).enter()
+    if settings.prediction:
+        from modscope import _predict_recording
+
+        _predict_recording.enter(settings)
+    else:
+        RunRecording(settings).enter()
 
 
-class _Finder:
+class TorchFinder:
     """Finds torch where the other finders find it, and calls ``on_import`` when it has been imported."""
 
     def __init__(self, on_import: Callable[[], None]) -> None:
@@ -187,7 +194,7 @@ class RunRecording:
         if "torch" in sys.modules:
             self._begin()
         else:
-            sys.meta_path.insert(0, _Finder(self._begin))
+            sys.meta_path.insert(0, TorchFinder(self._begin))
 
     # ---- after torch is imported ----
 
@@ -197,6 +204,7 @@ class RunRecording:
                 return
         elif self._is_child and not self._create_file():
             return
+        self._prepare()
         if not self._start():
             return
         self._original_excepthook, sys.excepthook = sys.excepthook, self._excepthook
@@ -206,6 +214,21 @@ class RunRecording:
             register_optimizer_step_post_hook(self._count_step)
         if self._follows_forks():
             os.register_at_fork(after_in_child=lambda: self._follow() and self._start())
+
+    # What a prediction does in another way (_predict_recording.py).
+
+    def _prepare(self) -> None:
+        """Before the recording begins."""
+
+    def _more_info(self) -> dict[str, str]:
+        """What the capture says of its run besides."""
+        return {}
+
+    def _began(self) -> None:
+        """When the recording has begun."""
+
+    def _step_ended(self) -> None:
+        """After an optimizer step."""
 
     def _start(self) -> bool:
         try:
@@ -218,8 +241,9 @@ class RunRecording:
 
             arguments = sys.orig_argv[len(sys.orig_argv) - self._settings.arguments :]
             info = _record.default_info(self._settings.program, arguments)
-            recording = _record.Recording(self._file.fd if self._file else None, info)
+            recording = _record.Recording(self._file.fd if self._file else None, {**info, **self._more_info()})
             recording.start(self._file.publish if self._file else None)
+            self._began()
             atexit.unregister(_native.restore)  # _at_exit restores them later
             _native.watch_exit_status(threading.main_thread().ident or 0)
         except Exception as error:
@@ -251,6 +275,7 @@ class RunRecording:
         if torch.compiler.is_compiling() or self._in_fork():
             return
         self._steps += 1
+        self._step_ended()
         if self._steps >= self._settings.steps:
             self._stop()
 
@@ -260,7 +285,11 @@ class RunRecording:
         self._stopped = True
         if threading.current_thread() is threading.main_thread():
             raise SystemExit(0)
-        _flush()  # SystemExit would end only this thread, and other threads may wait for it
+        self._leave()  # SystemExit would end only this thread, and other threads may wait for it
+
+    def _leave(self) -> NoReturn:
+        self._stopped = True
+        _flush()
         os._exit(0)
 
     def _excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -390,7 +419,7 @@ class RunRecording:
             self._print(f"the capture could not be completed: {_describe(error)}")
 
     def _end_recording(self, recording: Recording, how: str, end: dict[str, str]) -> None:
-        from modscope._closing import closing, describe_peak
+        from modscope._closing import describe_peak
 
         outcome = recording.stop(how, **end)
         if outcome.bytes == 0:
@@ -401,6 +430,11 @@ class RunRecording:
             return
         loss = _files.describe_loss(self._file.path, self._created) if self._file and self._created else None
         self._list_this(peak=describe_peak(outcome.peaks))
+        self._tell(outcome, loss, how, end)
+
+    def _tell(self, outcome: Outcome, loss: str | None, how: str, end: dict[str, str]) -> None:
+        from modscope._closing import closing
+
         if not self._settings.quiet or outcome.lost or outcome.error or loss:
             never = self._settings.steps and not self._steps and how == "finished"
             why = "--steps did not stop the script, which took no optimizer step or only compiled ones; " if never else ""
@@ -428,9 +462,12 @@ class RunRecording:
         return not self._is_child and sys.__stderr__ is not None and not sys.__stderr__.closed
 
     def _print(self, text: str) -> None:
+        self._write(f"{_as_line(text)}\n")
+
+    def _write(self, lines: str) -> None:
         if self._can_print():
             with contextlib.suppress(OSError):
-                os.write(2, f"{_as_line(text)}\n".encode(errors="backslashreplace"))
+                os.write(2, lines.encode(errors="backslashreplace"))
 
 
 def _flush() -> None:

@@ -10,6 +10,7 @@ from modscope._categories import TOTAL
 from modscope._load import Capture, Snapshot
 from modscope._peak import Peak
 from modscope._text import counted, size
+from modscope._virtual.gpus import label_of
 
 Report = dict[str, Any]
 """Figures, as ``--json`` prints them."""
@@ -17,7 +18,12 @@ Report = dict[str, Any]
 
 def file_report(file: str, capture: Capture) -> Report:
     """The keys with which every report on one capture begins."""
-    return {"file": file, "lost": capture.lost, "damaged": capture.damaged}
+    return {"file": file, "lost": capture.lost, "damaged": capture.damaged, "predicted_on": predicted_on(capture.info)}
+
+
+def predicted_on(info: Mapping[str, str]) -> str | None:
+    """The virtual GPU of a capture that ``modscope predict`` made; None if the run was real."""
+    return label_of(info.get("gpu_title", "a virtual GPU")) if info.get("source") == "predicted" else None
 
 
 def moment_of(snapshot: Snapshot) -> Report:
@@ -91,6 +97,12 @@ def describe_program(info: Mapping[str, str]) -> str:
     words = [info.get("program", "A program"), *info.get("arguments", "").split("\n")]
     rank = f"(rank {info.get('rank', '?')} of {info['world']})" if info.get("world", "1") != "1" else ""
     return " ".join(filter(None, (*words, rank)))
+
+
+def describe_prediction(info: Mapping[str, str]) -> str:
+    """ "predicted on RTX 4090"; "" if the run was real."""
+    gpu = predicted_on(info)
+    return f"predicted on {gpu}" if gpu else ""
 
 
 def describe_end(end: Mapping[str, str] | None) -> str:

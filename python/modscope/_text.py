@@ -24,6 +24,11 @@ def size(value: int) -> str:
     return f"{value} B"
 
 
+def rough_size(value: int) -> str:
+    """Bytes in GiB with one digit, as people compare the memory of GPUs: "23.6 GiB"; less than a tenth as ``size`` has it."""
+    return f"{value / 2**30:.1f} GiB" if abs(value) >= 0.1 * 2**30 else size(value)
+
+
 def bytes_per(unit: str) -> int:
     """ValueError, with the list of units, if there is no such unit."""
     try:

@@ -3,6 +3,9 @@
 
 #include "modscope_allocator.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 typedef struct {
     PyObject_HEAD
     ms_allocator *allocator;
@@ -133,6 +136,76 @@ static PyObject *allocator_empty_cache(PyObject *object, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+/* ---- a log of the virtual device (src/torch/virtual_log.h) ---- */
+enum { LOG_ALLOCATE, LOG_FREE, LOG_EMPTY_CACHE, LOG_STREAM, LOG_KIND_BITS = 2 };
+
+static size_t count_allocations(const uint64_t *log, size_t count)
+{
+    size_t allocations = 0;
+    for (size_t i = 0; i < count; i++)
+        allocations += (log[i] & 3) == LOG_ALLOCATE;
+    return allocations;
+}
+
+/* MS_EDEVICE: allocation *number, of *bytes, failed. MS_EINVAL: the log frees what it did not allocate. */
+static int replay_log(ms_allocator *allocator, const uint64_t *log, size_t count, ms_allocation **made, size_t *number,
+                      uint64_t *bytes)
+{
+    uint64_t stream = 0;
+    *number = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t value = log[i] >> LOG_KIND_BITS;
+        int error = MS_OK;
+        switch (log[i] & 3) {
+        case LOG_ALLOCATE:
+            *bytes = value;
+            error = ms_allocator_malloc(allocator, value, stream, &made[*number]);
+            stream = 0;
+            if (!error)
+                (*number)++;
+            break;
+        case LOG_FREE:
+            if (value >= *number)
+                return MS_EINVAL;
+            ms_allocator_free(allocator, made[value]);
+            made[value] = NULL;
+            break;
+        case LOG_EMPTY_CACHE:
+            error = ms_allocator_empty_cache(allocator);
+            break;
+        default:
+            stream = value;
+        }
+        if (error)
+            return error;
+    }
+    return MS_OK;
+}
+
+static PyObject *allocator_replay(PyObject *object, PyObject *bytes)
+{
+    char *text;
+    Py_ssize_t length;
+    if (PyBytes_AsStringAndSize(bytes, &text, &length) != 0)
+        return NULL;
+    size_t count = (size_t)length / sizeof(uint64_t), number;
+    uint64_t *log = malloc((size_t)length + 1), failed_bytes = 0;
+    ms_allocation **made = NULL;
+    if (log) {
+        memcpy(log, text, count * sizeof *log);
+        made = calloc(count_allocations(log, count) + 1, sizeof *made);
+    }
+    int error = made ? replay_log(((allocator_object *)object)->allocator, log, count, made, &number, &failed_bytes)
+                     : MS_ENOMEM;
+    free(log);
+    free(made);
+    if (error == MS_EDEVICE)
+        return Py_BuildValue("nK", (Py_ssize_t)number, (unsigned long long)failed_bytes);
+    if (error == MS_EINVAL)
+        return PyErr_Format(PyExc_ValueError, "this is not the log of a virtual GPU");
+    return error ? msr_raise(error) : Py_NewRef(Py_None);
+}
+
 static PyObject *allocator_place_next(PyObject *object, PyObject *argument)
 {
     uint64_t address = PyLong_AsUnsignedLongLong(argument);
@@ -215,6 +288,8 @@ static PyMethodDef allocator_methods[] = {
     {"record_stream", allocator_record_stream, METH_VARARGS,
      "record_stream(id, stream): it is used on that stream too."},
     {"empty_cache", allocator_empty_cache, METH_NOARGS, "Give every free segment back to the device."},
+    {"replay", allocator_replay, METH_O,
+     "Do what the log of a virtual GPU says: None, or the number and bytes of the allocation that failed."},
     {"place_next", allocator_place_next, METH_O, "The address that the next segment gets."},
     {"segment_changes", allocator_segment_changes, METH_NOARGS,
      "The changes of what is reserved since the last call: (change, address, bytes, stream)."},

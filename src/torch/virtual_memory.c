@@ -5,6 +5,7 @@
 #include "torch/api.h"
 #include "torch/devices.h"
 #include "torch/intercept.h"
+#include "torch/virtual_log.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -19,6 +20,7 @@ struct model {
 struct mst_virtual_block {
     struct model *model;
     ms_allocation *allocation; /* NULL: of 0 bytes */
+    uint64_t logged;           /* its number in the log */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards every model, and `current` */
@@ -65,8 +67,10 @@ int mst_virtual_take(uint64_t bytes, struct mst_virtual_block **taken)
     int error = model ? ms_allocator_malloc(model->allocator, bytes, current_stream, &block->allocation) : MS_EINVAL;
     if (!error) {
         model->blocks++;
-        if (block->allocation)
+        if (block->allocation) {
+            block->logged = mst_virtual_log_malloc(bytes, current_stream);
             report_block(block, true);
+        }
     } else if (error == MS_EDEVICE) {
         report_failure(model->allocator, bytes);
     }
@@ -92,8 +96,10 @@ void mst_virtual_give(struct mst_virtual_block *block)
     pthread_mutex_lock(&lock);
     struct model *model = block->model;
     if (block->allocation) {
-        if (!model->ended)
+        if (!model->ended) {
+            mst_virtual_log_free(block->logged);
             report_block(block, false);
+        }
         ms_allocator_free(model->allocator, block->allocation);
     }
     model->blocks--;

@@ -1,6 +1,7 @@
 /* virtual_stats.c - what Python asks of the virtual device's memory: take and give it, its statistics, its blocks. */
 #include "torch/api.h"
 #include "torch/virtual_device.h"
+#include "torch/virtual_log.h"
 
 /* Memory that an operator takes beside its results. */
 static PyObject *virtual_take(PyObject *self, PyObject *argument)
@@ -132,6 +133,7 @@ static PyObject *virtual_empty_cache(PyObject *self, PyObject *unused)
     ms_allocator *allocator = mst_virtual_borrow();
     if (allocator) {
         error = ms_allocator_empty_cache(allocator);
+        mst_virtual_log_empty_cache();
         mst_virtual_return();
     }
     return error ? PyErr_NoMemory() : Py_NewRef(Py_None);

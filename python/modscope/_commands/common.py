@@ -105,7 +105,8 @@ def heading(report: Report, screen: Screen) -> list[str]:
         lines[0] += " " + reserved
     elif report["reserved"]:
         lines.append(reserved)
-    return [*(screen.bold(screen.cut(line, screen.width)) for line in lines), when(report, screen, screen.width), ""]
+    predicted = [screen.cut(f"predicted on {report['predicted_on']}", screen.width)] if report["predicted_on"] else []
+    return [*(screen.bold(screen.cut(line, screen.width)) for line in lines), when(report, screen, screen.width), *predicted, ""]
 
 
 def others(report: Report, screen: Screen) -> list[str]:

@@ -87,12 +87,16 @@ def _sides(result: Report, screen: Screen) -> list[str]:
         held = at_least(one["is_lower_bound"], size(one["total"]))
         out += [
             f"{side.upper()}  {screen.fit(one['file'], screen.width - 3)}",
-            f"   {screen.bold(held)} on {clean(one['device'])}",
+            f"   {screen.bold(held)} on {clean(one['device'])}{_predicted(one)}",
             "   " + when(one, screen, screen.width - 3),
         ]
     share = percent(result["change"], result["a"]["total"])
     total = f"Change: {change(result['change'])} ({'+' if result['change'] > 0 else ''}{share})"
     return [*out, "", screen.of_change(total, result["change"]), ""]
+
+
+def _predicted(side: Report) -> str:
+    return f", predicted on {clean(side['predicted_on'])[:40]}" if side["predicted_on"] else ""
 
 
 def _table(word: str, rows: list[Report], screen: Screen) -> list[str]:

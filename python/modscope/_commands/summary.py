@@ -9,7 +9,7 @@ from modscope._categories import TOTAL, Sums, parts_of
 from modscope._commands.common import Load, name_column, next_command, notes, when
 from modscope._commands.terminal import Screen
 from modscope._groups import group_modules
-from modscope._summary import Report, describe_end, describe_program, summarize
+from modscope._summary import Report, describe_end, describe_prediction, describe_program, summarize
 from modscope._text import at_least, clean, counted, duration, percent, size
 
 MODULES = 10
@@ -41,9 +41,10 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
 
 def _run(result: Report, screen: Screen) -> list[str]:
     steps = f"{counted(result['steps'], 'step')}, {counted(result['optimizer_steps'], 'optimizer step')}"
+    figures = duration(result["duration"]), steps, describe_prediction(result["info"])
     name, *rest = (
         screen.cut(line, screen.width)
-        for line in (describe_program(result["info"]), f"{duration(result['duration'])}, {steps}", describe_end(result["end"]))
+        for line in (describe_program(result["info"]), ", ".join(filter(None, figures)), describe_end(result["end"]))
     )
     return [screen.bold(name), *rest]
 

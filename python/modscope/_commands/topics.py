@@ -62,6 +62,27 @@ damaged: every figure is then "at least". A list of categories always has all of
 them and "Total". New keys may be added; no key changes its meaning.
 In Python, modscope.load(FILE) gives the same figures.""",
     ),
+    "predictions": Topic(
+        "what modscope predict --json writes",
+        """\
+--json OUT writes the result of a prediction to a file; bytes are ints.
+  gpu, title, memory, context       the GPU, its memory, what a context takes
+  reserved_peak, allocated_peak     the most that was reserved, and allocated
+  fits, to_spare                    whether it has enough; what is left, or null
+  step_ms                           the time of a step in milliseconds, or null
+  seconds, steps                    how long it took, how many steps it has
+  peak, reserved_at_peak            step, phase, module of the allocated peak,
+                                    and what was reserved then
+  reserved_moment                   when most was reserved, if at another time
+  out_of_memory                     null, or requested, allocated, reserved,
+                                    step, phase, module, count (how many)
+  ended, error, timed_out           how the script ended
+  torch, allocator                  whose rules, and PYTORCH_CUDA_ALLOC_CONF
+  bytes_without_rule                bytes of operators without a rule
+  notes, capture                    what was done in another way; the capture's path
+Of several GPUs it has "gpus", a list of these, and "seconds" of all together.
+With --check it has "check": the same figures of the real GPU, and their "errors".""",
+    ),
 }
 
 

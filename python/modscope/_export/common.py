@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from modscope._export import Asked, Put
 from modscope._load import Capture, CaptureError, Snapshot
+from modscope._summary import describe_prediction
 
 _MOST_CHARACTERS = 1 << 20  # of a name; only a forged one is longer
 _TITLE_CHARACTERS = 200
@@ -41,7 +42,8 @@ def title(capture: Capture) -> str:
     info = capture.info
     name = os.path.basename(info.get("program", "")) or "a program"
     rank = f" (rank {info.get('rank', '?')} of {info['world']})" if info.get("world", "1") != "1" else ""
-    return (name + rank)[:_TITLE_CHARACTERS]
+    predicted = f" ({describe_prediction(info)})" if describe_prediction(info) else ""
+    return (name + rank + predicted)[:_TITLE_CHARACTERS]
 
 
 def pid(capture: Capture) -> int:

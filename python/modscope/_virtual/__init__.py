@@ -1,11 +1,13 @@
 """A virtual GPU: a script runs on a CUDA device that is not there, to see how much memory it would need.
 
-    device.py       install and remove the device; torch.cuda's answers
-    operators.py    what an operator returns: shapes and types, from torch's own meta kernels
-    kernels.py      operators that need more than that: views, copies, attention
-    rules.py        the registry of rules for the memory that operators take beside their results
-    gpus.py         the GPUs that can be virtual
-    times.py        what launching an operator costs the host; the virtual clock
-    roofline.py     how long the device runs an operator
-    products.py     the same for matrix products
+    device.py         install and remove the device
+    operators.py      what an operator returns: shapes and types, from torch's own meta kernels
+    kernels.py        operators that need more than that: views, copies, attention
+    unknown.py        the error of a kernel of which nothing is known
+    rules.py          the registry of rules for the memory that operators take beside their results
+    out_of_memory.py  the message of torch.OutOfMemoryError
+    gpus.py           the GPUs that can be virtual
+    times.py          what launching an operator costs the host; the virtual clock
+    roofline.py       how long the device runs an operator
+    products.py       the same for matrix products
 """

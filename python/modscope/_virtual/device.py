@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,9 +19,11 @@ from modscope._virtual import attention, cuda_functions, kernels, legacy_types, 
 from modscope._virtual.gpus import Gpu, find_gpu
 from modscope._virtual.memory import Memory, allocator_settings
 from modscope._virtual.registration import kernels_registered
+from modscope._virtual.rules import Table
 
 __all__ = ["VirtualDevice", "try_in_fork"]
 
+_UNLIMITED = 1 << 50  # bytes
 _FORK_LIMIT = 20_000  # milliseconds
 _CAN_BE_INSTALLED = "it can be installed"
 _HAS_RUN_BACKWARD = "a backward has run in this process, and torch counts devices when the first one runs: install the virtual GPU earlier"
@@ -43,8 +45,15 @@ def _refusal() -> str | None:
 class VirtualDevice:
     """One virtual GPU. While it is installed, torch in this process believes that it is there."""
 
-    def __init__(self, gpu: Gpu, version: str | None = None) -> None:
+    def __init__(
+        self, gpu: Gpu, version: str | None = None, unlimited: bool = False, table: Table | None = None, also: Sequence[Gpu] = ()
+    ) -> None:
+        """``version``: of the torch whose rules are followed; by default the installed one. ``unlimited``: more memory is
+        there than torch sees. ``table``: what was measured on such a GPU. ``also``: other GPUs whose time is wanted."""
         self.gpu = gpu
+        self._also = [gpu, *also]
+        self._unlimited = unlimited
+        self._table = table
         self.memory = Memory(gpu)
         self._version = version or str(torch.__version__)
         self._undo = contextlib.ExitStack()
@@ -58,7 +67,8 @@ class VirtualDevice:
         if why:
             raise RuntimeError(why)
         has_cuda = torch.backends.cuda.is_built()
-        _native.virtual_install(self._version, allocator_settings(), self.gpu.capacity, self.gpu.memory, has_cuda)
+        capacity, memory = (_UNLIMITED, _UNLIMITED) if self._unlimited else (self.gpu.capacity, self.gpu.memory)
+        _native.virtual_install(self._version, allocator_settings(), capacity, memory, has_cuda)
         with contextlib.ExitStack() as undo:
             if has_cuda:
                 undo.callback(_initialize_real_cuda)
@@ -73,11 +83,12 @@ class VirtualDevice:
             for module, values in self._replacements():
                 undo.enter_context(_replaced(module, values))
             card = rules.make_card(self.gpu, self._version)
-            answers = {"out_of_memory": self.memory.out_of_memory, "inferences": kernels.INFERENCES, "rules": rules.Rules(card)}
+            self._rules = rules.Rules(card, self._table)
+            answers = {"out_of_memory": self.memory.out_of_memory, "inferences": kernels.INFERENCES, "rules": self._rules}
             undo.enter_context(_replaced(operators, answers))
             undo.enter_context(_replaced(attention, {"card": card}))
             undo.enter_context(_cudnn_of_recurrent_layers())
-            undo.enter_context(times.installed(self.gpu))
+            undo.enter_context(times.installed(self.gpu, self._also[1:]))
             _test(self.memory)
             _native.virtual_restart()
             undo.callback(_wait_for_backward_threads)
@@ -86,6 +97,15 @@ class VirtualDevice:
 
     def _replacements(self) -> list[tuple[Any, dict[str, Any]]]:
         return cuda_functions.replacements(self.gpu, self.memory) + storages.replacements() + legacy_types.replacements()
+
+    def bytes_without_rule(self) -> int:
+        """How many bytes of results went through operators without a rule for what they take beside their results."""
+        return self._rules.bytes_without_rule()
+
+    def seconds_on(self, gpu: Gpu) -> float | None:
+        """The virtual time on one of the GPUs that were asked for; None: nobody said how fast it is."""
+        position = [other.name for other in self._also].index(gpu.name)
+        return times.now(position - 1 if position else None) if gpu.speed else None
 
     def remove(self) -> None:
         self._undo.close()

@@ -2,18 +2,25 @@
 
 Speeds are those of the makers' datasheets and architecture whitepapers (named beside each card): dense, without sparsity,
 at the boost clock. Where a GeForce card is twice as fast with sums in float16, the rate is that of sums in float32, which
-torch uses.
+torch uses. Needs no torch.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["GPUS", "Gpu", "Speed", "find_gpu"]
+__all__ = ["GPUS", "Gpu", "Speed", "find_gpu", "gpus", "label_of", "rules_of"]
 
 MIB = 1 << 20
 GIB = 1 << 30
+
+
+def label_of(title: str) -> str:
+    """A GPU's title without its maker's name."""
+    return re.sub(r"^(NVIDIA |GeForce |Tesla )+", "", title)
 
 
 class Speed(NamedTuple):
@@ -55,6 +62,11 @@ class Gpu(NamedTuple):
     def capacity(self) -> int:
         """What is left for torch's allocator."""
         return self.memory - self.context
+
+    @property
+    def label(self) -> str:
+        """Its title without the maker's name: ``RTX 4090``."""
+        return label_of(self.title)
 
 
 _SPEEDS = {
@@ -100,17 +112,39 @@ GPUS: dict[str, Gpu] = {
 }
 
 
+gpus: Mapping[str, Gpu] = MappingProxyType(GPUS)
+"""The GPUs that are known, by their short names."""
+
+
+def rules_of(gpu: Gpu) -> Hashable:
+    """GPUs of equal rules run the same kernels, with the same memory beside their results: the sizes of workspaces and the
+    choice of attention kernels differ by generation, and in generation 8 between data center (8.0) and other GPUs."""
+    major, minor = gpu.capability
+    return (major, major == 8 and minor > 0)
+
+
 def find_gpu(name: str) -> Gpu:
     """A GPU by its short name, or one of as much memory as ``name`` says: ``24GiB``, ``16 GB``, a number of bytes."""
     key = re.sub(r"[\s_]", "", name.lower())
-    for candidate in (key, key.replace("-", ""), key.removeprefix("nvidia"), key.removesuffix("-80gb").removesuffix("80gb")):
+    for candidate in (key, key.replace("-", ""), key.removeprefix("nvidia"), key.removesuffix("-80gb").removesuffix("80gb"), f"rtx{key}"):
         if candidate in GPUS:
             return GPUS[candidate]
     size = re.fullmatch(r"(\d+(?:\.\d+)?)(|b|[kmgt]i?b)", key)
     if size:
-        unit = {"": 1, "b": 1}.get(size[2]) or (1024 if "i" in size[2] else 1000) ** (1 + "kmgt".index(size[2][0]))
-        memory = int(float(size[1]) * unit)
-        if memory >= GIB:
-            return Gpu(name, f"a GPU of {name}", memory, (9, 0), 132)  # an H100's rules; how fast it is, nobody said
+        return _gpu_of_memory(name, size[1], size[2])
+    raise ValueError(f"{name!r} is not a GPU that is known{_similar(key)}: use one of {', '.join(GPUS)}, or its memory as 24GiB")
+
+
+def _gpu_of_memory(name: str, number: str, unit: str) -> Gpu:
+    bytes = {"": 1, "b": 1}.get(unit) or (1024 if "i" in unit else 1000) ** (1 + "kmgt".index(unit[0]))
+    memory = int(float(number) * bytes)
+    if memory < GIB:
         raise ValueError(f"a GPU of {name} is smaller than 1 GiB: give its memory as 24GiB")
-    raise ValueError(f"{name!r} is not a GPU that is known: use one of {', '.join(GPUS)}, or its memory as 24GiB")
+    return Gpu(name, f"GPU of {name if unit else f'{memory / GIB:.1f} GiB'}", memory, (9, 0), 132)  # an H100's rules; how fast it is, nobody said
+
+
+def _similar(key: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(key, GPUS, 1)
+    return f" (did you mean {close[0]}?)" if close else ""

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from modscope import _native, _text
+from modscope import _native
+from modscope._virtual import out_of_memory
 from modscope._virtual.gpus import Gpu
 
 __all__ = ["Memory", "allocator_settings"]
@@ -23,6 +24,7 @@ _HOST_TIMES = ("host_alloc_time", "host_free_time")
 
 
 def allocator_settings() -> str | None:
+    """What the environment says, as PYTORCH_CUDA_ALLOC_CONF."""
     return next((os.environ[name] for name in _CONF_NAMES if os.environ.get(name)), None)
 
 
@@ -63,19 +65,13 @@ class Memory:
 
     def info(self, device: int = 0) -> tuple[int, int]:
         """What cudaMemGetInfo says: free and total bytes."""
-        return (self._gpu.capacity - self.bytes("reserved_bytes", "current"), self._gpu.memory)
+        return (max(self._gpu.capacity - self.bytes("reserved_bytes", "current"), 0), self._gpu.memory)
 
     def out_of_memory(self, bytes: int) -> BaseException:
         allocated, reserved = self.bytes("allocated_bytes", "current"), self.bytes("reserved_bytes", "current")
         free, total = self.info()
-        limit = ""
-        if self._fraction < 1:
-            limit = f"{_text.size(int(self._fraction * total))} allowed; "
-        return torch.OutOfMemoryError(
-            f"CUDA out of memory. Tried to allocate {_text.size(bytes)}. GPU 0 has a total capacity of {_text.size(total)} "
-            f"of which {_text.size(free)} is free. {limit}Of the allocated memory {_text.size(allocated)} is allocated by "
-            f"PyTorch, and {_text.size(reserved - allocated)} is reserved by PyTorch but unallocated. (This is a virtual GPU.)"
-        )
+        allowed = int(self._fraction * total) if self._fraction < 1 else None
+        return torch.OutOfMemoryError(out_of_memory.message(bytes, allocated, reserved, self._gpu.context, free, total, allowed))
 
     def host_stats(self) -> dict[str, Any]:
         """Of pinned memory, which is ordinary memory here: nothing is counted."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from modscope import _native
+from modscope._virtual.unknown import unknown_kernel
 
 __all__ = [
     "Event",
@@ -112,6 +113,12 @@ def _meta_argument(argument: Any) -> Any:
     return argument
 
 
+def _with_tensors(op: Any, args: Any) -> Any:
+    """The arguments, with tensors for the numbers that torch had made tensors of: Python kernels get them as numbers."""
+    wanted = [str(argument.type) == "Tensor" for argument in op._schema.arguments]
+    return [torch.tensor(a) if is_tensor and isinstance(a, (int, float)) else a for a, is_tensor in zip(args, wanted)]
+
+
 def _key(argument: Any) -> Any:
     """What of an argument decides about the result."""
     if isinstance(argument, torch.Tensor):
@@ -146,8 +153,12 @@ def _infer(op: Any, args: Any, kwargs: Any) -> Any:
 
 def infer_on_meta(op: Any, args: Any, kwargs: Any) -> Any:
     """The specs of the results as the meta device tells them."""
-    result = op(*[_meta_argument(a) for a in args], **{name: _meta_argument(a) for name, a in kwargs.items()})
-    return _spec(result)
+    try:
+        return _spec(op(*[_meta_argument(a) for a in _with_tensors(op, args)], **{name: _meta_argument(a) for name, a in kwargs.items()}))
+    except RuntimeError as error:  # NotImplementedError is one
+        if isinstance(error, NotImplementedError) or "no fake impl" in str(error):
+            raise unknown_kernel(op.name()) from error
+        raise
 
 
 def _realize(spec: Any) -> Any:

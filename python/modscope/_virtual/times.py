@@ -10,7 +10,7 @@ tensors.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -41,16 +41,18 @@ _graph_task = torch._C._current_graph_task_id
 class Seconds(float):
     """How long the device runs an operator; with it, what launching costs the host."""
 
-    __slots__ = ("backward", "forward")
+    __slots__ = ("also", "backward", "forward")
     forward: float
     """Called by Python."""
     backward: float
     """Called by autograd."""
+    also: tuple[float, ...]
+    """How long the other cards of ``Times`` run it; empty: as long as this one."""
 
 
 def _launched(seconds: float, forward: float, backward: float) -> Seconds:
     launched = Seconds(seconds)
-    launched.forward, launched.backward = forward * HOST, backward * HOST
+    launched.forward, launched.backward, launched.also = forward * HOST, backward * HOST, ()
     return launched
 
 
@@ -63,10 +65,27 @@ def _is_backward() -> bool:
     return _graph_task() != -1 and not torch.is_grad_enabled()
 
 
-class Times:
-    """Times of operators on one card."""
+class _Clocks:
+    """The two clocks of a card whose time is wanted beside that of the installed one, as in virtual_clock.c."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self) -> None:
+        self.host = self.device = 0.0
+
+    def run(self, launch: float, seconds: float) -> None:
+        self.host += launch
+        if seconds > 0:
+            self.device = max(self.device, self.host) + seconds
+
+    def wait(self) -> None:
+        self.host = max(self.host, self.device)
+
+
+class Times:
+    """Times of operators on one card, and beside it on others."""
+
+    def __init__(self, gpu: Gpu, also: Sequence[Gpu] = ()) -> None:
+        self._also = [Times(other) for other in also]
+        self.clocks = [_Clocks() for _ in also]
         speed = gpu.speed or GPUS["h100"].speed
         assert speed is not None
         self._roofline = Roofline(gpu, speed)
@@ -74,8 +93,12 @@ class Times:
 
     def seconds(self, op: Any, args: Any, kwargs: Any, specs: Any, device: float | None = None) -> Seconds:
         """The times of an operator. ``device``: how long the device runs, where that was measured."""
-        if device is None:
-            device = self._roofline.seconds(op, args, kwargs, specs)
+        launched = self._launched(op, args, device or self._roofline.seconds(op, args, kwargs, specs))
+        if self._also and launched:
+            launched.also = tuple([float(other.seconds(op, args, kwargs, specs)) for other in self._also])
+        return launched
+
+    def _launched(self, op: Any, args: Any, device: float) -> Seconds:
         name = str(op._schema.name).partition("::")[2]
         if name.startswith("convolution"):
             return _launched(device, CONVOLUTION, BACKWARD["convolution"])
@@ -94,10 +117,14 @@ class Times:
 
     def advance(self, seconds: float) -> None:
         """An operator that takes so long was launched."""
+        also: tuple[float, ...] = ()
         if isinstance(seconds, Seconds):
-            _native.virtual_clock_run(seconds.backward if _is_backward() else seconds.forward, seconds)
+            launch, also = seconds.backward if _is_backward() else seconds.forward, seconds.also
         else:
-            _native.virtual_clock_run(HOST * (BACKWARD["operator"] if _is_backward() else 1.0), seconds)
+            launch = HOST * (BACKWARD["operator"] if _is_backward() else 1.0)
+        _native.virtual_clock_run(launch, seconds)
+        for i, clocks in enumerate(self.clocks):
+            clocks.run(launch, also[i] if also else seconds)
 
 
 class TimedRules(operators.Rules):
@@ -178,18 +205,27 @@ def _reading(kernel: Callable[..., Any]) -> Callable[..., Any]:
 def wait() -> None:
     """The host waits for the device, as torch.cuda.synchronize() does."""
     _native.virtual_clock_wait()
+    if isinstance(operators.rules, TimedRules):
+        for clocks in operators.rules.times.clocks:
+            clocks.wait()
 
 
-def now() -> float:
-    """Seconds: when everything that was launched so far has ended. An event that is recorded now has this time."""
-    return _native.virtual_clock_read()[1]
+def now(also: int | None = None) -> float:
+    """Seconds: when everything that was launched so far has ended. An event that is recorded now has this time.
+    ``also``: on which of the other cards."""
+    if also is None:
+        return _native.virtual_clock_read()[1]
+    assert isinstance(operators.rules, TimedRules)
+    clocks = operators.rules.times.clocks[also]
+    return max(clocks.host, clocks.device)
 
 
 @contextlib.contextmanager
-def installed(gpu: Gpu) -> Iterator[None]:
-    """Give operators their times on this card, and captures that begin meanwhile the virtual clock."""
+def installed(gpu: Gpu, also: Sequence[Gpu] = ()) -> Iterator[None]:
+    """Give operators their times on this card, and captures that begin meanwhile the virtual clock. ``also``: other cards
+    whose time ``now`` tells."""
     before = operators.rules
-    operators.rules = TimedRules(before, Times(gpu))
+    operators.rules = TimedRules(before, Times(gpu, also))
     _native.virtual_clock_use(True)
     try:
         yield

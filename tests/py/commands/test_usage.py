@@ -83,7 +83,7 @@ def test_an_option_without_a_command(modscope):
 # ---- help ----
 
 
-WORDS = ["run", "summary", "tree", "blocks", "diff", "leaks", "report", "export", "calibrate", "doctor", "help"]
+WORDS = ["run", "predict", "summary", "tree", "blocks", "diff", "leaks", "report", "export", "calibrate", "doctor", "help"]
 
 
 def test_the_version(modscope):
@@ -116,7 +116,7 @@ def test_the_examples_work(modscope, captures, tmp_path):
     """Of the commands that read captures."""
     for name in ("run", "before", "after", "rank0", "rank1"):
         (captures / f"{name}.msc").write_bytes(CAPTURES["train"]())
-    for word in WORDS[1:-3] + ["help"]:
+    for word in WORDS[2:-3] + ["help"]:
         _, out, _ = modscope(f"{word} --help", 120)
         for line in re.findall(r"^  modscope (.*)", out[out.rindex("Example") :], re.M):
             status, _, err = modscope(line)

@@ -1,0 +1,163 @@
+"""``modscope predict``: run a script on a virtual GPU, and say what the real one would have to reserve.
+
+For one GPU this process replaces itself with the script's, as ``modscope run`` does. For several, and for --check, it
+starts the script's processes, and prints at their end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from modscope import _run
+from modscope._predict_script import Asked
+from modscope._virtual.gpus import GPUS, Gpu, find_gpu
+
+_STEPS, _SECONDS = 3, 60.0
+_CONF_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+# ---- arguments ----
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e7:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds: give 60, or 0 for no limit")
+    return value
+
+
+def _gpus(text: str) -> list[Gpu]:
+    if text.strip().lower() == "all":
+        return list(GPUS.values())
+    try:
+        return [find_gpu(name.strip()) for name in text.split(",") if name.strip()]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _known_gpus() -> str:
+    import textwrap
+
+    return textwrap.fill(f"GPUs: {', '.join(GPUS)}", 76, subsequent_indent="      ", break_on_hyphens=False)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="modscope predict",
+        usage="modscope predict [options] script.py [arguments]\n       modscope predict [options] -m module [arguments]",
+        description="Run a script on a virtual GPU, and say how much memory the real one would\n"
+        "have to reserve, and whether it has that much. No GPU is needed: nothing is\n"
+        "computed on it, and what is on it is read as zeros.",
+        epilog="Everything after the script or the module is passed to it.\n\n"
+        f"{_known_gpus()}\n\n"
+        "Examples:\n  modscope predict --gpu rtx4090 train.py --batch 8\n  modscope predict --gpu all train.py\n"
+        "  modscope predict --gpu 24GiB --json fits.json train.py",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    gpu = "a GPU by name, its memory as 24GiB, several with commas between them, or all (the default)"
+    add("--gpu", type=_gpus, metavar="GPU", help=gpu)
+    add("--steps", type=_run.count, default=_STEPS, metavar="N", help="stop the script after N optimizer steps (default: 3)")
+    add("--seconds", type=_seconds, default=_SECONDS, metavar="S", help="stop the script after S seconds (default: 60; 0: never)")
+    add("--torch", metavar="VERSION", help="the torch whose rules apply, such as 2.11 (default: the installed one)")
+    add("--json", metavar="OUT", help="write the result to a file as JSON; see modscope help predictions")
+    add("--table", metavar="FILE", help="measurements of a GPU's operators")
+    add("--check", action="store_true", help="run the same steps on this machine's GPU afterwards, and print the error")
+    add("-o", "--output", metavar="FILE", help="the capture's path (default: modscope-<script>.<pid>.msc in this folder)")
+    add("-f", "--force", action="store_true", help="overwrite the capture if it exists")
+    add("-q", "--quiet", action="store_true", help="print nothing at the end unless there was an error")
+    add("-m", dest="module", action="store_true", help="run a module, as python -m does")
+    add("--part", help=argparse.SUPPRESS)  # for the processes that this one starts: see _predict_script.Asked
+    add("--real", action="store_true", help=argparse.SUPPRESS)
+    add("target", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.target[:1] == ["--"]:
+        del options.target[0]
+    if not options.target:
+        parser.error("no script is given. Use: modscope predict script.py, or modscope predict -m module")
+    if options.gpu == []:
+        parser.error("--gpu needs the name of a GPU, or all")
+    for option in ("output", "json", "table"):
+        if getattr(options, option) == "":
+            parser.error(f"--{option} needs the name of a file")
+    if options.table and not os.path.isfile(options.table):
+        parser.error(f"there is no table {options.table}")
+    folder = os.path.dirname(os.path.abspath(options.json)) if options.json else "."
+    if options.json and (os.path.isdir(options.json) or not os.path.isdir(folder)):
+        parser.error(f"--json {options.json}: it is a folder, or its folder does not exist")
+    _check_allocator(parser, options.torch)
+    _check_several(parser, options)
+    options.no_capture = options.follow_fork = False
+    return options
+
+
+def _check_allocator(parser: argparse.ArgumentParser, version: str | None) -> None:
+    """The version and the allocator's settings must be ones that the model knows."""
+    from modscope._capture import Allocator
+
+    try:
+        Allocator(version, allocator_settings())
+    except ValueError as error:
+        parser.error(f"--torch: {error}" if "version of torch" in str(error) else str(error))
+
+
+def allocator_settings() -> str | None:
+    return next((os.environ[name] for name in _CONF_NAMES if os.environ.get(name)), None)
+
+
+def _check_several(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    several = not options.check and (options.gpu is None or len(options.gpu) > 1) and not options.part
+    if options.check and options.gpu and len(options.gpu) > 1:
+        parser.error("--check compares one GPU with the one of this machine: give one, or leave --gpu out")
+    if several and (options.output or options.force):
+        parser.error("-o and -f need one GPU, such as --gpu h100: for several, only the table is made, and no capture")
+    if (several or options.check) and options.target[0] == "-" and not options.module:
+        parser.error("a script that is read from stdin can be run once: give one GPU, without --check")
+
+
+# ---- one GPU ----
+
+
+def asked_of(options: argparse.Namespace) -> Asked:
+    return Asked(
+        gpu=options.gpu[0].name if options.gpu else "h100",
+        torch=options.torch or "",
+        seconds=options.seconds,
+        table=os.path.abspath(options.table) if options.table else "",
+        json=os.path.abspath(options.json) if options.json else "",
+        part=os.path.abspath(options.part) if options.part else "",
+        also=[gpu.name for gpu in options.gpu or ()],
+        real=options.real,
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Returns an exit status if the script cannot be run or was run by another process; otherwise does not return."""
+    options = _parse(arguments)
+    if options.json and os.path.isfile(options.json):
+        os.unlink(options.json)  # a script that fails must not leave the result of an earlier one
+    if options.part or (options.gpu and len(options.gpu) == 1 and not options.check):
+        return _run.start(options, asked_of(options))
+    try:
+        _run.check_target(options)
+    except _run.Refused as refused:
+        print(f"modscope: {refused}", file=sys.stderr)
+        return refused.status
+    from modscope import _predict_table
+
+    if options.check:
+        from modscope import _predict_check
+
+        return _predict_check.check(options)
+    return _predict_table.predict(options)

@@ -1,0 +1,180 @@
+"""``modscope predict --check``: run the predicted steps on this machine's GPU too, and print the error of the prediction."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from modscope import _predict_process
+from modscope._predict_script import FACTS, Asked
+from modscope._predict_text import as_lines, step_time
+from modscope._text import size
+from modscope._virtual.gpus import GPUS, Gpu, find_gpu
+
+if TYPE_CHECKING:
+    from modscope._run_recording import Settings
+
+_PROBE = """
+import json, torch
+if torch.cuda.is_available():
+    card = torch.cuda.get_device_properties(0)
+    print(json.dumps([card.name, card.total_memory]))
+"""
+_FIGURES = {"allocated": ("allocated_peak", size), "reserved": ("reserved_peak", size), "a step": ("step_ms", step_time)}
+
+
+# ---- the process that compares ----
+
+
+def check(options: argparse.Namespace) -> int:
+    """The exit status: the script's, or 1 if there is nothing to compare with."""
+    card = _find_card()
+    if card is None:
+        print("modscope: --check needs a GPU that torch can use, and finds none here. Leave it out to predict only", file=sys.stderr)
+        return 1
+    title, memory = card
+    gpu = options.gpu[0] if options.gpu else _gpu_of(title, memory)
+    with tempfile.TemporaryDirectory(prefix="modscope-") as folder:
+        path = options.json or os.path.join(folder, "predicted.json")
+        status = _predict_process.wait(subprocess.Popen(_predict_process.command(options, [gpu], "--json", path, *_passed_on(options))))
+        predicted = _read(path)
+        if predicted is None:
+            return status or 1
+        options.steps, options.seconds = max(predicted["steps"], 1), 0
+        words = _predict_process.command(options, [], "--part", folder, "--real")
+        real_status = _predict_process.wait(subprocess.Popen(words, stdout=subprocess.DEVNULL))
+        real = _read(os.path.join(folder, FACTS))
+    if real is None:
+        sys.stderr.write(as_lines(["not checked: the script's process on the real GPU ended without figures."]))
+        return status or real_status or 1
+    comparison = _compare(predicted, real)
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({**predicted, "check": {"title": title, **real, "errors": comparison}}, file, indent=2)
+    sys.stderr.write(as_lines([_describe(title, predicted, real, comparison)]))
+    return status
+
+
+def _passed_on(options: argparse.Namespace) -> list[str]:
+    output = ["-o", options.output] if options.output else []
+    return [*output, *["-f"] * options.force, *["-q"] * options.quiet]
+
+
+def _find_card() -> tuple[str, int] | None:
+    """Asked in another process, because this one has no torch."""
+    asked = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True)
+    with contextlib.suppress(ValueError):
+        name, memory = json.loads(asked.stdout)
+        return name, memory
+    return None
+
+
+def _gpu_of(title: str, memory: int) -> Gpu:
+    known = [gpu for gpu in GPUS.values() if gpu.title == title]
+    return known[0] if known else find_gpu(str(memory))
+
+
+def _read(path: str) -> dict[str, Any] | None:
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+        figures: dict[str, Any] = json.load(file)
+        return figures
+    return None
+
+
+def _compare(predicted: dict[str, Any], real: dict[str, Any]) -> dict[str, float]:
+    """The error of each figure that both have, as a part of the real one."""
+    keys = [key for key, _ in _FIGURES.values() if predicted.get(key) and real.get(key)]
+    return {key: predicted[key] / real[key] - 1 for key in keys}
+
+
+def _describe(title: str, predicted: dict[str, Any], real: dict[str, Any], errors: dict[str, float]) -> str:
+    parts = []
+    for word, (key, text) in _FIGURES.items():
+        if key in errors:
+            parts.append(f"{word} {text(real[key])} (predicted {text(predicted[key])}, {100 * errors[key]:+.2f} %)")
+    why = f" The script ended by an exception there: {real['error'].splitlines()[0][:200]}." if real["error"] else ""
+    return f"checked on {title}: {', '.join(parts) or 'nothing was allocated'}.{why}"
+
+
+# ---- the script's process on the real GPU ----
+
+
+class RealRun:
+    """Notes torch's own figures, and stops the script after its steps."""
+
+    def __init__(self, settings: Settings, asked: Asked) -> None:
+        self._steps = settings.steps
+        self._folder = asked.part
+        self._ends: list[float] = []
+        self._peaks = {"allocated_peak": 0, "reserved_peak": 0}
+        self._pid = os.getpid()
+        self._written = False
+
+    def enter(self) -> None:
+        from modscope._run_recording import TorchFinder
+
+        if "torch" in sys.modules:
+            self._begin()
+        else:
+            sys.meta_path.insert(0, TorchFinder(self._begin))
+
+    def _begin(self) -> None:
+        import torch
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        register_optimizer_step_post_hook(self._step_ended)
+        reset = torch.cuda.reset_peak_memory_stats
+
+        def reset_peak_memory_stats(*args: Any, **options: Any) -> None:
+            self._note_peaks()
+            reset(*args, **options)
+
+        torch.cuda.reset_peak_memory_stats = reset_peak_memory_stats
+        atexit.register(self._write)
+
+    def _note_peaks(self) -> None:
+        import torch
+
+        if torch.cuda.is_initialized():
+            now = {"allocated_peak": torch.cuda.max_memory_allocated(), "reserved_peak": torch.cuda.max_memory_reserved()}
+            self._peaks = {key: max(value, now[key]) for key, value in self._peaks.items()}
+
+    def _step_ended(self, *unused: object) -> None:
+        import torch
+
+        if os.getpid() != self._pid:
+            return
+        torch.cuda.synchronize()
+        self._ends.append(time.perf_counter())
+        if len(self._ends) < self._steps:
+            return
+        self._write()
+        if threading.current_thread() is threading.main_thread():
+            raise SystemExit(0)
+        os._exit(0)
+
+    def _write(self) -> None:
+        if self._written or os.getpid() != self._pid:
+            return
+        self._written = True
+        self._note_peaks()
+        steps = [1e3 * (after - before) for before, after in zip(self._ends, self._ends[1:])]
+        error = getattr(sys, "last_value", None)
+        facts = {
+            **self._peaks,
+            "steps": len(self._ends),
+            "step_ms": statistics.median(steps) if steps else None,
+            "error": "" if error is None else f"{type(error).__name__}: {error}",
+        }
+        with open(os.path.join(self._folder, FACTS), "w", encoding="utf-8") as file:
+            json.dump(facts, file)

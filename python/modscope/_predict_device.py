@@ -1,0 +1,38 @@
+"""Install the virtual GPU for a prediction, verify that it works here, and say what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from modscope._virtual.gpus import Gpu
+
+if TYPE_CHECKING:
+    from modscope._virtual.device import VirtualDevice
+
+
+def install(gpu: Gpu, version: str | None, unlimited: bool = False, table: str = "", also: Sequence[Gpu] = ()) -> VirtualDevice:
+    """RuntimeError, ValueError or OSError says in a sentence why it cannot be installed; torch is then as it was."""
+    from modscope._virtual import table as tables
+    from modscope._virtual.device import VirtualDevice
+
+    device = VirtualDevice(gpu, version, unlimited, tables.load(table) if table else None, also)
+    device.install()
+    return device
+
+
+def info(gpu: Gpu, version: str) -> dict[str, str]:
+    """What a capture says of the virtual GPU on which it was made."""
+    from modscope._virtual.memory import allocator_settings
+
+    return {
+        "source": "predicted",
+        "gpu": gpu.name,
+        "gpu_title": gpu.title,
+        "gpu_memory": str(gpu.memory),
+        "gpu_context": str(gpu.context),
+        "gpu_capability": f"{gpu.capability[0]}.{gpu.capability[1]}",
+        "rules": version,
+        "allocator": allocator_settings() or "",
+        "clock": "virtual" if gpu.speed else "unknown",
+    }

@@ -1,0 +1,174 @@
+"""``virtual_gpu``: a part of a program on a virtual GPU, in code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from modscope import _files, _oom_report, _predict_device, _record
+from modscope._load import Capture, load
+from modscope._predict_result import Result, result_of
+from modscope._predict_substitutes import Substitutes
+from modscope._virtual.gpus import Gpu, find_gpu
+
+if TYPE_CHECKING:
+    from modscope._virtual.device import VirtualDevice
+
+__all__ = ["virtual_gpu"]
+
+_entered: list[virtual_gpu] = []
+
+
+class virtual_gpu:
+    """Run a part of a program on a GPU that is not there, and see how much memory it would need::
+
+        with modscope.virtual_gpu("h100") as gpu:
+            model = Model().cuda()
+            train(model)
+        gpu.fits, gpu.peak_reserved, gpu.peak_allocated, gpu.step_ms
+        gpu.capture     # as modscope.load gives it: which module owned each byte
+
+    ``gpu``: a name of ``modscope.gpus``, or its memory, as "24GiB" or in bytes. ``torch``: the version of torch whose rules
+    are followed, by default the installed one. ``path``: keep the capture in this file, which must not exist unless
+    ``overwrite``. It must be entered before the process's first backward, and not inside another one. What is on the
+    virtual GPU has shapes and types, but no values: it is read as zeros.
+    """
+
+    def __init__(
+        self,
+        gpu: str | int | Gpu,
+        *,
+        torch: str | None = None,
+        path: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        self.gpu = gpu if isinstance(gpu, Gpu) else find_gpu(str(gpu))
+        self.path = None if path is None else os.fspath(path)
+        self._overwrite = overwrite
+        self._version = torch
+        self._device: VirtualDevice | None = None
+        self._recording: _record.Recording | None = None
+        self._substitutes = Substitutes()
+        self._fd = -1
+        self._began = 0.0
+        self._capture: Capture | None = None
+        self._result: Result | None = None
+
+    # ---- entering and leaving ----
+
+    def __enter__(self) -> Self:
+        if _entered:
+            raise RuntimeError("a virtual GPU is installed already: a process can have one at a time. Leave the other one first.")
+        if self._recording is not None:
+            raise RuntimeError("this virtual GPU was used already. Use another virtual_gpu(...).")
+        import torch
+
+        file = None if self.path is None else _files.prepare(self.path, self._overwrite)
+        try:
+            self._device = _predict_device.install(self.gpu, self._version)
+            self._substitutes.install()
+            self._fd = file.fd if file else os.memfd_create("modscope-virtual-gpu", os.MFD_CLOEXEC)
+            program = getattr(sys.modules.get("__main__"), "__file__", None) or "python"
+            version = self._version or str(torch.__version__)
+            info = {**_record.default_info(program, sys.argv[1:]), **_predict_device.info(self.gpu, version)}
+            self._recording = _record.Recording(self._fd, info, yields=False)
+            self._recording.start(file.publish if file else None)
+        except BaseException:
+            if file:
+                file.discard()
+            self._recording = None
+            self._remove()
+            raise
+        self._began = time.monotonic()
+        _entered.append(self)
+        return self
+
+    def __exit__(self, kind: Any = None, error: BaseException | None = None, traceback: Any = None) -> None:
+        recording = self._recording
+        if recording is None or self not in _entered:
+            return
+        how, end = "finished", {}
+        if error is not None:
+            _oom_report.add_note(error)
+            how, end = "exception", {"error": f"{type(error).__name__}: {_oom_report.text_of(error)}"}
+        try:
+            recording.stop(how, **end)
+            self._read(how, end.get("error", ""))
+        finally:
+            _entered.remove(self)
+            self._remove()
+
+    def _read(self, how: str, error: str) -> None:
+        path = self.path if self.path is not None else f"/proc/self/fd/{self._fd}"
+        capture = self._capture = load(path)
+        facts = {
+            "seconds": time.monotonic() - self._began,
+            "steps": capture.optimizer_steps,
+            "ended": how,
+            "timed_out": None,
+            "error": error,
+            "torch": capture.info.get("rules", ""),
+            "bytes_without_rule": self._device.bytes_without_rule() if self._device else None,
+            "notes": self._substitutes.notes(),
+        }
+        self._result = result_of(self.gpu, facts, capture, self.path or "")
+
+    def _remove(self) -> None:
+        self._substitutes.remove()
+        if self._device is not None:
+            self._device.remove()
+            self._device = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    # ---- the result ----
+
+    def _after(self, name: str) -> Any:
+        if self._result is None:
+            raise RuntimeError(f"{name} is known after the virtual GPU was left: read it after the with statement")
+        return self._result[name]
+
+    @property
+    def peak_reserved(self) -> int:
+        """The most that the GPU would have to reserve, in bytes."""
+        return int(self._after("reserved_peak"))
+
+    @property
+    def peak_allocated(self) -> int:
+        """The most that tensors and workspaces took of it, in bytes."""
+        return int(self._after("allocated_peak"))
+
+    @property
+    def fits(self) -> bool:
+        """Whether the GPU has enough memory: no allocation failed, or the program went on after the last failure."""
+        return bool(self._after("fits"))
+
+    @property
+    def step_ms(self) -> float | None:
+        """The time of a training step in milliseconds; None where it is not known."""
+        value = self._after("step_ms")
+        return None if value is None else float(value)
+
+    @property
+    def result(self) -> Result:
+        """Everything that ``modscope predict --json`` writes."""
+        self._after("gpu")
+        return dict(self._result or {})
+
+    @property
+    def capture(self) -> Capture:
+        """What happened to memory, as ``modscope.load`` gives it."""
+        if self._capture is None:
+            raise RuntimeError("the capture is complete after the virtual GPU was left: read it after the with statement")
+        return self._capture
+
+    def __repr__(self) -> str:
+        if self._result is None:
+            return f"<virtual_gpu {self.gpu.name}>"
+        from modscope._text import size
+
+        verdict = "fits" if self.fits else "does not fit"
+        return f"<virtual_gpu {self.gpu.name}: reserves {size(self.peak_reserved)} at most, {verdict}>"

@@ -1,0 +1,50 @@
+"""Start the script's process and wait for it, for predictions that this process ends itself."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from modscope import _run
+from modscope._predict_script import CAPTURE
+from modscope._virtual.gpus import Gpu
+
+
+def command(options: argparse.Namespace, gpus: Sequence[Gpu], *more: str) -> list[str]:
+    """``modscope predict`` of the same script on these GPUs."""
+    words = [sys.executable, *_run.python_flags(), "-m", "modscope", "predict", *more]
+    words += ["--steps", str(options.steps), "--seconds", str(options.seconds)]
+    words += ["--gpu", ",".join(gpu.name for gpu in gpus)] if gpus else []
+    words += ["--torch", options.torch] if options.torch else []
+    words += ["--table", options.table] if options.table else []
+    return [*words, *["-m"] * options.module, "--", *options.target]
+
+
+def run(options: argparse.Namespace, part: str, gpus: Sequence[Gpu], silent: bool) -> int:
+    """Run the script for its part (_predict_script.Asked). Returns its status."""
+    words = command(options, gpus, "--part", part, "-o", os.path.join(part, CAPTURE))
+    null = subprocess.DEVNULL
+    return wait(subprocess.Popen(words, stdin=null, stdout=null, stderr=null) if silent else subprocess.Popen(words))
+
+
+def wait(process: subprocess.Popen[Any]) -> int:
+    """Wait for the script's process. If a signal ended it, this process ends in the same way. Signals are passed on, but
+    not Ctrl-C in a terminal, which reaches the script from there."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    in_terminal = any(map(os.isatty, (0, 1, 2)))
+    signal.signal(signal.SIGINT, lambda *_: None if in_terminal else process.send_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    try:
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    return status

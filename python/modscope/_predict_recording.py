@@ -1,0 +1,109 @@
+"""The recording inside the script's process that ``modscope predict`` starts: that of ``modscope run``, on a virtual GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, NoReturn
+
+from modscope._predict_script import FACTS, Asked, Prediction
+from modscope._run_recording import RunRecording, Settings
+
+if TYPE_CHECKING:
+    from modscope._load import Capture
+    from modscope._predict_result import Result
+    from modscope._record import Outcome
+
+
+def enter(settings: Settings) -> None:
+    """Called before the script's first line."""
+    asked = Asked(*settings.prediction)
+    if asked.real:
+        from modscope._predict_check import RealRun
+
+        RealRun(settings, asked).enter()
+    else:
+        PredictedRun(settings, asked).enter()
+
+
+class PredictedRun(RunRecording):
+    def __init__(self, settings: Settings, asked: Asked) -> None:
+        super().__init__(settings)
+        self._asked = asked
+        self._prediction = Prediction(asked)
+
+    # ---- the beginning ----
+
+    def _prepare(self) -> None:
+        """SystemExit if there can be no virtual GPU: without it, the script would compute everything.
+
+        What the end needs is imported now. To define a NamedTuple, Python runs a string, and then it forgets that
+        KeyboardInterrupt ended the script, whose exit status would be another one."""
+        from modscope import _load, _predict_text  # noqa: F401
+
+        try:
+            self._prediction.install()
+        except Exception as error:
+            self._finished = True
+            self._discard()
+            self._print(f"the script was not run, because there can be no virtual GPU here: {error}")
+            raise SystemExit(1) from None
+        if not self._is_child:
+            self._prediction.end_after_seconds(self._leave)
+
+    def _more_info(self) -> dict[str, str]:
+        return self._prediction.info()
+
+    def _began(self) -> None:
+        self._prediction.recording_began()
+
+    def _step_ended(self) -> None:
+        self._prediction.step_ended()
+
+    # ---- the end ----
+
+    def _at_exit(self) -> None:
+        self._stopped |= self._prediction.timed_out
+        super()._at_exit()
+
+    def _leave(self) -> NoReturn:
+        self._stopped = True
+        super()._leave()
+
+    def _tell(self, outcome: Outcome, loss: str | None, how: str, end: dict[str, str]) -> None:
+        from modscope import _predict_text
+
+        facts = self._prediction.facts(self._steps, how, end)
+        if self._asked.part:
+            self._prediction.write_part(facts)
+        elif not self._is_child:
+            capture = self._load() if not loss else None
+            result = self._prediction.result(facts, capture, self._file.path if self._file else "")
+            if capture and not _predict_text.used_gpu(result):
+                self._drop()
+                result["capture"] = ""
+            self._write(_predict_text.as_lines(_predict_text.closing(result, self._shown, loss, self._settings.quiet)))
+            self._write_json(result)
+
+    def _write_json(self, result: Result) -> None:
+        if not self._asked.json:
+            return
+        try:
+            with open(self._asked.json, "w", encoding="utf-8") as file:
+                json.dump(result, file, indent=2)
+                file.write("\n")
+        except OSError as error:
+            self._print(f"could not write {self._asked.json}: {error.strerror}")
+
+    def _load(self) -> Capture | None:
+        from modscope._load import load
+
+        return load(self._file.path) if self._file else None
+
+    def _end_without_capture(self, what: str) -> None:
+        """The script itself used no memory of PyTorch's."""
+        if self._asked.part and not self._is_child:
+            with open(os.path.join(self._asked.part, FACTS), "w", encoding="utf-8") as file:
+                json.dump({"nothing": what}, file)
+        else:
+            super()._end_without_capture(what)

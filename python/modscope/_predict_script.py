@@ -1,0 +1,156 @@
+"""``modscope predict`` inside the script's process: install the virtual GPU before the script, and say at its end what the
+real one would have had to reserve. _run_recording.py runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from modscope._virtual.gpus import Gpu, find_gpu
+
+if TYPE_CHECKING:
+    from modscope._load import Capture
+    from modscope._predict_substitutes import Substitutes
+    from modscope._virtual.device import VirtualDevice
+
+_GRACE = 5.0  # seconds between SystemExit and the end of a script that does not heed it
+LOG, FACTS, CAPTURE = "log", "facts.json", "capture.msc"
+"""The files of a part: what was asked of the allocator, what the script did, and its capture."""
+
+
+class Asked(NamedTuple):
+    """What ``modscope predict`` was asked, for the script's process."""
+
+    gpu: str
+    torch: str = ""
+    """The version of torch whose rules are followed; "": the installed one."""
+    seconds: float = 0.0
+    """The script is ended after so long; 0: never."""
+    table: str = ""
+    """A file of measurements; "": none."""
+    json: str = ""
+    """Where the result is written; "": nowhere."""
+    part: str = ""
+    """A folder: the script runs with unlimited memory, nothing is printed, and LOG and FACTS are written there, to be
+    replayed on other GPUs."""
+    also: list[str] = []
+    """The GPUs of the part, whose times are wanted."""
+    real: bool = False
+    """Run on the real GPU instead (_predict_check.py)."""
+
+
+class Prediction:
+    """One script on one virtual GPU."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.gpu: Gpu = find_gpu(asked.gpu)
+        self.timed_out = False
+        self._began = time.monotonic()
+        self._device: VirtualDevice | None = None
+        self._substitutes: Substitutes | None = None
+        self._times: dict[str, list[float]] = {}
+        self._version = ""
+
+    # ---- the beginning ----
+
+    def install(self) -> None:
+        """Raises RuntimeError or ValueError, with a sentence, where there can be no virtual GPU."""
+        import torch
+
+        from modscope import _predict_device
+        from modscope._predict_substitutes import Substitutes
+
+        self._began = time.monotonic()
+        self._version = self.asked.torch or str(torch.__version__)
+        others = [find_gpu(name) for name in self.asked.also if name != self.gpu.name]
+        self._device = _predict_device.install(self.gpu, self.asked.torch or None, bool(self.asked.part), self.asked.table, others)
+        self._substitutes = Substitutes()
+        self._substitutes.install()
+
+    def info(self) -> dict[str, str]:
+        """What the capture says of itself."""
+        from modscope import _predict_device
+
+        return _predict_device.info(self.gpu, self._version)
+
+    def recording_began(self) -> None:
+        if self.asked.part:
+            from modscope import _native
+
+            _native.virtual_log_begin()
+
+    def end_after_seconds(self, leave: Callable[[], None]) -> None:
+        """After ``asked.seconds`` raise SystemExit in the main thread; call ``leave`` if that does not end the script."""
+        if not self.asked.seconds:
+            return
+
+        def wait() -> None:
+            time.sleep(self.asked.seconds)
+            self.timed_out = True
+            _raise_in_main_thread(SystemExit)
+            time.sleep(_GRACE)
+            leave()
+
+        threading.Thread(target=wait, name="modscope-seconds", daemon=True).start()
+
+    def step_ended(self) -> None:
+        """Note the virtual time on each GPU whose time is wanted."""
+        for name in self.asked.also or [self.gpu.name]:
+            seconds = self._device.seconds_on(find_gpu(name)) if self._device else None
+            if seconds is not None:
+                self._times.setdefault(name, []).append(seconds)
+
+    # ---- the end ----
+
+    def facts(self, steps: int, how: str, end: dict[str, str]) -> dict[str, Any]:
+        """What is known without the capture."""
+        from modscope import _predict_device
+
+        notes = self._substitutes.notes() if self._substitutes else []
+        return {
+            "steps": steps,
+            "seconds": round(time.monotonic() - self._began, 3),
+            "timed_out": self.asked.seconds if self.timed_out else None,
+            "ended": how,
+            "error": end.get("error", ""),
+            "status": end.get("status", ""),
+            "torch": self._version,
+            "bytes_without_rule": self._device.bytes_without_rule() if self._device else None,
+            "notes": notes,
+            "step_times": {name: _step_ms(times) for name, times in self._times.items()},
+        }
+
+    def write_part(self, facts: dict[str, Any]) -> None:
+        from modscope import _native
+
+        with open(os.path.join(self.asked.part, LOG), "wb") as log:
+            log.write(_native.virtual_log_end())
+        with open(os.path.join(self.asked.part, FACTS), "w", encoding="utf-8") as file:
+            json.dump(facts, file)
+
+    def result(self, facts: dict[str, Any], capture: Capture | None, path: str) -> dict[str, Any]:
+        """The result, as --json has it."""
+        from modscope._predict_result import result_of
+
+        times = facts.pop("step_times")
+        return result_of(self.gpu, facts, capture, path, times.get(self.gpu.name))
+
+
+def _step_ms(times: list[float]) -> float | None:
+    """The time of a step, from the virtual times at which steps ended: the median, without the first step."""
+    import statistics
+
+    steps = [1e3 * (after - before) for before, after in zip(times, times[1:])]
+    return statistics.median(steps) if steps else None
+
+
+def _raise_in_main_thread(kind: type[BaseException]) -> None:
+    import ctypes
+
+    thread = threading.main_thread().ident
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread or 0), ctypes.py_object(kind))

@@ -1,0 +1,178 @@
+"""``modscope predict`` for several GPUs: a table.
+
+The script runs once for each kind of GPU (gpus.rules_of), with unlimited memory. What it asked of the allocator is then
+replayed on each GPU of that kind, with the memory that this one has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from modscope import _predict_process
+from modscope._capture import Allocator
+from modscope._load import Capture, load
+from modscope._predict_result import DEVICE, Result
+from modscope._predict_script import CAPTURE, FACTS, LOG
+from modscope._predict_text import as_lines, notes, seconds, step_time
+from modscope._text import clean, counted, describe_moment, rough_size, size
+from modscope._virtual.gpus import GPUS, Gpu, rules_of
+
+
+def predict(options: argparse.Namespace) -> int:
+    """The exit status, which is the script's."""
+    began = time.monotonic()
+    gpus: list[Gpu] = options.gpu or list(GPUS.values())
+    status = 0
+    rows: dict[Gpu, Result] = {}
+    with tempfile.TemporaryDirectory(prefix="modscope-") as folder:
+        for number, kind in enumerate(_kinds(gpus)):
+            part = os.path.join(folder, str(number))
+            os.mkdir(part)
+            ended = _predict_process.run(options, part, kind, silent=number > 0)
+            status = status or ended
+            facts = _facts(part)
+            if facts is None or "nothing" in facts:
+                return _refuse(options, facts, status)
+            rows |= _rows(kind, part, facts)
+    results = [rows[gpu] for gpu in gpus]
+    _write_json(options.json, results, time.monotonic() - began)
+    if not options.quiet:
+        first, *others = _sentences(options, results, time.monotonic() - began)
+        sys.stderr.write(as_lines([first]) + _table(gpus, results) + "".join(f"{line}\n" for line in others))
+        sys.stderr.flush()
+    return status
+
+
+def _kinds(gpus: Sequence[Gpu]) -> list[list[Gpu]]:
+    """The GPUs by their rules, those with most memory first: the script sees that much."""
+    kinds: dict[Any, list[Gpu]] = {}
+    for gpu in sorted(gpus, key=lambda gpu: -gpu.memory):
+        kinds.setdefault(rules_of(gpu), []).append(gpu)
+    return list(kinds.values())
+
+
+def _facts(part: str) -> dict[str, Any] | None:
+    """None: the script's process ended without them."""
+    try:
+        with open(os.path.join(part, FACTS), encoding="utf-8") as file:
+            facts: dict[str, Any] = json.load(file)
+            return facts
+    except (OSError, ValueError):
+        return None
+
+
+def _refuse(options: argparse.Namespace, facts: dict[str, Any] | None, status: int) -> int:
+    """The script's own messages say why, if it failed."""
+    if facts is not None:
+        sys.stderr.write(as_lines([f"{options.target[0]} {facts['nothing']}, so there is nothing to predict."]))
+    elif not status:
+        sys.stderr.write(as_lines(["the script's process ended without a result."]))
+    return status if facts is not None else status or 1
+
+
+# ---- one GPU ----
+
+
+def _rows(kind: list[Gpu], part: str, facts: dict[str, Any]) -> dict[Gpu, Result]:
+    capture = load(os.path.join(part, CAPTURE))
+    with open(os.path.join(part, LOG), "rb") as file:
+        log = file.read()
+    return {gpu: _row(gpu, capture, log, facts) for gpu in kind}
+
+
+def _row(gpu: Gpu, capture: Capture, log: bytes, facts: dict[str, Any]) -> Result:
+    """Replay on this GPU what the script asked of the unlimited one."""
+    allocator = Allocator(facts["torch"], capture.info.get("allocator") or None, gpu.capacity, gpu.memory)
+    failed = allocator.replay(log)
+    stats = allocator.stats()
+    reserved, allocated = stats["reserved_bytes"]["all"], stats["allocated_bytes"]["all"]
+    failure = None
+    if failed is not None:
+        number, requested = failed
+        figures = {"requested": requested, "allocated": allocated["current"], "reserved": reserved["current"]}
+        failure = {"count": 1, **figures, **_moment_of(capture, number)}
+    return {
+        "gpu": gpu.name,
+        "title": gpu.title,
+        "memory": gpu.memory,
+        "context": gpu.context,
+        "reserved_peak": reserved["peak"],
+        "allocated_peak": allocated["peak"],
+        "fits": failed is None,
+        "to_spare": gpu.capacity - reserved["peak"] if failed is None else None,
+        "step_ms": facts["step_times"].get(gpu.name),
+        "out_of_memory": failure,
+        **{key: facts[key] for key in ("seconds", "steps", "ended", "timed_out", "error", "torch", "bytes_without_rule", "notes")},
+        "allocator": capture.info.get("allocator", ""),
+    }
+
+
+def _moment_of(capture: Capture, number: int) -> Result:
+    """What was running when the script allocated the block of this number."""
+    added = (event for event in capture.events("add") if event.device == DEVICE)
+    event = next(itertools.islice(added, number, None), None)
+    if event is None:  # events were lost
+        return {"step": 0, "phase": "idle", "module": "Global"}
+    return {"step": capture.snapshot(event.number).step, "phase": event.phase, "module": event.module}
+
+
+# ---- the result ----
+
+
+def _write_json(path: str | None, results: list[Result], elapsed: float) -> None:
+    if path:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"seconds": round(elapsed, 3), "gpus": results}, file, indent=2)
+            file.write("\n")
+
+
+def _sentences(options: argparse.Namespace, results: list[Result], elapsed: float) -> list[str]:
+    first = results[0]
+    done = counted(first["steps"], "step") if first["steps"] else "the script"
+    which = counted(len(results), "GPU")
+    lines = [f"predicted {done} on {which} in {seconds(elapsed)}."]
+    if not any(result["reserved_peak"] or result["out_of_memory"] for result in results):
+        lines.append('The script used no GPU: it uses one where its device is "cuda".')
+    if first["timed_out"]:
+        lines.append(f"--seconds {first['timed_out']:g} ended the script.")
+    elif first["ended"] == "exception":
+        lines.append(f"An exception ended the script ({first['error'].splitlines()[0][:200]}): what would follow is not known.")
+    lines += notes(first)
+    fits = [result for result in results if result["fits"]]
+    example = (fits or results)[0]["gpu"]
+    words = ["modscope", "predict", "--gpu", example, *["-m"] * options.module, *options.target]
+    lines.append(f"One GPU, with a capture:  {clean(shlex.join(words))}")
+    return lines
+
+
+def _table(gpus: list[Gpu], results: list[Result]) -> str:
+    has_times = any(result["step_ms"] for result in results)
+    rows = [["GPU", "memory", "reserves", "to spare", *(["a step"] if has_times else []), ""]]
+    for gpu, result in zip(gpus, results):
+        time = [step_time(result["step_ms"]) if result["step_ms"] else ""] if has_times else []
+        spare = rough_size(result["to_spare"]) if result["fits"] else "-"
+        reserves = size(result["reserved_peak"]) if result["fits"] else "-"
+        rows.append([gpu.name, rough_size(gpu.memory), reserves, spare, *time, _verdict(result)])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1])), row[-1]]
+        lines.append("  ".join(cells).rstrip() + "\n")
+    return "".join(lines)
+
+
+def _verdict(result: Result) -> str:
+    failed = result["out_of_memory"]
+    if failed is None:
+        return "fits"
+    when = describe_moment(failed["step"], failed["phase"], failed["module"], columns=60)
+    return f"does not fit: {when}"

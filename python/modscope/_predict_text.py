@@ -1,0 +1,126 @@
+"""The lines that ``modscope predict`` prints at the end. Needs no torch."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from modscope._predict_result import DEVICE, Result
+from modscope._text import clean, counted, describe_moment, rough_size, size
+from modscope._virtual.gpus import find_gpu
+
+_PREFIX = "[modscope] "
+_MATTERS = 0.01  # of what was allocated: from this share on, operators without a rule are mentioned
+
+
+def as_lines(sentences: Sequence[str]) -> str:
+    """The first line begins with our name; the others are indented as far."""
+    if not sentences:
+        return ""
+    first, *others = (" ".join(sentence.split("\n")) for sentence in sentences)
+    return "".join(f"{line}\n" for line in (_PREFIX + first, *(" " * len(_PREFIX) + other for other in others)))
+
+
+def closing(result: Result, shown: str, loss: str | None, quiet: bool) -> list[str]:
+    """``shown``: the capture's name; ``loss``: what happened to its file, if it is no longer there."""
+    if quiet and not loss:
+        return []
+    if not used_gpu(result):
+        return [f'{_what(result)} The script used no GPU: it uses one where its device is "cuda".', *notes(result)]
+    lines = [f"{_what(result)} {_peaks(result)}", f"{_card(result)} {_verdict(result)}{_time(result)}"]
+    lines += notes(result)
+    return [*lines, _capture(result, shown, loss)] if shown else lines
+
+
+def used_gpu(result: Result) -> bool:
+    return result["peak"] is not None or result["out_of_memory"] is not None
+
+
+# ---- the first line: what was run, and the peak ----
+
+
+def seconds(value: float) -> str:
+    return f"{value:.0f} s" if value >= 1.95 else f"{value:.1f} s"
+
+
+def _what(result: Result) -> str:
+    done = counted(result["steps"], "step") if result["steps"] else "the script"
+    how = ""
+    if result["timed_out"]:
+        how = f", when --seconds {result['timed_out']:g} ended the script"
+    elif result["ended"] == "interrupted":
+        how = ", when it was interrupted"
+    elif not result["fits"]:
+        how = ", until memory ran out"
+    elif result["ended"] == "exception":
+        how = f", when an exception ended the script ({clean(result['error'].splitlines()[0])[:200]})"
+    return f"predicted {done} in {seconds(result['seconds'])}{how}."
+
+
+def _peaks(result: Result) -> str:
+    reserved, allocated = size(result["reserved_peak"]), size(result["allocated_peak"])
+    if result["peak"] is None:
+        return f"{DEVICE} reserves nothing."
+    when = describe_moment(**result["peak"])
+    if result["reserved_moment"] is None:
+        return f"{DEVICE} reserves {reserved} at most ({allocated} allocated), {when}."
+    before = describe_moment(**result["reserved_moment"])
+    return f"{DEVICE} reserves {reserved} at most, {before}, and allocates {allocated} at most, {when}."
+
+
+# ---- the second line: the GPU ----
+
+
+def _card(result: Result) -> str:
+    context = rough_size(result["context"])
+    return f"{find_gpu(result['gpu']).label}: {rough_size(result['memory'])}, {context} of it for the CUDA context:"
+
+
+def _verdict(result: Result) -> str:
+    failed = result["out_of_memory"]
+    if not result["fits"]:
+        return f"it does not fit: {describe_failure(failed)}."
+    caught = ""
+    if failed:
+        times = "an allocation failed" if failed["count"] == 1 else f"{failed['count']} allocations failed"
+        caught = f", after {times} and the script went on"
+    unknown = "so far " if result["ended"] in ("exception", "interrupted") else ""
+    return f"{unknown}it fits, with {rough_size(result['to_spare'])} to spare{caught}."
+
+
+def describe_failure(failed: Result) -> str:
+    when = describe_moment(failed["step"], failed["phase"], failed["module"])
+    return (
+        f"an allocation of {size(failed['requested'])} failed {when}, when {size(failed['allocated'])} was allocated and "
+        f"{size(failed['reserved'])} reserved"
+    )
+
+
+def step_time(milliseconds: float) -> str:
+    if milliseconds >= 10_000:
+        return f"{milliseconds / 1000:.1f} s"
+    return f"{milliseconds:.0f} ms" if milliseconds >= 10 else f"{milliseconds:.1f} ms"
+
+
+def _time(result: Result) -> str:
+    return f" About {step_time(result['step_ms'])} a step." if result["step_ms"] else ""
+
+
+# ---- the others ----
+
+
+def notes(result: Result) -> list[str]:
+    """What was done in another way than on a GPU, and what is not known."""
+    lines = list(result["notes"])
+    unknown = result["bytes_without_rule"] or 0
+    if unknown > _MATTERS * result["allocated_peak"]:
+        lines.append(f"{size(unknown)} went through operators without a rule for the memory that they take beside their results.")
+    return lines
+
+
+def _capture(result: Result, shown: str, loss: str | None) -> str:
+    name = shlex.quote(shown)
+    if loss:
+        return f"the capture {name} {loss} during the run."
+    see = f"tree {name} --at oom" if not result["fits"] else f"summary {name}"
+    return f"wrote {name}. See it:  modscope {see}"

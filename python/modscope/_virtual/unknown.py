@@ -1,0 +1,19 @@
+"""Kernels of which nothing is known."""
+
+from __future__ import annotations
+
+__all__ = ["KernelError", "unknown_kernel"]
+
+
+class KernelError(RuntimeError):
+    """A kernel that only a GPU can run, and that does not say what it returns."""
+
+
+def unknown_kernel(name: str) -> KernelError:
+    if name.startswith("aten::"):
+        return KernelError(f"torch does not say what {name} returns (it has no meta kernel), so it cannot run on a virtual GPU")
+    return KernelError(
+        f"{name} is a CUDA kernel of an extension, and a virtual GPU does not know what it returns. Put it in an operator "
+        "(torch.library.custom_op) and register a fake kernel, which only makes its results (torch.library.register_fake); "
+        "or choose an implementation made of PyTorch's own operators"
+    )

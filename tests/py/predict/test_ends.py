@@ -1,0 +1,93 @@
+"""However a script ends on a virtual GPU: what is said, what is written, and the exit status."""
+
+import json
+import signal
+
+import pytest
+from predict_helpers import interrupt_when_ready, needs_virtual_gpu, predict, training, write
+
+import modscope
+
+pytestmark = [pytest.mark.slow, needs_virtual_gpu]
+
+ENDLESS = """
+    import torch
+    loss = torch.ones(10, device="cuda").sum()
+    print("ready", flush=True)
+    while loss < 1:
+        loss = loss + 1
+"""
+
+
+def only_capture(folder):
+    (path,) = folder.glob("*.msc")
+    return modscope.load(path)
+
+
+def test_a_loop_that_needs_values_is_ended_by_seconds(tmp_path):
+    ran = predict(tmp_path, "--gpu", "t4", "--seconds", "1", write(tmp_path, ENDLESS))
+    assert ran.status == 0 and ran.out == "ready\n"
+    assert ", when --seconds 1 ended the script. cuda:0 reserves 2.00 MiB" in ran.said[0]
+    assert only_capture(tmp_path).end["how"] == "stopped"
+
+
+def test_seconds_end_a_script_that_catches_everything(tmp_path):
+    script = write(tmp_path, """
+        import torch
+        x = torch.ones(10, device="cuda")
+        while True:
+            try:
+                while True:
+                    x = x + 1
+            except BaseException as error:
+                print(repr(error), flush=True)
+    """)
+    ran = predict(tmp_path, "--gpu", "t4", "--seconds", "1", "--json", "x.json", script)
+    assert ran.status == 0 and ran.out.startswith("SystemExit()\n") and "--seconds 1 ended the script" in ran.said[0]
+    assert json.loads((tmp_path / "x.json").read_text())["timed_out"] == 1
+
+
+def test_ctrl_c(tmp_path):
+    ran = interrupt_when_ready(tmp_path, "--gpu", "t4", write(tmp_path, ENDLESS))
+    assert ran.status == -signal.SIGINT and "KeyboardInterrupt" in ran.err
+    assert ", when it was interrupted. " in ran.said[0] and " so far it fits, " in ran.said[1]
+    assert only_capture(tmp_path).end["how"] == "interrupted"
+
+
+def test_ctrl_c_while_several_gpus_are_predicted(tmp_path):
+    ran = interrupt_when_ready(tmp_path, "--gpu", "t4,h100", write(tmp_path, ENDLESS))
+    assert ran.status == -signal.SIGINT and "GPU " not in ran.err and not [*tmp_path.glob("*.msc")]
+
+
+def test_an_exception_of_the_script(tmp_path):
+    ran = predict(tmp_path, "--gpu", "t4", "--json", "x.json", training(tmp_path, "step(); raise ValueError('mine')"))
+    assert ran.status == 1 and "ValueError: mine" in ran.err
+    assert ", when an exception ended the script (ValueError: mine). " in ran.said[0] and " so far it fits, " in ran.said[1]
+    result = json.loads((tmp_path / "x.json").read_text())
+    assert (result["ended"], result["error"], result["steps"], result["fits"]) == ("exception", "ValueError: mine", 1, True)
+
+
+def test_the_exit_status_is_the_script_s(tmp_path):
+    script = training(tmp_path, "step(); sys.exit(7)")
+    ran = predict(tmp_path, "--gpu", "t4", script)
+    assert ran.status == 7 and ran.said[0].startswith("predicted 1 step in ")
+    assert predict(tmp_path, "--gpu", "t4,v100-16gb", script).status == 7
+
+
+def test_a_script_without_a_gpu(tmp_path):
+    ran = predict(tmp_path, "--gpu", "t4", "--json", "x.json", write(tmp_path, "import torch; x = torch.ones(1_000_000)"))
+    assert ran.status == 0 and ran.said[0].endswith('The script used no GPU: it uses one where its device is "cuda".')
+    assert not [*tmp_path.glob("*.msc")] and json.loads((tmp_path / "x.json").read_text())["reserved_peak"] == 0
+
+
+def test_a_script_without_torch(tmp_path):
+    ran = predict(tmp_path, "--gpu", "t4", write(tmp_path, "print('hello')"))
+    assert (ran.status, ran.out) == (0, "hello\n") and ran.said == ["script.py did not import torch, so no capture was written."]
+    ran = predict(tmp_path, "--gpu", "t4,h100", "script.py")
+    assert ran.status == 0 and ran.said == ["script.py did not import torch, so there is nothing to predict."]
+
+
+def test_an_earlier_result_does_not_stay(tmp_path):
+    (tmp_path / "x.json").write_text("{}")
+    predict(tmp_path, "--gpu", "t4", "--json", "x.json", write(tmp_path, "print('hello')"))
+    assert not (tmp_path / "x.json").exists()

@@ -1,0 +1,75 @@
+"""What the command refuses, and how it says so."""
+
+import pytest
+from predict_helpers import needs_virtual_gpu, predict, training, write
+
+from modscope.__main__ import main
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        ("", "no script is given. Use: modscope predict script.py, or modscope predict -m module"),
+        ("--gpu h10 x.py", "'h10' is not a GPU that is known (did you mean h100?): use one of t4, "),
+        ("--gpu h100,nothing x.py", "'nothing' is not a GPU that is known"),
+        ("--gpu , x.py", "--gpu needs the name of a GPU, or all"),
+        ("--gpu 1MiB x.py", "a GPU of 1MiB is smaller than 1 GiB: give its memory as 24GiB"),
+        ("--gpu h100 --steps 0 x.py", "'0' is not a number of steps: give 1 or more"),
+        ("--gpu h100 --seconds soon x.py", "'soon' is not a number of seconds: give 60, or 0 for no limit"),
+        ("--gpu h100 --torch newest x.py", "--torch: 'newest' is not a version of torch: give it as 2.11"),
+        ("--gpu h100 --table nowhere.json x.py", "there is no table nowhere.json"),
+        ("--gpu h100 --json nowhere/x.json x.py", "--json nowhere/x.json: it is a folder, or its folder does not exist"),
+        ("--gpu h100,a100 -o x.msc x.py", "-o and -f need one GPU, such as --gpu h100"),
+        ("-o x.msc x.py", "-o and -f need one GPU, such as --gpu h100"),
+        ("--gpu h100,a100 --check x.py", "--check compares one GPU with the one of this machine"),
+        ("--gpu h100,a100 -", "a script that is read from stdin can be run once: give one GPU, without --check"),
+    ],
+)
+def test_wrong_arguments(words, sentence, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        main(["predict", *words.split()])
+    assert left.value.code == 2 and "modscope predict: error: " in (err := capsys.readouterr().err) and sentence in err
+
+
+def test_wrong_settings_of_the_allocator(capsys, monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "nonsense:1")
+    with pytest.raises(SystemExit):
+        main(["predict", "--gpu", "h100", "x.py"])
+    assert "PYTORCH_CUDA_ALLOC_CONF=nonsense:1: 'nonsense' is not a key that is known" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("gpus", ["h100", "h100,a100"])
+def test_a_script_that_is_not_there(gpus, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", "--gpu", gpus, "x.py"]) == 2
+    assert capsys.readouterr().err == "modscope: There is no script x.py\n"
+
+
+def test_the_help_has_the_gpus_and_examples(capsys):
+    for words in (["predict", "--help"], ["help", "predict"]):
+        with pytest.raises(SystemExit) as left:
+            main(words)
+        out = capsys.readouterr().out
+        assert left.value.code == 0 and "rtx4090" in out and "\n  modscope predict --gpu all train.py\n" in out
+        assert "--part" not in out and "--real" not in out
+
+
+@pytest.mark.slow
+def test_check_needs_a_gpu(tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    ran = predict(tmp_path, "--check", write(tmp_path, "print('ran')"))
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err == "modscope: --check needs a GPU that torch can use, and finds none here. Leave it out to predict only\n"
+
+
+@pytest.mark.slow
+@needs_virtual_gpu
+def test_a_table_that_cannot_be_used_stops_the_script(tmp_path):
+    (tmp_path / "table.json").write_text("not a table")
+    ran = predict(tmp_path, "--gpu", "h100", "--table", "table.json", training(tmp_path, "print('ran')"))
+    assert (ran.status, ran.out) == (1, "") and ran.said[0].startswith("the script was not run, because there can be no virtual GPU here: ")
+    assert not [*tmp_path.glob("*.msc")]

@@ -1,0 +1,84 @@
+"""A virtual GPU that is full: torch's own exception, our report, and scripts that go on."""
+
+import json
+
+import pytest
+from predict_helpers import needs_virtual_gpu, predict, predict_json, training
+
+import modscope
+from modscope._virtual.out_of_memory import message
+
+pytestmark = [pytest.mark.slow, needs_virtual_gpu]
+
+MIB, GIB = 1 << 20, 1 << 30
+HALVE = """
+    batch = 1 << 22
+    while True:
+        try:
+            step(batch)
+            break
+        except torch.OutOfMemoryError as error:
+            print("halved", batch)
+            batch //= 2
+"""
+
+
+def test_the_script_gets_torch_s_exception_and_our_report(tmp_path):
+    ran = predict(tmp_path, "--gpu", "8GiB", "--json", "x.json", training(tmp_path, "step(1 << 20)"))
+    before, _, error = ran.err.partition("Traceback ")
+    assert ran.status == 1 and "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 16.00 GiB. GPU 0 has a " in error
+    assert before.startswith("[modscope] out of memory: an allocation of 16.00 GiB on cuda:0 failed, in step 1, forward of Net.up\n")
+    assert ran.err.count("out of memory: an allocation") == 1 and "\n  largest owners, by their own bytes:\n" in before
+    first, second, third = ran.said
+    assert ", until memory ran out. " in first and " it does not fit: an allocation of 16.00 GiB failed in step 1, forward of Net.up, when 4.0" in second
+    (path,) = tmp_path.glob("*.msc")
+    assert third == f"wrote {path.name}. See it:  modscope tree {path.name} --at oom"
+    result = json.loads((tmp_path / "x.json").read_text())
+    assert result["fits"] is False and result["to_spare"] is None and result["ended"] == "exception"
+    failed = result["out_of_memory"]
+    assert (failed["requested"], failed["module"], failed["phase"], failed["step"]) == (16 * GIB, "Net.up", "forward", 1)
+    assert 4 * GIB < failed["allocated"] <= failed["reserved"] <= 8 * GIB - 512 * MIB
+    assert modscope.load(path).last_oom.bytes == 16 * GIB
+
+
+def test_a_script_that_halves_its_batch_goes_on(tmp_path):
+    script = training(tmp_path, HALVE)
+    ran = predict(tmp_path, "--gpu", "8GiB", "--json", "x.json", script)
+    assert ran.status == 0 and ran.out.splitlines() == [f"halved {1 << n}" for n in (22, 21, 20, 19, 18, 17)]
+    assert " after 6 allocations failed and the script went on." in ran.said[1]
+    result = json.loads((tmp_path / "x.json").read_text())
+    assert result["fits"] is True and result["out_of_memory"]["count"] == 6 and result["steps"] == 1
+
+
+def test_a_script_that_catches_it_and_gives_up_does_not_fit(tmp_path):
+    text = """
+        step()
+        try:
+            step(1 << 20)
+        except torch.OutOfMemoryError:
+            print("too large")
+    """
+    ran = predict(tmp_path, "--gpu", "8GiB", "--json", "x.json", training(tmp_path, text))
+    assert (ran.status, ran.out) == (0, "too large\n") and " it does not fit: " in ran.said[1]
+    assert json.loads((tmp_path / "x.json").read_text())["fits"] is False
+
+
+def test_cached_memory_is_given_back_before_a_request_fails(tmp_path):
+    """The verdict is the simulation's: the sum of what was ever reserved is more than the GPU has."""
+    text = """
+        for size in (3, 4, 5):
+            torch.empty(size << 30, dtype=torch.uint8, device="cuda")
+    """
+    result = predict_json(tmp_path, "--gpu", "8GiB", "-q", training(tmp_path, text))
+    assert result["fits"] is True and 5 * GIB <= result["reserved_peak"] < 8 * GIB
+
+
+def test_the_message_names_the_segment_as_torch_does():
+    words = message(3 * MIB, 5 * GIB, 6 * GIB, 512 * MIB, 100, 8 * GIB)
+    assert words.startswith(
+        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 8.00 GiB of which 100 bytes is free. "
+        "Including non-PyTorch memory, this process has 6.50 GiB memory in use. Of the allocated memory 5.00 GiB is allocated by "
+        "PyTorch, and 1024.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+    )
+    sizes = [message(size, 0, 0, 0, 0, 0).split(".")[1:3] for size in (1, MIB, 10 * MIB + 1, 3 * GIB)]
+    assert [" ".join(part).split("allocate ")[1] for part in sizes] == ["2 00 MiB", "2 00 MiB", "12 00 MiB", "3 00 GiB"]

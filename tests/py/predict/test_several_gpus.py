@@ -1,0 +1,78 @@
+"""`modscope predict` of a script on several GPUs: the table is what each GPU alone would have given."""
+
+import json
+
+import pytest
+from predict_helpers import needs_virtual_gpu, predict, predict_json, training
+
+import modscope
+from modscope import _capture
+
+pytestmark = [pytest.mark.slow, needs_virtual_gpu]
+
+SCRIPT = "print(torch.cuda.get_device_capability()); [step(1 << 18) for _ in range(9)]"
+NAMES = ["h200", "8GiB", "12GiB", "24GiB", "t4"]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("several")
+    ran = predict(folder, "--gpu", ",".join(NAMES), "--json", "all.json", training(folder, SCRIPT))
+    assert ran.status == 0, ran.err
+    (folder / "ran").write_text(json.dumps(ran))
+    return folder, ran, json.loads((folder / "all.json").read_text())
+
+
+def test_the_script_s_output_appears_once(table):
+    folder, ran, _ = table
+    assert ran.out == "(9, 0)\n" and not [*folder.glob("*.msc")]
+
+
+def test_the_table(table):
+    _, ran, _ = table
+    first, head, *rows = ran.said
+    assert first.startswith("predicted 3 steps on 5 GPUs in ") and head.split() == ["GPU", "memory", "reserves", "to", "spare"]
+    assert [row.split()[0] for row in rows[:-1]] == NAMES
+    assert rows[0].endswith("  fits") and rows[1].split()[-10:-1] == "- does not fit: in step 1, forward of".split()
+    assert rows[-1] == "One GPU, with a capture:  modscope predict --gpu h200 train.py"
+
+
+def test_each_gpu_is_predicted_as_it_is_alone(table):
+    """The same peaks, the same verdict, and where it does not fit the same failed allocation."""
+    folder, _, result = table
+    assert [each["gpu"] for each in result["gpus"]] == NAMES and result["seconds"] > 0
+    for each in result["gpus"]:
+        ran = predict(folder, "--gpu", each["gpu"], "--json", "one.json", "-f", "-o", "one.msc", "train.py")
+        alone = json.loads((folder / "one.json").read_text())
+        assert (ran.status == 0) == each["fits"]
+        keys = ["gpu", "memory", "context", "reserved_peak", "allocated_peak", "fits", "to_spare", "out_of_memory", "torch"]
+        assert {key: each[key] for key in keys} == {key: alone[key] for key in keys}
+    assert {each["gpu"]: each["fits"] for each in result["gpus"]} == {"h200": True, "8GiB": False, "12GiB": False, "24GiB": True, "t4": False}
+
+
+def test_all_gpus_are_the_default(tmp_path):
+    result = predict_json(tmp_path, "-q", "--steps", "1", training(tmp_path, "step()"))
+    assert [each["gpu"] for each in result["gpus"]] == list(modscope.gpus)
+    assert all(each["fits"] for each in result["gpus"])
+
+
+def test_emptying_the_cache_is_replayed(tmp_path):
+    text = """
+        x = torch.empty(6 << 30, dtype=torch.uint8, device="cuda")
+        del x
+        torch.cuda.empty_cache()
+        y = torch.empty(5 << 30, dtype=torch.uint8, device="cuda")
+    """
+    result = predict_json(tmp_path, "-q", "--gpu", "8GiB,80GiB", training(tmp_path, text))
+    assert {6 << 30} == {each["reserved_peak"] >> 30 << 30 for each in result["gpus"]}
+
+
+def test_a_replay_of_something_else_is_refused():
+    allocator = _capture.Allocator()
+    assert allocator.replay(b"") is None
+    with pytest.raises(ValueError, match="this is not the log of a virtual GPU"):
+        allocator.replay((5 << 2 | 1).to_bytes(8, "little"))
+    with pytest.raises(TypeError):
+        allocator.replay("text")
+    small = _capture.Allocator(capacity=10 << 20)
+    assert small.replay((4 << 20 << 2).to_bytes(8, "little") + (20 << 20 << 2).to_bytes(8, "little")) == (0, 4 << 20)
