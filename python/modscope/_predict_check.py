@@ -154,7 +154,8 @@ class RealRun:
 
         if os.getpid() != self._pid:
             return
-        torch.cuda.synchronize()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         self._ends.append(time.perf_counter())
         if len(self._ends) < self._steps:
             return
