@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 def install(gpu: Gpu, version: str | None, unlimited: bool = False, table: str = "") -> VirtualDevice:
     """RuntimeError or ValueError says in a sentence why it cannot be installed; torch is then as it was."""
+    from modscope import _interception
     from modscope._virtual import operators
     from modscope._virtual.device import VirtualDevice
 
@@ -21,6 +22,8 @@ def install(gpu: Gpu, version: str | None, unlimited: bool = False, table: str =
     device = VirtualDevice(gpu, version, unlimited)
     device.install()
     try:
+        if why := _interception.why_no_blocks():
+            raise RuntimeError(f"it needs the interception of allocators, which cannot be used ({why})")
         if table:
             load_table(table)
         _verify_backward()
