@@ -38,7 +38,7 @@ _FIGURES = {"allocated": ("allocated_peak", size), "reserved": ("reserved_peak",
 
 def check(options: argparse.Namespace) -> int:
     """The exit status: the script's, or 1 if there is nothing to compare with."""
-    card = _find_card()
+    card = find_card()
     if card is None:
         print("modscope: --check needs a GPU that torch can use, and finds none here. Leave it out to predict only", file=sys.stderr)
         return 1
@@ -57,11 +57,11 @@ def check(options: argparse.Namespace) -> int:
     if real is None:
         sys.stderr.write(as_lines(["not checked: the script's process on the real GPU ended without figures."]))
         return status or real_status or 1
-    comparison = _compare(predicted, real)
+    comparison = compare(predicted, real)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump({**predicted, "check": {"title": title, **real, "errors": comparison}}, file, indent=2)
-    sys.stderr.write(as_lines([_describe(title, predicted, real, comparison)]))
+    sys.stderr.write(as_lines([describe(title, predicted, real, comparison)]))
     return status
 
 
@@ -70,7 +70,7 @@ def _passed_on(options: argparse.Namespace) -> list[str]:
     return [*output, *["-f"] * options.force, *["-q"] * options.quiet]
 
 
-def _find_card() -> tuple[str, int] | None:
+def find_card() -> tuple[str, int] | None:
     """Asked in another process, because this one has no torch."""
     asked = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True)
     with contextlib.suppress(ValueError):
@@ -91,13 +91,13 @@ def _read(path: str) -> dict[str, Any] | None:
     return None
 
 
-def _compare(predicted: dict[str, Any], real: dict[str, Any]) -> dict[str, float]:
+def compare(predicted: dict[str, Any], real: dict[str, Any]) -> dict[str, float]:
     """The error of each figure that both have, as a part of the real one."""
     keys = [key for key, _ in _FIGURES.values() if predicted.get(key) and real.get(key)]
     return {key: predicted[key] / real[key] - 1 for key in keys}
 
 
-def _describe(title: str, predicted: dict[str, Any], real: dict[str, Any], errors: dict[str, float]) -> str:
+def describe(title: str, predicted: dict[str, Any], real: dict[str, Any], errors: dict[str, float]) -> str:
     parts = []
     for word, (key, text) in _FIGURES.items():
         if key in errors:
@@ -154,7 +154,8 @@ class RealRun:
 
         if os.getpid() != self._pid:
             return
-        torch.cuda.synchronize()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         self._ends.append(time.perf_counter())
         if len(self._ends) < self._steps:
             return

@@ -13,11 +13,15 @@ if TYPE_CHECKING:
 
 def install(gpu: Gpu, version: str | None, unlimited: bool = False, table: str = "", also: Sequence[Gpu] = ()) -> VirtualDevice:
     """RuntimeError, ValueError or OSError says in a sentence why it cannot be installed; torch is then as it was."""
+    from modscope import _interception
     from modscope._virtual import table as tables
     from modscope._virtual.device import VirtualDevice
 
     device = VirtualDevice(gpu, version, unlimited, tables.load(table) if table else None, also)
     device.install()
+    if why := _interception.why_no_blocks():
+        device.remove()
+        raise RuntimeError(f"it needs the interception of allocators, which cannot be used ({why})")
     return device
 
 

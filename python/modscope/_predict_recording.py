@@ -74,9 +74,11 @@ class PredictedRun(RunRecording):
         from modscope import _predict_text
 
         facts = self._prediction.facts(self._steps, how, end)
+        if self._is_child:
+            return
         if self._asked.part:
             self._prediction.write_part(facts)
-        elif not self._is_child:
+        else:
             capture = self._load() if not loss else None
             result = self._prediction.result(facts, capture, self._file.path if self._file else "")
             if capture and not _predict_text.used_gpu(result):

@@ -73,3 +73,14 @@ def test_a_table_that_cannot_be_used_stops_the_script(tmp_path):
     ran = predict(tmp_path, "--gpu", "h100", "--table", "table.json", training(tmp_path, "print('ran')"))
     assert (ran.status, ran.out) == (1, "") and ran.said[0].startswith("the script was not run, because there can be no virtual GPU here: ")
     assert not [*tmp_path.glob("*.msc")]
+
+
+@pytest.mark.slow
+@needs_virtual_gpu
+def test_the_fallback_has_no_virtual_gpu(tmp_path):
+    ran = predict(tmp_path, "--gpu", "h100", training(tmp_path, "print('ran')"), MODSCOPE_INTERPOSE="0")
+    assert (ran.status, ran.out) == (1, "") and not [*tmp_path.glob("*.msc")]
+    assert ran.said == [
+        "the script was not run, because there can be no virtual GPU here: it needs the interception of allocators, which cannot "
+        "be used (MODSCOPE_INTERPOSE=0 is set)"
+    ]

@@ -1,0 +1,66 @@
+"""`modscope predict --check`: the figures of a real run beside the predicted ones."""
+
+import json
+
+import pytest
+import torch
+from predict_helpers import needs_virtual_gpu, predict, training
+
+from modscope import _predict_check
+from modscope.__main__ import main
+
+EITHER = """
+    import torch
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = torch.nn.Linear(100, 100).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for i in range(9):
+        model(torch.ones(10, 100, device=device)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_the_sentence():
+    predicted = {"allocated_peak": 990 << 20, "reserved_peak": 2 << 30, "step_ms": 30.0}
+    real = {"allocated_peak": 1000 << 20, "reserved_peak": 2 << 30, "step_ms": 25.0, "steps": 3, "error": ""}
+    errors = _predict_check.compare(predicted, real)
+    assert errors == pytest.approx({"allocated_peak": -0.01, "reserved_peak": 0.0, "step_ms": 0.2})
+    assert _predict_check.describe("NVIDIA H200", predicted, real, errors) == (
+        "checked on NVIDIA H200: allocated 1000.00 MiB (predicted 990.00 MiB, -1.00 %), reserved 2.00 GiB (predicted 2.00 GiB, "
+        "+0.00 %), a step 25 ms (predicted 30 ms, +20.00 %)."
+    )
+
+
+def test_what_is_not_known_is_left_out():
+    predicted = {"allocated_peak": 1 << 30, "reserved_peak": 2 << 30, "step_ms": None}
+    real = {"allocated_peak": 1 << 30, "reserved_peak": 0, "step_ms": 25.0, "steps": 1, "error": "ValueError: no\nmore"}
+    errors = _predict_check.compare(predicted, real)
+    assert _predict_check.describe("X", predicted, real, errors) == (
+        "checked on X: allocated 1.00 GiB (predicted 1.00 GiB, +0.00 %). The script ended by an exception there: ValueError: no."
+    )
+
+
+@pytest.mark.slow
+@needs_virtual_gpu
+def test_the_script_runs_again_without_the_virtual_gpu(tmp_path, monkeypatch, capfd):
+    """Here the second run is on the CPU, where torch counts no memory of a GPU."""
+    import textwrap
+
+    (tmp_path / "train.py").write_text(textwrap.dedent(EITHER))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_predict_check, "find_card", lambda: ("NVIDIA H200", 150_000_000_000))
+    assert main(["predict", "--check", "--json", "x.json", "-o", "x.msc", "train.py"]) == 0
+    result = json.loads((tmp_path / "x.json").read_text())
+    assert result["gpu"] == "h200" and result["steps"] == 3 and result["reserved_peak"] > 0
+    assert (result["check"]["steps"], result["check"]["reserved_peak"], result["check"]["error"]) == (3, 0, "")
+    assert result["check"]["step_ms"] > 0
+    assert "[modscope] checked on NVIDIA H200: nothing was allocated.\n" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_prediction_on_this_machine_s_gpu(tmp_path):
+    ran = predict(tmp_path, "--check", "--json", "x.json", training(tmp_path, "for _ in range(9): step()"))
+    assert ran.status == 0, ran.err
+    errors = json.loads((tmp_path / "x.json").read_text())["check"]["errors"]
+    assert abs(errors["allocated_peak"]) < 0.05 and abs(errors["reserved_peak"]) < 0.1
