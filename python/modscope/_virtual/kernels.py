@@ -91,6 +91,25 @@ def masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return operators.make((elements // 2,), (1,), self.dtype)
 
 
+# ---- results that the meta device does not know ----
+
+
+def log_sigmoid_forward(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The CUDA kernel needs no buffer."""
+    return operators.make(self.shape, operators.contiguous_strides(self.shape), self.dtype), operators.make((0,), (1,), self.dtype)
+
+
+def binary_cross_entropy(
+    self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = 1
+) -> torch.Tensor:
+    """The reduced loss is written into the storage of the losses of the elements, which keeps its size."""
+    losses = operators.make(self.shape, operators.contiguous_strides(self.shape), self.dtype)
+    if reduction == 0:
+        return losses
+    torch.ops.aten.sum.dim_IntList(losses, [])
+    return _native.virtual_alias(losses, (), (), 0)
+
+
 # ---- attention ----
 
 
@@ -139,6 +158,8 @@ KERNELS = {
     "_copy_from": copy_from,
     "nonzero": nonzero,
     "masked_select": masked_select,
+    "log_sigmoid_forward": log_sigmoid_forward,
+    "binary_cross_entropy": binary_cross_entropy,
 }
 
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")

@@ -9,7 +9,7 @@ import torch
 
 from modscope._virtual.geometry import numel, round_up
 from modscope._virtual.operators import Event, Events
-from modscope._virtual.rules import Answer, Card, argument, rule
+from modscope._virtual.rules import Answer, Card, argument, contiguous_copy, rule
 
 __all__ = ["scan_bytes", "sort_bytes"]
 
@@ -59,11 +59,6 @@ def _bits(largest: int) -> int:
     return max(1, largest.bit_length())
 
 
-def _copy(tensor: torch.Tensor) -> list[Event]:
-    """A contiguous copy, where the tensor is not contiguous itself."""
-    return [] if tensor.is_contiguous() else [("temporary", numel(tensor.shape) * tensor.dtype.itemsize)]
-
-
 def _for_a_while(*sizes: int) -> list[Event]:
     """Blocks that are freed before the operator goes on, the last one first."""
     taken: list[Event] = [("temporary", size) for size in sizes]
@@ -84,7 +79,7 @@ def _embedding_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> 
     """More than a few indices are sorted, and the rows of equal indices are summed in segments."""
     grad, indices, rows, _, by_frequency = args[:5]
     count = indices.numel()
-    events = _copy(grad) + _copy(indices)
+    events = contiguous_copy(grad) + contiguous_copy(indices)
     if count == 0 or (count <= _FEW_INDICES and not by_frequency):
         return [*events, ("result", 0)] if events else None
     longs: Event = ("temporary", count * _LONG)
@@ -152,7 +147,7 @@ def _index_put(args: Any, kwargs: Any) -> list[Event]:
         return []
     shape = torch.broadcast_shapes(*(index.shape for index in indices))
     count, longs = shape.numel(), shape.numel() * _LONG
-    events: list[Event] = _copy(self)
+    events: list[Event] = contiguous_copy(self)
     for _ in () if unsafe else indices:
         events += _for_a_while(_LONG, _LONG) + _for_a_while(_LONG, _LONG)
     for _ in indices:
@@ -237,7 +232,7 @@ def _topk_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     if self.dim() == 0 or self.numel() == 0:
         return None
     length, item = self.size(dim), self.dtype.itemsize
-    events = [("result", 0), ("result", 0), *_copy(self), *_top_of_blocks(card, self.numel() // length, length, item)]
+    events = [("result", 0), ("result", 0), *contiguous_copy(self), *_top_of_blocks(card, self.numel() // length, length, item)]
     if k > _SMALL_SORT and argument(args, kwargs, 4, "sorted", True):
         found = list(self.shape)
         found[dim] = k
@@ -257,7 +252,7 @@ def _median_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     self = args[0]
     elements, item = self.numel(), self.dtype.itemsize
     sort = sort_events(torch.empty(elements, dtype=self.dtype, device="meta"), 0)
-    return [("result", 0), *_copy(self), ("temporary", elements * item), ("temporary", elements * _LONG), *sort]
+    return [("result", 0), *contiguous_copy(self), ("temporary", elements * item), ("temporary", elements * _LONG), *sort]
 
 
 @rule("aten.randperm.default", "aten.randperm.generator", "aten.randperm.generator_out", source="ATen/native/cuda/Randperm.cu")
@@ -283,7 +278,7 @@ def _unique_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     self = args[0]
     count, item = self.numel(), self.dtype.itemsize
     keys = count * item
-    return [*_copy(self), ("temporary", keys), *_for_a_while(count * _LONG, count * _LONG, sort_bytes(count, item, _LONG))]
+    return [*contiguous_copy(self), ("temporary", keys), *_for_a_while(count * _LONG, count * _LONG, sort_bytes(count, item, _LONG))]
 
 
 # ---- scans ----
@@ -309,7 +304,7 @@ def _cumsum_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
 
 @rule("aten.cummax.default", "aten.cummin.default", "aten._logcumsumexp.default", source="ATen/native/cuda/ScanKernels.cpp")
 def _contiguous_scan_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
-    return [("result", 0), *_copy(args[0])]
+    return [("result", 0), *contiguous_copy(args[0])]
 
 
 # ---- random choice ----
@@ -333,7 +328,7 @@ def _roll_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     """One dimension after the other is rolled, each into a tensor of its own."""
     self, shifts = args[0], args[1]
     bytes = self.numel() * self.dtype.itemsize
-    return [*_copy(self), *[("temporary", bytes)] * (len(shifts) - 1), ("result", 0)]
+    return [*contiguous_copy(self), *[("temporary", bytes)] * (len(shifts) - 1), ("result", 0)]
 
 
 @rule("aten.masked_scatter_.default", source="ATen/native/cuda/IndexKernel.cpp: masked_scatter__cuda; IndexKernel.cu")
@@ -341,7 +336,7 @@ def _masked_scatter_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answ
     """The number of true elements before each one is computed."""
     self, mask, source = args[:3]
     elements = self.numel()
-    copies: list[Event] = _copy(self) + _copy(source)
+    copies: list[Event] = contiguous_copy(self) + contiguous_copy(source)
     if mask.numel() != elements or not mask.is_contiguous():
         copies.append(("temporary", elements))
     return [*copies, ("temporary", elements * _LONG), ("temporary", scan_bytes(elements, _LONG))]
