@@ -165,6 +165,10 @@ KERNELS = {
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
 
 
+_NO_KERNEL_FOR_CPU = ("aten::_foreach_norm.Scalar", "aten::_fused_rms_norm", "aten::_grouped_mm")
+"""Operators with a CUDA kernel that torch composes of others on the CPU."""
+
+
 def _overload(name: str) -> Any:
     """The operator ``aten::name.overload``."""
     packet, _, overload = name.removeprefix("aten::").partition(".")
@@ -175,10 +179,10 @@ def from_meta() -> dict[str, Any]:
     """Operators that a CUDA build has a kernel for, although they can also be composed of others.
 
     torch composes them where that kernel is missing, with other memory. A kernel for the CPU tells that there is one for
-    CUDA. Convolutions ask for libraries that are not there; the last two have no kernel for the CPU.
+    CUDA. Convolutions ask for libraries that are not there.
     """
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    names = ["aten::convolution", "aten::convolution_backward", "aten::_foreach_norm.Scalar", "aten::_fused_rms_norm"]
+    names = ["aten::convolution", "aten::convolution_backward", *_NO_KERNEL_FOR_CPU]
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith("aten::") and has(name, "CPU") and not has(name, "CUDA"):
             if any(has(name, key) for key in _COMPOSITE):

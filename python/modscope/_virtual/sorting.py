@@ -48,9 +48,10 @@ def sort_bytes(items: int, key: int, value: int = 0, bits: int | None = None) ->
     return _storage(passes * 256 * 8, blocks * 256 * 4, again * key, again * value, passes * 4)
 
 
-def scan_bytes(items: int, item: int) -> int:
+def scan_bytes(items: int, item: int, tile: int | None = None) -> int:
     """What cub::DeviceScan takes: a state for each tile, with 32 more (single_pass_scan_operators.cuh)."""
-    tile = 3744 if item < 4 else 128 * max(1, 60 // item)
+    if tile is None:
+        tile = 3744 if item < 4 else 128 * max(1, 60 // item)
     states = (-(-items // tile) + 32) * (8 if item <= 4 else 16)
     return _storage(_storage(states))
 
@@ -94,7 +95,7 @@ def _embedding_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> 
         ("result", 0),
         longs,
         ("temporary", _LONG),
-        *_for_a_while(count * _LONG, scan_bytes(count, _LONG)),
+        *_for_a_while(count * _LONG, scan_bytes(count, _LONG, tile=2048)),
         ("temporary", segments * _LONG),
         ("temporary", segments * _LONG),
         *_for_a_while(scan_bytes(segments, _LONG)),
