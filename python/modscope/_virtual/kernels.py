@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from modscope import _native
-from modscope._virtual import operators
+from modscope._virtual import copies, losses, operators, sorting
 
 # ---- new tensors ----
 
@@ -69,8 +69,10 @@ def local_scalar_dense(self: torch.Tensor) -> bool | float | int | complex:
 
 
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    if self.device.type == "cpu":
-        self.zero_()
+    if self.is_cuda != src.is_cuda:
+        with operators.taken(copies.between_devices(self, src)):
+            if self.device.type == "cpu":
+                self.zero_()
     return self
 
 
@@ -87,27 +89,10 @@ def nonzero(self: torch.Tensor) -> torch.Tensor:
 
 
 def masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    elements = torch.broadcast_shapes(self.shape, mask.shape).numel()
-    return operators.make((elements // 2,), (1,), self.dtype)
-
-
-# ---- results that the meta device does not know ----
-
-
-def log_sigmoid_forward(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The CUDA kernel needs no buffer."""
-    return operators.make(self.shape, operators.contiguous_strides(self.shape), self.dtype), operators.make((0,), (1,), self.dtype)
-
-
-def binary_cross_entropy(
-    self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = 1
-) -> torch.Tensor:
-    """The reduced loss is written into the storage of the losses of the elements, which keeps its size."""
-    losses = operators.make(self.shape, operators.contiguous_strides(self.shape), self.dtype)
-    if reduction == 0:
-        return losses
-    torch.ops.aten.sum.dim_IntList(losses, [])
-    return _native.virtual_alias(losses, (), (), 0)
+    shape = torch.broadcast_shapes(self.shape, mask.shape)
+    count = shape.numel() // 2
+    with operators.taken(copies.indices_of_mask(count, len(shape))):
+        return operators.make((count,), (1,), self.dtype)
 
 
 # ---- attention ----
@@ -158,8 +143,8 @@ KERNELS = {
     "_copy_from": copy_from,
     "nonzero": nonzero,
     "masked_select": masked_select,
-    "log_sigmoid_forward": log_sigmoid_forward,
-    "binary_cross_entropy": binary_cross_entropy,
+    **losses.KERNELS,
+    **sorting.KERNELS,
 }
 
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")

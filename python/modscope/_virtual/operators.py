@@ -6,14 +6,15 @@ and what it returned is remembered. Results get memory from the virtual device's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from modscope import _native
 
-__all__ = ["Events", "Rules", "contiguous_strides", "empty_like_meta", "make", "run", "to_meta"]
+__all__ = ["Events", "Rules", "contiguous_strides", "empty_like_meta", "make", "run", "taken", "to_meta"]
 
 _MOST_REMEMBERED = 200_000
 Spec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -178,6 +179,20 @@ class _BesideResults:
                 _native.virtual_give(handle)
                 del self._taken[i]
                 return
+
+
+@contextlib.contextmanager
+def taken(events: Events) -> Iterator[None]:
+    """Take memory while a kernel runs that makes its results by itself."""
+    if not events:
+        yield
+        return
+    beside = _BesideResults(events)
+    beside.before_result()
+    try:
+        yield
+    finally:
+        beside.end()
 
 
 class Rules:

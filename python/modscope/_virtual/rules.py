@@ -7,6 +7,7 @@ them by subject. An operator without a rule takes its results only; what went th
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import re
@@ -25,7 +26,19 @@ Answer = Events | Callable[[], Events] | None
 """The events of a call, or a function that answers them at each call, or None: nothing is taken beside the results."""
 RuleFunction = Callable[["Card", Any, Any, Any], Answer]
 
-_MODULES = ("workspaces", "reductions", "sorting", "normalization", "losses", "convolution", "recurrent", "attention")
+_MODULES = (
+    "workspaces",
+    "reductions",
+    "sorting",
+    "indexing",
+    "normalization",
+    "losses",
+    "convolution",
+    "batch_norm",
+    "recurrent",
+    "attention",
+    "attention_memory",
+)
 
 
 class Card(NamedTuple):
@@ -76,12 +89,17 @@ def rule(
     return register
 
 
-def all_rules() -> dict[str, Rule]:
-    """The rules of every module, by the operator's name."""
+@functools.cache
+def _import_rules() -> None:
     for name in _MODULES:
         full_name = f"modscope._virtual.{name}"
         if importlib.util.find_spec(full_name) is not None:
             importlib.import_module(full_name)
+
+
+def all_rules() -> dict[str, Rule]:
+    """The rules of every module, by the operator's name."""
+    _import_rules()
     return _rules
 
 
