@@ -20,7 +20,7 @@ from modscope._virtual import operators
 from modscope._virtual.gpus import Gpu
 from modscope._virtual.operators import Events
 
-__all__ = ["Answer", "Card", "Rule", "Rules", "Table", "Times", "all_rules", "argument", "contiguous_copy", "rule"]
+__all__ = ["Answer", "Card", "Rule", "Rules", "Table", "Times", "all_rules", "argument", "at_start", "contiguous_copy", "rule"]
 
 Answer = Events | Callable[[], Events] | None
 """The events of a call, or a function that answers them at each call, or None: nothing is taken beside the results."""
@@ -87,6 +87,15 @@ def rule(
         return function
 
     return register
+
+
+_starts: list[Callable[[], None]] = []
+
+
+def at_start(function: Callable[[], None]) -> Callable[[], None]:
+    """Call a function when rules are made for a card, to forget what a rule remembers between calls."""
+    _starts.append(function)
+    return function
 
 
 @functools.cache
@@ -161,6 +170,8 @@ class Rules(operators.Rules):
         self._times = times
         self._rules = all_rules()
         self._bytes_without_rule = 0
+        for start in _starts:
+            start()
 
     def events(self, op: Any, args: Any, kwargs: Any, specs: Any) -> Answer:
         if self._table is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import textwrap
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,17 +14,16 @@ import pytest
 import torch
 from helpers import INTERCEPTION
 
-from modscope._virtual import rules, sorting, workspaces
+from modscope._virtual import rules, sorting
 from modscope._virtual.gpus import find_gpu
 from modscope._virtual.rules import Card, Rules
 
 H200 = Card((9, 0), 132, (2, 11))
 TRUTH = Path(__file__).resolve().parents[4] / "shared" / "truth" / "h200"
 aten = torch.ops.aten
-needs_device = [
-    pytest.mark.skipif(not INTERCEPTION, reason="the virtual GPU needs interception"),
-    pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this torch has kernels for CUDA"),
-]
+needs_device = pytest.mark.skipif(
+    not INTERCEPTION or torch.backends.cuda.is_built(), reason="the virtual GPU cannot be installed in this torch"
+)
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -37,7 +36,6 @@ def longs(*shape: int) -> torch.Tensor:
 
 def taken(op: Any, *args: Any, card: Card = H200, **kwargs: Any) -> list[int]:
     """The sizes that a rule takes beside the results, in their order."""
-    workspaces.forget_workspaces()
     answer = Rules(card).events(op, args, kwargs, None)
     events = answer() if callable(answer) else answer
     return [bytes for what, bytes in events or () if what != "result" and bytes > 0]
@@ -104,12 +102,26 @@ def test_workspaces_follow_the_version_and_the_architecture(
 ) -> None:
     for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE"):
         monkeypatch.delenv(name, raising=False)
-    workspaces.forget_workspaces()
     first = Rules(Card(capability, 100, version)).events(aten.addmm.default, (meta(8), meta(4, 8), meta(8, 8)), {}, None)
     assert callable(first)
     again: list[Any] = [("result", 0), lt] if lt and lt[0] == "temporary" else []
     assert list(first()) == [("result", 0), ("kept", blas), *([lt] if lt else [])]
     assert list(first()) == again, "a workspace that is kept is taken once"
+
+
+def test_each_card_and_each_thread_takes_workspaces_of_its_own() -> None:
+    def product() -> list[Any]:
+        answer = known.events(aten.mm.default, (meta(4, 8), meta(8, 8)), {}, None)
+        return [what for what, _ in (answer() if callable(answer) else ())]
+
+    for _ in range(2):
+        known = Rules(H200)
+        assert (product(), product()) == (["result", "kept"], [])
+        found: list[list[Any]] = []
+        thread = threading.Thread(target=lambda: found.append(product()))
+        thread.start()
+        thread.join()
+        assert found == [["result", "kept"]]
 
 
 def test_from_torch_2_15_on_no_workspace_is_kept() -> None:
@@ -196,6 +208,8 @@ class Recording:
 def build(spec):
     if isinstance(spec, str) and spec.startswith("torch."):
         return getattr(torch, spec[6:])
+    if isinstance(spec, dict):
+        return torch.empty_strided([64, 64], spec["cpu"])
     if not isinstance(spec, list):
         return spec
     if len(spec) == 3 and isinstance(spec[0], str):
@@ -248,7 +262,7 @@ def _fits(requested: int, block: int) -> bool:
 
 
 @pytest.mark.skipif(not TRUTH.is_dir(), reason="the measurements are not here")
-@pytest.mark.skipif(not INTERCEPTION or torch.backends.cuda.is_built(), reason="the virtual GPU cannot be installed")
+@needs_device
 def test_operators_take_what_they_took_in_real_jobs() -> None:
     entries = _truth()
     assert len(entries) > 150
@@ -262,7 +276,14 @@ def test_operators_take_what_they_took_in_real_jobs() -> None:
     assert not wrong, f"{len(wrong)} of {len(entries)}: {wrong[:3]}"
 
 
-@pytest.mark.skipif(not INTERCEPTION or torch.backends.cuda.is_built(), reason="the virtual GPU cannot be installed")
+@needs_device
+def test_copies_between_devices_go_through_a_contiguous_one() -> None:
+    tensor, transposed = ["float32", [64, 64], [64, 1]], ["float32", [64, 64], [1, 64]]
+    calls = [["aten.copy_.default", [to, {"cpu": of}], {}] for to, of in ((tensor, [64, 1]), (transposed, [64, 1]), (transposed, [1, 64]))]
+    assert record(calls) == [[], [16384], []]
+
+
+@needs_device
 def test_results_are_made_in_the_kernel_s_order() -> None:
     tensor = ["float32", [8, 512], [512, 1]]
     calls = [
@@ -271,5 +292,7 @@ def test_results_are_made_in_the_kernel_s_order() -> None:
         ["aten.log_sigmoid_forward.default", [tensor], {}],
         ["aten._fused_rms_norm.default", [tensor, [512], ["float32", [512], [1]], 1e-5], {}],
         ["aten.mse_loss.default", [tensor, tensor], {}],
+        ["aten._ctc_loss.default", [["float32", [249, 8, 32], [256, 32, 1]], ["int64", [8, 30], [30, 1]], [9], [0]], {}],
     ]
-    assert record(calls) == [[4096, 16384], [16384, 4], [16384], [16384, 32], [4, 16384]]
+    ctc = [64, 64, 64, 8 * 249 * 61 * 4, 32]
+    assert record(calls) == [[4096, 16384], [16384, 4], [16384], [16384, 32], [4, 16384], ctc]
