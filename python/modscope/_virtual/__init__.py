@@ -5,6 +5,10 @@
     kernels.py        operators that need more than that: views, copies, attention
     unknown.py        the error of a kernel of which nothing is known
     rules.py          the registry of rules for the memory that operators take beside their results
+    workspaces.py, reductions.py, sorting.py, indexing.py, normalization.py, losses.py, copies.py,
+    convolution.py, recurrent.py, attention_memory.py
+                      the rules, by subject
+    geometry.py       shapes and strides as torch's kernels see them
     out_of_memory.py  the message of torch.OutOfMemoryError
     gpus.py           the GPUs that can be virtual
     times.py          what launching an operator costs the host; the virtual clock

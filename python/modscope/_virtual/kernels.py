@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from modscope import _native
-from modscope._virtual import attention, convolution, operators, recurrent
+from modscope._virtual import attention, convolution, copies, losses, operators, recurrent, sorting
 
 # ---- new tensors ----
 
@@ -73,8 +73,10 @@ def local_scalar_dense(self: torch.Tensor) -> bool | float | int | complex:
 
 
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    if self.device.type == "cpu":
-        self.zero_()
+    if self.is_cuda != src.is_cuda:
+        with operators.taken(copies.between_devices(self, src)):
+            if self.device.type == "cpu":
+                self.zero_()
     return self
 
 
@@ -91,8 +93,10 @@ def nonzero(self: torch.Tensor) -> torch.Tensor:
 
 
 def masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    elements = torch.broadcast_shapes(self.shape, mask.shape).numel()
-    return operators.make((elements // 2,), (1,), self.dtype)
+    shape = torch.broadcast_shapes(self.shape, mask.shape)
+    count = shape.numel() // 2
+    with operators.taken(copies.indices_of_mask(count, len(shape))):
+        return operators.make((count,), (1,), self.dtype)
 
 
 KERNELS = {
@@ -110,10 +114,16 @@ KERNELS = {
     "masked_select": masked_select,
     **attention.KERNELS,
     **recurrent.KERNELS,
+    **losses.KERNELS,
+    **sorting.KERNELS,
 }
 INFERENCES = {**attention.INFERENCES, **convolution.INFERENCES}
 
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
+
+
+_NO_KERNEL_FOR_CPU = ("aten::_foreach_norm.Scalar", "aten::_fused_rms_norm", "aten::_grouped_mm")
+"""Operators with a CUDA kernel that torch composes of others on the CPU."""
 
 
 def _overload(name: str) -> Any:
@@ -127,10 +137,10 @@ def from_meta() -> dict[str, Any]:
 
     torch composes them where that kernel is missing, with other memory and more launches. A kernel for the CPU tells that
     there is one for CUDA. So does the name of an operator on lists of tensors. Convolutions ask for libraries that are not
-    there; _fused_rms_norm has no kernel for the CPU.
+    there; a few have no kernel for the CPU.
     """
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    names = ["aten::convolution", "aten::convolution_backward", "aten::_fused_rms_norm"]
+    names = ["aten::convolution", "aten::convolution_backward", *_NO_KERNEL_FOR_CPU]
     for name in torch._C._dispatch_get_all_op_names():
         for_lists = name.startswith("aten::_foreach_") and not name.endswith("out")
         if name.startswith("aten::") and (for_lists or has(name, "CPU")) and not has(name, "CUDA"):

@@ -1,4 +1,4 @@
-"""Rules of normalization, softmax and losses: contiguous copies, partial sums, coefficients of groups."""
+"""Rules of normalization: contiguous copies, partial sums, coefficients of groups; and of a few other operators."""
 
 from __future__ import annotations
 
@@ -9,18 +9,11 @@ import torch
 from modscope._virtual import geometry
 from modscope._virtual.operators import Event
 from modscope._virtual.reductions import Accumulator, reduction
-from modscope._virtual.rules import Answer, Card, argument, rule
+from modscope._virtual.rules import Answer, Card, argument, contiguous_copy, rule
 
 _WARP = 32
 _MANY_ROWS = 64 * 1024
 _ROWS_PER_BLOCK = 32
-
-
-def _copy(tensor: Any) -> list[Event]:
-    """A contiguous copy, where the tensor is not contiguous itself."""
-    if tensor is None or tensor.is_contiguous():
-        return []
-    return [("temporary", tensor.numel() * tensor.dtype.itemsize)]
 
 
 def _result(wanted: bool) -> list[Event]:
@@ -32,13 +25,13 @@ def _result(wanted: bool) -> list[Event]:
 
 @rule("aten.native_layer_norm.default", source="ATen/native/cuda/layer_norm_kernel.cu: layer_norm_cuda")
 def _layer_norm_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
-    copies = _copy(args[0])
+    copies = contiguous_copy(args[0])
     return copies or None
 
 
 @rule("aten._fused_rms_norm.default", source="ATen/native/cuda/layer_norm_kernel.cu: _fused_rms_norm_cuda")
 def _rms_norm_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
-    copies = _copy(args[0])
+    copies = contiguous_copy(args[0])
     return copies or None
 
 
@@ -65,7 +58,7 @@ def _layer_norm_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) ->
     results = [event for wanted in mask for event in _result(wanted)]
     dtype = args[5].dtype if args[5] is not None else input.dtype
     sums = _weight_gradients(card, rows, width, dtype, sum(mask[1:]))
-    events = [*_copy(input), *results, *_copy(grad), *sums]
+    events = [*contiguous_copy(input), *results, *contiguous_copy(grad), *sums]
     return events if len(events) > len(results) else None
 
 
@@ -76,7 +69,7 @@ def _rms_norm_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> A
     rows = input.numel() // width if width else 0
     results = [event for wanted in mask for event in _result(wanted)]
     dtype = weight.dtype if weight is not None else input.dtype
-    events = [*_copy(input), *results, *_copy(grad), *_weight_gradients(card, rows, width, dtype, int(mask[1]))]
+    events = [*contiguous_copy(input), *results, *contiguous_copy(grad), *_weight_gradients(card, rows, width, dtype, int(mask[1]))]
     return events if len(events) > len(results) else None
 
 
@@ -105,7 +98,7 @@ def _group_norm_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) ->
     item = _accumulator(input.dtype)
     per_channel: Event = ("temporary", samples * channels * item)
     per_group: Event = ("temporary", samples * groups * item)
-    events: list[Event] = [*_copy(grad), *results]
+    events: list[Event] = [*contiguous_copy(grad), *results]
     if pixels == 1:
         return [*events, per_group, per_group] if mask[0] else events
     events += [per_channel, per_channel]
@@ -114,38 +107,7 @@ def _group_norm_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) ->
     return events
 
 
-# ---- softmax and losses ----
-
-
-@rule("aten._softmax.default", "aten._log_softmax.default", "aten._softmax.out", "aten._log_softmax.out", source="SoftMax.cu: host_softmax")
-def _softmax_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
-    copies = _copy(args[0])
-    return [("result", 0), *copies] if copies else None
-
-
-@rule("aten._softmax_backward_data.default", "aten._softmax_backward_data.out", source="SoftMax.cu: softmax_backward_cuda_out")
-def _softmax_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
-    """The gradient times the output is computed first."""
-    grad, output = args[0], args[1]
-    product = max(grad.dtype.itemsize, output.dtype.itemsize) * grad.numel()
-    return [("result", 0), ("temporary", product), *_copy(output)]
-
-
-@rule("aten._log_softmax_backward_data.default", "aten._log_softmax_backward_data.out", source="SoftMax.cu: host_softmax_backward")
-def _log_softmax_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
-    copies = _copy(args[0]) + _copy(args[1])
-    return [("result", 0), *copies] if copies else None
-
-
-@rule(
-    "aten.nll_loss_forward.default",
-    "aten.nll_loss_forward.output",
-    "aten.nll_loss2d_forward.default",
-    source="ATen/native/cuda/Loss.cu: nll_loss_forward_out_cuda_template",
-)
-def _nll_loss_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
-    copies = _copy(args[0]) + _copy(args[1])
-    return [("result", 0), ("result", 0), *copies] if copies else None
+# ---- others ----
 
 
 @rule("aten.pow.Scalar", "aten.pow.Scalar_out", source="ATen/native/Pow.cpp: the base becomes a tensor of one element")

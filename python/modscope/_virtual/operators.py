@@ -6,7 +6,8 @@ and what it returned is remembered. Results get memory from the virtual device's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ __all__ = [
     "make",
     "run",
     "start",
+    "taken",
     "to_meta",
 ]
 
@@ -221,6 +223,20 @@ class _BesideResults:
                 _native.virtual_give(handle)
                 del self._taken[i]
                 return
+
+
+@contextlib.contextmanager
+def taken(events: Events) -> Iterator[None]:
+    """Take memory while a kernel runs that makes its results by itself."""
+    if not events:
+        yield
+        return
+    beside = _BesideResults(events)
+    beside.before_result()
+    try:
+        yield
+    finally:
+        beside.end()
 
 
 class Rules:

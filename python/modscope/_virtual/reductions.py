@@ -12,7 +12,7 @@ import torch
 from modscope._virtual import geometry
 from modscope._virtual.geometry import Iteration
 from modscope._virtual.operators import Event, Events
-from modscope._virtual.rules import Answer, Card, argument, rule
+from modscope._virtual.rules import Answer, Card, argument, contiguous_copy, rule
 
 __all__ = ["Accumulator", "reduction", "split_sizes"]
 
@@ -224,6 +224,12 @@ def _prod_dimension_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answ
     return _sum(card, args[0], args[1], keep, argument(args, kwargs, 3, "dtype"), True)
 
 
+@rule("aten.norm.ScalarOpt_dim", "aten.norm.out", source=_SOURCE + "; ReduceNormKernel.cu")
+def _norm_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    dim, keep = argument(args, kwargs, 2, "dim"), argument(args, kwargs, 3, "keepdim", False)
+    return _sum(card, args[0], dim, keep, args[0].dtype, False)
+
+
 @rule("aten.linalg_vector_norm.default", "aten.linalg_vector_norm.out", source=_SOURCE + "; ReduceNormKernel.cu")
 def _vector_norm_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     dim, keep = argument(args, kwargs, 2, "dim"), argument(args, kwargs, 3, "keepdim", False)
@@ -266,7 +272,7 @@ def _amax_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
 def _max_all_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     """The operator makes a contiguous copy of its argument first."""
     self = args[0]
-    copy: list[Event] = [] if self.is_contiguous() else [("temporary", self.numel() * self.dtype.itemsize)]
+    copy = contiguous_copy(self)
     iteration = geometry.reduce_iteration(self.shape, geometry.contiguous(self.shape), None)
     return [("result", 0), *copy, *reduction(card, iteration, self.dtype, Accumulator(self.dtype.itemsize), self.dtype)]
 
@@ -284,7 +290,7 @@ def _argmax_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     self, dim = args[0], argument(args, kwargs, 1, "dim")
     if dim is not None:
         return _extremum(card, self, dim, argument(args, kwargs, 2, "keepdim", False), 16, torch.int64)
-    copy: list[Event] = [] if self.is_contiguous() else [("temporary", self.numel() * self.dtype.itemsize)]
+    copy = contiguous_copy(self)
     iteration = geometry.reduce_iteration([self.numel()], [1], None)
     return [("result", 0), *copy, *reduction(card, iteration, self.dtype, Accumulator(16), torch.int64)]
 

@@ -7,6 +7,7 @@ them by subject. An operator without a rule takes its results only; what went th
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import re
@@ -19,13 +20,24 @@ from modscope._virtual import operators
 from modscope._virtual.gpus import Gpu
 from modscope._virtual.operators import Events
 
-__all__ = ["Answer", "Card", "Rule", "Rules", "Table", "Times", "all_rules", "argument", "rule"]
+__all__ = ["Answer", "Card", "Rule", "Rules", "Table", "Times", "all_rules", "argument", "at_start", "contiguous_copy", "rule"]
 
 Answer = Events | Callable[[], Events] | None
 """The events of a call, or a function that answers them at each call, or None: nothing is taken beside the results."""
 RuleFunction = Callable[["Card", Any, Any, Any], Answer]
 
-_MODULES = ("workspaces", "reductions", "sorting", "normalization", "convolution", "recurrent", "attention_memory")
+_MODULES = (
+    "workspaces",
+    "reductions",
+    "sorting",
+    "indexing",
+    "normalization",
+    "losses",
+    "convolution",
+    "batch_norm",
+    "recurrent",
+    "attention_memory",
+)
 
 
 class Card(NamedTuple):
@@ -76,12 +88,26 @@ def rule(
     return register
 
 
-def all_rules() -> dict[str, Rule]:
-    """The rules of every module, by the operator's name."""
+_starts: list[Callable[[], None]] = []
+
+
+def at_start(function: Callable[[], None]) -> Callable[[], None]:
+    """Call a function when rules are made for a card, to forget what a rule remembers between calls."""
+    _starts.append(function)
+    return function
+
+
+@functools.cache
+def _import_rules() -> None:
     for name in _MODULES:
         full_name = f"modscope._virtual.{name}"
         if importlib.util.find_spec(full_name) is not None:
             importlib.import_module(full_name)
+
+
+def all_rules() -> dict[str, Rule]:
+    """The rules of every module, by the operator's name."""
+    _import_rules()
     return _rules
 
 
@@ -90,6 +116,13 @@ def argument(args: Any, kwargs: Any, position: int, name: str, default: Any = No
     if name in kwargs:
         return kwargs[name]
     return args[position] if position < len(args) else default
+
+
+def contiguous_copy(tensor: torch.Tensor | None) -> list[operators.Event]:
+    """The copy that a kernel makes of a tensor that is not contiguous."""
+    if tensor is None or tensor.is_contiguous():
+        return []
+    return [("temporary", tensor.numel() * tensor.dtype.itemsize)]
 
 
 class Found(Protocol):
@@ -136,6 +169,8 @@ class Rules(operators.Rules):
         self._times = times
         self._rules = all_rules()
         self._bytes_without_rule = 0
+        for start in _starts:
+            start()
 
     def events(self, op: Any, args: Any, kwargs: Any, specs: Any) -> Answer:
         if self._table is not None:
@@ -175,6 +210,33 @@ class Rules(operators.Rules):
         return count
 
 
+_RESULTS_ONLY = frozenset(
+    """
+    _prelu_kernel _prelu_kernel_backward _stack _weight_norm_interface _weight_norm_interface_backward _amp_update_scale_
+    arange as_strided bernoulli bernoulli_ bucketize cat cauchy_ channel_shuffle col2im copy_ elu elu_backward embedding_renorm_
+    empty empty_strided exponential_ eye fill_ flip floor_divide floor_divide_ gather gelu gelu_ gelu_backward geometric_ glu
+    glu_backward grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward hardshrink hardshrink_backward
+    hardsigmoid hardsigmoid_backward hardswish hardswish_ hardswish_backward hardtanh hardtanh_backward huber_loss_backward
+    index_add index_add_ index_copy index_copy_ index_fill_ index_select leaky_relu leaky_relu_backward linspace log_normal_
+    log_sigmoid_backward log_sigmoid_forward logspace masked_fill_ median mish mish_ mish_backward mse_loss_backward
+    native_channel_shuffle nll_loss2d_backward nll_loss_backward normal normal_ pixel_shuffle pixel_unshuffle polar random_ range
+    reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d
+    reflection_pad3d_backward replication_pad1d replication_pad1d_backward replication_pad2d replication_pad2d_backward
+    replication_pad3d replication_pad3d_backward resize_ rrelu_with_noise rrelu_with_noise_ rsub scatter scatter_ scatter_add
+    scatter_add_ searchsorted set_ smooth_l1_loss_backward softplus softplus_backward softshrink softshrink_backward take
+    threshold threshold_ threshold_backward tril tril_ tril_indices triu triu_ triu_indices unfold unfold_backward uniform_
+    upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d
+    upsample_linear1d_backward upsample_nearest1d upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward
+    upsample_nearest3d upsample_nearest3d_backward upsample_trilinear3d upsample_trilinear3d_backward view where zero_
+    """.split()
+)
+"""Operators whose CUDA kernels write their results and take nothing else. Those that torch tags as pointwise, of lists
+(``_foreach_``) and of optimizers (``_fused_``) are not named."""
+
+
 def takes_results_only(op: Any) -> bool:
     """Whether it is known that an operator takes no memory beside its results."""
-    return torch.Tag.pointwise in op.tags
+    namespace, _, name = op._schema.name.partition("::")
+    if namespace != "aten":
+        return False
+    return torch.Tag.pointwise in op.tags or name in _RESULTS_ONLY or name.startswith(("_foreach_", "_fused_", "_amp_foreach_"))

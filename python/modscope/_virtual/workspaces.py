@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from modscope._virtual.operators import Event, Events
-from modscope._virtual.rules import Answer, Card, argument, rule
+from modscope._virtual.rules import Answer, Card, argument, at_start, rule
 
 __all__ = ["forget_workspaces", "workspace_bytes", "workspace_lt_bytes"]
 
@@ -24,6 +24,7 @@ _taken: dict[tuple[str, int], bool] = {}
 """The workspaces that are kept: which library, and which thread."""
 
 
+@at_start
 def forget_workspaces() -> None:
     _taken.clear()
 
