@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -126,7 +127,7 @@ def scaled_dot_product_attention(
     )[0]
 
 
-KERNELS = {
+KERNELS: dict[str, Callable[..., Any]] = {
     "empty.memory_format": empty,
     "empty_strided": empty_strided,
     "resize_": resize_,

@@ -18,14 +18,17 @@ import torch
 from modscope import _native
 from modscope._virtual import operators
 from modscope._virtual.gpus import GPUS, Gpu
-from modscope._virtual.roofline import Roofline
+from modscope._virtual.roofline import Roofline, recurrent_steps
 
 __all__ = ["Seconds", "Times", "installed", "now", "timed", "wait"]
 
 HOST = 42e-6
-"""Seconds of the host for an operator that Python calls, with autograd and the Python code around it."""
-VIEW, ALLOCATION, CONVOLUTION, EACH_TENSOR = 0.3, 0.2, 3.0, 0.04
-"""The same for views, new tensors, convolutions and each tensor of a list, by HOST."""
+"""Seconds of the host for an operator that Python calls, with autograd and the Python code around it: what nine training jobs
+needed that the host held up, on the server of an H200. A fast desktop processor needs a third of it."""
+VIEW, ALLOCATION, CONVOLUTION = 0.3, 0.2, 3.0
+"""The same for views, new tensors and convolutions, by HOST."""
+EACH_TENSOR, EACH_STEP = 0.04, 0.5
+"""What is added for each tensor of a list, and for each time step and layer of a recurrent network, by HOST."""
 BACKWARD = {"view": 0.15, "allocation": 0.1, "operator": 0.6, "convolution": 4.0}
 """The same for what autograd calls in C++, by HOST. A convolution's backward is two of them."""
 READ = 8e-6
@@ -76,13 +79,17 @@ class Times:
         """The times of an operator. ``device``: how long the device runs, where that was measured."""
         if device is None:
             device = self._roofline.seconds(op, args, kwargs, specs)
-        name = str(op._schema.name).partition("::")[2]
-        if name.startswith("convolution"):
-            return _launched(device, CONVOLUTION, BACKWARD["convolution"])
-        tensors = max((len(a) for a in args if isinstance(a, (list, tuple))), default=0) if "_foreach_" in name or "_fused_" in name else 0
         if not device:
             return _VIEW
-        return _launched(device, 1 + EACH_TENSOR * tensors, BACKWARD["operator"] + EACH_TENSOR * tensors)
+        name = str(op._schema.name).partition("::")[2]
+        if "convolution" in name:
+            return _launched(device, CONVOLUTION, BACKWARD["convolution"])
+        more = 0.0
+        if name.startswith(("_foreach_", "_fused_", "_amp_foreach")):
+            more = EACH_TENSOR * max((len(a) for a in args if isinstance(a, (list, tuple))), default=0)
+        elif name.startswith("_cudnn_rnn"):
+            more = EACH_STEP * recurrent_steps(op, args, kwargs) * (2 if name.endswith("backward") else 1)
+        return _launched(device, 1 + more, BACKWARD["operator"] + more)
 
     def copy_seconds(self, target: torch.Tensor, source: torch.Tensor) -> Seconds:
         """The times of a copy inside the device, or between it and the host."""
