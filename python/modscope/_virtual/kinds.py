@@ -81,7 +81,7 @@ PLANAR = 8
 last, and copies are made. A product of channels alone (1 by 1) needs none."""
 DEPTHWISE = (0.045, 0.10)
 """Of the peak without tensor cores that convolutions with one channel in each group reach: with channels first, and last."""
-DEPTHWISE_WEIGHT = 0.006
+DEPTHWISE_WEIGHT = (0.006, 0.012)
 """The same for the gradient of their weight, which sums over all places for each of a few numbers."""
 RECURRENT_STEP = 8e-6
 """Seconds that cuDNN takes at least for one time step of one layer."""

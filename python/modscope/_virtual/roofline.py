@@ -291,11 +291,11 @@ class Roofline:
     def _convolve(self, x: Any, sizes: Convolution, parts: list[Product], read: Any, specs: Any) -> float:
         bytes = sum(_tensor_bytes(t) for t in read) + sum(_bytes(*s) for s in _specs(specs))
         moved = bytes / (self._bandwidth * ELEMENTWISE.of_bandwidth)
-        last = any(t.dim() > 3 and _order(t) == 1 - t.dim() for t in read)
+        last = any(t.dim() > 3 and _order(t) == 1 - t.dim() for t in read[-2:])  # the input and the weight
         plain = self._products.rate(torch.float32, False).peak
         if sizes.depthwise:
             seconds = [
-                2 * math.prod(part) / (plain * (DEPTHWISE_WEIGHT if part is sizes.towards_weight else DEPTHWISE[last]))
+                2 * math.prod(part) / (plain * (DEPTHWISE_WEIGHT if part is sizes.towards_weight else DEPTHWISE)[last])
                 for part in parts
             ]
             return len(parts) * KERNEL + max(moved, sum(seconds))

@@ -22,14 +22,14 @@ from modscope._virtual.roofline import Roofline, recurrent_steps
 
 __all__ = ["Seconds", "Times", "installed", "now", "timed", "wait"]
 
-HOST = 42e-6
-"""Seconds of the host for an operator that Python calls, with autograd and the Python code around it: what nine training jobs
-needed that the host held up, on the server of an H200. A fast desktop processor needs a third of it."""
-VIEW, ALLOCATION, CONVOLUTION = 0.3, 0.2, 3.0
-"""The same for views, new tensors and convolutions, by HOST."""
+HOST = 46e-6
+"""Seconds of the host for an operator that Python calls, with autograd and the Python code around it: what training jobs need
+on the server of an H200 that the host holds up. A fast desktop processor needs a third of it."""
+VIEW, ALLOCATION, COPY, CONVOLUTION = 0.3, 0.1, 0.6, 3.0
+"""The same for views, new tensors, copies and convolutions, by HOST."""
 EACH_TENSOR, EACH_STEP = 0.04, 0.5
 """What is added for each tensor of a list, and for each time step and layer of a recurrent network, by HOST."""
-BACKWARD = {"view": 0.15, "allocation": 0.1, "operator": 0.6, "convolution": 4.0}
+BACKWARD = {"view": 0.15, "allocation": 0.05, "copy": 0.3, "operator": 0.5, "convolution": 4.0}
 """The same for what autograd calls in C++, by HOST. A convolution's backward is two of them."""
 READ = 8e-6
 """Seconds until a value that the device has computed is on the host, beside the transfer."""
@@ -94,7 +94,8 @@ class Times:
     def copy_seconds(self, target: torch.Tensor, source: torch.Tensor) -> Seconds:
         """The times of a copy inside the device, or between it and the host."""
         if target.device.type == source.device.type:
-            return self.seconds(torch.ops.aten.copy_.default, (target, source), {}, None)
+            device = self._roofline.seconds(torch.ops.aten.copy_.default, (target, source), {}, None)
+            return _launched(device, COPY, BACKWARD["copy"])
         bytes = target.numel() * target.element_size()
         of_link = PAGEABLE if not (target if source.device.type != "cpu" else source).is_pinned() else 1.0
         return _launched(READ / 4 + bytes / (self._link * of_link), 1.0, BACKWARD["operator"])
