@@ -125,7 +125,7 @@ class TimedRules(operators.Rules):
 
 _VIEWS = ("as_strided", "view", "_reshape_alias", "unfold")
 _ALLOCATIONS = ("empty.memory_format", "empty_strided", "resize_")
-_READ_BY_HOST = ("_local_scalar_dense", "nonzero", "masked_select")
+_READ_BY_HOST = ("_local_scalar_dense", "nonzero", "masked_select", "equal")
 _COPIES = {"copy_": (0, 1), "_copy_from": (1, 0)}
 """Positions of what is written and what is read."""
 
