@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -127,7 +126,7 @@ def scaled_dot_product_attention(
     )[0]
 
 
-KERNELS: dict[str, Callable[..., Any]] = {
+KERNELS = {
     "empty.memory_format": empty,
     "empty_strided": empty_strided,
     "resize_": resize_,
