@@ -14,4 +14,5 @@
     times.py          what launching an operator costs the host; the virtual clock
     roofline.py       how long the device runs an operator
     products.py       the same for matrix products
+    kinds.py          the fractions of a card's peaks that operators reach
 """

@@ -7,14 +7,13 @@ size of the tiles, and into how many parts the sum is split; here, the fastest c
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from modscope._virtual.gpus import Gpu, Speed
 
-__all__ = ["Attention", "Products", "Rate"]
+__all__ = ["Attention", "Convolution", "Product", "Products", "Rate"]
 
 MOST_OF_PEAK = {"float32": 0.82, "tf32": 0.72, "float64": 0.75, "float16": 0.80, "bfloat16": 0.80, "float8": 0.70}
 """The fraction of a peak that large products reach: the clock sinks under load, and tiles wait for memory."""
@@ -33,6 +32,10 @@ SUM_BEFORE_FULL_RATE = 48
 """Elements of the sum that a tile needs until the pipeline is full."""
 MISALIGNED = 0.3
 """Of the rate of tensor cores, where a row does not begin at a multiple of 16 bytes."""
+
+
+Product = tuple[int, int, int, int]
+"""How many products, rows, columns, and the length of the sums."""
 
 
 class Rate(NamedTuple):
@@ -110,7 +113,7 @@ class Attention(NamedTuple):
     causal: bool
 
     @classmethod
-    def of(cls, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> Attention:
+    def of(cls, query: Any, key: Any, value: Any, causal: bool) -> Attention:
         heads = math.prod(query.shape[:-2])
         return cls(heads, query.shape[-2], key.shape[-2], query.shape[-1], value.shape[-1], causal)
 
@@ -124,3 +127,18 @@ class Attention(NamedTuple):
         pairs = self.batch * rows * TILE_OF_QUERIES * columns * TILE_OF_KEYS * filled * work
         both = self.width + self.value_width
         return 2 * pairs * (both + both + self.width if backward else both)
+
+
+class Convolution:
+    """A convolution as matrix products."""
+
+    def __init__(self, x: Any, y: Any, weight: Any, groups: int) -> None:
+        places_in, places_out = x[0] * math.prod(x[2:]), y[0] * math.prod(y[2:])
+        out_channels, in_channels, taps = y[1] // groups, x[1] // groups, math.prod(weight[2:])
+        self.depthwise = in_channels == 1 and groups > 1
+        self.pointwise = taps == 1 and places_in == places_out
+        self.in_channels, self.groups = in_channels, groups
+        self.forward: Product = (groups, places_out, out_channels, in_channels * taps)
+        taps_seen = max(taps * places_out // max(places_in, 1), 1)  # of a stride, each place sees some of the taps
+        self.towards_input: Product = (groups, places_in, in_channels, out_channels * taps_seen)
+        self.towards_weight: Product = (groups, out_channels, in_channels * taps, places_out)

@@ -1,111 +1,51 @@
 """How long an operator keeps the device busy: the time for its arithmetic or for its memory traffic, whichever is longer,
 and a fixed time for each kernel that it launches.
 
-Fractions of the peaks are typical for a class of operators, not for one operator with one shape.
+kinds.py has the fractions of the peaks that operators reach.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils import flop_counter
 
 from modscope._virtual.gpus import Gpu, Speed
-from modscope._virtual.products import Attention, Products
+from modscope._virtual.kinds import (
+    ATTENTION,
+    ATTENTION_FLOAT32,
+    CHANNEL_RATE,
+    CHANNEL_RATE_SHARED,
+    CHUNK,
+    CONVOLUTION_OF_PEAK,
+    COUNTED_OF_PEAK,
+    DEPTHWISE,
+    DEPTHWISE_WEIGHT,
+    ELEMENTWISE,
+    FEW_CHANNELS,
+    FEW_CHANNELS_RATE,
+    GATHERS,
+    GROUPED_OF_PEAK,
+    KERNEL,
+    KINDS,
+    MOST_CHUNKS,
+    MOST_TENSORS,
+    NORMS_BY_CHANNEL,
+    OVERWRITES,
+    PLANAR,
+    RECURRENT_OF_PEAK,
+    RECURRENT_STEP,
+    SCATTERS,
+    SMALL,
+    STRIDED,
+    WIDE_HEAD,
+)
+from modscope._virtual.products import Attention, Convolution, Product, Products
 
-__all__ = ["Roofline"]
-
-KERNEL = 2.5e-6
-"""Seconds of a kernel that does next to nothing, with the gap before the next one."""
-STRIDED = 0.5
-"""Of the bandwidth, where the elements of a tensor are not read in their order in memory."""
-ATTENTION = {"flash": (0.30, 0.22), "cudnn": (0.45, 0.33), "efficient": (0.14, 0.09)}
-"""Of the peak of tensor cores that attention reaches in 16 bits, forward and backward, where heads are wide."""
-ATTENTION_FLOAT32 = (0.60, 0.42)
-"""The same in float32, of the peak without tensor cores."""
-WIDE_HEAD = 96
-"""Narrower heads use less of tensor cores, in proportion."""
-
-
-class Kind(NamedTuple):
-    """A class of operators that move memory."""
-
-    of_bandwidth: float = 0.80
-    """The fraction of the bandwidth that it reaches, for its arguments and results moved once."""
-    kernels: float = 1
-    per_row: float = 0.0
-    """Seconds that a multiprocessor takes for a row at least: a row is what is normalized or summed together."""
-
-
-ELEMENTWISE = Kind()
-KINDS = {
-    "native_dropout": Kind(0.65),
-    "cat": Kind(0.70),
-    "masked_fill": Kind(0.45, 2),
-    "roll": Kind(0.40),
-    "native_layer_norm": Kind(0.70, 1, 0.18e-6),
-    "_fused_rms_norm": Kind(0.70, 1, 0.07e-6),
-    "native_layer_norm_backward": Kind(0.55, 3, 0.25e-6),
-    "_fused_rms_norm_backward": Kind(0.55, 3, 0.25e-6),
-    "_log_softmax": Kind(0.50, 1, 0.01e-6),
-    "_softmax": Kind(0.60, 1, 0.01e-6),
-    "_log_softmax_backward_data": Kind(0.62, 1, 0.01e-6),
-    "_softmax_backward_data": Kind(0.62, 1, 0.01e-6),
-    "nll_loss_backward": Kind(0.60, 2),
-    "embedding_dense_backward": Kind(0.30, 30),
-    "_index_put_impl_": Kind(0.20, 12),
-    "index_put": Kind(0.20, 12),
-    "index_put_": Kind(0.20, 12),
-    "index_add_": Kind(0.30),
-    "sort": Kind(0.05, 8),
-    "topk": Kind(0.10, 4),
-    "cumsum": Kind(0.30, 2),
-    "max_pool2d_with_indices": Kind(0.40),
-    "max_pool2d_with_indices_backward": Kind(0.30),
-    "avg_pool2d": Kind(0.35),
-    "avg_pool2d_backward": Kind(0.35),
-    "_adaptive_avg_pool2d": Kind(0.35),
-    "_adaptive_avg_pool2d_backward": Kind(0.15),
-    "upsample_bilinear2d": Kind(0.15),
-    "upsample_bilinear2d_backward": Kind(0.10),
-}
-NORMS_BY_CHANNEL = {"native_batch_norm": 1.0, "_batch_norm_with_update": 1.0, "cudnn_batch_norm": 1.8, "native_group_norm": 1.0}
-"""Operators that sum over the elements of a channel or a group in one block of threads, and how much faster than torch's own
-kernel."""
-CHANNEL_RATE, CHANNEL_RATE_SHARED = 1.1e9, 1.6e9
-"""Elements a second that a block of threads sums, alone on a multiprocessor and with others."""
-SMALL = {"nll_loss_forward": 2, "nll_loss2d_forward": 3}
-"""Operators that look at a few elements, and how many kernels they launch."""
-CONVOLUTION_OF_PEAK = 1.0
-"""Of what products reach."""
-GROUPED_OF_PEAK = 0.4
-"""The same for convolutions with several groups."""
-FEW_CHANNELS, FEW_CHANNELS_RATE = 8, 0.5
-"""With fewer channels, or a number that is no multiple of it, tensor cores help little: this much of the peak without them is
-reached."""
-PLANAR = 8
-"""Bytes moved more for each element of arguments and results where channels are not the last dimension: kernels want them
-last, and copies are made. A product of channels alone (1 by 1) needs none."""
-DEPTHWISE = (0.045, 0.10)
-"""Of the peak without tensor cores that convolutions with one channel in each group reach: with channels first, and last."""
-DEPTHWISE_WEIGHT = 0.006
-"""The same for the gradient of their weight, which sums over all places for each of a few numbers."""
-RECURRENT_STEP = 8e-6
-"""Seconds that cuDNN takes at least for one time step of one layer."""
-MOST_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
-"""Of one kernel, by how many lists an operator has (ATen/native/cuda/MultiTensorApply.cuh)."""
-MOST_CHUNKS, CHUNK = 320, 65536
-"""Of one kernel, and elements of a chunk (the same)."""
-GATHERS = {"index_select", "index", "gather", "embedding", "take", "_unsafe_index"}
-"""They read as much of their first argument as they return."""
-SCATTERS = {"index_put_", "_index_put_impl_", "scatter_", "scatter_add_", "index_add_", "index_copy_", "scatter_reduce_"}
-"""They write as much of their first argument as the values that they are given."""
-OVERWRITES = {"copy_", "fill_", "zero_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_"}
-"""They do not read the argument that they change."""
-
+__all__ = ["KERNEL", "Roofline", "recurrent_steps"]
 
 def _tensors(argument: Any) -> Iterator[torch.Tensor]:
     if isinstance(argument, torch.Tensor):
@@ -126,7 +66,8 @@ def _specs(specs: Any) -> Iterator[Any]:
 
 def _bytes(shape: Any, strides: Any, dtype: torch.dtype) -> int:
     """The memory behind a tensor. Elements that an expanded tensor repeats are there once."""
-    return dtype.itemsize * math.prod([size for size, stride in zip(shape, strides, strict=True) if stride or not size])
+    sizes: list[int] = [size for size, stride in zip(shape, strides, strict=True) if stride or not size]
+    return dtype.itemsize * math.prod(sizes)
 
 
 def _tensor_bytes(tensor: torch.Tensor) -> int:
@@ -162,9 +103,17 @@ def _rows(name: str, args: Any) -> float:
     x = args[0]
     if "norm" in name:
         shape = args[2] if name.endswith("backward") else args[1]
-        return x.numel() / max(math.prod(shape), 1)
+        return float(x.numel() / max(math.prod(shape), 1))
     dim = args[2] if name.endswith("data") else args[1]
-    return x.numel() / max(x.shape[-1], 1) if dim in (-1, x.dim() - 1) else 0.0
+    return float(x.numel() / max(x.shape[-1], 1)) if dim in (-1, x.dim() - 1) else 0.0
+
+
+def recurrent_steps(op: Any, args: Any, kwargs: Any) -> int:
+    """How many time steps the layers of a recurrent network take, one after another."""
+    layers, both = _argument(op, "num_layers", args, kwargs), _argument(op, "bidirectional", args, kwargs)
+    x, lengths = args[0], _argument(op, "batch_sizes", args, kwargs)
+    steps = len(lengths) or x.shape[1 if _argument(op, "batch_first", args, kwargs) else 0]
+    return int(steps * layers * (2 if both else 1))
 
 
 class Roofline:
@@ -188,6 +137,12 @@ class Roofline:
 
     def seconds(self, op: Any, args: Any, kwargs: Any, specs: Any) -> float:
         """How long the device runs. ``specs``: what the operator returns; None if it returns arguments or nothing."""
+        try:
+            return self._estimate(op, args, kwargs, specs)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            return KERNEL  # its arguments have another form than this version of torch gives them
+
+    def _estimate(self, op: Any, args: Any, kwargs: Any, specs: Any) -> float:
         schema = op._schema
         if schema.returns and all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns):
             return 0.0  # a view
@@ -195,7 +150,7 @@ class Roofline:
         special = self._special.get(name)
         if special is not None:
             return special(op, args, kwargs, specs)
-        if "attention" in name and "flash" in name or "efficient" in name or "cudnn_attention" in name:
+        if "attention" in name and any(kind in name for kind in ATTENTION):
             return self._attention(op, name, args, kwargs, specs)
         if name in SMALL:
             return SMALL[name] * KERNEL
@@ -272,9 +227,6 @@ class Roofline:
 
     # ---- arithmetic ----
 
-    def _moved_at_once(self, op: Any, args: Any, kwargs: Any, specs: Any) -> float:
-        return self._moved(op, args, kwargs, specs) / (self._bandwidth * ELEMENTWISE.of_bandwidth)
-
     def _mm(self, op: Any, args: Any, kwargs: Any, specs: Any) -> float:
         a, b = args[0], args[1]
         batch = a.shape[0] if a.dim() == 3 else 1
@@ -283,7 +235,7 @@ class Roofline:
         aligned = all(max(t.stride()[-2:]) % per_row == 0 for t in (a, b)) and n % per_row == 0
         rate = self._products.rate(a.dtype, torch.backends.cuda.matmul.allow_tf32)
         seconds = self._products.seconds(rate, batch, m, n, k, aligned)
-        bytes = _tensor_bytes(a) + _tensor_bytes(b) + batch * m * n * a.dtype.itemsize
+        bytes = int(_tensor_bytes(a) + _tensor_bytes(b) + batch * m * n * a.dtype.itemsize)
         return KERNEL + max(seconds, bytes / (self._bandwidth * ELEMENTWISE.of_bandwidth))
 
     def _counted(self, formula: Any, args: Any, kwargs: Any, specs: Any) -> float:
@@ -294,12 +246,12 @@ class Roofline:
         out = [torch.empty_strided(*spec[:2], dtype=spec[2], device="meta") for spec in _specs(specs)]
         operations = formula(*args, **kwargs, out_val=out[0] if len(out) == 1 else tuple(out))
         rate = self._products.rate(tensors[0].dtype, torch.backends.cuda.matmul.allow_tf32)
-        return KERNEL + float(operations) / (0.5 * rate.peak)
+        return KERNEL + float(operations) / (rate.peak * COUNTED_OF_PEAK)
 
     def _attention(self, op: Any, name: str, args: Any, kwargs: Any, specs: Any) -> float:
         backward = name.endswith("backward")
         tensors = args[1:4] if backward else args[:3]
-        sizes = Attention.of(*tensors, bool(_argument(op, "is_causal", args, kwargs)))
+        sizes = Attention.of(tensors[0], tensors[1], tensors[2], bool(_argument(op, "is_causal", args, kwargs)))
         rate = self._products.rate(tensors[0].dtype, False)
         kind = "efficient" if "efficient" in name else "cudnn" if "cudnn" in name else "flash"
         fraction = (ATTENTION[kind] if rate.by_tensor_cores else ATTENTION_FLOAT32)[backward]
@@ -318,14 +270,14 @@ class Roofline:
             x_shape, y_shape = y, x.shape
         else:
             x_shape, y_shape = x.shape, y
-        sizes = _Convolution(x_shape, y_shape, weight.shape, groups)
+        sizes = Convolution(x_shape, y_shape, weight.shape, groups)
         part = sizes.towards_input if transposed else sizes.forward
         return self._convolve(x, sizes, [part], [x, weight], specs)
 
     def _convolution_backward(self, op: Any, args: Any, kwargs: Any, specs: Any) -> float:
         dy, x, weight, transposed, groups, mask = args[0], args[1], args[2], args[7], args[9], args[10]
         shapes = (dy.shape, x.shape) if transposed else (x.shape, dy.shape)
-        sizes = _Convolution(*shapes, weight.shape, groups)
+        sizes = Convolution(*shapes, weight.shape, groups)
         parts = []
         if mask[0]:
             parts.append(sizes.forward if transposed else sizes.towards_input)
@@ -336,14 +288,14 @@ class Roofline:
             seconds += KERNEL + _tensor_bytes(dy) / (self._bandwidth * ELEMENTWISE.of_bandwidth)
         return seconds
 
-    def _convolve(self, x: Any, sizes: Any, parts: Any, read: Any, specs: Any) -> float:
+    def _convolve(self, x: Any, sizes: Convolution, parts: list[Product], read: Any, specs: Any) -> float:
         bytes = sum(_tensor_bytes(t) for t in read) + sum(_bytes(*s) for s in _specs(specs))
         moved = bytes / (self._bandwidth * ELEMENTWISE.of_bandwidth)
-        last = any(t.dim() > 3 and _order(t) == 1 - t.dim() for t in read)
+        last = any(t.dim() > 3 and _order(t) == 1 - t.dim() for t in read[-2:])  # the input and the weight
         plain = self._products.rate(torch.float32, False).peak
         if sizes.depthwise:
             seconds = [
-                2 * math.prod(part) / (plain * (DEPTHWISE_WEIGHT if part is sizes.towards_weight else DEPTHWISE[last]))
+                2 * math.prod(part) / (plain * (DEPTHWISE_WEIGHT if part is sizes.towards_weight else DEPTHWISE)[last])
                 for part in parts
             ]
             return len(parts) * KERNEL + max(moved, sum(seconds))
@@ -352,7 +304,7 @@ class Roofline:
             arithmetic = sum(2 * math.prod(part) for part in parts) / (plain * FEW_CHANNELS_RATE)
         else:
             of_peak = GROUPED_OF_PEAK if sizes.groups > 1 else CONVOLUTION_OF_PEAK
-            arithmetic = sum(self._products.seconds(rate, *part, of_peak=of_peak) for part in parts)
+            arithmetic = sum(self._products.seconds(rate, *part, True, of_peak) for part in parts)
         copied = 0.0
         if rate.by_tensor_cores and not last and not sizes.pointwise:
             copied = PLANAR * bytes / x.dtype.itemsize / (self._bandwidth * ELEMENTWISE.of_bandwidth)
@@ -361,25 +313,8 @@ class Roofline:
     def _recurrent(self, op: Any, args: Any, kwargs: Any, specs: Any) -> float:
         x, weights = args[0], args[1]
         backward = _name(op).endswith("backward")
-        layers, first, both = (_argument(op, n, args, kwargs) for n in ("num_layers", "batch_first", "bidirectional"))
-        steps = x.shape[1 if first else 0]
         samples = x.numel() // max(x.shape[-1], 1)
         operations = 2 * samples * sum(w.numel() for w in weights if w.dim() == 2) * (2 if backward else 1)
         rate = self._products.rate(x.dtype, torch.backends.cudnn.allow_tf32)
-        waits = steps * layers * (2 if both else 1) * RECURRENT_STEP * (2 if backward else 1)
-        return max(waits, operations / (rate.peak * 0.3))
-
-
-class _Convolution:
-    """A convolution as matrix products: (groups, rows, columns, length of the sums)."""
-
-    def __init__(self, x: Any, y: Any, weight: Any, groups: int) -> None:
-        places_in, places_out = x[0] * math.prod(x[2:]), y[0] * math.prod(y[2:])
-        out_channels, in_channels, taps = y[1] // groups, x[1] // groups, math.prod(weight[2:])
-        self.depthwise = in_channels == 1 and groups > 1
-        self.pointwise = taps == 1 and places_in == places_out
-        self.in_channels, self.groups = in_channels, groups
-        self.forward = (groups, places_out, out_channels, in_channels * taps)
-        taps_seen = max(taps * places_out // max(places_in, 1), 1)  # of a stride, each place sees some of the taps
-        self.towards_input = (groups, places_in, in_channels, out_channels * taps_seen)
-        self.towards_weight = (groups, out_channels, in_channels * taps, places_out)
+        waits = recurrent_steps(op, args, kwargs) * RECURRENT_STEP * (2 if backward else 1)
+        return float(max(waits, operations / (rate.peak * RECURRENT_OF_PEAK)))

@@ -18,15 +18,18 @@ import torch
 from modscope import _native
 from modscope._virtual import operators
 from modscope._virtual.gpus import GPUS, Gpu
-from modscope._virtual.roofline import Roofline
+from modscope._virtual.roofline import Roofline, recurrent_steps
 
 __all__ = ["Seconds", "Times", "installed", "now", "timed", "wait"]
 
-HOST = 42e-6
-"""Seconds of the host for an operator that Python calls, with autograd and the Python code around it."""
-VIEW, ALLOCATION, CONVOLUTION, EACH_TENSOR = 0.3, 0.2, 3.0, 0.04
-"""The same for views, new tensors, convolutions and each tensor of a list, by HOST."""
-BACKWARD = {"view": 0.15, "allocation": 0.1, "operator": 0.6, "convolution": 4.0}
+HOST = 46e-6
+"""Seconds of the host for an operator that Python calls, with autograd and the Python code around it: what training jobs need
+on the server of an H200 that the host holds up. A fast desktop processor needs a third of it."""
+VIEW, ALLOCATION, COPY, CONVOLUTION = 0.3, 0.1, 0.6, 3.0
+"""The same for views, new tensors, copies and convolutions, by HOST."""
+EACH_TENSOR, EACH_STEP = 0.04, 0.5
+"""What is added for each tensor of a list, and for each time step and layer of a recurrent network, by HOST."""
+BACKWARD = {"view": 0.15, "allocation": 0.05, "copy": 0.3, "operator": 0.5, "convolution": 4.0}
 """The same for what autograd calls in C++, by HOST. A convolution's backward is two of them."""
 READ = 8e-6
 """Seconds until a value that the device has computed is on the host, beside the transfer."""
@@ -93,24 +96,29 @@ class Times:
 
     def seconds(self, op: Any, args: Any, kwargs: Any, specs: Any, device: float | None = None) -> Seconds:
         """The times of an operator. ``device``: how long the device runs, where that was measured."""
-        launched = self._launched(op, args, device or self._roofline.seconds(op, args, kwargs, specs))
+        launched = self._launched(op, args, kwargs, device or self._roofline.seconds(op, args, kwargs, specs))
         if self._also and launched:
             launched.also = tuple([float(other.seconds(op, args, kwargs, specs)) for other in self._also])
         return launched
 
-    def _launched(self, op: Any, args: Any, device: float) -> Seconds:
-        name = str(op._schema.name).partition("::")[2]
-        if name.startswith("convolution"):
-            return _launched(device, CONVOLUTION, BACKWARD["convolution"])
-        tensors = max((len(a) for a in args if isinstance(a, (list, tuple))), default=0) if "_foreach_" in name or "_fused_" in name else 0
+    def _launched(self, op: Any, args: Any, kwargs: Any, device: float) -> Seconds:
         if not device:
             return _VIEW
-        return _launched(device, 1 + EACH_TENSOR * tensors, BACKWARD["operator"] + EACH_TENSOR * tensors)
+        name = str(op._schema.name).partition("::")[2]
+        if "convolution" in name:
+            return _launched(device, CONVOLUTION, BACKWARD["convolution"])
+        more = 0.0
+        if name.startswith(("_foreach_", "_fused_", "_amp_foreach")):
+            more = EACH_TENSOR * max((len(a) for a in args if isinstance(a, (list, tuple))), default=0)
+        elif name.startswith("_cudnn_rnn"):
+            more = EACH_STEP * recurrent_steps(op, args, kwargs) * (2 if name.endswith("backward") else 1)
+        return _launched(device, 1 + more, BACKWARD["operator"] + more)
 
     def copy_seconds(self, target: torch.Tensor, source: torch.Tensor) -> Seconds:
         """The times of a copy inside the device, or between it and the host."""
         if target.device.type == source.device.type:
-            return self.seconds(torch.ops.aten.copy_.default, (target, source), {}, None)
+            device = self._roofline.seconds(torch.ops.aten.copy_.default, (target, source), {}, None)
+            return _launched(device, COPY, BACKWARD["copy"])
         bytes = target.numel() * target.element_size()
         of_link = PAGEABLE if not (target if source.device.type != "cpu" else source).is_pinned() else 1.0
         return _launched(READ / 4 + bytes / (self._link * of_link), 1.0, BACKWARD["operator"])
@@ -147,12 +155,12 @@ class TimedRules(operators.Rules):
 
 _VIEWS = ("as_strided", "view", "_reshape_alias", "unfold")
 _ALLOCATIONS = ("empty.memory_format", "empty_strided", "resize_")
-_READ_BY_HOST = ("_local_scalar_dense", "nonzero", "masked_select")
+_READ_BY_HOST = ("_local_scalar_dense", "nonzero", "masked_select", "equal")
 _COPIES = {"copy_": (0, 1), "_copy_from": (1, 0)}
 """Positions of what is written and what is read."""
 
 
-def timed(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def timed(name: str, kernel: Any) -> Callable[..., Any]:
     """A kernel that does not pass through operators.run, with its time."""
     if name in _VIEWS or name in _ALLOCATIONS:
         return _after(kernel, _VIEW if name in _VIEWS else _ALLOCATION)
@@ -160,7 +168,7 @@ def timed(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         return _copying(kernel, *_COPIES[name])
     if name in _READ_BY_HOST:
         return _reading(kernel)
-    return kernel
+    return kernel  # type: ignore[no-any-return]
 
 
 def _after(kernel: Callable[..., Any], seconds: Seconds) -> Callable[..., Any]:

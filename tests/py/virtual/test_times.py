@@ -52,11 +52,14 @@ def test_a_large_product_takes_its_operations_at_most_of_the_peak(dtype: torch.d
     assert 1.0 < took / (2 * n**3 / peak) < 1.6
 
 
-def test_products_of_float32_take_tensor_cores_where_tf32_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_of_float32_take_tensor_cores_where_tf32_is_allowed() -> None:
     a = meta(4096, 4096)
     slow = seconds(aten.mm.default, a, a)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-    fast = seconds(aten.mm.default, a, a)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        fast = seconds(aten.mm.default, a, a)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
     assert 4 < slow / fast < 8  # 67 and 494.7 TFLOP/s
     assert seconds(aten.mm.default, a, a, gpu="v100-16gb") == pytest.approx(2 * 4096**3 / 15.7e12, rel=0.6)
 
@@ -105,12 +108,15 @@ def conv(x: torch.Tensor, weight: torch.Tensor, groups: int = 1, gpu: str = "h10
     return seconds(aten.convolution.default, x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], groups, gpu=gpu)
 
 
-def test_convolutions_use_tf32_unless_it_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolutions_use_tf32_unless_it_is_forbidden() -> None:
     x, weight = meta(64, 256, 56, 56), meta(256, 256, 3, 3)
     operations = 2 * 64 * 56 * 56 * 256 * 256 * 9
     assert 1 < conv(x, weight) / (operations / 494.7e12) < 3.5
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    assert 1 < conv(x, weight) / (operations / 67e12) < 1.7
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        assert 1 < conv(x, weight) / (operations / 67e12) < 1.7
+    finally:
+        torch.backends.cudnn.allow_tf32 = True
 
 
 def test_channels_last_spares_a_convolution_its_copies() -> None:
@@ -321,6 +327,7 @@ def test_what_a_checkpoint_computes_again_costs_the_host_as_much_as_forward() ->
             loss.backward()
             times.wait()
             return times.now() - began
+        layers(x).sum().backward()
         plain, again = took(layers(x).sum()), took(checkpoint(layers, x, use_reentrant=False).sum())
         times.wait(); began = times.now(); layers(x); times.wait()
         print(0.9 < (again - plain) / (times.now() - began) < 1.1)
