@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import json
 import logging
+import os
 import sys
 import time
 import warnings
@@ -34,6 +35,7 @@ def load_jobs(path: str) -> Any:
     spec = importlib.util.spec_from_file_location("jobs", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     sys.modules["jobs"] = module
     spec.loader.exec_module(module)
     return module.JOBS
@@ -106,7 +108,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     if options.log:
         log_blocks(blocks)
     job = load_jobs(options.jobs)[options.name]()
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), time.process_time()
     fits, step_seconds = predict(job, own)
     result = {
         "allocated_peak": torch.cuda.max_memory_allocated(),
@@ -114,6 +116,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "step_ms": step_seconds * 1000,
         "fits": fits,
         "seconds": time.perf_counter() - began,
+        "cpu_seconds": time.process_time() - began_cpu,
     }
     if own is not None:
         result["unused"] = sorted(own.unused())
