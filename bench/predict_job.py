@@ -20,15 +20,25 @@ from modscope._virtual.gpus import find_gpu
 STEPS = 3
 
 
-class TableOnly(operators.Rules):
-    """The memory beside results as a job's own table has it."""
+class TableFirst(operators.Rules):
+    """A table before the rules that the device has."""
 
-    def __init__(self, of: table.Table) -> None:
-        self._table = of
+    def __init__(self, first: table.Table, rules: operators.Rules) -> None:
+        self._table = first
+        self._rules = rules
+        self.order = getattr(rules, "order", lambda op: None)
 
     def events(self, op: Any, args: Any, kwargs: Any, specs: Any) -> Any:
         found = self._table.find(op, args, kwargs)
-        return found.events if found is not None else None
+        if found is not None and found.events is not None:
+            return found.events
+        return self._rules.events(op, args, kwargs, specs)
+
+    def seconds(self, op: Any, args: Any, kwargs: Any, specs: Any) -> float:
+        return self._rules.seconds(op, args, kwargs, specs)
+
+    def advance(self, seconds: float) -> None:
+        self._rules.advance(seconds)
 
 
 def load_jobs(path: str) -> Any:
@@ -103,7 +113,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     device.install()
     rules = operators.rules
     if measured is not None and not takes_table:
-        operators.rules = TableOnly(measured)
+        operators.rules = TableFirst(measured, rules)
     blocks: list[tuple[int, str]] = []
     if options.log:
         log_blocks(blocks)
