@@ -4,4 +4,5 @@
     operators.py    what an operator returns: shapes and types, from torch's own meta kernels
     kernels.py      operators that need more than that: views, copies, attention
     gpus.py         the GPUs that can be virtual
+    table.py        what operators were measured to take on a GPU
 """
