@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import INTERCEPTION
 
 from modscope import _calibrate, _calibrate_measure
 from modscope._calibrate_measure import Call, Count, Measuring, TraceEntry, events_of_calls
@@ -239,3 +240,26 @@ def test_the_sweep_runs_on_a_gpu(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert len(table.load(str(tmp_path / "sweep.json.gz"))) > 100
     assert "0 could not run" in ran.stderr
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built() or not INTERCEPTION, reason="the virtual GPU needs interception and a torch without CUDA")
+@pytest.mark.slow
+def test_cases_of_the_sweep_run() -> None:
+    """Every 40th, on the virtual GPU. It lacks some operators that depend on values."""
+    program = """
+        from modscope._virtual.device import VirtualDevice
+        from modscope._virtual.gpus import find_gpu
+        device = VirtualDevice(find_gpu("h100"), "2.11")
+        device.install()
+        from modscope._calibrate_sweep import cases
+        ran = 0
+        for case in list(cases())[::40]:
+            if not any(word in case.name for word in ("GRU", "unique", "masked_select")):
+                case.make()()
+                ran += 1
+        print(ran)
+        device.remove()
+    """
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) > 50
