@@ -138,12 +138,14 @@ def main() -> int:
     if unknown or not names:
         print(f"truth.json has no job {', '.join(sorted(unknown))}: it has {', '.join(truth)}", file=sys.stderr)
         return 2
-    with ThreadPoolExecutor(options.processes) as pool:
-        results = list(pool.map(lambda name: predict(name, options), names))
-    rows = [row(name, result, truth[name]) for name, result in zip(names, results, strict=True) if result]
     print("| job | allocated MiB | real | error | reserved MiB | real | error | step ms | real | ratio | seconds | verdicts |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
-    print("\n".join(map(as_line, rows)))
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    rows = []
+    with ThreadPoolExecutor(options.processes) as pool:
+        for name, result in zip(names, pool.map(lambda name: predict(name, options), names), strict=True):
+            if result:
+                rows.append(row(name, result, truth[name]))
+                print(as_line(rows[-1]), flush=True)
     if rows:
         print("\n" + "\n".join(summary(rows)))
     if options.json:
