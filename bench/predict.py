@@ -7,7 +7,7 @@ runs in a process of its own, two side by side.
 
 allocated, reserved   the peaks in MiB as predicted, and how far they are from the real ones
 step                  milliseconds of a step as predicted and as measured (the larger of wall and kernel time counts)
-seconds               what the prediction took, without imports
+seconds               what the prediction took, without imports, and how much of that on the processor
 verdict               whether the job fits each known card, by reserved memory; wrong only where the real peak is more than
                       3 % away from what the card has
 """
@@ -47,7 +47,11 @@ def predict(name: str, options: argparse.Namespace) -> dict[str, Any] | None:
     """The figures of one job, or None if it could not be predicted."""
     command = [sys.executable, str(HERE / "predict_job.py"), str(options.jobs), name, "--torch", options.torch]
     if options.own_tables:
-        command += ["--own-table", str(options.jobs.parent / "h200" / f"{name}.ops.json")]
+        own = options.jobs.parent / "h200" / f"{name}.ops.json"
+        if not own.exists():
+            print(f"{name} is skipped: there is no {own.name}", file=sys.stderr, flush=True)
+            return None
+        command += ["--own-table", str(own)]
     if options.table:
         command += ["--table", options.table]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -91,6 +95,7 @@ def row(name: str, result: dict[str, Any], truth: dict[str, Any]) -> dict[str, A
         "step_ms_real": real_step,
         "step_ratio": result["step_ms"] / real_step if result["step_ms"] and real_step else None,
         "seconds": result["seconds"],
+        "cpu_seconds": result["cpu_seconds"],
         "wrong": wrong_verdicts(result["reserved_peak"], truth["reserved_peak"]),
     }
 
@@ -99,7 +104,8 @@ def as_line(row: dict[str, Any]) -> str:
     step = f"{row['step_ms']:.1f} | {row['step_ms_real']:.1f} | {row['step_ratio']:.2f}" if row["step_ratio"] else f"- | {row['step_ms_real'] or '-'} | -"
     return (
         f"| {row['job']} | {row['allocated'] / MIB:.1f} | {row['allocated_real'] / MIB:.1f} | {row['allocated_error']:+.3f} % "
-        f"| {row['reserved'] / MIB:.0f} | {row['reserved_real'] / MIB:.0f} | {row['reserved_error']:+.3f} % | {step} | {row['seconds']:.1f} "
+        f"| {row['reserved'] / MIB:.0f} | {row['reserved_real'] / MIB:.0f} | {row['reserved_error']:+.3f} % | {step} "
+        f"| {row['seconds']:.1f} ({row['cpu_seconds']:.1f}) "
         f"| {', '.join(row['wrong']) or 'right'} |"
     )
 
@@ -132,12 +138,14 @@ def main() -> int:
     if unknown or not names:
         print(f"truth.json has no job {', '.join(sorted(unknown))}: it has {', '.join(truth)}", file=sys.stderr)
         return 2
-    with ThreadPoolExecutor(options.processes) as pool:
-        results = list(pool.map(lambda name: predict(name, options), names))
-    rows = [row(name, result, truth[name]) for name, result in zip(names, results, strict=True) if result]
     print("| job | allocated MiB | real | error | reserved MiB | real | error | step ms | real | ratio | seconds | verdicts |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
-    print("\n".join(map(as_line, rows)))
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    rows = []
+    with ThreadPoolExecutor(options.processes) as pool:
+        for name, result in zip(names, pool.map(lambda name: predict(name, options), names), strict=True):
+            if result:
+                rows.append(row(name, result, truth[name]))
+                print(as_line(rows[-1]), flush=True)
     if rows:
         print("\n" + "\n".join(summary(rows)))
     if options.json:

@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import json
 import logging
+import os
 import sys
 import time
 import warnings
@@ -19,21 +20,32 @@ from modscope._virtual.gpus import find_gpu
 STEPS = 3
 
 
-class TableOnly(operators.Rules):
-    """The memory beside results as a job's own table has it."""
+class TableFirst(operators.Rules):
+    """A table before the rules that the device has."""
 
-    def __init__(self, of: table.Table) -> None:
-        self._table = of
+    def __init__(self, first: table.Table, rules: operators.Rules) -> None:
+        self._table = first
+        self._rules = rules
+        self.order = getattr(rules, "order", lambda op: None)
 
     def events(self, op: Any, args: Any, kwargs: Any, specs: Any) -> Any:
         found = self._table.find(op, args, kwargs)
-        return found.events if found is not None else None
+        if found is not None and found.events is not None:
+            return found.events
+        return self._rules.events(op, args, kwargs, specs)
+
+    def seconds(self, op: Any, args: Any, kwargs: Any, specs: Any) -> float:
+        return self._rules.seconds(op, args, kwargs, specs)
+
+    def advance(self, seconds: float) -> None:
+        self._rules.advance(seconds)
 
 
 def load_jobs(path: str) -> Any:
     spec = importlib.util.spec_from_file_location("jobs", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     sys.modules["jobs"] = module
     spec.loader.exec_module(module)
     return module.JOBS
@@ -101,12 +113,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     device.install()
     rules = operators.rules
     if measured is not None and not takes_table:
-        operators.rules = TableOnly(measured)
+        operators.rules = TableFirst(measured, rules)
     blocks: list[tuple[int, str]] = []
     if options.log:
         log_blocks(blocks)
     job = load_jobs(options.jobs)[options.name]()
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), time.process_time()
     fits, step_seconds = predict(job, own)
     result = {
         "allocated_peak": torch.cuda.max_memory_allocated(),
@@ -114,6 +126,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "step_ms": step_seconds * 1000,
         "fits": fits,
         "seconds": time.perf_counter() - began,
+        "cpu_seconds": time.process_time() - began_cpu,
     }
     if own is not None:
         result["unused"] = sorted(own.unused())

@@ -7,6 +7,7 @@ the sizes that were requested.
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from modscope._virtual.table import Events, Variants, signature
+from modscope._virtual.table import Events, Row, Variants, signature
 
 __all__ = ["Call", "CudaMeter", "Measuring", "Meter", "TraceEntry", "events_of_calls"]
 
@@ -181,17 +182,19 @@ class Measuring(TorchDispatchMode):
         self._calls.clear()
         self._began = self._meter.start_trace()
 
-    def rows(self) -> list[tuple[str, Variants, float | None]]:
+    def rows(self) -> list[Row]:
         self.flush()
-        return [
-            (key, _known_variants(key, operator.variants), float(f"{statistics.median(operator.seconds):.3g}"))
-            for key, operator in sorted(self._operators.items())
-        ]
+        rows: list[Row] = []
+        for key, operator in sorted(self._operators.items()):
+            op, args, kwargs = json.loads(key)
+            seconds = float(f"{statistics.median(operator.seconds):.3g}")
+            rows.append((op, args, kwargs, _known_variants(op, operator.variants), seconds))
+        return rows
 
 
-def _known_variants(key: str, variants: Variants) -> Variants:
+def _known_variants(op: str, variants: Variants) -> Variants:
     """None for a product that takes its results only: the rules know of its workspace."""
-    if key.split('"', 2)[1] not in PRODUCTS:
+    if op not in PRODUCTS:
         return variants
     if all(what in ("result", "kept") for events, _ in variants for what, _ in events):
         return []

@@ -3,8 +3,9 @@ types, in a fixed order. Their backward operators are measured with them."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -26,14 +27,24 @@ class Case(NamedTuple):
     """Makes the tensors, and returns the function that is measured."""
 
 
-def _new(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cuda") -> torch.Tensor:
-    return torch.rand(shape, device=device, dtype=dtype)
+def _case(make: Callable[..., Run], *values: Any) -> Case:
+    """A case that is named after the function that makes it and after its values."""
+    words = [value.__name__ if callable(value) else str(value).removeprefix("torch.") for value in values]
+    return Case(" ".join([make.__name__.removeprefix("_make_"), *words]), partial(make, *values))
+
+
+def _named(make: Callable[..., Run], name: str, function: Callable[..., Any], *values: Any) -> Case:
+    """A case of a function that has no name of its own."""
+    return Case(" ".join([name, *[str(value).removeprefix("torch.") for value in values]]), partial(make, function, *values))
+
+
+def _new(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.rand(shape, device="cuda", dtype=dtype)
 
 
 def _with_gradient(function: Callable[..., Any], *tensors: torch.Tensor) -> Run:
     """Run a function forward and backward, for the gradients of all tensors of floats."""
     inputs = [tensor.requires_grad_() for tensor in tensors if tensor.is_floating_point()]
-
     gradients: list[torch.Tensor] = []
 
     def run() -> None:
@@ -47,33 +58,46 @@ def _with_gradient(function: Callable[..., Any], *tensors: torch.Tensor) -> Run:
     return run
 
 
-def _with_module(module: nn.Module, x: torch.Tensor, channels_last: bool = False) -> Run:
+def _with_module(module: nn.Module, x: torch.Tensor, last: bool = False) -> Run:
     module = module.to("cuda", x.dtype)
-    if channels_last:
+    if last:
         module, x = module.to(memory_format=LAST), x.contiguous(memory_format=LAST)  # type: ignore[call-overload]
     return _with_gradient(lambda x, *_: module(x), x, *module.parameters())
 
 
-# ---- one function for each family of operators ----
+# ---- products ----
+
+
+def _make_linear(dtype: torch.dtype, widths: tuple[int, int], rows: int, bias: bool) -> Run:
+    a, b = widths
+    tensors = [_new(rows, a, dtype=dtype), _new(b, a, dtype=dtype)] + [_new(b, dtype=dtype)] * bias
+    return _with_gradient(F.linear, *tensors)
 
 
 def _linear() -> Iterator[Case]:
     widths = [(256, 256), (512, 512), (512, 2048), (768, 768), (768, 2304), (768, 3072), (3072, 768), (1024, 1024), (1024, 4096)]
     widths += [(4096, 1024), (2048, 2048), (2048, 5632), (5632, 2048), (4096, 4096), (4096, 11008), (768, 32000), (1024, 50257)]
-    for dtype, (a, b), rows, bias in itertools.product(FLOATS, widths, (128, 1024, 4096, 16384), (True, False)):
-        def make(a: int = a, b: int = b, rows: int = rows, dtype: torch.dtype = dtype, bias: bool = bias) -> Run:
-            tensors = [_new(rows, a, dtype=dtype), _new(b, a, dtype=dtype)] + [_new(b, dtype=dtype)] * bias
-            return _with_gradient(F.linear, *tensors)
+    for values in product(FLOATS, widths, (128, 1024, 4096, 16384), (True, False)):
+        yield _case(_make_linear, *values)
 
-        yield Case(f"linear {rows} {a} {b} bias={bias} {dtype}", make)
+
+def _make_bmm(dtype: torch.dtype, batch: int, length: int, width: int) -> Run:
+    return _with_gradient(torch.bmm, _new(batch, length, width, dtype=dtype), _new(batch, width, length, dtype=dtype))
 
 
 def _batched_products() -> Iterator[Case]:
-    for dtype, batch, length, width in itertools.product(FLOATS, (16, 96, 256), (128, 512, 1024), (64, 128)):
-        def make(n: int = batch, s: int = length, d: int = width, dtype: torch.dtype = dtype) -> Run:
-            return _with_gradient(torch.bmm, _new(n, s, d, dtype=dtype), _new(n, d, s, dtype=dtype))
+    for values in product(FLOATS, (16, 96, 256), (128, 512, 1024), (64, 128)):
+        yield _case(_make_bmm, *values)
 
-        yield Case(f"bmm {batch} {length} {width} {dtype}", make)
+
+# ---- convolutions ----
+
+
+def _make_conv2d(dtype: torch.dtype, last: bool, batch: int, layer: tuple[int, ...]) -> Run:
+    a, b, size, kernel, stride, groups = layer
+    padding = kernel // 2 if stride < kernel else 0
+    module = nn.Conv2d(a, b, kernel, stride, padding, groups=groups, bias=size == 224)
+    return _with_module(module, _new(batch, a, size, size, dtype=dtype), last)
 
 
 def _convolutions() -> Iterator[Case]:
@@ -84,46 +108,51 @@ def _convolutions() -> Iterator[Case]:
         layers += [(4 * channels, channels, size, 1, 1, 1), (channels, 2 * channels, size, 3, 2, 1)]
         layers += [(channels, 2 * channels, size, 1, 2, 1), (channels, channels, size, 7, 1, channels)]
         layers += [(channels, channels, size, 3, 1, channels), (channels, channels, size, 3, 1, 32)]
-    for size in (256, 128, 64):
-        layers += [(16384 // size, 16384 // size, size, 3, 1, 1)]
-    for dtype, last, batch, layer in itertools.product(FLOAT_AND_BFLOAT16, (False, True), (8, 32), layers):
-        def make(layer: Any = layer, batch: int = batch, last: bool = last, dtype: torch.dtype = dtype) -> Run:
-            a, b, size, kernel, stride, groups = layer
-            padding = kernel // 2 if stride < kernel else 0
-            module = nn.Conv2d(a, b, kernel, stride, padding, groups=groups, bias=size == 224)
-            return _with_module(module, _new(batch, a, size, size, dtype=dtype), last)
+    layers += [(16384 // size, 16384 // size, size, 3, 1, 1) for size in (256, 128, 64)]
+    for values in product(FLOAT_AND_BFLOAT16, (False, True), (8, 32), layers):
+        yield _case(_make_conv2d, *values)
 
-        yield Case(f"conv2d {batch} {layer} last={last} {dtype}", make)
+
+def _make_convolution(kind: Any, dtype: torch.dtype, shape: tuple[int, ...], arguments: tuple[int, ...]) -> Run:
+    return _with_module(kind(*arguments), _new(*shape, dtype=dtype))
 
 
 def _other_convolutions() -> Iterator[Case]:
-    modules: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-        "conv_transpose2d 256 128": (lambda: nn.ConvTranspose2d(256, 128, 2, 2), (8, 256, 64, 64)),
-        "conv_transpose2d 128 64": (lambda: nn.ConvTranspose2d(128, 64, 4, 2, 1), (8, 128, 64, 64)),
-        "conv1d 80 384": (lambda: nn.Conv1d(80, 384, 3, padding=1), (8, 80, 3000)),
-        "conv1d 384 384": (lambda: nn.Conv1d(384, 384, 3, 2, padding=1), (8, 384, 3000)),
-        "conv1d 512 512": (lambda: nn.Conv1d(512, 512, 3, 2), (8, 512, 4000)),
-        "conv3d 3 64": (lambda: nn.Conv3d(3, 64, 3, padding=1), (4, 3, 16, 56, 56)),
-        "conv3d 64 64": (lambda: nn.Conv3d(64, 64, 3, padding=1), (4, 64, 16, 28, 28)),
-    }
-    for dtype, (name, (module, shape)) in itertools.product(FLOAT_AND_BFLOAT16, modules.items()):
-        yield Case(f"{name} {dtype}", lambda m=module, s=shape, t=dtype: _with_module(m(), _new(*s, dtype=t)))  # type: ignore[misc]
+    layers: tuple[tuple[Any, tuple[int, ...], tuple[int, ...]], ...] = (
+        (nn.ConvTranspose2d, (8, 256, 64, 64), (256, 128, 2, 2)),
+        (nn.ConvTranspose2d, (8, 128, 64, 64), (128, 64, 4, 2, 1)),
+        (nn.Conv1d, (8, 80, 3000), (80, 384, 3, 1, 1)),
+        (nn.Conv1d, (8, 384, 3000), (384, 384, 3, 2, 1)),
+        (nn.Conv1d, (8, 512, 4000), (512, 512, 3, 2)),
+        (nn.Conv3d, (4, 3, 16, 56, 56), (3, 64, 3, 1, 1)),
+        (nn.Conv3d, (4, 64, 16, 28, 28), (64, 64, 3, 1, 1)),
+    )
+    for dtype, (kind, shape, arguments) in product(FLOAT_AND_BFLOAT16, layers):
+        yield _case(_make_convolution, kind, dtype, shape, arguments)
+
+
+# ---- norms and reductions ----
+
+
+def _make_norm(kind: Any, dtype: torch.dtype, rows: int, width: int) -> Run:
+    return _with_module(kind(width), _new(8, rows // 8, width, dtype=dtype))
+
+
+def _make_norm_of_image(kind: Any, dtype: torch.dtype, last: bool, batch: int, channels: int, size: int) -> Run:
+    module = kind(channels) if kind is nn.BatchNorm2d else kind(32, channels)
+    return _with_module(module, _new(batch, channels, size, size, dtype=dtype), last)
 
 
 def _norms() -> Iterator[Case]:
-    for dtype, rows, width in itertools.product(FLOATS, (512, 4096, 16384), (256, 512, 768, 1024, 2048, 4096)):
-        for name, module in (("layer_norm", nn.LayerNorm), ("rms_norm", nn.RMSNorm)):
-            def make(m: Any = module, rows: int = rows, width: int = width, dtype: torch.dtype = dtype) -> Run:
-                return _with_module(m(width), _new(8, rows // 8, width, dtype=dtype))
-
-            yield Case(f"{name} {rows} {width} {dtype}", make)
+    for kind, *values in product((nn.LayerNorm, nn.RMSNorm), FLOATS, (512, 4096, 16384), (256, 512, 768, 1024, 2048, 4096)):
+        yield _case(_make_norm, kind, *values)
     images = ((64, 112), (64, 56), (256, 56), (128, 28), (512, 28), (1024, 14), (2048, 7))
-    for dtype, last, batch, (channels, size) in itertools.product(FLOAT_AND_BFLOAT16, (False, True), (8, 64), images):
-        for name, norm in (("batch_norm", nn.BatchNorm2d), ("group_norm", lambda c: nn.GroupNorm(32, c))):
-            def make_2d(m: Any = norm, b: int = batch, c: int = channels, s: int = size, last: bool = last, t: Any = dtype) -> Run:
-                return _with_module(m(c), _new(b, c, s, s, dtype=t), last)
+    for kind, dtype, last, batch, image in product((nn.BatchNorm2d, nn.GroupNorm), FLOAT_AND_BFLOAT16, (False, True), (8, 64), images):
+        yield _case(_make_norm_of_image, kind, dtype, last, batch, *image)
 
-            yield Case(f"{name} {batch} {channels} {size} last={last} {dtype}", make_2d)
+
+def _make_matrix(function: Callable[..., Any], dtype: torch.dtype, rows: int, width: int) -> Run:
+    return _with_gradient(function, _new(rows, width, dtype=dtype))
 
 
 def _reductions() -> Iterator[Case]:
@@ -143,87 +172,102 @@ def _reductions() -> Iterator[Case]:
         "logsumexp": lambda x: x.logsumexp(-1),
         "cumsum": lambda x: x.cumsum(-1),
     }
-    widths = (10, 64, 768, 2048, 32000)
-    for dtype, rows, width, (name, function) in itertools.product(FLOATS, (64, 1024, 4096, 16384), widths, functions.items()):
+    for dtype, rows, width in product(FLOATS, (64, 1024, 4096, 16384), (10, 64, 768, 2048, 32000)):
         if rows * width <= 1 << 27:
-            def make(f: Any = function, rows: int = rows, width: int = width, dtype: torch.dtype = dtype) -> Run:
-                return _with_gradient(f, _new(rows, width, dtype=dtype))
+            for name, function in functions.items():
+                yield _named(_make_matrix, name, function, dtype, rows, width)
 
-            yield Case(f"{name} {rows} {width} {dtype}", make)
+
+# ---- embeddings, losses, sorts, indexing ----
+
+
+def _make_embedding(dtype: torch.dtype, vocabulary: int, width: int, tokens: int) -> Run:
+    ids = torch.randint(0, vocabulary, (8, tokens // 8), device="cuda")
+    return _with_gradient(partial(F.embedding, ids), _new(vocabulary, width, dtype=dtype))
+
+
+def _make_cross_entropy(dtype: torch.dtype, classes: int, rows: int) -> Run:
+    target = torch.randint(0, classes, (rows,), device="cuda")
+    return _with_gradient(lambda x: F.cross_entropy(x, target), _new(rows, classes, dtype=dtype))
 
 
 def _embeddings_and_losses() -> Iterator[Case]:
-    for dtype, vocabulary, width, tokens in itertools.product(FLOAT_AND_BFLOAT16, (2, 1024, 32000, 50257), (256, 768, 2048), (512, 4096, 16384)):
-        def make(v: int = vocabulary, w: int = width, n: int = tokens, dtype: torch.dtype = dtype) -> Run:
-            ids = torch.randint(0, v, (8, n // 8), device="cuda")
-            return _with_gradient(lambda weight: F.embedding(ids, weight), _new(v, w, dtype=dtype))
+    for values in product(FLOAT_AND_BFLOAT16, (2, 1024, 32000, 50257), (256, 768, 2048), (512, 4096, 16384)):
+        yield _case(_make_embedding, *values)
+    for others in product(FLOAT_AND_BFLOAT16, (10, 1000, 32000, 50257), (64, 1024, 4096)):
+        yield _case(_make_cross_entropy, *others)
 
-        yield Case(f"embedding {vocabulary} {width} {tokens} {dtype}", make)
-    for dtype, classes, rows in itertools.product(FLOAT_AND_BFLOAT16, (10, 1000, 32000, 50257), (64, 1024, 4096)):
-        def make_loss(classes: int = classes, rows: int = rows, dtype: torch.dtype = dtype) -> Run:
-            target = torch.randint(0, classes, (rows,), device="cuda")
-            return _with_gradient(lambda x: F.cross_entropy(x, target), _new(rows, classes, dtype=dtype))
 
-        yield Case(f"cross_entropy {rows} {classes} {dtype}", make_loss)
+def _make_without_gradient(function: Callable[..., Any], rows: int, width: int) -> Run:
+    return partial(function, _new(rows, width))
+
+
+def _make_index(rows: int, width: int) -> Run:
+    index = torch.randint(0, rows, (2 * rows,), device="cuda")
+    return _with_gradient(lambda x: x[index], _new(rows, width))
 
 
 def _sorts_and_indexing() -> Iterator[Case]:
-    for rows, width in itertools.product((1, 64, 1024), (128, 4096, 32000)):
-        functions: dict[str, Callable[[torch.Tensor], Any]] = {
-            "sort": lambda x: x.sort(-1)[0],
-            "topk": lambda x: x.topk(8, -1)[0],
-            "argmax": lambda x: x.argmax(-1),
-            "argsort": lambda x: x.argsort(-1),
-            "multinomial": lambda x: torch.multinomial(x.float(), 1),
-            "unique": lambda x: x.unique(),
-            "nonzero": lambda x: (x > 0.5).nonzero(),
-            "masked_select": lambda x: x[x > 0.5],
-            "index_select": lambda x: x[:, :64],
-            "roll": lambda x: x.roll(1, -1),
-            "flip": lambda x: x.flip(-1),
-        }
+    functions: dict[str, Callable[[torch.Tensor], Any]] = {
+        "sort": lambda x: x.sort(-1),
+        "topk": lambda x: x.topk(8, -1),
+        "argmax": lambda x: x.argmax(-1),
+        "argsort": lambda x: x.argsort(-1),
+        "multinomial": lambda x: torch.multinomial(x, 1),
+        "unique": lambda x: x.unique(),
+        "nonzero": lambda x: (x > 0.5).nonzero(),
+        "masked_select": lambda x: x[x > 0.5],
+        "roll": lambda x: x.roll(1, -1),
+        "flip": lambda x: x.flip(-1),
+    }
+    for rows, width in product((1, 64, 1024), (128, 4096, 32000)):
         for name, function in functions.items():
-            def make(f: Any = function, rows: int = rows, width: int = width) -> Run:
-                x = _new(rows, width)
-                return lambda: f(x)
+            yield _named(_make_without_gradient, name, function, rows, width)
+        yield _case(_make_index, rows, width)
 
-            yield Case(f"{name} {rows} {width}", make)
-        def make_index(rows: int = rows, width: int = width) -> Run:
-            index = torch.randint(0, rows, (2 * rows,), device="cuda")
-            return _with_gradient(lambda x: x[index], _new(rows, width))
 
-        yield Case(f"index {rows} {width}", make_index)
+# ---- attention and recurrent layers ----
+
+
+def _make_attention(dtype: torch.dtype, shape: tuple[int, int, int, int], kind: str) -> Run:
+    batch, heads, length, width = shape
+    mask = torch.zeros(batch, 1, length, length, device="cuda", dtype=dtype) if kind == "mask" else None
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        query, key, value = x.view(batch, length, 3, heads, width).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(query, key, value, mask, 0.1 if kind == "dropout" else 0.0, kind == "causal")
+
+    return _with_gradient(attend, _new(batch, length, 3 * heads * width, dtype=dtype))
 
 
 def _attention() -> Iterator[Case]:
-    shapes = ((8, 12, 512, 64), (16, 12, 256, 64), (2, 32, 1024, 64), (4, 16, 1024, 64), (32, 12, 197, 64), (2, 16, 2048, 128), (64, 3, 49, 32))
-    for dtype, shape, kind in itertools.product(FLOATS, shapes, ("plain", "causal", "mask", "dropout")):
-        def make(shape: tuple[int, ...] = shape, kind: str = kind, dtype: torch.dtype = dtype) -> Run:
-            mask = torch.zeros(shape[0], 1, shape[2], shape[2], device="cuda", dtype=dtype) if kind == "mask" else None
-            dropout = 0.1 if kind == "dropout" else 0.0
+    shapes = [(8, 12, 512, 64), (16, 12, 256, 64), (2, 32, 1024, 64), (4, 16, 1024, 64), (32, 12, 197, 64), (2, 16, 2048, 128)]
+    shapes += [(64, 3, 49, 32)]
+    for values in product(FLOATS, shapes, ("plain", "causal", "mask", "dropout")):
+        yield _case(_make_attention, *values)
 
-            def attend(x: torch.Tensor) -> torch.Tensor:
-                q, k, v = x.view(shape[0], shape[2], 3, shape[1], shape[3]).permute(2, 0, 3, 1, 4)
-                return F.scaled_dot_product_attention(q, k, v, mask, dropout, kind == "causal")
 
-            return _with_gradient(attend, _new(shape[0], shape[2], 3 * shape[1] * shape[3], dtype=dtype))
-
-        yield Case(f"attention {shape} {kind} {dtype}", make)
+def _make_recurrent(kind: Any, dtype: torch.dtype, width: int, layers: int, both: bool) -> Run:
+    return _with_module(kind(width, width, layers, batch_first=True, bidirectional=both), _new(32, 128, width, dtype=dtype))
 
 
 def _recurrent() -> Iterator[Case]:
     kinds: tuple[Any, ...] = (nn.LSTM, nn.GRU, nn.RNN)
-    for dtype, kind, width, layers, both in itertools.product(FLOAT_AND_BFLOAT16, kinds, (256, 512, 1024), (1, 2), (False, True)):
-        def make(kind: Any = kind, width: int = width, layers: int = layers, both: bool = both, dtype: torch.dtype = dtype) -> Run:
-            module = kind(width, width, layers, batch_first=True, bidirectional=both)
-            return _with_module(module, _new(32, 128, width, dtype=dtype))
-
-        yield Case(f"{kind.__name__} {width} {layers} both={both} {dtype}", make)
+    for values in product(kinds, FLOAT_AND_BFLOAT16, (256, 512, 1024), (1, 2), (False, True)):
+        yield _case(_make_recurrent, *values)
 
 
-def _pooling() -> Iterator[Case]:
+# ---- images, elementwise operators, optimizers ----
+
+
+def _make_image(function: Callable[..., Any], dtype: torch.dtype, last: bool, channels: int, size: int) -> Run:
+    x = _new(32, channels, size, size, dtype=dtype)
+    return _with_gradient(function, x.contiguous(memory_format=LAST) if last else x)
+
+
+def _images() -> Iterator[Case]:
     functions: dict[str, Callable[[torch.Tensor], Any]] = {
-        "max_pool2d": lambda x: F.max_pool2d(x, 3, 2, 1),
+        "max_pool2d 3": lambda x: F.max_pool2d(x, 3, 2, 1),
         "max_pool2d 2": lambda x: F.max_pool2d(x, 2),
         "avg_pool2d": lambda x: F.avg_pool2d(x, 2),
         "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, 1),
@@ -231,13 +275,9 @@ def _pooling() -> Iterator[Case]:
         "interpolate bilinear": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
         "pad": lambda x: F.pad(x, (1, 1, 1, 1)),
     }
-    for dtype, last, (channels, size) in itertools.product(FLOAT_AND_BFLOAT16, (False, True), ((64, 112), (256, 56), (2048, 7))):
+    for dtype, last, image in product(FLOAT_AND_BFLOAT16, (False, True), ((64, 112), (256, 56), (2048, 7))):
         for name, function in functions.items():
-            def make(f: Any = function, c: int = channels, s: int = size, last: bool = last, dtype: torch.dtype = dtype) -> Run:
-                x = _new(32, c, s, s, dtype=dtype)
-                return _with_gradient(f, x.contiguous(memory_format=LAST) if last else x)
-
-            yield Case(f"{name} {channels} {size} last={last} {dtype}", make)
+            yield _named(_make_image, name, function, dtype, last, *image)
 
 
 def _elementwise() -> Iterator[Case]:
@@ -261,42 +301,41 @@ def _elementwise() -> Iterator[Case]:
         "clone": lambda x: x.clone(),
         "transpose": lambda x: x.transpose(0, 1).contiguous(),
         "cat": lambda x: torch.cat([x, x], -1),
-        "to float": lambda x: x.float() if x.dtype != torch.float32 else x.bfloat16(),
+        "to another type": lambda x: x.float() if x.dtype != torch.float32 else x.bfloat16(),
     }
-    for dtype, elements, (name, function) in itertools.product(FLOATS, (1 << 12, 1 << 18, 1 << 22, 1 << 25), functions.items()):
-        def make(f: Any = function, elements: int = elements, dtype: torch.dtype = dtype) -> Run:
-            return _with_gradient(f, _new(elements // 1024, 1024, dtype=dtype))
+    for dtype, elements in product(FLOATS, (1 << 12, 1 << 18, 1 << 22, 1 << 25)):
+        for name, function in functions.items():
+            yield _named(_make_matrix, name, function, dtype, elements // 1024, 1024)
 
-        yield Case(f"{name} {elements} {dtype}", make)
+
+def _make_optimizer(kind: Any, dtype: torch.dtype, width: int) -> Run:
+    parameters = [p.requires_grad_() for _ in range(24) for p in (_new(width, width, dtype=dtype), _new(width, dtype=dtype))]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = kind(parameters)
+
+    def run() -> None:
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+
+    return run
 
 
 def _optimizers() -> Iterator[Case]:
     kinds: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-        "AdamW": lambda p: torch.optim.AdamW(p),
+        "AdamW": torch.optim.AdamW,
         "AdamW fused": lambda p: torch.optim.AdamW(p, fused=True),
-        "Adam": lambda p: torch.optim.Adam(p),
+        "Adam": torch.optim.Adam,
         "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-        "RMSprop": lambda p: torch.optim.RMSprop(p),
+        "RMSprop": torch.optim.RMSprop,
     }
-    for dtype, width, (name, kind) in itertools.product(FLOAT_AND_BFLOAT16, (256, 1024), kinds.items()):
-        def make(kind: Any = kind, width: int = width, dtype: torch.dtype = dtype) -> Run:
-            parameters = [p for _ in range(24) for p in (_new(width, width, dtype=dtype), _new(width, dtype=dtype))]
-            for parameter in parameters:
-                parameter.grad = torch.ones_like(parameter)
-            optimizer = kind([parameter.requires_grad_() for parameter in parameters])
-
-            def run() -> None:
-                torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-                optimizer.step()
-
-            return run
-
-        yield Case(f"{name} {width} {dtype}", make)
+    for (name, kind), dtype, width in product(kinds.items(), FLOAT_AND_BFLOAT16, (256, 1024)):
+        yield _named(_make_optimizer, name, kind, dtype, width)
 
 
 def cases() -> Iterator[Case]:
     """All cases, those of which most depends first."""
     families = [_linear, _convolutions, _norms, _attention, _reductions, _embeddings_and_losses, _elementwise]
-    families += [_batched_products, _other_convolutions, _recurrent, _pooling, _sorts_and_indexing, _optimizers]
+    families += [_batched_products, _other_convolutions, _recurrent, _images, _sorts_and_indexing, _optimizers]
     for family in families:
         yield from family()

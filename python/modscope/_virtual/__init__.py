@@ -15,4 +15,5 @@
     roofline.py       how long the device runs an operator
     products.py       the same for matrix products
     kinds.py          the fractions of a card's peaks that operators reach
+    table.py          what operators were measured to take on a GPU
 """

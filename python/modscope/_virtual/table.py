@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["FORMAT", "Found", "Table", "TableError", "from_truth", "load", "signature"]
+__all__ = ["FORMAT", "Events", "Found", "JobTable", "Row", "Table", "TableError", "Variants", "from_truth", "load", "signature", "write"]
 
 FORMAT = 1
 _MOST_ITEMS = 8
@@ -74,13 +74,16 @@ def signature(op: Any, args: Any, kwargs: dict[str, Any]) -> str:
     return _key(str(op), [spec(item) for item in args], {name: spec(value) for name, value in kwargs.items()})
 
 
-def _out_of_place(op: str, args: Any, kwargs: dict[str, Any]) -> str | None:
-    """The key of the form of an operator that makes a result instead of changing an argument. Operators are measured under
-    a dispatch mode, and there autograd calls those forms."""
+_INDEX_PUT = "aten._index_put_impl_.default"
+
+
+def _out_of_place(op: str) -> str | None:
+    """The form of an operator that makes a result instead of changing an argument. Operators are measured under a dispatch
+    mode, and there autograd calls those forms."""
+    if op == _INDEX_PUT:
+        return "aten.index_put.default"
     name, _, overload = op.rpartition(".")
-    if name == "aten._index_put_impl_":
-        return signature(f"aten.index_put.{overload}", args[:4], {})
-    return signature(f"{name[:-1]}.{overload}", args, kwargs) if name.endswith("_") and not name.endswith("__") else None
+    return f"{name[:-1]}.{overload}" if name.endswith("_") and not name.endswith("__") else None
 
 
 # ---- tables ----
@@ -103,25 +106,39 @@ class _InTurn:
         return events
 
 
+Row = tuple[str, Any, dict[str, Any], Variants, float | None]
+"""An operator, its arguments' specs, its keywords' specs, what its calls took, and seconds."""
+
+
 class Table:
     """Measured operators by their signatures."""
 
-    def __init__(self, about: dict[str, Any], rows: Iterable[tuple[str, Variants, float | None]]) -> None:
+    def __init__(self, about: dict[str, Any], rows: Iterable[Row]) -> None:
         self.about = about
         """Of which GPU and which versions it is: ``gpu``, ``capability``, ``torch``, ``cuda``, ``cudnn``."""
-        self._found = {
-            key: Found(_InTurn(variants) if len(variants) > 1 else variants[0][0] if variants else None, seconds)
-            for key, variants, seconds in rows
-        }
+        self._rows: dict[str, list[Row]] = {}  # by operator; moved to _found when the operator is first looked up
+        self._found: dict[str, Found] = {}
+        for row in rows:
+            self._rows.setdefault(row[0], []).append(row)
+        self._count = sum(map(len, self._rows.values()))
 
     def __len__(self) -> int:
-        return len(self._found)
+        return self._count
 
     def find(self, op: Any, args: Any, kwargs: Any) -> Found | None:
         """What was measured of a call; None if no such call was. The virtual device asks once for each combination of
         arguments."""
-        found = self._found.get(signature(op, args, kwargs))
-        return found or self._found.get(_out_of_place(str(op), args, kwargs) or "")
+        name = str(op)
+        found = self._lookup(name, args, kwargs)
+        if found is None and (other := _out_of_place(name)):
+            found = self._lookup(other, args[:4] if name == _INDEX_PUT else args, kwargs)
+        return found
+
+    def _lookup(self, op: str, args: Any, kwargs: Any) -> Found | None:
+        for _, args_spec, kwargs_spec, variants, seconds in self._rows.pop(op, ()):
+            events = _InTurn(variants) if len(variants) > 1 else variants[0][0] if variants else None
+            self._found[_key(op, args_spec, kwargs_spec)] = Found(events, seconds)
+        return self._found.get(signature(op, args, kwargs))
 
 
 # ---- files ----
@@ -145,9 +162,9 @@ def load(path: str) -> Table:
     try:
         return Table(
             {name: value for name, value in content.items() if name != "operators"},
-            [(_key(op, args, kwargs), _variants(runs), seconds) for op, args, kwargs, runs, seconds in content["operators"]],
+            [(str(op), args, dict(kwargs), _variants(runs), seconds) for op, args, kwargs, runs, seconds in content["operators"]],
         )
-    except (TypeError, ValueError, AttributeError):
+    except (TypeError, ValueError):
         raise TableError(f"{path} is damaged: make it again with  modscope calibrate -o FILE") from None
 
 
@@ -155,9 +172,9 @@ def _variants(runs: list[Any] | None) -> Variants:
     return [(tuple([(str(what), int(bytes)) for what, bytes in events]), int(times)) for events, times in runs or ()]
 
 
-def write(path: str, about: dict[str, Any], rows: Iterable[tuple[str, Variants, float | None]]) -> int:
+def write(path: str, about: dict[str, Any], rows: Iterable[Row]) -> int:
     """Write a table, compressed if the name ends with .gz. The number of bytes."""
-    operators = [[*json.loads(key), variants or None, seconds] for key, variants, seconds in rows]
+    operators = [[op, args, kwargs, variants or None, seconds] for op, args, kwargs, variants, seconds in rows]
     data = json.dumps({"format": FORMAT, **about, "operators": operators}, separators=(",", ":")).encode()
     if path.endswith(".gz"):
         data = gzip.compress(data, mtime=0)
@@ -176,28 +193,28 @@ class JobTable(Table):
 
     def __init__(self, rows: dict[str, list[tuple[Events, list[int]]]]) -> None:
         super().__init__({}, ())
-        self._rows = rows
+        self._measured = rows
         self._step = 0
         self.used: set[str] = set()
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._measured)
 
     def begin_step(self, step: int) -> None:
         """A step begins; 0 is the first one, to which making the model belongs too."""
         self._step = step
 
     def find(self, op: Any, args: Any, kwargs: Any) -> Found:
-        for key in (signature(op, args, kwargs), _out_of_place(str(op), args, kwargs)):
-            measured = _as_measured(key) if key is not None else ""
-            variants = self._rows.get(measured)
+        for name in filter(None, (str(op), _out_of_place(str(op)))):
+            key = _as_measured(signature(name, args[:4] if "index_put" in name else args, kwargs))
+            variants = self._measured.get(key)
             if variants is not None:
-                self.used.add(measured)
+                self.used.add(key)
                 return Found(functools.partial(self._next, variants), None)
         return Found((), None)
 
     def unused(self) -> set[str]:
-        return set(self._rows) - self.used
+        return set(self._measured) - self.used
 
     def _next(self, variants: list[tuple[Events, list[int]]]) -> Events:
         for events, left in variants:

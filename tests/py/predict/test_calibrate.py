@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import INTERCEPTION
 
 from modscope import _calibrate, _calibrate_measure
 from modscope._calibrate_measure import Call, Count, Measuring, TraceEntry, events_of_calls
@@ -96,7 +97,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, sizes: list[int], calls_at_once: i
     with measuring:
         while sizes:
             torch.relu(x)
-    return {key: (variants, seconds) for key, variants, seconds in measuring.rows()}
+    return {op: (variants, seconds) for op, _, _, variants, seconds in measuring.rows()}
 
 
 def temporary(bytes: int) -> table.Events:
@@ -106,8 +107,7 @@ def temporary(bytes: int) -> table.Events:
 @pytest.mark.parametrize("calls_at_once", [1, 2, 100])
 def test_calls_that_take_the_same_are_one_variant(monkeypatch: pytest.MonkeyPatch, calls_at_once: int) -> None:
     rows = measured(monkeypatch, [512, 512, 64, 512], calls_at_once)
-    key = table.signature(torch.ops.aten.relu.default, (torch.ones(4),), {})
-    assert rows == {key: ([(temporary(512), 2), (temporary(64), 1), (temporary(512), 1)], 0.25)}
+    assert rows == {"aten.relu.default": ([(temporary(512), 2), (temporary(64), 1), (temporary(512), 1)], 0.25)}
 
 
 def test_the_last_variant_is_kept_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,14 +122,13 @@ def test_backward_s_operators_are_measured(monkeypatch: pytest.MonkeyPatch) -> N
     x = torch.ones(4, requires_grad=True)
     with measuring:
         torch.tanh(x).sum().backward()
-    assert {"aten.tanh.default", "aten.tanh_backward.default"} <= {key.split('"')[1] for key, _, _ in measuring.rows()}
+    assert {"aten.tanh.default", "aten.tanh_backward.default"} <= {row[0] for row in measuring.rows()}
 
 
 def test_a_product_s_workspace_is_left_to_the_rules() -> None:
-    key = table.signature(torch.ops.aten.mm.default, (torch.ones(4, 4), torch.ones(4, 4)), {})
-    known = _calibrate_measure._known_variants
-    assert known(key, [((("result", 64), ("kept", 33554432)), 1), ((("result", 64),), 5)]) == []
-    assert known(key, [((("kept", 512), *temporary(64), ("result", 64)), 1)]) == [((*temporary(64), ("result", 64)), 1)]
+    known, mm = _calibrate_measure._known_variants, "aten.mm.default"
+    assert known(mm, [((("result", 64), ("kept", 33554432)), 1), ((("result", 64),), 5)]) == []
+    assert known(mm, [((("kept", 512), *temporary(64), ("result", 64)), 1)]) == [((*temporary(64), ("result", 64)), 1)]
 
 
 def test_a_sweep_goes_on_after_a_case_that_cannot_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +142,7 @@ def test_a_sweep_goes_on_after_a_case_that_cannot_run(capsys: pytest.CaptureFixt
     some = [Case("large", lambda: fail), Case("relu", lambda: lambda: torch.relu(x))]
     assert _calibrate.sweep(measuring, some, float("inf")) == (1, 1, True)
     assert _calibrate.sweep(measuring, some, 0.0) == (0, 0, False)
-    assert [key.split('"')[1] for key, _, _ in measuring.rows()] == ["aten.relu.default"]
+    assert [row[0] for row in measuring.rows()] == ["aten.relu.default"]
     assert capsys.readouterr().err == "[modscope] large could not run: CUDA out of memory.\n"
 
 
@@ -204,7 +203,7 @@ def test_a_script_is_run_with_its_arguments_until_its_last_step(tmp_path: Path, 
     assert _calibrate.run_script(measuring, [str(tmp_path / "train.py"), str(tmp_path / "steps")], 2) == 2
     assert (tmp_path / "steps").read_text() == "step step "
     assert (sys.argv, sys.path) == before
-    assert any(key.startswith('["aten.addmm.default"') for key, _, _ in measuring.rows())
+    assert any(row[0] == "aten.addmm.default" for row in measuring.rows())
 
 
 @needs_gpu
@@ -241,3 +240,26 @@ def test_the_sweep_runs_on_a_gpu(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert len(table.load(str(tmp_path / "sweep.json.gz"))) > 100
     assert "0 could not run" in ran.stderr
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built() or not INTERCEPTION, reason="the virtual GPU needs interception and a torch without CUDA")
+@pytest.mark.slow
+def test_cases_of_the_sweep_run() -> None:
+    """Every 40th, on the virtual GPU. It lacks some operators that depend on values."""
+    program = """
+        from modscope._virtual.device import VirtualDevice
+        from modscope._virtual.gpus import find_gpu
+        device = VirtualDevice(find_gpu("h100"), "2.11")
+        device.install()
+        from modscope._calibrate_sweep import cases
+        ran = 0
+        for case in list(cases())[::40]:
+            if not any(word in case.name for word in ("GRU", "unique", "masked_select")):
+                case.make()()
+                ran += 1
+        print(ran)
+        device.remove()
+    """
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) > 50

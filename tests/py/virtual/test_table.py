@@ -21,8 +21,12 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.ones(shape, dtype=dtype)
 
 
-def one_row(key: str, *variants: tuple[Any, int], seconds: float | None = 1e-5) -> Table:
-    return Table({}, [(key, list(variants), seconds)])
+def row(op: Any, args: Any, kwargs: dict[str, Any], *variants: tuple[Any, int], seconds: float | None = 1e-5) -> table.Row:
+    return (*json.loads(signature(op, args, kwargs)), list(variants), seconds)
+
+
+def one_row(op: Any, args: Any, *variants: tuple[Any, int]) -> Table:
+    return Table({}, [row(op, args, {}, *variants)])
 
 
 @pytest.mark.parametrize(
@@ -61,14 +65,14 @@ def test_keywords_may_come_in_any_order_and_devices_without_numbers() -> None:
 
 
 def test_what_was_not_measured_is_not_found() -> None:
-    found = one_row(signature(SUM, (ones(4, 8), [0]), {}), (SPLIT, 1))
+    found = one_row(SUM, (ones(4, 8), [0]), (SPLIT, 1))
     assert found.find(SUM, (ones(4, 8), [0]), {}) == Found(SPLIT, 1e-5)
     assert found.find(SUM, (ones(4, 8), [1]), {}) is None
 
 
 def test_variants_are_answered_in_their_order_and_the_last_one_goes_on() -> None:
     planned = (("kept", 512), ("result", 8192))
-    found = one_row(signature(SUM, (ones(4),), {}), (planned, 2), (SPLIT, 1)).find(SUM, (ones(4),), {})
+    found = one_row(SUM, (ones(4),), (planned, 2), (SPLIT, 1)).find(SUM, (ones(4),), {})
     assert found is not None and callable(found.events)
     assert [found.events() for _ in range(5)] == [planned, planned, SPLIT, SPLIT, SPLIT]
 
@@ -76,7 +80,7 @@ def test_variants_are_answered_in_their_order_and_the_last_one_goes_on() -> None
 @pytest.mark.parametrize("name", ["table.json", "table.json.gz"])
 def test_a_table_is_read_as_it_was_written(tmp_path: Path, name: str) -> None:
     path = str(tmp_path / name)
-    rows = [(signature(SUM, (ones(4),), {}), [(SPLIT, 3)], 2e-5), (signature(MM, (ones(4),), {"out": None}), [], None)]
+    rows = [row(SUM, (ones(4),), {}, (SPLIT, 3), seconds=2e-5), row(MM, (ones(4),), {"out": None}, seconds=None)]
     assert table.write(path, {"gpu": "NVIDIA H200"}, rows) == (tmp_path / name).stat().st_size
     read = load(path)
     assert (len(read), read.about) == (2, {"format": 1, "gpu": "NVIDIA H200"})
@@ -140,8 +144,8 @@ def test_a_job_s_blocks_get_the_sizes_that_were_requested(tmp_path: Path) -> Non
 def test_an_operator_in_place_is_found_by_its_other_form() -> None:
     add, add_ = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
     x, index = ones(4, 4), [ones(2, dtype=torch.int64)]
-    found = one_row(signature(add, (x, x), {}), ((("result", 64),), 1))
+    found = one_row(add, (x, x), ((("result", 64),), 1))
     assert found.find(add_, (x, x), {}) == found.find(add, (x, x), {}) != None  # noqa: E711
     assert found.find(torch.ops.aten.mul_.Tensor, (x, x), {}) is None
-    put = one_row(signature(torch.ops.aten.index_put.default, (x, index, x, True), {}), (SPLIT, 1))
+    put = one_row(torch.ops.aten.index_put.default, (x, index, x, True), (SPLIT, 1))
     assert put.find(torch.ops.aten._index_put_impl_.default, (x, index, x, True, True), {}) == Found(SPLIT, 1e-5)
