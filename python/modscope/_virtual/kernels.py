@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from modscope import _native
-from modscope._virtual import attention, convolution, operators, recurrent
+from modscope._virtual import attention, batch_norm, convolution, operators, recurrent
 
 # ---- new tensors ----
 
@@ -133,5 +133,5 @@ def from_meta() -> dict[str, Any]:
     return {name.removeprefix("aten::"): _overload(name) for name in names}
 
 
-COMPOSED = {**attention.COMPOSED, **recurrent.COMPOSED}
+COMPOSED = {**attention.COMPOSED, **batch_norm.COMPOSED, **recurrent.COMPOSED}
 """Operators made of differentiable ones."""
