@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from modscope import _native
-from modscope._virtual import attention, batch_norm, convolution, operators, recurrent
+from modscope._virtual import attention, batch_norm, convolution, encoder, operators, recurrent
 
 # ---- new tensors ----
 
@@ -105,6 +105,7 @@ KERNELS = {
     "nonzero": nonzero,
     "masked_select": masked_select,
     **attention.KERNELS,
+    **encoder.KERNELS,
     **recurrent.KERNELS,
 }
 INFERENCES = {**attention.INFERENCES, **convolution.INFERENCES}
