@@ -18,7 +18,7 @@ from modscope._virtual import operators
 from modscope._virtual.operators import Event
 from modscope._virtual.rule_stand_in import Answer, Card, all_rules, argument, rule
 
-__all__ = ["INFERENCES", "Convolution", "workspace"]
+__all__ = ["INFERENCES", "Convolution", "from_similar", "workspace"]
 
 _FORWARD, _OF_INPUT, _OF_WEIGHT = 0, 1, 2
 _RESULT: Event = ("result", 0)
@@ -137,24 +137,26 @@ def _measured() -> dict[tuple[int, ...], list[_Measured]]:
     return families
 
 
+def from_similar(call: Convolution, others: list[_Measured]) -> int:
+    """What the three most similar of ``others`` take, of the same kind for this convolution's sizes."""
+    at = _position(call)
+    nearest = sorted(
+        (sum(abs(a - b) for a, b in zip(at, other.position, strict=True)), i) for i, other in enumerate(others)
+    )[:3]
+    candidates = _candidates(call)
+    scores = [0.0] * len(candidates)
+    for distance, i in nearest:
+        for candidate, error in enumerate(_errors(others[i].call, others[i].bytes)):
+            scores[candidate] += error / (0.3 + distance)
+    return candidates[scores.index(min(scores))]
+
+
 @cache
 def workspace(call: Convolution) -> int:
     """The bytes of the workspace."""
     family = _measured().get(_family(call), [])
-    at = _position(call)
-    nearest = sorted(
-        (sum(abs(a - b) for a, b in zip(at, other.position, strict=True)), i) for i, other in enumerate(family)
-    )[:3]
-    if not nearest:
-        return 0
-    if family[nearest[0][1]].call == call:
-        return family[nearest[0][1]].bytes
-    candidates = _candidates(call)
-    scores = [0.0] * len(candidates)
-    for distance, i in nearest:
-        for candidate, error in enumerate(_errors(family[i].call, family[i].bytes)):
-            scores[candidate] += error / (0.3 + distance)
-    return candidates[scores.index(min(scores))]
+    same = next((other for other in family if other.call == call), None)
+    return from_similar(call, family) if same is None else same.bytes
 
 
 # ---- layouts ----
