@@ -21,7 +21,8 @@ def _heads(tensor: torch.Tensor, count: int) -> torch.Tensor:
 
 def _fused(query: torch.Tensor, num_head: int, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     chunks = torch.nn.functional.linear(query, weight, bias).chunk(3, -1)
-    out = attention.scaled_dot_product_attention(*[_heads(chunk, num_head) for chunk in chunks])
+    query_heads, key_heads, value_heads = (_heads(chunk, num_head) for chunk in chunks)
+    out = attention.scaled_dot_product_attention(query_heads, key_heads, value_heads)
     joined: torch.Tensor = out.transpose(1, 2).reshape(query.size(0), -1, query.size(-1))
     return joined
 

@@ -293,7 +293,7 @@ def _layer(mode: int, data: torch.Tensor, hidden: Any, params: Any, options: Any
     hx, cx = hidden
     if torch.is_autocast_enabled("cuda"):
         if params[0].dtype != torch.float16:
-            params = _HalfWeights.apply(*params)  # type: ignore[no-untyped-call]
+            params = _HalfWeights.apply(*params)
         hx = hx.to(torch.float16)
         cx = cx if cx is None else cx.to(torch.float16)
         data = data.to(torch.float16)
