@@ -18,7 +18,7 @@ from modscope._virtual import operators
 from modscope._virtual.operators import Event
 from modscope._virtual.rules import Answer, Card, all_rules, argument, rule
 
-__all__ = ["INFERENCES", "Convolution", "workspace"]
+__all__ = ["INFERENCES", "Convolution", "from_similar", "workspace"]
 
 _FORWARD, _OF_INPUT, _OF_WEIGHT = 0, 1, 2
 _RESULT: Event = ("result", 0)
@@ -44,6 +44,7 @@ class Convolution(NamedTuple):
     output_area: int
     kernel_area: int
     stride: int
+    dilation: int
 
     @property
     def itemsize(self) -> int:
@@ -99,14 +100,14 @@ def _errors(call: Convolution, bytes: int) -> list[float]:
     return [min(1.5, abs(candidate - bytes) / _size(call)) for candidate in _candidates(call)]
 
 
-_WEIGHTS = (1.33, 0.98, 0.97, 3.18, 0.93, 1.07, 3.21, 1.28, 0.53, 1.02, 0.5, 1.0)
+_WEIGHTS = (1.33, 0.98, 0.97, 3.18, 0.93, 1.07, 0.5, 3.21, 1.28, 0.53, 1.02, 0.5, 1.0)
 """How much each part of a position counts: found by leaving out each measurement and predicting it from the others."""
 
 
 def _position(call: Convolution) -> list[float]:
     """Where a convolution lies among others: similar ones are near."""
     pointwise = call.kernel_area == 1 and call.stride == 1
-    sizes = (call.batch, call.inputs, call.outputs, call.kernel_area, call.output_area, call.stride)
+    sizes = (call.batch, call.inputs, call.outputs, call.kernel_area, call.output_area, call.stride, call.dilation)
     flags = (pointwise, call.inputs % 8 != 0, call.outputs % 8 != 0, call.inputs <= 4, call.dtype == 2)
     values = [math.log2(size) for size in sizes] + [float(flag) for flag in flags] + [math.log2(call.groups)]
     return [value * weight for value, weight in zip(values, _WEIGHTS, strict=True)]
@@ -136,24 +137,26 @@ def _measured() -> dict[tuple[int, ...], list[_Measured]]:
     return families
 
 
+def from_similar(call: Convolution, others: list[_Measured]) -> int:
+    """What the three most similar of ``others`` take, of the same kind for this convolution's sizes."""
+    at = _position(call)
+    nearest = sorted(
+        (sum(abs(a - b) for a, b in zip(at, other.position, strict=True)), i) for i, other in enumerate(others)
+    )[:3]
+    candidates = _candidates(call)
+    scores = [0.0] * len(candidates)
+    for distance, i in nearest:
+        for candidate, error in enumerate(_errors(others[i].call, others[i].bytes)):
+            scores[candidate] += error / (0.3 + distance)
+    return candidates[scores.index(min(scores))]
+
+
 @cache
 def workspace(call: Convolution) -> int:
     """The bytes of the workspace."""
     family = _measured().get(_family(call), [])
-    at = _position(call)
-    nearest = sorted(
-        (sum(abs(a - b) for a, b in zip(at, other.position, strict=True)), i) for i, other in enumerate(family)
-    )[:3]
-    if not nearest:
-        return 0
-    if family[nearest[0][1]].call == call:
-        return family[nearest[0][1]].bytes
-    candidates = _candidates(call)
-    scores = [0.0] * len(candidates)
-    for distance, i in nearest:
-        for candidate, error in enumerate(_errors(family[i].call, family[i].bytes)):
-            scores[candidate] += error / (0.3 + distance)
-    return candidates[scores.index(min(scores))]
+    same = next((other for other in family if other.call == call), None)
+    return from_similar(call, family) if same is None else same.bytes
 
 
 # ---- layouts ----
@@ -217,14 +220,16 @@ def _area(shape: Any) -> int:
     return math.prod(shape[2:])
 
 
-def _call(what: int, input: Any, weight: Any, output: Any, stride: Any, transposed: bool, groups: int, last: bool) -> Convolution:
+def _call(
+    what: int, input: Any, weight: Any, output: Any, stride: Any, dilation: Any, transposed: bool, groups: int, last: bool
+) -> Convolution:
     """``input``, ``weight`` and ``output`` are shapes, except that ``weight`` is a tensor."""
     if transposed:
         what = {_FORWARD: _OF_INPUT, _OF_INPUT: _FORWARD}.get(what, what)
         input, output = output, input
     return Convolution(
         what, _DTYPES[weight.dtype], int(last), len(input) - 2, groups, input[0], input[1], output[1],
-        _area(input), _area(output), _area(weight.shape), max(stride),
+        _area(input), _area(output), _area(weight.shape), max(stride), max(dilation),
     )  # fmt: skip
 
 
@@ -239,7 +244,7 @@ def _taken(bytes: int) -> list[Event]:
 
 @rule("aten.convolution.default")
 def _forward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
-    input, weight, _, stride, _, _, transposed, _, groups = args
+    input, weight, _, stride, _, dilation, transposed, _, groups = args
     if _like_batch_of_one(input, weight) or weight.dtype not in _DTYPES:
         return None
     format = _format(input, weight)
@@ -247,7 +252,7 @@ def _forward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     if _is_native_depthwise(card, input, weight, groups) and not transposed:
         return [*events, _RESULT] if events else None
     last = format != torch.contiguous_format
-    call = _call(_FORWARD, input.shape, weight, specs[0], stride, transposed, groups, last)
+    call = _call(_FORWARD, input.shape, weight, specs[0], stride, dilation, transposed, groups, last)
     return [*events, *_copy(weight, format), _RESULT, *_taken(workspace(call))]
 
 
@@ -260,7 +265,7 @@ def _bias_gradient(card: Card, grad: torch.Tensor) -> list[Event]:
 
 @rule("aten.convolution_backward.default")
 def _backward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
-    grad, input, weight, _, stride, _, _, transposed, _, groups, mask = args
+    grad, input, weight, _, stride, _, dilation, transposed, _, groups, mask = args
     if _like_batch_of_one(input, weight) or weight.dtype not in _DTYPES:
         return None
     format = _format(input, weight)
@@ -272,6 +277,6 @@ def _backward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     for what, wanted in ((_OF_INPUT, mask[0]), (_OF_WEIGHT, mask[1])):
         events.append(_RESULT)
         if wanted and not native:
-            call = _call(what, input.shape, weight, grad.shape, stride, transposed, groups, last)
+            call = _call(what, input.shape, weight, grad.shape, stride, dilation, transposed, groups, last)
             events += _taken(workspace(call))
     return [*events, _RESULT, *(_bias_gradient(card, grad) if mask[2] else [])]

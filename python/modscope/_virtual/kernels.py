@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from modscope import _native
-from modscope._virtual import attention, convolution, copies, losses, operators, recurrent, sorting
+from modscope._virtual import attention, batch_norm, convolution, copies, encoder, losses, operators, recurrent, sorting
 
 # ---- new tensors ----
 
@@ -113,6 +113,7 @@ KERNELS = {
     "nonzero": nonzero,
     "masked_select": masked_select,
     **attention.KERNELS,
+    **encoder.KERNELS,
     **recurrent.KERNELS,
     **losses.KERNELS,
     **sorting.KERNELS,
@@ -149,5 +150,5 @@ def from_meta() -> dict[str, Any]:
     return {name.removeprefix("aten::"): _overload(name) for name in names}
 
 
-COMPOSED = {**attention.COMPOSED, **recurrent.COMPOSED}
+COMPOSED = {**attention.COMPOSED, **batch_norm.COMPOSED, **recurrent.COMPOSED}
 """Operators made of differentiable ones."""

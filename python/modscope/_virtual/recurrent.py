@@ -21,6 +21,7 @@ _MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
 _LSTM, _GRU = 2, 3
 _GATES = {0: 1, 1: 1, _LSTM: 4, _GRU: 3}
 _DTYPES = (torch.float16, torch.float32, torch.float64)
+_MIB = 1 << 20
 
 
 def cudnn_mode(mode: str) -> int:
@@ -31,8 +32,12 @@ def cudnn_mode(mode: str) -> int:
 
 
 def acceptable(tensor: torch.Tensor) -> bool:
-    """cuDNN takes this tensor."""
-    return bool(torch._C._get_cudnn_enabled()) and tensor.is_cuda and tensor.dtype in _DTYPES and tensor.numel() > 0
+    """What torch.backends.cudnn.is_acceptable answers: weights of this type become views of one buffer."""
+    return bool(torch._C._get_cudnn_enabled()) and tensor.is_cuda and tensor.dtype in _DTYPES
+
+
+def _takes_cudnn(data: torch.Tensor) -> bool:
+    return acceptable(data) or (data.dtype == torch.bfloat16 and bool(torch._C._get_cudnn_enabled())) and data.numel() > 0
 
 
 # ---- sizes ----
@@ -52,7 +57,18 @@ class _Layers(NamedTuple):
     batch: int
     rows: int
     """Rows of the input over all steps: fewer than steps times batch where sequences are packed."""
-    itemsize: int
+    dtype: torch.dtype
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def persistent(self) -> bool:
+        """torch asks for cuDNN's persistent kernel (RNN.cpp: use_persist_common_heuristics)."""
+        one = self.mode == _LSTM and self.layers == self.directions == 1 and self.rows == self.steps * self.batch
+        sizes = self.hidden <= 1024 and self.hidden % 128 == 0 and self.inputs % 128 == 0
+        return one and sizes and self.dtype == torch.float16 and self.batch % 8 == 0 and self.batch <= 128
 
 
 def _layers(args: Any, kwargs: Any, offset: int) -> _Layers:
@@ -67,20 +83,47 @@ def _layers(args: Any, kwargs: Any, offset: int) -> _Layers:
         batch, steps = (data.size(0), data.size(1)) if batch_first else (data.size(1), data.size(0))
         rows = batch * steps
     out = proj or hidden
-    return _Layers(mode, data.size(-1), hidden, out, layers, directions, steps, batch, rows, hx.dtype.itemsize)
+    return _Layers(mode, data.size(-1), hidden, out, layers, directions, steps, batch, rows, hx.dtype)
 
 
-def _reserve_bytes(shape: _Layers) -> int:
-    """What a forward keeps for its backward."""
-    state = shape.steps * shape.batch * shape.hidden * shape.directions
-    gates = _GATES[shape.mode] + (1 if shape.mode == _LSTM else 0)
-    return (gates * shape.layers + shape.layers - 1) * state * shape.itemsize + 512
+def _reserve_bytes(shape: _Layers, dropout: float) -> int:
+    """What a forward keeps for its backward: the gates and states of each step, and the masks of dropout between layers."""
+    state = shape.rows * shape.hidden * shape.directions
+    gates = {_LSTM: 5, _GRU: 6}.get(shape.mode, 1)
+    elements = (gates * shape.layers + shape.layers - 1) * state
+    if shape.out != shape.hidden:
+        elements += shape.layers * shape.rows * shape.directions * (shape.hidden + shape.out)
+    masks = (shape.layers - 1) * state * shape.directions // 8 if dropout > 0 else 0
+    return elements * shape.itemsize + masks + 256
+
+
+def _weight_bytes(shape: _Layers) -> int:
+    of_first = shape.inputs + shape.out
+    of_others = (shape.layers - 1) * (shape.out * shape.directions + shape.out)
+    return _GATES[shape.mode] * shape.hidden * (of_first + of_others) * shape.directions * shape.itemsize
 
 
 def _workspace_bytes(shape: _Layers) -> int:
-    state = (shape.steps + 2) * shape.batch * shape.hidden * shape.directions
-    gates = _GATES[shape.mode] + (1 if shape.mode == _LSTM else 0)
-    return gates * shape.layers * state * shape.itemsize + 512
+    """Fitted to 222 measurements. A small call copies the weights and gives its products of matrices 8 or 24 MiB; a large
+    call of several layers uses the memory of the steps for that."""
+    step, row = shape.batch * shape.hidden * shape.itemsize, shape.rows * shape.itemsize
+    states = row * shape.hidden
+    gates, layers, directions = _GATES[shape.mode], shape.layers, shape.directions
+    weights = _weight_bytes(shape)
+    small = weights + (8 if directions == 1 and not shape.persistent else 24) * _MIB + 256
+    inputs = row * shape.inputs
+    if gates == 1:
+        per_state = 10 if shape.hidden < 512 else 3
+        return int(((layers + 1) + per_state) * directions * states + inputs + small)
+    steps = (10 if shape.mode == _LSTM else 6) * layers * directions * step
+    of_states = (gates * layers + 1) * directions
+    if layers == 1 or states < 4 * _MIB:
+        return int(of_states * states + (1 if shape.mode == _LSTM else 2) * inputs + steps + small)
+    if shape.mode == _GRU:
+        large = (of_states + 0.67) * states + inputs
+    else:
+        large = (of_states - (4 if directions == 2 else 0)) * states + inputs + steps
+    return int(max(large, 1.5 * weights + 8 * _MIB)) + 256
 
 
 # ---- rules ----
@@ -153,7 +196,7 @@ def _cudnn_rnn(*args: Any, **kwargs: Any) -> Any:
         beside.before_result()
         weight_buf = _made(data, [sum(w.numel() for w in weight)])
     beside.before_result()
-    reserve = operators.make((_reserve_bytes(shape) if train else 0,), (1,), torch.uint8)
+    reserve = operators.make((_reserve_bytes(shape, args[11]) if train else 0,), (1,), torch.uint8)
     beside.end()
     return output, hy, cy, reserve, weight_buf
 
@@ -237,7 +280,8 @@ def _dropout_state(dropout: float, train: bool) -> torch.Tensor | None:
     return _dropout_states["state"]
 
 
-_DROPOUT_STATE_BYTES = 4 << 20
+_DROPOUT_STATE_BYTES = 6_488_064
+"""On a card of 132 multiprocessors."""
 
 
 def forget() -> None:
@@ -248,10 +292,11 @@ def _layer(mode: int, data: torch.Tensor, hidden: Any, params: Any, options: Any
     has_biases, num_layers, dropout, train, bidirectional = options
     hx, cx = hidden
     if torch.is_autocast_enabled("cuda"):
-        data, hx = data.to(torch.float16), hx.to(torch.float16)
-        cx = cx if cx is None else cx.to(torch.float16)
         if params[0].dtype != torch.float16:
-            params = _HalfWeights.apply(*params)  # type: ignore[no-untyped-call]
+            params = _HalfWeights.apply(*params)
+        hx = hx.to(torch.float16)
+        cx = cx if cx is None else cx.to(torch.float16)
+        data = data.to(torch.float16)
     hidden_size, proj_size = hx.size(2), 0
     if cx is not None and cx.size(2) != hx.size(2):
         hidden_size, proj_size = cx.size(2), hx.size(2)
@@ -273,12 +318,12 @@ def _composed(name: str, mode: int) -> dict[str, Any]:
         return tuple(hx) if mode == _LSTM else (hx, None)
 
     def padded(data: torch.Tensor, hx: Any, params: Any, *options: Any) -> Any:
-        if not acceptable(data):
+        if not _takes_cudnn(data):
             return packet.input.decompose(data, hx, params, *options)
         return results(_layer(mode, data, states(hx), params, options[:5], options[5], []))
 
     def packed(data: torch.Tensor, batch_sizes: torch.Tensor, hx: Any, params: Any, *options: Any) -> Any:
-        if not acceptable(data):
+        if not _takes_cudnn(data):
             return packet.data.decompose(data, batch_sizes, hx, params, *options)
         return results(_layer(mode, data, states(hx), params, options, False, batch_sizes.tolist()))
 

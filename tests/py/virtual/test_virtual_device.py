@@ -134,7 +134,7 @@ def test_attention_takes_the_kernel_of_the_card() -> None:
         q = q.detach().float().requires_grad_()
         print(nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).grad_fn.name())
     """)
-    assert out == ["ScaledDotProductFlashAttentionBackward0", "ScaledDotProductEfficientAttentionBackward0"]
+    assert out == ["ScaledDotProductCudnnAttentionBackward0", "ScaledDotProductEfficientAttentionBackward0"]
 
 
 def test_an_unknown_gpu_names_the_known_ones() -> None:

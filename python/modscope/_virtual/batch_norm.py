@@ -1,0 +1,185 @@
+"""Batch norm and pooling on the virtual device: cuDNN's or torch's own kernels, and the memory that they take.
+
+Sources: torch's aten/src/ATen/native/Normalization.cpp (the choice), native/cuda/Normalization.cuh (the stages of a sum over
+rows), native/cuda/AdaptiveMaxPooling2d.cu. cuDNN's workspaces were measured on an H200 (torch 2.11, cuDNN 9.19).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from modscope._virtual.operators import Event
+from modscope._virtual.rule_stand_in import Answer, Card, rule
+
+__all__ = ["COMPOSED", "takes_cudnn"]
+
+_RESULT: Event = ("result", 0)
+_FLOAT = 4
+_INDEX = 4
+"""Bytes of an accumulated element, and of a semaphore."""
+
+# ---- the choice ----
+
+
+def takes_cudnn(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    cudnn_enabled: bool,
+) -> bool:
+    """A card would use cuDNN for this batch norm."""
+    if not cudnn_enabled or weight is None or bias is None or input.dim() < 3:
+        return False
+    if input.dtype == torch.bfloat16 or weight.dtype == torch.bfloat16:
+        return False
+    if input.dtype == torch.float16 and weight.dtype != torch.float32:
+        return False
+    has_statistics = running_mean is not None and running_var is not None
+    if not has_statistics and not (running_mean is None and running_var is None and training):
+        return False
+    return input.size(0) <= (880801 if training else 65535) and input.numel() < (1 << 31) - 1
+
+
+def _in_layout(input: torch.Tensor) -> torch.Tensor:
+    from torch._prims_common import suggest_memory_format
+
+    return input.contiguous(memory_format=suggest_memory_format(input))
+
+
+def _batch_norm_impl_index(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Any:
+    aten = torch.ops.aten
+    if takes_cudnn(input, weight, bias, running_mean, running_var, training, cudnn_enabled):
+        out = aten.cudnn_batch_norm(
+            _in_layout(input), weight, bias, running_mean, running_var, training, momentum, eps
+        )
+        return (*out, 1)
+    out = aten.native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+    return (*out, torch.empty(0, dtype=torch.uint8, device=input.device), 0)
+
+
+COMPOSED = {"_batch_norm_impl_index": _batch_norm_impl_index}
+"""Operators made of differentiable ones."""
+
+# ---- cuDNN ----
+
+
+def _cudnn_workspace(input: torch.Tensor, share: float, per_channel: float = 0.0) -> int:
+    """Only the kernels for channels last have one: it grows with the input, whose channels are padded to 64."""
+    if input.dim() < 4 or input.is_contiguous():
+        return 0
+    channels = input.size(1)
+    padded = -(-channels // 64) * 64
+    return int(input.numel() // channels * padded / 8 * share + per_channel * padded) + 1076
+
+
+@rule("aten.cudnn_batch_norm.default")
+def _cudnn(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    input, training = args[0], args[5]
+    workspace = _cudnn_workspace(input, 1 + 1 / 128 if input.dtype.itemsize == 4 else 0.4034) if training else 0
+    return [_RESULT, _RESULT, _RESULT, ("temporary", workspace)] if workspace else None
+
+
+@rule("aten.cudnn_batch_norm_backward.default")
+def _cudnn_backward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    workspace = _cudnn_workspace(args[0], 2 / 3, 5.4)
+    return [_RESULT, _RESULT, _RESULT, ("temporary", workspace)] if workspace else None
+
+
+# ---- torch's own kernels ----
+
+
+def _rows_of_channels(input: torch.Tensor) -> bool:
+    """The channels lie next to each other."""
+    if input.is_contiguous():
+        return input.stride(1) == 1
+    return input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last) or _is_last_of_three(input)
+
+
+def _is_last_of_three(input: torch.Tensor) -> bool:
+    return input.dim() == 5 and not input.is_contiguous() and input.is_contiguous(memory_format=torch.channels_last_3d)
+
+
+def _last_power(count: int) -> int:
+    return 1 << (max(count, 1).bit_length() - 1)
+
+
+def _stages(input: torch.Tensor, values: int) -> list[Event]:
+    """Partial sums of thread blocks that share a channel, and their semaphores; ``values`` are kept of each channel."""
+    channels = input.size(1)
+    rows = input.numel() // channels
+    width = min(_last_power(channels), 32)
+    height = min(_last_power(-(-rows // 16)), 512 // width)
+    if width * height != 512:
+        width = min(_last_power(channels), 512 // height)
+    blocks = min(-(-rows // (height * 16)), 128)
+    if blocks < 8:
+        return []
+    staging, semaphores = values * channels * blocks * _FLOAT, -(-channels // width) * _INDEX
+    return [("temporary", staging), ("temporary", semaphores), ("temporary", -semaphores), ("temporary", -staging)]
+
+
+@rule("aten.native_batch_norm.default", "aten._native_batch_norm_legit.default", "aten._batch_norm_with_update.default")
+def _native(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    input = args[0]
+    training = args[5] if len(args) > 7 else True
+    if not training or not _rows_of_channels(input) or input.numel() == 0:
+        return None
+    if _is_last_of_three(input):
+        return [_RESULT, _RESULT, _RESULT, ("temporary", input.numel() * _FLOAT)] if input.dtype.itemsize == 2 else None
+    stages = _stages(input, 4)
+    return [_RESULT, _RESULT, _RESULT, *stages] if stages else None
+
+
+@rule("aten.native_batch_norm_backward.default")
+def _native_backward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    grad, input = args[0], args[1]
+    if not _rows_of_channels(input) or input.numel() == 0:
+        return None
+    sums: Event = ("temporary", input.size(1) * _FLOAT)
+    copy: list[Event] = [] if grad.stride() == input.stride() else [("temporary", grad.numel() * grad.dtype.itemsize)]
+    return [*copy, sums, sums, *_stages(input, 2), _RESULT]
+
+
+# ---- pooling ----
+
+
+def _bytes(spec: Any) -> int:
+    shape, _, dtype = spec
+    elements = 1
+    for count in shape:
+        elements *= count
+    return int(elements * dtype.itemsize)
+
+
+@rule("aten.adaptive_max_pool2d.default")
+def _adaptive_max_pool(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    """The kernel works on contiguous tensors."""
+    input = args[0]
+    if input.is_contiguous():
+        return None
+    copies = [_bytes(spec) for spec in specs]
+    return [_RESULT, _RESULT, *[("temporary", bytes) for bytes in (*copies, input.numel() * input.dtype.itemsize)]]
+
+
+@rule("aten.adaptive_max_pool2d_backward.default")
+def _adaptive_max_pool_backward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
+    grad, input, indices = args[:3]
+    if input.is_contiguous():
+        return None
+    bytes = [tensor.numel() * tensor.dtype.itemsize for tensor in (grad, indices, input)]
+    return [_RESULT, *[("temporary", count) for count in bytes]]
