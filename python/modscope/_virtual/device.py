@@ -152,6 +152,8 @@ def _describe_installation() -> str:
 def try_in_fork() -> str | None:
     """None if a virtual GPU can be installed in a process such as this one, else why not. This process does not change."""
     why = _refusal()
+    if why is None and len(sys._current_frames()) > 1:
+        why = "it was not tried, because this process has several threads"
     if why is None:
         why = _native.run_in_fork(_describe_installation, _FORK_LIMIT) or "the process that tried it ended without an answer"
     return None if why == _CAN_BE_INSTALLED else why
