@@ -149,7 +149,7 @@ class Event(torch.Event):
         return True
 
     def elapsed_time(self, end_event: Any) -> float:
-        if not self._has_time or not end_event._has_time:
+        if not self._has_time or not getattr(end_event, "_has_time", False):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._recorded is None or end_event._recorded is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
