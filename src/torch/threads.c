@@ -5,6 +5,7 @@
 #include "torch/claims.h"
 #include "torch/devices.h"
 #include "torch/hash_map.h"
+#include "torch/virtual_device.h"
 
 #include <pthread.h>
 
@@ -20,6 +21,7 @@ static void close_thread(void *thread)
 static void before_fork(void)
 {
     mst_gradient_setters_before_fork();
+    mst_virtual_lock(); /* first: it is held while a block is reported, which takes the others */
     mst_owners_lock();
     mst_devices_lock();
     ms_watch_lock(mst.watch);
@@ -30,6 +32,7 @@ static void after_fork(void)
     ms_watch_unlock(mst.watch);
     mst_devices_unlock();
     mst_owners_unlock();
+    mst_virtual_unlock();
 }
 
 static void after_fork_in_child(void)

@@ -60,6 +60,9 @@ void mst_virtual_hand_over(struct mst_virtual_block *block);
 ms_allocator *mst_virtual_borrow(void);
 void mst_virtual_return(void);
 
+void mst_virtual_lock(void); /* around fork */
+void mst_virtual_unlock(void);
+
 /* ---- streams: numbers, 0 is the default one ---- */
 uint64_t mst_virtual_stream(void); /* this thread's current one */
 void mst_virtual_set_stream(uint64_t stream);

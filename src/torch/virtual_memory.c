@@ -166,6 +166,16 @@ void mst_virtual_return(void)
     pthread_mutex_unlock(&lock);
 }
 
+void mst_virtual_lock(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+void mst_virtual_unlock(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
 /* ---- c10::Allocator ---- */
 static void give_storage(void *context)
 {

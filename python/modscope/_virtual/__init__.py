@@ -1,19 +1,22 @@
 """A virtual GPU: a script runs on a CUDA device that is not there, to see how much memory it would need.
 
-    device.py         install and remove the device
-    operators.py      what an operator returns: shapes and types, from torch's own meta kernels
-    kernels.py        operators that need more than that: views, copies, attention
-    unknown.py        the error of a kernel of which nothing is known
-    rules.py          the registry of rules for the memory that operators take beside their results
-    workspaces.py, reductions.py, sorting.py, indexing.py, normalization.py, losses.py, copies.py,
-    convolution.py, recurrent.py, attention_memory.py
-                      the rules, by subject
-    geometry.py       shapes and strides as torch's kernels see them
-    out_of_memory.py  the message of torch.OutOfMemoryError
-    gpus.py           the GPUs that can be virtual
-    times.py          what launching an operator costs the host; the virtual clock
-    roofline.py       how long the device runs an operator
-    products.py       the same for matrix products
-    kinds.py          the fractions of a card's peaks that operators reach
-    table.py          what operators were measured to take on a GPU
+    device.py          install and remove the device, and test it
+    probes.py          find the functions of torch's C++ classes that are answered (src/torch/virtual_answers.c)
+    registration.py    put the kernels into torch's dispatcher
+    cuda_functions.py  what torch.cuda asks of the device; memory.py, streams.py, properties.py, storages.py,
+                       legacy_types.py and out_of_memory.py have the parts
+    operators.py       what an operator returns: shapes and types, from torch's own meta kernels
+    kernels.py         operators that need more than that: views, copies, attention
+    unknown.py         the error of a kernel of which nothing is known
+    rules.py           the registry of rules for the memory that operators take beside their results
+    workspaces.py, reductions.py, sorting.py, indexing.py, normalization.py, losses.py, copies.py, convolution.py,
+    batch_norm.py, recurrent.py, attention_memory.py
+                       the rules, by subject
+    geometry.py        shapes and strides as torch's kernels see them
+    table.py           what operators were measured to take on a GPU
+    gpus.py            the GPUs that can be virtual
+    times.py           what launching an operator costs the host; the virtual clock
+    roofline.py        how long the device runs an operator
+    products.py        the same for matrix products
+    kinds.py           the fractions of a card's peaks that operators reach
 """

@@ -46,9 +46,10 @@ def _exchange_device(index: int) -> int:
     return 0 if index >= 0 else -1
 
 
-def _get_stream(index: int = 0) -> tuple[int, int, int]:
+def _stream(number: int, index: int = 0) -> tuple[int, int, int]:
+    """As torch._C names a stream: its number, the device's index and type."""
     check_ordinal(index)
-    return (_native.virtual_stream(), 0, _CUDA)
+    return (number, 0, _CUDA)
 
 
 def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
@@ -74,10 +75,10 @@ def _device_functions(gpu: Gpu) -> dict[str, Any]:
         "_cuda_getArchFlags": _answer(" ".join(sorted({*_BUILT_FOR, arch}, key=lambda name: int(name[3:])))),
         "_cuda_ipc_collect": _answer(None),
         "_cuda_sleep": _answer(None),
-        "_cuda_getCurrentStream": _get_stream,
-        "_cuda_getDefaultStream": lambda index=0: (check_ordinal(index), (0, 0, _CUDA))[1],
-        "_cuda_getCurrentRawStream": lambda index=0: _get_stream(index)[0],
-        "_cuda_getStreamFromExternal": lambda pointer, index=0: (check_ordinal(index), (pointer, 0, _CUDA))[1],
+        "_cuda_getCurrentStream": lambda index=0: _stream(_native.virtual_stream(), index),
+        "_cuda_getDefaultStream": lambda index=0: _stream(0, index),
+        "_cuda_getCurrentRawStream": lambda index=0: _stream(_native.virtual_stream(), index)[0],
+        "_cuda_getStreamFromExternal": _stream,
         "_cuda_setStream": _set_stream,
         "_cuda_isCurrentStreamCapturing": _answer(False),
     }
@@ -246,6 +247,7 @@ def _cuda_module(gpu: Gpu, memory: Memory, functions: dict[str, Any]) -> dict[st
 
 def replacements(gpu: Gpu, memory: Memory) -> list[tuple[Any, dict[str, Any]]]:
     """What to set in which object while the virtual device is installed."""
+    cudnn_module: Any = torch.backends.cudnn
     functions = {**_device_functions(gpu), **_library_functions(), **_copies_between_devices(), **memory.functions()}
     has_cuda = torch.backends.cuda.is_built()
     cudnn = {"is_available": _answer(True), "version": _answer(_CUDNN_VERSION), "_init": _answer(True)}
@@ -257,9 +259,10 @@ def replacements(gpu: Gpu, memory: Memory) -> list[tuple[Any, dict[str, Any]]]:
             torch.cuda.graphs,
             {"CUDAGraph": _Graph, "_graph_pool_handle": _answer((0, 1)), "_cuda_isCurrentStreamCapturing": _answer(False)},
         ),
+        (torch.cuda.graphs.graph, {"default_capture_stream": None}),
         (torch.cuda.memory, {"list_gpu_processes": lambda *_: _processes(memory)}),
         (torch.cuda.nvtx, {"_nvtx": _nvtx()}),
         (torch.cuda.amp.common, {"amp_definitely_not_available": lambda: False}),
-        (torch.backends.cudnn.m, cudnn),
+        (cudnn_module.m, cudnn),
         (torch.version, {} if has_cuda else {"cuda": _CUDA_VERSION}),
     ]

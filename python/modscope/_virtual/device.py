@@ -25,6 +25,9 @@ __all__ = ["VirtualDevice", "try_in_fork"]
 
 _UNLIMITED = 1 << 50  # bytes
 _FORK_LIMIT = 20_000  # milliseconds
+_SEEN_TO_WORK = ("2.13.",)
+"""Versions of torch in which it was installed before. In another one, it is tried in a forked process first: what is not
+as expected there may end that process."""
 _CAN_BE_INSTALLED = "it can be installed"
 _HAS_RUN_BACKWARD = "a backward has run in this process, and torch counts devices when the first one runs: install the virtual GPU earlier"
 
@@ -35,6 +38,8 @@ def _refusal() -> str | None:
         return f"a virtual GPU needs Linux on x86-64, not {platform.system()} on {platform.machine()}"
     if os.environ.get("MODSCOPE_INTERPOSE") == "0":
         return "a virtual GPU needs modscope's interception: unset MODSCOPE_INTERPOSE"
+    if not hasattr(torch, "accelerator"):
+        return f"a virtual GPU needs torch 2.6 or newer, not {torch.__version__}"
     if torch.version.hip:
         return "a virtual GPU needs a torch for CUDA or for the CPU, not for ROCm"
     if torch.backends.cuda.is_built() and torch.cuda.is_initialized():
@@ -64,6 +69,8 @@ class VirtualDevice:
         A real GPU is ignored meanwhile. RuntimeError, and nothing is changed, if this torch does not allow it.
         """
         why = _refusal()
+        if why is None and not _is_fork and not torch.__version__.startswith(_SEEN_TO_WORK) and len(sys._current_frames()) == 1:
+            why = try_in_fork()
         if why:
             raise RuntimeError(why)
         has_cuda = torch.backends.cuda.is_built()
@@ -91,6 +98,7 @@ class VirtualDevice:
             undo.enter_context(times.installed(self.gpu, self._also[1:]))
             _test(self.memory)
             _native.virtual_restart()
+            undo.callback(torch.cuda._check_bf16_tensor_supported.cache_clear)
             undo.callback(_wait_for_backward_threads)
             self._undo = undo.pop_all()
         atexit.register(_wait_for_backward_threads)
@@ -151,7 +159,12 @@ def _initialize_real_cuda() -> None:
         probes.forget_init_slot()
 
 
+_is_fork = False
+
+
 def _describe_installation() -> str:
+    global _is_fork
+    _is_fork = True
     try:
         device = VirtualDevice(find_gpu("h100"))
         device.install()
@@ -164,6 +177,8 @@ def _describe_installation() -> str:
 def try_in_fork() -> str | None:
     """None if a virtual GPU can be installed in a process such as this one, else why not. This process does not change."""
     why = _refusal()
+    if why is None and len(sys._current_frames()) > 1:
+        why = "it was not tried, because this process has several threads"
     if why is None:
         why = _native.run_in_fork(_describe_installation, _FORK_LIMIT) or "the process that tried it ended without an answer"
     return None if why == _CAN_BE_INSTALLED else why

@@ -28,6 +28,12 @@ def allocator_settings() -> str | None:
     return next((os.environ[name] for name in _CONF_NAMES if os.environ.get(name)), None)
 
 
+def _setting(settings: str, key: str) -> str | None:
+    """The last value that a text of PYTORCH_CUDA_ALLOC_CONF gives to a key."""
+    found = re.findall(rf"{key}\s*:\s*([\d.]+)", settings)
+    return found[-1] if found else None
+
+
 def _parts(values: Any) -> dict[str, int]:
     return dict(zip(_STAT_PARTS, values, strict=True))
 
@@ -37,8 +43,8 @@ class Memory:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self._fraction = 1.0
         self._settings = allocator_settings() or ""
+        self._fraction = float(_setting(self._settings, "per_process_memory_fraction") or 1)
         self._metadata = ""
         self._raw: dict[int, int] = {}  # handles of what caching_allocator_alloc gave, by address
 
@@ -56,8 +62,8 @@ class Memory:
         return nested
 
     def _max_split_size(self) -> int:
-        found = re.search(r"max_split_size_mb\s*:\s*(\d+)", self._settings)
-        return int(found[1]) << 20 if found else -1
+        megabytes = _setting(self._settings, "max_split_size_mb")
+        return int(megabytes) << 20 if megabytes else -1
 
     def bytes(self, name: str, part: str) -> int:
         of_all: tuple[int, ...] = _native.virtual_stats()[name][0]
@@ -106,6 +112,7 @@ class Memory:
     def apply(self, text: str) -> None:
         _native.virtual_apply_settings(text)
         self._settings = ",".join(filter(None, (self._settings, text)))
+        self._fraction = float(_setting(text, "per_process_memory_fraction") or self._fraction)
 
     def settings(self) -> str:
         return self._settings

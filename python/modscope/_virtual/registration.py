@@ -43,36 +43,35 @@ def _kernels() -> dict[str, Callable[..., Any]]:
         if name.partition("::")[0] not in _KEPT:
             found[name] = _resolved_at_call(name)
     found.update({f"aten::{name}": _bound(op) for name, op in kernels.from_meta().items()})
-    for of in (storages.KERNELS, kernels.KERNELS):
+    tables: list[dict[str, Any]] = [storages.KERNELS, kernels.KERNELS]
+    for of in tables:
         found.update({f"aten::{name}": times.timed(name, kernel) for name, kernel in of.items()})
     return found
 
 
-def _register(every: Any, library: Any, others: dict[str, Any]) -> None:
-    every.fallback("CUDA", operators.run, False)
+def _register(libraries: dict[str, Any]) -> None:
+    """Make a library for each namespace, and register in it."""
+    libraries["_"] = torch._C._dispatch_library("IMPL", "_", "")
+    libraries["_"].fallback("CUDA", operators.run, False)
     for name, kernel in _kernels().items():
         namespace, _, rest = name.partition("::")
-        of = library if namespace == "aten" else others.get(namespace)
-        if of is None:
-            of = others[namespace] = torch._C._dispatch_library("IMPL", namespace, "")
-        of.impl(rest, "CUDA", kernel, False)
+        if namespace not in libraries:
+            libraries[namespace] = torch._C._dispatch_library("IMPL", namespace, "")
+        libraries[namespace].impl(rest, "CUDA", kernel, False)
     for name, composed in kernels.COMPOSED.items():
         for key in ("CUDA", "AutogradCUDA"):
-            library.impl(name, key, composed, False)
+            libraries["aten"].impl(name, key, composed, False)
 
 
 @contextlib.contextmanager
 def kernels_registered() -> Iterator[None]:
-    # The library of torch.library checks and remembers each name; this one does not, and the check would refuse to
-    # replace the kernels of a build with CUDA.
-    every = torch._C._dispatch_library("IMPL", "_", "")
-    library = torch._C._dispatch_library("IMPL", "aten", "")
-    others: dict[str, Any] = {}
+    # torch.library.Library checks and remembers each name, and would refuse to replace the kernels of a build with CUDA.
+    libraries: dict[str, Any] = {}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says once that a kernel is replaced
-            _register(every, library, others)
+            _register(libraries)
         yield
     finally:
-        for each in (library, every, *others.values()):
-            each.reset()
+        for library in libraries.values():
+            library.reset()

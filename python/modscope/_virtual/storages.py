@@ -27,7 +27,8 @@ def _make(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _resize(self: Any, size: int) -> Any:
     if self.device.type != "cuda":
-        return torch._C.StorageBase.resize_(self, size)
+        base: Any = torch._C.StorageBase
+        return base.resize_(self, size)
     if not _native.virtual_resize(self._cdata, size):
         raise operators.out_of_memory(size)
     return self
@@ -54,7 +55,7 @@ def _set_storage(self: torch.Tensor, source: Any) -> torch.Tensor:
     return _set_part_of_storage(self, source, 0, (size,), (1,))
 
 
-def _set_part_of_storage(self: torch.Tensor, source: Any, offset: int, size: Any, stride: Any = ()) -> torch.Tensor:
+def _set_part_of_storage(self: torch.Tensor, source: Any, offset: Any, size: Any, stride: Any = ()) -> torch.Tensor:
     stride = stride or operators.contiguous_strides(size)
     _on_cpu(torch.ops.aten.set_.source_Storage_storage_offset, self, source, offset, size, stride)
     return self

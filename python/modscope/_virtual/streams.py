@@ -22,6 +22,10 @@ _HIGHEST_PRIORITY = -3
 class Stream(torch.Stream):
     """As torch.cuda.Stream."""
 
+    _priority: int
+    _before: list[int]
+    """The streams that were current before those ``with`` statements that are open."""
+
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
         if device is not None:
             torch.cuda._exchange_device(torch.cuda._utils._get_device_index(device, optional=True))
@@ -30,7 +34,7 @@ class Stream(torch.Stream):
             number = _native.virtual_new_stream(priority)
         self: Stream = super().__new__(cls, stream_id=number, device_index=0, device_type=_CUDA)
         self._priority = max(min(priority, 0), _HIGHEST_PRIORITY)
-        self._before: list[int] = []
+        self._before = []
         return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -107,12 +111,15 @@ class ExternalStream(Stream):
 class Event(torch.Event):
     """As torch.cuda.Event."""
 
+    _has_time: bool
+    _recorded: float | None
+
     def __new__(
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
     ) -> Event:
         self: Event = super().__new__(cls, "cuda", enable_timing=enable_timing, blocking=blocking)
         self._has_time = enable_timing
-        self._recorded: float | None = None
+        self._recorded = None
         return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -139,7 +146,7 @@ class Event(torch.Event):
         return True
 
     def elapsed_time(self, end_event: Any) -> float:
-        if not self._has_time or not end_event._has_time:
+        if not self._has_time or not getattr(end_event, "_has_time", False):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._recorded is None or end_event._recorded is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")

@@ -252,3 +252,50 @@ TEST(segments_get_the_addresses_that_the_driver_gives)
     CHECK_EQ(ms_allocation_address(take(12 * MIB)), second - 32 * MIB);
     end();
 }
+
+struct listed {
+    int count[3]; /* by state */
+    uint64_t bytes, requested;
+};
+
+static void list(void *context, const ms_block_info *block)
+{
+    struct listed *listed = context;
+    listed->count[block->state]++;
+    listed->bytes += block->bytes;
+    listed->requested += block->requested;
+    CHECK(block->address >= block->segment_address);
+    CHECK(block->address + block->bytes <= block->segment_address + block->segment_bytes);
+    CHECK(!block->is_small && !block->is_expandable && block->stream == 0);
+}
+
+TEST(every_block_is_listed_with_its_state)
+{
+    start_default();
+    ms_allocation *given = take(3 * MIB + 1), *waiting = take(5 * MIB);
+    ms_allocator_record_stream(waiting, 7);
+    give(waiting);
+    struct listed listed = {0};
+    ms_allocator_each_block(allocator, list, &listed);
+    CHECK(listed.count[MS_BLOCK_GIVEN] == 1 && listed.count[MS_BLOCK_WAITING] == 1 && listed.count[MS_BLOCK_FREE] == 1);
+    CHECK_EQ(listed.bytes, 20 * MIB);
+    CHECK_EQ(listed.requested, 8 * MIB + 1);
+    give(given);
+    end();
+}
+
+TEST(settings_can_be_changed_while_it_is_used)
+{
+    ms_allocator_settings_default(&settings, "2.13");
+    settings.capacity = settings.total_memory = 100 * MIB;
+    start();
+    ms_allocation *none = NULL;
+    ms_allocator_set_fraction(allocator, 0.5);
+    CHECK_EQ(ms_allocator_malloc(allocator, 60 * MIB, 0, &none), MS_EDEVICE);
+    CHECK_EQ(ms_allocator_apply(allocator, "per_process_memory_fraction:0.75", NULL, 0), MS_OK);
+    CHECK(take(60 * MIB));
+    CHECK_EQ(ms_allocator_apply(allocator, "no_such_key:1", NULL, 0), MS_EINVAL);
+    ms_allocator_set_fraction(allocator, 1);
+    CHECK(take(30 * MIB));
+    end();
+}

@@ -143,6 +143,7 @@ def test_the_allocator_can_be_limited_and_set() -> None:
     run(
         """
         cuda, gib = torch.cuda, 1 << 30
+        assert cuda.get_per_process_memory_fraction() == 0.5
         assert error(torch.empty, 9 * gib, dtype=torch.uint8, device="cuda").startswith("OutOfMemoryError: CUDA out of memory")
         cuda.set_per_process_memory_fraction(0.75)
         assert cuda.get_per_process_memory_fraction() == 0.75
@@ -150,7 +151,7 @@ def test_the_allocator_can_be_limited_and_set() -> None:
         assert error(torch.empty, 4 * gib, dtype=torch.uint8, device="cuda").startswith("OutOfMemoryError: CUDA out of memory")
         assert cuda.memory_stats()["num_ooms"] == 2
         cuda.memory._set_allocator_settings("max_split_size_mb:64")
-        assert cuda.memory_stats()["max_split_size"] == 64 << 20
+        assert cuda.memory_stats()["max_split_size"] == 64 << 20 and cuda.get_per_process_memory_fraction() == 0.75
         assert "no_such_key" in error(cuda.memory._set_allocator_settings, "no_such_key:1")
         assert error(cuda.MemPool).startswith("RuntimeError: a virtual GPU has no memory pools of your own")
     """,
