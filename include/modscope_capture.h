@@ -129,6 +129,7 @@ typedef struct ms_event {
     uint8_t category;             /* add, drop, claim */
     uint8_t phase;                /* add: in which the block was added. position, oom: the thread's phase */
     bool from_now_on;             /* claim: it holds from this event on; else it is retroactive */
+    bool outside;                 /* add: the memory did not come from torch's allocators */
 } ms_event;
 
 typedef struct ms_captured_block {

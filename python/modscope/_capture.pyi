@@ -1,5 +1,5 @@
 import builtins
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self, final
 
 version: str
@@ -95,3 +95,28 @@ class Allocator:
     def segment_changes(self) -> list[tuple[str, int, int, int]]: ...
     def stats(self) -> dict[str, Any]: ...
     def check(self) -> None: ...
+
+@final
+class Stream:
+    def __new__(cls, reader: Reader) -> Self: ...
+    @property
+    def events(self) -> int: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def is_lower_bound(self) -> bool: ...
+    def calls(
+        self, device: int, /
+    ) -> list[tuple[int, int | None, int, int | None, int | None, int, int, int, int, int]]: ...
+    def replay(
+        self,
+        device: int,
+        edits: Iterable[tuple[Any, ...]] | None = None,
+        *,
+        caching: bool = True,
+        version: str | None = None,
+        conf: str | None = None,
+        capacity: int | None = None,
+        total_memory: int | None = None,
+        points: int = 0,
+    ) -> dict[str, Any]: ...

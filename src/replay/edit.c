@@ -1,0 +1,212 @@
+/* edit.c - edits of a stream: sizes and devices of blocks, blocks that are inserted, calls that are checkpointed. */
+#include "replay/edit.h"
+
+#include <stdlib.h>
+
+#define MOST_BYTES (UINT64_C(1) << 62)
+
+msp_edit *msp_edit_open(const msp_stream *stream)
+{
+    msp_edit *edit = calloc(1, sizeof *edit);
+    msp_changed_block *blocks = malloc(((size_t)stream->block_count + 1) * sizeof *blocks);
+    uint8_t *marks = calloc((size_t)stream->call_count + 1, 1);
+    if (!edit || !blocks || !marks) {
+        free(edit);
+        free(blocks);
+        free(marks);
+        return NULL;
+    }
+    *edit = (msp_edit){.stream = stream, .blocks = blocks, .marks = marks};
+    for (uint32_t i = 0; i < stream->block_count; i++)
+        blocks[i] = (msp_changed_block){stream->blocks[i].bytes, stream->blocks[i].device};
+    return edit;
+}
+
+void msp_edit_close(msp_edit *edit)
+{
+    if (!edit)
+        return;
+    free(edit->blocks);
+    free(edit->inserted);
+    free(edit->calls);
+    free(edit->marks);
+    free(edit);
+}
+
+/* ---- blocks ---- */
+
+/* The device is the one that earlier edits gave the block. */
+static bool is_selected(const msp_edit *edit, uint32_t index, const msp_selection *selection)
+{
+    const msp_block *block = &edit->stream->blocks[index];
+    return (!selection->categories || selection->categories >> block->category & 1) &&
+           (!selection->phases || selection->phases >> block->phase & 1) &&
+           (selection->device == MSP_NONE || selection->device == edit->blocks[index].device) &&
+           block->bytes >= selection->min_bytes && edit->blocks[index].bytes &&
+           msp_path_is_below(edit->stream, block->path, selection->root);
+}
+
+static uint64_t scaled(uint64_t bytes, uint64_t numerator, uint64_t denominator)
+{
+    long double exact = (long double)bytes * (long double)numerator / (long double)denominator;
+    if (exact >= (long double)MOST_BYTES)
+        return MOST_BYTES;
+    uint64_t whole = (uint64_t)exact;
+    return whole + ((long double)whole < exact);
+}
+
+int msp_edit_scale(msp_edit *edit, const msp_selection *selection, uint64_t numerator, uint64_t denominator,
+                   uint64_t *count)
+{
+    uint64_t selected = 0;
+    if (!denominator)
+        return MS_EINVAL;
+    for (uint32_t i = 0; i < edit->stream->block_count; i++)
+        if (is_selected(edit, i, selection)) {
+            edit->blocks[i].bytes = scaled(edit->blocks[i].bytes, numerator, denominator);
+            selected++;
+        }
+    if (count)
+        *count = selected;
+    return MS_OK;
+}
+
+int msp_edit_move(msp_edit *edit, const msp_selection *selection, uint32_t device, uint64_t *count)
+{
+    uint64_t selected = 0;
+    if (device >= MS_MAX_DEVICES)
+        return MS_EINVAL;
+    for (uint32_t i = 0; i < edit->stream->block_count; i++)
+        if (is_selected(edit, i, selection)) {
+            edit->blocks[i].device = device;
+            selected++;
+        }
+    if (count)
+        *count = selected;
+    return MS_OK;
+}
+
+int msp_edit_remove(msp_edit *edit, const msp_selection *selection, uint64_t *count)
+{
+    return msp_edit_scale(edit, selection, 0, 1, count);
+}
+
+int msp_edit_resize(msp_edit *edit, uint32_t block, uint64_t bytes)
+{
+    if (block >= edit->stream->block_count || bytes > MOST_BYTES)
+        return MS_EINVAL;
+    edit->blocks[block].bytes = bytes;
+    return MS_OK;
+}
+
+int msp_edit_insert(msp_edit *edit, uint32_t begin, uint32_t end, uint64_t bytes, uint32_t device)
+{
+    if (begin > edit->stream->event_count || end < begin || device >= MS_MAX_DEVICES || bytes > MOST_BYTES)
+        return MS_EINVAL;
+    if (edit->inserted_count == MSP_NONE - 1 ||
+        !msp_grow((void **)&edit->inserted, &edit->inserted_room, edit->inserted_count + 1, sizeof *edit->inserted))
+        return MS_ENOMEM;
+    edit->inserted[edit->inserted_count++] = (msp_inserted_block){begin, end, bytes, device};
+    return MS_OK;
+}
+
+/* ---- calls ---- */
+bool msp_call_is_in(const msp_stream *stream, uint32_t call, uint32_t around)
+{
+    while (call != MSP_NONE && call > around)
+        call = stream->calls[call].parent; /* a call begins after the one around it */
+    return call == around;
+}
+
+static bool is_held_by_object(uint8_t category)
+{
+    return category == MS_PARAMETER || category == MS_BUFFER || category == MS_GRADIENT || category == MS_OPTSTATE;
+}
+
+bool msp_call_keeps(const msp_stream *stream, const msp_call *call, const msp_block *block)
+{
+    return call->backward != MSP_NONE && call->end != MSP_NONE && block->drop != MSP_NONE &&
+           block->drop >= call->backward && block->drop_phase == MS_BACKWARD && !is_held_by_object(block->category) &&
+           msp_call_is_in(stream, block->call, (uint32_t)(call - stream->calls));
+}
+
+static bool outlives(const msp_block *block, const msp_call *call)
+{
+    return block->drop == MSP_NONE || block->drop >= call->end;
+}
+
+msp_call_bytes msp_call_measure(const msp_stream *stream, uint32_t index, uint32_t device)
+{
+    const msp_call *call = &stream->calls[index];
+    msp_call_bytes bytes = {0, 0};
+    uint32_t last = call->last_block == MSP_NONE ? stream->block_count : call->last_block;
+    for (uint32_t i = call->first_block; i < last; i++) {
+        const msp_block *block = &stream->blocks[i];
+        if (block->device != device || !msp_call_is_in(stream, block->call, index) || !outlives(block, call))
+            continue;
+        if (msp_call_keeps(stream, call, block))
+            bytes.kept += block->bytes;
+        else
+            bytes.output += block->bytes;
+    }
+    return bytes;
+}
+
+/* A call's output is what outlives it beside what it keeps. If there is no such block, the output is among those that
+ * the call keeps: the one that was added last. */
+static msp_edited_call describe_call(const msp_stream *stream, uint32_t index)
+{
+    const msp_call *call = &stream->calls[index];
+    msp_edited_call edited = {.call = index, .to = MSP_NONE, .output = MSP_NONE, .last = MSP_NONE};
+    bool has_output = false;
+    for (uint32_t i = call->first_block; i < call->last_block; i++) {
+        const msp_block *block = &stream->blocks[i];
+        if (!msp_call_is_in(stream, block->call, index) || !outlives(block, call))
+            continue;
+        if (msp_call_keeps(stream, call, block)) {
+            edited.output = i;
+            edited.last = block->add;
+        } else if (block->drop_phase == MS_BACKWARD) {
+            has_output = true;
+        }
+    }
+    if (has_output)
+        edited.output = MSP_NONE;
+    return edited;
+}
+
+/* Whether the call, a call around it or a call in it is edited. */
+static bool overlaps_edited(const msp_edit *edit, uint32_t call)
+{
+    uint8_t marks = edit->marks[call];
+    for (; call != MSP_NONE; call = edit->stream->calls[call].parent)
+        marks |= edit->marks[call] & MSP_IS_EDITED;
+    return marks;
+}
+
+static int add_edited_call(msp_edit *edit, uint32_t call, uint32_t to)
+{
+    const msp_stream *stream = edit->stream;
+    if (call >= stream->call_count || overlaps_edited(edit, call))
+        return MS_EINVAL;
+    if (stream->calls[call].backward == MSP_NONE || stream->calls[call].end == MSP_NONE)
+        return MS_OK;
+    if (!msp_grow((void **)&edit->calls, &edit->call_room, edit->call_count + 1, sizeof *edit->calls))
+        return MS_ENOMEM;
+    edit->calls[edit->call_count] = describe_call(stream, call);
+    edit->calls[edit->call_count++].to = to;
+    edit->marks[call] |= MSP_IS_EDITED;
+    for (call = stream->calls[call].parent; call != MSP_NONE; call = stream->calls[call].parent)
+        edit->marks[call] |= MSP_HAS_EDITED;
+    return MS_OK;
+}
+
+int msp_edit_checkpoint(msp_edit *edit, uint32_t call)
+{
+    return add_edited_call(edit, call, MSP_NONE);
+}
+
+int msp_edit_offload(msp_edit *edit, uint32_t call, uint32_t to)
+{
+    return to < MS_MAX_DEVICES ? add_edited_call(edit, call, to) : MS_EINVAL;
+}
