@@ -175,6 +175,41 @@ static msp_edited_call describe_call(const msp_stream *stream, uint32_t index)
     return edited;
 }
 
+/* The block that the call returns, as far as is known: of those that outlive it, the one that was added last. */
+static uint32_t result_of_call(const msp_stream *stream, uint32_t index)
+{
+    const msp_call *call = &stream->calls[index];
+    for (uint32_t i = call->last_block; i-- > call->first_block;)
+        if (outlives(&stream->blocks[i], call) && msp_call_is_in(stream, stream->blocks[i].call, index))
+            return i;
+    return MSP_NONE;
+}
+
+/* The next call of the same thread in the same call, or MSP_NONE. */
+static uint32_t next_sibling(const msp_stream *stream, uint32_t index)
+{
+    const msp_call *call = &stream->calls[index];
+    for (uint32_t i = index + 1; i < stream->call_count; i++) {
+        const msp_call *other = &stream->calls[i];
+        if (other->thread == call->thread && other->begin >= call->end)
+            return other->parent == call->parent ? i : MSP_NONE;
+    }
+    return MSP_NONE;
+}
+
+/* A block that is no result of its call is freed when the call ends. A result is freed when the next call, which takes
+ * it, has ended. */
+uint32_t msp_unsaved_end(const msp_stream *stream, const msp_edited_call *edited, uint32_t block)
+{
+    uint32_t call = stream->blocks[block].call;
+    for (; call != edited->call && result_of_call(stream, call) == block; call = stream->calls[call].parent) {
+        uint32_t next = next_sibling(stream, call);
+        if (next != MSP_NONE && stream->calls[next].end != MSP_NONE)
+            return stream->calls[next].end;
+    }
+    return stream->calls[call].end;
+}
+
 /* Whether the call, a call around it or a call in it is edited. */
 static bool overlaps_edited(const msp_edit *edit, uint32_t call)
 {

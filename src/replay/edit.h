@@ -35,6 +35,9 @@ struct msp_edit {
     uint8_t *marks; /* by call: MSP_IS_EDITED, MSP_HAS_EDITED */
 };
 
+/* The event before which the block is freed in forward if autograd does not keep it; `edited` is a checkpointed call
+ * that keeps it. */
+uint32_t msp_unsaved_end(const msp_stream *stream, const msp_edited_call *edited, uint32_t block);
 /* Whether the call is `around`, or lies in it. */
 bool msp_call_is_in(const msp_stream *stream, uint32_t call, uint32_t around);
 

@@ -2,7 +2,7 @@
  *
  * An edit becomes actions, each before one event of the stream:
  *
- *     FREE_KEPT    at the end of a checkpointed call: what it keeps for backward is freed
+ *     FREE_KEPT    in a checkpointed call or at its end: a block that it keeps for backward is freed
  *     RECOMPUTE    before its backward: its forward runs again
  *     INSERT_DROP, INSERT_ADD    an inserted block */
 #include "replay/edit.h"
@@ -15,7 +15,8 @@ struct action {
     uint32_t at;    /* before this event */
     uint32_t kind;  /* actions before the same event are done in the order of their kinds */
     uint32_t order; /* among equal kinds */
-    uint32_t index;
+    uint32_t index; /* of an inserted block, of a block that is kept, or of an edited call */
+    uint32_t to;    /* of an edited call */
 };
 
 struct held {
@@ -33,7 +34,7 @@ struct feed {
     struct held *temporary;  /* of a recomputation: by block, relative to the call's first one */
     uint32_t temporary_room;
     struct action *actions;
-    uint32_t action_count;
+    uint32_t action_count, action_room;
     struct position {
         uint8_t phase;
         ms_path path;
@@ -123,18 +124,12 @@ static bool is_kept(const struct feed *feed, const msp_edited_call *edited, uint
 }
 
 /* What is offloaded is held on the other device meanwhile. */
-static int free_kept(struct feed *feed, const msp_edited_call *edited)
+static int free_kept(struct feed *feed, uint32_t block, uint32_t to)
 {
-    const msp_call *call = &feed->stream->calls[edited->call];
-    int error = MS_OK;
-    for (uint32_t i = call->first_block; !error && i < call->last_block; i++) {
-        if (i == edited->output || !is_kept(feed, edited, i))
-            continue;
-        release(feed, &feed->blocks[i]);
-        if (edited->to == feed->device && feed->edit->blocks[i].device != feed->device)
-            error = hold(feed, &feed->blocks[i], feed->edit->blocks[i].bytes);
-    }
-    return error;
+    release(feed, &feed->blocks[block]);
+    const msp_changed_block *changed = &feed->edit->blocks[block];
+    return to == feed->device && changed->device != feed->device ? hold(feed, &feed->blocks[block], changed->bytes)
+                                                                 : MS_OK;
 }
 
 static int bring_back(struct feed *feed, const msp_edited_call *edited)
@@ -206,7 +201,6 @@ static int recompute(struct feed *feed, const msp_edited_call *edited)
 static int act(struct feed *feed, const struct action *action)
 {
     const msp_edit *edit = feed->edit;
-    const msp_edited_call *edited = &edit->calls[action->index];
     switch (action->kind) {
     case INSERT_DROP:
         release(feed, &feed->inserted[action->index]);
@@ -216,9 +210,10 @@ static int act(struct feed *feed, const struct action *action)
                    ? hold(feed, &feed->inserted[action->index], edit->inserted[action->index].bytes)
                    : MS_OK;
     case FREE_KEPT:
-        return free_kept(feed, edited);
+        return free_kept(feed, action->index, action->to);
     default:
-        return edited->to == MSP_NONE ? recompute(feed, edited) : bring_back(feed, edited);
+        return action->to == MSP_NONE ? recompute(feed, &edit->calls[action->index])
+                                      : bring_back(feed, &edit->calls[action->index]);
     }
 }
 
@@ -232,32 +227,60 @@ static int order_actions(const void *a, const void *b)
     return first->order < second->order ? -1 : first->order > second->order;
 }
 
-static void append_action(struct feed *feed, uint32_t at, enum action_kind kind, uint32_t order, uint32_t index)
+static int append_action(struct feed *feed, struct action action)
 {
-    feed->actions[feed->action_count++] = (struct action){at, kind, order, index};
+    if (feed->action_count == MSP_NONE - 1 ||
+        !msp_grow((void **)&feed->actions, &feed->action_room, feed->action_count + 1, sizeof *feed->actions))
+        return MS_ENOMEM;
+    feed->actions[feed->action_count++] = action;
+    return MS_OK;
+}
+
+static int append_call(struct feed *feed, uint32_t index)
+{
+    const msp_edited_call *edited = &feed->edit->calls[index];
+    const msp_call *call = &feed->stream->calls[edited->call];
+    int error = MS_OK;
+    for (uint32_t i = call->first_block; !error && i < call->last_block; i++)
+        if (i != edited->output && is_kept(feed, edited, i))
+            error = append_action(feed, (struct action){.at = msp_unsaved_end(feed->stream, edited, i),
+                                                        .kind = FREE_KEPT,
+                                                        .order = i,
+                                                        .index = i,
+                                                        .to = edited->to});
+    /* Where two backwards begin with the same event, that of the later call comes first. */
+    return error ? error
+                 : append_action(feed, (struct action){.at = call->backward,
+                                                       .kind = RECOMPUTE,
+                                                       .order = MSP_NONE - edited->call,
+                                                       .index = index,
+                                                       .to = edited->to});
+}
+
+static int append_inserted(struct feed *feed, uint32_t index)
+{
+    const msp_inserted_block *block = &feed->edit->inserted[index];
+    struct action action = {.at = block->begin, .kind = INSERT_ADD, .order = index, .index = index};
+    int error = append_action(feed, action);
+    action.at = block->end;
+    action.kind = INSERT_DROP;
+    return error || block->end == MSP_NONE ? error : append_action(feed, action);
 }
 
 static int make_actions(struct feed *feed)
 {
     const msp_edit *edit = feed->edit;
-    feed->actions = malloc((2 * ((size_t)edit->call_count + edit->inserted_count) + 1) * sizeof *feed->actions);
+    int error = MS_OK;
     feed->inserted = calloc((size_t)edit->inserted_count + 1, sizeof *feed->inserted);
-    if (!feed->actions || !feed->inserted)
+    if (!feed->inserted)
         return MS_ENOMEM;
-    for (uint32_t i = 0; i < edit->call_count; i++) {
-        uint32_t number = edit->calls[i].call;
-        const msp_call *call = &feed->stream->calls[number];
-        append_action(feed, call->end, FREE_KEPT, number, i);
-        /* Where two backwards begin with the same event, that of the later call comes first. */
-        append_action(feed, call->backward, RECOMPUTE, MSP_NONE - number, i);
-    }
-    for (uint32_t i = 0; i < edit->inserted_count; i++) {
-        append_action(feed, edit->inserted[i].begin, INSERT_ADD, i, i);
-        if (edit->inserted[i].end != MSP_NONE)
-            append_action(feed, edit->inserted[i].end, INSERT_DROP, i, i);
-    }
-    qsort(feed->actions, feed->action_count, sizeof *feed->actions, order_actions);
-    return MS_OK;
+    for (uint32_t i = 0; !error && i < edit->call_count; i++)
+        error = append_call(feed, i);
+    for (uint32_t i = 0; !error && i < edit->inserted_count; i++)
+        error = append_inserted(feed, i);
+    if (feed->action_count)
+        qsort(feed->actions, feed->action_count, sizeof *feed->actions, order_actions);
+    return error;
 }
 
 /* ---- events ---- */
