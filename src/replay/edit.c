@@ -130,6 +130,7 @@ bool msp_call_keeps(const msp_stream *stream, const msp_call *call, const msp_bl
            msp_call_is_in(stream, block->call, (uint32_t)(call - stream->calls));
 }
 
+/* The block is one of the call. */
 static bool outlives(const msp_block *block, const msp_call *call)
 {
     return block->drop == MSP_NONE || block->drop >= call->end;
@@ -152,13 +153,41 @@ msp_call_bytes msp_call_measure(const msp_stream *stream, uint32_t index, uint32
     return bytes;
 }
 
+/* The input of a call, as far as is known: of the blocks that exist when it begins and were added in the same outermost
+ * call, the one that was added last. */
+static uint32_t input_of_call(const msp_stream *stream, uint32_t index)
+{
+    const msp_call *call = &stream->calls[index];
+    uint32_t root = index;
+    while (stream->calls[root].parent != MSP_NONE)
+        root = stream->calls[root].parent;
+    for (uint32_t i = call->first_block; i-- > stream->calls[root].first_block;) {
+        const msp_block *block = &stream->blocks[i];
+        if ((block->drop == MSP_NONE || block->drop > call->begin) && !is_held_by_object(block->category) &&
+            msp_call_is_in(stream, block->call, root))
+            return i;
+    }
+    return MSP_NONE;
+}
+
+/* A checkpoint holds its input until its backward has ended. */
+static void hold_input(const msp_stream *stream, msp_edited_call *edited, uint32_t last_drop)
+{
+    uint32_t input = input_of_call(stream, edited->call);
+    if (input == MSP_NONE || last_drop == MSP_NONE || stream->blocks[input].drop >= last_drop)
+        return;
+    edited->input = input;
+    edited->input_end = last_drop;
+}
+
 /* A call's output is what outlives it beside what it keeps. If there is no such block, the output is among those that
  * the call keeps: the one that was added last. */
 static msp_edited_call describe_call(const msp_stream *stream, uint32_t index)
 {
     const msp_call *call = &stream->calls[index];
-    msp_edited_call edited = {.call = index, .to = MSP_NONE, .output = MSP_NONE, .last = MSP_NONE};
+    msp_edited_call edited = {.call = index, .to = MSP_NONE, .output = MSP_NONE, .last = MSP_NONE, .input = MSP_NONE};
     bool has_output = false;
+    uint32_t last_drop = MSP_NONE;
     for (uint32_t i = call->first_block; i < call->last_block; i++) {
         const msp_block *block = &stream->blocks[i];
         if (!msp_call_is_in(stream, block->call, index) || !outlives(block, call))
@@ -166,12 +195,14 @@ static msp_edited_call describe_call(const msp_stream *stream, uint32_t index)
         if (msp_call_keeps(stream, call, block)) {
             edited.output = i;
             edited.last = block->add;
-        } else if (block->drop_phase == MS_BACKWARD) {
+            last_drop = last_drop == MSP_NONE || block->drop > last_drop ? block->drop : last_drop;
+        } else if (block->drop != MSP_NONE) {
             has_output = true;
         }
     }
     if (has_output)
         edited.output = MSP_NONE;
+    hold_input(stream, &edited, last_drop);
     return edited;
 }
 

@@ -20,6 +20,8 @@ typedef struct msp_edited_call {
     uint32_t to;     /* offloaded: the device. Checkpointed: MSP_NONE */
     uint32_t output; /* a block that the call keeps and that is its output too, or MSP_NONE */
     uint32_t last;   /* checkpointed: the event after which the recomputation stops */
+    uint32_t input;  /* checkpointed: a block that is held for the recomputation, until the event `input_end` */
+    uint32_t input_end;
 } msp_edited_call;
 
 /* The call is edited itself; a call in it is. */

@@ -4,12 +4,13 @@
  *
  *     FREE_KEPT    in a checkpointed call or at its end: a block that it keeps for backward is freed
  *     RECOMPUTE    before its backward: its forward runs again
+ *     DROP_INPUT   when its backward has ended: its input is freed if the program freed it before
  *     INSERT_DROP, INSERT_ADD    an inserted block */
 #include "replay/edit.h"
 
 #include <stdlib.h>
 
-enum action_kind { INSERT_DROP, FREE_KEPT, RECOMPUTE, INSERT_ADD };
+enum action_kind { INSERT_DROP, DROP_INPUT, FREE_KEPT, RECOMPUTE, INSERT_ADD };
 
 struct action {
     uint32_t at;    /* before this event */
@@ -31,6 +32,7 @@ struct feed {
     ms_allocator *allocator; /* NULL: no caching allocator */
     struct held *blocks;     /* by block */
     struct held *inserted;   /* by inserted block */
+    uint32_t *holders;       /* by block: how many checkpoints hold it. NULL without an edit */
     struct held *temporary;  /* of a recomputation: by block, relative to the call's first one */
     uint32_t temporary_room;
     struct action *actions;
@@ -172,9 +174,8 @@ static int run_again(struct feed *feed, const msp_edited_call *edited)
             continue;
         bool kept = is_kept(feed, edited, block);
         struct held *held = kept ? &feed->blocks[block] : &feed->temporary[block - call->first_block];
-        if (event->kind == MSP_DROP)
-            release(feed, held);
-        else
+        release(feed, held); /* an add: the output of a call that is the input of another may be held still */
+        if (event->kind == MSP_ADD)
             error = hold(feed, held, bytes_here(feed, block));
     }
     return error;
@@ -209,6 +210,10 @@ static int act(struct feed *feed, const struct action *action)
         return edit->inserted[action->index].device == feed->device
                    ? hold(feed, &feed->inserted[action->index], edit->inserted[action->index].bytes)
                    : MS_OK;
+    case DROP_INPUT:
+        if (--feed->holders[action->index] == 0 && feed->stream->blocks[action->index].drop < action->at)
+            release(feed, &feed->blocks[action->index]);
+        return MS_OK;
     case FREE_KEPT:
         return free_kept(feed, action->index, action->to);
     default:
@@ -248,6 +253,12 @@ static int append_call(struct feed *feed, uint32_t index)
                                                         .order = i,
                                                         .index = i,
                                                         .to = edited->to});
+    if (!error && edited->to == MSP_NONE && edited->input != MSP_NONE) {
+        feed->holders[edited->input]++;
+        error = append_action(
+            feed, (struct action){
+                      .at = edited->input_end, .kind = DROP_INPUT, .order = edited->input, .index = edited->input});
+    }
     /* Where two backwards begin with the same event, that of the later call comes first. */
     return error ? error
                  : append_action(feed, (struct action){.at = call->backward,
@@ -272,7 +283,8 @@ static int make_actions(struct feed *feed)
     const msp_edit *edit = feed->edit;
     int error = MS_OK;
     feed->inserted = calloc((size_t)edit->inserted_count + 1, sizeof *feed->inserted);
-    if (!feed->inserted)
+    feed->holders = calloc((size_t)feed->stream->block_count + 1, sizeof *feed->holders);
+    if (!feed->inserted || !feed->holders)
         return MS_ENOMEM;
     for (uint32_t i = 0; !error && i < edit->call_count; i++)
         error = append_call(feed, i);
@@ -318,7 +330,8 @@ static int replay_event(struct feed *feed, const msp_event *event)
         compare_reserved(feed, (uint32_t)event->value);
         break;
     case MSP_DROP:
-        release(feed, &feed->blocks[event->value]);
+        if (!feed->holders || !feed->holders[event->value])
+            release(feed, &feed->blocks[event->value]);
         compare_reserved(feed, (uint32_t)event->value);
         break;
     case MSP_POSITION:
@@ -395,6 +408,7 @@ int msp_replay(const msp_stream *stream, const msp_edit *edit, uint32_t device, 
     free(feed.blocks);
     free(feed.threads);
     free(feed.inserted);
+    free(feed.holders);
     free(feed.temporary);
     free(feed.actions);
     return error == MS_EDEVICE ? MS_OK : error;
