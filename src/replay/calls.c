@@ -89,6 +89,9 @@ static int move_in_backward(msp_loader *loader, uint32_t thread, uint32_t event,
     uint32_t kept;
     if (path == MS_GLOBAL)
         return MS_OK;
+    if (loader->threads[thread].node_event < loader->forward_event)
+        nodes->count = 0;
+    loader->threads[thread].node_event = event;
     int error = set_levels(loader->stream, nodes, path, &kept);
     for (uint32_t i = kept; !error && i < nodes->count; i++)
         nodes->at[i].since = event;
@@ -103,7 +106,7 @@ int msp_loader_move(msp_loader *loader, uint32_t thread, uint32_t event, ms_phas
     if (phase == MS_BACKWARD)
         return move_in_backward(loader, thread, event, path);
     if (phase == MS_FORWARD)
-        of->nodes.count = 0;
+        loader->forward_event = event;
     if (phase == MS_FORWARD || (phase == MS_IDLE && path == MS_GLOBAL))
         return move_in_forward(loader, thread, event, path);
     return MS_OK;

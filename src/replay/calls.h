@@ -16,12 +16,14 @@ typedef struct msp_levels {
 } msp_levels;
 
 /* A thread while the stream is loaded. A position outside any module ends its calls. A backward inside of a forward
- * does not, nor does an idle moment between two nodes end the run of nodes of a module. */
+ * does not, nor does an idle moment between two nodes end the run of nodes of a module. A forward of any thread does.
+ */
 typedef struct msp_loading_thread {
     ms_path path;
     uint8_t phase;
-    msp_levels calls; /* that are open */
-    msp_levels nodes; /* of the latest backward node */
+    msp_levels calls;    /* that are open */
+    msp_levels nodes;    /* of the latest backward node */
+    uint32_t node_event; /* with which the thread entered it */
 } msp_loading_thread;
 
 typedef struct msp_loader {
@@ -31,6 +33,7 @@ typedef struct msp_loader {
     msp_map by_number;           /* a thread's number in the capture -> its index */
     msp_map by_slot;             /* slot -> index of the live block */
     uint64_t step;
+    uint32_t forward_event; /* the latest position of any thread in forward */
 } msp_loader;
 
 /* The thread's position changes with the event `event`. MS_ENOMEM. */
