@@ -136,6 +136,13 @@ static bool outlives(const msp_block *block, const msp_call *call)
     return block->drop == MSP_NONE || block->drop >= call->end;
 }
 
+/* Whether the block was added in the call and exists when the call has ended. */
+static bool is_outliving(const msp_stream *stream, uint32_t call, uint32_t block)
+{
+    return outlives(&stream->blocks[block], &stream->calls[call]) &&
+           msp_call_is_in(stream, stream->blocks[block].call, call);
+}
+
 msp_call_bytes msp_call_measure(const msp_stream *stream, uint32_t index, uint32_t device)
 {
     const msp_call *call = &stream->calls[index];
@@ -143,7 +150,7 @@ msp_call_bytes msp_call_measure(const msp_stream *stream, uint32_t index, uint32
     uint32_t last = call->last_block == MSP_NONE ? stream->block_count : call->last_block;
     for (uint32_t i = call->first_block; i < last; i++) {
         const msp_block *block = &stream->blocks[i];
-        if (block->device != device || !msp_call_is_in(stream, block->call, index) || !outlives(block, call))
+        if (block->device != device || !is_outliving(stream, index, i))
             continue;
         if (msp_call_keeps(stream, call, block))
             bytes.kept += block->bytes;
@@ -151,6 +158,30 @@ msp_call_bytes msp_call_measure(const msp_stream *stream, uint32_t index, uint32
             bytes.output += block->bytes;
     }
     return bytes;
+}
+
+enum { SMALL_PART = 4 };
+
+/* The block that the call returns, as far as is known: of those that outlive it, the one that was added last, without
+ * those that are much smaller than the largest one (statistics of a normalization, which follow its result). */
+static uint32_t result_of_call(const msp_stream *stream, uint32_t index)
+{
+    const msp_call *call = &stream->calls[index];
+    uint64_t largest = 0;
+    for (uint32_t i = call->first_block; i < call->last_block; i++)
+        if (stream->blocks[i].bytes > largest && is_outliving(stream, index, i))
+            largest = stream->blocks[i].bytes;
+    for (uint32_t i = call->last_block; i-- > call->first_block;)
+        if (stream->blocks[i].bytes >= largest / SMALL_PART && is_outliving(stream, index, i))
+            return i;
+    return MSP_NONE;
+}
+
+static uint32_t kept_result(const msp_stream *stream, uint32_t index)
+{
+    uint32_t result = result_of_call(stream, index);
+    bool kept = result != MSP_NONE && msp_call_keeps(stream, &stream->calls[index], &stream->blocks[result]);
+    return kept ? result : MSP_NONE;
 }
 
 /* The input of a call, as far as is known: of the blocks that exist when it begins and were added in the same outermost
@@ -181,7 +212,7 @@ static void hold_input(const msp_stream *stream, msp_edited_call *edited, uint32
 }
 
 /* A call's output is what outlives it beside what it keeps. If there is no such block, the output is among those that
- * the call keeps: the one that was added last. */
+ * the call keeps. */
 static msp_edited_call describe_call(const msp_stream *stream, uint32_t index)
 {
     const msp_call *call = &stream->calls[index];
@@ -190,30 +221,19 @@ static msp_edited_call describe_call(const msp_stream *stream, uint32_t index)
     uint32_t last_drop = MSP_NONE;
     for (uint32_t i = call->first_block; i < call->last_block; i++) {
         const msp_block *block = &stream->blocks[i];
-        if (!msp_call_is_in(stream, block->call, index) || !outlives(block, call))
+        if (!is_outliving(stream, index, i))
             continue;
         if (msp_call_keeps(stream, call, block)) {
-            edited.output = i;
             edited.last = block->add;
             last_drop = last_drop == MSP_NONE || block->drop > last_drop ? block->drop : last_drop;
         } else if (block->drop != MSP_NONE) {
             has_output = true;
         }
     }
-    if (has_output)
-        edited.output = MSP_NONE;
+    if (!has_output)
+        edited.output = kept_result(stream, index);
     hold_input(stream, &edited, last_drop);
     return edited;
-}
-
-/* The block that the call returns, as far as is known: of those that outlive it, the one that was added last. */
-static uint32_t result_of_call(const msp_stream *stream, uint32_t index)
-{
-    const msp_call *call = &stream->calls[index];
-    for (uint32_t i = call->last_block; i-- > call->first_block;)
-        if (outlives(&stream->blocks[i], call) && msp_call_is_in(stream, stream->blocks[i].call, index))
-            return i;
-    return MSP_NONE;
 }
 
 /* The next call of the same thread in the same call, or MSP_NONE. */

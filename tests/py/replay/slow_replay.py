@@ -147,10 +147,15 @@ class Stream:
             if call in self.calls_around(block.call) and block.drop >= self.calls[call].end
         ]
 
+    def result(self, call: int) -> int:
+        found = self.outliving(call)
+        least = max(self.blocks[i].bytes for i in found) // 4
+        return [i for i in found if self.blocks[i].bytes >= least][-1]
+
     def unsaved_end(self, call: int, block: int) -> float:
         """When the block is freed in forward if autograd does not keep it; `call` is checkpointed."""
         for inner in self.calls_around(self.blocks[block].call):
-            if inner == call or self.outliving(inner)[-1] != block:
+            if inner == call or self.result(inner) != block:
                 return self.calls[inner].end
             later = [
                 one for one in self.calls if one.thread == self.calls[inner].thread and one.begin >= self.calls[inner].end
@@ -252,7 +257,7 @@ class Edited:
         if not kept:
             return
         others = [i for i in stream.outliving(call) if i not in kept and stream.blocks[i].drop < NEVER]
-        output = None if others else kept[-1]
+        output = None if others or stream.result(call) not in kept else stream.result(call)
         for block in kept:
             if block != output:
                 self.later(stream.unsaved_end(call, block), 2, block, lambda block=block: self.free_kept(block, to))
