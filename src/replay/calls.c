@@ -45,6 +45,7 @@ static int open_call(msp_loader *loader, uint32_t thread, uint32_t event, uint32
                                                    .begin = event,
                                                    .end = MSP_NONE,
                                                    .backward = MSP_NONE,
+                                                   .last_save = MSP_NONE,
                                                    .first_block = stream->block_count,
                                                    .last_block = MSP_NONE,
                                                    .thread = (uint16_t)thread,
@@ -116,6 +117,15 @@ uint32_t msp_loader_call(const msp_loader *loader, uint32_t thread)
 {
     const msp_loading_thread *of = &loader->threads[thread];
     return of->phase == MS_FORWARD && of->calls.count ? of->calls.at[of->calls.count - 1].since : MSP_NONE;
+}
+
+void msp_loader_note_saved(msp_loader *loader, msp_block *block)
+{
+    msp_stream *stream = loader->stream;
+    block->saved = stream->event_count;
+    block->saved_in = msp_loader_call(loader, loader->thread);
+    for (uint32_t i = block->saved_in; i != MSP_NONE; i = stream->calls[i].parent)
+        stream->calls[i].last_save = stream->event_count;
 }
 
 void msp_loader_note_drop(msp_loader *loader, uint32_t thread, const msp_block *block)

@@ -32,6 +32,11 @@ typedef struct msp_loader {
     msp_loading_thread *threads; /* by index */
     msp_map by_number;           /* a thread's number in the capture -> its index */
     msp_map by_slot;             /* slot -> index of the live block */
+    ms_notes *notes;
+    ms_note note;                     /* the next one */
+    bool has_note;                    /* there is a next one */
+    uint64_t streams[MS_MAX_DEVICES]; /* of the latest block of each device */
+    uint32_t thread;                  /* of the latest event */
     uint64_t step;
     uint32_t forward_event; /* the latest position of any thread in forward */
 } msp_loader;
@@ -40,6 +45,8 @@ typedef struct msp_loader {
 int msp_loader_move(msp_loader *loader, uint32_t thread, uint32_t event, ms_phase phase, ms_path path);
 /* The innermost open call of the thread if it is in forward, else MSP_NONE. */
 uint32_t msp_loader_call(const msp_loader *loader, uint32_t thread);
+/* Autograd keeps the block; the thread of the latest event saved it. */
+void msp_loader_note_saved(msp_loader *loader, msp_block *block);
 /* The thread drops the block. In backward this tells when the backward of the block's calls began. */
 void msp_loader_note_drop(msp_loader *loader, uint32_t thread, const msp_block *block);
 

@@ -18,7 +18,7 @@ msp_edit *msp_edit_open(const msp_stream *stream)
     }
     *edit = (msp_edit){.stream = stream, .blocks = blocks, .marks = marks};
     for (uint32_t i = 0; i < stream->block_count; i++)
-        blocks[i] = (msp_changed_block){stream->blocks[i].bytes, stream->blocks[i].device};
+        blocks[i] = (msp_changed_block){stream->blocks[i].requested, stream->blocks[i].device};
     return edit;
 }
 
@@ -232,6 +232,8 @@ static msp_edited_call describe_call(const msp_stream *stream, uint32_t index)
     }
     if (!has_output)
         edited.output = kept_result(stream, index);
+    if (call->last_save != MSP_NONE && edited.last != MSP_NONE && call->last_save > edited.last)
+        edited.last = call->last_save - 1;
     hold_input(stream, &edited, last_drop);
     return edited;
 }
@@ -250,7 +252,7 @@ static uint32_t next_sibling(const msp_stream *stream, uint32_t index)
 
 /* A block that is no result of its call is freed when the call ends. A result is freed when the next call, which takes
  * it, has ended. */
-uint32_t msp_unsaved_end(const msp_stream *stream, const msp_edited_call *edited, uint32_t block)
+static uint32_t end_by_calls(const msp_stream *stream, const msp_edited_call *edited, uint32_t block)
 {
     uint32_t call = stream->blocks[block].call;
     for (; call != edited->call && result_of_call(stream, call) == block; call = stream->calls[call].parent) {
@@ -259,6 +261,15 @@ uint32_t msp_unsaved_end(const msp_stream *stream, const msp_edited_call *edited
             return stream->calls[next].end;
     }
     return stream->calls[call].end;
+}
+
+/* Where autograd saved it later than that, it was used there, and is freed when the call that used it has ended. */
+uint32_t msp_unsaved_end(const msp_stream *stream, const msp_edited_call *edited, uint32_t block)
+{
+    uint32_t end = end_by_calls(stream, edited, block), used = stream->blocks[block].saved_in;
+    if (used == MSP_NONE || !msp_call_is_in(stream, used, edited->call) || stream->calls[used].end == MSP_NONE)
+        return end;
+    return stream->calls[used].end > end ? stream->calls[used].end : end;
 }
 
 /* Whether the call, a call around it or a call in it is edited. */

@@ -5,7 +5,7 @@
 #include "replay/arrays.h"
 
 typedef struct msp_changed_block {
-    uint64_t bytes; /* 0: it is never allocated */
+    uint64_t bytes; /* that are requested; 0: it is never allocated */
     uint32_t device;
 } msp_changed_block;
 

@@ -30,6 +30,7 @@ struct feed {
     const msp_edit *edit; /* or NULL */
     uint32_t device;
     ms_allocator *allocator; /* NULL: no caching allocator */
+    bool places_segments;    /* segments get the addresses that were recorded */
     struct held *blocks;     /* by block */
     struct held *inserted;   /* by inserted block */
     uint32_t *holders;       /* by block: how many checkpoints hold it. NULL without an edit */
@@ -75,13 +76,13 @@ static void update_figures(struct feed *feed)
 }
 
 /* MS_EDEVICE: the request fails. */
-static int hold(struct feed *feed, struct held *held, uint64_t bytes)
+static int hold(struct feed *feed, struct held *held, uint64_t bytes, uint64_t stream)
 {
     if (!bytes)
         return MS_OK;
     feed->result->requests++;
     if (feed->allocator) {
-        int error = ms_allocator_malloc(feed->allocator, bytes, 0, &held->allocation);
+        int error = ms_allocator_malloc(feed->allocator, bytes, stream, &held->allocation);
         if (error == MS_EDEVICE) {
             feed->result->failed = true;
             feed->result->failed_bytes = bytes;
@@ -95,6 +96,11 @@ static int hold(struct feed *feed, struct held *held, uint64_t bytes)
     held->bytes = bytes;
     update_figures(feed);
     return MS_OK;
+}
+
+static int hold_block(struct feed *feed, uint32_t block, uint64_t bytes)
+{
+    return hold(feed, &feed->blocks[block], bytes, feed->stream->blocks[block].stream);
 }
 
 static void release(struct feed *feed, struct held *held)
@@ -116,7 +122,7 @@ static uint64_t bytes_here(const struct feed *feed, uint32_t block)
     uint32_t device = feed->edit ? feed->edit->blocks[block].device : of->device;
     if (device != feed->device || (of->outside && feed->allocator))
         return 0;
-    return feed->edit ? feed->edit->blocks[block].bytes : of->bytes;
+    return feed->edit ? feed->edit->blocks[block].bytes : of->requested;
 }
 
 /* ---- actions ---- */
@@ -130,8 +136,7 @@ static int free_kept(struct feed *feed, uint32_t block, uint32_t to)
 {
     release(feed, &feed->blocks[block]);
     const msp_changed_block *changed = &feed->edit->blocks[block];
-    return to == feed->device && changed->device != feed->device ? hold(feed, &feed->blocks[block], changed->bytes)
-                                                                 : MS_OK;
+    return to == feed->device && changed->device != feed->device ? hold_block(feed, block, changed->bytes) : MS_OK;
 }
 
 static int bring_back(struct feed *feed, const msp_edited_call *edited)
@@ -142,7 +147,7 @@ static int bring_back(struct feed *feed, const msp_edited_call *edited)
         if (i == edited->output || !is_kept(feed, edited, i))
             continue;
         release(feed, &feed->blocks[i]);
-        error = hold(feed, &feed->blocks[i], bytes_here(feed, i));
+        error = hold_block(feed, i, bytes_here(feed, i));
     }
     return error;
 }
@@ -176,7 +181,7 @@ static int run_again(struct feed *feed, const msp_edited_call *edited)
         struct held *held = kept ? &feed->blocks[block] : &feed->temporary[block - call->first_block];
         release(feed, held); /* an add: the output of a call that is the input of another may be held still */
         if (event->kind == MSP_ADD)
-            error = hold(feed, held, bytes_here(feed, block));
+            error = hold(feed, held, bytes_here(feed, block), stream->blocks[block].stream);
     }
     return error;
 }
@@ -208,7 +213,7 @@ static int act(struct feed *feed, const struct action *action)
         return MS_OK;
     case INSERT_ADD:
         return edit->inserted[action->index].device == feed->device
-                   ? hold(feed, &feed->inserted[action->index], edit->inserted[action->index].bytes)
+                   ? hold(feed, &feed->inserted[action->index], edit->inserted[action->index].bytes, 0)
                    : MS_OK;
     case DROP_INPUT:
         if (--feed->holders[action->index] == 0 && feed->stream->blocks[action->index].drop < action->at)
@@ -321,12 +326,21 @@ static void compare_reserved(struct feed *feed, uint32_t block)
         feed->result->disagreements += feed->reserved != feed->recorded;
 }
 
+/* Without edits the model gives segments the addresses that they had, as long as it takes the same ones. */
+static int add_block(struct feed *feed, uint32_t block)
+{
+    uint64_t segment = feed->stream->blocks[block].segment, bytes = bytes_here(feed, block);
+    if (segment && bytes && feed->places_segments && !feed->result->disagreements)
+        ms_allocator_place_next(feed->allocator, segment);
+    return hold_block(feed, block, bytes);
+}
+
 static int replay_event(struct feed *feed, const msp_event *event)
 {
     int error = MS_OK;
     switch (event->kind) {
     case MSP_ADD:
-        error = hold(feed, &feed->blocks[event->value], bytes_here(feed, (uint32_t)event->value));
+        error = add_block(feed, (uint32_t)event->value);
         compare_reserved(feed, (uint32_t)event->value);
         break;
     case MSP_DROP:
@@ -358,7 +372,7 @@ static int begin_replay(struct feed *feed)
     int error = MS_OK;
     feed->recorded = feed->stream->reserved_first[feed->device];
     for (uint32_t i = 0; !error && i < feed->stream->block_count && feed->stream->blocks[i].add == MSP_NONE; i++)
-        error = hold(feed, &feed->blocks[i], bytes_here(feed, i));
+        error = hold_block(feed, i, bytes_here(feed, i));
     return error;
 }
 
@@ -384,6 +398,7 @@ static int open_feed(struct feed *feed, const ms_allocator_settings *settings)
     feed->blocks = calloc((size_t)feed->stream->block_count + 1, sizeof *feed->blocks);
     feed->threads = calloc((size_t)feed->stream->thread_count + 1, sizeof *feed->threads);
     feed->allocator = settings ? ms_allocator_open(settings, NULL) : NULL;
+    feed->places_segments = settings && !feed->edit && !settings->expandable_segments;
     if (!feed->blocks || !feed->threads || (settings && !feed->allocator))
         return MS_ENOMEM;
     return feed->edit ? make_actions(feed) : MS_OK;

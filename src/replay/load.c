@@ -64,8 +64,11 @@ static int drop_at(msp_loader *loader, uint32_t slot, msp_event *event)
 static msp_block block_of_key_frame(const ms_captured_block *captured, uint32_t add)
 {
     return (msp_block){.bytes = captured->bytes,
+                       .requested = captured->bytes,
                        .add = add,
                        .drop = MSP_NONE,
+                       .saved = MSP_NONE,
+                       .saved_in = MSP_NONE,
                        .call = MSP_NONE,
                        .path = captured->path,
                        .device = (uint8_t)captured->device,
@@ -159,12 +162,53 @@ static int jump(msp_loader *loader, const ms_cursor *cursor)
     return error ? error : load_threads(loader, cursor);
 }
 
+/* ---- notes ---- */
+static int next_note(msp_loader *loader)
+{
+    int error = ms_notes_next(loader->notes, &loader->note);
+    loader->has_note = error == MS_OK;
+    return error == MS_EEND ? MS_OK : error;
+}
+
+static void apply_note(msp_loader *loader, const ms_note *note)
+{
+    uint32_t index = msp_map_get(&loader->by_slot, note->slot);
+    if (index == MSP_NONE)
+        return;
+    msp_block *block = &loader->stream->blocks[index];
+    if (note->kind == MS_NOTE_SAVED) {
+        loader->stream->has_notes = true;
+        msp_loader_note_saved(loader, block);
+    } else if (note->kind == MS_NOTE_REQUESTED && note->value < block->bytes) {
+        block->requested = note->value;
+    } else if (note->kind == MS_NOTE_STREAM) {
+        block->stream = loader->streams[block->device] = note->value;
+    } else if (note->kind == MS_NOTE_SEGMENT) {
+        block->segment = note->value;
+    }
+}
+
+/* Apply the notes that were made before event `number`. */
+static int apply_notes(msp_loader *loader, uint64_t number)
+{
+    int error = MS_OK;
+    while (!error && loader->has_note && loader->note.event <= number) {
+        apply_note(loader, &loader->note);
+        error = next_note(loader);
+    }
+    return error;
+}
+
 /* ---- events ---- */
 static int add_at(msp_loader *loader, const ms_event *from, msp_event *event)
 {
     msp_block block = {.bytes = from->bytes,
+                       .requested = from->bytes,
+                       .stream = loader->streams[from->device],
                        .add = loader->stream->event_count,
                        .drop = MSP_NONE,
+                       .saved = MSP_NONE,
+                       .saved_in = MSP_NONE,
                        .call = msp_loader_call(loader, event->thread),
                        .path = from->path,
                        .device = (uint8_t)from->device,
@@ -192,9 +236,12 @@ static int note_reserved(msp_loader *loader, const ms_event *from, msp_event *ev
 static int load_event(msp_loader *loader, const ms_event *from, uint64_t *latest_reserved)
 {
     uint32_t thread;
-    int error = index_of_thread(loader, from->thread, &thread);
+    int error = apply_notes(loader, from->number);
+    if (!error)
+        error = index_of_thread(loader, from->thread, &thread);
     if (error)
         return error;
+    loader->thread = thread;
     msp_event event = {.number = from->number, .time = from->time, .thread = (uint16_t)thread};
     switch (from->op) {
     case MS_OP_ADD:
@@ -260,6 +307,10 @@ static int load_with_cursor(msp_loader *loader, ms_reader *reader)
         return error;
     error = ms_cursor_load_later_claims(cursor);
     if (!error)
+        error = ms_notes_open(reader, &loader->notes);
+    if (!error)
+        error = next_note(loader);
+    if (!error)
         error = load_events(loader, cursor);
     loader->stream->is_lower_bound |= ms_cursor_is_lower_bound(cursor);
     ms_cursor_close(cursor);
@@ -277,6 +328,7 @@ int msp_stream_load(ms_reader *reader, msp_stream **stream)
         free(loader.threads[i].calls.at);
         free(loader.threads[i].nodes.at);
     }
+    ms_notes_close(loader.notes);
     free(loader.threads);
     msp_map_close(&loader.by_number);
     msp_map_close(&loader.by_slot);

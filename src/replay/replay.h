@@ -43,7 +43,12 @@ typedef struct msp_event {
 
 typedef struct msp_block {
     uint64_t bytes;
+    uint64_t requested; /* what the program requested: at most `bytes` */
+    uint64_t stream;    /* on which it was requested */
+    uint64_t segment;   /* the address of a segment that was taken for it; 0: none was, or it is not known */
     uint32_t add, drop; /* indices of events. MSP_NONE: it exists from the beginning, or to the end */
+    uint32_t saved;     /* the event before which autograd last saved it, or MSP_NONE */
+    uint32_t saved_in;  /* the innermost call that ran then, or MSP_NONE */
     uint32_t call;      /* the innermost call in which it was added, or MSP_NONE */
     ms_path path;       /* its owner */
     uint8_t device, category;
@@ -59,6 +64,7 @@ typedef struct msp_call {
     uint32_t parent;     /* the call around it, or MSP_NONE */
     uint32_t begin, end; /* indices of events; end is MSP_NONE if the capture ended first */
     uint32_t backward;   /* the event that begins its backward, or MSP_NONE: it left nothing for backward */
+    uint32_t last_save;  /* the event before which autograd saved the last block in it, or MSP_NONE */
     uint32_t first_block, last_block;
     uint16_t thread;
     uint64_t step;
@@ -72,6 +78,7 @@ typedef struct msp_stream {
     uint32_t event_count, block_count, call_count, path_count, device_count, thread_count;
     uint64_t reserved_first[MS_MAX_DEVICES]; /* what was reserved at the beginning */
     bool is_lower_bound;                     /* events are lost or damaged */
+    bool has_notes;                          /* what autograd saved is known */
 } msp_stream;
 
 /* Read the whole capture. MS_EINVAL: it has more events than 2^32 - 2. MS_ENOMEM, MS_EIO. */
