@@ -29,6 +29,15 @@ class RandomRun:
     def device(self) -> int:
         return int(self.random.random() < 0.85)
 
+    def request(self) -> int:
+        size = self.size()
+        block = self.capture.add(size, self.device())
+        if self.random.random() < 0.3:
+            self.capture.note("requested", block, size - self.random.randrange(size // 2))
+        if self.random.random() < 0.05:
+            self.capture.note("stream", block, self.random.randrange(3))
+        return block
+
     def forward(self, path: int, saved: list[tuple[int, list[int]]]) -> None:
         """``saved`` gets, in the order of forward, what each stretch of a module keeps for backward."""
         c, choose = self.capture, self.random
@@ -38,11 +47,16 @@ class RandomRun:
             if child is not None:
                 self.forward(child, saved)
                 c.where("forward", path)
+            if self.alive and choose.random() < 0.3:  # a block of an earlier call is saved, or it is not held any more
+                c.note("saved", choose.choice(self.alive))
             for _ in range(choose.randrange(3)):
-                block = c.add(self.size(), self.device())
+                block = self.request()
                 fate = choose.random()
                 if fate < 0.6:
                     mine.append(block)
+                    if choose.random() < 0.7:
+                        c.note("saved", block)
+                    self.alive.append(block)
                 elif fate < 0.9:
                     c.drop(block)
                 elif fate < 0.95 and saved:
@@ -56,6 +70,7 @@ class RandomRun:
         c, choose = self.capture, self.random
         self.later: list[int] = []
         saved: list[tuple[int, list[int]]] = []
+        self.alive: list[int] = []
         c.step()
         c.thread(1)
         for _ in range(choose.choice((1, 1, 2))):
@@ -86,6 +101,7 @@ class RandomRun:
         c.drop(*gradients)
 
     def make(self) -> bytes:
+        """The capture. Its notes are in `self.capture.noted`."""
         for _ in range(self.random.randrange(2, 4)):
             self.step()
         return self.capture.end(how="finished")

@@ -35,6 +35,9 @@ class Block:
     drop: float = NEVER
     drop_phase: str = "idle"
     claimed_from_now_on: bool = False
+    requested: int = 0
+    stream: int = 0
+    saved_in: int | None = None
 
 
 @dataclasses.dataclass
@@ -45,12 +48,13 @@ class Call:
     begin: int
     end: float = NEVER
     backward: float = NEVER
+    last_save: float = -1
 
 
 class Stream:
     """``events`` holds (kind, value): add and drop with a block's index, position with (thread, phase, path)."""
 
-    def __init__(self, reader: _capture.Reader) -> None:
+    def __init__(self, reader: _capture.Reader, notes: list[tuple[int, str, int, int]]) -> None:
         self.parents = [parent for _, parent, _ in reader.paths]
         self.events: list[tuple[str, Any]] = []
         self.blocks: list[Block] = []
@@ -64,8 +68,15 @@ class Stream:
             self._move(thread, phase, path, 0, open_calls.setdefault(thread, []), self.nodes.setdefault(thread, []))
             positions[thread] = (phase, path)
             self.events.append(("position", (thread, phase, path)))
-        for _, op, _, thread, device, size, path, category, phase, slot, extra in reader.events():
+        streams = [0, 0]
+        before = 0  # the thread of the event before
+        for number, op, _, thread, device, size, path, category, phase, slot, extra in reader.events():
             at = len(self.events)
+            for _, kind, noted, value in [note for note in notes if note[0] == number]:
+                if noted in slots:
+                    running = open_calls.get(before, []) if positions.get(before, ("", 0))[0] == "forward" else []
+                    self._note(self.blocks[slots[noted]], kind, value, running, streams)
+            before = thread
             if op == "position":
                 self._move(thread, phase, path, at, open_calls.setdefault(thread, []), self.nodes.setdefault(thread, []))
                 positions[thread] = (phase, path)
@@ -75,7 +86,9 @@ class Stream:
                 if positions.get(thread, ("idle", 0))[0] == "forward" and open_calls.get(thread):
                     call = open_calls[thread][-1]
                 slots[slot] = len(self.blocks)
-                self.blocks.append(Block(size, device, path, category, phase, call, at))
+                self.blocks.append(
+                    Block(size, device, path, category, phase, call, at, requested=size, stream=streams[device])
+                )
                 self.events.append(("add", slots[slot]))
             elif op == "drop":
                 block = self.blocks[slots[slot]]
@@ -92,6 +105,16 @@ class Stream:
                 self.events.append(("step", size))
             elif op == "reserved":
                 self.events.append(("reserved", size))
+
+    def _note(self, block: Block, kind: str, value: int, running: list[int], streams: list[int]) -> None:
+        if kind == "saved":
+            block.saved_in = running[-1] if running else None
+            for call in running:
+                self.calls[call].last_save = len(self.events)
+        elif kind == "requested":
+            block.requested = value
+        elif kind == "stream":
+            block.stream = streams[block.device] = value
 
     def chain(self, path: int) -> list[int]:
         chain = []
@@ -154,6 +177,12 @@ class Stream:
 
     def unsaved_end(self, call: int, block: int) -> float:
         """When the block is freed in forward if autograd does not keep it; `call` is checkpointed."""
+        used = self.blocks[block].saved_in
+        if used is not None and call in self.calls_around(used) and self.calls[used].end < NEVER:
+            return max(self.calls[used].end, self._end_by_calls(call, block))
+        return self._end_by_calls(call, block)
+
+    def _end_by_calls(self, call: int, block: int) -> float:
         for inner in self.calls_around(self.blocks[block].call):
             if inner == call or self.result(inner) != block:
                 return self.calls[inner].end
@@ -181,11 +210,12 @@ class Edited:
 
     def __init__(self, stream: Stream, device: int, edits: list[tuple[Any, ...]]) -> None:
         self.stream, self.device = stream, device
-        self.sizes = [block.bytes for block in stream.blocks]
+        self.sizes = [block.requested for block in stream.blocks]
         self.devices = [block.device for block in stream.blocks]
         self.before: dict[float, list[tuple[tuple[int, int], Any]]] = {}
         self.holders = [0] * len(stream.blocks)
         self.live: set[Any] = set()
+        self.streams: dict[Any, int] = {}
         self.done: list[list[tuple[Any, int | None]]] = []
         for name, *arguments in edits:
             getattr(self, name)(*arguments)
@@ -206,6 +236,8 @@ class Edited:
         if size:
             self.live.add(key)
             self.now.append((key, size))
+            block = key[1] if isinstance(key, tuple) else key
+            self.streams[key] = 0 if isinstance(key, tuple) and key[0] == "inserted" else self.stream.blocks[block].stream
 
     def release(self, key: Any) -> None:
         if key in self.live:
@@ -289,7 +321,7 @@ class Edited:
                     self.alloc(block, self.size(block))
             return
         self.release(output)
-        last = self.stream.blocks[kept[-1]].add
+        last = max(self.stream.blocks[kept[-1]].add, self.stream.calls[call].last_save - 1)  # torch stops there
         for at in range(self.stream.calls[call].begin, int(last) + 1):
             kind, value = self.stream.events[at]
             if kind not in ("add", "drop") or call not in self.stream.calls_around(self.stream.blocks[value].call):
@@ -316,7 +348,7 @@ def figures(edited: Edited, version: str, conf: str | None) -> dict[str, Any]:
                 allocator.free(key)
                 total -= sizes.pop(key)
             else:
-                allocator.malloc(key, size)
+                allocator.malloc(key, size, edited.streams[key])
                 requests += 1
                 total += size
                 sizes[key] = size

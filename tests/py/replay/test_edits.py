@@ -14,6 +14,12 @@ from modscope import _capture
 ANY = (0, 0, None, 0, 0)
 
 
+def random_run(seed: int) -> tuple[_capture.Reader, Stream]:
+    run = RandomRun(seed)
+    reader = open_capture(run.make())
+    return reader, Stream(reader, run.capture.noted)
+
+
 def random_selection(choose: random.Random, paths: int) -> tuple[int, int, int | None, int, int]:
     return (
         choose.choice((0, 1 << 3, 1 << 2 | 1 << 4, 127)),
@@ -67,8 +73,7 @@ def check(reader: _capture.Reader, edits: list[tuple[Any, ...]], slow: Stream) -
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_edits_of_random_runs(seed: int) -> None:
-    reader = open_capture(RandomRun(seed).make())
-    slow = Stream(reader)
+    reader, slow = random_run(seed)
     choose = random.Random(seed)
     check(reader, [], slow)
     check(reader, random_edits(choose, slow, len(reader.paths)), slow)
@@ -76,8 +81,7 @@ def test_random_edits_of_random_runs(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_calls(seed: int) -> None:
-    reader = open_capture(RandomRun(seed).make())
-    slow = Stream(reader)
+    reader, slow = random_run(seed)
     for device in (0, 1):
         got = _capture.Stream(reader).calls(device)
         assert len(got) == len(slow.calls)
@@ -96,7 +100,7 @@ def test_the_random_runs_reach_every_case() -> None:
     """Calls that keep blocks, calls whose output is among those, and inputs that a checkpoint holds longer."""
     kept = outputs = inputs = 0
     for seed in range(20):
-        stream = Stream(open_capture(RandomRun(seed).make()))
+        _, stream = random_run(seed)
         for index in range(len(stream.calls)):
             mine = [i for i, block in enumerate(stream.blocks) if stream.keeps(index, block)]
             if not mine:
