@@ -5,7 +5,7 @@
  *     reader.c      Reader: a capture            snapshot.c   Snapshot: what was held at a moment
  *     events.c      Reader.events                survey.c     Reader.survey and Reader.peaks
  *     export.c      Reader.export                allocator.c  Allocator: the model of torch's allocator
- *     replay.c      Stream: replays with edits
+ *     replay.c      Stream: replays with edits   notes.c      Reader.notes
  *
  * The GIL is released while a file is read. A core reader may be used by one thread at a time; the flag
  * `busy`, guarded by the GIL, is set during such a call, and a second call raises an exception. */
@@ -42,6 +42,7 @@ int msr_open_cursor(msr_reader *reader);
 /* Each of these returns a new reference, or NULL with an exception set. */
 PyObject *msr_snapshot_new(msr_reader *reader, uint64_t moment);
 PyObject *msr_events_new(msr_reader *reader, uint32_t ops, uint64_t first, uint64_t last);
+PyObject *msr_notes(msr_reader *reader);
 PyObject *msr_survey(msr_reader *reader, PyObject *progress);
 PyObject *msr_peaks(msr_reader *reader, uint64_t first, uint64_t last);
 PyObject *msr_export(msr_reader *reader, PyObject *args, PyObject *named);

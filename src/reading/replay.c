@@ -315,11 +315,12 @@ static PyObject *stream_replay(PyObject *object, PyObject *args, PyObject *named
 
 static PyMethodDef stream_methods[] = {
     {"calls", stream_calls, METH_O,
-     "calls(device): (path, parent, begin, end, backward, step, time at begin, time at end, bytes kept for backward, "
+     "calls($self, device, /)\n--\n\n(path, parent, begin, end, backward, step, time at begin, time at end, bytes kept "
+     "for backward, "
      "other bytes that outlive it) of each forward of a module; begin, end and backward are events of the stream."},
     {"replay", (PyCFunction)(void (*)(void))stream_replay, METH_VARARGS | METH_KEYWORDS,
-     "replay(device, edits=None, *, caching=True, version=None, conf=None, capacity=None, total_memory=None, "
-     "points=0): the peaks of reserved and allocated bytes of a device, and where they were."},
+     "replay($self, /, device, edits=None, *, caching=True, version=None, conf=None, capacity=None, "
+     "total_memory=None, points=0)\n--\n\nThe peaks of reserved and allocated bytes of a device, and where they were."},
     {NULL, NULL, 0, NULL},
 };
 
