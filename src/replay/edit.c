@@ -263,9 +263,37 @@ static uint32_t end_by_calls(const msp_stream *stream, const msp_edited_call *ed
     return stream->calls[call].end;
 }
 
+/* Whether the block is a parameter's cast to half its size, as autocast makes it: a block of its module has that size.
+ */
+static bool is_cast(const msp_stream *stream, const msp_block *block)
+{
+    uint32_t from = 0, to = stream->parameter_count;
+    while (from < to) {
+        uint32_t middle = from + (to - from) / 2;
+        const msp_block *parameter = &stream->blocks[stream->parameters[middle]];
+        if (parameter->path == block->path && parameter->requested == 2 * block->requested)
+            return parameter->device == block->device;
+        bool lower = parameter->path < block->path ||
+                     (parameter->path == block->path && parameter->requested < 2 * block->requested);
+        *(lower ? &from : &to) = lower ? middle + 1 : middle;
+    }
+    return false;
+}
+
+/* autocast keeps its casts until the program leaves it: about when the outermost call has ended. */
+static uint32_t cast_end(const msp_stream *stream, const msp_edited_call *edited)
+{
+    const msp_call *call = &stream->calls[edited->call], *root = call;
+    while (root->parent != MSP_NONE)
+        root = &stream->calls[root->parent];
+    return root->end < call->backward ? root->end : call->backward;
+}
+
 /* Where autograd saved it later than that, it was used there, and is freed when the call that used it has ended. */
 uint32_t msp_unsaved_end(const msp_stream *stream, const msp_edited_call *edited, uint32_t block)
 {
+    if (is_cast(stream, &stream->blocks[block]))
+        return cast_end(stream, edited);
     uint32_t end = end_by_calls(stream, edited, block), used = stream->blocks[block].saved_in;
     if (used == MSP_NONE || !msp_call_is_in(stream, used, edited->call) || stream->calls[used].end == MSP_NONE)
         return end;

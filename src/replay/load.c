@@ -318,12 +318,53 @@ static int load_with_cursor(msp_loader *loader, ms_reader *reader)
     return error;
 }
 
+/* What a parameter is found by, and its block. */
+struct parameter {
+    ms_path path;
+    uint64_t bytes;
+    uint32_t block;
+};
+
+static int by_path_and_bytes(const void *a, const void *b)
+{
+    const struct parameter *first = a, *second = b;
+    if (first->path != second->path)
+        return first->path < second->path ? -1 : 1;
+    if (first->bytes != second->bytes)
+        return first->bytes < second->bytes ? -1 : 1;
+    return first->block < second->block ? -1 : first->block > second->block;
+}
+
+static int list_parameters(msp_stream *stream)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < stream->block_count; i++)
+        count += stream->blocks[i].category == MS_PARAMETER;
+    struct parameter *found = malloc(((size_t)count + 1) * sizeof *found);
+    stream->parameters = malloc(((size_t)count + 1) * sizeof *stream->parameters);
+    if (!found || !stream->parameters) {
+        free(found);
+        return MS_ENOMEM;
+    }
+    for (uint32_t i = 0; i < stream->block_count; i++)
+        if (stream->blocks[i].category == MS_PARAMETER)
+            found[stream->parameter_count++] =
+                (struct parameter){stream->blocks[i].path, stream->blocks[i].requested, i};
+    qsort(found, count, sizeof *found, by_path_and_bytes);
+    for (uint32_t i = 0; i < count; i++)
+        stream->parameters[i] = found[i].block;
+    free(found);
+    return MS_OK;
+}
+
 int msp_stream_load(ms_reader *reader, msp_stream **stream)
 {
     msp_loader loader = {.stream = calloc(1, sizeof *loader.stream)};
     if (!loader.stream)
         return MS_ENOMEM;
     int error = load_with_cursor(&loader, reader);
+    if (!error)
+        error = list_parameters(loader.stream);
     for (uint32_t i = 0; i < loader.stream->thread_count; i++) {
         free(loader.threads[i].calls.at);
         free(loader.threads[i].nodes.at);
@@ -347,6 +388,7 @@ void msp_stream_free(msp_stream *stream)
     free(stream->blocks);
     free(stream->calls);
     free(stream->parents);
+    free(stream->parameters);
     free(stream);
 }
 

@@ -72,10 +72,11 @@ typedef struct msp_call {
 
 typedef struct msp_stream {
     msp_event *events;
-    msp_block *blocks; /* in the order of their adds; those from the beginning come first */
-    msp_call *calls;   /* in the order of their begins */
-    ms_path *parents;  /* by path */
-    uint32_t event_count, block_count, call_count, path_count, device_count, thread_count;
+    msp_block *blocks;    /* in the order of their adds; those from the beginning come first */
+    msp_call *calls;      /* in the order of their begins */
+    ms_path *parents;     /* by path */
+    uint32_t *parameters; /* blocks of parameters, ordered by owner and requested bytes */
+    uint32_t event_count, block_count, call_count, parameter_count, path_count, device_count, thread_count;
     uint64_t reserved_first[MS_MAX_DEVICES]; /* what was reserved at the beginning */
     bool is_lower_bound;                     /* events are lost or damaged */
     bool has_notes;                          /* what autograd saved is known */

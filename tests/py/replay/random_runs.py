@@ -21,9 +21,14 @@ class RandomRun:
             self.children[parent].append(path)
             self.children[path] = []
         self.root = root
+        for path in self.children:  # parameters
+            for size in self.random.sample(SIZES, self.random.randrange(3)):
+                self.capture.claim(self.capture.add(size, 1), "Parameter", path)
         self.backward_thread = self.random.choice((1, 2))
 
     def size(self) -> int:
+        if self.random.random() < 0.2:
+            return self.random.choice(SIZES) // 2  # perhaps a cast of a parameter
         return self.random.choice(SIZES) + self.random.choice((0, 0, 512, 5_000))
 
     def device(self) -> int:

@@ -69,10 +69,13 @@ class Stream:
             positions[thread] = (phase, path)
             self.events.append(("position", (thread, phase, path)))
         streams = [0, 0]
+        notes_at: dict[int, list[tuple[int, str, int, int]]] = {}
+        for note in notes:
+            notes_at.setdefault(note[0], []).append(note)
         before = 0  # the thread of the event before
         for number, op, _, thread, device, size, path, category, phase, slot, extra in reader.events():
             at = len(self.events)
-            for _, kind, noted, value in [note for note in notes if note[0] == number]:
+            for _, kind, noted, value in notes_at.get(number, []):
                 if noted in slots:
                     running = open_calls.get(before, []) if positions.get(before, ("", 0))[0] == "forward" else []
                     self._note(self.blocks[slots[noted]], kind, value, running, streams)
@@ -175,8 +178,15 @@ class Stream:
         least = max(self.blocks[i].bytes for i in found) // 4
         return [i for i in found if self.blocks[i].bytes >= least][-1]
 
+    def is_cast(self, block: Block) -> bool:
+        """Whether autocast may have made the block from a parameter of the same module."""
+        wanted = ("Parameter", block.path, 2 * block.requested, block.device)
+        return any((other.category, other.path, other.requested, other.device) == wanted for other in self.blocks)
+
     def unsaved_end(self, call: int, block: int) -> float:
         """When the block is freed in forward if autograd does not keep it; `call` is checkpointed."""
+        if self.is_cast(self.blocks[block]):
+            return min(self.calls[self.calls_around(call)[-1]].end, self.calls[call].backward)
         used = self.blocks[block].saved_in
         if used is not None and call in self.calls_around(used) and self.calls[used].end < NEVER:
             return max(self.calls[used].end, self._end_by_calls(call, block))

@@ -97,9 +97,9 @@ def test_calls(seed: int) -> None:
 
 
 def test_the_random_runs_reach_every_case() -> None:
-    """Calls that keep blocks, calls whose output is among those, and inputs that a checkpoint holds longer."""
-    kept = outputs = inputs = 0
-    for seed in range(20):
+    """Calls that keep blocks, calls whose output is among those, inputs that a checkpoint holds longer, and casts."""
+    kept = outputs = inputs = casts = 0
+    for seed in range(60):
         _, stream = random_run(seed)
         for index in range(len(stream.calls)):
             mine = [i for i, block in enumerate(stream.blocks) if stream.keeps(index, block)]
@@ -109,7 +109,8 @@ def test_the_random_runs_reach_every_case() -> None:
             outputs += all(i in mine for i in stream.outliving(index))
             given = stream.input(index)
             inputs += given is not None and stream.blocks[given].drop < max(stream.blocks[i].drop for i in mine)
-    assert min(kept, outputs, inputs) > 20
+            casts += sum(stream.is_cast(stream.blocks[i]) for i in mine)
+    assert min(kept, outputs, inputs, casts) > 20
 
 
 def test_where_the_peak_is() -> None:

@@ -68,9 +68,12 @@ def layers(reader: _capture.Reader, stream: _capture.Stream, device: int) -> lis
     return chosen
 
 
-# Under autocast, the casts of parameters are cached until forward ends; a capture does not tell. swin is checkpointed by
-# parts of its layers.
-CHECKPOINTED = ["bert", "distilbert", "gpt2", "llama-bf16", "opt-amp", "qwen2-bf16", "vit", "vit-amp", "whisper"]
+# How far from the truth the reserved peak may be. autocast frees its casts in no order that a capture tells. swin is not
+# here: it is checkpointed by parts of its layers.
+CHECKPOINTED = {
+    **dict.fromkeys(["bert", "distilbert", "gpt2", "opt-amp", "qwen2-bf16", "whisper"], 0.01),
+    **{"llama-bf16": 0.03, "vit": 0.04, "vit-amp": 0.06},
+}
 
 
 @pytest.mark.parametrize("job", sorted(set(CHECKPOINTED) & set(JOBS)))
@@ -80,5 +83,5 @@ def test_checkpointing_of_every_layer(job: str) -> None:
     reader, stream, device = load(job)
     edits = [("checkpoint", call) for call in layers(reader, stream, device)]
     result = stream.replay(device, edits, version="2.11")
-    assert abs(result["reserved_peak"] / variant["reserved_peak"] - 1) < 0.04
+    assert abs(result["reserved_peak"] / variant["reserved_peak"] - 1) < CHECKPOINTED[job]
     assert abs(result["allocated_peak"] / variant["allocated_peak"] - 1) < 0.04
