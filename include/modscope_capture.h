@@ -133,6 +133,7 @@ typedef struct ms_event {
     uint8_t category;             /* add, drop, claim */
     uint8_t phase;                /* add: in which the block was added. position, oom: the thread's phase */
     bool from_now_on;             /* claim: it holds from this event on; else it is retroactive */
+    bool outside;                 /* add: the memory did not come from torch's allocators */
 } ms_event;
 
 typedef struct ms_captured_block {
@@ -146,6 +147,31 @@ typedef struct ms_captured_block {
     uint8_t phase; /* in which it was added */
     bool outside;  /* it did not come from torch's allocators */
 } ms_captured_block;
+
+/* ---- notes: what a replay needs to know about blocks beyond the events ---- */
+typedef enum ms_note_kind {
+    MS_NOTE_SAVED,     /* autograd keeps the block for the backward of the call that is running */
+    MS_NOTE_REQUESTED, /* value: how many bytes the program requested. Without it: as many as the block has */
+    MS_NOTE_STREAM,  /* value: the stream on which the block, and each later one of its device, is added. Without it: 0
+                      */
+    MS_NOTE_SEGMENT, /* value: the address of a segment that the allocator took for the block */
+    MS_NOTE_COUNT
+} ms_note_kind;
+
+typedef struct ms_note {
+    uint64_t event; /* it was noted after all events with lower numbers */
+    uint64_t value;
+    uint32_t slot; /* of the block, which is held at that moment */
+    ms_note_kind kind;
+} ms_note;
+
+/* Go through all notes of a capture in the order of their events. Captures of versions before 1.2 have none, and where
+ * events are lost or damaged, notes are too. MS_ENOMEM. */
+typedef struct ms_notes ms_notes;
+int ms_notes_open(ms_reader *reader, ms_notes **notes);
+void ms_notes_close(ms_notes *notes); /* NULL is allowed */
+/* MS_EEND: there are no more. MS_ENOMEM and MS_EIO end it too. */
+int ms_notes_next(ms_notes *notes, ms_note *note);
 
 /* A new cursor is at the first moment that can be known; at moment 0 with no blocks if none can. MS_ENOMEM, MS_EIO:
  * there is no cursor. When any other function of a cursor returns MS_ENOMEM or MS_EIO, the cursor is reset; go on with

@@ -106,6 +106,16 @@ int ms_block_claim_unheld(ms_ledger *ledger, uint64_t address, ms_category categ
 /* Autograd keeps the block for backward: if it is MS_OTHER, it becomes MS_ACTIVATION, retroactively, and keeps its
  * owner. MS_ENOBLOCK if no block is known at that address. */
 int ms_block_saved(ms_ledger *ledger, uint64_t address);
+/* Note for captures that autograd keeps the block for backward, without changing its category. Parameters, gradients
+ * and other blocks that objects hold are not noted. MS_ENOBLOCK as above. */
+int ms_block_note_saved(ms_ledger *ledger, uint64_t address);
+/* Note for captures how many bytes the program requested for the block, and on which stream. Without captures this does
+ * nothing. MS_ENOBLOCK if no block is known at that address. */
+int ms_block_note_request(ms_ledger *ledger, uint64_t address, uint64_t requested, uint64_t stream);
+/* Note for captures that the allocator took a segment for the block, which begins at the same address. */
+int ms_block_note_segment(ms_ledger *ledger, uint64_t address);
+/* Whether any capture records the ledger now. */
+bool ms_ledger_is_captured(const ms_ledger *ledger);
 /* Whether the block is MS_OTHER and belongs to MS_GLOBAL. *known becomes whether a block is known at that address. */
 bool ms_block_is_unowned(ms_ledger *ledger, uint64_t address, bool *known);
 /* The block is an input of a root call: if it is MS_OTHER and belongs to MS_GLOBAL, it belongs to `path`,

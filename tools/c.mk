@@ -4,6 +4,7 @@
 #   tsan-c      tests with the thread sanitizer
 #   fuzz-c      random events against the models, and any bytes as captures, for FUZZ_SECONDS
 #   bench-allocator  how long a million events take the allocator model
+#   bench-replay  how long ten replays of a million events take
 #   bench-core  how many instructions a module call, a backward node and a block of memory cost; the ledger's own memory
 #
 # Where the runtime of a sanitizer is missing, its tests are skipped, and the output says so.
@@ -18,6 +19,7 @@ FUZZ_INPUTS ?= 3000
 C_DIR := $(BUILD)/c
 C_FLAGS := -std=c11 -Wall -Wextra -Wpedantic -Werror -g -pthread -Iinclude -Isrc -Itests/c -Itests/c/support
 C_CORE := $(shell find src/core -name '*.c' | sort)
+C_REPLAY := $(wildcard src/replay/*.c)
 C_FUZZERS := events ledger capture allocator
 C_FUZZ_events := $(addprefix tests/c/,support/fuzz.c support/heap.c watch/fuzz_events.c watch/play.c watch/model.c)
 C_FUZZ_ledger := $(addprefix tests/c/,support/fuzz.c support/heap.c ledger/fuzz_ledger.c ledger/ledger_play.c) \
@@ -49,16 +51,16 @@ define c_variant
 $(C_DIR)/$(1)/%.o: %.c
 	@mkdir -p $$(@D)
 	@$$(CC) $$(C_FLAGS) $$(C_FLAGS_$(1)) -MMD -MP -c $$< -o $$@
-$(C_DIR)/$(1)/test_core: $$(patsubst %.c,$(C_DIR)/$(1)/%.o,$$(C_CORE) $$(C_TESTS))
+$(C_DIR)/$(1)/test_core: $$(patsubst %.c,$(C_DIR)/$(1)/%.o,$$(C_CORE) $$(C_REPLAY) $$(C_TESTS))
 	@$$(CC) $$(C_FLAGS) $$(C_FLAGS_$(1)) $$^ -o $$@
 $(C_DIR)/$(1)/core_only: $$(patsubst %.c,$(C_DIR)/$(1)/%.o,$$(C_CORE) examples/core_only.c)
 	@$$(CC) $$(C_FLAGS) $$(C_FLAGS_$(1)) $$^ -o $$@
--include $$(patsubst %.c,$(C_DIR)/$(1)/%.d,$$(C_CORE) $$(C_TESTS) examples/core_only.c bench/core_driver.c)
+-include $$(patsubst %.c,$(C_DIR)/$(1)/%.d,$$(C_CORE) $$(C_REPLAY) $$(C_TESTS) examples/core_only.c bench/core_driver.c)
 endef
 $(foreach variant,plain asan tsan bench,$(eval $(call c_variant,$(variant))))
 
 C_FUZZ_RUNS := $(addprefix fuzz-c-,$(C_FUZZERS))
-.PHONY: test-c test-c-plain test-c-asan tsan-c fuzz-c $(C_FUZZ_RUNS) bench-core bench-allocator
+.PHONY: test-c test-c-plain test-c-asan tsan-c fuzz-c $(C_FUZZ_RUNS) bench-core bench-allocator bench-replay
 
 test-c: test-c-plain test-c-asan
 
@@ -119,4 +121,10 @@ bench-allocator: $(C_DIR)/bench/allocator_driver
 	@$<
 
 $(C_DIR)/bench/allocator_driver: $(patsubst %.c,$(C_DIR)/bench/%.o,$(filter src/core/allocator/%,$(C_CORE)) bench/allocator_driver.c)
+	@$(CC) $(C_FLAGS) $(C_FLAGS_bench) $^ -o $@
+
+bench-replay: $(C_DIR)/bench/replay_driver
+	@$<
+
+$(C_DIR)/bench/replay_driver: $(patsubst %.c,$(C_DIR)/bench/%.o,$(C_CORE) $(C_REPLAY) bench/replay_driver.c)
 	@$(CC) $(C_FLAGS) $(C_FLAGS_bench) $^ -o $@

@@ -1,8 +1,6 @@
 /* allocator.c - Allocator: the model of torch's CUDA allocator (modscope_allocator.h), from Python. */
 #include "reading/reading.h"
 
-#include "modscope_allocator.h"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,20 +33,27 @@ static bool apply_limit(PyObject *limit, uint64_t *bytes)
     return !PyErr_Occurred();
 }
 
+bool msr_allocator_settings(ms_allocator_settings *settings, const char *version, const char *conf, PyObject *capacity,
+                            PyObject *total_memory)
+{
+    char error[200];
+    if (ms_allocator_settings_default(settings, version) != MS_OK)
+        PyErr_Format(PyExc_ValueError, "'%s' is not a version of torch: give it as 2.11", version);
+    else if (conf && ms_allocator_settings_apply(settings, conf, error, sizeof error) != MS_OK)
+        PyErr_Format(PyExc_ValueError, "PYTORCH_CUDA_ALLOC_CONF=%s: %s", conf, error);
+    else
+        return apply_limit(capacity, &settings->capacity) && apply_limit(total_memory, &settings->total_memory);
+    return false;
+}
+
 static PyObject *allocator_new(PyTypeObject *type, PyObject *args, PyObject *named)
 {
     static char *names[] = {"version", "conf", "capacity", "total_memory", NULL};
     const char *version = NULL, *conf = NULL;
     PyObject *capacity = NULL, *total_memory = NULL;
     ms_allocator_settings settings;
-    char error[200];
-    if (!PyArg_ParseTupleAndKeywords(args, named, "|zzOO", names, &version, &conf, &capacity, &total_memory))
-        return NULL;
-    if (ms_allocator_settings_default(&settings, version) != MS_OK)
-        return PyErr_Format(PyExc_ValueError, "'%s' is not a version of torch: give it as 2.11", version);
-    if (conf && ms_allocator_settings_apply(&settings, conf, error, sizeof error) != MS_OK)
-        return PyErr_Format(PyExc_ValueError, "PYTORCH_CUDA_ALLOC_CONF=%s: %s", conf, error);
-    if (!apply_limit(capacity, &settings.capacity) || !apply_limit(total_memory, &settings.total_memory))
+    if (!PyArg_ParseTupleAndKeywords(args, named, "|zzOO", names, &version, &conf, &capacity, &total_memory) ||
+        !msr_allocator_settings(&settings, version, conf, capacity, total_memory))
         return NULL;
     allocator_object *self = (allocator_object *)type->tp_alloc(type, 0);
     if (!self)

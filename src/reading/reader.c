@@ -231,6 +231,12 @@ static PyObject *events(msr_reader *self, PyObject *args, PyObject *named)
     return msr_events_new(self, ops, first, last);
 }
 
+static PyObject *notes(msr_reader *self, PyObject *unused)
+{
+    (void)unused;
+    return msr_notes(self);
+}
+
 static PyObject *peaks(msr_reader *self, PyObject *args, PyObject *named)
 {
     static char *names[] = {"first", "last", NULL};
@@ -281,6 +287,8 @@ static PyMethodDef methods[] = {
     {"events", (PyCFunction)(void (*)(void))events, METH_VARARGS | METH_KEYWORDS,
      "events($self, ops=511, first=0, last=None)\n--\n\nIterate over the events between two moments. Bit i of ops: "
      "operation i."},
+    {"notes", (PyCFunction)notes, METH_NOARGS,
+     "notes($self, /)\n--\n\nWhat is noted about blocks: (event before which it was noted, kind, slot, value)."},
     {"peaks", (PyCFunction)(void (*)(void))peaks, METH_VARARGS | METH_KEYWORDS,
      "peaks($self, first=0, last=None)\n--\n\nThe highest number of bytes that each device held between two moments."},
     {"times", (PyCFunction)(void (*)(void))times, METH_VARARGS | METH_KEYWORDS,

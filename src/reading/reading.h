@@ -5,6 +5,7 @@
  *     reader.c      Reader: a capture            snapshot.c   Snapshot: what was held at a moment
  *     events.c      Reader.events                survey.c     Reader.survey, peaks and times
  *     export.c      Reader.export                allocator.c  Allocator: the model of torch's allocator
+ *     replay.c      Stream: replays with edits   notes.c      Reader.notes
  *
  * The GIL is released while a file is read. A core reader may be used by one thread at a time; the flag
  * `busy`, guarded by the GIL, is set during such a call, and a second call raises an exception. */
@@ -14,6 +15,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "modscope_allocator.h"
 #include "modscope_capture.h"
 
 typedef struct msr_reader {
@@ -25,7 +27,7 @@ typedef struct msr_reader {
     bool busy;         /* guarded by the GIL */
 } msr_reader;
 
-extern PyTypeObject msr_reader_type, msr_snapshot_type, msr_events_type, msr_allocator_type;
+extern PyTypeObject msr_reader_type, msr_snapshot_type, msr_events_type, msr_allocator_type, msr_stream_type;
 extern PyObject *msr_format_error;
 /* Interned names, indexed by ms_op, ms_phase and ms_category. */
 extern PyObject *msr_ops[MS_OP_COUNT], *msr_phases[MS_PHASE_COUNT], *msr_categories[MS_CATEGORY_COUNT];
@@ -40,10 +42,14 @@ int msr_open_cursor(msr_reader *reader);
 /* Each of these returns a new reference, or NULL with an exception set. */
 PyObject *msr_snapshot_new(msr_reader *reader, uint64_t moment);
 PyObject *msr_events_new(msr_reader *reader, uint32_t ops, uint64_t first, uint64_t last);
+PyObject *msr_notes(msr_reader *reader);
 PyObject *msr_survey(msr_reader *reader, PyObject *progress);
 PyObject *msr_peaks(msr_reader *reader, uint64_t first, uint64_t last);
 PyObject *msr_times(msr_reader *reader, uint64_t first, uint64_t last);
 PyObject *msr_export(msr_reader *reader, PyObject *args, PyObject *named);
+/* The settings of an allocator, from Python's arguments. NULL and None: the defaults. False: an exception is set. */
+bool msr_allocator_settings(ms_allocator_settings *settings, const char *version, const char *conf, PyObject *capacity,
+                            PyObject *total_memory);
 /* A tuple of bytes, one item for each category. */
 PyObject *msr_sums(const ms_sums *sums);
 

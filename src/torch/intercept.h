@@ -62,5 +62,7 @@ void mst_blocks_restore(void);
 void mst_blocks_report(uint64_t address, int64_t bytes, uint64_t reserved, int8_t device_type, int8_t device_index);
 void mst_blocks_report_failure(uint64_t bytes, uint64_t allocated, uint64_t reserved, int8_t device_type,
                                int8_t device_index);
+/* After a block was added: what the program requested, where an allocator's report does not tell. No GIL needed. */
+void mst_blocks_report_request(uint64_t address, uint64_t requested, uint64_t stream);
 
 #endif

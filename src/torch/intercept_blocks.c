@@ -63,6 +63,9 @@ static struct block_point {
 #undef X
 };
 
+/* The largest segment that CUDA's allocator takes for a small first block. */
+enum { FIRST_SEGMENT = 20 << 20 };
+
 static _Atomic uint64_t counted_blocks; /* reported while no ledger is set; see block_reaches_us */
 
 static inline ms_ledger *current_ledger(void)
@@ -101,19 +104,23 @@ static void intercept_cpu_out_of_memory(void *reporter, size_t bytes)
 
 /* ---- other devices ---- */
 
-/* The reserved bytes seldom change, so they are reported to the ledger only when they do. */
-static void update_reserved(ms_ledger *ledger, uint32_t device, size_t reserved)
+/* The reserved bytes seldom change, so they are reported to the ledger only when they do. Returns whether they grew. */
+static bool update_reserved(ms_ledger *ledger, uint32_t device, size_t reserved)
 {
     static _Atomic size_t latest[MS_MAX_DEVICES];
     static _Atomic(ms_ledger *) latest_ledger;
     if (device >= MS_MAX_DEVICES)
-        return;
+        return false;
     if (LIKELY(atomic_load_explicit(&latest[device], memory_order_relaxed) == reserved &&
                atomic_load_explicit(&latest_ledger, memory_order_relaxed) == ledger))
-        return;
+        return false;
+    bool same_ledger = atomic_load_explicit(&latest_ledger, memory_order_relaxed) == ledger;
+    bool grew = same_ledger ? reserved > atomic_load_explicit(&latest[device], memory_order_relaxed)
+                            : reserved <= FIRST_SEGMENT; /* a new ledger; a new allocator too if it has no more yet */
     atomic_store_explicit(&latest[device], reserved, memory_order_relaxed);
     atomic_store_explicit(&latest_ledger, ledger, memory_order_relaxed);
     ms_ledger_reserved(ledger, device, reserved);
+    return grew;
 }
 
 void mst_blocks_report(uint64_t address, int64_t bytes, uint64_t reserved, int8_t device_type, int8_t device_index)
@@ -122,11 +129,21 @@ void mst_blocks_report(uint64_t address, int64_t bytes, uint64_t reserved, int8_
     if (!ledger || !address)
         return;
     uint32_t device = mst_device_number(device_type, device_index);
-    update_reserved(ledger, device, reserved);
-    if (bytes > 0)
+    bool grew = update_reserved(ledger, device, reserved);
+    if (bytes > 0) {
         ms_block_add(ledger, mst_this_thread, address, (uint64_t)bytes, device);
-    else
+        if (UNLIKELY(grew)) /* a new segment begins with the block that it was taken for */
+            ms_block_note_segment(ledger, address);
+    } else {
         ms_block_drop(ledger, address);
+    }
+}
+
+void mst_blocks_report_request(uint64_t address, uint64_t requested, uint64_t stream)
+{
+    ms_ledger *ledger = current_ledger();
+    if (ledger)
+        ms_block_note_request(ledger, address, requested, stream);
 }
 
 void mst_blocks_report_failure(uint64_t bytes, uint64_t allocated, uint64_t reserved, int8_t device_type,

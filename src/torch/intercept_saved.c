@@ -1,8 +1,8 @@
 /* intercept_saved.c - the interception point of saved tensors: the ELF slots of SavedVariable's constructors.
  *
  * Autograd constructs a SavedVariable for each tensor that it keeps for backward. Blocks made outside any call are
- * MS_OTHER; those of them that are saved there become MS_ACTIVATION. The functions run on any thread, with or without
- * the GIL. */
+ * MS_OTHER; those of them that are saved there become MS_ACTIVATION. Captures note every block that is saved. The
+ * functions run on any thread, with or without the GIL. */
 #include "torch/intercept.h"
 
 #include "interpose/patch.h"
@@ -42,6 +42,12 @@ static struct saved_point {
 static _Atomic(ms_ledger *) saved_ledger; /* gets what is saved, or NULL */
 static _Atomic uint64_t counted_saves;    /* while no ledger is set; see save_reaches_us */
 
+/* What calls, nodes and optimizer steps make has its category already. */
+static inline bool is_idle(void)
+{
+    return !mst_this_thread || ms_thread_phase(mst_this_thread) == MS_IDLE;
+}
+
 static void note_saved(uint64_t impl)
 {
     struct mst_storage storage;
@@ -49,25 +55,25 @@ static void note_saved(uint64_t impl)
     if (!ledger)
         atomic_fetch_add_explicit(&counted_saves, 1, memory_order_relaxed);
     else if (mst_read_storage(impl, &storage))
-        ms_block_saved(ledger, mst.by_dispatcher ? storage.storage : storage.data);
+        (is_idle() ? ms_block_saved : ms_block_note_saved)(ledger, mst.by_dispatcher ? storage.storage : storage.data);
 }
 
-/* What calls, nodes and optimizer steps make has its category already. */
-static inline bool is_idle(void)
+static inline bool is_wanted(void)
 {
-    return !mst_this_thread || ms_thread_phase(mst_this_thread) == MS_IDLE;
+    const ms_ledger *ledger = atomic_load_explicit(&saved_ledger, memory_order_acquire);
+    return is_idle() || (ledger && ms_ledger_is_captured(ledger));
 }
 
 static void intercept_tensor(void *saved, const uint64_t *tensor, bool is_output, bool is_inplace_on_view)
 {
-    if (UNLIKELY(is_idle()))
+    if (UNLIKELY(is_wanted()))
         note_saved(*tensor);
     ((save_tensor *)points[TENSOR].patch.previous)(saved, tensor, is_output, is_inplace_on_view);
 }
 
 static void intercept_python_tensor(void *saved, const uint64_t *tensor, bool is_output, bool is_inplace_on_view)
 {
-    if (UNLIKELY(is_idle()))
+    if (UNLIKELY(is_wanted()))
         note_saved(*tensor);
     ((save_tensor *)points[PYTHON_TENSOR].patch.previous)(saved, tensor, is_output, is_inplace_on_view);
 }
@@ -75,7 +81,7 @@ static void intercept_python_tensor(void *saved, const uint64_t *tensor, bool is
 static void intercept_optional(void *saved, const struct optional_tensor *tensor, bool is_output,
                                bool is_inplace_on_view)
 {
-    if (UNLIKELY(is_idle()) && tensor->has_value)
+    if (UNLIKELY(is_wanted()) && tensor->has_value)
         note_saved(tensor->impl);
     ((save_optional *)points[OPTIONAL].patch.previous)(saved, tensor, is_output, is_inplace_on_view);
 }

@@ -7,7 +7,8 @@ import struct
 CATEGORIES = ("Parameter", "Buffer", "Gradient", "Activation", "Temp", "Optstate", "Other")
 PHASES = ("idle", "forward", "recompute", "backward", "optimizer", "evaluation")
 NONE = 2**64 - 1
-INFO, NAMES, DEVICES, FRAME, EVENTS, END = range(1, 7)
+INFO, NAMES, DEVICES, FRAME, EVENTS, END, NOTES = range(1, 8)
+NOTE_KINDS = ("saved", "requested", "stream", "segment")
 
 
 def _table() -> list[int]:
@@ -88,6 +89,8 @@ class Capture:
         self.held: dict[int, list[int]] = {}  # bytes, device, what, path, since_event, step, made_at
         self.free: list[int] = []
         self.reserves: dict[int, int] = {}
+        self.noted: list[tuple[int, str, int, int]] = []  # the event before which it is noted, kind, slot, value
+        self.notes = bytearray()
         self._begin_chunk()
         self.out += chunk(INFO, b"".join(string(key) + string(value) for key, value in info.items()))
         self.out += chunk(DEVICES, b"".join(varint(i) + string(name) for i, name in enumerate(devices)))
@@ -107,6 +110,9 @@ class Capture:
         if self.payload:
             count = self.number - self.first
             self.out += chunk(EVENTS, bytes(self.payload), self.first, self.began, self.lowest, count)
+        if self.notes:
+            self.out += chunk(NOTES, bytes(self.notes), self.first_note, self.began)
+            self.notes = bytearray()
         self._begin_chunk()
 
     def module(self, fqn: str, parent: int = 0) -> int:
@@ -219,6 +225,15 @@ class Capture:
             block[4] = self.number
         rest = self._relative("slot", slot) + bytes([CATEGORIES.index(category)]) + self._relative("path", path)
         self._event(2, rest + varint(age), from_now_on)
+
+    def note(self, kind: str, slot: int, value: int = 0) -> None:
+        if not self.notes:
+            self.first_note = self.last_note = self.number
+            self.note_slot = 0
+        self.notes += varint(self.number - self.last_note << 3 | NOTE_KINDS.index(kind))
+        self.notes += self._relative("note_slot", slot) + (b"" if kind == "saved" else varint(value))
+        self.last_note = self.number
+        self.noted.append((self.number, kind, slot, value))
 
     def step(self) -> None:
         self.steps += 1

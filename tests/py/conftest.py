@@ -16,7 +16,7 @@ from modscope import ModTracker, ModuleTracker
 
 # Reading captures, the commands and the integrations do not depend on interception, so the fallback's run skips them.
 if os.environ.get("MODSCOPE_INTERPOSE") == "0":
-    collect_ignore = ["allocator", "virtual", "predict", "page", "export", "commands", "integrations", "captures/test_load.py"]
+    collect_ignore = ["allocator", "replay", "virtual", "predict", "page", "export", "commands", "integrations", "captures/test_load.py"]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -14,7 +14,7 @@
 
 enum {
     MS__FILE_MAJOR = 1,
-    MS__FILE_MINOR = 1,
+    MS__FILE_MINOR = 2,
     MS__FILE_HEAD = 16,       /* bytes of the file's header */
     MS__CHUNK_HEAD = 48,      /* bytes of a chunk's header */
     MS__VARINT_MAX = 10,      /* bytes; no varint is longer */
@@ -28,7 +28,8 @@ enum ms__chunk_kind {
     MS__CHUNK_DEVICES,
     MS__CHUNK_KEY,
     MS__CHUNK_EVENTS,
-    MS__CHUNK_END
+    MS__CHUNK_END,
+    MS__CHUNK_NOTES
 };
 
 /* The first byte of an event: an ms_op, and flags that depend on it. */
@@ -42,6 +43,10 @@ enum {
     MS__PHASE_MAX = 7,      /* the highest phase for which positions and attributes have room */
     MS__THREAD_NEW = 0x10
 };
+
+/* A note begins with a number: its kind in the lowest bits, and above them how many events later it is than the note
+ * before. */
+enum { MS__NOTE_KIND_BITS = 3, MS__NOTE_MAX = 3 * MS__VARINT_MAX };
 
 /* A block's category, phase and whether it is from outside, in one byte: its attributes. */
 enum { MS__ATTRIBUTES_CATEGORY = 0x07, MS__ATTRIBUTES_OUTSIDE = 0x08, MS__ATTRIBUTES_PHASE = 4 };

@@ -228,6 +228,13 @@ static bool has_stronger_claim(const ms_ledger *ledger, const struct ms__block *
     return block->category < category && (claimed || (category == MS_OPTSTATE && block->category <= MS_BUFFER));
 }
 
+static uint32_t number_of(const ms_ledger *ledger, const struct ms__block *block)
+{
+    uint32_t bucket;
+    ms__block_find_bucket(&ledger->blocks, block->address, &bucket);
+    return ms__block_number(&ledger->blocks, bucket);
+}
+
 /* With the lock held. Give the block another category and path: retroactively, or from now on. */
 static int change_block(ms_ledger *ledger, struct ms__block *block, uint32_t category, ms_path path, bool retroactive)
 {
@@ -252,9 +259,7 @@ static int change_block(ms_ledger *ledger, struct ms__block *block, uint32_t cat
     block->path = path;
     block->category = (uint8_t)category;
     if (ms__captured(ledger)) {
-        uint32_t bucket;
-        ms__block_find_bucket(&ledger->blocks, block->address, &bucket);
-        ms__capture_claim(ledger, ms__block_number(&ledger->blocks, bucket), category, path, !retroactive);
+        ms__capture_claim(ledger, number_of(ledger, block), category, path, !retroactive);
     }
     return MS_OK;
 }
@@ -283,15 +288,67 @@ static struct ms__block *find_other_block(const ms_ledger *ledger, uint64_t addr
     return block && block->category == MS_OTHER ? block : NULL;
 }
 
+static void note_saved(ms_ledger *ledger, const struct ms__block *block)
+{
+    if (ms__captured(ledger) && !is_held_by_object(block->category))
+        ms__capture_note(ledger, MS_NOTE_SAVED, number_of(ledger, block), 0);
+}
+
 int ms_block_saved(ms_ledger *ledger, uint64_t address)
 {
     int error;
     ms__lock(&ledger->lock);
-    struct ms__block *block = find_other_block(ledger, address, &error);
-    if (block)
+    struct ms__block *block = find_attached_block(ledger, address, &error);
+    if (block && block->category == MS_OTHER)
         error = change_block(ledger, block, MS_ACTIVATION, block->path, true);
+    if (block)
+        note_saved(ledger, block);
     ms__unlock(&ledger->lock);
     return error;
+}
+
+int ms_block_note_saved(ms_ledger *ledger, uint64_t address)
+{
+    int error;
+    if (!ms__captured(ledger))
+        return MS_OK;
+    ms__lock(&ledger->lock);
+    const struct ms__block *block = find_attached_block(ledger, address, &error);
+    if (block)
+        note_saved(ledger, block);
+    ms__unlock(&ledger->lock);
+    return error;
+}
+
+int ms_block_note_request(ms_ledger *ledger, uint64_t address, uint64_t requested, uint64_t stream)
+{
+    int error;
+    if (!ms__captured(ledger))
+        return MS_OK;
+    ms__lock(&ledger->lock);
+    const struct ms__block *block = find_attached_block(ledger, address, &error);
+    if (block)
+        ms__capture_note_request(ledger, number_of(ledger, block), requested, stream);
+    ms__unlock(&ledger->lock);
+    return error;
+}
+
+int ms_block_note_segment(ms_ledger *ledger, uint64_t address)
+{
+    int error;
+    if (!ms__captured(ledger))
+        return MS_OK;
+    ms__lock(&ledger->lock);
+    const struct ms__block *block = find_attached_block(ledger, address, &error);
+    if (block)
+        ms__capture_note(ledger, MS_NOTE_SEGMENT, number_of(ledger, block), address);
+    ms__unlock(&ledger->lock);
+    return error;
+}
+
+bool ms_ledger_is_captured(const ms_ledger *ledger)
+{
+    return ms__captured(ledger);
 }
 
 int ms_block_claim_input(ms_ledger *ledger, uint64_t address, ms_path path)

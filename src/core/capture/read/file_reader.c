@@ -210,6 +210,8 @@ static int read_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_hea
         error = list_chunk(reader, at, head, start);
     else if (head->kind >= MS__CHUNK_INFO && head->kind <= MS__CHUNK_END)
         error = keep_metadata(reader, at, head);
+    else if (head->kind == MS__CHUNK_NOTES)
+        error = ms__notes_list_chunk(reader, at, head);
     else
         return MS_OK;
     if (error == MS_OK && head->time > reader->duration)
@@ -298,6 +300,7 @@ void ms_reader_close(ms_reader *reader)
         return;
     ms__metadata_free(reader);
     ms__reader_free(reader, reader->chunks);
+    ms__reader_free(reader, reader->notes);
     ms_reader last = *reader;
     ms__reader_free(&last, reader);
 }

@@ -48,6 +48,8 @@ struct ms_reader {
     uint32_t devices; /* one more than the highest device that has a name or has occurred */
     struct ms__chunk *chunks;
     size_t count, room;
+    struct ms__chunk *notes; /* chunks of notes, in the order of their first events */
+    size_t note_count, note_room;
     struct ms__pairs info, end;
     const char *device_names[MS_MAX_DEVICES];
     struct ms__name *paths;
@@ -114,6 +116,11 @@ static inline bool ms__attributes_are_valid(uint8_t attributes)
 void ms__decoder_open(struct ms__decoder *decoder, const struct ms__chunk *chunk, const uint8_t *payload);
 /* Decode the next event; decoder->left is at least 1. False: the bytes are no event. */
 bool ms__decoder_next(struct ms__decoder *decoder, struct ms__decoded_event *decoded);
+
+/* ---- notes.c ---- */
+
+/* Add a chunk of notes to the list. MS_EFORMAT: it is out of order. MS_ENOMEM. */
+int ms__notes_list_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head);
 
 /* ---- slot_map.h ---- */
 struct ms__slot_map {

@@ -171,6 +171,7 @@ static int apply_add(ms_reader *reader, struct ms__state *state, struct ms__deco
     int error = ms__state_add_block(reader, state, &block);
     fill_block_fields(event, &block);
     event->phase = block.phase;
+    event->outside = block.outside;
     return error;
 }
 

@@ -3,6 +3,7 @@
 #define MS_ENCODER_H
 
 #include "core/base.h"
+#include "modscope_capture.h"
 
 struct ms__block;
 
@@ -17,6 +18,10 @@ void ms__capture_add(ms_ledger *ledger, const ms_thread *thread, ms_phase phase,
 /* A block is about to be dropped: ledger->blocks still contains it. */
 void ms__capture_drop(ms_ledger *ledger, uint32_t number);
 void ms__capture_claim(ms_ledger *ledger, uint32_t number, uint32_t category, ms_path path, bool from_now_on);
+/* Something is known about block `number` that no event says: see ms_note. */
+void ms__capture_note(ms_ledger *ledger, ms_note_kind kind, uint32_t number, uint64_t value);
+/* The block was requested with so many bytes, on this stream. */
+void ms__capture_note_request(ms_ledger *ledger, uint32_t number, uint64_t requested, uint64_t stream);
 /* A training step began: ledger->step is its number. */
 void ms__capture_step(ms_ledger *ledger);
 /* An optimizer step ended. */

@@ -14,6 +14,7 @@ void ms__capture_close_page(ms_capture *capture)
     capture->page = NULL;
     uint8_t *end = capture->at;
     capture->at = capture->limit = NULL;
+    ms__capture_close_notes(capture);
     if (!page)
         return;
     page->head.kind = MS__CHUNK_EVENTS;

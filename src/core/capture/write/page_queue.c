@@ -47,7 +47,7 @@ struct ms__page *ms__page_dequeue(ms_capture *capture)
 
 void ms__page_release(ms_capture *capture, struct ms__page *page)
 {
-    bool reusable = page->head.kind == MS__CHUNK_EVENTS; /* key frames have pages of other sizes */
+    bool reusable = page->head.kind != MS__CHUNK_KEY; /* key frames have pages of other sizes */
     pthread_mutex_lock(&capture->lock);
     if (reusable) {
         page->next = capture->free_pages;
@@ -80,4 +80,5 @@ void ms__pages_free(ms_capture *capture)
     free_list(capture->watch, capture->queue_first);
     free_list(capture->watch, capture->free_pages);
     ms__free(capture->watch, capture->page);
+    ms__free(capture->watch, capture->notes);
 }

@@ -19,6 +19,7 @@ static void discard_after_failed_write(ms_capture *capture, uint64_t events)
     struct ms__page *page = capture->page;
     capture->page = NULL;
     capture->at = capture->limit = NULL;
+    ms__capture_close_notes(capture);
     events += page ? capture->event - page->head.event : 0;
     capture->losing = capture->write_failed = true;
     atomic_fetch_add_explicit(&capture->lost, events, memory_order_relaxed);

@@ -76,6 +76,12 @@ struct ms_capture {
     bool write_failed;       /* no key frame is made before the writing thread tries again */
     uint64_t oldest_claimed; /* of this page: see struct ms__chunk_head */
 
+    uint8_t *note_at, *note_limit;    /* where the next note goes; note_at >= note_limit: there is no room */
+    uint64_t note_event;              /* of the note before */
+    uint32_t note_slot;               /* of the note before */
+    struct ms__page *notes;           /* the page that notes go to, or NULL */
+    uint64_t streams[MS_MAX_DEVICES]; /* of the latest block of each device whose stream was noted */
+
     struct ms__page *page; /* the one that events go to, or NULL */
     ms_watch *watch;
     uint64_t (*clock)(void); /* nanoseconds: ms__clock, or a clock of the caller's, which has no tick counter */
@@ -171,8 +177,13 @@ static inline struct ms__block_origin ms__block_origin_of(const ms_capture *capt
 void ms__capture_check_key_frame(ms_capture *capture);
 /* Write the deferred positions that are at least `age` microseconds old. */
 void ms__capture_write_deferred(ms_capture *capture, uint64_t age);
-/* Queue the page that is being filled, if there is one. */
+/* Queue the pages that are being filled, if there are any: events, and notes about them. */
 void ms__capture_close_page(ms_capture *capture);
+
+/* ---- notes.c; with ledger->lock held ---- */
+
+/* Queue the page of notes, if there is one. */
+void ms__capture_close_notes(ms_capture *capture);
 
 /* ---- page_queue.c ---- */
 

@@ -1,0 +1,61 @@
+/* notes.c - notes about blocks, for replays: in a page of their own, which is queued with the page of events. A capture
+ * that has no room for a note loses it; the events are then lost too, because they need pages as well. */
+#include "core/capture/write/event_page.h"
+#include "core/ledger/block_table.h"
+
+void ms__capture_close_notes(ms_capture *capture)
+{
+    struct ms__page *page = capture->notes;
+    capture->notes = NULL;
+    uint8_t *end = capture->note_at;
+    capture->note_at = capture->note_limit = NULL;
+    if (!page)
+        return;
+    page->head.size = (uint32_t)(end - page->bytes) - MS__CHUNK_HEAD;
+    ms__page_queue(capture, page);
+}
+
+static bool open_notes(ms_capture *capture)
+{
+    ms__capture_close_notes(capture);
+    struct ms__page *page = capture->losing ? NULL : ms__page_take(capture, MS__PAGE_BYTES);
+    if (!page)
+        return false;
+    page->head = (struct ms__chunk_head){
+        .kind = MS__CHUNK_NOTES, .event = capture->event, .time = capture->time, .oldest_claimed = MS__NO_CLAIM};
+    capture->notes = page;
+    capture->note_at = page->bytes + MS__CHUNK_HEAD;
+    capture->note_limit = capture->note_at + MS__PAGE_BYTES - MS__NOTE_MAX;
+    capture->note_event = capture->event;
+    capture->note_slot = 0;
+    return true;
+}
+
+static void encode_note(ms_capture *capture, ms_note_kind kind, uint32_t number, uint64_t value)
+{
+    if (MS__UNLIKELY(capture->note_at >= capture->note_limit) && !open_notes(capture))
+        return;
+    uint8_t *at = capture->note_at;
+    at = ms__put_varint(at, (capture->event - capture->note_event) << MS__NOTE_KIND_BITS | (uint32_t)kind);
+    at = ms__put_relative(at, &capture->note_slot, number);
+    capture->note_event = capture->event;
+    capture->note_at = kind == MS_NOTE_SAVED ? at : ms__put_varint(at, value);
+}
+
+void ms__capture_note(ms_ledger *ledger, ms_note_kind kind, uint32_t number, uint64_t value)
+{
+    for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next)
+        encode_note(capture, kind, number, value);
+}
+
+void ms__capture_note_request(ms_ledger *ledger, uint32_t number, uint64_t requested, uint64_t stream)
+{
+    const struct ms__block *block = ms__block_at(&ledger->blocks, number);
+    for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
+        if (requested < block->bytes)
+            encode_note(capture, MS_NOTE_REQUESTED, number, requested);
+        if (stream != capture->streams[block->device])
+            encode_note(capture, MS_NOTE_STREAM, number, stream);
+        capture->streams[block->device] = stream;
+    }
+}

@@ -1,0 +1,343 @@
+/* replay.c - Stream: the events of a capture in memory, and what they would have needed after edits. */
+#include "reading/reading.h"
+
+#include "replay/replay.h"
+
+typedef struct {
+    PyObject_HEAD
+    msp_stream *stream;
+} stream_object;
+
+static PyObject *stream_new(PyTypeObject *type, PyObject *args, PyObject *named)
+{
+    static char *names[] = {"reader", NULL};
+    msr_reader *reader;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "O!:Stream", names, &msr_reader_type, &reader))
+        return NULL;
+    stream_object *self = (stream_object *)type->tp_alloc(type, 0);
+    if (!self || !msr_lock_reader(reader)) {
+        Py_XDECREF(self);
+        return NULL;
+    }
+    int error;
+    Py_BEGIN_ALLOW_THREADS
+    error = msp_stream_load(reader->reader, &self->stream);
+    Py_END_ALLOW_THREADS
+    msr_unlock_reader(reader);
+    if (!error)
+        return (PyObject *)self;
+    Py_DECREF(self);
+    return msr_raise(error);
+}
+
+static void stream_dealloc(PyObject *object)
+{
+    msp_stream_free(((stream_object *)object)->stream);
+    Py_TYPE(object)->tp_free(object);
+}
+
+/* ---- what the stream has ---- */
+static PyObject *index_or_none(uint32_t index)
+{
+    return index == MSP_NONE ? Py_NewRef(Py_None) : PyLong_FromUnsignedLong(index);
+}
+
+static unsigned long long time_of(const msp_stream *stream, uint32_t event)
+{
+    uint32_t last = stream->event_count ? stream->event_count - 1 : 0;
+    return stream->event_count ? (unsigned long long)stream->events[event < last ? event : last].time : 0;
+}
+
+static PyObject *call_of(const msp_stream *stream, uint32_t index, uint32_t device)
+{
+    const msp_call *call = &stream->calls[index];
+    msp_call_bytes bytes = msp_call_measure(stream, index, device);
+    return Py_BuildValue("(INNNNKKKKK)", call->path, index_or_none(call->parent), index_or_none(call->begin),
+                         index_or_none(call->end), index_or_none(call->backward), (unsigned long long)call->step,
+                         time_of(stream, call->begin), time_of(stream, call->end), (unsigned long long)bytes.kept,
+                         (unsigned long long)bytes.output);
+}
+
+static bool device_is_valid(uint32_t device)
+{
+    if (device < MS_MAX_DEVICES)
+        return true;
+    PyErr_Format(PyExc_ValueError, "%u is not a device: give the index of a device of the capture", device);
+    return false;
+}
+
+static PyObject *stream_calls(PyObject *object, PyObject *argument)
+{
+    const msp_stream *stream = ((stream_object *)object)->stream;
+    uint32_t device = (uint32_t)PyLong_AsUnsignedLong(argument);
+    if (PyErr_Occurred() || !device_is_valid(device))
+        return NULL;
+    PyObject *list = PyList_New(stream->call_count);
+    for (uint32_t i = 0; list && i < stream->call_count; i++) {
+        PyObject *item = call_of(stream, i, device);
+        if (item)
+            PyList_SET_ITEM(list, i, item);
+        else
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *get_events(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLong(((stream_object *)object)->stream->event_count);
+}
+
+static PyObject *get_blocks(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLong(((stream_object *)object)->stream->block_count);
+}
+
+static PyObject *get_is_lower_bound(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(((stream_object *)object)->stream->is_lower_bound);
+}
+
+/* ---- edits ---- */
+
+/* (categories, phases, device or None, root, min_bytes) */
+static bool selection_of(PyObject *item, msp_selection *selection)
+{
+    PyObject *device;
+    unsigned long long min_bytes;
+    if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "IIOIK", &selection->categories, &selection->phases, &device,
+                                                  &selection->root, &min_bytes)) {
+        PyErr_SetString(PyExc_TypeError,
+                        "a selection is a tuple (categories, phases, device or None, root, min_bytes)");
+        return false;
+    }
+    selection->min_bytes = min_bytes;
+    selection->device = device == Py_None ? MSP_NONE : (uint32_t)PyLong_AsUnsignedLong(device);
+    return !PyErr_Occurred();
+}
+
+static bool raise_unless_done(int error, const char *what)
+{
+    if (error == MS_EINVAL)
+        PyErr_SetString(PyExc_ValueError, what);
+    else if (error)
+        msr_raise(error);
+    return !error;
+}
+
+static bool apply_scale(msp_edit *edit, PyObject *arguments)
+{
+    PyObject *selected;
+    msp_selection selection;
+    unsigned long long numerator, denominator;
+    return PyArg_ParseTuple(arguments, "OKK:scale", &selected, &numerator, &denominator) &&
+           selection_of(selected, &selection) &&
+           raise_unless_done(msp_edit_scale(edit, &selection, numerator, denominator, NULL),
+                             "scale: the denominator is 0");
+}
+
+static bool apply_move(msp_edit *edit, PyObject *arguments)
+{
+    PyObject *selected;
+    msp_selection selection;
+    unsigned device;
+    return PyArg_ParseTuple(arguments, "OI:move", &selected, &device) && selection_of(selected, &selection) &&
+           raise_unless_done(msp_edit_move(edit, &selection, device, NULL), "move: there is no such device");
+}
+
+static bool apply_remove(msp_edit *edit, PyObject *arguments)
+{
+    PyObject *selected;
+    msp_selection selection;
+    return PyArg_ParseTuple(arguments, "O:remove", &selected) && selection_of(selected, &selection) &&
+           raise_unless_done(msp_edit_remove(edit, &selection, NULL), "remove");
+}
+
+static bool apply_resize(msp_edit *edit, PyObject *arguments)
+{
+    unsigned block;
+    unsigned long long bytes;
+    return PyArg_ParseTuple(arguments, "IK:resize", &block, &bytes) &&
+           raise_unless_done(msp_edit_resize(edit, block, bytes), "resize: there is no such block");
+}
+
+static bool apply_insert(msp_edit *edit, PyObject *arguments)
+{
+    unsigned begin, device;
+    PyObject *end;
+    unsigned long long bytes;
+    if (!PyArg_ParseTuple(arguments, "IOKI:insert", &begin, &end, &bytes, &device))
+        return false;
+    uint32_t at = end == Py_None ? MSP_NONE : (uint32_t)PyLong_AsUnsignedLong(end);
+    return !PyErr_Occurred() &&
+           raise_unless_done(msp_edit_insert(edit, begin, at, bytes, device),
+                             "insert: the block ends before it begins, or its device or size is impossible");
+}
+
+static bool apply_checkpoint(msp_edit *edit, PyObject *arguments)
+{
+    unsigned call;
+    return PyArg_ParseTuple(arguments, "I:checkpoint", &call) &&
+           raise_unless_done(msp_edit_checkpoint(edit, call),
+                             "checkpoint: there is no such call, or a call around it or in it is edited already");
+}
+
+static bool apply_offload(msp_edit *edit, PyObject *arguments)
+{
+    unsigned call, device;
+    return PyArg_ParseTuple(arguments, "II:offload", &call, &device) &&
+           raise_unless_done(msp_edit_offload(edit, call, device),
+                             "offload: there is no such call, or a call around it or in it is edited already");
+}
+
+static bool apply_edit(msp_edit *edit, PyObject *item)
+{
+    static const struct {
+        const char *name;
+        bool (*apply)(msp_edit *, PyObject *);
+    } edits[] = {
+        {"checkpoint", apply_checkpoint}, {"offload", apply_offload}, {"scale", apply_scale},  {"move", apply_move},
+        {"remove", apply_remove},         {"resize", apply_resize},   {"insert", apply_insert}};
+    const char *name =
+        PyTuple_Check(item) && PyTuple_GET_SIZE(item) ? PyUnicode_AsUTF8(PyTuple_GET_ITEM(item, 0)) : NULL;
+    PyObject *arguments = name ? PyTuple_GetSlice(item, 1, PyTuple_GET_SIZE(item)) : NULL;
+    if (!arguments) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "an edit is a tuple: its name, then its arguments");
+        return false;
+    }
+    bool known = false, done = false;
+    for (size_t i = 0; i < sizeof edits / sizeof *edits && !known; i++)
+        if ((known = strcmp(edits[i].name, name) == 0))
+            done = edits[i].apply(edit, arguments);
+    if (!known)
+        PyErr_Format(PyExc_ValueError,
+                     "'%s' is no edit: use checkpoint, offload, scale, move, remove, resize or insert", name);
+    Py_DECREF(arguments);
+    return done;
+}
+
+static msp_edit *edit_of(const msp_stream *stream, PyObject *edits)
+{
+    msp_edit *edit = msp_edit_open(stream);
+    if (!edit) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    PyObject *iterator = PyObject_GetIter(edits), *item = NULL;
+    bool done = iterator != NULL;
+    while (done && (item = PyIter_Next(iterator)) != NULL) {
+        done = apply_edit(edit, item);
+        Py_DECREF(item);
+    }
+    Py_XDECREF(iterator);
+    if (PyErr_Occurred()) {
+        msp_edit_close(edit);
+        return NULL;
+    }
+    return edit;
+}
+
+/* ---- the result ---- */
+static PyObject *position_of(const msp_position *at)
+{
+    return Py_BuildValue("(KKKOI)", (unsigned long long)at->number, (unsigned long long)at->time,
+                         (unsigned long long)at->step, msr_phases[at->phase], at->path);
+}
+
+static PyObject *curve_of(const msp_curve *curve, uint32_t points)
+{
+    PyObject *list = PyList_New(points);
+    for (uint32_t i = 0; list && i < points; i++) {
+        PyObject *item = Py_BuildValue("(KKKK)", (unsigned long long)curve[i].number, (unsigned long long)curve[i].time,
+                                       (unsigned long long)curve[i].reserved, (unsigned long long)curve[i].allocated);
+        if (item)
+            PyList_SET_ITEM(list, i, item);
+        else
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *result_of(const msp_result *result, const msp_curve *curve, uint32_t points)
+{
+    PyObject *failure = result->failed ? Py_BuildValue("(KN)", (unsigned long long)result->failed_bytes,
+                                                       position_of(&result->failed_at))
+                                       : Py_NewRef(Py_None);
+    return Py_BuildValue(
+        "{sKsKsNsNsKsKsKsNsN}", "reserved_peak", (unsigned long long)result->reserved_peak, "allocated_peak",
+        (unsigned long long)result->allocated_peak, "reserved_at", position_of(&result->reserved_at), "allocated_at",
+        position_of(&result->allocated_at), "requests", (unsigned long long)result->requests, "retries",
+        (unsigned long long)result->retries, "disagreements", (unsigned long long)result->disagreements, "failure",
+        failure, "curve", curve_of(curve, points));
+}
+
+static PyObject *replay_edited(const msp_stream *stream, const msp_edit *edit, uint32_t device,
+                               const ms_allocator_settings *settings, uint32_t points)
+{
+    msp_result result;
+    msp_curve *curve = points ? PyMem_RawCalloc(points, sizeof *curve) : NULL;
+    if (points && !curve)
+        return PyErr_NoMemory();
+    int error;
+    Py_BEGIN_ALLOW_THREADS
+    error = msp_replay(stream, edit, device, settings, curve, points, &result);
+    Py_END_ALLOW_THREADS
+    PyObject *dict = error ? msr_raise(error) : result_of(&result, curve, points);
+    PyMem_RawFree(curve);
+    return dict;
+}
+
+static PyObject *stream_replay(PyObject *object, PyObject *args, PyObject *named)
+{
+    static char *names[] = {"device",   "edits",        "caching", "version", "conf",
+                            "capacity", "total_memory", "points",  NULL};
+    const msp_stream *stream = ((stream_object *)object)->stream;
+    unsigned device, points = 0;
+    int caching = 1;
+    const char *version = NULL, *conf = NULL;
+    PyObject *edits = NULL, *capacity = NULL, *total_memory = NULL;
+    ms_allocator_settings settings;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "I|O$pzzOOI:replay", names, &device, &edits, &caching, &version,
+                                     &conf, &capacity, &total_memory, &points) ||
+        !device_is_valid(device) || !msr_allocator_settings(&settings, version, conf, capacity, total_memory))
+        return NULL;
+    msp_edit *edit = edits && edits != Py_None ? edit_of(stream, edits) : NULL;
+    if (!edit && PyErr_Occurred())
+        return NULL;
+    PyObject *result = replay_edited(stream, edit, device, caching ? &settings : NULL, points);
+    msp_edit_close(edit);
+    return result;
+}
+
+static PyMethodDef stream_methods[] = {
+    {"calls", stream_calls, METH_O,
+     "calls($self, device, /)\n--\n\n(path, parent, begin, end, backward, step, time at begin, time at end, bytes kept "
+     "for backward, "
+     "other bytes that outlive it) of each forward of a module; begin, end and backward are events of the stream."},
+    {"replay", (PyCFunction)(void (*)(void))stream_replay, METH_VARARGS | METH_KEYWORDS,
+     "replay($self, /, device, edits=None, *, caching=True, version=None, conf=None, capacity=None, "
+     "total_memory=None, points=0)\n--\n\nThe peaks of reserved and allocated bytes of a device, and where they were."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef stream_attributes[] = {
+    {"events", get_events, NULL, "How many events it has.", NULL},
+    {"blocks", get_blocks, NULL, "How many blocks it has.", NULL},
+    {"is_lower_bound", get_is_lower_bound, NULL, "Whether events of the capture are lost or damaged.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+PyTypeObject msr_stream_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "modscope._capture.Stream",
+    .tp_doc = "The events of a capture in memory, for replays with edits.",
+    .tp_basicsize = sizeof(stream_object),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = stream_new,
+    .tp_dealloc = stream_dealloc,
+    .tp_methods = stream_methods,
+    .tp_getset = stream_attributes,
+};

@@ -1,0 +1,53 @@
+/* calls.h - which calls are open while a stream is loaded: known from the positions of threads. */
+#ifndef MSP_CALLS_H
+#define MSP_CALLS_H
+
+#include "replay/arrays.h"
+
+/* One level of a thread's position: the path, and the call or the event that began it. */
+typedef struct msp_level {
+    ms_path path;
+    uint32_t since; /* forward: a call. backward: the event with which the thread entered this path's nodes */
+} msp_level;
+
+typedef struct msp_levels {
+    msp_level *at; /* from the outermost path to the innermost */
+    uint32_t count, room;
+} msp_levels;
+
+/* A thread while the stream is loaded. A position outside any module ends its calls. A backward inside of a forward
+ * does not, nor does an idle moment between two nodes end the run of nodes of a module. A forward of any thread does.
+ */
+typedef struct msp_loading_thread {
+    ms_path path;
+    uint8_t phase;
+    msp_levels calls;    /* that are open */
+    msp_levels nodes;    /* of the latest backward node */
+    uint32_t node_event; /* with which the thread entered it */
+} msp_loading_thread;
+
+typedef struct msp_loader {
+    msp_stream *stream;
+    uint32_t event_room, block_room, call_room, thread_room;
+    msp_loading_thread *threads; /* by index */
+    msp_map by_number;           /* a thread's number in the capture -> its index */
+    msp_map by_slot;             /* slot -> index of the live block */
+    ms_notes *notes;
+    ms_note note;                     /* the next one */
+    bool has_note;                    /* there is a next one */
+    uint64_t streams[MS_MAX_DEVICES]; /* of the latest block of each device */
+    uint32_t thread;                  /* of the latest event */
+    uint64_t step;
+    uint32_t forward_event; /* the latest position of any thread in forward */
+} msp_loader;
+
+/* The thread's position changes with the event `event`. MS_ENOMEM. */
+int msp_loader_move(msp_loader *loader, uint32_t thread, uint32_t event, ms_phase phase, ms_path path);
+/* The innermost open call of the thread if it is in forward, else MSP_NONE. */
+uint32_t msp_loader_call(const msp_loader *loader, uint32_t thread);
+/* Autograd keeps the block; the thread of the latest event saved it. */
+void msp_loader_note_saved(msp_loader *loader, msp_block *block);
+/* The thread drops the block. In backward this tells when the backward of the block's calls began. */
+void msp_loader_note_drop(msp_loader *loader, uint32_t thread, const msp_block *block);
+
+#endif

@@ -1,0 +1,400 @@
+/* load.c - reads a capture into a stream: every event that matters for a replay, the blocks and the calls. */
+#include "replay/calls.h"
+
+#include <stdlib.h>
+
+static int append_event(msp_loader *loader, const msp_event *event)
+{
+    msp_stream *stream = loader->stream;
+    if (stream->event_count == MSP_NONE - 1)
+        return MS_EINVAL;
+    if (!msp_grow((void **)&stream->events, &loader->event_room, stream->event_count + 1, sizeof *stream->events))
+        return MS_ENOMEM;
+    stream->events[stream->event_count++] = *event;
+    return MS_OK;
+}
+
+/* ---- threads ---- */
+static int index_of_thread(msp_loader *loader, uint32_t number, uint32_t *index)
+{
+    msp_stream *stream = loader->stream;
+    *index = msp_map_get(&loader->by_number, number);
+    if (*index != MSP_NONE)
+        return MS_OK;
+    if (stream->thread_count == UINT16_MAX) { /* further threads share one */
+        *index = UINT16_MAX - 1;
+        return MS_OK;
+    }
+    if (!msp_grow((void **)&loader->threads, &loader->thread_room, stream->thread_count + 1, sizeof *loader->threads) ||
+        !msp_map_set(&loader->by_number, number, stream->thread_count))
+        return MS_ENOMEM;
+    loader->threads[stream->thread_count] = (msp_loading_thread){.path = MS_GLOBAL};
+    *index = stream->thread_count++;
+    return MS_OK;
+}
+
+/* ---- blocks ---- */
+static int append_block(msp_loader *loader, uint32_t slot, const msp_block *block)
+{
+    msp_stream *stream = loader->stream;
+    if (stream->block_count == MSP_NONE - 1)
+        return MS_EINVAL;
+    if (!msp_grow((void **)&stream->blocks, &loader->block_room, stream->block_count + 1, sizeof *stream->blocks) ||
+        !msp_map_set(&loader->by_slot, slot, stream->block_count))
+        return MS_ENOMEM;
+    stream->blocks[stream->block_count++] = *block;
+    return MS_OK;
+}
+
+static int drop_at(msp_loader *loader, uint32_t slot, msp_event *event)
+{
+    uint32_t index = msp_map_get(&loader->by_slot, slot);
+    if (index == MSP_NONE)
+        return MS_OK;
+    msp_block *block = &loader->stream->blocks[index];
+    block->drop = loader->stream->event_count;
+    block->drop_phase = loader->threads[event->thread].phase;
+    msp_loader_note_drop(loader, event->thread, block);
+    msp_map_remove(&loader->by_slot, slot);
+    event->kind = MSP_DROP;
+    event->value = index;
+    return append_event(loader, event);
+}
+
+static msp_block block_of_key_frame(const ms_captured_block *captured, uint32_t add)
+{
+    return (msp_block){.bytes = captured->bytes,
+                       .requested = captured->bytes,
+                       .add = add,
+                       .drop = MSP_NONE,
+                       .saved = MSP_NONE,
+                       .saved_in = MSP_NONE,
+                       .call = MSP_NONE,
+                       .path = captured->path,
+                       .device = (uint8_t)captured->device,
+                       .category = captured->category,
+                       .phase = captured->phase,
+                       .outside = captured->outside};
+}
+
+static int by_slot_order(const void *a, const void *b)
+{
+    uint32_t first = ((const ms_captured_block *)a)->slot, second = ((const ms_captured_block *)b)->slot;
+    return first < second ? -1 : first > second;
+}
+
+/* The blocks of a key frame, by slot, so that the order does not depend on the cursor's hash table. */
+static int read_key_frame(const ms_cursor *cursor, ms_captured_block **blocks, size_t *count)
+{
+    *count = 0;
+    *blocks = malloc(((size_t)ms_cursor_blocks(cursor) + 1) * sizeof **blocks);
+    if (!*blocks)
+        return MS_ENOMEM;
+    for (uint32_t at = 0; ms_cursor_block(cursor, &at, &(*blocks)[*count]);)
+        ++*count;
+    qsort(*blocks, *count, sizeof **blocks, by_slot_order);
+    return MS_OK;
+}
+
+/* ---- key frames ---- */
+static int load_threads(msp_loader *loader, const ms_cursor *cursor)
+{
+    uint32_t number, thread;
+    uint64_t id;
+    ms_phase phase;
+    ms_path path;
+    int error = MS_OK;
+    for (size_t i = 0; !error && ms_cursor_thread(cursor, i, &number, &id, &phase, &path); i++) {
+        error = index_of_thread(loader, number, &thread);
+        if (!error)
+            error = msp_loader_move(loader, thread, loader->stream->event_count, phase, path);
+        if (!error)
+            error = append_event(loader, &(msp_event){.number = ms_cursor_moment(cursor),
+                                                      .time = ms_cursor_time(cursor),
+                                                      .value = path,
+                                                      .thread = (uint16_t)thread,
+                                                      .kind = MSP_POSITION,
+                                                      .phase = (uint8_t)phase});
+    }
+    return error;
+}
+
+static int begin_stream(msp_loader *loader, const ms_cursor *cursor)
+{
+    ms_captured_block *blocks;
+    size_t count;
+    uint32_t thread;
+    loader->step = ms_cursor_step(cursor);
+    for (uint32_t device = 0; device < MS_MAX_DEVICES; device++)
+        loader->stream->reserved_first[device] = ms_cursor_reserved(cursor, device);
+    int error = read_key_frame(cursor, &blocks, &count);
+    for (size_t i = 0; !error && i < count; i++) {
+        msp_block block = block_of_key_frame(&blocks[i], MSP_NONE);
+        error = append_block(loader, blocks[i].slot, &block);
+    }
+    free(blocks);
+    if (!error)
+        error = index_of_thread(loader, 0, &thread);
+    return error ? error : load_threads(loader, cursor);
+}
+
+/* Events are lost: every block is dropped, and those of the key frame are added. What was lost between is not known. */
+static int jump(msp_loader *loader, const ms_cursor *cursor)
+{
+    ms_captured_block *blocks;
+    size_t count;
+    msp_event event = {.number = ms_cursor_moment(cursor), .time = ms_cursor_time(cursor)};
+    loader->stream->is_lower_bound = true;
+    loader->step = ms_cursor_step(cursor);
+    int error = read_key_frame(cursor, &blocks, &count);
+    for (uint64_t i = 0; !error && loader->by_slot.bits && i < UINT64_C(1) << loader->by_slot.bits; i++)
+        while (!error && loader->by_slot.buckets[i]) /* removing a key may move another one here */
+            error = drop_at(loader, (uint32_t)(loader->by_slot.buckets[i] >> 32), &event);
+    for (size_t i = 0; !error && i < count; i++) {
+        msp_block block = block_of_key_frame(&blocks[i], loader->stream->event_count);
+        event.kind = MSP_ADD;
+        event.value = loader->stream->block_count;
+        error = append_block(loader, blocks[i].slot, &block);
+        if (!error)
+            error = append_event(loader, &event);
+    }
+    free(blocks);
+    return error ? error : load_threads(loader, cursor);
+}
+
+/* ---- notes ---- */
+static int next_note(msp_loader *loader)
+{
+    int error = ms_notes_next(loader->notes, &loader->note);
+    loader->has_note = error == MS_OK;
+    return error == MS_EEND ? MS_OK : error;
+}
+
+static void apply_note(msp_loader *loader, const ms_note *note)
+{
+    uint32_t index = msp_map_get(&loader->by_slot, note->slot);
+    if (index == MSP_NONE)
+        return;
+    msp_block *block = &loader->stream->blocks[index];
+    if (note->kind == MS_NOTE_SAVED) {
+        loader->stream->has_notes = true;
+        msp_loader_note_saved(loader, block);
+    } else if (note->kind == MS_NOTE_REQUESTED && note->value < block->bytes) {
+        block->requested = note->value;
+    } else if (note->kind == MS_NOTE_STREAM) {
+        block->stream = loader->streams[block->device] = note->value;
+    } else if (note->kind == MS_NOTE_SEGMENT) {
+        block->segment = note->value;
+    }
+}
+
+/* Apply the notes that were made before event `number`. */
+static int apply_notes(msp_loader *loader, uint64_t number)
+{
+    int error = MS_OK;
+    while (!error && loader->has_note && loader->note.event <= number) {
+        apply_note(loader, &loader->note);
+        error = next_note(loader);
+    }
+    return error;
+}
+
+/* ---- events ---- */
+static int add_at(msp_loader *loader, const ms_event *from, msp_event *event)
+{
+    msp_block block = {.bytes = from->bytes,
+                       .requested = from->bytes,
+                       .stream = loader->streams[from->device],
+                       .add = loader->stream->event_count,
+                       .drop = MSP_NONE,
+                       .saved = MSP_NONE,
+                       .saved_in = MSP_NONE,
+                       .call = msp_loader_call(loader, event->thread),
+                       .path = from->path,
+                       .device = (uint8_t)from->device,
+                       .category = from->category,
+                       .phase = from->phase,
+                       .outside = from->outside};
+    event->kind = MSP_ADD;
+    event->value = loader->stream->block_count;
+    int error = append_block(loader, from->slot, &block);
+    return error ? error : append_event(loader, event);
+}
+
+static int note_reserved(msp_loader *loader, const ms_event *from, msp_event *event, uint64_t *latest)
+{
+    int error = MS_OK;
+    event->device = from->device;
+    event->kind = MSP_EMPTY_CACHE;
+    if (from->bytes < latest[from->device])
+        error = append_event(loader, event);
+    latest[from->device] = event->value = from->bytes;
+    event->kind = MSP_RESERVED;
+    return error ? error : append_event(loader, event);
+}
+
+static int load_event(msp_loader *loader, const ms_event *from, uint64_t *latest_reserved)
+{
+    uint32_t thread;
+    int error = apply_notes(loader, from->number);
+    if (!error)
+        error = index_of_thread(loader, from->thread, &thread);
+    if (error)
+        return error;
+    loader->thread = thread;
+    msp_event event = {.number = from->number, .time = from->time, .thread = (uint16_t)thread};
+    switch (from->op) {
+    case MS_OP_ADD:
+        return add_at(loader, from, &event);
+    case MS_OP_DROP:
+        return drop_at(loader, from->slot, &event);
+    case MS_OP_POSITION:
+        event.kind = MSP_POSITION;
+        event.phase = from->phase;
+        event.value = from->path;
+        error = msp_loader_move(loader, thread, loader->stream->event_count, (ms_phase)from->phase, from->path);
+        return error ? error : append_event(loader, &event);
+    case MS_OP_STEP:
+        event.kind = MSP_STEP;
+        event.value = loader->step = from->bytes;
+        return append_event(loader, &event);
+    case MS_OP_RESERVED:
+        return note_reserved(loader, from, &event, latest_reserved);
+    default:
+        return MS_OK;
+    }
+}
+
+static int load_events(msp_loader *loader, ms_cursor *cursor)
+{
+    uint64_t latest_reserved[MS_MAX_DEVICES];
+    ms_event event;
+    int error = begin_stream(loader, cursor);
+    memcpy(latest_reserved, loader->stream->reserved_first, sizeof latest_reserved);
+    while (!error) {
+        error = ms_cursor_next_or_jump(cursor, &event);
+        if (error == MS_JUMPED)
+            error = jump(loader, cursor);
+        else if (!error)
+            error = load_event(loader, &event, latest_reserved);
+    }
+    return error == MS_EEND ? MS_OK : error;
+}
+
+/* ---- the whole ---- */
+static int load_paths(msp_stream *stream, const ms_reader *reader)
+{
+    uint32_t nth;
+    stream->path_count = ms_reader_paths(reader);
+    stream->parents = malloc(stream->path_count * sizeof *stream->parents);
+    if (!stream->parents)
+        return MS_ENOMEM;
+    for (ms_path path = 0; path < stream->path_count; path++) {
+        ms_reader_path(reader, path, &stream->parents[path], &nth);
+        if (stream->parents[path] >= path) /* only that of MS_GLOBAL and of MS_UNKNOWN can be */
+            stream->parents[path] = MS_GLOBAL;
+    }
+    return MS_OK;
+}
+
+static int load_with_cursor(msp_loader *loader, ms_reader *reader)
+{
+    ms_cursor *cursor;
+    int error = load_paths(loader->stream, reader);
+    if (!error)
+        error = ms_cursor_open(reader, &cursor);
+    if (error)
+        return error;
+    error = ms_cursor_load_later_claims(cursor);
+    if (!error)
+        error = ms_notes_open(reader, &loader->notes);
+    if (!error)
+        error = next_note(loader);
+    if (!error)
+        error = load_events(loader, cursor);
+    loader->stream->is_lower_bound |= ms_cursor_is_lower_bound(cursor);
+    ms_cursor_close(cursor);
+    loader->stream->device_count = ms_reader_devices(reader);
+    return error;
+}
+
+/* What a parameter is found by, and its block. */
+struct parameter {
+    ms_path path;
+    uint64_t bytes;
+    uint32_t block;
+};
+
+static int by_path_and_bytes(const void *a, const void *b)
+{
+    const struct parameter *first = a, *second = b;
+    if (first->path != second->path)
+        return first->path < second->path ? -1 : 1;
+    if (first->bytes != second->bytes)
+        return first->bytes < second->bytes ? -1 : 1;
+    return first->block < second->block ? -1 : first->block > second->block;
+}
+
+static int list_parameters(msp_stream *stream)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < stream->block_count; i++)
+        count += stream->blocks[i].category == MS_PARAMETER;
+    struct parameter *found = malloc(((size_t)count + 1) * sizeof *found);
+    stream->parameters = malloc(((size_t)count + 1) * sizeof *stream->parameters);
+    if (!found || !stream->parameters) {
+        free(found);
+        return MS_ENOMEM;
+    }
+    for (uint32_t i = 0; i < stream->block_count; i++)
+        if (stream->blocks[i].category == MS_PARAMETER)
+            found[stream->parameter_count++] =
+                (struct parameter){stream->blocks[i].path, stream->blocks[i].requested, i};
+    qsort(found, count, sizeof *found, by_path_and_bytes);
+    for (uint32_t i = 0; i < count; i++)
+        stream->parameters[i] = found[i].block;
+    free(found);
+    return MS_OK;
+}
+
+int msp_stream_load(ms_reader *reader, msp_stream **stream)
+{
+    msp_loader loader = {.stream = calloc(1, sizeof *loader.stream)};
+    if (!loader.stream)
+        return MS_ENOMEM;
+    int error = load_with_cursor(&loader, reader);
+    if (!error)
+        error = list_parameters(loader.stream);
+    for (uint32_t i = 0; i < loader.stream->thread_count; i++) {
+        free(loader.threads[i].calls.at);
+        free(loader.threads[i].nodes.at);
+    }
+    ms_notes_close(loader.notes);
+    free(loader.threads);
+    msp_map_close(&loader.by_number);
+    msp_map_close(&loader.by_slot);
+    if (error)
+        msp_stream_free(loader.stream);
+    else
+        *stream = loader.stream;
+    return error;
+}
+
+void msp_stream_free(msp_stream *stream)
+{
+    if (!stream)
+        return;
+    free(stream->events);
+    free(stream->blocks);
+    free(stream->calls);
+    free(stream->parents);
+    free(stream->parameters);
+    free(stream);
+}
+
+bool msp_path_is_below(const msp_stream *stream, ms_path path, ms_path root)
+{
+    while (path > root)
+        path = stream->parents[path];
+    return path == root || root == MS_GLOBAL;
+}

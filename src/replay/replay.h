@@ -1,0 +1,166 @@
+/* replay.h - what a program would have needed: the events of a capture, edited, and fed to the allocator's model.
+ *
+ *     capture --msp_stream_load--> msp_stream     every event, block and call in memory; never changed
+ *                                      |
+ *                                msp_edit_open
+ *                                      v
+ *                                  msp_edit       what is to be different: sizes, devices, checkpointed calls
+ *                                      |
+ *                                 msp_replay
+ *                                      v
+ *                                  msp_result     peaks of reserved and allocated bytes, where they were, and curves
+ *
+ * Edits compose: each changes the blocks or adds actions between events, and a recomputation uses the blocks as
+ * the other edits left them. A stream may be shared by several edits and threads; an edit is used by one thread.
+ * Functions return MS_OK or a negative MS_E* code. */
+#ifndef MSP_REPLAY_H
+#define MSP_REPLAY_H
+
+#include "modscope_allocator.h"
+#include "modscope_capture.h"
+
+#define MSP_NONE UINT32_MAX
+
+/* ---- a stream: load.c, calls.c ---- */
+typedef enum msp_kind {
+    MSP_ADD,
+    MSP_DROP,
+    MSP_POSITION,
+    MSP_STEP,
+    MSP_RESERVED,   /* what the device's allocator had reserved from then on, as it was recorded */
+    MSP_EMPTY_CACHE /* reserved became less: the program, or an allocator without room, gave free segments back */
+} msp_kind;
+
+typedef struct msp_event {
+    uint64_t number; /* in the capture */
+    uint64_t time;   /* microseconds */
+    uint64_t value;  /* add, drop: the index of the block. position: path. step: its number. reserved: bytes */
+    uint32_t device; /* reserved, empty cache */
+    uint16_t thread; /* an index */
+    uint8_t kind;
+    uint8_t phase; /* position */
+} msp_event;
+
+typedef struct msp_block {
+    uint64_t bytes;
+    uint64_t requested; /* what the program requested: at most `bytes` */
+    uint64_t stream;    /* on which it was requested */
+    uint64_t segment;   /* the address of a segment that was taken for it; 0: none was, or it is not known */
+    uint32_t add, drop; /* indices of events. MSP_NONE: it exists from the beginning, or to the end */
+    uint32_t saved;     /* the event before which autograd last saved it, or MSP_NONE */
+    uint32_t saved_in;  /* the innermost call that ran then, or MSP_NONE */
+    uint32_t call;      /* the innermost call in which it was added, or MSP_NONE */
+    ms_path path;       /* its owner */
+    uint8_t device, category;
+    uint8_t phase;      /* in which it was added */
+    uint8_t drop_phase; /* in which it was dropped; MS_IDLE if it was not */
+    bool outside;       /* it did not come from torch's allocators */
+} msp_block;
+
+/* One forward of a module. Its events lie in [begin, end), and its blocks in [first_block, last_block), together
+ * with those of other threads. */
+typedef struct msp_call {
+    ms_path path;
+    uint32_t parent;     /* the call around it, or MSP_NONE */
+    uint32_t begin, end; /* indices of events; end is MSP_NONE if the capture ended first */
+    uint32_t backward;   /* the event that begins its backward, or MSP_NONE: it left nothing for backward */
+    uint32_t last_save;  /* the event before which autograd saved the last block in it, or MSP_NONE */
+    uint32_t first_block, last_block;
+    uint16_t thread;
+    uint64_t step;
+} msp_call;
+
+typedef struct msp_stream {
+    msp_event *events;
+    msp_block *blocks;    /* in the order of their adds; those from the beginning come first */
+    msp_call *calls;      /* in the order of their begins */
+    ms_path *parents;     /* by path */
+    uint32_t *parameters; /* blocks of parameters, ordered by owner and requested bytes */
+    uint32_t event_count, block_count, call_count, parameter_count, path_count, device_count, thread_count;
+    uint64_t reserved_first[MS_MAX_DEVICES]; /* what was reserved at the beginning */
+    bool is_lower_bound;                     /* events are lost or damaged */
+    bool has_notes;                          /* what autograd saved is known */
+} msp_stream;
+
+/* Read the whole capture. MS_EINVAL: it has more events than 2^32 - 2. MS_ENOMEM, MS_EIO. */
+int msp_stream_load(ms_reader *reader, msp_stream **stream);
+/* NULL is allowed. No edit may use it any more. */
+void msp_stream_free(msp_stream *stream);
+/* Whether `path` is `root` or below it. Every path is below MS_GLOBAL. */
+bool msp_path_is_below(const msp_stream *stream, ms_path path, ms_path root);
+/* Whether the call keeps the block for its backward: autograd frees it there, and nothing outside the call holds it. */
+bool msp_call_keeps(const msp_stream *stream, const msp_call *call, const msp_block *block);
+
+typedef struct msp_call_bytes {
+    uint64_t kept;   /* of blocks that it keeps for its backward; checkpointing frees them at its end */
+    uint64_t output; /* of blocks that outlive it otherwise */
+} msp_call_bytes;
+msp_call_bytes msp_call_measure(const msp_stream *stream, uint32_t call, uint32_t device);
+
+/* ---- edits: edit.c ---- */
+typedef struct msp_selection { /* blocks that satisfy all of it */
+    uint32_t categories;       /* bit i: category i; 0: any */
+    uint32_t phases;           /* bit i: added in phase i; 0: any */
+    uint32_t device;           /* MSP_NONE: any */
+    ms_path root;              /* the owner is this path or below it; MS_GLOBAL: any */
+    uint64_t min_bytes;
+} msp_selection;
+
+typedef struct msp_edit msp_edit;
+
+/* NULL: out of memory. The stream must outlive the edit. */
+msp_edit *msp_edit_open(const msp_stream *stream);
+void msp_edit_close(msp_edit *edit);
+/* Make the selected blocks numerator / denominator as large, rounded up: a larger batch, or one shard of several.
+ * MS_EINVAL: the denominator is 0. A block that becomes larger than 2^62 bytes has 2^62. Returns how many were
+ * selected in *count, which may be NULL. */
+int msp_edit_scale(msp_edit *edit, const msp_selection *selection, uint64_t numerator, uint64_t denominator,
+                   uint64_t *count);
+/* The selected blocks are on another device. */
+int msp_edit_move(msp_edit *edit, const msp_selection *selection, uint32_t device, uint64_t *count);
+/* The selected blocks are never allocated. */
+int msp_edit_remove(msp_edit *edit, const msp_selection *selection, uint64_t *count);
+/* Set the size of one block; 0: it is never allocated. */
+int msp_edit_resize(msp_edit *edit, uint32_t block, uint64_t bytes);
+/* Add a block before event `begin` that is freed before event `end`; MSP_NONE: never. */
+int msp_edit_insert(msp_edit *edit, uint32_t begin, uint32_t end, uint64_t bytes, uint32_t device);
+/* Checkpoint a call: what it keeps for backward is freed at its end, and its forward runs again before its first
+ * backward node. A call that keeps nothing stays as it is. MS_EINVAL: there is no such call, or it lies in a call that
+ * is checkpointed or offloaded already, or around one. */
+int msp_edit_checkpoint(msp_edit *edit, uint32_t call);
+/* What a call keeps for backward is freed at its end and allocated again before its first backward node; between the
+ * two it is on device `to` (torch's save_on_cpu). MS_EINVAL as for checkpoint. */
+int msp_edit_offload(msp_edit *edit, uint32_t call, uint32_t to);
+
+/* ---- replay: feed.c ---- */
+typedef struct msp_position {
+    uint64_t number; /* of the capture's event, or of the event before which an edit acts */
+    uint64_t time, step;
+    ms_phase phase;
+    ms_path path; /* the innermost module that runs */
+} msp_position;
+
+typedef struct msp_curve {
+    uint64_t time; /* of its first event */
+    uint64_t number;
+    uint64_t reserved, allocated; /* the highest of its events */
+} msp_curve;
+
+typedef struct msp_result {
+    uint64_t reserved_peak, allocated_peak;
+    msp_position reserved_at, allocated_at; /* when the peaks were first reached */
+    uint64_t requests;                      /* allocations */
+    uint64_t retries;                       /* requests for which everything free was given back first */
+    uint64_t disagreements;                 /* events of blocks after which the capture recorded another reserved */
+    bool failed;                            /* a request failed; the replay ends there */
+    uint64_t failed_bytes;
+    msp_position failed_at;
+} msp_result;
+
+/* Replay the events of one device. `edit` may be NULL. `settings` are those of its allocator; NULL: it has no caching
+ * allocator, and what is reserved is what is allocated. `curve`, with room for `points` items, gets the curve: each
+ * item stands for an equal part of the events. It may be NULL if points is 0. MS_ENOMEM. */
+int msp_replay(const msp_stream *stream, const msp_edit *edit, uint32_t device, const ms_allocator_settings *settings,
+               msp_curve *curve, uint32_t points, msp_result *result);
+
+#endif

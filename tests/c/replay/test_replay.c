@@ -1,0 +1,234 @@
+/* test_replay.c - a small training step as a capture, its replay, and its replay with each edit.
+ *
+ *     Net (2)  calls  Net.a (3)  and  Net.b (4);  each keeps a block for backward and returns another */
+#include "capture/capture_exercise.h"
+#include "capture/capture_scene.h"
+#include "replay/replay.h"
+
+#include <string.h>
+#include <unistd.h>
+
+enum { NET = 2, A, B };
+enum { KEPT_A, OUTPUT_A, KEPT_B, OUTPUT_B, TEMPORARY }; /* slots; blocks have the same numbers */
+
+static msp_stream *stream;
+static msp_edit *edit;
+static msp_result result;
+
+static void write_names(void)
+{
+    const char *names[] = {"Net", "Net.a", "Net.b"};
+    file_chunk(&file, NAMES);
+    file_varint(&file, NET);
+    for (uint32_t i = 0; i < 3; i++) {
+        file_varint(&file, i ? NET : MS_GLOBAL);
+        file_varint(&file, 0);
+        file_string(&file, names[i]);
+    }
+    file_close(&file);
+}
+
+static void write_forward(void)
+{
+    file_position(&file, MS_FORWARD, NET);
+    file_position(&file, MS_FORWARD, A);
+    file_add(&file, KEPT_A, 100, 1);
+    file_add(&file, OUTPUT_A, 10, 1);
+    file_position(&file, MS_FORWARD, NET);
+    file_position(&file, MS_FORWARD, B);
+    file_add(&file, KEPT_B, 1000, 1);
+    file_add(&file, OUTPUT_B, 20, 1);
+    file_position(&file, MS_FORWARD, NET);
+    file_position(&file, MS_IDLE, MS_GLOBAL);
+}
+
+static void write_backward(void)
+{
+    file_drop(&file, OUTPUT_B); /* the loss saved it; here it is freed before backward */
+    file_position(&file, MS_BACKWARD, B);
+    file_add(&file, TEMPORARY, 5, 1);
+    file_drop(&file, KEPT_B);
+    file_drop(&file, OUTPUT_A); /* it is what Net.b took */
+    file_position(&file, MS_BACKWARD, A);
+    file_drop(&file, KEPT_A);
+    file_drop(&file, TEMPORARY);
+    file_position(&file, MS_IDLE, MS_GLOBAL);
+}
+
+static void load(void)
+{
+    begin_file();
+    write_names();
+    begin_events();
+    file_step(&file, 7);
+    write_forward();
+    write_backward();
+    end_events();
+    read_file();
+    CHECK_EQ(msp_stream_load(reader, &stream), MS_OK);
+    edit = msp_edit_open(stream);
+    CHECK(edit != NULL);
+}
+
+static void unload(void)
+{
+    msp_edit_close(edit);
+    msp_stream_free(stream);
+    finish_file();
+}
+
+/* The highest number of bytes on device 1, without a caching allocator. */
+static uint64_t peak(void)
+{
+    CHECK_EQ(msp_replay(stream, edit, 1, NULL, NULL, 0, &result), MS_OK);
+    return result.allocated_peak;
+}
+
+static uint32_t call_of(ms_path path)
+{
+    for (uint32_t i = 0; i < stream->call_count; i++)
+        if (stream->calls[i].path == path)
+            return i;
+    FAIL("there is no call of path %u", path);
+}
+
+TEST(a_replay_finds_the_calls_and_what_they_keep)
+{
+    load();
+    CHECK_EQ(stream->call_count, 3);
+    CHECK_EQ(stream->calls[call_of(A)].parent, call_of(NET));
+    CHECK_EQ(stream->calls[call_of(NET)].parent, MSP_NONE);
+    CHECK_EQ(msp_call_measure(stream, call_of(A), 1).kept, 100);
+    CHECK_EQ(msp_call_measure(stream, call_of(A), 1).output, 10);
+    CHECK_EQ(msp_call_measure(stream, call_of(B), 1).kept, 1000);
+    CHECK_EQ(msp_call_measure(stream, call_of(NET), 1).kept, 1110);
+    CHECK_EQ(msp_call_measure(stream, call_of(B), 0).kept, 0);
+    CHECK_EQ(stream->calls[call_of(B)].step, 7);
+    unload();
+}
+
+TEST(a_replay_without_edits_has_the_peak_of_the_run)
+{
+    load();
+    CHECK_EQ(peak(), 1130);
+    CHECK_EQ(result.requests, 5);
+    CHECK_EQ(result.allocated_at.path, B);
+    CHECK_EQ(result.allocated_at.phase, MS_FORWARD);
+    CHECK_EQ(result.allocated_at.step, 7);
+    unload();
+}
+
+TEST(a_checkpointed_call_frees_and_computes_again)
+{
+    load();
+    CHECK_EQ(msp_edit_checkpoint(edit, call_of(B)), MS_OK);
+    CHECK_EQ(peak(), 1130); /* forward is as before */
+    CHECK_EQ(result.requests, 6);
+    CHECK_EQ(msp_edit_scale(edit, &(msp_selection){.device = MSP_NONE, .root = B}, 2, 1, NULL), MS_OK);
+    CHECK_EQ(peak(), 2150); /* the recomputed block has the edited size */
+    unload();
+}
+
+TEST(checkpointing_the_first_of_two_calls_lowers_the_peak)
+{
+    load();
+    CHECK_EQ(msp_edit_checkpoint(edit, call_of(A)), MS_OK);
+    CHECK_EQ(peak(), 1030);
+    CHECK_EQ(msp_edit_checkpoint(edit, call_of(A)), MS_EINVAL);
+    CHECK_EQ(msp_edit_checkpoint(edit, call_of(NET)), MS_EINVAL);
+    CHECK_EQ(msp_edit_checkpoint(edit, stream->call_count), MS_EINVAL);
+    unload();
+}
+
+TEST(what_is_offloaded_is_on_the_other_device)
+{
+    load();
+    CHECK_EQ(msp_edit_offload(edit, call_of(A), 0), MS_OK);
+    CHECK_EQ(peak(), 1030);
+    CHECK_EQ(msp_replay(stream, edit, 0, NULL, NULL, 0, &result), MS_OK);
+    CHECK_EQ(result.allocated_peak, 100);
+    unload();
+}
+
+TEST(blocks_are_scaled_moved_removed_and_inserted)
+{
+    uint64_t count;
+    load();
+    CHECK_EQ(msp_edit_scale(edit, &(msp_selection){.device = 1, .min_bytes = 100}, 1, 3, &count), MS_OK);
+    CHECK_EQ(count, 2);
+    CHECK_EQ(peak(), 34 + 10 + 334 + 20);
+    CHECK_EQ(msp_edit_remove(edit, &(msp_selection){.device = 1, .root = A}, &count), MS_OK);
+    CHECK_EQ(count, 2);
+    CHECK_EQ(peak(), 334 + 20);
+    CHECK_EQ(msp_edit_move(edit, &(msp_selection){.device = 1, .phases = 1u << MS_FORWARD}, 0, NULL), MS_OK);
+    CHECK_EQ(peak(), 5);
+    CHECK_EQ(msp_edit_insert(edit, 3, 5, 4096, 1), MS_OK);
+    CHECK_EQ(peak(), 4096);
+    CHECK_EQ(msp_edit_insert(edit, 5, 3, 1, 1), MS_EINVAL);
+    CHECK_EQ(msp_edit_scale(edit, &(msp_selection){0}, 1, 0, NULL), MS_EINVAL);
+    CHECK_EQ(msp_edit_resize(edit, stream->block_count, 1), MS_EINVAL);
+    unload();
+}
+
+TEST(a_block_that_is_scaled_beyond_all_measure_has_the_most_bytes_there_are)
+{
+    load();
+    CHECK_EQ(msp_edit_scale(edit, &(msp_selection){.device = 1}, UINT64_MAX, 1, NULL), MS_OK);
+    ms_allocator_settings settings;
+    CHECK_EQ(ms_allocator_settings_default(&settings, NULL), MS_OK);
+    settings.capacity = 1 << 30;
+    CHECK_EQ(msp_replay(stream, edit, 1, &settings, NULL, 0, &result), MS_OK);
+    CHECK(result.failed && result.failed_bytes == UINT64_C(1) << 62);
+    CHECK_EQ(result.failed_at.path, A);
+    unload();
+}
+
+/* ---- any file ---- */
+
+/* Load a capture, and replay it with every call checkpointed that may be. */
+static void replay_any(int fd)
+{
+    ms_reader *of;
+    if (ms_reader_open(fd, NULL, &of) != MS_OK)
+        return;
+    msp_stream *any;
+    ms_allocator_settings settings;
+    ms_allocator_settings_default(&settings, NULL);
+    settings.capacity = UINT64_C(1) << 40;
+    CHECK_EQ(msp_stream_load(of, &any), MS_OK);
+    msp_edit *all = msp_edit_open(any);
+    for (uint32_t i = any->call_count; i-- > 0;)
+        msp_edit_checkpoint(all, i);
+    for (uint32_t device = 0; device < 3; device++)
+        CHECK_EQ(msp_replay(any, all, device, device ? &settings : NULL, NULL, 0, &result), MS_OK);
+    msp_edit_close(all);
+    msp_stream_free(any);
+    ms_reader_close(of);
+}
+
+TEST(a_damaged_capture_can_be_replayed)
+{
+    load();
+    unload();
+    begin_file();
+    write_names();
+    begin_events();
+    write_forward();
+    write_backward();
+    end_events();
+    for (size_t at = 16; at < file.count; at++) {
+        uint8_t before = file.bytes[at];
+        file.bytes[at] ^= (uint8_t)(1u << at % 8);
+        for (size_t chunk = 16; chunk + 48 <= file.count;) { /* correct the checksums */
+            uint32_t size;
+            memcpy(&size, file.bytes + chunk + 8, 4);
+            file_sign(file.bytes, file.count, chunk);
+            chunk += size <= file.count ? 48 + (size_t)size : file.count;
+        }
+        int fd = file_fd(&file);
+        replay_any(fd);
+        close(fd);
+        file.bytes[at] = before;
+    }
+    file_free(&file);
+}

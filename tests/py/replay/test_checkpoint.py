@@ -1,0 +1,136 @@
+"""The checkpoint edit of a run against the same program with torch's checkpointing, on the CPU."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import modscope
+from modscope import _capture
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.wide, self.act, self.narrow = nn.Linear(width, 4 * width, bias=False), nn.GELU(), nn.Linear(4 * width, width, bias=False)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.dropout(self.narrow(self.act(self.wide(self.norm(x)))))
+
+
+class Plain(nn.Module):
+    """Its last operator saves its own output."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(width, 2 * width, bias=False), nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(self.b(torch.tanh(self.a(x))))
+
+
+class Casting(Block):
+    """Nothing keeps its input for backward but the checkpoint."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.narrow(self.act(self.wide(self.norm(x.double()).float())))
+
+
+class Net(nn.Module):
+    def __init__(self, kind: type[nn.Module], count: int, checkpointed: tuple[int, ...], width: int = 64) -> None:
+        super().__init__()
+        self.h = nn.ModuleList(kind(width) for _ in range(count))
+        if kind is Casting:
+            for block in self.h:
+                block.norm.double()
+        self.head = nn.Linear(width, 10)
+        self.checkpointed = checkpointed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i, block in enumerate(self.h):
+            if i in self.checkpointed:
+                # The state of the random numbers is memory that a run without checkpoints does not have.
+                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = block(x)
+        return self.head(x)
+
+
+def train(path: pathlib.Path, kind: type[nn.Module], checkpointed: tuple[int, ...], steps: int, micro: int) -> None:
+    torch.manual_seed(0)
+    net = Net(kind, 5, checkpointed)
+    optimizer = torch.optim.AdamW(net.parameters())
+    x = torch.randn(256, 64)
+    with modscope.record(path):
+        for _ in range(steps):
+            for _ in range(micro):
+                net(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def load(path: pathlib.Path) -> tuple[_capture.Reader, _capture.Stream]:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        reader = _capture.Reader(fd)
+    finally:
+        os.close(fd)
+    return reader, _capture.Stream(reader)
+
+
+def edits(reader: _capture.Reader, stream: _capture.Stream, checkpointed: tuple[int, ...]) -> list[tuple[Any, ...]]:
+    wanted = re.compile(rf"\.h\.({'|'.join(map(str, checkpointed))})$")
+    paths = [bool(wanted.search(name)) for name, *_ in reader.paths]
+    return [("checkpoint", i) for i, call in enumerate(stream.calls(0)) if paths[call[0]]]
+
+
+@pytest.mark.parametrize("kind", [Block, Plain, Casting])
+@pytest.mark.parametrize("checkpointed", [(0, 1, 2, 3, 4), (1, 3), (4,)])
+@pytest.mark.parametrize("micro", [1, 2])
+def test_the_allocated_peak_to_the_byte(
+    kind: type[nn.Module], checkpointed: tuple[int, ...], micro: int, tmp_path: pathlib.Path
+) -> None:
+    train(tmp_path / "plain.msc", kind, (), 3, micro)
+    train(tmp_path / "real.msc", kind, checkpointed, 3, micro)
+    reader, plain = load(tmp_path / "plain.msc")
+    _, real = load(tmp_path / "real.msc")
+    without = plain.replay(0, caching=False)["allocated_peak"]
+    edited = plain.replay(0, edits(reader, plain, checkpointed), caching=False)["allocated_peak"]
+    expected = real.replay(0, caching=False)["allocated_peak"]
+    assert edited == expected
+    if len(checkpointed) == 5:
+        assert edited < 0.8 * without
+
+
+def test_a_node_that_reduces_a_gradient_may_need_less_than_predicted(tmp_path: pathlib.Path) -> None:
+    """A recomputed tensor is freed when its node has run, before the node's gradients are reduced to the shapes of its
+    inputs, as that of a bias is. A tensor that autograd saved itself is freed after that, and so it is in the edit."""
+
+    class Biased(Block):
+        def __init__(self, width: int) -> None:
+            super().__init__(width)
+            self.narrow = nn.Linear(4 * width, width)
+
+    train(tmp_path / "plain.msc", Biased, (), 3, 1)
+    train(tmp_path / "real.msc", Biased, (4,), 3, 1)
+    reader, plain = load(tmp_path / "plain.msc")
+    _, real = load(tmp_path / "real.msc")
+    edited = plain.replay(0, edits(reader, plain, (4,)), caching=False)["allocated_peak"]
+    assert edited - real.replay(0, caching=False)["allocated_peak"] == 64 * 4
+
+
+def test_the_replay_of_a_run_is_its_peak(tmp_path: pathlib.Path) -> None:
+    train(tmp_path / "plain.msc", Block, (), 2, 1)
+    reader, stream = load(tmp_path / "plain.msc")
+    peak = reader.survey()["peaks"][0]
+    result = stream.replay(0, caching=False)
+    assert (result["allocated_peak"], result["allocated_at"][1:4]) == (peak[0], (peak[2], peak[3], peak[4]))
