@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from modscope._virtual.operators import Event
-from modscope._virtual.rule_stand_in import Answer, Card, rule
+from modscope._virtual.rules import Answer, Card, rule
 
 __all__ = ["COMPOSED", "takes_cudnn"]
 
