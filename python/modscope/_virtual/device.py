@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from modscope import _interception, _native, _text
-from modscope._virtual import kernels, operators
+from modscope._virtual import kernels, known, operators
 from modscope._virtual.gpus import Gpu
 
 __all__ = ["VirtualDevice"]
@@ -56,6 +56,7 @@ class VirtualDevice:
     def remove(self) -> None:
         self._undo.close()
         operators.forget()
+        known.forget_all()
 
     # ---- torch.cuda ----
 
@@ -185,7 +186,7 @@ def _replaced(module: Any, values: dict[str, Any]) -> Iterator[None]:
 
 
 def _bound(op: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: operators.run(op, *args, **kwargs)
+    return lambda *args, **kwargs: known.run(op, *args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -193,7 +194,7 @@ def _kernels_registered() -> Iterator[None]:
     every = torch.library.Library("_", "IMPL")  # noqa: TOR901
     aten = torch.library.Library("aten", "IMPL")  # noqa: TOR901
     try:
-        every.fallback(operators.run, "CUDA")
+        every.fallback(known.run, "CUDA")
         for name, op in kernels.from_meta().items():
             if name not in kernels.KERNELS:
                 aten.impl(name, _bound(op), "CUDA")

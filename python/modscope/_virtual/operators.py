@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from modscope import _native
+from modscope._virtual.shapes import SHAPES
 
 __all__ = ["contiguous_strides", "empty_like_meta", "make", "run", "to_meta"]
 
@@ -111,10 +112,33 @@ def _spec(result: Any) -> Any:
     return result
 
 
+def with_tensors(op: Any, args: Any) -> list[Any]:
+    """The arguments of an operator, with tensors in place of numbers where its schema has tensors: torch gives a kernel a
+    tensor that was made of a number as that number."""
+    return [
+        torch.tensor(a) if isinstance(a, (int, float, complex)) and isinstance(argument.type, torch.TensorType) else a
+        for a, argument in zip(args, op._schema.arguments, strict=False)
+    ]
+
+
+class NoShape(NotImplementedError):
+    """An operator has no kernel that tells the shapes of its results."""
+
+
 def _infer(op: Any, args: Any, kwargs: Any) -> Any:
     """The specs of the results."""
-    result = op(*[_meta_argument(a) for a in args], **{name: _meta_argument(a) for name, a in kwargs.items()})
-    return _spec(result)
+    function = SHAPES.get(op, op)
+    meta_args = [_meta_argument(a) for a in with_tensors(op, args)]
+    try:
+        return _spec(function(*meta_args, **{name: _meta_argument(a) for name, a in kwargs.items()}))
+    except NotImplementedError as error:
+        if isinstance(error, NoShape):
+            raise
+        raise NoShape(
+            f"the virtual GPU cannot tell what the operator {op} returns: torch has no fake kernel for it. Register one before "
+            f"the operator is called: @torch.library.register_fake({op._schema.name!r}), a function of the same arguments that "
+            f"returns empty tensors of the results' shapes and types."
+        ) from error
 
 
 def _realize(spec: Any) -> Any:
