@@ -337,6 +337,18 @@ def _any(args: Any, kwargs: Any, result: Any) -> None:
         tell(result, torch.ones((), dtype=torch.bool).expand(result.shape))
 
 
+def _absorbed_by(number: int) -> _Rule:
+    """``True | unknown`` is true and ``False & unknown`` is false: loops of generation end by it."""
+
+    def rule(args: Any, kwargs: Any, result: Any) -> None:
+        for operand in args[:2]:
+            values = values_of(operand) if isinstance(operand, torch.Tensor) else None
+            if values is not None and _may_be_kept(result) and values.numel() and bool((values == number).all()):
+                tell(result, torch.full((), number, dtype=result.dtype).expand(result.shape))
+
+    return rule
+
+
 def _random_integers(args: Any, kwargs: Any, result: Any) -> None:
     bounds = [a for a in args[1:] if isinstance(a, int)]
     if bounds and (len(bounds) == 1 or bounds[0] == 0):
@@ -371,6 +383,8 @@ RULES: dict[Any, _Rule] = {
     _aten.any.default: _any,
     _aten.any.dim: _any,
     _aten.any.dims: _any,
+    **{op: _absorbed_by(1) for op in (_aten.bitwise_or.Tensor, _aten.bitwise_or_.Tensor, _aten.logical_or.default)},
+    **{op: _absorbed_by(0) for op in (_aten.bitwise_and.Tensor, _aten.bitwise_and_.Tensor, _aten.logical_and.default)},
     _aten.random_.to: _random_integers,
     getattr(_aten.random_, "from"): _random_integers,
 }
