@@ -2,7 +2,7 @@
 
 Programs read integers to decide about sizes: lengths of sequences, positions of image tokens, counts of tokens per expert.
 So integers and booleans keep their values where these follow from the CPU's, from constants or from each other, in tensors
-of at most ``LARGEST`` elements: a copy of the storage is on the CPU. Of others it may be known how they are distributed:
+of at most ``LARGEST`` elements, and other numbers in tensors of one element: a copy of the storage is on the CPU. Of others it may be known how they are distributed:
 indices over a dimension of E elements are taken to be spread equally, so that each of them occurs in 1 of E elements.
 
 What is known belongs to a storage and holds for every view of it. It is forgotten when the storage is written to by an
@@ -72,7 +72,7 @@ def forget_all() -> None:
 
 
 def _may_be_kept(tensor: torch.Tensor) -> bool:
-    """Of other types only single numbers are kept: an optimizer compares its learning rate with zero."""
+    """Of other types only single numbers are kept, such as an optimizer's count of steps."""
     return tensor.numel() <= LARGEST if tensor.dtype in _INTEGERS else tensor.numel() == 1
 
 
@@ -172,6 +172,8 @@ class _Facts:
 _aten = torch.ops.aten
 _OVERWRITE = {_aten.zero_.default, _aten.fill_.Scalar, _aten.fill_.Tensor}
 """Operators whose result does not depend on what they write to."""
+_LEAVE = {_aten._amp_update_scale_.default}
+"""Operators that are taken to leave what they write to as it is: a scale that fits is neither raised nor lowered."""
 _facts: dict[Any, _Facts] = {}
 
 
@@ -187,8 +189,8 @@ def _host_argument(argument: Any) -> Any:
     return torch.device("cpu") if isinstance(argument, torch.device) else argument
 
 
-def _host_written(facts: _Facts, tensor: torch.Tensor, is_out: bool) -> torch.Tensor:
-    """A tensor on the CPU for an operator to write to."""
+def _host_written(facts: _Facts, tensor: Any, is_out: bool) -> Any:
+    """A tensor on the CPU, or a list of them, for an operator to write to."""
     if is_out or facts.overwrites:
         if not _may_be_kept(tensor):
             raise LookupError
@@ -198,7 +200,8 @@ def _host_written(facts: _Facts, tensor: torch.Tensor, is_out: bool) -> torch.Te
 
 def _compute(op: Any, facts: _Facts, args: Any, kwargs: Any, result: Any) -> bool:
     """Run the operator on known values. False: they, or the result's, are not known."""
-    if facts.random or not isinstance(result, torch.Tensor) or not _may_be_kept(result):
+    writes_only = result is None and bool(facts.written)
+    if facts.random or not (writes_only or (isinstance(result, torch.Tensor) and _may_be_kept(result))):
         return False
     written = {name: is_out for _, name, is_out in facts.written}
     positions = {i: is_out for i, _, is_out in facts.written}
@@ -214,7 +217,8 @@ def _compute(op: Any, facts: _Facts, args: Any, kwargs: Any, result: Any) -> boo
         values = op(*host_args, **host_kwargs)
     except (LookupError, RuntimeError):
         return False
-    tell(result, values)
+    if not writes_only:
+        tell(result, values)
     return True
 
 
@@ -224,7 +228,7 @@ def _follow(op: Any, args: Any, kwargs: Any, result: Any) -> None:
         facts = _facts[op] = _Facts(op)
     if _compute(op, facts, args, kwargs, result):
         return
-    if _entries:
+    if _entries and op not in _LEAVE:
         for position, name, _ in facts.written:
             argument = kwargs[name] if name in kwargs else args[position] if position < len(args) else None
             for tensor in argument if isinstance(argument, (list, tuple)) else (argument,):

@@ -1,6 +1,6 @@
 """Reading values of the virtual device, and operators whose results' sizes depend on values.
 
-A tensor of the virtual device has no values and is read as zeros, except for what is known of integers (known.py). Where a
+A tensor of the virtual device has no values and is read as zeros, except for what is known (known.py). Where a
 size depends on values that are not known, elements are taken to be selected, spread or distinct as each function here says.
 """
 
@@ -29,14 +29,8 @@ def set_selected(fraction: float) -> None:
 
 
 def local_scalar_dense(self: torch.Tensor) -> bool | float | int | complex:
-    if self.dtype.is_complex:
-        return 0j
-    if self.dtype.is_floating_point:
-        return 0.0
     values = known.values_of(self)
-    if values is not None:
-        return values.item()
-    return False if self.dtype == torch.bool else 0
+    return torch.zeros((), dtype=self.dtype).item() if values is None else values.item()
 
 
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -46,7 +40,7 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
             known.copy_distribution(src, self)
         else:
             known.tell(self, values.expand(self.shape))
-    elif values is None or self.dtype.is_floating_point:
+    elif values is None:
         self.zero_()
     else:
         self.copy_(values)
