@@ -6,6 +6,7 @@
     views.py        new tensors and views
     values.py       reading values, and sizes that depend on them
     known.py        what is known of values
+    sparse.py       sparse tensors
     shapes.py       shapes of results that torch has no meta kernel for
     gpus.py         the GPUs that can be virtual
 """

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from modscope import _interception, _native, _text
-from modscope._virtual import kernels, known, operators
+from modscope._virtual import kernels, known, operators, sparse
 from modscope._virtual.gpus import Gpu
 
 __all__ = ["VirtualDevice"]
@@ -203,6 +203,8 @@ def _kernels_registered() -> Iterator[None]:
         for name, composed in kernels.COMPOSED.items():
             for key in ("CUDA", "AutogradCUDA"):
                 aten.impl(name, composed, key)
+        for name, kernel in sparse.KERNELS.items():
+            aten.impl(name, kernel, "SparseCUDA")
         yield
     finally:
         aten._destroy()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from modscope._virtual import values, views
+from modscope._virtual import sparse, values, views
 
 # ---- attention ----
 
@@ -43,7 +43,7 @@ def scaled_dot_product_attention(
     )[0]
 
 
-KERNELS = {**views.KERNELS, **values.KERNELS}
+KERNELS = {**views.KERNELS, **values.KERNELS, **sparse.FROM_DENSE}
 
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
 

@@ -166,12 +166,15 @@ class _Facts:
         self.written = [
             (i, a.name, a.kwarg_only) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write
         ]
-        self.overwrites = op in _OVERWRITE
+        self._op = op
+
+    def overwrites(self, args: Any) -> bool:
+        """The result does not depend on what is written to. A scatter of as many elements is taken for a permutation."""
+        return self._op in _OVERWRITE or (self._op is _aten.scatter_.src and args[2].numel() == args[0].numel())
 
 
 _aten = torch.ops.aten
 _OVERWRITE = {_aten.zero_.default, _aten.fill_.Scalar, _aten.fill_.Tensor}
-"""Operators whose result does not depend on what they write to."""
 _LEAVE = {_aten._amp_update_scale_.default}
 """Operators that are taken to leave what they write to as it is: a scale that fits is neither raised nor lowered."""
 _facts: dict[Any, _Facts] = {}
@@ -189,9 +192,9 @@ def _host_argument(argument: Any) -> Any:
     return torch.device("cpu") if isinstance(argument, torch.device) else argument
 
 
-def _host_written(facts: _Facts, tensor: Any, is_out: bool) -> Any:
+def _host_written(facts: _Facts, tensor: Any, is_out: bool, args: Any) -> Any:
     """A tensor on the CPU, or a list of them, for an operator to write to."""
-    if is_out or facts.overwrites:
+    if is_out or facts.overwrites(args):
         if not _may_be_kept(tensor):
             raise LookupError
         return torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -207,11 +210,11 @@ def _compute(op: Any, facts: _Facts, args: Any, kwargs: Any, result: Any) -> boo
     positions = {i: is_out for i, _, is_out in facts.written}
     try:
         host_args = [
-            _host_written(facts, a, positions[i]) if i in positions else _host_argument(a)
+            _host_written(facts, a, positions[i], args) if i in positions else _host_argument(a)
             for i, a in enumerate(operators.with_tensors(op, args))
         ]
         host_kwargs = {
-            name: _host_written(facts, a, written[name]) if name in written else _host_argument(a)
+            name: _host_written(facts, a, written[name], args) if name in written else _host_argument(a)
             for name, a in kwargs.items()
         }
         values = op(*host_args, **host_kwargs)

@@ -42,7 +42,7 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
             known.tell(self, values.expand(self.shape))
     elif values is None:
         self.zero_()
-    else:
+    elif values.numel():
         self.copy_(values)
     return self
 
