@@ -7,6 +7,7 @@
     values.py       reading values, and sizes that depend on them
     known.py        what is known of values
     sparse.py       sparse tensors
+    custom_operators.py  operators of torch.library.custom_op
     shapes.py       shapes of results that torch has no meta kernel for
     gpus.py         the GPUs that can be virtual
 """

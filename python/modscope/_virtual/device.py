@@ -12,6 +12,7 @@ import torch
 
 from modscope import _interception, _native, _text
 from modscope._virtual import kernels, known, operators, sparse
+from modscope._virtual.custom_operators import fakes_preferred
 from modscope._virtual.gpus import Gpu
 
 __all__ = ["VirtualDevice"]
@@ -47,6 +48,7 @@ class VirtualDevice:
             if missing:
                 raise RuntimeError(f"a virtual GPU needs another torch: {missing}")
             undo.enter_context(_kernels_registered())
+            undo.enter_context(fakes_preferred())
             undo.enter_context(_replaced(torch.cuda, self._cuda_functions()))
             undo.enter_context(_replaced(torch.accelerator, {"current_stream": lambda *_: _Stream()}))
             undo.enter_context(_replaced(_amp_common(), {"amp_definitely_not_available": lambda: False}))

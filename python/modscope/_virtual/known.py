@@ -77,7 +77,7 @@ def _may_be_kept(tensor: torch.Tensor) -> bool:
 
 
 def _host_view(of: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
-    return torch.empty(0, dtype=like.dtype).set_(of, like.storage_offset(), like.shape, like.stride())  # type: ignore[arg-type]
+    return torch.empty(0, dtype=like.dtype).set_(of, like.storage_offset(), like.shape, like.stride())
 
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
