@@ -76,6 +76,8 @@ def accelerate_loop():
     from accelerate.state import AcceleratorState, GradientState
 
     for precision in ("no", "bf16", "fp16"):
+        AcceleratorState._reset_state(True)
+        GradientState._reset_state()
         accelerator = Accelerator(mixed_precision=precision, gradient_accumulation_steps=2)
         model = nn.Linear(8, 4)
         optimizer = torch.optim.AdamW(model.parameters())
@@ -90,8 +92,6 @@ def accelerate_loop():
                 assert not optimizer.step_was_skipped
                 optimizer.zero_grad()
         assert accelerator.gather_for_metrics(model(x)).is_cuda
-        AcceleratorState._reset_state(True)
-        GradientState._reset_state()
 
 
 def lightning_trainer():
@@ -130,7 +130,7 @@ def lightning_trainer():
 def checkpoints():
     model = nn.Linear(8, 8).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.randn(4, 8, device=CUDA)).sum().backward()
+    model(torch.randn(4, 8, device="cuda")).sum().backward()
     optimizer.step()
     file = io.BytesIO()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
