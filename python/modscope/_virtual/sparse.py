@@ -62,7 +62,7 @@ def addmm_out(self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, bet
 
 _SHARED = """_sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors sparse_resize_ sparse_resize_and_clear_ sparse_mask
 _sparse_mask_projection _to_dense sparse_dim _dimI dense_dim _dimV _nnz is_coalesced _indices _values _coalesced_ indices values
-copy_sparse_to_sparse_ resize_as_sparse_ empty.memory_format empty_like clone zero_ copy_ cat permute unsqueeze neg neg_ abs abs_
+copy_sparse_to_sparse_ resize_as_sparse_ empty.memory_format empty_like clone zero_ copy_ cat permute unsqueeze neg neg_ abs abs_ sgn sgn_
 add.Tensor add_.Tensor sub.Tensor sub_.Tensor mul.Tensor mul_.Tensor div.Tensor div_.Tensor div.out mm mm.out mv
 sqrt sqrt_ isnan isinf pow.Tensor_Scalar sum sum.dim_IntList native_norm norm.ScalarOpt_dim_dtype norm.ScalarOpt_dim
 _sparse_broadcast_to relu relu_ tanh any""".split()

@@ -12,5 +12,10 @@ def outcomes() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("program", names_of("operators"))
-def test_operators(outcomes: dict[str, str], program: str) -> None:
+def test_operator(outcomes: dict[str, str], program: str) -> None:
     assert outcomes[program] == "ok", outcomes[program]
+
+
+@pytest.mark.slow
+def test_results_of_torch_s_samples_are_as_on_the_cpu() -> None:
+    assert run_all("torch_samples") == {"results_are_as_on_the_cpu": "ok"}
