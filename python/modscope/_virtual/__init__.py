@@ -6,7 +6,11 @@
     cuda_functions.py  what torch.cuda asks of the device; memory.py, streams.py, properties.py, storages.py,
                        legacy_types.py and out_of_memory.py have the parts
     operators.py       what an operator returns: shapes and types, from torch's own meta kernels
-    kernels.py         operators that need more than that: views, copies, attention
+    shapes.py          shapes of results that torch has no meta kernel for
+    kernels.py         the kernels of operators that need more than that, by subject: views.py, values.py, sparse.py, attention.py,
+                       encoder.py, recurrent.py
+    known.py           what is known of values
+    custom_operators.py  custom operators that have a fake kernel
     unknown.py         the error of a kernel of which nothing is known
     rules.py           the registry of rules for the memory that operators take beside their results
     workspaces.py, reductions.py, sorting.py, indexing.py, normalization.py, losses.py, copies.py, convolution.py,

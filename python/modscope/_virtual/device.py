@@ -15,7 +15,8 @@ import torch
 
 from modscope import _interception, _native
 from modscope._probes import undisturbed
-from modscope._virtual import attention, cuda_functions, kernels, legacy_types, operators, probes, recurrent, rules, storages, times
+from modscope._virtual import attention, cuda_functions, kernels, known, legacy_types, operators, probes, recurrent, rules, storages, times
+from modscope._virtual.custom_operators import fakes_preferred
 from modscope._virtual.gpus import Gpu, find_gpu
 from modscope._virtual.memory import Memory, allocator_settings
 from modscope._virtual.registration import kernels_registered
@@ -87,6 +88,7 @@ class VirtualDevice:
             if why:
                 raise RuntimeError(f"a virtual GPU needs another torch: {why}")
             undo.enter_context(kernels_registered())
+            undo.enter_context(fakes_preferred())
             for module, values in self._replacements():
                 undo.enter_context(_replaced(module, values))
             card = rules.make_card(self.gpu, self._version)
@@ -119,6 +121,7 @@ class VirtualDevice:
         self._undo.close()
         atexit.unregister(_wait_for_backward_threads)
         operators.forget()
+        known.forget_all()
 
 
 def _test(memory: Memory) -> None:

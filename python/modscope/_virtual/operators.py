@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from modscope import _native
-from modscope._virtual.unknown import unknown_kernel
+from modscope._virtual.shapes import SHAPES
+from modscope._virtual.unknown import KernelError, unknown_kernel
 
 __all__ = [
     "Event",
@@ -28,6 +29,7 @@ __all__ = [
     "start",
     "taken",
     "to_meta",
+    "with_tensors",
 ]
 
 _MOST_REMEMBERED = 200_000
@@ -115,10 +117,13 @@ def _meta_argument(argument: Any) -> Any:
     return argument
 
 
-def _with_tensors(op: Any, args: Any) -> Any:
-    """The arguments, with tensors for the numbers that torch had made tensors of: Python kernels get them as numbers."""
-    wanted = [str(argument.type) == "Tensor" for argument in op._schema.arguments]
-    return [torch.tensor(a) if is_tensor and isinstance(a, (int, float)) else a for a, is_tensor in zip(args, wanted)]
+def with_tensors(op: Any, args: Any) -> list[Any]:
+    """The arguments of an operator, with tensors in place of numbers where its schema has tensors: torch gives a kernel a
+    tensor that was made of a number as that number."""
+    return [
+        torch.tensor(a) if isinstance(a, (int, float, complex)) and isinstance(argument.type, torch.TensorType) else a
+        for a, argument in zip(args, op._schema.arguments, strict=False)
+    ]
 
 
 def _key(argument: Any) -> Any:
@@ -154,11 +159,13 @@ def _infer(op: Any, args: Any, kwargs: Any) -> Any:
 
 
 def infer_on_meta(op: Any, args: Any, kwargs: Any) -> Any:
-    """The specs of the results as the meta device tells them."""
+    """The specs of the results as the meta device tells them, or one of SHAPES."""
+    function = SHAPES.get(op, op)
+    meta_args = [_meta_argument(a) for a in with_tensors(op, args)]
     try:
-        return _spec(op(*[_meta_argument(a) for a in _with_tensors(op, args)], **{name: _meta_argument(a) for name, a in kwargs.items()}))
+        return _spec(function(*meta_args, **{name: _meta_argument(a) for name, a in kwargs.items()}))
     except RuntimeError as error:  # NotImplementedError is one
-        if isinstance(error, NotImplementedError) or "no fake impl" in str(error):
+        if not isinstance(error, KernelError) and (isinstance(error, NotImplementedError) or "no fake impl" in str(error)):
             raise unknown_kernel(op.name()) from error
         raise
 

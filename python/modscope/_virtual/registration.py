@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from modscope._virtual import kernels, operators, storages, times
+from modscope._virtual import kernels, known, sparse, storages, times
 
 __all__ = ["kernels_registered"]
 
@@ -18,7 +18,7 @@ _KEPT = ("c10d", "_c10d_functional", "_dtensor", "symm_mem")
 
 
 def _bound(op: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: operators.run(op, *args, **kwargs)
+    return lambda *args, **kwargs: known.run(op, *args, **kwargs)
 
 
 def _resolved_at_call(name: str) -> Callable[..., Any]:
@@ -31,7 +31,7 @@ def _resolved_at_call(name: str) -> Callable[..., Any]:
             namespace, _, rest = name.partition("::")
             packet, _, overload = rest.partition(".")
             op = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
-        return operators.run(op, *args, **kwargs)
+        return known.run(op, *args, **kwargs)
 
     return run
 
@@ -52,12 +52,14 @@ def _kernels() -> dict[str, Callable[..., Any]]:
 def _register(libraries: dict[str, Any]) -> None:
     """Make a library for each namespace, and register in it."""
     libraries["_"] = torch._C._dispatch_library("IMPL", "_", "")
-    libraries["_"].fallback("CUDA", operators.run, False)
+    libraries["_"].fallback("CUDA", known.run, False)
     for name, kernel in _kernels().items():
         namespace, _, rest = name.partition("::")
         if namespace not in libraries:
             libraries[namespace] = torch._C._dispatch_library("IMPL", namespace, "")
         libraries[namespace].impl(rest, "CUDA", kernel, False)
+    for name, kernel in sparse.KERNELS.items():
+        libraries["aten"].impl(name, "SparseCUDA", kernel, False)
     for name, composed in kernels.COMPOSED.items():
         for key in ("CUDA", "AutogradCUDA"):
             libraries["aten"].impl(name, key, composed, False)

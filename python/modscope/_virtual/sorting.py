@@ -12,7 +12,7 @@ from modscope._virtual import operators
 from modscope._virtual.operators import Event, Events
 from modscope._virtual.rules import Answer, Card, argument, contiguous_copy, rule
 
-__all__ = ["KERNELS", "for_a_while", "index_bits", "scan_bytes", "sort_bytes", "sort_events"]
+__all__ = ["KERNELS", "for_a_while", "index_bits", "scan_bytes", "sort_bytes", "sort_events", "unique_events"]
 
 _LONG = 8
 _SMALL_SORT = 4096
@@ -200,26 +200,11 @@ def logcumsumexp(self: torch.Tensor, dim: int) -> torch.Tensor:
         return operators.make(self.shape, operators.contiguous_strides(self.shape), self.dtype)
 
 
-def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
-    """No value is larger than the least length says."""
-    dtype = torch.int64 if weights is None else weights.dtype if weights.dtype == torch.float32 else torch.float64
-    return operators.make((max(minlength, 1),), (1,), dtype)
-
-
-def unique2(
-    self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Half of the elements are taken to be distinct (Unique.cu: unique_cuda_template)."""
+def unique_events(self: torch.Tensor) -> Events:
+    """What finding the distinct elements takes (Unique.cu: unique_cuda_template)."""
     count, item = self.numel(), self.dtype.itemsize
-    inverse = tuple(self.shape) if return_inverse else (0,)
     events = contiguous_copy(self) + [("temporary", count * item), ("temporary", count * _LONG)]
-    events += for_a_while(count * _LONG, sort_bytes(count, item, _LONG))
-    with operators.taken(events):
-        return (
-            operators.make((count // 2,), (1,), self.dtype),
-            operators.make(inverse, operators.contiguous_strides(inverse), torch.int64),
-            operators.make((count // 2 if return_counts else 0,), (1,), torch.int64),
-        )
+    return events + for_a_while(count * _LONG, sort_bytes(count, item, _LONG))
 
 
-KERNELS = {"_logcumsumexp": logcumsumexp, "bincount": bincount, "_unique2": unique2}
+KERNELS = {"_logcumsumexp": logcumsumexp}
