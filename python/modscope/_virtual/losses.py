@@ -17,7 +17,13 @@ from modscope._virtual.rules import Answer, Card, argument, contiguous_copy, rul
 # ---- softmax ----
 
 
-@rule("aten._softmax.default", "aten._log_softmax.default", "aten._softmax.out", "aten._log_softmax.out", source="SoftMax.cu: host_softmax")
+@rule(
+    "aten._softmax.default",
+    "aten._log_softmax.default",
+    "aten._softmax.out",
+    "aten._log_softmax.out",
+    source="ATen/native/cuda/SoftMax.cu: host_softmax",
+)
 def _softmax_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     copies = contiguous_copy(args[0])
     return [("result", 0), *copies] if copies else None
@@ -31,7 +37,11 @@ def _softmax_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> An
     return [("result", 0), ("temporary", product), *contiguous_copy(output)]
 
 
-@rule("aten._log_softmax_backward_data.default", "aten._log_softmax_backward_data.out", source="SoftMax.cu: host_softmax_backward")
+@rule(
+    "aten._log_softmax_backward_data.default",
+    "aten._log_softmax_backward_data.out",
+    source="ATen/native/cuda/SoftMax.cu: host_softmax_backward",
+)
 def _log_softmax_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     copies = contiguous_copy(args[0]) + contiguous_copy(args[1])
     return [("result", 0), *copies] if copies else None
@@ -117,7 +127,12 @@ def _longest_target(log_probs: torch.Tensor, targets: torch.Tensor, lengths: Any
 
 
 def ctc_loss(
-    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0, zero_infinity: bool = False
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    zero_infinity: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """LossCTC.cu: ctc_loss_gpu_template. A state for each input and each label with the blanks between them."""
     time, batch = log_probs.size(0), log_probs.size(1)

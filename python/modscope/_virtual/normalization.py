@@ -50,7 +50,10 @@ def _weight_gradients(card: Card, rows: int, width: int, dtype: torch.dtype, cou
     return events
 
 
-@rule("aten.native_layer_norm_backward.default", source="ATen/native/cuda/layer_norm_kernel.cu: LaunchGammaBetaBackwardCUDAKernel")
+@rule(
+    "aten.native_layer_norm_backward.default",
+    source="ATen/native/cuda/layer_norm_kernel.cu: LaunchGammaBetaBackwardCUDAKernel",
+)
 def _layer_norm_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     grad, input, shape, mask = args[0], args[1], args[2], args[7]
     width = geometry.numel(shape)
@@ -62,7 +65,10 @@ def _layer_norm_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) ->
     return events if len(events) > len(results) else None
 
 
-@rule("aten._fused_rms_norm_backward.default", source="ATen/native/cuda/layer_norm_kernel.cu: _fused_rms_norm_backward_cuda")
+@rule(
+    "aten._fused_rms_norm_backward.default",
+    source="ATen/native/cuda/layer_norm_kernel.cu: _fused_rms_norm_backward_cuda",
+)
 def _rms_norm_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     grad, input, shape, _, weight, mask = args[:6]
     width = geometry.numel(shape)
@@ -90,7 +96,10 @@ def _group_norm_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     return [("result", 0), ("result", 0), ("result", 0), ("temporary", bytes), ("temporary", bytes)]
 
 
-@rule("aten.native_group_norm_backward.default", source="ATen/native/cuda/group_norm_kernel.cu: GroupNormBackwardKernelImplInternal")
+@rule(
+    "aten.native_group_norm_backward.default",
+    source="ATen/native/cuda/group_norm_kernel.cu: GroupNormBackwardKernelImplInternal",
+)
 def _group_norm_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     grad, input, _, _, weight, samples, channels, pixels, groups = args[:9]
     mask = argument(args, kwargs, 9, "output_mask", [True, True, True])

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from modscope._virtual.geometry import numel, round_up
 from modscope._virtual import operators
+from modscope._virtual.geometry import numel, round_up
 from modscope._virtual.operators import Event, Events
 from modscope._virtual.rules import Answer, Card, argument, contiguous_copy, rule
 
@@ -70,7 +70,12 @@ def for_a_while(*sizes: int) -> list[Event]:
 # ---- sorting ----
 
 
-@rule("aten.sort.default", "aten.sort.stable", "aten.sort.values_stable", source="ATen/native/cuda/Sort.cpp, Sort.cu, SortStable.cu")
+@rule(
+    "aten.sort.default",
+    "aten.sort.stable",
+    "aten.sort.values_stable",
+    source="ATen/native/cuda/Sort.cpp, Sort.cu, SortStable.cu",
+)
 def _sort_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     self = args[0]
     dim = kwargs.get("dim", args[1] if len(args) > 1 and type(args[1]) is int else -1)

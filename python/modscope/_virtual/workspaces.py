@@ -20,7 +20,7 @@ _KIB = 1024
 _DEFAULT = 4096 * 2 + 16 * 8  # :4096:2:16:8
 _HOPPER = 4096 * 8  # :4096:8
 
-_taken: dict[tuple[str, int], bool] = {}
+_taken: set[tuple[str, int]] = set()
 """The workspaces that are kept: which library, and which thread."""
 
 
@@ -60,7 +60,7 @@ def _kept(library: str, bytes: int) -> list[Event]:
     key = (library, threading.get_ident())
     if bytes == 0 or key in _taken:
         return []
-    _taken[key] = True
+    _taken.add(key)
     return [("kept", bytes)]
 
 

@@ -279,7 +279,8 @@ def test_operators_take_what_they_took_in_real_jobs() -> None:
 @needs_device
 def test_copies_between_devices_go_through_a_contiguous_one() -> None:
     tensor, transposed = ["float32", [64, 64], [64, 1]], ["float32", [64, 64], [1, 64]]
-    calls = [["aten.copy_.default", [to, {"cpu": of}], {}] for to, of in ((tensor, [64, 1]), (transposed, [64, 1]), (transposed, [1, 64]))]
+    pairs = ((tensor, [64, 1]), (transposed, [64, 1]), (transposed, [1, 64]))
+    calls = [["aten.copy_.default", [to, {"cpu": of}], {}] for to, of in pairs]
     assert record(calls) == [[], [16384], []]
 
 
