@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from modscope import _native
-from modscope._virtual import attention, batch_norm, convolution, encoder, operators, recurrent
+from modscope._virtual import attention, batch_norm, convolution, ctc, encoder, operators, recurrent
 
 # ---- new tensors ----
 
@@ -105,10 +105,11 @@ KERNELS = {
     "nonzero": nonzero,
     "masked_select": masked_select,
     **attention.KERNELS,
+    **ctc.KERNELS,
     **encoder.KERNELS,
     **recurrent.KERNELS,
 }
-INFERENCES = {**attention.INFERENCES, **convolution.INFERENCES}
+INFERENCES = {**attention.INFERENCES, **convolution.INFERENCES, **ctc.INFERENCES}
 
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
 
