@@ -47,16 +47,6 @@ def _gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias:
 # ---- the loss of connectionist temporal classification: aten/src/ATen/native/cuda/LossCTC.cu ----
 
 
-def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, *_: Any, **__: Any) -> Any:
-    """``targets`` may be concatenated: none of them is then longer than the inputs."""
-    steps, batch = log_probs.size(0), log_probs.size(1)
-    longest = targets.size(1) if targets.dim() == 2 else min(steps, targets.size(0))
-    return log_probs.new_empty(batch), log_probs.new_empty((batch, steps, 2 * longest + 1))
-
-
-# ---- linear algebra ----
-
-
 def _geqrf(self: torch.Tensor) -> Any:
     return _empty_like(self), self.new_empty((*self.shape[:-2], min(self.shape[-2:])))
 
@@ -122,18 +112,9 @@ def _rescale_qkv(qkv: torch.Tensor, bias: torch.Tensor, heads: int) -> Any:
 SHAPES: dict[Any, Callable[..., Any]] = {
     _aten._thnn_fused_gru_cell.default: _gru_cell,
     _aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
-    _aten._use_cudnn_ctc_loss.default: _answers_no,
-    _aten._use_cudnn_ctc_loss.Tensor: _answers_no,
-    _aten._use_miopen_ctc_loss.default: _answers_no,
-    _aten._use_miopen_ctc_loss.Tensor: _answers_no,
-    _aten._ctc_loss.default: _ctc_loss,
-    _aten._ctc_loss.Tensor: _ctc_loss,
-    _aten._ctc_loss_backward.default: _like(1),
-    _aten._ctc_loss_backward.Tensor: _like(1),
     _aten.multi_margin_loss_backward.default: _like(1),
     _aten.multilabel_margin_loss_backward.default: _like(1),
     _aten.fractional_max_pool3d_backward.default: _like(1),
-    _aten._logcumsumexp.default: _like(0),
     _aten._cummax_helper.default: _mutates,
     _aten._cummin_helper.default: _mutates,
     _aten._aminmax.default: _aminmax,

@@ -10,7 +10,7 @@ from truth_entries import entries, fits, measured_temporaries, needs_truth, temp
 from virtual_programs import needs_virtual_device, run_on_h200
 
 from modscope._virtual import batch_norm
-from modscope._virtual.rule_stand_in import Card, all_rules
+from modscope._virtual.rules import Card, all_rules
 
 H200 = Card((9, 0), 132)
 

@@ -12,7 +12,7 @@ from virtual_programs import needs_virtual_device, run_on_h200
 
 from modscope._virtual import convolution
 from modscope._virtual.convolution import Convolution
-from modscope._virtual.rule_stand_in import Card, all_rules
+from modscope._virtual.rules import Card, all_rules
 
 H200 = Card((9, 0), 132)
 FORWARD = all_rules()["aten.convolution.default"].function

@@ -117,7 +117,7 @@ def test_lstm_takes_what_it_took_on_an_h200() -> None:
     out = run_on_h200("""
         from modscope import _native
         from modscope._virtual import operators, recurrent
-        from modscope._virtual.rule_stand_in import Card, all_rules
+        from modscope._virtual.rules import Card, all_rules
         class Rules(operators.Rules):
             def events(self, op, args, kwargs, specs):
                 known = all_rules().get(str(op))
