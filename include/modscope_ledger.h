@@ -107,8 +107,9 @@ int ms_block_claim_unheld(ms_ledger *ledger, uint64_t address, ms_category categ
  * owner. MS_ENOBLOCK if no block is known at that address. */
 int ms_block_saved(ms_ledger *ledger, uint64_t address);
 /* Note for captures that autograd keeps the block for backward, without changing its category. Parameters, gradients
- * and other blocks that objects hold are not noted. MS_ENOBLOCK as above. */
-int ms_block_note_saved(ms_ledger *ledger, uint64_t address);
+ * and other blocks that objects hold are not noted. `requested` is the size of the tensor's storage, which the program
+ * requested; 0: it is not known. MS_ENOBLOCK as above. */
+int ms_block_note_saved(ms_ledger *ledger, uint64_t address, uint64_t requested);
 /* Note for captures how many bytes the program requested for the block, and on which stream. Without captures this does
  * nothing. MS_ENOBLOCK if no block is known at that address. */
 int ms_block_note_request(ms_ledger *ledger, uint64_t address, uint64_t requested, uint64_t stream);

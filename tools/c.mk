@@ -55,7 +55,7 @@ $(C_DIR)/$(1)/test_core: $$(patsubst %.c,$(C_DIR)/$(1)/%.o,$$(C_CORE) $$(C_REPLA
 	@$$(CC) $$(C_FLAGS) $$(C_FLAGS_$(1)) $$^ -o $$@
 $(C_DIR)/$(1)/core_only: $$(patsubst %.c,$(C_DIR)/$(1)/%.o,$$(C_CORE) examples/core_only.c)
 	@$$(CC) $$(C_FLAGS) $$(C_FLAGS_$(1)) $$^ -o $$@
--include $$(patsubst %.c,$(C_DIR)/$(1)/%.d,$$(C_CORE) $$(C_REPLAY) $$(C_TESTS) examples/core_only.c bench/core_driver.c)
+-include $$(patsubst %.c,$(C_DIR)/$(1)/%.d,$$(C_CORE) $$(C_REPLAY) $$(C_TESTS) examples/core_only.c $(wildcard bench/*_driver.c))
 endef
 $(foreach variant,plain asan tsan bench,$(eval $(call c_variant,$(variant))))
 

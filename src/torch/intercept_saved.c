@@ -48,6 +48,15 @@ static inline bool is_idle(void)
     return !mst_this_thread || ms_thread_phase(mst_this_thread) == MS_IDLE;
 }
 
+static void note_storage(ms_ledger *ledger, const struct mst_storage *storage)
+{
+    uint64_t address = mst.by_dispatcher ? storage->storage : storage->data;
+    if (is_idle())
+        ms_block_saved(ledger, address);
+    else
+        ms_block_note_saved(ledger, address, storage->bytes > 0 ? (uint64_t)storage->bytes : 0);
+}
+
 static void note_saved(uint64_t impl)
 {
     struct mst_storage storage;
@@ -55,7 +64,7 @@ static void note_saved(uint64_t impl)
     if (!ledger)
         atomic_fetch_add_explicit(&counted_saves, 1, memory_order_relaxed);
     else if (mst_read_storage(impl, &storage))
-        (is_idle() ? ms_block_saved : ms_block_note_saved)(ledger, mst.by_dispatcher ? storage.storage : storage.data);
+        note_storage(ledger, &storage);
 }
 
 static inline bool is_wanted(void)

@@ -288,10 +288,14 @@ static struct ms__block *find_other_block(const ms_ledger *ledger, uint64_t addr
     return block && block->category == MS_OTHER ? block : NULL;
 }
 
-static void note_saved(ms_ledger *ledger, const struct ms__block *block)
+static void note_saved(ms_ledger *ledger, const struct ms__block *block, uint64_t requested)
 {
-    if (ms__captured(ledger) && !is_held_by_object(block->category))
-        ms__capture_note(ledger, MS_NOTE_SAVED, number_of(ledger, block), 0);
+    if (!ms__captured(ledger) || is_held_by_object(block->category))
+        return;
+    uint32_t number = number_of(ledger, block);
+    ms__capture_note(ledger, MS_NOTE_SAVED, number, 0);
+    if (requested && requested < block->bytes)
+        ms__capture_note_storage(ledger, number, requested);
 }
 
 int ms_block_saved(ms_ledger *ledger, uint64_t address)
@@ -302,12 +306,12 @@ int ms_block_saved(ms_ledger *ledger, uint64_t address)
     if (block && block->category == MS_OTHER)
         error = change_block(ledger, block, MS_ACTIVATION, block->path, true);
     if (block)
-        note_saved(ledger, block);
+        note_saved(ledger, block, 0);
     ms__unlock(&ledger->lock);
     return error;
 }
 
-int ms_block_note_saved(ms_ledger *ledger, uint64_t address)
+int ms_block_note_saved(ms_ledger *ledger, uint64_t address, uint64_t requested)
 {
     int error;
     if (!ms__captured(ledger))
@@ -315,7 +319,7 @@ int ms_block_note_saved(ms_ledger *ledger, uint64_t address)
     ms__lock(&ledger->lock);
     const struct ms__block *block = find_attached_block(ledger, address, &error);
     if (block)
-        note_saved(ledger, block);
+        note_saved(ledger, block, requested);
     ms__unlock(&ledger->lock);
     return error;
 }

@@ -109,14 +109,14 @@ TEST(a_capture_has_the_notes_of_its_blocks)
     CHECK_EQ(ms_block_note_request(watched, 8192, 500, 2), MS_OK);
     CHECK_EQ(ms_block_note_segment(watched, 8192), MS_OK);
     CHECK_EQ(ms_block_note_request(watched, 4096, 1000, 2), MS_OK); /* nothing new */
-    CHECK_EQ(ms_block_note_saved(watched, 4096), MS_OK);
+    CHECK_EQ(ms_block_note_saved(watched, 4096, 0), MS_OK);
     CHECK_EQ(ms_block_claim(watched, 8192, MS_PARAMETER, MS_GLOBAL), MS_OK);
-    CHECK_EQ(ms_block_note_saved(watched, 8192), MS_OK); /* held by an object */
-    CHECK_EQ(ms_block_note_saved(watched, 1), MS_ENOBLOCK);
+    CHECK_EQ(ms_block_note_saved(watched, 8192, 0), MS_OK); /* held by an object */
+    CHECK_EQ(ms_block_note_saved(watched, 1, 0), MS_ENOBLOCK);
     CHECK(ms_ledger_is_captured(watched));
     end_capture(capture);
     CHECK(!ms_ledger_is_captured(watched));
-    CHECK_EQ(ms_block_note_saved(watched, 1), MS_OK);
+    CHECK_EQ(ms_block_note_saved(watched, 1, 0), MS_OK);
     check_file(fd);
     ms_reader *from = open_reader(fd);
     open_notes(from);
@@ -124,6 +124,34 @@ TEST(a_capture_has_the_notes_of_its_blocks)
     check_next(MS_NOTE_STREAM, 4, 1, 2);
     check_next(MS_NOTE_SEGMENT, 4, 1, 8192);
     check_next(MS_NOTE_SAVED, 4, 0, 0);
+    check_end();
+    ms_reader_close(from);
+    close(fd);
+    close_all();
+}
+
+TEST(the_storage_of_a_saved_block_is_noted_once)
+{
+    open_all(NULL);
+    program = program_open(1);
+    fd = new_file();
+    capture = begin_capture(fd);
+    for (int i = 0; i < 2; i++) { /* two blocks, one after the other in the same slot */
+        CHECK_EQ(ms_block_add(watched, NULL, 4096, 10000, 1), MS_OK);
+        CHECK_EQ(ms_block_note_saved(watched, 4096, 9900), MS_OK); /* rounding */
+        CHECK_EQ(ms_block_note_saved(watched, 4096, 9000), MS_OK);
+        CHECK_EQ(ms_block_note_saved(watched, 4096, 9000), MS_OK);
+        CHECK_EQ(ms_block_drop(watched, 4096), MS_OK);
+    }
+    end_capture(capture);
+    ms_reader *from = open_reader(fd);
+    open_notes(from);
+    for (uint64_t event = 3; event <= 5; event += 2) {
+        check_next(MS_NOTE_SAVED, event, 0, 0);
+        check_next(MS_NOTE_SAVED, event, 0, 0);
+        check_next(MS_NOTE_REQUESTED, event, 0, 9000);
+        check_next(MS_NOTE_SAVED, event, 0, 0);
+    }
     check_end();
     ms_reader_close(from);
     close(fd);
@@ -139,7 +167,7 @@ TEST(more_notes_than_a_page_holds)
     capture = begin_capture(fd);
     CHECK_EQ(ms_block_add(watched, NULL, 4096, 1000, 1), MS_OK);
     for (int i = 0; i < COUNT; i++)
-        CHECK_EQ(ms_block_note_saved(watched, 4096), MS_OK);
+        CHECK_EQ(ms_block_note_saved(watched, 4096, 0), MS_OK);
     end_capture(capture);
     ms_reader *from = open_reader(fd);
     open_notes(from);

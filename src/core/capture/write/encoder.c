@@ -26,8 +26,10 @@ static void encode_add(ms_capture *capture, const ms_thread *thread, ms_phase ph
 {
     bool stored = MS__LIKELY(number < capture->origin_capacity) || grow_origins(capture);
     if (stored) /* even if the event is lost: the next key frame describes the block */
-        capture->origins[number] =
-            (struct ms__block_origin){capture->event, capture->time, (uint32_t)capture->ledger->step, (uint8_t)phase};
+        capture->origins[number] = (struct ms__block_origin){.since_event = capture->event,
+                                                             .time = capture->time,
+                                                             .step = (uint32_t)capture->ledger->step,
+                                                             .phase = (uint8_t)phase};
     else
         ms__capture_start_losing(capture);
     struct ms__thread_position *position = ms__select_thread(capture, thread);

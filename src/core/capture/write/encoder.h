@@ -22,6 +22,9 @@ void ms__capture_claim(ms_ledger *ledger, uint32_t number, uint32_t category, ms
 void ms__capture_note(ms_ledger *ledger, ms_note_kind kind, uint32_t number, uint64_t value);
 /* The block was requested with so many bytes, on this stream. */
 void ms__capture_note_request(ms_ledger *ledger, uint32_t number, uint64_t requested, uint64_t stream);
+/* A tensor's storage of so many bytes, fewer than the block has, is in the block. It is noted once for a block, and
+ * only if the difference is more than rounding. */
+void ms__capture_note_storage(ms_ledger *ledger, uint32_t number, uint64_t bytes);
 /* A training step began: ledger->step is its number. */
 void ms__capture_step(ms_ledger *ledger);
 /* An optimizer step ended. */

@@ -3,6 +3,8 @@
 #include "core/capture/write/event_page.h"
 #include "core/ledger/block_table.h"
 
+enum { ROUNDING = 512 }; /* CUDA's allocator rounds requests to multiples of it */
+
 void ms__capture_close_notes(ms_capture *capture)
 {
     struct ms__page *page = capture->notes;
@@ -48,12 +50,26 @@ void ms__capture_note(ms_ledger *ledger, ms_note_kind kind, uint32_t number, uin
         encode_note(capture, kind, number, value);
 }
 
+void ms__capture_note_storage(ms_ledger *ledger, uint32_t number, uint64_t bytes)
+{
+    const struct ms__block *block = ms__block_at(&ledger->blocks, number);
+    for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
+        if (block->bytes - bytes < ROUNDING || number >= capture->origin_capacity ||
+            capture->origins[number].request_noted)
+            continue;
+        encode_note(capture, MS_NOTE_REQUESTED, number, bytes);
+        capture->origins[number].request_noted = true;
+    }
+}
+
 void ms__capture_note_request(ms_ledger *ledger, uint32_t number, uint64_t requested, uint64_t stream)
 {
     const struct ms__block *block = ms__block_at(&ledger->blocks, number);
     for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
         if (requested < block->bytes)
             encode_note(capture, MS_NOTE_REQUESTED, number, requested);
+        if (number < capture->origin_capacity)
+            capture->origins[number].request_noted = true;
         if (stream != capture->streams[block->device])
             encode_note(capture, MS_NOTE_STREAM, number, stream);
         capture->streams[block->device] = stream;

@@ -36,6 +36,7 @@ struct ms__block_origin {
     uint64_t since_event, time;
     uint32_t step;
     uint8_t phase;
+    bool request_noted;
 };
 
 /* A thread's position, as the file describes it. A thread that leaves a node usually enters another node of the same
