@@ -19,6 +19,7 @@ __all__ = ["main"]
 
 _ROUNDS = 4
 _SWEEP_SECONDS = 600.0
+_SECONDS_BETWEEN_SAVES = 30.0
 
 
 class _Enough(BaseException):
@@ -155,13 +156,25 @@ def _check(options: argparse.Namespace) -> None:
 
 def _measure(options: argparse.Namespace, meter: Meter) -> Measuring:
     from modscope._calibrate_measure import Measuring
+    from modscope._virtual import table
 
     began = time.monotonic()
     if not options.target:
         from modscope._calibrate_sweep import cases
 
         measuring = Measuring(meter)
-        ran, failed, complete = sweep(measuring, cases(), began + (options.seconds or _SWEEP_SECONDS))
+        saved = began
+
+        def save() -> None:
+            """Write what was measured so far, now and then: a kernel that never ends must not take the rest with it."""
+            nonlocal saved
+            if time.monotonic() - saved > _SECONDS_BETWEEN_SAVES:
+                rows = measuring.rows()
+                table.write(options.output, _about(), rows)
+                _say(f"{len(rows)} operators measured in {time.monotonic() - began:.0f} s; the sweep goes on")
+                saved = time.monotonic()
+
+        ran, failed, complete = sweep(measuring, cases(), began + (options.seconds or _SWEEP_SECONDS), save)
         _say(f"measured {ran} cases; {failed} could not run" + ("" if complete else "; the time was over before the rest"))
         return measuring
 

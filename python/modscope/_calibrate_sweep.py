@@ -336,6 +336,6 @@ def _optimizers() -> Iterator[Case]:
 def cases() -> Iterator[Case]:
     """All cases, those of which most depends first."""
     families = [_linear, _convolutions, _norms, _attention, _reductions, _embeddings_and_losses, _elementwise]
-    families += [_batched_products, _other_convolutions, _recurrent, _images, _sorts_and_indexing, _optimizers]
+    families += [_batched_products, _other_convolutions, _images, _sorts_and_indexing, _optimizers, _recurrent]
     for family in families:
         yield from family()

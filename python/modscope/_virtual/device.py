@@ -26,7 +26,7 @@ __all__ = ["VirtualDevice", "try_in_fork"]
 
 _UNLIMITED = 1 << 50  # bytes
 _FORK_LIMIT = 20_000  # milliseconds
-_SEEN_TO_WORK = ("2.13.",)
+_SEEN_TO_WORK = ("2.11.", "2.13.")
 """Versions of torch in which it was installed before. In another one, it is tried in a forked process first: what is not
 as expected there may end that process."""
 _CAN_BE_INSTALLED = "it can be installed"
@@ -69,41 +69,51 @@ class VirtualDevice:
 
         A real GPU is ignored meanwhile. RuntimeError, and nothing is changed, if this torch does not allow it.
         """
+        global _was_tried
         why = _refusal()
-        if why is None and not _is_fork and not torch.__version__.startswith(_SEEN_TO_WORK) and len(sys._current_frames()) == 1:
+        if why is None and not _was_tried and not torch.__version__.startswith(_SEEN_TO_WORK) and len(sys._current_frames()) == 1:
             why = try_in_fork()
         if why:
             raise RuntimeError(why)
-        has_cuda = torch.backends.cuda.is_built()
-        capacity, memory = (_UNLIMITED, _UNLIMITED) if self._unlimited else (self.gpu.capacity, self.gpu.memory)
-        _native.virtual_install(self._version, allocator_settings(), capacity, memory, has_cuda)
         with contextlib.ExitStack() as undo:
-            if has_cuda:
-                undo.callback(_initialize_real_cuda)
-            undo.callback(_native.virtual_remove)
-            undo.enter_context(_replaced(torch.cuda, {"_lazy_init": lambda: None}))
-            why = probes.learn()
-            _interception.prepare()  # after the installation: it may run the first backward
-            why = why or _native.virtual_find_functions(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA).raw_repr())
-            if why:
-                raise RuntimeError(f"a virtual GPU needs another torch: {why}")
-            undo.enter_context(kernels_registered())
-            undo.enter_context(fakes_preferred())
-            for module, values in self._replacements():
-                undo.enter_context(_replaced(module, values))
-            card = rules.make_card(self.gpu, self._version)
-            self._rules = rules.Rules(card, self._table)
-            answers = {"out_of_memory": self.memory.out_of_memory, "inferences": kernels.INFERENCES, "rules": self._rules}
-            undo.enter_context(_replaced(operators, answers))
-            undo.enter_context(_replaced(attention, {"card": card}))
-            undo.enter_context(_cudnn_of_recurrent_layers())
-            undo.enter_context(times.installed(self.gpu, self._also[1:]))
+            self._install_in_torch(undo)
+            self._install_answers(undo)
             _test(self.memory)
             _native.virtual_restart()
             undo.callback(torch.cuda._check_bf16_tensor_supported.cache_clear)
             undo.callback(_wait_for_backward_threads)
             self._undo = undo.pop_all()
         atexit.register(_wait_for_backward_threads)
+        _was_tried = True
+
+    def _install_in_torch(self, undo: contextlib.ExitStack) -> None:
+        """What torch's C++ code asks, and the kernels."""
+        has_cuda = torch.backends.cuda.is_built()
+        capacity, memory = (_UNLIMITED, _UNLIMITED) if self._unlimited else (self.gpu.capacity, self.gpu.memory)
+        _native.virtual_install(self._version, allocator_settings(), capacity, memory, has_cuda)
+        if has_cuda:
+            undo.callback(_initialize_real_cuda)
+        undo.callback(_native.virtual_remove)
+        undo.enter_context(_replaced(torch.cuda, {"_lazy_init": lambda: None}))
+        why = probes.learn()
+        _interception.prepare()  # after the installation: it may run the first backward
+        why = why or _native.virtual_find_functions(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA).raw_repr())
+        if why:
+            raise RuntimeError(f"a virtual GPU needs another torch: {why}")
+        undo.enter_context(kernels_registered())
+        undo.enter_context(fakes_preferred())
+
+    def _install_answers(self, undo: contextlib.ExitStack) -> None:
+        """What torch's Python code asks, and what the kernels need to know of the card."""
+        for module, values in self._replacements():
+            undo.enter_context(_replaced(module, values))
+        card = rules.make_card(self.gpu, self._version)
+        self._rules = rules.Rules(card, self._table)
+        answers = {"out_of_memory": self.memory.out_of_memory, "inferences": kernels.INFERENCES, "rules": self._rules}
+        undo.enter_context(_replaced(operators, answers))
+        undo.enter_context(_replaced(attention, {"card": card}))
+        undo.enter_context(_cudnn_of_recurrent_layers())
+        undo.enter_context(times.installed(self.gpu, self._also[1:]))
 
     def _replacements(self) -> list[tuple[Any, dict[str, Any]]]:
         return cuda_functions.replacements(self.gpu, self.memory) + storages.replacements() + legacy_types.replacements()
@@ -162,12 +172,13 @@ def _initialize_real_cuda() -> None:
         probes.forget_init_slot()
 
 
-_is_fork = False
+_was_tried = False
+"""It was installed in this process, or this is the fork in which that is tried."""
 
 
 def _describe_installation() -> str:
-    global _is_fork
-    _is_fork = True
+    global _was_tried
+    _was_tried = True
     try:
         device = VirtualDevice(find_gpu("h100"))
         device.install()

@@ -7,6 +7,7 @@ import sys
 import textwrap
 
 import pytest
+import torch
 from helpers import INTERCEPTION
 
 import modscope
@@ -88,6 +89,7 @@ def test_out_of_memory_can_be_caught_and_the_batch_halved() -> None:
     assert out == ["65536 True"]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: test_cuda_undo.py tests it")
 def test_everything_is_restored() -> None:
     out = run("""
         x = torch.ones(1000, device="cuda")
