@@ -98,14 +98,15 @@ def test_a_torch_that_is_not_known_is_tried_in_another_process_first() -> None:
         "import os, torch; from modscope._virtual import device; from modscope._virtual.gpus import find_gpu\n"
         "device._SEEN_TO_WORK = ('0.1',)\n"
         "virtual = device.VirtualDevice(find_gpu('h100'))\n"
-        "virtual.install(); print(torch.ones(3, device='cuda').device); virtual.remove()\n"
-        "device._test = lambda memory: os.abort() if device._is_fork else None\n"
+        "test, device._test, this = device._test, lambda memory: os.abort() if os.getpid() != this else test(memory), os.getpid()\n"
         "try: virtual.install()\n"
         "except RuntimeError as error: print(error)\n"
+        "device._test = test; virtual.install(); print(torch.ones(3, device='cuda').device); virtual.remove()\n"
+        "virtual.install(); print(torch.ones(3, device='cuda').device); virtual.remove()\n"
         "print(torch.ones(2).sum().item())"
     )
     ran = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
-    assert ran.stdout.splitlines() == ["cuda:0", "the process that tried it ended without an answer", "2.0"], ran.stderr
+    assert ran.stdout.splitlines() == ["the process that tried it ended without an answer", "cuda:0", "cuda:0", "2.0"], ran.stderr
 
 
 def test_it_is_refused_without_interception() -> None:
