@@ -86,11 +86,14 @@ def _rows(kind: list[Gpu], part: str, facts: dict[str, Any]) -> dict[Gpu, Result
     capture = load(os.path.join(part, CAPTURE))
     with open(os.path.join(part, LOG), "rb") as file:
         log = file.read()
-    return {gpu: _row(gpu, capture, log, facts) for gpu in kind}
+    unlimited = Allocator(facts["torch"], capture.info.get("allocator") or None)
+    unlimited.replay(log)
+    needed = unlimited.stats()["reserved_bytes"]["all"]["peak"]
+    return {gpu: _row(gpu, capture, log, facts, needed) for gpu in kind}
 
 
-def _row(gpu: Gpu, capture: Capture, log: bytes, facts: dict[str, Any]) -> Result:
-    """Replay on this GPU what the script asked of the unlimited one."""
+def _row(gpu: Gpu, capture: Capture, log: bytes, facts: dict[str, Any], needed: int) -> Result:
+    """Replay on this GPU what the script asked of the unlimited one, which reserved ``needed`` bytes at most."""
     allocator = Allocator(facts["torch"], capture.info.get("allocator") or None, gpu.capacity, gpu.memory)
     failed = allocator.replay(log)
     stats = allocator.stats()
@@ -109,6 +112,7 @@ def _row(gpu: Gpu, capture: Capture, log: bytes, facts: dict[str, Any]) -> Resul
         "allocated_peak": allocated["peak"],
         "fits": failed is None,
         "to_spare": gpu.capacity - reserved["peak"] if failed is None else None,
+        "reserved_if_larger": needed,
         "step_ms": facts["step_times"].get(gpu.name),
         "out_of_memory": failure,
         **{key: facts[key] for key in ("seconds", "steps", "ended", "timed_out", "error", "torch", "bytes_without_rule", "notes")},
@@ -159,9 +163,9 @@ def _table(gpus: list[Gpu], results: list[Result]) -> str:
     rows = [["GPU", "memory", "reserves", "to spare", *(["a step"] if has_times else []), ""]]
     for gpu, result in zip(gpus, results):
         time = [step_time(result["step_ms"]) if result["step_ms"] else ""] if has_times else []
-        spare = rough_size(result["to_spare"]) if result["fits"] else "-"
-        reserves = size(result["reserved_peak"]) if result["fits"] else "-"
-        rows.append([gpu.name, rough_size(gpu.memory), reserves, spare, *time, _verdict(result)])
+        reserves = result["reserved_peak"] if result["fits"] else result["reserved_if_larger"]
+        spare = rough_size(result["to_spare"]) if result["fits"] else f"-{rough_size(max(reserves - gpu.capacity, 0))}"
+        rows.append([gpu.name, rough_size(gpu.memory), size(reserves), spare, *time, _verdict(result)])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:

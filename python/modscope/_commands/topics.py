@@ -69,6 +69,7 @@ In Python, modscope.load(FILE) gives the same figures.""",
   gpu, title, memory, context       the GPU, its memory, what a context takes
   reserved_peak, allocated_peak     the most that was reserved, and allocated
   fits, to_spare                    whether it has enough; what is left, or null
+  reserved_if_larger                several GPUs: what a larger one would reserve
   step_ms                           the time of a step in milliseconds, or null
   seconds, steps                    how long it took, how many steps it has
   peak, reserved_at_peak            step, phase, module of the allocated peak,
