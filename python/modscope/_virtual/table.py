@@ -62,6 +62,8 @@ def spec(argument: Any) -> Any:
         return argument.type
     if isinstance(argument, torch.Generator):
         return None
+    if isinstance(argument, (torch.UntypedStorage, torch.TypedStorage)):  # its text would have every byte
+        return f"storage of {argument.nbytes()} bytes"
     return argument if isinstance(argument, (int, str, type(None))) else str(argument)
 
 

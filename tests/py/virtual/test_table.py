@@ -149,3 +149,8 @@ def test_an_operator_in_place_is_found_by_its_other_form() -> None:
     assert found.find(torch.ops.aten.mul_.Tensor, (x, x), {}) is None
     put = one_row(torch.ops.aten.index_put.default, (x, index, x, True), (SPLIT, 1))
     assert put.find(torch.ops.aten._index_put_impl_.default, (x, index, x, True, True), {}) == Found(SPLIT, 1e-5)
+
+
+def test_a_storage_is_told_by_its_size() -> None:
+    tensor = torch.zeros(1000)
+    assert table.spec(tensor.untyped_storage()) == table.spec(tensor.storage()) == "storage of 4000 bytes"
