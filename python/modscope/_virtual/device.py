@@ -48,6 +48,10 @@ def _refusal() -> str | None:
     return None
 
 
+_installed: list[VirtualDevice] = []
+"""The installed device is kept here: it stays until it is removed, even if the caller drops it."""
+
+
 class VirtualDevice:
     """One virtual GPU. While it is installed, torch in this process believes that it is there."""
 
@@ -103,6 +107,7 @@ class VirtualDevice:
             undo.callback(torch.cuda._check_bf16_tensor_supported.cache_clear)
             undo.callback(_wait_for_backward_threads)
             self._undo = undo.pop_all()
+        _installed.append(self)
         atexit.register(_wait_for_backward_threads)
 
     def _replacements(self) -> list[tuple[Any, dict[str, Any]]]:
@@ -119,6 +124,8 @@ class VirtualDevice:
 
     def remove(self) -> None:
         self._undo.close()
+        if self in _installed:
+            _installed.remove(self)
         atexit.unregister(_wait_for_backward_threads)
         operators.forget()
         known.forget_all()
