@@ -51,6 +51,16 @@ def _in_layout(input: torch.Tensor) -> torch.Tensor:
     return input.contiguous(memory_format=suggest_memory_format(input))
 
 
+def _of_nothing(input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> Any:
+    """An input without elements: the result is made by operators whose gradients reach weight and bias."""
+    out = input.clone()
+    out = out if weight is None else out * weight[0]
+    out = out if bias is None else out + bias[0]
+    dtype = torch.float32 if input.dtype in (torch.float16, torch.bfloat16) else input.dtype
+    statistics = [input.new_empty(input.shape[1:2], dtype=dtype) for _ in range(2)]
+    return out, *statistics, input.new_empty(0, dtype=torch.uint8), 0
+
+
 def _batch_norm_impl_index(
     input: torch.Tensor,
     weight: torch.Tensor | None,
@@ -63,13 +73,13 @@ def _batch_norm_impl_index(
     cudnn_enabled: bool,
 ) -> Any:
     aten = torch.ops.aten
+    if input.numel() == 0:
+        return _of_nothing(input, weight, bias)
     if takes_cudnn(input, weight, bias, running_mean, running_var, training, cudnn_enabled):
-        out = aten.cudnn_batch_norm(
-            _in_layout(input), weight, bias, running_mean, running_var, training, momentum, eps
-        )
+        out = aten.cudnn_batch_norm(_in_layout(input), weight, bias, running_mean, running_var, training, momentum, eps)
         return (*out, 1)
     out = aten.native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
-    return (*out, torch.empty(0, dtype=torch.uint8, device=input.device), 0)
+    return (*out, input.new_empty(0, dtype=torch.uint8), 0)
 
 
 COMPOSED = {"_batch_norm_impl_index": _batch_norm_impl_index}
