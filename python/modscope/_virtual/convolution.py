@@ -16,7 +16,7 @@ import torch
 
 from modscope._virtual import operators
 from modscope._virtual.operators import Event
-from modscope._virtual.rules import Answer, Card, all_rules, argument, rule
+from modscope._virtual.rules import Answer, Card, all_rules, rule
 
 __all__ = ["INFERENCES", "Convolution", "from_similar", "workspace"]
 

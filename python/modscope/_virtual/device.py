@@ -17,8 +17,9 @@ from modscope import _interception, _native
 from modscope._probes import undisturbed
 from modscope._virtual import attention, cuda_functions, kernels, known, legacy_types, operators, probes, recurrent, rules, storages, times
 from modscope._virtual.custom_operators import fakes_preferred
+from modscope._virtual.environment import allocator_settings
 from modscope._virtual.gpus import Gpu, find_gpu
-from modscope._virtual.memory import Memory, allocator_settings
+from modscope._virtual.memory import Memory
 from modscope._virtual.registration import kernels_registered
 from modscope._virtual.rules import Table
 
