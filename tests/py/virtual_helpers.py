@@ -23,7 +23,7 @@ needs_virtual_device = pytest.mark.skipif(
 
 SECONDS = 120
 SERVER = """
-import json, os, signal, sys, tempfile
+import atexit, json, os, signal, sys, tempfile, traceback
 import torch
 import modscope
 from modscope._virtual import device
@@ -47,7 +47,15 @@ def next_program():
 
 program = next_program()
 if program is not None:
-    exec(compile(program, "<program>", "exec"), globals())
+    status = 1
+    try:
+        exec(compile(program, "<program>", "exec"), globals())
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    atexit._run_exitfuncs()
+    sys.stdout.flush(), sys.stderr.flush()
+    os._exit(status)  # freeing what torch's modules have takes longer than most programs
 """
 BEGIN = """
 import io, sys, torch
