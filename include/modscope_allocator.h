@@ -144,6 +144,28 @@ typedef struct ms_allocator_stats {
     int64_t device_allocs, device_frees; /* cudaMalloc and cudaFree, or maps and unmaps */
 } ms_allocator_stats;
 
+/* torch's names for them (torch.cuda.memory_stats_as_nested_dict): X(name, member) for those by pool, those without
+ * pools and the numbers. */
+#define MS_STATS_BY_POOL(X)                         \
+    X("allocation", allocations)                    \
+    X("segment", segments)                          \
+    X("active", active)                             \
+    X("inactive_split", inactive_split)             \
+    X("allocated_bytes", allocated_bytes)           \
+    X("reserved_bytes", reserved_bytes)             \
+    X("active_bytes", active_bytes)                 \
+    X("inactive_split_bytes", inactive_split_bytes) \
+    X("requested_bytes", requested_bytes)
+#define MS_STATS_WITHOUT_POOLS(X)                   \
+    X("oversize_allocations", oversize_allocations) \
+    X("oversize_segments", oversize_segments)
+#define MS_STATS_NUMBERS(X)                     \
+    X("num_alloc_retries", retries)             \
+    X("num_ooms", failures)                     \
+    X("num_sync_all_streams", synchronizations) \
+    X("num_device_alloc", device_allocs)        \
+    X("num_device_free", device_frees)
+
 const ms_allocator_stats *ms_allocator_read(const ms_allocator *allocator);
 void ms_allocator_reset_peaks(ms_allocator *allocator);
 void ms_allocator_reset_accumulated(ms_allocator *allocator);

@@ -12,10 +12,10 @@ import sys
 
 from modscope import _run
 from modscope._predict_script import Asked
+from modscope._virtual.environment import allocator_settings
 from modscope._virtual.gpus import GPUS, Gpu, find_gpu
 
-_STEPS, _SECONDS = 3, 60.0
-_CONF_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_STEPS, _SECONDS, _SELECTED = 3, 60.0, 0.5
 
 
 # ---- arguments ----
@@ -28,6 +28,16 @@ def _seconds(text: str) -> float:
         value = -1.0
     if not 0 <= value < 1e7:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds: give 60, or 0 for no limit")
+    return value
+
+
+def _fraction(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a fraction: give a number from 0 to 1, such as 0.15")
     return value
 
 
@@ -68,6 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--torch", metavar="VERSION", help="the torch whose rules apply, such as 2.11 (default: the installed one)")
     add("--json", metavar="OUT", help="write the result to a file as JSON; see modscope help predictions")
     add("--table", metavar="FILE", help="measurements of a GPU's operators")
+    selected = "of a mask with unknown values, this fraction of the elements is selected (default: 0.5)"
+    add("--selected", type=_fraction, default=_SELECTED, metavar="FRACTION", help=selected)
     add("--check", action="store_true", help="run the same steps on this machine's GPU afterwards, and print the error")
     add("-o", "--output", metavar="FILE", help="the capture's path (default: modscope-<script>.<pid>.msc in this folder)")
     add("-f", "--force", action="store_true", help="overwrite the capture if it exists")
@@ -112,10 +124,6 @@ def _check_allocator(parser: argparse.ArgumentParser, version: str | None) -> No
         parser.error(f"--torch: {error}" if "version of torch" in str(error) else str(error))
 
 
-def allocator_settings() -> str | None:
-    return next((os.environ[name] for name in _CONF_NAMES if os.environ.get(name)), None)
-
-
 def _check_several(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     several = not options.check and (options.gpu is None or len(options.gpu) > 1) and not options.part
     if options.check and options.gpu and len(options.gpu) > 1:
@@ -138,6 +146,7 @@ def asked_of(options: argparse.Namespace) -> Asked:
         json=os.path.abspath(options.json) if options.json else "",
         part=os.path.abspath(options.part) if options.part else "",
         also=[gpu.name for gpu in options.gpu or ()],
+        selected=options.selected,
         real=options.real,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from modscope._virtual.environment import allocator_settings
 from modscope._virtual.gpus import Gpu
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ def install(gpu: Gpu, version: str | None, unlimited: bool = False, table: str =
 
 def info(gpu: Gpu, version: str) -> dict[str, str]:
     """What a capture says of the virtual GPU on which it was made."""
-    from modscope._virtual.memory import allocator_settings
-
     return {
         "source": "predicted",
         "gpu": gpu.name,

@@ -39,6 +39,8 @@ class Asked(NamedTuple):
     replayed on other GPUs."""
     also: list[str] = []
     """The GPUs of the part, whose times are wanted."""
+    selected: float = 0.5
+    """Of a mask with unknown values, this fraction of the elements is selected."""
     real: bool = False
     """Run on the real GPU instead (_predict_check.py)."""
 
@@ -64,11 +66,13 @@ class Prediction:
 
         from modscope import _predict_device
         from modscope._predict_substitutes import Substitutes
+        from modscope._virtual import values
 
         self._began = time.monotonic()
         self._version = self.asked.torch or str(torch.__version__)
         others = [find_gpu(name) for name in self.asked.also if name != self.gpu.name]
         self._device = _predict_device.install(self.gpu, self.asked.torch or None, bool(self.asked.part), self.asked.table, others)
+        values.set_selected(self.asked.selected)
         self._substitutes = Substitutes()
         self._substitutes.install()
 
@@ -109,8 +113,6 @@ class Prediction:
 
     def facts(self, steps: int, how: str, end: dict[str, str]) -> dict[str, Any]:
         """What is known without the capture."""
-        from modscope import _predict_device
-
         notes = self._substitutes.notes() if self._substitutes else []
         return {
             "steps": steps,

@@ -238,41 +238,36 @@ static PyObject *stat_dict(const ms_allocator_stat *stat)
                          (long long)stat->total_added, "freed", (long long)stat->total_removed);
 }
 
-static int add_stat(PyObject *stats, const char *name, const ms_allocator_stat *stat)
+static PyObject *stat_by_pool(const ms_allocator_stat *of)
 {
-    PyObject *value = stat_dict(stat);
-    int error = value ? PyDict_SetItemString(stats, name, value) : -1;
-    Py_XDECREF(value);
-    return error;
+    return Py_BuildValue("{sNsNsN}", "all", stat_dict(&of[MS_BOTH_POOLS]), "small_pool", stat_dict(&of[MS_SMALL_POOL]),
+                         "large_pool", stat_dict(&of[MS_LARGE_POOL]));
 }
 
-static int add_pools(PyObject *stats, const char *name, const ms_allocator_stat *of)
+/* Takes the reference. Returns whether it failed. */
+static bool add_value(PyObject *stats, const char *name, PyObject *value)
 {
-    PyObject *value = Py_BuildValue("{sNsNsN}", "all", stat_dict(&of[MS_BOTH_POOLS]), "small_pool",
-                                    stat_dict(&of[MS_SMALL_POOL]), "large_pool", stat_dict(&of[MS_LARGE_POOL]));
-    int error = value ? PyDict_SetItemString(stats, name, value) : -1;
+    bool failed = !value || PyDict_SetItemString(stats, name, value) != 0;
     Py_XDECREF(value);
-    return error;
+    return failed;
 }
 
-/* The names are torch's own (torch.cuda.memory_stats_as_nested_dict). */
 static PyObject *allocator_stats(PyObject *object, PyObject *unused)
 {
     (void)unused;
     const ms_allocator_stats *of = ms_allocator_read(((allocator_object *)object)->allocator);
-    PyObject *stats =
-        Py_BuildValue("{sLsLsLsLsL}", "num_alloc_retries", (long long)of->retries, "num_ooms", (long long)of->failures,
-                      "num_sync_all_streams", (long long)of->synchronizations, "num_device_alloc",
-                      (long long)of->device_allocs, "num_device_free", (long long)of->device_frees);
-    if (stats &&
-        (add_pools(stats, "allocation", of->allocations) || add_pools(stats, "segment", of->segments) ||
-         add_pools(stats, "active", of->active) || add_pools(stats, "inactive_split", of->inactive_split) ||
-         add_pools(stats, "allocated_bytes", of->allocated_bytes) ||
-         add_pools(stats, "reserved_bytes", of->reserved_bytes) || add_pools(stats, "active_bytes", of->active_bytes) ||
-         add_pools(stats, "inactive_split_bytes", of->inactive_split_bytes) ||
-         add_pools(stats, "requested_bytes", of->requested_bytes) ||
-         add_stat(stats, "oversize_allocations", &of->oversize_allocations) ||
-         add_stat(stats, "oversize_segments", &of->oversize_segments)))
+    PyObject *stats = PyDict_New();
+    bool failed = !stats;
+#define X(name, member) failed = failed || add_value(stats, name, stat_by_pool(of->member));
+    MS_STATS_BY_POOL(X)
+#undef X
+#define X(name, member) failed = failed || add_value(stats, name, stat_dict(&of->member));
+    MS_STATS_WITHOUT_POOLS(X)
+#undef X
+#define X(name, member) failed = failed || add_value(stats, name, PyLong_FromLongLong(of->member));
+    MS_STATS_NUMBERS(X)
+#undef X
+    if (failed)
         Py_CLEAR(stats);
     return stats;
 }

@@ -49,6 +49,12 @@ static void report_block(const struct mst_virtual_block *block, bool added)
                       (uint64_t)stats->reserved_bytes[MS_BOTH_POOLS].now, MST_CUDA, 0);
 }
 
+static void report_added(const struct mst_virtual_block *block, uint64_t requested, uint64_t stream)
+{
+    report_block(block, true);
+    mst_blocks_report_request(ms_allocation_address(block->allocation), requested, stream);
+}
+
 static void report_failure(const ms_allocator *allocator, uint64_t bytes)
 {
     const ms_allocator_stats *stats = ms_allocator_read(allocator);
@@ -69,7 +75,7 @@ int mst_virtual_take(uint64_t bytes, struct mst_virtual_block **taken)
         model->blocks++;
         if (block->allocation) {
             block->logged = mst_virtual_log_malloc(bytes, current_stream);
-            report_block(block, true);
+            report_added(block, bytes, current_stream);
         }
     } else if (error == MS_EDEVICE) {
         report_failure(model->allocator, bytes);

@@ -39,20 +39,28 @@ static PyObject *virtual_address(PyObject *self, PyObject *handle)
     return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLongLong(mst_virtual_address(block));
 }
 
+/* (current, peak, allocated, freed) */
 static PyObject *stat_of(const ms_allocator_stat *stat)
 {
     return Py_BuildValue("(LLLL)", (long long)stat->now, (long long)stat->peak, (long long)stat->total_added,
                          (long long)stat->total_removed);
 }
 
-static int add_value(PyObject *stats, const char *name, PyObject *value)
+/* Of all, of the small and of the large pool. */
+static PyObject *stat_by_pool(const ms_allocator_stat *of)
 {
-    int error = value ? PyDict_SetItemString(stats, name, value) : -1;
-    Py_XDECREF(value);
-    return error;
+    return Py_BuildValue("(NNN)", stat_of(&of[MS_BOTH_POOLS]), stat_of(&of[MS_SMALL_POOL]),
+                         stat_of(&of[MS_LARGE_POOL]));
 }
 
-/* By torch's names: (current, peak, allocated, freed) of all, of the small and of the large pool; or a number. */
+/* Takes the reference. Returns whether it failed. */
+static bool add_value(PyObject *stats, const char *name, PyObject *value)
+{
+    bool failed = !value || PyDict_SetItemString(stats, name, value) != 0;
+    Py_XDECREF(value);
+    return failed;
+}
+
 static PyObject *virtual_stats(PyObject *self, PyObject *unused)
 {
     (void)self, (void)unused;
@@ -62,39 +70,18 @@ static PyObject *virtual_stats(PyObject *self, PyObject *unused)
         copy = *ms_allocator_read(allocator);
         mst_virtual_return();
     }
-    const struct {
-        const char *name;
-        const ms_allocator_stat *of;
-    } pools[] = {{"allocation", copy.allocations},
-                 {"segment", copy.segments},
-                 {"active", copy.active},
-                 {"inactive_split", copy.inactive_split},
-                 {"allocated_bytes", copy.allocated_bytes},
-                 {"reserved_bytes", copy.reserved_bytes},
-                 {"active_bytes", copy.active_bytes},
-                 {"inactive_split_bytes", copy.inactive_split_bytes},
-                 {"requested_bytes", copy.requested_bytes}};
-    const struct {
-        const char *name;
-        int64_t of;
-    } counts[] = {{"num_alloc_retries", copy.retries},
-                  {"num_ooms", copy.failures},
-                  {"num_sync_all_streams", copy.synchronizations},
-                  {"num_device_alloc", copy.device_allocs},
-                  {"num_device_free", copy.device_frees}};
     PyObject *stats = PyDict_New();
-    int error = stats ? 0 : -1;
-    for (size_t i = 0; !error && i < sizeof pools / sizeof *pools; i++)
-        error = add_value(stats, pools[i].name,
-                          Py_BuildValue("(NNN)", stat_of(&pools[i].of[MS_BOTH_POOLS]),
-                                        stat_of(&pools[i].of[MS_SMALL_POOL]), stat_of(&pools[i].of[MS_LARGE_POOL])));
-    for (size_t i = 0; !error && i < sizeof counts / sizeof *counts; i++)
-        error = add_value(stats, counts[i].name, PyLong_FromLongLong(counts[i].of));
-    if (!error)
-        error = add_value(stats, "oversize_allocations", stat_of(&copy.oversize_allocations));
-    if (!error)
-        error = add_value(stats, "oversize_segments", stat_of(&copy.oversize_segments));
-    if (error)
+    bool failed = !stats;
+#define X(name, member) failed = failed || add_value(stats, name, stat_by_pool(copy.member));
+    MS_STATS_BY_POOL(X)
+#undef X
+#define X(name, member) failed = failed || add_value(stats, name, stat_of(&copy.member));
+    MS_STATS_WITHOUT_POOLS(X)
+#undef X
+#define X(name, member) failed = failed || add_value(stats, name, PyLong_FromLongLong(copy.member));
+    MS_STATS_NUMBERS(X)
+#undef X
+    if (failed)
         Py_CLEAR(stats);
     return stats;
 }
@@ -189,11 +176,13 @@ PyMethodDef mst_virtual_stats_methods[] = {
     {"virtual_take", virtual_take, METH_O, "Take memory: a handle, or None if the device is full."},
     {"virtual_give", virtual_give, METH_O, "Give back memory, by its handle."},
     {"virtual_address", virtual_address, METH_O, "The address of memory, by its handle."},
-    {"virtual_stats", virtual_stats, METH_NOARGS, "The allocator's statistics, by torch's names."},
+    {"virtual_stats", virtual_stats, METH_NOARGS,
+     "The allocator's statistics, by torch's names: numbers, or (current, peak, allocated, freed) of all, of the small "
+     "and "
+     "of the large pool."},
     {"virtual_blocks", virtual_blocks, METH_NOARGS,
      "The blocks: (segment's address and bytes, address, bytes, requested bytes, stream, state, is of the small pool, "
-     "is "
-     "of an expandable segment)."},
+     "is of an expandable segment)."},
     {"virtual_empty_cache", virtual_empty_cache, METH_NOARGS, "Give free segments back to the virtual device."},
     {"virtual_reset", virtual_reset, METH_O, "Reset the peaks (True) or the accumulated statistics (False)."},
     {"virtual_set_fraction", virtual_set_fraction, METH_O, "Set which part of the memory may be reserved."},

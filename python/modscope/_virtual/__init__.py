@@ -8,7 +8,7 @@
     operators.py       what an operator returns: shapes and types, from torch's own meta kernels
     shapes.py          shapes of results that torch has no meta kernel for
     kernels.py         the kernels of operators that need more than that, by subject: views.py, values.py, sparse.py, attention.py,
-                       encoder.py, recurrent.py
+                       encoder.py, batch_norm.py, recurrent.py, losses.py, sorting.py
     known.py           what is known of values
     custom_operators.py  custom operators that have a fake kernel
     unknown.py         the error of a kernel of which nothing is known
@@ -19,6 +19,7 @@
     geometry.py        shapes and strides as torch's kernels see them
     table.py           what operators were measured to take on a GPU
     gpus.py            the GPUs that can be virtual
+    environment.py     what torch reads from the environment
     times.py           what launching an operator costs the host; the virtual clock
     roofline.py        how long the device runs an operator
     products.py        the same for matrix products

@@ -36,12 +36,12 @@ def _copy_in_rows(tensor: torch.Tensor) -> list[Event]:
 # ---- cuDNN ----
 
 
-@rule("aten._scaled_dot_product_cudnn_attention.default")
+@rule("aten._scaled_dot_product_cudnn_attention.default", source="measured: cuDNN's workspace")
 def _cudnn(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     return [_RESULT, _RESULT, ("temporary", 256)]
 
 
-@rule("aten._scaled_dot_product_cudnn_attention_backward.default")
+@rule("aten._scaled_dot_product_cudnn_attention_backward.default", source="measured: cuDNN's workspace")
 def _cudnn_backward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     grad, query, key, value, out = args[:5]
     rows = query.numel() // query.size(-1)
@@ -78,7 +78,10 @@ def _flash_head(size: int) -> int:
     return _round_up(size, 32) if size <= 192 else 256
 
 
-@rule("aten._scaled_dot_product_flash_attention.default")
+@rule(
+    "aten._scaled_dot_product_flash_attention.default",
+    source="ATen/native/transformers/cuda/flash_attn/flash_api.cpp: set_params_splitkv",
+)
 def _flash(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     query, key = args[0], args[1]
     if argument(args, kwargs, 3, "dropout_p", 0.0):
@@ -90,7 +93,10 @@ def _flash(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     return [_RESULT, _RESULT, ("temporary", rows), ("temporary", rows * _flash_head(query.size(-1)))]
 
 
-@rule("aten._scaled_dot_product_flash_attention_backward.default")
+@rule(
+    "aten._scaled_dot_product_flash_attention_backward.default",
+    source="ATen/native/transformers/cuda/flash_attn/flash_api.cpp: mha_bwd",
+)
 def _flash_backward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     grad, query, key, value, out = args[:5]
     batch, heads, rows, size = query.shape
@@ -106,7 +112,10 @@ def _flash_backward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
 # ---- memory-efficient ----
 
 
-@rule("aten._scaled_dot_product_efficient_attention.default")
+@rule(
+    "aten._scaled_dot_product_efficient_attention.default",
+    source="ATen/native/transformers/cuda/attention.cu: _efficient_attention_forward",
+)
 def _efficient(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     query, value = args[0], args[2]
     if query.dtype == torch.float32 or max(query.size(-1), value.size(-1)) <= 128:
@@ -130,7 +139,10 @@ def _efficient_workspace(query: torch.Tensor, key: torch.Tensor, value: torch.Te
     return query.size(0) * query.size(1) * bytes
 
 
-@rule("aten._scaled_dot_product_efficient_attention_backward.default")
+@rule(
+    "aten._scaled_dot_product_efficient_attention_backward.default",
+    source="ATen/native/transformers/cuda/mem_eff_attention/kernel_backward.h: workspace_size",
+)
 def _efficient_backward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     grad, query, key, value, bias = args[:5]
     with_bias = bias is not None and argument(args, kwargs, 10, "grad_input_mask", [False] * 4)[3]

@@ -51,6 +51,16 @@ def _in_layout(input: torch.Tensor) -> torch.Tensor:
     return input.contiguous(memory_format=suggest_memory_format(input))
 
 
+def _of_nothing(input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> Any:
+    """An input without elements: the result is made by operators whose gradients reach weight and bias."""
+    out = input.clone()
+    out = out if weight is None else out * weight[0]
+    out = out if bias is None else out + bias[0]
+    dtype = torch.float32 if input.dtype in (torch.float16, torch.bfloat16) else input.dtype
+    statistics = [input.new_empty(input.shape[1:2], dtype=dtype) for _ in range(2)]
+    return out, *statistics, input.new_empty(0, dtype=torch.uint8), 0
+
+
 def _batch_norm_impl_index(
     input: torch.Tensor,
     weight: torch.Tensor | None,
@@ -63,13 +73,13 @@ def _batch_norm_impl_index(
     cudnn_enabled: bool,
 ) -> Any:
     aten = torch.ops.aten
+    if input.numel() == 0:
+        return _of_nothing(input, weight, bias)
     if takes_cudnn(input, weight, bias, running_mean, running_var, training, cudnn_enabled):
-        out = aten.cudnn_batch_norm(
-            _in_layout(input), weight, bias, running_mean, running_var, training, momentum, eps
-        )
+        out = aten.cudnn_batch_norm(_in_layout(input), weight, bias, running_mean, running_var, training, momentum, eps)
         return (*out, 1)
     out = aten.native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
-    return (*out, torch.empty(0, dtype=torch.uint8, device=input.device), 0)
+    return (*out, input.new_empty(0, dtype=torch.uint8), 0)
 
 
 COMPOSED = {"_batch_norm_impl_index": _batch_norm_impl_index}
@@ -87,14 +97,14 @@ def _cudnn_workspace(input: torch.Tensor, share: float, per_channel: float = 0.0
     return int(input.numel() // channels * padded / 8 * share + per_channel * padded) + 1076
 
 
-@rule("aten.cudnn_batch_norm.default")
+@rule("aten.cudnn_batch_norm.default", source="ATen/native/cudnn/BatchNorm.cpp; the workspace: measured")
 def _cudnn(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     input, training = args[0], args[5]
     workspace = _cudnn_workspace(input, 1 + 1 / 128 if input.dtype.itemsize == 4 else 0.4034) if training else 0
     return [_RESULT, _RESULT, _RESULT, ("temporary", workspace)] if workspace else None
 
 
-@rule("aten.cudnn_batch_norm_backward.default")
+@rule("aten.cudnn_batch_norm_backward.default", source="ATen/native/cudnn/BatchNorm.cpp; the workspace: measured")
 def _cudnn_backward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     workspace = _cudnn_workspace(args[0], 2 / 3, 5.4)
     return [_RESULT, _RESULT, _RESULT, ("temporary", workspace)] if workspace else None
@@ -133,7 +143,12 @@ def _stages(input: torch.Tensor, values: int) -> list[Event]:
     return [("temporary", staging), ("temporary", semaphores), ("temporary", -semaphores), ("temporary", -staging)]
 
 
-@rule("aten.native_batch_norm.default", "aten._native_batch_norm_legit.default", "aten._batch_norm_with_update.default")
+@rule(
+    "aten.native_batch_norm.default",
+    "aten._native_batch_norm_legit.default",
+    "aten._batch_norm_with_update.default",
+    source="ATen/native/cuda/Normalization.cuh: batch_norm_stats_channels_last_cuda_template",
+)
 def _native(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     input = args[0]
     training = args[5] if len(args) > 7 else True
@@ -145,7 +160,10 @@ def _native(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     return [_RESULT, _RESULT, _RESULT, *stages] if stages else None
 
 
-@rule("aten.native_batch_norm_backward.default")
+@rule(
+    "aten.native_batch_norm_backward.default",
+    source="ATen/native/cuda/Normalization.cuh: batch_norm_backward_reduce_cuda_channels_last_template",
+)
 def _native_backward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     grad, input = args[0], args[1]
     if not _rows_of_channels(input) or input.numel() == 0:
@@ -166,7 +184,7 @@ def _bytes(spec: Any) -> int:
     return int(elements * dtype.itemsize)
 
 
-@rule("aten.adaptive_max_pool2d.default")
+@rule("aten.adaptive_max_pool2d.default", source="ATen/native/cuda/AdaptiveMaxPooling2d.cu")
 def _adaptive_max_pool(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     """The kernel works on contiguous tensors."""
     input = args[0]
@@ -176,7 +194,7 @@ def _adaptive_max_pool(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer
     return [_RESULT, _RESULT, *[("temporary", bytes) for bytes in (*copies, input.numel() * input.dtype.itemsize)]]
 
 
-@rule("aten.adaptive_max_pool2d_backward.default")
+@rule("aten.adaptive_max_pool2d_backward.default", source="ATen/native/cuda/AdaptiveMaxPooling2d.cu")
 def _adaptive_max_pool_backward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     grad, input, indices = args[:3]
     if input.is_contiguous():

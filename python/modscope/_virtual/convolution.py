@@ -16,7 +16,7 @@ import torch
 
 from modscope._virtual import operators
 from modscope._virtual.operators import Event
-from modscope._virtual.rules import Answer, Card, all_rules, argument, rule
+from modscope._virtual.rules import Answer, Card, all_rules, rule
 
 __all__ = ["INFERENCES", "Convolution", "from_similar", "workspace"]
 
@@ -242,7 +242,7 @@ def _taken(bytes: int) -> list[Event]:
     return [("temporary", bytes), ("temporary", -bytes)] if bytes else []
 
 
-@rule("aten.convolution.default")
+@rule("aten.convolution.default", source="ATen/native/cudnn/ConvShared.cpp; workspaces: measured")
 def _forward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     input, weight, _, stride, _, dilation, transposed, _, groups = args
     if _like_batch_of_one(input, weight) or weight.dtype not in _DTYPES:
@@ -263,7 +263,7 @@ def _bias_gradient(card: Card, grad: torch.Tensor) -> list[Event]:
     return [event for event in events if event[0] != "result"] if isinstance(events, (list, tuple)) else []
 
 
-@rule("aten.convolution_backward.default")
+@rule("aten.convolution_backward.default", source="ATen/native/cudnn/ConvShared.cpp; workspaces: measured")
 def _backward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     grad, input, weight, _, stride, _, dilation, transposed, _, groups, mask = args
     if _like_batch_of_one(input, weight) or weight.dtype not in _DTYPES:

@@ -17,8 +17,9 @@ from modscope import _interception, _native
 from modscope._probes import undisturbed
 from modscope._virtual import attention, cuda_functions, kernels, known, legacy_types, operators, probes, recurrent, rules, storages, times
 from modscope._virtual.custom_operators import fakes_preferred
+from modscope._virtual.environment import allocator_settings
 from modscope._virtual.gpus import Gpu, find_gpu
-from modscope._virtual.memory import Memory, allocator_settings
+from modscope._virtual.memory import Memory
 from modscope._virtual.registration import kernels_registered
 from modscope._virtual.rules import Table
 
@@ -46,6 +47,10 @@ def _refusal() -> str | None:
     if torch.backends.cuda.is_built() and torch.cuda.is_initialized():
         return "CUDA is in use in this process: install the virtual GPU before the first use of CUDA"
     return None
+
+
+_installed: list[VirtualDevice] = []
+"""The installed device is kept here: it stays until it is removed, even if the caller drops it."""
 
 
 class VirtualDevice:
@@ -83,6 +88,7 @@ class VirtualDevice:
             undo.callback(torch.cuda._check_bf16_tensor_supported.cache_clear)
             undo.callback(_wait_for_backward_threads)
             self._undo = undo.pop_all()
+        _installed.append(self)
         atexit.register(_wait_for_backward_threads)
         _was_tried = True
 
@@ -129,6 +135,8 @@ class VirtualDevice:
 
     def remove(self) -> None:
         self._undo.close()
+        if self in _installed:
+            _installed.remove(self)
         atexit.unregister(_wait_for_backward_threads)
         operators.forget()
         known.forget_all()

@@ -2,8 +2,9 @@
 
 Programs read integers to decide about sizes: lengths of sequences, positions of image tokens, counts of tokens per expert.
 So integers and booleans keep their values where these follow from the CPU's, from constants or from each other, in tensors
-of at most ``LARGEST`` elements, and other numbers in tensors of one element: a copy of the storage is on the CPU. Of others it may be known how they are distributed:
-indices over a dimension of E elements are taken to be spread equally, so that each of them occurs in 1 of E elements.
+of at most ``LARGEST`` elements, and other numbers in tensors of one element: a copy of the storage is on the CPU. Of others
+it may be known how they are distributed: indices over a dimension of E elements are taken to be spread equally, so that each
+of them occurs in 1 of E elements.
 
 What is known belongs to a storage and holds for every view of it. It is forgotten when the storage is written to by an
 operator whose result is not known.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -12,20 +11,15 @@ import torch
 
 from modscope import _native
 from modscope._virtual import out_of_memory
+from modscope._virtual.environment import allocator_settings
 from modscope._virtual.gpus import Gpu
 
-__all__ = ["Memory", "allocator_settings"]
+__all__ = ["Memory"]
 
-_CONF_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # torch reads the first that is set
 _STAT_PARTS = ("current", "peak", "allocated", "freed")
 _POOLS = ("all", "small_pool", "large_pool")
 _HOST_STATS = ("allocations", "allocated_bytes", "active_requests", "active_bytes", "segment", "reserved_bytes")
 _HOST_TIMES = ("host_alloc_time", "host_free_time")
-
-
-def allocator_settings() -> str | None:
-    """What the environment says, as PYTORCH_CUDA_ALLOC_CONF."""
-    return next((os.environ[name] for name in _CONF_NAMES if os.environ.get(name)), None)
 
 
 def _setting(settings: str, key: str) -> str | None:

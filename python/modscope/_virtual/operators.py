@@ -27,6 +27,7 @@ __all__ = [
     "make",
     "run",
     "start",
+    "take_and_give_back",
     "taken",
     "to_meta",
     "with_tensors",
@@ -244,6 +245,11 @@ def taken(events: Events) -> Iterator[None]:
         yield
     finally:
         beside.end()
+
+
+def take_and_give_back(events: Events) -> None:
+    """Take the memory of a kernel that makes no result, and give it back."""
+    _BesideResults(events).end()
 
 
 class Rules:

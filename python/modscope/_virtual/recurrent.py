@@ -139,7 +139,7 @@ def _copied(tensor: torch.Tensor, transposed: bool) -> list[Event]:
     return [] if contiguous else [("temporary", _bytes(tensor))]
 
 
-@rule("aten._cudnn_rnn.default")
+@rule("aten._cudnn_rnn.default", source="ATen/native/cudnn/RNN.cpp; sizes: measured")
 def _forward_events(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     shape = _layers(args, kwargs, 0)
     transposed = args[10] and not argument(args, kwargs, 14, "batch_sizes", ())
@@ -149,7 +149,7 @@ def _forward_events(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     return [*_copied(args[0], transposed), *results, ("temporary", _workspace_bytes(shape)), ("result", 0)]
 
 
-@rule("aten._cudnn_rnn_backward.default")
+@rule("aten._cudnn_rnn_backward.default", source="ATen/native/cudnn/RNN.cpp; sizes: measured")
 def _backward_events(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     shape = _layers(args, kwargs, 4)
     data, hx, cx, output, grads = args[0], args[4], args[5], args[6], args[7:10]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -75,14 +74,12 @@ class Rule(NamedTuple):
 _rules: dict[str, Rule] = {}
 
 
-def rule(
-    *names: str, source: str = "", order: tuple[int, ...] | None = None
-) -> Callable[[RuleFunction], RuleFunction]:
+def rule(*names: str, source: str, order: tuple[int, ...] | None = None) -> Callable[[RuleFunction], RuleFunction]:
     """Register a function as the rule of the operators ``names``, such as ``aten.convolution.default``."""
 
     def register(function: RuleFunction) -> RuleFunction:
         for name in names:
-            _rules[name] = Rule(function, source or (function.__doc__ or "").strip(), order)
+            _rules[name] = Rule(function, source, order)
         return function
 
     return register
@@ -100,9 +97,7 @@ def at_start(function: Callable[[], None]) -> Callable[[], None]:
 @functools.cache
 def _import_rules() -> None:
     for name in _MODULES:
-        full_name = f"modscope._virtual.{name}"
-        if importlib.util.find_spec(full_name) is not None:
-            importlib.import_module(full_name)
+        importlib.import_module(f"modscope._virtual.{name}")
 
 
 def all_rules() -> dict[str, Rule]:

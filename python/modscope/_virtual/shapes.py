@@ -1,4 +1,4 @@
-"""The shapes of results of operators that torch has no meta kernel for: functions of tensors on the device "meta"."""
+"""The shapes of results of operators that torch has no meta kernel for, or another one than CUDA's: functions of tensors on the device "meta"."""
 
 from __future__ import annotations
 
@@ -44,7 +44,20 @@ def _gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias:
     return gates[0], gates[1], _empty_like(grad_hy), biases[0], biases[1]
 
 
-# ---- the loss of connectionist temporal classification: aten/src/ATen/native/cuda/LossCTC.cu ----
+# ---- linear algebra ----
+
+
+def _grouped_mm(left: torch.Tensor, right: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> torch.Tensor:
+    """aten/src/ATen/native/GroupedMMUtils.h: create_grouped_gemm_output_tensor. The meta kernel refuses all types but
+    bfloat16, whose groups CUDA multiplies in one kernel; those of other types it multiplies one after the other. Rows begin
+    at multiples of 16 bytes."""
+    dtype = out_dtype or left.dtype
+    row = -(-right.size(-1) * dtype.itemsize // 16) * 16 // dtype.itemsize
+    if left.dim() != right.dim():
+        return left.new_empty_strided((left.size(-2), right.size(-1)), (row, 1), dtype=dtype)
+    groups = offs.size(0) if left.dim() == 2 else left.size(0)
+    shape = (groups, left.size(-2), right.size(-1))
+    return left.new_empty_strided(shape, (shape[1] * row, row, 1), dtype=dtype)
 
 
 def _geqrf(self: torch.Tensor) -> Any:
@@ -119,6 +132,7 @@ SHAPES: dict[Any, Callable[..., Any]] = {
     _aten._cummin_helper.default: _mutates,
     _aten._aminmax.default: _aminmax,
     _aten._aminmax.dim: _aminmax,
+    _aten._grouped_mm.default: _grouped_mm,
     _aten.geqrf.default: _geqrf,
     _aten.linalg_lstsq.out: _lstsq,
     _aten.linalg_lstsq.default: _lstsq,

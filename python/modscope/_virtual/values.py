@@ -45,8 +45,7 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
     elif values.numel():
         self.copy_(values)
     if self.is_cuda != src.is_cuda:
-        with operators.taken(copies.between_devices(self, src)):
-            pass
+        operators.take_and_give_back(copies.between_devices(self, src))
     return self
 
 

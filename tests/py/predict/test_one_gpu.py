@@ -120,7 +120,8 @@ def test_the_rules_of_another_version_and_the_allocator_s_settings(tmp_path):
     settings = "expandable_segments:True"
     other = predict_json(tmp_path, "--gpu", "24GiB", "-q", "--torch", "2.11", script, PYTORCH_CUDA_ALLOC_CONF=settings)
     assert (other["torch"], other["allocator"]) == ("2.11", settings) and plain["allocator"] == ""
-    assert other["allocated_peak"] == plain["allocated_peak"] and other["reserved_peak"] != plain["reserved_peak"]
+    workspace = 1 << 20  # torch 2.11 keeps one for cuBLASLt beside cuBLAS's own
+    assert other["allocated_peak"] == plain["allocated_peak"] + workspace and other["reserved_peak"] != plain["reserved_peak"]
     assert other["gpu"] == "24GiB" and other["memory"] == 24 << 30
 
 

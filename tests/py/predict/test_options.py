@@ -16,6 +16,8 @@ from modscope.__main__ import main
         ("--gpu 1MiB x.py", "a GPU of 1MiB is smaller than 1 GiB: give its memory as 24GiB"),
         ("--gpu h100 --steps 0 x.py", "'0' is not a number of steps: give 1 or more"),
         ("--gpu h100 --seconds soon x.py", "'soon' is not a number of seconds: give 60, or 0 for no limit"),
+        ("--gpu h100 --selected half x.py", "'half' is not a fraction: give a number from 0 to 1, such as 0.15"),
+        ("--gpu h100 --selected 1.5 x.py", "'1.5' is not a fraction: give a number from 0 to 1, such as 0.15"),
         ("--gpu h100 --torch newest x.py", "--torch: 'newest' is not a version of torch: give it as 2.11"),
         ("--gpu h100 --table nowhere.json x.py", "there is no table nowhere.json"),
         ("--gpu h100 --json nowhere/x.json x.py", "--json nowhere/x.json: it is a folder, or its folder does not exist"),
@@ -81,6 +83,15 @@ def test_the_fallback_has_no_virtual_gpu(tmp_path):
     ran = predict(tmp_path, "--gpu", "h100", training(tmp_path, "print('ran')"), MODSCOPE_INTERPOSE="0")
     assert (ran.status, ran.out) == (1, "") and not [*tmp_path.glob("*.msc")]
     assert ran.said == [
-        "the script was not run, because there can be no virtual GPU here: it needs the interception of allocators, which cannot "
-        "be used (MODSCOPE_INTERPOSE=0 is set)"
+        "the script was not run, because there can be no virtual GPU here: a virtual GPU needs modscope's interception: unset "
+        "MODSCOPE_INTERPOSE"
     ]
+
+
+@pytest.mark.slow
+@needs_virtual_gpu
+@pytest.mark.parametrize("gpus", ["h100", "h100,h200"])
+def test_selected_says_how_much_of_an_unknown_mask_is_true(gpus, tmp_path):
+    script = write(tmp_path, "import torch; print((torch.rand(1000, device='cuda') > 0.3).nonzero().shape)")
+    ran = predict(tmp_path, "--gpu", gpus, "--selected", "0.2", script)
+    assert (ran.status, ran.out) == (0, "torch.Size([200, 1])\n"), ran.err

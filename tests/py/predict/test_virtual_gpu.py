@@ -31,11 +31,11 @@ def test_what_it_tells(tmp_path):
         with modscope.virtual_gpu("h100", path={str(tmp_path / "x.msc")!r}) as gpu:
             train()
             inside = torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated(), torch.cuda.get_device_name()
-        print(inside == (gpu.peak_reserved, gpu.peak_allocated, "NVIDIA H100 80GB HBM3"), gpu.fits, gpu.step_ms)
+        print(inside == (gpu.peak_reserved, gpu.peak_allocated, "NVIDIA H100 80GB HBM3"), gpu.fits, 0 < gpu.step_ms < 100)
         print(gpu.capture.info["gpu"], gpu.capture.last_step, gpu.result["steps"], sorted(gpu.capture.peaks))
         print(gpu.peak_reserved == gpu.capture.reserved["cuda:0"], torch.cuda.is_available(), repr(gpu).startswith("<virtual_gpu h100: reserves "))
     """)
-    assert out == ["True True None", "h100 2 2 ['cpu', 'cuda:0']", "True False True"]
+    assert out == ["True True True", "h100 2 2 ['cpu', 'cuda:0']", "True False True"]
     assert modscope.load(tmp_path / "x.msc").info["source"] == "predicted"
 
 
@@ -124,5 +124,5 @@ def test_a_backward_that_ran_before_is_noticed():
             print(error)
         print(torch.cuda.is_available(), torch.ones(3, requires_grad=True).sum().backward())
     """)
-    assert out[0].startswith("a backward ran in this process before the virtual GPU was installed, so autograd does not know it: ")
+    assert out[0].startswith("a backward has run in this process, and torch counts devices when the first one runs: ")
     assert out[1:] == ["False None"]

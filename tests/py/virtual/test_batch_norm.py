@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from truth_entries import entries, fits, measured_temporaries, needs_truth, temporaries
-from virtual_programs import needs_virtual_device, run_on_h200
+from virtual_helpers import needs_virtual_device, run_on_h200
 
 from modscope._virtual import batch_norm
 from modscope._virtual.rules import Card, all_rules

@@ -7,14 +7,16 @@ from virtual_helpers import needs_interception, run
 pytestmark = needs_interception
 
 
-def test_tensors_are_read_as_zeros() -> None:
+def test_what_is_not_known_is_read_as_zeros() -> None:
     run("""
         import numpy
         x = torch.ones(2, 3, device="cuda")
         assert (x.is_cuda, x.get_device(), x.type(), x.stride()) == (True, 0, "torch.cuda.FloatTensor", (3, 1))
         assert x.tolist() == [[0.0] * 3] * 2 and x[0, 0].item() == 0 and not x.cpu().any()
         assert str(x) == "tensor([[0., 0., 0.],\\n        [0., 0., 0.]], device='cuda:0')"
-        assert not torch.equal(x, x) and not torch.allclose(x, x) and not bool((x == x).all()) and not bool(x.isnan().any())
+        assert torch.equal(x, x) and not torch.equal(x, x + 1)  # the same memory; other memory
+        assert not torch.allclose(x, x) and not bool((x == x).all()) and not bool(x.isnan().any())
+        assert torch.ones((), device="cuda").item() == 1 and torch.arange(3, device="cuda").tolist() == [0, 1, 2]  # known
         assert error(x.numpy).startswith("TypeError: can't convert cuda:0 device type tensor to numpy")
         assert torch.from_numpy(numpy.ones(3)).cuda().dtype == torch.float64
         assert x.data_ptr() != 0 and x.__cuda_array_interface__["shape"] == (2, 3)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from virtual_helpers import needs_interception, run
+from virtual_helpers import needs_interception, run, run_bare
 
 REMOVED = """
         import modscope
@@ -86,7 +86,7 @@ def test_it_is_refused_after_a_backward() -> None:
         "except RuntimeError as error: print(error)\n"
         "print(hasattr(torch._C, '_cuda_getDeviceCount') == torch.backends.cuda.is_built(), torch.ones(2).sum().item())"
     )
-    out = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True).stdout.splitlines()
+    out = run_bare(program)
     assert out[-1] == "True 2.0"
     if not torch.cuda.is_available():  # else autograd has counted a device, the real one
         assert out[0].startswith("a backward has run in this process")
@@ -105,8 +105,7 @@ def test_a_torch_that_is_not_known_is_tried_in_another_process_first() -> None:
         "virtual.install(); print(torch.ones(3, device='cuda').device); virtual.remove()\n"
         "print(torch.ones(2).sum().item())"
     )
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
-    assert ran.stdout.splitlines() == ["the process that tried it ended without an answer", "cuda:0", "cuda:0", "2.0"], ran.stderr
+    assert run_bare(program) == ["the process that tried it ended without an answer", "cuda:0", "cuda:0", "2.0"]
 
 
 def test_it_is_refused_without_interception() -> None:
@@ -115,9 +114,7 @@ def test_it_is_refused_without_interception() -> None:
         "try: VirtualDevice(find_gpu('h100')).install()\n"
         "except RuntimeError as error: print(error)"
     )
-    environment = {**os.environ, "MODSCOPE_INTERPOSE": "0"}
-    out = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True, env=environment)
-    assert out.stdout == "a virtual GPU needs modscope's interception: unset MODSCOPE_INTERPOSE\n"
+    assert run_bare(program, MODSCOPE_INTERPOSE="0") == ["a virtual GPU needs modscope's interception: unset MODSCOPE_INTERPOSE"]
 
 
 @needs_interception

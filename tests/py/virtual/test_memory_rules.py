@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import INTERCEPTION
+from virtual_helpers import needs_virtual_device, run_on_h200
 
 from modscope._virtual import rules, sorting
 from modscope._virtual.gpus import find_gpu
@@ -21,9 +19,6 @@ from modscope._virtual.rules import Card, Rules
 H200 = Card((9, 0), 132, (2, 11))
 TRUTH = Path(__file__).resolve().parents[4] / "shared" / "truth" / "h200"
 aten = torch.ops.aten
-needs_device = pytest.mark.skipif(
-    not INTERCEPTION or torch.backends.cuda.is_built(), reason="the virtual GPU cannot be installed in this torch"
-)
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -185,13 +180,8 @@ def test_cards_are_made_from_gpus() -> None:
 
 
 RECORD = '''
-import json, sys
-import torch
-from modscope import _native
+import json
 from modscope._virtual import operators, workspaces
-from modscope._virtual.device import VirtualDevice
-from modscope._virtual.gpus import find_gpu
-VirtualDevice(find_gpu("h200"), "2.11").install()
 taken = []
 
 class Recording:
@@ -216,8 +206,7 @@ def build(spec):
         return operators.make(spec[1], spec[2], getattr(torch, spec[0]))
     return [build(item) for item in spec]
 
-for line in sys.stdin:
-    name, args, kwargs = json.loads(line)
+for name, args, kwargs in json.loads(CALLS):
     namespace, packet, overload = name.split(".")
     op = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     args, kwargs = build(args), {key: build(spec) for key, spec in kwargs.items()}
@@ -232,12 +221,7 @@ for line in sys.stdin:
 
 def record(calls: list[Any]) -> list[list[int]]:
     """What each operator takes on the virtual device, results included."""
-    lines = "\n".join(json.dumps(call) for call in calls)
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", RECORD], input=lines, capture_output=True, text=True, timeout=300
-    )
-    assert ran.returncode == 0, ran.stderr
-    return [json.loads(line) for line in ran.stdout.splitlines()]
+    return [json.loads(line) for line in run_on_h200(f"CALLS = {json.dumps(calls)!r}\n{RECORD}")]
 
 
 OTHERS = ("convolution", "batch_norm", "attention", "rnn", "pool")
@@ -262,7 +246,7 @@ def _fits(requested: int, block: int) -> bool:
 
 
 @pytest.mark.skipif(not TRUTH.is_dir(), reason="the measurements are not here")
-@needs_device
+@needs_virtual_device
 def test_operators_take_what_they_took_in_real_jobs() -> None:
     entries = _truth()
     assert len(entries) > 150
@@ -276,7 +260,7 @@ def test_operators_take_what_they_took_in_real_jobs() -> None:
     assert not wrong, f"{len(wrong)} of {len(entries)}: {wrong[:3]}"
 
 
-@needs_device
+@needs_virtual_device
 def test_copies_between_devices_go_through_a_contiguous_one() -> None:
     tensor, transposed = ["float32", [64, 64], [64, 1]], ["float32", [64, 64], [1, 64]]
     pairs = ((tensor, [64, 1]), (transposed, [64, 1]), (transposed, [1, 64]))
@@ -284,7 +268,7 @@ def test_copies_between_devices_go_through_a_contiguous_one() -> None:
     assert record(calls) == [[], [16384], []]
 
 
-@needs_device
+@needs_virtual_device
 def test_results_are_made_in_the_kernel_s_order() -> None:
     tensor = ["float32", [8, 512], [512, 1]]
     calls = [

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
-from helpers import INTERCEPTION
+from virtual_helpers import needs_virtual_device
+from virtual_helpers import run as run_on_device
 
 import modscope
 from modscope._virtual.gpus import GPUS, find_gpu
@@ -164,37 +163,12 @@ def test_every_card_has_a_speed_and_a_card_given_by_its_memory_has_none() -> Non
 
 # ---- the clocks: programs in processes of their own ----
 
-in_torch = [
-    pytest.mark.skipif(not INTERCEPTION, reason="the virtual GPU needs interception"),
-    pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this torch has kernels for CUDA"),
-]
-
-BEGIN = """
-import torch
-from torch import nn
-from modscope import _native
-from modscope._virtual import times
-from modscope._virtual.device import VirtualDevice
-from modscope._virtual.gpus import find_gpu
-device = VirtualDevice(find_gpu("h100"), "2.13")
-device.install()
-"""
-
 
 def run(program: str) -> list[str]:
-    text = BEGIN + textwrap.dedent(program)
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout.splitlines()
+    return run_on_device("from modscope._virtual import times\n" + textwrap.dedent(program))
 
 
-def with_torch(test):
-    for mark in in_torch:
-        test = mark(test)
-    return test
-
-
-@with_torch
+@needs_virtual_device
 def test_the_host_runs_ahead_of_the_device_until_it_waits() -> None:
     out = run("""
         a = torch.zeros(8192, 8192, device="cuda")
@@ -218,7 +192,7 @@ def test_the_host_runs_ahead_of_the_device_until_it_waits() -> None:
     assert out == ["True True", "True", "True", "True"]
 
 
-@with_torch
+@needs_virtual_device
 def test_many_small_operators_take_the_time_of_launching_them() -> None:
     out = run("""
         x = torch.zeros(8, device="cuda")
@@ -231,7 +205,7 @@ def test_many_small_operators_take_the_time_of_launching_them() -> None:
     assert out == ["True"]
 
 
-@with_torch
+@needs_virtual_device
 def test_the_clock_does_not_go_back() -> None:
     out = run("""
         before = times.now()
@@ -270,7 +244,7 @@ def step():
 """
 
 
-@with_torch
+@needs_virtual_device
 def test_a_capture_has_the_predicted_times_of_modules_and_phases(tmp_path) -> None:
     path = tmp_path / "x.msc"
     (took,) = run(
@@ -302,7 +276,7 @@ with modscope.record({str(path)!r}):
     assert steps[1] == pytest.approx(steps[2], rel=0.01)
 
 
-@with_torch
+@needs_virtual_device
 def test_a_capture_after_the_device_is_removed_has_the_real_time(tmp_path) -> None:
     path = tmp_path / "x.msc"
     run(f"""
@@ -315,7 +289,7 @@ def test_a_capture_after_the_device_is_removed_has_the_real_time(tmp_path) -> No
     assert 0.05 <= modscope.load(path).duration < 5
 
 
-@with_torch
+@needs_virtual_device
 def test_what_a_checkpoint_computes_again_costs_the_host_as_much_as_forward() -> None:
     out = run("""
         from torch.utils.checkpoint import checkpoint

@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-
 import pytest
 import torch
-from helpers import INTERCEPTION
+from virtual_helpers import needs_interception, run
 
 import modscope
 
-pytestmark = pytest.mark.skipif(not INTERCEPTION, reason="the virtual GPU needs interception")
-
-BEGIN = """
-import torch
-from torch import nn
-from modscope._virtual.device import VirtualDevice
-from modscope._virtual.gpus import find_gpu
-device = VirtualDevice(find_gpu("{gpu}"), "{version}")
-device.install()
-"""
-
-
-def run(program: str, gpu: str = "h100", version: str = "2.13") -> list[str]:
-    text = BEGIN.format(gpu=gpu, version=version) + textwrap.dedent(program)
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout.splitlines()
+pytestmark = needs_interception
 
 
 def test_training_steps() -> None:
