@@ -242,10 +242,21 @@ def _follow(op: Any, args: Any, kwargs: Any, result: Any) -> None:
         rule(args, kwargs, result)
 
 
+def _follow_floats(op: Any, args: Any, result: torch.Tensor) -> None:
+    """Of a tensor of other numbers it is known at most that a constant fills it: models make masks of ones so."""
+    if result is not args[0]:
+        return
+    if _entries:  # without the storage's Python object: a reference to it keeps autograd from adding in place
+        _entries.pop(result.data_ptr() - result.storage_offset() * result.itemsize, None)
+    if op is _aten.fill_.Scalar and args[1] and 1 < result.dim() and result.numel() <= LARGEST and _fills_its_storage(result):
+        tell_fraction(result, 1.0)
+
+
 def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """The results of an operator, and what is known of their values."""
     result = operators.run(op, *args, **kwargs)
     if isinstance(result, torch.Tensor) and result.dtype.is_floating_point and result.numel() != 1:
+        _follow_floats(op, args, result)
         return result
     _follow(op, args, kwargs, result)
     return result
