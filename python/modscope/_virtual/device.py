@@ -48,6 +48,10 @@ def _refusal() -> str | None:
     return None
 
 
+_installed: list[VirtualDevice] = []
+"""The device that is installed stays installed without another reference to it."""
+
+
 class VirtualDevice:
     """One virtual GPU. While it is installed, torch in this process believes that it is there."""
 
@@ -103,6 +107,7 @@ class VirtualDevice:
             undo.callback(torch.cuda._check_bf16_tensor_supported.cache_clear)
             undo.callback(_wait_for_backward_threads)
             self._undo = undo.pop_all()
+        _installed.append(self)
         atexit.register(_wait_for_backward_threads)
 
     def _replacements(self) -> list[tuple[Any, dict[str, Any]]]:
@@ -118,6 +123,8 @@ class VirtualDevice:
         return times.now(position - 1 if position else None) if gpu.speed else None
 
     def remove(self) -> None:
+        if self in _installed:
+            _installed.remove(self)
         self._undo.close()
         atexit.unregister(_wait_for_backward_threads)
         operators.forget()
