@@ -148,7 +148,21 @@ def from_similar(call: Convolution, others: list[_Measured]) -> int:
     for distance, i in nearest:
         for candidate, error in enumerate(_errors(others[i].call, others[i].bytes)):
             scores[candidate] += error / (0.3 + distance)
-    return candidates[scores.index(min(scores))]
+    chosen = scores.index(min(scores))
+    return candidates[chosen] + _more(chosen, [others[i] for _, i in nearest])
+
+
+_MOST_MORE = 4096
+"""Bytes of parameters that a kernel can have in its workspace."""
+
+
+def _more(chosen: int, nearest: list[_Measured]) -> int:
+    """What kernels take for their parameters beside a candidate: as the most similar convolution that took that candidate."""
+    for other in nearest:
+        more = other.bytes - _candidates(other.call)[chosen]
+        if 0 <= more <= _MOST_MORE:
+            return more
+    return 0
 
 
 @cache
