@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import inspect
 import json
 import logging
 import os
@@ -13,32 +12,11 @@ import time
 import warnings
 from typing import Any
 
-from modscope._virtual import operators, table
+from modscope._virtual import operators, table, times
 from modscope._virtual.device import VirtualDevice
 from modscope._virtual.gpus import find_gpu
 
 STEPS = 3
-
-
-class TableFirst(operators.Rules):
-    """A table before the rules that the device has."""
-
-    def __init__(self, first: table.Table, rules: operators.Rules) -> None:
-        self._table = first
-        self._rules = rules
-        self.order = getattr(rules, "order", lambda op: None)
-
-    def events(self, op: Any, args: Any, kwargs: Any, specs: Any) -> Any:
-        found = self._table.find(op, args, kwargs)
-        if found is not None and found.events is not None:
-            return found.events
-        return self._rules.events(op, args, kwargs, specs)
-
-    def seconds(self, op: Any, args: Any, kwargs: Any, specs: Any) -> float:
-        return self._rules.seconds(op, args, kwargs, specs)
-
-    def advance(self, seconds: float) -> None:
-        self._rules.advance(seconds)
 
 
 def load_jobs(path: str) -> Any:
@@ -92,12 +70,8 @@ def predict(job: Any, own: table.JobTable | None) -> tuple[bool, float]:
 
 
 def clock() -> float:
-    """The virtual device's time when everything that was launched has ended; 0 where it has no clock."""
+    """The virtual device's time when everything that was launched has ended."""
     import torch
-
-    if importlib.util.find_spec("modscope._virtual.times") is None:
-        return 0.0
-    from modscope._virtual import times
 
     torch.cuda.synchronize()
     return float(times.now())
@@ -108,12 +82,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
     own = own_table(options.own_table) if options.own_table else None
     measured = own if own is not None else table.load(options.table) if options.table else None
-    takes_table = "table" in inspect.signature(VirtualDevice).parameters
-    device = VirtualDevice(find_gpu(options.gpu), options.torch, **({"table": measured} if takes_table else {}))
+    device = VirtualDevice(find_gpu(options.gpu), options.torch, table=measured)
     device.install()
-    rules = operators.rules
-    if measured is not None and not takes_table:
-        operators.rules = TableFirst(measured, rules)
     blocks: list[tuple[int, str]] = []
     if options.log:
         log_blocks(blocks)
@@ -133,7 +103,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     if options.log:
         with open(options.log, "w", encoding="utf-8") as file:
             json.dump(blocks, file)
-    operators.rules = rules
     device.remove()
     return result
 

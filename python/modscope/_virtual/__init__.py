@@ -14,7 +14,7 @@
     unknown.py         the error of a kernel of which nothing is known
     rules.py           the registry of rules for the memory that operators take beside their results
     workspaces.py, reductions.py, sorting.py, indexing.py, normalization.py, losses.py, copies.py, convolution.py,
-    batch_norm.py, recurrent.py, attention_memory.py
+    batch_norm.py, pooling.py, recurrent.py, attention_memory.py
                        the rules, by subject
     geometry.py        shapes and strides as torch's kernels see them
     table.py           what operators were measured to take on a GPU

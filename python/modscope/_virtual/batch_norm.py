@@ -1,7 +1,7 @@
-"""Batch norm and pooling on the virtual device: cuDNN's or torch's own kernels, and the memory that they take.
+"""Batch norm on the virtual device: cuDNN's or torch's own kernels, and the memory that they take.
 
 Sources: torch's aten/src/ATen/native/Normalization.cpp (the choice), native/cuda/Normalization.cuh (the stages of a sum over
-rows), native/cuda/AdaptiveMaxPooling2d.cu. cuDNN's workspaces were measured on an H200 (torch 2.11, cuDNN 9.19).
+rows). cuDNN's workspaces were measured on an H200 (torch 2.11, cuDNN 9.19).
 """
 
 from __future__ import annotations
@@ -171,33 +171,3 @@ def _native_backward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     sums: Event = ("temporary", input.size(1) * _FLOAT)
     copy: list[Event] = [] if grad.stride() == input.stride() else [("temporary", grad.numel() * grad.dtype.itemsize)]
     return [*copy, sums, sums, *_stages(input, 2), _RESULT]
-
-
-# ---- pooling ----
-
-
-def _bytes(spec: Any) -> int:
-    shape, _, dtype = spec
-    elements = 1
-    for count in shape:
-        elements *= count
-    return int(elements * dtype.itemsize)
-
-
-@rule("aten.adaptive_max_pool2d.default", source="ATen/native/cuda/AdaptiveMaxPooling2d.cu")
-def _adaptive_max_pool(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
-    """The kernel works on contiguous tensors."""
-    input = args[0]
-    if input.is_contiguous():
-        return None
-    copies = [_bytes(spec) for spec in specs]
-    return [_RESULT, _RESULT, *[("temporary", bytes) for bytes in (*copies, input.numel() * input.dtype.itemsize)]]
-
-
-@rule("aten.adaptive_max_pool2d_backward.default", source="ATen/native/cuda/AdaptiveMaxPooling2d.cu")
-def _adaptive_max_pool_backward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
-    grad, input, indices = args[:3]
-    if input.is_contiguous():
-        return None
-    bytes = [tensor.numel() * tensor.dtype.itemsize for tensor in (grad, indices, input)]
-    return [_RESULT, *[("temporary", count) for count in bytes]]

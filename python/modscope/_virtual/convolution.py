@@ -148,7 +148,21 @@ def from_similar(call: Convolution, others: list[_Measured]) -> int:
     for distance, i in nearest:
         for candidate, error in enumerate(_errors(others[i].call, others[i].bytes)):
             scores[candidate] += error / (0.3 + distance)
-    return candidates[scores.index(min(scores))]
+    chosen = scores.index(min(scores))
+    return candidates[chosen] + _more(chosen, [others[i] for _, i in nearest])
+
+
+_MOST_MORE = 4096
+"""Bytes of parameters that a kernel can have in its workspace."""
+
+
+def _more(chosen: int, nearest: list[_Measured]) -> int:
+    """What kernels take for their parameters beside a candidate: as the most similar convolution that took that candidate."""
+    for other in nearest:
+        more = other.bytes - _candidates(other.call)[chosen]
+        if 0 <= more <= _MOST_MORE:
+            return more
+    return 0
 
 
 @cache
@@ -253,7 +267,7 @@ def _forward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
         return [*events, _RESULT] if events else None
     last = format != torch.contiguous_format
     call = _call(_FORWARD, input.shape, weight, specs[0], stride, dilation, transposed, groups, last)
-    return [*events, *_copy(weight, format), _RESULT, *_taken(workspace(call))]
+    return [*events, _RESULT, *_copy(weight, format), *_taken(workspace(call))]
 
 
 def _bias_gradient(card: Card, grad: torch.Tensor) -> list[Event]:
@@ -272,11 +286,10 @@ def _backward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     last = format != torch.contiguous_format
     native = _is_native_depthwise(card, input, weight, groups) and not transposed
     events = [*(_copy(input, format) if mask[1] else []), *_copy(grad, format)]
-    if not native:
-        events += _copy(weight, format)
     for what, wanted in ((_OF_INPUT, mask[0]), (_OF_WEIGHT, mask[1])):
         events.append(_RESULT)
         if wanted and not native:
+            copy = _copy(weight, format) if what == _OF_INPUT else []
             call = _call(what, input.shape, weight, grad.shape, stride, dilation, transposed, groups, last)
-            events += _taken(workspace(call))
+            events += [*copy, *_taken(workspace(call)), *[("temporary", -bytes) for _, bytes in copy]]
     return [*events, _RESULT, *(_bias_gradient(card, grad) if mask[2] else [])]

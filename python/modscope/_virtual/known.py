@@ -243,10 +243,21 @@ def _follow(op: Any, args: Any, kwargs: Any, result: Any) -> None:
         rule(args, kwargs, result)
 
 
+def _follow_floats(op: Any, args: Any, result: torch.Tensor) -> None:
+    """Of a tensor of other numbers it is known at most that all are 1: models make masks so."""
+    if result is not args[0]:
+        return
+    if _entries:  # without the storage's Python object: a reference to it keeps autograd from adding in place
+        _entries.pop(result.data_ptr() - result.storage_offset() * result.itemsize, None)
+    if op is _aten.fill_.Scalar and args[1] == 1 and 1 < result.dim() and result.numel() <= LARGEST and _fills_its_storage(result):
+        tell_fraction(result, 1.0)
+
+
 def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """The results of an operator, and what is known of their values."""
     result = operators.run(op, *args, **kwargs)
     if isinstance(result, torch.Tensor) and result.dtype.is_floating_point and result.numel() != 1:
+        _follow_floats(op, args, result)
         return result
     _follow(op, args, kwargs, result)
     return result
@@ -345,6 +356,11 @@ def _any(args: Any, kwargs: Any, result: Any) -> None:
         tell(result, torch.ones((), dtype=torch.bool).expand(result.shape))
 
 
+def _all(args: Any, kwargs: Any, result: Any) -> None:
+    if fraction_of(args[0]) == 1 and _may_be_kept(result):
+        tell(result, torch.ones((), dtype=torch.bool).expand(result.shape))
+
+
 def _absorbed_by(number: int) -> _Rule:
     """``True | unknown`` is true and ``False & unknown`` is false: loops of generation end by it."""
 
@@ -391,6 +407,7 @@ RULES: dict[Any, _Rule] = {
     _aten.any.default: _any,
     _aten.any.dim: _any,
     _aten.any.dims: _any,
+    **{op: _all for op in (_aten.all.default, _aten.all.dim, _aten.all.dims)},
     **{op: _absorbed_by(1) for op in (_aten.bitwise_or.Tensor, _aten.bitwise_or_.Tensor, _aten.logical_or.default)},
     **{op: _absorbed_by(0) for op in (_aten.bitwise_and.Tensor, _aten.bitwise_and_.Tensor, _aten.logical_and.default)},
     _aten.random_.to: _random_integers,

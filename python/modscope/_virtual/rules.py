@@ -34,6 +34,7 @@ _MODULES = (
     "losses",
     "convolution",
     "batch_norm",
+    "pooling",
     "recurrent",
     "attention_memory",
 )
@@ -207,25 +208,35 @@ class Rules(operators.Rules):
 
 _RESULTS_ONLY = frozenset(
     """
-    _prelu_kernel _prelu_kernel_backward _stack _weight_norm_interface _weight_norm_interface_backward _amp_update_scale_
-    arange as_strided bernoulli bernoulli_ bucketize cat cauchy_ channel_shuffle col2im copy_ elu elu_backward embedding_renorm_
-    empty empty_strided exponential_ eye fill_ flip floor_divide floor_divide_ gather gelu gelu_ gelu_backward geometric_ glu
-    glu_backward grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward hardshrink hardshrink_backward
-    hardsigmoid hardsigmoid_backward hardswish hardswish_ hardswish_backward hardtanh hardtanh_backward huber_loss_backward
-    index_add index_add_ index_copy index_copy_ index_fill_ index_select leaky_relu leaky_relu_backward linspace log_normal_
-    log_sigmoid_backward log_sigmoid_forward logspace masked_fill_ median mish mish_ mish_backward mse_loss_backward
-    native_channel_shuffle nll_loss2d_backward nll_loss_backward normal normal_ pixel_shuffle pixel_unshuffle polar random_ range
+    _amp_update_scale_ arange as_strided bernoulli bernoulli_ binary_cross_entropy_backward bincount binomial bucketize cat
+    cauchy_ channel_shuffle col2im copy_ _dirichlet_grad _efficientzerotensor elu elu_backward _embedding_bag
+    _embedding_bag_forward_only embedding_renorm_ empty empty_strided eq_ exponential_ eye fill_ flip floor_divide
+    floor_divide_ fractional_max_pool2d fractional_max_pool2d_backward fractional_max_pool3d fractional_max_pool3d_backward
+    gather gcd_ ge_ gelu gelu_ gelu_backward geometric_ glu glu_backward glu_jvp grid_sampler_2d grid_sampler_2d_backward
+    grid_sampler_3d grid_sampler_3d_backward gt_ hardshrink hardshrink_backward hardsigmoid hardsigmoid_backward hardswish
+    hardswish_ hardswish_backward hardtanh hardtanh_backward heaviside_ histc huber_loss_backward __ilshift__ index_add
+    index_add_ index_copy index_copy_ index_fill_ index_reduce_ index_select __irshift__ lcm_ le_ leaky_relu
+    leaky_relu_backward linspace log_normal_ log_sigmoid_backward log_sigmoid_forward logspace lt_ masked_fill_
+    _masked_softmax _masked_softmax_backward median mish mish_ mish_backward mse_loss_backward multi_margin_loss_backward
+    multilabel_margin_loss_backward native_channel_shuffle ne_ nll_loss2d_backward nll_loss_backward normal normal_
+    _pdist_forward pixel_shuffle pixel_unshuffle poisson polar _prelu_kernel _prelu_kernel_backward random_ range
     reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d
     reflection_pad3d_backward replication_pad1d replication_pad1d_backward replication_pad2d replication_pad2d_backward
-    replication_pad3d replication_pad3d_backward resize_ rrelu_with_noise rrelu_with_noise_ rsub scatter scatter_ scatter_add
-    scatter_add_ searchsorted set_ smooth_l1_loss_backward softplus softplus_backward softshrink softshrink_backward take
-    threshold threshold_ threshold_backward tril tril_ tril_indices triu triu_ triu_indices unfold unfold_backward uniform_
-    upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d
-    upsample_linear1d_backward upsample_nearest1d upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward
-    upsample_nearest3d upsample_nearest3d_backward upsample_trilinear3d upsample_trilinear3d_backward view where zero_
+    replication_pad3d replication_pad3d_backward _reshape_alias resize_ rrelu_with_noise rrelu_with_noise_ rsub
+    _sample_dirichlet scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_ searchsorted set_
+    smooth_l1_loss_backward softplus softplus_backward softshrink softshrink_backward _stack _standard_gamma
+    _standard_gamma_grad take threshold threshold_ threshold_backward tril tril_ tril_indices triu triu_ triu_indices unfold
+    unfold_backward uniform_ upsample_bicubic2d _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward
+    upsample_bicubic2d_backward upsample_bilinear2d _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
+    upsample_bilinear2d_backward upsample_linear1d upsample_linear1d_backward upsample_nearest1d upsample_nearest1d_backward
+    upsample_nearest2d upsample_nearest2d_backward upsample_nearest3d upsample_nearest3d_backward _upsample_nearest_exact1d
+    _upsample_nearest_exact1d_backward _upsample_nearest_exact2d _upsample_nearest_exact2d_backward _upsample_nearest_exact3d
+    _upsample_nearest_exact3d_backward upsample_trilinear3d upsample_trilinear3d_backward view view_as_complex view_as_real
+    _weight_norm_interface _weight_norm_interface_backward where zero_
     """.split()
 )
-"""Operators whose CUDA kernels write their results and take nothing else. Those that torch tags as pointwise, of lists
+"""Operators whose CUDA kernels (torch's aten/src/ATen/native/cuda) write their results and take nothing else, or a few
+numbers. Those that torch tags as pointwise, of lists
 (``_foreach_``) and of optimizers (``_fused_``) are not named."""
 
 

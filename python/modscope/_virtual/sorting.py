@@ -175,7 +175,7 @@ def _randperm_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
 
 
 @rule(
-    *(f"aten.{name}.{overload}" for name in ("cumsum", "cumprod") for overload in ("default", "out")),
+    *(f"aten.{name}" for of in ("cumsum", "cumprod") for name in (f"{of}.default", f"{of}.out", f"{of}_.default")),
     source="ATen/native/cuda/ScanKernels.cpp; ScanUtils.cuh",
 )
 def _cumsum_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:

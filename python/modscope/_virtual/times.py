@@ -24,7 +24,7 @@ __all__ = ["Seconds", "Times", "installed", "now", "timed", "wait"]
 
 HOST = 46e-6
 """Seconds of the host for an operator that Python calls, with autograd and the Python code around it: what training jobs need
-on the server of an H200 that the host holds up. A fast desktop processor needs a third of it."""
+on the server of an H200 that the host holds up. It was not measured on other hosts."""
 VIEW, ALLOCATION, COPY, CONVOLUTION = 0.3, 0.1, 0.6, 3.0
 """The same for views, new tensors, copies and convolutions, by HOST."""
 EACH_TENSOR, EACH_STEP = 0.04, 0.5

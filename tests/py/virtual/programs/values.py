@@ -129,3 +129,11 @@ def memory_of_what_is_known_is_not_torch_s():
     assert torch.cuda.memory_allocated() - before == 8192
     del x
     assert torch.cuda.memory_allocated() == before
+
+
+def a_mask_of_float_ones_selects_everything():
+    mask = torch.ones(2, 8, device=CUDA)
+    assert mask.to(torch.bool).all().item() is True and mask.long().sum(-1).tolist() == [8, 8]
+    assert torch.randn(2, 8, 3, device=CUDA)[mask.bool()].shape == (16, 3)
+    mask[:, 4:] = 0
+    assert mask.to(torch.bool).all().item() is False and torch.zeros(2, 8, device=CUDA).bool().all().item() is False
