@@ -1,0 +1,64 @@
+"""Programs that fail on a GPU in the same way as on the virtual one, and what they find when they go on."""
+
+import pytest
+from predict_helpers import needs_virtual_gpu, predict, predict_json, training, write
+
+pytestmark = [pytest.mark.slow, needs_virtual_gpu]
+
+
+def test_a_backward_that_ran_out_of_memory_has_freed_its_graph(tmp_path):
+    """A thread of autograd holds the graph until it gets Python, which it does not get here unless it is waited for."""
+    script = write(
+        tmp_path,
+        """
+        import sys, torch
+        sys.setswitchinterval(10)
+        model = torch.nn.Sequential(*[torch.nn.Linear(4000, 4000) for _ in range(20)]).cuda()
+        for _ in range(5):
+            try:
+                model(torch.ones(65536, 4000, device="cuda")).sum().backward()
+            except torch.OutOfMemoryError:
+                pass
+            print(torch.cuda.memory_allocated() >> 30)
+        """,
+    )
+    ran = predict(tmp_path, "--gpu", "rtx4090", script)
+    assert ran.status == 0 and ran.out.split() == ["1"] * 5, ran.err
+    assert " failed, in step 1, backward of Sequential.19\n" in ran.err
+
+
+def test_a_fork_of_a_process_that_used_the_gpu_cannot_use_it(tmp_path):
+    script = write(
+        tmp_path,
+        """
+        import torch
+        class Data(torch.utils.data.Dataset):
+            def __len__(self):
+                return 4
+            def __getitem__(self, index):
+                return torch.ones(4).to("cuda") if used is not None else torch.ones(4)
+        used = None
+        print(next(iter(torch.utils.data.DataLoader(Data(), num_workers=1))).shape)
+        used = torch.ones(4, device="cuda")
+        next(iter(torch.utils.data.DataLoader(Data(), num_workers=1)))
+        """,
+    )
+    ran = predict(tmp_path, "--gpu", "h100", "--seconds", "30", script)
+    assert ran.status == 1 and ran.out == "torch.Size([1, 4])\n"
+    assert "RuntimeError: Cannot re-initialize CUDA in forked subprocess." in ran.err and "--seconds" not in ran.err
+
+
+def test_the_profiler_with_cuda_prints_no_warnings(tmp_path):
+    text = """
+        from torch.profiler import ProfilerActivity, profile
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            step()
+        print(len(profiler.key_averages()) > 3)
+    """
+    ran = predict(tmp_path, "--gpu", "h100", training(tmp_path, text))
+    assert ran.status == 0 and ran.out == "True\n" and "Failed to record CUDA event" not in ran.err
+
+
+@pytest.mark.parametrize("text, has_time", [("step()", True), ("net(torch.ones(8, 1024, device='cuda')).sum().backward()", False)])
+def test_only_a_complete_step_has_a_time(tmp_path, text, has_time):
+    assert (predict_json(tmp_path, "--gpu", "h100", training(tmp_path, text))["step_ms"] is not None) == has_time
