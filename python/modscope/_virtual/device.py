@@ -9,7 +9,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -221,7 +221,7 @@ _BAD_FORK = (
 )
 
 
-def _refuse(*_: Any) -> NoReturn:
+def _refuse(size: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
     raise RuntimeError(_BAD_FORK)
 
 

@@ -62,3 +62,27 @@ def test_the_profiler_with_cuda_prints_no_warnings(tmp_path):
 @pytest.mark.parametrize("text, has_time", [("step()", True), ("net(torch.ones(8, 1024, device='cuda')).sum().backward()", False)])
 def test_only_a_complete_step_has_a_time(tmp_path, text, has_time):
     assert (predict_json(tmp_path, "--gpu", "h100", training(tmp_path, text))["step_ms"] is not None) == has_time
+
+
+LAUNCHER = """
+    import torch, torch.multiprocessing
+
+    def work(rank):
+        net = torch.nn.Linear(1024, 4096 * 1024, device="cuda", bias=False)
+        net(torch.ones(8, 1024, device="cuda"))
+
+    if __name__ == "__main__":
+        torch.multiprocessing.spawn(work, nprocs=torch.cuda.device_count())
+"""
+
+
+def test_a_process_that_the_script_starts_is_predicted(tmp_path):
+    result = predict_json(tmp_path, "--gpu", "rtx4090", write(tmp_path, LAUNCHER))
+    assert result["fits"] and 16 << 30 < result["reserved_peak"] < 17 << 30
+    assert result["notes"] == ["This is a process that the script started: the script itself used no GPU."]
+
+
+def test_the_table_has_the_process_that_the_script_starts(tmp_path):
+    ran = predict(tmp_path, "--gpu", "t4,rtx4090", write(tmp_path, LAUNCHER))
+    assert ran.status == 0 and [line.split()[0] for line in ran.err.splitlines() if " fits" in line] == ["rtx4090"]
+    assert "  does not fit: " in ran.err
