@@ -86,3 +86,19 @@ def test_the_table_has_the_process_that_the_script_starts(tmp_path):
     ran = predict(tmp_path, "--gpu", "t4,rtx4090", write(tmp_path, LAUNCHER))
     assert ran.status == 0 and [line.split()[0] for line in ran.err.splitlines() if " fits" in line] == ["rtx4090"]
     assert "  does not fit: " in ran.err
+
+
+def test_a_slow_link_does_not_hide_the_host_s_time(tmp_path):
+    """Copying a model to the GPU blocks the host: otherwise the device would be behind for many steps, which would then take
+    only the device's time."""
+    text = """
+        big = torch.ones(1 << 24).to("cuda")
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(100):
+            begin.query()
+            tiny = torch.relu(big[:8])
+        end.record()
+        print(begin.elapsed_time(end) > 2)
+    """
+    assert predict(tmp_path, "--gpu", "t4", training(tmp_path, text)).out == "True\n"
