@@ -12,7 +12,10 @@ from modscope._run_recording import RunRecording, Settings
 if TYPE_CHECKING:
     from modscope._load import Capture
     from modscope._predict_result import Result
-    from modscope._record import Outcome
+    from modscope._record import Outcome, Recording
+    from modscope._started import Started
+
+_FACTS = "prediction"  # in the end of a capture
 
 
 def enter(settings: Settings) -> None:
@@ -74,11 +77,9 @@ class PredictedRun(RunRecording):
         from modscope import _predict_text
 
         facts = self._prediction.facts(self._steps, how, end)
-        if self._is_child:
-            return
         if self._asked.part:
-            self._prediction.write_part(facts)
-        else:
+            self._prediction.write_part(facts, self._file.path if self._file else "")
+        elif not self._is_child:
             capture = self._load() if not loss else None
             result = self._prediction.result(facts, capture, self._file.path if self._file else "")
             if capture and not _predict_text.used_gpu(result):
@@ -102,10 +103,45 @@ class PredictedRun(RunRecording):
 
         return load(self._file.path) if self._file else None
 
+    # ---- a script that only starts others, such as torch.distributed.run ----
+
+    def _end_recording(self, recording: Recording, how: str, end: dict[str, str]) -> None:
+        """A process that the script started leaves what the script's own process must know in its capture."""
+        if self._is_child:
+            end = {**end, _FACTS: json.dumps(self._prediction.facts(self._steps, how, end))}
+        super()._end_recording(recording, how, end)
+
     def _end_without_capture(self, what: str) -> None:
         """The script itself used no memory of PyTorch's."""
-        if self._asked.part and not self._is_child:
+        if not self._asked.part:
+            if not self._tell_of_started():
+                super()._end_without_capture(what)
+        elif not self._is_child and not os.path.exists(os.path.join(self._asked.part, FACTS)):
             with open(os.path.join(self._asked.part, FACTS), "w", encoding="utf-8") as file:
                 json.dump({"nothing": what}, file)
-        else:
-            super()._end_without_capture(what)
+
+    def _tell_of_started(self) -> bool:
+        """Tell the result of the process that needs most of the GPU. False if there is none that uses it."""
+        from modscope import _predict_text
+
+        results = [result for other in self._started_processes() if (result := self._result_of_started(other)) is not None]
+        if not results:
+            return False
+        result = max(results, key=lambda result: (not result["fits"], result["reserved_peak"]))
+        result["notes"].append(_predict_text.note_of_started(len(results)))
+        shown = result.pop("shown")
+        self._write(_predict_text.as_lines(_predict_text.closing(result, shown, None, self._settings.quiet)))
+        self._write_json(result)
+        return True
+
+    def _result_of_started(self, other: Started) -> Result | None:
+        """None if it was killed, or used no GPU."""
+        from modscope import _predict_text
+        from modscope._load import load
+
+        if other.error or not other.path:
+            return None
+        capture = load(other.path)
+        facts = json.loads((capture.end or {}).get(_FACTS, "null"))
+        result = self._prediction.result(facts, capture, other.path) if facts else None
+        return {**result, "shown": other.name} if result and _predict_text.used_gpu(result) else None

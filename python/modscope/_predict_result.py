@@ -79,9 +79,11 @@ def _reserved_moment(capture: Capture, reserved: int) -> Result | None:
 
 
 def _step_ms(capture: Capture | None) -> float | None:
-    """The median time of the steps after the first, where the capture's clock is the virtual one."""
+    """The median time of the steps after the first, where the capture's clock is the virtual one. A step that no optimizer
+    ended has no time: the script was stopped in it, or does not train."""
     if capture is None or capture.info.get("clock") != "virtual":
         return None
-    steps = [1e3 * (step.end - step.begin) for step in capture.steps() if step.number]
+    complete = range(1, capture.optimizer_steps + 1)
+    steps = [1e3 * (step.end - step.begin) for step in capture.steps() if step.number in complete]
     times = [time for time in steps[1:] or steps if time > 0]
     return statistics.median(times) if times else None

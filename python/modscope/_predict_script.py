@@ -127,13 +127,17 @@ class Prediction:
             "step_times": {name: _step_ms(times) for name, times in self._times.items()},
         }
 
-    def write_part(self, facts: dict[str, Any]) -> None:
+    def write_part(self, facts: dict[str, Any], capture: str) -> None:
+        """Of several processes, the one that asked most of the allocator counts."""
         from modscope import _native
 
-        with open(os.path.join(self.asked.part, LOG), "wb") as log:
-            log.write(_native.virtual_log_end())
-        with open(os.path.join(self.asked.part, FACTS), "w", encoding="utf-8") as file:
-            json.dump(facts, file)
+        log, path = _native.virtual_log_end(), os.path.join(self.asked.part, LOG)
+        if os.path.exists(path) and os.path.getsize(path) >= len(log):
+            return
+        with open(path, "wb") as file:
+            file.write(log)
+        with open(os.path.join(self.asked.part, FACTS), "w", encoding="utf-8") as text:
+            json.dump({**facts, "capture": capture}, text)
 
     def result(self, facts: dict[str, Any], capture: Capture | None, path: str) -> dict[str, Any]:
         """The result, as --json has it."""

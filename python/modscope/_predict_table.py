@@ -21,7 +21,7 @@ from modscope import _predict_process
 from modscope._capture import Allocator
 from modscope._load import Capture, load
 from modscope._predict_result import DEVICE, Result
-from modscope._predict_script import CAPTURE, FACTS, LOG
+from modscope._predict_script import FACTS, LOG
 from modscope._predict_text import as_lines, notes, seconds, step_time
 from modscope._text import clean, counted, describe_moment, rough_size, size
 from modscope._virtual.gpus import GPUS, Gpu, rules_of
@@ -83,7 +83,7 @@ def _refuse(options: argparse.Namespace, facts: dict[str, Any] | None, status: i
 
 
 def _rows(kind: list[Gpu], part: str, facts: dict[str, Any]) -> dict[Gpu, Result]:
-    capture = load(os.path.join(part, CAPTURE))
+    capture = load(facts["capture"])
     with open(os.path.join(part, LOG), "rb") as file:
         log = file.read()
     unlimited = Allocator(facts["torch"], capture.info.get("allocator") or None)

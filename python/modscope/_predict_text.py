@@ -118,6 +118,13 @@ def notes(result: Result) -> list[str]:
     return lines
 
 
+def note_of_started(count: int) -> str:
+    """Of a script that used no GPU itself, but started processes that did."""
+    if count == 1:
+        return "This is a process that the script started: the script itself used no GPU."
+    return f"The script itself used no GPU: of {count} processes that it started, this is the one that needs most memory."
+
+
 def _capture(result: Result, shown: str, loss: str | None) -> str:
     name = shlex.quote(shown)
     if loss:

@@ -16,6 +16,7 @@ import torch.cuda.amp.common
 import torch.cuda.graphs
 import torch.cuda.nccl
 import torch.cuda.nvtx
+import torch.profiler
 
 from modscope import _native
 from modscope._virtual import streams, times
@@ -250,6 +251,7 @@ def replacements(gpu: Gpu, memory: Memory) -> list[tuple[Any, dict[str, Any]]]:
     cudnn_module: Any = torch.backends.cudnn
     functions = {**_device_functions(gpu), **_library_functions(), **_copies_between_devices(), **memory.functions()}
     has_cuda = torch.backends.cuda.is_built()
+    activities = torch.profiler.supported_activities()  # without CUDA among them, the profiler would record events of its own
     cudnn = {"is_available": _answer(True), "version": _answer(_CUDNN_VERSION), "_init": _answer(True)}
     return [
         (torch._C, functions),
@@ -264,5 +266,6 @@ def replacements(gpu: Gpu, memory: Memory) -> list[tuple[Any, dict[str, Any]]]:
         (torch.cuda.nvtx, {"_nvtx": _nvtx()}),
         (torch.cuda.amp.common, {"amp_definitely_not_available": lambda: False}),
         (cudnn_module.m, cudnn),
+        (torch.autograd.profiler, {"_supported_activities": lambda: {*activities, torch.profiler.ProfilerActivity.CUDA}}),
         (torch.version, {} if has_cuda else {"cuda": _CUDA_VERSION}),
     ]

@@ -119,6 +119,8 @@ class VirtualDevice:
         undo.enter_context(_replaced(operators, answers))
         undo.enter_context(_replaced(attention, {"card": card}))
         undo.enter_context(_cudnn_of_recurrent_layers())
+        undo.enter_context(_refused_in_forks(self.memory))
+        undo.enter_context(_replaced(torch.autograd, {"_engine_run_backward": _run_backward}))
         undo.enter_context(times.installed(self.gpu, self._also[1:]))
 
     def _replacements(self) -> list[tuple[Any, dict[str, Any]]]:
@@ -172,6 +174,16 @@ def _wait_for_backward_threads() -> None:
             return
 
 
+def _run_backward(*args: Any, **options: Any) -> Any:
+    """The thread of autograd in which a backward failed holds the graph until it has released the exception, for which it
+    needs Python: let it end that first. On a GPU it does so at once, so that the program can go on with less."""
+    try:
+        return torch.autograd.graph._engine_run_backward(*args, **options)
+    except Exception:
+        _wait_for_backward_threads()
+        raise
+
+
 def _initialize_real_cuda() -> None:
     """torch initializes CUDA once, and has done it with our hooks: it must be done for a real GPU that is there."""
     slot = probes.init_slot()
@@ -218,6 +230,36 @@ def _cudnn_of_recurrent_layers() -> Iterator[None]:
     ):
         yield
     recurrent.forget()
+
+
+# ---- forked processes ----
+
+_installed: list[Memory] = []
+_BAD_FORK = (
+    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method"
+)
+
+
+def _refuse(size: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+    raise RuntimeError(_BAD_FORK)
+
+
+def _refuse_in_fork() -> None:
+    """As CUDA does in the fork of a process that has used it."""
+    if _installed and _installed[0].bytes("allocated_bytes", "allocated"):
+        operators.make = _refuse
+
+
+os.register_at_fork(after_in_child=_refuse_in_fork)
+
+
+@contextlib.contextmanager
+def _refused_in_forks(memory: Memory) -> Iterator[None]:
+    _installed.append(memory)
+    try:
+        yield
+    finally:
+        _installed.remove(memory)
 
 
 @contextlib.contextmanager

@@ -193,8 +193,8 @@ def _copying(kernel: Callable[..., Any], target: int, source: int) -> Callable[.
             if seconds is None:
                 seconds = remembered[key] = rules.times.copy_seconds(*pair)
             rules.advance(seconds)
-            if pair[0].device.type == "cpu" and not (len(args) > 2 and args[2]):
-                wait()
+            if pair[0].device.type != pair[1].device.type and not (len(args) > 2 and args[2]):
+                wait()  # torch waits for copies in both directions
         return result
 
     return run
