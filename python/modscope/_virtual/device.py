@@ -119,7 +119,6 @@ class VirtualDevice:
         undo.enter_context(_replaced(operators, answers))
         undo.enter_context(_replaced(attention, {"card": card}))
         undo.enter_context(_cudnn_of_recurrent_layers())
-        undo.enter_context(_refused_in_forks(self.memory))
         undo.enter_context(_replaced(torch.autograd, {"_engine_run_backward": _run_backward}))
         undo.enter_context(times.installed(self.gpu, self._also[1:]))
 
@@ -234,7 +233,6 @@ def _cudnn_of_recurrent_layers() -> Iterator[None]:
 
 # ---- forked processes ----
 
-_installed: list[Memory] = []
 _BAD_FORK = (
     "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method"
 )
@@ -246,20 +244,11 @@ def _refuse(size: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
 
 def _refuse_in_fork() -> None:
     """As CUDA does in the fork of a process that has used it."""
-    if _installed and _installed[0].bytes("allocated_bytes", "allocated"):
+    if _installed and _installed[0].memory.bytes("allocated_bytes", "allocated"):
         operators.make = _refuse
 
 
 os.register_at_fork(after_in_child=_refuse_in_fork)
-
-
-@contextlib.contextmanager
-def _refused_in_forks(memory: Memory) -> Iterator[None]:
-    _installed.append(memory)
-    try:
-        yield
-    finally:
-        _installed.remove(memory)
 
 
 @contextlib.contextmanager
