@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from virtual_programs import needs_virtual_device
+from virtual_helpers import needs_virtual_device
 
 pytestmark = needs_virtual_device
 
