@@ -13,9 +13,11 @@ PACKAGE = pathlib.Path(modscope.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # torch's and Python's own private names that are used knowingly, and what namedtuples call so.
-FOREIGN = {"torch", "_C", "os", "sys", "argparse"}
+FOREIGN = {"torch", "_C", "aten", "_aten", "os", "sys", "argparse"}
 NAMEDTUPLE = {"_asdict", "_replace", "_fields"}
-TORCH = {"_cdata", "_sequence_nr", "_schema", "_destroy"}
+TORCH = {
+    "_cdata", "_sequence_nr", "_schema", "_destroy", "_indices", "_values", "_coalesced_", "_abstract_fn", "_qualname", "_opoverload",
+}  # fmt: skip
 
 # The native tracker, which torch's interface gives these names; and the trackers' own files, which share a tracker.
 TRACKERS = {

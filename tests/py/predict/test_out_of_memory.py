@@ -44,10 +44,12 @@ def test_the_script_gets_torch_s_exception_and_our_report(tmp_path):
 def test_a_script_that_halves_its_batch_goes_on(tmp_path):
     script = training(tmp_path, HALVE)
     ran = predict(tmp_path, "--gpu", "8GiB", "--json", "x.json", script)
-    assert ran.status == 0 and ran.out.splitlines() == [f"halved {1 << n}" for n in (22, 21, 20, 19, 18, 17, 16)]
-    assert " after 7 allocations failed and the script went on." in ran.said[1]
+    count = len(ran.out.splitlines())
+    assert ran.status == 0 and count in (6, 7)  # a thread of autograd may free the failed step's tensors after the next began
+    assert ran.out.splitlines() == [f"halved {1 << n}" for n in range(22, 22 - count, -1)]
+    assert f" after {count} allocations failed and the script went on." in ran.said[1]
     result = json.loads((tmp_path / "x.json").read_text())
-    assert result["fits"] is True and result["out_of_memory"]["count"] == 7 and result["steps"] == 1
+    assert result["fits"] is True and result["out_of_memory"]["count"] == count and result["steps"] == 1
 
 
 def test_a_script_that_catches_it_and_gives_up_does_not_fit(tmp_path):

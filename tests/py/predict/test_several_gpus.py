@@ -7,7 +7,8 @@ import pytest
 from predict_helpers import needs_virtual_gpu, predict, predict_json, training
 
 import modscope
-from modscope import _capture
+from modscope import _capture, _predict_table
+from modscope.__main__ import main
 
 pytestmark = [pytest.mark.slow, needs_virtual_gpu]
 
@@ -52,10 +53,13 @@ def test_each_gpu_is_predicted_as_it_is_alone(table):
     assert {each["gpu"]: each["fits"] for each in result["gpus"]} == {"h200": True, "8GiB": False, "t4": True}
 
 
-def test_all_gpus_are_the_default(tmp_path):
-    result = predict_json(tmp_path, "-q", "--steps", "1", training(tmp_path, "step()"))
-    assert [each["gpu"] for each in result["gpus"]] == list(modscope.gpus)
-    assert all(each["fits"] for each in result["gpus"])
+def test_all_gpus_are_the_default(tmp_path, monkeypatch):
+    known = {name: modscope.gpus[name] for name in ("h100", "h200")}  # of one generation: one run
+    monkeypatch.setattr(_predict_table, "GPUS", known)
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", "-q", "--steps", "1", "--json", "x.json", training(tmp_path, "step()")]) == 0
+    result = json.loads((tmp_path / "x.json").read_text())
+    assert [each["gpu"] for each in result["gpus"]] == list(known) and all(each["fits"] for each in result["gpus"])
 
 
 def test_emptying_the_cache_is_replayed(tmp_path):
