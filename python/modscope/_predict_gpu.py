@@ -126,20 +126,20 @@ class virtual_gpu:
 
     # ---- the result ----
 
-    def _after(self, name: str) -> Any:
+    def _after(self, name: str, attribute: str = "") -> Any:
         if self._result is None:
-            raise RuntimeError(f"{name} is known after the virtual GPU was left: read it after the with statement")
+            raise RuntimeError(f"{attribute or name} is known after the virtual GPU was left: read it after the with statement")
         return self._result[name]
 
     @property
     def peak_reserved(self) -> int:
         """The most that the GPU would have to reserve, in bytes."""
-        return int(self._after("reserved_peak"))
+        return int(self._after("reserved_peak", "peak_reserved"))
 
     @property
     def peak_allocated(self) -> int:
         """The most that tensors and workspaces took of it, in bytes."""
-        return int(self._after("allocated_peak"))
+        return int(self._after("allocated_peak", "peak_allocated"))
 
     @property
     def fits(self) -> bool:
@@ -155,7 +155,7 @@ class virtual_gpu:
     @property
     def result(self) -> Result:
         """Everything that ``modscope predict --json`` writes."""
-        self._after("gpu")
+        self._after("gpu", "result")
         return dict(self._result or {})
 
     @property

@@ -122,11 +122,11 @@ class PredictedRun(RunRecording):
 
     def _tell_of_started(self) -> bool:
         """Tell the result of the process that needs most of the GPU. False if there is none that uses it."""
-        from modscope import _predict_text
-
         results = [result for other in self._started_processes() if (result := self._result_of_started(other)) is not None]
         if not results:
             return False
+        from modscope import _predict_text
+
         result = max(results, key=lambda result: (not result["fits"], result["reserved_peak"]))
         result["notes"].append(_predict_text.note_of_started(len(results)))
         shown = result.pop("shown")

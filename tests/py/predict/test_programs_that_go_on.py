@@ -1,5 +1,7 @@
 """Programs that fail on a GPU in the same way as on the virtual one, and what they find when they go on."""
 
+import signal
+
 import pytest
 from predict_helpers import needs_virtual_gpu, predict, predict_json, training, write
 
@@ -102,3 +104,9 @@ def test_a_slow_link_does_not_hide_the_host_s_time(tmp_path):
         print(begin.elapsed_time(end) > 2)
     """
     assert predict(tmp_path, "--gpu", "t4", training(tmp_path, text)).out == "True\n"
+
+
+def test_ctrl_c_before_torch_is_imported_is_the_script_s_status(tmp_path):
+    """What is imported at the end must not make Python forget that KeyboardInterrupt ended the script."""
+    script = write(tmp_path, "raise KeyboardInterrupt")
+    assert predict(tmp_path, "--gpu", "h100", script).status == -signal.SIGINT
