@@ -162,9 +162,9 @@ TEST(blocks_are_scaled_moved_removed_and_inserted)
     CHECK_EQ(peak(), 334 + 20);
     CHECK_EQ(msp_edit_move(edit, &(msp_selection){.device = 1, .phases = 1u << MS_FORWARD}, 0, NULL), MS_OK);
     CHECK_EQ(peak(), 5);
-    CHECK_EQ(msp_edit_insert(edit, 3, 5, 4096, 1), MS_OK);
+    CHECK_EQ(msp_edit_insert(edit, 3, 5, 4096, 1, 0), MS_OK);
     CHECK_EQ(peak(), 4096);
-    CHECK_EQ(msp_edit_insert(edit, 5, 3, 1, 1), MS_EINVAL);
+    CHECK_EQ(msp_edit_insert(edit, 5, 3, 1, 1, 0), MS_EINVAL);
     CHECK_EQ(msp_edit_scale(edit, &(msp_selection){0}, 1, 0, NULL), MS_EINVAL);
     CHECK_EQ(msp_edit_resize(edit, stream->block_count, 1), MS_EINVAL);
     unload();
