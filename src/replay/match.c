@@ -55,6 +55,15 @@ static struct keyed *list_blocks(const msp_stream *stream, const uint32_t *paths
     return list;
 }
 
+/* How much smaller the request may be than the block, where a capture does not tell the request. */
+static double rounding_of(const msp_block *block)
+{
+    enum { SMALL = 1 << 20, SMALL_ROUNDING = 511 };
+    if (block->requested != block->bytes)
+        return 0;
+    return block->bytes <= SMALL ? SMALL_ROUNDING : SMALL;
+}
+
 /* ---- two groups of equal keys ---- */
 struct matching {
     const msp_stream *stream, *other;
@@ -62,10 +71,21 @@ struct matching {
     double ratio; /* how many times as large a block of the stream may be as in the other one, or 0: any */
 };
 
+/* Where both sizes are rounded and can be in the ratio of the batches, they are. */
 static void match_blocks(struct matching *of, uint32_t here, uint32_t there)
 {
-    of->match->bytes[here] = of->other->blocks[there].requested;
+    const msp_block *block = &of->stream->blocks[here], *mate = &of->other->blocks[there];
+    double a = (double)mate->requested, b = (double)block->requested, ratio = of->ratio;
+    of->match->bytes[here] = mate->requested;
+    of->match->own_bytes[here] = block->requested;
     of->match->matched++;
+    if (ratio <= 1 || a == b)
+        return;
+    double least = a < b / ratio ? a : b / ratio;
+    if (a - least <= rounding_of(mate) && b - least * ratio <= rounding_of(block)) {
+        of->match->bytes[here] = (uint64_t)(least + 0.5);
+        of->match->own_bytes[here] = (uint64_t)(least * ratio + 0.5);
+    }
 }
 
 static void note_here(struct matching *of, uint32_t block)
@@ -177,8 +197,9 @@ static int find_ratio(const msp_stream *stream, msp_match *match)
 /* ---- the whole ---- */
 static void forget(const msp_stream *stream, msp_match *match)
 {
-    uint64_t *bytes = match->bytes;
-    *match = (msp_match){.bytes = bytes, .here_first = MSP_NONE, .there_first = MSP_NONE, .ratio = match->ratio};
+    uint64_t *bytes = match->bytes, *own = match->own_bytes;
+    *match = (msp_match){
+        .bytes = bytes, .own_bytes = own, .here_first = MSP_NONE, .there_first = MSP_NONE, .ratio = match->ratio};
     for (uint32_t i = 0; i < stream->block_count; i++)
         bytes[i] = MSP_UNMATCHED;
 }
@@ -188,11 +209,12 @@ int msp_match_open(const msp_stream *stream, const msp_stream *other, const uint
                    msp_match *match)
 {
     uint32_t here_count, there_count;
-    *match = (msp_match){.bytes = malloc(((size_t)stream->block_count + 1) * sizeof *match->bytes), .ratio = 1};
+    size_t room = ((size_t)stream->block_count + 1) * sizeof *match->bytes;
+    *match = (msp_match){.bytes = malloc(room), .own_bytes = malloc(room), .ratio = 1};
     struct keyed *here = list_blocks(stream, paths, device, &here_count);
     struct keyed *there = list_blocks(other, NULL, device, &there_count);
     struct matching matching = {stream, other, match, 0};
-    int error = match->bytes && here && there ? MS_OK : MS_ENOMEM;
+    int error = match->bytes && match->own_bytes && here && there ? MS_OK : MS_ENOMEM;
     for (int pass = 0; !error && pass < 2; pass++) {
         forget(stream, match);
         match_lists(&matching, here, here_count, there, there_count);
@@ -210,7 +232,8 @@ int msp_match_open(const msp_stream *stream, const msp_stream *other, const uint
 void msp_match_close(msp_match *match)
 {
     free(match->bytes);
-    match->bytes = NULL;
+    free(match->own_bytes);
+    match->bytes = match->own_bytes = NULL;
 }
 
 int msp_edit_batch(msp_edit *edit, const msp_match *match, double position)
@@ -218,9 +241,9 @@ int msp_edit_batch(msp_edit *edit, const msp_match *match, double position)
     if (!(position >= -1e6 && position <= 1e6))
         return MS_EINVAL;
     for (uint32_t i = 0; i < edit->stream->block_count; i++) {
-        double here = (double)edit->blocks[i].bytes, there = (double)match->bytes[i];
         if (match->bytes[i] == MSP_UNMATCHED || !edit->blocks[i].bytes)
             continue;
+        double here = (double)match->own_bytes[i], there = (double)match->bytes[i];
         double exact = there + (here - there) * position;
         edit->blocks[i].bytes = exact >= 1 ? (uint64_t)(exact + 0.5) : 1;
     }

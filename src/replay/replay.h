@@ -154,6 +154,7 @@ int msp_edit_save_on_cpu(msp_edit *edit, uint32_t from, uint32_t to, uint64_t *b
 /* ---- the line through two captures of one program: match.c ---- */
 typedef struct msp_match {
     uint64_t *bytes;                  /* by block of the stream: requested in the other one, or MSP_UNMATCHED */
+    uint64_t *own_bytes;              /* by block of the stream: requested in it, of those that are matched */
     uint64_t matched, here, there;    /* blocks that both have; that only this stream or only the other one has */
     uint64_t here_bytes, there_bytes; /* of those that only one of them has, on the device */
     uint32_t here_first, there_first; /* the first one of them that was added, or MSP_NONE */
@@ -168,7 +169,8 @@ int msp_match_open(const msp_stream *stream, const msp_stream *other, const uint
                    msp_match *match);
 void msp_match_close(msp_match *match);
 /* Every matched block's size is on the line through its size in the other stream, at 0, and its size in this one, at
- * 1. Blocks that this stream alone has stay as they are. */
+ * 1. Blocks that this stream alone has stay as they are. It
+ * replaces the sizes that earlier edits gave them. */
 int msp_edit_batch(msp_edit *edit, const msp_match *match, double position);
 
 /* ---- replay: feed.c ---- */
