@@ -79,16 +79,16 @@ def _batch(levers: Levers, batches: Batches | None) -> list[Tried]:
 
 
 def _sharded(levers: Levers) -> list[Tried]:
-    """Over as many GPUs as it takes."""
-    rows = []
+    """Over as many GPUs as it takes, or over the most that are tried."""
+    last: list[Tried] = []
     for ranks in _RANKS if levers.job.caching else ():
         lever = levers.sharded(ranks)
         if lever is None or not levers.helps(tried := levers.attempt(lever)):
             break
-        rows.append(tried)
+        last = [tried]
         if tried.outcome.fits:
             break
-    return rows
+    return last
 
 
 def _combined(levers: Levers, free: list[Lever], rows: list[Tried]) -> list[Tried]:

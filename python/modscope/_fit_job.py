@@ -13,6 +13,9 @@ from modscope._load import Capture, CaptureError, load
 
 Edit = tuple[Any, ...]
 """The name of an edit and its arguments, as modscope._capture.Stream.replay takes them."""
+_FORWARD = 1 / 3
+"""The part of a GPU's step that its forward takes: a backward computes two products for each one of forward. Of a real run
+the times of calls are those of the program, which waits for the GPU somewhere else."""
 Selection = tuple[int, int, int | None, int, int]
 
 
@@ -86,7 +89,7 @@ class Job:
 
     def _died(self) -> bool:
         end = self.capture.end
-        if end is None or end.get("how") in ("exception", "signal"):
+        if end is None or end.get("how") in ("exception", "interrupted"):
             return True
         failed = self.capture.last_oom
         return failed is not None and next(self.capture.events("step", first=failed.number), None) is None
@@ -135,12 +138,21 @@ class Job:
         """How much longer a step takes if these calls run twice: the median of the steps, without the first."""
         steps = self.step_seconds()
         later = {number: time for number, time in steps.items() if number > min(steps)} or steps
-        added = dict.fromkeys(later, 0.0)
+        again = self._seconds_in(calls)
+        shares = [again.get(number, 0.0) / time for number, time in later.items()]
+        if not self.has_gpu_times:
+            forward = self._seconds_in([call for call in self.calls if call.parent is None])
+            of_gpu = [_FORWARD * again.get(number, 0.0) / forward[number] for number in later if forward.get(number)]
+            shares = [max(pair) for pair in zip(shares, of_gpu)]
+        return statistics.median(shares) if any(shares) else None
+
+    @staticmethod
+    def _seconds_in(calls: Sequence[Call]) -> dict[int, float]:
+        """By step."""
+        seconds: dict[int, float] = {}
         for call in calls:
-            if call.step in added:
-                added[call.step] += call.seconds
-        shares = [added[number] / time for number, time in later.items()]
-        return statistics.median(shares) if shares and any(shares) else None
+            seconds[call.step] = seconds.get(call.step, 0.0) + call.seconds
+        return seconds
 
     def median_step(self) -> float | None:
         times = list(self.step_seconds().values())
