@@ -65,17 +65,17 @@ def _check(small: Job, large: Job) -> None:
     if small.capture.devices != large.capture.devices or small.device != large.device:
         raise CaptureError(f"{begin}: {small.device} and {large.device} hold most of the memory")
     for one, other in ((small, large), (large, small)):
-        known = set(other.modules)
-        missing = next((name for name in one.modules if name not in known), None)
+        called = {other.modules[call.path] for call in other.calls}
+        missing = next((name for call in one.calls if (name := one.modules[call.path]) not in called), None)
         if missing is not None:
-            raise CaptureError(f"{begin}: {other.file} has no module {missing}")
+            raise CaptureError(f"{begin}: only {one.file} calls {missing}")
     if len(small.steps) != len(large.steps):
         counts = f"{len(small.steps)} and {len(large.steps)} steps"
         raise CaptureError(f"{small.file} and {large.file} have {counts}: record the same number of steps of both")
     for first, second in zip(small.calls, large.calls):
         if small.modules[first.path] != large.modules[second.path]:
-            called = f"{small.modules[first.path]} in one and {large.modules[second.path]} in the other"
-            raise CaptureError(f"{begin}: in step {first.step} they call {called}")
+            names = f"{small.modules[first.path]} in one and {large.modules[second.path]} in the other"
+            raise CaptureError(f"{begin}: in step {first.step} they call {names}")
     if len(small.calls) != len(large.calls):
         raise CaptureError(f"{begin}: they call modules {len(small.calls)} and {len(large.calls)} times")
 
@@ -93,13 +93,16 @@ def _check_match(small: Job, large: Job, match: dict[str, tuple[int, int, tuple[
 
 
 def _in_arguments(small: Job, large: Job, ratio: Fraction) -> tuple[int, int] | None:
-    """The batches, if the programs' arguments differ in one number, which is larger by the ratio."""
+    """The batches, if one of the programs' arguments is a number that is larger by the ratio."""
     words = [job.capture.info.get("arguments", "").split("\n") for job in (small, large)]
-    different = [pair for pair in zip(*words) if pair[0] != pair[1]]
-    if len(words[0]) != len(words[1]) or len(different) != 1:
+    if len(words[0]) != len(words[1]):
         return None
-    numbers = [word.rpartition("=")[2] for word in different[0]]
-    if not all(number.isascii() and number.isdigit() and len(number) < 10 and int(number) for number in numbers):
-        return None
-    first, second = map(int, numbers)
-    return (first, second) if Fraction(second, first) == ratio else None
+    pairs = [tuple(map(_number, pair)) for pair in zip(*words)]
+    found = {(first, second) for first, second in pairs if first and second and Fraction(second, first) == ratio}
+    return found.pop() if len(found) == 1 else None
+
+
+def _number(word: str) -> int:
+    """Of an argument such as 8 or --batch=8; 0: it is none."""
+    text = word.rpartition("=")[2]
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
