@@ -21,7 +21,8 @@ from fit_jobs import JOBS, Figures, predict  # noqa: E402
 
 from modscope._fit_batch import Batches  # noqa: E402
 from modscope._fit_job import Job, Outcome  # noqa: E402
-from modscope._fit_levers import Lever, Levers  # noqa: E402
+from modscope._fit_levers import Lever, Levers, combine  # noqa: E402
+from modscope._fit_modules import outermost  # noqa: E402
 from modscope._virtual.gpus import find_gpu  # noqa: E402
 
 _LIMIT = 0.05  # the worst error that is accepted
@@ -50,9 +51,9 @@ def _named(levers: Levers) -> dict[str, Lever]:
     found["fused"] = next(iter(levers.optimizer()), None)
     found["zero_grad"] = next(iter(levers.zero_grad()), None)
     found["save_on_cpu"] = next((lever for lever in levers.on_cpu() if "activations" in lever.name), None)
-    if levers.groups:
-        siblings = max(levers.groups, key=lambda group: sum(call.kept for call in group.calls))
-        found["checkpoint"] = levers.checkpoint(siblings, len(siblings.members))
+    groups = outermost(levers.groups)
+    if groups and len(groups) == len(levers.groups):  # transformers checkpoints the groups in groups too, which is no lever
+        found["checkpoint"] = combine(*(levers.checkpoint(each, len(each.members)) for each in groups))
     return {name: lever for name, lever in found.items() if lever}
 
 

@@ -126,7 +126,7 @@ def _run(name: str, capture: str, lever: str, scale: float) -> Figures:
         model = _model(shape, lever == "checkpoint")().cuda()
         optimizer = torch.optim.AdamW(model.parameters(), fused=True if lever == "fused" else None)
         x, y = _batch(shape, int(shape.batch * scale))
-        hooks = torch.autograd.graph.save_on_cpu() if lever == "save_on_cpu" else contextlib.nullcontext()
+        hooks = torch.autograd.graph.save_on_cpu(pin_memory=True) if lever == "save_on_cpu" else contextlib.nullcontext()
         for _ in range(3):
             with hooks, torch.autocast("cuda", torch.bfloat16, enabled=shape.autocast):
                 out = model(x)

@@ -8,6 +8,7 @@ from modscope._categories import Category
 from modscope._fit_batch import Batches
 from modscope._fit_job import Job, Moment, Outcome
 from modscope._fit_levers import Lever, Levers, Tried, combine
+from modscope._fit_modules import outermost
 from modscope._virtual.gpus import Gpu
 
 _RANKS = (2, 4, 8)
@@ -45,21 +46,29 @@ def _ends(job: Job) -> list[int | str]:
 def _table(levers: Levers, batches: Batches | None) -> list[Tried]:
     free = [tried for lever in levers.free() if levers.helps(tried := levers.attempt(lever))]
     free = _without_equal_settings(free)
-    groups = [tried for siblings in levers.groups if levers.helps(tried := levers.attempt(levers.checkpoint(siblings, len(siblings.members))))]
-    fewest = [found for siblings in levers.groups if (found := levers.fewest(siblings))]
-    rows = [tried for tried in free if tried.lever.conf] + _batch(levers, batches)
-    for all_of in groups:
-        rows += [found for found in fewest if _name_of(found) == _name_of(all_of) and found.lever.name != all_of.lever.name]
-        rows.append(all_of)
+    rows = [tried for tried in free if tried.lever.conf]
+    rows += _batch(levers, batches)
+    rows += _checkpoints(levers)
     rows += [tried for tried in free if not tried.lever.conf]
     rows += [tried for lever in levers.on_cpu() if levers.helps(tried := levers.attempt(lever))]
     rows += _sharded(levers)
     return rows + _combined(levers, [tried.lever for tried in free], rows)
 
 
-def _name_of(tried: Tried) -> str:
-    """The part of a checkpoint's name before the numbers of its modules."""
-    return tried.lever.name.partition("*")[0].partition("{")[0].rstrip("0123456789 ().of")
+def _checkpoints(levers: Levers) -> list[Tried]:
+    """Of each group the fewest modules that make it fit, and all. A group in another one is listed if it needs less."""
+    rows: list[Tried] = []
+    least: dict[str, int] = {}
+    for siblings in levers.groups:
+        all_of = levers.attempt(levers.checkpoint(siblings, len(siblings.members)))
+        around = [least[name] for name in least if siblings.name.startswith(name + ".")]
+        least[siblings.name] = all_of.outcome.reserved
+        if not levers.helps(all_of) or any(reserved <= all_of.outcome.reserved for reserved in around):
+            continue
+        fewest = levers.fewest(siblings)
+        rows += [fewest] if fewest and fewest.lever.name != all_of.lever.name else []
+        rows.append(all_of)
+    return rows + _all_checkpoints(levers)
 
 
 def _without_equal_settings(free: list[Tried]) -> list[Tried]:
@@ -76,6 +85,14 @@ def _batch(levers: Levers, batches: Batches | None) -> list[Tried]:
         return []
     cost = f"{batches.large_size / largest:.3g} times the steps"
     return [levers.attempt(Lever(batches.describe(largest), batches.edits(largest), cost))]
+
+
+def _all_checkpoints(levers: Levers) -> list[Tried]:
+    """Of a program with several groups that are not in each other, all together."""
+    groups = outermost(levers.groups)
+    if len(groups) < 2:
+        return []
+    return [levers.attempt(combine(*(levers.checkpoint(each, len(each.members)) for each in groups)))]
 
 
 def _sharded(levers: Levers) -> list[Tried]:
@@ -109,7 +126,7 @@ def _combined(levers: Levers, free: list[Lever], rows: list[Tried]) -> list[Trie
 
 
 def _with_everything(levers: Levers, free: list[Lever]) -> list[Tried]:
-    all_of = [levers.checkpoint(siblings, len(siblings.members)) for siblings in levers.groups[:1]]
+    all_of = [levers.checkpoint(siblings, len(siblings.members)) for siblings in outermost(levers.groups)]
     state = [lever for lever in levers.on_cpu() if "optimizer" in lever.name]
     fused = [lever for lever in free if not state or "optimizer" not in lever.name]
     ways = [[*fused, *all_of, *state]]

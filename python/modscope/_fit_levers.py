@@ -13,7 +13,9 @@ from modscope._virtual.gpus import Gpu
 
 _LEAST_HELP = 0.002  # of what is reserved: a lever that helps less is not listed
 _SETTINGS = ("expandable_segments:True", "max_split_size_mb:512")
-_LINK = 12e9  # bytes a second to a host over PCIe 3, where the GPU's link is not known
+_LINK = 16e9  # bytes a second to a host over PCIe 3, where the GPU's link is not known
+OF_LINK = 0.8
+"""The fraction of the link's rate that copies from and to pinned memory reach, as the virtual clock has it."""
 
 
 class Lever(NamedTuple):
@@ -43,6 +45,11 @@ def percent(time: float | None, exact: bool) -> str:
 
 def combine(*levers: Lever) -> Lever:
     costs = [lever.cost for lever in levers if lever.cost != "none"]
+    checkpoints = [lever for lever in levers if lever.name.startswith("checkpoint")]
+    if len(checkpoints) > 1:
+        costs = [lever.cost for lever in levers if lever.cost != "none" and lever not in checkpoints]
+        exact = not any(lever.cost.startswith("about") for lever in checkpoints)
+        costs.insert(0, percent(sum(lever.time for lever in checkpoints) or None, exact))
     return Lever(
         " and ".join(lever.name for lever in levers),
         [edit for lever in levers for edit in lever.edits],
@@ -118,32 +125,40 @@ class Levers:
 
     # ---- the host's memory ----
 
-    def _copying(self, bytes: float) -> tuple[float, str]:
-        """The time of copying so many bytes between GPU and host in each step."""
-        link = self.gpu.speed.link * 1e9 if self.gpu.speed else _LINK
+    def _copying(self, bytes: int) -> tuple[float, str]:
+        """The time of copying so many bytes from the GPU to pinned memory and back in each step, while nothing else runs."""
+        link = OF_LINK * (self.gpu.speed.link * 1e9 if self.gpu.speed else _LINK)
         step = self.job.median_step()
         if not step:
-            return 0.0, f"{size(round(bytes))} copied in each step"
-        return bytes / link / step, f"at most {percent(bytes / link / step, True)}"
+            return 0.0, f"{size(2 * bytes)} copied in each step"
+        return 2 * bytes / link / step, percent(2 * bytes / link / step, False)
 
     def on_cpu(self) -> list[Lever]:
         job = self.job
         if not job.caching or not job.whole_steps:
             return []
+        parameters = job.stream.sum(job.select(Category.PARAM))[0]
+        return [*self._saved_on_cpu(parameters), *self._state_on_cpu(parameters)]
+
+    def _saved_on_cpu(self, parameters: int) -> list[Lever]:
+        """Autograd saves weights too, and they are copied as everything is."""
+        job = self.job
         host = job.capture.devices.index("cpu") if "cpu" in job.capture.devices else len(job.capture.devices)
         saved = max((call.kept for call in job.calls if call.parent is None), default=0)
-        state = job.stream.sum(job.select(Category.OPT))[0]
-        levers = []
-        if saved:
-            time, cost = self._copying(2 * saved)
-            edits: list[Edit] = [("save_on_cpu", job.number, host)]
-            levers.append(Lever("activations to the CPU (save_on_cpu)", edits, cost, time=time, is_bound=True))
-        if state:
-            time, cost = self._copying(2 * job.stream.sum(job.select(Category.PARAM))[0])
-            temporaries = job.select(Category.TEMP, phases=["optimizer"])
-            removed: list[Edit] = [("remove", job.select(Category.OPT)), ("remove", temporaries)]
-            levers.append(Lever("optimizer and its state on the CPU", removed, cost, time=time))
-        return levers
+        if not saved:
+            return []
+        time, cost = self._copying(saved + parameters)
+        return [Lever("activations to the CPU (save_on_cpu, pinned)", [("save_on_cpu", job.number, host)], cost, time=time, is_bound=True)]
+
+    def _state_on_cpu(self, parameters: int) -> list[Lever]:
+        """The optimizer steps on the CPU: gradients go there, and parameters come back."""
+        job = self.job
+        if not job.stream.sum(job.select(Category.OPT))[2]:
+            return []
+        time, cost = self._copying(parameters)
+        temporaries = job.select(Category.TEMP, phases=["optimizer"])
+        removed: list[Edit] = [("remove", job.select(Category.OPT)), ("remove", temporaries)]
+        return [Lever("optimizer and its state on the CPU", removed, f"{cost} and the CPU's step", time=time)]
 
     # ---- more GPUs ----
 

@@ -64,3 +64,12 @@ def _kept_in_a_step(siblings: Siblings) -> int:
     for call in siblings.calls:
         kept[call.step] = kept.get(call.step, 0) + call.kept
     return max(kept.values(), default=0)
+
+
+def outermost(groups: list[Siblings]) -> list[Siblings]:
+    """Those that lie in no other group: the layers of an encoder and of a decoder, but not the parts of a layer."""
+    return [each for each in groups if not any(_lies_in(each.name, other.name) for other in groups)]
+
+
+def _lies_in(name: str, other: str) -> bool:
+    return name.startswith(other + ".")

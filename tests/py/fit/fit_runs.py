@@ -71,7 +71,7 @@ with modscope.virtual_gpu("h100", path=path) as gpu:
     optimizer = torch.optim.AdamW(model.parameters(), fused=True if lever == "fused" else None)
     x = torch.randn(batch, 128, 512, device="cuda")
     for _ in range(3):
-        with torch.autograd.graph.save_on_cpu() if lever == "save_on_cpu" else contextlib.nullcontext():
+        with torch.autograd.graph.save_on_cpu(pin_memory=True) if lever == "save_on_cpu" else contextlib.nullcontext():
             out = model(x)
         out.sum().backward()
         del out

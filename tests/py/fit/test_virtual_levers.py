@@ -113,3 +113,10 @@ def test_a_script_is_predicted_and_settings_are_verified(tmp_path: pathlib.Path)
     assert first.startswith("cuda:0 reserved ") and "short by" in first and "It would fail in step 1, forward of Net.h." in first
     assert any(line.startswith("  checkpoint Net.h.*") for line in rest)
     assert not list(tmp_path.glob("*.msc"))
+
+
+def test_the_rate_of_copies_is_the_virtual_clocks() -> None:
+    from modscope import _fit_levers
+    from modscope._virtual import times
+
+    assert _fit_levers.OF_LINK == times.OF_LINK
