@@ -116,13 +116,18 @@ def _combined(levers: Levers, free: list[Lever], rows: list[Tried]) -> list[Trie
     if len(free) > 1 and (tried := levers.attempt(combine(*free))).outcome.fits:
         return [tried]
     alone = min((tried.lever.time for tried in rows if tried.outcome.fits and not tried.lever.more), default=None)
-    found = [found for siblings in levers.groups if free and (found := levers.fewest(siblings, *free))]
+    found = [found for siblings in levers.groups for few in _subsets(free) if (found := levers.fewest(siblings, *few))]
     cheaper = [tried for tried in found if alone is None or tried.lever.time < alone]
     if cheaper:
-        return [min(cheaper, key=lambda tried: tried.lever.time)]
+        return [min(cheaper, key=lambda tried: tried.lever.time)]  # of equals the first, which combines less
     if any(tried.outcome.fits for tried in rows):
         return []
     return _with_everything(levers, free)
+
+
+def _subsets(free: list[Lever]) -> list[list[Lever]]:
+    """Each of them, then all together."""
+    return [[lever] for lever in free] + ([free] if len(free) > 1 else [])
 
 
 def _with_everything(levers: Levers, free: list[Lever]) -> list[Tried]:

@@ -46,7 +46,7 @@ class Batches:
         """The largest batch that fits; None: not even one does. A program that needs less of a larger batch is not known."""
 
         def fits(batch: int) -> bool:
-            return self.large.replay(self.edits(batch), "", capacity).fits
+            return self.large.replay(self.edits(batch), "", capacity).fits_at_once
 
         if not fits(1):
             return None

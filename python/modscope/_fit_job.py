@@ -41,6 +41,11 @@ class Outcome(NamedTuple):
     requested: int
     """By the request that failed."""
 
+    @property
+    def fits_at_once(self) -> bool:
+        """Whether it fits without giving memory back, which takes time in every step."""
+        return self.fits and not self.retries
+
 
 class Call(NamedTuple):
     """A forward of a module."""

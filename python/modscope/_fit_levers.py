@@ -11,7 +11,7 @@ from modscope._fit_modules import Siblings, checkpoint, find_siblings
 from modscope._text import size
 from modscope._virtual.gpus import Gpu
 
-_LEAST_HELP = 0.002  # of what is reserved: a lever that helps less is not listed
+_LEAST_HELP = 0.005  # of what is reserved: a lever that helps less is not listed
 _SETTINGS = ("expandable_segments:True", "max_split_size_mb:512")
 _LINK = 16e9  # bytes a second to a host over PCIe 3, where the GPU's link is not known
 OF_LINK = 0.8
@@ -111,13 +111,13 @@ class Levers:
         More checkpoints need less memory, but for what the allocator cannot use: what is found is tried."""
         most = len(siblings.members)
         best = self.attempt(combine(*others, self.checkpoint(siblings, most)))
-        if not best.outcome.fits:
+        if not best.outcome.fits_at_once:
             return None
         low, high = 0, most
         while high - low > 1:
             middle = (low + high) // 2
             tried = self.attempt(combine(*others, self.checkpoint(siblings, middle)))
-            if tried.outcome.fits:
+            if tried.outcome.fits_at_once:
                 high, best = middle, tried
             else:
                 low = middle
