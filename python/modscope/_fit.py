@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         "costs. FILE is a capture, recorded or predicted. SMALL and LARGE are captures of\n"
         "one program with two batches: other batches are on the line through both. A\n"
         "script is predicted first, as modscope predict does it.",
-        epilog=f"Options may stand before or after the file. What follows -- is passed to the script.\n\n{known}\n\n"
+        epilog=f"Options may stand before or after the file. What follows -- goes to the script.\n\n{known}\n\n"
         "Examples:\n  modscope fit before.msc --gpu rtx4090\n  modscope fit small.msc large.msc --gpu 24GiB\n"
         "  modscope fit train.py --gpu rtx4090 -- --batch 8",
         formatter_class=argparse.RawDescriptionHelpFormatter,
