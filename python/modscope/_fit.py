@@ -43,11 +43,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="modscope fit",
         usage="modscope fit [options] FILE\n       modscope fit [options] SMALL LARGE\n       modscope fit [options] script.py [arguments]",
-        description="Say whether a job fits a GPU, and what would make it fit, with what each change\n"
-        "costs. FILE is a capture, recorded or predicted. SMALL and LARGE are captures of\n"
-        "one program with two batches: other batches are on the line through both. A\n"
-        "script is predicted first, as modscope predict does it.",
-        epilog=f"Options may stand before or after the file. What follows -- goes to the script.\n\n{known}\n\n"
+        description="Say whether a job fits a GPU, and what would make it fit, with what each\n"
+        "change costs. FILE is a capture, recorded or predicted. SMALL and LARGE are\n"
+        "captures of one program with two batches: other batches are on the line\n"
+        "through both. A script is predicted first, as modscope predict does it.",
+        epilog=f"Options may stand before or after the file. What follows -- is the script's.\n\n{known}\n\n"
         "Examples:\n  modscope fit before.msc --gpu rtx4090\n  modscope fit small.msc large.msc --gpu 24GiB\n"
         "  modscope fit train.py --gpu rtx4090 -- --batch 8",
         formatter_class=argparse.RawDescriptionHelpFormatter,
