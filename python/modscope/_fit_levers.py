@@ -148,7 +148,7 @@ class Levers:
         if not saved:
             return []
         time, cost = self._copying(saved + parameters)
-        return [Lever("activations to the CPU (save_on_cpu, pinned)", [("save_on_cpu", job.number, host)], cost, time=time, is_bound=True)]
+        return [Lever("activations to the CPU (save_on_cpu, pinned)", [("save_on_cpu", job.number, host)], cost, time=time)]
 
     def _state_on_cpu(self, parameters: int) -> list[Lever]:
         """The optimizer steps on the CPU: gradients go there, and parameters come back."""
