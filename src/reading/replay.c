@@ -6,6 +6,7 @@
 typedef struct {
     PyObject_HEAD
     msp_stream *stream;
+    msp_match match; /* with another stream; its bytes are NULL: there is none */
 } stream_object;
 
 static PyObject *stream_new(PyTypeObject *type, PyObject *args, PyObject *named)
@@ -32,6 +33,7 @@ static PyObject *stream_new(PyTypeObject *type, PyObject *args, PyObject *named)
 
 static void stream_dealloc(PyObject *object)
 {
+    msp_match_close(&((stream_object *)object)->match);
     msp_stream_free(((stream_object *)object)->stream);
     Py_TYPE(object)->tp_free(object);
 }
@@ -168,12 +170,12 @@ static bool apply_insert(msp_edit *edit, PyObject *arguments)
 {
     unsigned begin, device;
     PyObject *end;
-    unsigned long long bytes;
-    if (!PyArg_ParseTuple(arguments, "IOKI:insert", &begin, &end, &bytes, &device))
+    unsigned long long bytes, stream = 0;
+    if (!PyArg_ParseTuple(arguments, "IOKI|K:insert", &begin, &end, &bytes, &device, &stream))
         return false;
     uint32_t at = end == Py_None ? MSP_NONE : (uint32_t)PyLong_AsUnsignedLong(end);
     return !PyErr_Occurred() &&
-           raise_unless_done(msp_edit_insert(edit, begin, at, bytes, device),
+           raise_unless_done(msp_edit_insert(edit, begin, at, bytes, device, stream),
                              "insert: the block ends before it begins, or its device or size is impossible");
 }
 
@@ -193,14 +195,64 @@ static bool apply_offload(msp_edit *edit, PyObject *arguments)
                              "offload: there is no such call, or a call around it or in it is edited already");
 }
 
-static bool apply_edit(msp_edit *edit, PyObject *item)
+static bool apply_end(msp_edit *edit, PyObject *arguments)
+{
+    unsigned block;
+    PyObject *end;
+    if (!PyArg_ParseTuple(arguments, "IO:end", &block, &end))
+        return false;
+    uint32_t at = end == Py_None ? MSP_NONE : (uint32_t)PyLong_AsUnsignedLong(end);
+    return !PyErr_Occurred() && raise_unless_done(msp_edit_end(edit, block, at),
+                                                  "end: there is no such block, or it would end before it begins");
+}
+
+static bool apply_stop(msp_edit *edit, PyObject *arguments)
+{
+    unsigned event;
+    return PyArg_ParseTuple(arguments, "I:stop", &event) &&
+           raise_unless_done(msp_edit_stop(edit, event), "stop: there is no such event");
+}
+
+static bool apply_zero_grad(msp_edit *edit, PyObject *arguments)
+{
+    return PyArg_ParseTuple(arguments, ":zero_grad") && raise_unless_done(msp_edit_zero_grad(edit, NULL), "zero_grad");
+}
+
+static bool apply_save_on_cpu(msp_edit *edit, PyObject *arguments)
+{
+    unsigned from, to;
+    return PyArg_ParseTuple(arguments, "II:save_on_cpu", &from, &to) &&
+           raise_unless_done(msp_edit_save_on_cpu(edit, from, to, NULL), "save_on_cpu: there is no such device");
+}
+
+/* It needs the match of the stream. */
+static bool apply_batch(msp_edit *edit, PyObject *arguments, const msp_match *match)
+{
+    double position;
+    if (!match->bytes) {
+        PyErr_SetString(PyExc_ValueError, "batch: match the stream with that of another batch first");
+        return false;
+    }
+    return PyArg_ParseTuple(arguments, "d:batch", &position) &&
+           raise_unless_done(msp_edit_batch(edit, match, position), "batch: the batch is impossible");
+}
+
+static bool apply_edit(msp_edit *edit, const msp_match *match, PyObject *item)
 {
     static const struct {
         const char *name;
         bool (*apply)(msp_edit *, PyObject *);
-    } edits[] = {
-        {"checkpoint", apply_checkpoint}, {"offload", apply_offload}, {"scale", apply_scale},  {"move", apply_move},
-        {"remove", apply_remove},         {"resize", apply_resize},   {"insert", apply_insert}};
+    } edits[] = {{"checkpoint", apply_checkpoint},
+                 {"offload", apply_offload},
+                 {"scale", apply_scale},
+                 {"move", apply_move},
+                 {"remove", apply_remove},
+                 {"resize", apply_resize},
+                 {"insert", apply_insert},
+                 {"end", apply_end},
+                 {"stop", apply_stop},
+                 {"zero_grad", apply_zero_grad},
+                 {"save_on_cpu", apply_save_on_cpu}};
     const char *name =
         PyTuple_Check(item) && PyTuple_GET_SIZE(item) ? PyUnicode_AsUTF8(PyTuple_GET_ITEM(item, 0)) : NULL;
     PyObject *arguments = name ? PyTuple_GetSlice(item, 1, PyTuple_GET_SIZE(item)) : NULL;
@@ -209,20 +261,22 @@ static bool apply_edit(msp_edit *edit, PyObject *item)
             PyErr_SetString(PyExc_TypeError, "an edit is a tuple: its name, then its arguments");
         return false;
     }
-    bool known = false, done = false;
+    bool known = strcmp("batch", name) == 0, done = known && apply_batch(edit, arguments, match);
     for (size_t i = 0; i < sizeof edits / sizeof *edits && !known; i++)
         if ((known = strcmp(edits[i].name, name) == 0))
             done = edits[i].apply(edit, arguments);
     if (!known)
         PyErr_Format(PyExc_ValueError,
-                     "'%s' is no edit: use checkpoint, offload, scale, move, remove, resize or insert", name);
+                     "'%s' is no edit: use checkpoint, offload, scale, move, remove, resize, insert, end, stop, "
+                     "zero_grad, save_on_cpu or batch",
+                     name);
     Py_DECREF(arguments);
     return done;
 }
 
-static msp_edit *edit_of(const msp_stream *stream, PyObject *edits)
+static msp_edit *edit_of(const stream_object *self, PyObject *edits)
 {
-    msp_edit *edit = msp_edit_open(stream);
+    msp_edit *edit = msp_edit_open(self->stream);
     if (!edit) {
         PyErr_NoMemory();
         return NULL;
@@ -230,7 +284,7 @@ static msp_edit *edit_of(const msp_stream *stream, PyObject *edits)
     PyObject *iterator = PyObject_GetIter(edits), *item = NULL;
     bool done = iterator != NULL;
     while (done && (item = PyIter_Next(iterator)) != NULL) {
-        done = apply_edit(edit, item);
+        done = apply_edit(edit, &self->match, item);
         Py_DECREF(item);
     }
     Py_XDECREF(iterator);
@@ -305,7 +359,7 @@ static PyObject *stream_replay(PyObject *object, PyObject *args, PyObject *named
                                      &conf, &capacity, &total_memory, &points) ||
         !device_is_valid(device) || !msr_allocator_settings(&settings, version, conf, capacity, total_memory))
         return NULL;
-    msp_edit *edit = edits && edits != Py_None ? edit_of(stream, edits) : NULL;
+    msp_edit *edit = edits && edits != Py_None ? edit_of((stream_object *)object, edits) : NULL;
     if (!edit && PyErr_Occurred())
         return NULL;
     PyObject *result = replay_edited(stream, edit, device, caching ? &settings : NULL, points);
@@ -313,7 +367,108 @@ static PyObject *stream_replay(PyObject *object, PyObject *args, PyObject *named
     return result;
 }
 
+/* ---- another stream of the same program ---- */
+
+/* The numbers of a list, one for each path of the stream; None is MSP_NONE. NULL: an exception is set. */
+static uint32_t *paths_of(PyObject *list, const msp_stream *stream)
+{
+    if (!PyList_Check(list) || PyList_GET_SIZE(list) != (Py_ssize_t)stream->path_count) {
+        PyErr_SetString(PyExc_ValueError, "match: give the other stream's path for each path of this one");
+        return NULL;
+    }
+    uint32_t *paths = PyMem_Malloc(stream->path_count * sizeof *paths);
+    if (!paths)
+        PyErr_NoMemory();
+    for (uint32_t i = 0; paths && i < stream->path_count; i++) {
+        PyObject *item = PyList_GET_ITEM(list, i);
+        paths[i] = item == Py_None ? MSP_NONE : (uint32_t)PyLong_AsUnsignedLong(item);
+    }
+    if (PyErr_Occurred()) {
+        PyMem_Free(paths);
+        return NULL;
+    }
+    return paths;
+}
+
+/* (path, phase, bytes) of a block, or None. */
+static PyObject *describe_block(const msp_stream *stream, uint32_t index)
+{
+    if (index == MSP_NONE)
+        return Py_NewRef(Py_None);
+    const msp_block *block = &stream->blocks[index];
+    return Py_BuildValue("(IOK)", block->path, msr_phases[block->phase], (unsigned long long)block->bytes);
+}
+
+static PyObject *stream_match(PyObject *object, PyObject *args)
+{
+    stream_object *self = (stream_object *)object, *other;
+    PyObject *list;
+    unsigned device;
+    if (!PyArg_ParseTuple(args, "O!O!I:match", &msr_stream_type, &other, &PyList_Type, &list, &device) ||
+        !device_is_valid(device))
+        return NULL;
+    uint32_t *paths = paths_of(list, self->stream);
+    if (!paths)
+        return NULL;
+    msp_match_close(&self->match);
+    int error = msp_match_open(self->stream, other->stream, paths, device, &self->match);
+    PyMem_Free(paths);
+    if (error)
+        return msr_raise(error);
+    const msp_match *match = &self->match;
+    return Py_BuildValue("{sKs(KKN)s(KKN)sd}", "matched", (unsigned long long)match->matched, "here",
+                         (unsigned long long)match->here, (unsigned long long)match->here_bytes,
+                         describe_block(self->stream, match->here_first), "there", (unsigned long long)match->there,
+                         (unsigned long long)match->there_bytes, describe_block(other->stream, match->there_first),
+                         "ratio", match->ratio);
+}
+
+/* ---- steps and bytes ---- */
+
+/* (event, number, time) of each step's beginning. */
+static PyObject *stream_steps(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    const msp_stream *stream = ((stream_object *)object)->stream;
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list && i < stream->event_count; i++) {
+        if (stream->events[i].kind != MSP_STEP)
+            continue;
+        PyObject *item = Py_BuildValue("(IKK)", i, (unsigned long long)stream->events[i].value,
+                                       (unsigned long long)stream->events[i].time);
+        if (!item || PyList_Append(list, item) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
+/* Bytes that are selected, those of the largest block, and how many blocks they are. */
+static PyObject *stream_sum(PyObject *object, PyObject *selected)
+{
+    const msp_stream *stream = ((stream_object *)object)->stream;
+    msp_selection selection;
+    if (!selection_of(selected, &selection))
+        return NULL;
+    unsigned long long bytes = 0, largest = 0, count = 0;
+    for (uint32_t i = 0; i < stream->block_count; i++) {
+        if (!msp_block_is_selected(stream, i, &selection))
+            continue;
+        bytes += stream->blocks[i].requested;
+        largest = stream->blocks[i].requested > largest ? stream->blocks[i].requested : largest;
+        count++;
+    }
+    return Py_BuildValue("(KKK)", bytes, largest, count);
+}
+
 static PyMethodDef stream_methods[] = {
+    {"match", stream_match, METH_VARARGS,
+     "match($self, other, paths, device, /)\n--\n\nMatch the blocks with those of the same program with another "
+     "batch, for the edit batch. Returns what both have, and what only one has: count, bytes and the first block."},
+    {"steps", stream_steps, METH_NOARGS, "steps($self, /)\n--\n\n(event, number, time) of each step's beginning."},
+    {"sum", stream_sum, METH_O,
+     "sum($self, selection, /)\n--\n\nThe bytes of the selected blocks, those of the largest one, and their count."},
+
     {"calls", stream_calls, METH_O,
      "calls($self, device, /)\n--\n\n(path, parent, begin, end, backward, step, time at begin, time at end, bytes kept "
      "for backward, "

@@ -16,9 +16,9 @@ msp_edit *msp_edit_open(const msp_stream *stream)
         free(marks);
         return NULL;
     }
-    *edit = (msp_edit){.stream = stream, .blocks = blocks, .marks = marks};
+    *edit = (msp_edit){.stream = stream, .blocks = blocks, .marks = marks, .last_event = stream->event_count};
     for (uint32_t i = 0; i < stream->block_count; i++)
-        blocks[i] = (msp_changed_block){stream->blocks[i].requested, stream->blocks[i].device};
+        blocks[i] = (msp_changed_block){stream->blocks[i].requested, stream->blocks[i].device, stream->blocks[i].drop};
     return edit;
 }
 
@@ -34,6 +34,15 @@ void msp_edit_close(msp_edit *edit)
 }
 
 /* ---- blocks ---- */
+
+bool msp_block_is_selected(const msp_stream *stream, uint32_t index, const msp_selection *selection)
+{
+    const msp_block *block = &stream->blocks[index];
+    return (!selection->categories || selection->categories >> block->category & 1) &&
+           (!selection->phases || selection->phases >> block->phase & 1) &&
+           (selection->device == MSP_NONE || selection->device == block->device) &&
+           block->bytes >= selection->min_bytes && msp_path_is_below(stream, block->path, selection->root);
+}
 
 /* The device is the one that earlier edits gave the block. */
 static bool is_selected(const msp_edit *edit, uint32_t index, const msp_selection *selection)
@@ -99,14 +108,14 @@ int msp_edit_resize(msp_edit *edit, uint32_t block, uint64_t bytes)
     return MS_OK;
 }
 
-int msp_edit_insert(msp_edit *edit, uint32_t begin, uint32_t end, uint64_t bytes, uint32_t device)
+int msp_edit_insert(msp_edit *edit, uint32_t begin, uint32_t end, uint64_t bytes, uint32_t device, uint64_t stream)
 {
     if (begin > edit->stream->event_count || end < begin || device >= MS_MAX_DEVICES || bytes > MOST_BYTES)
         return MS_EINVAL;
     if (edit->inserted_count == MSP_NONE - 1 ||
         !msp_grow((void **)&edit->inserted, &edit->inserted_room, edit->inserted_count + 1, sizeof *edit->inserted))
         return MS_ENOMEM;
-    edit->inserted[edit->inserted_count++] = (msp_inserted_block){begin, end, bytes, device};
+    edit->inserted[edit->inserted_count++] = (msp_inserted_block){begin, end, bytes, stream, device};
     return MS_OK;
 }
 
@@ -177,7 +186,7 @@ static uint32_t result_of_call(const msp_stream *stream, uint32_t index)
     return MSP_NONE;
 }
 
-static uint32_t kept_result(const msp_stream *stream, uint32_t index)
+uint32_t msp_kept_result(const msp_stream *stream, uint32_t index)
 {
     uint32_t result = result_of_call(stream, index);
     bool kept = result != MSP_NONE && msp_call_keeps(stream, &stream->calls[index], &stream->blocks[result]);
@@ -231,7 +240,7 @@ static msp_edited_call describe_call(const msp_stream *stream, uint32_t index)
         }
     }
     if (!has_output)
-        edited.output = kept_result(stream, index);
+        edited.output = msp_kept_result(stream, index);
     if (call->last_save != MSP_NONE && edited.last != MSP_NONE && call->last_save > edited.last)
         edited.last = call->last_save - 1;
     hold_input(stream, &edited, last_drop);

@@ -7,11 +7,13 @@
 typedef struct msp_changed_block {
     uint64_t bytes; /* that are requested; 0: it is never allocated */
     uint32_t device;
+    uint32_t end; /* the event before which it is freed; MSP_NONE: never. The block's drop unless an edit moved it */
 } msp_changed_block;
 
 typedef struct msp_inserted_block {
     uint32_t begin, end; /* events before which it is added and dropped */
     uint64_t bytes;
+    uint64_t stream;
     uint32_t device;
 } msp_inserted_block;
 
@@ -34,12 +36,15 @@ struct msp_edit {
     uint32_t inserted_count, inserted_room;
     msp_edited_call *calls;
     uint32_t call_count, call_room;
-    uint8_t *marks; /* by call: MSP_IS_EDITED, MSP_HAS_EDITED */
+    uint8_t *marks;      /* by call: MSP_IS_EDITED, MSP_HAS_EDITED */
+    uint32_t last_event; /* the replay ends before it */
 };
 
 /* The event before which the block is freed in forward if autograd does not keep it; `edited` is a checkpointed call
  * that keeps it. */
 uint32_t msp_unsaved_end(const msp_stream *stream, const msp_edited_call *edited, uint32_t block);
+/* The block that a call returns, if the call keeps it for backward too, or MSP_NONE. */
+uint32_t msp_kept_result(const msp_stream *stream, uint32_t call);
 /* Whether the call is `around`, or lies in it. */
 bool msp_call_is_in(const msp_stream *stream, uint32_t call, uint32_t around);
 

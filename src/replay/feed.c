@@ -5,12 +5,13 @@
  *     FREE_KEPT    in a checkpointed call or at its end: a block that it keeps for backward is freed
  *     RECOMPUTE    before its backward: its forward runs again
  *     DROP_INPUT   when its backward has ended: its input is freed if the program freed it before
+ *     END_BLOCK    a block whose end an edit moved is freed
  *     INSERT_DROP, INSERT_ADD    an inserted block */
 #include "replay/edit.h"
 
 #include <stdlib.h>
 
-enum action_kind { INSERT_DROP, DROP_INPUT, FREE_KEPT, RECOMPUTE, INSERT_ADD };
+enum action_kind { INSERT_DROP, END_BLOCK, DROP_INPUT, FREE_KEPT, RECOMPUTE, INSERT_ADD };
 
 struct action {
     uint32_t at;    /* before this event */
@@ -213,10 +214,15 @@ static int act(struct feed *feed, const struct action *action)
         return MS_OK;
     case INSERT_ADD:
         return edit->inserted[action->index].device == feed->device
-                   ? hold(feed, &feed->inserted[action->index], edit->inserted[action->index].bytes, 0)
+                   ? hold(feed, &feed->inserted[action->index], edit->inserted[action->index].bytes,
+                          edit->inserted[action->index].stream)
                    : MS_OK;
+    case END_BLOCK:
+        if (!feed->holders[action->index])
+            release(feed, &feed->blocks[action->index]);
+        return MS_OK;
     case DROP_INPUT:
-        if (--feed->holders[action->index] == 0 && feed->stream->blocks[action->index].drop < action->at)
+        if (--feed->holders[action->index] == 0 && edit->blocks[action->index].end < action->at)
             release(feed, &feed->blocks[action->index]);
         return MS_OK;
     case FREE_KEPT:
@@ -283,6 +289,17 @@ static int append_inserted(struct feed *feed, uint32_t index)
     return error || block->end == MSP_NONE ? error : append_action(feed, action);
 }
 
+static int append_ends(struct feed *feed)
+{
+    int error = MS_OK;
+    for (uint32_t i = 0; !error && i < feed->stream->block_count; i++) {
+        uint32_t end = feed->edit->blocks[i].end;
+        if (end != feed->stream->blocks[i].drop && end != MSP_NONE)
+            error = append_action(feed, (struct action){.at = end, .kind = END_BLOCK, .order = i, .index = i});
+    }
+    return error;
+}
+
 static int make_actions(struct feed *feed)
 {
     const msp_edit *edit = feed->edit;
@@ -295,6 +312,8 @@ static int make_actions(struct feed *feed)
         error = append_call(feed, i);
     for (uint32_t i = 0; !error && i < edit->inserted_count; i++)
         error = append_inserted(feed, i);
+    if (!error)
+        error = append_ends(feed);
     if (feed->action_count)
         qsort(feed->actions, feed->action_count, sizeof *feed->actions, order_actions);
     return error;
@@ -335,6 +354,14 @@ static int add_block(struct feed *feed, uint32_t block)
     return hold_block(feed, block, bytes);
 }
 
+/* Whether a block is freed where it was: no checkpoint holds it, and no edit moved its end to a later event. */
+static bool drops_here(const struct feed *feed, uint32_t block)
+{
+    if (!feed->edit)
+        return true;
+    return !feed->holders[block] && feed->edit->blocks[block].end <= feed->stream->blocks[block].drop;
+}
+
 static int replay_event(struct feed *feed, const msp_event *event)
 {
     int error = MS_OK;
@@ -344,7 +371,7 @@ static int replay_event(struct feed *feed, const msp_event *event)
         compare_reserved(feed, (uint32_t)event->value);
         break;
     case MSP_DROP:
-        if (!feed->holders || !feed->holders[event->value])
+        if (drops_here(feed, (uint32_t)event->value))
             release(feed, &feed->blocks[event->value]);
         compare_reserved(feed, (uint32_t)event->value);
         break;
@@ -378,7 +405,7 @@ static int begin_replay(struct feed *feed)
 
 static int replay_events(struct feed *feed)
 {
-    uint32_t next = 0, count = feed->stream->event_count;
+    uint32_t next = 0, count = feed->edit ? feed->edit->last_event : feed->stream->event_count;
     int error = begin_replay(feed);
     for (uint32_t i = 0; !error && i < count; i++) {
         begin_event(feed, i);
@@ -387,7 +414,7 @@ static int replay_events(struct feed *feed)
         if (!error)
             error = replay_event(feed, &feed->stream->events[i]);
     }
-    for (; !error && next < feed->action_count; next++)
+    for (; !error && count == feed->stream->event_count && next < feed->action_count; next++)
         error = act(feed, &feed->actions[next]);
     return error;
 }

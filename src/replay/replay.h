@@ -106,6 +106,9 @@ typedef struct msp_selection { /* blocks that satisfy all of it */
     uint64_t min_bytes;
 } msp_selection;
 
+/* Whether the block satisfies the selection, without edits. */
+bool msp_block_is_selected(const msp_stream *stream, uint32_t block, const msp_selection *selection);
+
 typedef struct msp_edit msp_edit;
 
 /* NULL: out of memory. The stream must outlive the edit. */
@@ -122,8 +125,8 @@ int msp_edit_move(msp_edit *edit, const msp_selection *selection, uint32_t devic
 int msp_edit_remove(msp_edit *edit, const msp_selection *selection, uint64_t *count);
 /* Set the size of one block; 0: it is never allocated. */
 int msp_edit_resize(msp_edit *edit, uint32_t block, uint64_t bytes);
-/* Add a block before event `begin` that is freed before event `end`; MSP_NONE: never. */
-int msp_edit_insert(msp_edit *edit, uint32_t begin, uint32_t end, uint64_t bytes, uint32_t device);
+/* Add a block on a stream of the device before event `begin`, which is freed before event `end`; MSP_NONE: never. */
+int msp_edit_insert(msp_edit *edit, uint32_t begin, uint32_t end, uint64_t bytes, uint32_t device, uint64_t stream);
 /* Checkpoint a call: what it keeps for backward is freed at its end, and its forward runs again before its first
  * backward node. A call that keeps nothing stays as it is. MS_EINVAL: there is no such call, or it lies in a call that
  * is checkpointed or offloaded already, or around one. */
@@ -131,6 +134,44 @@ int msp_edit_checkpoint(msp_edit *edit, uint32_t call);
 /* What a call keeps for backward is freed at its end and allocated again before its first backward node; between the
  * two it is on device `to` (torch's save_on_cpu). MS_EINVAL as for checkpoint. */
 int msp_edit_offload(msp_edit *edit, uint32_t call, uint32_t to);
+
+/* ---- edits of lifetimes: lifetimes.c ---- */
+
+/* The block is freed before event `end`, earlier or later than it was; MSP_NONE: never. MS_EINVAL: there is no such
+ * block, or it is added after that. */
+int msp_edit_end(msp_edit *edit, uint32_t block, uint32_t end);
+/* Replay only the events before this one. */
+int msp_edit_stop(msp_edit *edit, uint32_t event);
+/* zero_grad(set_to_none=True): a gradient that lives on into the next step is freed when that begins. In the next
+ * backward the gradient that is computed takes its place, instead of being added to it and freed. Returns how many
+ * gradients that are in *count, which may be NULL. */
+int msp_edit_zero_grad(msp_edit *edit, uint64_t *count);
+/* torch's save_on_cpu around the outermost calls: what they keep for backward is freed in forward where autograd does
+ * not need it, and is allocated again when the nodes of the module that frees it begin. Between the two it is on
+ * device `to`. *bytes, which may be NULL, gets how many bytes are copied there. */
+int msp_edit_save_on_cpu(msp_edit *edit, uint32_t from, uint32_t to, uint64_t *bytes);
+
+/* ---- the line through two captures of one program: match.c ---- */
+typedef struct msp_match {
+    uint64_t *bytes;                  /* by block of the stream: requested in the other one, or MSP_UNMATCHED */
+    uint64_t *own_bytes;              /* by block of the stream: requested in it, of those that are matched */
+    uint64_t matched, here, there;    /* blocks that both have; that only this stream or only the other one has */
+    uint64_t here_bytes, there_bytes; /* of those that only one of them has, on the device */
+    uint32_t here_first, there_first; /* the first one of them that was added, or MSP_NONE */
+    double ratio; /* how many times as large the blocks are that grow with the batch; 1: none does */
+} msp_match;
+
+#define MSP_UNMATCHED UINT64_MAX
+
+/* Match the blocks of two streams by step, phase, module and their order there. `paths`, by path of the stream, has
+ * the same module's path in the other one, or MSP_NONE. MS_ENOMEM. */
+int msp_match_open(const msp_stream *stream, const msp_stream *other, const uint32_t *paths, uint32_t device,
+                   msp_match *match);
+void msp_match_close(msp_match *match);
+/* Every matched block's size is on the line through its size in the other stream, at 0, and its size in this one, at
+ * 1. Blocks that this stream alone has stay as they are. It
+ * replaces the sizes that earlier edits gave them. */
+int msp_edit_batch(msp_edit *edit, const msp_match *match, double position);
 
 /* ---- replay: feed.c ---- */
 typedef struct msp_position {

@@ -5,6 +5,8 @@
 #include "capture/capture_scene.h"
 #include "replay/replay.h"
 
+#include <stdlib.h>
+
 #include <string.h>
 #include <unistd.h>
 
@@ -162,9 +164,9 @@ TEST(blocks_are_scaled_moved_removed_and_inserted)
     CHECK_EQ(peak(), 334 + 20);
     CHECK_EQ(msp_edit_move(edit, &(msp_selection){.device = 1, .phases = 1u << MS_FORWARD}, 0, NULL), MS_OK);
     CHECK_EQ(peak(), 5);
-    CHECK_EQ(msp_edit_insert(edit, 3, 5, 4096, 1), MS_OK);
+    CHECK_EQ(msp_edit_insert(edit, 3, 5, 4096, 1, 0), MS_OK);
     CHECK_EQ(peak(), 4096);
-    CHECK_EQ(msp_edit_insert(edit, 5, 3, 1, 1), MS_EINVAL);
+    CHECK_EQ(msp_edit_insert(edit, 5, 3, 1, 1, 0), MS_EINVAL);
     CHECK_EQ(msp_edit_scale(edit, &(msp_selection){0}, 1, 0, NULL), MS_EINVAL);
     CHECK_EQ(msp_edit_resize(edit, stream->block_count, 1), MS_EINVAL);
     unload();
@@ -183,7 +185,45 @@ TEST(a_block_that_is_scaled_beyond_all_measure_has_the_most_bytes_there_are)
     unload();
 }
 
+TEST(a_block_may_end_earlier_or_later)
+{
+    load();
+    uint64_t before = peak();
+    uint32_t block = 0;
+    while (stream->blocks[block].drop == MSP_NONE || stream->blocks[block].add == MSP_NONE)
+        block++;
+    CHECK_EQ(msp_edit_end(edit, block, stream->blocks[block].add), MS_EINVAL);
+    CHECK_EQ(msp_edit_end(edit, stream->block_count, 1), MS_EINVAL);
+    CHECK_EQ(msp_edit_end(edit, block, stream->blocks[block].add + 1), MS_OK);
+    CHECK(peak() <= before);
+    CHECK_EQ(msp_edit_end(edit, block, MSP_NONE), MS_OK);
+    CHECK(peak() >= before);
+    CHECK_EQ(msp_edit_stop(edit, stream->event_count + 1), MS_EINVAL);
+    unload();
+}
+
 /* ---- any file ---- */
+
+/* Edits that look at every block, each replayed; the match is with the stream itself. */
+static void edit_lifetimes_of_any(const msp_stream *any)
+{
+    uint32_t *paths = malloc((any->path_count + 1) * sizeof *paths);
+    msp_match match;
+    for (uint32_t i = 0; i < any->path_count; i++)
+        paths[i] = i;
+    CHECK_EQ(msp_match_open(any, any, paths, 1, &match), MS_OK);
+    CHECK_EQ(match.here + match.there, 0);
+    msp_edit *edit = msp_edit_open(any);
+    CHECK_EQ(msp_edit_zero_grad(edit, NULL), MS_OK);
+    CHECK_EQ(msp_edit_save_on_cpu(edit, 1, 0, NULL), MS_OK);
+    CHECK_EQ(msp_edit_batch(edit, &match, 3), MS_OK);
+    CHECK_EQ(msp_edit_stop(edit, any->event_count / 2), MS_OK);
+    CHECK_EQ(msp_replay(any, edit, 1, NULL, NULL, 0, &result), MS_OK);
+    CHECK_EQ(msp_replay(any, edit, 0, NULL, NULL, 0, &result), MS_OK);
+    msp_edit_close(edit);
+    msp_match_close(&match);
+    free(paths);
+}
 
 /* Load a capture, and replay it with every call checkpointed that may be. */
 static void replay_any(int fd)
@@ -202,6 +242,7 @@ static void replay_any(int fd)
     for (uint32_t device = 0; device < 3; device++)
         CHECK_EQ(msp_replay(any, all, device, device ? &settings : NULL, NULL, 0, &result), MS_OK);
     msp_edit_close(all);
+    edit_lifetimes_of_any(any);
     msp_stream_free(any);
     ms_reader_close(of);
 }

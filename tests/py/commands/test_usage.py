@@ -83,7 +83,7 @@ def test_an_option_without_a_command(modscope):
 # ---- help ----
 
 
-WORDS = ["run", "predict", "summary", "tree", "blocks", "diff", "leaks", "report", "export", "calibrate", "doctor", "help"]
+WORDS = ["run", "predict", "fit", "summary", "tree", "blocks", "diff", "leaks", "report", "export", "calibrate", "doctor", "help"]
 
 
 def test_the_version(modscope):
@@ -113,10 +113,10 @@ def test_no_command_shows_the_help(modscope):
 
 
 def test_the_examples_work(modscope, captures, tmp_path):
-    """Of the commands that read captures."""
+    """Of the commands that read captures, but not of fit, one of whose examples needs two batches."""
     for name in ("run", "before", "after", "rank0", "rank1"):
         (captures / f"{name}.msc").write_bytes(CAPTURES["train"]())
-    for word in WORDS[2:-3] + ["help"]:
+    for word in WORDS[3:-3] + ["help"]:
         _, out, _ = modscope(f"{word} --help", 120)
         for line in re.findall(r"^  modscope (.*)", out[out.rindex("Example") :], re.M):
             status, _, err = modscope(line)

@@ -1,0 +1,117 @@
+"""Levers of modscope fit against real runs with the lever applied, and against predictions with the lever applied.
+
+    python bench/fit.py truth FOLDER            captures h200/*.msc, variants.json and truth.json of the folder
+    python bench/fit.py predicted [NAME ...]    predict small jobs with and without the lever, and compare
+
+The first needs captures of a GPU beside the figures of the same jobs with one thing changed. The second needs torch without
+CUDA. Both print a table of errors, and exit with 1 if an error is above the limit.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+from fit_jobs import JOBS, Figures, predict  # noqa: E402
+
+from modscope._fit_batch import Batches  # noqa: E402
+from modscope._fit_job import Job, Outcome  # noqa: E402
+from modscope._fit_levers import Lever, Levers, combine  # noqa: E402
+from modscope._fit_modules import outermost  # noqa: E402
+from modscope._virtual.gpus import find_gpu  # noqa: E402
+
+_LIMIT = 0.15  # the worst error that is accepted: products may take other workspaces with another batch
+Row = tuple[str, str, int, int, str]
+
+
+def _print(rows: list[Row]) -> int:
+    print(f"{'job':26} {'lever':14} {'fit':>10} {'real':>10} {'error':>8}  time")
+    errors: dict[str, list[float]] = {}
+    for job, lever, found, real, time in rows:
+        error = found / real - 1
+        errors.setdefault(lever, []).append(abs(error))
+        print(f"{job:26} {lever:14} {found / 2**20:10.0f} {real / 2**20:10.0f} {100 * error:+7.2f}%  {time}")
+    for lever, values in errors.items():
+        print(f"{lever}: median {100 * statistics.median(values):.2f} %, worst {100 * max(values):.2f} % of {len(values)}")
+    return int(any(max(values) > _LIMIT for values in errors.values()))
+
+
+def _levers(job: Job) -> Levers:
+    gpu = find_gpu("h200")
+    return Levers(job, gpu, gpu.capacity, job.replay())
+
+
+def _named(levers: Levers) -> dict[str, Lever]:
+    found = {"expandable": next((lever for lever in levers.settings() if lever.conf.startswith("expandable")), None)}
+    found["fused"] = next(iter(levers.optimizer()), None)
+    found["zero_grad"] = next(iter(levers.zero_grad()), None)
+    found["save_on_cpu"] = next((lever for lever in levers.on_cpu() if "activations" in lever.name), None)
+    groups = outermost(levers.groups)
+    if groups and len(groups) == len(levers.groups):  # transformers checkpoints the groups in groups too, which is no lever
+        found["checkpoint"] = combine(*(levers.checkpoint(each, len(each.members)) for each in groups))
+    return {name: lever for name, lever in found.items() if lever}
+
+
+def _truth(folder: pathlib.Path) -> list[Row]:
+    variants = json.loads((folder / "variants.json").read_text())
+    rows: list[Row] = []
+    for name, real in variants.items():
+        job = Job(str(folder / "h200" / f"{name}.msc"))
+        named = _named(_levers(job))
+        for key in ("expandable", "checkpoint", "fused"):
+            if key not in real or key not in named:
+                continue
+            lever = named[key]
+            time = ""
+            if key == "checkpoint":
+                time = f"{lever.cost}, really {100 * (real[key]['step_ms'] / real['base']['step_ms'] - 1):+.0f} %: {lever.name}"
+            rows.append((name, key, job.replay(lever.edits, lever.conf).reserved, real[key]["reserved_peak"], time))
+    return sorted(rows, key=lambda row: row[1])
+
+
+def _predicted(names: list[str]) -> list[Row]:
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="modscope-") as folder:
+        for name in names or list(JOBS):
+            rows += _of_job(name, pathlib.Path(folder))
+    return sorted(rows, key=lambda row: row[1])
+
+
+def _of_job(name: str, folder: pathlib.Path) -> list[Row]:
+    def real(lever: str, scale: float = 1.0) -> tuple[pathlib.Path, Figures]:
+        path = folder / f"{name}-{lever}-{scale}.msc"
+        return path, predict(name, path, lever, scale)
+
+    base, figures = real("")
+    job = Job(str(base))
+    rows: list[Row] = [(name, "nothing", job.replay().reserved, figures.reserved, "")]
+    for key, lever in _named(_levers(job)).items():
+        if key == "zero_grad":
+            continue
+        _, with_lever = real(key)
+        outcome: Outcome = job.replay(lever.edits, lever.conf)
+        time = ""
+        if figures.step and with_lever.step:
+            time = f"{lever.cost}, predicted {100 * (with_lever.step / figures.step - 1):+.0f} %"
+        rows.append((name, key, outcome.reserved, with_lever.reserved, time))
+    keeping, _ = real("keep_gradients")
+    kept = Job(str(keeping))
+    rows.append((name, "zero_grad", kept.replay([("zero_grad",)]).reserved, figures.reserved, ""))
+    small, large = real("", 0.25)[0], real("", 0.5)[0]
+    batches = Batches(Job(str(small)), Job(str(large)))
+    ratio = batches.large_size
+    for times, scale in ((2, 1.0), (4, 2.0)):
+        expected = figures if scale == 1.0 else real("", scale)[1]
+        found = batches.large.replay(batches.edits(times * ratio)).reserved
+        rows.append((name, f"batch * {times}", found, expected.reserved, ""))
+    return rows
+
+
+if __name__ == "__main__":
+    kind, *rest = sys.argv[1:] or ["predicted"]
+    sys.exit(_print(_truth(pathlib.Path(rest[0])) if kind == "truth" else _predicted(rest)))

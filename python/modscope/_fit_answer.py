@@ -1,0 +1,188 @@
+"""What ``modscope fit`` answers: whether a job fits a GPU, and what would make it fit. Needs no torch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from modscope._categories import Category
+from modscope._fit_batch import Batches
+from modscope._fit_job import Job, Moment, Outcome
+from modscope._fit_levers import Lever, Levers, Tried, combine
+from modscope._fit_modules import outermost
+from modscope._virtual.gpus import Gpu
+
+_RANKS = (2, 4, 8)
+
+
+class Answer(NamedTuple):
+    job: Job
+    gpu: Gpu
+    before: Outcome
+    tried: list[Tried]
+    """Those that help, in the order of the table."""
+    rest: int
+    """Bytes of parameters, gradients and the optimizer's state."""
+
+
+def answer(job: Job, gpu: Gpu, batches: Batches | None = None, levers: bool = True) -> Answer:
+    before = job.replay(capacity=gpu.capacity)
+    tried = _table(Levers(job, gpu, gpu.capacity, before), batches) if levers and not before.fits else []
+    return Answer(job, gpu, before, tried, _held(job))
+
+
+def _held(job: Job) -> int:
+    state = (Category.PARAM, Category.GRAD, Category.OPT)
+    found = [sums for at in _ends(job) if (sums := job.capture.snapshot(at).totals.get(job.device))]
+    return max((sum(sums[kind] for kind in state) for sums in found), default=0)
+
+
+def _ends(job: Job) -> list[int | str]:
+    return ["peak", *(f"step:{number}" for _, number, _ in job.steps[: job.whole_steps][:2])]
+
+
+# ---- the table ----
+
+
+def _table(levers: Levers, batches: Batches | None) -> list[Tried]:
+    free = [tried for lever in levers.free() if levers.helps(tried := levers.attempt(lever))]
+    free = _without_equal_settings(free)
+    rows = [tried for tried in free if tried.lever.conf]
+    rows += _batch(levers, batches)
+    rows += _checkpoints(levers)
+    rows += [tried for tried in free if not tried.lever.conf]
+    rows += [tried for lever in levers.on_cpu() if levers.helps(tried := levers.attempt(lever))]
+    rows += _sharded(levers)
+    return rows + _combined(levers, [tried.lever for tried in free], rows)
+
+
+def _checkpoints(levers: Levers) -> list[Tried]:
+    """Of each group the fewest modules that make it fit, and all. A group in another one is listed if it needs less."""
+    rows: list[Tried] = []
+    least: dict[str, int] = {}
+    for siblings in levers.groups:
+        all_of = levers.attempt(levers.checkpoint(siblings, len(siblings.members)))
+        around = [least[name] for name in least if siblings.name.startswith(name + ".")]
+        least[siblings.name] = all_of.outcome.reserved
+        if not levers.helps(all_of) or any(reserved <= all_of.outcome.reserved for reserved in around):
+            continue
+        fewest = levers.fewest(siblings)
+        rows += [fewest] if fewest and fewest.lever.name != all_of.lever.name else []
+        rows.append(all_of)
+    return rows + _all_checkpoints(levers)
+
+
+def _without_equal_settings(free: list[Tried]) -> list[Tried]:
+    """Of settings, the one that reserves least: they are not combined."""
+    settings = sorted((tried for tried in free if tried.lever.conf), key=lambda tried: tried.outcome.reserved)
+    return [tried for tried in free if not tried.lever.conf or tried is settings[0]]
+
+
+def _batch(levers: Levers, batches: Batches | None) -> list[Tried]:
+    if batches is None:
+        return []
+    largest = batches.largest(levers.capacity)
+    if largest is None or largest >= batches.large_size:
+        return []
+    cost = f"{batches.large_size / largest:.3g} times the steps"
+    return [levers.attempt(Lever(batches.describe(largest), batches.edits(largest), cost))]
+
+
+def _all_checkpoints(levers: Levers) -> list[Tried]:
+    """Of a program with several groups that are not in each other, all together."""
+    groups = outermost(levers.groups)
+    if len(groups) < 2:
+        return []
+    return [levers.attempt(combine(*(levers.checkpoint(each, len(each.members)) for each in groups)))]
+
+
+def _sharded(levers: Levers) -> list[Tried]:
+    """Over as many GPUs as it takes, or over the most that are tried."""
+    last: list[Tried] = []
+    for ranks in _RANKS if levers.job.caching else ():
+        lever = levers.sharded(ranks)
+        if lever is None or not levers.helps(tried := levers.attempt(lever)):
+            break
+        last = [tried]
+        if tried.outcome.fits:
+            break
+    return last
+
+
+def _combined(levers: Levers, free: list[Lever], rows: list[Tried]) -> list[Tried]:
+    """The cheapest combination that fits, where no single lever without a cost does; if none fits, the one that needs
+    least."""
+    if any(tried.outcome.fits and tried.lever.cost == "none" for tried in rows):
+        return []
+    if len(free) > 1 and (tried := levers.attempt(combine(*free))).outcome.fits:
+        return [tried]
+    alone = min((tried.lever.time for tried in rows if tried.outcome.fits and not tried.lever.more), default=None)
+    found = [found for siblings in levers.groups for few in _subsets(free) if (found := levers.fewest(siblings, *few))]
+    cheaper = [tried for tried in found if alone is None or tried.lever.time < alone]
+    if cheaper:
+        return [min(cheaper, key=lambda tried: tried.lever.time)]  # of equals the first, which combines less
+    if any(tried.outcome.fits for tried in rows):
+        return []
+    return _with_everything(levers, free)
+
+
+def _subsets(free: list[Lever]) -> list[list[Lever]]:
+    """Each of them, then all together."""
+    return [[lever] for lever in free] + ([free] if len(free) > 1 else [])
+
+
+def _with_everything(levers: Levers, free: list[Lever]) -> list[Tried]:
+    all_of = [levers.checkpoint(siblings, len(siblings.members)) for siblings in outermost(levers.groups)]
+    state = [lever for lever in levers.on_cpu() if "optimizer" in lever.name]
+    fused = [lever for lever in free if not state or "optimizer" not in lever.name]
+    ways = [[*fused, *all_of, *state]]
+    if levers.job.caching:
+        ways += [[*free, *all_of, lever] for ranks in _RANKS if (lever := levers.sharded(ranks))]
+    tried = []
+    for way in ways:
+        if len(way) > 1:
+            tried.append(levers.attempt(combine(*way)))
+            if tried[-1].outcome.fits:
+                return [tried[-1]]
+    return [min(tried, key=lambda each: each.outcome.reserved)] if tried else []
+
+
+# ---- as JSON ----
+
+
+def as_json(found: Answer) -> dict[str, Any]:
+    job = found.job
+    return {
+        "file": job.file,
+        "device": job.device,
+        "gpu": found.gpu.name,
+        "title": found.gpu.title,
+        "memory": found.gpu.memory,
+        "context": found.gpu.context,
+        "caching": job.caching,
+        "is_lower_bound": job.is_lower_bound,
+        "whole_steps": job.whole_steps,
+        "died": job.died,
+        **_outcome(found.before, found.gpu),
+        "held_by_parameters_gradients_state": found.rest,
+        "levers": [{"name": tried.lever.name, "cost": tried.lever.cost, **_figures(tried, found.gpu)} for tried in found.tried],
+    }
+
+
+def _figures(tried: Tried, gpu: Gpu) -> dict[str, Any]:
+    lever = tried.lever
+    return {"allocator": lever.conf, "time": lever.time or None, "gpus": 1 + lever.more, "is_upper_bound": lever.is_bound, **_outcome(tried.outcome, gpu)}
+
+
+def _outcome(outcome: Outcome, gpu: Gpu) -> dict[str, Any]:
+    return {
+        "reserved_peak": outcome.reserved,
+        "allocated_peak": outcome.allocated,
+        "fits": outcome.fits,
+        "to_spare": gpu.capacity - outcome.reserved,
+        "retries": outcome.retries,
+        "failure": _moment(outcome.failed, outcome.requested),
+    }
+
+
+def _moment(at: Moment | None, requested: int) -> dict[str, Any] | None:
+    return {**at._asdict(), "requested": requested} if at else None

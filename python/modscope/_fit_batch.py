@@ -1,0 +1,108 @@
+"""Other batches, from two captures of one program: every block's size is on the line through its two sizes. Needs no torch."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from modscope._fit_job import Edit, Job
+from modscope._load import CaptureError
+from modscope._text import describe_position, size
+
+_MOST_UNMATCHED = 0.02  # of the bytes of one capture's peak
+_MOST_BATCH = 4096
+
+
+class Batches:
+    """Two captures; ``large`` is the one that is edited. ``sizes``: their batches, where the user gave them."""
+
+    def __init__(self, small: Job, large: Job, sizes: tuple[int, int] | None = None) -> None:
+        _check(small, large)
+        paths = {name: path for path, name in enumerate(small.modules)}
+        match = large.stream.match(small.stream, [paths.get(name) for name in large.modules], large.number)
+        _check_match(small, large, match)
+        if match["ratio"] <= 1:
+            raise CaptureError(f"{large.file} needs no more than {small.file}: give captures of a small and of a larger batch")
+        self.large = large
+        self.ratio = Fraction(match["ratio"]).limit_denominator(1024)
+        given = sizes or _in_arguments(small, large, self.ratio)
+        if given and Fraction(given[1], given[0]) != self.ratio:
+            raise CaptureError(
+                f"The batches {given[0]} and {given[1]} do not agree with the captures, in which activations of the second are "
+                f"{float(self.ratio):g} times as large"
+            )
+        self.is_known = given is not None
+        """Whether the batches themselves are known, or only their ratio."""
+        self.small_size, self.large_size = given or (self.ratio.denominator, self.ratio.numerator)
+
+    def edits(self, batch: int) -> list[Edit]:
+        return [("batch", (batch - self.small_size) / (self.large_size - self.small_size))]
+
+    def describe(self, batch: int) -> str:
+        if self.is_known:
+            return f"batch {batch} instead of {self.large_size}"
+        return f"{batch / self.large_size:.3g} times the batch"
+
+    def largest(self, capacity: int) -> int | None:
+        """The largest batch that fits; None: not even one does. A program that needs less of a larger batch is not known."""
+
+        def fits(batch: int) -> bool:
+            return self.large.replay(self.edits(batch), "", capacity).fits_at_once
+
+        if not fits(1):
+            return None
+        low, high = 1, self.large_size
+        while fits(high) and high < _MOST_BATCH:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+
+def _check(small: Job, large: Job) -> None:
+    """CaptureError, with what differs first."""
+    begin = f"{small.file} and {large.file} are not of one program"
+    if small.capture.devices != large.capture.devices or small.device != large.device:
+        raise CaptureError(f"{begin}: {small.device} and {large.device} hold most of the memory")
+    for one, other in ((small, large), (large, small)):
+        called = {other.modules[call.path] for call in other.calls}
+        missing = next((name for call in one.calls if (name := one.modules[call.path]) not in called), None)
+        if missing is not None:
+            raise CaptureError(f"{begin}: only {one.file} calls {missing}")
+    if len(small.steps) != len(large.steps):
+        counts = f"{len(small.steps)} and {len(large.steps)} steps"
+        raise CaptureError(f"{small.file} and {large.file} have {counts}: record the same number of steps of both")
+    for first, second in zip(small.calls, large.calls):
+        if small.modules[first.path] != large.modules[second.path]:
+            names = f"{small.modules[first.path]} in one and {large.modules[second.path]} in the other"
+            raise CaptureError(f"{begin}: in step {first.step} they call {names}")
+    if len(small.calls) != len(large.calls):
+        raise CaptureError(f"{begin}: they call modules {len(small.calls)} and {len(large.calls)} times")
+
+
+def _check_match(small: Job, large: Job, match: dict[str, tuple[int, int, tuple[int, str, int]]]) -> None:
+    for job, other, key in ((large, small, "here"), (small, large, "there")):
+        count, bytes, first = match[key]
+        if count and bytes > _MOST_UNMATCHED * job.capture.peaks[job.device].bytes * max(len(job.steps), 1):
+            path, phase, of = first
+            where = describe_position(phase, job.modules[path])
+            raise CaptureError(
+                f"{small.file} and {large.file} are not of one program: {job.file} has {count} blocks that {other.file} does "
+                f"not have, the first of them {size(of)} in {where}"
+            )
+
+
+def _in_arguments(small: Job, large: Job, ratio: Fraction) -> tuple[int, int] | None:
+    """The batches, if one of the programs' arguments is a number that is larger by the ratio."""
+    words = [job.capture.info.get("arguments", "").split("\n") for job in (small, large)]
+    if len(words[0]) != len(words[1]):
+        return None
+    pairs = [tuple(map(_number, pair)) for pair in zip(*words)]
+    found = {(first, second) for first, second in pairs if first and second and Fraction(second, first) == ratio}
+    return found.pop() if len(found) == 1 else None
+
+
+def _number(word: str) -> int:
+    """Of an argument such as 8 or --batch=8; 0: it is none."""
+    text = word.rpartition("=")[2]
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0

@@ -1,0 +1,188 @@
+"""A job as ``modscope fit`` sees it: a capture's events in memory, and what they would need with edits. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from modscope import _capture
+from modscope._categories import CATEGORIES, PHASES, Category
+from modscope._load import Capture, CaptureError, load
+
+Edit = tuple[Any, ...]
+"""The name of an edit and its arguments, as modscope._capture.Stream.replay takes them."""
+_FORWARD = 1 / 3
+"""The part of a GPU's step that its forward takes: a backward computes two products for each one of forward. Of a real run
+the times of calls are those of the program, which waits for the GPU somewhere else."""
+Selection = tuple[int, int, int | None, int, int]
+
+
+class Moment(NamedTuple):
+    step: int
+    phase: str
+    module: str
+
+
+class Outcome(NamedTuple):
+    """What a replay says."""
+
+    reserved: int
+    """At most. Of a device without a caching allocator it is what is allocated."""
+    allocated: int
+    at: Moment
+    """When most was reserved."""
+    fits: bool
+    """Whether the GPU has that much, after free segments were given back where need be."""
+    retries: int
+    """How often the allocator had to give free segments back. Known where the GPU has less than ``reserved``."""
+    failed: Moment | None
+    requested: int
+    """By the request that failed."""
+
+    @property
+    def fits_at_once(self) -> bool:
+        """Whether it fits without giving memory back, which takes time in every step."""
+        return self.fits and not self.retries
+
+
+class Call(NamedTuple):
+    """A forward of a module."""
+
+    number: int
+    path: int
+    parent: int | None
+    begin: int
+    end: int | None
+    backward: int | None
+    step: int
+    seconds: float
+    kept: int
+    """Bytes for backward."""
+
+
+class Job:
+    """``file``: a capture. CaptureError where nothing can be said."""
+
+    def __init__(self, file: str, device: str | None = None) -> None:
+        self.file = file
+        self.capture: Capture = load(file)
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            reader = _capture.Reader(fd)
+        finally:
+            os.close(fd)
+        self.modules = [name for name, _, _ in reader.paths]
+        self.stream = _capture.Stream(reader)
+        if not self.capture.peaks:
+            raise CaptureError(f"{file} has no memory in it: there is nothing to fit")
+        self.device = device or self.capture.main_device
+        self.number = self.capture.device_number(self.device)
+        if self.device not in self.capture.peaks:
+            raise CaptureError(f"{self.device} never held anything in {file}")
+        self.caching = self.device != "cpu"
+        self.version = self.capture.info.get("rules") or self.capture.info.get("torch")
+        self.conf = self.capture.info.get("allocator", "")
+        self.is_lower_bound = self.capture.is_lower_bound or self.stream.is_lower_bound
+        self.died = self._died()
+        self.steps = self.stream.steps()
+        """(event, number, time in microseconds) of each step's beginning."""
+        self.whole_steps = max(len(self.steps) - (1 if self.died else 0), 0)
+        self.base: list[Edit] = self._base()
+        self._calls: list[Call] | None = None
+
+    def _died(self) -> bool:
+        end = self.capture.end
+        if end is None or end.get("how") in ("exception", "interrupted"):
+            return True
+        failed = self.capture.last_oom
+        return failed is not None and next(self.capture.events("step", first=failed.number), None) is None
+
+    def _base(self) -> list[Edit]:
+        """Edits that leave out the step in which the run died. If only one step is whole, the optimizer's state, which
+        that step made at its end, is there from its beginning: as it is in every further step."""
+        if not self.died or not self.whole_steps:
+            return []
+        edits: list[Edit] = [("stop", self.steps[-1][0])]
+        state = self.select(Category.OPT)
+        if self.whole_steps == 1 and (held := self.stream.sum(state)[0]):
+            edits += [("remove", state), ("insert", self.steps[0][0], None, held, self.number)]
+        return edits
+
+    # ---- parts of the stream ----
+
+    def select(self, *categories: Category, phases: Sequence[str] = (), root: int = 0, least: int = 0) -> Selection:
+        """Blocks of this device, by category, phase of allocation and owner."""
+        of_category = sum(1 << CATEGORIES.index(category) for category in categories)
+        of_phase = sum(1 << PHASES.index(phase) for phase in phases)
+        return of_category, of_phase, self.number, root, least
+
+    @property
+    def calls(self) -> list[Call]:
+        if self._calls is None:
+            rows = enumerate(self.stream.calls(self.number))
+            self._calls = [
+                Call(number, path, parent, begin, end, backward, step, (until - since) / 1e6, kept)
+                for number, (path, parent, begin, end, backward, step, since, until, kept, _) in rows
+            ]
+        return self._calls
+
+    @property
+    def has_gpu_times(self) -> bool:
+        """Whether times are those of the GPU: of a real run they are the program's, which runs ahead of the GPU."""
+        return self.capture.info.get("clock") == "virtual"
+
+    def step_seconds(self) -> dict[int, float]:
+        """The time of each whole step, by its number."""
+        times = [time for _, _, time in self.steps] + [round(1e6 * self.capture.duration)]
+        numbers = [number for _, number, _ in self.steps][: self.whole_steps]
+        return {number: (after - before) / 1e6 for number, before, after in zip(numbers, times, times[1:]) if after > before}
+
+    def share_of_step(self, calls: Sequence[Call]) -> float | None:
+        """How much longer a step takes if these calls run twice: the median of the steps, without the first."""
+        steps = self.step_seconds()
+        later = {number: time for number, time in steps.items() if number > min(steps)} or steps
+        again = self._seconds_in(calls)
+        shares = [again.get(number, 0.0) / time for number, time in later.items()]
+        if not self.has_gpu_times:
+            forward = self._seconds_in([call for call in self.calls if call.parent is None])
+            of_gpu = [_FORWARD * again.get(number, 0.0) / forward[number] for number in later if forward.get(number)]
+            shares = [max(pair) for pair in zip(shares, of_gpu)]
+        return statistics.median(shares) if any(shares) else None
+
+    @staticmethod
+    def _seconds_in(calls: Sequence[Call]) -> dict[int, float]:
+        """By step."""
+        seconds: dict[int, float] = {}
+        for call in calls:
+            seconds[call.step] = seconds.get(call.step, 0.0) + call.seconds
+        return seconds
+
+    def median_step(self) -> float | None:
+        times = list(self.step_seconds().values())
+        return statistics.median(times[1:] or times) if times else None
+
+    # ---- replay ----
+
+    def replay(self, edits: Sequence[Edit] = (), conf: str = "", capacity: int | None = None) -> Outcome:
+        """With unlimited memory; and where that needs more than ``capacity``, with that much."""
+        settings = ",".join(filter(None, (self.conf, conf)))
+        every = [*self.base, *edits]
+        options: dict[str, Any] = {"caching": self.caching, "version": self.version, "conf": settings or None}
+        free = self.stream.replay(self.number, every or None, **options)
+        reserved, failure, retries = free["reserved_peak"], None, 0
+        if capacity is not None and reserved > capacity and self.caching:
+            tight = self.stream.replay(self.number, every or None, **options, capacity=capacity)
+            failure, retries = tight["failure"], tight["retries"]
+            fits = failure is None
+        else:
+            fits = capacity is None or reserved <= capacity
+        requested, failed = (failure[0], self._moment(failure[1])) if failure else (0, None)
+        if not fits and failed is None:
+            failed = self._moment(free["reserved_at"])
+        return Outcome(reserved, free["allocated_peak"], self._moment(free["reserved_at"]), fits, retries, failed, requested)
+
+    def _moment(self, at: tuple[Any, ...]) -> Moment:
+        _, _, step, phase, path = at
+        return Moment(step, phase, self.modules[path] if path < len(self.modules) else "?")

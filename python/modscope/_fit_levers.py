@@ -1,0 +1,170 @@
+"""The levers of ``modscope fit``: what can be changed, as edits of the events, and what each costs. Needs no torch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from modscope import _fit_sharding
+from modscope._categories import Category
+from modscope._fit_job import Edit, Job, Outcome
+from modscope._fit_modules import Siblings, checkpoint, find_siblings
+from modscope._text import size
+from modscope._virtual.gpus import Gpu
+
+_LEAST_HELP = 0.005  # of what is reserved: a lever that helps less is not listed
+_SETTINGS = ("expandable_segments:True", "max_split_size_mb:512")
+_LINK = 16e9  # bytes a second to a host over PCIe 3, where the GPU's link is not known
+OF_LINK = 0.8
+"""The fraction of the link's rate that copies from and to pinned memory reach, as the virtual clock has it."""
+
+
+class Lever(NamedTuple):
+    name: str
+    edits: list[Edit]
+    cost: str
+    conf: str = ""
+    time: float = 0.0
+    """How much longer a step takes, as a part of it. None of it is known: 0, and ``cost`` says so."""
+    more: int = 0
+    """GPUs in addition."""
+    is_bound: bool = False
+    """What it reserves is at most the figure."""
+
+
+class Tried(NamedTuple):
+    lever: Lever
+    outcome: Outcome
+
+
+def percent(time: float | None, exact: bool) -> str:
+    """ "+11 % time" """
+    if time is None:
+        return "more time"
+    return f"{'' if exact else 'about '}+{100 * time:.{0 if time >= 0.01 else 1}f} % time"
+
+
+def combine(*levers: Lever) -> Lever:
+    costs = [lever.cost for lever in levers if lever.cost != "none"]
+    checkpoints = [lever for lever in levers if lever.name.startswith("checkpoint")]
+    if len(checkpoints) > 1:
+        costs = [lever.cost for lever in levers if lever.cost != "none" and lever not in checkpoints]
+        exact = not any(lever.cost.startswith("about") for lever in checkpoints)
+        costs.insert(0, percent(sum(lever.time for lever in checkpoints) or None, exact))
+    return Lever(
+        " and ".join(lever.name for lever in levers),
+        [edit for lever in levers for edit in lever.edits],
+        ", ".join(costs) or "none",
+        ",".join(filter(None, (lever.conf for lever in levers))),
+        sum(lever.time for lever in levers),
+        sum(lever.more for lever in levers),
+        any(lever.is_bound for lever in levers),
+    )
+
+
+class Levers:
+    """Tries levers of a job on a GPU. ``capacity``: what the GPU has beside the context."""
+
+    def __init__(self, job: Job, gpu: Gpu, capacity: int, before: Outcome) -> None:
+        self.job, self.gpu, self.capacity, self.before = job, gpu, capacity, before
+        self.groups: list[Siblings] = find_siblings(job, before.reserved) if job.whole_steps else []
+
+    def attempt(self, lever: Lever) -> Tried:
+        return Tried(lever, self.job.replay(lever.edits, lever.conf, self.capacity))
+
+    def helps(self, tried: Tried) -> bool:
+        return tried.outcome.reserved < (1 - _LEAST_HELP) * self.before.reserved or tried.outcome.fits
+
+    # ---- levers without a cost ----
+
+    def free(self) -> list[Lever]:
+        return [*self.settings(), *self.zero_grad(), *self.optimizer()]
+
+    def settings(self) -> list[Lever]:
+        """Settings of PYTORCH_CUDA_ALLOC_CONF that the run did not have."""
+        if not self.job.caching or "expandable_segments:true" in self.job.conf.lower():
+            return []
+        return [Lever(text, [], "none", text) for text in _SETTINGS if text.partition(":")[0] not in self.job.conf]
+
+    def zero_grad(self) -> list[Lever]:
+        edits: list[Edit] = [("zero_grad",)]
+        return [Lever("zero_grad(set_to_none=True)", edits, "none")] if self.job.whole_steps > 1 else []
+
+    def optimizer(self) -> list[Lever]:
+        """A foreach optimizer has temporaries as large as all parameters, a fused one has none."""
+        temporaries = self.job.select(Category.TEMP, phases=["optimizer"])
+        parameters = self.job.stream.sum(self.job.select(Category.PARAM))[0]
+        bytes, largest, count = self.job.stream.sum(temporaries)
+        if not parameters or not count or bytes < parameters or not self.job.whole_steps:
+            return []
+        return [Lever("fused optimizer instead of foreach", [("remove", temporaries)], "none")]
+
+    # ---- checkpoints ----
+
+    def checkpoint(self, siblings: Siblings, count: int) -> Lever:
+        calls = siblings.first(count)
+        time = self.job.share_of_step(calls)
+        cost = percent(time, self.job.has_gpu_times)
+        return Lever(f"checkpoint {siblings.describe(count)}", checkpoint(calls), cost, time=time or 0.0)
+
+    def fewest(self, siblings: Siblings, *others: Lever) -> Tried | None:
+        """The fewest first members of the group whose checkpoints make it fit, with other levers; None: not even all do.
+        More checkpoints need less memory, but for what the allocator cannot use: what is found is tried."""
+        most = len(siblings.members)
+        best = self.attempt(combine(*others, self.checkpoint(siblings, most)))
+        if not best.outcome.fits_at_once:
+            return None
+        low, high = 0, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            tried = self.attempt(combine(*others, self.checkpoint(siblings, middle)))
+            if tried.outcome.fits_at_once:
+                high, best = middle, tried
+            else:
+                low = middle
+        return best
+
+    # ---- the host's memory ----
+
+    def _copying(self, bytes: int) -> tuple[float, str]:
+        """The time of copying so many bytes from the GPU to pinned memory and back in each step, while nothing else runs."""
+        link = OF_LINK * (self.gpu.speed.link * 1e9 if self.gpu.speed else _LINK)
+        step = self.job.median_step()
+        if not step:
+            return 0.0, f"{size(2 * bytes)} copied in each step"
+        return 2 * bytes / link / step, percent(2 * bytes / link / step, False)
+
+    def on_cpu(self) -> list[Lever]:
+        job = self.job
+        if not job.caching or not job.whole_steps:
+            return []
+        parameters = job.stream.sum(job.select(Category.PARAM))[0]
+        return [*self._saved_on_cpu(parameters), *self._state_on_cpu(parameters)]
+
+    def _saved_on_cpu(self, parameters: int) -> list[Lever]:
+        """Autograd saves weights too, and they are copied as everything is."""
+        job = self.job
+        host = job.capture.devices.index("cpu") if "cpu" in job.capture.devices else len(job.capture.devices)
+        saved = max((call.kept for call in job.calls if call.parent is None), default=0)
+        if not saved:
+            return []
+        time, cost = self._copying(saved + parameters)
+        return [Lever("activations to the CPU (save_on_cpu, pinned)", [("save_on_cpu", job.number, host)], cost, time=time)]
+
+    def _state_on_cpu(self, parameters: int) -> list[Lever]:
+        """The optimizer steps on the CPU: gradients go there, and parameters come back."""
+        job = self.job
+        if not job.stream.sum(job.select(Category.OPT))[2]:
+            return []
+        time, cost = self._copying(parameters)
+        temporaries = job.select(Category.TEMP, phases=["optimizer"])
+        removed: list[Edit] = [("remove", job.select(Category.OPT)), ("remove", temporaries)]
+        return [Lever("optimizer and its state on the CPU", removed, f"{cost} and the CPU's step", time=time)]
+
+    # ---- more GPUs ----
+
+    def sharded(self, ranks: int) -> Lever | None:
+        edits = _fit_sharding.edits(self.job, self.groups, ranks)
+        if not edits:
+            return None
+        cost = "a second GPU" if ranks == 2 else f"{ranks - 1} more GPUs"
+        return Lever(f"FSDP2 over {ranks} GPUs", edits, cost, more=ranks - 1, is_bound=True)

@@ -1,0 +1,234 @@
+/* lifetimes.c - edits of when blocks are freed: gradients at the end of a step, and what autograd saves on the CPU. */
+#include "replay/edit.h"
+
+#include <stdlib.h>
+
+int msp_edit_end(msp_edit *edit, uint32_t block, uint32_t end)
+{
+    if (block >= edit->stream->block_count)
+        return MS_EINVAL;
+    uint32_t add = edit->stream->blocks[block].add;
+    if (add != MSP_NONE && end <= add)
+        return MS_EINVAL;
+    edit->blocks[block].end = end;
+    return MS_OK;
+}
+
+int msp_edit_stop(msp_edit *edit, uint32_t event)
+{
+    if (event > edit->stream->event_count)
+        return MS_EINVAL;
+    edit->last_event = event;
+    return MS_OK;
+}
+
+/* ---- gradients ---- */
+
+/* A gradient that lives on into another step, and the block that holds it now. */
+struct kept_gradient {
+    ms_path path;
+    uint64_t bytes;
+    uint32_t block;
+    uint32_t holder; /* MSP_NONE: it was freed when the step began */
+    bool is_stored;  /* the gradient exists: from its block's add on */
+    bool was_used;   /* a block took its place in this step */
+};
+
+struct gradients {
+    struct kept_gradient *at; /* by path and bytes, then by block */
+    uint32_t count;
+};
+
+static int by_owner_and_bytes(const void *a, const void *b)
+{
+    const struct kept_gradient *first = a, *second = b;
+    if (first->path != second->path)
+        return first->path < second->path ? -1 : 1;
+    if (first->bytes != second->bytes)
+        return first->bytes < second->bytes ? -1 : 1;
+    return first->block < second->block ? -1 : first->block > second->block;
+}
+
+/* By event: the event that begins the next step, or MSP_NONE. One item more stands for the beginning. */
+static uint32_t *list_step_ends(const msp_stream *stream)
+{
+    uint32_t *ends = malloc(((size_t)stream->event_count + 1) * sizeof *ends);
+    uint32_t end = MSP_NONE;
+    for (uint32_t i = stream->event_count; ends && i-- > 0;) {
+        ends[i] = end;
+        if (stream->events[i].kind == MSP_STEP)
+            end = i;
+    }
+    if (ends)
+        ends[stream->event_count] = end;
+    return ends;
+}
+
+/* Whether the block lives through the whole next step. One that is freed in the forward of the next step was set to
+ * None there. */
+static bool is_kept_gradient(const msp_stream *stream, const uint32_t *ends, const msp_block *block)
+{
+    if (block->category != MS_GRADIENT)
+        return false;
+    uint32_t end = ends[block->add == MSP_NONE ? stream->event_count : block->add];
+    if (end == MSP_NONE || block->drop == MSP_NONE)
+        return end != MSP_NONE;
+    return ends[end] != MSP_NONE && block->drop > ends[end];
+}
+
+static int list_gradients(const msp_stream *stream, const uint32_t *ends, struct gradients *found)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < stream->block_count; i++)
+        count += stream->blocks[i].category == MS_GRADIENT;
+    *found = (struct gradients){malloc(((size_t)count + 1) * sizeof *found->at), 0};
+    if (!found->at)
+        return MS_ENOMEM;
+    for (uint32_t i = 0; i < stream->block_count; i++) {
+        const msp_block *block = &stream->blocks[i];
+        if (is_kept_gradient(stream, ends, block))
+            found->at[found->count++] = (struct kept_gradient){.path = block->path,
+                                                               .bytes = block->requested,
+                                                               .block = i,
+                                                               .holder = i,
+                                                               .is_stored = block->add == MSP_NONE};
+    }
+    qsort(found->at, found->count, sizeof *found->at, by_owner_and_bytes);
+    return MS_OK;
+}
+
+/* The first gradient with this owner and size, or the place where it would be. */
+static uint32_t find_gradient(const struct gradients *of, ms_path path, uint64_t bytes)
+{
+    uint32_t from = 0, to = of->count;
+    while (from < to) {
+        uint32_t middle = from + (to - from) / 2;
+        const struct kept_gradient *at = &of->at[middle];
+        if (at->path < path || (at->path == path && at->bytes < bytes))
+            from = middle + 1;
+        else
+            to = middle;
+    }
+    return from;
+}
+
+static void end_holders(msp_edit *edit, struct gradients *of, uint32_t event)
+{
+    for (uint32_t i = 0; i < of->count; i++) {
+        if (of->at[i].is_stored && of->at[i].holder != MSP_NONE) {
+            edit->blocks[of->at[i].holder].end = event;
+            of->at[i].holder = MSP_NONE;
+        }
+        of->at[i].was_used = false;
+    }
+}
+
+/* A block of backward is dropped: if it has the size of a gradient of its module that was freed, it becomes that. */
+static void replace_gradient(msp_edit *edit, struct gradients *of, uint32_t index)
+{
+    const msp_block *block = &edit->stream->blocks[index];
+    if (block->category != MS_TEMP || block->phase != MS_BACKWARD || block->drop_phase != MS_BACKWARD)
+        return;
+    for (uint32_t i = find_gradient(of, block->path, block->requested); i < of->count; i++) {
+        struct kept_gradient *at = &of->at[i];
+        if (at->path != block->path || at->bytes != block->requested)
+            return;
+        if (at->is_stored && at->holder == MSP_NONE && !at->was_used) {
+            at->holder = index;
+            at->was_used = true;
+            edit->blocks[index].end = MSP_NONE;
+            return;
+        }
+    }
+}
+
+static void note_stored(const msp_stream *stream, struct gradients *of, uint32_t index)
+{
+    const msp_block *block = &stream->blocks[index];
+    if (block->category != MS_GRADIENT)
+        return;
+    for (uint32_t i = find_gradient(of, block->path, block->requested); i < of->count; i++) {
+        if (of->at[i].path != block->path || of->at[i].bytes != block->requested)
+            return;
+        if (of->at[i].block == index)
+            of->at[i].is_stored = true;
+    }
+}
+
+int msp_edit_zero_grad(msp_edit *edit, uint64_t *count)
+{
+    const msp_stream *stream = edit->stream;
+    struct gradients gradients = {NULL, 0};
+    uint32_t *ends = list_step_ends(stream);
+    int error = ends ? list_gradients(stream, ends, &gradients) : MS_ENOMEM;
+    for (uint32_t i = 0; !error && gradients.count && i < stream->event_count; i++) {
+        const msp_event *event = &stream->events[i];
+        if (event->kind == MSP_STEP)
+            end_holders(edit, &gradients, i);
+        else if (event->kind == MSP_ADD)
+            note_stored(stream, &gradients, (uint32_t)event->value);
+        else if (event->kind == MSP_DROP)
+            replace_gradient(edit, &gradients, (uint32_t)event->value);
+    }
+    if (count)
+        *count = gradients.count;
+    free(gradients.at);
+    free(ends);
+    return error;
+}
+
+/* ---- what autograd saves ---- */
+static uint32_t outermost_call(const msp_stream *stream, uint32_t call)
+{
+    while (call != MSP_NONE && stream->calls[call].parent != MSP_NONE)
+        call = stream->calls[call].parent;
+    return call;
+}
+
+/* Free the block in forward, and allocate it again before event `back`. */
+static int save_block(msp_edit *edit, uint32_t index, uint32_t root, uint32_t back, uint32_t to)
+{
+    const msp_block *block = &edit->stream->blocks[index];
+    msp_edited_call call = {.call = root, .to = to, .output = MSP_NONE};
+    uint32_t end = msp_unsaved_end(edit->stream, &call, index);
+    if (end == MSP_NONE || end >= back || (block->add != MSP_NONE && end <= block->add))
+        return MS_OK;
+    uint64_t bytes = edit->blocks[index].bytes;
+    edit->blocks[index].end = end;
+    int error = msp_edit_insert(edit, back, block->drop, bytes, edit->blocks[index].device, block->stream);
+    return error ? error : msp_edit_insert(edit, end, back, bytes, to, 0);
+}
+
+/* The result of an outermost call is used outside of it, and stays. */
+int msp_edit_save_on_cpu(msp_edit *edit, uint32_t from, uint32_t to, uint64_t *bytes)
+{
+    const msp_stream *stream = edit->stream;
+    uint64_t copied = 0;
+    if (to >= MS_MAX_DEVICES)
+        return MS_EINVAL;
+    uint32_t *nodes = calloc((size_t)stream->thread_count + 1, sizeof *nodes); /* where each thread's position began */
+    if (!nodes)
+        return MS_ENOMEM;
+    int error = MS_OK;
+    uint32_t latest = MSP_NONE, result = MSP_NONE; /* the latest outermost call, and what it returns */
+    for (uint32_t i = 0; !error && i < stream->event_count; i++) {
+        const msp_event *event = &stream->events[i];
+        if (event->kind == MSP_POSITION)
+            nodes[event->thread] = i;
+        if (event->kind != MSP_DROP || edit->blocks[event->value].device != from || !edit->blocks[event->value].bytes)
+            continue;
+        uint32_t block = (uint32_t)event->value, root = outermost_call(stream, stream->blocks[block].call);
+        if (root == MSP_NONE || !msp_call_keeps(stream, &stream->calls[root], &stream->blocks[block]))
+            continue;
+        if (root != latest)
+            result = msp_kept_result(stream, root), latest = root;
+        if (block == result)
+            continue;
+        copied += edit->blocks[block].bytes;
+        error = save_block(edit, block, root, nodes[event->thread], to);
+    }
+    free(nodes);
+    if (bytes)
+        *bytes = copied;
+    return error;
+}
