@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from modscope._plan_problem import Choice, Row
 
-_NODES = 4000
+_NODES = 300
 """A limit on the search rather than a limit of time, so that the same problem always gives the same plan."""
 _UNIT = float(1 << 20)
 _LEAST = 1e-7
@@ -30,7 +30,7 @@ def solve(costs: Sequence[float], rows: Sequence[Row], chains: Sequence[Sequence
     import highspy
 
     solver = highspy.Highs()
-    for option, value in (("output_flag", False), ("threads", 1), ("random_seed", 0), ("mip_rel_gap", 1e-4), ("mip_max_nodes", _NODES)):
+    for option, value in (("output_flag", False), ("threads", 1), ("random_seed", 0), ("mip_rel_gap", 1e-3), ("mip_max_nodes", _NODES)):
         solver.setOptionValue(option, value)
     solver.passModel(_model(highspy, costs, rows, chains, target))
     solver.run()

@@ -13,6 +13,7 @@ from modscope import _plan_highs
 from modscope._plan_problem import Choice, Problem, Row
 
 _TRIES = 16
+_SOLUTIONS = 5
 _LEAST_STEP = 1 << 20  # bytes by which a target is lowered
 _CALL_SECONDS = 2e-5
 """What the search adds to the time of a call, so that one module is preferred to many small ones that save as much."""
@@ -148,30 +149,36 @@ class Search:
     # ---- HiGHS ----
 
     def _optimum(self, budget: int, found: Choice | None) -> tuple[Choice | None, float | None]:
-        """The best choice that HiGHS finds and the replay verifies, and the bound of the first solution."""
+        """The best choice that HiGHS finds and the replay verifies, and the bound of the budget itself."""
+        rows, chains = self._problem.rows, self._problem.chains()
+        first = _plan_highs.solve(self._costs, rows, chains, budget)
+        if first is None:
+            return None, None
         best: Choice | None = None
-        bound: float | None = None
-        target, too_high = budget, budget
-        for number in range(_TRIES):
-            solution = _plan_highs.solve(self._costs, self._problem.rows, self._problem.chains(), target)
-            if solution is None:
-                break
-            if number == 0:
-                bound = self._bound(solution)
-            excess = self._problem.reserved(solution.choice) - budget
-            if excess > 0:
-                too_high = target
-                next_target = target - max(excess, _LEAST_STEP) if best is None else (target + self._met) // 2
+        low, high = 0, budget + 1  # a target that is met, if there is a best choice, and one that was not
+        target = budget if found is None else min(budget, budget - self._excess(found))
+        solution: _plan_highs.Solution | None = first
+        for _ in range(_SOLUTIONS):
+            solution = first if target == budget else _plan_highs.solve(self._costs, rows, chains, target)
+            excess = 0 if solution is None else self._problem.reserved(solution.choice) - budget
+            if solution is not None and excess <= 0:
+                best = self._cheaper(self._prune(solution.choice, budget), best)
+                low = target
             else:
-                pruned = self._prune(solution.choice, budget)
-                if best is None or self._cost(pruned) < self._cost(best):
-                    best = pruned
-                self._met = target
-                next_target = (target + too_high) // 2
-            if next_target < 0 or abs(next_target - target) < _LEAST_STEP:
+                high = target
+            lower = target - max(excess, _LEAST_STEP) if solution is not None else 0
+            target = (low + high) // 2 if best is not None else lower
+            if target <= 0 or high - low < _LEAST_STEP:
                 break
-            target = next_target
-        return best, bound
+        return best, self._bound(first)
+
+    def _excess(self, choice: Choice) -> int:
+        """How much more is reserved than the sums of savings say."""
+        allocated = max(row.needed - sum(row.saved[i] for i in choice) for row in self._problem.rows)
+        return max(self._problem.reserved(choice) - allocated, 0)
+
+    def _cheaper(self, choice: Choice, other: Choice | None) -> Choice:
+        return choice if other is None or self._cost(choice) < self._cost(other) else other
 
     def _bound(self, solution: _plan_highs.Solution) -> float:
         """In seconds of recomputation: without what the search adds to calls."""
