@@ -111,6 +111,7 @@ class Stream:
     def calls(
         self, device: int, /
     ) -> list[tuple[int, int | None, int, int | None, int | None, int, int, int, int, int]]: ...
+    def recompute_times(self) -> list[int]: ...
     def replay(
         self,
         device: int,

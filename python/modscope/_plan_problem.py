@@ -25,7 +25,7 @@ class Candidate(NamedTuple):
     calls: tuple[int, ...]
     """All its calls that leave something for backward."""
     seconds: float
-    """Of its forward in a step, which a recomputation takes again."""
+    """Of its recomputation in a step: of its forward, up to where autograd saves the last tensor again."""
     kept: int
     """The most that it keeps for backward in one step."""
 
@@ -79,7 +79,8 @@ class Problem:
         steps = _whole_steps(raw)
         self.steps = len(steps)
         least = _LEAST_PART * self.verify(frozenset()).allocated
-        found = [_candidate(name, indices, raw, steps) for name, indices in calls.items()]
+        times = self._stream.recompute_times()
+        found = [_candidate(name, indices, raw, times, steps) for name, indices in calls.items()]
         found = [candidate for candidate in found if candidate.kept >= least]
         found.sort(key=lambda candidate: (-candidate.kept, natural_key(candidate.name)))
         return sorted(found[:_MOST_CANDIDATES], key=lambda candidate: (candidate.calls[0], candidate.name))
@@ -164,10 +165,10 @@ def _reduce(without: Sequence[int], saved: Sequence[Sequence[int]]) -> list[Row]
     return rows[:_MOST_ROWS]
 
 
-def _candidate(name: str, indices: list[int], raw: Sequence[tuple[Any, ...]], steps: frozenset[int]) -> Candidate:
+def _candidate(name: str, indices: list[int], raw: Sequence[tuple[Any, ...]], times: Sequence[int], steps: frozenset[int]) -> Candidate:
     counted = [index for index in indices if raw[index][5] in steps] or indices
     count = len({raw[index][5] for index in counted})
-    microseconds = sum(raw[index][7] - raw[index][6] for index in counted)
+    microseconds = sum(times[index] for index in counted)
     kept: dict[int, int] = {}
     for index in indices:
         kept[raw[index][5]] = kept.get(raw[index][5], 0) + raw[index][8]

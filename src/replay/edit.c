@@ -238,6 +238,17 @@ static msp_edited_call describe_call(const msp_stream *stream, uint32_t index)
     return edited;
 }
 
+uint32_t msp_call_recomputed_to(const msp_stream *stream, uint32_t index)
+{
+    const msp_call *call = &stream->calls[index];
+    if (call->backward == MSP_NONE || call->end == MSP_NONE)
+        return MSP_NONE;
+    uint32_t last = describe_call(stream, index).last;
+    if (last == MSP_NONE)
+        return MSP_NONE;
+    return last + 1 < call->end ? last + 1 : call->end;
+}
+
 /* The next call of the same thread in the same call, or MSP_NONE. */
 static uint32_t next_sibling(const msp_stream *stream, uint32_t index)
 {
