@@ -45,7 +45,7 @@ class Search:
         if self._problem.reserved(EMPTY) <= budget:
             return Found(EMPTY, "greedy", 0.0)
         found = self._greedy(budget)
-        if not self.has_highs:
+        if not self.has_highs or not self._costs:
             return Found(found, "greedy", None) if found is not None else None
         better, bound = self._optimum(budget, found)
         if better is not None and (found is None or self._seconds(better) < self._seconds(found)):
@@ -157,9 +157,8 @@ class Search:
         best: Choice | None = None
         low, high = 0, budget + 1  # a target that is met, if there is a best choice, and one that was not
         target = budget if found is None else min(budget, budget - self._excess(found))
-        solution: _plan_highs.Solution | None = first
         for _ in range(_SOLUTIONS):
-            solution = first if target == budget else _plan_highs.solve(self._costs, rows, chains, target)
+            solution = first if target >= budget else _plan_highs.solve(self._costs, rows, chains, target)
             excess = 0 if solution is None else self._problem.reserved(solution.choice) - budget
             if solution is not None and excess <= 0:
                 best = self._cheaper(self._prune(solution.choice, budget), best)
