@@ -168,6 +168,37 @@ def test_a_recomputation_ends_with_its_last_saved_tensor(tmp_path: pathlib.Path)
         assert 0 <= times[i] < calls[i][7] - calls[i][6]
 
 
+def test_a_checkpoint_holds_the_result_of_a_normalization(tmp_path: pathlib.Path) -> None:
+    """Nothing else keeps it, and the statistics of the normalization are allocated after it."""
+
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64, bias=False).double()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(self.layer(x.double())).float() * 2
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms, self.wide = nn.ModuleList(nn.LayerNorm(64) for _ in range(4)), nn.ModuleList(Wide() for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for norm, wide in zip(self.norms, self.wide):
+                x = x + wide(norm(x))
+            return x
+
+    train(tmp_path / "before.msc", [Normed()], 64)
+    problem = Problem(modscope.load(tmp_path / "before.msc"), "cpu")
+    wide = [i for i, candidate in enumerate(problem.candidates) if candidate.name.startswith("Normed.wide.") and candidate.name.count(".") == 2]
+    assert len(wide) == 4
+    model = Normed()
+    modscope.apply(Plan({"Normed": [f"wide.{i}" for i in range(4)]}), model)
+    after = train(tmp_path / "after.msc", [model], 64)
+    assert abs(problem.verify(frozenset(wide)).allocated - after) <= 5056 * 8
+
+
 # ---- where there is no plan ----
 
 
