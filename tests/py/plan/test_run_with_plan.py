@@ -59,7 +59,9 @@ def test_the_modules_are_checkpointed_and_nothing_else_changes(tmp_path: pathlib
     given = run("run", tmp_path, "--plan", plan(tmp_path, "Net.h.0", "Net.h.2"), "-o", "with.msc", wrapped=wrapped)
     assert without.returncode == given.returncode == 0, without.stderr + given.stderr
     assert without.stdout.strip().endswith("checkpointed []")
-    assert given.stdout == without.stdout.replace("[]", "['h.0', 'h.2']")
+    assert given.stdout.strip().endswith("checkpointed ['h.0', 'h.2']")
+    if "compile" not in wrapped:  # a compiled checkpoint draws other random numbers for dropout
+        assert given.stdout == without.stdout.replace("[]", "['h.0', 'h.2']")
     if wrapped == "model":
         assert peak(tmp_path / "with.msc") < peak(tmp_path / "without.msc")
 
@@ -98,5 +100,5 @@ def test_a_prediction_with_a_plan_reserves_less(tmp_path: pathlib.Path, mark: No
     assert without.returncode == given.returncode == 0, given.stderr
     assert peak(tmp_path / "with.msc") < peak(tmp_path / "without.msc")
     assert "checkpointed ['h.0', 'h.1', 'h.2']" in given.stdout
-    table = run("predict", tmp_path, "--gpu", "h100", "--check", "--plan", plan(tmp_path, "Net.h.0"))
+    table = run("predict", tmp_path, "--gpu", "h100,t4", "--steps", "4", "--plan", plan(tmp_path, "Net.h.0"))
     assert table.returncode == 0 and "checkpointed ['h.0']" in table.stdout, table.stderr
