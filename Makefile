@@ -22,7 +22,7 @@ GPU_PATH  = $(CURDIR)/build/gpu$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test test-all check check-all bench bench-models bench-predict bench-fit trainers readers lint fmt san fuzz matrix clean \
+.PHONY: help run build test test-all check check-all bench bench-models bench-predict bench-fit bench-plan trainers readers lint fmt san fuzz matrix clean \
         gpu-check gpu-check-build $(GPU) layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang \
         san-py FORCE
 
@@ -92,7 +92,14 @@ ifneq ($(JOBS),)
 bench-predict: build build/transformers/.done ## predictions beside what jobs really took; JOBS=jobs.py, ORACLE=1, TABLE=file, ONLY="names"
 	PYTHONPATH=$(JOBS_PATH) $(VPY) bench/predict.py $(JOBS) $(if $(ORACLE),--own-tables) $(if $(TABLE),--table $(TABLE)) \
 	    $(if $(ONLY),--only $(ONLY)) $(PREDICT_ARGS)
+
+bench-plan: build build/transformers/.done ## plans beside what they really give; JOBS=jobs.py, ONLY="names", PLAN_ARGS=--real on a GPU
+	$(call install-optional,highspy,plans are greedy)
+	PYTHONPATH=$(JOBS_PATH) $(VPY) bench/plan.py $(JOBS) $(if $(ONLY),--only $(ONLY)) $(PLAN_ARGS)
 else
+bench-plan:
+	@echo "bench-plan: skipped, as ../shared is absent. Give a list of jobs: make bench-plan JOBS=path/to/jobs.py"
+
 bench-predict:
 	@echo "bench-predict: skipped, as ../shared is absent. Give a list of jobs, with truth.json beside it: make bench-predict JOBS=path/to/jobs.py"
 endif

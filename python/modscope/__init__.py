@@ -12,6 +12,7 @@ Each name is imported when it is first used, so reading a capture needs no torch
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from modscope._apply import Applied, apply
     from modscope._branch import Branch
     from modscope._categories import Category, State
     from modscope._doctor import doctor
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from modscope._load import Block, Capture, CaptureError, Event, Phase, Snapshot, Step, load
     from modscope._mem_tracker import MemTracker
     from modscope._peak import Peak
+    from modscope._plan_file import Plan, PlanError
     from modscope._predict_gpu import virtual_gpu
     from modscope._record import record
     from modscope._snapshots import ModuleStats
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Applied",
     "Block",
     "Branch",
     "Capture",
@@ -41,10 +44,13 @@ __all__ = [
     "ModuleTracker",
     "Peak",
     "Phase",
+    "Plan",
+    "PlanError",
     "Snapshot",
     "State",
     "Step",
     "__version__",
+    "apply",
     "doctor",
     "drop_in",
     "gpus",
@@ -54,6 +60,7 @@ __all__ = [
 ]
 
 _NAMES = {
+    "_apply": ("Applied", "apply"),
     "_branch": ("Branch",),
     "_categories": ("Category", "State"),
     "_doctor": ("doctor",),
@@ -61,6 +68,7 @@ _NAMES = {
     "_load": ("Block", "Capture", "CaptureError", "Event", "Phase", "Snapshot", "Step", "load"),
     "_mem_tracker": ("MemTracker",),
     "_peak": ("Peak",),
+    "_plan_file": ("Plan", "PlanError"),
     "_predict_gpu": ("virtual_gpu",),
     "_record": ("record",),
     "_snapshots": ("ModuleStats",),
@@ -68,7 +76,7 @@ _NAMES = {
     "_virtual.gpus": ("Gpu", "gpus"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
-_NEED_NO_TORCH = ("_branch", "_categories", "_load", "_peak", "_virtual.gpus")
+_NEED_NO_TORCH = ("_branch", "_categories", "_load", "_peak", "_plan_file", "_virtual.gpus")
 
 
 # Hidden from type checkers: they would accept any name.

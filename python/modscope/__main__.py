@@ -24,7 +24,7 @@ def _doctor() -> int:
     return 0
 
 
-COMMANDS = ("run", "predict", "fit", "summary", "tree", "blocks", "diff", "leaks", "report", "export", "calibrate", "doctor", "help")
+COMMANDS = ("run", "predict", "fit", "plan", "summary", "tree", "blocks", "diff", "leaks", "report", "export", "calibrate", "doctor", "help")
 
 
 class _Version(argparse.Action):

@@ -196,6 +196,16 @@ class Capture:
         """The time of the last event that is known. Of a run that was killed it is final once everything was read."""
         return self._reader.duration / 1e6
 
+    @cached_property
+    def stream(self) -> _capture.Stream:
+        """All events in memory, for replays with edits (_capture.pyi)."""
+        return _capture.Stream(self._reader)
+
+    @property
+    def module_names(self) -> Sequence[str]:
+        """The names of the modules, by the numbers of their paths."""
+        return self._names.modules
+
     def device_number(self, name: str) -> int:
         """The number of a device in the file. CaptureError if the capture has no such device."""
         return self._names.device_number(name)

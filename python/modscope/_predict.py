@@ -76,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--steps", type=_run.count, default=_STEPS, metavar="N", help="stop the script after N optimizer steps (default: 3)")
     add("--seconds", type=_seconds, default=_SECONDS, metavar="S", help="stop the script after S seconds (default: 60; 0: never)")
     add("--torch", metavar="VERSION", help="the torch whose rules apply, such as 2.11 (default: the installed one)")
+    add("--plan", metavar="PLAN", help="checkpoint the modules that a plan names; see modscope help plan")
     add("--json", metavar="OUT", help="write the result to a file as JSON; see modscope help predictions")
     add("--table", metavar="FILE", help="measurements of a GPU's operators")
     selected = "of a mask with unknown values, this fraction of the elements is selected (default: 0.5)"
@@ -110,6 +111,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         parser.error(f"--json {options.json}: it is a folder, or its folder does not exist")
     _check_allocator(parser, options.torch)
     _check_several(parser, options)
+    _run.check_plan(parser, options.plan)
     options.no_capture = options.follow_fork = False
     return options
 

@@ -114,6 +114,7 @@ class RealRun:
 
     def __init__(self, settings: Settings, asked: Asked) -> None:
         self._steps = settings.steps
+        self._plan = settings.plan
         self._folder = asked.part
         self._ends: list[float] = []
         self._peaks = {"allocated_peak": 0, "reserved_peak": 0}
@@ -133,6 +134,10 @@ class RealRun:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         register_optimizer_step_post_hook(self._step_ended)
+        if self._plan:
+            from modscope import _plan_run
+
+            _plan_run.install(self._plan, lambda sentence: None)  # the prediction has told it already
         reset = torch.cuda.reset_peak_memory_stats
 
         def reset_peak_memory_stats(*args: Any, **options: Any) -> None:

@@ -23,6 +23,7 @@ def command(options: argparse.Namespace, gpus: Sequence[Gpu], *more: str) -> lis
     words += ["--gpu", ",".join(gpu.name for gpu in gpus)] if gpus else []
     words += ["--torch", options.torch] if options.torch else []
     words += ["--table", options.table] if options.table else []
+    words += ["--plan", options.plan] if options.plan else []
     return [*words, *["-m"] * options.module, "--", *options.target]
 
 

@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-o", "--output", metavar="FILE", help="the capture's path (default: modscope-<script>.<pid>.msc in this folder)")
     parser.add_argument("-f", "--force", action="store_true", help="overwrite the capture if it exists")
     parser.add_argument("--steps", type=count, metavar="N", help="stop the script after N optimizer steps, with exit status 0")
+    parser.add_argument("--plan", metavar="PLAN", help="checkpoint the modules that a plan names; see modscope help plan")
     parser.add_argument("--no-capture", action="store_true", help="write no capture, only print the peak")
     parser.add_argument("--follow-fork", action="store_true", help="write a capture for each forked child too")
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing at the end unless there was an error")
@@ -65,7 +66,22 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         parser.error("--no-capture writes no file, so it cannot be combined with -o, -f or --follow-fork")
     if options.output == "":
         parser.error("-o needs the name of a file")
+    check_plan(parser, options.plan)
     return options
+
+
+def check_plan(parser: argparse.ArgumentParser, path: str | None) -> None:
+    """Report a plan that cannot be read before the script is run."""
+    if path is None:
+        return
+    from modscope._plan_file import PlanError, load_plan
+
+    try:
+        load_plan(path)
+    except PlanError as error:
+        parser.error(f"--plan: {error}")
+    except OSError as error:
+        parser.error(f"--plan {path}: {error.strerror}")
 
 
 # ---- the script ----
@@ -147,6 +163,7 @@ def _settings(options: argparse.Namespace, prediction: Sequence[Any]) -> Setting
         began=time.time(),
         captures=list(captures) if captures else [],
         prediction=list(prediction),
+        plan=os.path.abspath(options.plan) if options.plan else "",
     )
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from modscope import _files, _started
 
 if TYPE_CHECKING:
+    from modscope._plan_run import PlanForRun
     from modscope._record import Outcome, Recording
 
 _VARIABLE = "MODSCOPE_RUN"
@@ -58,6 +59,8 @@ class Settings(NamedTuple):
     """What ``modscope predict`` was asked, as _predict_script.Asked has it; empty for ``modscope run``."""
     is_started: bool = False
     """Whether the script started this process."""
+    plan: str = ""
+    """The path of a plan, whose modules are checkpointed; "": none."""
 
     def new_file(self) -> _files.NewFile | None:
         return _files.NewFile(*self.file) if self.file else None
@@ -177,6 +180,7 @@ class RunRecording:
         self._is_fork_server = settings.is_started and _started.is_fork_server()
         self._pid = os.getpid()  # the process that is recorded
         self._recording: Recording | None = None
+        self._plan: PlanForRun | None = None
         self._created: os.stat_result | None = None  # identifies the capture's file
         self._is_child = settings.is_started  # a process that the script started, or a followed child
         self._steps = 0
@@ -208,12 +212,19 @@ class RunRecording:
         if not self._start():
             return
         self._original_excepthook, sys.excepthook = sys.excepthook, self._excepthook
+        self._install_plan()
         if self._settings.steps:
             from torch.optim.optimizer import register_optimizer_step_post_hook
 
             register_optimizer_step_post_hook(self._count_step)
         if self._follows_forks():
             os.register_at_fork(after_in_child=lambda: self._follow() and self._start())
+
+    def _install_plan(self) -> None:
+        if self._settings.plan:
+            from modscope import _plan_run
+
+            self._plan = _plan_run.install(self._settings.plan, self._print)
 
     # What a prediction does in another way (_predict_recording.py).
 
@@ -409,6 +420,8 @@ class RunRecording:
             return
         self._finished = True
         try:
+            if self._plan is not None:
+                self._plan.end()
             if self._recording is None:
                 self._discard()
                 what = "imported torch in a way that modscope did not notice" if "torch" in sys.modules else "did not import torch"

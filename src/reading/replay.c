@@ -85,6 +85,23 @@ static PyObject *stream_calls(PyObject *object, PyObject *argument)
     return list;
 }
 
+static PyObject *stream_recompute_times(PyObject *object, PyObject *unused)
+{
+    const msp_stream *stream = ((stream_object *)object)->stream;
+    (void)unused;
+    PyObject *list = PyList_New(stream->call_count);
+    for (uint32_t i = 0; list && i < stream->call_count; i++) {
+        uint32_t to = msp_call_recomputed_to(stream, i);
+        unsigned long long from = time_of(stream, stream->calls[i].begin);
+        PyObject *item = PyLong_FromUnsignedLongLong(to == MSP_NONE ? 0 : time_of(stream, to) - from);
+        if (item)
+            PyList_SET_ITEM(list, i, item);
+        else
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
 static PyObject *get_events(PyObject *object, void *unused)
 {
     (void)unused;
@@ -473,6 +490,9 @@ static PyMethodDef stream_methods[] = {
      "calls($self, device, /)\n--\n\n(path, parent, begin, end, backward, step, time at begin, time at end, bytes kept "
      "for backward, "
      "other bytes that outlive it) of each forward of a module; begin, end and backward are events of the stream."},
+    {"recompute_times", stream_recompute_times, METH_NOARGS,
+     "recompute_times($self, /)\n--\n\nBy call: the microseconds of its forward that a checkpoint runs again; 0 if the "
+     "call keeps nothing for backward."},
     {"replay", (PyCFunction)(void (*)(void))stream_replay, METH_VARARGS | METH_KEYWORDS,
      "replay($self, /, device, edits=None, *, caching=True, version=None, conf=None, capacity=None, "
      "total_memory=None, points=0)\n--\n\nThe peaks of reserved and allocated bytes of a device, and where they were."},

@@ -193,8 +193,21 @@ uint32_t msp_kept_result(const msp_stream *stream, uint32_t index)
     return kept ? result : MSP_NONE;
 }
 
+/* Whether the block can be an input of the call: it exists when the call begins, and no object holds it. */
+static bool can_be_input(const msp_block *block, const msp_call *call)
+{
+    return (block->drop == MSP_NONE || block->drop > call->begin) && !is_held_by_object(block->category);
+}
+
+/* Whether no other call lies in the call. Calls are in the order of their begins. */
+static bool is_innermost(const msp_stream *stream, uint32_t call)
+{
+    return call + 1 >= stream->call_count || stream->calls[call + 1].parent != call;
+}
+
 /* The input of a call, as far as is known: of the blocks that exist when it begins and were added in the same outermost
- * call, the one that was added last. */
+ * call, the one that was added last. If that was added in an innermost call, it is the result of that call: a
+ * normalization adds its statistics after its result. */
 static uint32_t input_of_call(const msp_stream *stream, uint32_t index)
 {
     const msp_call *call = &stream->calls[index];
@@ -202,10 +215,11 @@ static uint32_t input_of_call(const msp_stream *stream, uint32_t index)
     while (stream->calls[root].parent != MSP_NONE)
         root = stream->calls[root].parent;
     for (uint32_t i = call->first_block; i-- > stream->calls[root].first_block;) {
-        const msp_block *block = &stream->blocks[i];
-        if ((block->drop == MSP_NONE || block->drop > call->begin) && !is_held_by_object(block->category) &&
-            msp_call_is_in(stream, block->call, root))
-            return i;
+        if (!can_be_input(&stream->blocks[i], call) || !msp_call_is_in(stream, stream->blocks[i].call, root))
+            continue;
+        uint32_t from = stream->blocks[i].call;
+        uint32_t result = from != index && is_innermost(stream, from) ? result_of_call(stream, from) : MSP_NONE;
+        return result != MSP_NONE && can_be_input(&stream->blocks[result], call) ? result : i;
     }
     return MSP_NONE;
 }
@@ -245,6 +259,17 @@ static msp_edited_call describe_call(const msp_stream *stream, uint32_t index)
         edited.last = call->last_save - 1;
     hold_input(stream, &edited, last_drop);
     return edited;
+}
+
+uint32_t msp_call_recomputed_to(const msp_stream *stream, uint32_t index)
+{
+    const msp_call *call = &stream->calls[index];
+    if (call->backward == MSP_NONE || call->end == MSP_NONE)
+        return MSP_NONE;
+    uint32_t last = describe_call(stream, index).last;
+    if (last == MSP_NONE)
+        return MSP_NONE;
+    return last + 1 < call->end ? last + 1 : call->end;
 }
 
 /* The next call of the same thread in the same call, or MSP_NONE. */

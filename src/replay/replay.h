@@ -96,6 +96,9 @@ typedef struct msp_call_bytes {
     uint64_t output; /* of blocks that outlive it otherwise */
 } msp_call_bytes;
 msp_call_bytes msp_call_measure(const msp_stream *stream, uint32_t call, uint32_t device);
+/* The event before which a recomputation of the call stops: when autograd has saved again the last of what the call
+ * keeps. MSP_NONE: the call keeps nothing, or has not ended. */
+uint32_t msp_call_recomputed_to(const msp_stream *stream, uint32_t call);
 
 /* ---- edits: edit.c ---- */
 typedef struct msp_selection { /* blocks that satisfy all of it */

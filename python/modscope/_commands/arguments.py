@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from modscope._virtual.gpus import Gpu
 
 Subparsers = Callable[..., argparse.ArgumentParser]
 """``add_parser`` of argparse's subparsers."""
@@ -56,6 +60,24 @@ def _format(text: str) -> str:
     return text
 
 
+def _bytes(text: str) -> int:
+    from modscope._plan import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _gpu(text: str) -> Gpu:
+    from modscope._virtual.gpus import find_gpu
+
+    try:
+        return find_gpu(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 # ---- options that several commands have ----
 
 
@@ -102,6 +124,7 @@ def add_commands(add_parser: Subparsers) -> None:
         _add_json(add(add_parser), "the exact figures")
     for add in (_add_report, _add_export):
         _add_json(add(add_parser), "what was written")
+    _add_json(_add_plan(add_parser), "the plan and its figures")
 
 
 def _add_summary(add_parser: Subparsers) -> argparse.ArgumentParser:
@@ -181,4 +204,18 @@ def _add_export(add_parser: Subparsers) -> argparse.ArgumentParser:
     moments = "only this moment: peak, oom, step:N or time:SECONDS; not for perfetto"
     parser.add_argument("--at", type=_moment, metavar="MOMENT", help=moments)
     parser.add_argument("--device", metavar="D", help="a device, such as cuda:0; default: all")
+    return parser
+
+
+def _add_plan(add_parser: Subparsers) -> argparse.ArgumentParser:
+    examples = "plan run.msc --gpu rtx4090 -o plan.json", "plan run.msc --budget 22GiB"
+    parser = add_command(add_parser, "plan", "find which modules to checkpoint so that a run fits a budget", *examples)
+    _add_capture(parser)
+    budget = parser.add_mutually_exclusive_group(required=True)
+    budget.add_argument("--gpu", type=_gpu, metavar="GPU", help="a GPU by name, or its memory as 24GiB; its context is left free")
+    budget.add_argument("--budget", type=_bytes, metavar="BYTES", help="what may be reserved, such as 22GiB")
+    parser.add_argument("-o", "--output", metavar="OUT", help="write the plan to this file, for --plan and modscope.apply")
+    parser.add_argument("-f", "--force", action="store_true", help="replace the file if it exists")
+    parser.add_argument("--greedy", action="store_true", help="do not use HiGHS, even if it is installed")
+    _add_device(parser)
     return parser

@@ -1,0 +1,114 @@
+"""``modscope plan``: which modules to checkpoint so that a run fits a budget."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+
+from modscope._commands.common import Load, find_device, notes
+from modscope._commands.output import create
+from modscope._commands.terminal import Screen
+from modscope._plan import make_plan
+from modscope._summary import Report, file_report
+from modscope._text import at_least, clean, rough_size
+
+_GROUPS = 12  # that are listed
+_BAR = 16
+
+
+def report(arguments: Namespace, load: Load) -> Report:
+    capture = load(arguments.file)
+    device = find_device(capture, arguments.device) or capture.main_device
+    budget = arguments.gpu.capacity if arguments.gpu else arguments.budget
+    made, plan = make_plan(arguments.file, capture, device, budget, arguments.gpu, not arguments.greedy)
+    if arguments.output:
+        with create(arguments.output, arguments.force, arguments.file) as file:
+            file.write(plan.as_json().encode())
+    return {**file_report(arguments.file, capture), **made, "output": arguments.output}
+
+
+# ---- as text ----
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
+
+
+def _more_time(result: Report, figures: Report) -> str:
+    before = result["before"]["step_ms"]
+    return f"+{100 * (figures['step_ms'] / before - 1):.1f} %" if before else "unknown"
+
+
+def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
+    verb = "allocated" if result["device"] == "cpu" else "reserved"
+    room = f"{result['gpu']} has {rough_size(result['budget'])} beside the context" if result["gpu"] else f"The budget is {rough_size(result['budget'])}"
+    before = at_least(result["is_lower_bound"], rough_size(result["before"]["reserved"]))
+    out = screen.wrap(f"{clean(result['device'])} {verb} {before} at most. {room}.")
+    if not result["checkpoint"]:
+        return [*out, "It fits as it is: no module has to be checkpointed.", *notes(result, screen)]
+    out += ["", screen.bold("Checkpoint"), *_groups(result["groups"], screen), ""]
+    out += screen.table(("", verb, "time of a step", ""), _before_and_after(result), left=[0])
+    out += ["", *_solver(result, screen), "", *_curve(result, screen), *_hints(result, screen)]
+    return out + ["", *_how_to_apply(result, arguments, screen), *notes(result, screen)]
+
+
+def _groups(groups: list[str], screen: Screen) -> list[str]:
+    shown = groups if len(groups) <= _GROUPS else groups[: _GROUPS - 1]
+    lines = [f"  {screen.fit(name, screen.width - 2)}" for name in shown]
+    return lines if len(shown) == len(groups) else [*lines, f"  ({len(groups) - len(shown)} more lines; the plan file has all)"]
+
+
+def _before_and_after(result: Report) -> list[tuple[str, str, str, str]]:
+    before, after = result["before"], result["after"]
+    return [
+        ("before", rough_size(before["reserved"]), _milliseconds(before["step_ms"]), ""),
+        ("after", rough_size(after["reserved"]), _milliseconds(after["step_ms"]), _more_time(result, after)),
+    ]
+
+
+def _solver(result: Report, screen: Screen) -> list[str]:
+    if not result["has_solver"]:
+        return screen.wrap("The plan was found greedily. With HiGHS (pip install 'modscope[plan]') it may be better, and a bound is known.")
+    if result["bound_ms"] is None:
+        return []
+    least = f"+{100 * (result['bound_ms'] / result['before']['step_ms'] - 1):.1f} %" if result["before"]["step_ms"] else "unknown"
+    if result["device"] == "cpu":
+        return screen.wrap(f"HiGHS: no plan takes less than {least}.")
+    return screen.wrap(f"HiGHS: no plan takes less than {least}, and that only if the allocator reserved no more than is allocated.")
+
+
+def _curve(result: Report, screen: Screen) -> list[str]:
+    if len(result["curve"]) < 3:
+        return []
+    highest = max(point["reserved"] for point in result["curve"])
+    rows = []
+    for point in result["curve"]:
+        bar = screen.bar(point["reserved"] / highest, _BAR)
+        mark = " <- the plan" if point["is_plan"] else ""
+        names = ", ".join(point["groups"]) or "no plan"
+        rows.append((bar, rough_size(point["reserved"]), _more_time(result, point), names + mark))
+    return screen.table(("Other budgets", "", "time", "checkpoint"), rows, left=[0])
+
+
+def _hints(result: Report, screen: Screen) -> list[str]:
+    lines = []
+    if result["times"] == "host":
+        lines += screen.wrap("The times are those of the host, which runs ahead of the GPU: take them as rough. A prediction has the times of a GPU.")
+    if result["steps"] < 2:
+        lines += screen.wrap("The capture has one step only. In later steps the state of the optimizer is there from the beginning: capture 3 steps.")
+    return ["", *lines] if lines else []
+
+
+def _how_to_apply(result: Report, arguments: Namespace, screen: Screen) -> list[str]:
+    file = result["output"] if result["output"] not in (None, "-") else "plan.json"
+    roots = list(result["checkpoint"])
+    model = "model" if len(roots) == 1 else "{" + ", ".join(f"{root!r}: {root.partition('#')[0].lower()}" for root in roots) + "}"
+    lines = [
+        screen.bold("Apply it"),
+        "  import modscope",
+        f"  modscope.apply({os.fspath(file)!r}, {model})",
+        f"or, without a change to the script:  modscope run --plan {file} train.py",
+    ]
+    if not result["output"]:
+        lines.append("Write the plan to a file with -o plan.json.")
+    return [clean(line) for line in lines] if not screen.colour else lines

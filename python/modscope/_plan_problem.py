@@ -1,0 +1,213 @@
+"""What a plan chooses from: the modules of a capture, what checkpointing each would save and cost, and the replay that
+verifies a choice. Needs no torch."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from modscope._capture_types import CaptureError
+from modscope._load import Capture
+from modscope._text import natural_key
+
+Choice = frozenset[int]
+"""Indices of candidates."""
+
+_POINTS = 4096  # of the curve of allocated bytes
+_MOST_ROWS = 800
+_MOST_CANDIDATES = 600
+_LEAST_PART = 5e-4  # of the peak, that a module must keep for backward to be a candidate
+
+
+class Candidate(NamedTuple):
+    name: str
+    calls: tuple[int, ...]
+    """All its calls that leave something for backward."""
+    seconds: float
+    """Of its recomputation in a step: of its forward, up to where autograd saves the last tensor again."""
+    kept: int
+    """The most that it keeps for backward in one step."""
+
+
+class Row(NamedTuple):
+    """A moment at which memory is needed."""
+
+    needed: int
+    """Allocated bytes without a plan."""
+    saved: tuple[int, ...]
+    """By candidate: how many fewer if it alone is checkpointed. Negative where a recomputation needs more."""
+
+
+class Verified(NamedTuple):
+    """What the replay of a choice gave."""
+
+    reserved: int
+    allocated: int
+    number: int
+    """The event at which most was reserved."""
+    step: int
+    phase: str
+    path: int
+
+
+class Problem:
+    """A capture, a device of it, and the modules that may be checkpointed."""
+
+    def __init__(self, capture: Capture, device: str) -> None:
+        self.capture = capture
+        self.device = device
+        self._number = capture.device_number(device)
+        self._stream = capture.stream
+        self._settings = _settings_of(capture, device)
+        self._verified: dict[Choice, Verified] = {}
+        self.is_cpu = device == "cpu"
+        self.step_seconds = _step_seconds(capture)
+        self.candidates = self._find_candidates()
+        self._around = self._find_around()
+        self.rows = self._measure()
+
+    # ---- candidates ----
+
+    def _find_candidates(self) -> list[Candidate]:
+        names = self.capture.module_names
+        calls: dict[str, list[int]] = {}
+        raw = self._stream.calls(self._number)
+        for index, (path, _, _, end, backward, *_, kept, _) in enumerate(raw):
+            if end is not None and backward is not None and kept and "." in names[path] and not _is_recursive(raw, index):
+                calls.setdefault(names[path], []).append(index)
+        steps = _whole_steps(raw)
+        self.steps = len(steps)
+        least = _LEAST_PART * self.verify(frozenset()).allocated
+        times = self._stream.recompute_times()
+        found = [_candidate(name, indices, raw, times, steps) for name, indices in calls.items()]
+        found = [candidate for candidate in found if candidate.kept >= least]
+        found.sort(key=lambda candidate: (-candidate.kept, natural_key(candidate.name)))
+        return sorted(found[:_MOST_CANDIDATES], key=lambda candidate: (candidate.calls[0], candidate.name))
+
+    def _find_around(self) -> list[frozenset[int]]:
+        """By candidate, those in which it lies: by its name, or because one of its calls lies in one of theirs."""
+        raw = self._stream.calls(self._number)
+        owner = {call: i for i, candidate in enumerate(self.candidates) for call in candidate.calls}
+        found = []
+        for i, candidate in enumerate(self.candidates):
+            around = {j for j, other in enumerate(self.candidates) if candidate.name.startswith(f"{other.name}.")}
+            for call in candidate.calls:
+                parent = raw[call][1]
+                while parent is not None:
+                    around |= {owner[parent]} if parent in owner else set()
+                    parent = raw[parent][1]
+            found.append(frozenset(around - {i}))
+        return found
+
+    def around(self, candidate: int) -> frozenset[int]:
+        """The candidates in which this one lies."""
+        return self._around[candidate]
+
+    def inside(self, candidate: int, choice: Iterable[int]) -> list[int]:
+        """Those of the choice that lie in this candidate."""
+        return [other for other in choice if candidate in self._around[other]]
+
+    def chains(self) -> list[list[int]]:
+        """Candidates of which one at most can be chosen: each innermost one, and those around it."""
+        outer = frozenset().union(*self._around) if self._around else frozenset()
+        return [[i, *sorted(self._around[i])] for i in range(len(self.candidates)) if i not in outer and self._around[i]]
+
+    def seconds(self, choice: Iterable[int]) -> float:
+        """What the recomputations of a choice take in a step."""
+        return sum(self.candidates[i].seconds for i in sorted(choice))
+
+    def names(self, choice: Iterable[int]) -> list[str]:
+        return [self.candidates[i].name for i in sorted(choice)]
+
+    # ---- replays ----
+
+    def verify(self, choice: Choice) -> Verified:
+        known = self._verified.get(choice)
+        if known is None:
+            known = self._verified[choice] = _verified(self._replay(choice, 0))
+        return known
+
+    def reserved(self, choice: Choice) -> int:
+        """The peak. Of a device without a caching allocator, what is allocated."""
+        return self.verify(choice).reserved
+
+    def _replay(self, choice: Iterable[int], points: int) -> dict[str, Any]:
+        edits = [("checkpoint", call) for i in sorted(choice) for call in self.candidates[i].calls] if choice else None
+        return self._stream.replay(self._number, edits, points=points, **self._settings)
+
+    def _measure(self) -> list[Row]:
+        points = min(_POINTS, max(self._stream.events, 1))
+        without = [point[3] for point in self._replay((), points)["curve"]]
+        saved = []
+        for i in range(len(self.candidates)):
+            curve = self._replay((i,), points)["curve"]
+            saved.append([before - point[3] for before, point in zip(without, curve)])
+        return _reduce(without, saved)
+
+
+def _is_recursive(raw: Sequence[tuple[Any, ...]], index: int) -> bool:
+    """Whether the call lies in another call of the same module."""
+    path, parent = raw[index][:2]
+    while parent is not None and raw[parent][0] != path:
+        parent = raw[parent][1]
+    return parent is not None
+
+
+def _reduce(without: Sequence[int], saved: Sequence[Sequence[int]]) -> list[Row]:
+    """Of moments with the same savings only the one that needs most. The most important ones, if there are too many."""
+    highest: dict[tuple[int, ...], int] = {}
+    for needed, column in zip(without, zip(*saved) if saved else ((),) * len(without)):
+        if needed > highest.get(column, -1):
+            highest[column] = needed
+    rows = [Row(needed, column) for column, needed in highest.items()]
+    rows.sort(key=lambda row: (-row.needed, row.saved))
+    return rows[:_MOST_ROWS]
+
+
+def _candidate(name: str, indices: list[int], raw: Sequence[tuple[Any, ...]], times: Sequence[int], steps: frozenset[int]) -> Candidate:
+    counted = [index for index in indices if raw[index][5] in steps] or indices
+    count = len({raw[index][5] for index in counted})
+    microseconds = sum(times[index] for index in counted)
+    kept: dict[int, int] = {}
+    for index in indices:
+        kept[raw[index][5]] = kept.get(raw[index][5], 0) + raw[index][8]
+    return Candidate(name, tuple(indices), microseconds / 1e6 / count, max(kept.values()))
+
+
+def _whole_steps(raw: Sequence[tuple[Any, ...]]) -> frozenset[int]:
+    """The steps whose times count: the first one is slower than the others."""
+    steps = sorted({call[5] for call in raw if call[4] is not None})
+    return frozenset(steps[1:] if len(steps) > 1 else steps)
+
+
+def _step_seconds(capture: Capture) -> float:
+    """Of a step: the median without the first one, and without the last one if there are more."""
+    durations = [step.end - step.begin for step in capture.steps() if step.number > 0]
+    return statistics.median(durations[1:-1] or durations[1:] or durations or [0.0])
+
+
+def _settings_of(capture: Capture, device: str) -> dict[str, Any]:
+    """Those of the allocator that the capture was made with."""
+    if not device.startswith("cuda"):
+        return {"caching": False}
+    version = capture.info.get("rules") or capture.info.get("torch")
+    return {"version": version, "conf": capture.info.get("allocator") or None}
+
+
+def _verified(result: dict[str, Any]) -> Verified:
+    number, _, step, phase, path = result["reserved_at"]
+    return Verified(result["reserved_peak"], result["allocated_peak"], number, step, phase, path)
+
+
+def check_capture(capture: Capture) -> None:
+    """CaptureError where no plan can be made."""
+    if not capture.peaks:
+        raise CaptureError("The capture holds no memory of PyTorch's, so there is nothing to plan")
+    if capture.oom_count and not capture.optimizer_steps:
+        raise CaptureError(
+            "The run ended without memory before its first step was complete, so what it keeps for backward is not known. "
+            "Capture it on a larger GPU, or predict it on one:  modscope predict --gpu h200 -o run.msc script.py"
+        )
+    if not capture.optimizer_steps:
+        raise CaptureError("The capture has no optimizer step, so nothing is known of backward. Capture a run of 2 steps or more of training")

@@ -1,0 +1,298 @@
+"""modscope plan: budgets are kept, the choice is the best one, and what a run needs with the plan is what the plan says."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from plan_models import Block, Net, Twice
+from torch import nn
+
+import modscope
+from modscope import _plan_highs
+from modscope._plan import group_names, make_plan, parse_bytes
+from modscope._plan_file import Plan, load_plan
+from modscope._plan_problem import Problem
+from modscope._plan_search import EMPTY, Search
+
+BATCH = 512
+
+
+class Adapted(nn.Module):
+    """A frozen model with small trained parts, as LoRA has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.ModuleList(Block(32) for _ in range(3))
+        self.requires_grad_(False)
+        self.adapters = nn.ModuleList(nn.Linear(32, 32, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block, adapter in zip(self.h, self.adapters):
+            x = block(x) + adapter(x)
+        return x
+
+
+def train(path: pathlib.Path, models: list[nn.Module], width: int, micro: int = 1, steps: int = 3, optimize: bool = True) -> int:
+    """Record a training of models that run one after another. Returns the allocated peak."""
+    torch.manual_seed(0)
+    parameters = [parameter for model in models for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters)
+    x = torch.randn(BATCH, width)
+    with modscope.record(path):
+        for _ in range(steps):
+            for _ in range(micro):
+                y = x
+                for model in models:
+                    y = model(y)
+                y.sum().backward()
+            if optimize:
+                optimizer.step()
+                optimizer.zero_grad()
+    return modscope.load(path).peaks["cpu"].bytes
+
+
+def planned(path: pathlib.Path, part: float, use_highs: bool = True) -> tuple[dict[str, Any], Plan]:
+    """A plan that saves about this part of what can be saved."""
+    problem = Problem(modscope.load(path), "cpu")
+    highest, lowest = problem.reserved(EMPTY), problem.reserved(Search(problem, use_highs).least())
+    assert lowest < highest
+    budget = int(highest - part * (highest - lowest))
+    report, plan = make_plan("x.msc", modscope.load(path), "cpu", budget, use_highs=use_highs)
+    assert report["after"]["reserved"] <= budget < report["before"]["reserved"]
+    return report, plan
+
+
+CASES: dict[str, tuple[Any, int, int]] = {
+    "blocks": (lambda: [Net(4, 32)], 32, 1),
+    "micro-batches": (lambda: [Net(4, 32)], 32, 3),
+    "called twice": (lambda: [Twice()], 16, 1),
+    "frozen": (lambda: [Adapted()], 32, 1),
+    "several roots": (lambda: [Adapted(), Net(3, 32)], 32, 1),
+}
+
+
+@pytest.mark.parametrize("part", [0.3, 0.9])
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_with_the_plan_needs_what_the_plan_says(case: str, part: float, tmp_path: pathlib.Path) -> None:
+    make, width, micro = CASES[case]
+    before = train(tmp_path / "before.msc", make(), width, micro)
+    report, plan = planned(tmp_path / "before.msc", part)
+    assert report["before"]["allocated"] == before
+    models = make()
+    roots = {type(model).__name__: model for model in models}
+    modscope.apply(plan, models[0] if len(plan.checkpoint) == 1 and len(models) == 1 else roots)
+    after = train(tmp_path / "after.msc", models, width, micro)
+    # A checkpoint keeps the state of the random numbers, of 5056 bytes, which the run without a plan does not have.
+    states = 5056 * micro * len(plan.modules) * 2
+    assert after <= 1.01 * report["budget"] + states
+    assert abs(report["after"]["allocated"] - after) <= 0.02 * after + states
+    assert report["after"]["step_ms"] > report["before"]["step_ms"]
+
+
+def best_by_brute_force(problem: Problem, budget: int) -> float | None:
+    best = None
+    for count in range(len(problem.candidates) + 1):
+        for choice in itertools.combinations(range(len(problem.candidates)), count):
+            if any(problem.around(i) & set(choice) for i in choice):
+                continue
+            if problem.reserved(frozenset(choice)) <= budget:
+                seconds = problem.seconds(choice)
+                best = seconds if best is None else min(best, seconds)
+    return best
+
+
+@pytest.mark.parametrize("use_highs", [False, pytest.param(True, marks=pytest.mark.skipif(not _plan_highs.is_available(), reason="highspy is not installed"))])
+def test_the_choice_is_near_the_best_one(use_highs: bool, tmp_path: pathlib.Path) -> None:
+    train(tmp_path / "run.msc", [Net(3, 32)], 32)
+    problem = Problem(modscope.load(tmp_path / "run.msc"), "cpu")
+    assert 6 <= len(problem.candidates) <= 15
+    search = Search(problem, use_highs)
+    highest, lowest = problem.reserved(EMPTY), problem.reserved(search.least())
+    for part in (0.1, 0.35, 0.6, 0.85, 1.0):
+        budget = int(highest - part * (highest - lowest))
+        best = best_by_brute_force(problem, budget)
+        found = search.find(budget)
+        assert best is not None and found is not None
+        assert problem.reserved(found.choice) <= budget
+        # The search also counts calls, so that its optimum may take a little longer than the fastest choice.
+        allowance = 2e-5 * len(problem.candidates) + 1e-9
+        assert problem.seconds(found.choice) <= (1.1 if use_highs else 1.6) * best + allowance
+        if use_highs:
+            assert found.bound is not None and found.bound <= best + allowance
+
+
+def test_no_module_lies_in_a_chosen_one(tmp_path: pathlib.Path) -> None:
+    train(tmp_path / "run.msc", [Net(4, 32)], 32)
+    for part in (0.2, 0.5, 0.8, 1.0):
+        _, plan = planned(tmp_path / "run.msc", part)
+        names = plan.modules
+        assert not any(a != b and a.startswith(f"{b}.") for a in names for b in names)
+
+
+def test_a_recomputation_ends_with_its_last_saved_tensor(tmp_path: pathlib.Path) -> None:
+    """The last operator of a block saves nothing, so it is not run again."""
+
+    class Ending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.tanh(self.a(x))
+            for _ in range(20):
+                self.b(x.detach())
+            return y + 1
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ending = Ending()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.ending(x).square()
+
+    train(tmp_path / "run.msc", [Around()], 64)
+    capture = modscope.load(tmp_path / "run.msc")
+    calls, times = capture.stream.calls(0), capture.stream.recompute_times()
+    ending = [i for i, call in enumerate(calls) if capture.module_names[call[0]] == "Around.ending"]
+    assert len(ending) == 3 and len(times) == len(calls)
+    for i in ending:
+        assert 0 <= times[i] < calls[i][7] - calls[i][6]
+
+
+def test_a_checkpoint_holds_the_result_of_a_normalization(tmp_path: pathlib.Path) -> None:
+    """Nothing else keeps it, and the statistics of the normalization are allocated after it."""
+
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64, bias=False).double()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(self.layer(x.double())).float() * 2
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms, self.wide = nn.ModuleList(nn.LayerNorm(64) for _ in range(4)), nn.ModuleList(Wide() for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for norm, wide in zip(self.norms, self.wide):
+                x = x + wide(norm(x))
+            return x
+
+    train(tmp_path / "before.msc", [Normed()], 64)
+    problem = Problem(modscope.load(tmp_path / "before.msc"), "cpu")
+    wide = [i for i, candidate in enumerate(problem.candidates) if candidate.name.startswith("Normed.wide.") and candidate.name.count(".") == 2]
+    assert len(wide) == 4
+    model = Normed()
+    modscope.apply(Plan({"Normed": [f"wide.{i}" for i in range(4)]}), model)
+    after = train(tmp_path / "after.msc", [model], 64)
+    assert abs(problem.verify(frozenset(wide)).allocated - after) <= 5056 * 8
+
+
+# ---- where there is no plan ----
+
+
+def test_budgets_that_no_plan_meets(tmp_path: pathlib.Path) -> None:
+    train(tmp_path / "run.msc", [Net(4, 32)], 32)
+    capture = modscope.load(tmp_path / "run.msc")
+    least = make_plan_error(capture, 200_000)
+    assert "does not fit 195.31 KiB by checkpointing alone: with every module that helps checkpointed it still allocates" in least
+    assert "of parameters, buffers, gradients and state remain" in least and least.endswith("modscope fit")
+    assert "its parameters take" in make_plan_error(capture, 1000)
+
+
+def make_plan_error(capture: modscope.Capture, budget: int) -> str:
+    with pytest.raises(modscope.CaptureError) as raised:
+        make_plan("run.msc", capture, "cpu", budget)
+    return str(raised.value)
+
+
+def test_captures_that_do_not_suffice(tmp_path: pathlib.Path) -> None:
+    train(tmp_path / "run.msc", [Net(2, 32)], 32, optimize=False)
+    assert "has no optimizer step" in make_plan_error(modscope.load(tmp_path / "run.msc"), 10**6)
+    with modscope.record(tmp_path / "empty.msc"):
+        pass
+    assert "nothing to plan" in make_plan_error(modscope.load(tmp_path / "empty.msc"), 10**6)
+
+
+def test_a_model_of_one_module_has_no_plan(tmp_path: pathlib.Path) -> None:
+    train(tmp_path / "run.msc", [nn.Linear(32, 32)], 32)
+    assert "no module below a root module keeps anything" in make_plan_error(modscope.load(tmp_path / "run.msc"), 30_000)
+
+
+# ---- the command ----
+
+
+def command(folder: pathlib.Path, *words: str, seed: str = "0") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "COLUMNS": "100"}
+    return subprocess.run([sys.executable, "-m", "modscope", "plan", *words], capture_output=True, text=True, timeout=120, cwd=folder, env=environment)
+
+
+def test_the_command_prints_the_plan_and_writes_it(tmp_path: pathlib.Path) -> None:
+    train(tmp_path / "run.msc", [Net(4, 32)], 32)
+    report, _ = planned(tmp_path / "run.msc", 0.6)
+    budget = str(report["budget"])
+    ran = command(tmp_path, "run.msc", "--budget", budget, "-o", "plan.json")
+    assert ran.returncode == 0, ran.stderr
+    for words in ("cpu allocated", "Checkpoint", "before", "after", "Other budgets", "<- the plan", "modscope.apply('plan.json', model)", "--plan plan.json"):
+        assert words in ran.stdout, ran.stdout
+    plan = load_plan(tmp_path / "plan.json")
+    modscope.apply(plan, Net(4, 32))
+    assert plan.facts["reserved"]["after"] <= int(budget) < plan.facts["reserved"]["before"]
+
+    assert "plan.json exists already" in command(tmp_path, "run.msc", "--budget", budget, "-o", "plan.json").stderr
+    again = command(tmp_path, "run.msc", "--budget", budget, "-o", "plan.json", "-f", seed="77")
+    assert again.stdout == ran.stdout and load_plan(tmp_path / "plan.json") == plan
+
+    given = json.loads(command(tmp_path, "run.msc", "--budget", budget, "--json", "--greedy").stdout)
+    assert given["command"] == "plan" and given["has_solver"] is False and given["bound_ms"] is None
+    assert "found greedily. With HiGHS" in command(tmp_path, "run.msc", "--budget", budget, "--greedy").stdout.replace("\n", " ")
+    assert [point["reserved"] for point in given["curve"]] == sorted((point["reserved"] for point in given["curve"]), reverse=True)
+
+
+def test_a_run_that_fits_needs_no_plan(tmp_path: pathlib.Path) -> None:
+    train(tmp_path / "run.msc", [Net(2, 32)], 32)
+    ran = command(tmp_path, "run.msc", "--gpu", "rtx4090")
+    assert ran.returncode == 0 and "It fits as it is" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    "words, why",
+    [
+        (["--budget", "many"], "is not an amount of memory: give it as 22GiB"),
+        (["--budget", "0"], "is not an amount of memory"),
+        (["--gpu", "abacus"], "is not a GPU that is known"),
+        ([], "one of the arguments --gpu --budget is required"),
+        (["--gpu", "t4", "--budget", "1GiB"], "not allowed with argument"),
+    ],
+)
+def test_wrong_arguments(words: list[str], why: str, tmp_path: pathlib.Path) -> None:
+    ran = command(tmp_path, "run.msc", *words)
+    assert ran.returncode == 2 and why in ran.stderr
+
+
+# ---- parts ----
+
+
+def test_names_in_groups() -> None:
+    names = [f"G.h.{i}" for i in (0, 1, 2, 5, 10)] + ["G.h.3.mlp", "G.head"]
+    assert group_names(names) == ["G.h.{0-2,5,10}", "G.h.3.mlp", "G.head"]
+    among = [f"G.h.{i}" for i in range(12)] + ["G.h.3.mlp", "G.h.4.mlp", "G.head"]
+    assert group_names(names, among) == ["G.h.{0-2,5,10} (5 of 12)", "G.h.3.mlp (1 of 2)", "G.head"]
+    assert group_names([f"G.h.{i}" for i in range(12)], among) == ["G.h.* (12 of 12)"]
+    assert group_names(["S.0.a.1", "S.0.a.2", "S.1.a.1"]) == ["S.0.a.{1-2}", "S.1.a.1"]
+
+
+@pytest.mark.parametrize("text, value", [("22GiB", 22 * 2**30), ("1.5 kb", 1500), ("900MB", 900 * 10**6), ("77", 77), ("2 TiB", 2**41)])
+def test_amounts_of_memory(text: str, value: int) -> None:
+    assert parse_bytes(text) == value
