@@ -16,9 +16,9 @@ from modscope._fit_answer import Answer, answer
 from modscope._fit_job import Job
 from modscope._fit_levers import Tried
 from modscope._load import CaptureError
-from modscope._predict import allocator_settings
 from modscope._predict_script import CAPTURE
 from modscope._text import clean
+from modscope._virtual.environment import allocator_settings
 from modscope._virtual.gpus import GPUS, Gpu, rules_of
 
 _CONF = "PYTORCH_CUDA_ALLOC_CONF"
@@ -28,7 +28,8 @@ def fit(options: argparse.Namespace, target: list[str]) -> int:
     """``target``: the script, or -m and a module, with its arguments. Returns an exit status."""
     options.module = target[0] == "-m"
     options.target = target[1:] if options.module else target
-    options.table, options.follow_fork, options.no_capture = None, False, False
+    options.table, options.plan, options.selected = None, None, 0.5
+    options.follow_fork, options.no_capture = False, False
     try:
         if not options.target:
             raise CaptureError("-m needs the name of a module")
