@@ -14,6 +14,7 @@ from modscope import _run
 from modscope._predict_script import Asked
 from modscope._virtual.environment import allocator_settings
 from modscope._virtual.gpus import GPUS, Gpu, find_gpu
+from modscope._virtual.shipped import SHIPPED_TABLES, table_path
 
 _STEPS, _SECONDS, _SELECTED = 3, 60.0, 0.5
 
@@ -78,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--torch", metavar="VERSION", help="the torch whose rules apply, such as 2.11 (default: the installed one)")
     add("--plan", metavar="PLAN", help="checkpoint the modules that a plan names; see modscope help plan")
     add("--json", metavar="OUT", help="write the result to a file as JSON; see modscope help predictions")
-    add("--table", metavar="FILE", help="measurements of a GPU's operators")
+    add("--table", metavar="FILE", help="measurements of a GPU's operators (modscope calibrate), or h200: ours")
     selected = "of a mask with unknown values, this fraction of the elements is selected (default: 0.5)"
     add("--selected", type=_fraction, default=_SELECTED, metavar="FRACTION", help=selected)
     add("--check", action="store_true", help="run the same steps on this machine's GPU afterwards, and print the error")
@@ -104,8 +105,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     for option in ("output", "json", "table"):
         if getattr(options, option) == "":
             parser.error(f"--{option} needs the name of a file")
-    if options.table and not os.path.isfile(options.table):
-        parser.error(f"there is no table {options.table}")
+    if options.table and not os.path.isfile(table_path(options.table)):
+        parser.error(f"there is no table {options.table}: give a file that modscope calibrate wrote, or {', '.join(SHIPPED_TABLES)}")
     folder = os.path.dirname(os.path.abspath(options.json)) if options.json else "."
     if options.json and (os.path.isdir(options.json) or not os.path.isdir(folder)):
         parser.error(f"--json {options.json}: it is a folder, or its folder does not exist")
@@ -144,7 +145,7 @@ def asked_of(options: argparse.Namespace) -> Asked:
         gpu=options.gpu[0].name if options.gpu else "h100",
         torch=options.torch or "",
         seconds=options.seconds,
-        table=os.path.abspath(options.table) if options.table else "",
+        table=table_path(options.table) if options.table else "",
         json=os.path.abspath(options.json) if options.json else "",
         part=os.path.abspath(options.part) if options.part else "",
         also=[gpu.name for gpu in options.gpu or ()],

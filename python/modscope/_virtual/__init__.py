@@ -17,7 +17,7 @@
     batch_norm.py, pooling.py, recurrent.py, attention_memory.py
                        the rules, by subject
     geometry.py        shapes and strides as torch's kernels see them
-    table.py           what operators were measured to take on a GPU
+    table.py           what operators were measured to take on a GPU; shipped.py: the tables of the package
     gpus.py            the GPUs that can be virtual
     environment.py     what torch reads from the environment
     times.py           what launching an operator costs the host; the virtual clock
