@@ -11,9 +11,10 @@ import os
 import sys
 
 from modscope import _run
+from modscope._commands.arguments import gpus
 from modscope._predict_script import Asked
 from modscope._virtual.environment import allocator_settings
-from modscope._virtual.gpus import GPUS, Gpu, find_gpu
+from modscope._virtual.gpus import GPUS
 from modscope._virtual.shipped import SHIPPED_TABLES, table_path
 
 _STEPS, _SECONDS, _SELECTED = 3, 60.0, 0.5
@@ -42,15 +43,6 @@ def _fraction(text: str) -> float:
     return value
 
 
-def _gpus(text: str) -> list[Gpu]:
-    if text.strip().lower() == "all":
-        return list(GPUS.values())
-    try:
-        return [find_gpu(name.strip()) for name in text.split(",") if name.strip()]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def _known_gpus() -> str:
     import textwrap
 
@@ -73,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     gpu = "a GPU by name, its memory as 24GiB, several with commas between them, or all (the default)"
-    add("--gpu", type=_gpus, metavar="GPU", help=gpu)
+    add("--gpu", type=gpus, metavar="GPU", help=gpu)
     add("--steps", type=_run.count, default=_STEPS, metavar="N", help="stop the script after N optimizer steps (default: 3)")
     add("--seconds", type=_seconds, default=_SECONDS, metavar="S", help="stop the script after S seconds (default: 60; 0: never)")
     add("--torch", metavar="VERSION", help="the torch whose rules apply, such as 2.11 (default: the installed one)")
