@@ -19,7 +19,7 @@ class Answer(NamedTuple):
     gpu: Gpu
     before: Outcome
     tried: list[Tried]
-    """Those that help, in the order of the table."""
+    """Those that help, the cheapest first."""
     rest: int
     """Bytes of parameters, gradients and the optimizer's state."""
 
@@ -45,14 +45,12 @@ def _ends(job: Job) -> list[int | str]:
 
 def _table(levers: Levers, batches: Batches | None) -> list[Tried]:
     free = [tried for lever in levers.free() if levers.helps(tried := levers.attempt(lever))]
-    free = _without_equal_settings(free)
-    rows = [tried for tried in free if tried.lever.conf]
-    rows += _batch(levers, batches)
-    rows += _checkpoints(levers)
-    rows += [tried for tried in free if not tried.lever.conf]
+    free = _with_one_setting(free)
+    rows = [*free, *_batch(levers, batches), *_checkpoints(levers)]
     rows += [tried for lever in levers.on_cpu() if levers.helps(tried := levers.attempt(lever))]
     rows += _sharded(levers)
-    return rows + _combined(levers, [tried.lever for tried in free], rows)
+    rows += _combined(levers, [tried.lever for tried in free], rows)
+    return sorted(rows, key=lambda tried: tried.price)
 
 
 def _checkpoints(levers: Levers) -> list[Tried]:
@@ -71,8 +69,8 @@ def _checkpoints(levers: Levers) -> list[Tried]:
     return rows + _all_checkpoints(levers)
 
 
-def _without_equal_settings(free: list[Tried]) -> list[Tried]:
-    """Of settings, the one that reserves least: they are not combined."""
+def _with_one_setting(free: list[Tried]) -> list[Tried]:
+    """Of the allocator's settings only the one that reserves least: settings are not combined."""
     settings = sorted((tried for tried in free if tried.lever.conf), key=lambda tried: tried.outcome.reserved)
     return [tried for tried in free if not tried.lever.conf or tried is settings[0]]
 
@@ -88,7 +86,7 @@ def _batch(levers: Levers, batches: Batches | None) -> list[Tried]:
 
 
 def _all_checkpoints(levers: Levers) -> list[Tried]:
-    """Of a program with several groups that are not in each other, all together."""
+    """All groups together, where several do not lie in each other."""
     groups = outermost(levers.groups)
     if len(groups) < 2:
         return []
@@ -96,7 +94,7 @@ def _all_checkpoints(levers: Levers) -> list[Tried]:
 
 
 def _sharded(levers: Levers) -> list[Tried]:
-    """Over as many GPUs as it takes, or over the most that are tried."""
+    """Over the fewest GPUs on which it fits. If it fits on none of these numbers, over the most that help."""
     last: list[Tried] = []
     for ranks in _RANKS if levers.job.caching else ():
         lever = levers.sharded(ranks)

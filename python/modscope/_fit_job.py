@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from modscope import _capture
@@ -58,6 +58,8 @@ class Call(NamedTuple):
     backward: int | None
     step: int
     seconds: float
+    recompute_seconds: float
+    """Of the part of its forward that a checkpoint runs again: up to the last tensor that autograd saves in it."""
     kept: int
     """Bytes for backward."""
 
@@ -121,10 +123,10 @@ class Job:
     @property
     def calls(self) -> list[Call]:
         if self._calls is None:
-            rows = enumerate(self.stream.calls(self.number))
+            rows = enumerate(zip(self.stream.calls(self.number), self.stream.recompute_times()))
             self._calls = [
-                Call(number, path, parent, begin, end, backward, step, (until - since) / 1e6, kept)
-                for number, (path, parent, begin, end, backward, step, since, until, kept, _) in rows
+                Call(number, path, parent, begin, end, backward, step, (until - since) / 1e6, again / 1e6, kept)
+                for number, ((path, parent, begin, end, backward, step, since, until, kept, _), again) in rows
             ]
         return self._calls
 
@@ -140,23 +142,24 @@ class Job:
         return {number: (after - before) / 1e6 for number, before, after in zip(numbers, times, times[1:]) if after > before}
 
     def share_of_step(self, calls: Sequence[Call]) -> float | None:
-        """How much longer a step takes if these calls run twice: the median of the steps, without the first."""
+        """How much longer a step takes if these calls are checkpointed: the median of the steps, without the first. Of a
+        real run, whose times are rough, the calls' whole forwards count."""
         steps = self.step_seconds()
         later = {number: time for number, time in steps.items() if number > min(steps)} or steps
-        again = self._seconds_in(calls)
+        again = self._sum_by_step((call.step, call.recompute_seconds if self.has_gpu_times else call.seconds) for call in calls)
         shares = [again.get(number, 0.0) / time for number, time in later.items()]
         if not self.has_gpu_times:
-            forward = self._seconds_in([call for call in self.calls if call.parent is None])
+            forward = self._sum_by_step((call.step, call.seconds) for call in self.calls if call.parent is None)
             of_gpu = [_FORWARD * again.get(number, 0.0) / forward[number] for number in later if forward.get(number)]
             shares = [max(pair) for pair in zip(shares, of_gpu)]
         return statistics.median(shares) if any(shares) else None
 
     @staticmethod
-    def _seconds_in(calls: Sequence[Call]) -> dict[int, float]:
-        """By step."""
+    def _sum_by_step(times: Iterable[tuple[int, float]]) -> dict[int, float]:
+        """``times``: the step and the seconds of each call."""
         seconds: dict[int, float] = {}
-        for call in calls:
-            seconds[call.step] = seconds.get(call.step, 0.0) + call.seconds
+        for step, time in times:
+            seconds[step] = seconds.get(step, 0.0) + time
         return seconds
 
     def median_step(self) -> float | None:

@@ -24,7 +24,7 @@ class Lever(NamedTuple):
     cost: str
     conf: str = ""
     time: float = 0.0
-    """How much longer a step takes, as a part of it. None of it is known: 0, and ``cost`` says so."""
+    """How much longer a step takes, as a part of it. 0: no longer, or it is not known, and ``cost`` says so."""
     more: int = 0
     """GPUs in addition."""
     is_bound: bool = False
@@ -34,6 +34,11 @@ class Lever(NamedTuple):
 class Tried(NamedTuple):
     lever: Lever
     outcome: Outcome
+
+    @property
+    def price(self) -> tuple[int, float, bool]:
+        """The order of levers by their costs: more GPUs cost most, then time in each step, then what is not in figures."""
+        return self.lever.more, self.lever.time, self.lever.cost != "none" or self.outcome.retries > 0
 
 
 def percent(time: float | None, exact: bool) -> str:

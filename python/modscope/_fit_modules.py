@@ -25,15 +25,14 @@ class Siblings(NamedTuple):
         return self.first(len(self.members))
 
     def describe(self, count: int) -> str:
-        """ "GPT2.h.*", or "GPT2.h.{0-5} (6 of 12)" """
+        """ "GPT2.h.*", "GPT2.h.{0-5} (6 of 12)", or "GPT2.h.0" """
         if count == len(self.members):
             return self.name
         around, _, last = self.name.rpartition(".")
-        of = f"({count} of {len(self.members)})"
         if last != "*" or "*" in around:
             return f"{self.name} (the first {count} of {len(self.members)})"
         numbers = describe_numbers(int(name.rpartition(".")[2]) for name, _ in self.members[:count]).replace(" ", "")
-        return f"{around}.{{{numbers}}} {of}" if count > 1 else f"{around}.{numbers} {of}"
+        return f"{around}.{{{numbers}}} ({count} of {len(self.members)})" if count > 1 else f"{around}.{numbers}"
 
 
 def checkpoint(calls: list[Call]) -> list[Edit]:

@@ -49,7 +49,7 @@ def notes(found: Answer) -> list[str]:
     """What the figures are not."""
     job, lines = found.job, []
     if not job.caching:
-        lines.append(f"It ran on the CPU, which has no caching allocator: figures are what was allocated, and a GPU reserves more.")
+        lines.append("It ran on the CPU, which has no caching allocator: figures are what was allocated, and a GPU reserves more.")
     if job.is_lower_bound:
         lines.append("Events of the capture are lost or damaged: every figure is at least as large.")
     if not job.steps:
@@ -109,7 +109,7 @@ def table_of_gpus(answers: list[Answer]) -> list[str]:
     lines = [f"{first.job.device} {verb} {at_least(first.job.is_lower_bound, rough_size(first.before.reserved))} at most.", *notes(first), ""]
     cells = [("GPU", "has", "fits", "what would make it fit", "cost")]
     for each in answers:
-        cheapest = min((tried for tried in each.tried if tried.outcome.fits), key=_price, default=None)
+        cheapest = min((tried for tried in each.tried if tried.outcome.fits), key=lambda tried: tried.price, default=None)
         how = (clean(cheapest.lever.name), _cost(cheapest)) if cheapest else ("", "")
         cells.append((clean(each.gpu.name), rough_size(each.gpu.capacity), "yes" if each.before.fits else "no", *how))
     widths = [max(width_of(row[i]) for row in cells) for i in range(4)]
@@ -117,7 +117,3 @@ def table_of_gpus(answers: list[Answer]) -> list[str]:
         parts = [_left(row[0], widths[0]), row[1].rjust(widths[1]), _left(row[2], widths[2]), _left(row[3], widths[3]), row[4]]
         lines.append((_INDENT + "   ".join(parts)).rstrip())
     return lines
-
-
-def _price(tried: Tried) -> tuple[int, float]:
-    return tried.lever.more, tried.lever.time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -48,30 +49,29 @@ def _key(name: str) -> tuple[str, int | None]:
 
 
 def group_names(names: Iterable[str], among: Iterable[str] = ()) -> list[str]:
-    """ "GPT2.h.{0-5}.mlp (6 of 12)": modules whose names differ in their last number together. ``among``: all that there are."""
-    there: dict[str, int] = {}
-    for name in among:
-        there[_key(name)[0]] = there.get(_key(name)[0], 0) + 1
-    groups: dict[str, list[int]] = {}
+    """ "GPT2.h.{0-5}.mlp (6 of 12)": one line for the modules whose names differ in their last number only. ``among``: all
+    modules, which are counted after "of"."""
+    totals = Counter(_key(name)[0] for name in among)
+    groups: dict[str, list[str]] = {}
     for name in sorted(names, key=natural_key):
-        pattern, number = _key(name)
-        groups.setdefault(pattern, []).append(-1 if number is None else number)
-    lines = []
-    for pattern, numbers in groups.items():
-        total = there.get(pattern, 0)
-        if numbers == [-1] or len(numbers) == 1:
-            text = pattern.replace("*", str(numbers[0]))
-        else:
-            text = pattern.replace("*", "*" if len(numbers) == total else "{" + describe_numbers(numbers).replace(" ", "") + "}")
-        lines.append(f"{text} ({len(numbers)} of {total})" if total > 1 else text)
-    return lines
+        groups.setdefault(_key(name)[0], []).append(name)
+    return [_describe_group(pattern, members, totals[pattern]) for pattern, members in groups.items()]
+
+
+def _describe_group(pattern: str, members: list[str], total: int) -> str:
+    """``total``: how many modules have such a name; 0: it is not known."""
+    if len(members) == 1:
+        return members[0]
+    numbers = describe_numbers(number for name in members if (number := _key(name)[1]) is not None).replace(" ", "")
+    text = pattern if len(members) == total else pattern.replace("*", f"{{{numbers}}}")
+    return f"{text} ({len(members)} of {total})" if total else text
 
 
 # ---- the plan ----
 
 
 def make_plan(file: str, capture: Capture, device: str, budget: int, gpu: Gpu | None = None, use_highs: bool = True) -> tuple[Report, Plan]:
-    """CaptureError says why there is no plan."""
+    """What the command tells of a plan, and the plan. CaptureError says why there is none."""
     check_capture(capture)
     problem = Problem(capture, device)
     search = Search(problem, use_highs)
@@ -79,19 +79,15 @@ def make_plan(file: str, capture: Capture, device: str, budget: int, gpu: Gpu | 
     if found is None:
         raise CaptureError(_describe_too_small(problem, search, budget))
     before, after = _figures(problem, EMPTY), _figures(problem, found.choice)
-    times = {"before": before["step_ms"], "after": after["step_ms"]}
-    plan = plan_of(
-        problem.names(found.choice),
-        {
-            "capture": file,
-            "device": device,
-            "budget": budget,
-            "gpu": gpu.name if gpu else None,
-            "reserved": {"before": before["reserved"], "after": after["reserved"]},
-            "step_ms": times,
-            "torch": capture.info.get("rules") or capture.info.get("torch"),
-        },
-    )
+    facts = {
+        "capture": file,
+        "device": device,
+        "budget": budget,
+        "gpu": gpu.name if gpu else None,
+        **{key: {"before": before[key], "after": after[key]} for key in ("reserved", "step_ms")},
+        "torch": capture.info.get("rules") or capture.info.get("torch"),
+    }
+    plan = plan_of(problem.names(found.choice), facts)
     report = {
         "device": device,
         "budget": budget,
@@ -104,14 +100,14 @@ def make_plan(file: str, capture: Capture, device: str, budget: int, gpu: Gpu | 
         "has_solver": search.has_highs,
         "bound_ms": None if found.bound is None else 1e3 * (problem.step_seconds + found.bound),
         "curve": _curve(problem, search, budget, found),
-        "times": _clock(capture, device),
+        "times": _times_of(capture, device),
         "steps": problem.steps,
         "is_lower_bound": capture.is_lower_bound,
     }
     return report, plan
 
 
-def _clock(capture: Capture, device: str) -> str:
+def _times_of(capture: Capture, device: str) -> str:
     """Whose times the capture has: the device's, or those of the host, which runs ahead of a GPU."""
     return "device" if device == "cpu" or capture.info.get("clock") == "virtual" else "host"
 
@@ -129,8 +125,7 @@ def _module(problem: Problem, path: int) -> str:
 
 
 def _curve(problem: Problem, search: Search, budget: int, found: Found) -> list[Report]:
-    """What other budgets would take: from no plan to the one that reserves least."""
-    names = [candidate.name for candidate in problem.candidates]
+    """Plans for other budgets, from none at all to the one that reserves least."""
     highest, lowest = problem.reserved(EMPTY), problem.reserved(search.least())
     choices = {EMPTY, found.choice}
     for i in range(1, _CURVE):
@@ -141,9 +136,15 @@ def _curve(problem: Problem, search: Search, budget: int, found: Found) -> list[
     kept: list[Choice] = []
     for choice in points:
         while kept and problem.seconds(kept[-1]) >= problem.seconds(choice) and kept[-1] != found.choice:
-            kept.pop()  # it takes more memory and as much time
+            kept.pop()  # it needs more memory, and no less time
         kept.append(choice)
-    return [{**_figures(problem, choice), "groups": group_names(problem.names(choice), names), "is_plan": choice == found.choice} for choice in kept]
+    return [_point(problem, choice, choice == found.choice) for choice in kept]
+
+
+def _point(problem: Problem, choice: Choice, is_plan: bool) -> Report:
+    names = problem.names(choice)
+    groups = group_names(names, [candidate.name for candidate in problem.candidates])
+    return {**_figures(problem, choice), "modules": len(names), "groups": groups, "is_plan": is_plan}
 
 
 def _lasting_bytes(problem: Problem) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The optimum of a plan by HiGHS, an integer solver (package highspy, in the extra modscope[plan])."""
+"""The cheapest choice by the sums of savings, found by HiGHS, an integer solver (package highspy, in modscope[plan])."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from modscope._plan_problem import Choice, Row
 
 _NODES = 300
 """A limit on the search rather than a limit of time, so that the same problem always gives the same plan."""
-_UNIT = float(1 << 20)
-_LEAST = 1e-7
+_UNIT = float(1 << 20)  # bytes are given to the solver in MiB, so that its tolerances suit them
+_LEAST = 1e-7  # a cost, so that candidates that take no time are not chosen without need
 
 
 class Solution(NamedTuple):
     choice: Choice
     cost: float
     bound: float
-    """No choice that satisfies the rows costs less."""
+    """No choice that satisfies the rows and chains costs less."""
 
 
 def is_available() -> bool:
@@ -26,7 +26,7 @@ def is_available() -> bool:
 
 
 def solve(costs: Sequence[float], rows: Sequence[Row], chains: Sequence[Sequence[int]], target: int) -> Solution | None:
-    """The cheapest choice whose savings bring every row to the target, with one of each chain at most. None: there is none."""
+    """The cheapest choice whose savings bring every row to the target, with one of each chain at most. None: none was found."""
     import highspy
 
     solver = highspy.Highs()
@@ -44,7 +44,7 @@ def solve(costs: Sequence[float], rows: Sequence[Row], chains: Sequence[Sequence
 
 
 def _scale(costs: Sequence[float]) -> float:
-    """Costs are given to the solver as parts of the largest one, so that its tolerances suit them."""
+    """The factor that makes the largest cost 1, so that the solver's tolerances suit the costs."""
     return 1.0 / max(max(costs), 1e-12)
 
 

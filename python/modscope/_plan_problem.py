@@ -17,7 +17,7 @@ Choice = frozenset[int]
 _POINTS = 4096  # of the curve of allocated bytes
 _MOST_ROWS = 800
 _MOST_CANDIDATES = 600
-_LEAST_PART = 5e-4  # of the peak, that a module must keep for backward to be a candidate
+_LEAST_PART = 5e-4  # of the allocated peak: a module that keeps less for backward is no candidate
 
 
 class Candidate(NamedTuple):
@@ -25,7 +25,7 @@ class Candidate(NamedTuple):
     calls: tuple[int, ...]
     """All its calls that leave something for backward."""
     seconds: float
-    """Of its recomputation in a step: of its forward, up to where autograd saves the last tensor again."""
+    """Of its recomputation in a step: of its forward up to the last tensor that autograd saves in it."""
     kept: int
     """The most that it keeps for backward in one step."""
 
@@ -155,7 +155,7 @@ def _is_recursive(raw: Sequence[tuple[Any, ...]], index: int) -> bool:
 
 
 def _reduce(without: Sequence[int], saved: Sequence[Sequence[int]]) -> list[Row]:
-    """Of moments with the same savings only the one that needs most. The most important ones, if there are too many."""
+    """Of moments with the same savings only the one that needs most. If there are too many, those that need most."""
     highest: dict[tuple[int, ...], int] = {}
     for needed, column in zip(without, zip(*saved) if saved else ((),) * len(without)):
         if needed > highest.get(column, -1):
@@ -176,7 +176,7 @@ def _candidate(name: str, indices: list[int], raw: Sequence[tuple[Any, ...]], ti
 
 
 def _whole_steps(raw: Sequence[tuple[Any, ...]]) -> frozenset[int]:
-    """The steps whose times count: the first one is slower than the others."""
+    """The steps whose times count: all but the first, which is slower, unless it is the only one."""
     steps = sorted({call[5] for call in raw if call[4] is not None})
     return frozenset(steps[1:] if len(steps) > 1 else steps)
 

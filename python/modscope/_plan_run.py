@@ -1,7 +1,7 @@
 """A plan for a script that knows nothing of it: ``modscope run --plan`` and ``modscope predict --plan``.
 
-Until each root module of the plan was called once, a global forward pre-hook looks at the modules that are called. It
-checkpoints the plan's modules before the first of them runs, and is then removed.
+A global forward pre-hook sees which modules are called. At the first call of a root module of the plan it checkpoints the
+plan's modules in it. It is removed when every root module was called.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class PlanForRun:
         apply(Plan({root: self._plan.checkpoint[root]}), module)
 
     def _root_of(self, module: nn.Module) -> str | None:
-        """The root of the plan that this module is. A root has the name of its class, with a number if there are several,
-        or the name of a variable: then it is the first module that has everything that the plan names."""
+        """The name in the plan of this module, or None. A root is named after its class, with a number if there are several,
+        or after a variable: then it is the first module that has all modules of the plan."""
         from modscope._apply import find_modules
 
         kinds = {type(module).__name__}

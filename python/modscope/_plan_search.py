@@ -1,8 +1,8 @@
 """Find a plan: the choice of modules that fits a budget and whose recomputation takes the least time.
 
-The savings of modules are taken to add up (Row), which is right for allocated bytes but for small effects. What is
-reserved beside that is known from replays only: where the replay of a choice needs more than the budget, the search is
-repeated with a lower target. Every choice that is returned was replayed. The same problem always gives the same choice.
+The search assumes that the savings of modules add up (Row), which is nearly so for allocated bytes. How much more is
+reserved is known from replays only: where the replay of a choice needs more than the budget, the search is repeated with a
+lower target. Every choice that is returned was replayed. The same problem always gives the same choice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Found(NamedTuple):
     how: str
     """greedy, or highs."""
     bound: float | None
-    """Seconds that any choice takes at least, by the sums of savings; None: it is not known."""
+    """Seconds that any choice takes at least if savings add up, about (see _bound); None: it is not known."""
 
 
 class Search:
@@ -41,7 +41,7 @@ class Search:
         ]
 
     def find(self, budget: int) -> Found | None:
-        """None: no choice was found that fits."""
+        """The best choice found whose replay stays within the budget; None: none was found."""
         if self._problem.reserved(EMPTY) <= budget:
             return Found(EMPTY, "greedy", 0.0)
         found = self._greedy(budget)
@@ -74,7 +74,8 @@ class Search:
         return self._prune(least, budget) if self._problem.reserved(least) <= budget else None
 
     def _cover(self, target: int) -> Choice | None:
-        """Add the candidate that saves most for its time where memory is needed, until the target is met."""
+        """Add the candidate that saves most for its time in rows above the target, until no row is above it. None: no
+        candidate saves anything in those that are left."""
         missing = {row: row.needed - target for row in self._problem.rows}
         chosen: set[int] = set()
         while any(value > 0 for value in missing.values()):
@@ -121,7 +122,7 @@ class Search:
         return best
 
     def _deep_choices(self) -> list[Choice]:
-        """Choices that save much: as many rows as possible are covered, at each depth of the names, and together."""
+        """Choices that save much: all candidates of one depth of the names, and those that meet the lowest targets."""
         found: list[Choice] = []
         names = [candidate.name for candidate in self._problem.candidates]
         for depth in sorted({name.count(".") for name in names}):
@@ -180,6 +181,7 @@ class Search:
         return choice if other is None or self._cost(choice) < self._cost(other) else other
 
     def _bound(self, solution: _plan_highs.Solution) -> float:
-        """In seconds of recomputation: without what the search adds to calls."""
+        """In seconds of recomputation: without what the search adds to the calls of this solution. A choice of more calls
+        may take less time than that, as its own addition is larger."""
         added = solution.cost - self._problem.seconds(solution.choice)
         return max(solution.bound - added, 0.0)

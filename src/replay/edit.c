@@ -169,7 +169,7 @@ msp_call_bytes msp_call_measure(const msp_stream *stream, uint32_t index, uint32
     return bytes;
 }
 
-enum { SMALL_PART = 4 };
+enum { SMALL_PART = 4 }; /* a block below this part of the largest one is no result */
 
 /* The block that the call returns, as far as is known: of those that outlive it, the one that was added last, without
  * those that are much smaller than the largest one (statistics of a normalization, which follow its result). */
@@ -297,8 +297,7 @@ static uint32_t end_by_calls(const msp_stream *stream, const msp_edited_call *ed
     return stream->calls[call].end;
 }
 
-/* Whether the block is a parameter's cast to half its size, as autocast makes it: a block of its module has that size.
- */
+/* Whether the block has half the size of a parameter of its module: then it is a cast of it, as autocast makes it. */
 static bool is_cast(const msp_stream *stream, const msp_block *block)
 {
     uint32_t from = 0, to = stream->parameter_count;
@@ -323,7 +322,7 @@ static uint32_t cast_end(const msp_stream *stream, const msp_edited_call *edited
     return root->end < call->backward ? root->end : call->backward;
 }
 
-/* Where autograd saved it later than that, it was used there, and is freed when the call that used it has ended. */
+/* A call that ends later may have used the block: autograd saved it there. It is freed when that call has ended. */
 uint32_t msp_unsaved_end(const msp_stream *stream, const msp_edited_call *edited, uint32_t block)
 {
     if (is_cast(stream, &stream->blocks[block]))

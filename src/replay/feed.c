@@ -132,7 +132,7 @@ static bool is_kept(const struct feed *feed, const msp_edited_call *edited, uint
     return msp_call_keeps(feed->stream, &feed->stream->calls[edited->call], &feed->stream->blocks[block]);
 }
 
-/* What is offloaded is held on the other device meanwhile. */
+/* An offloaded block is held on device `to` until it is brought back. */
 static int free_kept(struct feed *feed, uint32_t block, uint32_t to)
 {
     release(feed, &feed->blocks[block]);
@@ -162,8 +162,8 @@ static int make_room(struct feed *feed, uint32_t count)
     return MS_OK;
 }
 
-/* The call's own events again, up to the last block that it keeps: torch stops a recomputation there. What is not kept
- * is freed when it was freed in forward, or at the end of the recomputation. */
+/* Replay the call's own events again, up to the last tensor that autograd saves in it: torch stops a recomputation
+ * there. A block that is not kept is freed where it was freed in forward, or at the end of the recomputation. */
 static int run_again(struct feed *feed, const msp_edited_call *edited)
 {
     const msp_stream *stream = feed->stream;
@@ -180,7 +180,7 @@ static int run_again(struct feed *feed, const msp_edited_call *edited)
             continue;
         bool kept = is_kept(feed, edited, block);
         struct held *held = kept ? &feed->blocks[block] : &feed->temporary[block - call->first_block];
-        release(feed, held); /* an add: the output of a call that is the input of another may be held still */
+        release(feed, held); /* Before an add too: a kept block is still held if it is the input of another call. */
         if (event->kind == MSP_ADD)
             error = hold(feed, held, bytes_here(feed, block), stream->blocks[block].stream);
     }

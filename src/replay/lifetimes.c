@@ -97,7 +97,7 @@ static int list_gradients(const msp_stream *stream, const uint32_t *ends, struct
     return MS_OK;
 }
 
-/* The first gradient with this owner and size, or the place where it would be. */
+/* The index of the first gradient with this owner and size, or where it would be inserted. */
 static uint32_t find_gradient(const struct gradients *of, ms_path path, uint64_t bytes)
 {
     uint32_t from = 0, to = of->count;
@@ -112,6 +112,7 @@ static uint32_t find_gradient(const struct gradients *of, ms_path path, uint64_t
     return from;
 }
 
+/* A step begins: free every gradient that exists. */
 static void end_holders(msp_edit *edit, struct gradients *of, uint32_t event)
 {
     for (uint32_t i = 0; i < of->count; i++) {
@@ -123,7 +124,8 @@ static void end_holders(msp_edit *edit, struct gradients *of, uint32_t event)
     }
 }
 
-/* A block of backward is dropped: if it has the size of a gradient of its module that was freed, it becomes that. */
+/* A block is dropped in backward. If a gradient of its module with its size was freed, the block takes that gradient's
+ * place and is not freed. */
 static void replace_gradient(msp_edit *edit, struct gradients *of, uint32_t index)
 {
     const msp_block *block = &edit->stream->blocks[index];
@@ -199,7 +201,7 @@ static int save_block(msp_edit *edit, uint32_t index, uint32_t root, uint32_t ba
     return error ? error : msp_edit_insert(edit, end, back, bytes, to, 0);
 }
 
-/* The result of an outermost call is used outside of it, and stays. */
+/* The result of an outermost call stays on its device, because the program uses it outside of the call. */
 int msp_edit_save_on_cpu(msp_edit *edit, uint32_t from, uint32_t to, uint64_t *bytes)
 {
     const msp_stream *stream = edit->stream;

@@ -71,18 +71,18 @@ struct matching {
     double ratio; /* how many times as large a block of the stream may be as in the other one, or 0: any */
 };
 
-/* Where both sizes are rounded and can be in the ratio of the batches, they are. */
+/* If both sizes are rounded and may be in the ratio of the batches, take them to be in it. */
 static void match_blocks(struct matching *of, uint32_t here, uint32_t there)
 {
-    const msp_block *block = &of->stream->blocks[here], *mate = &of->other->blocks[there];
-    double a = (double)mate->requested, b = (double)block->requested, ratio = of->ratio;
-    of->match->bytes[here] = mate->requested;
+    const msp_block *block = &of->stream->blocks[here], *matched = &of->other->blocks[there];
+    double a = (double)matched->requested, b = (double)block->requested, ratio = of->ratio;
+    of->match->bytes[here] = matched->requested;
     of->match->own_bytes[here] = block->requested;
     of->match->matched++;
     if (ratio <= 1 || a == b)
         return;
     double least = a < b / ratio ? a : b / ratio;
-    if (a - least <= rounding_of(mate) && b - least * ratio <= rounding_of(block)) {
+    if (a - least <= rounding_of(matched) && b - least * ratio <= rounding_of(block)) {
         of->match->bytes[here] = (uint64_t)(least + 0.5);
         of->match->own_bytes[here] = (uint64_t)(least * ratio + 0.5);
     }
@@ -169,7 +169,7 @@ static int by_ratio(const void *a, const void *b)
 
 enum { LEAST_COUNTED = 1 << 12 }; /* smaller blocks do not tell the ratio: they are rounded */
 
-/* The ratio of which most bytes are, of blocks of forward whose sizes differ. */
+/* Of the blocks of forward whose sizes differ: the ratio of sizes that most of their bytes have. */
 static int find_ratio(const msp_stream *stream, msp_match *match)
 {
     struct weighted *list = malloc(((size_t)stream->block_count + 1) * sizeof *list);

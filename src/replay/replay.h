@@ -146,8 +146,8 @@ int msp_edit_end(msp_edit *edit, uint32_t block, uint32_t end);
 /* Replay only the events before this one. */
 int msp_edit_stop(msp_edit *edit, uint32_t event);
 /* zero_grad(set_to_none=True): a gradient that lives on into the next step is freed when that begins. In the next
- * backward the gradient that is computed takes its place, instead of being added to it and freed. Returns how many
- * gradients that are in *count, which may be NULL. */
+ * backward the gradient that is computed takes its place, instead of being added to it and freed. *count, which may be
+ * NULL, gets the number of such gradients. */
 int msp_edit_zero_grad(msp_edit *edit, uint64_t *count);
 /* torch's save_on_cpu around the outermost calls: what they keep for backward is freed in forward where autograd does
  * not need it, and is allocated again when the nodes of the module that frees it begin. Between the two it is on
@@ -172,8 +172,7 @@ int msp_match_open(const msp_stream *stream, const msp_stream *other, const uint
                    msp_match *match);
 void msp_match_close(msp_match *match);
 /* Every matched block's size is on the line through its size in the other stream, at 0, and its size in this one, at
- * 1. Blocks that this stream alone has stay as they are. It
- * replaces the sizes that earlier edits gave them. */
+ * 1, and replaces the size that earlier edits gave it. Blocks that this stream alone has stay as they are. */
 int msp_edit_batch(msp_edit *edit, const msp_match *match, double position);
 
 /* ---- replay: feed.c ---- */

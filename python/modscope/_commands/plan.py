@@ -10,7 +10,8 @@ from modscope._commands.output import create
 from modscope._commands.terminal import Screen
 from modscope._plan import make_plan
 from modscope._summary import Report, file_report
-from modscope._text import at_least, clean, rough_size
+from modscope._text import at_least, clean, counted, rough_size
+from modscope._virtual.gpus import label_of
 
 _GROUPS = 12  # that are listed
 _BAR = 16
@@ -41,15 +42,23 @@ def _more_time(result: Report, figures: Report) -> str:
 
 def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     verb = "allocated" if result["device"] == "cpu" else "reserved"
-    room = f"{result['gpu']} has {rough_size(result['budget'])} beside the context" if result["gpu"] else f"The budget is {rough_size(result['budget'])}"
-    before = at_least(result["is_lower_bound"], rough_size(result["before"]["reserved"]))
-    out = screen.wrap(f"{clean(result['device'])} {verb} {before} at most. {room}.")
+    out = _beginning(result, verb, screen)
     if not result["checkpoint"]:
         return [*out, "It fits as it is: no module has to be checkpointed.", *notes(result, screen)]
     out += ["", screen.bold("Checkpoint"), *_groups(result["groups"], screen), ""]
     out += screen.table(("", verb, "time of a step", ""), _before_and_after(result), left=[0])
     out += ["", *_solver(result, screen), "", *_curve(result, screen), *_hints(result, screen)]
     return out + ["", *_how_to_apply(result, arguments, screen), *notes(result, screen)]
+
+
+def _beginning(result: Report, verb: str, screen: Screen) -> list[str]:
+    """What was needed and what there is: on one line, or each on its own if that is too long."""
+    budget = rough_size(result["budget"])
+    before = at_least(result["is_lower_bound"], rough_size(result["before"]["reserved"]))
+    needed = f"{clean(result['device'])} {verb} {before} at most."
+    room = f"{clean(label_of(result['gpu']))} has {budget} beside the context." if result["gpu"] else f"The budget is {budget}."
+    whole = screen.wrap(f"{needed} {room}")
+    return whole if len(whole) == 1 else [*screen.wrap(needed), *screen.wrap(room)]
 
 
 def _groups(groups: list[str], screen: Screen) -> list[str]:
@@ -68,13 +77,15 @@ def _before_and_after(result: Report) -> list[tuple[str, str, str, str]]:
 
 def _solver(result: Report, screen: Screen) -> list[str]:
     if not result["has_solver"]:
-        return screen.wrap("The plan was found greedily. With HiGHS (pip install 'modscope[plan]') it may be better, and a bound is known.")
+        return screen.wrap("The plan was found greedily. HiGHS (pip install 'modscope[plan]') may find a better one, and gives a bound.")
     if result["bound_ms"] is None:
         return []
     least = f"+{100 * (result['bound_ms'] / result['before']['step_ms'] - 1):.1f} %" if result["before"]["step_ms"] else "unknown"
     if result["device"] == "cpu":
-        return screen.wrap(f"HiGHS: no plan takes less than {least}.")
-    return screen.wrap(f"HiGHS: no plan takes less than {least}, and that only if the allocator reserved no more than is allocated.")
+        return screen.wrap(f"HiGHS: if what modules save adds up, any plan takes about {least} or more.")
+    return screen.wrap(
+        f"HiGHS: if what modules save adds up, any plan takes about {least} or more, even if the allocator reserved no more than is allocated."
+    )
 
 
 def _curve(result: Report, screen: Screen) -> list[str]:
@@ -85,8 +96,8 @@ def _curve(result: Report, screen: Screen) -> list[str]:
     for point in result["curve"]:
         bar = screen.bar(point["reserved"] / highest, _BAR)
         mark = " <- the plan" if point["is_plan"] else ""
-        names = ", ".join(point["groups"]) or "no plan"
-        rows.append((bar, rough_size(point["reserved"]), _more_time(result, point), names + mark))
+        modules = counted(point["modules"], "module") if point["modules"] else "no plan"
+        rows.append((bar, rough_size(point["reserved"]), _more_time(result, point), modules + mark))
     return screen.table(("Other budgets", "", "time", "checkpoint"), rows, left=[0])
 
 

@@ -11,10 +11,11 @@ import torch
 from fit_runs import predict
 from helpers import INTERCEPTION
 
+from modscope._fit_answer import answer
 from modscope._fit_batch import Batches
 from modscope._fit_job import Job
 from modscope._fit_levers import Lever, Levers
-from modscope._virtual.gpus import find_gpu
+from modscope._virtual.gpus import Gpu, find_gpu
 
 pytestmark = [
     pytest.mark.slow,
@@ -53,6 +54,19 @@ def test_checkpoints(count: int, base: tuple[Job, Levers], tmp_path: pathlib.Pat
     _, real = predict(tmp_path / "real.msc", f"checkpoint{count}")
     assert real < 0.9 * levers.before.reserved
     compare(job, lever, real, 0.02)
+    before, after = job.median_step(), Job(str(tmp_path / "real.msc")).median_step()
+    assert before and after and lever.time == pytest.approx(after / before - 1, rel=0.1)
+
+
+def test_levers_are_listed_with_the_cheapest_first(base: tuple[Job, Levers]) -> None:
+    job, levers = base
+    tried = answer(job, Gpu("tiny", "Tiny GPU", levers.before.reserved * 2 // 3, (9, 0), 1, context=0)).tried
+    prices = [each.price for each in tried]
+    assert prices == sorted(prices) and len({each.lever.name for each in tried}) == len(tried)
+    names = [each.lever.name for each in tried]
+    copying = names.index("activations to the CPU (save_on_cpu, pinned)")
+    assert tried[copying].lever.time > 3, "it is listed even if a step takes four times as long"
+    assert names.index("checkpoint Net.h.*") < copying
 
 
 def test_a_fused_optimizer(base: tuple[Job, Levers], tmp_path: pathlib.Path) -> None:

@@ -8,6 +8,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from argparse import Namespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from torch import nn
 
 import modscope
 from modscope import _plan_highs
+from modscope._commands import plan as _commands_plan
+from modscope._commands.terminal import Screen
 from modscope._plan import group_names, make_plan, parse_bytes
 from modscope._plan_file import Plan, load_plan
 from modscope._plan_problem import Problem
@@ -256,8 +259,26 @@ def test_the_command_prints_the_plan_and_writes_it(tmp_path: pathlib.Path) -> No
 
     given = json.loads(command(tmp_path, "run.msc", "--budget", budget, "--json", "--greedy").stdout)
     assert given["command"] == "plan" and given["has_solver"] is False and given["bound_ms"] is None
-    assert "found greedily. With HiGHS" in command(tmp_path, "run.msc", "--budget", budget, "--greedy").stdout.replace("\n", " ")
+    assert "found greedily. HiGHS" in command(tmp_path, "run.msc", "--budget", budget, "--greedy").stdout.replace("\n", " ")
     assert [point["reserved"] for point in given["curve"]] == sorted((point["reserved"] for point in given["curve"]), reverse=True)
+
+
+def test_the_text_fits_a_narrow_terminal() -> None:
+    figures = {"reserved": 30 << 30, "step_ms": 100.0}
+    after = {"reserved": 20 << 30, "step_ms": 114.7}
+    groups = [f"GPT2.h.{i}.attention.projection" for i in range(4)]
+    curve = [{**figures, "modules": 0, "is_plan": False}, {**after, "modules": 4, "is_plan": True}, {**after, "modules": 1, "is_plan": False}]
+    result = {"device": "cuda:0", "budget": 23 << 30, "gpu": "NVIDIA GeForce RTX 4090", "before": figures, "after": after, "curve": curve}
+    result |= {"checkpoint": {"GPT2": ["h.0"]}, "groups": groups, "has_solver": True, "bound_ms": 113.0, "times": "device", "steps": 3}
+    result |= {"is_lower_bound": False, "lost": 0, "damaged": 0, "output": None}
+    lines = _commands_plan.text(result, Screen(80), Namespace())
+    assert lines[0] == "cuda:0 reserved 30.0 GiB at most. RTX 4090 has 23.0 GiB beside the context."
+    assert [line.split("%  ")[1] for line in lines if "%  " in line] == ["no plan", "4 modules <- the plan", "1 module"]
+    assert any(line.startswith("HiGHS: if what modules save adds up, any plan takes about +13.0 % or more") for line in lines)
+    assert _commands_plan.text({**result, "is_lower_bound": True}, Screen(60), Namespace())[:2] == [
+        "cuda:0 reserved at least 30.0 GiB at most.",
+        "RTX 4090 has 23.0 GiB beside the context.",
+    ]
 
 
 def test_a_run_that_fits_needs_no_plan(tmp_path: pathlib.Path) -> None:
@@ -288,7 +309,7 @@ def test_names_in_groups() -> None:
     names = [f"G.h.{i}" for i in (0, 1, 2, 5, 10)] + ["G.h.3.mlp", "G.head"]
     assert group_names(names) == ["G.h.{0-2,5,10}", "G.h.3.mlp", "G.head"]
     among = [f"G.h.{i}" for i in range(12)] + ["G.h.3.mlp", "G.h.4.mlp", "G.head"]
-    assert group_names(names, among) == ["G.h.{0-2,5,10} (5 of 12)", "G.h.3.mlp (1 of 2)", "G.head"]
+    assert group_names(names, among) == ["G.h.{0-2,5,10} (5 of 12)", "G.h.3.mlp", "G.head"]
     assert group_names([f"G.h.{i}" for i in range(12)], among) == ["G.h.* (12 of 12)"]
     assert group_names(["S.0.a.1", "S.0.a.2", "S.1.a.1"]) == ["S.0.a.{1-2}", "S.1.a.1"]
 
