@@ -122,6 +122,7 @@ class Prediction:
             "error": end.get("error", ""),
             "status": end.get("status", ""),
             "torch": self._version,
+            "fraction": self._device.memory.fraction() if self._device else 1.0,
             "bytes_without_rule": self._device.bytes_without_rule() if self._device else None,
             "notes": notes,
             "step_times": {name: _step_ms(times) for name, times in self._times.items()},

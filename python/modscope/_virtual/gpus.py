@@ -63,6 +63,11 @@ class Gpu(NamedTuple):
         """What is left for torch's allocator."""
         return self.memory - self.context
 
+    def may_reserve(self, fraction: float) -> int:
+        """What torch's allocator may reserve where a program limits it to a fraction of the memory, with
+        ``per_process_memory_fraction`` or ``torch.cuda.set_per_process_memory_fraction``. 1 is no limit."""
+        return min(self.capacity, int(fraction * self.memory)) if fraction < 1 else self.capacity
+
     @property
     def label(self) -> str:
         """Its title without the maker's name: ``RTX 4090``."""

@@ -59,8 +59,8 @@ class Card(NamedTuple):
 
 def make_card(gpu: Gpu, version: str) -> Card:
     numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None:
-        raise ValueError(f"{version!r} is not a version of torch: give it as 2.11")
+    if numbers is None or int(numbers[1]) < 2:
+        raise ValueError(f"{version!r} is not a version of torch that is known: give 2.0 or newer, such as 2.11")
     return Card(gpu.capability, gpu.processors, (int(numbers[1]), int(numbers[2])))
 
 
