@@ -1,4 +1,4 @@
-"""The result of a prediction: what the GPU would have had to reserve, whether that fits, and where it died. Needs no torch."""
+"""The result of a prediction: what the GPU would have had to reserve, whether that fits, and where memory ran out. Needs no torch."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from modscope._predict_substitutes import Substitutes
     from modscope._virtual.device import VirtualDevice
 
-_GRACE = 5.0  # seconds between SystemExit and the end of a script that does not heed it
+_GRACE = 5.0  # seconds from SystemExit until the process of a script that has caught it is ended
 LOG, FACTS, CAPTURE = "log", "facts.json", "capture.msc"
-"""The files of a part: what was asked of the allocator, what the script did, and its capture."""
+"""The files of ``Asked.part``: what was asked of the allocator, what the script did, and its capture."""
 
 
 class Asked(NamedTuple):

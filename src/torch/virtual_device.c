@@ -78,7 +78,7 @@ static void restore_points(void)
         require_init(MST_CUDA, true);
 }
 
-/* Our functions call nothing before them: being in a chain does not matter. */
+/* Our functions never call the functions that they replace, so it does not matter what was patched before. */
 static bool always_reached(void)
 {
     return false;

@@ -145,7 +145,7 @@ def _gpu_of_memory(name: str, number: str, unit: str) -> Gpu:
     memory = int(float(number) * bytes)
     if memory < GIB:
         raise ValueError(f"a GPU of {name} is smaller than 1 GiB: give its memory as 24GiB")
-    return Gpu(name, f"GPU of {name if unit else f'{memory / GIB:.1f} GiB'}", memory, (9, 0), 132)  # an H100's rules; how fast it is, nobody said
+    return Gpu(name, f"GPU of {name if unit else f'{memory / GIB:.1f} GiB'}", memory, (9, 0), 132)  # it has the rules of an H100, and its speed is not known
 
 
 def _similar(key: str) -> str:

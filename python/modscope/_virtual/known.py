@@ -159,7 +159,7 @@ def tell_classes(tensor: torch.Tensor, classes: int) -> None:
 
 
 class _Facts:
-    """What does not change between the calls of an operator."""
+    """What is the same for all calls of an operator."""
 
     def __init__(self, op: Any) -> None:
         arguments = op._schema.arguments
