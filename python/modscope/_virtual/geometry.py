@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Iteration", "contiguous_strides", "is_contiguous", "numel", "reduce_iteration", "round_up"]
+__all__ = ["Iteration", "contiguous_strides", "numel", "reduce_iteration", "round_up"]
 
 
 def numel(shape: Sequence[int]) -> int:
@@ -25,18 +25,6 @@ def contiguous_strides(shape: Sequence[int]) -> list[int]:
     for i in range(len(shape) - 2, -1, -1):
         strides[i] = strides[i + 1] * max(shape[i + 1], 1)
     return strides
-
-
-def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    expected = 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size == 0:
-            return True
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
 
 
 class Iteration(NamedTuple):
