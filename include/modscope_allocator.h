@@ -54,7 +54,7 @@ typedef struct ms_allocator_settings {
 } ms_allocator_settings;
 
 /* The default settings of a version of torch, such as "2.11.0+cu130"; NULL: the newest one that is known. MS_EINVAL,
- * and *settings has the newest one's, if the text does not begin with two numbers. */
+ * and *settings has the newest one's, if the text does not begin with two numbers, or the version is below 2.0. */
 int ms_allocator_settings_default(ms_allocator_settings *settings, const char *torch_version);
 /* Apply the text of PYTORCH_CUDA_ALLOC_CONF, such as "max_split_size_mb:128,expandable_segments:True". Keys that do
  * not change how much memory is reserved are accepted and have no effect. MS_EINVAL, and *settings is unchanged, if

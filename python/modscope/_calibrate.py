@@ -64,7 +64,7 @@ def _say(sentence: str) -> None:
 
 
 def sweep(measuring: Measuring, cases: Iterable[Case], until: float, after_case: Callable[[], None] = lambda: None) -> tuple[int, int, bool]:
-    """Measure the cases until the time is over: how many ran, how many could not, and whether all had their turn."""
+    """Measure the cases until the time ``until``. Returns how many ran, how many failed, and whether none was left out."""
     ran = failed = 0
     for case in cases:
         if time.monotonic() > until:
@@ -84,7 +84,7 @@ def sweep(measuring: Measuring, cases: Iterable[Case], until: float, after_case:
 
 
 def run_script(measuring: Measuring, target: list[str], steps: int) -> int:
-    """Run a script in this process until it has made so many optimizer steps, and measure it: how many it made."""
+    """Run a script in this process, and measure it until it has made ``steps`` optimizer steps. Returns how many it made."""
     import runpy
 
     from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -166,7 +166,7 @@ def _measure(options: argparse.Namespace, meter: Meter) -> Measuring:
         saved = began
 
         def save() -> None:
-            """Write what was measured so far, now and then: a kernel that never ends must not take the rest with it."""
+            """Write what was measured so far from time to time, so that it is not lost if a kernel never ends."""
             nonlocal saved
             if time.monotonic() - saved > _SECONDS_BETWEEN_SAVES:
                 rows = measuring.rows()

@@ -110,6 +110,7 @@ class virtual_gpu:
             "timed_out": None,
             "error": error,
             "torch": capture.info.get("rules", ""),
+            "fraction": self._device.memory.fraction() if self._device else 1.0,
             "bytes_without_rule": self._device.bytes_without_rule() if self._device else None,
             "notes": self._substitutes.notes(),
         }

@@ -1,4 +1,4 @@
-"""The result of a prediction: what the GPU would have had to reserve, whether that fits, and where it died. Needs no torch."""
+"""The result of a prediction: what the GPU would have had to reserve, whether that fits, and where memory ran out. Needs no torch."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def result_of(gpu: Gpu, facts: dict[str, Any], capture: Capture | None, path: st
     reserved = capture.reserved.get(DEVICE, 0) if capture else 0
     failed = _failure(capture) if capture else None
     fits = failed is None or _went_on(capture, facts)
+    may_reserve = gpu.may_reserve(facts["fraction"])
     return {
         "gpu": gpu.name,
         "title": gpu.title,
@@ -27,7 +28,8 @@ def result_of(gpu: Gpu, facts: dict[str, Any], capture: Capture | None, path: st
         "reserved_peak": reserved,
         "allocated_peak": peak.bytes if peak else 0,
         "fits": fits,
-        "to_spare": gpu.capacity - reserved if fits else None,
+        "may_reserve": may_reserve,
+        "to_spare": max(may_reserve - reserved, 0) if fits else None,
         "step_ms": step_ms if step_ms is not None else _step_ms(capture),
         "seconds": facts["seconds"],
         "steps": facts["steps"],

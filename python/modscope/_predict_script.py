@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from modscope._predict_substitutes import Substitutes
     from modscope._virtual.device import VirtualDevice
 
-_GRACE = 5.0  # seconds between SystemExit and the end of a script that does not heed it
+_GRACE = 5.0  # seconds from SystemExit until the process of a script that has caught it is ended
 LOG, FACTS, CAPTURE = "log", "facts.json", "capture.msc"
-"""The files of a part: what was asked of the allocator, what the script did, and its capture."""
+"""The files of ``Asked.part``: what was asked of the allocator, what the script did, and its capture."""
 
 
 class Asked(NamedTuple):
@@ -122,6 +122,7 @@ class Prediction:
             "error": end.get("error", ""),
             "status": end.get("status", ""),
             "torch": self._version,
+            "fraction": self._device.memory.fraction() if self._device else 1.0,
             "bytes_without_rule": self._device.bytes_without_rule() if self._device else None,
             "notes": notes,
             "step_times": {name: _step_ms(times) for name, times in self._times.items()},

@@ -94,7 +94,8 @@ def _rows(kind: list[Gpu], part: str, facts: dict[str, Any]) -> dict[Gpu, Result
 
 def _row(gpu: Gpu, capture: Capture, log: bytes, facts: dict[str, Any], needed: int) -> Result:
     """Replay on this GPU what the script asked of the unlimited one, which reserved ``needed`` bytes at most."""
-    allocator = Allocator(facts["torch"], capture.info.get("allocator") or None, gpu.capacity, gpu.memory)
+    may_reserve = gpu.may_reserve(facts["fraction"])
+    allocator = Allocator(facts["torch"], capture.info.get("allocator") or None, may_reserve, gpu.memory)
     failed = allocator.replay(log)
     stats = allocator.stats()
     reserved, allocated = stats["reserved_bytes"]["all"], stats["allocated_bytes"]["all"]
@@ -111,7 +112,8 @@ def _row(gpu: Gpu, capture: Capture, log: bytes, facts: dict[str, Any], needed: 
         "reserved_peak": reserved["peak"],
         "allocated_peak": allocated["peak"],
         "fits": failed is None,
-        "to_spare": gpu.capacity - reserved["peak"] if failed is None else None,
+        "may_reserve": may_reserve,
+        "to_spare": max(may_reserve - reserved["peak"], 0) if failed is None else None,
         "reserved_if_larger": needed,
         "step_ms": facts["step_times"].get(gpu.name),
         "out_of_memory": failure,
@@ -164,7 +166,7 @@ def _table(gpus: list[Gpu], results: list[Result]) -> str:
     for gpu, result in zip(gpus, results):
         time = [step_time(result["step_ms"]) if result["step_ms"] else ""] if has_times else []
         reserves = result["reserved_peak"] if result["fits"] else result["reserved_if_larger"]
-        spare = rough_size(result["to_spare"]) if result["fits"] else f"-{rough_size(max(reserves - gpu.capacity, 0))}"
+        spare = rough_size(result["to_spare"]) if result["fits"] else f"-{rough_size(max(reserves - result['may_reserve'], 0))}"
         rows.append([gpu.name, rough_size(gpu.memory), size(reserves), spare, *time, _verdict(result)])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []

@@ -38,7 +38,8 @@ bool msr_allocator_settings(ms_allocator_settings *settings, const char *version
 {
     char error[200];
     if (ms_allocator_settings_default(settings, version) != MS_OK)
-        PyErr_Format(PyExc_ValueError, "'%s' is not a version of torch: give it as 2.11", version);
+        PyErr_Format(PyExc_ValueError, "'%s' is not a version of torch that is known: give 2.0 or newer, such as 2.11",
+                     version);
     else if (conf && ms_allocator_settings_apply(settings, conf, error, sizeof error) != MS_OK)
         PyErr_Format(PyExc_ValueError, "PYTORCH_CUDA_ALLOC_CONF=%s: %s", conf, error);
     else

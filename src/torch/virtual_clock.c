@@ -1,8 +1,8 @@
 /* virtual_clock.c - the time of the virtual device: two clocks, of the host that launches operators and of the device
  * that runs them one after another.
  *
- *     host    | launch a | launch b | launch c |       | wait ...... |
- *     device             |  a   |   |    b     |    c                |
+ *     host    | launch a | launch b | launch c |      | wait         |
+ *     device             |    a     |    b     |         c           |
  *
  * A capture shows the moment at which everything that was launched so far has ended. */
 #include "torch/api.h"
@@ -16,7 +16,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static double host, device;           /* nanoseconds; guarded by `lock`; they never decrease */
 static _Atomic uint64_t ended_so_far; /* the later one of both, for captures */
 
-/* With the lock. */
+/* The caller holds the lock. */
 static void publish(void)
 {
     atomic_store_explicit(&ended_so_far, (uint64_t)(host > device ? host : device), memory_order_relaxed);

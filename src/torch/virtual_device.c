@@ -78,7 +78,7 @@ static void restore_points(void)
         require_init(MST_CUDA, true);
 }
 
-/* Our functions call nothing before them: being in a chain does not matter. */
+/* Our functions never call the functions that they replace, so it does not matter what was patched before. */
 static bool always_reached(void)
 {
     return false;
@@ -124,7 +124,8 @@ static bool parse_settings(PyObject *args, PyObject *named, ms_allocator_setting
         return false;
     has_cuda = built_with_cuda;
     if (ms_allocator_settings_default(settings, version) != MS_OK) {
-        PyErr_Format(PyExc_ValueError, "'%s' is not a version of torch: give it as 2.11", version);
+        PyErr_Format(PyExc_ValueError, "'%s' is not a version of torch that is known: give 2.0 or newer, such as 2.11",
+                     version);
         return false;
     }
     if (conf && ms_allocator_settings_apply(settings, conf, error, sizeof error) != MS_OK) {

@@ -10,6 +10,7 @@
  *     virtual_memory.c   the memory, and torch's allocator      virtual_stats.c    what Python asks about memory
  *     virtual_answers.c  the guard and the hooks                virtual_device.c   installs all of it, and removes it
  *     virtual_pinned.c   pinned memory                          virtual_tensors.c  makes tensors
+ *     virtual_clock.c    the virtual clock                      virtual_log.c      the log of allocations, for replays
  *
  * The operators are in Python (modscope/_virtual). */
 #ifndef MST_VIRTUAL_DEVICE_H

@@ -13,7 +13,7 @@
 /* Tensors may outlive the device. Its model is closed after the last of them has died. */
 struct model {
     ms_allocator *allocator;
-    uint64_t blocks; /* that are not given back */
+    uint64_t blocks; /* how many are not given back */
     bool ended;      /* the device is gone */
 };
 
@@ -40,7 +40,7 @@ void mst_virtual_set_stream(uint64_t stream)
 
 /* ---- blocks ---- */
 
-/* With the lock: the ledger learns of each block as from a real allocator. */
+/* The caller holds the lock. The ledger gets each block as from a real allocator. */
 static void report_block(const struct mst_virtual_block *block, bool added)
 {
     const ms_allocator_stats *stats = ms_allocator_read(block->model->allocator);
@@ -88,7 +88,7 @@ int mst_virtual_take(uint64_t bytes, struct mst_virtual_block **taken)
     return error;
 }
 
-/* With the lock. */
+/* The caller holds the lock. */
 static void close_if_unused(struct model *model)
 {
     if (!model->ended || model->blocks)

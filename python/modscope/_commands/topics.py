@@ -67,6 +67,7 @@ In Python, modscope.load(FILE) gives the same figures.""",
         """\
 --json OUT writes the result of a prediction to a file; bytes are ints.
   gpu, title, memory, context       the GPU, its memory, what a context takes
+  may_reserve                       what torch may reserve of it
   reserved_peak, allocated_peak     the most that was reserved, and allocated
   fits, to_spare                    whether it has enough; what is left, or null
   reserved_if_larger                several GPUs: what a larger one would reserve

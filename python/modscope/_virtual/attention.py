@@ -35,7 +35,7 @@ class _Inputs(NamedTuple):
 
     @property
     def requires_grad(self) -> bool:
-        """A backward through query, key or value will follow."""
+        """Whether a backward through query, key or value can follow."""
         return torch.is_grad_enabled() and any(t.requires_grad for t in (self.query, self.key, self.value))
 
 

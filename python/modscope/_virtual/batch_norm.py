@@ -32,7 +32,7 @@ def takes_cudnn(
     training: bool,
     cudnn_enabled: bool,
 ) -> bool:
-    """A card would use cuDNN for this batch norm."""
+    """Whether a card would use cuDNN for this batch norm."""
     if not cudnn_enabled or weight is None or bias is None or input.dim() < 3:
         return False
     if input.dtype == torch.bfloat16 or weight.dtype == torch.bfloat16:
@@ -114,7 +114,7 @@ def _cudnn_backward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
 
 
 def _rows_of_channels(input: torch.Tensor) -> bool:
-    """The channels lie next to each other."""
+    """Whether the channels of a pixel lie next to each other in memory."""
     if input.is_contiguous():
         return input.stride(1) == 1
     return input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last) or _is_last_of_three(input)

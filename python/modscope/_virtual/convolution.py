@@ -188,7 +188,7 @@ def _format(input: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
 
 
 def _like_batch_of_one(input: torch.Tensor, weight: torch.Tensor) -> bool:
-    """The input has no dimension for the batch."""
+    """Whether the input has no dimension for the batch."""
     return input.dim() == weight.dim() - 1
 
 

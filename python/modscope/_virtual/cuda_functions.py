@@ -1,7 +1,7 @@
 """What torch.cuda asks of the device, answered for the virtual one.
 
-torch.cuda is Python on functions of torch._C. These are answered here, so that torch.cuda itself checks arguments and
-formats results. What it does not ask torch._C for is replaced in its modules.
+torch.cuda is Python code that calls functions of torch._C. Those functions are replaced here, so that torch.cuda itself
+still checks arguments and formats results. What it does not get from torch._C is replaced in its own modules.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ __all__ = ["VirtualDevice", "try_in_fork"]
 _UNLIMITED = 1 << 50  # bytes
 _FORK_LIMIT = 20_000  # milliseconds
 _SEEN_TO_WORK = ("2.11.", "2.13.")
-"""Versions of torch in which it was installed before. In another one, it is tried in a forked process first: what is not
-as expected there may end that process."""
+"""Versions of torch in which the device has been tested. In any other version it is first installed in a forked process,
+because torch's internals may differ there in a way that ends the process."""
 _CAN_BE_INSTALLED = "it can be installed"
 _HAS_RUN_BACKWARD = "a backward has run in this process, and torch counts devices when the first one runs: install the virtual GPU earlier"
 
@@ -50,7 +50,7 @@ def _refusal() -> str | None:
 
 
 _installed: list[VirtualDevice] = []
-"""The installed device is kept here: it stays until it is removed, even if the caller drops it."""
+"""The installed device, if there is one: it stays installed until it is removed, even if the caller drops it."""
 
 
 class VirtualDevice:
@@ -59,8 +59,8 @@ class VirtualDevice:
     def __init__(
         self, gpu: Gpu, version: str | None = None, unlimited: bool = False, table: Table | None = None, also: Sequence[Gpu] = ()
     ) -> None:
-        """``version``: of the torch whose rules are followed; by default the installed one. ``unlimited``: more memory is
-        there than torch sees. ``table``: what was measured on such a GPU. ``also``: other GPUs whose time is wanted."""
+        """``version``: of the torch whose rules are followed; by default the installed one. ``unlimited``: no allocation
+        fails. ``table``: measurements of such a GPU. ``also``: other GPUs whose times are predicted too."""
         self.gpu = gpu
         self._also = [gpu, *also]
         self._unlimited = unlimited
@@ -130,7 +130,7 @@ class VirtualDevice:
         return self._rules.bytes_without_rule()
 
     def seconds_on(self, gpu: Gpu) -> float | None:
-        """The virtual time on one of the GPUs that were asked for; None: nobody said how fast it is."""
+        """The virtual time on one of the GPUs that were asked for; None if its speed is not known."""
         position = [other.name for other in self._also].index(gpu.name)
         return times.now(position - 1 if position else None) if gpu.speed else None
 
@@ -164,8 +164,8 @@ def _test(memory: Memory) -> None:
 
 
 def _wait_for_backward_threads() -> None:
-    """A thread of autograd frees tensors after a backward has returned, for which it needs Python: let it end that first.
-    Where the interpreter ends meanwhile, the process aborts."""
+    """Wait until this process uses no processor time. A thread of autograd may free tensors after a backward has returned,
+    and needs the interpreter for that: if the interpreter ended meanwhile, the process would abort."""
     for _ in range(200):
         before = time.process_time()
         time.sleep(0.005)
@@ -174,8 +174,9 @@ def _wait_for_backward_threads() -> None:
 
 
 def _run_backward(*args: Any, **options: Any) -> Any:
-    """The thread of autograd in which a backward failed holds the graph until it has released the exception, for which it
-    needs Python: let it end that first. On a GPU it does so at once, so that the program can go on with less."""
+    """torch's function; where it fails, wait until autograd has freed the graph. The thread in which the backward failed
+    needs the interpreter for that. With real kernels the graph is freed at once, so that a program that catches an
+    out-of-memory error has that memory."""
     try:
         return torch.autograd.graph._engine_run_backward(*args, **options)
     except Exception:
@@ -184,7 +185,7 @@ def _run_backward(*args: Any, **options: Any) -> Any:
 
 
 def _initialize_real_cuda() -> None:
-    """torch initializes CUDA once, and has done it with our hooks: it must be done for a real GPU that is there."""
+    """Initialize CUDA for the real GPU, if there is one: torch does that once in a process, and did it with our hooks."""
     slot = probes.init_slot()
     if slot is not None and torch._C._cuda_getDeviceCount() > 0:
         _native.virtual_initialize_real(slot)
@@ -192,7 +193,7 @@ def _initialize_real_cuda() -> None:
 
 
 _was_tried = False
-"""It was installed in this process, or this is the fork in which that is tried."""
+"""Whether the device was installed in this process before, or this is the forked process of ``try_in_fork``."""
 
 
 def _describe_installation() -> str:
@@ -243,7 +244,7 @@ def _refuse(size: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _refuse_in_fork() -> None:
-    """As CUDA does in the fork of a process that has used it."""
+    """Let tensors of the device raise an error in a forked process, as CUDA does where its parent has used it."""
     if _installed and _installed[0].memory.bytes("allocated_bytes", "allocated"):
         operators.make = _refuse
 

@@ -117,6 +117,6 @@ def _encoder_layer(
 KERNELS = {
     "_native_multi_head_attention": _native_multi_head_attention,
     "_transformer_encoder_layer_fwd": _encoder_layer,
-    # Whether a mask only hides the ends of sequences depends on its values: it is taken not to.
+    # Whether a mask hides only the ends of sequences depends on its values, which are not known: the answer is no.
     "_nested_tensor_from_mask_left_aligned": lambda t, mask: False,
 }

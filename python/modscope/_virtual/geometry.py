@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Iteration", "contiguous", "is_contiguous", "numel", "reduce_iteration", "round_up"]
+__all__ = ["Iteration", "contiguous_strides", "numel", "reduce_iteration", "round_up"]
 
 
 def numel(shape: Sequence[int]) -> int:
@@ -19,24 +19,12 @@ def round_up(value: int, step: int) -> int:
     return (value + step - 1) // step * step
 
 
-def contiguous(shape: Sequence[int]) -> list[int]:
+def contiguous_strides(shape: Sequence[int]) -> list[int]:
     """The strides of a contiguous tensor."""
     strides = [1] * len(shape)
     for i in range(len(shape) - 2, -1, -1):
         strides[i] = strides[i + 1] * max(shape[i + 1], 1)
     return strides
-
-
-def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    expected = 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size == 0:
-            return True
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
 
 
 class Iteration(NamedTuple):
@@ -103,7 +91,7 @@ def reduce_iteration(
     """How a tensor is reduced over ``dimensions`` (None or none: all of them) into a contiguous result."""
     reduced = {d % len(shape) for d in dimensions} if dimensions and shape else set(range(len(shape)))
     result = [1 if d in reduced else size for d, size in enumerate(shape)]
-    output = contiguous(result)
+    output = contiguous_strides(result)
     for d, size in enumerate(shape):
         if d in reduced and (size != 1 or not keep):
             output[d] = 0

@@ -63,6 +63,11 @@ class Gpu(NamedTuple):
         """What is left for torch's allocator."""
         return self.memory - self.context
 
+    def may_reserve(self, fraction: float) -> int:
+        """What torch's allocator may reserve where a program limits it to a fraction of the memory, with
+        ``per_process_memory_fraction`` or ``torch.cuda.set_per_process_memory_fraction``. 1 is no limit."""
+        return min(self.capacity, int(fraction * self.memory)) if fraction < 1 else self.capacity
+
     @property
     def label(self) -> str:
         """Its title without the maker's name: ``RTX 4090``."""
@@ -140,7 +145,7 @@ def _gpu_of_memory(name: str, number: str, unit: str) -> Gpu:
     memory = int(float(number) * bytes)
     if memory < GIB:
         raise ValueError(f"a GPU of {name} is smaller than 1 GiB: give its memory as 24GiB")
-    return Gpu(name, f"GPU of {name if unit else f'{memory / GIB:.1f} GiB'}", memory, (9, 0), 132)  # an H100's rules; how fast it is, nobody said
+    return Gpu(name, f"GPU of {name if unit else f'{memory / GIB:.1f} GiB'}", memory, (9, 0), 132)  # it has the rules of an H100, and its speed is not known
 
 
 def _similar(key: str) -> str:

@@ -11,13 +11,13 @@ from typing import NamedTuple
 KERNEL = 2.5e-6
 """Seconds of a kernel that does next to nothing, with the gap before the next one."""
 STRIDED = 0.5
-"""Of the bandwidth, where the elements of a tensor are not read in their order in memory."""
+"""The fraction of the bandwidth that is reached where the elements of a tensor are not read in their order in memory."""
 ATTENTION = {"flash": (0.30, 0.22), "cudnn": (0.45, 0.33), "efficient": (0.14, 0.11)}
-"""Of the peak of tensor cores that attention reaches in 16 bits, forward and backward, where heads are wide."""
+"""The fraction of the tensor cores' peak that attention reaches in 16 bits with wide heads, forward and backward."""
 ATTENTION_FLOAT32 = (0.60, 0.42)
-"""The same in float32, of the peak without tensor cores."""
+"""The same in float32, as a fraction of the peak without tensor cores."""
 WIDE_HEAD = 96
-"""Narrower heads use less of tensor cores, in proportion."""
+"""Elements of a wide head. With narrower heads, the fraction is smaller in proportion."""
 
 
 class Kind(NamedTuple):
@@ -63,36 +63,37 @@ KINDS = {
     "upsample_bilinear2d_backward": Kind(0.10),
 }
 NORMS_BY_CHANNEL = {"native_batch_norm": 1.0, "_batch_norm_with_update": 1.0, "cudnn_batch_norm": 1.8, "native_group_norm": 1.0}
-"""Operators that sum over the elements of a channel or a group in one block of threads, and how much faster than torch's own
-kernel."""
+"""Operators that sum over the elements of a channel or a group in one block of threads, and how many times faster than torch's
+own kernel they are."""
 CHANNEL_RATE, CHANNEL_RATE_SHARED = 1.1e9, 1.6e9
 """Elements a second that a block of threads sums, alone on a multiprocessor and with others."""
 SMALL = {"nll_loss_forward": 2, "nll_loss2d_forward": 3}
 """Operators that look at a few elements, and how many kernels they launch."""
 CONVOLUTION_OF_PEAK = 1.0
-"""Of what products reach."""
+"""The rate of convolutions, as a fraction of that of matrix products."""
 GROUPED_OF_PEAK = 0.4
 """The same for convolutions with several groups."""
 FEW_CHANNELS, FEW_CHANNELS_RATE = 8, 0.5
-"""With fewer channels, or a number that is no multiple of it, tensor cores help little: this much of the peak without them is
-reached."""
+"""With fewer channels, or a number of channels that is no multiple of this, tensor cores help little: this fraction of the peak
+without them is reached."""
 PLANAR = 8
-"""Bytes moved more for each element of arguments and results where channels are not the last dimension: kernels want them
+"""Additional bytes that are moved for each element of arguments and results where channels are not the last dimension: kernels want them
 last, and copies are made. A product of channels alone (1 by 1) needs none."""
 DEPTHWISE = (0.045, 0.10)
-"""Of the peak without tensor cores that convolutions with one channel in each group reach: with channels first, and last."""
+"""The fraction of the peak without tensor cores that convolutions with one channel in each group reach: with channels first, and
+with channels last."""
 DEPTHWISE_WEIGHT = (0.006, 0.012)
 """The same for the gradient of their weight, which sums over all places for each of a few numbers."""
 RECURRENT_STEP = 8e-6
 """Seconds that cuDNN takes at least for one time step of one layer."""
 RECURRENT_OF_PEAK = 0.3
-"""Of the peak that its products reach where they take longer."""
+"""The fraction of the peak that its products reach, where they take longer than that."""
 COUNTED_OF_PEAK = 0.5
-"""Of the peak that other operators reach for which torch counts operations."""
+"""The fraction of the peak that other operators reach for which torch counts operations."""
 MOST_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
-"""Of one kernel, by how many lists an operator has (ATen/native/cuda/MultiTensorApply.cuh)."""
+"""The most tensors that one kernel takes, by how many lists the operator has (ATen/native/cuda/MultiTensorApply.cuh)."""
 MOST_CHUNKS, CHUNK = 320, 65536
-"""Of one kernel, and elements of a chunk (the same)."""
+"""The most chunks that one kernel takes, and the elements of a chunk (the same file)."""
 GATHERS = {"index_select", "index", "gather", "embedding", "take", "_unsafe_index"}
 """They read as much of their first argument as they return."""
 SCATTERS = {"index_put_", "_index_put_impl_", "scatter_", "scatter_add_", "index_add_", "index_copy_", "scatter_reduce_"}

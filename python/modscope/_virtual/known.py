@@ -32,13 +32,14 @@ class _Entry(NamedTuple):
     values: torch.UntypedStorage | None
     """A copy on the CPU."""
     fraction: float
-    """How many of the elements are not zero; 0: unknown."""
+    """The fraction of the elements that are not zero; 0: unknown."""
     classes: int
     """The values are spread equally over 0 to ``classes`` - 1; 0: unknown."""
 
 
 _entries: dict[int, _Entry] = {}
 _purge_at = 1024
+"""The number of entries at which those of freed storages are removed."""
 
 
 def _entry_of(tensor: torch.Tensor) -> _Entry | None:
@@ -65,6 +66,7 @@ def _forget(tensor: torch.Tensor) -> None:
 
 
 def forget_all() -> None:
+    """Called when the device is removed."""
     _entries.clear()
     _facts.clear()
 
@@ -125,7 +127,7 @@ def spread(total: int, tensor: torch.Tensor) -> None:
 
 
 def fraction_of(tensor: torch.Tensor) -> float | None:
-    """How many of the elements are not zero, if it follows from how they were made."""
+    """The fraction of the elements that are not zero, if it follows from how they were made."""
     entry = _entry_of(tensor)
     if entry is None:
         return None
@@ -159,7 +161,7 @@ def tell_classes(tensor: torch.Tensor, classes: int) -> None:
 
 
 class _Facts:
-    """What does not change between the calls of an operator."""
+    """What is the same for all calls of an operator."""
 
     def __init__(self, op: Any) -> None:
         arguments = op._schema.arguments

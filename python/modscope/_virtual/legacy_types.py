@@ -23,7 +23,7 @@ _DTYPES = {
 
 
 class _TensorType(type):
-    """A class that makes tensors of a dtype on the device, and to which these belong."""
+    """A class that makes tensors of a dtype on the device. isinstance() says that such tensors belong to it."""
 
     dtype: torch.dtype
 

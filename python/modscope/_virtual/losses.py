@@ -67,7 +67,7 @@ def _element_losses(card: Card, self: torch.Tensor, target: torch.Tensor) -> tup
     """The losses of all elements, and what reducing them takes."""
     shape = torch.broadcast_shapes(self.shape, target.shape)
     dtype = torch.promote_types(self.dtype, target.dtype)
-    iteration = geometry.reduce_iteration(shape, geometry.contiguous(shape), None)
+    iteration = geometry.reduce_iteration(shape, geometry.contiguous_strides(shape), None)
     accumulator = Accumulator(max(4, dtype.itemsize), 8 if dtype.itemsize == 2 else 4)
     losses: list[Event] = [("temporary", geometry.numel(shape) * dtype.itemsize)]
     return losses, reduction(card, iteration, dtype, accumulator, dtype)
@@ -93,7 +93,7 @@ def _huber_loss_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
-    return operators.make(tensor.shape, geometry.contiguous(tensor.shape), tensor.dtype)
+    return operators.make(tensor.shape, geometry.contiguous_strides(tensor.shape), tensor.dtype)
 
 
 def log_sigmoid_forward(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -74,7 +74,7 @@ class Memory:
         return torch.OutOfMemoryError(out_of_memory.message(bytes, allocated, reserved, self._gpu.context, free, total, allowed))
 
     def host_stats(self) -> dict[str, Any]:
-        """Of pinned memory, which is ordinary memory here: nothing is counted."""
+        """The statistics of pinned memory: they stay 0, because it is ordinary memory here."""
         nothing = _parts((0, 0, 0, 0))
         times = {"total": 0, "max": 0, "min": 0, "count": 0, "avg": 0}
         return {
@@ -172,10 +172,10 @@ class Memory:
 
 
 def _segments() -> list[dict[str, Any]]:
-    """As torch lists them: an expandable segment counts as one for each piece that has memory."""
+    """The segments as torch lists them: an expandable one is listed once for each range of it that has memory."""
     segments: list[dict[str, Any]] = []
     blocks = sorted(_native.virtual_blocks(), key=lambda block: block[2])
-    for (start, total, *_), group in itertools.groupby(blocks, key=lambda block: block[:2]):
+    for (_, total, *_), group in itertools.groupby(blocks, key=lambda block: block[:2]):
         end = None
         for _, _, address, size, requested, stream, state, is_small, is_expandable in group:
             if address != end:

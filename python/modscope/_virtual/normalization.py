@@ -101,7 +101,7 @@ def _group_norm_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     source="ATen/native/cuda/group_norm_kernel.cu: GroupNormBackwardKernelImplInternal",
 )
 def _group_norm_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
-    grad, input, _, _, weight, samples, channels, pixels, groups = args[:9]
+    grad, input, _, _, _, samples, channels, pixels, groups = args[:9]
     mask = argument(args, kwargs, 9, "output_mask", [True, True, True])
     results = [event for wanted in mask for event in _result(wanted)]
     item = _accumulator(input.dtype)

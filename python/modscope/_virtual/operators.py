@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from modscope import _native
+from modscope._virtual.geometry import contiguous_strides
 from modscope._virtual.shapes import SHAPES
 from modscope._virtual.unknown import KernelError, unknown_kernel
 
@@ -35,6 +36,7 @@ __all__ = [
 
 _MOST_REMEMBERED = 200_000
 Spec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""A tensor's shape, strides and type."""
 
 
 class _Mutated(NamedTuple):
@@ -47,7 +49,7 @@ class _Mutated(NamedTuple):
 
 
 class _Plan:
-    """What does not change between the calls of an operator."""
+    """What is the same for all calls of an operator: which results are arguments, and the order of the results."""
 
     def __init__(self, op: Any) -> None:
         schema = op._schema
@@ -78,13 +80,6 @@ def check_ordinal(index: int) -> None:
             "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
             "(There is one virtual GPU: cuda:0.)"
         )
-
-
-def contiguous_strides(size: Any) -> list[int]:
-    strides = [1] * len(size)
-    for i in range(len(size) - 2, -1, -1):
-        strides[i] = strides[i + 1] * max(size[i + 1], 1)
-    return strides
 
 
 def make(size: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -128,7 +123,7 @@ def with_tensors(op: Any, args: Any) -> list[Any]:
 
 
 def _key(argument: Any) -> Any:
-    """What of an argument decides about the result."""
+    """The part of an argument on which the specs of results depend."""
     if isinstance(argument, torch.Tensor):
         return (argument.shape, argument.stride(), argument.dtype)
     if isinstance(argument, (list, tuple)):
@@ -141,6 +136,7 @@ def _key(argument: Any) -> Any:
 
 
 def _spec(result: Any) -> Any:
+    """The specs of what an operator returned, in the same lists."""
     if isinstance(result, torch.Tensor):
         return (result.shape, result.stride(), result.dtype)
     if isinstance(result, (list, tuple)):
@@ -149,8 +145,8 @@ def _spec(result: Any) -> Any:
 
 
 inferences: dict[Any, Callable[[Any, Any], Any]] = {}
-"""Operators whose results the meta device does not tell as a card makes them: the specs of their results. A tensor in the
-place of a spec is the result itself."""
+"""Operators for which the meta device gives other results than a GPU, and the functions that return the specs of their
+results. Where such a function returns a tensor instead of a spec, that tensor is the result."""
 
 
 def _infer(op: Any, args: Any, kwargs: Any) -> Any:
@@ -160,7 +156,7 @@ def _infer(op: Any, args: Any, kwargs: Any) -> Any:
 
 
 def infer_on_meta(op: Any, args: Any, kwargs: Any) -> Any:
-    """The specs of the results as the meta device tells them, or one of SHAPES."""
+    """The specs of the results, from the operator's function in SHAPES or from the meta device."""
     function = SHAPES.get(op, op)
     meta_args = [_meta_argument(a) for a in with_tensors(op, args)]
     try:
@@ -172,6 +168,7 @@ def infer_on_meta(op: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _realize(spec: Any) -> Any:
+    """New tensors of these specs."""
     if isinstance(spec, tuple):
         return make(*spec)
     if isinstance(spec, list):
@@ -190,8 +187,10 @@ def _resize_out(out: torch.Tensor, spec: Spec) -> torch.Tensor:
 
 
 Event = tuple[str, int]
-"""``("temporary", bytes)`` takes memory, and with negative bytes gives it back; ``("kept", bytes)`` takes it for good, as a
-workspace; ``("result", bytes)`` stands for the next result. An operator gives back what is left when it ends."""
+"""One event of an operator. ``("temporary", bytes)`` takes a block, and with negative bytes gives back one of that size;
+``("kept", bytes)`` takes a block that is never given back, such as a workspace; ``("result", bytes)`` is the moment at which
+the next result is made, whose size comes from its spec. Temporary blocks that are left are given back when the operator
+ends."""
 Events = Sequence[Event]
 
 
@@ -269,7 +268,7 @@ class Rules:
         return 0.0
 
     def advance(self, seconds: float) -> None:
-        """An operator that takes so long has run."""
+        """Called after an operator that takes this long."""
 
 
 rules = Rules()
@@ -350,10 +349,12 @@ class Started(_BesideResults):
 
 
 def start(op: Any, args: Any, kwargs: Any, specs: Any = None) -> Started:
+    """Begin an operator whose kernel makes its results by itself."""
     events = rules.events(op, args, kwargs, specs)
     return Started((events() if callable(events) else events) or (), rules.seconds(op, args, kwargs, specs))
 
 
 def forget() -> None:
+    """Forget what is remembered of operators: it holds for the installed device only."""
     _plans.clear()
     _remembered.clear()

@@ -30,12 +30,13 @@ _init_slot: int | None = None
 
 
 def init_slot() -> int | None:
-    """The entry of the hooks that initializes CUDA. torch calls it once in a process: it did, while we recorded."""
+    """The entry of the hooks that initializes CUDA, if torch called it while calls were recorded: it does so once in a process.
+    None if it was not called, or CUDA has been initialized since."""
     return _init_slot
 
 
 def forget_init_slot() -> None:
-    """CUDA was initialized."""
+    """Called when CUDA was initialized for the real GPU."""
     global _init_slot
     _init_slot = None
 

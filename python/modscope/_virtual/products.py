@@ -23,7 +23,7 @@ TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.80), (64, 128, 0.80), (6
 SPLITS = (1, 2, 4, 8, 16, 32)
 """Into how many parts a sum can be split, each computed apart and then added."""
 SHORTEST_SUM = 64
-"""No part of a sum is shorter."""
+"""The fewest elements of a part of a sum."""
 MOST_WAVES = 8
 """Tiles for each multiprocessor, beyond which a sum is not split."""
 FEW = 16
@@ -31,7 +31,7 @@ FEW = 16
 SUM_BEFORE_FULL_RATE = 48
 """Elements of the sum that a tile needs until the pipeline is full."""
 MISALIGNED = 0.3
-"""Of the rate of tensor cores, where a row does not begin at a multiple of 16 bytes."""
+"""The fraction of the rate of tensor cores that is reached where a row does not begin at a multiple of 16 bytes."""
 
 
 Product = tuple[int, int, int, int]

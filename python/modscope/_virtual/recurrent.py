@@ -289,7 +289,7 @@ def forget() -> None:
 
 
 def _layer(mode: int, data: torch.Tensor, hidden: Any, params: Any, options: Any, batch_first: bool, batch_sizes: Any) -> Any:
-    has_biases, num_layers, dropout, train, bidirectional = options
+    _, num_layers, dropout, train, bidirectional = options
     hx, cx = hidden
     if torch.is_autocast_enabled("cuda"):
         if params[0].dtype != torch.float16:

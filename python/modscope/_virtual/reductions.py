@@ -273,7 +273,7 @@ def _max_all_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     """The operator makes a contiguous copy of its argument first."""
     self = args[0]
     copy = contiguous_copy(self)
-    iteration = geometry.reduce_iteration(self.shape, geometry.contiguous(self.shape), None)
+    iteration = geometry.reduce_iteration(self.shape, geometry.contiguous_strides(self.shape), None)
     return [("result", 0), *copy, *reduction(card, iteration, self.dtype, Accumulator(self.dtype.itemsize), self.dtype)]
 
 

@@ -1,8 +1,9 @@
 """Rules: the memory that operators take beside their results on a real GPU.
 
 A rule is a function of the card and of an operator's arguments that answers the events of one call (see
-``operators.Events``). Rules are registered here by name; each states where it comes from. The modules of ``_MODULES`` hold
-them by subject. An operator without a rule takes its results only; what went through such operators is counted.
+``operators.Event``). Rules are registered here by the names of operators, and each states its source. The modules of
+``_MODULES`` hold them by subject. An operator without a rule takes the memory of its results only, and the bytes of such
+results are counted.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from modscope._virtual import operators
 from modscope._virtual.gpus import Gpu
 from modscope._virtual.operators import Events
 
-__all__ = ["Answer", "Card", "Rule", "Rules", "Table", "Times", "all_rules", "argument", "at_start", "contiguous_copy", "rule"]
+__all__ = ["Answer", "Card", "Rule", "Rules", "Table", "all_rules", "argument", "at_start", "contiguous_copy", "rule"]
 
 Answer = Events | Callable[[], Events] | None
 """The events of a call, or a function that answers them at each call, or None: nothing is taken beside the results."""
@@ -41,7 +42,7 @@ _MODULES = (
 
 
 class Card(NamedTuple):
-    """What a rule may depend on beside the arguments."""
+    """What a rule may depend on beside the operator's arguments: the GPU, and the version of torch."""
 
     capability: tuple[int, int]
     processors: int
@@ -59,8 +60,8 @@ class Card(NamedTuple):
 
 def make_card(gpu: Gpu, version: str) -> Card:
     numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None:
-        raise ValueError(f"{version!r} is not a version of torch: give it as 2.11")
+    if numbers is None or int(numbers[1]) < 2:
+        raise ValueError(f"{version!r} is not a version of torch that is known: give 2.0 or newer, such as 2.11")
     return Card(gpu.capability, gpu.processors, (int(numbers[1]), int(numbers[2])))
 
 
@@ -90,7 +91,7 @@ _starts: list[Callable[[], None]] = []
 
 
 def at_start(function: Callable[[], None]) -> Callable[[], None]:
-    """Call a function when rules are made for a card, to forget what a rule remembers between calls."""
+    """Register a function that forgets what a rule remembers between calls. It is called when ``Rules`` are made."""
     _starts.append(function)
     return function
 
@@ -137,14 +138,6 @@ class Table(Protocol):
     def find(self, op: Any, args: Any, kwargs: Any) -> Found | None: ...
 
 
-class Times(Protocol):
-    """How long operators take."""
-
-    def seconds(self, op: Any, args: Any, kwargs: Any, specs: Any) -> float: ...
-
-    def advance(self, seconds: float) -> None: ...
-
-
 def _result_bytes(specs: Any) -> int:
     if isinstance(specs, list):
         return sum(_result_bytes(spec) for spec in specs)
@@ -159,10 +152,9 @@ def _result_bytes(specs: Any) -> int:
 class Rules(operators.Rules):
     """The rules of one card, as the virtual device asks them."""
 
-    def __init__(self, card: Card, table: Table | None = None, times: Times | None = None) -> None:
+    def __init__(self, card: Card, table: Table | None = None) -> None:
         self._card = card
         self._table = table
-        self._times = times
         self._rules = all_rules()
         self._bytes_without_rule = 0
         for start in _starts:
@@ -184,18 +176,15 @@ class Rules(operators.Rules):
         return known.order if known is not None else None
 
     def seconds(self, op: Any, args: Any, kwargs: Any, specs: Any) -> float:
+        """How long the operator took when it was measured; 0 if the table does not tell."""
         if self._table is not None:
             found = self._table.find(op, args, kwargs)
             if found is not None and found.seconds is not None:
                 return found.seconds
-        return self._times.seconds(op, args, kwargs, specs) if self._times is not None else 0.0
-
-    def advance(self, seconds: float) -> None:
-        if self._times is not None:
-            self._times.advance(seconds)
+        return 0.0
 
     def bytes_without_rule(self) -> int:
-        """The bytes of results of operators of which it is not known what they take beside them."""
+        """The bytes of the results of operators that have no rule."""
         return self._bytes_without_rule
 
     def _counting(self, bytes: int) -> Callable[[], Events]:
@@ -235,9 +224,9 @@ _RESULTS_ONLY = frozenset(
     _weight_norm_interface _weight_norm_interface_backward where zero_
     """.split()
 )
-"""Operators whose CUDA kernels (torch's aten/src/ATen/native/cuda) write their results and take nothing else, or a few
-numbers. Those that torch tags as pointwise, of lists
-(``_foreach_``) and of optimizers (``_fused_``) are not named."""
+"""Operators whose CUDA kernels (torch's aten/src/ATen/native/cuda) take no memory beside their results, or only a few bytes.
+Operators that torch tags as pointwise, operators on lists (``_foreach_``) and those of optimizers (``_fused_``) take none
+either, and are not listed."""
 
 
 def takes_results_only(op: Any) -> bool:

@@ -1,4 +1,5 @@
-"""Streams and events of the virtual device. Nothing runs on them: everything has happened as soon as it is asked for.
+"""Streams and events of the virtual device. No work waits on a stream: what is launched on it counts as complete, and an
+event has the time of the virtual clock at which it was recorded.
 
 A stream matters for memory all the same: a block belongs to the stream that is current when it is allocated.
 """

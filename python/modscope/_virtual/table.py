@@ -187,6 +187,7 @@ def write(path: str, about: dict[str, Any], rows: Iterable[Row]) -> int:
 # ---- measurements of jobs: for the tests and benchmarks of predictions ----
 
 _WORKSPACES = (33_554_432, 1_048_576)
+"""The sizes of the workspaces of cuBLAS and cuBLASLt on an H200 (see workspaces.py)."""
 
 
 class JobTable(Table):

@@ -23,14 +23,14 @@ from modscope._virtual.roofline import Roofline, recurrent_steps
 __all__ = ["Seconds", "Times", "installed", "now", "timed", "wait"]
 
 HOST = 46e-6
-"""Seconds of the host for an operator that Python calls, with autograd and the Python code around it: what training jobs need
-on the server of an H200 that the host holds up. It was not measured on other hosts."""
+"""Seconds that the host needs to launch an operator that Python calls, with autograd and the Python code around it. It was
+measured on the server of one H200, with training jobs whose device waits for the host, and not on other hosts."""
 VIEW, ALLOCATION, COPY, CONVOLUTION = 0.3, 0.1, 0.6, 3.0
-"""The same for views, new tensors, copies and convolutions, by HOST."""
+"""The same for views, new tensors, copies and convolutions, as multiples of HOST."""
 EACH_TENSOR, EACH_STEP = 0.04, 0.5
-"""What is added for each tensor of a list, and for each time step and layer of a recurrent network, by HOST."""
+"""What is added for each tensor of a list, and for each time step and layer of a recurrent network, as multiples of HOST."""
 BACKWARD = {"view": 0.15, "allocation": 0.05, "copy": 0.3, "operator": 0.5, "convolution": 4.0}
-"""The same for what autograd calls in C++, by HOST. A convolution's backward is two of them."""
+"""The same for what autograd calls in C++, as multiples of HOST. The backward of a convolution launches two of them."""
 READ = 8e-6
 """Seconds until a value that the device has computed is on the host, beside the transfer."""
 OF_LINK = 0.8
@@ -136,7 +136,7 @@ class Times:
 
 
 class TimedRules(operators.Rules):
-    """Rules with times. Where the rules know how long an operator takes, as it was measured, that is its time."""
+    """Rules with times. If an operator was measured, its measured time is used; else it is computed."""
 
     def __init__(self, rules: operators.Rules, times: Times) -> None:
         self._rules = rules

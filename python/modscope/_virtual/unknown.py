@@ -6,12 +6,15 @@ __all__ = ["KernelError", "unknown_kernel"]
 
 
 class KernelError(RuntimeError):
-    """A kernel that only a GPU can run, and that does not say what it returns."""
+    """Only a GPU can run a kernel, and nothing says what it returns. The text names the kernel, and says what to do."""
 
 
 def unknown_kernel(name: str) -> KernelError:
     if name.startswith("aten::"):
-        return KernelError(f"torch does not say what {name} returns (it has no meta kernel), so it cannot run on a virtual GPU")
+        return KernelError(
+            f"torch does not say what {name} returns (it has no meta kernel), so it cannot run on a virtual GPU. Compute the "
+            "result with other operators of PyTorch, or report the operator to modscope's authors"
+        )
     return KernelError(
         f"{name} is a CUDA kernel of an extension, and a virtual GPU does not know what it returns. Put it in an operator "
         "(torch.library.custom_op) and register a fake kernel, which only makes its results (torch.library.register_fake); "

@@ -54,7 +54,7 @@ def copy_from(self: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False)
 
 
 def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal are tensors that are the same, and known values that are."""
+    """Whether the tensors are one and the same, or their values are known and equal."""
     if self.shape != other.shape:
         return False
     if self.data_ptr() == other.data_ptr() and self.stride() == other.stride():
@@ -64,14 +64,14 @@ def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def is_all_true(self: torch.Tensor) -> torch.Tensor:
-    """Programs check their arguments with it, as torch.distributions does: they are taken to be right."""
+    """True. Programs such as torch.distributions check their arguments with it, and these are assumed to be right."""
     result = operators.make((), (), torch.bool)
     known.tell(result, torch.tensor(True))
     return result
 
 
 def check(*_: Any, **__: Any) -> None:
-    """A condition that is checked on the device is taken to hold."""
+    """Do nothing: a condition that is checked on the device is assumed to hold."""
 
 
 # ---- how many elements are selected ----

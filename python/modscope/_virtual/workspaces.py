@@ -21,7 +21,7 @@ _DEFAULT = 4096 * 2 + 16 * 8  # :4096:2:16:8
 _HOPPER = 4096 * 8  # :4096:8
 
 _taken: set[tuple[str, int]] = set()
-"""The workspaces that are kept: which library, and which thread."""
+"""The workspaces that were taken and are kept: of which library, and for which thread."""
 
 
 @at_start
@@ -195,7 +195,7 @@ def _int_mm_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
 def _grouped_mm_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     """A CUTLASS kernel gets a buffer of pointers, strides and shapes of the groups, and descriptors for each processor.
     Other cards and types compute the groups one after the other."""
-    left, right, offsets = args[0], args[1], argument(args, kwargs, 2, "offs")
+    left, offsets = args[0], argument(args, kwargs, 2, "offs")
     if card.capability[0] not in (9, 10) or left.dtype != torch.bfloat16:
         return product(card)
     groups = offsets.size(0) if offsets is not None else left.size(0)

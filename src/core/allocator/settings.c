@@ -9,7 +9,7 @@
 int ms_allocator_settings_default(ms_allocator_settings *settings, const char *torch_version)
 {
     int major = 0, minor = 0;
-    bool known = torch_version && sscanf(torch_version, "%d.%d", &major, &minor) == 2;
+    bool known = torch_version && sscanf(torch_version, "%d.%d", &major, &minor) == 2 && major >= 2;
     int version = known ? major * 1000 + minor : 9999;
     *settings = (ms_allocator_settings){
         .capacity = MS_UNLIMITED,

@@ -32,6 +32,7 @@ TEST(each_version_of_torch_has_its_order_of_equal_blocks)
         CHECK_EQ(settings.large_segment_size, 20 * MIB);
     }
     CHECK_EQ(ms_allocator_settings_default(&settings, "newest"), MS_EINVAL);
+    CHECK_EQ(ms_allocator_settings_default(&settings, "1.13.1"), MS_EINVAL);
     CHECK_EQ(settings.ties, MS_TIES_BY_SEGMENT);
 }
 
