@@ -10,14 +10,13 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from modscope._commands.arguments import gpus
 from modscope._fit_answer import Answer, answer, as_json
 from modscope._fit_batch import Batches
 from modscope._fit_job import Job
 from modscope._fit_text import lines_of, table_of_gpus
 from modscope._load import CaptureError
 from modscope._text import clean
-from modscope._virtual.gpus import GPUS
+from modscope._virtual.gpus import GPUS, parse_gpus
 
 _VALUED = ("--gpu", "--json", "--device", "--batches", "--steps", "--seconds", "--torch")
 """Options of ours that may follow the capture or the script."""
@@ -46,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--gpu", type=gpus, metavar="GPU", help="a GPU by name, its memory as 24GiB, several with commas between them, or all (the default)")
+    add("--gpu", type=parse_gpus, metavar="GPU", help="a GPU by name, its memory as 24GiB, several with commas between them, or all (the default)")
     add("--device", metavar="D", help="the device of the capture, such as cuda:0; default: the accelerator with the highest peak, else cpu")
     add("--batches", type=_batches, metavar="A,B", help="the batches of SMALL and LARGE, if their arguments do not tell them")
     add("--json", metavar="OUT", help="write the exact figures to a file as JSON")

@@ -11,10 +11,9 @@ import os
 import sys
 
 from modscope import _run
-from modscope._commands.arguments import gpus
 from modscope._predict_script import Asked
 from modscope._virtual.environment import allocator_settings
-from modscope._virtual.gpus import GPUS
+from modscope._virtual.gpus import GPUS, parse_gpus
 from modscope._virtual.shipped import SHIPPED_TABLES, table_path
 
 _STEPS, _SECONDS, _SELECTED = 3, 60.0, 0.5
@@ -65,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     gpu = "a GPU by name, its memory as 24GiB, several with commas between them, or all (the default)"
-    add("--gpu", type=gpus, metavar="GPU", help=gpu)
+    add("--gpu", type=parse_gpus, metavar="GPU", help=gpu)
     add("--steps", type=_run.count, default=_STEPS, metavar="N", help="stop the script after N optimizer steps (default: 3)")
     add("--seconds", type=_seconds, default=_SECONDS, metavar="S", help="stop the script after S seconds (default: 60; 0: never)")
     add("--torch", metavar="VERSION", help="the torch whose rules apply, such as 2.11 (default: the installed one)")

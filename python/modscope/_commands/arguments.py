@@ -78,15 +78,6 @@ def _gpu(text: str) -> Gpu:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def gpus(text: str) -> list[Gpu]:
-    """Several GPUs with commas between them, or ``all``."""
-    from modscope._virtual.gpus import GPUS
-
-    if text.strip().lower() == "all":
-        return list(GPUS.values())
-    return [_gpu(name.strip()) for name in text.split(",") if name.strip()]
-
-
 # ---- options that several commands have ----
 
 

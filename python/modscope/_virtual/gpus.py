@@ -7,12 +7,13 @@ torch uses. Needs no torch.
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Hashable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["GPUS", "Gpu", "Speed", "find_gpu", "gpus", "label_of", "rules_of"]
+__all__ = ["GPUS", "Gpu", "Speed", "find_gpu", "gpus", "label_of", "parse_gpus", "rules_of"]
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -138,6 +139,16 @@ def find_gpu(name: str) -> Gpu:
     if size:
         return _gpu_of_memory(name, size[1], size[2])
     raise ValueError(f"{name!r} is not a GPU that is known{_similar(key)}: use one of {', '.join(GPUS)}, or its memory as 24GiB")
+
+
+def parse_gpus(text: str) -> list[Gpu]:
+    """The value of an option: GPUs with commas between them, or ``all``. ArgumentTypeError names one that is not known."""
+    if text.strip().lower() == "all":
+        return list(GPUS.values())
+    try:
+        return [find_gpu(name.strip()) for name in text.split(",") if name.strip()]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _gpu_of_memory(name: str, number: str, unit: str) -> Gpu:
