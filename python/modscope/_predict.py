@@ -86,11 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.target[:1] == ["--"]:
-        del options.target[0]
-    if not options.target:
-        parser.error("no script is given. Use: modscope predict script.py, or modscope predict -m module")
+    options = _run.parse_with_target(parser, arguments, "predict")
     if options.gpu == []:
         parser.error("--gpu needs the name of a GPU, or all")
     for option in ("output", "json", "table"):

@@ -55,13 +55,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = _parser()
+def parse_with_target(parser: argparse.ArgumentParser, arguments: list[str], command: str) -> argparse.Namespace:
+    """Options, then in ``target`` the script or module and its arguments, which must be given."""
     options = parser.parse_args(arguments)
     if options.target[:1] == ["--"]:
         del options.target[0]
     if not options.target:
-        parser.error("no script is given. Use: modscope run script.py, or modscope run -m module")
+        parser.error(f"no script is given. Use: modscope {command} script.py, or modscope {command} -m module")
+    return options
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = _parser()
+    options = parse_with_target(parser, arguments, "run")
     if options.no_capture and (options.output or options.force or options.follow_fork):
         parser.error("--no-capture writes no file, so it cannot be combined with -o, -f or --follow-fork")
     if options.output == "":

@@ -6,6 +6,7 @@
  *     events.c      Reader.events                survey.c     Reader.survey, peaks and times
  *     export.c      Reader.export                allocator.c  Allocator: the model of torch's allocator
  *     replay.c      Stream: replays with edits   notes.c      Reader.notes
+ *     replay_edits.c  the edits of a replay
  *
  * The GIL is released while a file is read. A core reader may be used by one thread at a time; the flag
  * `busy`, guarded by the GIL, is set during such a call, and a second call raises an exception. */

@@ -311,42 +311,49 @@ int ms_block_saved(ms_ledger *ledger, uint64_t address)
     return error;
 }
 
+/* The block to note something about, with the lock held; NULL, without it: there is none, or nothing is captured. */
+static const struct ms__block *lock_block_to_note(ms_ledger *ledger, uint64_t address, int *error)
+{
+    *error = MS_OK;
+    if (!ms__captured(ledger))
+        return NULL;
+    ms__lock(&ledger->lock);
+    const struct ms__block *block = find_attached_block(ledger, address, error);
+    if (!block)
+        ms__unlock(&ledger->lock);
+    return block;
+}
+
 int ms_block_note_saved(ms_ledger *ledger, uint64_t address, uint64_t requested)
 {
     int error;
-    if (!ms__captured(ledger))
-        return MS_OK;
-    ms__lock(&ledger->lock);
-    const struct ms__block *block = find_attached_block(ledger, address, &error);
-    if (block)
+    const struct ms__block *block = lock_block_to_note(ledger, address, &error);
+    if (block) {
         note_saved(ledger, block, requested);
-    ms__unlock(&ledger->lock);
+        ms__unlock(&ledger->lock);
+    }
     return error;
 }
 
 int ms_block_note_request(ms_ledger *ledger, uint64_t address, uint64_t requested, uint64_t stream)
 {
     int error;
-    if (!ms__captured(ledger))
-        return MS_OK;
-    ms__lock(&ledger->lock);
-    const struct ms__block *block = find_attached_block(ledger, address, &error);
-    if (block)
+    const struct ms__block *block = lock_block_to_note(ledger, address, &error);
+    if (block) {
         ms__capture_note_request(ledger, number_of(ledger, block), requested, stream);
-    ms__unlock(&ledger->lock);
+        ms__unlock(&ledger->lock);
+    }
     return error;
 }
 
 int ms_block_note_segment(ms_ledger *ledger, uint64_t address)
 {
     int error;
-    if (!ms__captured(ledger))
-        return MS_OK;
-    ms__lock(&ledger->lock);
-    const struct ms__block *block = find_attached_block(ledger, address, &error);
-    if (block)
+    const struct ms__block *block = lock_block_to_note(ledger, address, &error);
+    if (block) {
         ms__capture_note(ledger, MS_NOTE_SEGMENT, number_of(ledger, block), address);
-    ms__unlock(&ledger->lock);
+        ms__unlock(&ledger->lock);
+    }
     return error;
 }
 
