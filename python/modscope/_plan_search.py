@@ -83,9 +83,10 @@ class Search:
             best = self._best_candidate(short, chosen)
             if best is None:
                 return None
+            inside = self._problem.inside(best, chosen)
             for row in missing:
-                missing[row] -= row.saved[best] - sum(row.saved[other] for other in self._problem.inside(best, chosen))
-            chosen -= set(self._problem.inside(best, chosen))
+                missing[row] -= row.saved[best] - sum(row.saved[other] for other in inside)
+            chosen.difference_update(inside)
             chosen.add(best)
         return frozenset(chosen)
 
