@@ -6,6 +6,7 @@
     src/torch        may include Python.h; uses the core through include/ alone
     src/reading      may include Python.h, and uses nothing of torch; uses the core through include/ alone
     src/export       no Python; uses the core through include/ alone
+    src/plan         no Python; uses nothing of the others
     src/replay       no Python; uses the core through include/ alone
     src/interpose    ELF; no Python, nothing of src/torch, of the core only include/
     src/core         libc and POSIX headers and include/; no dl*
@@ -50,8 +51,9 @@ LAYERS = {
     "src/interpose": ({"include", "src/interpose"}, False),
     "src/torch": ({"include", "src/interpose", "src/torch"}, True),
     "src/export": ({"include", "src/export"}, False),
+    "src/plan": ({"src/plan"}, False),
     "src/replay": ({"include", "src/replay"}, False),
-    "src/reading": ({"include", "src/export", "src/replay", "src/reading"}, True),
+    "src/reading": ({"include", "src/export", "src/plan", "src/replay", "src/reading"}, True),
 }
 # The two headers through which a lower folder of the core reports to a higher one.
 REPORTS = {(WATCH, f"{LEDGER}/call_events.h"), (LEDGER, f"{WRITE}/encoder.h")}

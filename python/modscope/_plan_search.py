@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from modscope import _plan_highs
-from modscope._plan_problem import Choice, Problem, Row
+from modscope._capture import Cover
+from modscope._plan_problem import Choice, Problem
 
 _TRIES = 16
 _SOLUTIONS = 5
@@ -39,6 +40,8 @@ class Search:
             (candidate.seconds + _CALL_SECONDS * len(candidate.calls) / max(problem.steps, 1)) * (1 + 1e-4 * i / count)
             for i, candidate in enumerate(problem.candidates)
         ]
+        around = [problem.around(i) for i in range(len(problem.candidates))]
+        self._greedily = Cover(self._costs, list(problem.rows), around)
 
     def find(self, budget: int) -> Found | None:
         """The best choice found whose replay stays within the budget; None: none was found."""
@@ -76,34 +79,8 @@ class Search:
     def _cover(self, target: int) -> Choice | None:
         """Add the candidate that saves most for its time in rows above the target, until no row is above it. None: no
         candidate saves anything in those that are left."""
-        missing = {row: row.needed - target for row in self._problem.rows}
-        chosen: set[int] = set()
-        while any(value > 0 for value in missing.values()):
-            short = [(row, value) for row, value in missing.items() if value > 0]
-            best = self._best_candidate(short, chosen)
-            if best is None:
-                return None
-            inside = self._problem.inside(best, chosen)
-            for row in missing:
-                missing[row] -= row.saved[best] - sum(row.saved[other] for other in inside)
-            chosen.difference_update(inside)
-            chosen.add(best)
-        return frozenset(chosen)
-
-    def _best_candidate(self, short: list[tuple[Row, int]], chosen: set[int]) -> int | None:
-        best, best_rate = None, 0.0
-        for i in range(len(self._costs)):
-            if i in chosen or not self._problem.around(i).isdisjoint(chosen):
-                continue
-            inside = self._problem.inside(i, chosen)
-            gain = 0
-            for row, value in short:
-                gain += min(value, row.saved[i] - sum(row.saved[other] for other in inside))
-            cost = self._costs[i] - sum(self._costs[other] for other in inside)
-            rate = gain / max(cost, 1e-9)
-            if gain > 0 and rate > best_rate * (1 + 1e-9):
-                best, best_rate = i, rate
-        return best
+        chosen = self._greedily.choose(target)
+        return None if chosen is None else frozenset(chosen)
 
     def _prune(self, choice: Choice, budget: int) -> Choice:
         """Leave out what is not needed, the most expensive first."""

@@ -6,7 +6,7 @@
  *     events.c      Reader.events                survey.c     Reader.survey, peaks and times
  *     export.c      Reader.export                allocator.c  Allocator: the model of torch's allocator
  *     replay.c      Stream: replays with edits   notes.c      Reader.notes
- *     replay_edits.c  the edits of a replay
+ *     replay_edits.c  the edits of a replay      cover.c      Cover: the greedy choice of a plan
  *
  * The GIL is released while a file is read. A core reader may be used by one thread at a time; the flag
  * `busy`, guarded by the GIL, is set during such a call, and a second call raises an exception. */
@@ -28,7 +28,8 @@ typedef struct msr_reader {
     bool busy;         /* guarded by the GIL */
 } msr_reader;
 
-extern PyTypeObject msr_reader_type, msr_snapshot_type, msr_events_type, msr_allocator_type, msr_stream_type;
+extern PyTypeObject msr_reader_type, msr_snapshot_type, msr_events_type, msr_allocator_type, msr_stream_type,
+    msr_cover_type;
 extern PyObject *msr_format_error;
 /* Interned names, indexed by ms_op, ms_phase and ms_category. */
 extern PyObject *msr_ops[MS_OP_COUNT], *msr_phases[MS_PHASE_COUNT], *msr_categories[MS_CATEGORY_COUNT];
