@@ -232,14 +232,15 @@ static PyObject *stream_match(PyObject *object, PyObject *args)
     stream_object *self = (stream_object *)object, *other;
     PyObject *list;
     unsigned device;
-    if (!PyArg_ParseTuple(args, "O!O!I:match", &msr_stream_type, &other, &PyList_Type, &list, &device) ||
+    unsigned long long limit = 0;
+    if (!PyArg_ParseTuple(args, "O!O!I|K:match", &msr_stream_type, &other, &PyList_Type, &list, &device, &limit) ||
         !device_is_valid(device))
         return NULL;
     uint32_t *paths = paths_of(list, self->stream);
     if (!paths)
         return NULL;
     msp_match_close(&self->match);
-    int error = msp_match_open(self->stream, other->stream, paths, device, &self->match);
+    int error = msp_match_open(self->stream, other->stream, paths, device, limit, &self->match);
     PyMem_Free(paths);
     if (error)
         return msr_raise(error);
@@ -291,7 +292,8 @@ static PyObject *stream_sum(PyObject *object, PyObject *selected)
 
 static PyMethodDef stream_methods[] = {
     {"match", stream_match, METH_VARARGS,
-     "match($self, other, paths, device, /)\n--\n\nMatch the blocks with those of the same program with another "
+     "match($self, other, paths, device, partial_limit=0, /)\n--\n\nMatch the blocks with those of the same program "
+     "with another "
      "batch, for the edit batch. Returns what both have, and what only one has: count, bytes and the first block."},
     {"steps", stream_steps, METH_NOARGS, "steps($self, /)\n--\n\n(event, number, time) of each step's beginning."},
     {"sum", stream_sum, METH_O,

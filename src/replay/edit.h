@@ -45,6 +45,11 @@ struct msp_edit {
 uint32_t msp_unsaved_end(const msp_stream *stream, const msp_edited_call *edited, uint32_t block);
 /* The block that a call returns, if the call keeps it for backward too, or MSP_NONE. */
 uint32_t msp_kept_result(const msp_stream *stream, uint32_t call);
+/* Whether a reduction keeps its partial results in the block. */
+bool msp_is_partial_results(const msp_stream *stream, uint32_t block);
+/* Their bytes with `batch` times the small batch, of which they take `small` bytes, and `large` with the larger one.
+ * `limit`: as large as they become; 0: it is not known. */
+double msp_partial_results(double small, double large, double batch, double limit);
 /* Whether the call is `around`, or lies in it. */
 bool msp_call_is_in(const msp_stream *stream, uint32_t call, uint32_t around);
 

@@ -198,19 +198,23 @@ static int find_ratio(const msp_stream *stream, msp_match *match)
 static void forget(const msp_stream *stream, msp_match *match)
 {
     uint64_t *bytes = match->bytes, *own = match->own_bytes;
-    *match = (msp_match){
-        .bytes = bytes, .own_bytes = own, .here_first = MSP_NONE, .there_first = MSP_NONE, .ratio = match->ratio};
+    *match = (msp_match){.bytes = bytes,
+                         .own_bytes = own,
+                         .here_first = MSP_NONE,
+                         .there_first = MSP_NONE,
+                         .ratio = match->ratio,
+                         .partial_limit = match->partial_limit};
     for (uint32_t i = 0; i < stream->block_count; i++)
         bytes[i] = MSP_UNMATCHED;
 }
 
 /* The first pass finds the ratio of the batches, the second one uses it. */
 int msp_match_open(const msp_stream *stream, const msp_stream *other, const uint32_t *paths, uint32_t device,
-                   msp_match *match)
+                   uint64_t partial_limit, msp_match *match)
 {
     uint32_t here_count, there_count;
     size_t room = ((size_t)stream->block_count + 1) * sizeof *match->bytes;
-    *match = (msp_match){.bytes = malloc(room), .own_bytes = malloc(room), .ratio = 1};
+    *match = (msp_match){.bytes = malloc(room), .own_bytes = malloc(room), .ratio = 1, .partial_limit = partial_limit};
     struct keyed *here = list_blocks(stream, paths, device, &here_count);
     struct keyed *there = list_blocks(other, NULL, device, &there_count);
     struct matching matching = {stream, other, match, 0};
@@ -236,15 +240,32 @@ void msp_match_close(msp_match *match)
     match->bytes = match->own_bytes = NULL;
 }
 
+/* As large as partial results become on this GPU: the size of those that did not grow with the batch. */
+static double limit_of_partial_results(const msp_stream *stream, const msp_match *match)
+{
+    enum { LEAST = 1 << 24 }; /* smaller ones may belong to a reduction that is small itself */
+    double limit = (double)match->partial_limit;
+    for (uint32_t i = 0; i < stream->block_count; i++) {
+        double here = (double)match->own_bytes[i], there = (double)match->bytes[i];
+        bool is_less = match->bytes[i] != MSP_UNMATCHED && here >= LEAST && here < there * match->ratio * 0.999;
+        if (is_less && here > limit && msp_is_partial_results(stream, i))
+            limit = here;
+    }
+    return limit;
+}
+
 int msp_edit_batch(msp_edit *edit, const msp_match *match, double position)
 {
     if (!(position >= -1e6 && position <= 1e6))
         return MS_EINVAL;
+    double limit = limit_of_partial_results(edit->stream, match);
     for (uint32_t i = 0; i < edit->stream->block_count; i++) {
         if (match->bytes[i] == MSP_UNMATCHED || !edit->blocks[i].bytes)
             continue;
         double here = (double)match->own_bytes[i], there = (double)match->bytes[i];
         double exact = there + (here - there) * position;
+        if (position > 0 && msp_is_partial_results(edit->stream, i))
+            exact = msp_partial_results(there, here, 1 + position * (match->ratio - 1), limit);
         edit->blocks[i].bytes = exact >= 1 ? (uint64_t)(exact + 0.5) : 1;
     }
     return MS_OK;

@@ -161,7 +161,8 @@ typedef struct msp_match {
     uint64_t matched, here, there;    /* blocks that both have; that only this stream or only the other one has */
     uint64_t here_bytes, there_bytes; /* of those that only one of them has, on the device */
     uint32_t here_first, there_first; /* the first one of them that was added, or MSP_NONE */
-    double ratio; /* how many times as large the blocks are that grow with the batch; 1: none does */
+    double ratio;           /* how many times as large the blocks are that grow with the batch; 1: none does */
+    uint64_t partial_limit; /* as large as the partial results of a reduction become; 0: it is not known */
 } msp_match;
 
 #define MSP_UNMATCHED UINT64_MAX
@@ -169,7 +170,7 @@ typedef struct msp_match {
 /* Match the blocks of two streams by step, phase, module and their order there. `paths`, by path of the stream, has
  * the same module's path in the other one, or MSP_NONE. MS_ENOMEM. */
 int msp_match_open(const msp_stream *stream, const msp_stream *other, const uint32_t *paths, uint32_t device,
-                   msp_match *match);
+                   uint64_t partial_limit, msp_match *match);
 void msp_match_close(msp_match *match);
 /* Every matched block's size is on the line through its size in the other stream, at 0, and its size in this one, at
  * 1, and replaces the size that earlier edits gave it. Blocks that this stream alone has stay as they are. */

@@ -211,7 +211,7 @@ static void edit_lifetimes_of_any(const msp_stream *any)
     msp_match match;
     for (uint32_t i = 0; i < any->path_count; i++)
         paths[i] = i;
-    CHECK_EQ(msp_match_open(any, any, paths, 1, &match), MS_OK);
+    CHECK_EQ(msp_match_open(any, any, paths, 1, 0, &match), MS_OK);
     CHECK_EQ(match.here + match.there, 0);
     msp_edit *edit = msp_edit_open(any);
     CHECK_EQ(msp_edit_zero_grad(edit, NULL), MS_OK);
