@@ -157,6 +157,7 @@ def _run(words: list[str], environment: dict[str, str]) -> int:
 if __name__ == "__main__":
     import atexit
     import importlib.util
+    import multiprocessing.process
     import threading
     import warnings
 
@@ -174,6 +175,7 @@ if __name__ == "__main__":
         _request = _serve(_requests)
     os.execve = _execve  # type: ignore[assignment]
     os.chdir(_request["folder"])
+    multiprocessing.process.ORIGINAL_DIR = _request["folder"]  # type: ignore[attr-defined]  # where a spawned process looks for the script
     _status = _run(_request["words"], _request["environment"])
     threading._shutdown()  # type: ignore[attr-defined]  # it waits for threads that are no daemons
     atexit._run_exitfuncs()
