@@ -12,16 +12,22 @@ LOGS ?= build/logs
 # What must be there before the suite starts. `make gpu-check` needs none of it.
 SUITE_NEEDS ?= build trainers readers
 PYTEST_ARGS ?=
+# Most tests start a Python that imports torch, which takes twice as long without its bytecode. That is kept here, also where
+# the environment says that none is to be written beside the sources.
+export PYTHONPYCACHEPREFIX ?= $(CURDIR)/build/pycache
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
 
-# The tests that start scripts take the longest, so each of their files has a process of its own.
-RUN_FILES := $(wildcard tests/py/commands/test_run_*.py)
-RUN_SUITES := $(patsubst tests/py/commands/test_%.py,suite-%,$(RUN_FILES))
-$(foreach file,$(RUN_FILES),$(eval SUITE_$(patsubst tests/py/commands/test_%.py,%,$(file)) := $(file)))
-SUITE_commands := $(filter-out $(RUN_FILES),$(wildcard tests/py/commands/test_*.py))
-# The slowest folder comes first. What the fallback does not change is left out by tests/py/conftest.py.
-SUITE := suite-page $(RUN_SUITES) suite-commands suite-memory suite-trackers suite-export suite-captures suite-storms suite-integrations \
-         suite-docs suite-allocator suite-replay suite-fit suite-plan suite-virtual suite-predict
+# Most folders have a process of their own. The tests of scripts' ends take long, and have one beside that of the other commands.
+# The slowest come first, so that none runs alone at the end. Each process imports torch, so folders that take seconds, which
+# are named nowhere here, share one. What the fallback does not change is left out by tests/py/conftest.py.
+SUITE_ends := tests/py/commands/test_run_ends.py
+SUITE_runs := $(filter-out $(SUITE_ends),$(wildcard tests/py/commands/test_run_*.py))
+SUITE_commands := $(filter-out $(SUITE_ends) $(SUITE_runs),$(wildcard tests/py/commands/test_*.py))
+LONG := suite-virtual suite-predict suite-ends suite-page suite-memory suite-plan suite-fit suite-trackers suite-runs suite-commands
+SHORT := suite-captures suite-storms suite-export suite-small
+SUITE := $(LONG) $(SHORT)
+SUITE_small := $(filter-out $(SUITE:suite-%=tests/py/%),$(sort $(patsubst %/,%,$(dir $(wildcard tests/py/*/test_*.py)))))
 FALLBACK := fallback-memory fallback-trackers fallback-captures fallback-storms
 FAST := fast-memory fast-trackers fast-reading
 FAST_reading := captures commands export replay fit plan docs page/test_report.py
@@ -30,7 +36,7 @@ FAST_reading := captures commands export replay fit plan docs page/test_report.p
 # $(call logged,COMMAND): `make --output-sync` prints the log in one piece.
 logged = @mkdir -p $(LOGS); $(1) > $(LOGS)/$@.log 2>&1; status=$$?; echo "== $@"; cat $(LOGS)/$@.log; exit $$status
 
-suite: $(SUITE) $(FALLBACK)
+suite: $(LONG) $(FALLBACK) $(SHORT)
 
 $(SUITE): suite-%: | $(SUITE_NEEDS)
 	$(call logged,$(VPY) $(PYTEST) $(or $(SUITE_$*),tests/py/$*))

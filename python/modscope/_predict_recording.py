@@ -66,6 +66,7 @@ class PredictedRun(RunRecording):
     # ---- the end ----
 
     def _at_exit(self) -> None:
+        self._prediction.script_ended()
         self._stopped |= self._prediction.timed_out
         super()._at_exit()
 

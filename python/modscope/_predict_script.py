@@ -57,6 +57,7 @@ class Prediction:
         self._substitutes: Substitutes | None = None
         self._times: dict[str, list[float]] = {}
         self._version = ""
+        self._script_ended = False
 
     # ---- the beginning ----
 
@@ -89,18 +90,25 @@ class Prediction:
             _native.virtual_log_begin()
 
     def end_after_seconds(self, leave: Callable[[], None]) -> None:
-        """After ``asked.seconds`` raise SystemExit in the main thread; call ``leave`` if that does not end the script."""
+        """After ``asked.seconds`` raise SystemExit in the main thread; call ``leave`` if that does not end the script. Nothing of
+        this happens after ``script_ended``: it would interrupt the end of the recording."""
         if not self.asked.seconds:
             return
 
         def wait() -> None:
             time.sleep(self.asked.seconds)
-            self.timed_out = True
-            _raise_in_main_thread(SystemExit)
-            time.sleep(_GRACE)
-            leave()
+            if not self._script_ended:
+                self.timed_out = True
+                _raise_in_main_thread(SystemExit)
+                time.sleep(_GRACE)
+            if not self._script_ended:
+                leave()
 
         threading.Thread(target=wait, name="modscope-seconds", daemon=True).start()
+
+    def script_ended(self) -> None:
+        """The script has ended, and the end of its recording begins."""
+        self._script_ended = True
 
     def step_ended(self) -> None:
         """Note the virtual time on each GPU whose time is wanted."""

@@ -5,6 +5,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the programs that tests start, too: threads of tiny tensors only wait
+
 import helpers
 import pytest
 import torch

@@ -3,11 +3,10 @@
 import ast
 import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
 import torch
+import warm_python
 from helpers import INTERCEPTION
 
 PROGRAMS = pathlib.Path(__file__).parent / "virtual" / "programs"
@@ -54,7 +53,7 @@ def run_all(module: str) -> dict[str, str]:
     """By program: "ok", or why it failed."""
     names = names_of(module)
     text = RUN_ALL.format(folder=str(PROGRAMS), module=module, names=names)
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True, timeout=600)
+    ran = warm_python.run(["-W", "ignore", "-c", text], seconds=600)
     outcomes = dict.fromkeys(names, f"the process ended before, with {ran.returncode}: {ran.stderr[-2000:]}")
     for line in ran.stdout.splitlines():
         if line.startswith('{"') and line.endswith('"}'):

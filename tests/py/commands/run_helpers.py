@@ -17,6 +17,14 @@ BY_PATH = HOME in map(os.path.abspath, os.environ.get("PYTHONPATH", "").split(os
 RUN = [sys.executable, "-m", "modscope", "run"]
 LINE = b"[modscope] "
 
+# torch's optimizers import torch._dynamo for two functions that do nothing in a script that compiles nothing. The import
+# takes as long as that of torch.
+WITHOUT_DYNAMO = """
+    import sys, types
+    sys.modules["torch._dynamo"] = types.ModuleType("torch._dynamo")
+    sys.modules["torch._dynamo"].disable = lambda function, *args, **kwargs: function
+    sys.modules["torch._dynamo"].graph_break = lambda: None
+"""
 TRAIN = """
     import sys
     import torch
@@ -52,9 +60,10 @@ def write(folder: Path, text: str, name: str = "script.py") -> str:
     return name
 
 
-def training(folder: Path, text: str, name: str = "train.py") -> str:
+def training(folder: Path, text: str, name: str = "train.py", with_dynamo: bool = False) -> str:
     """A script that has a model and `step`, and then goes on with `text`."""
-    return write(folder, textwrap.dedent(TRAIN) + textwrap.dedent(text), name)
+    begin = TRAIN if with_dynamo else WITHOUT_DYNAMO + TRAIN
+    return write(folder, textwrap.dedent(begin) + textwrap.dedent(text), name)
 
 
 def environment(**more: str | None) -> dict[str, str]:

@@ -26,7 +26,7 @@ FOREVER = """
 def test_the_end_of_a_training(tmp_path):
     """The line has the capture's name and what the capture itself tells. All from the import of torch on is in it:
     parameters made before the first forward have their owner."""
-    ran = run(tmp_path, training(tmp_path, "step(); step(); big = torch.ones(3_000_000); print(sys.argv)"), "-o", "x")
+    ran = run(tmp_path, training(tmp_path, "step(); step(); big = torch.ones(3_000_000); print(sys.argv)", with_dynamo=True), "-o", "x")
     (path,) = captures(tmp_path)
     capture = only_capture(tmp_path)
     assert ran.status == 0 and ran.out == b"['train.py', '-o', 'x']\n" and ran.err == b""
@@ -183,7 +183,7 @@ def test_without_a_capture(tmp_path):
 def test_ctrl_c(tmp_path):
     """The status is that of Python alone. It is death by SIGINT, unless something that runs at exit evaluates a string,
     as torch's own exit functions do where tabulate is installed: Python then exits with status 1."""
-    name = training(tmp_path, FOREVER)
+    name = training(tmp_path, FOREVER, with_dynamo=True)
     plain = kill_when_ready(start(tmp_path, name, command=[sys.executable]), signal.SIGINT)
     ran = kill_when_ready(start(tmp_path, name), signal.SIGINT)
     assert ran.status == plain.status and plain.status in (-signal.SIGINT, 1)

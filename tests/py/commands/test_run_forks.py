@@ -111,7 +111,7 @@ def test_two_ranks(tmp_path):
         dist.destroy_process_group()
     """
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *RUN[1:]]
-    ran = call([*launch, training(tmp_path, text)], tmp_path, OMP_NUM_THREADS="1")
+    ran = call([*launch, training(tmp_path, text, with_dynamo=True)], tmp_path, OMP_NUM_THREADS="1")
     assert ran.status == 0 and sorted(ran.out.splitlines()) == [b"rank 0", b"rank 1"], ran
     found = [modscope.load(path) for path in captures(tmp_path)]
     expected = [f"modscope-train.rank{rank}.{found[rank].info['pid']}.msc" for rank in range(2)]

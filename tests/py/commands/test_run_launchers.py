@@ -34,7 +34,7 @@ def test_torchrun(tmp_path):
             step()
     """
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ran = run(tmp_path, "-o", "x.msc", "--steps", "2", *launch, training(tmp_path, text), "--lr", "3", OMP_NUM_THREADS="1")
+    ran = run(tmp_path, "-o", "x.msc", "--steps", "2", *launch, training(tmp_path, text, with_dynamo=True), "--lr", "3", OMP_NUM_THREADS="1")
     assert ran.status == 0, ran
     assert [path.name for path in captures(tmp_path)] == ["x.rank0.msc", "x.rank1.msc"]
     found = [modscope.load(path) for path in captures(tmp_path)]

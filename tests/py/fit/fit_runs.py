@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-import subprocess
-import sys
 
 import torch
 from torch import nn
@@ -83,12 +81,10 @@ print(gpu.peak_allocated, gpu.peak_reserved)
 
 def predict(path: pathlib.Path, lever: str = "", batch: int = 32, conf: str = "") -> tuple[int, int]:
     """A run on a virtual GPU, in another process. Returns the allocated and the reserved peak."""
-    import os
+    import warm_python  # programs that import this file do not find it
 
     program = VIRTUAL.format(folder=str(pathlib.Path(__file__).parent))
-    environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": conf}
-    words = [sys.executable, "-W", "ignore", "-c", program, str(path), lever, str(batch)]
-    ran = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment)
+    ran = warm_python.run(["-W", "ignore", "-c", program, str(path), lever, str(batch)], seconds=120, PYTORCH_CUDA_ALLOC_CONF=conf)
     assert ran.returncode == 0, ran.stderr
     allocated, reserved = map(int, ran.stdout.split())
     return allocated, reserved

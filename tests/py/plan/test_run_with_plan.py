@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pathlib
 import subprocess
-import sys
 
 import pytest
+import warm_python
 from program_helpers import needs_virtual_gpu
 
 import modscope
@@ -39,8 +39,7 @@ print("loss", loss.item(), "checkpointed", [name for name, module in model.named
 def run(command: str, folder: pathlib.Path, *options: str, wrapped: str = "model", stays: bool = False) -> subprocess.CompletedProcess[str]:
     script = folder / "train.py"
     script.write_text(SCRIPT.format(folder=str(pathlib.Path(__file__).parent), wrapped=wrapped, stays=stays))
-    words = [sys.executable, "-W", "ignore", "-m", "modscope", command, *options, str(script)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=folder)
+    return warm_python.run(["-W", "ignore", "-m", "modscope", command, *options, str(script)], folder, seconds=120)
 
 
 def plan(folder: pathlib.Path, *modules: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import warm_python
 from helpers import INTERCEPTION
 
 PREDICT = [sys.executable, "-m", "modscope", "predict"]
@@ -63,9 +63,14 @@ def training(folder: Path, text: str, name: str = "train.py") -> str:
 
 
 def predict(folder: Path, *words: str, **env: str) -> Ran:
-    done = subprocess.run(
-        [*PREDICT, *words], cwd=folder, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL, env={**os.environ, **env}
-    )
+    """In a process that has imported torch already."""
+    done = warm_python.run(["-m", "modscope", "predict", *words], folder, **env)
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def predict_apart(folder: Path, *words: str) -> Ran:
+    """In a process of its own, where the script imports torch."""
+    done = subprocess.run([*PREDICT, *words], cwd=folder, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL)
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
@@ -100,6 +105,6 @@ def interrupt_when_ready(folder: Path, *words: str) -> Ran:
 
 def run_python(program: str) -> list[str]:
     """The lines that a program prints, in a process of its own."""
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=240)
+    ran = warm_python.run(["-W", "ignore", "-c", textwrap.dedent(program)])
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.splitlines()

@@ -4,7 +4,7 @@ import json
 import signal
 
 import pytest
-from predict_helpers import interrupt_when_ready, needs_virtual_gpu, predict, training, write
+from predict_helpers import interrupt_when_ready, needs_virtual_gpu, predict, predict_apart, training, write
 
 import modscope
 
@@ -14,7 +14,7 @@ ENDLESS = """
     import torch
     loss = torch.ones(10, device="cuda").sum()
     print("ready", flush=True)
-    while loss < 1:
+    while not loss > 1:
         loss = loss + 1
 """
 
@@ -81,7 +81,7 @@ def test_a_script_without_a_gpu(tmp_path):
 
 
 def test_a_script_without_torch(tmp_path):
-    ran = predict(tmp_path, "--gpu", "t4", write(tmp_path, "print('hello')"))
+    ran = predict_apart(tmp_path, "--gpu", "t4", write(tmp_path, "print('hello')"))
     assert (ran.status, ran.out) == (0, "hello\n") and ran.said == ["script.py did not import torch, so no capture was written."]
     ran = predict(tmp_path, "--gpu", "t4,h100", "script.py")
     assert ran.status == 0 and ran.said == ["script.py did not import torch, so there is nothing to predict."]

@@ -3,7 +3,7 @@
 import signal
 
 import pytest
-from predict_helpers import needs_virtual_gpu, predict, predict_json, training, write
+from predict_helpers import needs_virtual_gpu, predict, predict_apart, predict_json, training, write
 
 pytestmark = [pytest.mark.slow, needs_virtual_gpu]
 
@@ -109,4 +109,4 @@ def test_a_slow_link_does_not_hide_the_host_s_time(tmp_path):
 def test_ctrl_c_before_torch_is_imported_is_the_script_s_status(tmp_path):
     """What is imported at the end must not make Python forget that KeyboardInterrupt ended the script."""
     script = write(tmp_path, "raise KeyboardInterrupt")
-    assert predict(tmp_path, "--gpu", "h100", script).status == -signal.SIGINT
+    assert predict_apart(tmp_path, "--gpu", "h100", script).status == -signal.SIGINT

@@ -3,10 +3,8 @@ each, and what it keeps and which kernel it takes is what that GPU and that vers
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+import warm_python
 from virtual_helpers import needs_virtual_device
 
 pytestmark = needs_virtual_device
@@ -48,8 +46,7 @@ print(kernel, torch.cuda.memory_stats()["requested_bytes.all.current"] - held, t
 
 def trained(gpu: str, version: str, dtype: str = "bfloat16") -> tuple[str, int]:
     """The kernel of attention, and the bytes that are kept beside parameters and the optimizer's state."""
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, gpu, version, dtype]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ran = warm_python.run(["-W", "ignore", "-c", PROGRAM, gpu, version, dtype], seconds=120)
     assert ran.returncode == 0, ran.stderr
     kernel, kept, *_ = ran.stdout.split()
     return kernel.removeprefix("ScaledDotProduct").removesuffix("Backward0"), int(kept)
