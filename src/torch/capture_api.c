@@ -97,6 +97,7 @@ static PyObject *capture_new(PyTypeObject *type, PyObject *args, PyObject *named
     } else {
         self->next = open_captures;
         open_captures = self;
+        mst_cuda_times_recording();
     }
     return (PyObject *)self;
 }

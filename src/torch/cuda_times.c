@@ -91,10 +91,10 @@ static uint64_t last_number;
 static uint64_t timed, missed; /* calls whose times were noted, and that could not be timed */
 
 static struct {
-    const ms_ledger *ledger;
-    uint64_t step, steps; /* the latest step, and how many before it */
-    unsigned root_calls;  /* of the step */
+    bool began;           /* a root call has, since the recording began */
     bool is_timed;        /* this root call is */
+    unsigned root_calls;  /* of the step */
+    uint64_t step, steps; /* the latest step, and how many before it */
 } schedule;
 
 static void give_up(const char *why)
@@ -184,15 +184,12 @@ static void note_completed(ms_ledger *ledger)
 static void begin_root_call(ms_ledger *ledger)
 {
     uint64_t step = ms_ledger_step(ledger);
-    if (schedule.ledger != ledger) {
-        memset(&schedule, 0, sizeof schedule);
-        schedule.ledger = ledger;
+    if (schedule.step != step) {
+        schedule.steps += schedule.began;
         schedule.step = step;
-    } else if (schedule.step != step) {
-        schedule.step = step;
-        schedule.steps++;
         schedule.root_calls = 0;
     }
+    schedule.began = true;
     unsigned nth = schedule.root_calls++;
     bool is_step_timed =
         schedule.steps ? schedule.steps < FIRST_STEPS || schedule.steps % EVERY == 0 : nth >= SKIPPED_ROOT_CALLS;
@@ -238,6 +235,11 @@ void mst_cuda_time_end(struct mst_timed_call *call)
     call->next = NULL;
     *last_ended = call;
     last_ended = &call->next;
+}
+
+void mst_cuda_times_recording(void)
+{
+    memset(&schedule, 0, sizeof schedule);
 }
 
 void mst_cuda_times_note(void)

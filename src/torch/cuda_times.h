@@ -14,6 +14,8 @@ struct mst_timed_call *mst_cuda_time_begin(ms_ledger *ledger, const ms_thread *t
 /* It is about to be left. */
 void mst_cuda_time_end(struct mst_timed_call *call);
 
+/* A capture begins: which steps are timed is counted from now on. */
+void mst_cuda_times_recording(void);
 /* A capture ends: note the times that are known by now, without waiting for the GPU. */
 void mst_cuda_times_note(void);
 /* In a forked child: the events belong to the parent. */
