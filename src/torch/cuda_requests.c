@@ -41,6 +41,7 @@ static any_function intercept_allocate;
 static ms_elf_slot slot;
 static ms_patch patch = MS_PATCH_ELF_SLOT(intercept_allocate, &slot);
 static get_current_stream *current_stream;
+static bool is_off; /* written while nothing is recorded */
 static const char *why_not = "torch's allocator for CUDA is not loaded";
 
 /* What this thread requested last, until its block is reported; 0: nothing. */
@@ -66,7 +67,7 @@ void mst_cuda_requests_note(uint64_t address, uint64_t bytes, int8_t device_inde
 {
     uint64_t asked = requested;
     requested = 0;
-    if (!current_stream || is_wrong())
+    if (!current_stream || is_off || is_wrong())
         return;
     if (asked) {
         bool agrees = asked <= bytes && bytes - asked <= asked + MOST_REMAINDER;
@@ -127,7 +128,7 @@ static bool allocate_reaches_us(void)
 
 void mst_cuda_requests_intercept(void)
 {
-    if (slot.address && ms_patch_install(&patch, allocate_reaches_us) != 0)
+    if (slot.address && !is_off && ms_patch_install(&patch, allocate_reaches_us) != 0)
         why_not = "the table of functions of torch's allocator for CUDA cannot be written";
 }
 
@@ -138,6 +139,13 @@ void mst_cuda_requests_restore(void)
 }
 
 /* ---- from Python ---- */
+static PyObject *set_cuda_requests(PyObject *self, PyObject *is_on)
+{
+    (void)self;
+    is_off = PyObject_IsTrue(is_on) != 1;
+    Py_RETURN_NONE;
+}
+
 static PyObject *cuda_requests(PyObject *self, PyObject *unused)
 {
     (void)self, (void)unused;
@@ -146,9 +154,22 @@ static PyObject *cuda_requests(PyObject *self, PyObject *unused)
                          (unsigned long long)atomic_load(&disagreed));
 }
 
+static PyObject *get_cuda_stream(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    if (!current_stream)
+        Py_RETURN_NONE;
+    cuda_stream stream = current_stream(-1);
+    return Py_BuildValue("(iL)", stream.device_index, (long long)stream.id);
+}
+
 PyMethodDef mst_cuda_requests_methods[] = {
     {"cuda_requests", cuda_requests, METH_NOARGS,
      "Why requests and streams are not known of CUDA's allocator, or None; how many blocks agreed with their requests, "
      "and how many did not."},
+    {"cuda_stream", get_cuda_stream, METH_NOARGS,
+     "The device and the number of this thread's current stream, as captures have it; None: it is not known."},
+    {"set_cuda_requests", set_cuda_requests, METH_O,
+     "Whether they are noted from the next recording on; for measurements."},
     {NULL, NULL, 0, NULL},
 };

@@ -45,7 +45,7 @@ static cuda_stream (*current_stream)(int8_t device_index);
 static handle (*stream_handle)(const cuda_stream *stream);
 
 static const char *why_not = "CUDA was not used yet"; /* NULL: calls can be timed */
-static bool searched;
+static bool searched, is_off;
 
 _Atomic bool mst_cuda_in_use;
 
@@ -201,7 +201,8 @@ static void begin_root_call(ms_ledger *ledger)
 
 struct mst_timed_call *mst_cuda_time_begin(ms_ledger *ledger, const ms_thread *thread, bool is_root)
 {
-    if (LIKELY(!atomic_load_explicit(&mst_cuda_in_use, memory_order_relaxed)) || !ms_ledger_is_captured(ledger))
+    if (LIKELY(!atomic_load_explicit(&mst_cuda_in_use, memory_order_relaxed)) || is_off ||
+        !ms_ledger_is_captured(ledger))
         return NULL;
     if (is_root)
         begin_root_call(ledger);
@@ -260,9 +261,18 @@ void mst_cuda_times_forked(void)
 }
 
 /* ---- from Python ---- */
+static PyObject *set_cuda_times(PyObject *self, PyObject *is_on)
+{
+    (void)self;
+    is_off = PyObject_IsTrue(is_on) != 1;
+    Py_RETURN_NONE;
+}
+
 static PyObject *cuda_times(PyObject *self, PyObject *unused)
 {
     (void)self, (void)unused;
+    if (atomic_load(&mst_cuda_in_use) && !searched)
+        find_functions();
     return Py_BuildValue("(zKKI)", why_not, (unsigned long long)timed, (unsigned long long)missed, call_count);
 }
 
@@ -271,5 +281,6 @@ PyMethodDef mst_cuda_times_methods[] = {
      "Why calls are not timed on a GPU, or None; how many were timed; for how many there was no event; how many pairs "
      "of "
      "events there are."},
+    {"set_cuda_times", set_cuda_times, METH_O, "Whether calls are timed from now on; for measurements."},
     {NULL, NULL, 0, NULL},
 };
