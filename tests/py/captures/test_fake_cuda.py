@@ -99,13 +99,18 @@ class Part(nn.Module):
         now.value += self.milliseconds
         return x * self.weight
 
+class Last(nn.Module):  # autograd saves nothing in it
+    def forward(self, x):
+        now.value += 4
+        return x + 1
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.a, self.b = Part(2), Part(3)
+        self.a, self.b, self.c = Part(2), Part(3), Last()
     def forward(self, x):
         now.value += 1
-        return self.b(self.a(x))
+        return self.c(self.b(self.a(x)))
 
 def notes(file):
     with open(file, "rb") as opened:
@@ -149,6 +154,8 @@ with modscope.record(file, overwrite=True):
     gpu.request(512)
     train(3)
 found["times"] = [times(file), _native.cuda_times()]
+found["of modules"] = load(file).gpu_times()
+found["of a plan"] = [load(file).stream.has_gpu_times, load(file).stream.recompute_times()[0]]
 
 records.value = 0
 with modscope.record(file, overwrite=True):
@@ -219,16 +226,21 @@ def test_requests_are_not_intercepted_when_nothing_is_recorded(found):
 
 def test_a_capture_has_the_times_of_calls_on_the_gpu(found):
     times, (why, timed, missed, pairs) = found["times"]
-    assert why is None and (timed, missed, pairs) == (6, 0, 3)  # of two steps; the events are used again
-    assert times == {"Net": [6000000] * 3, "Net.a": [2000000] * 3, "Net.b": [3000000] * 3}
+    assert why is None and (timed, missed, pairs) == (8, 0, 4)  # of two steps; the events are used again
+    assert times == {"Net": [10000000] * 3, "Net.a": [2000000] * 3, "Net.b": [3000000] * 3, "Net.c": [4000000] * 3}
+
+
+def test_modules_and_plans_have_the_times_of_the_gpu(found):
+    assert found["of modules"] == {"Net": 0.01, "Net.a": 0.002, "Net.b": 0.003, "Net.c": 0.004}
+    assert found["of a plan"] == [True, 6000]  # microseconds: nothing in Net.c is needed for backward
 
 
 def test_few_steps_of_many_are_timed(found):
-    assert found["many steps"] == [2 * 3 * 6, 50, 6000000]  # steps 2, 3, 4, 17, 33 and 49
+    assert found["many steps"] == [2 * 4 * 6, 50, 10000000]  # steps 2, 3, 4, 17, 33 and 49
 
 
 def test_a_gpu_that_is_behind_is_not_waited_for(found):
-    assert found["behind"] == [6000000] * 4
+    assert found["behind"] == [10000000] * 4
 
 
 def test_a_graph_that_is_captured_and_a_thread_without_cuda_are_left_alone(found):
