@@ -2,10 +2,15 @@
 
     python bench/gpu_notes.py [--rounds 12] [--seconds 12] [--only NAME]
     python bench/gpu_notes.py --quick        # requests, streams, and the times of one model
+    python bench/gpu_notes.py --replay       # only that part
 
 requests   every allocation of a program with streams, odd sizes, convolutions and an optimizer, compared with torch's own
            trace (_record_memory_history): the bytes requested and the stream, in the same order
-times      by module: the GPU's time of a forward as a capture has it, and by a pair of torch.cuda.Events in hooks
+times      by module: the GPU's time of a forward as a capture has it, and by a pair of torch.cuda.Events in hooks, which
+           slow a program down that the CPU limits
+replay     a run of its own under `modscope run`, replayed with its requests and streams: what is reserved, compared with
+           torch.cuda.max_memory_reserved(), and at how many events it differs; and with expandable segments, compared with
+           a run that has them
 cost       milliseconds per step, alternately: untracked; the control; recorded without these notes; with requests and
            streams; with times, too. Ratios of lower quartiles. A turn has 20 steps, so that the parts of steps that are
            timed are as in a long run. The last columns: bytes of the file for each event, without and with notes
@@ -17,6 +22,7 @@ import argparse
 import contextlib
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -66,8 +72,6 @@ def odd_program() -> None:
         optimizer.zero_grad()
     kept.append(torch.randn(100003, device="cuda").sort()[0].unique())
     kept.append(torch.randn(1001, 1003, device="cuda").nonzero())
-    raw = torch.cuda.caching_allocator_alloc(700)
-    torch.cuda.caching_allocator_delete(raw)
     del kept[::2]
     torch.cuda.synchronize()
 
@@ -111,6 +115,7 @@ def check_requests(what: str, program: Callable[[], None]) -> bool:
     finally:
         torch.cuda.memory._record_memory_history(enabled=None)
     ours = captured_requests()
+    ours = ours[max(0, len(ours) - len(theirs)) :]  # those that existed before come first
     print(f"\n{what}: {len(ours)} blocks in the capture, {len(theirs)} in torch's trace")
     print("  agreed, disagreed:", _native.cuda_requests(), " streams:", sorted({stream for _, _, stream in ours}))
     wrong, pairs = [], set()
@@ -199,6 +204,40 @@ def modscope_times(name: str) -> None:
           f"checkpointing everything +{100 * (job.share_of_step([call for call in job.calls if call.parent is None]) or 0):.1f} %; steps {len(steps)}")
 
 
+# ---- replay ----
+
+
+def run_child(name: str) -> None:
+    model, batch, optimizer = make(name)
+    train(model, batch, optimizer, 4)
+    torch.cuda.synchronize()
+    print("reserved", torch.cuda.max_memory_reserved())
+
+
+def start_child(name: str, command: list[str], conf: str = "") -> int:
+    environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": conf, "PYTORCH_ALLOC_CONF": conf} if conf else None
+    ran = subprocess.run([*command, __file__, "--child", name], capture_output=True, text=True, env=environment)
+    words = [line.split() for line in ran.stdout.splitlines()]
+    found = [int(line[1]) for line in words if len(line) == 2 and line[0] == "reserved"]
+    if not found:
+        raise RuntimeError(f"the run of {name} failed: {ran.stderr[-2000:]}")
+    return found[0]
+
+
+def check_replay(name: str) -> bool:
+    from modscope._fit_job import Job
+
+    expandable = "expandable_segments:True"
+    real = start_child(name, [sys.executable, "-m", "modscope", "run", "--force", "-o", FILE])
+    other = start_child(name, [sys.executable], expandable)
+    job = Job(FILE)
+    result = job.stream.replay(job.number, None, version=job.version)
+    predicted = job.replay(conf=expandable).reserved
+    print(f"{name:28} reserved {real / 2**20:10.1f} MiB, replayed {result['reserved_peak'] / 2**20:10.1f} MiB, events that differ {result['disagreements']} of {job.stream.events};  "
+          f"expandable {other / 2**20:10.1f} MiB, replayed {predicted / 2**20:10.1f} MiB ({100 * (predicted / other - 1):+.2f} %)", flush=True)
+    return result["reserved_peak"] == real
+
+
 # ---- cost ----
 
 
@@ -251,13 +290,20 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=12.0, help="for each model's cost")
     parser.add_argument("--only", help="a part of a model's name")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--replay", action="store_true")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("this needs a GPU that torch can use", file=sys.stderr)
         return 1
+    if arguments.child:
+        run_child(arguments.child)
+        return 0
     print("torch", torch.__version__, torch.cuda.get_device_name())
-    right = check_requests("odd sizes and streams", odd_program)
     names = [name for name in gpu_models.MODELS if not arguments.only or arguments.only in name]
+    if arguments.replay:
+        return 0 if all([check_replay(name) for name in names]) else 1
+    right = check_requests("odd sizes and streams", odd_program)
     for name in names[:1] if arguments.quick else names:
         model, batch, optimizer = make(name)
         right &= check_requests(name, lambda: train(model, batch, optimizer, 2))
