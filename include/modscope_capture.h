@@ -173,6 +173,17 @@ void ms_notes_close(ms_notes *notes); /* NULL is allowed */
 /* MS_EEND: there are no more. MS_ENOMEM and MS_EIO end it too. */
 int ms_notes_next(ms_notes *notes, ms_note *note);
 
+/* ---- times of calls on a GPU, where they were measured ---- */
+typedef struct ms_call_time {
+    uint64_t event; /* the call is the innermost one that the thread is in before this event */
+    uint64_t nanoseconds;
+    uint32_t thread; /* its number */
+} ms_call_time;
+
+/* All times of a capture in the order of their events. *times is NULL if there are none. MS_ENOMEM, MS_EIO. */
+int ms_call_times_read(ms_reader *reader, ms_call_time **times, size_t *count);
+void ms_call_times_free(ms_reader *reader, ms_call_time *times);
+
 /* A new cursor is at the first moment that can be known; at moment 0 with no blocks if none can. MS_ENOMEM, MS_EIO:
  * there is no cursor. When any other function of a cursor returns MS_ENOMEM or MS_EIO, the cursor is reset; go on with
  * a seek or close it. */

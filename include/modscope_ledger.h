@@ -115,6 +115,12 @@ int ms_block_note_saved(ms_ledger *ledger, uint64_t address, uint64_t requested)
 int ms_block_note_request(ms_ledger *ledger, uint64_t address, uint64_t requested, uint64_t stream);
 /* Note for captures that the allocator took a segment for the block, which begins at the same address. */
 int ms_block_note_segment(ms_ledger *ledger, uint64_t address);
+/* For captures: the time of the call that the thread has just entered will be known later, under this number, which is
+ * not 0 and not that of another such call. Without captures this does nothing. */
+void ms_call_note_begin(ms_ledger *ledger, const ms_thread *thread, uint64_t number);
+/* For captures: how long the GPU needed for that call. Of more than 8192 calls whose times are not known yet, the
+ * earliest have none. */
+void ms_call_note_time(ms_ledger *ledger, uint64_t number, uint64_t nanoseconds);
 /* Whether any capture records the ledger now. */
 bool ms_ledger_is_captured(const ms_ledger *ledger);
 /* Whether the block is MS_OTHER and belongs to MS_GLOBAL. *known becomes whether a block is known at that address. */

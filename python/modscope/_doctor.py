@@ -18,13 +18,16 @@ def doctor() -> dict[str, str]:
 
     Keys: "modscope", "torch", "python", "system"; the interception points "calls" (module calls), "nodes" (backward
     nodes), "blocks" (allocated memory) and "saved" (tensors that autograd keeps); "layout" and "tensors" say whether the layouts of torch's nodes and
-    tensors were learned; "virtual" whether a virtual GPU can be installed ("can be installed", or why not).
+    tensors were learned; where there is a GPU, "requests" (bytes requested and streams) and "times" (of calls on the GPU) say
+    whether captures note them; "virtual" whether a virtual GPU can be installed ("can be installed", or why not).
     """
     from modscope._virtual.device import try_in_fork
 
     why_not_virtual = try_in_fork()  # first: the tests of the interception points may run a backward
     with _native.Tracker():  # makes sure that everything has been tried
         pass
+    if torch.version.cuda and torch.cuda.is_available():
+        _interception.test_cuda()
     return {
         "modscope": _native.version,
         "torch": str(torch.__version__),
@@ -95,6 +98,11 @@ def describe(report: dict[str, str]) -> str:
     lines.append(f"  {'tensors':15} {report['tensors']}")
     if report["tensors"] != _interception.LEARNED:
         lines.append(f"  {'':15} MemTracker, record and modscope run cannot be used here.")
+    if "requests" in report:
+        lines += ["", "What captures note of the GPU:"]
+        for word, label in (("requests", "requests"), ("times", "times of calls")):
+            is_right = report[word] == _interception.VERIFIED
+            lines.append(f"  {label:15} {_interception.VERIFIED if is_right else f'not noted: {report[word]}'}")
     lines += ["", "Virtual GPU:"]
     can_be = report["virtual"] == CAN_BE_INSTALLED
     lines.append(f"  {'cuda:0':15} {CAN_BE_INSTALLED}" if can_be else f"  {'cuda:0':15} cannot be installed: {report['virtual']}")

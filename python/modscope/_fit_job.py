@@ -123,17 +123,17 @@ class Job:
     @property
     def calls(self) -> list[Call]:
         if self._calls is None:
-            rows = enumerate(zip(self.stream.calls(self.number), self.stream.recompute_times()))
+            rows = enumerate(zip(self.stream.calls(self.number), self.stream.recompute_times(), self.stream.gpu_times()))
             self._calls = [
-                Call(number, path, parent, begin, end, backward, step, (until - since) / 1e6, again / 1e6, kept)
-                for number, ((path, parent, begin, end, backward, step, since, until, kept, _), again) in rows
+                Call(number, path, parent, begin, end, backward, step, gpu / 1e9 if gpu else (until - since) / 1e6, again / 1e6, kept)
+                for number, ((path, parent, begin, end, backward, step, since, until, kept, _), again, gpu) in rows
             ]
         return self._calls
 
     @property
     def has_gpu_times(self) -> bool:
-        """Whether times are those of the GPU: of a real run they are the program's, which runs ahead of the GPU."""
-        return self.capture.info.get("clock") == "virtual"
+        """Whether the times of calls are those of the GPU, not of the program, which runs ahead of it."""
+        return self.capture.info.get("clock") == "virtual" or self.stream.has_gpu_times
 
     def step_seconds(self) -> dict[int, float]:
         """The time of each whole step, by its number."""

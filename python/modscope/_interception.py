@@ -119,6 +119,38 @@ def _test_blocks() -> str | None:
     return f"a block of 12345 bytes was counted as {held - before}, and {after - before} when it was freed"
 
 
+def _test_cuda() -> str | None:
+    """Allocate a block of an odd size on a GPU, and compare what is known of it. Returns None, or what is wrong."""
+    ledger = _native.Ledger()
+    ledger.begin(False, None)
+    try:
+        before = _native.cuda_requests()
+        stream = torch.cuda.Stream()
+        with undisturbed(), torch.cuda.stream(stream):
+            seen = _native.cuda_stream()
+            block = torch.empty(12345, device="cuda", dtype=torch.uint8)
+            del block
+        after = _native.cuda_requests()
+    finally:
+        ledger.end()
+    if after[0] is None and after[1] == before[1]:
+        return "a block of 12345 bytes did not pass the interception point"
+    if after[0] is None and seen != (stream.device_index, stream.stream_id):
+        return f"stream {stream.stream_id} of device {stream.device_index} was read as {seen}"
+    return after[0]
+
+
+def test_cuda() -> None:
+    """Verify what captures note of a GPU. This is not done in programs, whose memory it would change: there, each block is
+    compared with its request, and requests are not noted if most do not agree."""
+    try:
+        why = None if _is_forbidden() else _test_cuda()
+    except Exception as error:
+        why = _describe(error)
+    _results["requests"] = FORCED if _is_forbidden() else why or VERIFIED
+    _results["times"] = _native.cuda_times()[0] or VERIFIED
+
+
 def _choose_blocks() -> None:
     if _is_forbidden():
         _results["blocks"] = FORCED

@@ -251,6 +251,14 @@ class Capture:
                 phases[phase] = phases.get(phase, 0.0) + microseconds / 1e6
         return found
 
+    def gpu_times(self) -> dict[str, float]:
+        """Module to the seconds that the GPU needed for one forward of it, on average. Empty where that was not measured."""
+        found: dict[str, list[int]] = {}
+        for (path, *_), nanoseconds in zip(self.stream.calls(0), self.stream.gpu_times()):
+            if nanoseconds:
+                found.setdefault(self._names.module(path), []).append(nanoseconds)
+        return {module: sum(times) / len(times) / 1e9 for module, times in found.items()}
+
     @property
     def last_step(self) -> int:
         """The number of the last step that began; 0 if none did."""

@@ -109,7 +109,8 @@ def make_plan(file: str, capture: Capture, device: str, budget: int, gpu: Gpu | 
 
 def _times_of(capture: Capture, device: str) -> str:
     """Whose times the capture has: the device's, or those of the host, which runs ahead of a GPU."""
-    return "device" if device == "cpu" or capture.info.get("clock") == "virtual" else "host"
+    has_gpu_times = capture.info.get("clock") == "virtual" or capture.stream.has_gpu_times
+    return "device" if device == "cpu" or has_gpu_times else "host"
 
 
 def _figures(problem: Problem, choice: Choice) -> Report:

@@ -140,6 +140,13 @@ static ms_function find_function(const char *path, const char *name)
     return function;
 }
 
+/* Whether the address is in a page that is read-only after relocation. */
+static bool is_read_only(const struct search *search, uintptr_t at)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    return at >= (search->relro_from & ~(page - 1)) && at < (search->relro_to & ~(page - 1));
+}
+
 int ms_elf_slot_find(const char *library, const char *symbol, ms_elf_slot *slot)
 {
     struct search search = {.library = library, .symbol = symbol};
@@ -151,11 +158,27 @@ int ms_elf_slot_find(const char *library, const char *symbol, ms_elf_slot *slot)
     search.slot.function = find_function(search.path, search.name);
     if (!search.slot.function)
         return ENOENT;
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t at = (uintptr_t)search.slot.address;
-    search.slot.read_only = at >= (search.relro_from & ~(page - 1)) && at < (search.relro_to & ~(page - 1));
+    search.slot.read_only = is_read_only(&search, (uintptr_t)search.slot.address);
     *slot = search.slot;
     return 0;
+}
+
+int ms_elf_slot_at(const char *library, uintptr_t address, ms_elf_slot *slot)
+{
+    struct search search = {.library = library};
+    dl_iterate_phdr(search_library, &search);
+    if (!search.path || address < search.slot.from || address >= search.slot.to || address % sizeof(ms_function))
+        return ENOENT;
+    *slot = (ms_elf_slot){.address = (ms_function *)address, .read_only = is_read_only(&search, address)};
+    slot->function = __atomic_load_n(slot->address, __ATOMIC_ACQUIRE);
+    return 0; /* from == to: the slot never holds the stub of a function that is not resolved yet */
+}
+
+bool ms_elf_contains(const char *library, uintptr_t address)
+{
+    struct search search = {.library = library};
+    dl_iterate_phdr(search_library, &search);
+    return search.path && address >= search.slot.from && address < search.slot.to;
 }
 
 ms_function ms_elf_slot_read(const ms_elf_slot *slot)
@@ -190,6 +213,18 @@ int ms_elf_slot_find(const char *library, const char *symbol, ms_elf_slot *slot)
 {
     (void)library, (void)symbol, (void)slot;
     return ENOSYS;
+}
+
+int ms_elf_slot_at(const char *library, uintptr_t address, ms_elf_slot *slot)
+{
+    (void)library, (void)address, (void)slot;
+    return ENOSYS;
+}
+
+bool ms_elf_contains(const char *library, uintptr_t address)
+{
+    (void)library, (void)address;
+    return false;
 }
 
 ms_function ms_elf_slot_read(const ms_elf_slot *slot)

@@ -28,6 +28,10 @@ typedef struct ms_elf_slot {
  * not exist, EEXIST if several symbols match. */
 int ms_elf_slot_find(const char *library, const char *symbol, ms_elf_slot *slot);
 
+/* Make a slot of a function pointer in the library's data, such as an entry of a table of virtual functions, which the
+ * dynamic linker has resolved. ENOENT if the library is not loaded or does not contain the address. */
+int ms_elf_slot_at(const char *library, uintptr_t address, ms_elf_slot *slot);
+
 /* The function that a call through the slot reaches now. A slot that the dynamic linker has
  * not resolved yet reads as the function itself, because its raw value must not be called. */
 ms_function ms_elf_slot_read(const ms_elf_slot *slot);
@@ -35,5 +39,7 @@ int ms_elf_slot_write(const ms_elf_slot *slot, ms_function value);
 
 /* The address of an exported symbol of the loaded library; NULL if it does not exist. */
 ms_function ms_elf_symbol_find(const char *library, const char *symbol);
+/* Whether the loaded library contains the address. */
+bool ms_elf_contains(const char *library, uintptr_t address);
 
 #endif

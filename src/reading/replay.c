@@ -68,10 +68,12 @@ static bool device_is_valid(uint32_t device)
     return false;
 }
 
-/* The nanoseconds of a call's recomputation, up to the last tensor that autograd saves in it. */
+/* The microseconds of a call's recomputation, up to the last tensor that autograd saves in it. */
 static PyObject *recompute_time_of(const msp_stream *stream, uint32_t index, uint32_t device)
 {
     (void)device;
+    if (stream->calls[index].nanoseconds)
+        return PyLong_FromUnsignedLongLong(msp_call_recompute_time(stream, index) / 1000);
     uint32_t to = msp_call_recomputed_to(stream, index);
     unsigned long long from = time_of(stream, stream->calls[index].begin);
     return PyLong_FromUnsignedLongLong(to == MSP_NONE ? 0 : time_of(stream, to) - from);
@@ -103,6 +105,25 @@ static PyObject *stream_recompute_times(PyObject *object, PyObject *unused)
 {
     (void)unused;
     return list_of_calls(((stream_object *)object)->stream, 0, recompute_time_of);
+}
+
+/* The nanoseconds that the GPU needed for a call. */
+static PyObject *gpu_time_of(const msp_stream *stream, uint32_t index, uint32_t device)
+{
+    (void)device;
+    return PyLong_FromUnsignedLongLong(stream->calls[index].nanoseconds);
+}
+
+static PyObject *stream_gpu_times(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return list_of_calls(((stream_object *)object)->stream, 0, gpu_time_of);
+}
+
+static PyObject *get_has_gpu_times(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(((stream_object *)object)->stream->has_times);
 }
 
 static PyObject *get_events(PyObject *object, void *unused)
@@ -306,6 +327,10 @@ static PyMethodDef stream_methods[] = {
     {"recompute_times", stream_recompute_times, METH_NOARGS,
      "recompute_times($self, /)\n--\n\nBy call: the microseconds of its forward that a checkpoint runs again; 0 if the "
      "call keeps nothing for backward."},
+    {"gpu_times", stream_gpu_times, METH_NOARGS,
+     "gpu_times($self, /)\n--\n\nBy call: the nanoseconds that the GPU needed for it, or for other calls of the "
+     "module; "
+     "0 if that was not measured."},
     {"replay", (PyCFunction)(void (*)(void))stream_replay, METH_VARARGS | METH_KEYWORDS,
      "replay($self, /, device, edits=None, *, caching=True, version=None, conf=None, capacity=None, "
      "total_memory=None, points=0)\n--\n\nThe peaks of reserved and allocated bytes of a device, and where they were."},
@@ -315,6 +340,7 @@ static PyMethodDef stream_methods[] = {
 static PyGetSetDef stream_attributes[] = {
     {"events", get_events, NULL, "How many events it has.", NULL},
     {"blocks", get_blocks, NULL, "How many blocks it has.", NULL},
+    {"has_gpu_times", get_has_gpu_times, NULL, "Whether the GPU's times of calls were measured.", NULL},
     {"is_lower_bound", get_is_lower_bound, NULL, "Whether events of the capture are lost or damaged.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

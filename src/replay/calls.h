@@ -39,6 +39,8 @@ typedef struct msp_loader {
     uint32_t thread;                  /* of the latest event */
     uint64_t step;
     uint32_t forward_event; /* the latest position of any thread in forward */
+    ms_call_time *times;    /* in the order of their events */
+    size_t time_count, next_time;
 } msp_loader;
 
 /* The thread's position changes with the event `event`. MS_ENOMEM. */
@@ -49,5 +51,14 @@ uint32_t msp_loader_call(const msp_loader *loader, uint32_t thread);
 void msp_loader_note_saved(msp_loader *loader, msp_block *block);
 /* The thread drops the block. In backward this tells when the backward of the block's calls began. */
 void msp_loader_note_drop(msp_loader *loader, uint32_t thread, const msp_block *block);
+
+/* ---- call_times.c ---- */
+int msp_loader_open_times(msp_loader *loader, ms_reader *reader); /* MS_ENOMEM, MS_EIO */
+/* Give the calls that are open before event `number` their times. */
+void msp_loader_apply_times(msp_loader *loader, uint64_t number);
+/* The events before this one are lost, and with them which calls were open. */
+void msp_loader_skip_times(msp_loader *loader, uint64_t number);
+/* After the last event: give calls that were not measured the mean of their module's calls. MS_ENOMEM. */
+int msp_loader_complete_times(msp_loader *loader);
 
 #endif

@@ -145,6 +145,7 @@ static int jump(msp_loader *loader, const ms_cursor *cursor)
     size_t count;
     msp_event event = {.number = ms_cursor_moment(cursor), .time = ms_cursor_time(cursor)};
     loader->stream->is_lower_bound = true;
+    msp_loader_skip_times(loader, event.number);
     loader->step = ms_cursor_step(cursor);
     int error = read_key_frame(cursor, &blocks, &count);
     for (uint64_t i = 0; !error && loader->by_slot.bits && i < UINT64_C(1) << loader->by_slot.bits; i++)
@@ -236,6 +237,7 @@ static int note_reserved(msp_loader *loader, const ms_event *from, msp_event *ev
 static int load_event(msp_loader *loader, const ms_event *from, uint64_t *latest_reserved)
 {
     uint32_t thread;
+    msp_loader_apply_times(loader, from->number);
     int error = apply_notes(loader, from->number);
     if (!error)
         error = index_of_thread(loader, from->thread, &thread);
@@ -311,7 +313,12 @@ static int load_with_cursor(msp_loader *loader, ms_reader *reader)
     if (!error)
         error = next_note(loader);
     if (!error)
+        error = msp_loader_open_times(loader, reader);
+    if (!error)
         error = load_events(loader, cursor);
+    msp_loader_apply_times(loader, UINT64_MAX);
+    if (!error)
+        error = msp_loader_complete_times(loader);
     loader->stream->is_lower_bound |= ms_cursor_is_lower_bound(cursor);
     ms_cursor_close(cursor);
     loader->stream->device_count = ms_reader_devices(reader);
@@ -370,6 +377,7 @@ int msp_stream_load(ms_reader *reader, msp_stream **stream)
         free(loader.threads[i].nodes.at);
     }
     ms_notes_close(loader.notes);
+    ms_call_times_free(reader, loader.times);
     free(loader.threads);
     msp_map_close(&loader.by_number);
     msp_map_close(&loader.by_slot);

@@ -68,6 +68,7 @@ typedef struct msp_call {
     uint32_t first_block, last_block;
     uint16_t thread;
     uint64_t step;
+    uint64_t nanoseconds; /* that the GPU needed for it; 0: not known */
 } msp_call;
 
 typedef struct msp_stream {
@@ -80,6 +81,7 @@ typedef struct msp_stream {
     uint64_t reserved_first[MS_MAX_DEVICES]; /* what was reserved at the beginning */
     bool is_lower_bound;                     /* events are lost or damaged */
     bool has_notes;                          /* what autograd saved is known */
+    bool has_times;                          /* how long the GPU needed for calls is known */
 } msp_stream;
 
 /* Read the whole capture. MS_EINVAL: it has more events than 2^32 - 2. MS_ENOMEM, MS_EIO. */
@@ -99,6 +101,10 @@ msp_call_bytes msp_call_measure(const msp_stream *stream, uint32_t call, uint32_
 /* The event before which a recomputation of the call stops: when autograd has saved again the last of what the call
  * keeps. MSP_NONE: the call keeps nothing, or has not ended. */
 uint32_t msp_call_recomputed_to(const msp_stream *stream, uint32_t call);
+
+/* How long the GPU needs for that part of the call: its time, less those of the calls in it that are not run again. 0
+ * if the call keeps nothing, or if its time is not known. */
+uint64_t msp_call_recompute_time(const msp_stream *stream, uint32_t call);
 
 /* ---- edits: edit.c ---- */
 typedef struct msp_selection { /* blocks that satisfy all of it */

@@ -48,6 +48,8 @@ extern PyMethodDef mst_intercept_calls_methods[];
 extern PyMethodDef mst_intercept_nodes_methods[];
 extern PyMethodDef mst_intercept_blocks_methods[];
 extern PyMethodDef mst_intercept_saved_methods[];
+extern PyMethodDef mst_cuda_requests_methods[];
+extern PyMethodDef mst_cuda_times_methods[];
 extern PyMethodDef mst_node_layout_methods[];
 extern PyMethodDef mst_tensor_layout_methods[];
 extern PyMethodDef mst_devices_methods[];

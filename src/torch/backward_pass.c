@@ -143,7 +143,7 @@ failed:
 static int call_hook(mst_backward_call *call, enum mst_hook which, PyObject *grads)
 {
     PyObject *module = Py_NewRef(((PyWeakReference *)call->module)->wr_object);
-    struct mst_call running = {mst_open_call, mst_thread_here(), module, call->path, -1, false};
+    struct mst_call running = {mst_open_call, mst_thread_here(), module, call->path, -1, false, NULL};
     if (running.thread)
         ms_override_enter(running.thread, call->path);
     mst_open_call = &running;

@@ -2,6 +2,7 @@
 #include "torch/api.h"
 
 #include "modscope_capture.h"
+#include "torch/cuda_times.h"
 #include "torch/sigterm.h"
 
 #include <fcntl.h>
@@ -96,6 +97,7 @@ static PyObject *capture_new(PyTypeObject *type, PyObject *args, PyObject *named
     } else {
         self->next = open_captures;
         open_captures = self;
+        mst_cuda_times_recording();
     }
     return (PyObject *)self;
 }
@@ -114,6 +116,7 @@ static void end_capture(capture *self, const char *const *pairs)
     ms_capture *ending = self->capture;
     if (!ending)
         return;
+    mst_cuda_times_note();
     self->capture = NULL;
     remove_open_capture(self);
     if (self->watches_sigterm)
@@ -146,6 +149,7 @@ void mst_captures_end(void)
 
 void mst_captures_forked(void)
 {
+    mst_cuda_times_forked();
     for (; open_captures; open_captures = open_captures->next) {
         ms_capture_abandon(open_captures->capture);
         open_captures->capture = NULL;

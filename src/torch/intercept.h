@@ -13,8 +13,9 @@ struct mst_call {
     ms_thread *thread;
     PyObject *module; /* borrowed: the caller holds it */
     ms_path path;
-    long long graph_task; /* the graph task it began in, or -1; known only where nodes are not intercepted */
-    bool in_node;         /* mst_call_enter entered a node for it, because nodes are not intercepted */
+    long long graph_task;         /* the graph task it began in, or -1; known only where nodes are not intercepted */
+    bool in_node;                 /* mst_call_enter entered a node for it, because nodes are not intercepted */
+    struct mst_timed_call *timed; /* its time on a GPU is being measured; else NULL */
 };
 /* False: the call is not tracked, and must not be left. */
 bool mst_call_enter(struct mst_call *call, PyObject *module);

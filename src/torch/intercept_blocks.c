@@ -8,6 +8,8 @@
 
 #include "interpose/patch.h"
 #include "torch/api.h"
+#include "torch/cuda_requests.h"
+#include "torch/cuda_times.h"
 #include "torch/devices.h"
 #include "torch/oom_report.h"
 #include "torch/run_python.h"
@@ -163,6 +165,11 @@ static void intercept_usage(int point, void *memory, int64_t bytes, size_t alloc
 static void intercept_cuda(void *memory, int64_t bytes, size_t allocated, size_t reserved, c10_device on)
 {
     intercept_usage(CUDA, memory, bytes, allocated, reserved, on);
+    if (bytes > 0) {
+        mst_cuda_requests_note((uint64_t)(uintptr_t)memory, (uint64_t)bytes, on.index);
+        if (UNLIKELY(!atomic_load_explicit(&mst_cuda_in_use, memory_order_relaxed)))
+            atomic_store_explicit(&mst_cuda_in_use, true, memory_order_relaxed);
+    }
 }
 
 static void intercept_hip(void *memory, int64_t bytes, size_t allocated, size_t reserved, c10_device on)
@@ -183,6 +190,7 @@ static void intercept_out_of_memory(int point, int64_t bytes, size_t allocated, 
 
 static void intercept_cuda_out_of_memory(int64_t bytes, size_t allocated, size_t reserved, c10_device on)
 {
+    mst_cuda_requests_failed();
     intercept_out_of_memory(CUDA_OOM, bytes, allocated, reserved, on);
 }
 
@@ -221,6 +229,7 @@ int mst_blocks_intercept(ms_ledger *ledger)
             return -1;
         }
     }
+    mst_cuda_requests_intercept();
     mst_oom_reports_begin();
     atomic_store(&mst.blocks_ledger, ledger);
     return 0;
@@ -231,6 +240,7 @@ void mst_blocks_restore(void)
     atomic_store(&mst.blocks_ledger, NULL);
     for (int i = 0; i < POINT_COUNT; i++)
         ms_patch_restore(&points[i].patch);
+    mst_cuda_requests_restore();
 }
 
 /* ---- from Python ---- */
@@ -243,6 +253,8 @@ static PyObject *find_block_slots(PyObject *self, PyObject *unused)
         if (error && i <= CPU_DELETE)
             return PyUnicode_FromFormat("no slot of ProfiledCPUMemoryReporter in libc10 (error %d)", error);
     }
+    if (points[CUDA].slot.address)
+        mst_cuda_requests_find();
     Py_RETURN_NONE;
 }
 

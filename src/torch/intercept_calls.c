@@ -8,6 +8,7 @@
 #include "torch/api.h"
 #include "torch/call_sizes.h"
 #include "torch/claims.h"
+#include "torch/cuda_times.h"
 #include "torch/module_registry.h"
 #include "torch/oom_report.h"
 #include "torch/position.h"
@@ -35,8 +36,8 @@ bool mst_call_enter(struct mst_call *call, PyObject *module)
         without_grad = !mst_open_call && !(context & MST_IN_NODE) && !mst_grad_enabled();
         mst_claim_at_call(thread, without_grad);
     }
-    *call =
-        (struct mst_call){mst_open_call, thread, module, path, mst.intercept_nodes ? -1 : mst_graph_task_id(), false};
+    *call = (struct mst_call){mst_open_call, thread, module, path, mst.intercept_nodes ? -1 : mst_graph_task_id(),
+                              false,         NULL};
     mst_open_call = call;
     if (UNLIKELY(!mst.intercept_nodes && mst.ledger && context & MST_IN_NODE)) {
         call->in_node = true; /* The ledger must know that the call is a recompute. */
@@ -46,11 +47,15 @@ bool mst_call_enter(struct mst_call *call, PyObject *module)
         ms_call_enter_without_grad(thread, path, mst_next_node_number());
     else
         ms_call_enter(thread, path, mst_next_node_number());
+    if (UNLIKELY(mst.ledger != NULL) && !(context & MST_IN_NODE))
+        call->timed = mst_cuda_time_begin(mst.ledger, thread, !call->outer);
     return true;
 }
 
 void mst_call_leave(struct mst_call *call)
 {
+    if (UNLIKELY(call->timed != NULL))
+        mst_cuda_time_end(call->timed);
     ms_call_leave(call->thread, mst_next_node_number());
     if (UNLIKELY(call->in_node))
         ms_node_leave(call->thread, mst_next_node_number());

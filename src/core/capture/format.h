@@ -29,7 +29,8 @@ enum ms__chunk_kind {
     MS__CHUNK_KEY,
     MS__CHUNK_EVENTS,
     MS__CHUNK_END,
-    MS__CHUNK_NOTES
+    MS__CHUNK_NOTES,
+    MS__CHUNK_TIMES
 };
 
 /* The first byte of an event: an ms_op, and flags that depend on it. */
@@ -47,6 +48,7 @@ enum {
 /* A note begins with a number: its kind in the lowest bits, and above them how many events later it is than the note
  * before. */
 enum { MS__NOTE_KIND_BITS = 3, MS__NOTE_MAX = 3 * MS__VARINT_MAX };
+enum { MS__TIME_MAX = 3 * MS__VARINT_MAX }; /* bytes; no time of a call is longer */
 
 /* A block's category, phase and whether it is from outside, in one byte: its attributes. */
 enum { MS__ATTRIBUTES_CATEGORY = 0x07, MS__ATTRIBUTES_OUTSIDE = 0x08, MS__ATTRIBUTES_PHASE = 4 };

@@ -212,6 +212,8 @@ static int read_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_hea
         error = keep_metadata(reader, at, head);
     else if (head->kind == MS__CHUNK_NOTES)
         error = ms__notes_list_chunk(reader, at, head);
+    else if (head->kind == MS__CHUNK_TIMES)
+        error = ms__times_list_chunk(reader, at, head);
     else
         return MS_OK;
     if (error == MS_OK && head->time > reader->duration)
@@ -301,6 +303,7 @@ void ms_reader_close(ms_reader *reader)
     ms__metadata_free(reader);
     ms__reader_free(reader, reader->chunks);
     ms__reader_free(reader, reader->notes);
+    ms__reader_free(reader, reader->times);
     ms_reader last = *reader;
     ms__reader_free(&last, reader);
 }

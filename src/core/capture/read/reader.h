@@ -50,6 +50,8 @@ struct ms_reader {
     size_t count, room;
     struct ms__chunk *notes; /* chunks of notes, in the order of their first events */
     size_t note_count, note_room;
+    struct ms__chunk *times; /* chunks of times of calls */
+    size_t time_count, time_room;
     struct ms__pairs info, end;
     const char *device_names[MS_MAX_DEVICES];
     struct ms__name *paths;
@@ -121,6 +123,11 @@ bool ms__decoder_next(struct ms__decoder *decoder, struct ms__decoded_event *dec
 
 /* Add a chunk of notes to the list. MS_EFORMAT: it is out of order. MS_ENOMEM. */
 int ms__notes_list_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head);
+
+/* ---- call_times.c ---- */
+
+/* Add a chunk of times to the list. MS_ENOMEM. */
+int ms__times_list_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head);
 
 /* ---- slot_map.h ---- */
 struct ms__slot_map {

@@ -15,6 +15,7 @@ void ms__capture_close_page(ms_capture *capture)
     uint8_t *end = capture->at;
     capture->at = capture->limit = NULL;
     ms__capture_close_notes(capture);
+    ms__capture_close_times(capture);
     if (!page)
         return;
     page->head.kind = MS__CHUNK_EVENTS;

@@ -81,4 +81,5 @@ void ms__pages_free(ms_capture *capture)
     free_list(capture->watch, capture->free_pages);
     ms__free(capture->watch, capture->page);
     ms__free(capture->watch, capture->notes);
+    ms__free(capture->watch, capture->times);
 }

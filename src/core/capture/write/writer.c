@@ -20,6 +20,7 @@ static void discard_after_failed_write(ms_capture *capture, uint64_t events)
     capture->page = NULL;
     capture->at = capture->limit = NULL;
     ms__capture_close_notes(capture);
+    ms__capture_close_times(capture);
     events += page ? capture->event - page->head.event : 0;
     capture->losing = capture->write_failed = true;
     atomic_fetch_add_explicit(&capture->lost, events, memory_order_relaxed);
@@ -234,6 +235,7 @@ static void free_capture(ms_capture *capture)
     ms__pages_free(capture);
     ms__free(watch, capture->origins);
     ms__free(watch, capture->positions);
+    ms__free(watch, capture->timed_calls);
     ms__free(watch, capture->chunk);
     pthread_cond_destroy(&capture->wake);
     pthread_cond_destroy(&capture->written);

@@ -51,6 +51,13 @@ struct ms__thread_position {
     ms_path path, deferred_path;
 };
 
+/* A call whose time on a GPU is not known yet. */
+struct ms__timed_call {
+    uint64_t number; /* that the caller gave it; 0: there is none */
+    uint64_t event;  /* the next one when the call had begun */
+    uint32_t thread;
+};
+
 /* The same moment by two clocks: microseconds since the capture began, and the processor's tick counter. */
 struct ms__calibration {
     uint64_t time, ticks;
@@ -82,6 +89,11 @@ struct ms_capture {
     uint32_t note_slot;               /* of the note before */
     struct ms__page *notes;           /* the page that notes go to, or NULL */
     uint64_t streams[MS_MAX_DEVICES]; /* of the latest block of each device whose stream was noted */
+
+    uint8_t *time_at, *time_limit;      /* where the next time of a call goes */
+    uint64_t time_event;                /* of the time before */
+    struct ms__page *times;             /* the page that times of calls go to, or NULL */
+    struct ms__timed_call *timed_calls; /* NULL until a call is timed */
 
     struct ms__page *page; /* the one that events go to, or NULL */
     ms_watch *watch;
@@ -185,6 +197,11 @@ void ms__capture_close_page(ms_capture *capture);
 
 /* Queue the page of notes, if there is one. */
 void ms__capture_close_notes(ms_capture *capture);
+
+/* ---- call_times.c; with ledger->lock held ---- */
+
+/* Queue the page of times, if there is one. */
+void ms__capture_close_times(ms_capture *capture);
 
 /* ---- page_queue.c ---- */
 
