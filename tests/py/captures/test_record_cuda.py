@@ -9,7 +9,7 @@ import torch
 from helpers import needs_interception
 from torch import nn
 
-from modscope import load, record
+from modscope import _capture, load, record
 
 pytestmark = [needs_interception, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -39,6 +39,32 @@ def test_the_peak_is_the_allocators(tmp_path):
     assert held["Sequential.0"]["Parameter"] == 512 * 2048 * 4 + 2048 * 4
     assert held["Sequential.0"]["Optstate"] >= 2 * (512 * 2048 * 4 + 2048 * 4)
     assert capture.main_device == name
+
+
+def test_requests_and_streams_are_noted(tmp_path):
+    side = torch.cuda.Stream()
+    with record(tmp_path / "x.msc"):
+        kept = [torch.empty(12345, dtype=torch.uint8, device="cuda"), torch.empty(3 * 2**20 + 7, dtype=torch.uint8, device="cuda")]
+        with torch.cuda.stream(side):
+            kept.append(torch.empty(1000, dtype=torch.uint8, device="cuda"))
+        kept.append(torch.empty(77, dtype=torch.uint8, device="cuda"))
+    with open(tmp_path / "x.msc", "rb") as opened:
+        notes = [(kind, value) for _, kind, _, value in _capture.Reader(opened.fileno()).notes()]
+    assert [value for kind, value in notes if kind == "requested"][-4:] == [12345, 3 * 2**20 + 7, 1000, 77]
+    assert [value for kind, value in notes if kind == "stream"] == [side.stream_id, 0]
+
+
+def test_modules_have_the_gpus_times(tmp_path):
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record(tmp_path / "x.msc"):
+        for _ in range(4):
+            net(torch.randn(4096, 512, device="cuda")).sum().backward()
+            optimizer.step()
+            torch.cuda.synchronize()
+    times = load(tmp_path / "x.msc").gpu_times()
+    assert set(times) == {"Sequential", "Sequential.0", "Sequential.1", "Sequential.2"}
+    assert 0 < sum(times[f"Sequential.{i}"] for i in range(3)) <= 1.01 * times["Sequential"]
 
 
 def run(folder, text: str) -> subprocess.CompletedProcess:
