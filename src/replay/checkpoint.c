@@ -121,10 +121,23 @@ static uint32_t later_end(const msp_stream *stream, uint32_t call, uint32_t end)
     return of != MSP_NONE && (end == MSP_NONE || of > end) ? of : end;
 }
 
+/* The end of the operator that saves a tensor: it has added its result. */
+static uint32_t operator_end(const msp_stream *stream, const msp_use *save)
+{
+    const msp_call *call = &stream->calls[save->call];
+    uint32_t i = save->event;
+    while (i < call->end && !(stream->events[i].kind == MSP_ADD && stream->events[i].thread == call->thread))
+        i++;
+    return i < call->end ? i + 1 : call->end;
+}
+
 /* When a block is freed that is used in the call `around` and was added there. A call that takes it holds it until the
- * call ends. A block that the code of a call computes, and that this code only passes on to other calls, is the sum
- * with which the next part of a residual network begins: it is added to the result of that part, so it is held until
- * its own call ends. Any other block is freed when the call that uses it last ends. */
+ * call ends. Otherwise the last use tells:
+ *
+ *     the code that computed it saves it         a part of an expression: freed when that operator ends
+ *     another call uses it                       freed when that call ends
+ *     only calls in the one that computed it do  the sum with which the next part of a residual network begins: it is
+ *                                                added to the result of that part, and freed when its own call ends */
 static uint32_t end_by_uses(const msp_stream *stream, uint32_t around, uint32_t block)
 {
     uint32_t end = MSP_NONE, own = stream->blocks[block].call;
@@ -133,7 +146,9 @@ static uint32_t end_by_uses(const msp_stream *stream, uint32_t around, uint32_t 
         const msp_use *use = &stream->uses[i];
         if (use->call == MSP_NONE || !msp_call_is_in(stream, use->call, around))
             continue;
-        if (end == MSP_NONE || use->kind == MSP_INPUT)
+        if (end == MSP_NONE && use->kind == MSP_SAVE && use->call == own && stream->calls[own].end != MSP_NONE)
+            end = operator_end(stream, use);
+        else if (end == MSP_NONE || use->kind == MSP_INPUT)
             end = later_end(stream, use->call, end);
         is_passed_on &= use->call != own;
     }

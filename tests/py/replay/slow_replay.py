@@ -37,8 +37,8 @@ class Block:
     claimed_from_now_on: bool = False
     requested: int = 0
     stream: int = 0
-    uses: list[tuple[str, int | None]] = dataclasses.field(default_factory=list)
-    """("input", "output" or "saved", the call) in their order."""
+    uses: list[tuple[str, int | None, int]] = dataclasses.field(default_factory=list)
+    """("input", "output" or "saved", the call, the next event) in their order."""
 
 
 @dataclasses.dataclass
@@ -115,13 +115,13 @@ class Stream:
 
     def _note(self, block: Block, kind: str, value: int, running: list[int], streams: list[int]) -> None:
         if kind == "saved":
-            block.uses.append((kind, running[-1] if running else None))
+            block.uses.append((kind, running[-1] if running else None, len(self.events)))
             for call in running:
                 self.calls[call].last_save = len(self.events)
             if running:
                 self.calls[running[-1]].saves = True
         elif kind in ("input", "output") and running:
-            block.uses.append((kind, running[-1]))
+            block.uses.append((kind, running[-1], len(self.events)))
             if kind == "input":
                 self.calls[running[-1]].inputs.append(self.blocks.index(block))
         elif kind == "requested":
@@ -205,16 +205,22 @@ class Stream:
         return self._end_by_calls(call, block)
 
     def _end_by_uses(self, call: int, block: Block) -> float:
-        uses = [(kind, by) for kind, by in block.uses if by is not None and call in self.calls_around(by)]
-        ends = [self.calls[by].end for i, (kind, by) in enumerate(uses) if kind == "input" or i == len(uses) - 1]
-        if all(by != block.call for _, by in uses):
-            assert block.call is not None
-            ends.append(self.calls[block.call].end)
+        uses = [(kind, by, at) for kind, by, at in block.uses if by is not None and call in self.calls_around(by)]
+        assert block.call is not None
+        own = self.calls[block.call]
+        ends = [self.calls[by].end for kind, by, _ in uses if kind == "input"]
+        if uses and uses[-1][:2] == ("saved", block.call):  # a part of an expression: until the operator has its result
+            later = range(uses[-1][2], int(own.end))
+            ends.append(next((at + 1 for at in later if self.events[at][0] == "add"), own.end))
+        elif uses:
+            ends.append(self.calls[uses[-1][1]].end)
+        if all(by != block.call for _, by, _ in uses):
+            ends.append(own.end)
         return max(ends)
 
     def returned_end(self, call: int, block: Block) -> float:
         """When a block that the call returns is freed in forward."""
-        outside = [(kind, by) for kind, by in block.uses if by is None or call not in self.calls_around(by)]
+        outside = [(kind, by) for kind, by, _ in block.uses if by is None or call not in self.calls_around(by)]
         parent = self.calls[call].parent
         if any(kind == "saved" for kind, _ in outside):
             return NEVER
@@ -234,7 +240,7 @@ class Stream:
     def recomputed_end(self, index: int) -> float:
         """Before the gradient of a bias is summed, if the events are those of a product with a bias."""
         block = self.blocks[index]
-        savers = [by for kind, by in block.uses if kind == "saved"]
+        savers = [by for kind, by, _ in block.uses if kind == "saved"]
         drop = int(block.drop)
         if not savers or savers[-1] is None:
             return drop
@@ -396,7 +402,7 @@ class Edited:
         """Of what the call keeps."""
         stream = self.stream
         if stream.has_inputs:
-            return [block for block in kept if ("output", call) in stream.blocks[block].uses]
+            return [block for block in kept if ("output", call) in [use[:2] for use in stream.blocks[block].uses]]
         others = [i for i in stream.outliving(call) if i not in kept and stream.blocks[i].drop < NEVER]
         return [stream.result(call)] if not others and stream.result(call) in kept else []
 
