@@ -155,6 +155,8 @@ typedef enum ms_note_kind {
     MS_NOTE_STREAM,  /* value: the stream on which the block, and each later one of its device, is added. Without it: 0
                       */
     MS_NOTE_SEGMENT, /* value: the address of a segment that the allocator took for the block */
+    MS_NOTE_INPUT,   /* the block is an input of the call that has just begun */
+    MS_NOTE_OUTPUT,  /* the block is an output of the call that is about to end */
     MS_NOTE_COUNT
 } ms_note_kind;
 

@@ -135,6 +135,9 @@ int ms_block_resize(ms_ledger *ledger, uint64_t address, uint64_t bytes);
 int ms_block_device(ms_ledger *ledger, uint64_t address, uint32_t *device);
 /* The sum of the sizes of the blocks at these addresses. An address at which no block is known counts 0. */
 uint64_t ms_block_bytes(ms_ledger *ledger, const uint64_t *addresses, size_t count);
+/* Like ms_block_bytes, and note for captures that the blocks are inputs of the call that has just begun, or outputs of
+ * the one that is about to end. Blocks that objects hold are not noted. */
+uint64_t ms_block_note_uses(ms_ledger *ledger, const uint64_t *addresses, size_t count, bool output);
 
 /* A claim pass: between begin and end the caller claims every block that a known object holds.
  * - Of several claims of one block in a pass, the category that comes first in MS_CATEGORIES is kept.

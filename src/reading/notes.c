@@ -1,7 +1,7 @@
 /* notes.c - Reader.notes: what a capture notes about blocks beyond its events. */
 #include "reading/reading.h"
 
-static const char *const kinds[MS_NOTE_COUNT] = {"saved", "requested", "stream", "segment"};
+static const char *const kinds[MS_NOTE_COUNT] = {"saved", "requested", "stream", "segment", "input", "output"};
 
 static int append_note(PyObject *list, const ms_note *note)
 {

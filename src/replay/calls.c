@@ -119,13 +119,35 @@ uint32_t msp_loader_call(const msp_loader *loader, uint32_t thread)
     return of->phase == MS_FORWARD && of->calls.count ? of->calls.at[of->calls.count - 1].since : MSP_NONE;
 }
 
-void msp_loader_note_saved(msp_loader *loader, msp_block *block)
+/* A call's inputs are noted one after the other. Those that follow uses by other threads are left out. */
+static void add_input(msp_stream *stream, uint32_t call)
+{
+    msp_call *of = &stream->calls[call];
+    if (!of->input_count)
+        of->first_input = stream->use_count;
+    if (of->first_input + of->input_count == stream->use_count)
+        of->input_count++;
+}
+
+int msp_loader_note_use(msp_loader *loader, uint32_t block, msp_use_kind kind)
 {
     msp_stream *stream = loader->stream;
-    block->saved = stream->event_count;
-    block->saved_in = msp_loader_call(loader, loader->thread);
-    for (uint32_t i = block->saved_in; i != MSP_NONE; i = stream->calls[i].parent)
+    uint32_t call = msp_loader_call(loader, loader->thread);
+    if (call == MSP_NONE && kind != MSP_SAVE)
+        return MS_OK;
+    if (stream->use_count == MSP_NONE - 1 ||
+        !msp_grow((void **)&stream->uses, &loader->use_room, stream->use_count + 1, sizeof *stream->uses))
+        return MS_ENOMEM;
+    if (kind == MSP_INPUT)
+        add_input(stream, call);
+    if (kind == MSP_SAVE && call != MSP_NONE)
+        stream->calls[call].saves = true;
+    for (uint32_t i = call; kind == MSP_SAVE && i != MSP_NONE; i = stream->calls[i].parent)
         stream->calls[i].last_save = stream->event_count;
+    stream->uses[stream->use_count] =
+        (msp_use){block, call, stream->event_count, stream->blocks[block].last_use, (uint8_t)kind};
+    stream->blocks[block].last_use = stream->use_count++;
+    return MS_OK;
 }
 
 void msp_loader_note_drop(msp_loader *loader, uint32_t thread, const msp_block *block)

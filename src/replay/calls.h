@@ -28,7 +28,7 @@ typedef struct msp_loading_thread {
 
 typedef struct msp_loader {
     msp_stream *stream;
-    uint32_t event_room, block_room, call_room, thread_room;
+    uint32_t event_room, block_room, call_room, use_room, thread_room;
     msp_loading_thread *threads; /* by index */
     msp_map by_number;           /* a thread's number in the capture -> its index */
     msp_map by_slot;             /* slot -> index of the live block */
@@ -47,8 +47,9 @@ typedef struct msp_loader {
 int msp_loader_move(msp_loader *loader, uint32_t thread, uint32_t event, ms_phase phase, ms_path path);
 /* The innermost open call of the thread if it is in forward, else MSP_NONE. */
 uint32_t msp_loader_call(const msp_loader *loader, uint32_t thread);
-/* Autograd keeps the block; the thread of the latest event saved it. */
-void msp_loader_note_saved(msp_loader *loader, msp_block *block);
+/* The thread of the latest event uses the block: the innermost call that it runs takes it or returns it, or autograd
+ * saves it there. MS_ENOMEM. */
+int msp_loader_note_use(msp_loader *loader, uint32_t block, msp_use_kind kind);
 /* The thread drops the block. In backward this tells when the backward of the block's calls began. */
 void msp_loader_note_drop(msp_loader *loader, uint32_t thread, const msp_block *block);
 

@@ -1,4 +1,4 @@
-/* edit.h - what an edit consists of, for feed.c. */
+/* edit.h - what an edit consists of, for the replay, and what edits share. */
 #ifndef MSP_EDIT_H
 #define MSP_EDIT_H
 
@@ -19,11 +19,12 @@ typedef struct msp_inserted_block {
 
 typedef struct msp_edited_call {
     uint32_t call;
-    uint32_t to;     /* offloaded: the device. Checkpointed: MSP_NONE */
-    uint32_t output; /* a block that the call keeps and that is its output too, or MSP_NONE */
-    uint32_t last;   /* checkpointed: the event after which the recomputation stops */
-    uint32_t input;  /* checkpointed: a block that is held for the recomputation, until the event `input_end` */
-    uint32_t input_end;
+    uint32_t to;       /* offloaded: the device. Checkpointed: MSP_NONE */
+    uint32_t backward; /* the event with which the first node begins that needs what the call keeps */
+    uint32_t last;     /* checkpointed: the event after which the recomputation stops */
+    uint32_t end;      /* the event that drops the last block that it keeps: a checkpoint holds its inputs until then */
+    uint32_t output;   /* where that is not noted: a block that it keeps and that is its output too, or MSP_NONE */
+    uint32_t input;    /* where that is not noted: its input, or MSP_NONE */
 } msp_edited_call;
 
 /* The call is edited itself; a call in it is. */
@@ -40,17 +41,51 @@ struct msp_edit {
     uint32_t last_event; /* the replay ends before it */
 };
 
+/* ---- checkpoint.c ---- */
+
 /* The event before which the block is freed in forward if autograd does not keep it; `edited` is a checkpointed call
- * that keeps it. */
+ * that keeps it and does not return it. */
 uint32_t msp_unsaved_end(const msp_stream *stream, const msp_edited_call *edited, uint32_t block);
-/* The block that a call returns, if the call keeps it for backward too, or MSP_NONE. */
-uint32_t msp_kept_result(const msp_stream *stream, uint32_t call);
+/* The same for a block that the call returns; MSP_NONE: autograd keeps it for calls after this one, or it is not known.
+ */
+uint32_t msp_returned_end(const msp_stream *stream, const msp_edited_call *edited, uint32_t block);
+/* Whether the call returns the block, which it keeps for backward. */
+bool msp_call_returns(const msp_stream *stream, const msp_edited_call *edited, uint32_t block);
+/* The call's inputs, by number from 0; MSP_NONE: there are no more. */
+uint32_t msp_call_input(const msp_stream *stream, const msp_edited_call *edited, uint32_t number);
+/* Whether the call is `around`, or lies in it. */
+bool msp_call_is_in(const msp_stream *stream, uint32_t call, uint32_t around);
+/* Whether the block was added in the call and exists when the call has ended. */
+bool msp_outlives_call(const msp_stream *stream, uint32_t call, uint32_t block);
+/* Whether parameters, buffers, gradients or optimizers hold blocks of the category. */
+bool msp_is_held_by_object(uint8_t category);
+
+/* Whether a parameter of the module has as many bytes, on the device. */
+bool msp_has_parameter(const msp_stream *stream, ms_path path, uint64_t bytes, uint32_t device);
+
+/* ---- nodes.c ---- */
+
+/* The event with which the first node begins that needs what the call keeps; the last of it is dropped with event
+ * `end`. */
+uint32_t msp_first_unpack(const msp_stream *stream, uint32_t call, uint32_t end);
+/* The event before which the block is freed in backward if it was recomputed. */
+uint32_t msp_recomputed_end(const msp_stream *stream, uint32_t block);
+
+/* ---- reductions.c ---- */
+
 /* Whether a reduction keeps its partial results in the block. */
 bool msp_is_partial_results(const msp_stream *stream, uint32_t block);
 /* Their bytes with `batch` times the small batch, of which they take `small` bytes, and `large` with the larger one.
  * `limit`: as large as they become; 0: it is not known. */
 double msp_partial_results(double small, double large, double batch, double limit);
-/* Whether the call is `around`, or lies in it. */
-bool msp_call_is_in(const msp_stream *stream, uint32_t call, uint32_t around);
+
+/* ---- guesses.c: where a capture does not note what calls take and return ---- */
+
+/* A block that the call returns, or MSP_NONE. */
+uint32_t msp_guess_result(const msp_stream *stream, uint32_t call);
+/* A block that it takes, or MSP_NONE. */
+uint32_t msp_guess_input(const msp_stream *stream, uint32_t call);
+/* The event before which a block that was added in the call `around` is freed there if autograd does not keep it. */
+uint32_t msp_guess_end(const msp_stream *stream, uint32_t around, uint32_t block);
 
 #endif

@@ -188,17 +188,16 @@ static uint32_t outermost_call(const msp_stream *stream, uint32_t call)
 }
 
 /* Free the block in forward, and allocate it again before event `back`. */
-static int save_block(msp_edit *edit, uint32_t index, uint32_t root, uint32_t back, uint32_t to)
+static int save_block(msp_edit *edit, uint32_t index, const msp_edited_call *root, uint32_t back)
 {
     const msp_block *block = &edit->stream->blocks[index];
-    msp_edited_call call = {.call = root, .to = to, .output = MSP_NONE};
-    uint32_t end = msp_unsaved_end(edit->stream, &call, index);
+    uint32_t end = msp_unsaved_end(edit->stream, root, index);
     if (end == MSP_NONE || end >= back || (block->add != MSP_NONE && end <= block->add))
         return MS_OK;
     uint64_t bytes = edit->blocks[index].bytes;
     edit->blocks[index].end = end;
     int error = msp_edit_insert(edit, back, block->drop, bytes, edit->blocks[index].device, block->stream);
-    return error ? error : msp_edit_insert(edit, end, back, bytes, to, 0);
+    return error ? error : msp_edit_insert(edit, end, back, bytes, root->to, 0);
 }
 
 /* The result of an outermost call stays on its device, because the program uses it outside of the call. */
@@ -212,7 +211,7 @@ int msp_edit_save_on_cpu(msp_edit *edit, uint32_t from, uint32_t to, uint64_t *b
     if (!nodes)
         return MS_ENOMEM;
     int error = MS_OK;
-    uint32_t latest = MSP_NONE, result = MSP_NONE; /* the latest outermost call, and what it returns */
+    msp_edited_call latest = {.call = MSP_NONE, .to = to, .output = MSP_NONE}; /* the latest outermost call */
     for (uint32_t i = 0; !error && i < stream->event_count; i++) {
         const msp_event *event = &stream->events[i];
         if (event->kind == MSP_POSITION)
@@ -222,12 +221,14 @@ int msp_edit_save_on_cpu(msp_edit *edit, uint32_t from, uint32_t to, uint64_t *b
         uint32_t block = (uint32_t)event->value, root = outermost_call(stream, stream->blocks[block].call);
         if (root == MSP_NONE || !msp_call_keeps(stream, &stream->calls[root], &stream->blocks[block]))
             continue;
-        if (root != latest)
-            result = msp_kept_result(stream, root), latest = root;
-        if (block == result)
+        if (root != latest.call) {
+            latest.call = root;
+            latest.output = stream->has_inputs ? MSP_NONE : msp_guess_result(stream, root);
+        }
+        if (msp_call_returns(stream, &latest, block))
             continue;
         copied += edit->blocks[block].bytes;
-        error = save_block(edit, block, root, nodes[event->thread], to);
+        error = save_block(edit, block, &latest, nodes[event->thread]);
     }
     free(nodes);
     if (bytes)

@@ -67,8 +67,7 @@ static msp_block block_of_key_frame(const ms_captured_block *captured, uint32_t 
                        .requested = captured->bytes,
                        .add = add,
                        .drop = MSP_NONE,
-                       .saved = MSP_NONE,
-                       .saved_in = MSP_NONE,
+                       .last_use = MSP_NONE,
                        .call = MSP_NONE,
                        .path = captured->path,
                        .device = (uint8_t)captured->device,
@@ -171,22 +170,33 @@ static int next_note(msp_loader *loader)
     return error == MS_EEND ? MS_OK : error;
 }
 
-static void apply_note(msp_loader *loader, const ms_note *note)
+static int apply_note(msp_loader *loader, const ms_note *note)
 {
     uint32_t index = msp_map_get(&loader->by_slot, note->slot);
     if (index == MSP_NONE)
-        return;
+        return MS_OK;
     msp_block *block = &loader->stream->blocks[index];
-    if (note->kind == MS_NOTE_SAVED) {
-        loader->stream->has_notes = true;
-        msp_loader_note_saved(loader, block);
-    } else if (note->kind == MS_NOTE_REQUESTED && note->value < block->bytes) {
-        block->requested = note->value;
-    } else if (note->kind == MS_NOTE_STREAM) {
+    switch (note->kind) {
+    case MS_NOTE_SAVED:
+        return msp_loader_note_use(loader, index, MSP_SAVE);
+    case MS_NOTE_INPUT:
+    case MS_NOTE_OUTPUT:
+        loader->stream->has_inputs = true;
+        return msp_loader_note_use(loader, index, note->kind == MS_NOTE_INPUT ? MSP_INPUT : MSP_OUTPUT);
+    case MS_NOTE_REQUESTED:
+        if (note->value < block->bytes)
+            block->requested = note->value;
+        break;
+    case MS_NOTE_STREAM:
         block->stream = loader->streams[block->device] = note->value;
-    } else if (note->kind == MS_NOTE_SEGMENT) {
+        break;
+    case MS_NOTE_SEGMENT:
         block->segment = note->value;
+        break;
+    default:
+        break;
     }
+    return MS_OK;
 }
 
 /* Apply the notes that were made before event `number`. */
@@ -194,8 +204,9 @@ static int apply_notes(msp_loader *loader, uint64_t number)
 {
     int error = MS_OK;
     while (!error && loader->has_note && loader->note.event <= number) {
-        apply_note(loader, &loader->note);
-        error = next_note(loader);
+        error = apply_note(loader, &loader->note);
+        if (!error)
+            error = next_note(loader);
     }
     return error;
 }
@@ -208,8 +219,7 @@ static int add_at(msp_loader *loader, const ms_event *from, msp_event *event)
                        .stream = loader->streams[from->device],
                        .add = loader->stream->event_count,
                        .drop = MSP_NONE,
-                       .saved = MSP_NONE,
-                       .saved_in = MSP_NONE,
+                       .last_use = MSP_NONE,
                        .call = msp_loader_call(loader, event->thread),
                        .path = from->path,
                        .device = (uint8_t)from->device,
@@ -395,6 +405,7 @@ void msp_stream_free(msp_stream *stream)
     free(stream->events);
     free(stream->blocks);
     free(stream->calls);
+    free(stream->uses);
     free(stream->parents);
     free(stream->parameters);
     free(stream);

@@ -47,8 +47,7 @@ typedef struct msp_block {
     uint64_t stream;    /* on which it was requested */
     uint64_t segment;   /* the address of a segment that was taken for it; 0: none was, or it is not known */
     uint32_t add, drop; /* indices of events. MSP_NONE: it exists from the beginning, or to the end */
-    uint32_t saved;     /* the event before which autograd last saved it, or MSP_NONE */
-    uint32_t saved_in;  /* the innermost call that ran then, or MSP_NONE */
+    uint32_t last_use;  /* an index of msp_stream.uses, or MSP_NONE */
     uint32_t call;      /* the innermost call in which it was added, or MSP_NONE */
     ms_path path;       /* its owner */
     uint8_t device, category;
@@ -56,6 +55,17 @@ typedef struct msp_block {
     uint8_t drop_phase; /* in which it was dropped; MS_IDLE if it was not */
     bool outside;       /* it did not come from torch's allocators */
 } msp_block;
+
+/* What a forward does with a block that no object holds: a call takes it or returns it, or autograd saves it. */
+typedef enum msp_use_kind { MSP_INPUT, MSP_OUTPUT, MSP_SAVE } msp_use_kind;
+
+typedef struct msp_use {
+    uint32_t block;
+    uint32_t call;    /* the call; of a save: the innermost one that ran, or MSP_NONE */
+    uint32_t event;   /* it was before this event */
+    uint32_t earlier; /* the use of the same block before it, or MSP_NONE */
+    uint8_t kind;
+} msp_use;
 
 /* One forward of a module. Its events lie in [begin, end), and its blocks in [first_block, last_block), together
  * with those of other threads. */
@@ -66,7 +76,9 @@ typedef struct msp_call {
     uint32_t backward;   /* the event that begins its backward, or MSP_NONE: it left nothing for backward */
     uint32_t last_save;  /* the event before which autograd saved the last block in it, or MSP_NONE */
     uint32_t first_block, last_block;
+    uint32_t first_input, input_count; /* uses that are its inputs */
     uint16_t thread;
+    bool saves; /* autograd saved something in it, outside of the calls in it */
     uint64_t step;
     uint64_t nanoseconds; /* that the GPU needed for it; 0: not known */
 } msp_call;
@@ -75,12 +87,13 @@ typedef struct msp_stream {
     msp_event *events;
     msp_block *blocks;    /* in the order of their adds; those from the beginning come first */
     msp_call *calls;      /* in the order of their begins */
+    msp_use *uses;        /* in their order */
     ms_path *parents;     /* by path */
     uint32_t *parameters; /* blocks of parameters, ordered by owner and requested bytes */
-    uint32_t event_count, block_count, call_count, parameter_count, path_count, device_count, thread_count;
+    uint32_t event_count, block_count, call_count, use_count, parameter_count, path_count, device_count, thread_count;
     uint64_t reserved_first[MS_MAX_DEVICES]; /* what was reserved at the beginning */
     bool is_lower_bound;                     /* events are lost or damaged */
-    bool has_notes;                          /* what autograd saved is known */
+    bool has_inputs;                         /* what calls take and return is known */
     bool has_times;                          /* how long the GPU needed for calls is known */
 } msp_stream;
 

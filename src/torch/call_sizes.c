@@ -15,12 +15,15 @@ struct size_sum {
     uint64_t addresses[BATCH]; /* not added to `bytes` yet */
     size_t count;
     uint64_t bytes;
-    ms_path root; /* these are the inputs of its root call; MS_GLOBAL: they are not */
+    bool is_noted, output; /* captures note the blocks: a replay can checkpoint the call */
+    ms_path root;          /* these are the inputs of its root call; MS_GLOBAL: they are not */
 };
 
 static void add_batch(struct size_sum *sum)
 {
-    if (sum->count)
+    if (sum->count && sum->is_noted)
+        sum->bytes += ms_block_note_uses(mst_target_ledger(), sum->addresses, sum->count, sum->output);
+    else if (sum->count)
         sum->bytes += ms_block_bytes(mst_target_ledger(), sum->addresses, sum->count);
     sum->count = 0;
 }
@@ -54,6 +57,8 @@ static void measure_call(ms_thread *thread, ms_path root, bool output, PyObject 
     struct size_sum sum;
     sum.count = 0;
     sum.bytes = 0;
+    sum.is_noted = ms_thread_phase(thread) == MS_FORWARD;
+    sum.output = output;
     sum.root = root;
     PyObject *type = NULL, *value = NULL, *traceback = NULL;
     bool failing = PyErr_Occurred() != NULL;

@@ -8,7 +8,8 @@ CATEGORIES = ("Parameter", "Buffer", "Gradient", "Activation", "Temp", "Optstate
 PHASES = ("idle", "forward", "recompute", "backward", "optimizer", "evaluation")
 NONE = 2**64 - 1
 INFO, NAMES, DEVICES, FRAME, EVENTS, END, NOTES = range(1, 8)
-NOTE_KINDS = ("saved", "requested", "stream", "segment")
+NOTE_KINDS = ("saved", "requested", "stream", "segment", "input", "output")
+NOTES_WITH_VALUE = ("requested", "stream", "segment")
 
 
 def _table() -> list[int]:
@@ -231,7 +232,7 @@ class Capture:
             self.first_note = self.last_note = self.number
             self.note_slot = 0
         self.notes += varint(self.number - self.last_note << 3 | NOTE_KINDS.index(kind))
-        self.notes += self._relative("note_slot", slot) + (b"" if kind == "saved" else varint(value))
+        self.notes += self._relative("note_slot", slot) + (varint(value) if kind in NOTES_WITH_VALUE else b"")
         self.last_note = self.number
         self.noted.append((self.number, kind, slot, value))
 

@@ -50,6 +50,11 @@ enum {
 enum { MS__NOTE_KIND_BITS = 3, MS__NOTE_MAX = 3 * MS__VARINT_MAX };
 enum { MS__TIME_MAX = 3 * MS__VARINT_MAX }; /* bytes; no time of a call is longer */
 
+static inline bool ms__note_has_value(uint32_t kind)
+{
+    return kind == MS_NOTE_REQUESTED || kind == MS_NOTE_STREAM || kind == MS_NOTE_SEGMENT;
+}
+
 /* A block's category, phase and whether it is from outside, in one byte: its attributes. */
 enum { MS__ATTRIBUTES_CATEGORY = 0x07, MS__ATTRIBUTES_OUTSIDE = 0x08, MS__ATTRIBUTES_PHASE = 4 };
 

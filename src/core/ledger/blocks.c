@@ -457,14 +457,29 @@ bool ms_block_is_unowned(ms_ledger *ledger, uint64_t address, bool *known)
     return unowned;
 }
 
-uint64_t ms_block_bytes(ms_ledger *ledger, const uint64_t *addresses, size_t count)
+enum { NO_NOTE = MS_NOTE_COUNT };
+
+static uint64_t sum_and_note(ms_ledger *ledger, const uint64_t *addresses, size_t count, uint32_t note)
 {
     uint64_t bytes = 0;
     ms__lock(&ledger->lock);
+    bool is_noted = note != NO_NOTE && ms__captured(ledger);
     for (size_t i = 0; i < count; i++) {
         const struct ms__block *block = ms__block_find(&ledger->blocks, addresses[i]);
         bytes += block ? block->bytes : 0;
+        if (is_noted && block && !is_held_by_object(block->category))
+            ms__capture_note(ledger, (ms_note_kind)note, number_of(ledger, block), 0);
     }
     ms__unlock(&ledger->lock);
     return bytes;
+}
+
+uint64_t ms_block_bytes(ms_ledger *ledger, const uint64_t *addresses, size_t count)
+{
+    return sum_and_note(ledger, addresses, count, NO_NOTE);
+}
+
+uint64_t ms_block_note_uses(ms_ledger *ledger, const uint64_t *addresses, size_t count, bool output)
+{
+    return sum_and_note(ledger, addresses, count, output ? MS_NOTE_OUTPUT : MS_NOTE_INPUT);
 }

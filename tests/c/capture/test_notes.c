@@ -113,6 +113,9 @@ TEST(a_capture_has_the_notes_of_its_blocks)
     CHECK_EQ(ms_block_claim(watched, 8192, MS_PARAMETER, MS_GLOBAL), MS_OK);
     CHECK_EQ(ms_block_note_saved(watched, 8192, 0), MS_OK); /* held by an object */
     CHECK_EQ(ms_block_note_saved(watched, 1, 0), MS_ENOBLOCK);
+    uint64_t used[] = {4096, 8192, 1}; /* the second is held by an object, and there is no third */
+    CHECK_EQ(ms_block_note_uses(watched, used, 3, false), 1500);
+    CHECK_EQ(ms_block_note_uses(watched, used, 1, true), 1000);
     CHECK(ms_ledger_is_captured(watched));
     end_capture(capture);
     CHECK(!ms_ledger_is_captured(watched));
@@ -124,6 +127,8 @@ TEST(a_capture_has_the_notes_of_its_blocks)
     check_next(MS_NOTE_STREAM, 4, 1, 2);
     check_next(MS_NOTE_SEGMENT, 4, 1, 8192);
     check_next(MS_NOTE_SAVED, 4, 0, 0);
+    check_next(MS_NOTE_INPUT, 5, 0, 0); /* event 4 is the claim */
+    check_next(MS_NOTE_OUTPUT, 5, 0, 0);
     check_end();
     ms_reader_close(from);
     close(fd);

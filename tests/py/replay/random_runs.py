@@ -25,6 +25,7 @@ class RandomRun:
             for size in self.random.sample(SIZES, self.random.randrange(3)):
                 self.capture.claim(self.capture.add(size, 1), "Parameter", path)
         self.backward_thread = self.random.choice((1, 2))
+        self.notes_calls = self.random.random() < 0.6
 
     def size(self) -> int:
         if self.random.random() < 0.2:
@@ -47,6 +48,7 @@ class RandomRun:
         """``saved`` gets, in the order of forward, what each stretch of a module keeps for backward."""
         c, choose = self.capture, self.random
         c.where("forward", path)
+        self.note_call("input")
         mine: list[int] = []
         for child in [None, *self.children[path] * choose.choice((1, 1, 2)), None]:
             if child is not None:
@@ -70,6 +72,13 @@ class RandomRun:
                     self.later.append(block)
             saved.append((path, mine))
             mine = []
+        self.note_call("output")
+
+    def note_call(self, kind: str) -> None:
+        """What the call takes or returns: blocks that exist."""
+        if self.notes_calls and self.alive:
+            for block in self.random.sample(self.alive, min(self.random.randrange(3), len(self.alive))):
+                self.capture.note(kind, block)
 
     def step(self) -> None:
         c, choose = self.capture, self.random

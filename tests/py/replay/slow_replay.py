@@ -37,7 +37,8 @@ class Block:
     claimed_from_now_on: bool = False
     requested: int = 0
     stream: int = 0
-    saved_in: int | None = None
+    uses: list[tuple[str, int | None, int]] = dataclasses.field(default_factory=list)
+    """("input", "output" or "saved", the call, the next event) in their order."""
 
 
 @dataclasses.dataclass
@@ -49,6 +50,8 @@ class Call:
     end: float = NEVER
     backward: float = NEVER
     last_save: float = -1
+    saves: bool = False
+    inputs: list[int] = dataclasses.field(default_factory=list)
 
 
 class Stream:
@@ -59,6 +62,7 @@ class Stream:
         self.events: list[tuple[str, Any]] = []
         self.blocks: list[Block] = []
         self.calls: list[Call] = []
+        self.has_inputs = any(kind in ("input", "output") for _, kind, _, _ in notes)
         positions: dict[int, tuple[str, int]] = {}
         open_calls: dict[int, list[int]] = {}
         # thread -> (path, the event that entered it), outermost first
@@ -111,9 +115,15 @@ class Stream:
 
     def _note(self, block: Block, kind: str, value: int, running: list[int], streams: list[int]) -> None:
         if kind == "saved":
-            block.saved_in = running[-1] if running else None
+            block.uses.append((kind, running[-1] if running else None, len(self.events)))
             for call in running:
                 self.calls[call].last_save = len(self.events)
+            if running:
+                self.calls[running[-1]].saves = True
+        elif kind in ("input", "output") and running:
+            block.uses.append((kind, running[-1], len(self.events)))
+            if kind == "input":
+                self.calls[running[-1]].inputs.append(self.blocks.index(block))
         elif kind == "requested":
             block.requested = value
         elif kind == "stream":
@@ -187,10 +197,76 @@ class Stream:
         """When the block is freed in forward if autograd does not keep it; `call` is checkpointed."""
         if self.is_cast(self.blocks[block]):
             return min(self.calls[self.calls_around(call)[-1]].end, self.calls[call].backward)
-        used = self.blocks[block].saved_in
+        if self.has_inputs:
+            return self._end_by_uses(call, self.blocks[block])
+        used = self.blocks[block].uses[-1][1] if self.blocks[block].uses else None
         if used is not None and call in self.calls_around(used) and self.calls[used].end < NEVER:
             return max(self.calls[used].end, self._end_by_calls(call, block))
         return self._end_by_calls(call, block)
+
+    def _end_by_uses(self, call: int, block: Block) -> float:
+        uses = [(kind, by, at) for kind, by, at in block.uses if by is not None and call in self.calls_around(by)]
+        assert block.call is not None
+        own = self.calls[block.call]
+        ends = [self.calls[by].end for kind, by, _ in uses if kind == "input"]
+        if uses and uses[-1][:2] == ("saved", block.call):  # a part of an expression: until the operator has its result
+            later = range(uses[-1][2], int(own.end))
+            ends.append(next((at + 1 for at in later if self.events[at][0] == "add"), own.end))
+        elif uses:
+            ends.append(self.calls[uses[-1][1]].end)
+        if all(by != block.call for _, by, _ in uses):
+            ends.append(own.end)
+        return max(ends)
+
+    def returned_end(self, call: int, block: Block) -> float:
+        """When a block that the call returns is freed in forward."""
+        outside = [(kind, by) for kind, by, _ in block.uses if by is None or call not in self.calls_around(by)]
+        parent = self.calls[call].parent
+        if any(kind == "saved" for kind, _ in outside):
+            return NEVER
+        ends = [self.calls[by].end for _, by in outside if by is not None]
+        ends = ends or [self.calls[parent].end if parent is not None else NEVER]
+        return max(ends) if max(ends) < self.calls[call].backward else NEVER
+
+    def first_unpack(self, call: int, last: float) -> float:
+        saving = {one.path for i, one in enumerate(self.calls) if one.saves and call in self.calls_around(i)}
+        begin = int(self.calls[call].backward)
+        for at in range(begin, int(last) if self.has_inputs else begin):
+            kind, value = self.events[at]
+            if kind == "position" and value[1] == "backward" and value[2] in saving:
+                return at
+        return begin
+
+    def recomputed_end(self, index: int) -> float:
+        """Before the gradient of a bias is summed, if the events are those of a product with a bias."""
+        block = self.blocks[index]
+        savers = [by for kind, by, _ in block.uses if kind == "saved"]
+        drop = int(block.drop)
+        if not savers or savers[-1] is None:
+            return drop
+        results = [one.requested for one in self.blocks if savers[-1] in self.calls_around(one.call)]
+        first = drop
+        while self.events[first - 1][0] in ("add", "drop", "reserved") and first > max(0, drop - 64):
+            first -= 1
+        near = [(kind, self.blocks[value]) for kind, value in self.events[first : drop + 1] if kind in ("add", "drop")]
+        for at in range(drop - 1, first - 1, -1):
+            kind, value = self.events[at]
+            bias = self.blocks[value] if kind == "add" else block
+            if kind != "add" or bias.drop <= drop or not self._is_gradient_size(bias):
+                continue
+            for kind, value in self.events[first:at]:
+                weight = self.blocks[value] if kind == "add" else block
+                if kind != "add" or weight.requested <= bias.requested or not self._is_gradient_size(weight):
+                    continue
+                inner, rest = divmod(weight.requested, bias.requested)
+                elements = [size // bias.requested * inner for size in results if size % bias.requested == 0]
+                if not rest and any(one.requested in (2 * n, 4 * n, 8 * n) for _, one in near for n in elements):
+                    return at
+        return drop
+
+    def _is_gradient_size(self, block: Block) -> bool:
+        wanted = [("Parameter", block.path, times * block.requested, block.device) for times in (1, 2)]
+        return any((other.category, other.path, other.requested, other.device) in wanted for other in self.blocks)
 
     def _end_by_calls(self, call: int, block: int) -> float:
         for inner in self.calls_around(self.blocks[block].call):
@@ -212,7 +288,14 @@ class Stream:
             and block.category not in HELD_BY_OBJECTS
             and root in self.calls_around(block.call)
         ]
-        return found[-1] if found else None
+        if not found:
+            return None
+        maker = self.blocks[found[-1]].call
+        if maker is None or maker == call or any(one.parent == maker for one in self.calls):
+            return found[-1]
+        result = self.result(maker)  # the statistics of a normalization follow its result
+        given = self.blocks[result].drop > self.calls[call].begin and self.blocks[result].category not in HELD_BY_OBJECTS
+        return result if given else found[-1]
 
 
 class Edited:
@@ -224,6 +307,7 @@ class Edited:
         self.devices = [block.device for block in stream.blocks]
         self.before: dict[float, list[tuple[tuple[int, int], Any]]] = {}
         self.holders = [0] * len(stream.blocks)
+        self.over: set[int] = set()
         self.live: set[Any] = set()
         self.streams: dict[Any, int] = {}
         self.done: list[list[tuple[Any, int | None]]] = []
@@ -294,43 +378,59 @@ class Edited:
                 self.later(end, 0, 0, lambda: self.release(key))
 
     def checkpoint(self, call: int, to: int | None = None) -> None:
-        stream, of = self.stream, self.stream.calls[call]
+        stream = self.stream
         kept = [i for i, block in enumerate(stream.blocks) if stream.keeps(call, block)]
         if not kept:
             return
-        others = [i for i in stream.outliving(call) if i not in kept and stream.blocks[i].drop < NEVER]
-        output = None if others or stream.result(call) not in kept else stream.result(call)
+        returned = self.returned(call, kept)
         for block in kept:
-            if block != output:
+            if block not in returned:
                 self.later(stream.unsaved_end(call, block), 2, block, lambda block=block: self.free_kept(block, to))
-        self.later(of.backward, 3, -call, lambda: self.again(call, kept, output, to))
+            elif to is None and (end := stream.returned_end(call, stream.blocks[block])) < NEVER:
+                self.later(end, 2, block, lambda block=block: self.free_kept(block, to))
+            if to is None and (end := stream.recomputed_end(block)) < stream.blocks[block].drop:
+                self.later(end, 2, block, lambda block=block: self.free_kept(block, to))
         last = max(stream.blocks[block].drop for block in kept)
-        given = stream.input(call)
-        if to is None and given is not None and stream.blocks[given].drop < last:
-            self.holders[given] += 1
-            self.later(last, 1, given, lambda: self.drop_input(given, last))
+        self.later(stream.first_unpack(call, last), 3, -call, lambda: self.again(call, kept, returned, to))
+        given = stream.calls[call].inputs if stream.has_inputs else [stream.input(call)]
+        for block in given if to is None else []:
+            if block is not None:
+                self.holders[block] += 1
+                self.later(last, 1, block, lambda block=block: self.drop_input(block, last))
+
+    def returned(self, call: int, kept: list[int]) -> list[int]:
+        """Of what the call keeps."""
+        stream = self.stream
+        if stream.has_inputs:
+            return [block for block in kept if ("output", call) in [use[:2] for use in stream.blocks[block].uses]]
+        others = [i for i in stream.outliving(call) if i not in kept and stream.blocks[i].drop < NEVER]
+        return [stream.result(call)] if not others and stream.result(call) in kept else []
 
     def offload(self, call: int, to: int) -> None:
         self.checkpoint(call, to)
 
     def free_kept(self, block: int, to: int | None) -> None:
+        if self.holders[block]:
+            self.over.add(block)
+            return
         self.release(block)
         if to == self.device and self.devices[block] != self.device:
             self.alloc(block, self.sizes[block])
 
     def drop_input(self, block: int, at: float) -> None:
         self.holders[block] -= 1
-        if not self.holders[block] and self.stream.blocks[block].drop < at:
+        if not self.holders[block] and (self.stream.blocks[block].drop < at or block in self.over):
             self.release(block)
 
-    def again(self, call: int, kept: list[int], output: int | None, to: int | None) -> None:
+    def again(self, call: int, kept: list[int], returned: list[int], to: int | None) -> None:
         if to is not None:
             for block in kept:
-                if block != output:
+                if block not in returned:
                     self.release(block)
                     self.alloc(block, self.size(block))
             return
-        self.release(output)
+        for block in kept:
+            self.release(block)
         last = max(self.stream.blocks[kept[-1]].add, self.stream.calls[call].last_save - 1)  # torch stops there
         for at in range(self.stream.calls[call].begin, int(last) + 1):
             kind, value = self.stream.events[at]

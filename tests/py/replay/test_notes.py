@@ -72,6 +72,22 @@ def test_a_saved_input_keeps_its_category(tmp_path: pathlib.Path) -> None:
     assert 64 * 1000 * 4 in saved_bytes(reader)
 
 
+def test_what_calls_take_and_return_is_noted(tmp_path: pathlib.Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh())
+    with modscope.record(tmp_path / "run.msc"):
+        x = torch.randn(32, 8)
+        model(x).sum().backward()
+        with torch.no_grad():
+            model(x)
+    reader = reader_of(tmp_path / "run.msc")
+    uses = [(kind, slot) for _, kind, slot, _ in reader.notes() if kind in ("input", "output")]
+    slots = {size: slot for _, op, _, _, _, size, _, _, phase, slot, _ in reader.events() if op == "add" and phase in ("idle", "forward")}
+    given, wide = slots[32 * 8 * 4], [slot for _, slot in uses if slot != slots[32 * 8 * 4]]
+    # The root and the first layer take x. The layer returns what tanh takes; tanh and the root return tanh's result.
+    assert uses == [("input", given), ("input", given), ("output", wide[0]), ("input", wide[0]), ("output", wide[2]), ("output", wide[2])]
+    assert wide[0] != wide[2]
+
+
 def test_a_capture_without_notes_is_replayed(tmp_path: pathlib.Path) -> None:
     from capture_helpers import train
     from slow_replay import open_capture

@@ -13,19 +13,14 @@ from modscope import _capture
 
 pytestmark = needs_virtual_device
 
-# Without biases: a replay frees a recomputed tensor after the gradient of a bias was summed, which takes memory, and the real
-# run before (test_checkpoint.py). And a product with a bias takes a workspace in the thread of backward when it is computed again.
 PROGRAM = """
-import functools
 from torch.utils.checkpoint import checkpoint
 import modscope
-
-Linear = functools.partial(nn.Linear, bias=False)
 
 class Attention(nn.Module):
     def __init__(self, width):
         super().__init__()
-        self.q, self.k, self.v, self.out = (Linear(width, width) for _ in range(4))
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x):
         q, k, v = (layer(x).unflatten(-1, (8, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
@@ -36,7 +31,7 @@ class Block(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.norm1, self.attend, self.norm2 = nn.LayerNorm(width), Attention(width), nn.LayerNorm(width)
-        self.wide, self.act, self.narrow = Linear(width, 4 * width), nn.GELU(), Linear(4 * width, width)
+        self.wide, self.act, self.narrow = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
 
     def forward(self, x):
         x = x + self.attend(self.norm1(x))
@@ -46,7 +41,7 @@ class Net(nn.Module):
     def __init__(self, checkpointed):
         super().__init__()
         self.h = nn.ModuleList(Block(512) for _ in range(6))
-        self.head = Linear(512, 5000)
+        self.head = nn.Linear(512, 5000)
         self.checkpointed = checkpointed
 
     def forward(self, x):

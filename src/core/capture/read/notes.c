@@ -76,7 +76,7 @@ static bool decode_note(ms_notes *notes, ms_note *note)
         return false;
     notes->slot = note->slot = (uint32_t)slot;
     notes->event = note->event = notes->event + later;
-    if (note->kind != MS_NOTE_SAVED)
+    if (ms__note_has_value(note->kind))
         note->value = ms__get_varint(&notes->bytes);
     return !notes->bytes.bad;
 }

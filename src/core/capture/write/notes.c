@@ -41,7 +41,7 @@ static void encode_note(ms_capture *capture, ms_note_kind kind, uint32_t number,
     at = ms__put_varint(at, (capture->event - capture->note_event) << MS__NOTE_KIND_BITS | (uint32_t)kind);
     at = ms__put_relative(at, &capture->note_slot, number);
     capture->note_event = capture->event;
-    capture->note_at = kind == MS_NOTE_SAVED ? at : ms__put_varint(at, value);
+    capture->note_at = ms__note_has_value(kind) ? ms__put_varint(at, value) : at;
 }
 
 void ms__capture_note(ms_ledger *ledger, ms_note_kind kind, uint32_t number, uint64_t value)
