@@ -98,7 +98,7 @@ class Settings(NamedTuple):
             return None
         folder, output, stem = self.started
         name = _files.name_for(output or None, stem)
-        if output and name.plain() != output:  # it has a rank
+        if name.has_rank:
             path = os.path.join(folder, name.plain())
             with contextlib.suppress(FileExistsError):
                 return name.plain(), _files.prepare(path, self.force and not self._is_of_this_run(path))

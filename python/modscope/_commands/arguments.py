@@ -129,9 +129,13 @@ def add_commands(add_parser: Subparsers) -> None:
 
 def _add_summary(add_parser: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(
-        add_parser, "summary", "show a run on one screen: the peak, and which modules held the memory then", "summary run.msc"
+        add_parser,
+        "summary",
+        "show a run on one screen: the peak, and which modules held the memory then",
+        "summary run.msc",
+        "summary run.rank*.msc",
     )
-    _add_capture(parser)
+    parser.add_argument("files", metavar="FILE", nargs="+", help="a capture, or those of the ranks of one job")
     return parser
 
 
