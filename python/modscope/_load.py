@@ -294,6 +294,11 @@ class Capture:
     def _step(self, number: int, begin: float, end: float, first: int, last: int) -> Step:
         return Step(number, begin, end, first, last, self.most_held(first, last))
 
+    def step_times(self) -> list[tuple[int, float]]:
+        """The number of each step that began, and when."""
+        numbers = array("Q", self._reader.step_times())
+        return list(zip(numbers[::2], (time / 1e6 for time in numbers[1::2])))
+
     def series(self, device: str, bounds: Sequence[float]) -> bytes:
         """What the device held over time: for each category an int64 for each two consecutive ``bounds``, in seconds, at
         the moment between them at which the device held most. -1 after the end of the capture."""

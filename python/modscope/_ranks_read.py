@@ -46,6 +46,7 @@ class Rank(NamedTuple):
     began: float | None
     """Seconds since 1970."""
     duration: float
+    events: int
     steps: int
     optimizer_steps: int
     end: Mapping[str, str] | None
@@ -124,6 +125,7 @@ def read_rank(file: str, capture: Capture) -> Rank:
         predicted_on(info),
         _began(info.get("began")),
         capture.duration,
+        capture.event_count,
         capture.last_step,
         capture.optimizer_steps,
         capture.end,
@@ -149,12 +151,3 @@ def read_ranks(files: Sequence[str]) -> list[Rank]:
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return list(pool.map(read, files))
 
-
-def read_places(files: Sequence[str]) -> list[Place | None]:
-    """Which ranks these captures are, without reading their events."""
-
-    def read(file: str) -> Place | None:
-        capture = load(file)
-        return place_of(capture.info, capture.end)
-
-    return [read(file) for file in files]

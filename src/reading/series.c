@@ -1,4 +1,5 @@
-/* series.c - Reader.series: what a device held over time, as the bytes of an array. */
+/* series.c - Reader.series and Reader.step_times: what a device held over time, and when steps began, as the bytes of
+ * arrays. */
 #include "reading/reading.h"
 
 static int find_series(msr_reader *reader, uint32_t device, const uint64_t *bounds, size_t columns, ms_sums *most,
@@ -61,5 +62,56 @@ PyObject *msr_series(msr_reader *reader, unsigned device, const Py_buffer *buffe
         array = error ? msr_raise(error) : array_of(most, numbers - 1, begun);
     }
     PyMem_Free(most);
+    return array;
+}
+
+/* ---- when steps began ---- */
+struct step_times {
+    uint64_t *at; /* pairs: the number of the step, and when it began */
+    size_t count, room;
+};
+
+static bool add_step(struct step_times *steps, const ms_event *event)
+{
+    if (steps->count + 2 > steps->room) {
+        size_t room = steps->room ? 2 * steps->room : 64;
+        uint64_t *at = PyMem_RawRealloc(steps->at, room * sizeof *at);
+        if (!at)
+            return false;
+        steps->at = at;
+        steps->room = room;
+    }
+    steps->at[steps->count++] = event->bytes;
+    steps->at[steps->count++] = event->time;
+    return true;
+}
+
+static int find_steps(msr_reader *reader, struct step_times *steps)
+{
+    ms_event event;
+    int error = msr_open_cursor(reader);
+    if (!error)
+        error = ms_cursor_seek(reader->cursor, 0);
+    while (!error) {
+        error = ms_cursor_next(reader->cursor, 1u << MS_OP_STEP, &event);
+        if (!error && !add_step(steps, &event))
+            error = MS_ENOMEM;
+    }
+    return error == MS_EEND ? MS_OK : error;
+}
+
+PyObject *msr_step_times(msr_reader *reader)
+{
+    struct step_times steps = {NULL, 0, 0};
+    if (!msr_lock_reader(reader))
+        return NULL;
+    int error;
+    Py_BEGIN_ALLOW_THREADS
+    error = find_steps(reader, &steps);
+    Py_END_ALLOW_THREADS
+    msr_unlock_reader(reader);
+    Py_ssize_t size = (Py_ssize_t)(steps.count * sizeof *steps.at);
+    PyObject *array = error ? msr_raise(error) : PyBytes_FromStringAndSize((const char *)steps.at, size);
+    PyMem_RawFree(steps.at);
     return array;
 }
