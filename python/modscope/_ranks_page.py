@@ -21,8 +21,8 @@ from modscope._report import Page, fill_page, hash_of, read_page_file
 from modscope._summary import Report
 from modscope._text import at_least, clean, counted, describe_moment, duration, label, size
 
-_MOST_NUMBERS = 1_600_000  # of all ranks together, for both axes: about 4 MB of the page
-_MOST_COLUMNS, _FEWEST_COLUMNS = 600, 60
+_MOST_NUMBERS = 1_200_000  # of all ranks together, for both axes: at most 7 MB of the page
+_MOST_COLUMNS, _FEWEST_COLUMNS = 600, 24
 _MODULES = 40  # of a rank; the others are one row
 _DIFFERENCES = 60  # rows of the page
 _SCRIPTS = ("text", "dom", "capture", "paint", "ranks_heat", "ranks_detail", "ranks")

@@ -79,7 +79,7 @@ class RanksJob {
     return found.sort((a, b) => a - b)[found.length >> 1];
   }
 
-  differences(axis) {
+  fromMedian(axis) {
     const columns = this.columns(axis);
     const medians = Array.from({ length: columns }, (_, column) => this.median(axis, column));
     return this.totalsOf(axis).map((total, i) => total - medians[i % columns]);
@@ -89,7 +89,7 @@ class RanksJob {
   shadesOf(axis, shade) {
     const key = axis + shade;
     if (this.shaded[key]) return this.shaded[key];
-    const values = shade === "bytes" ? this.totalsOf(axis) : this.differences(axis);
+    const values = shade === "bytes" ? this.totalsOf(axis) : this.fromMedian(axis);
     const most = values.reduce((a, b) => (Math.abs(b) > a ? Math.abs(b) : a), 0);
     return (this.shaded[key] = { most, values: values.map((value) => (most ? value / most : value * 0)) });
   }
