@@ -133,7 +133,7 @@ def _add_summary(add_parser: Subparsers) -> argparse.ArgumentParser:
         "summary",
         "show a run on one screen: the peak, and which modules held the memory then",
         "summary run.msc",
-        "summary run.rank*.msc",
+        "summary rank0.msc rank1.msc",
     )
     parser.add_argument("files", metavar="FILE", nargs="+", help="a capture, or those of the ranks of one job")
     return parser
@@ -187,7 +187,7 @@ def _add_leaks(add_parser: Subparsers) -> argparse.ArgumentParser:
 
 
 def _add_report(add_parser: Subparsers) -> argparse.ArgumentParser:
-    examples = "report run.msc -o run.html", "report run.rank*.msc -o ranks.html --steps 2:4"
+    examples = "report run.msc -o run.html", "report rank0.msc rank1.msc --steps 2:4"
     parser = add_command(add_parser, "report", "write captures as a page for a browser", *examples)
     parser.add_argument("files", metavar="FILE", nargs="+", help="a capture; those of the ranks of one job get a rank axis, others are side by side")
     parser.add_argument("-o", "--output", metavar="OUT", help="the page; default: FILE's name with .html, in this folder")

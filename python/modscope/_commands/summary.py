@@ -27,7 +27,7 @@ def _report_of_ranks(arguments: Namespace) -> Report:
     """Of several captures: those of the ranks of one job."""
     from modscope._ranks_job import find_job
     from modscope._ranks_read import read_ranks
-    from modscope._ranks_text import job_report
+    from modscope._commands.ranks_text import job_report
 
     job = find_job(read_ranks(arguments.files))
     return job_report(job) if arguments.json else {"job": job}
@@ -55,7 +55,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
 
 
 def _text_of_ranks(result: Report, screen: Screen) -> list[str]:
-    from modscope._ranks_text import job_text
+    from modscope._commands.ranks_text import job_text
 
     job = result["job"]
     highest = max(job.ranks, key=lambda rank: rank.bytes)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from modscope._categories import CATEGORIES
+from modscope._commands.terminal import Screen
 from modscope._groups import group_modules
 from modscope._ranks_job import (
     Comparison, Difference, Job, compare_ranks, describe_job, describe_missing, describe_ranks, find_extremes, find_nodes,
@@ -14,9 +14,6 @@ from modscope._ranks_job import (
 from modscope._ranks_read import Rank
 from modscope._summary import Report
 from modscope._text import at_least, change, clean, counted, describe_moment, duration, label, percent, shorten_middle, size
-
-if TYPE_CHECKING:
-    from modscope._commands.terminal import Screen
 
 _PEAKS = 8  # rows
 _GROUPS = 4  # of ranks that differ
