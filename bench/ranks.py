@@ -17,11 +17,23 @@ import sys
 import tempfile
 
 import torch
-from export import MEASURED, Block
+from export import Block
 from torch import nn
 
 import modscope
 
+# Runs the command in a process of its own, and prints its seconds, those of its threads together, and its peak memory.
+MEASURED = """
+import sys, time
+from modscope.__main__ import main
+begin = time.perf_counter()
+status = main(sys.argv[1:])
+seconds = time.perf_counter() - begin
+with open("/proc/self/status") as file:
+    peak = next(line for line in file if line.startswith("VmHWM"))
+print(seconds, time.process_time(), int(peak.split()[1]) / 1024, file=sys.stderr)
+sys.exit(status)
+"""
 VARIANTS = 5  # of the training, by the size of its batch
 
 
@@ -95,14 +107,14 @@ def main() -> None:
         files = [os.path.join(folder, f"x.rank{rank}.msc") for rank in range(arguments.ranks)]
         size = sum(map(os.path.getsize, files))
         print(f"{arguments.ranks} captures, {events} events, {size / 1e6:.1f} MB\n")
-        print("| command | seconds | memory, MiB | page, MB |\n|---|---|---|---|")
+        print("| command | seconds | of processor time | memory, MiB | page, MB |\n|---|---|---|---|---|")
         page = os.path.join(folder, "ranks.html")
         for words in (["summary", *files], ["report", *files, "-f", "-o", page]):
             command = [sys.executable, "-c", MEASURED, *words]
             done = subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-            seconds, memory = map(float, done.stderr.split()[-2:])
+            seconds, processor, memory = map(float, done.stderr.split()[-3:])
             written = f"{os.path.getsize(page) / 1e6:.1f}" if words[0] == "report" else ""
-            print(f"| {words[0]} | {seconds:.2f} | {memory:.0f} | {written} |", flush=True)
+            print(f"| {words[0]} | {seconds:.2f} | {processor:.2f} | {memory:.0f} | {written} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -343,7 +343,8 @@ class RunRecording:
                 if new:
                     self._shown, self._file = new
             else:
-                self._shown = _files.Name(*self._settings.children).numbered()
+                root, suffix = self._settings.children
+                self._shown = _files.Name(root, suffix).numbered()
                 self._file = _files.prepare(self._shown, False)
         except OSError as error:
             self._finished = True

@@ -55,7 +55,7 @@ def test_which_ranks_differ_and_by_what(folder, summary):
     assert part[1] == "  rank 5 (node 1, local rank 1): +5.00 MiB" and part[2].split() == ["+5.00", "MiB", "Activation", "GPT.blocks.0.mlp"]
     assert "  node 0 (host0): ranks 0-3, peak 80.00 MiB\n  node 1 (host1): ranks 4-7, peak 80.00 MiB to 85.00 MiB\n" in out
     assert "Activation  48.00 MiB  53.00 MiB  +5.00 MiB  rank 5" in out and "all alike" in out
-    assert out.endswith("The rank with the highest peak:  modscope summary x.rank5.msc\n")
+    assert out.endswith("One with the highest peak:  modscope summary x.rank5.msc\n")
 
 
 def test_pipeline_stages_with_equal_peaks_differ_by_their_modules(folder, summary):
