@@ -22,7 +22,7 @@ GPU_PATH  = $(CURDIR)/build/gpu$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test test-all check check-all bench bench-models bench-predict bench-fit bench-plan trainers readers lint fmt san fuzz matrix clean \
+.PHONY: help run build test test-all check check-all bench bench-ranks-reading bench-models bench-predict bench-fit bench-plan trainers readers lint fmt san fuzz matrix clean \
         gpu-check gpu-check-build $(GPU) layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang \
         san-py FORCE
 
@@ -62,6 +62,7 @@ bench: build bench-models ## what tracking costs, beside PyTorch's own trackers
 	$(VPY) bench/memory.py
 	$(VPY) bench/capture.py
 	$(VPY) bench/export.py
+	$(MAKE) bench-ranks-reading
 	$(MAKE) bench-core
 
 # $(call install-optional,PACKAGES,WHAT IS SKIPPED WITHOUT): install what is missing, in three minutes at most, and keep this torch.
@@ -72,6 +73,9 @@ define install-optional
         timeout 180 $(VPY) -m pip install --quiet --disable-pip-version-check --retries 0 --timeout 20 --no-compile \
             --constraint build/torch.txt $$package; } || echo "$$package cannot be installed here: $(2)"; done
 endef
+
+bench-ranks-reading: build ## what reading the captures of a thousand ranks costs
+	$(VPY) bench/ranks.py $(RANKS_ARGS)
 
 bench-models: build
 	$(call install-optional,transformers,its row is skipped)

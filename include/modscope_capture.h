@@ -276,6 +276,14 @@ int ms_reader_survey(ms_reader *reader, ms_survey *survey, bool (*progress)(void
  * not count. Past the last event, the time until the end of the capture counts too. Errors as ms_cursor_peaks. */
 int ms_cursor_times(ms_cursor *cursor, uint64_t moment, uint64_t *times, uint32_t paths);
 
+/* What a device held over time, in `columns` columns. Column i is the time from bounds[i] to bounds[i + 1], in
+ * microseconds; there are columns + 1 bounds, which never decrease. most[i] is what was held, by category, at the
+ * moment of the column at which the device held most; what is held when the column begins counts too. *begun: how many
+ * columns begin before the end of the capture; the others are unchanged. Call ms_cursor_load_later_claims first. Begins
+ * at the cursor's moment, and moves the cursor. Errors as ms_cursor_peaks. */
+int ms_cursor_series(ms_cursor *cursor, uint32_t device, const uint64_t *bounds, size_t columns, ms_sums *most,
+                     size_t *begun);
+
 /* ---- pack: what was held at every moment of a part of a capture, small enough for a page ----
  *
  * The moments of a pack are numbered as *ticks*: tick 0 is the first moment, and each event begins the next tick. So

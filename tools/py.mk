@@ -24,13 +24,13 @@ PYTEST := -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
 SUITE_ends := tests/py/commands/test_run_ends.py
 SUITE_runs := $(filter-out $(SUITE_ends),$(wildcard tests/py/commands/test_run_*.py))
 SUITE_commands := $(filter-out $(SUITE_ends) $(SUITE_runs),$(wildcard tests/py/commands/test_*.py))
-LONG := suite-virtual suite-predict suite-ends suite-page suite-memory suite-plan suite-fit suite-trackers suite-runs suite-commands
+LONG := suite-virtual suite-predict suite-ends suite-page suite-ranks suite-memory suite-plan suite-fit suite-trackers suite-runs suite-commands
 SHORT := suite-captures suite-storms suite-export suite-small
 SUITE := $(LONG) $(SHORT)
 SUITE_small := $(filter-out $(SUITE:suite-%=tests/py/%),$(sort $(patsubst %/,%,$(dir $(wildcard tests/py/*/test_*.py)))))
 FALLBACK := fallback-memory fallback-trackers fallback-captures fallback-storms
 FAST := fast-memory fast-trackers fast-reading
-FAST_reading := captures commands export replay fit plan docs page/test_report.py
+FAST_reading := captures commands export replay fit plan docs ranks page/test_report.py
 .PHONY: suite suite-fast $(SUITE) $(FALLBACK) $(FAST) storm conformance conformance-interception conformance-fallback
 
 # $(call logged,COMMAND): `make --output-sync` prints the log in one piece.

@@ -8,6 +8,8 @@ import os
 import stat
 from typing import NamedTuple
 
+from modscope._ranks_identity import attempt_in_environment, rank_in_environment
+
 # The program's own files get the lowest free descriptors, as without modscope; and if it closed one of 0 to 2, the
 # capture must not take its place.
 _LOWEST_FD = 100
@@ -18,6 +20,8 @@ class Name(NamedTuple):
 
     root: str
     suffix: str
+    has_rank: bool = False
+    """Whether the rank is part of the root."""
 
     def plain(self) -> str:
         return self.root + self.suffix
@@ -28,12 +32,13 @@ class Name(NamedTuple):
 
 def name_for(output: str | None, stem: str) -> Name:
     """The name that the user asked for with ``output``, or one made from the program's name ``stem``. If there are several
-    ranks, the rank is part of it."""
+    ranks, the rank is part of it, and if the launcher started the job again, how often."""
     root, suffix = os.path.splitext(output) if output else (f"modscope-{stem}", ".msc")
-    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if rank.isdecimal() and world.isdecimal() and int(world) > 1:
-        root += f".rank{int(rank)}"
-    return Name(root, suffix)
+    place = rank_in_environment()
+    if place is None:
+        return Name(root, suffix)
+    attempt = attempt_in_environment()
+    return Name(f"{root}.rank{place[0]}{f'.attempt{attempt}' if attempt else ''}", suffix, True)
 
 
 class NewFile(NamedTuple):
@@ -86,6 +91,16 @@ def prepare(path: str, overwrite: bool, option: str = "overwrite=True") -> NewFi
         return NewFile(path, part, move_high(os.open(part, flags, 0o666)))
     except OSError as error:
         raise type(error)(_sentence(path, error, option)) from None
+
+
+def prepare_for_run(name: Name, is_asked_for: bool, overwrite: bool, option: str) -> tuple[str, NewFile]:
+    """The file of a run, and its name. A name that the user did not ask for has the process id in it, but that of a rank
+    only if a file without it exists already."""
+    if not is_asked_for and name.has_rank:
+        with contextlib.suppress(FileExistsError):
+            return name.plain(), prepare(name.plain(), overwrite, option)
+    path = name.plain() if is_asked_for else name.numbered()
+    return path, prepare(path, overwrite, option)
 
 
 def _check_replaceable(path: str) -> None:

@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import stat
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import IO, Any
@@ -125,6 +126,10 @@ class Snapshot:
             if modules:
                 found[device] = modules
         return found
+
+    def own_bytes(self, device: str) -> dict[str, Raw]:
+        """Module to its own bytes on a device by category, in the order of ``CATEGORIES``. In no particular order."""
+        return sum_by_name(self._modules.get(self._names.device_number(device), ()))
 
     def _owners(self, number: int) -> dict[str, Sums]:
         owned = {fqn: sums_of(raw) for fqn, raw in sum_by_name(self._modules[number]).items() if any(raw)}
@@ -296,6 +301,17 @@ class Capture:
 
     def _step(self, number: int, begin: float, end: float, first: int, last: int) -> Step:
         return Step(number, begin, end, first, last, self.most_held(first, last))
+
+    def step_times(self) -> list[tuple[int, float]]:
+        """The number of each step that began, and when."""
+        numbers = array("Q", self._reader.step_times())
+        return list(zip(numbers[::2], (time / 1e6 for time in numbers[1::2])))
+
+    def series(self, device: str, bounds: Sequence[float]) -> bytes:
+        """What the device held over time: for each category an int64 for each two consecutive ``bounds``, in seconds, at
+        the moment between them at which the device held most. -1 after the end of the capture."""
+        times = array("Q", (max(round(bound * 1e6), 0) for bound in bounds))
+        return self._reader.series(self._names.device_number(device), times.tobytes())
 
     def most_held(self, first: int, last: int) -> dict[str, int]:
         """Device to the most that it held between two moments."""

@@ -16,6 +16,7 @@ import torch
 
 from modscope import _files, _mem_tracker, _native, _oom_report
 from modscope._peak import Peak
+from modscope._ranks_identity import describe_in_environment, describe_in_torch
 
 __all__ = ["record"]
 
@@ -45,8 +46,7 @@ def default_info(program: str, arguments: list[str]) -> dict[str, str]:
         "program": program,
         "arguments": "\n".join(arguments),
         "pid": str(os.getpid()),
-        "rank": os.environ.get("RANK", "0"),
-        "world": os.environ.get("WORLD_SIZE", "1"),
+        **describe_in_environment(),
         "began": f"{time.time():.3f}",
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -79,6 +79,7 @@ def name_uncalled_modules() -> None:
     """For the recordings: make modules known that are neither called nor built by their classes, as a copy of a model.
     C calls this now and then, because the copy may be gone when the recording ends."""
     for recording in list(_recordings):
+        recording.note_rank()
         recording.name_uncalled_modules(at_end=False)
 
 
@@ -108,6 +109,7 @@ class Recording:
         self.stopped_early = False
         """The program entered a MemTracker with another source."""
         self._failures_before = 0
+        self._rank: dict[str, str] = {}  # as torch.distributed knows it, where the environment did not say so
         self._unowned_before = 0  # bytes without an owner when uncalled modules were last looked for
 
     def start(self, publish: Callable[[], None] | None = None) -> None:
@@ -150,7 +152,8 @@ class Recording:
         figures: tuple[int, int, int, str | None] = (0, 0, 0, None)
         try:
             _recordings.discard(self)
-            end |= self._find_owners()
+            self.note_rank()
+            end |= self._rank | self._find_owners()
         finally:  # also after an interrupt
             try:
                 figures = self._end_capture({"how": how, **end})
@@ -160,6 +163,14 @@ class Recording:
         peaks = {str(device): peak for device, peak in self._tracker.peak.items()}
         self._outcome = Outcome(*figures, peaks, _native.out_of_memory()[0] - self._failures_before)
         return self._outcome
+
+    def note_rank(self) -> None:
+        """Ask torch.distributed for the rank, now and then: a program may destroy its process group before it ends."""
+        found = describe_in_torch()
+        if found and found != self._rank and any(self._info.get(key) != value for key, value in found.items()):
+            self._rank = found
+            if self._capture is not None:
+                self._capture.tell_rank(found["rank"], found["world"])
 
     def name_uncalled_modules(self, at_end: bool) -> None:
         """Make modules known that were not called, if a twentieth of the memory has no owner; while the program runs, if

@@ -213,11 +213,11 @@ def _packed(part: _Part, capture: Capture) -> str:
 # ---- the page ----
 
 
-def _file(name: str) -> str:
+def read_page_file(name: str) -> str:
     return (resources.files("modscope") / "page" / name).read_text(encoding="utf-8")
 
 
-def _hash(text: str) -> str:
+def hash_of(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -225,7 +225,7 @@ def _marked(sentence: Sentence) -> str:
     return "".join(f"<strong>{html.escape(text)}</strong>" if strong else html.escape(text) for text, strong in sentence)
 
 
-def _filled(template: str, values: Mapping[str, str]) -> str:
+def fill_page(template: str, values: Mapping[str, str]) -> str:
     """The template with each {word} replaced. Words inside the values are not replaced."""
     return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), template)
 
@@ -250,14 +250,14 @@ def page(sources: Sequence[Source], steps: tuple[int | None, int | None] | None 
 
 
 def _html(sources: Sequence[Source], parts: Sequence[_Part]) -> str:
-    style, script = _file("page.css"), "\n".join(_file(f"{name}.js") for name in _SCRIPTS)
+    style, script = read_page_file("page.css"), "\n".join(read_page_file(f"{name}.js") for name in _SCRIPTS)
     data = "\n".join(
         f'<script type="application/octet-stream" data-pack data-title="{html.escape(clean(part.title))}">'
         f"{_packed(part, source.capture)}</script>"
         for source, part in zip(sources, parts)
     )
     first = parts[0].metadata
-    policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
+    policy = f"default-src 'none'; script-src {hash_of(script)}; style-src {hash_of(style)}; base-uri 'none'; form-action 'none'"
     values = {
         "version": _capture.version,
         "policy": policy,
@@ -270,4 +270,4 @@ def _html(sources: Sequence[Source], parts: Sequence[_Part]) -> str:
         "data": data,
         "script": script,
     }
-    return _filled(_file("page.html"), values)
+    return fill_page(read_page_file("page.html"), values)

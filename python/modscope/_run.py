@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="the capture's path (default: modscope-<script>.<pid>.msc in this folder)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the capture's path (default: modscope-<script>.<pid>.msc in this folder; of a rank: modscope-<script>.rank<N>.msc)")
     parser.add_argument("-f", "--force", action="store_true", help="overwrite the capture if it exists")
     parser.add_argument("--steps", type=count, metavar="N", help="stop the script after N optimizer steps, with exit status 0")
     parser.add_argument("--plan", metavar="PLAN", help="checkpoint the modules that a plan names; see modscope help plan")
@@ -152,8 +152,10 @@ def _check_python(flags: list[str]) -> None:
 def _settings(options: argparse.Namespace, prediction: Sequence[Any]) -> Settings:
     """Creates the capture's file. OSError if it cannot be created: the script is not run then."""
     name = _files.name_for(options.output, _stem(options))
-    shown = "" if options.no_capture else name.plain() if options.output else name.numbered()
-    file = _files.prepare(shown, options.force, "-f").with_absolute_names() if shown else None
+    shown, file = "", None
+    if not options.no_capture:
+        shown, file = _files.prepare_for_run(name, bool(options.output), options.force, "-f")
+        file = file.with_absolute_names()
     captures = _started.new_list()
     return Settings(
         program=options.target[0],

@@ -98,7 +98,7 @@ class Settings(NamedTuple):
             return None
         folder, output, stem = self.started
         name = _files.name_for(output or None, stem)
-        if output and name.plain() != output:  # it has a rank
+        if name.has_rank:
             path = os.path.join(folder, name.plain())
             with contextlib.suppress(FileExistsError):
                 return name.plain(), _files.prepare(path, self.force and not self._is_of_this_run(path))
@@ -343,7 +343,8 @@ class RunRecording:
                 if new:
                     self._shown, self._file = new
             else:
-                self._shown = _files.Name(*self._settings.children).numbered()
+                root, suffix = self._settings.children
+                self._shown = _files.Name(root, suffix).numbered()
                 self._file = _files.prepare(self._shown, False)
         except OSError as error:
             self._finished = True

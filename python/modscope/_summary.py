@@ -49,7 +49,7 @@ def summarize(file: str, capture: Capture, most_modules: int | None = None) -> R
         "phases": {word: phase._asdict() for word, phase in capture.phases.items()},
         "devices": sorted(devices, key=lambda one: (one["device"] != main, -int(one["peak"]["bytes"]))),
         "oom_count": capture.oom_count,
-        "last_oom": _last_oom(capture),
+        "last_oom": summarize_oom(capture),
     }
 
 
@@ -72,7 +72,8 @@ def _device(capture: Capture, name: str, most_modules: int | None) -> Report:
     }
 
 
-def _last_oom(capture: Capture) -> Report | None:
+def summarize_oom(capture: Capture) -> Report | None:
+    """The last allocation that failed; None if none did."""
     failed = capture.last_oom
     if failed is None:
         return None

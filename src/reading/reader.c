@@ -255,6 +255,23 @@ static PyObject *times(msr_reader *self, PyObject *args, PyObject *named)
     return msr_times(self, first, last);
 }
 
+static PyObject *series(msr_reader *self, PyObject *args)
+{
+    unsigned device;
+    Py_buffer bounds;
+    if (!PyArg_ParseTuple(args, "Iy*:series", &device, &bounds))
+        return NULL;
+    PyObject *array = msr_series(self, device, &bounds);
+    PyBuffer_Release(&bounds);
+    return array;
+}
+
+static PyObject *step_times(msr_reader *self, PyObject *unused)
+{
+    (void)unused;
+    return msr_step_times(self);
+}
+
 static PyObject *pack(msr_reader *self, PyObject *args, PyObject *named)
 {
     static char *names[] = {"first", "last", NULL};
@@ -293,6 +310,11 @@ static PyMethodDef methods[] = {
      "peaks($self, first=0, last=None)\n--\n\nThe highest number of bytes that each device held between two moments."},
     {"times", (PyCFunction)(void (*)(void))times, METH_VARARGS | METH_KEYWORDS,
      "times($self, first=0, last=None)\n--\n\nWhat ran between two moments: (path, phase, microseconds)."},
+    {"series", (PyCFunction)series, METH_VARARGS,
+     "series($self, device, bounds, /)\n--\n\nWhat the device held at most between each two of the times, by category: "
+     "int64 bytes. bounds: an array of uint64, microseconds."},
+    {"step_times", (PyCFunction)step_times, METH_NOARGS,
+     "step_times($self, /)\n--\n\nFor each step two uint64: its number, and when it began, in microseconds."},
     {"pack", (PyCFunction)(void (*)(void))pack, METH_VARARGS | METH_KEYWORDS,
      "pack($self, first=0, last=None)\n--\n\nWhat was held at every moment between two, in the format that the page "
      "reads."},

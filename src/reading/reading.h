@@ -7,6 +7,7 @@
  *     export.c      Reader.export                allocator.c  Allocator: the model of torch's allocator
  *     replay.c      Stream: replays with edits   notes.c      Reader.notes
  *     replay_edits.c  the edits of a replay      cover.c      Cover: the greedy choice of a plan
+ *     series.c      Reader.series, step_times
  *
  * The GIL is released while a file is read. A core reader may be used by one thread at a time; the flag
  * `busy`, guarded by the GIL, is set during such a call, and a second call raises an exception. */
@@ -48,6 +49,9 @@ PyObject *msr_notes(msr_reader *reader);
 PyObject *msr_survey(msr_reader *reader, PyObject *progress);
 PyObject *msr_peaks(msr_reader *reader, uint64_t first, uint64_t last);
 PyObject *msr_times(msr_reader *reader, uint64_t first, uint64_t last);
+/* `bounds`: the bytes of an array of uint64_t. */
+PyObject *msr_series(msr_reader *reader, unsigned device, const Py_buffer *bounds);
+PyObject *msr_step_times(msr_reader *reader);
 PyObject *msr_export(msr_reader *reader, PyObject *args, PyObject *named);
 /* The settings of an allocator, from Python's arguments. NULL and None: the defaults. False: an exception is set. */
 bool msr_allocator_settings(ms_allocator_settings *settings, const char *version, const char *conf, PyObject *capacity,

@@ -230,6 +230,16 @@ static PyObject *capture_watch_sigterm(capture *self, PyObject *args)
     return PyBool_FromLong(self->watches_sigterm);
 }
 
+static PyObject *capture_tell_rank(capture *self, PyObject *args)
+{
+    const char *rank, *world;
+    if (!PyArg_ParseTuple(args, "ss:tell_rank", &rank, &world))
+        return NULL;
+    if (self->watches_sigterm)
+        mst_sigterm_tell_rank(rank, world);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef capture_methods[] = {
     {"end", (PyCFunction)capture_end, METH_O, "Write the events that are left and a closing dict; returns the status."},
     {"status", (PyCFunction)capture_status, METH_NOARGS, "(events, lost, bytes, error or None)."},
@@ -237,6 +247,8 @@ static PyMethodDef capture_methods[] = {
      "Complete the file when SIGTERM ends the program. The arguments are a line to print, before and after the file's\n"
      "size; it is not printed if the first one is empty. Returns whether SIGTERM has its default action, and so is\n"
      "watched for."},
+    {"tell_rank", (PyCFunction)capture_tell_rank, METH_VARARGS,
+     "The rank and the world size that the file states if SIGTERM ends the program."},
     {"flush", (PyCFunction)capture_flush, METH_NOARGS, "Wait until all events so far are in the file."},
     {NULL, NULL, 0, NULL},
 };

@@ -19,6 +19,9 @@ static bool installed;         /* guarded by the GIL */
 static pid_t recorded;         /* the process whose capture it is; forked children inherit the handler */
 static char before_size[4096]; /* the line, up to the size of the file; "": there is no line */
 static char after_size[4096];
+static char rank_text[16], world_text[16];
+/* The end chunk. The writing thread may read it at any time: its third item, the key of the rank, is set last. */
+static const char *end_info[7];
 
 static void handle_sigterm(int number);
 
@@ -69,7 +72,6 @@ static void die_of_sigterm(const ms_capture_status *status)
 /* The first process of a container does not die by SIGTERM unless it handles it, so it is left alone. */
 int mst_sigterm_watch(ms_capture *capture, const char *before, const char *after)
 {
-    static const char *const end[] = {"how", "terminated", NULL};
     struct sigaction previous, ours = {.sa_handler = handle_sigterm, .sa_flags = SA_RESTART | SA_ONSTACK};
     if (installed || getpid() == 1 || strlen(before) >= sizeof before_size || strlen(after) >= sizeof after_size ||
         sigaction(SIGTERM, NULL, &previous) != 0 || previous.sa_handler != SIG_DFL)
@@ -78,9 +80,20 @@ int mst_sigterm_watch(ms_capture *capture, const char *before, const char *after
     atomic_store(&end_requested, false);
     strcpy(before_size, before); /* NOLINT: their lengths were checked */
     strcpy(after_size, after);   /* NOLINT */
-    ms_capture_end_on_request(capture, is_end_requested, end, die_of_sigterm);
+    end_info[0] = "how", end_info[1] = "terminated", end_info[2] = NULL;
+    ms_capture_end_on_request(capture, is_end_requested, end_info, die_of_sigterm);
     installed = sigaction(SIGTERM, &ours, NULL) == 0;
     return installed;
+}
+
+void mst_sigterm_tell_rank(const char *rank, const char *world)
+{
+    if (end_info[2] || strlen(rank) >= sizeof rank_text || strlen(world) >= sizeof world_text)
+        return;
+    strcpy(rank_text, rank);   /* NOLINT: their lengths were checked */
+    strcpy(world_text, world); /* NOLINT */
+    end_info[3] = rank_text, end_info[4] = "world", end_info[5] = world_text;
+    __atomic_store_n(&end_info[2], "rank", __ATOMIC_RELEASE);
 }
 
 void mst_sigterm_forget(void)

@@ -129,9 +129,13 @@ def add_commands(add_parser: Subparsers) -> None:
 
 def _add_summary(add_parser: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(
-        add_parser, "summary", "show a run on one screen: the peak, and which modules held the memory then", "summary run.msc"
+        add_parser,
+        "summary",
+        "show a run on one screen: the peak, and which modules held the memory then",
+        "summary run.msc",
+        "summary rank0.msc rank1.msc",
     )
-    _add_capture(parser)
+    parser.add_argument("files", metavar="FILE", nargs="+", help="a capture, or those of the ranks of one job")
     return parser
 
 
@@ -185,10 +189,11 @@ def _add_leaks(add_parser: Subparsers) -> argparse.ArgumentParser:
 def _add_report(add_parser: Subparsers) -> argparse.ArgumentParser:
     examples = "report run.msc -o run.html", "report rank0.msc rank1.msc --steps 2:4"
     parser = add_command(add_parser, "report", "write captures as a page for a browser", *examples)
-    parser.add_argument("files", metavar="FILE", nargs="+", help="a capture; several are shown side by side")
+    parser.add_argument("files", metavar="FILE", nargs="+", help="a capture; those of the ranks of one job get a rank axis, others are side by side")
     parser.add_argument("-o", "--output", metavar="OUT", help="the page; default: FILE's name with .html, in this folder")
     parser.add_argument("-f", "--force", action="store_true", help="replace the page if it exists")
     parser.add_argument("--steps", type=_steps, metavar="A:B", help="only these steps, or A only; default: all that fit")
+    parser.add_argument("--side-by-side", action="store_true", help="show every event of each rank, side by side, instead of a rank axis")
     return parser
 
 

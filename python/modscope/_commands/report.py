@@ -10,7 +10,10 @@ from argparse import Namespace
 from modscope._commands.common import Load
 from modscope._commands.output import create
 from modscope._commands.terminal import Screen
-from modscope._report import Source, page
+from modscope._ranks_job import find_job
+from modscope._ranks_page import are_ranks_of_one_job, ranks_page
+from modscope._ranks_read import read_ranks
+from modscope._report import Page, Source, page
 from modscope._summary import Report
 from modscope._text import clean, counted, size
 
@@ -18,17 +21,25 @@ from modscope._text import clean, counted, size
 def report(arguments: Namespace, load: Load) -> Report:
     output = arguments.output or _default_name(arguments.files[0])
     with create(output, arguments.force, *arguments.files) as file:
-        sources = [Source(name, load(name)) for name in arguments.files]
-        made = page(sources, arguments.steps)
+        made, events = _make_page(arguments, load)
         data = made.html.encode()
         file.write(data)
     return {
         "files": arguments.files,
         "output": output,
         "bytes": len(data),
-        "events": [source.capture.event_count for source in sources],
+        "events": events,
         "notes": made.notes,
     }
+
+
+def _make_page(arguments: Namespace, load: Load) -> tuple[Page, list[int]]:
+    """The page, and how many events each capture has."""
+    if not arguments.side_by_side and are_ranks_of_one_job(arguments.files):
+        job = find_job(read_ranks(arguments.files))
+        return ranks_page(job, arguments.steps), [rank.events for rank in job.ranks]
+    sources = [Source(name, load(name)) for name in arguments.files]
+    return page(sources, arguments.steps), [source.capture.event_count for source in sources]
 
 
 def _default_name(file: str) -> str:

@@ -17,13 +17,28 @@ _DEVICES = 6
 
 
 def report(arguments: Namespace, load: Load) -> Report:
-    return summarize(arguments.file, load(arguments.file), MODULES if arguments.json else None)
+    if len(arguments.files) > 1:
+        return _report_of_ranks(arguments)
+    file = arguments.files[0]
+    return summarize(file, load(file), MODULES if arguments.json else None)
+
+
+def _report_of_ranks(arguments: Namespace) -> Report:
+    """Of several captures: those of the ranks of one job."""
+    from modscope._ranks_job import find_job
+    from modscope._ranks_read import read_ranks
+    from modscope._commands.ranks_text import job_report
+
+    job = find_job(read_ranks(arguments.files))
+    return job_report(job) if arguments.json else {"job": job}
 
 
 # ---- as text ----
 
 
 def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
+    if "job" in result:
+        return _text_of_ranks(result, screen)
     out = _run(result, screen)
     if result["last_oom"]:
         out += _out_of_memory(result, screen)
@@ -37,6 +52,14 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     out += notes(result, screen)
     at = "oom" if result["last_oom"] else "peak"
     return out + next_command("Which modules hold it", "tree", result["file"], "--at", at)
+
+
+def _text_of_ranks(result: Report, screen: Screen) -> list[str]:
+    from modscope._commands.ranks_text import job_text
+
+    job = result["job"]
+    highest = max(job.ranks, key=lambda rank: rank.bytes)
+    return job_text(job, screen) + next_command("One with the highest peak", "summary", highest.file)
 
 
 def _run(result: Report, screen: Screen) -> list[str]:

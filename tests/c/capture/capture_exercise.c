@@ -112,6 +112,23 @@ static void seek(ms_reader *reader, ms_cursor *cursor, uint64_t *random)
     check_next_events(reader, cursor, (uint32_t)random_below(random, STEPS));
 }
 
+static void look_at_series(const ms_reader *reader, ms_cursor *cursor, uint64_t *random)
+{
+    enum { COLUMNS = 4 };
+    uint64_t bounds[COLUMNS + 1], latest = ms_reader_get_status(reader).duration;
+    for (int i = 0; i <= COLUMNS; i++)
+        bounds[i] = latest / COLUMNS * (uint64_t)i + (i == COLUMNS ? random_below(random, 100) : 0);
+    ms_sums most[COLUMNS];
+    size_t begun;
+    if (!done(ms_cursor_load_later_claims(cursor)) || !done(ms_cursor_seek(cursor, 0)) ||
+        !done(ms_cursor_series(cursor, 0, bounds, COLUMNS, most, &begun)))
+        return;
+    check(begun <= COLUMNS, "a series has as many columns as were asked for");
+    for (size_t i = 0; i < begun; i++)
+        for (int category = 0; category < MS_CATEGORY_COUNT; category++)
+            check(most[i].of[category] >= 0, "no category held less than nothing");
+}
+
 static void seek_otherwise(const ms_reader *reader, ms_cursor *cursor, uint64_t *random)
 {
     if (done(ms_cursor_seek_time(cursor, random_below(random, ms_reader_get_status(reader).duration % 10000 + 2))))
@@ -124,6 +141,7 @@ static void seek_otherwise(const ms_reader *reader, ms_cursor *cursor, uint64_t 
     if (done(ms_cursor_seek(cursor, 0)) && done(ms_cursor_peaks(cursor, random_below(random, 100), peaks)))
         for (uint32_t i = 0; i < MS_MAX_DEVICES; i++)
             check(peaks[i] >= 0, "nobody held less than nothing");
+    look_at_series(reader, cursor, random);
 }
 
 static void survey(ms_reader *reader)

@@ -296,6 +296,27 @@ TEST(peaks_between_two_moments_are_found)
     finish_file();
 }
 
+TEST(a_series_has_the_most_of_each_column)
+{
+    begin_file();
+    begin_events();
+    file_add(&file, 0, 100, 0);
+    file_drop(&file, 0);
+    file_add(&file, 1, 30, 0);
+    end_events();
+    read_file();
+    static const uint64_t bounds[] = {0, 1, 2};
+    ms_sums most[2];
+    size_t begun;
+    seek(1);
+    CHECK_EQ(ms_cursor_series(cursor, 0, bounds, 2, most, &begun), MS_OK);
+    CHECK_EQ(begun, ms_reader_get_status(reader).duration ? 2 : 1);
+    CHECK_EQ(most[0].of[MS_ACTIVATION], 100);
+    seek(1);
+    CHECK_EQ(ms_cursor_series(cursor, MS_MAX_DEVICES, bounds, 2, most, &begun), MS_EINVAL);
+    finish_file();
+}
+
 /* ---- losses ---- */
 
 /* 10 bytes in slot 0; then something is lost; then there are 20 bytes in slot 1, and 5 more are added in slot 2. */

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from capture_helpers import header
+from capture_helpers import header, train
 from command_helpers import CAPTURES, COMMANDS, apart
 
 from modscope.__main__ import main
@@ -52,7 +52,6 @@ def test_a_hostile_file_name(modscope):
     "line",
     [
         "summary",
-        "summary train.msc more.msc",
         "diff train.msc",
         "tree train.msc --at foo",
         "tree train.msc --at step:x",
@@ -114,8 +113,10 @@ def test_no_command_shows_the_help(modscope):
 
 def test_the_examples_work(modscope, captures, tmp_path):
     """Of the commands that read captures, but not of fit, one of whose examples needs two batches."""
-    for name in ("run", "before", "after", "rank0", "rank1"):
+    for name in ("run", "before", "after"):
         (captures / f"{name}.msc").write_bytes(CAPTURES["train"]())
+    for rank in "01":
+        (captures / f"rank{rank}.msc").write_bytes(train(4, rank=rank, world="2").end(how="finished"))
     for word in WORDS[3:-3] + ["help"]:
         _, out, _ = modscope(f"{word} --help", 120)
         for line in re.findall(r"^  modscope (.*)", out[out.rindex("Example") :], re.M):

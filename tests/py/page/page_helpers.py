@@ -374,7 +374,7 @@ class Pages:
         page = self.folder / f"{names}.html"
         if not page.exists():
             files = [str(self.capture(name)) for name in names.split("+")]
-            status, _, err = modscope("report", *files, "-o", str(page))
+            status, _, err = modscope("report", *files, "-o", str(page), "--side-by-side")
             assert (status, err) == (0, ""), err
         return page
 

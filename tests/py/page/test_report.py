@@ -16,7 +16,7 @@ import pytest
 from capture_helpers import Capture, train
 from report_helpers import packs
 
-from modscope import _report
+from modscope import _ranks_page, _report
 from modscope.__main__ import main
 from modscope._load import load
 
@@ -401,4 +401,5 @@ def test_events_cost_a_page_few_bytes():
 
 def test_all_files_of_the_page_are_installed_and_used():
     files = {file.name for file in (resources.files("modscope") / "page").iterdir()}
-    assert files == {"page.html", "page.css", *(f"{name}.js" for name in _report._SCRIPTS)}
+    scripts = {*_report._SCRIPTS, *_ranks_page._SCRIPTS}
+    assert files == {"page.html", "page.css", "ranks.html", "ranks.css", *(f"{name}.js" for name in scripts)}

@@ -1,0 +1,221 @@
+"""A job on one screen: ``modscope summary`` of the captures of several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from modscope._categories import CATEGORIES
+from modscope._commands.terminal import Screen
+from modscope._groups import group_modules
+from modscope._ranks_job import (
+    Comparison, Difference, Job, compare_ranks, describe_job, describe_missing, describe_ranks, find_extremes, find_nodes,
+    group, sums_by_category,
+)  # fmt: skip
+from modscope._ranks_read import Rank
+from modscope._summary import Report
+from modscope._text import at_least, change, clean, counted, describe_moment, duration, label, percent, shorten_middle, size
+
+_PEAKS = 8  # rows
+_GROUPS = 4  # of ranks that differ
+_ROWS = 3  # of modules for each
+_ENDS = 8
+_NODES = 8
+_NAME = 30  # columns of "ranks 0-3, 5"
+
+
+# ---- as figures ----
+
+
+def rank_report(rank: Rank) -> Report:
+    place, peak = rank.place, rank.peak
+    return {
+        "file": rank.file,
+        "rank": rank.number,
+        "local_rank": place.local_rank if place else None,
+        "node": place.node if place else "",
+        "host": place.host if place else "",
+        "attempt": place.attempt if place else 0,
+        "device": rank.device,
+        "peak": None
+        if peak is None
+        else {"bytes": peak.bytes, "step": peak.step, "phase": peak.phase, "module": peak.module, "time": peak.time, "reserved": peak.reserved},
+        "peak_reserved": rank.reserved,
+        "categories": dict(zip(map(str, CATEGORIES), sums_by_category(rank))),
+        "began": rank.began,
+        "duration": rank.duration,
+        "steps": rank.steps,
+        "optimizer_steps": rank.optimizer_steps,
+        "end": None if rank.end is None else dict(rank.end),
+        "last_oom": rank.oom,
+        "is_lower_bound": rank.is_lower_bound,
+        "lost": rank.lost,
+        "damaged": rank.damaged,
+    }
+
+
+def job_report(job: Job) -> Report:
+    compared = compare_ranks(job.ranks)
+    return {
+        "program": job.program,
+        "world": job.world,
+        "attempt": job.attempt,
+        "is_lower_bound": any(rank.is_lower_bound for rank in job.ranks),
+        "missing": [list(run) for run in job.missing],
+        "left_out": job.left_out,
+        "ranks": [rank_report(rank) for rank in job.ranks],
+        "earlier": [rank_report(rank) for ranks in job.earlier for rank in ranks],
+        "usual": [rank.number for rank in compared.usual],
+        "differences": [_difference_report(one) for one in compared.differences],
+    }
+
+
+def _difference_report(one: Difference) -> Report:
+    rows = [{"module": module, "category": str(word), "usual": a, "these": b, "change": b - a} for module, word, a, b in one.rows]
+    return {"ranks": [rank.number for rank in one.ranks], "change": one.change, "modules": rows}
+
+
+# ---- as text ----
+
+
+def job_text(job: Job, screen: Screen) -> list[str]:
+    out = [screen.bold(screen.cut(describe_job(job), screen.width))]
+    for sentence in filter(None, (describe_missing(job), *job.left_out)):
+        out += screen.wrap(sentence)
+    compared = compare_ranks(job.ranks)
+    for part in (
+        _ends(job.ranks, screen),
+        _peaks(job.ranks, screen),
+        _categories(job.ranks, screen),
+        _differences(compared, screen),
+        _nodes(job, screen),
+        *(_earlier(ranks, screen) for ranks in job.earlier),
+    ):
+        out += ["", *part] if part else []
+    return out + _losses(job, screen)
+
+
+def _lines(ranks: Sequence[Rank], words: Sequence[tuple[Sequence[Rank], str]], screen: Screen, most: int) -> list[str]:
+    out = []
+    for members, text in words[:most]:
+        out.append("  " + screen.cut(f"{_short(members)}: {text}", screen.width - 2))
+    left = len({rank.number for members, _ in words[most:] for rank in members})
+    return out + ([f"  ({counted(left, 'more rank')}: --json shows all)"] if left else [])
+
+
+def _short(ranks: Sequence[Rank]) -> str:
+    return shorten_middle(describe_ranks(ranks), _NAME + 10)
+
+
+def _ends(ranks: Sequence[Rank], screen: Screen) -> list[str]:
+    """How long the ranks ran, and how they ended, each once for all ranks of which it is true."""
+    longest = max(rank.duration for rank in ranks)
+    lengths = group(ranks, lambda rank: (rank.steps, rank.optimizer_steps))
+    said = [(members, f"{counted(done, 'optimizer step')}, {counted(steps, 'step')}") for (steps, done), members in lengths.items()]
+    out = []
+    if len(said) == 1:
+        out.append(f"{duration(longest)}, {said[0][1]}")
+    else:
+        out += [f"{duration(longest)} at most, and of different length", *_lines(ranks, said, screen, _ENDS)]
+    ends = [(members, clean(text)) for text, members in group(ranks, lambda rank: rank.how_it_ended).items()]
+    if len(ends) == 1:
+        return [*out, screen.cut(ends[0][1] if len(ranks) == 1 else f"All ranks: {ends[0][1]}", screen.width)]
+    unusual = sorted(ends, key=lambda one: (one[1] == "Finished", one[0][0].number))
+    return [*out, *_lines(ranks, unusual, screen, _ENDS)]
+
+
+def _buckets(ranks: Sequence[Rank]) -> list[list[Rank]]:
+    """Ranks with equal peaks, the highest first; where these are too many for a screen, ranks with similar peaks."""
+    equal = group(ranks, lambda rank: rank.bytes)
+    if len(equal) <= _PEAKS:
+        return [equal[peak] for peak in sorted(equal, reverse=True)]
+    low, high = min(equal), max(equal)
+    parts = group(ranks, lambda rank: min((high - rank.bytes) * _PEAKS // max(high - low, 1), _PEAKS - 1))
+    return [parts[part] for part in sorted(parts)]
+
+
+def _peaks(ranks: Sequence[Rank], screen: Screen) -> list[str]:
+    devices = {rank.device for rank in ranks if rank.device}
+    where = f"on {clean(devices.pop())}" if len(devices) == 1 else "each on its main device"
+    rows = []
+    for members in _buckets(ranks):
+        least, most = find_extremes(members)
+        amount = size(most.bytes) if size(least.bytes) == size(most.bytes) else f"{size(least.bytes)} to {size(most.bytes)}"
+        rows.append((members, at_least(any(rank.is_lower_bound for rank in members), amount), most))
+    names = [shorten_middle(describe_ranks(members), _NAME, screen.dots) for members, _, _ in rows]
+    name_width, width = max(map(len, names)), max(len(amount) for _, amount, _ in rows)
+    out = [screen.bold(f"Peak of each rank, {where}")]
+    for name, (_, amount, most) in zip(names, rows):
+        room = screen.width - name_width - width - 6
+        when = describe_moment(most.peak.step, most.peak.phase, most.peak.module, None, room, screen.dots) if most.peak and room > 16 else ""
+        out.append(f"  {name:{name_width}}  {screen.bold(amount.rjust(width))}  {when}".rstrip())
+    low, high = find_extremes(ranks)
+    if low.bytes == high.bytes:
+        return [*out, "  Every rank has the same peak." if len(ranks) > 1 else ""][: len(out) + (len(ranks) > 1)]
+    spread = f"Spread: {size(high.bytes - low.bytes)} ({percent(high.bytes - low.bytes, high.bytes)} of the highest)"
+    return [*out, *(f"  {line}" for line in screen.wrap(f"{spread}, from {describe_ranks([low])} to {describe_ranks([high])}."))]
+
+
+def _categories(ranks: Sequence[Rank], screen: Screen) -> list[str]:
+    sums = [sums_by_category(rank) for rank in ranks]
+    rows = []
+    for index, word in enumerate(CATEGORIES):
+        least, most = min(one[index] for one in sums), max(one[index] for one in sums)
+        if most:
+            holder = f"rank {max(zip(sums, ranks), key=lambda one: one[0][index])[1].number}" if least != most else "all alike"
+            rows.append((most, (f"  {word}", size(least), size(most), change(most - least) if least != most else "0 B", holder)))
+    rows.sort(key=lambda row: -row[0])
+    return screen.table(("By category", "least", "most", "spread", "most on"), [row for _, row in rows], left=(0,))
+
+
+def _differences(compared: Comparison, screen: Screen) -> list[str]:
+    if not compared.differences:
+        return []
+    out = [screen.bold(screen.cut(f"What ranks hold more or less than {describe_ranks(compared.usual)}", screen.width))]
+    for one in compared.differences[:_GROUPS]:
+        out.append(f"  {_short(one.ranks)}: {screen.of_change(change(one.change), one.change)}")
+        grouped = group_modules(one.rows, lambda row: row[0], lambda row: row[1:])
+        rows = sorted(((len(g.members) * (g.members[0][3] - g.members[0][2]), g) for g in grouped), key=lambda row: -abs(row[0]))
+        for value, g in rows[:_ROWS]:
+            alike = f" ({len(g.members)} alike)" if len(g.members) > 1 else ""
+            name = screen.fit(label(g.name) + alike, screen.width - 30)
+            out.append(f"    {screen.of_change(change(value).rjust(11), value)}  {g.members[0][1]:10}  {name}")
+        if len(rows) > _ROWS:
+            out.append(f"    ({counted(len(rows) - _ROWS, 'row')} with smaller changes)")
+    left = sum(len(one.ranks) for one in compared.differences[_GROUPS:])
+    return out + ([f"  ({counted(left, 'more rank')} that differ: --json shows all)"] if left else [])
+
+
+def _nodes(job: Job, screen: Screen) -> list[str]:
+    nodes = find_nodes(job.ranks)
+    if len(nodes) < 2:
+        return []
+    out = [screen.bold("By node")]
+    every = len(nodes) <= _NODES
+    if not every:
+        nodes.sort(key=lambda node: -find_extremes(node.ranks)[1].bytes)
+    shown = nodes if every else nodes[: _NODES // 2]
+    for node in shown:
+        low, high = find_extremes(node.ranks)
+        amount = size(low.bytes) if low.bytes == high.bytes else f"{size(low.bytes)} to {size(high.bytes)}"
+        ranks = describe_ranks(node.ranks) if len(node.ranks) > 1 else f"rank {node.ranks[0].number}"
+        out.append("  " + screen.cut(f"{node.name}: {ranks}, peak {amount}", screen.width - 2))
+    return out + ([] if every else [f"  ({counted(len(nodes) - len(shown), 'more node')} with peaks that are not higher)"])
+
+
+def _earlier(ranks: Sequence[Rank], screen: Screen) -> list[str]:
+    place = ranks[0].place
+    assert place is not None
+    out = [screen.bold(f"Attempt {place.attempt} of the launcher: {counted(len(ranks), 'capture')}, peak {size(find_extremes(ranks)[1].bytes)}")]
+    ends = [(members, clean(text)) for text, members in group(ranks, lambda rank: rank.how_it_ended).items()]
+    return out + _lines(ranks, ends, screen, _ENDS)
+
+
+def _losses(job: Job, screen: Screen) -> list[str]:
+    lost = [rank for rank in job.ranks if rank.lost]
+    damaged = [rank for rank in job.ranks if rank.damaged]
+    out = []
+    if lost:
+        out += screen.wrap(f'Events of {describe_ranks(lost)} could not be written: their figures are "at least".')
+    if damaged:
+        out += screen.wrap(f"A part of the captures of {describe_ranks(damaged)} cannot be read: they are damaged, or were cut short.")
+    return ["", *out] if out else []

@@ -1,0 +1,206 @@
+"""The ranks of one job, from their captures: which belong together, which are missing, and how they differ."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+from modscope._capture_types import CaptureError
+from modscope._categories import CATEGORIES
+from modscope._groups import describe_numbers
+from modscope._ranks_read import Owned, Place, Rank
+from modscope._text import clean, counted, shorten_end
+
+_MOST_NUMBERS = 24  # columns of a list of ranks
+_MOST_WORDS = 60  # columns of a program or its arguments in an error
+K = TypeVar("K", bound=Hashable)
+
+
+class Job(NamedTuple):
+    program: str
+    """With its arguments."""
+    world: int
+    attempt: int
+    ranks: list[Rank]
+    """Those of the latest attempt, by their numbers."""
+    earlier: list[list[Rank]]
+    """Those of each earlier attempt."""
+    left_out: list[str]
+    """Sentences on captures that are not of a rank."""
+
+    @property
+    def missing(self) -> list[tuple[int, int]]:
+        """The ranks without a capture: the first and the last of each run of them."""
+        return missing_runs([rank.number for rank in self.ranks], self.world)
+
+
+def missing_runs(present: Iterable[int], world: int) -> list[tuple[int, int]]:
+    runs, expected = [], 0
+    for number in [*sorted(present), world]:
+        if number > expected:
+            runs.append((expected, number - 1))
+        expected = number + 1
+    return runs
+
+
+def describe_runs(runs: Sequence[tuple[int, int]]) -> str:
+    """ "ranks 3, 5-7" """
+    words = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    return f"{'rank' if len(runs) == 1 and runs[0][0] == runs[0][1] else 'ranks'} {', '.join(words)}"
+
+
+def describe_ranks(ranks: Sequence[Rank]) -> str:
+    """ "ranks 0-6", or of a single one also where it ran: "rank 7 (node 1, local rank 3)". Too many numbers are counted:
+    "200 ranks from 1 to 996"."""
+    if len(ranks) > 1:
+        numbers = describe_numbers(rank.number for rank in ranks)
+        if len(numbers) <= _MOST_NUMBERS:
+            return f"ranks {numbers}"
+        return f"{len(ranks)} ranks from {ranks[0].number} to {ranks[-1].number}"
+    place = ranks[0].place
+    where = describe_place(place) if place else ""
+    return f"rank {ranks[0].number}" + (f" ({where})" if where else "")
+
+
+def describe_place(place: Place) -> str:
+    """ "node 1, local rank 3"; of a launcher that did not number the nodes, the host instead."""
+    node = f"node {place.node}" if place.node else place.host
+    local = "" if place.local_rank is None else f"local rank {place.local_rank}"
+    return clean(", ".join(filter(None, (node, local))))
+
+
+# ---- which captures belong together ----
+
+
+def _of(ranks: Sequence[Rank]) -> str:
+    more = f" and {len(ranks) - 1} more" if len(ranks) > 1 else ""
+    return f"{shlex.quote(ranks[0].file)}{more}"
+
+
+def group(ranks: Iterable[Rank], key: Callable[[Rank], K]) -> dict[K, list[Rank]]:
+    found: dict[K, list[Rank]] = {}
+    for rank in ranks:
+        found.setdefault(key(rank), []).append(rank)
+    return found
+
+
+def _refuse_if_different(ranks: Sequence[Rank], what: str, key: Callable[[Rank], str]) -> None:
+    found = sorted(group(ranks, key).items(), key=lambda item: -len(item[1]))
+    if len(found) > 1:
+        shown = [f"{shorten_end(value, _MOST_WORDS) or 'none'} ({_of(members)})" for value, members in found[:4]]
+        raise CaptureError(f"These captures are of {what}: {', '.join(shown)}. Give the captures of one job")
+
+
+def find_job(ranks: Sequence[Rank]) -> Job:
+    """CaptureError, with what differs, if the captures are not of one job."""
+    _refuse_if_different(ranks, "different programs", lambda rank: rank.program)
+    _refuse_if_different(ranks, "a program with different arguments", lambda rank: " ".join(rank.arguments))
+    placed = [rank for rank in ranks if rank.place]
+    if not placed:
+        raise CaptureError(
+            "These captures do not say which ranks they are, so they are no ranks of one job. Give one capture, or compare two: "
+            f"modscope diff {shlex.quote(ranks[0].file)} {shlex.quote(ranks[-1].file)}"
+        )
+    _refuse_if_different(placed, "real and predicted runs, or of different GPUs", lambda rank: rank.predicted_on or "a real run")
+    _refuse_if_different(placed, "different jobs of the launcher", lambda rank: rank.place.job if rank.place else "")
+    attempts = group(placed, lambda rank: rank.place.attempt if rank.place else 0)
+    for members in attempts.values():
+        _check_attempt(members)
+    *earlier, latest = [sorted(attempts[number], key=lambda rank: rank.number) for number in sorted(attempts)]
+    others = [rank for rank in ranks if not rank.place]
+    left_out = [f"{_of(others)} {'is' if len(others) == 1 else 'are'} left out: no rank is known."] if others else []
+    place = latest[0].place
+    assert place is not None
+    program = " ".join(filter(None, (latest[0].program, *latest[0].arguments)))
+    return Job(program, place.world, place.attempt, latest, earlier, left_out)
+
+
+def _check_attempt(ranks: Sequence[Rank]) -> None:
+    _refuse_if_different(ranks, "jobs of different sizes", lambda rank: f"{rank.place.world if rank.place else 1} ranks")
+    for number, members in group(ranks, lambda rank: rank.number).items():
+        if len(members) > 1:
+            names = " and ".join(shlex.quote(member.file) for member in members[:2])
+            raise CaptureError(f"There are {len(members)} captures of rank {number}: {names}. Give the captures of one run")
+
+
+# ---- how they differ ----
+
+
+class Difference(NamedTuple):
+    """What ranks hold more or less than the others at their peaks."""
+
+    ranks: list[Rank]
+    """They hold the same in every module and category."""
+    change: int
+    rows: list[tuple[str, str, int, int]]
+    """Module, category, bytes of the others, bytes of these; the largest change first."""
+
+
+class Comparison(NamedTuple):
+    usual: list[Rank]
+    """The largest group of ranks that hold the same; the one with the lowest rank among equals."""
+    differences: list[Difference]
+    """Of all others, those with the largest change first."""
+
+
+def _owners(owned: Owned) -> dict[tuple[str, str], int]:
+    return {(fqn, word): value for fqn, raw in owned for word, value in zip(CATEGORIES, raw) if value}
+
+
+def compare_ranks(ranks: Sequence[Rank]) -> Comparison:
+    groups = sorted(group(ranks, lambda rank: rank.owned).values(), key=lambda members: (-len(members), members[0].number))
+    usual = groups[0]
+    before = _owners(usual[0].owned)
+    differences = []
+    for members in groups[1:]:
+        after = _owners(members[0].owned)
+        rows = [(*owner, before.get(owner, 0), after.get(owner, 0)) for owner in {**before, **after}]
+        rows = sorted((row for row in rows if row[2] != row[3]), key=lambda row: -abs(row[3] - row[2]))
+        differences.append(Difference(members, members[0].bytes - usual[0].bytes, rows))
+    differences.sort(key=lambda one: (-abs(one.change), one.ranks[0].number))
+    return Comparison(usual, differences)
+
+
+def sums_by_category(rank: Rank) -> list[int]:
+    return [sum(column) for column in zip(*(raw for _, raw in rank.owned))] or [0] * len(CATEGORIES)
+
+
+class Node(NamedTuple):
+    name: str
+    """ "node 0 (host a)"; "" if neither is known."""
+    ranks: list[Rank]
+
+
+def find_nodes(ranks: Sequence[Rank]) -> list[Node]:
+    """The nodes of a job, as the launcher numbers them, or else by their hosts."""
+    found = group(ranks, lambda rank: (rank.place.node or rank.place.host) if rank.place else "")
+    nodes = []
+    for name, members in found.items():
+        place = members[0].place
+        host = Counter(rank.place.host for rank in members if rank.place).most_common(1)[0][0]
+        numbered = f"node {name}" + (f" ({host})" if host else "")
+        nodes.append(Node(clean(numbered if place and place.node else name), members))
+    return nodes
+
+
+def describe_job(job: Job) -> str:
+    """ "train.py --lr 3: 6 of 8 ranks on 2 nodes, attempt 1" """
+    nodes = find_nodes(job.ranks)
+    have = f"{len(job.ranks)} of {job.world} ranks" if job.missing else counted(job.world, "rank")
+    on = f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
+    attempt = f", attempt {job.attempt}" if job.attempt or job.earlier else ""
+    return f"{clean(job.program)}: {have}{on}{attempt}"
+
+
+def describe_missing(job: Job) -> str:
+    """A sentence on the ranks without a capture; "" if there are none."""
+    if not job.missing:
+        return ""
+    return f"There is no capture of {describe_runs(job.missing)}: what they held is not known."
+
+
+def find_extremes(ranks: Sequence[Rank]) -> tuple[Rank, Rank]:
+    """The ranks with the lowest and the highest peak."""
+    return min(ranks, key=lambda rank: rank.bytes), max(ranks, key=lambda rank: rank.bytes)

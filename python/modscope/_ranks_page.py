@@ -1,0 +1,272 @@
+"""The page of the ranks of one job that ``modscope report`` writes: ranks over time, and each rank's modules at its peak.
+The page's own files are ``page/ranks*``. Needs no torch."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import os
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from modscope import _capture
+from modscope._categories import CATEGORIES, Raw
+from modscope._load import CaptureError, load
+from modscope._ranks_job import Job, compare_ranks, describe_job, describe_missing, describe_place, describe_ranks, find_extremes, find_nodes
+from modscope._ranks_read import Owned, Rank, place_of
+from modscope._report import Page, fill_page, hash_of, read_page_file
+from modscope._summary import Report
+from modscope._text import at_least, clean, counted, describe_moment, duration, label, size
+
+_MOST_NUMBERS = 1_200_000  # of all ranks together, for both axes: at most 7 MB of the page
+_MOST_COLUMNS, _FEWEST_COLUMNS = 600, 24
+_MODULES = 40  # of a rank; the others are one row
+_DIFFERENCES = 60  # rows of the page
+_SCRIPTS = ("text", "dom", "capture", "paint", "ranks_heat", "ranks_detail", "ranks")
+_AFTER_END = 1.0  # seconds
+
+
+class Axes(NamedTuple):
+    """The columns of the heat map: by the clock, and by steps."""
+
+    columns: int
+    begin: float
+    """When the first column begins, in seconds since the first capture began."""
+    end: float
+    first_step: int
+    last_step: int
+    per_step: int
+    """How many columns a step has; 0 if a column has several steps."""
+    steps_per_column: int
+
+    @property
+    def step_columns(self) -> int:
+        steps = self.last_step - self.first_step + 1
+        return steps * self.per_step if self.per_step else -(-steps // self.steps_per_column)
+
+
+class Steps(NamedTuple):
+    """When a rank's steps began, on its own clock. The first, 0, is what came before the steps."""
+
+    begins: dict[int, float]
+    duration: float
+
+    def begin(self, number: int) -> float:
+        """A step that the rank did not reach begins after its end."""
+        return self.begins.get(number, self.duration + _AFTER_END)
+
+    def end(self, number: int) -> float:
+        return self.begins.get(number + 1, self.duration) if number in self.begins else self.duration + _AFTER_END
+
+
+def _steps_of(rank: Rank) -> Steps:
+    capture = load(rank.file)
+    begins: dict[int, float] = {0: 0.0}
+    for number, time in capture.step_times():
+        begins.setdefault(number, time)
+    return Steps(begins, max(capture.duration, rank.duration))
+
+
+def _offsets(ranks: Sequence[Rank]) -> list[float] | None:
+    """How much later than the first one each capture began; None if one does not say when."""
+    began = [rank.began for rank in ranks if rank.began is not None]
+    return [time - min(began) for time in began] if len(began) == len(ranks) else None
+
+
+def _axes(steps: Sequence[Steps], offsets: Sequence[float], asked: tuple[int | None, int | None] | None) -> Axes:
+    last = max(max(one.begins) for one in steps)
+    low, high = (asked[0] or 0, last if asked[1] is None else min(asked[1], last)) if asked else (0, last)
+    if low > last:
+        raise CaptureError(f"There is no step {low}: the last of all ranks is {last}")
+    have = [(one, offset) for one, offset in zip(steps, offsets) if low in one.begins]
+    begin = min(offset + one.begin(low) for one, offset in have)
+    end = max(offset + min(one.end(high), one.duration) for one, offset in have)
+    most = _MOST_NUMBERS // (2 * len(CATEGORIES) * len(steps))
+    columns = min(max(most, _FEWEST_COLUMNS), _MOST_COLUMNS)
+    count = high - low + 1
+    return Axes(columns, begin, max(end, begin + 1e-6), low, high, columns // count, 1 if columns >= count else -(-count // columns))
+
+
+def _time_bounds(axes: Axes, offset: float) -> list[float]:
+    width = (axes.end - axes.begin) / axes.columns
+    return [axes.begin + i * width - offset for i in range(axes.columns + 1)]
+
+
+def _step_bounds(axes: Axes, steps: Steps) -> list[float]:
+    bounds = []
+    if axes.per_step:
+        for number in range(axes.first_step, axes.last_step + 1):
+            begin, end = steps.begin(number), steps.end(number)
+            bounds += [begin + (end - begin) * i / axes.per_step for i in range(axes.per_step)]
+    else:
+        bounds = [steps.begin(number) for number in range(axes.first_step, axes.last_step + 1, axes.steps_per_column)]
+    bounds.append(min(steps.end(axes.last_step), steps.duration + _AFTER_END))
+    latest = 0.0
+    for i, bound in enumerate(bounds):  # in a damaged capture a step may be missing
+        bounds[i] = latest = max(bound, latest)
+    return bounds
+
+
+def _series_of(rank: Rank, axes: Axes, steps: Steps, offset: float) -> bytes:
+    nothing = (-1).to_bytes(8, "little", signed=True) * len(CATEGORIES)
+    if not rank.device:
+        return nothing * (axes.columns + axes.step_columns)
+    capture = load(rank.file)
+    return capture.series(rank.device, _time_bounds(axes, offset)) + capture.series(rank.device, _step_bounds(axes, steps))
+
+
+# ---- in words and figures ----
+
+
+def _sentence(job: Job) -> str:
+    low, high = find_extremes(job.ranks)
+    peak = at_least(high.is_lower_bound, size(high.bytes))
+    if low.bytes == high.bytes:
+        return f"Every rank has a peak of <strong>{peak}</strong>." if len(job.ranks) > 1 else f"The peak is <strong>{peak}</strong>."
+    names = [html.escape(describe_ranks([rank])) for rank in (high, low)]
+    spread = f"<strong>{size(high.bytes - low.bytes)}</strong> more than {names[1]}, which has the lowest"
+    return f"The highest peak is <strong>{peak}</strong>, on <strong>{names[0]}</strong>: {spread}."
+
+
+def _facts(job: Job) -> str:
+    longest = max(job.ranks, key=lambda rank: rank.steps)
+    events = [duration(max(rank.duration for rank in job.ranks)), counted(longest.steps, "step")]
+    ended = sum(rank.end is not None and rank.end.get("how") in ("finished", "stopped") and not rank.oom for rank in job.ranks)
+    ends = "all ranks finished" if ended == len(job.ranks) else f"{ended} of {counted(len(job.ranks), 'rank')} finished"
+    return " · ".join([describe_job(job), *events, ends])
+
+
+def _table(owned: Owned, names: dict[str, int]) -> list[list[int]]:
+    """Rows of a name's number and the bytes of each category, largest first; the last is of all other modules, -1."""
+    rows = sorted(owned, key=lambda row: -sum(row[1]))
+    table = [[names.setdefault(fqn, len(names)), *raw] for fqn, raw in rows[:_MODULES]]
+    rest: list[Raw] = [raw for _, raw in rows[_MODULES:]]
+    return [*table, [-1, *(sum(column) for column in zip(*rest))]] if rest else table
+
+
+def _rank(rank: Rank, offset: float, table: int, usual: Rank) -> Report:
+    place, peak = rank.place, rank.peak
+    return {
+        "rank": rank.number,
+        "place": describe_place(place) if place else "",
+        "node": clean((f"node {place.node}" if place.node else place.host) if place else ""),
+        "local": None if place is None else place.local_rank,
+        "file": clean(os.path.basename(rank.file)),
+        "device": clean(rank.device),
+        "peak": rank.bytes,
+        "change": rank.bytes - usual.bytes,
+        "reserved": rank.reserved,
+        "when": describe_moment(peak.step, peak.phase, peak.module, peak.time, 160) if peak else "it held no memory",
+        "peakAt": peak.time + offset if peak else None,
+        "peakStep": peak.step if peak else None,
+        "begin": offset,
+        "end": offset + rank.duration,
+        "steps": rank.steps,
+        "ended": clean(rank.how_it_ended),
+        "ok": rank.end is not None and rank.end.get("how") in ("finished", "stopped") and not rank.oom,
+        "oom": bool(rank.oom),
+        "atLeast": rank.is_lower_bound,
+        "table": table,
+    }
+
+
+def _metadata(job: Job, axes: Axes, offsets: Sequence[float], aligned: bool) -> Report:
+    names: dict[str, int] = {}
+    tables: dict[Owned, int] = {}
+    compared = compare_ranks(job.ranks)
+    rows = []
+    for rank, offset in zip(job.ranks, offsets):
+        rows.append(_rank(rank, offset, tables.setdefault(rank.owned, len(tables)), compared.usual[0]))
+    differences = [
+        {"ranks": describe_ranks(one.ranks), "first": one.ranks[0].number, "change": one.change,
+         "rows": [[label(clean(module)), str(word), a, b] for module, word, a, b in one.rows[:3]]}
+        for one in compared.differences[:_DIFFERENCES]
+    ]  # fmt: skip
+    return {
+        "world": job.world,
+        "ranks": rows,
+        "missing": [list(run) for run in job.missing],
+        "usual": describe_ranks(compared.usual),
+        "differences": differences,
+        "differing": len(compared.differences),
+        "nodes": [[node.name, *(rank.bytes for rank in find_extremes(node.ranks)), len(node.ranks)] for node in find_nodes(job.ranks)],
+        "axes": {**axes._asdict(), "stepColumns": axes.step_columns},
+        "aligned": aligned,
+        "tables": [_table(owned, names) for owned in tables],
+        "names": [clean(name) for name in names],
+    }
+
+
+def _notes(job: Job, aligned: bool) -> list[str]:
+    notes = [describe_missing(job), *job.left_out]
+    for ranks in job.earlier:
+        place = ranks[0].place
+        if place:
+            notes.append(f"{describe_ranks(ranks).capitalize()} of attempt {place.attempt} are not shown, only those of attempt {job.attempt}.")
+    if not aligned:
+        notes.append("Not every capture says when it began: all are shown as if they began at the same time.")
+    bad = [rank for rank in job.ranks if rank.is_lower_bound]
+    if bad:
+        notes.append(f'Of {describe_ranks(bad)} events are lost or damaged: their figures are "at least".')
+    return [note for note in notes if note]
+
+
+# ---- the page ----
+
+
+def _packed(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data, 9)).decode()
+
+
+def _planes(data: bytes) -> bytes:
+    """First the lowest byte of every number, then the next ones: the high bytes are mostly equal, and deflate well."""
+    return b"".join(data[i::8] for i in range(8))
+
+
+def ranks_page(job: Job, steps: tuple[int | None, int | None] | None = None) -> Page:
+    """CaptureError if there is nothing to show."""
+    if not any(rank.peak for rank in job.ranks):
+        raise CaptureError(f"There is nothing to show: {job.ranks[0].file} and the others have no memory in them")
+    known = _offsets(job.ranks)
+    offsets = known or [0.0] * len(job.ranks)
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        every = list(pool.map(_steps_of, job.ranks))
+        axes = _axes(every, offsets, steps)
+        series = b"".join(pool.map(lambda one: _series_of(one[0], axes, one[1], one[2]), zip(job.ranks, every, offsets)))
+    metadata = _metadata(job, axes, offsets, known is not None)
+    style = read_page_file("page.css") + read_page_file("ranks.css")
+    script = "\n".join(read_page_file(f"{name}.js") for name in _SCRIPTS)
+    notes = _notes(job, known is not None)
+    policy = f"default-src 'none'; script-src {hash_of(script)}; style-src {hash_of(style)}; base-uri 'none'; form-action 'none'"
+    values = {
+        "version": _capture.version,
+        "policy": policy,
+        "title": html.escape(f"modscope: {describe_job(job)}"),
+        "style": style,
+        "program": html.escape(clean(job.program)),
+        "sentence": _sentence(job),
+        "facts": html.escape(_facts(job)),
+        "notes": "".join(f"<li>{html.escape(note)}</li>" for note in notes),
+        "job": _packed(json.dumps(metadata, separators=(",", ":")).encode()),
+        "series": _packed(_planes(series)),
+        "script": script,
+    }
+    return Page(fill_page(read_page_file("ranks.html"), values), notes)
+
+
+def are_ranks_of_one_job(files: Sequence[str]) -> bool:
+    """Whether the captures are of different ranks of one program, so that their page has a rank axis. Reads no events."""
+    if len(files) < 2:
+        return False
+    places, programs = set(), set()
+    for file in files:
+        capture = load(file)
+        place = place_of(capture.info, capture.end)
+        if place is None:
+            return False
+        places.add((place.rank, place.attempt))
+        programs.add((capture.info.get("program"), place.job))
+    return len(places) == len(files) and len(programs) == 1

@@ -1,0 +1,153 @@
+"""What is read of each rank's capture: which rank it is, its peak, and what each module held then. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from modscope._categories import Raw
+from modscope._load import Capture, load
+from modscope._peak import Peak
+from modscope._summary import Report, describe_end, predicted_on, summarize_oom
+from modscope._text import describe_moment, size
+
+Owned = tuple[tuple[str, Raw], ...]
+"""Modules and their own bytes by category, sorted by name. Equal ranks share one."""
+
+_LARGEST = 10**9
+
+
+class Place(NamedTuple):
+    """Where in a job a process ran."""
+
+    rank: int
+    world: int
+    local_rank: int | None = None
+    node: str = ""
+    """The number of the node; "" if the launcher did not say so."""
+    host: str = ""
+    attempt: int = 0
+    """How often the launcher had started the job again."""
+    job: str = ""
+    """The launcher's name for the job."""
+
+
+class Rank(NamedTuple):
+    """The capture of one process."""
+
+    file: str
+    place: Place | None
+    """None: it says no rank, or that it is the only one."""
+    program: str
+    arguments: tuple[str, ...]
+    predicted_on: str | None
+    began: float | None
+    """Seconds since 1970."""
+    duration: float
+    events: int
+    steps: int
+    optimizer_steps: int
+    end: Mapping[str, str] | None
+    oom: Report | None
+    device: str
+    """Its main device; "" if it held no memory."""
+    peak: Peak | None
+    reserved: int
+    """The most that the device's allocator had reserved."""
+    is_lower_bound: bool
+    lost: int
+    damaged: int
+    owned: Owned
+    """What each module held at the peak."""
+
+    @property
+    def number(self) -> int:
+        return self.place.rank if self.place else 0
+
+    @property
+    def bytes(self) -> int:
+        return self.peak.bytes if self.peak else 0
+
+    @property
+    def how_it_ended(self) -> str:
+        text = describe_end(self.end)
+        if self.oom:
+            where = describe_moment(self.oom["step"], self.oom["phase"], self.oom["module"])
+            text += f"; out of memory: an allocation of {size(self.oom['requested'])} failed on {self.oom['device']}, {where}"
+        return text
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 10 else None
+
+
+def place_of(info: Mapping[str, str], end: Mapping[str, str] | None) -> Place | None:
+    """What the end of a capture says comes from torch.distributed, and counts more than the environment at the start."""
+    said = {**info, **(end or {})}
+    rank, world = _number(said.get("rank")), _number(said.get("world"))
+    if rank is None or world is None or world < 2 or rank >= world or world > _LARGEST:
+        return None
+    local, attempt = _number(said.get("local_rank")), _number(said.get("attempt"))
+    return Place(rank, world, local, said.get("node", ""), said.get("host", ""), attempt or 0, said.get("job", ""))
+
+
+def _without_local_rank(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Some launchers pass each rank its local rank: it makes no other program of it."""
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word in ("--local_rank", "--local-rank"):
+            next(words, None)
+        elif not word.startswith(("--local_rank=", "--local-rank=")):
+            kept.append(word)
+    return tuple(kept)
+
+
+def _began(text: str | None) -> float | None:
+    try:
+        return float(text) if text is not None and 0 < float(text) < 1e12 else None
+    except ValueError:
+        return None
+
+
+def read_rank(file: str, capture: Capture) -> Rank:
+    info = capture.info
+    device = capture.main_device if capture.peaks else ""
+    peak = capture.peaks.get(device)
+    owned = capture.snapshot(peak.moment).own_bytes(device) if peak else {}
+    return Rank(
+        file,
+        place_of(info, capture.end),
+        info.get("program", "a program"),
+        _without_local_rank(info.get("arguments", "").split("\n")),
+        predicted_on(info),
+        _began(info.get("began")),
+        capture.duration,
+        capture.event_count,
+        capture.last_step,
+        capture.optimizer_steps,
+        capture.end,
+        summarize_oom(capture),
+        device,
+        peak,
+        capture.reserved.get(device, 0),
+        capture.is_lower_bound,
+        capture.lost,
+        capture.damaged,
+        tuple(sorted((fqn, raw) for fqn, raw in owned.items() if any(raw))),
+    )
+
+
+def read_ranks(files: Sequence[str]) -> list[Rank]:
+    """Read captures, several at a time: C reads them without the GIL. No capture stays open."""
+    tables: dict[Owned, Owned] = {}
+
+    def read(file: str) -> Rank:
+        rank = read_rank(file, load(file))
+        return rank._replace(owned=tables.setdefault(rank.owned, rank.owned))
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(read, files))
+
