@@ -47,6 +47,9 @@ enum {
 /* A note begins with a number: its kind in the lowest bits, and above them how many events later it is than the note
  * before. */
 enum { MS__NOTE_KIND_BITS = 3, MS__NOTE_MAX = 3 * MS__VARINT_MAX };
+/* The value of MS_NOTE_BLOCK_KIND has the kind in its lowest bits. */
+enum { MS__KIND_BITS = 4, MS__KIND_MASK = (1 << MS__KIND_BITS) - 1 };
+_Static_assert(MS_KIND_COUNT <= MS__KIND_MASK + 1, "captures have four bits for a kind");
 
 /* A block's category, phase and whether it is from outside, in one byte: its attributes. */
 enum { MS__ATTRIBUTES_CATEGORY = 0x07, MS__ATTRIBUTES_OUTSIDE = 0x08, MS__ATTRIBUTES_PHASE = 4 };
