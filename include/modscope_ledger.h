@@ -53,8 +53,8 @@ const char *ms_category_name(ms_category category);
     X(UNSHARDED_GRAD, "Unsharded Grad", GRADIENT)    \
     X(ALL_GATHER, "All Gather", TEMP)                \
     X(REDUCE_SCATTER, "Reduce Scatter", TEMP)        \
-    X(BUCKET, "Bucket", GRADIENT)
-
+    X(BUCKET, "Bucket", GRADIENT)                    \
+    X(INPUT, "Inputs", OTHER)
 typedef enum ms_kind {
     MS_KIND_NONE,
 #define X(name, text, category) MS_KIND_##name,
@@ -139,9 +139,9 @@ int ms_block_drop_outside(ms_ledger *ledger, uint64_t address, ms_path path);
  * tracker's peak as well. Claiming a parameter or buffer as MS_OPTSTATE has no effect: MS_OK. MS_ENOBLOCK if no block
  * is known at that address. */
 int ms_block_claim(ms_ledger *ledger, uint64_t address, ms_category category, ms_path path);
-/* Like ms_block_claim, with the kind's category, and the block gets the kind, retroactively. A later claim that gives
- * the block another category takes the kind away; any other claim leaves it. In a claim pass the kind is kept only if
- * the block is claimed. MS_EINVAL for MS_KIND_NONE, too. */
+/* Like ms_block_claim, with the kind's category, and the block gets the kind, retroactively. A later claim without a
+ * kind takes the kind away if it gives the block another category; else the block keeps its kind and its owner.
+ * MS_EINVAL for MS_KIND_NONE, too. */
 int ms_block_claim_kind(ms_ledger *ledger, uint64_t address, ms_kind kind, ms_path path);
 /* Like ms_block_claim, but a block of a category that objects hold (parameter, buffer, gradient, optimizer state) keeps
  * its category and owner: MS_OK. In a claim pass that holds only for what was claimed in the pass or has this category

@@ -291,11 +291,12 @@ static int change_block_and_kind(ms_ledger *ledger, struct ms__block *block, uin
     return MS_OK;
 }
 
-/* The same for a claim that names no kind: the block keeps its kind if it keeps its category. */
+/* The same for a claim that names no kind: it says nothing new about a block of this category that has one. */
 static int change_block(ms_ledger *ledger, struct ms__block *block, uint32_t category, ms_path path, bool retroactive)
 {
-    uint32_t kind = block->category == category ? block->kind : MS_KIND_NONE;
-    return change_block_and_kind(ledger, block, category, kind, path, retroactive);
+    if (block->kind && block->category == category)
+        return MS_OK;
+    return change_block_and_kind(ledger, block, category, MS_KIND_NONE, path, retroactive);
 }
 
 int ms_block_claim_unheld(ms_ledger *ledger, uint64_t address, ms_category category, ms_path path)

@@ -48,6 +48,9 @@ TEST(a_block_keeps_its_kind_until_it_gets_another_category)
     add(t, 1, 100);
     claim_kind(1, MS_KIND_UNSHARDED_GRAD, scene.a);
     claim(1, MS_GRADIENT, scene.b);
+    CHECK_KINDS(ms_ledger_kinds_of(ledger, 0, scene.a), [MS_KIND_UNSHARDED_GRAD] = 100);
+    CHECK_KINDS(ms_ledger_kinds_of(ledger, 0, scene.b), NO_KIND);
+    claim_kind(1, MS_KIND_UNSHARDED_GRAD, scene.b);
     CHECK_KINDS(ms_ledger_kinds_of(ledger, 0, scene.b), [MS_KIND_UNSHARDED_GRAD] = 100);
     CHECK_KINDS(ms_ledger_kinds_of(ledger, 0, scene.a), NO_KIND);
     CHECK_EQ(ms_block_resize(ledger, 1, 40), MS_OK);
