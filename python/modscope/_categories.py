@@ -58,6 +58,23 @@ def sums_of(raw: Raw) -> Sums:
     return sums
 
 
+_CATEGORY_OF = {
+    Kind.SHARDED_PARAM: Category.PARAM,
+    Kind.UNSHARDED_PARAM: Category.PARAM,
+    Kind.SHARDED_GRAD: Category.GRAD,
+    Kind.UNSHARDED_GRAD: Category.GRAD,
+    Kind.ALL_GATHER: Category.TEMP,
+    Kind.REDUCE_SCATTER: Category.TEMP,
+    Kind.BUCKET: Category.GRAD,
+    Kind.INPUT: Category.OTH,
+}
+
+
+def category_of(kind: Kind) -> Category:
+    """The category that the kind is a part of."""
+    return _CATEGORY_OF[kind]
+
+
 def kinds_of(raw: Raw) -> Sums:
     """The kinds that hold something, with their bytes. ``raw`` begins with those without a kind, which is 0."""
     return {kind: value for kind, value in zip(KINDS, raw[1:]) if value}
