@@ -191,7 +191,8 @@ class FSDPMemTracker(MemTracker):
 
 
 def _objects_of(module: torch.nn.Module) -> list[int]:
-    """The ids under which the states of a module are recorded: the module's own, and those of its parameter groups."""
+    """The ids under which the states of a module are recorded: the module's own, and those of its parameter groups. None
+    for a module whose parameters are all in groups of modules below it."""
     from torch.distributed.fsdp import FSDPModule
 
     if not isinstance(module, FSDPModule):
@@ -200,4 +201,4 @@ def _objects_of(module: torch.nn.Module) -> list[int]:
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:
         groups = [group for group in [getattr(state, "_fsdp_param_group", None)] if group is not None]
-    return [id(module), *map(id, groups)]
+    return [id(module), *map(id, groups)] if groups else []

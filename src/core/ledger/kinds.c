@@ -138,6 +138,11 @@ static ms_kind_sums sum_kinds(const ms_ledger *ledger, uint32_t device, const st
     return sums;
 }
 
+ms_kind_sums ms__kinds_sum(const ms_ledger *ledger, uint32_t device)
+{
+    return sum_kinds(ledger, device, NULL);
+}
+
 static ms_kind_sums path_kinds(const ms_ledger *ledger, uint32_t device, const struct ms__device_peak *peak,
                                ms_path path)
 {

@@ -21,6 +21,8 @@ void ms__kind_change(ms_ledger *ledger, uint32_t device, ms_path path, uint32_t 
 /* A retroactive claim gives the block another path or kind: its bytes move in each peak at which it was live. The
  * totals have changed already; `block` is still as it was. */
 void ms__kinds_move_block(ms_ledger *ledger, const struct ms__block *block, ms_path path, uint32_t kind);
+/* What is allocated on the device by kind. With the lock held. */
+ms_kind_sums ms__kinds_sum(const ms_ledger *ledger, uint32_t device);
 void ms__kinds_close(ms_ledger *ledger);
 /* Make room in a tracker wherever the device's totals by kind have a chunk. False when memory runs out. */
 bool ms__saved_kinds_reserve(ms_peak_tracker *tracker, uint32_t device);
