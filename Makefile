@@ -60,6 +60,7 @@ check-all: types test-c-plain layers suite-fast
 bench: build bench-models ## what tracking costs, beside PyTorch's own trackers
 	$(VPY) bench/trackers.py
 	$(VPY) bench/memory.py
+	$(VPY) bench/fsdp.py
 	$(VPY) bench/capture.py
 	$(VPY) bench/export.py
 	$(MAKE) bench-ranks-reading

@@ -132,6 +132,7 @@ typedef struct ms_event {
     ms_path path;                 /* add, drop, claim: owner of the block. position, oom: the thread's path */
     uint8_t category;             /* add, drop, claim */
     uint8_t phase;                /* add: in which the block was added. position, oom: the thread's phase */
+    uint8_t kind;                 /* add, drop, claim: by all notes of the file; see ms_captured_block */
     bool from_now_on;             /* claim: it holds from this event on; else it is retroactive */
     bool outside;                 /* add: the memory did not come from torch's allocators */
 } ms_event;
@@ -145,6 +146,7 @@ typedef struct ms_captured_block {
     ms_path path; /* its owner */
     uint8_t category;
     uint8_t phase; /* in which it was added */
+    uint8_t kind;  /* an ms_kind; MS_KIND_NONE in a file of a version that has no kinds, or a kind that is not known */
     bool outside;  /* it did not come from torch's allocators */
 } ms_captured_block;
 
@@ -157,6 +159,8 @@ typedef enum ms_note_kind {
     MS_NOTE_SEGMENT, /* value: the address of a segment that the allocator took for the block */
     MS_NOTE_INPUT,   /* the block is an input of the call that has just begun */
     MS_NOTE_OUTPUT,  /* the block is an output of the call that is about to end */
+    MS_NOTE_BLOCK_KIND, /* value: the block's ms_kind, and above its four bits how many events ago the block's
+                           since_event was: the kind holds from there on */
     MS_NOTE_COUNT
 } ms_note_kind;
 
@@ -231,6 +235,8 @@ uint64_t ms_cursor_optimizer_steps(const ms_cursor *cursor); /* how many have en
 /* Whether events before this moment are lost or damaged, so that every figure is "at least". */
 bool ms_cursor_is_lower_bound(const ms_cursor *cursor);
 ms_sums ms_cursor_now(const ms_cursor *cursor, uint32_t device);
+/* The same by kind. It reads every block. */
+ms_kind_sums ms_cursor_kinds(const ms_cursor *cursor, uint32_t device);
 uint64_t ms_cursor_reserved(const ms_cursor *cursor, uint32_t device);
 uint64_t ms_cursor_blocks(const ms_cursor *cursor); /* how many there are */
 /* Visit all blocks in no particular order: start with *at = 0, and call until it returns false. */

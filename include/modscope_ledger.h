@@ -44,6 +44,41 @@ typedef enum ms_category {
 /* The category's name, such as "Parameter"; never NULL. */
 const char *ms_category_name(ms_category category);
 
+/* A kind says more about a block within its category: which of the objects of FSDP2 or DDP holds it. Most blocks have
+ * none (0). Captures store the numbers. Each line: the name, the text, the category. */
+#define MS_KINDS(X)                                  \
+    X(SHARDED_PARAM, "Sharded Param", PARAMETER)     \
+    X(UNSHARDED_PARAM, "Unsharded Param", PARAMETER) \
+    X(SHARDED_GRAD, "Sharded Grad", GRADIENT)        \
+    X(UNSHARDED_GRAD, "Unsharded Grad", GRADIENT)    \
+    X(ALL_GATHER, "All Gather", TEMP)                \
+    X(REDUCE_SCATTER, "Reduce Scatter", TEMP)        \
+    X(BUCKET, "Bucket", GRADIENT)                    \
+    X(INPUT, "Inputs", OTHER)
+typedef enum ms_kind {
+    MS_KIND_NONE,
+#define X(name, text, category) MS_KIND_##name,
+    MS_KINDS(X)
+#undef X
+        MS_KIND_COUNT
+} ms_kind;
+
+/* The kind's name, such as "Sharded Param"; "" for MS_KIND_NONE. Never NULL. */
+const char *ms_kind_name(ms_kind kind);
+/* The category of the blocks that have this kind; MS_OTHER for MS_KIND_NONE. */
+static inline ms_category ms_kind_category(ms_kind kind)
+{
+    switch (kind) {
+#define X(name, text, category) \
+    case MS_KIND_##name:        \
+        return MS_##category;
+        MS_KINDS(X)
+#undef X
+    default:
+        return MS_OTHER;
+    }
+}
+
 typedef struct ms_ledger ms_ledger;
 typedef struct ms_peak_tracker ms_peak_tracker;
 
@@ -54,6 +89,11 @@ typedef struct ms_peak_tracker ms_peak_tracker;
 typedef struct ms_sums {
     int64_t of[MS_CATEGORY_COUNT];
 } ms_sums;
+
+/* Bytes by kind. of[MS_KIND_NONE] is 0: blocks without a kind are not counted. */
+typedef struct ms_kind_sums {
+    int64_t of[MS_KIND_COUNT];
+} ms_kind_sums;
 
 /* ---- a ledger ---- */
 
@@ -99,6 +139,10 @@ int ms_block_drop_outside(ms_ledger *ledger, uint64_t address, ms_path path);
  * tracker's peak as well. Claiming a parameter or buffer as MS_OPTSTATE has no effect: MS_OK. MS_ENOBLOCK if no block
  * is known at that address. */
 int ms_block_claim(ms_ledger *ledger, uint64_t address, ms_category category, ms_path path);
+/* Like ms_block_claim, with the kind's category, and the block gets the kind, retroactively. A later claim without a
+ * kind takes the kind away if it gives the block another category; else the block keeps its kind and its owner.
+ * MS_EINVAL for MS_KIND_NONE, too. */
+int ms_block_claim_kind(ms_ledger *ledger, uint64_t address, ms_kind kind, ms_path path);
 /* Like ms_block_claim, but a block of a category that objects hold (parameter, buffer, gradient, optimizer state) keeps
  * its category and owner: MS_OK. In a claim pass that holds only for what was claimed in the pass or has this category
  * already. */
@@ -161,9 +205,13 @@ ms_sums ms_ledger_now(ms_ledger *ledger, uint32_t device);
 ms_sums ms_ledger_outside(ms_ledger *ledger, uint32_t device);
 /* The path's own part of ms_ledger_now, without the paths inside it. */
 ms_sums ms_ledger_now_of(ms_ledger *ledger, uint32_t device, ms_path path);
+/* What is allocated on the device by kind, and the path's own part of that. */
+ms_kind_sums ms_ledger_kinds(ms_ledger *ledger, uint32_t device);
+ms_kind_sums ms_ledger_kinds_of(ms_ledger *ledger, uint32_t device, ms_path path);
 /* How many blocks are live. */
 uint64_t ms_ledger_blocks(ms_ledger *ledger);
-/* How many parameter and buffer blocks were dropped so far. When it grows, modules may hold other parameters. */
+/* How many parameter and buffer blocks were dropped so far. When it grows, modules may hold other parameters.
+ * Unsharded parameters do not count: they come and go around each call. */
 uint64_t ms_ledger_parameters_dropped(ms_ledger *ledger);
 /* How many bytes the ledger itself uses for its live blocks. */
 uint64_t ms_ledger_block_memory(ms_ledger *ledger);
@@ -188,6 +236,10 @@ void ms_peak_tracker_reset(ms_peak_tracker *tracker);
 ms_peak ms_peak_tracker_peak(ms_peak_tracker *tracker, uint32_t device);
 /* The path's own part of the peak, without the paths inside it. */
 ms_sums ms_peak_tracker_peak_of(ms_peak_tracker *tracker, uint32_t device, ms_path path);
+
+/* The same by kind: at the device's peak, and the path's own part of it. */
+ms_kind_sums ms_peak_tracker_kinds(ms_peak_tracker *tracker, uint32_t device);
+ms_kind_sums ms_peak_tracker_kinds_of(ms_peak_tracker *tracker, uint32_t device, ms_path path);
 
 /* ---- call snapshots: what the whole program had allocated around the calls of a path ---- */
 #define MS_CALL_STATES(X)          \

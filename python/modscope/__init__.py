@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from modscope._apply import Applied, apply
     from modscope._branch import Branch
-    from modscope._categories import Category, State
+    from modscope._categories import Category, Kind, State
     from modscope._doctor import doctor
     from modscope._dropin import drop_in
+    from modscope._fsdp_mem_tracker import FSDPMemTracker
     from modscope._load import Block, Capture, CaptureError, Event, Phase, Snapshot, Step, load
     from modscope._mem_tracker import MemTracker
     from modscope._peak import Peak
@@ -37,7 +38,9 @@ __all__ = [
     "CaptureError",
     "Category",
     "Event",
+    "FSDPMemTracker",
     "Gpu",
+    "Kind",
     "MemTracker",
     "ModTracker",
     "ModuleStats",
@@ -62,9 +65,10 @@ __all__ = [
 _NAMES = {
     "_apply": ("Applied", "apply"),
     "_branch": ("Branch",),
-    "_categories": ("Category", "State"),
+    "_categories": ("Category", "Kind", "State"),
     "_doctor": ("doctor",),
     "_dropin": ("drop_in",),
+    "_fsdp_mem_tracker": ("FSDPMemTracker",),
     "_load": ("Block", "Capture", "CaptureError", "Event", "Phase", "Snapshot", "Step", "load"),
     "_mem_tracker": ("MemTracker",),
     "_peak": ("Peak",),

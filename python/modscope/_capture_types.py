@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from modscope._categories import Category
+from modscope._categories import Category, Kind
 
 _MOST_DEVICES = 64  # every device's number is below it
 
@@ -75,6 +75,8 @@ class Block(NamedTuple):
     outside: bool
     """Whether it did not come from torch's allocators."""
     slot: int
+    kind: Kind | None = None
+    """What FSDP2 or DDP holds it for, within its category; None for most blocks."""
 
 
 def find_main_device(held: Mapping[str, int]) -> str:

@@ -17,6 +17,19 @@ class Category(enum.StrEnum):
     OTH = "Other"
 
 
+class Kind(enum.StrEnum):
+    """What FSDP2 or DDP holds bytes for, within a category. Most bytes have no kind."""
+
+    SHARDED_PARAM = "Sharded Param"
+    UNSHARDED_PARAM = "Unsharded Param"
+    SHARDED_GRAD = "Sharded Grad"
+    UNSHARDED_GRAD = "Unsharded Grad"
+    ALL_GATHER = "All Gather"
+    REDUCE_SCATTER = "Reduce Scatter"
+    BUCKET = "Bucket"
+    INPUT = "Inputs"
+
+
 class State(enum.StrEnum):
     """A moment around a module's forward or backward. Members compare and hash like their words."""
 
@@ -32,6 +45,7 @@ class State(enum.StrEnum):
 
 TOTAL = "Total"
 CATEGORIES = tuple(Category)
+KINDS = tuple(Kind)
 PHASES = ("idle", "forward", "recompute", "backward", "optimizer", "evaluation")
 
 Raw = tuple[int, ...]  # bytes by category, in the order of CATEGORIES
@@ -42,6 +56,28 @@ def sums_of(raw: Raw) -> Sums:
     sums: Sums = dict(zip(CATEGORIES, raw))
     sums[TOTAL] = sum(raw)
     return sums
+
+
+_CATEGORY_OF = {
+    Kind.SHARDED_PARAM: Category.PARAM,
+    Kind.UNSHARDED_PARAM: Category.PARAM,
+    Kind.SHARDED_GRAD: Category.GRAD,
+    Kind.UNSHARDED_GRAD: Category.GRAD,
+    Kind.ALL_GATHER: Category.TEMP,
+    Kind.REDUCE_SCATTER: Category.TEMP,
+    Kind.BUCKET: Category.GRAD,
+    Kind.INPUT: Category.OTH,
+}
+
+
+def category_of(kind: Kind) -> Category:
+    """The category that the kind is a part of."""
+    return _CATEGORY_OF[kind]
+
+
+def kinds_of(raw: Raw) -> Sums:
+    """The kinds that hold something, with their bytes. ``raw`` begins with those without a kind, which is 0."""
+    return {kind: value for kind, value in zip(KINDS, raw[1:]) if value}
 
 
 def parts_of(sums: Sums) -> Sums:

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 from collections.abc import Iterator
 
+from modscope._fsdp_mem_tracker import FSDPMemTracker
 from modscope._trackers import ModTracker, ModuleTracker
 
 # The module and attribute by which torch refers to its tracker, and the tracker that replaces it.
@@ -15,6 +16,8 @@ _NAMES: tuple[tuple[str, str, type], ...] = (
     ("torch.distributed._tools.mod_tracker", "ModTracker", ModTracker),
     ("torch.distributed._tools", "ModTracker", ModTracker),
     ("torch.distributed._tools.mem_tracker", "ModTracker", ModTracker),
+    ("torch.distributed._tools.fsdp2_mem_tracker", "FSDPMemTracker", FSDPMemTracker),
+    ("torch.distributed._tools", "FSDPMemTracker", FSDPMemTracker),
     ("torch.distributed._tools.runtime_estimator", "ModTracker", ModTracker),
     ("torch.distributed._tools.sac_estimator", "ModTracker", ModTracker),
 )

@@ -15,7 +15,7 @@ from typing import IO, Any
 from modscope import _capture
 from modscope._branch import Branch, grow, sum_by_name
 from modscope._capture_types import Block, CaptureError, Event, Names, Phase, Step, find_main_device
-from modscope._categories import TOTAL, Category, Raw, Sums, sums_of
+from modscope._categories import TOTAL, Category, Kind, Raw, Sums, kinds_of, sums_of
 from modscope._peak import Peak
 from modscope._text import natural_key
 
@@ -77,6 +77,21 @@ class Snapshot:
     def totals(self) -> dict[str, Sums]:
         """Device to category to bytes, with "Total"."""
         return {device: sums_of(raw) for device, raw in zip(self._names.devices, self._raw.totals())}
+
+    @cached_property
+    def kinds(self) -> dict[str, Sums]:
+        """Device to kind to bytes: what FSDP2 and DDP hold, within the categories. What holds nothing is left out."""
+        found = {device: kinds_of(raw) for device, raw in zip(self._names.devices, self._raw.kinds())}
+        return {device: kinds for device, kinds in found.items() if kinds}
+
+    def kinds_by_module(self) -> dict[str, dict[str, Sums]]:
+        """Device to module to kind to bytes: a module's own."""
+        found: dict[str, dict[str, Sums]] = {}
+        for number, path, raw in self._raw.module_kinds():
+            kinds = found.setdefault(self._names.devices[number], {}).setdefault(self._names.module(path), {})
+            for kind, value in kinds_of(raw).items():
+                kinds[kind] = kinds.get(kind, 0) + value
+        return found
 
     @cached_property
     def reserved(self) -> dict[str, int]:
@@ -148,9 +163,10 @@ class Snapshot:
         """The blocks that are held, largest first and oldest first among equals; at most ``limit``."""
         names = self._names
         number = None if device is None else names.device_number(device)
-        for size, on, category, path, phase, step, made_at, outside, slot in self._raw.blocks(limit, number):
+        for size, on, category, path, phase, step, made_at, outside, slot, word in self._raw.blocks(limit, number):
             module, at = names.module(path), made_at / 1e6
-            yield Block(size, names.devices[on], Category(category), module, phase, step, at, outside, slot)
+            kind = None if word is None else Kind(word)
+            yield Block(size, names.devices[on], Category(category), module, phase, step, at, outside, slot, kind)
 
 
 # ---- a capture ----

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from modscope import _display, _interception, _native, _oom_report, _text
-from modscope._categories import Category, Raw, sums_of
-from modscope._devices import list_cuda_blocks, number_device
+from modscope._categories import KINDS, Category, Raw, Sums, kinds_of, sums_of
+from modscope._devices import devices, list_cuda_blocks, number_device
 from modscope._dispatch import DispatcherSource, active_fake_mode, is_fake
 from modscope._peak import Peak
 from modscope._peak_history import PeakHistory
@@ -37,6 +37,8 @@ class _LastFigures(NamedTuple):
     modules: RawModules
     stats: StatsByModule
     lost: int
+    kinds: list[Raw]
+    module_kinds: RawModules
 
 
 class _Shared:
@@ -102,6 +104,7 @@ class MemTracker(_native.Context):
         self._last: _LastFigures | None = None
         self._tensors: dict[int, GivenTensor] = {}  # by GivenTensor.key
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}  # given, by id
+        self._inputs: dict[int, GivenTensor] = {}  # given as inputs, by GivenTensor.key
         self._fake_given = False
         self._stats_since = 0  # calls before this ledger time are not in the stats
         self._stats_cache: tuple[int, StatsByModule] | None = None  # the ledger time, and the stats then
@@ -143,6 +146,12 @@ class MemTracker(_native.Context):
                 given = GivenTensor(leaf)
                 self._tensors[given.key] = given
                 self._note_fake([leaf])
+        with _lock:
+            self._claim()
+
+    def _add_inputs(self, tensors: list[torch.Tensor]) -> None:
+        self._inputs.update({given.key: given for given in map(GivenTensor, tensors)})
+        self._note_fake(tensors)
         with _lock:
             self._claim()
 
@@ -247,7 +256,9 @@ class MemTracker(_native.Context):
         ledger = self._ledger
         assert ledger is not None
         stats: StatsByModule = {key: (ref, stats().copy) for key, (ref, stats) in self._stats().items()}
-        self._last = _LastFigures(ledger.now(), ledger.outside(), ledger.modules(), stats, ledger.lost())
+        self._last = _LastFigures(
+            ledger.now(), ledger.outside(), ledger.modules(), stats, ledger.lost(), ledger.kinds(), ledger.module_kinds()
+        )
         self._peak_history.end()
 
     def _leave(self) -> None:
@@ -272,12 +283,14 @@ class MemTracker(_native.Context):
             return
         tensors: list[torch.Tensor] = []
         optimizers: list[torch.optim.Optimizer] = []
+        inputs: list[torch.Tensor] = []
         for tracker in _Shared.trackers:
             held = {key: tensor for key, given in tracker._tensors.items() if (tensor := given.get()) is not None}
             tracker._tensors = {key: tracker._tensors[key] for key in held}
             tensors += held.values()
             optimizers += [o for given in tracker._optimizers.values() if (o := given()) is not None]
-        self._ledger.claim(tensors, optimizers)
+            inputs += [tensor for given in tracker._inputs.values() if (tensor := given.get()) is not None]
+        self._ledger.claim(tensors, optimizers, inputs)
 
     def _refresh(self) -> None:
         """Bring the figures up to date. What was given to a tracker counts even before it is first entered."""
@@ -294,7 +307,7 @@ class MemTracker(_native.Context):
         _check_type(type)
         self._refresh()
         if type == "peak":
-            held = {device: sums_of(raw) for device, (raw, _) in self._peak_history.by_device().items() if any(raw)}
+            held = {device: sums_of(at.raw) for device, at in self._peak_history.by_device().items() if any(at.raw)}
             return self._with_cpu(held)
         raw = self._last.now if self._last else self._ledger.now() if self._ledger else []
         snapshot = self._with_cpu(snapshot_of(raw))
@@ -321,6 +334,28 @@ class MemTracker(_native.Context):
             raw = self._last.modules if self._last else self._ledger.modules() if self._ledger else []
             return by_module(raw, children)
         return by_module(self._peak_history.modules(), children)
+
+    def get_kind_snapshot(self, type: str = "current") -> Snapshot:
+        """Bytes by device and kind (``Kind``), now or at the peak: what FSDP2 and DDP hold, within the categories. Kinds
+        that hold nothing are left out. They are parts of ``get_tracker_snapshot``'s figures, so they have no total."""
+        figures = peak_figures(self, type)
+        return {device: kinds for device, (_, raw) in figures.items() if (kinds := kinds_of(raw))}
+
+    def get_module_kinds(self, type: str = "current") -> ModuleSnapshot:
+        """Bytes by device, fqn and kind, now or at the peak: a module's own bytes."""
+        _check_type(type)
+        self._refresh()
+        if type == "peak":
+            rows = self._peak_history.module_kinds()
+        else:
+            rows = self._last.module_kinds if self._last else self._ledger.module_kinds() if self._ledger else []
+        numbered = devices()
+        found: dict[torch.device, dict[str, Sums]] = {}
+        for number, fqn, raw in rows:
+            kinds = found.setdefault(numbered[number], {}).setdefault(fqn, {})
+            for kind, value in kinds_of(raw).items():
+                kinds[kind] = kinds.get(kind, 0) + value
+        return found
 
     @property
     def peak(self) -> dict[torch.device, Peak]:
@@ -429,6 +464,27 @@ def active_trackers() -> list[MemTracker]:
 def ledger_of(tracker: MemTracker) -> _native.Ledger | None:
     """The ledger that the tracker counts with; None if it was never entered."""
     return tracker._ledger
+
+
+def peak_figures(tracker: MemTracker, type: str) -> dict[torch.device, tuple[Raw, Raw]]:
+    """Bytes by category and by kind of each device, now or at the peak. The CPU is there even if it holds nothing, and so
+    is each device that ever held something."""
+    _check_type(type)
+    tracker._refresh()
+    peaks = tracker._peak_history.by_device()
+    if type == "peak":
+        found = {device: (at.raw, at.kinds) for device, at in peaks.items() if any(at.raw)}
+    else:
+        last, ledger = tracker._last, tracker._ledger
+        now = (last.now, last.kinds) if last else (ledger.now(), ledger.kinds()) if ledger else ([], [])
+        found = {
+            device: (raw, kinds)
+            for device, raw, kinds in zip(devices(), *now)
+            if any(raw) or (device in peaks and peaks[device].peak.bytes)
+        }
+    if tracker._ledger is not None:
+        found.setdefault(torch.device("cpu"), ((0,) * len(Category), (0,) * (len(KINDS) + 1)))
+    return found
 
 
 def refresh(tracker: MemTracker) -> None:

@@ -17,12 +17,14 @@ class PeakFigures(NamedTuple):
     raw: Raw
     """Bytes by category."""
     peak: Peak
+    kinds: Raw
+    """Bytes by kind; the first are those without one: 0."""
 
 
 def _read_peaks(peak_tracker: _native.PeakTracker) -> dict[torch.device, PeakFigures]:
     peaks = {}
-    for device, (raw, step, phase, module, owner) in zip(devices(), peak_tracker.peaks()):
-        peaks[device] = PeakFigures(raw, Peak(sum(raw), step, phase, module, owner))
+    for device, (raw, step, phase, module, owner), kinds in zip(devices(), peak_tracker.peaks(), peak_tracker.kinds()):
+        peaks[device] = PeakFigures(raw, Peak(sum(raw), step, phase, module, owner), kinds)
     return peaks
 
 
@@ -31,7 +33,7 @@ class PeakHistory:
 
     def __init__(self) -> None:
         self._current: _native.PeakTracker | None = None
-        self._past: dict[torch.device, tuple[PeakFigures, RawModules]] = {}
+        self._past: dict[torch.device, tuple[PeakFigures, RawModules, RawModules]] = {}
 
     def begin(self, ledger: _native.Ledger) -> bool:
         """Follow the peak of this ledger from now on. False if one is being followed already."""
@@ -44,10 +46,10 @@ class PeakHistory:
         """Keep the peaks as they are now, and follow the ledger no longer. May be called again."""
         if self._current is None:
             return
-        modules = self._current.modules()
+        modules, kinds = self._current.modules(), self._current.module_kinds()
         for device, figures in _read_peaks(self._current).items():
             if device not in self._past or figures.peak.bytes > self._past[device][0].peak.bytes:
-                self._past[device] = (figures, modules)
+                self._past[device] = (figures, modules, kinds)
         self._current = None
 
     def reset(self) -> None:
@@ -58,18 +60,25 @@ class PeakHistory:
 
     def by_device(self) -> dict[torch.device, PeakFigures]:
         peaks = _read_peaks(self._current) if self._current else {}
-        for device, (figures, _) in self._past.items():
+        for device, (figures, *_) in self._past.items():
             if device not in peaks or figures.peak.bytes > peaks[device].peak.bytes:
                 peaks[device] = figures
         return peaks
 
     def modules(self) -> RawModules:
         """What each module held at its device's peak."""
-        current = self._current.modules() if self._current else []
+        return self._rows(self._current.modules() if self._current else [], 1)
+
+    def module_kinds(self) -> RawModules:
+        """The same by kind."""
+        return self._rows(self._current.module_kinds() if self._current else [], 2)
+
+    def _rows(self, current: RawModules, index: int) -> RawModules:
+        """At each device's peak: of the ledger that is counting, or item ``index`` of what was kept."""
         numbers = {device: number for number, device in enumerate(devices())}
         rows: RawModules = []
         for device, figures in self.by_device().items():
             past = self._past.get(device)
-            source = past[1] if past and past[0] is figures else current
+            source = past[index] if past and past[0] is figures else current
             rows += [row for row in source if row[0] == numbers[device]]
         return rows

@@ -67,6 +67,7 @@ def _device(capture: Capture, name: str, most_modules: int | None) -> Report:
         "peak": _peak(capture.peaks[name]),
         "peak_reserved": capture.reserved[name],
         "categories": snapshot.totals[name],
+        "kinds": snapshot.kinds.get(name, {}),
         "outside": snapshot.outside[name],
         "modules": [{"module": fqn, "own": sums} for fqn, sums in largest],
     }

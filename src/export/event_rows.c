@@ -149,6 +149,7 @@ static int put_row(struct rows *rows, const struct row *row)
     put_number_column(rows, "held", on_device ? &held : NULL);
     put_number_column(rows, "reserved", on_device ? &reserved : NULL);
     put_lower_bound_column(rows);
+    put_string_column(rows, "block_kind", row->block && row->block->kind ? mse_kinds[row->block->kind] : NULL);
     mse_put(&rows->output, rows->json ? "}\n" : "\n", rows->json ? 2 : 1);
     return MS_OK;
 }
@@ -245,7 +246,7 @@ static int write_rows(const mse_job *job, bool json)
     if (!json)
         mse_put_string(&rows.output,
                        "event,time,kind,thread,device,bytes,category,module,phase,step,block,held,reserved,"
-                       "is_lower_bound\n");
+                       "is_lower_bound,block_kind\n");
     int error = mse_replay(job, &replay_handler, &rows, &rows.output, 0, 1);
     mse_output_flush(&rows.output);
     if (!error && rows.output.failed)

@@ -72,6 +72,7 @@ static inline mse_text mse_device(const mse_job *job, uint32_t device)
 }
 
 extern const char *const mse_categories[MS_CATEGORY_COUNT];
+extern const char *const mse_kinds[MS_KIND_COUNT]; /* "" for MS_KIND_NONE */
 extern const char *const mse_phases[MS_PHASE_COUNT];
 
 #endif

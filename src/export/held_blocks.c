@@ -36,12 +36,13 @@ static int drop_block(mse_held *held, mse_block *block, mse_cause cause)
     return mse_map_set(&held->by_slot, block->slot, (uint32_t)(block - held->blocks)) ? MS_OK : MS_ENOMEM;
 }
 
-static int claim_block(mse_held *held, mse_block *block, uint8_t category, ms_path path)
+static int claim_block(mse_held *held, mse_block *block, uint8_t category, uint8_t kind, ms_path path)
 {
-    if (block->category == category && block->path == path)
+    if (block->category == category && block->kind == kind && block->path == path)
         return MS_OK;
     mse_block before = *block;
     block->category = category;
+    block->kind = kind;
     block->path = path;
     return held->handler->change(held->self, &before, block);
 }
@@ -59,6 +60,7 @@ static int add_by_event(mse_held *held, const ms_cursor *cursor, const ms_event 
                                   .key_frame = held->key_frames,
                                   .path = event->path,
                                   .category = event->category,
+                                  .kind = event->kind,
                                   .phase = event->phase},
                      MSE_BY_EVENT);
 }
@@ -74,7 +76,7 @@ int mse_held_apply_event(mse_held *held, const ms_cursor *cursor, const ms_event
     if (!block)
         return MS_OK;
     return event->op == MS_OP_DROP ? drop_block(held, block, MSE_BY_EVENT)
-                                   : claim_block(held, block, event->category, event->path);
+                                   : claim_block(held, block, event->category, event->kind, event->path);
 }
 
 /* ---- key frames ---- */
@@ -96,6 +98,7 @@ static int add_by_key_frame(mse_held *held, const ms_captured_block *block)
                                   .key_frame = held->key_frames,
                                   .path = block->path,
                                   .category = block->category,
+                                  .kind = block->kind,
                                   .phase = block->phase},
                      MSE_BY_KEY_FRAME);
 }
@@ -106,7 +109,7 @@ static int add_or_claim(mse_held *held, const ms_captured_block *captured)
     if (!block)
         return add_by_key_frame(held, captured);
     block->key_frame = held->key_frames;
-    return claim_block(held, block, captured->category, captured->path);
+    return claim_block(held, block, captured->category, captured->kind, captured->path);
 }
 
 /* Blocks that the key frame does not contain end before new ones begin, so that the sum is never too high. */

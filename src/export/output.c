@@ -9,6 +9,11 @@ const char *const mse_categories[MS_CATEGORY_COUNT] = {
     MS_CATEGORIES(X)
 #undef X
 };
+const char *const mse_kinds[MS_KIND_COUNT] = {"",
+#define X(name, text, category) text,
+                                              MS_KINDS(X)
+#undef X
+};
 const char *const mse_phases[MS_PHASE_COUNT] = {
 #define X(name, text) text,
     MS_PHASES(X)

@@ -29,6 +29,7 @@ typedef struct mse_block {
     uint32_t key_frame; /* the last one that contains it, or that came before its add */
     ms_path path;
     uint8_t category, phase;
+    uint8_t kind; /* an ms_kind */
 } mse_block;
 
 /* How a change became known: by an event, or by a key frame after lost or damaged events. */

@@ -5,6 +5,7 @@
 
 PyObject *msr_format_error;
 PyObject *msr_ops[MS_OP_COUNT], *msr_phases[MS_PHASE_COUNT], *msr_categories[MS_CATEGORY_COUNT];
+PyObject *msr_kinds[MS_KIND_COUNT];
 
 PyObject *msr_raise(int error)
 {
@@ -80,7 +81,14 @@ static bool make_names(void)
         MS_CATEGORIES(X)
 #undef X
     };
-    return intern_names(msr_ops, ops, MS_OP_COUNT) && intern_names(msr_phases, phases, MS_PHASE_COUNT) &&
+    static const char *const kinds[MS_KIND_COUNT - 1] = {
+#define X(name, text, category) text,
+        MS_KINDS(X)
+#undef X
+    };
+    msr_kinds[MS_KIND_NONE] = Py_NewRef(Py_None);
+    return intern_names(msr_kinds + 1, kinds, MS_KIND_COUNT - 1) && intern_names(msr_ops, ops, MS_OP_COUNT) &&
+           intern_names(msr_phases, phases, MS_PHASE_COUNT) &&
            intern_names(msr_categories, categories, MS_CATEGORY_COUNT);
 }
 

@@ -5,6 +5,8 @@ static const char *const kinds[MS_NOTE_COUNT] = {"saved", "requested", "stream",
 
 static int append_note(PyObject *list, const ms_note *note)
 {
+    if (note->kind == MS_NOTE_BLOCK_KIND)
+        return 0; /* Blocks have it: Snapshot.blocks. */
     PyObject *item = Py_BuildValue("(KsIK)", (unsigned long long)note->event, kinds[note->kind], note->slot,
                                    (unsigned long long)note->value);
     int error = item ? PyList_Append(list, item) : -1;

@@ -34,6 +34,7 @@ extern PyTypeObject msr_reader_type, msr_snapshot_type, msr_events_type, msr_all
 extern PyObject *msr_format_error;
 /* Interned names, indexed by ms_op, ms_phase and ms_category. */
 extern PyObject *msr_ops[MS_OP_COUNT], *msr_phases[MS_PHASE_COUNT], *msr_categories[MS_CATEGORY_COUNT];
+extern PyObject *msr_kinds[MS_KIND_COUNT]; /* None for MS_KIND_NONE */
 
 /* Raise the exception for an error code of the core; errno must be unchanged since. Returns NULL. */
 PyObject *msr_raise(int error);

@@ -196,12 +196,60 @@ static PyObject *modules(snapshot *self, PyObject *unused)
     return list;
 }
 
+/* Bytes by kind; the first are those without one: 0. */
+static PyObject *tuple_of_kinds(const ms_kind_sums *kinds)
+{
+    PyObject *tuple = PyTuple_New(MS_KIND_COUNT);
+    for (int i = 0; tuple && i < MS_KIND_COUNT; i++) {
+        PyObject *bytes = PyLong_FromLongLong(kinds->of[i]);
+        if (bytes)
+            PyTuple_SET_ITEM(tuple, i, bytes);
+        else
+            Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
+static PyObject *kinds_of(const snapshot *self, uint32_t device)
+{
+    ms_kind_sums kinds = ms_cursor_kinds(self->cursor, device);
+    return tuple_of_kinds(&kinds);
+}
+
+static PyObject *kinds(snapshot *self, PyObject *unused)
+{
+    (void)unused;
+    return list_by_device(self, kinds_of);
+}
+
+static PyObject *module_kinds(snapshot *self, PyObject *unused)
+{
+    (void)unused;
+    size_t found;
+    ms_captured_block *blocks = sort_blocks(self, -1, compare_owners, &found);
+    PyObject *list = blocks ? PyList_New(0) : NULL;
+    for (size_t i = 0; list && i < found;) {
+        const ms_captured_block *first = &blocks[i];
+        ms_kind_sums sums = {{0}};
+        for (; i < found && compare_owners(first, &blocks[i]) == 0; i++)
+            sums.of[blocks[i].kind] += blocks[i].kind ? (int64_t)blocks[i].bytes : 0;
+        int64_t any = 0;
+        for (int kind = 0; kind < MS_KIND_COUNT; kind++)
+            any |= sums.of[kind];
+        PyObject *bytes = any ? tuple_of_kinds(&sums) : NULL;
+        if (any && (!bytes || !append(list, Py_BuildValue("(IIN)", first->device, first->path, bytes))))
+            Py_CLEAR(list);
+    }
+    PyMem_Free(blocks);
+    return list;
+}
+
 static PyObject *block_of(const ms_captured_block *block)
 {
-    return Py_BuildValue("(KIOIOKKOI)", (unsigned long long)block->bytes, block->device,
+    return Py_BuildValue("(KIOIOKKOIO)", (unsigned long long)block->bytes, block->device,
                          msr_categories[block->category], block->path, msr_phases[block->phase],
                          (unsigned long long)block->step, (unsigned long long)block->made_at,
-                         block->outside ? Py_True : Py_False, block->slot);
+                         block->outside ? Py_True : Py_False, block->slot, msr_kinds[block->kind]);
 }
 
 static PyObject *blocks(snapshot *self, PyObject *args, PyObject *named)
@@ -244,6 +292,9 @@ static PyMethodDef methods[] = {
      "outside($self)\n--\n\nBytes that are not from torch's allocators, for each device."},
     {"modules", (PyCFunction)modules, METH_NOARGS,
      "modules($self)\n--\n\nDevice, path and own bytes by category, of each module that holds any."},
+    {"kinds", (PyCFunction)kinds, METH_NOARGS, "kinds($self)\n--\n\nBytes by kind, for each device."},
+    {"module_kinds", (PyCFunction)module_kinds, METH_NOARGS,
+     "module_kinds($self)\n--\n\nDevice, path and own bytes by kind, of each module that holds blocks with a kind."},
     {"blocks", (PyCFunction)(void (*)(void))blocks, METH_VARARGS | METH_KEYWORDS,
      "blocks($self, limit=None, device=None)\n--\n\nThe blocks, largest first."},
     {"threads", (PyCFunction)threads, METH_NOARGS, "threads($self)\n--\n\nNumber, id, phase and path of each thread."},

@@ -50,6 +50,8 @@ extern PyMethodDef mst_intercept_blocks_methods[];
 extern PyMethodDef mst_intercept_saved_methods[];
 extern PyMethodDef mst_cuda_requests_methods[];
 extern PyMethodDef mst_cuda_times_methods[];
+extern PyMethodDef mst_intercept_fsdp_methods[];
+extern PyMethodDef mst_fsdp_states_methods[];
 extern PyMethodDef mst_node_layout_methods[];
 extern PyMethodDef mst_tensor_layout_methods[];
 extern PyMethodDef mst_devices_methods[];
@@ -70,10 +72,14 @@ extern PyMethodDef mst_virtual_tensors_methods[];
 
 /* ---- figures.c: figures as Python objects ---- */
 PyObject *mst_tuple_of_sums(const ms_sums *sums);
+/* Bytes by kind; the first is that of MS_KIND_NONE, 0. */
+PyObject *mst_tuple_of_kinds(const ms_kind_sums *kinds);
 /* Append a new reference, which is consumed; NULL is passed on as an error. 0, or -1 with an error set. */
 int mst_append_new(PyObject *list, PyObject *item);
 /* [(device, fqn, sums)] of the paths that hold something: now, or at the peak of `at_peak` if it
  * is not NULL. Several paths may have the same fqn. */
 PyObject *mst_sums_by_path(ms_ledger *ledger, ms_peak_tracker *at_peak);
+/* The same by kind, of the paths that hold blocks with a kind. */
+PyObject *mst_kinds_by_path(ms_ledger *ledger, ms_peak_tracker *at_peak);
 
 #endif

@@ -12,6 +12,8 @@ struct mst_module;
 bool mst_owner_find(uint64_t impl, ms_path *path);
 /* Record the owner, unless one is recorded: the first module that holds a parameter owns it. Returns the owner. */
 ms_path mst_owner_add(uint64_t impl, ms_path path);
+/* Record or replace the owner of a parameter whose new gradients are of this kind. */
+void mst_owner_set_gradient_kind(uint64_t impl, ms_path path, ms_kind kind);
 void mst_owners_clear(void);
 void mst_owners_lock(void); /* around fork, and while a gradient is read */
 void mst_owners_unlock(void);
@@ -23,6 +25,7 @@ struct mst_accumulation {
     uint64_t leaf;                 /* a TensorImpl */
     uint64_t grad;                 /* the leaf's gradient when the node began; 0: claim it at the end in any case */
     ms_path owner;                 /* of the leaf */
+    ms_kind kind;                  /* of its gradients */
     bool owned;                    /* a known module owns the leaf */
     struct mst_accumulation *next; /* guarded by the owners' lock */
 };
@@ -58,10 +61,15 @@ void mst_claim_object(PyObject *object, ms_category category, ms_path path);
 /* ---- gradient_claims.c ---- */
 
 /* A leaf's gradient is now `grad`, a TensorImpl. No GIL needed. */
-void mst_claim_new_gradient(uint64_t grad, ms_path path);
+void mst_claim_new_gradient(uint64_t grad, ms_path path, ms_kind kind);
+/* The gradient of a parameter, which this thread alone sets now: a new reference, or NULL; None if it has none. No
+ * Python runs while __torch_function__ is disabled. */
+PyObject *mst_gradient_object(PyObject *parameter);
 /* Claim the gradient that a parameter has, if any. If another thread may be replacing it, it is not read: this pass
  * then keeps all gradients that are claimed already. */
 void mst_claim_gradient_of(PyObject *parameter, ms_path path);
+/* The same, with a kind. Runs Python for wrapper subclasses. */
+void mst_claim_gradient_kind_of(PyObject *parameter, ms_path path, ms_kind kind);
 /* At an optimizer step of this thread: claim the gradient that a parameter has, unless it is claimed already. The step
  * itself reads the gradients of its parameters. Runs Python for wrapper subclasses and sparse gradients. */
 void mst_claim_gradient_at_step(PyObject *parameter, ms_path path);

@@ -7,6 +7,7 @@
 
 #include "torch/api.h"
 #include "torch/held_signals.h"
+#include "torch/intercept.h"
 #include "torch/optimizer_steps.h"
 #include "torch/run_python.h"
 #include "torch/threads.h"
@@ -57,6 +58,7 @@ void mst_claim_at_call(ms_thread *thread, bool without_grad)
     mst_optimizer_steps_end_abandoned(thread);
     if (!mst_open_call) {
         mst_thread_trains();
+        mst_fsdp_intercept();
         uint64_t dropped = ms_ledger_parameters_dropped(mst_target_ledger());
         if (mst.claims.awaiting_memory || dropped != parameters_dropped)
             mst.claims.due = true;

@@ -3,11 +3,11 @@
 
 #include "torch/root_names.h"
 
-PyObject *mst_tuple_of_sums(const ms_sums *sums)
+static PyObject *tuple_of(const int64_t *figures, int count)
 {
-    PyObject *tuple = PyTuple_New(MS_CATEGORY_COUNT);
-    for (int i = 0; tuple && i < MS_CATEGORY_COUNT; i++) {
-        PyObject *bytes = PyLong_FromLongLong(sums->of[i]);
+    PyObject *tuple = PyTuple_New(count);
+    for (int i = 0; tuple && i < count; i++) {
+        PyObject *bytes = PyLong_FromLongLong(figures[i]);
         if (!bytes)
             Py_CLEAR(tuple);
         else
@@ -16,11 +16,21 @@ PyObject *mst_tuple_of_sums(const ms_sums *sums)
     return tuple;
 }
 
-static bool sums_are_empty(const ms_sums *sums)
+PyObject *mst_tuple_of_sums(const ms_sums *sums)
+{
+    return tuple_of(sums->of, MS_CATEGORY_COUNT);
+}
+
+PyObject *mst_tuple_of_kinds(const ms_kind_sums *kinds)
+{
+    return tuple_of(kinds->of, MS_KIND_COUNT);
+}
+
+static bool are_zero(const int64_t *figures, int count)
 {
     int64_t any = 0;
-    for (int i = 0; i < MS_CATEGORY_COUNT; i++)
-        any |= sums->of[i];
+    for (int i = 0; i < count; i++)
+        any |= figures[i];
     return !any;
 }
 
@@ -39,10 +49,27 @@ PyObject *mst_sums_by_path(ms_ledger *ledger, ms_peak_tracker *at_peak)
         for (ms_path path = 0; list && path < paths; path++) {
             ms_sums sums =
                 at_peak ? ms_peak_tracker_peak_of(at_peak, device, path) : ms_ledger_now_of(ledger, device, path);
-            if (sums_are_empty(&sums))
+            if (are_zero(sums.of, MS_CATEGORY_COUNT))
                 continue;
             PyObject *shown = mst_path_shown(path);
             if (!shown || mst_append_new(list, Py_BuildValue("(INN)", device, shown, mst_tuple_of_sums(&sums))) != 0)
+                Py_CLEAR(list);
+        }
+    return list;
+}
+
+PyObject *mst_kinds_by_path(ms_ledger *ledger, ms_peak_tracker *at_peak)
+{
+    PyObject *list = PyList_New(0);
+    uint32_t devices = ms_ledger_devices(ledger), paths = ms_path_count(mst.watch);
+    for (uint32_t device = 0; list && device < devices; device++)
+        for (ms_path path = 0; list && path < paths; path++) {
+            ms_kind_sums kinds =
+                at_peak ? ms_peak_tracker_kinds_of(at_peak, device, path) : ms_ledger_kinds_of(ledger, device, path);
+            if (are_zero(kinds.of, MS_KIND_COUNT))
+                continue;
+            PyObject *shown = mst_path_shown(path);
+            if (!shown || mst_append_new(list, Py_BuildValue("(INN)", device, shown, mst_tuple_of_kinds(&kinds))) != 0)
                 Py_CLEAR(list);
         }
     return list;

@@ -5,6 +5,7 @@
 #include "torch/claims.h"
 
 #include "torch/api.h"
+#include "torch/fsdp_claims.h"
 #include "torch/run_python.h"
 #include "torch/tensor_layout.h"
 #include "torch/threads.h"
@@ -13,12 +14,17 @@
 static bool begun_unseen;        /* accumulations may run that began before the ledger was attached */
 static PyObject *gradient_hooks; /* a dict: a parameter's TensorImpl -> its hook's handle; NULL: none */
 
-void mst_claim_new_gradient(uint64_t grad, ms_path path)
+void mst_claim_new_gradient(uint64_t grad, ms_path path, ms_kind kind)
 {
     struct mst_storage storage;
     ms_ledger *ledger = atomic_load_explicit(&mst.gradients_ledger, memory_order_acquire);
-    if (ledger && mst_read_storage(grad, &storage))
-        ms_block_claim(ledger, mst.by_dispatcher ? storage.storage : storage.data, MS_GRADIENT, path);
+    if (!ledger || !mst_read_storage(grad, &storage))
+        return;
+    uint64_t address = mst.by_dispatcher ? storage.storage : storage.data;
+    if (UNLIKELY(kind != MS_KIND_NONE))
+        ms_block_claim_kind(ledger, address, kind, path);
+    else
+        ms_block_claim(ledger, address, MS_GRADIENT, path);
 }
 
 void mst_gradients_begin(void)
@@ -111,9 +117,9 @@ static bool claim_gradient_in_place(PyObject *parameter, bool wrapper, ms_path p
     return true;
 }
 
-/* A new reference, or NULL. torch's own descriptor runs no Python while __torch_function__ is disabled and
+/* torch's own descriptor runs no Python while __torch_function__ is disabled and
  * the garbage collector is paused, so the caller may have the owners' lock. */
-static PyObject *get_gradient(PyObject *parameter)
+PyObject *mst_gradient_object(PyObject *parameter)
 {
     descrgetfunc get = mst.torch.grad ? Py_TYPE(mst.torch.grad)->tp_descr_get : NULL;
     return get ? get(mst.torch.grad, parameter, (PyObject *)Py_TYPE(parameter)) : NULL;
@@ -135,7 +141,8 @@ static void end_reading(enum moment moment)
         mst_owners_unlock();
 }
 
-static void claim_gradient_object(PyObject *parameter, ms_path path, enum moment moment)
+/* With a kind, or MS_KIND_NONE. */
+static void claim_gradient_object(PyObject *parameter, ms_path path, ms_kind kind, enum moment moment)
 {
     struct mst_torch_function_guard guard;
     if (mst_torch_function_disable(&guard) != 0) {
@@ -145,12 +152,16 @@ static void claim_gradient_object(PyObject *parameter, ms_path path, enum moment
     PyObject *grad = NULL;
     bool gc_enabled = mst_gc_pause();
     if (begin_reading(parameter, moment)) {
-        grad = get_gradient(parameter);
+        grad = mst_gradient_object(parameter);
         end_reading(moment);
     }
     mst_gc_resume(gc_enabled);
-    if (grad && grad != Py_None && PyObject_TypeCheck(grad, mst.torch.tensor))
-        mst_claim_tensor(grad, MS_GRADIENT, path);
+    if (grad && grad != Py_None && PyObject_TypeCheck(grad, mst.torch.tensor)) {
+        if (kind)
+            mst_claim_tensor_kind(grad, kind, path);
+        else
+            mst_claim_tensor(grad, MS_GRADIENT, path);
+    }
     Py_XDECREF(grad);
     mst_clear_error();
     mst_torch_function_restore(&guard);
@@ -164,12 +175,17 @@ static void claim_gradient(PyObject *parameter, ms_path path, enum moment moment
     bool done = claim_gradient_in_place(parameter, wrapper, path);
     end_reading(moment);
     if (!done)
-        claim_gradient_object(parameter, path, moment);
+        claim_gradient_object(parameter, path, MS_KIND_NONE, moment);
 }
 
 void mst_claim_gradient_of(PyObject *parameter, ms_path path)
 {
     claim_gradient(parameter, path, IN_PASS);
+}
+
+void mst_claim_gradient_kind_of(PyObject *parameter, ms_path path, ms_kind kind)
+{
+    claim_gradient_object(parameter, path, kind, IN_PASS);
 }
 
 void mst_claim_gradient_at_step(PyObject *parameter, ms_path path)
@@ -181,7 +197,7 @@ void mst_claim_gradient_at_step(PyObject *parameter, ms_path path)
     bool done = mst.layout.grad >= 0 && (!grad || (!wrapper && mst_claim_unheld(grad, MS_GRADIENT, path)));
     mst_owners_unlock();
     if (!done)
-        claim_gradient_object(parameter, path, AT_STEP);
+        claim_gradient_object(parameter, path, MS_KIND_NONE, AT_STEP);
 }
 
 /* ---- hooks, where nodes are not intercepted ---- */

@@ -35,6 +35,10 @@ int mst_steps_intercept(void); /* -1, without an error set: they cannot be inter
 void mst_steps_restore(void);
 bool mst_steps_intercepted(void);
 
+/* ---- intercept_fsdp.c: FSDP2, from the moment when the program has imported it ---- */
+void mst_fsdp_intercept(void); /* if FSDP2 is imported and not intercepted yet; cheap where it is not imported */
+void mst_fsdp_restore(void);
+
 /* ---- intercept_nodes.c ---- */
 int mst_nodes_intercept(void); /* -1 with an error set */
 void mst_nodes_restore(void);

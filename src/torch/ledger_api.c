@@ -3,6 +3,8 @@
 
 #include "torch/claims.h"
 #include "torch/dispatch_blocks.h"
+#include "torch/fsdp_claims.h"
+#include "torch/fsdp_states.h"
 #include "torch/intercept.h"
 #include "torch/module_registry.h"
 #include "torch/optimizer_steps.h"
@@ -57,6 +59,8 @@ static void detach_ledger(ledger *self)
         mst_blocks_restore();
     mst_optimizer_hooks_remove();
     mst_building_hooks_remove();
+    mst_fsdp_restore();
+    mst_fsdp_states_detach();
     ms_ledger_detach(self->ledger);
     mst.ledger = NULL;
     mst_existing_blocks_set(NULL);
@@ -100,6 +104,7 @@ static PyObject *ledger_begin(ledger *self, PyObject *args)
     atomic_store(&mst.gradients_ledger, self->ledger);
     if ((dispatcher ? mst_dispatch_begin() : mst_blocks_intercept(self->ledger)) == 0) {
         mst_saved_intercept(self->ledger);
+        mst_fsdp_intercept();
         Py_RETURN_NONE;
     }
     detach_ledger(self);
@@ -113,12 +118,13 @@ static PyObject *ledger_end(ledger *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* claim(tensors, optimizers): claim what all known objects hold. A Parameter, Buffer, Gradient or Optstate
+/* claim(tensors, optimizers, inputs=[]): claim what all known objects hold. A Parameter, Buffer, Gradient or Optstate
  * that none of them holds becomes Other. */
 static PyObject *ledger_claim(ledger *self, PyObject *args)
 {
-    PyObject *tensors, *given_optimizers;
-    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &tensors, &PyList_Type, &given_optimizers))
+    PyObject *tensors, *given_optimizers, *inputs = NULL;
+    if (!PyArg_ParseTuple(args, "O!O!|O!", &PyList_Type, &tensors, &PyList_Type, &given_optimizers, &PyList_Type,
+                          &inputs))
         return NULL;
     if (!self->attached)
         Py_RETURN_NONE;
@@ -127,6 +133,8 @@ static PyObject *ledger_claim(ledger *self, PyObject *args)
     ms_claims_begin(self->ledger);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); i++)
         mst_claim_object(PyList_GET_ITEM(tensors, i), MS_OTHER, MS_GLOBAL);
+    for (Py_ssize_t i = 0; inputs && i < PyList_GET_SIZE(inputs); i++)
+        mst_claim_tensor_kind(PyList_GET_ITEM(inputs, i), MS_KIND_INPUT, MS_GLOBAL);
     mst_claim_modules();
     mst_outside_inputs_claim();
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(given_optimizers); i++)
@@ -177,6 +185,25 @@ static PyObject *ledger_modules(ledger *self, PyObject *unused)
 {
     (void)unused;
     return mst_sums_by_path(self->ledger, NULL);
+}
+
+static PyObject *ledger_kinds(ledger *self, PyObject *unused)
+{
+    (void)unused;
+    PyObject *list = PyList_New(0);
+    uint32_t count = ms_ledger_devices(self->ledger);
+    for (uint32_t device = 0; list && device < count; device++) {
+        ms_kind_sums kinds = ms_ledger_kinds(self->ledger, device);
+        if (mst_append_new(list, mst_tuple_of_kinds(&kinds)) != 0)
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *ledger_module_kinds(ledger *self, PyObject *unused)
+{
+    (void)unused;
+    return mst_kinds_by_path(self->ledger, NULL);
 }
 
 /* ---- call snapshots ---- */
@@ -325,6 +352,9 @@ static PyMethodDef ledger_methods[] = {
      "The part of now() that did not come from torch's allocators."},
     {"modules", (PyCFunction)ledger_modules, METH_NOARGS,
      "(device, fqn, bytes by category) of the modules that hold memory."},
+    {"kinds", (PyCFunction)ledger_kinds, METH_NOARGS, "Bytes by device and kind."},
+    {"module_kinds", (PyCFunction)ledger_module_kinds, METH_NOARGS,
+     "(device, fqn, bytes by kind) of the modules that hold blocks with a kind."},
     {"stats", (PyCFunction)ledger_stats, METH_O,
      "(module, fqn, call snapshots, input, output) of the modules that were called."},
     {"held", (PyCFunction)ledger_held, METH_O, "The bytes of the blocks of some tensors, each block once."},

@@ -1,6 +1,7 @@
 /* module_claims.c - claim the parameters, buffers and gradients that modules hold. */
 #include "torch/claims.h"
 
+#include "torch/fsdp_claims.h"
 #include "torch/module_registry.h"
 #include "torch/run_python.h"
 #include "torch/tensor_layout.h"
@@ -161,6 +162,7 @@ void mst_claim_modules(void)
         }
         PyMem_Free(list.objects);
     }
+    mst_claim_fsdp_modules();
     if (disabled)
         mst_torch_function_restore(&guard);
     mst_dynamo_restore(callback);

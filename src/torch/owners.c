@@ -7,7 +7,9 @@
 
 #include <pthread.h>
 
-static struct mst_map owners; /* a parameter's TensorImpl -> its owner's path; guarded by owners_lock */
+/* A parameter's TensorImpl -> its owner's path, and above these 32 bits the kind of its gradients; guarded by
+ * owners_lock. */
+static struct mst_map owners;
 static struct mst_accumulation *accumulations; /* those that run now, the latest first; guarded by owners_lock */
 static pthread_mutex_t owners_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -43,6 +45,13 @@ ms_path mst_owner_add(uint64_t impl, ms_path path)
     return path;
 }
 
+void mst_owner_set_gradient_kind(uint64_t impl, ms_path path, ms_kind kind)
+{
+    mst_owners_lock();
+    mst_map_set(&owners, impl, 0, (uint64_t)kind << 32 | path);
+    mst_owners_unlock();
+}
+
 void mst_owners_clear(void)
 {
     mst_owners_lock();
@@ -67,6 +76,7 @@ void mst_accumulation_begin(struct mst_accumulation *accumulation)
     const uint64_t *owner = mst_map_get(&owners, accumulation->leaf, 0);
     accumulation->owned = owner != NULL;
     accumulation->owner = owner ? (ms_path)*owner : MS_GLOBAL;
+    accumulation->kind = owner ? (ms_kind)(*owner >> 32) : MS_KIND_NONE;
     accumulation->grad = mst_grad_of(accumulation->leaf);
     accumulation->next = accumulations;
     accumulations = accumulation;
@@ -86,7 +96,7 @@ void mst_accumulation_end(struct mst_accumulation *accumulation)
     if (other)
         other->grad = 0;
     else if (accumulation->owned && grad && grad != accumulation->grad)
-        mst_claim_new_gradient(grad, accumulation->owner);
+        mst_claim_new_gradient(grad, accumulation->owner, accumulation->kind);
     mst_owners_unlock();
 }
 

@@ -62,12 +62,34 @@ static PyObject *peak_tracker_modules(peak_tracker *self, PyObject *unused)
     return mst_sums_by_path(mst_ledger_of(self->ledger), self->tracker);
 }
 
+static PyObject *peak_tracker_kinds(peak_tracker *self, PyObject *unused)
+{
+    (void)unused;
+    PyObject *list = PyList_New(0);
+    uint32_t count = ms_ledger_devices(mst_ledger_of(self->ledger));
+    for (uint32_t device = 0; list && device < count; device++) {
+        ms_kind_sums kinds = ms_peak_tracker_kinds(self->tracker, device);
+        if (mst_append_new(list, mst_tuple_of_kinds(&kinds)) != 0)
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *peak_tracker_module_kinds(peak_tracker *self, PyObject *unused)
+{
+    (void)unused;
+    return mst_kinds_by_path(mst_ledger_of(self->ledger), self->tracker);
+}
+
 static PyMethodDef peak_tracker_methods[] = {
     {"reset", (PyCFunction)peak_tracker_reset, METH_NOARGS, "Reset the peak to what is held now."},
     {"peaks", (PyCFunction)peak_tracker_peaks, METH_NOARGS,
      "(bytes by category, step, phase, fqn that ran, fqn that owns the last block) by device."},
     {"modules", (PyCFunction)peak_tracker_modules, METH_NOARGS,
      "(device, fqn, bytes by category) of the modules that held memory at the peak."},
+    {"kinds", (PyCFunction)peak_tracker_kinds, METH_NOARGS, "Bytes by kind at the peak, by device."},
+    {"module_kinds", (PyCFunction)peak_tracker_module_kinds, METH_NOARGS,
+     "(device, fqn, bytes by kind) of the modules that held blocks with a kind at the peak."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -147,7 +147,7 @@ def _add_tree(add_parser: Subparsers) -> argparse.ArgumentParser:
     _add_device(parser)
     parser.add_argument("--depth", type=_positive, metavar="N", help="how many levels; default: as many as fit 40 lines")
     levels = "what the first level shows; default: module"
-    parser.add_argument("--by", choices=("module", "category"), default="module", help=levels)
+    parser.add_argument("--by", choices=("module", "category", "kind"), default="module", help=levels)
     parser.add_argument("--no-group", action="store_true", help="show equal modules one by one")
     every = "show every module: all levels, equal ones one by one, and those with less than 1%%"
     parser.add_argument("--all", action="store_true", help=every)

@@ -19,6 +19,7 @@ def report(arguments: Namespace, load: Load) -> Report:
         {
             "bytes": block.bytes,
             "category": block.category,
+            "kind": block.kind,
             "module": block.module,
             "phase": block.phase,
             "step": block.step,
@@ -38,7 +39,7 @@ def _group(blocks: list[Report], arguments: Namespace) -> list[Group[Report]]:
     """The largest blocks; equal ones whose modules' names differ only in numbers share a row."""
     if arguments.no_group:
         return [Group(block["module"], [block]) for block in blocks]
-    alike = ("bytes", "category", "phase", "step", "outside")
+    alike = ("bytes", "category", "kind", "phase", "step", "outside")
     groups = group_modules(blocks, lambda block: str(block["module"]), lambda block: tuple(block[key] for key in alike))
     groups.sort(key=lambda group: -len(group.members) * int(group.members[0]["bytes"]))
     return groups[: arguments.n or None]
@@ -53,7 +54,7 @@ def _row(group: Group[Report]) -> tuple[str, ...]:
     each = f"{count} x {size(block['bytes'])}" if count > 1 else ""
     mark = " *" if block["outside"] else ""
     oldest = max(member["age"] for member in group.members)
-    allocation = block["category"] + mark, block["phase"], str(block["step"]), duration(oldest)
+    allocation = (block["kind"] or block["category"]) + mark, block["phase"], str(block["step"]), duration(oldest)
     return size(count * block["bytes"]), each, *allocation, label(group.name)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import NamedTuple
 
-from modscope._categories import TOTAL, Sums, parts_of
+from modscope._categories import TOTAL, Kind, Sums, category_of, parts_of
 from modscope._commands.common import Load, name_column, next_command, notes, when
 from modscope._commands.terminal import Screen
 from modscope._groups import group_modules
@@ -116,6 +116,11 @@ def _categories(main: Report, screen: Screen) -> list[str]:
     for value, category in held:
         drawn = screen.bar(value / most, bar, {category: value})
         out.append(f"  {size(value):>{width}}  {percent(value, total):>4}  {category:10}  {drawn}".rstrip())
+        out += [
+            f"  {size(part):>{width}}  {percent(part, total):>4}    {kind}"
+            for kind, part in sorted(main["kinds"].items(), key=lambda item: -item[1])
+            if category_of(Kind(kind)) == category
+        ]
     if main["outside"]:
         out.append(f"  {size(main['outside']):>{width}}  {percent(main['outside'], total):>4}  of it outside torch's allocators")
     return out

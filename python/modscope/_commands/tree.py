@@ -7,8 +7,8 @@ from argparse import Namespace
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
-from modscope._branch import Branch
-from modscope._categories import CATEGORIES, TOTAL, Sums, parts_of
+from modscope._branch import Branch, grow
+from modscope._categories import CATEGORIES, TOTAL, Category, Kind, Sums, category_of, parts_of
 from modscope._commands.common import (
     Load,
     heading,
@@ -21,6 +21,7 @@ from modscope._commands.common import (
 )
 from modscope._commands.terminal import Screen
 from modscope._groups import describe_numbers, group_modules, is_number
+from modscope._load import Snapshot
 from modscope._summary import Report
 from modscope._text import counted, label, natural_key, size
 
@@ -35,6 +36,8 @@ def report(arguments: Namespace, load: Load) -> Report:
     result["by"] = arguments.by
     if arguments.by == "module":
         result["tree"] = [_module_report(branch, depth) for branch in branches]
+    elif arguments.by == "kind":
+        result["tree"] = _kind_reports(snapshot, result["device"], depth)
     else:
         sums = snapshot.totals[result["device"]]
         categories = sorted(filter(sums.get, CATEGORIES), key=lambda category: -sums[category])
@@ -68,6 +71,26 @@ def _trees_of(category: str, branches: Iterable[Branch], depth: int | None) -> l
         if subtree[TOTAL]:
             children = [] if depth == 1 else _trees_of(category, branch.children, _below(depth))
             found.append(_node_report(branch.name, branch.fqn, own, subtree, children))
+    return sorted(found, key=lambda node: -int(node["subtree"][TOTAL]))
+
+
+def _kind_reports(snapshot: Snapshot, device: str, depth: int | None) -> list[Report]:
+    """A tree for each kind, and one for each category with what has no kind."""
+    held = {fqn: dict(sums) for fqn, sums in snapshot.by_module().get(device, {}).items()}
+    parts: dict[tuple[str, Category], dict[str, int]] = {}
+    for fqn, kinds in snapshot.kinds_by_module().get(device, {}).items():
+        for kind, value in kinds.items():
+            category = category_of(Kind(kind))
+            parts.setdefault((kind, category), {})[fqn] = value
+            held[fqn][category] -= value
+    for fqn, sums in held.items():
+        for category in filter(sums.get, CATEGORIES):
+            parts.setdefault((category, category), {})[fqn] = sums[category]
+    found = []
+    for (name, category), modules in parts.items():
+        at = CATEGORIES.index(category)
+        rows = [(fqn, tuple(value if i == at else 0 for i in range(len(CATEGORIES)))) for fqn, value in modules.items()]
+        found.append({**_category_report(category, sum(modules.values()), grow(rows), depth), "name": str(name)})
     return sorted(found, key=lambda node: -int(node["subtree"][TOTAL]))
 
 
@@ -217,7 +240,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     out += others(result, screen) + notes(result, screen)
     words = moment_words(result, arguments)
     if more and arguments.depth is None:
-        options = [] if result["by"] == "module" else ["--by", "category"]
+        options = [] if result["by"] == "module" else ["--by", result["by"]]
         options += ["--no-group"] if arguments.no_group else []
         return out + next_command("Deeper", "tree", *words, *options, "--depth", str(depth + 1))
     return out + next_command("The largest blocks", "blocks", *words)
@@ -236,7 +259,7 @@ def _table(rows: list[_Row], total: int, by: str, screen: Screen) -> list[str]:
     room = screen.width - whole_width - own_width - bar - 6
     named = [(_shorten_lead(row.lead, room // 2, screen), row.name, row.subtree) for row in rows]
     names = name_column(named, room, screen, split=by == "module")
-    head = f"{'Subtree':>{whole_width}}  {'Own':>{own_width}}  {'':{bar}}  {'Module' if by == 'module' else 'Category'}"
+    head = f"{'Subtree':>{whole_width}}  {'Own':>{own_width}}  {'':{bar}}  {by.capitalize()}"
     out = [screen.bold(head)]
     for row, whole, own, name in zip(rows, wholes, owns, names):
         drawn = screen.bar(row.subtree[TOTAL] / total if total else 0, bar, parts_of(row.subtree))

@@ -14,7 +14,13 @@ struct ms__block {
     ms_path path;
     uint8_t device, category;
     uint8_t claim_pass; /* ledger->claim_pass of the latest claim, or of the add */
-    bool outside;
+    union {
+        struct {
+            uint8_t outside : 1; /* a bool */
+            uint8_t kind : 7;    /* an ms_kind; kind != 0: category = ms_kind_category(kind) */
+        };
+        uint8_t marks; /* both, so that one test finds the ordinary block: 0 */
+    };
 };
 static_assert(sizeof(struct ms__block) == 32, "a live block costs at most 64 bytes, and half of them are its struct");
 static_assert(MS_PARAMETER < MS_BUFFER && MS_BUFFER < MS_GRADIENT, "parameters and buffers come first");

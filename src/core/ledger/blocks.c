@@ -1,10 +1,19 @@
 /* blocks.c - block events: a block is added, dropped, claimed or resized. */
 #include "core/capture/write/encoder.h"
 #include "core/ledger/call_spans.h"
-#include "core/ledger/peaks.h"
+#include "core/ledger/kinds.h"
 #include "core/ledger/reported_backwards.h"
 
 /* ---- adding and dropping ---- */
+
+/* Count the bytes of a block that is from outside or has a kind; `bytes` are negative when it is dropped. */
+MS__RARE void count_marked_block(ms_ledger *ledger, const struct ms__block *block, int64_t bytes)
+{
+    if (block->outside)
+        ledger->outside[block->device].of[block->category] += bytes;
+    if (block->kind)
+        ms__kind_change(ledger, block->device, block->path, block->kind, bytes);
+}
 
 MS__INLINE void drop_block(ms_ledger *ledger, struct ms__block *block, uint32_t bucket)
 {
@@ -13,10 +22,10 @@ MS__INLINE void drop_block(ms_ledger *ledger, struct ms__block *block, uint32_t 
     ledger->time++;
     ms__total_change(ledger, block->device, block->path, block->category, -bytes);
     totals->total -= bytes;
-    if (MS__UNLIKELY(block->outside))
-        ledger->outside[block->device].of[block->category] -= bytes;
+    if (MS__UNLIKELY(block->marks))
+        count_marked_block(ledger, block, -bytes);
     if (MS__UNLIKELY(block->category <= MS_BUFFER))
-        ledger->parameters_dropped++;
+        ledger->parameters_dropped += block->kind != MS_KIND_UNSHARDED_PARAM;
     if (ms__captured(ledger))
         ms__capture_drop(ledger, ms__block_number(&ledger->blocks, bucket));
     ms__block_remove(&ledger->blocks, block, bucket);
@@ -70,15 +79,15 @@ MS__INLINE int add_block(ms_ledger *ledger, struct origin origin, const struct m
     block->path = added->path;
     block->device = added->device;
     block->category = added->category;
-    block->outside = added->outside;
+    block->marks = added->marks;
     block->claim_pass = ledger->claim_pass;
     struct ms__device_totals *totals = &ledger->totals[added->device];
     if (MS__UNLIKELY(added->device >= ledger->device_count))
         ledger->device_count = added->device + 1u;
     ms__total_change(ledger, added->device, added->path, added->category, (int64_t)added->bytes);
     totals->total += (int64_t)added->bytes;
-    if (MS__UNLIKELY(added->outside))
-        ledger->outside[added->device].of[added->category] += (int64_t)added->bytes;
+    if (MS__UNLIKELY(added->marks))
+        count_marked_block(ledger, block, (int64_t)added->bytes);
     ms__peaks_raise(ledger, added->device, origin.phase, origin.path, added->path);
     ms__spans_grow(ledger, added->device);
     if (MS__UNLIKELY(ledger->reported_backward_count))
@@ -235,16 +244,33 @@ static uint32_t number_of(const ms_ledger *ledger, const struct ms__block *block
     return ms__block_number(&ledger->blocks, bucket);
 }
 
-/* With the lock held. Give the block another category and path: retroactively, or from now on. */
-static int change_block(ms_ledger *ledger, struct ms__block *block, uint32_t category, ms_path path, bool retroactive)
+/* Totals by kind, when the block gets another path or kind. There is room, and ledger->time was counted up. */
+MS__RARE void change_kind(ms_ledger *ledger, const struct ms__block *block, uint32_t kind, ms_path path,
+                          bool retroactive)
 {
-    if (block->category == category && block->path == path)
+    if (block->kind)
+        ms__kind_change(ledger, block->device, block->path, block->kind, -(int64_t)block->bytes);
+    if (kind)
+        ms__kind_change(ledger, block->device, path, kind, (int64_t)block->bytes);
+    if (retroactive)
+        ms__kinds_move_block(ledger, block, path, kind);
+}
+
+/* With the lock held. Give the block another category, kind and path: retroactively, or from now on. */
+static int change_block_and_kind(ms_ledger *ledger, struct ms__block *block, uint32_t category, uint32_t kind,
+                                 ms_path path, bool retroactive)
+{
+    if (block->category == category && block->path == path && block->kind == kind)
         return MS_OK;
-    if (!ms__totals_reserve(ledger, block->device, path)) {
+    if (!ms__totals_reserve(ledger, block->device, path) || (kind && !ms__kinds_reserve(ledger, block->device, path))) {
         ms__ledger_count_lost(ledger);
         return MS_ENOMEM;
     }
+    bool moved = block->category != category || block->path != path, other_kind = block->kind != kind;
     ledger->time++;
+    if (block->kind || kind)
+        change_kind(ledger, block, kind, path, retroactive);
+    block->kind = kind & 0x7Fu;
     ms__total_change(ledger, block->device, block->path, block->category, -(int64_t)block->bytes);
     ms__total_change(ledger, block->device, path, category, (int64_t)block->bytes);
     if (retroactive)
@@ -258,10 +284,19 @@ static int change_block(ms_ledger *ledger, struct ms__block *block, uint32_t cat
     }
     block->path = path;
     block->category = (uint8_t)category;
-    if (ms__captured(ledger)) {
+    if (moved && ms__captured(ledger))
         ms__capture_claim(ledger, number_of(ledger, block), category, path, !retroactive);
-    }
+    if (kind && (other_kind || !retroactive) && ms__captured(ledger))
+        ms__capture_note_kind(ledger, number_of(ledger, block));
     return MS_OK;
+}
+
+/* The same for a claim that names no kind: it says nothing new about a block of this category that has one. */
+static int change_block(ms_ledger *ledger, struct ms__block *block, uint32_t category, ms_path path, bool retroactive)
+{
+    if (block->kind && block->category == category)
+        return MS_OK;
+    return change_block_and_kind(ledger, block, category, MS_KIND_NONE, path, retroactive);
 }
 
 int ms_block_claim_unheld(ms_ledger *ledger, uint64_t address, ms_category category, ms_path path)
@@ -385,6 +420,21 @@ int ms_block_claim(ms_ledger *ledger, uint64_t address, ms_category category, ms
     if (block && !has_stronger_claim(ledger, block, category)) {
         block->claim_pass = ledger->claim_pass;
         error = change_block(ledger, block, category, path, true);
+    }
+    ms__unlock(&ledger->lock);
+    return error;
+}
+
+int ms_block_claim_kind(ms_ledger *ledger, uint64_t address, ms_kind kind, ms_path path)
+{
+    if (kind <= MS_KIND_NONE || kind >= MS_KIND_COUNT || path >= ms_path_count(ledger->watch))
+        return MS_EINVAL;
+    ms__lock(&ledger->lock);
+    int error;
+    struct ms__block *block = find_attached_block(ledger, address, &error);
+    if (block && !has_stronger_claim(ledger, block, ms_kind_category(kind))) {
+        block->claim_pass = ledger->claim_pass;
+        error = change_block_and_kind(ledger, block, ms_kind_category(kind), kind, path, true);
     }
     ms__unlock(&ledger->lock);
     return error;

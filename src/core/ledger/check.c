@@ -1,5 +1,5 @@
 /* check.c - whether the ledger's invariants hold. For tests: it reads every block and every total. */
-#include "core/ledger/peaks.h"
+#include "core/ledger/kinds.h"
 
 #include <string.h>
 
@@ -62,6 +62,8 @@ const char *ms_ledger_check(ms_ledger *ledger)
     const char *fault = ms__block_table_check(&ledger->blocks);
     for (uint32_t device = 0; !fault && device < MS_MAX_DEVICES; device++) {
         fault = check_device(ledger, device);
+        if (!fault)
+            fault = ms__kinds_check(ledger, device);
         for (const ms_peak_tracker *tracker = ledger->trackers; !fault && tracker; tracker = tracker->next)
             fault = check_peak(ledger, tracker, device);
     }

@@ -2,7 +2,7 @@
 #include "core/ledger/ledger.h"
 #include "core/ledger/call_events.h"
 #include "core/ledger/call_spans.h"
-#include "core/ledger/peaks.h"
+#include "core/ledger/kinds.h"
 #include "core/ledger/reported_backwards.h"
 
 #include <string.h>
@@ -69,6 +69,7 @@ void ms_ledger_close(ms_ledger *ledger)
     ms__trackers_close(ledger);
     ms__path_stats_close(ledger);
     ms__reported_backwards_close(ledger);
+    ms__kinds_close(ledger);
     ms__totals_close(ledger);
     memset(ledger->outside, 0, sizeof ledger->outside);
     memset(ledger->reserved, 0, sizeof ledger->reserved);

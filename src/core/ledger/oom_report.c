@@ -1,7 +1,7 @@
 /* oom_report.c - the out-of-memory report: which allocation failed, and which modules hold the memory. Memory has just
  * run out, so the text goes into the caller's buffer and nothing is allocated. */
 #include "core/capture/write/encoder.h"
-#include "core/ledger/peaks.h"
+#include "core/ledger/kinds.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -155,6 +155,21 @@ static void append_categories(struct text *text, const ms_sums *sums)
     }
 }
 
+/* The kinds that hold something, for example "  of it: Unsharded Param 2.00 GiB, All Gather 1.00 GiB". */
+static void append_kinds(struct text *text, const ms_ledger *ledger, uint32_t device)
+{
+    ms_kind_sums kinds = ms__kinds_sum(ledger, device);
+    bool any = false;
+    for (int kind = 1; kind < MS_KIND_COUNT; kind++) {
+        if (!kinds.of[kind])
+            continue;
+        append(text, "%s%s ", any ? ", " : "  of it: ", ms_kind_name((ms_kind)kind));
+        append_bytes(text, 0, kinds.of[kind]);
+        any = true;
+    }
+    append(text, any ? "\n" : "");
+}
+
 static void append_owners(struct text *text, const ms_ledger *ledger, uint32_t device)
 {
     struct owner owners[OWNERS_KEPT] = {{.path = MS_GLOBAL}};
@@ -221,6 +236,7 @@ size_t ms_ledger_oom(ms_ledger *ledger, const ms_thread *thread, const ms_oom *o
     append(&text, totals->total ? " (" : "");
     append_categories(&text, &totals->now);
     append(&text, totals->total ? ")\n" : "\n");
+    append_kinds(&text, ledger, device);
     append_reserved(&text, oom);
     append_peak(&text, ledger, device);
     append_owners(&text, ledger, device);

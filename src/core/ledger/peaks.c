@@ -1,6 +1,6 @@
 /* peaks.c - peak trackers: opening, closing and reading them, and the rare part of changing totals. */
-#include "core/ledger/peaks.h"
 #include "core/ledger/chunk_array.h"
+#include "core/ledger/kinds.h"
 
 #include <string.h>
 
@@ -66,6 +66,7 @@ static void free_tracker(ms_peak_tracker *tracker)
             ms__free(watch, peak->saved[chunk]);
         ms__free(watch, peak->saved);
     }
+    ms__saved_kinds_free(tracker);
     ms__free(watch, tracker);
 }
 
@@ -85,6 +86,8 @@ static bool reserve_saved_chunks(ms_peak_tracker *tracker)
         for (uint32_t chunk = 0; chunk < totals->room; chunk++)
             if (totals->chunks[chunk] && !reserve_saved_chunk(tracker, device, chunk))
                 return false;
+        if (!ms__saved_kinds_reserve(tracker, device))
+            return false;
     }
     return true;
 }

@@ -22,8 +22,9 @@ struct ms__device_peak {
     uint64_t peak_time;             /* ledger->time */
     uint64_t block_since;           /* `since` of the block that made the peak; 0: no block did */
     struct ms__saved_chunk **saved; /* a chunk wherever the device's totals have one */
+    struct ms__saved_chunk **kinds; /* the same for the device's totals by kind */
     uint32_t room;                  /* pointers in `saved` */
-    uint8_t unused[12];
+    uint32_t kinds_room;            /* pointers in `kinds` */
 };
 static_assert(sizeof(struct ms__device_peak) == 128, "a power of two: every block event indexes an array of these");
 

@@ -20,8 +20,10 @@ struct ms__device_totals {
     ms_sums now;
     int64_t total;
     struct ms__totals_chunk **chunks; /* by path / MS__PATHS_PER_CHUNK; NULL: no block was ever there */
+    struct ms__totals_chunk **kinds;  /* the same by path and kind (ms__kind_index); see kinds.h */
     uint32_t room;                    /* pointers in `chunks` */
-    uint8_t unused[52];
+    uint32_t kinds_room;              /* pointers in `kinds` */
+    uint8_t unused[40];
 };
 static_assert(sizeof(struct ms__device_totals) == 128, "a power of two: every block event indexes an array of these");
 

@@ -13,6 +13,7 @@ TEST(a_failed_allocation_is_in_the_capture_and_its_report_names_the_owners)
     ms_call_enter(program.thread, paths[3], 0);
     CHECK_EQ(ms_block_add(watched, program.thread, 1, 3 << 20, 2), MS_OK);
     CHECK_EQ(ms_block_add_as(watched, program.thread, 2, 1 << 20, 2, MS_PARAMETER, paths[1], false), MS_OK);
+    CHECK_EQ(ms_block_claim_kind(watched, 2, MS_KIND_SHARDED_PARAM, paths[1]), MS_OK);
     ms_ledger_reserved(watched, 2, 8 << 20);
     char report[4096];
     ms_oom oom = {.device = 2, .requested = UINT64_C(1) << 40, .allocated = 4 << 20, .reserved = 8 << 20};
@@ -22,6 +23,7 @@ TEST(a_failed_allocation_is_in_the_capture_and_its_report_names_the_owners)
                                  "in step 1, forward of m3",
                                  "allocated on cuda:1: 4.00 MiB",
                                  "Activation 3.00 MiB, Parameter 1.00 MiB",
+                                 "of it: Sharded Param 1.00 MiB",
                                  "8.00 MiB, of which 4.00 MiB is free",
                                  "peak so far: 4.00 MiB",
                                  "3.00 MiB  m3: Activation",

@@ -187,7 +187,9 @@ int ms_cursor_open(ms_reader *reader, ms_cursor **out)
     if (!cursor)
         return MS_ENOMEM;
     *cursor = (ms_cursor){.reader = reader};
-    int error = ms__cursor_seek_start(cursor);
+    int error = ms__kinds_load(reader);
+    if (!error)
+        error = ms__cursor_seek_start(cursor);
     if (error) {
         ms_cursor_close(cursor);
         return error;
@@ -264,7 +266,18 @@ bool ms_cursor_block(const ms_cursor *cursor, uint32_t *at, ms_captured_block *b
     if (*at >= cursor->state.count)
         return false;
     *block = cursor->state.blocks[(*at)++];
+    block->kind = ms__kind_in(block->kind, block->category);
     return true;
+}
+
+ms_kind_sums ms_cursor_kinds(const ms_cursor *cursor, uint32_t device)
+{
+    ms_kind_sums sums = {{0}};
+    ms_captured_block block;
+    for (uint32_t at = 0; cursor->reader->kinds && ms_cursor_block(cursor, &at, &block);)
+        if (block.device == device && block.kind)
+            sums.of[block.kind] += (int64_t)block.bytes;
+    return sums;
 }
 
 bool ms_cursor_thread(const ms_cursor *cursor, size_t index, uint32_t *number, uint64_t *id, ms_phase *phase,

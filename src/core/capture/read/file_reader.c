@@ -304,6 +304,7 @@ void ms_reader_close(ms_reader *reader)
     ms__reader_free(reader, reader->chunks);
     ms__reader_free(reader, reader->notes);
     ms__reader_free(reader, reader->times);
+    ms__kinds_free(reader);
     ms_reader last = *reader;
     ms__reader_free(&last, reader);
 }

@@ -63,24 +63,33 @@ static bool is_retroactive_claim(const ms_event *event)
     return event->op == MS_OP_CLAIM && !event->from_now_on;
 }
 
+int ms__later_claims_append(const ms_reader *reader, struct ms__later_claims *claims,
+                            const struct ms__later_claim *claim)
+{
+    struct ms__later_claim *all = NULL;
+    if (claims->count < UINT32_MAX)
+        all = ms__reader_grow(reader, claims->all, &claims->room, claims->count + 1, sizeof *all);
+    if (!all)
+        return MS_ENOMEM;
+    claims->all = all;
+    claims->all[claims->count] = *claim;
+    claims->all[claims->count].order = (uint32_t)claims->count;
+    claims->count++;
+    return MS_OK;
+}
+
 static int collect_from_chunk(const ms_reader *reader, struct ms__later_claims *claims, struct ms__decoder *decoder)
 {
     struct ms__decoded_event decoded;
     while (decoder->left && ms__decoder_next(decoder, &decoded)) {
         if (!is_retroactive_claim(&decoded.event))
             continue;
-        struct ms__later_claim *all = NULL;
-        if (claims->count < UINT32_MAX)
-            all = ms__reader_grow(reader, claims->all, &claims->room, claims->count + 1, sizeof *all);
-        if (!all)
+        struct ms__later_claim claim = {.since_event = decoded.event.number - decoded.age,
+                                        .slot = decoded.event.slot,
+                                        .path = ms__checked_path(reader, decoded.event.path),
+                                        .category = decoded.attributes & MS__ATTRIBUTES_CATEGORY};
+        if (ms__later_claims_append(reader, claims, &claim) != MS_OK)
             return MS_ENOMEM;
-        claims->all = all;
-        claims->all[claims->count] = (struct ms__later_claim){.since_event = decoded.event.number - decoded.age,
-                                                              .slot = decoded.event.slot,
-                                                              .path = ms__checked_path(reader, decoded.event.path),
-                                                              .order = (uint32_t)claims->count,
-                                                              .category = decoded.attributes & MS__ATTRIBUTES_CATEGORY};
-        claims->count++;
     }
     return MS_OK;
 }
@@ -102,6 +111,13 @@ static void keep_latest_of_each_block(struct ms__later_claims *claims)
             claims->all[kept++] = *claim;
     }
     claims->count = kept;
+}
+
+void ms__later_claims_sort(struct ms__later_claims *claims)
+{
+    if (claims->count)
+        qsort(claims->all, claims->count, sizeof *claims->all, compare_claims);
+    keep_latest_of_each_block(claims);
 }
 
 static int collect_all(ms_reader *reader, struct ms__later_claims *claims, struct ms__buffer *buffer)
@@ -134,9 +150,7 @@ int ms__later_claims_load(ms_reader *reader, struct ms__later_claims *claims)
         ms__later_claims_free(reader, claims);
         return error;
     }
-    if (claims->count)
-        qsort(claims->all, claims->count, sizeof *claims->all, compare_claims);
-    keep_latest_of_each_block(claims);
+    ms__later_claims_sort(claims);
     return MS_OK;
 }
 

@@ -10,8 +10,12 @@ int ms__notes_list_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_
     if (!notes)
         return MS_ENOMEM;
     reader->notes = notes;
-    reader->notes[reader->note_count++] =
-        (struct ms__chunk){.at = at, .event = head->event, .time = head->time, .size = head->size, .crc = head->crc};
+    reader->notes[reader->note_count++] = (struct ms__chunk){.at = at,
+                                                             .event = head->event,
+                                                             .time = head->time,
+                                                             .oldest_claimed = head->oldest_claimed,
+                                                             .size = head->size,
+                                                             .crc = head->crc};
     return MS_OK;
 }
 
@@ -68,8 +72,8 @@ static bool decode_note(ms_notes *notes, ms_note *note)
     int64_t slot = ms__get_zigzag(&notes->bytes);
     uint64_t later = first >> MS__NOTE_KIND_BITS;
     *note = (ms_note){.kind = (ms_note_kind)(first & ((1u << MS__NOTE_KIND_BITS) - 1))};
-    if (note->kind >= MS_NOTE_COUNT || later > UINT64_MAX - notes->event || slot > MS__SLOT_MAX ||
-        slot < -(int64_t)MS__SLOT_MAX)
+    if (note->kind >= MS_NOTE_COUNT || later > UINT64_MAX - notes->event ||
+        slot > MS__SLOT_MAX || slot < -(int64_t)MS__SLOT_MAX)
         return false;
     slot += notes->slot;
     if (slot < 0 || slot > MS__SLOT_MAX)

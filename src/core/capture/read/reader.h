@@ -12,7 +12,7 @@
 struct ms__chunk { /* a chunk of events, or a key frame */
     uint64_t at;   /* the position of its payload in the file */
     uint64_t event, time;
-    uint64_t oldest_claimed; /* events: see struct ms__chunk_head */
+    uint64_t oldest_claimed; /* events and notes: see struct ms__chunk_head */
     uint64_t step, lost;     /* key frame: unchecked, except that a `lost` above every earlier one is checked */
     uint32_t size, crc, events;
     bool is_key_frame;
@@ -52,6 +52,8 @@ struct ms_reader {
     size_t note_count, note_room;
     struct ms__chunk *times; /* chunks of times of calls */
     size_t time_count, time_room;
+    struct ms__later_claims *kinds; /* see noted_kinds.c; NULL: not loaded, or the file has none */
+    bool kinds_loaded;
     struct ms__pairs info, end;
     const char *device_names[MS_MAX_DEVICES];
     struct ms__name *paths;
@@ -128,6 +130,18 @@ int ms__notes_list_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_
 
 /* Add a chunk of times to the list. MS_ENOMEM. */
 int ms__times_list_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head);
+/* ---- noted_kinds.c: the kinds of blocks, which the file has in notes ---- */
+
+/* Load the kinds, unless they are loaded. Without such notes nothing is read. MS_ENOMEM, MS_EIO. */
+int ms__kinds_load(ms_reader *reader);
+void ms__kinds_free(ms_reader *reader);
+/* The kind that the notes of the file give the block; MS_KIND_NONE: none, or one that is not known. */
+uint8_t ms__noted_kind(const ms_reader *reader, uint64_t since_event, uint32_t slot);
+/* The kind of a block in this category: a claim of another category has taken the kind away. */
+static inline uint8_t ms__kind_in(uint8_t kind, uint8_t category)
+{
+    return kind && ms_kind_category((ms_kind)kind) == category ? kind : MS_KIND_NONE;
+}
 
 /* ---- slot_map.h ---- */
 struct ms__slot_map {
@@ -157,6 +171,11 @@ struct ms__later_claims {
 /* Read the claims of the whole file. On MS_ENOMEM and MS_EIO there is nothing to free. */
 int ms__later_claims_load(ms_reader *reader, struct ms__later_claims *claims);
 void ms__later_claims_free(const ms_reader *reader, struct ms__later_claims *claims);
+/* Append a claim. MS_ENOMEM: nothing has changed. Sort them before the first search. */
+int ms__later_claims_append(const ms_reader *reader, struct ms__later_claims *claims,
+                            const struct ms__later_claim *claim);
+/* Order the claims for searches, and keep the last one of each block. */
+void ms__later_claims_sort(struct ms__later_claims *claims);
 /* Set category and path to those that the last claim of this block states. Without a claim they stay as they are. */
 void ms__later_claims_apply(struct ms__later_claims *claims, uint64_t since_event, uint32_t slot, uint8_t *category,
                             ms_path *path);

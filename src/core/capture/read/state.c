@@ -49,6 +49,8 @@ int ms__state_add_block(ms_reader *reader, struct ms__state *state, ms_captured_
         return MS_ENOMEM;
     if (state->later_claims)
         ms__later_claims_apply(state->later_claims, block->since_event, block->slot, &block->category, &block->path);
+    if (MS__UNLIKELY(reader->kinds != NULL))
+        block->kind = ms__noted_kind(reader, block->since_event, block->slot);
     *total += (int64_t)block->bytes;
     state->now[block->device].of[block->category] += (int64_t)block->bytes;
     ms__slot_map_set(&state->by_slot, block->slot, (uint32_t)state->count);
@@ -143,6 +145,7 @@ static void fill_block_fields(ms_event *event, const ms_captured_block *block)
     event->bytes = block->bytes;
     event->path = block->path;
     event->category = block->category;
+    event->kind = ms__kind_in(block->kind, block->category);
 }
 
 static int apply_add(ms_reader *reader, struct ms__state *state, struct ms__decoded_event *decoded)
@@ -192,8 +195,10 @@ static int apply_claim(const ms_reader *reader, struct ms__state *state, struct 
     ms_captured_block *block = ms__state_block(state, event->slot);
     if (!block || block->since_event != event->number - decoded->age)
         return MS_EFORMAT;
-    if (event->from_now_on)
+    if (event->from_now_on) {
         block->since_event = event->number;
+        block->kind = reader->kinds ? ms__noted_kind(reader, block->since_event, block->slot) : MS_KIND_NONE;
+    }
     uint8_t category = decoded->attributes;
     ms_path path = ms__checked_path(reader, event->path);
     if (state->later_claims)

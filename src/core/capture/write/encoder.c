@@ -1,5 +1,6 @@
 /* encoder.c - the ledger's events about blocks, steps and failed allocations, as bytes. The events about threads are
  * in thread_position.c. Everything here runs on the program's threads with ledger->lock held, and never waits. */
+#include "core/capture/write/encoder.h"
 #include "core/capture/write/thread_position.h"
 #include "core/ledger/block_table.h"
 
@@ -64,6 +65,8 @@ void ms__capture_add(ms_ledger *ledger, const ms_thread *thread, ms_phase phase,
 {
     for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next)
         encode_add(capture, thread, phase, block, number);
+    if (MS__UNLIKELY(block->kind))
+        ms__capture_note_kind(ledger, number);
 }
 
 /* ledger->blocks still contains the block, so a key frame may precede this event. At an add it cannot: the block is

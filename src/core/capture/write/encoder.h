@@ -20,6 +20,8 @@ void ms__capture_drop(ms_ledger *ledger, uint32_t number);
 void ms__capture_claim(ms_ledger *ledger, uint32_t number, uint32_t category, ms_path path, bool from_now_on);
 /* Something is known about block `number` that no event says: see ms_note. */
 void ms__capture_note(ms_ledger *ledger, ms_note_kind kind, uint32_t number, uint64_t value);
+/* Block `number` has a kind, since its since_event. */
+void ms__capture_note_kind(ms_ledger *ledger, uint32_t number);
 /* The block was requested with so many bytes, on this stream. */
 void ms__capture_note_request(ms_ledger *ledger, uint32_t number, uint64_t requested, uint64_t stream);
 /* A tensor's storage of so many bytes, fewer than the block has, is in the block. It is noted once for a block, and

@@ -129,6 +129,10 @@ void ms__capture_check_key_frame(ms_capture *capture)
         (capture->losing && (capture->write_failed || !ms__queue_has_room(capture))))
         return;
     ms__capture_close_page(capture);
-    if (make_key_frame(capture))
-        capture->losing = false;
+    bool noted = !capture->losing; /* the file has all notes so far */
+    if (!make_key_frame(capture))
+        return;
+    capture->losing = false;
+    if (!noted)
+        ms__capture_note_all_kinds(capture);
 }

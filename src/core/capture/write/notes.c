@@ -44,6 +44,29 @@ static void encode_note(ms_capture *capture, ms_note_kind kind, uint32_t number,
     capture->note_at = ms__note_has_value(kind) ? ms__put_varint(at, value) : at;
 }
 
+static void encode_kind(ms_capture *capture, uint32_t number)
+{
+    uint64_t age = capture->event - ms__block_origin_of(capture, number).since_event;
+    const struct ms__block *block = ms__block_at(&capture->ledger->blocks, number);
+    encode_note(capture, MS_NOTE_BLOCK_KIND, number, age << MS__KIND_BITS | block->kind);
+    if (capture->notes && capture->event - age < capture->notes->head.oldest_claimed)
+        capture->notes->head.oldest_claimed = capture->event - age;
+}
+
+void ms__capture_note_kind(ms_ledger *ledger, uint32_t number)
+{
+    for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next)
+        encode_kind(capture, number);
+}
+
+void ms__capture_note_all_kinds(ms_capture *capture)
+{
+    const struct ms__block *block;
+    for (uint32_t at = 0; (block = ms__block_next(&capture->ledger->blocks, &at)) != NULL;)
+        if (block->kind)
+            encode_kind(capture, at - 1);
+}
+
 void ms__capture_note(ms_ledger *ledger, ms_note_kind kind, uint32_t number, uint64_t value)
 {
     for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next)

@@ -195,6 +195,8 @@ void ms__capture_close_page(ms_capture *capture);
 
 /* ---- notes.c; with ledger->lock held ---- */
 
+/* Note the kind of every block that has one: after a key frame that begins the file or follows lost events. */
+void ms__capture_note_all_kinds(ms_capture *capture);
 /* Queue the page of notes, if there is one. */
 void ms__capture_close_notes(ms_capture *capture);
 

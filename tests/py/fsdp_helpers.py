@@ -1,0 +1,78 @@
+"""FSDP2 models for the tests, and what FSDP2's own objects hold, read in Python and independently of modscope."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+KINDS = ("Sharded Param", "Unsharded Param", "Sharded Grad", "Unsharded Grad", "All Gather", "Reduce Scatter")
+
+
+class Block(nn.Module):
+    """Two layers, with a hole for a check in the forward, and one in the backward."""
+
+    def __init__(self, width: int, check: Callable[[str], None] = lambda when: None) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.check = check
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.up(x))
+        self.check("forward")
+        if y.requires_grad:
+            y.register_hook(lambda grad: self.check("backward"))
+        return x + self.down(y)
+
+
+def shard_blocks(model: nn.Sequential, **options: Any) -> nn.Sequential:
+    for layer in model:
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
+    return model
+
+
+def groups_of(model: nn.Module) -> Iterator[Any]:
+    seen = set()
+    for module in model.modules():
+        state = module._get_fsdp_state() if isinstance(module, FSDPModule) else None
+        for group in state._fsdp_param_groups if state else ():
+            if id(group) not in seen:
+                seen.add(id(group))
+                yield group
+
+
+def _bytes_of(tensors: Iterable[torch.Tensor | None]) -> int:
+    """The bytes of the tensors' storages, each counted once."""
+    storages = {}
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
+        if storage.nbytes():
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def held_by_fsdp(model: nn.Module) -> dict[str, int]:
+    """Bytes by kind; kinds that hold nothing are left out."""
+    groups = list(groups_of(model))
+    params = [param for group in groups for param in group.fsdp_params]
+    contexts = {id(group.comm_ctx): group.comm_ctx for group in groups}.values()
+    gathers = [group._all_gather_result for group in groups]
+    gathers += [getattr(getattr(ctx, "all_gather_state", None), "all_gather_result", None) for ctx in contexts]
+    unsharded = [getattr(param, "_unsharded_param", None) for param in params]
+    found = {
+        "Sharded Param": _bytes_of(
+            tensor for param in params for tensor in (param._sharded_param_data, getattr(param, "_sharded_post_forward_param_data", None))
+        ),
+        "Unsharded Param": _bytes_of(output for param in params for output in param.all_gather_outputs),
+        "Sharded Grad": _bytes_of([*(param.sharded_param.grad for param in params), *(group._partial_reduce_output for group in groups)]),
+        "Unsharded Grad": _bytes_of(
+            [*(param.grad for param in unsharded if param is not None), *(param.unsharded_accumulated_grad for param in params)]
+        ),
+        "All Gather": _bytes_of(gather.all_gather_output for gather in gathers if gather is not None),
+        "Reduce Scatter": _bytes_of(state.reduce_scatter_input for ctx in contexts for state in getattr(ctx, "reduce_scatter_states", ())),
+    }
+    return {kind: value for kind, value in found.items() if value}

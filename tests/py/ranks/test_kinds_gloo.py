@@ -1,0 +1,77 @@
+"""Kinds with real processes over gloo: every rank compares them with FSDP2's own tensors."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers import needs_interception
+
+pytestmark = [needs_interception, pytest.mark.slow]
+
+SCRIPT = """
+import os, sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from fsdp_helpers import KINDS, Block, held_by_fsdp, shard_blocks
+import modscope
+from modscope._mem_tracker import ledger_of
+
+torch.set_num_threads(1)
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=world)
+CPU, checks, seen = torch.device("cpu"), 0, set()
+
+def check(when):
+    global checks
+    expected = held_by_fsdp(model)
+    raw = ledger_of(mt).kinds()[0]
+    assert {k: v for k, v in zip(modscope.Kind, raw[1:]) if v} == expected, (rank, when, raw, expected)
+    assert mt.get_kind_snapshot().get(CPU, {}) == expected, (rank, when)
+    sums = mt.get_tracker_snapshot()[CPU]
+    assert sums["Total"] == sum(v for k, v in sums.items() if k != "Total")
+    seen.update(expected)
+    checks += 1
+
+cases = [{}, {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}, {"reshard_after_forward": False}]
+if world == 4:
+    cases.append({"mesh": init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))})
+for options in cases:
+    options.setdefault("mesh", init_device_mesh("cpu", (world,)))
+    torch.manual_seed(0)
+    # 50 is no multiple of 4: shards are padded.
+    model = shard_blocks(nn.Sequential(*[Block(50, lambda when: check(when)) for _ in range(3)], nn.Linear(50, 6)), **options)
+    opt, x = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False), torch.randn(4, 50)
+    mt = modscope.MemTracker()
+    mt.track_external(model, opt)
+    with mt:
+        for _ in range(2):
+            model(x).sum().backward(); check("after backward")
+            opt.step(); opt.zero_grad(); check("after the step")
+    assert mt.get_kind_snapshot("peak")[CPU]["Unsharded Grad"] > 0
+assert set(KINDS) <= seen and checks > 30, (checks, seen)
+tracker = modscope.FSDPMemTracker(model, opt)
+with tracker:
+    for _ in range(2):
+        model(x).sum().backward(); opt.step(); opt.zero_grad()
+assert len(tracker.memory_tracking) == 4
+dist.destroy_process_group()
+print("checked", checks)
+"""
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_every_rank_s_kinds_equal_fsdp_s_own_tensors(tmp_path, world):
+    script = tmp_path / "ranks.py"
+    script.write_text(SCRIPT)
+    here = os.path.dirname(os.path.dirname(__file__))
+    ranks = []
+    for rank in range(world):
+        env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "PYTHONPATH": here, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(script), str(tmp_path / "store")]
+        ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    outputs = [rank.communicate(timeout=300) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * world, outputs
+    assert all(out.startswith("checked") for out, _ in outputs)
