@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import sys
 from argparse import Namespace
 
-from modscope._commands.common import Load
+from modscope._commands.common import Load, page_address
 from modscope._commands.output import create
 from modscope._commands.terminal import Screen
+from modscope._fit_answer import answer
+from modscope._fit_job import Job
+from modscope._fit_page import source_of
 from modscope._report import Source, page
 from modscope._summary import Report
 from modscope._text import clean, counted, size
+from modscope._virtual.gpus import Gpu
 
 
 def report(arguments: Namespace, load: Load) -> Report:
     output = arguments.output or _default_name(arguments.files[0])
     with create(output, arguments.force, *arguments.files) as file:
-        sources = [Source(name, load(name)) for name in arguments.files]
+        sources = [_source(name, load, arguments.gpu) for name in arguments.files]
         made = page(sources, arguments.steps)
         data = made.html.encode()
         file.write(data)
@@ -29,6 +32,12 @@ def report(arguments: Namespace, load: Load) -> Report:
         "events": [source.capture.event_count for source in sources],
         "notes": made.notes,
     }
+
+
+def _source(file: str, load: Load, gpu: Gpu | None) -> Source:
+    """With a GPU, what would make the run fit it is on the page too."""
+    capture = load(file)
+    return source_of(answer(Job(file), gpu)) if gpu and capture.peaks else Source(file, capture)
 
 
 def _default_name(file: str) -> str:
@@ -43,9 +52,4 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
         return []
     events = counted(sum(result["events"]), "event")
     of = "" if len(result["files"]) == 1 else f" of {counted(len(result['files']), 'capture')}"
-    address = pathlib.Path(result["output"]).absolute().as_uri()
-    return [
-        *screen.wrap(f"Wrote {clean(result['output'])} ({size(result['bytes'])}): {events}{of}"),
-        "",
-        f"Open it in a browser:  {clean(address)}",
-    ]
+    return [*screen.wrap(f"Wrote {clean(result['output'])} ({size(result['bytes'])}): {events}{of}"), *page_address(result["output"])]
