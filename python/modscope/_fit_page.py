@@ -20,7 +20,7 @@ _COLUMNS = 160  # of a sentence that names a module
 
 def source_of(found: Answer) -> Source:
     """The capture with what would make it fit, for a page."""
-    return Source(found.job.file, found.job.capture, partial(_changes, found))
+    return Source(found.job.file, found.job.capture, partial(changes, found))
 
 
 def write_page(found: Answer, path: str, files: Sequence[str]) -> list[str]:
@@ -34,7 +34,7 @@ def write_page(found: Answer, path: str, files: Sequence[str]) -> list[str]:
     return made.notes
 
 
-def _changes(found: Answer, window: Window) -> Report:
+def changes(found: Answer, window: Window) -> Report:
     job, gpu = found.job, found.gpu
     before = job.curve(POINTS, window)
     return {

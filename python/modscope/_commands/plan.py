@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from contextlib import nullcontext
-from functools import partial
 
+from modscope import _fit_page, _plan_page
 from modscope._commands.common import Load, find_device, notes, page_address
 from modscope._commands.output import create
 from modscope._commands.terminal import Screen
+from modscope._edited import Window
+from modscope._fit_answer import answer
+from modscope._fit_job import Job
 from modscope._load import Capture
 from modscope._plan import ROUGH_TIMES, make_plan
-from modscope._plan_page import changes
 from modscope._report import Source, page
 from modscope._summary import Report, file_report
 from modscope._text import at_least, clean, counted, milliseconds, more_time, rough_size
@@ -23,6 +25,8 @@ _BAR = 16
 
 
 def report(arguments: Namespace, load: Load) -> Report:
+    if arguments.report == "-":
+        arguments.error("--report needs the name of a file")
     capture = load(arguments.file)
     device = find_device(capture, arguments.device) or capture.main_device
     budget = arguments.gpu.capacity if arguments.gpu else arguments.budget
@@ -31,15 +35,22 @@ def report(arguments: Namespace, load: Load) -> Report:
         made, plan = make_plan(arguments.file, capture, device, budget, arguments.gpu, not arguments.greedy)
         calls = [point.pop("calls") for point in made["curve"]]
         if html:
-            html.write(_page(arguments.file, capture, made, calls))
+            html.write(_page(arguments, capture, made, calls))
     if arguments.output:
         with create(arguments.output, arguments.force, arguments.file) as file:
             file.write(plan.as_json().encode())
     return {**file_report(arguments.file, capture), **made, "output": arguments.output, "report": arguments.report}
 
 
-def _page(file: str, capture: Capture, made: Report, calls: list[list[int]]) -> bytes:
-    return page([Source(file, capture, partial(changes, capture, made, calls))]).html.encode()
+def _page(arguments: Namespace, capture: Capture, made: Report, calls: list[list[int]]) -> bytes:
+    """The capture with its plans and, for a GPU, with what else would help."""
+    found = answer(Job(arguments.file, made["device"]), arguments.gpu) if arguments.gpu else None
+
+    def changes(window: Window) -> Report:
+        plans = _plan_page.changes(capture, made, calls, window)
+        return {**plans, **_fit_page.changes(found, window)} if found else plans
+
+    return page([Source(arguments.file, capture, changes)]).html.encode()
 
 
 # ---- as text ----

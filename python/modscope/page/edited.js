@@ -105,9 +105,9 @@ function drawEdited(timeline, context) {
   context.rect(timeline.left, MARGIN.top, timeline.right - timeline.left, timeline.bottom - MARGIN.top + 1);
   context.clip();
   context.lineJoin = "round";
+  drawCapacity(timeline, context);
   if (edited && edited.isCaching) drawSteppedLine(timeline, context, lines.allocated, timeline.theme.edited, 1, [2, 2]);
   if (edited) drawSteppedLine(timeline, context, lines.reserved, timeline.theme.edited, 2, []);
-  drawCapacity(timeline, context);
   context.restore();
   placeCapacityLabel(timeline);
   if (edited) placeEditedLabel(timeline, edited, lines);
@@ -117,7 +117,6 @@ function drawCapacity(timeline, context) {
   const capacity = shownCapacity(timeline);
   if (!capacity || capacity.bytes > timeline.top) return;
   const y = Math.round(timeline.y(capacity.bytes));
-  context.setLineDash([]);
   context.fillStyle = timeline.theme.paper;
   context.fillRect(timeline.left, y - 2, timeline.right - timeline.left, 4);
   context.fillStyle = timeline.theme.alarm;

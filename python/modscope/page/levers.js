@@ -1,7 +1,7 @@
 /* levers.js - what would help: the changes that modscope fit and modscope plan propose, of which one may be chosen. The
  * timeline draws it (edited.js); plans.js draws the plot of plans. */
 
-/* The changes of a capture: {part, index, name, text, change}, where part is "fit" or "plan". */
+/* The changes of a capture: {part, index, change, name, text}, where part is "fit" or "plan". */
 function listChanges(metadata) {
   const { fit, plan } = metadata;
   const levers = (fit?.levers ?? []).map((change, index) => ({ part: "fit", index, change }));
@@ -69,15 +69,20 @@ function describeChange(page) {
     row.querySelector("input").checked = isChosen;
     row.toggleAttribute("aria-current", isChosen);
   }
-  const box = find("edited");
-  box.hidden = !change;
   document.body.dataset.change = keyOf(change);
+  find("edited").hidden = !change;
   if (change) {
-    box.replaceChildren(make("strong", "", "With ", bdi(change.name)), ": ", bdi(change.text));
-    if (!isShown) box.append(` The timeline shows it for all modules of ${metadata.devices[metadata[change.part].device]}.`);
+    const where = isShown ? "" : ` It is not drawn here: it is of all modules of ${metadata.devices[metadata[change.part].device]}.`;
+    sayChange(change.name, change.text + where);
   }
   fillLines(page, isShown);
   describePlan(page);
+}
+
+/* A sentence that stays the same is not written again: screen readers would repeat it. */
+function sayChange(name, text) {
+  const box = find("edited");
+  if (box.textContent !== `With ${name}: ${text}`) box.replaceChildren(make("strong", "", "With ", bdi(name)), ": ", bdi(text));
 }
 
 /* The legend of the lines in the timeline. */

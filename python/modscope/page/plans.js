@@ -5,7 +5,7 @@ const PLOT = { height: 240, left: 64, right: 16, top: 14, bottom: 40 };
 const GROUPS_SHOWN = 12;
 
 function makeSvg(tag, attributes, ...inside) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  const element = document.createElementNS(find("plan-svg").namespaceURI, tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   element.append(...inside);
   return element;
@@ -27,20 +27,19 @@ class PlanPlot {
 
   /* Draws the plans of a capture; `chosen`: the index of a point, or -1. */
   draw(plan, chosen) {
-    const hadFocus = this.box.contains(document.activeElement);
     const width = Math.max(this.box.clientWidth, 280);
+    if (this.drawn && this.drawn.plan === plan && this.drawn.chosen === chosen && this.drawn.width === width) return;
+    this.drawn = { plan, chosen, width };
+    const hadFocus = this.box.contains(document.activeElement);
     const { points } = plan;
     const bytes = points.map((point) => point.reserved);
     const isBudgetNear = plan.capacity <= 1.15 * Math.max(...bytes) && plan.capacity >= 0.85 * Math.min(...bytes);
     this.x = makeAxis(isBudgetNear ? [...bytes, plan.capacity] : bytes, PLOT.left, width - PLOT.right);
     this.y = makeAxis(points.map((point) => point.step_ms), PLOT.height - PLOT.bottom, PLOT.top);
-    const svg = makeSvg("svg", {
-      viewBox: `0 0 ${width} ${PLOT.height}`, width, height: PLOT.height, role: "radiogroup", "aria-label": "Plans, from the largest budget to the smallest",
-    });
-    svg.append(...this.makeGrid(plan, width), this.makeStairs(points, width));
-    if (isBudgetNear) svg.append(...this.makeBudget(plan));
-    svg.append(...points.map((point, i) => this.makePoint(plan, i, chosen)));
-    this.box.replaceChildren(svg);
+    const svg = find("plan-svg");
+    for (const [name, value] of [["viewBox", `0 0 ${width} ${PLOT.height}`], ["width", width], ["height", PLOT.height]]) svg.setAttribute(name, value);
+    svg.replaceChildren(...this.makeGrid(plan, width), this.makeStairs(points, width), ...(isBudgetNear ? this.makeBudget(plan) : []),
+      ...points.map((point, i) => this.makePoint(plan, i, chosen)));
     if (hadFocus) this.focus(chosen);
   }
 
