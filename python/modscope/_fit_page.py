@@ -73,7 +73,7 @@ def _sentence(found: Answer, tried: Tried) -> str:
     first = f"{job.device} {verb} {most} at most, {describe_difference(found.before.reserved, outcome.reserved)}; its peak is then {when}."
     room = gpu.capacity - outcome.reserved
     if not outcome.fits:
-        fits = f"{gpu.label} is still short by {size(-room)}."
+        fits = f"It does not fit {gpu.label}: short by {size(-room)}."
     elif room < 0:
         fits = f"It fits {gpu.label} if the allocator gives free segments back."
     else:

@@ -24,10 +24,10 @@ def tiny(capacity):
     return Gpu("tiny", "Tiny GPU", capacity, (9, 0), 1, context=0)
 
 
-def net(path, checkpointed=False, fail_in=0):
+def net(path, checkpointed=False, fail_in=0, kind=Net):
     """Three steps on the CPU."""
     torch.manual_seed(0)
-    model = Net(6)
+    model = kind(6)
     for block in model.h if checkpointed else ():
         forward = block.forward
         block.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=False)
@@ -312,6 +312,57 @@ def test_arrow_keys_choose_a_point(plans):
         page.browser.press("ArrowRight")
         page.browser.settle()
     assert page.state["change"] == "none" and page.browser.texts("#plan-groups li") == ["nothing is checkpointed"]
+
+
+def test_points_say_whether_they_fit(plans):
+    page, said = plans
+    for i, point in enumerate(said["curve"]):
+        page.browser.run("window.modscope.plans.choose(arguments[0])", i)
+        page.browser.settle()
+        if point["modules"]:
+            assert ("It fits the budget, with " in page.browser.text("#edited")) == (point["reserved"] <= said["budget"])
+
+
+# ---- odd captures ----
+
+
+@pytest.mark.parametrize("name", ["mixed", "lossy", "damaged", "one", "cuda-oom", "lost", "huge"])
+def test_every_capture_has_a_page(shown, pages, name):
+    """For a GPU that is too small for most; whatever is drawn, the page complains about nothing."""
+    fit_page(pages, f"fit-{name}", pages.capture(name), 40 * MIB)
+    shown.open(f"fit-{name}")
+    assert shown.browser.text("#fit-text")
+    for _ in shown.browser.data("#levers tbody tr"):
+        shown.browser.press("w")
+        shown.browser.settle()
+    assert shown.browser.dialog() is None
+
+
+def test_names_of_modules_are_only_text(shown, pages):
+    evil = "</script><img src=x onerror=alert(1)>\u202e"
+    capture = pages.folder / "evil.msc"
+    net(capture, kind=type(evil, (Net,), {}))
+    budget = round(0.8 * modscope.load(capture).peaks["cpu"].bytes)
+    said = fit_page(pages, "fit-evil", capture, budget)
+    status, _, err = command("plan", str(capture), "--budget", str(budget), "--greedy", "--report", str(pages.folder / "plan-evil.html"), "-f")
+    assert status == 0, err
+    assert any(evil in lever["name"] for lever in said["levers"])
+    for name, key in (("fit-evil", "#change=fit-0"), ("plan-evil", "")):
+        shown.open(name, key)
+        assert "</script><img src=x onerror=alert(1)>\\u202e.h." in shown.browser.text("#edited")
+        assert shown.browser.dialog() is None and shown.browser.run("return document.querySelectorAll('img').length") == 0
+
+
+def test_a_capture_of_an_unknown_torch_is_refused(tmp_path):
+    from capture_helpers import Capture
+
+    c = Capture(("cuda:0",), torch="someday")
+    c.add(MIB)
+    (tmp_path / "run.msc").write_bytes(c.end(how="finished"))
+    for words in (["fit"], ["report", "-o", str(tmp_path / "page.html")]):
+        status, _, err = command(*words, str(tmp_path / "run.msc"), "--gpu", "1GiB")
+        assert status == 1 and "cannot be replayed: 'someday' is not a version of torch" in err
+    assert not (tmp_path / "page.html").exists()
 
 
 # ---- the commands ----
