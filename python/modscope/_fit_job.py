@@ -87,7 +87,7 @@ class Job:
         self.caching = self.device != "cpu"
         self.version = self.capture.info.get("rules") or self.capture.info.get("torch")
         self.conf = self.capture.info.get("allocator", "")
-        self._check_allocator()
+        self.capture.check_allocator()
         self.is_lower_bound = self.capture.is_lower_bound or self.stream.is_lower_bound
         self.died = self._died()
         self.steps = self.stream.steps()
@@ -95,13 +95,6 @@ class Job:
         self.whole_steps = max(len(self.steps) - (1 if self.died else 0), 0)
         self.base: list[Edit] = self._base()
         self._calls: list[Call] | None = None
-
-    def _check_allocator(self) -> None:
-        """CaptureError if the model does not know the version of torch, or a setting."""
-        try:
-            _capture.Allocator(self.version, self.conf or None)
-        except ValueError as error:
-            raise CaptureError(f"{self.file} cannot be replayed: {error}") from None
 
     def _died(self) -> bool:
         end = self.capture.end

@@ -191,6 +191,7 @@ def settings_of(capture: Capture, device: str) -> dict[str, Any]:
     """Those of the allocator that the capture was made with."""
     if not device.startswith("cuda"):
         return {"caching": False}
+    capture.check_allocator()
     version = capture.info.get("rules") or capture.info.get("torch")
     return {"version": version, "conf": capture.info.get("allocator") or None}
 

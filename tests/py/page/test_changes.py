@@ -357,9 +357,11 @@ def test_a_capture_of_an_unknown_torch_is_refused(tmp_path):
     from capture_helpers import Capture
 
     c = Capture(("cuda:0",), torch="someday")
+    c.step()
     c.add(MIB)
+    c.optimizer_step()
     (tmp_path / "run.msc").write_bytes(c.end(how="finished"))
-    for words in (["fit"], ["report", "-o", str(tmp_path / "page.html")]):
+    for words in (["fit"], ["plan"], ["report", "-o", str(tmp_path / "page.html")]):
         status, _, err = command(*words, str(tmp_path / "run.msc"), "--gpu", "1GiB")
         assert status == 1 and "cannot be replayed: 'someday' is not a version of torch" in err
     assert not (tmp_path / "page.html").exists()
