@@ -128,10 +128,11 @@ def show(answers: list[Answer], path: str | None, report: str | None = None, fil
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"gpus": [as_json(each) for each in answers]}, file, indent=2)
             file.write("\n")
-    print("\n".join(lines_of(answers[0]) if len(answers) == 1 else table_of_gpus(answers)))
     if report:
         from modscope._fit_page import write_page
 
         for note in write_page(answers[0], report, files):
             print(f"modscope: {clean(note)}", file=sys.stderr)
+    print("\n".join(lines_of(answers[0]) if len(answers) == 1 else table_of_gpus(answers)))
+    if report:
         print(f"Open it in a browser:  {clean(pathlib.Path(report).absolute().as_uri())}")
