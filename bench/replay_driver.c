@@ -135,7 +135,7 @@ int main(void)
     double loaded = now();
     for (int i = 0; i < EDITS; i++) {
         msp_edit *edit = make_edit(stream, i);
-        must(msp_replay(stream, edit, 0, &settings, NULL, 0, &result), "replay");
+        must(msp_replay(stream, edit, 0, &settings, NULL, &result), "replay");
         msp_edit_close(edit);
     }
     double done = now();

@@ -138,4 +138,6 @@ class Stream:
         capacity: int | None = None,
         total_memory: int | None = None,
         points: int = 0,
+        first: int = 0,
+        last: int | None = None,
     ) -> dict[str, Any]: ...

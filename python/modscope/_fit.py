@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pathlib
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from modscope._load import CaptureError
 from modscope._text import clean
 from modscope._virtual.gpus import GPUS, parse_gpus
 
-_VALUED = ("--gpu", "--json", "--device", "--batches", "--steps", "--seconds", "--torch")
+_VALUED = ("--gpu", "--json", "--report", "--device", "--batches", "--steps", "--seconds", "--torch")
 """Options of ours that may follow the capture or the script."""
 
 
@@ -49,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", metavar="D", help="the device of the capture, such as cuda:0; default: the accelerator with the highest peak, else cpu")
     add("--batches", type=_batches, metavar="A,B", help="the batches of SMALL and LARGE, if their arguments do not tell them")
     add("--json", metavar="OUT", help="write the exact figures to a file as JSON")
+    add("--report", metavar="OUT", help="write a page for a browser that draws each change over the run's timeline; needs one GPU")
     add("--steps", type=int, default=3, metavar="N", help="of a script: how many optimizer steps are predicted (default: 3)")
     add("--seconds", type=float, default=60.0, metavar="S", help="of a script: stop it after S seconds (default: 60; 0: never)")
     add("--torch", metavar="VERSION", help="of a script: the torch whose rules apply (default: the installed one)")
@@ -87,8 +89,11 @@ def main(arguments: list[str]) -> int:
         parser.error("no capture is given. Use: modscope fit FILE, or modscope fit script.py")
     if options.gpu == []:
         parser.error("--gpu needs the name of a GPU, or all")
-    if options.json is not None and not os.path.isdir(os.path.dirname(os.path.abspath(options.json))):
-        parser.error(f"--json {options.json}: its folder does not exist")
+    for option, path in (("--json", options.json), ("--report", options.report)):
+        if path is not None and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+            parser.error(f"{option} {path}: its folder does not exist")
+    if options.report is not None and len(options.gpu or ()) != 1:
+        parser.error("--report needs one GPU: give its name with --gpu")
     if not _is_script(rest[0]):
         unknown = [word for word in rest if word.startswith("-")]
         if unknown or len(rest) > 2:
@@ -98,7 +103,7 @@ def main(arguments: list[str]) -> int:
             from modscope import _fit_script
 
             return _fit_script.fit(options, rest)
-        show(fit(rest, options), options.json)
+        show(fit(rest, options), options.json, options.report, rest)
         return 0
     except CaptureError as error:
         why = str(error)
@@ -117,9 +122,17 @@ def fit(files: Sequence[str], options: argparse.Namespace) -> list[Answer]:
     return [answer(jobs[-1], gpu, batches) for gpu in options.gpu or list(GPUS.values())]
 
 
-def show(answers: list[Answer], path: str | None) -> None:
+def show(answers: list[Answer], path: str | None, report: str | None = None, files: Sequence[str] = ()) -> None:
+    """``path``: of the JSON; ``report``: of the page of the first answer; ``files``: the captures."""
     if path:
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"gpus": [as_json(each) for each in answers]}, file, indent=2)
             file.write("\n")
+    if report:
+        from modscope._fit_page import write_page
+
+        for note in write_page(answers[0], report, files):
+            print(f"modscope: {clean(note)}", file=sys.stderr)
     print("\n".join(lines_of(answers[0]) if len(answers) == 1 else table_of_gpus(answers)))
+    if report:
+        print(f"Open it in a browser:  {clean(pathlib.Path(report).absolute().as_uri())}")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from modscope import _capture
 from modscope._categories import CATEGORIES, PHASES, Category
+from modscope._edited import Point, Window
 from modscope._load import Capture, CaptureError, load
 
 Edit = tuple[Any, ...]
@@ -86,6 +87,7 @@ class Job:
         self.caching = self.device != "cpu"
         self.version = self.capture.info.get("rules") or self.capture.info.get("torch")
         self.conf = self.capture.info.get("allocator", "")
+        self.capture.check_allocator()
         self.is_lower_bound = self.capture.is_lower_bound or self.stream.is_lower_bound
         self.died = self._died()
         self.steps = self.stream.steps()
@@ -170,9 +172,7 @@ class Job:
 
     def replay(self, edits: Sequence[Edit] = (), conf: str = "", capacity: int | None = None) -> Outcome:
         """With unlimited memory; and where that needs more than ``capacity``, with that much."""
-        settings = ",".join(filter(None, (self.conf, conf)))
-        every = [*self.base, *edits]
-        options: dict[str, Any] = {"caching": self.caching, "version": self.version, "conf": settings or None}
+        every, options = [*self.base, *edits], self._options(conf)
         free = self.stream.replay(self.number, every or None, **options)
         reserved, failure, retries = free["reserved_peak"], None, 0
         if capacity is not None and reserved > capacity and self.caching:
@@ -185,6 +185,18 @@ class Job:
         if not fits and failed is None:
             failed = self._moment(free["reserved_at"])
         return Outcome(reserved, free["allocated_peak"], self._moment(free["reserved_at"]), fits, retries, failed, requested)
+
+    def _options(self, conf: str) -> dict[str, Any]:
+        settings = ",".join(filter(None, (self.conf, conf)))
+        return {"caching": self.caching, "version": self.version, "conf": settings or None}
+
+    def curve(self, points: int, window: Window, edits: Sequence[Edit] = (), conf: str = "") -> list[Point]:
+        """Over the moments of the window, with unlimited memory."""
+        first, last = window
+        every = [*self.base, *edits] or None
+        points = min(points, self.stream.events)
+        found = self.stream.replay(self.number, every, **self._options(conf), points=points, first=first, last=last)
+        return list(found["curve"])
 
     def _moment(self, at: tuple[Any, ...]) -> Moment:
         _, _, step, phase, path = at

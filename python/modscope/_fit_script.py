@@ -47,7 +47,7 @@ def fit(options: argparse.Namespace, target: list[str]) -> int:
                 answers[gpu] = answer(job, gpu)
         if len(gpus) == 1:
             answers[gpus[0]] = _verify(options, folder, answers[gpus[0]])
-        _fit.show([answers[gpu] for gpu in gpus], options.json)
+        _fit.show([answers[gpu] for gpu in gpus], options.json, options.report, options.target[:1])
     return 0
 
 

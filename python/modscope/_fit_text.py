@@ -13,7 +13,7 @@ _INDENT = "  "
 
 def lines_of(found: Answer) -> list[str]:
     """The verdict on one GPU, and the table of levers."""
-    lines = [_verdict(found), *notes(found)]
+    lines = [verdict(found), *notes(found)]
     if found.tried:
         lines += ["", *_table(found.tried)]
     if found.before.fits:
@@ -25,7 +25,7 @@ def lines_of(found: Answer) -> list[str]:
     return [*lines, *_next_command(found)]
 
 
-def _verdict(found: Answer) -> str:
+def verdict(found: Answer) -> str:
     job, before, gpu = found.job, found.before, found.gpu
     verb = "reserved" if job.caching else "allocated"
     most = at_least(job.is_lower_bound or not _is_complete(found), f"{rough_size(before.reserved)} at most")
@@ -74,7 +74,7 @@ def _fits(tried: Tried) -> str:
     return "yes" if tried.outcome.fits else "no"
 
 
-def _cost(tried: Tried) -> str:
+def cost_of(tried: Tried) -> str:
     retries = tried.outcome.retries if tried.outcome.fits else 0
     return tried.lever.cost + (f", and the allocator gives memory back {counted(retries, 'time')}" if retries else "")
 
@@ -83,7 +83,7 @@ def _table(rows: list[Tried]) -> list[str]:
     cells = [("What would help", "reserved", "fits", "cost")]
     for tried in rows:
         bound = "<= " if tried.lever.is_bound else ""
-        cells.append((clean(tried.lever.name), bound + rough_size(tried.outcome.reserved), _fits(tried), _cost(tried)))
+        cells.append((clean(tried.lever.name), bound + rough_size(tried.outcome.reserved), _fits(tried), cost_of(tried)))
     widths = [max(width_of(row[i]) for row in cells) for i in range(3)]
     return [
         _INDENT + "   ".join([_left(row[0], widths[0]), row[1].rjust(widths[1]), _left(row[2], widths[2]), row[3]]) for row in cells
@@ -110,7 +110,7 @@ def table_of_gpus(answers: list[Answer]) -> list[str]:
     cells = [("GPU", "has", "fits", "what would make it fit", "cost")]
     for each in answers:
         cheapest = min((tried for tried in each.tried if tried.outcome.fits), key=lambda tried: tried.price, default=None)
-        how = (clean(cheapest.lever.name), _cost(cheapest)) if cheapest else ("", "")
+        how = (clean(cheapest.lever.name), cost_of(cheapest)) if cheapest else ("", "")
         cells.append((clean(each.gpu.name), rough_size(each.gpu.capacity), "yes" if each.before.fits else "no", *how))
     widths = [max(width_of(row[i]) for row in cells) for i in range(4)]
     for row in cells:

@@ -222,6 +222,13 @@ class Capture:
         """All events in memory, for replays with edits (_capture.pyi)."""
         return _capture.Stream(self._reader)
 
+    def check_allocator(self) -> None:
+        """CaptureError if the model of the allocator does not know the run's version of torch, or a setting."""
+        try:
+            _capture.Allocator(self.info.get("rules") or self.info.get("torch"), self.info.get("allocator") or None)
+        except ValueError as error:
+            raise CaptureError(f"The capture cannot be replayed: {error}") from None
+
     @property
     def module_names(self) -> Sequence[str]:
         """The names of the modules, by the numbers of their paths."""

@@ -19,6 +19,8 @@ from modscope._virtual.gpus import Gpu
 
 Report = dict[str, Any]
 
+ROUGH_TIMES = "The times are those of the host, which runs ahead of the GPU: take them as rough. A prediction has the times of a GPU."
+
 _CURVE = 6  # points
 _LASTING = (Category.PARAM, Category.BUFFER, Category.GRAD, Category.OPT)
 
@@ -145,7 +147,8 @@ def _curve(problem: Problem, search: Search, budget: int, found: Found) -> list[
 def _point(problem: Problem, choice: Choice, is_plan: bool) -> Report:
     names = problem.names(choice)
     groups = group_names(names, [candidate.name for candidate in problem.candidates])
-    return {**_figures(problem, choice), "modules": len(names), "groups": groups, "is_plan": is_plan}
+    calls = [call for i in sorted(choice) for call in problem.candidates[i].calls]
+    return {**_figures(problem, choice), "modules": len(names), "groups": groups, "is_plan": is_plan, "calls": calls}
 
 
 def _lasting_bytes(problem: Problem) -> dict[str, int]:

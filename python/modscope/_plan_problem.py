@@ -59,7 +59,7 @@ class Problem:
         self.device = device
         self._number = capture.device_number(device)
         self._stream = capture.stream
-        self._settings = _settings_of(capture, device)
+        self._settings = settings_of(capture, device)
         self._verified: dict[Choice, Verified] = {}
         self.is_cpu = device == "cpu"
         self.step_seconds = _step_seconds(capture)
@@ -187,10 +187,11 @@ def _step_seconds(capture: Capture) -> float:
     return statistics.median(durations[1:-1] or durations[1:] or durations or [0.0])
 
 
-def _settings_of(capture: Capture, device: str) -> dict[str, Any]:
+def settings_of(capture: Capture, device: str) -> dict[str, Any]:
     """Those of the allocator that the capture was made with."""
     if not device.startswith("cuda"):
         return {"caching": False}
+    capture.check_allocator()
     version = capture.info.get("rules") or capture.info.get("torch")
     return {"version": version, "conf": capture.info.get("allocator") or None}
 

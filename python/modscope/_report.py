@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from modscope import _capture
 from modscope._categories import parts_of
+from modscope._edited import Changes
 from modscope._leaks import describe_growth, describe_leaks, find_leaks
 from modscope._load import Capture, CaptureError
 from modscope._sentence import Sentence, describe_run
@@ -27,7 +28,7 @@ MOST_EVENTS = 2_000_000
 _FEWEST_EVENTS = 200_000  # of one capture, however many there are
 _MOMENT_COLUMNS = 160
 _GROWING = 3  # owners that hold more after each step, in words
-_SCRIPTS = tuple("text dom capture series modules paint view labels plot timeline treemap tree tables describe input page".split())
+_SCRIPTS = tuple("text dom capture series modules paint view labels edited plot timeline treemap tree tables levers plans describe input page".split())
 
 
 class Window(NamedTuple):
@@ -44,6 +45,8 @@ class Source(NamedTuple):
 
     file: str
     capture: Capture
+    changes: Changes | None = None
+    """Makes what the page says about changes of the run: "fit" and "plan"."""
 
 
 class Page(NamedTuple):
@@ -169,6 +172,7 @@ def _part(source: Source, title: str, window: Window) -> _Part:
         "paths": paths,
         "peaks": [_peak_words(one) for one in summary["devices"]],
         "is_lower_bound": summary["is_lower_bound"],
+        **(source.changes((window.first, window.last)) if source.changes else {}),
     }
     return _Part(title, metadata, window)
 

@@ -65,6 +65,15 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {seconds % 60:.0f} s" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def milliseconds(value: float) -> str:
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
+
+
+def more_time(before: float, after: float) -> str:
+    """How much longer something takes: "+6.7 %". Of no time it is unknown."""
+    return f"+{100 * (after / before - 1):.1f} %" if before else "unknown"
+
+
 def counted(number: int, word: str) -> str:
     """ "1 block", "3339 blocks" """
     return f"{number} {word}" if number == 1 else f"{number} {word}s"

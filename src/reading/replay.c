@@ -151,12 +151,13 @@ static PyObject *position_of(const msp_position *at)
                          (unsigned long long)at->step, msr_phases[at->phase], at->path);
 }
 
-static PyObject *curve_of(const msp_curve *curve, uint32_t points)
+static PyObject *curve_of(const msp_curve_range *curve)
 {
-    PyObject *list = PyList_New(points);
-    for (uint32_t i = 0; list && i < points; i++) {
-        PyObject *item = Py_BuildValue("(KKKK)", (unsigned long long)curve[i].number, (unsigned long long)curve[i].time,
-                                       (unsigned long long)curve[i].reserved, (unsigned long long)curve[i].allocated);
+    PyObject *list = PyList_New(curve->filled);
+    for (uint32_t i = 0; list && i < curve->filled; i++) {
+        const msp_curve *of = &curve->items[i];
+        PyObject *item = Py_BuildValue("(KKKK)", (unsigned long long)of->number, (unsigned long long)of->time,
+                                       (unsigned long long)of->reserved, (unsigned long long)of->allocated);
         if (item)
             PyList_SET_ITEM(list, i, item);
         else
@@ -165,53 +166,59 @@ static PyObject *curve_of(const msp_curve *curve, uint32_t points)
     return list;
 }
 
-static PyObject *result_of(const msp_result *result, const msp_curve *curve, uint32_t points)
+static PyObject *result_of(const msp_result *result, const msp_curve_range *curve)
 {
     PyObject *failure = result->failed ? Py_BuildValue("(KN)", (unsigned long long)result->failed_bytes,
                                                        position_of(&result->failed_at))
                                        : Py_NewRef(Py_None);
-    return Py_BuildValue(
-        "{sKsKsNsNsKsKsKsNsN}", "reserved_peak", (unsigned long long)result->reserved_peak, "allocated_peak",
-        (unsigned long long)result->allocated_peak, "reserved_at", position_of(&result->reserved_at), "allocated_at",
-        position_of(&result->allocated_at), "requests", (unsigned long long)result->requests, "retries",
-        (unsigned long long)result->retries, "disagreements", (unsigned long long)result->disagreements, "failure",
-        failure, "curve", curve_of(curve, points));
+    return Py_BuildValue("{sKsKsNsNsKsKsKsNsN}", "reserved_peak", (unsigned long long)result->reserved_peak,
+                         "allocated_peak", (unsigned long long)result->allocated_peak, "reserved_at",
+                         position_of(&result->reserved_at), "allocated_at", position_of(&result->allocated_at),
+                         "requests", (unsigned long long)result->requests, "retries",
+                         (unsigned long long)result->retries, "disagreements",
+                         (unsigned long long)result->disagreements, "failure", failure, "curve", curve_of(curve));
 }
 
 static PyObject *replay_edited(const msp_stream *stream, const msp_edit *edit, uint32_t device,
-                               const ms_allocator_settings *settings, uint32_t points)
+                               const ms_allocator_settings *settings, msp_curve_range *curve)
 {
     msp_result result;
-    msp_curve *curve = points ? PyMem_RawCalloc(points, sizeof *curve) : NULL;
-    if (points && !curve)
+    curve->items = curve->count ? PyMem_RawCalloc(curve->count, sizeof *curve->items) : NULL;
+    if (curve->count && !curve->items)
         return PyErr_NoMemory();
     int error;
     Py_BEGIN_ALLOW_THREADS
-    error = msp_replay(stream, edit, device, settings, curve, points, &result);
+    error = msp_replay(stream, edit, device, settings, curve, &result);
     Py_END_ALLOW_THREADS
-    PyObject *dict = error ? msr_raise(error) : result_of(&result, curve, points);
-    PyMem_RawFree(curve);
+    PyObject *dict = error ? msr_raise(error) : result_of(&result, curve);
+    PyMem_RawFree(curve->items);
     return dict;
 }
 
 static PyObject *stream_replay(PyObject *object, PyObject *args, PyObject *named)
 {
-    static char *names[] = {"device",   "edits",        "caching", "version", "conf",
-                            "capacity", "total_memory", "points",  NULL};
+    static char *names[] = {"device",       "edits",  "caching", "version", "conf", "capacity",
+                            "total_memory", "points", "first",   "last",    NULL};
     const msp_stream *stream = ((stream_object *)object)->stream;
-    unsigned device, points = 0;
+    unsigned device;
+    unsigned long long first = 0;
+    msp_curve_range curve = {0};
     int caching = 1;
     const char *version = NULL, *conf = NULL;
-    PyObject *edits = NULL, *capacity = NULL, *total_memory = NULL;
+    PyObject *edits = NULL, *capacity = NULL, *total_memory = NULL, *last = Py_None;
     ms_allocator_settings settings;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "I|O$pzzOOI:replay", names, &device, &edits, &caching, &version,
-                                     &conf, &capacity, &total_memory, &points) ||
+    if (!PyArg_ParseTupleAndKeywords(args, named, "I|O$pzzOOIKO:replay", names, &device, &edits, &caching, &version,
+                                     &conf, &capacity, &total_memory, &curve.count, &first, &last) ||
         !device_is_valid(device) || !msr_allocator_settings(&settings, version, conf, capacity, total_memory))
+        return NULL;
+    curve.first = first;
+    curve.last = last == Py_None ? UINT64_MAX : PyLong_AsUnsignedLongLong(last);
+    if (PyErr_Occurred())
         return NULL;
     msp_edit *edit = edits && edits != Py_None ? msr_edit_of(stream, &((stream_object *)object)->match, edits) : NULL;
     if (!edit && PyErr_Occurred())
         return NULL;
-    PyObject *result = replay_edited(stream, edit, device, caching ? &settings : NULL, points);
+    PyObject *result = replay_edited(stream, edit, device, caching ? &settings : NULL, &curve);
     msp_edit_close(edit);
     return result;
 }
@@ -333,7 +340,11 @@ static PyMethodDef stream_methods[] = {
      "0 if that was not measured."},
     {"replay", (PyCFunction)(void (*)(void))stream_replay, METH_VARARGS | METH_KEYWORDS,
      "replay($self, /, device, edits=None, *, caching=True, version=None, conf=None, capacity=None, "
-     "total_memory=None, points=0)\n--\n\nThe peaks of reserved and allocated bytes of a device, and where they were."},
+     "total_memory=None, points=0, first=0, last=None)\n--\n\nThe peaks of reserved and allocated bytes of a device, "
+     "and "
+     "where they were. With points, also a curve of the capture's events from first to last: (number, time, reserved, "
+     "allocated) of so many equal parts of them, of each the number and time of its first event and the highest "
+     "bytes."},
     {NULL, NULL, 0, NULL},
 };
 

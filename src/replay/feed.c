@@ -76,6 +76,46 @@ uint64_t msp_feed_bytes(const msp_feed *feed, uint32_t block)
     return feed->edit ? feed->edit->blocks[block].bytes : of->requested;
 }
 
+/* ---- the curve ---- */
+
+/* The index of the first event with this number or a greater one. */
+static uint32_t index_of_number(const msp_stream *stream, uint64_t number)
+{
+    uint32_t from = 0, to = stream->event_count;
+    while (from < to) {
+        uint32_t middle = from + (to - from) / 2;
+        if (stream->events[middle].number < number)
+            from = middle + 1;
+        else
+            to = middle;
+    }
+    return from;
+}
+
+static void open_curve(msp_feed *feed)
+{
+    msp_curve_range *curve = feed->curve;
+    curve->filled = 0;
+    feed->curve_begin = index_of_number(feed->stream, curve->first);
+    uint32_t end = index_of_number(feed->stream, curve->last);
+    feed->curve_length = end > feed->curve_begin && curve->count ? end - feed->curve_begin : 0;
+}
+
+/* Turn to the curve's item of an event. Items without an event of their own are filled too. */
+static void begin_point(msp_feed *feed, uint32_t index)
+{
+    msp_curve_range *curve = feed->curve;
+    const msp_event *event = &feed->stream->events[index];
+    if (index < feed->curve_begin || index - feed->curve_begin >= feed->curve_length) {
+        feed->point = NULL;
+        return;
+    }
+    uint32_t item = (uint32_t)((uint64_t)(index - feed->curve_begin) * curve->count / feed->curve_length);
+    for (; curve->filled <= item; curve->filled++)
+        curve->items[curve->filled] = (msp_curve){event->time, event->number, feed->reserved, feed->allocated};
+    feed->point = &curve->items[item];
+}
+
 /* ---- events ---- */
 static void begin_event(msp_feed *feed, uint32_t index)
 {
@@ -86,14 +126,8 @@ static void begin_event(msp_feed *feed, uint32_t index)
                                .step = feed->step,
                                .phase = (ms_phase)position->phase,
                                .path = position->path};
-    if (!feed->points)
-        return;
-    msp_curve *point = &feed->curve[(uint64_t)index * feed->points / feed->stream->event_count];
-    if (point == feed->point)
-        return;
-    for (msp_curve *skipped = feed->point ? feed->point + 1 : feed->curve; skipped <= point; skipped++)
-        *skipped = (msp_curve){event->time, event->number, feed->reserved, feed->allocated};
-    feed->point = point;
+    if (feed->curve)
+        begin_point(feed, index);
 }
 
 static void compare_reserved(msp_feed *feed, uint32_t block)
@@ -189,15 +223,14 @@ static int open_feed(msp_feed *feed, const ms_allocator_settings *settings)
 }
 
 int msp_replay(const msp_stream *stream, const msp_edit *edit, uint32_t device, const ms_allocator_settings *settings,
-               msp_curve *curve, uint32_t points, msp_result *result)
+               msp_curve_range *curve, msp_result *result)
 {
     *result = (msp_result){0};
     if (device >= MS_MAX_DEVICES)
         return MS_EINVAL;
-    if (points)
-        memset(curve, 0, points * sizeof *curve);
-    msp_feed feed = {
-        .stream = stream, .edit = edit, .device = device, .curve = curve, .points = points, .result = result};
+    msp_feed feed = {.stream = stream, .edit = edit, .device = device, .curve = curve, .result = result};
+    if (curve)
+        open_curve(&feed);
     int error = open_feed(&feed, settings);
     if (!error)
         error = replay_events(&feed);

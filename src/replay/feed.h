@@ -38,11 +38,11 @@ typedef struct msp_feed {
         ms_path path;
     } * threads;
     uint64_t step, allocated, reserved, recorded;
-    uint64_t workspace_bytes; /* of the workspace that a recomputation needed last */
-    msp_position now;         /* of the event that is replayed */
-    msp_curve *curve;
-    uint32_t points;
-    msp_curve *point; /* the curve's present item, or NULL */
+    uint64_t workspace_bytes;           /* of the workspace that a recomputation needed last */
+    msp_position now;                   /* of the event that is replayed */
+    msp_curve_range *curve;             /* or NULL */
+    uint32_t curve_begin, curve_length; /* its events */
+    msp_curve *point;                   /* the curve's present item, or NULL */
     msp_result *result;
 } msp_feed;
 

@@ -206,8 +206,15 @@ typedef struct msp_position {
 typedef struct msp_curve {
     uint64_t time; /* of its first event */
     uint64_t number;
-    uint64_t reserved, allocated; /* the highest of its events */
+    uint64_t reserved, allocated; /* the highest of its events, and of what edits do before them */
 } msp_curve;
+
+typedef struct msp_curve_range {
+    msp_curve *items;     /* room for `count`; may be NULL if that is 0 */
+    uint32_t count;       /* each item stands for an equal part of the range's events */
+    uint64_t first, last; /* the capture's events [first, last) */
+    uint32_t filled;      /* gets how many items the replay reached */
+} msp_curve_range;
 
 typedef struct msp_result {
     uint64_t reserved_peak, allocated_peak;
@@ -221,9 +228,9 @@ typedef struct msp_result {
 } msp_result;
 
 /* Replay the events of one device. `edit` may be NULL. `settings` are those of its allocator; NULL: it has no caching
- * allocator, and what is reserved is what is allocated. `curve`, with room for `points` items, gets the curve: each
- * item stands for an equal part of the events. It may be NULL if points is 0. MS_ENOMEM. */
+ * allocator, and what is reserved is what is allocated. `curve` gets the curve of a range; NULL: none is wanted. What
+ * an edit inserts before an event belongs to the item of that event. MS_ENOMEM. */
 int msp_replay(const msp_stream *stream, const msp_edit *edit, uint32_t device, const ms_allocator_settings *settings,
-               msp_curve *curve, uint32_t points, msp_result *result);
+               msp_curve_range *curve, msp_result *result);
 
 #endif

@@ -194,6 +194,7 @@ def _add_report(add_parser: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("-f", "--force", action="store_true", help="replace the page if it exists")
     parser.add_argument("--steps", type=_steps, metavar="A:B", help="only these steps, or A only; default: all that fit")
     parser.add_argument("--side-by-side", action="store_true", help="show every event of each rank, side by side, instead of a rank axis")
+    parser.add_argument("--gpu", type=_gpu, metavar="GPU", help="also what would make it fit this GPU, as modscope fit says it")
     return parser
 
 
@@ -220,7 +221,8 @@ def _add_plan(add_parser: Subparsers) -> argparse.ArgumentParser:
     budget.add_argument("--gpu", type=_gpu, metavar="GPU", help="a GPU by name, or its memory as 24GiB; its context is left free")
     budget.add_argument("--budget", type=_bytes, metavar="BYTES", help="what may be reserved, such as 22GiB")
     parser.add_argument("-o", "--output", metavar="OUT", help="write the plan to this file, for --plan and modscope.apply")
-    parser.add_argument("-f", "--force", action="store_true", help="replace the file if it exists")
+    parser.add_argument("--report", metavar="PAGE", help="write a page for a browser that draws plans over the run's timeline")
+    parser.add_argument("-f", "--force", action="store_true", help="replace the file, and the page, if they exist")
     parser.add_argument("--greedy", action="store_true", help="do not use HiGHS, even if it is installed")
     _add_device(parser)
     return parser

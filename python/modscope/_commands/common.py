@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import shlex
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -131,6 +132,11 @@ def moment_words(report: Report, arguments: Namespace) -> list[str]:
     """The arguments that give another command the same file, moment and device."""
     on = [] if arguments.device is None else ["--device", report["device"]]
     return [report["file"], "--at", report["at"], *on]
+
+
+def page_address(path: str) -> list[str]:
+    """Where a page is that was written; nothing for stdout."""
+    return [] if path == "-" else ["", f"Open it in a browser:  {clean(pathlib.Path(path).absolute().as_uri())}"]
 
 
 def next_command(what: str, *words: str) -> list[str]:

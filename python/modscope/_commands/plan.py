@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
+from contextlib import nullcontext
 
-from modscope._commands.common import Load, find_device, notes
+from modscope import _fit_page, _plan_page
+from modscope._commands.common import Load, find_device, notes, page_address
 from modscope._commands.output import create
 from modscope._commands.terminal import Screen
-from modscope._plan import make_plan
+from modscope._edited import Window
+from modscope._fit_answer import answer
+from modscope._fit_job import Job
+from modscope._load import Capture
+from modscope._plan import ROUGH_TIMES, make_plan
+from modscope._report import Source, page
 from modscope._summary import Report, file_report
-from modscope._text import at_least, clean, counted, rough_size
+from modscope._text import at_least, clean, counted, milliseconds, more_time, rough_size
 from modscope._virtual.gpus import label_of
 
 _GROUPS = 12  # that are listed
@@ -18,37 +25,51 @@ _BAR = 16
 
 
 def report(arguments: Namespace, load: Load) -> Report:
+    if arguments.report == "-":
+        arguments.error("--report needs the name of a file")
     capture = load(arguments.file)
     device = find_device(capture, arguments.device) or capture.main_device
     budget = arguments.gpu.capacity if arguments.gpu else arguments.budget
-    made, plan = make_plan(arguments.file, capture, device, budget, arguments.gpu, not arguments.greedy)
+    page_file = create(arguments.report, arguments.force, arguments.file) if arguments.report else nullcontext()
+    with page_file as html:
+        made, plan = make_plan(arguments.file, capture, device, budget, arguments.gpu, not arguments.greedy)
+        calls = [point.pop("calls") for point in made["curve"]]
+        if html:
+            html.write(_page(arguments, capture, made, calls))
     if arguments.output:
         with create(arguments.output, arguments.force, arguments.file) as file:
             file.write(plan.as_json().encode())
-    return {**file_report(arguments.file, capture), **made, "output": arguments.output}
+    return {**file_report(arguments.file, capture), **made, "output": arguments.output, "report": arguments.report}
+
+
+def _page(arguments: Namespace, capture: Capture, made: Report, calls: list[list[int]]) -> bytes:
+    """The capture with its plans and, for a GPU, with what else would help."""
+    found = answer(Job(arguments.file, made["device"]), arguments.gpu) if arguments.gpu else None
+
+    def changes(window: Window) -> Report:
+        plans = _plan_page.changes(capture, made, calls, window)
+        return {**plans, **_fit_page.changes(found, window)} if found else plans
+
+    return page([Source(arguments.file, capture, changes)]).html.encode()
 
 
 # ---- as text ----
 
 
-def _milliseconds(value: float) -> str:
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
-
-
 def _more_time(result: Report, figures: Report) -> str:
-    before = result["before"]["step_ms"]
-    return f"+{100 * (figures['step_ms'] / before - 1):.1f} %" if before else "unknown"
+    return more_time(result["before"]["step_ms"], figures["step_ms"])
 
 
 def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     verb = "allocated" if result["device"] == "cpu" else "reserved"
     out = _beginning(result, verb, screen)
+    page_line = page_address(result["report"]) if result["report"] else []
     if not result["checkpoint"]:
-        return [*out, "It fits as it is: no module has to be checkpointed.", *notes(result, screen)]
+        return [*out, "It fits as it is: no module has to be checkpointed.", *notes(result, screen), *page_line]
     out += ["", screen.bold("Checkpoint"), *_groups(result["groups"], screen), ""]
     out += screen.table(("", verb, "time of a step", ""), _before_and_after(result), left=[0])
     out += ["", *_solver(result, screen), "", *_curve(result, screen), *_hints(result, screen)]
-    return out + ["", *_how_to_apply(result, arguments, screen), *notes(result, screen)]
+    return out + ["", *_how_to_apply(result, arguments, screen), *notes(result, screen), *page_line]
 
 
 def _beginning(result: Report, verb: str, screen: Screen) -> list[str]:
@@ -70,8 +91,8 @@ def _groups(groups: list[str], screen: Screen) -> list[str]:
 def _before_and_after(result: Report) -> list[tuple[str, str, str, str]]:
     before, after = result["before"], result["after"]
     return [
-        ("before", rough_size(before["reserved"]), _milliseconds(before["step_ms"]), ""),
-        ("after", rough_size(after["reserved"]), _milliseconds(after["step_ms"]), _more_time(result, after)),
+        ("before", rough_size(before["reserved"]), milliseconds(before["step_ms"]), ""),
+        ("after", rough_size(after["reserved"]), milliseconds(after["step_ms"]), _more_time(result, after)),
     ]
 
 
@@ -104,7 +125,7 @@ def _curve(result: Report, screen: Screen) -> list[str]:
 def _hints(result: Report, screen: Screen) -> list[str]:
     lines = []
     if result["times"] == "host":
-        lines += screen.wrap("The times are those of the host, which runs ahead of the GPU: take them as rough. A prediction has the times of a GPU.")
+        lines += screen.wrap(ROUGH_TIMES)
     if result["steps"] < 2:
         lines += screen.wrap("The capture has one step only. In later steps the state of the optimizer is there from the beginning: capture 3 steps.")
     return ["", *lines] if lines else []

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import sys
 from argparse import Namespace
 
-from modscope._commands.common import Load
+from modscope._commands.common import Load, page_address
 from modscope._commands.output import create
 from modscope._commands.terminal import Screen
+from modscope._fit_answer import answer
+from modscope._fit_job import Job
+from modscope._fit_page import source_of
 from modscope._ranks_job import find_job
 from modscope._ranks_page import are_ranks_of_one_job, ranks_page
 from modscope._ranks_read import read_ranks
 from modscope._report import Page, Source, page
 from modscope._summary import Report
 from modscope._text import clean, counted, size
+from modscope._virtual.gpus import Gpu
 
 
 def report(arguments: Namespace, load: Load) -> Report:
@@ -35,11 +38,17 @@ def report(arguments: Namespace, load: Load) -> Report:
 
 def _make_page(arguments: Namespace, load: Load) -> tuple[Page, list[int]]:
     """The page, and how many events each capture has."""
-    if not arguments.side_by_side and are_ranks_of_one_job(arguments.files):
+    if not arguments.side_by_side and not arguments.gpu and are_ranks_of_one_job(arguments.files):
         job = find_job(read_ranks(arguments.files))
         return ranks_page(job, arguments.steps), [rank.events for rank in job.ranks]
-    sources = [Source(name, load(name)) for name in arguments.files]
+    sources = [_source(name, load, arguments.gpu) for name in arguments.files]
     return page(sources, arguments.steps), [source.capture.event_count for source in sources]
+
+
+def _source(file: str, load: Load, gpu: Gpu | None) -> Source:
+    """With a GPU, what would make the run fit it is on the page too."""
+    capture = load(file)
+    return source_of(answer(Job(file), gpu)) if gpu and capture.peaks else Source(file, capture)
 
 
 def _default_name(file: str) -> str:
@@ -54,9 +63,4 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
         return []
     events = counted(sum(result["events"]), "event")
     of = "" if len(result["files"]) == 1 else f" of {counted(len(result['files']), 'capture')}"
-    address = pathlib.Path(result["output"]).absolute().as_uri()
-    return [
-        *screen.wrap(f"Wrote {clean(result['output'])} ({size(result['bytes'])}): {events}{of}"),
-        "",
-        f"Open it in a browser:  {clean(address)}",
-    ]
+    return [*screen.wrap(f"Wrote {clean(result['output'])} ({size(result['bytes'])}): {events}{of}"), *page_address(result["output"])]

@@ -16,6 +16,7 @@ function describeCapture(page) {
   if (metadata.all.length > 1) fillPeaks(metadata.all, page.index, (index, device) => page.switchTo(index, device));
   describeDevices(page);
   describeOom(page);
+  fillLevers(metadata, (change) => page.setChange(change));
   fillSurvivors(metadata.leaks, (fqn) => page.selectModuleByName(fqn));
 }
 
@@ -63,6 +64,7 @@ function describeView(page) {
   find("thumb").style.width = `${(100 * (to - from)) / length}%`;
   find("zoom-all").disabled = find("zoom-out").disabled = timeline.isWholeRun();
   describeFold(timeline);
+  describeChange(page);
   for (const button of find("axes").children) button.setAttribute("aria-checked", button.dataset.axis === timeline.axis);
   find("own-scale").setAttribute("aria-pressed", timeline.ownScale);
   Object.assign(document.body.dataset, { from, to, axis: timeline.axis, folded: timeline.isFolded });
@@ -201,6 +203,7 @@ function momentTooltip(page, tick) {
   ];
   const reserved = capture.reservedAt(tick, device);
   if (reserved) parts.push(make("div", "note", `${size(reserved)} reserved`));
+  parts.push(...editedTooltip(page, tick));
   if (page.module >= 0) {
     const share = size(capture.series(device, page.module).totalAt(tick));
     parts.push(make("div", "note", bdi(label(capture.modules.fqn[page.module])), `: ${share}`));

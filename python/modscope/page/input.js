@@ -148,6 +148,7 @@ function handlePageKey(page, event) {
     "0": () => page.showAll(false), "1": () => page.showAll(true),
     "[": () => page.goToStep(-1), "]": () => page.goToStep(1),
     p: () => page.goToPeak(), o: () => page.goToOom(), t: () => page.toggleTheme(),
+    w: () => page.nextChange(1), W: () => page.nextChange(-1),
     Escape: () => page.selectModule(-1),
   };
   const action = Object.hasOwn(actions, event.key) ? actions[event.key] : null;
@@ -159,7 +160,7 @@ function handleKeys(page) {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || find("help").open) return;
     const focused = document.activeElement;
-    if (focused?.matches("input, select, textarea")) return;
+    if (focused?.matches("input:not([type=radio]), select, textarea")) return;
     const inTree = find("rows").contains(focused), inTimeline = focused === document.body || focused === find("timeline");
     const isHandled = (inTree && page.tree.handleKey(event)) || (inTimeline && handleTimelineKey(page, event)) || handlePageKey(page, event);
     if (isHandled) event.preventDefault();

@@ -18,8 +18,12 @@
  *   #peaks tbody tr           data-capture, data-device, data-bytes
  *   #changes tbody tr         data-fqn, data-category, data-a, data-b, data-change
  *   #tip tr                   data-category, data-bytes: the tooltip of the timeline
+ *   #levers tbody tr          data-key ("none", "fit-0"), data-name, data-bytes (reserved), data-fits
+ *   #plan-plot .point         data-index, data-bytes (reserved), data-ms (the time of a step)
+ *   timeline.edited           the timeline of the chosen change, or null; timeline.editedColumns: what is drawn of it
+ *   document.body.dataset     change: the chosen one's key
  *   #treemap                  data-boxes: how many boxes are drawn
- * The address: #capture=0&device=cpu&moment=123&module=GPT.h.0 */
+ * The address: #capture=0&device=cpu&moment=123&module=GPT.h.0&change=fit-0 */
 
 const BLOCKS_SHOWN = 20;
 
@@ -38,6 +42,8 @@ class Page {
     this.theme = new Theme();
     this.timeline = new Timeline(find("timeline-base"), find("timeline-over"));
     this.treemap = new Treemap(find("treemap"));
+    this.change = null; /* the chosen one of listChanges, or null */
+    this.plans = new PlanPlot(find("plan-plot"), (index) => this.setChange(findChange(this.capture.metadata, `plan-${index}`)));
     this.tree = new Tree(find("rows"), (module) => this.selectModule(module));
   }
 
@@ -66,6 +72,8 @@ class Page {
     this.module = capture.modules.byFqn.get(wanted.module) ?? -1;
     this.root = -1;
     this.timeline.show(capture, this.device, this.module);
+    this.timeline.capacity = capacityOf(metadata);
+    this.drawChange(findChange(metadata, wanted.change));
     this.setTick(wanted.moment === undefined ? this.firstTick() : capture.tickOf(wanted.moment));
     describeCapture(this);
     this.redraw("all");
@@ -123,6 +131,28 @@ class Page {
     this.timeline.show(this.capture, device, this.module);
     this.setTick(this.firstTick());
     this.redraw("all");
+  }
+
+  /* Draws a change over the timeline, or none (null). */
+  setChange(change) {
+    const device = change && this.capture.metadata[change.part].device;
+    if (change && device !== this.device && this.capture.metadata.used.includes(device)) this.setDevice(device);
+    this.drawChange(change);
+    this.redraw();
+    this.writeAddress();
+  }
+
+  drawChange(change) {
+    const { capture } = this;
+    this.change = change;
+    this.timeline.edited = change && new Edited(capture, capture.metadata[change.part], change.change);
+  }
+
+  /* Draws the next (1) or the previous (-1) change, or none after the last. */
+  nextChange(by) {
+    const changes = [null, ...listChanges(this.capture.metadata)];
+    const now = changes.findIndex((each) => keyOf(each) === keyOf(this.change));
+    this.setChange(changes[(now + by + changes.length) % changes.length]);
   }
 
   goToPeak() {
@@ -247,6 +277,7 @@ class Page {
     const device = capture.metadata.devices[this.device];
     const parameters = new URLSearchParams({ capture: this.index, device, moment: capture.momentOf(this.tick) });
     if (this.module >= 0) parameters.set("module", capture.modules.fqn[this.module]);
+    if (capacityOf(capture.metadata)) parameters.set("change", keyOf(this.change));
     this.address = `#${parameters}`;
     try {
       history.replaceState(null, "", this.address);
@@ -263,7 +294,7 @@ class Page {
     };
     const text = (name) => parameters.get(name) ?? undefined;
     const index = number("capture", this.sources.length - 1) ?? 0;
-    await this.show(index, { device: text("device"), module: text("module"), moment: number("moment", 2 ** 53) });
+    await this.show(index, { device: text("device"), module: text("module"), moment: number("moment", 2 ** 53), change: text("change") });
   }
 
   /* ---- several captures ---- */
@@ -303,6 +334,7 @@ class Page {
     this.sortBy(document.querySelector('[data-sort="subtree"]'), true);
     new ResizeObserver(() => this.redraw("all")).observe(find("timeline"));
     new ResizeObserver(() => this.redraw("module")).observe(find("treemap-box"));
+    new ResizeObserver(() => this.redraw()).observe(find("plan-plot"));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.setTheme(document.documentElement.dataset.theme));
     addEventListener("hashchange", () => location.hash !== this.address && this.followAddress());
     let before;

@@ -47,7 +47,7 @@ class Theme {
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(`--${name}`).trim();
     this.font = style.getPropertyValue("--font").trim();
-    for (const name of ["ink", "soft", "faint", "line", "paper", "panel", "accent", "alarm", "weave"])
+    for (const name of ["ink", "soft", "faint", "line", "paper", "panel", "accent", "alarm", "weave", "edited"])
       this[name] = colour(name);
     this.categories = CATEGORIES.map((name) => colour(name.toLowerCase()));
     this.phases = PHASES.map((name) => colour(`phase-${name}`));

@@ -48,7 +48,7 @@ class Plot extends View {
     }
     this.changeCount = before - first;
     const reserved = this.mostReserved();
-    this.top = Math.max(most, reserved <= 1.7 * most ? reserved : 0, 1) * 1.1;
+    this.top = measureEdited(this, Math.max(most, reserved <= HIDDEN_ABOVE * most ? reserved : 0, 1)) * 1.1;
     if (this.share) this.measureShare();
   }
 
@@ -120,7 +120,7 @@ class Plot extends View {
   drawStacks(context) {
     if (this.share && this.ownScale) return this.drawShare(context);
     context.save();
-    context.globalAlpha = this.share ? 0.22 : 1;
+    context.globalAlpha = this.share ? 0.22 : shownEdit(this) ? 0.5 : 1;
     this.drawStack(context, this.stacks, this.series.everHeld);
     context.restore();
     if (this.share) this.drawShare(context);

@@ -1,7 +1,8 @@
 /* timeline.js - bytes over time, stacked by category. input.js handles the pointer.
  *
  *   labels   the texts that are drawn, with their rectangles
- *   marks    what is marked, with its bytes and pixels: the peak, failed allocations, the selected and the hovered tick */
+ *   marks    what is marked, with its bytes and pixels: the peak, failed allocations, the selected and the hovered tick, the peak
+ *            of a change */
 
 const FOLD_WIDTH = 24; /* width of the band that stands for the folded part, in pixels */
 
@@ -12,6 +13,8 @@ class Timeline extends Plot {
     this.over = over;
     this.ownScale = false; /* whether the selected module's share fills the height */
     this.marks = {};
+    this.edited = null; /* the timeline of a change */
+    this.capacity = null; /* {bytes, device, text} */
   }
 
   /* Shows a device of a capture, and the share of a module, or of none (-1). */
@@ -44,6 +47,7 @@ class Timeline extends Plot {
     this.drawGaps(context);
     this.drawMarks(context);
     if (this.hasReserved()) this.drawReserved(context);
+    drawEdited(this, context);
     this.placeLostLabels();
     if (this.isFolded) this.drawFold(context);
     this.texts.draw();

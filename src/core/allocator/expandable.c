@@ -86,7 +86,8 @@ struct ms_allocation *ms__expand_segment(ms_allocator *allocator, const struct m
     while (block->size < request->size) {
         struct ms_allocation *next = block->next;
         uint64_t missing = request->size - block->size;
-        if (!map_pages(allocator, next, missing < next->size ? missing : next->size))
+        /* Without a next block the request is larger than the whole range of addresses. */
+        if (!next || !map_pages(allocator, next, missing < next->size ? missing : next->size))
             return NULL;
         block = next; /* The mapped block has taken in the free one before it. */
     }

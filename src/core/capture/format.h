@@ -52,8 +52,7 @@ enum { MS__TIME_MAX = 3 * MS__VARINT_MAX }; /* bytes; no time of a call is longe
 
 static inline bool ms__note_has_value(uint32_t kind)
 {
-    return kind == MS_NOTE_REQUESTED || kind == MS_NOTE_STREAM || kind == MS_NOTE_SEGMENT ||
-           kind == MS_NOTE_BLOCK_KIND;
+    return kind == MS_NOTE_REQUESTED || kind == MS_NOTE_STREAM || kind == MS_NOTE_SEGMENT || kind == MS_NOTE_BLOCK_KIND;
 }
 /* The value of MS_NOTE_BLOCK_KIND has the kind in its lowest bits. */
 enum { MS__KIND_BITS = 4, MS__KIND_MASK = (1 << MS__KIND_BITS) - 1 };

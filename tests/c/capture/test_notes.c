@@ -28,7 +28,7 @@ static void check_end(void)
 }
 
 /* ---- by hand ---- */
-enum { NOTES_CHUNK = 7, UNKNOWN_KIND = 6 };
+enum { NOTES_CHUNK = 7, UNKNOWN_KIND = 7 };
 
 static void put_note(uint64_t later, uint32_t kind, int64_t slot)
 {

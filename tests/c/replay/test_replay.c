@@ -82,7 +82,7 @@ static void unload(void)
 /* The highest number of bytes on device 1, without a caching allocator. */
 static uint64_t peak(void)
 {
-    CHECK_EQ(msp_replay(stream, edit, 1, NULL, NULL, 0, &result), MS_OK);
+    CHECK_EQ(msp_replay(stream, edit, 1, NULL, NULL, &result), MS_OK);
     return result.allocated_peak;
 }
 
@@ -120,6 +120,30 @@ TEST(a_replay_without_edits_has_the_peak_of_the_run)
     unload();
 }
 
+TEST(a_curve_of_some_events_has_their_peaks)
+{
+    msp_curve items[4];
+    load();
+    msp_curve_range whole = {.items = items, .count = 1, .last = UINT64_MAX};
+    CHECK_EQ(msp_replay(stream, edit, 1, NULL, &whole, &result), MS_OK);
+    CHECK_EQ(whole.filled, 1);
+    CHECK_EQ(items[0].allocated, 1130);
+    uint64_t at = result.allocated_at.number;
+    msp_curve_range before = {.items = items, .count = 4, .last = at};
+    CHECK_EQ(msp_replay(stream, edit, 1, NULL, &before, &result), MS_OK);
+    CHECK_EQ(before.filled, 4);
+    CHECK(items[3].allocated < 1130 && items[3].number < at);
+    msp_curve_range after = {.items = items, .count = 4, .first = at, .last = at + 1};
+    CHECK_EQ(msp_replay(stream, edit, 1, NULL, &after, &result), MS_OK);
+    CHECK_EQ(after.filled, 1); /* one event has one item */
+    CHECK_EQ(items[0].allocated, 1130);
+    CHECK_EQ(items[0].number, at);
+    msp_curve_range none = {.items = items, .count = 4, .first = at, .last = at};
+    CHECK_EQ(msp_replay(stream, edit, 1, NULL, &none, &result), MS_OK);
+    CHECK_EQ(none.filled, 0);
+    unload();
+}
+
 TEST(a_checkpointed_call_frees_and_computes_again)
 {
     load();
@@ -147,7 +171,7 @@ TEST(what_is_offloaded_is_on_the_other_device)
     load();
     CHECK_EQ(msp_edit_offload(edit, call_of(A), 0), MS_OK);
     CHECK_EQ(peak(), 1030);
-    CHECK_EQ(msp_replay(stream, edit, 0, NULL, NULL, 0, &result), MS_OK);
+    CHECK_EQ(msp_replay(stream, edit, 0, NULL, NULL, &result), MS_OK);
     CHECK_EQ(result.allocated_peak, 100);
     unload();
 }
@@ -179,7 +203,7 @@ TEST(a_block_that_is_scaled_beyond_all_measure_has_the_most_bytes_there_are)
     ms_allocator_settings settings;
     CHECK_EQ(ms_allocator_settings_default(&settings, NULL), MS_OK);
     settings.capacity = 1 << 30;
-    CHECK_EQ(msp_replay(stream, edit, 1, &settings, NULL, 0, &result), MS_OK);
+    CHECK_EQ(msp_replay(stream, edit, 1, &settings, NULL, &result), MS_OK);
     CHECK(result.failed && result.failed_bytes == UINT64_C(1) << 62);
     CHECK_EQ(result.failed_at.path, A);
     unload();
@@ -218,8 +242,8 @@ static void edit_lifetimes_of_any(const msp_stream *any)
     CHECK_EQ(msp_edit_save_on_cpu(edit, 1, 0, NULL), MS_OK);
     CHECK_EQ(msp_edit_batch(edit, &match, 3), MS_OK);
     CHECK_EQ(msp_edit_stop(edit, any->event_count / 2), MS_OK);
-    CHECK_EQ(msp_replay(any, edit, 1, NULL, NULL, 0, &result), MS_OK);
-    CHECK_EQ(msp_replay(any, edit, 0, NULL, NULL, 0, &result), MS_OK);
+    CHECK_EQ(msp_replay(any, edit, 1, NULL, NULL, &result), MS_OK);
+    CHECK_EQ(msp_replay(any, edit, 0, NULL, NULL, &result), MS_OK);
     msp_edit_close(edit);
     msp_match_close(&match);
     free(paths);
@@ -240,7 +264,7 @@ static void replay_any(int fd)
     for (uint32_t i = any->call_count; i-- > 0;)
         msp_edit_checkpoint(all, i);
     for (uint32_t device = 0; device < 3; device++)
-        CHECK_EQ(msp_replay(any, all, device, device ? &settings : NULL, NULL, 0, &result), MS_OK);
+        CHECK_EQ(msp_replay(any, all, device, device ? &settings : NULL, NULL, &result), MS_OK);
     msp_edit_close(all);
     edit_lifetimes_of_any(any);
     msp_stream_free(any);

@@ -29,6 +29,15 @@ def test_a_full_device_refuses() -> None:
     }
 
 
+def test_a_request_that_no_expandable_segment_can_hold_fails() -> None:
+    """It is larger than the range of addresses, which is as large as the device's memory and an eighth more."""
+    allocator = _capture.Allocator("2.13", "expandable_segments:True", total_memory=64 * MIB)
+    assert allocator.malloc("a", 100 * MIB) is None
+    assert _capture.Allocator("2.13", "expandable_segments:True").malloc("a", 1 << 60) is None
+    assert allocator.malloc("b", 20 * MIB) is not None
+    allocator.check()
+
+
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="'newest' is not a version of torch"):
         _capture.Allocator("newest")

@@ -80,6 +80,26 @@ def test_random_edits_of_random_runs(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
+def test_a_curve_of_some_events(seed: int) -> None:
+    """Each of its points stands for an equal part of them, and has the highest figures of it."""
+    reader, slow = random_run(seed)
+    stream, choose = _capture.Stream(reader), random.Random(seed)
+    edits = random_edits(choose, slow, len(reader.paths))
+    whole = stream.replay(1, edits, points=stream.events)["curve"]
+    first = choose.randrange(reader.event_count)
+    last = choose.choice((None, first, first + 7, choose.randrange(first, reader.event_count + 1)))
+    inside = [point for point in whole if first <= point[0] and (last is None or point[0] < last)]
+    for points in (0, 1, 3, len(inside)):
+        parts: list[list[tuple[int, ...]]] = [[] for _ in range(min(points, len(inside)))]
+        if len(parts) < points:
+            continue  # fewer events than points
+        for i, point in enumerate(inside if parts else ()):
+            parts[i * points // len(inside)].append(point)
+        expected = [(*part[0][:2], max(p[2] for p in part), max(p[3] for p in part)) for part in parts]
+        assert stream.replay(1, edits, points=points, first=first, last=last)["curve"] == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
 def test_calls(seed: int) -> None:
     reader, slow = random_run(seed)
     for device in (0, 1):

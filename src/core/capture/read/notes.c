@@ -72,8 +72,8 @@ static bool decode_note(ms_notes *notes, ms_note *note)
     int64_t slot = ms__get_zigzag(&notes->bytes);
     uint64_t later = first >> MS__NOTE_KIND_BITS;
     *note = (ms_note){.kind = (ms_note_kind)(first & ((1u << MS__NOTE_KIND_BITS) - 1))};
-    if (note->kind >= MS_NOTE_COUNT || later > UINT64_MAX - notes->event ||
-        slot > MS__SLOT_MAX || slot < -(int64_t)MS__SLOT_MAX)
+    if (note->kind >= MS_NOTE_COUNT || later > UINT64_MAX - notes->event || slot > MS__SLOT_MAX ||
+        slot < -(int64_t)MS__SLOT_MAX)
         return false;
     slot += notes->slot;
     if (slot < 0 || slot > MS__SLOT_MAX)

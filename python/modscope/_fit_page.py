@@ -1,0 +1,81 @@
+"""What ``modscope fit`` says, for the page: the verdict, and each lever with the timeline that it would give. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+
+from modscope._edited import POINTS, Window, describe_difference, lines_of, moments_of
+from modscope._fit_answer import Answer
+from modscope._fit_levers import Tried
+from modscope._fit_text import cost_of, notes, verdict
+from modscope._load import CaptureError
+from modscope._report import Source, page
+from modscope._summary import Report
+from modscope._text import at_least, clean, describe_moment, size
+
+_COLUMNS = 160  # of a sentence that names a module
+
+
+def source_of(found: Answer) -> Source:
+    """The capture with what would make it fit, for a page."""
+    return Source(found.job.file, found.job.capture, partial(changes, found))
+
+
+def write_page(found: Answer, path: str, files: Sequence[str]) -> list[str]:
+    """Write the page of the capture; an existing one is replaced, but none of ``files``. CaptureError or OSError says why
+    it cannot be written. Returns sentences about what was left out."""
+    if any(os.path.exists(path) and os.path.samefile(path, file) for file in files):
+        raise CaptureError(f"{path} is the capture itself: choose another name for the page")
+    made = page([source_of(found)])
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        file.write(made.html)
+    return made.notes
+
+
+def changes(found: Answer, window: Window) -> Report:
+    job, gpu = found.job, found.gpu
+    before = job.curve(POINTS, window)
+    return {
+        "fit": {
+            "device": job.number,
+            "verb": "reserved" if job.caching else "allocated",
+            "gpu": clean(gpu.label),
+            "capacity": gpu.capacity,
+            "before": found.before.reserved,
+            "fits": found.before.fits,
+            "text": " ".join([verdict(found), *map(clean, notes(found))]),
+            "moments": moments_of(before),
+            "levers": [_lever(found, tried, window) for tried in found.tried],
+        }
+    }
+
+
+def _lever(found: Answer, tried: Tried, window: Window) -> Report:
+    lever, outcome = tried.lever, tried.outcome
+    return {
+        "name": clean(lever.name),
+        "reserved": outcome.reserved,
+        "is_upper_bound": lever.is_bound,
+        "fits": outcome.fits,
+        "cost": clean(cost_of(tried)),
+        "text": _sentence(found, tried),
+        **lines_of(found.job.curve(POINTS, window, lever.edits, lever.conf)),
+    }
+
+
+def _sentence(found: Answer, tried: Tried) -> str:
+    job, gpu, outcome = found.job, found.gpu, tried.outcome
+    verb = "reserves" if job.caching else "allocates"
+    most = at_least(job.is_lower_bound, size(outcome.reserved))
+    when = describe_moment(*outcome.at, columns=_COLUMNS)
+    first = f"{job.device} {verb} {most} at most, {describe_difference(found.before.reserved, outcome.reserved)}; its peak is then {when}."
+    room = gpu.capacity - outcome.reserved
+    if not outcome.fits:
+        fits = f"It does not fit {gpu.label}: short by {size(-room)}."
+    elif room < 0:
+        fits = f"It fits {gpu.label} if the allocator gives free segments back."
+    else:
+        fits = f"It fits {gpu.label}, with {size(room)} to spare."
+    return clean(f"{first} {fits} Cost: {cost_of(tried)}.")
