@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -15,18 +16,12 @@ from modscope._fit_batch import Batches
 from modscope._fit_job import Job
 from modscope._fit_text import lines_of, table_of_gpus
 from modscope._load import CaptureError
+from modscope._script_arguments import VALUED, add_options, batches_of, is_script, split_arguments
 from modscope._text import clean
 from modscope._virtual.gpus import GPUS, parse_gpus
 
-_VALUED = ("--gpu", "--json", "--device", "--batches", "--steps", "--seconds", "--torch")
+_VALUED = ("--gpu", "--json", "--device", "--batches", *VALUED)
 """Options of ours that may follow the capture or the script."""
-
-
-def _batches(text: str) -> tuple[int, int]:
-    small, _, large = text.partition(",")
-    if not all(part.isascii() and part.isdigit() and 0 < len(part) < 10 for part in (small, large)) or not 0 < int(small) < int(large):
-        raise argparse.ArgumentTypeError(f"{text!r} is not two batches: give the smaller and the larger one, as 4,8")
-    return int(small), int(large)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -47,40 +42,14 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--gpu", type=parse_gpus, metavar="GPU", help="a GPU by name, its memory as 24GiB, several with commas between them, or all (the default)")
     add("--device", metavar="D", help="the device of the capture, such as cuda:0; default: the accelerator with the highest peak, else cpu")
-    add("--batches", type=_batches, metavar="A,B", help="the batches of SMALL and LARGE, if their arguments do not tell them")
+    add("--batches", type=batches_of, metavar="A,B", help="the batches of SMALL and LARGE, if their arguments do not tell them")
     add("--json", metavar="OUT", help="write the exact figures to a file as JSON")
-    add("--steps", type=int, default=3, metavar="N", help="of a script: how many optimizer steps are predicted (default: 3)")
-    add("--seconds", type=float, default=60.0, metavar="S", help="of a script: stop it after S seconds (default: 60; 0: never)")
-    add("--torch", metavar="VERSION", help="of a script: the torch whose rules apply (default: the installed one)")
+    add_options(parser)
     return parser
 
 
-def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own options, and the rest: the file or the script, with its arguments."""
-    own: list[str] = []
-    rest: list[str] = []
-    at = 0
-    while at < len(words):
-        word = words[at]
-        name, equals, _ = word.partition("=")
-        if word == "--":
-            rest += words[at + 1 :]
-            break
-        if name in _VALUED:
-            own += words[at : at + (1 if equals else 2)]
-            at += 1 if equals else 2
-            continue
-        (own if word in ("-h", "--help") and not rest else rest).append(word)
-        at += 1
-    return own, rest
-
-
-def _is_script(word: str) -> bool:
-    return word.endswith(".py") or word == "-m"
-
-
 def main(arguments: list[str]) -> int:
-    own, rest = _split(arguments)
+    own, rest = split_arguments(arguments, _VALUED)
     parser = _parser()
     options = parser.parse_args(own)
     if not rest:
@@ -89,12 +58,12 @@ def main(arguments: list[str]) -> int:
         parser.error("--gpu needs the name of a GPU, or all")
     if options.json is not None and not os.path.isdir(os.path.dirname(os.path.abspath(options.json))):
         parser.error(f"--json {options.json}: its folder does not exist")
-    if not _is_script(rest[0]):
+    if not is_script(rest[0]):
         unknown = [word for word in rest if word.startswith("-")]
         if unknown or len(rest) > 2:
             parser.error(f"unrecognized arguments: {clean(' '.join(unknown or rest[2:]))}")
     try:
-        if _is_script(rest[0]):
+        if is_script(rest[0]):
             from modscope import _fit_script
 
             return _fit_script.fit(options, rest)
@@ -117,9 +86,17 @@ def fit(files: Sequence[str], options: argparse.Namespace) -> list[Answer]:
     return [answer(jobs[-1], gpu, batches) for gpu in options.gpu or list(GPUS.values())]
 
 
-def show(answers: list[Answer], path: str | None) -> None:
+def show(answers: list[Answer], path: str | None, script: Sequence[str] = ()) -> None:
+    """``script``: with its arguments, if one was given instead of a capture."""
     if path:
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"gpus": [as_json(each) for each in answers]}, file, indent=2)
             file.write("\n")
-    print("\n".join(lines_of(answers[0]) if len(answers) == 1 else table_of_gpus(answers)))
+    width = _columns()
+    print("\n".join(lines_of(answers[0], width, script) if len(answers) == 1 else table_of_gpus(answers, width)))
+
+
+def _columns() -> int | None:
+    """Of the terminal; None: lines may be as long as they are."""
+    in_terminal = sys.stdout is not None and sys.stdout.isatty() or "COLUMNS" in os.environ
+    return max(shutil.get_terminal_size().columns, 60) if in_terminal else None
