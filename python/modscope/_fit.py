@@ -1,5 +1,5 @@
 """``modscope fit``: whether a job fits a GPU, and what would make it fit. It takes a capture, two captures of different
-batches, or a script, which is predicted first."""
+batches, one of a run that died and one that has what it lacks, or a script, which is predicted first."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from modscope._fit_answer import Answer, answer, as_json
 from modscope._fit_batch import Batches
+from modscope._fit_beside import join
 from modscope._fit_job import Job
 from modscope._fit_text import lines_of, table_of_gpus
 from modscope._load import CaptureError
@@ -28,11 +29,13 @@ def _parser() -> argparse.ArgumentParser:
     known = textwrap.fill(f"GPUs: {', '.join(GPUS)}", 76, subsequent_indent="      ", break_on_hyphens=False)
     parser = argparse.ArgumentParser(
         prog="modscope fit",
-        usage="modscope fit [options] FILE\n       modscope fit [options] SMALL LARGE\n       modscope fit [options] script.py [arguments]",
+        usage="modscope fit [options] FILE\n       modscope fit [options] SMALL LARGE\n       modscope fit [options] DIED PREDICTED\n       modscope fit [options] script.py [arguments]",
         description="Say whether a job fits a GPU, and what would make it fit, with what each\n"
         "change costs. FILE is a capture, recorded or predicted. SMALL and LARGE are\n"
         "captures of one program with two batches: other batches are on the line\n"
-        "through both. A script is predicted first, as modscope predict does it.",
+        "through both. DIED is a capture of a run that ran out of memory: what it lacks\n"
+        "is taken from PREDICTED, a capture of the same program. A script is predicted\n"
+        "first, as modscope predict does it.",
         epilog=f"Options may stand before or after the file. What follows -- is the script's.\n\n{known}\n\n"
         "Examples:\n  modscope fit before.msc --gpu rtx4090\n  modscope fit small.msc large.msc --gpu 24GiB\n"
         "  modscope fit train.py --gpu rtx4090 -- --batch 8",
@@ -82,8 +85,13 @@ def main(arguments: list[str]) -> int:
 def fit(files: Sequence[str], options: argparse.Namespace) -> list[Answer]:
     """For each GPU."""
     jobs = [Job(file, options.device) for file in files]
-    batches = Batches(jobs[0], jobs[1], options.batches) if len(jobs) == 2 else None
-    return [answer(jobs[-1], gpu, batches) for gpu in options.gpu or list(GPUS.values())]
+    job, batches = jobs[-1], None
+    about: list[str] = []
+    if len(jobs) == 2 and any(each.died for each in jobs):
+        job, about = join(*jobs)
+    elif len(jobs) == 2:
+        batches = Batches(jobs[0], jobs[1], options.batches)
+    return [answer(job, gpu, batches)._replace(about=about) for gpu in options.gpu or list(GPUS.values())]
 
 
 def show(answers: list[Answer], path: str | None, script: Sequence[str] = ()) -> None:

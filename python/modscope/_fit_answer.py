@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from modscope._categories import Category
@@ -24,6 +25,8 @@ class Answer(NamedTuple):
     """Bytes of parameters, gradients and the optimizer's state."""
     capacity: int
     """What the job may reserve of the GPU."""
+    about: Sequence[str] = ()
+    """Sentences about the captures."""
 
 
 def answer(job: Job, gpu: Gpu, batches: Batches | None = None, levers: bool = True) -> Answer:
@@ -163,6 +166,7 @@ def as_json(found: Answer) -> dict[str, Any]:
         "is_lower_bound": job.is_lower_bound,
         "whole_steps": job.whole_steps,
         "died": job.died,
+        "notes": list(found.about),
         "may_reserve": found.capacity,
         **_outcome(found.before, found.capacity),
         "held_by_parameters_gradients_state": found.rest,

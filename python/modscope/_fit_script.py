@@ -88,5 +88,5 @@ def _predicted(script: PredictedScript, found: Answer, tried: Tried) -> Tried:
     before, after = found.job.median_step(), job.median_step()
     if lever.modules and before and after:
         time = max(after / before - 1, 0.0)
-        lever = lever._replace(time=time, cost=percent(time, True))
+        lever = lever._replace(time=time, cost=percent(time, job.has_gpu_times))
     return Tried(lever, job.replay(capacity=found.capacity), None, True)

@@ -72,13 +72,13 @@ def notes_on(job: Job) -> list[str]:
 
 def notes(found: Answer) -> list[str]:
     """What the figures are not."""
-    job, lines = found.job, notes_on(found.job)
+    job, lines = found.job, [*found.about, *notes_on(found.job)]
     if not job.steps:
         lines.append("The capture has no training steps: only the allocator's settings can be tried.")
     elif not job.whole_steps:
         lines.append(
-            "The run ended in its first step, so what would follow is not known. Record a smaller batch, or predict the script:  "
-            "modscope fit train.py --gpu " + shlex.quote(found.gpu.name)
+            "The run ended in its first step, so what would follow is not known. Record a smaller batch, give a "
+            "predicted capture beside it, or predict the script:  modscope fit train.py --gpu " + shlex.quote(found.gpu.name)
         )
     return lines
 
@@ -119,7 +119,7 @@ def layout(cells: Sequence[Sequence[str]], right: Container[int], widest: int, w
         widths[widest] = min(widths[widest], room - widths[last])
     lines = []
     for row in cells:
-        broken = [wrap(row[i], widths[i]) if i in (widest, last) else [row[i]] for i in range(last + 1)]
+        broken = [wrap(row[i], widths[i], _INDENT) if i in (widest, last) else [row[i]] for i in range(last + 1)]
         for n in range(max(map(len, broken))):
             texts = [part[n] if n < len(part) else "" for part in broken]
             columns = [text.rjust(widths[i]) if i in right else _left(text, widths[i]) for i, text in enumerate(texts)]
@@ -127,8 +127,9 @@ def layout(cells: Sequence[Sequence[str]], right: Container[int], widest: int, w
     return lines
 
 
-def wrap(text: str, width: int | None) -> list[str]:
-    """A sentence in as many lines as it needs; a word that is too long is shortened."""
+def wrap(text: str, width: int | None, hanging: str = "") -> list[str]:
+    """A sentence in as many lines as it needs; a word that is too long is shortened. ``hanging`` begins every line but the
+    first."""
     if width is None or width_of(text) <= width:
         return [text]
     lines: list[str] = []
@@ -136,7 +137,8 @@ def wrap(text: str, width: int | None) -> list[str]:
         if lines and width_of(lines[-1]) + 1 + width_of(word) <= width:
             lines[-1] += " " + word
         else:
-            lines.append(shorten_middle(word, width))
+            begin = hanging if lines else ""
+            lines.append(begin + shorten_middle(word, width - len(begin)))
     return lines
 
 

@@ -225,9 +225,12 @@ def _add_export(add_parser: Subparsers) -> argparse.ArgumentParser:
 
 
 def _add_plan(add_parser: Subparsers) -> argparse.ArgumentParser:
-    examples = "plan run.msc --gpu rtx4090 -o plan.json", "plan run.msc --budget 22GiB"
+    examples = "plan run.msc --gpu rtx4090 -o plan.json", "plan run.msc --budget 22GiB", "plan train.py --gpu rtx4090 -- --batch 8"
     parser = add_command(add_parser, "plan", "find which modules to checkpoint so that a run fits a budget", *examples)
-    _add_capture(parser)
+    file = "a capture; or a script, which is predicted, and predicted again with the plan; what follows -- is passed to it"
+    parser.add_argument("file", metavar="FILE", help=file)
+    other = "of a run that died: a predicted capture of the same program, from which what is missing is taken"
+    parser.add_argument("other", metavar="PREDICTED", nargs="?", help=other)
     budget = parser.add_mutually_exclusive_group(required=True)
     budget.add_argument("--gpu", type=_gpu, metavar="GPU", help="a GPU by name, or its memory as 24GiB; its context is left free")
     budget.add_argument("--budget", type=_bytes, metavar="BYTES", help="what may be reserved, such as 22GiB")
@@ -235,6 +238,7 @@ def _add_plan(add_parser: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("-f", "--force", action="store_true", help="replace the file if it exists")
     parser.add_argument("--greedy", action="store_true", help="do not use HiGHS, even if it is installed")
     _add_device(parser)
+    add_options(parser)
     return parser
 
 
