@@ -14,6 +14,8 @@ from modscope._virtual.gpus import Gpu
 Report = dict[str, Any]
 _FAR = 4
 """A batch that is more than so many times the larger capture's is far from what was seen."""
+_MOST_GROWTH = 8
+"""A script is predicted with a batch that is so many times the largest known one at most."""
 
 
 def largest_batch(small: Job, large: Job, gpus: Sequence[Gpu], sizes: tuple[int, int] | None = None) -> Report:
@@ -105,13 +107,15 @@ def search(predict: Callable[[int], Job], gpu: Gpu, sizes: tuple[int, int], most
 
 
 def _next(outcomes: dict[int, Outcome], capacity: int, most: int) -> int | None:
-    """The batch to predict next: the largest that fits by the line through the two predictions that are nearest to the
-    capacity. None: the largest is known."""
-    low = max((batch for batch, outcome in outcomes.items() if outcome.fits_at_once), default=0)
-    high = min((batch for batch, outcome in outcomes.items() if not outcome.fits_at_once), default=min(8 * low, most) + 1)
+    """The batch to predict next: the largest that fits by the line through two predictions, those on both sides of the
+    capacity if there are such. None: the largest is known."""
+    fitting = sorted(batch for batch, outcome in outcomes.items() if outcome.fits_at_once)
+    others = sorted(batch for batch in outcomes if batch not in fitting)
+    low = fitting[-1] if fitting else 0
+    high = others[0] if others else min(_MOST_GROWTH * low, most) + 1
     if high - low <= 1:
         return None
-    first, second = sorted(sorted(outcomes, key=lambda batch: (abs(outcomes[batch].reserved - capacity), batch))[:2])
+    first, second = (low, high) if fitting and others else fitting[-2:] if fitting else others[:2]
     slope = (outcomes[second].reserved - outcomes[first].reserved) / (second - first)
-    guess = first + (capacity - outcomes[first].reserved) / slope if slope > 0 else high
+    guess = first + (capacity - outcomes[first].reserved) / slope if slope > 0 else high if fitting else 1
     return int(min(max(guess, low + 1), high - 1))

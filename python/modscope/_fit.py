@@ -106,5 +106,5 @@ def show(answers: list[Answer], path: str | None, script: Sequence[str] = ()) ->
 
 def _columns() -> int | None:
     """Of the terminal; None: lines may be as long as they are."""
-    in_terminal = sys.stdout is not None and sys.stdout.isatty() or "COLUMNS" in os.environ
+    in_terminal = sys.stdout is not None and sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))
     return max(shutil.get_terminal_size().columns, 60) if in_terminal else None
