@@ -140,8 +140,8 @@ def add_commands(add_parser: Subparsers) -> None:
         _add_json(add(add_parser), "the exact figures")
     for add in (_add_report, _add_export):
         _add_json(add(add_parser), "what was written")
+    _add_json(_add_batch(add_parser), "the exact figures")
     _add_json(_add_plan(add_parser), "the plan and its figures")
-    _add_json(_add_batch(add_parser), "the figures")
 
 
 def _add_summary(add_parser: Subparsers) -> argparse.ArgumentParser:

@@ -202,6 +202,36 @@ def test_a_checkpoint_holds_the_result_of_a_normalization(tmp_path: pathlib.Path
     assert abs(problem.verify(frozenset(wide)).allocated - after) <= 5056 * 8
 
 
+# ---- verified plans ----
+
+
+def test_a_plan_is_made_again_where_its_prediction_needs_more(tmp_path: pathlib.Path) -> None:
+    train(tmp_path / "run.msc", [Net(6, 32)], 32)
+    capture = modscope.load(tmp_path / "run.msc")
+    report, _ = planned(tmp_path / "run.msc", 0.3)
+    problem, budget = Problem(capture, "cpu"), report["after"]["reserved"]
+    asked: list[list[str]] = []
+
+    def verify(plan: Plan, more: int) -> dict[str, Any]:
+        asked.append(plan.modules)
+        choice = frozenset(i for i, candidate in enumerate(problem.candidates) if candidate.name in plan.modules)
+        return {"reserved": problem.reserved(choice) + more, "allocated": 0, "step_ms": 1.0 + len(choice), "step": 1, "phase": "", "module": ""}
+
+    more = budget // 20
+    made, plan = make_plan("train.py", capture, "cpu", budget, verify=lambda plan: verify(plan, more))
+    assert made["is_verified"] and made["after"]["reserved"] == made["planned"]["reserved"] + more <= budget
+    assert 1 < len(asked) <= 4 and asked[-1] == plan.modules != asked[0]
+    assert plan.facts["reserved"]["after"] == made["after"]["reserved"]
+
+    asked.clear()
+    exact, _ = make_plan("train.py", capture, "cpu", budget, verify=lambda plan: verify(plan, 0))
+    assert exact["after"]["reserved"] == exact["planned"]["reserved"] <= budget
+    with pytest.raises(modscope.CaptureError, match="No plan was found that stays within .* when the script is predicted with it"):
+        make_plan("train.py", capture, "cpu", budget, verify=lambda plan: verify(plan, 2 * budget))
+    with pytest.raises(modscope.CaptureError, match="cannot be applied to the script"):
+        make_plan("train.py", capture, "cpu", budget, verify=lambda plan: None)
+
+
 # ---- where there is no plan ----
 
 
