@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -85,9 +86,10 @@ def make_plan(
     check_capture(capture)
     problem = Problem(capture, device)
     search = Search(problem, use_highs)
-    found, verified = (search.find(budget), None) if verify is None else _find_verified(problem, search, budget, verify)
+    advice = "For what else would help:  modscope fit " + shlex.join([file, *(["--gpu", gpu.name] if gpu else [])])
+    found, verified = (search.find(budget), None) if verify is None else _find_verified(problem, search, budget, verify, advice)
     if found is None:
-        raise CaptureError(_describe_too_small(problem, search, budget))
+        raise CaptureError(_describe_too_small(problem, search, budget, advice))
     before, planned = _figures(problem, EMPTY), _figures(problem, found.choice)
     after = verified or planned
     facts = {
@@ -121,7 +123,7 @@ def make_plan(
     return report, plan
 
 
-def _find_verified(problem: Problem, search: Search, budget: int, verify: Verify) -> tuple[Found | None, Report | None]:
+def _find_verified(problem: Problem, search: Search, budget: int, verify: Verify, advice: str) -> tuple[Found | None, Report | None]:
     """The fastest choice whose prediction stays within the budget. What the replay of a choice and its prediction differ by
     is taken into account in the next search. CaptureError if no prediction stays within the budget."""
     best: tuple[Found, Report] | None = None
@@ -146,7 +148,7 @@ def _find_verified(problem: Problem, search: Search, budget: int, verify: Verify
     if best is None and lowest:
         raise CaptureError(
             f"No plan was found that stays within {rough_size(budget)} when the script is predicted with it: the lowest reserved "
-            f"{rough_size(lowest)}. For what else would help:  modscope fit"
+            f"{rough_size(lowest)}. {advice}"
         )
     return best or (None, None)
 
@@ -210,17 +212,17 @@ def _lasting_bytes(problem: Problem) -> dict[str, int]:
     return {category: sums.get(category, 0) for category in _LASTING}
 
 
-def _describe_too_small(problem: Problem, search: Search, budget: int) -> str:
+def _describe_too_small(problem: Problem, search: Search, budget: int, advice: str) -> str:
     least = problem.reserved(search.least())
     lasting = _lasting_bytes(problem)
     remain = rough_size(sum(lasting.values()))
     what = "allocates" if problem.is_cpu else "reserves"
     begin = f"The run does not fit {rough_size(budget)} by checkpointing alone: "
     if lasting[Category.PARAM] > budget:
-        return f"{begin}its parameters take {rough_size(lasting[Category.PARAM])}. For what else would help:  modscope fit"
+        return f"{begin}its parameters take {rough_size(lasting[Category.PARAM])}. {advice}"
     if not problem.candidates:
-        return f"{begin}no module below a root module keeps anything for backward. For what else would help:  modscope fit"
+        return f"{begin}no module below a root module keeps anything for backward. {advice}"
     return (
         f"{begin}with every module that helps checkpointed it still {what} {rough_size(least)}. "
-        f"{remain} of parameters, buffers, gradients and state remain. For what else would help:  modscope fit"
+        f"{remain} of parameters, buffers, gradients and state remain. {advice}"
     )
