@@ -49,6 +49,7 @@ def _levers(job: Job) -> Levers:
 def _named(levers: Levers) -> dict[str, Lever]:
     found = {"expandable": next((lever for lever in levers.settings() if lever.conf.startswith("expandable")), None)}
     found["fused"] = next(iter(levers.optimizer()), None)
+    found["single"] = next(iter(levers.single_tensor()), None)
     found["zero_grad"] = next(iter(levers.zero_grad()), None)
     found["save_on_cpu"] = next((lever for lever in levers.on_cpu() if "activations" in lever.name), None)
     groups = outermost(levers.groups)
@@ -63,7 +64,7 @@ def _truth(folder: pathlib.Path) -> list[Row]:
     for name, real in variants.items():
         job = Job(str(folder / "h200" / f"{name}.msc"))
         named = _named(_levers(job))
-        for key in ("expandable", "checkpoint", "fused"):
+        for key in ("expandable", "checkpoint", "fused", "single"):
             if key not in real or key not in named:
                 continue
             lever = named[key]
@@ -91,7 +92,7 @@ def _of_job(name: str, folder: pathlib.Path) -> list[Row]:
     job = Job(str(base))
     rows: list[Row] = [(name, "nothing", job.replay().reserved, figures.reserved, "")]
     for key, lever in _named(_levers(job)).items():
-        if key == "zero_grad":
+        if key in ("zero_grad", "single"):
             continue
         _, with_lever = real(key)
         outcome: Outcome = job.replay(lever.edits, lever.conf)

@@ -9,8 +9,9 @@ import sys
 from typing import NoReturn
 
 from modscope import _commands
-from modscope._commands.arguments import add_command, add_commands
+from modscope._commands.arguments import SCRIPT_OPTIONS, add_command, add_commands
 from modscope._commands.topics import TOPICS, describe_topics
+from modscope._script_arguments import is_script, split_arguments
 from modscope._text import clean
 
 
@@ -24,7 +25,7 @@ def _doctor() -> int:
     return 0
 
 
-COMMANDS = ("run", "predict", "fit", "plan", "summary", "tree", "blocks", "diff", "leaks", "report", "export", "calibrate", "doctor", "help")
+COMMANDS = ("run", "predict", "fit", "batch", "plan", "summary", "tree", "blocks", "diff", "leaks", "report", "export", "calibrate", "doctor", "help")
 
 
 class _Version(argparse.Action):
@@ -80,6 +81,17 @@ def _suggest(word: str) -> str:
     return f"{begin} The commands are: {', '.join(COMMANDS)}"
 
 
+def _without_target(words: list[str]) -> tuple[list[str], list[str]]:
+    """Of ``plan`` and ``batch``, which take a script too: the words without its arguments, and the script with them. It is
+    empty if there is none."""
+    if words[:1] not in (["plan"], ["batch"]):
+        return words, []
+    own, rest = split_arguments(words[1:], *SCRIPT_OPTIONS[words[0]])
+    if not rest or not is_script(rest[0]):
+        return [words[0], *rest, *own], []
+    return [words[0], rest[-1] if rest[0] == "-m" else rest[0], *own], rest
+
+
 def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     if words[:1] == ["help"] and len(words) == 2 and words[1] in COMMANDS:
@@ -103,8 +115,10 @@ def main(arguments: list[str] | None = None) -> int:
     if words and words[0] not in COMMANDS and not words[0].startswith("-"):
         print(f"modscope: {_suggest(words[0])}", file=sys.stderr)
         return 2
+    words, target = _without_target(words)
     parser = _parser()
     known, unknown = parser.parse_known_args(words)
+    known.target = target
     if unknown:
         refuse = parser.error if known.command is None else known.error
         refuse(f"unrecognized arguments: {clean(' '.join(unknown))}")

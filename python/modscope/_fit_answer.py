@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from modscope._categories import Category
@@ -22,12 +23,17 @@ class Answer(NamedTuple):
     """Those that help, the cheapest first."""
     rest: int
     """Bytes of parameters, gradients and the optimizer's state."""
+    capacity: int
+    """What the job may reserve of the GPU."""
+    about: Sequence[str] = ()
+    """Sentences about the captures."""
 
 
 def answer(job: Job, gpu: Gpu, batches: Batches | None = None, levers: bool = True) -> Answer:
-    before = job.replay(capacity=gpu.capacity)
-    tried = _table(Levers(job, gpu, gpu.capacity, before), batches) if levers and not before.fits else []
-    return Answer(job, gpu, before, tried, _held(job))
+    capacity = gpu.may_reserve(job.fraction)
+    before = job.replay(capacity=capacity)
+    tried = _table(Levers(job, gpu, capacity, before), batches) if levers and not before.fits else []
+    return Answer(job, gpu, before, tried, _held(job), capacity)
 
 
 def _held(job: Job) -> int:
@@ -47,7 +53,7 @@ def _table(levers: Levers, batches: Batches | None) -> list[Tried]:
     free = [tried for lever in levers.free() if levers.helps(tried := levers.attempt(lever))]
     free = _with_one_setting(free)
     rows = [*free, *_batch(levers, batches), *_checkpoints(levers)]
-    rows += [tried for lever in levers.on_cpu() if levers.helps(tried := levers.attempt(lever))]
+    rows += [tried for lever in (*levers.single_tensor(), *levers.on_cpu()) if levers.helps(tried := levers.attempt(lever))]
     rows += _sharded(levers)
     rows += _combined(levers, [tried.lever for tried in free], rows)
     return sorted(rows, key=lambda tried: tried.price)
@@ -160,23 +166,25 @@ def as_json(found: Answer) -> dict[str, Any]:
         "is_lower_bound": job.is_lower_bound,
         "whole_steps": job.whole_steps,
         "died": job.died,
-        **_outcome(found.before, found.gpu),
+        "notes": list(found.about),
+        "may_reserve": found.capacity,
+        **_outcome(found.before, found.capacity),
         "held_by_parameters_gradients_state": found.rest,
-        "levers": [{"name": tried.lever.name, "cost": tried.lever.cost, **_figures(tried, found.gpu)} for tried in found.tried],
+        "levers": [{"name": tried.lever.name, "cost": tried.lever.cost, **_figures(tried, found.capacity)} for tried in found.tried],
     }
 
 
-def _figures(tried: Tried, gpu: Gpu) -> dict[str, Any]:
+def _figures(tried: Tried, capacity: int) -> dict[str, Any]:
     lever = tried.lever
-    return {"allocator": lever.conf, "time": lever.time or None, "gpus": 1 + lever.more, "is_upper_bound": lever.is_bound, **_outcome(tried.outcome, gpu)}
+    return {"allocator": lever.conf, "time": lever.time or None, "gpus": 1 + lever.more, "is_upper_bound": lever.is_bound, "is_verified": tried.is_verified, **_outcome(tried.outcome, capacity)}
 
 
-def _outcome(outcome: Outcome, gpu: Gpu) -> dict[str, Any]:
+def _outcome(outcome: Outcome, capacity: int) -> dict[str, Any]:
     return {
         "reserved_peak": outcome.reserved,
         "allocated_peak": outcome.allocated,
         "fits": outcome.fits,
-        "to_spare": gpu.capacity - outcome.reserved,
+        "to_spare": capacity - outcome.reserved,
         "retries": outcome.retries,
         "failure": _moment(outcome.failed, outcome.requested),
     }

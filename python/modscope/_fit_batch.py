@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
-from modscope._fit_job import Edit, Job
+from modscope._fit_job import Edit, Job, Outcome
 from modscope._load import CaptureError
 from modscope._text import describe_position, size
 
 _MOST_UNMATCHED = 0.02  # of the bytes of one capture's peak
-_MOST_BATCH = 4096
+MOST_TIMES = 4096
+"""A batch that is so many times the larger one is the largest that is tried."""
 
 
 class Batches:
@@ -42,21 +44,32 @@ class Batches:
             return f"batch {batch} instead of {self.large_size}"
         return f"{batch / self.large_size:.3g} times the batch"
 
+    def replay(self, batch: int, capacity: int | None = None) -> Outcome:
+        return self.large.replay(self.edits(batch), "", capacity)
+
     def largest(self, capacity: int) -> int | None:
-        """The largest batch that fits; None: not even one does. A program that needs less of a larger batch is not known."""
+        """The largest batch that fits, of those up to MOST_TIMES the larger one; None: not even 1 does. It is taken for
+        granted that a larger batch needs no less."""
+        return largest_that(lambda batch: self.replay(batch, capacity).fits_at_once, self.large_size, MOST_TIMES * self.large_size)
 
-        def fits(batch: int) -> bool:
-            return self.large.replay(self.edits(batch), "", capacity).fits_at_once
 
-        if not fits(1):
-            return None
-        low, high = 1, self.large_size
-        while fits(high) and high < _MOST_BATCH:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+def largest_that(fits: Callable[[int], bool], first: int, most: int) -> int | None:
+    """The largest number from 1 to ``most`` that fits, where every smaller one does too. ``first`` is tried first, and then
+    its double until one does not fit. None: 1 does not fit."""
+    low, high = 0, first
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    if low and high > most:
+        return most if fits(most) else _between(fits, low, most)
+    return _between(fits, low, high) or None
+
+
+def _between(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """``low`` fits, or is 0; ``high`` does not."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def _check(small: Job, large: Job) -> None:
@@ -87,8 +100,9 @@ def _check_match(small: Job, large: Job, match: dict[str, tuple[int, int, tuple[
             path, phase, of = first
             where = describe_position(phase, job.modules[path])
             raise CaptureError(
-                f"{small.file} and {large.file} are not of one program: {job.file} has {count} blocks that {other.file} does "
-                f"not have, the first of them {size(of)} in {where}"
+                f"{small.file} and {large.file} are not on one line: {job.file} has {count} blocks that {other.file} does not have, "
+                f"the first of them {size(of)} in {where}. The programs differ, or operators take workspaces with one batch only: "
+                "then give two larger batches"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,18 @@ _FORWARD = 1 / 3
 """The part of a GPU's step that its forward takes: a backward computes two products for each one of forward. Of a real run
 the times of calls are those of the program, which waits for the GPU somewhere else."""
 Selection = tuple[int, int, int | None, int, int]
+
+
+def memory_fraction(capture: Capture) -> float:
+    """The fraction of the GPU's memory that the program left to itself with torch.cuda.set_per_process_memory_fraction or
+    per_process_memory_fraction in PYTORCH_CUDA_ALLOC_CONF. 1: all."""
+    in_settings = re.search(r"per_process_memory_fraction\s*:\s*([\d.]+)", capture.info.get("allocator", ""))
+    text = (capture.end or {}).get("memory_fraction") or (in_settings[1] if in_settings else "1")
+    try:
+        fraction = float(text)
+    except ValueError:
+        return 1.0
+    return fraction if 0 < fraction < 1 else 1.0
 
 
 class Moment(NamedTuple):
@@ -88,6 +101,7 @@ class Job:
         self.version = self.capture.info.get("rules") or self.capture.info.get("torch")
         self.conf = self.capture.info.get("allocator", "")
         self.capture.check_allocator()
+        self.fraction = memory_fraction(self.capture)
         self.is_lower_bound = self.capture.is_lower_bound or self.stream.is_lower_bound
         self.died = self._died()
         self.steps = self.stream.steps()

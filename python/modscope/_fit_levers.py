@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from modscope import _fit_sharding
@@ -29,11 +30,22 @@ class Lever(NamedTuple):
     """GPUs in addition."""
     is_bound: bool = False
     """What it reserves is at most the figure."""
+    modules: tuple[str, ...] = ()
+    """Those that are checkpointed."""
+
+    @property
+    def can_be_verified(self) -> bool:
+        """Whether a script can be predicted with it as it is: with a plan and with settings of the allocator."""
+        return bool(self.conf or self.modules) and all(edit[0] == "checkpoint" for edit in self.edits)
 
 
 class Tried(NamedTuple):
     lever: Lever
     outcome: Outcome
+    again: Callable[[int], Tried | None] | None = None
+    """Of the fewest modules that make it fit: the same for another capacity."""
+    is_verified: bool = False
+    """Whether the script was predicted with the lever. Otherwise the outcome is that of a replay."""
 
     @property
     def price(self) -> tuple[int, float, bool]:
@@ -63,6 +75,7 @@ def combine(*levers: Lever) -> Lever:
         sum(lever.time for lever in levers),
         sum(lever.more for lever in levers),
         any(lever.is_bound for lever in levers),
+        tuple(module for lever in levers for module in lever.modules),
     )
 
 
@@ -96,12 +109,24 @@ class Levers:
 
     def optimizer(self) -> list[Lever]:
         """A foreach optimizer has temporaries as large as all parameters, a fused one has none."""
-        temporaries = self.job.select(Category.TEMP, phases=["optimizer"])
-        parameters = self.job.stream.sum(self.job.select(Category.PARAM))[0]
-        bytes, largest, count = self.job.stream.sum(temporaries)
-        if not parameters or not count or bytes < parameters or not self.job.whole_steps:
+        edits: list[Edit] = [("remove", self.job.select(Category.TEMP, phases=["optimizer"]))]
+        return [Lever("fused optimizer instead of foreach", edits, "none")] if self._is_foreach() else []
+
+    def single_tensor(self) -> list[Lever]:
+        """An optimizer that loops over the parameters has temporaries of one at a time. Of Adam's there are two, of the
+        parameter's size."""
+        job = self.job
+        parameters, largest, _ = job.stream.sum(job.select(Category.PARAM))
+        if not self._is_foreach() or 2 * largest >= parameters:
             return []
-        return [Lever("fused optimizer instead of foreach", [("remove", temporaries)], "none")]
+        edits: list[Edit] = [("scale", job.select(Category.TEMP, phases=["optimizer"]), 2 * largest, parameters)]
+        return [Lever("single-tensor optimizer (foreach=False)", edits, "a slower optimizer step")]
+
+    def _is_foreach(self) -> bool:
+        job = self.job
+        parameters = job.stream.sum(job.select(Category.PARAM))[0]
+        temporaries, _, count = job.stream.sum(job.select(Category.TEMP, phases=["optimizer"]))
+        return bool(parameters and count and temporaries >= parameters and job.whole_steps)
 
     # ---- checkpoints ----
 
@@ -109,19 +134,27 @@ class Levers:
         calls = siblings.first(count)
         time = self.job.share_of_step(calls)
         cost = percent(time, self.job.has_gpu_times)
-        return Lever(f"checkpoint {siblings.describe(count)}", checkpoint(calls), cost, time=time or 0.0)
+        modules = tuple(name for name, _ in siblings.members[:count])
+        return Lever(f"checkpoint {siblings.describe(count)}", checkpoint(calls), cost, time=time or 0.0, modules=modules)
 
-    def fewest(self, siblings: Siblings, *others: Lever) -> Tried | None:
+    def fewest(self, siblings: Siblings, *others: Lever, capacity: int | None = None) -> Tried | None:
         """The fewest first members of the group whose checkpoints make it fit, with other levers; None: not even all do.
-        More checkpoints need less memory, but for what the allocator cannot use: what is found is tried."""
+        More checkpoints need less memory, but for what the allocator cannot use: what is found is tried. ``capacity``: to
+        search for another one than the GPU's."""
         most = len(siblings.members)
-        best = self.attempt(combine(*others, self.checkpoint(siblings, most)))
+
+        def attempt(count: int) -> Tried:
+            lever = combine(*others, self.checkpoint(siblings, count))
+            tried = Tried(lever, self.job.replay(lever.edits, lever.conf, self.capacity if capacity is None else capacity))
+            return tried._replace(again=lambda lower: self.fewest(siblings, *others, capacity=lower))
+
+        best = attempt(most)
         if not best.outcome.fits_at_once:
             return None
         low, high = 0, most
         while high - low > 1:
             middle = (low + high) // 2
-            tried = self.attempt(combine(*others, self.checkpoint(siblings, middle)))
+            tried = attempt(middle)
             if tried.outcome.fits_at_once:
                 high, best = middle, tried
             else:

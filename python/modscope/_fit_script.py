@@ -1,53 +1,35 @@
 """``modscope fit`` of a script: predict it with unlimited memory, replay what it did with each lever, and predict it again
-with the allocator's settings that are shown."""
+with the levers that are shown, where that is possible without a change to the script."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import sys
-import tempfile
-from collections.abc import Iterator
 
-from modscope import _fit, _predict_process, _run
-from modscope._capture import Allocator
+from modscope import _fit
 from modscope._fit_answer import Answer, answer
 from modscope._fit_job import Job
-from modscope._fit_levers import Tried
+from modscope._fit_levers import Tried, percent
 from modscope._load import CaptureError
-from modscope._predict_script import CAPTURE
-from modscope._text import clean
-from modscope._virtual.environment import allocator_settings
+from modscope._plan_file import plan_of
+from modscope._predicted_script import PredictedScript
 from modscope._virtual.gpus import GPUS, Gpu, rules_of
 
-_CONF = "PYTORCH_CUDA_ALLOC_CONF"
+_TRIES = 3
+"""Of the fewest modules that make it fit: how often others are searched for, where a prediction needs more than a replay."""
 
 
 def fit(options: argparse.Namespace, target: list[str]) -> int:
     """``target``: the script, or -m and a module, with its arguments. Returns an exit status."""
-    options.module = target[0] == "-m"
-    options.target = target[1:] if options.module else target
-    options.table, options.plan, options.selected = None, None, 0.5
-    options.follow_fork, options.no_capture = False, False
-    try:
-        if not options.target:
-            raise CaptureError("-m needs the name of a module")
-        Allocator(options.torch, allocator_settings())  # ValueError: the model does not know the version or a setting
-        _run.check_target(options)
-    except (_run.Refused, ValueError, CaptureError) as error:
-        print(f"modscope: {clean(str(error))}", file=sys.stderr)
-        return 2
     gpus: list[Gpu] = options.gpu or list(GPUS.values())
     answers: dict[Gpu, Answer] = {}
-    with tempfile.TemporaryDirectory(prefix="modscope-") as folder:
-        for number, kind in enumerate(_kinds(gpus)):
-            job = _predict(options, os.path.join(folder, str(number)), kind, silent=number > 0)
+    with PredictedScript(target, options) as script:
+        for kind in _kinds(gpus):
+            job = _job(script, script.predict(kind, f"on {kind[0].label}"))
             for gpu in kind:
                 answers[gpu] = answer(job, gpu)
         if len(gpus) == 1:
-            answers[gpus[0]] = _verify(options, folder, answers[gpus[0]])
-        _fit.show([answers[gpu] for gpu in gpus], options.json, options.report, options.target[:1])
+            answers[gpus[0]] = verify(script, answers[gpus[0]])
+        _fit.show([answers[gpu] for gpu in gpus], options.json, target, options.report, target[:1])
     return 0
 
 
@@ -59,43 +41,52 @@ def _kinds(gpus: list[Gpu]) -> list[list[Gpu]]:
     return list(kinds.values())
 
 
-def _predict(options: argparse.Namespace, part: str, kind: list[Gpu], silent: bool) -> Job:
-    os.mkdir(part)
-    status = _predict_process.run(options, part, kind, silent)
-    path = os.path.join(part, CAPTURE)
-    if not os.path.isfile(path):
-        raise CaptureError(f"{options.target[0]} ended with status {status}, and nothing could be predicted")
+def _job(script: PredictedScript, path: str) -> Job:
     job = Job(path)
     if job.device == "cpu":
-        raise CaptureError(f'{options.target[0]} used no GPU: it uses one where its device is "cuda"')
-    job.file = options.target[0]
+        raise CaptureError(f'{script.name} used no GPU: it uses one where its device is "cuda"')
+    job.file = script.name
     return job
 
 
 # ---- verification ----
 
 
-@contextlib.contextmanager
-def _settings(conf: str) -> Iterator[None]:
-    before = os.environ.get(_CONF)
-    os.environ[_CONF] = conf
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_CONF]
-        else:
-            os.environ[_CONF] = before
+def verify(script: PredictedScript, found: Answer) -> Answer:
+    """The rows that a prediction can verify have its figures."""
+    rows: list[Tried] = []
+    for tried in found.tried:
+        tried = _verified(script, found, tried) if tried.lever.can_be_verified else tried
+        if tried.lever.name not in [row.lever.name for row in rows]:
+            rows.append(tried)
+    return found._replace(tried=sorted(rows, key=lambda tried: tried.price))
 
 
-def _verify(options: argparse.Namespace, folder: str, found: Answer) -> Answer:
-    """The rows that change only settings, with the figures of another prediction."""
-    rows = []
-    for number, tried in enumerate(found.tried):
-        if tried.lever.conf and not tried.lever.edits:
-            conf = ",".join(filter(None, (allocator_settings(), tried.lever.conf)))
-            with _settings(conf):
-                job = _predict(options, os.path.join(folder, f"verified-{number}"), [found.gpu], silent=True)
-            tried = Tried(tried.lever, job.replay(capacity=found.gpu.capacity))
-        rows.append(tried)
-    return found._replace(tried=rows)
+def _verified(script: PredictedScript, found: Answer, tried: Tried) -> Tried:
+    """Of the fewest modules that make it fit: where the prediction needs more than the GPU has, more modules are tried."""
+    capacity = found.capacity
+    for _ in range(_TRIES):
+        verified = _predicted(script, found, tried)
+        excess = verified.outcome.reserved - tried.outcome.reserved
+        if tried.again is None or verified.outcome.fits_at_once or excess <= 0:
+            break
+        capacity -= excess
+        more = tried.again(capacity)
+        if more is None or more.lever.modules == tried.lever.modules:
+            break
+        tried = more
+    return verified
+
+
+def _predicted(script: PredictedScript, found: Answer, tried: Tried) -> Tried:
+    """With the figures of a prediction; the same as before if the plan could not be applied to the script."""
+    lever = tried.lever
+    plan = plan_of(list(lever.modules)) if lever.modules else None
+    job = _job(script, script.predict([found.gpu], lever.name, plan=plan, conf=lever.conf))
+    if plan and not job.capture.phases["recompute"].blocks:
+        return tried
+    before, after = found.job.median_step(), job.median_step()
+    if lever.modules and before and after:
+        time = max(after / before - 1, 0.0)
+        lever = lever._replace(time=time, cost=percent(time, job.has_gpu_times))
+    return Tried(lever, job.replay(capacity=found.capacity), None, True)

@@ -3,65 +3,83 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Container, Sequence
 
 from modscope._fit_answer import Answer
+from modscope._fit_job import Job
 from modscope._fit_levers import Tried
-from modscope._text import at_least, clean, counted, describe_moment, rough_size, width_of
+from modscope._script_arguments import script_words
+from modscope._text import at_least, clean, counted, describe_moment, rough_size, shorten_middle, width_of
+from modscope._virtual.gpus import Gpu
 
-_INDENT = "  "
+_INDENT, _GAP = "  ", "   "
 
 
-def lines_of(found: Answer) -> list[str]:
-    """The verdict on one GPU, and the table of levers."""
-    lines = [verdict(found), *notes(found)]
+def lines_of(found: Answer, width: int | None = None, script: Sequence[str] = ()) -> list[str]:
+    """The verdict on one GPU, and the table of levers. ``width``: the columns of the terminal; None: as many as are needed.
+    ``script``: with its arguments, if one was given instead of a capture."""
+    lines = [line for sentence in (verdict(found), *notes(found)) for line in wrap(sentence, width)]
     if found.tried:
-        lines += ["", *_table(found.tried)]
+        lines += ["", *_table(found.tried, width)]
     if found.before.fits:
         return lines
-    if not found.tried:
-        return lines if not found.job.whole_steps else [*lines, _nothing_helps(found)]
-    if not any(tried.outcome.fits for tried in found.tried):
-        lines.append(_nothing_helps(found))
-    return [*lines, *_next_command(found)]
+    end = []
+    if any(tried.is_verified for tried in found.tried):
+        end.append("Verified: the script was predicted again with this change. The others are replays of its events with the change.")
+    if not any(tried.outcome.fits for tried in found.tried) and found.job.whole_steps:
+        end.append(_nothing_helps(found))
+    lines += [line for sentence in end for line in wrap(sentence, width)]
+    return [*lines, *_next_command(found, script)]
 
 
 def verdict(found: Answer) -> str:
     job, before, gpu = found.job, found.before, found.gpu
     verb = "reserved" if job.caching else "allocated"
     most = at_least(job.is_lower_bound or not _is_complete(found), f"{rough_size(before.reserved)} at most")
-    has = f"{clean(gpu.label)} has {rough_size(gpu.capacity)} beside the context"
-    first = f"{job.device} {verb} {most}. {has}:"
+    first = f"{job.device} {verb} {most}. {room_on(gpu, found.capacity)}:"
     if before.fits:
-        spare = gpu.capacity - before.reserved
+        spare = found.capacity - before.reserved
         if spare < 0:
             return f"{first} it fits, but the allocator must give free segments back {counted(before.retries, 'time')}."
         return f"{first} it fits, with {rough_size(spare)} to spare."
     failed = before.failed
     where = f" It would fail {describe_moment(*failed)}." if failed else ""
-    return f"{first} short by {rough_size(before.reserved - gpu.capacity)}.{where}"
+    return f"{first} short by {rough_size(before.reserved - found.capacity)}.{where}"
+
+
+def room_on(gpu: Gpu, capacity: int) -> str:
+    """ "RTX 4090 has 23.1 GiB beside the context". ``capacity``: what the program may reserve, by its own limit too."""
+    has = f"{clean(gpu.label)} has {rough_size(gpu.capacity)} beside the context"
+    return has if capacity == gpu.capacity else f"{has}, and the program limits itself to {rough_size(capacity)}"
 
 
 def _is_complete(found: Answer) -> bool:
     return not (found.job.died and not found.job.whole_steps)
 
 
-def notes(found: Answer) -> list[str]:
-    """What the figures are not."""
-    job, lines = found.job, []
+def notes_on(job: Job) -> list[str]:
+    """What the figures are not, whatever the GPU."""
+    lines = []
     if not job.caching:
         lines.append("It ran on the CPU, which has no caching allocator: figures are what was allocated, and a GPU reserves more.")
     if job.is_lower_bound:
         lines.append("Events of the capture are lost or damaged: every figure is at least as large.")
+    if job.died and job.whole_steps:
+        whole = counted(job.whole_steps, "whole step")
+        lines.append(f"The run ended in step {job.steps[-1][1]}: figures are those of the {whole} before.")
+    return lines
+
+
+def notes(found: Answer) -> list[str]:
+    """What the figures are not."""
+    job, lines = found.job, [*found.about, *notes_on(found.job)]
     if not job.steps:
         lines.append("The capture has no training steps: only the allocator's settings can be tried.")
     elif not job.whole_steps:
         lines.append(
-            "The run ended in its first step, so what would follow is not known. Record a smaller batch, or predict the script:  "
-            "modscope fit train.py --gpu " + shlex.quote(found.gpu.name)
+            "The run ended in its first step, so what would follow is not known. Record a smaller batch, give a "
+            "predicted capture beside it, or predict the script:  modscope fit train.py --gpu " + shlex.quote(found.gpu.name)
         )
-    elif job.died:
-        whole = counted(job.whole_steps, "whole step")
-        lines.append(f"The run ended in step {job.steps[-1][1]}: figures are those of the {whole} before.")
     return lines
 
 
@@ -79,41 +97,75 @@ def cost_of(tried: Tried) -> str:
     return tried.lever.cost + (f", and the allocator gives memory back {counted(retries, 'time')}" if retries else "")
 
 
-def _table(rows: list[Tried]) -> list[str]:
-    cells = [("What would help", "reserved", "fits", "cost")]
+def _table(rows: list[Tried], width: int | None) -> list[str]:
+    verified = any(tried.is_verified for tried in rows)
+    cells = [("What would help", "reserved", "fits", *["verified"] * verified, "cost")]
     for tried in rows:
         bound = "<= " if tried.lever.is_bound else ""
-        cells.append((clean(tried.lever.name), bound + rough_size(tried.outcome.reserved), _fits(tried), cost_of(tried)))
-    widths = [max(width_of(row[i]) for row in cells) for i in range(3)]
-    return [
-        _INDENT + "   ".join([_left(row[0], widths[0]), row[1].rjust(widths[1]), _left(row[2], widths[2]), row[3]]) for row in cells
-    ]
+        figures = (bound + rough_size(tried.outcome.reserved), _fits(tried), *["yes" if tried.is_verified else ""] * verified)
+        cells.append((clean(tried.lever.name), *figures, cost_of(tried)))
+    return layout(cells, {1}, 0, width)
+
+
+def layout(cells: Sequence[Sequence[str]], right: Container[int], widest: int, width: int | None) -> list[str]:
+    """Rows of a table; the columns ``right`` are aligned to the right. If they are wider than ``width``, the column
+    ``widest`` and the last one are broken into several lines."""
+    last = len(cells[0]) - 1
+    widths = [max(width_of(row[i]) for row in cells) for i in range(last + 1)]
+    others = len(_INDENT) + len(_GAP) * last + sum(widths[i] for i in range(last) if i != widest)
+    if width is not None and others + widths[widest] + widths[last] > width:
+        room = max(width - others, 30)
+        widths[last] = min(widths[last], max(room * 2 // 5, room - widths[widest]))
+        widths[widest] = min(widths[widest], room - widths[last])
+    lines = []
+    for row in cells:
+        broken = [wrap(row[i], widths[i], _INDENT) if i in (widest, last) else [row[i]] for i in range(last + 1)]
+        for n in range(max(map(len, broken))):
+            texts = [part[n] if n < len(part) else "" for part in broken]
+            columns = [text.rjust(widths[i]) if i in right else _left(text, widths[i]) for i, text in enumerate(texts)]
+            lines.append((_INDENT + _GAP.join(columns)).rstrip())
+    return lines
+
+
+def wrap(text: str, width: int | None, hanging: str = "") -> list[str]:
+    """A sentence in as many lines as it needs; a word that is too long is shortened. ``hanging`` begins every line but the
+    first."""
+    if width is None or width_of(text) <= width:
+        return [text]
+    lines: list[str] = []
+    for word in text.split(" "):
+        if lines and width_of(lines[-1]) + 1 + width_of(word) <= width:
+            lines[-1] += " " + word
+        else:
+            begin = hanging if lines else ""
+            lines.append(begin + shorten_middle(word, width - len(begin)))
+    return lines
 
 
 def _left(text: str, width: int) -> str:
     return text + " " * (width - width_of(text))
 
 
-def _next_command(found: Answer) -> list[str]:
-    if not found.job.caching or not any(tried.lever.name.startswith("checkpoint") for tried in found.tried):
+def _next_command(found: Answer, script: Sequence[str]) -> list[str]:
+    if not found.job.caching or not any(tried.lever.modules for tried in found.tried):
         return []
-    return [f"Make a plan:  modscope plan {clean(shlex.quote(found.job.file))} --gpu {shlex.quote(found.gpu.name)} -o plan.json"]
+    options = ("--gpu", found.gpu.name, "-o", "plan.json")
+    words = script_words(script, *options) if script else shlex.join([found.job.file, *options])
+    return [f"Make a plan:  modscope plan {clean(words)}"]
 
 
 # ---- several GPUs ----
 
 
-def table_of_gpus(answers: list[Answer]) -> list[str]:
+def table_of_gpus(answers: list[Answer], width: int | None = None) -> list[str]:
     first = answers[0]
     verb = "reserved" if first.job.caching else "allocated"
-    lines = [f"{first.job.device} {verb} {at_least(first.job.is_lower_bound, rough_size(first.before.reserved))} at most.", *notes(first), ""]
+    most = at_least(first.job.is_lower_bound, rough_size(first.before.reserved))
+    sentences = [f"{first.job.device} {verb} {most} at most.", *notes(first)]
+    lines = [line for sentence in sentences for line in wrap(sentence, width)] + [""]
     cells = [("GPU", "has", "fits", "what would make it fit", "cost")]
     for each in answers:
         cheapest = min((tried for tried in each.tried if tried.outcome.fits), key=lambda tried: tried.price, default=None)
         how = (clean(cheapest.lever.name), cost_of(cheapest)) if cheapest else ("", "")
-        cells.append((clean(each.gpu.name), rough_size(each.gpu.capacity), "yes" if each.before.fits else "no", *how))
-    widths = [max(width_of(row[i]) for row in cells) for i in range(4)]
-    for row in cells:
-        parts = [_left(row[0], widths[0]), row[1].rjust(widths[1]), _left(row[2], widths[2]), _left(row[3], widths[3]), row[4]]
-        lines.append((_INDENT + "   ".join(parts)).rstrip())
-    return lines
+        cells.append((clean(each.gpu.name), rough_size(each.capacity), "yes" if each.before.fits else "no", *how))
+    return [*lines, *layout(cells, {1}, 3, width)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from modscope._capture_types import CaptureError
@@ -12,7 +13,8 @@ from modscope._categories import Category
 from modscope._groups import describe_numbers, is_number
 from modscope._load import Capture
 from modscope._plan_file import Plan, plan_of
-from modscope._plan_problem import Choice, Problem, check_capture
+from modscope._plan_highs import is_available
+from modscope._plan_problem import Choice, Problem, check_capture, step_seconds
 from modscope._plan_search import EMPTY, Found, Search
 from modscope._text import natural_key, rough_size
 from modscope._virtual.gpus import Gpu
@@ -22,6 +24,8 @@ Report = dict[str, Any]
 ROUGH_TIMES = "The times are those of the host, which runs ahead of the GPU: take them as rough. A prediction has the times of a GPU."
 
 _CURVE = 6  # points
+_VERIFICATIONS = 4  # at most
+_LEAST_GAIN = 0.01  # of the budget: where a prediction leaves less of it than this, no faster plan is searched for
 _LASTING = (Category.PARAM, Category.BUFFER, Category.GRAD, Category.OPT)
 
 
@@ -72,15 +76,24 @@ def _describe_group(pattern: str, members: list[str], total: int) -> str:
 # ---- the plan ----
 
 
-def make_plan(file: str, capture: Capture, device: str, budget: int, gpu: Gpu | None = None, use_highs: bool = True) -> tuple[Report, Plan]:
-    """What the command tells of a plan, and the plan. CaptureError says why there is none."""
+Verify = Callable[[Plan], "Report | None"]
+"""Predicts a script with a plan: the figures, as _figures has them, or None if the plan could not be applied to it."""
+
+
+def make_plan(
+    file: str, capture: Capture, device: str, budget: int, gpu: Gpu | None = None, use_highs: bool = True, verify: Verify | None = None
+) -> tuple[Report, Plan]:
+    """What the command tells of a plan, and the plan. With ``verify`` the plan's figures are those of a prediction with it.
+    CaptureError says why there is none."""
     check_capture(capture)
     problem = Problem(capture, device)
     search = Search(problem, use_highs)
-    found = search.find(budget)
+    advice = "For what else would help:  modscope fit " + shlex.join([file, *(["--gpu", gpu.name] if gpu else [])])
+    found, verified = (search.find(budget), None) if verify is None else _find_verified(problem, search, budget, verify, advice)
     if found is None:
-        raise CaptureError(_describe_too_small(problem, search, budget))
-    before, after = _figures(problem, EMPTY), _figures(problem, found.choice)
+        raise CaptureError(_describe_too_small(problem, search, budget, advice))
+    before, planned = _figures(problem, EMPTY), _figures(problem, found.choice)
+    after = verified or planned
     facts = {
         "capture": file,
         "device": device,
@@ -96,10 +109,13 @@ def make_plan(file: str, capture: Capture, device: str, budget: int, gpu: Gpu | 
         "gpu": gpu.title if gpu else None,
         "before": before,
         "after": after,
+        "planned": planned,
+        "is_verified": verified is not None,
         "checkpoint": plan.checkpoint,
         "groups": group_names(problem.names(found.choice), [candidate.name for candidate in problem.candidates]),
         "solver": found.how if found.choice else None,
         "has_solver": search.has_highs,
+        "is_solver_installed": is_available(),
         "bound_ms": None if found.bound is None else 1e3 * (problem.step_seconds + found.bound),
         "curve": _curve(problem, search, budget, found),
         "times": _times_of(capture, device),
@@ -107,6 +123,49 @@ def make_plan(file: str, capture: Capture, device: str, budget: int, gpu: Gpu | 
         "is_lower_bound": capture.is_lower_bound,
     }
     return report, plan
+
+
+def _find_verified(problem: Problem, search: Search, budget: int, verify: Verify, advice: str) -> tuple[Found | None, Report | None]:
+    """The fastest choice whose prediction stays within the budget. What the replay of a choice and its prediction differ by
+    is taken into account in the next search. CaptureError if no prediction stays within the budget."""
+    best: tuple[Found, Report] | None = None
+    target, seen, lowest = budget, set(), 0
+    for _ in range(_VERIFICATIONS):
+        found = search.find(target)
+        if found is None or found.choice in seen:
+            break
+        if not found.choice:
+            return found, None  # it is the prediction itself
+        seen.add(found.choice)
+        figures = verify(plan_of(problem.names(found.choice)))
+        if figures is None:
+            raise CaptureError("The plan cannot be applied to the script: its modules are not called as modules of the model that it was made from")
+        lowest = min(lowest or figures["reserved"], figures["reserved"])
+        if figures["reserved"] <= budget and (best is None or figures["step_ms"] < best[1]["step_ms"]):
+            best = found, figures
+        lower = budget - (figures["reserved"] - problem.reserved(found.choice))
+        if figures["reserved"] <= budget and lower <= target + _LEAST_GAIN * budget:
+            break
+        target = min(lower, problem.reserved(EMPTY) - 1)
+    if best is None and lowest:
+        raise CaptureError(
+            f"No plan was found that stays within {rough_size(budget)} when the script is predicted with it: the lowest reserved "
+            f"{rough_size(lowest)}. {advice}"
+        )
+    return best or (None, None)
+
+
+def verified_figures(capture: Capture, device: str) -> Report:
+    """Those of a run, as _figures has them."""
+    peak = capture.peaks[device]
+    return {
+        "reserved": capture.reserved.get(device) or peak.bytes,
+        "allocated": peak.bytes,
+        "step_ms": 1e3 * step_seconds(capture),
+        "step": peak.step,
+        "phase": peak.phase,
+        "module": peak.module,
+    }
 
 
 def _times_of(capture: Capture, device: str) -> str:
@@ -157,17 +216,17 @@ def _lasting_bytes(problem: Problem) -> dict[str, int]:
     return {category: sums.get(category, 0) for category in _LASTING}
 
 
-def _describe_too_small(problem: Problem, search: Search, budget: int) -> str:
+def _describe_too_small(problem: Problem, search: Search, budget: int, advice: str) -> str:
     least = problem.reserved(search.least())
     lasting = _lasting_bytes(problem)
     remain = rough_size(sum(lasting.values()))
     what = "allocates" if problem.is_cpu else "reserves"
     begin = f"The run does not fit {rough_size(budget)} by checkpointing alone: "
     if lasting[Category.PARAM] > budget:
-        return f"{begin}its parameters take {rough_size(lasting[Category.PARAM])}. For what else would help:  modscope fit"
+        return f"{begin}its parameters take {rough_size(lasting[Category.PARAM])}. {advice}"
     if not problem.candidates:
-        return f"{begin}no module below a root module keeps anything for backward. For what else would help:  modscope fit"
+        return f"{begin}no module below a root module keeps anything for backward. {advice}"
     return (
         f"{begin}with every module that helps checkpointed it still {what} {rough_size(least)}. "
-        f"{remain} of parameters, buffers, gradients and state remain. For what else would help:  modscope fit"
+        f"{remain} of parameters, buffers, gradients and state remain. {advice}"
     )

@@ -62,7 +62,7 @@ class Problem:
         self._settings = settings_of(capture, device)
         self._verified: dict[Choice, Verified] = {}
         self.is_cpu = device == "cpu"
-        self.step_seconds = _step_seconds(capture)
+        self.step_seconds = step_seconds(capture)
         self.candidates = self._find_candidates()
         self._around = self._find_around()
         self.rows = self._measure()
@@ -181,7 +181,7 @@ def _whole_steps(raw: Sequence[tuple[Any, ...]]) -> frozenset[int]:
     return frozenset(steps[1:] if len(steps) > 1 else steps)
 
 
-def _step_seconds(capture: Capture) -> float:
+def step_seconds(capture: Capture) -> float:
     """Of a step: the median without the first one, and without the last one if there are more."""
     durations = [step.end - step.begin for step in capture.steps() if step.number > 0]
     return statistics.median(durations[1:-1] or durations[1:] or durations or [0.0])
@@ -208,7 +208,7 @@ def check_capture(capture: Capture) -> None:
     if capture.oom_count and not capture.optimizer_steps:
         raise CaptureError(
             "The run ended without memory before its first step was complete, so what it keeps for backward is not known. "
-            "Capture it on a larger GPU, or predict it on one:  modscope predict --gpu h200 -o run.msc script.py"
+            "Capture it on a larger GPU, or predict it on one and give both:  modscope predict --gpu h200 -o predicted.msc script.py"
         )
     if not capture.optimizer_steps:
         raise CaptureError("The capture has no optimizer step, so nothing is known of backward. Capture a run of 2 steps or more of training")

@@ -22,7 +22,7 @@ _STEPS, _SECONDS, _SELECTED = 3, 60.0, 0.5
 # ---- arguments ----
 
 
-def _seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     gpu = "a GPU by name, its memory as 24GiB, several with commas between them, or all (the default)"
     add("--gpu", type=parse_gpus, metavar="GPU", help=gpu)
     add("--steps", type=_run.count, default=_STEPS, metavar="N", help="stop the script after N optimizer steps (default: 3)")
-    add("--seconds", type=_seconds, default=_SECONDS, metavar="S", help="stop the script after S seconds (default: 60; 0: never)")
+    add("--seconds", type=parse_seconds, default=_SECONDS, metavar="S", help="stop the script after S seconds (default: 60; 0: never)")
     add("--torch", metavar="VERSION", help="the torch whose rules apply, such as 2.11 (default: the installed one)")
     add("--plan", metavar="PLAN", help="checkpoint the modules that a plan names; see modscope help plan")
     add("--json", metavar="OUT", help="write the result to a file as JSON; see modscope help predictions")

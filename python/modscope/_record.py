@@ -17,6 +17,7 @@ import torch
 from modscope import _files, _mem_tracker, _native, _oom_report
 from modscope._peak import Peak
 from modscope._ranks_identity import describe_in_environment, describe_in_torch
+from modscope._virtual.environment import allocator_settings
 
 __all__ = ["record"]
 
@@ -51,7 +52,20 @@ def default_info(program: str, arguments: list[str]) -> dict[str, str]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "modscope": _native.version,
+        "allocator": allocator_settings() or "",
     }
+
+
+def _memory_limit() -> dict[str, str]:
+    """The fraction of the GPU's memory that torch.cuda.set_per_process_memory_fraction left to the program, for the
+    capture's end; empty: there is no limit, or this version of torch does not tell it."""
+    read = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+    if read is None or not torch.cuda.is_initialized():
+        return {}
+    with contextlib.suppress(RuntimeError):  # the GPU has failed
+        fraction = float(read())
+        return {"memory_fraction": repr(fraction)} if fraction < 1 else {}
+    return {}
 
 
 def _find_root_modules() -> list[torch.nn.Module]:
@@ -153,7 +167,7 @@ class Recording:
         try:
             _recordings.discard(self)
             self.note_rank()
-            end |= self._rank | self._find_owners()
+            end |= self._rank | self._find_owners() | _memory_limit()
         finally:  # also after an interrupt
             try:
                 figures = self._end_capture({"how": how, **end})

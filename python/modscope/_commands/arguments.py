@@ -6,12 +6,19 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from modscope._script_arguments import VALUED, add_options, batches_of
+
 if TYPE_CHECKING:
     from modscope._virtual.gpus import Gpu
 
 Subparsers = Callable[..., argparse.ArgumentParser]
 """``add_parser`` of argparse's subparsers."""
 
+SCRIPT_OPTIONS = {
+    "plan": (("--gpu", "--budget", "-o", "--output", "--device", *VALUED), ("-f", "--force", "--greedy", "--json")),
+    "batch": (("--gpu", "--batches", "--device", *VALUED), ("--json",)),
+}
+"""By command that takes a script: its options with and without a value, which may follow the script."""
 _DEVICE = "default: the accelerator with the highest peak, else cpu"
 
 
@@ -78,6 +85,15 @@ def _gpu(text: str) -> Gpu:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _gpus(text: str) -> list[Gpu]:
+    from modscope._virtual.gpus import parse_gpus
+
+    found = parse_gpus(text)
+    if not found:
+        raise argparse.ArgumentTypeError("it needs the name of a GPU, or all")
+    return found
+
+
 # ---- options that several commands have ----
 
 
@@ -124,6 +140,7 @@ def add_commands(add_parser: Subparsers) -> None:
         _add_json(add(add_parser), "the exact figures")
     for add in (_add_report, _add_export):
         _add_json(add(add_parser), "what was written")
+    _add_json(_add_batch(add_parser), "the exact figures")
     _add_json(_add_plan(add_parser), "the plan and its figures")
 
 
@@ -214,9 +231,12 @@ def _add_export(add_parser: Subparsers) -> argparse.ArgumentParser:
 
 
 def _add_plan(add_parser: Subparsers) -> argparse.ArgumentParser:
-    examples = "plan run.msc --gpu rtx4090 -o plan.json", "plan run.msc --budget 22GiB"
+    examples = "plan run.msc --gpu rtx4090 -o plan.json", "plan run.msc --budget 22GiB", "plan train.py --gpu rtx4090 -- --batch 8"
     parser = add_command(add_parser, "plan", "find which modules to checkpoint so that a run fits a budget", *examples)
-    _add_capture(parser)
+    file = "a capture; or a script, which is predicted, and predicted again with the plan; what follows -- is passed to it"
+    parser.add_argument("file", metavar="FILE", help=file)
+    other = "of a run that died: a predicted capture of the same program, from which what is missing is taken"
+    parser.add_argument("other", metavar="PREDICTED", nargs="?", help=other)
     budget = parser.add_mutually_exclusive_group(required=True)
     budget.add_argument("--gpu", type=_gpu, metavar="GPU", help="a GPU by name, or its memory as 24GiB; its context is left free")
     budget.add_argument("--budget", type=_bytes, metavar="BYTES", help="what may be reserved, such as 22GiB")
@@ -225,4 +245,19 @@ def _add_plan(add_parser: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("-f", "--force", action="store_true", help="replace the file, and the page, if they exist")
     parser.add_argument("--greedy", action="store_true", help="do not use HiGHS, even if it is installed")
     _add_device(parser)
+    add_options(parser)
+    return parser
+
+
+def _add_batch(add_parser: Subparsers) -> argparse.ArgumentParser:
+    examples = "batch small.msc large.msc --gpu rtx4090", "batch train.py --gpu rtx4090 -- --batch {}"
+    parser = add_command(add_parser, "batch", "find the largest batch that fits a GPU", *examples)
+    parser.add_argument("file", metavar="SMALL", help="a capture; or a script, which is predicted with several batches: {} in its arguments is the batch")
+    parser.add_argument("other", metavar="LARGE", nargs="?", help="a capture of the same program with a larger batch")
+    gpus = "a GPU by name, its memory as 24GiB, several with commas between them, or all (the default)"
+    parser.add_argument("--gpu", type=_gpus, metavar="GPU", help=gpus)
+    batches = "the batches of SMALL and LARGE, if their arguments do not tell them; of a script, those that are predicted first (default: 4,8)"
+    parser.add_argument("--batches", type=batches_of, metavar="A,B", help=batches)
+    _add_device(parser)
+    add_options(parser)
     return parser

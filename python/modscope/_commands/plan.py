@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from argparse import Namespace
 from contextlib import nullcontext
 
@@ -12,45 +13,83 @@ from modscope._commands.output import create
 from modscope._commands.terminal import Screen
 from modscope._edited import Window
 from modscope._fit_answer import answer
-from modscope._fit_job import Job
-from modscope._load import Capture
-from modscope._plan import ROUGH_TIMES, make_plan
+from modscope._fit_beside import join
+from modscope._fit_job import Job, memory_fraction
+from modscope._load import Capture, CaptureError
+from modscope._plan import ROUGH_TIMES, Verify, make_plan, verified_figures
+from modscope._plan_file import Plan
+from modscope._predicted_script import PredictedScript
 from modscope._report import Source, page
 from modscope._summary import Report, file_report
-from modscope._text import at_least, clean, counted, milliseconds, more_time, rough_size
-from modscope._virtual.gpus import label_of
+from modscope._text import at_least, clean, counted, milliseconds, more_time, rough_size, size
+from modscope._virtual.gpus import find_gpu, label_of
 
 _GROUPS = 12  # that are listed
 _BAR = 16
+_GPU = "h100"  # on which a script is predicted, where a budget is given and no GPU
 
 
 def report(arguments: Namespace, load: Load) -> Report:
     if arguments.report == "-":
         arguments.error("--report needs the name of a file")
+    if arguments.target:
+        return _of_script(arguments, load)
     capture = load(arguments.file)
+    about: list[str] = []
+    if arguments.other is not None:
+        job, about = join(Job(arguments.file, arguments.device), Job(arguments.other, arguments.device))
+        capture = job.capture
+    made, plan = _make(arguments, capture)
+    _write(arguments, plan)
+    return {**file_report(arguments.file, capture), **made, "script": None, "notes": about, "output": arguments.output}
+
+
+def _make(arguments: Namespace, capture: Capture, verify: Verify | None = None) -> tuple[Report, Plan]:
     device = find_device(capture, arguments.device) or capture.main_device
-    budget = arguments.gpu.capacity if arguments.gpu else arguments.budget
+    budget = arguments.gpu.may_reserve(memory_fraction(capture)) if arguments.gpu else arguments.budget
     page_file = create(arguments.report, arguments.force, arguments.file) if arguments.report else nullcontext()
     with page_file as html:
-        made, plan = make_plan(arguments.file, capture, device, budget, arguments.gpu, not arguments.greedy)
+        made, plan = make_plan(arguments.file, capture, device, budget, arguments.gpu, not arguments.greedy, verify)
         calls = [point.pop("calls") for point in made["curve"]]
         if html:
             html.write(_page(arguments, capture, made, calls))
-    if arguments.output:
-        with create(arguments.output, arguments.force, arguments.file) as file:
-            file.write(plan.as_json().encode())
-    return {**file_report(arguments.file, capture), **made, "output": arguments.output, "report": arguments.report}
+    return {**made, "report": arguments.report}, plan
 
 
 def _page(arguments: Namespace, capture: Capture, made: Report, calls: list[list[int]]) -> bytes:
     """The capture with its plans and, for a GPU, with what else would help."""
-    found = answer(Job(arguments.file, made["device"]), arguments.gpu) if arguments.gpu else None
+    found = answer(Job(capture.file, made["device"]), arguments.gpu) if arguments.gpu else None
 
     def changes(window: Window) -> Report:
         plans = _plan_page.changes(capture, made, calls, window)
         return {**plans, **_fit_page.changes(found, window)} if found else plans
 
     return page([Source(arguments.file, capture, changes)]).html.encode()
+
+
+def _write(arguments: Namespace, plan: Plan) -> None:
+    if arguments.output:
+        with create(arguments.output, arguments.force, arguments.file) as file:
+            file.write(plan.as_json().encode())
+
+
+def _of_script(arguments: Namespace, load: Load) -> Report:
+    """The script is predicted, and predicted again with the plan that is shown."""
+    gpu = arguments.gpu or find_gpu(_GPU)
+    if arguments.output and not arguments.force and os.path.lexists(arguments.output) and os.path.isfile(arguments.output):
+        raise OSError(f"{arguments.output} exists already: choose another name, or overwrite it (-f)")
+    with PredictedScript(arguments.target, arguments) as script:
+        capture = load(script.predict([gpu]))
+        if capture.main_device == "cpu":
+            raise CaptureError(f'{script.name} used no GPU: it uses one where its device is "cuda"')
+
+        def verify(plan: Plan) -> Report | None:
+            again = load(script.predict([gpu], f"with {counted(len(plan.modules), 'module')} checkpointed", plan=plan))
+            return verified_figures(again, again.main_device) if again.phases["recompute"].blocks else None
+
+        made, plan = _make(arguments, capture, verify)
+        _write(arguments, plan)
+        return {**file_report(script.name, capture), **made, "script": script.target, "notes": [], "output": arguments.output}
 
 
 # ---- as text ----
@@ -68,7 +107,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
         return [*out, "It fits as it is: no module has to be checkpointed.", *notes(result, screen), *page_line]
     out += ["", screen.bold("Checkpoint"), *_groups(result["groups"], screen), ""]
     out += screen.table(("", verb, "time of a step", ""), _before_and_after(result), left=[0])
-    out += ["", *_solver(result, screen), "", *_curve(result, screen), *_hints(result, screen)]
+    out += [*_verification(result, screen), "", *_solver(result, screen), "", *_curve(result, screen), *_hints(result, screen)]
     return out + ["", *_how_to_apply(result, arguments, screen), *notes(result, screen), *page_line]
 
 
@@ -79,7 +118,8 @@ def _beginning(result: Report, verb: str, screen: Screen) -> list[str]:
     needed = f"{clean(result['device'])} {verb} {before} at most."
     room = f"{clean(label_of(result['gpu']))} has {budget} beside the context." if result["gpu"] else f"The budget is {budget}."
     whole = screen.wrap(f"{needed} {room}")
-    return whole if len(whole) == 1 else [*screen.wrap(needed), *screen.wrap(room)]
+    lines = whole if len(whole) == 1 else [*screen.wrap(needed), *screen.wrap(room)]
+    return [*lines, *(line for sentence in result["notes"] for line in screen.wrap(sentence))]
 
 
 def _groups(groups: list[str], screen: Screen) -> list[str]:
@@ -96,7 +136,19 @@ def _before_and_after(result: Report) -> list[tuple[str, str, str, str]]:
     ]
 
 
+def _verification(result: Report, screen: Screen) -> list[str]:
+    if not result["is_verified"]:
+        return []
+    planned = result["planned"]
+    return screen.wrap(
+        f"Verified: the script was predicted again with the plan. The replay from which it was planned gave "
+        f"{size(planned['reserved'])} and {_milliseconds(planned['step_ms'])}."
+    )
+
+
 def _solver(result: Report, screen: Screen) -> list[str]:
+    if not result["has_solver"] and result["is_solver_installed"]:
+        return screen.wrap("The plan was found greedily, as asked. Without --greedy, HiGHS may find a better one, and gives a bound.")
     if not result["has_solver"]:
         return screen.wrap("The plan was found greedily. HiGHS (pip install 'modscope[plan]') may find a better one, and gives a bound.")
     if result["bound_ms"] is None:
@@ -124,7 +176,9 @@ def _curve(result: Report, screen: Screen) -> list[str]:
 
 def _hints(result: Report, screen: Screen) -> list[str]:
     lines = []
-    if result["times"] == "host":
+    if result["times"] == "host" and result["predicted_on"]:
+        lines += screen.wrap("The speed of this GPU is not known: take the times as rough. Those of a GPU that is given by its name are known.")
+    elif result["times"] == "host":
         lines += screen.wrap(ROUGH_TIMES)
     if result["steps"] < 2:
         lines += screen.wrap("The capture has one step only. In later steps the state of the optimizer is there from the beginning: capture 3 steps.")
@@ -135,11 +189,12 @@ def _how_to_apply(result: Report, arguments: Namespace, screen: Screen) -> list[
     file = result["output"] if result["output"] not in (None, "-") else "plan.json"
     roots = list(result["checkpoint"])
     model = "model" if len(roots) == 1 else "{" + ", ".join(f"{root!r}: {root.partition('#')[0].lower()}" for root in roots) + "}"
+    script = shlex.join(result["script"]) if result["script"] else "train.py"
     lines = [
         screen.bold("Apply it"),
         "  import modscope",
         f"  modscope.apply({os.fspath(file)!r}, {model})",
-        f"or, without a change to the script:  modscope run --plan {file} train.py",
+        f"or, without a change to the script:  modscope run --plan {file} {script}",
     ]
     if not result["output"]:
         lines.append("Write the plan to a file with -o plan.json.")

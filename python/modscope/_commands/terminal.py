@@ -107,9 +107,9 @@ class Screen:
             ]
             text = "  ".join(columns)
             if own_line:
-                lines += [text.rstrip(), "    " + self.fit(line[last], self.width - 4)]
+                lines += [text.rstrip(), f"    {self.fit(line[last], self.width - 4)}".rstrip()]
             else:
-                lines.append(f"{text}  {self.fit(line[last], self.width - used)}")
+                lines.append(f"{text}  {self.fit(line[last], self.width - used)}".rstrip())
         heads = 2 if own_line else 1
         return [*map(self.bold, lines[:heads]), *lines[heads:]]
 

@@ -66,7 +66,7 @@ with modscope.virtual_gpu("h100", path=path) as gpu:
         for block in list(model.h)[: int(lever[10:] or 6)]:
             forward = block.forward
             block.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=False)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True if lever == "fused" else None)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True if lever == "fused" else None, foreach=False if lever == "single" else None)
     x = torch.randn(batch, 128, 512, device="cuda")
     for _ in range(3):
         with torch.autograd.graph.save_on_cpu(pin_memory=True) if lever == "save_on_cpu" else contextlib.nullcontext():

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pathlib
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
-from fit_runs import predict
+from fit_runs import VIRTUAL, predict
 from helpers import INTERCEPTION
 
+from modscope import _fit_text
+from modscope.__main__ import main
 from modscope._fit_answer import answer
 from modscope._fit_batch import Batches
-from modscope._fit_job import Job
+from modscope._fit_job import Job, memory_fraction
 from modscope._fit_levers import Lever, Levers
 from modscope._virtual.gpus import Gpu, find_gpu
 
@@ -111,22 +116,88 @@ from fit_runs import Net
 net = Net(6, 512).cuda()
 optimizer = torch.optim.AdamW(net.parameters())
 for _ in range(3):
-    net(torch.randn(512, 128, 512, device="cuda")).sum().backward()
+    net(torch.randn({batch}, 128, 512, device="cuda")).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
 
 
-def test_a_script_is_predicted_and_settings_are_verified(tmp_path: pathlib.Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(folder=str(pathlib.Path(__file__).parent)))
-    words = [sys.executable, "-m", "modscope", "fit", str(script), "--gpu", "4GiB"]
-    ran = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+def script_of(folder: pathlib.Path, batch: str = "512") -> pathlib.Path:
+    script = folder / "train.py"
+    script.write_text(SCRIPT.format(folder=str(pathlib.Path(__file__).parent), batch=batch))
+    return script
+
+
+def run(folder: pathlib.Path, *words: str, conf: str = "") -> str:
+    environment = {**os.environ, "COLUMNS": "200", "PYTORCH_CUDA_ALLOC_CONF": conf}
+    ran = subprocess.run([sys.executable, "-m", "modscope", *words], capture_output=True, text=True, timeout=600, cwd=folder, env=environment)
     assert ran.returncode == 0, ran.stderr
-    first, *rest = ran.stdout.splitlines()
+    return ran.stdout
+
+
+def test_a_script_is_predicted_and_what_is_shown_is_predicted_again(tmp_path: pathlib.Path) -> None:
+    script = script_of(tmp_path)
+    first, *rest = run(tmp_path, "fit", str(script), "--gpu", "4GiB", "--json", "out.json").splitlines()
     assert first.startswith("cuda:0 reserved ") and "short by" in first and "It would fail in step 1, forward of Net.h." in first
-    assert any(line.startswith("  checkpoint Net.h.*") for line in rest)
+    (head,) = [line for line in rest if line.startswith("  What would help")]
+    assert head.split()[3:] == ["reserved", "fits", "verified", "cost"]
+    assert any(line.startswith("Verified: the script was predicted again") for line in rest)
+    (written,) = json.loads((tmp_path / "out.json").read_text())["gpus"]
+    verified = {lever["name"]: lever["is_verified"] for lever in written["levers"]}
+    assert verified["checkpoint Net.h.*"] and not verified["activations to the CPU (save_on_cpu, pinned)"]
+    for name, is_verified in verified.items():
+        (row,) = [line for line in rest if line.startswith(f"  {name}  ")]
+        after = row[head.index("verified") :].split("  ")[0]
+        assert (after == "yes") == is_verified
+        assert is_verified == all(part.startswith(("checkpoint", "expandable", "max_split")) for part in name.split(" and "))
     assert not list(tmp_path.glob("*.msc"))
+
+
+def test_the_plan_of_a_script_is_what_a_prediction_with_it_gives(tmp_path: pathlib.Path) -> None:
+    script = script_of(tmp_path, "int(sys.argv[1])")
+    made = json.loads(run(tmp_path, "plan", str(script), "--budget", "4GiB", "-o", "plan.json", "--json", "--", "512"))
+    assert made["is_verified"] and made["after"]["reserved"] <= 4 << 30 < made["before"]["reserved"]
+    run(tmp_path, "predict", "--gpu", "h100", "--plan", "plan.json", "--json", "out.json", "-o", "with.msc", str(script), "512")
+    assert json.loads((tmp_path / "out.json").read_text())["reserved_peak"] == made["after"]["reserved"]
+    assert json.loads((tmp_path / "plan.json").read_text())["reserved"]["after"] == made["after"]["reserved"]
+
+
+def test_a_program_that_limits_its_memory_is_judged_by_its_limit(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "run.msc"
+    program = VIRTUAL.format(folder=str(pathlib.Path(__file__).parent)).replace("    model = ", "    torch.cuda.set_per_process_memory_fraction(0.25)\n    model = ")
+    assert "fraction(0.25)" in program
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program, str(path), "", "8"], check=True, timeout=120, capture_output=True)
+    job = Job(str(path))
+    assert job.fraction == 0.25
+    gpu = Gpu("tiny", "Tiny GPU", 2 * job.replay().reserved, (9, 0), 1, context=0)
+    found = answer(job, gpu)
+    assert not found.before.fits and found.capacity == gpu.memory // 4
+    assert "and the program limits itself to" in _fit_text.lines_of(found)[0]
+
+
+def test_settings_that_limit_the_memory_are_obeyed(base: tuple[Job, Levers]) -> None:
+    info = {"allocator": "expandable_segments:True, per_process_memory_fraction:0.5"}
+    assert memory_fraction(SimpleNamespace(info=info, end=None)) == 0.5  # type: ignore[arg-type]
+    assert memory_fraction(SimpleNamespace(info=info, end={"memory_fraction": "0.25"})) == 0.25  # type: ignore[arg-type]
+    assert memory_fraction(SimpleNamespace(info={}, end={"memory_fraction": "many"})) == 1  # type: ignore[arg-type]
+
+
+def test_a_single_tensor_optimizer(base: tuple[Job, Levers], tmp_path: pathlib.Path) -> None:
+    (lever,) = base[1].single_tensor()
+    compare(base[0], lever, predict(tmp_path / "real.msc", "single")[1], 0.02)
+
+
+def test_a_script_is_predicted_with_other_batches(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("modscope._commands.batch._PREDICTIONS", 2)
+    script = script_of(tmp_path, "int(sys.argv[1])")
+    assert main(["batch", str(script), "--gpu", "1GiB", "--batches", "16,1024", "--steps", "1", "--json", "--", "{}"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert {point["batch"]: point["fits"] for point in made["curve"]} == {16: True, 1024: False}
+    assert made["gpus"][0]["largest"] == 16 and made["gpus"][0]["reserved"] <= made["gpus"][0]["capacity"]
+    ratio = made["curve"][1]["reserved"] / made["curve"][0]["reserved"]
+    assert 10 < ratio < 64, "activations are 64 times as large, parameters are not"
 
 
 def test_the_rate_of_copies_is_the_virtual_clocks() -> None:

@@ -202,6 +202,36 @@ def test_a_checkpoint_holds_the_result_of_a_normalization(tmp_path: pathlib.Path
     assert abs(problem.verify(frozenset(wide)).allocated - after) <= 5056 * 8
 
 
+# ---- verified plans ----
+
+
+def test_a_plan_is_made_again_where_its_prediction_needs_more(tmp_path: pathlib.Path) -> None:
+    train(tmp_path / "run.msc", [Net(6, 32)], 32)
+    capture = modscope.load(tmp_path / "run.msc")
+    report, _ = planned(tmp_path / "run.msc", 0.3)
+    problem, budget = Problem(capture, "cpu"), report["after"]["reserved"]
+    asked: list[list[str]] = []
+
+    def verify(plan: Plan, more: int) -> dict[str, Any]:
+        asked.append(plan.modules)
+        choice = frozenset(i for i, candidate in enumerate(problem.candidates) if candidate.name in plan.modules)
+        return {"reserved": problem.reserved(choice) + more, "allocated": 0, "step_ms": 1.0 + len(choice), "step": 1, "phase": "", "module": ""}
+
+    more = budget // 20
+    made, plan = make_plan("train.py", capture, "cpu", budget, verify=lambda plan: verify(plan, more))
+    assert made["is_verified"] and made["after"]["reserved"] == made["planned"]["reserved"] + more <= budget
+    assert 1 < len(asked) <= 4 and asked[-1] == plan.modules != asked[0]
+    assert plan.facts["reserved"]["after"] == made["after"]["reserved"]
+
+    asked.clear()
+    exact, _ = make_plan("train.py", capture, "cpu", budget, verify=lambda plan: verify(plan, 0))
+    assert exact["after"]["reserved"] == exact["planned"]["reserved"] <= budget
+    with pytest.raises(modscope.CaptureError, match="No plan was found that stays within .* when the script is predicted with it"):
+        make_plan("train.py", capture, "cpu", budget, verify=lambda plan: verify(plan, 2 * budget))
+    with pytest.raises(modscope.CaptureError, match="cannot be applied to the script"):
+        make_plan("train.py", capture, "cpu", budget, verify=lambda plan: None)
+
+
 # ---- where there is no plan ----
 
 
@@ -210,7 +240,7 @@ def test_budgets_that_no_plan_meets(tmp_path: pathlib.Path) -> None:
     capture = modscope.load(tmp_path / "run.msc")
     least = make_plan_error(capture, 200_000)
     assert "does not fit 195.31 KiB by checkpointing alone: with every module that helps checkpointed it still allocates" in least
-    assert "of parameters, buffers, gradients and state remain" in least and least.endswith("modscope fit")
+    assert "of parameters, buffers, gradients and state remain" in least and least.endswith("modscope fit run.msc")
     assert "its parameters take" in make_plan_error(capture, 1000)
 
 
@@ -259,7 +289,9 @@ def test_the_command_prints_the_plan_and_writes_it(tmp_path: pathlib.Path) -> No
 
     given = json.loads(command(tmp_path, "run.msc", "--budget", budget, "--json", "--greedy").stdout)
     assert given["command"] == "plan" and given["has_solver"] is False and given["bound_ms"] is None
-    assert "found greedily. HiGHS" in command(tmp_path, "run.msc", "--budget", budget, "--greedy").stdout.replace("\n", " ")
+    asked = command(tmp_path, "run.msc", "--budget", budget, "--greedy").stdout
+    assert "found greedily, as asked" in asked and "pip install" not in asked
+    assert all(line == line.rstrip() for line in asked.splitlines())
     assert [point["reserved"] for point in given["curve"]] == sorted((point["reserved"] for point in given["curve"]), reverse=True)
 
 
@@ -270,6 +302,7 @@ def test_the_text_fits_a_narrow_terminal() -> None:
     curve = [{**figures, "modules": 0, "is_plan": False}, {**after, "modules": 4, "is_plan": True}, {**after, "modules": 1, "is_plan": False}]
     result = {"device": "cuda:0", "budget": 23 << 30, "gpu": "NVIDIA GeForce RTX 4090", "before": figures, "after": after, "curve": curve}
     result |= {"checkpoint": {"GPT2": ["h.0"]}, "groups": groups, "has_solver": True, "bound_ms": 113.0, "times": "device", "steps": 3}
+    result |= {"is_verified": False, "is_solver_installed": True, "script": None, "notes": [], "predicted_on": None}
     result |= {"is_lower_bound": False, "lost": 0, "damaged": 0, "output": None, "report": None}
     lines = _commands_plan.text(result, Screen(80), Namespace())
     assert lines[0] == "cuda:0 reserved 30.0 GiB at most. RTX 4090 has 23.0 GiB beside the context."

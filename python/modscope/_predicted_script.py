@@ -1,0 +1,88 @@
+"""A script that is predicted on virtual GPUs, each time in a process of its own: as it is, with a plan, with other settings
+of the allocator, or with other arguments. For ``modscope fit``, ``plan`` and ``batch``. Needs no torch itself."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from modscope import _predict_process, _run
+from modscope._capture import Allocator
+from modscope._load import CaptureError
+from modscope._plan_file import Plan
+from modscope._predict_script import CAPTURE
+from modscope._virtual.environment import allocator_settings
+from modscope._virtual.gpus import Gpu
+
+_CONF = "PYTORCH_CUDA_ALLOC_CONF"
+
+
+class PredictedScript:
+    """``target``: the script, or -m and a module, with its arguments. ``options``: those of _script_arguments.add_options. Its captures
+    are deleted with it."""
+
+    def __init__(self, target: Sequence[str], options: argparse.Namespace) -> None:
+        """CaptureError if the script cannot be run, or the allocator's settings are not known."""
+        self.target = list(target)
+        self._asked = argparse.Namespace(module=target[0] == "-m", table=None, selected=0.5, plan=None)
+        self._asked.steps, self._asked.seconds, self._asked.torch = options.steps, options.seconds, options.torch
+        self._asked.target = self.target[1:] if self._asked.module else self.target
+        self._check()
+        self.name: str = self._asked.target[0]
+        self._folder = tempfile.TemporaryDirectory(prefix="modscope-")
+        self._count = 0
+
+    def __enter__(self) -> PredictedScript:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self._folder.cleanup()
+
+    def _check(self) -> None:
+        try:
+            if not self._asked.target:
+                raise CaptureError("-m needs the name of a module")
+            Allocator(self._asked.torch, allocator_settings())
+            _run.check_target(self._asked)
+        except (_run.Refused, ValueError) as error:
+            raise CaptureError(str(error)) from None
+
+    def predict(
+        self, gpus: Sequence[Gpu], what: str = "", *, plan: Plan | None = None, conf: str = "", target: Sequence[str] | None = None
+    ) -> str:
+        """The path of a capture, made with unlimited memory. ``conf`` is added to the allocator's settings; ``target``
+        replaces the script's. The first prediction shows on stderr what the script prints, the others do not. ``what``
+        says to somebody who waits what is different this time. CaptureError: the script did not get far enough."""
+        self._count += 1
+        part = os.path.join(self._folder.name, str(self._count))
+        os.mkdir(part)
+        asked = argparse.Namespace(**vars(self._asked))
+        if plan is not None:
+            asked.plan = os.path.join(part, "plan.json")
+            plan.write(asked.plan)
+        if target is not None:
+            asked.target = list(target[1:] if asked.module else target)
+        path = os.path.join(part, CAPTURE)
+        status = self._run(_predict_process.command(asked, gpus, "--part", part, "-o", path), what, conf)
+        if not os.path.isfile(path):
+            raise CaptureError(f"{self.name} ended with status {status}{f' ({what})' if what else ''}, and nothing could be predicted")
+        return path
+
+    def _run(self, words: list[str], what: str, conf: str) -> int:
+        settings = ",".join(filter(None, (allocator_settings(), conf)))
+        environment = {**os.environ, _CONF: settings} if conf else None
+        silent = self._count > 1
+        shown = silent and sys.stderr is not None and sys.stderr.isatty()
+        if shown:
+            print(f"\rpredicting {self.name} again: {what}"[:79], end="", file=sys.stderr, flush=True)
+        null = subprocess.DEVNULL
+        out = null if silent or sys.stderr is None else sys.stderr.fileno()
+        try:
+            return _predict_process.wait(subprocess.Popen(words, stdin=null if silent else None, stdout=out, stderr=out, env=environment))
+        finally:
+            if shown:
+                print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,132 @@
+"""``modscope batch`` on captures: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+
+import pytest
+from fit_runs import train
+
+from modscope import _batch
+from modscope.__main__ import main
+from modscope._fit_batch import largest_that
+from modscope._fit_job import Job, Moment, Outcome
+from modscope._virtual.gpus import Gpu
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    train(tmp_path / "small.msc", batch=128)
+    train(tmp_path / "large.msc", batch=256)
+    return tmp_path
+
+
+def tiny(capacity: int) -> Gpu:
+    return Gpu("tiny", "Tiny GPU", capacity, (9, 0), 1, context=0)
+
+
+def test_the_largest_batch_and_the_curve_are_those_of_real_runs(folder: pathlib.Path) -> None:
+    train(folder / "300.msc", batch=300)
+    needed = Job("300.msc").replay().reserved
+    made = _batch.largest_batch(Job("small.msc"), Job("large.msc"), [tiny(needed)], (128, 256))
+    (row,) = made["gpus"]
+    assert (row["largest"], row["reserved"], row["is_far"]) == (300, needed, False)
+    points = {point["batch"]: point for point in made["curve"]}
+    assert list(points) == [75, 128, 150, 225, 256, 300, 301]
+    assert [batch for batch, point in points.items() if point["is_known"]] == [128, 256]
+    assert [batch for batch, point in points.items() if not point["fits"]] == [301]
+    train(folder / "225.msc", batch=225)
+    assert points[225]["reserved"] == Job("225.msc").replay().reserved
+    assert points[256]["reserved"] == Job("large.msc").replay().reserved
+
+
+def test_a_gpu_that_is_too_small_for_any_batch(folder: pathlib.Path) -> None:
+    made = _batch.largest_batch(Job("small.msc"), Job("large.msc"), [tiny(1000)], (128, 256))
+    assert made["gpus"][0]["largest"] is None and [point["batch"] for point in made["curve"]] == [1, 128, 256]
+
+
+def test_the_text(folder: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["batch", "small.msc", "large.msc", "--gpu", "1GiB", "--batches", "128,256"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("The largest batch that fits GPU of 1GiB is ") and "cpu allocates" in out[0]
+    assert out[3].split()[:2] == ["batch", "allocated"] and any(line.endswith("captured") for line in out)
+    assert sum("the largest that fits" in line for line in out) == sum("does not fit" in line for line in out) == 1
+    assert all(len(line) <= 80 and line == line.rstrip() for line in out)
+    assert "no caching allocator" in " ".join(out) and "to be sure" in " ".join(out)
+    assert main(["batch", "small.msc", "large.msc", "--batches", "128,256"]) == 0
+    assert capsys.readouterr().out.startswith("GPU ")
+    assert main(["batch", "small.msc", "large.msc", "--batches", "128,256", "--gpu", "t4,h100", "--json"]) == 0
+    assert [row["gpu"] for row in json.loads(capsys.readouterr().out)["gpus"]] == ["t4", "h100"]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "text"),
+    [
+        (["small.msc", "large.msc"], 1, "give them with --batches"),
+        (["small.msc", "large.msc", "--batches", "4,12"], 1, "2 times as large"),
+        (["small.msc"], 1, "small.msc is one capture: give captures of one program with a small and a larger batch"),
+        (["small.msc", "absent.msc"], 1, "There is no file absent.msc"),
+        (["small.msc", "large.msc", "--batches", "8,4"], 2, "not two batches"),
+        (["small.msc", "large.msc", "--gpu", ","], 2, "needs the name of a GPU"),
+        (["small.msc", "large.msc", "more.msc"], 2, "unrecognized arguments: more.msc"),
+        (["small.msc", "large.msc", "--device", "cuda:7"], 1, "cuda:7"),
+        ([], 2, "required: SMALL"),
+        (["train.py", "--gpu", "t4"], 1, "Write {} for the batch in the arguments of the script"),
+        (["train.py", "--", "{}"], 1, "give one, such as --gpu rtx4090"),
+        (["train.py", "--gpu", "t4", "--", "{}"], 1, "There is no script train.py"),
+        (["train.py", "--gpu", "t4", "--steps", "0", "--", "{}"], 2, "not a number of steps"),
+    ],
+)
+def test_bad_arguments(words: list[str], status: int, text: str, folder: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        ended: object = main(["batch", *words])
+    except SystemExit as exit:
+        ended = exit.code
+    assert ended == status and text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("largest", [0, 1, 7, 8, 9, 100, 127, 128, 1000])
+def test_the_search_for_the_largest(largest: int) -> None:
+    tried: list[int] = []
+
+    def fits(number: int) -> bool:
+        tried.append(number)
+        return number <= largest
+
+    assert largest_that(fits, 8, 128) == (min(largest, 128) or None)
+    assert len(tried) < 14 and max(tried) <= 128
+
+
+def _fits(reserved: Callable[[int], int], capacity: int, first: tuple[int, int]) -> dict[int, bool]:
+    """By batch whether it fits, of a search for the largest batch of a script that reserves so much."""
+
+    class Predicted:
+        died, whole_steps, fraction, device, caching, is_lower_bound = False, 3, 1.0, "cuda:0", True, False
+
+        def __init__(self, batch: int) -> None:
+            self._needed = reserved(batch)
+
+        def replay(self, capacity: int) -> Outcome:
+            at = Moment(1, "forward", "Net")
+            return Outcome(self._needed, self._needed, at, self._needed <= capacity, 0, None, 0)
+
+    made = _batch.search(Predicted, tiny(capacity), first, 8)  # type: ignore[arg-type]
+    return {point["batch"]: point["fits"] for point in made["curve"]}
+
+
+@pytest.mark.parametrize("largest", [1, 8, 9, 100, 5000])
+def test_a_script_is_predicted_a_few_times(largest: int) -> None:
+    def reserved(batch: int) -> int:
+        return 5 << 20 if batch < 6 else (3 << 20) + (batch << 18)
+
+    capacity = reserved(largest) if largest > 1 else (5 << 20) - 1
+    fits = _fits(reserved, capacity, (4, 8))
+    assert len(fits) <= 8
+    if largest > 1:
+        assert fits[largest] and not fits[largest + 1]
+    else:
+        assert fits == {1: False, 4: False, 8: False}
