@@ -168,12 +168,13 @@ def _fake_kernels_for_extensions() -> Iterator[None]:
     import torch
 
     from modscope._virtual import operators
+    from modscope._virtual.registration import KEPT
 
     original = torch.library.Library.impl
 
     @functools.wraps(original)
     def impl(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", *args: Any, **options: Any) -> Any:
-        if (dispatch_key or library.dispatch_key) == "CUDA" and library.ns not in ("aten", "_"):
+        if (dispatch_key or library.dispatch_key) == "CUDA" and library.ns not in ("aten", "_", *KEPT):
             op = op_name if isinstance(op_name, torch._ops.OpOverload) else _overload(library.ns, str(op_name))
             if op is not None:
                 fn = functools.partial(operators.run, op)
