@@ -86,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-q", "--quiet", action="store_true", help="print nothing at the end unless there was an error")
     add("-m", dest="module", action="store_true", help="run a module, as python -m does")
     add("--part", help=argparse.SUPPRESS)  # for the processes that this one starts: see _predict_script.Asked
+    add("--mail", help=argparse.SUPPRESS)
     add("--real", action="store_true", help=argparse.SUPPRESS)
     add("target", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
@@ -165,6 +166,7 @@ def asked_of(options: argparse.Namespace) -> Asked:
         ranks=options.ranks[0] if options.ranks else 0,
         rank=options.rank or 0,
         per_node=options.ranks_per_node or RANKS_PER_NODE,
+        mail=options.mail or "",
     )
 
 

@@ -26,6 +26,7 @@ def command(options: argparse.Namespace, gpus: Sequence[Gpu], *more: str) -> lis
     words += ["--plan", options.plan] if options.plan else []
     words += ["--ranks", ",".join(map(str, options.ranks))] if options.ranks else []
     words += ["--rank", str(options.rank)] if options.rank is not None else []
+    words += ["--mail", options.mail] if options.mail else []
     words += ["--ranks-per-node", str(options.ranks_per_node)] if options.ranks_per_node else []
     return [*words, *["-m"] * options.module, "--", *options.target]
 

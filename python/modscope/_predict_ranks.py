@@ -1,6 +1,6 @@
 """``modscope predict`` for several numbers of ranks, or for each of them: a table.
 
-The script runs once for each row, in a process of its own with unlimited memory, two at a time. What it asked of the
+The script runs once for each row, in a process of its own with unlimited memory, several at a time. What it asked of the
 allocator is then replayed on the GPU.
 """
 
@@ -21,6 +21,8 @@ from modscope._predict_text import as_lines, notes, seconds, step_time
 from modscope._text import counted, rough_size, size
 
 _AT_ONCE = 2
+_TALKING = 16
+"""How many ranks run at the same time where each of them is predicted: the stages of a pipeline wait for each other."""
 
 
 class _Row(NamedTuple):
@@ -53,13 +55,18 @@ def _run(options: argparse.Namespace, rows: Sequence[_Row], folder: str) -> int:
     """Run the script for each row; the output of the first is shown. Returns the first status that is not 0."""
     status = 0
     running = []
+    at_once = _TALKING if options.all_ranks else _AT_ONCE
+    options.mail = os.path.join(folder, "mail") if options.all_ranks else None
+    if options.mail:
+        os.mkdir(options.mail)
     for number, row in enumerate(rows):
         part = os.path.join(folder, str(number))
         os.mkdir(part)
         of_row = copy.copy(options)
         of_row.ranks, of_row.rank = [row.ranks], row.rank
+        of_row.seconds = options.seconds * min(at_once, len(rows))  # they share the processors
         running.append(_predict_process.start(of_row, part, options.gpu, silent=number > 0))
-        while len(running) >= _AT_ONCE or (running and number == len(rows) - 1):
+        while len(running) >= at_once or (running and number == len(rows) - 1):
             status = status or _predict_process.wait(*running)
             del running[0]
     return status

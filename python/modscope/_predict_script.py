@@ -50,6 +50,8 @@ class Asked(NamedTuple):
     rank: int = 0
     """Which of them the script is."""
     per_node: int = RANKS_PER_NODE
+    mail: str = ""
+    """A folder in which ranks that are predicted at the same time tell each other things; "": this one is predicted alone."""
 
 
 class Prediction:
@@ -89,7 +91,12 @@ class Prediction:
         from modscope._virtual.collectives import Ranks
 
         assert self._device is not None
-        return Ranks(self.asked.rank, self.asked.ranks, self.asked.per_node, cards, self._device.set_outside)
+        ranks = Ranks(self.asked.rank, self.asked.ranks, self.asked.per_node, cards, self._device.set_outside)
+        if self.asked.mail:
+            from modscope._virtual.mail import Mail
+
+            ranks.mail = Mail(self.asked.mail, self.asked.rank)
+        return ranks
 
     def info(self) -> dict[str, str]:
         """What the capture says of itself."""

@@ -16,6 +16,7 @@ import torch
 
 from modscope._virtual import known, network, operators, times, traffic
 from modscope._virtual.gpus import GPUS, Gpu
+from modscope._virtual.mail import Mail
 from modscope._virtual.unknown import unknown_collective
 
 __all__ = ["Ranks", "registered"]
@@ -38,6 +39,8 @@ class Ranks:
         """``cards``: the GPU, and others whose times are wanted. ``taken`` is told what communicators take of the GPU."""
         self.rank = rank
         self.size = size
+        self.mail: Mail | None = None
+        """To other ranks, if they are predicted at the same time."""
         self.per_node = per_node
         self._cards = [card if card.speed else card._replace(speed=GPUS["h100"].speed) for card in cards]
         self._taken = taken
@@ -140,6 +143,24 @@ def _gathered_lists(outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[
                 _tell(output, source)
 
 
+def _mailed(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the values of messages like these are passed on: both sides must answer the same."""
+    return all(not tensor.dtype.is_floating_point and not tensor.dtype.is_complex and tensor.numel() <= known.LARGEST for tensor in tensors)
+
+
+def _send_values(mail: Mail, to: int, tensors: Sequence[torch.Tensor]) -> None:
+    if _mailed(tensors):
+        values = [known.values_of(tensor) for tensor in tensors]
+        mail.send(to, [None if value is None else value.reshape(-1).tolist() for value in values])
+
+
+def _receive_values(mail: Mail, source: int, tensors: Sequence[torch.Tensor]) -> None:
+    if _mailed(tensors):
+        for tensor, values in zip(tensors, mail.receive(source), strict=True):
+            if values is not None:
+                _tell(tensor, torch.tensor(values, dtype=tensor.dtype).view(tensor.shape))
+
+
 # ---- the kernels ----
 
 
@@ -165,7 +186,9 @@ class _Kind:
         buffer: Callable[[Any], list[torch.Tensor]] | None = None,
         buffer_of: int = 0,
         values: Callable[[Any, Any], None] | None = None,
+        message: Callable[[Mail, int, Any], None] | None = None,
     ) -> None:
+        self.message = message
         self.name = name
         self.inputs = inputs
         self.buffer = buffer
@@ -193,8 +216,8 @@ _KINDS = {
     "alltoall_base_": _Kind("all_to_all", 1, values=_one(_gathered)),
     "gather_": _Kind("gather", 1, values=_gathered_lists),
     "scatter_": _Kind("scatter", 1),
-    "send": _Kind("send"),
-    "recv_": _Kind("recv"),
+    "send": _Kind("send", message=_send_values),
+    "recv_": _Kind("recv", message=_receive_values),
     "recv_any_source_": _Kind("recv"),
     "barrier": _Kind("barrier", 0, _barrier_tensor),
 }
@@ -223,9 +246,12 @@ def _kernel(op: Any, kind: _Kind, ranks: Ranks, of_gpu: bool) -> Callable[..., A
             if async_at is None or len(args) <= async_at or args[async_at]:
                 done.held = [*buffers, *_tensors(args[kind.inputs])]
             done.ends = ranks.run(kind.name, max(_bytes(outputs), _bytes(args[kind.inputs])), group)
-        if kind.values is not None:
-            with torch.no_grad():
+        with torch.no_grad():
+            if kind.values is not None:
                 kind.values(outputs, args[kind.inputs])
+            elif kind.message is not None and ranks.mail is not None:
+                group = torch.distributed.ProcessGroup.unbox(args[group_at])
+                kind.message(ranks.mail, torch.distributed.get_global_rank(group, args[2]), outputs)
         return (outputs, _work(done)) if returns_outputs else _work(done)
 
     return run

@@ -17,7 +17,7 @@ import torch
 import torch.distributed
 
 from modscope._virtual import collectives
-from modscope._virtual.unknown import unknown_collective
+from modscope._virtual.unknown import unknown_objects
 
 __all__ = ["installed"]
 
@@ -138,16 +138,36 @@ def _broadcast_object_list(object_list: list[Any], src: Any = None, group: Any =
 
 def _scatter_object_list(outputs: list[Any], inputs: Sequence[Any] | None = None, src: Any = None, group: Any = None, *args: Any, **options: Any) -> None:
     if inputs is None:
-        raise unknown_collective("scatter_object_list, on a rank that receives,")
+        raise unknown_objects("scatter_object_list")
     outputs[0] = _sent(inputs[_distributed.get_rank(group)], group)
 
 
-def _send_object_list(object_list: list[Any], dst: Any = None, group: Any = None, *args: Any, **options: Any) -> None:
-    _sent(list(object_list), group)
+def _global_rank(rank: Any, group: Any, in_group: Any) -> int:
+    return int(rank if rank is not None else _distributed.get_global_rank(group or _c10d.GroupMember.WORLD, in_group or 0))
 
 
-def _recv_object_list(*args: Any, **options: Any) -> Any:
-    raise unknown_collective("recv_object_list")
+def _sending(ranks: collectives.Ranks) -> Callable[..., Any]:
+    def send_object_list(
+        object_list: list[Any], dst: Any = None, group: Any = None, device: Any = None, group_dst: Any = None, **options: Any
+    ) -> None:
+        _sent(list(object_list), group)
+        if ranks.mail is not None:
+            ranks.mail.send(_global_rank(dst, group, group_dst), list(object_list))
+
+    return send_object_list
+
+
+def _receiving(ranks: collectives.Ranks) -> Callable[..., Any]:
+    def recv_object_list(
+        object_list: list[Any], src: Any = None, group: Any = None, device: Any = None, group_src: Any = None, **options: Any
+    ) -> int:
+        if ranks.mail is None:
+            raise unknown_objects("recv_object_list")
+        source = _global_rank(src, group, group_src)
+        object_list[:] = _sent(ranks.mail.receive(source), group)
+        return source
+
+    return recv_object_list
 
 
 _OBJECTS: dict[str, Callable[..., Any]] = {
@@ -155,8 +175,6 @@ _OBJECTS: dict[str, Callable[..., Any]] = {
     "gather_object": _gather_object,
     "broadcast_object_list": _broadcast_object_list,
     "scatter_object_list": _scatter_object_list,
-    "send_object_list": _send_object_list,
-    "recv_object_list": _recv_object_list,
 }
 
 
@@ -173,6 +191,7 @@ def installed(ranks: collectives.Ranks, wanted: Callable[[int], None]) -> Iterat
     for module in (_distributed, _c10d):
         attributes += [(module, "init_process_group", initialize), (module, "split_group", _split_group)]
         attributes += [(module, name, function) for name, function in _OBJECTS.items()]
+        attributes += [(module, "send_object_list", _sending(ranks)), (module, "recv_object_list", _receiving(ranks))]
     attributes += [(device_mesh, "init_process_group", initialize), (device_mesh, "split_group", _split_group)]
     with contextlib.ExitStack() as undo:
         for owner, name, value in attributes:
