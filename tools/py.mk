@@ -21,7 +21,7 @@ $(foreach file,$(RUN_FILES),$(eval SUITE_$(patsubst tests/py/commands/test_%.py,
 SUITE_commands := $(filter-out $(RUN_FILES),$(wildcard tests/py/commands/test_*.py))
 # The slowest folder comes first. What the fallback does not change is left out by tests/py/conftest.py.
 SUITE := suite-page $(RUN_SUITES) suite-commands suite-memory suite-trackers suite-export suite-captures suite-storms suite-integrations \
-         suite-docs suite-allocator suite-replay suite-fit suite-plan suite-virtual suite-predict
+         suite-docs suite-allocator suite-replay suite-fit suite-plan suite-virtual suite-predict suite-ranks
 FALLBACK := fallback-memory fallback-trackers fallback-captures fallback-storms
 FAST := fast-memory fast-trackers fast-reading
 FAST_reading := captures commands export replay fit plan docs page/test_report.py

@@ -286,13 +286,6 @@ def _register(library: Any, ranks: Ranks) -> None:
             library.impl(name, key, kernel, False)
 
 
-def _wait_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """As torch's own, which is the same for every device; the current stream waits for what was launched so far."""
-    traffic.wait_for_all()
-    waited: torch.Tensor = torch.ops._c10d_functional.wait_tensor.default._op_dk(torch._C.DispatchKey.CPU, tensor)
-    return waited
-
-
 # ---- waiting ----
 
 
@@ -309,18 +302,19 @@ def _wait(work: Any) -> None:
 
 @contextlib.contextmanager
 def _waits_noticed() -> Iterator[None]:
+    """Programs that wait for a work in Python are noticed. What is received from any rank comes from the first one."""
     kind: Any = torch.distributed.Work
-    original = kind.wait
+    original, source_rank = kind.wait, kind._source_rank
 
     def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
         _wait(work)
         return original(work, *args, **kwargs)
 
-    kind.wait = wait
+    kind.wait, kind._source_rank = wait, lambda work: 0
     try:
         yield
     finally:
-        kind.wait = original
+        kind.wait, kind._source_rank = original, source_rank
 
 
 @contextlib.contextmanager
@@ -329,16 +323,13 @@ def registered(ranks: Ranks) -> Iterator[None]:
     import warnings
 
     library = torch._C._dispatch_library("IMPL", "c10d", "")
-    functional = torch._C._dispatch_library("IMPL", "_c10d_functional", "")
     before, traffic.current = traffic.current, ranks.new_traffic()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says once that a kernel is replaced
             _register(library, ranks)
-            functional.impl("wait_tensor", "CUDA", _wait_tensor, False)
         with _waits_noticed():
             yield
     finally:
         traffic.current = before
         library.reset()
-        functional.reset()

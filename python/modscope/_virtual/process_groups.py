@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from modscope._virtual import collectives
+from modscope._virtual import collectives, traffic
 from modscope._virtual.unknown import unknown_objects
 
 __all__ = ["installed"]
@@ -107,6 +107,17 @@ def _split_group(parent: Any = None, split_ranks: Any = None, timeout: Any = Non
     return None
 
 
+def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """As torch's wait_tensor; the current stream waits for the collectives that were launched so far."""
+
+    @functools.wraps(original)
+    def wait_tensor(tensor: Any) -> Any:
+        traffic.wait_for_all()
+        return original(tensor)
+
+    return wait_tensor
+
+
 # ---- objects ----
 
 
@@ -184,6 +195,7 @@ _OBJECTS: dict[str, Callable[..., Any]] = {
 @contextlib.contextmanager
 def installed(ranks: collectives.Ranks, wanted: Callable[[int], None]) -> Iterator[None]:
     """While this is entered, process groups have these ranks. ``wanted`` is told of the sizes that the script asks for."""
+    import torch.distributed._functional_collectives as functional
     import torch.distributed.device_mesh as device_mesh
 
     attributes = _backend_attributes()
@@ -192,6 +204,7 @@ def installed(ranks: collectives.Ranks, wanted: Callable[[int], None]) -> Iterat
         attributes += [(module, "init_process_group", initialize), (module, "split_group", _split_group)]
         attributes += [(module, name, function) for name, function in _OBJECTS.items()]
         attributes += [(module, "send_object_list", _sending(ranks)), (module, "recv_object_list", _receiving(ranks))]
+    attributes.append((functional, "wait_tensor", _waiting(functional.wait_tensor)))
     attributes += [(device_mesh, "init_process_group", initialize), (device_mesh, "split_group", _split_group)]
     with contextlib.ExitStack() as undo:
         for owner, name, value in attributes:
