@@ -1,8 +1,9 @@
 """The links between GPUs: how long a collective takes on them, and what its communicator takes of a GPU. Needs no torch.
 
 A collective is taken to be a ring, as NCCL's largest ones are: each of the n ranks passes (n - 1) / n of the data to the next
-one, an all-reduce twice. It runs at the speed of the slowest link on the way: that of a node, or the network's if the group
-has ranks of several nodes. Measured rates differ with NCCL's choices and with what else is on the network.
+one, an all-reduce twice. It runs at the speed of the slowest link on the way: that inside a node or, if the group has ranks
+of several nodes, that between nodes, where the adapters of all its ranks on a node work together. Measured rates differ with
+NCCL's choices and with what else is on the network.
 """
 
 from __future__ import annotations
@@ -50,12 +51,10 @@ def communicator_bytes(ranks: int) -> int:
     return _OF_TWO if ranks == 2 else _OF_MORE
 
 
-def _rate(gpu: Gpu, across_nodes: bool) -> float:
-    """Bytes a second."""
-    if across_nodes:
-        return 1e9 * _NETWORK.get(gpu.name, _OTHER_NETWORK)
-    link = gpu.speed.link if gpu.speed else 64.0
-    return 1e9 * _NVLINK.get(gpu.name, link)
+def _rate(gpu: Gpu, adapters: int) -> float:
+    """Bytes a second. ``adapters``: how many work together between nodes; 0: the group is inside one."""
+    inside = 1e9 * _NVLINK.get(gpu.name, gpu.speed.link if gpu.speed else 64.0)
+    return min(inside, adapters * 1e9 * _NETWORK.get(gpu.name, _OTHER_NETWORK)) if adapters else inside
 
 
 def seconds(gpu: Gpu, kind: str, bytes: int, ranks: Sequence[int], per_node: int) -> float:
@@ -65,7 +64,8 @@ def seconds(gpu: Gpu, kind: str, bytes: int, ranks: Sequence[int], per_node: int
     if count < 2:
         return 0.0
     across = ranks[0] // per_node != ranks[-1] // per_node
+    adapters = 0 if not across else 1 if kind in _MESSAGES else sum(rank // per_node == ranks[0] // per_node for rank in ranks)
     share = 1.0 if kind in _MESSAGES else (count - 1) / count
     hops = 1 if kind in _MESSAGES else min(count - 1, MOST_HOPS)
     latency = HOP * hops * (2 if across else 1)
-    return latency + _PASSES.get(kind, 1.0) * share * bytes / (OF_LINK * _rate(gpu, across))
+    return latency + _PASSES.get(kind, 1.0) * share * bytes / (OF_LINK * _rate(gpu, adapters))
