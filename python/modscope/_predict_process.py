@@ -48,8 +48,14 @@ def wait(process: subprocess.Popen[Any], *others: subprocess.Popen[Any]) -> int:
     not Ctrl-C in a terminal, which reaches the script from there; ``others`` get them too."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     in_terminal = any(map(os.isatty, (0, 1, 2)))
-    signal.signal(signal.SIGINT, lambda *_: None if in_terminal else process.send_signal(signal.SIGINT))
-    signal.signal(signal.SIGTERM, lambda *_: [each.terminate() for each in (process, *others)])
+
+    def pass_on(number: int, frame: object) -> None:
+        if number == signal.SIGTERM or not in_terminal:
+            for each in (process, *others):
+                each.send_signal(number)
+
+    for number in before:
+        signal.signal(number, pass_on)
     try:
         status = process.wait()
     finally:
