@@ -22,7 +22,7 @@ GPU_PATH  = $(CURDIR)/build/gpu$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test test-all check check-all bench bench-ranks-reading bench-models bench-predict bench-fit bench-plan trainers readers lint fmt san fuzz matrix clean \
+.PHONY: help run build test test-all check check-all bench bench-ranks-reading bench-models bench-predict bench-fit bench-plan bench-ranks trainers readers lint fmt san fuzz matrix clean \
         gpu-check gpu-check-build $(GPU) layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang \
         san-py FORCE
 
@@ -76,7 +76,7 @@ define install-optional
 endef
 
 bench-ranks-reading: build ## what reading the captures of a thousand ranks costs
-	$(VPY) bench/ranks.py $(RANKS_ARGS)
+	$(VPY) bench/ranks_reading.py $(RANKS_READING_ARGS)
 
 bench-models: build
 	$(call install-optional,transformers,its row is skipped)
@@ -108,6 +108,9 @@ bench-plan:
 bench-predict:
 	@echo "bench-predict: skipped, as ../shared is absent. Give a list of jobs, with truth.json beside it: make bench-predict JOBS=path/to/jobs.py"
 endif
+
+bench-ranks: build ## virtual ranks beside a real GPU with torch's fake process group, where there is one; RANKS_ARGS="--gpu h200 --ranks 64"
+	$(VPY) bench/ranks.py $(RANKS_ARGS)
 
 # With ../shared also levers of captures of a GPU, beside real runs with the lever.
 bench-fit: build ## levers of modscope fit beside predictions, and real runs, with the lever applied; ONLY="names"

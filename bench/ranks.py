@@ -1,120 +1,108 @@
-"""What reading the captures of a thousand ranks costs: seconds and memory of ``modscope summary`` and ``modscope report``,
-and the size of the page.
+"""Predictions of virtual ranks beside what a real GPU takes as rank 0 of as many, with torch's fake process group.
 
-    python bench/ranks.py [--ranks N] [--steps S] [--keep FOLDER]
+    bench/ranks.py [--gpu h200] [--ranks 64] [--only NAME ...] [--keep FOLDER]
 
-A few real trainings are recorded. Each rank's capture is one of them, with another rank in its info.
+Without a GPU it prints the predictions alone. --keep leaves the captures of both runs in a folder.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import collections
+import json
 import os
-import struct
 import subprocess
 import sys
 import tempfile
+import time
+from typing import Any
 
 import torch
-from export import Block
-from torch import nn
 
-import modscope
-
-# Runs the command in a process of its own, and prints its seconds, those of its threads together, and its peak memory.
-MEASURED = """
-import sys, time
-from modscope.__main__ import main
-begin = time.perf_counter()
-status = main(sys.argv[1:])
-seconds = time.perf_counter() - begin
-with open("/proc/self/status") as file:
-    peak = next(line for line in file if line.startswith("VmHWM"))
-print(seconds, time.process_time(), int(peak.split()[1]) / 1024, file=sys.stderr)
-sys.exit(status)
-"""
-VARIANTS = 5  # of the training, by the size of its batch
+JOB = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ranks_job.py")
+NAMES = ("float32", "mixed", "kept", "offloaded", "accumulated", "hybrid", "tensor")
+MIB = 1 << 20
 
 
-def crc32c(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
+def started(words: list[str]) -> float:
+    """Run modscope. Returns its processor time."""
+    before = os.times()
+    done = subprocess.run([sys.executable, "-m", "modscope", *words], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
 
 
-def string(text: str) -> bytes:
-    data, out = text.encode(), bytearray()
-    length = len(data)
-    while length > 127:
-        out.append(length & 127 | 128)
-        length >>= 7
-    return bytes([*out, length]) + data
+def read(path: str) -> dict[str, Any]:
+    with open(path, encoding="utf-8") as file:
+        return dict(json.load(file))
 
 
-def with_info(capture: bytes, info: dict[str, str]) -> bytes:
-    """The capture with another info chunk, which is its first one (docs/capture-format.md)."""
-    (size,) = struct.unpack_from("<I", capture, 16 + 8)
-    payload = b"".join(string(key) + string(value) for key, value in info.items())
-    head = capture[16 : 16 + 8] + struct.pack("<II", len(payload), crc32c(payload)) + capture[16 + 16 : 16 + 44]
-    return capture[:16] + head + struct.pack("<I", crc32c(head)) + payload + capture[16 + 48 + size :]
+def capture_in(folder: str, name: str) -> str:
+    found = [file for file in os.listdir(folder) if file.startswith(name) and file.endswith(".msc")]
+    return os.path.join(folder, found[0])
 
 
-def record_training(path: str, batch: int, steps: int) -> modscope.Capture:
-    model = nn.Sequential(*(Block(16) for _ in range(32)))
-    optimizer = torch.optim.Adam(model.parameters())
-    with modscope.record(path, overwrite=True):
-        for _ in range(steps):
-            model(torch.ones(batch, 16)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return modscope.load(path)
+def sizes(path: str) -> collections.Counter[int]:
+    """How many blocks of each size the GPU allocated."""
+    import modscope
+
+    capture = modscope.load(path)
+    return collections.Counter(event.bytes for event in capture.events("add") if event.device == "cuda:0")
 
 
-def make_captures(folder: str, ranks: int, steps: int) -> int:
-    """The number of events in all captures."""
-    made = []
-    for variant in range(VARIANTS):
-        path = os.path.join(folder, "training")
-        capture = record_training(path, 16 + 4 * (variant == 0) + variant, steps)
-        with open(path, "rb") as file:
-            made.append((file.read(), dict(capture.info), capture.event_count))
-        os.unlink(path)
-    events = 0
-    for rank in range(ranks):
-        data, info, count = made[rank % VARIANTS]
-        place = {"rank": str(rank), "world": str(ranks), "local_rank": str(rank % 8), "node": str(rank // 8), "host": f"host{rank // 8}"}
-        with open(os.path.join(folder, f"x.rank{rank}.msc"), "wb") as file:
-            file.write(with_info(data, {**info, **place, "began": f"{1.7e9 + rank / 1000:.3f}"}))
-        events += count
-    return events
+def differences(real: str, predicted: str) -> str:
+    left, right = sizes(real), sizes(predicted)
+    found = [(size, left[size], right[size]) for size in left.keys() | right.keys() if left[size] != right[size]]
+    found.sort(key=lambda row: -row[0] * abs(row[1] - row[2]))
+    return "; ".join(f"{size} bytes: {a} real, {b} predicted" for size, a, b in found[:8])
+
+
+def row(options: argparse.Namespace, name: str, folder: str, has_gpu: bool) -> str:
+    """Predict a job, and run it where there is a GPU. Returns a row of the table, and a line where blocks differ."""
+    path, began = os.path.join(folder, f"{name}.json"), time.monotonic()
+    words = ["predict", "--gpu", options.gpu, "--ranks", str(options.ranks), "--json", path]
+    processor = started([*words, "-f", "-o", os.path.join(folder, f"predicted-{name}.msc"), JOB, name])
+    elapsed, predicted = time.monotonic() - began, read(path)
+    cells, real, line = [], {}, ""
+    if has_gpu:
+        stats = os.path.join(folder, f"{name}-real.json")
+        words = ["run", "-q", "-f", "-o", os.path.join(folder, f"real-{name}.msc")]
+        started([*words, JOB, name, "--fake", str(options.ranks), "--stats", stats])
+        real = read(stats)
+        different = differences(capture_in(folder, f"real-{name}"), capture_in(folder, f"predicted-{name}"))
+        line = f"\n  blocks of {name} that differ: {different}" if different else ""
+    for key in ("allocated_peak", "reserved_peak"):
+        cells.append(f"{predicted[key] / MIB:.1f}")
+        cells += [f"{real[key] / MIB:.1f}", f"{100 * (predicted[key] / real[key] - 1):+.3f} %"] if real else ["", ""]
+    return "| " + " | ".join([name, *cells, f"{predicted['step_ms'] or 0:.0f}", f"{elapsed:.0f}", f"{processor:.0f}"]) + " |" + line
+
+
+def tell(options: argparse.Namespace, name: str, folder: str, has_gpu: bool) -> bool:
+    """False: a run failed, and its messages were printed."""
+    try:
+        print(row(options, name, folder, has_gpu), flush=True)
+    except RuntimeError as error:
+        print(f"  {name}: {error}", flush=True)
+        return False
+    return True
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="what reading the captures of many ranks costs")
-    parser.add_argument("--ranks", type=int, default=1000)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--keep", metavar="FOLDER", help="leave the captures and the page in this folder")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    with contextlib.ExitStack() as stack:
-        folder = arguments.keep or stack.enter_context(tempfile.TemporaryDirectory())
-        os.makedirs(folder, exist_ok=True)
-        events = make_captures(folder, arguments.ranks, arguments.steps)
-        files = [os.path.join(folder, f"x.rank{rank}.msc") for rank in range(arguments.ranks)]
-        size = sum(map(os.path.getsize, files))
-        print(f"{arguments.ranks} captures, {events} events, {size / 1e6:.1f} MB\n")
-        print("| command | seconds | of processor time | memory, MiB | page, MB |\n|---|---|---|---|---|")
-        page = os.path.join(folder, "ranks.html")
-        for words in (["summary", *files], ["report", *files, "-f", "-o", page]):
-            command = [sys.executable, "-c", MEASURED, *words]
-            done = subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-            seconds, processor, memory = map(float, done.stderr.split()[-3:])
-            written = f"{os.path.getsize(page) / 1e6:.1f}" if words[0] == "report" else ""
-            print(f"| {words[0]} | {seconds:.2f} | {processor:.2f} | {memory:.0f} | {written} |", flush=True)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--gpu", default="h200")
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--only", nargs="*", default=NAMES)
+    parser.add_argument("--keep", default="")
+    options = parser.parse_args()
+    folder = options.keep or tempfile.mkdtemp(prefix="modscope-ranks-")
+    os.makedirs(folder, exist_ok=True)
+    has_gpu = torch.cuda.is_available()
+    print(f"rank 0 of {options.ranks} on {options.gpu}, torch {torch.__version__}; MiB" + ("" if has_gpu else "; no GPU here: predictions only"))
+    print("| job | allocated | real | error | reserved | real | error | step, ms | seconds | processor |\n" + "|---" * 10 + "|")
+    failed = [name for name in options.only if not tell(options, name, folder, has_gpu)]
+    sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
 
 if __name__ == "__main__":

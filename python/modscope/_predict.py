@@ -10,10 +10,11 @@ import argparse
 import os
 import sys
 
-from modscope import _run
+from modscope import _ranks, _run
 from modscope._predict_script import Asked
 from modscope._virtual.environment import allocator_settings
 from modscope._virtual.gpus import GPUS, parse_gpus
+from modscope._virtual.network import RANKS_PER_NODE
 from modscope._virtual.shipped import SHIPPED_TABLES, table_path
 
 _STEPS, _SECONDS, _SELECTED = 3, 60.0, 0.5
@@ -58,7 +59,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Everything after the script or the module is passed to it.\n\n"
         f"{_known_gpus()}\n\n"
         "Examples:\n  modscope predict --gpu rtx4090 train.py --batch 8\n  modscope predict --gpu all train.py\n"
-        "  modscope predict --gpu 24GiB --json fits.json train.py",
+        "  modscope predict --gpu 24GiB --json fits.json train.py\n"
+        "  modscope predict --gpu h100 --ranks 8,16,32,64 train.py",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -73,12 +75,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--table", metavar="FILE", help="measurements of a GPU's operators (modscope calibrate), or h200: ours")
     selected = "of a mask with unknown values, this fraction of the elements is selected (default: 0.5)"
     add("--selected", type=_fraction, default=_SELECTED, metavar="FRACTION", help=selected)
+    ranks = "imagine so many ranks: the script's process groups have them; several with commas give a table"
+    add("--ranks", type=_ranks.parse_sizes, metavar="N", help=ranks)
+    add("--rank", type=_ranks.parse_rank, metavar="R", help="which of them the script is (default: 0)")
+    add("--all-ranks", action="store_true", help="predict each of them, where they differ, as in pipelines")
+    add("--ranks-per-node", type=_ranks.parse_count, metavar="N", help="how many of them share a node (default: 8)")
     add("--check", action="store_true", help="run the same steps on this machine's GPU afterwards, and print the error")
     add("-o", "--output", metavar="FILE", help="the capture's path (default: modscope-<script>.<pid>.msc in this folder)")
     add("-f", "--force", action="store_true", help="overwrite the capture if it exists")
     add("-q", "--quiet", action="store_true", help="print nothing at the end unless there was an error")
     add("-m", dest="module", action="store_true", help="run a module, as python -m does")
     add("--part", help=argparse.SUPPRESS)  # for the processes that this one starts: see _predict_script.Asked
+    add("--mail", help=argparse.SUPPRESS)
     add("--real", action="store_true", help=argparse.SUPPRESS)
     add("target", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
@@ -98,6 +106,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     if options.json and (os.path.isdir(options.json) or not os.path.isdir(folder)):
         parser.error(f"--json {options.json}: it is a folder, or its folder does not exist")
     _check_allocator(parser, options.torch)
+    _check_ranks(parser, options)
     _check_several(parser, options)
     _run.check_plan(parser, options.plan)
     options.no_capture = options.follow_fork = False
@@ -112,6 +121,22 @@ def _check_allocator(parser: argparse.ArgumentParser, version: str | None) -> No
         Allocator(version, allocator_settings())
     except ValueError as error:
         parser.error(f"--torch: {error}" if "version of torch" in str(error) else str(error))
+
+
+def _check_ranks(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    sizes = options.ranks or []
+    if not sizes and (options.rank is not None or options.all_ranks or options.ranks_per_node):
+        parser.error("--rank, --all-ranks and --ranks-per-node need --ranks, such as --ranks 64")
+    if options.rank is not None and options.rank >= min(sizes):
+        parser.error(f"--rank {options.rank}: of {min(sizes)} ranks the last one is {min(sizes) - 1}")
+    if options.all_ranks and (len(sizes) > 1 or options.rank is not None):
+        parser.error("--all-ranks needs one number of --ranks, and no --rank")
+    if sizes and options.check:
+        parser.error("--check runs the script on one GPU: leave --ranks out")
+    if (len(sizes) > 1 or options.all_ranks) and (not options.gpu or len(options.gpu) > 1):
+        parser.error("a table of ranks needs one GPU, such as --gpu h100")
+    if (len(sizes) > 1 or options.all_ranks) and (options.output or options.force):
+        parser.error("-o and -f need one rank, such as --ranks 64 --rank 0: for several, only the table is made, and no capture")
 
 
 def _check_several(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -138,6 +163,10 @@ def asked_of(options: argparse.Namespace) -> Asked:
         also=[gpu.name for gpu in options.gpu or ()],
         selected=options.selected,
         real=options.real,
+        ranks=options.ranks[0] if options.ranks else 0,
+        rank=options.rank or 0,
+        per_node=options.ranks_per_node or RANKS_PER_NODE,
+        mail=options.mail or "",
     )
 
 
@@ -146,13 +175,21 @@ def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     if options.json and os.path.isfile(options.json):
         os.unlink(options.json)  # a script that fails must not leave the result of an earlier one
-    if options.part or (options.gpu and len(options.gpu) == 1 and not options.check):
-        return _run.start(options, asked_of(options))
+    of_ranks = options.all_ranks or len(options.ranks or ()) > 1
+    if options.part or (options.gpu and len(options.gpu) == 1 and not options.check and not of_ranks):
+        asked = asked_of(options)
+        if asked.ranks:
+            _ranks.set_environment(asked.rank, asked.ranks, asked.per_node)
+        return _run.start(options, asked)
     try:
         _run.check_target(options)
     except _run.Refused as refused:
         print(f"modscope: {refused}", file=sys.stderr)
         return refused.status
+    if of_ranks:
+        from modscope import _predict_ranks
+
+        return _predict_ranks.predict(options)
     from modscope import _predict_table
 
     if options.check:

@@ -24,23 +24,38 @@ def command(options: argparse.Namespace, gpus: Sequence[Gpu], *more: str) -> lis
     words += ["--torch", options.torch] if options.torch else []
     words += ["--table", options.table] if options.table else []
     words += ["--plan", options.plan] if options.plan else []
+    words += ["--ranks", ",".join(map(str, options.ranks))] if options.ranks else []
+    words += ["--rank", str(options.rank)] if options.rank is not None else []
+    words += ["--mail", options.mail] if options.mail else []
+    words += ["--ranks-per-node", str(options.ranks_per_node)] if options.ranks_per_node else []
     return [*words, *["-m"] * options.module, "--", *options.target]
 
 
 def run(options: argparse.Namespace, part: str, gpus: Sequence[Gpu], silent: bool) -> int:
     """Run the script for its part (_predict_script.Asked). Returns its status."""
+    return wait(start(options, part, gpus, silent))
+
+
+def start(options: argparse.Namespace, part: str, gpus: Sequence[Gpu], silent: bool) -> subprocess.Popen[Any]:
+    """Start the script for its part, and do not wait."""
     words = command(options, gpus, "--part", part, "-o", os.path.join(part, CAPTURE))
     null = subprocess.DEVNULL
-    return wait(subprocess.Popen(words, stdin=null, stdout=null, stderr=null) if silent else subprocess.Popen(words))
+    return subprocess.Popen(words, stdin=null, stdout=null, stderr=null) if silent else subprocess.Popen(words)
 
 
-def wait(process: subprocess.Popen[Any]) -> int:
+def wait(process: subprocess.Popen[Any], *others: subprocess.Popen[Any]) -> int:
     """Wait for the script's process. If a signal ended it, this process ends in the same way. Signals are passed on, but
-    not Ctrl-C in a terminal, which reaches the script from there."""
+    not Ctrl-C in a terminal, which reaches the script from there; ``others`` get them too."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     in_terminal = any(map(os.isatty, (0, 1, 2)))
-    signal.signal(signal.SIGINT, lambda *_: None if in_terminal else process.send_signal(signal.SIGINT))
-    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+
+    def pass_on(number: int, frame: object) -> None:
+        if number == signal.SIGTERM or not in_terminal:
+            for each in (process, *others):
+                each.send_signal(number)
+
+    for number in before:
+        signal.signal(number, pass_on)
     try:
         status = process.wait()
     finally:

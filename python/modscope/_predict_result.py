@@ -19,7 +19,7 @@ def result_of(gpu: Gpu, facts: dict[str, Any], capture: Capture | None, path: st
     reserved = capture.reserved.get(DEVICE, 0) if capture else 0
     failed = _failure(capture) if capture else None
     fits = failed is None or _went_on(capture, facts)
-    may_reserve = gpu.may_reserve(facts["fraction"])
+    may_reserve = may_reserve_beside(gpu, facts)
     return {
         "gpu": gpu.name,
         "title": gpu.title,
@@ -37,6 +37,7 @@ def result_of(gpu: Gpu, facts: dict[str, Any], capture: Capture | None, path: st
         "reserved_at_peak": peak.reserved if peak else 0,
         "reserved_moment": _reserved_moment(capture, reserved) if capture and peak and peak.reserved != reserved else None,
         "out_of_memory": failed,
+        "ranks": facts.get("ranks"),
         "ended": facts["ended"],
         "timed_out": facts["timed_out"],
         "error": facts["error"],
@@ -46,6 +47,12 @@ def result_of(gpu: Gpu, facts: dict[str, Any], capture: Capture | None, path: st
         "notes": facts["notes"],
         "capture": path,
     }
+
+
+def may_reserve_beside(gpu: Gpu, facts: dict[str, Any]) -> int:
+    """What torch's allocator may reserve beside the context and NCCL's communicators."""
+    ranks = facts.get("ranks") or {"communicator_bytes": 0}
+    return min(gpu.may_reserve(facts["fraction"]), max(gpu.capacity - int(ranks["communicator_bytes"]), 0))
 
 
 def _moment(step: int, phase: str | None, module: str | None) -> Result:

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from modscope._virtual.gpus import Gpu, find_gpu
+from modscope._virtual.network import RANKS_PER_NODE
 
 if TYPE_CHECKING:
     from modscope._load import Capture
     from modscope._predict_substitutes import Substitutes
+    from modscope._virtual.collectives import Ranks
     from modscope._virtual.device import VirtualDevice
 
 _GRACE = 5.0  # seconds from SystemExit until the process of a script that has caught it is ended
@@ -43,6 +45,13 @@ class Asked(NamedTuple):
     """Of a mask with unknown values, this fraction of the elements is selected."""
     real: bool = False
     """Run on the real GPU instead (_predict_check.py)."""
+    ranks: int = 0
+    """The size of the world of process groups; 0: they have one rank, whatever the script asks for."""
+    rank: int = 0
+    """Which of them the script is."""
+    per_node: int = RANKS_PER_NODE
+    mail: str = ""
+    """A folder in which ranks that are predicted at the same time tell each other things; "": this one is predicted alone."""
 
 
 class Prediction:
@@ -74,8 +83,21 @@ class Prediction:
         others = [find_gpu(name) for name in self.asked.also if name != self.gpu.name]
         self._device = _predict_device.install(self.gpu, self.asked.torch or None, bool(self.asked.part), self.asked.table, others)
         values.set_selected(self.asked.selected)
-        self._substitutes = Substitutes()
+        self._substitutes = Substitutes(self._ranks([self.gpu, *others]))
         self._substitutes.install()
+
+    def _ranks(self, cards: list[Gpu]) -> Ranks | None:
+        if not self.asked.ranks:
+            return None
+        from modscope._virtual.collectives import Ranks
+
+        assert self._device is not None
+        ranks = Ranks(self.asked.rank, self.asked.ranks, self.asked.per_node, cards, self._device.set_outside)
+        if self.asked.mail:
+            from modscope._virtual.mail import Mail
+
+            ranks.mail = Mail(self.asked.mail, self.asked.rank)
+        return ranks
 
     def info(self) -> dict[str, str]:
         """What the capture says of itself."""
@@ -133,6 +155,7 @@ class Prediction:
             "fraction": self._device.memory.fraction() if self._device else 1.0,
             "bytes_without_rule": self._device.bytes_without_rule() if self._device else None,
             "notes": notes,
+            "ranks": self._substitutes.ranks_facts() if self._substitutes else None,
             "step_times": {name: _step_ms(times) for name, times in self._times.items()},
         }
 

@@ -1,7 +1,7 @@
 """What a script on a virtual GPU gets instead of compilers, process groups and kernels of its own.
 
     torch.compile                 the function itself, uncompiled
-    init_process_group            a process group of this process alone
+    init_process_group            a process group of this process alone, or of virtual ranks
     Triton kernels                nothing is launched: a kernel writes to tensors that its caller allocated
     operators of extensions       their fake kernels, which torch.library.register_fake registers
     flash_attn's functions in C   an error that says what to do
@@ -16,10 +16,13 @@ import importlib.machinery
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from modscope import _predict_ddp
 from modscope._virtual.unknown import unknown_kernel
+
+if TYPE_CHECKING:
+    from modscope._virtual.collectives import Ranks
 
 _MOST_NAMES = 3
 _EXTENSIONS = ("flash_attn_2_cuda", "flash_attn_cuda", "flash_attn_3_cuda", "flash_attn_3._C")
@@ -28,7 +31,9 @@ _EXTENSIONS = ("flash_attn_2_cuda", "flash_attn_cuda", "flash_attn_3_cuda", "fla
 class Substitutes:
     """Installed with the virtual GPU, and removed with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Ranks | None = None) -> None:
+        """``ranks``: of process groups; None: they have one."""
+        self._ranks = ranks
         self._undo = contextlib.ExitStack()
         self._compiled = 0
         self._groups: list[int] = []
@@ -38,7 +43,7 @@ class Substitutes:
     def install(self) -> None:
         try:
             self._undo.enter_context(self._without_compiler())
-            self._undo.enter_context(self._process_group_of_one())
+            self._undo.enter_context(self._process_groups())
             self._undo.enter_context(_fake_kernels_for_extensions())
             self._undo.enter_context(_imports_watched(self._skip_triton_kernels))
         except BaseException:
@@ -53,7 +58,11 @@ class Substitutes:
         notes = []
         if self._compiled:
             notes.append("torch.compile left the program uncompiled: on the GPU a compiled one needs other memory, and less time.")
-        if self._groups:
+        if self._groups and self._ranks is not None:
+            notes += self._ranks_notes(self._ranks)
+        elif self._ranks is not None:
+            notes.append("The script made no process group, so that it is the same on every rank: it uses ranks where it calls init_process_group.")
+        elif self._groups:
             ranks = f" instead of {max(self._groups)}" if max(self._groups) > 1 else ""
             notes.append(f"The process group has one rank{ranks}: what other ranks would hold or send is not predicted.")
         if self._kernels:
@@ -82,6 +91,22 @@ class Substitutes:
             yield
 
     # ---- process groups ----
+
+    def ranks_facts(self) -> dict[str, Any] | None:
+        return self._ranks.facts() if self._ranks is not None else None
+
+    def _ranks_notes(self, ranks: Ranks) -> list[str]:
+        asked = {size for size in self._groups if size > 0} - {ranks.size}
+        return [f"The script asked for a process group of {max(asked)} ranks; it has {ranks.size}, as --ranks says."] if asked else []
+
+    def _process_groups(self) -> contextlib.AbstractContextManager[None]:
+        import torch.distributed
+
+        if self._ranks is None or not torch.distributed.is_available():
+            return self._process_group_of_one()
+        from modscope._virtual import process_groups
+
+        return process_groups.installed(self._ranks, self._groups.append)
 
     @contextlib.contextmanager
     def _process_group_of_one(self) -> Iterator[None]:
@@ -143,12 +168,13 @@ def _fake_kernels_for_extensions() -> Iterator[None]:
     import torch
 
     from modscope._virtual import operators
+    from modscope._virtual.registration import KEPT
 
     original = torch.library.Library.impl
 
     @functools.wraps(original)
     def impl(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", *args: Any, **options: Any) -> Any:
-        if (dispatch_key or library.dispatch_key) == "CUDA" and library.ns not in ("aten", "_"):
+        if (dispatch_key or library.dispatch_key) == "CUDA" and library.ns not in ("aten", "_", *KEPT):
             op = op_name if isinstance(op_name, torch._ops.OpOverload) else _overload(library.ns, str(op_name))
             if op is not None:
                 fn = functools.partial(operators.run, op)

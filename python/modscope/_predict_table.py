@@ -20,7 +20,7 @@ from typing import Any
 from modscope import _predict_process
 from modscope._capture import Allocator
 from modscope._load import Capture, load
-from modscope._predict_result import DEVICE, Result
+from modscope._predict_result import DEVICE, Result, may_reserve_beside
 from modscope._predict_script import FACTS, LOG
 from modscope._predict_text import as_lines, notes, seconds, step_time
 from modscope._text import clean, counted, describe_moment, rough_size, size
@@ -39,12 +39,12 @@ def predict(options: argparse.Namespace) -> int:
             os.mkdir(part)
             ended = _predict_process.run(options, part, kind, silent=number > 0)
             status = status or ended
-            facts = _facts(part)
+            facts = read_facts(part)
             if facts is None or "nothing" in facts:
-                return _refuse(options, facts, status)
-            rows |= _rows(kind, part, facts)
+                return refuse(options, facts, status)
+            rows |= rows_of(kind, part, facts)
     results = [rows[gpu] for gpu in gpus]
-    _write_json(options.json, results, time.monotonic() - began)
+    write_json(options.json, "gpus", results, time.monotonic() - began)
     if not options.quiet:
         first, *others = _sentences(options, results, time.monotonic() - began)
         sys.stderr.write(as_lines([first]) + _table(gpus, results) + "".join(f"{line}\n" for line in others))
@@ -60,7 +60,7 @@ def _kinds(gpus: Sequence[Gpu]) -> list[list[Gpu]]:
     return list(kinds.values())
 
 
-def _facts(part: str) -> dict[str, Any] | None:
+def read_facts(part: str) -> dict[str, Any] | None:
     """None: the script's process ended without them."""
     try:
         with open(os.path.join(part, FACTS), encoding="utf-8") as file:
@@ -70,7 +70,7 @@ def _facts(part: str) -> dict[str, Any] | None:
         return None
 
 
-def _refuse(options: argparse.Namespace, facts: dict[str, Any] | None, status: int) -> int:
+def refuse(options: argparse.Namespace, facts: dict[str, Any] | None, status: int) -> int:
     """The script's own messages say why, if it failed."""
     if facts is not None:
         sys.stderr.write(as_lines([f"{options.target[0]} {facts['nothing']}, so there is nothing to predict."]))
@@ -82,7 +82,7 @@ def _refuse(options: argparse.Namespace, facts: dict[str, Any] | None, status: i
 # ---- one GPU ----
 
 
-def _rows(kind: list[Gpu], part: str, facts: dict[str, Any]) -> dict[Gpu, Result]:
+def rows_of(kind: list[Gpu], part: str, facts: dict[str, Any]) -> dict[Gpu, Result]:
     capture = load(facts["capture"])
     with open(os.path.join(part, LOG), "rb") as file:
         log = file.read()
@@ -94,7 +94,7 @@ def _rows(kind: list[Gpu], part: str, facts: dict[str, Any]) -> dict[Gpu, Result
 
 def _row(gpu: Gpu, capture: Capture, log: bytes, facts: dict[str, Any], needed: int) -> Result:
     """Replay on this GPU what the script asked of the unlimited one, which reserved ``needed`` bytes at most."""
-    may_reserve = gpu.may_reserve(facts["fraction"])
+    may_reserve = may_reserve_beside(gpu, facts)
     allocator = Allocator(facts["torch"], capture.info.get("allocator") or None, may_reserve, gpu.memory)
     failed = allocator.replay(log)
     stats = allocator.stats()
@@ -117,6 +117,7 @@ def _row(gpu: Gpu, capture: Capture, log: bytes, facts: dict[str, Any], needed: 
         "reserved_if_larger": needed,
         "step_ms": facts["step_times"].get(gpu.name),
         "out_of_memory": failure,
+        "ranks": facts.get("ranks"),
         **{key: facts[key] for key in ("seconds", "steps", "ended", "timed_out", "error", "torch", "bytes_without_rule", "notes")},
         "allocator": capture.info.get("allocator", ""),
     }
@@ -134,10 +135,10 @@ def _moment_of(capture: Capture, number: int) -> Result:
 # ---- the result ----
 
 
-def _write_json(path: str | None, results: list[Result], elapsed: float) -> None:
+def write_json(path: str | None, what: str, results: list[Result], elapsed: float) -> None:
     if path:
         with open(path, "w", encoding="utf-8") as file:
-            json.dump({"seconds": round(elapsed, 3), "gpus": results}, file, indent=2)
+            json.dump({"seconds": round(elapsed, 3), what: results}, file, indent=2)
             file.write("\n")
 
 
@@ -165,9 +166,19 @@ def _table(gpus: list[Gpu], results: list[Result]) -> str:
     rows = [["GPU", "memory", "reserves", "to spare", *(["a step"] if has_times else []), ""]]
     for gpu, result in zip(gpus, results):
         time = [step_time(result["step_ms"]) if result["step_ms"] else ""] if has_times else []
-        reserves = result["reserved_peak"] if result["fits"] else result["reserved_if_larger"]
-        spare = rough_size(result["to_spare"]) if result["fits"] else f"-{rough_size(max(reserves - result['may_reserve'], 0))}"
-        rows.append([gpu.name, rough_size(gpu.memory), size(reserves), spare, *time, _verdict(result)])
+        rows.append([gpu.name, rough_size(gpu.memory), *needs(result), *time, verdict(result)])
+    return as_columns(rows)
+
+
+def needs(result: Result) -> list[str]:
+    """What is reserved, and what is to spare."""
+    reserves = result["reserved_peak"] if result["fits"] else result["reserved_if_larger"]
+    spare = rough_size(result["to_spare"]) if result["fits"] else f"-{rough_size(max(reserves - result['may_reserve'], 0))}"
+    return [size(reserves), spare]
+
+
+def as_columns(rows: Sequence[Sequence[str]]) -> str:
+    """The first column begins on the left and the last one too; numbers between them end in one column."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -176,7 +187,7 @@ def _table(gpus: list[Gpu], results: list[Result]) -> str:
     return "".join(lines)
 
 
-def _verdict(result: Result) -> str:
+def verdict(result: Result) -> str:
     failed = result["out_of_memory"]
     if failed is None:
         return "fits"

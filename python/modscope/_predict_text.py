@@ -54,7 +54,7 @@ def _what(result: Result) -> str:
         how = ", until memory ran out"
     elif result["ended"] == "exception":
         how = f", when an exception ended the script ({clean(result['error'].splitlines()[0])[:200]})"
-    return f"predicted {done} in {seconds(result['seconds'])}{how}."
+    return f"predicted {done}{of_rank(result)} in {seconds(result['seconds'])}{how}."
 
 
 def _peaks(result: Result) -> str:
@@ -73,7 +73,20 @@ def _peaks(result: Result) -> str:
 
 def _card(result: Result) -> str:
     context = rough_size(result["context"])
-    return f"{find_gpu(result['gpu']).label}: {rough_size(result['memory'])}, {context} of it for the CUDA context:"
+    return f"{find_gpu(result['gpu']).label}: {rough_size(result['memory'])}, {context} of it for the CUDA context{_communicators(result)}:"
+
+
+def _communicators(result: Result) -> str:
+    ranks = result.get("ranks")
+    if not ranks or not ranks["communicators"]:
+        return ""
+    return f" and about {rough_size(ranks['communicator_bytes'])} for {counted(ranks['communicators'], 'communicator')} of NCCL"
+
+
+def of_rank(result: Result) -> str:
+    """Of which rank a result is, with a space before it."""
+    ranks = result.get("ranks")
+    return f" of rank {ranks['rank']} of {ranks['size']}" if ranks else ""
 
 
 def _verdict(result: Result) -> str:

@@ -155,6 +155,20 @@ static PyObject *virtual_set_fraction(PyObject *self, PyObject *fraction)
     Py_RETURN_NONE;
 }
 
+static PyObject *virtual_set_capacity(PyObject *self, PyObject *bytes)
+{
+    (void)self;
+    unsigned long long value = PyLong_AsUnsignedLongLong(bytes);
+    if (PyErr_Occurred())
+        return NULL;
+    ms_allocator *allocator = mst_virtual_borrow();
+    if (allocator) {
+        ms_allocator_set_capacity(allocator, value);
+        mst_virtual_return();
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *virtual_apply_settings(PyObject *self, PyObject *text)
 {
     (void)self;
@@ -186,6 +200,7 @@ PyMethodDef mst_virtual_stats_methods[] = {
     {"virtual_empty_cache", virtual_empty_cache, METH_NOARGS, "Give free segments back to the virtual device."},
     {"virtual_reset", virtual_reset, METH_O, "Reset the peaks (True) or the accumulated statistics (False)."},
     {"virtual_set_fraction", virtual_set_fraction, METH_O, "Set which part of the memory may be reserved."},
+    {"virtual_set_capacity", virtual_set_capacity, METH_O, "Set how many bytes the device can give."},
     {"virtual_apply_settings", virtual_apply_settings, METH_O, "Apply the text of PYTORCH_CUDA_ALLOC_CONF."},
     {NULL, NULL, 0, NULL},
 };

@@ -43,16 +43,16 @@ for name in {names!r}:
 """
 
 
-def names_of(module: str) -> list[str]:
+def names_of(module: str, folder: pathlib.Path = PROGRAMS) -> list[str]:
     """The programs of a file, in its order."""
-    tree = ast.parse((PROGRAMS / f"{module}.py").read_text())
+    tree = ast.parse((folder / f"{module}.py").read_text())
     return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
 
 
-def run_all(module: str) -> dict[str, str]:
+def run_all(module: str, folder: pathlib.Path = PROGRAMS) -> dict[str, str]:
     """By program: "ok", or why it failed."""
-    names = names_of(module)
-    text = RUN_ALL.format(folder=str(PROGRAMS), module=module, names=names)
+    names = names_of(module, folder)
+    text = RUN_ALL.format(folder=str(folder), module=module, names=names)
     ran = warm_python.run(["-W", "ignore", "-c", text], seconds=600)
     outcomes = dict.fromkeys(names, f"the process ended before, with {ran.returncode}: {ran.stderr[-2000:]}")
     for line in ran.stdout.splitlines():

@@ -14,7 +14,7 @@
     unknown.py         the error of a kernel of which nothing is known
     rules.py           the registry of rules for the memory that operators take beside their results
     workspaces.py, reductions.py, sorting.py, indexing.py, normalization.py, losses.py, copies.py, convolution.py,
-    batch_norm.py, pooling.py, recurrent.py, attention_memory.py
+    batch_norm.py, pooling.py, recurrent.py, attention_memory.py, sharding.py
                        the rules, by subject
     geometry.py        shapes and strides as torch's kernels see them
     table.py           what operators were measured to take on a GPU; shipped.py: the tables of the package
@@ -23,5 +23,8 @@
     times.py           what launching an operator costs the host; the virtual clock
     roofline.py        how long the device runs an operator
     products.py        the same for matrix products
+    process_groups.py  process groups of virtual ranks; collectives.py: their collectives
+    network.py         how long a collective takes, and what NCCL takes of a GPU
+    traffic.py         when collectives end, and who waits for them
     kinds.py           the fractions of a card's peaks that operators reach
 """

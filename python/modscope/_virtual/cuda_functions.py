@@ -64,6 +64,7 @@ def _device_functions(gpu: Gpu) -> dict[str, Any]:
         "_has_cuda": True,
         "_has_cudnn": True,
         "_cuda_init": _answer(None),
+        "_get_accelerator": lambda check=None: torch.device("cuda"),
         "_cuda_getDeviceCount": _answer(1),
         "_cuda_getDevice": _answer(0),
         "_cuda_setDevice": lambda index: check_ordinal(index),

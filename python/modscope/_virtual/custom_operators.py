@@ -10,13 +10,15 @@ from typing import Any
 import torch
 
 from modscope._virtual import known
+from modscope._virtual.registration import KEPT
 
 __all__ = ["fakes_preferred"]
 
 
 @contextlib.contextmanager
 def fakes_preferred() -> Iterator[None]:
-    """Register a kernel for CUDA for each operator of torch.library.custom_op that has a fake kernel, or gets one."""
+    """Register a kernel for CUDA for each operator of torch.library.custom_op that has a fake kernel, or gets one.
+    Those of process groups are made of others."""
     from torch._library import custom_ops
 
     definition: Any = custom_ops.CustomOpDef
@@ -26,6 +28,8 @@ def fakes_preferred() -> Iterator[None]:
         if of._abstract_fn is None:
             return
         namespace, _, name = of._qualname.partition("::")
+        if namespace in KEPT:
+            return
         if namespace not in libraries:
             libraries[namespace] = torch._C._dispatch_library("IMPL", namespace, "")
         op = of._opoverload

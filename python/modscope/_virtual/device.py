@@ -15,7 +15,7 @@ import torch
 
 from modscope import _interception, _native
 from modscope._probes import undisturbed
-from modscope._virtual import attention, cuda_functions, kernels, known, legacy_types, operators, probes, recurrent, rules, storages, times
+from modscope._virtual import attention, cuda_functions, kernels, known, legacy_types, operators, probes, recurrent, rules, storages, times, traffic
 from modscope._virtual.custom_operators import fakes_preferred
 from modscope._virtual.environment import allocator_settings
 from modscope._virtual.gpus import Gpu, find_gpu
@@ -129,6 +129,11 @@ class VirtualDevice:
         """How many bytes of results went through operators without a rule for what they take beside their results."""
         return self._rules.bytes_without_rule()
 
+    def set_outside(self, bytes: int) -> None:
+        """Something takes memory of the GPU beside torch's allocator and the context. An unlimited GPU has enough."""
+        if not self._unlimited:
+            self.memory.set_outside(bytes)
+
     def seconds_on(self, gpu: Gpu) -> float | None:
         """The virtual time on one of the GPUs that were asked for; None if its speed is not known."""
         position = [other.name for other in self._also].index(gpu.name)
@@ -174,14 +179,16 @@ def _wait_for_backward_threads() -> None:
 
 
 def _run_backward(*args: Any, **options: Any) -> Any:
-    """torch's function; where it fails, wait until autograd has freed the graph. The thread in which the backward failed
+    """torch's function, at whose end the default stream waits for the collectives of gradients; where it fails, wait until autograd has freed the graph. The thread in which the backward failed
     needs the interpreter for that. With real kernels the graph is freed at once, so that a program that catches an
     out-of-memory error has that memory."""
     try:
-        return torch.autograd.graph._engine_run_backward(*args, **options)
+        result = torch.autograd.graph._engine_run_backward(*args, **options)
     except Exception:
         _wait_for_backward_threads()
         raise
+    traffic.wait_for_all()
+    return result
 
 
 def _initialize_real_cuda() -> None:

@@ -23,7 +23,14 @@ INFERENCES = {**attention.INFERENCES, **convolution.INFERENCES}
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
 
 
-_NO_KERNEL_FOR_CPU = ("aten::_foreach_norm.Scalar", "aten::_fused_rms_norm", "aten::_grouped_mm")
+_NO_KERNEL_FOR_CPU = (
+    "aten::_foreach_norm.Scalar",
+    "aten::_fused_rms_norm",
+    "aten::_grouped_mm",
+    "aten::split_with_sizes_copy.out",
+    "aten::_chunk_cat",
+    "aten::_chunk_cat.out",
+)
 """Operators with a CUDA kernel that torch composes of others on the CPU."""
 
 

@@ -40,6 +40,7 @@ class Memory:
         self._settings = allocator_settings() or ""
         self._fraction = float(_setting(self._settings, "per_process_memory_fraction") or 1)
         self._metadata = ""
+        self._outside = 0
         self._raw: dict[int, int] = {}  # handles of what caching_allocator_alloc gave, by address
 
     # ---- statistics ----
@@ -65,13 +66,13 @@ class Memory:
 
     def info(self, device: int = 0) -> tuple[int, int]:
         """What cudaMemGetInfo says: free and total bytes."""
-        return (max(self._gpu.capacity - self.bytes("reserved_bytes", "current"), 0), self._gpu.memory)
+        return (max(self._gpu.capacity - self._outside - self.bytes("reserved_bytes", "current"), 0), self._gpu.memory)
 
     def out_of_memory(self, bytes: int) -> BaseException:
         allocated, reserved = self.bytes("allocated_bytes", "current"), self.bytes("reserved_bytes", "current")
         free, total = self.info()
         allowed = int(self._fraction * total) if self._fraction < 1 else None
-        return torch.OutOfMemoryError(out_of_memory.message(bytes, allocated, reserved, self._gpu.context, free, total, allowed))
+        return torch.OutOfMemoryError(out_of_memory.message(bytes, allocated, reserved, self._gpu.context + self._outside, free, total, allowed))
 
     def host_stats(self) -> dict[str, Any]:
         """The statistics of pinned memory: they stay 0, because it is ordinary memory here."""
@@ -99,6 +100,11 @@ class Memory:
     def set_fraction(self, fraction: float, device: int = 0) -> None:
         self._fraction = fraction
         _native.virtual_set_fraction(fraction)
+
+    def set_outside(self, bytes: int) -> None:
+        """So much of the GPU is taken by others than torch's allocator, beside the context."""
+        self._outside = bytes
+        _native.virtual_set_capacity(max(self._gpu.capacity - bytes, 0))
 
     def fraction(self, device: int = 0) -> float:
         return self._fraction

@@ -11,10 +11,10 @@ import torch
 
 from modscope._virtual import kernels, known, sparse, storages, times
 
-__all__ = ["kernels_registered"]
+__all__ = ["KEPT", "kernels_registered"]
 
-_KEPT = ("c10d", "_c10d_functional", "_dtensor", "symm_mem")
-"""Namespaces whose kernels for CUDA pass tensors on to a process group."""
+KEPT = ("c10d", "_c10d_functional", "_dtensor", "symm_mem", "fsdp")
+"""Namespaces whose kernels for CUDA pass tensors on to a process group, or are made of other operators."""
 
 
 def _bound(op: Any) -> Callable[..., Any]:
@@ -40,7 +40,7 @@ def _kernels() -> dict[str, Callable[..., Any]]:
     """By the operator's full name: what a virtual device runs. The fallback runs the rest."""
     found: dict[str, Callable[..., Any]] = {}
     for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"):
-        if name.partition("::")[0] not in _KEPT:
+        if name.partition("::")[0] not in KEPT:
             found[name] = _resolved_at_call(name)
     found.update({f"aten::{name}": _bound(op) for name, op in kernels.from_meta().items()})
     tables: list[dict[str, Any]] = [storages.KERNELS, kernels.KERNELS]

@@ -38,6 +38,7 @@ _MODULES = (
     "pooling",
     "recurrent",
     "attention_memory",
+    "sharding",
 )
 
 

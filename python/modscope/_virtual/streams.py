@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from modscope import _native
-from modscope._virtual import times
+from modscope._virtual import times, traffic
 
 __all__ = ["Event", "ExternalStream", "Stream"]
 
@@ -62,10 +62,11 @@ class Stream(torch.Stream):
         return ctypes.c_void_p(self.cuda_stream)
 
     def wait_event(self, event: Any) -> None:
-        return None
+        if isinstance(event, Event):
+            event.wait(self)
 
     def wait_stream(self, stream: Any) -> None:
-        return None
+        traffic.pass_on(self.cuda_stream, stream.stream_id)
 
     def record_event(self, event: Any = None) -> Any:
         event = Event() if event is None else event
@@ -114,6 +115,8 @@ class Event(torch.Event):
 
     _has_time: bool
     _recorded: float | None
+    _waits: traffic.Ends | None
+    """The collectives for which the stream waited on which this was recorded."""
 
     def __new__(
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
@@ -121,6 +124,7 @@ class Event(torch.Event):
         self: Event = super().__new__(cls, "cuda", enable_timing=enable_timing, blocking=blocking)
         self._has_time = enable_timing
         self._recorded = None
+        self._waits = None
         return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -139,9 +143,10 @@ class Event(torch.Event):
 
     def record(self, stream: Any = None) -> None:
         self._recorded = times.now()
+        self._waits = traffic.waits(_native.virtual_stream() if stream is None else stream.stream_id)
 
     def wait(self, stream: Any = None) -> None:
-        return None
+        traffic.wait_for(self._waits, None if stream is None else stream.stream_id)
 
     def query(self) -> bool:
         return True

@@ -20,7 +20,7 @@ from modscope._virtual import operators
 from modscope._virtual.gpus import GPUS, Gpu
 from modscope._virtual.roofline import Roofline, recurrent_steps
 
-__all__ = ["Seconds", "Times", "installed", "now", "timed", "wait"]
+__all__ = ["Seconds", "Times", "delay", "installed", "launch", "now", "timed", "wait"]
 
 HOST = 46e-6
 """Seconds that the host needs to launch an operator that Python calls, with autograd and the Python code around it. It was
@@ -61,6 +61,7 @@ def _launched(seconds: float, forward: float, backward: float) -> Seconds:
 
 _VIEW = _launched(0.0, VIEW, BACKWARD["view"])
 _ALLOCATION = _launched(0.0, ALLOCATION, BACKWARD["allocation"])
+_LAUNCH = _launched(0.0, 1.0, BACKWARD["operator"])
 
 
 def _is_backward() -> bool:
@@ -226,6 +227,22 @@ def now(also: int | None = None) -> float:
     assert isinstance(operators.rules, TimedRules)
     clocks = operators.rules.times.clocks[also]
     return max(clocks.host, clocks.device)
+
+
+def launch() -> None:
+    """The host launched something whose time is counted elsewhere, as that of collectives is."""
+    operators.rules.advance(_LAUNCH)
+
+
+def delay(until: float, also: int | None = None) -> None:
+    """The device does nothing until then. ``also``: on which of the other cards."""
+    seconds = until - now(also)
+    if seconds <= 0:
+        return
+    if also is None:
+        _native.virtual_clock_run(0.0, seconds)
+    elif isinstance(operators.rules, TimedRules):
+        operators.rules.times.clocks[also].run(0.0, seconds)
 
 
 @contextlib.contextmanager

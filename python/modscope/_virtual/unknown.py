@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["KernelError", "unknown_kernel"]
+__all__ = ["KernelError", "unknown_collective", "unknown_kernel", "unknown_objects"]
 
 
 class KernelError(RuntimeError):
@@ -19,4 +19,20 @@ def unknown_kernel(name: str) -> KernelError:
         f"{name} is a CUDA kernel of an extension, and a virtual GPU does not know what it returns. Put it in an operator "
         "(torch.library.custom_op) and register a fake kernel, which only makes its results (torch.library.register_fake); "
         "or choose an implementation made of PyTorch's own operators"
+    )
+
+
+def unknown_collective(name: str) -> KernelError:
+    """The error of a collective that virtual ranks do not have."""
+    return KernelError(
+        f"{name} is a collective that virtual ranks do not have, so that the memory that it takes is not known. "
+        "Leave it out when you predict, or replace it by one of torch.distributed's usual collectives"
+    )
+
+
+def unknown_objects(name: str) -> KernelError:
+    """The error of a rank that gets objects which only another rank has."""
+    return KernelError(
+        f"torch.distributed.{name} would get objects from another rank, and a rank that is predicted alone does not know what "
+        "they are. Predict all ranks together, with --all-ranks, or make the objects on this rank when you predict"
     )

@@ -49,6 +49,11 @@ void ms_allocator_set_fraction(ms_allocator *allocator, double memory_fraction)
     }
 }
 
+void ms_allocator_set_capacity(ms_allocator *allocator, uint64_t capacity)
+{
+    allocator->settings.capacity = capacity;
+}
+
 int ms_allocator_apply(ms_allocator *allocator, const char *text, char *error, size_t room)
 {
     int result = ms_allocator_settings_apply(&allocator->settings, text, error, room);

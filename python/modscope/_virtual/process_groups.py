@@ -1,0 +1,227 @@
+"""Process groups of virtual ranks: what ``torch.distributed`` makes in place of NCCL's and gloo's.
+
+torch's own fake backend has the ranks of a group; the collectives are those of collectives.py. What is passed as Python
+objects is not sent as tensors: every other rank is taken to have passed the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed
+
+from modscope._virtual import collectives, traffic
+from modscope._virtual.unknown import unknown_objects
+
+__all__ = ["installed"]
+
+_distributed: Any = torch.distributed
+_c10d: Any = getattr(_distributed, "distributed_c10d")
+_bindings: Any = getattr(torch._C, "_distributed_c10d")
+_Fake: Any = _bindings.FakeProcessGroup
+
+
+# ---- backends ----
+
+
+class _Options:
+    """As ProcessGroupNCCL.Options: nothing here depends on them."""
+
+    def __init__(self, is_high_priority_stream: bool = False, **_: Any) -> None:
+        self.is_high_priority_stream = is_high_priority_stream
+        self.config: Any = _Config()
+        self._timeout = datetime.timedelta(minutes=10)
+        self.global_ranks_in_group: list[int] = []
+        self.group_name = ""
+        self.split_from: Any = None
+        self.split_color = 0
+
+
+class _Config:
+    """As NCCLConfig: takes any setting."""
+
+
+class _MadeOfFakes(type):
+    """Classes that stand for a backend: their instances are torch's fake groups."""
+
+    def __call__(cls, store: Any, rank: int, size: int, *args: Any, **options: Any) -> Any:
+        return _Fake._create_internal(rank, size, _Fake.Options())
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _Fake)
+
+
+class _Nccl(metaclass=_MadeOfFakes):
+    Options = _Options
+    NCCLConfig = _Config
+
+
+class _Gloo(metaclass=_MadeOfFakes):
+    pass
+
+
+def _backend_attributes() -> list[tuple[Any, str, Any]]:
+    available: Callable[[], bool] = lambda: True
+    found: list[tuple[Any, str, Any]] = [(_Fake, "_set_sequence_number_for_group", lambda group: None)]
+    found.append((_bindings.Logger, "set_runtime_stats_and_log", lambda logger: None))  # DDP's, which reads the GPU's own timer
+    for module in (_distributed, _c10d):
+        found += [(module, "ProcessGroupNCCL", _Nccl), (module, "ProcessGroupGloo", _Gloo)]
+        found += [(module, "is_nccl_available", available), (module, "is_gloo_available", available)]
+    found += [(_c10d, "_NCCL_AVAILABLE", True), (_c10d, "default_pg_nccl_timeout", datetime.timedelta(minutes=10))]
+    return found
+
+
+# ---- making groups ----
+
+
+def _initializing(ranks: collectives.Ranks, wanted: Callable[[int], None]) -> Callable[..., None]:
+    original = _distributed.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(
+        backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1, rank: int = -1, *args: Any, **options: Any
+    ) -> None:
+        wanted(world_size)
+        options = {name: options[name] for name in ("group_name", "pg_options", "device_id") if name in options}
+        original(backend, timeout=timeout, world_size=ranks.size, rank=ranks.rank, store=_distributed.HashStore(), **options)
+
+    return init_process_group
+
+
+def _split_group(parent: Any = None, split_ranks: Any = None, timeout: Any = None, pg_options: Any = None, group_desc: Any = None) -> Any:
+    """As torch.distributed.split_group: this rank's part of a group."""
+    if not split_ranks:
+        raise ValueError("split_ranks cannot be None or empty")
+    parent = parent or _c10d.GroupMember.WORLD
+    of_parent = _distributed.get_process_group_ranks(parent)
+    mine = _distributed.get_group_rank(parent, _distributed.get_rank())
+    for part in split_ranks:
+        if mine in part:
+            return _distributed.new_group([of_parent[i] for i in part], timeout=timeout, group_desc=group_desc)
+    return None
+
+
+def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """As torch's wait_tensor; the current stream waits for the collectives that were launched so far."""
+
+    @functools.wraps(original)
+    def wait_tensor(tensor: Any) -> Any:
+        traffic.wait_for_all()
+        return original(tensor)
+
+    return wait_tensor
+
+
+# ---- objects ----
+
+
+def _sent(value: Any, group: Any, copies: int = 1) -> Any:
+    """A copy of an object, as another rank would get it. Its bytes are on the GPU meanwhile, if the group is the GPU's."""
+    data = pickle.dumps(value)
+    device = _c10d._get_object_coll_device(group)
+    buffers = [torch.empty(len(data), dtype=torch.uint8, device=device)]
+    if copies > 1:
+        buffers.append(torch.empty(copies * len(data), dtype=torch.uint8, device=device))
+    return pickle.loads(data)
+
+
+def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+    count = _distributed.get_world_size(group)
+    copied = _sent(obj, group, count)
+    object_list[:count] = [copied] * count
+
+
+def _gather_object(obj: Any, object_gather_list: list[Any] | None = None, *args: Any, group: Any = None, **options: Any) -> None:
+    group = args[1] if len(args) > 1 else group
+    if object_gather_list is not None:
+        _all_gather_object(object_gather_list, obj, group)
+
+
+def _broadcast_object_list(object_list: list[Any], src: Any = None, group: Any = None, *args: Any, **options: Any) -> None:
+    _sent(list(object_list), group)
+
+
+def _scatter_object_list(outputs: list[Any], inputs: Sequence[Any] | None = None, src: Any = None, group: Any = None, *args: Any, **options: Any) -> None:
+    if inputs is None:
+        raise unknown_objects("scatter_object_list")
+    outputs[0] = _sent(inputs[_distributed.get_rank(group)], group)
+
+
+def _global_rank(rank: Any, group: Any, in_group: Any) -> int:
+    return int(rank if rank is not None else _distributed.get_global_rank(group or _c10d.GroupMember.WORLD, in_group or 0))
+
+
+def _sending(ranks: collectives.Ranks) -> Callable[..., Any]:
+    def send_object_list(
+        object_list: list[Any], dst: Any = None, group: Any = None, device: Any = None, group_dst: Any = None, **options: Any
+    ) -> None:
+        _sent(list(object_list), group)
+        if ranks.mail is not None:
+            ranks.mail.send(_global_rank(dst, group, group_dst), list(object_list))
+
+    return send_object_list
+
+
+def _receiving(ranks: collectives.Ranks) -> Callable[..., Any]:
+    def recv_object_list(
+        object_list: list[Any], src: Any = None, group: Any = None, device: Any = None, group_src: Any = None, **options: Any
+    ) -> int:
+        if ranks.mail is None:
+            raise unknown_objects("recv_object_list")
+        source = _global_rank(src, group, group_src)
+        object_list[:] = _sent(ranks.mail.receive(source), group)
+        return source
+
+    return recv_object_list
+
+
+_OBJECTS: dict[str, Callable[..., Any]] = {
+    "all_gather_object": _all_gather_object,
+    "gather_object": _gather_object,
+    "broadcast_object_list": _broadcast_object_list,
+    "scatter_object_list": _scatter_object_list,
+}
+
+
+# ---- installation ----
+
+
+@contextlib.contextmanager
+def installed(ranks: collectives.Ranks, wanted: Callable[[int], None]) -> Iterator[None]:
+    """While this is entered, process groups have these ranks. ``wanted`` is told of the sizes that the script asks for."""
+    import torch.distributed._functional_collectives as functional
+    import torch.distributed.device_mesh as device_mesh
+
+    attributes = _backend_attributes()
+    initialize = _initializing(ranks, wanted)
+    for module in (_distributed, _c10d):
+        attributes += [(module, "init_process_group", initialize), (module, "split_group", _split_group)]
+        attributes += [(module, name, function) for name, function in _OBJECTS.items()]
+        attributes += [(module, "send_object_list", _sending(ranks)), (module, "recv_object_list", _receiving(ranks))]
+    attributes.append((functional, "wait_tensor", _waiting(functional.wait_tensor)))
+    attributes += [(device_mesh, "init_process_group", initialize), (device_mesh, "split_group", _split_group)]
+    with contextlib.ExitStack() as undo:
+        for owner, name, value in attributes:
+            undo.enter_context(_attribute(owner, name, value))
+        undo.enter_context(collectives.registered(ranks))
+        yield
+
+
+@contextlib.contextmanager
+def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    absent = object()
+    before = vars(owner).get(name, absent)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is absent:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)

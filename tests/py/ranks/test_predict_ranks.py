@@ -1,0 +1,76 @@
+"""``modscope predict --ranks``: what it prints, and what it refuses."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers import INTERCEPTION
+
+PROGRAMS = pathlib.Path(__file__).parent / "programs"
+needs_virtual_gpu = pytest.mark.skipif(not INTERCEPTION or torch.backends.cuda.is_built(), reason="there is no virtual GPU here")
+
+
+def predict(folder: pathlib.Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-m", "modscope", "predict", *words], capture_output=True, text=True, cwd=folder, timeout=500)
+
+
+@needs_virtual_gpu
+@pytest.mark.slow
+def test_one_rank_says_which_it_is_and_what_nccl_takes(tmp_path: pathlib.Path) -> None:
+    ran = predict(tmp_path, "--gpu", "h100", "--seconds", "0", "--ranks", "8", "--rank", "5", "--json", "x.json", str(PROGRAMS / "ddp.py"))
+    assert ran.returncode == 0, ran.stderr
+    assert "predicted 3 steps of rank 5 of 8 in" in ran.stderr
+    assert "0.5 GiB of it for the CUDA context and about 0.7 GiB for 1 communicator of NCCL: it fits" in ran.stderr
+    result = json.loads((tmp_path / "x.json").read_text())
+    assert result["ranks"]["size"] == 8 and result["ranks"]["rank"] == 5 and result["ranks"]["communicators"] == 1
+    assert result["may_reserve"] == result["memory"] - result["context"] - result["ranks"]["communicator_bytes"]
+    assert result["ranks"]["collective_bytes"]["all_reduce"] >= 3 * 10 * 4 * 1024 * 1025
+
+
+@needs_virtual_gpu
+@pytest.mark.slow
+def test_the_stages_of_a_pipeline_differ(tmp_path: pathlib.Path) -> None:
+    ran = predict(tmp_path, "--gpu", "h100", "--seconds", "0", "--ranks", "2", "--all-ranks", "--json", "x.json", str(PROGRAMS / "pipeline.py"))
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "rank 0\n"  # the others print nothing
+    ranks = json.loads((tmp_path / "x.json").read_text())["ranks"]
+    assert [rank["ranks"]["rank"] for rank in ranks] == [0, 1]
+    allocated = [rank["allocated_peak"] for rank in ranks]
+    assert allocated[0] > allocated[1]  # the first stage has most microbatches in flight
+    assert re.search(r"^Rank 0 reserves most, .* and rank 1 least, .*: a spread of .*\.$", ran.stderr, re.MULTILINE)
+
+
+@needs_virtual_gpu
+@pytest.mark.slow
+def test_several_numbers_of_ranks_are_a_table(tmp_path: pathlib.Path) -> None:
+    ran = predict(tmp_path, "--gpu", "l4", "--seconds", "0", "--ranks", "1,2", str(PROGRAMS / "ddp.py"))
+    assert ran.returncode == 0, ran.stderr
+    lines = ran.stderr.splitlines()
+    assert lines[0].startswith("[modscope] predicted 3 steps of rank 0 of 1 and 2 ranks on L4 in")
+    rows = [line.split() for line in lines if re.match(r"[12] ", line)]
+    assert [row[0] for row in rows] == ["1", "2"] and all(row[-1] == "fits" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--ranks", "0"], "'0' is not a number of ranks: give 64, or several such as 8,16,32,64"),
+        (["--rank", "1"], "need --ranks, such as --ranks 64"),
+        (["--ranks", "8", "--rank", "8"], "--rank 8: of 8 ranks the last one is 7"),
+        (["--ranks", "8,16", "--all-ranks", "--gpu", "h100"], "--all-ranks needs one number of --ranks"),
+        (["--ranks", "8,16"], "a table of ranks needs one GPU, such as --gpu h100"),
+        (["--ranks", "8,16", "--gpu", "h100", "-o", "x.msc"], "-o and -f need one rank"),
+        (["--ranks", "8", "--check"], "leave --ranks out"),
+    ],
+)
+def test_wrong_options_are_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    from modscope import _predict
+
+    with pytest.raises(SystemExit) as refused:
+        _predict.main([*words, "train.py"])
+    assert refused.value.code == 2
+    assert message in capsys.readouterr().err
