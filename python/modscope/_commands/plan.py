@@ -39,12 +39,12 @@ def report(arguments: Namespace, load: Load) -> Report:
     if arguments.other is not None:
         job, about = join(Job(arguments.file, arguments.device), Job(arguments.other, arguments.device))
         capture = job.capture
-    made, plan = _make(arguments, capture)
+    made, plan = _make(arguments, arguments.file, capture)
     _write(arguments, plan)
     return {**file_report(arguments.file, capture), **made, "script": None, "notes": about, "output": arguments.output}
 
 
-def _make(arguments: Namespace, capture: Capture, verify: Verify | None = None) -> tuple[Report, Plan]:
+def _make(arguments: Namespace, file: str, capture: Capture, verify: Verify | None = None) -> tuple[Report, Plan]:
     device = find_device(capture, arguments.device) or capture.main_device
     budget = arguments.gpu.may_reserve(memory_fraction(capture)) if arguments.gpu else arguments.budget
     page_file = create(arguments.report, arguments.force, arguments.file) if arguments.report else nullcontext()
@@ -52,13 +52,13 @@ def _make(arguments: Namespace, capture: Capture, verify: Verify | None = None) 
         made, plan = make_plan(arguments.file, capture, device, budget, arguments.gpu, not arguments.greedy, verify)
         calls = [point.pop("calls") for point in made["curve"]]
         if html:
-            html.write(_page(arguments, capture, made, calls))
+            html.write(_page(arguments, file, capture, made, calls))
     return {**made, "report": arguments.report}, plan
 
 
-def _page(arguments: Namespace, capture: Capture, made: Report, calls: list[list[int]]) -> bytes:
+def _page(arguments: Namespace, file: str, capture: Capture, made: Report, calls: list[list[int]]) -> bytes:
     """The capture with its plans and, for a GPU, with what else would help."""
-    found = answer(Job(capture.file, made["device"]), arguments.gpu) if arguments.gpu else None
+    found = answer(Job(file, made["device"]), arguments.gpu) if arguments.gpu else None
 
     def changes(window: Window) -> Report:
         plans = _plan_page.changes(capture, made, calls, window)
@@ -79,7 +79,8 @@ def _of_script(arguments: Namespace, load: Load) -> Report:
     if arguments.output and not arguments.force and os.path.lexists(arguments.output) and os.path.isfile(arguments.output):
         raise OSError(f"{arguments.output} exists already: choose another name, or overwrite it (-f)")
     with PredictedScript(arguments.target, arguments) as script:
-        capture = load(script.predict([gpu]))
+        predicted = script.predict([gpu])
+        capture = load(predicted)
         if capture.main_device == "cpu":
             raise CaptureError(f'{script.name} used no GPU: it uses one where its device is "cuda"')
 
@@ -87,7 +88,7 @@ def _of_script(arguments: Namespace, load: Load) -> Report:
             again = load(script.predict([gpu], f"with {counted(len(plan.modules), 'module')} checkpointed", plan=plan))
             return verified_figures(again, again.main_device) if again.phases["recompute"].blocks else None
 
-        made, plan = _make(arguments, capture, verify)
+        made, plan = _make(arguments, predicted, capture, verify)
         _write(arguments, plan)
         return {**file_report(script.name, capture), **made, "script": script.target, "notes": [], "output": arguments.output}
 
@@ -142,7 +143,7 @@ def _verification(result: Report, screen: Screen) -> list[str]:
     planned = result["planned"]
     return screen.wrap(
         f"Verified: the script was predicted again with the plan. The replay from which it was planned gave "
-        f"{size(planned['reserved'])} and {_milliseconds(planned['step_ms'])}."
+        f"{size(planned['reserved'])} and {milliseconds(planned['step_ms'])}."
     )
 
 
