@@ -80,7 +80,7 @@ class PredictedScript:
         if shown:
             print(f"\rpredicting {self.name} again: {what}"[:79], end="", file=sys.stderr, flush=True)
         null = subprocess.DEVNULL
-        out = null if silent or sys.stderr is None else sys.stderr.fileno()
+        out = null if silent or sys.stderr is None else 2
         try:
             return _predict_process.wait(subprocess.Popen(words, stdin=null if silent else None, stdout=out, stderr=out, env=environment))
         finally:
