@@ -157,7 +157,7 @@ class FSDPMemTracker(MemTracker):
     _states: list[tuple[int, str, list[tuple[Raw, Raw]]]] = []
 
     @property
-    def memory_tracking(self) -> Mapping[torch.nn.Module, Any]:  # type: ignore[override]
+    def memory_tracking(self) -> Mapping[torch.nn.Module, Any]:
         """For each FSDP module that was called, what was held around its forward and backward in the latest step."""
         states = _native.fsdp_states() if self._recording else self._states
         by_object: dict[int, list[tuple[FSDPState, Snapshot]]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -28,12 +29,20 @@ def _read_peaks(peak_tracker: _native.PeakTracker) -> dict[torch.device, PeakFig
     return peaks
 
 
+class _Past(NamedTuple):
+    """A peak of a ledger that is not followed any more."""
+
+    figures: PeakFigures
+    modules: RawModules
+    kinds: RawModules
+
+
 class PeakHistory:
     """The highest peak of each device: of the ledger that is counting, and of those that were used before it."""
 
     def __init__(self) -> None:
         self._current: _native.PeakTracker | None = None
-        self._past: dict[torch.device, tuple[PeakFigures, RawModules, RawModules]] = {}
+        self._past: dict[torch.device, _Past] = {}
 
     def begin(self, ledger: _native.Ledger) -> bool:
         """Follow the peak of this ledger from now on. False if one is being followed already."""
@@ -48,8 +57,8 @@ class PeakHistory:
             return
         modules, kinds = self._current.modules(), self._current.module_kinds()
         for device, figures in _read_peaks(self._current).items():
-            if device not in self._past or figures.peak.bytes > self._past[device][0].peak.bytes:
-                self._past[device] = (figures, modules, kinds)
+            if device not in self._past or figures.peak.bytes > self._past[device].figures.peak.bytes:
+                self._past[device] = _Past(figures, modules, kinds)
         self._current = None
 
     def reset(self) -> None:
@@ -60,25 +69,25 @@ class PeakHistory:
 
     def by_device(self) -> dict[torch.device, PeakFigures]:
         peaks = _read_peaks(self._current) if self._current else {}
-        for device, (figures, *_) in self._past.items():
-            if device not in peaks or figures.peak.bytes > peaks[device].peak.bytes:
-                peaks[device] = figures
+        for device, past in self._past.items():
+            if device not in peaks or past.figures.peak.bytes > peaks[device].peak.bytes:
+                peaks[device] = past.figures
         return peaks
 
     def modules(self) -> RawModules:
         """What each module held at its device's peak."""
-        return self._rows(self._current.modules() if self._current else [], 1)
+        return self._rows(self._current.modules() if self._current else [], lambda past: past.modules)
 
     def module_kinds(self) -> RawModules:
         """The same by kind."""
-        return self._rows(self._current.module_kinds() if self._current else [], 2)
+        return self._rows(self._current.module_kinds() if self._current else [], lambda past: past.kinds)
 
-    def _rows(self, current: RawModules, index: int) -> RawModules:
-        """At each device's peak: of the ledger that is counting, or item ``index`` of what was kept."""
+    def _rows(self, current: RawModules, of_past: Callable[[_Past], RawModules]) -> RawModules:
+        """At each device's peak: of the ledger that is counting, or of what was kept."""
         numbers = {device: number for number, device in enumerate(devices())}
         rows: RawModules = []
         for device, figures in self.by_device().items():
             past = self._past.get(device)
-            source = past[index] if past and past[0] is figures else current
+            source = of_past(past) if past and past.figures is figures else current
             rows += [row for row in source if row[0] == numbers[device]]
         return rows

@@ -15,7 +15,7 @@ Subparsers = Callable[..., argparse.ArgumentParser]
 """``add_parser`` of argparse's subparsers."""
 
 SCRIPT_OPTIONS = {
-    "plan": (("--gpu", "--budget", "-o", "--output", "--device", *VALUED), ("-f", "--force", "--greedy", "--json")),
+    "plan": (("--gpu", "--budget", "-o", "--output", "--report", "--device", *VALUED), ("-f", "--force", "--greedy", "--json")),
     "batch": (("--gpu", "--batches", "--device", *VALUED), ("--json",)),
 }
 """By command that takes a script: its options with and without a value, which may follow the script."""
