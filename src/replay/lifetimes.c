@@ -187,6 +187,56 @@ static uint32_t outermost_call(const msp_stream *stream, uint32_t call)
     return call;
 }
 
+enum { MOST_EVENTS = 1 << 14 }; /* to look for the nodes of a module in */
+
+/* The latest position before event `before` at which the thread entered backward nodes of the module, or MSP_NONE. */
+static uint32_t nodes_before(const msp_stream *stream, uint32_t before, uint16_t thread, ms_path path)
+{
+    for (uint32_t i = before; i-- > 0 && before - i < MOST_EVENTS;) {
+        const msp_event *event = &stream->events[i];
+        if (event->kind == MSP_POSITION && event->thread == thread && event->value == path)
+            return event->phase == MS_BACKWARD ? i : MSP_NONE;
+    }
+    return MSP_NONE;
+}
+
+static uint32_t next_position(const msp_stream *stream, uint32_t position)
+{
+    uint32_t i = position + 1;
+    while (i < stream->event_count &&
+           !(stream->events[i].kind == MSP_POSITION && stream->events[i].thread == stream->events[position].thread))
+        i++;
+    return i;
+}
+
+static uint32_t save_before(const msp_stream *stream, uint32_t use)
+{
+    while (use != MSP_NONE && stream->uses[use].kind != MSP_SAVE)
+        use = stream->uses[use].earlier;
+    return use;
+}
+
+/* Each save is a copy of its own, which is allocated again for its node. The first save, whose node runs last, is that
+ * of save_block; insert those of the calls that saved the block later. */
+static int copy_for_saves(msp_edit *edit, uint32_t block, uint32_t root, uint32_t back)
+{
+    const msp_stream *stream = edit->stream;
+    int error = MS_OK;
+    uint32_t earlier;
+    for (uint32_t i = save_before(stream, stream->blocks[block].last_use); !error && i != MSP_NONE; i = earlier) {
+        uint32_t call = stream->uses[i].call;
+        earlier = save_before(stream, stream->uses[i].earlier);
+        if (earlier == MSP_NONE || call == MSP_NONE || call == stream->uses[earlier].call ||
+            !msp_call_is_in(stream, call, root))
+            continue;
+        uint32_t begin = nodes_before(stream, back, stream->events[back].thread, stream->calls[call].path);
+        if (begin != MSP_NONE)
+            error = msp_edit_insert(edit, begin, next_position(stream, begin), edit->blocks[block].bytes,
+                                    edit->blocks[block].device, stream->blocks[block].stream);
+    }
+    return error;
+}
+
 /* Free the block in forward, and allocate it again before event `back`. */
 static int save_block(msp_edit *edit, uint32_t index, const msp_edited_call *root, uint32_t back)
 {
@@ -196,7 +246,10 @@ static int save_block(msp_edit *edit, uint32_t index, const msp_edited_call *roo
         return MS_OK;
     uint64_t bytes = edit->blocks[index].bytes;
     edit->blocks[index].end = end;
-    int error = msp_edit_insert(edit, back, block->drop, bytes, edit->blocks[index].device, block->stream);
+    int error = msp_edit_insert(edit, back, msp_recomputed_end(edit->stream, index), bytes, edit->blocks[index].device,
+                                block->stream);
+    if (!error && edit->stream->has_inputs)
+        error = copy_for_saves(edit, index, root->call, back);
     return error ? error : msp_edit_insert(edit, end, back, bytes, root->to, 0);
 }
 

@@ -86,8 +86,8 @@ def test_a_run_without_steps(tmp_path: pathlib.Path) -> None:
 def test_lost_events_make_figures_lower_bounds(tmp_path: pathlib.Path) -> None:
     train(tmp_path / "run.msc", steps=300, batch=8)
     data = bytearray((tmp_path / "run.msc").read_bytes())
-    middle = len(data) // 2
-    data[middle : middle + 64] = bytes(64)
+    third = len(data) // 3
+    data[third : 2 * third] = bytes(third)  # chunks of events and of notes
     (tmp_path / "run.msc").write_bytes(data)
     out = lines(tmp_path / "run.msc", 10_000)
     assert "allocated at least" in out[0] and any("lost or damaged" in line for line in out)
