@@ -32,7 +32,9 @@ def largest_batch(small: Job, large: Job, gpus: Sequence[Gpu], sizes: tuple[int,
     (largest,) = {row["largest"] for row in rows} if len(rows) == 1 else (None,)
     known = (batches.small_size, batches.large_size)
     curve = [point(batch, batches.replay(batch, gpus[0].may_reserve(large.fraction)), batch in known) for batch in points_of(known, largest)]
-    return {**beginning(large, known), "gpus": rows, "curve": curve, "most_tried": MOST_TIMES * batches.large_size}
+    begin = beginning(large, known)
+    begin["notes"] = [*begin["notes"], *filter(None, [batches.note])]
+    return {**begin, "gpus": rows, "curve": curve, "most_tried": MOST_TIMES * batches.large_size}
 
 
 def check_whole(job: Job) -> None:

@@ -96,6 +96,7 @@ def fit(files: Sequence[str], options: argparse.Namespace) -> list[Answer]:
         job, about = join(*jobs)
     elif len(jobs) == 2:
         batches = Batches(jobs[0], jobs[1], options.batches)
+        about = [batches.note] if batches.note else []
     return [answer(job, gpu, batches)._replace(about=about) for gpu in options.gpu or list(GPUS.values())]
 
 

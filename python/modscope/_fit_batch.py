@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 from modscope._fit_job import Edit, Job, Outcome
 from modscope._load import CaptureError
-from modscope._text import describe_position, size
+from modscope._text import counted, describe_position, size
+from modscope._virtual.gpus import GPUS, threads_per_processor
 
-_MOST_UNMATCHED = 0.02  # of the bytes of one capture's peak
+_MOST_UNMATCHED = 0.02  # of the bytes of one capture's peak: above it, a sentence says so
+_MOST_LEFT_OVER = 0.2  # of the blocks: above it, the programs differ
 MOST_TIMES = 4096
 """A batch that is so many times the larger one is the largest that is tried."""
 
@@ -20,8 +23,9 @@ class Batches:
     def __init__(self, small: Job, large: Job, sizes: tuple[int, int] | None = None) -> None:
         _check(small, large)
         paths = {name: path for path, name in enumerate(small.modules)}
-        match = large.stream.match(small.stream, [paths.get(name) for name in large.modules], large.number)
-        _check_match(small, large, match)
+        match = large.stream.match(small.stream, [paths.get(name) for name in large.modules], large.number, _most_partial_results(large))
+        self.note = _check_match(small, large, match)
+        """A sentence, if the captures are not quite on one line; else empty."""
         if match["ratio"] <= 1:
             raise CaptureError(f"{large.file} needs no more than {small.file}: give captures of a small and of a larger batch")
         self.large = large
@@ -93,17 +97,35 @@ def _check(small: Job, large: Job) -> None:
         raise CaptureError(f"{begin}: they call modules {len(small.calls)} and {len(large.calls)} times")
 
 
-def _check_match(small: Job, large: Job, match: dict[str, tuple[int, int, tuple[int, str, int]]]) -> None:
+def _check_match(small: Job, large: Job, match: dict[str, Any]) -> str:
+    """CaptureError if the captures are not of one program; else a sentence if blocks exist with one of the batches only."""
     for job, other, key in ((large, small, "here"), (small, large, "there")):
         count, bytes, first = match[key]
-        if count and bytes > _MOST_UNMATCHED * job.capture.peaks[job.device].bytes * max(len(job.steps), 1):
-            path, phase, of = first
-            where = describe_position(phase, job.modules[path])
+        if not count or bytes <= _MOST_UNMATCHED * job.capture.peaks[job.device].bytes * max(len(job.steps), 1):
+            continue
+        path, phase, of = first
+        where = describe_position(phase, job.modules[path])
+        found = f"{job.file} has {counted(count, 'block')} that {other.file} does not have, the first of them {size(of)} in {where}"
+        if count > _MOST_LEFT_OVER * match["matched"]:
             raise CaptureError(
-                f"{small.file} and {large.file} are not on one line: {job.file} has {count} blocks that {other.file} does not have, "
-                f"the first of them {size(of)} in {where}. The programs differ, or operators take workspaces with one batch only: "
-                "then give two larger batches"
+                f"{small.file} and {large.file} are not on one line: {found}. The programs differ, or operators take workspaces with "
+                "one batch only: then give two larger batches"
             )
+        return f"{found}: an operator works in another way with a larger batch, so figures of other batches are about right."
+    return ""
+
+
+def _most_partial_results(job: Job) -> int:
+    """As large as the partial results of a sum become on the job's GPU; 0: it is not known.
+
+    torch divides a sum over the rows of a matrix among blocks of 32 by 4 threads, of which each thread sums four columns:
+    64 KiB of float32. It starts as many of them as fit on the GPU at the same time (setReduceConfig in ATen's Reduce.cuh)."""
+    end, gpu = job.capture.end or {}, GPUS.get(job.capture.info.get("gpu", ""))
+    try:
+        threads = int(end["gpu_processors"]) * int(end["gpu_threads"])
+    except (KeyError, ValueError):
+        threads = gpu.processors * threads_per_processor(gpu.capability) if gpu else 0
+    return threads // (32 * 4) * (64 << 10)
 
 
 def _in_arguments(small: Job, large: Job, ratio: Fraction) -> tuple[int, int] | None:

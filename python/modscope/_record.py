@@ -56,6 +56,21 @@ def default_info(program: str, arguments: list[str]) -> dict[str, str]:
     }
 
 
+def _gpu_facts() -> dict[str, str]:
+    """What the GPU is, for the capture's end; empty: the program used none."""
+    if not torch.cuda.is_initialized():
+        return {}
+    with contextlib.suppress(RuntimeError, AssertionError, AttributeError):  # the GPU has failed, or torch does not tell it
+        card = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return {
+            "gpu_title": str(card.name),
+            "gpu_memory": str(card.total_memory),
+            "gpu_processors": str(card.multi_processor_count),
+            "gpu_threads": str(card.max_threads_per_multi_processor),
+        }
+    return {}
+
+
 def _memory_limit() -> dict[str, str]:
     """The fraction of the GPU's memory that torch.cuda.set_per_process_memory_fraction left to the program, for the
     capture's end; empty: there is no limit, or this version of torch does not tell it."""
@@ -167,7 +182,7 @@ class Recording:
         try:
             _recordings.discard(self)
             self.note_rank()
-            end |= self._rank | self._find_owners() | _memory_limit()
+            end |= self._rank | self._find_owners() | _memory_limit() | _gpu_facts()
         finally:  # also after an interrupt
             try:
                 figures = self._end_capture({"how": how, **end})

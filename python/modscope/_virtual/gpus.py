@@ -44,6 +44,13 @@ class Speed(NamedTuple):
     """Bytes of the second-level cache."""
 
 
+def threads_per_processor(capability: tuple[int, int]) -> int:
+    """The most threads that are resident on a streaming multiprocessor."""
+    if capability == (7, 5):
+        return 1024
+    return 1536 if capability[0] in (8, 12) and capability != (8, 0) else 2048
+
+
 class Gpu(NamedTuple):
     name: str
     """The short name, such as ``rtx4090``."""

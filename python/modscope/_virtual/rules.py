@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from modscope._virtual import operators
-from modscope._virtual.gpus import Gpu
+from modscope._virtual.gpus import Gpu, threads_per_processor
 from modscope._virtual.operators import Events
 
 __all__ = ["Answer", "Card", "Rule", "Rules", "Table", "all_rules", "argument", "at_start", "contiguous_copy", "rule"]
@@ -53,10 +53,7 @@ class Card(NamedTuple):
 
     @property
     def threads_per_processor(self) -> int:
-        """The most threads that are resident on a streaming multiprocessor."""
-        if self.capability == (7, 5):
-            return 1024
-        return 1536 if self.capability[0] in (8, 12) and self.capability != (8, 0) else 2048
+        return threads_per_processor(self.capability)
 
 
 def make_card(gpu: Gpu, version: str) -> Card:
