@@ -99,7 +99,8 @@ def main() -> None:
     folder = options.keep or tempfile.mkdtemp(prefix="modscope-ranks-")
     os.makedirs(folder, exist_ok=True)
     has_gpu = torch.cuda.is_available()
-    print(f"rank 0 of {options.ranks} on {options.gpu}, torch {torch.__version__}; MiB" + ("" if has_gpu else "; no GPU here: predictions only"))
+    alone = "" if has_gpu else "; no GPU here: predictions only"
+    print(f"rank 0 of {options.ranks} on {options.gpu}, torch {torch.__version__}; MiB{alone}")
     print("| job | allocated | real | error | reserved | real | error | step, ms | seconds | processor |\n" + "|---" * 10 + "|")
     failed = [name for name in options.only if not tell(options, name, folder, has_gpu)]
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)

@@ -72,7 +72,8 @@ ms_allocator *ms_allocator_open(const ms_allocator_settings *settings, const ms_
 void ms_allocator_close(ms_allocator *allocator);
 /* Change settings from now on: torch.cuda.set_per_process_memory_fraction(), and as ms_allocator_settings_apply. */
 void ms_allocator_set_fraction(ms_allocator *allocator, double memory_fraction);
-/* Change how many bytes the GPU can give from now on, for something else takes memory of it. What is reserved stays so. */
+/* Change how many bytes the GPU can give from now on, for something else takes memory of it. What is reserved stays so.
+ */
 void ms_allocator_set_capacity(ms_allocator *allocator, uint64_t capacity);
 int ms_allocator_apply(ms_allocator *allocator, const char *text, char *error, size_t room);
 

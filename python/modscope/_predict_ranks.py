@@ -33,7 +33,7 @@ class _Row(NamedTuple):
 def predict(options: argparse.Namespace) -> int:
     """The exit status, which is the script's."""
     began = time.monotonic()
-    rows = [_Row(options.ranks[0], rank) for rank in range(options.ranks[0])] if options.all_ranks else [_Row(n, options.rank or 0) for n in options.ranks]
+    rows = _rows(options)
     with tempfile.TemporaryDirectory(prefix="modscope-") as folder:
         status = _run(options, rows, folder)
         results: list[Result] = []
@@ -49,6 +49,12 @@ def predict(options: argparse.Namespace) -> int:
         sys.stderr.write(_text(options, rows, results, elapsed))
         sys.stderr.flush()
     return status
+
+
+def _rows(options: argparse.Namespace) -> list[_Row]:
+    if options.all_ranks:
+        return [_Row(options.ranks[0], rank) for rank in range(options.ranks[0])]
+    return [_Row(ranks, options.rank or 0) for ranks in options.ranks]
 
 
 def _run(options: argparse.Namespace, rows: Sequence[_Row], folder: str) -> int:
@@ -78,9 +84,12 @@ def _run(options: argparse.Namespace, rows: Sequence[_Row], folder: str) -> int:
 def _text(options: argparse.Namespace, rows: Sequence[_Row], results: list[Result], elapsed: float) -> str:
     first = results[0]
     done = counted(first["steps"], "step") if first["steps"] else "the script"
-    which = f"each of {counted(len(rows), 'rank')}" if options.all_ranks else f"rank {rows[0].rank} of {_list([row.ranks for row in rows])} ranks"
+    which = f"rank {rows[0].rank} of {_list([row.ranks for row in rows])} ranks"
+    if options.all_ranks:
+        which = f"each of {counted(len(rows), 'rank')}"
     context = f"{rough_size(first['context'])} of each for the CUDA context{_communicators(results)}"
-    lines = [f"predicted {done} of {which} on {options.gpu[0].label} in {seconds(elapsed)}.", f"{rough_size(first['memory'])} of memory, {context}."]
+    ran = f"predicted {done} of {which} on {options.gpu[0].label} in {seconds(elapsed)}."
+    lines = [ran, f"{rough_size(first['memory'])} of memory, {context}."]
     return as_lines(lines) + _table(options, rows, results) + "".join(f"{line}\n" for line in _sentences(options, rows, results))
 
 
@@ -109,7 +118,9 @@ def _sentences(options: argparse.Namespace, rows: Sequence[_Row], results: Seque
     ended = next(((row, result) for row, result in zip(rows, results) if result["ended"] == "exception" or result["timed_out"]), None)
     if ended is not None:
         row, result = ended
-        how = f"--seconds {result['timed_out']:g} ended the script" if result["timed_out"] else f"an exception ended the script ({result['error'].splitlines()[0][:200]})"
+        how = f"--seconds {result['timed_out']:g} ended the script"
+        if not result["timed_out"]:
+            how = f"an exception ended the script ({result['error'].splitlines()[0][:200]})"
         lines.append(f"Rank {row.rank} of {row.ranks}: {how}: what would follow is not known.")
     return [*lines, *notes(results[0])]
 

@@ -61,7 +61,7 @@ class Substitutes:
         if self._groups and self._ranks is not None:
             notes += self._ranks_notes(self._ranks)
         elif self._ranks is not None:
-            notes.append("The script made no process group, so that it is the same on every rank: it uses ranks where it calls init_process_group.")
+            notes.append("The script made no process group, so it is the same on every rank: ranks matter after init_process_group.")
         elif self._groups:
             ranks = f" instead of {max(self._groups)}" if max(self._groups) > 1 else ""
             notes.append(f"The process group has one rank{ranks}: what other ranks would hold or send is not predicted.")

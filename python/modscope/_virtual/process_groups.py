@@ -147,7 +147,9 @@ def _broadcast_object_list(object_list: list[Any], src: Any = None, group: Any =
     _sent(list(object_list), group)
 
 
-def _scatter_object_list(outputs: list[Any], inputs: Sequence[Any] | None = None, src: Any = None, group: Any = None, *args: Any, **options: Any) -> None:
+def _scatter_object_list(
+    outputs: list[Any], inputs: Sequence[Any] | None = None, src: Any = None, group: Any = None, *args: Any, **options: Any
+) -> None:
     if inputs is None:
         raise unknown_objects("scatter_object_list")
     outputs[0] = _sent(inputs[_distributed.get_rank(group)], group)

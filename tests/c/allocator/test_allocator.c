@@ -296,6 +296,9 @@ TEST(settings_can_be_changed_while_it_is_used)
     CHECK(take(60 * MIB));
     CHECK_EQ(ms_allocator_apply(allocator, "no_such_key:1", NULL, 0), MS_EINVAL);
     ms_allocator_set_fraction(allocator, 1);
+    ms_allocator_set_capacity(allocator, 80 * MIB);
+    CHECK_EQ(ms_allocator_malloc(allocator, 30 * MIB, 0, &none), MS_EDEVICE);
+    ms_allocator_set_capacity(allocator, 100 * MIB);
     CHECK(take(30 * MIB));
     end();
 }

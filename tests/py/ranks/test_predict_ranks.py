@@ -34,7 +34,8 @@ def test_one_rank_says_which_it_is_and_what_nccl_takes(tmp_path: pathlib.Path) -
 @needs_virtual_gpu
 @pytest.mark.slow
 def test_the_stages_of_a_pipeline_differ(tmp_path: pathlib.Path) -> None:
-    ran = predict(tmp_path, "--gpu", "h100", "--seconds", "0", "--ranks", "2", "--all-ranks", "--json", "x.json", str(PROGRAMS / "pipeline.py"))
+    words = ["--gpu", "h100", "--seconds", "0", "--ranks", "2", "--all-ranks", "--json", "x.json"]
+    ran = predict(tmp_path, *words, str(PROGRAMS / "pipeline.py"))
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == "rank 0\n"  # the others print nothing
     ranks = json.loads((tmp_path / "x.json").read_text())["ranks"]
