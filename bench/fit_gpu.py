@@ -37,7 +37,7 @@ from modscope._fit_levers import Lever, Levers, combine
 from modscope._fit_modules import outermost
 from modscope._virtual.gpus import find_gpu
 
-AT_A_TIME = 10
+AT_A_TIME = 12
 VARIANTS = ("base", "expandable", "checkpoint", "cpu", "quarter", "half", "double")
 PARTS = {"quarter": 0.25, "half": 0.5, "double": 2.0}
 

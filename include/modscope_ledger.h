@@ -44,7 +44,7 @@ typedef enum ms_category {
 /* The category's name, such as "Parameter"; never NULL. */
 const char *ms_category_name(ms_category category);
 
-/* A kind says more about a block within its category: which of the objects of FSDP2 or DDP holds it. Most blocks have
+/* A kind says more about a block within its category: which of FSDP2's objects holds it. Most blocks have
  * none (0). Captures store the numbers. Each line: the name, the text, the category. */
 #define MS_KINDS(X)                                  \
     X(SHARDED_PARAM, "Sharded Param", PARAMETER)     \
@@ -53,8 +53,8 @@ const char *ms_category_name(ms_category category);
     X(UNSHARDED_GRAD, "Unsharded Grad", GRADIENT)    \
     X(ALL_GATHER, "All Gather", TEMP)                \
     X(REDUCE_SCATTER, "Reduce Scatter", TEMP)        \
-    X(BUCKET, "Bucket", GRADIENT)                    \
     X(INPUT, "Inputs", OTHER)
+
 typedef enum ms_kind {
     MS_KIND_NONE,
 #define X(name, text, category) MS_KIND_##name,

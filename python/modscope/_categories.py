@@ -18,7 +18,7 @@ class Category(enum.StrEnum):
 
 
 class Kind(enum.StrEnum):
-    """What FSDP2 or DDP holds bytes for, within a category. Most bytes have no kind."""
+    """What FSDP2 holds bytes for, within a category. Most bytes have no kind."""
 
     SHARDED_PARAM = "Sharded Param"
     UNSHARDED_PARAM = "Unsharded Param"
@@ -26,7 +26,6 @@ class Kind(enum.StrEnum):
     UNSHARDED_GRAD = "Unsharded Grad"
     ALL_GATHER = "All Gather"
     REDUCE_SCATTER = "Reduce Scatter"
-    BUCKET = "Bucket"
     INPUT = "Inputs"
 
 
@@ -65,7 +64,6 @@ _CATEGORY_OF = {
     Kind.UNSHARDED_GRAD: Category.GRAD,
     Kind.ALL_GATHER: Category.TEMP,
     Kind.REDUCE_SCATTER: Category.TEMP,
-    Kind.BUCKET: Category.GRAD,
     Kind.INPUT: Category.OTH,
 }
 

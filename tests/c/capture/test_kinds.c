@@ -125,15 +125,15 @@ TEST(a_kind_that_is_not_known_is_none)
     CHECK_EQ(file.event, 3);
     file_chunk(&file, NOTES);
     file.oldest = 0;
-    put_kind(0, 0, 2 << 4 | 15);                 /* a kind of a later version */
-    put_kind(0, 1, UINT64_MAX);                  /* older than the file */
-    put_kind(0, 0, 1 << 4 | MS_KIND_BUCKET);     /* slots are relative: the block in slot 1, since event 2 */
-    put_kind(0, 5, 1 << 4 | MS_KIND_ALL_GATHER); /* of a block that is not there */
+    put_kind(0, 0, 2 << 4 | 15);                   /* a kind of a later version */
+    put_kind(0, 1, UINT64_MAX);                    /* older than the file */
+    put_kind(0, 0, 1 << 4 | MS_KIND_SHARDED_GRAD); /* slots are relative: the block in slot 1, since event 2 */
+    put_kind(0, 5, 1 << 4 | MS_KIND_ALL_GATHER);   /* of a block that is not there */
     file_close(&file);
     read_file();
     seek(3);
     CHECK_EQ(block_in(0).kind, MS_KIND_NONE);
-    CHECK_EQ(block_in(1).kind, MS_KIND_BUCKET);
-    CHECK_EQ(ms_cursor_kinds(cursor, 0).of[MS_KIND_BUCKET], 20);
+    CHECK_EQ(block_in(1).kind, MS_KIND_SHARDED_GRAD);
+    CHECK_EQ(ms_cursor_kinds(cursor, 0).of[MS_KIND_SHARDED_GRAD], 20);
     finish_file();
 }

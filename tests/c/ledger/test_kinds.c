@@ -37,7 +37,7 @@ TEST(a_claim_of_a_kind_sets_the_category_too)
     CHECK_KINDS(ms_ledger_kinds(ledger, 0), [MS_KIND_ALL_GATHER] = 20);
     CHECK_EQ(ms_block_claim_kind(ledger, 2, MS_KIND_NONE, scene.a), MS_EINVAL);
     CHECK_EQ(ms_block_claim_kind(ledger, 2, MS_KIND_COUNT, scene.a), MS_EINVAL);
-    CHECK_EQ(ms_block_claim_kind(ledger, 1, MS_KIND_BUCKET, scene.a), MS_ENOBLOCK);
+    CHECK_EQ(ms_block_claim_kind(ledger, 1, MS_KIND_SHARDED_GRAD, scene.a), MS_ENOBLOCK);
     leave_call(t);
     ledger_end();
 }
@@ -113,15 +113,15 @@ TEST(a_refused_kind_changes_nothing)
     for (uint64_t refused = 1; refused <= 2; refused++) {
         ledger_heap.refuse_at = ledger_heap.asked + refused;
         ledger_heap.forever = true;
-        CHECK_EQ(ms_block_claim_kind(ledger, 1, MS_KIND_BUCKET, MS_GLOBAL), MS_ENOMEM);
+        CHECK_EQ(ms_block_claim_kind(ledger, 1, MS_KIND_SHARDED_GRAD, MS_GLOBAL), MS_ENOMEM);
         CHECK_EQ(ms_ledger_lost(ledger), refused);
         CHECK_SUMS(held(), [MS_OTHER] = 100);
         CHECK_KINDS(ms_peak_tracker_kinds(tracker, 0), NO_KIND);
         CHECK(!ms_ledger_check(ledger));
     }
     ledger_heap.refuse_at = 0;
-    claim_kind(1, MS_KIND_BUCKET, MS_GLOBAL);
-    CHECK_KINDS(ms_peak_tracker_kinds(tracker, 0), [MS_KIND_BUCKET] = 100);
+    claim_kind(1, MS_KIND_SHARDED_GRAD, MS_GLOBAL);
+    CHECK_KINDS(ms_peak_tracker_kinds(tracker, 0), [MS_KIND_SHARDED_GRAD] = 100);
     ms_ledger_detach(ledger);
     ms_ledger_close(ledger);
     scene_close(&scene);

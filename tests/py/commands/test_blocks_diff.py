@@ -18,7 +18,7 @@ def test_blocks(text, figures):
     blocks = figures("blocks train.msc -n 0")["blocks"]
     assert len(blocks) == 26 and sum(block["bytes"] for block in blocks) == 176_000_000
     assert blocks[0] == {
-        "bytes": 9_000_000, "category": "Activation", "module": "GPT.h.0.attn", "phase": "forward", "step": 2,
+        "bytes": 9_000_000, "category": "Activation", "kind": None, "module": "GPT.h.0.attn", "phase": "forward", "step": 2,
         "made_at": 0.132, "age": 0.043, "outside": False,
     }  # fmt: skip
     assert len(figures("blocks train.msc")["blocks"]) == 20
