@@ -12,6 +12,7 @@ from modscope import _capture
 from modscope._categories import CATEGORIES, PHASES, Category
 from modscope._edited import Point, Window
 from modscope._load import Capture, CaptureError, load
+from modscope._step_time import CHECKPOINT_SECONDS, step_time
 
 Edit = tuple[Any, ...]
 """The name of an edit and its arguments, as modscope._capture.Stream.replay takes them."""
@@ -76,6 +77,8 @@ class Call(NamedTuple):
     """Of the part of its forward that a checkpoint runs again: up to the last tensor that autograd saves in it."""
     kept: int
     """Bytes for backward."""
+    host_seconds: float = 0.0
+    """Of the program, which runs ahead of a GPU."""
 
 
 class Job:
@@ -141,7 +144,7 @@ class Job:
         if self._calls is None:
             rows = enumerate(zip(self.stream.calls(self.number), self.stream.recompute_times(), self.stream.gpu_times()))
             self._calls = [
-                Call(number, path, parent, begin, end, backward, step, gpu / 1e9 if gpu else (until - since) / 1e6, again / 1e6, kept)
+                Call(number, path, parent, begin, end, backward, step, gpu / 1e9 if gpu else (until - since) / 1e6, again / 1e6, kept, (until - since) / 1e6)
                 for number, ((path, parent, begin, end, backward, step, since, until, kept, _), again, gpu) in rows
             ]
         return self._calls
@@ -160,6 +163,8 @@ class Job:
     def share_of_step(self, calls: Sequence[Call]) -> float | None:
         """How much longer a step takes if these calls are checkpointed: the median of the steps, without the first. Of a
         real run, whose times are rough, the calls' whole forwards count."""
+        if self.stream.has_gpu_times:
+            return self._share_of_gpu_step(calls)
         steps = self.step_seconds()
         later = {number: time for number, time in steps.items() if number > min(steps)} or steps
         again = self._sum_by_step((call.step, call.recompute_seconds if self.has_gpu_times else call.seconds) for call in calls)
@@ -170,6 +175,13 @@ class Job:
             shares = [max(pair) for pair in zip(shares, of_gpu)]
         return statistics.median(shares) if any(shares) else None
 
+    def _share_of_gpu_step(self, calls: Sequence[Call]) -> float | None:
+        step = step_time(self.capture, self.device)
+        again = self._sum_by_step((call.step, call.recompute_seconds) for call in calls)
+        program = self._sum_by_step((call.step, call.host_seconds + CHECKPOINT_SECONDS) for call in calls)
+        more = [step.added(again[number], program[number]) for number in sorted(again)]
+        return statistics.median(more[1:] or more) / step.total if more and step.total else None
+
     @staticmethod
     def _sum_by_step(times: Iterable[tuple[int, float]]) -> dict[int, float]:
         """``times``: the step and the seconds of each call."""
@@ -179,6 +191,8 @@ class Job:
         return seconds
 
     def median_step(self) -> float | None:
+        if self.stream.has_gpu_times:
+            return step_time(self.capture, self.device).total
         times = list(self.step_seconds().values())
         return statistics.median(times[1:] or times) if times else None
 

@@ -14,8 +14,9 @@ from modscope._groups import describe_numbers, is_number
 from modscope._load import Capture
 from modscope._plan_file import Plan, plan_of
 from modscope._plan_highs import is_available
-from modscope._plan_problem import Choice, Problem, check_capture, step_seconds
+from modscope._plan_problem import Choice, Problem, check_capture
 from modscope._plan_search import EMPTY, Found, Search
+from modscope._step_time import step_time
 from modscope._text import natural_key, rough_size
 from modscope._virtual.gpus import Gpu
 
@@ -116,7 +117,7 @@ def make_plan(
         "solver": found.how if found.choice else None,
         "has_solver": search.has_highs,
         "is_solver_installed": is_available(),
-        "bound_ms": None if found.bound is None else 1e3 * (problem.step_seconds + found.bound),
+        "bound_ms": None if found.bound is None else 1e3 * (problem.step.total + found.bound),
         "curve": _curve(problem, search, budget, found),
         "times": _times_of(capture, device),
         "steps": problem.steps,
@@ -161,7 +162,7 @@ def verified_figures(capture: Capture, device: str) -> Report:
     return {
         "reserved": capture.reserved.get(device) or peak.bytes,
         "allocated": peak.bytes,
-        "step_ms": 1e3 * step_seconds(capture),
+        "step_ms": 1e3 * step_time(capture, device).total,
         "step": peak.step,
         "phase": peak.phase,
         "module": peak.module,
@@ -176,7 +177,7 @@ def _times_of(capture: Capture, device: str) -> str:
 
 def _figures(problem: Problem, choice: Choice) -> Report:
     verified = problem.verify(choice)
-    seconds = problem.step_seconds + problem.seconds(choice)
+    seconds = problem.step.total + problem.seconds(choice)
     where = {"step": verified.step, "phase": verified.phase, "module": _module(problem, verified.path)}
     return {"reserved": verified.reserved, "allocated": verified.allocated, "step_ms": 1e3 * seconds, **where}
 

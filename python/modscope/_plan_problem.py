@@ -3,12 +3,12 @@ verifies a choice. Needs no torch."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from modscope._capture_types import CaptureError
 from modscope._load import Capture
+from modscope._step_time import CHECKPOINT_SECONDS, step_time
 from modscope._text import natural_key
 
 Choice = frozenset[int]
@@ -26,6 +26,8 @@ class Candidate(NamedTuple):
     """All its calls that leave something for backward."""
     seconds: float
     """Of its recomputation in a step: of its forward up to the last tensor that autograd saves in it."""
+    host_seconds: float
+    """Of the program in a step, which runs the forward again."""
     kept: int
     """The most that it keeps for backward in one step."""
 
@@ -62,7 +64,7 @@ class Problem:
         self._settings = settings_of(capture, device)
         self._verified: dict[Choice, Verified] = {}
         self.is_cpu = device == "cpu"
-        self.step_seconds = step_seconds(capture)
+        self.step = step_time(capture, device)
         self.candidates = self._find_candidates()
         self._around = self._find_around()
         self.rows = self._measure()
@@ -113,9 +115,15 @@ class Problem:
         outer = frozenset().union(*self._around) if self._around else frozenset()
         return [[i, *sorted(self._around[i])] for i in range(len(self.candidates)) if i not in outer and self._around[i]]
 
+    def cost(self, candidate: int) -> float:
+        """Seconds that the candidate alone adds to a step whose slower side is known: the device's or the program's."""
+        found = self.candidates[candidate]
+        return max(found.seconds, found.host_seconds) if self.step.host >= self.step.device else found.seconds
+
     def seconds(self, choice: Iterable[int]) -> float:
-        """What the recomputations of a choice take in a step."""
-        return sum(self.candidates[i].seconds for i in sorted(choice))
+        """How much longer a step is with the recomputations of a choice."""
+        chosen = [self.candidates[i] for i in sorted(choice)]
+        return self.step.added(sum(each.seconds for each in chosen), sum(each.host_seconds for each in chosen))
 
     def names(self, choice: Iterable[int]) -> list[str]:
         return [self.candidates[i].name for i in sorted(choice)]
@@ -169,22 +177,17 @@ def _candidate(name: str, indices: list[int], raw: Sequence[tuple[Any, ...]], ti
     counted = [index for index in indices if raw[index][5] in steps] or indices
     count = len({raw[index][5] for index in counted})
     microseconds = sum(times[index] for index in counted)
+    host = sum((raw[index][7] - raw[index][6]) / 1e6 + CHECKPOINT_SECONDS for index in counted)
     kept: dict[int, int] = {}
     for index in indices:
         kept[raw[index][5]] = kept.get(raw[index][5], 0) + raw[index][8]
-    return Candidate(name, tuple(indices), microseconds / 1e6 / count, max(kept.values()))
+    return Candidate(name, tuple(indices), microseconds / 1e6 / count, host / count, max(kept.values()))
 
 
 def _whole_steps(raw: Sequence[tuple[Any, ...]]) -> frozenset[int]:
     """The steps whose times count: all but the first, which is slower, unless it is the only one."""
     steps = sorted({call[5] for call in raw if call[4] is not None})
     return frozenset(steps[1:] if len(steps) > 1 else steps)
-
-
-def step_seconds(capture: Capture) -> float:
-    """Of a step: the median without the first one, and without the last one if there are more."""
-    durations = [step.end - step.begin for step in capture.steps() if step.number > 0]
-    return statistics.median(durations[1:-1] or durations[1:] or durations or [0.0])
 
 
 def settings_of(capture: Capture, device: str) -> dict[str, Any]:

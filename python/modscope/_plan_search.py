@@ -37,7 +37,7 @@ class Search:
         # Among equal modules those that run first are best: their recomputation comes last, when little memory is left.
         count = max(len(problem.candidates), 1)
         self._costs = [
-            (candidate.seconds + _CALL_SECONDS * len(candidate.calls) / max(problem.steps, 1)) * (1 + 1e-4 * i / count)
+            (problem.cost(i) + _CALL_SECONDS * len(candidate.calls) / max(problem.steps, 1)) * (1 + 1e-4 * i / count)
             for i, candidate in enumerate(problem.candidates)
         ]
         around = [problem.around(i) for i in range(len(problem.candidates))]
