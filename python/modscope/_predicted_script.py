@@ -29,6 +29,7 @@ class PredictedScript:
         """CaptureError if the script cannot be run, or the allocator's settings are not known."""
         self.target = list(target)
         self._asked = argparse.Namespace(module=target[0] == "-m", table=None, selected=0.5, plan=None)
+        self._asked.ranks = self._asked.rank = self._asked.mail = self._asked.ranks_per_node = None
         self._asked.steps, self._asked.seconds, self._asked.torch = options.steps, options.seconds, options.torch
         self._asked.target = self.target[1:] if self._asked.module else self.target
         self._check()
