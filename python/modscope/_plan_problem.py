@@ -16,6 +16,7 @@ Choice = frozenset[int]
 
 _POINTS = 4096  # of the curve of allocated bytes
 _MOST_ROWS = 800
+_NEARLY = 0.8
 _MOST_CANDIDATES = 600
 _LEAST_PART = 5e-4  # of the allocated peak: a module that keeps less for backward is no candidate
 
@@ -116,9 +117,9 @@ class Problem:
         return [[i, *sorted(self._around[i])] for i in range(len(self.candidates)) if i not in outer and self._around[i]]
 
     def cost(self, candidate: int) -> float:
-        """Seconds that the candidate alone adds to a step whose slower side is known: the device's or the program's."""
+        """Seconds of the side that decides how long a step takes: the device, or a program that is about as slow."""
         found = self.candidates[candidate]
-        return max(found.seconds, found.host_seconds) if self.step.host >= self.step.device else found.seconds
+        return max(found.seconds, found.host_seconds) if self.step.host >= _NEARLY * self.step.device else found.seconds
 
     def seconds(self, choice: Iterable[int]) -> float:
         """How much longer a step is with the recomputations of a choice."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from modscope._load import Capture
 
 _STEP_OF_FORWARD = 3
-CHECKPOINT_SECONDS = 2e-4
+CHECKPOINT_SECONDS = 4e-4
 """Of the program, for each checkpointed call beside the call itself: torch's checkpoint is Python."""
 
 
