@@ -23,7 +23,7 @@ GPU_PATH  = $(CURDIR)/build/gpu$(if $(PYTHONPATH),:$(PYTHONPATH))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help run build test test-all check check-all bench bench-ranks-reading bench-models bench-predict bench-fit bench-plan bench-ranks trainers readers lint fmt san fuzz matrix clean \
-        gpu-check gpu-check-build $(GPU) layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang \
+        gpu-check gpu-check-build gpu-bench-fit gpu-bench-plan $(GPU) layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang \
         san-py FORCE
 
 include tools/c.mk tools/py.mk tools/wheel.mk
@@ -98,7 +98,7 @@ bench-predict: build build/transformers/.done ## predictions beside what jobs re
 	PYTHONPATH=$(JOBS_PATH) $(VPY) bench/predict.py $(JOBS) $(if $(ORACLE),--own-tables) $(if $(TABLE),--table $(TABLE)) \
 	    $(if $(ONLY),--only $(ONLY)) $(PREDICT_ARGS)
 
-bench-plan: build build/transformers/.done ## plans beside what they really give; JOBS=jobs.py, ONLY="names", PLAN_ARGS=--real on a GPU
+bench-plan: build build/transformers/.done ## plans beside what they really give; JOBS=jobs.py, ONLY="names"
 	$(call install-optional,highspy,plans are greedy)
 	PYTHONPATH=$(JOBS_PATH) $(VPY) bench/plan.py $(JOBS) $(if $(ONLY),--only $(ONLY)) $(PLAN_ARGS)
 else
@@ -146,6 +146,12 @@ gpu-check-capture: gpu-check-build ## what capturing costs there
 gpu-check-models: gpu-check-build ## MemTracker on real models, byte for byte
 	PYTHONPATH=$(GPU_PATH) $(PYTHON) bench/gpu_models.py --device $(DEVICE) --json build/gpu_models.jsonl \
 	    $(if $(filter cpu,$(DEVICE)),--tiny)
+
+gpu-bench-fit: gpu-check-build ## levers of modscope fit beside runs on the GPU with the lever applied; JOBS=jobs.py, ONLY="names"
+	PYTHONPATH=$(GPU_PATH) $(PYTHON) bench/fit_gpu.py $(JOBS) $(if $(ONLY),--only $(ONLY))
+
+gpu-bench-plan: gpu-check-build ## plans of captures of the GPU beside runs with them; JOBS=jobs.py, ONLY="names"
+	PYTHONPATH=$(GPU_PATH) $(PYTHON) bench/plan_gpu.py $(JOBS) $(if $(ONLY),--only $(ONLY))
 
 gpu-check-build:
 	$(call check-python,$(PYTHON))

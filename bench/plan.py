@@ -1,9 +1,9 @@
 """Plans beside what they really give: the table of docs/planning.md.
 
-    python bench/plan.py JOBS.py [--only NAME ...] [--gpu h200] [--real]
+    python bench/plan.py JOBS.py [--only NAME ...] [--gpu h200]
 
-Each job of JOBS.py (``JOBS``) is predicted on a virtual GPU, planned for three budgets, and predicted again with each plan;
-with --real it is run on this machine's GPU instead of predicted (``modscope predict --check``).
+Each job of JOBS.py (``JOBS``) is predicted on a virtual GPU, planned for three budgets, and predicted again with each plan.
+bench/plan_gpu.py does the same on a real GPU.
 
 budget     what may be reserved, between what the job takes and the least that a plan can give
 planned    what the plan says: reserved in MiB, and the time of a step
@@ -41,7 +41,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--gpu", default="h200")
     parser.add_argument("--torch", help="the version of torch whose rules are used")
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--real", action="store_true", help="run the plans on the GPU of this machine")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     return parser.parse_args()
 
@@ -54,7 +53,6 @@ def predict(options: argparse.Namespace, name: str, folder: Path, plan: Path | N
     command += ["-q", "-f", "-o", str(capture), "--json", str(out)]
     command += ["--torch", options.torch] if options.torch else []
     command += ["--plan", str(plan)] if plan else []
-    command += ["--check"] if plan and options.real else []
     command += [str(HERE / "plan_job.py"), str(options.jobs), name, str(options.steps)]
     ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     if ran.returncode or not out.exists():
@@ -62,7 +60,7 @@ def predict(options: argparse.Namespace, name: str, folder: Path, plan: Path | N
         print(f"{name} failed: {last[0]}", file=sys.stderr, flush=True)
         return None
     result: dict[str, Any] = json.loads(out.read_text())
-    return result.get("check", result) if options.real and plan else result
+    return result
 
 
 def rows_of(options: argparse.Namespace, name: str, folder: Path) -> list[dict[str, Any]]:
