@@ -7,6 +7,7 @@ from typing import Any
 
 from modscope._fit_batch import MOST_TIMES, Batches
 from modscope._fit_job import Job, Outcome
+from modscope._fit_ranks import may_reserve
 from modscope._fit_text import notes_on
 from modscope._load import CaptureError
 from modscope._virtual.gpus import Gpu
@@ -31,7 +32,7 @@ def largest_batch(small: Job, large: Job, gpus: Sequence[Gpu], sizes: tuple[int,
     rows = [_row(batches, gpu) for gpu in gpus]
     (largest,) = {row["largest"] for row in rows} if len(rows) == 1 else (None,)
     known = (batches.small_size, batches.large_size)
-    curve = [point(batch, batches.replay(batch, gpus[0].may_reserve(large.fraction)), batch in known) for batch in points_of(known, largest)]
+    curve = [point(batch, batches.replay(batch, may_reserve(gpus[0], large.capture)), batch in known) for batch in points_of(known, largest)]
     begin = beginning(large, known)
     begin["notes"] = [*begin["notes"], *filter(None, [batches.note])]
     return {**begin, "gpus": rows, "curve": curve, "most_tried": MOST_TIMES * batches.large_size}
@@ -56,7 +57,7 @@ def beginning(job: Job, sizes: tuple[int, int]) -> Report:
 
 
 def _row(batches: Batches, gpu: Gpu) -> Report:
-    capacity = gpu.may_reserve(batches.large.fraction)
+    capacity = may_reserve(gpu, batches.large.capture)
     largest = batches.largest(capacity)
     reserved = batches.replay(largest or 1).reserved
     return row(gpu, capacity, largest, reserved, largest is not None and largest > _FAR * batches.large_size)
@@ -97,7 +98,7 @@ def search(predict: Callable[[int], Job], gpu: Gpu, sizes: tuple[int, int], most
     while batch is not None and len(outcomes) < most_predictions:
         last = predict(batch)
         check_whole(last)
-        capacity = gpu.may_reserve(last.fraction)
+        capacity = may_reserve(gpu, last.capture)
         outcomes[batch] = last.replay(capacity=capacity)
         batch = sizes[1] if len(outcomes) < 2 else _next(outcomes, capacity, MOST_TIMES * sizes[1])
     assert last is not None

@@ -18,7 +18,7 @@ from modscope._fit_beside import join
 from modscope._fit_job import Job
 from modscope._fit_text import lines_of, table_of_gpus
 from modscope._load import CaptureError
-from modscope._script_arguments import VALUED, add_options, batches_of, is_script, split_arguments
+from modscope._script_arguments import VALUED, add_options, batches_of, check_no_ranks, is_script, split_arguments
 from modscope._text import clean
 from modscope._virtual.gpus import GPUS, parse_gpus
 
@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
         "first, as modscope predict does it.",
         epilog=f"Options may stand before or after the file. What follows -- is the script's.\n\n{known}\n\n"
         "Examples:\n  modscope fit before.msc --gpu rtx4090\n  modscope fit small.msc large.msc --gpu 24GiB\n"
-        "  modscope fit train.py --gpu rtx4090 -- --batch 8",
+        "  modscope fit train.py --gpu rtx4090 -- --batch 8\n  modscope fit train_fsdp2.py --gpu rtx4090 --ranks 8",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -75,6 +75,7 @@ def main(arguments: list[str]) -> int:
             from modscope import _fit_script
 
             return _fit_script.fit(options, rest)
+        check_no_ranks(options)
         show(fit(rest, options), options.json, (), options.report, rest)
         return 0
     except CaptureError as error:

@@ -10,9 +10,8 @@ from modscope._fit_batch import Batches
 from modscope._fit_job import Job, Moment, Outcome
 from modscope._fit_levers import Lever, Levers, Tried, combine
 from modscope._fit_modules import outermost
+from modscope._fit_ranks import may_reserve, nccl_bytes, world_of
 from modscope._virtual.gpus import Gpu
-
-_RANKS = (2, 4, 8)
 
 
 class Answer(NamedTuple):
@@ -30,7 +29,7 @@ class Answer(NamedTuple):
 
 
 def answer(job: Job, gpu: Gpu, batches: Batches | None = None, levers: bool = True) -> Answer:
-    capacity = gpu.may_reserve(job.fraction)
+    capacity = may_reserve(gpu, job.capture)
     before = job.replay(capacity=capacity)
     tried = _table(Levers(job, gpu, capacity, before), batches) if levers and not before.fits else []
     return Answer(job, gpu, before, tried, _held(job), capacity)
@@ -102,7 +101,7 @@ def _all_checkpoints(levers: Levers) -> list[Tried]:
 def _sharded(levers: Levers) -> list[Tried]:
     """Over the fewest GPUs on which it fits. If it fits on none of these numbers, over the most that help."""
     last: list[Tried] = []
-    for ranks in _RANKS if levers.job.caching else ():
+    for ranks in levers.rank_counts():
         lever = levers.sharded(ranks)
         if lever is None or not levers.helps(tried := levers.attempt(lever)):
             break
@@ -139,8 +138,7 @@ def _with_everything(levers: Levers, free: list[Lever]) -> list[Tried]:
     state = [lever for lever in levers.on_cpu() if "optimizer" in lever.name]
     fused = [lever for lever in free if not state or "optimizer" not in lever.name]
     ways = [[*fused, *all_of, *state]]
-    if levers.job.caching:
-        ways += [[*free, *all_of, lever] for ranks in _RANKS if (lever := levers.sharded(ranks))]
+    ways += [[*free, *all_of, lever] for ranks in levers.rank_counts() if (lever := levers.sharded(ranks))]
     tried = []
     for way in ways:
         if len(way) > 1:
@@ -167,16 +165,25 @@ def as_json(found: Answer) -> dict[str, Any]:
         "whole_steps": job.whole_steps,
         "died": job.died,
         "notes": list(found.about),
+        "ranks": world_of(job.capture),
+        "communicator_bytes": nccl_bytes(job.capture),
         "may_reserve": found.capacity,
         **_outcome(found.before, found.capacity),
         "held_by_parameters_gradients_state": found.rest,
-        "levers": [{"name": tried.lever.name, "cost": tried.lever.cost, **_figures(tried, found.capacity)} for tried in found.tried],
+        "levers": [{"name": tried.lever.name, "cost": tried.lever.cost, **_figures(tried, found)} for tried in found.tried],
     }
 
 
-def _figures(tried: Tried, capacity: int) -> dict[str, Any]:
+def _figures(tried: Tried, found: Answer) -> dict[str, Any]:
     lever = tried.lever
-    return {"allocator": lever.conf, "time": lever.time or None, "gpus": 1 + lever.more, "is_upper_bound": lever.is_bound, "is_verified": tried.is_verified, **_outcome(tried.outcome, capacity)}
+    return {
+        "allocator": lever.conf,
+        "time": lever.time or None,
+        "gpus": world_of(found.job.capture) + lever.more,
+        "is_upper_bound": lever.is_bound,
+        "is_verified": tried.is_verified,
+        **_outcome(tried.outcome, found.capacity if tried.capacity is None else tried.capacity),
+    }
 
 
 def _outcome(outcome: Outcome, capacity: int) -> dict[str, Any]:

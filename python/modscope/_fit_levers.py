@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -9,9 +10,12 @@ from modscope import _fit_sharding
 from modscope._categories import Category
 from modscope._fit_job import Edit, Job, Outcome
 from modscope._fit_modules import Siblings, checkpoint, find_siblings
+from modscope._fit_ranks import world_of
+from modscope._sharding_change import ShardingChange
 from modscope._text import size
 from modscope._virtual.gpus import Gpu
 
+_RANKS = (2, 4, 8)
 _LEAST_HELP = 0.005  # of what is reserved: a lever that helps less is not listed
 _SETTINGS = ("expandable_segments:True", "max_split_size_mb:512")
 _LINK = 16e9  # bytes a second to a host over PCIe 3, where the GPU's link is not known
@@ -32,11 +36,10 @@ class Lever(NamedTuple):
     """What it reserves is at most the figure."""
     modules: tuple[str, ...] = ()
     """Those that are checkpointed."""
-
-    @property
-    def can_be_verified(self) -> bool:
-        """Whether a script can be predicted with it as it is: with a plan and with settings of the allocator."""
-        return bool(self.conf or self.modules) and all(edit[0] == "checkpoint" for edit in self.edits)
+    can_be_verified: bool = False
+    """Whether a script can be predicted with it as it is: with a plan, with settings of the allocator, or with other ranks."""
+    sharding: ShardingChange | None = None
+    """What is different about ranks."""
 
 
 class Tried(NamedTuple):
@@ -46,6 +49,8 @@ class Tried(NamedTuple):
     """Of the fewest modules that make it fit: the same for another capacity."""
     is_verified: bool = False
     """Whether the script was predicted with the lever. Otherwise the outcome is that of a replay."""
+    capacity: int | None = None
+    """What may be reserved with it; None: as much as without it. NCCL takes more of the GPU where there are more groups."""
 
     @property
     def price(self) -> tuple[int, float, bool]:
@@ -57,7 +62,7 @@ def percent(time: float | None, exact: bool) -> str:
     """ "+11 % time" """
     if time is None:
         return "more time"
-    return f"{'' if exact else 'about '}+{100 * time:.{0 if time >= 0.01 else 1}f} % time"
+    return f"{'' if exact else 'about '}{100 * time:+.{0 if abs(time) >= 0.01 else 1}f} % time"
 
 
 def combine(*levers: Lever) -> Lever:
@@ -76,6 +81,8 @@ def combine(*levers: Lever) -> Lever:
         sum(lever.more for lever in levers),
         any(lever.is_bound for lever in levers),
         tuple(module for lever in levers for module in lever.modules),
+        all(lever.can_be_verified for lever in levers),
+        next((lever.sharding for lever in levers if lever.sharding), None),
     )
 
 
@@ -101,7 +108,7 @@ class Levers:
         """Settings of PYTORCH_CUDA_ALLOC_CONF that the run did not have."""
         if not self.job.caching or "expandable_segments:true" in self.job.conf.lower():
             return []
-        return [Lever(text, [], "none", text) for text in _SETTINGS if text.partition(":")[0] not in self.job.conf]
+        return [Lever(text, [], "none", text, can_be_verified=True) for text in _SETTINGS if text.partition(":")[0] not in self.job.conf]
 
     def zero_grad(self) -> list[Lever]:
         edits: list[Edit] = [("zero_grad",)]
@@ -135,7 +142,7 @@ class Levers:
         time = self.job.share_of_step(calls)
         cost = percent(time, self.job.has_gpu_times)
         modules = tuple(name for name, _ in siblings.members[:count])
-        return Lever(f"checkpoint {siblings.describe(count)}", checkpoint(calls), cost, time=time or 0.0, modules=modules)
+        return Lever(f"checkpoint {siblings.describe(count)}", checkpoint(calls), cost, time=time or 0.0, modules=modules, can_be_verified=True)
 
     def fewest(self, siblings: Siblings, *others: Lever, capacity: int | None = None) -> Tried | None:
         """The fewest first members of the group whose checkpoints make it fit, with other levers; None: not even all do.
@@ -200,9 +207,32 @@ class Levers:
 
     # ---- more GPUs ----
 
+    def rank_counts(self) -> tuple[int, ...]:
+        """The numbers of GPUs over which the job could be sharded. One that runs on several already keeps them."""
+        world = world_of(self.job.capture)
+        if not self.job.caching:
+            return ()
+        if self._is_sharded:
+            return tuple(world * more for more in _RANKS) if world > 1 else ()
+        return (world,) if world > 1 else _RANKS
+
+    @functools.cached_property
+    def _is_sharded(self) -> bool:
+        return _fit_sharding.uses_fsdp2(self.job)
+
     def sharded(self, ranks: int) -> Lever | None:
+        """``ranks``: one of rank_counts."""
+        world = world_of(self.job.capture)
+        if self._is_sharded:
+            edits = _fit_sharding.over_more(self.job, world, ranks)
+            change = ShardingChange(ranks)
+            cost = f"{ranks - world} more GPUs"
+            more = ranks - world
+            return Lever(f"FSDP2 over {ranks} GPUs", edits, cost, more=more, is_bound=True, can_be_verified=True, sharding=change) if edits else None
         edits = _fit_sharding.edits(self.job, self.groups, ranks)
         if not edits:
             return None
+        if world > 1:
+            return Lever(f"FSDP2 over the {ranks} GPUs", edits, "gathers in every step", is_bound=True)
         cost = "a second GPU" if ranks == 2 else f"{ranks - 1} more GPUs"
         return Lever(f"FSDP2 over {ranks} GPUs", edits, cost, more=ranks - 1, is_bound=True)

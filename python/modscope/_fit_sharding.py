@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from modscope._categories import Category
+from modscope._categories import KINDS, Category, Kind
 from modscope._fit_job import Call, Edit, Job
 from modscope._fit_modules import Siblings
 
@@ -23,6 +23,24 @@ class _Run(NamedTuple):
 
     bytes: int
     call: Call
+
+
+def uses_fsdp2(job: Job) -> bool:
+    """Whether the parameters are sharded already: the capture then has their kinds."""
+    return bool(job.stream.sum(_of_kinds(job, Kind.SHARDED_PARAM))[2])
+
+
+def _of_kinds(job: Job, *kinds: Kind) -> tuple[int, int, int | None, int, int, int]:
+    return (*job.select(), sum(1 << 1 + KINDS.index(kind) for kind in kinds))
+
+
+def over_more(job: Job, ranks: int, more: int) -> list[Edit]:
+    """Of a rank of FSDP2: what each rank has of parameters, gradients and state becomes smaller. What is gathered and
+    reduced stays."""
+    if not job.whole_steps:
+        return []
+    shards = [_of_kinds(job, Kind.SHARDED_PARAM, Kind.SHARDED_GRAD), job.select(Category.OPT), job.select(Category.TEMP, phases=["optimizer"])]
+    return [("scale", selection, ranks, more) for selection in shards]
 
 
 def edits(job: Job, groups: list[Siblings], ranks: int) -> list[Edit]:

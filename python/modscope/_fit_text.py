@@ -8,11 +8,13 @@ from collections.abc import Container, Sequence
 from modscope._fit_answer import Answer
 from modscope._fit_job import Job
 from modscope._fit_levers import Tried
+from modscope._fit_ranks import nccl_bytes, room_beside, which_rank, world_of
 from modscope._script_arguments import script_words
 from modscope._text import at_least, clean, counted, describe_moment, rough_size, shorten_middle, width_of
 from modscope._virtual.gpus import Gpu
 
 _INDENT, _GAP = "  ", "   "
+_FASTER = "The script was predicted again with each of these changes."
 
 
 def lines_of(found: Answer, width: int | None = None, script: Sequence[str] = ()) -> list[str]:
@@ -20,9 +22,9 @@ def lines_of(found: Answer, width: int | None = None, script: Sequence[str] = ()
     ``script``: with its arguments, if one was given instead of a capture."""
     lines = [line for sentence in (verdict(found), *notes(found)) for line in wrap(sentence, width)]
     if found.tried:
-        lines += ["", *_table(found.tried, width)]
+        lines += ["", *_table(found.tried, width, "What would be faster" if found.before.fits else "What would help")]
     if found.before.fits:
-        return lines
+        return [*lines, *(line for line in wrap(_FASTER, width) if found.tried)]
     end = []
     if any(tried.is_verified for tried in found.tried):
         end.append("Verified: the script was predicted again with this change. The others are replays of its events with the change.")
@@ -36,7 +38,8 @@ def verdict(found: Answer) -> str:
     job, before, gpu = found.job, found.before, found.gpu
     verb = "reserved" if job.caching else "allocated"
     most = at_least(job.is_lower_bound or not _is_complete(found), f"{rough_size(before.reserved)} at most")
-    first = f"{job.device} {verb} {most}. {room_on(gpu, found.capacity)}:"
+    rank = which_rank(job)
+    first = f"{job.device}{f', as {rank},' if rank else ''} {verb} {most}. {room_on(gpu, found.capacity, nccl_bytes(job.capture))}:"
     if before.fits:
         spare = found.capacity - before.reserved
         if spare < 0:
@@ -47,10 +50,11 @@ def verdict(found: Answer) -> str:
     return f"{first} short by {rough_size(before.reserved - found.capacity)}.{where}"
 
 
-def room_on(gpu: Gpu, capacity: int) -> str:
-    """ "RTX 4090 has 23.1 GiB beside the context". ``capacity``: what the program may reserve, by its own limit too."""
-    has = f"{clean(gpu.label)} has {rough_size(gpu.capacity)} beside the context"
-    return has if capacity == gpu.capacity else f"{has}, and the program limits itself to {rough_size(capacity)}"
+def room_on(gpu: Gpu, capacity: int, nccl: int = 0) -> str:
+    """ "RTX 4090 has 23.1 GiB beside the context". ``capacity``: what the program may reserve, by its own limit too. ``nccl``:
+    what communicators take."""
+    has = f"{clean(gpu.label)} has {room_beside(gpu, nccl)}"
+    return has if capacity >= gpu.capacity - nccl else f"{has}, and the program limits itself to {rough_size(capacity)}"
 
 
 def _is_complete(found: Answer) -> bool:
@@ -97,11 +101,11 @@ def cost_of(tried: Tried) -> str:
     return tried.lever.cost + (f", and the allocator gives memory back {counted(retries, 'time')}" if retries else "")
 
 
-def _table(rows: list[Tried], width: int | None) -> list[str]:
+def _table(rows: list[Tried], width: int | None, title: str) -> list[str]:
     verified = any(tried.is_verified for tried in rows)
-    cells = [("What would help", "reserved", "fits", *["verified"] * verified, "cost")]
+    cells = [(title, "reserved", "fits", *["verified"] * verified, "cost")]
     for tried in rows:
-        bound = "<= " if tried.lever.is_bound else ""
+        bound = "<= " if tried.lever.is_bound and not tried.is_verified else ""
         figures = (bound + rough_size(tried.outcome.reserved), _fits(tried), *["yes" if tried.is_verified else ""] * verified)
         cells.append((clean(tried.lever.name), *figures, cost_of(tried)))
     return layout(cells, {1}, 0, width)
@@ -149,7 +153,9 @@ def _left(text: str, width: int) -> str:
 def _next_command(found: Answer, script: Sequence[str]) -> list[str]:
     if not found.job.caching or not any(tried.lever.modules for tried in found.tried):
         return []
-    options = ("--gpu", found.gpu.name, "-o", "plan.json")
+    world = world_of(found.job.capture)
+    ranks = ("--ranks", str(world)) if script and world > 1 else ()
+    options = ("--gpu", found.gpu.name, *ranks, "-o", "plan.json")
     words = script_words(script, *options) if script else shlex.join([found.job.file, *options])
     return [f"Make a plan:  modscope plan {clean(words)}"]
 

@@ -80,6 +80,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--rank", type=_ranks.parse_rank, metavar="R", help="which of them the script is (default: 0)")
     add("--all-ranks", action="store_true", help="predict each of them, where they differ, as in pipelines")
     add("--ranks-per-node", type=_ranks.parse_count, metavar="N", help="how many of them share a node (default: 8)")
+    reshard = "override fully_shard's reshard_after_forward: yes or no"
+    add("--reshard", choices=("yes", "no"), help=reshard)
+    over = "override fully_shard's mesh: groups of N ranks hold one copy of the model (HSDP)"
+    add("--shard-over", type=_ranks.parse_count, metavar="N", help=over)
     add("--check", action="store_true", help="run the same steps on this machine's GPU afterwards, and print the error")
     add("-o", "--output", metavar="FILE", help="the capture's path (default: modscope-<script>.<pid>.msc in this folder)")
     add("-f", "--force", action="store_true", help="overwrite the capture if it exists")
@@ -127,6 +131,10 @@ def _check_ranks(parser: argparse.ArgumentParser, options: argparse.Namespace) -
     sizes = options.ranks or []
     if not sizes and (options.rank is not None or options.all_ranks or options.ranks_per_node):
         parser.error("--rank, --all-ranks and --ranks-per-node need --ranks, such as --ranks 64")
+    if not sizes and (options.reshard or options.shard_over):
+        parser.error("--reshard and --shard-over need --ranks, such as --ranks 64")
+    if options.shard_over and any(size % options.shard_over for size in sizes):
+        parser.error(f"--shard-over {options.shard_over}: the number of ranks must be a multiple of it")
     if options.rank is not None and options.rank >= min(sizes):
         parser.error(f"--rank {options.rank}: of {min(sizes)} ranks the last one is {min(sizes) - 1}")
     if options.all_ranks and (len(sizes) > 1 or options.rank is not None):
@@ -167,6 +175,8 @@ def asked_of(options: argparse.Namespace) -> Asked:
         rank=options.rank or 0,
         per_node=options.ranks_per_node or RANKS_PER_NODE,
         mail=options.mail or "",
+        reshard=options.reshard or "",
+        shard_over=options.shard_over or 0,
     )
 
 

@@ -28,6 +28,8 @@ def command(options: argparse.Namespace, gpus: Sequence[Gpu], *more: str) -> lis
     words += ["--rank", str(options.rank)] if options.rank is not None else []
     words += ["--mail", options.mail] if options.mail else []
     words += ["--ranks-per-node", str(options.ranks_per_node)] if options.ranks_per_node else []
+    words += ["--reshard", options.reshard] if options.reshard else []
+    words += ["--shard-over", str(options.shard_over)] if options.shard_over else []
     return [*words, *["-m"] * options.module, "--", *options.target]
 
 

@@ -110,7 +110,7 @@ class PredictedRun(RunRecording):
         """A process that the script started leaves what the script's own process must know in its capture."""
         if self._is_child:
             end = {**end, _FACTS: json.dumps(self._prediction.facts(self._steps, how, end))}
-        super()._end_recording(recording, how, end)
+        super()._end_recording(recording, how, {**end, **self._prediction.end_info()})
 
     def _end_without_capture(self, what: str) -> None:
         """The script itself used no memory of PyTorch's."""

@@ -15,6 +15,7 @@ from modscope._virtual.network import RANKS_PER_NODE
 
 if TYPE_CHECKING:
     from modscope._load import Capture
+    from modscope._predict_sharding import Sharding
     from modscope._predict_substitutes import Substitutes
     from modscope._virtual.collectives import Ranks
     from modscope._virtual.device import VirtualDevice
@@ -52,6 +53,10 @@ class Asked(NamedTuple):
     per_node: int = RANKS_PER_NODE
     mail: str = ""
     """A folder in which ranks that are predicted at the same time tell each other things; "": this one is predicted alone."""
+    reshard: str = ""
+    """yes or no: what fully_shard gets for reshard_after_forward; "": what the script passes."""
+    shard_over: int = 0
+    """How many ranks hold one copy of what fully_shard shards; 0: as the script's mesh says."""
 
 
 class Prediction:
@@ -83,7 +88,7 @@ class Prediction:
         others = [find_gpu(name) for name in self.asked.also if name != self.gpu.name]
         self._device = _predict_device.install(self.gpu, self.asked.torch or None, bool(self.asked.part), self.asked.table, others)
         values.set_selected(self.asked.selected)
-        self._substitutes = Substitutes(self._ranks([self.gpu, *others]))
+        self._substitutes = Substitutes(self._ranks([self.gpu, *others]), self._sharding())
         self._substitutes.install()
 
     def _ranks(self, cards: list[Gpu]) -> Ranks | None:
@@ -98,6 +103,18 @@ class Prediction:
 
             ranks.mail = Mail(self.asked.mail, self.asked.rank)
         return ranks
+
+    def _sharding(self) -> Sharding | None:
+        if not self.asked.ranks:
+            return None
+        from modscope._predict_sharding import Sharding
+
+        return Sharding(self.asked.reshard, self.asked.shard_over)
+
+    def end_info(self) -> dict[str, str]:
+        """What the capture says at its end: what NCCL would take of the GPU."""
+        ranks = self._substitutes.ranks_facts() if self._substitutes else None
+        return {"communicator_bytes": str(ranks["communicator_bytes"])} if ranks else {}
 
     def info(self) -> dict[str, str]:
         """What the capture says of itself."""

@@ -22,6 +22,7 @@ from modscope import _predict_ddp
 from modscope._virtual.unknown import unknown_kernel
 
 if TYPE_CHECKING:
+    from modscope._predict_sharding import Sharding
     from modscope._virtual.collectives import Ranks
 
 _MOST_NAMES = 3
@@ -31,9 +32,10 @@ _EXTENSIONS = ("flash_attn_2_cuda", "flash_attn_cuda", "flash_attn_3_cuda", "fla
 class Substitutes:
     """Installed with the virtual GPU, and removed with it."""
 
-    def __init__(self, ranks: Ranks | None = None) -> None:
-        """``ranks``: of process groups; None: they have one."""
+    def __init__(self, ranks: Ranks | None = None, sharding: Sharding | None = None) -> None:
+        """``ranks``: of process groups; None: they have one. ``sharding``: what fully_shard is asked."""
         self._ranks = ranks
+        self._sharding = sharding
         self._undo = contextlib.ExitStack()
         self._compiled = 0
         self._groups: list[int] = []
@@ -44,6 +46,8 @@ class Substitutes:
         try:
             self._undo.enter_context(self._without_compiler())
             self._undo.enter_context(self._process_groups())
+            if self._sharding is not None:
+                self._undo.enter_context(self._sharding.installed())
             self._undo.enter_context(_fake_kernels_for_extensions())
             self._undo.enter_context(_imports_watched(self._skip_triton_kernels))
         except BaseException:
@@ -59,7 +63,7 @@ class Substitutes:
         if self._compiled:
             notes.append("torch.compile left the program uncompiled: on the GPU a compiled one needs other memory, and less time.")
         if self._groups and self._ranks is not None:
-            notes += self._ranks_notes(self._ranks)
+            notes += self._ranks_notes(self._ranks) + (self._sharding.notes() if self._sharding is not None else [])
         elif self._ranks is not None:
             notes.append("The script made no process group, so it is the same on every rank: ranks matter after init_process_group.")
         elif self._groups:
@@ -93,7 +97,9 @@ class Substitutes:
     # ---- process groups ----
 
     def ranks_facts(self) -> dict[str, Any] | None:
-        return self._ranks.facts() if self._ranks is not None else None
+        if self._ranks is None:
+            return None
+        return {**self._ranks.facts(), "fully_shard": self._sharding.facts() if self._sharding is not None else None}
 
     def _ranks_notes(self, ranks: Ranks) -> list[str]:
         asked = {size for size in self._groups if size > 0} - {ranks.size}

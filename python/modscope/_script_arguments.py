@@ -6,7 +6,10 @@ import argparse
 import shlex
 from collections.abc import Sequence
 
-VALUED = ("--steps", "--seconds", "--torch")
+from modscope import _ranks
+from modscope._capture_types import CaptureError
+
+VALUED = ("--steps", "--seconds", "--torch", "--ranks", "--rank", "--ranks-per-node")
 """The options that say how a script is predicted; each has a value."""
 
 
@@ -41,6 +44,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=_steps, default=3, metavar="N", help="of a script: how many optimizer steps are predicted (default: 3)")
     add("--seconds", type=_seconds, default=60.0, metavar="S", help="of a script: stop it after S seconds (default: 60; 0: never)")
     add("--torch", metavar="VERSION", help="of a script: the torch whose rules apply (default: the installed one)")
+    add("--ranks", type=_ranks.parse_count, metavar="N", help="of a script: imagine so many ranks, as modscope predict does")
+    add("--rank", type=_ranks.parse_rank, metavar="R", help="of a script: which of them it is (default: 0)")
+    add("--ranks-per-node", type=_ranks.parse_count, metavar="N", help="of a script: how many ranks share a node (default: 8)")
+
+
+def check_ranks(options: argparse.Namespace) -> None:
+    """Of a script. CaptureError if the options contradict each other. ``options.ranks`` is a list of one, or None."""
+    if not options.ranks and (options.rank is not None or options.ranks_per_node):
+        raise CaptureError("--rank and --ranks-per-node need --ranks, such as --ranks 64")
+    if options.rank is not None and options.rank >= options.ranks[0]:
+        raise CaptureError(f"--rank {options.rank}: of {options.ranks[0]} ranks the last one is {options.ranks[0] - 1}")
+
+
+def check_no_ranks(options: argparse.Namespace) -> None:
+    """Of captures. CaptureError if ranks were asked for."""
+    if options.ranks or options.rank is not None or options.ranks_per_node:
+        raise CaptureError("--ranks, --rank and --ranks-per-node are for scripts. A capture says itself which rank it is of: give the script instead")
 
 
 def _steps(text: str) -> int:

@@ -7,10 +7,11 @@ bool msr_selection_of(PyObject *item, msp_selection *selection)
 {
     PyObject *device;
     unsigned long long min_bytes;
-    if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "IIOIK", &selection->categories, &selection->phases, &device,
-                                                  &selection->root, &min_bytes)) {
+    selection->kinds = 0;
+    if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "IIOIK|I", &selection->categories, &selection->phases, &device,
+                                                  &selection->root, &min_bytes, &selection->kinds)) {
         PyErr_SetString(PyExc_TypeError,
-                        "a selection is a tuple (categories, phases, device or None, root, min_bytes)");
+                        "a selection is a tuple (categories, phases, device or None, root, min_bytes[, kinds])");
         return false;
     }
     selection->min_bytes = min_bytes;

@@ -41,7 +41,8 @@ bool msp_block_is_selected(const msp_stream *stream, uint32_t index, const msp_s
     return (!selection->categories || selection->categories >> block->category & 1) &&
            (!selection->phases || selection->phases >> block->phase & 1) &&
            (selection->device == MSP_NONE || selection->device == block->device) &&
-           block->bytes >= selection->min_bytes && msp_path_is_below(stream, block->path, selection->root);
+           (!selection->kinds || selection->kinds >> block->kind & 1) && block->bytes >= selection->min_bytes &&
+           msp_path_is_below(stream, block->path, selection->root);
 }
 
 /* The device is the one that earlier edits gave the block. */
@@ -51,7 +52,8 @@ static bool is_selected(const msp_edit *edit, uint32_t index, const msp_selectio
     return (!selection->categories || selection->categories >> block->category & 1) &&
            (!selection->phases || selection->phases >> block->phase & 1) &&
            (selection->device == MSP_NONE || selection->device == edit->blocks[index].device) &&
-           block->bytes >= selection->min_bytes && edit->blocks[index].bytes &&
+           (!selection->kinds || selection->kinds >> block->kind & 1) && block->bytes >= selection->min_bytes &&
+           edit->blocks[index].bytes &&
            msp_path_is_below(edit->stream, block->path, selection->root);
 }
 

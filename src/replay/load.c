@@ -72,6 +72,7 @@ static msp_block block_of_key_frame(const ms_captured_block *captured, uint32_t 
                        .path = captured->path,
                        .device = (uint8_t)captured->device,
                        .category = captured->category,
+                       .kind = captured->kind,
                        .phase = captured->phase,
                        .outside = captured->outside};
 }
@@ -224,6 +225,7 @@ static int add_at(msp_loader *loader, const ms_event *from, msp_event *event)
                        .path = from->path,
                        .device = (uint8_t)from->device,
                        .category = from->category,
+                       .kind = from->kind,
                        .phase = from->phase,
                        .outside = from->outside};
     event->kind = MSP_ADD;

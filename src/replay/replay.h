@@ -51,6 +51,7 @@ typedef struct msp_block {
     uint32_t call;      /* the innermost call in which it was added, or MSP_NONE */
     ms_path path;       /* its owner */
     uint8_t device, category;
+    uint8_t kind;       /* an ms_kind, since it was added */
     uint8_t phase;      /* in which it was added */
     uint8_t drop_phase; /* in which it was dropped; MS_IDLE if it was not */
     bool outside;       /* it did not come from torch's allocators */
@@ -126,6 +127,7 @@ typedef struct msp_selection { /* blocks that satisfy all of it */
     uint32_t device;           /* MSP_NONE: any */
     ms_path root;              /* the owner is this path or below it; MS_GLOBAL: any */
     uint64_t min_bytes;
+    uint32_t kinds; /* bit i: kind i; 0: any */
 } msp_selection;
 
 /* Whether the block satisfies the selection, without edits. */

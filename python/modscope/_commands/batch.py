@@ -10,7 +10,7 @@ from modscope._commands.terminal import Screen
 from modscope._fit_job import Job
 from modscope._load import CaptureError
 from modscope._predicted_script import PredictedScript
-from modscope._script_arguments import script_words
+from modscope._script_arguments import check_no_ranks, script_words
 from modscope._summary import Report
 from modscope._text import at_least, clean, rough_size, size
 from modscope._virtual.gpus import GPUS, Gpu, label_of
@@ -26,6 +26,7 @@ def report(arguments: Namespace, load: Load) -> Report:
     gpus: list[Gpu] = arguments.gpu or list(GPUS.values())
     if arguments.target:
         return _of_script(arguments, gpus)
+    check_no_ranks(arguments)
     if arguments.other is None:
         raise CaptureError(
             f"{arguments.file} is one capture: give captures of one program with a small and a larger batch, such as 4 and 8. "

@@ -14,12 +14,14 @@ from modscope._commands.terminal import Screen
 from modscope._edited import Window
 from modscope._fit_answer import answer
 from modscope._fit_beside import join
-from modscope._fit_job import Job, memory_fraction
+from modscope._fit_job import Job
+from modscope._fit_ranks import may_reserve, nccl_bytes
 from modscope._load import Capture, CaptureError
 from modscope._plan import ROUGH_TIMES, Verify, make_plan, verified_figures
 from modscope._plan_file import Plan
 from modscope._predicted_script import PredictedScript
 from modscope._report import Source, page
+from modscope._script_arguments import check_no_ranks
 from modscope._summary import Report, file_report
 from modscope._text import at_least, clean, counted, milliseconds, more_time, rough_size, size
 from modscope._virtual.gpus import find_gpu, label_of
@@ -34,6 +36,7 @@ def report(arguments: Namespace, load: Load) -> Report:
         arguments.error("--report needs the name of a file")
     if arguments.target:
         return _of_script(arguments, load)
+    check_no_ranks(arguments)
     capture = load(arguments.file)
     about: list[str] = []
     if arguments.other is not None:
@@ -46,14 +49,14 @@ def report(arguments: Namespace, load: Load) -> Report:
 
 def _make(arguments: Namespace, file: str, capture: Capture, verify: Verify | None = None) -> tuple[Report, Plan]:
     device = find_device(capture, arguments.device) or capture.main_device
-    budget = arguments.gpu.may_reserve(memory_fraction(capture)) if arguments.gpu else arguments.budget
+    budget = may_reserve(arguments.gpu, capture) if arguments.gpu else arguments.budget
     page_file = create(arguments.report, arguments.force, arguments.file) if arguments.report else nullcontext()
     with page_file as html:
         made, plan = make_plan(arguments.file, capture, device, budget, arguments.gpu, not arguments.greedy, verify)
         calls = [point.pop("calls") for point in made["curve"]]
         if html:
             html.write(_page(arguments, file, capture, made, calls))
-    return {**made, "report": arguments.report}, plan
+    return {**made, "report": arguments.report, "communicator_bytes": nccl_bytes(capture)}, plan
 
 
 def _page(arguments: Namespace, file: str, capture: Capture, made: Report, calls: list[list[int]]) -> bytes:
@@ -117,7 +120,8 @@ def _beginning(result: Report, verb: str, screen: Screen) -> list[str]:
     budget = rough_size(result["budget"])
     before = at_least(result["is_lower_bound"], rough_size(result["before"]["reserved"]))
     needed = f"{clean(result['device'])} {verb} {before} at most."
-    room = f"{clean(label_of(result['gpu']))} has {budget} beside the context." if result["gpu"] else f"The budget is {budget}."
+    nccl = f" and about {rough_size(result['communicator_bytes'])} for NCCL" if result["communicator_bytes"] else ""
+    room = f"{clean(label_of(result['gpu']))} has {budget} beside the context{nccl}." if result["gpu"] else f"The budget is {budget}."
     whole = screen.wrap(f"{needed} {room}")
     lines = whole if len(whole) == 1 else [*screen.wrap(needed), *screen.wrap(room)]
     return [*lines, *(line for sentence in result["notes"] for line in screen.wrap(sentence))]

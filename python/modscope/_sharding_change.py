@@ -1,0 +1,15 @@
+"""What may be different about the ranks of a script that is predicted again. Needs no torch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class ShardingChange(NamedTuple):
+    """0 or "": as the script has it."""
+
+    ranks: int = 0
+    reshard: str = ""
+    """yes or no: whether modules are resharded after their forward."""
+    over: int = 0
+    """How many ranks hold one copy of what is sharded."""
