@@ -44,8 +44,8 @@ typedef enum ms_category {
 /* The category's name, such as "Parameter"; never NULL. */
 const char *ms_category_name(ms_category category);
 
-/* A kind says more about a block within its category: which of FSDP2's objects holds it. Most blocks have
- * none (0). Captures store the numbers. Each line: the name, the text, the category. */
+/* A kind says more about a block within its category: which of the objects of FSDP2 or DDP holds it. Most
+ * blocks have none (0). Captures store the numbers. Each line: the name, the text, the category. */
 #define MS_KINDS(X)                                  \
     X(SHARDED_PARAM, "Sharded Param", PARAMETER)     \
     X(UNSHARDED_PARAM, "Unsharded Param", PARAMETER) \
@@ -53,7 +53,8 @@ const char *ms_category_name(ms_category category);
     X(UNSHARDED_GRAD, "Unsharded Grad", GRADIENT)    \
     X(ALL_GATHER, "All Gather", TEMP)                \
     X(REDUCE_SCATTER, "Reduce Scatter", TEMP)        \
-    X(INPUT, "Inputs", OTHER)
+    X(INPUT, "Inputs", OTHER)                        \
+    X(BUCKET, "Bucket", GRADIENT)
 
 typedef enum ms_kind {
     MS_KIND_NONE,
@@ -187,7 +188,7 @@ uint64_t ms_block_note_uses(ms_ledger *ledger, const uint64_t *addresses, size_t
  * - Of several claims of one block in a pass, the category that comes first in MS_CATEGORIES is kept.
  * - The end looks at blocks that were neither claimed nor added in the pass. Those of the categories that objects hold
  *   (parameter, buffer, gradient, optimizer state) become MS_OTHER from now on: at the peaks they stay what they were.
- *   Those from outside are dropped. */
+ *   Those from outside are dropped. Blocks of MS_KIND_BUCKET stay what they are: no object tells who holds them. */
 void ms_claims_begin(ms_ledger *ledger);
 /* In this pass, the end leaves unclaimed blocks of this category as they are: some of the objects that hold them could
  * not be read. MS_EINVAL if the category is out of range, or outside a pass. */

@@ -18,7 +18,7 @@ class Category(enum.StrEnum):
 
 
 class Kind(enum.StrEnum):
-    """What FSDP2 holds bytes for, within a category. Most bytes have no kind."""
+    """What FSDP2 or DDP holds bytes for, within a category. Most bytes have no kind."""
 
     SHARDED_PARAM = "Sharded Param"
     UNSHARDED_PARAM = "Unsharded Param"
@@ -27,6 +27,7 @@ class Kind(enum.StrEnum):
     ALL_GATHER = "All Gather"
     REDUCE_SCATTER = "Reduce Scatter"
     INPUT = "Inputs"
+    BUCKET = "Bucket"
 
 
 class State(enum.StrEnum):
@@ -65,6 +66,7 @@ _CATEGORY_OF = {
     Kind.ALL_GATHER: Category.TEMP,
     Kind.REDUCE_SCATTER: Category.TEMP,
     Kind.INPUT: Category.OTH,
+    Kind.BUCKET: Category.GRAD,
 }
 
 

@@ -31,7 +31,7 @@ _FORK_LIMIT = 10_000  # milliseconds for the tests in a forked process
 _NOT_RESTORED = "the original pointer was not restored after the test"
 
 # "verified" for an interception point or "learned" for a layout; else the reason why not.
-_results = dict.fromkeys(("calls", "nodes", "blocks", "saved", "layout", "tensors"), _UNTRIED)
+_results = dict.fromkeys(("calls", "nodes", "blocks", "saved", "buckets", "layout", "tensors"), _UNTRIED)
 
 
 def results() -> dict[str, str]:
@@ -205,6 +205,17 @@ def _choose_saved() -> None:
     _results["saved"] = why or VERIFIED
 
 
+# ---- buckets of DistributedDataParallel ----
+
+
+def _choose_buckets() -> None:
+    if not torch.distributed.is_available():
+        _results["buckets"] = "this torch has no torch.distributed"
+        return
+    why = FORCED if _is_forbidden() else why_no_blocks() or _native.find_bucket_slots(torch.empty(1, device="cpu"))
+    _results["buckets"] = why or VERIFIED
+
+
 # ---- calls and nodes ----
 
 
@@ -317,6 +328,7 @@ def _choose() -> None:
     _choose_tensor_layout()
     _choose_blocks()
     _choose_saved()
+    _choose_buckets()
     if _is_forbidden():
         _results["calls"] = _results["nodes"] = FORCED
         _native.set_interception(False, False)

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from modscope import _native
+
 _MIB = 1 << 20
 _FIRST, _CAP = 1 * _MIB, 25  # the first bucket in bytes, the others in MiB, unless the program says otherwise
 
@@ -30,10 +32,12 @@ class _Buckets:
         assign: Any = getattr(torch.distributed, "_compute_bucket_assignment_by_size")
         parameters = self._parameters[::-1]  # about in the order in which their gradients are ready
         assigned, _ = assign(parameters, limits, [False] * len(parameters))
-        return [
+        buffers = [
             torch.empty(sum(parameters[i].numel() for i in bucket), dtype=parameters[bucket[0]].dtype, device=parameters[bucket[0]].device)
             for bucket in assigned
         ]
+        _native.claim_buckets(buffers)
+        return buffers
 
     def forward_begins(self) -> None:
         self._forwards += 1

@@ -51,6 +51,7 @@ extern PyMethodDef mst_intercept_saved_methods[];
 extern PyMethodDef mst_cuda_requests_methods[];
 extern PyMethodDef mst_cuda_times_methods[];
 extern PyMethodDef mst_intercept_fsdp_methods[];
+extern PyMethodDef mst_intercept_ddp_methods[];
 extern PyMethodDef mst_fsdp_states_methods[];
 extern PyMethodDef mst_node_layout_methods[];
 extern PyMethodDef mst_tensor_layout_methods[];

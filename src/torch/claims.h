@@ -12,7 +12,8 @@ struct mst_module;
 bool mst_owner_find(uint64_t impl, ms_path *path);
 /* Record the owner, unless one is recorded: the first module that holds a parameter owns it. Returns the owner. */
 ms_path mst_owner_add(uint64_t impl, ms_path path);
-/* Record or replace the owner of a parameter whose new gradients are of this kind. */
+/* Record or replace the owner of a parameter whose new gradients are of this kind, or of a Reducer of DDP, by its
+ * address. */
 void mst_owner_set_gradient_kind(uint64_t impl, ms_path path, ms_kind kind);
 void mst_owners_clear(void);
 void mst_owners_lock(void); /* around fork, and while a gradient is read */

@@ -1,4 +1,4 @@
-/* intercept.h - the interception points of module calls, backward nodes, allocators and saved tensors, and
+/* intercept.h - the interception points of module calls, backward nodes, allocators, saved tensors and more, and
  * the fallback for calls. No Python runs inside an interception point, except the user's hooks. */
 #ifndef MST_INTERCEPT_H
 #define MST_INTERCEPT_H
@@ -38,6 +38,10 @@ bool mst_steps_intercepted(void);
 /* ---- intercept_fsdp.c: FSDP2, from the moment when the program has imported it ---- */
 void mst_fsdp_intercept(void); /* if FSDP2 is imported and not intercepted yet; cheap where it is not imported */
 void mst_fsdp_restore(void);
+
+/* ---- intercept_ddp.c: the buckets of DistributedDataParallel, if its slots were found ---- */
+void mst_ddp_intercept(void);
+void mst_ddp_restore(void);
 
 /* ---- intercept_nodes.c ---- */
 int mst_nodes_intercept(void); /* -1 with an error set */

@@ -60,6 +60,7 @@ static void detach_ledger(ledger *self)
     mst_optimizer_hooks_remove();
     mst_building_hooks_remove();
     mst_fsdp_restore();
+    mst_ddp_restore();
     mst_fsdp_states_detach();
     ms_ledger_detach(self->ledger);
     mst.ledger = NULL;
@@ -105,6 +106,7 @@ static PyObject *ledger_begin(ledger *self, PyObject *args)
     if ((dispatcher ? mst_dispatch_begin() : mst_blocks_intercept(self->ledger)) == 0) {
         mst_saved_intercept(self->ledger);
         mst_fsdp_intercept();
+        mst_ddp_intercept();
         Py_RETURN_NONE;
     }
     detach_ledger(self);

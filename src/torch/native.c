@@ -60,7 +60,7 @@ static int add_functions(PyObject *module)
         mst_run_in_fork_methods,     mst_virtual_device_methods,  mst_virtual_tensors_methods,
         mst_virtual_clock_methods,   mst_virtual_answers_methods, mst_virtual_stats_methods,
         mst_virtual_log_methods,     mst_cuda_requests_methods,   mst_cuda_times_methods,
-        mst_intercept_fsdp_methods,  mst_fsdp_states_methods,
+        mst_intercept_fsdp_methods,  mst_intercept_ddp_methods,   mst_fsdp_states_methods,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) != 0)

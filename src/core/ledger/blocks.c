@@ -473,7 +473,7 @@ void ms_claims_end(ms_ledger *ledger)
     for (uint32_t at = 0; (block = ms__block_next(&ledger->blocks, &at)) != NULL;) {
         if (block->claim_pass == ledger->claim_pass)
             continue;
-        if (ledger->kept & 1u << block->category) {
+        if (ledger->kept & 1u << block->category || block->kind == MS_KIND_BUCKET) {
             block->claim_pass = ledger->claim_pass;
         } else if (block->outside) {
             drop_block_found_by_scan(ledger, block);

@@ -65,6 +65,21 @@ TEST(a_block_keeps_its_kind_until_it_gets_another_category)
     ledger_end();
 }
 
+TEST(a_bucket_stays_one_until_it_is_dropped)
+{
+    struct lane *t = ledger_start();
+    add(t, 1, 100);
+    claim_kind(1, MS_KIND_BUCKET, scene.a);
+    ms_claims_begin(ledger);
+    ms_claims_end(ledger); /* no object tells who holds it */
+    CHECK_SUMS(held(), [MS_GRADIENT] = 100);
+    CHECK_KINDS(ms_ledger_kinds_of(ledger, 0, scene.a), [MS_KIND_BUCKET] = 100);
+    drop(1);
+    add(t, 1, 30);
+    CHECK_KINDS(ms_ledger_kinds(ledger, 0), NO_KIND);
+    ledger_end();
+}
+
 TEST(a_kind_is_retroactive_at_the_peak)
 {
     struct lane *t = ledger_start();

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 
+import modscope
 import torch
 import torch.distributed as dist
 from modscope._ranks import environment
@@ -211,6 +212,58 @@ def tensor_and_data_parallel():
             _step(model, optimizer)
         assert next(model.parameters()).to_local().numel() == ELEMENTS // 64
         assert ranks.bytes["all_reduce"] > 0 and ranks.bytes["all_gather"] > 0
+
+
+# ---- kinds ----
+
+
+def _kinds_at_the_peak(model, steps=3):
+    """By a tracker of this step and of those before it."""
+    device = torch.device("cuda", 0)
+    optimizer = torch.optim.AdamW(model.parameters())
+    tracker = modscope.MemTracker()
+    tracker.track_external(model, optimizer)
+    with tracker:
+        for _ in range(steps):
+            tracker.reset_peak()
+            model(torch.ones(1, WIDTH, device="cuda")).sum().backward()
+            kinds, by_module = tracker.get_kind_snapshot("peak")[device], tracker.get_module_kinds("peak")[device]
+            optimizer.step()
+            optimizer.zero_grad()
+            yield kinds, by_module
+
+
+def kinds_are_the_buffers_of_fsdp2():
+    for size, options, whole, reduced in ((8, {}, 4, 4), (64, {}, 4, 4), (64, {"mp_policy": MIXED}, 2, 4)):
+        with _world(size):
+            model = _shard(_layers(), **options)
+            *_, (kinds, by_module) = _kinds_at_the_peak(model)
+            assert kinds == {
+                "Sharded Param": 4 * 4 * ELEMENTS // size,
+                "Unsharded Param": whole * ELEMENTS,
+                "Sharded Grad": kinds["Sharded Grad"],
+                "Unsharded Grad": whole * ELEMENTS,
+                "All Gather": whole * ELEMENTS,
+                "Reduce Scatter": reduced * ELEMENTS,
+            }, kinds
+            assert kinds["Sharded Grad"] % (4 * ELEMENTS // size) == 0
+            assert kinds == {kind: sum(of.get(kind, 0) for of in by_module.values()) for kind in kinds}
+
+
+def kinds_of_parameters_that_stay_unsharded():
+    with _world(64):
+        *_, (kinds, _) = _kinds_at_the_peak(_shard(_layers(), reshard_after_forward=False))
+        assert kinds["Unsharded Param"] == 4 * 4 * ELEMENTS, kinds
+
+
+def buckets_are_a_copy_of_all_gradients():
+    for options in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}):
+        with _world(8):
+            model = DistributedDataParallel(_layers(), device_ids=[0], **options)
+            for kinds, by_module in _kinds_at_the_peak(model):
+                listed = [bucket.buffer().nbytes for bucket in model.reducer._get_zeros_like_grad_buckets()]
+                assert kinds == {"Bucket": 4 * 4 * ELEMENTS} and sum(listed) == 4 * 4 * ELEMENTS, (kinds, listed)
+                assert list(by_module) == ["DistributedDataParallel"]
 
 
 # ---- DDP ----

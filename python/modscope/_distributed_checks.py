@@ -1,0 +1,95 @@
+"""Whether FSDP2 and DistributedDataParallel are as modscope knows them: each trains a small model under a tracker, in a
+forked process with torch's fake process group, and the kinds are compared with what the model must hold."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from modscope import _native
+from modscope._categories import Kind
+
+__all__ = ["NOT_BUILT", "check_in_fork"]
+
+NOT_BUILT = "this torch has no torch.distributed"
+_LIMIT = 30_000  # milliseconds
+_WIDTH, _RANKS = 64, 4
+_BYTES = 4 * _WIDTH * _WIDTH  # of the model's only parameter
+
+
+def _peak_of(model: torch.nn.Module) -> dict[str, int]:
+    """Bytes by kind at the peak of a training step."""
+    from modscope._mem_tracker import MemTracker
+
+    tracker = MemTracker()
+    tracker.track_external(model)
+    with tracker:
+        model(torch.ones(1, _WIDTH)).sum().backward()
+    return dict(tracker.get_kind_snapshot("peak").get(torch.device("cpu"), {}))
+
+
+def _compare(found: dict[str, int], expected: dict[Kind, int]) -> str | None:
+    for kind, value in expected.items():
+        if found.get(kind, 0) != value:
+            return f"{kind} of a small model was counted as {found.get(kind, 0)} bytes, not {value}"
+    return None
+
+
+def _check_fsdp() -> str | None:
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(torch.nn.Linear(_WIDTH, _WIDTH, bias=False))
+    whole = [Kind.UNSHARDED_PARAM, Kind.UNSHARDED_GRAD, Kind.REDUCE_SCATTER]
+    return _compare(_peak_of(model), {Kind.SHARDED_PARAM: _BYTES // _RANKS, **dict.fromkeys(whole, _BYTES)})
+
+
+def _check_ddp() -> str | None:
+    """A Reducer alone: torch's fake process group cannot reduce for it."""
+    from modscope._mem_tracker import MemTracker
+
+    distributed: Any = torch.distributed
+    parameter = torch.nn.Parameter(torch.ones(_WIDTH, _WIDTH))
+    tracker = MemTracker()
+    with tracker:
+        reducer = distributed.Reducer([parameter], [[0]], distributed.group.WORLD)
+        found = dict(tracker.get_kind_snapshot().get(torch.device("cpu"), {}))
+        del reducer
+    return _compare(found, {Kind.BUCKET: _BYTES})
+
+
+def _describe(check: Callable[[], str | None]) -> str | None:
+    try:
+        return check()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _check() -> str:
+    """A JSON object: for "fsdp" and "ddp" null, or why not."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed: Any = torch.distributed
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=_RANKS)
+    return json.dumps({"fsdp": _describe(_check_fsdp), "ddp": _describe(_check_ddp)})
+
+
+def check_in_fork() -> dict[str, str | None]:
+    """For "fsdp" and "ddp": None, or why what they hold has no kinds. This process does not change."""
+    if not torch.distributed.is_available():
+        return dict.fromkeys(("fsdp", "ddp"), NOT_BUILT)
+    if len(sys._current_frames()) > 1:
+        return dict.fromkeys(("fsdp", "ddp"), "it was not tried, because this process has several threads")
+    with contextlib.suppress(ImportError):
+        import torch.distributed.fsdp  # noqa: F401: here, where it is done once
+    answer = _native.run_in_fork(_check, _LIMIT)
+    if answer is None:
+        return dict.fromkeys(("fsdp", "ddp"), "the process that tried it ended without an answer")
+    found: dict[str, str | None] = json.loads(answer)
+    return found
