@@ -53,7 +53,7 @@ typedef struct ms_collective {
     uint64_t step;  /* 0: before the first one */
     uint64_t bytes;
     uint64_t nanoseconds; /* how long it took; 0: not known */
-    ms_path path;         /* the module in which the thread was */
+    ms_path path;         /* the module for which it was launched, else the one in which the thread was */
     uint32_t thread;      /* its number; 0: not known */
     uint32_t group;       /* its number; 0: not known */
     ms_phase phase;
@@ -62,7 +62,8 @@ typedef struct ms_collective {
 
 /* ---- writing ---- */
 
-/* A thread, or NULL, launches a collective: captures note kind, bytes, group and nanoseconds, and find out the rest.
+/* A thread, or NULL, launches a collective: captures note kind, bytes, group and nanoseconds, and find out the rest. A
+ * path other than MS_GLOBAL is the module for which it is launched, where that is not the one that the thread is in.
  * It begins `delay` nanoseconds from now. Without captures this does nothing. A capture that loses events, because it
  * has no room, loses collectives too. */
 void ms_collective_note(ms_ledger *ledger, const ms_thread *thread, const ms_collective *collective, uint64_t delay);

@@ -10,7 +10,7 @@ import torch
 
 from modscope import _native
 
-__all__ = ["describe_ranks", "name_groups", "prepare"]
+__all__ = ["describe_ranks", "name_groups", "name_of_group", "prepare"]
 
 
 def describe_ranks(ranks: Sequence[int]) -> str:
@@ -39,7 +39,8 @@ def _backends_of(group: Any) -> Iterator[Any]:
                 backend = getattr(backend, "wrapped_pg", None)
 
 
-def _title(group: Any) -> str:
+def name_of_group(group: Any) -> str:
+    """What torch says a group is for, else its number."""
     title = str(getattr(group, "group_desc", "") or "")
     return title if title and title != "undefined" else f"group {group.group_name}"
 
@@ -53,7 +54,7 @@ def name_groups() -> None:
             ranks = torch.distributed.get_process_group_ranks(group)
             for backend in _backends_of(group):
                 _native.name_collective_group(
-                    _native.backend_key(backend), _title(group), str(backend.name()), describe_ranks(ranks), len(ranks)
+                    _native.backend_key(backend), name_of_group(group), str(backend.name()), describe_ranks(ranks), len(ranks)
                 )
 
 

@@ -33,6 +33,13 @@ static _Atomic(ms_ledger *) captured; /* NULL: there is no capture */
 static _Atomic uint64_t launched;     /* how many collectives were seen, for tests and verification */
 static _Atomic uint64_t last_kind, last_bytes;
 
+static MST_THREAD_LOCAL ms_path owner_here;
+
+void mst_collectives_set_owner(ms_path owner)
+{
+    owner_here = owner;
+}
+
 /* The group with this key, which is added if it is new; NULL: there is no room. With the lock held. */
 static struct group *find_group(uint64_t key)
 {
@@ -74,7 +81,7 @@ void mst_collective_launched(ms_collective_kind kind, uint64_t bytes, uint64_t k
     ms_ledger *ledger = atomic_load_explicit(&captured, memory_order_acquire);
     if (!ledger)
         return;
-    ms_collective collective = {.kind = kind, .bytes = bytes, .nanoseconds = nanoseconds};
+    ms_collective collective = {.kind = kind, .bytes = bytes, .nanoseconds = nanoseconds, .path = owner_here};
     ms__lock(&lock);
     struct group *group = find_group(key);
     if (group) {

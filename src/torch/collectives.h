@@ -11,6 +11,8 @@
  * Python chose. Any thread; no GIL needed. */
 void mst_collective_launched(ms_collective_kind kind, uint64_t bytes, uint64_t key, uint64_t delay,
                              uint64_t nanoseconds);
+/* The collectives that this thread launches from now on are for this module; MS_GLOBAL: for the one that it is in. */
+void mst_collectives_set_owner(ms_path owner);
 /* The backend is destroyed: its address may become that of another one. No GIL needed. */
 void mst_collective_group_ended(uint64_t key);
 /* Ask torch for the names and ranks of groups that were used and have none yet. Needs the GIL, and runs Python only if

@@ -50,7 +50,10 @@ static void encode_collective(ms_capture *capture, const ms_thread *thread, cons
     struct ms__collective_before now = {.event = capture->event,
                                         .time = ms__microseconds(capture) + delay / 1000,
                                         .step = capture->ledger->step,
-                                        .path = thread ? ms__path_of(thread) : MS_GLOBAL};
+
+                                        .path = collective->path ? collective->path
+                                                : thread         ? ms__path_of(thread)
+                                                                 : MS_GLOBAL};
     uint32_t phase = thread ? (uint32_t)ms__phase(thread) : (uint32_t)MS_IDLE;
     at = ms__put_varint(at, ((uint32_t)collective->kind + 1) << MS__COLLECTIVE_PHASE_BITS | phase);
     at = ms__put_varint(at, now.event - before->event);
