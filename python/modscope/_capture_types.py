@@ -36,6 +36,38 @@ class Step(NamedTuple):
     """The most that each device held in it."""
 
 
+class CollectiveGroup(NamedTuple):
+    """The ranks that take part in a collective."""
+
+    name: str
+    """As torch calls it; "?" if it is not known."""
+    backend: str
+    """Such as "nccl"."""
+    ranks: str
+    """Such as "0-7", or "0-56:8" for every eighth one."""
+    size: int
+    """0: not known."""
+
+
+class Collective(NamedTuple):
+    """A collective of torch.distributed that the rank launched, or a message that it sent or received."""
+
+    kind: str
+    """ "all_gather", "reduce_scatter", "all_reduce", ..."""
+    bytes: int
+    """The larger of what the rank puts in and what it gets out."""
+    group: CollectiveGroup
+    time: float
+    """When it began."""
+    seconds: float | None
+    """How long it took; None: not known, as in real runs."""
+    step: int
+    phase: str
+    module: str
+    event: int
+    """It was launched after all events with lower numbers."""
+
+
 class Event(NamedTuple):
     """One thing that happened. What does not apply to its kind is None."""
 

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from modscope import _capture
 from modscope._branch import Branch, grow, sum_by_name
-from modscope._capture_types import Block, CaptureError, Event, Names, Phase, Step, find_main_device
+from modscope._capture_types import Block, CaptureError, Collective, CollectiveGroup, Event, Names, Phase, Step, find_main_device
 from modscope._categories import TOTAL, Category, Kind, Raw, Sums, kinds_of, sums_of
 from modscope._peak import Peak
 from modscope._text import natural_key
@@ -170,6 +170,13 @@ class Snapshot:
 
 
 # ---- a capture ----
+
+
+_UNKNOWN_GROUP = CollectiveGroup("?", "", "", 0)
+
+
+def _groups_by_number(groups: list[tuple[int, str, str, str, int]]) -> dict[int, CollectiveGroup]:
+    return {number: CollectiveGroup(name, backend, ranks, size) for number, name, backend, ranks, size in groups}
 
 
 class Capture:
@@ -417,6 +424,25 @@ class Capture:
     def snapshot(self, at: str | int = "peak", device: str | None = None) -> Snapshot:
         """What was held at a moment, which is given as to ``moment``."""
         return Snapshot(self._names, self._reader.snapshot(self.moment(at, device)))
+
+    def collectives(self) -> list[Collective]:
+        """All collectives of torch.distributed that the rank launched, in their order."""
+        rows, groups = self._reader.collectives()
+        named = _groups_by_number(groups)
+        module = self._names.module
+        return [
+            Collective(kind, size, named.get(group, _UNKNOWN_GROUP), time / 1e6, taken / 1e9 or None, step, phase, module(path), event)
+            for event, time, step, kind, size, taken, path, _, group, phase in rows
+        ]
+
+    def collective_totals(self) -> list[tuple[str, CollectiveGroup, str, str, bool, int, int, float]]:
+        """Sums over collectives: (kind, group, module, phase, whether in a step, count, bytes, seconds)."""
+        rows, groups = self._reader.collective_totals()
+        named = _groups_by_number(groups)
+        return [
+            (kind, named.get(group, _UNKNOWN_GROUP), self._names.module(path), phase, in_step, count, size, taken / 1e9)
+            for kind, group, path, phase, in_step, count, size, taken in rows
+        ]
 
     # ---- for the page and the exports ----
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from modscope import _files, _mem_tracker, _native, _oom_report
+from modscope import _collectives, _files, _mem_tracker, _native, _oom_report
 from modscope._peak import Peak
 from modscope._ranks_identity import describe_in_environment, describe_in_torch
 from modscope._virtual.environment import allocator_settings
@@ -144,6 +144,8 @@ class Recording:
     def start(self, publish: Callable[[], None] | None = None) -> None:
         """``publish`` is called when the file has its first bytes."""
         self._failures_before = _native.out_of_memory()[0]
+        if self._fd is not None:
+            _collectives.prepare()
         self._tracker.__enter__()
         ledger = _mem_tracker.ledger_of(self._tracker)
         assert ledger is not None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from modscope._categories import TOTAL
+from modscope._collective_totals import summarize_collectives
 from modscope._load import Capture, Snapshot
 from modscope._peak import Peak
 from modscope._text import counted, size
@@ -48,6 +49,7 @@ def summarize(file: str, capture: Capture, most_modules: int | None = None) -> R
         "optimizer_steps": capture.optimizer_steps,
         "phases": {word: phase._asdict() for word, phase in capture.phases.items()},
         "devices": sorted(devices, key=lambda one: (one["device"] != main, -int(one["peak"]["bytes"]))),
+        "collectives": summarize_collectives(capture),
         "oom_count": capture.oom_count,
         "last_oom": summarize_oom(capture),
     }

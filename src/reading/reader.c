@@ -237,6 +237,18 @@ static PyObject *notes(msr_reader *self, PyObject *unused)
     return msr_notes(self);
 }
 
+static PyObject *collectives(msr_reader *self, PyObject *unused)
+{
+    (void)unused;
+    return msr_collectives(self);
+}
+
+static PyObject *collective_totals(msr_reader *self, PyObject *unused)
+{
+    (void)unused;
+    return msr_collective_totals(self);
+}
+
 static PyObject *peaks(msr_reader *self, PyObject *args, PyObject *named)
 {
     static char *names[] = {"first", "last", NULL};
@@ -306,6 +318,13 @@ static PyMethodDef methods[] = {
      "operation i."},
     {"notes", (PyCFunction)notes, METH_NOARGS,
      "notes($self, /)\n--\n\nWhat is noted about blocks: (event before which it was noted, kind, slot, value)."},
+    {"collectives", (PyCFunction)collectives, METH_NOARGS,
+     "collectives($self, /)\n--\n\nAll collectives: (event, microseconds, step, kind, bytes, nanoseconds, path, "
+     "thread, "
+     "group, phase); and the groups: (number, name, backend, ranks, size)."},
+    {"collective_totals", (PyCFunction)collective_totals, METH_NOARGS,
+     "collective_totals($self, /)\n--\n\nSums over collectives: (kind, group, path, phase, whether in a step, count, "
+     "bytes, nanoseconds); and the groups."},
     {"peaks", (PyCFunction)(void (*)(void))peaks, METH_VARARGS | METH_KEYWORDS,
      "peaks($self, first=0, last=None)\n--\n\nThe highest number of bytes that each device held between two moments."},
     {"times", (PyCFunction)(void (*)(void))times, METH_VARARGS | METH_KEYWORDS,

@@ -7,7 +7,7 @@
  *     export.c      Reader.export                allocator.c  Allocator: the model of torch's allocator
  *     replay.c      Stream: replays with edits   notes.c      Reader.notes
  *     replay_edits.c  the edits of a replay      cover.c      Cover: the greedy choice of a plan
- *     series.c      Reader.series, step_times
+ *     series.c      Reader.series, step_times    collectives.c  Reader.collectives and their totals
  *
  * The GIL is released while a file is read. A core reader may be used by one thread at a time; the flag
  * `busy`, guarded by the GIL, is set during such a call, and a second call raises an exception. */
@@ -47,6 +47,8 @@ int msr_open_cursor(msr_reader *reader);
 PyObject *msr_snapshot_new(msr_reader *reader, uint64_t moment);
 PyObject *msr_events_new(msr_reader *reader, uint32_t ops, uint64_t first, uint64_t last);
 PyObject *msr_notes(msr_reader *reader);
+PyObject *msr_collectives(msr_reader *reader);
+PyObject *msr_collective_totals(msr_reader *reader);
 PyObject *msr_survey(msr_reader *reader, PyObject *progress);
 PyObject *msr_peaks(msr_reader *reader, uint64_t first, uint64_t last);
 PyObject *msr_times(msr_reader *reader, uint64_t first, uint64_t last);

@@ -50,6 +50,8 @@ extern PyMethodDef mst_intercept_blocks_methods[];
 extern PyMethodDef mst_intercept_saved_methods[];
 extern PyMethodDef mst_cuda_requests_methods[];
 extern PyMethodDef mst_cuda_times_methods[];
+extern PyMethodDef mst_collectives_methods[];
+extern PyMethodDef mst_intercept_collectives_methods[];
 extern PyMethodDef mst_intercept_fsdp_methods[];
 extern PyMethodDef mst_intercept_ddp_methods[];
 extern PyMethodDef mst_fsdp_states_methods[];

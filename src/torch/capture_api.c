@@ -2,6 +2,7 @@
 #include "torch/api.h"
 
 #include "modscope_capture.h"
+#include "torch/collectives.h"
 #include "torch/cuda_times.h"
 #include "torch/sigterm.h"
 
@@ -98,6 +99,7 @@ static PyObject *capture_new(PyTypeObject *type, PyObject *args, PyObject *named
         self->next = open_captures;
         open_captures = self;
         mst_cuda_times_recording();
+        mst_collectives_begin(mst_ledger_of(self->ledger));
     }
     return (PyObject *)self;
 }
@@ -119,6 +121,8 @@ static void end_capture(capture *self, const char *const *pairs)
     mst_cuda_times_note();
     self->capture = NULL;
     remove_open_capture(self);
+    if (!open_captures)
+        mst_collectives_end();
     if (self->watches_sigterm)
         mst_sigterm_forget();
     ms_capture_status last = {0};
@@ -150,6 +154,7 @@ void mst_captures_end(void)
 void mst_captures_forked(void)
 {
     mst_cuda_times_forked();
+    mst_collectives_forked();
     for (; open_captures; open_captures = open_captures->next) {
         ms_capture_abandon(open_captures->capture);
         open_captures->capture = NULL;
@@ -203,6 +208,7 @@ static PyObject *capture_end(capture *self, PyObject *info)
     const char **pairs = pairs_of(info);
     if (!pairs)
         return NULL;
+    mst_collectives_name_groups();
     end_capture(self, pairs);
     PyMem_Free(pairs);
     return capture_status(self, NULL);

@@ -6,6 +6,7 @@
 #include "torch/claims.h"
 
 #include "torch/api.h"
+#include "torch/collectives.h"
 #include "torch/held_signals.h"
 #include "torch/intercept.h"
 #include "torch/optimizer_steps.h"
@@ -59,6 +60,7 @@ void mst_claim_at_call(ms_thread *thread, bool without_grad)
     if (!mst_open_call) {
         mst_thread_trains();
         mst_fsdp_intercept();
+        mst_collectives_name_groups();
         uint64_t dropped = ms_ledger_parameters_dropped(mst_target_ledger());
         if (mst.claims.awaiting_memory || dropped != parameters_dropped)
             mst.claims.due = true;

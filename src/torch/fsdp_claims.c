@@ -162,7 +162,7 @@ static ms_path path_of_param(PyObject *param)
  * parameters. The keys are borrowed: they are compared, never used. */
 static struct mst_map group_paths;
 
-static ms_path path_of_params(PyObject *params)
+ms_path mst_fsdp_owner(PyObject *params)
 {
     PyObject *first = PyList_Check(params) && PyList_GET_SIZE(params) ? PyList_GET_ITEM(params, 0) : NULL;
     const uint64_t *path = first ? mst_map_get(&group_paths, (uint64_t)(uintptr_t)first, 0) : NULL;
@@ -269,7 +269,7 @@ static void claim_item(PyObject *tuple, Py_ssize_t at, ms_kind kind, ms_path pat
 void mst_claim_fsdp_gathered(PyObject *params, PyObject *result)
 {
     if (intern_names())
-        claim_item(result, 0, MS_KIND_ALL_GATHER, path_of_params(params));
+        claim_item(result, 0, MS_KIND_ALL_GATHER, mst_fsdp_owner(params));
     mst_clear_error();
 }
 
@@ -302,7 +302,7 @@ void mst_claim_fsdp_reduced(PyObject *params, PyObject *result)
     struct mst_torch_function_guard guard;
     if (!intern_names() || !PyList_Check(params))
         return;
-    ms_path path = path_of_params(params);
+    ms_path path = mst_fsdp_owner(params);
     claim_item(result, 0, MS_KIND_REDUCE_SCATTER, path);
     claim_item(result, REDUCED_PARTLY, MS_KIND_SHARDED_GRAD, path);
     if (mst_torch_function_disable(&guard) == 0) {

@@ -17,6 +17,8 @@ void mst_claim_fsdp_unsharded(PyObject *group);
  * sharded over fewer ranks, gradients that are accumulated without a reduction. */
 void mst_claim_fsdp_kept(PyObject *state);
 void mst_claim_fsdp_group_kept(PyObject *group);
+/* The module whose parameters these are, a list of FSDPParam; MS_GLOBAL: it is not known. */
+ms_path mst_fsdp_owner(PyObject *params);
 /* foreach_all_gather(params, ...) has returned `result`: claim the gather's output. */
 void mst_claim_fsdp_gathered(PyObject *params, PyObject *result);
 /* foreach_reduce(params, gradients, ...) begins, and has returned `result`. The latter reads gradients of DTensors. */

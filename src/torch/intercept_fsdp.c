@@ -7,6 +7,7 @@
 
 #include "interpose/patch.h"
 #include "torch/api.h"
+#include "torch/collectives.h"
 #include "torch/fsdp_claims.h"
 #include "torch/fsdp_states.h"
 #include "torch/run_python.h"
@@ -81,8 +82,10 @@ static PyObject *call_between(int point, before_function *before, after_function
         return next(func, args, nargsf, kwnames);
     before(args, count);
     PyObject *result = next(func, args, nargsf, kwnames);
-    if (!mst.ledger)
+    if (!mst.ledger) {
+        mst_collectives_set_owner(MS_GLOBAL);
         return result;
+    }
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     after(args, count, result);
@@ -170,12 +173,14 @@ static void after_post_backward(PyObject *const *args, Py_ssize_t count, PyObjec
 /* foreach_all_gather(params, ...) */
 static void before_all_gather(PyObject *const *args, Py_ssize_t count)
 {
-    (void)args, (void)count;
+    (void)count;
+    mst_collectives_set_owner(mst_fsdp_owner(args[0]));
 }
 
 static void after_all_gather(PyObject *const *args, Py_ssize_t count, PyObject *result)
 {
     (void)count;
+    mst_collectives_set_owner(MS_GLOBAL);
     mst_claim_fsdp_gathered(args[0], result);
 }
 
@@ -184,11 +189,13 @@ static void before_reduce(PyObject *const *args, Py_ssize_t count)
 {
     if (count > 1)
         mst_claim_fsdp_reducing(args[0], args[1]);
+    mst_collectives_set_owner(mst_fsdp_owner(args[0]));
 }
 
 static void after_reduce(PyObject *const *args, Py_ssize_t count, PyObject *result)
 {
     (void)count;
+    mst_collectives_set_owner(MS_GLOBAL);
     mst_claim_fsdp_reduced(args[0], result);
 }
 

@@ -52,15 +52,21 @@ static struct PyModuleDef definition = {
 static int add_functions(PyObject *module)
 {
     PyMethodDef *const tables[] = {
-        mst_intercept_calls_methods, mst_intercept_nodes_methods, mst_intercept_blocks_methods,
-        mst_intercept_saved_methods, mst_node_layout_methods,     mst_tensor_layout_methods,
-        mst_devices_methods,         mst_dispatch_methods,        mst_optimizer_steps_methods,
-        mst_oom_report_methods,      mst_exit_status_methods,     mst_capture_methods,
-        mst_building_methods,        mst_held_signals_methods,    mst_living_objects_methods,
-        mst_run_in_fork_methods,     mst_virtual_device_methods,  mst_virtual_tensors_methods,
-        mst_virtual_clock_methods,   mst_virtual_answers_methods, mst_virtual_stats_methods,
-        mst_virtual_log_methods,     mst_cuda_requests_methods,   mst_cuda_times_methods,
-        mst_intercept_fsdp_methods,  mst_intercept_ddp_methods,   mst_fsdp_states_methods,
+        mst_intercept_calls_methods,  mst_intercept_nodes_methods,
+        mst_intercept_blocks_methods, mst_intercept_saved_methods,
+        mst_node_layout_methods,      mst_tensor_layout_methods,
+        mst_devices_methods,          mst_dispatch_methods,
+        mst_optimizer_steps_methods,  mst_oom_report_methods,
+        mst_exit_status_methods,      mst_capture_methods,
+        mst_building_methods,         mst_held_signals_methods,
+        mst_living_objects_methods,   mst_run_in_fork_methods,
+        mst_virtual_device_methods,   mst_virtual_tensors_methods,
+        mst_virtual_clock_methods,    mst_virtual_answers_methods,
+        mst_virtual_stats_methods,    mst_virtual_log_methods,
+        mst_cuda_requests_methods,    mst_cuda_times_methods,
+        mst_collectives_methods,      mst_intercept_collectives_methods,
+        mst_intercept_fsdp_methods,   mst_intercept_ddp_methods,
+        mst_fsdp_states_methods,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) != 0)

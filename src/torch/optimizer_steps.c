@@ -7,6 +7,7 @@
 
 #include "torch/api.h"
 #include "torch/claims.h"
+#include "torch/collectives.h"
 #include "torch/intercept.h"
 #include "torch/position.h"
 #include "torch/root_inputs.h"
@@ -46,6 +47,7 @@ void mst_optimizer_step_begin(ms_thread *thread, PyObject *optimizer)
     mst_thread_trains();
     if (mst_optimizer_add(optimizer) != 0)
         PyErr_Clear();
+    mst_collectives_name_groups();
     PyObject *callback = mst_dynamo_disable();
     mst_claim_gradients_at_step(optimizer, true);
     mst_dynamo_restore(callback);

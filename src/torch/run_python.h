@@ -14,6 +14,7 @@
 #define MST_PY_HAS_OPTIMIZER "modscope._optimizer_steps", "has_optimizer"        /* () -> bool */
 #define MST_PY_NAME_UNCALLED "modscope._record", "name_uncalled_modules"         /* () */
 #define MST_PY_NUMBER_DEVICE "modscope._devices", "number_device"                /* (torch.device) -> int */
+#define MST_PY_NAME_GROUPS "modscope._collectives", "name_groups"                /* () */
 #define MST_PY_ADD_OOM_NOTE "modscope._oom_report", "add_note"                   /* (exception) */
 
 /* Call a function without arguments, or with `argument` unless it is NULL. New reference, or

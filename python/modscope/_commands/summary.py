@@ -6,6 +6,7 @@ from argparse import Namespace
 from typing import NamedTuple
 
 from modscope._categories import TOTAL, Kind, Sums, category_of, parts_of
+from modscope._commands.collectives_text import collectives_text
 from modscope._commands.common import Load, name_column, next_command, notes, when
 from modscope._commands.terminal import Screen
 from modscope._groups import group_modules
@@ -49,6 +50,8 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     main = result["devices"][0]
     for part in (_peaks(result, screen), _categories(main, screen), _modules(main, screen), _phases(result, screen)):
         out += ["", *part]
+    if result["collectives"]:
+        out += ["", *collectives_text(result, screen)]
     out += notes(result, screen)
     at = "oom" if result["last_oom"] else "peak"
     return out + next_command("Which modules hold it", "tree", result["file"], "--at", at)

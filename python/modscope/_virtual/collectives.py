@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from modscope import _native
+from modscope._collectives import describe_ranks, name_of_group
 from modscope._virtual import known, network, operators, times, traffic
 from modscope._virtual.gpus import GPUS, Gpu
 from modscope._virtual.mail import Mail
@@ -46,6 +48,8 @@ class Ranks:
         self._taken = taken
         self._groups: dict[str, tuple[int, ...]] = {}
         """The communicators: the ranks of each group that has used the GPU, by its name."""
+        self._keys: dict[str, int] = {}
+        """The numbers by which captures know them."""
         self.bytes: dict[str, int] = {}
         """What went through collectives of the GPU, by their kind."""
 
@@ -60,6 +64,7 @@ class Ranks:
         found = self._groups.get(group.group_name)
         if found is None:
             found = self._groups[group.group_name] = tuple(sorted(torch.distributed.get_process_group_ranks(group)))
+            self._keys[group.group_name] = len(self._keys) + 1
             self._taken(self.communicator_bytes())
         return found
 
@@ -82,9 +87,17 @@ class Ranks:
         ranks = self.ranks_of(group)
         self.bytes[kind] = self.bytes.get(kind, 0) + bytes
         times.launch()
-        if traffic.current is None:
-            return None
-        return traffic.current.run([network.seconds(card, kind, bytes, ranks, self.per_node) for card in self._cards])
+        seconds = [network.seconds(card, kind, bytes, ranks, self.per_node) for card in self._cards]
+        ends = None if traffic.current is None else traffic.current.run(seconds)
+        wait = 0.0 if ends is None else ends[0] - seconds[0] - times.now()
+        self._note(kind, bytes, group, ranks, max(wait, 0.0), 0.0 if ends is None else seconds[0])
+        return ends
+
+    def _note(self, kind: str, bytes: int, group: Any, ranks: tuple[int, ...], wait: float, seconds: float) -> None:
+        """For captures: a collective begins in ``wait`` seconds and takes ``seconds``."""
+        key = self._keys[group.group_name]
+        _native.name_collective_group(key, name_of_group(group), "nccl", describe_ranks(ranks), len(ranks))
+        _native.note_collective(kind, bytes, key, round(wait * 1e9), round(seconds * 1e9))
 
 
 # ---- the memory of NCCL's process group ----

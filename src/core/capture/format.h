@@ -30,7 +30,8 @@ enum ms__chunk_kind {
     MS__CHUNK_EVENTS,
     MS__CHUNK_END,
     MS__CHUNK_NOTES,
-    MS__CHUNK_TIMES
+    MS__CHUNK_TIMES,
+    MS__CHUNK_COLLECTIVES
 };
 
 /* The first byte of an event: an ms_op, and flags that depend on it. */
@@ -49,6 +50,9 @@ enum {
  * before. */
 enum { MS__NOTE_KIND_BITS = 3, MS__NOTE_MAX = 3 * MS__VARINT_MAX };
 enum { MS__TIME_MAX = 3 * MS__VARINT_MAX }; /* bytes; no time of a call is longer */
+/* A collective begins with its kind from 1 on, and below it the bits of the phase; a group has kind 0. No collective
+ * and no group takes more than MS__COLLECTIVE_MAX bytes. */
+enum { MS__COLLECTIVE_PHASE_BITS = 3, MS__COLLECTIVE_MAX = 320 };
 
 static inline bool ms__note_has_value(uint32_t kind)
 {

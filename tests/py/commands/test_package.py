@@ -18,6 +18,7 @@ NAMEDTUPLE = {"_asdict", "_replace", "_fields"}
 TORCH = {
     "_cdata", "_sequence_nr", "_schema", "_destroy", "_indices", "_values", "_coalesced_", "_abstract_fn", "_qualname", "_opoverload",
     "_buffers", "_modules", "_source_rank", "_create_work_from_future", "_get_object_coll_device", "_create_internal", "_get_fsdp_state",
+    "_device_types", "_get_backend", "_allgather_base", "_reduce_scatter_base",
 }  # fmt: skip
 
 # The native tracker, which torch's interface gives these names; and the trackers' own files, which share a tracker.

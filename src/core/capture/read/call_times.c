@@ -5,14 +5,7 @@
 
 int ms__times_list_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head)
 {
-    struct ms__chunk *times =
-        ms__reader_grow(reader, reader->times, &reader->time_room, reader->time_count + 1, sizeof *times);
-    if (!times)
-        return MS_ENOMEM;
-    reader->times = times;
-    reader->times[reader->time_count++] =
-        (struct ms__chunk){.at = at, .event = head->event, .time = head->time, .size = head->size, .crc = head->crc};
-    return MS_OK;
+    return ms__reader_list_chunk(reader, &reader->times, &reader->time_count, &reader->time_room, at, head);
 }
 
 struct found_times {

@@ -203,6 +203,18 @@ static int list_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_hea
     return MS_OK;
 }
 
+int ms__reader_list_chunk(ms_reader *reader, struct ms__chunk **list, size_t *count, size_t *room, uint64_t at,
+                          const struct ms__chunk_head *head)
+{
+    struct ms__chunk *chunks = ms__reader_grow(reader, *list, room, *count + 1, sizeof *chunks);
+    if (!chunks)
+        return MS_ENOMEM;
+    *list = chunks;
+    chunks[(*count)++] =
+        (struct ms__chunk){.at = at, .event = head->event, .time = head->time, .size = head->size, .crc = head->crc};
+    return MS_OK;
+}
+
 static int read_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head, const uint8_t *start)
 {
     int error = MS_OK;
@@ -214,6 +226,8 @@ static int read_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_hea
         error = ms__notes_list_chunk(reader, at, head);
     else if (head->kind == MS__CHUNK_TIMES)
         error = ms__times_list_chunk(reader, at, head);
+    else if (head->kind == MS__CHUNK_COLLECTIVES)
+        error = ms__collectives_list_chunk(reader, at, head);
     else
         return MS_OK;
     if (error == MS_OK && head->time > reader->duration)
@@ -304,6 +318,7 @@ void ms_reader_close(ms_reader *reader)
     ms__reader_free(reader, reader->chunks);
     ms__reader_free(reader, reader->notes);
     ms__reader_free(reader, reader->times);
+    ms__reader_free(reader, reader->collectives);
     ms__kinds_free(reader);
     ms_reader last = *reader;
     ms__reader_free(&last, reader);

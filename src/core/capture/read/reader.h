@@ -52,6 +52,8 @@ struct ms_reader {
     size_t note_count, note_room;
     struct ms__chunk *times; /* chunks of times of calls */
     size_t time_count, time_room;
+    struct ms__chunk *collectives; /* chunks of collectives */
+    size_t collective_count, collective_room;
     struct ms__later_claims *kinds; /* see noted_kinds.c; NULL: not loaded, or the file has none */
     bool kinds_loaded;
     struct ms__pairs info, end;
@@ -71,6 +73,9 @@ void ms__reader_free(const ms_reader *reader, void *memory);
 /* Return an array with room for `count` items of `size` bytes, count >= 1: the array itself, or a larger copy, for
  * which the old one is freed. `*room` is how many items it has room for. NULL: out of memory; nothing has changed. */
 void *ms__reader_grow(const ms_reader *reader, void *array, size_t *room, size_t count, size_t size);
+/* Add a chunk to a list of chunks. MS_ENOMEM. */
+int ms__reader_list_chunk(ms_reader *reader, struct ms__chunk **list, size_t *count, size_t *room, uint64_t at,
+                          const struct ms__chunk_head *head);
 /* Read a chunk's payload into the buffer. MS_EFORMAT: the chunk is damaged, and has been marked so. MS_EIO,
  * MS_ENOMEM. */
 int ms__reader_read_payload(ms_reader *reader, struct ms__chunk *chunk, struct ms__buffer *buffer);
@@ -130,6 +135,12 @@ int ms__notes_list_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_
 
 /* Add a chunk of times to the list. MS_ENOMEM. */
 int ms__times_list_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head);
+
+/* ---- collectives.c ---- */
+
+/* Add a chunk of collectives to the list. MS_ENOMEM. */
+int ms__collectives_list_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head);
+
 /* ---- noted_kinds.c: the kinds of blocks, which the file has in notes ---- */
 
 /* Load the kinds, unless they are loaded. Without such notes nothing is read. MS_ENOMEM, MS_EIO. */

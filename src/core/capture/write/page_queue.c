@@ -82,4 +82,5 @@ void ms__pages_free(ms_capture *capture)
     ms__free(capture->watch, capture->page);
     ms__free(capture->watch, capture->notes);
     ms__free(capture->watch, capture->times);
+    ms__free(capture->watch, capture->collectives);
 }

@@ -63,6 +63,12 @@ struct ms__calibration {
     uint64_t time, ticks;
 };
 
+/* What a collective is written relative to: the one before it in the chunk. */
+struct ms__collective_before {
+    uint64_t event, time, step;
+    ms_path path;
+};
+
 struct ms_capture {
     /* Fields of the encoder; guarded by ledger->lock. Those that every event needs come first, to share cache lines. */
     uint8_t *at, *limit; /* where the next event goes; at >= limit: the page is full, or there is none */
@@ -94,6 +100,10 @@ struct ms_capture {
     uint64_t time_event;                /* of the time before */
     struct ms__page *times;             /* the page that times of calls go to, or NULL */
     struct ms__timed_call *timed_calls; /* NULL until a call is timed */
+
+    uint8_t *collective_at, *collective_limit; /* where the next collective goes */
+    struct ms__collective_before before;       /* the collective before it, to which it is relative */
+    struct ms__page *collectives;              /* the page that collectives go to, or NULL */
 
     struct ms__page *page; /* the one that events go to, or NULL */
     ms_watch *watch;
@@ -204,6 +214,11 @@ void ms__capture_close_notes(ms_capture *capture);
 
 /* Queue the page of times, if there is one. */
 void ms__capture_close_times(ms_capture *capture);
+
+/* ---- collectives.c; with ledger->lock held ---- */
+
+/* Queue the page of collectives, if there is one. */
+void ms__capture_close_collectives(ms_capture *capture);
 
 /* ---- page_queue.c ---- */
 
