@@ -81,7 +81,7 @@ def shard(model: Llama, device: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--small", action="store_true", help="3 million parameters instead of 1.9 billion")
-    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=3)
     options = parser.parse_args()
 

@@ -1,10 +1,11 @@
 """FSDP2 as edits of the events of one process: sharded parameters, gradients and state, and the buffers of its gathers and
 reductions. Each module of the first group of siblings is sharded, and the rest with the outermost module. Needs no torch.
 
-Of a group with N bytes of parameters over W ranks:
-    forward    the gathered bytes, N, from its own gather to the next group's; its parameters, N, while it runs
-    backward   the same, its gradients, N, and while the next group runs its reduction's input, N
-The gathered bytes are on a stream of their own, which shares no memory with others.
+Of a group over W ranks, with N bytes of parameters, one block each, before and after the edits:
+    forward    the gathered bytes, N in one block, until the next group has gathered; its parameters while it runs
+    backward   its parameters, the next group's gathered bytes, its gradients where they were; then, until the next group has
+               ended, the input of its reduction, N in one block, and until gradients were freed the output, N / W
+Gathered bytes and outputs are on streams of their own, which share no memory with others.
 """
 
 from __future__ import annotations
@@ -15,13 +16,33 @@ from modscope._categories import KINDS, Category, Kind
 from modscope._fit_job import Call, Edit, Job
 from modscope._fit_modules import Siblings
 
-_GATHER = 1 << 40  # the number of a stream that no program has
+_GATHER, _REDUCE = 1 << 40, 2 << 40  # the numbers of streams that no program has
+
+
+class _Block(NamedTuple):
+    number: int
+    bytes: int
+    add: int
+    drop: int | None
+
+
+class _Group(NamedTuple):
+    """Parameters that are gathered and reduced together."""
+
+    parameters: list[int]
+    """The bytes of each."""
+    gradients: list[_Block]
+    """Of all steps."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.parameters)
 
 
 class _Run(NamedTuple):
     """One forward of a module that is sharded as a group."""
 
-    bytes: int
+    group: _Group
     call: Call
 
 
@@ -45,53 +66,102 @@ def over_more(job: Job, ranks: int, more: int) -> list[Edit]:
 
 def edits(job: Job, groups: list[Siblings], ranks: int) -> list[Edit]:
     """Empty: it has no parameters, or no steps that show when they are used."""
-    parameters = job.stream.sum(job.select(Category.PARAM))[0]
-    if not parameters or not job.whole_steps:
-        return []
-    found: list[Edit] = [("scale", job.select(kind), 1, ranks) for kind in (Category.PARAM, Category.GRAD, Category.OPT)]
-    found.append(("scale", job.select(Category.TEMP, phases=["optimizer"]), 1, ranks))
     members = groups[0].members if groups else []
-    own = {name: job.stream.sum(job.select(Category.PARAM, root=calls[0].path))[0] for name, calls in members}
-    runs = sorted((_Run(own[name], call) for name, calls in members for call in calls), key=lambda run: run.call.begin)
-    for event, number, _ in job.steps[: job.whole_steps]:
-        found += _in_step(job, [run for run in runs if run.call.step == number], _end_of(job, event))
-        rest = parameters - sum(own.values())
-        if rest:
-            found += _of_root(job, number, rest, _end_of(job, event))
-    return found
-
-
-def _end_of(job: Job, event: int) -> int:
-    """The event that begins the next step."""
-    return next((begin for begin, _, _ in job.steps if begin > event), job.stream.events)
-
-
-def _of_root(job: Job, step: int, rest: int, end: int) -> list[Edit]:
-    """The outermost module's parameters stay gathered until the end of backward, and so do their gradients: at most."""
-    root = next((call for call in job.calls if call.parent is None and call.step == step and call.backward is not None), None)
-    if root is None or root.backward is None:
+    *parts, rest = _groups_of(job, [name for name, _ in members])
+    if not job.whole_steps or not any(group.parameters for group in (*parts, rest)):
         return []
-    return [("insert", root.begin, end, rest, job.number), ("insert", root.backward, end, rest, job.number)]
-
-
-def _in_step(job: Job, runs: list[_Run], end: int) -> list[Edit]:
-    found: list[Edit] = []
-
-    def insert(begin: int, until: int, bytes: int, stream: int = 0) -> None:
-        if begin < until and bytes:
-            found.append(("insert", begin, until, bytes, job.number, stream))
-
-    for at, (bytes, call) in enumerate(runs):
-        ends = call.end if call.end is not None else end
-        following = runs[at + 1].call.begin if at + 1 < len(runs) else ends
-        insert(call.begin, following, bytes, _GATHER)
-        insert(call.begin, ends, bytes)
-    nodes = sorted((run for run in runs if run.call.backward is not None), key=lambda run: run.call.backward or 0)
-    begins = [run.call.backward or 0 for run in nodes] + [end]
-    for at, (bytes, _) in enumerate(nodes):
-        insert(begins[at], begins[at + 1], bytes)  # its parameters
-        insert(begins[at], begins[at + 1], bytes)  # its gradients
-        if at + 1 < len(nodes):
-            insert(begins[at], begins[at + 1], nodes[at + 1].bytes, _GATHER)
-            insert(begins[at + 1], begins[at + 2], bytes)  # its reduction's input
+    found: list[Edit] = [("scale", job.select(category), 1, ranks) for category in (Category.PARAM, Category.OPT)]
+    found.append(("scale", job.select(Category.TEMP, phases=["optimizer"]), 1, ranks))
+    runs = sorted((_Run(group, call) for group, (_, calls) in zip(parts, members) for call in calls), key=lambda run: run.call.begin)
+    sharding = _Sharding(job, ranks, found)
+    for event, number, _ in job.steps[: job.whole_steps]:
+        end = next((begin for begin, _, _ in job.steps if begin > event), job.stream.events)
+        root = next((call for call in job.calls if call.parent is None and call.step == number and call.backward is not None), None)
+        sharding.step([run for run in runs if run.call.step == number], None if root is None else _Run(rest, root), end)
+    sharding.scale_others([*parts, rest])
     return found
+
+
+def _groups_of(job: Job, names: list[str]) -> list[_Group]:
+    """That of each name, and that of everything else."""
+    found = [_Group([], []) for _ in range(len(names) + 1)]
+
+    def group_of(path: int) -> _Group:
+        fqn = job.modules[path] + "."
+        return found[next((i for i, name in enumerate(names) if fqn.startswith(name + ".")), len(names))]
+
+    for _, bytes, _, _, path in job.stream.select(job.select(Category.PARAM)):
+        group_of(path).parameters.append(bytes)
+    for number, bytes, add, drop, path in job.stream.select(job.select(Category.GRAD)):
+        group_of(path).gradients.append(_Block(number, bytes, add or 0, drop))
+    return found
+
+
+class _Sharding:
+    """Adds the edits of one step after another to ``found``."""
+
+    def __init__(self, job: Job, ranks: int, found: list[Edit]) -> None:
+        self._job, self._ranks, self._found = job, ranks, found
+        self._reduced: set[int] = set()
+        """Blocks of gradients that were given another end."""
+
+    def _insert(self, begin: int, until: int | None, bytes: int, stream: int = 0) -> None:
+        if bytes and (until is None or begin < until):
+            self._found.append(("insert", begin, until, bytes, self._job.number, stream))
+
+    def _insert_parameters(self, begin: int, until: int, group: _Group) -> None:
+        for bytes in group.parameters:
+            self._insert(begin, until, bytes)
+
+    def step(self, runs: list[_Run], root: _Run | None, end: int) -> None:
+        """``root``: the outermost module with the rest of the parameters; ``end``: the event that begins the next step."""
+        nodes = sorted((run for run in runs if run.call.backward is not None), key=lambda run: run.call.backward or 0)
+        last = self._last_gradient([run.group for run in (*runs, *([root] if root else []))], runs[0].call.begin if runs else 0, end)
+        if root is not None:
+            first = runs[0].call.begin if runs else root.call.begin
+            self._insert(root.call.begin, first + 1, root.group.bytes, _GATHER)
+            self._insert_parameters(root.call.begin, last, root.group)
+        self._forward(runs, end)
+        self._backward(nodes, last)
+        if root is not None and root.call.backward is not None:
+            self._reduce(root.group, root.call.backward, last, last + 1)
+
+    def _last_gradient(self, groups: list[_Group], begin: int, end: int) -> int:
+        """The event after which the last gradient of a step was allocated: about the end of backward."""
+        return max((block.add for group in groups for block in group.gradients if begin <= block.add < end), default=end - 1) + 1
+
+    def _forward(self, runs: list[_Run], end: int) -> None:
+        for at, (group, call) in enumerate(runs):
+            ends = call.end if call.end is not None else end
+            following = runs[at + 1].call.begin + 1 if at + 1 < len(runs) else ends
+            self._insert(call.begin, following, group.bytes, _GATHER)
+            self._insert_parameters(call.begin, ends, group)
+
+    def _backward(self, nodes: list[_Run], end: int) -> None:
+        """A group ends one event before the next one begins: its parameters are freed before its gradients are copied."""
+        begins = [run.call.backward or 0 for run in nodes]
+        ends = [max(following - 1, begin + 1) for begin, following in zip(begins, [*begins[1:], end])]
+        for at, (group, _) in enumerate(nodes):
+            if at == 0:
+                self._insert(begins[0], begins[0] + 1, group.bytes, _GATHER)
+            if at + 1 < len(nodes):
+                self._insert(begins[at], begins[at + 1], nodes[at + 1].group.bytes, _GATHER)
+            self._insert_parameters(begins[at], ends[at], group)
+            self._reduce(group, begins[at], ends[at], ends[at + 1] if at + 1 < len(nodes) else end)
+
+    def _reduce(self, group: _Group, begin: int, end: int, until: int) -> None:
+        """The gradients that were allocated since ``begin`` are copied at ``end``; that copy is freed at ``until``."""
+        gradients = [block for block in group.gradients if begin <= block.add <= end and (block.drop is None or block.drop > end)]
+        if not gradients:
+            return
+        self._reduced.update(block.number for block in gradients)
+        self._found += [("end", block.number, end + 1) for block in gradients]
+        bytes = sum(block.bytes for block in gradients)
+        drops = [block.drop for block in gradients]
+        self._insert(end, until, bytes)
+        self._insert(end, None if None in drops else max(drop or 0 for drop in drops), -(-bytes // self._ranks), _REDUCE)
+
+    def scale_others(self, groups: list[_Group]) -> None:
+        """Gradients that were kept from step to step."""
+        others = [block for group in groups for block in group.gradients if block.number not in self._reduced]
+        self._found += [("resize", block.number, -(-block.bytes // self._ranks)) for block in others]

@@ -318,12 +318,34 @@ static PyObject *stream_sum(PyObject *object, PyObject *selected)
     return Py_BuildValue("(KKK)", bytes, largest, count);
 }
 
+/* (block, bytes, add, drop, path) of each selected block; add and drop are events, or None. */
+static PyObject *stream_select(PyObject *object, PyObject *selected)
+{
+    const msp_stream *stream = ((stream_object *)object)->stream;
+    msp_selection selection;
+    PyObject *list = msr_selection_of(selected, &selection) ? PyList_New(0) : NULL;
+    for (uint32_t i = 0; list && i < stream->block_count; i++) {
+        const msp_block *block = &stream->blocks[i];
+        if (!msp_block_is_selected(stream, i, &selection))
+            continue;
+        PyObject *item = Py_BuildValue("(IKNNI)", i, (unsigned long long)block->requested, index_or_none(block->add),
+                                       index_or_none(block->drop), block->path);
+        if (!item || PyList_Append(list, item) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
 static PyMethodDef stream_methods[] = {
     {"match", stream_match, METH_VARARGS,
      "match($self, other, paths, device, partial_limit=0, /)\n--\n\nMatch the blocks with those of the same program "
      "with another "
      "batch, for the edit batch. Returns what both have, and what only one has: count, bytes and the first block."},
     {"steps", stream_steps, METH_NOARGS, "steps($self, /)\n--\n\n(event, number, time) of each step's beginning."},
+    {"select", stream_select, METH_O,
+     "select($self, selection, /)\n--\n\n(block, bytes, add, drop, path) of each selected block. Add and drop are events, "
+     "or None."},
     {"sum", stream_sum, METH_O,
      "sum($self, selection, /)\n--\n\nThe bytes of the selected blocks, those of the largest one, and their count."},
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from fit_runs import train
@@ -106,6 +107,7 @@ def _fits(reserved: Callable[[int], int], capacity: int, first: tuple[int, int])
 
     class Predicted:
         died, whole_steps, fraction, device, caching, is_lower_bound = False, 3, 1.0, "cuda:0", True, False
+        capture = SimpleNamespace(info={}, end={}, main_device="cuda:0")
 
         def __init__(self, batch: int) -> None:
             self._needed = reserved(batch)

@@ -1,0 +1,153 @@
+"""Ranks in ``modscope fit`` and ``plan``: levers of sharding against predictions with them, and what NCCL takes of the GPU."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from helpers import INTERCEPTION
+
+from modscope import _fit_sharding
+from modscope._fit_answer import answer
+from modscope._fit_job import Job
+from modscope._fit_levers import Levers
+from modscope._fit_ranks import may_reserve, nccl_bytes, which_rank, world_of
+from modscope._fit_text import lines_of
+from modscope._load import CaptureError
+from modscope._predicted_script import PredictedScript, sharding_of
+from modscope._script_arguments import add_options, check_no_ranks
+from modscope._sharding_change import ShardingChange
+from modscope._virtual.gpus import find_gpu
+from modscope._virtual.network import communicator_bytes
+
+MIB = 1 << 20
+SCRIPT = """
+import os, sys, torch
+sys.path.insert(0, {folder!r})
+from fit_runs import Net
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+net = Net(6, 1024)
+if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    dist.init_process_group("nccl")
+    for block in net.h:
+        fully_shard(block)
+    fully_shard(net)
+net.cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(3):
+    net(torch.randn(2, 512, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def options_of(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return parser.parse_args(list(words))
+
+
+class Predictions:
+    """Of one script, each made once."""
+
+    def __init__(self, script: PredictedScript) -> None:
+        self._script = script
+        self._made: dict[ShardingChange, str] = {}
+
+    def path(self, ranks: int, **change: object) -> str:
+        key = ShardingChange(ranks, **change)  # type: ignore[arg-type]
+        if key not in self._made:
+            self._made[key] = self._script.predict([find_gpu("h100")], sharding=key if ranks > 1 else None)
+        return self._made[key]
+
+    def job(self, ranks: int, **change: object) -> Job:
+        return Job(self.path(ranks, **change))
+
+
+@pytest.fixture(scope="module")
+def predictions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Predictions]:
+    path = tmp_path_factory.mktemp("ranks") / "train.py"
+    path.write_text(SCRIPT.format(folder=str(pathlib.Path(__file__).parent)))
+    with PredictedScript([str(path)], options_of("--seconds", "0")) as script:
+        yield Predictions(script)
+
+
+skip = pytest.mark.skipif(not INTERCEPTION or torch.backends.cuda.is_built(), reason="there is no virtual GPU here")
+
+
+def on_virtual_gpu(test: Callable[..., None]) -> Any:
+    return pytest.mark.slow(skip(test))
+
+
+@on_virtual_gpu
+def test_sharding_a_rank_of_fsdp2_over_more_agrees_with_a_prediction(predictions: Predictions) -> None:
+    two, eight = predictions.job(2), predictions.job(8).replay()
+    assert _fit_sharding.uses_fsdp2(two) and which_rank(two) == "rank 0 of 2"
+    replayed = two.replay(_fit_sharding.over_more(two, 2, 8))
+    assert eight.allocated < 0.8 * two.replay().allocated
+    assert replayed.allocated == pytest.approx(eight.allocated, rel=0.005)
+    assert replayed.reserved == pytest.approx(eight.reserved, rel=0.03)
+
+
+@on_virtual_gpu
+def test_sharding_a_job_of_one_gpu_agrees_with_a_prediction(predictions: Predictions) -> None:
+    one = predictions.job(1)
+    levers = Levers(one, find_gpu("h100"), find_gpu("h100").capacity, one.replay())
+    for ranks in (2, 8):
+        lever, real = levers.sharded(ranks), predictions.job(ranks).replay()
+        assert lever is not None and lever.is_bound and not lever.can_be_verified
+        replayed = one.replay(lever.edits)
+        assert replayed.allocated == pytest.approx(real.allocated, rel=0.03)
+        assert replayed.reserved == pytest.approx(real.reserved, rel=0.08)
+
+
+@on_virtual_gpu
+def test_fully_shard_gets_other_arguments(predictions: Predictions) -> None:
+    kept, hybrid = predictions.path(8, reshard="no"), predictions.path(8, over=2)
+    assert sharding_of(predictions.path(8)) == {"calls": 7, "reshards": [True], "over": [8]}
+    assert sharding_of(kept) == {"calls": 7, "reshards": [False], "over": [8]}
+    assert sharding_of(hybrid) == {"calls": 7, "reshards": [True], "over": [2]}
+    usual = predictions.job(8).replay()
+    assert Job(kept).replay().allocated > usual.allocated + 3 * 4 * 8 * MIB  # four of six blocks stay gathered at least
+    shards = [Job(path).capture.snapshot("peak").totals["cuda:0"]["Optstate"] for path in (hybrid, predictions.path(2))]
+    assert shards[0] == shards[1]
+    assert len({nccl_bytes(Job(path).capture) for path in (hybrid, predictions.path(8))}) == 2  # it has more communicators
+
+
+@on_virtual_gpu
+def test_nccl_leaves_less_of_the_gpu(predictions: Predictions) -> None:
+    job, gpu = predictions.job(8), find_gpu("2GiB")
+    assert world_of(job.capture) == 8 and nccl_bytes(job.capture) == communicator_bytes(8)
+    found = answer(job, gpu)
+    assert found.capacity == may_reserve(gpu, job.capture) == gpu.capacity - communicator_bytes(8)
+    text = lines_of(found)[0]
+    assert text.startswith("cuda:0, as rank 0 of 8, reserved") and "beside the context and about 0.7 GiB for NCCL: it fits" in text
+    levers = Levers(job, gpu, found.capacity, found.before)
+    assert levers.rank_counts() == (16, 32, 64)
+    lever = levers.sharded(16)
+    assert lever is not None and (lever.name, lever.cost, lever.more) == ("FSDP2 over 16 GPUs", "8 more GPUs", 8) and lever.can_be_verified
+    assert Levers(predictions.job(1), gpu, gpu.capacity, found.before).rank_counts() == (2, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rank", "1"], "--rank and --ranks-per-node need --ranks, such as --ranks 64"),
+        (["--ranks", "8", "--rank", "8"], "--rank 8: of 8 ranks the last one is 7"),
+    ],
+)
+def test_ranks_that_contradict_each_other_are_refused(tmp_path: pathlib.Path, words: list[str], message: str) -> None:
+    (tmp_path / "train.py").write_text("pass\n")
+    with pytest.raises(CaptureError, match=message):
+        PredictedScript([str(tmp_path / "train.py")], options_of(*words))
+
+
+def test_ranks_are_for_scripts() -> None:
+    check_no_ranks(options_of())
+    with pytest.raises(CaptureError, match="A capture says itself which rank it is of"):
+        check_no_ranks(options_of("--ranks", "8"))
