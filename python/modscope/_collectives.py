@@ -10,7 +10,7 @@ import torch
 
 from modscope import _native
 
-__all__ = ["describe_ranks", "name_groups", "name_of_group", "prepare"]
+__all__ = ["describe_ranks", "name_groups", "name_of_group", "prepare", "verify"]
 
 
 def describe_ranks(ranks: Sequence[int]) -> str:
@@ -87,7 +87,7 @@ def _calls(backend: Any) -> Iterable[tuple[str, int, Any]]:
     ]
 
 
-def _verify(backend: Any) -> bool:
+def verify(backend: Any) -> bool:
     """Whether the collectives of a backend are seen as they are launched."""
     _native.intercept_collectives(True)
     try:
@@ -119,5 +119,5 @@ def prepare() -> None:
         return
     with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
         backend = kind._create_internal(0, 2)
-        if _native.add_backend_class(backend, "libtorch_python") and not _verify(backend):
+        if _native.add_backend_class(backend, "libtorch_python") and not verify(backend):
             _native.forget_collectives()

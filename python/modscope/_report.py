@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from modscope import _capture
 from modscope._categories import parts_of
+from modscope._collectives_page import collectives_of_page
 from modscope._edited import Changes
 from modscope._leaks import describe_growth, describe_leaks, find_leaks
 from modscope._load import Capture, CaptureError
@@ -28,7 +29,7 @@ MOST_EVENTS = 2_000_000
 _FEWEST_EVENTS = 200_000  # of one capture, however many there are
 _MOMENT_COLUMNS = 160
 _GROWING = 3  # owners that hold more after each step, in words
-_SCRIPTS = tuple("text dom capture series modules paint view labels edited plot timeline treemap tree tables levers plans describe input page".split())
+_SCRIPTS = tuple("text dom capture series modules paint view labels edited plot timeline collectives treemap tree tables levers plans describe input page".split())
 
 
 class Window(NamedTuple):
@@ -172,6 +173,7 @@ def _part(source: Source, title: str, window: Window) -> _Part:
         "paths": paths,
         "peaks": [_peak_words(one) for one in summary["devices"]],
         "is_lower_bound": summary["is_lower_bound"],
+        "collectives": collectives_of_page(capture, window.first, window.last, names),
         **(source.changes((window.first, window.last)) if source.changes else {}),
     }
     return _Part(title, metadata, window)

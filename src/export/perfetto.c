@@ -2,8 +2,8 @@
  *
  * Each device has counters: one for each category, "held" for their sum, "reserved". Each thread has a track with a
  * slice for each module call (the slice's category is the phase), and a track with its phases. The process has tracks
- * for steps, peaks and notes. Everything is written as it happens: only the position of each thread and the last value
- * of each counter are kept. */
+ * for steps, peaks, notes and collectives. Everything is written as it happens: only the position of each thread and
+ * the last value of each counter are kept. */
 #include "export/perfetto_packets.h"
 #include "export/replay.h"
 
@@ -14,7 +14,7 @@ enum { HELD = MS_CATEGORY_COUNT, RESERVED, COUNTERS };
 /* Track numbers:
  *     DEVICES + 16 i          device i          THREADS + 2 i        the modules of thread i
  *     DEVICES + 16 i + 1 + c  its counter c     THREADS + 2 i + 1    its phases */
-enum { PROCESS = 1, STEPS, PEAKS, NOTES, DEVICES = 16, THREADS = DEVICES + 16 * MS_MAX_DEVICES };
+enum { PROCESS = 1, STEPS, PEAKS, NOTES, COLLECTIVES, DEVICES = 16, THREADS = DEVICES + 16 * MS_MAX_DEVICES };
 /* Ids of interned names and categories. */
 enum { NAME_PHASES = 1, NAME_MODULES = NAME_PHASES + MS_PHASE_COUNT };
 enum { CATEGORY_PHASES = 1, CATEGORY_PHASE = CATEGORY_PHASES + MS_PHASE_COUNT };
@@ -42,6 +42,7 @@ struct thread {
 struct writer {
     const mse_job *job;
     mse_packets packets;
+    mse_collective_track *collectives;
     ms_survey survey;
     struct module_node *modules; /* by path */
     uint32_t module_count;
@@ -307,6 +308,7 @@ static void set_trace_time(struct writer *writer, uint64_t micros)
 {
     uint64_t *time = &writer->packets.time;
     micros = micros > UINT64_MAX / 2000 ? UINT64_MAX / 2000 : micros;
+    mse_collective_track_write(writer->collectives, &writer->packets, writer->job, micros * 1000);
     if (micros > writer->micros) {
         writer->micros = micros;
         *time = micros * 1000;
@@ -427,6 +429,7 @@ static void put_trace_head(struct writer *writer)
     mse_track(packets, STEPS, PROCESS, mse_text_of("steps"), 0);
     mse_track(packets, PEAKS, PROCESS, mse_text_of("peaks"), 1);
     mse_track(packets, NOTES, PROCESS, mse_text_of("notes"), 2);
+    mse_collective_track_begin(writer->collectives, packets, PROCESS);
     for (uint32_t i = 0; i < MS_PHASE_COUNT; i++) {
         mse_intern_name(packets, NAME_PHASES + i, mse_text_of(mse_phases[i]));
         mse_intern_category(packets, CATEGORY_PHASES + i, mse_text_of(mse_phases[i]));
@@ -441,12 +444,15 @@ static void put_trace_tail(struct writer *writer)
         move_thread(writer, &writer->threads[i], MS_IDLE, MS_GLOBAL);
     if (writer->in_step)
         mse_end_slice(&writer->packets, STEPS);
+    mse_collective_track_write(writer->collectives, &writer->packets, writer->job, UINT64_MAX / 2);
 }
 
 static int write_trace(struct writer *writer)
 {
     static const mse_replay_handler handler = {perfetto_on_key_frame, perfetto_on_event};
     int error = ms_reader_survey(writer->job->reader, &writer->survey, NULL, NULL);
+    if (!error)
+        error = mse_collective_track_open(writer->job, COLLECTIVES, &writer->collectives);
     if (error)
         return error;
     put_trace_head(writer);
@@ -466,6 +472,7 @@ int mse_perfetto(const mse_job *job)
     bool ready = mse_packets_open(&writer->packets, job) && load_modules(writer);
     int error = ready ? write_trace(writer) : MS_ENOMEM;
     mse_packets_close(&writer->packets);
+    mse_collective_track_close(writer->collectives);
     mse_map_close(&writer->by_number);
     free(writer->threads);
     free(writer->modules);

@@ -48,4 +48,14 @@ void mse_annotate(mse_packets *packets, const char *name, uint64_t number);
 void mse_annotate_text(mse_packets *packets, const char *name, mse_text text);
 void mse_close_event(mse_packets *packets);
 
+/* ---- perfetto_collectives.c: the track of a capture's collectives ---- */
+typedef struct mse_collective_track mse_collective_track;
+/* `uuid`: the track's number. MS_ENOMEM, MS_EIO. */
+int mse_collective_track_open(const mse_job *job, uint64_t uuid, mse_collective_track **track);
+void mse_collective_track_close(mse_collective_track *track); /* NULL is allowed */
+/* Write the track itself, unless there are no collectives. */
+void mse_collective_track_begin(mse_collective_track *track, mse_packets *packets, uint64_t parent);
+/* Write the collectives that begin or end before a time in nanoseconds. packets->time may become that time. */
+void mse_collective_track_write(mse_collective_track *track, mse_packets *packets, const mse_job *job, uint64_t until);
+
 #endif

@@ -22,6 +22,7 @@
  *   #plan-plot .point         data-index, data-bytes (reserved), data-ms (the time of a step)
  *   timeline.edited           the timeline of the chosen change, or null; timeline.editedColumns: what is drawn of it
  *   document.body.dataset     change: the chosen one's key
+ *   #collectives              data-count, data-drawn (in the range that is shown), data-kinds
  *   #treemap                  data-boxes: how many boxes are drawn
  * The address: #capture=0&device=cpu&moment=123&module=GPT.h.0&change=fit-0 */
 
@@ -41,6 +42,7 @@ class Page {
     this.dirty = new Set();
     this.theme = new Theme();
     this.timeline = new Timeline(find("timeline-base"), find("timeline-over"));
+    this.collectives = new CollectiveLane(find("collectives"));
     this.treemap = new Treemap(find("treemap"));
     this.change = null; /* the chosen one of listChanges, or null */
     this.plans = new PlanPlot(find("plan-plot"), (index) => this.setChange(findChange(this.capture.metadata, `plan-${index}`)));
@@ -73,6 +75,7 @@ class Page {
     this.root = -1;
     this.timeline.show(capture, this.device, this.module);
     this.timeline.capacity = capacityOf(metadata);
+    this.collectives.show(capture);
     this.drawChange(findChange(metadata, wanted.change));
     this.setTick(wanted.moment === undefined ? this.firstTick() : capture.tickOf(wanted.moment));
     describeCapture(this);
@@ -245,6 +248,7 @@ class Page {
     const is = (...parts) => parts.some((part) => dirty.has(part));
     if (is("all", "module", "view")) {
       this.timeline.draw(this.theme);
+      this.collectives.draw(this.theme, this.timeline);
       describeView(this);
     }
     this.timeline.drawPoints({ tick: this.tick, coordinate: this.coordinate }, this.hovered);
@@ -326,6 +330,7 @@ class Page {
   listen() {
     handleTimeline(this);
     handleScrollBar(this);
+    handleCollectives(this);
     handleTreemap(this);
     handleKeys(this);
     this.listenButtons();
