@@ -1,6 +1,6 @@
 """Which line makes each block: what C needs to read the running threads' Python frames (src/torch/block_stacks.c).
 
-``test`` verifies at start that C reads the frames as ``traceback`` does; ``begin`` and ``end`` say how many frames are kept.
+``test`` verifies at start that C reads the frames as ``traceback`` does; ``keep`` says how many frames are kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ MOST = 64
 DEFAULT = 1
 
 _usable = False
-_depths: list[int] = []  # of the active trackers; guarded by the GIL
 
 
 def checked(stacks: int) -> int:
@@ -33,19 +32,9 @@ def checked(stacks: int) -> int:
     return stacks
 
 
-def begin(depth: int) -> None:
-    """A tracker that keeps so many frames becomes active. Several trackers share the stacks: the deepest are kept."""
-    _depths.append(depth)
-    _set_depth()
-
-
-def end(depth: int) -> None:
-    _depths.remove(depth)
-    _set_depth()
-
-
-def _set_depth() -> None:
-    _native.set_stack_depth(max(_depths, default=0) if _usable else 0)
+def keep(depth: int) -> None:
+    """From now on keep so many frames for each block; 0: none."""
+    _native.set_stack_depth(depth if _usable else 0)
 
 
 # ---- whose files they are ----

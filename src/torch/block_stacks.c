@@ -282,6 +282,12 @@ static PyObject *why_no_stacks(PyObject *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+void mst_stacks_stop(void)
+{
+    atomic_store(&mst_stack_depth, 0);
+    ms_patch_restore(&dealloc_patch);
+}
+
 static PyObject *set_stack_depth(PyObject *self, PyObject *argument)
 {
     (void)self;
@@ -295,9 +301,10 @@ static PyObject *set_stack_depth(PyObject *self, PyObject *argument)
         return NULL;
     }
     atomic_fetch_add(&generation, 1); /* code may have been freed while that was not intercepted */
-    atomic_store(&mst_stack_depth, (uint32_t)depth);
-    if (!depth)
-        ms_patch_restore(&dealloc_patch);
+    if (depth)
+        atomic_store(&mst_stack_depth, (uint32_t)depth);
+    else
+        mst_stacks_stop();
     Py_RETURN_NONE;
 }
 

@@ -19,6 +19,7 @@ static inline ms_stack mst_stack_here(void)
 
 /* (file, function, line, end line, column, end column) of each frame, innermost first. A new list. */
 PyObject *mst_stack_list(ms_stack stack);
+void mst_stacks_stop(void); /* read no more stacks, and restore what is intercepted for them */
 int mst_stacks_init(void); /* -1 with an error set */
 extern PyMethodDef mst_block_stacks_methods[];
 

@@ -31,6 +31,7 @@ static PyObject *restore(PyObject *self, PyObject *unused)
     (void)self, (void)unused;
     mst_captures_end();
     mst_stop_interception();
+    mst_stacks_stop();
     Py_RETURN_NONE;
 }
 
