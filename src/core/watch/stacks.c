@@ -22,25 +22,24 @@ static uint32_t hash_text(const char *text)
 }
 
 /* The copy of the text; NULL if there is no room for it. */
-static const char *intern_text(ms_watch *watch, const char *text)
+static struct ms__stack_text *intern_text(ms_watch *watch, const char *text)
 {
     struct ms__stacks *stacks = &watch->stacks;
     uint32_t hash = hash_text(text);
     struct ms__stack_text **bucket = &stacks->texts[hash % TEXT_BUCKETS];
     for (struct ms__stack_text *at = *bucket; at; at = at->next)
         if (at->hash == hash && strcmp(at->text, text) == 0)
-            return at->text;
+            return at;
     size_t bytes = strlen(text) + 1;
     struct ms__stack_text *added =
         stacks->text_bytes + bytes <= MS_STACK_TEXT_MAX ? ms__alloc(watch, sizeof *added + bytes) : NULL;
     if (!added)
         return NULL;
     stacks->text_bytes += bytes;
-    added->next = *bucket;
-    added->hash = hash;
+    *added = (struct ms__stack_text){.next = *bucket, .hash = hash};
     memcpy(added->text, text, bytes);
     *bucket = added;
-    return added->text;
+    return added;
 }
 
 /* ---- stacks; with watch->lock held ---- */
@@ -106,7 +105,8 @@ static void grow_stack_buckets(ms_watch *watch, uint32_t count)
     stacks->bucket_count = doubled;
 }
 
-static ms_stack append_stack(ms_watch *watch, const ms_frame *frame, uint32_t hash)
+static ms_stack append_stack(ms_watch *watch, const struct ms__stack *stack, struct ms__stack_text *file,
+                             struct ms__stack_text *function)
 {
     struct ms__stacks *stacks = &watch->stacks;
     uint32_t at = MS__PEEK(stacks->count) ? MS__PEEK(stacks->count) : MS_STACK_LOST + 1u;
@@ -120,8 +120,16 @@ static ms_stack append_stack(ms_watch *watch, const ms_frame *frame, uint32_t ha
         MS__STORE(*chunk, added);
     }
     grow_stack_buckets(watch, at);
-    uint32_t *bucket = &stacks->buckets[hash % stacks->bucket_count];
-    *stack_at(stacks, at) = (struct ms__stack){.frame = *frame, .next = *bucket, .hash = hash};
+    if (file && !file->file_in)
+        file->file_in = at;
+    if (!function->function_in)
+        function->function_in = at;
+    uint32_t *bucket = &stacks->buckets[stack->hash % stacks->bucket_count];
+    *stack_at(stacks, at) = (struct ms__stack){.frame = stack->frame,
+                                               .next = *bucket,
+                                               .hash = stack->hash,
+                                               .file_in = file ? file->file_in : 0,
+                                               .function_in = function->function_in};
     *bucket = at;
     MS__STORE(stacks->count, at + 1);
     return at;
@@ -133,15 +141,17 @@ static ms_stack find_or_append(ms_watch *watch, const ms_frame *frame)
     ms_frame own = *frame;
     if (!open_stacks(watch) || (own.outer && (own.outer == MS_STACK_LOST || own.outer >= MS__PEEK(stacks->count))))
         return MS_STACK_LOST;
-    own.file = frame->file ? intern_text(watch, frame->file) : NULL;
-    own.function = intern_text(watch, frame->function);
-    if (!own.function || (frame->file && !own.file))
+    struct ms__stack_text *file = frame->file ? intern_text(watch, frame->file) : NULL;
+    struct ms__stack_text *function = intern_text(watch, frame->function);
+    if (!function || (frame->file && !file))
         return MS_STACK_LOST;
+    own.file = file ? file->text : NULL;
+    own.function = function->text;
     uint32_t hash = hash_frame(&own);
     for (ms_stack at = stacks->buckets[hash % stacks->bucket_count]; at; at = stack_at(stacks, at)->next)
         if (stack_at(stacks, at)->hash == hash && is_same_frame(&stack_at(stacks, at)->frame, &own))
             return at;
-    return append_stack(watch, &own, hash);
+    return append_stack(watch, &(struct ms__stack){.frame = own, .hash = hash}, file, function);
 }
 
 /* ---- for everyone ---- */
@@ -160,6 +170,11 @@ uint32_t ms_stack_count(const ms_watch *watch)
 {
     uint32_t count = MS__LOAD(watch->stacks.count);
     return count ? count : MS_STACK_LOST + 1u;
+}
+
+const struct ms__stack *ms__stack_at(const ms_watch *watch, ms_stack stack)
+{
+    return stack_at(&watch->stacks, stack);
 }
 
 bool ms_stack_frame(const ms_watch *watch, ms_stack stack, ms_frame *frame)

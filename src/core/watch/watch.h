@@ -56,11 +56,13 @@ struct ms__stack {
     ms_frame frame;
     uint32_t next; /* the next stack in the same bucket; 0: this is the last */
     uint32_t hash;
+    ms_stack file_in, function_in; /* the first stacks with this file, and with this function; 0: it has no file */
 };
 
 struct ms__stack_text {          /* a file or function, stored once */
     struct ms__stack_text *next; /* in the same bucket */
     uint32_t hash;
+    ms_stack file_in, function_in; /* the first stacks that have it as file, and as function; 0: none */
     char text[];
 };
 
@@ -77,6 +79,8 @@ struct ms__stacks {
 };
 
 void ms__stacks_close(ms_watch *watch);
+/* A stack below ms_stack_count, and above MS_STACK_LOST. */
+const struct ms__stack *ms__stack_at(const ms_watch *watch, ms_stack stack);
 
 /* ---- threads ---- */
 enum ms__frame_kind { MS__CALL, MS__NODE, MS__OVERRIDE };

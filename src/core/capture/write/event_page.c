@@ -16,6 +16,7 @@ void ms__capture_close_page(ms_capture *capture)
     capture->at = capture->limit = NULL;
     ms__capture_close_notes(capture);
     ms__capture_close_times(capture);
+    ms__capture_close_stacks(capture);
     if (!page)
         return;
     page->head.kind = MS__CHUNK_EVENTS;
