@@ -32,7 +32,7 @@ def recorder(file: str, depth: int) -> Recorder:
 
 def bytes_per_block(folder: str) -> float:
     files = {depth: os.path.join(folder, f"stacks={depth}") for depth in (0, 1)}
-    blocks = 1
+    blocks = sum(phase.blocks for phase in modscope.load(files[1]).phases.values())
     return (os.path.getsize(files[1]) - os.path.getsize(files[0])) / blocks
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from modscope._categories import Category
+from modscope._lines_read import Place
 
 _MOST_DEVICES = 64  # every device's number is below it
 
@@ -75,6 +76,8 @@ class Block(NamedTuple):
     outside: bool
     """Whether it did not come from torch's allocators."""
     slot: int
+    place: Place | None = None
+    """The line and the operator that made it; None where neither is known."""
 
 
 def find_main_device(held: Mapping[str, int]) -> str:

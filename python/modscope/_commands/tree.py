@@ -19,6 +19,7 @@ from modscope._commands.common import (
     notes,
     others,
 )
+from modscope._commands.places import tree_of_lines, tree_of_operators
 from modscope._commands.terminal import Screen
 from modscope._groups import describe_numbers, group_modules, is_number
 from modscope._summary import Report
@@ -35,6 +36,9 @@ def report(arguments: Namespace, load: Load) -> Report:
     result["by"] = arguments.by
     if arguments.by == "module":
         result["tree"] = [_module_report(branch, depth) for branch in branches]
+    elif arguments.by in ("line", "operator"):
+        grow = tree_of_lines if arguments.by == "line" else tree_of_operators
+        result["tree"] = grow(snapshot.by_place(result["device"]), depth)
     else:
         sums = snapshot.totals[result["device"]]
         categories = sorted(filter(sums.get, CATEGORIES), key=lambda category: -sums[category])
@@ -179,7 +183,8 @@ def _rows(nodes: list[_Node], least: float, depth: int, lead: str, lines: _Branc
     rows = []
     for i, (name, node) in enumerate(map(_join, shown)):
         last = i == len(shown) - 1 and not small
-        own = node.own[TOTAL] if node.is_module else None
+        is_leaf_of_lines = not node.children and node.own[TOTAL] > 0
+        own = node.own[TOTAL] if node.is_module or is_leaf_of_lines else None
         rows.append(_Row(node.subtree, own, lead + (lines.last if last else lines.child), name))
         if depth != 1:
             past = lead + (lines.past_last if last else lines.past_child)
@@ -217,7 +222,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     out += others(result, screen) + notes(result, screen)
     words = moment_words(result, arguments)
     if more and arguments.depth is None:
-        options = [] if result["by"] == "module" else ["--by", "category"]
+        options = [] if result["by"] == "module" else ["--by", result["by"]]
         options += ["--no-group"] if arguments.no_group else []
         return out + next_command("Deeper", "tree", *words, *options, "--depth", str(depth + 1))
     return out + next_command("The largest blocks", "blocks", *words)
@@ -236,7 +241,7 @@ def _table(rows: list[_Row], total: int, by: str, screen: Screen) -> list[str]:
     room = screen.width - whole_width - own_width - bar - 6
     named = [(_shorten_lead(row.lead, room // 2, screen), row.name, row.subtree) for row in rows]
     names = name_column(named, room, screen, split=by == "module")
-    head = f"{'Subtree':>{whole_width}}  {'Own':>{own_width}}  {'':{bar}}  {'Module' if by == 'module' else 'Category'}"
+    head = f"{'Subtree':>{whole_width}}  {'Own':>{own_width}}  {'':{bar}}  {by.capitalize()}"
     out = [screen.bold(head)]
     for row, whole, own, name in zip(rows, wholes, owns, names):
         drawn = screen.bar(row.subtree[TOTAL] / total if total else 0, bar, parts_of(row.subtree))
