@@ -10,7 +10,7 @@
 
 #include "core/capture/format.h"
 
-enum { MS__STACK_PREDICTIONS = 1024, MS__STACK_CODE_MAX = 10 /* bytes for a block, the run before it included */ };
+enum { MS__STACK_PREDICTIONS = 4096, MS__STACK_CODE_MAX = 10 /* bytes for a block, the run before it included */ };
 
 /* What was seen so far in a chunk; all zero at its start. */
 struct ms__stack_history {
