@@ -294,6 +294,7 @@ typedef struct ms_oom { /* an allocation that failed */
     uint32_t device;
     uint64_t requested;
     uint64_t allocated, reserved; /* as the allocator reports them; 0 if it does not */
+    ms_stack stack;               /* that requested it */
 } ms_oom;
 /* An allocation by `thread` (may be NULL) failed. Record it in the captures, and write the out-of-memory report to
  * `report`: about a dozen lines, cut off after room - 1 bytes, with a '\0' at the end unless room is 0. Returns the

@@ -58,6 +58,7 @@ static int add_by_event(mse_held *held, const ms_cursor *cursor, const ms_event 
                                   .device = event->device,
                                   .key_frame = held->key_frames,
                                   .path = event->path,
+                                  .stack = event->stack,
                                   .category = event->category,
                                   .phase = event->phase},
                      MSE_BY_EVENT);
@@ -95,6 +96,7 @@ static int add_by_key_frame(mse_held *held, const ms_captured_block *block)
                                   .device = block->device,
                                   .key_frame = held->key_frames,
                                   .path = block->path,
+                                  .stack = block->stack,
                                   .category = block->category,
                                   .phase = block->phase},
                      MSE_BY_KEY_FRAME);

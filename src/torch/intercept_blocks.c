@@ -154,7 +154,10 @@ void mst_blocks_report_failure(uint64_t bytes, uint64_t allocated, uint64_t rese
 {
     ms_ledger *ledger = current_ledger();
     if (ledger)
-        mst_oom_report(ledger, &(ms_oom){mst_device_number(device_type, device_index), bytes, allocated, reserved});
+        mst_oom_report(ledger, &(ms_oom){.device = mst_device_number(device_type, device_index),
+                                         .requested = bytes,
+                                         .allocated = allocated,
+                                         .reserved = reserved});
 }
 
 static void intercept_usage(int point, void *memory, int64_t bytes, size_t allocated, size_t reserved, c10_device on)
