@@ -90,17 +90,18 @@ static enum owner owner_of_file(const char *file)
 
 enum { CODES = 256, PLACES = 512 }; /* powers of two */
 
+/* Entries of 16 bytes, so that none is in two cache lines. */
 struct seen {
-    uint64_t generation; /* of everything in it */
     struct seen_code {
         const PyCodeObject *code; /* NULL: nothing is here */
-        const void *first;        /* its first instruction at which a frame counts as begun */
-        enum owner owner;
+        uint32_t first;           /* how far its first instruction at which a frame counts as begun is behind `code` */
+        uint32_t owner;           /* enum owner */
     } codes[CODES];
     struct seen_place {
         const void *at; /* an instruction, or a node's table of virtual functions; NULL: nothing is here */
         ms_stack outer, stack;
     } places[PLACES];
+    uint64_t generation; /* of everything in it */
 };
 
 static pthread_key_t seen_key; /* its destructor frees what a thread remembered */
@@ -137,7 +138,8 @@ static struct seen *find_seen(void)
 static __attribute__((noinline)) void see_code(struct seen_code *seen, const PyCodeObject *code)
 {
     char file[MST_CODE_TEXT];
-    *seen = (struct seen_code){code, mst_code_first_instruction(code), owner_of_file(mst_code_file(code, file))};
+    ptrdiff_t first = (const char *)mst_code_first_instruction(code) - (const char *)code;
+    *seen = (struct seen_code){code, (uint32_t)first, owner_of_file(mst_code_file(code, file))};
 }
 
 static inline const struct seen_code *find_code(struct seen *seen, const PyCodeObject *code)
@@ -230,10 +232,10 @@ static void collect_frames(struct seen *seen, struct frames *frames, uint32_t de
         if (frame.is_shim)
             continue;
         const struct seen_code *code = find_code(seen, frame.code);
-        if (code->owner > frames->owner || UNLIKELY((uintptr_t)frame.instruction < (uintptr_t)code->first))
+        if (code->owner > frames->owner || UNLIKELY((uintptr_t)frame.instruction < (uintptr_t)frame.code + code->first))
             continue;
         if (code->owner < frames->owner) {
-            frames->owner = code->owner;
+            frames->owner = (enum owner)code->owner;
             frames->count = 0;
         }
         if (frames->count < depth)
