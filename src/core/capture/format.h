@@ -31,9 +31,9 @@ enum ms__chunk_kind {
     MS__CHUNK_END,
     MS__CHUNK_NOTES,
     MS__CHUNK_TIMES,
-    MS__CHUNK_STACKS,     /* the table of stacks */
-    MS__CHUNK_ADD_STACKS, /* which stack made each block that the chunk of events with the same first event adds */
-    MS__CHUNK_KEY_STACKS  /* the same of each block of the key frame at the same event */
+    MS__CHUNK_STACKS = 10, /* the table of stacks */
+    MS__CHUNK_ADD_STACKS,  /* which stack made each block that the chunk of events with the same first event adds */
+    MS__CHUNK_KEY_STACKS   /* the same of each block of the key frame at the same event */
 };
 
 /* The first byte of an event: an ms_op, and flags that depend on it. */
