@@ -104,6 +104,12 @@ uint32_t ms_reader_paths(const ms_reader *reader);
  * "?", and its parent is MS_GLOBAL. */
 const char *ms_reader_path(const ms_reader *reader, ms_path path, ms_path *parent, uint32_t *nth);
 
+/* One more than the highest stack that the file names. Every stack in an event or block is below it, or MS_STACK_LOST.
+ */
+uint32_t ms_reader_stacks(const ms_reader *reader);
+/* The stack's innermost frame; its texts belong to the reader. False: the file has no such stack. */
+bool ms_reader_stack(const ms_reader *reader, ms_stack stack, ms_frame *frame);
+
 typedef enum ms_op {
     MS_OP_ADD,
     MS_OP_DROP,
@@ -130,6 +136,7 @@ typedef struct ms_event {
                         requested. step: its number. thread: its id */
     uint64_t allocated, reserved; /* oom: of the device */
     ms_path path;                 /* add, drop, claim: owner of the block. position, oom: the thread's path */
+    ms_stack stack;               /* add, drop, claim: that made the block */
     uint8_t category;             /* add, drop, claim */
     uint8_t phase;                /* add: in which the block was added. position, oom: the thread's phase */
     uint8_t kind;                 /* add, drop, claim: by all notes of the file; see ms_captured_block */
@@ -143,7 +150,8 @@ typedef struct ms_captured_block {
     uint64_t made_at;     /* when it was added, in microseconds */
     uint64_t step;        /* in which it was added */
     uint32_t slot, device;
-    ms_path path; /* its owner */
+    ms_path path;   /* its owner */
+    ms_stack stack; /* that made it */
     uint8_t category;
     uint8_t phase; /* in which it was added */
     uint8_t kind;  /* an ms_kind; MS_KIND_NONE in a file of a version that has no kinds, or a kind that is not known */

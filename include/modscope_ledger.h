@@ -114,6 +114,39 @@ void ms_ledger_clear(ms_ledger *ledger);
 /* How many blocks and call snapshots are missing because memory ran out. */
 uint64_t ms_ledger_lost(const ms_ledger *ledger);
 
+/* ---- stacks: where in the program a block was made ----
+ *
+ * A stack is a frame, and the stack around it: a tree, in which each distinct frame is stored once in its context. The
+ * innermost frame may be an operator: a backward node. The table of stacks has bounds (MS_STACKS_MAX and
+ * MS_STACK_TEXT_MAX); what does not fit is MS_STACK_LOST, and counted. Stacks are never forgotten before the watch is
+ * closed, so their texts can be read without a lock. */
+typedef uint32_t ms_stack;
+enum {
+    MS_STACK_NONE, /* not known */
+    MS_STACK_LOST, /* known when the block was made, but the table was full */
+    MS_STACKS_MAX = 1 << 18,
+    MS_STACK_TEXT_MAX = 32 << 20 /* bytes of all distinct files and functions */
+};
+
+typedef struct ms_frame {
+    const char *file;                      /* NULL: `function` is the name of an operator, and there is no line */
+    const char *function;                  /* its qualified name */
+    uint32_t line;                         /* 0: not known */
+    uint32_t column, end_line, end_column; /* of the expression, columns in bytes from 0; end_line 0: not known */
+    ms_stack outer;                        /* the stack around the frame, or MS_STACK_NONE */
+} ms_frame;
+
+/* The number of the stack, which is added if it is new; the texts are copied. It may be called on any thread at any
+ * time; it takes the watch's lock. MS_STACK_LOST: the table is full, memory ran out, or `outer` is not known. */
+ms_stack ms_stack_add(ms_watch *watch, const ms_frame *frame);
+/* The stack's innermost frame, whose texts belong to the watch. False for MS_STACK_NONE, MS_STACK_LOST and numbers
+ * that no stack has. Takes no lock. */
+bool ms_stack_frame(const ms_watch *watch, ms_stack stack, ms_frame *frame);
+/* One more than the highest stack. */
+uint32_t ms_stack_count(const ms_watch *watch);
+/* How many times a stack was lost. */
+uint64_t ms_stacks_lost(const ms_watch *watch);
+
 /* ---- blocks ----
  * Each of these may return, besides the errors it names:
  * MS_EINVAL      a device, size, category, phase or path is out of range
@@ -126,12 +159,17 @@ uint64_t ms_ledger_lost(const ms_ledger *ledger);
  * is NULL, the block belongs to MS_GLOBAL and is MS_OTHER. If a block is known at that address, it was freed without a
  * report, and is dropped first. A block of 0 bytes is ignored: MS_OK. */
 int ms_block_add(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device);
+/* Like ms_block_add, and this stack made the block. */
+int ms_block_add_at(ms_ledger *ledger, const ms_thread *thread, ms_stack stack, uint64_t address, uint64_t bytes,
+                    uint32_t device);
 /* Like ms_block_add, for a thread that the watch does not know: it is in this phase, and `path` is its innermost. */
 int ms_block_add_in(ms_ledger *ledger, ms_phase phase, ms_path path, uint64_t address, uint64_t bytes, uint32_t device);
 /* Like ms_block_add, with a category and owner that do not depend on what the thread is doing. This counts as a claim.
  * `outside`: the memory is not from an allocator of torch. */
 int ms_block_add_as(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device,
                     ms_category category, ms_path path, bool outside);
+/* The stack that made the block; MS_STACK_NONE if it is not known, or no block is at that address. */
+ms_stack ms_block_stack(ms_ledger *ledger, uint64_t address);
 /* Drop a block that was freed. MS_ENOBLOCK if no block is known at that address. Never allocates. */
 int ms_block_drop(ms_ledger *ledger, uint64_t address);
 /* Drop a block from outside that belongs to `path`. MS_ENOBLOCK if there is none at that address. Never allocates. */
@@ -312,6 +350,7 @@ typedef struct ms_oom { /* an allocation that failed */
     uint32_t device;
     uint64_t requested;
     uint64_t allocated, reserved; /* as the allocator reports them; 0 if it does not */
+    ms_stack stack;               /* that requested it */
 } ms_oom;
 /* An allocation by `thread` (may be NULL) failed. Record it in the captures, and write the out-of-memory report to
  * `report`: about a dozen lines, cut off after room - 1 bytes, with a '\0' at the end unless room is 0. Returns the

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from modscope._categories import Category, Kind
+from modscope._lines_read import Place
 
 _MOST_DEVICES = 64  # every device's number is below it
 
@@ -109,6 +110,8 @@ class Block(NamedTuple):
     slot: int
     kind: Kind | None = None
     """What FSDP2 holds it for, within its category; None for most blocks."""
+    place: Place | None = None
+    """The line and the operator that made it; None where neither is known."""
 
 
 def find_main_device(held: Mapping[str, int]) -> str:

@@ -72,6 +72,12 @@ _POINTS = {
         "only what a module's forward makes is Activation",
         "What is made outside modules is Other, even if autograd keeps it.",
     ),
+    "stacks": _Point(
+        "Python lines",
+        "each block knows the line of the program that made it",
+        "none",
+        "Blocks have no lines.",
+    ),
 }
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from modscope import _layout, _native
+from modscope import _layout, _lines, _native
 from modscope._categories import Category
 from modscope._probes import CloneFunction, make_leaf, run_in_thread, save_tensors, undisturbed
 
@@ -31,11 +31,11 @@ _FORK_LIMIT = 10_000  # milliseconds for the tests in a forked process
 _NOT_RESTORED = "the original pointer was not restored after the test"
 
 # "verified" for an interception point or "learned" for a layout; else the reason why not.
-_results = dict.fromkeys(("calls", "nodes", "blocks", "saved", "buckets", "layout", "tensors"), _UNTRIED)
+_results = dict.fromkeys(("calls", "nodes", "blocks", "saved", "buckets", "stacks", "layout", "tensors"), _UNTRIED)
 
 
 def results() -> dict[str, str]:
-    """For the interception points "calls", "nodes", "blocks" and "saved", and for the layouts of nodes ("layout") and
+    """For the interception points "calls", "nodes", "blocks", "saved" and "stacks", and for the layouts of nodes ("layout") and
     tensors ("tensors"): that they can be used, or why they cannot."""
     return dict(_results)
 
@@ -216,6 +216,19 @@ def _choose_buckets() -> None:
     _results["buckets"] = why or VERIFIED
 
 
+# ---- stacks ----
+
+
+def _choose_stacks() -> None:
+    why = FORCED if _is_forbidden() else why_no_blocks()
+    if why is None:
+        try:
+            why = _lines.test()
+        except Exception as error:
+            why = _describe(error)
+    _results["stacks"] = why or VERIFIED
+
+
 # ---- calls and nodes ----
 
 
@@ -329,6 +342,7 @@ def _choose() -> None:
     _choose_blocks()
     _choose_saved()
     _choose_buckets()
+    _choose_stacks()
     if _is_forbidden():
         _results["calls"] = _results["nodes"] = FORCED
         _native.set_interception(False, False)

@@ -62,8 +62,23 @@ def _group_of(owner: _Owner, blocks: list[Block]) -> Report:
         "first_step": min(steps),
         "last_step": max(steps),
         "phases": sorted({block.phase for block in blocks}),
+        "lines": _lines_of(blocks),
         "sizes": [{"bytes": each, "count": count} for each, count in sizes.most_common()],
     }
+
+
+def _lines_of(blocks: list[Block]) -> list[Report]:
+    """The lines that made the blocks, those that made most bytes first. Blocks without a line are left out."""
+    made: dict[tuple[str, int, str], list[int]] = {}
+    for block in blocks:
+        place = block.place
+        if place and place.file and place.line and place.function:
+            made.setdefault((place.file, place.line, place.function), []).append(block.bytes)
+    rows = [
+        {"file": file, "line": line, "function": function, "bytes": sum(sizes), "count": len(sizes)}
+        for (file, line, function), sizes in made.items()
+    ]
+    return sorted(rows, key=lambda row: -int(str(row["bytes"])))
 
 
 # ---- growth ----

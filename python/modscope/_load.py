@@ -16,6 +16,7 @@ from modscope import _capture
 from modscope._branch import Branch, grow, sum_by_name
 from modscope._capture_types import Block, CaptureError, Collective, CollectiveGroup, Event, Names, Phase, Step, find_main_device
 from modscope._categories import TOTAL, Category, Kind, Raw, Sums, kinds_of, sums_of
+from modscope._lines_read import Place, Places
 from modscope._peak import Peak
 from modscope._text import natural_key
 
@@ -52,8 +53,9 @@ def parse_moment(at: str) -> tuple[str, float | int]:
 class Snapshot:
     """The bytes that were held at a moment, by device, module and category."""
 
-    def __init__(self, names: Names, raw: _capture.Snapshot) -> None:
+    def __init__(self, names: Names, raw: _capture.Snapshot, places: Places | None = None) -> None:
         self._names = names
+        self._places = places or Places([])
         self._raw = raw
         self.moment = raw.moment
         self.time = raw.time / 1e6
@@ -159,14 +161,21 @@ class Snapshot:
             below += reversed(branch.children)
         return modules
 
+    def by_place(self, device: str | None = None) -> list[tuple[Place | None, Sums]]:
+        """The lines and operators that made what is held on a device (by default the main one), and the bytes by
+        category, with "Total". None: what has neither. A place may occur several times."""
+        number = self._names.device_number(self.main_device if device is None else device)
+        return [(self._places.find(stack), sums_of(raw)) for on, stack, raw in self._raw.stacks() if on == number]
+
     def blocks(self, limit: int | None = None, device: str | None = None) -> Iterator[Block]:
         """The blocks that are held, largest first and oldest first among equals; at most ``limit``."""
         names = self._names
         number = None if device is None else names.device_number(device)
-        for size, on, category, path, phase, step, made_at, outside, slot, word in self._raw.blocks(limit, number):
+        places = map(self._places.find, self._raw.block_stacks(-1 if number is None else number))
+        for (size, on, category, path, phase, step, made_at, outside, slot, word), place in zip(self._raw.blocks(limit, number), places):
             module, at = names.module(path), made_at / 1e6
             kind = None if word is None else Kind(word)
-            yield Block(size, names.devices[on], Category(category), module, phase, step, at, outside, slot, kind)
+            yield Block(size, names.devices[on], Category(category), module, phase, step, at, outside, slot, kind, place)
 
 
 # ---- a capture ----
@@ -244,6 +253,11 @@ class Capture:
     def device_number(self, name: str) -> int:
         """The number of a device in the file. CaptureError if the capture has no such device."""
         return self._names.device_number(name)
+
+    @cached_property
+    def places(self) -> Places:
+        """The lines and operators that made blocks, by the numbers of their stacks."""
+        return Places(self._reader.stacks, self.info.get("began"))
 
     @cached_property
     def _survey(self) -> dict[str, Any]:
@@ -423,7 +437,7 @@ class Capture:
 
     def snapshot(self, at: str | int = "peak", device: str | None = None) -> Snapshot:
         """What was held at a moment, which is given as to ``moment``."""
-        return Snapshot(self._names, self._reader.snapshot(self.moment(at, device)))
+        return Snapshot(self._names, self._reader.snapshot(self.moment(at, device)), self.places)
 
     def collectives(self) -> list[Collective]:
         """All collectives of torch.distributed that the rank launched, in their order."""

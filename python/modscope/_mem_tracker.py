@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from modscope import _display, _interception, _native, _oom_report, _text
+from modscope import _display, _interception, _lines, _native, _oom_report, _text
 from modscope._categories import KINDS, Category, Raw, Sums, kinds_of, sums_of
 from modscope._devices import devices, list_cuda_blocks, number_device
 from modscope._dispatch import DispatcherSource, active_fake_mode, is_fake
@@ -61,6 +61,11 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
+def _keep_stacks() -> None:
+    """As many frames as the active trackers want."""
+    _lines.keep(max((tracker._stacks for tracker in _Shared.trackers), default=0))
+
+
 def _source_name(dispatcher: bool) -> str:
     return "dispatcher" if dispatcher else "allocator"
 
@@ -86,16 +91,20 @@ class MemTracker(_native.Context):
     ``source`` is where block events come from: ``"allocator"`` (torch's own allocators, exact), ``"dispatcher"``
     (the storages of tensors that operators return: for fake tensors and other platforms), or ``"auto"``: the
     dispatcher under a ``FakeTensorMode`` or for fake tensors, else the allocator where it can be intercepted.
+
+    ``stacks`` is how many of the program's own Python frames are kept for each block, 0 to 64: with 1, each block knows
+    the line that made it. Of several active trackers the greatest number counts.
     """
 
     _not_entered = "this tracker is not active. Enter it first, with a with statement."
 
-    def __init__(self, source: str = "auto") -> None:
+    def __init__(self, source: str = "auto", stacks: int = _lines.DEFAULT) -> None:
         if not isinstance(source, str):
             raise TypeError(f"source must be a str, not {type(source).__name__}")
         if source not in _SOURCES:
             raise ValueError(f"source must be one of {', '.join(map(repr, _SOURCES))}, not {source!r}")
         self._asked = source
+        self._stacks = _lines.checked(stacks)
         self._chosen: str | None = None
         self._tracker = NamingTracker()
         self._tracker_entered = False
@@ -190,6 +199,7 @@ class MemTracker(_native.Context):
         self._tracker.__enter__()
         self._tracker_entered = True
         joined = self._join(dispatcher)
+        _keep_stacks()
         self._claim()
         assert self._ledger is not None
         if self._peak_history.begin(self._ledger) and joined:
@@ -268,6 +278,7 @@ class MemTracker(_native.Context):
             self._dispatcher = None
         if self in _Shared.trackers:
             _Shared.trackers.remove(self)
+            _keep_stacks()
         if not _Shared.trackers and _Shared.ledger is not None:
             _Shared.ledger.end()
             _Shared.ledger = None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from modscope import _collectives, _files, _mem_tracker, _native, _oom_report
+from modscope import _collectives, _files, _lines, _mem_tracker, _native, _oom_report
 from modscope._peak import Peak
 from modscope._ranks_identity import describe_in_environment, describe_in_torch
 from modscope._virtual.environment import allocator_settings
@@ -117,6 +117,7 @@ class Recording:
 
     ``owners_of_uncalled``: look for modules that were never called, if much of the memory has no owner.
     ``yields``: stop when the program enters a MemTracker with another source, instead of having it fail.
+    ``stacks``: how many of the program's own frames are kept for each block.
     """
 
     def __init__(
@@ -126,11 +127,12 @@ class Recording:
         source: str = "auto",
         owners_of_uncalled: bool = True,
         yields: bool = True,
+        stacks: int = _lines.DEFAULT,
     ) -> None:
         self._fd = fd
         self._info = info or {}
         self._owners_of_uncalled = owners_of_uncalled
-        self._tracker = _mem_tracker.MemTracker(source)
+        self._tracker = _mem_tracker.MemTracker(source, stacks)
         if yields:
             _mem_tracker.on_other_source(self._tracker, self._stop_for_other_source)
         self._capture: _native.Capture | None = None
@@ -244,18 +246,20 @@ class record(contextlib.ContextDecorator, _native.Context):
         def train_step(x): ...
 
     Read the file with ``modscope.load`` or ``modscope summary step.msc``. If the file exists, a FileExistsError is
-    raised, unless ``overwrite``. Recordings may be nested, in one another and in ``modscope run``.
+    raised, unless ``overwrite``. ``stacks`` is how many of the program's own Python frames are kept for each block (0: none).
+    Recordings may be nested, in one another and in ``modscope run``.
     """
 
     _not_entered = "this recording has not begun. Enter it first, with a with statement."
     _entering_lock = None
 
-    def __init__(self, path: str | os.PathLike[str], overwrite: bool = False, source: str = "auto") -> None:
+    def __init__(self, path: str | os.PathLike[str], overwrite: bool = False, source: str = "auto", stacks: int = _lines.DEFAULT) -> None:
         self.path = os.fspath(path)
         if not isinstance(self.path, str) or not self.path:
             raise TypeError("record needs the name of a file, such as record('run.msc')")
         self._overwrite = overwrite
         self._source = source
+        self._stacks = _lines.checked(stacks)
         self._calls = itertools.count(1)
         self._recording: Recording | None = None
         self.outcome: Outcome | None = None
@@ -266,7 +270,7 @@ class record(contextlib.ContextDecorator, _native.Context):
         number = next(self._calls)  # atomic: a lock could be held by another thread during a fork
         root, suffix = os.path.splitext(self.path)
         path = self.path if number == 1 else f"{root}.{number}{suffix}"
-        return record(path, self._overwrite, self._source)
+        return record(path, self._overwrite, self._source, self._stacks)
 
     # ---- entering and leaving: __enter__ and __exit__ are _native.Context's, and call these methods ----
 
@@ -278,7 +282,7 @@ class record(contextlib.ContextDecorator, _native.Context):
         try:
             program = getattr(sys.modules.get("__main__"), "__file__", None) or "python"
             # The program itself asked for this recording: another source is its mistake, and must not end it silently.
-            recording = Recording(file.fd, default_info(program, sys.argv[1:]), self._source, yields=False)
+            recording = Recording(file.fd, default_info(program, sys.argv[1:]), self._source, yields=False, stacks=self._stacks)
             recording.start(file.publish)
         except BaseException:
             file.discard()

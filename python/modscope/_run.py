@@ -34,6 +34,12 @@ def count(text: str) -> int:
     return int(text)
 
 
+def frames(text: str) -> int:
+    if not text.isdecimal() or int(text) > 64:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of frames: give 0 to 64")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="modscope run",
@@ -47,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-f", "--force", action="store_true", help="overwrite the capture if it exists")
     parser.add_argument("--steps", type=count, metavar="N", help="stop the script after N optimizer steps, with exit status 0")
     parser.add_argument("--plan", metavar="PLAN", help="checkpoint the modules that a plan names; see modscope help plan")
+    parser.add_argument("--stacks", type=frames, default=1, metavar="N", help="keep N of the script's own Python frames for each block (default: 1, its line; 0: none)")
     parser.add_argument("--no-capture", action="store_true", help="write no capture, only print the peak")
     parser.add_argument("--follow-fork", action="store_true", help="write a capture for each forked child too")
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing at the end unless there was an error")
@@ -172,6 +179,7 @@ def _settings(options: argparse.Namespace, prediction: Sequence[Any]) -> Setting
         captures=list(captures) if captures else [],
         prediction=list(prediction),
         plan=os.path.abspath(options.plan) if options.plan else "",
+        stacks=getattr(options, "stacks", 1),
     )
 
 

@@ -61,6 +61,8 @@ class Settings(NamedTuple):
     """Whether the script started this process."""
     plan: str = ""
     """The path of a plan, whose modules are checkpointed; "": none."""
+    stacks: int = 1
+    """How many frames are kept for each block."""
 
     def new_file(self) -> _files.NewFile | None:
         return _files.NewFile(*self.file) if self.file else None
@@ -252,7 +254,7 @@ class RunRecording:
 
             arguments = sys.orig_argv[len(sys.orig_argv) - self._settings.arguments :]
             info = _record.default_info(self._settings.program, arguments)
-            recording = _record.Recording(self._file.fd if self._file else None, {**info, **self._more_info()})
+            recording = _record.Recording(self._file.fd if self._file else None, {**info, **self._more_info()}, stacks=self._settings.stacks)
             recording.start(self._file.publish if self._file else None)
             self._began()
             atexit.unregister(_native.restore)  # _at_exit restores them later

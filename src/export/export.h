@@ -51,6 +51,9 @@ static inline mse_text mse_text_of(const char *string)
     return (mse_text){string, strlen(string)};
 }
 
+/* Whether a text is valid UTF-8 without surrogates. */
+bool mse_is_utf8(const char *text);
+
 /* The beginning of a text in UTF-8, of at most so many bytes. No character is divided. */
 static inline mse_text mse_text_cut(mse_text text, size_t most)
 {

@@ -77,3 +77,23 @@ void mse_put_number(mse_output *output, uint64_t number)
 {
     output->at = mse_digits(mse_output_reserve(output), number);
 }
+
+bool mse_is_utf8(const char *text)
+{
+    for (const unsigned char *at = (const unsigned char *)text; *at;) {
+        size_t more = *at < 0x80 ? 0 : *at < 0xC2 ? 4 : *at < 0xE0 ? 1 : *at < 0xF0 ? 2 : *at < 0xF5 ? 3 : 4;
+        uint32_t letter = more == 0 ? *at : *at & (0x3Fu >> more);
+        if (more == 4)
+            return false;
+        for (size_t i = 1; i <= more; i++) {
+            if ((at[i] & 0xC0) != 0x80)
+                return false;
+            letter = letter << 6 | (at[i] & 0x3Fu);
+        }
+        bool is_overlong = (more == 2 && letter < 0x800) || (more == 3 && letter < 0x10000);
+        if (is_overlong || letter > 0x10FFFF || (letter >= 0xD800 && letter < 0xE000))
+            return false;
+        at += more + 1;
+    }
+    return true;
+}

@@ -28,6 +28,7 @@ typedef struct mse_block {
     uint32_t segment;   /* for use by the handler */
     uint32_t key_frame; /* the last one that contains it, or that came before its add */
     ms_path path;
+    ms_stack stack;
     uint8_t category, phase;
     uint8_t kind; /* an ms_kind */
 } mse_block;

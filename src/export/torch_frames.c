@@ -7,9 +7,11 @@ enum { MAX_FRAMES = 128 }; /* of modules, for one block */
 
 bool mse_torch_open(mse_torch_pickle *torch, const mse_job *job)
 {
-    *torch = (mse_torch_pickle){.job = job, .module_count = ms_reader_paths(job->reader)};
+    *torch = (mse_torch_pickle){
+        .job = job, .module_count = ms_reader_paths(job->reader), .stack_count = ms_reader_stacks(job->reader)};
     torch->modules = calloc((size_t)torch->module_count + 1, sizeof *torch->modules);
-    return mse_output_open(&torch->pickle.output, job) && torch->modules;
+    torch->stacks = calloc((size_t)torch->stack_count + 1, sizeof *torch->stacks);
+    return mse_output_open(&torch->pickle.output, job) && torch->modules && torch->stacks;
 }
 
 void mse_torch_close(mse_torch_pickle *torch)
@@ -17,6 +19,7 @@ void mse_torch_close(mse_torch_pickle *torch)
     mse_output_close(&torch->pickle.output);
     mse_map_close(&torch->frames);
     free(torch->modules);
+    free(torch->stacks);
 }
 
 /* ---- strings ---- */
@@ -82,20 +85,69 @@ static void put_module_frames(mse_torch_pickle *torch, ms_path path)
     }
 }
 
-static void put_new_frames(mse_torch_pickle *torch, uint32_t device, ms_path path, uint8_t category, uint8_t phase)
+/* A text of the file, which may be no UTF-8 in a file that was forged. */
+static void put_ascii_or_utf8(mse_torch_pickle *torch, const char *text)
+{
+    char ascii[256];
+    if (mse_is_utf8(text)) {
+        mse_pickle_text(&torch->pickle, mse_text_of(text));
+        return;
+    }
+    size_t size = 0;
+    for (; text[size] && size < sizeof ascii; size++)
+        ascii[size] = (unsigned char)text[size] < 0x80 ? text[size] : '?';
+    mse_pickle_text(&torch->pickle, (mse_text){ascii, size});
+}
+
+static void put_python_frame(mse_torch_pickle *torch, ms_stack stack, const ms_frame *frame)
+{
+    mse_pickle *pickle = &torch->pickle;
+    if (torch->stacks[stack]) {
+        mse_pickle_get(pickle, torch->stacks[stack] - 1);
+        return;
+    }
+    mse_pickle_op(pickle, MSE_DICT);
+    torch->stacks[stack] = mse_pickle_memoize(pickle) + 1;
+    mse_pickle_op(pickle, MSE_MARK);
+    mse_torch_put_string(torch, S_filename);
+    if (frame->file)
+        put_ascii_or_utf8(torch, frame->file);
+    else
+        mse_torch_put_string(torch, S_operator);
+    mse_torch_put_field(torch, S_line, frame->line);
+    mse_torch_put_string(torch, S_name);
+    put_ascii_or_utf8(torch, frame->function);
+    mse_pickle_op(pickle, MSE_ITEMS);
+}
+
+static void put_python_frames(mse_torch_pickle *torch, ms_stack stack)
+{
+    ms_frame frame;
+    for (int i = 0; i < MAX_FRAMES && ms_reader_stack(torch->job->reader, stack, &frame); i++) {
+        put_python_frame(torch, stack, &frame);
+        stack = frame.outer < stack ? frame.outer : (ms_stack)MS_STACK_NONE;
+    }
+}
+
+static void put_new_frames(mse_torch_pickle *torch, uint32_t device, ms_path path, uint8_t category, uint8_t phase,
+                           ms_stack stack)
 {
     mse_pickle_op(&torch->pickle, MSE_MARK);
     if (category != MSE_NO_CATEGORY)
         put_frame(torch, &torch->categories[category], S_category, mse_text_of(mse_categories[category]), 0);
+    put_python_frames(torch, stack);
     put_module_frames(torch, path);
     put_frame(torch, &torch->phases[phase], S_phase, mse_text_of(mse_phases[phase]), 0);
     put_frame(torch, &torch->devices[device], S_device, mse_device(torch->job, device), 0);
     mse_pickle_op(&torch->pickle, MSE_APPENDS);
 }
 
-int mse_torch_put_frames(mse_torch_pickle *torch, uint32_t device, ms_path path, uint8_t category, uint8_t phase)
+int mse_torch_put_frames(mse_torch_pickle *torch, uint32_t device, ms_path path, uint8_t category, uint8_t phase,
+                         ms_stack stack)
 {
-    uint64_t key = (uint64_t)path << 16 | (uint64_t)device << 8 | (uint64_t)category << 4 | phase;
+    /* A capture has fewer than 2^25 paths, and 2^18 stacks. */
+    uint64_t key =
+        (uint64_t)stack << 42 | (uint64_t)path << 16 | (uint64_t)device << 8 | (uint64_t)category << 4 | phase;
     uint32_t memo = mse_map_get(&torch->frames, key);
     if (memo != MSE_NONE) {
         mse_pickle_get(&torch->pickle, memo);
@@ -103,6 +155,6 @@ int mse_torch_put_frames(mse_torch_pickle *torch, uint32_t device, ms_path path,
     }
     mse_pickle_op(&torch->pickle, MSE_LIST);
     memo = mse_pickle_memoize(&torch->pickle);
-    put_new_frames(torch, device, path, category, phase);
+    put_new_frames(torch, device, path, category, phase, stack);
     return mse_map_set(&torch->frames, key, memo) ? MS_OK : MS_ENOMEM;
 }

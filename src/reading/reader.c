@@ -121,6 +121,36 @@ static PyObject *get_paths(msr_reader *self, void *unused)
     return Py_XNewRef(list);
 }
 
+static PyObject *stack_of(const ms_reader *reader, ms_stack stack)
+{
+    ms_frame frame;
+    if (!ms_reader_stack(reader, stack, &frame))
+        Py_RETURN_NONE;
+    PyObject *file = frame.file ? decode_text(frame.file) : Py_NewRef(Py_None);
+    PyObject *function = file ? decode_text(frame.function) : NULL;
+    if (!function) {
+        Py_XDECREF(file);
+        return NULL;
+    }
+    return Py_BuildValue("(NNIIIII)", file, function, frame.line, frame.end_line, frame.column, frame.end_column,
+                         frame.outer);
+}
+
+static PyObject *get_stacks(msr_reader *self, void *unused)
+{
+    (void)unused;
+    uint32_t count = ms_reader_stacks(self->reader);
+    PyObject *list = PyList_New(count);
+    for (uint32_t i = 0; list && i < count; i++) {
+        PyObject *stack = stack_of(self->reader, i);
+        if (stack)
+            PyList_SET_ITEM(list, i, stack);
+        else
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
 /* ---- status ---- */
 
 /* `offset`: that of the field in ms_reader_status. */
@@ -142,6 +172,11 @@ static PyGetSetDef attributes[] = {
      "Names of devices, by number. A device without a name is listed once it has occurred.", NULL},
     {"paths", (getter)get_paths, NULL,
      "For each path: its name, its parent, and which of several modules of that name it is.", NULL},
+    {"stacks", (getter)get_stacks, NULL,
+     "For each stack: file (None: an operator), function, line, end line, column, end column of its innermost frame, "
+     "and\n"
+     "the stack around it; None where there is none.",
+     NULL},
     STATUS_FIELD("bytes", bytes, "Size of the file."),
     STATUS_FIELD("damaged", damaged, "Bytes that cannot be read, as far as is known."),
     STATUS_FIELD("event_count", events, "One more than the highest event number."),

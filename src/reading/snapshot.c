@@ -270,6 +270,48 @@ static PyObject *blocks(snapshot *self, PyObject *args, PyObject *named)
     return list;
 }
 
+static PyObject *block_stacks(snapshot *self, PyObject *args)
+{
+    long device;
+    size_t found;
+    if (!PyArg_ParseTuple(args, "l:block_stacks", &device))
+        return NULL;
+    ms_captured_block *sorted = sort_blocks(self, device, compare_sizes, &found);
+    PyObject *list = sorted ? PyList_New(0) : NULL;
+    for (size_t i = 0; list && i < found; i++)
+        if (!append(list, PyLong_FromUnsignedLong(sorted[i].stack)))
+            Py_CLEAR(list);
+    PyMem_Free(sorted);
+    return list;
+}
+
+static int compare_stacks(const void *left, const void *right)
+{
+    const ms_captured_block *a = left, *b = right;
+    if (a->device != b->device)
+        return a->device < b->device ? -1 : 1;
+    return (a->stack > b->stack) - (a->stack < b->stack);
+}
+
+static PyObject *stacks(snapshot *self, PyObject *unused)
+{
+    (void)unused;
+    size_t found;
+    ms_captured_block *blocks = sort_blocks(self, -1, compare_stacks, &found);
+    PyObject *list = blocks ? PyList_New(0) : NULL;
+    for (size_t i = 0; list && i < found;) {
+        const ms_captured_block *first = &blocks[i];
+        ms_sums sums = {{0}};
+        for (; i < found && compare_stacks(first, &blocks[i]) == 0; i++)
+            sums.of[blocks[i].category] += (int64_t)blocks[i].bytes;
+        PyObject *bytes = msr_sums(&sums);
+        if (!bytes || !append(list, Py_BuildValue("(IIN)", first->device, first->stack, bytes)))
+            Py_CLEAR(list);
+    }
+    PyMem_Free(blocks);
+    return list;
+}
+
 static PyObject *threads(snapshot *self, PyObject *unused)
 {
     (void)unused;
@@ -297,6 +339,11 @@ static PyMethodDef methods[] = {
      "module_kinds($self)\n--\n\nDevice, path and own bytes by kind, of each module that holds blocks with a kind."},
     {"blocks", (PyCFunction)(void (*)(void))blocks, METH_VARARGS | METH_KEYWORDS,
      "blocks($self, limit=None, device=None)\n--\n\nThe blocks, largest first."},
+    {"block_stacks", (PyCFunction)block_stacks, METH_VARARGS,
+     "block_stacks($self, device, /)\n--\n\nThe stacks that made the blocks, in the order of blocks(). Device -1: "
+     "all."},
+    {"stacks", (PyCFunction)stacks, METH_NOARGS,
+     "stacks($self)\n--\n\nDevice, stack and bytes by category, of each stack that made blocks which are held."},
     {"threads", (PyCFunction)threads, METH_NOARGS, "threads($self)\n--\n\nNumber, id, phase and path of each thread."},
     {NULL, NULL, 0, NULL},
 };

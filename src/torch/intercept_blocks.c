@@ -8,6 +8,7 @@
 
 #include "interpose/patch.h"
 #include "torch/api.h"
+#include "torch/block_stacks.h"
 #include "torch/cuda_requests.h"
 #include "torch/cuda_times.h"
 #include "torch/devices.h"
@@ -81,7 +82,7 @@ static void intercept_cpu_new(void *reporter, void *memory, size_t bytes)
     ((cpu_new *)points[CPU_NEW].patch.previous)(reporter, memory, bytes);
     ms_ledger *ledger = current_ledger();
     if (ledger && memory) {
-        ms_block_add(ledger, mst_this_thread, (uint64_t)(uintptr_t)memory, bytes, 0);
+        ms_block_add_at(ledger, mst_this_thread, mst_stack_here(), (uint64_t)(uintptr_t)memory, bytes, 0);
     } else {
         atomic_fetch_add_explicit(&counted_blocks, 1, memory_order_relaxed);
     }
@@ -133,7 +134,7 @@ void mst_blocks_report(uint64_t address, int64_t bytes, uint64_t reserved, int8_
     uint32_t device = mst_device_number(device_type, device_index);
     bool grew = update_reserved(ledger, device, reserved);
     if (bytes > 0) {
-        ms_block_add(ledger, mst_this_thread, address, (uint64_t)bytes, device);
+        ms_block_add_at(ledger, mst_this_thread, mst_stack_here(), address, (uint64_t)bytes, device);
         if (UNLIKELY(grew)) /* a new segment begins with the block that it was taken for */
             ms_block_note_segment(ledger, address);
     } else {
@@ -153,7 +154,10 @@ void mst_blocks_report_failure(uint64_t bytes, uint64_t allocated, uint64_t rese
 {
     ms_ledger *ledger = current_ledger();
     if (ledger)
-        mst_oom_report(ledger, &(ms_oom){mst_device_number(device_type, device_index), bytes, allocated, reserved});
+        mst_oom_report(ledger, &(ms_oom){.device = mst_device_number(device_type, device_index),
+                                         .requested = bytes,
+                                         .allocated = allocated,
+                                         .reserved = reserved});
 }
 
 static void intercept_usage(int point, void *memory, int64_t bytes, size_t allocated, size_t reserved, c10_device on)

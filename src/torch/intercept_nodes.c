@@ -7,6 +7,7 @@
 
 #include "interpose/patch.h"
 #include "torch/api.h"
+#include "torch/block_stacks.h"
 #include "torch/claims.h"
 #include "torch/run_python.h"
 #include "torch/tensor_layout.h"
@@ -26,6 +27,7 @@ static _Atomic uint64_t counted_nodes; /* while `counting` */
 /* A node that runs on this thread. */
 struct running_node {
     ms_thread *thread;                    /* NULL: the node was not entered */
+    const void *outer;                    /* the node around it on this thread, or NULL */
     bool accumulates;                     /* it accumulates a leaf's gradient */
     struct mst_accumulation accumulation; /* only if `accumulates` */
 };
@@ -36,6 +38,7 @@ static void leave_node(struct running_node *running)
         return;
     if (UNLIKELY(running->accumulates))
         mst_accumulation_end(&running->accumulation);
+    mst_running_node = running->outer;
     ms_node_leave(running->thread, mst.torch.next_node_number());
 }
 
@@ -74,6 +77,8 @@ static void intercept_node(void *engine, void *task, void *node, void *inputs, v
             else
                 enter_accumulation(&running, thread, node);
             running.thread = thread;
+            running.outer = mst_running_node;
+            mst_running_node = node;
         }
     }
     if (UNLIKELY(atomic_load_explicit(&counting, memory_order_relaxed)))

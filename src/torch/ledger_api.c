@@ -1,6 +1,8 @@
 /* ledger_api.c - the type through which Python attaches a ledger and reads its figures. */
 #include "torch/api.h"
 
+#include "torch/block_stacks.h"
+
 #include "torch/claims.h"
 #include "torch/dispatch_blocks.h"
 #include "torch/fsdp_claims.h"
@@ -328,6 +330,13 @@ static PyObject *ledger_time(ledger *self, PyObject *unused)
     return PyLong_FromUnsignedLongLong(ms_ledger_time(self->ledger));
 }
 
+/* stack(address): the frames of the stack that made the block, innermost first. */
+static PyObject *ledger_stack(ledger *self, PyObject *address)
+{
+    unsigned long long at = PyLong_AsUnsignedLongLong(address);
+    return PyErr_Occurred() ? NULL : mst_stack_list(ms_block_stack(self->ledger, at));
+}
+
 /* backward(tracker, module, begins): a module's backward begins or ends, where nodes are not intercepted. */
 static PyObject *ledger_backward(ledger *self, PyObject *args)
 {
@@ -364,6 +373,7 @@ static PyMethodDef ledger_methods[] = {
     {"seek", (PyCFunction)ledger_seek, METH_NOARGS,
      "Look for an optimizer at root calls; if there is one, its steps are the training steps."},
     {"lost", (PyCFunction)ledger_lost, METH_NOARGS, "How many events were lost because memory ran out."},
+    {"stack", (PyCFunction)ledger_stack, METH_O, "The frames of the stack that made the block at this address."},
     {"time", (PyCFunction)ledger_time, METH_NOARGS, "A number that grows with every event."},
     {NULL, NULL, 0, NULL},
 };

@@ -1,6 +1,7 @@
 /* native.c - the extension module modscope._native. */
 #include "torch/api.h"
 
+#include "torch/block_stacks.h"
 #include "torch/threads.h"
 #include "torch/torch_lookup.h"
 
@@ -30,6 +31,7 @@ static PyObject *restore(PyObject *self, PyObject *unused)
     (void)self, (void)unused;
     mst_captures_end();
     mst_stop_interception();
+    mst_stacks_stop();
     Py_RETURN_NONE;
 }
 
@@ -66,7 +68,7 @@ static int add_functions(PyObject *module)
         mst_cuda_requests_methods,    mst_cuda_times_methods,
         mst_collectives_methods,      mst_intercept_collectives_methods,
         mst_intercept_fsdp_methods,   mst_intercept_ddp_methods,
-        mst_fsdp_states_methods,
+        mst_fsdp_states_methods,      mst_block_stacks_methods,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) != 0)
@@ -93,7 +95,7 @@ static int add_types(PyObject *module)
 PyMODINIT_FUNC PyInit__native(void)
 {
     if (mst_torch_load() != 0 || mst_threads_init() != 0 || mst_backward_hooks_init() != 0 || mst_tracker_init() != 0 ||
-        mst_ledger_init() != 0 || mst_capture_init() != 0 || mst_held_signals_init() != 0 ||
+        mst_ledger_init() != 0 || mst_capture_init() != 0 || mst_held_signals_init() != 0 || mst_stacks_init() != 0 ||
         PyType_Ready(&mst_context_type) != 0)
         return NULL;
     PyObject *module = PyType_Ready(&mst_step_arguments_type) == 0 ? PyModule_Create(&definition) : NULL;

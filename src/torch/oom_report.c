@@ -4,6 +4,7 @@
 #include "torch/oom_report.h"
 
 #include "torch/api.h"
+#include "torch/block_stacks.h"
 #include "torch/run_python.h"
 
 #include <errno.h>
@@ -40,7 +41,9 @@ void mst_oom_reports_begin(void)
 void mst_oom_report(ms_ledger *ledger, const ms_oom *oom)
 {
     char text[REPORT_BYTES];
-    size_t length = ms_ledger_oom(ledger, mst_this_thread, oom, text, sizeof text);
+    ms_oom with_stack = *oom;
+    with_stack.stack = mst_stack_here();
+    size_t length = ms_ledger_oom(ledger, mst_this_thread, &with_stack, text, sizeof text);
     atomic_fetch_add(&failures, 1);
     uint32_t before = atomic_fetch_add(&report_count, 1);
     atomic_store(&latest_shown, before < REPORTS_SHOWN);

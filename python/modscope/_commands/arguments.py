@@ -164,7 +164,7 @@ def _add_tree(add_parser: Subparsers) -> argparse.ArgumentParser:
     _add_device(parser)
     parser.add_argument("--depth", type=_positive, metavar="N", help="how many levels; default: as many as fit 40 lines")
     levels = "what the first level shows; default: module"
-    parser.add_argument("--by", choices=("module", "category", "kind"), default="module", help=levels)
+    parser.add_argument("--by", choices=("module", "category", "kind", "line", "operator"), default="module", help=levels)
     parser.add_argument("--no-group", action="store_true", help="show equal modules one by one")
     every = "show every module: all levels, equal ones one by one, and those with less than 1%%"
     parser.add_argument("--all", action="store_true", help=every)
@@ -192,6 +192,7 @@ def _add_diff(add_parser: Subparsers) -> argparse.ArgumentParser:
     _add_moment(parser)
     _add_device(parser)
     _add_rows(parser)
+    parser.add_argument("--by", choices=("module", "line"), default="module", help="what is compared (default: module)")
     parser.add_argument("--no-group", action="store_true", help="show equal changes one by one")
     return parser
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from modscope._commands.common import Load, heading, moment_report, next_command, notes, others
+from modscope._commands.common import Load, heading, moment_report, moment_words, next_command, notes, others
+from modscope._commands.places import place_report, short_line
 from modscope._commands.terminal import Screen
 from modscope._groups import Group, group_modules
 from modscope._summary import Report
@@ -26,6 +27,7 @@ def report(arguments: Namespace, load: Load) -> Report:
             "made_at": block.made_at,
             "age": round(snapshot.time - block.made_at, 6),
             "outside": block.outside,
+            **place_report(block.place),
         }
         for block in snapshot.blocks(limit, result["device"])
     ]
@@ -39,14 +41,14 @@ def _group(blocks: list[Report], arguments: Namespace) -> list[Group[Report]]:
     """The largest blocks; equal ones whose modules' names differ only in numbers share a row."""
     if arguments.no_group:
         return [Group(block["module"], [block]) for block in blocks]
-    alike = ("bytes", "category", "kind", "phase", "step", "outside")
+    alike = ("bytes", "category", "kind", "phase", "step", "outside", "file", "line", "operator")
     groups = group_modules(blocks, lambda block: str(block["module"]), lambda block: tuple(block[key] for key in alike))
     groups.sort(key=lambda group: -len(group.members) * int(group.members[0]["bytes"]))
     return groups[: arguments.n or None]
 
 
-_HEADERS = ("Bytes", "Blocks", "Category", "Phase", "Step", "Age", "Module")
-_NAME_COLUMNS = 24  # that a module's name should have; for it the age is left out
+_HEADERS = ("Bytes", "Blocks", "Category", "Phase", "Step", "Age", "Line", "Module")
+_NAME_COLUMNS = 24  # that a module's name should have; for it the age is left out, then the line
 
 
 def _row(group: Group[Report]) -> tuple[str, ...]:
@@ -54,21 +56,22 @@ def _row(group: Group[Report]) -> tuple[str, ...]:
     each = f"{count} x {size(block['bytes'])}" if count > 1 else ""
     mark = " *" if block["outside"] else ""
     oldest = max(member["age"] for member in group.members)
-    allocation = (block["kind"] or block["category"]) + mark, block["phase"], str(block["step"]), duration(oldest)
+    allocation = (block["kind"] or block["category"]) + mark, block["phase"], str(block["step"]), duration(oldest), short_line(block)
     return size(count * block["bytes"]), each, *allocation, label(group.name)
 
 
 def _table(groups: list[Group[Report]], screen: Screen) -> list[str]:
     rows = [_row(group) for group in groups]
     columns = list(_HEADERS)
-    if any(row[1] for row in rows):
-        widths = [max(len(row[i]) for row in (_HEADERS, *rows)) + 2 for i in range(len(_HEADERS) - 1)]
-        if screen.width - sum(widths) < _NAME_COLUMNS:
-            columns.remove("Age")
-    else:
-        columns.remove("Blocks")
+    widths = {word: max(len(row[i]) for row in (_HEADERS, *rows)) + 2 for i, word in enumerate(_HEADERS[:-1])}
+    for word, needed in (("Blocks", any(row[1] for row in rows)), ("Line", any(row[6] for row in rows))):
+        if not needed:
+            columns.remove(word)
+    for word in ("Age", "Line"):
+        if screen.width - sum(widths.get(column, 0) for column in columns) < _NAME_COLUMNS and word in columns:
+            columns.remove(word)
     chosen = [_HEADERS.index(word) for word in columns]
-    left = [columns.index(word) for word in ("Category", "Phase")]
+    left = [columns.index(word) for word in ("Category", "Phase", "Line") if word in columns]
     return screen.table(columns, [[row[i] for i in chosen] for row in rows], left)
 
 
@@ -81,4 +84,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     held = sum(block["bytes"] for block in shown)
     out += ["", f"{counted(len(shown), 'block')}: {size(held)} of {size(result['total'])}"]
     out += others(result, screen) + notes(result, screen)
+    if any(block["line"] for block in shown):
+        out += next_command("The lines that made them", "tree", *moment_words(result, arguments), "--by", "line")
+        return out
     return out + next_command("Blocks that survive several steps", "leaks", result["file"])

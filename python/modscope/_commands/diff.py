@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from modscope._categories import CATEGORIES, parts_of
 from modscope._commands.common import Load, moment_report, moment_words, next_command, notes, when
+from modscope._commands.places import line_label
 from modscope._commands.terminal import Screen
 from modscope._groups import group_modules
 from modscope._load import Snapshot
@@ -18,7 +19,8 @@ _Owner = tuple[str, str]  # module, category
 
 def report(arguments: Namespace, load: Load) -> Report:
     (a, before), (b, after) = (moment_report(file, load, arguments) for file in (arguments.file, arguments.other))
-    owned = _owned(before, a["device"]), _owned(after, b["device"])
+    ask = _made if arguments.by == "line" else _owned
+    owned = ask(before, a["device"]), ask(after, b["device"])
     modules = [_row(owner, *(side.get(owner, 0) for side in owned)) for owner in {**owned[0], **owned[1]}]
     categories = []
     for word in CATEGORIES:
@@ -30,6 +32,7 @@ def report(arguments: Namespace, load: Load) -> Report:
         "b": b,
         "change": b["total"] - a["total"],
         "categories": _sort_by_change(row for row in categories if row["a"] or row["b"]),
+        "by": arguments.by,
         "modules": _sort_by_change(row for row in modules if row["change"]),
     }
 
@@ -37,6 +40,16 @@ def report(arguments: Namespace, load: Load) -> Report:
 def _owned(snapshot: Snapshot, device: str) -> dict[_Owner, int]:
     modules = snapshot.by_module().get(device, {})
     return {(fqn, word): value for fqn, sums in modules.items() for word, value in parts_of(sums).items()}
+
+
+def _made(snapshot: Snapshot, device: str) -> dict[_Owner, int]:
+    """The same by the line that made it."""
+    made: dict[_Owner, int] = {}
+    for place, sums in snapshot.by_place(device):
+        for word, value in parts_of(sums).items():
+            owner = line_label(place), word
+            made[owner] = made.get(owner, 0) + value
+    return made
 
 
 def _row(owner: tuple[str | None, str], a: int, b: int) -> Report:
@@ -56,9 +69,9 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     every = _group(result["modules"], arguments)
     rows = every[: arguments.n or None]
     if rows:
-        out += _table("Module", rows, screen)
+        out += _table(result["by"].capitalize(), rows, screen)
     else:
-        out.append("No module holds more or less.")
+        out.append(f"No {result['by']} holds more or less.")
     if len(rows) < len(every):
         out.append(f"({counted(len(every) - len(rows), 'row')} with smaller changes: -n 0 shows all)")
     for side in ("a", "b"):
@@ -70,7 +83,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
 def _group(modules: list[Report], arguments: Namespace) -> list[Report]:
     """The rows of modules. Equal ones whose modules' names differ only in numbers become one, with the sum of their
     bytes."""
-    if arguments.no_group:
+    if arguments.no_group or arguments.by == "line":
         return modules
     rows = []
     for group in group_modules(modules, lambda row: str(row["module"]), lambda row: (row["category"], row["a"], row["b"])):
@@ -105,5 +118,5 @@ def _table(word: str, rows: list[Report], screen: Screen) -> list[str]:
         name = [] if row["module"] is None else [label(row["module"]) + row.get("alike", "")]
         return (*figures, row["category"], *name)
 
-    headers = ("Change", "A", "B", "Category", "Module")[: 5 if word == "Module" else 4]
+    headers = ("Change", "A", "B", "Category", word)[: 4 if word == "Category" else 5]
     return screen.table(headers, [cells(row) for row in rows], left=(3,))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from argparse import Namespace
 
 from modscope._commands.common import Load, find_device, next_command, notes
+from modscope._commands.places import describe_line
 from modscope._commands.terminal import Screen
 from modscope._leaks import describe_growth, describe_leaks, find_leaks
 from modscope._summary import Report
 from modscope._text import clean, counted, label, size
 
 _SIZES = 4  # that are listed of a group
+_LINES = 3
 _GROWING = 10  # owners that are listed
 
 
@@ -65,4 +67,5 @@ def _lines(group: Report, width: int, several_devices: bool, screen: Screen) -> 
     if group["outside"]:
         part = "" if group["outside"] == group["bytes"] else f"{size(group['outside'])} of it "
         outside = [pad + screen.cut(f"{part}from outside torch's allocators: numpy, mmap, shared memory", room)]
-    return [first, pad + screen.cut(allocated, room), *outside, pad + screen.cut(sizes, room), ""]
+    made = [pad + screen.cut(f"made by {describe_line(line)}: {size(line['bytes'])}", room) for line in group["lines"][:_LINES]]
+    return [first, pad + screen.cut(allocated, room), *made, *outside, pad + screen.cut(sizes, room), ""]

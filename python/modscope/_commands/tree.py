@@ -19,6 +19,7 @@ from modscope._commands.common import (
     notes,
     others,
 )
+from modscope._commands.places import tree_of_lines, tree_of_operators
 from modscope._commands.terminal import Screen
 from modscope._groups import describe_numbers, group_modules, is_number
 from modscope._load import Snapshot
@@ -38,6 +39,9 @@ def report(arguments: Namespace, load: Load) -> Report:
         result["tree"] = [_module_report(branch, depth) for branch in branches]
     elif arguments.by == "kind":
         result["tree"] = _kind_reports(snapshot, result["device"], depth)
+    elif arguments.by in ("line", "operator"):
+        grow = tree_of_lines if arguments.by == "line" else tree_of_operators
+        result["tree"] = grow(snapshot.by_place(result["device"]), depth)
     else:
         sums = snapshot.totals[result["device"]]
         categories = sorted(filter(sums.get, CATEGORIES), key=lambda category: -sums[category])
@@ -202,7 +206,8 @@ def _rows(nodes: list[_Node], least: float, depth: int, lead: str, lines: _Branc
     rows = []
     for i, (name, node) in enumerate(map(_join, shown)):
         last = i == len(shown) - 1 and not small
-        own = node.own[TOTAL] if node.is_module else None
+        is_leaf_of_lines = not node.children and node.own[TOTAL] > 0
+        own = node.own[TOTAL] if node.is_module or is_leaf_of_lines else None
         rows.append(_Row(node.subtree, own, lead + (lines.last if last else lines.child), name))
         if depth != 1:
             past = lead + (lines.past_last if last else lines.past_child)

@@ -14,7 +14,7 @@
 
 enum {
     MS__FILE_MAJOR = 1,
-    MS__FILE_MINOR = 2,
+    MS__FILE_MINOR = 3,
     MS__FILE_HEAD = 16,       /* bytes of the file's header */
     MS__CHUNK_HEAD = 48,      /* bytes of a chunk's header */
     MS__VARINT_MAX = 10,      /* bytes; no varint is longer */
@@ -31,7 +31,10 @@ enum ms__chunk_kind {
     MS__CHUNK_END,
     MS__CHUNK_NOTES,
     MS__CHUNK_TIMES,
-    MS__CHUNK_COLLECTIVES
+    MS__CHUNK_COLLECTIVES,
+    MS__CHUNK_STACKS,     /* the table of stacks */
+    MS__CHUNK_ADD_STACKS, /* which stack made each block that the chunk of events with the same first event adds */
+    MS__CHUNK_KEY_STACKS  /* the same of each block of the key frame at the same event */
 };
 
 /* The first byte of an event: an ms_op, and flags that depend on it. */

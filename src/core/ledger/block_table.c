@@ -42,11 +42,13 @@ static bool grow_chunks(ms_watch *watch, struct ms__block_table *table)
         return false;
     uint32_t old_room = table->room % MS__BLOCK_CHUNK;
     uint32_t new_room = old_room ? old_room * 2 : number ? MS__BLOCK_CHUNK : FIRST_BLOCKS;
-    struct ms__block *chunk = ms__alloc(watch, new_room * sizeof *chunk);
+    struct ms__block *chunk = ms__alloc(watch, new_room * (sizeof *chunk + sizeof(ms_stack)));
     if (!chunk)
         return false;
-    if (old_room)
+    if (old_room) {
         memcpy(chunk, table->chunks[number], old_room * sizeof *chunk);
+        memcpy(chunk + new_room, table->chunks[number] + old_room, old_room * sizeof(ms_stack));
+    }
     ms__free(watch, table->chunks[number]);
     table->chunks[number] = chunk;
     table->room += new_room - old_room;
@@ -85,7 +87,7 @@ void ms__block_table_close(ms_watch *watch, struct ms__block_table *table)
 uint64_t ms__block_table_bytes(const struct ms__block_table *table)
 {
     uint64_t buckets = table->bucket_bits ? sizeof *table->buckets << table->bucket_bits : 0;
-    return buckets + (uint64_t)table->room * sizeof(struct ms__block) +
+    return buckets + (uint64_t)table->room * (sizeof(struct ms__block) + sizeof(ms_stack)) +
            (uint64_t)table->chunk_room * sizeof *table->chunks;
 }
 

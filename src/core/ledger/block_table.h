@@ -32,6 +32,8 @@ static_assert(MS_PARAMETER < MS_BUFFER && MS_BUFFER < MS_GRADIENT, "parameters a
  *   | hash: 32 bits | number + 1: 32 bits |  --> chunks[number / MS__BLOCK_CHUNK][number % MS__BLOCK_CHUNK]
  *   | 0: the bucket is empty              |
  *
+ * Behind the structs of a chunk are the stacks that made the blocks, in the same order.
+ *
  * The buckets use open addressing with linear probing: a block is in the first bucket that was empty at or after its
  * home bucket. Removing a block moves later ones back, so there are no tombstones. At most 6 of 10 buckets are used,
  * unless memory ran out when the buckets were to grow.
@@ -71,6 +73,14 @@ static inline uint32_t ms__home_bucket(const struct ms__block_table *table, uint
 static inline struct ms__block *ms__block_at(const struct ms__block_table *table, uint32_t number)
 {
     return &table->chunks[number / MS__BLOCK_CHUNK][number % MS__BLOCK_CHUNK];
+}
+
+/* The stack that made the block. The first chunk may be smaller than the others. */
+static inline ms_stack *ms__block_stack(const struct ms__block_table *table, uint32_t number)
+{
+    struct ms__block *chunk = table->chunks[number / MS__BLOCK_CHUNK];
+    uint32_t room = MS__LIKELY(table->room >= MS__BLOCK_CHUNK) ? MS__BLOCK_CHUNK : table->room;
+    return (ms_stack *)(void *)(chunk + room) + number % MS__BLOCK_CHUNK;
 }
 
 /* The block, and its bucket in *bucket_of; or NULL, and the bucket that a new block would get. The table has buckets.

@@ -43,12 +43,13 @@ struct origin {
     ms_phase phase;
     ms_path path;
     const ms_thread *thread; /* or NULL */
+    ms_stack stack;
 };
 
 static inline struct origin find_origin(const ms_thread *thread)
 {
-    return thread ? (struct origin){ms__phase(thread), ms__path_of(thread), thread}
-                  : (struct origin){MS_IDLE, MS_GLOBAL, NULL};
+    return thread ? (struct origin){ms__phase(thread), ms__path_of(thread), thread, MS_STACK_NONE}
+                  : (struct origin){MS_IDLE, MS_GLOBAL, NULL, MS_STACK_NONE};
 }
 
 /* The old block at this address was freed without a report. *bucket becomes the bucket of the new one. */
@@ -81,6 +82,8 @@ MS__INLINE int add_block(ms_ledger *ledger, struct origin origin, const struct m
     block->category = added->category;
     block->marks = added->marks;
     block->claim_pass = ledger->claim_pass;
+    uint32_t number = ms__block_number(&ledger->blocks, bucket);
+    *ms__block_stack(&ledger->blocks, number) = origin.stack;
     struct ms__device_totals *totals = &ledger->totals[added->device];
     if (MS__UNLIKELY(added->device >= ledger->device_count))
         ledger->device_count = added->device + 1u;
@@ -93,7 +96,7 @@ MS__INLINE int add_block(ms_ledger *ledger, struct origin origin, const struct m
     if (MS__UNLIKELY(ledger->reported_backward_count))
         ms__reported_backwards_grow(ledger, added->device);
     if (ms__captured(ledger))
-        ms__capture_add(ledger, origin.thread, origin.phase, block, ms__block_number(&ledger->blocks, bucket));
+        ms__capture_add(ledger, origin.thread, origin.phase, block, number);
     return MS_OK;
 }
 
@@ -126,12 +129,23 @@ int ms_block_add(ms_ledger *ledger, const ms_thread *thread, uint64_t address, u
     return bytes ? add_block_of(ledger, find_origin(thread), address, bytes, device) : MS_OK;
 }
 
+int ms_block_add_at(ms_ledger *ledger, const ms_thread *thread, ms_stack stack, uint64_t address, uint64_t bytes,
+                    uint32_t device)
+{
+    if (MS__UNLIKELY(device >= MS_MAX_DEVICES || bytes > INT64_MAX))
+        return MS_EINVAL;
+    struct origin origin = find_origin(thread);
+    origin.stack = stack;
+    return bytes ? add_block_of(ledger, origin, address, bytes, device) : MS_OK;
+}
+
 int ms_block_add_in(ms_ledger *ledger, ms_phase phase, ms_path path, uint64_t address, uint64_t bytes, uint32_t device)
 {
     if (device >= MS_MAX_DEVICES || bytes > INT64_MAX || path >= ms_path_count(ledger->watch) ||
         phase >= MS_PHASE_COUNT)
         return MS_EINVAL;
-    return bytes ? add_block_of(ledger, (struct origin){phase, path, NULL}, address, bytes, device) : MS_OK;
+    return bytes ? add_block_of(ledger, (struct origin){phase, path, NULL, MS_STACK_NONE}, address, bytes, device)
+                 : MS_OK;
 }
 
 int ms_block_add_as(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device,
@@ -203,6 +217,22 @@ static struct ms__block *find_attached_block(const ms_ledger *ledger, uint64_t a
     return block;
 }
 
+static uint32_t number_of(const ms_ledger *ledger, const struct ms__block *block)
+{
+    uint32_t bucket;
+    ms__block_find_bucket(&ledger->blocks, block->address, &bucket);
+    return ms__block_number(&ledger->blocks, bucket);
+}
+
+ms_stack ms_block_stack(ms_ledger *ledger, uint64_t address)
+{
+    ms__lock(&ledger->lock);
+    const struct ms__block *block = ms__block_find(&ledger->blocks, address);
+    ms_stack stack = block ? *ms__block_stack(&ledger->blocks, number_of(ledger, block)) : (ms_stack)MS_STACK_NONE;
+    ms__unlock(&ledger->lock);
+    return stack;
+}
+
 int ms_block_resize(ms_ledger *ledger, uint64_t address, uint64_t bytes)
 {
     if (bytes > INT64_MAX)
@@ -213,8 +243,9 @@ int ms_block_resize(ms_ledger *ledger, uint64_t address, uint64_t bytes)
     if (block && block->bytes != bytes) {
         struct ms__block resized = *block;
         resized.bytes = bytes;
+        ms_stack stack = *ms__block_stack(&ledger->blocks, number_of(ledger, block));
         if (bytes)
-            error = add_block(ledger, (struct origin){MS_IDLE, block->path, NULL}, &resized);
+            error = add_block(ledger, (struct origin){MS_IDLE, block->path, NULL, stack}, &resized);
         else
             drop_block_found_by_scan(ledger, block);
     }
@@ -235,13 +266,6 @@ static bool has_stronger_claim(const ms_ledger *ledger, const struct ms__block *
 {
     bool claimed = ledger->claiming && block->claim_pass == ledger->claim_pass && is_held_by_object(block->category);
     return block->category < category && (claimed || (category == MS_OPTSTATE && block->category <= MS_BUFFER));
-}
-
-static uint32_t number_of(const ms_ledger *ledger, const struct ms__block *block)
-{
-    uint32_t bucket;
-    ms__block_find_bucket(&ledger->blocks, block->address, &bucket);
-    return ms__block_number(&ledger->blocks, bucket);
 }
 
 /* Totals by kind, when the block gets another path or kind. There is room, and ledger->time was counted up. */

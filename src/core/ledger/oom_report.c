@@ -2,12 +2,14 @@
  * run out, so the text goes into the caller's buffer and nothing is allocated. */
 #include "core/capture/write/encoder.h"
 #include "core/ledger/kinds.h"
+#include "core/ledger/oom_lines.h"
+#include "core/ledger/peaks.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { OWNERS_SHOWN = 6, OWNERS_KEPT = 32 };
+enum { OWNERS_SHOWN = 6, OWNERS_KEPT = 32, LINES_SHOWN = 4 };
 
 struct text {
     char *buffer;
@@ -187,6 +189,39 @@ static void append_owners(struct text *text, const ms_ledger *ledger, uint32_t d
     }
 }
 
+/* The line that requested the memory, and in backward the node. */
+static void append_stack(struct text *text, const ms_ledger *ledger, ms_stack stack)
+{
+    ms_frame frame;
+    const char *node = NULL;
+    if (!ms_stack_frame(ledger->watch, stack, &frame))
+        return;
+    if (!frame.file) {
+        node = frame.function;
+        if (!ms_stack_frame(ledger->watch, frame.outer, &frame))
+            frame = (ms_frame){0};
+    }
+    append(text, "  requested by ");
+    if (frame.file)
+        append(text, "%s:%u in %s", frame.file, frame.line, frame.function);
+    if (node)
+        append(text, "%s%s", frame.file ? ", by " : "", node);
+    append(text, "\n");
+}
+
+static void append_lines(struct text *text, const ms_ledger *ledger, uint32_t device)
+{
+    struct ms__oom_line lines[LINES_SHOWN];
+    uint32_t count = ms__oom_find_lines(ledger, device, lines, LINES_SHOWN);
+    if (count)
+        append(text, "  lines that made most of it:\n");
+    for (uint32_t i = 0; i < count; i++) {
+        append(text, "    ");
+        append_bytes(text, 9, lines[i].bytes);
+        append(text, "  %s:%u in %s\n", lines[i].file, lines[i].line, lines[i].function);
+    }
+}
+
 static void append_peak(struct text *text, const ms_ledger *ledger, uint32_t device)
 {
     const ms_peak *highest = NULL;
@@ -229,7 +264,9 @@ size_t ms_ledger_oom(ms_ledger *ledger, const ms_thread *thread, const ms_oom *o
     append(&text, " failed, ");
     append_position(&text, ledger, ledger->step, thread ? ms__phase(thread) : MS_IDLE,
                     thread ? ms__path_of(thread) : MS_GLOBAL);
-    append(&text, "\n  allocated on ");
+    append(&text, "\n");
+    append_stack(&text, ledger, oom->stack);
+    append(&text, "  allocated on ");
     append_device(&text, ledger, device);
     append(&text, ": %s", ms_ledger_lost(ledger) ? "at least " : "");
     append_bytes(&text, 0, totals->total);
@@ -240,6 +277,7 @@ size_t ms_ledger_oom(ms_ledger *ledger, const ms_thread *thread, const ms_oom *o
     append_reserved(&text, oom);
     append_peak(&text, ledger, device);
     append_owners(&text, ledger, device);
+    append_lines(&text, ledger, device);
     ms__unlock(&ledger->lock);
     return text.length < room ? text.length : room ? room - 1 : 0;
 }

@@ -95,6 +95,7 @@ void ms_watch_close(ms_watch *watch)
     }
     ms__ledgers_free(watch);
     ms__paths_close(watch);
+    ms__stacks_close(watch);
     pthread_mutex_destroy(&watch->lock);
     if (watch->options.free)
         watch->options.free(watch->options.context, watch);

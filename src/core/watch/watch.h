@@ -49,6 +49,39 @@ int ms__paths_open(ms_watch *watch, uint32_t capacity);
 void ms__paths_close(ms_watch *watch);
 uint32_t ms__path_nth(const ms_watch *watch, ms_path path);
 
+/* ---- stacks ---- */
+#define MS__STACK_CHUNK 256u
+
+struct ms__stack {
+    ms_frame frame;
+    uint32_t next; /* the next stack in the same bucket; 0: this is the last */
+    uint32_t hash;
+    ms_stack file_in, function_in; /* the first stacks with this file, and with this function; 0: it has no file */
+};
+
+struct ms__stack_text {          /* a file or function, stored once */
+    struct ms__stack_text *next; /* in the same bucket */
+    uint32_t hash;
+    ms_stack file_in, function_in; /* the first stacks that have it as file, and as function; 0: none */
+    char text[];
+};
+
+/* Stack i is chunks[i / MS__STACK_CHUNK][i % MS__STACK_CHUNK]. Chunks never move, so a stack is read without a lock.
+ * Everything is NULL until the first stack is added. */
+struct ms__stacks {
+    struct ms__stack *_Atomic *_Atomic chunks; /* allocated once, for MS_STACKS_MAX */
+    _Atomic uint32_t count;                    /* one more than the highest; 0: none was added */
+    uint32_t *buckets;                         /* as in struct ms__paths; guarded by watch->lock */
+    uint32_t bucket_count;
+    struct ms__stack_text **texts; /* buckets; guarded by watch->lock */
+    size_t text_bytes;             /* of all texts; guarded by watch->lock */
+    _Atomic uint64_t lost;
+};
+
+void ms__stacks_close(ms_watch *watch);
+/* A stack below ms_stack_count, and above MS_STACK_LOST. */
+const struct ms__stack *ms__stack_at(const ms_watch *watch, ms_stack stack);
+
 /* ---- threads ---- */
 enum ms__frame_kind { MS__CALL, MS__NODE, MS__OVERRIDE };
 
@@ -104,6 +137,7 @@ struct ms_thread {
 struct ms_watch {
     ms_options options;
     struct ms__paths paths;
+    struct ms__stacks stacks;
     _Atomic uint64_t lost;
     pthread_mutex_t lock;
     ms_thread *threads;          /* guarded by lock */

@@ -8,7 +8,7 @@ def test_leaks(text, figures):
     (group,) = figures("leaks leaky.msc")["groups"]
     assert group == {
         "device": "cuda:0", "module": "GPT.h.11.mlp", "category": "Activation", "bytes": 4_000_000, "count": 4,
-        "steps": 4, "first_step": 1, "last_step": 4, "outside": 0, "phases": ["forward"], "sizes": [{"bytes": 1_000_000, "count": 4}],
+        "steps": 4, "first_step": 1, "last_step": 4, "outside": 0, "phases": ["forward"], "lines": [], "sizes": [{"bytes": 1_000_000, "count": 4}],
     }  # fmt: skip
     out = text("leaks leaky.msc")
     assert "3.81 MiB from earlier steps is still held at the end of step 5" in out

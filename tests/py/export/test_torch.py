@@ -114,9 +114,10 @@ def test_the_flamegraph_of_memory_is_the_tree(capture):
     lines = _memory_viz.memory(snapshot_of(capture, "--at", "peak"), format_flamegraph=str)
     found = {}
     for stack, size in re.findall(r"^stream_0;active_allocated;(.*) (\d+)$", lines, re.MULTILINE):
-        first, *modules, last = stack.split(";")
-        key = first.removeprefix("device:0:"), modules[-1].partition("0:")[2], last.removeprefix("category:0:")
-        key = key if modules[-1].startswith("module") else (key[0], "Global", key[2])
+        first, *inner, last = stack.split(";")  # phase, modules, and the Python frames that made the block
+        modules = [frame for frame in inner if re.match(r"module:\d+:", frame)]
+        module = modules[-1].split(":", 2)[2] if modules else "Global"
+        key = first.removeprefix("device:0:"), module, last.removeprefix("category:0:")
         found[key] = found.get(key, 0) + int(size)
     assert found == held(moment)
 

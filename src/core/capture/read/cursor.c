@@ -35,7 +35,10 @@ int ms__cursor_load_key_frame(ms_cursor *cursor, struct ms__chunk *chunk)
     int error = ms__reader_read_payload(reader, chunk, &cursor->buffer);
     if (error)
         return ms__cursor_failed(cursor, error);
-    error = ms__state_load_key_frame(reader, &cursor->state, chunk, cursor->buffer.bytes);
+    error = ms__stack_decoder_open(reader, &cursor->stacks, chunk);
+    if (error)
+        return ms__cursor_failed(cursor, error);
+    error = ms__state_load_key_frame(reader, &cursor->state, chunk, cursor->buffer.bytes, &cursor->stacks);
     if (error == MS_EFORMAT)
         ms__reader_mark_damaged(reader, chunk, (uint64_t)chunk->size + MS__CHUNK_HEAD);
     if (error)
@@ -56,6 +59,8 @@ bool ms__cursor_is_continued_by(const ms_cursor *cursor, const struct ms__chunk 
 static int open_events(ms_cursor *cursor, struct ms__chunk *chunk)
 {
     int error = ms__reader_read_payload(cursor->reader, chunk, &cursor->buffer);
+    if (!error)
+        error = ms__stack_decoder_open(cursor->reader, &cursor->stacks, chunk);
     if (error)
         return ms__cursor_failed(cursor, error);
     ms__decoder_open(&cursor->decoder, chunk, cursor->buffer.bytes);
@@ -103,6 +108,8 @@ static void abandon_chunk(ms_cursor *cursor, const uint8_t *at)
 /* Apply an event that was decoded from the bytes at `at`. MS_EFORMAT: the chunk was abandoned. */
 static int apply_event(ms_cursor *cursor, struct ms__decoded_event *decoded, const uint8_t *at)
 {
+    if (decoded->event.op == MS_OP_ADD)
+        decoded->event.stack = ms__stack_decoder_next(cursor->reader, &cursor->stacks);
     int error = ms__state_apply_event(cursor->reader, &cursor->state, decoded);
     if (MS__UNLIKELY(error)) {
         if (error == MS_EFORMAT)
@@ -204,6 +211,7 @@ void ms_cursor_close(ms_cursor *cursor)
         return;
     ms__state_close(cursor->reader, &cursor->state);
     ms__reader_free(cursor->reader, cursor->buffer.bytes);
+    ms__stack_decoder_close(cursor->reader, &cursor->stacks);
     ms__later_claims_free(cursor->reader, &cursor->later_claims);
     ms__reader_free(cursor->reader, cursor);
 }

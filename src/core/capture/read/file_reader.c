@@ -220,7 +220,7 @@ static int read_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_hea
     int error = MS_OK;
     if (head->kind == MS__CHUNK_KEY || head->kind == MS__CHUNK_EVENTS)
         error = list_chunk(reader, at, head, start);
-    else if (head->kind >= MS__CHUNK_INFO && head->kind <= MS__CHUNK_END)
+    else if ((head->kind >= MS__CHUNK_INFO && head->kind <= MS__CHUNK_END) || head->kind == MS__CHUNK_STACKS)
         error = keep_metadata(reader, at, head);
     else if (head->kind == MS__CHUNK_NOTES)
         error = ms__notes_list_chunk(reader, at, head);
@@ -228,6 +228,8 @@ static int read_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_hea
         error = ms__times_list_chunk(reader, at, head);
     else if (head->kind == MS__CHUNK_COLLECTIVES)
         error = ms__collectives_list_chunk(reader, at, head);
+    else if (head->kind == MS__CHUNK_ADD_STACKS || head->kind == MS__CHUNK_KEY_STACKS)
+        error = ms__stacks_list_chunk(reader, at, head);
     else
         return MS_OK;
     if (error == MS_OK && head->time > reader->duration)
@@ -320,6 +322,8 @@ void ms_reader_close(ms_reader *reader)
     ms__reader_free(reader, reader->times);
     ms__reader_free(reader, reader->collectives);
     ms__kinds_free(reader);
+    ms__reader_free(reader, reader->stack_chunks[0].at);
+    ms__reader_free(reader, reader->stack_chunks[1].at);
     ms_reader last = *reader;
     ms__reader_free(&last, reader);
 }

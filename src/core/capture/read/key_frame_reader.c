@@ -63,7 +63,7 @@ static bool decode_block(const ms_reader *reader, const struct ms__chunk *chunk,
 }
 
 static int load_blocks(ms_reader *reader, struct ms__state *state, const struct ms__chunk *chunk, uint64_t step,
-                       struct ms__bytes *bytes)
+                       struct ms__bytes *bytes, struct ms__stack_decoder *stacks)
 {
     uint64_t total[MS_MAX_DEVICES] = {0}, lowest_slot = 0, count = ms__get_varint(bytes);
     if (count > (uint64_t)(bytes->end - bytes->at) / MIN_BLOCK_BYTES)
@@ -76,6 +76,7 @@ static int load_blocks(ms_reader *reader, struct ms__state *state, const struct 
             block.bytes > INT64_MAX - total[block.device])
             return MS_EFORMAT;
         total[block.device] += block.bytes;
+        block.stack = state ? ms__stack_decoder_next(reader, stacks) : (ms_stack)MS_STACK_NONE;
         if (state && ms__state_add_block(reader, state, &block) != MS_OK)
             return MS_ENOMEM;
     }
@@ -83,7 +84,7 @@ static int load_blocks(ms_reader *reader, struct ms__state *state, const struct 
 }
 
 static int load_or_check(ms_reader *reader, struct ms__state *state, const struct ms__chunk *chunk,
-                         const uint8_t *payload)
+                         const uint8_t *payload, struct ms__stack_decoder *stacks)
 {
     struct ms__bytes bytes = {.at = payload, .end = payload + chunk->size};
     uint64_t step = ms__get_varint(&bytes), optimizer_steps = ms__get_varint(&bytes), lost = ms__get_varint(&bytes);
@@ -96,18 +97,18 @@ static int load_or_check(ms_reader *reader, struct ms__state *state, const struc
     if (!error)
         error = load_devices(reader, state, &bytes);
     if (!error)
-        error = load_blocks(reader, state, chunk, step, &bytes);
+        error = load_blocks(reader, state, chunk, step, &bytes, stacks);
     if (!error && (bytes.bad || bytes.at != bytes.end))
         error = MS_EFORMAT;
     return error;
 }
 
 int ms__state_load_key_frame(ms_reader *reader, struct ms__state *state, const struct ms__chunk *chunk,
-                             const uint8_t *payload)
+                             const uint8_t *payload, struct ms__stack_decoder *stacks)
 {
-    int error = load_or_check(reader, NULL, chunk, payload);
+    int error = load_or_check(reader, NULL, chunk, payload, NULL);
     if (error)
         return error;
     ms__state_clear(state);
-    return load_or_check(reader, state, chunk, payload);
+    return load_or_check(reader, state, chunk, payload, stacks);
 }

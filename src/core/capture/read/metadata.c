@@ -3,8 +3,8 @@
 
 #include <stdlib.h>
 
-/* A path takes at least three bytes, which limits how many paths a file of a given size can have. */
-enum { MIN_PATH_BYTES = 3, MAX_PATHS = 1 << 24 };
+/* A path takes at least three bytes, which limits how many paths a file of a given size can have. So does a stack. */
+enum { MIN_PATH_BYTES = 3, MIN_STACK_BYTES = 3, MAX_PATHS = 1 << 24 };
 
 struct payload {
     struct ms__bytes bytes;
@@ -88,6 +88,68 @@ static int read_names(ms_reader *reader, struct payload *payload)
     return payload->bytes.bad ? MS_EFORMAT : MS_OK;
 }
 
+/* ---- the table of stacks ---- */
+
+/* A text, or that of a stack `before`, which must have one. NULL: damaged. */
+static const char *get_stack_text(const ms_reader *reader, struct payload *payload, uint64_t stack, bool is_file)
+{
+    uint64_t back = ms__get_varint(&payload->bytes);
+    if (!back)
+        return get_string(payload);
+    if (payload->bytes.bad || back > stack || stack - back >= reader->stack_count)
+        return NULL;
+    const ms_frame *before = &reader->stacks[stack - back];
+    return is_file ? before->file : before->function;
+}
+
+static bool read_position(struct payload *payload, ms_frame *frame)
+{
+    uint64_t line = ms__get_varint(&payload->bytes), lines = ms__get_varint(&payload->bytes);
+    uint64_t column = lines ? ms__get_varint(&payload->bytes) : 0, end = lines ? ms__get_varint(&payload->bytes) : 0;
+    if (payload->bytes.bad || line > INT32_MAX || lines > INT32_MAX || column > INT32_MAX || end > INT32_MAX)
+        return false;
+    frame->line = (uint32_t)line;
+    frame->end_line = lines ? (uint32_t)(line + lines - 1) : 0;
+    frame->column = (uint32_t)column;
+    frame->end_column = (uint32_t)end;
+    return true;
+}
+
+static bool read_stack(const ms_reader *reader, struct payload *payload, uint64_t stack, ms_frame *frame)
+{
+    uint64_t out = ms__get_varint(&payload->bytes), has_file = ms__get_varint(&payload->bytes);
+    *frame = (ms_frame){.function = get_stack_text(reader, payload, stack, false)};
+    if (!frame->function || out > stack || has_file > 1)
+        return false;
+    frame->outer = out ? (ms_stack)(stack - out) : (ms_stack)MS_STACK_NONE;
+    if (out && frame->outer <= MS_STACK_LOST)
+        return false;
+    if (!has_file)
+        return true;
+    frame->file = get_stack_text(reader, payload, stack, true);
+    return frame->file && read_position(payload, frame);
+}
+
+static int read_stacks(ms_reader *reader, struct payload *payload)
+{
+    uint64_t limit = reader->bytes / MIN_STACK_BYTES < MS_STACKS_MAX ? reader->bytes / MIN_STACK_BYTES : MS_STACKS_MAX;
+    for (uint64_t stack = ms__get_varint(&payload->bytes); has_more(payload); stack++) {
+        ms_frame frame;
+        if (stack > limit || !read_stack(reader, payload, stack, &frame))
+            return MS_EFORMAT;
+        ms_frame *grown = stack < reader->stack_count ? reader->stacks
+                                                      : ms__reader_grow(reader, reader->stacks, &reader->stack_room,
+                                                                        stack + 1, sizeof *reader->stacks);
+        if (!grown)
+            return MS_ENOMEM;
+        reader->stacks = grown;
+        while (reader->stack_count <= stack)
+            reader->stacks[reader->stack_count++] = (ms_frame){0};
+        reader->stacks[stack] = frame;
+    }
+    return payload->bytes.bad ? MS_EFORMAT : MS_OK;
+}
+
 /* The end chunk says how many events were lost in all. Losses after the last key frame are recorded only there. */
 static void count_lost_events(ms_reader *reader)
 {
@@ -108,6 +170,8 @@ int ms__metadata_read(ms_reader *reader, uint32_t kind, uint8_t *bytes, size_t s
         return read_pairs(reader, &reader->info, &payload);
     case MS__CHUNK_NAMES:
         return read_names(reader, &payload);
+    case MS__CHUNK_STACKS:
+        return read_stacks(reader, &payload);
     case MS__CHUNK_DEVICES:
         return read_devices(reader, &payload);
     default:
@@ -127,6 +191,7 @@ void ms__metadata_free(ms_reader *reader)
     ms__reader_free(reader, reader->info.at);
     ms__reader_free(reader, reader->end.at);
     ms__reader_free(reader, reader->paths);
+    ms__reader_free(reader, reader->stacks);
 }
 
 /* ---- answers ---- */

@@ -7,6 +7,7 @@
 #define MS_READER_H
 
 #include "core/capture/format.h"
+#include "core/capture/stack_code.h"
 
 /* ---- file_reader.c: the file and its chunks ---- */
 struct ms__chunk { /* a chunk of events, or a key frame */
@@ -39,6 +40,11 @@ struct ms__payload { /* a payload that is kept, because names and pairs point in
     uint8_t bytes[];
 };
 
+struct ms__stack_chunks { /* in the order of their events */
+    struct ms__chunk *at;
+    size_t count, room;
+};
+
 struct ms_reader {
     ms_options memory; /* its alloc, free and context */
     int fd;
@@ -56,6 +62,9 @@ struct ms_reader {
     size_t collective_count, collective_room;
     struct ms__later_claims *kinds; /* see noted_kinds.c; NULL: not loaded, or the file has none */
     bool kinds_loaded;
+    struct ms__stack_chunks stack_chunks[2]; /* stacks of adds, and of the blocks of key frames */
+    ms_frame *stacks;                        /* the table; function is NULL where the file has no such stack */
+    size_t stack_count, stack_room;
     struct ms__pairs info, end;
     const char *device_names[MS_MAX_DEVICES];
     struct ms__name *paths;
@@ -153,6 +162,22 @@ static inline uint8_t ms__kind_in(uint8_t kind, uint8_t category)
 {
     return kind && ms_kind_category((ms_kind)kind) == category ? kind : MS_KIND_NONE;
 }
+/* ---- block_stacks.c ---- */
+struct ms__stack_decoder { /* all zero before it is opened */
+    struct ms__buffer buffer;
+    struct ms__bytes bytes;
+    uint64_t run; /* the next so many stacks are those that are predicted */
+    struct ms__stack_history *history;
+};
+
+/* Add a chunk of stacks to the list. MS_EFORMAT: it is out of order. MS_ENOMEM. */
+int ms__stacks_list_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head);
+/* Read the stacks that belong to a chunk of events or a key frame, from its first block on. Without them every stack is
+ * MS_STACK_NONE. MS_EIO, MS_ENOMEM. */
+int ms__stack_decoder_open(ms_reader *reader, struct ms__stack_decoder *decoder, const struct ms__chunk *of);
+void ms__stack_decoder_close(const ms_reader *reader, struct ms__stack_decoder *decoder);
+/* The stack of the next block. */
+ms_stack ms__stack_decoder_next(const ms_reader *reader, struct ms__stack_decoder *decoder);
 
 /* ---- slot_map.h ---- */
 struct ms__slot_map {
@@ -220,9 +245,10 @@ void ms__state_clear(struct ms__state *state);
 void ms__state_close(ms_reader *reader, struct ms__state *state);
 /* The events that follow belong to this thread. */
 void ms__state_select_thread(struct ms__state *state, uint32_t thread);
-/* Replace the state by what the key frame says. MS_EFORMAT: nothing has changed. MS_ENOMEM: the state is undefined. */
+/* Replace the state by what the key frame says. `stacks`: those of its blocks. MS_EFORMAT: nothing has changed.
+ * MS_ENOMEM: the state is undefined. */
 int ms__state_load_key_frame(ms_reader *reader, struct ms__state *state, const struct ms__chunk *chunk,
-                             const uint8_t *payload);
+                             const uint8_t *payload, struct ms__stack_decoder *stacks);
 /* Change the state as the event says, and fill in the event's other fields. MS_EFORMAT: the event contradicts the
  * state. MS_ENOMEM. On an error the state is unchanged. */
 int ms__state_apply_event(ms_reader *reader, struct ms__state *state, struct ms__decoded_event *decoded);
@@ -270,6 +296,7 @@ struct ms_cursor {
     struct ms__state state;
     struct ms__later_claims later_claims; /* state.later_claims points to it once it is loaded */
     struct ms__buffer buffer;             /* the payload of the open chunk */
+    struct ms__stack_decoder stacks;      /* of the open chunk */
     struct ms__decoder decoder;           /* decoder.left: events of the open chunk that were not applied yet */
     size_t next_chunk;                    /* the open chunk is the one before it */
     uint64_t moment, time;

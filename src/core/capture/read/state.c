@@ -146,6 +146,7 @@ static void fill_block_fields(ms_event *event, const ms_captured_block *block)
     event->path = block->path;
     event->category = block->category;
     event->kind = ms__kind_in(block->kind, block->category);
+    event->stack = block->stack;
 }
 
 static int apply_add(ms_reader *reader, struct ms__state *state, struct ms__decoded_event *decoded)
@@ -158,7 +159,8 @@ static int apply_add(ms_reader *reader, struct ms__state *state, struct ms__deco
                                .made_at = event->time,
                                .step = state->step,
                                .slot = event->slot,
-                               .device = event->device};
+                               .device = event->device,
+                               .stack = event->stack};
     if (decoded->bits & MS__ADD_EXPLICIT) {
         block.path = ms__checked_path(reader, event->path);
         block.category = decoded->attributes & MS__ATTRIBUTES_CATEGORY;

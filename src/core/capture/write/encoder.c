@@ -58,6 +58,7 @@ static void encode_add(ms_capture *capture, const ms_thread *thread, ms_phase ph
         at = ms__put_relative(at, &capture->path, block->path);
     }
     ms__end_event(capture, at);
+    ms__capture_stack(capture, *ms__block_stack(&capture->ledger->blocks, number));
 }
 
 void ms__capture_add(ms_ledger *ledger, const ms_thread *thread, ms_phase phase, const struct ms__block *block,

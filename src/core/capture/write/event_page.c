@@ -17,6 +17,7 @@ void ms__capture_close_page(ms_capture *capture)
     ms__capture_close_notes(capture);
     ms__capture_close_times(capture);
     ms__capture_close_collectives(capture);
+    ms__capture_close_stacks(capture);
     if (!page)
         return;
     page->head.kind = MS__CHUNK_EVENTS;

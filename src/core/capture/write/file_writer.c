@@ -37,6 +37,7 @@ static bool continue_truncated(ms_capture *capture, uint64_t bytes_left)
         MS__STORE(capture->bytes, sizeof head);
         capture->paths_written = 0; /* All paths are written again, by the names that they have then. */
         capture->devices_written = 0;
+        capture->stacks_written = 0;
     }
     return false;
 }
@@ -193,6 +194,49 @@ bool ms__file_append_names(ms_capture *capture, const struct ms__chunk_head *nex
     return true;
 }
 
+/* A text is written once; later stacks refer to the first stack that has it. `of`: that one. */
+static void build_text(struct builder *builder, ms_stack stack, ms_stack of, const char *text)
+{
+    build_number(builder, stack - of);
+    if (of == stack)
+        build_string(builder, text);
+}
+
+static void build_stack(struct builder *builder, const ms_watch *watch, ms_stack number)
+{
+    const struct ms__stack *stack = ms__stack_at(watch, number);
+    const ms_frame *frame = &stack->frame;
+    build_number(builder, frame->outer ? number - frame->outer : 0);
+    build_number(builder, frame->file ? 1 : 0);
+    build_text(builder, number, stack->function_in, frame->function);
+    if (!frame->file)
+        return;
+    build_text(builder, number, stack->file_in, frame->file);
+    build_number(builder, frame->line);
+    build_number(builder, frame->end_line ? frame->end_line - frame->line + UINT64_C(1) : 0);
+    if (!frame->end_line)
+        return;
+    build_number(builder, frame->column);
+    build_number(builder, frame->end_column);
+}
+
+static bool append_stacks(ms_capture *capture, const struct ms__chunk_head *next)
+{
+    const ms_watch *watch = capture->watch;
+    uint32_t count = ms_stack_count(watch);
+    ms_stack first = capture->stacks_written ? capture->stacks_written : MS_STACK_LOST + 1u;
+    if (first >= count)
+        return true;
+    struct builder builder = new_builder(capture);
+    build_number(&builder, first);
+    for (ms_stack stack = first; stack < count; stack++)
+        build_stack(&builder, watch, stack);
+    if (!append_built(&builder, MS__CHUNK_STACKS, next->event, next->time))
+        return false;
+    capture->stacks_written = count;
+    return true;
+}
+
 static bool append_devices(ms_capture *capture, const struct ms__chunk_head *next)
 {
     ms_watch *watch = capture->watch;
@@ -217,8 +261,9 @@ static bool append_devices(ms_capture *capture, const struct ms__chunk_head *nex
 
 bool ms__file_append_page(ms_capture *capture, struct ms__page *page)
 {
+    bool has_stacks = page->head.kind == MS__CHUNK_ADD_STACKS || page->head.kind == MS__CHUNK_KEY_STACKS;
     return ms__file_append_names(capture, &page->head) && append_devices(capture, &page->head) &&
-           append_chunk(capture, &page->head, page->bytes);
+           (!has_stacks || append_stacks(capture, &page->head)) && append_chunk(capture, &page->head, page->bytes);
 }
 
 bool ms__file_append_pairs(ms_capture *capture, enum ms__chunk_kind kind, const char *const *pairs,

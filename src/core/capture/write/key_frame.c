@@ -112,6 +112,7 @@ static bool make_key_frame(ms_capture *capture)
                                                .time = capture->time,
                                                .oldest_claimed = MS__NO_CLAIM};
     ms__page_queue(capture, frame.page);
+    ms__capture_key_frame_stacks(capture);
     capture->key_frame_event = capture->event;
     return true;
 }

@@ -47,7 +47,8 @@ struct ms__page *ms__page_dequeue(ms_capture *capture)
 
 void ms__page_release(ms_capture *capture, struct ms__page *page)
 {
-    bool reusable = page->head.kind != MS__CHUNK_KEY; /* key frames have pages of other sizes */
+    /* key frames have pages of other sizes */
+    bool reusable = page->head.kind != MS__CHUNK_KEY && page->head.kind != MS__CHUNK_KEY_STACKS;
     pthread_mutex_lock(&capture->lock);
     if (reusable) {
         page->next = capture->free_pages;
@@ -83,4 +84,5 @@ void ms__pages_free(ms_capture *capture)
     ms__free(capture->watch, capture->notes);
     ms__free(capture->watch, capture->times);
     ms__free(capture->watch, capture->collectives);
+    ms__free(capture->watch, capture->stacks);
 }

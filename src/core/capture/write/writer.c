@@ -22,6 +22,7 @@ static void discard_after_failed_write(ms_capture *capture, uint64_t events)
     ms__capture_close_notes(capture);
     ms__capture_close_times(capture);
     ms__capture_close_collectives(capture);
+    ms__capture_close_stacks(capture);
     events += page ? capture->event - page->head.event : 0;
     capture->losing = capture->write_failed = true;
     atomic_fetch_add_explicit(&capture->lost, events, memory_order_relaxed);
@@ -237,6 +238,7 @@ static void free_capture(ms_capture *capture)
     ms__free(watch, capture->origins);
     ms__free(watch, capture->positions);
     ms__free(watch, capture->timed_calls);
+    ms__free(watch, capture->stack_history);
     ms__free(watch, capture->chunk);
     pthread_cond_destroy(&capture->wake);
     pthread_cond_destroy(&capture->written);

@@ -104,6 +104,12 @@ struct ms_capture {
     uint8_t *collective_at, *collective_limit; /* where the next collective goes */
     struct ms__collective_before before;       /* the collective before it, to which it is relative */
     struct ms__page *collectives;              /* the page that collectives go to, or NULL */
+    uint8_t *stack_at, *stack_limit;           /* where the next block's stack goes */
+    struct ms__page *stacks; /* the page that stacks of adds go to, or NULL: none of this page has one */
+    struct ms__stack_history *stack_history; /* see stack_code.h; NULL until a block has a stack */
+    uint32_t stack_run;                      /* blocks whose stacks were predicted since the last code */
+    uint32_t adds_in_page;                   /* since the page of events was opened */
+    bool stacks_missing;                     /* there was no page for the stacks of this page of events */
 
     struct ms__page *page; /* the one that events go to, or NULL */
     ms_watch *watch;
@@ -140,6 +146,7 @@ struct ms_capture {
     char writer_name[64];   /* of the thread in /proc: "4242/task/4250"; "" where there is no /proc */
     bool skip_to_key_frame; /* pages are discarded until one is a key frame */
     uint32_t paths_written;
+    uint32_t stacks_written;                  /* one more than the highest stack that is in the file; 0: none is */
     const struct ms__rename *renames_written; /* the latest one that is in the file, or NULL */
     uint64_t devices_written;                 /* bit i: device i */
     _Atomic uint64_t bytes;                   /* of the file */
@@ -209,6 +216,15 @@ void ms__capture_close_page(ms_capture *capture);
 void ms__capture_note_all_kinds(ms_capture *capture);
 /* Queue the page of notes, if there is one. */
 void ms__capture_close_notes(ms_capture *capture);
+
+/* ---- block_stacks.c; with ledger->lock held ---- */
+
+/* The event that was just written added a block, which this stack made. */
+void ms__capture_stack(ms_capture *capture, ms_stack stack);
+/* Queue the page of stacks, if there is one. The page of events ends, too. */
+void ms__capture_close_stacks(ms_capture *capture);
+/* Queue the stacks of all blocks, for the key frame that was just queued. */
+void ms__capture_key_frame_stacks(ms_capture *capture);
 
 /* ---- call_times.c; with ledger->lock held ---- */
 

@@ -1,0 +1,186 @@
+"""The lines and operators that made blocks, as captures have them, and the source text that belongs to them. Needs no
+torch."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import os
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+_RawFrame = tuple[str | None, str, int, int, int, int, int]
+
+LOST = 1  # the stack of blocks that were made when the table of stacks was full
+NOT_FOUND = "source not found"
+CHANGED = "changed since"
+
+
+class Frame(NamedTuple):
+    """A frame of a Python stack. Columns are in bytes of UTF-8, from 0; ``end_line`` is 0 where they are not known."""
+
+    file: str
+    function: str
+    line: int
+    end_line: int = 0
+    column: int = 0
+    end_column: int = 0
+
+
+class Place(NamedTuple):
+    """Where in the program a block was made."""
+
+    frames: tuple[Frame, ...]
+    """The program's own frames, innermost first."""
+    node: str | None
+    """In backward, the class of the node that made it."""
+    began: float | None
+    """When the run began, in seconds since 1970."""
+    lost: bool = False
+    """The line was known, but the table of lines was full."""
+
+    @property
+    def file(self) -> str | None:
+        return self.frames[0].file if self.frames else None
+
+    @property
+    def line(self) -> int | None:
+        return self.frames[0].line or None if self.frames else None
+
+    @property
+    def function(self) -> str | None:
+        return self.frames[0].function if self.frames else None
+
+    @property
+    def operator(self) -> str | None:
+        """In backward the node's class. In forward the function that is called in the line, by the source, as long as
+        that is there and has not changed."""
+        if self.node or not self.frames or self.source_note:
+            return self.node
+        return _function_called(self.frames[0])
+
+    @property
+    def source_note(self) -> str | None:
+        """Why the source text of the line cannot be shown; None if it can."""
+        return _source_note(self.frames[0].file, self.began) if self.frames else NOT_FOUND
+
+    @property
+    def source(self) -> str | None:
+        """The source text of the line, if it is there and has not changed since."""
+        if not self.line or self.source_note:
+            return None
+        return linecache.getline(self.file or "", self.line).strip() or None
+
+    def describe(self) -> str:
+        """ "train.py:41 in forward", and if its source is not there any more, that it is not."""
+        if self.lost:
+            return "(line lost: the table of lines was full)"
+        if not self.frames:
+            return "(no Python line)"
+        note = f" ({self.source_note})" if self.source_note else ""
+        return f"{shown_file(self.frames[0].file)}:{self.line or '?'} in {self.function}{note}"
+
+
+UNKNOWN = Place((), None, None)
+
+
+def shown_file(file: str) -> str:
+    """A file below the present folder without that folder's name."""
+    here = os.path.join(os.getcwd(), "")
+    return file.removeprefix(here)
+
+
+@lru_cache(4096)
+def _source_note(file: str, began: float | None) -> str | None:
+    """A file like "<string>" never had a source that could be found later."""
+    try:
+        changed = os.stat(file).st_mtime
+    except (OSError, ValueError):
+        return NOT_FOUND
+    return CHANGED if began is not None and changed > began else None
+
+
+# ---- the function that is called ----
+
+_OPERATORS = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.MatMult: "matmul", ast.Pow: "pow",
+    ast.FloorDiv: "floordiv", ast.Mod: "mod", ast.BitAnd: "and", ast.BitOr: "or", ast.BitXor: "xor",
+    ast.LShift: "lshift", ast.RShift: "rshift", ast.USub: "neg", ast.Invert: "invert", ast.Eq: "eq", ast.NotEq: "ne",
+    ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge",
+}  # fmt: skip
+
+
+@lru_cache(4096)
+def _function_called(frame: Frame) -> str | None:
+    lines = linecache.getlines(frame.file)[frame.line - 1 : frame.end_line] if frame.end_line else []
+    if not lines:
+        return None
+    encoded = [line.encode() for line in lines]
+    encoded[-1] = encoded[-1][: frame.end_column]
+    encoded[0] = encoded[0][frame.column :]
+    try:
+        tree = ast.parse(b"(" + b"".join(encoded).lstrip(b".") + b")", mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
+    return _name_of(tree)
+
+
+def _name_of(tree: ast.expr) -> str | None:
+    if isinstance(tree, ast.Await):
+        return _name_of(tree.value)
+    if isinstance(tree, ast.Call):
+        return _dotted(tree.func) or (tree.func.attr if isinstance(tree.func, ast.Attribute) else None)
+    if isinstance(tree, (ast.BinOp, ast.UnaryOp)):
+        return _OPERATORS.get(type(tree.op))
+    if isinstance(tree, ast.Compare):
+        return _OPERATORS.get(type(tree.ops[0]))
+    return "getitem" if isinstance(tree, ast.Subscript) else None
+
+
+def _dotted(tree: ast.expr) -> str | None:
+    """ "torch.relu"; None if it is more than names."""
+    if isinstance(tree, ast.Name):
+        return tree.id
+    base = _dotted(tree.value) if isinstance(tree, ast.Attribute) else None
+    return f"{base}.{tree.attr}" if base and isinstance(tree, ast.Attribute) else None
+
+
+# ---- the table ----
+
+
+class Places:
+    """The table of stacks of a capture."""
+
+    def __init__(self, stacks: Sequence[_RawFrame | None], began: str | None = None) -> None:
+        self._stacks = stacks
+        self._began_text = began
+        self._found: dict[int, Place | None] = {0: None}
+
+    @cached_property
+    def _began(self) -> float | None:
+        try:
+            return float(self._began_text or "")
+        except ValueError:
+            return None
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(self._stacks)
+
+    def find(self, stack: int) -> Place | None:
+        """None: nothing is known."""
+        if stack not in self._found:
+            self._found[stack] = Place((), None, None, lost=True) if stack == LOST else self._read(stack)
+        return self._found[stack]
+
+    def _read(self, stack: int) -> Place | None:
+        frames, node = [], None
+        while 0 < stack < len(self._stacks) and (raw := self._stacks[stack]) is not None:
+            file, function, line, end_line, column, end_column, outer = raw
+            if file is None:
+                node = function
+            else:
+                frames.append(Frame(file, function, line, end_line, column, end_column))
+            stack = outer if outer < stack else 0
+        return Place(tuple(frames), node, self._began) if frames or node else None

@@ -1,0 +1,401 @@
+/* block_stacks.c - the stack that makes a block: the program's own Python frames, and in backward the node.
+ *
+ * Which frames are kept: a frame is of the program itself, of an installed library, or of torch, modscope or Python
+ * (enum owner). The innermost frame of the lowest owner that occurs is kept, and the frames around it that are of the
+ * same owner, up to mst_stack_depth.
+ *
+ * A thread remembers the owners of code objects and the stacks of instructions that it has seen, by their addresses.
+ * What is seen for the first time is copied and looked up by its contents (ms_stack_add). An address may be that of
+ * another code object later: whenever any code object is freed, `generation` changes, and each thread forgets what it
+ * remembers. For that the function that frees code objects is intercepted while stacks are read. */
+#include "torch/block_stacks.h"
+
+#include "interpose/patch.h"
+#include "torch/api.h"
+#include "torch/intercept.h"
+#include "torch/python_frames.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+_Atomic uint32_t mst_stack_depth;
+MST_THREAD_LOCAL const void *mst_running_node;
+
+enum { MOST_FRAMES = 64 };
+enum owner { OF_PROGRAM, OF_LIBRARY, OF_TORCH, OWNERS };
+
+/* ---- code objects that are freed ---- */
+
+static _Atomic uint64_t generation = 1;
+
+static void intercept_code_dealloc(PyObject *code);
+static ms_function read_dealloc(const void *type)
+{
+    return (ms_function)((const PyTypeObject *)type)->tp_dealloc;
+}
+
+static int write_dealloc(void *type, ms_function function)
+{
+    ((PyTypeObject *)type)->tp_dealloc = (destructor)function;
+    return 0;
+}
+
+static ms_patch dealloc_patch = {
+    .ours = (ms_function)intercept_code_dealloc, .target = &PyCode_Type, .read = read_dealloc, .write = write_dealloc};
+
+/* With the GIL: a thread that runs other code at the same address took the GIL later. */
+static void intercept_code_dealloc(PyObject *code)
+{
+    atomic_fetch_add_explicit(&generation, 1, memory_order_relaxed);
+    ((destructor)dealloc_patch.previous)(code);
+}
+
+static bool dealloc_reaches_us(void)
+{
+    uint64_t before = atomic_load(&generation);
+    Py_XDECREF((PyObject *)PyCode_NewEmpty("<modscope>", "freed", 1));
+    PyErr_Clear();
+    return atomic_load(&generation) != before;
+}
+
+/* ---- whose file it is ---- */
+
+struct folders {
+    size_t count;
+    struct folder {
+        char *prefix;
+        size_t length;
+        enum owner owner;
+    } of[];
+};
+
+static _Atomic(struct folders *) folders; /* set once, and never freed: threads read it without a lock */
+
+static enum owner owner_of_file(const char *file)
+{
+    static const char *const generated[] = {"<frozen ", "<eval_with_key>", "<__array_function__ internals>"};
+    for (size_t i = 0; file[0] == '<' && i < sizeof generated / sizeof *generated; i++)
+        if (strncmp(file, generated[i], strlen(generated[i])) == 0)
+            return OF_TORCH;
+    const struct folders *known = atomic_load_explicit(&folders, memory_order_acquire);
+    enum owner owner = OF_PROGRAM;
+    for (size_t i = 0; known && i < known->count; i++)
+        if (known->of[i].owner > owner && strncmp(file, known->of[i].prefix, known->of[i].length) == 0)
+            owner = known->of[i].owner;
+    return owner;
+}
+
+/* ---- what a thread remembers ---- */
+
+enum { CODES = 256, PLACES = 512 }; /* powers of two */
+
+/* Entries of 16 bytes, so that none is in two cache lines. */
+struct seen {
+    struct seen_code {
+        const PyCodeObject *code; /* NULL: nothing is here */
+        uint32_t first;           /* how far its first instruction at which a frame counts as begun is behind `code` */
+        uint32_t owner;           /* enum owner */
+    } codes[CODES];
+    struct seen_place {
+        const void *at; /* an instruction, or a node's table of virtual functions; NULL: nothing is here */
+        ms_stack outer, stack;
+    } places[PLACES];
+    uint64_t generation; /* of everything in it */
+};
+
+static pthread_key_t seen_key; /* its destructor frees what a thread remembered */
+static MST_THREAD_LOCAL struct seen *seen_here;
+
+static void forget_seen(void *seen)
+{
+    seen_here = NULL;
+    free(seen);
+}
+
+static struct seen *open_seen(void)
+{
+    struct seen *seen = calloc(1, sizeof *seen);
+    if (seen && pthread_setspecific(seen_key, seen) != 0) {
+        free(seen);
+        seen = NULL;
+    }
+    return seen_here = seen;
+}
+
+/* NULL: memory ran out. */
+static struct seen *find_seen(void)
+{
+    struct seen *seen = LIKELY(seen_here != NULL) ? seen_here : open_seen();
+    uint64_t now = atomic_load_explicit(&generation, memory_order_relaxed);
+    if (seen && UNLIKELY(seen->generation != now)) {
+        memset(seen, 0, sizeof *seen);
+        seen->generation = now;
+    }
+    return seen;
+}
+
+static __attribute__((noinline)) void see_code(struct seen_code *seen, const PyCodeObject *code)
+{
+    char file[MST_CODE_TEXT];
+    ptrdiff_t first = (const char *)mst_code_first_instruction(code) - (const char *)code;
+    *seen = (struct seen_code){code, (uint32_t)first, owner_of_file(mst_code_file(code, file))};
+}
+
+static inline const struct seen_code *find_code(struct seen *seen, const PyCodeObject *code)
+{
+    struct seen_code *found = &seen->codes[((uintptr_t)code >> 4 ^ (uintptr_t)code >> 12) & (CODES - 1)];
+    if (UNLIKELY(found->code != code))
+        see_code(found, code);
+    return found;
+}
+
+static inline struct seen_place *find_place(struct seen *seen, const void *at, ms_stack outer)
+{
+    uint64_t hash = ((uintptr_t)at ^ (uint64_t)outer << 40) * UINT64_C(0x9E3779B97F4A7C15);
+    return &seen->places[hash >> 48 & (PLACES - 1)];
+}
+
+static __attribute__((noinline)) ms_stack see_frame(const struct mst_frame *frame, ms_stack outer)
+{
+    struct mst_code_texts texts;
+    ms_frame added;
+    mst_code_position(frame->code, frame->instruction, &texts, &added);
+    added.outer = outer;
+    return ms_stack_add(mst.watch, &added);
+}
+
+static inline ms_stack stack_of_frame(struct seen *seen, const struct mst_frame *frame, ms_stack outer)
+{
+    struct seen_place *place = find_place(seen, frame->instruction, outer);
+    if (UNLIKELY(place->at != frame->instruction || place->outer != outer))
+        *place = (struct seen_place){frame->instruction, outer, see_frame(frame, outer)};
+    return place->stack;
+}
+
+/* ---- nodes ---- */
+
+/* The last name in a type's mangled name, which is the class: "N5torch8autograd9generated14AddmmBackward0E". */
+static void read_class_name(const char *mangled, char *name, size_t room)
+{
+    name[0] = '\0';
+    for (const char *at = mangled; *at;) {
+        char *end = (char *)at;
+        unsigned long length = *at >= '0' && *at <= '9' ? strtoul(at, &end, 10) : 0;
+        if (!length || strnlen(end, length) < length) {
+            at++;
+            continue;
+        }
+        size_t copied = length < room - 1 ? length : room - 1;
+        memcpy(name, end, copied);
+        name[copied] = '\0';
+        at = end + length;
+    }
+}
+
+/* The class of a node by its type information, which the C++ ABI puts before the table of virtual functions. A custom
+ * Function of Python has the class PyNode; its Python frames say more. */
+static __attribute__((noinline)) ms_stack see_node(const void *table, ms_stack outer)
+{
+    const void *const *type = ((const void *const *const *)table)[-1];
+    const char *mangled = type ? type[1] : NULL;
+    char name[256] = "";
+    if (mangled)
+        read_class_name(mangled, name, sizeof name);
+    if (!name[0] || strcmp(name, "PyNode") == 0)
+        return outer;
+    return ms_stack_add(mst.watch, &(ms_frame){.function = name, .outer = outer});
+}
+
+static inline ms_stack stack_of_node(struct seen *seen, const void *node, ms_stack outer)
+{
+    const void *table = (const void *)(uintptr_t)mst_node_word(node, 0);
+    struct seen_place *place = find_place(seen, table, outer);
+    if (UNLIKELY(place->at != table || place->outer != outer))
+        *place = (struct seen_place){table, outer, see_node(table, outer)};
+    return place->stack;
+}
+
+/* ---- reading ---- */
+
+struct frames {
+    struct mst_frame of[MOST_FRAMES]; /* innermost first */
+    uint32_t count;
+    enum owner owner; /* of all of them; OWNERS while there is none */
+};
+
+static void collect_frames(struct seen *seen, struct frames *frames, uint32_t depth)
+{
+    struct mst_frame frame;
+    for (const void *at = mst_frame_innermost(); at; at = frame.next) {
+        frame = mst_frame_read(at);
+        if (frame.is_shim)
+            continue;
+        const struct seen_code *code = find_code(seen, frame.code);
+        if (code->owner > frames->owner || UNLIKELY((uintptr_t)frame.instruction < (uintptr_t)frame.code + code->first))
+            continue;
+        if (code->owner < frames->owner) {
+            frames->owner = (enum owner)code->owner;
+            frames->count = 0;
+        }
+        if (frames->count < depth)
+            frames->of[frames->count++] = frame;
+        if (frames->owner == OF_PROGRAM && frames->count == depth)
+            break;
+    }
+}
+
+static bool is_in_node(void)
+{
+    return mst_running_node && mst_this_thread && ms_thread_phase(mst_this_thread) == MS_BACKWARD;
+}
+
+ms_stack mst_stack_read(void)
+{
+    struct seen *seen = find_seen();
+    if (UNLIKELY(!seen))
+        return MS_STACK_LOST;
+    struct frames frames;
+    frames.count = 0;
+    frames.owner = OWNERS;
+    collect_frames(seen, &frames, atomic_load_explicit(&mst_stack_depth, memory_order_relaxed));
+    ms_stack stack = MS_STACK_NONE;
+    while (frames.count)
+        stack = stack_of_frame(seen, &frames.of[--frames.count], stack);
+    return is_in_node() ? stack_of_node(seen, mst_running_node, stack) : stack;
+}
+
+int mst_stacks_init(void)
+{
+    if (pthread_key_create(&seen_key, forget_seen) == 0)
+        return 0;
+    PyErr_SetString(PyExc_ImportError, "modscope: this system does not support thread-specific data");
+    return -1;
+}
+
+/* ---- from Python ---- */
+
+static PyObject *why_no_stacks(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    const char *why = mst_frames_unsupported();
+    if (why)
+        return PyUnicode_FromString(why);
+    Py_RETURN_NONE;
+}
+
+void mst_stacks_stop(void)
+{
+    atomic_store(&mst_stack_depth, 0);
+    ms_patch_restore(&dealloc_patch);
+}
+
+static PyObject *set_stack_depth(PyObject *self, PyObject *argument)
+{
+    (void)self;
+    unsigned long depth = PyLong_AsUnsignedLong(argument);
+    if (PyErr_Occurred())
+        return NULL;
+    if (depth > MOST_FRAMES)
+        return PyErr_Format(PyExc_ValueError, "stacks must be 0 to %d", MOST_FRAMES);
+    if (depth && ms_patch_install(&dealloc_patch, dealloc_reaches_us) != 0) {
+        PyErr_SetString(PyExc_RuntimeError, "the function that frees code objects cannot be intercepted");
+        return NULL;
+    }
+    atomic_fetch_add(&generation, 1); /* code may have been freed while that was not intercepted */
+    if (depth)
+        atomic_store(&mst_stack_depth, (uint32_t)depth);
+    else
+        mst_stacks_stop();
+    Py_RETURN_NONE;
+}
+
+/* The folders come in two lists of bytes: of installed libraries, and of torch, modscope and Python. */
+static PyObject *set_stack_folders(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *lists[2];
+    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &lists[0], &PyList_Type, &lists[1]))
+        return NULL;
+    if (atomic_load(&folders))
+        Py_RETURN_NONE;
+    size_t count = (size_t)(PyList_GET_SIZE(lists[0]) + PyList_GET_SIZE(lists[1]));
+    struct folders *made = calloc(1, sizeof *made + count * sizeof made->of[0]);
+    for (int list = 0; made && list < 2; list++) {
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(lists[list]); i++) {
+            const char *prefix = PyBytes_AsString(PyList_GET_ITEM(lists[list], i));
+            struct folder *folder = &made->of[made->count];
+            folder->prefix = prefix ? strdup(prefix) : NULL;
+            if (!folder->prefix)
+                continue;
+            folder->length = strlen(folder->prefix);
+            folder->owner = list ? OF_TORCH : OF_LIBRARY;
+            made->count++;
+        }
+    }
+    if (PyErr_Occurred() || !made)
+        return made ? NULL : PyErr_NoMemory();
+    atomic_store(&folders, made);
+    Py_RETURN_NONE;
+}
+
+static PyObject *tuple_of_frame(const ms_frame *frame)
+{
+    return Py_BuildValue("(zsIIII)", frame->file, frame->function, frame->line, frame->end_line, frame->column,
+                         frame->end_column);
+}
+
+PyObject *mst_stack_list(ms_stack stack)
+{
+    PyObject *list = PyList_New(0);
+    ms_frame frame;
+    for (; list && ms_stack_frame(mst.watch, stack, &frame); stack = frame.outer)
+        if (mst_append_new(list, tuple_of_frame(&frame)) != 0)
+            Py_CLEAR(list);
+    return list;
+}
+
+static PyObject *read_stack(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    return mst_stack_list(mst_stack_here());
+}
+
+static PyObject *read_frames(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    PyObject *list = PyList_New(0);
+    struct mst_frame frame;
+    for (const void *at = mst_frame_innermost(); list && at; at = frame.next) {
+        struct mst_code_texts texts;
+        ms_frame shown;
+        frame = mst_frame_read(at);
+        if (frame.is_shim || (uintptr_t)frame.instruction < (uintptr_t)mst_code_first_instruction(frame.code))
+            continue;
+        mst_code_position(frame.code, frame.instruction, &texts, &shown);
+        if (mst_append_new(list, tuple_of_frame(&shown)) != 0)
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *stacks_lost(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    return PyLong_FromUnsignedLongLong(ms_stacks_lost(mst.watch));
+}
+
+PyMethodDef mst_block_stacks_methods[] = {
+    {"why_no_stacks", why_no_stacks, METH_NOARGS, "None, or why this Python's frames cannot be read."},
+    {"set_stack_depth", set_stack_depth, METH_O, "How many frames are kept for each block; 0: none are read."},
+    {"set_stack_folders", set_stack_folders, METH_VARARGS,
+     "Which files are not the program's own: lists of prefixes, as bytes, of installed libraries and of torch and\n"
+     "Python. They are set once."},
+    {"read_stack", read_stack, METH_NOARGS,
+     "The stack that a block made here would have: (file, function, line, end line, column, end column) of each "
+     "frame,\n"
+     "innermost first."},
+    {"read_frames", read_frames, METH_NOARGS, "The same of all Python frames of this thread."},
+    {"stacks_lost", stacks_lost, METH_NOARGS, "How many times the table of stacks was full."},
+    {NULL, NULL, 0, NULL},
+};

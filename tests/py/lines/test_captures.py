@@ -1,0 +1,230 @@
+"""Lines and operators in captures: what the commands, the exports and the out-of-memory report say of them."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import INTERCEPTION
+
+import modscope
+from modscope._commands import places
+from modscope._lines_read import Frame, Place, Places
+
+pytestmark = pytest.mark.skipif(not INTERCEPTION, reason="without interception there are no lines")
+
+SCRIPT = """\
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(256, 256)
+
+    def forward(self, x):
+        hidden = torch.relu(self.inner(x))
+        return (
+            hidden
+            @ hidden.mT
+        )
+
+def main(kept):
+    net = Net()
+    for _ in range(6):
+        kept.append(torch.zeros(1000))
+        net(torch.ones(128, 256)).sum().backward()
+        net.zero_grad()
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A script, and the capture of its run with all frames. Its source was written before."""
+    folder = tmp_path_factory.mktemp("lines")
+    script, capture = folder / "script.py", folder / "run.msc"
+    script.write_text(SCRIPT)
+    os.utime(script, (1e9, 1e9))
+    names: dict[str, Any] = {}
+    kept: list[torch.Tensor] = []
+    exec(compile(SCRIPT, str(script), "exec"), names)
+    with modscope.record(capture, stacks=8):
+        names["main"](kept)
+    return script, capture
+
+
+def command(*words: object) -> str:
+    done = subprocess.run([sys.executable, "-m", "modscope", *map(str, words)], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def figures(*words: object) -> Any:
+    return json.loads(command(*words, "--json"))
+
+
+def test_each_block_has_its_line_function_and_operator(run):
+    script, file = run
+    made: dict[tuple[int, str, str | None], int] = {}
+    capture = modscope.load(file)
+    for block in capture.snapshot("peak").blocks():
+        assert block.place is not None and block.place.file == str(script), block
+        key = block.place.line or 0, block.place.function or "", block.place.operator
+        made[key] = made.get(key, 0) + block.bytes
+    assert made[9, "Net.forward", "torch.relu"] == 128 * 256 * 4
+    assert (9, "Net.forward", "self.inner") not in made  # relu keeps its result only
+    assert made[6, "Net.__init__", "torch.nn.Linear"] == 257 * 256 * 4
+    backward = {operator for line, _, operator in made if line == 19 and operator and operator.endswith("0")}
+    assert backward  # the peak is in backward
+
+
+def test_the_stack_around_a_line(run):
+    script, file = run
+    capture = modscope.load(file)
+    block = next(block for block in capture.snapshot("peak").blocks() if block.place and block.place.operator == "torch.relu")
+    assert block.place is not None
+    assert [(frame.function, frame.line) for frame in block.place.frames[:2]] == [("Net.forward", 9), ("main", 19)]
+    assert block.place.source == "hidden = torch.relu(self.inner(x))"
+
+
+def test_the_commands_show_lines(run):
+    script, file = run
+    by_line = figures("tree", file, "--by", "line")
+    total = by_line["total"]
+    (top,) = by_line["tree"]
+    assert top["name"].endswith("script.py") and top["subtree"]["Total"] == total
+    functions = {child["name"]: child for child in top["children"]}
+    assert functions.keys() == {"in main", "in Net.forward", "in Net.__init__"}
+    lines = {child["name"]: child["own"]["Total"] for child in functions["in Net.forward"]["children"]}
+    assert lines["line 9: hidden = torch.relu(self.inner(x))"] == 128 * 256 * 4
+    assert sum(child["subtree"]["Total"] for child in top["children"]) == total
+    by_operator = figures("tree", file, "--by", "operator")
+    assert sum(node["subtree"]["Total"] for node in by_operator["tree"]) == total
+    assert {"torch.relu", "torch.nn.Linear"} <= {node["name"] for node in by_operator["tree"]}
+    leaks = figures("leaks", file)
+    (group,) = [group for group in leaks["groups"] if group["module"] == "Global"]
+    assert [(row["line"], row["function"], row["count"]) for row in group["lines"]] == [(18, "main", group["count"])]
+    assert "script.py:18 in main" in command("leaks", file)
+    assert "script.py:9" in command("blocks", file, "--no-group") or os.environ.get("COLUMNS")
+
+
+def test_a_change_of_code_by_line(run, tmp_path):
+    script, file = run
+    other = tmp_path / "other.msc"
+    names: dict[str, Any] = {}
+    exec(compile(SCRIPT.replace("zeros(1000)", "zeros(5000)"), str(script), "exec"), names)
+    with modscope.record(other):
+        names["main"](kept := [])
+    changed = figures("diff", file, other, "--by", "line", "--at", "step:5")["modules"]
+    assert [(row["module"].rpartition("/")[2], row["change"]) for row in changed] == [("script.py:18 in main", 6 * 4000 * 4)]
+    assert kept
+
+
+def test_a_source_that_is_gone_or_has_changed(run):
+    script, file = run
+    text = script.read_text()
+
+    def notes() -> set[str | None]:
+        from modscope import _lines_read
+
+        _lines_read._source_note.cache_clear()
+        found = modscope.load(file).snapshot("peak").blocks()
+        return {block.place.source_note for block in found if block.place}
+
+    try:
+        assert notes() == {None}
+        script.unlink()
+        assert notes() == {"source not found"}
+        assert "(source not found)" in command("tree", file, "--by", "line")
+        script.write_text(text)
+        assert notes() == {"changed since"}
+        assert "(changed since)" in command("tree", file, "--by", "line")
+        block = next(modscope.load(file).snapshot("peak").blocks())
+        assert block.place and block.place.line and block.place.source is None
+    finally:
+        script.write_text(text)
+        os.utime(script, (1e9, 1e9))
+
+
+def test_torchs_own_viewer_gets_the_lines(run, tmp_path):
+    from torch.cuda import _memory_viz  # of torch: it reads what a snapshot's frames are
+
+    script, file = run
+    out = tmp_path / "snapshot.pickle"
+    command("export", file, "-o", out)
+    snapshot = pickle.loads(out.read_bytes())
+    frames = [frame for entry in snapshot["device_traces"][0] for frame in entry["frames"]]
+    lines = {(frame["name"], frame["line"]) for frame in frames if frame["filename"] == str(script)}
+    assert {("Net.forward", 9), ("main", 19)} <= lines
+    assert any(frame["filename"] == "operator" and frame["name"].endswith("Backward0") for frame in frames)
+    assert "script.py:18:main" in _memory_viz.memory(snapshot, format_flamegraph=lambda rows: rows)
+
+
+def test_blocks_older_than_the_recording_keep_their_lines(tmp_path):
+    file = tmp_path / "late.msc"
+    with modscope.MemTracker():
+        kept = torch.zeros(12345)
+        with modscope.record(file):
+            pass
+    (block,) = [block for block in modscope.load(file).snapshot(1).blocks() if block.bytes == 4 * 12345]
+    assert block.place and block.place.function == "test_blocks_older_than_the_recording_keep_their_lines"
+    assert kept.numel()
+
+
+def test_a_recording_without_stacks_has_none_and_no_more_bytes(tmp_path):
+    sizes = {}
+    for stacks in (0, 1):
+        file = tmp_path / f"{stacks}.msc"
+        with modscope.record(file, stacks=stacks):
+            for _ in range(3000):
+                torch.zeros(100)
+        capture = modscope.load(file)
+        sizes[stacks] = capture.bytes
+        assert capture.places.is_empty == (stacks == 0)
+    assert sizes[1] - sizes[0] < 3000 * 0.5
+
+
+@pytest.mark.slow
+def test_modscope_run_keeps_so_many_frames(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import torch\ndef inner():\n    return torch.zeros(1000)\nkept = inner()\n")
+    for stacks in (0, 2):
+        file = tmp_path / f"{stacks}.msc"
+        command("run", "-q", "--stacks", stacks, "-o", file, script)
+        (block, *_) = modscope.load(file).snapshot("peak").blocks()
+        frames = [(frame.function, frame.line) for frame in block.place.frames] if block.place else []
+        assert frames == [("inner", 3), ("<module>", 4)][:stacks]
+
+
+@pytest.mark.parametrize("stacks", ["-1", "65", "x", "1.5"])
+def test_a_number_of_frames_that_is_none_is_refused(stacks, tmp_path):
+    words = [sys.executable, "-m", "modscope", "run", f"--stacks={stacks}", str(tmp_path / "missing.py")]
+    refused = subprocess.run(words, capture_output=True, text=True)
+    assert refused.returncode == 2 and "0 to 64" in refused.stderr
+
+
+def test_the_function_that_a_line_calls(tmp_path):
+    source = tmp_path / "calls.py"
+    rows = ["torch.relu(x)", "x.view(3).sum()", "a + b", "-a", "a < b", "x[0]", "f(x)(y)", "await g(x)", "ä.größe(x)", "(", "x.y"]
+    source.write_text("".join(f"    {row}\n" for row in rows), encoding="utf-8")
+    found = []
+    for number, row in enumerate(rows, 1):
+        frame = Frame(str(source), "f", number, number, 4, 4 + len(row.encode()))
+        found.append(Place((frame,), None, None).operator)
+    assert found == ["torch.relu", "sum", "add", "neg", "lt", "getitem", None, "g", "ä.größe", None, None]
+
+
+def test_a_line_that_was_lost_says_so():
+    lost = Places([]).find(1)
+    assert lost is not None and lost.lost and lost.line is None
+    assert "lost" in places.line_label(lost) and "lost" in lost.describe()
+    assert places.line_label(None) == "(line not known)"
+
+
+def test_stacks_of_a_forged_file_that_go_round_in_circles():
+    table = [None, None, ("a.py", "f", 1, 0, 0, 0, 3), ("b.py", "g", 2, 0, 0, 0, 2)]
+    place = Places(table).find(3)
+    assert place is not None and [frame.function for frame in place.frames] == ["g", "f"]
