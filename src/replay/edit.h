@@ -75,9 +75,12 @@ uint32_t msp_recomputed_end(const msp_stream *stream, uint32_t block);
 
 /* Whether a reduction keeps its partial results in the block. */
 bool msp_is_partial_results(const msp_stream *stream, uint32_t block);
-/* Their bytes with `batch` times the small batch, of which they take `small` bytes, and `large` with the larger one.
- * `limit`: as large as they become; 0: it is not known. */
-double msp_partial_results(double small, double large, double batch, double limit);
+/* Of the ratio of the batches: partial results that grew by less have stopped growing. */
+#define MSP_GREW 0.999
+/* Their bytes with `batch` times the small batch, of which they take `small` bytes, and `large` with the larger one,
+ * which is `ratio` times the small one. `limit`: as large as they become on this GPU; 0: it is not known. Where they
+ * have stopped growing before that, the reduction itself is small. */
+double msp_partial_results(double small, double large, double ratio, double batch, double limit);
 
 /* ---- guesses.c: where a capture does not note what calls take and return ---- */
 

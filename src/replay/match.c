@@ -247,7 +247,7 @@ static double limit_of_partial_results(const msp_stream *stream, const msp_match
     double limit = (double)match->partial_limit;
     for (uint32_t i = 0; i < stream->block_count; i++) {
         double here = (double)match->own_bytes[i], there = (double)match->bytes[i];
-        bool is_less = match->bytes[i] != MSP_UNMATCHED && here >= LEAST && here < there * match->ratio * 0.999;
+        bool is_less = match->bytes[i] != MSP_UNMATCHED && here >= LEAST && here < there * match->ratio * MSP_GREW;
         if (is_less && here > limit && msp_is_partial_results(stream, i))
             limit = here;
     }
@@ -265,7 +265,7 @@ int msp_edit_batch(msp_edit *edit, const msp_match *match, double position)
         double here = (double)match->own_bytes[i], there = (double)match->bytes[i];
         double exact = there + (here - there) * position;
         if (position > 0 && msp_is_partial_results(edit->stream, i))
-            exact = msp_partial_results(there, here, 1 + position * (match->ratio - 1), limit);
+            exact = msp_partial_results(there, here, match->ratio, 1 + position * (match->ratio - 1), limit);
         edit->blocks[i].bytes = exact >= 1 ? (uint64_t)(exact + 0.5) : 1;
     }
     return MS_OK;

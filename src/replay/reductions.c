@@ -31,10 +31,12 @@ bool msp_is_partial_results(const msp_stream *stream, uint32_t index)
            stream->blocks[add->value].requested <= MOST_SEMAPHORES;
 }
 
-double msp_partial_results(double small, double large, double batch, double limit)
+double msp_partial_results(double small, double large, double ratio, double batch, double limit)
 {
     double bytes = small * batch, most = limit > large ? limit : large;
     if (small >= large)
         return large;
+    if (large < small * ratio * MSP_GREW)
+        return bytes < large ? bytes : large;
     return limit == 0 || bytes < most ? bytes : most;
 }

@@ -82,8 +82,9 @@ In Python, modscope.load(FILE) gives the same figures.""",
   torch, allocator                  whose rules, and PYTORCH_CUDA_ALLOC_CONF
   bytes_without_rule                bytes of operators without a rule
   notes, capture                    what was done in another way; the capture's path
-  ranks                             with --ranks: size, rank, per_node, communicators
-                                    of NCCL and their bytes, bytes by collective
+  ranks                             with --ranks: size, rank, per_node, NCCL's
+                                    communicators and their bytes, bytes by
+                                    collective
 Of several ranks it has "ranks", a list of these, and "seconds" of all together.
 Of several GPUs it has "gpus", a list of these, and "seconds" of all together.
 With --check it has "check": the same figures of the real GPU, and their "errors".""",

@@ -20,13 +20,15 @@ from torch import nn
 from plan_models import Net
 from torch.nn.modules import module as hooks
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+torch.set_num_threads(1)
 torch.manual_seed(0)
 model = Net(4, 64).to(DEVICE)
 wrapped = {wrapped}
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 before = nn.Module.__call__, nn.Module._call_impl
 for _ in range(3):
-    loss = wrapped(torch.ones(64, 64, device=DEVICE)).square().mean()
+    # So many rows that activations are most of the peak, whatever threads and libraries allocate for themselves.
+    loss = wrapped(torch.ones(2048, 64, device=DEVICE)).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -62,7 +64,7 @@ def test_the_modules_are_checkpointed_and_nothing_else_changes(tmp_path: pathlib
     if "compile" not in wrapped:  # with this backend torch's checkpoint does not preserve random numbers
         assert given.stdout == without.stdout.replace("[]", "['h.0', 'h.2']")
     if wrapped == "model":
-        assert peak(tmp_path / "with.msc") < peak(tmp_path / "without.msc")
+        assert peak(tmp_path / "with.msc") < peak(tmp_path / "without.msc") - (5 << 20)
 
 
 def test_a_plan_of_another_model_is_reported_and_the_script_runs(tmp_path: pathlib.Path) -> None:

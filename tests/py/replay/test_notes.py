@@ -74,9 +74,11 @@ def test_a_saved_input_keeps_its_category(tmp_path: pathlib.Path) -> None:
 
 def test_what_calls_take_and_return_is_noted(tmp_path: pathlib.Path) -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with modscope.record(tmp_path / "run.msc"):
         x = torch.randn(32, 8)
         model(x).sum().backward()
+        optimizer.step()  # where the process has an optimizer, the step ends here, and what follows is an evaluation
         with torch.no_grad():
             model(x)
     reader = reader_of(tmp_path / "run.msc")
