@@ -317,7 +317,8 @@ typedef enum ms_pack_column {
     MS_PACK_DURATION,   /* for each lifetime: how many ticks it lasts; 0: to the last tick */
     MS_PACK_TEMPLATE,   /* for each lifetime: 0: the next new template; n: the template n before the next new one */
     MS_PACK_BYTES,      /* for each template: bytes */
-    MS_PACK_ATTRIBUTES, /* for each template: category, outside and phase, encoded as in docs/capture-format.md */
+    MS_PACK_ATTRIBUTES, /* for each template: category, outside and phase, encoded as in docs/capture-format.md, and
+                           above these eight bits an ms_kind */
     MS_PACK_DEVICE,     /* for each template: device */
     MS_PACK_PATH,       /* for each template: path */
     MS_PACK_PREVIOUS,   /* pairs: a lifetime (delta) that continues a block, and how many lifetimes before it the

@@ -75,6 +75,11 @@ def category_of(kind: Kind) -> Category:
     return _CATEGORY_OF[kind]
 
 
+def category_word(word: Category | Kind) -> Category:
+    """The category itself, or the one that a kind is a part of."""
+    return category_of(word) if isinstance(word, Kind) else word
+
+
 def kinds_of(raw: Raw) -> Sums:
     """The kinds that hold something, with their bytes. ``raw`` begins with those without a kind, which is 0."""
     return {kind: value for kind, value in zip(KINDS, raw[1:]) if value}

@@ -3,7 +3,6 @@ forked process with torch's fake process group, and the kinds are compared with 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 
-from modscope import _native
+from modscope import _interception, _native
 from modscope._categories import Kind
 
 __all__ = ["NOT_BUILT", "check_in_fork"]
@@ -22,15 +21,15 @@ _WIDTH, _RANKS = 64, 4
 _BYTES = 4 * _WIDTH * _WIDTH  # of the model's only parameter
 
 
-def _peak_of(model: torch.nn.Module) -> dict[str, int]:
-    """Bytes by kind at the peak of a training step."""
+def _peak_of(step: Callable[[], Any], model: torch.nn.Module) -> dict[str, int]:
+    """Bytes by kind at the peak of a function."""
     from modscope._mem_tracker import MemTracker
 
     tracker = MemTracker()
     tracker.track_external(model)
     with tracker:
-        model(torch.ones(1, _WIDTH)).sum().backward()
-    return dict(tracker.get_kind_snapshot("peak").get(torch.device("cpu"), {}))
+        step()
+        return dict(tracker.get_kind_snapshot("peak").get(torch.device("cpu"), {}))
 
 
 def _compare(found: dict[str, int], expected: dict[Kind, int]) -> str | None:
@@ -43,23 +42,21 @@ def _compare(found: dict[str, int], expected: dict[Kind, int]) -> str | None:
 def _check_fsdp() -> str | None:
     from torch.distributed.fsdp import fully_shard
 
-    model = fully_shard(torch.nn.Linear(_WIDTH, _WIDTH, bias=False))
-    whole = [Kind.UNSHARDED_PARAM, Kind.UNSHARDED_GRAD, Kind.REDUCE_SCATTER]
-    return _compare(_peak_of(model), {Kind.SHARDED_PARAM: _BYTES // _RANKS, **dict.fromkeys(whole, _BYTES)})
+    model, x = fully_shard(torch.nn.Linear(_WIDTH, _WIDTH, bias=False)), torch.ones(1, _WIDTH)
+    sharded = {Kind.SHARDED_PARAM: _BYTES // _RANKS}
+    with torch.no_grad():
+        forward = _peak_of(lambda: model(x), model)
+    backward = _peak_of(lambda: model(x).sum().backward(), model)
+    return _compare(forward, {**sharded, Kind.UNSHARDED_PARAM: _BYTES, Kind.ALL_GATHER: _BYTES}) or _compare(
+        backward, {**sharded, Kind.UNSHARDED_GRAD: _BYTES, Kind.REDUCE_SCATTER: _BYTES}
+    )
 
 
 def _check_ddp() -> str | None:
-    """A Reducer alone: torch's fake process group cannot reduce for it."""
-    from modscope._mem_tracker import MemTracker
-
-    distributed: Any = torch.distributed
-    parameter = torch.nn.Parameter(torch.ones(_WIDTH, _WIDTH))
-    tracker = MemTracker()
-    with tracker:
-        reducer = distributed.Reducer([parameter], [[0]], distributed.group.WORLD)
-        found = dict(tracker.get_kind_snapshot().get(torch.device("cpu"), {}))
-        del reducer
-    return _compare(found, {Kind.BUCKET: _BYTES})
+    """Its constructor only: torch's fake process group cannot reduce for it."""
+    model = torch.nn.Linear(_WIDTH, _WIDTH, bias=False)
+    kept = []
+    return _compare(_peak_of(lambda: kept.append(torch.nn.parallel.DistributedDataParallel(model)), model), {Kind.BUCKET: _BYTES})
 
 
 def _describe(check: Callable[[], str | None]) -> str | None:
@@ -84,10 +81,10 @@ def check_in_fork() -> dict[str, str | None]:
     """For "fsdp" and "ddp": None, or why what they hold has no kinds. This process does not change."""
     if not torch.distributed.is_available():
         return dict.fromkeys(("fsdp", "ddp"), NOT_BUILT)
+    if _interception.is_forbidden():
+        return dict.fromkeys(("fsdp", "ddp"), _interception.FORCED)
     if len(sys._current_frames()) > 1:
         return dict.fromkeys(("fsdp", "ddp"), "it was not tried, because this process has several threads")
-    with contextlib.suppress(ImportError):
-        import torch.distributed.fsdp  # noqa: F401: here, where it is done once
     answer = _native.run_in_fork(_check, _LIMIT)
     if answer is None:
         return dict.fromkeys(("fsdp", "ddp"), "the process that tried it ended without an answer")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from modscope import _interception, _native
+from modscope import _distributed_checks, _interception, _native
 
 
 CAN_BE_INSTALLED = "can be installed"
@@ -17,13 +17,15 @@ def doctor() -> dict[str, str]:
     """The versions in use, and for each interception point "verified" or why the fallback is used.
 
     Keys: "modscope", "torch", "python", "system"; the interception points "calls" (module calls), "nodes" (backward
-    nodes), "blocks" (allocated memory) and "saved" (tensors that autograd keeps); "layout" and "tensors" say whether the layouts of torch's nodes and
+    nodes), "blocks" (allocated memory), "saved" (tensors that autograd keeps), "fsdp" and "ddp" (kinds of what FSDP2 and
+    DistributedDataParallel hold); "layout" and "tensors" say whether the layouts of torch's nodes and
     tensors were learned; where there is a GPU, "requests" (bytes requested and streams) and "times" (of calls on the GPU) say
     whether captures note them; "virtual" whether a virtual GPU can be installed ("can be installed", or why not).
     """
     from modscope._virtual.device import try_in_fork
 
     why_not_virtual = try_in_fork()  # first: the tests of the interception points may run a backward
+    distributed = _distributed_checks.check_in_fork()
     with _native.Tracker():  # makes sure that everything has been tried
         pass
     if torch.version.cuda and torch.cuda.is_available():
@@ -34,6 +36,7 @@ def doctor() -> dict[str, str]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "system": f"{platform.system()} {platform.machine()}",
         **_interception.results(),
+        **{word: why or _interception.VERIFIED for word, why in distributed.items()},
         "virtual": why_not_virtual or CAN_BE_INSTALLED,
     }
 
@@ -78,6 +81,8 @@ _POINTS = {
         "none",
         "Blocks have no lines.",
     ),
+    "fsdp": _Point("FSDP2", "what it holds has a kind, such as Unsharded Param", "categories only", "What it holds has no kind."),
+    "ddp": _Point("DDP", "its buckets are of the kind Bucket", "categories only", "Its buckets are Other or Activation."),
 }
 
 
@@ -93,6 +98,8 @@ def describe(report: dict[str, str]) -> str:
     lines += ["", "Interception points:"]
     reasons = set()
     for word, point in _POINTS.items():
+        if report[word] == _distributed_checks.NOT_BUILT:
+            continue
         if report[word] == _interception.VERIFIED:
             lines.append(f"  {point.label:15} verified: {point.verified}")
             continue

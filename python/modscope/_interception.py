@@ -31,7 +31,7 @@ _FORK_LIMIT = 10_000  # milliseconds for the tests in a forked process
 _NOT_RESTORED = "the original pointer was not restored after the test"
 
 # "verified" for an interception point or "learned" for a layout; else the reason why not.
-_results = dict.fromkeys(("calls", "nodes", "blocks", "saved", "buckets", "stacks", "layout", "tensors"), _UNTRIED)
+_results = dict.fromkeys(("calls", "nodes", "blocks", "saved", "stacks", "layout", "tensors"), _UNTRIED)
 
 
 def results() -> dict[str, str]:
@@ -54,7 +54,7 @@ def nodes_verified() -> bool:
     return _results["nodes"] == VERIFIED
 
 
-def _is_forbidden() -> bool:
+def is_forbidden() -> bool:
     return os.environ.get("MODSCOPE_INTERPOSE") == "0"
 
 
@@ -144,15 +144,15 @@ def test_cuda() -> None:
     """Verify what captures note of a GPU. This is not done in programs, whose memory it would change: there, each block is
     compared with its request, and requests are not noted if most do not agree."""
     try:
-        why = None if _is_forbidden() else _test_cuda()
+        why = None if is_forbidden() else _test_cuda()
     except Exception as error:
         why = _describe(error)
-    _results["requests"] = FORCED if _is_forbidden() else why or VERIFIED
+    _results["requests"] = FORCED if is_forbidden() else why or VERIFIED
     _results["times"] = _native.cuda_times()[0] or VERIFIED
 
 
 def _choose_blocks() -> None:
-    if _is_forbidden():
+    if is_forbidden():
         _results["blocks"] = FORCED
         return
     why = why_no_tensors() or _native.find_block_slots()
@@ -192,7 +192,7 @@ def _test_saved() -> str | None:
 
 
 def _choose_saved() -> None:
-    why = FORCED if _is_forbidden() else why_no_blocks() or _native.find_saved_slots()
+    why = FORCED if is_forbidden() else why_no_blocks() or _native.find_saved_slots()
     if why is None:
         _native.set_saved_interception(True)
         try:
@@ -209,18 +209,16 @@ def _choose_saved() -> None:
 
 
 def _choose_buckets() -> None:
-    if not torch.distributed.is_available():
-        _results["buckets"] = "this torch has no torch.distributed"
-        return
-    why = FORCED if _is_forbidden() else why_no_blocks() or _native.find_bucket_slots(torch.empty(1, device="cpu"))
-    _results["buckets"] = why or VERIFIED
+    """They are verified whenever they are used: what begins a bucket must be a tensor."""
+    if torch.distributed.is_available() and not is_forbidden() and why_no_blocks() is None:
+        _native.find_bucket_slots(torch.empty(1, device="cpu"))
 
 
 # ---- stacks ----
 
 
 def _choose_stacks() -> None:
-    why = FORCED if _is_forbidden() else why_no_blocks()
+    why = FORCED if is_forbidden() else why_no_blocks()
     if why is None:
         try:
             why = _lines.test()
@@ -343,7 +341,7 @@ def _choose() -> None:
     _choose_saved()
     _choose_buckets()
     _choose_stacks()
-    if _is_forbidden():
+    if is_forbidden():
         _results["calls"] = _results["nodes"] = FORCED
         _native.set_interception(False, False)
         return

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from modscope._capture_types import CaptureError
-from modscope._categories import CATEGORIES
+from modscope._categories import CATEGORIES, KINDS, Category, Kind, category_of
 from modscope._groups import describe_numbers
 from modscope._ranks_read import Owned, Place, Rank
 from modscope._text import clean, counted, shorten_end
@@ -134,8 +134,8 @@ class Difference(NamedTuple):
     ranks: list[Rank]
     """They hold the same in every module and category."""
     change: int
-    rows: list[tuple[str, str, int, int]]
-    """Module, category, bytes of the others, bytes of these; the largest change first."""
+    rows: list[tuple[str, Category | Kind, int, int]]
+    """Module, kind, or category for bytes without a kind, bytes of the others, bytes of these; the largest change first."""
 
 
 class Comparison(NamedTuple):
@@ -145,8 +145,16 @@ class Comparison(NamedTuple):
     """Of all others, those with the largest change first."""
 
 
-def _owners(owned: Owned) -> dict[tuple[str, str], int]:
-    return {(fqn, word): value for fqn, raw in owned for word, value in zip(CATEGORIES, raw) if value}
+def _owners(owned: Owned) -> dict[tuple[str, Category | Kind], int]:
+    found: dict[tuple[str, Category | Kind], int] = {}
+    for fqn, raw, kinds in owned:
+        sums = dict(zip(CATEGORIES, raw))
+        for kind, value in zip(KINDS, kinds):
+            sums[category_of(kind)] -= value
+            if value:
+                found[fqn, kind] = value
+        found.update({(fqn, word): value for word, value in sums.items() if value})
+    return found
 
 
 def compare_ranks(ranks: Sequence[Rank]) -> Comparison:
@@ -164,7 +172,11 @@ def compare_ranks(ranks: Sequence[Rank]) -> Comparison:
 
 
 def sums_by_category(rank: Rank) -> list[int]:
-    return [sum(column) for column in zip(*(raw for _, raw in rank.owned))] or [0] * len(CATEGORIES)
+    return [sum(column) for column in zip(*(raw for _, raw, _ in rank.owned))] or [0] * len(CATEGORIES)
+
+
+def sums_by_kind(rank: Rank) -> list[int]:
+    return [sum(column) for column in zip(*(kinds for _, _, kinds in rank.owned if kinds))] or [0] * len(KINDS)
 
 
 class Node(NamedTuple):

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from modscope import _capture
-from modscope._categories import CATEGORIES, Raw
+from modscope._categories import CATEGORIES, KINDS, Raw, category_word
 from modscope._load import CaptureError, load
-from modscope._ranks_job import Job, compare_ranks, describe_job, describe_missing, describe_place, describe_ranks, find_extremes, find_nodes
+from modscope._ranks_job import Job, compare_ranks, describe_job, describe_missing, describe_place, describe_ranks, find_extremes, find_nodes, sums_by_kind
 from modscope._ranks_read import Owned, Rank, place_of
 from modscope._report import Page, fill_page, hash_of, read_page_file
 from modscope._summary import Report
@@ -142,8 +142,8 @@ def _facts(job: Job) -> str:
 def _table(owned: Owned, names: dict[str, int]) -> list[list[int]]:
     """Rows of a name's number and the bytes of each category, largest first; the last is of all other modules, -1."""
     rows = sorted(owned, key=lambda row: -sum(row[1]))
-    table = [[names.setdefault(fqn, len(names)), *raw] for fqn, raw in rows[:_MODULES]]
-    rest: list[Raw] = [raw for _, raw in rows[_MODULES:]]
+    table = [[names.setdefault(fqn, len(names)), *raw] for fqn, raw, _ in rows[:_MODULES]]
+    rest: list[Raw] = [raw for _, raw, _ in rows[_MODULES:]]
     return [*table, [-1, *(sum(column) for column in zip(*rest))]] if rest else table
 
 
@@ -170,6 +170,7 @@ def _rank(rank: Rank, offset: float, table: int, usual: Rank) -> Report:
         "oom": bool(rank.oom),
         "atLeast": rank.is_lower_bound,
         "table": table,
+        "kinds": {str(kind): value for kind, value in zip(KINDS, sums_by_kind(rank)) if value},
     }
 
 
@@ -182,7 +183,7 @@ def _metadata(job: Job, axes: Axes, offsets: Sequence[float], aligned: bool) -> 
         rows.append(_rank(rank, offset, tables.setdefault(rank.owned, len(tables)), compared.usual[0]))
     differences = [
         {"ranks": describe_ranks(one.ranks), "first": one.ranks[0].number, "change": one.change,
-         "rows": [[label(clean(module)), str(word), a, b] for module, word, a, b in one.rows[:3]]}
+         "rows": [[label(clean(module)), str(word), a, b, str(category_word(word))] for module, word, a, b in one.rows[:3]]}
         for one in compared.differences[:_DIFFERENCES]
     ]  # fmt: skip
     return {

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from modscope._categories import Raw
+from modscope._categories import KINDS, Raw, Sums
 from modscope._load import Capture, load
 from modscope._peak import Peak
 from modscope._summary import Report, describe_end, predicted_on, summarize_oom
 from modscope._text import describe_moment, size
 
-Owned = tuple[tuple[str, Raw], ...]
-"""Modules and their own bytes by category, sorted by name. Equal ranks share one."""
+Owned = tuple[tuple[str, Raw, Raw], ...]
+"""Modules, their own bytes by category, and by kind (empty where there are none), sorted by name. Equal ranks share one."""
 
 _LARGEST = 10**9
 
@@ -112,11 +112,17 @@ def _began(text: str | None) -> float | None:
         return None
 
 
+def _raw_kinds(kinds: Sums | None) -> Raw:
+    return tuple(kinds.get(kind, 0) for kind in KINDS) if kinds else ()
+
+
 def read_rank(file: str, capture: Capture) -> Rank:
     info = capture.info
     device = capture.main_device if capture.peaks else ""
     peak = capture.peaks.get(device)
-    owned = capture.snapshot(peak.moment).own_bytes(device) if peak else {}
+    snapshot = capture.snapshot(peak.moment) if peak else None
+    owned = snapshot.own_bytes(device) if snapshot else {}
+    kinds = snapshot.kinds_by_module().get(device, {}) if snapshot else {}
     return Rank(
         file,
         place_of(info, capture.end),
@@ -136,7 +142,7 @@ def read_rank(file: str, capture: Capture) -> Rank:
         capture.is_lower_bound,
         capture.lost,
         capture.damaged,
-        tuple(sorted((fqn, raw) for fqn, raw in owned.items() if any(raw))),
+        tuple(sorted((fqn, raw, _raw_kinds(kinds.get(fqn))) for fqn, raw in owned.items() if any(raw))),
     )
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from modscope._categories import CATEGORIES
+from modscope._categories import CATEGORIES, KINDS, category_of, category_word
 from modscope._commands.terminal import Screen
 from modscope._groups import group_modules
 from modscope._ranks_job import (
     Comparison, Difference, Job, compare_ranks, describe_job, describe_missing, describe_ranks, find_extremes, find_nodes,
-    group, sums_by_category,
+    group, sums_by_category, sums_by_kind,
 )  # fmt: skip
 from modscope._ranks_read import Rank
 from modscope._summary import Report
@@ -41,6 +41,7 @@ def rank_report(rank: Rank) -> Report:
         else {"bytes": peak.bytes, "step": peak.step, "phase": peak.phase, "module": peak.module, "time": peak.time, "reserved": peak.reserved},
         "peak_reserved": rank.reserved,
         "categories": dict(zip(map(str, CATEGORIES), sums_by_category(rank))),
+        "kinds": {str(kind): value for kind, value in zip(KINDS, sums_by_kind(rank)) if value},
         "began": rank.began,
         "duration": rank.duration,
         "steps": rank.steps,
@@ -70,7 +71,10 @@ def job_report(job: Job) -> Report:
 
 
 def _difference_report(one: Difference) -> Report:
-    rows = [{"module": module, "category": str(word), "usual": a, "these": b, "change": b - a} for module, word, a, b in one.rows]
+    rows = [
+        {"module": module, "category": str(category_word(word)), "kind": str(word) if word in KINDS else None, "usual": a, "these": b, "change": b - a}
+        for module, word, a, b in one.rows
+    ]
     return {"ranks": [rank.number for rank in one.ranks], "change": one.change, "modules": rows}
 
 
@@ -157,14 +161,24 @@ def _peaks(ranks: Sequence[Rank], screen: Screen) -> list[str]:
 
 def _categories(ranks: Sequence[Rank], screen: Screen) -> list[str]:
     sums = [sums_by_category(rank) for rank in ranks]
-    rows = []
+    kinds = [sums_by_kind(rank) for rank in ranks]
+    found = []
     for index, word in enumerate(CATEGORIES):
-        least, most = min(one[index] for one in sums), max(one[index] for one in sums)
-        if most:
-            holder = f"rank {max(zip(sums, ranks), key=lambda one: one[0][index])[1].number}" if least != most else "all alike"
-            rows.append((most, (f"  {word}", size(least), size(most), change(most - least) if least != most else "0 B", holder)))
-    rows.sort(key=lambda row: -row[0])
-    return screen.table(("By category", "least", "most", "spread", "most on"), [row for _, row in rows], left=(0,))
+        values = [one[index] for one in sums]
+        inside = [
+            _spread(f"    {kind}", [one[at] for one in kinds], ranks) for at, kind in enumerate(KINDS) if category_of(kind) == word and any(one[at] for one in kinds)
+        ]
+        if max(values):
+            found.append((max(values), [_spread(f"  {word}", values, ranks), *inside]))
+    found.sort(key=lambda one: -one[0])
+    return screen.table(("By category", "least", "most", "spread", "most on"), [row for _, rows in found for row in rows], left=(0,))
+
+
+def _spread(name: str, values: Sequence[int], ranks: Sequence[Rank]) -> tuple[str, ...]:
+    """A row: the least and the most that a rank holds, the spread, and which rank holds the most."""
+    least, most = min(values), max(values)
+    holder = f"rank {ranks[values.index(most)].number}" if least != most else "all alike"
+    return name, size(least), size(most), change(most - least) if least != most else "0 B", holder
 
 
 def _differences(compared: Comparison, screen: Screen) -> list[str]:
@@ -175,10 +189,11 @@ def _differences(compared: Comparison, screen: Screen) -> list[str]:
         out.append(f"  {_short(one.ranks)}: {screen.of_change(change(one.change), one.change)}")
         grouped = group_modules(one.rows, lambda row: row[0], lambda row: row[1:])
         rows = sorted(((len(g.members) * (g.members[0][3] - g.members[0][2]), g) for g in grouped), key=lambda row: -abs(row[0]))
+        words = max(10, *(len(g.members[0][1]) for _, g in rows[:_ROWS]), 0)
         for value, g in rows[:_ROWS]:
             alike = f" ({len(g.members)} alike)" if len(g.members) > 1 else ""
-            name = screen.fit(label(g.name) + alike, screen.width - 30)
-            out.append(f"    {screen.of_change(change(value).rjust(11), value)}  {g.members[0][1]:10}  {name}")
+            name = screen.fit(label(g.name) + alike, screen.width - 20 - words)
+            out.append(f"    {screen.of_change(change(value).rjust(11), value)}  {g.members[0][1]:{words}}  {name}")
         if len(rows) > _ROWS:
             out.append(f"    ({counted(len(rows) - _ROWS, 'row')} with smaller changes)")
     left = sum(len(one.ranks) for one in compared.differences[_GROUPS:])

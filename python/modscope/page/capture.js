@@ -106,7 +106,7 @@ class Capture {
     this.jumpMoments = jumps.map((row) => row[1]);
     this.readLifetimes(columns);
     this.templateBytes = columns.next(Float64Array);
-    this.readAttributes(columns.next(Uint8Array));
+    this.readAttributes(columns.next(Uint16Array));
     this.templateDevice = columns.next(Uint8Array);
     this.templatePath = columns.next(Uint32Array);
     this.previous = new Map(columns.rows(2));
@@ -133,12 +133,18 @@ class Capture {
   }
 
   readAttributes(attributes) {
-    for (const name of ["templateCategory", "templateOutside", "templatePhase"]) this[name] = new Uint8Array(attributes.length);
+    for (const name of ["templateCategory", "templateOutside", "templatePhase", "templateKind"]) this[name] = new Uint8Array(attributes.length);
     for (let i = 0; i < attributes.length; i++) {
       this.templateCategory[i] = attributes[i] & 7;
       this.templateOutside[i] = (attributes[i] >> 3) & 1;
-      this.templatePhase[i] = attributes[i] >> 4;
+      this.templatePhase[i] = (attributes[i] >> 4) & 15;
+      this.templateKind[i] = attributes[i] >> 8;
     }
+  }
+
+  /* Whether some block has a kind. */
+  get hasKinds() {
+    return (this.anyKind ??= this.templateKind.some((kind) => kind > 0));
   }
 
   readReserved(rows) {
@@ -211,6 +217,17 @@ class Capture {
     const tick = this.begin[lifetime];
     const age = this.age.get(lifetime) ?? { steps: 0, microseconds: 0 };
     return { step: this.stepAt(tick) - age.steps, time: (this.time[tick] - age.microseconds) / 1e6 };
+  }
+
+  /* Bytes by the names of kinds, at a tick; of all modules (-1), or of one without its children. */
+  kindsAt(tick, device, module = -1) {
+    const bytes = {};
+    if (!this.hasKinds) return bytes;
+    this.eachHeld(tick, device, (lifetime) => {
+      const template = this.template[lifetime], kind = KINDS[this.templateKind[template]];
+      if (kind && (module < 0 || this.modules.templateModule[template] === module)) bytes[kind[0]] = (bytes[kind[0]] ?? 0) + this.templateBytes[template];
+    });
+    return bytes;
   }
 
   /* Calls `call` with each lifetime that is held at the tick on the device. */

@@ -133,9 +133,9 @@ function describeLastChange(page, series) {
 
 /* What each change did, as parts of a sentence. A lifetime that continues another one's block is one change with it. */
 function describeChanges(capture, changes) {
-  const { template, templateBytes, templateCategory, templatePath, modules } = capture;
+  const { template, templateBytes, templateCategory, templateKind, templatePath, modules } = capture;
   const owner = (lifetime) => bdi(label(modules.fqn[modules.templateModule[template[lifetime]]]));
-  const category = (lifetime) => CATEGORIES[templateCategory[template[lifetime]]];
+  const category = (lifetime) => KINDS[templateKind[template[lifetime]]]?.[0] ?? CATEGORIES[templateCategory[template[lifetime]]];
   const bytes = (lifetime) => size(templateBytes[template[lifetime]]);
   const previous = (lifetime) => lifetime - (capture.previous.get(lifetime) ?? 0);
   const continued = new Set(changes.filter((change) => change >= 0 && previous(change) !== change).map(previous));
@@ -150,11 +150,12 @@ function describeChanges(capture, changes) {
 }
 
 function describeCategories(page, series) {
-  const { held } = page;
+  const { held, capture } = page;
+  const kinds = capture.kindsAt(page.tick, page.device);
   const shown = STACKED.filter((c) => series.everHeld[c]).reverse();
   find("legend").replaceChildren(...shown.map((c) => {
     const figures = [make("strong", "", size(held.sums[c])), make("span", "share", percent(held.sums[c], held.total))];
-    const item = make("li", held.sums[c] ? "" : "none", swatch(c), CATEGORIES[c], ...figures);
+    const item = make("li", held.sums[c] ? "" : "none", swatch(c), CATEGORIES[c], ...figures, ...makeKinds(c, kinds));
     item.dataset.category = CATEGORIES[c];
     item.dataset.bytes = held.sums[c];
     return item;
@@ -216,6 +217,7 @@ function boxTooltip(page, { module, category, bytes }) {
   const { held } = page;
   const parts = [make("div", "total", bdi(label(page.capture.modules.fqn[module])))];
   if (category >= 0) parts.push(make("div", "", make("span", "category", swatch(category), `${CATEGORIES[category]} ${size(bytes)}`)));
+  if (category >= 0) parts.push(...makeKinds(category, page.capture.kindsAt(page.tick, page.device, module)));
   const subtree = held.subtreeTotal[module];
   parts.push(make("div", "", `Subtree: ${size(subtree)}, ${percent(subtree, held.total)} of the device`));
   if (held.ownTotal[module] !== subtree) parts.push(make("div", "", `Own: ${size(held.ownTotal[module])}`));

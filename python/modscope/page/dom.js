@@ -30,3 +30,12 @@ function swatch(category) {
   mark.setAttribute("aria-hidden", "true");
   return mark;
 }
+
+/* What of a category has a kind: "of it Bucket 40 MiB". `bytes`: by the names of kinds. Nothing if no byte has one. */
+function makeKinds(category, bytes) {
+  return KINDS.filter((kind) => kind && kind[1] === category && bytes[kind[0]]).map(([name]) => {
+    const part = make("span", "kind", `${name} ${size(bytes[name])}`);
+    Object.assign(part.dataset, { kind: name, bytes: bytes[name] });
+    return part;
+  });
+}

@@ -226,8 +226,8 @@ class RanksPage {
     const body = find("differences").tBodies[0];
     for (const one of differences) {
       const rows = make("ul");
-      for (const [module, category, before, after] of one.rows) {
-        const item = make("li", "", make("span", "figure", change(after - before)), swatch(CATEGORIES.indexOf(category)), category, bdi(module, "fqn"));
+      for (const [module, word, before, after, category] of one.rows) {
+        const item = make("li", "", make("span", "figure", change(after - before)), swatch(CATEGORIES.indexOf(category)), word, bdi(module, "fqn"));
         rows.append(item);
       }
       const show = makeButton("link", one.ranks);

@@ -116,6 +116,7 @@ function showLegend(job, rank) {
     const item = make("li", "", swatch(category), `${CATEGORIES[category]} ${size(sums[category])}`, make("span", "share", percent(sums[category], rank.peak)));
     item.dataset.category = CATEGORIES[category];
     item.dataset.bytes = sums[category];
+    item.append(...makeKinds(category, rank.kinds));
     legend.append(item);
   }
 }

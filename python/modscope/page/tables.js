@@ -8,8 +8,9 @@ function addCell(row, inside, className = "") {
   return cell;
 }
 
-function addCategoryCell(row, category, isOutside) {
-  addCell(row, make("span", "category", swatch(category), CATEGORIES[category], isOutside ? " *" : ""));
+/* `kind`: a number in KINDS; 0: none. */
+function addCategoryCell(row, category, isOutside, kind = 0) {
+  addCell(row, make("span", "category", swatch(category), KINDS[kind]?.[0] ?? CATEGORIES[category], isOutside ? " *" : ""));
 }
 
 /* A module's name; a click on it calls select(fqn). */
@@ -35,7 +36,7 @@ function fillBlocks(capture, tick, device, module, most, select) {
 
 function makeBlockRow(capture, { lifetime, bytes, allocation }, now, select) {
   const template = capture.template[lifetime];
-  const category = capture.templateCategory[template], isOutside = capture.templateOutside[template];
+  const category = capture.templateCategory[template], isOutside = capture.templateOutside[template], kind = capture.templateKind[template];
   const fqn = capture.modules.fqn[capture.modules.templateModule[template]];
   const row = make("tr");
   Object.assign(row.dataset, {
@@ -43,7 +44,8 @@ function makeBlockRow(capture, { lifetime, bytes, allocation }, now, select) {
     age: Math.round((now - allocation.time) * 1e6) / 1e6, outside: isOutside,
   });
   addCell(row, size(bytes), "figure");
-  addCategoryCell(row, category, isOutside);
+  addCategoryCell(row, category, isOutside, kind);
+  if (kind) row.dataset.kind = KINDS[kind][0];
   addModuleCell(row, fqn, select);
   addCell(row, row.dataset.phase);
   addCell(row, String(allocation.step), "figure");

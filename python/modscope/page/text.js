@@ -6,6 +6,11 @@ const PHASES = ["idle", "forward", "recompute", "backward", "optimizer", "evalua
 /* The order of a stack from the bottom: long-lived categories first, short-lived ones on top. */
 const STACKED = [0, 1, 5, 2, 3, 4, 6];
 const COUNT = CATEGORIES.length;
+/* Kinds by number, from 1, each with its category. */
+const KINDS = [
+  null, ["Sharded Param", 0], ["Unsharded Param", 0], ["Sharded Grad", 2], ["Unsharded Grad", 2], ["All Gather", 4], ["Reduce Scatter", 4],
+  ["Inputs", 6], ["Bucket", 2],
+];
 
 const UNITS = [["PiB", 2 ** 50], ["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
 const LONGEST = 4096; /* A name is shown with at most this many characters. */

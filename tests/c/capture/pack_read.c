@@ -88,8 +88,9 @@ static const char *check_lifetimes(const struct pack *pack)
     }
     for (size_t i = 0; i < pack->raw.templates; i++)
         if ((c[MS_PACK_ATTRIBUTES].at[i] & 7) >= MS_CATEGORY_COUNT ||
-            c[MS_PACK_ATTRIBUTES].at[i] >> 4 >= MS_PHASE_COUNT || c[MS_PACK_DEVICE].at[i] >= MS_MAX_DEVICES)
-            return "a template has a category, a phase and a device";
+            (c[MS_PACK_ATTRIBUTES].at[i] >> 4 & 15) >= MS_PHASE_COUNT ||
+            c[MS_PACK_ATTRIBUTES].at[i] >> 8 >= MS_KIND_COUNT || c[MS_PACK_DEVICE].at[i] >= MS_MAX_DEVICES)
+            return "a template has a category, a phase, a kind and a device";
     for (size_t i = 0; i < c[MS_PACK_PREVIOUS].count; i += 2) {
         uint64_t before = c[MS_PACK_PREVIOUS].at[i] - c[MS_PACK_PREVIOUS].at[i + 1];
         if (before >= c[MS_PACK_PREVIOUS].at[i])
@@ -224,7 +225,8 @@ bool pack_block(const struct pack *pack, uint64_t tick, size_t *at, ms_captured_
         block->path = (ms_path)c[MS_PACK_PATH].at[template];
         block->category = attributes & 7;
         block->outside = attributes >> 3 & 1;
-        block->phase = (uint8_t)(attributes >> 4);
+        block->phase = (uint8_t)(attributes >> 4 & 15);
+        block->kind = (uint8_t)(attributes >> 8);
         set_added(pack, (*at)++, block);
         return true;
     }

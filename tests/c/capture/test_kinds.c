@@ -1,6 +1,7 @@
 /* test_kinds.c - kinds of blocks in captures: noted by the writer, and known at every moment since the block was added.
  */
 #include "capture_scene.h"
+#include "pack_read.h"
 #include "writer_scene.h"
 
 #include <unistd.h>
@@ -102,6 +103,41 @@ TEST(another_category_takes_the_kind_away_in_a_capture_too)
     CHECK_EQ(ms_cursor_seek(cursor, UINT64_MAX), MS_OK);
     CHECK_EQ(kind_in_slot(0), MS_KIND_NONE);
     CHECK_EQ(ms_cursor_now(cursor, 1).of[MS_OTHER], 75);
+    finish_program();
+}
+
+/* How many bytes of a pack have the kind at a moment. */
+static uint64_t packed_bytes(uint64_t moment, ms_kind kind)
+{
+    struct pack pack;
+    ms_pack raw;
+    ms_captured_block block;
+    uint64_t bytes = 0;
+    CHECK_EQ(ms_reader_pack(from, 0, UINT64_MAX, &raw), MS_OK);
+    CHECK(!pack_read(&pack, raw));
+    for (size_t at = 0; pack_block(&pack, pack_tick(&pack, moment), &at, &block);)
+        bytes += block.kind == kind ? block.bytes : 0;
+    pack_free(&pack);
+    ms_pack_free(from, &raw);
+    return bytes;
+}
+
+TEST(packs_have_the_kinds_of_blocks)
+{
+    begin_program();
+    capture = begin_capture(fd);
+    CHECK_EQ(ms_block_add(watched, NULL, HELD, 70, 1), MS_OK);
+    CHECK_EQ(ms_block_add(watched, NULL, LATE, 70, 1), MS_OK); /* it differs by its kind only */
+    CHECK_EQ(ms_block_claim_kind(watched, HELD, MS_KIND_SHARDED_GRAD, paths[1]), MS_OK);
+    CHECK_EQ(ms_block_claim_kind(watched, LATE, MS_KIND_BUCKET, paths[1]), MS_OK);
+    ms_claims_begin(watched);
+    ms_claims_end(watched); /* the first one is Other from now on */
+    CHECK_EQ(ms_block_drop(watched, LATE), MS_OK);
+    read_back();
+    CHECK_EQ(packed_bytes(4, MS_KIND_SHARDED_GRAD), 70); /* before the events that claim them */
+    CHECK_EQ(packed_bytes(4, MS_KIND_BUCKET), 70);
+    CHECK_EQ(packed_bytes(UINT64_MAX, MS_KIND_SHARDED_GRAD), 0);
+    CHECK_EQ(packed_bytes(UINT64_MAX, MS_KIND_BUCKET), 0);
     finish_program();
 }
 

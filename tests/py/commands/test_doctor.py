@@ -42,9 +42,16 @@ def test_it_says_what_was_verified(interception):
     assert "call" in out and "node" in out
 
 
+def test_it_says_that_kinds_are_known(interception):
+    if torch.distributed.is_available():
+        assert "FSDP2           verified: " in interception.stdout
+        assert "DDP             verified: " in interception.stdout
+
+
 def test_it_says_why_the_fallback_is_used(fallback):
     assert "fallback" in fallback.stdout.lower()
-    assert "MODSCOPE_INTERPOSE" in fallback.stdout
+    assert fallback.stdout.count("not used: MODSCOPE_INTERPOSE=0 is set") == 6
+    assert "To use the interception points, unset MODSCOPE_INTERPOSE." in fallback.stdout
 
 
 def test_the_two_differ(interception, fallback):

@@ -63,7 +63,7 @@ class Pack:
         for begin, duration, template in zip(self.begins, c["duration"], c["template"]):
             if begin <= tick and (not duration or tick < begin + duration):
                 bits = c["attributes"][template]
-                of = CATEGORIES[bits & 7], c["path"][template], PHASES[bits >> 4], bool(bits & 8)
+                of = CATEGORIES[bits & 7], c["path"][template], PHASES[bits >> 4 & 15], bool(bits & 8)
                 found[c["bytes"][template], c["device"][template], *of] += 1
         return found
 

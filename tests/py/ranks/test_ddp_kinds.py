@@ -1,6 +1,7 @@
 """The kind Bucket: the buckets of DistributedDataParallel equal those that its own Reducer lists, to the byte."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import modscope
+from modscope._commands.ranks_text import job_text
+from modscope._commands.terminal import Screen
 from modscope._mem_tracker import ledger_of
+from modscope._ranks_job import compare_ranks, find_job, sums_by_kind
+from modscope._ranks_read import Place, read_rank
 
 pytestmark = [needs_interception, pytest.mark.filterwarnings("ignore")]
 WIDTH = 64
@@ -142,6 +147,25 @@ def test_results_are_the_same_to_the_bit():
         return [p.detach().clone() for p in model.parameters()]
 
     assert all(torch.equal(one, other) for one, other in zip(run(False), run(True)))
+
+
+def test_ranks_are_compared_by_kind(tmp_path):
+    """Rank 1 has gradients in its buckets, rank 0 has both."""
+    ranks = []
+    for rank, views in enumerate((False, True)):
+        with modscope.record(tmp_path / "run.msc", overwrite=True):
+            model = DistributedDataParallel(blocks(), gradient_as_bucket_view=views)
+            model(torch.randn(4, WIDTH)).sum().backward()
+            model.zero_grad(set_to_none=False)
+            del model
+        ranks.append(read_rank("x", modscope.load(tmp_path / "run.msc"))._replace(place=Place(rank, 2)))
+    gradients = sum(p.nbytes for p in blocks().parameters())
+    assert [sums_by_kind(rank)[list(modscope.Kind).index("Bucket")] for rank in ranks] == [gradients] * 2
+    (difference,) = compare_ranks(ranks).differences
+    assert {word for _, word, _, _ in difference.rows if word in ("Bucket", "Gradient")} == {"Gradient"}
+    assert sum(before - after for _, word, before, after in difference.rows if word == "Gradient") == gradients
+    text = "\n".join(job_text(find_job(ranks), Screen(100, False)))
+    assert re.search(r"^    Bucket  +\S+ KiB +\S+ KiB +0 B +all alike$", text, re.MULTILINE), text
 
 
 SCRIPT = """

@@ -314,3 +314,7 @@ def test_names_of_kinds_are_the_same_in_c_and_python(tmp_path):
     from modscope._categories import category_of
 
     assert [category_of(modscope.Kind(text)).upper() for _, text, _ in rows] == [category for _, _, category in rows]
+    page = (__import__("pathlib").Path(modscope.__file__).parent / "page/text.js").read_text()
+    shown = re.findall(r'\["(\w[\w ]*)", (\d)\]', page[page.index("const KINDS") : page.index("const UNITS")])
+    categories = list(modscope.Category)
+    assert [(text, categories[int(number)]) for text, number in shown] == [(str(kind), category_of(kind)) for kind in modscope.Kind]

@@ -118,7 +118,7 @@ def test_the_figures(folder, summary):
     ]
     assert [one["peak"]["bytes"] for one in report["ranks"]] == [load(name).peaks[f"cuda:{i}"].bytes for i, name in enumerate(names, 1)]
     (difference,) = report["differences"]
-    row = {"module": "GPT.blocks.0.mlp", "category": "Activation", "usual": 16 * MIB, "these": 21 * MIB, "change": 5 * MIB}
+    row = {"module": "GPT.blocks.0.mlp", "category": "Activation", "kind": None, "usual": 16 * MIB, "these": 21 * MIB, "change": 5 * MIB}
     assert difference == {"ranks": [3], "change": 5 * MIB, "modules": [row]}
 
 

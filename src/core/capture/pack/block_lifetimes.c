@@ -87,7 +87,8 @@ static struct ms__lifetime *begin_lifetime(struct ms__packer *packer, const ms_c
                                       .begin = packer->tick,
                                       .path = block->path,
                                       .attributes = ms__attributes(block->category, block->outside, block->phase),
-                                      .device = (uint8_t)block->device};
+                                      .device = (uint8_t)block->device,
+                                      .kind = block->kind};
     ms__slot_map_set(&packer->open, block->slot, (uint32_t)packer->count++);
     return lifetime;
 }
@@ -213,7 +214,7 @@ static int pack_known_block(struct ms__packer *packer, const ms_captured_block *
     if (at == MS__SLOT_MAP_NONE)
         return begin_older_block(packer, block);
     const struct ms__lifetime *lifetime = &packer->lifetimes[at];
-    bool same = lifetime->path == block->path &&
+    bool same = lifetime->path == block->path && lifetime->kind == block->kind &&
                 lifetime->attributes == ms__attributes(block->category, block->outside, block->phase);
     return same ? MS_OK : begin_next_lifetime(packer, block, at);
 }

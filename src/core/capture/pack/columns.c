@@ -25,7 +25,7 @@ struct template
 {
     uint64_t bytes;
     ms_path path;
-    uint8_t attributes, device;
+    uint8_t attributes, device, kind;
 };
 
 /* A set of templates, with open addressing as in slot_map.h; the key is the whole template. */
@@ -38,13 +38,15 @@ struct templates {
 
 static bool is_same_template(const struct template *a, const struct template *b)
 {
-    return a->bytes == b->bytes && a->path == b->path && a->attributes == b->attributes && a->device == b->device;
+    return a->bytes == b->bytes && a->path == b->path && a->attributes == b->attributes && a->device == b->device &&
+           a->kind == b->kind;
 }
 
 static uint32_t find_template_bucket(const struct templates *templates, const struct template *template, uint64_t seed)
 {
     uint64_t hash = (template->bytes ^ seed) * UINT64_C(0x9E3779B97F4A7C15);
-    hash ^= hash >> 32 ^ ((uint64_t) template->path << 16 | (uint64_t) template->attributes << 8 | template->device);
+    hash ^= hash >> 32 ^ ((uint64_t) template->kind << 48 | (uint64_t) template->path << 16 |
+                          (uint64_t) template->attributes << 8 | template->device);
     hash = (hash ^ seed) * UINT64_C(0xD6E8FEB86659FD93);
     uint32_t at = (uint32_t)(hash >> (64 - templates->bits)), mask = (1u << templates->bits) - 1;
     while (templates->buckets[at] && !is_same_template(&templates->all[templates->buckets[at] - 1], template))
@@ -83,7 +85,8 @@ static bool find_template(const ms_reader *reader, struct templates *templates, 
     struct template template = {.bytes = lifetime->bytes,
                                 .path = lifetime->path,
                                 .attributes = lifetime->attributes,
-                                .device = lifetime->device};
+                                .device = lifetime->device,
+                                .kind = ms__kind_in(lifetime->kind, lifetime->attributes & MS__ATTRIBUTES_CATEGORY)};
     if (!reserve_template(reader, templates))
         return false;
     uint32_t *bucket = &templates->buckets[find_template_bucket(templates, &template, reader->seed)];
@@ -100,7 +103,8 @@ static bool put_templates(struct ms__packer *packer, const struct templates *tem
     bool done = true;
     for (size_t i = 0; i < templates->count && done; i++)
         done = ms__column_put(packer, MS_PACK_BYTES, templates->all[i].bytes) &&
-               ms__column_put(packer, MS_PACK_ATTRIBUTES, templates->all[i].attributes) &&
+               ms__column_put(packer, MS_PACK_ATTRIBUTES,
+                              templates->all[i].attributes | (uint64_t)templates->all[i].kind << 8) &&
                ms__column_put(packer, MS_PACK_DEVICE, templates->all[i].device) &&
                ms__column_put(packer, MS_PACK_PATH, templates->all[i].path);
     return done;
