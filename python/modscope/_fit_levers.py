@@ -123,7 +123,7 @@ class Levers:
         """An optimizer that loops over the parameters has temporaries of one at a time. Of Adam's there are two, of the
         parameter's size."""
         job = self.job
-        parameters, largest, _ = job.stream.sum(job.select(Category.PARAM))
+        parameters, largest, _ = _fit_sharding.held_parameters(job)
         if not self._is_foreach() or 2 * largest >= parameters:
             return []
         edits: list[Edit] = [("scale", job.select(Category.TEMP, phases=["optimizer"]), 2 * largest, parameters)]
@@ -131,7 +131,7 @@ class Levers:
 
     def _is_foreach(self) -> bool:
         job = self.job
-        parameters = job.stream.sum(job.select(Category.PARAM))[0]
+        parameters = _fit_sharding.held_parameters(job)[0]
         temporaries, _, count = job.stream.sum(job.select(Category.TEMP, phases=["optimizer"]))
         return bool(parameters and count and temporaries >= parameters and job.whole_steps)
 
@@ -182,8 +182,9 @@ class Levers:
         job = self.job
         if not job.caching or not job.whole_steps:
             return []
-        parameters = job.stream.sum(job.select(Category.PARAM))[0]
-        return [*self._saved_on_cpu(parameters), *self._state_on_cpu(parameters)]
+        parameters = _fit_sharding.held_parameters(job)[0]
+        whole = parameters * world_of(job.capture) if self._is_sharded else parameters
+        return [*self._saved_on_cpu(whole), *self._state_on_cpu(parameters)]
 
     def _saved_on_cpu(self, parameters: int) -> list[Lever]:
         """Autograd saves weights too, and they are copied as everything is."""

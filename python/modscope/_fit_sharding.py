@@ -55,6 +55,12 @@ def _of_kinds(job: Job, *kinds: Kind) -> tuple[int, int, int | None, int, int, i
     return (*job.select(), sum(1 << 1 + KINDS.index(kind) for kind in kinds))
 
 
+def held_parameters(job: Job) -> tuple[int, int, int]:
+    """The bytes of parameters that are there all the time, those of the largest, and their count: of a rank of FSDP2 its
+    shards, without what it gathers."""
+    return job.stream.sum(_of_kinds(job, Kind.SHARDED_PARAM) if uses_fsdp2(job) else job.select(Category.PARAM))
+
+
 def over_more(job: Job, ranks: int, more: int) -> list[Edit]:
     """Of a rank of FSDP2: what each rank has of parameters, gradients and state becomes smaller. What is gathered and
     reduced stays."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from modscope._capture_types import CaptureError
 from modscope._categories import Category
+from modscope._fit_ranks import world_of
 from modscope._groups import describe_numbers, is_number
 from modscope._load import Capture
 from modscope._plan_file import Plan, plan_of
@@ -91,7 +92,8 @@ def make_plan(
     check_capture(capture)
     problem = Problem(capture, device)
     search = Search(problem, use_highs)
-    advice = "For what else would help:  modscope fit " + shlex.join([file, *(["--gpu", gpu.name] if gpu else [])])
+    ranks = ["--ranks", str(world_of(capture))] if verify is not None and world_of(capture) > 1 else []
+    advice = "For what else would help:  modscope fit " + shlex.join([file, *(["--gpu", gpu.name] if gpu else []), *ranks])
     found, verified = (_find_replayed(problem, search, budget), None) if verify is None else _find_verified(problem, search, budget, verify, advice)
     if found is None:
         raise CaptureError(_describe_too_small(problem, search, budget, advice))
