@@ -37,6 +37,15 @@ static void look_at_words(const ms_reader *reader)
         check(ms_reader_path(reader, path, &parent, &nth) != NULL, "a path has a name");
         check(parent < path || path == MS_GLOBAL, "a parent has a lower number");
     }
+    for (ms_stack stack = 0; stack < ms_reader_stacks(reader); stack++) {
+        ms_frame frame;
+        if (!ms_reader_stack(reader, stack, &frame))
+            continue;
+        check(frame.function && strlen(frame.function) < ms_reader_get_status(reader).bytes, "a stack has a function");
+        check(!frame.file || strlen(frame.file) < ms_reader_get_status(reader).bytes,
+              "a file's name is in the capture");
+        check(frame.outer < stack, "the stack around a stack has a lower number");
+    }
     check(ms_reader_devices(reader) <= MS_MAX_DEVICES, "there are so many devices at the most");
     for (uint32_t i = 0; i < MS_MAX_DEVICES; i++)
         check(!ms_reader_device(reader, i) || i < ms_reader_devices(reader), "devices that have names are counted");
@@ -57,6 +66,7 @@ static void look_at_cursor(const ms_reader *reader, const ms_cursor *cursor)
     for (uint32_t at = 0; ms_cursor_block(cursor, &at, &block); count++) {
         check(block.device < ms_reader_devices(reader), "a block's device is counted");
         check(block.path < ms_reader_paths(reader), "a block's path is there");
+        check(block.stack < ms_reader_stacks(reader), "a block's stack is there");
         check(block.category < MS_CATEGORY_COUNT && block.phase < MS_PHASE_COUNT, "a block has a category and a phase");
         check(block.since_event <= ms_cursor_moment(cursor), "a block was made before now");
         if (!wrong)
