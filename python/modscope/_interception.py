@@ -54,7 +54,7 @@ def nodes_verified() -> bool:
     return _results["nodes"] == VERIFIED
 
 
-def _is_forbidden() -> bool:
+def is_forbidden() -> bool:
     return os.environ.get("MODSCOPE_INTERPOSE") == "0"
 
 
@@ -144,15 +144,15 @@ def test_cuda() -> None:
     """Verify what captures note of a GPU. This is not done in programs, whose memory it would change: there, each block is
     compared with its request, and requests are not noted if most do not agree."""
     try:
-        why = None if _is_forbidden() else _test_cuda()
+        why = None if is_forbidden() else _test_cuda()
     except Exception as error:
         why = _describe(error)
-    _results["requests"] = FORCED if _is_forbidden() else why or VERIFIED
+    _results["requests"] = FORCED if is_forbidden() else why or VERIFIED
     _results["times"] = _native.cuda_times()[0] or VERIFIED
 
 
 def _choose_blocks() -> None:
-    if _is_forbidden():
+    if is_forbidden():
         _results["blocks"] = FORCED
         return
     why = why_no_tensors() or _native.find_block_slots()
@@ -192,7 +192,7 @@ def _test_saved() -> str | None:
 
 
 def _choose_saved() -> None:
-    why = FORCED if _is_forbidden() else why_no_blocks() or _native.find_saved_slots()
+    why = FORCED if is_forbidden() else why_no_blocks() or _native.find_saved_slots()
     if why is None:
         _native.set_saved_interception(True)
         try:
@@ -317,7 +317,7 @@ def _choose() -> None:
     _choose_tensor_layout()
     _choose_blocks()
     _choose_saved()
-    if _is_forbidden():
+    if is_forbidden():
         _results["calls"] = _results["nodes"] = FORCED
         _native.set_interception(False, False)
         return
