@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from modscope._load import Capture, CollectiveGroup
+from modscope._capture_types import CollectiveGroup
+from modscope._load import Capture
 
 __all__ = ["summarize_collectives"]
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from modscope import _native
+from modscope import _interception, _native
+from modscope._probes import undisturbed
 
-__all__ = ["describe_ranks", "name_groups", "name_of_group", "prepare", "verify"]
+__all__ = ["describe_ranks", "name_groups", "name_of_group", "prepare", "result", "verify"]
 
 
 def describe_ranks(ranks: Sequence[int]) -> str:
@@ -114,10 +115,23 @@ def prepare() -> None:
     if _prepared or not torch.distributed.is_available():
         return
     _prepared = True
+    if _interception.is_forbidden():
+        _native.forget_collectives(_interception.FORCED)
+        return
     kind = getattr(getattr(torch._C, "_distributed_c10d", None), "FakeProcessGroup", None)
     if kind is None or not hasattr(kind, "_create_internal"):
         return
-    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+    with undisturbed(), torch.no_grad():
         backend = kind._create_internal(0, 2)
         if _native.add_backend_class(backend, "libtorch_python") and not verify(backend):
-            _native.forget_collectives()
+            _native.forget_collectives("a collective was not seen as it was launched")
+
+
+def result() -> str:
+    """Whether captures note the collectives of real runs: "verified", or why not. For ``doctor``."""
+    if not torch.distributed.is_available():
+        return "this torch has no torch.distributed"
+    prepare()
+    _native.intercept_collectives(True)
+    _native.intercept_collectives(False)
+    return _native.collectives_unknown() or _interception.VERIFIED

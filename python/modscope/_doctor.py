@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from modscope import _distributed_checks, _interception, _native
+from modscope._collectives import result as collectives_result
 
 
 CAN_BE_INSTALLED = "can be installed"
@@ -20,7 +21,7 @@ def doctor() -> dict[str, str]:
     nodes), "blocks" (allocated memory), "saved" (tensors that autograd keeps), "fsdp" and "ddp" (kinds of what FSDP2 and
     DistributedDataParallel hold); "layout" and "tensors" say whether the layouts of torch's nodes and
     tensors were learned; where there is a GPU, "requests" (bytes requested and streams) and "times" (of calls on the GPU) say
-    whether captures note them; "virtual" whether a virtual GPU can be installed ("can be installed", or why not).
+    whether captures note them; "collectives" whether captures note those of torch.distributed; "virtual" whether a virtual GPU can be installed ("can be installed", or why not).
     """
     from modscope._virtual.device import try_in_fork
 
@@ -37,6 +38,7 @@ def doctor() -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
         **_interception.results(),
         **{word: why or _interception.VERIFIED for word, why in distributed.items()},
+        "collectives": collectives_result(),
         "virtual": why_not_virtual or CAN_BE_INSTALLED,
     }
 
@@ -116,6 +118,9 @@ def describe(report: dict[str, str]) -> str:
         for word, label in (("requests", "requests"), ("times", "times of calls")):
             is_right = report[word] == _interception.VERIFIED
             lines.append(f"  {label:15} {_interception.VERIFIED if is_right else f'not noted: {report[word]}'}")
+    is_right = report["collectives"] == _interception.VERIFIED
+    lines += ["", "What captures note of torch.distributed:"]
+    lines.append(f"  {'collectives':15} {_interception.VERIFIED if is_right else 'not noted: ' + report['collectives']}")
     lines += ["", "Virtual GPU:"]
     can_be = report["virtual"] == CAN_BE_INSTALLED
     lines.append(f"  {'cuda:0':15} {CAN_BE_INSTALLED}" if can_be else f"  {'cuda:0':15} cannot be installed: {report['virtual']}")

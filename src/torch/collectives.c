@@ -7,12 +7,12 @@
  * later, where the GIL is held anyway: at the next root call, optimizer step, or the end of the capture. */
 #include "torch/collectives.h"
 
-#include "core/lock.h"
 #include "torch/api.h"
 #include "torch/held_signals.h"
 #include "torch/run_python.h"
 #include "torch/threads.h"
 
+#include <pthread.h>
 #include <string.h>
 
 enum { MOST_GROUPS = 4096 }; /* that exist at a time; collectives of others have no group */
@@ -24,7 +24,7 @@ struct group {
     ms_collective_group group;
 };
 
-static struct ms__lock lock;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct group *groups; /* guarded by lock, as the rest */
 static uint32_t group_count, group_room;
 static uint32_t last_number;
@@ -82,7 +82,7 @@ void mst_collective_launched(ms_collective_kind kind, uint64_t bytes, uint64_t k
     if (!ledger)
         return;
     ms_collective collective = {.kind = kind, .bytes = bytes, .nanoseconds = nanoseconds, .path = owner_here};
-    ms__lock(&lock);
+    pthread_mutex_lock(&lock);
     struct group *group = find_group(key);
     if (group) {
         collective.group = group->group.number;
@@ -90,17 +90,17 @@ void mst_collective_launched(ms_collective_kind kind, uint64_t bytes, uint64_t k
         if (!group->named)
             atomic_store_explicit(&unnamed, true, memory_order_relaxed);
     }
-    ms__unlock(&lock);
+    pthread_mutex_unlock(&lock);
     ms_collective_note(ledger, mst_thread_here(), &collective, delay);
 }
 
 void mst_collective_group_ended(uint64_t key)
 {
-    ms__lock(&lock);
+    pthread_mutex_lock(&lock);
     for (uint32_t i = 0; i < group_count; i++)
         if (groups[i].key == key)
             groups[i].key = 0;
-    ms__unlock(&lock);
+    pthread_mutex_unlock(&lock);
 }
 
 /* ---- names ---- */
@@ -122,7 +122,7 @@ static PyObject *name_collective_group(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "KsssI:name_collective_group", &key, &name, &backend, &ranks, &size))
         return NULL;
     ms_ledger *ledger = atomic_load(&captured);
-    ms__lock(&lock);
+    pthread_mutex_lock(&lock);
     struct group *group = key && ledger ? find_group(key) : NULL;
     if (group) {
         copy_text(group->group.name, sizeof group->group.name, name);
@@ -133,7 +133,7 @@ static PyObject *name_collective_group(PyObject *self, PyObject *args)
         group->named = true;
         tell_group(ledger, group);
     }
-    ms__unlock(&lock);
+    pthread_mutex_unlock(&lock);
     Py_RETURN_NONE;
 }
 
@@ -154,10 +154,10 @@ void mst_collectives_name_groups(void)
 /* ---- captures ---- */
 void mst_collectives_begin(ms_ledger *ledger)
 {
-    ms__lock(&lock);
+    pthread_mutex_lock(&lock);
     for (uint32_t i = 0; i < group_count; i++)
         groups[i].told = false;
-    ms__unlock(&lock);
+    pthread_mutex_unlock(&lock);
     atomic_store(&captured, ledger);
     mst_backends_intercept();
 }
@@ -171,7 +171,7 @@ void mst_collectives_end(void)
 
 void mst_collectives_forked(void)
 {
-    ms__unlock(&lock); /* Another thread of the parent may have held it. */
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; /* Another thread of the parent may have held it. */
     group_count = 0;
     mst_collectives_end();
 }

@@ -137,9 +137,9 @@ static uint64_t bytes_of(enum argument argument, uint64_t address)
 static _Atomic bool noting;
 static MST_THREAD_LOCAL unsigned depth; /* functions of backends that this thread is in */
 
-static void leave_function(const bool *entered)
+static void restore_depth(const unsigned *before)
 {
-    depth -= *entered;
+    depth = *before;
 }
 
 static inline uint64_t largest(uint64_t a, uint64_t b)
@@ -155,8 +155,8 @@ typedef uint64_t any_function(uint64_t result, uint64_t self, uint64_t c, uint64
 static inline uint64_t pass_on(const ms_patch *patch, enum function function, uint64_t a, uint64_t b, uint64_t c,
                                uint64_t d, uint64_t e, uint64_t f, uint64_t g)
 {
-    bool entered __attribute__((cleanup(leave_function))) = true;
-    if (!depth++ && atomic_load_explicit(&noting, memory_order_relaxed))
+    unsigned before __attribute__((cleanup(restore_depth))) = depth++;
+    if (!before && atomic_load_explicit(&noting, memory_order_relaxed))
         mst_collective_launched(
             functions[function].kind,
             largest(bytes_of(functions[function].first, c), bytes_of(functions[function].second, d)), b, 0, 0);
@@ -372,11 +372,17 @@ static PyObject *collectives_unknown(PyObject *self, PyObject *unused)
     return Py_BuildValue("z", why_not);
 }
 
-static PyObject *forget_collectives(PyObject *self, PyObject *unused)
+static PyObject *forget_collectives(PyObject *self, PyObject *why)
 {
-    (void)self, (void)unused;
+    static char kept[128];
+    (void)self;
+    const char *text = PyUnicode_AsUTF8(why);
+    if (!text)
+        return NULL;
     mst_backends_restore();
-    why_not = "a collective was not seen as it was launched";
+    snprintf(kept, sizeof kept, "%s", text);
+    why_not = kept;
+    searched = true;
     Py_RETURN_NONE;
 }
 
@@ -395,7 +401,8 @@ PyMethodDef mst_intercept_collectives_methods[] = {
      "Intercept the collectives of this backend's class too, which is in this library. Whether that is possible."},
     {"backend_key", backend_key, METH_O, "The key of a backend's group."},
     {"collectives_unknown", collectives_unknown, METH_NOARGS, "Why collectives of real runs are not known, or None."},
-    {"forget_collectives", forget_collectives, METH_NOARGS, "Do not intercept collectives in this process any more."},
+    {"forget_collectives", forget_collectives, METH_O,
+     "Do not intercept collectives in this process, for this reason."},
     {"intercept_collectives", intercept_collectives, METH_O,
      "Begin or end to intercept them while there is no capture, to verify it."},
     {NULL, NULL, 0, NULL},

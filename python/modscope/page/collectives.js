@@ -67,7 +67,10 @@ class CollectiveLane {
       const height = 4 + (COLLECTIVE_ROW - 6) * (bytes[i] / (this.most[kind[i]] || 1));
       const known = PHASES.indexOf(phase[i]);
       context.fillStyle = known > 0 ? theme.phases[known] : theme.soft;
-      context.fillRect(begin, (kind[i] + 1) * COLLECTIVE_ROW - 1 - height, Math.max(end - begin - 0.5, 1), height);
+      const top = (kind[i] + 1) * COLLECTIVE_ROW - 1 - height;
+      context.fillRect(begin, top, Math.max(end - begin - 0.5, 1), height);
+      context.fillStyle = theme.soft;
+      context.fillRect(begin, top, 1, height);
       drawn++;
     }
     context.restore();

@@ -1,7 +1,7 @@
 /* capture_exercise.c - open, survey, seek, apply later claims, read events and pack, and check all of it. */
 #include "capture_exercise.h"
 
-#include "modscope_capture.h"
+#include "modscope_collectives.h"
 #include "pack_read.h"
 #include "random.h"
 
@@ -184,6 +184,21 @@ static void look_at_pack(ms_reader *reader, uint64_t random)
     ms_pack_free(reader, &raw);
 }
 
+static void look_at_collectives(ms_reader *reader)
+{
+    ms_collectives found;
+    if (!done(ms_collectives_read(reader, &found)))
+        return;
+    for (size_t i = 0; i < found.count; i++) {
+        const ms_collective *one = &found.at[i];
+        check(one->kind < MS_COLLECTIVE_COUNT && one->phase < MS_PHASE_COUNT, "a collective has a kind and a phase");
+        check(one->path < ms_reader_paths(reader), "it belongs to a path");
+    }
+    for (size_t i = 1; i < found.group_count; i++)
+        check(found.groups[i - 1].number < found.groups[i].number, "each group is there once");
+    ms_collectives_free(reader, &found);
+}
+
 static void everything(ms_reader *reader, uint64_t random)
 {
     look_at_words(reader);
@@ -201,6 +216,7 @@ static void everything(ms_reader *reader, uint64_t random)
     ms_cursor_close(cursor);
     survey(reader);
     look_at_pack(reader, random);
+    look_at_collectives(reader);
 }
 
 const char *capture_exercise(int fd, uint64_t seed, struct heap *heap)
