@@ -76,7 +76,7 @@ class Block(NamedTuple):
     """Whether it did not come from torch's allocators."""
     slot: int
     kind: Kind | None = None
-    """What FSDP2 holds it for, within its category; None for most blocks."""
+    """What FSDP2 or DDP holds it for, within its category; None for most blocks."""
 
 
 def find_main_device(held: Mapping[str, int]) -> str:

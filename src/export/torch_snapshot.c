@@ -2,8 +2,9 @@
  * torch's memory_viz and its viewer read it.
  *
  * A capture has no addresses: segments.h makes some up, one segment for each block. The stack frames of a block are its
- * category, its owner, the owner's parents, the phase in which it was added, and the device. A block that changes is
- * shown as freed and allocated again. Each device has a trace of its own, so the capture is replayed once for each. */
+ * category, its kind, its owner, the owner's parents, the phase in which it was added, and the device. A block that
+ * changes is shown as freed and allocated again. Each device has a trace of its own, so the capture is replayed once
+ * for each. */
 #include "export/torch_snapshot.h"
 #include "export/replay.h"
 #include "export/segments.h"
@@ -45,9 +46,9 @@ static void put_field(struct writer *writer, enum mse_torch_string string, uint6
     mse_torch_put_field(&writer->torch, string, number);
 }
 
-static int put_frames(struct writer *writer, ms_path path, uint8_t category, uint8_t phase)
+static int put_frames(struct writer *writer, ms_path path, uint8_t category, uint8_t kind, uint8_t phase)
 {
-    return mse_torch_put_frames(&writer->torch, writer->device_number, path, category, phase);
+    return mse_torch_put_frames(&writer->torch, writer->device_number, path, category, kind, phase);
 }
 
 /* ---- entries of a trace ---- */
@@ -83,7 +84,7 @@ static int put_entry(struct writer *writer, enum mse_torch_string action, const 
         mse_torch_put_category(&writer->torch, block->category);
     }
     put_string(writer, S_frames);
-    int error = put_frames(writer, block->path, block->category, block->phase);
+    int error = put_frames(writer, block->path, block->category, block->kind, block->phase);
     return error ? error : close_entry(writer);
 }
 
@@ -120,7 +121,7 @@ static int put_oom_entry(struct writer *writer, const ms_event *event)
     put_field(writer, S_size, event->bytes);
     put_field(writer, S_device_free, 0); /* a capture does not say */
     put_string(writer, S_frames);
-    int error = put_frames(writer, event->path, MSE_NO_CATEGORY, event->phase);
+    int error = put_frames(writer, event->path, MSE_NO_CATEGORY, MS_KIND_NONE, event->phase);
     return error ? error : close_entry(writer);
 }
 
@@ -268,7 +269,7 @@ static int put_segment_block(struct writer *writer, uint64_t address, uint64_t s
     put_string(writer, block ? S_active_allocated : S_inactive);
     put_string(writer, S_frames);
     if (block)
-        error = put_frames(writer, block->path, block->category, block->phase);
+        error = put_frames(writer, block->path, block->category, block->kind, block->phase);
     else
         put_op(writer, MSE_LIST);
     put_op(writer, MSE_ITEMS);
