@@ -109,7 +109,7 @@ class Block(NamedTuple):
     """Whether it did not come from torch's allocators."""
     slot: int
     kind: Kind | None = None
-    """What FSDP2 holds it for, within its category; None for most blocks."""
+    """What FSDP2 or DDP holds it for, within its category; None for most blocks."""
     place: Place | None = None
     """The line and the operator that made it; None where neither is known."""
 

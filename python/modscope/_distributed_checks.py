@@ -42,7 +42,8 @@ def _compare(found: dict[str, int], expected: dict[Kind, int]) -> str | None:
 def _check_fsdp() -> str | None:
     from torch.distributed.fsdp import fully_shard
 
-    model, x = fully_shard(torch.nn.Linear(_WIDTH, _WIDTH, bias=False)), torch.ones(1, _WIDTH)
+    model, x = torch.nn.Linear(_WIDTH, _WIDTH, bias=False), torch.ones(1, _WIDTH)
+    fully_shard(model)
     sharded = {Kind.SHARDED_PARAM: _BYTES // _RANKS}
     with torch.no_grad():
         forward = _peak_of(lambda: model(x), model)

@@ -82,7 +82,7 @@ class Snapshot:
 
     @cached_property
     def kinds(self) -> dict[str, Sums]:
-        """Device to kind to bytes: what FSDP2 holds, within the categories. What holds nothing is left out."""
+        """Device to kind to bytes: what FSDP2 or DDP holds, within the categories. What holds nothing is left out."""
         found = {device: kinds_of(raw) for device, raw in zip(self._names.devices, self._raw.kinds())}
         return {device: kinds for device, kinds in found.items() if kinds}
 

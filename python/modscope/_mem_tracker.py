@@ -347,7 +347,7 @@ class MemTracker(_native.Context):
         return by_module(self._peak_history.modules(), children)
 
     def get_kind_snapshot(self, type: str = "current") -> Snapshot:
-        """Bytes by device and kind (``Kind``), now or at the peak: what FSDP2 holds, within the categories. Kinds
+        """Bytes by device and kind (``Kind``), now or at the peak: what FSDP2 or DDP holds, within the categories. Kinds
         that hold nothing are left out. They are parts of ``get_tracker_snapshot``'s figures, so they have no total."""
         figures = peak_figures(self, type)
         return {device: kinds for device, (_, raw) in figures.items() if (kinds := kinds_of(raw))}

@@ -129,12 +129,14 @@ static void put_python_frames(mse_torch_pickle *torch, ms_stack stack)
     }
 }
 
-static void put_new_frames(mse_torch_pickle *torch, uint32_t device, ms_path path, uint8_t category, uint8_t phase,
-                           ms_stack stack)
+static void put_new_frames(mse_torch_pickle *torch, uint32_t device, ms_path path, uint8_t category, uint8_t kind,
+                           uint8_t phase, ms_stack stack)
 {
     mse_pickle_op(&torch->pickle, MSE_MARK);
     if (category != MSE_NO_CATEGORY)
         put_frame(torch, &torch->categories[category], S_category, mse_text_of(mse_categories[category]), 0);
+    if (kind)
+        put_frame(torch, &torch->kinds[kind], S_kind, mse_text_of(mse_kinds[kind]), 0);
     put_python_frames(torch, stack);
     put_module_frames(torch, path);
     put_frame(torch, &torch->phases[phase], S_phase, mse_text_of(mse_phases[phase]), 0);
@@ -142,12 +144,12 @@ static void put_new_frames(mse_torch_pickle *torch, uint32_t device, ms_path pat
     mse_pickle_op(&torch->pickle, MSE_APPENDS);
 }
 
-int mse_torch_put_frames(mse_torch_pickle *torch, uint32_t device, ms_path path, uint8_t category, uint8_t phase,
-                         ms_stack stack)
+int mse_torch_put_frames(mse_torch_pickle *torch, uint32_t device, ms_path path, uint8_t category, uint8_t kind,
+                         uint8_t phase, ms_stack stack)
 {
-    /* A capture has fewer than 2^25 paths, and 2^18 stacks. */
-    uint64_t key =
-        (uint64_t)stack << 42 | (uint64_t)path << 16 | (uint64_t)device << 8 | (uint64_t)category << 4 | phase;
+    /* A capture has fewer than 2^25 paths, 2^18 stacks and 2^4 kinds. */
+    uint64_t key = (uint64_t)kind << 60 | (uint64_t)stack << 42 | (uint64_t)path << 16 | (uint64_t)device << 8 |
+                   (uint64_t)category << 4 | phase;
     uint32_t memo = mse_map_get(&torch->frames, key);
     if (memo != MSE_NONE) {
         mse_pickle_get(&torch->pickle, memo);
@@ -155,6 +157,6 @@ int mse_torch_put_frames(mse_torch_pickle *torch, uint32_t device, ms_path path,
     }
     mse_pickle_op(&torch->pickle, MSE_LIST);
     memo = mse_pickle_memoize(&torch->pickle);
-    put_new_frames(torch, device, path, category, phase, stack);
+    put_new_frames(torch, device, path, category, kind, phase, stack);
     return mse_map_set(&torch->frames, key, memo) ? MS_OK : MS_ENOMEM;
 }

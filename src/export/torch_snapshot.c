@@ -2,9 +2,9 @@
  * torch's memory_viz and its viewer read it.
  *
  * A capture has no addresses: segments.h makes some up, one segment for each block. The stack frames of a block are its
- * category, the Python frames that made it, its owner, the owner's parents, the phase in which it was added, and the
- * device. A block that changes is shown as freed and allocated again. Each device has a trace of its own, so the
- * capture is replayed once for each. */
+ * category, its kind, the Python frames that made it, its owner, the owner's parents, the phase in which it was added,
+ * and the device. A block that changes is shown as freed and allocated again. Each device has a trace of its own, so
+ * the capture is replayed once for each. */
 #include "export/torch_snapshot.h"
 #include "export/replay.h"
 #include "export/segments.h"
@@ -46,9 +46,10 @@ static void put_field(struct writer *writer, enum mse_torch_string string, uint6
     mse_torch_put_field(&writer->torch, string, number);
 }
 
-static int put_frames(struct writer *writer, ms_path path, uint8_t category, uint8_t phase, ms_stack stack)
+static int put_frames(struct writer *writer, ms_path path, uint8_t category, uint8_t kind, uint8_t phase,
+                      ms_stack stack)
 {
-    return mse_torch_put_frames(&writer->torch, writer->device_number, path, category, phase, stack);
+    return mse_torch_put_frames(&writer->torch, writer->device_number, path, category, kind, phase, stack);
 }
 
 /* ---- entries of a trace ---- */
@@ -84,7 +85,7 @@ static int put_entry(struct writer *writer, enum mse_torch_string action, const 
         mse_torch_put_category(&writer->torch, block->category);
     }
     put_string(writer, S_frames);
-    int error = put_frames(writer, block->path, block->category, block->phase, block->stack);
+    int error = put_frames(writer, block->path, block->category, block->kind, block->phase, block->stack);
     return error ? error : close_entry(writer);
 }
 
@@ -121,7 +122,7 @@ static int put_oom_entry(struct writer *writer, const ms_event *event)
     put_field(writer, S_size, event->bytes);
     put_field(writer, S_device_free, 0); /* a capture does not say */
     put_string(writer, S_frames);
-    int error = put_frames(writer, event->path, MSE_NO_CATEGORY, event->phase, MS_STACK_NONE);
+    int error = put_frames(writer, event->path, MSE_NO_CATEGORY, MS_KIND_NONE, event->phase, MS_STACK_NONE);
     return error ? error : close_entry(writer);
 }
 
@@ -269,7 +270,7 @@ static int put_segment_block(struct writer *writer, uint64_t address, uint64_t s
     put_string(writer, block ? S_active_allocated : S_inactive);
     put_string(writer, S_frames);
     if (block)
-        error = put_frames(writer, block->path, block->category, block->phase, block->stack);
+        error = put_frames(writer, block->path, block->category, block->kind, block->phase, block->stack);
     else
         put_op(writer, MSE_LIST);
     put_op(writer, MSE_ITEMS);

@@ -8,7 +8,7 @@
 
 /* clang-format off */
 #define STRINGS(X) \
-    X(action) X(addr) X(size) X(stream) X(time_us) X(frames) X(category) X(device_free) \
+    X(action) X(addr) X(size) X(stream) X(time_us) X(frames) X(category) X(kind) X(device_free) \
     X(alloc) X(free_requested) X(free_completed) X(segment_alloc) X(segment_free) X(oom) X(snapshot) X(unknown) \
     X(filename) X(operator) X(line) X(name) X(module) X(phase) X(device) \
     X(address) X(total_size) X(allocated_size) X(active_size) X(requested_size) X(segment_type) X(segment_pool_id) \
@@ -29,7 +29,7 @@ typedef struct mse_torch_pickle {
     mse_pickle pickle;
     const mse_job *job;
     /* Memo number + 1; 0: it was not put yet. */
-    uint32_t strings[S_COUNT], category_strings[MS_CATEGORY_COUNT];
+    uint32_t strings[S_COUNT], category_strings[MS_CATEGORY_COUNT], kinds[MS_KIND_COUNT];
     uint32_t categories[MS_CATEGORY_COUNT], phases[MS_PHASE_COUNT], devices[MS_MAX_DEVICES];
     uint32_t *modules; /* by path */
     uint32_t module_count;
@@ -46,9 +46,9 @@ void mse_torch_put_string(mse_torch_pickle *torch, enum mse_torch_string string)
 /* Put a key and a number as its value. */
 void mse_torch_put_field(mse_torch_pickle *torch, enum mse_torch_string string, uint64_t number);
 void mse_torch_put_category(mse_torch_pickle *torch, uint8_t category);
-/* Put the list of frames for such a block, innermost first as in torch: category, the Python frames that made it,
- * owner, the owner's parents, phase, device. MSE_NO_CATEGORY: without category. MS_ENOMEM. */
-int mse_torch_put_frames(mse_torch_pickle *torch, uint32_t device, ms_path path, uint8_t category, uint8_t phase,
-                         ms_stack stack);
+/* Put the list of frames for such a block, innermost first as in torch: category, kind if it has one, the Python frames
+ * that made it, owner, the owner's parents, phase, device. MSE_NO_CATEGORY: without category. MS_ENOMEM. */
+int mse_torch_put_frames(mse_torch_pickle *torch, uint32_t device, ms_path path, uint8_t category, uint8_t kind,
+                         uint8_t phase, ms_stack stack);
 
 #endif

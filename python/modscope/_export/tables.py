@@ -4,13 +4,13 @@ same columns."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from modscope._branch import Branch
 from modscope._export import Asked, Put
 from modscope._export.common import devices_at, shorten_in_rows, write_events
 from modscope._load import Capture, Snapshot
-from modscope._categories import CATEGORIES, TOTAL
+from modscope._categories import CATEGORIES, KINDS, TOTAL, Kind
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes a cell that begins so
@@ -51,6 +51,12 @@ def _row(device: str, snapshot: Snapshot, branch: Branch) -> tuple[Value, ...]:
     return *moment, device, branch.fqn, *own, branch.own[TOTAL], branch.subtree[TOTAL], snapshot.is_lower_bound
 
 
+def _kinds_in(found: Iterable[tuple[str, Snapshot]]) -> list[Kind]:
+    """The kinds that hold something. Only these have columns."""
+    held = {kind for device, snapshot in found for kind in snapshot.kinds.get(device, ())}
+    return [kind for kind in KINDS if kind in held]
+
+
 def _csv_value(value: Value) -> bytes:
     if isinstance(value, str):
         return _csv_name(value)
@@ -61,17 +67,21 @@ def _csv_line(values: Iterable[Value]) -> bytes:
     return b",".join(map(_csv_value, values)) + b"\n"
 
 
-def _json_line(values: Iterable[Value]) -> bytes:
-    return json.dumps(dict(zip(_COLUMNS, values)), separators=(",", ":")).encode() + b"\n"
+def _json_line(columns: Sequence[str], values: Iterable[Value]) -> bytes:
+    return json.dumps(dict(zip(columns, values)), separators=(",", ":")).encode() + b"\n"
 
 
 def _snapshot(capture: Capture, format: str, put: Put, at: str, device: str | None) -> None:
+    found = list(devices_at(capture, at, device))
+    kinds = _kinds_in(found)
+    columns = (*_COLUMNS, *map(str, kinds))
     if format == "csv":
-        put(_csv_line(_COLUMNS))
-    for name, snapshot in devices_at(capture, at, device):
+        put(_csv_line(columns))
+    for name, snapshot in found:
+        by_module = snapshot.kinds_by_module().get(name, {}) if kinds else {}
         for branch in _branches(snapshot.tree(name)):
-            row = _row(name, snapshot, branch)
-            put(_csv_line(row) if format == "csv" else _json_line(row))
+            row = *_row(name, snapshot, branch), *(by_module.get(branch.fqn, {}).get(kind, 0) for kind in kinds)
+            put(_csv_line(row) if format == "csv" else _json_line(columns, row))
 
 
 def write(capture: Capture, format: str, put: Put, asked: Asked) -> None:

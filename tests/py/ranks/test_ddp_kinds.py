@@ -1,6 +1,8 @@
 """The kind Bucket: the buckets of DistributedDataParallel equal those that its own Reducer lists, to the byte."""
 
+import csv
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import modscope
+from modscope.__main__ import main
 from modscope._commands.ranks_text import job_text
 from modscope._commands.terminal import Screen
 from modscope._mem_tracker import ledger_of
@@ -120,6 +123,29 @@ def test_the_blocks_are_those_that_a_hook_of_the_program_gets(tmp_path):
     found = [block for block in snapshot.blocks() if block.kind == "Bucket"]
     assert sorted(block.bytes for block in found) == sorted(addresses.values())
     assert {(block.category, block.module) for block in found} == {("Gradient", "DistributedDataParallel")}
+
+
+def test_tables_of_a_moment_have_a_column_for_each_kind_that_holds_something(tmp_path):
+    with modscope.record(tmp_path / "run.msc"):
+        model = DistributedDataParallel(blocks())
+        model(torch.randn(4, WIDTH)).sum().backward()
+    assert main(["export", str(tmp_path / "run.msc"), "-o", str(tmp_path / "peak.csv"), "--at", "peak"]) == 0
+    rows = list(csv.DictReader((tmp_path / "peak.csv").read_text().splitlines()))
+    snapshot = modscope.load(tmp_path / "run.msc").snapshot("peak")
+    assert list(rows[0])[-2:] == ["is_lower_bound", "Bucket"]
+    assert sum(int(row["Bucket"]) for row in rows) == snapshot.kinds["cpu"]["Bucket"] == sum(listed_by_reducer(model))
+    assert all(int(row["Bucket"]) <= int(row["Gradient"]) for row in rows)
+
+
+def test_the_kind_is_a_frame_of_torch_s_memory_snapshot(tmp_path):
+    with modscope.record(tmp_path / "run.msc"):
+        model = DistributedDataParallel(blocks())
+        model(torch.randn(4, WIDTH)).sum().backward()
+    assert main(["export", str(tmp_path / "run.msc"), "-o", str(tmp_path / "run.pickle"), "--device", "cpu"]) == 0
+    traces = pickle.loads((tmp_path / "run.pickle").read_bytes())["device_traces"]
+    made = [entry for trace in traces for entry in trace if entry["action"] == "alloc"]
+    frames = [(entry["size"], [frame["name"] for frame in entry["frames"] if frame["filename"] in ("category", "kind")]) for entry in made]
+    assert [size for size, names in frames if names == ["Gradient", "Bucket"]] == listed_by_reducer(model)
 
 
 def test_buckets_that_are_older_than_the_tracker():
