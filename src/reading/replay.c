@@ -344,7 +344,8 @@ static PyMethodDef stream_methods[] = {
      "batch, for the edit batch. Returns what both have, and what only one has: count, bytes and the first block."},
     {"steps", stream_steps, METH_NOARGS, "steps($self, /)\n--\n\n(event, number, time) of each step's beginning."},
     {"select", stream_select, METH_O,
-     "select($self, selection, /)\n--\n\n(block, bytes, add, drop, path) of each selected block. Add and drop are events, "
+     "select($self, selection, /)\n--\n\n(block, bytes, add, drop, path) of each selected block. Add and drop are "
+     "events, "
      "or None."},
     {"sum", stream_sum, METH_O,
      "sum($self, selection, /)\n--\n\nThe bytes of the selected blocks, those of the largest one, and their count."},

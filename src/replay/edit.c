@@ -53,8 +53,7 @@ static bool is_selected(const msp_edit *edit, uint32_t index, const msp_selectio
            (!selection->phases || selection->phases >> block->phase & 1) &&
            (selection->device == MSP_NONE || selection->device == edit->blocks[index].device) &&
            (!selection->kinds || selection->kinds >> block->kind & 1) && block->bytes >= selection->min_bytes &&
-           edit->blocks[index].bytes &&
-           msp_path_is_below(edit->stream, block->path, selection->root);
+           edit->blocks[index].bytes && msp_path_is_below(edit->stream, block->path, selection->root);
 }
 
 static uint64_t scaled(uint64_t bytes, uint64_t numerator, uint64_t denominator)

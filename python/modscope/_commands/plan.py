@@ -120,7 +120,7 @@ def _beginning(result: Report, verb: str, screen: Screen) -> list[str]:
     budget = rough_size(result["budget"])
     before = at_least(result["is_lower_bound"], rough_size(result["before"]["reserved"]))
     needed = f"{clean(result['device'])} {verb} {before} at most."
-    nccl = f" and about {rough_size(result['communicator_bytes'])} for NCCL" if result["communicator_bytes"] else ""
+    nccl = f" and about {rough_size(result['communicator_bytes'])} for NCCL" if result.get("communicator_bytes") else ""
     room = f"{clean(label_of(result['gpu']))} has {budget} beside the context{nccl}." if result["gpu"] else f"The budget is {budget}."
     whole = screen.wrap(f"{needed} {room}")
     lines = whole if len(whole) == 1 else [*screen.wrap(needed), *screen.wrap(room)]
