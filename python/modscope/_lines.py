@@ -50,11 +50,10 @@ def _set_folders() -> None:
     installed = [*site.getsitepackages(), site.getusersitepackages(), paths["purelib"], paths["platlib"]]
     installed += [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
     libraries = [form for path in installed for form in _folder(path)]
-    ours = [os.path.dirname(torch.__file__), os.path.dirname(__file__)]
-    own = [form for path in ours for form in _folder(path)]
+    torchs, ours = _folder(os.path.dirname(torch.__file__)), _folder(os.path.dirname(__file__))
     # The standard library's folder usually contains site-packages: an installed library is not the standard library.
     standard = [form for path in (paths["stdlib"], paths["platstdlib"]) for form in _folder(path)]
-    encoded = [[os.fsencode(path) for path in dict.fromkeys(group)] for group in (libraries + standard, own)]
+    encoded = [[os.fsencode(path) for path in dict.fromkeys(group)] for group in (libraries + standard, torchs, ours)]
     _native.set_stack_folders(*encoded)
 
 

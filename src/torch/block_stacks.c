@@ -1,8 +1,8 @@
 /* block_stacks.c - the stack that makes a block: the program's own Python frames, and in backward the node.
  *
- * Which frames are kept: a frame is of the program itself, of an installed library, or of torch, modscope or Python
- * (enum owner). The innermost frame of the lowest owner that occurs is kept, and the frames around it that are of the
- * same owner, up to mst_stack_depth.
+ * Which frames are kept: a frame is of the program itself, of an installed library or Python's, of torch, or of
+ * modscope (enum owner). The innermost frame of the lowest owner that occurs is kept, and the frames around it that are
+ * of the same owner, up to mst_stack_depth.
  *
  * A thread remembers the owners of code objects and the stacks of instructions that it has seen, by their addresses.
  * What is seen for the first time is copied and looked up by its contents (ms_stack_add). An address may be that of
@@ -23,7 +23,7 @@ _Atomic uint32_t mst_stack_depth;
 MST_THREAD_LOCAL const void *mst_running_node;
 
 enum { MOST_FRAMES = 64 };
-enum owner { OF_PROGRAM, OF_LIBRARY, OF_TORCH, OWNERS };
+enum owner { OF_PROGRAM, OF_LIBRARY, OF_TORCH, OF_MODSCOPE }; /* frames of modscope are never kept */
 
 /* ---- code objects that are freed ---- */
 
@@ -221,7 +221,7 @@ static inline ms_stack stack_of_node(struct seen *seen, const void *node, ms_sta
 struct frames {
     struct mst_frame of[MOST_FRAMES]; /* innermost first */
     uint32_t count;
-    enum owner owner; /* of all of them; OWNERS while there is none */
+    enum owner owner; /* of all of them; OF_MODSCOPE while there is none */
 };
 
 static void collect_frames(struct seen *seen, struct frames *frames, uint32_t depth)
@@ -232,7 +232,8 @@ static void collect_frames(struct seen *seen, struct frames *frames, uint32_t de
         if (frame.is_shim)
             continue;
         const struct seen_code *code = find_code(seen, frame.code);
-        if (code->owner > frames->owner || UNLIKELY((uintptr_t)frame.instruction < (uintptr_t)frame.code + code->first))
+        if (code->owner > frames->owner || code->owner == OF_MODSCOPE ||
+            UNLIKELY((uintptr_t)frame.instruction < (uintptr_t)frame.code + code->first))
             continue;
         if (code->owner < frames->owner) {
             frames->owner = (enum owner)code->owner;
@@ -257,7 +258,7 @@ ms_stack mst_stack_read(void)
         return MS_STACK_LOST;
     struct frames frames;
     frames.count = 0;
-    frames.owner = OWNERS;
+    frames.owner = OF_MODSCOPE;
     collect_frames(seen, &frames, atomic_load_explicit(&mst_stack_depth, memory_order_relaxed));
     ms_stack stack = MS_STACK_NONE;
     while (frames.count)
@@ -310,18 +311,19 @@ static PyObject *set_stack_depth(PyObject *self, PyObject *argument)
     Py_RETURN_NONE;
 }
 
-/* The folders come in two lists of bytes: of installed libraries, and of torch, modscope and Python. */
+/* The folders come in three lists of bytes: of installed libraries and Python's, of torch, and of modscope. */
 static PyObject *set_stack_folders(PyObject *self, PyObject *args)
 {
     (void)self;
-    PyObject *lists[2];
-    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &lists[0], &PyList_Type, &lists[1]))
+    static const enum owner owners[] = {OF_LIBRARY, OF_TORCH, OF_MODSCOPE};
+    PyObject *lists[3];
+    if (!PyArg_ParseTuple(args, "O!O!O!", &PyList_Type, &lists[0], &PyList_Type, &lists[1], &PyList_Type, &lists[2]))
         return NULL;
     if (atomic_load(&folders))
         Py_RETURN_NONE;
-    size_t count = (size_t)(PyList_GET_SIZE(lists[0]) + PyList_GET_SIZE(lists[1]));
+    size_t count = (size_t)(PyList_GET_SIZE(lists[0]) + PyList_GET_SIZE(lists[1]) + PyList_GET_SIZE(lists[2]));
     struct folders *made = calloc(1, sizeof *made + count * sizeof made->of[0]);
-    for (int list = 0; made && list < 2; list++) {
+    for (int list = 0; made && list < 3; list++) {
         for (Py_ssize_t i = 0; i < PyList_GET_SIZE(lists[list]); i++) {
             const char *prefix = PyBytes_AsString(PyList_GET_ITEM(lists[list], i));
             struct folder *folder = &made->of[made->count];
@@ -329,7 +331,7 @@ static PyObject *set_stack_folders(PyObject *self, PyObject *args)
             if (!folder->prefix)
                 continue;
             folder->length = strlen(folder->prefix);
-            folder->owner = list ? OF_TORCH : OF_LIBRARY;
+            folder->owner = owners[list];
             made->count++;
         }
     }
@@ -389,8 +391,8 @@ PyMethodDef mst_block_stacks_methods[] = {
     {"why_no_stacks", why_no_stacks, METH_NOARGS, "None, or why this Python's frames cannot be read."},
     {"set_stack_depth", set_stack_depth, METH_O, "How many frames are kept for each block; 0: none are read."},
     {"set_stack_folders", set_stack_folders, METH_VARARGS,
-     "Which files are not the program's own: lists of prefixes, as bytes, of installed libraries and of torch and\n"
-     "Python. They are set once."},
+     "Which files are not the program's own: lists of prefixes, as bytes, of installed libraries and Python's, of\n"
+     "torch, and of modscope. They are set once."},
     {"read_stack", read_stack, METH_NOARGS,
      "The stack that a block made here would have: (file, function, line, end line, column, end column) of each "
      "frame,\n"

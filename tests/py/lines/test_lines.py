@@ -1,5 +1,6 @@
 """The line that makes each block, in all kinds of code: every stack is compared with traceback.extract_stack()."""
 
+import _thread
 import asyncio
 import contextlib
 import functools
@@ -310,6 +311,17 @@ def test_a_custom_function_knows_its_own_line_in_backward(probe):
     Twice.apply(torch.ones(300, requires_grad=True)).sum().backward()
     ((frame, line),) = found
     assert frame[0] == __file__ and frame[1].endswith("Twice.backward") and frame[2] == line
+    probe()
+
+
+def test_frames_of_modscope_are_never_kept(probe):
+    """As in a thread that runs nothing else: backward on a virtual GPU."""
+    names: dict[str, Any] = {"torch": torch, "kept": [], "made": threading.Event()}
+    file = os.path.join(os.path.dirname(modscope.__file__), "made_up.py")
+    exec(compile("def make():\n    kept.append(torch.empty(300))\n    made.set()\n", file, "exec"), names)
+    _thread.start_new_thread(names["make"], ())
+    assert names["made"].wait(30)
+    assert probe._ledger.stack(names["kept"][0].data_ptr()) == []
     probe()
 
 
