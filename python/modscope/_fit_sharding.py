@@ -49,10 +49,12 @@ def _end_of(job: Job, event: int) -> int:
 
 
 def _of_root(job: Job, step: int, rest: int, end: int) -> list[Edit]:
-    """The outermost module's parameters stay gathered until the end of backward, and so do their gradients: at most."""
+    """The outermost module's parameters stay gathered until the end of backward, and so do their gradients: at most. Of two
+    models in turn, such as a GAN's, the backward of one may run in the other's next step: then until the end of that one."""
     root = next((call for call in job.calls if call.parent is None and call.step == step and call.backward is not None), None)
     if root is None or root.backward is None:
         return []
+    end = max(end, _end_of(job, root.backward))
     return [("insert", root.begin, end, rest, job.number), ("insert", root.backward, end, rest, job.number)]
 
 
