@@ -109,6 +109,7 @@ class Cover:
     def choose(self, target: int, /) -> list[int] | None: ...
 
 
+@final
 class Stream:
     def __new__(cls, reader: Reader) -> Self: ...
     @property
