@@ -194,6 +194,8 @@ def apply(plan: Plan | Mapping[str, Any] | str | os.PathLike[str], model: Models
         plan = load_plan(plan)
     elif not isinstance(plan, Plan):
         plan = parse_plan(plan)
+    if not isinstance(model, (nn.Module, Mapping)):
+        raise PlanError(f"model is {model!r}: give an nn.Module, or a mapping from the names of root modules to them")
     modules: dict[str, nn.Module] = {}
     missing: list[str] = []
     for root, model_of_root in _models_by_root(plan, model).items():

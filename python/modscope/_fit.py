@@ -64,6 +64,8 @@ def main(arguments: list[str]) -> int:
     for option, path in (("--json", options.json), ("--report", options.report)):
         if path is not None and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
             parser.error(f"{option} {path}: its folder does not exist")
+    if options.json is not None and _is_input(options.json, rest):
+        parser.error(f"--json {options.json} is a file that is read: choose another name")
     if options.report is not None and len(options.gpu or ()) != 1:
         parser.error("--report needs one GPU: give its name with --gpu")
     if not is_script(rest[0]):
@@ -80,12 +82,21 @@ def main(arguments: list[str]) -> int:
         return 0
     except CaptureError as error:
         why = str(error)
+    except BrokenPipeError:
+        # The reader has closed the pipe. Python flushes stdout once more when it exits, which must not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except FileNotFoundError as error:
         why = f"There is no file {error.filename}"
     except OSError as error:
         why = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     print(f"modscope: {clean(why)}", file=sys.stderr)
     return 1
+
+
+def _is_input(path: str, files: Sequence[str]) -> bool:
+    """Whether the file to be written is one of the captures, or the script."""
+    return os.path.exists(path) and any(os.path.exists(file) and os.path.samefile(path, file) for file in files)
 
 
 def fit(files: Sequence[str], options: argparse.Namespace) -> list[Answer]:
@@ -107,9 +118,9 @@ def show(
     """``path``: of the JSON; ``script``: with its arguments, if one was given instead of a capture; ``report``: of the page
     of the first answer; ``files``: the captures or the script, which the page must not replace."""
     if path:
+        text = json.dumps({"gpus": [as_json(each) for each in answers]}, indent=2)
         with open(path, "w", encoding="utf-8") as file:
-            json.dump({"gpus": [as_json(each) for each in answers]}, file, indent=2)
-            file.write("\n")
+            file.write(text + "\n")
     if report:
         from modscope._fit_page import write_page
 
@@ -119,6 +130,7 @@ def show(
     print("\n".join(lines_of(answers[0], width, script) if len(answers) == 1 else table_of_gpus(answers, width)))
     if report:
         print(f"Open it in a browser:  {clean(pathlib.Path(report).absolute().as_uri())}")
+    sys.stdout.flush()  # here, where a closed pipe is handled
 
 
 def _columns() -> int | None:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from modscope import _capture
 from modscope._categories import CATEGORIES, PHASES, Category
 from modscope._edited import Point, Window
-from modscope._load import Capture, CaptureError, load
-from modscope._step_time import CHECKPOINT_SECONDS, step_time
+from modscope._load import Capture, CaptureError, describe_unreadable, load
+from modscope._step_time import CHECKPOINT_SECONDS, ends_within_step, step_time
 
 Edit = tuple[Any, ...]
 """The name of an edit and its arguments, as modscope._capture.Stream.replay takes them."""
@@ -95,7 +95,7 @@ class Job:
         self.modules = [name for name, _, _ in reader.paths]
         self.stream = _capture.Stream(reader)
         if not self.capture.peaks:
-            raise CaptureError(f"{file} has no memory in it: there is nothing to fit")
+            raise CaptureError(f"{file} has no memory in it: there is nothing to fit{describe_unreadable(self.capture)}")
         self.device = device or self.capture.main_device
         self.number = self.capture.device_number(self.device)
         if self.device not in self.capture.peaks:
@@ -106,19 +106,12 @@ class Job:
         self.capture.check_allocator()
         self.fraction = memory_fraction(self.capture)
         self.is_lower_bound = self.capture.is_lower_bound or self.stream.is_lower_bound
-        self.died = self._died()
+        self.died = ends_within_step(self.capture)
         self.steps = self.stream.steps()
         """(event, number, time in microseconds) of each step's beginning."""
         self.whole_steps = max(len(self.steps) - (1 if self.died else 0), 0)
         self.base: list[Edit] = self._base()
         self._calls: list[Call] | None = None
-
-    def _died(self) -> bool:
-        end = self.capture.end
-        if end is None or end.get("how") in ("exception", "interrupted"):
-            return True
-        failed = self.capture.last_oom
-        return failed is not None and next(self.capture.events("step", first=failed.number), None) is None
 
     def _base(self) -> list[Edit]:
         """Edits that leave out the step in which the run died. If only one step is whole, the optimizer's state, which

@@ -10,7 +10,7 @@ from modscope._fit_job import Job
 from modscope._fit_levers import Tried
 from modscope._fit_ranks import nccl_bytes, room_beside, which_rank, world_of
 from modscope._script_arguments import script_words
-from modscope._text import at_least, clean, counted, describe_moment, rough_size, shorten_middle, width_of
+from modscope._text import at_least, clean, counted, describe_moment, near_size, shorten_middle, width_of
 from modscope._virtual.gpus import Gpu
 
 _INDENT, _GAP = "  ", "   "
@@ -37,24 +37,35 @@ def lines_of(found: Answer, width: int | None = None, script: Sequence[str] = ()
 def verdict(found: Answer) -> str:
     job, before, gpu = found.job, found.before, found.gpu
     verb = "reserved" if job.caching else "allocated"
-    most = at_least(job.is_lower_bound or not _is_complete(found), f"{rough_size(before.reserved)} at most")
+    most = _most(before.reserved, job.is_lower_bound or not _is_complete(found))
     rank = which_rank(job)
     first = f"{job.device}{f', as {rank},' if rank else ''} {verb} {most}. {room_on(gpu, found.capacity, nccl_bytes(job.capture))}:"
+    if before.fits and not _is_complete(found):
+        return f"{first} whether a whole step fits is not known."
     if before.fits:
         spare = found.capacity - before.reserved
         if spare < 0:
-            return f"{first} it fits, but the allocator must give free segments back {counted(before.retries, 'time')}."
-        return f"{first} it fits, with {rough_size(spare)} to spare."
+            return f"{first} it fits, but the allocator must give free segments back {_times(before.retries)}."
+        return f"{first} it fits, with {near_size(spare)} to spare."
     failed = before.failed
     where = f" It would fail {describe_moment(*failed)}." if failed else ""
-    return f"{first} short by {rough_size(before.reserved - found.capacity)}.{where}"
+    return f"{first} short by {near_size(before.reserved - found.capacity)}.{where}"
+
+
+def _most(reserved: int, is_lower_bound: bool) -> str:
+    """ "20.5 GiB at most", or "at least 20.5 GiB" where events are missing."""
+    return at_least(is_lower_bound, near_size(reserved)) + ("" if is_lower_bound else " at most")
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def room_on(gpu: Gpu, capacity: int, nccl: int = 0) -> str:
     """ "RTX 4090 has 23.1 GiB beside the context". ``capacity``: what the program may reserve, by its own limit too. ``nccl``:
     what communicators take."""
     has = f"{clean(gpu.label)} has {room_beside(gpu, nccl)}"
-    return has if capacity >= gpu.capacity - nccl else f"{has}, and the program limits itself to {rough_size(capacity)}"
+    return has if capacity >= gpu.capacity - nccl else f"{has}, and the program limits itself to {near_size(capacity)}"
 
 
 def _is_complete(found: Answer) -> bool:
@@ -88,7 +99,7 @@ def notes(found: Answer) -> list[str]:
 
 
 def _nothing_helps(found: Answer) -> str:
-    held = f"{rough_size(found.rest)} of parameters, gradients and optimizer state remain"
+    held = f"{near_size(found.rest)} of parameters, gradients and optimizer state remain"
     return f"None of this makes it fit: {held}. A GPU with more memory, more GPUs or a smaller batch would."
 
 
@@ -98,7 +109,7 @@ def _fits(tried: Tried) -> str:
 
 def cost_of(tried: Tried) -> str:
     retries = tried.outcome.retries if tried.outcome.fits else 0
-    return tried.lever.cost + (f", and the allocator gives memory back {counted(retries, 'time')}" if retries else "")
+    return tried.lever.cost + (f", and the allocator gives memory back {_times(retries)}" if retries else "")
 
 
 def _table(rows: list[Tried], width: int | None, title: str) -> list[str]:
@@ -106,7 +117,7 @@ def _table(rows: list[Tried], width: int | None, title: str) -> list[str]:
     cells = [(title, "reserved", "fits", *["verified"] * verified, "cost")]
     for tried in rows:
         bound = "<= " if tried.lever.is_bound and not tried.is_verified else ""
-        figures = (bound + rough_size(tried.outcome.reserved), _fits(tried), *["yes" if tried.is_verified else ""] * verified)
+        figures = (bound + near_size(tried.outcome.reserved), _fits(tried), *["yes" if tried.is_verified else ""] * verified)
         cells.append((clean(tried.lever.name), *figures, cost_of(tried)))
     return layout(cells, {1}, 0, width)
 
@@ -166,12 +177,11 @@ def _next_command(found: Answer, script: Sequence[str]) -> list[str]:
 def table_of_gpus(answers: list[Answer], width: int | None = None) -> list[str]:
     first = answers[0]
     verb = "reserved" if first.job.caching else "allocated"
-    most = at_least(first.job.is_lower_bound, rough_size(first.before.reserved))
-    sentences = [f"{first.job.device} {verb} {most} at most.", *notes(first)]
+    sentences = [f"{first.job.device} {verb} {_most(first.before.reserved, first.job.is_lower_bound)}.", *notes(first)]
     lines = [line for sentence in sentences for line in wrap(sentence, width)] + [""]
     cells = [("GPU", "has", "fits", "what would make it fit", "cost")]
     for each in answers:
         cheapest = min((tried for tried in each.tried if tried.outcome.fits), key=lambda tried: tried.price, default=None)
         how = (clean(cheapest.lever.name), cost_of(cheapest)) if cheapest else ("", "")
-        cells.append((clean(each.gpu.name), rough_size(each.capacity), "yes" if each.before.fits else "no", *how))
+        cells.append((clean(each.gpu.name), near_size(each.capacity), "yes" if each.before.fits else "no", *how))
     return [*lines, *layout(cells, {1}, 3, width)]

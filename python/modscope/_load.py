@@ -535,3 +535,10 @@ def load(file: str | os.PathLike[str] | IO[bytes], progress: Progress | None = N
         raise CaptureError(f"{name}: {error}") from None
     finally:
         os.close(fd)
+
+
+def describe_unreadable(capture: Capture) -> str:
+    """The end of a sentence on a capture without memory: why, if the file is not whole."""
+    if capture.damaged:
+        return ". The file is damaged, or was cut short: record or predict the run again"
+    return ". The file ends early: its run was killed at its beginning, or the file was cut short" if capture.end is None else ""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from modscope._capture_types import CaptureError
-from modscope._load import Capture
+from modscope._load import Capture, describe_unreadable
 from modscope._step_time import CHECKPOINT_SECONDS, step_time
 from modscope._text import natural_key
 
@@ -208,7 +208,7 @@ def _verified(result: dict[str, Any]) -> Verified:
 def check_capture(capture: Capture) -> None:
     """CaptureError where no plan can be made."""
     if not capture.peaks:
-        raise CaptureError("The capture holds no memory of PyTorch's, so there is nothing to plan")
+        raise CaptureError(f"The capture holds no memory of PyTorch's, so there is nothing to plan{describe_unreadable(capture)}")
     if capture.oom_count and not capture.optimizer_steps:
         raise CaptureError(
             "The run ended without memory before its first step was complete, so what it keeps for backward is not known. "

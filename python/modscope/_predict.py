@@ -109,6 +109,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     folder = os.path.dirname(os.path.abspath(options.json)) if options.json else "."
     if options.json and (os.path.isdir(options.json) or not os.path.isdir(folder)):
         parser.error(f"--json {options.json}: it is a folder, or its folder does not exist")
+    if options.json and os.path.exists(options.json):
+        read = [path for path in (*options.target, options.plan, options.table) if path and os.path.exists(path)]
+        if any(os.path.samefile(options.json, path) for path in read):
+            parser.error(f"--json {options.json} is a file that is read: choose another name")
     _check_allocator(parser, options.torch)
     _check_ranks(parser, options)
     _check_several(parser, options)

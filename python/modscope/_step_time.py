@@ -35,8 +35,19 @@ class StepTime(NamedTuple):
         return max(self.device + device, self.host + host if self.host else 0.0) - self.total
 
 
+def ends_within_step(capture: Capture) -> bool:
+    """Whether the run died, so that its last step is not a whole one."""
+    end = capture.end
+    if end is None or end.get("how") in ("exception", "interrupted"):
+        return True
+    failed = capture.last_oom
+    return failed is not None and next(capture.events("step", first=failed.number), None) is None
+
+
 def step_time(capture: Capture, device: str) -> StepTime:
     durations = [step.end - step.begin for step in capture.steps() if step.number > 0]
+    if ends_within_step(capture):
+        durations = durations[:-1] or durations
     program = statistics.median(durations[1:-1] or durations[1:] or durations or [0.0])
     if not capture.stream.has_gpu_times:
         return StepTime(program, 0.0)

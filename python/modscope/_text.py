@@ -29,6 +29,11 @@ def rough_size(value: int) -> str:
     return f"{value / 2**30:.1f} GiB" if abs(value) >= 0.1 * 2**30 else size(value)
 
 
+def near_size(value: int) -> str:
+    """As rough_size, but exact enough for figures below 1 GiB to differ: "774.00 MiB"."""
+    return rough_size(value) if abs(value) >= 2**30 else size(value)
+
+
 def bytes_per(unit: str) -> int:
     """ValueError, with the list of units, if there is no such unit."""
     try:

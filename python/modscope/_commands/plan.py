@@ -23,11 +23,12 @@ from modscope._predicted_script import PredictedScript
 from modscope._report import Source, page
 from modscope._script_arguments import check_no_ranks
 from modscope._summary import Report, file_report
-from modscope._text import at_least, clean, counted, milliseconds, more_time, rough_size, size
+from modscope._text import clean, counted, milliseconds, more_time, near_size, size
 from modscope._virtual.gpus import find_gpu, label_of
 
 _GROUPS = 12  # that are listed
 _BAR = 16
+_MANY_GAPS = 0.3  # of what is allocated: from here on a replay and a run were seen to differ by 20 %
 _GPU = "h100"  # on which a script is predicted, where a budget is given and no GPU
 
 
@@ -117,10 +118,10 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
 
 def _beginning(result: Report, verb: str, screen: Screen) -> list[str]:
     """What was needed and what there is: on one line, or each on its own if that is too long."""
-    budget = rough_size(result["budget"])
-    before = at_least(result["is_lower_bound"], rough_size(result["before"]["reserved"]))
-    needed = f"{clean(result['device'])} {verb} {before} at most."
-    nccl = f" and about {rough_size(result['communicator_bytes'])} for NCCL" if result.get("communicator_bytes") else ""
+    budget = near_size(result["budget"])
+    before = near_size(result["before"]["reserved"])
+    needed = f"{clean(result['device'])} {verb} {f'at least {before}' if result['is_lower_bound'] else f'{before} at most'}."
+    nccl = f" and about {near_size(result['communicator_bytes'])} for NCCL" if result.get("communicator_bytes") else ""
     room = f"{clean(label_of(result['gpu']))} has {budget} beside the context{nccl}." if result["gpu"] else f"The budget is {budget}."
     whole = screen.wrap(f"{needed} {room}")
     lines = whole if len(whole) == 1 else [*screen.wrap(needed), *screen.wrap(room)]
@@ -136,8 +137,8 @@ def _groups(groups: list[str], screen: Screen) -> list[str]:
 def _before_and_after(result: Report) -> list[tuple[str, str, str, str]]:
     before, after = result["before"], result["after"]
     return [
-        ("before", rough_size(before["reserved"]), milliseconds(before["step_ms"]), ""),
-        ("after", rough_size(after["reserved"]), milliseconds(after["step_ms"]), _more_time(result, after)),
+        ("before", near_size(before["reserved"]), milliseconds(before["step_ms"]), ""),
+        ("after", near_size(after["reserved"]), milliseconds(after["step_ms"]), _more_time(result, after)),
     ]
 
 
@@ -175,7 +176,7 @@ def _curve(result: Report, screen: Screen) -> list[str]:
         bar = screen.bar(point["reserved"] / highest, _BAR)
         mark = " <- the plan" if point["is_plan"] else ""
         modules = counted(point["modules"], "module") if point["modules"] else "no plan"
-        rows.append((bar, rough_size(point["reserved"]), _more_time(result, point), modules + mark))
+        rows.append((bar, near_size(point["reserved"]), _more_time(result, point), modules + mark))
     return screen.table(("Other budgets", "", "time", "checkpoint"), rows, left=[0])
 
 
@@ -187,6 +188,14 @@ def _hints(result: Report, screen: Screen) -> list[str]:
         lines += screen.wrap(ROUGH_TIMES)
     if result["steps"] < 2:
         lines += screen.wrap("The capture has one step only. In later steps the state of the optimizer is there from the beginning: capture 3 steps.")
+    after = result["after"]
+    gaps = after["reserved"] / after["allocated"] - 1 if after["allocated"] else 0.0
+    if gaps > _MANY_GAPS and result["device"] != "cpu" and not result["is_verified"]:
+        lines += screen.wrap(
+            f"The allocator reserves {100 * gaps:.0f} % more than is allocated: it has many gaps, and the script may leave others. "
+            "Verify the plan by predicting the script with it (modscope predict --plan), or make the plan from the script "
+            "(modscope plan train.py). expandable_segments:True leaves fewer gaps."
+        )
     return ["", *lines] if lines else []
 
 

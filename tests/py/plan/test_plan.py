@@ -297,7 +297,7 @@ def test_the_command_prints_the_plan_and_writes_it(tmp_path: pathlib.Path) -> No
 
 def test_the_text_fits_a_narrow_terminal() -> None:
     figures = {"reserved": 30 << 30, "step_ms": 100.0}
-    after = {"reserved": 20 << 30, "step_ms": 114.7}
+    after = {"reserved": 20 << 30, "allocated": 14 << 30, "step_ms": 114.7}
     groups = [f"GPT2.h.{i}.attention.projection" for i in range(4)]
     curve = [{**figures, "modules": 0, "is_plan": False}, {**after, "modules": 4, "is_plan": True}, {**after, "modules": 1, "is_plan": False}]
     result = {"device": "cuda:0", "budget": 23 << 30, "gpu": "NVIDIA GeForce RTX 4090", "before": figures, "after": after, "curve": curve}
@@ -309,7 +309,7 @@ def test_the_text_fits_a_narrow_terminal() -> None:
     assert [line.split("%  ")[1] for line in lines if "%  " in line] == ["no plan", "4 modules <- the plan", "1 module"]
     assert any(line.startswith("HiGHS: if what modules save adds up, any plan takes about +13.0 % or more") for line in lines)
     assert _commands_plan.text({**result, "is_lower_bound": True}, Screen(60), Namespace())[:2] == [
-        "cuda:0 reserved at least 30.0 GiB at most.",
+        "cuda:0 reserved at least 30.0 GiB.",
         "RTX 4090 has 23.0 GiB beside the context.",
     ]
 

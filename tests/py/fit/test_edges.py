@@ -1,0 +1,69 @@
+"""Captures that end early, and programs with two models in turn."""
+
+from __future__ import annotations
+
+import pathlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fit_runs import train
+
+from modscope.__main__ import main
+from modscope._fit_job import Call, Job
+from modscope._fit_sharding import _of_root
+from modscope._load import CaptureError, load
+from modscope._plan_problem import check_capture
+from modscope._step_time import ends_within_step, step_time
+
+
+def _capture(durations: list[float], how: str | None) -> Any:
+    begins = [sum(durations[:i]) for i in range(len(durations))]
+    steps = [SimpleNamespace(number=i + 1, begin=begin, end=begin + time) for i, (begin, time) in enumerate(zip(begins, durations))]
+    end = {"how": how} if how else None
+    return SimpleNamespace(steps=lambda: steps, end=end, last_oom=None, stream=SimpleNamespace(has_gpu_times=False))
+
+
+def test_the_step_in_which_a_run_died_does_not_tell_how_long_a_step_takes() -> None:
+    assert step_time(_capture([0.2, 0.22, 0.04], None), "cuda:0").total == pytest.approx(0.22)
+    assert step_time(_capture([0.22, 0.04], "exception"), "cuda:0").total == pytest.approx(0.22)
+    assert step_time(_capture([0.3, 0.2], "stopped"), "cuda:0").total == pytest.approx(0.2)
+    assert step_time(_capture([0.04], None), "cuda:0").total == pytest.approx(0.04)  # nothing better is known
+    assert ends_within_step(_capture([], None)) and not ends_within_step(_capture([], "end"))
+
+
+def test_the_gradients_of_a_model_whose_backward_runs_in_a_later_step_are_held_until_that_step_ends() -> None:
+    generator = Call(0, 1, None, begin=10, end=20, backward=150, step=1, seconds=0.0, recompute_seconds=0.0, kept=8)
+    job: Any = SimpleNamespace(calls=[generator], steps=[(5, 1, 0), (100, 2, 0), (200, 3, 0)], stream=SimpleNamespace(events=300), number=1)
+    assert _of_root(job, 1, 64, 100) == [("insert", 10, 200, 64, 1), ("insert", 150, 200, 64, 1)]
+
+
+def test_a_file_that_was_cut_short_is_said_to_be(tmp_path: pathlib.Path) -> None:
+    train(tmp_path / "whole.msc")
+    cut = tmp_path / "cut.msc"
+    cut.write_bytes((tmp_path / "whole.msc").read_bytes()[:100])
+    for refuse in (lambda: Job(str(cut)), lambda: check_capture(load(cut))):
+        with pytest.raises(CaptureError, match="cut short"):
+            refuse()
+
+
+def test_a_run_that_died_in_its_first_step_is_not_said_to_fit(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path / "died.msc", fail_in=1)
+    main(["fit", str(tmp_path / "died.msc"), "--gpu", "h200"])
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("cpu allocated at least ") and first.endswith("whether a whole step fits is not known."), first
+
+
+def test_the_figures_never_replace_the_capture_or_the_script(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path / "run.msc")
+    script = tmp_path / "train.py"
+    script.write_text("print()\n")
+    for file in (tmp_path / "run.msc", script):
+        before = file.read_bytes()
+        with pytest.raises(SystemExit):
+            main(["fit", str(file), "--gpu", "t4", "--json", str(file)])
+        assert "is a file that is read: choose another name" in capsys.readouterr().err
+        assert file.read_bytes() == before
+    with pytest.raises(SystemExit):
+        main(["predict", "--json", str(script), str(script)])
+    assert "is a file that is read: choose another name" in capsys.readouterr().err and script.exists()
