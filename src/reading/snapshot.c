@@ -177,23 +177,30 @@ static bool append(PyObject *list, PyObject *item)
     return done;
 }
 
-static PyObject *modules(snapshot *self, PyObject *unused)
+/* Bytes by category of the blocks that `compare` finds equal: a list of (device, owner or stack, sums). */
+static PyObject *sum_alike(snapshot *self, int (*compare)(const void *, const void *), bool by_stack)
 {
-    (void)unused;
     size_t found;
-    ms_captured_block *blocks = sort_blocks(self, -1, compare_owners, &found);
+    ms_captured_block *blocks = sort_blocks(self, -1, compare, &found);
     PyObject *list = blocks ? PyList_New(0) : NULL;
     for (size_t i = 0; list && i < found;) {
         const ms_captured_block *first = &blocks[i];
         ms_sums sums = {{0}};
-        for (; i < found && compare_owners(first, &blocks[i]) == 0; i++)
+        for (; i < found && compare(first, &blocks[i]) == 0; i++)
             sums.of[blocks[i].category] += (int64_t)blocks[i].bytes;
         PyObject *bytes = msr_sums(&sums);
-        if (!bytes || !append(list, Py_BuildValue("(IIN)", first->device, first->path, bytes)))
+        uint32_t key = by_stack ? first->stack : first->path;
+        if (!bytes || !append(list, Py_BuildValue("(IIN)", first->device, key, bytes)))
             Py_CLEAR(list);
     }
     PyMem_Free(blocks);
     return list;
+}
+
+static PyObject *modules(snapshot *self, PyObject *unused)
+{
+    (void)unused;
+    return sum_alike(self, compare_owners, false);
 }
 
 /* Bytes by kind; the first are those without one: 0. */
@@ -296,20 +303,7 @@ static int compare_stacks(const void *left, const void *right)
 static PyObject *stacks(snapshot *self, PyObject *unused)
 {
     (void)unused;
-    size_t found;
-    ms_captured_block *blocks = sort_blocks(self, -1, compare_stacks, &found);
-    PyObject *list = blocks ? PyList_New(0) : NULL;
-    for (size_t i = 0; list && i < found;) {
-        const ms_captured_block *first = &blocks[i];
-        ms_sums sums = {{0}};
-        for (; i < found && compare_stacks(first, &blocks[i]) == 0; i++)
-            sums.of[blocks[i].category] += (int64_t)blocks[i].bytes;
-        PyObject *bytes = msr_sums(&sums);
-        if (!bytes || !append(list, Py_BuildValue("(IIN)", first->device, first->stack, bytes)))
-            Py_CLEAR(list);
-    }
-    PyMem_Free(blocks);
-    return list;
+    return sum_alike(self, compare_stacks, true);
 }
 
 static PyObject *threads(snapshot *self, PyObject *unused)
