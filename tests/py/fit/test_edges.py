@@ -10,8 +10,7 @@ import pytest
 from fit_runs import train
 
 from modscope.__main__ import main
-from modscope._fit_job import Call, Job
-from modscope._fit_sharding import _of_root
+from modscope._fit_job import Job
 from modscope._load import CaptureError, load
 from modscope._plan_problem import check_capture
 from modscope._step_time import ends_within_step, step_time
@@ -30,12 +29,6 @@ def test_the_step_in_which_a_run_died_does_not_tell_how_long_a_step_takes() -> N
     assert step_time(_capture([0.3, 0.2], "stopped"), "cuda:0").total == pytest.approx(0.2)
     assert step_time(_capture([0.04], None), "cuda:0").total == pytest.approx(0.04)  # nothing better is known
     assert ends_within_step(_capture([], None)) and not ends_within_step(_capture([], "end"))
-
-
-def test_the_gradients_of_a_model_whose_backward_runs_in_a_later_step_are_held_until_that_step_ends() -> None:
-    generator = Call(0, 1, None, begin=10, end=20, backward=150, step=1, seconds=0.0, recompute_seconds=0.0, kept=8)
-    job: Any = SimpleNamespace(calls=[generator], steps=[(5, 1, 0), (100, 2, 0), (200, 3, 0)], stream=SimpleNamespace(events=300), number=1)
-    assert _of_root(job, 1, 64, 100) == [("insert", 10, 200, 64, 1), ("insert", 150, 200, 64, 1)]
 
 
 def test_a_file_that_was_cut_short_is_said_to_be(tmp_path: pathlib.Path) -> None:
