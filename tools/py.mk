@@ -25,7 +25,7 @@ SUITE_ends := tests/py/commands/test_run_ends.py
 SUITE_runs := $(filter-out $(SUITE_ends),$(wildcard tests/py/commands/test_run_*.py))
 SUITE_commands := $(filter-out $(SUITE_ends) $(SUITE_runs),$(wildcard tests/py/commands/test_*.py))
 LONG := suite-virtual suite-predict suite-ends suite-page suite-ranks suite-memory suite-plan suite-fit suite-trackers suite-runs suite-commands
-SHORT := suite-captures suite-storms suite-export suite-small
+SHORT := suite-captures suite-storms suite-export suite-lines suite-small
 SUITE := $(LONG) $(SHORT)
 SUITE_small := $(filter-out $(SUITE:suite-%=tests/py/%),$(sort $(patsubst %/,%,$(dir $(wildcard tests/py/*/test_*.py)))))
 FALLBACK := fallback-memory fallback-trackers fallback-captures fallback-storms
