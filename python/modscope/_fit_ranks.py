@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from modscope._fit_job import Job, memory_fraction
 from modscope._load import Capture
-from modscope._text import near_size
+from modscope._text import near_size, rough_size
 from modscope._virtual.gpus import Gpu
 from modscope._virtual.network import communicator_bytes
 
@@ -37,7 +37,7 @@ def room_beside(gpu: Gpu, nccl: int) -> str:
     """ "22.4 GiB beside the context and about 0.7 GiB for NCCL" """
     if not nccl:
         return f"{near_size(gpu.capacity)} beside the context"
-    return f"{near_size(max(gpu.capacity - nccl, 0))} beside the context and about {near_size(nccl)} for NCCL"
+    return f"{near_size(max(gpu.capacity - nccl, 0))} beside the context and about {rough_size(nccl)} for NCCL"
 
 
 def which_rank(job: Job) -> str:

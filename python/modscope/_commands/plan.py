@@ -23,7 +23,7 @@ from modscope._predicted_script import PredictedScript
 from modscope._report import Source, page
 from modscope._script_arguments import check_no_ranks
 from modscope._summary import Report, file_report
-from modscope._text import clean, counted, milliseconds, more_time, near_size, size
+from modscope._text import clean, counted, milliseconds, more_time, near_size, rough_size, size
 from modscope._virtual.gpus import find_gpu, label_of
 
 _GROUPS = 12  # that are listed
@@ -121,7 +121,7 @@ def _beginning(result: Report, verb: str, screen: Screen) -> list[str]:
     budget = near_size(result["budget"])
     before = near_size(result["before"]["reserved"])
     needed = f"{clean(result['device'])} {verb} {f'at least {before}' if result['is_lower_bound'] else f'{before} at most'}."
-    nccl = f" and about {near_size(result['communicator_bytes'])} for NCCL" if result.get("communicator_bytes") else ""
+    nccl = f" and about {rough_size(result['communicator_bytes'])} for NCCL" if result.get("communicator_bytes") else ""
     room = f"{clean(label_of(result['gpu']))} has {budget} beside the context{nccl}." if result["gpu"] else f"The budget is {budget}."
     whole = screen.wrap(f"{needed} {room}")
     lines = whole if len(whole) == 1 else [*screen.wrap(needed), *screen.wrap(room)]
