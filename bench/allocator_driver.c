@@ -1,5 +1,5 @@
-/* allocator_driver.c - the processor time that the allocator model takes for an event: a stream of requests and frees like a training
- * job's, with many free blocks. Prints the events and the nanoseconds of one. */
+/* allocator_driver.c - the processor time that the allocator model takes for an event: a stream of requests and frees
+ * like a training job's, with many free blocks. Prints the events and the nanoseconds of one. */
 #define _POSIX_C_SOURCE 200809L
 #include "modscope_allocator.h"
 
