@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 KINDS = ("Sharded Param", "Unsharded Param", "Sharded Grad", "Unsharded Grad", "All Gather", "Reduce Scatter")
@@ -26,18 +27,30 @@ class Block(nn.Module):
         return x + self.down(y)
 
 
+def shard(modules: Any, **options: Any) -> Any:
+    """``fully_shard`` on the CPU, also where there is a GPU, unless another mesh is given."""
+    options.setdefault("mesh", init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
+    return fully_shard(modules, **options)
+
+
 def shard_blocks(model: nn.Sequential, **options: Any) -> nn.Sequential:
     for layer in model:
-        fully_shard(layer, **options)
-    fully_shard(model, **options)
+        shard(layer, **options)
+    shard(model, **options)
     return model
+
+
+def _groups_of_state(state: Any) -> list[Any]:
+    """Before torch 2.12 a module has one group at most."""
+    groups = getattr(state, "_fsdp_param_groups", None)
+    return [group for group in ([state._fsdp_param_group] if groups is None else groups) if group is not None]
 
 
 def groups_of(model: nn.Module) -> Iterator[Any]:
     seen = set()
     for module in model.modules():
         state = module._get_fsdp_state() if isinstance(module, FSDPModule) else None
-        for group in state._fsdp_param_groups if state else ():
+        for group in _groups_of_state(state) if state else ():
             if id(group) not in seen:
                 seen.add(id(group))
                 yield group

@@ -197,16 +197,20 @@ def torch_globals() -> dict[str, Any]:
     }
 
 
+def python_path(*folders: str) -> str:
+    """A PYTHONPATH with these folders before those of this process."""
+    return os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def run_python(code: str, timeout: float = 60, **env: str) -> subprocess.CompletedProcess:
     """Run code in a fresh interpreter that finds these helpers."""
     here = os.path.dirname(__file__)
-    path = os.pathsep.join([here] + [p for p in [os.environ.get("PYTHONPATH")] if p])
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
         text=True,
         timeout=timeout,
-        env={**os.environ, "PYTHONPATH": path, **env},
+        env={**os.environ, "PYTHONPATH": python_path(here), **env},
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import needs_interception
+from helpers import needs_interception, python_path
 from memory_helpers import CPU, wrong_sums
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -231,7 +231,7 @@ def test_two_processes_over_gloo(tmp_path):
     here = os.path.dirname(__file__)
     ranks = []
     for rank in range(2):
-        env = {**os.environ, "RANK": str(rank), "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{here}{os.pathsep}{os.path.dirname(here)}"}
+        env = {**os.environ, "RANK": str(rank), "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(here, os.path.dirname(here))}
         command = [sys.executable, str(script), str(tmp_path / "store")]
         ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     outputs = [rank.communicate(timeout=300) for rank in ranks]

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import needs_interception
+from helpers import needs_interception, python_path
 
 pytestmark = [needs_interception, pytest.mark.slow]
 
@@ -77,7 +77,7 @@ def test_every_rank_s_kinds_equal_fsdp_s_own_tensors(tmp_path, world):
     here = os.path.dirname(os.path.dirname(__file__))
     ranks = []
     for rank in range(world):
-        env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "PYTHONPATH": here, "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "PYTHONPATH": python_path(here), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(script), str(tmp_path / "store")]
         ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     outputs = [rank.communicate(timeout=300) for rank in ranks]
