@@ -236,25 +236,28 @@ static uintptr_t find_class_table(const char *library, const char *class)
     return table ? table + BEFORE : 0;
 }
 
-/* Learn from a class whose functions are exported where they are in its table. */
-static bool learn_places(const char *library, const char *class)
+/* Learn from a class whose functions are exported where those are in its table that are not yet known. A class has only
+ * the functions that it overrides: gloo's has no alltoall before torch 2.12. */
+static void learn_places(const char *library, const char *class)
 {
     uintptr_t table = find_class_table(library, class);
-    int learned = 0;
-    if (!table)
-        return false;
-    for (int i = 0; i < FUNCTION_COUNT; i++) {
-        uintptr_t address = find_symbol(library, "_ZN4c10d%s%s", class, functions[i].symbol), entry = 1;
-        places[i] = -1;
+    for (int i = 0; table && i < FUNCTION_COUNT; i++) {
+        uintptr_t address = places[i] < 0 ? find_symbol(library, "_ZN4c10d%s%s", class, functions[i].symbol) : 0;
+        uintptr_t entry = 1;
         for (int at = 0; address && entry && places[i] < 0 && at < MOST_ENTRIES; at++) {
             if (!ms_read_memory(table + (uintptr_t)at * sizeof entry, &entry, sizeof entry))
                 break;
             if (entry == address)
                 places[i] = at;
         }
-        learned += places[i] >= 0;
     }
-    return learned > 0;
+}
+
+/* Those that DDP and FSDP2 use. */
+static bool are_main_places_known(void)
+{
+    return places[FUNCTION_allreduce] >= 0 && places[FUNCTION_allgather_base] >= 0 &&
+           places[FUNCTION_reduce_scatter_base] >= 0;
 }
 
 /* Prepare to intercept the functions of a class. False: it is not a table of this library, or there are too many. */
@@ -282,15 +285,16 @@ static void find_classes(void)
     searched = true;
 #if defined(__x86_64__)
     enum { KNOWN = sizeof known_classes / sizeof *known_classes };
-    bool learned = false;
     get_numel = (int32_t(*)(const void *, int64_t *))ms_elf_symbol_find("libtorch_cpu", "aoti_torch_get_numel");
     get_dtype = (int32_t(*)(const void *, int32_t *))ms_elf_symbol_find("libtorch_cpu", "aoti_torch_get_dtype");
     get_element_size = (size_t(*)(int32_t))ms_elf_symbol_find("libtorch_cpu", "aoti_torch_dtype_element_size");
-    for (int i = 0; i < KNOWN && !learned; i++)
-        learned = learn_places(known_classes[i].library, known_classes[i].class);
+    for (int i = 0; i < FUNCTION_COUNT; i++)
+        places[i] = -1;
+    for (int i = 0; i < KNOWN; i++)
+        learn_places(known_classes[i].library, known_classes[i].class);
     if (!get_numel || !get_dtype || !get_element_size)
         why_not = "libtorch_cpu lacks a function for the sizes of tensors";
-    else if (!learned)
+    else if (!are_main_places_known())
         why_not = "torch exports no backend of torch.distributed";
     else
         why_not = NULL;
@@ -366,6 +370,21 @@ static PyObject *add_backend_class(PyObject *self, PyObject *args)
     return PyBool_FromLong(added);
 }
 
+static PyObject *finds_collective(PyObject *self, PyObject *name)
+{
+    static const char *const names[FUNCTION_COUNT] = {
+#define X(n, name, kind, first, second, symbol) #name,
+        FUNCTIONS(X, 0)
+#undef X
+    };
+    (void)self;
+    const char *asked = PyUnicode_AsUTF8(name);
+    for (int i = 0; asked && i < FUNCTION_COUNT; i++)
+        if (names[i] && strcmp(names[i], asked) == 0)
+            return PyBool_FromLong(searched && places[i] >= 0);
+    return asked ? PyErr_Format(PyExc_ValueError, "no function of a backend is called %s", asked) : NULL;
+}
+
 static PyObject *collectives_unknown(PyObject *self, PyObject *unused)
 {
     (void)self, (void)unused;
@@ -401,6 +420,7 @@ PyMethodDef mst_intercept_collectives_methods[] = {
      "Intercept the collectives of this backend's class too, which is in this library. Whether that is possible."},
     {"backend_key", backend_key, METH_O, "The key of a backend's group."},
     {"collectives_unknown", collectives_unknown, METH_NOARGS, "Why collectives of real runs are not known, or None."},
+    {"finds_collective", finds_collective, METH_O, "Whether this function of backends is found in their tables."},
     {"forget_collectives", forget_collectives, METH_O,
      "Do not intercept collectives in this process, for this reason."},
     {"intercept_collectives", intercept_collectives, METH_O,
