@@ -1,8 +1,10 @@
 /* intercept_fsdp.c - the interception points of FSDP2: vectorcall pointers of its Python functions.
  *
  * torch wraps each of these functions, and the wrapper calls it as func(*args, **kwargs), which goes through the
- * vectorcall pointer in every version of Python. The functions and their code stay the same, so dynamo notices nothing;
- * no hook is added to a module. The program may import FSDP2 late, so the functions are looked for at root calls. */
+ * vectorcall pointer in every version of Python. Before torch 2.12 some are not wrapped, and Python 3.11 does not look
+ * at the pointer when Python code calls a function: there nothing is intercepted. The functions and their code stay the
+ * same, so dynamo notices nothing; no hook is added to a module. The program may import FSDP2 late, so the functions
+ * are looked for at root calls. */
 #include "torch/intercept.h"
 
 #include "interpose/patch.h"
@@ -201,6 +203,12 @@ static void after_reduce(PyObject *const *args, Py_ssize_t count, PyObject *resu
 
 /* ---- finding, installing and restoring ---- */
 
+/* Whether Python calls the function by its vectorcall pointer. */
+static bool is_reached(bool is_wrapped)
+{
+    return is_wrapped || PY_VERSION_HEX >= 0x030c0000;
+}
+
 /* The innermost function that a function of FSDP2 wraps: a new reference, or NULL. Python runs no code here. */
 static PyObject *find_function(const char *module, const char *class, const char *name)
 {
@@ -209,11 +217,14 @@ static PyObject *find_function(const char *module, const char *class, const char
     if (holder && class)
         Py_SETREF(holder, PyObject_GetAttrString(holder, class));
     PyObject *function = holder ? PyObject_GetAttrString(holder, name) : NULL;
+    bool is_wrapped = false;
     Py_XDECREF(holder);
-    for (PyObject *inner; function && (inner = PyObject_GetAttrString(function, "__wrapped__")) != NULL;)
+    for (PyObject *inner; function && (inner = PyObject_GetAttrString(function, "__wrapped__")) != NULL;) {
         Py_SETREF(function, inner);
+        is_wrapped = true;
+    }
     PyErr_Clear();
-    if (function && !PyFunction_Check(function))
+    if (function && (!PyFunction_Check(function) || !is_reached(is_wrapped)))
         Py_CLEAR(function);
     return function;
 }
