@@ -46,6 +46,12 @@ def _groups_of_state(state: Any) -> list[Any]:
     return [group for group in ([state._fsdp_param_group] if groups is None else groups) if group is not None]
 
 
+def _reductions_of(context: Any) -> list[Any]:
+    """Before torch 2.12 a context has one at most."""
+    states = getattr(context, "reduce_scatter_states", None)
+    return [state for state in ([getattr(context, "reduce_scatter_state", None)] if states is None else states) if state is not None]
+
+
 def groups_of(model: nn.Module) -> Iterator[Any]:
     seen = set()
     for module in model.modules():
@@ -86,6 +92,6 @@ def held_by_fsdp(model: nn.Module) -> dict[str, int]:
             [*(param.grad for param in unsharded if param is not None), *(param.unsharded_accumulated_grad for param in params)]
         ),
         "All Gather": _bytes_of(gather.all_gather_output for gather in gathers if gather is not None),
-        "Reduce Scatter": _bytes_of(state.reduce_scatter_input for ctx in contexts for state in getattr(ctx, "reduce_scatter_states", ())),
+        "Reduce Scatter": _bytes_of(state.reduce_scatter_input for ctx in contexts for state in _reductions_of(ctx)),
     }
     return {kind: value for kind, value in found.items() if value}

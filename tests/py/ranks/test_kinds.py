@@ -264,7 +264,13 @@ def test_results_are_the_same_to_the_bit():
                 opt.step()
         return [p._local_tensor.clone() for p in model.parameters()]
 
-    assert all(torch.equal(one, other) for one, other in zip(run(False), run(True)))
+    def are_equal(left, right):
+        return all(torch.equal(one, other) for one, other in zip(left, right))
+
+    untracked = run(False)
+    if not are_equal(untracked, run(False)):
+        pytest.skip("this torch's fake process group does not fill the tensors that it gathers")
+    assert are_equal(untracked, run(True))
 
 
 def test_models_are_not_kept_alive():
