@@ -33,30 +33,47 @@ def shard_blocks(model: nn.Sequential, **options: Any) -> nn.Sequential:
     return model
 
 
+def _groups_of_state(state: Any) -> list[Any]:
+    """A state of torch 2.11 has at most one group."""
+    several = getattr(state, "_fsdp_param_groups", None)
+    return several if several is not None else [group for group in [state._fsdp_param_group] if group is not None]
+
+
+def _reductions_of(context: Any) -> list[Any]:
+    """Of torch 2.11 at most one."""
+    several = getattr(context, "reduce_scatter_states", None)
+    return several if several is not None else [one for one in [getattr(context, "reduce_scatter_state", None)] if one is not None]
+
+
 def groups_of(model: nn.Module) -> Iterator[Any]:
     seen = set()
     for module in model.modules():
         state = module._get_fsdp_state() if isinstance(module, FSDPModule) else None
-        for group in state._fsdp_param_groups if state else ():
+        for group in _groups_of_state(state) if state else ():
             if id(group) not in seen:
                 seen.add(id(group))
                 yield group
 
 
-def _bytes_of(tensors: Iterable[torch.Tensor | None]) -> int:
-    """The bytes of the tensors' storages, each counted once."""
-    storages = {}
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
-        if storage.nbytes():
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+def block_bytes(bytes: int, device: torch.device) -> int:
+    """The size of the block for so many bytes, at most 1 MiB: CUDA's allocator rounds them up to 512."""
+    return -(-bytes // 512) * 512 if device.type == "cuda" else bytes
 
 
-def held_by_fsdp(model: nn.Module) -> dict[str, int]:
-    """Bytes by kind; kinds that hold nothing are left out."""
+def held_by_fsdp(model: nn.Module, device: torch.device = torch.device("cpu")) -> dict[str, int]:
+    """Bytes of blocks on a device by kind; kinds that hold nothing are left out."""
+
+    def _bytes_of(tensors: Iterable[torch.Tensor | None]) -> int:
+        """The bytes of the tensors' storages, each counted once."""
+        storages = {}
+        for tensor in tensors:
+            if tensor is None:
+                continue
+            storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
+            if storage.nbytes() and storage.device == device:
+                storages[storage.data_ptr()] = block_bytes(storage.nbytes(), device)
+        return sum(storages.values())
+
     groups = list(groups_of(model))
     params = [param for group in groups for param in group.fsdp_params]
     contexts = {id(group.comm_ctx): group.comm_ctx for group in groups}.values()
@@ -73,6 +90,6 @@ def held_by_fsdp(model: nn.Module) -> dict[str, int]:
             [*(param.grad for param in unsharded if param is not None), *(param.unsharded_accumulated_grad for param in params)]
         ),
         "All Gather": _bytes_of(gather.all_gather_output for gather in gathers if gather is not None),
-        "Reduce Scatter": _bytes_of(state.reduce_scatter_input for ctx in contexts for state in getattr(ctx, "reduce_scatter_states", ())),
+        "Reduce Scatter": _bytes_of(state.reduce_scatter_input for ctx in contexts for state in _reductions_of(ctx)),
     }
     return {kind: value for kind, value in found.items() if value}
