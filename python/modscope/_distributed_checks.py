@@ -40,10 +40,11 @@ def _compare(found: dict[str, int], expected: dict[Kind, int]) -> str | None:
 
 
 def _check_fsdp() -> str | None:
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     model, x = torch.nn.Linear(_WIDTH, _WIDTH, bias=False), torch.ones(1, _WIDTH)
-    fully_shard(model)
+    fully_shard(model, mesh=init_device_mesh("cpu", (_RANKS,)))  # without a mesh, FSDP2 moves the model to a GPU that is there
     sharded = {Kind.SHARDED_PARAM: _BYTES // _RANKS}
     with torch.no_grad():
         forward = _peak_of(lambda: model(x), model)
