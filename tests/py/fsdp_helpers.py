@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 KINDS = ("Sharded Param", "Unsharded Param", "Sharded Grad", "Unsharded Grad", "All Gather", "Reduce Scatter")
@@ -26,7 +28,13 @@ class Block(nn.Module):
         return x + self.down(y)
 
 
+def cpu_mesh() -> DeviceMesh:
+    """All ranks, on the CPU: without a mesh, FSDP2 moves a model to the GPU where there is one."""
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
 def shard_blocks(model: nn.Sequential, **options: Any) -> nn.Sequential:
+    options.setdefault("mesh", cpu_mesh())
     for layer in model:
         fully_shard(layer, **options)
     fully_shard(model, **options)
