@@ -53,7 +53,7 @@ def _table(levers: Levers, batches: Batches | None) -> list[Tried]:
     free = _with_one_setting(free)
     rows = [*free, *_batch(levers, batches), *_checkpoints(levers)]
     rows += [tried for lever in (*levers.single_tensor(), *levers.on_cpu()) if levers.helps(tried := levers.attempt(lever))]
-    rows += _sharded(levers)
+    rows += [*_sharded(levers), *_sharded(levers, mixed=True)]
     rows += _combined(levers, [tried.lever for tried in free], rows)
     return sorted(rows, key=lambda tried: tried.price)
 
@@ -98,11 +98,11 @@ def _all_checkpoints(levers: Levers) -> list[Tried]:
     return [levers.attempt(combine(*(levers.checkpoint(each, len(each.members)) for each in groups)))]
 
 
-def _sharded(levers: Levers) -> list[Tried]:
+def _sharded(levers: Levers, mixed: bool = False) -> list[Tried]:
     """Over the fewest GPUs on which it fits. If it fits on none of these numbers, over the most that help."""
     last: list[Tried] = []
     for ranks in levers.rank_counts():
-        lever = levers.sharded(ranks)
+        lever = levers.sharded(ranks, mixed)
         if lever is None or not levers.helps(tried := levers.attempt(lever)):
             break
         last = [tried]
