@@ -99,14 +99,15 @@ def _all_checkpoints(levers: Levers) -> list[Tried]:
 
 
 def _sharded(levers: Levers, mixed: bool = False) -> list[Tried]:
-    """Over the fewest GPUs on which it fits. If it fits on none of these numbers, over the most that help."""
+    """Over the fewest GPUs on which it fits. If it fits on none of these numbers, over the most that help. Over few GPUs the buffers of gathers
+    may take more than sharding saves."""
     last: list[Tried] = []
     for ranks in levers.rank_counts():
         lever = levers.sharded(ranks, mixed)
         if lever is None or not levers.helps(tried := levers.attempt(lever)):
-            break
+            continue
         last = [tried]
-        if tried.outcome.fits:
+        if tried.outcome.fits_at_once:
             break
     return last
 
