@@ -163,6 +163,7 @@ def as_json(found: Answer) -> dict[str, Any]:
         "context": found.gpu.context,
         "caching": job.caching,
         "is_lower_bound": job.is_lower_bound,
+        "has_damaged_notes": job.has_damaged_notes,
         "whole_steps": job.whole_steps,
         "died": job.died,
         "notes": list(found.about),
