@@ -13,7 +13,7 @@ import torch
 from modscope import _interception, _native
 from modscope._categories import Kind
 
-__all__ = ["NOT_BUILT", "check_in_fork", "why_not_intercepted"]
+__all__ = ["NOT_BUILT", "check_in_fork"]
 
 NOT_BUILT = "this torch has no torch.distributed"
 _LIMIT = 30_000  # milliseconds
@@ -39,24 +39,24 @@ def _compare(found: dict[str, int], expected: dict[Kind, int]) -> str | None:
     return None
 
 
-def why_not_intercepted() -> str:
+def _why_not_intercepted() -> str:
     """Why FSDP2's functions are not intercepted, once it is imported."""
-    if sys.version_info < (3, 12):
-        return "this torch's FSDP2 needs Python 3.12 or torch 2.12"
-    return "this torch's FSDP2 is not as modscope knows it"
+    is_old = sys.version_info < (3, 12)
+    return "this torch's FSDP2 needs Python 3.12 or torch 2.12" if is_old else "this torch's FSDP2 is not as modscope knows it"
 
 
 def _check_fsdp() -> str | None:
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     from modscope._mem_tracker import MemTracker
 
     model, x = torch.nn.Linear(_WIDTH, _WIDTH, bias=False), torch.ones(1, _WIDTH)
-    fully_shard(model)
+    fully_shard(model, mesh=init_device_mesh("cpu", (_RANKS,)))  # without a mesh, FSDP2 moves the model to a GPU that is there
     sharded = {Kind.SHARDED_PARAM: _BYTES // _RANKS}
     with MemTracker():
         if not _native.intercept_fsdp():
-            return why_not_intercepted()
+            return _why_not_intercepted()
     with torch.no_grad():
         forward = _peak_of(lambda: model(x), model)
     backward = _peak_of(lambda: model(x).sum().backward(), model)

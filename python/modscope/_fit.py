@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
+from modscope._output import check, create
 from modscope._fit_answer import Answer, answer, as_json
 from modscope._fit_batch import Batches
 from modscope._fit_beside import join
@@ -23,6 +24,7 @@ from modscope._text import clean
 from modscope._virtual.gpus import GPUS, parse_gpus
 
 _VALUED = ("--gpu", "--json", "--report", "--device", "--batches", *VALUED)
+_FLAGS = ("-f", "--force")
 """Options of ours that may follow the capture or the script."""
 
 
@@ -49,12 +51,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--batches", type=batches_of, metavar="A,B", help="the batches of SMALL and LARGE, if their arguments do not tell them")
     add("--json", metavar="OUT", help="write the exact figures to a file as JSON")
     add("--report", metavar="OUT", help="write a page for a browser that draws each change over the run's timeline; needs one GPU")
+    add("-f", "--force", action="store_true", help="replace the files of --json and --report if they exist")
     add_options(parser)
     return parser
 
 
 def main(arguments: list[str]) -> int:
-    own, rest = split_arguments(arguments, _VALUED)
+    own, rest = split_arguments(arguments, _VALUED, _FLAGS)
     parser = _parser()
     options = parser.parse_args(own)
     if not rest:
@@ -73,12 +76,14 @@ def main(arguments: list[str]) -> int:
         if unknown or len(rest) > 2:
             parser.error(f"unrecognized arguments: {clean(' '.join(unknown or rest[2:]))}")
     try:
+        for path in filter(None, (options.json, options.report)):
+            check(path, options.force, *rest)
         if is_script(rest[0]):
             from modscope import _fit_script
 
             return _fit_script.fit(options, rest)
         check_no_ranks(options)
-        show(fit(rest, options), options.json, (), options.report, rest)
+        show(fit(rest, options), options, (), rest)
         return 0
     except CaptureError as error:
         why = str(error)
@@ -112,24 +117,25 @@ def fit(files: Sequence[str], options: argparse.Namespace) -> list[Answer]:
     return [answer(job, gpu, batches)._replace(about=about) for gpu in options.gpu or list(GPUS.values())]
 
 
-def show(
-    answers: list[Answer], path: str | None, script: Sequence[str] = (), report: str | None = None, files: Sequence[str] = ()
-) -> None:
-    """``path``: of the JSON; ``script``: with its arguments, if one was given instead of a capture; ``report``: of the page
-    of the first answer; ``files``: the captures or the script, which the page must not replace."""
-    if path:
+def show(answers: list[Answer], options: argparse.Namespace, script: Sequence[str], files: Sequence[str]) -> None:
+    """Print them, and write the files that were asked for. ``script``: with its arguments, if one was given instead of a capture; ``files``: the
+    captures or the script, which nothing replaces."""
+    if options.json:
         text = json.dumps({"gpus": [as_json(each) for each in answers]}, indent=2)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-    if report:
-        from modscope._fit_page import write_page
+        with create(options.json, options.force, *files) as file:
+            file.write(f"{text}\n".encode())
+    if options.report:
+        from modscope._fit_page import page_of
 
-        for note in write_page(answers[0], report, files):
+        made = page_of(answers[0])
+        with create(options.report, options.force, *files) as file:
+            file.write(made.html.encode())
+        for note in made.notes:
             print(f"modscope: {clean(note)}", file=sys.stderr)
     width = _columns()
     print("\n".join(lines_of(answers[0], width, script) if len(answers) == 1 else table_of_gpus(answers, width)))
-    if report:
-        print(f"Open it in a browser:  {clean(pathlib.Path(report).absolute().as_uri())}")
+    if options.report:
+        print(f"Open it in a browser:  {clean(pathlib.Path(options.report).absolute().as_uri())}")
     sys.stdout.flush()  # here, where a closed pipe is handled
 
 

@@ -53,7 +53,7 @@ def _table(levers: Levers, batches: Batches | None) -> list[Tried]:
     free = _with_one_setting(free)
     rows = [*free, *_batch(levers, batches), *_checkpoints(levers)]
     rows += [tried for lever in (*levers.single_tensor(), *levers.on_cpu()) if levers.helps(tried := levers.attempt(lever))]
-    rows += _sharded(levers)
+    rows += [*_sharded(levers), *_sharded(levers, mixed=True)]
     rows += _combined(levers, [tried.lever for tried in free], rows)
     return sorted(rows, key=lambda tried: tried.price)
 
@@ -98,15 +98,16 @@ def _all_checkpoints(levers: Levers) -> list[Tried]:
     return [levers.attempt(combine(*(levers.checkpoint(each, len(each.members)) for each in groups)))]
 
 
-def _sharded(levers: Levers) -> list[Tried]:
-    """Over the fewest GPUs on which it fits. If it fits on none of these numbers, over the most that help."""
+def _sharded(levers: Levers, mixed: bool = False) -> list[Tried]:
+    """Over the fewest GPUs on which it fits. If it fits on none of these numbers, over the most that help. Over few GPUs the buffers of gathers
+    may take more than sharding saves."""
     last: list[Tried] = []
     for ranks in levers.rank_counts():
-        lever = levers.sharded(ranks)
+        lever = levers.sharded(ranks, mixed)
         if lever is None or not levers.helps(tried := levers.attempt(lever)):
-            break
+            continue
         last = [tried]
-        if tried.outcome.fits:
+        if tried.outcome.fits_at_once:
             break
     return last
 
@@ -162,6 +163,7 @@ def as_json(found: Answer) -> dict[str, Any]:
         "context": found.gpu.context,
         "caching": job.caching,
         "is_lower_bound": job.is_lower_bound,
+        "has_damaged_notes": job.has_damaged_notes,
         "whole_steps": job.whole_steps,
         "died": job.died,
         "notes": list(found.about),

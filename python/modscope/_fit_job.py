@@ -106,6 +106,8 @@ class Job:
         self.capture.check_allocator()
         self.fraction = memory_fraction(self.capture)
         self.is_lower_bound = self.capture.is_lower_bound or self.stream.is_lower_bound
+        self.has_damaged_notes = reader.damaged > self.capture.damaged
+        """Whether chunks are damaged that are no events: a reader of events alone does not find that."""
         self.died = ends_within_step(self.capture)
         self.steps = self.stream.steps()
         """(event, number, time in microseconds) of each step's beginning."""

@@ -221,19 +221,22 @@ class Levers:
     def _is_sharded(self) -> bool:
         return _fit_sharding.uses_fsdp2(self.job)
 
-    def sharded(self, ranks: int) -> Lever | None:
-        """``ranks``: one of rank_counts."""
+    def sharded(self, ranks: int, mixed: bool = False) -> Lever | None:
+        """``ranks``: one of rank_counts. ``mixed``: with a MixedPrecisionPolicy, which is a lever of jobs with autocast."""
         world = world_of(self.job.capture)
+        policy = " with a MixedPrecisionPolicy" if mixed else ""
         if self._is_sharded:
+            if mixed:
+                return None
             edits = _fit_sharding.over_more(self.job, world, ranks)
             change = ShardingChange(ranks)
             cost = f"{ranks - world} more GPUs"
             more = ranks - world
             return Lever(f"FSDP2 over {ranks} GPUs", edits, cost, more=more, is_bound=True, can_be_verified=True, sharding=change) if edits else None
-        edits = _fit_sharding.edits(self.job, self.groups, ranks)
+        edits = _fit_sharding.edits(self.job, self.groups, ranks, mixed)
         if not edits:
             return None
         if world > 1:
-            return Lever(f"FSDP2 over the {ranks} GPUs", edits, "gathers in every step", is_bound=True)
+            return Lever(f"FSDP2 over the {ranks} GPUs{policy}", edits, "gathers in every step", is_bound=True)
         cost = "a second GPU" if ranks == 2 else f"{ranks - 1} more GPUs"
-        return Lever(f"FSDP2 over {ranks} GPUs", edits, cost, more=ranks - 1, is_bound=True)
+        return Lever(f"FSDP2 over {ranks} GPUs{policy}", edits, cost, more=ranks - 1, is_bound=True)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from functools import partial
 
 from modscope._edited import POINTS, Window, describe_difference, lines_of, moments_of
 from modscope._fit_answer import Answer
 from modscope._fit_levers import Tried
 from modscope._fit_text import cost_of, notes, verdict
-from modscope._load import CaptureError
-from modscope._report import Source, page
+from modscope._report import Page, Source, page
 from modscope._summary import Report
 from modscope._text import at_least, clean, describe_moment, size
 
@@ -23,15 +20,9 @@ def source_of(found: Answer) -> Source:
     return Source(found.job.file, found.job.capture, partial(changes, found))
 
 
-def write_page(found: Answer, path: str, files: Sequence[str]) -> list[str]:
-    """Write the page of the capture; an existing one is replaced, but none of ``files``. CaptureError or OSError says why
-    it cannot be written. Returns sentences about what was left out."""
-    if any(os.path.exists(path) and os.path.samefile(path, file) for file in files):
-        raise CaptureError(f"{path} is the capture itself: choose another name for the page")
-    made = page([source_of(found)])
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        file.write(made.html)
-    return made.notes
+def page_of(found: Answer) -> Page:
+    """The page of the capture."""
+    return page([source_of(found)])
 
 
 def changes(found: Answer, window: Window) -> Report:

@@ -34,7 +34,7 @@ def fit(options: argparse.Namespace, target: list[str]) -> int:
                 answers[gpu] = answer(job, gpu)
         if len(gpus) == 1:
             answers[gpus[0]] = _with_sharding(script, verify(script, answers[gpus[0]]), sharding_of(path))
-        _fit.show([answers[gpu] for gpu in gpus], options.json, target, options.report, target[:1])
+        _fit.show([answers[gpu] for gpu in gpus], options, target, target[:1])
     return 0
 
 

@@ -6,6 +6,9 @@ Of a group over W ranks, with N bytes of parameters, one block each, before and 
     backward   its parameters, the next group's gathered bytes, its gradients where they were; then, until the next group has
                ended, the input of its reduction, N in one block, and until gradients were freed the output, N / W
 Gathered bytes and outputs are on streams of their own, which share no memory with others.
+
+With a MixedPrecisionPolicy of half precision, N is half of that, and what autocast copies in half precision is not: the weights in forward,
+and their gradients in backward.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from modscope._categories import KINDS, Category, Kind
+from modscope._fit_casts import find_casts
 from modscope._fit_job import Call, Edit, Job
 from modscope._fit_modules import Siblings
 
@@ -37,6 +41,11 @@ class _Group(NamedTuple):
     @property
     def bytes(self) -> int:
         return sum(self.parameters)
+
+    def halved(self) -> _Group:
+        """In half precision."""
+        gradients = [block._replace(bytes=-(-block.bytes // 2)) for block in self.gradients]
+        return _Group([-(-bytes // 2) for bytes in self.parameters], gradients)
 
 
 class _Run(NamedTuple):
@@ -70,21 +79,25 @@ def over_more(job: Job, ranks: int, more: int) -> list[Edit]:
     return [("scale", selection, ranks, more) for selection in shards]
 
 
-def edits(job: Job, groups: list[Siblings], ranks: int) -> list[Edit]:
-    """Empty: it has no parameters, or no steps that show when they are used."""
+def edits(job: Job, groups: list[Siblings], ranks: int, mixed: bool = False) -> list[Edit]:
+    """``mixed``: with a MixedPrecisionPolicy. Empty: it has no parameters, or no steps that show when they are used; or it is ``mixed``, and the
+    job does not use autocast."""
     members = groups[0].members if groups else []
-    *parts, rest = _groups_of(job, [name for name, _ in members])
-    if not job.whole_steps or not any(group.parameters for group in (*parts, rest)):
+    whole = _groups_of(job, [name for name, _ in members])
+    casts = find_casts(job) if mixed and job.whole_steps else []
+    if not job.whole_steps or not any(group.parameters for group in whole) or mixed and not casts:
         return []
+    *parts, rest = [group.halved() for group in whole] if mixed else whole
     found: list[Edit] = [("scale", job.select(category), 1, ranks) for category in (Category.PARAM, Category.OPT)]
     found.append(("scale", job.select(Category.TEMP, phases=["optimizer"]), 1, ranks))
     runs = sorted((_Run(group, call) for group, (_, calls) in zip(parts, members) for call in calls), key=lambda run: run.call.begin)
-    sharding = _Sharding(job, ranks, found)
+    found += [("resize", number, 0) for number in casts]
+    sharding = _Sharding(job, ranks, mixed, found)
     for event, number, _ in job.steps[: job.whole_steps]:
         end = next((begin for begin, _, _ in job.steps if begin > event), job.stream.events)
         root = next((call for call in job.calls if call.parent is None and call.step == number and call.backward is not None), None)
         sharding.step([run for run in runs if run.call.step == number], None if root is None else _Run(rest, root), end)
-    sharding.scale_others([*parts, rest])
+    sharding.scale_others(whole)
     return found
 
 
@@ -106,14 +119,19 @@ def _groups_of(job: Job, names: list[str]) -> list[_Group]:
 class _Sharding:
     """Adds the edits of one step after another to ``found``."""
 
-    def __init__(self, job: Job, ranks: int, found: list[Edit]) -> None:
-        self._job, self._ranks, self._found = job, ranks, found
+    def __init__(self, job: Job, ranks: int, mixed: bool, found: list[Edit]) -> None:
+        self._job, self._ranks, self._mixed, self._found = job, ranks, mixed, found
         self._reduced: set[int] = set()
         """Blocks of gradients that were given another end."""
 
     def _insert(self, begin: int, until: int | None, bytes: int, stream: int = 0) -> None:
         if bytes and (until is None or begin < until):
             self._found.append(("insert", begin, until, bytes, self._job.number, stream))
+
+    def _gather(self, begin: int, until: int, group: _Group) -> None:
+        if self._mixed:  # this rank's part is copied in half precision first
+            self._insert(begin, begin + 1, -(-group.bytes // self._ranks), _GATHER)
+        self._insert(begin, until, group.bytes, _GATHER)
 
     def _insert_parameters(self, begin: int, until: int, group: _Group) -> None:
         for bytes in group.parameters:
@@ -125,7 +143,7 @@ class _Sharding:
         last = self._last_gradient([run.group for run in (*runs, *([root] if root else []))], runs[0].call.begin if runs else 0, end)
         if root is not None:
             first = runs[0].call.begin if runs else root.call.begin
-            self._insert(root.call.begin, first + 1, root.group.bytes, _GATHER)
+            self._gather(root.call.begin, first + 1, root.group)
             self._insert_parameters(root.call.begin, last, root.group)
         self._forward(runs, end)
         self._backward(nodes, last)
@@ -140,7 +158,7 @@ class _Sharding:
         for at, (group, call) in enumerate(runs):
             ends = call.end if call.end is not None else end
             following = runs[at + 1].call.begin + 1 if at + 1 < len(runs) else ends
-            self._insert(call.begin, following, group.bytes, _GATHER)
+            self._gather(call.begin, following, group)
             self._insert_parameters(call.begin, ends, group)
 
     def _backward(self, nodes: list[_Run], end: int) -> None:
@@ -149,9 +167,9 @@ class _Sharding:
         ends = [max(following - 1, begin + 1) for begin, following in zip(begins, [*begins[1:], end])]
         for at, (group, _) in enumerate(nodes):
             if at == 0:
-                self._insert(begins[0], begins[0] + 1, group.bytes, _GATHER)
+                self._gather(begins[0], begins[0] + 1, group)
             if at + 1 < len(nodes):
-                self._insert(begins[at], begins[at + 1], nodes[at + 1].group.bytes, _GATHER)
+                self._gather(begins[at], begins[at + 1], nodes[at + 1].group)
             self._insert_parameters(begins[at], ends[at], group)
             self._reduce(group, begins[at], ends[at], ends[at + 1] if at + 1 < len(nodes) else end)
 
@@ -165,7 +183,12 @@ class _Sharding:
         bytes = sum(block.bytes for block in gradients)
         drops = [block.drop for block in gradients]
         self._insert(end, until, bytes)
-        self._insert(end, None if None in drops else max(drop or 0 for drop in drops), -(-bytes // self._ranks), _REDUCE)
+        reduced = -(-bytes // self._ranks)
+        if self._mixed:  # the output is copied in the parameters' own precision
+            self._found += [("resize", block.number, block.bytes) for block in gradients]
+            self._insert(end, end + 1, reduced, _REDUCE)
+            reduced *= 2
+        self._insert(end, None if None in drops else max(drop or 0 for drop in drops), reduced, _REDUCE)
 
     def scale_others(self, groups: list[_Group]) -> None:
         """Gradients that were kept from step to step."""

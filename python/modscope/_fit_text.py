@@ -79,6 +79,8 @@ def notes_on(job: Job) -> list[str]:
         lines.append("It ran on the CPU, which has no caching allocator: figures are what was allocated, and a GPU reserves more.")
     if job.is_lower_bound:
         lines.append("Events of the capture are lost or damaged: every figure is at least as large.")
+    if job.has_damaged_notes:
+        lines.append("Parts of the capture are damaged that say what was requested and what autograd saved: figures are rough.")
     if job.died and job.whole_steps:
         whole = counted(job.whole_steps, "whole step")
         lines.append(f"The run ended in step {job.steps[-1][1]}: figures are those of the {whole} before.")
@@ -99,8 +101,21 @@ def notes(found: Answer) -> list[str]:
 
 
 def _nothing_helps(found: Answer) -> str:
-    held = f"{near_size(found.rest)} of parameters, gradients and optimizer state remain"
-    return f"None of this makes it fit: {held}. A GPU with more memory, more GPUs or a smaller batch would."
+    """Why: what holds most where the best change leaves most, and what would still help."""
+    if not found.tried:
+        return f"No change that is known here makes it fit. {_what_would(found)}"
+    best = min(found.tried, key=lambda tried: tried.outcome.reserved).outcome
+    verb = "reserved" if found.job.caching else "allocated"
+    least = f"None of this makes it fit: with the change that needs least, {near_size(best.reserved)} are {verb} {describe_moment(*best.at)}"
+    if found.job.caching and best.allocated <= found.capacity:
+        least += f", though only {near_size(best.allocated)} are allocated at most: the rest are gaps between blocks"
+    return f"{least}. {_what_would(found)}"
+
+
+def _what_would(found: Answer) -> str:
+    if found.rest > found.capacity:
+        return f"Parameters, gradients and optimizer state alone are {near_size(found.rest)}: a GPU with more memory, or more GPUs, would help."
+    return "A GPU with more memory, more GPUs or a smaller batch would help."
 
 
 def _fits(tried: Tried) -> str:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 KINDS = ("Sharded Param", "Unsharded Param", "Sharded Grad", "Unsharded Grad", "All Gather", "Reduce Scatter")
@@ -27,29 +28,29 @@ class Block(nn.Module):
         return x + self.down(y)
 
 
-def shard(modules: Any, **options: Any) -> Any:
-    """``fully_shard`` on the CPU, also where there is a GPU, unless another mesh is given."""
-    options.setdefault("mesh", init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
-    return fully_shard(modules, **options)
+def cpu_mesh() -> DeviceMesh:
+    """All ranks, on the CPU: without a mesh, FSDP2 moves a model to the GPU where there is one."""
+    return init_device_mesh("cpu", (dist.get_world_size(),))
 
 
 def shard_blocks(model: nn.Sequential, **options: Any) -> nn.Sequential:
+    options.setdefault("mesh", cpu_mesh())
     for layer in model:
-        shard(layer, **options)
-    shard(model, **options)
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
     return model
 
 
 def _groups_of_state(state: Any) -> list[Any]:
-    """Before torch 2.12 a module has one group at most."""
-    groups = getattr(state, "_fsdp_param_groups", None)
-    return [group for group in ([state._fsdp_param_group] if groups is None else groups) if group is not None]
+    """A state of torch 2.11 has at most one group."""
+    several = getattr(state, "_fsdp_param_groups", None)
+    return several if several is not None else [group for group in [state._fsdp_param_group] if group is not None]
 
 
 def _reductions_of(context: Any) -> list[Any]:
-    """Before torch 2.12 a context has one at most."""
-    states = getattr(context, "reduce_scatter_states", None)
-    return [state for state in ([getattr(context, "reduce_scatter_state", None)] if states is None else states) if state is not None]
+    """Of torch 2.11 at most one."""
+    several = getattr(context, "reduce_scatter_states", None)
+    return several if several is not None else [one for one in [getattr(context, "reduce_scatter_state", None)] if one is not None]
 
 
 def groups_of(model: nn.Module) -> Iterator[Any]:
@@ -62,20 +63,25 @@ def groups_of(model: nn.Module) -> Iterator[Any]:
                 yield group
 
 
-def _bytes_of(tensors: Iterable[torch.Tensor | None]) -> int:
-    """The bytes of the tensors' storages, each counted once."""
-    storages = {}
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
-        if storage.nbytes():
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+def block_bytes(bytes: int, device: torch.device) -> int:
+    """The size of the block for so many bytes, at most 1 MiB: CUDA's allocator rounds them up to 512."""
+    return -(-bytes // 512) * 512 if device.type == "cuda" else bytes
 
 
-def held_by_fsdp(model: nn.Module) -> dict[str, int]:
-    """Bytes by kind; kinds that hold nothing are left out."""
+def held_by_fsdp(model: nn.Module, device: torch.device = torch.device("cpu")) -> dict[str, int]:
+    """Bytes of blocks on a device by kind; kinds that hold nothing are left out."""
+
+    def _bytes_of(tensors: Iterable[torch.Tensor | None]) -> int:
+        """The bytes of the tensors' storages, each counted once."""
+        storages = {}
+        for tensor in tensors:
+            if tensor is None:
+                continue
+            storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
+            if storage.nbytes() and storage.device == device:
+                storages[storage.data_ptr()] = block_bytes(storage.nbytes(), device)
+        return sum(storages.values())
+
     groups = list(groups_of(model))
     params = [param for group in groups for param in group.fsdp_params]
     contexts = {id(group.comm_ctx): group.comm_ctx for group in groups}.values()

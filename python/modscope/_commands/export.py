@@ -10,7 +10,7 @@ from argparse import Namespace
 from typing import IO
 
 from modscope._commands.common import Load, find_device, notes
-from modscope._commands.output import create
+from modscope._output import create
 from modscope._commands.terminal import Screen
 from modscope._export import FORMATS, Asked, describe_extensions, format_of_file, write
 from modscope._load import Capture, CaptureError

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 from modscope import _fit_page, _plan_page
 from modscope._commands.common import Load, find_device, notes, page_address
-from modscope._commands.output import create
+from modscope._output import create
 from modscope._commands.terminal import Screen
 from modscope._edited import Window
 from modscope._fit_answer import answer

@@ -7,7 +7,7 @@ import sys
 from argparse import Namespace
 
 from modscope._commands.common import Load, page_address
-from modscope._commands.output import create
+from modscope._output import create
 from modscope._commands.terminal import Screen
 from modscope._fit_answer import answer
 from modscope._fit_job import Job

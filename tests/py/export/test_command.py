@@ -219,7 +219,7 @@ def test_a_link_is_replaced_and_not_its_target(modscope, command, target):
 
 
 def test_a_file_that_appears_meanwhile_stays(tmp_path):
-    from modscope._commands.output import create
+    from modscope._output import create
 
     path = tmp_path / "out"
     with pytest.raises(OSError, match="out exists already"), create(str(path), False) as file:
@@ -230,7 +230,7 @@ def test_a_file_that_appears_meanwhile_stays(tmp_path):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("disk full"), MemoryError])
 def test_an_interrupted_write_leaves_the_old_file(tmp_path, error):
-    from modscope._commands.output import create
+    from modscope._output import create
 
     path = tmp_path / "out"
     path.write_text("old")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 
+import capture_helpers
 import pytest
 import torch
 from fit_runs import Net, train
@@ -51,10 +52,45 @@ def test_levers_of_a_run_that_does_not_fit(tmp_path: pathlib.Path) -> None:
     assert all(" yes " in row and "% time" in row for row in rows)
 
 
-def test_what_cannot_fit_says_what_remains(tmp_path: pathlib.Path) -> None:
+def test_what_cannot_fit_says_why(tmp_path: pathlib.Path) -> None:
     train(tmp_path / "run.msc")
+    job = Job(str(tmp_path / "run.msc"))
     out = lines(tmp_path / "run.msc", 10_000)
-    assert out[-1].startswith("None of this makes it fit: ") and "of parameters, gradients and optimizer state remain" in out[-1]
+    assert out[-1].startswith("None of this makes it fit: with the change that needs least, ")
+    assert "Parameters, gradients and optimizer state alone are " in out[-1]
+    rest = _fit_answer.answer(job, tiny(10_000)).rest
+    assert rest < job.replay().reserved
+    least = min(tried.outcome.reserved for tried in _fit_answer.answer(job, tiny(rest + 1)).tried)
+    out = lines(tmp_path / "run.msc", (rest + least) // 2)  # they would fit: it is something else
+    assert out[-1].startswith("None of this makes it fit: ") and "alone" not in out[-1] and "smaller batch would help" in out[-1]
+
+
+def test_files_that_exist_are_not_replaced(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path / "run.msc")
+    file = tmp_path / "fit.json"
+    file.write_text("mine")
+    words = ["fit", str(tmp_path / "run.msc"), "--gpu", "t4", "--json", str(file)]
+    assert main(words) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and "exists already" in said.err and "(-f)" in said.err and file.read_text() == "mine"
+    assert main([*words, "-f"]) == 0
+    assert json.loads(file.read_text())["gpus"]
+
+
+def test_damaged_notes_make_figures_rough(tmp_path: pathlib.Path) -> None:
+    c = capture_helpers.train()
+    for slot in range(1, 9):
+        c.note("saved", slot)
+    payload, data = bytes(c.notes), bytearray(c.end(how="finished"))
+    (tmp_path / "whole.msc").write_bytes(data)
+    assert data.count(payload) == 1
+    data[data.index(payload) + 1] ^= 255
+    (tmp_path / "damaged.msc").write_bytes(data)
+    for name, expected in (("whole", False), ("damaged", True)):
+        found = _fit_answer.answer(Job(str(tmp_path / f"{name}.msc")), tiny(10_000))
+        assert _fit_answer.as_json(found)["has_damaged_notes"] is expected
+        assert any("figures are rough" in line for line in _fit_text.lines_of(found)) is expected
+        assert not found.job.is_lower_bound
 
 
 def test_a_run_that_died_in_its_first_step(tmp_path: pathlib.Path) -> None:

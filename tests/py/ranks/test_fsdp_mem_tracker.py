@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from fsdp_helpers import Block, held_by_fsdp, shard, shard_blocks
+from fsdp_helpers import Block, cpu_mesh, held_by_fsdp, shard_blocks
 from helpers import needs_interception
 from memory_helpers import CPU
 from torch import nn
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker as Theirs
 from torch.distributed._tools.fsdp2_mem_tracker import _FSDPModState, _FSDPRefType
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import modscope
@@ -130,12 +130,12 @@ def test_states_of_checkpointed_modules():
     class Checkpointed(nn.Module):
         def __init__(self):
             super().__init__()
-            self.inner = shard(Block(WIDTH))
+            self.inner = fully_shard(Block(WIDTH), mesh=cpu_mesh())
 
         def forward(self, x):
             return checkpoint(self.inner, x, use_reentrant=False)
 
-    model = shard(nn.Sequential(Checkpointed(), Checkpointed()))
+    model = fully_shard(nn.Sequential(Checkpointed(), Checkpointed()), mesh=cpu_mesh())
     tracker = FSDPMemTracker(model)
     with tracker, set_checkpoint_early_stop(False):
         model(torch.randn(4, WIDTH, requires_grad=True)).sum().backward()
@@ -161,8 +161,8 @@ def test_grouped_modules_work_after_the_tracker_was_left():
     """PyTorch's leaves hooks behind, which raise."""
     torch.manual_seed(0)
     model = nn.Sequential(*[Block(WIDTH) for _ in range(4)])
-    shard([model[0], model[1]])
-    shard(model)
+    fully_shard([model[0], model[1]], mesh=cpu_mesh())
+    fully_shard(model, mesh=cpu_mesh())
     opt, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(4, WIDTH)
     with FSDPMemTracker(model, opt) as tracker:
         step(model, opt, x)

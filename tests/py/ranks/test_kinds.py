@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from fsdp_helpers import KINDS, Block, groups_of, held_by_fsdp, shard, shard_blocks
+from fsdp_helpers import KINDS, Block, cpu_mesh, groups_of, held_by_fsdp, shard_blocks
 from helpers import needs_interception, torch_globals
 from memory_helpers import CPU, Counted, wrong_sums
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import modscope
@@ -101,9 +101,9 @@ def test_every_kind_equals_fsdp_s_own_tensors(options):
 def test_modules_that_are_sharded_together():
     check = Checked()
     model = blocks(check)
-    shard([model[0], model[1]])
-    shard([model[2], model[3]])
-    shard(model)
+    fully_shard([model[0], model[1]], mesh=cpu_mesh())
+    fully_shard([model[2], model[3]], mesh=cpu_mesh())
+    fully_shard(model, mesh=cpu_mesh())
     train(model, check)
     assert set(KINDS) <= check.seen
 
@@ -121,10 +121,10 @@ def test_a_module_with_two_groups():
     infos = {True: FSDPMeshInfo(whole, 0), False: FSDPMeshInfo(small, 0)}
     for layer in model:
         wide = {id(parameter) for parameter in layer.parameters() if parameter.dim() > 1}
-        shard(
+        fully_shard(
             layer, mesh=whole, shard_placement_fn=lambda p, wide=wide: ShardPlacementResult(Shard(0), infos[id(p) in wide])
         )
-    shard(model, mesh=whole)
+    fully_shard(model, mesh=whole)
     assert max(len(layer._get_fsdp_state()._fsdp_param_groups) for layer in model) == 2
     train(model, check)
     assert set(KINDS) <= check.seen
@@ -177,7 +177,7 @@ def test_compiled_blocks():
 def test_a_leaf_module_is_unsharded_between_its_own_hooks():
     """Nothing is intercepted between the pre-forward and the post-forward of a module without children, except FSDP2."""
     mt = modscope.MemTracker()
-    model = shard(nn.Linear(512, 512, bias=False))
+    model = fully_shard(nn.Linear(512, 512, bias=False), mesh=cpu_mesh())
     whole = 512 * 512 * 4
     with mt, torch.no_grad():
         mt.track_external(model)

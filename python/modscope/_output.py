@@ -28,6 +28,12 @@ def create(path: str, overwrite: bool, *sources: str) -> Iterator[IO[bytes]]:
             yield file
 
 
+def check(path: str, overwrite: bool, *sources: str) -> None:
+    """Raise what ``create`` would raise now, before something that takes long."""
+    if path != "-" and not _is_stream(path):
+        _check_path(path, overwrite, sources)
+
+
 def _is_stream(path: str) -> bool:
     """Whether it is a device or a pipe, which is written to directly. A link to one is not, because somebody else may
     have made it, unless it is one of the system's own, such as /dev/stdout."""
