@@ -117,9 +117,9 @@ uint64_t ms_ledger_lost(const ms_ledger *ledger);
 /* ---- stacks: where in the program a block was made ----
  *
  * A stack is a frame, and the stack around it: a tree, in which each distinct frame is stored once in its context. The
- * innermost frame may be an operator: a backward node. The table of stacks has bounds (MS_STACKS_MAX and
- * MS_STACK_TEXT_MAX); what does not fit is MS_STACK_LOST, and counted. Stacks are never forgotten before the watch is
- * closed, so their texts can be read without a lock. */
+ * innermost frames may be operators: one of torch's dispatcher, whose name has "::" in it, and around it a backward
+ * node. The table of stacks has bounds (MS_STACKS_MAX and MS_STACK_TEXT_MAX); what does not fit is MS_STACK_LOST, and
+ * counted. Stacks are never forgotten before the watch is closed, so their texts can be read without a lock. */
 typedef uint32_t ms_stack;
 enum {
     MS_STACK_NONE, /* not known */
@@ -164,6 +164,9 @@ int ms_block_add_at(ms_ledger *ledger, const ms_thread *thread, ms_stack stack, 
                     uint32_t device);
 /* Like ms_block_add, for a thread that the watch does not know: it is in this phase, and `path` is its innermost. */
 int ms_block_add_in(ms_ledger *ledger, ms_phase phase, ms_path path, uint64_t address, uint64_t bytes, uint32_t device);
+/* Like ms_block_add_in, and this stack made the block. */
+int ms_block_add_in_at(ms_ledger *ledger, ms_phase phase, ms_path path, ms_stack stack, uint64_t address,
+                       uint64_t bytes, uint32_t device);
 /* Like ms_block_add, with a category and owner that do not depend on what the thread is doing. This counts as a claim.
  * `outside`: the memory is not from an allocator of torch. */
 int ms_block_add_as(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device,

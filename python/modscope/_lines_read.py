@@ -39,6 +39,9 @@ class Place(NamedTuple):
     """When the run began, in seconds since 1970."""
     lost: bool = False
     """The line was known, but the table of lines was full."""
+    aten: str | None = None
+    """The operator of torch's dispatcher that made it, such as ``aten::addmm``; known where modscope runs operators itself:
+    with the dispatcher as the source of blocks, and in predictions."""
 
     @property
     def file(self) -> str | None:
@@ -54,10 +57,11 @@ class Place(NamedTuple):
 
     @property
     def operator(self) -> str | None:
-        """In backward the node's class. In forward the function that is called in the line, by the source, as long as
-        that is there and has not changed."""
-        if self.node or not self.frames or self.source_note:
-            return self.node
+        """The operator of torch's dispatcher, if it is known. Else in backward the node's class, and in forward the function
+        that is called in the line, by the source, as long as that is there and has not changed."""
+        known = self.aten or self.node
+        if known or not self.frames or self.source_note:
+            return known
         return _function_called(self.frames[0])
 
     @property
@@ -175,12 +179,15 @@ class Places:
         return self._found[stack]
 
     def _read(self, stack: int) -> Place | None:
-        frames, node = [], None
+        frames: list[Frame] = []
+        node = aten = None
         while 0 < stack < len(self._stacks) and (raw := self._stacks[stack]) is not None:
             file, function, line, end_line, column, end_column, outer = raw
-            if file is None:
+            if file is None and "::" in function:
+                aten = function
+            elif file is None:
                 node = function
             else:
                 frames.append(Frame(file, function, line, end_line, column, end_column))
             stack = outer if outer < stack else 0
-        return Place(tuple(frames), node, self._began) if frames or node else None
+        return Place(tuple(frames), node, self._began, aten=aten) if frames or node or aten else None

@@ -14,6 +14,7 @@
 #include "torch/api.h"
 #include "torch/intercept.h"
 #include "torch/python_frames.h"
+#include "torch/running_operator.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -216,6 +217,18 @@ static inline ms_stack stack_of_node(struct seen *seen, const void *node, ms_sta
     return place->stack;
 }
 
+/* ---- operators of the dispatcher ---- */
+
+/* The names of operators are never freed, so their addresses identify them. */
+static inline ms_stack stack_of_operator(struct seen *seen, const char *name, ms_stack outer)
+{
+    struct seen_place *place = find_place(seen, name, outer);
+    if (place->at != name || place->outer != outer)
+        *place =
+            (struct seen_place){name, outer, ms_stack_add(mst.watch, &(ms_frame){.function = name, .outer = outer})};
+    return place->stack;
+}
+
 /* ---- reading ---- */
 
 struct frames {
@@ -263,7 +276,9 @@ ms_stack mst_stack_read(void)
     ms_stack stack = MS_STACK_NONE;
     while (frames.count)
         stack = stack_of_frame(seen, &frames.of[--frames.count], stack);
-    return is_in_node() ? stack_of_node(seen, mst_running_node, stack) : stack;
+    if (is_in_node())
+        stack = stack_of_node(seen, mst_running_node, stack);
+    return UNLIKELY(mst_running_operator != NULL) ? stack_of_operator(seen, mst_running_operator, stack) : stack;
 }
 
 int mst_stacks_init(void)

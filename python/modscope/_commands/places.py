@@ -16,9 +16,9 @@ _Made = Iterable[tuple[Place | None, Sums]]
 def place_report(place: Place | None) -> Report:
     """For JSON: the innermost line, its operator, and the frames around it. None where it is not known."""
     if place is None:
-        return {"file": None, "line": None, "function": None, "operator": None, "stack": []}
+        return {"file": None, "line": None, "function": None, "operator": None, "node": None, "stack": []}
     frames = [{"file": each.file, "line": each.line or None, "function": each.function} for each in place.frames]
-    operator = {"operator": place.operator, "stack": frames}
+    operator = {"operator": place.operator, "node": place.node, "stack": frames}
     return {"file": place.file, "line": place.line, "function": place.function, **operator}
 
 

@@ -189,23 +189,21 @@ static void append_owners(struct text *text, const ms_ledger *ledger, uint32_t d
     }
 }
 
-/* The line that requested the memory, and in backward the node. */
+/* The line that requested the memory, and the operator or in backward the node. */
 static void append_stack(struct text *text, const ms_ledger *ledger, ms_stack stack)
 {
     ms_frame frame;
-    const char *node = NULL;
     if (!ms_stack_frame(ledger->watch, stack, &frame))
         return;
-    if (!frame.file) {
-        node = frame.function;
+    const char *operator = frame.file ? NULL : frame.function;
+    while (frame.function && !frame.file)
         if (!ms_stack_frame(ledger->watch, frame.outer, &frame))
             frame = (ms_frame){0};
-    }
     append(text, "  requested by ");
     if (frame.file)
         append(text, "%s:%u in %s", frame.file, frame.line, frame.function);
-    if (node)
-        append(text, "%s%s", frame.file ? ", by " : "", node);
+    if (operator)
+        append(text, "%s%s", frame.file ? ", by " : "", operator);
     append(text, "\n");
 }
 
