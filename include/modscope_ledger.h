@@ -134,6 +134,7 @@ typedef struct ms_frame {
     uint32_t line;                         /* 0: not known */
     uint32_t column, end_line, end_column; /* of the expression, columns in bytes from 0; end_line 0: not known */
     ms_stack outer;                        /* the stack around the frame, or MS_STACK_NONE */
+    ms_stack forward; /* of an operator that is a backward node: the stack that created it, or MS_STACK_NONE */
 } ms_frame;
 
 /* The number of the stack, which is added if it is new; the texts are copied. It may be called on any thread at any
@@ -146,6 +147,13 @@ bool ms_stack_frame(const ms_watch *watch, ms_stack stack, ms_frame *frame);
 uint32_t ms_stack_count(const ms_watch *watch);
 /* How many times a stack was lost. */
 uint64_t ms_stacks_lost(const ms_watch *watch);
+
+/* This thread has just created the backward node with this number, here. Only the latest 131072 nodes of a thread are
+ * remembered, and none if memory runs out. */
+void ms_node_created(ms_thread *thread, uint64_t number, ms_stack stack);
+/* The stack that created the node, as ms_node_enter has it; MS_STACK_NONE if it is not known. `thread`: this one, which
+ * remembers the creator of the node that it entered last. */
+ms_stack ms_node_stack(const ms_thread *thread, uint64_t creator, uint64_t number);
 
 /* ---- blocks ----
  * Each of these may return, besides the errors it names:

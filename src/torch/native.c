@@ -70,7 +70,7 @@ static int add_functions(PyObject *module)
         mst_collectives_methods,      mst_intercept_collectives_methods,
         mst_intercept_fsdp_methods,   mst_intercept_ddp_methods,
         mst_fsdp_states_methods,      mst_block_stacks_methods,
-        mst_running_operator_methods,
+        mst_running_operator_methods, mst_created_nodes_methods,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) != 0)
