@@ -117,9 +117,9 @@ uint64_t ms_ledger_lost(const ms_ledger *ledger);
 /* ---- stacks: where in the program a block was made ----
  *
  * A stack is a frame, and the stack around it: a tree, in which each distinct frame is stored once in its context. The
- * innermost frame may be an operator: a backward node. The table of stacks has bounds (MS_STACKS_MAX and
- * MS_STACK_TEXT_MAX); what does not fit is MS_STACK_LOST, and counted. Stacks are never forgotten before the watch is
- * closed, so their texts can be read without a lock. */
+ * innermost frames may be operators: one of torch's dispatcher, whose name has "::" in it, and around it a backward
+ * node. The table of stacks has bounds (MS_STACKS_MAX and MS_STACK_TEXT_MAX); what does not fit is MS_STACK_LOST, and
+ * counted. Stacks are never forgotten before the watch is closed, so their texts can be read without a lock. */
 typedef uint32_t ms_stack;
 enum {
     MS_STACK_NONE, /* not known */
@@ -134,6 +134,7 @@ typedef struct ms_frame {
     uint32_t line;                         /* 0: not known */
     uint32_t column, end_line, end_column; /* of the expression, columns in bytes from 0; end_line 0: not known */
     ms_stack outer;                        /* the stack around the frame, or MS_STACK_NONE */
+    ms_stack forward; /* of an operator that is a backward node: the stack that created it, or MS_STACK_NONE */
 } ms_frame;
 
 /* The number of the stack, which is added if it is new; the texts are copied. It may be called on any thread at any
@@ -146,6 +147,13 @@ bool ms_stack_frame(const ms_watch *watch, ms_stack stack, ms_frame *frame);
 uint32_t ms_stack_count(const ms_watch *watch);
 /* How many times a stack was lost. */
 uint64_t ms_stacks_lost(const ms_watch *watch);
+
+/* This thread has just created the backward node with this number, here. Only the latest 131072 nodes of a thread are
+ * remembered, and none if memory runs out. */
+void ms_node_created(ms_thread *thread, uint64_t number, ms_stack stack);
+/* The stack that created the node, as ms_node_enter has it; MS_STACK_NONE if it is not known. `thread`: this one, which
+ * remembers the creator of the node that it entered last. */
+ms_stack ms_node_stack(const ms_thread *thread, uint64_t creator, uint64_t number);
 
 /* ---- blocks ----
  * Each of these may return, besides the errors it names:
@@ -164,6 +172,9 @@ int ms_block_add_at(ms_ledger *ledger, const ms_thread *thread, ms_stack stack, 
                     uint32_t device);
 /* Like ms_block_add, for a thread that the watch does not know: it is in this phase, and `path` is its innermost. */
 int ms_block_add_in(ms_ledger *ledger, ms_phase phase, ms_path path, uint64_t address, uint64_t bytes, uint32_t device);
+/* Like ms_block_add_in, and this stack made the block. */
+int ms_block_add_in_at(ms_ledger *ledger, ms_phase phase, ms_path path, ms_stack stack, uint64_t address,
+                       uint64_t bytes, uint32_t device);
 /* Like ms_block_add, with a category and owner that do not depend on what the thread is doing. This counts as a claim.
  * `outside`: the memory is not from an allocator of torch. */
 int ms_block_add_as(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device,

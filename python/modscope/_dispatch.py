@@ -69,5 +69,5 @@ class DispatcherSource(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         # Under a fake mode entered later, torch or the program only computes shapes: no memory is held.
         if not self._disabled and active_fake_mode() is self._fake_mode:
-            _native.note_result(result, args, kwargs)
+            _native.note_result(func, result, args, kwargs)
         return result

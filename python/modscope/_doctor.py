@@ -83,6 +83,12 @@ _POINTS = {
         "none",
         "Blocks have no lines.",
     ),
+    "forward": _Point(
+        "forward lines",
+        "what backward allocates knows the line of the forward that it belongs to",
+        "none",
+        "What backward allocates has no line of the forward.",
+    ),
     "fsdp": _Point("FSDP2", "what it holds has a kind, such as Unsharded Param", "categories only", "What it holds has no kind."),
     "ddp": _Point("DDP", "its buckets are of the kind Bucket", "categories only", "Its buckets are Other or Activation."),
 }

@@ -31,11 +31,11 @@ _FORK_LIMIT = 10_000  # milliseconds for the tests in a forked process
 _NOT_RESTORED = "the original pointer was not restored after the test"
 
 # "verified" for an interception point or "learned" for a layout; else the reason why not.
-_results = dict.fromkeys(("calls", "nodes", "blocks", "saved", "stacks", "layout", "tensors"), _UNTRIED)
+_results = dict.fromkeys(("calls", "nodes", "blocks", "saved", "stacks", "forward", "layout", "tensors"), _UNTRIED)
 
 
 def results() -> dict[str, str]:
-    """For the interception points "calls", "nodes", "blocks", "saved" and "stacks", and for the layouts of nodes ("layout") and
+    """For the interception points "calls", "nodes", "blocks", "saved", "stacks" and "forward", and for the layouts of nodes ("layout") and
     tensors ("tensors"): that they can be used, or why they cannot."""
     return dict(_results)
 
@@ -225,6 +225,12 @@ def _choose_stacks() -> None:
         except Exception as error:
             why = _describe(error)
     _results["stacks"] = why or VERIFIED
+    if why is None:
+        try:
+            why = _lines.test_forward()
+        except Exception as error:
+            why = _describe(error)
+    _results["forward"] = why or VERIFIED
 
 
 # ---- calls and nodes ----

@@ -71,7 +71,7 @@ def _lines_of(blocks: list[Block]) -> list[Report]:
     """The lines that made the blocks, those that made most bytes first. Blocks without a line are left out."""
     made: dict[tuple[str, int, str], list[int]] = {}
     for block in blocks:
-        place = block.place
+        place = block.place if block.place is None or block.place.frames else block.place.attributed
         if place and place.file and place.line and place.function:
             made.setdefault((place.file, place.line, place.function), []).append(block.bytes)
     rows = [

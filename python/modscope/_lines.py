@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from modscope import _native
-from modscope._probes import undisturbed
+from modscope._probes import CloneFunction, make_leaf, undisturbed
 
 MOST = 64
 DEFAULT = 1
@@ -124,6 +124,38 @@ def _make_block(ledger: _native.Ledger) -> str | None:
     stack = ledger.stack(block.data_ptr())
     expected = ("<modscope makes a block>", "make", 2)
     return None if stack and stack[0][:3] == expected else f"a block made by {expected} has the stack {stack[:1]}"
+
+
+def test_forward() -> str | None:
+    """Create nodes, and compare the lines that created them. Returns None, or what is wrong. Where it fails, what backward
+    allocates has no line of the forward."""
+    wrong = _native.find_number_slots() if _usable else "Python lines cannot be read"
+    if wrong is None:
+        _native.set_created_interception(True)
+        try:
+            _native.set_stack_depth(MOST)
+            with undisturbed():
+                wrong = _create_nodes()
+        finally:
+            _native.set_stack_depth(0)
+            if wrong is None and _native.created_intercepted():
+                wrong = "the original pointer was not restored after the test"
+            _native.set_created_interception(wrong is None)
+    return wrong
+
+
+def _create_nodes() -> str | None:
+    """Create nodes in code that counts as the program's, one of them a custom function's, and compare their lines."""
+    names: dict[str, Any] = {"apply": CloneFunction.apply}
+    source = "def create(x):\n    y = x * 2\n    z = apply(y)\n    return y, z, z.view(-1)\n"
+    exec(compile(source, "<modscope creates nodes>", "exec"), names)
+    made = names["create"](make_leaf())
+    for tensor, line in zip(made, (2, 3, 4), strict=True):
+        stack = _native.created_node_stack(tensor.grad_fn._sequence_nr())
+        expected = ("<modscope creates nodes>", "create", line)
+        if not stack or stack[0][:3] != expected:
+            return f"a node created by {expected} has the stack {stack[:1]}"
+    return None
 
 
 def test() -> str | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import linecache
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -39,6 +39,11 @@ class Place(NamedTuple):
     """When the run began, in seconds since 1970."""
     lost: bool = False
     """The line was known, but the table of lines was full."""
+    aten: str | None = None
+    """The operator of torch's dispatcher that made it, such as ``aten::addmm``; known where modscope runs operators itself:
+    with the dispatcher as the source of blocks, and in predictions."""
+    forward: tuple[Frame, ...] = ()
+    """In backward, the program's frames that created the node in the forward, innermost first, where they are known."""
 
     @property
     def file(self) -> str | None:
@@ -54,10 +59,11 @@ class Place(NamedTuple):
 
     @property
     def operator(self) -> str | None:
-        """In backward the node's class. In forward the function that is called in the line, by the source, as long as
-        that is there and has not changed."""
-        if self.node or not self.frames or self.source_note:
-            return self.node
+        """The operator of torch's dispatcher, if it is known. Else in backward the node's class, and in forward the function
+        that is called in the line, by the source, as long as that is there and has not changed."""
+        known = self.aten or self.node
+        if known or not self.frames or self.source_note:
+            return known
         return _function_called(self.frames[0])
 
     @property
@@ -72,8 +78,16 @@ class Place(NamedTuple):
             return None
         return linecache.getline(self.file or "", self.line).strip() or None
 
+    @property
+    def attributed(self) -> Place:
+        """To which line it is attributed: in backward, that of the forward if it is known."""
+        return self._replace(frames=self.forward, forward=()) if self.forward else self
+
     def describe(self) -> str:
-        """ "train.py:41 in forward", and if its source is not there any more, that it is not."""
+        """ "train.py:41 in forward", and if its source is not there any more, that it is not. In backward "MmBackward0, forward
+        at train.py:41 in forward", if that line is known."""
+        if self.forward:
+            return f"{self.node}, forward at {self.attributed.describe()}"
         if self.lost:
             return "(line lost: the table of lines was full)"
         if not self.frames:
@@ -152,8 +166,11 @@ def _dotted(tree: ast.expr) -> str | None:
 class Places:
     """The table of stacks of a capture."""
 
-    def __init__(self, stacks: Sequence[_RawFrame | None], began: str | None = None) -> None:
+    def __init__(
+        self, stacks: Sequence[_RawFrame | None], began: str | None = None, forward: Mapping[int, int] | None = None
+    ) -> None:
         self._stacks = stacks
+        self._forward = forward or {}
         self._began_text = began
         self._found: dict[int, Place | None] = {0: None}
 
@@ -175,12 +192,19 @@ class Places:
         return self._found[stack]
 
     def _read(self, stack: int) -> Place | None:
-        frames, node = [], None
+        frames: list[Frame] = []
+        node = aten = None
+        forward: tuple[Frame, ...] = ()
         while 0 < stack < len(self._stacks) and (raw := self._stacks[stack]) is not None:
             file, function, line, end_line, column, end_column, outer = raw
-            if file is None:
-                node = function
-            else:
+            if file is not None:
                 frames.append(Frame(file, function, line, end_line, column, end_column))
+            elif "::" in function:
+                aten = function
+            else:
+                node = function
+                created = self._forward.get(stack, 0)
+                made_at = self.find(created) if created < stack else None
+                forward = made_at.frames if made_at is not None else ()
             stack = outer if outer < stack else 0
-        return Place(tuple(frames), node, self._began) if frames or node else None
+        return Place(tuple(frames), node, self._began, aten=aten, forward=forward) if frames or node or aten else None

@@ -257,7 +257,7 @@ class Capture:
     @cached_property
     def places(self) -> Places:
         """The lines and operators that made blocks, by the numbers of their stacks."""
-        return Places(self._reader.stacks, self.info.get("began"))
+        return Places(self._reader.stacks, self.info.get("began"), self._reader.forward_stacks)
 
     @cached_property
     def _survey(self) -> dict[str, Any]:

@@ -120,12 +120,22 @@ static void put_python_frame(mse_torch_pickle *torch, ms_stack stack, const ms_f
     mse_pickle_op(pickle, MSE_ITEMS);
 }
 
+/* Around a backward node come the frames of the forward that created it, then those that run backward. */
 static void put_python_frames(mse_torch_pickle *torch, ms_stack stack)
 {
     ms_frame frame;
+    ms_stack outer = MS_STACK_NONE; /* behind the frames of the forward */
     for (int i = 0; i < MAX_FRAMES && ms_reader_stack(torch->job->reader, stack, &frame); i++) {
         put_python_frame(torch, stack, &frame);
-        stack = frame.outer < stack ? frame.outer : (ms_stack)MS_STACK_NONE;
+        bool is_node = frame.forward && frame.forward < stack && !outer;
+        if (is_node)
+            outer = frame.outer;
+        ms_stack next = is_node ? frame.forward : frame.outer;
+        stack = next < stack ? next : (ms_stack)MS_STACK_NONE;
+        if (!stack && outer) {
+            stack = outer;
+            outer = MS_STACK_NONE;
+        }
     }
 }
 

@@ -151,6 +151,23 @@ static PyObject *get_stacks(msr_reader *self, void *unused)
     return list;
 }
 
+static PyObject *get_forward_stacks(msr_reader *self, void *unused)
+{
+    (void)unused;
+    PyObject *found = PyDict_New();
+    ms_frame frame;
+    for (uint32_t i = 0; found && i < ms_reader_stacks(self->reader); i++) {
+        if (!ms_reader_stack(self->reader, i, &frame) || !frame.forward)
+            continue;
+        PyObject *stack = PyLong_FromUnsignedLong(i), *forward = PyLong_FromUnsignedLong(frame.forward);
+        if (!stack || !forward || PyDict_SetItem(found, stack, forward) != 0)
+            Py_CLEAR(found);
+        Py_XDECREF(stack);
+        Py_XDECREF(forward);
+    }
+    return found;
+}
+
 /* ---- status ---- */
 
 /* `offset`: that of the field in ms_reader_status. */
@@ -177,6 +194,8 @@ static PyGetSetDef attributes[] = {
      "and\n"
      "the stack around it; None where there is none.",
      NULL},
+    {"forward_stacks", (getter)get_forward_stacks, NULL,
+     "By stack, where its innermost entry is a backward node: the stack that created the node, if it is known.", NULL},
     STATUS_FIELD("bytes", bytes, "Size of the file."),
     STATUS_FIELD("damaged", damaged, "Bytes that cannot be read, as far as is known."),
     STATUS_FIELD("event_count", events, "One more than the highest event number."),

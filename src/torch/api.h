@@ -48,6 +48,7 @@ extern PyMethodDef mst_intercept_calls_methods[];
 extern PyMethodDef mst_intercept_nodes_methods[];
 extern PyMethodDef mst_intercept_blocks_methods[];
 extern PyMethodDef mst_intercept_saved_methods[];
+extern PyMethodDef mst_created_nodes_methods[];
 extern PyMethodDef mst_cuda_requests_methods[];
 extern PyMethodDef mst_cuda_times_methods[];
 extern PyMethodDef mst_collectives_methods[];

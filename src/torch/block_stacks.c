@@ -14,6 +14,7 @@
 #include "torch/api.h"
 #include "torch/intercept.h"
 #include "torch/python_frames.h"
+#include "torch/running_operator.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -88,7 +89,7 @@ static enum owner owner_of_file(const char *file)
 
 /* ---- what a thread remembers ---- */
 
-enum { CODES = 256, PLACES = 512 }; /* powers of two */
+enum { CODES = 256, PLACES = 512, NODES = 256 }; /* powers of two */
 
 /* Entries of 16 bytes, so that none is in two cache lines. */
 struct seen {
@@ -98,9 +99,13 @@ struct seen {
         uint32_t owner;           /* enum owner */
     } codes[CODES];
     struct seen_place {
-        const void *at; /* an instruction, or a node's table of virtual functions; NULL: nothing is here */
+        const void *at; /* an instruction, or the name of an operator; NULL: nothing is here */
         ms_stack outer, stack;
     } places[PLACES];
+    struct seen_node {
+        const void *table; /* the node's table of virtual functions; NULL: nothing is here */
+        ms_stack outer, forward, stack;
+    } nodes[NODES];
     uint64_t generation; /* of everything in it */
 };
 
@@ -195,7 +200,7 @@ static void read_class_name(const char *mangled, char *name, size_t room)
 
 /* The class of a node by its type information, which the C++ ABI puts before the table of virtual functions. A custom
  * Function of Python has the class PyNode; its Python frames say more. */
-static __attribute__((noinline)) ms_stack see_node(const void *table, ms_stack outer)
+static __attribute__((noinline)) ms_stack see_node(const void *table, ms_stack outer, ms_stack forward)
 {
     const void *const *type = ((const void *const *const *)table)[-1];
     const char *mangled = type ? type[1] : NULL;
@@ -204,15 +209,30 @@ static __attribute__((noinline)) ms_stack see_node(const void *table, ms_stack o
         read_class_name(mangled, name, sizeof name);
     if (!name[0] || strcmp(name, "PyNode") == 0)
         return outer;
-    return ms_stack_add(mst.watch, &(ms_frame){.function = name, .outer = outer});
+    return ms_stack_add(mst.watch, &(ms_frame){.function = name, .outer = outer, .forward = forward});
 }
 
 static inline ms_stack stack_of_node(struct seen *seen, const void *node, ms_stack outer)
 {
     const void *table = (const void *)(uintptr_t)mst_node_word(node, 0);
-    struct seen_place *place = find_place(seen, table, outer);
-    if (UNLIKELY(place->at != table || place->outer != outer))
-        *place = (struct seen_place){table, outer, see_node(table, outer)};
+    ms_stack forward = ms_node_stack(mst_this_thread, mst_node_word(node, mst.node_layout.thread),
+                                     mst_node_word(node, mst.node_layout.number));
+    uint64_t hash = ((uintptr_t)table ^ ((uint64_t)outer << 20 ^ forward) << 24) * UINT64_C(0x9E3779B97F4A7C15);
+    struct seen_node *found = &seen->nodes[hash >> 48 & (NODES - 1)];
+    if (UNLIKELY(found->table != table || found->outer != outer || found->forward != forward))
+        *found = (struct seen_node){table, outer, forward, see_node(table, outer, forward)};
+    return found->stack;
+}
+
+/* ---- operators of the dispatcher ---- */
+
+/* The names of operators are never freed, so their addresses identify them. */
+static inline ms_stack stack_of_operator(struct seen *seen, const char *name, ms_stack outer)
+{
+    struct seen_place *place = find_place(seen, name, outer);
+    if (place->at != name || place->outer != outer)
+        *place =
+            (struct seen_place){name, outer, ms_stack_add(mst.watch, &(ms_frame){.function = name, .outer = outer})};
     return place->stack;
 }
 
@@ -251,11 +271,8 @@ static bool is_in_node(void)
     return mst_running_node && mst_this_thread && ms_thread_phase(mst_this_thread) == MS_BACKWARD;
 }
 
-ms_stack mst_stack_read(void)
+static inline ms_stack read_frames_stack(struct seen *seen)
 {
-    struct seen *seen = find_seen();
-    if (UNLIKELY(!seen))
-        return MS_STACK_LOST;
     struct frames frames;
     frames.count = 0;
     frames.owner = OF_MODSCOPE;
@@ -263,7 +280,24 @@ ms_stack mst_stack_read(void)
     ms_stack stack = MS_STACK_NONE;
     while (frames.count)
         stack = stack_of_frame(seen, &frames.of[--frames.count], stack);
-    return is_in_node() ? stack_of_node(seen, mst_running_node, stack) : stack;
+    return stack;
+}
+
+ms_stack mst_frames_stack(void)
+{
+    struct seen *seen = find_seen();
+    return LIKELY(seen != NULL) ? read_frames_stack(seen) : (ms_stack)MS_STACK_LOST;
+}
+
+ms_stack mst_stack_read(void)
+{
+    struct seen *seen = find_seen();
+    if (UNLIKELY(!seen))
+        return MS_STACK_LOST;
+    ms_stack stack = read_frames_stack(seen);
+    if (is_in_node())
+        stack = stack_of_node(seen, mst_running_node, stack);
+    return UNLIKELY(mst_running_operator != NULL) ? stack_of_operator(seen, mst_running_operator, stack) : stack;
 }
 
 int mst_stacks_init(void)
@@ -289,6 +323,7 @@ void mst_stacks_stop(void)
 {
     atomic_store(&mst_stack_depth, 0);
     ms_patch_restore(&dealloc_patch);
+    mst_created_nodes_restore();
 }
 
 static PyObject *set_stack_depth(PyObject *self, PyObject *argument)
@@ -304,10 +339,12 @@ static PyObject *set_stack_depth(PyObject *self, PyObject *argument)
         return NULL;
     }
     atomic_fetch_add(&generation, 1); /* code may have been freed while that was not intercepted */
-    if (depth)
+    if (depth) {
         atomic_store(&mst_stack_depth, (uint32_t)depth);
-    else
+        mst_created_nodes_intercept();
+    } else {
         mst_stacks_stop();
+    }
     Py_RETURN_NONE;
 }
 

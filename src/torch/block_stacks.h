@@ -9,6 +9,8 @@ extern _Atomic uint32_t mst_stack_depth;
 /* The node that runs on this thread, or NULL. The interception point of nodes sets it. */
 extern MST_THREAD_LOCAL const void *mst_running_node;
 
+/* The Python frames of this thread, without node and operator. For any thread, like mst_stack_read. */
+ms_stack mst_frames_stack(void);
 /* The stack of this thread. It needs no GIL, and does not wait for a thread that does. */
 ms_stack mst_stack_read(void);
 

@@ -6,9 +6,11 @@
 #include "torch/dispatch_blocks.h"
 
 #include "torch/api.h"
+#include "torch/block_stacks.h"
 #include "torch/hash_map.h"
 #include "torch/position.h"
 #include "torch/run_python.h"
+#include "torch/running_operator.h"
 #include "torch/tensor_layout.h"
 #include "torch/visit_tensors.h"
 
@@ -143,7 +145,8 @@ static int add_storage(PyObject *tensor, const struct mst_storage *storage, stru
     if (!known && watch_storage(tensor, storage->storage) != 0)
         return -1;
     if (kind.from_operator)
-        ms_block_add_in(mst_target_ledger(), kind.phase, kind.path, storage->storage, bytes, (uint32_t)device);
+        ms_block_add_in_at(mst_target_ledger(), kind.phase, kind.path, mst_stack_here(), storage->storage, bytes,
+                           (uint32_t)device);
     else
         ms_block_add_as(mst_target_ledger(), NULL, storage->storage, bytes, (uint32_t)device, kind.category, kind.path,
                         false);
@@ -210,21 +213,25 @@ static int add_result(PyObject *tensor, void *context)
 static PyObject *note_result(PyObject *self, PyObject *const *given, Py_ssize_t count)
 {
     (void)self;
-    if (count != 3) {
-        PyErr_SetString(PyExc_TypeError, "note_result takes three arguments: result, args, kwargs");
+    if (count != 4) {
+        PyErr_SetString(PyExc_TypeError, "note_result takes four arguments: operator, result, args, kwargs");
         return NULL;
     }
     if (!mst.ledger || !mst.by_dispatcher || !live_storages)
         Py_RETURN_NONE;
-    struct operator_run run = {.args = given[1], .kwargs = given[2]};
+    struct operator_run run = {.args = given[2], .kwargs = given[3]};
     run.path = mst_position_innermost(&run.phase);
-    int error = mst_visit_tensors(given[0], add_result, &run);
+    const char *outer = mst_running_operator;
+    mst_running_operator = mst_operator_name(given[0]);
+    int error = mst_visit_tensors(given[1], add_result, &run);
+    mst_running_operator = outer;
     mst_map_clear(&run.inputs);
     return error ? NULL : Py_NewRef(Py_None);
 }
 
 PyMethodDef mst_dispatch_methods[] = {
     {"note_result", (PyCFunction)(void (*)(void))note_result, METH_FASTCALL,
-     "Add the storages of the tensors that an operator returned as blocks, except those of its arguments."},
+     "note_result(operator, result, args, kwargs): add the storages of the tensors that the operator returned as "
+     "blocks, except those of its arguments."},
     {NULL, NULL, 0, NULL},
 };

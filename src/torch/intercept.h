@@ -47,6 +47,10 @@ void mst_ddp_restore(void);
 int mst_nodes_intercept(void); /* -1 with an error set */
 void mst_nodes_restore(void);
 
+/* ---- intercept_created_nodes.c: if its slots were found and verified ---- */
+void mst_created_nodes_intercept(void);
+void mst_created_nodes_restore(void);
+
 /* ---- node_layout.c: what is read from a node's Python object ---- */
 
 /* The path of the call that created the node. */

@@ -330,6 +330,18 @@ static PyObject *ledger_time(ledger *self, PyObject *unused)
     return PyLong_FromUnsignedLongLong(ms_ledger_time(self->ledger));
 }
 
+/* forward_stack(address): the frames that created the backward node which made the block, innermost first. */
+static PyObject *ledger_forward_stack(ledger *self, PyObject *address)
+{
+    uint64_t at = PyLong_AsUnsignedLongLong(address);
+    if (PyErr_Occurred())
+        return NULL;
+    ms_frame frame = {.outer = ms_block_stack(self->ledger, at)};
+    while (!frame.forward && ms_stack_frame(mst.watch, frame.outer, &frame))
+        ;
+    return mst_stack_list(frame.forward);
+}
+
 /* stack(address): the frames of the stack that made the block, innermost first. */
 static PyObject *ledger_stack(ledger *self, PyObject *address)
 {
@@ -373,6 +385,8 @@ static PyMethodDef ledger_methods[] = {
     {"seek", (PyCFunction)ledger_seek, METH_NOARGS,
      "Look for an optimizer at root calls; if there is one, its steps are the training steps."},
     {"lost", (PyCFunction)ledger_lost, METH_NOARGS, "How many events were lost because memory ran out."},
+    {"forward_stack", (PyCFunction)ledger_forward_stack, METH_O,
+     "The frames that created the backward node which made the block at this address."},
     {"stack", (PyCFunction)ledger_stack, METH_O, "The frames of the stack that made the block at this address."},
     {"time", (PyCFunction)ledger_time, METH_NOARGS, "A number that grows with every event."},
     {NULL, NULL, 0, NULL},

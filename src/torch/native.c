@@ -2,6 +2,7 @@
 #include "torch/api.h"
 
 #include "torch/block_stacks.h"
+#include "torch/running_operator.h"
 #include "torch/threads.h"
 #include "torch/torch_lookup.h"
 
@@ -69,6 +70,7 @@ static int add_functions(PyObject *module)
         mst_collectives_methods,      mst_intercept_collectives_methods,
         mst_intercept_fsdp_methods,   mst_intercept_ddp_methods,
         mst_fsdp_states_methods,      mst_block_stacks_methods,
+        mst_running_operator_methods, mst_created_nodes_methods,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) != 0)
@@ -96,7 +98,7 @@ PyMODINIT_FUNC PyInit__native(void)
 {
     if (mst_torch_load() != 0 || mst_threads_init() != 0 || mst_backward_hooks_init() != 0 || mst_tracker_init() != 0 ||
         mst_ledger_init() != 0 || mst_capture_init() != 0 || mst_held_signals_init() != 0 || mst_stacks_init() != 0 ||
-        PyType_Ready(&mst_context_type) != 0)
+        mst_running_operator_init() != 0 || PyType_Ready(&mst_context_type) != 0)
         return NULL;
     PyObject *module = PyType_Ready(&mst_step_arguments_type) == 0 ? PyModule_Create(&definition) : NULL;
     if (!module || add_functions(module) != 0 || add_types(module) != 0 ||

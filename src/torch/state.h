@@ -68,6 +68,7 @@ struct mst_torch {
     X(Global)                  \
     X(forward)                 \
     X(__module__)              \
+    X(name)                    \
     X(__enter__)               \
     X(__exit__)
 /* clang-format on */

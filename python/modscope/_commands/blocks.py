@@ -41,7 +41,7 @@ def _group(blocks: list[Report], arguments: Namespace) -> list[Group[Report]]:
     """The largest blocks; equal ones whose modules' names differ only in numbers share a row."""
     if arguments.no_group:
         return [Group(block["module"], [block]) for block in blocks]
-    alike = ("bytes", "category", "kind", "phase", "step", "outside", "file", "line", "operator")
+    alike = ("bytes", "category", "kind", "phase", "step", "outside", "file", "line", "operator", "forward_file", "forward_line")
     groups = group_modules(blocks, lambda block: str(block["module"]), lambda block: tuple(block[key] for key in alike))
     groups.sort(key=lambda group: -len(group.members) * int(group.members[0]["bytes"]))
     return groups[: arguments.n or None]
@@ -51,17 +51,27 @@ _HEADERS = ("Bytes", "Blocks", "Category", "Phase", "Step", "Age", "Line", "Modu
 _NAME_COLUMNS = 24  # that a module's name should have; for it the age is left out, then the line
 
 
-def _row(group: Group[Report]) -> tuple[str, ...]:
+def _row(group: Group[Report], wide: bool) -> tuple[str, ...]:
     block, count = group.members[0], len(group.members)
     each = f"{count} x {size(block['bytes'])}" if count > 1 else ""
     mark = " *" if block["outside"] else ""
     oldest = max(member["age"] for member in group.members)
-    allocation = (block["kind"] or block["category"]) + mark, block["phase"], str(block["step"]), duration(oldest), short_line(block)
+    allocation = (block["kind"] or block["category"]) + mark, block["phase"], str(block["step"]), duration(oldest), short_line(block, wide)
     return size(count * block["bytes"]), each, *allocation, label(group.name)
 
 
 def _table(groups: list[Group[Report]], screen: Screen) -> list[str]:
-    rows = [_row(group) for group in groups]
+    columns, rows = _columns(groups, screen, wide=True)
+    if "Line" not in columns:
+        columns, rows = _columns(groups, screen, wide=False)
+    chosen = [_HEADERS.index(word) for word in columns]
+    left = [columns.index(word) for word in ("Category", "Phase", "Line") if word in columns]
+    return screen.table(columns, [[row[i] for i in chosen] for row in rows], left)
+
+
+def _columns(groups: list[Group[Report]], screen: Screen, wide: bool) -> tuple[list[str], list[tuple[str, ...]]]:
+    """The columns for which there is room, and all cells. ``wide``: as the lines say most."""
+    rows = [_row(group, wide) for group in groups]
     columns = list(_HEADERS)
     widths = {word: max(len(row[i]) for row in (_HEADERS, *rows)) + 2 for i, word in enumerate(_HEADERS[:-1])}
     for word, needed in (("Blocks", any(row[1] for row in rows)), ("Line", any(row[6] for row in rows))):
@@ -70,9 +80,7 @@ def _table(groups: list[Group[Report]], screen: Screen) -> list[str]:
     for word in ("Age", "Line"):
         if screen.width - sum(widths.get(column, 0) for column in columns) < _NAME_COLUMNS and word in columns:
             columns.remove(word)
-    chosen = [_HEADERS.index(word) for word in columns]
-    left = [columns.index(word) for word in ("Category", "Phase", "Line") if word in columns]
-    return screen.table(columns, [[row[i] for i in chosen] for row in rows], left)
+    return columns, rows
 
 
 def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
@@ -84,7 +92,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     held = sum(block["bytes"] for block in shown)
     out += ["", f"{counted(len(shown), 'block')}: {size(held)} of {size(result['total'])}"]
     out += others(result, screen) + notes(result, screen)
-    if any(block["line"] for block in shown):
+    if any(block["line"] or block["forward_line"] for block in shown):
         out += next_command("The lines that made them", "tree", *moment_words(result, arguments), "--by", "line")
         return out
     return out + next_command("Blocks that survive several steps", "leaks", result["file"])

@@ -6,24 +6,34 @@ import os
 from collections.abc import Callable, Iterable
 
 from modscope._categories import TOTAL, Sums
-from modscope._lines_read import Place, shown_file
+from modscope._lines_read import UNKNOWN, Frame, Place, shown_file
 from modscope._summary import Report
 from modscope._text import clean
 
 _Made = Iterable[tuple[Place | None, Sums]]
 
 
+def _line(frames: tuple[Frame, ...], before: str = "") -> Report:
+    frame = frames[0] if frames else None
+    known = (frame.file, frame.line or None, frame.function) if frame is not None else (None, None, None)
+    return dict(zip((f"{before}file", f"{before}line", f"{before}function"), known, strict=True))
+
+
 def place_report(place: Place | None) -> Report:
-    """For JSON: the innermost line, its operator, and the frames around it. None where it is not known."""
-    if place is None:
-        return {"file": None, "line": None, "function": None, "operator": None, "stack": []}
-    frames = [{"file": each.file, "line": each.line or None, "function": each.function} for each in place.frames]
-    operator = {"operator": place.operator, "stack": frames}
-    return {"file": place.file, "line": place.line, "function": place.function, **operator}
+    """For JSON: the innermost line, its operator, in backward the node and the line of the forward, and the frames around
+    the line. None where it is not known."""
+    place = place or UNKNOWN
+    stack = [{"file": each.file, "line": each.line or None, "function": each.function} for each in place.frames]
+    made = {"operator": place.operator, "node": place.node, **_line(place.forward, "forward_")}
+    return {**_line(place.frames), **made, "stack": stack}
 
 
-def short_line(block: Report) -> str:
-    """ "train.py:41", or in backward without a line the node."""
+def short_line(block: Report, wide: bool) -> str:
+    """ "train.py:41". In backward, if it is known, that of the forward, and if there is room ``wide`` the node; else the
+    operator if there is no line."""
+    if block["forward_file"] is not None:
+        line = clean(f"{os.path.basename(block['forward_file'])}:{block['forward_line'] or '?'}")
+        return f"{block['node']}, forward at {line}" if wide else line
     if block["file"] is None:
         return str(block["operator"] or "")
     return clean(f"{os.path.basename(block['file'])}:{block['line'] or '?'}")
@@ -35,6 +45,8 @@ def describe_line(line: Report) -> str:
 
 def line_label(place: Place | None) -> str:
     """ "train.py:41 in forward": what a line is called in a table."""
+    if place is not None and place.forward:
+        return f"{line_label(place.attributed)}, {place.node}"
     if place is None or place.lost or not place.frames:
         return _words_without_line(place)
     return clean(f"{shown_file(place.frames[0].file)}:{place.line or '?'} in {place.function}")
@@ -53,6 +65,10 @@ def _plus(one: Sums, other: Sums) -> Sums:
     return {category: one.get(category, 0) + other.get(category, 0) for category in {**one, **other}}
 
 
+def _minus(one: Sums, other: Sums) -> Sums:
+    return {category: one[category] - other.get(category, 0) for category in one}
+
+
 def _level(made: _Made, key: Callable[[Place | None], str], below: Callable[[list[tuple[Place | None, Sums]]], list[Report]]) -> list[Report]:
     groups: dict[str, list[tuple[Place | None, Sums]]] = {}
     for place, sums in made:
@@ -62,8 +78,9 @@ def _level(made: _Made, key: Callable[[Place | None], str], below: Callable[[lis
         subtree: Sums = {}
         for _, sums in members:
             subtree = _plus(subtree, sums)
-        children = below(members)
-        own = subtree if not children else dict.fromkeys(subtree, 0)
+        children, own = below(members), subtree
+        for child in children:
+            own = _minus(own, child["subtree"])
         rows.append({"name": name, "fqn": None, "own": own, "subtree": subtree, "children": children})
     return sorted(rows, key=lambda row: -int(row["subtree"][TOTAL]))
 
@@ -72,28 +89,41 @@ def _nothing(members: list[tuple[Place | None, Sums]]) -> list[Report]:
     return []
 
 
+def _nodes_of(members: list[tuple[Place | None, Sums]]) -> list[Report]:
+    """What backward allocated for a line of the forward, by node."""
+    in_backward = [(place, sums) for place, sums in members if place is not None and place.forward]
+    return _level(in_backward, lambda place: f"{place.node} in backward" if place else "", _nothing)
+
+
 def _file_of(place: Place | None) -> str:
-    return shown_file(place.frames[0].file) if place is not None and place.frames else _words_without_line(place)
+    at = place.attributed if place is not None else None
+    return shown_file(at.frames[0].file) if at is not None and at.frames else _words_without_line(place)
+
+
+def _function_of(place: Place | None) -> str:
+    return f"in {place.attributed.function}" if place is not None else ""
 
 
 def _source_of(place: Place | None) -> str:
     """The line's number and its text, or why there is none."""
     assert place is not None
-    number = f"line {place.line or '?'}"
-    if place.source_note:
-        return f"{number} ({place.source_note})"
-    return f"{number}: {place.source}" if place.source else number
+    at = place.attributed
+    number = f"line {at.line or '?'}"
+    if at.source_note:
+        return f"{number} ({at.source_note})"
+    return f"{number}: {at.source}" if at.source else number
 
 
 def tree_of_lines(made: _Made, depth: int | None) -> list[Report]:
-    """Files, in them functions, in them lines."""
+    """Files, in them functions, in them lines; below a line of the forward the nodes that allocated for it in backward."""
 
     def functions(members: list[tuple[Place | None, Sums]]) -> list[Report]:
-        has_line = members[0][0] is not None and bool(members[0][0].frames)
-        return _level(members, lambda place: f"in {place.function}" if place else "", lines) if has_line and depth != 1 else []
+        place = members[0][0]
+        has_line = place is not None and bool(place.attributed.frames)
+        return _level(members, _function_of, lines) if has_line and depth != 1 else []
 
     def lines(members: list[tuple[Place | None, Sums]]) -> list[Report]:
-        return _level(members, _source_of, _nothing) if depth != 2 else []
+        return _level(members, _source_of, _nothing if depth == 3 else _nodes_of) if depth != 2 else []
 
     return _level(made, _file_of, functions)
 

@@ -206,8 +206,7 @@ def _rows(nodes: list[_Node], least: float, depth: int, lead: str, lines: _Branc
     rows = []
     for i, (name, node) in enumerate(map(_join, shown)):
         last = i == len(shown) - 1 and not small
-        is_leaf_of_lines = not node.children and node.own[TOTAL] > 0
-        own = node.own[TOTAL] if node.is_module or is_leaf_of_lines else None
+        own = node.own[TOTAL] if node.is_module or node.own[TOTAL] > 0 else None
         rows.append(_Row(node.subtree, own, lead + (lines.last if last else lines.child), name))
         if depth != 1:
             past = lead + (lines.past_last if last else lines.past_child)

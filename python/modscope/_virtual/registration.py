@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from modscope import _native
 from modscope._virtual import kernels, known, sparse, storages, times
 
 __all__ = ["KEPT", "kernels_registered"]
@@ -52,14 +53,14 @@ def _kernels() -> dict[str, Callable[..., Any]]:
 def _register(libraries: dict[str, Any]) -> None:
     """Make a library for each namespace, and register in it."""
     libraries["_"] = torch._C._dispatch_library("IMPL", "_", "")
-    libraries["_"].fallback("CUDA", known.run, False)
+    libraries["_"].fallback("CUDA", _native.operator_kernel(known.run), False)
     for name, kernel in _kernels().items():
         namespace, _, rest = name.partition("::")
         if namespace not in libraries:
             libraries[namespace] = torch._C._dispatch_library("IMPL", namespace, "")
-        libraries[namespace].impl(rest, "CUDA", kernel, False)
+        libraries[namespace].impl(rest, "CUDA", _native.operator_kernel(kernel, name), False)
     for name, kernel in sparse.KERNELS.items():
-        libraries["aten"].impl(name, "SparseCUDA", kernel, False)
+        libraries["aten"].impl(name, "SparseCUDA", _native.operator_kernel(kernel, f"aten::{name}"), False)
     for name, composed in kernels.COMPOSED.items():
         for key in ("CUDA", "AutogradCUDA"):
             libraries["aten"].impl(name, key, composed, False)

@@ -37,6 +37,9 @@ enum ms__chunk_kind {
     MS__CHUNK_KEY_STACKS  /* the same of each block of the key frame at the same event */
 };
 
+/* What an entry of the table of stacks is. */
+enum { MS__STACK_OPERATOR, MS__STACK_FRAME, MS__STACK_NODE /* an operator whose `forward` is known */ };
+
 /* The first byte of an event: an ms_op, and flags that depend on it. */
 enum {
     MS__EVENT_OP = 0x0F,

@@ -139,13 +139,18 @@ int ms_block_add_at(ms_ledger *ledger, const ms_thread *thread, ms_stack stack, 
     return bytes ? add_block_of(ledger, origin, address, bytes, device) : MS_OK;
 }
 
-int ms_block_add_in(ms_ledger *ledger, ms_phase phase, ms_path path, uint64_t address, uint64_t bytes, uint32_t device)
+int ms_block_add_in_at(ms_ledger *ledger, ms_phase phase, ms_path path, ms_stack stack, uint64_t address,
+                       uint64_t bytes, uint32_t device)
 {
     if (device >= MS_MAX_DEVICES || bytes > INT64_MAX || path >= ms_path_count(ledger->watch) ||
         phase >= MS_PHASE_COUNT)
         return MS_EINVAL;
-    return bytes ? add_block_of(ledger, (struct origin){phase, path, NULL, MS_STACK_NONE}, address, bytes, device)
-                 : MS_OK;
+    return bytes ? add_block_of(ledger, (struct origin){phase, path, NULL, stack}, address, bytes, device) : MS_OK;
+}
+
+int ms_block_add_in(ms_ledger *ledger, ms_phase phase, ms_path path, uint64_t address, uint64_t bytes, uint32_t device)
+{
+    return ms_block_add_in_at(ledger, phase, path, MS_STACK_NONE, address, bytes, device);
 }
 
 int ms_block_add_as(ms_ledger *ledger, const ms_thread *thread, uint64_t address, uint64_t bytes, uint32_t device,

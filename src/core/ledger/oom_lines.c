@@ -10,12 +10,13 @@
 
 enum { MOST_LINES = 512 }; /* a power of two; at most three quarters are used */
 
-/* The innermost frame that is of a file: an operator's stack is that of the frame around it. */
+/* The innermost frame that is of a file. What a backward node makes counts for the line of the forward, if that is
+ * known; else an operator's stack is that of the frame around it. */
 static bool find_frame(const ms_watch *watch, ms_stack stack, ms_frame *frame)
 {
     bool found = ms_stack_frame(watch, stack, frame);
     while (found && !frame->file)
-        found = ms_stack_frame(watch, frame->outer, frame);
+        found = ms_stack_frame(watch, frame->forward ? frame->forward : frame->outer, frame);
     return found;
 }
 

@@ -189,23 +189,31 @@ static void append_owners(struct text *text, const ms_ledger *ledger, uint32_t d
     }
 }
 
-/* The line that requested the memory, and in backward the node. */
+static void append_frame(struct text *text, const char *before, const ms_frame *frame)
+{
+    append(text, "%s%s:%u in %s", before, frame->file, frame->line, frame->function);
+}
+
+/* The line that requested the memory; an operator, and in backward the node and the line of the forward. */
 static void append_stack(struct text *text, const ms_ledger *ledger, ms_stack stack)
 {
-    ms_frame frame;
-    const char *node = NULL;
+    ms_frame frame, forward = {0};
     if (!ms_stack_frame(ledger->watch, stack, &frame))
         return;
-    if (!frame.file) {
-        node = frame.function;
+    const char *operator= frame.file ? NULL : frame.function;
+    while (frame.function && !frame.file) {
+        if (frame.forward && !ms_stack_frame(ledger->watch, frame.forward, &forward))
+            forward = (ms_frame){0};
         if (!ms_stack_frame(ledger->watch, frame.outer, &frame))
             frame = (ms_frame){0};
     }
     append(text, "  requested by ");
     if (frame.file)
-        append(text, "%s:%u in %s", frame.file, frame.line, frame.function);
-    if (node)
-        append(text, "%s%s", frame.file ? ", by " : "", node);
+        append_frame(text, "", &frame);
+    if (operator)
+        append(text, "%s%s", frame.file ? ", by " : "", operator);
+    if (forward.file)
+        append_frame(text, ", forward at ", &forward);
     append(text, "\n");
 }
 

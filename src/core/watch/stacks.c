@@ -53,14 +53,15 @@ static uint32_t hash_pointer(const char *text)
 static uint32_t hash_frame(const ms_frame *frame)
 {
     uint32_t hash = frame->outer * 2654435761u ^ hash_pointer(frame->file) ^ hash_pointer(frame->function) << 1;
+    hash += frame->forward * 374761393u;
     hash ^= (frame->line * 40503u + frame->column) * 2246822519u + frame->end_column;
     return hash ^ hash >> 15;
 }
 
 static bool is_same_frame(const ms_frame *a, const ms_frame *b)
 {
-    return a->outer == b->outer && a->file == b->file && a->function == b->function && a->line == b->line &&
-           a->column == b->column && a->end_line == b->end_line && a->end_column == b->end_column;
+    return a->outer == b->outer && a->forward == b->forward && a->file == b->file && a->function == b->function &&
+           a->line == b->line && a->column == b->column && a->end_line == b->end_line && a->end_column == b->end_column;
 }
 
 /* Allocate the tables when the first stack is added. */
@@ -141,6 +142,8 @@ static ms_stack find_or_append(ms_watch *watch, const ms_frame *frame)
     ms_frame own = *frame;
     if (!open_stacks(watch) || (own.outer && (own.outer == MS_STACK_LOST || own.outer >= MS__PEEK(stacks->count))))
         return MS_STACK_LOST;
+    if (own.forward == MS_STACK_LOST || own.forward >= MS__PEEK(stacks->count))
+        own.forward = MS_STACK_NONE;
     struct ms__stack_text *file = frame->file ? intern_text(watch, frame->file) : NULL;
     struct ms__stack_text *function = intern_text(watch, frame->function);
     if (!function || (frame->file && !file))

@@ -81,6 +81,7 @@ static void free_thread(ms_watch *watch, ms_thread *thread)
         ms__call_ring_close(watch, &thread->ring);
     ms__on_thread_end(thread);
     ms__free(watch, thread->frames);
+    ms__free(watch, (void *)MS__PEEK(thread->node_stacks.stacks));
     ms__free(watch, thread);
 }
 
@@ -152,6 +153,7 @@ static ms_thread *take_ended_thread(ms_watch *watch)
     /* The id changes before the records do, so that a lookup in this ring notices. */
     atomic_store_explicit(&thread->id, 0, memory_order_release);
     ms__call_ring_clear(&thread->ring);
+    ms__node_stacks_clear(thread);
     return thread;
 }
 

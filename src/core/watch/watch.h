@@ -82,6 +82,16 @@ void ms__stacks_close(ms_watch *watch);
 /* A stack below ms_stack_count, and above MS_STACK_LOST. */
 const struct ms__stack *ms__stack_at(const ms_watch *watch, ms_stack stack);
 
+/* The stacks that created the thread's latest nodes (node_stacks.c). Its own thread writes, others read. */
+enum { MS__NODES_KEPT = 131072 }; /* a power of two */
+struct ms__node_stacks {
+    _Atomic(ms_stack) *_Atomic stacks; /* entry number % MS__NODES_KEPT; NULL until a node is created */
+    _Atomic uint64_t end;              /* one more than the number of the latest node */
+};
+
+/* For a new thread that uses the memory of an ended one, whose id is no longer there. */
+void ms__node_stacks_clear(ms_thread *thread);
+
 /* ---- threads ---- */
 enum ms__frame_kind { MS__CALL, MS__NODE, MS__OVERRIDE };
 
@@ -121,6 +131,7 @@ struct ms_thread {
     uint64_t renew_check_at;   /* the ring.end at which open records may soon be overwritten */
     struct ms__call_ring ring;
     struct ms__lookup lookup;
+    struct ms__node_stacks node_stacks;
 
     uint32_t optimizer_at; /* 1 + the depth at which the outermost optimizer step began; 0: none is open */
     uint32_t optimizer_steps_open;

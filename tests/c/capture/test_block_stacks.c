@@ -20,7 +20,8 @@ static void add_stacks(void)
                           .end_column = i % 5 ? 20 : 0,
                           .outer = i > 10 ? stacks[i - 7] : MS_STACK_NONE};
         if (i % 11 == 10)
-            frame = (ms_frame){.function = "MulBackward0", .outer = stacks[i - 1]};
+            frame =
+                (ms_frame){.function = "MulBackward0", .outer = stacks[i - 1], .forward = i % 2 ? stacks[i - 9] : 0};
         stacks[i] = ms_stack_add(watch, &frame);
     }
 }
@@ -76,6 +77,7 @@ TEST(every_block_has_its_stack_at_every_moment)
         CHECK_EQ(found.column, expected.column);
         CHECK_EQ(found.end_column, expected.end_column);
         CHECK_EQ(found.outer, expected.outer);
+        CHECK_EQ(found.forward, expected.forward);
     }
     ms_cursor_close(cursor);
     ms_reader_close(read);

@@ -33,7 +33,13 @@ TEST(equal_frames_in_the_same_context_are_one_stack)
     CHECK(ms_stack_add(watch, &inner) != stack);
     inner = (ms_frame){.function = "AddmmBackward0", .outer = stack};
     CHECK(ms_stack_frame(watch, ms_stack_add(watch, &inner), &found));
-    CHECK(!found.file && found.outer == stack);
+    CHECK(!found.file && found.outer == stack && !found.forward);
+    ms_stack node = ms_stack_add(watch, &inner);
+    inner.forward = main_stack;
+    CHECK(ms_stack_add(watch, &inner) != node);
+    CHECK(ms_stack_frame(watch, ms_stack_add(watch, &inner), &found) && found.forward == main_stack);
+    inner.forward = 4711; /* there is no such stack */
+    CHECK_EQ(ms_stack_add(watch, &inner), node);
     CHECK_EQ(ms_stacks_lost(watch), 0);
     ms_watch_close(watch);
 }

@@ -115,17 +115,26 @@ static bool read_position(struct payload *payload, ms_frame *frame)
     return true;
 }
 
+static bool read_forward(struct payload *payload, uint64_t stack, ms_frame *frame)
+{
+    uint64_t back = ms__get_varint(&payload->bytes);
+    if (payload->bytes.bad || !back || back > stack || stack - back <= MS_STACK_LOST)
+        return false;
+    frame->forward = (ms_stack)(stack - back);
+    return true;
+}
+
 static bool read_stack(const ms_reader *reader, struct payload *payload, uint64_t stack, ms_frame *frame)
 {
-    uint64_t out = ms__get_varint(&payload->bytes), has_file = ms__get_varint(&payload->bytes);
+    uint64_t out = ms__get_varint(&payload->bytes), kind = ms__get_varint(&payload->bytes);
     *frame = (ms_frame){.function = get_stack_text(reader, payload, stack, false)};
-    if (!frame->function || out > stack || has_file > 1)
+    if (!frame->function || out > stack || kind > MS__STACK_NODE)
         return false;
     frame->outer = out ? (ms_stack)(stack - out) : (ms_stack)MS_STACK_NONE;
     if (out && frame->outer <= MS_STACK_LOST)
         return false;
-    if (!has_file)
-        return true;
+    if (kind != MS__STACK_FRAME)
+        return kind == MS__STACK_OPERATOR || read_forward(payload, stack, frame);
     frame->file = get_stack_text(reader, payload, stack, true);
     return frame->file && read_position(payload, frame);
 }

@@ -207,8 +207,10 @@ static void build_stack(struct builder *builder, const ms_watch *watch, ms_stack
     const struct ms__stack *stack = ms__stack_at(watch, number);
     const ms_frame *frame = &stack->frame;
     build_number(builder, frame->outer ? number - frame->outer : 0);
-    build_number(builder, frame->file ? 1 : 0);
+    build_number(builder, frame->file ? MS__STACK_FRAME : frame->forward ? MS__STACK_NODE : MS__STACK_OPERATOR);
     build_text(builder, number, stack->function_in, frame->function);
+    if (!frame->file && frame->forward)
+        build_number(builder, number - frame->forward);
     if (!frame->file)
         return;
     build_text(builder, number, stack->file_in, frame->file);

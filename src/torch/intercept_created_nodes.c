@@ -1,0 +1,129 @@
+/* intercept_created_nodes.c - the interception point of nodes that are created: the ELF slots through which torch takes
+ * the number of a new node. While stacks are read, the watch learns the stack that creates each node, so that what
+ * backward allocates has its line of the forward.
+ *
+ * It runs on any thread, with or without the GIL. Nodes that other libraries create (C++ extensions) are not seen. */
+#include "interpose/patch.h"
+#include "torch/api.h"
+#include "torch/block_stacks.h"
+#include "torch/intercept.h"
+#include "torch/run_python.h"
+#include "torch/threads.h"
+
+#define TAKE_NUMBER "_ZN2at15sequence_number17get_and_incrementEv"
+
+typedef uint64_t take_number(void);
+static take_number intercept_number, intercept_python_number;
+
+enum { TORCH, PYTHON, NUMBER_POINT_COUNT };
+
+static struct number_point {
+    const char *library;
+    ms_elf_slot slot; /* slot.address is NULL until it is found */
+    ms_patch patch;
+} points[NUMBER_POINT_COUNT] = {
+    [TORCH] = {"libtorch_cpu", .patch = MS_PATCH_ELF_SLOT(intercept_number, &points[TORCH].slot)},
+    [PYTHON] = {"libtorch_python", .patch = MS_PATCH_ELF_SLOT(intercept_python_number, &points[PYTHON].slot)},
+};
+
+static bool usable;
+static _Atomic uint64_t counted_numbers; /* to see whether nodes reach us */
+
+static inline uint64_t note_number(uint64_t number)
+{
+    if (LIKELY(atomic_load_explicit(&mst_stack_depth, memory_order_relaxed))) {
+        ms_thread *thread = mst_thread_here();
+        if (LIKELY(thread != NULL))
+            ms_node_created(thread, number, mst_frames_stack());
+    } else {
+        atomic_fetch_add_explicit(&counted_numbers, 1, memory_order_relaxed);
+    }
+    return number;
+}
+
+static uint64_t intercept_number(void)
+{
+    return note_number(((take_number *)points[TORCH].patch.previous)());
+}
+
+static uint64_t intercept_python_number(void)
+{
+    return note_number(((take_number *)points[PYTHON].patch.previous)());
+}
+
+/* ---- install and restore ---- */
+
+/* Whether a new node reaches us through the functions that replaced ours. */
+static bool number_reaches_us(void)
+{
+    uint32_t depth = atomic_exchange(&mst_stack_depth, 0);
+    uint64_t before = atomic_load(&counted_numbers);
+    PyObject *result = mst_run_python(MST_PY_RUN_ONE_NODE, NULL);
+    Py_XDECREF(result);
+    mst_clear_error();
+    atomic_store(&mst_stack_depth, depth);
+    return atomic_load(&counted_numbers) != before;
+}
+
+void mst_created_nodes_intercept(void)
+{
+    for (int i = 0; usable && i < NUMBER_POINT_COUNT; i++)
+        if (ms_patch_install(&points[i].patch, number_reaches_us) != 0)
+            mst_created_nodes_restore();
+}
+
+void mst_created_nodes_restore(void)
+{
+    for (int i = 0; i < NUMBER_POINT_COUNT; i++)
+        ms_patch_restore(&points[i].patch);
+}
+
+/* ---- from Python ---- */
+static PyObject *find_number_slots(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    for (int i = 0; i < NUMBER_POINT_COUNT; i++) {
+        struct number_point *point = &points[i];
+        int error = point->slot.address ? 0 : ms_elf_slot_find(point->library, TAKE_NUMBER, &point->slot);
+        if (error)
+            return PyUnicode_FromFormat("no slot of at::sequence_number in %s (error %d)", point->library, error);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *set_created_interception(PyObject *self, PyObject *on)
+{
+    (void)self;
+    usable = on == Py_True;
+    Py_RETURN_NONE;
+}
+
+static PyObject *created_intercepted(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    for (int i = 0; i < NUMBER_POINT_COUNT; i++)
+        if (points[i].slot.address && ms_patch_is_installed(&points[i].patch))
+            Py_RETURN_TRUE;
+    Py_RETURN_FALSE;
+}
+
+static PyObject *created_node_stack(PyObject *self, PyObject *argument)
+{
+    (void)self;
+    uint64_t number = PyLong_AsUnsignedLongLong(argument);
+    ms_thread *thread = PyErr_Occurred() ? NULL : mst_thread_here();
+    if (!thread)
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    return mst_stack_list(ms_node_stack(thread, mst.torch.thread_id ? mst.torch.thread_id() : 0, number));
+}
+
+PyMethodDef mst_created_nodes_methods[] = {
+    {"find_number_slots", find_number_slots, METH_NOARGS,
+     "Find the slots through which torch numbers new nodes; None, or why they were not found."},
+    {"set_created_interception", set_created_interception, METH_O,
+     "Whether new nodes are intercepted when stacks are read next. The slots must have been found."},
+    {"created_intercepted", created_intercepted, METH_NOARGS, "Whether new nodes are intercepted now."},
+    {"created_node_stack", created_node_stack, METH_O,
+     "The frames of the stack that created the node of this thread with this number, innermost first."},
+    {NULL, NULL, 0, NULL},
+};
