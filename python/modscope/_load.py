@@ -458,6 +458,13 @@ class Capture:
             for kind, group, path, phase, in_step, count, size, taken in rows
         ]
 
+    def collective_sums(self) -> list[tuple[CollectiveGroup, int, int, list[tuple[str, int, int, int, int]]]]:
+        """Sums for each group, to compare ranks: (group, how many collectives but messages, a hash of their order,
+        [(kind, count, bytes, nanoseconds, how many have a time)])."""
+        rows, groups = self._reader.collective_sums()
+        named = _groups_by_number(groups)
+        return [(named.get(group, _UNKNOWN_GROUP), launched, order, kinds) for group, launched, order, kinds in rows]
+
     # ---- for the page and the exports ----
 
     @property
