@@ -445,8 +445,8 @@ class Capture:
         named = _groups_by_number(groups)
         module = self._names.module
         return [
-            Collective(kind, size, named.get(group, _UNKNOWN_GROUP), time / 1e6, taken / 1e9 or None, step, phase, module(path), event)
-            for event, time, step, kind, size, taken, path, _, group, phase in rows
+            Collective(kind, size, named.get(group, _UNKNOWN_GROUP), time / 1e6, taken / 1e9 or None, step, phase, module(path), event, timing or None)
+            for event, time, step, kind, size, taken, path, _, group, phase, timing in rows
         ]
 
     def collective_totals(self) -> list[tuple[str, CollectiveGroup, str, str, bool, int, int, float]]:

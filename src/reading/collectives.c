@@ -35,10 +35,10 @@ static PyObject *group_of(const ms_collective_group *group)
 
 static PyObject *collective_of(const ms_collective *one)
 {
-    return Py_BuildValue("(KKKsKKIIIO)", (unsigned long long)one->event, (unsigned long long)one->time,
+    return Py_BuildValue("(KKKsKKIIIOs)", (unsigned long long)one->event, (unsigned long long)one->time,
                          (unsigned long long)one->step, ms_collective_name(one->kind), (unsigned long long)one->bytes,
                          (unsigned long long)one->nanoseconds, one->path, one->thread, one->group,
-                         msr_phases[one->phase]);
+                         msr_phases[one->phase], ms_collective_timing_name(one->timing));
 }
 
 /* The pair of a list and the list of the groups; `rows` is consumed, and NULL if an error is set. */

@@ -362,7 +362,7 @@ static PyMethodDef methods[] = {
     {"collectives", (PyCFunction)collectives, METH_NOARGS,
      "collectives($self, /)\n--\n\nAll collectives: (event, microseconds, step, kind, bytes, nanoseconds, path, "
      "thread, "
-     "group, phase); and the groups: (number, name, backend, ranks, size)."},
+     "group, phase, what its time is); and the groups: (number, name, backend, ranks, size)."},
     {"collective_totals", (PyCFunction)collective_totals, METH_NOARGS,
      "collective_totals($self, /)\n--\n\nSums over collectives: (kind, group, path, phase, whether in a step, count, "
      "bytes, nanoseconds); and the groups."},
