@@ -3,7 +3,7 @@ and the size of the page.
 
     python bench/ranks_reading.py [--ranks N] [--steps S] [--keep FOLDER]
 
-A few real trainings are recorded. Each rank's capture is one of them, with another rank in its info.
+A few real trainings are recorded, which reduce each gradient over torch's fake process group. Each rank's capture is one of them, with another rank in its info.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import sys
 import tempfile
 
 import torch
+import torch.distributed as dist
 from export import Block
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import modscope
 
@@ -55,12 +57,19 @@ def string(text: str) -> bytes:
     return bytes([*out, length]) + data
 
 
-def with_info(capture: bytes, info: dict[str, str]) -> bytes:
-    """The capture with another info chunk, which is its first one (docs/capture-format.md)."""
-    (size,) = struct.unpack_from("<I", capture, 16 + 8)
-    payload = b"".join(string(key) + string(value) for key, value in info.items())
-    head = capture[16 : 16 + 8] + struct.pack("<II", len(payload), crc32c(payload)) + capture[16 + 16 : 16 + 44]
-    return capture[:16] + head + struct.pack("<I", crc32c(head)) + payload + capture[16 + 48 + size :]
+def with_place(capture: bytes, info: dict[str, str], end: dict[str, str]) -> bytes:
+    """The capture with other chunks of info, 1, and of the end, 6 (docs/capture-format.md)."""
+    out, at = bytearray(capture[:16]), 16
+    while at < len(capture):
+        kind, size = struct.unpack_from("<II", capture, at + 4)
+        payload = capture[at + 48 : at + 48 + size]
+        head = capture[at : at + 44]
+        if kind in (1, 6):
+            payload = b"".join(string(key) + string(value) for key, value in (info if kind == 1 else end).items())
+            head = head[:8] + struct.pack("<II", len(payload), crc32c(payload)) + head[16:]
+        out += head + struct.pack("<I", crc32c(head)) + payload
+        at += 48 + size
+    return bytes(out)
 
 
 def record_training(path: str, batch: int, steps: int) -> modscope.Capture:
@@ -69,6 +78,8 @@ def record_training(path: str, batch: int, steps: int) -> modscope.Capture:
     with modscope.record(path, overwrite=True):
         for _ in range(steps):
             model(torch.ones(batch, 16)).square().mean().backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
             optimizer.step()
             optimizer.zero_grad()
     return modscope.load(path)
@@ -81,14 +92,14 @@ def make_captures(folder: str, ranks: int, steps: int) -> int:
         path = os.path.join(folder, "training")
         capture = record_training(path, 16 + 4 * (variant == 0) + variant, steps)
         with open(path, "rb") as file:
-            made.append((file.read(), dict(capture.info), capture.event_count))
+            made.append((file.read(), dict(capture.info), dict(capture.end or {}), capture.event_count))
         os.unlink(path)
     events = 0
     for rank in range(ranks):
-        data, info, count = made[rank % VARIANTS]
+        data, info, end, count = made[rank % VARIANTS]
         place = {"rank": str(rank), "world": str(ranks), "local_rank": str(rank % 8), "node": str(rank // 8), "host": f"host{rank // 8}"}
         with open(os.path.join(folder, f"x.rank{rank}.msc"), "wb") as file:
-            file.write(with_info(data, {**info, **place, "began": f"{1.7e9 + rank / 1000:.3f}"}))
+            file.write(with_place(data, {**info, **place, "began": f"{1.7e9 + rank / 1000:.3f}"}, {**end, **place}))
         events += count
     return events
 
@@ -100,10 +111,12 @@ def main() -> None:
     parser.add_argument("--keep", metavar="FOLDER", help="leave the captures and the page in this folder")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=arguments.ranks)
     with contextlib.ExitStack() as stack:
         folder = arguments.keep or stack.enter_context(tempfile.TemporaryDirectory())
         os.makedirs(folder, exist_ok=True)
         events = make_captures(folder, arguments.ranks, arguments.steps)
+        dist.destroy_process_group()
         files = [os.path.join(folder, f"x.rank{rank}.msc") for rank in range(arguments.ranks)]
         size = sum(map(os.path.getsize, files))
         print(f"{arguments.ranks} captures, {events} events, {size / 1e6:.1f} MB\n")

@@ -47,15 +47,34 @@ typedef struct ms_collective_group {
     char ranks[MS_GROUP_RANKS];     /* such as "0-7", or "0-56:8" for every eighth one */
 } ms_collective_group;
 
+/* What a collective's time is. Captures store the numbers from MS_COLLECTIVE_EXECUTED on, minus that one. */
+#define MS_COLLECTIVE_TIMINGS(X)                                                                         \
+    X(NOT_TIMED, "")                                                                                     \
+    X(PREDICTED, "predicted") /* a virtual rank's */                                                     \
+    X(EXECUTED, "executed")   /* from when a thread of the backend began to execute it until it ended */ \
+    X(WAITED, "waited")       /* from its launch until the program's wait for it returned */             \
+    X(ON_GPU, "on_gpu")       /* from when its stream on the GPU reached it until it had passed it */
+
+typedef enum ms_collective_timing {
+#define X(name, text) MS_COLLECTIVE_##name,
+    MS_COLLECTIVE_TIMINGS(X)
+#undef X
+        MS_COLLECTIVE_TIMING_COUNT
+} ms_collective_timing;
+
+/* The timing's name; "" if it is none. */
+const char *ms_collective_timing_name(ms_collective_timing timing);
+
 typedef struct ms_collective {
     uint64_t event; /* it was launched after all events with lower numbers */
     uint64_t time;  /* when it began, in microseconds since the capture began */
     uint64_t step;  /* 0: before the first one */
     uint64_t bytes;
     uint64_t nanoseconds; /* how long it took; 0: not known */
-    ms_path path;         /* the module for which it was launched, else the one in which the thread was */
-    uint32_t thread;      /* its number; 0: not known */
-    uint32_t group;       /* its number; 0: not known */
+    ms_collective_timing timing;
+    ms_path path;    /* the module for which it was launched, else the one in which the thread was */
+    uint32_t thread; /* its number; 0: not known */
+    uint32_t group;  /* its number; 0: not known */
     ms_phase phase;
     ms_collective_kind kind;
 } ms_collective;
@@ -65,8 +84,13 @@ typedef struct ms_collective {
 /* A thread, or NULL, launches a collective: captures note kind, bytes, group and nanoseconds, and find out the rest. A
  * path other than MS_GLOBAL is the module for which it is launched, where that is not the one that the thread is in.
  * It begins `delay` nanoseconds from now. Without captures this does nothing. A capture that loses events, because it
- * has no room, loses collectives too. */
-void ms_collective_note(ms_ledger *ledger, const ms_thread *thread, const ms_collective *collective, uint64_t delay);
+ * has no room, loses collectives too. The result is its number; 0 without captures. */
+uint64_t ms_collective_note(ms_ledger *ledger, const ms_thread *thread, const ms_collective *collective,
+                            uint64_t delay);
+/* How long the collective with this number took, which MS_COLLECTIVE_EXECUTED or a later timing says. It ended now; of
+ * an executed one that tells when it began. It may consist of several parts, each of which is told: the first one's
+ * begin and the last one's end hold. */
+void ms_collective_note_time(ms_ledger *ledger, uint64_t number, ms_collective_timing timing, uint64_t nanoseconds);
 /* What a group is. It may be told after the group was used, and again: the last one holds. */
 void ms_collective_note_group(ms_ledger *ledger, const ms_collective_group *group);
 

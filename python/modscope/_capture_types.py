@@ -61,12 +61,15 @@ class Collective(NamedTuple):
     time: float
     """When it began."""
     seconds: float | None
-    """How long it took; None: not known, as in real runs."""
+    """How long it took, which includes waiting for other ranks; None: not known."""
     step: int
     phase: str
     module: str
     event: int
     """It was launched after all events with lower numbers."""
+    timing: str | None = None
+    """What ``seconds`` is: "predicted"; "executed", by a thread of gloo's; "waited", from the launch until the program's wait
+    for it returned, which is at least as long; "on_gpu"; None: not known."""
 
 
 class Event(NamedTuple):

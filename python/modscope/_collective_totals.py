@@ -20,9 +20,9 @@ def summarize_collectives(capture: Capture) -> list[dict[str, Any]]:
         sums = row if in_step else row["before_steps"]
         sums["count"] += count
         sums["bytes"] += size
+        sums["seconds"] += seconds
         if not in_step:
             continue
-        row["seconds"] += seconds
         row["phases"][phase] = row["phases"].get(phase, 0) + count
         of_module = row["modules"].setdefault(module, {"module": module, "count": 0, "bytes": 0})
         of_module["count"] += count
@@ -33,5 +33,5 @@ def summarize_collectives(capture: Capture) -> list[dict[str, Any]]:
 
 
 def _new_row(kind: str, group: CollectiveGroup) -> dict[str, Any]:
-    sums = {"count": 0, "bytes": 0}
-    return {"kind": kind, "group": group._asdict(), **sums, "seconds": 0.0, "before_steps": sums, "phases": {}, "modules": {}}
+    sums = {"count": 0, "bytes": 0, "seconds": 0.0}
+    return {"kind": kind, "group": group._asdict(), **sums, "before_steps": sums, "phases": {}, "modules": {}}

@@ -31,6 +31,7 @@ def collectives_of_page(capture: Capture, first: int, last: int | None, modules:
         "event": [one.event for one in shown],
         "time": [round(one.time * 1e6) for one in shown],
         "nanoseconds": [round((one.seconds or 0) * 1e9) for one in shown],
+        "timing": [one.timing or "" for one in shown],
         "bytes": [one.bytes for one in shown],
         "kind": [kinds.index(one.kind) for one in shown],
         "group": [groups.index(one.group) for one in shown],

@@ -445,8 +445,8 @@ class Capture:
         named = _groups_by_number(groups)
         module = self._names.module
         return [
-            Collective(kind, size, named.get(group, _UNKNOWN_GROUP), time / 1e6, taken / 1e9 or None, step, phase, module(path), event)
-            for event, time, step, kind, size, taken, path, _, group, phase in rows
+            Collective(kind, size, named.get(group, _UNKNOWN_GROUP), time / 1e6, taken / 1e9 or None, step, phase, module(path), event, timing or None)
+            for event, time, step, kind, size, taken, path, _, group, phase, timing in rows
         ]
 
     def collective_totals(self) -> list[tuple[str, CollectiveGroup, str, str, bool, int, int, float]]:
@@ -457,6 +457,13 @@ class Capture:
             (kind, named.get(group, _UNKNOWN_GROUP), self._names.module(path), phase, in_step, count, size, taken / 1e9)
             for kind, group, path, phase, in_step, count, size, taken in rows
         ]
+
+    def collective_sums(self) -> list[tuple[CollectiveGroup, int, int, list[tuple[str, int, int, int, int]]]]:
+        """Sums for each group, to compare ranks: (group, how many collectives but messages, a hash of their order,
+        [(kind, count, bytes, nanoseconds, how many have a time)])."""
+        rows, groups = self._reader.collective_sums()
+        named = _groups_by_number(groups)
+        return [(named.get(group, _UNKNOWN_GROUP), launched, order, kinds) for group, launched, order, kinds in rows]
 
     # ---- for the page and the exports ----
 

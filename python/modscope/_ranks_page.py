@@ -15,6 +15,8 @@ from typing import NamedTuple
 from modscope import _capture
 from modscope._categories import CATEGORIES, KINDS, Raw, category_word
 from modscope._load import CaptureError, load
+from modscope._ranks_collectives import find_mismatches, kind_totals
+from modscope._ranks_collectives_words import WHY_IT_HANGS, describe_divergence, describe_each, describe_group, describe_part
 from modscope._ranks_job import Job, compare_ranks, describe_job, describe_missing, describe_place, describe_ranks, find_extremes, find_nodes, sums_by_kind
 from modscope._ranks_read import Owned, Rank, place_of
 from modscope._report import Page, fill_page, hash_of, read_page_file
@@ -25,7 +27,8 @@ _MOST_NUMBERS = 1_200_000  # of all ranks together, for both axes: at most 7 MB 
 _MOST_COLUMNS, _FEWEST_COLUMNS = 600, 24
 _MODULES = 40  # of a rank; the others are one row
 _DIFFERENCES = 60  # rows of the page
-_SCRIPTS = ("text", "dom", "capture", "paint", "ranks_heat", "ranks_detail", "ranks")
+_MISMATCHES, _PARTS = 20, 12  # groups that launched different collectives, and what each part of them launched
+_SCRIPTS = ("text", "dom", "capture", "paint", "ranks_heat", "ranks_detail", "ranks_collectives", "ranks")
 _AFTER_END = 1.0  # seconds
 
 
@@ -174,6 +177,19 @@ def _rank(rank: Rank, offset: float, table: int, usual: Rank) -> Report:
     }
 
 
+def _collectives(job: Job) -> Report:
+    totals = [[one.kind, one.count, one.bytes, one.seconds, describe_each(one, job.ranks)] for one in kind_totals(job.ranks)]
+    mismatches = []
+    for one in find_mismatches(job.ranks)[:_MISMATCHES]:
+        says = {split.ranks[0].number: describe_divergence(split, one.parts[0].ranks) for split in one.divergences}
+        parts = [
+            [clean(describe_ranks(part.ranks)), part.ranks[0].number, describe_part(part), says.get(part.ranks[0].number, "")]
+            for part in one.parts[:_PARTS]
+        ]
+        mismatches.append({"group": describe_group(one.group), "parts": parts, "more": len(one.parts[_PARTS:])})
+    return {"totals": totals, "mismatches": mismatches, "why": WHY_IT_HANGS}
+
+
 def _metadata(job: Job, axes: Axes, offsets: Sequence[float], aligned: bool) -> Report:
     names: dict[str, int] = {}
     tables: dict[Owned, int] = {}
@@ -196,6 +212,7 @@ def _metadata(job: Job, axes: Axes, offsets: Sequence[float], aligned: bool) -> 
         "nodes": [[node.name, *(rank.bytes for rank in find_extremes(node.ranks)), len(node.ranks)] for node in find_nodes(job.ranks)],
         "axes": {**axes._asdict(), "stepColumns": axes.step_columns},
         "aligned": aligned,
+        "collectives": _collectives(job),
         "tables": [_table(owned, names) for owned in tables],
         "names": [clean(name) for name in names],
     }

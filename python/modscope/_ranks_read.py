@@ -1,4 +1,5 @@
-"""What is read of each rank's capture: which rank it is, its peak, and what each module held then. Needs no torch."""
+"""What is read of each rank's capture: which rank it is, its peak, what each module held then, and the collectives that it
+launched. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import NamedTuple
 from modscope._categories import KINDS, Raw, Sums
 from modscope._load import Capture, load
 from modscope._peak import Peak
+from modscope._ranks_sums import GroupSums, read_sums
 from modscope._summary import Report, describe_end, predicted_on, summarize_oom
 from modscope._text import describe_moment, size
 
@@ -61,6 +63,8 @@ class Rank(NamedTuple):
     damaged: int
     owned: Owned
     """What each module held at the peak."""
+    collectives: tuple[GroupSums, ...]
+    """What it launched in each group."""
 
     @property
     def number(self) -> int:
@@ -143,6 +147,7 @@ def read_rank(file: str, capture: Capture) -> Rank:
         capture.lost,
         capture.damaged,
         tuple(sorted((fqn, raw, _raw_kinds(kinds.get(fqn))) for fqn, raw in owned.items() if any(raw))),
+        read_sums(capture),
     )
 
 

@@ -1,16 +1,29 @@
-/* perfetto_collectives.c - the track of a Perfetto trace with the collectives of a capture: slices where it is known
- * how long they took, else instants. */
+/* perfetto_collectives.c - the tracks of a Perfetto trace with the collectives of a capture: slices where it is known
+ * how long they took, else instants. Slices of one track must not overlap, but collectives may: there are as many
+ * tracks as run at a time, up to MOST_TRACKS, with one name, so that Perfetto's page shows them as one. */
 #include "export/perfetto_packets.h"
 #include "modscope_collectives.h"
 
 #include <stdlib.h>
 
+enum { MOST_TRACKS = 8 };
+static const uint64_t LATEST = UINT64_MAX / 4; /* a time that no run reaches */
+
+/* The begin or the end of a collective. */
+struct edge {
+    uint64_t time; /* nanoseconds */
+    uint32_t index;
+    uint8_t track;
+    bool is_end;
+};
+
 struct mse_collective_track {
     ms_reader *reader;
     ms_collectives found;
-    size_t next;   /* the next one to write */
-    uint64_t end;  /* of the slice that is open, in nanoseconds; 0: none is */
-    uint64_t uuid; /* the track's number */
+    struct edge *edges; /* by time */
+    size_t edge_count, next;
+    uint64_t uuid; /* the first track's number; the others have the next ones */
+    uint8_t tracks;
 };
 
 static const ms_collective_group *find_group(const ms_collectives *found, uint32_t number)
@@ -29,6 +42,8 @@ static void annotate_collective(mse_packets *packets, const mse_job *job, const 
     mse_annotate_text(packets, "module", mse_module(job, one->path));
     mse_annotate_text(packets, "phase", mse_text_of(mse_phases[one->phase]));
     mse_annotate(packets, "step", one->step);
+    if (one->timing != MS_COLLECTIVE_NOT_TIMED)
+        mse_annotate_text(packets, "timing", mse_text_of(ms_collective_timing_name(one->timing)));
     if (group) {
         mse_annotate_text(packets, "group", mse_text_of(group->name));
         mse_annotate_text(packets, "backend", mse_text_of(group->backend));
@@ -37,20 +52,81 @@ static void annotate_collective(mse_packets *packets, const mse_job *job, const 
     }
 }
 
-/* Begin the slice of a collective, or put its instant. Slices of one track must not overlap: the one before has ended.
- */
+/* Begin the slice of a collective, or put its instant. */
 static void begin_collective(mse_collective_track *track, mse_packets *packets, const mse_job *job,
-                             const ms_collective *one)
+                             const struct edge *edge)
 {
+    const ms_collective *one = &track->found.at[edge->index];
     mse_name name = {mse_text_of(ms_collective_name(one->kind)), mse_text_of(""), mse_text_of("")};
     if (one->nanoseconds)
-        mse_open_named_slice(packets, track->uuid, name);
+        mse_open_named_slice(packets, track->uuid + edge->track, name);
     else
-        mse_open_instant(packets, track->uuid, name);
+        mse_open_instant(packets, track->uuid + edge->track, name);
     annotate_collective(packets, job, &track->found, one);
     mse_close_event(packets);
-    if (one->nanoseconds)
-        track->end = packets->time + (one->nanoseconds < UINT64_MAX / 4 ? one->nanoseconds : UINT64_MAX / 4);
+}
+
+/* ---- which track each is on ---- */
+
+/* By time; at one time ends come before begins, and begins in the order of the launches. */
+static int by_time(const void *a, const void *b)
+{
+    const struct edge *first = a, *second = b;
+    if (first->time != second->time)
+        return first->time < second->time ? -1 : 1;
+    if (first->is_end != second->is_end)
+        return first->is_end ? -1 : 1;
+    return first->index < second->index ? -1 : first->index > second->index;
+}
+
+static void add_edge(mse_collective_track *track, uint64_t time, uint32_t index, uint8_t on, bool is_end)
+{
+    track->edges[track->edge_count++] = (struct edge){time, index, on, is_end};
+}
+
+/* The first track that is free then, else the one that is free first. */
+static uint8_t free_track(const uint64_t *busy, uint64_t time)
+{
+    uint8_t best = 0;
+    for (uint8_t n = 0; n < MOST_TRACKS && busy[best] > time; n++)
+        if (busy[n] <= time || busy[n] < busy[best])
+            best = n;
+    return best;
+}
+
+static uint64_t at_most(uint64_t value, uint64_t most)
+{
+    return value < most ? value : most;
+}
+
+/* MS_ENOMEM. Where too many run at a time, one begins later than it did: when another one has ended. */
+static int find_tracks(mse_collective_track *track)
+{
+    uint64_t busy[MOST_TRACKS] = {0}; /* until when each track is */
+    size_t count = track->found.count;
+    if (!count)
+        return MS_OK;
+    track->edges = calloc(count, 2 * sizeof *track->edges);
+    if (!track->edges || count > UINT32_MAX)
+        return MS_ENOMEM;
+    for (size_t i = 0; i < count; i++)
+        add_edge(track, at_most(track->found.at[i].time, LATEST / 1000) * 1000, (uint32_t)i, 0, false);
+    qsort(track->edges, count, sizeof *track->edges, by_time);
+    for (size_t i = 0; i < count; i++) {
+        struct edge *edge = &track->edges[i];
+        uint64_t taken = at_most(track->found.at[edge->index].nanoseconds, LATEST);
+        edge->track = free_track(busy, edge->time);
+        if (edge->time < busy[edge->track])
+            edge->time = busy[edge->track];
+        if (edge->track >= track->tracks)
+            track->tracks = (uint8_t)(edge->track + 1);
+        if (!taken)
+            continue;
+        busy[edge->track] = edge->time + taken;
+        add_edge(track, busy[edge->track], edge->index, edge->track, true);
+    }
+    qsort(track->edges, track->edge_count, sizeof *track->edges, by_time);
+    return MS_OK;
 }
 
 int mse_collective_track_open(const mse_job *job, uint64_t uuid, mse_collective_track **out)
@@ -61,8 +137,10 @@ int mse_collective_track_open(const mse_job *job, uint64_t uuid, mse_collective_
     track->reader = job->reader;
     track->uuid = uuid;
     int error = ms_collectives_read(job->reader, &track->found);
+    if (!error)
+        error = find_tracks(track);
     if (error) {
-        free(track);
+        mse_collective_track_close(track);
         return error;
     }
     *out = track;
@@ -74,37 +152,27 @@ void mse_collective_track_close(mse_collective_track *track)
     if (!track)
         return;
     ms_collectives_free(track->reader, &track->found);
+    free(track->edges);
     free(track);
 }
 
 void mse_collective_track_begin(mse_collective_track *track, mse_packets *packets, uint64_t parent)
 {
-    if (track->found.count)
-        mse_track(packets, track->uuid, parent, mse_text_of("collectives"), 3);
-}
-
-static uint64_t later(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
+    for (uint8_t n = 0; n < track->tracks; n++)
+        mse_track(packets, track->uuid + n, parent, mse_text_of("collectives"), 3);
 }
 
 void mse_collective_track_write(mse_collective_track *track, mse_packets *packets, const mse_job *job, uint64_t until)
 {
-    for (;;) {
-        if (track->end) {
-            if (track->end > until)
-                return;
-            packets->time = later(packets->time, track->end);
-            mse_end_slice(packets, track->uuid);
-            track->end = 0;
-        }
-        if (track->next == track->found.count)
+    for (; track->next < track->edge_count; track->next++) {
+        const struct edge *edge = &track->edges[track->next];
+        if (edge->time > until)
             return;
-        const ms_collective *one = &track->found.at[track->next];
-        if (one->time > until / 1000)
-            return;
-        packets->time = later(packets->time, one->time * 1000);
-        begin_collective(track, packets, job, one);
-        track->next++;
+        if (packets->time < edge->time)
+            packets->time = edge->time;
+        if (edge->is_end)
+            mse_end_slice(packets, track->uuid + edge->track);
+        else
+            begin_collective(track, packets, job, edge);
     }
 }

@@ -303,6 +303,12 @@ static PyObject *collective_totals(msr_reader *self, PyObject *unused)
     return msr_collective_totals(self);
 }
 
+static PyObject *collective_sums(msr_reader *self, PyObject *unused)
+{
+    (void)unused;
+    return msr_collective_sums(self);
+}
+
 static PyObject *peaks(msr_reader *self, PyObject *args, PyObject *named)
 {
     static char *names[] = {"first", "last", NULL};
@@ -375,10 +381,13 @@ static PyMethodDef methods[] = {
     {"collectives", (PyCFunction)collectives, METH_NOARGS,
      "collectives($self, /)\n--\n\nAll collectives: (event, microseconds, step, kind, bytes, nanoseconds, path, "
      "thread, "
-     "group, phase); and the groups: (number, name, backend, ranks, size)."},
+     "group, phase, what its time is); and the groups: (number, name, backend, ranks, size)."},
     {"collective_totals", (PyCFunction)collective_totals, METH_NOARGS,
      "collective_totals($self, /)\n--\n\nSums over collectives: (kind, group, path, phase, whether in a step, count, "
      "bytes, nanoseconds); and the groups."},
+    {"collective_sums", (PyCFunction)collective_sums, METH_NOARGS,
+     "collective_sums($self, /)\n--\n\nSums for each group: (group, how many collectives but messages, a hash of their "
+     "order, [(kind, count, bytes, nanoseconds, how many have a time)]); and the groups."},
     {"peaks", (PyCFunction)(void (*)(void))peaks, METH_VARARGS | METH_KEYWORDS,
      "peaks($self, first=0, last=None)\n--\n\nThe highest number of bytes that each device held between two moments."},
     {"times", (PyCFunction)(void (*)(void))times, METH_VARARGS | METH_KEYWORDS,

@@ -49,6 +49,7 @@ PyObject *msr_events_new(msr_reader *reader, uint32_t ops, uint64_t first, uint6
 PyObject *msr_notes(msr_reader *reader);
 PyObject *msr_collectives(msr_reader *reader);
 PyObject *msr_collective_totals(msr_reader *reader);
+PyObject *msr_collective_sums(msr_reader *reader);
 PyObject *msr_survey(msr_reader *reader, PyObject *progress);
 PyObject *msr_peaks(msr_reader *reader, uint64_t first, uint64_t last);
 PyObject *msr_times(msr_reader *reader, uint64_t first, uint64_t last);

@@ -72,15 +72,15 @@ static void tell_group(ms_ledger *ledger, struct group *group)
     group->told = true;
 }
 
-void mst_collective_launched(ms_collective_kind kind, uint64_t bytes, uint64_t key, uint64_t delay,
-                             uint64_t nanoseconds)
+uint64_t mst_collective_launched(ms_collective_kind kind, uint64_t bytes, uint64_t key, uint64_t delay,
+                                 uint64_t nanoseconds)
 {
     atomic_store_explicit(&last_kind, kind, memory_order_relaxed);
     atomic_store_explicit(&last_bytes, bytes, memory_order_relaxed);
     atomic_fetch_add_explicit(&launched, 1, memory_order_relaxed);
     ms_ledger *ledger = atomic_load_explicit(&captured, memory_order_acquire);
     if (!ledger)
-        return;
+        return 0;
     ms_collective collective = {.kind = kind, .bytes = bytes, .nanoseconds = nanoseconds, .path = owner_here};
     pthread_mutex_lock(&lock);
     struct group *group = find_group(key);
@@ -91,7 +91,14 @@ void mst_collective_launched(ms_collective_kind kind, uint64_t bytes, uint64_t k
             atomic_store_explicit(&unnamed, true, memory_order_relaxed);
     }
     pthread_mutex_unlock(&lock);
-    ms_collective_note(ledger, mst_thread_here(), &collective, delay);
+    return ms_collective_note(ledger, mst_thread_here(), &collective, delay);
+}
+
+void mst_collective_took(uint64_t number, ms_collective_timing timing, uint64_t nanoseconds)
+{
+    ms_ledger *ledger = atomic_load_explicit(&captured, memory_order_acquire);
+    if (ledger)
+        ms_collective_note_time(ledger, number, timing, nanoseconds);
 }
 
 void mst_collective_group_ended(uint64_t key)
@@ -173,6 +180,7 @@ void mst_collectives_forked(void)
 {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; /* Another thread of the parent may have held it. */
     group_count = 0;
+    mst_gloo_forked();
     mst_collectives_end();
 }
 

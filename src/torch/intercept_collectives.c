@@ -137,9 +137,16 @@ static uint64_t bytes_of(enum argument argument, uint64_t address)
 static _Atomic bool noting;
 static MST_THREAD_LOCAL unsigned depth; /* functions of backends that this thread is in */
 
-static void restore_depth(const unsigned *before)
+/* What a thread leaves when it leaves a function of a backend, also by an exception. */
+struct launching {
+    unsigned depth;
+    uint64_t number;
+};
+
+static void restore_launching(const struct launching *before)
 {
-    depth = *before;
+    depth = before->depth;
+    mst_gloo_set_launching(before->number);
 }
 
 static inline uint64_t largest(uint64_t a, uint64_t b)
@@ -155,12 +162,17 @@ typedef uint64_t any_function(uint64_t result, uint64_t self, uint64_t c, uint64
 static inline uint64_t pass_on(const ms_patch *patch, enum function function, uint64_t a, uint64_t b, uint64_t c,
                                uint64_t d, uint64_t e, uint64_t f, uint64_t g)
 {
-    unsigned before __attribute__((cleanup(restore_depth))) = depth++;
-    if (!before && atomic_load_explicit(&noting, memory_order_relaxed))
-        mst_collective_launched(
-            functions[function].kind,
-            largest(bytes_of(functions[function].first, c), bytes_of(functions[function].second, d)), b, 0, 0);
-    return ((any_function *)patch->previous)(a, b, c, d, e, f, g);
+    any_function *previous = (any_function *)patch->previous;
+    if (depth || !atomic_load_explicit(&noting, memory_order_relaxed))
+        return previous(a, b, c, d, e, f, g);
+    uint64_t number = mst_collective_launched(
+        functions[function].kind,
+        largest(bytes_of(functions[function].first, c), bytes_of(functions[function].second, d)), b, 0, 0);
+    struct launching before __attribute__((cleanup(restore_launching))) = {depth++, mst_gloo_set_launching(number)};
+    uint64_t result = previous(a, b, c, d, e, f, g);
+    if (number)
+        mst_gloo_launched(number, *(const uintptr_t *)a);
+    return result;
 }
 
 struct backend_class {
@@ -326,12 +338,15 @@ void mst_backends_intercept(void)
         find_classes();
     for (int n = 0; n < CLASSES && !why_not; n++)
         install(&classes[n]);
+    if (!why_not)
+        mst_gloo_intercept();
     atomic_store(&noting, why_not == NULL);
 }
 
 void mst_backends_restore(void)
 {
     atomic_store(&noting, false);
+    mst_gloo_restore();
     for (int n = 0; n < CLASSES; n++)
         for (int i = 0; i < FUNCTION_COUNT; i++)
             if (classes[n].patches[i].target)

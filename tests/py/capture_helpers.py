@@ -8,6 +8,10 @@ CATEGORIES = ("Parameter", "Buffer", "Gradient", "Activation", "Temp", "Optstate
 PHASES = ("idle", "forward", "recompute", "backward", "optimizer", "evaluation")
 NONE = 2**64 - 1
 INFO, NAMES, DEVICES, FRAME, EVENTS, END, NOTES = range(1, 8)
+COLLECTIVES = 9
+COLLECTIVE_KINDS = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send", "recv", "barrier",
+)  # fmt: skip
 NOTE_KINDS = ("saved", "requested", "stream", "segment", "input", "output")
 NOTES_WITH_VALUE = ("requested", "stream", "segment")
 
@@ -92,6 +96,7 @@ class Capture:
         self.reserves: dict[int, int] = {}
         self.noted: list[tuple[int, str, int, int]] = []  # the event before which it is noted, kind, slot, value
         self.notes = bytearray()
+        self.collectives = bytearray()
         self._begin_chunk()
         self.out += chunk(INFO, b"".join(string(key) + string(value) for key, value in info.items()))
         self.out += chunk(DEVICES, b"".join(varint(i) + string(name) for i, name in enumerate(devices)))
@@ -114,6 +119,9 @@ class Capture:
         if self.notes:
             self.out += chunk(NOTES, bytes(self.notes), self.first_note, self.began)
             self.notes = bytearray()
+        if self.collectives:
+            self.out += chunk(COLLECTIVES, bytes(self.collectives), self.first_collective, self.began)
+            self.collectives = bytearray()
         self._begin_chunk()
 
     def module(self, fqn: str, parent: int = 0) -> int:
@@ -235,6 +243,26 @@ class Capture:
         self.notes += self._relative("note_slot", slot) + (varint(value) if kind in NOTES_WITH_VALUE else b"")
         self.last_note = self.number
         self.noted.append((self.number, kind, slot, value))
+
+    def _begin_collectives(self) -> None:
+        if not self.collectives:
+            self.first_collective = self.last_collective = self.number
+            self.collective_time, self.collective_step, self.collective_path = self.began, 0, 0
+
+    def group(self, number: int, size: int, name: str, ranks: str, backend: str = "nccl") -> None:
+        self._begin_collectives()
+        self.collectives += varint(0) + varint(number) + varint(size) + string(name) + string(backend) + string(ranks)
+
+    def collective(self, kind: str | int, size: int, group: int = 1, nanoseconds: int = 0) -> None:
+        """The thread launches a collective. ``kind``: a name, or a number above those that have one."""
+        self._begin_collectives()
+        _, phase, path = self.threads[self.thread_now]
+        number = kind if isinstance(kind, int) else COLLECTIVE_KINDS.index(kind) + 1
+        self.collectives += varint(number << 3 | phase) + varint(self.number - self.last_collective)
+        self.last_collective = self.number
+        self.collectives += self._relative("collective_time", self.time) + self._relative("collective_step", self.steps)
+        self.collectives += self._relative("collective_path", path) + varint(self.thread_now) + varint(group)
+        self.collectives += varint(size) + varint(nanoseconds)
 
     def step(self) -> None:
         self.steps += 1

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from modscope._commands.terminal import Screen
 from modscope._groups import group_modules
-from modscope._summary import Report
+from modscope._summary import Report, predicted_on
 from modscope._text import clean, counted, duration, size
 
 _ROWS = 10
+_WHAT_TIME_IS = "Times include waiting for other ranks. Those of send and recv last until the program's wait for them returned."
 
 
 def _group(group: Report) -> str:
@@ -34,12 +35,12 @@ def collectives_text(result: Report, screen: Screen) -> list[str]:
     """A row for each kind and group: how many in a step, their bytes, their ranks, their modules."""
     rows = []
     steps = result["steps"]
-    timed = any(row["seconds"] for row in result["collectives"])
+    timed = any((row if steps else row["before_steps"])["seconds"] for row in result["collectives"])
     for row in result["collectives"]:
         sums = row if steps else row["before_steps"]
         if sums["count"]:
             cells = ["  " + row["kind"], _count(sums["count"], steps or 1), size(sums["bytes"] // (steps or 1))]
-            cells += [duration(row["seconds"] / (steps or 1))] if timed else []
+            cells += [duration(sums["seconds"] / (steps or 1)) if sums["seconds"] else ""] if timed else []
             rows.append((*cells, _group(row["group"]), _modules(row["modules"])))
     before = [row["before_steps"] for row in result["collectives"] if row["before_steps"]["count"]]
     head = "Collectives, each step" if steps else "Collectives"
@@ -47,6 +48,8 @@ def collectives_text(result: Report, screen: Screen) -> list[str]:
     out = screen.table(headers, rows[:_ROWS], left=(0, len(headers) - 2)) if rows else [screen.bold("Collectives")]
     if len(rows) > _ROWS:
         out.append(f"  ({counted(len(rows) - _ROWS, 'more row')})")
+    if timed and predicted_on(result["info"]) is None:
+        out += [f"  {line}" for line in screen.wrap(_WHAT_TIME_IS)]
     if steps and before:
         launched = counted(sum(sums["count"] for sums in before), "collective")
         out.append(f"  Before the first step: {launched}, {size(sum(sums['bytes'] for sums in before))}")

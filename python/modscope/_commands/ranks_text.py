@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from modscope._categories import CATEGORIES, KINDS, category_of, category_word
+from modscope._commands.ranks_collectives import collectives_of_rank, collectives_report, collectives_text
 from modscope._commands.terminal import Screen
 from modscope._groups import group_modules
 from modscope._ranks_job import (
@@ -51,6 +52,7 @@ def rank_report(rank: Rank) -> Report:
         "is_lower_bound": rank.is_lower_bound,
         "lost": rank.lost,
         "damaged": rank.damaged,
+        "collectives": collectives_of_rank(rank),
     }
 
 
@@ -67,6 +69,7 @@ def job_report(job: Job) -> Report:
         "earlier": [rank_report(rank) for ranks in job.earlier for rank in ranks],
         "usual": [rank.number for rank in compared.usual],
         "differences": [_difference_report(one) for one in compared.differences],
+        **collectives_report(job.ranks),
     }
 
 
@@ -92,6 +95,7 @@ def job_text(job: Job, screen: Screen) -> list[str]:
         _categories(job.ranks, screen),
         _differences(compared, screen),
         _nodes(job, screen),
+        collectives_text(job.ranks, screen),
         *(_earlier(ranks, screen) for ranks in job.earlier),
     ):
         out += ["", *part] if part else []

@@ -4,6 +4,8 @@
 const COLLECTIVE_ROW = 18; /* height of a row in pixels */
 const COLLECTIVE_REACH = 3; /* how many pixels beside a bar still point at it */
 const COLLECTIVES_IN_TIP = 5;
+/* What the time of a collective is, after "takes 3 ms". */
+const COLLECTIVE_TIMINGS = { waited: " until the wait for it returns", on_gpu: " on the GPU" };
 
 class CollectiveLane {
   constructor(box) {
@@ -89,9 +91,9 @@ class CollectiveLane {
   }
 
   describe(i) {
-    const { kinds, kind, bytes, module, phase, group, groups, time, nanoseconds } = this.data;
+    const { kinds, kind, bytes, module, phase, group, groups, time, nanoseconds, timing } = this.data;
     const name = module[i] < 0 ? "?" : this.capture.metadata.names[module[i]];
-    const taken = nanoseconds[i] ? `, takes ${duration(nanoseconds[i] / 1e9)}` : "";
+    const taken = nanoseconds[i] ? `, takes ${duration(nanoseconds[i] / 1e9)}${COLLECTIVE_TIMINGS[timing[i]] || ""}` : "";
     const what = make("div", "total", `${kinds[kind[i]]}${bytes[i] ? ` ${size(bytes[i])}` : ""}`);
     const which = make("div", "", `${phase[i]} of `, bdi(label(name)), `, at ${duration(time[i] / 1e6)}${taken}`);
     return [what, which, make("div", "", groups[group[i]])];

@@ -1,7 +1,8 @@
 /* ranks.js - the page of the ranks of one job: its data, what is selected, and what the reader does.
  *
  * Tests may rely on: body.dataset.rank (the rank that is shown), .axis and .shade; #ranks tbody tr[data-rank];
- * #rank-modules tbody tr[data-module][data-bytes]; #legend li[data-category][data-bytes]; #pointed; window.modscopeReady. */
+ * #rank-modules tbody tr[data-module][data-bytes]; #legend li[data-category][data-bytes]; #pointed; #collective-totals tbody tr[data-kind][data-count][data-bytes];
+ * #mismatch-rows tbody tr[data-group][data-ranks]; window.modscopeReady. */
 
 const SHOWN_ROWS = 100;
 const MOST_ROWS = 5000; /* with more ranks than this, ranks without a capture have no row */
@@ -157,6 +158,7 @@ class RanksPage {
     find("main").hidden = false;
     this.listen();
     this.listDifferences();
+    showCollectives(this.job.collectives, (number) => this.select(this.job.ranks.findIndex((rank) => rank.rank === number)));
     this.redraw();
     this.select(this.index);
   }

@@ -59,6 +59,9 @@ enum { MS__TIME_MAX = 3 * MS__VARINT_MAX }; /* bytes; no time of a call is longe
 /* A collective begins with its kind from 1 on, and below it the bits of the phase; a group has kind 0. No collective
  * and no group takes more than MS__COLLECTIVE_MAX bytes. */
 enum { MS__COLLECTIVE_PHASE_BITS = 3, MS__COLLECTIVE_MAX = 320 };
+/* The time of an earlier collective has the form of a collective of this kind, which earlier readers leave out. Its
+ * phase is the timing, its bytes are how many collectives were launched after the one that it is about. */
+enum { MS__COLLECTIVE_TIME = 31 };
 
 static inline bool ms__note_has_value(uint32_t kind)
 {

@@ -31,6 +31,7 @@ struct ms_ledger {
     struct ms__thread_spans *threads;
     ms_watch *watch;
     uint64_t step;
+    uint64_t collectives; /* how many captures have noted */
     struct ms__block_table blocks;
     struct ms__device_totals totals[MS_MAX_DEVICES];
 

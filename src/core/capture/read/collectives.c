@@ -15,6 +15,16 @@ const char *ms_collective_name(ms_collective_kind kind)
     return (uint32_t)kind < MS_COLLECTIVE_COUNT ? names[kind] : "";
 }
 
+const char *ms_collective_timing_name(ms_collective_timing timing)
+{
+    static const char *const names[MS_COLLECTIVE_TIMING_COUNT] = {
+#define X(name, text) text,
+        MS_COLLECTIVE_TIMINGS(X)
+#undef X
+    };
+    return (uint32_t)timing < MS_COLLECTIVE_TIMING_COUNT ? names[timing] : "";
+}
+
 int ms__collectives_list_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head)
 {
     return ms__reader_list_chunk(reader, &reader->collectives, &reader->collective_count, &reader->collective_room, at,
@@ -24,6 +34,7 @@ int ms__collectives_list_chunk(ms_reader *reader, uint64_t at, const struct ms__
 struct found_collectives {
     ms_collectives all;
     size_t room, group_room;
+    size_t countable; /* from this one on, none is missing: times can say which one they are of */
 };
 
 static void get_text(struct ms__bytes *bytes, char *text, size_t room)
@@ -57,6 +68,27 @@ static int decode_group(ms_reader *reader, struct ms__bytes *bytes, struct found
     return MS_OK;
 }
 
+/* A part of a collective took from `time` on, in microseconds, so many nanoseconds. */
+static void add_time(struct found_collectives *found, uint64_t later, uint64_t time, uint64_t timing,
+                     uint64_t nanoseconds)
+{
+    size_t count = found->all.count;
+    if (later >= count || count - 1 - later < found->countable ||
+        timing + MS_COLLECTIVE_EXECUTED >= MS_COLLECTIVE_TIMING_COUNT)
+        return;
+    ms_collective *one = &found->all.at[count - 1 - later];
+    bool is_first = one->timing != timing + MS_COLLECTIVE_EXECUTED;
+    one->timing = (ms_collective_timing)(timing + MS_COLLECTIVE_EXECUTED);
+    if (one->timing != MS_COLLECTIVE_EXECUTED) {
+        one->nanoseconds = nanoseconds;
+        return;
+    }
+    uint64_t begin = is_first || time < one->time ? time : one->time;
+    uint64_t end = time + nanoseconds / 1000, end_before = is_first ? 0 : one->time + one->nanoseconds / 1000;
+    one->nanoseconds = is_first ? nanoseconds : ((end > end_before ? end : end_before) - begin) * 1000;
+    one->time = begin;
+}
+
 static int decode_collective(ms_reader *reader, struct ms__bytes *bytes, uint64_t head, ms_collective *before,
                              struct found_collectives *found)
 {
@@ -75,9 +107,16 @@ static int decode_collective(ms_reader *reader, struct ms__bytes *bytes, uint64_
     before->thread = (uint32_t)thread;
     before->group = (uint32_t)group;
     before->phase = phase < MS_PHASE_COUNT ? (ms_phase)phase : MS_IDLE;
-    if (kind >= MS_COLLECTIVE_COUNT)
-        return MS_OK; /* a later version's */
+    if (kind == MS__COLLECTIVE_TIME - 1) {
+        add_time(found, before->bytes, before->time, phase, before->nanoseconds);
+        return MS_OK;
+    }
+    if (kind >= MS_COLLECTIVE_COUNT) { /* a later version's */
+        found->countable = found->all.count;
+        return MS_OK;
+    }
     before->kind = (ms_collective_kind)kind;
+    before->timing = before->nanoseconds ? MS_COLLECTIVE_PREDICTED : MS_COLLECTIVE_NOT_TIMED;
     ms_collective *at = ms__reader_grow(reader, found->all.at, &found->room, found->all.count + 1, sizeof *at);
     if (!at)
         return MS_ENOMEM;
@@ -98,6 +137,8 @@ static int decode_collectives(ms_reader *reader, const struct ms__chunk *chunk, 
         error = head >> MS__COLLECTIVE_PHASE_BITS ? decode_collective(reader, &bytes, head, &before, found)
                                                   : decode_group(reader, &bytes, found);
     }
+    if (bytes.bad || error == MS_EFORMAT)
+        found->countable = found->all.count;
     return error == MS_EFORMAT ? MS_OK : error;
 }
 
@@ -136,8 +177,10 @@ int ms_collectives_read(ms_reader *reader, ms_collectives *collectives)
         if (!error)
             error = decode_collectives(
                 reader, chunk, (struct ms__bytes){.at = buffer.bytes, .end = buffer.bytes + chunk->size}, &found);
-        else if (error == MS_EFORMAT)
+        else if (error == MS_EFORMAT) {
             error = MS_OK; /* a damaged chunk is passed over */
+            found.countable = found.all.count;
+        }
     }
     ms__reader_free(reader, buffer.bytes);
     if (error) {

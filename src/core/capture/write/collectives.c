@@ -44,13 +44,15 @@ static void encode_collective(ms_capture *capture, const ms_thread *thread, cons
                               uint64_t delay)
 {
     uint8_t *at = find_room(capture);
-    if (!at)
+    capture->collective_count++;
+    if (!at) {
+        capture->collective_lost = true;
         return;
+    }
     struct ms__collective_before *before = &capture->before;
     struct ms__collective_before now = {.event = capture->event,
                                         .time = ms__microseconds(capture) + delay / 1000,
                                         .step = capture->ledger->step,
-
                                         .path = collective->path ? collective->path
                                                 : thread         ? ms__path_of(thread)
                                                                  : MS_GLOBAL};
@@ -67,13 +69,47 @@ static void encode_collective(ms_capture *capture, const ms_thread *thread, cons
     *before = now;
 }
 
-void ms_collective_note(ms_ledger *ledger, const ms_thread *thread, const ms_collective *collective, uint64_t delay)
+uint64_t ms_collective_note(ms_ledger *ledger, const ms_thread *thread, const ms_collective *collective, uint64_t delay)
 {
     if (!ms__captured(ledger) || (uint32_t)collective->kind >= MS_COLLECTIVE_COUNT)
-        return;
+        return 0;
     ms__lock(&ledger->lock);
+    uint64_t number = ++ledger->collectives;
     for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next)
         encode_collective(capture, thread, collective, delay);
+    ms__unlock(&ledger->lock);
+    return number;
+}
+
+static void encode_collective_time(ms_capture *capture, uint64_t later, uint32_t timing, uint64_t nanoseconds)
+{
+    if (capture->collective_lost || later >= capture->collective_count)
+        return; /* It was launched before the capture began. */
+    uint8_t *at = find_room(capture);
+    if (!at)
+        return;
+    uint64_t now = ms__microseconds(capture), taken = nanoseconds / 1000;
+    uint64_t began = taken < now ? now - taken : 0;
+    at = ms__put_varint(at, (uint32_t)MS__COLLECTIVE_TIME << MS__COLLECTIVE_PHASE_BITS | timing);
+    at = ms__put_varint(at, 0);
+    at = ms__put_zigzag(at, (int64_t)(began - capture->before.time));
+    at = ms__put_zigzag(at, 0);
+    at = ms__put_zigzag(at, 0);
+    at = ms__put_varint(at, 0);
+    at = ms__put_varint(at, 0);
+    at = ms__put_varint(at, later);
+    capture->collective_at = ms__put_varint(at, nanoseconds);
+    capture->before.time = began;
+}
+
+void ms_collective_note_time(ms_ledger *ledger, uint64_t number, ms_collective_timing timing, uint64_t nanoseconds)
+{
+    if (!ms__captured(ledger) || !number || timing < MS_COLLECTIVE_EXECUTED || timing >= MS_COLLECTIVE_TIMING_COUNT)
+        return;
+    ms__lock(&ledger->lock);
+    if (number <= ledger->collectives)
+        for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next)
+            encode_collective_time(capture, ledger->collectives - number, timing - MS_COLLECTIVE_EXECUTED, nanoseconds);
     ms__unlock(&ledger->lock);
 }
 

@@ -104,6 +104,8 @@ struct ms_capture {
     uint8_t *collective_at, *collective_limit; /* where the next collective goes */
     struct ms__collective_before before;       /* the collective before it, to which it is relative */
     struct ms__page *collectives;              /* the page that collectives go to, or NULL */
+    uint64_t collective_count;                 /* how many were launched since the capture began */
+    bool collective_lost;                      /* one was: times cannot say any more which collective they are of */
     uint8_t *stack_at, *stack_limit;           /* where the next block's stack goes */
     struct ms__page *stacks; /* the page that stacks of adds go to, or NULL: none of this page has one */
     struct ms__stack_history *stack_history; /* see stack_code.h; NULL until a block has a stack */

@@ -1,0 +1,150 @@
+"""The collectives of all ranks of a job: totals of each kind, and groups whose ranks did not launch the same. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from modscope._capture_types import Collective, CollectiveGroup
+from modscope._load import load
+from modscope._ranks_job import group as group_by
+from modscope._ranks_read import Rank
+from modscope._ranks_sums import GroupSums, KindSums
+
+__all__ = ["MESSAGES", "Divergence", "KindTotal", "Mismatch", "Part", "find_mismatches", "kind_totals", "sums_of_rank"]
+
+MESSAGES = ("send", "recv")
+_DIFFERENT_BYTES = ("gather", "scatter", "all_to_all")  # on the ranks of a group, as C's sums have it
+_DIVERGENCES = 4  # of a mismatch, each of which needs a capture read again
+
+
+class KindTotal(NamedTuple):
+    """One kind of collective over all ranks."""
+
+    kind: str
+    count: int
+    bytes: int
+    seconds: float | None
+    """Of all ranks together; None: no time is known."""
+    each: list[KindSums]
+    """Of each rank, in their order."""
+
+
+class Part(NamedTuple):
+    """Ranks of a group that launched the same."""
+
+    ranks: list[Rank]
+    launched: int
+    kinds: dict[str, KindSums]
+
+
+class Divergence(NamedTuple):
+    """Where ranks launched the first collective that others did not."""
+
+    ranks: list[Rank]
+    number: int
+    """Which one of the group it is, from 1."""
+    usual: Collective | None
+    """What most ranks launched; None: nothing more."""
+    these: Collective | None
+
+
+class Mismatch(NamedTuple):
+    """A group whose ranks launched different collectives."""
+
+    group: CollectiveGroup
+    parts: list[Part]
+    """The first one has most ranks."""
+    divergences: list[Divergence]
+
+
+# ---- totals ----
+
+
+def sums_of_rank(rank: Rank) -> dict[str, KindSums]:
+    found: dict[str, KindSums] = {}
+    for sums in rank.collectives:
+        for kind, more in sums.kinds.items():
+            found[kind] = KindSums(*(a + b for a, b in zip(found.get(kind, (0, 0, 0, 0)), more)))
+    return found
+
+
+def kind_totals(ranks: Sequence[Rank]) -> list[KindTotal]:
+    """The kind with most bytes first."""
+    each = [sums_of_rank(rank) for rank in ranks]
+    nothing = KindSums(0, 0, 0, 0)
+    rows = []
+    for kind in dict.fromkeys(kind for one in each for kind in one):
+        of_kind = [one.get(kind, nothing) for one in each]
+        timed = any(one.timed for one in of_kind)
+        seconds = sum(one.nanoseconds for one in of_kind) / 1e9 if timed else None
+        rows.append(KindTotal(kind, sum(one.count for one in of_kind), sum(one.bytes for one in of_kind), seconds, of_kind))
+    return sorted(rows, key=lambda row: (-row.bytes, -row.count, row.kind))
+
+
+# ---- mismatches ----
+
+
+def _ranges_of(text: str) -> list[range] | None:
+    """The ranks of a group, from their text ("0-7", "0-56:8", "1,5-7"); None if it cannot be read."""
+    ranges = []
+    for part in text.split(","):
+        bounds, _, step = part.partition(":")
+        first, _, last = bounds.partition("-")
+        numbers = (first, last or first, step or "1")
+        if not all(number.isascii() and number.isdecimal() and len(number) < 10 for number in numbers) or int(numbers[2]) == 0:
+            return None
+        ranges.append(range(int(first), int(numbers[1]) + 1, int(numbers[2])))
+    return ranges
+
+
+def _by_group(ranks: Sequence[Rank]) -> dict[CollectiveGroup, dict[int, GroupSums]]:
+    """What the ranks launched in each group, by their numbers. A rank that is in a group and launched nothing there counts
+    too, if the group says completely which ranks it has."""
+    found: dict[CollectiveGroup, dict[int, GroupSums]] = {}
+    for rank in ranks:
+        for sums in rank.collectives:
+            found.setdefault(sums.group, {})[rank.number] = sums
+    for group, members in found.items():
+        ranges = _ranges_of(group.ranks) or [] if len(members) < group.size else []
+        if sum(map(len, ranges)) == group.size:
+            for rank in ranks:
+                if rank.number not in members and any(rank.number in one for one in ranges):
+                    members[rank.number] = GroupSums(group, 0, (), {})
+    return found
+
+
+def _same(a: Collective, b: Collective) -> bool:
+    return a.kind == b.kind and (a.bytes == b.bytes or a.kind in _DIFFERENT_BYTES)
+
+
+def _launches(rank: Rank, group: CollectiveGroup) -> list[Collective]:
+    return [one for one in load(rank.file).collectives() if one.group == group and one.kind not in MESSAGES]
+
+
+def _divergences(group: CollectiveGroup, parts: Sequence[Part]) -> list[Divergence]:
+    usual = _launches(parts[0].ranks[0], group)
+    found = []
+    for part in parts[1 : 1 + _DIVERGENCES]:
+        these = _launches(part.ranks[0], group)
+        both = min(len(usual), len(these))
+        at = next((i for i in range(both) if not _same(usual[i], these[i])), both)
+        if at < max(len(usual), len(these)):
+            found.append(Divergence(part.ranks, at + 1, usual[at] if at < len(usual) else None, these[at] if at < len(these) else None))
+    return found
+
+
+def find_mismatches(ranks: Sequence[Rank]) -> list[Mismatch]:
+    """Groups whose ranks launched different collectives, or the same ones in another order. Ranks of a group wait for each
+    other in each collective, so this is how jobs hang. Messages, and groups that no capture describes, are not compared."""
+    found = []
+    for group, members in _by_group(ranks).items():
+        if group.size < 2:
+            continue
+        alike = group_by([rank for rank in ranks if rank.number in members], lambda rank: members[rank.number].order)
+        if len(alike) < 2:
+            continue
+        parts = [Part(some, members[some[0].number].launched, members[some[0].number].kinds) for some in alike.values()]
+        parts.sort(key=lambda part: (-len(part.ranks), part.ranks[0].number))
+        found.append(Mismatch(group, parts, _divergences(group, parts)))
+    return found

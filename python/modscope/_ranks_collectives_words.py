@@ -1,0 +1,54 @@
+"""The collectives of all ranks in words, for ``modscope summary`` and the page of a job. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from modscope._capture_types import Collective, CollectiveGroup
+from modscope._ranks_collectives import MESSAGES, Divergence, KindTotal, Part
+from modscope._ranks_job import describe_ranks
+from modscope._ranks_read import Rank
+from modscope._text import clean, counted, describe_moment, duration, size
+
+__all__ = ["WHY_IT_HANGS", "describe_divergence", "describe_each", "describe_group", "describe_part"]
+
+WHY_IT_HANGS = "Ranks of a group wait for each other in each collective, so a job hangs where they launch different ones."
+
+
+def describe_group(group: CollectiveGroup) -> str:
+    return clean(f"{group.name}, {counted(group.size, 'rank')} ({group.ranks}) over {group.backend}")
+
+
+def _describe_launch(one: Collective | None) -> str:
+    """ "all_reduce of 4.00 MiB in step 3, backward of Net.0" """
+    if one is None:
+        return "nothing more"
+    amount = f" of {size(one.bytes)}" if one.bytes else ""
+    return clean(f"{one.kind}{amount} {describe_moment(one.step, one.phase, one.module)}")
+
+
+def _range(values: Sequence[int], text: Callable[[int], str]) -> str:
+    least, most = text(min(values)), text(max(values))
+    return least if least == most else f"{least} to {most}"
+
+
+def describe_each(one: KindTotal, ranks: Sequence[Rank]) -> str:
+    """ "12, 3.00 MiB" or "11 to 12, 2.75 MiB to 3.00 MiB, 1.20 s to 3.40 s (rank 3)" """
+    parts = [_range([sums.count for sums in one.each], str)]
+    if one.bytes:
+        parts.append(_range([sums.bytes for sums in one.each], size))
+    if one.seconds is not None:
+        times = [sums.nanoseconds for sums in one.each]
+        spread = _range(times, lambda value: duration(value / 1e9))
+        parts.append(spread + (f" (rank {ranks[times.index(max(times))].number})" if " to " in spread else ""))
+    return ", ".join(parts)
+
+
+def describe_part(part: Part) -> str:
+    counts = [f"{sums.count} {kind}" for kind, sums in sorted(part.kinds.items()) if kind not in MESSAGES]
+    return f"{counted(part.launched, 'collective')}" + (f" ({', '.join(counts)})" if counts else "")
+
+
+def describe_divergence(one: Divergence, usual: Sequence[Rank]) -> str:
+    others = describe_ranks(usual)
+    return f"Number {one.number} of this group: {_describe_launch(one.these)} on {describe_ranks(one.ranks)}; {_describe_launch(one.usual)} on {others}."
