@@ -65,7 +65,8 @@ def _note_files(place: Place, files: _Numbers[str], notes: dict[int, str | None]
 
 
 def _sources(files: list[str], wanted: dict[int, set[int]], notes: dict[int, str | None]) -> dict[int, Any]:
-    room, sources = _MOST_TEXT, {}
+    room = _MOST_TEXT
+    sources: dict[int, Any] = {}
     for file, lines in wanted.items():
         texts = {} if notes[file] else _text_around(files[file], lines)
         length = sum(map(len, texts.values()))
