@@ -26,12 +26,13 @@ class _Numbers(dict[_Key, int]):
         return self.setdefault(key, len(self))
 
 
-def lines_of_page(places: Places, used: Iterable[int]) -> dict[str, Any] | None:
+def lines_of_page(places: Places, used: Iterable[int], with_source: bool = True) -> dict[str, Any] | None:
     """What the page says about these stacks; None if nothing is known about any of them.
 
     A row is the place of one stack: its frames, innermost first, as numbers of a file and a function and a line; the
     number of its operator and of the node's class, or -1. Texts are as they are in the capture: what shows them cleans
-    them. The source text has all used lines and a few around each."""
+    them. The source text has all used lines and a few around each, and
+    none ``with_source`` false."""
     files, functions, operators = _Numbers[str](), _Numbers[str](), _Numbers[str]()
     rows, notes = {}, dict[int, str | None]()
     wanted: dict[int, set[int]] = {}
@@ -45,6 +46,8 @@ def lines_of_page(places: Places, used: Iterable[int]) -> dict[str, Any] | None:
         operator, node = (operators.number(name) if name else -1 for name in (place.operator, place.node))
         rows[number] = {"frames": frames, "operator": operator, "node": node}
         _note_files(place, files, notes)
+    if not with_source:
+        notes = dict.fromkeys(notes, LEFT_OUT)
     if not rows and LOST not in used:
         return None
     texts = {"files": list(files), "functions": list(functions), "operators": list(operators)}

@@ -16,6 +16,11 @@ class Place {
     return this.frames.length ? `${this.frames[0].file.split("/").pop()}:${this.line ?? "?"}` : "";
   }
 
+  /* What distinguishes lines. */
+  get key() {
+    return this.frames.length ? `${this.file}:${this.line ?? "?"} in ${this.function}` : this.describe();
+  }
+
   /* "train.py:41 in forward" */
   describe() {
     if (this.isLost) return "(line lost: the table of lines was full)";
@@ -38,6 +43,11 @@ class Stacks {
   /* Whether some block's line, node or operator is known. */
   get areKnown() {
     return this.table !== null;
+  }
+
+  /* Whether more than the innermost frame is known of some stack. */
+  get haveFramesAbove() {
+    return (this.anyAbove ??= this.areKnown && Object.values(this.table.rows).some((row) => row.frames.length > 1));
   }
 
   /* The place of a stack; one without frames, operator and node if it is not known. */
