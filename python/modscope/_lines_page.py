@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from modscope._lines_read import LOST, Place, Places
@@ -26,7 +26,7 @@ class _Numbers(dict[_Key, int]):
         return self.setdefault(key, len(self))
 
 
-def lines_of_page(places: Places, used: Iterable[int], with_source: bool = True) -> dict[str, Any] | None:
+def lines_of_page(places: Places, used: Sequence[int], with_source: bool = True) -> dict[str, Any] | None:
     """What the page says about these stacks; None if nothing is known about any of them.
 
     A row is the place of one stack: its frames, innermost first, as numbers of a file and a function and a line; the

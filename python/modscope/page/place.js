@@ -32,6 +32,7 @@ function byFallingBytes(map) {
 function describePlace(page) {
   const { group, capture } = page;
   const panel = find("place");
+  if (!group && panel.contains(document.activeElement)) find("timeline").focus({ preventScroll: true });
   panel.hidden = !group;
   document.body.classList.toggle("has-place", Boolean(group));
   if (!group) return;
@@ -48,18 +49,20 @@ function describePlace(page) {
   fillOwners(page, held);
 }
 
-/* "holds 3.20 MiB in 5 blocks at this moment (12%), made by torch.relu and AddmmBackward0." */
+/* "3.20 MiB in 5 blocks at this moment (12%), made by torch.relu." */
 function placeText(page, held, stacks) {
   const { capture, tick, group } = page;
   const total = page.held.total;
   const text = [`${atLeast(capture, tick, size(held.bytes))} in ${counted(held.count, "block")} at this moment (${percent(held.bytes, total)})`];
   const operators = byFallingBytes(held.operators);
   if (group.by === "line" && operators.length) {
-    const named = operators.slice(0, 3).flatMap(([name, bytes], i) => [i ? ", " : ", made by ", makeGroupLink(page, "operator", name), operators.length > 1 ? ` (${size(bytes)})` : ""]);
+    const named = operators.slice(0, 3).flatMap(([name, bytes], i) => {
+      return [i ? ", " : ", made by ", makeGroupLink(page, "operator", name), operators.length > 1 ? ` (${size(bytes)})` : ""];
+    });
     text.push(...named, operators.length > 3 ? `, and ${counted(operators.length - 3, "more operator")}` : "");
   }
   text.push(".");
-  if (group.by === "line" && stacks > 1 && page.capture.stacks.haveFramesAbove) text.push(` ${stacks} call paths lead here; the one that holds most is shown.`);
+  if (group.by === "line" && stacks > 1 && capture.stacks.haveFramesAbove) text.push(` ${stacks} call paths lead here; the one that holds most is shown.`);
   return text;
 }
 

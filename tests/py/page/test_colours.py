@@ -75,7 +75,8 @@ def test_the_groups_are_those_of_the_shown_part_and_keep_their_colours(shown, pa
     shown.open("gpt", "#by=line")
     script = "const { grouping } = window.modscope.timeline; return grouping.order.map((group) => grouping.key(group))"
     before = shown.browser.run(script)
-    shown.browser.run("const { timeline, capture } = window.modscope; timeline.setAxis('events'); timeline.setRange(0, capture.stepTicks[1] / 2); window.modscope.redraw()")
+    zoom = "timeline.setAxis('events'); timeline.setRange(0, capture.stepTicks[1] / 2)"
+    shown.browser.run(f"const {{ timeline, capture }} = window.modscope; {zoom}; window.modscope.redraw()")
     shown.browser.settle()
     after = shown.browser.run(script)
     first, last = shown.view
@@ -91,7 +92,8 @@ def test_the_treemap_has_the_same_groups(shown, pages):
     shown.open("gpt", "#by=operator")
     script = """
         const { treemap, timeline, capture } = window.modscope;
-        return treemap.boxes.filter((box) => box.group >= 0 && !box.isWhole).map((box) => [capture.modules.fqn[box.module], timeline.grouping.key(box.group) ?? "others", box.bytes]);
+        const key = (box) => timeline.grouping.key(box.group) ?? "others";
+        return treemap.boxes.filter((box) => box.group >= 0 && !box.isWhole).map((box) => [capture.modules.fqn[box.module], key(box), box.bytes]);
     """
     keys, expected = keys_of(shown), Counter()
     for block in capture.snapshot(shown.moment).blocks():
@@ -131,7 +133,10 @@ def test_a_capture_without_lines_shows_nothing_of_them(shown):
 
 def test_colours_are_distinct_with_and_without_colour(shown):
     shown.open("gpt", "#by=line")
-    script = "return [...document.querySelectorAll('#legend .swatch')].map((each) => { const style = getComputedStyle(each); return [each.innerText, style.backgroundColor, style.backgroundImage]; })"
+    script = """
+        const swatches = [...document.querySelectorAll("#legend .swatch")].map((each) => [each, getComputedStyle(each)]);
+        return swatches.map(([each, style]) => [each.innerText, style.backgroundColor, style.backgroundImage]);
+    """
     for dark in ("light", "dark"):
         shown.browser.run("window.modscope.setTheme(arguments[0])", dark)
         letters, colours, patterns = zip(*shown.browser.run(script))

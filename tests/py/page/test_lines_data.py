@@ -69,6 +69,15 @@ def test_a_page_has_the_source_text_around_its_lines(pages):
     assert source == {"note": None, "lines": {str(line): text[line - 1] for line in around}}
 
 
+def test_source_text_can_be_left_out(pages, tmp_path):
+    page = tmp_path / "bare.html"
+    assert modscope("report", str(pages.capture("lines")), "-o", str(page), "--no-source")[0] == 0
+    (packed,) = packs(page.read_text(encoding="utf-8"))
+    bare, full = packed.metadata["stacks"], data_of(pages, "lines").metadata["stacks"]
+    assert all(source == {"note": "source left out", "lines": {}} for source in bare["sources"].values())
+    assert bare["rows"] == full["rows"] and bare["files"] == full["files"]
+
+
 def test_a_capture_without_stacks_has_nothing_of_lines(pages):
     packed = data_of(pages, "no-lines")
     assert packed.pack.columns["stack"] == [] and "stacks" not in packed.metadata

@@ -131,8 +131,11 @@ def test_an_area_of_the_timeline_selects_its_line(shown, pages):
     shown.open("gpt", "#by=line")
     x, _ = shown.on_timeline(0.5)
     box = shown.browser.box("#timeline")
-    column = "const { timeline } = window.modscope; const i = Math.floor(((arguments[0] - timeline.left) / (timeline.right - timeline.left)) * timeline.columns); "
-    script = column + "const { grouping, stacks } = timeline; return [grouping.order.map((group) => stacks[i * grouping.count + group]), timeline.top, timeline.bottom]"
+    script = """
+        const { left, right, columns, grouping, stacks, top, bottom } = window.modscope.timeline;
+        const column = Math.floor(((arguments[0] - left) / (right - left)) * columns);
+        return [grouping.order.map((group) => stacks[column * grouping.count + group]), top, bottom];
+    """
     sums, top, bottom = shown.browser.run(script, round(x) - box.x)
     group = max(range(9), key=lambda each: sums[each])
     middle = sum(sums[:group]) + sums[group] / 2
@@ -168,6 +171,10 @@ def test_the_legend_selects_by_mouse_and_keyboard(shown):
     shown.browser.give_focus("#place-made-rows button")
     shown.browser.press("Enter")
     assert shown.state["group"].startswith("line:") and shown.browser.focus() == "place-title"
+    shown.browser.give_focus("#place-clear")
+    shown.browser.press("Escape")
+    assert shown.state["group"] == "" and shown.browser.focus() == "timeline"
+    select(shown, "operator", first)
     shown.choose("GPT.blocks.1")
     assert shown.state["group"] == "" and shown.module == "GPT.blocks.1" and not shown.browser.visible("#place")
     select(shown, "operator", first)
@@ -198,7 +205,8 @@ def test_names_of_files_and_functions_are_only_text(shown, pages):
 @pytest.mark.parametrize("width", [400, 1400])
 def test_the_panel_fits_the_window_and_moves_nothing(shown, pages, width):
     shown.open("lines", "#by=line", width=width, height=800)
-    places = "return ['timeline', 'legend', 'tree', 'blocks'].map((id) => { const { y } = document.getElementById(id).getBoundingClientRect(); return y + scrollY; })"
+    ids = "['timeline', 'legend', 'tree', 'blocks']"
+    places = f"return {ids}.map((id) => document.getElementById(id).getBoundingClientRect().y + scrollY)"
     before = shown.browser.run(places)
     select(shown, "line", line_of(pages, "relu")[0])
     assert shown.browser.run(places) == before
