@@ -212,6 +212,7 @@ def _add_report(add_parser: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("-f", "--force", action="store_true", help="replace the page if it exists")
     parser.add_argument("--steps", type=_steps, metavar="A:B", help="only these steps, or A only; default: all that fit")
     parser.add_argument("--side-by-side", action="store_true", help="show every event of each rank, side by side, instead of a rank axis")
+    parser.add_argument("--no-source", action="store_true", help="put no source text of the program into the page")
     parser.add_argument("--gpu", type=_gpu, metavar="GPU", help="also what would make it fit this GPU, as modscope fit says it")
     return parser
 

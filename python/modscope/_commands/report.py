@@ -42,7 +42,7 @@ def _make_page(arguments: Namespace, load: Load) -> tuple[Page, list[int]]:
         job = find_job(read_ranks(arguments.files))
         return ranks_page(job, arguments.steps), [rank.events for rank in job.ranks]
     sources = [_source(name, load, arguments.gpu) for name in arguments.files]
-    return page(sources, arguments.steps), [source.capture.event_count for source in sources]
+    return page(sources, arguments.steps, not arguments.no_source), [source.capture.event_count for source in sources]
 
 
 def _source(file: str, load: Load, gpu: Gpu | None) -> Source:

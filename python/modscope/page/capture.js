@@ -96,6 +96,7 @@ class Capture {
     this.readColumns(columns);
     this.modules = new Modules(this);
     this.seriesByKey = new Map();
+    this.keysBy = {};
   }
 
   readColumns(columns) {
@@ -109,6 +110,7 @@ class Capture {
     this.readAttributes(columns.next(Uint16Array));
     this.templateDevice = columns.next(Uint8Array);
     this.templatePath = columns.next(Uint32Array);
+    this.readStacks(columns.next(Uint32Array));
     this.previous = new Map(columns.rows(2));
     this.age = new Map(columns.rows(3).map(([lifetime, steps, microseconds]) => [lifetime, { steps, microseconds }]));
     this.runningTicks = columns.next(Uint32Array, true);
@@ -140,6 +142,12 @@ class Capture {
       this.templatePhase[i] = (attributes[i] >> 4) & 15;
       this.templateKind[i] = attributes[i] >> 8;
     }
+  }
+
+  /* The column is empty if no stack is known. */
+  readStacks(column) {
+    this.templateStack = column.length ? column : new Uint32Array(this.templateBytes.length);
+    this.stacks = new Stacks(this.metadata.stacks ?? null);
   }
 
   /* Whether some block has a kind. */
@@ -237,12 +245,28 @@ class Capture {
       if (end[lifetime] > tick && templateDevice[template[lifetime]] === device) call(lifetime);
   }
 
-  /* The `most` largest blocks of a device, oldest first among equals. `mask` limits them to a subtree, or is null. */
+  /* The keys of all templates: "module", "operator", "line" or "category". */
+  keys(by) {
+    return (this.keysBy[by] ??= new Keys(this, by));
+  }
+
+  /* 1 for each template that belongs to a module's subtree, or to a group {by, key}; null if neither is given (-1, null). */
+  templateMask(module, group) {
+    if (module >= 0) {
+      const mask = this.modules.subtreeMask(module);
+      return Uint8Array.from(this.modules.templateModule, (each) => mask[each]);
+    }
+    if (!group) return null;
+    const { templateKey, numbers } = this.keys(group.by), wanted = numbers.get(group.key);
+    return Uint8Array.from(templateKey, (key) => (key === wanted ? 1 : 0));
+  }
+
+  /* The `most` largest blocks of a device, oldest first among equals. `mask` limits their templates, or is null. */
   largestBlocks(tick, device, most, mask) {
     const { template, templateBytes } = this;
     const found = [];
     this.eachHeld(tick, device, (lifetime) => {
-      if (!mask || mask[this.modules.templateModule[template[lifetime]]]) found.push(lifetime);
+      if (!mask || mask[template[lifetime]]) found.push(lifetime);
     });
     const bytesOf = (lifetime) => templateBytes[template[lifetime]];
     let least = 0;
@@ -258,13 +282,13 @@ class Capture {
 
   /* ---- over time ---- */
 
-  /* What a device held over time, or the part of it in one module's subtree. */
-  series(device, module = -1) {
-    const key = `${device}/${module}`;
+  /* What a device held over time, or the part of it in one module's subtree or in a group. */
+  series(device, module = -1, group = null) {
+    const key = JSON.stringify([device, module, group]);
     let series = this.seriesByKey.get(key);
     if (!series) {
       if (this.seriesByKey.size > 8) this.seriesByKey.clear();
-      series = new Series(this, device, module < 0 ? null : this.modules.subtreeMask(module));
+      series = new Series(this, device, this.templateMask(module, group));
       this.seriesByKey.set(key, series);
     }
     return series;

@@ -17,7 +17,8 @@ function describeCapture(page) {
   describeDevices(page);
   describeOom(page);
   fillLevers(metadata, (change) => page.setChange(change));
-  fillSurvivors(metadata.leaks, (fqn) => page.selectModuleByName(fqn));
+  fillSurvivors(page.capture, (fqn) => page.selectModuleByName(fqn), (key) => page.selectGroup({ by: "line", key }));
+  describeGroupings(page);
 }
 
 function describeDevices(page) {
@@ -65,8 +66,9 @@ function describeView(page) {
   find("zoom-all").disabled = find("zoom-out").disabled = timeline.isWholeRun();
   describeFold(timeline);
   describeChange(page);
+  for (const button of find("groupings").children) button.setAttribute("aria-checked", button.dataset.by === page.by);
   for (const button of find("axes").children) button.setAttribute("aria-checked", button.dataset.axis === timeline.axis);
-  find("own-scale").setAttribute("aria-pressed", timeline.ownScale);
+  for (const id of ["own-scale", "place-scale"]) find(id).setAttribute("aria-pressed", timeline.ownScale);
   Object.assign(document.body.dataset, { from, to, axis: timeline.axis, folded: timeline.isFolded });
 }
 
@@ -98,13 +100,14 @@ function describeMoment(page) {
   Object.assign(document.body.dataset, {
     capture: page.index, device: name, moment: capture.momentOf(tick), tick, time: capture.time[tick], total: held.total,
     reserved, peak: series.peakTotal, peakMoment: capture.momentOf(series.peakTick), isLowerBound: capture.isLowerBound(tick),
-    module: page.module < 0 ? "" : capture.modules.fqn[page.module],
+    module: page.module < 0 ? "" : capture.modules.fqn[page.module], by: page.by, group: page.group ? `${page.group.by}:${page.group.key}` : "",
   });
   describeSlider(capture, tick, `${name} held ${size(held.total)} ${when(position)}`);
   for (const button of find("devices").children) button.setAttribute("aria-checked", Number(button.dataset.device) === device);
   describeLastChange(page, series);
-  describeCategories(page, series);
+  describeLegend(page, series);
   describeSelection(page);
+  describePlace(page);
 }
 
 /* For screen readers the timeline is a slider. */
@@ -149,18 +152,6 @@ function describeChanges(capture, changes) {
   });
 }
 
-function describeCategories(page, series) {
-  const { held, capture } = page;
-  const kinds = capture.kindsAt(page.tick, page.device);
-  const shown = STACKED.filter((c) => series.everHeld[c]).reverse();
-  find("legend").replaceChildren(...shown.map((c) => {
-    const figures = [make("strong", "", size(held.sums[c])), make("span", "share", percent(held.sums[c], held.total))];
-    const item = make("li", held.sums[c] ? "" : "none", swatch(c), CATEGORIES[c], ...figures, ...makeKinds(c, kinds));
-    item.dataset.category = CATEGORIES[c];
-    item.dataset.bytes = held.sums[c];
-    return item;
-  }));
-}
 
 function describeSelection(page) {
   const { module, held, capture } = page;
@@ -188,15 +179,8 @@ function describeTreemapRoot(page) {
 function momentTooltip(page, tick) {
   const { capture, device } = page;
   const series = capture.series(device);
-  const sums = series.sumsAfter(series.changeAt(tick));
   const total = series.totalAt(tick);
-  const rows = STACKED.filter((c) => sums[c] > 0).sort((a, b) => sums[b] - sums[a]).map((c) => {
-    const cells = [["", swatch(c)], ["", CATEGORIES[c]], ["figure", size(sums[c])], ["figure", percent(sums[c], total)]];
-    const row = make("tr", "", ...cells.map(([className, inside]) => make("td", className, inside)));
-    row.dataset.category = CATEGORIES[c];
-    row.dataset.bytes = sums[c];
-    return row;
-  });
+  const rows = groupRows(page.timeline.grouping, series, tick);
   const parts = [
     make("div", "total", atLeast(capture, tick, size(total))),
     make("div", "", bdi(when(capture.positionAt(tick)))),
@@ -205,19 +189,20 @@ function momentTooltip(page, tick) {
   const reserved = capture.reservedAt(tick, device);
   if (reserved) parts.push(make("div", "note", `${size(reserved)} reserved`));
   parts.push(...editedTooltip(page, tick));
-  if (page.module >= 0) {
-    const share = size(capture.series(device, page.module).totalAt(tick));
-    parts.push(make("div", "note", bdi(label(capture.modules.fqn[page.module])), `: ${share}`));
+  if (page.module >= 0 || page.group) {
+    const share = size(capture.series(device, page.module, page.group).totalAt(tick));
+    const name = page.group ? labelOfGroup(capture, page.group) : label(capture.modules.fqn[page.module]);
+    parts.push(make("div", "note", bdi(name), `: ${share}`));
   }
   return parts;
 }
 
 /* What the tooltip says about a box of the treemap. */
-function boxTooltip(page, { module, category, bytes }) {
-  const { held } = page;
+function boxTooltip(page, { module, group, bytes }) {
+  const { held } = page, { grouping } = page.timeline;
   const parts = [make("div", "total", bdi(label(page.capture.modules.fqn[module])))];
-  if (category >= 0) parts.push(make("div", "", make("span", "category", swatch(category), `${CATEGORIES[category]} ${size(bytes)}`)));
-  if (category >= 0) parts.push(...makeKinds(category, page.capture.kindsAt(page.tick, page.device, module)));
+  if (group >= 0) parts.push(make("div", "", make("span", "category", grouping.swatch(group), bdi(grouping.label(group)), ` ${size(bytes)}`)));
+  if (group >= 0 && grouping.by === "category") parts.push(...makeKinds(group, page.capture.kindsAt(page.tick, page.device, module)));
   const subtree = held.subtreeTotal[module];
   parts.push(make("div", "", `Subtree: ${size(subtree)}, ${percent(subtree, held.total)} of the device`));
   if (held.ownTotal[module] !== subtree) parts.push(make("div", "", `Own: ${size(held.ownTotal[module])}`));

@@ -8,7 +8,7 @@ function handleTimeline(page) {
   const { timeline } = page;
   const pointers = new Map(); /* the x of each pressed pointer, by its id */
   let pressed = null, isDragging = false;
-  const xOf = (event) => event.clientX - box.getBoundingClientRect().left;
+  const xOf = (event) => event.clientX - box.getBoundingClientRect().left, yOf = (event) => event.clientY - box.getBoundingClientRect().top;
 
   box.addEventListener("wheel", (event) => handleWheel(page, event, xOf(event)), { passive: false });
   box.addEventListener("pointerdown", (event) => {
@@ -35,7 +35,9 @@ function handleTimeline(page) {
     box.classList.remove("dragging");
     if (!isDragging && event.type === "pointerup") {
       const { tick, coordinate } = timeline.pointAt(xOf(event));
+      const { grouping } = timeline, group = grouping.by === "category" ? -1 : timeline.groupAt(xOf(event), yOf(event));
       page.selectTick(tick, coordinate);
+      if (group >= 0 && grouping.key(group) !== null) page.selectGroup({ by: grouping.by, key: grouping.key(group) });
     }
     isDragging = pointers.size > 0;
   };
@@ -149,6 +151,7 @@ function handlePageKey(page, event) {
     "[": () => page.goToStep(-1), "]": () => page.goToStep(1),
     p: () => page.goToPeak(), o: () => page.goToOom(), t: () => page.toggleTheme(),
     w: () => page.nextChange(1), W: () => page.nextChange(-1),
+    c: () => page.nextGrouping(1), C: () => page.nextGrouping(-1),
     Escape: () => page.selectModule(-1),
   };
   const action = Object.hasOwn(actions, event.key) ? actions[event.key] : null;

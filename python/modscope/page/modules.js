@@ -70,6 +70,30 @@ class Modules {
     return held;
   }
 
+  /* What the treemap draws: the bytes of each module by group, own and subtree; and of these what is selected: the own ones
+   * by group, and the subtree's total. `mask` says which templates are selected; null: all. */
+  partsAt(tick, device, grouping, mask) {
+    const { capture, templateModule } = this;
+    const { count, templateGroup } = grouping;
+    const own = new Float64Array(this.name.length * count);
+    const selected = mask ? new Float64Array(own.length) : own, selectedTotal = new Float64Array(this.name.length);
+    capture.eachHeld(tick, device, (lifetime) => {
+      const template = capture.template[lifetime];
+      const at = templateModule[template] * count + templateGroup[template];
+      own[at] += capture.templateBytes[template];
+      if (mask && mask[template]) selected[at] += capture.templateBytes[template];
+      if (!mask || mask[template]) selectedTotal[templateModule[template]] += capture.templateBytes[template];
+    });
+    const subtree = own.slice();
+    for (let module = this.name.length - 1; module >= 0; module--) {
+      const parent = this.parent[module];
+      if (parent < 0) continue;
+      selectedTotal[parent] += selectedTotal[module];
+      for (let group = 0; group < count; group++) subtree[parent * count + group] += subtree[module * count + group];
+    }
+    return { own, subtree, selected, selectedTotal, count };
+  }
+
   /* The children of `module` must have been added before it. */
   addToParent(held, module) {
     const parent = this.parent[module];

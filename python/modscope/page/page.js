@@ -4,27 +4,33 @@
  *   window.modscopeReady      milliseconds from the page's beginning until everything is drawn; undefined before
  *   window.modscopeError      the error that stopped the page, if there is one
  *   window.modscope           the page: selectTick(tick), selectMoment(moment), selectModule(module),
- *                             selectModuleByName(fqn), capture, timeline.drawnAt(x), timeline.range(), timeline.labels,
- *                             timeline.marks
+ *                             selectModuleByName(fqn), selectGroup({by, key}), setGrouping(by), capture, timeline.drawnAt(x),
+ *                             timeline.groupAt(x, y), timeline.grouping, timeline.range(), timeline.labels, timeline.marks
  *   document.body.dataset     capture (its number), device (its name), moment, tick, time (microseconds), total (bytes of the
  *                             device at that moment), reserved, peak (the highest total of the device), peakMoment, module
  *                             (the selected fqn, or ""), from and to (the range), axis, folded ("true" while what comes
- *                             before the first step is folded), isLowerBound ("true" where figures are "at least")
+ *                             before the first step is folded), isLowerBound ("true" where figures are "at least"), by (the
+ *                             grouping), group ("line:KEY", or "")
  *   #before                   data-total, data-moment: those before the last change of memory
- *   #legend li                data-category, data-bytes
+ *   #legend li                data-bytes, and data-category or data-group (the key, or "others")
  *   #rows .row                data-fqn, data-own, data-subtree (bytes), data-own-by, data-subtree-by (JSON by category)
- *   #blocks tbody tr          data-bytes, data-category, data-fqn, data-phase, data-step, data-age, data-outside
- *   #survivors tbody tr       data-bytes, data-category, data-fqn, data-device
+ *   #blocks tbody tr          data-bytes, data-category, data-fqn, data-phase, data-step, data-age, data-outside; if lines
+ *                             are known, data-file, data-line, data-function, data-operator
+ *   #survivors tbody tr       data-bytes, data-category, data-fqn, data-device; data-file, data-line, data-function if known
+ *   #place                    data-by, data-key, data-bytes, data-count: the selected group
+ *   #place-owners tbody tr    data-bytes, data-category, data-fqn
+ *   #place-made-rows tbody tr data-key, data-bytes: the lines that made it
+ *   #place-code span          data-line; aria-current on the marked line
  *   #peaks tbody tr           data-capture, data-device, data-bytes
  *   #changes tbody tr         data-fqn, data-category, data-a, data-b, data-change
- *   #tip tr                   data-category, data-bytes: the tooltip of the timeline
+ *   #tip tr                   data-bytes, and data-category or data-group: the tooltip of the timeline
  *   #levers tbody tr          data-key ("none", "fit-0"), data-name, data-bytes (reserved), data-fits
  *   #plan-plot .point         data-index, data-bytes (reserved), data-ms (the time of a step)
  *   timeline.edited           the timeline of the chosen change, or null; timeline.editedColumns: what is drawn of it
  *   document.body.dataset     change: the chosen one's key
  *   #collectives              data-count, data-drawn (in the range that is shown), data-kinds
  *   #treemap                  data-boxes: how many boxes are drawn
- * The address: #capture=0&device=cpu&moment=123&module=GPT.h.0&change=fit-0 */
+ * The address: #capture=0&device=cpu&moment=123&module=GPT.h.0&by=line&group=operator:torch.relu&change=fit-0 */
 
 const BLOCKS_SHOWN = 20;
 
@@ -34,6 +40,9 @@ class Page {
     this.captures = new Map();
     this.index = 0;
     this.module = -1; /* the selected module, or -1 */
+    this.group = null; /* the selected group {by, key}, or null; never both */
+    this.frame = 0; /* of the selected line's frames, the one whose source text is shown */
+    this.by = "category"; /* what the areas stand for: one of GROUPINGS */
     this.root = -1; /* the module that fills the treemap, or -1 for all */
     this.tick = 0; /* the selected tick */
     this.coordinate = null; /* where in the tick the user clicked, or null */
@@ -72,8 +81,10 @@ class Page {
     const named = metadata.devices.indexOf(wanted.device);
     this.device = named >= 0 && metadata.used.includes(named) ? named : metadata.main;
     this.module = capture.modules.byFqn.get(wanted.module) ?? -1;
+    this.group = this.module < 0 ? findGroup(capture, wanted.group) : null;
+    this.by = groupingsOf(capture).includes(wanted.by) ? wanted.by : "category";
     this.root = -1;
-    this.timeline.show(capture, this.device, this.module);
+    this.timeline.show(capture, this.device, this.module, this.group);
     this.timeline.capacity = capacityOf(metadata);
     this.collectives.show(capture);
     this.drawChange(findChange(metadata, wanted.change));
@@ -86,7 +97,7 @@ class Page {
   /* Shows another capture, with the same device and module where it has them. */
   switchTo(index, device = this.capture.metadata.devices[this.device]) {
     const module = this.module < 0 ? undefined : this.capture.modules.fqn[this.module];
-    return this.show(index, { device, module });
+    return this.show(index, { device, module, by: this.by, group: this.group });
   }
 
   /* The tick of the last failed allocation, or else of the peak. */
@@ -114,9 +125,30 @@ class Page {
 
   selectModule(module) {
     this.module = module;
+    this.group = null;
     if (module < 0) this.root = -1;
-    this.timeline.show(this.capture, this.device, module);
+    this.timeline.show(this.capture, this.device, module, null);
     this.redraw("module");
+  }
+
+  /* Selects a group {by, key}, or none (null). `moveFocus`: to the panel, for those who use the keyboard. */
+  selectGroup(group, moveFocus = false) {
+    this.group = group;
+    this.frame = 0;
+    this.module = -1;
+    this.timeline.show(this.capture, this.device, -1, group);
+    this.redraw("module");
+    if (moveFocus) this.redraw("focus");
+  }
+
+  setGrouping(by) {
+    this.by = by;
+    this.redraw("module");
+  }
+
+  nextGrouping(by) {
+    const all = groupingsOf(this.capture);
+    this.setGrouping(all[(all.indexOf(this.by) + by + all.length) % all.length]);
   }
 
   selectModuleByName(fqn) {
@@ -131,7 +163,7 @@ class Page {
 
   setDevice(device) {
     this.device = device;
-    this.timeline.show(this.capture, device, this.module);
+    this.timeline.show(this.capture, device, this.module, this.group);
     this.setTick(this.firstTick());
     this.redraw("all");
   }
@@ -235,7 +267,7 @@ class Page {
 
   /* ---- drawing ---- */
 
-  /* Draws a part before the next frame: "all", "view", "moment", "module" or "points". */
+  /* Draws a part before the next frame: "all", "view", "moment", "module" (what is selected) or "points". */
   redraw(part = "view") {
     if (!this.dirty.size) requestAnimationFrame(() => this.render());
     this.dirty.add(part);
@@ -246,13 +278,16 @@ class Page {
     this.dirty = new Set();
     if (!this.capture || !dirty.size) return;
     const is = (...parts) => parts.some((part) => dirty.has(part));
+    const before = this.timeline.grouping;
     if (is("all", "module", "view")) {
+      this.timeline.grouping = groupingFor(this, before);
       this.timeline.draw(this.theme);
       this.collectives.draw(this.theme, this.timeline);
       describeView(this);
     }
     this.timeline.drawPoints({ tick: this.tick, coordinate: this.coordinate }, this.hovered);
-    if (is("all", "moment", "module")) this.renderMoment();
+    if (is("all", "moment", "module") || this.timeline.grouping !== before) this.renderMoment();
+    if (is("focus")) find("place-title").focus();
     if (is("reveal")) this.tree.reveal(this.module);
   }
 
@@ -262,7 +297,9 @@ class Page {
     describeMoment(this);
     this.tree.show(capture.modules, this.held, module);
     if (this.root >= 0 && !this.held.subtreeTotal[this.root]) this.root = -1;
-    this.treemap.draw(this.theme, capture.modules, this.held, this.root, module);
+    const { grouping } = this.timeline;
+    const parts = capture.modules.partsAt(tick, device, grouping, capture.templateMask(module, this.group));
+    this.treemap.draw(this.theme, capture.modules, this.held, this.root, module, grouping, parts);
     find("treemap").dataset.boxes = this.treemap.boxes.length;
     describeTreemapRoot(this);
     this.showBlocks();
@@ -270,9 +307,10 @@ class Page {
   }
 
   showBlocks() {
-    const { capture, module } = this;
-    find("blocks-of").textContent = module < 0 ? "" : `of ${label(capture.modules.fqn[module])}`;
-    fillBlocks(capture, this.tick, this.device, module, this.blocks, (fqn) => this.selectModuleByName(fqn));
+    const { capture, module, group } = this;
+    const name = group ? labelOfGroup(capture, group) : module < 0 ? "" : label(capture.modules.fqn[module]);
+    find("blocks-of").textContent = name && `of ${name}`;
+    fillBlocks(this, this.blocks);
   }
 
   /* ---- the address ---- */
@@ -281,6 +319,8 @@ class Page {
     const device = capture.metadata.devices[this.device];
     const parameters = new URLSearchParams({ capture: this.index, device, moment: capture.momentOf(this.tick) });
     if (this.module >= 0) parameters.set("module", capture.modules.fqn[this.module]);
+    if (this.by !== "category") parameters.set("by", this.by);
+    if (this.group) parameters.set("group", `${this.group.by}:${this.group.key}`);
     if (capacityOf(capture.metadata)) parameters.set("change", keyOf(this.change));
     this.address = `#${parameters}`;
     try {
@@ -298,7 +338,10 @@ class Page {
     };
     const text = (name) => parameters.get(name) ?? undefined;
     const index = number("capture", this.sources.length - 1) ?? 0;
-    await this.show(index, { device: text("device"), module: text("module"), moment: number("moment", 2 ** 53), change: text("change") });
+    const [, by, key] = text("group")?.match(/^(\w+):(.*)$/s) ?? [];
+    await this.show(index, {
+      device: text("device"), module: text("module"), moment: number("moment", 2 ** 53), change: text("change"), by: text("by"), group: { by, key },
+    });
   }
 
   /* ---- several captures ---- */
@@ -364,11 +407,12 @@ class Page {
     on("go-oom", () => this.goToOom());
     on("step-back", () => this.goToStep(-1));
     on("step-on", () => this.goToStep(1));
-    on("selection-clear", () => this.selectModule(-1));
-    on("own-scale", () => {
+    for (const id of ["selection-clear", "place-clear"]) on(id, () => this.selectModule(-1));
+    for (const id of ["own-scale", "place-scale"]) on(id, () => {
       this.timeline.ownScale = !this.timeline.ownScale;
       this.redraw();
     });
+    for (const button of find("groupings").children) button.addEventListener("click", () => this.setGrouping(button.dataset.by));
     on("open-all", () => this.tree.setAllExpanded(true));
     on("close-all", () => this.tree.setAllExpanded(false));
     on("tree-more", () => { this.tree.limit = Infinity; this.tree.render(); });

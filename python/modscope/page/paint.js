@@ -25,6 +25,11 @@ const STROKES = {
   Optstate: [["line", 2, 0, 2, 8], ["line", 6, 0, 6, 8]],
   Other: [["line", 0, 4, 8, 4], ["line", 4, 0, 4, 8]],
 };
+/* Of the groups, "others" last. */
+const GROUP_STROKES = [
+  STROKES.Parameter, STROKES.Activation, STROKES.Buffer, STROKES.Temp, STROKES.Gradient, STROKES.Optstate,
+  [...STROKES.Activation, ...STROKES.Gradient], [["line", 0, 4, 8, 4]], [["line", 4, 0, 4, 8]], STROKES.Other,
+];
 
 function makeTile(strokes, colour) {
   const canvas = document.createElement("canvas");
@@ -53,6 +58,8 @@ class Theme {
     this.phases = PHASES.map((name) => colour(`phase-${name}`));
     this.phaseInk = PHASES.map((name) => colour(`phase-${name}-ink`));
     this.patterns = CATEGORIES.map((name) => makeTile(STROKES[name], this.weave));
+    this.groups = GROUP_STROKES.map((_, group) => colour(group + 1 < GROUP_STROKES.length ? `group-${group + 1}` : "other"));
+    this.groupPatterns = GROUP_STROKES.map((strokes) => makeTile(strokes, this.weave));
     this.hatch = makeTile(STROKES.Gradient, this.soft);
     this.faintHatch = makeTile(STROKES.Gradient, this.faint);
   }
@@ -66,11 +73,20 @@ class Theme {
 
   /* Fills the current path, or the rectangle if one is given, with the category's colour and pattern. */
   fillCategory(context, category, rectangle) {
-    for (const style of [this.categories[category], this.pattern(context, this.patterns[category])]) {
+    this.fill(context, this.categories[category], STROKES[CATEGORIES[category]].length ? this.patterns[category] : null, rectangle);
+  }
+
+  /* The same with a group's colour and pattern. */
+  fillGroup(context, group, rectangle) {
+    this.fill(context, this.groups[group], GROUP_STROKES[group].length ? this.groupPatterns[group] : null, rectangle);
+  }
+
+  /* `tile`: the pattern's, or null. */
+  fill(context, colour, tile, rectangle) {
+    for (const style of tile ? [colour, this.pattern(context, tile)] : [colour]) {
       context.fillStyle = style;
       if (rectangle) context.fillRect(...rectangle);
       else context.fill();
-      if (!STROKES[CATEGORIES[category]].length) return;
     }
   }
 }

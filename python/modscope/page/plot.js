@@ -30,10 +30,10 @@ class Plot extends View {
   measure(columns) {
     this.columns = columns;
     this.drawn = new Uint32Array(columns);
-    this.stacks = new Float64Array(columns * COUNT);
+    const { series, layers } = this;
+    this.stacks = new Float64Array(columns * layers.groups);
     this.floors = new Float64Array(columns);
-    const { series } = this;
-    const sums = new Float64Array(COUNT);
+    const sums = new Float64Array(layers.groups);
     const first = series.changeAt(this.tickAt(this.coordinateAt(this.left)));
     let most = 0, before = first;
     for (let column = 0; column < columns; column++) {
@@ -41,7 +41,7 @@ class Plot extends View {
       const last = Math.max(series.changeAt(this.tickAt(end)), before);
       const best = series.maximumIn(before, last);
       this.drawn[column] = best > before ? series.tick[best] : this.firstTickOf(column, best);
-      this.stacks.set(series.sumsAfter(best, sums), column * COUNT);
+      this.stacks.set(layers.sumsAfter(best, sums), column * layers.groups);
       this.floors[column] = series.total[series.minimumIn(before, last)];
       most = Math.max(most, series.total[best]);
       before = last;
@@ -52,12 +52,22 @@ class Plot extends View {
     if (this.share) this.measureShare();
   }
 
-  /* Finds the share of the selected module at the same ticks. */
+  /* The series by the groups that have an area. */
+  get layers() {
+    return this.series.by(this.grouping);
+  }
+
+  get shareLayers() {
+    return this.share.by(this.grouping);
+  }
+
+  /* Finds the share of what is selected at the same ticks. */
   measureShare() {
-    const { share, columns } = this;
-    const sums = new Float64Array(COUNT);
-    this.shares = new Float64Array(columns * COUNT);
-    for (let i = 0; i < columns; i++) this.shares.set(share.sumsAfter(share.changeAt(this.drawn[i]), sums), i * COUNT);
+    const { shareLayers, columns } = this;
+    const sums = new Float64Array(shareLayers.groups);
+    this.shares = new Float64Array(columns * sums.length);
+    for (let i = 0; i < columns; i++)
+      this.shares.set(shareLayers.sumsAfter(shareLayers.changeAt(this.drawn[i]), sums), i * sums.length);
     const most = this.totals(this.shares).reduce((a, b) => Math.max(a, b), 0);
     if (this.ownScale && most) this.top = most * 1.3;
   }
@@ -69,9 +79,10 @@ class Plot extends View {
   }
 
   totals(stacks) {
+    const { count } = this.grouping;
     return Float64Array.from({ length: this.columns }, (_, i) => {
       let total = 0;
-      for (let c = 0; c < COUNT; c++) total += stacks[i * COUNT + c];
+      for (let group = 0; group < count; group++) total += stacks[i * count + group];
       return total;
     });
   }
@@ -121,7 +132,7 @@ class Plot extends View {
     if (this.share && this.ownScale) return this.drawShare(context);
     context.save();
     context.globalAlpha = this.share ? 0.22 : shownEdit(this) ? 0.5 : 1;
-    this.drawStack(context, this.stacks, this.series.everHeld);
+    this.drawStack(context, this.stacks, this.layers.everHeld);
     context.restore();
     if (this.share) this.drawShare(context);
     else this.drawFloors(context);
@@ -130,13 +141,24 @@ class Plot extends View {
 
   drawStack(context, stacks, everHeld) {
     const below = new Float64Array(this.columns), above = new Float64Array(this.columns);
-    for (const category of STACKED) {
-      if (!everHeld[category]) continue;
-      for (let i = 0; i < this.columns; i++) above[i] = below[i] + stacks[i * COUNT + category];
+    const { grouping } = this;
+    for (const group of grouping.order) {
+      if (!everHeld[group]) continue;
+      for (let i = 0; i < this.columns; i++) above[i] = below[i] + stacks[i * grouping.count + group];
       this.tracePath(context, below, above);
-      this.theme.fillCategory(context, category);
+      grouping.fill(this.theme, context, group);
       below.set(above);
     }
+  }
+
+  /* The group whose area is at this point, or -1. */
+  groupAt(x, y) {
+    const { grouping } = this;
+    const column = Math.floor(((x - this.left) / (this.right - this.left)) * this.columns);
+    if (column < 0 || column >= this.columns || y > this.bottom) return -1;
+    const stacks = this.share && this.ownScale ? this.shares : this.stacks;
+    let rest = ((this.bottom - y) / (this.bottom - MARGIN.top)) * this.top;
+    return grouping.order.find((group) => (rest -= stacks[column * grouping.count + group]) < 0) ?? -1;
   }
 
   /* Begins a path around the area between two stepped lines. */
@@ -181,7 +203,7 @@ class Plot extends View {
   }
 
   drawShare(context) {
-    this.drawStack(context, this.shares, this.share.everHeld);
+    this.drawStack(context, this.shares, this.shareLayers.everHeld);
     this.tracePath(context, new Float64Array(this.columns), this.totals(this.shares));
     context.strokeStyle = this.theme.ink;
     context.lineWidth = 1;

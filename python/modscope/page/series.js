@@ -1,4 +1,4 @@
-/* series.js - bytes over time by category: exact at every tick, and quick to draw at every zoom. */
+/* series.js - bytes over time by category, or by other groups: exact at every tick, and quick to draw at every zoom. */
 
 const FRAME = 64; /* changes per frame */
 
@@ -6,22 +6,34 @@ const FRAME = 64; /* changes per frame */
  *  tick:      the change's tick          total: bytes after the change
  *  changes:   lifetimes that begin, and complements (~) of those that end; those of change i are
  *             changes[first[i]] .. changes[first[i + 1] - 1]
- *  frames:    bytes by category before each frame's first change
+ *  frames:    bytes by group before each frame's first change
  *  maximum, minimum:  in each frame, the change after which most and least was held */
 class Series {
-  /* A device's series; `mask` limits it to a subtree, or is null. */
+  /* A device's series by category; `mask` limits its templates, or is null. */
   constructor(capture, device, mask) {
     this.capture = capture;
     const lifetimes = Series.choose(capture, device, mask);
     this.collectChanges(lifetimes, Series.sortByEnd(capture, lifetimes));
+    this.templateGroup = capture.templateCategory;
+    this.groups = COUNT;
     this.addUp();
   }
 
+  /* The same series by the groups of a grouping. */
+  by(grouping) {
+    if (grouping.by === "category") return this;
+    if (this.other?.templateGroup !== grouping.templateGroup) {
+      this.other = Object.assign(Object.create(Series.prototype), this, { templateGroup: grouping.templateGroup, groups: grouping.count, other: null });
+      this.other.addUp();
+    }
+    return this.other;
+  }
+
   static choose(capture, device, mask) {
-    const { template, templateDevice, modules } = capture;
+    const { template, templateDevice } = capture;
     const wanted = new Uint8Array(templateDevice.length);
     for (let i = 0; i < wanted.length; i++)
-      wanted[i] = templateDevice[i] === device && (!mask || mask[modules.templateModule[i]]) ? 1 : 0;
+      wanted[i] = templateDevice[i] === device && (!mask || mask[i]) ? 1 : 0;
     const lifetimes = new Uint32Array(template.length);
     let count = 0;
     for (let i = 0; i < template.length; i++) if (wanted[template[i]]) lifetimes[count++] = i;
@@ -65,16 +77,16 @@ class Series {
 
   addUp() {
     const frames = Math.ceil(this.count / FRAME);
-    this.frames = new Float64Array(frames * COUNT);
+    this.frames = new Float64Array(frames * this.groups);
     this.total = new Float64Array(this.count);
     this.maximum = new Uint32Array(frames);
     this.minimum = new Uint32Array(frames);
-    this.everHeld = new Uint8Array(COUNT); /* by category */
-    const sums = new Float64Array(COUNT);
+    this.everHeld = new Uint8Array(this.groups);
+    const sums = new Float64Array(this.groups);
     let total = 0;
     for (let frame = 0; frame < frames; frame++) {
       const begin = frame * FRAME, end = Math.min(begin + FRAME, this.count);
-      this.frames.set(sums, frame * COUNT);
+      this.frames.set(sums, frame * this.groups);
       let maximum = begin, minimum = begin;
       for (let i = begin; i < end; i++) {
         total += this.apply(i, sums);
@@ -90,14 +102,14 @@ class Series {
 
   /* Applies change `i` to the sums, and returns by how much the total grows. */
   apply(i, sums) {
-    const { template, templateBytes, templateCategory } = this.capture;
+    const { templateGroup } = this, { template, templateBytes } = this.capture;
     let growth = 0;
     for (let at = this.first[i]; at < this.first[i + 1]; at++) {
       const change = this.changes[at];
       const of = template[change < 0 ? ~change : change];
       const bytes = change < 0 ? -templateBytes[of] : templateBytes[of];
-      sums[templateCategory[of]] += bytes;
-      this.everHeld[templateCategory[of]] |= bytes > 0 ? 1 : 0;
+      sums[templateGroup[of]] += bytes;
+      this.everHeld[templateGroup[of]] |= bytes > 0 ? 1 : 0;
       growth += bytes;
     }
     return growth;
@@ -120,10 +132,10 @@ class Series {
     return this.total[this.peak];
   }
 
-  /* Bytes by category after change `i`, written into `sums`. */
-  sumsAfter(i, sums = new Float64Array(COUNT)) {
+  /* Bytes by group after change `i`, written into `sums`. */
+  sumsAfter(i, sums = new Float64Array(this.groups)) {
     const frame = Math.floor(i / FRAME);
-    for (let c = 0; c < COUNT; c++) sums[c] = this.frames[frame * COUNT + c];
+    for (let group = 0; group < this.groups; group++) sums[group] = this.frames[frame * this.groups + group];
     for (let change = frame * FRAME; change <= i; change++) this.apply(change, sums);
     return sums;
   }

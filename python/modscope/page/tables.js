@@ -21,12 +21,13 @@ function addModuleCell(row, fqn, select) {
   addCell(row, button, "module");
 }
 
-/* Shows the `most` largest blocks of a tick, of all modules (-1) or of one subtree. */
-function fillBlocks(capture, tick, device, module, most, select) {
-  const mask = module < 0 ? null : capture.modules.subtreeMask(module);
-  const { rows, count } = capture.largestBlocks(tick, device, most, mask);
+/* Shows the `most` largest blocks of the page's tick: all, or those of the selected module or group. */
+function fillBlocks(page, most) {
+  const { capture, tick } = page;
+  const { rows, count } = capture.largestBlocks(tick, page.device, most, capture.templateMask(page.module, page.group));
   const now = capture.time[tick] / 1e6;
-  find("blocks").tBodies[0].replaceChildren(...rows.map((block) => makeBlockRow(capture, block, now, select)));
+  for (const title of find("blocks").querySelectorAll("th.of-line")) title.hidden = !capture.stacks.areKnown;
+  find("blocks").tBodies[0].replaceChildren(...rows.map((block) => makeBlockRow(page, block, now)));
   find("blocks-outside").hidden = !rows.some(({ lifetime }) => capture.templateOutside[capture.template[lifetime]]);
   find("blocks-none").hidden = rows.length > 0;
   const more = find("blocks-more");
@@ -34,7 +35,8 @@ function fillBlocks(capture, tick, device, module, most, select) {
   more.textContent = `Show more (${counted(count, "block")} in total)`;
 }
 
-function makeBlockRow(capture, { lifetime, bytes, allocation }, now, select) {
+function makeBlockRow(page, { lifetime, bytes, allocation }, now) {
+  const { capture } = page;
   const template = capture.template[lifetime];
   const category = capture.templateCategory[template], isOutside = capture.templateOutside[template], kind = capture.templateKind[template];
   const fqn = capture.modules.fqn[capture.modules.templateModule[template]];
@@ -46,15 +48,43 @@ function makeBlockRow(capture, { lifetime, bytes, allocation }, now, select) {
   addCell(row, size(bytes), "figure");
   addCategoryCell(row, category, isOutside, kind);
   if (kind) row.dataset.kind = KINDS[kind][0];
-  addModuleCell(row, fqn, select);
+  addModuleCell(row, fqn, (name) => page.selectModuleByName(name));
+  if (capture.stacks.areKnown) addPlaceCells(page, row, capture.stacks.place(capture.templateStack[template]));
   addCell(row, row.dataset.phase);
   addCell(row, String(allocation.step), "figure");
   addCell(row, duration(Math.max(now - allocation.time, 0)), "figure");
   return row;
 }
 
+/* The line and the operator that made a block. A click on the row selects the line. */
+function addPlaceCells(page, row, place) {
+  Object.assign(row.dataset, { file: place.file ?? "", line: place.line ?? "", function: place.function ?? "", operator: place.operator ?? "" });
+  const line = makeButton("link", bdi(clean(place.short || place.describe())));
+  line.title = clean(place.describe());
+  line.addEventListener("click", (event) => page.selectGroup({ by: "line", key: place.key }, event.detail === 0));
+  row.addEventListener("click", (event) => event.target.closest("button") || page.selectGroup({ by: "line", key: place.key }));
+  addCell(row, line, "line");
+  addCell(row, bdi(clean(place.operator ?? "")), "operator");
+}
+
+/* The line that made most of a group of survivors; a click on it calls select(key). */
+function addSurvivorLine(capture, row, lines, select) {
+  const [first] = lines;
+  if (!first) return addCell(row, "", "line");
+  const key = `${first.file}:${first.line} in ${first.function}`;
+  Object.assign(row.dataset, { file: first.file, line: first.line, function: first.function });
+  const isShown = capture.keys("line").numbers.has(key);
+  const text = bdi(clean(`${first.file.split("/").pop()}:${first.line} in ${first.function}`));
+  const inside = isShown ? makeButton("link", text) : make("span", "link", text);
+  inside.title = clean(key);
+  if (isShown) inside.addEventListener("click", () => select(key));
+  addCell(row, inside, "line").append(lines.length > 1 ? ` and ${counted(lines.length - 1, "more line")}` : "");
+}
+
 /* Shows the blocks that survive several steps, as `modscope leaks` finds them. */
-function fillSurvivors(leaks, select) {
+function fillSurvivors(capture, select, selectLine) {
+  const { leaks } = capture.metadata, hasLines = leaks.groups.some((group) => group.lines.length);
+  find("survivors").querySelector("th.of-line").hidden = !hasLines;
   find("survivors-text").textContent = leaks.text;
   const table = find("survivors");
   table.hidden = !leaks.groups.length;
@@ -65,6 +95,7 @@ function fillSurvivors(leaks, select) {
     addCell(row, size(group.bytes), "figure");
     addCategoryCell(row, CATEGORIES.indexOf(group.category), false);
     addModuleCell(row, group.module, select);
+    if (hasLines) addSurvivorLine(capture, row, group.lines, selectLine);
     const sizes = group.sizes.slice(0, 3).map((each) => `${each.count} × ${size(each.bytes)}`).join(", ");
     const more = group.sizes.length > 3 ? ", …" : "", device = severalDevices ? ` on ${group.device}` : "";
     addCell(row, `${counted(group.count, "block")} (${sizes}${more})${device}`);

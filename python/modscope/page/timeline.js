@@ -1,4 +1,4 @@
-/* timeline.js - bytes over time, stacked by category. input.js handles the pointer.
+/* timeline.js - bytes over time, stacked by category or by other groups. input.js handles the pointer.
  *
  *   labels   the texts that are drawn, with their rectangles
  *   marks    what is marked, with its bytes and pixels: the peak, failed allocations, the selected and the hovered tick, the peak
@@ -11,18 +11,19 @@ class Timeline extends Plot {
     super();
     this.base = base;
     this.over = over;
-    this.ownScale = false; /* whether the selected module's share fills the height */
+    this.ownScale = false; /* whether the share of what is selected fills the height */
+    this.grouping = null; /* what the areas stand for */
     this.marks = {};
     this.edited = null; /* the timeline of a change */
     this.capacity = null; /* {bytes, device, text} */
   }
 
-  /* Shows a device of a capture, and the share of a module, or of none (-1). */
-  show(capture, device, module) {
+  /* Shows a device of a capture, and the share of a module or of a group, or of none (-1, null). */
+  show(capture, device, module, group) {
     if (this.capture !== capture) this.setCapture(capture);
     this.device = device;
     this.series = capture.series(device);
-    const share = module < 0 ? null : capture.series(device, module);
+    const share = module < 0 && !group ? null : capture.series(device, module, group);
     /* A share that would hardly be visible is drawn at its own scale. */
     if (share !== this.share) this.ownScale = share !== null && share.peakTotal < 0.2 * this.series.peakTotal;
     this.share = share;

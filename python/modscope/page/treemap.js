@@ -1,5 +1,5 @@
 /* treemap.js - the modules of a moment as nested rectangles: in each module's box lie its children and its own bytes by
- * category. */
+ * category, or by other groups. */
 
 const SMALLEST = 3; /* A box with a side below this many pixels is not divided further. */
 const TITLE = 17;   /* height of a box's title in pixels */
@@ -42,12 +42,12 @@ class Treemap {
     this.boxes = [];
   }
 
-  /* Draws all modules, or the subtree of `root` if it is not -1. `selected` is a module, or -1. */
-  draw(theme, modules, held, root, selected) {
+  /* Draws all modules, or the subtree of `root` if it is not -1. `selected` is a module, or -1. `parts`: by the groups of
+   * `grouping`, as Modules.partsAt gives them. */
+  draw(theme, modules, held, root, selected, grouping, parts) {
     const { context, width, height } = prepareCanvas(this.canvas);
-    Object.assign(this, { context, theme, modules, held, selected });
-    this.mask = selected < 0 ? null : modules.subtreeMask(selected);
-    this.boxes = []; /* boxes of modules (category -1) and of their own bytes; inner boxes come after outer ones */
+    Object.assign(this, { context, theme, modules, held, selected, grouping, parts });
+    this.boxes = []; /* boxes of modules (group -1) and of their own bytes; inner boxes come after outer ones */
     this.titled = new Set();
     context.textBaseline = "middle";
     context.textAlign = "left";
@@ -58,15 +58,16 @@ class Treemap {
   }
 
   itemOf(module) {
-    return { module, category: -1, bytes: this.held.subtreeTotal[module] };
+    return { module, group: -1, bytes: this.held.subtreeTotal[module] };
   }
 
-  /* A module's children, and its own bytes by category. */
+  /* A module's children, and its own bytes by group. */
   partsOf(module) {
     const items = this.modules.children[module].map((child) => this.itemOf(child));
-    for (let c = 0; c < COUNT; c++) {
-      const bytes = this.held.own[module * COUNT + c];
-      if (bytes) items.push({ module, category: c, bytes });
+    const { own, count } = this.parts;
+    for (let group = 0; group < count; group++) {
+      const bytes = own[module * count + group];
+      if (bytes) items.push({ module, group, bytes });
     }
     return items;
   }
@@ -74,17 +75,17 @@ class Treemap {
   divide(items, x, y, width, height, depth) {
     const sorted = items.filter((item) => item.bytes > 0).sort((a, b) => b.bytes - a.bytes);
     squarify(sorted, x, y, width, height, (item, ...box) => {
-      if (item.category < 0) this.drawModule(item, box, depth);
+      if (item.group < 0) this.drawModule(item, box, depth);
       else this.drawPart(item, box);
     });
   }
 
   drawModule(item, [x, y, width, height], depth) {
     if (width < SMALLEST || height < SMALLEST)
-      return this.drawPart({ ...item, category: this.largestCategory(item.module) }, [x, y, width, height]);
+      return this.drawPart({ ...item, group: this.largestGroup(item.module), isWhole: true }, [x, y, width, height]);
     const parts = this.partsOf(item.module).filter((part) => part.bytes > 0);
     /* A module without bytes of its own and with one child shows only the child's box. */
-    if (parts.length === 1 && parts[0].category < 0) return this.drawModule(parts[0], [x, y, width, height], depth);
+    if (parts.length === 1 && parts[0].group < 0) return this.drawModule(parts[0], [x, y, width, height], depth);
     this.boxes.push({ ...item, x, y, width, height });
     const framed = width > 14 && height > 14;
     const titled = width > 40 && height > TITLE + 12;
@@ -104,8 +105,9 @@ class Treemap {
     context.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
   }
 
-  largestCategory(module) {
-    const sums = this.held.subtree.subarray(module * COUNT, (module + 1) * COUNT);
+  largestGroup(module) {
+    const { subtree, count } = this.parts;
+    const sums = subtree.subarray(module * count, (module + 1) * count);
     return sums.indexOf(Math.max(...sums));
   }
 
@@ -114,11 +116,17 @@ class Treemap {
     const gap = Math.min(width, height) > 5 ? 0.75 : 0;
     const box = [x + gap, y + gap, Math.max(width - 2 * gap, 0.3), Math.max(height - 2 * gap, 0.3)];
     context.save();
-    if (this.mask && !this.mask[item.module]) context.globalAlpha = 0.25;
-    theme.fillCategory(context, item.category, box);
+    if (!this.isSelected(item)) context.globalAlpha = 0.25;
+    this.grouping.fill(theme, context, item.group, box);
     context.restore();
     this.boxes.push({ ...item, x, y, width, height });
     if (width > 40 && height > 18) this.writePart(item, x, y, width, height);
+  }
+
+  /* Whether something of the box belongs to what is selected, or nothing is selected. */
+  isSelected({ module, group, isWhole }) {
+    const { selected, selectedTotal, count } = this.parts;
+    return (isWhole ? selectedTotal[module] : selected[module * count + group]) > 0;
   }
 
   writePart(item, x, y, width, height) {
@@ -128,7 +136,7 @@ class Treemap {
     context.rect(x, y, width, height);
     context.clip();
     const name = this.titled.has(item.module) ? "" : clean(this.modules.name[item.module]);
-    const letter = LETTERS[item.category];
+    const letter = this.grouping.letter(item.group);
     const lines = !name ? [`${letter} ${size(item.bytes)}`] : height > 34 ? [`${letter} ${name}`, size(item.bytes)] : [`${letter} ${name}`];
     if (!name && context.measureText(lines[0]).width > width - 12) lines[0] = letter;
     lines.forEach((text, i) => {
@@ -162,7 +170,7 @@ class Treemap {
   }
 
   outlineSelected() {
-    const box = this.boxes.find((each) => each.category < 0 && each.module === this.selected) ??
+    const box = this.boxes.find((each) => each.group < 0 && each.module === this.selected) ??
       this.boxes.find((each) => each.module === this.selected);
     if (!box) return;
     this.context.strokeStyle = this.theme.accent;

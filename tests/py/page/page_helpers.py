@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import random
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -102,6 +103,58 @@ def dies() -> None:
         optimizer.step()
 
 
+LINES = '''\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(256, 256)
+
+    def forward(self, x):
+        hidden = torch.relu(self.inner(x))
+        return mix(hidden, hidden.mT)
+
+
+def mix(a, b):
+    return a @ b
+
+
+def main():
+    kept = []
+    net = Net()
+    for _ in range(6):
+        kept.append(torch.zeros(1000))
+        net(torch.ones(128, 256)).sum().backward()
+        net.zero_grad()
+'''
+
+
+def recorded_lines(path: pathlib.Path) -> None:
+    """A program in a file of its own, beside the capture, with all its frames. It was written before it ran, and keeps
+    something of every step."""
+    script = path.with_suffix(".py")
+    script.write_text(LINES)
+    os.utime(script, (1e9, 1e9))
+    names: dict[str, Any] = {}
+    exec(compile(LINES, str(script), "exec"), names)
+    recorded(path, names["main"], stacks=8)
+
+
+def recorded_hostile_lines(path: pathlib.Path) -> None:
+    """Files and functions with the names of HOSTILE."""
+    runs = []
+    for name in HOSTILE[:8]:
+        names: dict[str, Any] = {"torch": torch}
+        exec(compile("def made():\n    return torch.zeros(1000)\n", name.replace("\0", "0"), "exec"), names)
+        names["made"].__code__ = names["made"].__code__.replace(co_qualname=name)
+        runs.append(names["made"])
+    kept: list[torch.Tensor] = []
+    recorded(path, lambda: kept.extend(run() for run in runs))
+
+
 class Busy(nn.Module):
     """Makes blocks of many sizes, each time others, and drops them sooner or later."""
 
@@ -142,10 +195,10 @@ def warm() -> None:
     mlp()
 
 
-def recorded(path: pathlib.Path, run: Callable[[], None]) -> None:
+def recorded(path: pathlib.Path, run: Callable[[], None], stacks: int = 1) -> None:
     warm()
     try:
-        with record(path):
+        with record(path, stacks=stacks):
             run()
     except RuntimeError as error:
         assert "alloc" in str(error), error
@@ -311,6 +364,9 @@ REAL: dict[str, Callable[[pathlib.Path], None]] = {
     "gpt": lambda path: recorded(path, gpt),
     "cnn": lambda path: recorded(path, cnn),
     "oom": lambda path: recorded(path, dies),
+    "lines": recorded_lines,
+    "hostile-lines": recorded_hostile_lines,
+    "no-lines": lambda path: recorded(path, mlp, stacks=0),
     "rank0": lambda path: recorded_as_rank(path, 0),
     "rank1": lambda path: recorded_as_rank(path, 1),
     "million": lambda path: recorded(path, million),
@@ -509,3 +565,17 @@ class Shown:
 
 def bytes_by_category(data: list[dict[str, str]]) -> dict[str, int]:
     return {each["category"]: int(each["bytes"]) for each in data if int(each["bytes"])}
+
+
+def key_of(block: Any, by: str) -> str:
+    """As grouping.js names what a block belongs to; of modules this is without the layers' numbers."""
+    if by == "category":
+        return str(block.category)
+    if by == "module":
+        return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", block.module)
+    place = block.place
+    if by == "operator":
+        return (place.operator if place else None) or "(operator not known)"
+    if place and place.frames:
+        return f"{place.file}:{place.line or '?'} in {place.function}"
+    return "(no Python line)" if place else "(line not known)"

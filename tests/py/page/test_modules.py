@@ -284,7 +284,7 @@ def boxes(page):
     script = """
         const { treemap, capture } = window.modscope;
         const fqn = (box) => capture.modules.fqn[box.module];
-        return treemap.boxes.map((box) => [fqn(box), box.category, box.bytes, box.x, box.y, box.width, box.height]);
+        return treemap.boxes.map((box) => [fqn(box), box.group, box.bytes, box.x, box.y, box.width, box.height]);
     """
     return page.browser.run(script)
 
