@@ -141,6 +141,8 @@ def test_an_area_of_the_timeline_selects_its_line(shown, pages):
     middle = sum(sums[:group]) + sums[group] / 2
     y = box.y + bottom - middle / top * (bottom - 22)
     key = shown.browser.run("return window.modscope.timeline.grouping.key(arguments[0])", group)
+    shown.browser.move(x, y)
+    assert [row["group"] for row in shown.browser.data("#tip tr.marked")] == [key]
     shown.browser.click(x, y)
     assert shown.state["group"] == f"line:{key}"
     assert int(shown.browser.data("#place")[0]["bytes"]) == sums[group]
