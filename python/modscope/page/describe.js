@@ -175,12 +175,12 @@ function describeTreemapRoot(page) {
 
 /* ---- tooltips ---- */
 
-/* What the tooltip says about a tick. */
-function momentTooltip(page, tick) {
+/* What the tooltip says about a tick; `group` is the one under the pointer, or -1. */
+function momentTooltip(page, tick, group) {
   const { capture, device } = page;
   const series = capture.series(device);
   const total = series.totalAt(tick);
-  const rows = groupRows(page.timeline.grouping, series, tick);
+  const rows = groupRows(page.timeline.grouping, series, tick, group);
   const parts = [
     make("div", "total", atLeast(capture, tick, size(total))),
     make("div", "", bdi(when(capture.positionAt(tick)))),

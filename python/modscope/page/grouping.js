@@ -116,8 +116,10 @@ class KeyGrouping {
     return group === this.others ? "…" : String(group + 1);
   }
 
+  /* A line is shown without the folders of its file. */
   label(group) {
-    return group === this.others ? "others" : this.keys.labels[this.chosen[group]] ?? "";
+    const text = group === this.others ? "others" : this.keys.labels[this.chosen[group]] ?? "";
+    return this.by === "line" ? withoutFolders(text) : text;
   }
 
   key(group) {
@@ -134,6 +136,11 @@ class KeyGrouping {
   fill(theme, context, group, rectangle) {
     theme.fillGroup(context, group, rectangle);
   }
+}
+
+/* "src/model.py:41 in forward" as "model.py:41 in forward" */
+function withoutFolders(text) {
+  return text.replace(/^.*[/](?=[^/]*:(\d+|[?]) in )/, "");
 }
 
 /* The keys for the groups. One that had a group keeps it, so that its colour does not change. */

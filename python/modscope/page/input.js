@@ -28,7 +28,7 @@ function handleTimeline(page) {
       box.classList.toggle("dragging", isDragging);
     }
     if (isDragging && pointers.size) return hideTooltip();
-    page.hover(timeline.pointAt(x), event.clientX, event.clientY);
+    page.hover(timeline.pointAt(x), event.clientX, event.clientY, timeline.groupAt(x, yOf(event)));
   });
   const release = (event) => {
     if (!pointers.delete(event.pointerId)) return;

@@ -51,13 +51,13 @@ function makeEntry(page, grouping, key, parts) {
   return button;
 }
 
-/* The groups that hold something at a tick, as rows of a table, the largest first. */
-function groupRows(grouping, series, tick) {
+/* The groups that hold something at a tick, as rows of a table, the largest first; the row of `marked` is marked. */
+function groupRows(grouping, series, tick, marked) {
   const layers = series.by(grouping);
   const sums = layers.sumsAfter(layers.changeAt(tick)), total = layers.totalAt(tick);
   return grouping.order.filter((group) => sums[group] > 0).sort((a, b) => sums[b] - sums[a]).map((group) => {
     const cells = [["", grouping.swatch(group)], ["", bdi(grouping.label(group))], ["figure", size(sums[group])], ["figure", percent(sums[group], total)]];
-    const row = make("tr", "", ...cells.map(([className, inside]) => make("td", className, inside)));
+    const row = make("tr", group === marked ? "marked" : "", ...cells.map(([className, inside]) => make("td", className, inside)));
     nameGroup(row, grouping, group, sums[group]);
     return row;
   });

@@ -85,6 +85,7 @@ class Page {
     this.by = groupingsOf(capture).includes(wanted.by) ? wanted.by : "category";
     this.root = -1;
     this.timeline.show(capture, this.device, this.module, this.group);
+    this.timeline.grouping = groupingFor(this, null);
     this.timeline.capacity = capacityOf(metadata);
     this.collectives.show(capture);
     this.drawChange(findChange(metadata, wanted.change));
@@ -239,9 +240,10 @@ class Page {
     this.redraw();
   }
 
-  hover(point, x, y) {
+  /* `group`: the one under the pointer, or -1. `x`, `y`: in the window. */
+  hover(point, x, y, group = -1) {
     this.hovered = point;
-    if (point) showTooltip(momentTooltip(this, point.tick), x, y);
+    if (point) showTooltip(momentTooltip(this, point.tick, group), x, y);
     else hideTooltip();
     this.redraw("points");
   }

@@ -41,7 +41,7 @@ function describePlace(page) {
   const place = capture.stacks.place(stacks[0][0]);
   Object.assign(panel.dataset, { by: group.by, key: group.key, bytes: held.bytes, count: held.count });
   find("place-title").replaceChildren(bdi(labelOfGroup(capture, group)));
-  find("place-text").replaceChildren(...placeText(page, held, stacks.length));
+  find("place-text").replaceChildren(...placeText(page, held));
   const isLine = group.by === "line" && place.frames.length > 0;
   find("place-source").hidden = !isLine;
   if (isLine) showFrame(page, place, page.frame < place.frames.length ? page.frame : 0);
@@ -50,7 +50,7 @@ function describePlace(page) {
 }
 
 /* "3.20 MiB in 5 blocks at this moment (12%), made by torch.relu." */
-function placeText(page, held, stacks) {
+function placeText(page, held) {
   const { capture, tick, group } = page;
   const total = page.held.total;
   const text = [`${atLeast(capture, tick, size(held.bytes))} in ${counted(held.count, "block")} at this moment (${percent(held.bytes, total)})`];
@@ -62,7 +62,8 @@ function placeText(page, held, stacks) {
     text.push(...named, operators.length > 3 ? `, and ${counted(operators.length - 3, "more operator")}` : "");
   }
   text.push(".");
-  if (group.by === "line" && stacks > 1 && capture.stacks.haveFramesAbove) text.push(` ${stacks} call paths lead here; the one that holds most is shown.`);
+  const paths = new Set([...held.stacks.keys()].map((stack) => capture.stacks.place(stack).frames.map(describeFrame).join("\n")));
+  if (group.by === "line" && paths.size > 1) text.push(` ${paths.size} stacks of frames lead here; the one that holds most is shown.`);
   return text;
 }
 

@@ -170,6 +170,26 @@ TEST(a_pack_has_the_stacks_of_its_blocks)
     close_all();
 }
 
+TEST(equal_blocks_of_two_stacks_have_two_templates)
+{
+    open_all(NULL);
+    add_stacks();
+    int file = new_file();
+    ms_capture *writing = begin_capture(file);
+    for (uint64_t i = 0; i < 6; i++)
+        CHECK_EQ(ms_block_add_at(watched, NULL, stacks[i % 2], 16 + 16 * i, 100, 0), MS_OK);
+    end_capture(writing);
+    ms_reader *read = open_reader(file);
+    ms_pack raw;
+    CHECK_EQ(ms_reader_pack(read, 0, UINT64_MAX, &raw), MS_OK);
+    CHECK(raw.templates == 2 && raw.lifetimes == 6 && raw.stack_count == 2);
+    CHECK(raw.stacks[0] == stacks[0] && raw.stacks[1] == stacks[1]);
+    ms_pack_free(read, &raw);
+    ms_reader_close(read);
+    close(file);
+    close_all();
+}
+
 TEST(stacks_that_are_not_known_take_no_room_in_a_pack)
 {
     open_all(NULL);

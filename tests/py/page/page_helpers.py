@@ -114,7 +114,7 @@ class Net(nn.Module):
         self.inner = nn.Linear(256, 256)
 
     def forward(self, x):
-        hidden = torch.relu(self.inner(x))
+        hidden = torch.relu(self.inner(x).sin())
         return mix(hidden, hidden.mT)
 
 

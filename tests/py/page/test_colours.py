@@ -79,12 +79,24 @@ def test_the_groups_are_those_of_the_shown_part_and_keep_their_colours(shown, pa
     shown.browser.run(f"const {{ timeline, capture }} = window.modscope; {zoom}; window.modscope.redraw()")
     shown.browser.settle()
     after = shown.browser.run(script)
-    first, last = shown.view
-    peak = max(range(int(first), int(last) + 1), key=lambda moment: capture.snapshot(moment).totals["cpu"]["Total"])
+    first, last = (shown.browser.run("return window.modscope.capture.momentOf(Math.floor(arguments[0]))", end) for end in shown.view)
+    peak = max(range(first, last + 1), key=lambda moment: capture.snapshot(moment).totals["cpu"]["Total"])
     expected = held(capture, peak, "line")
     assert sorted(expected[key] for key in after if key) == sorted(expected.values())[-GROUPS:]
     assert set(after) != set(before) and any(key in before for key in after if key)
     assert all(before.index(key) == after.index(key) for key in after if key and key in before)
+
+
+def test_of_a_selected_module_its_own_lines_have_the_colours(shown, pages):
+    shown.open("gpt", "#by=line").choose("GPT.blocks.1")
+    series = "const { capture, module, device, timeline } = window.modscope; const series = capture.series(device, module);"
+    peak = "series.maximumIn(series.changeAt(timeline.tickAt(timeline.range().from)), series.count - 1)"
+    moment = shown.browser.run(f"{series} return capture.momentOf(series.tick[{peak}])")
+    sums = Counter()
+    for block in pages.load("gpt").snapshot(moment).blocks():
+        if f"{block.module}.".startswith("GPT.blocks.1."):
+            sums[key_of(block, "line")] += block.bytes
+    assert sorted(sums[key] for key in keys_of(shown)) == sorted(sums.values())[-GROUPS:]
 
 
 def test_the_treemap_has_the_same_groups(shown, pages):

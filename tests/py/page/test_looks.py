@@ -222,9 +222,9 @@ def test_on_paper_there_are_no_buttons_and_all_rows(shown):
     shown.open("gpt")
     shown.browser.click_on("#open-all")
     shown.browser.media("print")
-    for selector in ("#theme", "#help-open", "#search", "#zoom-in", "#go-peak", "#open-all", "#timeline-how"):
+    for selector in ("#theme", "#help-open", "#search", "#zoom-in", "#go-peak", "#open-all", "#groupings-box", "#timeline-how"):
         assert not shown.browser.visible(selector), selector
-    for selector in ("#sentence", "#timeline-base", "#legend", "#rows .row", "#treemap", "#blocks tbody tr"):
+    for selector in ("#sentence", "#timeline-base", "#legend .swatch", "#legend .label", "#rows .row", "#treemap", "#blocks tbody tr"):
         assert shown.browser.visible(selector), selector
     assert shown.browser.run("const r = document.getElementById('rows'); return r.scrollHeight <= r.clientHeight + 1")
 

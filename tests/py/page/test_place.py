@@ -63,7 +63,8 @@ def test_a_block_selects_its_line(opened, pages):
     moved = opened.browser.run("return scrollY") + opened.browser.place("#blocks-title").y - before
     assert moved == 0 and opened.state["group"] == f"line:{key}"
     assert opened.browser.text("#place-title").endswith(f"lines.py:{number} in Net.forward")
-    assert "torch.relu" in opened.browser.text("#place-text")
+    text = opened.browser.text("#place-text")
+    assert "torch.relu" in text and "self.inner" in text and "lead here" not in text, "one stack of frames, two places in the line"
     shown = opened.browser.data("#blocks tbody tr")
     assert shown and all(each["line"] == str(number) for each in shown)
     (panel,) = opened.browser.data("#place")
@@ -141,6 +142,8 @@ def test_an_area_of_the_timeline_selects_its_line(shown, pages):
     middle = sum(sums[:group]) + sums[group] / 2
     y = box.y + bottom - middle / top * (bottom - 22)
     key = shown.browser.run("return window.modscope.timeline.grouping.key(arguments[0])", group)
+    shown.browser.move(x, y)
+    assert [row["group"] for row in shown.browser.data("#tip tr.marked")] == [key]
     shown.browser.click(x, y)
     assert shown.state["group"] == f"line:{key}"
     assert int(shown.browser.data("#place")[0]["bytes"]) == sums[group]
