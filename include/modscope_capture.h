@@ -305,7 +305,7 @@ int ms_cursor_series(ms_cursor *cursor, uint32_t device, const uint64_t *bounds,
  *
  * A *lifetime* is what a block was from one tick to another, by all claims, later ones included. It ends when the block
  * is dropped, or when a claim that is not retroactive begins the block's next lifetime. Lifetimes with the same bytes,
- * device, category, path, phase and outside share a *template*.
+ * device, category, path, phase, stack and outside share a *template*.
  *
  * A pack consists of the columns below, in this order. Each is its size in bytes, as a varint, and then its numbers, as
  * varints. "Delta": the number is stored as the difference to the one before it in its column, the first one as it
@@ -321,6 +321,7 @@ typedef enum ms_pack_column {
                            above these eight bits an ms_kind */
     MS_PACK_DEVICE,     /* for each template: device */
     MS_PACK_PATH,       /* for each template: path */
+    MS_PACK_STACK,      /* for each template: the stack that made the blocks. Empty if no stack is known */
     MS_PACK_PREVIOUS,   /* pairs: a lifetime (delta) that continues a block, and how many lifetimes before it the
                            block's previous lifetime is */
     MS_PACK_AGE,        /* triples: a lifetime (delta) whose block was added before it began, how many steps before, and
@@ -340,6 +341,8 @@ typedef struct ms_pack {
     uint8_t *bytes;
     size_t size;
     uint32_t ticks, lifetimes, templates; /* how many there are */
+    ms_stack *stacks;                     /* that made blocks, each once, in rising order; without MS_STACK_NONE */
+    uint32_t stack_count;
 } ms_pack;
 
 /* Make the pack of the moments from `first` to `last`. Each is moved as ms_cursor_seek does it; `last` moves to the key

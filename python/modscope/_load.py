@@ -476,8 +476,9 @@ class Capture:
         """The modules' names by the numbers of their paths. A module that is called in several places has several."""
         return self._names.modules
 
-    def pack(self, first: int = 0, last: int | None = None) -> builtins.bytes:
-        """The part between two moments as columns of numbers, which the page reads."""
+    def pack(self, first: int = 0, last: int | None = None) -> tuple[builtins.bytes, list[int]]:
+        """The part between two moments as columns of numbers, which the page reads, and the numbers of the stacks that
+        made blocks in it."""
         return self._reader.pack(first, last)
 
     def export(

@@ -19,6 +19,7 @@ from modscope._categories import parts_of
 from modscope._collectives_page import collectives_of_page
 from modscope._edited import Changes
 from modscope._leaks import describe_growth, describe_leaks, find_leaks
+from modscope._lines_page import lines_of_page
 from modscope._load import Capture, CaptureError
 from modscope._sentence import Sentence, describe_run
 from modscope._summary import Report, describe_end, describe_losses, describe_prediction, describe_program, summarize
@@ -29,7 +30,7 @@ MOST_EVENTS = 2_000_000
 _FEWEST_EVENTS = 200_000  # of one capture, however many there are
 _MOMENT_COLUMNS = 160
 _GROWING = 3  # owners that hold more after each step, in words
-_SCRIPTS = tuple("text dom capture series modules paint view labels edited plot timeline collectives treemap tree tables levers plans describe input page".split())
+_SCRIPTS = tuple("text dom stacks capture series modules paint view labels edited plot timeline collectives treemap tree tables levers plans describe input page".split())
 
 
 class Window(NamedTuple):
@@ -206,13 +207,14 @@ def _titles(sources: Sequence[Source]) -> list[str]:
 
 
 def _packed(part: _Part, capture: Capture) -> str:
-    metadata = json.dumps(part.metadata, separators=(",", ":")).encode()
+    pack, stacks = capture.pack(part.window.first, part.window.last)
+    lines = {"stacks": lines_of_page(capture.places, stacks)} if stacks else {}
+    metadata = json.dumps({**part.metadata, **lines}, separators=(",", ":")).encode()
     length, rest = bytearray(), len(metadata)
     while rest > 127:
         length.append(rest & 127 | 128)
         rest >>= 7
     length.append(rest)
-    pack = capture.pack(part.window.first, part.window.last)
     return base64.b64encode(zlib.compress(bytes(length) + metadata + pack, 9)).decode()
 
 

@@ -319,6 +319,19 @@ static PyObject *step_times(msr_reader *self, PyObject *unused)
     return msr_step_times(self);
 }
 
+static PyObject *list_of_stacks(const ms_pack *pack)
+{
+    PyObject *list = PyList_New(pack->stack_count);
+    for (uint32_t i = 0; list && i < pack->stack_count; i++) {
+        PyObject *stack = PyLong_FromUnsignedLong(pack->stacks[i]);
+        if (stack)
+            PyList_SET_ITEM(list, i, stack);
+        else
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
 static PyObject *pack(msr_reader *self, PyObject *args, PyObject *named)
 {
     static char *names[] = {"first", "last", NULL};
@@ -334,9 +347,10 @@ static PyObject *pack(msr_reader *self, PyObject *args, PyObject *named)
     msr_unlock_reader(self);
     if (error)
         return msr_raise(error);
-    PyObject *bytes = PyBytes_FromStringAndSize((const char *)pack.bytes, (Py_ssize_t)pack.size);
+    PyObject *stacks = list_of_stacks(&pack);
+    PyObject *both = stacks ? Py_BuildValue("y#N", (const char *)pack.bytes, (Py_ssize_t)pack.size, stacks) : NULL;
     ms_pack_free(self->reader, &pack);
-    return bytes;
+    return both;
 }
 
 static PyMethodDef methods[] = {
@@ -371,7 +385,7 @@ static PyMethodDef methods[] = {
      "step_times($self, /)\n--\n\nFor each step two uint64: its number, and when it began, in microseconds."},
     {"pack", (PyCFunction)(void (*)(void))pack, METH_VARARGS | METH_KEYWORDS,
      "pack($self, first=0, last=None)\n--\n\nWhat was held at every moment between two, in the format that the page "
-     "reads."},
+     "reads, and the stacks that made blocks in it."},
     {"export", (PyCFunction)(void (*)(void))msr_export, METH_VARARGS | METH_KEYWORDS,
      "export($self, format, write, *, modules, devices, order, title=b'', pid=0, began=0, last=None, progress=None)\n"
      "--\n\nConvert the capture to another program's format. write is called with one part after the other."},

@@ -109,6 +109,7 @@ class Capture {
     this.readAttributes(columns.next(Uint16Array));
     this.templateDevice = columns.next(Uint8Array);
     this.templatePath = columns.next(Uint32Array);
+    this.readStacks(columns.next(Uint32Array));
     this.previous = new Map(columns.rows(2));
     this.age = new Map(columns.rows(3).map(([lifetime, steps, microseconds]) => [lifetime, { steps, microseconds }]));
     this.runningTicks = columns.next(Uint32Array, true);
@@ -140,6 +141,12 @@ class Capture {
       this.templatePhase[i] = (attributes[i] >> 4) & 15;
       this.templateKind[i] = attributes[i] >> 8;
     }
+  }
+
+  /* The column is empty if no stack is known. */
+  readStacks(column) {
+    this.templateStack = column.length ? column : new Uint32Array(this.templateBytes.length);
+    this.stacks = new Stacks(this.metadata.stacks ?? null);
   }
 
   /* Whether some block has a kind. */

@@ -67,6 +67,8 @@ static const char *check_counts(const struct pack *pack)
     for (int i = MS_PACK_BYTES; i <= MS_PACK_PATH; i++)
         if (c[i].count != pack->raw.templates)
             return "every template has bytes, category, device and path";
+    if (c[MS_PACK_STACK].count && c[MS_PACK_STACK].count != pack->raw.templates)
+        return "every template has a stack, or none has";
     if (c[MS_PACK_RUNNING].count != c[MS_PACK_RUNNING_PHASE].count ||
         c[MS_PACK_RUNNING].count != c[MS_PACK_RUNNING_PATH].count)
         return "whatever runs has a phase and a path";
@@ -102,6 +104,35 @@ static const char *check_lifetimes(const struct pack *pack)
     return NULL;
 }
 
+static bool is_listed(const ms_pack *raw, uint64_t stack)
+{
+    for (uint32_t i = 0; i < raw->stack_count; i++)
+        if (raw->stacks[i] == stack)
+            return true;
+    return false;
+}
+
+static const char *check_stacks(const struct pack *pack)
+{
+    const struct pack_column *c = &pack->columns[MS_PACK_STACK];
+    bool known = false;
+    for (size_t i = 0; i < c->count; i++) {
+        known = known || c->at[i];
+        if (c->at[i] && !is_listed(&pack->raw, c->at[i]))
+            return "every stack is listed";
+    }
+    if (known != (c->count > 0) || known != (pack->raw.stack_count > 0))
+        return "there are no stacks where none is known";
+    for (uint32_t i = 0; i < pack->raw.stack_count; i++) {
+        size_t at = 0;
+        while (at < c->count && c->at[at] != pack->raw.stacks[i])
+            at++;
+        if (at == c->count || (i && pack->raw.stacks[i] <= pack->raw.stacks[i - 1]))
+            return "each listed stack made blocks, and is listed once";
+    }
+    return NULL;
+}
+
 const char *pack_read(struct pack *pack, ms_pack raw)
 {
     *pack = (struct pack){.raw = raw};
@@ -127,7 +158,8 @@ const char *pack_read(struct pack *pack, ms_pack raw)
         if (widths[i] && !rows_grow(&pack->columns[i], widths[i], below))
             wrong = "what is on grows, and is there";
     }
-    return wrong ? wrong : check_lifetimes(pack);
+    wrong = wrong ? wrong : check_lifetimes(pack);
+    return wrong ? wrong : check_stacks(pack);
 }
 
 void pack_free(struct pack *pack)
@@ -223,6 +255,7 @@ bool pack_block(const struct pack *pack, uint64_t tick, size_t *at, ms_captured_
         block->bytes = c[MS_PACK_BYTES].at[template];
         block->device = (uint32_t)c[MS_PACK_DEVICE].at[template];
         block->path = (ms_path)c[MS_PACK_PATH].at[template];
+        block->stack = c[MS_PACK_STACK].count ? (ms_stack)c[MS_PACK_STACK].at[template] : (ms_stack)MS_STACK_NONE;
         block->category = attributes & 7;
         block->outside = attributes >> 3 & 1;
         block->phase = (uint8_t)(attributes >> 4 & 15);

@@ -1,5 +1,7 @@
 /* test_block_stacks.c - the stacks of blocks: written beside the events, read back at any moment, and damaged. */
 #include "capture_scene.h"
+#include "heap.h"
+#include "pack_read.h"
 #include "writer_scene.h"
 
 #include <string.h>
@@ -102,6 +104,87 @@ TEST(a_program_that_repeats_itself_takes_little_room_for_stacks)
     }
     CHECK(sizes[1] - sizes[0] < BLOCKS / 2);
     end_capture(writing);
+    close(file);
+    close_all();
+}
+
+/* ---- packs ---- */
+static void check_pack(ms_reader *read, uint64_t first, uint64_t last)
+{
+    ms_cursor *cursor = cursor_of(read);
+    CHECK_EQ(ms_cursor_seek(cursor, last), MS_OK);
+    size_t expected = ms_cursor_blocks(cursor);
+    CHECK(expected >= 500);
+    ms_cursor_close(cursor);
+    ms_pack raw;
+    struct pack pack;
+    ms_captured_block block;
+    CHECK_EQ(ms_reader_pack(read, first, last, &raw), MS_OK);
+    const char *wrong = pack_read(&pack, raw);
+    if (wrong)
+        FAIL("not so: %s", wrong);
+    for (size_t at = 0; pack_block(&pack, raw.ticks - 1, &at, &block); expected--)
+        CHECK_EQ(block.stack, stack_for(block.bytes * 16));
+    CHECK_EQ(expected, 0);
+    pack_free(&pack);
+    ms_pack_free(read, &raw);
+}
+
+/* Whether the nth allocation of a pack could be refused. */
+static bool refuse_in_pack(int fd, long n)
+{
+    struct heap heap = {0};
+    ms_options options = heap_options(&heap);
+    ms_reader *read;
+    ms_pack raw;
+    CHECK_EQ(ms_reader_open(fd, &options, &read), MS_OK);
+    heap.refuse_at = heap.asked + n;
+    int error = ms_reader_pack(read, 0, UINT64_MAX, &raw);
+    CHECK_EQ(error, heap.refused ? MS_ENOMEM : MS_OK);
+    if (!error)
+        ms_pack_free(read, &raw);
+    ms_reader_close(read);
+    CHECK_EQ(heap.live, 0);
+    return heap.refused;
+}
+
+TEST(a_pack_has_the_stacks_of_its_blocks)
+{
+    open_all(NULL);
+    add_stacks();
+    add_blocks(1, 500);
+    int file = new_file();
+    ms_capture *writing = begin_capture(file);
+    add_blocks(501, 2000);
+    end_capture(writing);
+    ms_reader *read = open_reader(file);
+    check_pack(read, 0, UINT64_MAX);
+    check_pack(read, 300, 800);
+    check_pack(read, 0, 0);
+    ms_reader_close(read);
+    for (long n = 1; refuse_in_pack(file, n); n++)
+        ;
+    close(file);
+    close_all();
+}
+
+TEST(stacks_that_are_not_known_take_no_room_in_a_pack)
+{
+    open_all(NULL);
+    int file = new_file();
+    ms_capture *writing = begin_capture(file);
+    CHECK_EQ(ms_block_add_at(watched, NULL, MS_STACK_NONE, 16, 100, 0), MS_OK);
+    end_capture(writing);
+    ms_reader *read = open_reader(file);
+    ms_pack raw;
+    struct pack pack;
+    CHECK_EQ(ms_reader_pack(read, 0, UINT64_MAX, &raw), MS_OK);
+    CHECK(!pack_read(&pack, raw) && raw.templates == 1);
+    CHECK_EQ(pack.columns[MS_PACK_STACK].count, 0);
+    CHECK(!raw.stacks && !raw.stack_count);
+    pack_free(&pack);
+    ms_pack_free(read, &raw);
+    ms_reader_close(read);
     close(file);
     close_all();
 }

@@ -32,7 +32,7 @@ static int order(const void *left, const void *right)
     const ms_captured_block *a = left, *b = right;
     const uint64_t fields[][2] = {{a->bytes, b->bytes},       {a->device, b->device}, {a->path, b->path},
                                   {a->category, b->category}, {a->phase, b->phase},   {a->outside, b->outside},
-                                  {a->made_at, b->made_at},   {a->step, b->step}};
+                                  {a->made_at, b->made_at},   {a->step, b->step},     {a->stack, b->stack}};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i][0] != fields[i][1])
             return fields[i][0] < fields[i][1] ? -1 : 1;

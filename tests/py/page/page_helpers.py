@@ -102,6 +102,46 @@ def dies() -> None:
         optimizer.step()
 
 
+LINES = '''\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(256, 256)
+
+    def forward(self, x):
+        hidden = torch.relu(self.inner(x))
+        return mix(hidden, hidden.mT)
+
+
+def mix(a, b):
+    return a @ b
+
+
+def main():
+    kept = []
+    net = Net()
+    for _ in range(6):
+        kept.append(torch.zeros(1000))
+        net(torch.ones(128, 256)).sum().backward()
+        net.zero_grad()
+'''
+
+
+def recorded_lines(path: pathlib.Path) -> None:
+    """A program in a file of its own, beside the capture, with all its frames. It was written before it ran, and keeps
+    something of every step."""
+    script = path.with_suffix(".py")
+    script.write_text(LINES)
+    os.utime(script, (1e9, 1e9))
+    names: dict[str, Any] = {}
+    exec(compile(LINES, str(script), "exec"), names)
+    recorded(path, names["main"], stacks=8)
+
+
 class Busy(nn.Module):
     """Makes blocks of many sizes, each time others, and drops them sooner or later."""
 
@@ -142,10 +182,10 @@ def warm() -> None:
     mlp()
 
 
-def recorded(path: pathlib.Path, run: Callable[[], None]) -> None:
+def recorded(path: pathlib.Path, run: Callable[[], None], stacks: int = 1) -> None:
     warm()
     try:
-        with record(path):
+        with record(path, stacks=stacks):
             run()
     except RuntimeError as error:
         assert "alloc" in str(error), error
@@ -311,6 +351,8 @@ REAL: dict[str, Callable[[pathlib.Path], None]] = {
     "gpt": lambda path: recorded(path, gpt),
     "cnn": lambda path: recorded(path, cnn),
     "oom": lambda path: recorded(path, dies),
+    "lines": recorded_lines,
+    "no-lines": lambda path: recorded(path, mlp, stacks=0),
     "rank0": lambda path: recorded_as_rank(path, 0),
     "rank1": lambda path: recorded_as_rank(path, 1),
     "million": lambda path: recorded(path, million),

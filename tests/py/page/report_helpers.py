@@ -13,7 +13,7 @@ from typing import Any
 from capture_helpers import CATEGORIES, PHASES
 
 COLUMNS = (
-    "time jump begin duration template bytes attributes device path previous age".split()
+    "time jump begin duration template bytes attributes device path stack previous age".split()
     + "running running_phase running_path step reserved oom".split()
 )
 
@@ -66,6 +66,13 @@ class Pack:
                 of = CATEGORIES[bits & 7], c["path"][template], PHASES[bits >> 4 & 15], bool(bits & 8)
                 found[c["bytes"][template], c["device"][template], *of] += 1
         return found
+
+
+    def stacks(self, tick: int) -> Counter[tuple[int, int]]:
+        """(bytes, stack): how many blocks."""
+        c = self.columns
+        held = [template for begin, duration, template in zip(self.begins, c["duration"], c["template"]) if begin <= tick < begin + (duration or 1 << 32)]
+        return Counter((c["bytes"][template], c["stack"][template] if c["stack"] else 0) for template in held)
 
 
 class Packed:

@@ -86,6 +86,7 @@ static struct ms__lifetime *begin_lifetime(struct ms__packer *packer, const ms_c
                                       .since_event = block->since_event,
                                       .begin = packer->tick,
                                       .path = block->path,
+                                      .stack = block->stack,
                                       .attributes = ms__attributes(block->category, block->outside, block->phase),
                                       .device = (uint8_t)block->device,
                                       .kind = block->kind};
@@ -214,7 +215,7 @@ static int pack_known_block(struct ms__packer *packer, const ms_captured_block *
     if (at == MS__SLOT_MAP_NONE)
         return begin_older_block(packer, block);
     const struct ms__lifetime *lifetime = &packer->lifetimes[at];
-    bool same = lifetime->path == block->path && lifetime->kind == block->kind &&
+    bool same = lifetime->path == block->path && lifetime->stack == block->stack && lifetime->kind == block->kind &&
                 lifetime->attributes == ms__attributes(block->category, block->outside, block->phase);
     return same ? MS_OK : begin_next_lifetime(packer, block, at);
 }

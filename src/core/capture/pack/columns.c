@@ -1,6 +1,8 @@
 /* columns.c - writes a pack: lifetimes that are alike share a template, and most numbers are small. */
 #include "core/capture/pack/pack.h"
 
+#include <stdlib.h>
+
 /* ---- columns ---- */
 bool ms__column_put(struct ms__packer *packer, ms_pack_column column, uint64_t value)
 {
@@ -25,6 +27,7 @@ struct template
 {
     uint64_t bytes;
     ms_path path;
+    ms_stack stack;
     uint8_t attributes, device, kind;
 };
 
@@ -39,12 +42,12 @@ struct templates {
 static bool is_same_template(const struct template *a, const struct template *b)
 {
     return a->bytes == b->bytes && a->path == b->path && a->attributes == b->attributes && a->device == b->device &&
-           a->kind == b->kind;
+           a->kind == b->kind && a->stack == b->stack;
 }
 
 static uint32_t find_template_bucket(const struct templates *templates, const struct template *template, uint64_t seed)
 {
-    uint64_t hash = (template->bytes ^ seed) * UINT64_C(0x9E3779B97F4A7C15);
+    uint64_t hash = (template->bytes ^ (uint64_t) template->stack << 40 ^ seed) * UINT64_C(0x9E3779B97F4A7C15);
     hash ^= hash >> 32 ^ ((uint64_t) template->kind << 48 | (uint64_t) template->path << 16 |
                           (uint64_t) template->attributes << 8 | template->device);
     hash = (hash ^ seed) * UINT64_C(0xD6E8FEB86659FD93);
@@ -84,6 +87,7 @@ static bool find_template(const ms_reader *reader, struct templates *templates, 
 {
     struct template template = {.bytes = lifetime->bytes,
                                 .path = lifetime->path,
+                                .stack = lifetime->stack,
                                 .attributes = lifetime->attributes,
                                 .device = lifetime->device,
                                 .kind = ms__kind_in(lifetime->kind, lifetime->attributes & MS__ATTRIBUTES_CATEGORY)};
@@ -107,6 +111,37 @@ static bool put_templates(struct ms__packer *packer, const struct templates *tem
                               templates->all[i].attributes | (uint64_t)templates->all[i].kind << 8) &&
                ms__column_put(packer, MS_PACK_DEVICE, templates->all[i].device) &&
                ms__column_put(packer, MS_PACK_PATH, templates->all[i].path);
+    return done;
+}
+
+/* ---- the stacks that the templates have ---- */
+static int compare_stacks(const void *left, const void *right)
+{
+    ms_stack a = *(const ms_stack *)left, b = *(const ms_stack *)right;
+    return (a > b) - (a < b);
+}
+
+/* Put each template's stack, unless none is known, and list those that there are in the pack. False: out of memory. */
+static bool put_stacks(struct ms__packer *packer, const struct templates *templates, ms_pack *pack)
+{
+    size_t known = 0;
+    for (size_t i = 0; i < templates->count; i++)
+        known += templates->all[i].stack != MS_STACK_NONE;
+    if (!known)
+        return true;
+    pack->stacks = ms__reader_alloc(packer->reader, known * sizeof *pack->stacks);
+    if (!pack->stacks)
+        return false;
+    bool done = true;
+    for (size_t i = 0, at = 0; i < templates->count && done; i++) {
+        done = ms__column_put(packer, MS_PACK_STACK, templates->all[i].stack);
+        if (templates->all[i].stack != MS_STACK_NONE)
+            pack->stacks[at++] = templates->all[i].stack;
+    }
+    qsort(pack->stacks, known, sizeof *pack->stacks, compare_stacks);
+    for (size_t i = 0; i < known; i++)
+        if (!i || pack->stacks[i] != pack->stacks[pack->stack_count - 1])
+            pack->stacks[pack->stack_count++] = pack->stacks[i];
     return done;
 }
 
@@ -158,12 +193,15 @@ static int join_columns(struct ms__packer *packer, ms_pack *pack)
 static int fill_pack(struct ms__packer *packer, ms_pack *pack)
 {
     struct templates templates = {0};
-    int error = put_lifetimes(packer, &templates) ? MS_OK : MS_ENOMEM;
-    *pack = (ms_pack){
-        .ticks = packer->tick + 1, .lifetimes = (uint32_t)packer->count, .templates = (uint32_t)templates.count};
+    *pack = (ms_pack){.ticks = packer->tick + 1, .lifetimes = (uint32_t)packer->count};
+    bool done = put_lifetimes(packer, &templates) && put_stacks(packer, &templates, pack);
+    pack->templates = (uint32_t)templates.count;
     ms__reader_free(packer->reader, templates.all);
     ms__reader_free(packer->reader, templates.buckets);
-    return error ? error : join_columns(packer, pack);
+    int error = done ? join_columns(packer, pack) : MS_ENOMEM;
+    if (error)
+        ms_pack_free(packer->reader, pack);
+    return error;
 }
 
 static void close_packer(struct ms__packer *packer)
@@ -197,5 +235,6 @@ int ms_reader_pack(ms_reader *reader, uint64_t first, uint64_t last, ms_pack *pa
 void ms_pack_free(const ms_reader *reader, ms_pack *pack)
 {
     ms__reader_free(reader, pack->bytes);
+    ms__reader_free(reader, pack->stacks);
     *pack = (ms_pack){0};
 }

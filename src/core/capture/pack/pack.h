@@ -15,6 +15,7 @@ struct ms__lifetime {
     uint32_t begin, duration;       /* ticks; duration 0: to the last tick */
     uint32_t previous;              /* the block's previous lifetime is so many before this one; 0: it has none */
     ms_path path;
+    ms_stack stack;
     uint8_t attributes, device;
     uint8_t kind;  /* an ms_kind; it counts only in the kind's own category */
     bool is_older; /* the block was added before the lifetime began, and has no previous lifetime */
