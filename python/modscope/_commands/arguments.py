@@ -178,8 +178,8 @@ def _add_flame(add_parser: Subparsers) -> argparse.ArgumentParser:
     _add_capture(parser)
     _add_moment(parser)
     _add_device(parser)
-    order = "what the first rows show; default: module"
-    parser.add_argument("--by", choices=("module", "line", "operator", "category"), default="module", help=order)
+    order = "what the first rows show; default: module; layers: modules whose names differ only in numbers as one"
+    parser.add_argument("--by", choices=("module", "layers", "line", "operator", "category"), default="module", help=order)
     parser.add_argument("--module", metavar="M", help="only this module and those in it, such as GPT.blocks.0")
     parser.add_argument("--find", metavar="TEXT", help="mark what has this text in its name, and say how many bytes it holds")
     parser.add_argument("--depth", type=_positive, metavar="N", help="how many rows; default: all")

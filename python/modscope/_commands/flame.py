@@ -62,6 +62,7 @@ def folded(tree: list[Report], above: tuple[str, ...] = ()) -> Iterator[str]:
 
 _INSIDE = {
     "module": "Below a module are the modules in it, then the lines that made what it owns, the outermost first, then the operator.",
+    "layers": "Below a module are the modules in it, those whose names differ only in numbers as one (*), then the lines that made what they own, the outermost first, then the operator.",
     "line": "Below a line is the line that it called, then the operator, then the module that owns what was made.",
     "operator": "Below an operator are the lines that called it, then the module that owns what was made.",
     "category": "Below a category are its modules, then the lines that made what they own, the outermost first, then the operator.",
@@ -116,6 +117,7 @@ def _closer(tree: list[Report]) -> str | None:
         largest = max(level, key=lambda node: int(node["subtree"][TOTAL]))
         if largest["subtree"][TOTAL] <= 0.6 * shown:
             modules = [node for node in level if node["what"] == "module" and node["children"]]
-            return str(modules[0]["fqn"]) if modules and modules[0]["fqn"] != "Global" else None
+            is_one = modules and modules[0]["fqn"] != "Global" and "*" not in modules[0]["fqn"]
+            return str(modules[0]["fqn"]) if is_one else None
         level = largest["children"]
     return None

@@ -50,7 +50,7 @@ def _labels(node: Node, whole: int) -> tuple[str, ...]:
     else:
         name = clean(node.name)
         names = (name + (f" ({node.modules} alike)" if node.is_group else ""), name)
-        names += (name.rpartition(".")[2],) if report["what"] == "module" else ()
+        names += (report["fqn"] if report["fqn"] == "Global" else name.rpartition(".")[2],) if report["what"] == "module" else ()
     figures = [f"{names[0]} {held} {share}", f"{names[0]} {share}", f"{names[1]} {share}"]
     return (*figures, *names)
 

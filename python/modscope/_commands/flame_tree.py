@@ -15,6 +15,7 @@ from typing import NamedTuple
 from modscope._branch import Branch, grow
 from modscope._categories import CATEGORIES, TOTAL, Raw, sums_of
 from modscope._commands.places import line_label
+from modscope._groups import merge_numbers
 from modscope._lines_read import Frame, Place
 from modscope._summary import Report
 from modscope._text import clean
@@ -22,7 +23,7 @@ from modscope._text import clean
 Made = list[tuple[str, Place | None, Raw]]
 """Modules, the places where what they own was made, and its bytes by category."""
 
-ORDERS = ("module", "line", "operator", "category")
+ORDERS = ("module", "layers", "line", "operator", "category")
 
 
 class _Level(NamedTuple):
@@ -125,6 +126,11 @@ def _by_module(made: Made) -> list[Report]:
     return [_module_report(branch, stacks) for branch in grow((fqn, raw) for fqn, _, raw in made)]
 
 
+def _by_layers(made: Made) -> list[Report]:
+    """Modules whose names differ only in numbers are one, with * for the numbers."""
+    return _by_module([(merge_numbers(fqn), place, raw) for fqn, place, raw in made])
+
+
 def _module_report(branch: Branch, stacks: dict[str, _Tree]) -> Report:
     children = [_module_report(child, stacks) for child in branch.children]
     held = stacks.get(branch.fqn)
@@ -166,7 +172,7 @@ def _by_category(made: Made) -> list[Report]:
     return _sorted(found)
 
 
-_MAKERS = dict(zip(ORDERS, (_by_module, _by_line, _by_operator, _by_category), strict=True))
+_MAKERS = dict(zip(ORDERS, (_by_module, _by_layers, _by_line, _by_operator, _by_category), strict=True))
 
 
 def tree_of_stacks(made: Made, by: str, module: str | None) -> list[Report]:
@@ -176,6 +182,8 @@ def tree_of_stacks(made: Made, by: str, module: str | None) -> list[Report]:
         return roots
     if by == "category":
         return [{**root, "children": _descend(root["children"], module)} for root in roots]
+    if by == "layers":
+        return _descend(roots, merge_numbers(module))
     return _descend(roots, module) if by == "module" else roots
 
 

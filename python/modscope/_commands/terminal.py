@@ -52,8 +52,9 @@ class Screen:
         return self.paint(text, _COLOURS.get(category, _DIM))
 
     def filled(self, text: str, category: str, bright: bool) -> str:
-        """On the category's colour as the background; bright for what must be seen among others."""
-        return self.paint(text, f"{'1;' if bright else ''}7;{_COLOURS.get(category, _DIM)}")
+        """On the category's colour as the background, underlined to show where the next line begins; bright for what must be
+        seen among others."""
+        return self.paint(text, f"{'1;' if bright else ''}4;7;{_COLOURS.get(category, _DIM)}")
 
     def of_change(self, text: str, value: int) -> str:
         return self.paint(text, _RED if value > 0 else _GREEN) if value else text

@@ -6,6 +6,7 @@ const FLAME_TITLED = 28;   /* A narrower rectangle has no text. */
 
 const FLAME_INSIDE = {
   module: "modules, then the lines that made what they own, the outermost first, then the operator",
+  layers: "modules, of which those whose names differ only in numbers are one (*), then the lines that made what they own, the outermost first, then the operator",
   line: "the line that it called, then the operator, then the module that owns what was made",
 };
 const FLAME_LINES = [ /* by how many frames the deepest stack has */
@@ -17,6 +18,11 @@ const FLAME_LINES = [ /* by how many frames the deepest stack has */
 function cutEnd(text, fits) {
   for (let kept = Math.min(text.length - 1, 40); kept >= 2; kept--) if (fits(`${text.slice(0, kept)}…`)) return `${text.slice(0, kept)}…`;
   return "";
+}
+
+/* Between two rectangles a gap is left. */
+function widthOfGround({ width }) {
+  return Math.max(width - (width > 4 ? 1 : 0.3), 0.3);
 }
 
 class Flame {
@@ -46,12 +52,12 @@ class Flame {
 
   /* ---- what is shown ---- */
 
-  /* Draws the page's moment. It follows the selected module: by module it fills the width, by line only what it owns is
-   * drawn. */
+  /* Draws the page's moment. It follows the selected module: by module it fills the width, in the other orders only what
+   * it owns is drawn. */
   draw(theme) {
     const { tree, page } = this;
     if (page.module !== this.followed) this.follow(page.module);
-    const mask = this.order === "line" && page.module >= 0 ? page.capture.modules.subtreeMask(page.module) : null;
+    const mask = this.order !== "module" && page.module >= 0 ? page.capture.modules.subtreeMask(page.module) : null;
     this.theme = theme;
     this.held = tree.heldAt(page.tick, page.device, mask);
     this.render();
@@ -85,8 +91,9 @@ class Flame {
     const { tree, page } = this;
     this.zoomed = this.current = node;
     const module = node < 0 ? -1 : tree.module[node];
-    if ((node < 0 || module >= 0) && module !== page.module) {
-      if (this.order === "line") this.zoomed = this.current = -1;
+    const selects = this.order === "layers" ? node < 0 : node < 0 || module >= 0;
+    if (selects && module !== page.module) {
+      if (this.order !== "module") this.zoomed = this.current = -1;
       this.followed = module;
       page.selectModule(module);
       page.tree.reveal(module);
@@ -141,9 +148,13 @@ class Flame {
     const { theme } = this;
     const { context, width } = prepareCanvas(this.canvas);
     this.context = context;
+    this.fills = new Map(); /* rectangles to be filled with a pattern, by "alpha category": one fill of many is fast */
     context.textBaseline = "middle";
     context.textAlign = "left";
-    for (const box of this.boxes) this.paintBox(box, box.row < around);
+    for (const box of this.boxes) this.paintGround(box, box.row < around);
+    for (const [key, rectangles] of this.fills) this.fillTogether(key, rectangles);
+    for (const box of this.boxes) this.paintText(box);
+    context.globalAlpha = 1;
     const current = this.boxes.find((box) => box.node === this.current && !box.others);
     if (!current || this.box !== document.activeElement) return;
     context.strokeStyle = theme.accent;
@@ -151,37 +162,38 @@ class Flame {
     context.strokeRect(current.x + 1, current.y + 1, Math.max(Math.min(current.width, width) - 2, 1), FLAME_ROW - 1);
   }
 
-  /* A pale ground of the largest category's colour, and below the text a strip with the shares of all. */
-  paintBox(box, isAround) {
-    const { context, theme, tree } = this;
-    const { x, y, node, others } = box;
-    const width = Math.max(box.width - (box.width > 4 ? 1 : 0.3), 0.3), height = FLAME_ROW - 1;
-    const isFound = this.found && node >= 0 && !others && this.found.matches[node];
-    context.globalAlpha = this.found && !isFound ? 0.35 : isAround ? 0.6 : 1;
-    context.fillStyle = theme.panel;
-    context.fillRect(x, y + 1, width, height);
-    if (others) {
-      context.fillStyle = theme.pattern(context, theme.faintHatch);
-      context.fillRect(x, y + 1, width, height);
-    } else this.paintCategories(box, width, height);
-    context.globalAlpha = this.found && !isFound ? 0.6 : 1;
-    if (isFound) {
-      context.strokeStyle = theme.ink;
-      context.lineWidth = 1.5;
-      context.strokeRect(x + 0.75, y + 1.75, Math.max(width - 1.5, 0.5), height - 1.5);
-    }
-    if (box.width >= FLAME_TITLED) {
-      context.font = `${node >= 0 && tree.kind[node] !== "module" ? "" : "600 "}11px ${theme.font}`;
-      context.fillStyle = theme.ink;
-      context.fillText(this.titleOf(box, width - 8), x + 4, y + FLAME_ROW / 2 - 0.5);
-    }
-    context.globalAlpha = 1;
+  isFound({ node, others }) {
+    return this.found !== null && node >= 0 && !others && this.found.matches[node] === 1;
   }
 
-  paintCategories({ node, x, y }, width, height) {
+  fillLater(category, rectangle) {
+    const key = `${this.context.globalAlpha} ${category}`;
+    if (!this.fills.has(key)) this.fills.set(key, []);
+    this.fills.get(key).push(rectangle);
+  }
+
+  fillTogether(key, rectangles) {
     const { context, theme } = this;
-    const bytes = this.categoriesOf(node);
-    const whole = this.bytesOf(node) || 1, alpha = context.globalAlpha;
+    const [alpha, category] = key.split(" ").map(Number);
+    context.globalAlpha = alpha;
+    context.beginPath();
+    for (const rectangle of rectangles) context.rect(...rectangle);
+    if (category >= 0) return theme.fillCategory(context, category);
+    context.fillStyle = theme.pattern(context, theme.faintHatch);
+    context.fill();
+  }
+
+  /* A pale ground of the largest category's colour, and at the bottom a strip with the shares of all. */
+  paintGround(box, isAround) {
+    const { context, theme } = this;
+    const { x, y, node, others } = box;
+    const width = widthOfGround(box), height = FLAME_ROW - 1;
+    const alpha = this.found && !this.isFound(box) ? 0.35 : isAround ? 0.6 : 1;
+    context.globalAlpha = alpha;
+    context.fillStyle = theme.panel;
+    context.fillRect(x, y + 1, width, height);
+    if (others) return this.fillLater(-1, [x, y + 1, width, height]);
+    const bytes = this.categoriesOf(node), whole = this.bytesOf(node) || 1;
     context.globalAlpha = 0.3 * alpha;
     context.fillStyle = theme.categories[bytes.indexOf(Math.max(...bytes))];
     context.fillRect(x, y + 1, width, height);
@@ -190,9 +202,26 @@ class Flame {
     for (const c of STACKED) {
       if (!bytes[c]) continue;
       const part = (bytes[c] / whole) * width;
-      theme.fillCategory(context, c, [at, y + height - 3, part, 4]);
+      this.fillLater(c, [at, y + height - 3, part, 4]);
       at += part;
     }
+  }
+
+  paintText(box) {
+    const { context, theme, tree } = this;
+    const { x, y, node } = box;
+    const width = widthOfGround(box), isFound = this.isFound(box);
+    if (isFound) {
+      context.globalAlpha = 1;
+      context.strokeStyle = theme.ink;
+      context.lineWidth = 1.5;
+      context.strokeRect(x + 0.75, y + 1.75, Math.max(width - 1.5, 0.5), FLAME_ROW - 2.5);
+    }
+    if (box.width < FLAME_TITLED) return;
+    context.globalAlpha = this.found && !isFound ? 0.6 : 1;
+    context.font = `${node >= 0 && tree.kind[node] !== "module" ? "" : "600 "}11px ${theme.font}`;
+    context.fillStyle = theme.ink;
+    context.fillText(this.titleOf(box, width - 8), x + 4, y + FLAME_ROW / 2 - 0.5);
   }
 
   categoriesOf(node) {
@@ -222,7 +251,7 @@ class Flame {
   }
 
   isGlobal(node) {
-    return this.page.capture.modules.fqn[this.tree.module[node]] === "Global";
+    return this.tree.kind[node] === "module" && this.tree.fqn[node] === "Global";
   }
 
   nameOf(node) {
@@ -235,7 +264,7 @@ class Flame {
   get topName() {
     const { page } = this;
     const device = clean(page.capture.metadata.devices[page.device]);
-    return this.order === "line" && page.module >= 0 ? `${label(page.capture.modules.fqn[page.module])} on ${device}` : `All of ${device}`;
+    return this.order !== "module" && page.module >= 0 ? `${label(page.capture.modules.fqn[page.module])} on ${device}` : `All of ${device}`;
   }
 
   /* ---- in words ---- */

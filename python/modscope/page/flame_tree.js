@@ -1,18 +1,18 @@
 /* flame_tree.js - the tree of the flame graph: modules, frames and operators, and the bytes of each at a tick. It has the
- * orders "module" and "line" of `modscope flame`. */
-
-const FLAME_KINDS = ["module", "frame", "operator"];
+ * orders "module" and "line" of `modscope flame`, and "layers". */
 
 /* A node is a number here: its index in these arrays. A parent's index is smaller than its children's.
  *   order "module": the modules, with the same numbers as in Modules; below them the frames, outermost first, then operators
+ *   order "layers": the same, but modules whose names differ only in numbers are one: GPT.blocks.*.mlp
  *   order "line":   the frames, outermost first; below them the operators, then modules with their whole names */
 class FlameTree {
   constructor(capture, order) {
     const { modules } = capture;
-    Object.assign(this, { capture, order, name: [], kind: [], parent: [], children: [], frame: [], module: [], roots: [] });
+    Object.assign(this, { capture, order, name: [], kind: [], parent: [], children: [], frame: [], module: [], fqn: [], roots: [] });
     this.byKey = new Map();
     if (order === "module")
       modules.name.forEach((name, module) => this.addNode(modules.parent[module], "module", name, null, module));
+    this.nodeOfModule = order === "layers" ? this.mergeLayers(modules) : null;
     this.deepest = 0; /* how many frames the deepest stack has */
     const leaves = new Map();
     this.templateNode = Uint32Array.from(capture.templateStack, (stack, template) => {
@@ -24,6 +24,16 @@ class FlameTree {
     this.byKey.clear();
   }
 
+  /* For each module the node that it shares with those whose names differ in numbers only. */
+  mergeLayers(modules) {
+    const nodes = new Uint32Array(modules.name.length);
+    modules.name.forEach((name, module) => {
+      const parent = modules.parent[module] < 0 ? -1 : nodes[modules.parent[module]];
+      nodes[module] = this.below(parent, "module", /^[0-9]{1,9}$/.test(name) ? "*" : name);
+    });
+    return nodes;
+  }
+
   addNode(parent, kind, name, frame = null, module = -1) {
     const node = this.name.length;
     this.name.push(name);
@@ -31,7 +41,9 @@ class FlameTree {
     this.parent.push(parent);
     this.children.push([]);
     this.frame.push(frame);
-    this.module.push(module);
+    this.module.push(module); /* or -1 */
+    const isPart = kind === "module" && module < 0 && parent >= 0;
+    this.fqn.push(module >= 0 ? this.capture.modules.fqn[module] : isPart ? `${this.fqn[parent]}.${name}` : name);
     (parent < 0 ? this.roots : this.children[parent]).push(node);
     return node;
   }
@@ -46,12 +58,12 @@ class FlameTree {
 
   /* The node that holds what a module owns and this place made. */
   addStack(module, place) {
-    let node = this.order === "module" ? module : -1;
+    let node = this.order === "module" ? module : this.nodeOfModule ? this.nodeOfModule[module] : -1;
     this.deepest = Math.max(this.deepest, place.frames.length);
     for (const frame of place.frames.toReversed()) node = this.below(node, "frame", nameOfFrame(frame), frame);
     if (place.isLost || (node < 0 && !place.operator)) node = this.below(node, "frame", place.describe());
     if (place.operator) node = this.below(node, "operator", place.operator);
-    return this.order === "module" ? node : this.below(node, "module", this.capture.modules.fqn[module], null, module);
+    return this.order !== "line" ? node : this.below(node, "module", this.capture.modules.fqn[module], null, module);
   }
 
   /* The bytes of each node at a tick by category, with all nodes below it, and their totals. `mask` limits them to a
@@ -92,12 +104,12 @@ class FlameTree {
   }
 
   fqnOf(node) {
-    return label(this.capture.modules.fqn[this.module[node]]);
+    return label(this.fqn[node]);
   }
 
   /* What a search looks at: the name, a module's whole name, a frame's file. */
   textOf(node) {
-    const whole = this.module[node] >= 0 ? this.capture.modules.fqn[this.module[node]] : this.frame[node]?.file ?? "";
+    const whole = this.kind[node] === "module" ? this.fqn[node] : this.frame[node]?.file ?? "";
     return `${this.name[node]}\n${whole}`.toLowerCase();
   }
 

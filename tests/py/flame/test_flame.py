@@ -97,7 +97,7 @@ def picture(out: str) -> list[str]:
 # ---- figures ----
 
 
-@pytest.mark.parametrize("by", ["module", "line", "operator", "category"])
+@pytest.mark.parametrize("by", ["module", "layers", "line", "operator", "category"])
 @pytest.mark.parametrize("at", ["peak", "step:1", "time:0"])
 def test_all_bytes_of_the_moment_are_in_it_once(run, by, at):
     for stacks in (8, 1, 0):
@@ -156,10 +156,19 @@ def test_torchs_reader_of_snapshots_finds_the_same_stacks(run, folder):
     assert {stack: size for stack, size in theirs.items() if size} == ours
 
 
+def test_layers_together_are_the_sum_of_the_layers(run):
+    tree = {node["fqn"]: node["subtree"]["Total"] for node in nodes(json.loads(run("tree 8.msc --json"))["tree"])}
+    flame = {node["fqn"]: node["subtree"]["Total"] for node in nodes(json.loads(run("flame 8.msc --json --by layers"))["tree"]) if node["fqn"]}
+    assert flame["Net.layers.*.up"] == sum(tree[f"Net.layers.{i}.up"] for i in range(3))
+    assert flame["Net.layers.*"] == tree["Net.layers"] and not any("0" in fqn for fqn in flame)
+    (alone,) = json.loads(run("flame 8.msc --json --by layers --module Net.layers.1"))["tree"]
+    assert (alone["name"], alone["subtree"]["Total"]) == ("Net.layers.*", tree["Net.layers.1"])
+
+
 # ---- folded ----
 
 
-@pytest.mark.parametrize("by", ["module", "line", "operator", "category"])
+@pytest.mark.parametrize("by", ["module", "layers", "line", "operator", "category"])
 def test_folded_stacks_add_up_and_have_the_form_that_other_tools_read(run, by):
     total = json.loads(run("tree 8.msc --json"))["total"]
     lines = run(f"flame 8.msc --folded --by {by}").splitlines()
@@ -181,7 +190,7 @@ def test_a_depth_keeps_all_bytes(run):
 
 def test_a_module_alone(run):
     tree = {node["fqn"]: node["subtree"]["Total"] for node in nodes(json.loads(run("tree 8.msc --json"))["tree"])}
-    for by in ("module", "line", "operator", "category"):
+    for by in ("module", "layers", "line", "operator", "category"):
         flame = json.loads(run(f"flame 8.msc --json --module Net.layers.1 --by {by}"))
         assert flame["shown"] == tree["Net.layers.1"] and flame["below"] == "Net.layers.1"
     err = run("flame 8.msc --module Net.layer.1", status=1)
@@ -258,7 +267,7 @@ def test_it_is_as_wide_as_asked_for_and_needs_no_line_drawing(run, folder):
     assert plain.edge + plain.mark == "|*"
     coloured = Screen(80, colour=True)
     assert unicodedata.east_asian_width(coloured.mark) in "NA"
-    assert coloured.filled("x", "Parameter", False).startswith("\x1b[7;")
+    assert coloured.filled("x", "Parameter", False).startswith("\x1b[4;7;")
 
 
 def test_colour_does_not_change_the_text(run, monkeypatch):

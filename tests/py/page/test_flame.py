@@ -62,7 +62,7 @@ def click(page, name):
 @pytest.mark.parametrize("name", ["lines", "gpt", "no-lines", "cuda", "lost"])
 def test_the_stacks_are_those_of_the_command(shown, pages, name):
     shown.open(name)
-    for order in ("module", "line"):
+    for order in ("module", "layers", "line"):
         set_order(shown, order)
         for at in ("peak", "step:1"):
             report = pages.figures("flame", name, "--by", order, "--at", at, "--device", shown.state["device"])
@@ -132,6 +132,25 @@ def test_it_follows_the_selected_module(lines, pages):
     assert int(state(lines)["bytes"]) == held and boxes(lines)[0]["bytes"] == held, "only what it owns is drawn"
     lines.browser.press("Escape")
     assert lines.module == "" and int(state(lines)["bytes"]) == int(lines.state["total"])
+
+
+def test_layers_together(shown, pages):
+    shown.open("gpt")
+    set_order(shown, "layers")
+    up = box_of(shown, "GPT.blocks.*.mlp.up")
+    tree = pages.figures("tree", "gpt")["tree"]
+    blocks = next(child for root in tree for child in root["children"] if child["fqn"] == "GPT.blocks")
+    held = [part for block in blocks["children"] for part in block["children"] if part["name"] == "mlp"]
+    assert up["bytes"] == sum(part["subtree"]["Total"] for each in held for part in each["children"] if part["name"] == "up")
+    click(shown, "GPT.blocks.*.mlp")
+    assert state(shown)["root"] == "GPT.blocks.*.mlp" and shown.module == "", "it is several modules"
+    shown.browser.click_on("#flame-out")
+    assert state(shown)["root"] == "GPT.blocks.*"
+    shown.choose("GPT.blocks.1")
+    held = next(block["subtree"]["Total"] for block in blocks["children"] if block["name"] == "1")
+    assert int(state(shown)["bytes"]) == held
+    click(shown, "")
+    assert shown.module == "" and int(state(shown)["bytes"]) == int(shown.state["total"])
 
 
 def test_a_module_that_holds_nothing_at_a_moment_gives_way_to_those_around_it(lines):
