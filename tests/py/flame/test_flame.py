@@ -17,6 +17,7 @@ from helpers import INTERCEPTION
 
 import modscope
 from modscope.__main__ import main
+from modscope._lines_read import Places
 
 pytestmark = pytest.mark.skipif(not INTERCEPTION, reason="without interception there are no lines")
 
@@ -196,6 +197,34 @@ def test_a_module_alone(run):
     err = run("flame 8.msc --module Net.layer.1", status=1)
     assert "No module 'Net.layer.1' holds anything on cpu at this moment. Did you mean Net.layers.1" in err
     assert "choose one" in run("flame 8.msc --folded --json", status=2)
+
+
+def test_names_cannot_break_a_line_of_folded_stacks(run, folder):
+    names: dict[str, Any] = {}
+    exec(compile("import torch\ndef f(): return torch.zeros(500_000)\n", "<a;b\nc 7>", "exec"), names)
+    with modscope.record(folder / "odd.msc"):
+        kept = names["f"]()
+    (line,) = [line for line in run("flame odd.msc --folded").splitlines() if line.endswith(f" {4 * kept.numel()}")]
+    assert "f (<a:b\\x0ac 7>:2)" in line
+    assert "<a;b" in run("flame odd.msc")
+
+
+def test_a_place_of_a_module_has_the_bytes_of_its_blocks(folder):
+    snapshot = modscope.load(folder / "8.msc").snapshot("peak")
+    blocks: Counter[tuple[object, ...]] = Counter()
+    for block in snapshot.blocks(device="cpu"):
+        blocks[block.module, block.place, block.category] += block.bytes
+    found: Counter[tuple[object, ...]] = Counter()
+    for fqn, place, raw in snapshot.by_module_and_place("cpu"):
+        for category, held in zip(modscope.Category, raw):
+            found[fqn, place, category] += held
+    assert +found == blocks
+
+
+def test_a_forged_stack_of_a_million_frames_is_cut():
+    table = [None, None, *(("a.py", "f", i, 0, 0, 0, i) for i in range(1, 1_000_000))]
+    place = Places(table).find(len(table) - 1)
+    assert place is not None and 64 <= len(place.frames) < 100
 
 
 # ---- search ----
