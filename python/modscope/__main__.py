@@ -25,7 +25,7 @@ def _doctor() -> int:
     return 0
 
 
-COMMANDS = ("run", "predict", "fit", "batch", "plan", "summary", "tree", "blocks", "diff", "leaks", "report", "export", "calibrate", "doctor", "help")
+COMMANDS = ("run", "predict", "fit", "batch", "plan", "summary", "tree", "flame", "blocks", "diff", "leaks", "report", "export", "calibrate", "doctor", "help")
 
 
 class _Version(argparse.Action):

@@ -22,6 +22,11 @@ def is_number(part: str) -> bool:
     return part.isascii() and part.isdecimal() and len(part) < 10
 
 
+def merge_numbers(fqn: str) -> str:
+    """The name that a module shares with those whose names differ only in numbers: GPT.h.*.mlp."""
+    return _pattern(fqn, also_last=True)
+
+
 def _pattern(fqn: str, also_last: bool) -> str:
     """The name with * for each number."""
     if also_last:

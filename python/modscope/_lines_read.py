@@ -15,6 +15,7 @@ _RawFrame = tuple[str | None, str, int, int, int, int, int]
 LOST = 1  # the stack of blocks that were made when the table of stacks was full
 NOT_FOUND = "source not found"
 CHANGED = "changed since"
+_MOST_FRAMES = 65  # more than a recording keeps, with the node; a forged file could have millions
 
 
 class Frame(NamedTuple):
@@ -195,7 +196,10 @@ class Places:
         frames: list[Frame] = []
         node = aten = None
         forward: tuple[Frame, ...] = ()
-        while 0 < stack < len(self._stacks) and (raw := self._stacks[stack]) is not None:
+        for _ in range(_MOST_FRAMES):
+            raw = self._stacks[stack] if 0 < stack < len(self._stacks) else None
+            if raw is None:
+                break
             file, function, line, end_line, column, end_column, outer = raw
             if file is not None:
                 frames.append(Frame(file, function, line, end_line, column, end_column))

@@ -167,6 +167,12 @@ class Snapshot:
         number = self._names.device_number(self.main_device if device is None else device)
         return [(self._places.find(stack), sums_of(raw)) for on, stack, raw in self._raw.stacks() if on == number]
 
+    def by_module_and_place(self, device: str) -> list[tuple[str, Place | None, Raw]]:
+        """Each module, and the lines and operators that made what it holds itself on a device, with the bytes by category
+        in the order of ``CATEGORIES``. None: what has neither. The same two may occur several times."""
+        found = self._raw.module_stacks(self._names.device_number(device))
+        return [(self._names.module(path), self._places.find(stack), raw) for path, stack, raw in found]
+
     def blocks(self, limit: int | None = None, device: str | None = None) -> Iterator[Block]:
         """The blocks that are held, largest first and oldest first among equals; at most ``limit``."""
         names = self._names

@@ -30,7 +30,7 @@ MOST_EVENTS = 2_000_000
 _FEWEST_EVENTS = 200_000  # of one capture, however many there are
 _MOMENT_COLUMNS = 160
 _GROWING = 3  # owners that hold more after each step, in words
-_SCRIPTS = tuple("text dom stacks capture series modules grouping paint view labels edited plot timeline collectives treemap tree tables levers plans legend place describe input page".split())
+_SCRIPTS = tuple("text dom stacks capture series modules grouping paint view labels edited plot timeline collectives treemap flame_tree flame tree tables levers plans legend place describe input page".split())
 
 
 class Window(NamedTuple):
@@ -265,7 +265,8 @@ def page(sources: Sequence[Source], steps: tuple[int | None, int | None] | None 
 
 
 def _html(sources: Sequence[Source], parts: Sequence[_Part], with_source: bool) -> str:
-    style, script = read_page_file("page.css"), compact("\n".join(read_page_file(f"{name}.js") for name in _SCRIPTS))
+    style = read_page_file("page.css") + read_page_file("flame.css")
+    script = compact("\n".join(read_page_file(f"{name}.js") for name in _SCRIPTS))
     data = "\n".join(
         f'<script type="application/octet-stream" data-pack data-title="{html.escape(clean(part.title))}">'
         f"{_packed(part, source.capture, with_source)}</script>"

@@ -177,6 +177,18 @@ static bool append(PyObject *list, PyObject *item)
     return done;
 }
 
+/* Bytes by category of the blocks from *at on that `compare` finds equal to the first; *at moves behind them. NULL with
+ * an exception set. */
+static PyObject *sum_next(const ms_captured_block *blocks, size_t found, size_t *at,
+                          int (*compare)(const void *, const void *))
+{
+    const ms_captured_block *first = &blocks[*at];
+    ms_sums sums = {{0}};
+    for (; *at < found && compare(first, &blocks[*at]) == 0; ++*at)
+        sums.of[blocks[*at].category] += (int64_t)blocks[*at].bytes;
+    return msr_sums(&sums);
+}
+
 /* Bytes by category of the blocks that `compare` finds equal: a list of (device, owner or stack, sums). */
 static PyObject *sum_alike(snapshot *self, int (*compare)(const void *, const void *), bool by_stack)
 {
@@ -185,10 +197,7 @@ static PyObject *sum_alike(snapshot *self, int (*compare)(const void *, const vo
     PyObject *list = blocks ? PyList_New(0) : NULL;
     for (size_t i = 0; list && i < found;) {
         const ms_captured_block *first = &blocks[i];
-        ms_sums sums = {{0}};
-        for (; i < found && compare(first, &blocks[i]) == 0; i++)
-            sums.of[blocks[i].category] += (int64_t)blocks[i].bytes;
-        PyObject *bytes = msr_sums(&sums);
+        PyObject *bytes = sum_next(blocks, found, &i, compare);
         uint32_t key = by_stack ? first->stack : first->path;
         if (!bytes || !append(list, Py_BuildValue("(IIN)", first->device, key, bytes)))
             Py_CLEAR(list);
@@ -306,6 +315,30 @@ static PyObject *stacks(snapshot *self, PyObject *unused)
     return sum_alike(self, compare_stacks, true);
 }
 
+static int compare_owners_and_stacks(const void *left, const void *right)
+{
+    int order = compare_owners(left, right);
+    return order ? order : compare_stacks(left, right);
+}
+
+static PyObject *module_stacks(snapshot *self, PyObject *args)
+{
+    long device;
+    size_t found;
+    if (!PyArg_ParseTuple(args, "l:module_stacks", &device))
+        return NULL;
+    ms_captured_block *sorted = sort_blocks(self, device, compare_owners_and_stacks, &found);
+    PyObject *list = sorted ? PyList_New(0) : NULL;
+    for (size_t i = 0; list && i < found;) {
+        const ms_captured_block *first = &sorted[i];
+        PyObject *bytes = sum_next(sorted, found, &i, compare_owners_and_stacks);
+        if (!bytes || !append(list, Py_BuildValue("(IIN)", first->path, first->stack, bytes)))
+            Py_CLEAR(list);
+    }
+    PyMem_Free(sorted);
+    return list;
+}
+
 static PyObject *threads(snapshot *self, PyObject *unused)
 {
     (void)unused;
@@ -338,6 +371,9 @@ static PyMethodDef methods[] = {
      "all."},
     {"stacks", (PyCFunction)stacks, METH_NOARGS,
      "stacks($self)\n--\n\nDevice, stack and bytes by category, of each stack that made blocks which are held."},
+    {"module_stacks", (PyCFunction)module_stacks, METH_VARARGS,
+     "module_stacks($self, device, /)\n--\n\nPath, stack and bytes by category, of each two that belong together on a "
+     "device. Device -1: all."},
     {"threads", (PyCFunction)threads, METH_NOARGS, "threads($self)\n--\n\nNumber, id, phase and path of each thread."},
     {NULL, NULL, 0, NULL},
 };

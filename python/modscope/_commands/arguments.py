@@ -136,7 +136,7 @@ def add_command(add_parser: Subparsers, name: str, about: str, *examples: str) -
 
 
 def add_commands(add_parser: Subparsers) -> None:
-    for add in (_add_summary, _add_tree, _add_blocks, _add_diff, _add_leaks):
+    for add in (_add_summary, _add_tree, _add_flame, _add_blocks, _add_diff, _add_leaks):
         _add_json(add(add_parser), "the exact figures")
     for add in (_add_report, _add_export):
         _add_json(add(add_parser), "what was written")
@@ -168,6 +168,24 @@ def _add_tree(add_parser: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--no-group", action="store_true", help="show equal modules one by one")
     every = "show every module: all levels, equal ones one by one, and those with less than 1%%"
     parser.add_argument("--all", action="store_true", help=every)
+    return parser
+
+
+def _add_flame(add_parser: Subparsers) -> argparse.ArgumentParser:
+    examples = "flame run.msc --find attention", "flame run.msc --by line --folded"
+    about = "draw the memory at a moment as a flame graph, by module and stack"
+    parser = add_command(add_parser, "flame", about, *examples)
+    _add_capture(parser)
+    _add_moment(parser)
+    _add_device(parser)
+    order = "what the first rows show; default: module; layers: modules whose names differ only in numbers as one"
+    parser.add_argument("--by", choices=("module", "layers", "line", "operator", "category"), default="module", help=order)
+    parser.add_argument("--module", metavar="M", help="only this module and those in it, such as GPT.blocks.0")
+    parser.add_argument("--find", metavar="TEXT", help="mark what has this text in its name, and say how many bytes it holds")
+    parser.add_argument("--depth", type=_positive, metavar="N", help="how many rows; default: all")
+    parser.add_argument("--width", type=_positive, metavar="N", help="how many columns, 60 to 400; default: the terminal's")
+    parser.add_argument("--no-group", action="store_true", help="show equal modules one by one")
+    parser.add_argument("--folded", action="store_true", help="print each stack and its bytes on a line, as flamegraph.pl reads them")
     return parser
 
 

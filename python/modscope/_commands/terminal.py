@@ -26,6 +26,8 @@ class Screen:
         self.colour = colour
         self.drawing = drawing
         self.dots = "…" if drawing else "..."
+        self.edge = "│" if drawing else "|"
+        self.mark = "▶" if drawing else "*"
 
     @classmethod
     def of(cls, stream: TextIO) -> Screen:
@@ -48,6 +50,11 @@ class Screen:
 
     def of_category(self, text: str, category: str) -> str:
         return self.paint(text, _COLOURS.get(category, _DIM))
+
+    def filled(self, text: str, category: str, bright: bool) -> str:
+        """On the category's colour as the background, underlined to show where the next line begins; bright for what must be
+        seen among others."""
+        return self.paint(text, f"{'1;' if bright else ''}4;7;{_COLOURS.get(category, _DIM)}")
 
     def of_change(self, text: str, value: int) -> str:
         return self.paint(text, _RED if value > 0 else _GREEN) if value else text

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from modscope._branch import Branch, grow
 from modscope._categories import CATEGORIES, TOTAL, Category, Kind, Sums, category_of, parts_of
+from modscope._commands.alike import Contents, Node, make_nodes
 from modscope._commands.common import (
     Load,
     heading,
@@ -21,10 +22,9 @@ from modscope._commands.common import (
 )
 from modscope._commands.places import tree_of_lines, tree_of_operators
 from modscope._commands.terminal import Screen
-from modscope._groups import describe_numbers, group_modules, is_number
 from modscope._load import Snapshot
 from modscope._summary import Report
-from modscope._text import counted, label, natural_key, size
+from modscope._text import counted, size
 
 _SMALL = 0.01  # of the whole; modules with less share a row, unless all are asked for
 _ROWS = 40  # that fit a screen
@@ -101,19 +101,6 @@ def _kind_reports(snapshot: Snapshot, device: str, depth: int | None) -> list[Re
 # ---- as text ----
 
 
-class _Node(NamedTuple):
-    """A module, or several whose subtrees are equal and whose names are numbers. Figures are of all of them."""
-
-    name: str
-    is_module: bool
-    own: Sums
-    subtree: Sums
-    children: list[_Node]
-    modules: int
-    """How many modules this is: the equal ones, times those of the groups above."""
-    is_group: bool
-
-
 class _Row(NamedTuple):
     subtree: Sums
     own: int | None
@@ -136,49 +123,7 @@ _TYPED = _Branching("|- ", "`- ", "|  ", "   ")
 _ROOT = _Branching("", "", "", "")
 
 
-def _multiplied(sums: Sums, count: int) -> Sums:
-    return {category: count * value for category, value in sums.items()}
-
-
-class _Contents:
-    """A number for the content of each subtree: equal for subtrees that hold the same bytes under the same names."""
-
-    def __init__(self, reports: list[Report]) -> None:
-        self._numbers: dict[Hashable, int] = {}
-        self._of: dict[int, int] = {}  # by the id of the subtree's report
-        for report in reports:
-            self._number(report)
-
-    def _number(self, report: Report) -> int:
-        children = frozenset((child["name"], self._number(child)) for child in report["children"])
-        content = tuple(report["own"].values()), children
-        number = self._of[id(report)] = self._numbers.setdefault(content, len(self._numbers))
-        return number
-
-    def group_key(self, report: Report) -> Hashable:
-        return ("content", self._of[id(report)]) if is_number(report["name"]) else ("report", id(report))
-
-
-def _nodes(reports: list[Report], count: int, contents: _Contents | None) -> list[_Node]:
-    """The nodes of siblings, each ``count`` times, largest first. With ``contents``, siblings whose names are numbers
-    and whose subtrees are equal become one node."""
-    if contents:
-        groups = group_modules(reports, lambda report: str(report["name"]), contents.group_key)
-        siblings = [each.members for each in groups]
-    else:
-        siblings = [[report] for report in reports]
-    nodes = [_node_of(members, count * len(members), contents) for members in siblings]
-    return sorted(nodes, key=lambda node: (-node.subtree[TOTAL], natural_key(node.name)))
-
-
-def _node_of(members: list[Report], count: int, contents: _Contents | None) -> _Node:
-    one, is_group = members[0], len(members) > 1
-    name = describe_numbers(int(member["name"]) for member in members) if is_group else label(one["name"])
-    own, subtree = _multiplied(one["own"], count), _multiplied(one["subtree"], count)
-    return _Node(name, one["fqn"] is not None, own, subtree, _nodes(one["children"], count, contents), count, is_group)
-
-
-def _gather(nodes: list[_Node], lead: str) -> _Row:
+def _gather(nodes: list[Node], lead: str) -> _Row:
     """One row for small nodes."""
     total: Sums = {}
     for node in nodes:
@@ -187,7 +132,7 @@ def _gather(nodes: list[_Node], lead: str) -> _Row:
     return _Row(total, None, lead, f"({counted(len(nodes), 'smaller one')})")
 
 
-def _join(node: _Node) -> tuple[str, _Node]:
+def _join(node: Node) -> tuple[str, Node]:
     """The node that a row shows, and its name: a module that holds nothing itself and has one child shares its row."""
     names, is_group = [node.name], node.is_group
     while node.is_module and not node.own[TOTAL] and len(node.children) == 1:
@@ -198,7 +143,7 @@ def _join(node: _Node) -> tuple[str, _Node]:
     return ".".join(names) + each, node
 
 
-def _rows(nodes: list[_Node], least: float, depth: int, lead: str, lines: _Branching, below: _Branching) -> list[_Row]:
+def _rows(nodes: list[Node], least: float, depth: int, lead: str, lines: _Branching, below: _Branching) -> list[_Row]:
     shown = [node for node in nodes if node.subtree[TOTAL] >= least]
     small = nodes[len(shown) :]
     if len(small) == 1:
@@ -217,7 +162,7 @@ def _rows(nodes: list[_Node], least: float, depth: int, lead: str, lines: _Branc
 
 
 def _fit(
-    nodes: list[_Node], least: float, depth: int | None, most: int | None, lines: _Branching
+    nodes: list[Node], least: float, depth: int | None, most: int | None, lines: _Branching
 ) -> tuple[list[_Row], int, bool]:
     """The rows down to a depth, by default to the deepest with at most so many rows; that depth; whether there is more
     below."""
@@ -237,7 +182,7 @@ def _fit(
 def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     least = 1 if arguments.all else _SMALL * result["total"]
     lines = _DRAWN if screen.drawing else _TYPED
-    nodes = _nodes(result["tree"], 1, None if arguments.all or arguments.no_group else _Contents(result["tree"]))
+    nodes = make_nodes(result["tree"], 1, None if arguments.all or arguments.no_group else Contents(result["tree"]))
     rows, depth, more = _fit(nodes, least, arguments.depth, None if arguments.all else _ROWS, lines)
     out = heading(result, screen)
     out += _table(rows, result["total"], result["by"], screen) if rows else ["Nothing is held."]

@@ -150,6 +150,7 @@ function handlePageKey(page, event) {
     "0": () => page.showAll(false), "1": () => page.showAll(true),
     "[": () => page.goToStep(-1), "]": () => page.goToStep(1),
     p: () => page.goToPeak(), o: () => page.goToOom(), t: () => page.toggleTheme(),
+    f: () => find("flame-search").focus(),
     w: () => page.nextChange(1), W: () => page.nextChange(-1),
     c: () => page.nextGrouping(1), C: () => page.nextGrouping(-1),
     Escape: () => page.selectModule(-1),
@@ -165,7 +166,8 @@ function handleKeys(page) {
     const focused = document.activeElement;
     if (focused?.matches("input:not([type=radio]), select, textarea")) return;
     const inTree = find("rows").contains(focused), inTimeline = focused === document.body || focused === find("timeline");
-    const isHandled = (inTree && page.tree.handleKey(event)) || (inTimeline && handleTimelineKey(page, event)) || handlePageKey(page, event);
+    const inFlame = focused === find("flame-box");
+    const isHandled = (inFlame && page.flame.handleKey(event)) || (inTree && page.tree.handleKey(event)) || (inTimeline && handleTimelineKey(page, event)) || handlePageKey(page, event);
     if (isHandled) event.preventDefault();
   });
   const search = find("search");

@@ -30,6 +30,9 @@
  *   document.body.dataset     change: the chosen one's key
  *   #collectives              data-count, data-drawn (in the range that is shown), data-kinds
  *   #treemap                  data-boxes: how many boxes are drawn
+ *   #flame-box                data-boxes, data-order, data-bytes (of what fills the width), data-root (its path, or ""),
+ *                             data-current (that the keys have reached), data-found (bytes that match, or "")
+ *   flame                     tree, held, boxes: what is drawn of it
  * The address: #capture=0&device=cpu&moment=123&module=GPT.h.0&by=line&group=operator:torch.relu&change=fit-0 */
 
 const BLOCKS_SHOWN = 20;
@@ -53,6 +56,7 @@ class Page {
     this.timeline = new Timeline(find("timeline-base"), find("timeline-over"));
     this.collectives = new CollectiveLane(find("collectives"));
     this.treemap = new Treemap(find("treemap"));
+    this.flame = new Flame(find("flame-box"), this);
     this.change = null; /* the chosen one of listChanges, or null */
     this.plans = new PlanPlot(find("plan-plot"), (index) => this.setChange(findChange(this.capture.metadata, `plan-${index}`)));
     this.tree = new Tree(find("rows"), (module) => this.selectModule(module));
@@ -304,6 +308,7 @@ class Page {
     this.treemap.draw(this.theme, capture.modules, this.held, this.root, module, grouping, parts);
     find("treemap").dataset.boxes = this.treemap.boxes.length;
     describeTreemapRoot(this);
+    this.flame.draw(this.theme);
     this.showBlocks();
     this.writeAddress();
   }
@@ -377,6 +382,7 @@ class Page {
     handleScrollBar(this);
     handleCollectives(this);
     handleTreemap(this);
+    handleFlame(this);
     handleKeys(this);
     this.listenButtons();
     find("rows").addEventListener("click", (event) => this.tree.handleClick(event));

@@ -34,4 +34,4 @@ def columns_of(line: str) -> int:
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in line)
 
 
-COMMANDS = ["summary {}", "tree {}", "tree {} --by category --all --depth 9", "blocks {}", "leaks {}", "diff {} train.msc"]
+COMMANDS = ["summary {}", "tree {}", "flame {}", "tree {} --by category --all --depth 9", "blocks {}", "leaks {}", "diff {} train.msc"]

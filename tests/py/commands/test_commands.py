@@ -52,7 +52,7 @@ def keys_of(value: object) -> set[str]:
     return {*value, *keys_of(below)}
 
 
-@pytest.mark.parametrize("line", ["summary oom.msc", "tree train.msc", "blocks train.msc", "diff train.msc leaky.msc", "leaks leaky.msc"])
+@pytest.mark.parametrize("line", ["summary oom.msc", "tree train.msc", "flame train.msc", "blocks train.msc", "diff train.msc leaky.msc", "leaks leaky.msc"])
 def test_the_docs_list_the_keys(figures, line):
     docs = (pathlib.Path(__file__).parents[3] / "docs" / "reading.md").read_text(encoding="utf-8")
     table = docs[docs.index("## JSON") :]
@@ -62,7 +62,7 @@ def test_the_docs_list_the_keys(figures, line):
     assert keys_of(figures(line)) <= {*everywhere, *re.findall(r"`(\w+)`", row), *re.findall(r"`(\w+)`", tree)}
 
 
-@pytest.mark.parametrize("command", ["summary", "tree", "blocks", "leaks"])
+@pytest.mark.parametrize("command", ["summary", "tree", "flame", "blocks", "leaks"])
 def test_figures_say_at_least_when_something_was_lost(text, figures, command):
     out = text(f"{command} lossy.msc")
     assert "at least" in out and "12 events" in out
@@ -71,7 +71,7 @@ def test_figures_say_at_least_when_something_was_lost(text, figures, command):
 
 
 def test_what_is_damaged_says_so(text):
-    for command in ("summary", "tree", "blocks"):
+    for command in ("summary", "tree", "flame", "blocks"):
         out = text(f"{command} damaged.msc")
         assert "at least" in out and "of the file cannot be read" in out
     assert "at least" not in text("summary cut.msc")

@@ -17,12 +17,12 @@ OUTPUT = 300 * MB
 CPU_SECONDS = 120  # ends a command that would never end
 
 TRIED = {
-    "deep_names": ["summary", "tree", "tree --json", "diff", "report", "export --format csv --at peak"],
-    "branching_names": ["tree", "tree --json"],
+    "deep_names": ["summary", "tree", "tree --json", "flame", "flame --json", "diff", "report", "export --format csv --at peak"],
+    "branching_names": ["tree", "tree --json", "flame"],
     "numbered_names": ["tree", "blocks"],
-    "many_names": ["tree", "report"],
+    "many_names": ["tree", "flame", "report"],
     "long_chain": ["export --format torch-snapshot", "export --format perfetto"],
-    "long_names": ["tree", "summary", "export --format json"],
+    "long_names": ["tree", "flame", "summary", "export --format json"],
     "long_name_positions": ["export --format csv", "report"],
     "jumping_thread": ["export --format perfetto"],
     "changing_phases": ["export --format perfetto"],

@@ -82,7 +82,7 @@ def test_an_option_without_a_command(modscope):
 # ---- help ----
 
 
-WORDS = ["run", "predict", "fit", "batch", "plan", "summary", "tree", "blocks", "diff", "leaks", "report", "export", "calibrate", "doctor", "help"]
+WORDS = ["run", "predict", "fit", "batch", "plan", "summary", "tree", "flame", "blocks", "diff", "leaks", "report", "export", "calibrate", "doctor", "help"]
 
 
 def test_the_version(modscope):

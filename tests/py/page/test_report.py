@@ -402,4 +402,4 @@ def test_events_cost_a_page_few_bytes():
 def test_all_files_of_the_page_are_installed_and_used():
     files = {file.name for file in (resources.files("modscope") / "page").iterdir()}
     scripts = {*_report._SCRIPTS, *_ranks_page._SCRIPTS}
-    assert files == {"page.html", "page.css", "ranks.html", "ranks.css", *(f"{name}.js" for name in scripts)}
+    assert files == {"page.html", "page.css", "flame.css", "ranks.html", "ranks.css", *(f"{name}.js" for name in scripts)}

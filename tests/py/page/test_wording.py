@@ -6,7 +6,7 @@ import pytest
 
 from modscope._text import size
 
-HEADINGS = ["Memory over time", "Modules", "Treemap", "Largest blocks", "Blocks that survive several steps"]
+HEADINGS = ["Memory over time", "Modules", "Treemap", "Flame graph", "Largest blocks", "Blocks that survive several steps"]
 
 
 def test_headings_say_what_is_below_them(shown):

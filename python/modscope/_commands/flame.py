@@ -1,0 +1,123 @@
+"""``modscope flame``: the bytes at a moment by module and by the stack that made them, as a flame graph."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+
+from modscope._categories import TOTAL
+from modscope._commands.alike import Contents, make_nodes
+from modscope._commands.common import Load, heading, moment_report, moment_words, next_command, notes, others
+from modscope._commands.flame_draw import draw
+from modscope._commands.flame_tree import Made, cut_below, is_below, mark_matches, tree_of_stacks
+from modscope._commands.terminal import Screen
+from modscope._load import CaptureError
+from modscope._summary import Report
+from modscope._text import clean, counted, label, percent, size
+
+
+def report(arguments: Namespace, load: Load) -> Report:
+    if arguments.folded and arguments.json:
+        arguments.error("--folded and --json are two formats: choose one")
+    result, snapshot = moment_report(arguments.file, load, arguments)
+    made = snapshot.by_module_and_place(result["device"])
+    if arguments.module is not None:
+        made = _made_below(made, arguments.module, result)
+    tree = tree_of_stacks(made, arguments.by, arguments.module)
+    result["by"], result["below"] = arguments.by, arguments.module
+    result["shown"] = sum(root["subtree"][TOTAL] for root in tree)
+    result["frames"] = max((len(place.frames) for _, place, _ in made if place), default=0)
+    if arguments.find is not None:
+        count, matching = mark_matches(tree, arguments.find)
+        result["find"] = {"text": arguments.find, "count": count, "bytes": matching}
+    if arguments.depth and (arguments.json or arguments.folded):
+        cut_below(tree, arguments.depth)
+    result["tree"] = tree
+    return result
+
+
+def _made_below(made: Made, module: str, result: Report) -> Made:
+    found = [row for row in made if is_below(row[0], module)]
+    if found:
+        return found
+    import difflib
+
+    names = {".".join(parts[:count]) for fqn, _, _ in made for parts in [fqn.split(".")[:64]] for count in range(1, len(parts) + 1)}
+    similar = difflib.get_close_matches(module, sorted(names), 3, 0.5)
+    hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
+    raise CaptureError(f"No module {module!r} holds anything on {result['device']} at this moment.{hint}")
+
+
+# ---- as text ----
+
+
+def folded(tree: list[Report], above: tuple[str, ...] = ()) -> Iterator[str]:
+    """A line for each stack: its names, with semicolons between them, and its bytes. flamegraph.pl and others read it."""
+    for node in tree:
+        stack = *above, clean(label(node["name"])).replace(";", ":")
+        if node["own"][TOTAL]:
+            yield f"{';'.join(stack)} {node['own'][TOTAL]}"
+        yield from folded(node["children"], stack)
+
+
+_INSIDE = {
+    "module": "Below a module are the modules in it, then the lines that made what it owns, the outermost first, then the operator.",
+    "layers": "Below a module are the modules in it, those whose names differ only in numbers as one (*), then the lines that made what they own, the outermost first, then the operator.",
+    "line": "Below a line is the line that it called, then the operator, then the module that owns what was made.",
+    "operator": "Below an operator are the lines that called it, then the module that owns what was made.",
+    "category": "Below a category are its modules, then the lines that made what they own, the outermost first, then the operator.",
+}
+
+
+def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
+    tree = result["tree"]
+    if arguments.folded:
+        return list(folded(tree))
+    if arguments.width:
+        screen = Screen(arguments.width, screen.colour, screen.drawing)
+    out = heading(result, screen)
+    if not result["shown"]:
+        return [*out, "Nothing is held."]
+    nodes = make_nodes(tree, 1, None if arguments.no_group else Contents(tree))
+    out += draw(nodes, _title(result), result["shown"], arguments.depth, screen)
+    out += ["", *screen.wrap(f"{_INSIDE[result['by']]} {_LINES.get(result['frames'], '')}".strip())]
+    out += _matches(result, screen) + others(result, screen) + notes(result, screen)
+    words = moment_words(result, arguments)
+    options = [] if result["by"] == "module" else ["--by", result["by"]]
+    closer = _closer(tree)
+    if closer is not None:
+        return out + next_command("Closer", "flame", *words, *options, "--module", closer)
+    return out + next_command("The blocks", "blocks", *words)
+
+
+_LINES = {
+    0: "No lines were recorded: modscope run --stacks 8 records them.",
+    1: "Only the innermost line was recorded: modscope run --stacks 8 records those around it too.",
+}
+
+
+def _title(result: Report) -> str:
+    return str(result["device"] if result["below"] is None else result["below"])
+
+
+def _matches(result: Report, screen: Screen) -> list[str]:
+    find = result.get("find")
+    if find is None:
+        return []
+    share = f"{size(find['bytes'])} ({percent(find['bytes'], result['shown'])})" if find["count"] else "nothing"
+    marked = f", marked with {screen.mark}" if find["count"] else ""
+    return ["", *screen.wrap(f"{find['text']!r} matches {share}, in {counted(find['count'], 'place')}{marked}.")]
+
+
+def _closer(tree: list[Report]) -> str | None:
+    """The largest module that does not hold most of what is shown, where a picture of its own shows more."""
+    shown = sum(node["subtree"][TOTAL] for node in tree)
+    level = tree
+    while level:
+        largest = max(level, key=lambda node: int(node["subtree"][TOTAL]))
+        if largest["subtree"][TOTAL] <= 0.6 * shown:
+            modules = [node for node in level if node["what"] == "module" and node["children"]]
+            is_one = modules and modules[0]["fqn"] != "Global" and "*" not in modules[0]["fqn"]
+            return str(modules[0]["fqn"]) if is_one else None
+        level = largest["children"]
+    return None
