@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from modscope._fsdp_mem_tracker import FSDPMemTracker
     from modscope._load import Block, Capture, CaptureError, Event, Phase, Snapshot, Step, load
     from modscope._mem_tracker import MemTracker
+    from modscope._memory_tracker import MemoryTracker
     from modscope._peak import Peak
     from modscope._plan_file import Plan, PlanError
     from modscope._predict_gpu import virtual_gpu
@@ -42,6 +43,7 @@ __all__ = [
     "Gpu",
     "Kind",
     "MemTracker",
+    "MemoryTracker",
     "ModTracker",
     "ModuleStats",
     "ModuleTracker",
@@ -71,6 +73,7 @@ _NAMES = {
     "_fsdp_mem_tracker": ("FSDPMemTracker",),
     "_load": ("Block", "Capture", "CaptureError", "Event", "Phase", "Snapshot", "Step", "load"),
     "_mem_tracker": ("MemTracker",),
+    "_memory_tracker": ("MemoryTracker",),
     "_peak": ("Peak",),
     "_plan_file": ("Plan", "PlanError"),
     "_predict_gpu": ("virtual_gpu",),
