@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _get_current_dispatch_mode_stack
 
 from modscope import _memory_stats_file, _memory_traces, _native
 from modscope._devices import number_device
@@ -82,9 +82,10 @@ class _Monitoring(_native.Context):
         self._tracker.__enter__()
         self._tracker_entered = True
         self.allocated_at_start = self.log.figures()[0]
+        _pop_unused_modes()
         self._mode = _OperatorMode(self.log)
         self._mode.__enter__()
-        _modes.append(self)
+        _active.append(self)
         self.log.recording = True
 
     def _end(self, *exception: object) -> None:
@@ -93,11 +94,11 @@ class _Monitoring(_native.Context):
     def _leave(self) -> None:
         """Undo everything that entering did. May be called again."""
         self.log.recording = False
+        if self in _active:
+            _active.remove(self)
         if self._mode is not None:
-            _leave_mode(self._mode)
+            _remove_mode(self._mode)
             self._mode = None
-        if self in _modes:
-            _modes.remove(self)
         if self._tracker_entered:
             self._tracker_entered = False
             self._tracker.__exit__()
@@ -108,27 +109,35 @@ class _Monitoring(_native.Context):
             self._memory_entered = False
             self._memory.__exit__()
 
-    def take_mode(self, mode: _OperatorMode) -> None:
-        self._mode = mode
-        mode.use(self.log)
-
     def has_mode(self, mode: object) -> bool:
         return self._mode is mode
 
+    def use_mode(self, mode: _OperatorMode) -> None:
+        self._mode = mode
+        mode.use(self.log)
 
-_modes: list[_Monitoring] = []
+
+_active: list[_Monitoring] = []
 
 
-def _leave_mode(mode: _OperatorMode) -> None:
-    """Remove a mode of this class from this thread's stack: the top one, whose log gets the mode that stays. Under
-    another class's mode, or in another thread, a mode cannot be removed: it stays, and its log records nothing."""
-    top = _get_current_dispatch_mode()
-    if threading.get_ident() != mode.thread or not isinstance(top, _OperatorMode):
-        return
-    top.__exit__(None, None, None)
-    for other in _modes if top is not mode else ():
-        if other.has_mode(top):
-            other.take_mode(mode)
+def _user_of(mode: object) -> _Monitoring | None:
+    return next((monitoring for monitoring in _active if monitoring.has_mode(mode)), None)
+
+
+def _pop_unused_modes() -> None:
+    while isinstance(top := _get_current_dispatch_mode(), _OperatorMode) and _user_of(top) is None:
+        top.__exit__(None, None, None)
+
+
+def _remove_mode(mode: _OperatorMode) -> None:
+    """Remove a mode that is not used any more from this thread's stack. If the top is another mode of this class, that one
+    is removed, and who used it uses this one. Under another class's mode, or in another thread, a mode cannot be removed:
+    it stays, does nothing, and is removed when monitoring begins or ends next time."""
+    if threading.get_ident() == mode.thread and any(mode is other for other in _get_current_dispatch_mode_stack()):
+        user = _user_of(_get_current_dispatch_mode())
+        if user is not None:
+            user.use_mode(mode)
+    _pop_unused_modes()
 
 
 # ---- what is measured ----

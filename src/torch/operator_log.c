@@ -68,10 +68,22 @@ static int add_place(mst_operator_log *self, ms_path path, ms_phase phase)
     return error;
 }
 
+/* While memory is tracked, a gradient is accumulated at the path that its parameter's owner was expected to have before
+ * it was called, which is no path of a call if it was called elsewhere. The path of its calls is wanted. */
+static ms_path find_called_path(ms_path path)
+{
+    if (path <= MS_UNKNOWN || !mst.registry || mst_module_at(path))
+        return path;
+    ms_path called = mst_path_of_running_node();
+    return called > MS_UNKNOWN && mst_module_at(called) ? called : path;
+}
+
 /* The phase that trackers show: where optimizer steps are not intercepted, the frames tell whether one runs. */
 static ms_path find_position(ms_phase *phase)
 {
     ms_path path = mst_position_innermost(phase);
+    if (*phase == MS_BACKWARD)
+        return find_called_path(path);
     if (*phase == MS_OPTIMIZER && mst_steps_intercepted())
         return path;
     if (*phase == MS_IDLE || *phase == MS_OPTIMIZER)
@@ -143,7 +155,7 @@ static int64_t current_of(PyObject *stats, const char *name)
     PyObject *all = PyDict_Check(stats) ? PyDict_GetItemString(stats, name) : NULL;
     PyObject *parts = all && PyDict_Check(all) ? PyDict_GetItemString(all, "all") : NULL;
     PyObject *current = parts && PyDict_Check(parts) ? PyDict_GetItemString(parts, "current") : NULL;
-    int64_t value = current ? PyLong_AsLongLong(current) : 0;
+    int64_t value = current && PyLong_Check(current) ? PyLong_AsLongLong(current) : 0;
     PyErr_Clear();
     return value;
 }
