@@ -148,21 +148,20 @@ def _name_inside(root: torch.nn.Module) -> Callable[[torch.nn.Module | None, str
     names = {id(module): (weakref.ref(module), name) for name, module in root.named_modules()}
     held = weakref.ref(root)
 
-    def name_in(module: torch.nn.Module | None, fqn: str) -> str:
-        ref, name = names.get(id(module), (None, ""))
-        if module is not None and ref is not None and ref() is module:
-            return name
+    def search(module: torch.nn.Module | None) -> str | None:
         now = held()
-        later = now.named_modules() if now is not None and module is not None else ()  # it may have been added since
-        return next((name for name, other in later if other is module), fqn)
+        return None if now is None else next((name for name, other in now.named_modules() if other is module), None)
+
+    def name_in(module: torch.nn.Module | None, fqn: str) -> str:
+        ref, name = names.get(id(module), (lambda: None, ""))
+        found = name if module is not None and ref() is module else search(module)  # it may have been added since
+        return fqn if found is None else found
 
     return name_in
 
 
 def _with_index(device: torch.device) -> torch.device:
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
+    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
 
 
 def _device_of(root: torch.nn.Module) -> torch.device:

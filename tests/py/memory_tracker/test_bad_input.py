@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from helpers import make
 from memory_tracker_helpers import Net, monitored, names
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from modscope import MemoryTracker, _native
+from modscope import MemoryTracker, ModTracker, _native
 
 
 @pytest.mark.parametrize("root", [None, 3, "net", torch.zeros(2), torch.nn.Linear])
@@ -90,12 +91,11 @@ def test_a_name_that_cannot_be_found_is_counted_as_lost():
     def fail(module, fqn):
         raise ValueError("no name")
 
-    net = torch.nn.ReLU()
     log = log_of(name_in=fail)
     log.recording = True
-    with monitored(net):
-        net.register_forward_hook(lambda *_: log.run(None, torch.ops.aten.ones.default, (), ((1,),), {}))
-        net(torch.ones(1))
+    net = make("Root", lambda m: log.run(None, torch.ops.aten.ones.default, (), ((1,),), {}))
+    with ModTracker():
+        net()
         log.run(None, torch.ops.aten.ones.default, (), ((1,),), {})
     assert (log.count, log.lost) == (1, 1)
 
