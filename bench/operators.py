@@ -2,7 +2,8 @@
 
     python bench/operators.py [--device cpu] [--rounds 60] [--blocks 100]
 
-The variants take turns, as in trackers.py. `an empty mode` is a TorchDispatchMode in Python that only calls the operator:
+First one operator on a tiny tensor outside autograd, in microseconds: the least of all rounds, which other work of the
+machine does not change. Then steps of a stack of small modules; the variants take turns, as in trackers.py. `an empty mode` is a TorchDispatchMode in Python that only calls the operator:
 what any tool costs that sees operators in Python. PyTorch's MemoryTracker needs an accelerator. On the CPU it gets one
 whose memory functions return constants at once, so its own cost there is a lower bound.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import time
 import types
 from typing import Any
 
@@ -52,6 +54,22 @@ def torch_tracker(device: str) -> Any:
     return tracker
 
 
+def time_operator(variants: dict[str, Any], device: str, rounds: int) -> dict[str, float]:
+    """The least microseconds of one operator."""
+    x, repeats = torch.ones(4, 16, device=device), 200
+    found = dict.fromkeys(variants, float("inf"))
+    with torch.no_grad():
+        for _ in range(rounds):
+            for name, variant in variants.items():
+                with variant:
+                    x.relu()
+                    begin = time.perf_counter()
+                    for _ in range(repeats):
+                        x.relu()
+                    found[name] = min(found[name], (time.perf_counter() - begin) / repeats * 1e6)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
@@ -75,6 +93,8 @@ def main() -> None:
         "modscope MemoryTracker": Monitored(modscope.MemoryTracker(), model),
         "torch MemoryTracker": Monitored(torch_tracker(options.device), model),
     }
+    for name, microseconds in time_operator(variants, options.device, options.rounds).items():
+        print(f"one operator, {name:24} {microseconds:6.2f} us")
     times = take_turns(variants, step, rounds=options.rounds, clear=model.zero_grad, wait=waiter(options.device))
     found = {name: lower_quartile(taken[5:]) for name, taken in times.items()}
     print(f"stack of {options.blocks} on {options.device}: {operators} operators, untracked {found['untracked'] * 1e3:.2f} ms")

@@ -1,9 +1,9 @@
 """Which ``nn.Module`` is running, and which one owns each byte of memory.
 
-    from modscope import MemTracker, ModTracker, ModuleTracker
+    from modscope import MemTracker, MemoryTracker, ModTracker, ModuleTracker
 
-replaces ``torch.distributed._tools.mem_tracker``, ``torch.distributed._tools.mod_tracker`` and
-``torch.utils.module_tracker``. ``record`` writes what happens to a program's memory to a file, a capture; ``load``
+replaces ``torch.distributed._tools.mem_tracker``, ``torch.distributed._tools.memory_tracker``,
+``torch.distributed._tools.mod_tracker`` and ``torch.utils.module_tracker``. ``record`` writes what happens to a program's memory to a file, a capture; ``load``
 reads it. ``virtual_gpu`` runs a part of a program on a GPU that is not there, to see how much memory it would need.
 
 Each name is imported when it is first used, so reading a capture needs no torch.

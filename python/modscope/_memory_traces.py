@@ -33,11 +33,11 @@ def draw(stats: Stats) -> None:
     pictures = [traces, *([trace] for trace in traces)]
     try:
         import matplotlib.pyplot as plt
-    except ImportError:
-        _write_svg(pictures, stats.markers, "matplotlib is not installed")
-        return
-    for picture in pictures:
-        _plot(plt, picture, stats.markers)
+
+        for picture in pictures:
+            _plot(plt, picture, stats.markers)
+    except ImportError as error:  # of matplotlib, or of its backend where there is no display
+        _write_svg(pictures, stats.markers, f"matplotlib cannot be used ({error})")
 
 
 def _bounds(traces: list[Trace]) -> tuple[float, float]:

@@ -304,7 +304,7 @@ class MemoryTracker:
 
     @property
     def _cur_module_name(self) -> str:
-        return self._log.place() if self._log is not None and self._monitoring is not None else ""
+        return self._log.position() if self._log is not None and self._monitoring is not None else ""
 
     # ---- files ----
 

@@ -4,11 +4,11 @@
  * program, and autograd's threads while they work for it. A record is a row of numbers; names are made
  * when figures are read.
  *
- *     records   [ place name nth allocated active reserved | ... ]      count <= room
- *     places    [ "", "layers.0.forward", "layers.0.backward", "optimizer", ... ]
+ *     records   [ position name nth allocated active reserved | ... ]      count <= room
+ *     positions [ "", "layers.0.forward", "layers.0.backward", "optimizer", ... ]
  *     names     [ "addmm.default", "t.default", ... ]     counts [ how many of each ]
  *
- * The name of a record is "PLACE.NAME_NTH", as in torch's MemoryTracker. */
+ * The name of a record is "POSITION.NAME_NTH", as in torch's MemoryTracker. */
 #include "torch/operator_log.h"
 
 #include "torch/api.h"
@@ -21,7 +21,7 @@
 
 static const char *const figure_names[MST_FIGURE_COUNT] = {"allocated_bytes", "active_bytes", "reserved_bytes"};
 
-/* ---- the place of an operator: a module and a phase ---- */
+/* ---- the position of an operator: a module and a phase ---- */
 
 /* Calls are "forward" in every phase that runs a module's forward, as in torch's MemoryTracker. */
 static const char *word_of_phase(ms_phase phase)
@@ -40,7 +40,7 @@ static const char *word_of_phase(ms_phase phase)
     }
 }
 
-static PyObject *name_place(mst_operator_log *self, ms_path path, ms_phase phase)
+static PyObject *name_position(mst_operator_log *self, ms_path path, ms_phase phase)
 {
     const char *word = word_of_phase(phase);
     if (path == MS_GLOBAL || phase == MS_IDLE || phase == MS_OPTIMIZER)
@@ -50,20 +50,21 @@ static PyObject *name_place(mst_operator_log *self, ms_path path, ms_phase phase
     PyObject *fqn = mst_path_fqn(path);
     PyObject *name = fqn ? PyObject_CallFunctionObjArgs(self->name_in, module, fqn, NULL) : NULL;
     Py_DECREF(module);
-    PyObject *place = name ? PyUnicode_FromFormat("%S.%s", name, word) : NULL;
+    PyObject *position = name ? PyUnicode_FromFormat("%S.%s", name, word) : NULL;
     Py_XDECREF(name);
-    return place;
+    return position;
 }
 
 /* -1 with an error set. */
-static int add_place(mst_operator_log *self, ms_path path, ms_phase phase)
+static int add_position(mst_operator_log *self, ms_path path, ms_phase phase)
 {
     PyObject *callback = mst_dynamo_disable();
-    PyObject *place = name_place(self, path, phase);
+    PyObject *position = name_position(self, path, phase);
     mst_dynamo_restore(callback);
-    int error = place ? PyList_Append(self->places, place) : -1;
-    Py_XDECREF(place);
-    if (!error && !mst_map_set(&self->by_place, (uint64_t)path + 1, phase, (uint64_t)PyList_GET_SIZE(self->places) - 1))
+    int error = position ? PyList_Append(self->positions, position) : -1;
+    Py_XDECREF(position);
+    if (!error &&
+        !mst_map_set(&self->by_position, (uint64_t)path + 1, phase, (uint64_t)PyList_GET_SIZE(self->positions) - 1))
         return PyErr_NoMemory(), -1;
     return error;
 }
@@ -79,7 +80,7 @@ static ms_path find_called_path(ms_path path)
 }
 
 /* The phase that trackers show: where optimizer steps are not intercepted, the frames tell whether one runs. */
-static ms_path find_position(ms_phase *phase)
+static ms_path position_of_operator(ms_phase *phase)
 {
     ms_path path = mst_position_innermost(phase);
     if (*phase == MS_BACKWARD)
@@ -91,16 +92,16 @@ static ms_path find_position(ms_phase *phase)
     return path;
 }
 
-Py_ssize_t mst_operator_place(mst_operator_log *self)
+Py_ssize_t mst_operator_position(mst_operator_log *self)
 {
     ms_phase phase;
-    ms_path path = find_position(&phase);
-    const uint64_t *found = mst_map_get(&self->by_place, (uint64_t)path + 1, phase);
+    ms_path path = position_of_operator(&phase);
+    const uint64_t *found = mst_map_get(&self->by_position, (uint64_t)path + 1, phase);
     if (LIKELY(found != NULL))
         return (Py_ssize_t)*found;
-    if (add_place(self, path, phase) != 0)
+    if (add_position(self, path, phase) != 0)
         return -1;
-    found = mst_map_get(&self->by_place, (uint64_t)path + 1, phase);
+    found = mst_map_get(&self->by_position, (uint64_t)path + 1, phase);
     return found ? (Py_ssize_t)*found : -1;
 }
 
@@ -210,15 +211,15 @@ static bool reserve_record(mst_operator_log *self)
 static void record_operator(mst_operator_log *self, PyObject *op)
 {
     int64_t figures[MST_FIGURE_COUNT];
-    Py_ssize_t place = mst_operator_place(self);
-    Py_ssize_t name = place >= 0 ? find_operator(self, op) : -1;
+    Py_ssize_t position = mst_operator_position(self);
+    Py_ssize_t name = position >= 0 ? find_operator(self, op) : -1;
     if (name < 0 || mst_operator_figures(self, figures) != 0 || !reserve_record(self)) {
         mst_clear_error();
         self->lost++;
         return;
     }
     struct mst_operator_record *record = &self->records[self->count++];
-    *record = (struct mst_operator_record){(uint32_t)place, (uint32_t)name, self->counts[name]++, {0}};
+    *record = (struct mst_operator_record){(uint32_t)position, (uint32_t)name, self->counts[name]++, {0}};
     memcpy(record->figures, figures, sizeof figures);
 }
 

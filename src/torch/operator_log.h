@@ -8,9 +8,9 @@
 enum mst_figure { MST_ALLOCATED, MST_ACTIVE, MST_RESERVED, MST_FIGURE_COUNT };
 
 struct mst_operator_record {
-    uint32_t place; /* index into places */
-    uint32_t name;  /* index into names */
-    uint32_t nth;   /* how many operators with this name ran before it */
+    uint32_t position; /* index into positions */
+    uint32_t name;     /* index into names */
+    uint32_t nth;      /* how many operators with this name ran before it */
     int64_t figures[MST_FIGURE_COUNT];
 };
 
@@ -21,12 +21,12 @@ typedef struct mst_operator_log {
     PyObject *stats;     /* (device) -> the allocator's statistics, nested dicts; None: the ledger is read */
     PyObject *device;    /* the argument of `stats`; the ledger's number if that is None */
     PyObject *ignored;   /* the operator that is not recorded */
-    PyObject *places;    /* a list of str */
+    PyObject *positions; /* a list of str */
     PyObject *names;     /* a list of str */
     PyObject *operators; /* a list: keeps the operators alive whose addresses are keys of by_operator */
     PyObject *markers;   /* a dict: str -> the number of records at that moment */
     uint32_t ledger_device;
-    struct mst_map by_place;    /* (path + 1, phase) -> index into places */
+    struct mst_map by_position; /* (path + 1, phase) -> index into positions */
     struct mst_map by_operator; /* an operator's address -> index into names */
     uint32_t *counts;           /* by index into names */
     size_t counts_room;
@@ -40,8 +40,8 @@ typedef struct mst_operator_log {
 PyObject *mst_operator_run(mst_operator_log *log, PyObject *op, PyObject *args, PyObject *named);
 /* The root module's forward begins or ends: note under `marker` how many records there are. A recompute is ignored. */
 void mst_operator_mark(mst_operator_log *log, PyObject *module, const char *marker);
-/* Index into places, of where this thread is; -1 with an error set. */
-Py_ssize_t mst_operator_place(mst_operator_log *log);
+/* Index into positions, of where this thread is; -1 with an error set. */
+Py_ssize_t mst_operator_position(mst_operator_log *log);
 /* How much memory is in use now, in bytes. -1 with an error set. */
 int mst_operator_figures(mst_operator_log *log, int64_t *figures);
 

@@ -39,7 +39,7 @@ static int add_row(const mst_operator_log *self, size_t at, PyObject *const *dic
 {
     struct mst_operator_record record = self->records[at];
     PyObject *index = PyLong_FromSize_t(at);
-    PyObject *name = PyUnicode_FromFormat("%U.%U_%u", PyList_GET_ITEM(self->places, record.place),
+    PyObject *name = PyUnicode_FromFormat("%U.%U_%u", PyList_GET_ITEM(self->positions, record.position),
                                           PyList_GET_ITEM(self->names, record.name), record.nth);
     int error = index && name ? 0 : -1;
     for (int i = 0; !error && i < MST_FIGURE_COUNT; i++) {
@@ -89,11 +89,11 @@ static PyObject *log_figures(mst_operator_log *self, PyObject *unused)
                          (double)figures[MST_ACTIVE] / BYTES_PER_MIB, (double)figures[MST_RESERVED] / BYTES_PER_MIB);
 }
 
-static PyObject *log_place(mst_operator_log *self, PyObject *unused)
+static PyObject *log_position(mst_operator_log *self, PyObject *unused)
 {
     (void)unused;
-    Py_ssize_t place = mst_operator_place(self);
-    return place >= 0 ? Py_NewRef(PyList_GET_ITEM(self->places, place)) : NULL;
+    Py_ssize_t position = mst_operator_position(self);
+    return position >= 0 ? Py_NewRef(PyList_GET_ITEM(self->positions, position)) : NULL;
 }
 
 static PyObject *get_count(mst_operator_log *self, void *unused)
@@ -147,11 +147,11 @@ static PyObject *log_new(PyTypeObject *type, PyObject *args, PyObject *named)
     self->stats = Py_NewRef(stats);
     self->device = Py_NewRef(device);
     self->ignored = Py_NewRef(ignored);
-    self->places = PyList_New(0);
+    self->positions = PyList_New(0);
     self->names = PyList_New(0);
     self->operators = PyList_New(0);
     self->markers = PyDict_New();
-    if (!self->root || !self->places || !self->names || !self->operators || !self->markers)
+    if (!self->root || !self->positions || !self->names || !self->operators || !self->markers)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -184,10 +184,10 @@ static void log_dealloc(mst_operator_log *self)
     Py_XDECREF(self->stats);
     Py_XDECREF(self->device);
     Py_XDECREF(self->ignored);
-    Py_XDECREF(self->places);
+    Py_XDECREF(self->positions);
     Py_XDECREF(self->names);
     Py_XDECREF(self->markers);
-    mst_map_clear(&self->by_place);
+    mst_map_clear(&self->by_position);
     mst_map_clear(&self->by_operator);
     free(self->counts);
     free(self->records);
@@ -206,7 +206,7 @@ static PyMethodDef log_methods[] = {
      "number: (name, MiB). Returns how many records there are."},
     {"counts", (PyCFunction)log_counts, METH_NOARGS, "How many operators of each name were recorded."},
     {"figures", (PyCFunction)log_figures, METH_NOARGS, "(allocated, active, reserved) now, in MiB."},
-    {"place", (PyCFunction)log_place, METH_NOARGS, "The module and the phase that this thread is in."},
+    {"position", (PyCFunction)log_position, METH_NOARGS, "The module and the phase that this thread is in."},
     {NULL, NULL, 0, NULL},
 };
 

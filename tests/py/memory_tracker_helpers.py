@@ -43,6 +43,6 @@ def operator_names(tracker: Any) -> list[str]:
     return [".".join(name.split(".")[-2:]) for name in names(tracker)]
 
 
-def places(tracker: Any, operator: str) -> list[str]:
+def positions(tracker: Any, operator: str) -> list[str]:
     """Where the operators of this name ran, in order."""
-    return [place for name in names(tracker) for place, _, rest in [name.rpartition(f".{operator}_")] if rest.isdigit()]
+    return [position for name in names(tracker) for position, _, rest in [name.rpartition(f".{operator}_")] if rest.isdigit()]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from memory_tracker_helpers import Net, monitored, names, places
+from memory_tracker_helpers import Net, monitored, names, positions
 
 from modscope import MemoryTracker, ModuleTracker
 
@@ -65,8 +65,8 @@ def test_backward_runs_in_another_thread_and_has_its_modules():
         for _ in range(2):
             net(torch.randn(64, 256, device="cuda")).sum().backward()
     assert threads and threading.get_ident() not in threads
-    assert places(tracker, "threshold_backward.default") == ["rest.1.backward"] * 2
-    assert places(tracker, "mm.default") == (["rest.0.backward"] * 2 + ["first.backward"]) * 2
+    assert positions(tracker, "threshold_backward.default") == ["rest.1.backward"] * 2
+    assert positions(tracker, "mm.default") == (["rest.0.backward"] * 2 + ["first.backward"]) * 2
     accumulated = [name for name in names(tracker) if ".add_." in name]
     assert all(name.startswith(("first.backward", "rest.0.backward")) for name in accumulated)
 

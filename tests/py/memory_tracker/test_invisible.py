@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 from helpers import Boom, make, needs_interception
-from memory_tracker_helpers import Net, monitored, names, operator_names, places
+from memory_tracker_helpers import Net, monitored, names, operator_names, positions
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from modscope import MemoryTracker, MemTracker, ModTracker, record
@@ -58,7 +58,7 @@ def test_a_tracker_keeps_no_module_and_no_tensor_alive():
     del net, x
     gc.collect()
     assert not any(ref() is not None for ref in refs)
-    assert places(tracker, "relu.default") == ["rest.1.forward"]
+    assert positions(tracker, "relu.default") == ["rest.1.forward"]
 
 
 def test_the_root_module_may_die_while_monitoring():
@@ -70,7 +70,7 @@ def test_the_root_module_may_die_while_monitoring():
     gc.collect()
     Net()(torch.randn(3, 8))
     tracker.stop()
-    assert places(tracker, "relu.default")[0] == "rest.1.forward" and len(places(tracker, "relu.default")) == 2
+    assert positions(tracker, "relu.default")[0] == "rest.1.forward" and len(positions(tracker, "relu.default")) == 2
 
 
 def test_an_exception_between_start_and_stop_leaves_nothing(torch_as_found):
@@ -79,7 +79,7 @@ def test_an_exception_between_start_and_stop_leaves_nothing(torch_as_found):
 
     with pytest.raises(Boom), monitored(make("Root", fail)) as tracker:
         make("Other", lambda m, x: m.part(x * 2), part=make("Part", fail))(torch.ones(2))
-    assert places(tracker, "mul.Tensor") == ["Other.forward"]
+    assert positions(tracker, "mul.Tensor") == ["Other.forward"]
     assert no_modes()
 
 
@@ -108,7 +108,7 @@ def test_a_mem_tracker_inside_and_outside(source, torch_as_found):
         net(torch.randn(3, 8)).sum().backward()
         with MemTracker(source) as inside:
             net(torch.randn(3, 8)).sum().backward()
-    assert len(places(tracker, "relu.default")) == 2
+    assert len(positions(tracker, "relu.default")) == 2
     assert outside.peak and inside.peak
     assert no_modes()
 
@@ -117,7 +117,7 @@ def test_a_mem_tracker_with_the_dispatcher_may_be_entered_while_monitoring():
     net = Net()
     with monitored(net) as tracker, MemTracker("dispatcher") as inside:
         net(torch.randn(3, 8)).sum().backward()
-    assert places(tracker, "relu.default") == ["rest.1.forward"] and inside.peak
+    assert positions(tracker, "relu.default") == ["rest.1.forward"] and inside.peak
     assert no_modes()
 
 
@@ -173,8 +173,8 @@ def test_threads_have_trackers_of_their_own():
         thread.join(60)
     assert not errors
     for number, tracker in recorded.items():
-        assert places(tracker, "relu.default") == ["rest.1.forward"] * (number + 1)
-        assert places(tracker, "threshold_backward.default") == ["rest.1.backward"] * (number + 1)
+        assert positions(tracker, "relu.default") == ["rest.1.forward"] * (number + 1)
+        assert positions(tracker, "threshold_backward.default") == ["rest.1.backward"] * (number + 1)
         assert not [name for name in names(tracker) if name.startswith("Net")]
 
 
@@ -218,7 +218,7 @@ def test_a_compiled_module_stays_compiled():
     torch._dynamo.reset()
     assert torch.equal(want, got) and torch.equal(want, again)
     assert len(graphs) == 2
-    assert len(places(tracker, "relu.default")) == 2
+    assert len(positions(tracker, "relu.default")) == 2
 
 
 @pytest.mark.slow

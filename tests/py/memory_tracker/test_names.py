@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers import Boom, make
-from memory_tracker_helpers import Net, monitored, names, places
+from memory_tracker_helpers import Net, monitored, names, positions
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -30,8 +30,8 @@ def test_operators_in_backward_belong_to_the_module_that_made_the_node():
     with monitored(net) as tracker:
         del out
         net(torch.randn(3, 8, requires_grad=True)).sum().backward()
-    assert places(tracker, "threshold_backward.default") == ["rest.1.backward"]
-    assert places(tracker, "mm.default") == ["rest.0.backward"] * 2 + ["first.backward"] * 2
+    assert positions(tracker, "threshold_backward.default") == ["rest.1.backward"]
+    assert positions(tracker, "mm.default") == ["rest.0.backward"] * 2 + ["first.backward"] * 2
 
 
 def test_a_gradient_is_accumulated_by_the_module_that_owns_the_parameter():
@@ -50,8 +50,8 @@ def test_gradients_of_two_models_of_one_class_are_accumulated_by_their_own_modul
             first(torch.randn(3, 8)).sum().backward()
             second(torch.randn(3, 8)).sum().backward()
     inside, outside = ["rest.0.backward"] * 2 + ["first.backward"] * 2, ["Net.rest.0.backward"] * 2 + ["Net.first.backward"] * 2
-    assert places(of_first, "add_.Tensor") == inside + outside
-    assert places(of_second, "add_.Tensor") == outside + inside
+    assert positions(of_first, "add_.Tensor") == inside + outside
+    assert positions(of_second, "add_.Tensor") == outside + inside
 
 
 def test_operators_outside_modules_have_only_their_phase():
@@ -60,17 +60,17 @@ def test_operators_outside_modules_have_only_their_phase():
     with monitored(net) as tracker:
         net(torch.randn(3, 8)).sum().backward()
         optimizer.step()
-    assert places(tracker, "randn.default") == [""]
-    assert places(tracker, "expand.default") == ["backward"]  # of the sum
-    assert set(places(tracker, "add_.Tensor")) == {"optimizer"}
+    assert positions(tracker, "randn.default") == [""]
+    assert positions(tracker, "expand.default") == ["backward"]  # of the sum
+    assert set(positions(tracker, "add_.Tensor")) == {"optimizer"}
 
 
 def test_a_module_outside_the_root_module_has_its_own_name():
     net, loss = Net(), nn.MSELoss()
     with monitored(net) as tracker:
         loss(net(torch.randn(3, 8)), torch.zeros(3, 8)).backward()
-    assert places(tracker, "mse_loss.default") == ["MSELoss.forward"]
-    assert places(tracker, "mse_loss_backward.default") == ["MSELoss.backward"]
+    assert positions(tracker, "mse_loss.default") == ["MSELoss.forward"]
+    assert positions(tracker, "mse_loss_backward.default") == ["MSELoss.backward"]
 
 
 def test_the_root_module_may_be_a_part_of_what_is_called():
@@ -78,15 +78,15 @@ def test_the_root_module_may_be_a_part_of_what_is_called():
     outer = make("Outer", lambda m, x: m.inner(x) * 3, inner=net)
     with monitored(net) as tracker:
         outer(torch.randn(3, 8))
-    assert places(tracker, "addmm.default") == ["first.forward", "rest.0.forward"]
-    assert places(tracker, "mul.Tensor") == ["Outer.forward"]
+    assert positions(tracker, "addmm.default") == ["first.forward", "rest.0.forward"]
+    assert positions(tracker, "mul.Tensor") == ["Outer.forward"]
 
 
 def test_a_part_of_the_root_module_may_be_called_alone():
     net = Net()
     with monitored(net) as tracker:
         net.rest(torch.randn(3, 8))
-    assert places(tracker, "relu.default") == ["rest.1.forward"]
+    assert positions(tracker, "relu.default") == ["rest.1.forward"]
     assert tracker._markers == {}
 
 
@@ -95,7 +95,7 @@ def test_another_model_of_the_same_class_is_not_taken_for_the_root_module():
     with monitored(net) as tracker:
         other(torch.randn(3, 8))
         net(torch.randn(3, 8))
-    assert places(tracker, "addmm.default") == ["Net.first.forward", "Net.rest.0.forward", "first.forward", "rest.0.forward"]
+    assert positions(tracker, "addmm.default") == ["Net.first.forward", "Net.rest.0.forward", "first.forward", "rest.0.forward"]
 
 
 def test_a_module_that_is_added_while_monitoring_is_named_like_the_others():
@@ -103,7 +103,7 @@ def test_a_module_that_is_added_while_monitoring_is_named_like_the_others():
     with monitored(net) as tracker:
         net.rest.append(nn.Tanh())
         net(torch.randn(3, 8))
-    assert places(tracker, "tanh.default") == ["rest.2.forward"]
+    assert positions(tracker, "tanh.default") == ["rest.2.forward"]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -111,8 +111,8 @@ def test_a_recomputed_forward_is_forward_and_moves_no_marker(reentrant):
     net = make("Root", lambda m, x: checkpoint(m.part, x, use_reentrant=reentrant), part=Net())
     with monitored(net) as tracker:
         net(torch.randn(3, 8, requires_grad=True)).sum().backward()
-    assert places(tracker, "addmm.default") == ["part.first.forward", "part.rest.0.forward"] * 2
-    assert places(tracker, "mm.default") == ["part.rest.0.backward"] * 2 + ["part.first.backward"] * 2
+    assert positions(tracker, "addmm.default") == ["part.first.forward", "part.rest.0.forward"] * 2
+    assert positions(tracker, "mm.default") == ["part.rest.0.backward"] * 2 + ["part.first.backward"] * 2
     assert tracker._markers["fw_start"] < tracker._markers["fw_bw_boundary"] < names(tracker).index("part.first.forward.addmm.default_2")
 
 
@@ -120,7 +120,7 @@ def test_a_recomputed_root_module_moves_no_marker():
     net = Net()
     with monitored(net) as tracker:
         checkpoint(net, torch.randn(3, 8, requires_grad=True), use_reentrant=False).sum().backward()
-    assert len(places(tracker, "relu.default")) == 2
+    assert len(positions(tracker, "relu.default")) == 2
     assert tracker._markers["fw_bw_boundary"] < names(tracker).index("rest.1.forward.relu.default_1")
 
 
@@ -162,9 +162,9 @@ def test_an_exception_in_the_model_leaves_the_names_right():
         x + 1
         net.train()
         net(x).sum().backward()
-    assert places(tracker, "mul.Tensor") == [".forward"]
-    assert places(tracker, "add.Tensor") == ["", "good.forward"]
-    assert places(tracker, "relu.default") == ["good.rest.1.forward"]
+    assert positions(tracker, "mul.Tensor") == [".forward"]
+    assert positions(tracker, "add.Tensor") == ["", "good.forward"]
+    assert positions(tracker, "relu.default") == ["good.rest.1.forward"]
 
 
 def test_an_operator_that_raises_is_not_recorded_and_its_error_is_the_program_s():
@@ -172,7 +172,7 @@ def test_an_operator_that_raises_is_not_recorded_and_its_error_is_the_program_s(
     with monitored(net) as tracker:
         with pytest.raises(RuntimeError, match="size"):
             torch.zeros(2) + torch.zeros(3)
-    assert places(tracker, "zeros.default") == ["", ""] and not places(tracker, "add.Tensor")
+    assert positions(tracker, "zeros.default") == ["", ""] and not positions(tracker, "add.Tensor")
 
 
 def test_detach_is_not_recorded_as_in_torch():
@@ -203,7 +203,7 @@ def test_a_custom_function_s_operators_belong_to_the_module_that_called_it():
     net = make("Root", lambda m, x: m.part(x), part=make("Part", lambda m, x: Double.apply(x)))
     with monitored(net) as tracker:
         net(torch.randn(3, requires_grad=True)).sum().backward()
-    assert places(tracker, "mul.Tensor") == ["part.forward", "part.backward"]
+    assert positions(tracker, "mul.Tensor") == ["part.forward", "part.backward"]
 
 
 def test_drop_in_gives_torch_s_name_to_this_tracker():

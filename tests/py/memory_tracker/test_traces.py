@@ -68,6 +68,18 @@ def test_without_matplotlib_the_traces_are_in_a_file_that_overwrites_none(record
         assert len(root.findall(f".//{SVG}path")) == 8  # two markers in each
 
 
+def test_where_matplotlib_has_no_display_the_traces_are_in_a_file(recorded, tmp_path, monkeypatch, capsys):
+    plt = pytest.importorskip("matplotlib.pyplot")
+
+    def fail():
+        raise ImportError("Cannot load backend 'TkAgg'")
+
+    monkeypatch.setattr(plt, "figure", fail)
+    monkeypatch.chdir(tmp_path)
+    recorded.show_traces()
+    assert "TkAgg" in capsys.readouterr().out and (tmp_path / "memory-traces.svg").exists()
+
+
 def test_a_long_trace_is_thinned_and_keeps_its_extremes(no_matplotlib, tmp_path):
     import pickle
 
