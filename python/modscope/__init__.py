@@ -1,9 +1,9 @@
 """Which ``nn.Module`` is running, and which one owns each byte of memory.
 
-    from modscope import MemTracker, ModTracker, ModuleTracker
+    from modscope import MemTracker, MemoryTracker, ModTracker, ModuleTracker
 
-replaces ``torch.distributed._tools.mem_tracker``, ``torch.distributed._tools.mod_tracker`` and
-``torch.utils.module_tracker``. ``record`` writes what happens to a program's memory to a file, a capture; ``load``
+replaces ``torch.distributed._tools.mem_tracker``, ``torch.distributed._tools.memory_tracker``,
+``torch.distributed._tools.mod_tracker`` and ``torch.utils.module_tracker``. ``record`` writes what happens to a program's memory to a file, a capture; ``load``
 reads it. ``virtual_gpu`` runs a part of a program on a GPU that is not there, to see how much memory it would need.
 
 Each name is imported when it is first used, so reading a capture needs no torch.
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from modscope._fsdp_mem_tracker import FSDPMemTracker
     from modscope._load import Block, Capture, CaptureError, Event, Phase, Snapshot, Step, load
     from modscope._mem_tracker import MemTracker
+    from modscope._memory_tracker import MemoryTracker
     from modscope._peak import Peak
     from modscope._plan_file import Plan, PlanError
     from modscope._predict_gpu import virtual_gpu
@@ -42,6 +43,7 @@ __all__ = [
     "Gpu",
     "Kind",
     "MemTracker",
+    "MemoryTracker",
     "ModTracker",
     "ModuleStats",
     "ModuleTracker",
@@ -71,6 +73,7 @@ _NAMES = {
     "_fsdp_mem_tracker": ("FSDPMemTracker",),
     "_load": ("Block", "Capture", "CaptureError", "Event", "Phase", "Snapshot", "Step", "load"),
     "_mem_tracker": ("MemTracker",),
+    "_memory_tracker": ("MemoryTracker",),
     "_peak": ("Peak",),
     "_plan_file": ("Plan", "PlanError"),
     "_predict_gpu": ("virtual_gpu",),

@@ -28,6 +28,8 @@ def is_fake(tensor: torch.Tensor) -> bool:
 class DispatcherSource(TorchDispatchMode):
     """Reports the result of every operator to the ledger."""
 
+    supports_higher_order_operators = True  # else torch.cond and the like raise under it; their results are reported
+
     def __init__(self) -> None:
         super().__init__()
         self._fake_mode = active_fake_mode()

@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Iterator
 
 from modscope._fsdp_mem_tracker import FSDPMemTracker
+from modscope._memory_tracker import MemoryTracker
 from modscope._trackers import ModTracker, ModuleTracker
 
 # The module and attribute by which torch refers to its tracker, and the tracker that replaces it.
@@ -18,6 +19,8 @@ _NAMES: tuple[tuple[str, str, type], ...] = (
     ("torch.distributed._tools.mem_tracker", "ModTracker", ModTracker),
     ("torch.distributed._tools.fsdp2_mem_tracker", "FSDPMemTracker", FSDPMemTracker),
     ("torch.distributed._tools", "FSDPMemTracker", FSDPMemTracker),
+    ("torch.distributed._tools.memory_tracker", "MemoryTracker", MemoryTracker),
+    ("torch.distributed._tools", "MemoryTracker", MemoryTracker),
     ("torch.distributed._tools.runtime_estimator", "ModTracker", ModTracker),
     ("torch.distributed._tools.sac_estimator", "ModTracker", ModTracker),
 )

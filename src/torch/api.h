@@ -33,6 +33,9 @@ ms_ledger *mst_target_ledger(void);
 /* ---- peak_tracker_api.c ---- */
 extern PyTypeObject mst_peak_tracker_type;
 
+/* ---- operator_log_api.c ---- */
+extern PyTypeObject mst_operator_log_type;
+
 /* ---- capture_api.c ---- */
 extern PyTypeObject mst_capture_type;
 int mst_capture_init(void);

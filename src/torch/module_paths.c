@@ -182,8 +182,7 @@ static ms_path earlier_path(uint64_t context, const struct mst_module *known)
     return found ? (ms_path)*found : MS_GLOBAL;
 }
 
-/* The module whose call has a path, or had it last. This thread's open calls are searched first. */
-static struct mst_module *module_at(ms_path path)
+struct mst_module *mst_module_at(ms_path path)
 {
     for (const struct mst_call *call = mst_open_call; call; call = call->outer)
         if (call->path == path)
@@ -222,7 +221,7 @@ static PyObject *name_by_holders(const struct mst_module *owner, const struct ms
 static PyObject *name_by_open_calls(ms_path *context, const struct mst_module *known)
 {
     for (ms_path at = *context; at != MS_GLOBAL; at = ms_path_parent(mst.watch, at)) {
-        struct mst_module *owner = module_at(at);
+        struct mst_module *owner = mst_module_at(at);
         PyObject *inside = owner && owner != known ? name_by_holders(owner, known) : NULL;
         if (!inside && owner && owner != known)
             inside = mst_find_name_inside(owner->module, known->module);

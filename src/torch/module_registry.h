@@ -114,6 +114,9 @@ ms_path mst_path_of_built_module(struct mst_module *known, PyObject **inside);
 /* The path named `fqn` of calling `known` inside `parent`. It is shown by the name of `base` with `suffix` after it,
  * and no other live module has it. MS_UNKNOWN if memory runs out. */
 ms_path mst_path_add(const struct mst_module *known, ms_path parent, PyObject *fqn, ms_path base, const char *suffix);
+/* The live module whose call has a path, or had it last: borrowed, or NULL. This thread's open calls are searched
+ * first. */
+struct mst_module *mst_module_at(ms_path path);
 /* The path of the module that owns a parameter; MS_GLOBAL if no known module does. */
 ms_path mst_path_of_parameter(PyObject *tensor);
 

@@ -20,7 +20,7 @@ static ms_path path_of_accumulation(PyObject *node)
     return path;
 }
 
-static ms_path path_of_current_node(void)
+ms_path mst_path_of_running_node(void)
 {
     PyObject *node = mst_current_node();
     if (!node)
@@ -49,7 +49,7 @@ static void add_running_node(struct mst_position *position)
         position->phase = MS_RECOMPUTE;
         return;
     }
-    add_node(position, path_of_current_node());
+    add_node(position, mst_path_of_running_node());
 }
 
 struct mst_position mst_position_find(bool active)
@@ -67,7 +67,7 @@ struct mst_position mst_position_find(bool active)
     if (UNLIKELY(!mst.intercept_nodes))
         add_running_node(&position);
     else if (position.phase == MS_BACKWARD && position.paths[position.count - 1] == MS_GLOBAL)
-        position.paths[position.count - 1] = path_of_current_node();
+        position.paths[position.count - 1] = mst_path_of_running_node();
     else if (position.phase == MS_IDLE && mst_graph_task_id() != -1)
         position.phase = MS_BACKWARD;
     return position;

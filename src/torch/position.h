@@ -18,6 +18,10 @@ struct mst_position mst_position_find(bool active);
 /* The path of the innermost context, or MS_GLOBAL. */
 ms_path mst_position_innermost(ms_phase *phase);
 
+/* The path of the backward node that this thread runs, as autograd tells it: that of the call which made it, or of the
+ * module that owns the leaf whose gradient it accumulates. MS_GLOBAL if there is none. */
+ms_path mst_path_of_running_node(void);
+
 /* The context in which a call would begin now: the path around it, with MST_IN_NODE if a
  * backward node is between them. */
 #define MST_IN_NODE (UINT64_C(1) << 32)
