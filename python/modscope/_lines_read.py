@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import linecache
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -174,9 +174,14 @@ class Places:
             self._found[stack] = Place((), None, None, lost=True) if stack == LOST else self._read(stack)
         return self._found[stack]
 
-    def _read(self, stack: int) -> Place | None:
-        frames, node = [], None
-        while 0 < stack < len(self._stacks) and (raw := self._stacks[stack]) is not None:
+    def innermost(self) -> Iterator[Place]:
+        """For each number of a stack its place, without the frames around the innermost one."""
+        return (self._read(stack, most=1) or UNKNOWN for stack in range(len(self._stacks)))
+
+    def _read(self, stack: int, most: int | None = None) -> Place | None:
+        frames: list[Frame] = []
+        node = None
+        while 0 < stack < len(self._stacks) and len(frames) != most and (raw := self._stacks[stack]) is not None:
             file, function, line, end_line, column, end_column, outer = raw
             if file is None:
                 node = function

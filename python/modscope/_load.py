@@ -23,6 +23,7 @@ from modscope._text import natural_key
 __all__ = ["Block", "Capture", "CaptureError", "Event", "Phase", "Snapshot", "Step", "load", "parse_moment"]
 
 Progress = Callable[[float], object]
+_EncodedPlace = tuple[bytes | None, int, bytes | None, bytes | None]  # file, line, function, operator
 
 KINDS = ("add", "drop", "claim", "position", "thread", "step", "optimizer_step", "reserved", "oom")
 _DEVICE_KINDS = frozenset(("add", "drop", "claim", "reserved", "oom"))
@@ -166,6 +167,13 @@ class Snapshot:
         category, with "Total". None: what has neither. A place may occur several times."""
         number = self._names.device_number(self.main_device if device is None else device)
         return [(self._places.find(stack), sums_of(raw)) for on, stack, raw in self._raw.stacks() if on == number]
+
+    def alike(self, device: str) -> Iterator[tuple[str, Place | None, Category, Kind | None, int]]:
+        """What is held on a device: module, place, category and kind, and the bytes that have these."""
+        number = self._names.device_number(device)
+        for on, path, stack, category, kind, size in self._raw.alike():
+            if on == number:
+                yield self._names.module(path), self._places.find(stack), Category(category), Kind(kind) if kind else None, size
 
     def blocks(self, limit: int | None = None, device: str | None = None) -> Iterator[Block]:
         """The blocks that are held, largest first and oldest first among equals; at most ``limit``."""
@@ -492,6 +500,7 @@ class Capture:
             write,
             modules=[encode(name) for name in self.modules],
             devices=[encode(name) for name in self.all_devices],
+            places=self._encode_places(encode),
             order=order,
             title=title,
             pid=pid,
@@ -499,6 +508,15 @@ class Capture:
             last=last,
             progress=self._progress,
         )
+
+
+    def _encode_places(self, encode: Callable[[str], builtins.bytes]) -> list[_EncodedPlace]:
+        def encoded(text: str | None) -> builtins.bytes | None:
+            return None if text is None else encode(text)
+
+        return [
+            (encoded(place.file), place.line or 0, encoded(place.function), encoded(place.operator)) for place in self.places.innermost()
+        ]
 
 
 def _open(path: str | os.PathLike[str]) -> int:

@@ -48,6 +48,32 @@ void mse_annotate(mse_packets *packets, const char *name, uint64_t number);
 void mse_annotate_text(mse_packets *packets, const char *name, mse_text text);
 void mse_close_event(mse_packets *packets);
 
+/* ---- perfetto_counters.c: what each device holds, in tracks ---- */
+enum { MSE_DEVICE_TRACKS = 32 }; /* numbers of tracks that a device needs */
+typedef struct mse_counters mse_counters;
+/* `parent`: the track around those of the devices. `first`: the number of the first track. MS_ENOMEM. */
+int mse_counters_open(const mse_job *job, uint64_t parent, uint64_t first, mse_counters **counters);
+void mse_counters_close(mse_counters *counters); /* NULL is allowed */
+/* The number of a device's track, which is written if it was not yet. */
+uint64_t mse_counters_device_track(mse_counters *counters, mse_packets *packets, uint32_t device);
+/* Write the counters that have changed: at a key frame, and after an add, a drop or a claim. MS_ENOMEM. */
+int mse_counters_load_key_frame(mse_counters *counters, mse_packets *packets, const ms_cursor *cursor);
+int mse_counters_apply(mse_counters *counters, mse_packets *packets, const ms_cursor *cursor, const ms_event *event);
+void mse_counters_set_reserved(mse_counters *counters, mse_packets *packets, const ms_cursor *cursor, uint32_t device);
+
+/* ---- perfetto_blocks.c: slices of the largest blocks that each device holds at its peak ---- */
+enum { MSE_MOST_BLOCKS = 64 }; /* of a device */
+typedef struct mse_block_tracks mse_block_tracks;
+/* Choose the blocks, for which it reads the capture. `first`: the number of the first track. MS_ENOMEM, MS_EIO. */
+int mse_block_tracks_open(const mse_job *job, const ms_survey *survey, mse_counters *counters, uint64_t first,
+                          mse_block_tracks **tracks);
+void mse_block_tracks_close(mse_block_tracks *tracks); /* NULL is allowed */
+/* Begin and end the slices of the blocks that a key frame, or an add or a drop, makes known or ends. MS_ENOMEM. */
+int mse_block_tracks_load_key_frame(mse_block_tracks *tracks, mse_packets *packets, const ms_cursor *cursor);
+int mse_block_tracks_apply(mse_block_tracks *tracks, mse_packets *packets, const ms_event *event);
+/* End the slices of blocks that are still held. */
+void mse_block_tracks_end(mse_block_tracks *tracks, mse_packets *packets);
+
 /* ---- perfetto_collectives.c: the track of a capture's collectives ---- */
 typedef struct mse_collective_track mse_collective_track;
 /* `uuid`: the track's number. MS_ENOMEM, MS_EIO. */

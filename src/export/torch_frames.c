@@ -11,7 +11,9 @@ bool mse_torch_open(mse_torch_pickle *torch, const mse_job *job)
         .job = job, .module_count = ms_reader_paths(job->reader), .stack_count = ms_reader_stacks(job->reader)};
     torch->modules = calloc((size_t)torch->module_count + 1, sizeof *torch->modules);
     torch->stacks = calloc((size_t)torch->stack_count + 1, sizeof *torch->stacks);
-    return mse_output_open(&torch->pickle.output, job) && torch->modules && torch->stacks;
+    torch->operators = calloc((size_t)torch->stack_count + 1, sizeof *torch->operators);
+    bool ready = torch->modules && torch->stacks && torch->operators;
+    return mse_output_open(&torch->pickle.output, job) && ready;
 }
 
 void mse_torch_close(mse_torch_pickle *torch)
@@ -20,6 +22,7 @@ void mse_torch_close(mse_torch_pickle *torch)
     mse_map_close(&torch->frames);
     free(torch->modules);
     free(torch->stacks);
+    free(torch->operators);
 }
 
 /* ---- strings ---- */
@@ -123,6 +126,9 @@ static void put_python_frame(mse_torch_pickle *torch, ms_stack stack, const ms_f
 static void put_python_frames(mse_torch_pickle *torch, ms_stack stack)
 {
     ms_frame frame;
+    mse_text operator_name = mse_place_of(torch->job, stack).operator_name;
+    if (operator_name.bytes && ms_reader_stack(torch->job->reader, stack, &frame) && frame.file)
+        put_frame(torch, &torch->operators[stack], S_operator, operator_name, 0);
     for (int i = 0; i < MAX_FRAMES && ms_reader_stack(torch->job->reader, stack, &frame); i++) {
         put_python_frame(torch, stack, &frame);
         stack = frame.outer < stack ? frame.outer : (ms_stack)MS_STACK_NONE;
