@@ -21,6 +21,7 @@ struct row {
     const uint64_t *bytes, *step; /* or NULL */
     uint32_t device, phase;       /* or MSE_NONE */
     ms_path path;                 /* or MSE_NONE */
+    bool begins;                  /* the first row of the block: it says where the block was made */
 };
 
 /* ---- columns ---- */
@@ -97,6 +98,7 @@ static void put_module_column(struct rows *rows, ms_path path)
     put_text_column(rows, "module", path == MSE_NONE ? (mse_text){NULL, 0} : mse_module(rows->job, path));
 }
 
+/* NULL: the row is not the first one of a block. */
 static void put_place_columns(struct rows *rows, const mse_block *block)
 {
     mse_place place = mse_place_of(rows->job, block ? block->stack : (ms_stack)MS_STACK_NONE);
@@ -162,14 +164,15 @@ static int put_row(struct rows *rows, const struct row *row)
     put_number_column(rows, "reserved", on_device ? &reserved : NULL);
     put_lower_bound_column(rows);
     put_string_column(rows, "block_kind", row->block && row->block->kind ? mse_kinds[row->block->kind] : NULL);
-    put_place_columns(rows, row->block);
+    put_place_columns(rows, row->begins ? row->block : NULL);
     mse_put(&rows->output, rows->json ? "}\n" : "\n", rows->json ? 2 : 1);
     return MS_OK;
 }
 
-static int put_block_row(struct rows *rows, const mse_block *block, const char *kind, const uint64_t *step)
+static int put_block_row(struct rows *rows, const mse_block *block, const char *kind, const uint64_t *step, bool begins)
 {
     return put_row(rows, &(struct row){.kind = kind,
+                                       .begins = begins,
                                        .block = block,
                                        .bytes = &block->bytes,
                                        .step = step,
@@ -181,19 +184,19 @@ static int put_block_row(struct rows *rows, const mse_block *block, const char *
 static int row_begin(void *self, mse_block *block, mse_cause cause)
 {
     /* A block that a key frame made known was added in an earlier step. */
-    return cause == MSE_BY_EVENT ? put_block_row(self, block, "add", NULL)
-                                 : put_block_row(self, block, "held", &block->step);
+    return cause == MSE_BY_EVENT ? put_block_row(self, block, "add", NULL, true)
+                                 : put_block_row(self, block, "held", &block->step, true);
 }
 
 static int row_end(void *self, const mse_block *block, mse_cause cause)
 {
-    return put_block_row(self, block, cause == MSE_BY_EVENT ? "drop" : "gone", NULL);
+    return put_block_row(self, block, cause == MSE_BY_EVENT ? "drop" : "gone", NULL, false);
 }
 
 static int row_change(void *self, const mse_block *before, mse_block *block)
 {
     (void)before;
-    return put_block_row(self, block, "claim", NULL);
+    return put_block_row(self, block, "claim", NULL, false);
 }
 
 static int put_other_row(struct rows *rows, const ms_event *event)
