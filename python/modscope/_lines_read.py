@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+from modscope._cells import Cells
+
 _RawFrame = tuple[str | None, str, int, int, int, int, int]
 
 LOST = 1  # the stack of blocks that were made when the table of stacks was full
@@ -39,6 +41,8 @@ class Place(NamedTuple):
     """When the run began, in seconds since 1970."""
     lost: bool = False
     """The line was known, but the table of lines was full."""
+    cells: Cells | None = None
+    """The notebook's cells, whose source is not in files."""
 
     @property
     def file(self) -> str | None:
@@ -58,19 +62,24 @@ class Place(NamedTuple):
         that is there and has not changed."""
         if self.node or not self.frames or self.source_note:
             return self.node
-        return _function_called(self.frames[0])
+        return _function_called(self.frames[0], self.cells)
 
     @property
     def source_note(self) -> str | None:
         """Why the source text of the line cannot be shown; None if it can."""
-        return _source_note(self.frames[0].file, self.began) if self.frames else NOT_FOUND
+        if not self.frames:
+            return NOT_FOUND
+        file = self.frames[0].file
+        if self.cells is not None and self.cells.is_cell(file):
+            return NOT_FOUND if self.cells.lines(file) is None else None
+        return _source_note(file, self.began)
 
     @property
     def source(self) -> str | None:
         """The source text of the line, if it is there and has not changed since."""
         if not self.line or self.source_note:
             return None
-        return linecache.getline(self.file or "", self.line).strip() or None
+        return "".join(_source_lines(self.file or "", self.cells)[self.line - 1 : self.line]).strip() or None
 
     def describe(self) -> str:
         """ "train.py:41 in forward", and if its source is not there any more, that it is not."""
@@ -101,6 +110,11 @@ def _source_note(file: str, began: float | None) -> str | None:
     return CHANGED if began is not None and changed > began else None
 
 
+def _source_lines(file: str, cells: Cells | None) -> list[str]:
+    found = cells.lines(file) if cells is not None else None
+    return linecache.getlines(file) if found is None else found
+
+
 # ---- the function that is called ----
 
 _OPERATORS = {
@@ -112,8 +126,8 @@ _OPERATORS = {
 
 
 @lru_cache(4096)
-def _function_called(frame: Frame) -> str | None:
-    lines = linecache.getlines(frame.file)[frame.line - 1 : frame.end_line] if frame.end_line else []
+def _function_called(frame: Frame, cells: Cells | None) -> str | None:
+    lines = _source_lines(frame.file, cells)[frame.line - 1 : frame.end_line] if frame.end_line else []
     if not lines:
         return None
     encoded = [line.encode() for line in lines]
@@ -152,9 +166,10 @@ def _dotted(tree: ast.expr) -> str | None:
 class Places:
     """The table of stacks of a capture."""
 
-    def __init__(self, stacks: Sequence[_RawFrame | None], began: str | None = None) -> None:
+    def __init__(self, stacks: Sequence[_RawFrame | None], began: str | None = None, cells: str | None = None) -> None:
         self._stacks = stacks
         self._began_text = began
+        self._cells = Cells(cells)
         self._found: dict[int, Place | None] = {0: None}
 
     @cached_property
@@ -186,6 +201,6 @@ class Places:
             if file is None:
                 node = function
             else:
-                frames.append(Frame(file, function, line, end_line, column, end_column))
+                frames.append(Frame(self._cells.name(file), function, line, end_line, column, end_column))
             stack = outer if outer < stack else 0
-        return Place(tuple(frames), node, self._began) if frames or node else None
+        return Place(tuple(frames), node, self._began, cells=self._cells) if frames or node else None

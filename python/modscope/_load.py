@@ -15,6 +15,7 @@ from typing import IO, Any
 from modscope import _capture
 from modscope._branch import Branch, grow, sum_by_name
 from modscope._capture_types import Block, CaptureError, Collective, CollectiveGroup, Event, Names, Phase, Step, find_main_device
+from modscope._cells import KEY as CELLS
 from modscope._categories import TOTAL, Category, Kind, Raw, Sums, kinds_of, sums_of
 from modscope._lines_read import Place, Places
 from modscope._peak import Peak
@@ -265,7 +266,7 @@ class Capture:
     @cached_property
     def places(self) -> Places:
         """The lines and operators that made blocks, by the numbers of their stacks."""
-        return Places(self._reader.stacks, self.info.get("began"))
+        return Places(self._reader.stacks, self.info.get("began"), (self.end or {}).get(CELLS))
 
     @cached_property
     def _survey(self) -> dict[str, Any]:

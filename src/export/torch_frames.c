@@ -113,7 +113,10 @@ static void put_python_frame(mse_torch_pickle *torch, ms_stack stack, const ms_f
     torch->stacks[stack] = mse_pickle_memoize(pickle) + 1;
     mse_pickle_op(pickle, MSE_MARK);
     mse_torch_put_string(torch, S_filename);
-    if (frame->file)
+    mse_text file = mse_place_of(torch->job, stack).file; /* a cell of a notebook has another name than its file */
+    if (frame->file && file.bytes)
+        mse_pickle_text(&torch->pickle, file);
+    else if (frame->file)
         put_ascii_or_utf8(torch, frame->file);
     else
         mse_torch_put_string(torch, S_operator);
