@@ -47,8 +47,11 @@ def _group(blocks: list[Report], arguments: Namespace) -> list[Group[Report]]:
     return groups[: arguments.n or None]
 
 
+_LINE = 6
 _HEADERS = ("Bytes", "Blocks", "Category", "Phase", "Step", "Age", "Line", "Module")
-_NAME_COLUMNS = 24  # that a module's name should have; for it the age is left out, then the line
+_NAME_COLUMNS = 24  # that a module's name should have; for it the age is left out
+_LEAST_NAME_COLUMNS = 20  # that it must have beside a line; for it the phase is left out, then the step, and the line is shortened
+_LEAST_LINE_COLUMNS = 12
 
 
 def _row(group: Group[Report]) -> tuple[str, ...]:
@@ -61,15 +64,23 @@ def _row(group: Group[Report]) -> tuple[str, ...]:
 
 
 def _table(groups: list[Group[Report]], screen: Screen) -> list[str]:
-    rows = [_row(group) for group in groups]
+    rows = [list(_row(group)) for group in groups]
     columns = list(_HEADERS)
     widths = {word: max(len(row[i]) for row in (_HEADERS, *rows)) + 2 for i, word in enumerate(_HEADERS[:-1])}
-    for word, needed in (("Blocks", any(row[1] for row in rows)), ("Line", any(row[6] for row in rows))):
+    for word, needed in (("Blocks", any(row[1] for row in rows)), ("Line", any(row[_LINE] for row in rows))):
         if not needed:
             columns.remove(word)
-    for word in ("Age", "Line"):
-        if screen.width - sum(widths.get(column, 0) for column in columns) < _NAME_COLUMNS and word in columns:
+
+    def room() -> int:
+        return screen.width - sum(widths.get(column, 0) for column in columns)
+
+    for word, least in (("Age", _NAME_COLUMNS), ("Phase", _LEAST_NAME_COLUMNS), ("Step", _LEAST_NAME_COLUMNS)):
+        if room() < least and (word == "Age" or "Line" in columns):
             columns.remove(word)
+    if "Line" in columns and room() < _LEAST_NAME_COLUMNS:
+        width = max(_LEAST_LINE_COLUMNS, widths["Line"] - 2 - (_LEAST_NAME_COLUMNS - room()))
+        for row in rows:
+            row[_LINE] = screen.fit(row[_LINE], width)
     chosen = [_HEADERS.index(word) for word in columns]
     left = [columns.index(word) for word in ("Category", "Phase", "Line") if word in columns]
     return screen.table(columns, [[row[i] for i in chosen] for row in rows], left)
