@@ -1,8 +1,7 @@
 /* export.h - converts a capture to formats that other programs read. Independent of Python; of the
  * core only include/ is used.
  *
- *     perfetto.c        a Perfetto trace            on perfetto_counters.c, perfetto_blocks.c,
- *                                                   perfetto_collectives.c, perfetto_packets.c, protobuf.c
+ *     perfetto.c        a Perfetto trace            on perfetto_*.c, protobuf.c
  *     torch_snapshot.c  torch's memory snapshot     on torch_frames.c, pickle.c, segments.c
  *     event_rows.c      one row per event: CSV, JSON
  *     all of them       on replay.c, held_blocks.c, hash_map.c, output.c

@@ -1,9 +1,10 @@
 /* perfetto.c - writes a capture as a Perfetto trace.
  *
- * Each device has counters (perfetto_counters.c), and tracks with its largest blocks (perfetto_blocks.c). Each thread
- * has a track with a slice for each module call (the slice's category is the phase), and a track with its phases. The
- * process has tracks for steps, peaks, notes and collectives. Everything is written as it happens: only the position of
- * each thread, the last value of each counter, and which of the chosen blocks are held are kept. */
+ * Each device has counters (perfetto_counters.c), tracks with its largest blocks (perfetto_blocks.c), and a heap
+ * profile of its peak (perfetto_profile.c). Each thread has a track with a slice for each module call (the slice's
+ * category is the phase), and a track with its phases. The process has tracks for steps, peaks, notes and collectives.
+ * Everything is written as it happens: only the position of each thread, the last value of each counter, and which of
+ * the chosen blocks are held are kept. */
 #include "export/perfetto_packets.h"
 #include "export/replay.h"
 
@@ -44,6 +45,7 @@ struct writer {
     mse_packets packets;
     mse_counters *counters;
     mse_block_tracks *blocks;
+    mse_peak_profiles *profiles;
     mse_collective_track *collectives;
     ms_survey survey;
     struct module_node *modules; /* by path */
@@ -220,12 +222,16 @@ static void put_peak(struct writer *writer, uint32_t device)
     mse_close_event(packets);
 }
 
-/* Put the peaks that are reached at the cursor's moment. */
-static void put_peaks(struct writer *writer, const ms_cursor *cursor)
+/* Put the peaks that are reached at the cursor's moment. MS_ENOMEM. */
+static int put_peaks(struct writer *writer, const ms_cursor *cursor)
 {
-    for (uint32_t device = 0; device < writer->survey.devices; device++)
-        if (writer->survey.peaks[device].bytes && writer->survey.peaks[device].moment == ms_cursor_moment(cursor))
+    int error = MS_OK;
+    for (uint32_t device = 0; !error && device < writer->survey.devices; device++)
+        if (writer->survey.peaks[device].bytes && writer->survey.peaks[device].moment == ms_cursor_moment(cursor)) {
             put_peak(writer, device);
+            error = mse_peak_profiles_write(writer->profiles, &writer->packets, cursor, device);
+        }
+    return error;
 }
 
 static void put_oom_instant(struct writer *writer, const struct thread *thread, const ms_event *event)
@@ -297,8 +303,8 @@ static int perfetto_on_key_frame(void *self, const ms_cursor *cursor, bool first
         put_instant(writer, NOTES, "events are missing before this: figures are at least");
     if (ms_cursor_step(cursor))
         put_step(writer, ms_cursor_step(cursor));
-    put_peaks(writer, cursor);
-    return move_all_threads(writer, cursor);
+    error = put_peaks(writer, cursor);
+    return error ? error : move_all_threads(writer, cursor);
 }
 
 static int on_thread_event(struct writer *writer, const ms_event *event)
@@ -318,9 +324,7 @@ static int on_block_event(struct writer *writer, const ms_cursor *cursor, const 
     int error = mse_counters_apply(writer->counters, &writer->packets, cursor, event);
     if (!error)
         error = mse_block_tracks_apply(writer->blocks, &writer->packets, event);
-    if (event->op == MS_OP_ADD)
-        put_peaks(writer, cursor);
-    return error;
+    return error || event->op != MS_OP_ADD ? error : put_peaks(writer, cursor);
 }
 
 static int perfetto_on_event(void *self, const ms_cursor *cursor, const ms_event *event)
@@ -408,6 +412,8 @@ static int write_trace(struct writer *writer)
         error = mse_counters_open(writer->job, PROCESS, DEVICES, &writer->counters);
     if (!error)
         error = mse_block_tracks_open(writer->job, &writer->survey, writer->counters, BLOCKS, &writer->blocks);
+    if (!error)
+        error = mse_peak_profiles_open(writer->job, &writer->profiles);
     if (error)
         return error;
     put_trace_head(writer);
@@ -428,6 +434,7 @@ int mse_perfetto(const mse_job *job)
     int error = ready ? write_trace(writer) : MS_ENOMEM;
     mse_packets_close(&writer->packets);
     mse_block_tracks_close(writer->blocks);
+    mse_peak_profiles_close(writer->profiles);
     mse_counters_close(writer->counters);
     mse_collective_track_close(writer->collectives);
     mse_map_close(&writer->by_number);

@@ -48,6 +48,29 @@ void mse_annotate(mse_packets *packets, const char *name, uint64_t number);
 void mse_annotate_text(mse_packets *packets, const char *name, mse_text text);
 void mse_close_event(mse_packets *packets);
 
+/* ---- heap profiles: the bytes of each callstack at the time of the packet ---- */
+
+/* Frames and callstacks are referred to by ids, as names are. Those of a line have a file, whose `bytes` is else NULL.
+ */
+void mse_intern_frame(mse_packets *packets, uint64_t id, mse_name name, mse_text file, uint32_t line);
+/* The outermost frame is the first. */
+void mse_intern_callstack(mse_packets *packets, uint64_t id, const uint64_t *frames, size_t count);
+typedef struct mse_profile_message {
+    size_t packet, dump;
+} mse_profile_message;
+/* Samples may follow until mse_close_profile. `index`: how many profiles were written before. */
+void mse_open_profile(mse_packets *packets, mse_profile_message *profile, uint64_t index, int32_t pid, mse_text heap);
+void mse_profile_sample(mse_packets *packets, uint64_t callstack, uint64_t bytes, uint64_t count);
+void mse_close_profile(mse_packets *packets, const mse_profile_message *profile);
+
+/* ---- perfetto_profile.c: what each device holds at its peak, as a heap profile ---- */
+typedef struct mse_peak_profiles mse_peak_profiles;
+int mse_peak_profiles_open(const mse_job *job, mse_peak_profiles **profiles); /* MS_ENOMEM */
+void mse_peak_profiles_close(mse_peak_profiles *profiles);                    /* NULL is allowed */
+/* Write what the device holds at the cursor's moment. MS_ENOMEM. */
+int mse_peak_profiles_write(mse_peak_profiles *profiles, mse_packets *packets, const ms_cursor *cursor,
+                            uint32_t device);
+
 /* ---- perfetto_counters.c: what each device holds, in tracks ---- */
 enum { MSE_DEVICE_TRACKS = 32 }; /* numbers of tracks that a device needs */
 typedef struct mse_counters mse_counters;

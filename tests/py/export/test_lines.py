@@ -8,9 +8,10 @@ import pickle
 
 import pytest
 import torch
-from export_helpers import export, load
+from capture_helpers import Capture
+from export_helpers import BY_HAND, export, load
 from helpers import needs_interception
-from perfetto_readers import READ
+from perfetto_readers import READ, read_heap_profiles
 from torch import nn
 
 from modscope import record
@@ -152,6 +153,60 @@ def test_perfetto_has_slices_of_the_largest_blocks_at_the_peak(capture, reader):
     (block,) = [block for block in wanted if known(block)[3] == "torch.relu"]
     drop = next(event for event in loaded.events("drop", first=loaded.peaks["cpu"].moment) if event.slot == block.slot)
     assert relu.name == "Activation of Net" and (relu.ts + relu.dur) // 1000 == round(drop.time * 1e6)
+
+
+def expected_profile(capture, device):
+    """By the frames from the owner on: bytes and blocks."""
+    found = {}
+    for block in load(capture).snapshot("peak", device).blocks(device=device):
+        frames, operator = (block.place.frames, block.place.operator) if block.place else ((), None)
+        lines = [(f"{frame.function} ({pathlib.Path(frame.file).name}:{frame.line})", frame.file, frame.line) for frame in reversed(frames)]
+        words = [(word, "", 0) for word in (operator, block.kind, block.category) if word]
+        key = (block.module, "", 0), *lines, *words
+        size, count = found.get(key, (0, 0))
+        found[key] = size + block.bytes, count + 1
+    return found
+
+
+def check_profile(capture, device, held):
+    expected, found = expected_profile(capture, device), {}
+    for one in held:
+        owner = max(i for i in range(len(one.frames)) if one.frames[i:] in expected)  # the modules around it come before it
+        assert all(mapping == "" for _, mapping, _ in one.frames[:owner])
+        size, count = found.get(one.frames[owner:], (0, 0))
+        found[one.frames[owner:]] = size + one.bytes, count + one.count
+    assert found == expected
+
+
+@pytest.mark.slow
+def test_perfetto_has_a_heap_profile_of_the_peak(capture, sharded, tmp_path):
+    for path in (capture, sharded):
+        check_profile(path, "cpu", read_heap_profiles(export(path, "perfetto")))
+
+
+@pytest.mark.slow
+def test_each_device_has_a_heap_profile_of_its_own_peak(tmp_path):
+    path = tmp_path / "mixed.msc"
+    path.write_bytes(BY_HAND["mixed"]())
+    held = read_heap_profiles(export(path, "perfetto"))
+    peaks = load(path).peaks
+    assert {one.heap for one in held} == set(peaks) and len(peaks) > 1
+    for device, peak in peaks.items():
+        check_profile(path, device, [one for one in held if one.heap == device])
+        assert sum(one.bytes for one in held if one.heap == device) == peak.bytes
+
+
+@pytest.mark.slow
+def test_a_heap_profile_has_a_bound(tmp_path):
+    made = Capture()
+    for number in range(5000):
+        made.where("forward", made.module(f"M{number}"))
+        made.add(1000 + number)
+    (tmp_path / "many.msc").write_bytes(made.end())
+    held = read_heap_profiles(export(tmp_path / "many.msc", "perfetto"))
+    (rest,) = [one for one in held if one.frames[-1][0] == "(all that hold less)"]
+    assert len(held) == 4097 and (rest.count, rest.bytes) == (904, sum(range(1000, 1904)))
+    assert sum(one.bytes for one in held) == load(tmp_path / "many.msc").peaks["cpu"].bytes
 
 
 # ---- kinds ----
