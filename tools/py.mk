@@ -10,7 +10,7 @@
 
 LOGS ?= build/logs
 # What must be there before the suite starts. `make gpu-check` needs none of it.
-SUITE_NEEDS ?= build trainers readers
+SUITE_NEEDS ?= build trainers readers extras
 PYTEST_ARGS ?=
 # Most tests start a Python that imports torch, which takes twice as long without its bytecode. That is kept here, also where
 # the environment says that none is to be written beside the sources.

@@ -6,9 +6,11 @@ from __future__ import annotations
 import ast
 import linecache
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
+
+from modscope._cells import Cells
 
 _RawFrame = tuple[str | None, str, int, int, int, int, int]
 
@@ -45,6 +47,8 @@ class Place(NamedTuple):
     with the dispatcher as the source of blocks, and in predictions."""
     forward: tuple[Frame, ...] = ()
     """In backward, the program's frames that created the node in the forward, innermost first, where they are known."""
+    cells: Cells | None = None
+    """The notebook's cells, whose source is not in files."""
 
     @property
     def file(self) -> str | None:
@@ -65,19 +69,24 @@ class Place(NamedTuple):
         known = self.aten or self.node
         if known or not self.frames or self.source_note:
             return known
-        return _function_called(self.frames[0])
+        return _function_called(self.frames[0], self.cells)
 
     @property
     def source_note(self) -> str | None:
         """Why the source text of the line cannot be shown; None if it can."""
-        return _source_note(self.frames[0].file, self.began) if self.frames else NOT_FOUND
+        if not self.frames:
+            return NOT_FOUND
+        file = self.frames[0].file
+        if self.cells is not None and self.cells.is_cell(file):
+            return NOT_FOUND if self.cells.lines(file) is None else None
+        return _source_note(file, self.began)
 
     @property
     def source(self) -> str | None:
         """The source text of the line, if it is there and has not changed since."""
         if not self.line or self.source_note:
             return None
-        return linecache.getline(self.file or "", self.line).strip() or None
+        return "".join(_source_lines(self.file or "", self.cells)[self.line - 1 : self.line]).strip() or None
 
     @property
     def attributed(self) -> Place:
@@ -116,6 +125,11 @@ def _source_note(file: str, began: float | None) -> str | None:
     return CHANGED if began is not None and changed > began else None
 
 
+def _source_lines(file: str, cells: Cells | None) -> list[str]:
+    found = cells.lines(file) if cells is not None else None
+    return linecache.getlines(file) if found is None else found
+
+
 # ---- the function that is called ----
 
 _OPERATORS = {
@@ -127,8 +141,8 @@ _OPERATORS = {
 
 
 @lru_cache(4096)
-def _function_called(frame: Frame) -> str | None:
-    lines = linecache.getlines(frame.file)[frame.line - 1 : frame.end_line] if frame.end_line else []
+def _function_called(frame: Frame, cells: Cells | None) -> str | None:
+    lines = _source_lines(frame.file, cells)[frame.line - 1 : frame.end_line] if frame.end_line else []
     if not lines:
         return None
     encoded = [line.encode() for line in lines]
@@ -168,11 +182,16 @@ class Places:
     """The table of stacks of a capture."""
 
     def __init__(
-        self, stacks: Sequence[_RawFrame | None], began: str | None = None, forward: Mapping[int, int] | None = None
+        self,
+        stacks: Sequence[_RawFrame | None],
+        began: str | None = None,
+        forward: Mapping[int, int] | None = None,
+        cells: str | None = None,
     ) -> None:
         self._stacks = stacks
         self._forward = forward or {}
         self._began_text = began
+        self._cells = Cells(cells)
         self._found: dict[int, Place | None] = {0: None}
 
     @cached_property
@@ -192,17 +211,21 @@ class Places:
             self._found[stack] = Place((), None, None, lost=True) if stack == LOST else self._read(stack)
         return self._found[stack]
 
-    def _read(self, stack: int) -> Place | None:
+    def innermost(self) -> Iterator[Place]:
+        """For each number of a stack its place, without the frames around the innermost one."""
+        return (self._read(stack, most=1) or UNKNOWN for stack in range(len(self._stacks)))
+
+    def _read(self, stack: int, most: int | None = None) -> Place | None:
         frames: list[Frame] = []
         node = aten = None
         forward: tuple[Frame, ...] = ()
         for _ in range(_MOST_FRAMES):
-            raw = self._stacks[stack] if 0 < stack < len(self._stacks) else None
+            raw = self._stacks[stack] if 0 < stack < len(self._stacks) and len(frames) != most else None
             if raw is None:
                 break
             file, function, line, end_line, column, end_column, outer = raw
             if file is not None:
-                frames.append(Frame(file, function, line, end_line, column, end_column))
+                frames.append(Frame(self._cells.name(file), function, line, end_line, column, end_column))
             elif "::" in function:
                 aten = function
             else:
@@ -211,4 +234,6 @@ class Places:
                 made_at = self.find(created) if created < stack else None
                 forward = made_at.frames if made_at is not None else ()
             stack = outer if outer < stack else 0
-        return Place(tuple(frames), node, self._began, aten=aten, forward=forward) if frames or node or aten else None
+        if not (frames or node or aten):
+            return None
+        return Place(tuple(frames), node, self._began, aten=aten, forward=forward, cells=self._cells)

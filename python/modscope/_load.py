@@ -15,6 +15,7 @@ from typing import IO, Any
 from modscope import _capture
 from modscope._branch import Branch, grow, sum_by_name
 from modscope._capture_types import Block, CaptureError, Collective, CollectiveGroup, Event, Names, Phase, Step, find_main_device
+from modscope._cells import KEY as CELLS
 from modscope._categories import TOTAL, Category, Kind, Raw, Sums, kinds_of, sums_of
 from modscope._lines_read import Place, Places
 from modscope._peak import Peak
@@ -23,6 +24,7 @@ from modscope._text import natural_key
 __all__ = ["Block", "Capture", "CaptureError", "Event", "Phase", "Snapshot", "Step", "load", "parse_moment"]
 
 Progress = Callable[[float], object]
+_EncodedPlace = tuple[bytes | None, int, bytes | None, bytes | None]  # file, line, function, operator
 
 KINDS = ("add", "drop", "claim", "position", "thread", "step", "optimizer_step", "reserved", "oom")
 _DEVICE_KINDS = frozenset(("add", "drop", "claim", "reserved", "oom"))
@@ -173,6 +175,13 @@ class Snapshot:
         found = self._raw.module_stacks(self._names.device_number(device))
         return [(self._names.module(path), self._places.find(stack), raw) for path, stack, raw in found]
 
+    def alike(self, device: str) -> Iterator[tuple[str, Place | None, Category, Kind | None, int]]:
+        """What is held on a device: module, place, category and kind, and the bytes that have these."""
+        number = self._names.device_number(device)
+        for on, path, stack, category, kind, size in self._raw.alike():
+            if on == number:
+                yield self._names.module(path), self._places.find(stack), Category(category), Kind(kind) if kind else None, size
+
     def blocks(self, limit: int | None = None, device: str | None = None) -> Iterator[Block]:
         """The blocks that are held, largest first and oldest first among equals; at most ``limit``."""
         names = self._names
@@ -263,7 +272,7 @@ class Capture:
     @cached_property
     def places(self) -> Places:
         """The lines and operators that made blocks, by the numbers of their stacks."""
-        return Places(self._reader.stacks, self.info.get("began"), self._reader.forward_stacks)
+        return Places(self._reader.stacks, self.info.get("began"), self._reader.forward_stacks, (self.end or {}).get(CELLS))
 
     @cached_property
     def _survey(self) -> dict[str, Any]:
@@ -506,6 +515,7 @@ class Capture:
             write,
             modules=[encode(name) for name in self.modules],
             devices=[encode(name) for name in self.all_devices],
+            places=self._encode_places(encode),
             order=order,
             title=title,
             pid=pid,
@@ -513,6 +523,15 @@ class Capture:
             last=last,
             progress=self._progress,
         )
+
+
+    def _encode_places(self, encode: Callable[[str], builtins.bytes]) -> list[_EncodedPlace]:
+        def encoded(text: str | None) -> builtins.bytes | None:
+            return None if text is None else encode(text)
+
+        return [
+            (encoded(place.file), place.line or 0, encoded(place.function), encoded(place.operator)) for place in self.places.innermost()
+        ]
 
 
 def _open(path: str | os.PathLike[str]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from modscope import _native
+from modscope import _cells, _native
 
 
 def text_of(error: BaseException) -> str:
@@ -26,12 +26,17 @@ def _is_of_failure(error: BaseException, requested: int) -> bool:
     return isinstance(error, RuntimeError) and f"tried to allocate {requested} bytes" in text_of(error)
 
 
+def _shown(report: str) -> str:
+    """The report as a note, with the cells of a notebook by their numbers."""
+    return _cells.show_names(report.rstrip("\n"), _native.stack_files())
+
+
 def add_note(error: BaseException) -> None:
     """Add the latest report to the exception of its failed allocation, unless an exception has that report already."""
     _, report, requested, pending, _ = _native.out_of_memory()
     has_report = any(str(note).startswith("[modscope] out of memory") for note in getattr(error, "__notes__", ()))
     if pending and not has_report and _is_of_failure(error, requested):
-        error.add_note(report.rstrip("\n"))
+        error.add_note(_shown(report))
         _native.oom_report_added()
 
 
@@ -43,7 +48,7 @@ def without_note(error: BaseException) -> Iterator[None]:
     if notes is None or not printed:
         yield
         return
-    error.__notes__ = [note for note in notes if note != report.rstrip("\n")]
+    error.__notes__ = [note for note in notes if note != _shown(report)]
     try:
         yield
     finally:

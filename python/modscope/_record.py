@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from modscope import _collectives, _files, _lines, _mem_tracker, _native, _oom_report
+from modscope import _cells, _collectives, _files, _lines, _mem_tracker, _native, _oom_report
 from modscope._peak import Peak
 from modscope._ranks_identity import describe_in_environment, describe_in_torch
 from modscope._virtual.environment import allocator_settings
@@ -186,7 +186,7 @@ class Recording:
         try:
             _recordings.discard(self)
             self.note_rank()
-            end |= self._rank | self._find_owners() | _memory_limit() | _gpu_facts()
+            end |= self._rank | self._find_owners() | _memory_limit() | _gpu_facts() | _cells.describe(_native.stack_files())
         finally:  # also after an interrupt
             try:
                 figures = self._end_capture({"how": how, **end})

@@ -21,6 +21,7 @@ struct row {
     const uint64_t *bytes, *step; /* or NULL */
     uint32_t device, phase;       /* or MSE_NONE */
     ms_path path;                 /* or MSE_NONE */
+    bool begins;                  /* the first row of the block: it says where the block was made */
 };
 
 /* ---- columns ---- */
@@ -77,22 +78,35 @@ static void put_time_column(struct rows *rows, uint64_t time)
     rows->output.at = to + 7;
 }
 
+/* A text that is written as the format needs it; NULL: there is none. */
+static void put_text_column(struct rows *rows, const char *name, mse_text text)
+{
+    begin_column(rows, name);
+    if (text.bytes)
+        mse_put_text(&rows->output, text);
+    else
+        put_null(rows);
+}
+
 static void put_device_column(struct rows *rows, uint32_t device)
 {
-    begin_column(rows, "device");
-    if (device == MSE_NONE)
-        put_null(rows);
-    else
-        mse_put_text(&rows->output, mse_device(rows->job, device));
+    put_text_column(rows, "device", device == MSE_NONE ? (mse_text){NULL, 0} : mse_device(rows->job, device));
 }
 
 static void put_module_column(struct rows *rows, ms_path path)
 {
-    begin_column(rows, "module");
-    if (path == MSE_NONE)
-        put_null(rows);
-    else
-        mse_put_text(&rows->output, mse_module(rows->job, path));
+    put_text_column(rows, "module", path == MSE_NONE ? (mse_text){NULL, 0} : mse_module(rows->job, path));
+}
+
+/* NULL: the row is not the first one of a block. */
+static void put_place_columns(struct rows *rows, const mse_block *block)
+{
+    mse_place place = mse_place_of(rows->job, block ? block->stack : (ms_stack)MS_STACK_NONE);
+    uint64_t line = place.line;
+    put_text_column(rows, "file", place.file);
+    put_number_column(rows, "line", line ? &line : NULL);
+    put_text_column(rows, "function", place.function);
+    put_text_column(rows, "operator", place.operator_name);
 }
 
 static void put_block_column(struct rows *rows, const mse_block *block)
@@ -150,13 +164,15 @@ static int put_row(struct rows *rows, const struct row *row)
     put_number_column(rows, "reserved", on_device ? &reserved : NULL);
     put_lower_bound_column(rows);
     put_string_column(rows, "block_kind", row->block && row->block->kind ? mse_kinds[row->block->kind] : NULL);
+    put_place_columns(rows, row->begins ? row->block : NULL);
     mse_put(&rows->output, rows->json ? "}\n" : "\n", rows->json ? 2 : 1);
     return MS_OK;
 }
 
-static int put_block_row(struct rows *rows, const mse_block *block, const char *kind, const uint64_t *step)
+static int put_block_row(struct rows *rows, const mse_block *block, const char *kind, const uint64_t *step, bool begins)
 {
     return put_row(rows, &(struct row){.kind = kind,
+                                       .begins = begins,
                                        .block = block,
                                        .bytes = &block->bytes,
                                        .step = step,
@@ -168,19 +184,19 @@ static int put_block_row(struct rows *rows, const mse_block *block, const char *
 static int row_begin(void *self, mse_block *block, mse_cause cause)
 {
     /* A block that a key frame made known was added in an earlier step. */
-    return cause == MSE_BY_EVENT ? put_block_row(self, block, "add", NULL)
-                                 : put_block_row(self, block, "held", &block->step);
+    return cause == MSE_BY_EVENT ? put_block_row(self, block, "add", NULL, true)
+                                 : put_block_row(self, block, "held", &block->step, true);
 }
 
 static int row_end(void *self, const mse_block *block, mse_cause cause)
 {
-    return put_block_row(self, block, cause == MSE_BY_EVENT ? "drop" : "gone", NULL);
+    return put_block_row(self, block, cause == MSE_BY_EVENT ? "drop" : "gone", NULL, false);
 }
 
 static int row_change(void *self, const mse_block *before, mse_block *block)
 {
     (void)before;
-    return put_block_row(self, block, "claim", NULL);
+    return put_block_row(self, block, "claim", NULL, false);
 }
 
 static int put_other_row(struct rows *rows, const ms_event *event)
@@ -246,7 +262,7 @@ static int write_rows(const mse_job *job, bool json)
     if (!json)
         mse_put_string(&rows.output,
                        "event,time,kind,thread,device,bytes,category,module,phase,step,block,held,reserved,"
-                       "is_lower_bound,block_kind\n");
+                       "is_lower_bound,block_kind,file,line,function,operator\n");
     int error = mse_replay(job, &replay_handler, &rows, &rows.output, 0, 1);
     mse_output_flush(&rows.output);
     if (!error && rows.output.failed)

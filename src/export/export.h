@@ -1,7 +1,7 @@
 /* export.h - converts a capture to formats that other programs read. Independent of Python; of the
  * core only include/ is used.
  *
- *     perfetto.c        a Perfetto trace            on perfetto_packets.c, protobuf.c
+ *     perfetto.c        a Perfetto trace            on perfetto_*.c, protobuf.c
  *     torch_snapshot.c  torch's memory snapshot     on torch_frames.c, pickle.c, segments.c
  *     event_rows.c      one row per event: CSV, JSON
  *     all of them       on replay.c, held_blocks.c, hash_map.c, output.c
@@ -20,12 +20,20 @@ typedef struct mse_text {
     size_t size;
 } mse_text;
 
+/* Where a block was made. A text whose `bytes` is NULL is not known; nor is line 0. */
+typedef struct mse_place {
+    mse_text file, function, operator_name;
+    uint32_t line;
+} mse_place;
+
 typedef struct mse_job {
     ms_reader *reader;
     uint64_t last; /* the moment to end with, or the nearest one before it that can be known */
     /* Names by path and by device, quoted and escaped as the format needs them. */
     const mse_text *modules, *devices;
     size_t module_count, device_count;
+    const mse_place *places; /* by stack, with texts like the names */
+    size_t place_count;
     mse_text title; /* of the program */
     int32_t pid;
     uint64_t began; /* microseconds since 1970; 0: unknown */
@@ -72,6 +80,12 @@ static inline mse_text mse_module(const mse_job *job, ms_path path)
 static inline mse_text mse_device(const mse_job *job, uint32_t device)
 {
     return device < job->device_count ? job->devices[device] : (mse_text){"?", 1};
+}
+
+/* A place of which nothing is known for a stack that has none. */
+static inline mse_place mse_place_of(const mse_job *job, ms_stack stack)
+{
+    return stack < job->place_count ? job->places[stack] : (mse_place){{NULL, 0}, {NULL, 0}, {NULL, 0}, 0};
 }
 
 extern const char *const mse_categories[MS_CATEGORY_COUNT];

@@ -1,20 +1,21 @@
 /* perfetto.c - writes a capture as a Perfetto trace.
  *
- * Each device has counters: one for each category, "held" for their sum, "reserved". Each thread has a track with a
- * slice for each module call (the slice's category is the phase), and a track with its phases. The process has tracks
- * for steps, peaks, notes and collectives. Everything is written as it happens: only the position of each thread and
- * the last value of each counter are kept. */
+ * Each device has counters (perfetto_counters.c), tracks with its largest blocks (perfetto_blocks.c), and a heap
+ * profile of its peak (perfetto_profile.c). Each thread has a track with a slice for each module call (the slice's
+ * category is the phase), and a track with its phases. The process has tracks for steps, peaks, notes and collectives.
+ * Everything is written as it happens: only the position of each thread, the last value of each counter, and which of
+ * the chosen blocks are held are kept. */
 #include "export/perfetto_packets.h"
 #include "export/replay.h"
 
 #include <stdlib.h>
 
-/* The counters of a device: one for each category, then these. */
-enum { HELD = MS_CATEGORY_COUNT, RESERVED, COUNTERS };
-/* Track numbers:
- *     DEVICES + 16 i          device i          THREADS + 2 i        the modules of thread i
- *     DEVICES + 16 i + 1 + c  its counter c     THREADS + 2 i + 1    its phases */
-enum { PROCESS = 1, STEPS, PEAKS, NOTES, COLLECTIVES, DEVICES = 16, THREADS = DEVICES + 16 * MS_MAX_DEVICES };
+/* Track numbers: those of devices and their counters, then those of blocks, then
+ *     THREADS + 2 i        the modules of thread i
+ *     THREADS + 2 i + 1    its phases */
+enum { PROCESS = 1, STEPS, PEAKS, NOTES, COLLECTIVES, DEVICES = 16 };
+enum { BLOCKS = DEVICES + MSE_DEVICE_TRACKS * MS_MAX_DEVICES };
+enum { THREADS = BLOCKS + MSE_MOST_BLOCKS * MS_MAX_DEVICES };
 /* Ids of interned names and categories. */
 enum { NAME_PHASES = 1, NAME_MODULES = NAME_PHASES + MS_PHASE_COUNT };
 enum { CATEGORY_PHASES = 1, CATEGORY_PHASE = CATEGORY_PHASES + MS_PHASE_COUNT };
@@ -42,6 +43,9 @@ struct thread {
 struct writer {
     const mse_job *job;
     mse_packets packets;
+    mse_counters *counters;
+    mse_block_tracks *blocks;
+    mse_peak_profiles *profiles;
     mse_collective_track *collectives;
     ms_survey survey;
     struct module_node *modules; /* by path */
@@ -49,9 +53,7 @@ struct writer {
     struct thread *threads;
     size_t thread_count, thread_room;
     mse_map by_number;
-    uint64_t micros;                /* the time of the last event, in microseconds */
-    uint32_t named[MS_MAX_DEVICES]; /* bit i: counter i has a track */
-    int64_t value[MS_MAX_DEVICES][COUNTERS];
+    uint64_t micros;      /* the time of the last event, in microseconds */
     uint64_t slices_left; /* beginnings and ends that may still be written, see SLICES_PER_POSITION */
     bool in_step, left_out_slices;
 };
@@ -59,63 +61,6 @@ struct writer {
 static mse_name name_of(const char *a, mse_text b, const char *c)
 {
     return (mse_name){mse_text_of(a), b, mse_text_of(c)};
-}
-
-/* ---- counters ---- */
-static uint64_t track_of_device(uint32_t device)
-{
-    return DEVICES + 16 * (uint64_t)device;
-}
-
-static uint64_t track_of_counter(uint32_t device, uint32_t counter)
-{
-    return track_of_device(device) + 1 + counter;
-}
-
-/* Write the track of a counter. "held" and "reserved" are shown before the categories. */
-static void name_counter(struct writer *writer, uint32_t device, uint32_t counter)
-{
-    mse_text name = mse_device(writer->job, device);
-    if (!writer->named[device])
-        mse_track(&writer->packets, track_of_device(device), PROCESS, name, DEVICES + device);
-    writer->named[device] |= UINT32_C(1) << counter;
-    const char *label = counter == HELD ? "held" : counter == RESERVED ? "reserved" : mse_categories[counter];
-    uint64_t rank = counter < MS_CATEGORY_COUNT ? counter + 2 : counter - MS_CATEGORY_COUNT;
-    mse_track_counter(&writer->packets, track_of_counter(device, counter), track_of_device(device),
-                      (mse_name){name, mse_text_of(" "), mse_text_of(label)}, rank);
-}
-
-/* Store the counter's value. False: it has not changed. */
-static bool set_counter(struct writer *writer, uint32_t device, uint32_t counter, int64_t value)
-{
-    if (writer->value[device][counter] == value)
-        return false;
-    writer->value[device][counter] = value;
-    if (!(writer->named[device] >> counter & 1))
-        name_counter(writer, device, counter);
-    return true;
-}
-
-/* Write the counters that have changed. "held" is written in the same event as the first changed category. */
-static void count_held(struct writer *writer, const ms_cursor *cursor, uint32_t device)
-{
-    ms_sums sums = ms_cursor_now(cursor, device);
-    int64_t held = 0;
-    for (uint32_t i = 0; i < MS_CATEGORY_COUNT; i++)
-        held += sums.of[i];
-    uint64_t held_track = set_counter(writer, device, HELD, held) ? track_of_counter(device, HELD) : 0;
-    for (uint32_t i = 0; i < MS_CATEGORY_COUNT; i++)
-        if (set_counter(writer, device, i, sums.of[i])) {
-            mse_set_counter(&writer->packets, track_of_counter(device, i), sums.of[i], held_track, held);
-            held_track = 0;
-        }
-}
-
-static void count_reserved(struct writer *writer, const ms_cursor *cursor, uint32_t device)
-{
-    int64_t reserved = (int64_t)ms_cursor_reserved(cursor, device);
-    if (set_counter(writer, device, RESERVED, reserved))
-        mse_set_counter(&writer->packets, track_of_counter(device, RESERVED), reserved, 0, 0);
 }
 
 static void put_instant(struct writer *writer, uint64_t track, const char *name)
@@ -277,12 +222,16 @@ static void put_peak(struct writer *writer, uint32_t device)
     mse_close_event(packets);
 }
 
-/* Put the peaks that are reached at the cursor's moment. */
-static void put_peaks(struct writer *writer, const ms_cursor *cursor)
+/* Put the peaks that are reached at the cursor's moment. MS_ENOMEM. */
+static int put_peaks(struct writer *writer, const ms_cursor *cursor)
 {
-    for (uint32_t device = 0; device < writer->survey.devices; device++)
-        if (writer->survey.peaks[device].bytes && writer->survey.peaks[device].moment == ms_cursor_moment(cursor))
+    int error = MS_OK;
+    for (uint32_t device = 0; !error && device < writer->survey.devices; device++)
+        if (writer->survey.peaks[device].bytes && writer->survey.peaks[device].moment == ms_cursor_moment(cursor)) {
             put_peak(writer, device);
+            error = mse_peak_profiles_write(writer->profiles, &writer->packets, cursor, device);
+        }
+    return error;
 }
 
 static void put_oom_instant(struct writer *writer, const struct thread *thread, const ms_event *event)
@@ -345,16 +294,17 @@ static int perfetto_on_key_frame(void *self, const ms_cursor *cursor, bool first
 {
     struct writer *writer = self;
     set_trace_time(writer, ms_cursor_time(cursor));
-    for (uint32_t device = 0; device < MS_MAX_DEVICES; device++) {
-        count_held(writer, cursor, device);
-        count_reserved(writer, cursor, device);
-    }
+    int error = mse_counters_load_key_frame(writer->counters, &writer->packets, cursor);
+    if (!error)
+        error = mse_block_tracks_load_key_frame(writer->blocks, &writer->packets, cursor);
+    if (error)
+        return error;
     if (!first || ms_cursor_is_lower_bound(cursor))
         put_instant(writer, NOTES, "events are missing before this: figures are at least");
     if (ms_cursor_step(cursor))
         put_step(writer, ms_cursor_step(cursor));
-    put_peaks(writer, cursor);
-    return move_all_threads(writer, cursor);
+    error = put_peaks(writer, cursor);
+    return error ? error : move_all_threads(writer, cursor);
 }
 
 static int on_thread_event(struct writer *writer, const ms_event *event)
@@ -369,19 +319,23 @@ static int on_thread_event(struct writer *writer, const ms_event *event)
     return MS_OK;
 }
 
+static int on_block_event(struct writer *writer, const ms_cursor *cursor, const ms_event *event)
+{
+    int error = mse_counters_apply(writer->counters, &writer->packets, cursor, event);
+    if (!error)
+        error = mse_block_tracks_apply(writer->blocks, &writer->packets, event);
+    return error || event->op != MS_OP_ADD ? error : put_peaks(writer, cursor);
+}
+
 static int perfetto_on_event(void *self, const ms_cursor *cursor, const ms_event *event)
 {
     struct writer *writer = self;
     set_trace_time(writer, event->time);
     switch (event->op) {
     case MS_OP_ADD:
-        count_held(writer, cursor, event->device);
-        put_peaks(writer, cursor);
-        break;
     case MS_OP_DROP:
     case MS_OP_CLAIM:
-        count_held(writer, cursor, event->device);
-        break;
+        return on_block_event(writer, cursor, event);
     case MS_OP_POSITION:
     case MS_OP_OOM:
         return on_thread_event(writer, event);
@@ -392,7 +346,7 @@ static int perfetto_on_event(void *self, const ms_cursor *cursor, const ms_event
         put_instant(writer, STEPS, "optimizer step ended");
         break;
     case MS_OP_RESERVED:
-        count_reserved(writer, cursor, event->device);
+        mse_counters_set_reserved(writer->counters, &writer->packets, cursor, event->device);
         break;
     default:
         break;
@@ -442,6 +396,7 @@ static void put_trace_tail(struct writer *writer)
     set_trace_time(writer, ms_reader_get_status(writer->job->reader).duration);
     for (size_t i = 0; i < writer->thread_count; i++)
         move_thread(writer, &writer->threads[i], MS_IDLE, MS_GLOBAL);
+    mse_block_tracks_end(writer->blocks, &writer->packets);
     if (writer->in_step)
         mse_end_slice(&writer->packets, STEPS);
     mse_collective_track_write(writer->collectives, &writer->packets, writer->job, UINT64_MAX / 2);
@@ -453,6 +408,12 @@ static int write_trace(struct writer *writer)
     int error = ms_reader_survey(writer->job->reader, &writer->survey, NULL, NULL);
     if (!error)
         error = mse_collective_track_open(writer->job, COLLECTIVES, &writer->collectives);
+    if (!error)
+        error = mse_counters_open(writer->job, PROCESS, DEVICES, &writer->counters);
+    if (!error)
+        error = mse_block_tracks_open(writer->job, &writer->survey, writer->counters, BLOCKS, &writer->blocks);
+    if (!error)
+        error = mse_peak_profiles_open(writer->job, &writer->profiles);
     if (error)
         return error;
     put_trace_head(writer);
@@ -472,6 +433,9 @@ int mse_perfetto(const mse_job *job)
     bool ready = mse_packets_open(&writer->packets, job) && load_modules(writer);
     int error = ready ? write_trace(writer) : MS_ENOMEM;
     mse_packets_close(&writer->packets);
+    mse_block_tracks_close(writer->blocks);
+    mse_peak_profiles_close(writer->profiles);
+    mse_counters_close(writer->counters);
     mse_collective_track_close(writer->collectives);
     mse_map_close(&writer->by_number);
     free(writer->threads);

@@ -10,6 +10,7 @@ enum {
     PACKET_EVENT = 11,
     PACKET_INTERNED = 12,
     PACKET_FLAGS = 13,
+    PACKET_PROFILE = 37,
     PACKET_TRACK = 60,
     TRACK_UUID = 1,
     TRACK_NAME = 2,
@@ -36,6 +37,25 @@ enum {
     EVENT_EXTRA_TRACK = 31,
     INTERNED_CATEGORIES = 1,
     INTERNED_NAMES = 2,
+    INTERNED_FUNCTIONS = 5,
+    INTERNED_FRAMES = 6,
+    INTERNED_CALLSTACKS = 7,
+    INTERNED_PATHS = 17,
+    INTERNED_MAPPINGS = 19,
+    MAPPING_PATHS = 7,
+    FRAME_FUNCTION = 2,
+    FRAME_MAPPING = 3,
+    FRAME_ADDRESS = 4,
+    CALLSTACK_FRAMES = 2,
+    PROFILE_DUMPS = 5,
+    PROFILE_INDEX = 7,
+    DUMP_PID = 1,
+    DUMP_SAMPLES = 2,
+    DUMP_TIME = 9,
+    DUMP_HEAP = 11,
+    SAMPLE_CALLSTACK = 1,
+    SAMPLE_BYTES = 2,
+    SAMPLE_COUNT = 5,
     INTERN_ID = 1,
     INTERN_TEXT = 2,
     ANNOTATION_UINT = 3,
@@ -46,9 +66,15 @@ enum {
     CLOCK_TIME = 2,
 };
 
-enum { SLICE_BEGIN = 1, SLICE_END, INSTANT, COUNTER };                   /* TrackEvent.Type */
-enum { STATE_CLEARED = 1, NEEDS_STATE };                                 /* TracePacket.SequenceFlags */
-enum { ORDER_EXPLICIT = 3, UNIT_BYTES = 3, REALTIME = 1, BOOTTIME = 6 }; /* of other enumerations */
+enum { SLICE_BEGIN = 1, SLICE_END, INSTANT, COUNTER }; /* TrackEvent.Type */
+enum { STATE_CLEARED = 1, NEEDS_STATE };               /* TracePacket.SequenceFlags */
+enum {
+    ORDER_EXPLICIT = 3,
+    UNIT_BYTES = 3,
+    REALTIME = 1,
+    MONOTONIC_COARSE = 4,
+    BOOTTIME = 6
+}; /* of other enumerations */
 
 /* ---- packets ---- */
 static void open_packet(mse_packets *packets, uint64_t flags)
@@ -100,12 +126,12 @@ void mse_packets_begin(mse_packets *packets, uint64_t began)
 {
     mse_proto *packet = &packets->packet;
     open_packet(packets, STATE_CLEARED);
-    if (began && began < UINT64_MAX / 1000) {
-        size_t clocks = mse_proto_open_message(packet, PACKET_CLOCKS);
-        put_clock(packet, BOOTTIME, 0);
+    size_t clocks = mse_proto_open_message(packet, PACKET_CLOCKS);
+    put_clock(packet, BOOTTIME, 0);
+    put_clock(packet, MONOTONIC_COARSE, 0); /* of heap profiles */
+    if (began && began < UINT64_MAX / 1000)
         put_clock(packet, REALTIME, began * 1000);
-        mse_proto_close_message(packet, clocks);
-    }
+    mse_proto_close_message(packet, clocks);
     close_packet(packets);
 }
 
@@ -261,4 +287,90 @@ void mse_annotate_text(mse_packets *packets, const char *name, mse_text text)
     mse_proto_text(&packets->packet, ANNOTATION_NAME, mse_text_of(name));
     mse_proto_text(&packets->packet, ANNOTATION_STRING, text);
     mse_proto_close_message(&packets->packet, at);
+}
+
+/* ---- heap profiles ---- */
+static void put_interned(mse_proto *packet, uint32_t field, uint64_t id, mse_name name)
+{
+    size_t entry = mse_proto_open_message(packet, field);
+    mse_proto_number(packet, INTERN_ID, id);
+    mse_proto_texts(packet, INTERN_TEXT, name.a, name.b, name.c);
+    mse_proto_close_message(packet, entry);
+}
+
+/* Perfetto puts a slash before each part of a path. */
+static mse_text without_slash(mse_text path)
+{
+    return path.size && path.bytes[0] == '/' ? (mse_text){path.bytes + 1, path.size - 1} : path;
+}
+
+static void put_mapping(mse_proto *packet, uint64_t id, mse_text file)
+{
+    if (file.bytes)
+        put_interned(packet, INTERNED_PATHS, id, (mse_name){without_slash(file), {0}, {0}});
+    size_t mapping = mse_proto_open_message(packet, INTERNED_MAPPINGS);
+    mse_proto_number(packet, INTERN_ID, id);
+    if (file.bytes)
+        mse_proto_number(packet, MAPPING_PATHS, id);
+    mse_proto_close_message(packet, mapping);
+}
+
+void mse_intern_frame(mse_packets *packets, uint64_t id, mse_name name, mse_text file, uint32_t line)
+{
+    mse_proto *packet = &packets->packet;
+    open_packet(packets, NEEDS_STATE);
+    size_t data = mse_proto_open_message(packet, PACKET_INTERNED);
+    put_interned(packet, INTERNED_FUNCTIONS, id, name);
+    put_mapping(packet, id, file);
+    size_t frame = mse_proto_open_message(packet, INTERNED_FRAMES);
+    mse_proto_number(packet, INTERN_ID, id);
+    mse_proto_number(packet, FRAME_FUNCTION, id);
+    mse_proto_number(packet, FRAME_MAPPING, id);
+    mse_proto_number(packet, FRAME_ADDRESS, line);
+    mse_proto_close_message(packet, frame);
+    mse_proto_close_message(packet, data);
+    close_packet(packets);
+}
+
+void mse_intern_callstack(mse_packets *packets, uint64_t id, const uint64_t *frames, size_t count)
+{
+    mse_proto *packet = &packets->packet;
+    open_packet(packets, NEEDS_STATE);
+    size_t data = mse_proto_open_message(packet, PACKET_INTERNED);
+    size_t callstack = mse_proto_open_message(packet, INTERNED_CALLSTACKS);
+    mse_proto_number(packet, INTERN_ID, id);
+    for (size_t i = 0; i < count; i++)
+        mse_proto_number(packet, CALLSTACK_FRAMES, frames[i]);
+    mse_proto_close_message(packet, callstack);
+    mse_proto_close_message(packet, data);
+    close_packet(packets);
+}
+
+void mse_open_profile(mse_packets *packets, mse_profile_message *profile, uint64_t index, int32_t pid, mse_text heap)
+{
+    mse_proto *packet = &packets->packet;
+    open_packet(packets, NEEDS_STATE);
+    mse_proto_number(packet, PACKET_TIMESTAMP, packets->time);
+    profile->packet = mse_proto_open_message(packet, PACKET_PROFILE);
+    mse_proto_number(packet, PROFILE_INDEX, index);
+    profile->dump = mse_proto_open_message(packet, PROFILE_DUMPS);
+    mse_proto_number(packet, DUMP_PID, (uint64_t)pid);
+    mse_proto_number(packet, DUMP_TIME, packets->time);
+    mse_proto_text(packet, DUMP_HEAP, heap);
+}
+
+void mse_profile_sample(mse_packets *packets, uint64_t callstack, uint64_t bytes, uint64_t count)
+{
+    size_t sample = mse_proto_open_message(&packets->packet, DUMP_SAMPLES);
+    mse_proto_number(&packets->packet, SAMPLE_CALLSTACK, callstack);
+    mse_proto_number(&packets->packet, SAMPLE_BYTES, bytes);
+    mse_proto_number(&packets->packet, SAMPLE_COUNT, count);
+    mse_proto_close_message(&packets->packet, sample);
+}
+
+void mse_close_profile(mse_packets *packets, const mse_profile_message *profile)
+{
+    mse_proto_close_message(&packets->packet, profile->dump);
+    mse_proto_close_message(&packets->packet, profile->packet);
+    close_packet(packets);
 }

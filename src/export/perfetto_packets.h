@@ -48,6 +48,55 @@ void mse_annotate(mse_packets *packets, const char *name, uint64_t number);
 void mse_annotate_text(mse_packets *packets, const char *name, mse_text text);
 void mse_close_event(mse_packets *packets);
 
+/* ---- heap profiles: the bytes of each callstack at the time of the packet ---- */
+
+/* Frames and callstacks are referred to by ids, as names are. Those of a line have a file, whose `bytes` is else NULL.
+ */
+void mse_intern_frame(mse_packets *packets, uint64_t id, mse_name name, mse_text file, uint32_t line);
+/* The outermost frame is the first. */
+void mse_intern_callstack(mse_packets *packets, uint64_t id, const uint64_t *frames, size_t count);
+typedef struct mse_profile_message {
+    size_t packet, dump;
+} mse_profile_message;
+/* Samples may follow until mse_close_profile. `index`: how many profiles were written before. */
+void mse_open_profile(mse_packets *packets, mse_profile_message *profile, uint64_t index, int32_t pid, mse_text heap);
+void mse_profile_sample(mse_packets *packets, uint64_t callstack, uint64_t bytes, uint64_t count);
+void mse_close_profile(mse_packets *packets, const mse_profile_message *profile);
+
+/* ---- perfetto_profile.c: what each device holds at its peak, as a heap profile ---- */
+typedef struct mse_peak_profiles mse_peak_profiles;
+int mse_peak_profiles_open(const mse_job *job, mse_peak_profiles **profiles); /* MS_ENOMEM */
+void mse_peak_profiles_close(mse_peak_profiles *profiles);                    /* NULL is allowed */
+/* Write what the device holds at the cursor's moment. MS_ENOMEM. */
+int mse_peak_profiles_write(mse_peak_profiles *profiles, mse_packets *packets, const ms_cursor *cursor,
+                            uint32_t device);
+
+/* ---- perfetto_counters.c: what each device holds, in tracks ---- */
+enum { MSE_DEVICE_TRACKS = 32 }; /* numbers of tracks that a device needs */
+typedef struct mse_counters mse_counters;
+/* `parent`: the track around those of the devices. `first`: the number of the first track. MS_ENOMEM. */
+int mse_counters_open(const mse_job *job, uint64_t parent, uint64_t first, mse_counters **counters);
+void mse_counters_close(mse_counters *counters); /* NULL is allowed */
+/* The number of a device's track, which is written if it was not yet. */
+uint64_t mse_counters_device_track(mse_counters *counters, mse_packets *packets, uint32_t device);
+/* Write the counters that have changed: at a key frame, and after an add, a drop or a claim. MS_ENOMEM. */
+int mse_counters_load_key_frame(mse_counters *counters, mse_packets *packets, const ms_cursor *cursor);
+int mse_counters_apply(mse_counters *counters, mse_packets *packets, const ms_cursor *cursor, const ms_event *event);
+void mse_counters_set_reserved(mse_counters *counters, mse_packets *packets, const ms_cursor *cursor, uint32_t device);
+
+/* ---- perfetto_blocks.c: slices of the largest blocks that each device holds at its peak ---- */
+enum { MSE_MOST_BLOCKS = 64 }; /* of a device */
+typedef struct mse_block_tracks mse_block_tracks;
+/* Choose the blocks, for which it reads the capture. `first`: the number of the first track. MS_ENOMEM, MS_EIO. */
+int mse_block_tracks_open(const mse_job *job, const ms_survey *survey, mse_counters *counters, uint64_t first,
+                          mse_block_tracks **tracks);
+void mse_block_tracks_close(mse_block_tracks *tracks); /* NULL is allowed */
+/* Begin and end the slices of the blocks that a key frame, or an add or a drop, makes known or ends. MS_ENOMEM. */
+int mse_block_tracks_load_key_frame(mse_block_tracks *tracks, mse_packets *packets, const ms_cursor *cursor);
+int mse_block_tracks_apply(mse_block_tracks *tracks, mse_packets *packets, const ms_event *event);
+/* End the slices of blocks that are still held. */
+void mse_block_tracks_end(mse_block_tracks *tracks, mse_packets *packets);
+
 /* ---- perfetto_collectives.c: the track of a capture's collectives ---- */
 typedef struct mse_collective_track mse_collective_track;
 /* `uuid`: the track's number. MS_ENOMEM, MS_EIO. */

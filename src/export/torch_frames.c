@@ -11,7 +11,9 @@ bool mse_torch_open(mse_torch_pickle *torch, const mse_job *job)
         .job = job, .module_count = ms_reader_paths(job->reader), .stack_count = ms_reader_stacks(job->reader)};
     torch->modules = calloc((size_t)torch->module_count + 1, sizeof *torch->modules);
     torch->stacks = calloc((size_t)torch->stack_count + 1, sizeof *torch->stacks);
-    return mse_output_open(&torch->pickle.output, job) && torch->modules && torch->stacks;
+    torch->operators = calloc((size_t)torch->stack_count + 1, sizeof *torch->operators);
+    bool ready = torch->modules && torch->stacks && torch->operators;
+    return mse_output_open(&torch->pickle.output, job) && ready;
 }
 
 void mse_torch_close(mse_torch_pickle *torch)
@@ -20,6 +22,7 @@ void mse_torch_close(mse_torch_pickle *torch)
     mse_map_close(&torch->frames);
     free(torch->modules);
     free(torch->stacks);
+    free(torch->operators);
 }
 
 /* ---- strings ---- */
@@ -110,7 +113,10 @@ static void put_python_frame(mse_torch_pickle *torch, ms_stack stack, const ms_f
     torch->stacks[stack] = mse_pickle_memoize(pickle) + 1;
     mse_pickle_op(pickle, MSE_MARK);
     mse_torch_put_string(torch, S_filename);
-    if (frame->file)
+    mse_text file = mse_place_of(torch->job, stack).file; /* a cell of a notebook has another name than its file */
+    if (frame->file && file.bytes)
+        mse_pickle_text(&torch->pickle, file);
+    else if (frame->file)
         put_ascii_or_utf8(torch, frame->file);
     else
         mse_torch_put_string(torch, S_operator);
@@ -125,6 +131,9 @@ static void put_python_frames(mse_torch_pickle *torch, ms_stack stack)
 {
     ms_frame frame;
     ms_stack outer = MS_STACK_NONE; /* behind the frames of the forward */
+    mse_text operator_name = mse_place_of(torch->job, stack).operator_name;
+    if (operator_name.bytes && ms_reader_stack(torch->job->reader, stack, &frame) && frame.file)
+        put_frame(torch, &torch->operators[stack], S_operator, operator_name, 0);
     for (int i = 0; i < MAX_FRAMES && ms_reader_stack(torch->job->reader, stack, &frame); i++) {
         put_python_frame(torch, stack, &frame);
         bool is_node = frame.forward && frame.forward < stack && !outer;

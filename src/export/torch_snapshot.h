@@ -33,7 +33,7 @@ typedef struct mse_torch_pickle {
     uint32_t categories[MS_CATEGORY_COUNT], phases[MS_PHASE_COUNT], devices[MS_MAX_DEVICES];
     uint32_t *modules; /* by path */
     uint32_t module_count;
-    uint32_t *stacks; /* by stack */
+    uint32_t *stacks, *operators; /* by stack */
     uint32_t stack_count;
     mse_map frames; /* lists of frames, by all that they depend on */
 } mse_torch_pickle;
@@ -47,7 +47,8 @@ void mse_torch_put_string(mse_torch_pickle *torch, enum mse_torch_string string)
 void mse_torch_put_field(mse_torch_pickle *torch, enum mse_torch_string string, uint64_t number);
 void mse_torch_put_category(mse_torch_pickle *torch, uint8_t category);
 /* Put the list of frames for such a block, innermost first as in torch: category, kind if it has one, the Python frames
- * that made it, owner, the owner's parents, phase, device. MSE_NO_CATEGORY: without category. MS_ENOMEM. */
+ * that made it with its operator first, owner, the owner's parents, phase, device. MSE_NO_CATEGORY: without category.
+ * MS_ENOMEM. */
 int mse_torch_put_frames(mse_torch_pickle *torch, uint32_t device, ms_path path, uint8_t category, uint8_t kind,
                          uint8_t phase, ms_stack stack);
 

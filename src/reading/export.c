@@ -60,6 +60,42 @@ static uint32_t *numbers_of(PyObject *list, size_t *count)
     return numbers;
 }
 
+/* A bytes object's text; None: there is none. False with an exception set. */
+static bool read_text(PyObject *object, mse_text *text)
+{
+    char *bytes;
+    Py_ssize_t size;
+    *text = (mse_text){NULL, 0};
+    if (object == Py_None)
+        return true;
+    if (PyBytes_AsStringAndSize(object, &bytes, &size) != 0)
+        return false;
+    *text = (mse_text){bytes, (size_t)size};
+    return true;
+}
+
+/* The items of a list of tuples (file, line, function, operator). They point into the objects, as those of texts_of.
+ * Free the array with PyMem_Free. NULL with an exception set. */
+static mse_place *places_of(PyObject *list, size_t *count)
+{
+    *count = (size_t)PyList_GET_SIZE(list);
+    mse_place *places = PyMem_Calloc(*count + 1, sizeof *places);
+    if (!places)
+        PyErr_NoMemory();
+    for (size_t i = 0; places && i < *count; i++) {
+        PyObject *file, *function, *operator_name;
+        mse_place *place = &places[i];
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, (Py_ssize_t)i), "OIOO", &file, &place->line, &function,
+                              &operator_name) ||
+            !read_text(file, &place->file) || !read_text(function, &place->function) ||
+            !read_text(operator_name, &place->operator_name)) {
+            PyMem_Free(places);
+            return NULL;
+        }
+    }
+    return places;
+}
+
 static int (*find_format(const char *format))(const mse_job *)
 {
     static const struct {
@@ -97,45 +133,48 @@ static int convert_export_last(PyObject *object, void *last)
 
 /* Convert the lists to arrays, which live as long as the export runs. */
 static PyObject *export_with_names(msr_reader *self, struct export *export, PyObject *modules, PyObject *devices,
-                                   PyObject *order, int (*write)(const mse_job *))
+                                   PyObject *places, PyObject *order, int (*write)(const mse_job *))
 {
     mse_job *job = &export->job;
     PyObject *result = NULL;
     mse_text *module_texts = texts_of(modules, &job->module_count);
     mse_text *device_texts = module_texts ? texts_of(devices, &job->device_count) : NULL;
-    uint32_t *numbers = device_texts ? numbers_of(order, &job->order_count) : NULL;
+    mse_place *stack_places = device_texts ? places_of(places, &job->place_count) : NULL;
+    uint32_t *numbers = stack_places ? numbers_of(order, &job->order_count) : NULL;
     job->modules = module_texts;
     job->devices = device_texts;
+    job->places = stack_places;
     job->order = numbers;
     if (numbers)
         result = run_export(self, export, write);
     PyMem_Free(module_texts);
     PyMem_Free(device_texts);
+    PyMem_Free(stack_places);
     PyMem_Free(numbers);
     return result;
 }
 
 PyObject *msr_export(msr_reader *self, PyObject *args, PyObject *named)
 {
-    static char *names[] = {"format", "write", "modules", "devices",  "title", "pid",
-                            "began",  "order", "last",    "progress", NULL};
+    static char *names[] = {"format", "write", "modules", "devices", "places",   "title",
+                            "pid",    "began", "order",   "last",    "progress", NULL};
     struct export export = {.progress = Py_None, .job = {.put = write_part, .last = UINT64_MAX}};
     const char *format, *title = "";
     Py_ssize_t title_size = 0;
     unsigned long long began = 0;
-    PyObject *modules = NULL, *devices = NULL, *order = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "sO|$O!O!y#iKO!O&O:export", names, &format, &export.write,
-                                     &PyList_Type, &modules, &PyList_Type, &devices, &title, &title_size,
-                                     &export.job.pid, &began, &PyList_Type, &order, convert_export_last,
+    PyObject *modules = NULL, *devices = NULL, *places = NULL, *order = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "sO|$O!O!O!y#iKO!O&O:export", names, &format, &export.write,
+                                     &PyList_Type, &modules, &PyList_Type, &devices, &PyList_Type, &places, &title,
+                                     &title_size, &export.job.pid, &began, &PyList_Type, &order, convert_export_last,
                                      &export.job.last, &export.progress))
         return NULL;
     int (*write)(const mse_job *) = find_format(format);
     if (!write)
         return NULL;
-    if (!modules || !devices || !order)
-        return PyErr_Format(PyExc_TypeError, "export() needs the arguments modules, devices and order");
+    if (!modules || !devices || !places || !order)
+        return PyErr_Format(PyExc_TypeError, "export() needs the arguments modules, devices, places and order");
     export.job.context = &export;
     export.job.title = (mse_text){title, (size_t)title_size};
     export.job.began = began;
-    return export_with_names(self, &export, modules, devices, order, write);
+    return export_with_names(self, &export, modules, devices, places, order, write);
 }

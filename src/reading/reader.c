@@ -415,7 +415,8 @@ static PyMethodDef methods[] = {
      "pack($self, first=0, last=None)\n--\n\nWhat was held at every moment between two, in the format that the page "
      "reads, and the stacks that made blocks in it."},
     {"export", (PyCFunction)(void (*)(void))msr_export, METH_VARARGS | METH_KEYWORDS,
-     "export($self, format, write, *, modules, devices, order, title=b'', pid=0, began=0, last=None, progress=None)\n"
+     "export($self, format, write, *, modules, devices, places, order, title=b'', pid=0, began=0, last=None, "
+     "progress=None)\n"
      "--\n\nConvert the capture to another program's format. write is called with one part after the other."},
     {NULL, NULL, 0, NULL},
 };

@@ -339,6 +339,36 @@ static PyObject *module_stacks(snapshot *self, PyObject *args)
     return list;
 }
 
+static int compare_in_all(const void *left, const void *right)
+{
+    const ms_captured_block *a = left, *b = right;
+    int order = compare_owners(a, b);
+    if (order == 0)
+        order = compare_stacks(a, b);
+    if (order == 0)
+        order = (a->category > b->category) - (a->category < b->category);
+    return order ? order : (a->kind > b->kind) - (a->kind < b->kind);
+}
+
+static PyObject *alike(snapshot *self, PyObject *unused)
+{
+    (void)unused;
+    size_t found;
+    ms_captured_block *blocks = sort_blocks(self, -1, compare_in_all, &found);
+    PyObject *list = blocks ? PyList_New(0) : NULL;
+    for (size_t i = 0; list && i < found;) {
+        const ms_captured_block *first = &blocks[i];
+        unsigned long long bytes = 0;
+        for (; i < found && compare_in_all(first, &blocks[i]) == 0; i++)
+            bytes += blocks[i].bytes;
+        if (!append(list, Py_BuildValue("(IIIOOK)", first->device, first->path, first->stack,
+                                        msr_categories[first->category], msr_kinds[first->kind], bytes)))
+            Py_CLEAR(list);
+    }
+    PyMem_Free(blocks);
+    return list;
+}
+
 static PyObject *threads(snapshot *self, PyObject *unused)
 {
     (void)unused;
@@ -374,6 +404,9 @@ static PyMethodDef methods[] = {
     {"module_stacks", (PyCFunction)module_stacks, METH_VARARGS,
      "module_stacks($self, device, /)\n--\n\nPath, stack and bytes by category, of each two that belong together on a "
      "device. Device -1: all."},
+    {"alike", (PyCFunction)alike, METH_NOARGS,
+     "alike($self)\n--\n\nDevice, path, stack, category, kind and bytes, of the blocks that are alike in all of "
+     "these."},
     {"threads", (PyCFunction)threads, METH_NOARGS, "threads($self)\n--\n\nNumber, id, phase and path of each thread."},
     {NULL, NULL, 0, NULL},
 };

@@ -424,6 +424,24 @@ static PyObject *stacks_lost(PyObject *self, PyObject *unused)
     return PyLong_FromUnsignedLongLong(ms_stacks_lost(mst.watch));
 }
 
+static PyObject *stack_files(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    PyObject *files = PySet_New(NULL);
+    ms_frame frame;
+    for (uint32_t stack = 0; files && stack < ms_stack_count(mst.watch); stack++) {
+        if (!ms_stack_frame(mst.watch, stack, &frame) || !frame.file)
+            continue;
+        PyObject *file = PyUnicode_DecodeUTF8(frame.file, (Py_ssize_t)strlen(frame.file), "replace");
+        if (!file || PySet_Add(files, file) != 0)
+            Py_CLEAR(files);
+        Py_XDECREF(file);
+    }
+    PyObject *list = files ? PySequence_List(files) : NULL;
+    Py_XDECREF(files);
+    return list;
+}
+
 PyMethodDef mst_block_stacks_methods[] = {
     {"why_no_stacks", why_no_stacks, METH_NOARGS, "None, or why this Python's frames cannot be read."},
     {"set_stack_depth", set_stack_depth, METH_O, "How many frames are kept for each block; 0: none are read."},
@@ -435,6 +453,7 @@ PyMethodDef mst_block_stacks_methods[] = {
      "frame,\n"
      "innermost first."},
     {"read_frames", read_frames, METH_NOARGS, "The same of all Python frames of this thread."},
+    {"stack_files", stack_files, METH_NOARGS, "The files of all frames that stacks have, each once."},
     {"stacks_lost", stacks_lost, METH_NOARGS, "How many times the table of stacks was full."},
     {NULL, NULL, 0, NULL},
 };

@@ -102,8 +102,8 @@ PyMODINIT_FUNC PyInit__native(void)
 {
     if (mst_torch_load() != 0 || mst_threads_init() != 0 || mst_backward_hooks_init() != 0 || mst_tracker_init() != 0 ||
         mst_ledger_init() != 0 || mst_capture_init() != 0 || mst_held_signals_init() != 0 || mst_stacks_init() != 0 ||
-        mst_running_operator_init() != 0 || PyType_Ready(&mst_context_type) != 0)
-        PyType_Ready(&mst_context_type) != 0 || PyType_Ready(&mst_operator_log_type) != 0)
+        mst_running_operator_init() != 0 || PyType_Ready(&mst_context_type) != 0 ||
+        PyType_Ready(&mst_operator_log_type) != 0)
         return NULL;
     PyObject *module = PyType_Ready(&mst_step_arguments_type) == 0 ? PyModule_Create(&definition) : NULL;
     if (!module || add_functions(module) != 0 || add_types(module) != 0 ||

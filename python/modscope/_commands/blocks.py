@@ -47,8 +47,11 @@ def _group(blocks: list[Report], arguments: Namespace) -> list[Group[Report]]:
     return groups[: arguments.n or None]
 
 
+_LINE = 6
 _HEADERS = ("Bytes", "Blocks", "Category", "Phase", "Step", "Age", "Line", "Module")
-_NAME_COLUMNS = 24  # that a module's name should have; for it the age is left out, then the line
+_NAME_COLUMNS = 24  # that a module's name should have; for it the age is left out
+_LEAST_NAME_COLUMNS = 20  # that it must have beside a line; for it the phase is left out, then the step, and the line is shortened
+_LEAST_LINE_COLUMNS = 12
 
 
 def _row(group: Group[Report], wide: bool) -> tuple[str, ...]:
@@ -61,26 +64,27 @@ def _row(group: Group[Report], wide: bool) -> tuple[str, ...]:
 
 
 def _table(groups: list[Group[Report]], screen: Screen) -> list[str]:
-    columns, rows = _columns(groups, screen, wide=True)
-    if "Line" not in columns:
-        columns, rows = _columns(groups, screen, wide=False)
+    headers = [word for word in _HEADERS if word != "Age"]
+    rows = [_row(group, wide=True) for group in groups]
+    if _room(headers, rows, screen) < _NAME_COLUMNS:
+        rows = [_row(group, wide=False) for group in groups]
+    columns = [word for i, word in enumerate(_HEADERS) if word not in ("Blocks", "Line") or any(row[i] for row in rows)]
+    for word, least in (("Age", _NAME_COLUMNS), ("Phase", _LEAST_NAME_COLUMNS), ("Step", _LEAST_NAME_COLUMNS)):
+        if _room(columns, rows, screen) < least and (word == "Age" or "Line" in columns):
+            columns.remove(word)
+    missing = _LEAST_NAME_COLUMNS - _room(columns, rows, screen)
+    if "Line" in columns and missing > 0:
+        width = max(_LEAST_LINE_COLUMNS, max(len(row[_LINE]) for row in rows) - missing)
+        rows = [(*row[:_LINE], screen.fit(row[_LINE], width), *row[_LINE + 1 :]) for row in rows]
     chosen = [_HEADERS.index(word) for word in columns]
     left = [columns.index(word) for word in ("Category", "Phase", "Line") if word in columns]
     return screen.table(columns, [[row[i] for i in chosen] for row in rows], left)
 
 
-def _columns(groups: list[Group[Report]], screen: Screen, wide: bool) -> tuple[list[str], list[tuple[str, ...]]]:
-    """The columns for which there is room, and all cells. ``wide``: as the lines say most."""
-    rows = [_row(group, wide) for group in groups]
-    columns = list(_HEADERS)
-    widths = {word: max(len(row[i]) for row in (_HEADERS, *rows)) + 2 for i, word in enumerate(_HEADERS[:-1])}
-    for word, needed in (("Blocks", any(row[1] for row in rows)), ("Line", any(row[6] for row in rows))):
-        if not needed:
-            columns.remove(word)
-    for word in ("Age", "Line"):
-        if screen.width - sum(widths.get(column, 0) for column in columns) < _NAME_COLUMNS and word in columns:
-            columns.remove(word)
-    return columns, rows
+def _room(columns: list[str], rows: list[tuple[str, ...]], screen: Screen) -> int:
+    """The columns of the screen that these leave for the module's name, which is the last."""
+    others = [_HEADERS.index(word) for word in columns if word != _HEADERS[-1]]
+    return screen.width - sum(max(len(row[i]) for row in (_HEADERS, *rows)) + 2 for i in others)
 
 
 def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:

@@ -235,4 +235,34 @@ def read_with_trace_processor(path: pathlib.Path) -> Trace:
     return Trace(counters, slices, (pid, name), threads)
 
 
+class HeldStack(NamedTuple):
+    """What a callstack of a heap profile holds. A frame is its name, the name of its mapping, and its address."""
+
+    heap: str
+    bytes: int
+    count: int
+    frames: tuple[tuple[str, str, int], ...]
+
+
+def read_heap_profiles(path: pathlib.Path) -> list[HeldStack]:
+    processor = _trace_processor()
+    processor.load(path.read_bytes())
+    assert processor.query("select name, value from stats where value and severity in ('error', 'data_loss')") == []
+    frames = {
+        number: (name, mapping, address)
+        for number, name, mapping, address in processor.query(
+            "select f.id, f.name, m.name as mapping, f.rel_pc from stack_profile_frame f join stack_profile_mapping m on f.mapping = m.id"
+        )
+    }
+    sites = {
+        number: (parent, frame) for number, parent, frame in processor.query("select id, parent_id, frame_id from stack_profile_callsite")
+    }
+
+    def stack(number: int | None) -> tuple[tuple[str, str, int], ...]:
+        return () if number is None else (*stack(sites[number][0]), frames[sites[number][1]])
+
+    rows = processor.query("select heap_name, size, count, callsite_id from heap_profile_allocation")
+    return [HeldStack(heap, size, count, stack(site)) for heap, size, count, site in rows]
+
+
 READ = {"protos": read_protos, "trace processor": read_with_trace_processor}

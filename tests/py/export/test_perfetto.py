@@ -35,6 +35,7 @@ def counters_of(snapshot):
     for device, sums in snapshot.totals.items():
         found |= {f"{device} {'held' if word == 'Total' else word}": value for word, value in sums.items()}
         found[f"{device} reserved"] = snapshot.reserved[device]
+        found |= {f"{device} {kind}": value for kind, value in snapshot.kinds.get(device, {}).items()}
     return {name: value for name, value in found.items() if value}
 
 

@@ -10,6 +10,7 @@ from export_helpers import BY_HAND, REAL, export, held, held_by_tree, load, mome
 
 CATEGORIES = ("Parameter", "Buffer", "Gradient", "Activation", "Temp", "Optstate", "Other")
 COLUMNS = "event time kind thread device bytes category module phase step block held reserved is_lower_bound block_kind".split()
+COLUMNS += ["file", "line", "function", "operator"]
 MODULE_COLUMNS = ["moment", "time", "step", "device", "module", *CATEGORIES, "own", "subtree", "is_lower_bound"]
 csv.field_size_limit(1 << 30)
 

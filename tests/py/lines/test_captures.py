@@ -13,7 +13,10 @@ import torch
 from helpers import INTERCEPTION
 
 import modscope
-from modscope._commands import places
+from modscope.__main__ import main
+from modscope._commands import blocks, places
+from modscope._commands.terminal import Screen
+from modscope._groups import Group
 from modscope._lines_read import Frame, Place, Places
 
 pytestmark = pytest.mark.skipif(not INTERCEPTION, reason="without interception there are no lines")
@@ -108,7 +111,27 @@ def test_the_commands_show_lines(run):
     (group,) = [group for group in leaks["groups"] if group["module"] == "Global"]
     assert [(row["line"], row["function"], row["count"]) for row in group["lines"]] == [(18, "main", group["count"])]
     assert "script.py:18 in main" in command("leaks", file)
-    assert "script.py:9" in command("blocks", file, "--no-group") or os.environ.get("COLUMNS")
+
+
+@pytest.mark.parametrize("columns", [50, 60, 80, 100, 120, 200])
+def test_blocks_show_their_lines_in_a_terminal_of_any_width(run, columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["blocks", str(run[1]), "--no-group", "-n", "0"]) == 0
+    out = capsys.readouterr().out
+    table = out.split("\n\n")[1].splitlines()
+    assert "Line" in table[0] and max(map(len, table)) <= columns
+    assert "script.py:9" in out and "script.py:6" in out
+    assert ("Phase" in table[0]) == (columns >= 80) and ("Age" in table[0]) == (columns >= 100)
+
+
+def test_a_long_line_is_shortened_before_the_modules_name():
+    block = {"bytes": 1 << 20, "category": "Activation", "kind": None, "phase": "forward", "step": 2, "age": 1.0}
+    block |= {"outside": False, "file": "/x/modeling_of_something_long.py", "line": 12345, "operator": None}
+    module = "Model.layers.3.attention.projection"
+    for columns in (60, 80, 100, 120):
+        head, row = blocks._table([Group(module, [block])], Screen(columns))
+        assert "model" in row and ".py:12345" in row and "projection" in row and len(row) <= columns, row
+        assert head.index("Line") == row.index("model") and ("Phase" in head) == (columns > 80)
 
 
 def test_a_change_of_code_by_line(run, tmp_path):

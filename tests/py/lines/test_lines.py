@@ -7,7 +7,6 @@ import functools
 import os
 import random
 import sys
-import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,52 +15,12 @@ from typing import Any
 import pytest
 import torch
 from helpers import INTERCEPTION
+from line_helpers import Prober
 
 import modscope
 from modscope import _mem_tracker, _native
 
 pytestmark = pytest.mark.skipif(not INTERCEPTION, reason="without interception there are no lines")
-
-_STANDARD = os.path.realpath(sysconfig.get_paths()["stdlib"])
-
-
-def is_own(file: str) -> bool:
-    library = "site-packages" in file or file.startswith(("<frozen", "<eval_with_key>", _STANDARD, sysconfig.get_paths()["stdlib"]))
-    return not library
-
-
-class Prober:
-    """Makes blocks, and compares their stacks with Python's."""
-
-    def __init__(self, tracker: modscope.MemTracker, depth: int = 64) -> None:
-        self._ledger = _mem_tracker.ledger_of(tracker)
-        self._depth = depth
-        self.limit: int | None = None  # how many frames are compared
-        self.probes = 0
-        self.wrong: list[Any] = []
-
-    def __call__(self, *ignored: Any) -> int:
-        block, summary = torch.empty(300), traceback.extract_stack(limit=self.limit)  # both in this line
-        expected = [(frame.filename, frame.lineno, frame.name) for frame in reversed(summary) if is_own(frame.filename)]
-        self.compare(block, expected[: self._depth])
-        return 1
-
-    def compare(self, block: torch.Tensor, expected: list[tuple[str, int | None, str]]) -> None:
-        stack = self._ledger.stack(block.data_ptr())
-        read = [(file, line, function.rpartition(".")[2]) for file, function, line, *_ in stack]
-        self.probes += 1
-        if (read[: len(expected)] if self.limit else read) != expected:
-            self.wrong.append((read, expected))
-
-
-@pytest.fixture
-def probe() -> Iterator[Prober]:
-    with modscope.MemTracker(stacks=64) as tracker:
-        prober = Prober(tracker)
-        yield prober
-    assert prober.probes
-    assert prober.wrong == []
-
 
 # ---- one kind of code each ----
 

@@ -1,0 +1,17 @@
+"""Fixtures of the tests of lines."""
+
+from collections.abc import Iterator
+
+import pytest
+from line_helpers import Prober
+
+import modscope
+
+
+@pytest.fixture
+def probe() -> Iterator[Prober]:
+    with modscope.MemTracker(stacks=64) as tracker:
+        prober = Prober(tracker)
+        yield prober
+    assert prober.probes
+    assert prober.wrong == []
