@@ -111,11 +111,19 @@ def run_on_cpu(rounds: int, quick: bool) -> None:
 
         title = f"stack of {blocks}, {calls} module calls"
         compare(title, 1.10, "cpu", step, STACK_STEPS, rounds=rounds, seconds=SECONDS["cpu"], clear=model.zero_grad)
+    train = gpt2_training()
+    if train is not None:
+        title = "GPT-2, 6 layers of 256, batch 4 by 128, with AdamW"
+        compare(title, 1.03, "cpu", train, 1 if quick else 2, rounds=max(2, rounds // 10), seconds=100)
+
+
+def gpt2_training() -> Callable[[], None] | None:
+    """A training step of a small GPT-2; None, and a row that says why, without transformers."""
     try:
         import transformers
     except ImportError as error:
         print(f"| GPT-2, 6 layers: skipped, {error}: pip install transformers | | | | | | | | |", flush=True)
-        return
+        return None
     config = transformers.GPT2Config(n_layer=6, n_embd=256, n_head=4)
     gpt2 = transformers.GPT2LMHeadModel(config).train()
     optimizer = torch.optim.AdamW(gpt2.parameters())
@@ -127,8 +135,7 @@ def run_on_cpu(rounds: int, quick: bool) -> None:
         optimizer.zero_grad()
 
     train()
-    title = "GPT-2, 6 layers of 256, batch 4 by 128, with AdamW"
-    compare(title, 1.03, "cpu", train, 1 if quick else 2, rounds=max(2, rounds // 10), seconds=100)
+    return train
 
 
 def run_on_gpu(device: str, rounds: int, tiny: bool, only: str) -> None:

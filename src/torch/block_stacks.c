@@ -89,7 +89,9 @@ static enum owner owner_of_file(const char *file)
 
 /* ---- what a thread remembers ---- */
 
-enum { CODES = 256, PLACES = 512, NODES = 256 }; /* powers of two */
+/* Sets of two entries, the latest that was seen first: what two code objects or lines of a loop have in common by
+ * chance is only where they are searched. The numbers of sets are powers of two. */
+enum { WAYS = 2, CODES = 128, PLACES = 512, NODES = 512 };
 
 /* Entries of 16 bytes, so that none is in two cache lines. */
 struct seen {
@@ -97,15 +99,15 @@ struct seen {
         const PyCodeObject *code; /* NULL: nothing is here */
         uint32_t first;           /* how far its first instruction at which a frame counts as begun is behind `code` */
         uint32_t owner;           /* enum owner */
-    } codes[CODES];
+    } codes[CODES][WAYS];
     struct seen_place {
         const void *at; /* an instruction, or the name of an operator; NULL: nothing is here */
         ms_stack outer, stack;
-    } places[PLACES];
+    } places[PLACES][WAYS];
     struct seen_node {
         const void *table; /* the node's table of virtual functions; NULL: nothing is here */
         ms_stack outer, forward, stack;
-    } nodes[NODES];
+    } nodes[NODES][WAYS];
     uint64_t generation; /* of everything in it */
 };
 
@@ -140,42 +142,57 @@ static struct seen *find_seen(void)
     return seen;
 }
 
-static __attribute__((noinline)) void see_code(struct seen_code *seen, const PyCodeObject *code)
+static __attribute__((noinline)) const struct seen_code *see_code(struct seen_code set[WAYS], const PyCodeObject *code)
 {
     char file[MST_CODE_TEXT];
     ptrdiff_t first = (const char *)mst_code_first_instruction(code) - (const char *)code;
-    *seen = (struct seen_code){code, (uint32_t)first, owner_of_file(mst_code_file(code, file))};
+    set[1] = set[0];
+    set[0] = (struct seen_code){code, (uint32_t)first, owner_of_file(mst_code_file(code, file))};
+    return set;
 }
 
 static inline const struct seen_code *find_code(struct seen *seen, const PyCodeObject *code)
 {
-    struct seen_code *found = &seen->codes[((uintptr_t)code >> 4 ^ (uintptr_t)code >> 12) & (CODES - 1)];
-    if (UNLIKELY(found->code != code))
-        see_code(found, code);
-    return found;
+    struct seen_code *set = seen->codes[((uintptr_t)code >> 4 ^ (uintptr_t)code >> 12) & (CODES - 1)];
+    if (LIKELY(set[0].code == code))
+        return set;
+    return LIKELY(set[1].code == code) ? &set[1] : see_code(set, code);
 }
 
-static inline struct seen_place *find_place(struct seen *seen, const void *at, ms_stack outer)
+static inline struct seen_place *find_places(struct seen *seen, const void *at, ms_stack outer)
 {
     uint64_t hash = ((uintptr_t)at ^ (uint64_t)outer << 40) * UINT64_C(0x9E3779B97F4A7C15);
-    return &seen->places[hash >> 48 & (PLACES - 1)];
+    return seen->places[hash >> 48 & (PLACES - 1)];
 }
 
-static __attribute__((noinline)) ms_stack see_frame(const struct mst_frame *frame, ms_stack outer)
+static inline bool is_place(const struct seen_place *place, const void *at, ms_stack outer)
+{
+    return place->at == at && place->outer == outer;
+}
+
+static ms_stack remember_place(struct seen_place set[WAYS], const void *at, ms_stack outer, ms_stack stack)
+{
+    set[1] = set[0];
+    set[0] = (struct seen_place){at, outer, stack};
+    return stack;
+}
+
+static __attribute__((noinline)) ms_stack see_frame(struct seen_place set[WAYS], const struct mst_frame *frame,
+                                                    ms_stack outer)
 {
     struct mst_code_texts texts;
     ms_frame added;
     mst_code_position(frame->code, frame->instruction, &texts, &added);
     added.outer = outer;
-    return ms_stack_add(mst.watch, &added);
+    return remember_place(set, frame->instruction, outer, ms_stack_add(mst.watch, &added));
 }
 
 static inline ms_stack stack_of_frame(struct seen *seen, const struct mst_frame *frame, ms_stack outer)
 {
-    struct seen_place *place = find_place(seen, frame->instruction, outer);
-    if (UNLIKELY(place->at != frame->instruction || place->outer != outer))
-        *place = (struct seen_place){frame->instruction, outer, see_frame(frame, outer)};
-    return place->stack;
+    struct seen_place *set = find_places(seen, frame->instruction, outer);
+    if (LIKELY(is_place(&set[0], frame->instruction, outer)))
+        return set[0].stack;
+    return LIKELY(is_place(&set[1], frame->instruction, outer)) ? set[1].stack : see_frame(set, frame, outer);
 }
 
 /* ---- nodes ---- */
@@ -212,16 +229,29 @@ static __attribute__((noinline)) ms_stack see_node(const void *table, ms_stack o
     return ms_stack_add(mst.watch, &(ms_frame){.function = name, .outer = outer, .forward = forward});
 }
 
+static __attribute__((noinline)) ms_stack remember_node(struct seen_node set[WAYS], struct seen_node node)
+{
+    node.stack = see_node(node.table, node.outer, node.forward);
+    set[1] = set[0];
+    set[0] = node;
+    return node.stack;
+}
+
+static inline bool is_same_node(const struct seen_node *a, const struct seen_node *b)
+{
+    return a->table == b->table && a->outer == b->outer && a->forward == b->forward;
+}
+
 static inline ms_stack stack_of_node(struct seen *seen, const void *node, ms_stack outer)
 {
-    const void *table = (const void *)(uintptr_t)mst_node_word(node, 0);
-    ms_stack forward = ms_node_stack(mst_this_thread, mst_node_word(node, mst.node_layout.thread),
-                                     mst_node_word(node, mst.node_layout.number));
-    uint64_t hash = ((uintptr_t)table ^ ((uint64_t)outer << 20 ^ forward) << 24) * UINT64_C(0x9E3779B97F4A7C15);
-    struct seen_node *found = &seen->nodes[hash >> 48 & (NODES - 1)];
-    if (UNLIKELY(found->table != table || found->outer != outer || found->forward != forward))
-        *found = (struct seen_node){table, outer, forward, see_node(table, outer, forward)};
-    return found->stack;
+    struct seen_node key = {.table = (const void *)(uintptr_t)mst_node_word(node, 0), .outer = outer};
+    key.forward = ms_node_stack(mst_this_thread, mst_node_word(node, mst.node_layout.thread),
+                                mst_node_word(node, mst.node_layout.number));
+    uint64_t hash = ((uintptr_t)key.table ^ ((uint64_t)outer << 20 ^ key.forward) << 24) * UINT64_C(0x9E3779B97F4A7C15);
+    struct seen_node *set = seen->nodes[hash >> 48 & (NODES - 1)];
+    if (LIKELY(is_same_node(&set[0], &key)))
+        return set[0].stack;
+    return LIKELY(is_same_node(&set[1], &key)) ? set[1].stack : remember_node(set, key);
 }
 
 /* ---- operators of the dispatcher ---- */
@@ -229,11 +259,11 @@ static inline ms_stack stack_of_node(struct seen *seen, const void *node, ms_sta
 /* The names of operators are never freed, so their addresses identify them. */
 static inline ms_stack stack_of_operator(struct seen *seen, const char *name, ms_stack outer)
 {
-    struct seen_place *place = find_place(seen, name, outer);
-    if (place->at != name || place->outer != outer)
-        *place =
-            (struct seen_place){name, outer, ms_stack_add(mst.watch, &(ms_frame){.function = name, .outer = outer})};
-    return place->stack;
+    struct seen_place *set = find_places(seen, name, outer);
+    for (int way = 0; way < WAYS; way++)
+        if (is_place(&set[way], name, outer))
+            return set[way].stack;
+    return remember_place(set, name, outer, ms_stack_add(mst.watch, &(ms_frame){.function = name, .outer = outer}));
 }
 
 /* ---- reading ---- */
