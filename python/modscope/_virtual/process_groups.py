@@ -94,6 +94,13 @@ def _initializing(ranks: collectives.Ranks, wanted: Callable[[int], None]) -> Ca
     return init_process_group
 
 
+def _refuse_rendezvous(*args: Any, **options: Any) -> Any:
+    """torch's own init_process_group would wait for other ranks, which do not exist."""
+    raise RuntimeError(
+        "init_process_group was imported before there were virtual ranks. Call torch.distributed.init_process_group, or import it later"
+    )
+
+
 def _split_group(parent: Any = None, split_ranks: Any = None, timeout: Any = None, pg_options: Any = None, group_desc: Any = None) -> Any:
     """As torch.distributed.split_group: this rank's part of a group."""
     if not split_ranks:
@@ -232,6 +239,7 @@ def installed(ranks: collectives.Ranks, wanted: Callable[[int], None]) -> Iterat
         attributes += [(module, name, function) for name, function in _OBJECTS.items()]
         attributes += [(module, "send_object_list", _sending(ranks)), (module, "recv_object_list", _receiving(ranks))]
         attributes += [(module, "broadcast_object_list", _broadcasting(ranks)), (module, "scatter_object_list", _scattering(ranks))]
+    attributes.append((_c10d, "rendezvous", _refuse_rendezvous))
     attributes.append((functional, "wait_tensor", _waiting(functional.wait_tensor)))
     attributes += [(device_mesh, "init_process_group", initialize), (device_mesh, "split_group", _split_group)]
     with contextlib.ExitStack() as undo:
