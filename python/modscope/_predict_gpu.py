@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from modscope import _files, _oom_report, _predict_device, _record
+from modscope import _files, _oom_report, _predict_device, _ranks, _record
 from modscope._load import Capture, load
 from modscope._predict_result import Result, result_of
 from modscope._predict_substitutes import Substitutes
 from modscope._virtual.gpus import Gpu, find_gpu
+from modscope._virtual.network import RANKS_PER_NODE
 
 if TYPE_CHECKING:
     from modscope._virtual.device import VirtualDevice
@@ -19,6 +21,38 @@ if TYPE_CHECKING:
 __all__ = ["virtual_gpu"]
 
 _entered: list[virtual_gpu] = []
+
+
+def _check_ranks(ranks: int | None, rank: int, per_node: int) -> tuple[int, int, int] | None:
+    """The number of ranks, the program's rank and the ranks of a node; None: process groups have one rank."""
+    if ranks is None:
+        if rank != 0:
+            raise ValueError(f"rank={rank} needs ranks=, how many there are, such as ranks=64")
+        return None
+    if not 1 <= ranks <= _ranks.MOST_RANKS or per_node < 1:
+        raise ValueError(f"ranks={ranks}, ranks_per_node={per_node}: give 1 or more, such as ranks=64")
+    if not 0 <= rank < ranks:
+        raise ValueError(f"rank={rank}: of {ranks} ranks the first one is 0 and the last one {ranks - 1}")
+    return ranks, rank, per_node
+
+
+def _has_process_group() -> bool:
+    import torch
+
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _refuse_process_group() -> None:
+    if _has_process_group():
+        raise RuntimeError("a process group exists, which is of real ranks. Call torch.distributed.destroy_process_group() first.")
+
+
+def _end_process_group() -> None:
+    """A group of virtual ranks would be of no use after the virtual GPU."""
+    import torch
+
+    if _has_process_group():
+        torch.distributed.destroy_process_group()
 
 
 class virtual_gpu:
@@ -32,7 +66,8 @@ class virtual_gpu:
 
     ``gpu``: a name of ``modscope.gpus``, or its memory, as "24GiB" or in bytes. ``torch``: the version of torch whose rules
     are followed, by default the installed one. ``path``: keep the capture in this file, which must not exist unless
-    ``overwrite``. It must be entered before the process's first backward, and not inside another one. What is on the
+    ``overwrite``. ``ranks``: process groups have so many ranks, and the program is the one with the number ``rank``; without it
+    they have one. ``ranks_per_node``: how many of them share a node. It must be entered before the process's first backward, and not inside another one. What is on the
     virtual GPU has shapes and types, but no values: it is read as zeros.
     """
 
@@ -43,14 +78,19 @@ class virtual_gpu:
         torch: str | None = None,
         path: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
+        ranks: int | None = None,
+        rank: int = 0,
+        ranks_per_node: int = RANKS_PER_NODE,
     ) -> None:
         self.gpu = gpu if isinstance(gpu, Gpu) else find_gpu(str(gpu))
         self.path = None if path is None else os.fspath(path)
         self._overwrite = overwrite
         self._version = torch
+        self._ranks = _check_ranks(ranks, rank, ranks_per_node)
         self._device: VirtualDevice | None = None
         self._recording: _record.Recording | None = None
         self._substitutes = Substitutes()
+        self._undo = contextlib.ExitStack()
         self._fd = -1
         self._began = 0.0
         self._capture: Capture | None = None
@@ -68,6 +108,8 @@ class virtual_gpu:
         file = None if self.path is None else _files.prepare(self.path, self._overwrite)
         try:
             self._device = _predict_device.install(self.gpu, self._version)
+            if self._ranks is not None:
+                self._enter_ranks(self._device, *self._ranks)
             self._substitutes.install()
             self._fd = file.fd if file else os.memfd_create("modscope-virtual-gpu", os.MFD_CLOEXEC)
             program = getattr(sys.modules.get("__main__"), "__file__", None) or "python"
@@ -85,6 +127,16 @@ class virtual_gpu:
         _entered.append(self)
         return self
 
+    def _enter_ranks(self, device: VirtualDevice, ranks: int, rank: int, per_node: int) -> None:
+        """Process groups get these ranks, and the program the environment that torchrun gives a rank."""
+        from modscope._predict_sharding import Sharding
+        from modscope._virtual.collectives import Ranks
+
+        _refuse_process_group()
+        self._undo.enter_context(_ranks.in_environment(rank, ranks, per_node))
+        self._substitutes = Substitutes(Ranks(rank, ranks, per_node, [self.gpu], device.set_outside), Sharding())
+        self._undo.callback(_end_process_group)
+
     def __exit__(self, kind: Any = None, error: BaseException | None = None, traceback: Any = None) -> None:
         recording = self._recording
         if recording is None or self not in _entered:
@@ -93,6 +145,9 @@ class virtual_gpu:
         if error is not None:
             _oom_report.add_note(error)
             how, end = "exception", {"error": f"{type(error).__name__}: {_oom_report.text_of(error)}"}
+        ranks = self._substitutes.ranks_facts()
+        if ranks:
+            end["communicator_bytes"] = str(ranks["communicator_bytes"])
         try:
             recording.stop(how, **end)
             self._read(how, end.get("error", ""))
@@ -113,10 +168,12 @@ class virtual_gpu:
             "fraction": self._device.memory.fraction() if self._device else 1.0,
             "bytes_without_rule": self._device.bytes_without_rule() if self._device else None,
             "notes": self._substitutes.notes(),
+            "ranks": self._substitutes.ranks_facts(),
         }
         self._result = result_of(self.gpu, facts, capture, self.path or "")
 
     def _remove(self) -> None:
+        self._undo.close()
         self._substitutes.remove()
         if self._device is not None:
             self._device.remove()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 
-__all__ = ["MOST_RANKS", "environment", "parse_count", "parse_rank", "parse_sizes", "set_environment"]
+__all__ = ["MOST_RANKS", "environment", "in_environment", "parse_count", "parse_rank", "parse_sizes", "set_environment"]
 
 MOST_RANKS = 1 << 20
 
@@ -56,5 +58,19 @@ def environment(rank: int, size: int, per_node: int) -> dict[str, str]:
 
 
 def set_environment(rank: int, size: int, per_node: int) -> None:
-    """For the script, which a process started by this one runs."""
     os.environ.update(environment(rank, size, per_node))
+
+
+@contextlib.contextmanager
+def in_environment(rank: int, size: int, per_node: int) -> Iterator[None]:
+    """While this is entered, the process has that environment."""
+    before = dict(os.environ)
+    set_environment(rank, size, per_node)
+    try:
+        yield
+    finally:
+        for name in environment(rank, size, per_node):
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)

@@ -19,7 +19,7 @@ from modscope._collectives import describe_ranks, name_of_group
 from modscope._virtual import known, network, operators, times, traffic
 from modscope._virtual.gpus import GPUS, Gpu
 from modscope._virtual.mail import Mail
-from modscope._virtual.unknown import unknown_collective
+from modscope._virtual.unknown import sparse_collective, unknown_collective
 
 __all__ = ["Ranks", "registered"]
 
@@ -30,6 +30,8 @@ class _Done(list[Any]):
     ends: traffic.Ends | None = None
     held: Sequence[Any] = ()
     """Tensors that the process group holds until somebody waits for the work."""
+    source: int = 0
+    """Of a message from any rank: from which one of the group it is taken to come."""
 
 
 class Ranks:
@@ -48,8 +50,9 @@ class Ranks:
         self._taken = taken
         self._groups: dict[str, tuple[int, ...]] = {}
         """The communicators: the ranks of each group that has used the GPU, by its name."""
-        self._keys: dict[str, int] = {}
-        """The numbers by which captures know them."""
+        self._keys: dict[tuple[str, str], int] = {}
+        """The numbers by which captures know groups, by name and backend."""
+        self._over_nccl: dict[str, bool] = {}
         self.bytes: dict[str, int] = {}
         """What went through collectives of the GPU, by their kind."""
 
@@ -64,7 +67,6 @@ class Ranks:
         found = self._groups.get(group.group_name)
         if found is None:
             found = self._groups[group.group_name] = tuple(sorted(torch.distributed.get_process_group_ranks(group)))
-            self._keys[group.group_name] = len(self._keys) + 1
             self._taken(self.communicator_bytes())
         return found
 
@@ -90,13 +92,25 @@ class Ranks:
         seconds = [network.seconds(card, kind, bytes, ranks, self.per_node) for card in self._cards]
         ends = None if traffic.current is None else traffic.current.run(seconds)
         wait = 0.0 if ends is None else ends[0] - seconds[0] - times.now()
-        self._note(kind, bytes, group, ranks, max(wait, 0.0), 0.0 if ends is None else seconds[0])
+        self._note(kind, bytes, group, "nccl", ranks, max(wait, 0.0), 0.0 if ends is None else seconds[0])
         return ends
 
-    def _note(self, kind: str, bytes: int, group: Any, ranks: tuple[int, ...], wait: float, seconds: float) -> None:
+    def is_nccl(self, group: Any) -> bool:
+        """Whether tensors of the GPU go through NCCL in this group: gloo takes them too, by way of the CPU."""
+        name = group.group_name
+        if name not in self._over_nccl:
+            devices = dict(part.split(":") for part in torch.distributed.get_backend_config(group).split(",") if ":" in part)
+            self._over_nccl[name] = devices.get("cuda", "nccl") != "gloo"
+        return self._over_nccl[name]
+
+    def run_over_gloo(self, kind: str, bytes: int, group: Any) -> None:
+        """A collective over gloo, whose time is not known."""
+        self._note(kind, bytes, group, "gloo", tuple(sorted(torch.distributed.get_process_group_ranks(group))), 0.0, 0.0)
+
+    def _note(self, kind: str, bytes: int, group: Any, backend: str, ranks: tuple[int, ...], wait: float, seconds: float) -> None:
         """For captures: a collective begins in ``wait`` seconds and takes ``seconds``."""
-        key = self._keys[group.group_name]
-        _native.name_collective_group(key, name_of_group(group), "nccl", describe_ranks(ranks), len(ranks))
+        key = self._keys.setdefault((group.group_name, backend), len(self._keys) + 1)
+        _native.name_collective_group(key, name_of_group(group), backend, describe_ranks(ranks), len(ranks))
         _native.note_collective(kind, bytes, key, round(wait * 1e9), round(seconds * 1e9))
 
 
@@ -253,17 +267,20 @@ def _kernel(op: Any, kind: _Kind, ranks: Ranks, of_gpu: bool) -> Callable[..., A
     def run(*args: Any) -> Any:
         outputs = args[0]
         done = _Done(_tensors(outputs))
-        if of_gpu:
-            group = torch.distributed.ProcessGroup.unbox(args[group_at])
+        group = torch.distributed.ProcessGroup.unbox(args[group_at])
+        done.source = int(group.rank() == 0)
+        size = 0 if kind.name == "barrier" else max(_bytes(outputs), _bytes(args[kind.inputs]))
+        if of_gpu and ranks.is_nccl(group):
             buffers = kind.buffer(args[kind.buffer_of]) if kind.buffer else []
             if async_at is None or len(args) <= async_at or args[async_at]:
                 done.held = [*buffers, *_tensors(args[kind.inputs])]
-            done.ends = ranks.run(kind.name, max(_bytes(outputs), _bytes(args[kind.inputs])), group)
+            done.ends = ranks.run(kind.name, size, group)
+        else:
+            ranks.run_over_gloo(kind.name, size, group)
         with torch.no_grad():
             if kind.values is not None:
                 kind.values(outputs, args[kind.inputs])
             elif kind.message is not None and ranks.mail is not None:
-                group = torch.distributed.ProcessGroup.unbox(args[group_at])
                 kind.message(ranks.mail, torch.distributed.get_global_rank(group, args[2]), outputs)
         return (outputs, _work(done)) if returns_outputs else _work(done)
 
@@ -275,6 +292,10 @@ def _refusing(name: str) -> Callable[..., Any]:
         raise unknown_collective(name)
 
     return run
+
+
+def _refuse_sparse(*args: Any) -> Any:
+    raise sparse_collective()
 
 
 def _operators() -> Iterator[tuple[str, Any]]:
@@ -297,6 +318,7 @@ def _register(library: Any, ranks: Ranks) -> None:
             else:
                 kernel = _refusing(f"c10d::{name}")
             library.impl(name, key, kernel, False)
+    library.impl("allreduce_", "SparseCUDA", _refuse_sparse, False)
 
 
 # ---- waiting ----
@@ -315,7 +337,7 @@ def _wait(work: Any) -> None:
 
 @contextlib.contextmanager
 def _waits_noticed() -> Iterator[None]:
-    """Programs that wait for a work in Python are noticed. What is received from any rank comes from the first one."""
+    """Programs that wait for a work in Python are noticed. What is received from any rank comes from the first other one."""
     kind: Any = torch.distributed.Work
     original, source_rank = kind.wait, kind._source_rank
 
@@ -323,7 +345,11 @@ def _waits_noticed() -> Iterator[None]:
         _wait(work)
         return original(work, *args, **kwargs)
 
-    kind.wait, kind._source_rank = wait, lambda work: 0
+    def find_source(work: Any) -> int:
+        done = work.get_future().value()
+        return done.source if isinstance(done, _Done) else 0
+
+    kind.wait, kind._source_rank = wait, find_source
     try:
         yield
     finally:

@@ -94,6 +94,13 @@ def _initializing(ranks: collectives.Ranks, wanted: Callable[[int], None]) -> Ca
     return init_process_group
 
 
+def _refuse_rendezvous(*args: Any, **options: Any) -> Any:
+    """torch's own init_process_group would wait for other ranks, which do not exist."""
+    raise RuntimeError(
+        "init_process_group was imported before there were virtual ranks. Call torch.distributed.init_process_group, or import it later"
+    )
+
+
 def _split_group(parent: Any = None, split_ranks: Any = None, timeout: Any = None, pg_options: Any = None, group_desc: Any = None) -> Any:
     """As torch.distributed.split_group: this rank's part of a group."""
     if not split_ranks:
@@ -143,20 +150,47 @@ def _gather_object(obj: Any, object_gather_list: list[Any] | None = None, *args:
         _all_gather_object(object_gather_list, obj, group)
 
 
-def _broadcast_object_list(object_list: list[Any], src: Any = None, group: Any = None, *args: Any, **options: Any) -> None:
-    _sent(list(object_list), group)
-
-
-def _scatter_object_list(
-    outputs: list[Any], inputs: Sequence[Any] | None = None, src: Any = None, group: Any = None, *args: Any, **options: Any
-) -> None:
-    if inputs is None:
-        raise unknown_objects("scatter_object_list")
-    outputs[0] = _sent(inputs[_distributed.get_rank(group)], group)
-
-
 def _global_rank(rank: Any, group: Any, in_group: Any) -> int:
     return int(rank if rank is not None else _distributed.get_global_rank(group or _c10d.GroupMember.WORLD, in_group or 0))
+
+
+def _others(ranks: collectives.Ranks, group: Any) -> list[tuple[int, int]]:
+    """The other ranks of a group: their numbers in it, and in the world."""
+    members = _distributed.get_process_group_ranks(group or _c10d.GroupMember.WORLD)
+    return [(number, member) for number, member in enumerate(members) if member != ranks.rank]
+
+
+def _broadcasting(ranks: collectives.Ranks) -> Callable[..., Any]:
+    def broadcast_object_list(
+        object_list: list[Any], src: Any = None, group: Any = None, device: Any = None, group_src: Any = None, **options: Any
+    ) -> None:
+        source = _global_rank(src, group, group_src)
+        if ranks.mail is not None and source != ranks.rank:
+            object_list[:] = ranks.mail.receive(source)
+        elif ranks.mail is not None:
+            for _, other in _others(ranks, group):
+                ranks.mail.send(other, list(object_list))
+        _sent(list(object_list), group)
+
+    return broadcast_object_list
+
+
+def _scattering(ranks: collectives.Ranks) -> Callable[..., Any]:
+    def scatter_object_list(
+        outputs: list[Any], inputs: Sequence[Any] | None = None, src: Any = None, group: Any = None, group_src: Any = None, **options: Any
+    ) -> None:
+        source = _global_rank(src, group, group_src)
+        if ranks.mail is not None and source != ranks.rank:
+            outputs[0] = _sent(ranks.mail.receive(source), group)
+            return
+        if inputs is None:
+            raise unknown_objects("scatter_object_list")
+        if ranks.mail is not None:
+            for number, other in _others(ranks, group):
+                ranks.mail.send(other, inputs[number])
+        outputs[0] = _sent(inputs[_distributed.get_rank(group)], group)
+
+    return scatter_object_list
 
 
 def _sending(ranks: collectives.Ranks) -> Callable[..., Any]:
@@ -186,8 +220,6 @@ def _receiving(ranks: collectives.Ranks) -> Callable[..., Any]:
 _OBJECTS: dict[str, Callable[..., Any]] = {
     "all_gather_object": _all_gather_object,
     "gather_object": _gather_object,
-    "broadcast_object_list": _broadcast_object_list,
-    "scatter_object_list": _scatter_object_list,
 }
 
 
@@ -206,6 +238,8 @@ def installed(ranks: collectives.Ranks, wanted: Callable[[int], None]) -> Iterat
         attributes += [(module, "init_process_group", initialize), (module, "split_group", _split_group)]
         attributes += [(module, name, function) for name, function in _OBJECTS.items()]
         attributes += [(module, "send_object_list", _sending(ranks)), (module, "recv_object_list", _receiving(ranks))]
+        attributes += [(module, "broadcast_object_list", _broadcasting(ranks)), (module, "scatter_object_list", _scattering(ranks))]
+    attributes.append((_c10d, "rendezvous", _refuse_rendezvous))
     attributes.append((functional, "wait_tensor", _waiting(functional.wait_tensor)))
     attributes += [(device_mesh, "init_process_group", initialize), (device_mesh, "split_group", _split_group)]
     with contextlib.ExitStack() as undo:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["KernelError", "unknown_collective", "unknown_kernel", "unknown_objects"]
+__all__ = ["KernelError", "sparse_collective", "unknown_collective", "unknown_kernel", "unknown_objects"]
 
 
 class KernelError(RuntimeError):
@@ -27,6 +27,14 @@ def unknown_collective(name: str) -> KernelError:
     return KernelError(
         f"{name} is a collective that virtual ranks do not have, so that the memory that it takes is not known. "
         "Leave it out when you predict, or replace it by one of torch.distributed's usual collectives"
+    )
+
+
+def sparse_collective() -> KernelError:
+    """As NCCL's process group raises it."""
+    return KernelError(
+        "NCCL does not support all_reduce with sparse tensors. Make the gradients dense (sparse=False of nn.Embedding), or "
+        "reduce them on the CPU over gloo"
     )
 
 
