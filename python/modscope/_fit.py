@@ -17,9 +17,10 @@ from modscope._fit_answer import Answer, answer, as_json
 from modscope._fit_batch import Batches
 from modscope._fit_beside import join
 from modscope._fit_job import Job
+from modscope._fit_ranks import world_of
 from modscope._fit_text import lines_of, table_of_gpus
 from modscope._load import CaptureError
-from modscope._script_arguments import VALUED, add_options, batches_of, check_no_ranks, is_script, split_arguments
+from modscope._script_arguments import VALUED, add_options, batches_of, is_script, split_arguments
 from modscope._text import clean
 from modscope._virtual.gpus import GPUS, parse_gpus
 
@@ -82,7 +83,7 @@ def main(arguments: list[str]) -> int:
             from modscope import _fit_script
 
             return _fit_script.fit(options, rest)
-        check_no_ranks(options)
+        _check_ranks(options)
         show(fit(rest, options), options, (), rest)
         return 0
     except CaptureError as error:
@@ -97,6 +98,14 @@ def main(arguments: list[str]) -> int:
         why = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     print(f"modscope: {clean(why)}", file=sys.stderr)
     return 1
+
+
+def _check_ranks(options: argparse.Namespace) -> None:
+    """Of captures."""
+    if options.rank is not None or options.ranks_per_node:
+        raise CaptureError("--rank and --ranks-per-node are for scripts. A capture says itself which rank it is of")
+    if options.ranks == 1:
+        raise CaptureError("--ranks 1: give as many GPUs as the job could be sharded over, such as 8")
 
 
 def _is_input(path: str, files: Sequence[str]) -> bool:
@@ -114,7 +123,11 @@ def fit(files: Sequence[str], options: argparse.Namespace) -> list[Answer]:
     elif len(jobs) == 2:
         batches = Batches(jobs[0], jobs[1], options.batches)
         about = [batches.note] if batches.note else []
-    return [answer(job, gpu, batches)._replace(about=about) for gpu in options.gpu or list(GPUS.values())]
+    ranks, world = options.ranks or 0, world_of(job.capture)
+    if ranks and world > 1 and ranks <= world:
+        raise CaptureError(f"--ranks {ranks}: {job.file} is of one of {world} ranks already. Give more of them, or leave it out")
+    gpus = options.gpu or list(GPUS.values())
+    return [answer(job, gpu, batches, faster=len(gpus) == 1, ranks=ranks)._replace(about=about) for gpu in gpus]
 
 
 def show(answers: list[Answer], options: argparse.Namespace, script: Sequence[str], files: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from modscope import _fit_rank_levers
 from modscope._categories import Category
 from modscope._fit_batch import Batches
 from modscope._fit_job import Job, Moment, Outcome
@@ -28,10 +29,15 @@ class Answer(NamedTuple):
     """Sentences about the captures."""
 
 
-def answer(job: Job, gpu: Gpu, batches: Batches | None = None, levers: bool = True) -> Answer:
+def answer(job: Job, gpu: Gpu, batches: Batches | None = None, levers: bool = True, faster: bool = False, ranks: int = 0) -> Answer:
+    """``faster``: where it fits, try what would be faster and still fit. ``ranks``: over how many GPUs it could be sharded."""
     capacity = may_reserve(gpu, job.capture)
     before = job.replay(capacity=capacity)
-    tried = _table(Levers(job, gpu, capacity, before), batches) if levers and not before.fits else []
+    tried: list[Tried] = []
+    if before.fits and faster:
+        tried = _fit_rank_levers.faster(Levers(job, gpu, capacity, before))
+    elif levers and not before.fits:
+        tried = _table(Levers(job, gpu, capacity, before, ranks), batches)
     return Answer(job, gpu, before, tried, _held(job), capacity)
 
 
@@ -53,7 +59,9 @@ def _table(levers: Levers, batches: Batches | None) -> list[Tried]:
     free = _with_one_setting(free)
     rows = [*free, *_batch(levers, batches), *_checkpoints(levers)]
     rows += [tried for lever in (*levers.single_tensor(), *levers.on_cpu()) if levers.helps(tried := levers.attempt(lever))]
+    rows += [tried for lever in _fit_rank_levers.smaller(levers) if levers.helps(tried := levers.attempt(lever))]
     rows += [*_sharded(levers), *_sharded(levers, mixed=True)]
+    rows += _fit_rank_levers.of_one_gpu(levers, levers.ranks) if levers.ranks and world_of(levers.job.capture) == 1 else []
     rows += _combined(levers, [tried.lever for tried in free], rows)
     return sorted(rows, key=lambda tried: tried.price)
 
@@ -99,17 +107,13 @@ def _all_checkpoints(levers: Levers) -> list[Tried]:
 
 
 def _sharded(levers: Levers, mixed: bool = False) -> list[Tried]:
-    """Over the fewest GPUs on which it fits. If it fits on none of these numbers, over the most that help. Over few GPUs the buffers of gathers
-    may take more than sharding saves."""
-    last: list[Tried] = []
-    for ranks in levers.rank_counts():
-        lever = levers.sharded(ranks, mixed)
-        if lever is None or not levers.helps(tried := levers.attempt(lever)):
-            continue
-        last = [tried]
-        if tried.outcome.fits_at_once:
-            break
-    return last
+    """Over the fewest GPUs on which it fits, best without giving memory back. If it fits on none of these numbers, over the most that help. Over
+    few GPUs the buffers of gathers may take more than sharding saves."""
+    rows = [levers.attempt(lever) for ranks in levers.rank_counts() if (lever := levers.sharded(ranks, mixed))]
+    rows = [tried for tried in rows if levers.helps(tried)]
+    at_once = [tried for tried in rows if tried.outcome.fits_at_once]
+    fitting = at_once or [tried for tried in rows if tried.outcome.fits]
+    return fitting[:1] or rows[-1:]
 
 
 def _combined(levers: Levers, free: list[Lever], rows: list[Tried]) -> list[Tried]:

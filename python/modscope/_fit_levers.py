@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from modscope import _fit_sharding
+from modscope import _fit_resharding, _fit_sharding
 from modscope._categories import Category
 from modscope._fit_job import Edit, Job, Outcome
 from modscope._fit_modules import Siblings, checkpoint, find_siblings
@@ -14,6 +14,7 @@ from modscope._fit_ranks import world_of
 from modscope._sharding_change import ShardingChange
 from modscope._text import size
 from modscope._virtual.gpus import Gpu
+from modscope._virtual.network import communicator_bytes
 
 _RANKS = (2, 4, 8)
 _LEAST_HELP = 0.005  # of what is reserved: a lever that helps less is not listed
@@ -87,14 +88,19 @@ def combine(*levers: Lever) -> Lever:
 
 
 class Levers:
-    """Tries levers of a job on a GPU. ``capacity``: what the GPU has beside the context."""
+    """Tries levers of a job on a GPU. ``capacity``: what the GPU has beside the context. ``ranks``: over how many GPUs it could be sharded; 0: over a
+    few."""
 
-    def __init__(self, job: Job, gpu: Gpu, capacity: int, before: Outcome) -> None:
-        self.job, self.gpu, self.capacity, self.before = job, gpu, capacity, before
+    def __init__(self, job: Job, gpu: Gpu, capacity: int, before: Outcome, ranks: int = 0) -> None:
+        self.job, self.gpu, self.capacity, self.before, self.ranks = job, gpu, capacity, before, ranks
         self.groups: list[Siblings] = find_siblings(job, before.reserved) if job.whole_steps else []
 
-    def attempt(self, lever: Lever) -> Tried:
-        return Tried(lever, self.job.replay(lever.edits, lever.conf, self.capacity))
+    def attempt(self, lever: Lever, capacity: int | None = None) -> Tried:
+        """``capacity``: where the lever itself leaves less of the GPU. That is known of more GPUs for a job on one: NCCL takes some."""
+        if capacity is None and lever.more and self.job.caching and world_of(self.job.capture) == 1:
+            capacity = max(self.capacity - communicator_bytes(1 + lever.more), 0)
+        most = self.capacity if capacity is None else capacity
+        return Tried(lever, self.job.replay(lever.edits, lever.conf, most), capacity=capacity)
 
     def helps(self, tried: Tried) -> bool:
         return tried.outcome.reserved < (1 - _LEAST_HELP) * self.before.reserved or tried.outcome.fits
@@ -183,7 +189,7 @@ class Levers:
         if not job.caching or not job.whole_steps:
             return []
         parameters = _fit_sharding.held_parameters(job)[0]
-        whole = parameters * world_of(job.capture) if self._is_sharded else parameters
+        whole = parameters * self._copy if self.is_sharded else parameters
         return [*self._saved_on_cpu(whole), *self._state_on_cpu(parameters)]
 
     def _saved_on_cpu(self, parameters: int) -> list[Lever]:
@@ -213,25 +219,35 @@ class Levers:
         world = world_of(self.job.capture)
         if not self.job.caching:
             return ()
-        if self._is_sharded:
-            return tuple(world * more for more in _RANKS) if world > 1 else ()
-        return (world,) if world > 1 else _RANKS
+        if self.is_sharded:
+            more = (self.ranks,) if self.ranks else tuple(world * more for more in _RANKS)
+            return tuple(count for count in more if count > self._copy) if world > 1 else ()
+        if world > 1:
+            return (world,)
+        return (self.ranks,) if self.ranks > 1 else _RANKS
 
     @functools.cached_property
-    def _is_sharded(self) -> bool:
+    def is_sharded(self) -> bool:
+        """Whether it is a rank of FSDP2."""
         return _fit_sharding.uses_fsdp2(self.job)
+
+    @functools.cached_property
+    def _copy(self) -> int:
+        """How many ranks hold one copy of the model."""
+        world = world_of(self.job.capture)
+        return _fit_resharding.ranks_of_a_copy(self.job.capture, world) or world
 
     def sharded(self, ranks: int, mixed: bool = False) -> Lever | None:
         """``ranks``: one of rank_counts. ``mixed``: with a MixedPrecisionPolicy, which is a lever of jobs with autocast."""
         world = world_of(self.job.capture)
         policy = " with a MixedPrecisionPolicy" if mixed else ""
-        if self._is_sharded:
+        if self.is_sharded:
             if mixed:
                 return None
-            edits = _fit_sharding.over_more(self.job, world, ranks)
+            edits = _fit_sharding.over_more(self.job, self._copy, ranks)
             change = ShardingChange(ranks)
-            cost = f"{ranks - world} more GPUs"
-            more = ranks - world
+            more = max(ranks - world, 0)
+            cost = f"{more} more GPUs" if more else "gathers among all GPUs"
             return Lever(f"FSDP2 over {ranks} GPUs", edits, cost, more=more, is_bound=True, can_be_verified=True, sharding=change) if edits else None
         edits = _fit_sharding.edits(self.job, self.groups, ranks, mixed)
         if not edits:

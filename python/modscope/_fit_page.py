@@ -38,7 +38,7 @@ def changes(found: Answer, window: Window) -> Report:
             "fits": found.before.fits,
             "text": " ".join([verdict(found), *map(clean, notes(found))]),
             "moments": moments_of(before),
-            "levers": [_lever(found, tried, window) for tried in found.tried if tried.lever.edits or tried.lever.conf],
+            "levers": [_lever(found, tried, window) for tried in found.tried if not found.before.fits and (tried.lever.edits or tried.lever.conf)],
         }
     }
 
@@ -62,7 +62,7 @@ def _sentence(found: Answer, tried: Tried) -> str:
     most = at_least(job.is_lower_bound, size(outcome.reserved))
     when = describe_moment(*outcome.at, columns=_COLUMNS)
     first = f"{job.device} {verb} {most} at most, {describe_difference(found.before.reserved, outcome.reserved)}; its peak is then {when}."
-    room = found.capacity - outcome.reserved
+    room = (found.capacity if tried.capacity is None else tried.capacity) - outcome.reserved
     if not outcome.fits:
         fits = f"It does not fit {gpu.label}: short by {size(-room)}."
     elif room < 0:

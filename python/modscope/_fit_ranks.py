@@ -6,7 +6,7 @@ from modscope._fit_job import Job, memory_fraction
 from modscope._load import Capture
 from modscope._text import near_size, rough_size
 from modscope._virtual.gpus import Gpu
-from modscope._virtual.network import communicator_bytes
+from modscope._virtual.network import RANKS_PER_NODE, communicator_bytes
 
 
 def _number(capture: Capture, key: str) -> int | None:
@@ -17,6 +17,12 @@ def _number(capture: Capture, key: str) -> int | None:
 def world_of(capture: Capture) -> int:
     """How many ranks there were; 1 where nothing says so."""
     return max(_number(capture, "world") or 1, 1)
+
+
+def ranks_per_node(capture: Capture) -> int:
+    """As the launcher said; 8 where nothing says so."""
+    world, local = world_of(capture), _number(capture, "local_world")
+    return local if local and world > 1 else RANKS_PER_NODE
 
 
 def nccl_bytes(capture: Capture) -> int:

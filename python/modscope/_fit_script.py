@@ -10,6 +10,7 @@ from modscope import _fit
 from modscope._fit_answer import Answer, answer
 from modscope._fit_job import Job
 from modscope._fit_levers import Lever, Tried, percent
+from modscope._fit_rank_levers import KEEP, RESHARD, hsdp, over_all
 from modscope._fit_ranks import may_reserve
 from modscope._load import CaptureError
 from modscope._plan_file import plan_of
@@ -107,7 +108,9 @@ def _with_sharding(script: PredictedScript, found: Answer, shards: dict[str, Any
     the job does not fit, arguments that need less memory are tried; where it fits, those that need less time."""
     if not shards:
         return found
-    tried = [_predicted(script, found, Tried(lever, found.before)) for lever in _shardings(script, found, shards)]
+    verified = [row.lever.name for row in found.tried if row.is_verified]
+    levers = [lever for lever in _shardings(script, found, shards) if lever.name not in verified]
+    tried = [_predicted(script, found, Tried(lever, found.before)) for lever in levers]
     if found.before.fits:
         rows = [row for row in tried if row.outcome.fits and row.lever.time < -_LEAST_GAIN]
         return found._replace(tried=sorted(rows, key=lambda row: row.lever.time))
@@ -119,13 +122,13 @@ def _shardings(script: PredictedScript, found: Answer, shards: dict[str, Any]) -
     fits, over, ranks = found.before.fits, shards["over"], script.ranks
     levers = []
     if fits and True in shards["reshards"]:
-        levers.append(_sharding("keep parameters after forward (reshard_after_forward=False)", ShardingChange(reshard="no")))
+        levers.append(_sharding(KEEP, ShardingChange(reshard="no")))
     if not fits and False in shards["reshards"]:
-        levers.append(_sharding("reshard after forward", ShardingChange(reshard="yes")))
+        levers.append(_sharding(RESHARD, ShardingChange(reshard="yes")))
     if fits and over == [ranks] and ranks > script.per_node and ranks % script.per_node == 0:
-        levers.append(_sharding(f"HSDP: shard over {script.per_node} GPUs, replicate {ranks // script.per_node} times", ShardingChange(over=script.per_node)))
+        levers.append(_sharding(hsdp(script.per_node, ranks), ShardingChange(over=script.per_node)))
     if not fits and len(over) == 1 and over[0] < ranks and ranks % over[0] == 0:
-        levers.append(_sharding(f"shard over all {ranks} GPUs instead of {over[0]}", ShardingChange(over=ranks)))
+        levers.append(_sharding(over_all(ranks, over[0]), ShardingChange(over=ranks)))
     return levers
 
 

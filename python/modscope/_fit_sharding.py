@@ -79,8 +79,8 @@ def over_more(job: Job, ranks: int, more: int) -> list[Edit]:
     return [("scale", selection, ranks, more) for selection in shards]
 
 
-def edits(job: Job, groups: list[Siblings], ranks: int, mixed: bool = False) -> list[Edit]:
-    """``mixed``: with a MixedPrecisionPolicy. Empty: it has no parameters, or no steps that show when they are used; or it is ``mixed``, and the
+def edits(job: Job, groups: list[Siblings], ranks: int, mixed: bool = False, keeps: bool = False) -> list[Edit]:
+    """``mixed``: with a MixedPrecisionPolicy; ``keeps``: with reshard_after_forward=False. Empty: it has no parameters, or no steps that show when they are used; or it is ``mixed``, and the
     job does not use autocast."""
     members = groups[0].members if groups else []
     whole = _groups_of(job, [name for name, _ in members])
@@ -92,7 +92,7 @@ def edits(job: Job, groups: list[Siblings], ranks: int, mixed: bool = False) -> 
     found.append(("scale", job.select(Category.TEMP, phases=["optimizer"]), 1, ranks))
     runs = sorted((_Run(group, call) for group, (_, calls) in zip(parts, members) for call in calls), key=lambda run: run.call.begin)
     found += [("resize", number, 0) for number in casts]
-    sharding = _Sharding(job, ranks, mixed, found)
+    sharding = _Sharding(job, ranks, mixed, keeps, found)
     for event, number, _ in job.steps[: job.whole_steps]:
         end = next((begin for begin, _, _ in job.steps if begin > event), job.stream.events)
         root = next((call for call in job.calls if call.parent is None and call.step == number and call.backward is not None), None)
@@ -119,8 +119,8 @@ def _groups_of(job: Job, names: list[str]) -> list[_Group]:
 class _Sharding:
     """Adds the edits of one step after another to ``found``."""
 
-    def __init__(self, job: Job, ranks: int, mixed: bool, found: list[Edit]) -> None:
-        self._job, self._ranks, self._mixed, self._found = job, ranks, mixed, found
+    def __init__(self, job: Job, ranks: int, mixed: bool, keeps: bool, found: list[Edit]) -> None:
+        self._job, self._ranks, self._mixed, self._keeps, self._found = job, ranks, mixed, keeps, found
         self._reduced: set[int] = set()
         """Blocks of gradients that were given another end."""
 
@@ -159,18 +159,19 @@ class _Sharding:
             ends = call.end if call.end is not None else end
             following = runs[at + 1].call.begin + 1 if at + 1 < len(runs) else ends
             self._gather(call.begin, following, group)
-            self._insert_parameters(call.begin, ends, group)
+            if not self._keeps or call.backward is None:
+                self._insert_parameters(call.begin, ends, group)
 
     def _backward(self, nodes: list[_Run], end: int) -> None:
         """A group ends one event before the next one begins: its parameters are freed before its gradients are copied."""
         begins = [run.call.backward or 0 for run in nodes]
         ends = [max(following - 1, begin + 1) for begin, following in zip(begins, [*begins[1:], end])]
-        for at, (group, _) in enumerate(nodes):
-            if at == 0:
+        for at, (group, call) in enumerate(nodes):
+            if at == 0 and not self._keeps:
                 self._gather(begins[0], begins[0] + 1, group)
-            if at + 1 < len(nodes):
+            if at + 1 < len(nodes) and not self._keeps:
                 self._gather(begins[at], begins[at + 1], nodes[at + 1].group)
-            self._insert_parameters(begins[at], ends[at], group)
+            self._insert_parameters(call.begin if self._keeps else begins[at], ends[at], group)
             self._reduce(group, begins[at], ends[at], ends[at + 1] if at + 1 < len(nodes) else end)
 
     def _reduce(self, group: _Group, begin: int, end: int, until: int) -> None:

@@ -15,6 +15,7 @@ from modscope._virtual.gpus import Gpu
 
 _INDENT, _GAP = "  ", "   "
 _FASTER = "The script was predicted again with each of these changes."
+_REPLAYED = "These are replays of its events with the change: how much time it saves is not known."
 
 
 def lines_of(found: Answer, width: int | None = None, script: Sequence[str] = ()) -> list[str]:
@@ -24,7 +25,8 @@ def lines_of(found: Answer, width: int | None = None, script: Sequence[str] = ()
     if found.tried:
         lines += ["", *_table(found.tried, width, "What would be faster" if found.before.fits else "What would help")]
     if found.before.fits:
-        return [*lines, *(line for line in wrap(_FASTER, width) if found.tried)]
+        about = _FASTER if all(tried.is_verified for tried in found.tried) else _REPLAYED
+        return [*lines, *(line for line in wrap(about, width) if found.tried)]
     end = []
     if any(tried.is_verified for tried in found.tried):
         end.append("Verified: the script was predicted again with this change. The others are replays of its events with the change.")
@@ -196,7 +198,7 @@ def table_of_gpus(answers: list[Answer], width: int | None = None) -> list[str]:
     lines = [line for sentence in sentences for line in wrap(sentence, width)] + [""]
     cells = [("GPU", "has", "fits", "what would make it fit", "cost")]
     for each in answers:
-        cheapest = min((tried for tried in each.tried if tried.outcome.fits), key=lambda tried: tried.price, default=None)
+        cheapest = min((tried for tried in each.tried if tried.outcome.fits and not each.before.fits), key=lambda tried: tried.price, default=None)
         how = (clean(cheapest.lever.name), cost_of(cheapest)) if cheapest else ("", "")
         cells.append((clean(each.gpu.name), near_size(each.capacity), "yes" if each.before.fits else "no", *how))
     return [*lines, *layout(cells, {1}, 3, width)]

@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=_steps, default=3, metavar="N", help="of a script: how many optimizer steps are predicted (default: 3)")
     add("--seconds", type=_seconds, default=60.0, metavar="S", help="of a script: stop it after S seconds (default: 60; 0: never)")
     add("--torch", metavar="VERSION", help="of a script: the torch whose rules apply (default: the installed one)")
-    add("--ranks", type=_ranks.parse_count, metavar="N", help="of a script: imagine so many ranks, as modscope predict does")
+    add("--ranks", type=_ranks.parse_count, metavar="N", help="of a script: imagine so many ranks, as modscope predict does; fit of a capture: over how many GPUs it could be sharded")
     add("--rank", type=_ranks.parse_rank, metavar="R", help="of a script: which of them it is (default: 0)")
     add("--ranks-per-node", type=_ranks.parse_count, metavar="N", help="of a script: how many ranks share a node (default: 8)")
 

@@ -337,6 +337,17 @@ static PyObject *stream_select(PyObject *object, PyObject *selected)
     return list;
 }
 
+static PyObject *stream_stream_of(PyObject *object, PyObject *number)
+{
+    const msp_stream *stream = ((stream_object *)object)->stream;
+    unsigned long block = PyLong_AsUnsignedLong(number);
+    if (block == (unsigned long)-1 && PyErr_Occurred())
+        return NULL;
+    if (block >= stream->block_count)
+        return PyErr_Format(PyExc_ValueError, "there is no block %lu", block);
+    return PyLong_FromUnsignedLongLong(stream->blocks[block].stream);
+}
+
 static PyMethodDef stream_methods[] = {
     {"match", stream_match, METH_VARARGS,
      "match($self, other, paths, device, partial_limit=0, /)\n--\n\nMatch the blocks with those of the same program "
@@ -347,6 +358,8 @@ static PyMethodDef stream_methods[] = {
      "select($self, selection, /)\n--\n\n(block, bytes, add, drop, path) of each selected block. Add and drop are "
      "events, "
      "or None."},
+    {"stream_of", stream_stream_of, METH_O,
+     "stream_of($self, block, /)\n--\n\nThe number of the GPU's stream on which a block was requested."},
     {"sum", stream_sum, METH_O,
      "sum($self, selection, /)\n--\n\nThe bytes of the selected blocks, those of the largest one, and their count."},
 

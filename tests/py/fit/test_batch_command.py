@@ -106,7 +106,8 @@ def _fits(reserved: Callable[[int], int], capacity: int, first: tuple[int, int])
     """By batch whether it fits, of a search for the largest batch of a script that reserves so much."""
 
     class Predicted:
-        died, whole_steps, fraction, device, caching, is_lower_bound = False, 3, 1.0, "cuda:0", True, False
+        died, whole_steps, fraction, device, caching = False, 3, 1.0, "cuda:0", True
+        is_lower_bound = has_damaged_notes = False
         capture = SimpleNamespace(info={}, end={}, main_device="cuda:0")
 
         def __init__(self, batch: int) -> None:

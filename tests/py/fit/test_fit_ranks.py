@@ -11,9 +11,9 @@ import pytest
 import torch
 from helpers import INTERCEPTION
 
-from modscope import _fit_sharding
+from modscope import _fit_rank_levers, _fit_resharding, _fit_sharding
 from modscope._fit_answer import answer
-from modscope._fit_job import Job
+from modscope._fit_job import Job, Outcome
 from modscope._fit_levers import Levers
 from modscope._fit_ranks import may_reserve, nccl_bytes, which_rank, world_of
 from modscope._fit_text import lines_of
@@ -30,17 +30,21 @@ import os, sys, torch
 sys.path.insert(0, {folder!r})
 from fit_runs import Net
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+mixed = "mixed" in sys.argv
+policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if mixed else None)
 net = Net(6, 1024)
 if int(os.environ.get("WORLD_SIZE", "1")) > 1:
     dist.init_process_group("nccl")
     for block in net.h:
-        fully_shard(block)
-    fully_shard(net)
+        fully_shard(block, mp_policy=policy)
+    fully_shard(net, mp_policy=policy)
 net.cuda()
 optimizer = torch.optim.AdamW(net.parameters())
 for _ in range(3):
-    net(torch.randn(2, 512, 1024, device="cuda")).sum().backward()
+    with torch.autocast("cuda", torch.bfloat16, enabled=mixed):
+        loss = net(torch.randn(2, 512, 1024, device="cuda")).sum()
+    loss.backward()
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -71,10 +75,21 @@ class Predictions:
 
 @pytest.fixture(scope="module")
 def predictions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Predictions]:
+    with _script(tmp_path_factory) as script:
+        yield Predictions(script)
+
+
+@pytest.fixture(scope="module")
+def mixed_predictions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Predictions]:
+    """With autocast, and with a policy of FSDP2 for it."""
+    with _script(tmp_path_factory, "mixed") as script:
+        yield Predictions(script)
+
+
+def _script(tmp_path_factory: pytest.TempPathFactory, *words: str) -> PredictedScript:
     path = tmp_path_factory.mktemp("ranks") / "train.py"
     path.write_text(SCRIPT.format(folder=str(pathlib.Path(__file__).parent)))
-    with PredictedScript([str(path)], options_of("--seconds", "0")) as script:
-        yield Predictions(script)
+    return PredictedScript([str(path), *words], options_of("--seconds", "0"))
 
 
 skip = pytest.mark.skipif(not INTERCEPTION or torch.backends.cuda.is_built(), reason="there is no virtual GPU here")
@@ -104,6 +119,68 @@ def test_sharding_a_job_of_one_gpu_agrees_with_a_prediction(predictions: Predict
         replayed = one.replay(lever.edits)
         assert replayed.allocated == pytest.approx(real.allocated, rel=0.03)
         assert replayed.reserved == pytest.approx(real.reserved, rel=0.08)
+
+
+def levers_of(job: Job, capacity: int | None = None, ranks: int = 0) -> Levers:
+    gpu = find_gpu("h100")
+    most = gpu.capacity if capacity is None else capacity
+    return Levers(job, gpu, most, job.replay(capacity=most), ranks)
+
+
+def assert_alike(replayed: Outcome, real: Outcome, reserved: float = 0.03) -> None:
+    assert replayed.allocated == pytest.approx(real.allocated, rel=0.02)
+    assert replayed.reserved == pytest.approx(real.reserved, rel=reserved)
+
+
+@on_virtual_gpu
+def test_a_policy_for_a_job_with_autocast_agrees_with_a_prediction(mixed_predictions: Predictions, predictions: Predictions) -> None:
+    one, real = mixed_predictions.job(1), mixed_predictions.job(8).replay()
+    lever, plain = levers_of(one).sharded(8, mixed=True), levers_of(one).sharded(8)
+    assert lever is not None and plain is not None and lever.name == "FSDP2 over 8 GPUs with a MixedPrecisionPolicy"
+    assert_alike(one.replay(lever.edits), real, 0.08)
+    assert one.replay(plain.edits).allocated > 1.1 * real.allocated
+    assert levers_of(predictions.job(1)).sharded(8, mixed=True) is None  # it has no autocast
+
+
+@on_virtual_gpu
+def test_other_arguments_of_fully_shard_agree_with_predictions(predictions: Predictions) -> None:
+    usual, kept, hybrid = predictions.job(8), predictions.job(8, reshard="no"), predictions.job(8, over=2)
+    assert [_fit_resharding.is_resharded(job) for job in (usual, kept, hybrid)] == [True, False, True]
+    assert [_fit_resharding.ranks_of_a_copy(job.capture, 8) for job in (usual, kept, hybrid)] == [8, 8, 2]
+    assert_alike(usual.replay(_fit_resharding.keep(usual)), kept.replay())
+    (reshard,) = _fit_rank_levers.smaller(levers_of(kept))
+    assert reshard.name == "reshard after forward" and reshard.can_be_verified
+    assert_alike(kept.replay(reshard.edits), usual.replay())
+    (over_all,) = _fit_rank_levers.smaller(levers_of(hybrid))
+    assert over_all.name == "shard over all 8 GPUs instead of 2"
+    assert_alike(hybrid.replay(over_all.edits), usual.replay())
+    assert _fit_rank_levers.smaller(levers_of(usual)) == []
+
+
+@on_virtual_gpu
+def test_what_would_be_faster_is_shown_where_it_fits(predictions: Predictions) -> None:
+    usual, kept = predictions.job(8), predictions.job(8, reshard="no").replay()
+    (tried,) = _fit_rank_levers.faster(levers_of(usual))
+    assert "reshard_after_forward=False" in tried.lever.name and tried.outcome.reserved == pytest.approx(kept.reserved, rel=0.03)
+    assert _fit_rank_levers.faster(levers_of(usual, (usual.replay().reserved + kept.reserved) // 2)) == []
+    found = answer(usual, find_gpu("h100"), faster=True)
+    assert "What would be faster" in "\n".join(lines_of(found)) and "how much time it saves is not known" in lines_of(found)[-1]
+    assert answer(usual, find_gpu("h100")).tried == []
+
+
+@on_virtual_gpu
+def test_a_capture_of_one_gpu_over_so_many_as_were_asked_for(predictions: Predictions) -> None:
+    one, two, kept = predictions.job(1), predictions.job(2).replay(), predictions.job(8, reshard="no").replay()
+    levers = levers_of(one, ranks=16)
+    assert levers.rank_counts() == (16,)
+    keeping, hybrid = _fit_rank_levers.of_one_gpu(levers, 16)
+    assert "kept after forward" in keeping.lever.name and "8 of them hold one copy (HSDP)" in hybrid.lever.name
+    assert keeping.outcome.allocated < kept.allocated < two.allocated + kept.allocated
+    assert hybrid.capacity is not None and hybrid.capacity < find_gpu("h100").capacity
+    usual = levers.sharded(8)
+    assert usual is not None and hybrid.outcome.reserved == one.replay(usual.edits).reserved
+    edits = _fit_sharding.edits(one, levers.groups, 8, keeps=True)
+    assert_alike(one.replay(edits), kept, 0.05)
 
 
 @on_virtual_gpu

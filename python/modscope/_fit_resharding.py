@@ -1,0 +1,109 @@
+"""Other arguments of fully_shard as edits of the events of a rank of FSDP2, whose blocks have kinds: whether modules are resharded after their
+forward, and how many ranks hold one copy of the model. Needs no torch."""
+
+from __future__ import annotations
+
+import bisect
+from typing import NamedTuple
+
+from modscope._categories import KINDS, Kind
+from modscope._fit_job import Call, Edit, Job
+from modscope._load import Capture
+
+_BACKWARD = ("backward", "recompute")
+
+
+class _Block(NamedTuple):
+    number: int
+    bytes: int
+    add: int
+    drop: int | None
+    path: int
+
+
+def _of_kind(job: Job, kind: Kind, *phases: str) -> list[_Block]:
+    """In the order in which they were allocated."""
+    selection = (*job.select(phases=phases), 1 << 1 + KINDS.index(kind))
+    return sorted((_Block(number, bytes, add or 0, *rest) for number, bytes, add, *rest in job.stream.select(selection)), key=lambda block: block.add)
+
+
+def ranks_of_a_copy(capture: Capture, world: int) -> int:
+    """How many ranks hold one copy of what is sharded, by the groups that gather and reduce. 0: they differ, as with tensor parallelism."""
+    sizes = {group.size for kind, group, *_ in capture.collective_totals() if kind in ("all_gather", "reduce_scatter")}
+    return sizes.pop() if len(sizes) == 1 else 0 if sizes else world
+
+
+def is_resharded(job: Job) -> bool:
+    """Whether modules are resharded after their forward: then their parameters are gathered again in backward."""
+    return bool(_of_kind(job, Kind.UNSHARDED_PARAM, *_BACKWARD))
+
+
+def keep(job: Job) -> list[Edit]:
+    """reshard_after_forward=False: what is gathered in forward stays until the end of the module's backward."""
+    again = {block.number for block in _of_kind(job, Kind.UNSHARDED_PARAM, *_BACKWARD)}
+    before: dict[tuple[int, int], list[_Block]] = {}
+    edits: list[Edit] = []
+    for block in _of_kind(job, Kind.UNSHARDED_PARAM):
+        key = block.path, block.bytes
+        if block.number not in again:
+            before.setdefault(key, []).append(block)
+        elif before.get(key):
+            edits += [("end", before[key].pop(0).number, block.drop), ("resize", block.number, 0)]
+    return edits + [("resize", block.number, 0) for block in _of_kind(job, Kind.ALL_GATHER, *_BACKWARD)] if edits else []
+
+
+# ---- resharding ----
+
+
+class _Use(NamedTuple):
+    """A forward of a module of FSDP2, and the parameters that it gathered."""
+
+    parameters: list[_Block]
+    call: Call
+
+    @property
+    def backward(self) -> int:
+        return self.call.backward or 0
+
+
+def reshard(job: Job) -> list[Edit]:
+    """FSDP2's own choice: parameters are freed after the forward of every module but the outermost one, and gathered again in backward, those of
+    the next module while one runs."""
+    gathers = _of_kind(job, Kind.ALL_GATHER)
+    names = {job.modules[block.path] for block in gathers}
+    inner = {name for name in names if any(name.startswith(other + ".") for other in names)}
+    stream = job.stream.stream_of(gathers[0].number) if gathers else 0
+    edits: list[Edit] = []
+    before: _Use | None = None
+    for use in sorted(_uses(job, inner), key=lambda use: use.backward):
+        # The first one of a backward is not gathered in advance.
+        since = before.backward if before and before.backward > (use.call.end or 0) else use.backward
+        gathered = sum(block.bytes for block in use.parameters)
+        edits.append(("insert", since, use.backward + 1, gathered, job.number, stream))
+        for block in use.parameters:
+            edits.append(("end", block.number, use.call.end))
+            edits.append(("insert", use.backward, block.drop, block.bytes, job.number, job.stream.stream_of(block.number)))
+        before = use
+    return edits
+
+
+def _uses(job: Job, names: set[str]) -> list[_Use]:
+    """The calls of the named modules that keep their parameters from forward to backward."""
+    uses: dict[str, list[_Use]] = {}
+    for call in sorted(job.calls, key=lambda call: call.begin):
+        if job.modules[call.path] in names and call.end is not None and call.backward is not None:
+            uses.setdefault(job.modules[call.path], []).append(_Use([], call))
+    for block in _of_kind(job, Kind.UNSHARDED_PARAM, "forward"):
+        of_name = uses.get(_owner(job.modules[block.path], names), [])
+        at = bisect.bisect_right(of_name, block.add, key=lambda use: use.call.begin) - 1
+        if at < 0:
+            continue
+        call = of_name[at].call
+        if block.add <= (call.end or 0) < (call.backward or 0) and (block.drop is None or block.drop > (call.backward or 0)):
+            of_name[at].parameters.append(block)
+    return [use for of_name in uses.values() for use in of_name if use.parameters]
+
+
+def _owner(fqn: str, names: set[str]) -> str:
+    """The innermost of the modules in which it lies."""
+    return max((name for name in names if f"{fqn}.".startswith(name + ".")), key=len, default="")
