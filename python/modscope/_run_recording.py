@@ -290,14 +290,17 @@ class RunRecording:
         self._steps += 1
         self._step_ended()
         if self._steps >= self._settings.steps:
-            self._stop()
+            self._stop(optimizer)
 
-    def _stop(self) -> NoReturn:
+    def _stop(self, optimizer: object) -> NoReturn:
         import threading
+
+        from modscope import _native
 
         self._stopped = True
         if threading.current_thread() is threading.main_thread():
             raise SystemExit(0)
+        _native.optimizer_step_ends(optimizer)  # from Python 3.12 on it would end after its hooks, of which this is one
         self._leave()  # SystemExit would end only this thread, and other threads may wait for it
 
     def _leave(self) -> NoReturn:

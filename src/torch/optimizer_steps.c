@@ -79,7 +79,7 @@ static PyObject *optimizer_step_ends(PyObject *self, PyObject *optimizer)
 {
     (void)self;
     ms_thread *thread = mst.ledger ? mst_thread_here() : NULL;
-    if (thread)
+    if (thread && ms_thread_phase(thread) == MS_OPTIMIZER)
         mst_optimizer_step_end(thread, optimizer);
     Py_RETURN_NONE;
 }
@@ -107,7 +107,7 @@ PyTypeObject mst_step_arguments_type = {
 
 PyMethodDef mst_optimizer_steps_methods[] = {
     {"optimizer_step_begins", optimizer_step_begins, METH_O, "An optimizer step begins on this thread."},
-    {"optimizer_step_ends", optimizer_step_ends, METH_O, "An optimizer step ended without an error."},
+    {"optimizer_step_ends", optimizer_step_ends, METH_O, "The optimizer step that runs on this thread, if there is one, ended without an error."},
     {NULL, NULL, 0, NULL},
 };
 
