@@ -91,7 +91,7 @@ static enum owner owner_of_file(const char *file)
 
 /* Sets of two entries, the latest that was seen first: what two code objects or lines of a loop have in common by
  * chance is only where they are searched. The numbers of sets are powers of two. */
-enum { WAYS = 2, CODES = 128, PLACES = 512, NODES = 512, LATEST = 16 };
+enum { WAYS = 2, CODES = 128, PLACES = 512, NODES = 512, LATEST = 24 };
 
 /* Entries of 16 bytes, so that none is in two cache lines. */
 struct seen {
@@ -108,12 +108,13 @@ struct seen {
         const void *table; /* the node's table of virtual functions; NULL: nothing is here */
         ms_stack outer, forward, stack;
     } nodes[NODES][WAYS];
-    /* The instructions of the frames that were read last, innermost first, up to the last one that was kept, and the
-     * stack that they are. An operator makes nodes and blocks, and a backward many blocks, in the same frames. */
+    /* The instructions of the frames that were read last, innermost first, and the stack that they are. An operator
+     * makes nodes and blocks, and a backward many blocks, in the same frames. */
     struct latest {
         const void *instructions[LATEST];
         uint32_t count; /* 0: nothing is here */
         ms_stack stack;
+        bool is_whole; /* there is no frame around them; else the frames around them do not matter */
     } latest;
     uint64_t generation; /* of everything in it */
 };
@@ -294,6 +295,12 @@ static inline bool is_latest(const struct latest *latest, const void *at)
         if (frame.instruction != latest->instructions[i++])
             return false;
     }
+    while (UNLIKELY(latest->is_whole) && at) {
+        frame = mst_frame_read(at);
+        if (!frame.is_shim)
+            return false;
+        at = frame.next;
+    }
     return latest->count;
 }
 
@@ -301,8 +308,8 @@ static void collect_frames(struct seen *seen, const void *at, struct frames *fra
 {
     struct mst_frame frame;
     uint32_t read = 0;
-    seen->latest.count = 0;
-    for (; at; at = frame.next) {
+    bool is_complete = false;
+    for (; at && !is_complete; at = frame.next) {
         frame = mst_frame_read(at);
         if (frame.is_shim)
             continue;
@@ -319,11 +326,10 @@ static void collect_frames(struct seen *seen, const void *at, struct frames *fra
         }
         if (frames->count < depth)
             frames->of[frames->count++] = frame;
-        if (frames->owner == OF_PROGRAM && frames->count == depth) {
-            seen->latest.count = read <= LATEST ? read : 0;
-            break;
-        }
+        is_complete = frames->owner == OF_PROGRAM && frames->count == depth;
     }
+    seen->latest.count = read <= LATEST ? read : 0;
+    seen->latest.is_whole = !is_complete;
 }
 
 static bool is_in_node(void)
