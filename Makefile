@@ -78,6 +78,10 @@ endef
 bench-ranks-reading: build ## what reading the captures of a thousand ranks costs
 	$(VPY) bench/ranks_reading.py $(RANKS_READING_ARGS)
 
+bench-lines: build ## what lines cost, beside memray; LINES_ARGS="--device cuda"
+	$(call install-optional,memray transformers,its figures are left out)
+	$(VPY) bench/lines.py $(LINES_ARGS)
+
 bench-models: build
 	$(call install-optional,transformers,its row is skipped)
 

@@ -1,6 +1,6 @@
 """Tiny torch operations that try an interception point. They run as if the program had changed no mode.
 
-The C extension calls ``run_one_node``, ``make_one_block`` and ``save_one_tensor`` to test whether its functions are still called.
+The C extension calls ``run_one_node``, ``create_nodes``, ``make_one_block`` and ``save_one_tensor`` to test whether its functions are still called.
 """
 
 from __future__ import annotations
@@ -83,6 +83,12 @@ def run_one_node() -> None:
 def make_one_block() -> None:
     with undisturbed():
         torch.empty(64, device="cpu", dtype=torch.uint8)
+
+
+def create_nodes() -> None:
+    """One of an operator, and one of a custom Function."""
+    with undisturbed():
+        CloneFunction.apply(make_leaf()).neg()
 
 
 def save_one_tensor() -> None:

@@ -91,7 +91,7 @@ static enum owner owner_of_file(const char *file)
 
 /* Sets of two entries, the latest that was seen first: what two code objects or lines of a loop have in common by
  * chance is only where they are searched. The numbers of sets are powers of two. */
-enum { WAYS = 2, CODES = 128, PLACES = 512, NODES = 512 };
+enum { WAYS = 2, CODES = 128, PLACES = 512, NODES = 512, LATEST = 24 };
 
 /* Entries of 16 bytes, so that none is in two cache lines. */
 struct seen {
@@ -108,6 +108,14 @@ struct seen {
         const void *table; /* the node's table of virtual functions; NULL: nothing is here */
         ms_stack outer, forward, stack;
     } nodes[NODES][WAYS];
+    /* The instructions of the frames that were read last, innermost first, and the stack that they are. An operator
+     * makes nodes and blocks, and a backward many blocks, in the same frames. */
+    struct latest {
+        const void *instructions[LATEST];
+        uint32_t count; /* 0: nothing is here */
+        ms_stack stack;
+        bool is_whole; /* there is no frame around them; else the frames around them do not matter */
+    } latest;
     uint64_t generation; /* of everything in it */
 };
 
@@ -274,13 +282,40 @@ struct frames {
     enum owner owner; /* of all of them; OF_MODSCOPE while there is none */
 };
 
-static void collect_frames(struct seen *seen, struct frames *frames, uint32_t depth)
+/* Whether the frames from `at` on are those that were read last: an instruction identifies its code, too. */
+static inline bool is_latest(const struct latest *latest, const void *at)
 {
     struct mst_frame frame;
-    for (const void *at = mst_frame_innermost(); at; at = frame.next) {
+    for (uint32_t i = 0; i < latest->count; at = frame.next) {
+        if (!at)
+            return false;
         frame = mst_frame_read(at);
         if (frame.is_shim)
             continue;
+        if (frame.instruction != latest->instructions[i++])
+            return false;
+    }
+    while (UNLIKELY(latest->is_whole) && at) {
+        frame = mst_frame_read(at);
+        if (!frame.is_shim)
+            return false;
+        at = frame.next;
+    }
+    return latest->count;
+}
+
+static void collect_frames(struct seen *seen, const void *at, struct frames *frames, uint32_t depth)
+{
+    struct mst_frame frame;
+    uint32_t read = 0;
+    bool is_complete = false;
+    for (; at && !is_complete; at = frame.next) {
+        frame = mst_frame_read(at);
+        if (frame.is_shim)
+            continue;
+        if (LIKELY(read < LATEST))
+            seen->latest.instructions[read] = frame.instruction;
+        read++;
         const struct seen_code *code = find_code(seen, frame.code);
         if (code->owner > frames->owner || code->owner == OF_MODSCOPE ||
             UNLIKELY((uintptr_t)frame.instruction < (uintptr_t)frame.code + code->first))
@@ -291,9 +326,10 @@ static void collect_frames(struct seen *seen, struct frames *frames, uint32_t de
         }
         if (frames->count < depth)
             frames->of[frames->count++] = frame;
-        if (frames->owner == OF_PROGRAM && frames->count == depth)
-            break;
+        is_complete = frames->owner == OF_PROGRAM && frames->count == depth;
     }
+    seen->latest.count = read <= LATEST ? read : 0;
+    seen->latest.is_whole = !is_complete;
 }
 
 static bool is_in_node(void)
@@ -301,16 +337,24 @@ static bool is_in_node(void)
     return mst_running_node && mst_this_thread && ms_thread_phase(mst_this_thread) == MS_BACKWARD;
 }
 
-static inline ms_stack read_frames_stack(struct seen *seen)
+static __attribute__((noinline)) ms_stack read_other_frames(struct seen *seen, const void *at)
 {
     struct frames frames;
     frames.count = 0;
     frames.owner = OF_MODSCOPE;
-    collect_frames(seen, &frames, atomic_load_explicit(&mst_stack_depth, memory_order_relaxed));
+    collect_frames(seen, at, &frames, atomic_load_explicit(&mst_stack_depth, memory_order_relaxed));
     ms_stack stack = MS_STACK_NONE;
     while (frames.count)
         stack = stack_of_frame(seen, &frames.of[--frames.count], stack);
-    return stack;
+    return seen->latest.stack = stack;
+}
+
+static inline ms_stack read_frames_stack(struct seen *seen)
+{
+    const void *at = mst_frame_innermost();
+    if (!at)
+        return MS_STACK_NONE;
+    return LIKELY(is_latest(&seen->latest, at)) ? seen->latest.stack : read_other_frames(seen, at);
 }
 
 ms_stack mst_frames_stack(void)

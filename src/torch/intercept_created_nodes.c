@@ -21,61 +21,77 @@ static struct number_point {
     const char *library;
     ms_elf_slot slot; /* slot.address is NULL until it is found */
     ms_patch patch;
+    _Atomic uint64_t counted; /* numbers while no stacks are read; see number_reaches_us */
 } points[NUMBER_POINT_COUNT] = {
     [TORCH] = {"libtorch_cpu", .patch = MS_PATCH_ELF_SLOT(intercept_number, &points[TORCH].slot)},
     [PYTHON] = {"libtorch_python", .patch = MS_PATCH_ELF_SLOT(intercept_python_number, &points[PYTHON].slot)},
 };
 
-static bool usable;
-static _Atomic uint64_t counted_numbers; /* to see whether nodes reach us */
+static bool usable;    /* found and verified */
+static bool installed; /* and not restored yet */
 
-static inline uint64_t note_number(uint64_t number)
+static inline uint64_t note_number(struct number_point *point, uint64_t number)
 {
     if (LIKELY(atomic_load_explicit(&mst_stack_depth, memory_order_relaxed))) {
         ms_thread *thread = mst_thread_here();
         if (LIKELY(thread != NULL))
             ms_node_created(thread, number, mst_frames_stack());
     } else {
-        atomic_fetch_add_explicit(&counted_numbers, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&point->counted, 1, memory_order_relaxed);
     }
     return number;
 }
 
 static uint64_t intercept_number(void)
 {
-    return note_number(((take_number *)points[TORCH].patch.previous)());
+    return note_number(&points[TORCH], ((take_number *)points[TORCH].patch.previous)());
 }
 
 static uint64_t intercept_python_number(void)
 {
-    return note_number(((take_number *)points[PYTHON].patch.previous)());
+    return note_number(&points[PYTHON], ((take_number *)points[PYTHON].patch.previous)());
 }
 
 /* ---- install and restore ---- */
 
-/* Whether a new node reaches us through the functions that replaced ours. */
-static bool number_reaches_us(void)
+/* Whether a new node reaches us through the functions that replaced ours. The two points are installed one after the
+ * other, so each counts for itself. */
+static bool number_reaches(struct number_point *point)
 {
     uint32_t depth = atomic_exchange(&mst_stack_depth, 0);
-    uint64_t before = atomic_load(&counted_numbers);
-    PyObject *result = mst_run_python(MST_PY_RUN_ONE_NODE, NULL);
+    uint64_t before = atomic_load(&point->counted);
+    PyObject *result = mst_run_python(MST_PY_CREATE_NODES, NULL);
     Py_XDECREF(result);
     mst_clear_error();
     atomic_store(&mst_stack_depth, depth);
-    return atomic_load(&counted_numbers) != before;
+    return atomic_load(&point->counted) != before;
+}
+
+static bool torchs_number_reaches_us(void)
+{
+    return number_reaches(&points[TORCH]);
+}
+
+static bool pythons_number_reaches_us(void)
+{
+    return number_reaches(&points[PYTHON]);
 }
 
 void mst_created_nodes_intercept(void)
 {
-    for (int i = 0; usable && i < NUMBER_POINT_COUNT; i++)
-        if (ms_patch_install(&points[i].patch, number_reaches_us) != 0)
-            mst_created_nodes_restore();
+    if (!usable || installed)
+        return;
+    installed = true;
+    if (ms_patch_install(&points[TORCH].patch, torchs_number_reaches_us) != 0 ||
+        ms_patch_install(&points[PYTHON].patch, pythons_number_reaches_us) != 0)
+        mst_created_nodes_restore();
 }
 
 void mst_created_nodes_restore(void)
 {
-    for (int i = 0; i < NUMBER_POINT_COUNT; i++)
+    for (int i = 0; installed && i < NUMBER_POINT_COUNT; i++)
         ms_patch_restore(&points[i].patch);
+    installed = false;
 }
 
 /* ---- from Python ---- */

@@ -7,6 +7,7 @@
 /* The functions of the Python package that C calls: a module and a function. */
 #define MST_PY_PREPARE "modscope._interception", "prepare"                       /* () -> whether it is done */
 #define MST_PY_RUN_ONE_NODE "modscope._probes", "run_one_node"                   /* () */
+#define MST_PY_CREATE_NODES "modscope._probes", "create_nodes"                   /* () */
 #define MST_PY_MAKE_ONE_BLOCK "modscope._probes", "make_one_block"               /* () */
 #define MST_PY_SAVE_ONE_TENSOR "modscope._probes", "save_one_tensor"             /* () */
 #define MST_PY_REGISTER_STEP_HOOKS "modscope._optimizer_steps", "register_hooks" /* () -> a list of handles */

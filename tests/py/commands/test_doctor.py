@@ -50,7 +50,7 @@ def test_it_says_that_kinds_are_known(interception):
 
 def test_it_says_why_the_fallback_is_used(fallback):
     assert "fallback" in fallback.stdout.lower()
-    assert fallback.stdout.count("not used: MODSCOPE_INTERPOSE=0 is set") == 7
+    assert fallback.stdout.count("not used: MODSCOPE_INTERPOSE=0 is set") == 8
     assert "To use the interception points, unset MODSCOPE_INTERPOSE." in fallback.stdout
 
 

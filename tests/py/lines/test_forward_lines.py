@@ -197,6 +197,10 @@ def test_numbers_are_no_longer_intercepted_afterwards():
     assert not _native.created_intercepted()
     with modscope.MemTracker(stacks=0):
         assert not _native.created_intercepted()
-    with modscope.MemTracker():
-        assert _native.created_intercepted()
-    assert not _native.created_intercepted()
+    for _ in range(3):
+        with modscope.MemTracker():
+            assert _native.created_intercepted()
+            x = torch.ones(2, requires_grad=True)
+            for result in (x * 2, Scale.apply(x)):
+                assert _native.created_node_stack(result.grad_fn._sequence_nr())
+        assert not _native.created_intercepted()
