@@ -290,6 +290,8 @@ class MemoryTracker:
         """How many operators could not be recorded because memory ran out."""
         return self._log.lost if self._log is not None else 0
 
+    # ---- torch's private names, for the programs that read them ----
+
     @property
     def _markers(self) -> dict[str, int]:
         return defaultdict(int, self._read().markers)
@@ -298,13 +300,23 @@ class MemoryTracker:
     def _op_index(self) -> int:
         return self._read().op_index
 
+    @_op_index.setter
+    def _op_index(self, count: int) -> None:
+        self._stats.op_index = count  # for a tracker whose rows are filled by hand
+
     @property
     def _operator_names(self) -> dict[str, int]:
-        return defaultdict(int, self._log.counts() if self._log is not None else {})
+        return defaultdict(int, self._log.counts() if self._log is not None else self._stats.operator_counts())
 
     @property
     def _cur_module_name(self) -> str:
-        return self._log.position() if self._log is not None and self._monitoring is not None else ""
+        """Where this thread is; after the recording, where the last operator ran."""
+        return self._log.position() if self._log is not None and self._monitoring is not None else self._read().last_position()
+
+    @property
+    def _hooks(self) -> list[object]:
+        """Not empty while monitoring, as in torch's. There are no hooks on modules."""
+        return [self._monitoring] if self._monitoring is not None else []
 
     # ---- files ----
 
