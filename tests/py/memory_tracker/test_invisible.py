@@ -1,7 +1,10 @@
 """The program is the same with the tracker as without, and afterwards nothing of it is left. Other trackers may be
 active at the same time, in any order."""
 
+import contextlib
 import gc
+import itertools
+import signal
 import sys
 import threading
 import weakref
@@ -239,6 +242,42 @@ def test_a_tracker_may_be_stopped_in_another_thread():
     stopped.set()
     thread.join(60)
     assert went_on and operator_names(tracker) == ["zeros.default_0"]
+
+
+@pytest.mark.slow
+def test_a_signal_handler_that_raises_leaves_a_tracker_started_or_not():
+    """An alarm comes every 0.7 ms, and every third one raises wherever the program is."""
+    net, alarms, started = Net(), itertools.count(1), 0
+    tracker = MemoryTracker()
+
+    def on_alarm(number, frame):
+        if armed and next(alarms) % 3 == 0:
+            raise Boom
+
+    armed = False
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    signal.setitimer(signal.ITIMER_REAL, 0.0007, 0.0007)
+    try:
+        for _ in range(300):
+            try:
+                armed = True
+                tracker.start_monitor(net)
+                armed = False
+            except Boom:
+                armed = False
+            if tracker._hooks:
+                started += 1
+                with contextlib.suppress(Boom):
+                    armed = True
+                    tracker.stop()
+                armed = False
+                if tracker._hooks:
+                    tracker.stop()
+            assert no_modes()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert started > 30 and next(alarms) > 30
 
 
 @needs_interception  # the fallback's own mode keeps dynamo from compiling
