@@ -253,6 +253,7 @@ ASAN_ENV  = LD_PRELOAD=$(ASAN_LIBS) ASAN_OPTIONS=detect_leaks=0:allocator_may_re
 # Without the page in a browser and the trainers, which reach no other C code than these.
 SAN_PY := san-py-memory san-py-trackers san-py-captures san-py-reading
 SAN_FALLBACK := san-fallback-memory san-fallback-trackers san-fallback-captures
+SAN_FOLDERS_trackers := trackers memory_tracker
 SAN_FOLDERS_reading := export commands replay fit docs page/test_report.py
 .PHONY: $(SAN_PY) $(SAN_FALLBACK) san-py-build
 

@@ -28,8 +28,9 @@ LONG := suite-virtual suite-predict suite-ends suite-page suite-ranks suite-memo
 SHORT := suite-captures suite-storms suite-export suite-lines suite-small
 SUITE := $(LONG) $(SHORT)
 SUITE_small := $(filter-out $(SUITE:suite-%=tests/py/%),$(sort $(patsubst %/,%,$(dir $(wildcard tests/py/*/test_*.py)))))
-FALLBACK := fallback-memory fallback-trackers fallback-captures fallback-storms
+FALLBACK := fallback-memory fallback-trackers fallback-captures fallback-storms fallback-memory_tracker
 FAST := fast-memory fast-trackers fast-reading
+FAST_trackers := trackers memory_tracker
 FAST_reading := captures commands export replay fit plan docs ranks page/test_report.py
 .PHONY: suite suite-fast $(SUITE) $(FALLBACK) $(FAST) storm conformance conformance-interception conformance-fallback
 

@@ -39,6 +39,23 @@ class Stats:
                 yield name, allocated - before
             before = allocated
 
+    def operator_counts(self) -> dict[str, int]:
+        """How many operators have each name."""
+        return collections.Counter(_parts(name)[1] for name, _ in self.memories_allocated.values())
+
+    def last_position(self) -> str:
+        """The module and the phase of the last operator; "" if there is none."""
+        rows = self.memories_allocated
+        return _parts(rows[max(rows)][0])[0] if rows else ""
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """"layers.0.forward.addmm.default_3" is ("layers.0.forward", "addmm.default")."""
+    without_number = name.rpartition("_")[0] or name
+    position, _, overload = without_number.rpartition(".")
+    position, _, operator = position.rpartition(".")
+    return position, f"{operator}.{overload}" if operator else overload
+
 
 def write(path: str | os.PathLike[str], stats: Stats) -> None:
     content = pickle.dumps(dict(vars(stats)), pickle.HIGHEST_PROTOCOL)

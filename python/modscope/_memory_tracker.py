@@ -50,13 +50,15 @@ class _OperatorMode(TorchDispatchMode):
 
 
 class _Monitoring(_native.Context):
-    """What is active between ``start_monitor`` and ``stop``."""
+    """What is active between ``start_monitor`` and ``stop``, and what it has recorded."""
 
     _not_entered = "MemoryTracker: monitoring has ended already."
     _entering_lock = None
 
     def __init__(self, root: torch.nn.Module, device: torch.device, uses_ledger: bool) -> None:
         stats = None if uses_ledger else _statistics_of(device)
+        self.device = device
+        self.stats = _memory_stats_file.Stats()
         self._root = weakref.ref(root)
         self._memory = MemTracker(stacks=0) if stats is None else None
         self._tracker = ModTracker()
@@ -67,7 +69,6 @@ class _Monitoring(_native.Context):
             device=number_device(device) if stats is None else device,
             ignored=torch.ops.aten.detach.default,
         )
-        self.allocated_at_start = 0.0
         self._mode: _OperatorMode | None = None
         self._memory_entered = self._tracker_entered = False
 
@@ -81,7 +82,7 @@ class _Monitoring(_native.Context):
         self._tracker.register_user_hooks(self.log.call_begins, self.log.call_ends)
         self._tracker.__enter__()
         self._tracker_entered = True
-        self.allocated_at_start = self.log.figures()[0]
+        self.stats.allocated_at_start = self.log.figures()[0]
         _pop_unused_modes()
         self._mode = _OperatorMode(self.log)
         self._mode.__enter__()
@@ -108,6 +109,17 @@ class _Monitoring(_native.Context):
         if self._memory_entered and self._memory is not None:
             self._memory_entered = False
             self._memory.__exit__()
+            self._memory = None  # its ledger is not needed any more
+
+    def is_active(self) -> bool:
+        return self._entered > 0
+
+    def read(self) -> _memory_stats_file.Stats:
+        """What was recorded so far."""
+        stats = self.stats
+        stats.op_index = self.log.read(stats.op_index, stats.memories_allocated, stats.memories_active, stats.memories_reserved)
+        stats.markers = self.log.markers
+        return stats
 
     def has_mode(self, mode: object) -> bool:
         return self._mode is mode
@@ -222,17 +234,15 @@ class MemoryTracker:
 
     def __init__(self, device: torch.device | str | int | None = None) -> None:
         self._asked = None if device is None else torch.device(device)
-        self._clear()
-
-    def _clear(self) -> None:
-        self._monitoring: _Monitoring | None = None
-        self._log: _native.OperatorLog | None = None
-        self._device: torch.device | None = None
-        self._stats = _memory_stats_file.Stats()
+        self._monitoring: _Monitoring | None = None  # the latest one, also after its end
+        self._stats = _memory_stats_file.Stats()  # what was loaded, if there was no monitoring since
         self._num_alloc_retries = 0
 
     def __repr__(self) -> str:
-        return f"<MemoryTracker, {'monitoring' if self._monitoring else 'not monitoring'}, {self._op_index} operators recorded>"
+        return f"<MemoryTracker, {'' if self._is_monitoring() else 'not '}monitoring, {self._op_index} operators recorded>"
+
+    def _is_monitoring(self) -> bool:
+        return self._monitoring is not None and self._monitoring.is_active()
 
     # ---- recording ----
 
@@ -241,32 +251,33 @@ class MemoryTracker:
         forgotten. AssertionError if this tracker is monitoring already."""
         if not isinstance(root_module, torch.nn.Module):
             raise TypeError(f"start_monitor takes the root module, an nn.Module, not {type(root_module).__name__}")
-        if self._monitoring is not None:
+        if self._is_monitoring():
             raise AssertionError("this MemoryTracker is monitoring already: call stop() first")
         device = _with_index(self._asked or _device_of(root_module))
-        monitoring = _Monitoring(root_module, device, _is_counted_by_ledger(root_module, device))
-        monitoring.__enter__()
-        self._clear()
-        self._monitoring, self._log, self._device = monitoring, monitoring.log, device
-        self._stats.allocated_at_start = monitoring.allocated_at_start
+        before = self._monitoring
+        # It is assigned first: what a signal handler raises after __enter__ must not lose an active one.
+        self._monitoring = monitoring = _Monitoring(root_module, device, _is_counted_by_ledger(root_module, device))
+        try:
+            monitoring.__enter__()
+        except BaseException:
+            if not monitoring.is_active():
+                self._monitoring = before
+            raise
+        self._num_alloc_retries = 0
 
     def stop(self) -> None:
         """End the recording. AssertionError if this tracker is not monitoring."""
-        if self._monitoring is None:
+        monitoring = self._monitoring
+        if monitoring is None or not monitoring.is_active():
             raise AssertionError("this MemoryTracker is not monitoring: call start_monitor(root_module) first")
-        monitoring, self._monitoring = self._monitoring, None
         monitoring.__exit__()
-        if self._device is not None:
-            self._num_alloc_retries = _retries_of(self._device)
+        self._num_alloc_retries = _retries_of(monitoring.device)
 
     # ---- figures ----
 
     def _read(self) -> _memory_stats_file.Stats:
         """What was recorded so far, or loaded."""
-        stats, log = self._stats, self._log
-        if log is not None:
-            stats.op_index = log.read(stats.op_index, stats.memories_allocated, stats.memories_active, stats.memories_reserved)
-            stats.markers = log.markers
+        stats = self._monitoring.read() if self._monitoring is not None else self._stats
         stats.num_alloc_retries = self._num_alloc_retries
         return stats
 
@@ -288,7 +299,9 @@ class MemoryTracker:
     @property
     def lost(self) -> int:
         """How many operators could not be recorded because memory ran out."""
-        return self._log.lost if self._log is not None else 0
+        return self._monitoring.log.lost if self._monitoring is not None else 0
+
+    # ---- torch's private names, for the programs that read them ----
 
     @property
     def _markers(self) -> dict[str, int]:
@@ -298,13 +311,27 @@ class MemoryTracker:
     def _op_index(self) -> int:
         return self._read().op_index
 
+    @_op_index.setter
+    def _op_index(self, count: int) -> None:
+        self._read().op_index = count  # for a tracker whose rows are filled by hand
+
     @property
     def _operator_names(self) -> dict[str, int]:
-        return defaultdict(int, self._log.counts() if self._log is not None else {})
+        monitoring = self._monitoring
+        return defaultdict(int, self._stats.operator_counts() if monitoring is None else monitoring.log.counts())
 
     @property
     def _cur_module_name(self) -> str:
-        return self._log.position() if self._log is not None and self._monitoring is not None else ""
+        """Where this thread is; after the recording, where the last operator ran."""
+        monitoring = self._monitoring
+        if monitoring is not None and monitoring.is_active():
+            return monitoring.log.position()
+        return self._read().last_position()
+
+    @property
+    def _hooks(self) -> list[object]:
+        """Not empty while monitoring, as in torch's. There are no hooks on modules."""
+        return [self._monitoring] if self._is_monitoring() else []
 
     # ---- files ----
 
@@ -315,11 +342,10 @@ class MemoryTracker:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Read a file that ``save_stats`` of this class or of torch's wrote. Only plain data is read from it: ValueError
         for any other file. AssertionError while this tracker is monitoring."""
-        if self._monitoring is not None:
+        if self._is_monitoring():
             raise AssertionError("this MemoryTracker is monitoring: call stop() before load()")
         stats = _memory_stats_file.read(path)
-        self._clear()
-        self._stats, self._num_alloc_retries = stats, stats.num_alloc_retries
+        self._monitoring, self._stats, self._num_alloc_retries = None, stats, stats.num_alloc_retries
 
     # ---- text and pictures ----
 

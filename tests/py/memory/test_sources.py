@@ -303,3 +303,10 @@ def test_no_python_runs_while_the_allocator_is_the_source():
         step(), stepping()
         assert python_calls(step) == plain
         assert python_calls(stepping) <= plain_stepping + 30  # a few for a step, however many parameters
+
+
+def test_higher_order_operators_run_under_the_dispatcher():
+    cond = pytest.importorskip("torch._higher_order_ops.cond").cond_op
+    with MemTracker("dispatcher") as mt:
+        out = cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, (torch.ones(1000),))
+    assert out.sum() == 2000 and mt.peak[torch.device("cpu")].bytes >= 4000

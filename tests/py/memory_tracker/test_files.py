@@ -93,6 +93,33 @@ def test_a_loaded_tracker_can_monitor_again(recorded, tmp_path):
     assert recorded._op_index == 1
 
 
+def test_the_names_that_torch_s_users_read_are_there_after_stop_and_load(recorded, tmp_path):
+    counts, last = dict(recorded._operator_names), recorded._cur_module_name
+    assert last == "first.backward" and counts["addmm.default"] == 2
+    recorded.save_stats(tmp_path / "stats")
+    recorded.load(tmp_path / "stats")
+    assert recorded._operator_names == counts and recorded._cur_module_name == last
+    assert recorded._hooks == [] and MemoryTracker()._cur_module_name == ""
+
+
+def test_a_tracker_that_is_filled_by_hand_has_a_summary_and_a_file(tmp_path, capsys):
+    tracker = MemoryTracker()
+    for number, name in enumerate(("convolution.default_0", "a.forward.relu.default_0", "b")):
+        for rows in (tracker.memories_allocated, tracker.memories_active, tracker.memories_reserved):
+            rows[number] = (name, 2.0 * number)
+        tracker._op_index += 1
+    tracker._num_alloc_retries = 4
+    tracker.save_stats(tmp_path / "stats")
+    loaded = MemoryTracker()
+    loaded.load(tmp_path / "stats")
+    assert loaded._op_index == tracker._op_index == 3
+    assert loaded._operator_names == {"convolution.default": 1, "relu.default": 1, "b": 1}
+    tracker.summary()
+    expected = capsys.readouterr().out
+    loaded.summary()
+    assert capsys.readouterr().out == expected and "are: 4" in expected and "a.forward.relu.default_0: 2.0MB" in expected
+
+
 class RunsCode:
     def __init__(self, path):
         self.path = path

@@ -1,7 +1,11 @@
 """The program is the same with the tracker as without, and afterwards nothing of it is left. Other trackers may be
 active at the same time, in any order."""
 
+import contextlib
 import gc
+import itertools
+import signal
+import sys
 import threading
 import weakref
 
@@ -59,6 +63,48 @@ def test_a_tracker_keeps_no_module_and_no_tensor_alive():
     gc.collect()
     assert not any(ref() is not None for ref in refs)
     assert positions(tracker, "relu.default") == ["rest.1.forward"]
+
+
+def test_operators_and_records_are_released():
+    operator = torch.ops.aten.addmm.default
+    net, x = Net(), torch.randn(3, 8)
+
+    def once():
+        with monitored(net) as tracker:
+            net(x).sum().backward()
+        tracker.memories_allocated, tracker._markers, tracker._operator_names
+
+    once()
+    gc.collect()
+    before = sys.getrefcount(operator), len(gc.get_objects())
+    for _ in range(5):
+        once()
+    gc.collect()
+    assert (sys.getrefcount(operator), len(gc.get_objects())) == before
+
+
+def test_other_threads_run_the_same_module_and_are_not_recorded():
+    net, x, errors = Net(), torch.randn(3, 8), []
+
+    def other():
+        try:
+            for _ in range(30):
+                net(x).sum().backward()
+                tracker.memories_allocated
+        except BaseException as error:
+            errors.append(error)
+
+    with monitored(net) as tracker:
+        threads = [threading.Thread(target=other) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(30):
+            net(x).sum().backward()
+        for thread in threads:
+            thread.join(60)
+    assert not errors
+    assert positions(tracker, "relu.default") == ["rest.1.forward"] * 30
+    assert positions(tracker, "threshold_backward.default") == ["rest.1.backward"] * 30
 
 
 def test_the_root_module_may_die_while_monitoring():
@@ -198,6 +244,43 @@ def test_a_tracker_may_be_stopped_in_another_thread():
     assert went_on and operator_names(tracker) == ["zeros.default_0"]
 
 
+@pytest.mark.slow
+def test_a_signal_handler_that_raises_leaves_a_tracker_started_or_not():
+    """An alarm comes every 0.7 ms, and every third one raises wherever the program is."""
+    net, alarms, started = Net(), itertools.count(1), 0
+    tracker = MemoryTracker()
+
+    def on_alarm(number, frame):
+        if armed and next(alarms) % 3 == 0:
+            raise Boom
+
+    armed = False
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    signal.setitimer(signal.ITIMER_REAL, 0.0007, 0.0007)
+    try:
+        for _ in range(300):
+            try:
+                armed = True
+                tracker.start_monitor(net)
+                armed = False
+            except Boom:
+                armed = False
+            if tracker._hooks:
+                started += 1
+                with contextlib.suppress(Boom):
+                    armed = True
+                    tracker.stop()
+                armed = False
+                if tracker._hooks:
+                    tracker.stop()
+            assert no_modes()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert started > 30 and next(alarms) > 30
+
+
+@needs_interception  # the fallback's own mode keeps dynamo from compiling
 @pytest.mark.slow
 def test_a_compiled_module_stays_compiled():
     net = Net()
