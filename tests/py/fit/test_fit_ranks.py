@@ -103,7 +103,7 @@ def on_virtual_gpu(test: Callable[..., None]) -> Any:
 def test_sharding_a_rank_of_fsdp2_over_more_agrees_with_a_prediction(predictions: Predictions) -> None:
     two, eight = predictions.job(2), predictions.job(8).replay()
     assert _fit_sharding.uses_fsdp2(two) and which_rank(two) == "rank 0 of 2"
-    replayed = two.replay(_fit_sharding.over_more(two, 2, 8))
+    replayed = two.replay(_fit_resharding.over(two, 2, 8))
     assert eight.allocated < 0.8 * two.replay().allocated
     assert replayed.allocated == pytest.approx(eight.allocated, rel=0.005)
     assert replayed.reserved == pytest.approx(eight.reserved, rel=0.03)
