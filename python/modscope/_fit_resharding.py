@@ -66,26 +66,41 @@ def over(job: Job, before: int, after: int, in_copies: bool = False) -> list[Edi
     if not job.whole_steps:
         return []
     shards = [_selection(job, Kind.SHARDED_PARAM), _selection(job, Kind.SHARDED_GRAD), job.select(Category.OPT), job.select(Category.TEMP, phases=["optimizer"])]
-    return [*(("scale", selection, before, after) for selection in shards), *_reductions(job, before, after, in_copies)]
+    return [*(("scale", selection, before, after) for selection in shards), *_copies(job, before, after, in_copies)]
 
 
-def _reductions(job: Job, before: int, after: int, in_copies: bool) -> list[Edit]:
-    """With a MixedPrecisionPolicy the output of a reduction is copied for the gradients' own precision. It is freed at once, but where copies of the
-    model reduce it among them it stays until the end of backward, when the inputs of reductions are freed."""
-    rows = job.stream.select(job.select(Category.TEMP, phases=_BACKWARD))
-    made = {(add, path): (number, bytes) for number, bytes, add, drop, path in rows}
+def _copies(job: Job, before: int, after: int, in_copies: bool) -> list[Edit]:
+    """With a MixedPrecisionPolicy a rank's own part is copied in half precision before it is gathered, and the output of a reduction is copied in the
+    gradients' own precision. That output is freed at once, but where copies of the model reduce it among them it stays until the end of backward,
+    when the inputs of reductions are freed."""
+    rows = job.stream.select(job.select(Category.ACT, Category.TEMP, Category.OTH))
+    made = {add: (number, bytes) for number, bytes, add, *_ in rows}
     ends = sorted(block.drop for block in _of_kind(job, Kind.REDUCE_SCATTER) if block.drop is not None)
     steps = [event for event, _, _ in job.steps]
     edits: list[Edit] = []
+    for gathered in _of_kind(job, Kind.ALL_GATHER):
+        number = _made_before(made, gathered, -(-gathered.bytes // before))
+        if number is not None:
+            edits.append(("resize", number, -(-gathered.bytes // after)))
     for gradient in _of_kind(job, Kind.SHARDED_GRAD):
-        number, bytes = made.get((gradient.add - 1, gradient.path), (0, 0))
-        if not bytes or abs(2 * bytes - gradient.bytes) > _ROUNDED:
+        number = _made_before(made, gradient, -(-gradient.bytes // 2))
+        if number is None:
             continue
         following = bisect.bisect_right(steps, gradient.add)
         last = bisect.bisect_left(ends, steps[following]) - 1 if following < len(steps) else len(ends) - 1
         until = ends[last] if in_copies and last >= 0 and ends[last] > gradient.add else gradient.add + 1
-        edits += [("resize", number, -(-bytes * before // after)), ("end", number, until)]
+        edits += [("resize", number, -(-gradient.bytes * before // (2 * after))), ("end", number, until)]
     return edits
+
+
+def _made_before(made: dict[int | None, tuple[int, int]], block: _Block, bytes: int) -> int | None:
+    """The number of a block of so many bytes that was allocated right before another one; in between the allocator may reserve memory, which is an
+    event too. ``made``: the number and the bytes of blocks by the event that allocated them."""
+    for add in range(block.add - 1, block.add - 4, -1):
+        number, of_number = made.get(add, (0, 0))
+        if of_number and abs(of_number - bytes) <= _ROUNDED:
+            return number
+    return None
 
 
 # ---- resharding ----
