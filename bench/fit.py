@@ -2,9 +2,10 @@
 
     python bench/fit.py truth FOLDER            captures h200/*.msc, variants.json and truth.json of the folder
     python bench/fit.py predicted [NAME ...]    predict small jobs with and without the lever, and compare
+    python bench/fit.py sharded [KIND ...]      the levers of FSDP2, on a model of 0.4 billion parameters
 
-The first needs captures of a GPU beside the figures of the same jobs with one thing changed. The second needs torch without
-CUDA. Both print a table of errors, and exit with 1 if an error is above the limit.
+The first needs captures of a GPU beside the figures of the same jobs with one thing changed. The others need torch without
+CUDA. All print a table of errors, and exit with 1 if an error is above the limit.
 """
 
 from __future__ import annotations
@@ -115,4 +116,8 @@ def _of_job(name: str, folder: pathlib.Path) -> list[Row]:
 
 if __name__ == "__main__":
     kind, *rest = sys.argv[1:] or ["predicted"]
+    if kind == "sharded":
+        import fit_sharding
+
+        sys.exit(fit_sharding.main(rest, _LIMIT))
     sys.exit(_print(_truth(pathlib.Path(rest[0])) if kind == "truth" else _predicted(rest)))

@@ -1,10 +1,10 @@
 """Train a model like Llama of 0.4 billion parameters for three steps, for ``bench/fit.py sharded``: on one GPU as it is, and on several
 with FSDP2 for each layer and the model.
 
-    fit_sharding_job.py float32 | bfloat16 | autocast | mixed [kept] [hsdp=N]
+    fit_sharding_job.py float32 | bfloat16 | autocast | mixed
 
 autocast: torch.autocast; mixed: the same, and FSDP2 has a MixedPrecisionPolicy of bfloat16 too.
-kept: reshard_after_forward=False. hsdp=N: N ranks hold one copy. It knows nothing of modscope.
+It knows nothing of modscope.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 WIDTH, LAYERS, HEADS, WORDS, LENGTH, BATCH = 1536, 12, 12, 16384, 1024, 2
@@ -57,33 +56,28 @@ class Model(nn.Module):
         return self.head(self.norm(x))
 
 
-def shard(model: Model, words: list[str]) -> None:
-    world = dist.get_world_size()
-    over = next((int(word.partition("=")[2]) for word in words if word.startswith("hsdp=")), world)
-    shape, names = ((world,), ("shard",)) if over == world else ((world // over, over), ("replicate", "shard"))
-    mesh = init_device_mesh("cuda", shape, mesh_dim_names=names)
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if words[0] == "mixed" else MixedPrecisionPolicy()
-    reshards = False if "kept" in words else None
+def shard(model: Model, mixed: bool) -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if mixed else MixedPrecisionPolicy()
     for layer in model.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshards)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshards)
+        fully_shard(layer, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
 
 
 def main() -> None:
-    words = sys.argv[1:]
+    kind = sys.argv[1]
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     with torch.device("meta"):
         model = Model()
-    if words[0] == "bfloat16":
+    if kind == "bfloat16":
         model.bfloat16()
     if several:
         dist.init_process_group("nccl")
-        shard(model, words)
+        shard(model, kind == "mixed")
     model.to_empty(device="cuda")
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     ids = torch.zeros(BATCH, LENGTH, dtype=torch.long, device="cuda")
     for _ in range(3):
-        with torch.autocast("cuda", torch.bfloat16, enabled=words[0] in ("autocast", "mixed")):
+        with torch.autocast("cuda", torch.bfloat16, enabled=kind in ("autocast", "mixed")):
             loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
         loss.backward()
         optimizer.step()

@@ -42,7 +42,8 @@ def _parser() -> argparse.ArgumentParser:
         "first, as modscope predict does it.",
         epilog=f"Options may stand before or after the file. What follows -- is the script's.\n\n{known}\n\n"
         "Examples:\n  modscope fit before.msc --gpu rtx4090\n  modscope fit small.msc large.msc --gpu 24GiB\n"
-        "  modscope fit train.py --gpu rtx4090 -- --batch 8\n  modscope fit train_fsdp2.py --gpu rtx4090 --ranks 8",
+        "  modscope fit train.py --gpu rtx4090 -- --batch 8\n  modscope fit train_fsdp2.py --gpu rtx4090 --ranks 8\n"
+        "  modscope fit before.msc --gpu rtx4090 --ranks 16",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

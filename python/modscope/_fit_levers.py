@@ -66,6 +66,10 @@ def percent(time: float | None, exact: bool) -> str:
     return f"{'' if exact else 'about '}{100 * time:+.{0 if abs(time) >= 0.01 else 1}f} % time"
 
 
+def over_gpus(ranks: int, mixed: bool = False, which: str = "") -> str:
+    return f"FSDP2 over {which}{ranks} GPUs{' with a MixedPrecisionPolicy' if mixed else ''}"
+
+
 def combine(*levers: Lever) -> Lever:
     costs = [lever.cost for lever in levers if lever.cost != "none"]
     checkpoints = [lever for lever in levers if lever.name.startswith("checkpoint")]
@@ -240,19 +244,18 @@ class Levers:
     def sharded(self, ranks: int, mixed: bool = False) -> Lever | None:
         """``ranks``: one of rank_counts. ``mixed``: with a MixedPrecisionPolicy, which is a lever of jobs with autocast."""
         world = world_of(self.job.capture)
-        policy = " with a MixedPrecisionPolicy" if mixed else ""
         if self.is_sharded:
             if mixed:
                 return None
-            edits = _fit_sharding.over_more(self.job, self._copy, ranks)
+            edits = _fit_resharding.over(self.job, self._copy, ranks)
             change = ShardingChange(ranks)
             more = max(ranks - world, 0)
             cost = f"{more} more GPUs" if more else "gathers among all GPUs"
-            return Lever(f"FSDP2 over {ranks} GPUs", edits, cost, more=more, is_bound=True, can_be_verified=True, sharding=change) if edits else None
+            return Lever(over_gpus(ranks), edits, cost, more=more, is_bound=True, can_be_verified=True, sharding=change) if edits else None
         edits = _fit_sharding.edits(self.job, self.groups, ranks, mixed)
         if not edits:
             return None
         if world > 1:
-            return Lever(f"FSDP2 over the {ranks} GPUs{policy}", edits, "gathers in every step", is_bound=True)
+            return Lever(over_gpus(ranks, mixed, "the "), edits, "gathers in every step", is_bound=True)
         cost = "a second GPU" if ranks == 2 else f"{ranks - 1} more GPUs"
-        return Lever(f"FSDP2 over {ranks} GPUs{policy}", edits, cost, more=ranks - 1, is_bound=True)
+        return Lever(over_gpus(ranks, mixed), edits, cost, more=ranks - 1, is_bound=True)

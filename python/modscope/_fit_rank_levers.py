@@ -4,7 +4,8 @@ copy of the model (HSDP). Needs no torch."""
 from __future__ import annotations
 
 from modscope import _fit_resharding, _fit_sharding
-from modscope._fit_levers import Lever, Levers, Tried
+from modscope._fit_job import Edit
+from modscope._fit_levers import Lever, Levers, Tried, over_gpus
 from modscope._fit_ranks import ranks_per_node, world_of
 from modscope._sharding_change import ShardingChange
 from modscope._virtual.network import communicator_bytes
@@ -32,7 +33,7 @@ def smaller(levers: Levers) -> list[Lever]:
         found.append(Lever(RESHARD, edits, "gathers again in backward", can_be_verified=True, sharding=ShardingChange(reshard="yes")))
     over = _fit_resharding.ranks_of_a_copy(job.capture, world)
     if 0 < over < world and world % over == 0:
-        edits = _fit_sharding.over_more(job, over, world)
+        edits = _fit_resharding.over(job, over, world)
         found.append(Lever(over_all(world, over), edits, "gathers among all GPUs", can_be_verified=True, sharding=ShardingChange(over=world)))
     return found
 
@@ -47,25 +48,36 @@ def faster(levers: Levers) -> list[Tried]:
         tried.append(levers.attempt(Lever(KEEP, edits, _REPLAYED)))
     over = _fit_resharding.ranks_of_a_copy(job.capture, world)
     if over == world > per_node and world % per_node == 0:
-        lever = Lever(hsdp(per_node, world), _fit_sharding.over_more(job, world, per_node), _REPLAYED)
+        lever = Lever(hsdp(per_node, world), _fit_resharding.over(job, world, per_node, in_copies=True), _REPLAYED)
         tried.append(levers.attempt(lever, max(levers.capacity - communicator_bytes(world // per_node), 0)))
     return [each for each in tried if each.outcome.fits_at_once]
 
 
 def of_one_gpu(levers: Levers, ranks: int) -> list[Tried]:
     """Of a job on one GPU that is to be sharded over so many: other ways that fit, which take less time than resharding over all."""
-    found = []
     per_node = ranks_per_node(levers.job.capture)
+    found = []
     for mixed in (False, True):
-        ways = [(ranks, True)]
-        ways += [(per_node, False)] if ranks > per_node and ranks % per_node == 0 else []
-        for over, keeps in ways:
-            edits = _fit_sharding.edits(levers.job, levers.groups, over, mixed, keeps)
-            if not edits:
-                continue
-            usual = levers.sharded(ranks, mixed)
-            name = f"{usual.name if usual else ''}, {'kept after forward (reshard_after_forward=False)' if keeps else f'{over} of them hold one copy (HSDP)'}"
-            lever = Lever(name, edits, f"{ranks - 1} more GPUs, {_REPLAYED}", more=ranks - 1, is_bound=True)
-            groups = communicator_bytes(ranks) if keeps else communicator_bytes(over) + communicator_bytes(ranks // over)
-            found.append(levers.attempt(lever, max(levers.capacity - groups, 0)))
-    return [tried for tried in found if tried.outcome.fits_at_once]
+        found.append(_kept(levers, ranks, mixed))
+        if ranks > per_node and ranks % per_node == 0:
+            found.append(_in_copies(levers, ranks, mixed, per_node))
+    return [tried for tried in found if tried and tried.outcome.fits_at_once]
+
+
+def _kept(levers: Levers, ranks: int, mixed: bool) -> Tried | None:
+    edits = _fit_sharding.edits(levers.job, levers.groups, ranks, mixed, keeps=True)
+    return _sharded(levers, ranks, mixed, "kept after forward (reshard_after_forward=False)", edits, communicator_bytes(ranks))
+
+
+def _in_copies(levers: Levers, ranks: int, mixed: bool, over: int) -> Tried | None:
+    edits = _fit_sharding.edits(levers.job, levers.groups, over, mixed)
+    nccl = communicator_bytes(over) + communicator_bytes(ranks // over)
+    return _sharded(levers, ranks, mixed, f"{over} of them hold one copy (HSDP)", edits, nccl)
+
+
+def _sharded(levers: Levers, ranks: int, mixed: bool, how: str, edits: list[Edit], nccl: int) -> Tried | None:
+    """``how``: what is different from sharding over all; ``nccl``: what its communicators take of the GPU."""
+    if not edits:
+        return None
+    lever = Lever(f"{over_gpus(ranks, mixed)}, {how}", edits, f"{ranks - 1} more GPUs, {_REPLAYED}", more=ranks - 1, is_bound=True)
+    return levers.attempt(lever, max(levers.capacity - nccl, 0))

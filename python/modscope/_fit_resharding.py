@@ -6,11 +6,12 @@ from __future__ import annotations
 import bisect
 from typing import NamedTuple
 
-from modscope._categories import KINDS, Kind
+from modscope._categories import KINDS, Category, Kind
 from modscope._fit_job import Call, Edit, Job
 from modscope._load import Capture
 
 _BACKWARD = ("backward", "recompute")
+_ROUNDED = 1024  # how much the sizes of blocks may differ where only those were noted, and not what was requested
 
 
 class _Block(NamedTuple):
@@ -21,10 +22,14 @@ class _Block(NamedTuple):
     path: int
 
 
+def _selection(job: Job, kind: Kind, *phases: str) -> tuple[int, int, int | None, int, int, int]:
+    return (*job.select(phases=phases), 1 << 1 + KINDS.index(kind))
+
+
 def _of_kind(job: Job, kind: Kind, *phases: str) -> list[_Block]:
     """In the order in which they were allocated."""
-    selection = (*job.select(phases=phases), 1 << 1 + KINDS.index(kind))
-    return sorted((_Block(number, bytes, add or 0, *rest) for number, bytes, add, *rest in job.stream.select(selection)), key=lambda block: block.add)
+    rows = job.stream.select(_selection(job, kind, *phases))
+    return sorted((_Block(number, bytes, add or 0, drop, path) for number, bytes, add, drop, path in rows), key=lambda block: block.add)
 
 
 def ranks_of_a_copy(capture: Capture, world: int) -> int:
@@ -50,6 +55,52 @@ def keep(job: Job) -> list[Edit]:
         elif before.get(key):
             edits += [("end", before[key].pop(0).number, block.drop), ("resize", block.number, 0)]
     return edits + [("resize", block.number, 0) for block in _of_kind(job, Kind.ALL_GATHER, *_BACKWARD)] if edits else []
+
+
+# ---- other numbers of ranks ----
+
+
+def over(job: Job, before: int, after: int, in_copies: bool = False) -> list[Edit]:
+    """So many ranks hold one copy of the model instead of ``before``: what each has of parameters, gradients and state becomes smaller or larger. What
+    is gathered and reduced stays. ``in_copies``: there are several copies (HSDP), among which gradients are reduced once more."""
+    if not job.whole_steps:
+        return []
+    shards = [_selection(job, Kind.SHARDED_PARAM), _selection(job, Kind.SHARDED_GRAD), job.select(Category.OPT), job.select(Category.TEMP, phases=["optimizer"])]
+    return [*(("scale", selection, before, after) for selection in shards), *_copies(job, before, after, in_copies)]
+
+
+def _copies(job: Job, before: int, after: int, in_copies: bool) -> list[Edit]:
+    """With a MixedPrecisionPolicy a rank's own part is copied in half precision before it is gathered, and the output of a reduction is copied in the
+    gradients' own precision. That output is freed at once, but where copies of the model reduce it among them it stays until the end of backward,
+    when the inputs of reductions are freed."""
+    rows = job.stream.select(job.select(Category.ACT, Category.TEMP, Category.OTH))
+    made = {add: (number, bytes) for number, bytes, add, *_ in rows}
+    ends = sorted(block.drop for block in _of_kind(job, Kind.REDUCE_SCATTER) if block.drop is not None)
+    steps = [event for event, _, _ in job.steps]
+    edits: list[Edit] = []
+    for gathered in _of_kind(job, Kind.ALL_GATHER):
+        number = _made_before(made, gathered, -(-gathered.bytes // before))
+        if number is not None:
+            edits.append(("resize", number, -(-gathered.bytes // after)))
+    for gradient in _of_kind(job, Kind.SHARDED_GRAD):
+        number = _made_before(made, gradient, -(-gradient.bytes // 2))
+        if number is None:
+            continue
+        following = bisect.bisect_right(steps, gradient.add)
+        last = bisect.bisect_left(ends, steps[following]) - 1 if following < len(steps) else len(ends) - 1
+        until = ends[last] if in_copies and last >= 0 and ends[last] > gradient.add else gradient.add + 1
+        edits += [("resize", number, -(-gradient.bytes * before // (2 * after))), ("end", number, until)]
+    return edits
+
+
+def _made_before(made: dict[int | None, tuple[int, int]], block: _Block, bytes: int) -> int | None:
+    """The number of a block of so many bytes that was allocated right before another one; in between the allocator may reserve memory, which is an
+    event too. ``made``: the number and the bytes of blocks by the event that allocated them."""
+    for add in range(block.add - 1, block.add - 4, -1):
+        number, of_number = made.get(add, (0, 0))
+        if of_number and abs(of_number - bytes) <= _ROUNDED:
+            return number
+    return None
 
 
 # ---- resharding ----

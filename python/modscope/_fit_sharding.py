@@ -57,31 +57,22 @@ class _Run(NamedTuple):
 
 def uses_fsdp2(job: Job) -> bool:
     """Whether the parameters are sharded already: the capture then has their kinds."""
-    return bool(job.stream.sum(_of_kinds(job, Kind.SHARDED_PARAM))[2])
+    return bool(job.stream.sum(_shards(job))[2])
 
 
-def _of_kinds(job: Job, *kinds: Kind) -> tuple[int, int, int | None, int, int, int]:
-    return (*job.select(), sum(1 << 1 + KINDS.index(kind) for kind in kinds))
+def _shards(job: Job) -> tuple[int, int, int | None, int, int, int]:
+    return (*job.select(), 1 << 1 + KINDS.index(Kind.SHARDED_PARAM))
 
 
 def held_parameters(job: Job) -> tuple[int, int, int]:
     """The bytes of parameters that are there all the time, those of the largest, and their count: of a rank of FSDP2 its
     shards, without what it gathers."""
-    return job.stream.sum(_of_kinds(job, Kind.SHARDED_PARAM) if uses_fsdp2(job) else job.select(Category.PARAM))
-
-
-def over_more(job: Job, ranks: int, more: int) -> list[Edit]:
-    """Of a rank of FSDP2: what each rank has of parameters, gradients and state becomes smaller. What is gathered and
-    reduced stays."""
-    if not job.whole_steps:
-        return []
-    shards = [_of_kinds(job, Kind.SHARDED_PARAM, Kind.SHARDED_GRAD), job.select(Category.OPT), job.select(Category.TEMP, phases=["optimizer"])]
-    return [("scale", selection, ranks, more) for selection in shards]
+    return job.stream.sum(_shards(job) if uses_fsdp2(job) else job.select(Category.PARAM))
 
 
 def edits(job: Job, groups: list[Siblings], ranks: int, mixed: bool = False, keeps: bool = False) -> list[Edit]:
-    """``mixed``: with a MixedPrecisionPolicy; ``keeps``: with reshard_after_forward=False. Empty: it has no parameters, or no steps that show when they are used; or it is ``mixed``, and the
-    job does not use autocast."""
+    """``mixed``: with a MixedPrecisionPolicy; ``keeps``: with reshard_after_forward=False. Empty: it has no parameters, or no steps that show when
+    they are used; or it is ``mixed``, and the job does not use autocast."""
     members = groups[0].members if groups else []
     whole = _groups_of(job, [name for name, _ in members])
     casts = find_casts(job) if mixed and job.whole_steps else []

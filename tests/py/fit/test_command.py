@@ -139,6 +139,8 @@ def test_lost_events_make_figures_lower_bounds(tmp_path: pathlib.Path) -> None:
         (["a.msc", "--frobnicate"], 2, "unrecognized arguments: --frobnicate"),
         (["a.msc", "b.msc", "--batches", "8,4"], 2, "not two batches"),
         (["a.msc", "--json", "absent/out.json"], 2, "its folder does not exist"),
+        (["a.msc", "--rank", "1"], 1, "--rank and --ranks-per-node are for scripts"),
+        (["a.msc", "--ranks", "1"], 1, "give as many GPUs as the job could be sharded over"),
     ],
 )
 def test_bad_arguments(words: list[str], status: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:

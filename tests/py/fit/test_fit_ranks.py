@@ -12,6 +12,7 @@ import torch
 from helpers import INTERCEPTION
 
 from modscope import _fit_rank_levers, _fit_resharding, _fit_sharding
+from modscope.__main__ import main
 from modscope._fit_answer import answer
 from modscope._fit_job import Job, Outcome
 from modscope._fit_levers import Levers
@@ -103,7 +104,7 @@ def on_virtual_gpu(test: Callable[..., None]) -> Any:
 def test_sharding_a_rank_of_fsdp2_over_more_agrees_with_a_prediction(predictions: Predictions) -> None:
     two, eight = predictions.job(2), predictions.job(8).replay()
     assert _fit_sharding.uses_fsdp2(two) and which_rank(two) == "rank 0 of 2"
-    replayed = two.replay(_fit_sharding.over_more(two, 2, 8))
+    replayed = two.replay(_fit_resharding.over(two, 2, 8))
     assert eight.allocated < 0.8 * two.replay().allocated
     assert replayed.allocated == pytest.approx(eight.allocated, rel=0.005)
     assert replayed.reserved == pytest.approx(eight.reserved, rel=0.03)
@@ -181,6 +182,14 @@ def test_a_capture_of_one_gpu_over_so_many_as_were_asked_for(predictions: Predic
     assert usual is not None and hybrid.outcome.reserved == one.replay(usual.edits).reserved
     edits = _fit_sharding.edits(one, levers.groups, 8, keeps=True)
     assert_alike(one.replay(edits), kept, 0.05)
+
+
+@on_virtual_gpu
+def test_a_rank_of_fsdp2_over_as_many_ranks_is_refused(predictions: Predictions, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", predictions.path(8), "--gpu", "2GiB", "--ranks", "8"]) == 1
+    assert "is of one of 8 ranks already" in capsys.readouterr().err
+    assert main(["fit", predictions.path(8), "--gpu", "1GiB", "--ranks", "24"]) == 0
+    assert "FSDP2 over 24 GPUs" in capsys.readouterr().out
 
 
 @on_virtual_gpu
