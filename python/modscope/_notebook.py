@@ -4,15 +4,17 @@ static HTML with inline styles and no script; ``modscope report`` writes the who
 from __future__ import annotations
 
 import html
+import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from modscope._capture_types import find_main_device
 from modscope._categories import PHASES, TOTAL, Sums, sums_of
+from modscope._lines_read import shown_file
 from modscope._load import Capture, Snapshot
 from modscope._sentence import Sentence, describe_held, describe_run
 from modscope._summary import describe_end, describe_losses, describe_prediction, describe_program, summarize
-from modscope._text import at_least, clean, counted, describe_moment, duration, label, percent, shorten_middle, size
+from modscope._text import at_least, clean, counted, describe_moment, duration, label, percent, shorten_end, shorten_middle, size
 
 if TYPE_CHECKING:
     from modscope._mem_tracker import MemTracker
@@ -30,6 +32,7 @@ COLOURS = {
 _ALARM = "#dc3d3d"
 _OPACITY = dict(zip(PHASES[1:], (0.2, 0.35, 0.5, 0.8, 0.1)))  # by phase; an idle thread is not drawn
 _MODULES = 10
+_LINES = 8
 _NAME_COLUMNS, _MOMENT_COLUMNS = 48, 160
 
 # The colours of text and background are the notebook's own, light or dark.
@@ -94,25 +97,52 @@ def _categories(sums: Sums) -> str:
     return _bar(sums, 1, 18) + _part("div", "margin:3px 0;font-size:12px", *marks)
 
 
-def _modules(modules: Mapping[str, Sums], total: int) -> str:
-    largest = sorted(modules.items(), key=lambda item: -item[1][TOTAL])
+def _table(heading: str, held: Mapping[tuple[str, str], Sums], count: int, total: int, what: str) -> str:
+    """The largest of what is held, by the name that is shown and the one that appears when the mouse is over it."""
+    largest = sorted(held.items(), key=lambda item: -item[1][TOTAL])
     if not largest:
         return ""
     most = largest[0][1][TOTAL]
-    rows = "".join(_row(fqn, sums, most, total) for fqn, sums in largest[:_MODULES])
-    rest = len(largest) - _MODULES
-    more = _part("div", _SOFT, f"and {counted(rest, 'smaller module')}") if rest > 0 else ""
+    rows = "".join(_row(name, title, sums, most, total) for (name, title), sums in largest[:count])
+    rest = len(largest) - count
+    more = _part("div", _SOFT, f"and {counted(rest, what)}") if rest > 0 else ""
     table = _part("table", "border-collapse:collapse;border:0;width:100%;table-layout:fixed;margin:0;color:inherit", rows)
-    return _part("div", _HEAD, "The largest modules, by their own bytes") + table + more
+    return _part("div", _HEAD, heading) + table + more
 
 
-def _row(fqn: str, sums: Sums, most: int, total: int) -> str:
-    name = _part("bdi", "", html.escape(shorten_middle(label(fqn), _NAME_COLUMNS)))
+def _modules(modules: Mapping[str, Sums], total: int) -> str:
+    named = {(shorten_middle(label(fqn), _NAME_COLUMNS), fqn): sums for fqn, sums in modules.items()}
+    return _table("The largest modules, by their own bytes", named, _MODULES, total, "smaller module")
+
+
+def _lines(snapshot: Snapshot, device: str) -> str:
+    """The lines that made most of what is held, with their source text where that is known."""
+    made: dict[tuple[str, str], Sums] = {}
+    total = 0
+    for place, sums in snapshot.by_place(device):
+        total += sums[TOTAL]
+        if place is None or not place.file or not place.line:
+            continue
+        where = f"{os.path.basename(shown_file(place.file))}:{place.line}"
+        key = shorten_end(f"{where} {place.source or f'in {place.function}'}", _NAME_COLUMNS), place.describe()
+        known = made.get(key)
+        made[key] = {word: known[word] + value for word, value in sums.items()} if known else sums
+    return _table("The lines that made most of it", made, _LINES, total, "more line")
+
+
+def _kinds(kinds: Mapping[str, int]) -> str:
+    """What FSDP2 or DDP holds, within the categories."""
+    held = ", ".join(f"{kind} {size(value)}" for kind, value in kinds.items() if value)
+    return _part("div", _SOFT, _text(f"of these: {held}")) if held else ""
+
+
+def _row(shown: str, title: str, sums: Sums, most: int, total: int) -> str:
+    name = _part("bdi", "", html.escape(shown))
     amount = f"{size(sums[TOTAL])} <span style='opacity:.7'>{percent(sums[TOTAL], total)}</span>"
     return _part(
         "tr",
         "background:none",
-        _part("td", f"{_PLAIN_CELL};width:48%;{_MONO};{_ELLIPSIS}", name, title=fqn),
+        _part("td", f"{_PLAIN_CELL};width:48%;{_MONO};{_ELLIPSIS}", name, title=title),
         _part("td", _PLAIN_CELL, _bar(sums, sums[TOTAL] / most, 12)),
         _part("td", f"{_PLAIN_CELL};width:128px;text-align:right;white-space:nowrap;font-size:12px", amount),
     )
@@ -269,10 +299,10 @@ def _others(held: Mapping[str, int], device: str) -> str:
     return f"also {', '.join(rest[:4])}" if rest else ""
 
 
-def _holders(sums: Sums, modules: Mapping[str, Sums]) -> list[str]:
+def _holders(sums: Sums, modules: Mapping[str, Sums], kinds: Mapping[str, int]) -> list[str]:
     if not sums.get(TOTAL):
         return []
-    return [_part("div", _HEAD, "By category"), _categories(sums), _modules(modules, sums[TOTAL])]
+    return [_part("div", _HEAD, "By category"), _categories(sums), _kinds(kinds), _modules(modules, sums[TOTAL])]
 
 
 def _moment_sentence(begin: str, amount: str, moment: str, sums: Sums, modules: Mapping[str, Sums]) -> str:
@@ -292,7 +322,8 @@ def of_capture(capture: Capture) -> str:
     return _cell(
         _sentence(describe_run(summary, capture)),
         _timeline(capture, device),
-        *_holders(snapshot.totals.get(device, {}), snapshot.by_module().get(device, {})),
+        *_holders(snapshot.totals.get(device, {}), snapshot.by_module().get(device, {}), snapshot.kinds.get(device, {})),
+        _lines(snapshot, device),
         foot,
     )
 
@@ -305,7 +336,8 @@ def of_snapshot(snapshot: Snapshot) -> str:
     held = {name: other[TOTAL] for name, other in snapshot.totals.items()}
     return _cell(
         _moment_sentence(f"{device} held ", amount, f", {moment}", sums, modules),
-        *_holders(sums, modules),
+        *_holders(sums, modules, snapshot.kinds.get(device, {})),
+        _lines(snapshot, device),
         _foot(counted(snapshot.block_count, "block"), _others(held, device)),
     )
 
@@ -319,11 +351,12 @@ def of_tracker(tracker: MemTracker, active: bool) -> str:
     device = find_main_device(held)
     sums = {str(on): sums for on, sums in tracker.get_tracker_snapshot("peak").items()}[device]
     modules = {str(on): found for on, found in tracker.get_module_snapshot("peak").items()}.get(device, {})
+    kinds = {str(on): found for on, found in tracker.get_kind_snapshot("peak").items()}.get(device, {})
     peak = peaks[device]
     moment = f" on {device}, {describe_moment(peak.step, peak.phase, peak.module, columns=_MOMENT_COLUMNS)}"
     now = {str(on): sums[TOTAL] for on, sums in tracker.get_tracker_snapshot().items()}.get(device, 0)
     return _cell(
         _moment_sentence("The peak is ", at_least(bool(tracker.lost), size(peak.bytes)), moment, sums, modules),
-        *_holders(sums, modules),
+        *_holders(sums, modules, kinds),
         _foot(f"{size(now)} is held {'now' if active else 'at the end'}", _others(held, device), state),
     )

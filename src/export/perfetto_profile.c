@@ -122,7 +122,7 @@ static mse_text last_part(mse_text path)
     return (mse_text){path.bytes + at, path.size - at};
 }
 
-/* "forward (model.py:41)" */
+/* "forward (gpt.py:41)" */
 static uint64_t know_line(mse_peak_profiles *profiles, mse_packets *packets, ms_stack stack)
 {
     enum { WITH_LINE = MOST_NAME + MSE_MAX_DIGITS + 2 };

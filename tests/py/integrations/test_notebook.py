@@ -1,6 +1,7 @@
 """What a tracker, a snapshot and a capture show in a notebook's cell: HTML that is whole, inert, and says what the
 figures are."""
 
+import os
 import re
 from html.parser import HTMLParser
 
@@ -11,7 +12,7 @@ from capture_helpers import train
 from helpers import needs_interception
 from torch import nn
 
-from modscope import MemTracker, load, record
+from modscope import MemTracker, _lines_read, load, record
 
 VOID = {"path", "rect"}
 ALLOWED = {"div", "span", "b", "bdi", "table", "tr", "td", "svg", "path", "rect", "text", "title"}
@@ -214,3 +215,34 @@ def test_what_was_lost_is_told(tmp_path):
     capture.lost = 12
     capture.frame()
     assert "at least" in Page(written(tmp_path, capture.end())._repr_html_()).text
+
+
+# ---- lines ----
+
+
+@needs_interception
+def test_a_capture_shows_the_lines_that_made_most_with_their_source(tmp_path):
+    source = tmp_path / "train<b>.py"
+    text = "import torch\ndef make(k):\n    k.append(torch.zeros(5000)) #<i>\n    k.append(torch.ones(3000))\n"
+    source.write_text(text)
+    os.utime(source, (1e9, 1e9))
+    names, kept = {}, []
+    exec(compile(text, str(source), "exec"), names)
+    with record(tmp_path / "run.msc"):
+        for _ in range(3):
+            names["make"](kept)
+    capture = load(tmp_path / "run.msc")
+    for shown in (capture, capture.snapshot("peak")):
+        page = Page(shown._repr_html_())
+        lines = page.text.partition("The lines that made most of it")[2]
+        first, second = lines.index("train<b>.py:3 k.append(torch.zeros(5000)) #<i>"), lines.index("train<b>.py:4 k.append")
+        assert first < second and "58.59 KiB 62%" in lines[first:second] and "35.16 KiB 38%" in lines[second:]
+        assert f"{source}:3 in make" in page.titles
+    source.unlink()
+    _lines_read._source_note.cache_clear()
+    assert "train<b>.py:3 in make" in Page(load(tmp_path / "run.msc")._repr_html_()).text
+
+
+def test_without_lines_there_is_no_table_of_them(tmp_path):
+    (tmp_path / "run.msc").write_bytes(train(2).end())
+    assert "The lines" not in load(tmp_path / "run.msc")._repr_html_()

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import modscope
 from modscope._mem_tracker import ledger_of
+from modscope._text import size
 
 pytestmark = needs_interception
 WORLD, WIDTH = 64, 48
@@ -304,6 +305,8 @@ def test_captures_have_the_kinds_at_every_moment(tmp_path):
     snapshot = capture.snapshot("peak")
     assert snapshot.kinds["cpu"] == peak
     assert snapshot.kinds_by_module()["cpu"] == by_module
+    shown = f"All Gather {size(peak['All Gather'])}"
+    assert shown in snapshot._repr_html_() and shown in capture._repr_html_() and shown in mt._repr_html_()
     seen = [block for block in snapshot.blocks() if block.kind is not None]
     assert sum(block.bytes for block in seen) == sum(peak.values())
     assert {block.kind for block in seen} == set(KINDS)
