@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 KINDS = ("Sharded Param", "Unsharded Param", "Sharded Grad", "Unsharded Grad", "All Gather", "Reduce Scatter")
+"""Without All Reduce, which only HSDP has, where gradients are reduced in another type."""
 
 
 class Block(nn.Module):
@@ -55,6 +56,10 @@ def _bytes_of(tensors: Iterable[torch.Tensor | None]) -> int:
     return sum(storages.values())
 
 
+def _address_of(tensor: torch.Tensor) -> int:
+    return getattr(tensor, "_local_tensor", tensor).untyped_storage().data_ptr()
+
+
 def held_by_fsdp(model: nn.Module) -> dict[str, int]:
     """Bytes by kind; kinds that hold nothing are left out."""
     groups = list(groups_of(model))
@@ -75,4 +80,7 @@ def held_by_fsdp(model: nn.Module) -> dict[str, int]:
         "All Gather": _bytes_of(gather.all_gather_output for gather in gathers if gather is not None),
         "Reduce Scatter": _bytes_of(state.reduce_scatter_input for ctx in contexts for state in getattr(ctx, "reduce_scatter_states", ())),
     }
+    gradients = {_address_of(param.sharded_param.grad) for param in params if param.sharded_param.grad is not None}
+    all_reduced = [state[0] for group in groups if (state := getattr(group, "_all_reduce_state", None)) is not None]
+    found["All Reduce"] = _bytes_of(tensor for tensor in all_reduced if _address_of(tensor) not in gradients)
     return {kind: value for kind, value in found.items() if value}

@@ -42,7 +42,8 @@ def check(when):
 
 cases = [{}, {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}, {"reshard_after_forward": False}]
 if world == 4:
-    cases.append({"mesh": init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))})
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    cases += [{"mesh": mesh}, {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16)}]
 for options in cases:
     options.setdefault("mesh", init_device_mesh("cpu", (world,)))
     torch.manual_seed(0)
@@ -59,6 +60,7 @@ for options in cases:
     assert peak["Unsharded Param"] > 0
     assert peak == {kind: sum(of.get(kind, 0) for of in by_module.values()) for kind in peak}
 assert set(KINDS) <= seen and checks > 30, (checks, seen)
+assert ("All Reduce" in seen) == (world == 4), seen
 check = lambda when: None  # that tracker is left
 tracker = modscope.FSDPMemTracker(model, opt)
 with tracker:
