@@ -123,7 +123,7 @@ static void claim_attribute(PyObject *object, PyObject *name, ms_kind kind, ms_p
 
 /* ---- owners ---- */
 
-static ms_path path_of(PyObject *module)
+ms_path mst_kind_owner(PyObject *module)
 {
     if (!module || !mst.registry)
         return MS_GLOBAL;
@@ -139,7 +139,7 @@ static ms_path path_of_group(PyObject *group)
 {
     PyObject *modules = attribute_of(group, names.modules);
     bool any = modules && PyTuple_Check(modules) && PyTuple_GET_SIZE(modules);
-    ms_path path = path_of(any ? PyTuple_GET_ITEM(modules, 0) : NULL);
+    ms_path path = mst_kind_owner(any ? PyTuple_GET_ITEM(modules, 0) : NULL);
     Py_XDECREF(modules);
     return path;
 }
@@ -154,7 +154,7 @@ static ms_path path_of_param(PyObject *param)
     if (found)
         return path;
     PyObject *info = attribute_of(param, names._module_info), *module = attribute_of(info, names.module);
-    path = path_of(module);
+    path = mst_kind_owner(module);
     Py_XDECREF(module);
     Py_XDECREF(info);
     return path;

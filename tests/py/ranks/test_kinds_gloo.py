@@ -27,7 +27,9 @@ CPU, checks, seen = torch.device("cpu"), 0, set()
 def check(when):
     global checks
     expected = held_by_fsdp(model)
-    for _ in range(500):  # a thread of gloo's may hold what was reduced for a moment longer
+    # ProcessGroupGloo::runLoop holds a Work, and so its tensors, until execute() has returned, which is after the waiter was
+    # woken: each of gloo's two threads may hold what was reduced for a moment longer.
+    for _ in range(500):
         raw = ledger_of(mt).kinds()[0]
         if {k: v for k, v in zip(modscope.Kind, raw[1:]) if v} == expected:
             break
