@@ -54,7 +54,9 @@ const char *ms_category_name(ms_category category);
     X(ALL_GATHER, "All Gather", TEMP)                \
     X(REDUCE_SCATTER, "Reduce Scatter", TEMP)        \
     X(INPUT, "Inputs", OTHER)                        \
-    X(BUCKET, "Bucket", GRADIENT)
+    X(BUCKET, "Bucket", GRADIENT)                    \
+    X(ALL_REDUCE, "All Reduce", TEMP)                \
+    X(PIPELINE, "Pipeline Buffer", ACTIVATION)
 
 typedef enum ms_kind {
     MS_KIND_NONE,

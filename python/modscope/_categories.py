@@ -18,7 +18,7 @@ class Category(enum.StrEnum):
 
 
 class Kind(enum.StrEnum):
-    """What FSDP2 or DDP holds bytes for, within a category. Most bytes have no kind."""
+    """What FSDP2, DDP or a pipeline stage holds bytes for, within a category. Most bytes have no kind."""
 
     SHARDED_PARAM = "Sharded Param"
     UNSHARDED_PARAM = "Unsharded Param"
@@ -28,6 +28,8 @@ class Kind(enum.StrEnum):
     REDUCE_SCATTER = "Reduce Scatter"
     INPUT = "Inputs"
     BUCKET = "Bucket"
+    ALL_REDUCE = "All Reduce"
+    PIPELINE = "Pipeline Buffer"
 
 
 class State(enum.StrEnum):
@@ -67,6 +69,8 @@ _CATEGORY_OF = {
     Kind.REDUCE_SCATTER: Category.TEMP,
     Kind.INPUT: Category.OTH,
     Kind.BUCKET: Category.GRAD,
+    Kind.ALL_REDUCE: Category.TEMP,
+    Kind.PIPELINE: Category.ACT,
 }
 
 

@@ -22,7 +22,7 @@ class KindTotal(NamedTuple):
     """One kind of collective over all ranks."""
 
     kind: str
-    count: int
+    launches: int
     bytes: int
     seconds: float | None
     """Of all ranks together; None: no time is known."""
@@ -78,8 +78,8 @@ def kind_totals(ranks: Sequence[Rank]) -> list[KindTotal]:
         of_kind = [one.get(kind, nothing) for one in each]
         timed = any(one.timed for one in of_kind)
         seconds = sum(one.nanoseconds for one in of_kind) / 1e9 if timed else None
-        rows.append(KindTotal(kind, sum(one.count for one in of_kind), sum(one.bytes for one in of_kind), seconds, of_kind))
-    return sorted(rows, key=lambda row: (-row.bytes, -row.count, row.kind))
+        rows.append(KindTotal(kind, sum(one.launches for one in of_kind), sum(one.bytes for one in of_kind), seconds, of_kind))
+    return sorted(rows, key=lambda row: (-row.bytes, -row.launches, row.kind))
 
 
 # ---- mismatches ----

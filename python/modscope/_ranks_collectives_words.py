@@ -34,7 +34,7 @@ def _range(values: Sequence[int], text: Callable[[int], str]) -> str:
 
 def describe_each(one: KindTotal, ranks: Sequence[Rank]) -> str:
     """ "12, 3.00 MiB" or "11 to 12, 2.75 MiB to 3.00 MiB, 1.20 s to 3.40 s (rank 3)" """
-    parts = [_range([sums.count for sums in one.each], str)]
+    parts = [_range([sums.launches for sums in one.each], str)]
     if one.bytes:
         parts.append(_range([sums.bytes for sums in one.each], size))
     if one.seconds is not None:
@@ -45,7 +45,7 @@ def describe_each(one: KindTotal, ranks: Sequence[Rank]) -> str:
 
 
 def describe_part(part: Part) -> str:
-    counts = [f"{sums.count} {kind}" for kind, sums in sorted(part.kinds.items()) if kind not in MESSAGES]
+    counts = [f"{sums.launches} {kind}" for kind, sums in sorted(part.kinds.items()) if kind not in MESSAGES]
     return f"{counted(part.launched, 'collective')}" + (f" ({', '.join(counts)})" if counts else "")
 
 

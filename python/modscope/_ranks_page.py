@@ -178,7 +178,7 @@ def _rank(rank: Rank, offset: float, table: int, usual: Rank) -> Report:
 
 
 def _collectives(job: Job) -> Report:
-    totals = [[one.kind, one.count, one.bytes, one.seconds, describe_each(one, job.ranks)] for one in kind_totals(job.ranks)]
+    totals = [[one.kind, one.launches, one.bytes, one.seconds, describe_each(one, job.ranks)] for one in kind_totals(job.ranks)]
     mismatches = []
     for one in find_mismatches(job.ranks)[:_MISMATCHES]:
         says = {split.ranks[0].number: describe_divergence(split, one.parts[0].ranks) for split in one.divergences}

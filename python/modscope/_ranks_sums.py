@@ -11,7 +11,7 @@ __all__ = ["GroupSums", "KindSums", "read_sums"]
 
 
 class KindSums(NamedTuple):
-    count: int
+    launches: int
     bytes: int
     nanoseconds: int
     """Of those whose time is known."""

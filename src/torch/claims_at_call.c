@@ -10,6 +10,7 @@
 #include "torch/held_signals.h"
 #include "torch/intercept.h"
 #include "torch/optimizer_steps.h"
+#include "torch/pipeline_claims.h"
 #include "torch/run_python.h"
 #include "torch/threads.h"
 
@@ -21,6 +22,7 @@ static uint32_t root_calls;         /* with grad mode on, since `seeking` was se
 void mst_claims_at_call_begin(void)
 {
     parameters_dropped = ms_ledger_parameters_dropped(mst_target_ledger());
+    mst_pipeline_forget();
 }
 
 void mst_claims_seek(bool seek)
@@ -61,6 +63,7 @@ void mst_claim_at_call(ms_thread *thread, bool without_grad)
         mst_thread_trains();
         mst_fsdp_intercept();
         mst_collectives_name_groups();
+        mst_pipeline_at_root_call();
         uint64_t dropped = ms_ledger_parameters_dropped(mst_target_ledger());
         if (mst.claims.awaiting_memory || dropped != parameters_dropped)
             mst.claims.due = true;

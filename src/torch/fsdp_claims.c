@@ -9,6 +9,7 @@
  *             .all_gather_outputs           the whole parameter, while it is in use     Unsharded Param
  *             ._unsharded_param.grad        its gradient, until it is reduced           Unsharded Grad
  *          ._all_gather_result, .comm_ctx   buffers of collectives                      All Gather, Reduce Scatter
+ *          ._all_reduce_state               of HSDP: what is reduced over copies        All Reduce
  *
  * A parameter and its gradients belong to the module that holds the parameter; a gradient's shard lies in one block
  * with those of its group, which belongs to the module that was given to fully_shard, as the buffers do. */
@@ -39,6 +40,7 @@
     X(all_gather_outputs)               \
     X(_all_gather_result)               \
     X(_partial_reduce_output)           \
+    X(_all_reduce_state)                \
     X(comm_ctx)                         \
     X(all_gather_state)                 \
     X(reduce_scatter_states)            \
@@ -121,7 +123,7 @@ static void claim_attribute(PyObject *object, PyObject *name, ms_kind kind, ms_p
 
 /* ---- owners ---- */
 
-static ms_path path_of(PyObject *module)
+ms_path mst_kind_owner(PyObject *module)
 {
     if (!module || !mst.registry)
         return MS_GLOBAL;
@@ -137,7 +139,7 @@ static ms_path path_of_group(PyObject *group)
 {
     PyObject *modules = attribute_of(group, names.modules);
     bool any = modules && PyTuple_Check(modules) && PyTuple_GET_SIZE(modules);
-    ms_path path = path_of(any ? PyTuple_GET_ITEM(modules, 0) : NULL);
+    ms_path path = mst_kind_owner(any ? PyTuple_GET_ITEM(modules, 0) : NULL);
     Py_XDECREF(modules);
     return path;
 }
@@ -152,7 +154,7 @@ static ms_path path_of_param(PyObject *param)
     if (found)
         return path;
     PyObject *info = attribute_of(param, names._module_info), *module = attribute_of(info, names.module);
-    path = path_of(module);
+    path = mst_kind_owner(module);
     Py_XDECREF(module);
     Py_XDECREF(info);
     return path;
@@ -295,7 +297,9 @@ static void claim_sharded_gradient(PyObject *param, ms_path path)
     Py_XDECREF(sharded);
 }
 
-enum { REDUCED_PARTLY = 6 }; /* in the result of foreach_reduce: what is not all-reduced yet */
+/* In the result of foreach_reduce: what is reduced over the copies of the model, and what is not reduced over them yet.
+ */
+enum { ALL_REDUCED = 4, REDUCED_PARTLY = 6 };
 
 void mst_claim_fsdp_reduced(PyObject *params, PyObject *result)
 {
@@ -304,6 +308,7 @@ void mst_claim_fsdp_reduced(PyObject *params, PyObject *result)
         return;
     ms_path path = mst_fsdp_owner(params);
     claim_item(result, 0, MS_KIND_REDUCE_SCATTER, path);
+    claim_item(result, ALL_REDUCED, MS_KIND_ALL_REDUCE, path); /* before gradients, which may be views of it */
     claim_item(result, REDUCED_PARTLY, MS_KIND_SHARDED_GRAD, path);
     if (mst_torch_function_disable(&guard) == 0) {
         for (Py_ssize_t i = 0; i < PyList_GET_SIZE(params); i++)
@@ -342,6 +347,10 @@ static void claim_whole_param(PyObject *param, ms_path path)
 
 static void claim_whole_group(PyObject *group)
 {
+    PyObject *all_reduce = attribute_of(group, names._all_reduce_state);
+    claim_item(all_reduce, 0, MS_KIND_ALL_REDUCE,
+               path_of_group(group)); /* before gradients, which may be views of it */
+    Py_XDECREF(all_reduce);
     visit_params(group, claim_whole_param);
     claim_buffers(group, path_of_group(group));
 }

@@ -9,6 +9,9 @@
 /* Claim the blocks of a tensor with this kind. A block that is not known is added, as for other claims. */
 void mst_claim_tensor_kind(PyObject *tensor, ms_kind kind, ms_path path);
 
+/* The path of a module to which bytes with a kind are attributed, called or not; MS_GLOBAL: it is not known. */
+ms_path mst_kind_owner(PyObject *module);
+
 /* An FSDPState is about to unshard: claim the sharded parameters of its groups. */
 void mst_claim_fsdp_state(PyObject *state);
 /* An FSDPParamGroup has unsharded its parameters: claim these, and note that their gradients will be unsharded. */

@@ -2,6 +2,7 @@
 #include "torch/claims.h"
 
 #include "torch/fsdp_claims.h"
+#include "torch/pipeline_claims.h"
 #include "torch/module_registry.h"
 #include "torch/run_python.h"
 #include "torch/tensor_layout.h"
@@ -163,6 +164,7 @@ void mst_claim_modules(void)
         PyMem_Free(list.objects);
     }
     mst_claim_fsdp_modules();
+    mst_claim_pipeline_stages();
     if (disabled)
         mst_torch_function_restore(&guard);
     mst_dynamo_restore(callback);

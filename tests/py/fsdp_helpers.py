@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 KINDS = ("Sharded Param", "Unsharded Param", "Sharded Grad", "Unsharded Grad", "All Gather", "Reduce Scatter")
+"""Without All Reduce, which only HSDP has, where gradients are reduced in another type."""
 
 
 class Block(nn.Module):
@@ -68,6 +69,10 @@ def block_bytes(bytes: int, device: torch.device) -> int:
     return -(-bytes // 512) * 512 if device.type == "cuda" else bytes
 
 
+def _address_of(tensor: torch.Tensor) -> int:
+    return getattr(tensor, "_local_tensor", tensor).untyped_storage().data_ptr()
+
+
 def held_by_fsdp(model: nn.Module, device: torch.device = torch.device("cpu")) -> dict[str, int]:
     """Bytes of blocks on a device by kind; kinds that hold nothing are left out."""
 
@@ -100,4 +105,7 @@ def held_by_fsdp(model: nn.Module, device: torch.device = torch.device("cpu")) -
         "All Gather": _bytes_of(gather.all_gather_output for gather in gathers if gather is not None),
         "Reduce Scatter": _bytes_of(state.reduce_scatter_input for ctx in contexts for state in _reductions_of(ctx)),
     }
+    gradients = {_address_of(param.sharded_param.grad) for param in params if param.sharded_param.grad is not None}
+    all_reduced = [state[0] for group in groups if (state := getattr(group, "_all_reduce_state", None)) is not None]
+    found["All Reduce"] = _bytes_of(tensor for tensor in all_reduced if _address_of(tensor) not in gradients)
     return {kind: value for kind, value in found.items() if value}

@@ -24,7 +24,7 @@ _PARTS = 4
 
 def collectives_of_rank(rank: Rank) -> Report:
     return {
-        kind: {"count": sums.count, "bytes": sums.bytes, "seconds": sums.nanoseconds / 1e9 if sums.timed else None}
+        kind: {"count": sums.launches, "bytes": sums.bytes, "seconds": sums.nanoseconds / 1e9 if sums.timed else None}
         for kind, sums in sums_of_rank(rank).items()
     }
 
@@ -37,7 +37,7 @@ def _mismatch_report(one: Mismatch) -> Report:
     return {
         "group": one.group._asdict(),
         "parts": [
-            {"ranks": [rank.number for rank in part.ranks], "count": part.launched, "kinds": {kind: sums.count for kind, sums in part.kinds.items()}}
+            {"ranks": [rank.number for rank in part.ranks], "count": part.launched, "kinds": {kind: sums.launches for kind, sums in part.kinds.items()}}
             for part in one.parts
         ],
         "divergences": [
@@ -48,7 +48,7 @@ def _mismatch_report(one: Mismatch) -> Report:
 
 
 def collectives_report(ranks: Sequence[Rank]) -> Report:
-    totals = [{"kind": one.kind, "count": one.count, "bytes": one.bytes, "seconds": one.seconds} for one in kind_totals(ranks)]
+    totals = [{"kind": one.kind, "count": one.launches, "bytes": one.bytes, "seconds": one.seconds} for one in kind_totals(ranks)]
     return {"collectives": totals, "mismatches": [_mismatch_report(one) for one in find_mismatches(ranks)]}
 
 
@@ -74,7 +74,7 @@ def collectives_text(ranks: Sequence[Rank], screen: Screen) -> list[str]:
     rows = []
     for one in totals:
         time = ["" if one.seconds is None else duration(one.seconds)] if timed else []
-        rows.append(("  " + one.kind, str(one.count), size(one.bytes), *time, describe_each(one, ranks)))
+        rows.append(("  " + one.kind, str(one.launches), size(one.bytes), *time, describe_each(one, ranks)))
     out = screen.table(("Collectives of all ranks", "count", "bytes", *(["time"] if timed else []), "on each rank"), rows, left=(0,))
     mismatches = find_mismatches(ranks)
     if not mismatches:

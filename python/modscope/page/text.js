@@ -9,7 +9,7 @@ const COUNT = CATEGORIES.length;
 /* Kinds by number, from 1, each with its category. */
 const KINDS = [
   null, ["Sharded Param", 0], ["Unsharded Param", 0], ["Sharded Grad", 2], ["Unsharded Grad", 2], ["All Gather", 4], ["Reduce Scatter", 4],
-  ["Inputs", 6], ["Bucket", 2],
+  ["Inputs", 6], ["Bucket", 2], ["All Reduce", 4], ["Pipeline Buffer", 3],
 ];
 
 const UNITS = [["PiB", 2 ** 50], ["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];

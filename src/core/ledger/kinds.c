@@ -40,7 +40,7 @@ bool ms__saved_kinds_reserve(ms_peak_tracker *tracker, uint32_t device)
 bool ms__kinds_reserve(ms_ledger *ledger, uint32_t device, ms_path path)
 {
     struct ms__device_totals *totals = &ledger->totals[device];
-    uint32_t chunk = path / MS__PATHS_PER_CHUNK;
+    uint32_t chunk = path / MS__PATHS_PER_KINDS_CHUNK;
     if (MS__LIKELY(chunk < totals->kinds_room && totals->kinds[chunk]))
         return true;
     if (!ms__chunk_array_grow(ledger->watch, (void ***)&totals->kinds, &totals->kinds_room, chunk))
@@ -62,7 +62,7 @@ bool ms__kinds_reserve(ms_ledger *ledger, uint32_t device, ms_path path)
 
 void ms__kind_change(ms_ledger *ledger, uint32_t device, ms_path path, uint32_t kind, int64_t bytes)
 {
-    uint32_t chunk = path / MS__PATHS_PER_CHUNK, index = ms__kind_index(path, kind);
+    uint32_t chunk = path / MS__PATHS_PER_KINDS_CHUNK, index = ms__kind_index(path, kind);
     int64_t *total = &ledger->totals[device].kinds[chunk]->bytes[index];
     for (const ms_peak_tracker *tracker = ledger->trackers; tracker; tracker = tracker->next) {
         const struct ms__device_peak *peak = &tracker->devices[device];
@@ -82,10 +82,10 @@ void ms__kinds_move_block(ms_ledger *ledger, const struct ms__block *block, ms_p
         if (block->since > peak->peak_time)
             continue;
         if (block->kind)
-            peak->kinds[block->path / MS__PATHS_PER_CHUNK]->totals[ms__kind_index(block->path, block->kind)].bytes -=
+            peak->kinds[block->path / MS__PATHS_PER_KINDS_CHUNK]->totals[ms__kind_index(block->path, block->kind)].bytes -=
                 bytes;
         if (kind)
-            peak->kinds[path / MS__PATHS_PER_CHUNK]->totals[ms__kind_index(path, kind)].bytes += bytes;
+            peak->kinds[path / MS__PATHS_PER_KINDS_CHUNK]->totals[ms__kind_index(path, kind)].bytes += bytes;
     }
 }
 
@@ -119,7 +119,7 @@ static void add_path_kinds(const ms_ledger *ledger, uint32_t device, const struc
                            ms_kind_sums *sums)
 {
     const struct ms__device_totals *totals = &ledger->totals[device];
-    uint32_t chunk = path / MS__PATHS_PER_CHUNK;
+    uint32_t chunk = path / MS__PATHS_PER_KINDS_CHUNK;
     if (chunk >= totals->kinds_room || !totals->kinds[chunk])
         return;
     for (uint32_t kind = 1; kind < MS_KIND_COUNT; kind++) {
@@ -133,7 +133,7 @@ static void add_path_kinds(const ms_ledger *ledger, uint32_t device, const struc
 static ms_kind_sums sum_kinds(const ms_ledger *ledger, uint32_t device, const struct ms__device_peak *peak)
 {
     ms_kind_sums sums = {{0}};
-    for (ms_path path = 0; path < ledger->totals[device].kinds_room * MS__PATHS_PER_CHUNK; path++)
+    for (ms_path path = 0; path < ledger->totals[device].kinds_room * MS__PATHS_PER_KINDS_CHUNK; path++)
         add_path_kinds(ledger, device, peak, path, &sums);
     return sums;
 }

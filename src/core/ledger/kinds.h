@@ -5,13 +5,16 @@
 
 #include "core/ledger/peaks.h"
 
-static_assert(MS_KIND_COUNT - 1 <= MS__TOTALS_PER_PATH, "a path has a total for each kind");
+/* A chunk has rows of sixteen totals for half as many paths as one of categories, whose type it shares. */
+#define MS__KINDS_PER_PATH 16u
+#define MS__PATHS_PER_KINDS_CHUNK (MS__PATHS_PER_CHUNK * MS__TOTALS_PER_PATH / MS__KINDS_PER_PATH)
+static_assert(MS_KIND_COUNT - 1 <= MS__KINDS_PER_PATH, "a path has a total for each kind");
 static_assert(MS_KIND_COUNT <= 128, "a block has seven bits for its kind");
 
 /* The index of a path's total of a kind in its chunk; the kind is not MS_KIND_NONE. */
 static inline uint32_t ms__kind_index(ms_path path, uint32_t kind)
 {
-    return ms__total_index(path, kind - 1);
+    return path % MS__PATHS_PER_KINDS_CHUNK * MS__KINDS_PER_PATH + kind - 1;
 }
 
 /* Make room for the totals by kind of a path, in each tracker too. False when memory runs out: no figure changed. */

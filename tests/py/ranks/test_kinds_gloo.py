@@ -27,7 +27,9 @@ CPU, checks, seen = torch.device("cpu"), 0, set()
 def check(when):
     global checks
     expected = held_by_fsdp(model)
-    for _ in range(500):  # a thread of gloo's may hold what was reduced for a moment longer
+    # ProcessGroupGloo::runLoop holds a Work, and so its tensors, until execute() has returned, which is after the waiter was
+    # woken: each of gloo's two threads may hold what was reduced for a moment longer.
+    for _ in range(500):
         raw = ledger_of(mt).kinds()[0]
         if {k: v for k, v in zip(modscope.Kind, raw[1:]) if v} == expected:
             break
@@ -42,7 +44,8 @@ def check(when):
 
 cases = [{}, {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}, {"reshard_after_forward": False}]
 if world == 4:
-    cases.append({"mesh": init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))})
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    cases += [{"mesh": mesh}, {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16)}]
 for options in cases:
     options.setdefault("mesh", init_device_mesh("cpu", (world,)))
     torch.manual_seed(0)
@@ -59,6 +62,7 @@ for options in cases:
     assert peak["Unsharded Param"] > 0
     assert peak == {kind: sum(of.get(kind, 0) for of in by_module.values()) for kind in peak}
 assert set(KINDS) <= seen and checks > 30, (checks, seen)
+assert ("All Reduce" in seen) == (world == 4), seen
 check = lambda when: None  # that tracker is left
 tracker = modscope.FSDPMemTracker(model, opt)
 with tracker:
