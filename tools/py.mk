@@ -24,8 +24,8 @@ PYTEST := -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
 SUITE_ends := tests/py/commands/test_run_ends.py
 SUITE_runs := $(filter-out $(SUITE_ends),$(wildcard tests/py/commands/test_run_*.py))
 SUITE_commands := $(filter-out $(SUITE_ends) $(SUITE_runs),$(wildcard tests/py/commands/test_*.py))
-LONG := suite-virtual suite-predict suite-ends suite-page suite-ranks suite-memory suite-plan suite-fit suite-trackers suite-runs suite-commands
-SHORT := suite-captures suite-storms suite-export suite-lines suite-small
+LONG := suite-page suite-ranks suite-memory suite-runs suite-trackers suite-predict suite-ends suite-virtual suite-commands
+SHORT := suite-small suite-fit suite-export suite-storms suite-captures suite-plan suite-lines
 SUITE := $(LONG) $(SHORT)
 SUITE_small := $(filter-out $(SUITE:suite-%=tests/py/%),$(sort $(patsubst %/,%,$(dir $(wildcard tests/py/*/test_*.py)))))
 FALLBACK := fallback-memory fallback-trackers fallback-captures fallback-storms fallback-memory_tracker

@@ -6,9 +6,11 @@ import argparse
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import warm_python
 from helpers import INTERCEPTION
 
 from modscope import _fit_rank_levers, _fit_resharding, _fit_sharding
@@ -67,7 +69,8 @@ class Predictions:
     def path(self, ranks: int, **change: object) -> str:
         key = ShardingChange(ranks, **change)  # type: ignore[arg-type]
         if key not in self._made:
-            self._made[key] = self._script.predict([find_gpu("h100")], sharding=key if ranks > 1 else None)
+            with mock.patch("subprocess.Popen", warm_python.Popen):
+                self._made[key] = self._script.predict([find_gpu("h100")], sharding=key if ranks > 1 else None)
         return self._made[key]
 
     def job(self, ranks: int, **change: object) -> Job:

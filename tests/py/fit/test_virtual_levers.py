@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+import warm_python
 from fit_runs import VIRTUAL, predict
 from helpers import INTERCEPTION
 
@@ -129,8 +127,7 @@ def script_of(folder: pathlib.Path, batch: str = "512") -> pathlib.Path:
 
 
 def run(folder: pathlib.Path, *words: str, conf: str = "") -> str:
-    environment = {**os.environ, "COLUMNS": "200", "PYTORCH_CUDA_ALLOC_CONF": conf}
-    ran = subprocess.run([sys.executable, "-m", "modscope", *words], capture_output=True, text=True, timeout=600, cwd=folder, env=environment)
+    ran = warm_python.run(["-m", "modscope", *words], folder, seconds=600, COLUMNS="200", PYTORCH_CUDA_ALLOC_CONF=conf)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
@@ -166,7 +163,7 @@ def test_a_program_that_limits_its_memory_is_judged_by_its_limit(tmp_path: pathl
     path = tmp_path / "run.msc"
     program = VIRTUAL.format(folder=str(pathlib.Path(__file__).parent)).replace("    model = ", "    torch.cuda.set_per_process_memory_fraction(0.25)\n    model = ")
     assert "fraction(0.25)" in program
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program, str(path), "", "8"], check=True, timeout=120, capture_output=True)
+    assert warm_python.run(["-W", "ignore", "-c", program, str(path), "", "8"], seconds=120).returncode == 0
     job = Job(str(path))
     assert job.fraction == 0.25
     gpu = Gpu("tiny", "Tiny GPU", 2 * job.replay().reserved, (9, 0), 1, context=0)
@@ -191,6 +188,7 @@ def test_a_script_is_predicted_with_other_batches(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("modscope._commands.batch._PREDICTIONS", 2)
+    monkeypatch.setattr("subprocess.Popen", warm_python.Popen)
     script = script_of(tmp_path, "int(sys.argv[1])")
     assert main(["batch", str(script), "--gpu", "1GiB", "--batches", "16,1024", "--steps", "1", "--json", "--", "{}"]) == 0
     made = json.loads(capsys.readouterr().out)

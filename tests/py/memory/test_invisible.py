@@ -237,6 +237,21 @@ def filled():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("filled")
+def test_readings_do_not_grow():
+    """Before the tests below, whose thousands of models would be read each time: the watch stays the same."""
+    mod, x = mlp(2), torch.randn(2, 4)
+    with MemTracker() as mt, torch.no_grad():
+
+        def step():
+            mod(x)
+            mt.get_tracker_snapshot(), mt.get_module_snapshot("peak", children=True), mt.peak, mt.outside
+            [stats.snapshots for stats in mt.memory_tracking.values()]
+
+        assert growth(step, 2000) < ALLOWED
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("filled")
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_does_not_grow(kind):
     make_step, steps = KINDS[kind]
@@ -259,7 +274,7 @@ def test_entering_and_leaving_does_not_grow():
             mod(x).sum().backward()
             mt.get_tracker_snapshot("peak"), mt.get_module_snapshot()
 
-    assert growth(step, 2000) < 2 * ALLOWED
+    assert growth(step, 1000) < ALLOWED
 
 
 @pytest.mark.slow
@@ -279,17 +294,3 @@ def test_giving_every_batch_does_not_grow():
         few = python_calls(step)
         assert growth(step, 3000) < ALLOWED
         assert python_calls(step) <= few + 10
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("filled")
-def test_readings_do_not_grow():
-    mod, x = mlp(2), torch.randn(2, 4)
-    with MemTracker() as mt, torch.no_grad():
-
-        def step():
-            mod(x)
-            mt.get_tracker_snapshot(), mt.get_module_snapshot("peak", children=True), mt.peak, mt.outside
-            [stats.snapshots for stats in mt.memory_tracking.values()]
-
-        assert growth(step, 2000) < ALLOWED

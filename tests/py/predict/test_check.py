@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+import warm_python
 from predict_helpers import needs_virtual_gpu, predict, training
 
 from modscope import _predict_check
@@ -49,6 +50,7 @@ def test_the_script_runs_again_without_the_virtual_gpu(tmp_path, monkeypatch, ca
     (tmp_path / "train.py").write_text(textwrap.dedent(EITHER))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_predict_check, "find_card", lambda: ("NVIDIA H200", 150_000_000_000))
+    monkeypatch.setattr("subprocess.Popen", warm_python.Popen)
     assert main(["predict", "--check", "--json", "x.json", "-o", "x.msc", "train.py"]) == 0
     result = json.loads((tmp_path / "x.json").read_text())
     assert result["gpu"] == "h200" and result["steps"] == 3 and result["reserved_peak"] > 0

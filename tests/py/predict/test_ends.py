@@ -83,7 +83,7 @@ def test_a_script_without_a_gpu(tmp_path):
 def test_a_script_without_torch(tmp_path):
     ran = predict_apart(tmp_path, "--gpu", "t4", write(tmp_path, "print('hello')"))
     assert (ran.status, ran.out) == (0, "hello\n") and ran.said == ["script.py did not import torch, so no capture was written."]
-    ran = predict(tmp_path, "--gpu", "t4,h100", "script.py")
+    ran = predict_apart(tmp_path, "--gpu", "t4,h100", "script.py")
     assert ran.status == 0 and ran.said == ["script.py did not import torch, so there is nothing to predict."]
 
 
