@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import linecache
 import re
 import sys
@@ -54,7 +53,11 @@ def describe(files: Iterable[str]) -> dict[str, str]:
         kept = text if text is not None and len(text) <= left else None
         left -= len(kept or "")
         found[file] = [number, kept]
-    return {KEY: json.dumps(found, separators=(",", ":"), ensure_ascii=False)} if found else {}
+    if not found:
+        return {}
+    import json  # which takes time, and few captures have cells
+
+    return {KEY: json.dumps(found, separators=(",", ":"), ensure_ascii=False)}
 
 
 class Cells:
@@ -89,6 +92,8 @@ def _name_without_number(file: str) -> str:
 def _read(described: str) -> Iterator[tuple[str, Cell]]:
     """What ``describe`` wrote; what is not understood is left out. Cells that have the same number keep their files'
     names beside it."""
+    import json
+
     try:
         cells = json.loads(described)
     except (ValueError, RecursionError):

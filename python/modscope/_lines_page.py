@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -40,7 +39,7 @@ def lines_of_page(places: Places, used: Sequence[int], with_source: bool = True)
         place = places.find(number)
         if place is None or number == LOST:
             continue
-        frames = [[files.number(frame.file), functions.number(frame.function), frame.line] for frame in place.frames]
+        frames = [[files.number(frame.file), functions.number(frame.function), frame.line] for frame in place.attributed.frames]
         for file, _, line in frames:
             wanted.setdefault(file, set()).add(line)
         operator, node = (operators.number(name) if name else -1 for name in (place.operator, place.node))
@@ -51,7 +50,7 @@ def lines_of_page(places: Places, used: Sequence[int], with_source: bool = True)
     if not rows and LOST not in used:
         return None
     texts = {"files": list(files), "functions": list(functions), "operators": list(operators)}
-    return {"folder": _folder(files), **texts, "rows": rows, "sources": _sources(list(files), wanted, notes)}
+    return {"folder": _folder(files), **texts, "rows": rows, "sources": _sources(list(files), wanted, notes, places)}
 
 
 def _folder(files: Iterable[str]) -> str:
@@ -61,17 +60,17 @@ def _folder(files: Iterable[str]) -> str:
 
 
 def _note_files(place: Place, files: _Numbers[str], notes: dict[int, str | None]) -> None:
-    for frame in place.frames:
+    for frame in place.attributed.frames:
         number = files[frame.file]
         if number not in notes:
-            notes[number] = Place((frame,), None, place.began).source_note
+            notes[number] = Place((frame,), None, place.began, cells=place.cells).source_note
 
 
-def _sources(files: list[str], wanted: dict[int, set[int]], notes: dict[int, str | None]) -> dict[int, Any]:
+def _sources(files: list[str], wanted: dict[int, set[int]], notes: dict[int, str | None], places: Places) -> dict[int, Any]:
     room = _MOST_TEXT
     sources: dict[int, Any] = {}
     for file, lines in wanted.items():
-        texts = {} if notes[file] else _text_around(files[file], lines)
+        texts = {} if notes[file] else _text_around(places.source_lines(files[file]), lines)
         length = sum(map(len, texts.values()))
         if length > room:
             sources[file] = {"note": LEFT_OUT, "lines": {}}
@@ -81,8 +80,7 @@ def _sources(files: list[str], wanted: dict[int, set[int]], notes: dict[int, str
     return sources
 
 
-def _text_around(file: str, lines: Iterable[int]) -> dict[int, str]:
-    text = linecache.getlines(file)
+def _text_around(text: list[str], lines: Iterable[int]) -> dict[int, str]:
     around = {each for line in lines for each in range(max(line - _AROUND, 1), min(line + _AROUND, len(text)) + 1) if line}
     return {line: _cut(text[line - 1].rstrip()) for line in sorted(around)}
 

@@ -86,7 +86,7 @@ class Place(NamedTuple):
         """The source text of the line, if it is there and has not changed since."""
         if not self.line or self.source_note:
             return None
-        return "".join(_source_lines(self.file or "", self.cells)[self.line - 1 : self.line]).strip() or None
+        return "".join(source_lines(self.file or "", self.cells)[self.line - 1 : self.line]).strip() or None
 
     @property
     def attributed(self) -> Place:
@@ -125,7 +125,8 @@ def _source_note(file: str, began: float | None) -> str | None:
     return CHANGED if began is not None and changed > began else None
 
 
-def _source_lines(file: str, cells: Cells | None) -> list[str]:
+def source_lines(file: str, cells: Cells | None) -> list[str]:
+    """The lines of a file, or of a notebook's cell. Empty: not found."""
     found = cells.lines(file) if cells is not None else None
     return linecache.getlines(file) if found is None else found
 
@@ -142,7 +143,7 @@ _OPERATORS = {
 
 @lru_cache(4096)
 def _function_called(frame: Frame, cells: Cells | None) -> str | None:
-    lines = _source_lines(frame.file, cells)[frame.line - 1 : frame.end_line] if frame.end_line else []
+    lines = source_lines(frame.file, cells)[frame.line - 1 : frame.end_line] if frame.end_line else []
     if not lines:
         return None
     encoded = [line.encode() for line in lines]
@@ -210,6 +211,9 @@ class Places:
         if stack not in self._found:
             self._found[stack] = Place((), None, None, lost=True) if stack == LOST else self._read(stack)
         return self._found[stack]
+
+    def source_lines(self, file: str) -> list[str]:
+        return source_lines(file, self._cells)
 
     def innermost(self) -> Iterator[Place]:
         """For each number of a stack its place, without the frames around the innermost one."""

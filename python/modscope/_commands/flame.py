@@ -26,7 +26,7 @@ def report(arguments: Namespace, load: Load) -> Report:
     tree = tree_of_stacks(made, arguments.by, arguments.module)
     result["by"], result["below"] = arguments.by, arguments.module
     result["shown"] = sum(root["subtree"][TOTAL] for root in tree)
-    result["frames"] = max((len(place.frames) for _, place, _ in made if place), default=0)
+    result["frames"] = max((len(place.attributed.frames) for _, place, _ in made if place), default=0)
     if arguments.find is not None:
         count, matching = mark_matches(tree, arguments.find)
         result["find"] = {"text": arguments.find, "count": count, "bytes": matching}

@@ -97,7 +97,7 @@ def _stack_levels(place: Place | None) -> list[_Level]:
     """Outermost first. Empty: nothing is known."""
     if place is not None and place.lost:
         return [_Level("frame", line_label(place))]
-    frames = reversed(place.frames) if place is not None else ()
+    frames = reversed(place.attributed.frames) if place is not None else ()
     return [*map(_frame_level, frames), *_operator_levels(place)]
 
 

@@ -126,7 +126,7 @@ def test_blocks_show_their_lines_in_a_terminal_of_any_width(run, columns, monkey
 
 def test_a_long_line_is_shortened_before_the_modules_name():
     block = {"bytes": 1 << 20, "category": "Activation", "kind": None, "phase": "forward", "step": 2, "age": 1.0}
-    block |= {"outside": False, "file": "/x/modeling_of_something_long.py", "line": 12345, "operator": None}
+    block |= {"outside": False, "file": "/x/modeling_of_something_long.py", "line": 12345, "operator": None, "forward_file": None}
     module = "Model.layers.3.attention.projection"
     for columns in (60, 80, 100, 120):
         head, row = blocks._table([Group(module, [block])], Screen(columns))
@@ -207,7 +207,7 @@ def test_a_recording_without_stacks_has_none_and_no_more_bytes(tmp_path):
         capture = modscope.load(file)
         sizes[stacks] = capture.bytes
         assert capture.places.is_empty == (stacks == 0)
-    assert sizes[1] - sizes[0] < 3000 * 0.5
+    assert sizes[1] - sizes[0] < 3000 * 1.5  # with the table of all stacks that the process has made
 
 
 @pytest.mark.slow

@@ -573,7 +573,7 @@ def key_of(block: Any, by: str) -> str:
         return str(block.category)
     if by == "module":
         return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", block.module)
-    place = block.place
+    place = block.place and block.place.attributed
     if by == "operator":
         return (place.operator if place else None) or "(operator not known)"
     if place and place.frames:
