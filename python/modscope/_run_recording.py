@@ -300,7 +300,7 @@ class RunRecording:
         self._stopped = True
         if threading.current_thread() is threading.main_thread():
             raise SystemExit(0)
-        _native.optimizer_step_ends(optimizer)  # from Python 3.12 on it would end after its hooks, of which this is one
+        _native.end_running_step(optimizer)  # from Python 3.12 on it would end after its hooks, of which this is one
         self._leave()  # SystemExit would end only this thread, and other threads may wait for it
 
     def _leave(self) -> NoReturn:

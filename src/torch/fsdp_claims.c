@@ -264,7 +264,7 @@ void mst_claim_fsdp_kept(PyObject *state)
 /* Claim item `at` of a tuple. */
 static void claim_item(PyObject *tuple, Py_ssize_t at, ms_kind kind, ms_path path)
 {
-    if (tuple && PyTuple_Check(tuple) && at < PyTuple_GET_SIZE(tuple))
+    if (tuple && PyTuple_Check(tuple) && at >= 0 && at < PyTuple_GET_SIZE(tuple))
         mst_claim_tensor_kind(PyTuple_GET_ITEM(tuple, at), kind, path);
 }
 
@@ -297,9 +297,9 @@ static void claim_sharded_gradient(PyObject *param, ms_path path)
     Py_XDECREF(sharded);
 }
 
-/* In the result of foreach_reduce: what is reduced over the copies of the model, and what is not reduced over them yet.
- */
-enum { ALL_REDUCED = 4, REDUCED_PARTLY = 6 };
+/* In the result of foreach_reduce, from its end, as torch 2.12 added an item before them: what is reduced over the
+ * copies of the model, and what is not reduced over them yet. */
+enum { ALL_REDUCED = 3, REDUCED_PARTLY = 1 };
 
 void mst_claim_fsdp_reduced(PyObject *params, PyObject *result)
 {
@@ -307,9 +307,10 @@ void mst_claim_fsdp_reduced(PyObject *params, PyObject *result)
     if (!intern_names() || !PyList_Check(params))
         return;
     ms_path path = mst_fsdp_owner(params);
+    Py_ssize_t length = result && PyTuple_Check(result) ? PyTuple_GET_SIZE(result) : 0;
     claim_item(result, 0, MS_KIND_REDUCE_SCATTER, path);
-    claim_item(result, ALL_REDUCED, MS_KIND_ALL_REDUCE, path); /* before gradients, which may be views of it */
-    claim_item(result, REDUCED_PARTLY, MS_KIND_SHARDED_GRAD, path);
+    claim_item(result, length - ALL_REDUCED, MS_KIND_ALL_REDUCE, path); /* before gradients, which may be views of it */
+    claim_item(result, length - REDUCED_PARTLY, MS_KIND_SHARDED_GRAD, path);
     if (mst_torch_function_disable(&guard) == 0) {
         for (Py_ssize_t i = 0; i < PyList_GET_SIZE(params); i++)
             claim_sharded_gradient(PyList_GET_ITEM(params, i), path);

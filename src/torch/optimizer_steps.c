@@ -79,9 +79,15 @@ static PyObject *optimizer_step_ends(PyObject *self, PyObject *optimizer)
 {
     (void)self;
     ms_thread *thread = mst.ledger ? mst_thread_here() : NULL;
-    if (thread && ms_thread_phase(thread) == MS_OPTIMIZER)
+    if (thread)
         mst_optimizer_step_end(thread, optimizer);
     Py_RETURN_NONE;
+}
+
+static PyObject *end_running_step(PyObject *self, PyObject *optimizer)
+{
+    bool is_running = mst.ledger && mst_this_thread && ms_thread_phase(mst_this_thread) == MS_OPTIMIZER;
+    return is_running ? optimizer_step_ends(self, optimizer) : Py_NewRef(Py_None);
 }
 
 /* The keyword arguments that the frame of an optimizer step holds. They are freed with the frame,
@@ -107,7 +113,8 @@ PyTypeObject mst_step_arguments_type = {
 
 PyMethodDef mst_optimizer_steps_methods[] = {
     {"optimizer_step_begins", optimizer_step_begins, METH_O, "An optimizer step begins on this thread."},
-    {"optimizer_step_ends", optimizer_step_ends, METH_O, "The optimizer step that runs on this thread, if there is one, ended without an error."},
+    {"optimizer_step_ends", optimizer_step_ends, METH_O, "An optimizer step ended without an error."},
+    {"end_running_step", end_running_step, METH_O, "End the optimizer step that runs on this thread, if one does."},
     {NULL, NULL, 0, NULL},
 };
 

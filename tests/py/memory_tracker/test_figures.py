@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from modscope import MemTracker
 
 CPU = torch.device("cpu")
+on_the_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the figures are those of the GPU")
 MIB = 1 << 20
 
 
@@ -44,6 +45,7 @@ def test_the_figures_are_a_mem_tracker_s_after_every_operator():
     assert tracker.memories_active == tracker.memories_reserved == tracker.memories_allocated
 
 
+@on_the_cpu
 def test_an_operator_s_growth_is_the_size_of_its_result():
     net = make("Root", lambda m, x: x + 1)
     x = torch.zeros(MIB // 4)
@@ -99,6 +101,7 @@ def test_fake_tensors_are_counted():
 
 
 @needs_interception
+@on_the_cpu
 def test_memory_that_another_thread_allocates_counts_too():
     import threading
 

@@ -579,3 +579,9 @@ def key_of(block: Any, by: str) -> str:
     if place and place.frames:
         return f"{place.file}:{place.line or '?'} in {place.function}"
     return "(no Python line)" if place else "(line not known)"
+
+
+def attributed_line(block: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """The line of the forward, if the block is of backward and the line is known; else the line that made it."""
+    of = "forward_" if block["forward_file"] else ""
+    return block[f"{of}file"], block[f"{of}line"], block[f"{of}function"]

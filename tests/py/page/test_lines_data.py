@@ -1,11 +1,12 @@
 """The lines and operators in the data of a page are those that `modscope blocks` and snapshots tell."""
 
+import linecache
 import random
 from collections import Counter
 
 import pytest
 from helpers import INTERCEPTION
-from page_helpers import modscope
+from page_helpers import attributed_line, modscope
 from report_helpers import packs
 
 from modscope import _lines_page
@@ -32,12 +33,6 @@ def read(place):
     return (place.operator, tuple((each.file, each.line, each.function) for each in place.attributed.frames)) if place else (None, ())
 
 
-def line_of(block):
-    """The line of the forward, if the block is of backward and the line is known; else the line that made it."""
-    of = "forward_" if block["forward_file"] else ""
-    return block[f"{of}file"], block[f"{of}line"], block[f"{of}function"]
-
-
 @pytest.mark.parametrize("name", ["lines", "gpt", "no-lines"])
 def test_a_page_tells_of_every_block_what_blocks_tells(pages, name):
     packed, capture = data_of(pages, name), pages.load(name)
@@ -50,7 +45,7 @@ def test_a_page_tells_of_every_block_what_blocks_tells(pages, name):
         held = capture.snapshot(packed.pack.moment(tick)).blocks()
         assert shown == Counter((block.bytes, *read(block.place)) for block in held)
     assert Counter((size, operator, *(frames[:1] or [(None,) * 3])) for size, operator, frames in shown.elements()) == Counter(
-        (each["bytes"], each["operator"], line_of(each)) for each in peak["blocks"]
+        (each["bytes"], each["operator"], attributed_line(each)) for each in peak["blocks"]
     )
 
 
@@ -99,6 +94,9 @@ class Table:
 
     def find(self, stack):
         return Place((Frame(str(self.files[stack - 2]), "f", 2),), None, self.began)
+
+    def source_lines(self, file):
+        return linecache.getlines(file)
 
 
 def notes(places, *stacks):

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 from helpers import INTERCEPTION
-from page_helpers import READY, key_of, modscope
+from page_helpers import READY, attributed_line, key_of, modscope
 
 from modscope import _lines_read
 
@@ -49,9 +49,8 @@ def owners(capture, moment, by, key):
 
 def test_blocks_have_their_line_and_operator(opened, pages):
     said = pages.figures("blocks", "lines", "--at", "peak")
-    words = ("file", "line", "function", "operator")
-    rows = [tuple(row[word] for word in words) for row in opened.browser.data("#blocks tbody tr")]
-    assert rows == [tuple(str(block[word] or "") for word in words) for block in said["blocks"]]
+    rows = [tuple(row[word] for word in ("file", "line", "function", "operator")) for row in opened.browser.data("#blocks tbody tr")]
+    assert rows == [tuple(str(word or "") for word in (*attributed_line(block), block["operator"])) for block in said["blocks"]]
     assert "lines.py:11" in opened.browser.text("#blocks") and "torch.relu" in opened.browser.text("#blocks")
 
 

@@ -244,13 +244,20 @@ def reducing(world: int) -> int:
     return world
 
 
-def settled(read: Callable[[], int], expected: int) -> int:
-    """What is read, once it is as expected or a time has passed: buckets that were rebuilt are held until the thread that
-    watches NCCL's work has seen that it is done."""
+def settled(read: Callable[[], int], expected: int, elements: int) -> int:
+    """What is read, once it is as expected or a time has passed, with all-reduces of so many elements meanwhile: NCCL holds
+    buckets that were replaced until a thread has seen that their work is done, and another collective is launched."""
     end = time.monotonic() + LIMIT
     while read() != expected and time.monotonic() < end:
-        time.sleep(0.01)
+        release_finished_work(elements)
     return read()
+
+
+def release_finished_work(elements: int = 1) -> None:
+    dist.all_reduce(torch.ones(elements, device=DEVICE))
+    if ON_GPU:
+        torch.cuda.synchronize()
+    time.sleep(0.05)
 
 
 def listed_by_reducer(model: Any) -> list[int]:
@@ -266,6 +273,8 @@ def test_buckets_equal_those_of_the_reducer(reducing, options, tmp_path):
     check = Beside()
     check.model = net
     check.mt.track_external(net, x)
+    for _ in range(3):  # so that what a test before this one reduced is not held any more
+        release_finished_work()
     with check, modscope.record(tmp_path / "run.msc"):
         model = DistributedDataParallel(net, device_ids=[0] if ON_GPU else None, **options)
         opt = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -276,7 +285,7 @@ def test_buckets_equal_those_of_the_reducer(reducing, options, tmp_path):
             held = listed_by_reducer(model)
             buckets = sum(block_bytes(bytes, DEVICE) for bytes in held)
             assert sum(held) == gradients
-            assert settled(lambda: check.mt.get_kind_snapshot()[DEVICE]["Bucket"], buckets) == buckets
+            assert settled(lambda: check.mt.get_kind_snapshot()[DEVICE]["Bucket"], buckets, len(list(net.parameters()))) == buckets
             assert check.mt.get_module_kinds()[DEVICE] == {"DistributedDataParallel": {"Bucket": buckets}}
             opt.step()
             opt.zero_grad()

@@ -59,7 +59,6 @@ for options in cases:
             model(x).sum().backward(); check("after backward")
             opt.step(); opt.zero_grad(); check("after the step")
     peak, by_module = mt.get_kind_snapshot("peak")[CPU], mt.get_module_kinds("peak")[CPU]
-    assert peak["Unsharded Param"] > 0
     assert peak == {kind: sum(of.get(kind, 0) for of in by_module.values()) for kind in peak}
 assert set(KINDS) <= seen and checks > 30, (checks, seen)
 assert ("All Reduce" in seen) == (world == 4), seen
