@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterable
 
 from modscope._commands.common import Load, heading, moment_report, moment_words, next_command, notes, others
 from modscope._commands.places import place_report, short_line
@@ -12,25 +13,24 @@ from modscope._summary import Report
 from modscope._text import counted, duration, label, size
 
 
+_KEYS = ("bytes", "category", "kind", "module", "phase", "step", "made_at", "age", "outside", *place_report(None))
+"""Of a block. A capture may hold millions of blocks, and a dict that is made of these takes half of one that is put together."""
+
+
 def report(arguments: Namespace, load: Load) -> Report:
     result, snapshot = moment_report(arguments.file, load, arguments)
     result["count"] = snapshot.block_count
     limit = arguments.n or None if arguments.json or arguments.no_group else None
-    result["blocks"] = [
-        {
-            "bytes": block.bytes,
-            "category": block.category,
-            "kind": block.kind,
-            "module": block.module,
-            "phase": block.phase,
-            "step": block.step,
-            "made_at": block.made_at,
-            "age": round(snapshot.time - block.made_at, 6),
-            "outside": block.outside,
-            **place_report(block.place),
-        }
-        for block in snapshot.blocks(limit, result["device"])
-    ]
+    made: dict[int, Iterable[object]] = {}  # by the identity of the place, which the capture keeps
+    blocks = []
+    for block in snapshot.blocks(limit, result["device"]):
+        place = made.get(id(block.place))
+        if place is None:
+            place = made[id(block.place)] = tuple(place_report(block.place).values())
+        age = round(snapshot.time - block.made_at, 6)
+        own = (block.bytes, block.category, block.kind, block.module, block.phase, block.step, block.made_at, age, block.outside)
+        blocks.append(dict(zip(_KEYS, (*own, *place), strict=True)))
+    result["blocks"] = blocks
     return result
 
 
