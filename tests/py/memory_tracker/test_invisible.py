@@ -251,7 +251,9 @@ def test_a_signal_handler_that_raises_leaves_a_tracker_started_or_not():
     tracker = MemoryTracker()
 
     def on_alarm(number, frame):
+        nonlocal armed
         if armed and next(alarms) % 3 == 0:
+            armed = False
             raise Boom
 
     armed = False
@@ -264,13 +266,13 @@ def test_a_signal_handler_that_raises_leaves_a_tracker_started_or_not():
                 tracker.start_monitor(net)
                 armed = False
             except Boom:
-                armed = False
+                pass
             if tracker._hooks:
                 started += 1
                 with contextlib.suppress(Boom):
                     armed = True
                     tracker.stop()
-                armed = False
+                    armed = False
                 if tracker._hooks:
                     tracker.stop()
             assert no_modes()

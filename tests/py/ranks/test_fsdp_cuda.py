@@ -68,7 +68,7 @@ def mesh(world: int) -> Any:
 def known(mt: modscope.MemTracker, device: torch.device) -> dict[str, int]:
     """The kinds that the ledger counts now, without a claim pass; inputs are none of FSDP2's."""
     raw = dict(zip(devices(), ledger_of(mt).kinds())).get(device, ())
-    return {kind: value for kind, value in zip(modscope.Kind, raw[1:]) if value and kind in KINDS}
+    return {kind: value for kind, value in zip(modscope.Kind, raw[1:]) if value and kind in (*KINDS, "All Reduce")}
 
 
 class Beside:
@@ -115,7 +115,7 @@ class Beside:
             expected = held_by_fsdp(self.model, device)
             self.seen |= set(expected)
             passed = self.mt.get_kind_snapshot().get(device, {})
-            sources = {"without a pass": known(self.mt, device), "in a pass": {k: v for k, v in passed.items() if k in KINDS}}
+            sources = {"without a pass": known(self.mt, device), "in a pass": {k: v for k, v in passed.items() if k in (*KINDS, "All Reduce")}}
             found += [(device, name, kinds, expected) for name, kinds in sources.items() if kinds != expected]
             if self.fsdp:
                 sums = self.fsdp.get_tracker_snapshot().get(device, {})
