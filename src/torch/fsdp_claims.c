@@ -348,12 +348,17 @@ static void claim_whole_param(PyObject *param, ms_path path)
 
 static void claim_whole_group(PyObject *group)
 {
+    ms_path path = path_of_group(group);
+    struct mst_torch_function_guard guard;
     PyObject *all_reduce = attribute_of(group, names._all_reduce_state);
-    claim_item(all_reduce, 0, MS_KIND_ALL_REDUCE,
-               path_of_group(group)); /* before gradients, which may be views of it */
+    claim_item(all_reduce, 0, MS_KIND_ALL_REDUCE, path); /* before gradients, which may be views of it */
+    if (all_reduce && mst_torch_function_disable(&guard) == 0) {
+        visit_params(group, claim_sharded_gradient);
+        mst_torch_function_restore(&guard);
+    }
     Py_XDECREF(all_reduce);
     visit_params(group, claim_whole_param);
-    claim_buffers(group, path_of_group(group));
+    claim_buffers(group, path);
 }
 
 /* The class FSDPModule, borrowed from its module; NULL if the program has not imported it. */
