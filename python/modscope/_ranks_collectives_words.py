@@ -32,16 +32,25 @@ def _range(values: Sequence[int], text: Callable[[int], str]) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def describe_each(one: KindTotal, ranks: Sequence[Rank]) -> str:
-    """ "12, 3.00 MiB" or "11 to 12, 2.75 MiB to 3.00 MiB, 1.20 s to 3.40 s (rank 3)" """
+def describe_each(one: KindTotal, ranks: Sequence[Rank], most: int = 200) -> str:
+    """ "12, 3.00 MiB" or "11 to 12, 2.75 MiB to 3.00 MiB, 1.20 s to 3.40 s (rank 3)". Without the bytes if that is longer than
+    ``most``, and without the times if it still is."""
+    whole = ", ".join(_parts_of_each(one, ranks))
+    if len(whole) <= most:
+        return whole
+    short = ", ".join(_parts_of_each(one, ranks, with_bytes=False))
+    return short if len(short) <= most else _parts_of_each(one, ranks)[0]
+
+
+def _parts_of_each(one: KindTotal, ranks: Sequence[Rank], with_bytes: bool = True) -> list[str]:
     parts = [_range([sums.launches for sums in one.each], str)]
-    if one.bytes:
+    if one.bytes and with_bytes:
         parts.append(_range([sums.bytes for sums in one.each], size))
     if one.seconds is not None:
         times = [sums.nanoseconds for sums in one.each]
         spread = _range(times, lambda value: duration(value / 1e9))
         parts.append(spread + (f" (rank {ranks[times.index(max(times))].number})" if " to " in spread else ""))
-    return ", ".join(parts)
+    return parts
 
 
 def describe_part(part: Part) -> str:

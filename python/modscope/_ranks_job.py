@@ -210,7 +210,8 @@ def describe_missing(job: Job) -> str:
     """A sentence on the ranks without a capture; "" if there are none."""
     if not job.missing:
         return ""
-    return f"There is no capture of {describe_runs(job.missing)}: what they held is not known."
+    ranks = describe_runs(job.missing)
+    return f"There is no capture of {ranks}: what {'it' if ranks.startswith('rank ') else 'they'} held is not known."
 
 
 def find_extremes(ranks: Sequence[Rank]) -> tuple[Rank, Rank]:

@@ -45,6 +45,19 @@ def _positive(text: str) -> int:
     return _number(text, 1)
 
 
+def _width(text: str) -> int:
+    width = _number(text, 60)
+    if width > 400:
+        raise argparse.ArgumentTypeError(f"must be 400 or less, not {text!r}")
+    return width
+
+
+def _some_text(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
+
+
 def _steps(text: str) -> tuple[int | None, int | None]:
     """The first and the last step of "3:7", "3:", ":7" or "3"."""
     low, colon, high = text.partition(":")
@@ -181,9 +194,9 @@ def _add_flame(add_parser: Subparsers) -> argparse.ArgumentParser:
     order = "what the first rows show; default: module; layers: modules whose names differ only in numbers as one"
     parser.add_argument("--by", choices=("module", "layers", "line", "operator", "category"), default="module", help=order)
     parser.add_argument("--module", metavar="M", help="only this module and those in it, such as GPT.blocks.0")
-    parser.add_argument("--find", metavar="TEXT", help="mark what has this text in its name, and say how many bytes it holds")
+    parser.add_argument("--find", type=_some_text, metavar="TEXT", help="mark what has this text in its name, and say how many bytes it holds")
     parser.add_argument("--depth", type=_positive, metavar="N", help="how many rows; default: all")
-    parser.add_argument("--width", type=_positive, metavar="N", help="how many columns, 60 to 400; default: the terminal's")
+    parser.add_argument("--width", type=_width, metavar="N", help="how many columns, 60 to 400; default: the terminal's")
     parser.add_argument("--no-group", action="store_true", help="show equal modules one by one")
     parser.add_argument("--folded", action="store_true", help="print each stack and its bytes on a line, as flamegraph.pl reads them")
     return parser

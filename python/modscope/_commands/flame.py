@@ -10,6 +10,7 @@ from modscope._commands.alike import Contents, make_nodes
 from modscope._commands.common import Load, heading, moment_report, moment_words, next_command, notes, others
 from modscope._commands.flame_draw import draw
 from modscope._commands.flame_tree import Made, cut_below, is_below, mark_matches, tree_of_stacks
+from modscope._commands.places import NO_LINES
 from modscope._commands.terminal import Screen
 from modscope._load import CaptureError
 from modscope._summary import Report
@@ -80,7 +81,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
         return [*out, "Nothing is held."]
     nodes = make_nodes(tree, 1, None if arguments.no_group else Contents(tree))
     out += draw(nodes, _title(result), result["shown"], arguments.depth, screen)
-    out += ["", *screen.wrap(f"{_INSIDE[result['by']]} {_LINES.get(result['frames'], '')}".strip())]
+    out += ["", *screen.wrap(f"{_INSIDE[result['by']]} {'' if result['predicted_on'] else _LINES.get(result['frames'], '')}".strip())]
     out += _matches(result, screen) + others(result, screen) + notes(result, screen)
     words = moment_words(result, arguments)
     options = [] if result["by"] == "module" else ["--by", result["by"]]
@@ -91,7 +92,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
 
 
 _LINES = {
-    0: "No lines were recorded: modscope run --stacks 8 records them.",
+    0: NO_LINES,
     1: "Only the innermost line was recorded: modscope run --stacks 8 records those around it too.",
 }
 
@@ -104,9 +105,10 @@ def _matches(result: Report, screen: Screen) -> list[str]:
     find = result.get("find")
     if find is None:
         return []
-    share = f"{size(find['bytes'])} ({percent(find['bytes'], result['shown'])})" if find["count"] else "nothing"
-    marked = f", marked with {screen.mark}" if find["count"] else ""
-    return ["", *screen.wrap(f"{find['text']!r} matches {share}, in {counted(find['count'], 'place')}{marked}.")]
+    if not find["count"]:
+        return ["", *screen.wrap(f"Nothing matches {find['text']!r}.")]
+    share = f"{size(find['bytes'])} ({percent(find['bytes'], result['shown'])})"
+    return ["", *screen.wrap(f"{find['text']!r} matches {share}, in {counted(find['count'], 'place')}, marked with {screen.mark}.")]
 
 
 def _closer(tree: list[Report]) -> str | None:

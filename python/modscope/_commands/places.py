@@ -10,6 +10,8 @@ from modscope._lines_read import UNKNOWN, Frame, Place, shown_file
 from modscope._summary import Report
 from modscope._text import clean
 
+NO_LINES = "No lines were recorded: modscope run --stacks 8 records them."
+UNKNOWN_NAMES = ("(line not known)", "(operator not known)")
 _Made = Iterable[tuple[Place | None, Sums]]
 
 

@@ -15,6 +15,7 @@ from modscope._text import counted, duration, size
 
 __all__ = ["collectives_of_rank", "collectives_report", "collectives_text"]
 
+_LEAST_ROOM = 20  # columns: with less, the last column is on a line of its own
 _MISMATCHES = 3
 _PARTS = 4
 
@@ -74,8 +75,11 @@ def collectives_text(ranks: Sequence[Rank], screen: Screen) -> list[str]:
     rows = []
     for one in totals:
         time = ["" if one.seconds is None else duration(one.seconds)] if timed else []
-        rows.append(("  " + one.kind, str(one.launches), size(one.bytes), *time, describe_each(one, ranks)))
-    out = screen.table(("Collectives of all ranks", "count", "bytes", *(["time"] if timed else []), "on each rank"), rows, left=(0,))
+        rows.append(["  " + one.kind, str(one.launches), size(one.bytes), *time])
+    headers = ["Collectives of all ranks", "count", "bytes", *(["time"] if timed else []), "on each rank"]
+    room = screen.width - sum(max(len(row[i]) for row in (headers, *rows)) + 2 for i in range(len(headers) - 1))
+    each = [describe_each(one, ranks, max(room, _LEAST_ROOM)) for one in totals]
+    out = screen.table(headers, [[*row, last] for row, last in zip(rows, each, strict=True)], left=(0,))
     mismatches = find_mismatches(ranks)
     if not mismatches:
         return out

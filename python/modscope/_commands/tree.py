@@ -20,7 +20,7 @@ from modscope._commands.common import (
     notes,
     others,
 )
-from modscope._commands.places import tree_of_lines, tree_of_operators
+from modscope._commands.places import NO_LINES, UNKNOWN_NAMES, tree_of_lines, tree_of_operators
 from modscope._commands.terminal import Screen
 from modscope._load import Snapshot
 from modscope._summary import Report
@@ -186,6 +186,8 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     rows, depth, more = _fit(nodes, least, arguments.depth, None if arguments.all else _ROWS, lines)
     out = heading(result, screen)
     out += _table(rows, result["total"], result["by"], screen) if rows else ["Nothing is held."]
+    if result["by"] in ("line", "operator") and {node["name"] for node in result["tree"]} <= {*UNKNOWN_NAMES}:
+        out += ["", *screen.wrap(NO_LINES)]
     out += others(result, screen) + notes(result, screen)
     words = moment_words(result, arguments)
     if more and arguments.depth is None:

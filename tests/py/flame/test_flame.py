@@ -247,7 +247,7 @@ def test_matches_are_marked_in_the_picture(run):
     assert "'layers.1' matches" in out and "marked with ▶" in out
     marked = [cell for line in picture(out) for cell in line.split("│") if "▶" in cell]
     assert marked and marked[0].startswith("▶1 ")
-    assert "▶" not in "".join(picture(run("flame 8.msc --find nowhere"))) and "matches nothing" in run("flame 8.msc --find nowhere")
+    assert "▶" not in "".join(picture(run("flame 8.msc --find nowhere"))) and "Nothing matches" in run("flame 8.msc --find nowhere")
 
 
 # ---- the picture ----
