@@ -71,13 +71,15 @@ static size_t read_held(const ms_cursor *cursor, uint32_t device, struct held *h
     size_t count = 0;
     ms_captured_block block;
     for (uint32_t at = 0; ms_cursor_block(cursor, &at, &block);)
-        if (block.device == device)
-            held[count++] = (struct held){.bytes = block.bytes,
-                                          .count = 1,
-                                          .path = block.path,
-                                          .stack = block.stack,
-                                          .category = block.category,
-                                          .kind = block.kind};
+        if (block.device == device) {
+            held[count] = (struct held){.bytes = block.bytes,
+                                        .count = 1,
+                                        .path = block.path,
+                                        .stack = block.stack,
+                                        .category = block.category,
+                                        .kind = block.kind};
+            count++;
+        }
     return count;
 }
 

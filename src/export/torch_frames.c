@@ -97,7 +97,7 @@ static void put_ascii_or_utf8(mse_torch_pickle *torch, const char *text)
         return;
     }
     size_t size = 0;
-    for (; text[size] && size < sizeof ascii; size++)
+    for (; size < sizeof ascii && text[size]; size++)
         ascii[size] = (unsigned char)text[size] < 0x80 ? text[size] : '?';
     mse_pickle_text(&torch->pickle, (mse_text){ascii, size});
 }

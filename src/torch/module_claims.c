@@ -2,8 +2,8 @@
 #include "torch/claims.h"
 
 #include "torch/fsdp_claims.h"
-#include "torch/pipeline_claims.h"
 #include "torch/module_registry.h"
+#include "torch/pipeline_claims.h"
 #include "torch/run_python.h"
 #include "torch/tensor_layout.h"
 #include "torch/visit_tensors.h"

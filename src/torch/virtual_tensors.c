@@ -111,7 +111,7 @@ static PyObject *virtual_empty(PyObject *self, PyObject *const *args, Py_ssize_t
     tensor_base tensor = NULL;
     empty_strided(&tensor, sizes, (size_t)dimensions, strides, (size_t)dimensions, mst_virtual_allocator(), cuda_keys,
                   scalar_type_of(args[2]));
-    return wrap_tensor(&tensor);
+    return wrap_tensor(&tensor); /* cppcheck-suppress returnDanglingLifetime */
 }
 
 static PyObject *virtual_alias(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -126,7 +126,7 @@ static PyObject *virtual_alias(PyObject *self, PyObject *const *args, Py_ssize_t
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "sizes and strides differ in length");
     tensor_base of = (tensor_base)(uintptr_t)mst_impl_of(args[0]), tensor = NULL;
     as_strided(&tensor, &of, sizes, (size_t)dimensions, strides, (size_t)dimensions, (optional_int64){offset, true});
-    return wrap_tensor(&tensor);
+    return wrap_tensor(&tensor); /* cppcheck-suppress returnDanglingLifetime */
 }
 
 /* A new memory of this size for a storage, given by its address. torch's function copies what the storage has, where it

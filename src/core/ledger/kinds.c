@@ -82,8 +82,9 @@ void ms__kinds_move_block(ms_ledger *ledger, const struct ms__block *block, ms_p
         if (block->since > peak->peak_time)
             continue;
         if (block->kind)
-            peak->kinds[block->path / MS__PATHS_PER_KINDS_CHUNK]->totals[ms__kind_index(block->path, block->kind)].bytes -=
-                bytes;
+            peak->kinds[block->path / MS__PATHS_PER_KINDS_CHUNK]
+                ->totals[ms__kind_index(block->path, block->kind)]
+                .bytes -= bytes;
         if (kind)
             peak->kinds[path / MS__PATHS_PER_KINDS_CHUNK]->totals[ms__kind_index(path, kind)].bytes += bytes;
     }

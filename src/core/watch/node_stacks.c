@@ -21,6 +21,7 @@ MS__RARE bool skip_nodes(ms_thread *thread, uint64_t number)
     struct ms__node_stacks *nodes = &thread->node_stacks;
     uint64_t end = MS__PEEK(nodes->end);
     if (!MS__PEEK(nodes->stacks)) {
+        /* cppcheck-suppress AssignmentAddressToInteger */
         _Atomic(ms_stack) *stacks = ms__alloc_zeroed(thread->watch, MS__NODES_KEPT * sizeof *stacks);
         MS__STORE(nodes->end, number);
         MS__STORE(nodes->stacks, stacks);
