@@ -10,11 +10,13 @@ from modscope._categories import Category
 from modscope._fit_job import Job
 
 _LEAST = 4096  # bytes of a parameter: smaller ones have the size of too many other blocks
-_ROUNDED = 1024  # how much the sizes of blocks may differ where only those were noted, and not what was requested
+ROUNDED = 1024  # how much the sizes of blocks may differ where only those were noted, and not what was requested
 _LEAST_FOUND = 0.5  # of the bytes of gradients: less than that is taken for chance
 
 
-class _Block(NamedTuple):
+class StreamBlock(NamedTuple):
+    """A block of a stream, and the events that add and drop it."""
+
     number: int
     bytes: int
     add: int
@@ -22,20 +24,20 @@ class _Block(NamedTuple):
     path: int
 
 
-def _blocks(job: Job, category: Category, phase: str) -> list[_Block]:
+def _blocks(job: Job, category: Category, phase: str) -> list[StreamBlock]:
     rows = job.stream.select(job.select(category, phases=[phase]))
-    return sorted((_Block(number, bytes, add or 0, drop, path) for number, bytes, add, drop, path in rows), key=lambda block: block.add)
+    return sorted((StreamBlock(number, bytes, add or 0, drop, path) for number, bytes, add, drop, path in rows), key=lambda block: block.add)
 
 
-def _by_path(blocks: Iterable[_Block]) -> dict[int, list[_Block]]:
-    found: dict[int, list[_Block]] = {}
+def _by_path(blocks: Iterable[StreamBlock]) -> dict[int, list[StreamBlock]]:
+    found: dict[int, list[StreamBlock]] = {}
     for block in blocks:
         found.setdefault(block.path, []).append(block)
     return found
 
 
 def _is_half(part: int, whole: int) -> bool:
-    return abs(2 * part - whole) <= _ROUNDED
+    return abs(2 * part - whole) <= ROUNDED
 
 
 def find_casts(job: Job) -> list[int]:
@@ -48,7 +50,7 @@ def find_casts(job: Job) -> list[int]:
     return [cast.number for _, cast in copied] + _weights(job, [gradient for gradient, _ in copied])
 
 
-def _cast_of(gradient: _Block, temporaries: list[_Block]) -> _Block | None:
+def _cast_of(gradient: StreamBlock, temporaries: list[StreamBlock]) -> StreamBlock | None:
     """The gradient in half precision: it is there when the other one is made, and freed at once."""
     for cast in temporaries:
         if _is_half(cast.bytes, gradient.bytes) and cast.drop is not None and cast.add < gradient.add < cast.drop <= gradient.add + 2:
@@ -56,7 +58,7 @@ def _cast_of(gradient: _Block, temporaries: list[_Block]) -> _Block | None:
     return None
 
 
-def _weights(job: Job, gradients: list[_Block]) -> list[int]:
+def _weights(job: Job, gradients: list[StreamBlock]) -> list[int]:
     """Of each gradient's weight the first copy in the last forward before it."""
     kept, found = _by_path(_blocks(job, Category.ACT, "forward")), set()
     begins: dict[int, list[int]] = {}

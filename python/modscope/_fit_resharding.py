@@ -7,29 +7,21 @@ import bisect
 from typing import NamedTuple
 
 from modscope._categories import KINDS, Category, Kind
+from modscope._fit_casts import ROUNDED, StreamBlock
 from modscope._fit_job import Call, Edit, Job
 from modscope._load import Capture
 
 _BACKWARD = ("backward", "recompute")
-_ROUNDED = 1024  # how much the sizes of blocks may differ where only those were noted, and not what was requested
-
-
-class _Block(NamedTuple):
-    number: int
-    bytes: int
-    add: int
-    drop: int | None
-    path: int
 
 
 def _selection(job: Job, kind: Kind, *phases: str) -> tuple[int, int, int | None, int, int, int]:
     return (*job.select(phases=phases), 1 << 1 + KINDS.index(kind))
 
 
-def _of_kind(job: Job, kind: Kind, *phases: str) -> list[_Block]:
+def _of_kind(job: Job, kind: Kind, *phases: str) -> list[StreamBlock]:
     """In the order in which they were allocated."""
     rows = job.stream.select(_selection(job, kind, *phases))
-    return sorted((_Block(number, bytes, add or 0, drop, path) for number, bytes, add, drop, path in rows), key=lambda block: block.add)
+    return sorted((StreamBlock(number, bytes, add or 0, drop, path) for number, bytes, add, drop, path in rows), key=lambda block: block.add)
 
 
 def ranks_of_a_copy(capture: Capture, world: int) -> int:
@@ -46,7 +38,7 @@ def is_resharded(job: Job) -> bool:
 def keep(job: Job) -> list[Edit]:
     """reshard_after_forward=False: what is gathered in forward stays until the end of the module's backward."""
     again = {block.number for block in _of_kind(job, Kind.UNSHARDED_PARAM, *_BACKWARD)}
-    before: dict[tuple[int, int], list[_Block]] = {}
+    before: dict[tuple[int, int], list[StreamBlock]] = {}
     edits: list[Edit] = []
     for block in _of_kind(job, Kind.UNSHARDED_PARAM):
         key = block.path, block.bytes
@@ -93,12 +85,12 @@ def _copies(job: Job, before: int, after: int, in_copies: bool) -> list[Edit]:
     return edits
 
 
-def _made_before(made: dict[int | None, tuple[int, int]], block: _Block, bytes: int) -> int | None:
+def _made_before(made: dict[int | None, tuple[int, int]], block: StreamBlock, bytes: int) -> int | None:
     """The number of a block of so many bytes that was allocated right before another one; in between the allocator may reserve memory, which is an
     event too. ``made``: the number and the bytes of blocks by the event that allocated them."""
     for add in range(block.add - 1, block.add - 4, -1):
         number, of_number = made.get(add, (0, 0))
-        if of_number and abs(of_number - bytes) <= _ROUNDED:
+        if of_number and abs(of_number - bytes) <= ROUNDED:
             return number
     return None
 
@@ -109,7 +101,7 @@ def _made_before(made: dict[int | None, tuple[int, int]], block: _Block, bytes: 
 class _Use(NamedTuple):
     """A forward of a module of FSDP2, and the parameters that it gathered."""
 
-    parameters: list[_Block]
+    parameters: list[StreamBlock]
     call: Call
 
     @property
