@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from modscope import _layout, _lines, _native
 from modscope._categories import Category
@@ -365,6 +366,15 @@ _state = "new"  # then "preparing", then "ready"; guarded by _preparing
 os.register_at_fork(before=_preparing.acquire, after_in_parent=_preparing.release, after_in_child=_preparing.release)
 
 
+def _import_what_trackers_need() -> None:
+    """Import now what entering a tracker imports: a process forked during that import would wait for it forever."""
+    from modscope import _building, _optimizer_steps  # noqa: F401
+
+    if why_no_blocks():
+        with TorchDispatchMode():  # torch imports files when it enters the first mode
+            pass
+
+
 def prepare() -> bool:
     """Choose the interception points, once per process; whether that is done.
 
@@ -377,6 +387,7 @@ def prepare() -> bool:
             _state = "preparing"
             try:
                 _choose()
+                _import_what_trackers_need()
             except BaseException:  # after an interrupt the next tracker tries again
                 _state = "new"
                 raise
