@@ -1,8 +1,7 @@
 /* intercept_gloo.c - how long collectives over gloo take.
  *
  *     backend->allreduce(tensors) --> enqueue(work) --> a thread of gloo's: execute(work) --> finishWorkGloo()
- *       `-- number of the collective   `-- number and work   `-- from here...                  `-- ...until here:
- * executed
+ *       `-- number of the collective   `-- number and work   `-- executed from here...         `-- ...until here
  *
  *     backend->send(tensors) --> a SendWork or RecvWork --> wait()
  *       `-- number, and when        `-- number and work       `-- when it returns: waited, since the launch
