@@ -153,8 +153,8 @@ def _by_operator(made: Made) -> list[Report]:
 
     def levels_of(place: Place | None) -> list[_Level]:
         operator = _operator_levels(place) or [_Level("operator", "(operator not known)")]
-        line = [_frame_level(place.frames[0])] if place is not None and place.frames else []
-        return operator + line
+        frames = place.attributed.frames if place is not None else ()
+        return operator + [_frame_level(frame) for frame in frames[:1]]
 
     levels = _Levels(levels_of)
     tree = _Tree()

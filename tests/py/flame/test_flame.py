@@ -167,6 +167,11 @@ def test_layers_together_are_the_sum_of_the_layers(run):
     assert (alone["name"], alone["subtree"]["Total"]) == ("Net.layers.*", tree["Net.layers.1"])
 
 
+def test_below_an_operator_of_backward_is_the_line_of_the_forward(run):
+    (linear,) = [node for node in json.loads(run("flame 8.msc --json --by operator"))["tree"] if node["name"] == "AddmmBackward0"]
+    assert {(below["function"], below["line"]) for below in linear["children"]} == {("Layer.forward", 10)}
+
+
 # ---- folded ----
 
 
