@@ -9,7 +9,7 @@ from modscope._ranks_job import describe_ranks
 from modscope._ranks_read import Rank
 from modscope._text import clean, counted, describe_moment, shorten_end, size
 
-__all__ = ["describe_failure", "has_failed"]
+__all__ = ["describe_failure", "failure_order", "has_failed"]
 
 _OWN, _KILLED, _BY_OTHERS, _ENDED = range(4)  # how likely it is that others failed because of it, most likely first
 _MOST_CHARACTERS = 200  # of an error
@@ -19,6 +19,12 @@ _COMMUNICATION = re.compile(r"\b(gloo|nccl|DistBackendError|DistNetworkError|con
 
 def has_failed(rank: Rank) -> bool:
     return _class_of(rank) is not None
+
+
+def failure_order(rank: Rank) -> int:
+    """Lower for a rank that is more likely the cause why others failed, and highest for one that did not fail."""
+    found = _class_of(rank)
+    return _ENDED + 1 if found is None else found
 
 
 def _ran_out_of_memory(rank: Rank) -> bool:
@@ -48,8 +54,8 @@ def _what_happened(rank: Rank, several: bool = False) -> str:
         where = describe_moment(oom["step"], oom["phase"], oom["module"], None, 160)
         return clean(f"ran out of memory {where}: an allocation of {size(oom['requested'])} failed on {oom['device']}")
     if rank.end is None:
-        ends = "run: the captures end" if several else "runs: the capture ends"
-        return f"{was} killed, or still {ends} {in_step}"
+        no_end, or_else = ("have no end: they", "still run, or their captures were") if several else ("has no end: it", "still runs, or its capture was")
+        return f"{no_end} {was} killed {in_step}, {or_else} cut short"
     how, status, error = (rank.end.get(word, "") for word in ("how", "status", "error"))
     if how == "terminated":
         return f"{was} ended by SIGTERM {in_step}"

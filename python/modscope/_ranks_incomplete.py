@@ -12,11 +12,7 @@ __all__ = ["Missing", "describe_incomplete", "find_compared", "find_incomplete",
 Missing = str
 """Why a capture lacks something: "not closed", "cut short", "damaged" or "events lost"."""
 
-_REASONS: dict[Missing, tuple[str, str]] = {
-    "not closed": ("it was not closed: the process was killed, or still runs", "they were not closed: the processes were killed, or still run"),
-    "cut short": ("the file was cut short", "the files were cut short"),
-}
-"""Of one capture, and of several."""
+_ENDS_EARLY = ("not closed", "cut short")
 
 
 def why_incomplete(rank: Rank) -> Missing | None:
@@ -57,7 +53,7 @@ def _where_they_end(ranks: Sequence[Rank]) -> str:
 def _describe_short(why: Missing, ranks: Sequence[Rank]) -> str:
     several = len(ranks) > 1
     captures = f"captures of {describe_ranks(ranks)} end" if several else f"capture of {describe_ranks(ranks)} ends"
-    return f"The {captures} {_where_they_end(ranks)} ({_REASONS[why][several]}). Later steps are not compared."
+    return f"The {captures} {_where_they_end(ranks)} ({why}). Later steps are not compared."
 
 
 def _describe_holes(why: Missing, ranks: Sequence[Rank]) -> str:
@@ -73,9 +69,9 @@ def describe_incomplete(ranks: Sequence[Rank]) -> list[str]:
     """A sentence for each reason why captures lack something, and one on those whose memory is not compared."""
     sentences = []
     for why, members in group(find_incomplete(ranks), lambda rank: why_incomplete(rank) or "").items():
-        sentences.append(_describe_short(why, members) if why in _REASONS else _describe_holes(why, members))
+        sentences.append(_describe_short(why, members) if why in _ENDS_EARLY else _describe_holes(why, members))
     compared = {rank.number for rank in find_compared(ranks)}
-    late = [rank for rank in ranks if rank.number not in compared and why_incomplete(rank) in _REASONS]
+    late = [rank for rank in ranks if rank.number not in compared and why_incomplete(rank) in _ENDS_EARLY]
     if late:
         its = "Its peak is" if len(late) == 1 else "Their peaks are"
         whose = "" if len(sentences) == 1 and len(late) == len(find_incomplete(ranks)) else f" ({describe_ranks(late)})"

@@ -9,9 +9,9 @@ from typing import NamedTuple, TypeVar
 
 from modscope._capture_types import CaptureError
 from modscope._categories import CATEGORIES, KINDS, Category, Kind, category_of
-from modscope._groups import describe_numbers
+from modscope._groups import describe_numbers, group_modules
 from modscope._ranks_read import Owned, Place, Rank
-from modscope._text import clean, counted, shorten_end
+from modscope._text import clean, counted, label, shorten_end
 
 _MOST_NUMBERS = 24  # columns of a list of ranks
 _MOST_WORDS = 60  # columns of a program or its arguments in an error
@@ -180,6 +180,26 @@ def compare_ranks(ranks: Sequence[Rank]) -> Comparison:
         differences.append(Difference(members, members[0].bytes - usual[0].bytes, rows))
     differences.sort(key=lambda one: (-abs(one.change), one.ranks[0].number))
     return Comparison(usual, differences)
+
+
+class Row(NamedTuple):
+    """A row of a difference, of one module or of several equal ones whose names differ only in numbers. Bytes are of all of
+    them."""
+
+    name: str
+    word: Category | Kind
+    usual: int
+    these: int
+
+
+def group_rows(one: Difference) -> list[Row]:
+    """The largest change first."""
+    rows = []
+    for found in group_modules(one.rows, lambda row: row[0], lambda row: row[1:]):
+        (_, word, usual, these), count = found.members[0], len(found.members)
+        alike = f" ({count} alike)" if count > 1 else ""
+        rows.append(Row(clean(label(found.name)) + alike, word, count * usual, count * these))
+    return sorted(rows, key=lambda row: -abs(row.these - row.usual))
 
 
 def sums_by_category(rank: Rank) -> list[int]:

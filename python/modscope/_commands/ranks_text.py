@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from modscope._categories import CATEGORIES, KINDS, category_of, category_word
 from modscope._commands.ranks_collectives import collectives_of_rank, collectives_report, collectives_text
 from modscope._commands.terminal import Screen
-from modscope._groups import group_modules
-from modscope._ranks_failure import describe_failure
+from modscope._ranks_failure import describe_failure, failure_order
 from modscope._ranks_incomplete import describe_incomplete, find_compared, find_incomplete, why_incomplete
 from modscope._ranks_job import (
     Comparison, Difference, Job, compare_ranks, describe_job, describe_missing, describe_ranks, find_extremes, find_nodes,
-    group, sums_by_category, sums_by_kind,
+    group, group_rows, sums_by_category, sums_by_kind,
 )  # fmt: skip
 from modscope._ranks_read import Rank
 from modscope._summary import Report
-from modscope._text import at_least, change, clean, counted, describe_moment, duration, label, percent, shorten_middle, size
+from modscope._text import at_least, change, clean, counted, describe_moment, duration, percent, shorten_middle, size
 
 _PEAKS = 8  # rows
 _GROUPS = 4  # of ranks that differ
@@ -141,7 +140,7 @@ def _ends(ranks: Sequence[Rank], screen: Screen) -> list[str]:
     ends = [(members, clean(text)) for text, members in group(ranks, lambda rank: rank.how_it_ended).items()]
     if len(ends) == 1:
         return [*out, screen.cut(ends[0][1] if len(ranks) == 1 else f"All ranks: {ends[0][1]}", screen.width)]
-    unusual = sorted(ends, key=lambda one: (one[1] == "Finished", one[0][0].number))
+    unusual = sorted(ends, key=lambda one: (failure_order(one[0][0]), one[0][0].number))
     return [*out, *_lines(unusual, screen, _ENDS)]
 
 
@@ -214,15 +213,14 @@ def _differences(compared: Comparison, screen: Screen) -> list[str]:
     out = [screen.bold(screen.cut(f"What ranks hold more or less than {describe_ranks(compared.usual)}", screen.width))]
     for one in compared.differences[:_GROUPS]:
         out.append(f"  {_short(one.ranks)}: {screen.of_change(change(one.change), one.change)}")
-        grouped = group_modules(one.rows, lambda row: row[0], lambda row: row[1:])
-        rows = sorted(((len(g.members) * (g.members[0][3] - g.members[0][2]), g) for g in grouped), key=lambda row: -abs(row[0]))
-        words = max(10, *(len(g.members[0][1]) for _, g in rows[:_ROWS]), 0)
-        for value, g in rows[:_ROWS]:
-            alike = f" ({len(g.members)} alike)" if len(g.members) > 1 else ""
-            name = screen.fit(label(g.name) + alike, screen.width - 20 - words)
-            out.append(f"    {screen.of_change(change(value).rjust(11), value)}  {g.members[0][1]:{words}}  {name}")
+        rows = group_rows(one)
+        words = max(10, *(len(row.word) for row in rows[:_ROWS]), 0)
+        for row in rows[:_ROWS]:
+            name = screen.fit(row.name, screen.width - 20 - words)
+            value = row.these - row.usual
+            out.append(f"    {screen.of_change(change(value).rjust(11), value)}  {row.word:{words}}  {name}")
         if len(rows) > _ROWS:
-            out.append(f"    ({counted(len(rows) - _ROWS, 'row')} with smaller changes)")
+            out.append(f"    ({counted(len(rows) - _ROWS, 'more row')} with smaller changes: --json shows all)")
     left = sum(len(one.ranks) for one in compared.differences[_GROUPS:])
     return out + ([f"  ({counted(left, 'more rank')} that differ: --json shows all)"] if left else [])
 
