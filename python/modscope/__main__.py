@@ -9,7 +9,7 @@ import sys
 from typing import NoReturn
 
 from modscope import _commands
-from modscope._commands.arguments import SCRIPT_OPTIONS, add_command, add_commands
+from modscope._commands.arguments import SCRIPT_OPTIONS, add_command, add_commands, describe_unknown
 from modscope._commands.topics import TOPICS, describe_topics
 from modscope._script_arguments import is_script, split_arguments
 from modscope._text import clean
@@ -121,7 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
     known.target = target
     if unknown:
         refuse = parser.error if known.command is None else known.error
-        refuse(f"unrecognized arguments: {clean(' '.join(unknown))}")
+        refuse(clean(describe_unknown(known, unknown)))
     if known.command is None:
         parser.print_help(sys.stderr)
         return 2

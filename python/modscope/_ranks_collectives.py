@@ -8,6 +8,7 @@ from typing import NamedTuple
 from modscope._capture_types import Collective, CollectiveGroup
 from modscope._load import load
 from modscope._ranks_job import group as group_by
+from modscope._ranks_incomplete import why_incomplete
 from modscope._ranks_read import Rank
 from modscope._ranks_sums import GroupSums, KindSums
 
@@ -16,6 +17,7 @@ __all__ = ["MESSAGES", "Divergence", "KindTotal", "Mismatch", "Part", "find_mism
 MESSAGES = ("send", "recv")
 _DIFFERENT_BYTES = ("gather", "scatter", "all_to_all")  # on the ranks of a group, as C's sums have it
 _DIVERGENCES = 4  # of a mismatch, each of which needs a capture read again
+_UNCLOSED = 64  # captures that end early and differ from each other, each of which needs a capture read again
 
 
 class KindTotal(NamedTuple):
@@ -134,17 +136,44 @@ def _divergences(group: CollectiveGroup, parts: Sequence[Part]) -> list[Divergen
     return found
 
 
+def _begins_alike(a: Sequence[Collective], b: Sequence[Collective]) -> bool:
+    return all(_same(one, other) for one, other in zip(a, b))
+
+
+def _parts(ranks: Sequence[Rank], members: dict[int, GroupSums]) -> list[Part]:
+    """The one with most ranks first."""
+    alike = group_by(ranks, lambda rank: members[rank.number].order).values()
+    parts = [Part(some, members[some[0].number].launched, members[some[0].number].kinds) for some in alike]
+    return sorted(parts, key=lambda part: (-len(part.ranks), part.ranks[0].number))
+
+
+def _add_unclosed(parts: list[Part], unclosed: Sequence[Part], group: CollectiveGroup) -> list[Part]:
+    """``parts``, and those of captures that end early whose collectives differ before they end. Beside a capture that was
+    closed, one that has more differs, too."""
+    if not unclosed:
+        return parts
+    longest_first = sorted(unclosed, key=lambda part: -part.launched)
+    found = parts or [longest_first.pop(0)]
+    usual = _launches(found[0].ranks[0], group)
+    most = len(usual) if parts else None
+    for part in longest_first[:_UNCLOSED]:
+        these = _launches(part.ranks[0], group)
+        if not _begins_alike(these, usual) or (most is not None and len(these) > most):
+            found.append(part)
+    return found
+
+
 def find_mismatches(ranks: Sequence[Rank]) -> list[Mismatch]:
     """Groups whose ranks launched different collectives, or the same ones in another order. Ranks of a group wait for each
-    other in each collective, so this is how jobs hang. Messages, and groups that no capture describes, are not compared."""
+    other in each collective, so this is how jobs hang. Messages, and groups that no capture describes, are not compared. Of a
+    capture that was not closed only what it has is compared, and nothing of one that was cut short, is damaged or lost events."""
     found = []
     for group, members in _by_group(ranks).items():
         if group.size < 2:
             continue
-        alike = group_by([rank for rank in ranks if rank.number in members], lambda rank: members[rank.number].order)
-        if len(alike) < 2:
-            continue
-        parts = [Part(some, members[some[0].number].launched, members[some[0].number].kinds) for some in alike.values()]
-        parts.sort(key=lambda part: (-len(part.ranks), part.ranks[0].number))
-        found.append(Mismatch(group, parts, _divergences(group, parts)))
+        here = group_by((rank for rank in ranks if rank.number in members), why_incomplete)
+        unclosed = _parts([rank for rank in here.get("not closed", []) if members[rank.number].launched], members)
+        parts = _add_unclosed(_parts(here.get(None, []), members), unclosed, group)
+        if len(parts) > 1:
+            found.append(Mismatch(group, parts, _divergences(group, parts)))
     return found

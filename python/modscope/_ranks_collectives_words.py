@@ -6,25 +6,37 @@ from collections.abc import Callable, Sequence
 
 from modscope._capture_types import Collective, CollectiveGroup
 from modscope._ranks_collectives import MESSAGES, Divergence, KindTotal, Part
+from modscope._ranks_failure import has_failed
+from modscope._ranks_incomplete import find_incomplete, whole_or_all
 from modscope._ranks_job import describe_ranks
 from modscope._ranks_read import Rank
 from modscope._text import clean, counted, describe_moment, duration, size
 
-__all__ = ["WHY_IT_HANGS", "describe_divergence", "describe_each", "describe_group", "describe_part"]
+__all__ = ["WHY_IT_HANGS", "collectives_title", "describe_divergence", "describe_each", "describe_group", "describe_part"]
 
 WHY_IT_HANGS = "Ranks of a group wait for each other in each collective, so a job hangs where they launch different ones."
+
+
+def collectives_title(ranks: Sequence[Rank]) -> str:
+    """What the totals are of: ranks whose captures lack something are not counted, unless there are no others."""
+    counted_ranks = whole_or_all(ranks)
+    if len(counted_ranks) < len(ranks):
+        return f"Collectives of {describe_ranks(counted_ranks)}"
+    return "Collectives of all ranks" + (", as far as they were recorded" if find_incomplete(ranks) else "")
 
 
 def describe_group(group: CollectiveGroup) -> str:
     return clean(f"{group.name}, {counted(group.size, 'rank')} ({group.ranks}) over {group.backend}")
 
 
-def _describe_launch(one: Collective | None) -> str:
-    """ "all_reduce of 4.00 MiB in step 3, backward of Net.0" """
+def _describe_launch(one: Collective | None, ranks: Sequence[Rank]) -> str:
+    """ "all_reduce of 4.00 MiB in step 3, backward of Net.0 on ranks 0-2" """
+    on = describe_ranks(ranks)
     if one is None:
-        return "nothing more"
+        failed = ", which failed" if len(ranks) == 1 and has_failed(ranks[0]) else ""
+        return f"nothing more on {on}{failed}"
     amount = f" of {size(one.bytes)}" if one.bytes else ""
-    return clean(f"{one.kind}{amount} {describe_moment(one.step, one.phase, one.module)}")
+    return clean(f"{one.kind}{amount} {describe_moment(one.step, one.phase, one.module)}") + f" on {on}"
 
 
 def _range(values: Sequence[int], text: Callable[[int], str]) -> str:
@@ -59,5 +71,4 @@ def describe_part(part: Part) -> str:
 
 
 def describe_divergence(one: Divergence, usual: Sequence[Rank]) -> str:
-    others = describe_ranks(usual)
-    return f"Number {one.number} of this group: {_describe_launch(one.these)} on {describe_ranks(one.ranks)}; {_describe_launch(one.usual)} on {others}."
+    return f"Number {one.number} of this group: {_describe_launch(one.these, one.ranks)}; {_describe_launch(one.usual, usual)}."

@@ -9,9 +9,9 @@ from typing import NamedTuple, TypeVar
 
 from modscope._capture_types import CaptureError
 from modscope._categories import CATEGORIES, KINDS, Category, Kind, category_of
-from modscope._groups import describe_numbers
+from modscope._groups import describe_numbers, group_modules
 from modscope._ranks_read import Owned, Place, Rank
-from modscope._text import clean, counted, shorten_end
+from modscope._text import clean, counted, label, shorten_end
 
 _MOST_NUMBERS = 24  # columns of a list of ranks
 _MOST_WORDS = 60  # columns of a program or its arguments in an error
@@ -52,8 +52,8 @@ def describe_runs(runs: Sequence[tuple[int, int]]) -> str:
 
 
 def describe_ranks(ranks: Sequence[Rank]) -> str:
-    """ "ranks 0-6", or of a single one also where it ran: "rank 7 (node 1, local rank 3)". Too many numbers are counted:
-    "200 ranks from 1 to 996"."""
+    """ "ranks 0-6", or of a single one, if there are several nodes, also where it ran: "rank 7 (node 1, local rank 3)". Too many
+    numbers are counted: "200 ranks from 1 to 996"."""
     if len(ranks) > 1:
         numbers = describe_numbers(rank.number for rank in ranks)
         if len(numbers) <= _MOST_NUMBERS:
@@ -65,7 +65,9 @@ def describe_ranks(ranks: Sequence[Rank]) -> str:
 
 
 def describe_place(place: Place) -> str:
-    """ "node 1, local rank 3"; of a launcher that did not number the nodes, the host instead."""
+    """ "node 1, local rank 3"; of a launcher that did not number the nodes, the host instead. "" if there is one node only."""
+    if place.is_only_node:
+        return ""
     node = f"node {place.node}" if place.node else place.host
     local = "" if place.local_rank is None else f"local rank {place.local_rank}"
     return clean(", ".join(filter(None, (node, local))))
@@ -105,7 +107,7 @@ def find_job(ranks: Sequence[Rank]) -> Job:
         )
     _refuse_if_different(placed, "real and predicted runs, or of different GPUs", lambda rank: rank.predicted_on or "a real run")
     _refuse_if_different(placed, "different jobs of the launcher", lambda rank: rank.place.job if rank.place else "")
-    attempts = group(placed, lambda rank: rank.place.attempt if rank.place else 0)
+    attempts = group(_mark_only_node(placed), lambda rank: rank.place.attempt if rank.place else 0)
     for members in attempts.values():
         _check_attempt(members)
     *earlier, latest = [sorted(attempts[number], key=lambda rank: rank.number) for number in sorted(attempts)]
@@ -115,6 +117,15 @@ def find_job(ranks: Sequence[Rank]) -> Job:
     assert place is not None
     program = " ".join(filter(None, (latest[0].program, *latest[0].arguments)))
     return Job(program, place.world, place.attempt, latest, earlier, left_out)
+
+
+def _mark_only_node(ranks: Sequence[Rank]) -> Sequence[Rank]:
+    """A local rank other than the rank is of another node, even if the captures of the first one are not there."""
+    places = [rank.place for rank in ranks if rank.place]
+    nodes = {place.node or place.host for place in places}
+    if len(nodes) > 1 or any(place.local_rank not in (None, place.rank) for place in places):
+        return ranks
+    return [rank._replace(place=rank.place._replace(is_only_node=True)) if rank.place else rank for rank in ranks]
 
 
 def _check_attempt(ranks: Sequence[Rank]) -> None:
@@ -169,6 +180,26 @@ def compare_ranks(ranks: Sequence[Rank]) -> Comparison:
         differences.append(Difference(members, members[0].bytes - usual[0].bytes, rows))
     differences.sort(key=lambda one: (-abs(one.change), one.ranks[0].number))
     return Comparison(usual, differences)
+
+
+class Row(NamedTuple):
+    """A row of a difference, of one module or of several equal ones whose names differ only in numbers. Bytes are of all of
+    them."""
+
+    name: str
+    word: Category | Kind
+    usual: int
+    these: int
+
+
+def group_rows(one: Difference) -> list[Row]:
+    """The largest change first."""
+    rows = []
+    for found in group_modules(one.rows, lambda row: row[0], lambda row: row[1:]):
+        (_, word, usual, these), count = found.members[0], len(found.members)
+        alike = f" ({count} alike)" if count > 1 else ""
+        rows.append(Row(clean(label(found.name)) + alike, word, count * usual, count * these))
+    return sorted(rows, key=lambda row: -abs(row.these - row.usual))
 
 
 def sums_by_category(rank: Rank) -> list[int]:

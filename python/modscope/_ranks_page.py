@@ -16,17 +16,21 @@ from modscope import _capture
 from modscope._categories import CATEGORIES, KINDS, Raw, category_word
 from modscope._load import CaptureError, load
 from modscope._ranks_collectives import find_mismatches, kind_totals
-from modscope._ranks_collectives_words import WHY_IT_HANGS, describe_divergence, describe_each, describe_group, describe_part
-from modscope._ranks_job import Job, compare_ranks, describe_job, describe_missing, describe_place, describe_ranks, find_extremes, find_nodes, sums_by_kind
+from modscope._ranks_collectives_words import WHY_IT_HANGS, collectives_title, describe_divergence, describe_each, describe_group, describe_part
+from modscope._ranks_failure import describe_failure, has_failed
+from modscope._ranks_incomplete import describe_incomplete, find_compared, whole_or_all
+from modscope._ranks_job import (
+    Difference, Job, compare_ranks, describe_job, describe_missing, describe_place, describe_ranks, find_extremes, find_nodes, group_rows, sums_by_kind,
+)  # fmt: skip
 from modscope._ranks_read import Owned, Rank, place_of
 from modscope._report import Page, fill_page, hash_of, read_page_file
 from modscope._summary import Report
-from modscope._text import at_least, clean, counted, describe_moment, duration, label, size
+from modscope._text import at_least, clean, counted, describe_moment, duration, size
 
 _MOST_NUMBERS = 1_200_000  # of all ranks together, for both axes: at most 7 MB of the page
 _MOST_COLUMNS, _FEWEST_COLUMNS = 600, 24
 _MODULES = 40  # of a rank; the others are one row
-_DIFFERENCES = 60  # rows of the page
+_DIFFERENCES, _DIFFERENCE_ROWS = 60, 8  # groups of ranks that differ, and rows of modules of each
 _MISMATCHES, _PARTS = 20, 12  # groups that launched different collectives, and what each part of them launched
 _SCRIPTS = ("text", "dom", "capture", "paint", "ranks_heat", "ranks_detail", "ranks_collectives", "ranks")
 _AFTER_END = 1.0  # seconds
@@ -125,19 +129,27 @@ def _series_of(rank: Rank, axes: Axes, steps: Steps, offset: float) -> bytes:
 
 
 def _sentence(job: Job) -> str:
-    low, high = find_extremes(job.ranks)
+    """Which rank failed, if one did, and the highest peak."""
+    failure = describe_failure(job.ranks)
+    return (f'<span class="alarm">{html.escape(failure)}</span> ' if failure else "") + _sentence_on_peaks(job)
+
+
+def _sentence_on_peaks(job: Job) -> str:
+    high = find_extremes(job.ranks)[1]
+    compared = find_compared(job.ranks)
+    low = find_extremes(compared)[0]
     peak = at_least(high.is_lower_bound, size(high.bytes))
-    if low.bytes == high.bytes:
+    if len(compared) == len(job.ranks) and low.bytes == high.bytes:
         return f"Every rank has a peak of <strong>{peak}</strong>." if len(job.ranks) > 1 else f"The peak is <strong>{peak}</strong>."
     names = [html.escape(describe_ranks([rank])) for rank in (high, low)]
-    spread = f"<strong>{size(high.bytes - low.bytes)}</strong> more than {names[1]}, which has the lowest"
-    return f"The highest peak is <strong>{peak}</strong>, on <strong>{names[0]}</strong>: {spread}."
+    spread = f": <strong>{size(high.bytes - low.bytes)}</strong> more than {names[1]}, which has the lowest" if low.bytes < high.bytes else ""
+    return f"The highest peak is <strong>{peak}</strong>, on <strong>{names[0]}</strong>{spread}."
 
 
 def _facts(job: Job) -> str:
     longest = max(job.ranks, key=lambda rank: rank.steps)
     events = [duration(max(rank.duration for rank in job.ranks)), counted(longest.steps, "step")]
-    ended = sum(rank.end is not None and rank.end.get("how") in ("finished", "stopped") and not rank.oom for rank in job.ranks)
+    ended = sum(not has_failed(rank) for rank in job.ranks)
     ends = "all ranks finished" if ended == len(job.ranks) else f"{ended} of {counted(len(job.ranks), 'rank')} finished"
     return " · ".join([describe_job(job), *events, ends])
 
@@ -150,7 +162,8 @@ def _table(owned: Owned, names: dict[str, int]) -> list[list[int]]:
     return [*table, [-1, *(sum(column) for column in zip(*rest))]] if rest else table
 
 
-def _rank(rank: Rank, offset: float, table: int, usual: Rank) -> Report:
+def _rank(rank: Rank, offset: float, table: int, usual: Rank | None) -> Report:
+    """``usual``: the rank that it is compared with, or None."""
     place, peak = rank.place, rank.peak
     return {
         "rank": rank.number,
@@ -160,7 +173,7 @@ def _rank(rank: Rank, offset: float, table: int, usual: Rank) -> Report:
         "file": clean(os.path.basename(rank.file)),
         "device": clean(rank.device),
         "peak": rank.bytes,
-        "change": rank.bytes - usual.bytes,
+        "change": rank.bytes - usual.bytes if usual else None,
         "reserved": rank.reserved,
         "when": describe_moment(peak.step, peak.phase, peak.module, peak.time, 160) if peak else "it held no memory",
         "peakAt": peak.time + offset if peak else None,
@@ -169,7 +182,7 @@ def _rank(rank: Rank, offset: float, table: int, usual: Rank) -> Report:
         "end": offset + rank.duration,
         "steps": rank.steps,
         "ended": clean(rank.how_it_ended),
-        "ok": rank.end is not None and rank.end.get("how") in ("finished", "stopped") and not rank.oom,
+        "ok": not has_failed(rank),
         "oom": bool(rank.oom),
         "atLeast": rank.is_lower_bound,
         "table": table,
@@ -178,7 +191,8 @@ def _rank(rank: Rank, offset: float, table: int, usual: Rank) -> Report:
 
 
 def _collectives(job: Job) -> Report:
-    totals = [[one.kind, one.launches, one.bytes, one.seconds, describe_each(one, job.ranks)] for one in kind_totals(job.ranks)]
+    whole = whole_or_all(job.ranks)
+    totals = [[one.kind, one.launches, one.bytes, one.seconds, describe_each(one, whole)] for one in kind_totals(whole)]
     mismatches = []
     for one in find_mismatches(job.ranks)[:_MISMATCHES]:
         says = {split.ranks[0].number: describe_divergence(split, one.parts[0].ranks) for split in one.divergences}
@@ -187,21 +201,26 @@ def _collectives(job: Job) -> Report:
             for part in one.parts[:_PARTS]
         ]
         mismatches.append({"group": describe_group(one.group), "parts": parts, "more": len(one.parts[_PARTS:])})
-    return {"totals": totals, "mismatches": mismatches, "why": WHY_IT_HANGS}
+    return {"title": collectives_title(job.ranks), "totals": totals, "mismatches": mismatches, "why": WHY_IT_HANGS}
+
+
+def _difference(one: Difference) -> Report:
+    rows = group_rows(one)
+    shown = [[row.name, str(row.word), row.usual, row.these, str(category_word(row.word))] for row in rows[:_DIFFERENCE_ROWS]]
+    return {"ranks": describe_ranks(one.ranks), "first": one.ranks[0].number, "change": one.change, "rows": shown, "count": len(rows)}
 
 
 def _metadata(job: Job, axes: Axes, offsets: Sequence[float], aligned: bool) -> Report:
     names: dict[str, int] = {}
     tables: dict[Owned, int] = {}
-    compared = compare_ranks(job.ranks)
+    peers = find_compared(job.ranks)
+    numbers = {rank.number for rank in peers}
+    compared = compare_ranks(peers)
     rows = []
     for rank, offset in zip(job.ranks, offsets):
-        rows.append(_rank(rank, offset, tables.setdefault(rank.owned, len(tables)), compared.usual[0]))
-    differences = [
-        {"ranks": describe_ranks(one.ranks), "first": one.ranks[0].number, "change": one.change,
-         "rows": [[label(clean(module)), str(word), a, b, str(category_word(word))] for module, word, a, b in one.rows[:3]]}
-        for one in compared.differences[:_DIFFERENCES]
-    ]  # fmt: skip
+        usual = compared.usual[0] if rank.number in numbers else None
+        rows.append(_rank(rank, offset, tables.setdefault(rank.owned, len(tables)), usual))
+    differences = [_difference(one) for one in compared.differences[:_DIFFERENCES]]
     return {
         "world": job.world,
         "ranks": rows,
@@ -209,6 +228,7 @@ def _metadata(job: Job, axes: Axes, offsets: Sequence[float], aligned: bool) -> 
         "usual": describe_ranks(compared.usual),
         "differences": differences,
         "differing": len(compared.differences),
+        "hasNodes": any(rank.place and not rank.place.is_only_node for rank in job.ranks),
         "nodes": [[node.name, *(rank.bytes for rank in find_extremes(node.ranks)), len(node.ranks)] for node in find_nodes(job.ranks)],
         "axes": {**axes._asdict(), "stepColumns": axes.step_columns},
         "aligned": aligned,
@@ -219,16 +239,14 @@ def _metadata(job: Job, axes: Axes, offsets: Sequence[float], aligned: bool) -> 
 
 
 def _notes(job: Job, aligned: bool) -> list[str]:
-    notes = [describe_missing(job), *job.left_out]
+    notes = [describe_missing(job), *job.left_out, *describe_incomplete(job.ranks)]
     for ranks in job.earlier:
         place = ranks[0].place
         if place:
-            notes.append(f"{describe_ranks(ranks).capitalize()} of attempt {place.attempt} are not shown, only those of attempt {job.attempt}.")
+            name = describe_ranks(ranks)
+            notes.append(f"{name[0].upper()}{name[1:]} of attempt {place.attempt} are not shown, only those of attempt {job.attempt}.")
     if not aligned:
         notes.append("Not every capture says when it began: all are shown as if they began at the same time.")
-    bad = [rank for rank in job.ranks if rank.is_lower_bound]
-    if bad:
-        notes.append(f'Of {describe_ranks(bad)} events are lost or damaged: their figures are "at least".')
     return [note for note in notes if note]
 
 
@@ -275,16 +293,25 @@ def ranks_page(job: Job, steps: tuple[int | None, int | None] | None = None) -> 
     return Page(fill_page(read_page_file("ranks.html"), values), notes)
 
 
-def are_ranks_of_one_job(files: Sequence[str]) -> bool:
-    """Whether the captures are of different ranks of one program, so that their page has a rank axis. Reads no events."""
-    if len(files) < 2:
-        return False
-    places, programs = set(), set()
+class Meant(NamedTuple):
+    """What several captures are given for."""
+
+    is_job: bool
+    """They say that they are different ranks, so that their page has a rank axis. ``find_job`` refuses those of different jobs."""
+    repeated: int | None
+    """All say that they are ranks, but this rank occurs twice."""
+
+
+def what_is_meant(files: Sequence[str]) -> Meant:
+    """Reads no events."""
+    seen: set[tuple[int, int]] = set()
+    repeated = None
     for file in files:
         capture = load(file)
         place = place_of(capture.info, capture.end)
         if place is None:
-            return False
-        places.add((place.rank, place.attempt))
-        programs.add((capture.info.get("program"), place.job))
-    return len(places) == len(files) and len(programs) == 1
+            return Meant(False, None)
+        if (place.rank, place.attempt) in seen and repeated is None:
+            repeated = place.rank
+        seen.add((place.rank, place.attempt))
+    return Meant(len(files) > 1 and repeated is None, repeated)

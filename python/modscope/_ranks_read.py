@@ -34,6 +34,8 @@ class Place(NamedTuple):
     """How often the launcher had started the job again."""
     job: str = ""
     """The launcher's name for the job."""
+    is_only_node: bool = False
+    """The job has one node, whose local ranks are the ranks: there is no need to say where a rank ran."""
 
 
 class Rank(NamedTuple):

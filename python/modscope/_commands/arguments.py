@@ -131,6 +131,16 @@ def _add_json(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--json", action="store_true", help=f"print {what} as JSON; see modscope help json")
 
 
+def describe_unknown(known: argparse.Namespace, unknown: list[str]) -> str:
+    """What to say of arguments that a command does not know: of captures, how many it reads and what to do."""
+    captures = {"tree": 1, "flame": 1, "blocks": 1, "leaks": 1, "export": 1, "diff": 2}.get(known.command)
+    if captures is None or any(word.startswith("-") for word in unknown):
+        return f"unrecognized arguments: {' '.join(unknown)}"
+    reads = "reads one capture" if captures == 1 else "compares two captures"
+    instead = "one at a time" if captures == 1 else "two at a time"
+    return f"{known.command} {reads}, not {captures + len(unknown)}: give them {instead}. Those of the ranks of one job together:  modscope summary FILE ..."
+
+
 # ---- commands ----
 
 

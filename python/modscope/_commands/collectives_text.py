@@ -13,7 +13,7 @@ _WHAT_TIME_IS = "Times include waiting for other ranks. Those of send and recv l
 
 def _group(group: Report) -> str:
     if not group["size"]:
-        return "?"
+        return "not recorded"
     return f"{counted(group['size'], 'rank')} ({clean(group['ranks'])})"
 
 

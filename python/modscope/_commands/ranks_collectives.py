@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from modscope._capture_types import Collective
 from modscope._commands.terminal import Screen
 from modscope._ranks_collectives import Mismatch, find_mismatches, kind_totals, sums_of_rank
-from modscope._ranks_collectives_words import WHY_IT_HANGS, describe_divergence, describe_each, describe_group, describe_part
+from modscope._ranks_collectives_words import WHY_IT_HANGS, collectives_title, describe_divergence, describe_each, describe_group, describe_part
+from modscope._ranks_incomplete import whole_or_all
 from modscope._ranks_job import describe_ranks
 from modscope._ranks_read import Rank
 from modscope._summary import Report
@@ -49,8 +50,8 @@ def _mismatch_report(one: Mismatch) -> Report:
 
 
 def collectives_report(ranks: Sequence[Rank]) -> Report:
-    totals = [{"kind": one.kind, "count": one.launches, "bytes": one.bytes, "seconds": one.seconds} for one in kind_totals(ranks)]
-    return {"collectives": totals, "mismatches": [_mismatch_report(one) for one in find_mismatches(ranks)]}
+    totals = [{"kind": one.kind, "count": one.launches, "bytes": one.bytes, "seconds": one.seconds} for one in kind_totals(whole_or_all(ranks))]
+    return {"collectives": totals, "collectives_of": [rank.number for rank in whole_or_all(ranks)], "mismatches": [_mismatch_report(one) for one in find_mismatches(ranks)]}
 
 
 # ---- as text ----
@@ -68,7 +69,8 @@ def _mismatch(one: Mismatch, screen: Screen) -> list[str]:
 
 def collectives_text(ranks: Sequence[Rank], screen: Screen) -> list[str]:
     """Totals of each kind, and groups whose ranks launched different collectives. Empty if no rank launched any."""
-    totals = kind_totals(ranks)
+    whole = whole_or_all(ranks)
+    totals = kind_totals(whole)
     if not totals:
         return []
     timed = any(one.seconds is not None for one in totals)
@@ -76,9 +78,9 @@ def collectives_text(ranks: Sequence[Rank], screen: Screen) -> list[str]:
     for one in totals:
         time = ["" if one.seconds is None else duration(one.seconds)] if timed else []
         rows.append(["  " + one.kind, str(one.launches), size(one.bytes), *time])
-    headers = ["Collectives of all ranks", "count", "bytes", *(["time"] if timed else []), "on each rank"]
+    headers = [collectives_title(ranks), "count", "bytes", *(["time"] if timed else []), "on each rank"]
     room = screen.width - sum(max(len(row[i]) for row in (headers, *rows)) + 2 for i in range(len(headers) - 1))
-    each = [describe_each(one, ranks, max(room, _LEAST_ROOM)) for one in totals]
+    each = [describe_each(one, whole, max(room, _LEAST_ROOM)) for one in totals]
     out = screen.table(headers, [[*row, last] for row, last in zip(rows, each, strict=True)], left=(0,))
     mismatches = find_mismatches(ranks)
     if not mismatches:

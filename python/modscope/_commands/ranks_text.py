@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from modscope._categories import CATEGORIES, KINDS, category_of, category_word
 from modscope._commands.ranks_collectives import collectives_of_rank, collectives_report, collectives_text
 from modscope._commands.terminal import Screen
-from modscope._groups import group_modules
+from modscope._ranks_failure import describe_failure, failure_order
+from modscope._ranks_incomplete import describe_incomplete, find_compared, find_incomplete, why_incomplete
 from modscope._ranks_job import (
     Comparison, Difference, Job, compare_ranks, describe_job, describe_missing, describe_ranks, find_extremes, find_nodes,
-    group, sums_by_category, sums_by_kind,
+    group, group_rows, sums_by_category, sums_by_kind,
 )  # fmt: skip
 from modscope._ranks_read import Rank
 from modscope._summary import Report
-from modscope._text import at_least, change, clean, counted, describe_moment, duration, label, percent, shorten_middle, size
+from modscope._text import at_least, change, clean, counted, describe_moment, duration, percent, shorten_middle, size
 
 _PEAKS = 8  # rows
 _GROUPS = 4  # of ranks that differ
@@ -50,6 +51,7 @@ def rank_report(rank: Rank) -> Report:
         "end": None if rank.end is None else dict(rank.end),
         "last_oom": rank.oom,
         "is_lower_bound": rank.is_lower_bound,
+        "incomplete": why_incomplete(rank),
         "lost": rank.lost,
         "damaged": rank.damaged,
         "collectives": collectives_of_rank(rank),
@@ -57,7 +59,8 @@ def rank_report(rank: Rank) -> Report:
 
 
 def job_report(job: Job) -> Report:
-    compared = compare_ranks(job.ranks)
+    peers = find_compared(job.ranks)
+    compared = compare_ranks(peers)
     return {
         "program": job.program,
         "world": job.world,
@@ -65,8 +68,11 @@ def job_report(job: Job) -> Report:
         "is_lower_bound": any(rank.is_lower_bound for rank in job.ranks),
         "missing": [list(run) for run in job.missing],
         "left_out": job.left_out,
+        "failure": describe_failure(job.ranks) or None,
+        "incomplete": [{"rank": rank.number, "why": why_incomplete(rank), "last_step": rank.steps} for rank in find_incomplete(job.ranks)],
         "ranks": [rank_report(rank) for rank in job.ranks],
         "earlier": [rank_report(rank) for ranks in job.earlier for rank in ranks],
+        "compared": [rank.number for rank in peers],
         "usual": [rank.number for rank in compared.usual],
         "differences": [_difference_report(one) for one in compared.differences],
         **collectives_report(job.ranks),
@@ -86,23 +92,24 @@ def _difference_report(one: Difference) -> Report:
 
 def job_text(job: Job, screen: Screen) -> list[str]:
     out = [screen.bold(screen.cut(describe_job(job), screen.width))]
-    for sentence in filter(None, (describe_missing(job), *job.left_out)):
+    for sentence in filter(None, (describe_failure(job.ranks), describe_missing(job), *job.left_out)):
         out += screen.wrap(sentence)
-    compared = compare_ranks(job.ranks)
+    compared = find_compared(job.ranks)
     for part in (
         _ends(job.ranks, screen),
-        _peaks(job.ranks, screen),
-        _categories(job.ranks, screen),
-        _differences(compared, screen),
+        _incomplete(job.ranks, screen),
+        _peaks(job.ranks, compared, screen),
+        _categories(compared, screen),
+        _differences(compare_ranks(compared), screen),
         _nodes(job, screen),
         collectives_text(job.ranks, screen),
         *(_earlier(ranks, screen) for ranks in job.earlier),
     ):
         out += ["", *part] if part else []
-    return out + _losses(job, screen)
+    return out
 
 
-def _lines(ranks: Sequence[Rank], words: Sequence[tuple[Sequence[Rank], str]], screen: Screen, most: int) -> list[str]:
+def _lines(words: Sequence[tuple[Sequence[Rank], str]], screen: Screen, most: int) -> list[str]:
     out = []
     for members, text in words[:most]:
         out.append("  " + screen.cut(f"{_short(members)}: {text}", screen.width - 2))
@@ -110,25 +117,39 @@ def _lines(ranks: Sequence[Rank], words: Sequence[tuple[Sequence[Rank], str]], s
     return out + ([f"  ({counted(left, 'more rank')}: --json shows all)"] if left else [])
 
 
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def _short(ranks: Sequence[Rank]) -> str:
     return shorten_middle(describe_ranks(ranks), _NAME + 10)
 
 
 def _ends(ranks: Sequence[Rank], screen: Screen) -> list[str]:
-    """How long the ranks ran, and how they ended, each once for all ranks of which it is true."""
+    """How long the ranks ran, and how they ended, each once for all ranks of which it is true. How many steps a rank took whose
+    capture ends early is not known."""
     longest = max(rank.duration for rank in ranks)
-    lengths = group(ranks, lambda rank: (rank.steps, rank.optimizer_steps))
+    whole = [rank for rank in ranks if rank.end is not None] or list(ranks)
+    lengths = group(whole, lambda rank: (rank.steps, rank.optimizer_steps))
     said = [(members, f"{counted(done, 'optimizer step')}, {counted(steps, 'step')}") for (steps, done), members in lengths.items()]
     out = []
     if len(said) == 1:
-        out.append(f"{duration(longest)}, {said[0][1]}")
+        out.append(f"{duration(longest)}, {said[0][1]}" + (f" ({describe_ranks(whole)})" if len(whole) < len(ranks) else ""))
     else:
-        out += [f"{duration(longest)} at most, and of different length", *_lines(ranks, said, screen, _ENDS)]
+        out += [f"{duration(longest)} at most; the ranks took different numbers of steps:", *_lines(said, screen, _ENDS), "Ends:"]
     ends = [(members, clean(text)) for text, members in group(ranks, lambda rank: rank.how_it_ended).items()]
     if len(ends) == 1:
         return [*out, screen.cut(ends[0][1] if len(ranks) == 1 else f"All ranks: {ends[0][1]}", screen.width)]
-    unusual = sorted(ends, key=lambda one: (one[1] == "Finished", one[0][0].number))
-    return [*out, *_lines(ranks, unusual, screen, _ENDS)]
+    unusual = sorted(ends, key=lambda one: (failure_order(one[0][0]), one[0][0].number))
+    return [*out, *_lines(unusual, screen, _ENDS)]
+
+
+def _incomplete(ranks: Sequence[Rank], screen: Screen) -> list[str]:
+    sentences = describe_incomplete(ranks)
+    if not sentences:
+        return []
+    title = "Incomplete capture" if len(find_incomplete(ranks)) == 1 else "Incomplete captures"
+    return [screen.bold(title), *(f"  {line}" for sentence in sentences for line in screen.wrap(sentence))]
 
 
 def _buckets(ranks: Sequence[Rank]) -> list[list[Rank]]:
@@ -141,7 +162,7 @@ def _buckets(ranks: Sequence[Rank]) -> list[list[Rank]]:
     return [parts[part] for part in sorted(parts)]
 
 
-def _peaks(ranks: Sequence[Rank], screen: Screen) -> list[str]:
+def _peaks(ranks: Sequence[Rank], compared: Sequence[Rank], screen: Screen) -> list[str]:
     devices = {rank.device for rank in ranks if rank.device}
     where = f"on {clean(devices.pop())}" if len(devices) == 1 else "each on its main device"
     rows = []
@@ -156,9 +177,10 @@ def _peaks(ranks: Sequence[Rank], screen: Screen) -> list[str]:
         room = screen.width - name_width - width - 6
         when = describe_moment(most.peak.step, most.peak.phase, most.peak.module, None, room, screen.dots) if most.peak and room > 16 else ""
         out.append(f"  {name:{name_width}}  {screen.bold(amount.rjust(width))}  {when}".rstrip())
-    low, high = find_extremes(ranks)
+    low, high = find_extremes(compared)
     if low.bytes == high.bytes:
-        return [*out, "  Every rank has the same peak." if len(ranks) > 1 else ""][: len(out) + (len(ranks) > 1)]
+        every = "Every rank has" if len(compared) == len(ranks) else f"{_capitalized(describe_ranks(compared))} have"
+        return [*out, f"  {every} the same peak."] if len(compared) > 1 else out
     spread = f"Spread: {size(high.bytes - low.bytes)} ({percent(high.bytes - low.bytes, high.bytes)} of the highest)"
     return [*out, *(f"  {line}" for line in screen.wrap(f"{spread}, from {describe_ranks([low])} to {describe_ranks([high])}."))]
 
@@ -191,15 +213,14 @@ def _differences(compared: Comparison, screen: Screen) -> list[str]:
     out = [screen.bold(screen.cut(f"What ranks hold more or less than {describe_ranks(compared.usual)}", screen.width))]
     for one in compared.differences[:_GROUPS]:
         out.append(f"  {_short(one.ranks)}: {screen.of_change(change(one.change), one.change)}")
-        grouped = group_modules(one.rows, lambda row: row[0], lambda row: row[1:])
-        rows = sorted(((len(g.members) * (g.members[0][3] - g.members[0][2]), g) for g in grouped), key=lambda row: -abs(row[0]))
-        words = max(10, *(len(g.members[0][1]) for _, g in rows[:_ROWS]), 0)
-        for value, g in rows[:_ROWS]:
-            alike = f" ({len(g.members)} alike)" if len(g.members) > 1 else ""
-            name = screen.fit(label(g.name) + alike, screen.width - 20 - words)
-            out.append(f"    {screen.of_change(change(value).rjust(11), value)}  {g.members[0][1]:{words}}  {name}")
+        rows = group_rows(one)
+        words = max(10, *(len(row.word) for row in rows[:_ROWS]), 0)
+        for row in rows[:_ROWS]:
+            name = screen.fit(row.name, screen.width - 20 - words)
+            value = row.these - row.usual
+            out.append(f"    {screen.of_change(change(value).rjust(11), value)}  {row.word:{words}}  {name}")
         if len(rows) > _ROWS:
-            out.append(f"    ({counted(len(rows) - _ROWS, 'row')} with smaller changes)")
+            out.append(f"    ({counted(len(rows) - _ROWS, 'more row')} with smaller changes: --json shows all)")
     left = sum(len(one.ranks) for one in compared.differences[_GROUPS:])
     return out + ([f"  ({counted(left, 'more rank')} that differ: --json shows all)"] if left else [])
 
@@ -226,15 +247,4 @@ def _earlier(ranks: Sequence[Rank], screen: Screen) -> list[str]:
     assert place is not None
     out = [screen.bold(f"Attempt {place.attempt} of the launcher: {counted(len(ranks), 'capture')}, peak {size(find_extremes(ranks)[1].bytes)}")]
     ends = [(members, clean(text)) for text, members in group(ranks, lambda rank: rank.how_it_ended).items()]
-    return out + _lines(ranks, ends, screen, _ENDS)
-
-
-def _losses(job: Job, screen: Screen) -> list[str]:
-    lost = [rank for rank in job.ranks if rank.lost]
-    damaged = [rank for rank in job.ranks if rank.damaged]
-    out = []
-    if lost:
-        out += screen.wrap(f'Events of {describe_ranks(lost)} could not be written: their figures are "at least".')
-    if damaged:
-        out += screen.wrap(f"A part of the captures of {describe_ranks(damaged)} cannot be read: they are damaged, or were cut short.")
-    return ["", *out] if out else []
+    return out + _lines(ends, screen, _ENDS)

@@ -9,11 +9,12 @@ from argparse import Namespace
 from modscope._commands.common import Load, page_address
 from modscope._output import create
 from modscope._commands.terminal import Screen
+from modscope._capture_types import CaptureError
 from modscope._fit_answer import answer
 from modscope._fit_job import Job
 from modscope._fit_page import source_of
 from modscope._ranks_job import find_job
-from modscope._ranks_page import are_ranks_of_one_job, ranks_page
+from modscope._ranks_page import Meant, ranks_page, what_is_meant
 from modscope._ranks_read import read_ranks
 from modscope._report import Page, Source, page
 from modscope._summary import Report
@@ -38,11 +39,20 @@ def report(arguments: Namespace, load: Load) -> Report:
 
 def _make_page(arguments: Namespace, load: Load) -> tuple[Page, list[int]]:
     """The page, and how many events each capture has."""
-    if not arguments.side_by_side and not arguments.gpu and are_ranks_of_one_job(arguments.files):
-        job = find_job(read_ranks(arguments.files))
+    meant = Meant(False, None) if arguments.side_by_side or arguments.gpu else what_is_meant(arguments.files)
+    if meant.is_job:
+        ranks = read_ranks(arguments.files)
+        try:
+            job = find_job(ranks)
+        except CaptureError as error:
+            raise CaptureError(f"{error}, or add --side-by-side to compare them one by one") from None
         return ranks_page(job, arguments.steps), [rank.events for rank in job.ranks]
     sources = [_source(name, load, arguments.gpu) for name in arguments.files]
-    return page(sources, arguments.steps, not arguments.no_source), [source.capture.event_count for source in sources]
+    made = page(sources, arguments.steps, not arguments.no_source)
+    if meant.repeated is not None:
+        again = f"There are several captures of rank {meant.repeated}, so all are shown side by side. Give those of one run to see its ranks over time."
+        made = made._replace(notes=[again, *made.notes])
+    return made, [source.capture.event_count for source in sources]
 
 
 def _source(file: str, load: Load, gpu: Gpu | None) -> Source:

@@ -62,7 +62,7 @@ def _text_of_ranks(result: Report, screen: Screen) -> list[str]:
 
     job = result["job"]
     highest = max(job.ranks, key=lambda rank: rank.bytes)
-    return job_text(job, screen) + next_command("One with the highest peak", "summary", highest.file)
+    return job_text(job, screen) + next_command("A rank with the highest peak", "summary", highest.file)
 
 
 def _run(result: Report, screen: Screen) -> list[str]:

@@ -157,6 +157,8 @@ class RanksPage {
   start() {
     find("main").hidden = false;
     this.listen();
+    find("ranks-compared").textContent = `Compared with ${this.job.usual}`;
+    for (const head of find("ranks").querySelectorAll("th[data-node]")) head.hidden = !this.job.hasNodes;
     this.listDifferences();
     showCollectives(this.job.collectives, (number) => this.select(this.job.ranks.findIndex((rank) => rank.rank === number)));
     this.redraw();
@@ -224,6 +226,8 @@ class RanksPage {
     const { differences, differing, usual } = this.job;
     find("differences-title").textContent = differences.length ? `What ranks hold more or less than ${usual} at their peaks` : "What ranks hold more or less";
     find("differences-none").hidden = differences.length > 0;
+    if (this.job.ranks.some((rank) => rank.change === null))
+      find("differences-none").textContent = "Every rank that can be compared holds the same in every module and category at its peak.";
     find("differences").hidden = !differences.length;
     const body = find("differences").tBodies[0];
     for (const one of differences) {
@@ -232,6 +236,8 @@ class RanksPage {
         const item = make("li", "", make("span", "figure", change(after - before)), swatch(CATEGORIES.indexOf(category)), word, bdi(module, "fqn"));
         rows.append(item);
       }
+      if (one.count > one.rows.length)
+        rows.append(make("li", "none", `${one.rows.length} of ${one.count} rows: modscope summary --json of these captures lists all.`));
       const show = makeButton("link", one.ranks);
       show.addEventListener("click", () => this.select(this.job.ranks.findIndex((rank) => rank.rank === one.first)));
       const row = make("tr", "", make("td", "", show), make("td", "figure", change(one.change)), make("td", "", rows));
@@ -241,7 +247,7 @@ class RanksPage {
     }
     if (differing > differences.length) {
       find("differences-more").hidden = false;
-      find("differences-more").textContent = `${counted(differing - differences.length, "more group")} of ranks with smaller changes.`;
+      find("differences-more").textContent = `${counted(differing - differences.length, "more group")} of ranks with smaller changes: modscope summary --json of these captures lists all.`;
     }
   }
 
@@ -265,7 +271,7 @@ class RanksPage {
     row.dataset.rank = rank;
     if (index < 0) {
       const cell = make("td", "none", "no capture");
-      cell.colSpan = 7;
+      cell.colSpan = this.job.hasNodes ? 7 : 5;
       row.append(make("td", "figure", String(rank)), cell);
       return row;
     }
@@ -273,9 +279,9 @@ class RanksPage {
     const number = makeButton("link", String(rank));
     row.dataset.peak = one.peak;
     row.append(
-      make("td", "figure", number), make("td", "", bdi(one.node)), make("td", "figure", one.local === null ? "" : String(one.local)),
+      make("td", "figure", number), ...(this.job.hasNodes ? [make("td", "", bdi(one.node)), make("td", "figure", one.local === null ? "" : String(one.local))] : []),
       make("td", "", bdi(one.device)), make("td", "figure", `${one.atLeast ? "at least " : ""}${size(one.peak)}`),
-      make("td", "figure", one.change ? change(one.change) : ""), make("td", "figure", String(one.steps)), make("td", one.ok ? "" : "alarm", one.ended));
+      make("td", "figure", one.change === null ? "not compared" : one.change ? change(one.change) : ""), make("td", "figure", String(one.steps)), make("td", one.ok ? "" : "alarm", one.ended));
     row.addEventListener("click", () => this.select(index));
     return row;
   }

@@ -27,7 +27,8 @@ function showMismatches(mismatches, showRankOf) {
   }
 }
 
-function showCollectives({ totals, mismatches, why }, showRankOf) {
+function showCollectives({ title, totals, mismatches, why }, showRankOf) {
+  find("job-collectives-title").textContent = title;
   find("job-collectives").hidden = !totals.length;
   find("mismatches").hidden = !mismatches.length;
   find("mismatches-why").textContent = why;

@@ -126,7 +126,7 @@ function showRank(job, rank) {
   const place = rank.place ? ` (${rank.place})` : "";
   title.replaceChildren(make("strong", "", `Rank ${rank.rank}`), `${place}: peak of `, make("strong", "", `${rank.atLeast ? "at least " : ""}${size(rank.peak)}`), rank.device ? ` on ${rank.device}` : "");
   const reserved = rank.reserved ? ` · ${size(rank.reserved)} reserved at most` : "";
-  const compared = rank.change ? `${change(rank.change)} compared with ${job.usual}` : `as ${job.usual}`;
+  const compared = rank.change === null ? "not compared" : rank.change ? `${change(rank.change)} compared with ${job.usual}` : `as ${job.usual}`;
   find("rank-facts").replaceChildren(`${rank.when}${reserved} · ${compared} · ${counted(rank.steps, "step")} · `, make("span", rank.ok ? "" : "alarm", rank.ended));
   find("rank-file").replaceChildren(`Every event of this rank:  modscope report `, bdi(rank.file));
   showLegend(job, rank);

@@ -1,7 +1,10 @@
 /* test_clock.c - a capture whose times come from a clock of the caller's, and what ran in that time. */
+#define _POSIX_C_SOURCE 200809L
+#include "core/capture/format.h"
 #include "writer_scene.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 static uint64_t virtual_now;
 
@@ -107,6 +110,40 @@ TEST(the_time_of_a_thread_ends_when_another_thread_goes_on)
     CHECK_EQ(survey.phases[MS_OPTIMIZER].time, 40);
     ms_reader_close(reader);
     close_scene();
+}
+
+static int event_chunks_in_file(void)
+{
+    int found = 0;
+    struct ms__chunk_head head;
+    uint8_t bytes[MS__CHUNK_HEAD];
+    for (off_t at = MS__FILE_HEAD; pread(fd, bytes, sizeof bytes, at) == (ssize_t)sizeof bytes;) {
+        CHECK(ms__head_get(bytes, &head));
+        found += head.kind == MS__CHUNK_EVENTS;
+        at += MS__CHUNK_HEAD + (off_t)head.size;
+    }
+    return found;
+}
+
+static int chunks_of_steps(int steps, uint64_t microseconds)
+{
+    open_virtual_scene();
+    for (int i = 0; i < steps; i++) {
+        ms_optimizer_enter(program.thread);
+        pass_microseconds(microseconds);
+        ms_optimizer_leave(program.thread);
+    }
+    end_capture(capture);
+    int found = event_chunks_in_file();
+    close_scene();
+    return found;
+}
+
+/* A program that is killed then leaves each of its steps but perhaps the last, unless they are very short. */
+TEST(the_events_of_a_long_step_are_written_when_it_ends)
+{
+    CHECK(chunks_of_steps(40, 25000) >= 40);
+    CHECK(chunks_of_steps(40, 1000) < 20);
 }
 
 TEST(captures_have_the_system_s_time_after_that)

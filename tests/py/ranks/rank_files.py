@@ -38,6 +38,7 @@ def rank_capture(rank: int, world: int, *, steps: int = 2, extra: int = 0, layer
         c.where("optimizer")
         c.optimizer_step()
         c.where()
+        c.flush()
     return c
 
 

@@ -137,11 +137,10 @@ def test_summary_of_the_restarted_job(restarted):
     assert ran.returncode == 0, ran.stderr
     latest, earlier = said.split("Attempt 0 of the launcher: 2 captures")
     assert latest.startswith("train.py --lr 3: 2 ranks, attempt 1\n")
-    assert "rank 0 (node 0, local rank 0): 1 optimizer step" in latest and "rank 1 (node 0, local rank 1): 3 optimizer steps" in latest
-    assert "rank 0 (node 0, local rank 0): Ended by an exception: KeyError: 'no such batch'" in latest
-    assert "from rank 0 (node 0, local rank 0) to rank 1 (node 0, local rank 1)." in latest
-    assert "rank 0 (node 0, local rank 0): No end: it was killed, or still runs" in earlier
-    assert "rank 1 (node 0, local rank 1): Ended by an exception" in earlier and "an allocation of 4.00 PiB failed" in earlier
+    assert "rank 0: 1 optimizer step" in latest and "rank 1: 3 optimizer steps" in latest
+    assert "\nRank 0 failed in step 1: KeyError: 'no such batch'.\n" in latest
+    assert "rank 0: Ended by an exception: KeyError: 'no such batch'" in latest and "from rank 0 to rank 1." in latest
+    assert "rank 0: No end: it was killed, or still runs" in earlier and "rank 1: Ended by an exception" in earlier and "an allocation of 4.00 PiB failed" in earlier
 
 
 SPAWNED = """

@@ -87,11 +87,11 @@ def test_a_rank_that_launched_fewer_is_named_with_where_it_stopped(summary):
     assert part[2:5] == [
         "  default_pg, 4 ranks (0-3) over nccl",
         "    ranks 0-2: 6 collectives (2 all_gather, 2 all_reduce, 2 reduce_scatter)",
-        "    rank 3 (node 0, local rank 3): 4 collectives (2 all_gather, 1 all_reduce, 1 reduce_scatter)",
+        "    rank 3: 4 collectives (2 all_gather, 1 all_reduce, 1 reduce_scatter)",
     ]
     said = " ".join(" ".join(part[5:7]).split())
     assert said == (
-        "Number 5 of this group: nothing more on rank 3 (node 0, local rank 3); "
+        "Number 5 of this group: nothing more on rank 3; "
         "reduce_scatter of 8.00 MiB in step 2, backward of Net.0 on ranks 0-2."
     )
 
@@ -184,7 +184,7 @@ def test_the_page_of_a_job_has_the_totals_and_names_ranks_that_differ(browser, t
     totals = [(row["kind"], row["count"], row["bytes"]) for row in browser.data("#collective-totals tbody tr")]
     assert totals == [("all_gather", "7", str(56 * MIB)), ("reduce_scatter", "7", str(56 * MIB)), ("all_reduce", "7", "28")]
     rows = browser.data("#mismatch-rows tbody tr")
-    assert [row["ranks"] for row in rows] == ["ranks 0-2", "rank 3 (node 0, local rank 3)"]
+    assert [row["ranks"] for row in rows] == ["ranks 0-2", "rank 3"]
     assert rows[0]["group"] == "default_pg, 4 ranks (0-3) over nccl"
     assert "Number 4 of this group: nothing more on rank 3" in browser.text("#mismatch-rows tbody tr:nth-child(2)")
     browser.click_on("#mismatch-rows tbody tr:nth-child(2) button")

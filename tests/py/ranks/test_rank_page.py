@@ -62,10 +62,13 @@ def cell(page: Any, row: int, part: float) -> tuple[float, float]:
 def test_the_page_of_a_job(page, job):
     """What it says in words, and that a click, keys and the address show a rank with its figures."""
     assert page.text("#sentence") == (
-        "The highest peak is 100.00 MiB, on rank 5 (node 1, local rank 1): 20.00 MiB more than rank 0 (node 0, local rank 0), "
+        "Rank 2 (node 0, local rank 2) failed in step 3: ValueError: no such batch. The highest peak is 100.00 MiB, on rank 5 (node 1, local rank 1): 20.00 MiB more than rank 0 (node 0, local rank 0), "
         "which has the lowest."
     )
-    assert page.texts("#notes li") == ["There is no capture of ranks 3-4: what they held is not known."]
+    assert page.texts("#notes li") == [
+        "There is no capture of ranks 3-4: what they held is not known.",
+        "The capture of rank 1 (node 0, local rank 1) ends in step 3 (not closed). Later steps are not compared.",
+    ]
     rows = {row["rank"]: row.get("peak") for row in page.data("#ranks tbody tr")}
     assert rows == {str(rank): str((100 if rank == 5 else 80) * MIB) if rank not in (3, 4) else None for rank in range(8)}
     assert "No end: it was killed, or still runs" in page.text("#ranks tbody tr[data-rank='1']")
@@ -122,6 +125,29 @@ def test_keyboard_alone_and_dark(browser, job):
     assert browser.complaints() == []
 
 
+@pytest.mark.slow
+def test_one_node_has_no_columns_and_many_rows_of_a_difference_are_counted(browser, tmp_path):
+    def capture(rank: int) -> bytes:
+        c = Capture(("cpu",), program="train.py", rank=str(rank), world="3", local_rank=str(rank), node="0", host="a", began="1e9")
+        for i in range(12):
+            c.claim(c.add((i + 1) * (1 + (rank == 2)) * MIB), "Parameter", c.module(f"Net.part{chr(97 + i)}"))
+        return c.end(how="finished") if rank else c.killed()
+
+    names = []
+    for rank in range(3):
+        names.append(str(tmp_path / f"{rank}.msc"))
+        pathlib.Path(names[-1]).write_bytes(capture(rank))
+    assert main(["report", *names, "-o", str(tmp_path / "job.html")]) == 0
+    browser.open((tmp_path / "job.html").as_uri(), READY)
+    assert browser.run("return window.modscopeError || ''") == ""
+    heads = browser.run("return [...document.querySelectorAll('#ranks th')].filter((head) => head.offsetParent).map((head) => head.textContent)")
+    assert heads == ["Rank", "Device", "Peak", "Compared with rank 1", "Steps", "End"]
+    assert browser.text("#ranks tbody tr[data-rank='0']").split() == "0 cpu 78.00 MiB not compared 0 No end: it was killed, or still runs".split()
+    rows = browser.texts("#differences tbody li")
+    assert len(rows) == 9 and rows[-1] == "8 of 12 rows: modscope summary --json of these captures lists all."
+    assert browser.complaints() == []
+
+
 # ---- when it is written ----
 
 
@@ -146,8 +172,30 @@ def test_ranks_of_one_program_have_a_rank_axis_and_others_are_side_by_side(tmp_p
     (tmp_path / "alone.msc").write_bytes(rank_capture(0, 1).end(how="finished"))
     page, told = report(*names)
     assert has_rank_axis(page) and told["events"] == [load(name).event_count for name in names] and told["notes"] == []
-    for words in ([*names, "--side-by-side"], [names[0]], [names[0], "eval.msc"], [names[0], "alone.msc"], [names[0], names[0]]):
-        assert not has_rank_axis(report(*words)[0]), words
+    for words in ([*names, "--side-by-side"], [names[0]], [names[0], "eval.msc", "--side-by-side"], [names[0], "alone.msc"]):
+        page, told = report(*words)
+        assert not has_rank_axis(page) and told["notes"] == [], words
+
+
+def test_two_captures_of_one_rank_are_side_by_side_and_that_is_said(tmp_path, report):
+    names = write_job(tmp_path, 2)
+    page, told = report(*names, names[1])
+    assert not has_rank_axis(page)
+    assert told["notes"] == ["There are several captures of rank 1, so all are shown side by side. Give those of one run to see its ranks over time."]
+
+
+def test_ranks_of_different_programs_or_jobs_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = write_job(tmp_path, 2)
+
+    def refused(**info: str) -> str:
+        (tmp_path / "other.msc").write_bytes(rank_capture(1, 2, **info).end(how="finished"))
+        assert main(["report", names[0], "other.msc", "-o", "out.html"]) == 1 and not (tmp_path / "out.html").exists()
+        return capsys.readouterr().err
+
+    end = "Give the captures of one job, or add --side-by-side to compare them one by one\n"
+    assert refused(program="eval.py") == f"modscope: These captures are of different programs: train.py (x.rank0.msc), eval.py (other.msc). {end}"
+    assert refused(arguments="--lr\n4").endswith(end) and refused(job="j2").endswith(end)
 
 
 def test_only_some_steps(tmp_path, report):

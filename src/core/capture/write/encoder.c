@@ -103,12 +103,20 @@ void ms__capture_claim(ms_ledger *ledger, uint32_t number, uint32_t category, ms
 
 /* ---- steps, reserved memory and failed allocations ---- */
 
+/* The program may be killed at any time: what a finished step did should be in the file then. */
+static void hand_over_step(ms_capture *capture)
+{
+    if (capture->page && capture->time - capture->page->head.time > UINT64_C(1000) * MS__STEP_FLUSH_MS)
+        ms__capture_close_page(capture);
+}
+
 void ms__capture_step(ms_ledger *ledger)
 {
     for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
         uint8_t *at = ms__begin_event(capture, MS_OP_STEP);
         if (at)
             ms__end_event(capture, ms__put_varint(at, ledger->step));
+        hand_over_step(capture);
     }
 }
 
@@ -120,6 +128,7 @@ void ms__capture_optimizer_step(ms_ledger *ledger, const ms_thread *thread)
         uint8_t *at = ms__begin_event(capture, MS_OP_OPTIMIZER_STEP);
         if (at)
             ms__end_event(capture, at);
+        hand_over_step(capture);
     }
 }
 

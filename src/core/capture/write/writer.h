@@ -18,7 +18,8 @@ enum {
     MS__MAX_PAGES = 256,                /* for events, queued or not */
     MS__KEY_FRAME_EVENTS = 131072,      /* the fewest events between two key frames... */
     MS__KEY_FRAME_EVENTS_PER_BLOCK = 4, /* ...and the fewest for each live block */
-    MS__FLUSH_INTERVAL_MS = 250,        /* after this time a page is written even if it is not full */
+    MS__FLUSH_INTERVAL_MS = 250,        /* after this time a page is written even if it is not full... */
+    MS__STEP_FLUSH_MS = 20,             /* ...and at the end of a step after this time */
     MS__SHORT_GAP_US = 1000,            /* between two nodes of a module: a shorter gap is not written */
     MS__EVENTS_PER_CLOCK_READ = 8,      /* of frequent events; a power of two */
 };
