@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 from modscope._categories import CATEGORIES, parts_of
 from modscope._commands.common import Load, moment_report, moment_words, next_command, notes, when
-from modscope._commands.places import line_label
+from modscope._commands.diff_lines import compare_lines
 from modscope._commands.terminal import Screen
 from modscope._groups import group_modules
-from modscope._load import Snapshot
+from modscope._load import Capture, Snapshot
 from modscope._summary import Report
 from modscope._text import at_least, change, clean, counted, label, percent, size
 
@@ -18,10 +18,18 @@ _Owner = tuple[str, str]  # module, category
 
 
 def report(arguments: Namespace, load: Load) -> Report:
-    (a, before), (b, after) = (moment_report(file, load, arguments) for file in (arguments.file, arguments.other))
-    ask = _made if arguments.by == "line" else _owned
-    owned = ask(before, a["device"]), ask(after, b["device"])
-    modules = [_row(owner, *(side.get(owner, 0) for side in owned)) for owner in {**owned[0], **owned[1]}]
+    captures: dict[str, Capture] = {}
+
+    def load_once(file: str) -> Capture:
+        return captures.setdefault(file, load(file)) if file not in captures else captures[file]
+
+    (a, before), (b, after) = (moment_report(file, load_once, arguments) for file in (arguments.file, arguments.other))
+    owned = _owned(before, a["device"]), _owned(after, b["device"])
+    if arguments.by == "line":
+        files = captures[arguments.file], captures[arguments.other]
+        modules = compare_lines(files, (before, after), (a["device"], b["device"]))
+    else:
+        modules = [_row(owner, *(side.get(owner, 0) for side in owned)) for owner in {**owned[0], **owned[1]}]
     categories = []
     for word in CATEGORIES:
         held = (sum(value for (_, category), value in side.items() if category == word) for side in owned)
@@ -40,16 +48,6 @@ def report(arguments: Namespace, load: Load) -> Report:
 def _owned(snapshot: Snapshot, device: str) -> dict[_Owner, int]:
     modules = snapshot.by_module().get(device, {})
     return {(fqn, word): value for fqn, sums in modules.items() for word, value in parts_of(sums).items()}
-
-
-def _made(snapshot: Snapshot, device: str) -> dict[_Owner, int]:
-    """The same by the line that made it."""
-    made: dict[_Owner, int] = {}
-    for place, sums in snapshot.by_place(device):
-        for word, value in parts_of(sums).items():
-            owner = line_label(place), word
-            made[owner] = made.get(owner, 0) + value
-    return made
 
 
 def _row(owner: tuple[str | None, str], a: int, b: int) -> Report:

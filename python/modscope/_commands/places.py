@@ -50,11 +50,11 @@ def line_label(place: Place | None) -> str:
     if place is not None and place.forward:
         return f"{line_label(place.attributed)}, {place.node}"
     if place is None or place.lost or not place.frames:
-        return _words_without_line(place)
+        return words_without_line(place)
     return clean(f"{shown_file(place.frames[0].file)}:{place.line or '?'} in {place.function}")
 
 
-def _words_without_line(place: Place | None) -> str:
+def words_without_line(place: Place | None) -> str:
     if place is not None and place.lost:
         return "(line lost: the table of lines was full)"
     return "(no Python line)" if place is not None else "(line not known)"
@@ -99,7 +99,7 @@ def _nodes_of(members: list[tuple[Place | None, Sums]]) -> list[Report]:
 
 def _file_of(place: Place | None) -> str:
     at = place.attributed if place is not None else None
-    return shown_file(at.frames[0].file) if at is not None and at.frames else _words_without_line(place)
+    return shown_file(at.frames[0].file) if at is not None and at.frames else words_without_line(place)
 
 
 def _function_of(place: Place | None) -> str:
