@@ -139,7 +139,7 @@ def _is_growing(held: list[int]) -> bool:
 def describe_leaks(report: Report) -> str:
     """How much is left of earlier steps, or why there is nothing to show."""
     if report["step"] is None:
-        steps = counted(report["steps"], "step")
+        steps = counted(report["steps"], "step") + (" that can be read" if report["damaged"] else "")
         needed = f"leaks can be seen from {STEPS_NEEDED + 2} steps on"
         also = "; evaluation (no_grad, inference_mode) has no steps" if report["evaluates"] else ""
         return f"Too few steps to tell: the capture has {steps}, and {needed}{also}."
@@ -148,7 +148,8 @@ def describe_leaks(report: Report) -> str:
         return "Blocks of earlier steps are freed, but the blocks that replace them grow step after step."
     if not report["groups"]:
         why = f"at {end} no module held blocks from {STEPS_NEEDED} or more earlier steps"
-        return f"No leaks among the blocks that modscope sees: {why}."
+        seen = "the blocks that can be read" if report["is_lower_bound"] else "the blocks that modscope sees"
+        return f"No leaks among {seen}: {why}."
     held = sum(group["bytes"] for group in report["groups"])
     return f"{at_least(report['is_lower_bound'], size(held))} from earlier steps is still held at {end}."
 

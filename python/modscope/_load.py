@@ -65,7 +65,8 @@ class Snapshot:
         self.optimizer_steps = raw.optimizer_steps
         """How many optimizer steps had ended."""
         self.is_lower_bound = raw.is_lower_bound
-        """Whether an event before it was lost or is damaged: every figure is then "at least"."""
+        """Whether an event before it was lost or is damaged, or of the peak whether any event was: every figure is then
+        "at least"."""
         self.block_count = raw.count
         """How many blocks are held, on all devices."""
 
@@ -452,7 +453,17 @@ class Capture:
 
     def snapshot(self, at: str | int = "peak", device: str | None = None) -> Snapshot:
         """What was held at a moment, which is given as to ``moment``."""
-        return Snapshot(self._names, self._reader.snapshot(self.moment(at, device)), self.places)
+        snapshot = Snapshot(self._names, self._reader.snapshot(self.moment(at, device)), self.places)
+        # The true peak may be among the events that are missing, and so may what came after the last event that can be read.
+        is_peak_unsure = at == "peak" and self.is_lower_bound
+        snapshot.is_lower_bound |= is_peak_unsure or self.last_readable is not None and snapshot.moment >= self.last_readable
+        return snapshot
+
+    @cached_property
+    def last_readable(self) -> int | None:
+        """The last moment that can be read, if the file is damaged from there to its end; None: the end can be read."""
+        last = self._reader.snapshot(self.event_count).moment
+        return last if last < self.event_count else None
 
     def collectives(self) -> list[Collective]:
         """All collectives of torch.distributed that the rank launched, in their order."""

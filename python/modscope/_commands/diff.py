@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from modscope._categories import CATEGORIES, parts_of
 from modscope._commands.common import Load, moment_report, moment_words, next_command, notes, when
 from modscope._commands.diff_lines import compare_lines
+from modscope._commands.modules import Matches, check, every_module
 from modscope._commands.terminal import Screen
 from modscope._groups import group_modules
 from modscope._load import Capture, Snapshot
@@ -25,9 +26,13 @@ def report(arguments: Namespace, load: Load) -> Report:
 
     (a, before), (b, after) = (moment_report(file, load_once, arguments) for file in (arguments.file, arguments.other))
     owned = _owned(before, a["device"]), _owned(after, b["device"])
+    matches: Matches = every_module
+    if arguments.module is not None:
+        matches = check(arguments.module, {fqn for side in owned for fqn, _ in side}, " or ".join({a["device"], b["device"]}))
+        owned = _only(owned[0], matches), _only(owned[1], matches)
     if arguments.by == "line":
         files = captures[arguments.file], captures[arguments.other]
-        modules = compare_lines(files, (before, after), (a["device"], b["device"]))
+        modules = compare_lines(files, (before, after), (a["device"], b["device"]), matches)
     else:
         modules = [_row(owner, *(side.get(owner, 0) for side in owned)) for owner in {**owned[0], **owned[1]}]
     categories = []
@@ -38,11 +43,16 @@ def report(arguments: Namespace, load: Load) -> Report:
         "is_lower_bound": a["is_lower_bound"] or b["is_lower_bound"],
         "a": a,
         "b": b,
-        "change": b["total"] - a["total"],
+        "below": arguments.module,
+        "change": sum(owned[1].values()) - sum(owned[0].values()),
         "categories": _sort_by_change(row for row in categories if row["a"] or row["b"]),
         "by": arguments.by,
         "modules": _sort_by_change(row for row in modules if row["change"]),
     }
+
+
+def _only(owned: dict[_Owner, int], matches: Matches) -> dict[_Owner, int]:
+    return {owner: value for owner, value in owned.items() if matches(owner[0])}
 
 
 def _owned(snapshot: Snapshot, device: str) -> dict[_Owner, int]:
@@ -101,8 +111,10 @@ def _sides(result: Report, screen: Screen) -> list[str]:
             f"   {screen.bold(held)} on {clean(one['device'])}{_predicted(one)}",
             "   " + when(one, screen, screen.width - 3),
         ]
-    share = percent(result["change"], result["a"]["total"])
-    total = f"Change: {change(result['change'])} ({'+' if result['change'] > 0 else ''}{share})"
+    share = percent(result["change"], sum(row["a"] for row in result["categories"]))
+    of = "" if result["below"] is None else f" of {clean(result['below'])}"
+    of += " of what can be read" if result["is_lower_bound"] else ""
+    total = f"Change{of}: {change(result['change'])} ({'+' if result['change'] > 0 else ''}{share})"
     return [*out, "", screen.of_change(total, result["change"]), ""]
 
 

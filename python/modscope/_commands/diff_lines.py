@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from modscope._categories import parts_of
+from modscope._categories import parts_of, sums_of
 from modscope._commands.line_match import Line, LineMatch, Side
+from modscope._commands.modules import Matches
 from modscope._commands.places import words_without_line
 from modscope._lines_read import Place
 from modscope._load import Capture, Snapshot
@@ -25,15 +26,19 @@ class _Line(NamedTuple):
     """Without a line, why there is none."""
 
 
-def compare_lines(captures: tuple[Capture, Capture], snapshots: tuple[Snapshot, Snapshot], devices: tuple[str, str]) -> list[Report]:
-    """A row for each line and category that holds more or less in B."""
+def compare_lines(
+    captures: tuple[Capture, Capture], snapshots: tuple[Snapshot, Snapshot], devices: tuple[str, str], matches: Matches
+) -> list[Report]:
+    """A row for each line and category, of what is owned by the modules that match."""
     side_a, side_b = (Side(capture.places, capture.pack()[1], capture.info.get("program", "")) for capture in captures)
     match = LineMatch(side_a, side_b)
     made: dict[tuple[_Line, str], list[int]] = {}
     for at, (snapshot, device) in enumerate(zip(snapshots, devices)):
-        for place, sums in snapshot.by_place(device):
+        for fqn, place, raw in snapshot.by_module_and_place(device):
+            if not matches(fqn):
+                continue
             line = _line_of(place, match, at)
-            for word, value in parts_of(sums).items():
+            for word, value in parts_of(sums_of(raw)).items():
                 made.setdefault((line, word), [0, 0])[at] += value
     return [{**_report(line, match), "category": str(word), "a": a, "b": b, "change": b - a} for (line, word), (a, b) in made.items()]
 
@@ -52,7 +57,7 @@ def _line_of(place: Place | None, match: LineMatch, at: int) -> _Line:
 
 
 def _report(line: _Line, match: LineMatch) -> Report:
-    keys = {"function": line.function, "node": line.node}
+    keys: Report = {"function": line.function, "node": line.node}
     for side, at in (("a", line.a), ("b", line.b)):
         keys |= {f"{side}_file": at[0] if at else None, f"{side}_line": at[1] or None if at else None}
     return {"module": clean(_label(line, match)), **keys}

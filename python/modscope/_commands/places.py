@@ -54,6 +54,10 @@ def line_label(place: Place | None) -> str:
     return clean(f"{shown_file(place.frames[0].file)}:{place.line or '?'} in {place.function}")
 
 
+def _line_without_node(place: Place | None) -> str:
+    return line_label(place.attributed if place is not None else None)
+
+
 def words_without_line(place: Place | None) -> str:
     if place is not None and place.lost:
         return "(line lost: the table of lines was full)"
@@ -137,6 +141,6 @@ def tree_of_operators(made: _Made, depth: int | None) -> list[Report]:
         return (place.operator if place is not None else None) or "(operator not known)"
 
     def lines(members: list[tuple[Place | None, Sums]]) -> list[Report]:
-        return _level(members, line_label, _nothing) if depth != 1 else []
+        return _level(members, _line_without_node, _nothing) if depth != 1 else []
 
     return _level(made, operator_of, lines)

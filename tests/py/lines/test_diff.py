@@ -134,8 +134,9 @@ def test_a_script_that_is_gone(diff):
 
 
 def test_a_script_with_another_name(diff):
-    out = diff("renamed.msc", "b.msc")
-    assert "b/train.py:11 (was b/train2.py:4) in load" in out
+    labels = {row["module"] for row in diff("renamed.msc", "b.msc", "--json")["modules"]}
+    assert "b/train.py:11 (was b/train2.py:4) in load" in labels
+    assert "train.py:11 (was train2.py:4) in load\n" in diff("renamed.msc", "b.msc")  # in 80 columns
 
 
 def test_the_same_program_in_two_folders_did_not_change(diff):
