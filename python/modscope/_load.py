@@ -19,7 +19,7 @@ from modscope._cells import KEY as CELLS
 from modscope._categories import TOTAL, Category, Kind, Raw, Sums, kinds_of, sums_of
 from modscope._lines_read import Place, Places
 from modscope._peak import Peak
-from modscope._text import natural_key
+from modscope._text import counted, natural_key
 
 __all__ = ["Block", "Capture", "CaptureError", "Event", "Phase", "Snapshot", "Step", "load", "parse_moment"]
 
@@ -31,6 +31,7 @@ _DEVICE_KINDS = frozenset(("add", "drop", "claim", "reserved", "oom"))
 _MODULE_KINDS = frozenset(("add", "drop", "claim", "position", "oom"))
 _BLOCK_KINDS = frozenset(("add", "drop", "claim"))
 _BUSIEST = ("recompute", "backward", "optimizer", "forward", "evaluation")
+_SHORTEST = 16  # bytes; a shorter file is not even the beginning of a capture
 _LARGEST_NUMBER = 2**63 - 1  # that the reader takes
 
 
@@ -422,7 +423,7 @@ class Capture:
 
     def _moment_of_peak(self, device: str | None) -> int:
         if not self.peaks:
-            raise CaptureError("There is no peak: the capture has no memory in it")
+            raise CaptureError(f"There is no peak: the capture has no memory in it{describe_unreadable(self)}")
         name = self.main_device if device is None else device
         self.device_number(name)
         if name not in self.peaks:
@@ -576,13 +577,21 @@ def load(file: str | os.PathLike[str] | IO[bytes], progress: Progress | None = N
     try:
         return Capture(_capture.Reader(fd), progress)
     except _capture.FormatError as error:
-        raise CaptureError(f"{name}: {error}") from None
+        raise CaptureError(f"{name}: {error}{_describe_short(os.fstat(fd).st_size)}") from None
     finally:
         os.close(fd)
+
+
+def _describe_short(bytes: int) -> str:
+    """The end of a sentence on a file that is too short to be a capture; "" if it is not."""
+    if bytes >= _SHORTEST:
+        return ""
+    what = "empty" if not bytes else f"only {counted(bytes, 'byte')} long"
+    return f". It is {what}: its recording was ended before it wrote anything, or the disk is full. Record the run again"
 
 
 def describe_unreadable(capture: Capture) -> str:
     """The end of a sentence on a capture without memory: why, if the file is not whole."""
     if capture.damaged:
         return ". The file is damaged, or was cut short: record or predict the run again"
-    return ". The file ends early: its run was killed at its beginning, or the file was cut short" if capture.end is None else ""
+    return f". The file ends early, after {counted(capture.bytes, 'byte')}: its run was killed at its beginning, or the file was cut short" if capture.end is None else ""

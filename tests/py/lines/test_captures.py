@@ -111,6 +111,7 @@ def test_the_commands_show_lines(run):
     (group,) = [group for group in leaks["groups"] if group["module"] == "Global"]
     assert [(row["line"], row["function"], row["count"]) for row in group["lines"]] == [(18, "main", group["count"])]
     assert "script.py:18 in main" in command("leaks", file)
+    assert "kept.append(torch.zeros(1000))" in command("leaks", file)
 
 
 @pytest.mark.parametrize("columns", [50, 60, 80, 100, 120, 200])
