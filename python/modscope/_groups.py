@@ -24,15 +24,7 @@ def is_number(part: str) -> bool:
 
 def merge_numbers(fqn: str) -> str:
     """The name that a module shares with those whose names differ only in numbers: GPT.h.*.mlp."""
-    return _pattern(fqn, also_last=True)
-
-
-def _pattern(fqn: str, also_last: bool) -> str:
-    """The name with * for each number."""
-    if also_last:
-        return _NUMBER.sub("*", fqn)
-    around, dot, last = fqn.rpartition(".")
-    return _NUMBER.sub("*", around) + dot + last
+    return _NUMBER.sub("*", fqn)
 
 
 def _common_name(names: Iterable[str]) -> str:
@@ -46,19 +38,12 @@ def _common_name(names: Iterable[str]) -> str:
 
 
 def group_modules(
-    items: Iterable[T],
-    fqn_of: Callable[[T], str],
-    key_of: Callable[[T], Hashable] = lambda item: None,
-    also_last: bool = True,
+    items: Iterable[T], fqn_of: Callable[[T], str], key_of: Callable[[T], Hashable] = lambda item: None
 ) -> list[Group[T]]:
-    """Group the items of equal keys whose module names differ only in numbers, in the order of the first members.
-
-    Without ``also_last`` the last part of the name must not differ: the members of an ``nn.Sequential`` are numbered,
-    and need not be alike.
-    """
+    """Group the items of equal keys whose module names differ only in numbers, in the order of the first members."""
     found: dict[Hashable, list[T]] = {}
     for item in items:
-        found.setdefault((_pattern(fqn_of(item), also_last), key_of(item)), []).append(item)
+        found.setdefault((merge_numbers(fqn_of(item)), key_of(item)), []).append(item)
     return [Group(_common_name(map(fqn_of, members)), members) for members in found.values()]
 
 

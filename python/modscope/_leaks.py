@@ -4,10 +4,11 @@ them. Needs no torch."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from modscope._categories import parts_of
+from modscope._categories import parts_of, sums_of
+from modscope._lines_read import Place
 from modscope._load import Block, Capture, Event, Snapshot
 from modscope._summary import Report, file_report
 from modscope._text import at_least, counted, size
@@ -16,6 +17,9 @@ STEPS_NEEDED = 3  # blocks that survived from so many different steps are called
 _STEP_ENDS = 32  # at most so many are looked at, spread over the run
 _STEP_ENDS_NEEDED = 5  # to speak of growth
 _GROWING_SHARE = 0.8  # of the steps in which an owner's bytes must grow
+
+
+_Line = tuple[str, int, str]  # file, number, function
 
 
 class _Owner(NamedTuple):
@@ -31,8 +35,7 @@ def find_leaks(file: str, capture: Capture, device: str | None = None) -> Report
         # The last step may have been cut short, so look at the end of the one before it, for blocks of earlier steps.
         step, snapshot = begun[-2].bytes, capture.snapshot(begun[-1].number)
         groups, is_lower_bound = _find_groups(snapshot, step, device), snapshot.is_lower_bound
-        listed = {_Owner(group["device"], group["module"], group["category"]) for group in groups}
-        growth = [each for each in _find_growth(capture, begun, device) if _owner_of(each) not in listed]
+        growth = _find_growth(capture, begun, device, groups)
     head = {**file_report(file, capture), "is_lower_bound": is_lower_bound}
     evaluates = capture.phases["evaluation"].time > 0
     return {**head, "steps": len(begun), "evaluates": evaluates, "step": step, "groups": groups, "growth": growth}
@@ -69,16 +72,20 @@ def _group_of(owner: _Owner, blocks: list[Block]) -> Report:
 
 def _lines_of(blocks: list[Block]) -> list[Report]:
     """The lines that made the blocks, those that made most bytes first. Blocks without a line are left out."""
-    made: dict[tuple[str, int, str], list[int]] = {}
+    made: dict[_Line, list[Block]] = {}
     for block in blocks:
-        place = block.place if block.place is None or block.place.frames else block.place.attributed
-        if place and place.file and place.line and place.function:
-            made.setdefault((place.file, place.line, place.function), []).append(block.bytes)
+        if (line := _line_of(block.place)) is not None:
+            made.setdefault(line, []).append(block)
     rows = [
-        {"file": file, "line": line, "function": function, "bytes": sum(sizes), "count": len(sizes)}
-        for (file, line, function), sizes in made.items()
+        {"file": file, "line": number, "function": function, "source": _source_of(same[0]), "bytes": sum(block.bytes for block in same), "count": len(same)}
+        for (file, number, function), same in made.items()
     ]
     return sorted(rows, key=lambda row: -int(str(row["bytes"])))
+
+
+def _source_of(block: Block) -> str | None:
+    place = block.place
+    return None if place is None else place.source if place.frames else place.attributed.source
 
 
 # ---- growth ----
@@ -100,17 +107,44 @@ def _spread(ends: list[_StepEnd]) -> list[_StepEnd]:
     return [ends[round(i * (len(ends) - 1) / (_STEP_ENDS - 1))] for i in range(_STEP_ENDS)]
 
 
-def _find_growth(capture: Capture, begun: Sequence[Event], device: str | None) -> list[Report]:
-    """The owners that hold more at the end of nearly every step, in the whole run or in its second half."""
+def _find_growth(capture: Capture, begun: Sequence[Event], device: str | None, groups: list[Report]) -> list[Report]:
+    """The owners that hold more at the end of nearly every step, in the whole run or in its second half. Of an owner of
+    ``groups`` each line by itself, without the lines that the groups list already."""
     ends = _spread([_StepEnd(this.bytes, following.number) for this, following in zip(begun, begun[1:]) if this.bytes])
-    held: dict[_Owner, list[int]] = {}
+    listed = {_owner_of(group): {(line["file"], line["line"], line["function"]) for line in group["lines"]} for group in groups}
+    held: dict[tuple[_Owner, _Line | None], list[int]] = {}
     for i, end in enumerate(ends):
-        for on, modules in capture.snapshot(end.moment).by_module().items():
-            for module, sums in modules.items() if device in (None, on) else ():
-                for category, value in parts_of(sums).items():
-                    held.setdefault(_Owner(on, module, category), [0] * len(ends))[i] = value
-    found = [_growth_of(owner, ends, values) for owner, values in held.items()]
-    return sorted(filter(None, found), key=lambda each: -int(each["bytes_per_step"]))
+        for key, value in _owned(capture.snapshot(end.moment), device, listed).items():
+            held.setdefault(key, [0] * len(ends))[i] = value
+    found = {key: growth for key, values in held.items() if (growth := _growth_of(key[0], ends, values)) is not None}
+    blocks = list(capture.snapshot(ends[-1].moment).blocks(device=device)) if found else []
+    rows = []
+    for (owner, line), growth in found.items():
+        lines = _lines_of([block for block in blocks if _Owner(block.device, block.module, block.category) == owner])
+        rows.append({**growth, "lines": [row for row in lines if line in (None, (row["file"], row["line"], row["function"]))]})
+    return sorted(rows, key=lambda each: -int(each["bytes_per_step"]))
+
+
+def _owned(snapshot: Snapshot, device: str | None, listed: Mapping[_Owner, set[_Line]]) -> dict[tuple[_Owner, _Line | None], int]:
+    """What each owner holds; of an owner that is listed, what each of its other lines made."""
+    found: dict[tuple[_Owner, _Line | None], int] = {}
+    for on, modules in snapshot.by_module().items():
+        for module, sums in modules.items() if device in (None, on) else ():
+            for category, value in parts_of(sums).items():
+                found[_Owner(on, module, category), None] = value
+    for on in {owner.device for owner in listed}:
+        for module, place, raw in snapshot.by_module_and_place(on):
+            for category, value in parts_of(sums_of(raw)).items():
+                owner, line = _Owner(on, module, category), _line_of(place)
+                if owner in listed and line is not None and line not in listed[owner]:
+                    found[owner, line] = found.get((owner, line), 0) + value
+    return {key: value for key, value in found.items() if key[1] is not None or key[0] not in listed}
+
+
+def _line_of(place: Place | None) -> _Line | None:
+    """The innermost line, as the lines of a leak have it; None if it is not known."""
+    place = place if place is None or place.frames else place.attributed
+    return (place.file, place.line, place.function) if place and place.file and place.line and place.function else None
 
 
 def _growth_of(owner: _Owner, ends: list[_StepEnd], held: list[int]) -> Report | None:
@@ -139,7 +173,7 @@ def _is_growing(held: list[int]) -> bool:
 def describe_leaks(report: Report) -> str:
     """How much is left of earlier steps, or why there is nothing to show."""
     if report["step"] is None:
-        steps = counted(report["steps"], "step")
+        steps = counted(report["steps"], "step") + (" that can be read" if report["damaged"] else "")
         needed = f"leaks can be seen from {STEPS_NEEDED + 2} steps on"
         also = "; evaluation (no_grad, inference_mode) has no steps" if report["evaluates"] else ""
         return f"Too few steps to tell: the capture has {steps}, and {needed}{also}."
@@ -148,14 +182,15 @@ def describe_leaks(report: Report) -> str:
         return "Blocks of earlier steps are freed, but the blocks that replace them grow step after step."
     if not report["groups"]:
         why = f"at {end} no module held blocks from {STEPS_NEEDED} or more earlier steps"
-        return f"No leaks among the blocks that modscope sees: {why}."
+        seen = "the blocks that can be read" if report["is_lower_bound"] else "the blocks that modscope sees"
+        return f"No leaks among {seen}: {why}."
     held = sum(group["bytes"] for group in report["groups"])
     return f"{at_least(report['is_lower_bound'], size(held))} from earlier steps is still held at {end}."
 
 
 def describe_growth(growth: Report) -> str:
-    """ "Other of Global grows by 4.00 KiB a step: 40.00 KiB after step 3, 68.00 KiB after step 10" """
+    """ "Other of Global grows by 4.00 KiB a step on average, from 40.00 KiB after step 3 to 68.00 KiB after step 10" """
     name = growth["module"] or '""'
     first = f"{size(growth['first_bytes'])} after step {growth['first_step']}"
     last = f"{size(growth['last_bytes'])} after step {growth['last_step']}"
-    return f"{growth['category']} of {name} grows by {size(growth['bytes_per_step'])} a step: {first}, {last}"
+    return f"{growth['category']} of {name} grows by {size(growth['bytes_per_step'])} a step on average, from {first} to {last}"

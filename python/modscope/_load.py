@@ -19,7 +19,7 @@ from modscope._cells import KEY as CELLS
 from modscope._categories import TOTAL, Category, Kind, Raw, Sums, kinds_of, sums_of
 from modscope._lines_read import Place, Places
 from modscope._peak import Peak
-from modscope._text import natural_key
+from modscope._text import counted, natural_key
 
 __all__ = ["Block", "Capture", "CaptureError", "Event", "Phase", "Snapshot", "Step", "load", "parse_moment"]
 
@@ -31,6 +31,7 @@ _DEVICE_KINDS = frozenset(("add", "drop", "claim", "reserved", "oom"))
 _MODULE_KINDS = frozenset(("add", "drop", "claim", "position", "oom"))
 _BLOCK_KINDS = frozenset(("add", "drop", "claim"))
 _BUSIEST = ("recompute", "backward", "optimizer", "forward", "evaluation")
+_SHORTEST = 16  # bytes; a shorter file is not even the beginning of a capture
 _LARGEST_NUMBER = 2**63 - 1  # that the reader takes
 
 
@@ -65,7 +66,8 @@ class Snapshot:
         self.optimizer_steps = raw.optimizer_steps
         """How many optimizer steps had ended."""
         self.is_lower_bound = raw.is_lower_bound
-        """Whether an event before it was lost or is damaged: every figure is then "at least"."""
+        """Whether an event before it was lost or is damaged, or of the peak whether any event was: every figure is then
+        "at least"."""
         self.block_count = raw.count
         """How many blocks are held, on all devices."""
 
@@ -421,7 +423,7 @@ class Capture:
 
     def _moment_of_peak(self, device: str | None) -> int:
         if not self.peaks:
-            raise CaptureError("There is no peak: the capture has no memory in it")
+            raise CaptureError(f"There is no peak: the capture has no memory in it{describe_unreadable(self)}")
         name = self.main_device if device is None else device
         self.device_number(name)
         if name not in self.peaks:
@@ -452,7 +454,17 @@ class Capture:
 
     def snapshot(self, at: str | int = "peak", device: str | None = None) -> Snapshot:
         """What was held at a moment, which is given as to ``moment``."""
-        return Snapshot(self._names, self._reader.snapshot(self.moment(at, device)), self.places)
+        snapshot = Snapshot(self._names, self._reader.snapshot(self.moment(at, device)), self.places)
+        # The true peak may be among the events that are missing, and so may what came after the last event that can be read.
+        is_peak_unsure = at == "peak" and self.is_lower_bound
+        snapshot.is_lower_bound |= is_peak_unsure or self.last_readable is not None and snapshot.moment >= self.last_readable
+        return snapshot
+
+    @cached_property
+    def last_readable(self) -> int | None:
+        """The last moment that can be read, if the file is damaged from there to its end; None: the end can be read."""
+        last = self._reader.snapshot(self.event_count).moment
+        return last if last < self.event_count else None
 
     def collectives(self) -> list[Collective]:
         """All collectives of torch.distributed that the rank launched, in their order."""
@@ -565,13 +577,21 @@ def load(file: str | os.PathLike[str] | IO[bytes], progress: Progress | None = N
     try:
         return Capture(_capture.Reader(fd), progress)
     except _capture.FormatError as error:
-        raise CaptureError(f"{name}: {error}") from None
+        raise CaptureError(f"{name}: {error}{_describe_short(os.fstat(fd).st_size)}") from None
     finally:
         os.close(fd)
+
+
+def _describe_short(bytes: int) -> str:
+    """The end of a sentence on a file that is too short to be a capture; "" if it is not."""
+    if bytes >= _SHORTEST:
+        return ""
+    what = "empty" if not bytes else f"only {counted(bytes, 'byte')} long"
+    return f". It is {what}: its recording was ended before it wrote anything, or the disk is full. Record the run again"
 
 
 def describe_unreadable(capture: Capture) -> str:
     """The end of a sentence on a capture without memory: why, if the file is not whole."""
     if capture.damaged:
         return ". The file is damaged, or was cut short: record or predict the run again"
-    return ". The file ends early: its run was killed at its beginning, or the file was cut short" if capture.end is None else ""
+    return f". The file ends early, after {counted(capture.bytes, 'byte')}: its run was killed at its beginning, or the file was cut short" if capture.end is None else ""

@@ -14,6 +14,7 @@ Trace = tuple[str, list[float]]
 _COLORS = {"allocated_memory": "#1f77b4", "active_memory": "#ff7f0e", "reserved_memory": "#2ca02c"}
 _MARKER_COLORS = {"fw_bw_boundary": "red"}
 _WIDE, _HIGH, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 260, 90, 20, 30, 40
+_WITHOUT_DISPLAY = ("agg", "cairo", "pdf", "pgf", "ps", "svg", "template")  # backends of matplotlib that write files only
 _COLUMNS = 1000  # of a line of the SVG file: the least and the most in each
 
 
@@ -34,8 +35,9 @@ def draw(stats: Stats) -> None:
     try:
         import matplotlib.pyplot as plt
 
-        for picture in pictures:
-            _plot(plt, picture, stats.markers)
+        numbers = [_plot(plt, picture, stats.markers) for picture in pictures]
+        if hint := _how_to_see(plt, numbers):
+            print(hint)
     except ImportError as error:  # of matplotlib, or of its backend where there is no display
         _write_svg(pictures, stats.markers, f"matplotlib cannot be used ({error})")
 
@@ -45,9 +47,21 @@ def _bounds(traces: list[Trace]) -> tuple[float, float]:
     return min(values) * 0.999, max(values) * 1.001
 
 
-def _plot(plt: Any, traces: list[Trace], markers: dict[str, int]) -> None:
+def _how_to_see(plt: Any, numbers: list[int]) -> str:
+    """What to do to see the figures of matplotlib; "" in a notebook, which shows them."""
+    backend = str(plt.get_backend())
+    which = f"figures {numbers[0]} to {numbers[-1]} of matplotlib"
+    if backend.lower() in _WITHOUT_DISPLAY:
+        save = f'matplotlib.pyplot.figure({numbers[0]}).savefig("traces.png")'
+        return f"The traces are {which}, which has no display here (its backend is {backend}). To save one:  {save}"
+    is_shown = plt.isinteractive() or backend.startswith("module://") or backend.lower() in ("inline", "nbagg", "widget", "ipympl")
+    return "" if is_shown else f"The traces are {which}. To see them:  matplotlib.pyplot.show()"
+
+
+def _plot(plt: Any, traces: list[Trace], markers: dict[str, int]) -> int:
+    """The number of the figure."""
     bounds = _bounds(traces)
-    plt.figure()
+    figure = plt.figure()
     for label, values in traces:
         plt.plot(range(len(values)), values, label=label)
     plt.xlabel("# Operator Calls")
@@ -55,6 +69,7 @@ def _plot(plt: Any, traces: list[Trace], markers: dict[str, int]) -> None:
     plt.legend()
     for marker, at in markers.items():
         plt.plot([at, at], bounds, color=_MARKER_COLORS.get(marker, "black"), lw=2, label=marker)
+    return int(figure.number)
 
 
 # ---- without matplotlib ----

@@ -174,6 +174,7 @@ def _part(source: Source, title: str, window: Window) -> _Part:
         "paths": paths,
         "peaks": [_peak_words(one) for one in summary["devices"]],
         "is_lower_bound": summary["is_lower_bound"],
+        "lost_at_end": capture.last_readable is not None and (window.last is None or window.last >= capture.last_readable),
         "collectives": collectives_of_page(capture, window.first, window.last, names),
         **(source.changes((window.first, window.last)) if source.changes else {}),
     }
@@ -256,8 +257,7 @@ def page(sources: Sequence[Source], steps: tuple[int | None, int | None] | None 
     for source, title in zip(shown, _titles(shown)):
         window = _window_of_steps(source.capture, steps) if steps else _window_around_peak(source.capture, most)
         parts.append(_part(source, title, window))
-        if window.note:
-            left_out.append(f"{source.file}: {window.note}")
+        left_out += [f"{source.file}: {note}" for note in parts[-1].metadata["notes"]]
     beside = [{"title": part.title, "peaks": part.metadata["peaks"], "is_lower_bound": part.metadata["is_lower_bound"]} for part in parts]
     for part in parts:
         part.metadata["all"] = beside

@@ -3,10 +3,10 @@ The page and the notebook begin with it. Needs no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 
 from modscope._categories import TOTAL, Sums, parts_of
-from modscope._groups import group_modules
+from modscope._groups import group_modules, is_number
 from modscope._load import Capture
 from modscope._summary import Report
 from modscope._text import at_least, clean, describe_moment, label, percent, shorten_middle, size
@@ -16,6 +16,7 @@ Sentence = list[tuple[str, bool]]
 
 _MODULES = 3
 _NAME_COLUMNS = 80
+_MOST_PARTS = 64  # of a module's name
 _MOMENT_COLUMNS = 160
 
 
@@ -28,8 +29,27 @@ class _Owner:
         self.bytes = sum(sums[TOTAL] for _, sums in members)
 
 
+class _Alike:
+    """Which modules whose own names are numbers are alike. The layers of an ``nn.ModuleList`` have modules of the same names
+    in them; those of an ``nn.Sequential`` need not be alike, so without modules in them they must hold equal bytes."""
+
+    def __init__(self, modules: Iterable[str]) -> None:
+        self._children: dict[str, set[str]] = {}
+        for fqn in modules:
+            parts = fqn.split(".")[:_MOST_PARTS]
+            for i in range(1, len(parts)):
+                self._children.setdefault(".".join(parts[:i]), set()).add(parts[i])
+
+    def key(self, item: tuple[str, Sums]) -> Hashable:
+        fqn, sums = item
+        if not is_number(fqn.rpartition(".")[2]):
+            return None
+        children = self._children.get(fqn)
+        return frozenset(children) if children else tuple(sums.values())
+
+
 def _largest_owners(modules: Mapping[str, Sums]) -> list[_Owner]:
-    groups = group_modules(modules.items(), lambda item: item[0], also_last=False)
+    groups = group_modules(modules.items(), lambda item: item[0], _Alike(modules).key)
     owners = [_Owner(group.name, group.members) for group in groups]
     return sorted(owners, key=lambda owner: -owner.bytes)[:_MODULES]
 

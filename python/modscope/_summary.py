@@ -19,7 +19,8 @@ Report = dict[str, Any]
 
 def file_report(file: str, capture: Capture) -> Report:
     """The keys with which every report on one capture begins."""
-    return {"file": file, "lost": capture.lost, "damaged": capture.damaged, "predicted_on": predicted_on(capture.info)}
+    losses = {"lost": capture.lost, "damaged": capture.damaged, "ended": capture.end is not None}
+    return {"file": file, **losses, "predicted_on": predicted_on(capture.info)}
 
 
 def predicted_on(info: Mapping[str, str]) -> str | None:
@@ -132,5 +133,5 @@ def describe_losses(report: Report) -> list[str]:
     if report["lost"]:
         sentences.append(f"{counted(report['lost'], 'event')} could not be written: every figure is \"at least\".")
     if report["damaged"]:
-        sentences.append(f"{size(report['damaged'])} of the file cannot be read: it is damaged, or was cut short.")
+        sentences.append(f"{size(report['damaged'])} of the file cannot be read: it is damaged, or was cut short. What comes after is \"at least\".")
     return sentences

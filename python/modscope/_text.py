@@ -5,6 +5,7 @@ from here. The page says the same in JavaScript, and tests/py/commands/test_text
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterator, Sequence
 
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 
@@ -141,13 +142,13 @@ def _beginning(text: str, columns: int) -> str:
     return text[:taken]
 
 
-def shorten_middle(text: str, columns: int, dots: str = "…") -> str:
+def shorten_middle(text: str, columns: int, dots: str = "…", begin_share: float = 1 / 3) -> str:
     """A clean text that fits. More is kept of its end: the end of a module's name says more than the beginning."""
     text = clean(text)
     if width_of(text) <= columns:
         return text
     room = max(columns - width_of(dots), 2)
-    begin = _beginning(text, room // 3)
+    begin = _beginning(text, int(room * begin_share))
     end = _beginning(text[::-1], room - width_of(begin))[::-1]
     return begin + dots + end
 
@@ -156,6 +157,68 @@ def shorten_end(text: str, columns: int, dots: str = "…") -> str:
     """A clean text that fits, without its end."""
     text = clean(text)
     return text if width_of(text) <= columns else _beginning(text, columns - width_of(dots)) + dots
+
+
+_SOURCE_LINE = re.compile(r"line [0-9?]+: ")
+_FOLDERS = re.compile(r"(?<![^ (])/?(?:[^ /]+/)+(?=[^ /]+:[0-9?])")  # of a file with a line's number
+_FILE_AND_LINE = re.compile(r"[^ /]+:[0-9?]+(?: \(was [^)]*\))?")
+
+
+def shorten_line(text: str, columns: int, dots: str = "…") -> str | None:
+    """The name of a line of a program, without what says least about it: "line 41: x = torch…" without the end of its text,
+    "train.py:41 in forward" without its folders. None: the text is not the name of a line."""
+    text = clean(text)
+    if _SOURCE_LINE.match(text):
+        return shorten_end(text, columns, dots)
+    if width_of(text) <= columns:
+        return text
+    text = _FOLDERS.sub("", text)
+    at = _FILE_AND_LINE.match(text)
+    if at is None:
+        return None
+    rest = columns - width_of(at[0]) - width_of(dots)
+    return shorten_middle(text, columns, dots) if rest < 4 else _keep_beginning(at[0], text[at.end() :], columns, dots)
+
+
+def _keep_beginning(begin: str, rest: str, columns: int, dots: str) -> str:
+    room = columns - width_of(begin)
+    return begin + (rest if width_of(rest) <= room else shorten_middle(rest, room, dots, 0.0))
+
+
+def shorten_alike(texts: Sequence[str], columns: Sequence[int], dots: str = "…") -> list[str]:
+    """Clean names of modules that fit, each into its columns. Names that differ stay different where that is possible: what
+    they all begin with is left out first."""
+    cleaned = [clean(text) for text in texts]
+    long = {text for text, room in zip(cleaned, columns) if width_of(text) > room}
+    if not long:
+        return cleaned
+    shorter = [{text: dots + text[len(prefix) :] for text in long} for prefix in _common_beginnings(long)] + [_distinct_parts(long, dots)]
+    tried = [[names.get(text, text) for text in cleaned] for names in shorter]
+    tried = [texts for texts in tried if all(width_of(text) <= room for text, room in zip(texts, columns))][:1]
+    tried += [[shorten_middle(text, room, dots, share) for text, room in zip(cleaned, columns)] for share in (1 / 3, 1 / 2, 2 / 3)]
+    return max(tried, key=lambda texts: len(set(texts)))
+
+
+def _common_beginnings(names: Collection[str]) -> Iterator[str]:
+    """The modules with which all names begin: "Model", then "Model.encoder"..."""
+    common = ""
+    for same in zip(*(name.split(".")[:-1] for name in names)):
+        if len(set(same)) > 1:
+            break
+        common += same[0]
+        yield common
+        common += "."
+
+
+def _distinct_parts(names: Collection[str], dots: str) -> dict[str, str]:
+    """Each name with its last part and those that are not the same in all names."""
+    split = {name: name.split(".") for name in names}
+    columns = list(zip(*split.values()))
+    kept = [i + 1 == len(columns) or len(set(same)) > 1 for i, same in enumerate(columns)]
+    if len(set(map(len, split.values()))) > 1:
+        return {}
+    joined = {name: ".".join(part if keep else dots for part, keep in zip(parts, kept)) for name, parts in split.items()}
+    return {name: re.sub(rf"({re.escape(dots)}\.)+", f"{dots}.", text) for name, text in joined.items()}
 
 
 # ---- moments ----

@@ -123,6 +123,11 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="D", help=f"a device, such as cuda:0; {_DEVICE}")
 
 
+def _add_module(parser: argparse.ArgumentParser) -> None:
+    only = "only this module and those in it, such as GPT.blocks.0; 'GPT.blocks.*.mlp' names several"
+    parser.add_argument("--module", type=_some_text, metavar="M", help=only)
+
+
 def _add_rows(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", type=_number, default=20, metavar="N", help="how many rows; default: 20; 0 shows all")
 
@@ -188,6 +193,7 @@ def _add_tree(add_parser: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--depth", type=_positive, metavar="N", help="how many levels; default: as many as fit 40 lines")
     levels = "what the first level shows; default: module"
     parser.add_argument("--by", choices=("module", "category", "kind", "line", "operator"), default="module", help=levels)
+    _add_module(parser)
     parser.add_argument("--no-group", action="store_true", help="show equal modules one by one")
     every = "show every module: all levels, equal ones one by one, and those with less than 1%%"
     parser.add_argument("--all", action="store_true", help=every)
@@ -203,7 +209,7 @@ def _add_flame(add_parser: Subparsers) -> argparse.ArgumentParser:
     _add_device(parser)
     order = "what the first rows show; default: module; layers: modules whose names differ only in numbers as one"
     parser.add_argument("--by", choices=("module", "layers", "line", "operator", "category"), default="module", help=order)
-    parser.add_argument("--module", metavar="M", help="only this module and those in it, such as GPT.blocks.0")
+    _add_module(parser)
     parser.add_argument("--find", type=_some_text, metavar="TEXT", help="mark what has this text in its name, and say how many bytes it holds")
     parser.add_argument("--depth", type=_positive, metavar="N", help="how many rows; default: all")
     parser.add_argument("--width", type=_width, metavar="N", help="how many columns, 60 to 400; default: the terminal's")
@@ -220,6 +226,7 @@ def _add_blocks(add_parser: Subparsers) -> argparse.ArgumentParser:
     _add_moment(parser)
     _add_device(parser)
     _add_rows(parser)
+    _add_module(parser)
     parser.add_argument("--no-group", action="store_true", help="show equal blocks one by one")
     return parser
 
@@ -234,6 +241,7 @@ def _add_diff(add_parser: Subparsers) -> argparse.ArgumentParser:
     _add_device(parser)
     _add_rows(parser)
     parser.add_argument("--by", choices=("module", "line"), default="module", help="what is compared (default: module)")
+    _add_module(parser)
     parser.add_argument("--no-group", action="store_true", help="show equal changes one by one")
     return parser
 

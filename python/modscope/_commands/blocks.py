@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Iterable
 
 from modscope._commands.common import Load, heading, moment_report, moment_words, next_command, notes, others
+from modscope._commands.modules import check
 from modscope._commands.places import place_report, short_line
 from modscope._commands.terminal import Screen
 from modscope._groups import Group, group_modules
@@ -20,17 +21,24 @@ _KEYS = ("bytes", "category", "kind", "module", "phase", "step", "made_at", "age
 def report(arguments: Namespace, load: Load) -> Report:
     result, snapshot = moment_report(arguments.file, load, arguments)
     result["count"] = snapshot.block_count
-    limit = arguments.n or None if arguments.json or arguments.no_group else None
+    limit = arguments.n or None if (arguments.json or arguments.no_group) and arguments.module is None else None
+    matches = None
+    if arguments.module is not None:
+        matches = check(arguments.module, snapshot.by_module().get(result["device"], {}), result["device"])
+    result["below"] = arguments.module
     made: dict[int, Iterable[object]] = {}  # by the identity of the place, which the capture keeps
     blocks = []
     for block in snapshot.blocks(limit, result["device"]):
+        if matches is not None and not matches(block.module):
+            continue
         place = made.get(id(block.place))
         if place is None:
             place = made[id(block.place)] = tuple(place_report(block.place).values())
         age = round(snapshot.time - block.made_at, 6)
         own = (block.bytes, block.category, block.kind, block.module, block.phase, block.step, block.made_at, age, block.outside)
         blocks.append(dict(zip(_KEYS, (*own, *place), strict=True)))
-    result["blocks"] = blocks
+    result["shown"] = sum(block["bytes"] for block in blocks) if matches is not None else result["total"]
+    result["blocks"] = blocks[: arguments.n or None] if arguments.json else blocks
     return result
 
 
@@ -40,11 +48,14 @@ def report(arguments: Namespace, load: Load) -> Report:
 def _group(blocks: list[Report], arguments: Namespace) -> list[Group[Report]]:
     """The largest blocks; equal ones whose modules' names differ only in numbers share a row."""
     if arguments.no_group:
-        return [Group(block["module"], [block]) for block in blocks]
-    alike = ("bytes", "category", "kind", "phase", "step", "outside", "file", "line", "operator", "forward_file", "forward_line")
+        return [Group(block["module"], [block]) for block in blocks[: arguments.n or None]]
+    alike = ("bytes", "category", "kind", "phase", "outside", "file", "line", "operator", "forward_file", "forward_line")
     groups = group_modules(blocks, lambda block: str(block["module"]), lambda block: tuple(block[key] for key in alike))
-    groups.sort(key=lambda group: -len(group.members) * int(group.members[0]["bytes"]))
-    return groups[: arguments.n or None]
+    return _sort_by_bytes(groups)
+
+
+def _sort_by_bytes(groups: list[Group[Report]]) -> list[Group[Report]]:
+    return sorted(groups, key=lambda group: -len(group.members) * int(group.members[0]["bytes"]))
 
 
 _LINE = 6
@@ -59,19 +70,42 @@ def _row(group: Group[Report], wide: bool) -> tuple[str, ...]:
     each = f"{count} x {size(block['bytes'])}" if count > 1 else ""
     mark = " *" if block["outside"] else ""
     oldest = max(member["age"] for member in group.members)
-    allocation = (block["kind"] or block["category"]) + mark, block["phase"], str(block["step"]), duration(oldest), short_line(block, wide)
-    return size(count * block["bytes"]), each, *allocation, label(group.name)
+    steps = sorted({member["step"] for member in group.members})
+    phases = ", ".join(dict.fromkeys(member["phase"] for member in group.members))
+    when = phases, str(steps[0]) if len(steps) == 1 else f"{steps[0]}-{steps[-1]}", duration(oldest)
+    return size(count * block["bytes"]), each, (block["kind"] or block["category"]) + mark, *when, short_line(block, wide), label(group.name)
 
 
-def _table(groups: list[Group[Report]], screen: Screen) -> list[str]:
+def _columns(groups: list[Group[Report]], screen: Screen) -> tuple[list[str], bool]:
+    """The columns that there is room for, and whether there is room for a node's name beside a line."""
     headers = [word for word in _HEADERS if word != "Age"]
-    rows = [_row(group, wide=True) for group in groups]
+    rows, is_wide = [_row(group, wide=True) for group in groups], True
     if _room(headers, rows, screen) < _NAME_COLUMNS:
-        rows = [_row(group, wide=False) for group in groups]
+        rows, is_wide = [_row(group, wide=False) for group in groups], False
     columns = [word for i, word in enumerate(_HEADERS) if word not in ("Blocks", "Line") or any(row[i] for row in rows)]
     for word, least in (("Age", _NAME_COLUMNS), ("Phase", _LEAST_NAME_COLUMNS), ("Step", _LEAST_NAME_COLUMNS)):
         if _room(columns, rows, screen) < least and (word == "Age" or "Line" in columns):
             columns.remove(word)
+    return columns, is_wide
+
+
+def _merge(groups: list[Group[Report]], most: int | None, screen: Screen) -> list[Group[Report]]:
+    """The largest groups, of which those are one that only columns without room would tell apart."""
+    columns, is_wide = _columns(groups[:most], screen)
+    shown = [_HEADERS.index(word) for word in columns if word not in ("Bytes", "Blocks", "Step", "Age")]
+    found: dict[tuple[object, ...], Group[Report]] = {}
+    for group in groups:
+        row = _row(group, is_wide)
+        key = group.members[0]["bytes"], *(row[i] for i in shown)
+        members = [*found[key].members, *group.members] if key in found else group.members
+        found[key] = Group(group.name, members)
+    merged = _sort_by_bytes(list(found.values()))
+    return merged[:most] if len(merged) == len(groups) else _merge(merged, most, screen)
+
+
+def _table(groups: list[Group[Report]], screen: Screen) -> list[str]:
+    columns, is_wide = _columns(groups, screen)
+    rows = [_row(group, is_wide) for group in groups]
     missing = _LEAST_NAME_COLUMNS - _room(columns, rows, screen)
     if "Line" in columns and missing > 0:
         width = max(_LEAST_LINE_COLUMNS, max(len(row[_LINE]) for row in rows) - missing)
@@ -89,6 +123,8 @@ def _room(columns: list[str], rows: list[tuple[str, ...]], screen: Screen) -> in
 
 def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     groups = _group(result["blocks"], arguments)
+    if not arguments.no_group:
+        groups = _merge(groups, arguments.n or None, screen)
     out = heading(result, screen) + _table(groups, screen)
     shown = [block for group in groups for block in group.members]
     if any(block["outside"] for block in shown):

@@ -76,7 +76,7 @@ def _split(sums: Sums, columns: int, screen: Screen) -> str:
 def name_column(rows: Sequence[tuple[str, str, Sums]], room: int, screen: Screen, split: bool = True) -> list[str]:
     """For each row the lines that lead to its name, the name, and where there is room the shares of its categories."""
     for_split = _SPLIT if split and room > 2 * _SPLIT else 0
-    names = [screen.fit(label(name), room - for_split - width_of(lead)) for lead, name, _ in rows]
+    names = screen.fit_all([label(name) for _, name, _ in rows], [room - for_split - width_of(lead) for lead, _, _ in rows])
     used = [width_of(lead) + width_of(name) for (lead, _, _), name in zip(rows, names)]
     out = []
     for (lead, _, sums), name, width in zip(rows, names, used):
@@ -107,7 +107,8 @@ def heading(report: Report, screen: Screen) -> list[str]:
     elif report["reserved"]:
         lines.append(reserved)
     predicted = [screen.cut(f"predicted on {report['predicted_on']}", screen.width)] if report["predicted_on"] else []
-    return [*(screen.bold(screen.cut(line, screen.width)) for line in lines), when(report, screen, screen.width), *predicted, ""]
+    below = screen.wrap(f"Shown: {report['below']}, {size(report['shown'])} of it") if report.get("below") else []
+    return [*(screen.bold(screen.cut(line, screen.width)) for line in lines), when(report, screen, screen.width), *predicted, *below, ""]
 
 
 def others(report: Report, screen: Screen) -> list[str]:
@@ -119,8 +120,11 @@ def others(report: Report, screen: Screen) -> list[str]:
 
 
 def notes(report: Report, screen: Screen) -> list[str]:
-    """Lines on why the figures may be too low, if they may."""
-    lines = [line for sentence in describe_losses(report) for line in screen.wrap(sentence)]
+    """Lines on why the figures may be too low, if they may. The summary has said already how the run ended."""
+    sentences = describe_losses(report)
+    if not report.get("ended", True) and "end" not in report:
+        sentences.append("The capture has no end: its run was killed or still runs, or the file was cut short.")
+    lines = [line for sentence in sentences for line in screen.wrap(sentence)]
     return ["", *lines] if lines else []
 
 
@@ -131,7 +135,8 @@ def command_line(*words: str) -> str:
 def moment_words(report: Report, arguments: Namespace) -> list[str]:
     """The arguments that give another command the same file, moment and device."""
     on = [] if arguments.device is None else ["--device", report["device"]]
-    return [report["file"], "--at", report["at"], *on]
+    below = ["--module", report["below"]] if report.get("below") else []
+    return [report["file"], "--at", report["at"], *on, *below]
 
 
 def page_address(path: str) -> list[str]:

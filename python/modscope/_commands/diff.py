@@ -7,10 +7,11 @@ from collections.abc import Iterable
 
 from modscope._categories import CATEGORIES, parts_of
 from modscope._commands.common import Load, moment_report, moment_words, next_command, notes, when
-from modscope._commands.places import line_label
+from modscope._commands.diff_lines import compare_lines
+from modscope._commands.modules import Matches, check, every_module
 from modscope._commands.terminal import Screen
 from modscope._groups import group_modules
-from modscope._load import Snapshot
+from modscope._load import Capture, Snapshot
 from modscope._summary import Report
 from modscope._text import at_least, change, clean, counted, label, percent, size
 
@@ -18,10 +19,22 @@ _Owner = tuple[str, str]  # module, category
 
 
 def report(arguments: Namespace, load: Load) -> Report:
-    (a, before), (b, after) = (moment_report(file, load, arguments) for file in (arguments.file, arguments.other))
-    ask = _made if arguments.by == "line" else _owned
-    owned = ask(before, a["device"]), ask(after, b["device"])
-    modules = [_row(owner, *(side.get(owner, 0) for side in owned)) for owner in {**owned[0], **owned[1]}]
+    captures: dict[str, Capture] = {}
+
+    def load_once(file: str) -> Capture:
+        return captures.setdefault(file, load(file)) if file not in captures else captures[file]
+
+    (a, before), (b, after) = (moment_report(file, load_once, arguments) for file in (arguments.file, arguments.other))
+    owned = _owned(before, a["device"]), _owned(after, b["device"])
+    matches: Matches = every_module
+    if arguments.module is not None:
+        matches = check(arguments.module, {fqn for side in owned for fqn, _ in side}, " or ".join({a["device"], b["device"]}))
+        owned = _only(owned[0], matches), _only(owned[1], matches)
+    if arguments.by == "line":
+        files = captures[arguments.file], captures[arguments.other]
+        modules = compare_lines(files, (before, after), (a["device"], b["device"]), matches)
+    else:
+        modules = [_row(owner, *(side.get(owner, 0) for side in owned)) for owner in {**owned[0], **owned[1]}]
     categories = []
     for word in CATEGORIES:
         held = (sum(value for (_, category), value in side.items() if category == word) for side in owned)
@@ -30,26 +43,21 @@ def report(arguments: Namespace, load: Load) -> Report:
         "is_lower_bound": a["is_lower_bound"] or b["is_lower_bound"],
         "a": a,
         "b": b,
-        "change": b["total"] - a["total"],
+        "below": arguments.module,
+        "change": sum(owned[1].values()) - sum(owned[0].values()),
         "categories": _sort_by_change(row for row in categories if row["a"] or row["b"]),
         "by": arguments.by,
         "modules": _sort_by_change(row for row in modules if row["change"]),
     }
 
 
+def _only(owned: dict[_Owner, int], matches: Matches) -> dict[_Owner, int]:
+    return {owner: value for owner, value in owned.items() if matches(owner[0])}
+
+
 def _owned(snapshot: Snapshot, device: str) -> dict[_Owner, int]:
     modules = snapshot.by_module().get(device, {})
     return {(fqn, word): value for fqn, sums in modules.items() for word, value in parts_of(sums).items()}
-
-
-def _made(snapshot: Snapshot, device: str) -> dict[_Owner, int]:
-    """The same by the line that made it."""
-    made: dict[_Owner, int] = {}
-    for place, sums in snapshot.by_place(device):
-        for word, value in parts_of(sums).items():
-            owner = line_label(place), word
-            made[owner] = made.get(owner, 0) + value
-    return made
 
 
 def _row(owner: tuple[str | None, str], a: int, b: int) -> Report:
@@ -103,8 +111,10 @@ def _sides(result: Report, screen: Screen) -> list[str]:
             f"   {screen.bold(held)} on {clean(one['device'])}{_predicted(one)}",
             "   " + when(one, screen, screen.width - 3),
         ]
-    share = percent(result["change"], result["a"]["total"])
-    total = f"Change: {change(result['change'])} ({'+' if result['change'] > 0 else ''}{share})"
+    share = percent(result["change"], sum(row["a"] for row in result["categories"]))
+    of = "" if result["below"] is None else f" of {clean(result['below'])}"
+    of += " of what can be read" if result["is_lower_bound"] else ""
+    total = f"Change{of}: {change(result['change'])} ({'+' if result['change'] > 0 else ''}{share})"
     return [*out, "", screen.of_change(total, result["change"]), ""]
 
 

@@ -118,7 +118,9 @@ def _check(arguments: Namespace) -> None:
 def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     if result["output"] == "-":
         return []
-    what = counted(result["events"], "event") if result["at"] is None else f"what each module held at {result['at']}"
+    events = counted(result["events"], "event")
+    every = f"what can be read of {events}" if result["damaged"] else events
+    what = every if result["at"] is None else f"what each module held at {result['at']}"
     out = screen.wrap(f"Wrote {clean(result['output'])} ({size(result['bytes'])}): {what}")
     return [*out, *notes(result, screen), "", f"Open it:  {clean(_open_it(result))}"]
 

@@ -9,10 +9,10 @@ from modscope._categories import TOTAL
 from modscope._commands.alike import Contents, make_nodes
 from modscope._commands.common import Load, heading, moment_report, moment_words, next_command, notes, others
 from modscope._commands.flame_draw import draw
-from modscope._commands.flame_tree import Made, cut_below, is_below, mark_matches, tree_of_stacks
+from modscope._commands.flame_tree import cut_below, mark_matches, tree_of_stacks
+from modscope._commands.modules import check
 from modscope._commands.places import NO_LINES
 from modscope._commands.terminal import Screen
-from modscope._load import CaptureError
 from modscope._summary import Report
 from modscope._text import clean, counted, label, percent, size
 
@@ -23,7 +23,8 @@ def report(arguments: Namespace, load: Load) -> Report:
     result, snapshot = moment_report(arguments.file, load, arguments)
     made = snapshot.by_module_and_place(result["device"])
     if arguments.module is not None:
-        made = _made_below(made, arguments.module, result)
+        matches = check(arguments.module, (fqn for fqn, _, _ in made), result["device"])
+        made = [row for row in made if matches(row[0])]
     tree = tree_of_stacks(made, arguments.by, arguments.module)
     result["by"], result["below"] = arguments.by, arguments.module
     result["shown"] = sum(root["subtree"][TOTAL] for root in tree)
@@ -35,18 +36,6 @@ def report(arguments: Namespace, load: Load) -> Report:
         cut_below(tree, arguments.depth)
     result["tree"] = tree
     return result
-
-
-def _made_below(made: Made, module: str, result: Report) -> Made:
-    found = [row for row in made if is_below(row[0], module)]
-    if found:
-        return found
-    import difflib
-
-    names = {".".join(parts[:count]) for fqn, _, _ in made for parts in [fqn.split(".")[:64]] for count in range(1, len(parts) + 1)}
-    similar = difflib.get_close_matches(module, sorted(names), 3, 0.5)
-    hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
-    raise CaptureError(f"No module {module!r} holds anything on {result['device']} at this moment.{hint}")
 
 
 # ---- as text ----
@@ -83,7 +72,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     out += draw(nodes, _title(result), result["shown"], arguments.depth, screen)
     out += ["", *screen.wrap(f"{_INSIDE[result['by']]} {'' if result['predicted_on'] else _LINES.get(result['frames'], '')}".strip())]
     out += _matches(result, screen) + others(result, screen) + notes(result, screen)
-    words = moment_words(result, arguments)
+    words = moment_words({**result, "below": None}, arguments)
     options = [] if result["by"] == "module" else ["--by", result["by"]]
     closer = _closer(tree)
     if closer is not None:

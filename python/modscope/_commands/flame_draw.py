@@ -13,6 +13,7 @@ from modscope._commands.terminal import Screen
 from modscope._text import clean, counted, percent, size, width_of
 
 _NARROWEST = 5  # columns of a rectangle, with its left edge; those that would be narrower share one
+_LEAST_OF_NAME = 4  # columns of a function's name before the number of its line
 _NARROW_LINES = 4  # that say what is too narrow
 _STACKS = 5  # that are listed below the picture
 
@@ -25,6 +26,8 @@ class _Cell(NamedTuple):
     category: str | None
     """That most of it is. None: several that are too narrow to be drawn."""
     matches: bool
+    number: str = ""
+    """Of a line, ":41": it says more than the end of the function's name."""
 
 
 class _Narrow(NamedTuple):
@@ -79,7 +82,8 @@ class _Picture:
                 self._place_narrow(nodes[i:], at, level, around)
                 return
             matches = bool(node.report.get("matches"))
-            self.rows[level].append(_Cell(begin, end, _labels(node, self._whole), _most(node.subtree), matches))
+            number = f":{node.report['line'] or '?'}" if node.report["function"] is not None else ""
+            self.rows[level].append(_Cell(begin, end, _labels(node, self._whole), _most(node.subtree), matches, number))
             self.place(node.children, at, level + 1, (*around, node))
             at += node.subtree[TOTAL]
 
@@ -126,6 +130,8 @@ def _inside(cell: _Cell, screen: Screen) -> str:
     mark = screen.mark if cell.matches else ""
     inner = room - width_of(mark)
     text = next((label for label in cell.labels if width_of(label) <= inner), None)
+    if cell.number and text in (None, cell.labels[-1]) and inner - len(cell.number) >= _LEAST_OF_NAME:
+        text = screen.cut(cell.labels[-1], inner - len(cell.number)) + cell.number
     text = screen.cut(cell.labels[-1], inner) if text is None else text
     text = (mark + text)[:room] if inner < 1 else mark + text
     filled = text + " " * (room - width_of(text))

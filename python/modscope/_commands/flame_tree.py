@@ -176,27 +176,23 @@ _MAKERS = dict(zip(ORDERS, (_by_module, _by_layers, _by_line, _by_operator, _by_
 
 
 def tree_of_stacks(made: Made, by: str, module: str | None) -> list[Report]:
-    """The roots, largest first. ``made`` is all below ``module``, if that is given: by module, it is then the root."""
+    """The roots, largest first. ``made`` is all below ``module``, if that is given: by module, what it names are the roots."""
     roots = _MAKERS[by](made)
     if module is None:
         return roots
+    depth = module.count(".") + 1
     if by == "category":
-        return [{**root, "children": _descend(root["children"], module)} for root in roots]
-    if by == "layers":
-        return _descend(roots, merge_numbers(module))
-    return _descend(roots, module) if by == "module" else roots
+        return [{**root, "children": _descend(root["children"], depth)} for root in roots]
+    return _descend(roots, depth) if by in ("module", "layers") else roots
 
 
-def _descend(roots: list[Report], module: str) -> list[Report]:
-    """Without the modules around this one, which have no other bytes."""
-    while len(roots) == 1 and roots[0]["what"] == "module" and len(roots[0]["fqn"]) < len(module):
-        roots = roots[0]["children"]
-    return [{**root, "name": module} if root["fqn"] == module else root for root in roots]
-
-
-def is_below(fqn: str, module: str) -> bool:
-    """Whether it is this module, or one inside it."""
-    return fqn == module or fqn.startswith(module + ".")
+def _descend(roots: list[Report], depth: int) -> list[Report]:
+    """The modules whose names have so many parts, with their whole names. Those around them have no bytes of their own."""
+    found = []
+    for root in roots:
+        is_above = root["what"] == "module" and root["fqn"].count(".") + 1 < depth
+        found += _descend(root["children"], depth) if is_above else [{**root, "name": root["fqn"] or root["name"]}]
+    return _sorted(found)
 
 
 def mark_matches(reports: list[Report], text: str) -> tuple[int, int]:

@@ -44,9 +44,20 @@ def _growth(result: Report, screen: Screen) -> list[str]:
     several = len({each["device"] for each in growth}) > 1
     for each in growth[:_GROWING]:
         on = f" (on {each['device']})" if several else ""
-        out += ["", *screen.wrap(describe_growth(each) + on)]
+        out += ["", *screen.wrap(describe_growth(each) + on), *_made_by(each["lines"], "  ", screen)]
     if len(growth) > _GROWING:
         out += ["", f"({len(growth) - _GROWING} more)"]
+    return out
+
+
+def _made_by(lines: list[Report], pad: str, screen: Screen) -> list[str]:
+    """The lines of the program that made most of it, with their source text where it is there."""
+    out, room = list[str](), screen.width - len(pad)
+    for line in lines[:_LINES]:
+        out.append(pad + screen.fit(f"made by {describe_line(line)}: {size(line['bytes'])}", room))
+        out += [pad + screen.dim(screen.cut(f"    {line['source']}", room))] if line["source"] else []
+    if len(lines) > _LINES:
+        out.append(f"{pad}and by {counted(len(lines) - _LINES, 'other line')}")
     return out
 
 
@@ -67,5 +78,4 @@ def _lines(group: Report, width: int, several_devices: bool, screen: Screen) -> 
     if group["outside"]:
         part = "" if group["outside"] == group["bytes"] else f"{size(group['outside'])} of it "
         outside = [pad + screen.cut(f"{part}from outside torch's allocators: numpy, mmap, shared memory", room)]
-    made = [pad + screen.cut(f"made by {describe_line(line)}: {size(line['bytes'])}", room) for line in group["lines"][:_LINES]]
-    return [first, pad + screen.cut(allocated, room), *made, *outside, pad + screen.cut(sizes, room), ""]
+    return [first, pad + screen.cut(allocated, room), *_made_by(group["lines"], pad, screen), *outside, pad + screen.cut(sizes, room), ""]

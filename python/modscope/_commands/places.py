@@ -50,11 +50,15 @@ def line_label(place: Place | None) -> str:
     if place is not None and place.forward:
         return f"{line_label(place.attributed)}, {place.node}"
     if place is None or place.lost or not place.frames:
-        return _words_without_line(place)
+        return words_without_line(place)
     return clean(f"{shown_file(place.frames[0].file)}:{place.line or '?'} in {place.function}")
 
 
-def _words_without_line(place: Place | None) -> str:
+def _line_without_node(place: Place | None) -> str:
+    return line_label(place.attributed if place is not None else None)
+
+
+def words_without_line(place: Place | None) -> str:
     if place is not None and place.lost:
         return "(line lost: the table of lines was full)"
     return "(no Python line)" if place is not None else "(line not known)"
@@ -99,7 +103,7 @@ def _nodes_of(members: list[tuple[Place | None, Sums]]) -> list[Report]:
 
 def _file_of(place: Place | None) -> str:
     at = place.attributed if place is not None else None
-    return shown_file(at.frames[0].file) if at is not None and at.frames else _words_without_line(place)
+    return shown_file(at.frames[0].file) if at is not None and at.frames else words_without_line(place)
 
 
 def _function_of(place: Place | None) -> str:
@@ -137,6 +141,6 @@ def tree_of_operators(made: _Made, depth: int | None) -> list[Report]:
         return (place.operator if place is not None else None) or "(operator not known)"
 
     def lines(members: list[tuple[Place | None, Sums]]) -> list[Report]:
-        return _level(members, line_label, _nothing) if depth != 1 else []
+        return _level(members, _line_without_node, _nothing) if depth != 1 else []
 
     return _level(made, operator_of, lines)

@@ -45,7 +45,8 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
         out += _out_of_memory(result, screen)
     if not result["devices"]:
         none = "Nothing about its memory can be read." if result["is_lower_bound"] else "No memory was held."
-        out += ["", none, *notes(result, screen)]
+        ends_early = f"The file ends after {counted(result['bytes'], 'byte')}: its run was killed at its beginning, or the file was cut short. Record it again."
+        out += ["", none, *(screen.wrap(ends_early) if result["end"] is None else []), *notes(result, screen)]
         return out + next_command("What modscope can track here", "doctor")
     main = result["devices"][0]
     for part in (_peaks(result, screen), _categories(main, screen), _modules(main, screen), _phases(result, screen)):

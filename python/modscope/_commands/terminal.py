@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import time
@@ -10,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from modscope._categories import CATEGORIES
-from modscope._text import clean, label, shorten_end, shorten_middle, width_of
+from modscope._text import clean, label, shorten_alike, shorten_end, shorten_line, shorten_middle, width_of
 
 NARROWEST, WIDEST = 60, 400
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _BOLD, _DIM, _RED, _GREEN = "1", "2", "31", "32"
+_EACH = re.compile(r", [0-9.]+ [KMGTP]?i?B each\)$")
 _COLOURS: dict[str, str] = dict(zip(CATEGORIES, ("34", "36", "35", "32", "33", "31", "37")))
 
 
@@ -60,10 +62,23 @@ class Screen:
         return self.paint(text, _RED if value > 0 else _GREEN) if value else text
 
     def fit(self, text: str, columns: int) -> str:
-        """Clean text, shortened in the middle. Where the label of Global has no room, its explanation is left out."""
+        """Clean text, shortened in the middle. Where the label of Global or of modules that are alike has no
+        room, its explanation is left out."""
         if text == label("Global") and width_of(text) > columns:
             text = "Global"
+        if width_of(text) > columns:
+            text = _EACH.sub(")", text)
+        if width_of(text) > columns and (line := shorten_line(text, columns, self.dots)) is not None:
+            return line
         return shorten_middle(text, columns, self.dots)
+
+    def fit_all(self, texts: Sequence[str], columns: Sequence[int]) -> list[str]:
+        """The same for the names in a column, each in so many columns of the screen, so that different names stay different."""
+        fitted = [self.fit(text, room) for text, room in zip(texts, columns)]
+        alike = [i for i, text in enumerate(texts) if width_of(fitted[i]) < width_of(text) and "." in text and "/" not in text and " " not in text]
+        for i, name in zip(alike, shorten_alike([texts[i] for i in alike], [columns[i] for i in alike], self.dots)):
+            fitted[i] = name
+        return fitted
 
     def cut(self, text: str, columns: int) -> str:
         """Clean text, shortened at its end."""
@@ -107,16 +122,17 @@ class Screen:
         widths = [max(len(line[i]) for line in (headers, *rows)) for i in range(last)]
         used = sum(widths) + 2 * last
         own_line = self.width - used < 20
+        names = self.fit_all([line[last] for line in (headers, *rows)], [self.width - (4 if own_line else used)] * (len(rows) + 1))
         lines = []
-        for line in (headers, *rows):
+        for line, name in zip((headers, *rows), names):
             columns = [
                 line[i].ljust(width) if i in left else line[i].rjust(width) for i, width in enumerate(widths)
             ]
             text = "  ".join(columns)
             if own_line:
-                lines += [text.rstrip(), f"    {self.fit(line[last], self.width - 4)}".rstrip()]
+                lines += [text.rstrip(), f"    {name}".rstrip()]
             else:
-                lines.append(f"{text}  {self.fit(line[last], self.width - used)}".rstrip())
+                lines.append(f"{text}  {name}".rstrip())
         heads = 2 if own_line else 1
         return [*map(self.bold, lines[:heads]), *lines[heads:]]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from modscope._branch import Branch, grow
-from modscope._categories import CATEGORIES, TOTAL, Category, Kind, Sums, category_of, parts_of
+from modscope._categories import CATEGORIES, TOTAL, Category, Kind, Sums, category_of, parts_of, sums_of
 from modscope._commands.alike import Contents, Node, make_nodes
 from modscope._commands.common import (
     Load,
@@ -20,6 +20,7 @@ from modscope._commands.common import (
     notes,
     others,
 )
+from modscope._commands.modules import Matches, check, every_module
 from modscope._commands.places import NO_LINES, UNKNOWN_NAMES, tree_of_lines, tree_of_operators
 from modscope._commands.terminal import Screen
 from modscope._load import Snapshot
@@ -32,18 +33,25 @@ _ROWS = 40  # that fit a screen
 
 def report(arguments: Namespace, load: Load) -> Report:
     result, snapshot = moment_report(arguments.file, load, arguments)
-    branches = snapshot.tree(result["device"])
-    depth = arguments.depth if arguments.json else None
-    result["by"] = arguments.by
+    device, depth = result["device"], arguments.depth if arguments.json else None
+    matches: Matches = every_module
+    branches = snapshot.tree(device)
+    if arguments.module is not None:
+        owned = snapshot.own_bytes(device)
+        matches = check(arguments.module, (fqn for fqn, raw in owned.items() if any(raw)), device)
+        branches = grow((fqn, raw) for fqn, raw in owned.items() if matches(fqn))
+    result["by"], result["below"] = arguments.by, arguments.module
+    result["shown"] = sum(branch.subtree[TOTAL] for branch in branches)
     if arguments.by == "module":
         result["tree"] = [_module_report(branch, depth) for branch in branches]
     elif arguments.by == "kind":
-        result["tree"] = _kind_reports(snapshot, result["device"], depth)
+        result["tree"] = _kind_reports(snapshot, device, matches, depth)
     elif arguments.by in ("line", "operator"):
-        grow = tree_of_lines if arguments.by == "line" else tree_of_operators
-        result["tree"] = grow(snapshot.by_place(result["device"]), depth)
+        make = tree_of_lines if arguments.by == "line" else tree_of_operators
+        made = [(place, sums_of(raw)) for fqn, place, raw in snapshot.by_module_and_place(device) if matches(fqn)]
+        result["tree"] = make(made, depth)
     else:
-        sums = snapshot.totals[result["device"]]
+        sums = {category: sum(branch.subtree[category] for branch in branches) for category in CATEGORIES}
         categories = sorted(filter(sums.get, CATEGORIES), key=lambda category: -sums[category])
         result["tree"] = [_category_report(category, sums[category], branches, depth) for category in categories]
     return result
@@ -78,12 +86,12 @@ def _trees_of(category: str, branches: Iterable[Branch], depth: int | None) -> l
     return sorted(found, key=lambda node: -int(node["subtree"][TOTAL]))
 
 
-def _kind_reports(snapshot: Snapshot, device: str, depth: int | None) -> list[Report]:
+def _kind_reports(snapshot: Snapshot, device: str, matches: Matches, depth: int | None) -> list[Report]:
     """A tree for each kind, and one for each category with what has no kind."""
-    held = {fqn: dict(sums) for fqn, sums in snapshot.by_module().get(device, {}).items()}
+    held = {fqn: dict(sums) for fqn, sums in snapshot.by_module().get(device, {}).items() if matches(fqn)}
     parts: dict[tuple[str, Category], dict[str, int]] = {}
     for fqn, kinds in snapshot.kinds_by_module().get(device, {}).items():
-        for kind, value in kinds.items():
+        for kind, value in kinds.items() if matches(fqn) else ():
             category = category_of(Kind(kind))
             parts.setdefault((kind, category), {})[fqn] = value
             held[fqn][category] -= value
@@ -180,12 +188,12 @@ def _fit(
 
 
 def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
-    least = 1 if arguments.all else _SMALL * result["total"]
+    least = 1 if arguments.all else _SMALL * result["shown"]
     lines = _DRAWN if screen.drawing else _TYPED
     nodes = make_nodes(result["tree"], 1, None if arguments.all or arguments.no_group else Contents(result["tree"]))
     rows, depth, more = _fit(nodes, least, arguments.depth, None if arguments.all else _ROWS, lines)
     out = heading(result, screen)
-    out += _table(rows, result["total"], result["by"], screen) if rows else ["Nothing is held."]
+    out += _table(rows, result["shown"], result["by"], screen) if rows else ["Nothing is held."]
     if result["by"] in ("line", "operator") and {node["name"] for node in result["tree"]} <= {*UNKNOWN_NAMES}:
         out += ["", *screen.wrap(NO_LINES)]
     out += others(result, screen) + notes(result, screen)

@@ -186,7 +186,8 @@ class Capture {
 
   /* Whether events up to this tick were lost or damaged, so that figures are "at least". */
   isLowerBound(tick) {
-    return this.metadata.is_lower_bound_at_first || (this.jumpTicks.length > 1 && tick >= this.jumpTicks[1]);
+    const { is_lower_bound_at_first, lost_at_end } = this.metadata;
+    return is_lower_bound_at_first || (this.jumpTicks.length > 1 && tick >= this.jumpTicks[1]) || (lost_at_end && tick >= this.ticks - 1);
   }
 
   /* ---- the state at a tick ---- */

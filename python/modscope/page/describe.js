@@ -94,12 +94,14 @@ function describeMoment(page) {
   const reserved = capture.reservedAt(tick, device);
   const name = capture.metadata.devices[device];
   const atPeak = series.changeAt(tick) === series.peak ? " at its peak" : "";
-  const parts = [bdi(name), " held ", make("strong", "", atLeast(capture, tick, size(held.total))), `${atPeak} `, bdi(when(position))];
+  /* The true peak may be among the events that are missing. */
+  const isLowerBound = capture.isLowerBound(tick) || (atPeak !== "" && capture.metadata.is_lower_bound);
+  const parts = [bdi(name), " held ", make("strong", "", `${isLowerBound ? "at least " : ""}${size(held.total)}`), `${atPeak} `, bdi(when(position))];
   if (reserved) parts.push(` (${size(reserved)} reserved)`);
   find("moment-title").replaceChildren(...parts);
   Object.assign(document.body.dataset, {
     capture: page.index, device: name, moment: capture.momentOf(tick), tick, time: capture.time[tick], total: held.total,
-    reserved, peak: series.peakTotal, peakMoment: capture.momentOf(series.peakTick), isLowerBound: capture.isLowerBound(tick),
+    reserved, peak: series.peakTotal, peakMoment: capture.momentOf(series.peakTick), isLowerBound,
     module: page.module < 0 ? "" : capture.modules.fqn[page.module], by: page.by, group: page.group ? `${page.group.by}:${page.group.key}` : "",
   });
   describeSlider(capture, tick, `${name} held ${size(held.total)} ${when(position)}`);

@@ -109,7 +109,7 @@ class Timeline extends Plot {
       let next = run + 1;
       while (next < runningTicks.length && runningPhase[next] === phase) next++;
       const begin = Math.max(this.x(this.coordinateOf(runningTicks[run])), this.left);
-      const until = next < runningTicks.length ? this.coordinateOf(runningTicks[next]) : this.domain().to;
+      const until = next < runningTicks.length ? this.coordinateOf(runningTicks[next]) : this.lastKnown();
       const end = Math.min(this.x(until), this.right);
       if (phase && end > drawnTo) {
         this.drawPhase(context, phase, Math.min(begin, end - 0.5), end, y);
@@ -117,6 +117,11 @@ class Timeline extends Plot {
       }
       run = next;
     }
+  }
+
+  /* The end of the run, or of what is known of it. */
+  lastKnown() {
+    return this.capture.metadata.lost_at_end ? this.coordinateOf(this.capture.ticks - 1) : this.domain().to;
   }
 
   drawPhase(context, phase, begin, end, y) {
@@ -159,16 +164,22 @@ class Timeline extends Plot {
 
   /* The rectangles in which events were lost. */
   gaps() {
-    const gaps = this.capture.jumpTicks.slice(1).map((tick) => {
-      const begin = Math.max(this.x(this.coordinateOf(tick - 1)), this.left);
-      return { begin, end: Math.min(Math.max(this.x(this.coordinateOf(tick)), begin + 3), this.right) };
+    const { jumpTicks, ticks, metadata } = this.capture;
+    const ends = jumpTicks.slice(1).map((tick) => [tick - 1, this.coordinateOf(tick)]);
+    if (metadata.lost_at_end) ends.push([ticks - 1, this.domain().to]);
+    const gaps = ends.map(([tick, until]) => {
+      const begin = Math.min(Math.max(this.x(this.coordinateOf(tick)), this.left), this.right - 3);
+      return { begin, end: Math.min(Math.max(this.x(until), begin + 3), this.right) };
     });
     return gaps.filter(({ begin, end }) => end >= this.left && begin <= this.right);
   }
 
+  /* What was held there is not known: nothing is drawn but the hatching. */
   drawGaps(context) {
-    context.fillStyle = this.theme.pattern(context, this.theme.hatch);
-    for (const { begin, end } of this.gaps()) context.fillRect(begin, MARGIN.top, end - begin, this.bottom - MARGIN.top);
+    for (const style of [this.theme.paper, this.theme.pattern(context, this.theme.hatch)]) {
+      context.fillStyle = style;
+      for (const { begin, end } of this.gaps()) context.fillRect(begin, MARGIN.top, end - begin, this.bottom - MARGIN.top);
+    }
   }
 
   placeLostLabels() {
@@ -226,7 +237,8 @@ class Timeline extends Plot {
     context.fill();
     this.texts.keepFree("peak", x - 5, y - 11, 10, 9);
     const device = this.capture.metadata.devices[this.device];
-    const text = scaledSeries === series ? `peak ${size(bytes)}` : `at the peak of ${device}: ${size(bytes)}`;
+    const peak = this.capture.metadata.is_lower_bound ? "peak: at least" : "peak";
+    const text = scaledSeries === series ? `${peak} ${size(bytes)}` : `at the peak of ${device}: ${size(bytes)}`;
     return { tick, bytes, x, y, text };
   }
 

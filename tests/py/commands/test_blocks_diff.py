@@ -94,3 +94,55 @@ def test_diff_of_two_ranks_compares_their_own_devices(tmp_path, figures):
         (tmp_path / f"{rank}.msc").write_bytes(train(2, device=f"cuda:{rank}").end())
     report = figures(f"diff {tmp_path}/0.msc {tmp_path}/1.msc")
     assert (report["a"]["device"], report["b"]["device"], report["change"]) == ("cuda:0", "cuda:1", 0)
+
+
+# ---- only some modules ----
+
+
+def test_modules_by_the_names_that_the_commands_print(figures, text):
+    whole = figures("blocks train.msc -n 0")["blocks"]
+    attention = sum(block["bytes"] for block in whole if block["module"].endswith(".attn"))
+    for pattern in ("GPT.h.*.attn", "GPT.h.0-3.attn", "GPT.h.0-1,2,3.attn"):
+        blocks = figures(f"blocks train.msc -n 0 --module {pattern}")
+        assert sum(block["bytes"] for block in blocks["blocks"]) == blocks["shown"] == attention > 0
+        for by in ("module", "category", "kind", "line", "operator"):
+            tree = figures(f"tree train.msc --by {by} --module {pattern}")
+            assert sum(node["subtree"]["Total"] for node in tree["tree"]) == tree["shown"] == attention, by
+        flame = figures(f"flame train.msc --module {pattern}")
+        assert flame["shown"] == attention and {node["fqn"].count(".") for node in flame["tree"]} == {3}
+        diff = figures(f"diff train.msc leaky.msc --module {pattern}")
+        assert sum(row["a"] for row in diff["categories"]) == attention
+        assert all(row["module"].endswith(".attn") for row in diff["modules"])
+    some = figures("blocks train.msc -n 0 --module GPT.h.0,2.attn")["blocks"]
+    assert {block["module"] for block in some} == {"GPT.h.0.attn", "GPT.h.2.attn"}
+    assert "GPT.h.*.attn" in text("blocks train.msc --module GPT.h.*.attn") and "Shown: GPT.h.*.attn" in text("tree train.msc --module GPT.h.*.attn")
+
+
+def test_a_module_that_there_is_not(modscope):
+    for command in ("tree train.msc", "blocks train.msc", "flame train.msc", "diff train.msc leaky.msc"):
+        status, out, err = modscope(f"{command} --module GPT.h.*.atn")
+        assert (status, out) == (1, "") and "Did you mean GPT.h.*.attn" in err
+        assert "GPT.h.0.attn" in modscope(f"{command} --module GPT.h.0.atn")[2]
+    assert modscope("tree train.msc --module=")[0] == 2
+
+
+# ---- rows that look alike ----
+
+
+def test_blocks_of_several_steps_are_one_row(tmp_path, text):
+    c = Capture()
+    for step in range(1, 9):
+        c.step()
+        c.where("forward" if step % 2 else "backward", c.module("Net.layer"))
+        c.add(4 * MIB)
+    (tmp_path / "kept.msc").write_bytes(c.end())
+    for columns in (80, 120):
+        table = text(f"blocks {tmp_path}/kept.msc", columns).split("\n\n")[1].splitlines()[1:]
+        assert len(set(table)) == len(table) == 2 and "4 x 4.00 MiB" in table[0] and "1-7" in table[0]
+    assert len(text(f"blocks {tmp_path}/kept.msc --no-group").split("\n\n")[1].splitlines()) == 9
+
+
+def test_diff_of_a_damaged_capture(text, figures):
+    out = text("diff train.msc damaged.msc")
+    assert "Change of what can be read: " in out and "   at least " in out
+    assert figures("diff train.msc damaged.msc")["is_lower_bound"]

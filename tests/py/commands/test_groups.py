@@ -31,10 +31,8 @@ def test_names_that_differ_in_more_than_numbers_are_apart():
     assert len(names("A.h.0.mlp", "A.h.0.attn", "B.h.0.mlp", "A.h.mlp", "A.h.x0.mlp", "A.h.x1.mlp")) == 6
 
 
-def test_the_last_part_may_be_kept():
+def test_the_last_part_may_be_a_number():
     assert names("Net.0", "Net.2") == [("Net.*", ["Net.0", "Net.2"])]
-    assert len(names("Net.0", "Net.2", also_last=False)) == 2
-    assert names("Net.0.0", "Net.1.0", also_last=False) == [("Net.*.0", ["Net.0.0", "Net.1.0"])]
 
 
 def test_only_items_of_equal_keys_are_one_group():

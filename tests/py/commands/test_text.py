@@ -178,3 +178,26 @@ def test_colours_of_the_notebook_are_those_of_the_page():
     assert set(COLOURS) == set(CATEGORIES)
     for word, colour in COLOURS.items():
         assert colour in re.findall(rf"--{word.lower()}: (#\w+)", css), word
+
+
+# ---- names that are too long ----
+
+
+def test_the_name_of_a_line_loses_its_folders_first():
+    name = "/home/user/project/src/train.py:41 (was 39) in Model.forward, AddmmBackward0"
+    assert _text.shorten_line(name, 90) == name
+    assert _text.shorten_line(name, 60) == "train.py:41 (was 39) in Model.forward, AddmmBackward0"
+    assert _text.shorten_line(name, 40) == "train.py:41 (was 39)…ard, AddmmBackward0"
+    assert _text.shorten_line("line 41: x = self.down(self.up(x))", 20) == "line 41: x = self.d…"
+    assert _text.shorten_line("GPT.blocks.*.mlp", 5) is None
+    for columns in range(8, 80):
+        assert len(_text.shorten_line(name, columns) or "") <= columns
+
+
+def test_names_that_differ_stay_different():
+    names = [f"Model.{side}coder.layers.{i}.attention.projection" for side in ("en", "de") for i in (1, 10)]
+    for columns in range(30, 50):
+        short = _text.shorten_alike([*names, "Global"], [columns] * 5)
+        assert len(set(short)) == 5 and max(map(len, short)) <= columns and short[-1] == "Global"
+    assert _text.shorten_alike(names, [40] * 4)[0] == "….encoder.layers.1.attention.projection"
+    assert _text.shorten_alike(["short"], [9]) == ["short"] and _text.shorten_alike([], []) == []

@@ -111,6 +111,7 @@ def test_the_commands_show_lines(run):
     (group,) = [group for group in leaks["groups"] if group["module"] == "Global"]
     assert [(row["line"], row["function"], row["count"]) for row in group["lines"]] == [(18, "main", group["count"])]
     assert "script.py:18 in main" in command("leaks", file)
+    assert "kept.append(torch.zeros(1000))" in command("leaks", file)
 
 
 @pytest.mark.parametrize("columns", [50, 60, 80, 100, 120, 200])
@@ -132,6 +133,16 @@ def test_a_long_line_is_shortened_before_the_modules_name():
         head, row = blocks._table([Group(module, [block])], Screen(columns))
         assert "model" in row and ".py:12345" in row and "projection" in row and len(row) <= columns, row
         assert head.index("Line") == row.index("model") and ("Phase" in head) == (columns > 80)
+
+
+def test_blocks_that_only_a_hidden_column_tells_apart_are_one_row():
+    block = {"bytes": 1 << 20, "category": "Temp", "kind": None, "phase": "backward", "step": 2, "age": 1.0, "outside": False}
+    block |= {"file": None, "line": None, "operator": None, "forward_file": "/x/train.py", "forward_line": 41}
+    groups = [Group("Global", [block | {"node": node}]) for node in ("LogSoftmaxBackward0", "NllLossBackward0")]
+    (narrow,) = blocks._merge(groups, None, Screen(80))
+    assert len(narrow.members) == 2 and "2 x 1.00 MiB" in blocks._table([narrow], Screen(80))[1]
+    wide = blocks._table(blocks._merge(groups, None, Screen(120)), Screen(120))
+    assert "LogSoftmaxBackward0, forward at train.py:41" in wide[1] and "NllLossBackward0" in wide[2]
 
 
 def test_a_change_of_code_by_line(run, tmp_path):

@@ -98,3 +98,21 @@ def test_nothing_recorded_is_said(no_matplotlib, capsys):
     MemoryTracker().show_traces()
     assert "nothing to draw" in capsys.readouterr().out
     assert not list(no_matplotlib.iterdir())
+
+
+@pytest.mark.parametrize(
+    "backend, interactive, said",
+    [("agg", False, "savefig"), ("Agg", True, "savefig"), ("TkAgg", False, "pyplot.show()"), ("QtAgg", True, ""), ("module://matplotlib_inline.backend_inline", False, "")],
+)
+def test_what_to_do_to_see_the_figures(recorded, monkeypatch, capsys, backend, interactive, said):
+    """matplotlib itself shows figures only in a notebook, or if it is interactive."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    plt.switch_backend("Agg")
+    monkeypatch.setattr(plt, "get_backend", lambda: backend)
+    monkeypatch.setattr(plt, "isinteractive", lambda: interactive)
+    recorded.show_traces()
+    out = capsys.readouterr().out
+    assert (said in out if said else out == "") and ("figures " in out) == bool(said)
+    if said == "savefig":
+        exec(out[out.index("matplotlib.pyplot.figure") :].replace("traces.png", "/dev/null").replace("matplotlib.pyplot", "plt").replace(")\n", ', format="png")'), {"plt": plt})
+    plt.close("all")

@@ -101,14 +101,25 @@ def test_the_sentence_of_a_run_that_ran_out_of_memory_says_what_failed_and_what_
     assert packed.metadata["devices"][packed.metadata["main"]] == "cuda:0"
 
 
-def test_modules_that_are_alike_are_one_in_the_sentence_but_not_the_members_of_a_sequence():
+def sentence_of(**held: int) -> str:
+    """The page's sentence on modules that hold so many MiB each; _ in their names is a dot."""
     c = Capture()
-    for name in ("Net.0", "Net.2", "Net.h.0.mlp", "Net.h.1.mlp"):
-        c.where("forward", c.module(name))
-        c.add(MIB)
+    for name, mebibytes in held.items():
+        c.where("forward", c.module(name.replace("_", ".")))
+        c.add(mebibytes * MIB)
     save(c)
     (packed,) = packs(page_of("x.msc"))
-    assert "Net.h.*.mlp (2.00 MiB in 2 modules), Net.0 (1.00 MiB) and Net.2 (1.00 MiB)" in packed.sentence
+    return packed.sentence
+
+
+def test_modules_that_are_alike_are_one_in_the_sentence_but_not_the_members_of_a_sequence():
+    sentence = sentence_of(Net_0=5, Net_2=4, Net_h_0_mlp=1, Net_h_1_mlp=2)
+    assert "Net.0 (5.00 MiB), Net.2 (4.00 MiB) and Net.h.*.mlp (3.00 MiB in 2 modules)" in sentence
+
+
+def test_the_layers_of_a_module_list_are_one_in_the_sentence():
+    sentence = sentence_of(Net_h_0=4, Net_h_1=3, Net_h_0_mlp=1, Net_h_1_mlp=1, Net_x_0=1, Net_x_1=1)
+    assert "Net.h.* (7.00 MiB in 2 modules), Net.h.*.mlp (2.00 MiB in 2 modules) and Net.x.* (2.00 MiB in 2 modules)" in sentence
 
 
 def test_where_something_is_lost_figures_are_at_least():

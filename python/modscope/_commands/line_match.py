@@ -1,0 +1,240 @@
+"""Which line of one capture is which line of another: for ``modscope diff --by line``, which compares two versions of a program.
+
+Files are matched first, then functions by their qualified names, then the lines of a function: by their text where the
+source of both runs is there, else by the columns of the calls that were recorded in them. docs/reading.md has the rules.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from types import CodeType
+from typing import TypeVar
+
+from modscope._lines_read import Frame, Place, Places, shown_file
+
+_Key = TypeVar("_Key", bound=Hashable)
+_SIMILAR = 0.6  # the ratio of difflib from which on a line that replaces another is the same line, changed
+_MOST_COMPARED = 40_000  # pairs of changed lines whose texts are compared
+_LONG = 2000  # lines; in longer functions difflib ignores the most frequent ones
+
+
+class Side:
+    """The lines of one capture. ``used`` are the numbers of the stacks that made blocks in it: its table also has those of
+    earlier recordings of the same process."""
+
+    def __init__(self, places: Places, used: Iterable[int], program: str) -> None:
+        self._places = places
+        self._used = used
+        self._program = program
+        self._sources: dict[str, dict[str, list[int]]] = {}
+
+    @cached_property
+    def script(self) -> str | None:
+        """The program's file. What the capture has is what the user typed: it may be relative, or the name of a module."""
+        module = self._program.replace(".", os.sep)
+        names = [os.path.normpath(self._program), f"{module}.py", os.path.join(module, "__main__.py")]
+        ends = tuple(os.path.join(os.sep, name) for name in names)
+        found = [file for file in self._recorded if file == self._program or file.endswith(ends)]
+        return found[0] if len(found) == 1 else self._program if os.path.isabs(self._program) else None
+
+    def relative(self, file: str) -> str | None:
+        """The file's name from the script's folder; None if that is not known, or for a notebook's cell."""
+        return os.path.relpath(file, os.path.dirname(self.script)) if self.script and os.path.isabs(file) else None
+
+    @cached_property
+    def _recorded(self) -> dict[str, tuple[Place, dict[str, set[Frame]]]]:
+        """File to a place in it, and function to the frames that were recorded in it."""
+        found: dict[str, tuple[Place, dict[str, set[Frame]]]] = {}
+        for place in filter(None, map(self._places.find, self._used)):
+            for at in (place, place.attributed):
+                if at.frames and at.frames[0].line:
+                    frame = at.frames[0]
+                    found.setdefault(frame.file, (at, {}))[1].setdefault(frame.function, set()).add(frame)
+        return found
+
+    @property
+    def files(self) -> Sequence[str]:
+        return list(self._recorded)
+
+    def functions(self, file: str) -> Mapping[str, set[Frame]]:
+        return self._recorded[file][1]
+
+    def text(self, file: str) -> list[str] | None:
+        """The lines of a file as they were in the run; None if it is gone or has changed since."""
+        place = self._recorded[file][0]
+        return None if place.source_note else self._places.source_lines(file)
+
+    def numbers_of_lines(self, file: str, function: str) -> list[int]:
+        """The lines of a function, and of all others with its qualified name, by the source; empty: not known."""
+        if file not in self._sources:
+            self._sources[file] = _lines_by_function("".join(self.text(file) or ()), file)
+        return self._sources[file].get(function, [])
+
+
+Line = tuple[str, int]
+"""File and number."""
+
+
+class LineMatch:
+    """The lines of capture A and of capture B that are the same line."""
+
+    def __init__(self, a: Side, b: Side) -> None:
+        self._a, self._b = a, b
+        self._to_b = _match_files(a, b)
+        self._to_a = {other: file for file, other in self._to_b.items()}
+        self._lines: dict[tuple[str, str], tuple[dict[int, int], dict[int, int]]] = {}
+
+    def in_b(self, file: str, function: str, line: int) -> Line | None:
+        """What a line of A is in B; None if B does not have it."""
+        other = self._to_b.get(file)
+        return None if other is None else _numbered(other, self._pairs(file, other, function)[0], line)
+
+    def in_a(self, file: str, function: str, line: int) -> Line | None:
+        """What a line of B is in A; None if A does not have it."""
+        other = self._to_a.get(file)
+        return None if other is None else _numbered(other, self._pairs(other, file, function)[1], line)
+
+    def shown(self, is_b: bool, file: str) -> str:
+        """What a file is called: if it is in another folder in the other capture, its name from the script's folder."""
+        own, side, other = (self._to_a, self._b, self._a) if is_b else (self._to_b, self._a, self._b)
+        same, relative = own.get(file, file), side.relative(file)
+        is_relative = same != file and relative is not None and relative == other.relative(same)
+        return relative if is_relative and relative is not None else shown_file(file)
+
+    def _pairs(self, file: str, other: str, function: str) -> tuple[dict[int, int], dict[int, int]]:
+        """The numbers of a function's lines in A to those in B, and the other way round."""
+        if (file, function) not in self._lines:
+            found = self._match_lines(file, other, function)
+            self._lines[file, function] = found, {number: line for line, number in found.items()}
+        return self._lines[file, function]
+
+    def _match_lines(self, file: str, other: str, function: str) -> dict[int, int]:
+        texts = self._a.text(file), self._b.text(other)
+        numbers = self._a.numbers_of_lines(file, function), self._b.numbers_of_lines(other, function)
+        if texts[0] and texts[1] and numbers[0] and numbers[1]:
+            return _match_texts(numbers[0], numbers[1], texts[0], texts[1])
+        frames = self._a.functions(file).get(function, set()), self._b.functions(other).get(function, set())
+        return _match_frames(*frames)
+
+
+def _numbered(file: str, numbers: Mapping[int, int], line: int) -> Line | None:
+    found = numbers.get(line) if line else 0
+    return None if found is None else (file, found)
+
+
+# ---- files ----
+
+
+def _match_files(a: Side, b: Side) -> dict[str, str]:
+    """A's files to B's: by their names relative to the scripts' folders, then by their whole names, then the two scripts, then
+    by the last part of their names. A name that several files share matches none."""
+    found: dict[str, str] = {}
+    rules: list[Callable[[Side, str], str | None]] = [
+        Side.relative,
+        lambda side, file: file,
+        lambda side, file: "the script" if file == side.script else None,
+        lambda side, file: os.path.basename(file),
+    ]
+    for rule in rules:
+        taken = set(found.values())
+        of_a = _unique((rule(a, file), file) for file in a.files if file not in found)
+        of_b = _unique((rule(b, file), file) for file in b.files if file not in taken)
+        found |= {of_a[name]: of_b[name] for name in of_a if name in of_b}
+    return found
+
+
+def _unique(pairs: Iterable[tuple[_Key | None, str]]) -> dict[_Key, str]:
+    files: dict[_Key, list[str]] = {}
+    for key, file in pairs:
+        if key is not None:
+            files.setdefault(key, []).append(file)
+    return {key: same[0] for key, same in files.items() if len(same) == 1}
+
+
+# ---- functions ----
+
+
+def _lines_by_function(source: str, file: str) -> dict[str, list[int]]:
+    """Qualified name to the numbers of the lines of the functions that have it. The program is compiled, not run."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = compile(source, file, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return {}
+    found: dict[str, set[int]] = {"<module>": set(range(1, source.count("\n") + 2))}
+    for code in _codes_in(module):
+        lines = [line for each in (code, *_codes_in(code)) for _, _, line in each.co_lines() if line]
+        found.setdefault(code.co_qualname, set()).update(range(code.co_firstlineno, max(lines, default=0) + 1))
+    return {name: sorted(lines) for name, lines in found.items()}
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _codes_in(constant)
+
+
+# ---- lines ----
+
+
+def _match_texts(of_a: list[int], of_b: list[int], text_a: list[str], text_b: list[str]) -> dict[int, int]:
+    # Blank lines are all alike, and would match where nothing else does.
+    a, b = ([(number, text[number - 1].strip()) for number in numbers if text[number - 1 : number]] for numbers, text in ((of_a, text_a), (of_b, text_b)))
+    a, b = ([(number, line) for number, line in side if line] for side in (a, b))
+    found: dict[int, int] = {}
+    for is_equal, i, j, k, n in _stretches([line for _, line in a], [line for _, line in b]):
+        if is_equal:
+            found |= {a[i + each][0]: b[k + each][0] for each in range(j - i)}
+        else:
+            found |= _match_similar(a[i:j], b[k:n])
+    return found
+
+
+def _stretches(a: Sequence[Hashable], b: Sequence[Hashable]) -> Iterator[tuple[bool, int, int, int, int]]:
+    """The stretches of a and b that are equal, and those of which one was replaced by the other."""
+    for word, i, j, k, n in difflib.SequenceMatcher(None, a, b, max(len(a), len(b)) > _LONG).get_opcodes():
+        if word in ("equal", "replace"):
+            yield word == "equal", i, j, k, n
+
+
+def _match_similar(a: list[tuple[int, str]], b: list[tuple[int, str]]) -> dict[int, int]:
+    """Pairs of lines whose texts are similar, in the order of the lines."""
+    found, first = dict[int, int](), 0
+    if len(a) * len(b) > _MOST_COMPARED:
+        return found
+    for number, text in a:
+        ratios = [(difflib.SequenceMatcher(None, text, other).ratio(), -i) for i, (_, other) in enumerate(b[first:], first)]
+        best, i = max(ratios, default=(0.0, 0))
+        if best >= _SIMILAR:
+            found[number] = b[-i][0]
+            first = 1 - i
+    return found
+
+
+def _match_frames(of_a: set[Frame], of_b: set[Frame]) -> dict[int, int]:
+    """By the columns of what was recorded in the lines, and their order. Where columns are not known, by the distance from the
+    first line of the function that was recorded."""
+    a, b = _spans(of_a), _spans(of_b)
+    found: dict[int, int] = {}
+    for is_equal, i, j, k, n in _stretches([span for _, span in a], [span for _, span in b]):
+        lines_of_a, lines_of_b = ([line for line, _ in side] for side in (a[i:j], b[k:n]))
+        if not is_equal:
+            lines_of_a, lines_of_b = ([*dict.fromkeys(lines)] for lines in (lines_of_a, lines_of_b))
+        if len(lines_of_a) == len(lines_of_b):
+            for line, other in zip(lines_of_a, lines_of_b):
+                if line not in found and other not in found.values():
+                    found[line] = other
+    return found
+
+
+def _spans(frames: set[Frame]) -> list[tuple[int, Hashable]]:
+    """The line of each frame, and what tells it from others, wherever the function begins."""
+    first = min((frame.line for frame in frames), default=0)
+    rows = {(each.line, (each.column, each.end_column, each.end_line - each.line) if each.end_line else each.line - first) for each in frames}
+    return sorted(rows, key=lambda row: (row[0], str(row[1])))

@@ -1,0 +1,202 @@
+"""`modscope diff --by line` of two versions of a program: which line of one is which line of the other."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import INTERCEPTION
+
+import modscope
+from modscope import _lines_read
+from modscope.__main__ import main
+from modscope._commands.line_match import LineMatch, Side
+from modscope._lines_read import Places
+
+pytestmark = pytest.mark.skipif(not INTERCEPTION, reason="without interception there are no lines")
+
+BEFORE = """\
+import torch
+
+def load(kept):
+    kept.append(torch.zeros(1000))
+    kept.append(torch.ones(500))
+
+def train(kept):
+    first = torch.zeros(2000)
+    second = torch.full((300,), 1.0)
+    kept += [first, second, *(torch.zeros(100) for _ in range(2))]
+
+def main(kept):
+    load(kept)
+    train(kept)
+"""
+
+# train is above load now; in load a line is new, and one makes more; in train one line is gone.
+AFTER = """\
+import torch
+
+# What follows was below.
+def train(kept):
+    first = torch.zeros(2000)
+    print(end="")
+    kept += [first, *(torch.zeros(100) for _ in range(2))]
+
+def load(kept):
+    # A comment.
+    kept.append(torch.zeros(7000))
+    kept.append(torch.rand(40))
+    kept.append(torch.ones(500))
+
+def main(kept):
+    load(kept)
+    train(kept)
+"""
+
+EXPECTED = {
+    ("load", "train.py:11 (was 4) in load", 6000 * 4),
+    ("load", "train.py:12 (only in B) in load", 40 * 4),
+    ("train", "train.py:9 (only in A) in train", -300 * 4),
+}
+
+
+def record(script: Path, source: str, capture: Path) -> None:
+    """Run the source as this script, which is then there, older than the run."""
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(source)
+    os.utime(script, (1e9, 1e9))
+    names: dict[str, Any] = {}
+    kept: list[torch.Tensor] = []
+    exec(compile(source, str(script), "exec"), names)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+        with modscope.record(capture):
+            names["main"](kept)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Recordings of two versions: in two folders, in one folder under two names, and of the same file before and after."""
+    folder = tmp_path_factory.mktemp("diff")
+    record(folder / "a" / "train.py", BEFORE, folder / "a.msc")
+    record(folder / "b" / "train.py", AFTER, folder / "b.msc")
+    record(folder / "b" / "train2.py", BEFORE, folder / "renamed.msc")
+    record(folder / "c" / "train.py", BEFORE, folder / "before.msc")
+    record(folder / "c" / "train.py", AFTER, folder / "after.msc")
+    os.utime(folder / "c" / "train.py", (2e9, 2e9))  # changed since
+    record(folder / "gone" / "train.py", BEFORE, folder / "gone.msc")
+    (folder / "gone" / "train.py").unlink()
+    return folder
+
+
+@pytest.fixture
+def diff(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[str, str], Any]:
+    monkeypatch.chdir(folder)
+    _lines_read._source_note.cache_clear()
+
+    def run(a: str, b: str, *options: str) -> Any:
+        assert main(["diff", a, b, "--by", "line", *options]) == 0
+        out = capsys.readouterr().out
+        return json.loads(out) if "--json" in options else out
+
+    return run
+
+
+def changes(report: Any) -> set[tuple[str, str, int]]:
+    assert sum(row["change"] for row in report["modules"]) == report["change"]
+    return {(row["function"], row["module"], row["change"]) for row in report["modules"]}
+
+
+def test_two_folders_with_the_same_script(diff):
+    assert changes(diff("a.msc", "b.msc", "--json")) == EXPECTED
+
+
+def test_the_figures_name_both_lines(diff, folder):
+    (row,) = [row for row in diff("a.msc", "b.msc", "--json")["modules"] if row["change"] == 24_000]
+    assert (row["a_file"], row["a_line"]) == (str(folder / "a" / "train.py"), 4)
+    assert (row["b_file"], row["b_line"], row["node"]) == (str(folder / "b" / "train.py"), 11, None)
+    (new,) = [row for row in diff("a.msc", "b.msc", "--json")["modules"] if row["change"] == 160]
+    assert (new["a_file"], new["a_line"], new["b_line"]) == (None, None, 12)
+
+
+def test_a_script_that_was_changed_where_it_is(diff):
+    """The text of the first run is not there any more: its lines are known by the columns of their calls."""
+    expected = {(function, label.replace("train.py", os.path.join("c", "train.py")), change) for function, label, change in EXPECTED}
+    assert changes(diff("before.msc", "after.msc", "--json")) == expected
+
+
+def test_a_script_that_is_gone(diff):
+    assert changes(diff("gone.msc", "b.msc", "--json")) == EXPECTED
+
+
+def test_a_script_with_another_name(diff):
+    labels = {row["module"] for row in diff("renamed.msc", "b.msc", "--json")["modules"]}
+    assert "b/train.py:11 (was b/train2.py:4) in load" in labels
+    assert "train.py:11 (was train2.py:4) in load\n" in diff("renamed.msc", "b.msc")  # in 80 columns
+
+
+def test_the_same_program_in_two_folders_did_not_change(diff):
+    assert "No line holds more or less." in diff("a.msc", "gone.msc")
+
+
+def test_the_other_way_round(diff):
+    there, back = diff("a.msc", "b.msc", "--json"), diff("b.msc", "a.msc", "--json")
+    assert sorted(row["change"] for row in there["modules"]) == sorted(-row["change"] for row in back["modules"])
+
+
+# ---- the rules, one by one ----
+
+
+def side(program: str, *frames: tuple[str, str, int, int, int]) -> Side:
+    """A capture's lines: file, function, line, first and last column; without columns if the last is 0."""
+    raw = [(file, function, line, line if end else 0, begin, end, 0) for file, function, line, begin, end in frames]
+    return Side(Places([None, None, *raw]), range(2, len(raw) + 2), program)
+
+
+def test_files_by_their_names_from_the_scripts_folder():
+    a = side("/a/jobs/train.py", ("/a/model/net.py", "f", 3, 0, 9), ("/a/jobs/train.py", "f", 5, 0, 9), ("/lib/x.py", "f", 7, 0, 9))
+    b = side("jobs/train.py", ("/b/model/net.py", "f", 4, 0, 9), ("/b/jobs/train.py", "f", 6, 0, 9), ("/lib/x.py", "f", 8, 0, 9))
+    match = LineMatch(a, b)
+    assert match.in_b("/a/model/net.py", "f", 3) == ("/b/model/net.py", 4)
+    assert match.in_b("/a/jobs/train.py", "f", 5) == ("/b/jobs/train.py", 6)
+    assert match.in_a("/lib/x.py", "f", 8) == ("/lib/x.py", 7)
+
+
+def test_a_name_that_two_files_share_matches_neither():
+    a = side("", ("/a/one/net.py", "f", 3, 0, 9))
+    b = side("", ("/b/net.py", "f", 3, 0, 9), ("/b/two/net.py", "f", 3, 0, 9))
+    assert LineMatch(a, b).in_b("/a/one/net.py", "f", 3) is None
+    assert LineMatch(a, side("", ("/b/net.py", "f", 3, 0, 9))).in_b("/a/one/net.py", "f", 3) == ("/b/net.py", 3)
+
+
+def test_functions_of_one_name_in_different_classes_are_different():
+    a = side("", ("/x.py", "A.forward", 3, 0, 9))
+    b = side("", ("/x.py", "B.forward", 3, 0, 9))
+    assert LineMatch(a, b).in_b("/x.py", "A.forward", 3) is None
+
+
+def test_lines_without_columns_by_their_distance_from_the_first():
+    a = side("", *(("/x.py", "f", line, 0, 0) for line in (10, 12, 15)))
+    b = side("", *(("/x.py", "f", line, 0, 0) for line in (30, 35)))
+    match = LineMatch(a, b)
+    assert [match.in_b("/x.py", "f", line) for line in (10, 12, 15)] == [("/x.py", 30), None, ("/x.py", 35)]
+    assert [match.in_a("/x.py", "f", line) for line in (30, 35)] == [("/x.py", 10), ("/x.py", 15)]
+
+
+def test_several_calls_in_a_line_are_one_line():
+    a = side("", ("/x.py", "f", 3, 0, 9), ("/x.py", "f", 3, 10, 12), ("/x.py", "f", 4, 0, 5))
+    b = side("", ("/x.py", "f", 8, 0, 9), ("/x.py", "f", 9, 0, 5))
+    match = LineMatch(a, b)
+    assert (match.in_b("/x.py", "f", 3), match.in_b("/x.py", "f", 4)) == (("/x.py", 8), ("/x.py", 9))
+
+
+def test_source_that_cannot_be_compiled_is_matched_by_columns(tmp_path):
+    file = tmp_path / "x.py"
+    file.write_text("def f(:\n")
+    one = side("", (str(file), "f", 3, 0, 9))
+    other = side("", (str(file), "f", 4, 0, 9))
+    assert LineMatch(one, other).in_b(str(file), "f", 3) == (str(file), 4)
