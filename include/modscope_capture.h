@@ -110,6 +110,20 @@ uint32_t ms_reader_stacks(const ms_reader *reader);
 /* The stack's innermost frame; its texts belong to the reader. False: the file has no such stack. */
 bool ms_reader_stack(const ms_reader *reader, ms_stack stack, ms_frame *frame);
 
+/* A source file of the table of stacks, as it was when the capture was written. */
+typedef struct ms_source {
+    const char *file;
+    uint64_t bytes;
+    uint64_t modified; /* when it was modified, in microseconds since 1970 */
+    uint32_t checksum; /* CRC-32C of its content */
+} ms_source;
+
+/* The source with this index, from 0; its text belongs to the reader. False: there are fewer. A file may occur again,
+ * and the last one holds. */
+bool ms_reader_source(const ms_reader *reader, size_t index, ms_source *source);
+/* What the file is like now. False: it is not there, or no file of ordinary size. It waits for the disk. */
+bool ms_source_read(const char *file, ms_source *source);
+
 typedef enum ms_op {
     MS_OP_ADD,
     MS_OP_DROP,

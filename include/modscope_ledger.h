@@ -127,12 +127,13 @@ enum {
     MS_STACK_NONE, /* not known */
     MS_STACK_LOST, /* known when the block was made, but the table was full */
     MS_STACKS_MAX = 1 << 18,
-    MS_STACK_TEXT_MAX = 32 << 20 /* bytes of all distinct files and functions */
+    MS_STACK_TEXT_MAX = 32 << 20 /* bytes of all distinct texts */
 };
 
 typedef struct ms_frame {
     const char *file;                      /* NULL: `function` is the name of an operator, and there is no line */
     const char *function;                  /* its qualified name */
+    const char *called;                    /* what is called there: "torch.relu", "matmul"; NULL: not known */
     uint32_t line;                         /* 0: not known */
     uint32_t column, end_line, end_column; /* of the expression, columns in bytes from 0; end_line 0: not known */
     ms_stack outer;                        /* the stack around the frame, or MS_STACK_NONE */

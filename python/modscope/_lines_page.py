@@ -63,7 +63,7 @@ def _note_files(place: Place, files: _Numbers[str], notes: dict[int, str | None]
     for frame in place.attributed.frames:
         number = files[frame.file]
         if number not in notes:
-            notes[number] = Place((frame,), None, place.began, cells=place.cells).source_note
+            notes[number] = place._replace(frames=(frame,)).source_note
 
 
 def _sources(files: list[str], wanted: dict[int, set[int]], notes: dict[int, str | None], places: Places) -> dict[int, Any]:

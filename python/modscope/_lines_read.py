@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+from modscope import _capture
 from modscope._cells import Cells
 
 _RawFrame = tuple[str | None, str, int, int, int, int, int]
@@ -17,6 +18,7 @@ _RawFrame = tuple[str | None, str, int, int, int, int, int]
 LOST = 1  # the stack of blocks that were made when the table of stacks was full
 NOT_FOUND = "source not found"
 CHANGED = "changed since"
+_Source = tuple[int, int, int]  # its size, when it was modified, in microseconds since 1970, and its checksum
 _MOST_FRAMES = 65  # more than a recording keeps, with the node; a forged file could have millions
 
 
@@ -29,6 +31,22 @@ class Frame(NamedTuple):
     end_line: int = 0
     column: int = 0
     end_column: int = 0
+    called: str | None = None
+    """What is called there, as the program's bytecode says: "torch.relu", "matmul"."""
+
+
+class Sources:
+    """The source files of a capture, as they were then."""
+
+    def __init__(self, by_file: Mapping[str, _Source]) -> None:
+        self._by_file = by_file
+
+    def note(self, file: str, began: float | None) -> str | None:
+        """Why the source text cannot be shown; None if it can."""
+        return _source_note(file, began, self._by_file.get(file))
+
+
+_NO_SOURCES = Sources({})
 
 
 class Place(NamedTuple):
@@ -49,6 +67,8 @@ class Place(NamedTuple):
     """In backward, the program's frames that created the node in the forward, innermost first, where they are known."""
     cells: Cells | None = None
     """The notebook's cells, whose source is not in files."""
+    sources: Sources = _NO_SOURCES
+    """The source files as they were when the program ran."""
 
     @property
     def file(self) -> str | None:
@@ -65,8 +85,9 @@ class Place(NamedTuple):
     @property
     def operator(self) -> str | None:
         """The operator of torch's dispatcher, if it is known. Else in backward the node's class, and in forward the function
-        that is called in the line, by the source, as long as that is there and has not changed."""
-        known = self.aten or self.node
+        that is called in the line. Captures of earlier versions do not tell it: then it is looked up in the source, as long
+        as that is there and has not changed."""
+        known = self.aten or self.node or (self.frames[0].called if self.frames else None)
         if known or not self.frames or self.source_note:
             return known
         return _function_called(self.frames[0], self.cells)
@@ -79,7 +100,7 @@ class Place(NamedTuple):
         file = self.frames[0].file
         if self.cells is not None and self.cells.is_cell(file):
             return NOT_FOUND if self.cells.lines(file) is None else None
-        return _source_note(file, self.began)
+        return self.sources.note(file, self.began)
 
     @property
     def source(self) -> str | None:
@@ -116,13 +137,19 @@ def shown_file(file: str) -> str:
 
 
 @lru_cache(4096)
-def _source_note(file: str, began: float | None) -> str | None:
-    """A file like "<string>" never had a source that could be found later."""
+def _source_note(file: str, began: float | None, was: _Source | None) -> str | None:
+    """``was``: the file when the program ran. Without that, a file that was modified since the run began counts as changed.
+    A file like "<string>" never had a source that could be found later."""
     try:
-        changed = os.stat(file).st_mtime
+        modified = os.stat(file).st_mtime
+        now = _capture.read_source(file) if was is not None else None
     except (OSError, ValueError):
         return NOT_FOUND
-    return CHANGED if began is not None and changed > began else None
+    if was is not None:
+        modified = was[1] / 1e6
+        if now is None or (now[0], now[2]) != (was[0], was[2]):
+            return CHANGED
+    return CHANGED if began is not None and modified > began else None
 
 
 def source_lines(file: str, cells: Cells | None) -> list[str]:
@@ -188,9 +215,14 @@ class Places:
         began: str | None = None,
         forward: Mapping[int, int] | None = None,
         cells: str | None = None,
+        *,
+        called: Mapping[int, str] | None = None,
+        sources: Mapping[str, _Source] | None = None,
     ) -> None:
         self._stacks = stacks
         self._forward = forward or {}
+        self._called = called or {}
+        self._sources = Sources(sources) if sources else _NO_SOURCES
         self._began_text = began
         self._cells = Cells(cells)
         self._found: dict[int, Place | None] = {0: None}
@@ -229,7 +261,8 @@ class Places:
                 break
             file, function, line, end_line, column, end_column, outer = raw
             if file is not None:
-                frames.append(Frame(self._cells.name(file), function, line, end_line, column, end_column))
+                called = self._called.get(stack)
+                frames.append(Frame(self._cells.name(file), function, line, end_line, column, end_column, called))
             elif "::" in function:
                 aten = function
             else:
@@ -240,4 +273,4 @@ class Places:
             stack = outer if outer < stack else 0
         if not (frames or node or aten):
             return None
-        return Place(tuple(frames), node, self._began, aten=aten, forward=forward, cells=self._cells)
+        return Place(tuple(frames), node, self._began, aten=aten, forward=forward, cells=self._cells, sources=self._sources)

@@ -274,7 +274,11 @@ class Capture:
     @cached_property
     def places(self) -> Places:
         """The lines and operators that made blocks, by the numbers of their stacks."""
-        return Places(self._reader.stacks, self.info.get("began"), self._reader.forward_stacks, (self.end or {}).get(CELLS))
+        reader = self._reader
+        cells = (self.end or {}).get(CELLS)
+        return Places(
+            reader.stacks, self.info.get("began"), reader.forward_stacks, cells, called=reader.called, sources=reader.sources
+        )
 
     @cached_property
     def _survey(self) -> dict[str, Any]:

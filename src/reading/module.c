@@ -92,10 +92,18 @@ static bool make_names(void)
            intern_names(msr_categories, categories, MS_CATEGORY_COUNT);
 }
 
+static PyMethodDef functions[] = {
+    {"read_source", msr_read_source, METH_O,
+     "read_source($module, file, /)\n--\n\nWhat a source file is like now, as Reader.sources has it; None: it is not "
+     "there."},
+    {NULL, NULL, 0, NULL},
+};
+
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "modscope._capture",
     .m_size = -1,
+    .m_methods = functions,
 };
 
 PyMODINIT_FUNC PyInit__capture(void)

@@ -46,7 +46,7 @@ static void reader_dealloc(msr_reader *self)
 /* ---- metadata ---- */
 
 /* Names come from the recorded program, and may be invalid UTF-8. */
-static PyObject *decode_text(const char *text)
+PyObject *msr_decode_text(const char *text)
 {
     return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
 }
@@ -56,7 +56,7 @@ static PyObject *pairs_of(const ms_reader *reader, bool of_end)
     PyObject *dict = PyDict_New();
     const char *key, *value;
     for (size_t i = 0; dict && ms_reader_info(reader, of_end, i, &key, &value); i++) {
-        PyObject *name = decode_text(key), *text = decode_text(value);
+        PyObject *name = msr_decode_text(key), *text = msr_decode_text(value);
         if (!name || !text || PyDict_SetItem(dict, name, text) != 0)
             Py_CLEAR(dict);
         Py_XDECREF(name);
@@ -86,7 +86,7 @@ static PyObject *get_devices(msr_reader *self, void *unused)
     PyObject *list = PyList_New(count);
     for (uint32_t i = 0; list && i < count; i++) {
         const char *name = ms_reader_device(self->reader, i);
-        PyObject *item = name ? decode_text(name) : PyUnicode_FromFormat("device %u", i);
+        PyObject *item = name ? msr_decode_text(name) : PyUnicode_FromFormat("device %u", i);
         if (item)
             PyList_SET_ITEM(list, i, item);
         else
@@ -99,7 +99,7 @@ static PyObject *path_of(const ms_reader *reader, ms_path path)
 {
     ms_path parent;
     uint32_t nth;
-    PyObject *name = decode_text(ms_reader_path(reader, path, &parent, &nth));
+    PyObject *name = msr_decode_text(ms_reader_path(reader, path, &parent, &nth));
     return name ? Py_BuildValue("(NII)", name, parent, nth) : NULL;
 }
 
@@ -119,53 +119,6 @@ static PyObject *get_paths(msr_reader *self, void *unused)
     }
     self->paths = list;
     return Py_XNewRef(list);
-}
-
-static PyObject *stack_of(const ms_reader *reader, ms_stack stack)
-{
-    ms_frame frame;
-    if (!ms_reader_stack(reader, stack, &frame))
-        Py_RETURN_NONE;
-    PyObject *file = frame.file ? decode_text(frame.file) : Py_NewRef(Py_None);
-    PyObject *function = file ? decode_text(frame.function) : NULL;
-    if (!function) {
-        Py_XDECREF(file);
-        return NULL;
-    }
-    return Py_BuildValue("(NNIIIII)", file, function, frame.line, frame.end_line, frame.column, frame.end_column,
-                         frame.outer);
-}
-
-static PyObject *get_stacks(msr_reader *self, void *unused)
-{
-    (void)unused;
-    uint32_t count = ms_reader_stacks(self->reader);
-    PyObject *list = PyList_New(count);
-    for (uint32_t i = 0; list && i < count; i++) {
-        PyObject *stack = stack_of(self->reader, i);
-        if (stack)
-            PyList_SET_ITEM(list, i, stack);
-        else
-            Py_CLEAR(list);
-    }
-    return list;
-}
-
-static PyObject *get_forward_stacks(msr_reader *self, void *unused)
-{
-    (void)unused;
-    PyObject *found = PyDict_New();
-    ms_frame frame;
-    for (uint32_t i = 0; found && i < ms_reader_stacks(self->reader); i++) {
-        if (!ms_reader_stack(self->reader, i, &frame) || !frame.forward)
-            continue;
-        PyObject *stack = PyLong_FromUnsignedLong(i), *forward = PyLong_FromUnsignedLong(frame.forward);
-        if (!stack || !forward || PyDict_SetItem(found, stack, forward) != 0)
-            Py_CLEAR(found);
-        Py_XDECREF(stack);
-        Py_XDECREF(forward);
-    }
-    return found;
 }
 
 /* ---- status ---- */
@@ -189,13 +142,17 @@ static PyGetSetDef attributes[] = {
      "Names of devices, by number. A device without a name is listed once it has occurred.", NULL},
     {"paths", (getter)get_paths, NULL,
      "For each path: its name, its parent, and which of several modules of that name it is.", NULL},
-    {"stacks", (getter)get_stacks, NULL,
+    {"stacks", (getter)msr_get_stacks, NULL,
      "For each stack: file (None: an operator), function, line, end line, column, end column of its innermost frame, "
      "and\n"
      "the stack around it; None where there is none.",
      NULL},
-    {"forward_stacks", (getter)get_forward_stacks, NULL,
+    {"forward_stacks", (getter)msr_get_forward_stacks, NULL,
      "By stack, where its innermost entry is a backward node: the stack that created the node, if it is known.", NULL},
+    {"called", (getter)msr_get_called, NULL, "By stack: what is called in its innermost frame, if it is known.", NULL},
+    {"sources", (getter)msr_get_sources, NULL,
+     "By source file, as it was then: its size, when it was modified, in microseconds since 1970, and its checksum.",
+     NULL},
     STATUS_FIELD("bytes", bytes, "Size of the file."),
     STATUS_FIELD("damaged", damaged, "Bytes that cannot be read, as far as is known."),
     STATUS_FIELD("event_count", events, "One more than the highest event number."),

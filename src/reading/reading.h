@@ -8,6 +8,7 @@
  *     replay.c      Stream: replays with edits   notes.c      Reader.notes
  *     replay_edits.c  the edits of a replay      cover.c      Cover: the greedy choice of a plan
  *     series.c      Reader.series, step_times    collectives.c  Reader.collectives and their totals
+ *     stacks.c      Reader.stacks, and what belongs to them
  *
  * The GIL is released while a file is read. A core reader may be used by one thread at a time; the flag
  * `busy`, guarded by the GIL, is set during such a call, and a second call raises an exception. */
@@ -47,6 +48,14 @@ int msr_open_cursor(msr_reader *reader);
 PyObject *msr_snapshot_new(msr_reader *reader, uint64_t moment);
 PyObject *msr_events_new(msr_reader *reader, uint32_t ops, uint64_t first, uint64_t last);
 PyObject *msr_notes(msr_reader *reader);
+/* Attributes of Reader. `unused` is NULL. */
+PyObject *msr_get_stacks(msr_reader *reader, void *unused);
+PyObject *msr_get_forward_stacks(msr_reader *reader, void *unused);
+PyObject *msr_get_called(msr_reader *reader, void *unused);
+PyObject *msr_get_sources(msr_reader *reader, void *unused);
+PyObject *msr_read_source(PyObject *module, PyObject *file);
+/* A text of a capture, which may be damaged. */
+PyObject *msr_decode_text(const char *text);
 PyObject *msr_collectives(msr_reader *reader);
 PyObject *msr_collective_totals(msr_reader *reader);
 PyObject *msr_collective_sums(msr_reader *reader);

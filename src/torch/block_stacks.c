@@ -1,8 +1,8 @@
 /* block_stacks.c - the stack that makes a block: the program's own Python frames, and in backward the node.
  *
  * Which frames are kept: a frame is of the program itself, of an installed library or Python's, of torch, or of
- * modscope (enum owner). The innermost frame of the lowest owner that occurs is kept, and the frames around it that are
- * of the same owner, up to mst_stack_depth.
+ * modscope (file_owners.h). The innermost frame of the lowest owner that occurs is kept, and the frames around it that
+ * are of the same owner, up to mst_stack_depth.
  *
  * A thread remembers the owners of code objects and the stacks of instructions that it has seen, by their addresses.
  * What is seen for the first time is copied and looked up by its contents (ms_stack_add). An address may be that of
@@ -11,8 +11,9 @@
 #include "torch/block_stacks.h"
 
 #include "interpose/patch.h"
-#include "torch/api.h"
+#include "torch/file_owners.h"
 #include "torch/intercept.h"
+#include "torch/python_code.h"
 #include "torch/python_frames.h"
 #include "torch/running_operator.h"
 
@@ -22,9 +23,6 @@
 
 _Atomic uint32_t mst_stack_depth;
 MST_THREAD_LOCAL const void *mst_running_node;
-
-enum { MOST_FRAMES = 64 };
-enum owner { OF_PROGRAM, OF_LIBRARY, OF_TORCH, OF_MODSCOPE }; /* frames of modscope are never kept */
 
 /* ---- code objects that are freed ---- */
 
@@ -60,33 +58,6 @@ static bool dealloc_reaches_us(void)
     return atomic_load(&generation) != before;
 }
 
-/* ---- whose file it is ---- */
-
-struct folders {
-    size_t count;
-    struct folder {
-        char *prefix;
-        size_t length;
-        enum owner owner;
-    } of[];
-};
-
-static _Atomic(struct folders *) folders; /* set once, and never freed: threads read it without a lock */
-
-static enum owner owner_of_file(const char *file)
-{
-    static const char *const generated[] = {"<frozen ", "<eval_with_key>", "<__array_function__ internals>"};
-    for (size_t i = 0; file[0] == '<' && i < sizeof generated / sizeof *generated; i++)
-        if (strncmp(file, generated[i], strlen(generated[i])) == 0)
-            return OF_TORCH;
-    const struct folders *known = atomic_load_explicit(&folders, memory_order_acquire);
-    enum owner owner = OF_PROGRAM;
-    for (size_t i = 0; known && i < known->count; i++)
-        if (known->of[i].owner > owner && strncmp(file, known->of[i].prefix, known->of[i].length) == 0)
-            owner = known->of[i].owner;
-    return owner;
-}
-
 /* ---- what a thread remembers ---- */
 
 /* Sets of two entries, the latest that was seen first: what two code objects or lines of a loop have in common by
@@ -98,7 +69,7 @@ struct seen {
     struct seen_code {
         const PyCodeObject *code; /* NULL: nothing is here */
         uint32_t first;           /* how far its first instruction at which a frame counts as begun is behind `code` */
-        uint32_t owner;           /* enum owner */
+        uint32_t owner;           /* enum mst_owner */
     } codes[CODES][WAYS];
     struct seen_place {
         const void *at; /* an instruction, or the name of an operator; NULL: nothing is here */
@@ -155,7 +126,7 @@ static __attribute__((noinline)) const struct seen_code *see_code(struct seen_co
     char file[MST_CODE_TEXT];
     ptrdiff_t first = (const char *)mst_code_first_instruction(code) - (const char *)code;
     set[1] = set[0];
-    set[0] = (struct seen_code){code, (uint32_t)first, owner_of_file(mst_code_file(code, file))};
+    set[0] = (struct seen_code){code, (uint32_t)first, mst_owner_of_file(mst_code_file(code, file))};
     return set;
 }
 
@@ -190,7 +161,7 @@ static __attribute__((noinline)) ms_stack see_frame(struct seen_place set[WAYS],
 {
     struct mst_code_texts texts;
     ms_frame added;
-    mst_code_position(frame->code, frame->instruction, &texts, &added);
+    mst_code_describe(frame->code, frame->instruction, &texts, &added);
     added.outer = outer;
     return remember_place(set, frame->instruction, outer, ms_stack_add(mst.watch, &added));
 }
@@ -277,9 +248,9 @@ static inline ms_stack stack_of_operator(struct seen *seen, const char *name, ms
 /* ---- reading ---- */
 
 struct frames {
-    struct mst_frame of[MOST_FRAMES]; /* innermost first */
+    struct mst_frame of[MST_MOST_FRAMES]; /* innermost first */
     uint32_t count;
-    enum owner owner; /* of all of them; OF_MODSCOPE while there is none */
+    enum mst_owner owner; /* of all of them; MST_OF_MODSCOPE while there is none */
 };
 
 /* Whether the frames from `at` on are those that were read last: an instruction identifies its code, too. */
@@ -317,16 +288,16 @@ static void collect_frames(struct seen *seen, const void *at, struct frames *fra
             seen->latest.instructions[read] = frame.instruction;
         read++;
         const struct seen_code *code = find_code(seen, frame.code);
-        if (code->owner > frames->owner || code->owner == OF_MODSCOPE ||
+        if (code->owner > frames->owner || code->owner == MST_OF_MODSCOPE ||
             UNLIKELY((uintptr_t)frame.instruction < (uintptr_t)frame.code + code->first))
             continue;
         if (code->owner < frames->owner) {
-            frames->owner = (enum owner)code->owner;
+            frames->owner = (enum mst_owner)code->owner;
             frames->count = 0;
         }
         if (frames->count < depth)
             frames->of[frames->count++] = frame;
-        is_complete = frames->owner == OF_PROGRAM && frames->count == depth;
+        is_complete = frames->owner == MST_OF_PROGRAM && frames->count == depth;
     }
     seen->latest.count = read <= LATEST ? read : 0;
     seen->latest.is_whole = !is_complete;
@@ -341,7 +312,7 @@ static __attribute__((noinline)) ms_stack read_other_frames(struct seen *seen, c
 {
     struct frames frames;
     frames.count = 0;
-    frames.owner = OF_MODSCOPE;
+    frames.owner = MST_OF_MODSCOPE;
     collect_frames(seen, at, &frames, atomic_load_explicit(&mst_stack_depth, memory_order_relaxed));
     ms_stack stack = MS_STACK_NONE;
     while (frames.count)
@@ -382,15 +353,16 @@ int mst_stacks_init(void)
     return -1;
 }
 
-/* ---- from Python ---- */
+/* ---- start and stop ---- */
 
-static PyObject *why_no_stacks(PyObject *self, PyObject *unused)
+bool mst_stacks_start(uint32_t depth)
 {
-    (void)self, (void)unused;
-    const char *why = mst_frames_unsupported();
-    if (why)
-        return PyUnicode_FromString(why);
-    Py_RETURN_NONE;
+    if (ms_patch_install(&dealloc_patch, dealloc_reaches_us) != 0)
+        return false;
+    atomic_fetch_add(&generation, 1); /* code may have been freed while that was not intercepted */
+    atomic_store(&mst_stack_depth, depth);
+    mst_created_nodes_intercept();
+    return true;
 }
 
 void mst_stacks_stop(void)
@@ -399,135 +371,3 @@ void mst_stacks_stop(void)
     ms_patch_restore(&dealloc_patch);
     mst_created_nodes_restore();
 }
-
-static PyObject *set_stack_depth(PyObject *self, PyObject *argument)
-{
-    (void)self;
-    unsigned long depth = PyLong_AsUnsignedLong(argument);
-    if (PyErr_Occurred())
-        return NULL;
-    if (depth > MOST_FRAMES)
-        return PyErr_Format(PyExc_ValueError, "stacks must be 0 to %d", MOST_FRAMES);
-    if (depth && ms_patch_install(&dealloc_patch, dealloc_reaches_us) != 0) {
-        PyErr_SetString(PyExc_RuntimeError, "the function that frees code objects cannot be intercepted");
-        return NULL;
-    }
-    atomic_fetch_add(&generation, 1); /* code may have been freed while that was not intercepted */
-    if (depth) {
-        atomic_store(&mst_stack_depth, (uint32_t)depth);
-        mst_created_nodes_intercept();
-    } else {
-        mst_stacks_stop();
-    }
-    Py_RETURN_NONE;
-}
-
-/* The folders come in three lists of bytes: of installed libraries and Python's, of torch, and of modscope. */
-static PyObject *set_stack_folders(PyObject *self, PyObject *args)
-{
-    (void)self;
-    static const enum owner owners[] = {OF_LIBRARY, OF_TORCH, OF_MODSCOPE};
-    PyObject *lists[3];
-    if (!PyArg_ParseTuple(args, "O!O!O!", &PyList_Type, &lists[0], &PyList_Type, &lists[1], &PyList_Type, &lists[2]))
-        return NULL;
-    if (atomic_load(&folders))
-        Py_RETURN_NONE;
-    size_t count = (size_t)(PyList_GET_SIZE(lists[0]) + PyList_GET_SIZE(lists[1]) + PyList_GET_SIZE(lists[2]));
-    struct folders *made = calloc(1, sizeof *made + count * sizeof made->of[0]);
-    for (int list = 0; made && list < 3; list++) {
-        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(lists[list]); i++) {
-            const char *prefix = PyBytes_AsString(PyList_GET_ITEM(lists[list], i));
-            struct folder *folder = &made->of[made->count];
-            folder->prefix = prefix ? strdup(prefix) : NULL;
-            if (!folder->prefix)
-                continue;
-            folder->length = strlen(folder->prefix);
-            folder->owner = owners[list];
-            made->count++;
-        }
-    }
-    if (PyErr_Occurred() || !made)
-        return made ? NULL : PyErr_NoMemory();
-    atomic_store(&folders, made);
-    Py_RETURN_NONE;
-}
-
-static PyObject *tuple_of_frame(const ms_frame *frame)
-{
-    return Py_BuildValue("(zsIIII)", frame->file, frame->function, frame->line, frame->end_line, frame->column,
-                         frame->end_column);
-}
-
-PyObject *mst_stack_list(ms_stack stack)
-{
-    PyObject *list = PyList_New(0);
-    ms_frame frame;
-    for (; list && ms_stack_frame(mst.watch, stack, &frame); stack = frame.outer)
-        if (mst_append_new(list, tuple_of_frame(&frame)) != 0)
-            Py_CLEAR(list);
-    return list;
-}
-
-static PyObject *read_stack(PyObject *self, PyObject *unused)
-{
-    (void)self, (void)unused;
-    return mst_stack_list(mst_stack_here());
-}
-
-static PyObject *read_frames(PyObject *self, PyObject *unused)
-{
-    (void)self, (void)unused;
-    PyObject *list = PyList_New(0);
-    struct mst_frame frame;
-    for (const void *at = mst_frame_innermost(); list && at; at = frame.next) {
-        struct mst_code_texts texts;
-        ms_frame shown;
-        frame = mst_frame_read(at);
-        if (frame.is_shim || (uintptr_t)frame.instruction < (uintptr_t)mst_code_first_instruction(frame.code))
-            continue;
-        mst_code_position(frame.code, frame.instruction, &texts, &shown);
-        if (mst_append_new(list, tuple_of_frame(&shown)) != 0)
-            Py_CLEAR(list);
-    }
-    return list;
-}
-
-static PyObject *stacks_lost(PyObject *self, PyObject *unused)
-{
-    (void)self, (void)unused;
-    return PyLong_FromUnsignedLongLong(ms_stacks_lost(mst.watch));
-}
-
-static PyObject *stack_files(PyObject *self, PyObject *unused)
-{
-    (void)self, (void)unused;
-    PyObject *files = PySet_New(NULL);
-    ms_frame frame;
-    for (uint32_t stack = 0; files && stack < ms_stack_count(mst.watch); stack++) {
-        if (!ms_stack_frame(mst.watch, stack, &frame) || !frame.file)
-            continue;
-        PyObject *file = PyUnicode_DecodeUTF8(frame.file, (Py_ssize_t)strlen(frame.file), "replace");
-        if (!file || PySet_Add(files, file) != 0)
-            Py_CLEAR(files);
-        Py_XDECREF(file);
-    }
-    PyObject *list = files ? PySequence_List(files) : NULL;
-    Py_XDECREF(files);
-    return list;
-}
-
-PyMethodDef mst_block_stacks_methods[] = {
-    {"why_no_stacks", why_no_stacks, METH_NOARGS, "None, or why this Python's frames cannot be read."},
-    {"set_stack_depth", set_stack_depth, METH_O, "How many frames are kept for each block; 0: none are read."},
-    {"set_stack_folders", set_stack_folders, METH_VARARGS,
-     "Which files are not the program's own: lists of prefixes, as bytes, of installed libraries and Python's, of\n"
-     "torch, and of modscope. They are set once."},
-    {"read_stack", read_stack, METH_NOARGS,
-     "The stack that a block made here would have: (file, function, line, end line, column, end column) of each "
-     "frame,\n"
-     "innermost first."},
-    {"read_frames", read_frames, METH_NOARGS, "The same of all Python frames of this thread."},
-    {"stack_files", stack_files, METH_NOARGS, "The files of all frames that stacks have, each once."},
-    {"stacks_lost", stacks_lost, METH_NOARGS, "How many times the table of stacks was full."},
-    {NULL, NULL, 0, NULL},
-};

@@ -20,17 +20,5 @@ const char *mst_frames_unsupported(void);
 /* This thread's innermost frame, for mst_frame_read; NULL: it runs no Python. */
 const void *mst_frame_innermost(void);
 struct mst_frame mst_frame_read(const void *frame);
-/* The code's first instruction at which a frame counts as begun. */
-const void *mst_code_first_instruction(const PyCodeObject *code);
-
-enum { MST_CODE_TEXT = 4096 }; /* bytes; longer names are cut off */
-struct mst_code_texts {
-    char file[MST_CODE_TEXT], function[MST_CODE_TEXT];
-};
-/* The file of a code object as UTF-8. Returns `text`. */
-const char *mst_code_file(const PyCodeObject *code, char text[MST_CODE_TEXT]);
-/* Fill in a frame's texts, which will be in `texts`, and its position. */
-void mst_code_position(const PyCodeObject *code, const void *instruction, struct mst_code_texts *texts,
-                       ms_frame *frame);
 
 #endif

@@ -14,7 +14,7 @@
 
 enum {
     MS__FILE_MAJOR = 1,
-    MS__FILE_MINOR = 3,
+    MS__FILE_MINOR = 4,
     MS__FILE_HEAD = 16,       /* bytes of the file's header */
     MS__CHUNK_HEAD = 48,      /* bytes of a chunk's header */
     MS__VARINT_MAX = 10,      /* bytes; no varint is longer */
@@ -34,11 +34,17 @@ enum ms__chunk_kind {
     MS__CHUNK_COLLECTIVES,
     MS__CHUNK_STACKS,     /* the table of stacks */
     MS__CHUNK_ADD_STACKS, /* which stack made each block that the chunk of events with the same first event adds */
-    MS__CHUNK_KEY_STACKS  /* the same of each block of the key frame at the same event */
+    MS__CHUNK_KEY_STACKS, /* the same of each block of the key frame at the same event */
+    MS__CHUNK_CALLED,     /* what is called in frames of the table of stacks */
+    MS__CHUNK_SOURCES     /* the source files of the table of stacks */
 };
 
 /* What an entry of the table of stacks is. */
 enum { MS__STACK_OPERATOR, MS__STACK_FRAME, MS__STACK_NODE /* an operator whose `forward` is known */ };
+
+/* What is called in a frame: nothing that is known, a text, or from here on the number of stacks to go back, plus this.
+ */
+enum { MS__CALLED_NONE, MS__CALLED_TEXT };
 
 /* The first byte of an event: an ms_op, and flags that depend on it. */
 enum {

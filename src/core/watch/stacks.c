@@ -1,5 +1,5 @@
-/* stacks.c - the tree of stacks: each distinct (outer, file, function, position) is stored once, and so is each text.
- */
+/* stacks.c - the tree of stacks: each distinct (outer, file, function, position, called) is stored once, and so is each
+ * text. */
 #include "core/watch/watch.h"
 
 #include <string.h>
@@ -53,7 +53,7 @@ static uint32_t hash_pointer(const char *text)
 static uint32_t hash_frame(const ms_frame *frame)
 {
     uint32_t hash = frame->outer * 2654435761u ^ hash_pointer(frame->file) ^ hash_pointer(frame->function) << 1;
-    hash += frame->forward * 374761393u;
+    hash += frame->forward * 374761393u + hash_pointer(frame->called) * 3u;
     hash ^= (frame->line * 40503u + frame->column) * 2246822519u + frame->end_column;
     return hash ^ hash >> 15;
 }
@@ -61,7 +61,8 @@ static uint32_t hash_frame(const ms_frame *frame)
 static bool is_same_frame(const ms_frame *a, const ms_frame *b)
 {
     return a->outer == b->outer && a->forward == b->forward && a->file == b->file && a->function == b->function &&
-           a->line == b->line && a->column == b->column && a->end_line == b->end_line && a->end_column == b->end_column;
+           a->called == b->called && a->line == b->line && a->column == b->column && a->end_line == b->end_line &&
+           a->end_column == b->end_column;
 }
 
 /* Allocate the tables when the first stack is added. */
@@ -106,8 +107,11 @@ static void grow_stack_buckets(ms_watch *watch, uint32_t count)
     stacks->bucket_count = doubled;
 }
 
-static ms_stack append_stack(ms_watch *watch, const struct ms__stack *stack, struct ms__stack_text *file,
-                             struct ms__stack_text *function)
+struct texts {
+    struct ms__stack_text *file, *function, *called; /* NULL: the frame has none */
+};
+
+static ms_stack append_stack(ms_watch *watch, const struct ms__stack *stack, const struct texts *texts)
 {
     struct ms__stacks *stacks = &watch->stacks;
     uint32_t at = MS__PEEK(stacks->count) ? MS__PEEK(stacks->count) : MS_STACK_LOST + 1u;
@@ -121,16 +125,19 @@ static ms_stack append_stack(ms_watch *watch, const struct ms__stack *stack, str
         MS__STORE(*chunk, added);
     }
     grow_stack_buckets(watch, at);
-    if (file && !file->file_in)
-        file->file_in = at;
-    if (!function->function_in)
-        function->function_in = at;
+    if (texts->file && !texts->file->file_in)
+        texts->file->file_in = at;
+    if (!texts->function->function_in)
+        texts->function->function_in = at;
+    if (texts->called && !texts->called->called_in)
+        texts->called->called_in = at;
     uint32_t *bucket = &stacks->buckets[stack->hash % stacks->bucket_count];
     *stack_at(stacks, at) = (struct ms__stack){.frame = stack->frame,
                                                .next = *bucket,
                                                .hash = stack->hash,
-                                               .file_in = file ? file->file_in : 0,
-                                               .function_in = function->function_in};
+                                               .file_in = texts->file ? texts->file->file_in : 0,
+                                               .function_in = texts->function->function_in,
+                                               .called_in = texts->called ? texts->called->called_in : 0};
     *bucket = at;
     MS__STORE(stacks->count, at + 1);
     return at;
@@ -144,17 +151,19 @@ static ms_stack find_or_append(ms_watch *watch, const ms_frame *frame)
         return MS_STACK_LOST;
     if (own.forward == MS_STACK_LOST || own.forward >= MS__PEEK(stacks->count))
         own.forward = MS_STACK_NONE;
-    struct ms__stack_text *file = frame->file ? intern_text(watch, frame->file) : NULL;
-    struct ms__stack_text *function = intern_text(watch, frame->function);
-    if (!function || (frame->file && !file))
+    struct texts texts = {.file = frame->file ? intern_text(watch, frame->file) : NULL,
+                          .function = intern_text(watch, frame->function),
+                          .called = frame->called ? intern_text(watch, frame->called) : NULL};
+    if (!texts.function || (frame->file && !texts.file) || (frame->called && !texts.called))
         return MS_STACK_LOST;
-    own.file = file ? file->text : NULL;
-    own.function = function->text;
+    own.file = texts.file ? texts.file->text : NULL;
+    own.function = texts.function->text;
+    own.called = texts.called ? texts.called->text : NULL;
     uint32_t hash = hash_frame(&own);
     for (ms_stack at = stacks->buckets[hash % stacks->bucket_count]; at; at = stack_at(stacks, at)->next)
         if (stack_at(stacks, at)->hash == hash && is_same_frame(&stack_at(stacks, at)->frame, &own))
             return at;
-    return append_stack(watch, &(struct ms__stack){.frame = own, .hash = hash}, file, function);
+    return append_stack(watch, &(struct ms__stack){.frame = own, .hash = hash}, &texts);
 }
 
 /* ---- for everyone ---- */

@@ -56,13 +56,13 @@ struct ms__stack {
     ms_frame frame;
     uint32_t next; /* the next stack in the same bucket; 0: this is the last */
     uint32_t hash;
-    ms_stack file_in, function_in; /* the first stacks with this file, and with this function; 0: it has no file */
+    ms_stack file_in, function_in, called_in; /* the first stacks with this file, function, called; 0: it has none */
 };
 
-struct ms__stack_text {          /* a file or function, stored once */
+struct ms__stack_text {          /* a file, a function or what is called, stored once */
     struct ms__stack_text *next; /* in the same bucket */
     uint32_t hash;
-    ms_stack file_in, function_in; /* the first stacks that have it as file, and as function; 0: none */
+    ms_stack file_in, function_in, called_in; /* the first stacks that have it as file, function, called; 0: none */
     char text[];
 };
 

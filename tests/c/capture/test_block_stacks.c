@@ -1,9 +1,11 @@
 /* test_block_stacks.c - the stacks of blocks: written beside the events, read back at any moment, and damaged. */
+#define _POSIX_C_SOURCE 200809L
 #include "capture_scene.h"
 #include "heap.h"
 #include "pack_read.h"
 #include "writer_scene.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -16,6 +18,10 @@ static void add_stacks(void)
     for (uint32_t i = 0; i < LINES; i++) {
         ms_frame frame = {.file = i % 3 ? "model.py" : "train.py",
                           .function = i % 2 ? "forward" : "model.py",
+                          .called = i % 4 == 3 ? NULL
+                                    : i % 4    ? "torch.relu"
+                                    : i % 9    ? "forward"
+                                               : "matmul",
                           .line = i + 1,
                           .end_line = i % 5 ? i + 3 : 0,
                           .column = i % 5 ? 4 : 0,
@@ -74,6 +80,7 @@ TEST(every_block_has_its_stack_at_every_moment)
         CHECK(ms_stack_frame(watch, stack, &expected) && ms_reader_stack(read, stack, &found));
         CHECK(strcmp(found.function, expected.function) == 0 && !found.file == !expected.file);
         CHECK(!found.file || strcmp(found.file, expected.file) == 0);
+        CHECK(!found.called == !expected.called && (!found.called || strcmp(found.called, expected.called) == 0));
         CHECK_EQ(found.line, expected.line);
         CHECK_EQ(found.end_line, expected.end_line);
         CHECK_EQ(found.column, expected.column);
@@ -106,6 +113,36 @@ TEST(a_program_that_repeats_itself_takes_little_room_for_stacks)
     }
     CHECK(sizes[1] - sizes[0] < BLOCKS / 2);
     end_capture(writing);
+    close(file);
+    close_all();
+}
+
+TEST(a_capture_knows_its_source_files)
+{
+    char name[] = "/tmp/modscope_source_XXXXXX";
+    int source = mkstemp(name);
+    CHECK_EQ(write(source, "x = 1\n", 6), 6);
+    open_all(NULL);
+    const char *files[] = {"/tmp", "<string>", name, "/dev/zero", name, "missing.py"};
+    int file = new_file();
+    ms_capture *writing = begin_capture(file);
+    for (uint32_t i = 0; i < 6; i++) {
+        ms_stack stack = ms_stack_add(watch, &(ms_frame){.file = files[i], .function = "f", .line = i + 1});
+        CHECK_EQ(ms_block_add_at(watched, NULL, stack, 16 * (i + 1), 100, 0), MS_OK);
+    }
+    end_capture(writing);
+    ms_reader *read = open_reader(file);
+    ms_source found, now;
+    CHECK(ms_reader_source(read, 0, &found) && !ms_reader_source(read, 1, &now));
+    CHECK(strcmp(found.file, name) == 0 && found.bytes == 6);
+    CHECK_EQ(found.checksum, 0xd050a859u);
+    CHECK(ms_source_read(name, &now) && now.modified == found.modified && now.checksum == found.checksum);
+    CHECK_EQ(pwrite(source, "y", 1, 0), 1);
+    CHECK(ms_source_read(name, &now) && now.checksum != found.checksum && now.bytes == found.bytes);
+    CHECK_EQ(unlink(name), 0);
+    CHECK(!ms_source_read(name, &now));
+    ms_reader_close(read);
+    close(source);
     close(file);
     close_all();
 }

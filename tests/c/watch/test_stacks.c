@@ -31,6 +31,14 @@ TEST(equal_frames_in_the_same_context_are_one_stack)
     CHECK(ms_stack_add(watch, &inner) != stack);
     inner = frame_at("model.py", "forward", 4, main_stack);
     CHECK(ms_stack_add(watch, &inner) != stack);
+    inner = frame_at("model.py", "forward", 3, main_stack);
+    char called[] = "torch.relu";
+    inner.called = called;
+    ms_stack calling = ms_stack_add(watch, &inner);
+    CHECK(calling != stack && ms_stack_add(watch, &inner) == calling);
+    called[0] = '?';
+    CHECK(ms_stack_add(watch, &inner) != calling);
+    CHECK(ms_stack_frame(watch, calling, &found) && strcmp(found.called, "torch.relu") == 0);
     inner = (ms_frame){.function = "AddmmBackward0", .outer = stack};
     CHECK(ms_stack_frame(watch, ms_stack_add(watch, &inner), &found));
     CHECK(!found.file && found.outer == stack && !found.forward);

@@ -173,7 +173,7 @@ def test_a_source_that_is_gone_or_has_changed(run):
         script.unlink()
         assert notes() == {"source not found"}
         assert "(source not found)" in command("tree", file, "--by", "line")
-        script.write_text(text)
+        script.write_text(text + "\n")
         assert notes() == {"changed since"}
         assert "(changed since)" in command("tree", file, "--by", "line")
         block = next(modscope.load(file).snapshot("peak").blocks())

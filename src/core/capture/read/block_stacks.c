@@ -86,3 +86,11 @@ bool ms_reader_stack(const ms_reader *reader, ms_stack stack, ms_frame *frame)
     *frame = reader->stacks[stack];
     return true;
 }
+
+bool ms_reader_source(const ms_reader *reader, size_t index, ms_source *source)
+{
+    if (index >= reader->source_count)
+        return false;
+    *source = reader->sources[index];
+    return true;
+}

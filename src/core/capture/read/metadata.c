@@ -1,4 +1,4 @@
-/* metadata.c - the texts of a capture: info about the run, names of devices and of modules. */
+/* metadata.c - the texts of a capture: info about the run, names of devices and of modules, the table of stacks. */
 #include "core/capture/read/reader.h"
 
 #include <stdlib.h>
@@ -159,6 +159,52 @@ static int read_stacks(ms_reader *reader, struct payload *payload)
     return payload->bytes.bad ? MS_EFORMAT : MS_OK;
 }
 
+/* What is called in a frame: a text, or that of a stack before, if that could be read. False: damaged. */
+static bool read_called(const ms_reader *reader, struct payload *payload, uint64_t stack, const char **called)
+{
+    uint64_t code = ms__get_varint(&payload->bytes);
+    *called = code == MS__CALLED_TEXT ? get_string(payload) : NULL;
+    if (payload->bytes.bad || code <= MS__CALLED_TEXT)
+        return !payload->bytes.bad;
+    uint64_t back = code - MS__CALLED_TEXT;
+    *called = back < stack ? reader->stacks[stack - back].called : NULL;
+    return back < stack;
+}
+
+static int read_all_called(const ms_reader *reader, struct payload *payload)
+{
+    for (uint64_t stack = ms__get_varint(&payload->bytes); has_more(payload); stack++) {
+        const char *called;
+        if (stack >= reader->stack_count || !read_called(reader, payload, stack, &called))
+            return MS_EFORMAT;
+        if (reader->stacks[stack].file)
+            reader->stacks[stack].called = called;
+    }
+    return payload->bytes.bad ? MS_EFORMAT : MS_OK;
+}
+
+static int read_sources(ms_reader *reader, struct payload *payload)
+{
+    while (has_more(payload)) {
+        uint64_t stack = ms__get_varint(&payload->bytes);
+        ms_source source = {.bytes = ms__get_varint(&payload->bytes)};
+        source.modified = ms__get_varint(&payload->bytes);
+        source.checksum = (uint32_t)ms__get_varint(&payload->bytes);
+        source.file = stack < reader->stack_count ? reader->stacks[stack].file : NULL;
+        if (payload->bytes.bad)
+            return MS_EFORMAT;
+        if (!source.file)
+            continue;
+        ms_source *grown =
+            ms__reader_grow(reader, reader->sources, &reader->source_room, reader->source_count + 1, sizeof *grown);
+        if (!grown)
+            return MS_ENOMEM;
+        reader->sources = grown;
+        reader->sources[reader->source_count++] = source;
+    }
+    return MS_OK;
+}
+
 /* The end chunk says how many events were lost in all. Losses after the last key frame are recorded only there. */
 static void count_lost_events(ms_reader *reader)
 {
@@ -181,6 +227,10 @@ int ms__metadata_read(ms_reader *reader, uint32_t kind, uint8_t *bytes, size_t s
         return read_names(reader, &payload);
     case MS__CHUNK_STACKS:
         return read_stacks(reader, &payload);
+    case MS__CHUNK_CALLED:
+        return read_all_called(reader, &payload);
+    case MS__CHUNK_SOURCES:
+        return read_sources(reader, &payload);
     case MS__CHUNK_DEVICES:
         return read_devices(reader, &payload);
     default:
@@ -201,6 +251,7 @@ void ms__metadata_free(ms_reader *reader)
     ms__reader_free(reader, reader->end.at);
     ms__reader_free(reader, reader->paths);
     ms__reader_free(reader, reader->stacks);
+    ms__reader_free(reader, reader->sources);
 }
 
 /* ---- answers ---- */

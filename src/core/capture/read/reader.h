@@ -65,6 +65,8 @@ struct ms_reader {
     struct ms__stack_chunks stack_chunks[2]; /* stacks of adds, and of the blocks of key frames */
     ms_frame *stacks;                        /* the table; function is NULL where the file has no such stack */
     size_t stack_count, stack_room;
+    ms_source *sources; /* as the file has them */
+    size_t source_count, source_room;
     struct ms__pairs info, end;
     const char *device_names[MS_MAX_DEVICES];
     struct ms__name *paths;

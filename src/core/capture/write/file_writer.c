@@ -222,6 +222,45 @@ static void build_stack(struct builder *builder, const ms_watch *watch, ms_stack
     build_number(builder, frame->end_column);
 }
 
+static void build_called(struct builder *builder, const ms_watch *watch, ms_stack number)
+{
+    const struct ms__stack *stack = ms__stack_at(watch, number);
+    if (!stack->frame.called) {
+        build_number(builder, MS__CALLED_NONE);
+    } else if (stack->called_in != number) {
+        build_number(builder, number - stack->called_in + MS__CALLED_TEXT);
+    } else {
+        build_number(builder, MS__CALLED_TEXT);
+        build_string(builder, stack->frame.called);
+    }
+}
+
+/* The stacks from `first` on are new in the file. */
+static bool append_called(ms_capture *capture, const struct ms__chunk_head *next, ms_stack first, ms_stack count)
+{
+    struct builder builder = new_builder(capture);
+    build_number(&builder, first);
+    for (ms_stack stack = first; stack < count; stack++)
+        build_called(&builder, capture->watch, stack);
+    return append_built(&builder, MS__CHUNK_CALLED, next->event, next->time);
+}
+
+static bool append_sources(ms_capture *capture, const struct ms__chunk_head *next, ms_stack first, ms_stack count)
+{
+    struct builder builder = new_builder(capture);
+    for (ms_stack number = first; number < count; number++) {
+        const struct ms__stack *stack = ms__stack_at(capture->watch, number);
+        ms_source source;
+        if (stack->file_in != number || !ms_source_read(stack->frame.file, &source))
+            continue;
+        build_number(&builder, number);
+        build_number(&builder, source.bytes);
+        build_number(&builder, source.modified);
+        build_number(&builder, source.checksum);
+    }
+    return builder.used == MS__CHUNK_HEAD || append_built(&builder, MS__CHUNK_SOURCES, next->event, next->time);
+}
+
 static bool append_stacks(ms_capture *capture, const struct ms__chunk_head *next)
 {
     const ms_watch *watch = capture->watch;
@@ -233,7 +272,8 @@ static bool append_stacks(ms_capture *capture, const struct ms__chunk_head *next
     build_number(&builder, first);
     for (ms_stack stack = first; stack < count; stack++)
         build_stack(&builder, watch, stack);
-    if (!append_built(&builder, MS__CHUNK_STACKS, next->event, next->time))
+    if (!append_built(&builder, MS__CHUNK_STACKS, next->event, next->time) ||
+        !append_called(capture, next, first, count) || !append_sources(capture, next, first, count))
         return false;
     capture->stacks_written = count;
     return true;
