@@ -33,12 +33,20 @@ class Name(NamedTuple):
 def name_for(output: str | None, stem: str) -> Name:
     """The name that the user asked for with ``output``, or one made from the program's name ``stem``. If there are several
     ranks, the rank is part of it, and if the launcher started the job again, how often."""
-    root, suffix = os.path.splitext(output) if output else (f"modscope-{stem}", ".msc")
     place = rank_in_environment()
     if place is None:
-        return Name(root, suffix)
-    attempt = attempt_in_environment()
-    return Name(f"{root}.rank{place[0]}{f'.attempt{attempt}' if attempt else ''}", suffix, True)
+        return Name(*_split(output, stem))
+    return name_of_rank(output, stem, place[0], attempt_in_environment())
+
+
+def name_of_rank(output: str | None, stem: str, rank: int, attempt: int = 0) -> Name:
+    """The name of the captures of a rank. ``output`` and ``stem``: as name_for has them."""
+    root, suffix = _split(output, stem)
+    return Name(f"{root}.rank{rank}{f'.attempt{attempt}' if attempt else ''}", suffix, True)
+
+
+def _split(output: str | None, stem: str) -> tuple[str, str]:
+    return os.path.splitext(output) if output else (f"modscope-{stem}", ".msc")
 
 
 class NewFile(NamedTuple):

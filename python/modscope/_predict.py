@@ -85,7 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     over = "override fully_shard's mesh: groups of N ranks hold one copy of the model (HSDP)"
     add("--shard-over", type=_ranks.parse_count, metavar="N", help=over)
     add("--check", action="store_true", help="run the same steps on this machine's GPU afterwards, and print the error")
-    add("-o", "--output", metavar="FILE", help="the capture's path (default: modscope-<script>.<pid>.msc in this folder)")
+    output = "the capture's path (default: modscope-<script>.<pid>.msc in this folder). A rank's has the rank in its name: x.rank3.msc for x.msc. A table of ranks writes captures where this is given; it may be a folder"
+    add("-o", "--output", metavar="FILE", help=output)
     add("-f", "--force", action="store_true", help="overwrite the capture if it exists")
     add("-q", "--quiet", action="store_true", help="print nothing at the end unless there was an error")
     add("-m", dest="module", action="store_true", help="run a module, as python -m does")
@@ -147,8 +148,8 @@ def _check_ranks(parser: argparse.ArgumentParser, options: argparse.Namespace) -
         parser.error("--check runs the script on one GPU: leave --ranks out")
     if (len(sizes) > 1 or options.all_ranks) and (not options.gpu or len(options.gpu) > 1):
         parser.error("a table of ranks needs one GPU, such as --gpu h100")
-    if (len(sizes) > 1 or options.all_ranks) and (options.output or options.force):
-        parser.error("-o and -f need one rank, such as --ranks 64 --rank 0: for several, only the table is made, and no capture")
+    if (len(sizes) > 1 or options.all_ranks) and options.force and not options.output:
+        parser.error("-f overwrites captures, and a table of ranks writes them where -o is given: add -o NAME.msc, or -o FOLDER")
 
 
 def _check_several(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -157,8 +158,9 @@ def _check_several(parser: argparse.ArgumentParser, options: argparse.Namespace)
         parser.error("--check compares one GPU with the one of this machine: give one, or leave --gpu out")
     if several and (options.output or options.force):
         parser.error("-o and -f need one GPU, such as --gpu h100: for several, only the table is made, and no capture")
-    if (several or options.check) and options.target[0] == "-" and not options.module:
-        parser.error("a script that is read from stdin can be run once: give one GPU, without --check")
+    of_ranks = options.all_ranks or len(options.ranks or ()) > 1
+    if (several or of_ranks or options.check) and options.target[0] == "-" and not options.module:
+        parser.error("a script that is read from stdin can be run once: give one GPU and one rank, without --check")
 
 
 # ---- one GPU ----

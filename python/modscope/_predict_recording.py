@@ -70,6 +70,9 @@ class PredictedRun(RunRecording):
         self._stopped |= self._prediction.timed_out
         super()._at_exit()
 
+    def _stopped_by(self) -> str:
+        return f"--seconds {self._asked.seconds:g}" if self._prediction.timed_out else super()._stopped_by()
+
     def _leave(self) -> NoReturn:
         self._stopped = True
         super()._leave()

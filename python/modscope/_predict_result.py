@@ -41,6 +41,7 @@ def result_of(gpu: Gpu, facts: dict[str, Any], capture: Capture | None, path: st
         "ended": facts["ended"],
         "timed_out": facts["timed_out"],
         "error": facts["error"],
+        "status": facts["status"],
         "torch": facts["torch"],
         "allocator": capture.info.get("allocator", "") if capture else "",
         "bytes_without_rule": facts["bytes_without_rule"],
@@ -53,6 +54,16 @@ def may_reserve_beside(gpu: Gpu, facts: dict[str, Any]) -> int:
     """What torch's allocator may reserve beside the context and NCCL's communicators."""
     ranks = facts.get("ranks") or {"communicator_bytes": 0}
     return min(gpu.may_reserve(facts["fraction"]), max(gpu.capacity - int(ranks["communicator_bytes"]), 0))
+
+
+def has_failed(result: Result) -> bool:
+    """Whether the script ended by an exception, or with a status that says so; not, where the GPU's memory ran out."""
+    return bool(result["fits"]) and (result["ended"] == "exception" or result["status"] not in ("", "0"))
+
+
+def failed_early(result: Result) -> bool:
+    """Whether it failed before its first optimizer step, so that nothing can be said of what it needs."""
+    return has_failed(result) and not result["steps"]
 
 
 def _moment(step: int, phase: str | None, module: str | None) -> Result:

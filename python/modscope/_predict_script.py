@@ -3,6 +3,7 @@ real one would have had to reserve. _run_recording.py runs it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
     from modscope._virtual.device import VirtualDevice
 
 _GRACE = 5.0  # seconds from SystemExit until the process of a script that has caught it is ended
-LOG, FACTS, CAPTURE = "log", "facts.json", "capture.msc"
-"""The files of ``Asked.part``: what was asked of the allocator, what the script did, and its capture."""
+LOG, FACTS, CAPTURE, STEPS = "log", "facts.json", "capture.msc", "steps"
+"""The files of ``Asked.part``: what was asked of the allocator, what the script did, its capture, and a byte for each of its
+steps so far."""
 
 
 class Asked(NamedTuple):
@@ -117,10 +119,11 @@ class Prediction:
         return {"communicator_bytes": str(ranks["communicator_bytes"])} if ranks else {}
 
     def info(self) -> dict[str, str]:
-        """What the capture says of itself."""
+        """What the capture says of itself. Its local rank is that of a real job, where the script sees 0 (_ranks.environment)."""
         from modscope import _predict_device
 
-        return _predict_device.info(self.gpu, self._version)
+        of_rank = {"local_rank": str(self.asked.rank % self.asked.per_node)} if self.asked.ranks > 1 else {}
+        return {**_predict_device.info(self.gpu, self._version), **of_rank}
 
     def recording_began(self) -> None:
         if self.asked.part:
@@ -150,7 +153,10 @@ class Prediction:
         self._script_ended = True
 
     def step_ended(self) -> None:
-        """Note the virtual time on each GPU whose time is wanted."""
+        """Note the virtual time on each GPU whose time is wanted, and tell the process that waits for a part."""
+        if self.asked.part:
+            with contextlib.suppress(OSError), open(os.path.join(self.asked.part, STEPS), "ab") as file:
+                file.write(b".")
         for name in self.asked.also or [self.gpu.name]:
             seconds = self._device.seconds_on(find_gpu(name)) if self._device else None
             if seconds is not None:

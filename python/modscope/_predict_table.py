@@ -20,9 +20,9 @@ from typing import Any
 from modscope import _predict_process
 from modscope._capture import Allocator
 from modscope._load import Capture, load
-from modscope._predict_result import DEVICE, Result, may_reserve_beside
+from modscope._predict_result import DEVICE, Result, failed_early, has_failed, may_reserve_beside
 from modscope._predict_script import FACTS, LOG
-from modscope._predict_text import as_lines, notes, seconds, step_time
+from modscope._predict_text import as_lines, describe_error, notes, seconds, step_time
 from modscope._text import clean, counted, describe_moment, rough_size, size
 from modscope._virtual.gpus import GPUS, Gpu, rules_of
 
@@ -70,12 +70,14 @@ def read_facts(part: str) -> dict[str, Any] | None:
         return None
 
 
-def refuse(options: argparse.Namespace, facts: dict[str, Any] | None, status: int) -> int:
-    """The script's own messages say why, if it failed."""
+def refuse(options: argparse.Namespace, facts: dict[str, Any] | None, status: int, whose: str = "") -> int:
+    """The script's own messages say why, if it failed. ``whose``: the rank, for the message."""
     if facts is not None:
-        sys.stderr.write(as_lines([f"{options.target[0]} {facts['nothing']}, so there is nothing to predict."]))
-    elif not status:
-        sys.stderr.write(as_lines(["the script's process ended without a result."]))
+        failed = f" and failed with status {status}" if status else ""
+        sys.stderr.write(as_lines([f"{whose}{options.target[0]} {facts['nothing']}{failed}, so there is nothing to predict."]))
+    else:
+        how = f"with status {status} and " if status else ""
+        sys.stderr.write(as_lines([f"{whose}the script's process ended {how}without a result."]))
     return status if facts is not None else status or 1
 
 
@@ -118,7 +120,7 @@ def _row(gpu: Gpu, capture: Capture, log: bytes, facts: dict[str, Any], needed: 
         "step_ms": facts["step_times"].get(gpu.name),
         "out_of_memory": failure,
         "ranks": facts.get("ranks"),
-        **{key: facts[key] for key in ("seconds", "steps", "ended", "timed_out", "error", "torch", "bytes_without_rule", "notes")},
+        **{key: facts[key] for key in ("seconds", "steps", "ended", "timed_out", "error", "status", "torch", "bytes_without_rule", "notes")},
         "allocator": capture.info.get("allocator", ""),
     }
 
@@ -150,9 +152,9 @@ def _sentences(options: argparse.Namespace, results: list[Result], elapsed: floa
     if not any(result["reserved_peak"] or result["out_of_memory"] for result in results):
         lines.append('The script used no GPU: it uses one where its device is "cuda".')
     if first["timed_out"]:
-        lines.append(f"--seconds {first['timed_out']:g} ended the script.")
-    elif first["ended"] == "exception":
-        lines.append(f"An exception ended the script ({first['error'].splitlines()[0][:200]}): what would follow is not known.")
+        lines.append(f"The script was stopped after {first['timed_out']:g} s, as --seconds says.")
+    elif has_failed(first):
+        lines.append(f"The script failed ({describe_error(first)}): what would follow is not known.")
     lines += notes(first)
     fits = [result for result in results if result["fits"]]
     example = (fits or results)[0]["gpu"]
@@ -189,7 +191,9 @@ def as_columns(rows: Sequence[Sequence[str]]) -> str:
 
 def verdict(result: Result) -> str:
     failed = result["out_of_memory"]
+    if failed is None and failed_early(result):
+        return "not known: the script failed before its first optimizer step"
     if failed is None:
-        return "fits"
+        return "fits so far: then the script failed" if has_failed(result) else "fits"
     when = describe_moment(failed["step"], failed["phase"], failed["module"], columns=60)
     return f"does not fit: {when}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from modscope._predict_result import DEVICE, Result
+from modscope._predict_result import DEVICE, Result, failed_early, has_failed
 from modscope._text import clean, counted, describe_moment, rough_size, size
 from modscope._virtual.gpus import find_gpu
 
@@ -27,7 +27,10 @@ def closing(result: Result, shown: str, loss: str | None, quiet: bool) -> list[s
         return []
     if not used_gpu(result):
         return [f'{_what(result)} The script used no GPU: it uses one where its device is "cuda".', *notes(result)]
-    lines = [f"{_what(result)} {_peaks(result)}", f"{_card(result)} {_verdict(result)}{_time(result)}"]
+    if failed_early(result):
+        lines = [_what(result), f"Until then: {_peaks(result)}"]
+    else:
+        lines = [f"{_what(result)} {_peaks(result)}", f"{_card(result)} {_verdict(result)}{_time(result)}"]
     lines += notes(result)
     return [*lines, _capture(result, shown, loss)] if shown else lines
 
@@ -43,17 +46,26 @@ def seconds(value: float) -> str:
     return f"{value:.0f} s" if value >= 1.95 else f"{value:.1f} s"
 
 
+def describe_error(result: Result) -> str:
+    """ "ValueError: no", or with which status the script ended."""
+    lines = result["error"].splitlines()
+    return clean(lines[0])[:200] if lines else f"exit status {result['status']}"
+
+
 def _what(result: Result) -> str:
     done = counted(result["steps"], "step") if result["steps"] else "the script"
     how = ""
+    if failed_early(result):
+        as_rank = of_rank(result).replace(" of", " as", 1)
+        return f"the script failed{as_rank} before its first optimizer step, so whether it fits is not known: {describe_error(result)}."
     if result["timed_out"]:
-        how = f", when --seconds {result['timed_out']:g} ended the script"
+        how = f", until it was stopped after {result['timed_out']:g} s, as --seconds says"
     elif result["ended"] == "interrupted":
         how = ", when it was interrupted"
     elif not result["fits"]:
         how = ", until memory ran out"
-    elif result["ended"] == "exception":
-        how = f", when an exception ended the script ({clean(result['error'].splitlines()[0])[:200]})"
+    elif has_failed(result):
+        how = f", until the script failed ({describe_error(result)})"
     return f"predicted {done}{of_rank(result)} in {seconds(result['seconds'])}{how}."
 
 
@@ -97,7 +109,8 @@ def _verdict(result: Result) -> str:
     if failed:
         times = "an allocation failed" if failed["count"] == 1 else f"{failed['count']} allocations failed"
         caught = f", after {times} and the script went on"
-    unknown = "so far " if result["ended"] in ("exception", "interrupted") else ""
+    is_early = result["timed_out"] and not result["steps"]
+    unknown = "so far " if has_failed(result) or result["ended"] == "interrupted" or is_early else ""
     return f"{unknown}it fits, with {rough_size(result['to_spare'])} to spare{caught}."
 
 

@@ -131,7 +131,7 @@ def _may_be_python(path: str, head: bytes) -> bool:
     return zipfile.is_zipfile(path)
 
 
-def _stem(options: argparse.Namespace) -> str:
+def stem(options: argparse.Namespace) -> str:
     target: str = options.target[0]
     if options.module:
         return target
@@ -158,7 +158,7 @@ def _check_python(flags: list[str]) -> None:
 
 def _settings(options: argparse.Namespace, prediction: Sequence[Any]) -> Settings:
     """Creates the capture's file. OSError if it cannot be created: the script is not run then."""
-    name = _files.name_for(options.output, _stem(options))
+    name = _files.name_for(options.output, stem(options))
     shown, file = "", None
     if not options.no_capture:
         shown, file = _files.prepare_for_run(name, bool(options.output), options.force, "-f")
@@ -173,7 +173,7 @@ def _settings(options: argparse.Namespace, prediction: Sequence[Any]) -> Setting
         steps=options.steps or 0,
         quiet=options.quiet,
         pythonpath=os.environ.get("PYTHONPATH"),
-        started=[os.getcwd(), options.output or "", _stem(options)] if shown else [],
+        started=[os.getcwd(), options.output or "", stem(options)] if shown else [],
         force=options.force,
         began=time.time(),
         captures=list(captures) if captures else [],

@@ -390,8 +390,13 @@ class RunRecording:
     # ---- the end ----
 
     def _exit(self, status: int) -> NoReturn:
-        self._finish("stopped" if self._stopped else "finished", status=str(status))
+        how = {"how": "stopped", "by": self._stopped_by()} if self._stopped else {"how": "finished"}
+        self._finish(**how, status=str(status))
         self._original_exit(status)
+
+    def _stopped_by(self) -> str:
+        """The option that stopped the script."""
+        return f"--steps {self._settings.steps}"
 
     def _at_exit(self) -> None:
         if self._in_fork():
@@ -399,7 +404,7 @@ class RunRecording:
         _flush()
         error = self._uncaught_error if sys.excepthook == self._excepthook else getattr(sys, "last_value", None)
         if self._stopped:
-            self._finish("stopped", status="0")
+            self._finish("stopped", status="0", by=self._stopped_by())
         elif error is None:
             self._finish("finished", **self._exit_status())
         else:

@@ -114,17 +114,25 @@ def describe_end(end: Mapping[str, str] | None) -> str:
     """How the program ended."""
     if end is None:
         return "No end: it was killed, or still runs"
-    how, status, error = (end.get(word, "") for word in ("how", "status", "error"))
+    how, status, error, by = (end.get(word, "") for word in ("how", "status", "error", "by"))
     if how == "finished" and status not in ("", "0"):
         return f"Exited with status {status}"
     words = {
         "finished": "Finished",
         "exception": "Ended by an exception",
-        "stopped": "Stopped" if error else "Stopped as asked",
+        "stopped": "Stopped" if error else _describe_stop(by),
         "interrupted": "Interrupted",
         "terminated": "Ended by SIGTERM",
     }
     return words.get(how, how or "Ended") + (f": {error.splitlines()[0]}" if error.strip() else "")
+
+
+def _describe_stop(by: str) -> str:
+    """ "Stopped after 3 optimizer steps, as --steps 3 says". ``by``: the option of modscope; "": the program ended its recording itself, or the
+    capture does not say."""
+    option, _, number = by.partition(" ")
+    after = {"--steps": f"{number} optimizer {'step' if number == '1' else 'steps'}", "--seconds": f"{number} s"}.get(option)
+    return f"Stopped after {after}, as {by} says" if after else "Stopped before the program's own end"
 
 
 def describe_losses(report: Report) -> list[str]:

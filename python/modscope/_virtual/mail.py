@@ -8,11 +8,21 @@ import pickle
 import time
 from typing import Any
 
-__all__ = ["Mail"]
+__all__ = ["Mail", "note_end"]
 
 _POLL = 0.005
 _PATIENCE = 300.0
 """Seconds until a message is taken to be lost."""
+
+
+def note_end(folder: str, rank: int) -> None:
+    """Tell the others that this rank has ended, and sends nothing more."""
+    with open(_end_of(folder, rank), "wb"):
+        pass
+
+
+def _end_of(folder: str, rank: int) -> str:
+    return os.path.join(folder, f"end-{rank}")
 
 
 class Mail:
@@ -32,10 +42,12 @@ class Mail:
         os.replace(f"{path}.part", path)
 
     def receive(self, source: int) -> Any:
-        """Waits until the message is there. TimeoutError says from whom it did not come."""
+        """Waits until the message is there. RuntimeError or TimeoutError says from whom it does not come."""
         number = self._received[source] = self._received.get(source, 0) + 1
         path, deadline = self._path(source, self._rank, number), time.monotonic() + _PATIENCE
         while not os.path.exists(path):
+            if os.path.exists(_end_of(self._folder, source)) and not os.path.exists(path):
+                raise RuntimeError(f"rank {source} ended, and had not sent what rank {self._rank} waits for: see whether it failed")
             if time.monotonic() > deadline or not os.path.isdir(self._folder):
                 raise TimeoutError(f"rank {source} sent nothing to rank {self._rank} within {_PATIENCE:g} s: see whether it failed")
             time.sleep(_POLL)

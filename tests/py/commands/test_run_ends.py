@@ -121,7 +121,7 @@ def test_steps_in_a_thread(tmp_path):
     ran = run(tmp_path, "--steps", "2", training(tmp_path, text))
     assert ran.status == 0 and ran.out == b"begins\n" and ran.err == b""
     capture = only_capture(tmp_path)
-    assert capture.end == {"how": "stopped", "status": "0"} and capture.optimizer_steps == 2
+    assert capture.end == {"how": "stopped", "status": "0", "by": "--steps 2"} and capture.optimizer_steps == 2
 
 
 def test_leaving_at_once(tmp_path):

@@ -9,6 +9,8 @@ import pytest
 from command_helpers import CAPTURES
 from odd_captures import MIB
 
+from modscope._summary import describe_end
+
 
 def test_summary(text):
     out = text("summary train.msc")
@@ -34,12 +36,24 @@ def test_summary_shows_equal_modules_in_one_row(text):
         ("leaky", "Ended by an exception: ValueError: no\n"),
         ("killed", "killed, or still runs"),
         ("names", "Interrupted"),
-        ("huge", "Stopped as asked"),
+        ("huge", "Stopped before the program's own end"),
         ("empty", "No memory was held"),
     ],
 )
 def test_summary_says_how_it_ended(text, name, says):
     assert says in text(f"summary {name}.msc")
+
+
+@pytest.mark.parametrize(
+    "by,says",
+    [
+        ("--steps 3", "Stopped after 3 optimizer steps, as --steps 3 says"),
+        ("--steps 1", "Stopped after 1 optimizer step, as --steps 1 says"),
+        ("--seconds 60", "Stopped after 60 s, as --seconds 60 says"),
+    ],
+)
+def test_what_stopped_a_program_is_said(by, says):
+    assert describe_end({"how": "stopped", "status": "0", "by": by}) == says
 
 
 def test_summary_of_out_of_memory(text):

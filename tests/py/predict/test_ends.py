@@ -27,8 +27,8 @@ def only_capture(folder):
 def test_a_loop_that_needs_values_is_ended_by_seconds(tmp_path):
     ran = predict(tmp_path, "--gpu", "t4", "--seconds", "1", write(tmp_path, ENDLESS))
     assert ran.status == 0 and ran.out == "ready\n"
-    assert ", when --seconds 1 ended the script. cuda:0 reserves 2.00 MiB" in ran.said[0]
-    assert only_capture(tmp_path).end["how"] == "stopped"
+    assert ", until it was stopped after 1 s, as --seconds says. cuda:0 reserves 2.00 MiB" in ran.said[0]
+    assert only_capture(tmp_path).end["how"] == "stopped" and only_capture(tmp_path).end["by"] == "--seconds 1"
 
 
 def test_seconds_end_a_script_that_catches_everything(tmp_path):
@@ -43,7 +43,7 @@ def test_seconds_end_a_script_that_catches_everything(tmp_path):
                 print(repr(error), flush=True)
     """)
     ran = predict(tmp_path, "--gpu", "t4", "--seconds", "1", "--json", "x.json", script)
-    assert ran.status == 0 and ran.out.startswith("SystemExit()\n") and "--seconds 1 ended the script" in ran.said[0]
+    assert ran.status == 0 and ran.out.startswith("SystemExit()\n") and "until it was stopped after 1 s, as --seconds says" in ran.said[0]
     assert json.loads((tmp_path / "x.json").read_text())["timed_out"] == 1
 
 
@@ -62,9 +62,18 @@ def test_ctrl_c_while_several_gpus_are_predicted(tmp_path):
 def test_an_exception_of_the_script(tmp_path):
     ran = predict(tmp_path, "--gpu", "t4", "--json", "x.json", training(tmp_path, "step(); raise ValueError('mine')"))
     assert ran.status == 1 and "ValueError: mine" in ran.err
-    assert ", when an exception ended the script (ValueError: mine). " in ran.said[0] and " so far it fits, " in ran.said[1]
+    assert ", until the script failed (ValueError: mine). " in ran.said[0] and " so far it fits, " in ran.said[1]
     result = json.loads((tmp_path / "x.json").read_text())
     assert (result["ended"], result["error"], result["steps"], result["fits"]) == ("exception", "ValueError: mine", 1, True)
+
+
+def test_a_script_that_fails_before_its_first_step(tmp_path):
+    ran = predict(tmp_path, "--gpu", "t4", training(tmp_path, "raise ValueError('mine')"))
+    assert ran.status == 1 and "fits," not in ran.err
+    assert ran.said[0] == "the script failed before its first optimizer step, so whether it fits is not known: ValueError: mine."
+    several = predict(tmp_path, "--gpu", "t4,h100", "train.py")
+    assert several.status == 1 and several.err.count("not known: the script failed before its first optimizer step") == 2
+    assert "The script failed (ValueError: mine): what would follow is not known." in several.err and "ValueError: mine\n" in several.err
 
 
 def test_the_exit_status_is_the_script_s(tmp_path):

@@ -23,6 +23,7 @@ RESULT = {
     "ended": "stopped",
     "timed_out": None,
     "error": "",
+    "status": "0",
     "bytes_without_rule": None,
     "notes": [],
 }
@@ -73,17 +74,31 @@ def test_a_script_that_went_on():
 @pytest.mark.parametrize(
     "changes, sentence",
     [
-        ({"timed_out": 60.0}, "predicted 3 steps in 4 s, when --seconds 60 ended the script. "),
+        ({"timed_out": 60.0}, "predicted 3 steps in 4 s, until it was stopped after 60 s, as --seconds says. "),
         ({"ended": "interrupted"}, "predicted 3 steps in 4 s, when it was interrupted. "),
-        ({"ended": "exception", "error": "ValueError: no\nmore"}, "predicted 3 steps in 4 s, when an exception ended the script (ValueError: no). "),
+        ({"ended": "exception", "error": "ValueError: no\nmore"}, "predicted 3 steps in 4 s, until the script failed (ValueError: no). "),
+        ({"ended": "finished", "status": "3"}, "predicted 3 steps in 4 s, until the script failed (exit status 3). "),
+        ({"steps": 0, "timed_out": 9.0}, "predicted the script in 4 s, until it was stopped after 9 s, as --seconds says. "),
         ({"steps": 1, "seconds": 0.83}, "predicted 1 step in 0.8 s. "),
         ({"steps": 0}, "predicted the script in 4 s. "),
     ],
 )
 def test_how_it_ended(changes, sentence):
     assert lines(**changes)[0].startswith(sentence)
-    so_far = changes.get("ended") in ("exception", "interrupted")
+    so_far = "ended" in changes or changes.get("timed_out") == 9.0
     assert (" so far it fits, " in lines(**changes)[1]) == so_far
+
+
+@pytest.mark.parametrize("end", [{"ended": "exception", "error": "ValueError: no", "status": ""}, {"ended": "finished", "status": "3"}])
+def test_a_script_that_fails_before_its_first_step_is_not_said_to_fit(end):
+    error = end.get("error") or "exit status 3"
+    assert lines(steps=0, **end) == [
+        f"the script failed before its first optimizer step, so whether it fits is not known: {error}.",
+        "Until then: cuda:0 reserves 18.42 GiB at most (16.90 GiB allocated), in step 2, backward of GPT2.h.11.mlp.",
+        "wrote modscope-train.4242.msc. See it:  modscope summary modscope-train.4242.msc",
+    ]
+    of_rank = lines(steps=0, ranks={"rank": 3, "size": 8, "communicators": 0}, **end)[0]
+    assert of_rank.startswith("the script failed as rank 3 of 8 before its first optimizer step, so ")
 
 
 def test_operators_without_a_rule_are_mentioned_where_they_matter():

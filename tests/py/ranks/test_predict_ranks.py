@@ -3,19 +3,22 @@
 import json
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
+import warm_python
 from helpers import INTERCEPTION
+
+from modscope import load
+from modscope._ranks_job import find_job
+from modscope._ranks_read import read_ranks
 
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
 needs_virtual_gpu = pytest.mark.skipif(not INTERCEPTION or torch.backends.cuda.is_built(), reason="there is no virtual GPU here")
 
 
 def predict(folder: pathlib.Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "modscope", "predict", *words], capture_output=True, text=True, cwd=folder, timeout=500)
+    return warm_python.run(["-m", "modscope", "predict", *words], folder, 500)
 
 
 @needs_virtual_gpu
@@ -34,7 +37,7 @@ def test_one_rank_says_which_it_is_and_what_nccl_takes(tmp_path: pathlib.Path) -
 @needs_virtual_gpu
 @pytest.mark.slow
 def test_the_stages_of_a_pipeline_differ(tmp_path: pathlib.Path) -> None:
-    words = ["--gpu", "h100", "--seconds", "0", "--ranks", "2", "--all-ranks", "--json", "x.json"]
+    words = ["--gpu", "h100", "--seconds", "0", "--ranks", "2", "--all-ranks", "--json", "x.json", "-o", "."]
     ran = predict(tmp_path, *words, str(PROGRAMS / "pipeline.py"))
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == "rank 0\n"  # the others print nothing
@@ -43,17 +46,35 @@ def test_the_stages_of_a_pipeline_differ(tmp_path: pathlib.Path) -> None:
     allocated = [rank["allocated_peak"] for rank in ranks]
     assert allocated[0] > allocated[1]  # the first stage has most microbatches in flight
     assert re.search(r"^Rank 0 reserves most, .* and rank 1 least, .*: a spread of .*\.$", ran.stderr, re.MULTILINE)
+    assert_captures_are_a_job(tmp_path, [rank["capture"] for rank in ranks], allocated)
+    assert "See them as one job:  modscope summary ./modscope-pipeline.rank0.msc ./modscope-pipeline.rank1.msc" in ran.stderr
+    again = predict(tmp_path, *words, str(PROGRAMS / "pipeline.py"))
+    assert again.returncode == 1 and "rank0.msc exists already: choose another name, or overwrite it (-f)" in again.stderr
+
+
+def assert_captures_are_a_job(folder: pathlib.Path, names: list[str], peaks: list[int]) -> None:
+    """As modscope summary and report read the captures of a real job's ranks."""
+    assert [pathlib.Path(name).name for name in names] == [f"modscope-pipeline.rank{rank}.msc" for rank in range(len(peaks))]
+    assert len(list(folder.glob("*.msc"))) == len(peaks)
+    ranks = read_ranks([str(folder / name) for name in names])
+    job = find_job(ranks)
+    assert (job.world, job.missing, job.left_out) == (len(peaks), [], [])
+    assert [rank.bytes for rank in job.ranks] == peaks
+    assert [rank.place.local_rank for rank in job.ranks if rank.place] == list(range(len(peaks)))
 
 
 @needs_virtual_gpu
 @pytest.mark.slow
 def test_several_numbers_of_ranks_are_a_table(tmp_path: pathlib.Path) -> None:
-    ran = predict(tmp_path, "--gpu", "l4", "--seconds", "0", "--ranks", "1,2", str(PROGRAMS / "ddp.py"))
+    ran = predict(tmp_path, "--gpu", "l4", "--seconds", "0", "--ranks", "1,2", "-o", "x.msc", str(PROGRAMS / "ddp.py"))
     assert ran.returncode == 0, ran.stderr
     lines = ran.stderr.splitlines()
-    assert lines[0].startswith("[modscope] predicted 3 steps of rank 0 of 1 and 2 ranks on L4 in")
+    assert sorted(re.sub(", .*", "", line) for line in lines[:2]) == [f"[modscope] rank 0 of {ranks} ended after 3 steps" for ranks in (1, 2)]
+    assert lines[2].startswith("[modscope] predicted 3 steps of rank 0 of 1 and 2 ranks on L4 in")
     rows = [line.split() for line in lines if re.match(r"[12] ", line)]
     assert [row[0] for row in rows] == ["1", "2"] and all(row[-1] == "fits" for row in rows)
+    assert lines[-1] == "Compare two:  modscope diff x.1ranks.rank0.msc x.2ranks.rank0.msc"
+    assert [load(tmp_path / f"x.{ranks}ranks.rank0.msc").info["world"] for ranks in (1, 2)] == ["1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +85,7 @@ def test_several_numbers_of_ranks_are_a_table(tmp_path: pathlib.Path) -> None:
         (["--ranks", "8", "--rank", "8"], "--rank 8: of 8 ranks the last one is 7"),
         (["--ranks", "8,16", "--all-ranks", "--gpu", "h100"], "--all-ranks needs one number of --ranks"),
         (["--ranks", "8,16"], "a table of ranks needs one GPU, such as --gpu h100"),
-        (["--ranks", "8,16", "--gpu", "h100", "-o", "x.msc"], "-o and -f need one rank"),
+        (["--ranks", "8,16", "--gpu", "h100", "-f"], "add -o NAME.msc, or -o FOLDER"),
         (["--ranks", "8", "--check"], "leave --ranks out"),
     ],
 )
