@@ -4,10 +4,10 @@ import json
 import pathlib
 import re
 import subprocess
-import sys
 
 import pytest
 import torch
+import warm_python
 from helpers import INTERCEPTION
 
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
@@ -15,7 +15,7 @@ needs_virtual_gpu = pytest.mark.skipif(not INTERCEPTION or torch.backends.cuda.i
 
 
 def predict(folder: pathlib.Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "modscope", "predict", *words], capture_output=True, text=True, cwd=folder, timeout=500)
+    return warm_python.run(["-m", "modscope", "predict", *words], folder)
 
 
 @needs_virtual_gpu
