@@ -72,10 +72,10 @@ def run(words: list[str], folder: str | pathlib.Path | None = None, seconds: flo
     return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
-def start(words: list[str], folder: str | pathlib.Path | None = None, **environment: str) -> subprocess.Popen[str]:
+def start(words: list[str], folder: str | pathlib.Path | None = None, text: bool = True, **environment: str) -> subprocess.Popen[Any]:
     pipe = subprocess.PIPE
     env = {**os.environ, **environment}
-    return Popen([sys.executable, *words], True, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
+    return Popen([sys.executable, *words], True, cwd=folder, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=text)
 
 
 def run_ranks(words: list[str], folder: pathlib.Path, world: int, seconds: float = 600, **environment: str) -> list[str]:
