@@ -7,6 +7,8 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the programs that tests start, too: threads of tiny tensors only wait
 
+import warm_python  # before torch: it takes torch's own warning filters for those that come after this line
+
 import helpers
 import pytest
 import torch
@@ -14,6 +16,8 @@ import torch._dynamo  # The first optimizer would import it, in the middle of a 
 from helpers import NOWHERE, look, torch_globals
 
 from modscope import ModTracker, ModuleTracker
+
+warm_python.prepare()
 
 
 # Reading captures, the commands and the integrations do not depend on interception, so the fallback's run skips them.

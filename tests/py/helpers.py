@@ -202,7 +202,7 @@ def python_path(*folders: str) -> str:
     return os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def run_python(code: str, timeout: float = 60, **env: str) -> subprocess.CompletedProcess:
+def run_python(code: str, timeout: float = 600, **env: str) -> subprocess.CompletedProcess:
     """Run code in a fresh interpreter that finds these helpers."""
     here = os.path.dirname(__file__)
     return subprocess.run(
@@ -250,7 +250,7 @@ def in_child(check: Callable[[], object]) -> None:
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)
-    until = time.monotonic() + 20
+    until = time.monotonic() + 300  # far above what a loaded machine needs
     while time.monotonic() < until:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:

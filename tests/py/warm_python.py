@@ -1,93 +1,161 @@
 """Run Python programs in forks of one process that has imported torch and modscope already.
 
 Importing torch takes most of the time of a small program. A fork starts with its modules, so what a program allocates and
-prints is as in a process of its own, with these differences: torch is imported before the program's first line, and the
-interpreter is not finalized at the end. Programs for which these matter, and those that are sent signals, are started as
-processes of their own.
+prints is as in a process of its own, with these differences: torch and torch._dynamo are imported before the program's
+first line, and the interpreter is not finalized at the end. Programs for which these matter are started as processes of
+their own.
+
+The process is a fork of pytest's own, made by tests/py/conftest.py before the first test (``prepare``), so it costs nothing.
 
 ``modscope run`` and ``modscope predict`` replace their process with Python (execve). In a fork the new program begins in
 the same process instead, with its environment and our sitecustomize, as Python begins it. The processes of ``modscope``
-that commands start (subprocess.Popen) are forks, too.
-
-This file is also the program of that process.
+that commands and torchrun start (subprocess.Popen) are forks, too.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import functools
+import importlib
+import importlib.util
+import io
 import json
+import multiprocessing.process
 import os
 import pathlib
 import select
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+import warnings
 from types import ModuleType
 from typing import IO, Any, NoReturn
 
 _StartedProcess = subprocess.Popen
+_exit = os._exit  # before a recording replaces it
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_PATH: list[str] = []  # a new Python's sys.path
+_filters_at_import = list(warnings.filters)
+_server: socket.socket | None = None
+"""Requests are sent here. The process ends when all copies of this end are closed, at the latest when pytest ends."""
 
 # ---- for tests ----
 
 
-def run(words: list[str], folder: str | pathlib.Path | None = None, seconds: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
+def prepare() -> None:
+    """Fork the process that runs the programs. conftest.py calls this once it has imported torch."""
+    global _server
+    _server, theirs = _socket_pair()
+    if os.fork() != 0:
+        theirs.close()
+        return
+    _server.close()
+    try:
+        _be_server(theirs)
+    finally:
+        _exit(1)
+
+
+def run(words: list[str], folder: str | pathlib.Path | None = None, seconds: float = 600, **environment: str) -> subprocess.CompletedProcess[str]:
     """What ``python WORDS`` does: its exit status and output. ``environment``: variables besides those of this process."""
-    with open(os.devnull, "rb") as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        files = [file.fileno() for file in (stdin, out, err)]
-        pid, reply = _ask(_server(), words, os.fspath(folder or os.getcwd()), {**os.environ, **environment}, files)
-        with reply:
-            if not select.select([reply], [], [], seconds)[0]:
-                os.kill(pid, 9)
-                reply.readline()
-                raise subprocess.TimeoutExpired(words, seconds)
-            status = os.waitstatus_to_exitcode(int(reply.readline()))
-        out.seek(0), err.seek(0)
-        return subprocess.CompletedProcess(words, status, out.read().decode(), err.read().decode())
+    process = start(words, folder, **environment)
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
-def _ask(server: socket.socket, words: list[str], folder: str, environment: dict[str, str], files: list[int]) -> tuple[int, IO[bytes]]:
+def start(words: list[str], folder: str | pathlib.Path | None = None, text: bool = True, **environment: str) -> subprocess.Popen[Any]:
+    pipe = subprocess.PIPE
+    env = {**os.environ, **environment}
+    return Popen([sys.executable, *words], True, cwd=folder, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=text)
+
+
+def run_ranks(words: list[str], folder: pathlib.Path, world: int, seconds: float = 600, **environment: str) -> list[str]:
+    """What each of ``world`` processes prints, which are started at once, with RANK, LOCAL_RANK and WORLD_SIZE. All must end
+    with status 0: when one does not, the others are killed, as they may wait for it."""
+    ranks = [
+        start(words, folder, **{"OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), **environment})
+        for rank in range(world)
+    ]
+    outputs = ["" for _ in ranks]
+    errors = ["" for _ in ranks]
+
+    def read(rank: int) -> None:
+        outputs[rank], errors[rank] = ranks[rank].communicate()
+        if ranks[rank].returncode != 0:
+            for other in ranks:
+                other.kill()
+
+    readers = [threading.Thread(target=read, args=(rank,)) for rank in range(world)]
+    for reader in readers:
+        reader.start()
+    end = time.monotonic() + seconds
+    for reader in readers:
+        reader.join(max(0, end - time.monotonic()))
+    in_time = not any(reader.is_alive() for reader in readers)
+    for process in ranks:
+        process.kill()
+    for reader in readers:
+        reader.join()
+    assert in_time, f"the ranks did not end in {seconds} seconds: {errors}"
+    assert [process.returncode for process in ranks] == [0] * world, (outputs, errors)
+    return outputs
+
+
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # a request is one packet
+    return ours, theirs
+
+
+def _ask(request: dict[str, Any], files: list[int]) -> tuple[int, IO[bytes]]:
     """Have a program started, with these files as stdin, stdout and stderr. Returns its pid, and a pipe which gets a line
     with what waitpid() tells when it has ended."""
+    assert _server is not None, "tests/py/conftest.py calls prepare()"
     theirs, ours = os.pipe()[::-1]
-    request = json.dumps({"words": words, "folder": folder, "environment": environment})
-    socket.send_fds(server, [request.encode()], [*files, theirs])
+    socket.send_fds(_server, [json.dumps(request).encode()], [*files, theirs])
     os.close(theirs)
     reply = open(ours, "rb", buffering=0)
     return int(reply.readline()), reply
 
 
-@functools.cache
-def _server() -> socket.socket:
-    """The process ends when this one closes its socket, at the latest when it ends."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # a request is one packet
-    with theirs:
-        _StartedProcess([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-    return ours
-
-
 def _is_modscope(words: list[str]) -> bool:
     """Whether they start ``python -m modscope``, with no options of Python that _begin does not know."""
     first = 1
-    while words[first : first + 1] == ["-W"]:
-        first += 2
+    while words[first] in ("-u", "-W"):
+        first += 1 + (words[first] == "-W")
     return words[0] == sys.executable and words[first : first + 2] == ["-m", "modscope"]
 
 
 class Popen(_StartedProcess[Any]):
-    """A ``subprocess.Popen`` that forks processes of ``modscope``. Put in its place where a command is to run that starts some."""
+    """A ``subprocess.Popen`` that forks processes of ``modscope``, or any Python (``forks_all``). Put in the place of
+    ``subprocess.Popen`` where a command is to run that starts some."""
 
     _reply: IO[bytes] | None = None
+    _forks_all = False
+
+    def __init__(self, args: Any, forks_all: bool = False, **more: Any) -> None:
+        self._forks_all = forks_all
+        super().__init__(args, **more)
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *rest: Any) -> None:
-        if not _is_modscope(list(args)):
+        if not self._forks_all and not _is_modscope(list(args)):
             return super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)  # type: ignore[misc, no-any-return]
-        pipes = rest[3:9]
+        pipes, start_new_session = rest[3:9], rest[14]
         streams = [pipe if pipe != -1 else number for number, pipe in enumerate((pipes[0], pipes[3], pipes[5]))]
         sys.stdout.flush(), sys.stderr.flush()
-        self.pid, self._reply = _ask(_server(), list(args[1:]), cwd or os.getcwd(), dict(env or os.environ), streams)
+        request = {
+            "words": list(args[1:]), "folder": os.fspath(cwd or os.getcwd()), "environment": dict(env or os.environ), "session": bool(start_new_session),
+        }  # fmt: skip
+        self.pid, self._reply = _ask(request, streams)
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
@@ -101,22 +169,62 @@ class Popen(_StartedProcess[Any]):
     def _internal_poll(self, *words: Any, **more: Any) -> int | None:
         if self._reply is None:
             return super()._internal_poll(*words, **more)  # type: ignore[misc, no-any-return]
-        if self.returncode is None:
-            pid, status = self._try_wait(os.WNOHANG)
-            if pid:
-                self._handle_exitstatus(status)  # type: ignore[attr-defined]
+        if self.returncode is None and self._waitpid_lock.acquire(False):  # type: ignore[attr-defined]
+            try:
+                pid, status = self._try_wait(os.WNOHANG) if self.returncode is None else (0, 0)
+                if pid:
+                    self._handle_exitstatus(status)  # type: ignore[attr-defined]
+            finally:
+                self._waitpid_lock.release()  # type: ignore[attr-defined]
         return self.returncode
 
 
 # ---- the process that forks ----
 
 
+def _be_server(tests: socket.socket) -> NoReturn:
+    """As in a new process of Python that has imported torch, and nothing of pytest's or of the tests."""
+    global _server
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(_HERE):
+            del sys.modules[name]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "AssertionRewritingHook"]
+    _PATH[:] = [folder for folder in sys.path if folder not in ("", os.getcwd()) and not folder.startswith(_HERE)]
+    added = [one for one in warnings.filters if one not in _filters_at_import]
+    importlib.reload(warnings)  # pytest collects warnings while it imports conftest.py
+    warnings.filters[:0] = added  # type: ignore[attr-defined]
+    _server, programs = _socket_pair()
+    request = _serve(tests, programs)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if request["session"]:
+        os.setsid()
+    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__ = _streams()  # type: ignore[misc]
+    os.execve = _execve  # type: ignore[assignment]
+    subprocess.Popen = Popen  # type: ignore[assignment, misc]
+    torchrun = sys.modules.get("torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler")
+    if torchrun is not None:
+        torchrun.Popen = Popen  # type: ignore[attr-defined]
+    os.chdir(request["folder"])
+    multiprocessing.process.ORIGINAL_DIR = request["folder"]  # type: ignore[attr-defined]  # where a spawned process looks for the script
+    status = _run(request["words"], request["environment"])
+    threading._shutdown()  # type: ignore[attr-defined]  # it waits for threads that are no daemons
+    atexit._run_exitfuncs()
+    sys.stdout.flush(), sys.stderr.flush()
+    _exit(status & 0xFF)
+
+
 def _serve(tests: socket.socket, programs: socket.socket) -> dict[str, Any]:
     """In a fork: what to run. The process itself ends with the requests of the tests."""
+    imported = False
     while True:
         text, files, _, _ = socket.recv_fds(select.select([tests, programs], [], [])[0][0], 1 << 20, 4)
         if not text:
-            os._exit(0)
+            _exit(0)
+        if not imported:
+            imported = True
+            for name in ("_native", "_predict_text", "_record", "_virtual.device"):
+                importlib.import_module(f"modscope.{name}")
         if os.fork() == 0:  # It waits for the program, so that several may run at once.
             *streams, reply = files
             pid = os.fork()
@@ -124,19 +232,35 @@ def _serve(tests: socket.socket, programs: socket.socket) -> dict[str, Any]:
                 tests.close(), programs.close(), os.close(reply)
                 for number, stream in enumerate(streams):
                     os.dup2(stream, number)
-                    os.close(stream)
+                    if stream > 2:
+                        os.close(stream)
                 request: dict[str, Any] = json.loads(text)
                 return request
             for stream in streams:
                 os.close(stream)
             os.write(reply, b"%d\n" % pid)
             os.write(reply, b"%d\n" % os.waitpid(pid, 0)[1])
-            os._exit(0)
+            _exit(0)
         for file in files:
             os.close(file)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
+
+
+def _streams() -> tuple[io.TextIOWrapper, io.TextIOWrapper, io.TextIOWrapper]:
+    """As Python opens them."""
+
+    def stream(number: int, mode: str, errors: str) -> io.TextIOWrapper:
+        name = ("<stdin>", "<stdout>", "<stderr>")[number]
+        raw = io.FileIO(number, mode, closefd=False)
+        raw.name = name
+        buffer = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
+        text = io.TextIOWrapper(buffer, "utf-8", errors, None if mode == "r" else "\n", line_buffering=number == 2 or raw.isatty())
+        text.mode = mode  # type: ignore[misc]
+        return text
+
+    return stream(0, "r", "strict"), stream(1, "w", "strict"), stream(2, "w", "backslashreplace")
 
 
 class _Execve(BaseException):
@@ -162,7 +286,11 @@ def _begin(words: list[str], environment: dict[str, str]) -> None:
         import sitecustomize  # noqa: F401
     except ImportError:
         pass
-    while words[0] == "-W":
+    while words[0] in ("-u", "-W"):
+        if words[0] == "-u":
+            sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+            words = words[1:]
+            continue
         sys.warnoptions.append(words[1])
         warnings.simplefilter(words[1])  # type: ignore[arg-type]
         words = words[2:]
@@ -210,35 +338,3 @@ def _run(words: list[str], environment: dict[str, str]) -> int:
             sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
             sys.excepthook(type(error), error, error.__traceback__)
             return 1
-
-
-if __name__ == "__main__":
-    import atexit
-    import importlib.util
-    import multiprocessing.process
-    import threading
-    import warnings
-
-    import torch
-    import torch._dynamo  # The first optimizer would import it.
-
-    import modscope._native
-    import modscope._predict_text
-    import modscope._record
-    import modscope._virtual.device  # noqa: F401
-
-    _PATH = sys.path[1:]
-    _exit = os._exit  # before a recording replaces it
-    _programs, _theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    _programs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-    _request = _serve(socket.socket(fileno=int(sys.argv[1])), _theirs)
-    os.execve = _execve  # type: ignore[assignment]
-    _server = lambda: _programs  # noqa: E731
-    subprocess.Popen = Popen  # type: ignore[assignment, misc]
-    os.chdir(_request["folder"])
-    multiprocessing.process.ORIGINAL_DIR = _request["folder"]  # type: ignore[attr-defined]  # where a spawned process looks for the script
-    _status = _run(_request["words"], _request["environment"])
-    threading._shutdown()  # type: ignore[attr-defined]  # it waits for threads that are no daemons
-    atexit._run_exitfuncs()
-    sys.stdout.flush(), sys.stderr.flush()
-    _exit(_status & 0xFF)

@@ -1,7 +1,6 @@
 """`modscope.record`: the file has MemTracker's figures to the byte, and the program continues if the file fails."""
 
 import os
-import resource
 import subprocess
 import sys
 import threading
@@ -9,6 +8,7 @@ import textwrap
 
 import pytest
 import torch
+import warm_python
 from helpers import Boom, in_child, needs_interception
 from memory_helpers import every_source
 from torch import nn
@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import modscope
 from modscope import MemTracker, load, record
+from modscope.__main__ import main
 
 
 class Net(nn.Module):
@@ -318,7 +319,7 @@ print([each - before for each in counts], during - before, recording.outcome.los
 def test_a_fork_finds_no_thread_of_ours(tmp_path):
     """From 3.12 on Python warns of a fork in a process with several threads."""
     words = [sys.executable, "-c", FORKING, str(tmp_path / "x.msc")]
-    ran = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert ran.stdout == "[0, 0, 0, 0, 0] 1 0\n", ran
     capture = load(tmp_path / "x.msc")
     assert capture.snapshot(capture.event_count).totals["cpu"]["Total"] == 240
@@ -356,19 +357,20 @@ def test_a_recording_is_entered_once(tmp_path):
 # ---- when the file fails ----
 
 
-def run_here(folder, text: str, **more) -> subprocess.CompletedProcess:
-    code = "import os, sys, torch\nfrom modscope import load, record\n" + textwrap.dedent(text)
-    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120, **more)
+BEGIN = "import os, sys, torch\nfrom modscope import load, record\n"
+
+
+def run_here(folder, text: str) -> subprocess.CompletedProcess:
+    return warm_python.run(["-c", BEGIN + textwrap.dedent(text)], folder)
 
 
 @pytest.mark.slow
-def test_a_full_disk_costs_events_and_nothing_else(tmp_path):
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
-
+def test_a_full_disk_costs_events_and_nothing_else(tmp_path, capsys):
     ran = run_here(
         tmp_path,
         """
+        import resource
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
         model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(20)])
         with record("x.msc") as r:
             for _ in range(300):
@@ -378,26 +380,26 @@ def test_a_full_disk_costs_events_and_nothing_else(tmp_path):
             torch.ones(1_000_000)
         print(r.outcome.lost > 0, r.outcome.error, float(y.sum()) == float(model(torch.ones(4, 8)).sum()))
         """,
-        preexec_fn=limit,
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("True File too large True")
     capture = load(tmp_path / "x.msc")
     assert capture.bytes <= 40_000 and capture.damaged == 0
     assert capture.event_count > 0 and capture.lost > 0 and capture.is_lower_bound
-    said = subprocess.run([sys.executable, "-m", "modscope", "summary", tmp_path / "x.msc"], capture_output=True, text=True)
-    assert said.returncode == 0 and "at least" in said.stdout.lower()
+    assert main(["summary", str(tmp_path / "x.msc")]) == 0 and "at least" in capsys.readouterr().out.lower()
 
 
 @pytest.mark.slow
-def test_a_program_that_is_killed_leaves_what_it_did_until_the_last_second(tmp_path):
+def test_a_program_that_is_killed_leaves_what_it_did_before(tmp_path):
+    """It is written without anything that happens later."""
     ran = run_here(
         tmp_path,
         """
         import time
         with record("x.msc"):
             kept = torch.ones(1000)
-            time.sleep(1)
+            while not load("x.msc").peaks:
+                time.sleep(0.05)
             os.kill(os.getpid(), 9)
         """,
     )
@@ -408,14 +410,8 @@ def test_a_program_that_is_killed_leaves_what_it_did_until_the_last_second(tmp_p
 
 @pytest.mark.slow
 def test_a_recording_that_nobody_ended_is_whole_when_python_ends(tmp_path):
-    ran = run_here(
-        tmp_path,
-        """
-        r = record("x.msc")
-        r.__enter__()
-        kept = torch.ones(1000)
-        """,
-    )
+    text = 'r = record("x.msc"); r.__enter__(); kept = torch.ones(1000)'
+    ran = subprocess.run([sys.executable, "-c", BEGIN + text], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0 and not ran.stderr
     assert load(tmp_path / "x.msc").peaks["cpu"].bytes == 4000
 
@@ -461,10 +457,7 @@ def test_a_tracker_with_another_source_does_not_fail_because_of_modscope_run(tmp
         "with MemTracker(source='dispatcher') as mt:\n    x = torch.ones(1000)\n    mt.peak\n"
         "print(sum(p.bytes for p in mt.peak.values()))\n"
     )
-    ran = subprocess.run(
-        [sys.executable, "-m", "modscope", "run", "-o", "x.msc", "train.py"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120,
-    )
+    ran = warm_python.run(["-m", "modscope", "run", "-o", "x.msc", "train.py"], tmp_path)
     assert ran.returncode == 0 and ran.stdout == "4000\n", ran.stderr
     assert "another source" in load(tmp_path / "x.msc").end["error"]
 

@@ -1,12 +1,10 @@
 """A capture tells root modules of one class apart, by the same names at all its moments."""
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import torch
+import warm_python
 from helpers import INTERCEPTION
 from torch import nn
 
@@ -28,7 +26,9 @@ SCRIPT = """
         print("trained", flush=True)
         if len(sys.argv) > 1:
             import os, signal, time
-            time.sleep(1)  # the writer writes at least every quarter of a second
+            import modscope
+            while "cpu" not in (found := modscope.load("run.msc").snapshot("peak").by_module()) or len(found["cpu"]) < 5:
+                time.sleep(0.05)  # until that is written
             os.kill(os.getpid(), signal.SIGKILL)
 
     main()
@@ -43,8 +43,7 @@ def own_parameters(capture, at="peak"):
 
 def run_script(folder: Path, *arguments: str) -> Path:
     (folder / "train.py").write_text(textwrap.dedent(SCRIPT))
-    command = [sys.executable, "-m", "modscope", "run", "-q", "-o", "run.msc", "train.py", *arguments]
-    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env=dict(os.environ))
+    ran = warm_python.run(["-m", "modscope", "run", "-q", "-o", "run.msc", "train.py", *arguments], folder)
     assert ran.stdout == "trained\n", ran.stderr
     return folder / "run.msc"
 

@@ -11,11 +11,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import modscope
+import warm_python
 
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(modscope.__file__)))
 BY_PATH = HOME in map(os.path.abspath, os.environ.get("PYTHONPATH", "").split(os.pathsep))  # else it is installed
 RUN = [sys.executable, "-m", "modscope", "run"]
 LINE = b"[modscope] "
+
+# For a script that is recorded: wait until its capture, as far as it is written, is as `condition` says.
+WAIT_FOR_CAPTURE = """
+    def wait_for_capture(condition):
+        import glob, time, modscope
+        while not condition(modscope.load(glob.glob("*.msc")[0])):
+            time.sleep(0.05)
+"""
 
 # torch's optimizers import torch._dynamo for two functions that do nothing in a script that compiles nothing. The import
 # takes as long as that of torch.
@@ -78,12 +87,18 @@ def split(status: int, out: bytes, err: bytes) -> Ran:
 
 
 def call(command: list[str], folder: Path, stdin: bytes = b"", **env: str | None) -> Ran:
-    done = subprocess.run(command, cwd=folder, input=stdin, capture_output=True, timeout=120, env=environment(**env))
+    done = subprocess.run(command, cwd=folder, input=stdin, capture_output=True, timeout=600, env=environment(**env))
     return split(done.returncode, done.stdout, done.stderr)
 
 
 def run(folder: Path, *words: str, stdin: bytes = b"", **env: str | None) -> Ran:
     return call([*RUN, *words], folder, stdin, **env)
+
+
+def run_warm(folder: Path, *words: str) -> Ran:
+    """In a process that has imported torch already."""
+    done = warm_python.run(["-m", "modscope", "run", *words], folder)
+    return split(done.returncode, done.stdout.encode(), done.stderr.encode())
 
 
 def plainly(folder: Path, *words: str, stdin: bytes = b"", **env: str | None) -> Ran:
@@ -100,13 +115,17 @@ def start(folder: Path, *words: str, command: list[str] = RUN) -> subprocess.Pop
     return subprocess.Popen([*command, *words], cwd=folder, stdin=pipe, stdout=pipe, stderr=pipe, preexec_fn=heed_ctrl_c)
 
 
+def start_warm(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    return warm_python.start(["-m", "modscope", "run", *words], folder, text=False)
+
+
 def kill_when_ready(process: subprocess.Popen[bytes], number: signal.Signals) -> Ran:
     """Send a signal when it has printed a line."""
     assert process.stdout is not None
     try:
         first = process.stdout.readline()
         process.send_signal(number)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
     finally:
         process.kill()
         process.wait()

@@ -2,11 +2,10 @@
 
 import os
 import platform
-import subprocess
-import sys
 
 import pytest
 import torch
+import warm_python
 
 from modscope.__main__ import main
 
@@ -14,9 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 def modscope(*args, **env):
-    return subprocess.run(
-        [sys.executable, "-m", "modscope", *args], capture_output=True, text=True, timeout=60, env={**os.environ, **env}
-    )
+    return warm_python.run(["-m", "modscope", *args], **env)
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import textwrap
 import modscope
 import pytest
 from helpers import INTERCEPTION, needs_interception
-from run_helpers import RUN, captures, kill_when_ready, only_capture, run, start, training, write
+from run_helpers import WAIT_FOR_CAPTURE, RUN, captures, kill_when_ready, only_capture, run, run_warm, start, start_warm, training, write
 
 from modscope._summary import describe_end
 
-pytestmark = pytest.mark.slow  # each test starts a Python that imports torch
+pytestmark = pytest.mark.slow  # some tests start a Python that imports torch; the others have a process that has done so
 
 FOREVER = """
     step()
@@ -51,7 +51,7 @@ def test_an_exception(tmp_path):
 @needs_interception
 def test_out_of_memory(tmp_path):
     """The story stands on stderr once, above the traceback, and the line says how to see that moment."""
-    ran = run(tmp_path, training(tmp_path, "step(); torch.empty(10**15)"))
+    ran = run_warm(tmp_path, training(tmp_path, "step(); torch.empty(10**15)"))
     before, _, error = ran.err.partition(b"Traceback ")
     assert ran.status == 1 and b"DefaultCPUAllocator" in error
     assert before.startswith(b"[modscope] out of memory: ") and ran.err.count(b"out of memory: ") == 1
@@ -68,7 +68,7 @@ def test_out_of_memory_with_a_hook_of_the_scripts_own(tmp_path):
         sys.excepthook = lambda kind, error, trace: print(error.__notes__[0].splitlines()[0])
         net.up(torch.ones(1, 100).expand(10**12, -1))
     """
-    ran = run(tmp_path, training(tmp_path, text))
+    ran = run_warm(tmp_path, training(tmp_path, text))
     assert ran.status == 1 and b"[modscope] out of memory: " in ran.out
 
 
@@ -87,7 +87,7 @@ def test_steps(tmp_path):
         finally:
             print("finally")
     """
-    ran = run(tmp_path, "--steps", "3", training(tmp_path, text))
+    ran = run_warm(tmp_path, "--steps", "3", training(tmp_path, text))
     assert ran.status == 0 and ran.err == b"" and b"".join(ran.out.split()).count(b"SystemExit(0)") == 7
     assert ran.out.endswith(b"finally\nat exit\n")
     capture = only_capture(tmp_path)
@@ -101,7 +101,7 @@ def test_steps_of_a_script_that_takes_none(tmp_path):
             for _ in range(5):
                 net(torch.ones(10, 100))
     """
-    ran = run(tmp_path, "--steps", "3", training(tmp_path, text))
+    ran = run_warm(tmp_path, "--steps", "3", training(tmp_path, text))
     assert ran.status == 0 and ran.said.startswith(
         "--steps did not stop the script, which took no optimizer step or only compiled ones; wrote "
     )
@@ -118,7 +118,7 @@ def test_steps_in_a_thread(tmp_path):
         threading.Thread(target=work).start()
         queue.Queue().get()
     """
-    ran = run(tmp_path, "--steps", "2", training(tmp_path, text))
+    ran = run_warm(tmp_path, "--steps", "2", training(tmp_path, text))
     assert ran.status == 0 and ran.out == b"begins\n" and ran.err == b""
     capture = only_capture(tmp_path)
     assert capture.end == {"how": "stopped", "status": "0", "by": "--steps 2"} and capture.optimizer_steps == 2
@@ -127,7 +127,7 @@ def test_steps_in_a_thread(tmp_path):
 def test_leaving_at_once(tmp_path):
     """Into a file that is overwritten, as asked."""
     (tmp_path / "x.msc").write_text("old")
-    ran = run(tmp_path, "-f", "-o", "x.msc", training(tmp_path, "import os; step(); os._exit(7)"))
+    ran = run_warm(tmp_path, "-f", "-o", "x.msc", training(tmp_path, "import os; step(); os._exit(7)"))
     assert ran.status == 7 and ran.err == b"" and ran.said.startswith("wrote x.msc ")
     assert only_capture(tmp_path).end == {"how": "finished", "status": "7"}
 
@@ -149,30 +149,63 @@ def test_the_very_end_is_seen(tmp_path):
     assert only_capture(tmp_path).optimizer_steps == 3
 
 
-@pytest.mark.parametrize(
-    "text, status",
-    [
-        ("sys.exit(3)", 3),
-        ("raise SystemExit(259)", 3),
-        ("exit()", 0),
-        ("sys.exit('a sentence')", 1),
-        ("import argparse; argparse.ArgumentParser().parse_args(['--no'])", 2),
-        ("class Own(SystemExit): pass\nraise Own(4)", 4),
-        ("try:\n    sys.exit(3)\nexcept SystemExit:\n    pass", None),
-        ("import _thread, time\n_thread.start_new_thread(sys.exit, (3,))\ntime.sleep(0.3)", None),
-    ],
-)
-def test_the_exit_status_is_in_the_capture(tmp_path, text, status):
-    ran = run(tmp_path, training(tmp_path, "step()\n" + text))
-    assert ran.status == (status or 0) and ran.said.startswith("wrote ")
-    capture = only_capture(tmp_path)
-    assert capture.end == {"how": "finished"} | ({} if status is None else {"status": str(status)})
-    assert describe_end(capture.end) == (f"Exited with status {status}" if status else "Finished")
+def test_the_exit_status_is_in_the_capture(tmp_path):
+    ran = run(tmp_path, training(tmp_path, "step(); sys.exit(3)"))
+    assert ran.status == 3 and ran.said.startswith("wrote ")
+    end = only_capture(tmp_path).end
+    assert end == {"how": "finished", "status": "3"} and describe_end(end) == "Exited with status 3"
+
+
+IN_THREAD = """
+import _thread
+ended = _thread.allocate_lock()
+ended.acquire()
+def end():
+    try:
+        sys.exit(3)
+    finally:
+        ended.release()
+_thread.start_new_thread(end, ())
+ended.acquire()
+"""
+EXITS = {
+    "raise SystemExit(259)": 3,
+    "exit()": 0,
+    "sys.exit('a sentence')": 1,
+    "import argparse; argparse.ArgumentParser().parse_args(['--no'])": 2,
+    "class Own(SystemExit): pass\nraise Own(4)": 4,
+    "try:\n    sys.exit(3)\nexcept SystemExit:\n    pass": None,
+    IN_THREAD: None,
+}
+
+
+def test_the_exit_status_of_every_way_to_exit(tmp_path):
+    """Forked children take one each."""
+    text = f"""
+        import os
+        for text in {list(EXITS)!r}:
+            pid = os.fork()
+            if pid == 0:
+                break
+            print(pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        else:
+            text = ""
+        step()
+        exec(text)
+    """
+    ran = run(tmp_path, "--follow-fork", training(tmp_path, text))
+    assert ran.status == 0
+    children = [line.split() for line in ran.out.decode().splitlines()]
+    assert [int(status) for _, status in children] == [status or 0 for status in EXITS.values()]
+    for (pid, _), status in zip(children, EXITS.values()):
+        end = modscope.load(tmp_path / f"modscope-train.{pid}.msc").end
+        assert end == {"how": "finished"} | ({} if status is None else {"status": str(status)})
+        assert describe_end(end) == (f"Exited with status {status}" if status else "Finished")
 
 
 def test_without_a_capture(tmp_path):
     """And with fewer steps than it may do."""
-    ran = run(tmp_path, "--no-capture", "--steps", "5", training(tmp_path, "step(); sys.exit(3)"))
+    ran = run_warm(tmp_path, "--no-capture", "--steps", "5", training(tmp_path, "step(); sys.exit(3)"))
     assert ran.status == 3 and ran.said.startswith("Peak ") and ran.said.count("\n") == 1
     assert captures(tmp_path) == []
 
@@ -194,16 +227,15 @@ def test_ctrl_c(tmp_path):
 
 
 def test_killed(tmp_path):
-    """What happened until a second before is there."""
+    """What happened is in the capture before it ends, without anything that happens later."""
     text = """
-        import time
         big = torch.ones(3_000_000)
-        time.sleep(1.2)
+        wait_for_capture(lambda capture: "cpu" in capture.peaks and capture.peaks["cpu"].bytes > 12_000_000)
         print("now", flush=True)
         while True:
             step()
     """
-    ran = kill_when_ready(start(tmp_path, training(tmp_path, text)), signal.SIGKILL)
+    ran = kill_when_ready(start_warm(tmp_path, training(tmp_path, textwrap.dedent(WAIT_FOR_CAPTURE) + textwrap.dedent(text))), signal.SIGKILL)
     assert ran.status == -signal.SIGKILL and ran.out == b"now\n" and ran.err == b"" and ran.said == ""
     capture = only_capture(tmp_path)
     assert capture.end is None and capture.damaged == 0 and capture.peaks["cpu"].bytes > 12_000_000
@@ -219,7 +251,7 @@ def test_sigterm(tmp_path, end):
         print(signal.getsignal(signal.SIGTERM), flush=True)
         {end}
     """
-    ran = kill_when_ready(start(tmp_path, training(tmp_path, text)), signal.SIGTERM)
+    ran = kill_when_ready((start if "step" in end else start_warm)(tmp_path, training(tmp_path, text)), signal.SIGTERM)
     (path,) = captures(tmp_path)
     assert ran.status == -signal.SIGTERM and ran.out == b"0\n" and ran.err == b""
     assert ran.said.startswith(f"wrote {path.name} (") and ran.said.endswith(
@@ -239,7 +271,7 @@ def test_sigterm(tmp_path, end):
 )
 def test_a_script_that_handles_sigterm_itself(tmp_path, text, status):
     """Its own handler, or the default action that it restored."""
-    ran = kill_when_ready(start(tmp_path, training(tmp_path, f"import signal\n{text}\n{textwrap.dedent(FOREVER)}")), signal.SIGTERM)
+    ran = kill_when_ready((start if status == 5 else start_warm)(tmp_path, training(tmp_path, f"import signal\n{text}\n{textwrap.dedent(FOREVER)}")), signal.SIGTERM)
     assert ran.status == status and ran.err == b""
     end = only_capture(tmp_path).end
     assert end == {"how": "finished", "status": "5"} if status == 5 else end is None
@@ -256,7 +288,7 @@ def test_sigterm_in_a_forked_child(tmp_path):
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         step()
     """
-    ran = run(tmp_path, training(tmp_path, text))
+    ran = run_warm(tmp_path, training(tmp_path, text))
     assert ran.status == 0 and ran.out == b"-15\n" and ran.err == b""
     capture = only_capture(tmp_path)
     assert capture.end == {"how": "finished"} and capture.optimizer_steps == 1
@@ -282,7 +314,16 @@ def test_an_ignored_sigterm_stays_ignored(tmp_path):
 )
 def test_a_file_that_does_not_stay(tmp_path, text, said):
     (tmp_path / "y.txt").write_text("mine")
-    ran = run(tmp_path, "-q", "-o", "x.msc", training(tmp_path, f"import os, time; step(); time.sleep(1); {text}; step(); time.sleep(0.6); step()"))
+    program = f"""
+    import os, time
+    step()
+    wait_for_capture(lambda capture: capture.optimizer_steps == 1)
+    {text}
+    step()
+    time.sleep(0.6)  # so that it is written before the end, too
+    step()
+    """
+    ran = run_warm(tmp_path, "-q", "-o", "x.msc", training(tmp_path, WAIT_FOR_CAPTURE + program))
     assert ran.status == 0 and ran.err == b"" and said in ran.said
 
 
@@ -299,7 +340,7 @@ def test_a_file_that_may_not_grow(tmp_path):
             step()
         print("fine")
     """
-    ran = run(tmp_path, training(tmp_path, text))
+    ran = run_warm(tmp_path, training(tmp_path, text))
     assert ran.status == 0 and ran.out == b"fine\n" and ran.err == b""
     assert "events are not in it" in ran.said and "at least" in ran.said and "File too large" in ran.said
     capture = only_capture(tmp_path)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from run_helpers import RUN, captures, run, start, training, write
+from run_helpers import RUN, captures, run, start_warm, training, write
 
 from modscope import _files
 
@@ -156,10 +156,10 @@ def test_a_file_system_that_takes_no_files(tmp_path):
 @pytest.mark.slow
 def test_two_at_once_in_one_folder(tmp_path):
     name = training(tmp_path, "step(); print('ready', flush=True); sys.stdin.readline()")
-    both = [start(tmp_path, name) for _ in range(2)]
+    both = [start_warm(tmp_path, name) for _ in range(2)]
     try:
         assert [process.stdout.readline() for process in both] == [b"ready\n"] * 2
-        assert [process.communicate(b"\n", timeout=60)[1].count(b"[modscope] wrote") for process in both] == [1, 1]
+        assert [process.communicate(b"\n", timeout=600)[1].count(b"[modscope] wrote") for process in both] == [1, 1]
     finally:
         for process in both:
             process.kill()

@@ -1,14 +1,12 @@
 """The commands of docs/tutorial-fsdp2.md exist with their options, name files that exist or that a command before them writes,
 and the example runs on two ranks over gloo."""
 
-import os
 import pathlib
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
+import warm_python
 
 ROOT = pathlib.Path(__file__).parents[3]
 COMMANDS = [shlex.split(line[2:]) for line in (ROOT / "docs" / "tutorial-fsdp2.md").read_text(encoding="utf-8").splitlines() if line.startswith("$ ")]
@@ -57,10 +55,8 @@ def test_every_file_of_the_tutorial_exists_or_was_written_before():
 def test_the_example_runs_on_two_ranks_over_gloo(tmp_path):
     import modscope
 
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "modscope", "run", str(ROOT / "examples" / "fsdp2.py")]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # two ranks need two GPUs, or none
-    command = [sys.executable, *words, "--small", "--steps", "1"]
-    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500)
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "modscope", "run", str(ROOT / "examples" / "fsdp2.py")]
+    ran = warm_python.run([*words, "--small", "--steps", "1"], tmp_path, CUDA_VISIBLE_DEVICES="")  # two ranks need two GPUs, or none
     assert ran.returncode == 0, ran.stderr
     captures = [modscope.load(str(tmp_path / f"modscope-fsdp2.rank{rank}.msc")) for rank in range(2)]
     assert [capture.info["world"] for capture in captures] == ["2", "2"]

@@ -4,10 +4,10 @@ import os
 import subprocess
 import sys
 
-import memory_helpers
 import pytest
 import torch
-from helpers import INTERCEPTION, in_child, leaf, make, mlp
+import warm_python
+from helpers import INTERCEPTION, in_child, leaf, make, mlp, python_path
 from memory_helpers import bytes_of, every_source, held, held_by, now, of_module, wrong_sums
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
@@ -127,7 +127,7 @@ def test_a_fork_while_other_threads_allocate():
         finally:
             stop.set()
             for thread in threads:
-                thread.join(30)
+                thread.join()
         assert now(mt) == 0
 
 
@@ -152,7 +152,7 @@ thread = threading.Thread(target=enter)
 thread.start()
 inside.wait()
 if (pid := os.fork()) == 0:
-    signal.alarm(30)
+    signal.alarm(300)
     with MemTracker() as mt:
         kept = torch.zeros(1000)
         assert mt.get_tracker_snapshot()[torch.device("cpu")]["Total"] == 4000
@@ -169,7 +169,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), _interception.results()[
 )
 def test_a_fork_while_another_thread_enters_the_first_tracker():
     """The child neither waits for that thread nor finds the interception points in the middle of their tests."""
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", PREPARING], capture_output=True, text=True, timeout=100)
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", PREPARING], capture_output=True, text=True, timeout=600)
     assert ran.stdout == "7 learned\n", ran
 
 
@@ -210,8 +210,8 @@ from memory_helpers import *
 from modscope import MemTracker
 
 torch.set_num_threads(1)
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
 
 def train(source, view):
     torch.manual_seed(0)
@@ -255,22 +255,6 @@ print("fine")
 )
 def test_two_ranks_of_ddp(tmp_path):
     """Parameters, gradients (of their own and in the buckets) and state on both ranks; the same results."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(memory_helpers.__file__), os.environ.get("PYTHONPATH", "")])}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", DDP, str(rank), str(tmp_path / "meet")],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for rank in ranks:
-            out, _ = rank.communicate(timeout=100)
-            assert rank.returncode == 0 and out.endswith("fine\n"), out
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    here = os.path.dirname(os.path.dirname(__file__))
+    outputs = warm_python.run_ranks(["-c", DDP, str(tmp_path / "meet")], tmp_path, 2, PYTHONPATH=python_path(here))
+    assert all(out.endswith("fine\n") for out in outputs), outputs

@@ -2,16 +2,15 @@
 
 import collections
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import modscope
 import pytest
 import torch
+import warm_python
 from helpers import INTERCEPTION
 from modscope import _native
+from modscope.__main__ import main
 from modscope._collectives import describe_ranks
 from perfetto_readers import READ
 
@@ -95,7 +94,7 @@ def fake(tmp_path_factory):
     """Captures of a rank of 64 over torch's fake backend, and CommDebugMode's counts."""
     folder = tmp_path_factory.mktemp("fake")
     (folder / "fake.py").write_text(FAKE)
-    ran = subprocess.run([sys.executable, "fake.py", str(folder)], cwd=folder, capture_output=True, text=True, timeout=300)
+    ran = warm_python.run(["fake.py", str(folder)], folder)
     assert ran.returncode == 0, ran.stderr
     return folder, json.loads(ran.stdout)
 
@@ -140,8 +139,6 @@ def test_every_kind_has_the_bytes_of_its_tensors(fake):
 
 @pytest.mark.slow
 def test_the_summary_has_a_row_for_each_kind_and_group(fake, capsys):
-    from modscope.__main__ import main
-
     main(["summary", str(fake[0] / "sharded.msc")])
     lines = capsys.readouterr().out.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("Collectives, each step"))
@@ -182,20 +179,8 @@ dist.destroy_process_group()
 @pytest.mark.slow
 def test_ddp_s_reducer_over_gloo_is_seen(tmp_path):
     (tmp_path / "ddp.py").write_text(DDP)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "ddp.py", str(tmp_path)],
-            cwd=tmp_path,
-            env={**os.environ, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = [rank.communicate(timeout=300) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
-    assert all("raised" in out for out, _ in outputs), outputs
+    outputs = warm_python.run_ranks(["ddp.py", str(tmp_path)], tmp_path, 2)
+    assert all("raised" in out for out in outputs), outputs
     parameters = (30 * 30 + 30 + 30 * 5 + 5) * 4
     for rank in range(2):
         found = modscope.load(tmp_path / f"rank{rank}.msc").collectives()
@@ -227,8 +212,8 @@ def test_virtual_ranks_have_collectives_with_their_time(tmp_path):
         "    model(torch.ones(8, 1024, device='cuda')).sum().backward()\n"
         "    optimizer.step(); optimizer.zero_grad()\n"
     )
-    command = [sys.executable, "-m", "modscope", "predict", "--gpu", "h100", "--ranks", "64", "--seconds", "0", "-o", "x.msc", "--json", "x.json"]
-    ran = subprocess.run([*command, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    command = ["-m", "modscope", "predict", "--gpu", "h100", "--ranks", "64", "--seconds", "0", "-o", "x.msc", "--json", "x.json"]
+    ran = warm_python.run([*command, str(script)], tmp_path)
     assert ran.returncode == 0, ran.stderr
     capture = modscope.load(tmp_path / "x.rank0.msc")
     found = [one for one in capture.collectives() if one.step == 2]
@@ -250,8 +235,7 @@ def test_virtual_ranks_have_collectives_with_their_time(tmp_path):
 def test_a_perfetto_trace_has_a_track_of_them(fake, reader):
     capture = modscope.load(fake[0] / "sharded.msc")
     target = fake[0] / f"{reader}.pftrace"
-    ran = subprocess.run([sys.executable, "-m", "modscope", "export", str(fake[0] / "sharded.msc"), "-o", str(target)], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
+    assert main(["export", str(fake[0] / "sharded.msc"), "-o", str(target)]) == 0
     shown = READ[reader](target).on("collectives")
     expected = capture.collectives()
     assert [mark.name for mark in shown] == [one.kind for one in expected]

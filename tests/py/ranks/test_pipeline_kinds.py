@@ -1,11 +1,8 @@
 """The kind Pipeline Buffer: what the stages of a 1F1B pipeline over gloo hold, to the byte, as their own objects say."""
 
-import os
-import subprocess
-import sys
-
 import modscope
 import pytest
+import warm_python
 from helpers import needs_interception
 
 pytestmark = [needs_interception, pytest.mark.slow]
@@ -94,16 +91,8 @@ dist.destroy_process_group()
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pipeline")
     (folder / "pipeline.py").write_text(SCRIPT)
-    started = [
-        subprocess.Popen(
-            [sys.executable, "pipeline.py", str(folder)], cwd=folder, env={**os.environ, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    outputs = [one.communicate(timeout=300) for one in started]
-    assert [one.returncode for one in started] == [0, 0], outputs
-    return [(modscope.load(folder / f"rank{rank}.msc"), int(outputs[rank][0])) for rank in range(2)]
+    outputs = warm_python.run_ranks(["pipeline.py", str(folder)], folder, 2)
+    return [(modscope.load(folder / f"rank{rank}.msc"), int(outputs[rank])) for rank in range(2)]
 
 
 def test_they_equal_the_tensors_of_the_stages(ranks):

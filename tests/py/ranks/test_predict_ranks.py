@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import subprocess
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ needs_virtual_gpu = pytest.mark.skipif(not INTERCEPTION or torch.backends.cuda.i
 
 
 def predict(folder: pathlib.Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    return warm_python.run(["-m", "modscope", "predict", *words], folder, 500)
+    return warm_python.run(["-m", "modscope", "predict", *words], folder)
 
 
 @needs_virtual_gpu

@@ -2,12 +2,11 @@
 
 import os
 import pathlib
-import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
+import warm_python
 
 import modscope
 from modscope import _files, _ranks_identity
@@ -72,7 +71,9 @@ ENDS = """
     if rank == 1:
         nn.Linear(1, 1)(torch.ones(1, 1).expand(1 << 50, 1).contiguous())
     wait_for_end_of_rank_1()
-    time.sleep(0.4)
+    import modscope
+    while modscope.load("modscope-train.rank0.msc").optimizer_steps < 2:  # until that is written
+        time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -82,18 +83,14 @@ def program(folder: pathlib.Path, text: str, name: str = "train.py") -> str:
     return name
 
 
-def launch(folder: pathlib.Path, *words: str, **more: str) -> subprocess.CompletedProcess[bytes]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
-    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, timeout=180, env=environment)
-
-
 @pytest.fixture(scope="module")
 def restarted(tmp_path_factory):
     """A job of two ranks, which torchrun starts twice."""
     folder = tmp_path_factory.mktemp("job")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-    ran = launch(folder, *torchrun, "--monitor-interval", "0.1", "-m", "modscope", "run", program(folder, ENDS), "--lr", "3")
-    assert ran.returncode == 1, ran.stderr.decode()
+    ran = warm_python.run([*torchrun, "--monitor-interval", "0.1", "-m", "modscope", "run", program(folder, ENDS), "--lr", "3"], folder)
+    assert ran.returncode == 1, ran.stderr
+    assert ran.stderr.count("[modscope] wrote") == 3, ran.stderr  # by all but the rank that is killed
     return folder
 
 
@@ -121,6 +118,7 @@ def test_attempts_are_kept_apart_and_say_their_rank(restarted):
 def test_each_rank_says_how_it_ended(restarted):
     killed, out_of_memory = (modscope.load(restarted / f"modscope-train.rank{rank}.msc") for rank in range(2))
     assert killed.end is None and killed.optimizer_steps == 2
+    assert "DistributedDataParallel.module" in killed.snapshot("peak").by_module()["cpu"]
     assert out_of_memory.end["how"] == "exception" and out_of_memory.oom_count == 1
     raised, finished = (modscope.load(restarted / f"modscope-train.rank{rank}.attempt1.msc") for rank in range(2))
     assert raised.end == {"how": "exception", "error": "KeyError: 'no such batch'"} and raised.optimizer_steps == 1
@@ -132,8 +130,8 @@ def test_each_rank_says_how_it_ended(restarted):
 def test_summary_of_the_restarted_job(restarted):
     """The latest attempt is shown, and of the earlier one how each rank ended."""
     files = sorted(path.name for path in restarted.glob("*.msc"))
-    ran = launch(restarted, "-m", "modscope", "summary", *files, COLUMNS="400")
-    said = ran.stdout.decode()
+    ran = warm_python.run(["-m", "modscope", "summary", *files], restarted, COLUMNS="400")
+    said = ran.stdout
     assert ran.returncode == 0, ran.stderr
     latest, earlier = said.split("Attempt 0 of the launcher: 2 captures")
     assert latest.startswith("train.py --lr 3: 2 ranks, attempt 1\n")
@@ -164,7 +162,7 @@ SPAWNED = """
 @pytest.mark.slow
 def test_ranks_of_spawned_processes_are_known_from_their_process_group(tmp_path):
     """It is destroyed before they end, and SIGTERM ends rank 0."""
-    launch(tmp_path, "-m", "modscope", "run", program(tmp_path, SPAWNED))
+    warm_python.run(["-m", "modscope", "run", program(tmp_path, SPAWNED)], tmp_path)
     found = [modscope.load(path) for path in tmp_path.glob("*.msc")]
     assert [capture.info["world"] for capture in found] == ["1"] * len(found)
     ends = {capture.end["rank"]: capture.end for capture in found if "rank" in (capture.end or {})}

@@ -1,12 +1,8 @@
 """Virtual ranks launch what real ranks launch: the same script, predicted as ranks of two GPUs and run by two processes over
 gloo, has the same collectives, for the same modules, in the same order."""
 
-import os
-import socket
-import subprocess
-import sys
-
 import pytest
+import warm_python
 from modscope import load
 from test_predict_ranks import needs_virtual_gpu, predict
 
@@ -20,7 +16,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 torch.set_num_threads(1)
-dist.init_process_group(os.environ.get("BACKEND", "nccl"))
+real = {"init_method": os.environ["STORE"], "rank": int(os.environ["RANK"]), "world_size": 2} if "STORE" in os.environ else {}
+dist.init_process_group("gloo" if real else "nccl", **real)
 device = "cuda" if dist.get_backend() == "nccl" else "cpu"
 
 def blocks():
@@ -60,30 +57,14 @@ def launches(file):
     return [(one.kind, one.bytes, one.step, one.phase, one.module, one.group.ranks) for one in load(file).collectives()]
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return str(free.getsockname()[1])
-
-
 def test_virtual_ranks_launch_what_real_ranks_launch(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
-    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": free_port(), "BACKEND": "gloo", "OMP_NUM_THREADS": "1"}
-    real = [
-        subprocess.Popen(
-            [sys.executable, "-m", "modscope", "run", "-o", f"real{rank}.msc", "train.py"], cwd=tmp_path,
-            env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    outputs = [one.communicate(timeout=300) for one in real]
-    assert [one.returncode for one in real] == [0, 0], outputs
+    warm_python.run_ranks(["-m", "modscope", "run", "-o", "real.msc", "train.py"], tmp_path, 2, STORE=f"file://{tmp_path}/store")
     for rank in range(2):
         words = ["--gpu", "h100", "--seconds", "0", "--steps", "99", "--ranks", "2", "--rank", str(rank), "-o", f"virtual{rank}.msc"]
         ran = predict(tmp_path, *words, "train.py")
         assert ran.returncode == 0, ran.stderr
-        (real_file,) = tmp_path.glob(f"real{rank}*.msc")
         (virtual_file,) = tmp_path.glob(f"virtual{rank}*.msc")
-        found, expected = launches(virtual_file), launches(real_file)
+        found, expected = launches(virtual_file), launches(tmp_path / f"real.rank{rank}.msc")
         assert found == expected
         assert {kind for kind, *_ in found} >= {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier", "recv" if rank else "send"}

@@ -1,10 +1,9 @@
 """``virtual_gpu(..., ranks=)``: as ``modscope predict --ranks``, for a part of a program."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+import warm_python
 from test_predict_ranks import needs_virtual_gpu, predict
 
 import modscope
@@ -59,7 +58,7 @@ def test_it_has_the_ranks_that_predict_has(tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "in_code.py").write_text(IN_CODE)
     (tmp_path / "script.py").write_text("import train\ntrain.train()\n")
-    ran = subprocess.run([sys.executable, "in_code.py"], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    ran = warm_python.run(["in_code.py"], tmp_path)
     assert ran.returncode == 0, ran.stderr
     said = json.loads(ran.stdout)
     assert said["environment"] == ["3", "64", "4", "0"] and said["ranks"] == [3, 64]

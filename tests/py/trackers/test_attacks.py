@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+import warm_python
 from helpers import Events, grad_input, make
 from torch import nn
 
@@ -170,9 +171,6 @@ def test_what_a_compiler_makes_is_not_shown(backend):
 
 @pytest.mark.slow
 def test_the_first_tracker_of_a_process_may_be_entered_anywhere():
-    import subprocess
-    import sys
-
     program = """
 import os, sys, torch, modscope
 from modscope import _interception
@@ -198,7 +196,7 @@ for place in sys.argv[1:]:
 """
     wanted = "verified verified" if modscope.doctor()["calls"] == "verified" else modscope.doctor()["calls"]
     transforms = ("trace", "grad", "vmap", "inference")
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program, *transforms], capture_output=True, text=True)
+    done = warm_python.run(["-W", "ignore", "-c", program, *transforms])
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and [line.partition(" ")[0] for line in lines] == [*transforms], (done.stdout, done.stderr)
     assert all(wanted in line for line in lines), done.stdout

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+import warm_python
 from virtual_helpers import needs_interception, run, run_bare
 
 REMOVED = """
@@ -120,8 +117,7 @@ def test_it_is_refused_without_interception() -> None:
 @needs_interception
 def test_doctor_says_whether_it_can_be_installed() -> None:
     def lines(**environment: str) -> str:
-        command = [sys.executable, "-m", "modscope", "doctor"]
-        return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}).stdout
+        return warm_python.run(["-m", "modscope", "doctor"], **environment).stdout
 
     assert "Virtual GPU:\n  cuda:0          can be installed\n" in lines()
     assert "cannot be installed: a virtual GPU needs modscope's interception: unset MODSCOPE_INTERPOSE" in lines(MODSCOPE_INTERPOSE="0")
