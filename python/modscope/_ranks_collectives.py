@@ -17,7 +17,6 @@ __all__ = ["MESSAGES", "Divergence", "KindTotal", "Mismatch", "Part", "find_mism
 MESSAGES = ("send", "recv")
 _DIFFERENT_BYTES = ("gather", "scatter", "all_to_all")  # on the ranks of a group, as C's sums have it
 _DIVERGENCES = 4  # of a mismatch, each of which needs a capture read again
-_UNCLOSED = 64  # captures that end early and differ from each other, each of which needs a capture read again
 
 
 class KindTotal(NamedTuple):
@@ -156,7 +155,7 @@ def _add_unclosed(parts: list[Part], unclosed: Sequence[Part], group: Collective
     found = parts or [longest_first.pop(0)]
     usual = _launches(found[0].ranks[0], group)
     most = len(usual) if parts else None
-    for part in longest_first[:_UNCLOSED]:
+    for part in longest_first:
         these = _launches(part.ranks[0], group)
         if not _begins_alike(these, usual) or (most is not None and len(these) > most):
             found.append(part)

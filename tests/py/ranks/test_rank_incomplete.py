@@ -192,4 +192,4 @@ def test_the_page_begins_with_the_rank_that_failed_and_names_incomplete_captures
 def test_commands_of_one_capture_say_so(capsys, command):
     with pytest.raises(SystemExit):
         main([command, "a.msc", "b.msc", "c.msc"])
-    assert f"{command} reads one capture, not 3: give them one at a time." in capsys.readouterr().err
+    assert f"{command} reads one capture, not 3: run it once for each of them." in capsys.readouterr().err
