@@ -17,7 +17,6 @@ __all__ = ["MESSAGES", "Divergence", "KindTotal", "Mismatch", "Part", "find_mism
 MESSAGES = ("send", "recv")
 _DIFFERENT_BYTES = ("gather", "scatter", "all_to_all")  # on the ranks of a group, as C's sums have it
 _DIVERGENCES = 4  # of a mismatch, each of which needs a capture read again
-_UNCLOSED = 64  # captures that end early and differ from each other, each of which needs a capture read again
 
 
 class KindTotal(NamedTuple):
@@ -136,8 +135,12 @@ def _divergences(group: CollectiveGroup, parts: Sequence[Part]) -> list[Divergen
     return found
 
 
-def _begins_alike(a: Sequence[Collective], b: Sequence[Collective]) -> bool:
-    return all(_same(one, other) for one, other in zip(a, b))
+def _agrees(these: Sequence[Collective], usual: Sequence[Collective], last_step: int) -> bool:
+    """Whether a capture that was not closed has what others launched, up to its last step: what it has of that step may lack the
+    end, and of the steps before it nothing is missing."""
+    if not all(_same(one, other) for one, other in zip(these, usual)):
+        return False
+    return len(these) >= len(usual) or usual[len(these)].step >= last_step
 
 
 def _parts(ranks: Sequence[Rank], members: dict[int, GroupSums]) -> list[Part]:
@@ -148,7 +151,7 @@ def _parts(ranks: Sequence[Rank], members: dict[int, GroupSums]) -> list[Part]:
 
 
 def _add_unclosed(parts: list[Part], unclosed: Sequence[Part], group: CollectiveGroup) -> list[Part]:
-    """``parts``, and those of captures that end early whose collectives differ before they end. Beside a capture that was
+    """``parts``, and those of captures that were not closed whose collectives differ before they end. Beside a capture that was
     closed, one that has more differs, too."""
     if not unclosed:
         return parts
@@ -156,10 +159,12 @@ def _add_unclosed(parts: list[Part], unclosed: Sequence[Part], group: Collective
     found = parts or [longest_first.pop(0)]
     usual = _launches(found[0].ranks[0], group)
     most = len(usual) if parts else None
-    for part in longest_first[:_UNCLOSED]:
-        these = _launches(part.ranks[0], group)
-        if not _begins_alike(these, usual) or (most is not None and len(these) > most):
-            found.append(part)
+    for part in longest_first:
+        these = _launches(part.ranks[0], group) if part.launched else []
+        is_more = most is not None and len(these) > most
+        different = [rank for rank in part.ranks if is_more or not _agrees(these, usual, rank.steps)]
+        if different:
+            found.append(part._replace(ranks=different))
     return found
 
 
@@ -172,7 +177,7 @@ def find_mismatches(ranks: Sequence[Rank]) -> list[Mismatch]:
         if group.size < 2:
             continue
         here = group_by((rank for rank in ranks if rank.number in members), why_incomplete)
-        unclosed = _parts([rank for rank in here.get("not closed", []) if members[rank.number].launched], members)
+        unclosed = _parts(here.get("not closed", []), members)
         parts = _add_unclosed(_parts(here.get(None, []), members), unclosed, group)
         if len(parts) > 1:
             found.append(Mismatch(group, parts, _divergences(group, parts)))

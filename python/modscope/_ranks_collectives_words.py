@@ -22,21 +22,24 @@ def collectives_title(ranks: Sequence[Rank]) -> str:
     counted_ranks = whole_or_all(ranks)
     if len(counted_ranks) < len(ranks):
         return f"Collectives of {describe_ranks(counted_ranks)}"
-    return "Collectives of all ranks" + (", as far as they were recorded" if find_incomplete(ranks) else "")
+    return "Collectives of all ranks" + (" (recorded)" if find_incomplete(ranks) else "")
 
 
 def describe_group(group: CollectiveGroup) -> str:
     return clean(f"{group.name}, {counted(group.size, 'rank')} ({group.ranks}) over {group.backend}")
 
 
-def _describe_launch(one: Collective | None, ranks: Sequence[Rank]) -> str:
-    """ "all_reduce of 4.00 MiB in step 3, backward of Net.0 on ranks 0-2" """
-    on = describe_ranks(ranks)
+def _describe_launch(one: Collective | None, ranks: Sequence[Rank], other: Collective | None) -> str:
+    """ "ranks 0-2 launched all_reduce of 4.00 MiB in step 3, backward of Net.0". ``other``: what the other ranks launched."""
+    who = describe_ranks(ranks)
     if one is None:
-        failed = ", which failed" if len(ranks) == 1 and has_failed(ranks[0]) else ""
-        return f"nothing more on {on}{failed}"
+        last = min(rank.steps for rank in ranks)
+        if other and last > other.step:
+            return f"{who} launched nothing more and went on to step {last}"
+        failed = ", because it failed" if len(ranks) == 1 and has_failed(ranks[0]) else ""
+        return f"{who} launched nothing more{failed}"
     amount = f" of {size(one.bytes)}" if one.bytes else ""
-    return clean(f"{one.kind}{amount} {describe_moment(one.step, one.phase, one.module)}") + f" on {on}"
+    return f"{who} launched " + clean(f"{one.kind}{amount} {describe_moment(one.step, one.phase, one.module)}")
 
 
 def _range(values: Sequence[int], text: Callable[[int], str]) -> str:
@@ -71,4 +74,5 @@ def describe_part(part: Part) -> str:
 
 
 def describe_divergence(one: Divergence, usual: Sequence[Rank]) -> str:
-    return f"Number {one.number} of this group: {_describe_launch(one.these, one.ranks)}; {_describe_launch(one.usual, usual)}."
+    these, those = _describe_launch(one.these, one.ranks, one.usual), _describe_launch(one.usual, usual, one.these)
+    return f"Number {one.number} of this group: {those}; {these}."

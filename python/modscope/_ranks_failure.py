@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from modscope._ranks_incomplete import describe_last_steps
 from modscope._ranks_job import describe_ranks
 from modscope._ranks_read import Rank
 from modscope._text import clean, counted, describe_moment, shorten_end, size
@@ -45,10 +46,11 @@ def _class_of(rank: Rank) -> int | None:
     return _OWN if how == "finished" and status not in ("", "0") else None
 
 
-def _what_happened(rank: Rank, several: bool = False) -> str:
-    """What follows "rank 1 ", or "ranks 1-2 ", without a full stop."""
+def _what_happened(ranks: Sequence[Rank]) -> str:
+    """What follows "rank 1 ", or "ranks 1-2 " to whom the same happened, without a full stop."""
+    rank, several = ranks[0], len(ranks) > 1
     was = "were" if several else "was"
-    in_step = f"in step {rank.steps}" if rank.steps else "before the first step"
+    in_step = describe_last_steps(ranks)
     if _ran_out_of_memory(rank):
         oom = rank.oom or {}
         where = describe_moment(oom["step"], oom["phase"], oom["module"], None, 160)
@@ -79,9 +81,12 @@ def describe_failure(ranks: Sequence[Rank]) -> str:
         return ""
     first = min(classes.values())
     causes = sorted((rank for rank in ranks if classes.get(rank.number) == first), key=_ended_at)
-    happened = _what_happened(causes[0])
-    alike = sorted((rank for rank in causes if _what_happened(rank) == happened), key=lambda rank: rank.number)
-    who, what = describe_ranks(alike), _what_happened(causes[0], len(alike) > 1)
+    if first == _KILLED:
+        alike = causes
+    else:
+        alike = [rank for rank in causes if _what_happened([rank]) == _what_happened(causes[:1])]
+    alike = sorted(alike, key=lambda rank: rank.number)
+    who, what = describe_ranks(alike), _what_happened(alike)
     others = len(causes) - len(alike)
     more = f" {counted(others, 'other rank')} failed too." if others and first != _ENDED else ""
     return f"{who[0].upper()}{who[1:]} {what}{'' if what.endswith(('.', '!', '?', '…', '...')) else '.'}{more}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from modscope._ranks_job import describe_ranks, group
 from modscope._ranks_read import Rank
 
-__all__ = ["Missing", "describe_incomplete", "find_compared", "find_incomplete", "whole_or_all", "why_incomplete"]
+__all__ = ["Missing", "describe_incomplete", "describe_last_steps", "find_compared", "find_incomplete", "whole_or_all", "why_incomplete"]
 
 Missing = str
 """Why a capture lacks something: "not closed", "cut short", "damaged" or "events lost"."""
@@ -43,7 +43,8 @@ def find_compared(ranks: Sequence[Rank]) -> list[Rank]:
 # ---- in words ----
 
 
-def _where_they_end(ranks: Sequence[Rank]) -> str:
+def describe_last_steps(ranks: Sequence[Rank]) -> str:
+    """ "in step 7", "in steps 5 to 6" """
     first, last = min(rank.steps for rank in ranks), max(rank.steps for rank in ranks)
     if first < last:
         return f"in steps {first} to {last}" if first else f"in step {last} or before"
@@ -53,7 +54,7 @@ def _where_they_end(ranks: Sequence[Rank]) -> str:
 def _describe_short(why: Missing, ranks: Sequence[Rank]) -> str:
     several = len(ranks) > 1
     captures = f"captures of {describe_ranks(ranks)} end" if several else f"capture of {describe_ranks(ranks)} ends"
-    return f"The {captures} {_where_they_end(ranks)} ({why}). Later steps are not compared."
+    return f"The {captures} {describe_last_steps(ranks)} ({why}). Later steps are not compared."
 
 
 def _describe_holes(why: Missing, ranks: Sequence[Rank]) -> str:

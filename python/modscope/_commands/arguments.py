@@ -142,8 +142,8 @@ def describe_unknown(known: argparse.Namespace, unknown: list[str]) -> str:
     if captures is None or any(word.startswith("-") for word in unknown):
         return f"unrecognized arguments: {' '.join(unknown)}"
     reads = "reads one capture" if captures == 1 else "compares two captures"
-    instead = "one at a time" if captures == 1 else "two at a time"
-    return f"{known.command} {reads}, not {captures + len(unknown)}: give them {instead}. Those of the ranks of one job together:  modscope summary FILE ..."
+    often = "once for each of them" if captures == 1 else "for two of them"
+    return f"{known.command} {reads}, not {captures + len(unknown)}: run it {often}. All ranks of a job are compared by:  modscope summary FILE FILE ..."
 
 
 # ---- commands ----

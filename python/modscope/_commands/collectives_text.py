@@ -43,7 +43,8 @@ def collectives_text(result: Report, screen: Screen) -> list[str]:
             cells += [duration(sums["seconds"] / (steps or 1)) if sums["seconds"] else ""] if timed else []
             rows.append((*cells, _group(row["group"]), _modules(row["modules"])))
     before = [row["before_steps"] for row in result["collectives"] if row["before_steps"]["count"]]
-    head = "Collectives, each step" if steps else "Collectives"
+    is_even = all(row["count"] % steps == 0 for row in result["collectives"]) if steps else True
+    head = ("Collectives, each step" if is_even else "Collectives, average step") if steps else "Collectives"
     headers = (head, "count", "bytes", *(["time"] if timed else []), "group", "modules")
     out = screen.table(headers, rows[:_ROWS], left=(0, len(headers) - 2)) if rows else [screen.bold("Collectives")]
     if len(rows) > _ROWS:

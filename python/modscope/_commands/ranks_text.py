@@ -129,15 +129,17 @@ def _ends(ranks: Sequence[Rank], screen: Screen) -> list[str]:
     """How long the ranks ran, and how they ended, each once for all ranks of which it is true. How many steps a rank took whose
     capture ends early is not known."""
     longest = max(rank.duration for rank in ranks)
-    whole = [rank for rank in ranks if rank.end is not None] or list(ranks)
+    whole = [rank for rank in ranks if rank.end is not None]
     lengths = group(whole, lambda rank: (rank.steps, rank.optimizer_steps))
     said = [(members, f"{counted(done, 'optimizer step')}, {counted(steps, 'step')}") for (steps, done), members in lengths.items()]
+    ends = [(members, clean(text)) for text, members in group(ranks, lambda rank: rank.how_it_ended).items()]
     out = []
-    if len(said) == 1:
+    if not said:
+        out.append(f"{duration(longest)}, as far as it was recorded")
+    elif len(said) == 1:
         out.append(f"{duration(longest)}, {said[0][1]}" + (f" ({describe_ranks(whole)})" if len(whole) < len(ranks) else ""))
     else:
-        out += [f"{duration(longest)} at most; the ranks took different numbers of steps:", *_lines(said, screen, _ENDS), "Ends:"]
-    ends = [(members, clean(text)) for text, members in group(ranks, lambda rank: rank.how_it_ended).items()]
+        out += [f"{duration(longest)} at most; the ranks took different numbers of steps:", *_lines(said, screen, _ENDS), *(["Ends:"] if len(ends) > 1 else [])]
     if len(ends) == 1:
         return [*out, screen.cut(ends[0][1] if len(ranks) == 1 else f"All ranks: {ends[0][1]}", screen.width)]
     unusual = sorted(ends, key=lambda one: (failure_order(one[0][0]), one[0][0].number))

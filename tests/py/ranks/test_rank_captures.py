@@ -1,5 +1,6 @@
 """Each rank of a job writes a capture that says which rank it is, however the rank ends."""
 
+import json
 import os
 import pathlib
 import textwrap
@@ -10,6 +11,7 @@ import warm_python
 
 import modscope
 from modscope import _files, _ranks_identity
+from modscope.__main__ import main
 
 needs_gloo = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
@@ -139,6 +141,20 @@ def test_summary_of_the_restarted_job(restarted):
     assert "\nRank 0 failed in step 1: KeyError: 'no such batch'.\n" in latest
     assert "rank 0: Ended by an exception: KeyError: 'no such batch'" in latest and "from rank 0 to rank 1." in latest
     assert "rank 0: No end: it was killed, or still runs" in earlier and "rank 1: Ended by an exception" in earlier and "an allocation of 4.00 PiB failed" in earlier
+
+
+@needs_gloo
+@pytest.mark.slow
+def test_the_attempt_in_which_a_rank_ran_out_of_memory_and_one_was_killed(restarted, capsys, monkeypatch):
+    monkeypatch.chdir(restarted)
+    files = [f"modscope-train.rank{rank}.msc" for rank in range(2)]
+    assert main(["summary", *files, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["failure"].startswith("Rank 1 ran out of memory in step ") and told["failure"].endswith(": an allocation of 4.00 PiB failed on cpu.")
+    assert [(one["rank"], one["why"]) for one in told["incomplete"]] == [(0, "not closed")]
+    assert told["collectives_of"] == [1] and told["mismatches"] == []
+    assert main(["report", *files, "-o", "job.html", "--json"]) == 0
+    assert [note.split(" ends ")[0] for note in json.loads(capsys.readouterr().out)["notes"]] == ["The capture of rank 0"]
 
 
 SPAWNED = """

@@ -91,8 +91,8 @@ def test_a_rank_that_launched_fewer_is_named_with_where_it_stopped(summary):
     ]
     said = " ".join(" ".join(part[5:7]).split())
     assert said == (
-        "Number 5 of this group: nothing more on rank 3; "
-        "reduce_scatter of 8.00 MiB in step 2, backward of Net.0 on ranks 0-2."
+        "Number 5 of this group: ranks 0-2 launched reduce_scatter of 8.00 MiB in step 2, backward of Net.0; "
+        "rank 3 launched nothing more."
     )
 
 
@@ -186,7 +186,7 @@ def test_the_page_of_a_job_has_the_totals_and_names_ranks_that_differ(browser, t
     rows = browser.data("#mismatch-rows tbody tr")
     assert [row["ranks"] for row in rows] == ["ranks 0-2", "rank 3"]
     assert rows[0]["group"] == "default_pg, 4 ranks (0-3) over nccl"
-    assert "Number 4 of this group: nothing more on rank 3" in browser.text("#mismatch-rows tbody tr:nth-child(2)")
+    assert "Number 4 of this group: ranks 0-2 launched all_gather of 8.00 MiB in step 1, backward of Net.0; rank 3 launched nothing more." in browser.text("#mismatch-rows tbody tr:nth-child(2)")
     browser.click_on("#mismatch-rows tbody tr:nth-child(2) button")
     assert browser.run("return document.body.dataset.rank") == "3"
     assert browser.complaints() == []

@@ -65,11 +65,19 @@ OTHER = ["step", *STEP, "step", ("broadcast", 8)]
         ([WHOLE, OTHER, WHOLE], [1], [[[0, 2], [1]]]),  # it differs before it ends
         ([EARLY, WHOLE], [1], [[[0], [1]]]),  # a rank that ended launched less than a killed one
         ([WHOLE, EARLY, ["step"]], [0, 1, 2], []),
+        ([["step", *STEP], ["step", *STEP], ["step", *STEP[:2], "step"]], [0, 1, 2], [[[0, 1], [2]]]),  # it went on without the last one of step 1
         ([WHOLE, EARLY, OTHER], [0, 1, 2], [[[0], [2]]]),
     ],
 )
 def test_collectives_of_a_killed_rank_are_compared_up_to_its_end(folder, summary, launches, killed, expected):
     assert mismatches(summary, write_launches(folder, launches, killed)) == expected
+
+
+def test_a_rank_that_went_on_without_the_others_is_named_also_if_all_were_killed(folder, summary):
+    """This is how a job hangs: the others wait in the last collective of step 1."""
+    early = ["step", *STEP]
+    out = " ".join(summary(*write_launches(folder, [early, early, ["step", *STEP[:2], "step"]], [0, 1, 2])).split())
+    assert "Number 3 of this group: ranks 0-1 launched all_reduce of 4 B in step 1, backward of Net.0; rank 2 launched nothing more and went on to step 2." in out
 
 
 def test_totals_are_of_ranks_whose_captures_are_complete(folder, summary):
@@ -80,7 +88,7 @@ def test_totals_are_of_ranks_whose_captures_are_complete(folder, summary):
     out = summary(*names)
     assert "\nCollectives of ranks 0, 2  count" in out and "different collectives" not in out
     assert "\nIncomplete capture\n  The capture of rank 1 ends in step 2 (not closed). Later steps are not compared.\n" in out
-    assert "\nCollectives of all ranks, as far as they were recorded  count" in summary(*write_launches(folder, [WHOLE, EARLY], [0, 1]))
+    assert "\nCollectives of all ranks (recorded)  count" in summary(*write_launches(folder, [WHOLE, EARLY], [0, 1]))
 
 
 # ---- memory ----
@@ -143,6 +151,7 @@ def test_several_captures_share_a_sentence(folder):
         ([{"how": "terminated"}, {"how": "exception", "error": GLOO}], f"Rank 1 failed in step 2: {GLOO}."),
         ([{"how": "terminated"}, {"how": "terminated"}, FINISHED], "Ranks 0-1 were ended by SIGTERM in step 2."),
         ([None, None, FINISHED], "Ranks 0-1 have no end: they were killed in step 2, still run, or their captures were cut short."),
+        ([None, None], "Ranks 0-1 have no end: they were killed in step 2, still run, or their captures were cut short."),
         ([{"how": "exception", "error": "A: b"}, {"how": "exception", "error": "C: d"}, FINISHED], "Rank 0 failed in step 2: A: b. 1 other rank failed too."),
     ],
 )
@@ -164,6 +173,16 @@ def test_a_rank_that_ran_out_of_memory(folder, goes_on, expected):
     said = describe_failure(find_job(read_ranks(names)).ranks)
     assert said.startswith("Rank 1 ran out of memory in step 2, ") is expected
     assert said.endswith("an allocation of 24.00 MiB failed on cuda:1.") is expected
+
+
+def test_a_job_that_was_killed_as_a_whole(folder, summary):
+    """Its ranks were in different steps: this is no difference between them."""
+    out = summary(*write_ranks(folder, rank_capture(0, 2, steps=3).killed(), rank_capture(1, 2, steps=4).killed()))
+    assert out.startswith(
+        "train.py --lr 3: 2 ranks\nRanks 0-1 have no end: they were killed in steps 3 to 4, still run, or their captures were cut short.\n"
+        "\n640.0 ms, as far as it was recorded\nAll ranks: No end: it was killed, or still runs\n"
+    )
+    assert "numbers of steps" not in out and "The captures of ranks 0-1 end in steps 3 to 4 (not closed). Later steps are not compared." in out
 
 
 # ---- the page ----
@@ -192,4 +211,4 @@ def test_the_page_begins_with_the_rank_that_failed_and_names_incomplete_captures
 def test_commands_of_one_capture_say_so(capsys, command):
     with pytest.raises(SystemExit):
         main([command, "a.msc", "b.msc", "c.msc"])
-    assert f"{command} reads one capture, not 3: give them one at a time." in capsys.readouterr().err
+    assert f"{command} reads one capture, not 3: run it once for each of them." in capsys.readouterr().err
