@@ -161,7 +161,7 @@ def shorten_end(text: str, columns: int, dots: str = "…") -> str:
 
 _SOURCE_LINE = re.compile(r"line [0-9?]+: ")
 _FOLDERS = re.compile(r"(?<![^ (])/?(?:[^ /]+/)+(?=[^ /]+:[0-9?])")  # of a file with a line's number
-_FILE_AND_LINE = re.compile(r"[^ /]+:[0-9?]+(?: \(was [^)]*\))?")
+_FILE_AND_LINE = re.compile(r"[^ /]+:[0-9?]+(?: \((?:was|only in) [^)]*\))?")
 
 
 def shorten_line(text: str, columns: int, dots: str = "…") -> str | None:

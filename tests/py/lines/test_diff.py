@@ -194,6 +194,13 @@ def test_several_calls_in_a_line_are_one_line():
     assert (match.in_b("/x.py", "f", 3), match.in_b("/x.py", "f", 4)) == (("/x.py", 8), ("/x.py", 9))
 
 
+def test_a_call_that_moved_to_another_line_and_column_is_known_by_its_length():
+    a = side("", ("/x.py", "f", 43, 25, 43), ("/x.py", "f", 43, 32, 42))
+    b = side("", ("/x.py", "f", 43, 12, 30), ("/x.py", "f", 43, 19, 29), ("/x.py", "f", 44, 12, 29))
+    match = LineMatch(a, b)
+    assert match.in_b("/x.py", "f", 43) == ("/x.py", 43) and match.in_a("/x.py", "f", 44) is None
+
+
 def test_source_that_cannot_be_compiled_is_matched_by_columns(tmp_path):
     file = tmp_path / "x.py"
     file.write_text("def f(:\n")
