@@ -590,8 +590,9 @@ def _describe_short(bytes: int) -> str:
     """The end of a sentence on a file that is too short to be a capture; "" if it is not."""
     if bytes >= _SHORTEST:
         return ""
-    what = "empty" if not bytes else f"only {counted(bytes, 'byte')} long"
-    return f". It is {what}: its recording was ended before it wrote anything, or the disk is full. Record the run again"
+    if not bytes:
+        return ". It is empty: its recording was ended before it wrote anything, or the disk is full. Record the run again"
+    return f". It is only {counted(bytes, 'byte')} long: if a recording wrote it, it was cut short. Record the run again"
 
 
 def describe_unreadable(capture: Capture) -> str:

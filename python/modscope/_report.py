@@ -20,6 +20,7 @@ from modscope._collectives_page import collectives_of_page
 from modscope._edited import Changes
 from modscope._leaks import describe_growth, describe_leaks, find_leaks
 from modscope._lines_page import lines_of_page
+from modscope._lines_read import shown_file
 from modscope._load import Capture, CaptureError
 from modscope._sentence import Sentence, describe_run
 from modscope._summary import Report, describe_end, describe_losses, describe_prediction, describe_program, summarize
@@ -129,8 +130,15 @@ def _facts(summary: Report) -> str:
 
 def _leaks(file: str, capture: Capture) -> Report:
     leaks = find_leaks(file, capture)
-    text = [describe_leaks(leaks), *(describe_growth(each) + "." for each in leaks["growth"][:_GROWING])]
+    text = [describe_leaks(leaks), *(describe_growth(each) + _made_by(each) for each in leaks["growth"][:_GROWING])]
+    for group in leaks["groups"]:  # The page has the source text of lines elsewhere, unless it must not have any.
+        group["lines"] = [{key: value for key, value in line.items() if key != "source"} for line in group["lines"]]
     return {"text": " ".join(map(clean, text)), "step": leaks["step"], "groups": leaks["groups"]}
+
+
+def _made_by(growth: Report) -> str:
+    lines = [f"{shown_file(line['file'])}:{line['line']} in {line['function']}" for line in growth["lines"][:1]]
+    return f" (made by {lines[0]})." if lines else "."
 
 
 # ---- one capture ----

@@ -161,7 +161,9 @@ def shorten_end(text: str, columns: int, dots: str = "…") -> str:
 
 _SOURCE_LINE = re.compile(r"line [0-9?]+: ")
 _FOLDERS = re.compile(r"(?<![^ (])/?(?:[^ /]+/)+(?=[^ /]+:[0-9?])")  # of a file with a line's number
-_FILE_AND_LINE = re.compile(r"[^ /]+:[0-9?]+(?: \(was [^)]*\))?")
+_FILE_AND_LINE = re.compile(r"[^ /]+:[0-9?]+(?: \((?:was|only in) [^)]*\))?")
+
+_FUNCTION_BEFORE_NODE = re.compile(r" in [^,]*(, \w+)$")
 
 
 def shorten_line(text: str, columns: int, dots: str = "…") -> str | None:
@@ -176,6 +178,8 @@ def shorten_line(text: str, columns: int, dots: str = "…") -> str | None:
     at = _FILE_AND_LINE.match(text)
     if at is None:
         return None
+    if width_of(text) > columns:  # What a node is called says more than the function that created it.
+        text = at[0] + _FUNCTION_BEFORE_NODE.sub(r"\1", text[at.end() :])
     rest = columns - width_of(at[0]) - width_of(dots)
     return shorten_middle(text, columns, dots) if rest < 4 else _keep_beginning(at[0], text[at.end() :], columns, dots)
 

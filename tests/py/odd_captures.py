@@ -61,6 +61,22 @@ def damaged() -> bytes:
     return bytes(data)
 
 
+def damaged_to_the_end() -> bytes:
+    """From the fourth step on nothing can be read: a byte is wrong, and no key frame follows. The run took two seconds."""
+    c = train(3)
+    c.flush()
+    wrong = len(c.out) + 60
+    for _ in range(3):
+        c.step()
+        c.where("forward", c.module("GPT.h.3.mlp"))
+        for _ in range(40):
+            c.wait(15_000)
+            c.add(MIB, 1)
+    data = bytearray(c.end(how="finished"))
+    data[wrong] ^= 0xFF
+    return bytes(data)
+
+
 def nameless_devices() -> bytes:
     """One bit is wrong in the chunk that names the devices."""
     data = bytearray(train(6).end(how="finished"))

@@ -85,7 +85,9 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     for side in ("a", "b"):
         if lines := notes(result[side], screen):
             out += ["", f"{side.upper()}:", *lines[1:]]
-    return out + next_command("Which modules hold it", "tree", *moment_words(result["b"], arguments))
+    what, by = ("Which lines made it", ["--by", "line"]) if result["by"] == "line" else ("Which modules hold it", [])
+    below = {**result["b"], "below": result["below"]}
+    return out + next_command(what, "tree", *moment_words(below, arguments), *by)
 
 
 def _group(modules: list[Report], arguments: Namespace) -> list[Report]:

@@ -70,7 +70,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
         return [*out, "Nothing is held."]
     nodes = make_nodes(tree, 1, None if arguments.no_group else Contents(tree))
     out += draw(nodes, _title(result), result["shown"], arguments.depth, screen)
-    out += ["", *screen.wrap(f"{_INSIDE[result['by']]} {'' if result['predicted_on'] else _LINES.get(result['frames'], '')}".strip())]
+    out += ["", *screen.wrap(f"{_INSIDE[result['by']]} {'' if result['predicted_on'] else _lines_hint(result)}".strip())]
     out += _matches(result, screen) + others(result, screen) + notes(result, screen)
     words = moment_words({**result, "below": None}, arguments)
     options = [] if result["by"] == "module" else ["--by", result["by"]]
@@ -84,6 +84,12 @@ _LINES = {
     0: NO_LINES,
     1: "Only the innermost line was recorded: modscope run --stacks 8 records those around it too.",
 }
+
+
+def _lines_hint(result: Report) -> str:
+    """What another recording would show. By operator only the innermost line is drawn."""
+    is_drawn = result["frames"] == 1 and result["by"] == "operator"
+    return "" if is_drawn else _LINES.get(result["frames"], "")
 
 
 def _title(result: Report) -> str:

@@ -13,6 +13,7 @@ from modscope._text import clean, counted, label, size
 
 _SIZES = 4  # that are listed of a group
 _LINES = 3
+_SMALL = 0.01  # of what lines made; one that made less is not listed
 _GROWING = 10  # owners that are listed
 
 
@@ -53,6 +54,8 @@ def _growth(result: Report, screen: Screen) -> list[str]:
 def _made_by(lines: list[Report], pad: str, screen: Screen) -> list[str]:
     """The lines of the program that made most of it, with their source text where it is there."""
     out, room = list[str](), screen.width - len(pad)
+    whole = sum(line["bytes"] for line in lines)
+    lines = [line for line in lines if line["bytes"] >= _SMALL * whole]
     for line in lines[:_LINES]:
         out.append(pad + screen.fit(f"made by {describe_line(line)}: {size(line['bytes'])}", room))
         out += [pad + screen.dim(screen.cut(f"    {line['source']}", room))] if line["source"] else []

@@ -223,18 +223,35 @@ def _match_frames(of_a: set[Frame], of_b: set[Frame]) -> dict[int, int]:
     a, b = _spans(of_a), _spans(of_b)
     found: dict[int, int] = {}
     for is_equal, i, j, k, n in _stretches([span for _, span in a], [span for _, span in b]):
-        lines_of_a, lines_of_b = ([line for line, _ in side] for side in (a[i:j], b[k:n]))
-        if not is_equal:
-            lines_of_a, lines_of_b = ([*dict.fromkeys(lines)] for lines in (lines_of_a, lines_of_b))
-        if len(lines_of_a) == len(lines_of_b):
-            for line, other in zip(lines_of_a, lines_of_b):
-                if line not in found and other not in found.values():
-                    found[line] = other
+        pairs = zip(_lines(a[i:j]), _lines(b[k:n])) if is_equal else _match_replaced(a[i:j], b[k:n])
+        for line, other in pairs:
+            if line not in found and other not in found.values():
+                found[line] = other
     return found
 
 
-def _spans(frames: set[Frame]) -> list[tuple[int, Hashable]]:
+_Span = tuple[int, int, int]  # first column, last column, how many lines more than one; or the distance, 0, -1
+
+
+def _match_replaced(a: list[tuple[int, _Span]], b: list[tuple[int, _Span]]) -> list[tuple[int, int]]:
+    """Pairs of lines of which one replaced the other: those with calls as long as before, in other columns; or as many lines as
+    there were before, in their order."""
+    lengths = [[(end - begin, more) for _, (begin, end, more) in side] for side in (a, b)]
+    found = []
+    for is_equal, i, j, k, n in _stretches(*lengths):
+        if is_equal:
+            found += [(line, other) for (line, (_, _, more)), (other, _) in zip(a[i:j], b[k:n]) if more >= 0]
+    of_a, of_b = ([*dict.fromkeys(_lines(side))] for side in (a, b))
+    return found + (list(zip(of_a, of_b)) if len(of_a) == len(of_b) else [])
+
+
+def _lines(spans: list[tuple[int, _Span]]) -> list[int]:
+    return [line for line, _ in spans]
+
+
+def _spans(frames: set[Frame]) -> list[tuple[int, _Span]]:
     """The line of each frame, and what tells it from others, wherever the function begins."""
     first = min((frame.line for frame in frames), default=0)
-    rows = {(each.line, (each.column, each.end_column, each.end_line - each.line) if each.end_line else each.line - first) for each in frames}
-    return sorted(rows, key=lambda row: (row[0], str(row[1])))
+    return sorted(
+        {(each.line, (each.column, each.end_column, each.end_line - each.line) if each.end_line else (each.line - first, 0, -1)) for each in frames}
+    )

@@ -21,7 +21,8 @@ def report(arguments: Namespace, load: Load) -> Report:
     if len(arguments.files) > 1:
         return _report_of_ranks(arguments)
     file = arguments.files[0]
-    return summarize(file, load(file), MODULES if arguments.json else None)
+    capture = load(file)
+    return {**summarize(file, capture, MODULES if arguments.json else None), "has_lines": not capture.places.is_empty}
 
 
 def _report_of_ranks(arguments: Namespace) -> Report:
@@ -55,7 +56,9 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
         out += ["", *collectives_text(result, screen)]
     out += notes(result, screen)
     at = "oom" if result["last_oom"] else "peak"
-    return out + next_command("Which modules hold it", "tree", result["file"], "--at", at)
+    words = "tree", result["file"], "--at", at
+    lines = next_command("Which lines made it", *words, "--by", "line")[1:] if result["has_lines"] else []
+    return out + next_command("Which modules hold it", *words) + lines
 
 
 def _text_of_ranks(result: Report, screen: Screen) -> list[str]:

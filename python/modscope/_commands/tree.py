@@ -214,7 +214,8 @@ def _table(rows: list[_Row], total: int, by: str, screen: Screen) -> list[str]:
     owns = ["" if row.own is None else size(row.own) for row in rows]
     whole_width = max(map(len, [*wholes, "Subtree"]))
     own_width = max(map(len, [*owns, "Own"]))
-    bar = min(max((screen.width - whole_width - own_width) // 5, 6), 24)
+    share = 10 if by in ("line", "operator") else 5  # of the width: the text of a line needs more room than a name
+    bar = min(max((screen.width - whole_width - own_width) // share, 6), 24)
     room = screen.width - whole_width - own_width - bar - 6
     named = [(_shorten_lead(row.lead, room // 2, screen), row.name, row.subtree) for row in rows]
     names = name_column(named, room, screen, split=by == "module")

@@ -20,6 +20,13 @@ function cutEnd(text, fits) {
   return "";
 }
 
+/* As much of the beginning of a function's name as fits before the number of a line, which says more than the name's end; ""
+ * if that is too little. */
+function cutBeforeNumber(name, line, fits) {
+  for (let kept = Math.min(name.length - 1, 40); kept >= 3; kept--) if (fits(`${name.slice(0, kept)}…:${line || "?"}`)) return `${name.slice(0, kept)}…:${line || "?"}`;
+  return "";
+}
+
 /* Between two rectangles a gap is left. */
 function widthOfGround({ width }) {
   return Math.max(width - (width > 4 ? 1 : 0.3), 0.3);
@@ -235,7 +242,8 @@ class Flame {
     if (box.others) return fits(`+${box.others}`) ? `+${box.others}` : "";
     const names = this.namesOf(box.node).map(shorten), figures = [size(box.bytes), percent(box.bytes, this.held.whole)];
     const titles = [`${names[0]}   ${figures.join("  ")}`, `${names[0]}   ${figures[1]}`, ...names];
-    return titles.find(fits) ?? cutEnd(names.at(-1), fits);
+    const title = titles.find(fits) ?? cutEnd(names.at(-1), fits), frame = this.tree.frame[box.node];
+    return frame && (title === names.at(-1) || title.endsWith("…")) ? cutBeforeNumber(names.at(-1), frame.line, fits) || title : title;
   }
 
   /* The whole name, and shorter ones for narrow rectangles. */

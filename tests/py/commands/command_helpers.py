@@ -6,7 +6,7 @@ import sys
 import unicodedata
 
 from capture_helpers import Capture, train
-from odd_captures import damaged, hostile, huge, long_names, lossy, nameless_devices, out_of_memory
+from odd_captures import damaged, damaged_to_the_end, hostile, huge, long_names, lossy, nameless_devices, out_of_memory
 
 CAPTURES = {
     "train": lambda: train(6).end(how="finished", status="0"),
@@ -15,6 +15,7 @@ CAPTURES = {
     "killed": lambda: train(2, device="cpu").killed(),
     "cut": lambda: train(9).killed()[:-100],
     "damaged": lambda: damaged(),
+    "damaged_end": lambda: damaged_to_the_end(),
     "nameless": lambda: nameless_devices(),
     "lossy": lambda: lossy().end(how="finished"),
     "hostile": lambda: hostile().end(how="\x1b[2J", error="\x1b[2J\u202e"),

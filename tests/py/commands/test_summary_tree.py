@@ -199,3 +199,31 @@ def _as_file(data: bytes):
     file.write(data)
     file.seek(0)
     return file
+
+
+# ---- what is missing ----
+
+
+@pytest.mark.parametrize("capture", ["damaged", "damaged_end", "lossy"])
+def test_the_peak_of_a_capture_with_losses_is_at_least(text, figures, capture):
+    """It may be among what is missing. Every command says so where it names the peak, as the summary does."""
+    assert "at least " in text(f"summary {capture}.msc")
+    for command in ("tree", "flame", "blocks"):
+        assert text(f"{command} {capture}.msc").splitlines()[0].startswith("cuda:0 held at least ")
+        assert figures(f"{command} {capture}.msc")["is_lower_bound"]
+    assert "Change of what can be read: " in text(f"diff train.msc {capture}.msc")
+
+
+def test_nothing_is_sure_after_the_last_event_that_can_be_read(text, figures):
+    assert not figures("tree damaged_end.msc --at step:1")["is_lower_bound"]
+    for at in ("time:2.0", "step:3"):
+        assert text(f"tree damaged_end.msc --at {at}").splitlines()[0].startswith("cuda:0 held at least "), at
+    assert "that can be read" in text("leaks damaged_end.msc")
+    assert ": what can be read of " in text("export damaged_end.msc -f -o x.csv")
+
+
+def test_a_capture_without_an_end_says_so_below_the_figures(text, figures):
+    for command in ("tree", "flame", "blocks", "leaks"):
+        assert "The capture has no end" in " ".join(text(f"{command} killed.msc").split())
+        assert figures(f"{command} killed.msc")["ended"] is False and figures(f"{command} train.msc")["ended"] is True
+        assert "no end" not in text(f"{command} train.msc")

@@ -187,7 +187,9 @@ def test_the_name_of_a_line_loses_its_folders_first():
     name = "/home/user/project/src/train.py:41 (was 39) in Model.forward, AddmmBackward0"
     assert _text.shorten_line(name, 90) == name
     assert _text.shorten_line(name, 60) == "train.py:41 (was 39) in Model.forward, AddmmBackward0"
-    assert _text.shorten_line(name, 40) == "train.py:41 (was 39)…ard, AddmmBackward0"
+    assert _text.shorten_line(name, 40) == "train.py:41 (was 39), AddmmBackward0"
+    assert _text.shorten_line(name, 32) == "train.py:41 (was 39)…mmBackward0"
+    assert _text.shorten_line("/home/train.py:41 (only in A) in Model.forward", 34) == "train.py:41 (only in A)…el.forward"
     assert _text.shorten_line("line 41: x = self.down(self.up(x))", 20) == "line 41: x = self.d…"
     assert _text.shorten_line("GPT.blocks.*.mlp", 5) is None
     for columns in range(8, 80):

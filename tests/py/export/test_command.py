@@ -287,7 +287,7 @@ def test_places_that_cannot_be(modscope, line, sentence):
     [
         (None, "There is no file x.msc"),
         (b"", "x.msc: this file is not a modscope capture. It is empty: its recording was ended before it wrote anything, or the disk is full. Record the run again"),
-        (b"modscope", "x.msc: this file is not a modscope capture. It is only 8 bytes long: its recording was ended before it wrote anything, or the disk is full. Record the run again"),
+        (b"modscope", "x.msc: this file is not a modscope capture. It is only 8 bytes long: if a recording wrote it, it was cut short. Record the run again"),
         (b"something else entirely, and long enough", "x.msc: this file is not a modscope capture"),
         (header(major=2) + bytes(100), "x.msc: this capture was written by a newer version of modscope: upgrade modscope to read it"),
         (header(), "There is nothing to export: x.msc has no events in it"),

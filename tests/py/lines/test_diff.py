@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from helpers import INTERCEPTION
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import modscope
 from modscope import _lines_read
@@ -194,9 +197,52 @@ def test_several_calls_in_a_line_are_one_line():
     assert (match.in_b("/x.py", "f", 3), match.in_b("/x.py", "f", 4)) == (("/x.py", 8), ("/x.py", 9))
 
 
+def test_a_call_that_moved_to_another_line_and_column_is_known_by_its_length():
+    a = side("", ("/x.py", "f", 43, 25, 43), ("/x.py", "f", 43, 32, 42))
+    b = side("", ("/x.py", "f", 43, 12, 30), ("/x.py", "f", 43, 19, 29), ("/x.py", "f", 44, 12, 29))
+    match = LineMatch(a, b)
+    assert match.in_b("/x.py", "f", 43) == ("/x.py", 43) and match.in_a("/x.py", "f", 44) is None
+
+
 def test_source_that_cannot_be_compiled_is_matched_by_columns(tmp_path):
     file = tmp_path / "x.py"
     file.write_text("def f(:\n")
     one = side("", (str(file), "f", 3, 0, 9))
     other = side("", (str(file), "f", 4, 0, 9))
     assert LineMatch(one, other).in_b(str(file), "f", 3) == (str(file), 4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_lines_that_stay_are_found_after_any_change(chance):
+    """Lines are inserted, removed and moved down. Those that stay, in their order, are the same ones: by their text, and by
+    their columns if the text is gone."""
+    width = 40
+    before = [f"    {chr(97 + i) * chance.randrange(4, width)} = {i}" for i in range(chance.randrange(1, 25))]
+    stays = [chance.random() < 0.8 for _ in before]
+    after: list[str] = []
+    truth: dict[int, int] = {}
+    for number, (line, stay) in enumerate(zip(before, stays), 2):
+        after += [f"    new_{chance.randrange(10**9)} = 0" for _ in range(chance.randrange(3) if chance.random() < 0.3 else 0)]
+        if stay:
+            after.append(line)
+            truth[number] = len(after) + 3
+    texts = ["def f():\n" + "\n".join(before) + "\n", "import x\n\ndef f():\n" + "\n".join(after or ["    pass"]) + "\n"]
+    with tempfile.TemporaryDirectory() as folder:
+        sides = []
+        for name, text in zip("ab", texts):
+            file = os.path.join(folder, name, "x.py")
+            os.mkdir(os.path.dirname(file))
+            Path(file).write_text(text)
+            rows = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.startswith("    ")]
+            sides.append(side(file, *((file, "f", number, 4, len(line)) for number, line in rows)))
+        a, b = (os.path.join(folder, name, "x.py") for name in "ab")
+        by_text, by_columns = LineMatch(*sides), LineMatch(*sides)
+        found = {line: by_text.in_b(a, "f", line) for line in truth}
+        assert found == {line: (b, number) for line, number in truth.items()}
+        assert all(by_text.in_a(b, "f", number) == (a, line) for line, number in truth.items())
+        os.unlink(a)
+        _lines_read._source_note.cache_clear()
+        matched = [by_columns.in_b(a, "f", number) for number in range(2, len(before) + 2)]
+        numbers = [each[1] for each in matched if each is not None]
+        assert len(set(numbers)) == len(numbers)  # no line of B is two lines of A

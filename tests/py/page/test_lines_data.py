@@ -76,6 +76,7 @@ def test_source_text_can_be_left_out(pages, tmp_path):
     bare, full = packed.metadata["stacks"], data_of(pages, "lines").metadata["stacks"]
     assert all(source == {"note": "source left out", "lines": {}} for source in bare["sources"].values())
     assert bare["rows"] == full["rows"] and bare["files"] == full["files"]
+    assert "source" not in {key for group in packed.metadata["leaks"]["groups"] for line in group["lines"] for key in line}
 
 
 def test_a_capture_without_stacks_has_nothing_of_lines(pages):

@@ -187,7 +187,7 @@ def test_earlier_attempts_are_below_the_latest(folder, summary):
 
 def test_a_file_that_is_no_capture(folder, summary):
     names = write_job(folder, 2)
-    (folder / "text").write_text("no capture")
+    (folder / "text").write_text("this is no capture")
     assert refused(summary, *names, "text") == "modscope: text: this file is not a modscope capture\n"
     assert refused(summary, *names, "nothing.msc") == "modscope: There is no file nothing.msc\n"
 
