@@ -46,15 +46,20 @@ class NodeLayout(NamedTuple):
     """Of the id of the thread that created the node, in a node."""
     function: int
     """Of the node, in the Python object of a custom Function's node."""
+    object: int
+    """Of that Python object, in the node."""
+    custom: int
+    """The first word of each custom Function's node, by which it is recognized; 0: that or ``object`` is unknown."""
 
 
-UNKNOWN_NODES = NodeLayout(-1, -1, -1)
+UNKNOWN_NODES = NodeLayout(-1, -1, -1, -1, 0)
 
 
 class _Sample(NamedTuple):
     number: int
     creator: int
-    words: list[int]  # of the node's Python object
+    object: int  # the address of the node's Python object
+    words: list[int]  # of that
     graph: torch.Tensor  # keeps the node alive
 
 
@@ -66,7 +71,7 @@ def _make_nodes(operator: Callable[[torch.Tensor], torch.Tensor]) -> list[_Sampl
         for _ in range(4):
             y = operator(y.abs())
             node: Any = y.grad_fn
-            samples.append(_Sample(node._sequence_nr(), _native.thread_id(), _native.object_words(node), y))
+            samples.append(_Sample(node._sequence_nr(), _native.thread_id(), id(node), _native.object_words(node), y))
         return samples
 
 
@@ -91,7 +96,12 @@ def learn_nodes() -> NodeLayout:
     custom = _make_samples(CloneFunction.apply)
     indices = range(_NODE_POINTER, min(len(sample.words) for sample in custom))
     function = _offset(i for i in indices if all(points_to_node(sample, i) for sample in custom))
-    return NodeLayout(number, creator, function)
+    if function < 0:
+        return NodeLayout(number, creator, function, -1, 0)
+    memory = [_native.read_memory(sample.words[function // _WORD], _SEARCHED["node"]) for sample in custom]
+    held = _offset_of_values((words, sample.object) for words, sample in zip(memory, custom))
+    tables = {words[0] for words in memory if words}
+    return NodeLayout(number, creator, function, held, tables.pop() if held >= 0 and len(tables) == 1 else 0)
 
 
 # ---- tensors ----

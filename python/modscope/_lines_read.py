@@ -69,6 +69,8 @@ class Place(NamedTuple):
     """The notebook's cells, whose source is not in files."""
     sources: Sources = _NO_SOURCES
     """The source files as they were when the program ran."""
+    is_inside: bool = False
+    """In backward, the innermost frame is in the backward of a custom Function, whose node this is."""
 
     @property
     def file(self) -> str | None:
@@ -111,13 +113,14 @@ class Place(NamedTuple):
 
     @property
     def attributed(self) -> Place:
-        """To which line it is attributed: in backward, that of the forward if it is known."""
-        return self._replace(frames=self.forward, forward=()) if self.forward else self
+        """To which line it is attributed: in backward, that of the forward if it is known, except what the program's own code
+        allocates in the backward of a custom Function."""
+        return self._replace(frames=self.forward, forward=()) if self.forward and not self.is_inside else self
 
     def describe(self) -> str:
         """ "train.py:41 in forward", and if its source is not there any more, that it is not. In backward "MmBackward0, forward
         at train.py:41 in forward", if that line is known."""
-        if self.forward:
+        if self.forward and not self.is_inside:
             return f"{self.node}, forward at {self.attributed.describe()}"
         if self.lost:
             return "(line lost: the table of lines was full)"
@@ -254,23 +257,27 @@ class Places:
     def _read(self, stack: int, most: int | None = None) -> Place | None:
         frames: list[Frame] = []
         node = aten = None
+        is_inside = False
         forward: tuple[Frame, ...] = ()
         for _ in range(_MOST_FRAMES):
-            raw = self._stacks[stack] if 0 < stack < len(self._stacks) and len(frames) != most else None
-            if raw is None:
+            raw = self._stacks[stack] if 0 < stack < len(self._stacks) else None
+            if raw is None or (node and len(frames) == most):
                 break
             file, function, line, end_line, column, end_column, outer = raw
-            if file is not None:
+            if file is not None and len(frames) == most:
+                pass  # a node may be around it
+            elif file is not None:
                 called = self._called.get(stack)
                 frames.append(Frame(self._cells.name(file), function, line, end_line, column, end_column, called))
             elif "::" in function:
                 aten = function
             else:
                 node = function
+                is_inside = bool(frames)
                 created = self._forward.get(stack, 0)
                 made_at = self.find(created) if created < stack else None
                 forward = made_at.frames if made_at is not None else ()
             stack = outer if outer < stack else 0
         if not (frames or node or aten):
             return None
-        return Place(tuple(frames), node, self._began, aten=aten, forward=forward, cells=self._cells, sources=self._sources)
+        return Place(tuple(frames), node, self._began, aten=aten, forward=forward, cells=self._cells, sources=self._sources, is_inside=is_inside)

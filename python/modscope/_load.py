@@ -16,7 +16,7 @@ from modscope import _capture
 from modscope._branch import Branch, grow, sum_by_name
 from modscope._capture_types import Block, CaptureError, Collective, CollectiveGroup, Event, Names, Phase, Step, find_main_device
 from modscope._cells import KEY as CELLS
-from modscope._categories import TOTAL, Category, Kind, Raw, Sums, kinds_of, sums_of
+from modscope._categories import CATEGORIES, TOTAL, Category, Kind, Raw, Sums, kinds_of, sums_of
 from modscope._lines_read import Place, Places
 from modscope._peak import Peak
 from modscope._text import counted, natural_key
@@ -174,8 +174,12 @@ class Snapshot:
     def by_module_and_place(self, device: str) -> list[tuple[str, Place | None, Raw]]:
         """Each module, and the lines and operators that made what it holds itself on a device, with the bytes by category
         in the order of ``CATEGORIES``. None: what has neither. The same two may occur several times."""
-        found = self._raw.module_stacks(self._names.device_number(device))
-        return [(self._names.module(path), self._places.find(stack), raw) for path, stack, raw in found]
+        number = self._names.device_number(device)
+        found: dict[tuple[int, int], list[int]] = {}
+        for on, path, stack, category, _, size in self._raw.alike():
+            if on == number:
+                found.setdefault((path, stack), [0] * len(CATEGORIES))[CATEGORIES.index(category)] += size
+        return [(self._names.module(path), self._places.find(stack), tuple(raw)) for (path, stack), raw in found.items()]
 
     def alike(self, device: str) -> Iterator[tuple[str, Place | None, Category, Kind | None, int]]:
         """What is held on a device: module, place, category and kind, and the bytes that have these."""

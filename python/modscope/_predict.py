@@ -71,6 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=parse_seconds, default=_SECONDS, metavar="S", help="stop the script after S seconds (default: 60; 0: never)")
     add("--torch", metavar="VERSION", help="the torch whose rules apply, such as 2.11 (default: the installed one)")
     add("--plan", metavar="PLAN", help="checkpoint the modules that a plan names; see modscope help plan")
+    stacks = "keep N of the script's own Python frames for each block (default: 1, its line; 0: none)"
+    add("--stacks", type=_run.frames, default=1, metavar="N", help=stacks)
     add("--json", metavar="OUT", help="write the result to a file as JSON; see modscope help predictions")
     add("--table", metavar="FILE", help="measurements of a GPU's operators (modscope calibrate), or h200: ours")
     selected = "of a mask with unknown values, this fraction of the elements is selected (default: 0.5)"

@@ -23,7 +23,7 @@ def command(options: argparse.Namespace, gpus: Sequence[Gpu], *more: str) -> lis
     """``modscope predict`` of the same script on these GPUs."""
     words = [sys.executable, *_run.python_flags(), "-m", "modscope", "predict", *more]
     words += ["--steps", str(options.steps), "--seconds", str(options.seconds)]
-    words += ["--selected", str(options.selected)]
+    words += ["--selected", str(options.selected), "--stacks", str(options.stacks)]
     words += ["--gpu", ",".join(gpu.name for gpu in gpus)] if gpus else []
     words += ["--torch", options.torch] if options.torch else []
     words += ["--table", options.table] if options.table else []

@@ -49,7 +49,7 @@ class PredictedScript:
     def __init__(self, target: Sequence[str], options: argparse.Namespace) -> None:
         """CaptureError if the script cannot be run, or the allocator's settings are not known."""
         self.target = list(target)
-        self._asked = argparse.Namespace(module=target[0] == "-m", table=None, selected=0.5, plan=None)
+        self._asked = argparse.Namespace(module=target[0] == "-m", table=None, selected=0.5, plan=None, stacks=1)
         self._asked.ranks, self._asked.rank = [options.ranks] if options.ranks else None, options.rank
         self._asked.ranks_per_node, self._asked.mail, self._asked.reshard, self._asked.shard_over = options.ranks_per_node, None, None, None
         self._asked.steps, self._asked.seconds, self._asked.torch = options.steps, options.seconds, options.torch

@@ -179,7 +179,7 @@ def _settings(options: argparse.Namespace, prediction: Sequence[Any]) -> Setting
         captures=list(captures) if captures else [],
         prediction=list(prediction),
         plan=os.path.abspath(options.plan) if options.plan else "",
-        stacks=getattr(options, "stacks", 1),
+        stacks=options.stacks,
     )
 
 

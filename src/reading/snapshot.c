@@ -315,30 +315,6 @@ static PyObject *stacks(snapshot *self, PyObject *unused)
     return sum_alike(self, compare_stacks, true);
 }
 
-static int compare_owners_and_stacks(const void *left, const void *right)
-{
-    int order = compare_owners(left, right);
-    return order ? order : compare_stacks(left, right);
-}
-
-static PyObject *module_stacks(snapshot *self, PyObject *args)
-{
-    long device;
-    size_t found;
-    if (!PyArg_ParseTuple(args, "l:module_stacks", &device))
-        return NULL;
-    ms_captured_block *sorted = sort_blocks(self, device, compare_owners_and_stacks, &found);
-    PyObject *list = sorted ? PyList_New(0) : NULL;
-    for (size_t i = 0; list && i < found;) {
-        const ms_captured_block *first = &sorted[i];
-        PyObject *bytes = sum_next(sorted, found, &i, compare_owners_and_stacks);
-        if (!bytes || !append(list, Py_BuildValue("(IIN)", first->path, first->stack, bytes)))
-            Py_CLEAR(list);
-    }
-    PyMem_Free(sorted);
-    return list;
-}
-
 static int compare_in_all(const void *left, const void *right)
 {
     const ms_captured_block *a = left, *b = right;
@@ -401,9 +377,6 @@ static PyMethodDef methods[] = {
      "all."},
     {"stacks", (PyCFunction)stacks, METH_NOARGS,
      "stacks($self)\n--\n\nDevice, stack and bytes by category, of each stack that made blocks which are held."},
-    {"module_stacks", (PyCFunction)module_stacks, METH_VARARGS,
-     "module_stacks($self, device, /)\n--\n\nPath, stack and bytes by category, of each two that belong together on a "
-     "device. Device -1: all."},
     {"alike", (PyCFunction)alike, METH_NOARGS,
      "alike($self)\n--\n\nDevice, path, stack, category, kind and bytes, of the blocks that are alike in all of "
      "these."},

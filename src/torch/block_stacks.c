@@ -13,6 +13,7 @@
 #include "interpose/patch.h"
 #include "torch/file_owners.h"
 #include "torch/intercept.h"
+#include "torch/node_classes.h"
 #include "torch/python_code.h"
 #include "torch/python_frames.h"
 #include "torch/running_operator.h"
@@ -174,65 +175,6 @@ static inline ms_stack stack_of_frame(struct seen *seen, const struct mst_frame 
     return LIKELY(is_place(&set[1], frame->instruction, outer)) ? set[1].stack : see_frame(set, frame, outer);
 }
 
-/* ---- nodes ---- */
-
-/* The last name in a type's mangled name, which is the class: "N5torch8autograd9generated14AddmmBackward0E". */
-static void read_class_name(const char *mangled, char *name, size_t room)
-{
-    name[0] = '\0';
-    for (const char *at = mangled; *at;) {
-        char *end = (char *)at;
-        unsigned long length = *at >= '0' && *at <= '9' ? strtoul(at, &end, 10) : 0;
-        if (!length || strnlen(end, length) < length) {
-            at++;
-            continue;
-        }
-        size_t copied = length < room - 1 ? length : room - 1;
-        memcpy(name, end, copied);
-        name[copied] = '\0';
-        at = end + length;
-    }
-}
-
-/* The class of a node by its type information, which the C++ ABI puts before the table of virtual functions. A custom
- * Function of Python has the class PyNode; its Python frames say more. */
-static __attribute__((noinline)) ms_stack see_node(const void *table, ms_stack outer, ms_stack forward)
-{
-    const void *const *type = ((const void *const *const *)table)[-1];
-    const char *mangled = type ? type[1] : NULL;
-    char name[256] = "";
-    if (mangled)
-        read_class_name(mangled, name, sizeof name);
-    if (!name[0] || strcmp(name, "PyNode") == 0)
-        return outer;
-    return ms_stack_add(mst.watch, &(ms_frame){.function = name, .outer = outer, .forward = forward});
-}
-
-static __attribute__((noinline)) ms_stack remember_node(struct seen_node set[WAYS], struct seen_node node)
-{
-    node.stack = see_node(node.table, node.outer, node.forward);
-    set[1] = set[0];
-    set[0] = node;
-    return node.stack;
-}
-
-static inline bool is_same_node(const struct seen_node *a, const struct seen_node *b)
-{
-    return a->table == b->table && a->outer == b->outer && a->forward == b->forward;
-}
-
-static inline ms_stack stack_of_node(struct seen *seen, const void *node, ms_stack outer)
-{
-    struct seen_node key = {.table = (const void *)(uintptr_t)mst_node_word(node, 0), .outer = outer};
-    key.forward = ms_node_stack(mst_this_thread, mst_node_word(node, mst.node_layout.thread),
-                                mst_node_word(node, mst.node_layout.number));
-    uint64_t hash = ((uintptr_t)key.table ^ ((uint64_t)outer << 20 ^ key.forward) << 24) * UINT64_C(0x9E3779B97F4A7C15);
-    struct seen_node *set = seen->nodes[hash >> 48 & (NODES - 1)];
-    if (LIKELY(is_same_node(&set[0], &key)))
-        return set[0].stack;
-    return LIKELY(is_same_node(&set[1], &key)) ? set[1].stack : remember_node(set, key);
-}
-
 /* ---- operators of the dispatcher ---- */
 
 /* The names of operators are never freed, so their addresses identify them. */
@@ -275,6 +217,11 @@ static inline bool is_latest(const struct latest *latest, const void *at)
     return latest->count;
 }
 
+static inline bool has_begun(const struct mst_frame *frame, const struct seen_code *code)
+{
+    return (uintptr_t)frame->instruction >= (uintptr_t)frame->code + code->first;
+}
+
 static void collect_frames(struct seen *seen, const void *at, struct frames *frames, uint32_t depth)
 {
     struct mst_frame frame;
@@ -288,8 +235,7 @@ static void collect_frames(struct seen *seen, const void *at, struct frames *fra
             seen->latest.instructions[read] = frame.instruction;
         read++;
         const struct seen_code *code = find_code(seen, frame.code);
-        if (code->owner > frames->owner || code->owner == MST_OF_MODSCOPE ||
-            UNLIKELY((uintptr_t)frame.instruction < (uintptr_t)frame.code + code->first))
+        if (code->owner > frames->owner || code->owner == MST_OF_MODSCOPE || UNLIKELY(!has_begun(&frame, code)))
             continue;
         if (code->owner < frames->owner) {
             frames->owner = (enum mst_owner)code->owner;
@@ -301,11 +247,6 @@ static void collect_frames(struct seen *seen, const void *at, struct frames *fra
     }
     seen->latest.count = read <= LATEST ? read : 0;
     seen->latest.is_whole = !is_complete;
-}
-
-static bool is_in_node(void)
-{
-    return mst_running_node && mst_this_thread && ms_thread_phase(mst_this_thread) == MS_BACKWARD;
 }
 
 static __attribute__((noinline)) ms_stack read_other_frames(struct seen *seen, const void *at)
@@ -328,10 +269,111 @@ static inline ms_stack read_frames_stack(struct seen *seen)
     return LIKELY(is_latest(&seen->latest, at)) ? seen->latest.stack : read_other_frames(seen, at);
 }
 
+/* ---- nodes ---- */
+
+static ms_stack add_node(const char *name, ms_stack outer, ms_stack forward)
+{
+    return ms_stack_add(mst.watch, &(ms_frame){.function = name, .outer = outer, .forward = forward});
+}
+
+/* How many of the frames that are kept run inside the innermost node of a custom Function: those in its backward. */
+static uint32_t count_frames_inside(struct seen *seen)
+{
+    const void *innermost = mst_frame_innermost();
+    struct frames frames = {.owner = MST_OF_MODSCOPE};
+    struct mst_frame frame;
+    uint32_t count = 0;
+    collect_frames(seen, innermost, &frames, atomic_load_explicit(&mst_stack_depth, memory_order_relaxed));
+    for (const void *at = innermost; at; at = frame.next) {
+        frame = mst_frame_read(at);
+        if (frame.is_shim)
+            continue;
+        const struct seen_code *code = find_code(seen, frame.code);
+        if (code->owner == MST_OF_TORCH && mst_code_is_function(frame.code, "BackwardCFunction.apply"))
+            return count < frames.count ? count : frames.count;
+        count += code->owner == frames.owner && has_begun(&frame, code);
+    }
+    return 0;
+}
+
+/* The stack of a custom Function's node: the frames of its backward are inside it, and the others around it. */
+static ms_stack see_custom_node(struct seen *seen, const char *name, ms_stack outer, ms_stack forward)
+{
+    ms_frame inside[MST_MOST_FRAMES];
+    uint32_t count = 0, most = count_frames_inside(seen);
+    while (count < most && ms_stack_frame(mst.watch, outer, &inside[count]))
+        outer = inside[count++].outer;
+    ms_stack stack = add_node(name, outer, forward);
+    while (count) {
+        inside[--count].outer = stack;
+        stack = ms_stack_add(mst.watch, &inside[count]);
+    }
+    return stack;
+}
+
+static ms_stack see_node(const void *table, ms_stack outer, ms_stack forward)
+{
+    char name[MST_CLASS_NAME];
+    return mst_node_class(table, name) ? add_node(name, outer, forward) : outer;
+}
+
+/* `custom`: the class of a custom Function, or NULL. */
+static __attribute__((noinline)) ms_stack remember_node(struct seen *seen, struct seen_node set[WAYS],
+                                                        struct seen_node node, const char *custom)
+{
+    node.stack = custom ? see_custom_node(seen, custom, node.outer, node.forward)
+                        : see_node(node.table, node.outer, node.forward);
+    set[1] = set[0];
+    set[0] = node;
+    return node.stack;
+}
+
+static inline bool is_same_node(const struct seen_node *a, const struct seen_node *b)
+{
+    return a->table == b->table && a->outer == b->outer && a->forward == b->forward;
+}
+
+static inline ms_stack find_node(struct seen *seen, const struct seen_node *key, const char *custom)
+{
+    uint64_t outer = key->outer;
+    uint64_t hash = ((uintptr_t)key->table ^ (outer << 20 ^ key->forward) << 24) * UINT64_C(0x9E3779B97F4A7C15);
+    struct seen_node *set = seen->nodes[hash >> 48 & (NODES - 1)];
+    if (LIKELY(is_same_node(&set[0], key)))
+        return set[0].stack;
+    return LIKELY(is_same_node(&set[1], key)) ? set[1].stack : remember_node(seen, set, *key, custom);
+}
+
+/* A custom Function's class may be freed and another one be at its address, so it is known by its name. */
+static __attribute__((noinline)) ms_stack stack_of_custom_node(struct seen *seen, const void *node,
+                                                               struct seen_node *key)
+{
+    const char *name = mst_custom_class(node);
+    if (!name)
+        return key->outer;
+    key->table = (const void *)mst_class_key(name);
+    return find_node(seen, key, name);
+}
+
+static inline ms_stack stack_of_node(struct seen *seen, const void *node, ms_stack outer)
+{
+    struct seen_node key = {.table = (const void *)(uintptr_t)mst_node_word(node, 0), .outer = outer};
+    key.forward = ms_node_stack(mst_this_thread, mst_node_word(node, mst.node_layout.thread),
+                                mst_node_word(node, mst.node_layout.number));
+    return UNLIKELY((uintptr_t)key.table == mst.node_layout.custom) ? stack_of_custom_node(seen, node, &key)
+                                                                    : find_node(seen, &key, NULL);
+}
+
+/* ---- the whole stack ---- */
+
 ms_stack mst_frames_stack(void)
 {
     struct seen *seen = find_seen();
     return LIKELY(seen != NULL) ? read_frames_stack(seen) : (ms_stack)MS_STACK_LOST;
+}
+
+static bool is_in_node(void)
+{
+    return mst_running_node && mst_this_thread && ms_thread_phase(mst_this_thread) == MS_BACKWARD;
 }
 
 ms_stack mst_stack_read(void)

@@ -76,14 +76,16 @@ static PyObject *read_node_words(PyObject *self, PyObject *address)
 static PyObject *set_node_layout(PyObject *self, PyObject *args)
 {
     (void)self;
-    int number, thread, function;
-    if (!PyArg_ParseTuple(args, "iii", &number, &thread, &function))
+    int number, thread, function, object;
+    unsigned long long custom;
+    if (!PyArg_ParseTuple(args, "iiiiK", &number, &thread, &function, &object, &custom))
         return NULL;
     if (number >= NODE_BYTES || thread >= NODE_BYTES || (number >= 0 && number % 8) || (thread >= 0 && thread % 8)) {
         PyErr_SetString(PyExc_ValueError, "an offset must be a multiple of 8 below 128, or -1");
         return NULL;
     }
-    mst.node_layout = (struct mst_node_layout){.number = number, .thread = thread, .function = function};
+    mst.node_layout = (struct mst_node_layout){
+        .number = number, .thread = thread, .function = function, .object = object, .custom = custom};
     Py_RETURN_NONE;
 }
 
@@ -104,7 +106,8 @@ PyMethodDef mst_node_layout_methods[] = {
     {"read_node_words", read_node_words, METH_O,
      "The first machine words of the Node at an address; [] if that memory is not readable."},
     {"set_node_layout", set_node_layout, METH_VARARGS,
-     "The offsets of a node's number and thread, and of a custom Function's node; -1: not known."},
+     "The offsets of a node's number and thread, of a custom Function's node in its object, and of the object in the "
+     "node; -1: not known; the first word of each such node, or 0."},
     {"thread_id", thread_id, METH_NOARGS, "torch's id of this thread."},
     {"next_node_number", next_node_number, METH_NOARGS, "The number that this thread's next node will get."},
     {NULL, NULL, 0, NULL},

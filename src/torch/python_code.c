@@ -12,6 +12,8 @@
 
 #include "torch/python_code.h"
 
+#include <string.h>
+
 /* ---- texts ---- */
 
 static char *put_utf8(char *at, uint32_t letter)
@@ -63,6 +65,13 @@ static const char *copy_text(PyObject *string, char text[MST_CODE_TEXT])
 const char *mst_code_file(const PyCodeObject *code, char text[MST_CODE_TEXT])
 {
     return copy_text(code->co_filename, text);
+}
+
+bool mst_code_is_function(const PyCodeObject *code, const char *name)
+{
+    char text[MST_CODE_TEXT];
+    return (size_t)PyUnicode_GET_LENGTH(code->co_qualname) == strlen(name) &&
+           strcmp(copy_text(code->co_qualname, text), name) == 0;
 }
 
 /* ---- positions: the location table of a code object, as CPython's Objects/locations.md describes it ---- */

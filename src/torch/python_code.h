@@ -17,6 +17,8 @@ const char *mst_code_file(const PyCodeObject *code, char text[MST_CODE_TEXT]);
 /* Fill in a frame's texts, which will be in `texts`, its position, and what the instruction calls. */
 void mst_code_describe(const PyCodeObject *code, const void *instruction, struct mst_code_texts *texts,
                        ms_frame *frame);
+/* Whether this is the qualified name of the code's function. */
+bool mst_code_is_function(const PyCodeObject *code, const char *name);
 /* The code's first instruction at which a frame counts as begun. */
 const void *mst_code_first_instruction(const PyCodeObject *code);
 /* The instruction at an offset in bytes, as co_code and dis count them. */

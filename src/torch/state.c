@@ -4,7 +4,7 @@
 #define X(field) .field = -1,
 struct mst_state mst = {
     .layout = {MST_LAYOUT(X)},
-    .node_layout = {.number = -1, .thread = -1, .function = -1},
+    .node_layout = {.number = -1, .thread = -1, .function = -1, .object = -1},
 };
 #undef X
 

@@ -97,9 +97,11 @@ struct mst_layout {
 };
 
 struct mst_node_layout {
-    int number;   /* in a Node: its number; -1: not known */
-    int thread;   /* in a Node: the id of the thread that created it; -1: not known */
-    int function; /* in a custom Function's Python object: its Node; -1: not known */
+    int number;      /* in a Node: its number; -1: not known */
+    int thread;      /* in a Node: the id of the thread that created it; -1: not known */
+    int function;    /* in a custom Function's Python object: its Node; -1: not known */
+    int object;      /* in a custom Function's Node: its Python object; -1: not known */
+    uint64_t custom; /* the first machine word of every custom Function's Node; 0: that or `object` is not known */
 };
 
 /* The prediction of the next call: all calls, in the order in which they began. Programs

@@ -47,7 +47,7 @@ def describe_line(line: Report) -> str:
 
 def line_label(place: Place | None) -> str:
     """ "train.py:41 in forward": what a line is called in a table."""
-    if place is not None and place.forward:
+    if place is not None and place.attributed is not place:
         return f"{line_label(place.attributed)}, {place.node}"
     if place is None or place.lost or not place.frames:
         return words_without_line(place)

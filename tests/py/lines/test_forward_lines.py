@@ -1,5 +1,6 @@
 """The line of the forward that a block of backward belongs to: compared with what torch's anomaly mode stores."""
 
+import os
 import random
 import re
 import sys
@@ -14,7 +15,7 @@ from helpers import INTERCEPTION
 from torch.utils.checkpoint import checkpoint
 
 import modscope
-from modscope import _mem_tracker, _native
+from modscope import _lines_read, _mem_tracker, _native
 
 pytestmark = pytest.mark.skipif(not INTERCEPTION, reason="without interception there are no lines")
 
@@ -29,6 +30,17 @@ class Scale(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         return grad * 3
+
+
+_LIBRARY = """
+def make(number):
+    forward = staticmethod(lambda ctx, x: x * 2)
+    return type(f"Double{number}", (torch.autograd.Function,), {"forward": forward, "backward": backward})
+
+@staticmethod
+def backward(ctx, grad):
+    return grad * 2
+"""
 
 
 # ---- random programs ----
@@ -126,8 +138,8 @@ def watch_gradients(ledger: Any, roots: list[torch.Tensor], found: list[Any]) ->
             seen.update(t.untyped_storage().data_ptr() for t in outputs if t is not None)
             for address in {t.untyped_storage().data_ptr() for t in inputs if t is not None} - seen:
                 seen.add(address)
-                stack = ledger.stack(address)
-                if stack and stack[0][1] == node.name():
+                nodes = [function for file, function, *_ in ledger.stack(address) if file is None]
+                if nodes[:1] == [node.name()]:
                     found.append((node.name(), line_by_torch(node), first_line(ledger.forward_stack(address))))
 
         return hook
@@ -144,6 +156,7 @@ def test_what_backward_allocates_has_the_line_of_the_forward(tracked):
         watch_gradients(tracked, [result], found)
         result.sum().backward()
     assert len(found) > 150 and len({name for name, *_ in found}) > 10
+    assert "ScaleBackward" in {name for name, *_ in found}
     assert [row for row in found if row[1] != row[2]] == []
 
 
@@ -191,6 +204,39 @@ def test_captures_and_commands_show_the_line_of_the_forward(tmp_path):
     assert [(child["name"], child["own"]["Total"]) for child in row["children"]] == [("MmBackward0 in backward", in_backward)]
     assert row["own"]["Total"] + in_backward == row["subtree"]["Total"]
     assert tree["subtree"]["Total"] == snapshot.totals["cpu"]["Total"]
+
+
+def test_what_a_custom_function_allocates_has_its_own_line_and_that_of_the_forward(tmp_path):
+    file = tmp_path / "run.msc"
+    x = torch.rand(3000, requires_grad=True)
+    with modscope.record(file, stacks=2):
+        line = sys._getframe().f_lineno + 1
+        y = Scale.apply(x)
+        y.sum().backward()
+    name = "test_what_a_custom_function_allocates_has_its_own_line_and_that_of_the_forward"
+    blocks = modscope.load(file).snapshot("peak").blocks()
+    (place,) = {block.place for block in blocks if block.place and block.place.node == "ScaleBackward"}
+    own = Scale.backward.__code__.co_firstlineno + 2
+    assert (place.function, place.line, place.operator, place.attributed) == ("Scale.backward", own, "ScaleBackward", place)
+    assert [(frame.function, frame.line) for frame in place.frames] == [("Scale.backward", own), (name, line + 1)]
+    assert (place.forward[0].function, place.forward[0].line, place.forward[0].called) == (name, line, "Scale.apply")
+    assert place.describe() == f"{_lines_read.shown_file(__file__)}:{own} in Scale.backward"
+
+
+def test_a_function_of_a_library_is_known_by_the_line_that_uses_it(tracked):
+    names: dict[str, Any] = {"torch": torch, "__name__": "library"}
+    code = compile(_LIBRARY, os.path.join(os.path.dirname(torch.__file__), "..", "library.py"), "exec")
+    exec(code, names)
+    x = torch.rand(3000, requires_grad=True)
+    for number in range(5):  # classes that are made again, at addresses that were used before
+        function = names["make"](number)
+        y, line = function.apply(x), sys._getframe().f_lineno
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        nodes = [row[1] for row in tracked.stack(gradient.data_ptr()) if row[0] is None]
+        assert nodes == [f"Double{number}Backward"] and y.grad_fn.name() == nodes[0]
+        assert first_line(tracked.forward_stack(gradient.data_ptr())) == line_by_torch(y.grad_fn)
+        assert line_by_torch(y.grad_fn) == (__file__, line, "test_a_function_of_a_library_is_known_by_the_line_that_uses_it")
+        del function, y, gradient
 
 
 def test_numbers_are_no_longer_intercepted_afterwards():

@@ -133,6 +133,16 @@ def test_a_module_and_the_name_of_the_capture(tmp_path):
     assert ran.said[0].startswith("predicted 1 step in ") and ran.said[2].startswith(f"wrote {path.name}. ")
 
 
+def test_the_frames_that_are_kept(tmp_path):
+    script = training(tmp_path, "step()")
+    for stacks in (0, 2):
+        assert predict(tmp_path, "--gpu", "h100", "-q", "-f", "-o", "x.msc", "--stacks", str(stacks), script).status == 0
+        places = [block.place for block in modscope.load(tmp_path / "x.msc").snapshot("peak").blocks() if block.place]
+        assert {len(place.frames) for place in places if place.file} == ({stacks} if stacks else set())
+    refused = predict(tmp_path, "--gpu", "h100", "--stacks", "65", script)
+    assert refused.status == 2 and "0 to 64" in refused.err
+
+
 def test_quiet_and_force(tmp_path):
     script = training(tmp_path, "step()")
     (tmp_path / "x.msc").write_text("precious")
