@@ -2,7 +2,7 @@
 
     python bench/fit.py truth FOLDER            captures h200/*.msc, variants.json and truth.json of the folder
     python bench/fit.py predicted [NAME ...]    predict small jobs with and without the lever, and compare
-    python bench/fit.py sharded [KIND ...]      the levers of FSDP2, on a model of 0.4 billion parameters
+    python bench/fit.py sharded [KIND ...]      the levers of FSDP2, on a model of 0.4 billion parameters and on small ones of other shapes
 
 The first needs captures of a GPU beside the figures of the same jobs with one thing changed. The others need torch without
 CUDA. All print a table of errors, and exit with 1 if an error is above the limit.

@@ -1,6 +1,7 @@
 """The levers of FSDP2 against predictions of the job with the lever applied, on a virtual H100. See ``python bench/fit.py sharded``.
 
 The job is fit_sharding_job.py. Each of its kinds is predicted on one GPU, as rank 0 of 2 and of 8, of 8 without resharding, and of 8 in copies of 2.
+The small models of fit_sharding_models.py, which differ in their shapes, are predicted on one GPU and as rank 0 of 8.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import NamedTuple
 
 from modscope import _fit_resharding, _fit_sharding
 from modscope._fit_job import Edit, Job
-from modscope._fit_levers import Levers
 from modscope._predicted_script import PredictedScript
 from modscope._script_arguments import add_options
 from modscope._sharding_change import ShardingChange
 from modscope._virtual.gpus import find_gpu
 
 KINDS = ("float32", "bfloat16", "autocast", "mixed")
+SHAPES = ("gpt", "encoder-decoder", "blocks", "linears", "plain", "stages", "wrapped", "sequence")
 _JOB = str(pathlib.Path(__file__).with_name("fit_sharding_job.py"))
+_SMALL = str(pathlib.Path(__file__).with_name("fit_sharding_models.py"))
 
 
 class _Row(NamedTuple):
@@ -45,15 +47,14 @@ def _rows(kind: str) -> Iterator[_Row]:
             return Job(script.predict([gpu], f"{kind} on {ranks}", sharding=ShardingChange(ranks, reshard, over) if ranks > 1 else None))
 
         one, two, eight, kept, hybrid = job(1), job(2), job(8), job(8, reshard="no"), job(8, over=2)
-        groups = Levers(one, gpu, gpu.capacity, one.replay()).groups
         mixed = kind == "mixed"
 
         def row(lever: str, source: str, of: Job, edits: list[Edit], real: Job) -> _Row:
             return _Row(lever, source, of.replay(edits).reserved, real.replay().reserved)
 
-        yield row("over 2 GPUs", "one GPU", one, _fit_sharding.edits(one, groups, 2, mixed), two)
-        yield row("over 8 GPUs", "one GPU", one, _fit_sharding.edits(one, groups, 8, mixed), eight)
-        yield row("over 8 GPUs, kept after forward", "one GPU", one, _fit_sharding.edits(one, groups, 8, mixed, keeps=True), kept)
+        yield row("over 2 GPUs", "one GPU", one, _fit_sharding.edits(one, 2, mixed), two)
+        yield row("over 8 GPUs", "one GPU", one, _fit_sharding.edits(one, 8, mixed), eight)
+        yield row("over 8 GPUs, kept after forward", "one GPU", one, _fit_sharding.edits(one, 8, mixed, keeps=True), kept)
         yield row("over 8 GPUs", "rank 0 of 2", two, _fit_resharding.over(two, 2, 8), eight)
         yield row("keep parameters after forward", "rank 0 of 8", eight, _fit_resharding.keep(eight), kept)
         yield row("reshard after forward", "rank 0 of 8, kept", kept, _fit_resharding.reshard(kept), eight)
@@ -61,12 +62,20 @@ def _rows(kind: str) -> Iterator[_Row]:
         yield row("shard over all 8 instead of 2", "rank 0 of 8, HSDP", hybrid, _fit_resharding.over(hybrid, 2, 8), eight)
 
 
+def _rows_of_shape(shape: str) -> Iterator[_Row]:
+    gpu = find_gpu("h100")
+    with PredictedScript([_SMALL, shape], _options()) as script:
+        one, eight = Job(script.predict([gpu])), Job(script.predict([gpu], f"{shape} on 8", sharding=ShardingChange(8)))
+        real = eight.replay().reserved
+        yield _Row("over 8 GPUs", "one GPU", one.replay(_fit_sharding.edits(one, 8)).reserved, real)
+
+
 def main(kinds: list[str], limit: float) -> int:
     """Prints a table; 1 if an error is above the limit."""
     print("| job | lever | of a capture of | predicted, MiB reserved | lever | error |\n|---|---|---|---|---|---|")
     worst = 0.0
-    for kind in kinds or KINDS:
-        for row in _rows(kind):
+    for kind in kinds or (*KINDS, *SHAPES):
+        for row in _rows_of_shape(kind) if kind in SHAPES else _rows(kind):
             error = row.found / row.real - 1
             worst = max(worst, abs(error))
             print(f"| {kind} | {row.lever} | {row.source} | {row.real >> 20} | {row.found >> 20} | {100 * error:+.1f} % |", flush=True)

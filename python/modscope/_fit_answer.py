@@ -27,6 +27,10 @@ class Answer(NamedTuple):
     """What the job may reserve of the GPU."""
     about: Sequence[str] = ()
     """Sentences about the captures."""
+    ranks: int = 0
+    """Over how many GPUs it could be sharded, if that was asked."""
+    on_ranks: Sequence[Tried] = ()
+    """What each of them would take. Where the job does not fit one GPU, these are among ``tried``."""
 
 
 def answer(job: Job, gpu: Gpu, batches: Batches | None = None, levers: bool = True, faster: bool = False, ranks: int = 0) -> Answer:
@@ -34,11 +38,13 @@ def answer(job: Job, gpu: Gpu, batches: Batches | None = None, levers: bool = Tr
     capacity = may_reserve(gpu, job.capture)
     before = job.replay(capacity=capacity)
     tried: list[Tried] = []
+    of_job = Levers(job, gpu, capacity, before, ranks)
+    on_ranks = _fit_rank_levers.over_asked(of_job) if ranks else []
     if before.fits and faster:
-        tried = _fit_rank_levers.faster(Levers(job, gpu, capacity, before))
+        tried = _fit_rank_levers.faster(of_job)
     elif levers and not before.fits:
-        tried = _table(Levers(job, gpu, capacity, before, ranks), batches)
-    return Answer(job, gpu, before, tried, _held(job), capacity)
+        tried = _table(of_job, batches, on_ranks)
+    return Answer(job, gpu, before, tried, _held(job), capacity, ranks=ranks, on_ranks=on_ranks)
 
 
 def _held(job: Job) -> int:
@@ -54,14 +60,13 @@ def _ends(job: Job) -> list[int | str]:
 # ---- the table ----
 
 
-def _table(levers: Levers, batches: Batches | None) -> list[Tried]:
+def _table(levers: Levers, batches: Batches | None, on_ranks: list[Tried]) -> list[Tried]:
     free = [tried for lever in levers.free() if levers.helps(tried := levers.attempt(lever))]
     free = _with_one_setting(free)
     rows = [*free, *_batch(levers, batches), *_checkpoints(levers)]
     rows += [tried for lever in (*levers.single_tensor(), *levers.on_cpu()) if levers.helps(tried := levers.attempt(lever))]
     rows += [tried for lever in _fit_rank_levers.smaller(levers) if levers.helps(tried := levers.attempt(lever))]
-    rows += [*_sharded(levers), *_sharded(levers, mixed=True)]
-    rows += _fit_rank_levers.of_one_gpu(levers, levers.ranks) if levers.ranks and world_of(levers.job.capture) == 1 else []
+    rows += on_ranks if levers.ranks else [*_sharded(levers), *_sharded(levers, mixed=True)]
     rows += _combined(levers, [tried.lever for tried in free], rows)
     return sorted(rows, key=lambda tried: tried.price)
 
@@ -176,8 +181,14 @@ def as_json(found: Answer) -> dict[str, Any]:
         "may_reserve": found.capacity,
         **_outcome(found.before, found.capacity),
         "held_by_parameters_gradients_state": found.rest,
-        "levers": [{"name": tried.lever.name, "cost": tried.lever.cost, **_figures(tried, found)} for tried in found.tried],
+        "levers": [_lever(tried, found) for tried in found.tried],
+        "ranks_asked": found.ranks,
+        "on_ranks": [_lever(tried, found) for tried in found.on_ranks],
     }
+
+
+def _lever(tried: Tried, found: Answer) -> dict[str, Any]:
+    return {"name": tried.lever.name, "cost": tried.lever.cost, **_figures(tried, found)}
 
 
 def _figures(tried: Tried, found: Answer) -> dict[str, Any]:

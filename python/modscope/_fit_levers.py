@@ -97,7 +97,10 @@ class Levers:
 
     def __init__(self, job: Job, gpu: Gpu, capacity: int, before: Outcome, ranks: int = 0) -> None:
         self.job, self.gpu, self.capacity, self.before, self.ranks = job, gpu, capacity, before, ranks
-        self.groups: list[Siblings] = find_siblings(job, before.reserved) if job.whole_steps else []
+
+    @functools.cached_property
+    def groups(self) -> list[Siblings]:
+        return find_siblings(self.job, self.before.reserved) if self.job.whole_steps else []
 
     def attempt(self, lever: Lever, capacity: int | None = None) -> Tried:
         """``capacity``: where the lever itself leaves less of the GPU. That is known of more GPUs for a job on one: NCCL takes some."""
@@ -226,9 +229,9 @@ class Levers:
         if self.is_sharded:
             more = (self.ranks,) if self.ranks else tuple(world * more for more in _RANKS)
             return tuple(count for count in more if count > self._copy) if world > 1 else ()
-        if world > 1:
-            return (world,)
-        return (self.ranks,) if self.ranks > 1 else _RANKS
+        if self.ranks > 1:
+            return (self.ranks,)
+        return (world,) if world > 1 else _RANKS
 
     @functools.cached_property
     def is_sharded(self) -> bool:
@@ -252,10 +255,13 @@ class Levers:
             more = max(ranks - world, 0)
             cost = f"{more} more GPUs" if more else "gathers among all GPUs"
             return Lever(over_gpus(ranks), edits, cost, more=more, is_bound=True, can_be_verified=True, sharding=change) if edits else None
-        edits = _fit_sharding.edits(self.job, self.groups, ranks, mixed)
+        edits = _fit_sharding.edits(self.job, ranks, mixed)
         if not edits:
             return None
-        if world > 1:
+        if world == ranks:
             return Lever(over_gpus(ranks, mixed, "the "), edits, "gathers in every step", is_bound=True)
+        if world > 1:
+            more = max(ranks - world, 0)
+            return Lever(over_gpus(ranks, mixed), edits, f"{more} more GPUs, gathers in every step", more=more, is_bound=True)
         cost = "a second GPU" if ranks == 2 else f"{ranks - 1} more GPUs"
         return Lever(over_gpus(ranks, mixed), edits, cost, more=ranks - 1, is_bound=True)

@@ -4,7 +4,7 @@ copy of the model (HSDP). Needs no torch."""
 from __future__ import annotations
 
 from modscope import _fit_resharding, _fit_sharding
-from modscope._fit_job import Edit
+from modscope._fit_job import Edit, Job
 from modscope._fit_levers import Lever, Levers, Tried, over_gpus
 from modscope._fit_ranks import ranks_per_node, world_of
 from modscope._sharding_change import ShardingChange
@@ -53,6 +53,24 @@ def faster(levers: Levers) -> list[Tried]:
     return [each for each in tried if each.outcome.fits_at_once]
 
 
+def over_asked(levers: Levers) -> list[Tried]:
+    """What each of ``levers.ranks`` GPUs would take. Empty: that is not known (why_not_over)."""
+    job = levers.job
+    if not job.caching or not job.whole_steps:
+        return []
+    rows = [levers.attempt(lever) for mixed in (False, True) if (lever := levers.sharded(levers.ranks, mixed))]
+    return [*rows, *of_one_gpu(levers, levers.ranks)] if rows and world_of(job.capture) == 1 else rows
+
+
+def why_not_over(job: Job) -> str:
+    """Why nothing is known of more ranks, in a sentence's words."""
+    if not job.caching:
+        return "the capture is of a run on the CPU, which does not show what a GPU reserves"
+    if not job.whole_steps:
+        return "the capture has no whole training step"
+    return "the capture does not show parameters that could be sharded"
+
+
 def of_one_gpu(levers: Levers, ranks: int) -> list[Tried]:
     """Of a job on one GPU that is to be sharded over so many: other ways that fit, which take less time than resharding over all."""
     per_node = ranks_per_node(levers.job.capture)
@@ -65,12 +83,12 @@ def of_one_gpu(levers: Levers, ranks: int) -> list[Tried]:
 
 
 def _kept(levers: Levers, ranks: int, mixed: bool) -> Tried | None:
-    edits = _fit_sharding.edits(levers.job, levers.groups, ranks, mixed, keeps=True)
+    edits = _fit_sharding.edits(levers.job, ranks, mixed, keeps=True)
     return _sharded(levers, ranks, mixed, "kept after forward (reshard_after_forward=False)", edits, communicator_bytes(ranks))
 
 
 def _in_copies(levers: Levers, ranks: int, mixed: bool, over: int) -> Tried | None:
-    edits = _fit_sharding.edits(levers.job, levers.groups, over, mixed)
+    edits = _fit_sharding.edits(levers.job, over, mixed)
     nccl = communicator_bytes(over) + communicator_bytes(ranks // over)
     return _sharded(levers, ranks, mixed, f"{over} of them hold one copy (HSDP)", edits, nccl)
 

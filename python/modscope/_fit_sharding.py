@@ -1,5 +1,5 @@
 """FSDP2 as edits of the events of one process: sharded parameters, gradients and state, and the buffers of its gathers and
-reductions. Each module of the first group of siblings is sharded, and the rest with the outermost module. Needs no torch.
+reductions. Each layer is sharded on its own (_fit_units.py), and the rest with the outermost module. Needs no torch.
 
 Of a group over W ranks, with N bytes of parameters, one block each, before and after the edits:
     forward    the gathered bytes, N in one block, until the next group has gathered; its parameters while it runs
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from modscope._categories import KINDS, Category, Kind
 from modscope._fit_casts import find_casts
 from modscope._fit_job import Call, Edit, Job
-from modscope._fit_modules import Siblings
+from modscope._fit_units import find_units
 
 _GATHER, _REDUCE = 1 << 40, 2 << 40  # the numbers of streams that no program has
 
@@ -70,18 +70,18 @@ def held_parameters(job: Job) -> tuple[int, int, int]:
     return job.stream.sum(_shards(job) if uses_fsdp2(job) else job.select(Category.PARAM))
 
 
-def edits(job: Job, groups: list[Siblings], ranks: int, mixed: bool = False, keeps: bool = False) -> list[Edit]:
+def edits(job: Job, ranks: int, mixed: bool = False, keeps: bool = False) -> list[Edit]:
     """``mixed``: with a MixedPrecisionPolicy; ``keeps``: with reshard_after_forward=False. Empty: it has no parameters, or no steps that show when
     they are used; or it is ``mixed``, and the job does not use autocast."""
-    members = groups[0].members if groups else []
-    whole = _groups_of(job, [name for name, _ in members])
+    units = find_units(job)
+    whole = _groups_of(job, [name for name, _ in units])
     casts = find_casts(job) if mixed and job.whole_steps else []
     if not job.whole_steps or not any(group.parameters for group in whole) or mixed and not casts:
         return []
     *parts, rest = [group.halved() for group in whole] if mixed else whole
     found: list[Edit] = [("scale", job.select(category), 1, ranks) for category in (Category.PARAM, Category.OPT)]
     found.append(("scale", job.select(Category.TEMP, phases=["optimizer"]), 1, ranks))
-    runs = sorted((_Run(group, call) for group, (_, calls) in zip(parts, members) for call in calls), key=lambda run: run.call.begin)
+    runs = sorted((_Run(group, call) for group, (_, calls) in zip(parts, units) for call in calls), key=lambda run: run.call.begin)
     found += [("resize", number, 0) for number in casts]
     sharding = _Sharding(job, ranks, mixed, keeps, found)
     for event, number, _ in job.steps[: job.whole_steps]:

@@ -8,6 +8,7 @@ from collections.abc import Container, Sequence
 from modscope._fit_answer import Answer
 from modscope._fit_job import Job
 from modscope._fit_levers import Tried
+from modscope._fit_rank_levers import why_not_over
 from modscope._fit_ranks import nccl_bytes, room_beside, which_rank, world_of
 from modscope._script_arguments import script_words
 from modscope._text import at_least, clean, counted, describe_moment, near_size, shorten_middle, width_of
@@ -22,6 +23,8 @@ def lines_of(found: Answer, width: int | None = None, script: Sequence[str] = ()
     """The verdict on one GPU, and the table of levers. ``width``: the columns of the terminal; None: as many as are needed.
     ``script``: with its arguments, if one was given instead of a capture."""
     lines = [line for sentence in (verdict(found), *notes(found)) for line in wrap(sentence, width)]
+    if found.on_ranks and found.before.fits:
+        lines += ["", *_table(list(found.on_ranks), width, f"Each of {found.ranks} ranks")]
     if found.tried:
         lines += ["", *_table(found.tried, width, "What would be faster" if found.before.fits else "What would help")]
     if found.before.fits:
@@ -98,6 +101,11 @@ def notes(found: Answer) -> list[str]:
         lines.append(
             "The run ended in its first step, so what would follow is not known. Record a smaller batch, give a "
             "predicted capture beside it, or predict the script:  modscope fit train.py --gpu " + shlex.quote(found.gpu.name)
+        )
+    if found.ranks and not found.on_ranks:
+        lines.append(
+            f"What each of {found.ranks} ranks would take is not known: {why_not_over(job)}. Predict the script instead:  "
+            f"modscope predict --gpu {shlex.quote(found.gpu.name)} --ranks {found.ranks} train.py"
         )
     return lines
 
@@ -196,9 +204,14 @@ def table_of_gpus(answers: list[Answer], width: int | None = None) -> list[str]:
     verb = "reserved" if first.job.caching else "allocated"
     sentences = [f"{first.job.device} {verb} {_most(first.before.reserved, first.job.is_lower_bound)}.", *notes(first)]
     lines = [line for sentence in sentences for line in wrap(sentence, width)] + [""]
-    cells = [("GPU", "has", "fits", "what would make it fit", "cost")]
+    of_ranks = [f"on {first.ranks} ranks"] if any(each.on_ranks for each in answers) else []
+    if of_ranks:
+        least = min(first.on_ranks, key=lambda tried: tried.outcome.reserved)
+        lines[-1:] = [*wrap(f"Each of {first.ranks} ranks: {clean(least.lever.name)}, {near_size(least.outcome.reserved)} reserved at most.", width), ""]
+    cells = [("GPU", "has", "fits", *of_ranks, "what would make it fit", "cost")]
     for each in answers:
         cheapest = min((tried for tried in each.tried if tried.outcome.fits and not each.before.fits), key=lambda tried: tried.price, default=None)
         how = (clean(cheapest.lever.name), cost_of(cheapest)) if cheapest else ("", "")
-        cells.append((clean(each.gpu.name), near_size(each.capacity), "yes" if each.before.fits else "no", *how))
-    return [*lines, *layout(cells, {1}, 3, width)]
+        on_ranks = ["yes" if any(tried.outcome.fits for tried in each.on_ranks) else "no"] if of_ranks else []
+        cells.append((clean(each.gpu.name), near_size(each.capacity), "yes" if each.before.fits else "no", *on_ranks, *how))
+    return [*lines, *layout(cells, {1}, len(cells[0]) - 2, width)]

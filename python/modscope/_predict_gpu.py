@@ -164,6 +164,7 @@ class virtual_gpu:
             "ended": how,
             "timed_out": None,
             "error": error,
+            "status": "",
             "torch": capture.info.get("rules", ""),
             "fraction": self._device.memory.fraction() if self._device else 1.0,
             "bytes_without_rule": self._device.bytes_without_rule() if self._device else None,

@@ -88,10 +88,10 @@ static int move_in_backward(msp_loader *loader, uint32_t thread, uint32_t event,
 {
     msp_levels *nodes = &loader->threads[thread].nodes;
     uint32_t kept;
+    if (loader->threads[thread].node_event < loader->forward_event)
+        nodes->count = 0; /* those of an earlier backward, also where this one begins outside any module */
     if (path == MS_GLOBAL)
         return MS_OK;
-    if (loader->threads[thread].node_event < loader->forward_event)
-        nodes->count = 0;
     loader->threads[thread].node_event = event;
     int error = set_levels(loader->stream, nodes, path, &kept);
     for (uint32_t i = kept; !error && i < nodes->count; i++)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,7 @@ from unittest import mock
 import pytest
 import torch
 import warm_python
+from fit_runs import train
 from helpers import INTERCEPTION
 
 from modscope import _fit_rank_levers, _fit_resharding, _fit_sharding
@@ -20,6 +22,7 @@ from modscope._fit_job import Job, Outcome
 from modscope._fit_levers import Levers
 from modscope._fit_ranks import may_reserve, nccl_bytes, which_rank, world_of
 from modscope._fit_text import lines_of
+from modscope._fit_units import find_units
 from modscope._load import CaptureError
 from modscope._predicted_script import PredictedScript, sharding_of
 from modscope._script_arguments import add_options, check_no_ranks
@@ -183,8 +186,92 @@ def test_a_capture_of_one_gpu_over_so_many_as_were_asked_for(predictions: Predic
     assert hybrid.capacity is not None and hybrid.capacity < find_gpu("h100").capacity
     usual = levers.sharded(8)
     assert usual is not None and hybrid.outcome.reserved == one.replay(usual.edits).reserved
-    edits = _fit_sharding.edits(one, levers.groups, 8, keeps=True)
+    edits = _fit_sharding.edits(one, 8, keeps=True)
     assert_alike(one.replay(edits), kept, 0.05)
+
+
+@on_virtual_gpu
+def test_what_each_rank_would_take_is_said_also_where_one_gpu_is_enough(
+    predictions: Predictions, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    json_file = tmp_path / "fit.json"
+    assert main(["fit", predictions.path(1), "--gpu", "h100", "--ranks", "8", "--json", str(json_file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert ": it fits, with " in lines[0] and lines[2].split("   ")[0].strip() == "Each of 8 ranks"
+    assert lines[3].startswith("  FSDP2 over 8 GPUs ") and lines[3].endswith("7 more GPUs") and "reshard_after_forward=False" in lines[4]
+    (found,) = json.loads(json_file.read_text())["gpus"]
+    assert found["ranks_asked"] == 8 and found["on_ranks"][0]["reserved_peak"] == pytest.approx(predictions.job(8).replay().reserved, rel=0.08)
+    assert main(["fit", predictions.path(1), "--gpu", "h100,t4", "--ranks", "8"]) == 0
+    out = capsys.readouterr().out
+    assert "\nEach of 8 ranks: FSDP2 over 8 GPUs, " in out and "on 8 ranks" in out
+    assert main(["fit", predictions.path(2), "--gpu", "h100", "--ranks", "8"]) == 0
+    assert "  FSDP2 over 8 GPUs " in capsys.readouterr().out
+
+
+@on_virtual_gpu
+def test_ranks_that_do_not_help_are_still_answered(predictions: Predictions) -> None:
+    one = predictions.job(1)
+    most = one.replay().allocated
+    with mock.patch("modscope._fit_levers.Levers.helps", return_value=False):
+        found = answer(one, find_gpu(f"{most - 64 * MIB + find_gpu('1GiB').context}"), ranks=2)
+    assert not found.before.fits and [tried.lever.name for tried in found.tried if tried in found.on_ranks][0] == "FSDP2 over 2 GPUs"
+
+
+def test_why_nothing_is_known_of_more_ranks_is_said(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path / "cpu.msc")
+    assert main(["fit", str(tmp_path / "cpu.msc"), "--gpu", "h100", "--ranks", "8"]) == 0
+    assert (
+        "What each of 8 ranks would take is not known: the capture is of a run on the CPU, which does not show what a GPU reserves. "
+        "Predict the script instead:  modscope predict --gpu h100 --ranks 8 train.py\n"
+    ) in capsys.readouterr().out
+
+
+SHAPES = """
+import os, sys, torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.ModuleList(nn.Sequential(nn.Linear(512, 1024), nn.GELU(), nn.Linear(1024, 512)) for _ in range(4)) for _ in range(2))
+    def forward(self, x):
+        for layer in (*self.first, *self.second):
+            x = x + layer(x)
+        return x
+if sys.argv[1] == "two":  # groups of layers, which are in an nn.Sequential themselves
+    model = nn.Sequential(Two(), nn.Linear(512, 8))
+    units = [*model[0].first, *model[0].second]
+else:  # layers that are nn.Linear, and keep nothing for their backward
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(6)))
+    units = list(model)
+if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    dist.init_process_group("nccl")
+    for unit in units:
+        fully_shard(unit)
+    fully_shard(model)
+model.cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.randn(8, 512 if sys.argv[1] == "two" else 1024, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@on_virtual_gpu
+@pytest.mark.parametrize("shape, count", [("two", 8), ("linears", 6)])
+def test_each_layer_is_sharded_on_its_own_whatever_keeps_its_activations(tmp_path: pathlib.Path, shape: str, count: int) -> None:
+    (tmp_path / "train.py").write_text(SHAPES)
+    with PredictedScript([str(tmp_path / "train.py"), shape], options_of("--seconds", "0")) as script:
+        made = Predictions(script)
+        one, real = made.job(1), made.job(8).replay()
+    assert all(call.backward is None or call.backward > call.begin for call in one.calls)
+    units = find_units(one)
+    assert len(units) == count and all(call.backward is not None for _, calls in units for call in calls)
+    replayed = one.replay(_fit_sharding.edits(one, 8))
+    assert replayed.allocated == pytest.approx(real.allocated, rel=0.02)
+    assert replayed.reserved == pytest.approx(real.reserved, rel=0.02)
 
 
 @on_virtual_gpu
