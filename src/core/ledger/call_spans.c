@@ -194,7 +194,7 @@ void ms__span_grow(ms_ledger *ledger, struct ms__thread_spans *spans, uint32_t d
         *peak = peak_now(ledger, device);
 }
 
-static void end_spans(ms_ledger *ledger, struct ms__thread_spans *spans)
+static void pop_all_spans(ms_ledger *ledger, struct ms__thread_spans *spans)
 {
     if (MS__PEEK(spans->nodes_open))
         ms__spans_save_node_end(ledger, spans);
@@ -205,7 +205,18 @@ static void end_spans(ms_ledger *ledger, struct ms__thread_spans *spans)
             ms__span_pop_call(ledger, spans);
     }
     MS__STORE(spans->last_record, MS__NONE);
+}
+
+static void end_spans(ms_ledger *ledger, struct ms__thread_spans *spans)
+{
+    pop_all_spans(ledger, spans);
     MS__STORE(spans->ledger, NULL);
+}
+
+void ms__spans_end_all(ms_ledger *ledger)
+{
+    for (struct ms__thread_spans *spans = ledger->threads; spans; spans = spans->next)
+        pop_all_spans(ledger, spans);
 }
 
 void ms__spans_detach_all(ms_ledger *ledger)
