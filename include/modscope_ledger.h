@@ -280,6 +280,8 @@ typedef struct ms_peak {
 
 /* Open a peak tracker, whose peak begins at what is allocated now. NULL when memory runs out. */
 ms_peak_tracker *ms_peak_tracker_open(ms_ledger *ledger);
+/* The same for a tracker whose ms_peak_tracker_peak_of is all zero. Blocks cost less if all trackers are such. */
+ms_peak_tracker *ms_peak_tracker_open_without_paths(ms_ledger *ledger);
 /* Close it before its ledger, or let ms_ledger_close do it. NULL is allowed. */
 void ms_peak_tracker_close(ms_peak_tracker *tracker);
 /* Forget the peak: the next one begins at what is allocated now. */

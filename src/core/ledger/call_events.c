@@ -98,7 +98,7 @@ static bool begin_call(ms_ledger *ledger, struct ms__thread_spans *spans, ms_thr
     return true;
 }
 
-void ms__on_call_enter(ms_ledger *ledger, ms_thread *thread, ms_path path)
+MS__HOT void ms__on_call_enter(ms_ledger *ledger, ms_thread *thread, ms_path path)
 {
     ms__lock(&ledger->lock);
     struct ms__thread_spans *spans = ms__thread_spans_get(ledger, thread);
@@ -112,7 +112,7 @@ void ms__on_call_enter(ms_ledger *ledger, ms_thread *thread, ms_path path)
     ms__unlock(&ledger->lock);
 }
 
-void ms__on_call_leave(ms_ledger *ledger, ms_thread *thread)
+MS__HOT void ms__on_call_leave(ms_ledger *ledger, ms_thread *thread)
 {
     ms__lock(&ledger->lock);
     struct ms__thread_spans *spans = thread->spans;
@@ -132,7 +132,7 @@ void ms__on_call_leave(ms_ledger *ledger, ms_thread *thread)
     ms__unlock(&ledger->lock);
 }
 
-void ms_call_set_size(ms_thread *thread, bool output, uint64_t bytes)
+MS__HOT void ms_call_set_size(ms_thread *thread, bool output, uint64_t bytes)
 {
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (!ledger || !ms__keeps_call_snapshots(ledger))
@@ -159,7 +159,7 @@ MS__INLINE bool is_same_call(const struct ms__thread_spans *spans, const ms_thre
            spans->last_level == thread->nodes_open && !MS__PEEK(spans->added_between_nodes);
 }
 
-void ms__on_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *creator, uint64_t record)
+MS__HOT void ms__on_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *creator, uint64_t record)
 {
     struct ms__thread_spans *spans = thread->spans;
     uint64_t creator_id = creator ? MS__PEEK(creator->id) : 0;
@@ -186,7 +186,7 @@ void ms__on_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *creator,
     ms__unlock(&ledger->lock);
 }
 
-void ms__on_node_enter_as(ms_ledger *ledger, ms_thread *thread)
+MS__HOT void ms__on_node_enter_as(ms_ledger *ledger, ms_thread *thread)
 {
     struct ms__thread_spans *spans = thread->spans;
     if (spans && MS__LOAD(spans->ledger) == ledger)
@@ -198,7 +198,7 @@ void ms__on_node_enter_as(ms_ledger *ledger, ms_thread *thread)
     }
 }
 
-void ms__on_node_leave(ms_ledger *ledger, ms_thread *thread)
+MS__HOT void ms__on_node_leave(ms_ledger *ledger, ms_thread *thread)
 {
     struct ms__thread_spans *spans = thread->spans;
     bool has_spans = spans && MS__LOAD(spans->ledger) == ledger;
