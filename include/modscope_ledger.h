@@ -281,6 +281,8 @@ typedef struct ms_peak {
 
 /* Open a peak tracker, whose peak begins at what is allocated now. NULL when memory runs out. */
 ms_peak_tracker *ms_peak_tracker_open(ms_ledger *ledger);
+/* The same for a tracker whose ms_peak_tracker_peak_of is all zero. Blocks cost less if all trackers are such. */
+ms_peak_tracker *ms_peak_tracker_open_without_paths(ms_ledger *ledger);
 /* Close it before its ledger, or let ms_ledger_close do it. NULL is allowed. */
 void ms_peak_tracker_close(ms_peak_tracker *tracker);
 /* Forget the peak: the next one begins at what is allocated now. */
@@ -324,6 +326,9 @@ const char *ms_call_state_name(ms_call_state state);
  *   the thread begins a node that was created elsewhere. If a node of the call runs after that, the end moves.
  * - A peak is the highest total between beginning and end, for each device on its own. */
 
+/* Whether call snapshots are kept from now on; a new ledger keeps them. Without them, calls and nodes cost less. When
+ * they are kept again, those from before are forgotten, and a call that is open then has none. */
+void ms_ledger_keep_call_snapshots(ms_ledger *ledger, bool keep);
 /* How many snapshots of this state the path has. */
 size_t ms_call_snapshot_count(ms_ledger *ledger, ms_path path, ms_call_state state);
 /* Set *sums to snapshot number `index`, counted from 0 in the order of the calls, of this device. *time, unless NULL,

@@ -66,6 +66,12 @@ def _keep_stacks() -> None:
     _lines.keep(max((tracker._stacks for tracker in _Shared.trackers), default=0))
 
 
+def _keep_call_snapshots() -> None:
+    """If one of the active trackers wants them."""
+    if _Shared.ledger is not None and _Shared.trackers:
+        _Shared.ledger.keep_call_snapshots(any(tracker._wants_modules for tracker in _Shared.trackers))
+
+
 def _source_name(dispatcher: bool) -> str:
     return "dispatcher" if dispatcher else "allocator"
 
@@ -115,6 +121,7 @@ class MemTracker(_native.Context):
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}  # given, by id
         self._inputs: dict[int, GivenTensor] = {}  # given as inputs, by GivenTensor.key
         self._fake_given = False
+        self._wants_modules = True  # else only the figures of devices are kept
         self._stats_since = 0  # calls before this ledger time are not in the stats
         self._stats_cache: tuple[int, StatsByModule] | None = None  # the ledger time, and the stats then
         self._dispatcher: DispatcherSource | None = None
@@ -200,9 +207,10 @@ class MemTracker(_native.Context):
         self._tracker_entered = True
         joined = self._join(dispatcher)
         _keep_stacks()
+        _keep_call_snapshots()
         self._claim()
         assert self._ledger is not None
-        if self._peak_history.begin(self._ledger) and joined:
+        if self._peak_history.begin(self._ledger, by_module=self._wants_modules) and joined:
             self._stats_since = self._ledger.time()  # earlier calls belong to the trackers that were active then
         if not _interception.nodes_verified():
             self._tracker.register_user_hooks(None, None, self._pre_backward, self._post_backward)
@@ -279,6 +287,7 @@ class MemTracker(_native.Context):
         if self in _Shared.trackers:
             _Shared.trackers.remove(self)
             _keep_stacks()
+            _keep_call_snapshots()
         if not _Shared.trackers and _Shared.ledger is not None:
             _Shared.ledger.end()
             _Shared.ledger = None
@@ -506,6 +515,12 @@ def refresh(tracker: MemTracker) -> None:
 def name_module(tracker: MemTracker, module: torch.nn.Module) -> str:
     """Make a module known that was not called, and return its fqn."""
     return tracker._tracker.name_module(module)
+
+
+def without_modules(tracker: MemTracker) -> None:
+    """Nobody will read the tracker's ``memory_tracking``, nor what modules held at its peak: calls and blocks cost less
+    if no other tracker keeps them."""
+    tracker._wants_modules = False
 
 
 def on_other_source(tracker: MemTracker, leave: Callable[[], None]) -> None:

@@ -44,11 +44,11 @@ class PeakHistory:
         self._current: _native.PeakTracker | None = None
         self._past: dict[torch.device, _Past] = {}
 
-    def begin(self, ledger: _native.Ledger) -> bool:
+    def begin(self, ledger: _native.Ledger, by_module: bool) -> bool:
         """Follow the peak of this ledger from now on. False if one is being followed already."""
         if self._current is not None:
             return False
-        self._current = _native.PeakTracker(ledger)
+        self._current = _native.PeakTracker(ledger, by_module)
         return True
 
     def end(self) -> None:

@@ -133,6 +133,7 @@ class Recording:
         self._info = info or {}
         self._owners_of_uncalled = owners_of_uncalled
         self._tracker = _mem_tracker.MemTracker(source, stacks)
+        _mem_tracker.without_modules(self._tracker)
         if yields:
             _mem_tracker.on_other_source(self._tracker, self._stop_for_other_source)
         self._capture: _native.Capture | None = None

@@ -9,7 +9,8 @@
 #include <stdbool.h>
 
 #define MS__INLINE static inline __attribute__((always_inline)) /* for the hot path: code that runs at every event */
-#define MS__RARE static __attribute__((noinline))               /* for slow cases that the hot path must not contain */
+#define MS__HOT __attribute__((hot)) /* for functions that run at every event: they lie together in memory */
+#define MS__RARE static __attribute__((noinline)) /* for slow cases that the hot path must not contain */
 #define MS__LIKELY(x) __builtin_expect(!!(x), 1)
 #define MS__UNLIKELY(x) __builtin_expect(!!(x), 0)
 

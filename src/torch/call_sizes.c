@@ -19,7 +19,7 @@ struct size_sum {
     ms_path root;          /* these are the inputs of its root call; MS_GLOBAL: they are not */
 };
 
-static void add_batch(struct size_sum *sum)
+HOT static void add_batch(struct size_sum *sum)
 {
     if (sum->count && sum->is_noted)
         sum->bytes += ms_block_note_uses(mst_target_ledger(), sum->addresses, sum->count, sum->output);
@@ -28,7 +28,7 @@ static void add_batch(struct size_sum *sum)
     sum->count = 0;
 }
 
-static int add_tensor_size(PyObject *tensor, void *context)
+HOT static int add_tensor_size(PyObject *tensor, void *context)
 {
     struct size_sum *sum = context;
     struct mst_storage storage;
@@ -49,8 +49,8 @@ static int add_any_tensor_size(PyObject *tensor, void *context)
 
 /* Calls have many keyword arguments, and large objects that are no tensors (a cache of keys and
  * values) are mostly among them. So only their tensors that are found without Python count. */
-static void measure_call(ms_thread *thread, ms_path root, bool output, PyObject *const *objects, Py_ssize_t count,
-                         Py_ssize_t named)
+HOT static void measure_call(ms_thread *thread, ms_path root, bool output, PyObject *const *objects, Py_ssize_t count,
+                             Py_ssize_t named)
 {
     if (!mst.ledger || !mst_layout_is_known())
         return;
@@ -79,7 +79,7 @@ static void measure_call(ms_thread *thread, ms_path root, bool output, PyObject 
     ms_call_set_size(thread, output, sum.bytes);
 }
 
-void mst_measure_inputs(const struct mst_call *call, PyObject *const *objects, Py_ssize_t count, Py_ssize_t named)
+HOT void mst_measure_inputs(const struct mst_call *call, PyObject *const *objects, Py_ssize_t count, Py_ssize_t named)
 {
     bool root = mst_call_is_root(call);
     if (UNLIKELY(root))
@@ -87,7 +87,7 @@ void mst_measure_inputs(const struct mst_call *call, PyObject *const *objects, P
     measure_call(call->thread, root ? call->path : MS_GLOBAL, false, objects, count, named);
 }
 
-void mst_measure_output(const struct mst_call *call, PyObject *output)
+HOT void mst_measure_output(const struct mst_call *call, PyObject *output)
 {
     measure_call(call->thread, MS_GLOBAL, true, &output, 1, 0);
 }

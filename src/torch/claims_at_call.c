@@ -56,7 +56,7 @@ static void seek_unknown(void)
     mst.claims.due = true;
 }
 
-void mst_claim_at_call(ms_thread *thread, bool without_grad)
+HOT void mst_claim_at_call(ms_thread *thread, bool without_grad)
 {
     mst_optimizer_steps_end_abandoned(thread);
     if (!mst_open_call) {

@@ -14,7 +14,7 @@
 static bool begun_unseen;        /* accumulations may run that began before the ledger was attached */
 static PyObject *gradient_hooks; /* a dict: a parameter's TensorImpl -> its hook's handle; NULL: none */
 
-void mst_claim_new_gradient(uint64_t grad, ms_path path, ms_kind kind)
+HOT void mst_claim_new_gradient(uint64_t grad, ms_path path, ms_kind kind)
 {
     struct mst_storage storage;
     ms_ledger *ledger = atomic_load_explicit(&mst.gradients_ledger, memory_order_acquire);

@@ -77,7 +77,7 @@ static inline ms_ledger *current_ledger(void)
 }
 
 /* ---- CPU ---- */
-static void intercept_cpu_new(void *reporter, void *memory, size_t bytes)
+HOT static void intercept_cpu_new(void *reporter, void *memory, size_t bytes)
 {
     ((cpu_new *)points[CPU_NEW].patch.previous)(reporter, memory, bytes);
     ms_ledger *ledger = current_ledger();
@@ -89,7 +89,7 @@ static void intercept_cpu_new(void *reporter, void *memory, size_t bytes)
 }
 
 /* torch reports this before it frees the memory, so no other block has the address yet. */
-static void intercept_cpu_delete(void *reporter, void *memory)
+HOT static void intercept_cpu_delete(void *reporter, void *memory)
 {
     ms_ledger *ledger = current_ledger();
     if (ledger && memory)

@@ -20,7 +20,7 @@
 static bool probing; /* the next call only sets `reached`, to verify that calls reach us */
 static bool reached;
 
-bool mst_call_enter(struct mst_call *call, PyObject *module)
+HOT bool mst_call_enter(struct mst_call *call, PyObject *module)
 {
     ms_thread *thread = mst_thread_here();
     if (UNLIKELY(!thread || !mst.registry))
@@ -52,7 +52,7 @@ bool mst_call_enter(struct mst_call *call, PyObject *module)
     return true;
 }
 
-void mst_call_leave(struct mst_call *call)
+HOT void mst_call_leave(struct mst_call *call)
 {
     if (UNLIKELY(call->timed != NULL))
         mst_cuda_time_end(call->timed);
@@ -89,7 +89,7 @@ static inline vectorcallfunc next_call(void)
     return (vectorcallfunc)call_patch.previous;
 }
 
-static PyObject *intercept_call(PyObject *func, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+HOT static PyObject *intercept_call(PyObject *func, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     if (UNLIKELY(probing)) {
         reached = true;

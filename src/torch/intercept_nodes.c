@@ -32,7 +32,7 @@ struct running_node {
     struct mst_accumulation accumulation; /* only if `accumulates` */
 };
 
-static void leave_node(struct running_node *running)
+HOT static void leave_node(struct running_node *running)
 {
     if (!running->thread)
         return;
@@ -43,7 +43,7 @@ static void leave_node(struct running_node *running)
 }
 
 /* A node without a number accumulates a leaf's gradient: it belongs to the leaf's owner. */
-static void enter_accumulation(struct running_node *running, ms_thread *thread, const void *node)
+HOT static void enter_accumulation(struct running_node *running, ms_thread *thread, const void *node)
 {
     bool has_leaf = mst.layout.variable >= 0 && mst_node_word(node, 0) == mst.accumulate_vtable;
     uint64_t leaf = has_leaf && atomic_load_explicit(&mst.gradients_ledger, memory_order_relaxed)
@@ -62,7 +62,7 @@ static void enter_accumulation(struct running_node *running, ms_thread *thread, 
     }
 }
 
-static void intercept_node(void *engine, void *task, void *node, void *inputs, void *queue)
+HOT static void intercept_node(void *engine, void *task, void *node, void *inputs, void *queue)
 {
     struct running_node running __attribute__((cleanup(leave_node)));
     running.thread = NULL;

@@ -48,49 +48,45 @@ static inline bool is_idle(void)
     return !mst_this_thread || ms_thread_phase(mst_this_thread) == MS_IDLE;
 }
 
-static void note_storage(ms_ledger *ledger, const struct mst_storage *storage)
+static void note_storage(ms_ledger *ledger, const struct mst_storage *storage, bool idle)
 {
     uint64_t address = mst.by_dispatcher ? storage->storage : storage->data;
-    if (is_idle())
+    if (idle)
         ms_block_saved(ledger, address);
     else
         ms_block_note_saved(ledger, address, storage->bytes > 0 ? (uint64_t)storage->bytes : 0);
 }
 
-static void note_saved(uint64_t impl)
+/* Only captures want what is saved while the thread is not idle. */
+HOT static void note_saved(uint64_t impl)
 {
     struct mst_storage storage;
     ms_ledger *ledger = atomic_load_explicit(&saved_ledger, memory_order_acquire);
+    bool idle = is_idle();
+    if (!idle && !(ledger && ms_ledger_is_captured(ledger)))
+        return;
     if (!ledger)
         atomic_fetch_add_explicit(&counted_saves, 1, memory_order_relaxed);
     else if (mst_read_storage(impl, &storage))
-        note_storage(ledger, &storage);
+        note_storage(ledger, &storage, idle);
 }
 
-static inline bool is_wanted(void)
+HOT static void intercept_tensor(void *saved, const uint64_t *tensor, bool is_output, bool is_inplace_on_view)
 {
-    const ms_ledger *ledger = atomic_load_explicit(&saved_ledger, memory_order_acquire);
-    return is_idle() || (ledger && ms_ledger_is_captured(ledger));
-}
-
-static void intercept_tensor(void *saved, const uint64_t *tensor, bool is_output, bool is_inplace_on_view)
-{
-    if (UNLIKELY(is_wanted()))
-        note_saved(*tensor);
+    note_saved(*tensor);
     ((save_tensor *)points[TENSOR].patch.previous)(saved, tensor, is_output, is_inplace_on_view);
 }
 
 static void intercept_python_tensor(void *saved, const uint64_t *tensor, bool is_output, bool is_inplace_on_view)
 {
-    if (UNLIKELY(is_wanted()))
-        note_saved(*tensor);
+    note_saved(*tensor);
     ((save_tensor *)points[PYTHON_TENSOR].patch.previous)(saved, tensor, is_output, is_inplace_on_view);
 }
 
-static void intercept_optional(void *saved, const struct optional_tensor *tensor, bool is_output,
-                               bool is_inplace_on_view)
+HOT static void intercept_optional(void *saved, const struct optional_tensor *tensor, bool is_output,
+                                   bool is_inplace_on_view)
 {
-    if (UNLIKELY(is_wanted()) && tensor->has_value)
+    if (tensor->has_value)
         note_saved(tensor->impl);
     ((save_optional *)points[OPTIONAL].patch.previous)(saved, tensor, is_output, is_inplace_on_view);
 }

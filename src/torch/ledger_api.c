@@ -349,6 +349,12 @@ static PyObject *ledger_stack(ledger *self, PyObject *address)
     return PyErr_Occurred() ? NULL : mst_stack_list(ms_block_stack(self->ledger, at));
 }
 
+static PyObject *ledger_keep_call_snapshots(ledger *self, PyObject *keep)
+{
+    ms_ledger_keep_call_snapshots(self->ledger, keep == Py_True);
+    Py_RETURN_NONE;
+}
+
 /* backward(tracker, module, begins): a module's backward begins or ends, where nodes are not intercepted. */
 static PyObject *ledger_backward(ledger *self, PyObject *args)
 {
@@ -380,6 +386,8 @@ static PyMethodDef ledger_methods[] = {
      "(device, fqn, bytes by kind) of the modules that hold blocks with a kind."},
     {"stats", (PyCFunction)ledger_stats, METH_O,
      "(module, fqn, call snapshots, input, output) of the modules that were called."},
+    {"keep_call_snapshots", (PyCFunction)ledger_keep_call_snapshots, METH_O,
+     "Whether stats() has the calls from now on. Without them, calls cost less."},
     {"held", (PyCFunction)ledger_held, METH_O, "The bytes of the blocks of some tensors, each block once."},
     {"backward", (PyCFunction)ledger_backward, METH_VARARGS, "A module's backward begins or ends."},
     {"seek", (PyCFunction)ledger_seek, METH_NOARGS,

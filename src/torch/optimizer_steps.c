@@ -119,7 +119,7 @@ PyMethodDef mst_optimizer_steps_methods[] = {
 };
 
 /* An optimizer step inside another one (in a closure) still has the frame of the outer one: nothing is ended then. */
-void mst_optimizer_steps_end_abandoned(ms_thread *thread)
+HOT void mst_optimizer_steps_end_abandoned(ms_thread *thread)
 {
     if (ms_thread_phase(thread) != MS_OPTIMIZER || mst_steps_intercepted() || mst_in_optimizer_step())
         return;

@@ -23,7 +23,7 @@ void mst_owners_unlock(void)
     pthread_mutex_unlock(&owners_lock);
 }
 
-bool mst_owner_find(uint64_t impl, ms_path *path)
+HOT bool mst_owner_find(uint64_t impl, ms_path *path)
 {
     mst_owners_lock();
     const uint64_t *found = mst_map_get(&owners, impl, 0);
@@ -70,7 +70,7 @@ static struct mst_accumulation *find_accumulation(uint64_t leaf, const struct ms
     return found;
 }
 
-void mst_accumulation_begin(struct mst_accumulation *accumulation)
+HOT void mst_accumulation_begin(struct mst_accumulation *accumulation)
 {
     mst_owners_lock();
     const uint64_t *owner = mst_map_get(&owners, accumulation->leaf, 0);
@@ -83,7 +83,7 @@ void mst_accumulation_begin(struct mst_accumulation *accumulation)
     mst_owners_unlock();
 }
 
-void mst_accumulation_end(struct mst_accumulation *accumulation)
+HOT void mst_accumulation_end(struct mst_accumulation *accumulation)
 {
     mst_owners_lock();
     struct mst_accumulation **link = &accumulations;

@@ -11,15 +11,17 @@ typedef struct peak_tracker {
 
 static PyObject *peak_tracker_new(PyTypeObject *type, PyObject *args, PyObject *named)
 {
-    static char *names[] = {"ledger", NULL};
+    static char *names[] = {"ledger", "by_module", NULL};
     PyObject *ledger;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "O!:PeakTracker", names, &mst_ledger_type, &ledger))
+    int by_module = true;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "O!|p:PeakTracker", names, &mst_ledger_type, &ledger, &by_module))
         return NULL;
     peak_tracker *self = (peak_tracker *)type->tp_alloc(type, 0);
     if (!self)
         return NULL;
     self->ledger = Py_NewRef(ledger);
-    self->tracker = ms_peak_tracker_open(mst_ledger_of(self->ledger));
+    self->tracker = by_module ? ms_peak_tracker_open(mst_ledger_of(ledger))
+                              : ms_peak_tracker_open_without_paths(mst_ledger_of(ledger));
     if (!self->tracker) {
         Py_CLEAR(self);
         PyErr_NoMemory();
@@ -86,7 +88,7 @@ static PyMethodDef peak_tracker_methods[] = {
     {"peaks", (PyCFunction)peak_tracker_peaks, METH_NOARGS,
      "(bytes by category, step, phase, fqn that ran, fqn that owns the last block) by device."},
     {"modules", (PyCFunction)peak_tracker_modules, METH_NOARGS,
-     "(device, fqn, bytes by category) of the modules that held memory at the peak."},
+     "(device, fqn, bytes by category) of the modules that held memory at the peak; none if not by_module."},
     {"kinds", (PyCFunction)peak_tracker_kinds, METH_NOARGS, "Bytes by kind at the peak, by device."},
     {"module_kinds", (PyCFunction)peak_tracker_module_kinds, METH_NOARGS,
      "(device, fqn, bytes by kind) of the modules that held blocks with a kind at the peak."},

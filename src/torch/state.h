@@ -25,6 +25,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#define HOT __attribute__((hot))
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 

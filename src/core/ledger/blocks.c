@@ -129,8 +129,8 @@ int ms_block_add(ms_ledger *ledger, const ms_thread *thread, uint64_t address, u
     return bytes ? add_block_of(ledger, find_origin(thread), address, bytes, device) : MS_OK;
 }
 
-int ms_block_add_at(ms_ledger *ledger, const ms_thread *thread, ms_stack stack, uint64_t address, uint64_t bytes,
-                    uint32_t device)
+MS__HOT int ms_block_add_at(ms_ledger *ledger, const ms_thread *thread, ms_stack stack, uint64_t address,
+                            uint64_t bytes, uint32_t device)
 {
     if (MS__UNLIKELY(device >= MS_MAX_DEVICES || bytes > INT64_MAX))
         return MS_EINVAL;
@@ -174,7 +174,7 @@ int ms_block_add_as(ms_ledger *ledger, const ms_thread *thread, uint64_t address
     return error;
 }
 
-int ms_block_drop(ms_ledger *ledger, uint64_t address)
+MS__HOT int ms_block_drop(ms_ledger *ledger, uint64_t address)
 {
     int error = MS_OK;
     uint32_t bucket;
@@ -215,14 +215,14 @@ void ms_ledger_clear(ms_ledger *ledger)
 }
 
 /* With the lock held. The block, or NULL with the error: the ledger is not attached, or knows no such block. */
-static struct ms__block *find_attached_block(const ms_ledger *ledger, uint64_t address, int *error)
+MS__HOT static struct ms__block *find_attached_block(const ms_ledger *ledger, uint64_t address, int *error)
 {
     struct ms__block *block = MS__PEEK(ledger->attached) ? ms__block_find(&ledger->blocks, address) : NULL;
     *error = block ? MS_OK : MS__PEEK(ledger->attached) ? MS_ENOBLOCK : MS_EDETACHED;
     return block;
 }
 
-static uint32_t number_of(const ms_ledger *ledger, const struct ms__block *block)
+MS__HOT static uint32_t number_of(const ms_ledger *ledger, const struct ms__block *block)
 {
     uint32_t bucket;
     ms__block_find_bucket(&ledger->blocks, block->address, &bucket);
@@ -267,7 +267,7 @@ static bool is_held_by_object(uint32_t category)
 
 /* Whether the claim has no effect: the block was claimed in this pass for a category that comes earlier, or it is a
  * parameter or buffer that is claimed as optimizer state. */
-static bool has_stronger_claim(const ms_ledger *ledger, const struct ms__block *block, uint32_t category)
+MS__HOT static bool has_stronger_claim(const ms_ledger *ledger, const struct ms__block *block, uint32_t category)
 {
     bool claimed = ledger->claiming && block->claim_pass == ledger->claim_pass && is_held_by_object(block->category);
     return block->category < category && (claimed || (category == MS_OPTSTATE && block->category <= MS_BUFFER));
@@ -286,8 +286,8 @@ MS__RARE void change_kind(ms_ledger *ledger, const struct ms__block *block, uint
 }
 
 /* With the lock held. Give the block another category, kind and path: retroactively, or from now on. */
-static int change_block_and_kind(ms_ledger *ledger, struct ms__block *block, uint32_t category, uint32_t kind,
-                                 ms_path path, bool retroactive)
+MS__HOT static int change_block_and_kind(ms_ledger *ledger, struct ms__block *block, uint32_t category, uint32_t kind,
+                                         ms_path path, bool retroactive)
 {
     if (block->category == category && block->path == path && block->kind == kind)
         return MS_OK;
@@ -321,7 +321,8 @@ static int change_block_and_kind(ms_ledger *ledger, struct ms__block *block, uin
 }
 
 /* The same for a claim that names no kind: it says nothing new about a block of this category that has one. */
-static int change_block(ms_ledger *ledger, struct ms__block *block, uint32_t category, ms_path path, bool retroactive)
+MS__HOT static int change_block(ms_ledger *ledger, struct ms__block *block, uint32_t category, ms_path path,
+                                bool retroactive)
 {
     if (block->kind && block->category == category)
         return MS_OK;
@@ -352,7 +353,7 @@ static struct ms__block *find_other_block(const ms_ledger *ledger, uint64_t addr
     return block && block->category == MS_OTHER ? block : NULL;
 }
 
-static void note_saved(ms_ledger *ledger, const struct ms__block *block, uint64_t requested)
+MS__HOT static void note_saved(ms_ledger *ledger, const struct ms__block *block, uint64_t requested)
 {
     if (!ms__captured(ledger) || is_held_by_object(block->category))
         return;
@@ -376,7 +377,7 @@ int ms_block_saved(ms_ledger *ledger, uint64_t address)
 }
 
 /* The block to note something about, with the lock held; NULL, without it: there is none, or nothing is captured. */
-static const struct ms__block *lock_block_to_note(ms_ledger *ledger, uint64_t address, int *error)
+MS__HOT static const struct ms__block *lock_block_to_note(ms_ledger *ledger, uint64_t address, int *error)
 {
     *error = MS_OK;
     if (!ms__captured(ledger))
@@ -388,7 +389,7 @@ static const struct ms__block *lock_block_to_note(ms_ledger *ledger, uint64_t ad
     return block;
 }
 
-int ms_block_note_saved(ms_ledger *ledger, uint64_t address, uint64_t requested)
+MS__HOT int ms_block_note_saved(ms_ledger *ledger, uint64_t address, uint64_t requested)
 {
     int error;
     const struct ms__block *block = lock_block_to_note(ledger, address, &error);
@@ -439,7 +440,7 @@ int ms_block_claim_input(ms_ledger *ledger, uint64_t address, ms_path path)
     return error;
 }
 
-int ms_block_claim(ms_ledger *ledger, uint64_t address, ms_category category, ms_path path)
+MS__HOT int ms_block_claim(ms_ledger *ledger, uint64_t address, ms_category category, ms_path path)
 {
     if (category >= MS_CATEGORY_COUNT || path >= ms_path_count(ledger->watch))
         return MS_EINVAL;
@@ -538,16 +539,18 @@ bool ms_block_is_unowned(ms_ledger *ledger, uint64_t address, bool *known)
 
 enum { NO_NOTE = MS_NOTE_COUNT };
 
-static uint64_t sum_and_note(ms_ledger *ledger, const uint64_t *addresses, size_t count, uint32_t note)
+MS__HOT static uint64_t sum_and_note(ms_ledger *ledger, const uint64_t *addresses, size_t count, uint32_t note)
 {
     uint64_t bytes = 0;
     ms__lock(&ledger->lock);
     bool is_noted = note != NO_NOTE && ms__captured(ledger);
     for (size_t i = 0; i < count; i++) {
-        const struct ms__block *block = ms__block_find(&ledger->blocks, addresses[i]);
+        uint32_t bucket;
+        const struct ms__block *block =
+            ledger->blocks.count ? ms__block_find_bucket(&ledger->blocks, addresses[i], &bucket) : NULL;
         bytes += block ? block->bytes : 0;
         if (is_noted && block && !is_held_by_object(block->category))
-            ms__capture_note(ledger, (ms_note_kind)note, number_of(ledger, block), 0);
+            ms__capture_note(ledger, (ms_note_kind)note, ms__block_number(&ledger->blocks, bucket), 0);
     }
     ms__unlock(&ledger->lock);
     return bytes;
@@ -558,7 +561,7 @@ uint64_t ms_block_bytes(ms_ledger *ledger, const uint64_t *addresses, size_t cou
     return sum_and_note(ledger, addresses, count, NO_NOTE);
 }
 
-uint64_t ms_block_note_uses(ms_ledger *ledger, const uint64_t *addresses, size_t count, bool output)
+MS__HOT uint64_t ms_block_note_uses(ms_ledger *ledger, const uint64_t *addresses, size_t count, bool output)
 {
     return sum_and_note(ledger, addresses, count, output ? MS_NOTE_OUTPUT : MS_NOTE_INPUT);
 }

@@ -48,14 +48,17 @@ static bool is_only_call(const ms_thread *thread)
     return at + 1 == thread->depth;
 }
 
+/* A thread whose outer calls began before the ledger was attached has no root call yet. */
+static bool is_root_call(const struct ms__thread_spans *spans, const ms_thread *thread)
+{
+    return !thread->nodes_open && (is_only_call(thread) || !spans->iteration);
+}
+
 /* Append the stats of the call that begins, and set span->call to refer to them. NULL when memory runs out. */
-static struct ms__call_stats *append_call(ms_ledger *ledger, struct ms__thread_spans *spans, ms_thread *thread,
+static struct ms__call_stats *append_call(ms_ledger *ledger, const struct ms__thread_spans *spans,
                                           struct ms__path_stats *path, struct ms__span *span)
 {
     bool recompute = span->kind == MS__SPAN_RECOMPUTE;
-    /* A thread whose outer calls began before the ledger was attached has no root call yet. */
-    if (!recompute && (is_only_call(thread) || !spans->iteration))
-        begin_root_call(ledger, spans, thread, path);
     if (!recompute && path->iteration != spans->iteration) {
         path->iteration = spans->iteration;
         path->forward.count = path->recompute.count = 0;
@@ -71,13 +74,20 @@ static struct ms__call_stats *append_call(ms_ledger *ledger, struct ms__thread_s
 /* False when memory runs out. */
 static bool begin_call(ms_ledger *ledger, struct ms__thread_spans *spans, ms_thread *thread, ms_path path)
 {
+    bool is_root = is_root_call(spans, thread), is_kept = ms__keeps_call_snapshots(ledger);
+    if (!is_root && !is_kept)
+        return true;
     struct ms__path_stats *path_stats = ms__path_stats_find(ledger, path);
     if (MS__UNLIKELY(!path_stats) && !(path_stats = ms__path_stats_add(ledger, path)))
         return false;
+    if (is_root)
+        begin_root_call(ledger, spans, thread, path_stats);
+    if (!is_kept)
+        return true;
     bool recompute = thread->nodes_open > 0;
     struct ms__span span = {
         .call = {.path = path}, .kind = recompute ? MS__SPAN_RECOMPUTE : MS__SPAN_FORWARD, .frame = thread->depth};
-    struct ms__call_stats *stats = append_call(ledger, spans, thread, path_stats, &span);
+    struct ms__call_stats *stats = append_call(ledger, spans, path_stats, &span);
     if (!stats)
         return false;
     ms__call_stats_record(ledger, stats, recompute ? (uint32_t)MS__RECOMPUTE_PRE : (uint32_t)MS_PRE_FW);
@@ -88,7 +98,7 @@ static bool begin_call(ms_ledger *ledger, struct ms__thread_spans *spans, ms_thr
     return true;
 }
 
-void ms__on_call_enter(ms_ledger *ledger, ms_thread *thread, ms_path path)
+MS__HOT void ms__on_call_enter(ms_ledger *ledger, ms_thread *thread, ms_path path)
 {
     ms__lock(&ledger->lock);
     struct ms__thread_spans *spans = ms__thread_spans_get(ledger, thread);
@@ -102,7 +112,7 @@ void ms__on_call_enter(ms_ledger *ledger, ms_thread *thread, ms_path path)
     ms__unlock(&ledger->lock);
 }
 
-void ms__on_call_leave(ms_ledger *ledger, ms_thread *thread)
+MS__HOT void ms__on_call_leave(ms_ledger *ledger, ms_thread *thread)
 {
     ms__lock(&ledger->lock);
     struct ms__thread_spans *spans = thread->spans;
@@ -122,10 +132,10 @@ void ms__on_call_leave(ms_ledger *ledger, ms_thread *thread)
     ms__unlock(&ledger->lock);
 }
 
-void ms_call_set_size(ms_thread *thread, bool output, uint64_t bytes)
+MS__HOT void ms_call_set_size(ms_thread *thread, bool output, uint64_t bytes)
 {
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
-    if (!ledger)
+    if (!ledger || !ms__keeps_call_snapshots(ledger))
         return;
     ms__lock(&ledger->lock);
     const struct ms__thread_spans *spans = thread->spans;
@@ -149,7 +159,7 @@ MS__INLINE bool is_same_call(const struct ms__thread_spans *spans, const ms_thre
            spans->last_level == thread->nodes_open && !MS__PEEK(spans->added_between_nodes);
 }
 
-void ms__on_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *creator, uint64_t record)
+MS__HOT void ms__on_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *creator, uint64_t record)
 {
     struct ms__thread_spans *spans = thread->spans;
     uint64_t creator_id = creator ? MS__PEEK(creator->id) : 0;
@@ -161,7 +171,7 @@ void ms__on_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *creator,
             return;
     }
     ms__lock(&ledger->lock);
-    spans = same_call ? NULL : ms__thread_spans_get(ledger, thread);
+    spans = same_call || !ms__keeps_call_snapshots(ledger) ? NULL : ms__thread_spans_get(ledger, thread);
     if (spans) {
         set_nodes_open(spans, thread);
         ms__spans_move_to_node(ledger, spans, creator, record, thread->nodes_open);
@@ -176,7 +186,7 @@ void ms__on_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *creator,
     ms__unlock(&ledger->lock);
 }
 
-void ms__on_node_enter_as(ms_ledger *ledger, ms_thread *thread)
+MS__HOT void ms__on_node_enter_as(ms_ledger *ledger, ms_thread *thread)
 {
     struct ms__thread_spans *spans = thread->spans;
     if (spans && MS__LOAD(spans->ledger) == ledger)
@@ -188,7 +198,7 @@ void ms__on_node_enter_as(ms_ledger *ledger, ms_thread *thread)
     }
 }
 
-void ms__on_node_leave(ms_ledger *ledger, ms_thread *thread)
+MS__HOT void ms__on_node_leave(ms_ledger *ledger, ms_thread *thread)
 {
     struct ms__thread_spans *spans = thread->spans;
     bool has_spans = spans && MS__LOAD(spans->ledger) == ledger;
@@ -196,8 +206,10 @@ void ms__on_node_leave(ms_ledger *ledger, ms_thread *thread)
         return;
     ms__lock(&ledger->lock);
     if (has_spans && MS__PEEK(ledger->attached) && MS__PEEK(spans->ledger) == ledger) {
-        ms__spans_pop_above(ledger, spans, thread->nodes_open + 1);
-        ms__spans_save_node_end(ledger, spans);
+        if (spans->count) {
+            ms__spans_pop_above(ledger, spans, thread->nodes_open + 1);
+            ms__spans_save_node_end(ledger, spans);
+        }
         set_nodes_open(spans, thread);
     }
     if (ms__captured(ledger))
@@ -228,6 +240,21 @@ void ms_ledger_expect_optimizer(ms_ledger *ledger)
 {
     ms__lock(&ledger->lock);
     ledger->optimizer_expected = true;
+    ms__unlock(&ledger->lock);
+}
+
+/* ---- whether call snapshots are kept ---- */
+
+void ms_ledger_keep_call_snapshots(ms_ledger *ledger, bool keep)
+{
+    ms__lock(&ledger->lock);
+    if (keep != ms__keeps_call_snapshots(ledger)) {
+        if (keep)
+            ms__path_stats_forget_calls(ledger);
+        else
+            ms__spans_end_all(ledger);
+        MS__STORE(ledger->without_call_snapshots, !keep);
+    }
     ms__unlock(&ledger->lock);
 }
 

@@ -37,7 +37,7 @@ MS__RARE bool grow_spans(struct ms__thread_spans *spans, uint32_t room, uint32_t
     return true;
 }
 
-bool ms__spans_reserve(struct ms__thread_spans *spans)
+MS__HOT bool ms__spans_reserve(struct ms__thread_spans *spans)
 {
     const ms_ledger *ledger = MS__PEEK(spans->ledger);
     uint32_t devices = ledger->device_count ? ledger->device_count : 1;
@@ -68,7 +68,7 @@ MS__RARE struct ms__thread_spans *attach_thread(ms_ledger *ledger, ms_thread *th
     return spans;
 }
 
-struct ms__thread_spans *ms__thread_spans_get(ms_ledger *ledger, ms_thread *thread)
+MS__HOT struct ms__thread_spans *ms__thread_spans_get(ms_ledger *ledger, ms_thread *thread)
 {
     if (MS__UNLIKELY(!MS__PEEK(ledger->attached)))
         return NULL;
@@ -166,7 +166,7 @@ static bool is_backward_above(const struct ms__thread_spans *spans, uint32_t cou
     return count && spans->open[count - 1].kind == MS__SPAN_BACKWARD && spans->open[count - 1].level > level;
 }
 
-void ms__spans_pop_above(ms_ledger *ledger, struct ms__thread_spans *spans, uint32_t level)
+MS__HOT void ms__spans_pop_above(ms_ledger *ledger, struct ms__thread_spans *spans, uint32_t level)
 {
     if (!is_backward_above(spans, spans->count, level))
         return;
@@ -194,7 +194,7 @@ void ms__span_grow(ms_ledger *ledger, struct ms__thread_spans *spans, uint32_t d
         *peak = peak_now(ledger, device);
 }
 
-static void end_spans(ms_ledger *ledger, struct ms__thread_spans *spans)
+static void pop_all_spans(ms_ledger *ledger, struct ms__thread_spans *spans)
 {
     if (MS__PEEK(spans->nodes_open))
         ms__spans_save_node_end(ledger, spans);
@@ -205,7 +205,18 @@ static void end_spans(ms_ledger *ledger, struct ms__thread_spans *spans)
             ms__span_pop_call(ledger, spans);
     }
     MS__STORE(spans->last_record, MS__NONE);
+}
+
+static void end_spans(ms_ledger *ledger, struct ms__thread_spans *spans)
+{
+    pop_all_spans(ledger, spans);
     MS__STORE(spans->ledger, NULL);
+}
+
+void ms__spans_end_all(ms_ledger *ledger)
+{
+    for (struct ms__thread_spans *spans = ledger->threads; spans; spans = spans->next)
+        pop_all_spans(ledger, spans);
 }
 
 void ms__spans_detach_all(ms_ledger *ledger)

@@ -87,6 +87,8 @@ struct ms__thread_spans *ms__thread_spans_get(ms_ledger *ledger, ms_thread *thre
 void ms__thread_spans_detach(ms_ledger *ledger, struct ms__thread_spans *spans);
 /* End all open spans of all threads: the ledger is detached. */
 void ms__spans_detach_all(ms_ledger *ledger);
+/* End all open spans of all threads, which stay at the ledger: it keeps no call snapshots any more. */
+void ms__spans_end_all(ms_ledger *ledger);
 /* Free the thread's spans, which are at no ledger any more. */
 void ms__thread_spans_free(ms_thread *thread);
 

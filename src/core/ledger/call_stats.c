@@ -39,6 +39,17 @@ void ms__path_stats_close(ms_ledger *ledger)
     ledger->path_stats_room = 0;
 }
 
+void ms__path_stats_forget_calls(ms_ledger *ledger)
+{
+    for (uint32_t chunk = 0; chunk < ledger->path_stats_room; chunk++)
+        for (uint32_t row = 0; ledger->path_stats[chunk] && row < MS__PATHS_PER_CHUNK; row++) {
+            struct ms__path_stats *path = &ledger->path_stats[chunk][row];
+            path->iteration = 0;
+            path->forward.count = path->recompute.count = 0;
+            path->forward.read_state = path->recompute.read_state = UINT32_MAX;
+        }
+}
+
 MS__RARE bool grow_list(ms_watch *watch, struct ms__call_stats_list *list)
 {
     uint32_t room = list->room ? list->room * 2 : 1;

@@ -62,6 +62,8 @@ static inline struct ms__path_stats *ms__path_stats_find(const ms_ledger *ledger
 /* Make the stats of a path that has none. NULL when memory runs out. */
 struct ms__path_stats *ms__path_stats_add(ms_ledger *ledger, ms_path path);
 void ms__path_stats_close(ms_ledger *ledger);
+/* Forget the calls of all paths, but not their steps. */
+void ms__path_stats_forget_calls(ms_ledger *ledger);
 
 /* Append the stats of one more call, with room for every known device and no state recorded. NULL when memory runs
  * out: the list is unchanged. */

@@ -50,7 +50,9 @@ static const char *check_device(const ms_ledger *ledger, uint32_t device)
 static const char *check_peak(const ms_ledger *ledger, const ms_peak_tracker *tracker, uint32_t device)
 {
     const struct ms__device_peak *peak = &tracker->devices[device];
-    ms_sums paths = sum_totals_at_peak(&ledger->totals[device], peak);
+    ms_sums paths = tracker->without_paths ? peak->peak.sums : sum_totals_at_peak(&ledger->totals[device], peak);
+    if (tracker->without_paths && tracker->next && !tracker->next->without_paths)
+        return "peak trackers without paths come last";
     if (ms__sums_total(&peak->peak.sums) != peak->peak.bytes)
         return "a peak = sum over its categories";
     return memcmp(&paths, &peak->peak.sums, sizeof paths) == 0 ? NULL : "a peak's category = sum over paths";

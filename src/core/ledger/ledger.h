@@ -19,10 +19,11 @@
 struct ms_ledger {
     /* What every block event reads comes first, so that it is in few cache lines. */
     struct ms__lock lock;
-    _Atomic bool attached; /* written with watch->lock held, too */
-    bool claiming;         /* between ms_claims_begin and ms_claims_end */
-    uint8_t claim_pass;    /* number of the latest ms_claims_begin; it wraps */
-    uint8_t kept;          /* bit i: this pass keeps the unclaimed blocks of category i */
+    _Atomic bool attached;               /* written with watch->lock held, too */
+    _Atomic bool without_call_snapshots; /* see ms_ledger_keep_call_snapshots */
+    bool claiming;                       /* between ms_claims_begin and ms_claims_end */
+    uint8_t claim_pass;                  /* number of the latest ms_claims_begin; it wraps */
+    uint8_t kept;                        /* bit i: this pass keeps the unclaimed blocks of category i */
     uint32_t device_count;
     uint32_t reported_backward_count;
     uint64_t time; /* number of changes so far */
@@ -54,6 +55,12 @@ struct ms_ledger {
 static inline bool ms__captured(const ms_ledger *ledger)
 {
     return MS__UNLIKELY(MS__PEEK(ledger->captures) != NULL);
+}
+
+/* Whether the calls of this ledger have spans and stats. */
+static inline bool ms__keeps_call_snapshots(const ms_ledger *ledger)
+{
+    return !MS__PEEK(ledger->without_call_snapshots);
 }
 
 static inline void ms__ledger_count_lost(ms_ledger *ledger)

@@ -6,6 +6,8 @@
 
 static bool reserve_saved_chunk(ms_peak_tracker *tracker, uint32_t device, uint32_t chunk)
 {
+    if (tracker->without_paths)
+        return true;
     struct ms__device_peak *peak = &tracker->devices[device];
     ms_watch *watch = tracker->ledger->watch;
     if (!ms__chunk_array_grow(watch, (void ***)&peak->saved, &peak->room, chunk))
@@ -40,8 +42,10 @@ void ms__peaks_move_block(ms_ledger *ledger, const struct ms__block *block, ms_p
         if (block->since > peak->peak_time)
             continue;
         uint32_t from = ms__total_index(block->path, block->category), to = ms__total_index(path, category);
-        peak->saved[block->path / MS__PATHS_PER_CHUNK]->totals[from].bytes -= bytes;
-        peak->saved[path / MS__PATHS_PER_CHUNK]->totals[to].bytes += bytes;
+        if (!tracker->without_paths) {
+            peak->saved[block->path / MS__PATHS_PER_CHUNK]->totals[from].bytes -= bytes;
+            peak->saved[path / MS__PATHS_PER_CHUNK]->totals[to].bytes += bytes;
+        }
         peak->peak.sums.of[block->category] -= bytes;
         peak->peak.sums.of[category] += bytes;
         if (block->since == peak->block_since)
@@ -92,18 +96,27 @@ static bool reserve_saved_chunks(ms_peak_tracker *tracker)
     return true;
 }
 
-ms_peak_tracker *ms_peak_tracker_open(ms_ledger *ledger)
+static void insert_tracker(ms_ledger *ledger, ms_peak_tracker *tracker)
+{
+    ms_peak_tracker **at = &ledger->trackers;
+    while (tracker->without_paths && *at)
+        at = &(*at)->next;
+    tracker->next = *at;
+    *at = tracker;
+}
+
+static ms_peak_tracker *open_tracker(ms_ledger *ledger, bool without_paths)
 {
     ms__lock(&ledger->lock);
     ms_peak_tracker *tracker = ms__alloc(ledger->watch, sizeof *tracker);
     if (tracker) {
         memset(tracker, 0, sizeof *tracker);
         tracker->ledger = ledger;
+        tracker->without_paths = without_paths;
         for (uint32_t device = 0; device < MS_MAX_DEVICES; device++)
             begin_peak(ledger, &tracker->devices[device], device);
         if (reserve_saved_chunks(tracker)) {
-            tracker->next = ledger->trackers;
-            ledger->trackers = tracker;
+            insert_tracker(ledger, tracker);
         } else {
             free_tracker(tracker);
             tracker = NULL;
@@ -113,6 +126,16 @@ ms_peak_tracker *ms_peak_tracker_open(ms_ledger *ledger)
         ms__ledger_count_lost(ledger);
     ms__unlock(&ledger->lock);
     return tracker;
+}
+
+ms_peak_tracker *ms_peak_tracker_open(ms_ledger *ledger)
+{
+    return open_tracker(ledger, false);
+}
+
+ms_peak_tracker *ms_peak_tracker_open_without_paths(ms_ledger *ledger)
+{
+    return open_tracker(ledger, true);
 }
 
 void ms_peak_tracker_close(ms_peak_tracker *tracker)
@@ -153,7 +176,7 @@ ms_sums ms_peak_tracker_peak_of(ms_peak_tracker *tracker, uint32_t device, ms_pa
 {
     ms_ledger *ledger = tracker->ledger;
     ms_sums sums = {{0}};
-    if (device >= MS_MAX_DEVICES)
+    if (device >= MS_MAX_DEVICES || tracker->without_paths)
         return sums;
     ms__lock(&ledger->lock);
     const int64_t *now = ms__totals_of_path(&ledger->totals[device], path);

@@ -30,7 +30,8 @@ static_assert(sizeof(struct ms__device_peak) == 128, "a power of two: every bloc
 
 struct ms_peak_tracker {
     ms_ledger *ledger;
-    ms_peak_tracker *next;
+    ms_peak_tracker *next; /* those without paths come last */
+    bool without_paths;    /* nothing is saved: `saved` of all devices is empty */
     struct ms__device_peak devices[MS_MAX_DEVICES];
 };
 
@@ -67,7 +68,7 @@ MS__INLINE void ms__total_save(const struct ms__device_peak *device, uint32_t ch
 MS__RARE void ms__total_save_for(const ms_peak_tracker *tracker, uint32_t device, uint32_t chunk, uint32_t index,
                                  int64_t now, uint64_t time)
 {
-    for (; tracker; tracker = tracker->next)
+    for (; tracker && !tracker->without_paths; tracker = tracker->next)
         ms__total_save(&tracker->devices[device], chunk, index, now, time);
 }
 
@@ -78,7 +79,7 @@ MS__INLINE void ms__total_change(ms_ledger *ledger, uint32_t device, ms_path pat
     uint32_t chunk = path / MS__PATHS_PER_CHUNK, index = ms__total_index(path, category);
     int64_t *total = &totals->chunks[chunk]->bytes[index];
     const ms_peak_tracker *tracker = ledger->trackers;
-    if (MS__LIKELY(tracker != NULL)) {
+    if (MS__LIKELY(tracker != NULL) && !tracker->without_paths) {
         ms__total_save(&tracker->devices[device], chunk, index, *total, ledger->time);
         if (MS__UNLIKELY(tracker->next != NULL))
             ms__total_save_for(tracker->next, device, chunk, index, *total, ledger->time);

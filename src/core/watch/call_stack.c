@@ -131,7 +131,7 @@ MS__INLINE struct ms__frame *pop_frame(ms_thread *thread, enum ms__frame_kind ki
     return &thread->frames[--thread->depth];
 }
 
-int ms_call_enter(ms_thread *thread, ms_path path, uint64_t next_number)
+MS__HOT int ms_call_enter(ms_thread *thread, ms_path path, uint64_t next_number)
 {
     if (MS__UNLIKELY(thread->unrecorded))
         record_nodes(thread);
@@ -162,7 +162,7 @@ MS__INLINE void end_optimizer_steps(ms_thread *thread)
         thread->optimizer_at = thread->optimizer_steps_open = 0;
 }
 
-int ms_call_leave(ms_thread *thread, uint64_t next_number)
+MS__HOT int ms_call_leave(ms_thread *thread, uint64_t next_number)
 {
     int error;
     const struct ms__frame *frame = pop_frame(thread, MS__CALL, next_number, &error);
@@ -273,7 +273,7 @@ MS__INLINE int enter_node(ms_thread *thread, ms_path path, uint64_t next_number)
     return MS_OK;
 }
 
-int ms_node_enter(ms_thread *thread, uint64_t creator, uint64_t number, uint64_t next_number)
+MS__HOT int ms_node_enter(ms_thread *thread, uint64_t creator, uint64_t number, uint64_t next_number)
 {
     uint64_t record;
     ms_path path = find_node_path(thread, creator, number, &record);
@@ -288,7 +288,7 @@ int ms_node_enter(ms_thread *thread, uint64_t creator, uint64_t number, uint64_t
     return error;
 }
 
-int ms_node_enter_as(ms_thread *thread, ms_path path, uint64_t next_number)
+MS__HOT int ms_node_enter_as(ms_thread *thread, ms_path path, uint64_t next_number)
 {
     int error = enter_node(thread, path, next_number);
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
@@ -317,7 +317,7 @@ MS__INLINE void finish_node_leave(ms_thread *thread)
         ms__on_node_leave(ledger, thread);
 }
 
-int ms_node_leave(ms_thread *thread, uint64_t next_number)
+MS__HOT int ms_node_leave(ms_thread *thread, uint64_t next_number)
 {
     /* The usual case: one node runs, and it has created no node. */
     if (MS__LIKELY(thread->unrecorded == 1 && !thread->unpushed &&

@@ -14,7 +14,7 @@ const char *ms_phase_name(ms_phase phase)
     }
 }
 
-ms_phase ms_thread_phase(const ms_thread *thread)
+MS__HOT ms_phase ms_thread_phase(const ms_thread *thread)
 {
     return ms__phase(thread);
 }

@@ -329,3 +329,35 @@ TEST(a_peak_covers_thousands_of_paths)
     CHECK_EQ(ms_call_snapshot_count(ledger, never, MS_PRE_FW), 0);
     ledger_end();
 }
+
+TEST(a_tracker_without_paths_has_the_same_peak_and_nothing_by_path)
+{
+    struct lane *t = ledger_start();
+    ms_peak_tracker *without = ms_peak_tracker_open_without_paths(ledger), *with = open_tracker();
+    ms_peak_tracker *second = ms_peak_tracker_open_without_paths(ledger);
+    CHECK(without != NULL && second != NULL);
+    call(t, scene.a);
+    for (uint64_t i = 1; i <= 20; i++) {
+        add(t, i, 10 * i);
+        if (i % 3 == 0)
+            drop(i - 1);
+        if (i % 4 == 0)
+            claim(i, MS_GRADIENT, scene.d);
+    }
+    leave_call(t);
+    ms_peak_tracker *const trackers[] = {without, second};
+    ms_peak wanted = ms_peak_tracker_peak(with, 0);
+    for (size_t i = 0; i < 2; i++) {
+        ms_peak peak = ms_peak_tracker_peak(trackers[i], 0);
+        ledger_check_sums(__FILE__, __LINE__, "the peak's sums", peak.sums, wanted.sums);
+        CHECK_EQ(peak.bytes, wanted.bytes);
+        CHECK_EQ(peak.owner, wanted.owner);
+        CHECK_SUMS(peak_of(trackers[i], scene.a), NOTHING);
+        CHECK_SUMS(peak_of(trackers[i], scene.d), NOTHING);
+    }
+    CHECK(total(peak_of(with, scene.a)) > 0 && total(peak_of(with, scene.d)) > 0);
+    ms_peak_tracker_close(with);
+    add(t, 100, 5000);
+    CHECK_EQ(ms_peak_tracker_peak(without, 0).bytes, total(held()));
+    ledger_end();
+}

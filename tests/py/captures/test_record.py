@@ -218,6 +218,32 @@ def test_each_call_of_a_decorated_function_has_a_file(tmp_path):
     assert load(tmp_path / "x.2.msc").peaks["cpu"].bytes == 8000
 
 
+def stats_by_module(tracker: MemTracker) -> dict[str, dict[object, list[object]]]:
+    return {stats.mod_fqn: dict(stats.snapshots) for stats in tracker.memory_tracking.values()}
+
+
+@every_source
+def test_a_tracker_inside_a_recording_has_the_stats_that_it_has_alone(tmp_path, source):
+    net, x = Net(), torch.randn(4, 30)
+
+    def train() -> None:
+        net.zero_grad()
+        net(x).sum().backward()
+
+    train()
+    with MemTracker(source=source) as alone:
+        train()
+    with record(tmp_path / "x.msc", source=source):
+        train()
+        with MemTracker(source=source) as inside:
+            train()
+            found = stats_by_module(inside)
+        train()
+    assert stats_by_module(alone) == found == stats_by_module(inside)
+    assert set(found) == {"Net", "Net.body", "Net.body.0", "Net.body.1", "Net.body.2", "Net.head"}
+    assert load(tmp_path / "x.msc").last_step == 3
+
+
 def test_recordings_may_be_nested_and_overlap(tmp_path):
     outer, inner = record(tmp_path / "outer.msc"), record(tmp_path / "inner.msc")
     outer.__enter__()

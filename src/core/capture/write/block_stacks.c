@@ -61,7 +61,7 @@ MS__RARE bool open_stack_page(ms_capture *capture)
     return true;
 }
 
-void ms__capture_stack(ms_capture *capture, ms_stack stack)
+MS__HOT void ms__capture_stack(ms_capture *capture, ms_stack stack)
 {
     if (!capture->stacks && (stack == MS_STACK_NONE || capture->stacks_missing || !open_stack_page(capture))) {
         capture->adds_in_page++;

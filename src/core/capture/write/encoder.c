@@ -25,27 +25,27 @@ MS__RARE bool grow_origins(ms_capture *capture)
 static void encode_add(ms_capture *capture, const ms_thread *thread, ms_phase phase, const struct ms__block *block,
                        uint32_t number)
 {
-    bool stored = MS__LIKELY(number < capture->origin_capacity) || grow_origins(capture);
-    if (stored) /* even if the event is lost: the next key frame describes the block */
+    bool has_room = MS__LIKELY(number < capture->origin_capacity) || grow_origins(capture);
+    if (MS__UNLIKELY(!has_room))
+        ms__capture_start_losing(capture);
+    struct ms__thread_position *position = ms__select_thread(capture, thread);
+    uint8_t *at = NULL;
+    bool explicit = false;
+    if (MS__LIKELY(position && has_room)) {
+        if (MS__UNLIKELY(position->deferred))
+            ms__write_deferred_position(capture, position);
+        uint32_t usual = position->phase == MS_BACKWARD || position->phase == MS_OPTIMIZER ? MS_TEMP : MS_ACTIVATION;
+        explicit =
+            phase != position->phase || block->path != position->path || block->category != usual || block->outside;
+        at = ms__begin_frequent_event(capture, MS_OP_ADD | (explicit ? MS__ADD_EXPLICIT : 0u));
+    }
+    if (MS__LIKELY(has_room)) /* even if the event is lost: the next key frame describes the block */
         capture->origins[number] = (struct ms__block_origin){.since_event = capture->event,
                                                              .time = capture->time,
                                                              .step = (uint32_t)capture->ledger->step,
                                                              .phase = (uint8_t)phase};
-    else
-        ms__capture_start_losing(capture);
-    struct ms__thread_position *position = ms__select_thread(capture, thread);
-    if (MS__UNLIKELY(!position || !stored))
-        return;
-    if (MS__UNLIKELY(position->deferred))
-        ms__write_deferred_position(capture, position);
-    uint32_t usual = position->phase == MS_BACKWARD || position->phase == MS_OPTIMIZER ? MS_TEMP : MS_ACTIVATION;
-    bool explicit =
-        phase != position->phase || block->path != position->path || block->category != usual || block->outside;
-    uint8_t *at = ms__begin_frequent_event(capture, MS_OP_ADD | (explicit ? MS__ADD_EXPLICIT : 0u));
     if (!at)
         return;
-    capture->origins[number].since_event = capture->event;
-    capture->origins[number].time = capture->time;
     uint8_t *first = capture->at;
     at = ms__put_relative(at, &capture->slot, number);
     at = ms__put_varint(at, block->bytes);
@@ -61,8 +61,8 @@ static void encode_add(ms_capture *capture, const ms_thread *thread, ms_phase ph
     ms__capture_stack(capture, *ms__block_stack(&capture->ledger->blocks, number));
 }
 
-void ms__capture_add(ms_ledger *ledger, const ms_thread *thread, ms_phase phase, const struct ms__block *block,
-                     uint32_t number)
+MS__HOT void ms__capture_add(ms_ledger *ledger, const ms_thread *thread, ms_phase phase, const struct ms__block *block,
+                             uint32_t number)
 {
     for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next)
         encode_add(capture, thread, phase, block, number);
@@ -72,7 +72,7 @@ void ms__capture_add(ms_ledger *ledger, const ms_thread *thread, ms_phase phase,
 
 /* ledger->blocks still contains the block, so a key frame may precede this event. At an add it cannot: the block is
  * there already, but the events so far do not mention it. */
-void ms__capture_drop(ms_ledger *ledger, uint32_t number)
+MS__HOT void ms__capture_drop(ms_ledger *ledger, uint32_t number)
 {
     for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
         ms__capture_check_key_frame(capture);
@@ -82,7 +82,7 @@ void ms__capture_drop(ms_ledger *ledger, uint32_t number)
     }
 }
 
-void ms__capture_claim(ms_ledger *ledger, uint32_t number, uint32_t category, ms_path path, bool from_now_on)
+MS__HOT void ms__capture_claim(ms_ledger *ledger, uint32_t number, uint32_t category, ms_path path, bool from_now_on)
 {
     for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
         uint64_t since_event = ms__block_origin_of(capture, number).since_event;

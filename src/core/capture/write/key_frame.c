@@ -124,7 +124,7 @@ static bool is_key_frame_due(const ms_capture *capture)
                                since >= (uint64_t)MS__KEY_FRAME_EVENTS_PER_BLOCK * capture->ledger->blocks.count);
 }
 
-void ms__capture_check_key_frame(ms_capture *capture)
+void ms__capture_make_key_frame_if_due(ms_capture *capture)
 {
     if (MS__LIKELY(!is_key_frame_due(capture)) ||
         (capture->losing && (capture->write_failed || !ms__queue_has_room(capture))))

@@ -33,7 +33,7 @@ static bool open_notes(ms_capture *capture)
     return true;
 }
 
-static void encode_note(ms_capture *capture, ms_note_kind kind, uint32_t number, uint64_t value)
+MS__HOT static void encode_note(ms_capture *capture, ms_note_kind kind, uint32_t number, uint64_t value)
 {
     if (MS__UNLIKELY(capture->note_at >= capture->note_limit) && !open_notes(capture))
         return;
@@ -67,7 +67,7 @@ void ms__capture_note_all_kinds(ms_capture *capture)
             encode_kind(capture, at - 1);
 }
 
-void ms__capture_note(ms_ledger *ledger, ms_note_kind kind, uint32_t number, uint64_t value)
+MS__HOT void ms__capture_note(ms_ledger *ledger, ms_note_kind kind, uint32_t number, uint64_t value)
 {
     for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next)
         encode_note(capture, kind, number, value);

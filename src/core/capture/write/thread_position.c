@@ -28,7 +28,7 @@ void ms__write_thread(ms_capture *capture, uint32_t number, const struct ms__thr
     ms__end_event(capture, is_new ? ms__put_varint(at, position->id) : at);
 }
 
-void ms__write_position(ms_capture *capture, const struct ms__thread_position *position, uint64_t now)
+MS__HOT void ms__write_position(ms_capture *capture, const struct ms__thread_position *position, uint64_t now)
 {
     uint8_t *at = ms__begin_event_at(capture, MS_OP_POSITION | (uint32_t)position->phase << MS__POSITION_PHASE, now);
     if (at)
@@ -55,7 +55,7 @@ void ms__switch_thread(ms_capture *capture, uint32_t number, const struct ms__th
 
 /* Nothing is written if the thread goes from a node to another of the same module. ms__capture_write_deferred notices
  * if that takes long. */
-static void move_thread(ms_capture *capture, const ms_thread *thread, bool to_node)
+MS__HOT static void move_thread(ms_capture *capture, const ms_thread *thread, bool to_node)
 {
     struct ms__thread_position *position = ms__select_thread(capture, thread);
     if (!position)
@@ -78,7 +78,7 @@ static void move_thread(ms_capture *capture, const ms_thread *thread, bool to_no
     ms__write_position(capture, position, now);
 }
 
-void ms__capture_position(ms_ledger *ledger, const ms_thread *thread, bool to_node)
+MS__HOT void ms__capture_position(ms_ledger *ledger, const ms_thread *thread, bool to_node)
 {
     for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next) {
         ms__capture_check_key_frame(capture);
@@ -86,8 +86,8 @@ void ms__capture_position(ms_ledger *ledger, const ms_thread *thread, bool to_no
     }
 }
 
-static struct ms__thread_position *defer_position(ms_capture *capture, const ms_thread *thread, ms_phase phase,
-                                                  ms_path path)
+MS__HOT static struct ms__thread_position *defer_position(ms_capture *capture, const ms_thread *thread, ms_phase phase,
+                                                          ms_path path)
 {
     struct ms__thread_position *position = ms__select_thread(capture, thread);
     if (!position)
@@ -99,7 +99,7 @@ static struct ms__thread_position *defer_position(ms_capture *capture, const ms_
     return position;
 }
 
-void ms__capture_node_left(ms_ledger *ledger, const ms_thread *thread)
+MS__HOT void ms__capture_node_left(ms_ledger *ledger, const ms_thread *thread)
 {
     for (ms_capture *capture = MS__PEEK(ledger->captures); capture; capture = capture->next)
         defer_position(capture, thread, ms__phase(thread), ms__path_of(thread));

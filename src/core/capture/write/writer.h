@@ -87,9 +87,10 @@ struct ms_capture {
     uint64_t rate;                      /* microseconds per tick, times 2^32 */
     uint64_t ticks_per_second;          /* 0: not known */
     uint32_t position_capacity;
-    bool losing;             /* every event is lost until a key frame is made */
-    bool write_failed;       /* no key frame is made before the writing thread tries again */
-    uint64_t oldest_claimed; /* of this page: see struct ms__chunk_head */
+    bool losing;              /* every event is lost until a key frame is made */
+    bool write_failed;        /* no key frame is made before the writing thread tries again */
+    uint64_t oldest_claimed;  /* of this page: see struct ms__chunk_head */
+    uint64_t key_frame_event; /* the number of the event after the last key frame */
 
     uint8_t *note_at, *note_limit;    /* where the next note goes; note_at >= note_limit: there is no room */
     uint64_t note_event;              /* of the note before */
@@ -119,7 +120,6 @@ struct ms_capture {
     uint64_t (*clock)(void); /* nanoseconds: ms__clock, or a clock of the caller's, which has no tick counter */
     uint64_t began;          /* by `clock` */
     struct ms__calibration first_calibration;
-    uint64_t key_frame_event; /* the number of the event after the last key frame */
     uint64_t optimizer_steps;
     uint64_t first_step; /* the step in which the capture began */
     uint64_t oom_time;   /* when an allocation last failed; 0: never */
@@ -206,8 +206,14 @@ static inline struct ms__block_origin ms__block_origin_of(const ms_capture *capt
     return (struct ms__block_origin){.step = (uint32_t)capture->first_step, .phase = MS_IDLE};
 }
 
-/* Make a key frame if one is due. The ledger's blocks must be as the events so far describe them. */
-void ms__capture_check_key_frame(ms_capture *capture);
+/* Make a key frame if one is due. The ledger's blocks must be as the events so far describe them. Every event comes
+ * through ms__capture_check_key_frame, which knows without a call that none is due for long. */
+void ms__capture_make_key_frame_if_due(ms_capture *capture);
+MS__INLINE void ms__capture_check_key_frame(ms_capture *capture)
+{
+    if (MS__UNLIKELY(capture->losing || capture->event - capture->key_frame_event >= MS__KEY_FRAME_EVENTS))
+        ms__capture_make_key_frame_if_due(capture);
+}
 /* Write the deferred positions that are at least `age` microseconds old. */
 void ms__capture_write_deferred(ms_capture *capture, uint64_t age);
 /* Queue the pages that are being filled, if there are any: events, and notes about them. */
