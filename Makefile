@@ -49,7 +49,7 @@ test: ## every check that must pass before a change goes in
 	@echo "$(PARALLEL) processes at once; the output of each is printed when it ends"
 	+@$(SIDE_BY_SIDE) test-all
 
-test-all: trainers test-c-plain test-c-asan layers readers extras types suite conformance
+test-all: trainers test-c-asan layers readers extras types suite conformance
 
 check: ## after each edit, without downloads: layers, types, plain C tests, Python tests not marked slow (no pages, trainers, fallback)
 	@[ -e $(VENV)/.needs ] || { echo "make check downloads nothing, and $(VENV) does not exist: run make build first"; exit 1; }

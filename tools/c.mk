@@ -1,6 +1,6 @@
 # c.mk - the core's C tests, fuzzing, example and instruction counts. Included by the Makefile.
 #
-#   test-c      tests and example, plain and with the address and undefined-behaviour sanitizers
+#   test-c      tests and example, plain and with the address and undefined-behaviour sanitizers (`make test` runs the latter)
 #   tsan-c      tests with the thread sanitizer
 #   fuzz-c      random events against the models, and any bytes as captures, for FUZZ_SECONDS
 #   bench-allocator  how long a million events take the allocator model
@@ -32,7 +32,7 @@ C_FUZZ_MOST_capture := 16384
 C_TESTS := $(filter-out %/fuzz.c $(wildcard tests/c/*/fuzz_*.c),$(wildcard tests/c/*/*.c))
 
 C_FLAGS_plain := -O1
-C_FLAGS_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+C_FLAGS_asan := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 C_FLAGS_tsan := -O1 -fsanitize=thread -fno-omit-frame-pointer
 # valgrind does not read every compiler's newest debug information.
 C_FLAGS_bench := -O2 -DNDEBUG -gdwarf-4
@@ -74,12 +74,12 @@ test-c-asan:
 	+@if $(call c_can,$(CC),$(C_FLAGS_asan),$(c_main)); then \
 		$(C_AGAIN) $(C_DIR)/asan/test_core $(C_DIR)/asan/core_only && \
 		$(C_DIR)/asan/test_core && $(C_DIR)/asan/core_only >/dev/null; \
-	else echo "skipped, $(CC) has no runtime for them"; fi
+	else echo "$(CC) has no runtime for them: without"; $(C_AGAIN) test-c-plain; fi
 
 tsan-c:
 	@echo "== the C tests, under TSan"
 	+@if $(call c_can,$(CC),$(C_FLAGS_tsan),$(c_main)); then \
-		$(C_AGAIN) $(C_DIR)/tsan/test_core && MS_TEST_SECONDS=300 $(C_DIR)/tsan/test_core; \
+		$(C_AGAIN) $(C_DIR)/tsan/test_core && $(C_DIR)/tsan/test_core; \
 	else echo "skipped, $(CC) has no runtime for it"; fi
 
 fuzz-c: $(C_FUZZ_RUNS)

@@ -1,4 +1,4 @@
-# py.mk - the Python suite, with a pytest process for each folder of tests/py. Included by the Makefile.
+# py.mk - the Python suite, with a pytest process for each group of folders of tests/py. Included by the Makefile.
 #
 #   suite        every folder; where the fallback behaves differently, again with MODSCOPE_INTERPOSE=0
 #   suite-fast   the tests that are not marked slow, for `make check`
@@ -18,17 +18,21 @@ export PYTHONPYCACHEPREFIX ?= $(CURDIR)/build/pycache
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
 
-# Most folders have a process of their own. The tests of scripts' ends take long, and have one beside that of the other commands.
-# The slowest come first, so that none runs alone at the end. Each process imports torch, so folders that take seconds, which
-# are named nowhere here, share one. What the fallback does not change is left out by tests/py/conftest.py.
-SUITE_ends := tests/py/commands/test_run_ends.py
-SUITE_runs := $(filter-out $(SUITE_ends),$(wildcard tests/py/commands/test_run_*.py))
-SUITE_commands := $(filter-out $(SUITE_ends) $(SUITE_runs),$(wildcard tests/py/commands/test_*.py))
-LONG := suite-page suite-ranks suite-memory suite-runs suite-trackers suite-predict suite-ends suite-virtual suite-commands
-SHORT := suite-small suite-fit suite-export suite-storms suite-captures suite-plan suite-lines
-SUITE := $(LONG) $(SHORT)
-SUITE_small := $(filter-out $(SUITE:suite-%=tests/py/%),$(sort $(patsubst %/,%,$(dir $(wildcard tests/py/*/test_*.py)))))
-FALLBACK := fallback-memory fallback-trackers fallback-captures fallback-storms fallback-memory_tracker
+# Each process imports torch, which takes seconds: few of them run, and each has several folders. The slowest come first, so
+# that none runs alone at the end. Pages are looked at in two browsers. Folders that are named nowhere here are in suite-small.
+# What the fallback does not change is left out by tests/py/conftest.py.
+RUNS := $(wildcard tests/py/commands/test_run_*.py)
+SUITE_page := $(wildcard tests/py/page/test_[a-h]*.py)
+SUITE_looks := $(filter-out $(SUITE_page),$(wildcard tests/py/page/test_*.py))
+SUITE_runs := $(RUNS) tests/py/lines
+SUITE_predict := tests/py/predict tests/py/plan
+SUITE_virtual := tests/py/virtual tests/py/fit
+SUITE_commands := $(filter-out $(RUNS),$(wildcard tests/py/commands/test_*.py)) tests/py/captures tests/py/export
+SUITE := $(addprefix suite-,page looks memory ranks commands predict virtual runs trackers small)
+SUITE_NAMED := memory ranks trackers page commands lines predict plan virtual fit captures export
+SUITE_small := $(filter-out $(SUITE_NAMED:%=tests/py/%),$(sort $(patsubst %/,%,$(dir $(wildcard tests/py/*/test_*.py)))))
+FALLBACK := fallback-memory fallback-trackers
+FALLBACK_trackers := $(addprefix tests/py/,trackers memory_tracker captures storms)
 FAST := fast-memory fast-trackers fast-reading
 FAST_trackers := trackers memory_tracker
 FAST_reading := captures commands export replay fit plan docs ranks page/test_report.py
@@ -37,13 +41,13 @@ FAST_reading := captures commands export replay fit plan docs ranks page/test_re
 # $(call logged,COMMAND): `make --output-sync` prints the log in one piece.
 logged = @mkdir -p $(LOGS); $(1) > $(LOGS)/$@.log 2>&1; status=$$?; echo "== $@"; cat $(LOGS)/$@.log; exit $$status
 
-suite: $(LONG) $(FALLBACK) $(SHORT)
+suite: $(filter-out suite-small,$(SUITE)) $(FALLBACK) suite-small
 
 $(SUITE): suite-%: | $(SUITE_NEEDS)
 	$(call logged,$(VPY) $(PYTEST) $(or $(SUITE_$*),tests/py/$*))
 
 $(FALLBACK): fallback-%: | $(SUITE_NEEDS)
-	$(call logged,MODSCOPE_INTERPOSE=0 $(VPY) $(PYTEST) tests/py/$*)
+	$(call logged,MODSCOPE_INTERPOSE=0 $(VPY) $(PYTEST) $(or $(FALLBACK_$*),tests/py/$*))
 
 suite-fast: $(FAST)
 

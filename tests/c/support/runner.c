@@ -40,7 +40,7 @@ static unsigned seconds_allowed(void)
 {
     const char *set = getenv("MS_TEST_SECONDS");
     unsigned seconds = set ? (unsigned)strtoul(set, NULL, 10) : 0;
-    return seconds ? seconds : 60;
+    return seconds ? seconds : 600;
 }
 
 _Noreturn static void be_the_test(const struct runner_test *test, int pipe_end)

@@ -3,7 +3,7 @@
  *     TEST(a_closed_call_answers) { CHECK(1 + 1 == 2); }
  *
  * A test passes when it returns. It fails when a CHECK does not hold, when it dies or
- * when it runs too long (60 s, or MS_TEST_SECONDS from the environment).
+ * when it runs too long (600 s, or MS_TEST_SECONDS from the environment).
  * A test need not end the processes that it starts: the runner kills them. */
 #ifndef MS_TEST_RUNNER_H
 #define MS_TEST_RUNNER_H

@@ -71,7 +71,7 @@ def run(folder, text: str) -> subprocess.CompletedProcess:
     (folder / "train.py").write_text(textwrap.dedent(text))
     return subprocess.run(
         [sys.executable, "-m", "modscope", "run", "-o", "x.msc", "train.py"],
-        cwd=folder, capture_output=True, text=True, timeout=300,
+        cwd=folder, capture_output=True, text=True, timeout=600,
     )
 
 

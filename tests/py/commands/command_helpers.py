@@ -27,7 +27,7 @@ CAPTURES = {
 
 def apart(*args: str, **env: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "modscope", *args], capture_output=True, text=True, timeout=60, env={**os.environ, **env}
+        [sys.executable, "-m", "modscope", *args], capture_output=True, text=True, timeout=600, env={**os.environ, **env}
     )
 
 

@@ -186,7 +186,7 @@ def draw(encoding: str) -> str:
     path = "/dev/stdin"
     done = subprocess.run(
         [sys.executable, "-m", "modscope", "tree", path], input=None, stdin=_as_file(CAPTURES["train"]()),
-        capture_output=True, timeout=60, env={**os.environ, "PYTHONIOENCODING": encoding},
+        capture_output=True, timeout=600, env={**os.environ, "PYTHONIOENCODING": encoding},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.decode(encoding)

@@ -22,7 +22,7 @@ def in_terminal(*words: str, **env: str) -> str:
     except OSError:  # its end
         pass
     os.close(master)
-    assert child.wait(60) == 0
+    assert child.wait(600) == 0
     return out.decode()
 
 

@@ -35,7 +35,7 @@ def call():
 
     def run(function: str, inputs: list[tuple]) -> list[str]:
         script = f"{javascript()}\nconst inputs = {json.dumps(inputs)};\nconsole.log(JSON.stringify(inputs.map((each) => {function}(...each))));"
-        done = subprocess.run([NODE, "-"], input=script, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([NODE, "-"], input=script, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

@@ -178,14 +178,14 @@ def test_an_interrupt_ends_quietly(modscope, monkeypatch):
 def test_a_closed_pipe_ends_quietly(captures):
     program = f"{sys.executable} -m modscope tree names.msc --all --depth 9"
     done = subprocess.run(
-        ["sh", "-c", f"{{ {program}; echo $? >&2; }} | true"], capture_output=True, text=True, timeout=60, cwd=captures
+        ["sh", "-c", f"{{ {program}; echo $? >&2; }} | true"], capture_output=True, text=True, timeout=600, cwd=captures
     )
     assert done.stderr == "0\n"
 
 
 def test_a_full_disk_is_told(captures):
     done = subprocess.run(
-        f"{sys.executable} -m modscope tree names.msc > /dev/full", shell=True, capture_output=True, text=True, timeout=60,
+        f"{sys.executable} -m modscope tree names.msc > /dev/full", shell=True, capture_output=True, text=True, timeout=600,
         cwd=captures,
     )  # fmt: skip
     assert done.returncode == 1 and done.stderr == "modscope: The output cannot be written: No space left on device\n"
@@ -193,7 +193,7 @@ def test_a_full_disk_is_told(captures):
 
 def test_no_output_at_all(captures):
     done = subprocess.run(
-        f"{sys.executable} -m modscope tree names.msc >&- 2>&-", shell=True, capture_output=True, timeout=60, cwd=captures
+        f"{sys.executable} -m modscope tree names.msc >&- 2>&-", shell=True, capture_output=True, timeout=600, cwd=captures
     )
     assert done.returncode == 0
 
@@ -212,7 +212,7 @@ def test_reading_imports_little(captures):
 
     def imported(*words: str) -> set[str]:
         command = [sys.executable, "-X", "importtime", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=captures)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=captures)
         return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
 
     ours = imported("-m", "modscope", "tree", "train.msc") - imported("-c", "")

@@ -182,7 +182,7 @@ def test_a_terminal_is_given_no_control_characters(tmp_path, options):
         while part := os.read(ours, 65536):
             shown += part
     os.close(ours)
-    assert process.communicate(timeout=60)[1] == b"" and process.returncode == 0 and b"Evil" in shown
+    assert process.communicate(timeout=600)[1] == b"" and process.returncode == 0 and b"Evil" in shown
     text = shown.decode().replace("\r\n", "\n")
     assert not [char for char in text if char != "\n" and unicodedata.category(char) in ("Cc", "Cf")]
 

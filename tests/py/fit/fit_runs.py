@@ -84,7 +84,7 @@ def predict(path: pathlib.Path, lever: str = "", batch: int = 32, conf: str = ""
     import warm_python  # programs that import this file do not find it
 
     program = VIRTUAL.format(folder=str(pathlib.Path(__file__).parent))
-    ran = warm_python.run(["-W", "ignore", "-c", program, str(path), lever, str(batch)], seconds=120, PYTORCH_CUDA_ALLOC_CONF=conf)
+    ran = warm_python.run(["-W", "ignore", "-c", program, str(path), lever, str(batch)], PYTORCH_CUDA_ALLOC_CONF=conf)
     assert ran.returncode == 0, ran.stderr
     allocated, reserved = map(int, ran.stdout.split())
     return allocated, reserved

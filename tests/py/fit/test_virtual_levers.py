@@ -163,7 +163,7 @@ def test_a_program_that_limits_its_memory_is_judged_by_its_limit(tmp_path: pathl
     path = tmp_path / "run.msc"
     program = VIRTUAL.format(folder=str(pathlib.Path(__file__).parent)).replace("    model = ", "    torch.cuda.set_per_process_memory_fraction(0.25)\n    model = ")
     assert "fraction(0.25)" in program
-    assert warm_python.run(["-W", "ignore", "-c", program, str(path), "", "8"], seconds=120).returncode == 0
+    assert warm_python.run(["-W", "ignore", "-c", program, str(path), "", "8"]).returncode == 0
     job = Job(str(path))
     assert job.fraction == 0.25
     gpu = Gpu("tiny", "Tiny GPU", 2 * job.replay().reserved, (9, 0), 1, context=0)

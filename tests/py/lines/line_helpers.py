@@ -69,6 +69,6 @@ def run_with_extra(package: str, source: str, *arguments: object) -> str:
     need_extra(package)
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(EXTRAS))))
     words = [sys.executable, "-c", source, *map(str, arguments)]
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout

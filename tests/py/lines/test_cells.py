@@ -33,7 +33,7 @@ from jupyter_client.manager import start_new_kernel
 manager, client = start_new_kernel(kernel_name="python3")
 try:
     for cell in json.loads(sys.argv[1]):
-        reply = client.execute_interactive(cell, timeout=60, output_hook=lambda message: None)
+        reply = client.execute_interactive(cell, timeout=600, output_hook=lambda message: None)
         assert reply["content"]["status"] == "ok", reply["content"]
 finally:
     client.stop_channels()

@@ -279,7 +279,7 @@ def test_frames_of_modscope_are_never_kept(probe):
     file = os.path.join(os.path.dirname(modscope.__file__), "made_up.py")
     exec(compile("def make():\n    kept.append(torch.empty(300))\n    made.set()\n", file, "exec"), names)
     _thread.start_new_thread(names["make"], ())
-    assert names["made"].wait(30)
+    assert names["made"].wait(600)
     assert probe._ledger.stack(names["kept"][0].data_ptr()) == []
     probe()
 

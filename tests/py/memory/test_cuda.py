@@ -230,7 +230,7 @@ def test_models_of_several_threads():
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(600)
         torch.cuda.synchronize()
         beside.mark("all done")
         assert now(beside.mt, "Gradient", device()) == rounded(*(p.grad for mod in mods for p in mod.parameters()))

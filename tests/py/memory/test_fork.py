@@ -188,7 +188,7 @@ def test_workers_of_a_data_loader(source):
     mt = MemTracker(source)
     mt.track_external(mod)
     with mt:
-        for batch in DataLoader(Items(), batch_size=2, num_workers=2, timeout=60, multiprocessing_context="fork"):
+        for batch in DataLoader(Items(), batch_size=2, num_workers=2, timeout=600, multiprocessing_context="fork"):
             mod(batch).sum().backward()
             sums.append(float(batch.sum()))
             assert held(mt) == held_by([mod])

@@ -197,7 +197,7 @@ def test_two_threads_at_once(first, second):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(600)
         assert errors == []
         wanted = {}
         for ledger in ledgers:

@@ -27,7 +27,7 @@ def in_threads(*works):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
         assert not thread.is_alive(), "hangs"
     if errors:
         raise errors[0]
@@ -74,7 +74,7 @@ def test_blocks_go_round_through_many_threads():
 
 def test_each_thread_is_in_its_own_module():
     """All are inside their forwards at once."""
-    together = threading.Barrier(4, timeout=30)
+    together = threading.Barrier(4, timeout=600)
 
     def body(size):
         def forward(m, x):
@@ -146,7 +146,7 @@ def test_backward_in_another_thread_belongs_to_the_module_all_the_same():
 def test_reading_while_others_work():
     """The sums are right whenever figures are read."""
     stop = threading.Event()
-    started = threading.Barrier(4, timeout=30)
+    started = threading.Barrier(4, timeout=600)
     mods = [mlp(2, 8) for _ in range(3)]
     x = torch.randn(4, 8)
 

@@ -85,7 +85,7 @@ class Browser:
             [DRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=self._log, stdin=subprocess.DEVNULL, env=env
         )
         try:
-            self._http = http.client.HTTPConnection("127.0.0.1", self._port(), timeout=120)
+            self._http = http.client.HTTPConnection("127.0.0.1", self._port(), timeout=1_000)
             self._session = self._begin(folder)
         except BaseException:
             self.close()
@@ -109,6 +109,7 @@ class Browser:
             "goog:chromeOptions": options,
             "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
             "unhandledPromptBehavior": "ignore",
+            "timeouts": {"script": 600_000, "pageLoad": 600_000},
         }
         answer = self._call("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
         return f"/session/{answer['sessionId']}"
@@ -119,7 +120,7 @@ class Browser:
                 self._call("DELETE", self._session)
         finally:
             self._driver.terminate()
-            self._driver.wait(20)
+            self._driver.wait(300)
             self._log.close()
             if self._driver.stdout is not None:
                 self._driver.stdout.close()
@@ -158,7 +159,7 @@ class Browser:
     # ---- pages ----
 
     def open(self, address: str, until: str = "true") -> None:
-        """Open a page anew and wait until ``until`` holds, for at most 20 s."""
+        """Open a page anew and wait until ``until`` holds, for at most five minutes."""
         if self.address().partition("#")[0] == address.partition("#")[0]:
             self.go("about:blank")  # another fragment alone would not load it
         self.forget()
@@ -174,7 +175,7 @@ class Browser:
 
     def until(self, condition: str) -> None:
         script = (
-            "(async () => { const end = performance.now() + 20000;"
+            "(async () => { const end = performance.now() + 300000;"
             f" while (!({condition})) {{ if (performance.now() > end) return 'too late';"
             " await new Promise((next) => setTimeout(next, 5)); } return 'so'; })()"
         )

@@ -485,6 +485,11 @@ class Shown:
         shown = self.browser.address().partition("#")[0] == self.pages[names].as_uri()
         return self if shown else self.open(names)
 
+    def resize(self, width: int, height: int = 1000) -> None:
+        self.browser.screen(width, height)
+        self.browser.until(f"innerWidth === {width}")
+        self.browser.settle()
+
     def reload(self) -> None:
         self.browser.reload(READY)
         self.browser.settle()

@@ -118,7 +118,7 @@ def test_the_address_says_what_is_selected(gpt):
     assert said["capture"] == "0"
 
 
-@pytest.mark.parametrize("name", ["gpt", "cuda-oom", "rank0+rank1", "hostile", "million"])
+@pytest.mark.parametrize("name", ["gpt", "cuda-oom", "rank0+rank1", "hostile"])
 def test_a_link_restores_all_of_it(shown, name):
     """After a reload, and in another window: capture, device, moment and module."""
     shown.open(name)

@@ -8,8 +8,7 @@ from page_helpers import bytes_by_category
 
 from modscope._text import size
 
-NAMES = ["mlp", "gpt", "cnn", "oom", "rank1", "million"]
-NAMES += ["cuda", "cuda-oom", "mixed", "lossy", "lost", "damaged", "hostile"]
+NAMES = ["mlp", "gpt", "oom", "million", "cuda-oom", "mixed", "lossy", "lost", "damaged", "hostile"]
 
 
 @pytest.fixture(scope="module", params=NAMES)

@@ -32,18 +32,19 @@ def overlap(a, b):
     )
 
 
-@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", NAMES)
-def test_no_two_labels_overlap(shown, name, width):
-    shown.open(name, width=width)
-    for axis in ("time", "events"):
-        shown.browser.click_on(f'#axes [data-axis="{axis}"]')
-        found = labels(shown)
-        assert [(a["text"], b["text"]) for a, b in itertools.combinations(found, 2) if overlap(a, b)] == []
-        canvas = shown.browser.place("#timeline-base")
-        for label in found:
-            assert label["x"] >= 0 and label["x"] + label["width"] <= canvas.width, label
-            assert label["y"] >= 0 and label["y"] + label["height"] <= canvas.height, label
+def test_no_two_labels_overlap(shown, name):
+    shown.open(name, width=WIDTHS[0])
+    for width in WIDTHS:
+        shown.resize(width)
+        for axis in ("time", "events"):
+            shown.browser.click_on(f'#axes [data-axis="{axis}"]')
+            found = labels(shown)
+            assert [(a["text"], b["text"], width) for a, b in itertools.combinations(found, 2) if overlap(a, b)] == []
+            canvas = shown.browser.place("#timeline-base")
+            for label in found:
+                assert label["x"] >= 0 and label["x"] + label["width"] <= canvas.width, (label, width)
+                assert label["y"] >= 0 and label["y"] + label["height"] <= canvas.height, (label, width)
 
 
 @pytest.mark.parametrize("width", [1300, 480])

@@ -269,7 +269,7 @@ def test_a_model_of_one_module_has_no_plan(tmp_path: pathlib.Path) -> None:
 
 def command(folder: pathlib.Path, *words: str, seed: str = "0") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONHASHSEED": seed, "COLUMNS": "100"}
-    return subprocess.run([sys.executable, "-m", "modscope", "plan", *words], capture_output=True, text=True, timeout=120, cwd=folder, env=environment)
+    return subprocess.run([sys.executable, "-m", "modscope", "plan", *words], capture_output=True, text=True, timeout=600, cwd=folder, env=environment)
 
 
 def test_the_command_prints_the_plan_and_writes_it(tmp_path: pathlib.Path) -> None:

@@ -41,7 +41,7 @@ print("loss", loss.item(), "checkpointed", [name for name, module in model.named
 def run(command: str, folder: pathlib.Path, *options: str, wrapped: str = "model", stays: bool = False) -> subprocess.CompletedProcess[str]:
     script = folder / "train.py"
     script.write_text(SCRIPT.format(folder=str(pathlib.Path(__file__).parent), wrapped=wrapped, stays=stays))
-    return warm_python.run(["-W", "ignore", "-m", "modscope", command, *options, str(script)], folder, seconds=120)
+    return warm_python.run(["-W", "ignore", "-m", "modscope", command, *options, str(script)], folder)
 
 
 def plan(folder: pathlib.Path, *modules: str) -> str:

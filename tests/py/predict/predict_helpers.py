@@ -70,7 +70,7 @@ def predict(folder: Path, *words: str, **env: str) -> Ran:
 
 def predict_apart(folder: Path, *words: str) -> Ran:
     """In a process of its own, where the script imports torch."""
-    done = subprocess.run([*PREDICT, *words], cwd=folder, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL)
+    done = subprocess.run([*PREDICT, *words], cwd=folder, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
@@ -96,7 +96,7 @@ def interrupt_when_ready(folder: Path, *words: str) -> Ran:
     try:
         first = process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
     finally:
         process.kill()
         process.wait()

@@ -157,7 +157,7 @@ def test_the_cases_are_the_same_each_time_and_have_names_of_their_own() -> None:
 
 def calibrate(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "modscope", "calibrate", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=folder)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -260,6 +260,6 @@ def test_cases_of_the_sweep_run() -> None:
         print(ran)
         device.remove()
     """
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
     assert int(ran.stdout) > 50

@@ -1,19 +1,18 @@
 """How long collectives of real runs take, over gloo: compared with clocks that the program reads itself."""
 
 import json
-import os
-import subprocess
-import sys
 
 import modscope
 import pytest
+import warm_python
 from modscope.__main__ import main
 from helpers import needs_interception
 from perfetto_readers import READ
 
 pytestmark = [needs_interception, pytest.mark.slow]
 
-PAUSE = 0.4
+PAUSE = 0.3
+ROUNDS = 3  # On a loaded machine a rank may be late by more than the pause. That is not so in each of these.
 SCRIPT = """
 import json, os, sys, threading, time, torch, torch.distributed as dist, modscope
 torch.set_num_threads(1)
@@ -25,7 +24,7 @@ clocks = {}
 def timed(name, call):
     begin = time.perf_counter()
     call()
-    clocks[name] = time.perf_counter() - begin
+    clocks.setdefault(name, []).append(time.perf_counter() - begin)
 
 def overlap():
     work = dist.all_reduce(x, async_op=True)
@@ -46,11 +45,12 @@ dist.barrier()
 before = dist.all_reduce(x, async_op=True)  # launched before the recording
 with modscope.record(f"{folder}/rank{rank}.msc"):
     before.wait()
-    late(lambda: timed("all_reduce", lambda: dist.all_reduce(x)))
-    timed("overlap", overlap)
-    late(lambda: timed("message", lambda: dist.recv(x, 1) if rank == 0 else dist.send(x, 0)))
-    late(lambda: timed("all_gather", lambda: dist.all_gather(rows, x)))
-    late(lambda: timed("barrier", lambda: dist.barrier()))
+    for _ in range(int(sys.argv[3])):
+        late(lambda: timed("all_reduce", lambda: dist.all_reduce(x)))
+        timed("overlap", overlap)
+        late(lambda: timed("message", lambda: dist.recv(x, 1) if rank == 0 else dist.send(x, 0)))
+        late(lambda: timed("all_gather", lambda: dist.all_gather(rows, x)))
+        late(lambda: timed("barrier", lambda: dist.barrier()))
     try:
         dist.all_reduce(torch.ones(3, dtype=torch.uint16))
     except RuntimeError:
@@ -69,21 +69,13 @@ def ranks(tmp_path_factory):
     """The captures of both ranks, and what their own clocks said."""
     folder = tmp_path_factory.mktemp("times")
     (folder / "times.py").write_text(SCRIPT)
-    started = [
-        subprocess.Popen(
-            [sys.executable, "times.py", str(folder), str(PAUSE)], cwd=folder, env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    outputs = [one.communicate(timeout=300) for one in started]
-    assert [one.returncode for one in started] == [0, 0], outputs
-    clocks = [json.loads(out) for out, _ in outputs]
+    clocks = [json.loads(out) for out in warm_python.run_ranks(["times.py", str(folder), str(PAUSE), str(ROUNDS)], folder, 2)]
     return [(folder / f"rank{rank}.msc", clocks[rank]) for rank in range(2)]
 
 
-def first(found, kind, nth=0):
-    return [one for one in found if one.kind == kind][nth]
+def each_round(found, kind, nth, of):
+    """The nth of so many collectives of the kind in each round."""
+    return [one for one in found if one.kind == kind][nth : of * ROUNDS : of]
 
 
 def test_times_are_those_that_the_program_measured(ranks):
@@ -91,22 +83,22 @@ def test_times_are_those_that_the_program_measured(ranks):
     for rank, (file, clocks) in enumerate(ranks):
         found = modscope.load(file).collectives()
         assert clocks["raised"]
-        for name, one in [
-            ("all_reduce", first(found, "all_reduce")), ("message", first(found, "send" if rank else "recv")),
-            ("all_gather", first(found, "all_gather")), ("barrier", first(found, "barrier", 4)),
+        for name, those in [
+            ("all_reduce", each_round(found, "all_reduce", 0, 2)), ("message", each_round(found, "send" if rank else "recv", 0, 1)),
+            ("all_gather", each_round(found, "all_gather", 0, 1)), ("barrier", each_round(found, "barrier", 4, 5)),
         ]:  # fmt: skip
-            assert one.seconds is not None, (rank, name)
-            assert one.seconds <= clocks[name], (rank, name, one.seconds, clocks)
+            times = [(one.seconds, clock) for one, clock in zip(those, clocks[name], strict=True)]
+            assert all(seconds is not None and seconds <= clock for seconds, clock in times), (rank, name, times)
             if rank == 0:
-                assert one.seconds > 0.5 * PAUSE and clocks[name] - one.seconds < 0.5 * PAUSE, (name, one.seconds, clocks)
+                assert any(seconds > 0.5 * PAUSE and clock - seconds < 0.5 * PAUSE for seconds, clock in times), (name, times)
         assert {one.timing for one in found if one.kind in ("send", "recv")} == {"waited", None}
         assert {one.timing for one in found if one.kind in ("all_gather", "barrier")} == {"executed"}
 
 
 def test_an_asynchronous_collective_takes_as_long_as_it_runs(ranks):
     for file, clocks in ranks:
-        one = first(modscope.load(file).collectives(), "all_reduce", 1)
-        assert clocks["overlap"] > PAUSE and one.seconds is not None and 0 < one.seconds < PAUSE / 2
+        times = [one.seconds for one in each_round(modscope.load(file).collectives(), "all_reduce", 1, 2)]
+        assert min(clocks["overlap"]) > PAUSE and None not in times and 0 < min(times) < PAUSE / 2, (times, clocks)
 
 
 def test_what_ran_before_or_raised_or_was_not_waited_for_has_no_time(ranks):

@@ -39,7 +39,7 @@ pytestmark = [
 ]
 REAL = "nccl" if ON_GPU else "gloo"
 WIDTH = 48  # so that every block is smaller than 1 MiB: larger ones may be larger than their bytes rounded up
-LIMIT = 2.0  # seconds that a thread of NCCL's or gloo's may hold what it has reduced
+LIMIT = 60.0  # seconds that a thread of NCCL's or gloo's may hold what it has reduced
 
 
 @pytest.fixture(scope="module", params=[REAL, "fake"])
@@ -446,7 +446,7 @@ def test_lines_equal_those_of_traceback_and_of_torch_s_memory_history(tmp_path):
 
 
 def test_doctor_finds_nothing_wrong():
-    ran = subprocess.run([sys.executable, "-m", "modscope", "doctor"], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-m", "modscope", "doctor"], capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
     rows = {line[2:17].strip(): line[18:] for line in ran.stdout.splitlines() if line.startswith("  ") and line[2:17].strip()}
     for point in ("FSDP2", "DDP", "Python lines", "collectives", "memory blocks", "saved tensors"):

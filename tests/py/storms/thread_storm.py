@@ -124,7 +124,7 @@ def storm(seconds, seed):
         finally:
             stop.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(600)
             assert not thread.is_alive(), "a thread hangs"
         assert not errors, errors[0]
         gc.collect()

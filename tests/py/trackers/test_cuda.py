@@ -106,7 +106,7 @@ def test_backwards_of_several_threads(t):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(600)
     assert wrong == []
 
 

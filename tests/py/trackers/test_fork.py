@@ -146,7 +146,7 @@ def test_while_other_threads_run(mt):
     finally:
         stop.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(600)
     right(mt)
 
 
@@ -166,7 +166,7 @@ class Items(Dataset):
 
 def test_workers_of_a_data_loader(t):
     seen = []
-    loader = DataLoader(Items(t), batch_size=None, num_workers=2, timeout=30, multiprocessing_context="fork")
+    loader = DataLoader(Items(t), batch_size=None, num_workers=2, timeout=600, multiprocessing_context="fork")
 
     def body(m, x):
         seen.append(look(t))
@@ -182,7 +182,7 @@ def test_workers_of_a_data_loader(t):
 
 
 def test_a_data_loader_made_inside_a_forward(t):
-    loader = DataLoader(list(range(4)), batch_size=2, num_workers=1, timeout=30, multiprocessing_context="fork")
+    loader = DataLoader(list(range(4)), batch_size=2, num_workers=1, timeout=600, multiprocessing_context="fork")
     seen = []
 
     def body(m):

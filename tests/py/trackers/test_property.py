@@ -244,7 +244,7 @@ class Node(nn.Module):
 
         thread = threading.Thread(target=work)
         thread.start()
-        thread.join(60)
+        thread.join(600)
         if isinstance(out[0], BaseException):
             raise out[0]
         return out[0]
@@ -277,7 +277,7 @@ def play(world, spec, steps=2, backward_in_thread=False):
 
             thread = threading.Thread(target=walk)
             thread.start()
-            thread.join(60)
+            thread.join(600)
             assert not failed
         else:
             world.backward(y.sum())
@@ -379,7 +379,7 @@ def test_threads_do_not_disturb_each_other(specs):
 
         def run(world, spec):
             try:
-                barrier.wait(30)
+                barrier.wait(600)
                 world.threads_used = True
                 play(world, spec)
             except BaseException as error:
@@ -389,7 +389,7 @@ def test_threads_do_not_disturb_each_other(specs):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(600)
         assert failed == []
         assert [world.wrong for world in worlds] == [[]] * len(specs)
         assert look(t) == NOWHERE

@@ -12,7 +12,7 @@ from torch import nn
 def in_thread(fn, *args):
     """Run in a new thread, and raise its exception here."""
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(fn, *args).result(timeout=60)
+        return pool.submit(fn, *args).result(timeout=600)
 
 
 def double(t, log):
@@ -41,7 +41,7 @@ def test_a_forward_in_a_thread(t):
 def test_forwards_side_by_side(t):
     """All threads wait inside their modules, so all calls are open at once; no thread sees another's call."""
     n = 8
-    barrier = threading.Barrier(n, timeout=30)
+    barrier = threading.Barrier(n, timeout=600)
     seen = {}
 
     def body(m, x):
@@ -62,7 +62,7 @@ def test_forwards_side_by_side(t):
 
 def test_one_module_in_many_threads(t):
     n = 4
-    barrier = threading.Barrier(n, timeout=30)
+    barrier = threading.Barrier(n, timeout=600)
     seen = []
 
     def body(m, x):
@@ -132,7 +132,7 @@ def test_forward_here_while_backward_there(t):
 
     def wait(grad):
         go.set()
-        assert done.wait(30)
+        assert done.wait(600)
         log.append(look(t))
 
     def body(m, x):
@@ -143,11 +143,11 @@ def test_forward_here_while_backward_there(t):
     loss = make("Back", lambda m, x: m.a(x), a=leaf(body))(grad_input()).sum()
     thread = threading.Thread(target=loss.backward)
     thread.start()
-    assert go.wait(30)
+    assert go.wait(600)
     make("Front", lambda m, x: seen.append(look(t)))(1)
     seen.append(look(t))
     done.set()
-    thread.join(30)
+    thread.join(600)
     assert seen == [at("forward", "Front"), NOWHERE]
     assert log == [at("backward", "Back", "Back.a")]
 
@@ -194,18 +194,18 @@ def test_a_thread_that_ends_inside_a_call(t):
 
     def body(m, x):
         inside.set()
-        stop.wait(30)
+        stop.wait(600)
 
     mod = make("Stuck", body)
     thread = threading.Thread(target=mod, args=(1,), daemon=True)
     thread.start()
-    assert inside.wait(30)
+    assert inside.wait(600)
     assert look(t) == NOWHERE
     log = []
     pair(double(t, log), leaf())(grad_input()).sum().backward()
     assert log == [at("backward", "Mod", "Mod.a")]
     stop.set()
-    thread.join(30)
+    thread.join(600)
 
 
 def test_an_exception_in_a_thread(t):
@@ -236,16 +236,16 @@ def test_left_while_another_thread_is_inside(tracker_type, torch_as_found):
 
     def body(m, x):
         inside.set()
-        assert left.wait(30)
+        assert left.wait(600)
         seen.append(look(tracker))
 
     mod = make("Mod", lambda m, x: m.a(x), a=leaf(body))
     with tracker:
         thread = threading.Thread(target=mod, args=(1,))
         thread.start()
-        assert inside.wait(30)
+        assert inside.wait(600)
     left.set()
-    thread.join(30)
+    thread.join(600)
     assert seen == [NOWHERE]
     with tracker:
         make("Solo", lambda m, x: seen.append(look(tracker)))(1)
@@ -278,6 +278,6 @@ def test_entered_and_left_while_others_run(tracker_type, torch_as_found):
     finally:
         stop.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(600)
     assert failed == []
     assert set(seen) == {at("forward", "Mod")} and len(seen) == 100

@@ -46,7 +46,7 @@ print(kernel, torch.cuda.memory_stats()["requested_bytes.all.current"] - held, t
 
 def trained(gpu: str, version: str, dtype: str = "bfloat16") -> tuple[str, int]:
     """The kernel of attention, and the bytes that are kept beside parameters and the optimizer's state."""
-    ran = warm_python.run(["-W", "ignore", "-c", PROGRAM, gpu, version, dtype], seconds=120)
+    ran = warm_python.run(["-W", "ignore", "-c", PROGRAM, gpu, version, dtype])
     assert ran.returncode == 0, ran.stderr
     kernel, kept, *_ = ran.stdout.split()
     return kernel.removeprefix("ScaledDotProduct").removesuffix("Backward0"), int(kept)

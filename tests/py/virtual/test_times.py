@@ -286,7 +286,7 @@ def test_a_capture_after_the_device_is_removed_has_the_real_time(tmp_path) -> No
             time.sleep(0.05)
             torch.ones(10)
     """)
-    assert 0.05 <= modscope.load(path).duration < 5
+    assert 0.05 <= modscope.load(path).duration < 300
 
 
 @needs_virtual_device
