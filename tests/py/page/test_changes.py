@@ -60,7 +60,7 @@ def fit_page(pages, name, capture, capacity):
     path = pages.folder / f"{name}.html"
     found = answer(Job(str(capture)), tiny(capacity))
     made = page_of(found)
-    assert made.notes == []
+    assert all("at least" in note for note in made.notes)  # of a capture with losses
     path.write_text(made.html, encoding="utf-8", newline="")
     return as_json(found)
 
