@@ -208,17 +208,20 @@ def test_blocks_older_than_the_recording_keep_their_lines(tmp_path):
     assert kept.numel()
 
 
-def test_a_recording_without_stacks_has_none_and_no_more_bytes(tmp_path):
-    sizes = {}
-    for stacks in (0, 1):
-        file = tmp_path / f"{stacks}.msc"
+def test_lines_take_less_than_one_and_a_half_bytes_a_block(tmp_path):
+    """Of 3000 more blocks, because a capture also has the table of all stacks that this process has made before."""
+
+    def size_of(stacks, count):
+        file = tmp_path / f"{stacks}-{count}.msc"
         with modscope.record(file, stacks=stacks):
-            for _ in range(3000):
+            for _ in range(count):
                 torch.zeros(100)
         capture = modscope.load(file)
-        sizes[stacks] = capture.bytes
         assert capture.places.is_empty == (stacks == 0)
-    assert sizes[1] - sizes[0] < 3000 * 1.5  # with the table of all stacks that the process has made
+        return capture.bytes
+
+    without, with_lines = ([size_of(stacks, count) for count in (3000, 6000)] for stacks in (0, 1))
+    assert (with_lines[1] - with_lines[0]) - (without[1] - without[0]) < 3000 * 1.5
 
 
 @pytest.mark.slow
