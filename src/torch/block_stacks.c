@@ -6,12 +6,12 @@
  *
  * A thread remembers the owners of code objects and the stacks of instructions that it has seen, by their addresses.
  * What is seen for the first time is copied and looked up by its contents (ms_stack_add). An address may be that of
- * another code object later: whenever any code object is freed, `generation` changes, and each thread forgets what it
- * remembers. For that the function that frees code objects is intercepted while stacks are read. */
+ * another code object later: whenever a code object is freed, each thread forgets what it remembers of it
+ * (freed_code.h). */
 #include "torch/block_stacks.h"
 
-#include "interpose/patch.h"
 #include "torch/file_owners.h"
+#include "torch/freed_code.h"
 #include "torch/intercept.h"
 #include "torch/node_classes.h"
 #include "torch/python_code.h"
@@ -24,40 +24,6 @@
 
 _Atomic uint32_t mst_stack_depth;
 MST_THREAD_LOCAL const void *mst_running_node;
-
-/* ---- code objects that are freed ---- */
-
-static _Atomic uint64_t generation = 1;
-
-static void intercept_code_dealloc(PyObject *code);
-static ms_function read_dealloc(const void *type)
-{
-    return (ms_function)((const PyTypeObject *)type)->tp_dealloc;
-}
-
-static int write_dealloc(void *type, ms_function function)
-{
-    ((PyTypeObject *)type)->tp_dealloc = (destructor)function;
-    return 0;
-}
-
-static ms_patch dealloc_patch = {
-    .ours = (ms_function)intercept_code_dealloc, .target = &PyCode_Type, .read = read_dealloc, .write = write_dealloc};
-
-/* With the GIL: a thread that runs other code at the same address took the GIL later. */
-static void intercept_code_dealloc(PyObject *code)
-{
-    atomic_fetch_add_explicit(&generation, 1, memory_order_relaxed);
-    ((destructor)dealloc_patch.previous)(code);
-}
-
-static bool dealloc_reaches_us(void)
-{
-    uint64_t before = atomic_load(&generation);
-    Py_XDECREF((PyObject *)PyCode_NewEmpty("<modscope>", "freed", 1));
-    PyErr_Clear();
-    return atomic_load(&generation) != before;
-}
 
 /* ---- what a thread remembers ---- */
 
@@ -110,15 +76,42 @@ static struct seen *open_seen(void)
     return seen_here = seen;
 }
 
+static void forget_code(struct seen *seen, const struct mst_freed_code *freed)
+{
+    for (size_t i = 0; i < CODES * WAYS; i++) {
+        struct seen_code *code = &seen->codes[i / WAYS][i % WAYS];
+        if ((uintptr_t)code->code == freed->begin)
+            code->code = NULL;
+    }
+    for (size_t i = 0; i < PLACES * WAYS; i++) {
+        struct seen_place *place = &seen->places[i / WAYS][i % WAYS];
+        if ((uintptr_t)place->at - freed->begin < freed->end - freed->begin)
+            place->at = NULL;
+    }
+}
+
+/* Code objects were freed since: forget what is at their addresses. Nodes are not known by addresses of code. */
+static __attribute__((noinline)) void forget_freed(struct seen *seen)
+{
+    struct mst_freed_code freed[MST_MOST_FREED];
+    size_t count;
+    uint64_t now;
+    bool is_listed = mst_freed_code_since(seen->generation, &now, freed, &count);
+    if (!is_listed)
+        memset(seen, 0, sizeof *seen);
+    for (size_t i = 0; is_listed && i < count; i++)
+        forget_code(seen, &freed[i]);
+    seen->latest.count = 0;
+    seen->generation = now;
+}
+
 /* NULL: memory ran out. */
 static struct seen *find_seen(void)
 {
     struct seen *seen = LIKELY(seen_here != NULL) ? seen_here : open_seen();
-    uint64_t now = atomic_load_explicit(&generation, memory_order_relaxed);
-    if (seen && UNLIKELY(seen->generation != now)) {
-        memset(seen, 0, sizeof *seen);
-        seen->generation = now;
-    }
+    uint64_t now = atomic_load_explicit(&mst_code_generation, memory_order_relaxed);
+    if (seen && UNLIKELY(seen->generation != now))
+        forget_freed(seen);
     return seen;
 }
 
@@ -399,9 +392,8 @@ int mst_stacks_init(void)
 
 bool mst_stacks_start(uint32_t depth)
 {
-    if (ms_patch_install(&dealloc_patch, dealloc_reaches_us) != 0)
+    if (!mst_freed_code_intercept())
         return false;
-    atomic_fetch_add(&generation, 1); /* code may have been freed while that was not intercepted */
     atomic_store(&mst_stack_depth, depth);
     mst_created_nodes_intercept();
     return true;
@@ -410,6 +402,6 @@ bool mst_stacks_start(uint32_t depth)
 void mst_stacks_stop(void)
 {
     atomic_store(&mst_stack_depth, 0);
-    ms_patch_restore(&dealloc_patch);
+    mst_freed_code_restore();
     mst_created_nodes_restore();
 }

@@ -21,6 +21,7 @@ void mst_code_describe(const PyCodeObject *code, const void *instruction, struct
 bool mst_code_is_function(const PyCodeObject *code, const char *name);
 /* The code's first instruction at which a frame counts as begun. */
 const void *mst_code_first_instruction(const PyCodeObject *code);
+enum { MST_CODE_UNIT = 2 }; /* bytes; Py_SIZE of a code object counts units */
 /* The instruction at an offset in bytes, as co_code and dis count them. */
 const void *mst_code_instruction(const PyCodeObject *code, ptrdiff_t offset);
 

@@ -204,6 +204,28 @@ def test_what_made_a_block_is_known_without_its_source(traced):
     assert found == list(_ROWS.items())
 
 
+def test_code_at_addresses_that_were_used_before():
+    """Functions that differ in one name only, and are freed a few or many at a time."""
+    pick = random.Random(0)
+    x = torch.rand(10)
+    used: Counter[int] = Counter()
+    with modscope.MemTracker() as tracker:
+        ledger = _mem_tracker.ledger_of(tracker)
+        for _ in range(60):
+            functions = []
+            for _ in range(pick.choice([1, 2, 15, 16, 17, 40])):
+                name = pick.choice(["exp", "sin", "cos", "tan"])
+                names: dict[str, Any] = {"torch": torch, "x": x}
+                exec(compile(f"def made():\n    return torch.{name}(x)\n", "<again>", "exec"), names)
+                functions.append((name, names.pop("made")))
+            for name, function in functions:
+                made = function()
+                used[id(function.__code__)] += 1
+                assert ledger.stack(made.data_ptr())[0][6] == f"torch.{name}"
+            del functions, function
+    assert max(used.values()) > 5
+
+
 def test_what_is_awaited():
     async def make(kept: list[torch.Tensor]) -> None:
         kept.append(await asyncio.sleep(0, torch.ones(3)) + 1)
