@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from modscope import _predict_table
 from modscope._predict_result import Result, has_failed
-from modscope._predict_text import as_lines, describe_error, notes, seconds, step_time
+from modscope._predict_text import as_lines, describe_error, hints, notes, seconds, step_time
 from modscope._text import clean, counted, rough_size, size
 
 _MOST_NAMES = 4  # captures that are named one by one
@@ -66,8 +66,9 @@ def _sentences(options: argparse.Namespace, rows: Sequence[Row], results: Sequen
     failed = [row for row, result in zip(rows, results) if has_failed(result)]
     stopped = [row for row, result in zip(rows, results) if result["timed_out"]]
     if failed:
-        error = describe_error(next(result for result in results if has_failed(result)))
-        lines.append(f"The script failed as rank {failed[0].rank} of {failed[0].ranks} ({error}): what would follow is not known.")
+        first = next(result for result in results if has_failed(result))
+        whose = f"rank {failed[0].rank} of {failed[0].ranks}"
+        lines += [f"The script failed as {whose} ({describe_error(first)}): what would follow is not known.", *hints(first)]
     elif stopped:
         whose = f"rank {stopped[0].rank} of {stopped[0].ranks}"
         lines.append(f"The time that --seconds {options.seconds:g} gives was over before {whose} had taken {options.steps} steps.")

@@ -26,9 +26,10 @@ def closing(result: Result, shown: str, loss: str | None, quiet: bool) -> list[s
     if quiet and not loss:
         return []
     if not used_gpu(result):
-        return [f'{_what(result)} The script used no GPU: it uses one where its device is "cuda".', *notes(result)]
+        no_gpu = [] if failed_early(result) else ['The script used no GPU: it uses one where its device is "cuda".']
+        return [" ".join([_what(result), *no_gpu]), *hints(result), *notes(result)]
     if failed_early(result):
-        lines = [_what(result), f"Until then: {_peaks(result)}"]
+        lines = [_what(result), *hints(result), f"Until then: {_peaks(result)}"]
     else:
         lines = [f"{_what(result)} {_peaks(result)}", f"{_card(result)} {_verdict(result)}{_time(result)}"]
     lines += notes(result)
@@ -50,6 +51,22 @@ def describe_error(result: Result) -> str:
     """ "ValueError: no", or with which status the script ended."""
     lines = result["error"].splitlines()
     return clean(lines[0])[:200] if lines else f"exit status {result['status']}"
+
+
+_OF_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def hints(result: Result) -> list[str]:
+    """What to do about errors of scripts that are for several ranks."""
+    error, ranks = describe_error(result), result.get("ranks")
+    if not has_failed(result):
+        return []
+    missing = [name for name in _OF_LAUNCHER if error == f"KeyError: '{name}'"]
+    if missing and not ranks:
+        return [f"torchrun would set {missing[0]}. Say how many ranks the script is to have, such as --ranks 8."]
+    if "Mesh should not be bigger than default world size" in error:
+        return ["The script's DeviceMesh has more ranks than there are. Say how many it needs, such as --ranks 64."]
+    return []
 
 
 def _what(result: Result) -> str:

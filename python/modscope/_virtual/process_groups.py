@@ -17,7 +17,7 @@ import torch
 import torch.distributed
 
 from modscope._virtual import collectives, traffic
-from modscope._virtual.unknown import unknown_objects
+from modscope._virtual.unknown import no_rendezvous, unknown_backend, unknown_objects, unknown_symmetric_memory
 
 __all__ = ["installed"]
 
@@ -88,10 +88,43 @@ def _initializing(ranks: collectives.Ranks, wanted: Callable[[int], None]) -> Ca
         backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1, rank: int = -1, *args: Any, **options: Any
     ) -> None:
         wanted(world_size)
+        _check_backend(backend)
         options = {name: options[name] for name in ("group_name", "pg_options", "device_id") if name in options}
         original(backend, timeout=timeout, world_size=ranks.size, rank=ranks.rank, store=_distributed.HashStore(), **options)
 
     return init_process_group
+
+
+def _check_backend(backend: Any) -> None:
+    """``backend``: a name such as nccl, cpu:gloo,cuda:nccl, or None for torch's own choice."""
+    for part in filter(None, str(backend or "").lower().split(",")):
+        name = part.rpartition(":")[2].strip()
+        if name not in ("nccl", "gloo", "fake", "undefined"):
+            raise unknown_backend(name)
+
+
+class _LoneStore(_distributed.TCPStore):  # type: ignore[misc]
+    """A store that a script makes itself: it does not wait for other ranks."""
+
+    def __init__(self, host_name: str, port: int = 0, world_size: int | None = None, *args: Any, **options: Any) -> None:
+        super().__init__("localhost", 0, None, True, wait_for_workers=False)
+
+
+def _refusing_symmetric_memory() -> list[tuple[Any, str, Any]]:
+    owner = getattr(_bindings, "_SymmetricMemory", None)
+
+    def refusing(name: str) -> Callable[..., Any]:
+        def refuse(*args: Any, **options: Any) -> Any:
+            raise unknown_symmetric_memory(f"torch.distributed._symmetric_memory.{name}")
+
+        return refuse
+
+    called = {"empty_strided_p2p": "empty", "get_mempool_allocator": "empty", "rendezvous": "rendezvous"}
+    return [(owner, name, refusing(shown)) for name, shown in called.items() if hasattr(owner, name)]
+
+
+def _refuse_to_meet(*args: Any, **options: Any) -> Any:
+    raise no_rendezvous()
 
 
 def _refuse_rendezvous(*args: Any, **options: Any) -> Any:
@@ -239,7 +272,9 @@ def installed(ranks: collectives.Ranks, wanted: Callable[[int], None]) -> Iterat
         attributes += [(module, name, function) for name, function in _OBJECTS.items()]
         attributes += [(module, "send_object_list", _sending(ranks)), (module, "recv_object_list", _receiving(ranks))]
         attributes += [(module, "broadcast_object_list", _broadcasting(ranks)), (module, "scatter_object_list", _scattering(ranks))]
-    attributes.append((_c10d, "rendezvous", _refuse_rendezvous))
+    attributes += [(_c10d, "rendezvous", _refuse_rendezvous), (_distributed, "rendezvous", _refuse_to_meet)]
+    attributes += [(module, "TCPStore", _LoneStore) for module in (_distributed, _c10d) if hasattr(module, "TCPStore")]
+    attributes += _refusing_symmetric_memory()
     attributes.append((functional, "wait_tensor", _waiting(functional.wait_tensor)))
     attributes += [(device_mesh, "init_process_group", initialize), (device_mesh, "split_group", _split_group)]
     with contextlib.ExitStack() as undo:

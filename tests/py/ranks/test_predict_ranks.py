@@ -87,6 +87,8 @@ def test_several_numbers_of_ranks_are_a_table(tmp_path: pathlib.Path) -> None:
         (["--ranks", "8,16"], "a table of ranks needs one GPU, such as --gpu h100"),
         (["--ranks", "8,16", "--gpu", "h100", "-f"], "add -o NAME.msc, or -o FOLDER"),
         (["--ranks", "8", "--check"], "leave --ranks out"),
+        (["--ranks", "8", "--gpu", "h100", "-m", "torch.distributed.run"], "give the script itself, without torch.distributed.run"),
+        (["--ranks", "8", "--gpu", "h100", "/usr/bin/torchrun"], "give the script itself, without torchrun: each rank is imagined here"),
     ],
 )
 def test_wrong_options_are_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
