@@ -14,7 +14,7 @@ from modscope._predict_result import Result, has_failed
 from modscope._predict_text import as_lines, describe_error, hints, notes, seconds, step_time
 from modscope._text import clean, counted, rough_size, size
 
-_MOST_NAMES = 4  # captures that are named one by one
+_MOST_NAMES = 2  # captures that are named one by one
 
 
 class Row(NamedTuple):
@@ -36,7 +36,7 @@ def text(options: argparse.Namespace, rows: Sequence[Row], results: list[Result]
     if options.all_ranks:
         which = f"each of {counted(len(rows), 'rank')}"
     context = f"{rough_size(first['context'])} of each for the CUDA context{_communicators(results)}"
-    ran = f"predicted {done} of {which} on {options.gpu[0].label} in {seconds(elapsed)}."
+    ran = f"predicted {done} as {which} on {options.gpu[0].label} in {seconds(elapsed)}."
     lines = [ran, f"{rough_size(first['memory'])} of memory, {context}."]
     return as_lines(lines) + _table(options, rows, results) + "".join(f"{line}\n" for line in _sentences(options, rows, results))
 

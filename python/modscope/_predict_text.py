@@ -6,10 +6,11 @@ import shlex
 from collections.abc import Sequence
 
 from modscope._predict_result import DEVICE, Result, failed_early, has_failed
-from modscope._text import clean, counted, describe_moment, rough_size, size
+from modscope._text import clean, counted, describe_moment, rough_size, shorten_end, size
 from modscope._virtual.gpus import find_gpu
 
 _PREFIX = "[modscope] "
+_MOST_OF_ERROR = 400  # columns
 _MATTERS = 0.01  # of what was allocated: from this share on, operators without a rule are mentioned
 
 
@@ -50,7 +51,7 @@ def seconds(value: float) -> str:
 def describe_error(result: Result) -> str:
     """ "ValueError: no", or with which status the script ended."""
     lines = result["error"].splitlines()
-    return clean(lines[0])[:200] if lines else f"exit status {result['status']}"
+    return shorten_end(clean(lines[0]), _MOST_OF_ERROR) if lines else f"exit status {result['status']}"
 
 
 _OF_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -73,8 +74,7 @@ def _what(result: Result) -> str:
     done = counted(result["steps"], "step") if result["steps"] else "the script"
     how = ""
     if failed_early(result):
-        as_rank = of_rank(result).replace(" of", " as", 1)
-        return f"the script failed{as_rank} before its first optimizer step, so whether it fits is not known: {describe_error(result)}."
+        return f"the script failed{as_rank(result)} before its first optimizer step, so whether it fits is not known: {describe_error(result)}."
     if result["timed_out"]:
         how = f", until it was stopped after {result['timed_out']:g} s, as --seconds says"
     elif result["ended"] == "interrupted":
@@ -83,7 +83,7 @@ def _what(result: Result) -> str:
         how = ", until memory ran out"
     elif has_failed(result):
         how = f", until the script failed ({describe_error(result)})"
-    return f"predicted {done}{of_rank(result)} in {seconds(result['seconds'])}{how}."
+    return f"predicted {done}{as_rank(result)} in {seconds(result['seconds'])}{how}."
 
 
 def _peaks(result: Result) -> str:
@@ -112,10 +112,10 @@ def _communicators(result: Result) -> str:
     return f" and about {rough_size(ranks['communicator_bytes'])} for {counted(ranks['communicators'], 'communicator')} of NCCL"
 
 
-def of_rank(result: Result) -> str:
+def as_rank(result: Result) -> str:
     """Of which rank a result is, with a space before it."""
     ranks = result.get("ranks")
-    return f" of rank {ranks['rank']} of {ranks['size']}" if ranks else ""
+    return f" as rank {ranks['rank']} of {ranks['size']}" if ranks else ""
 
 
 def _verdict(result: Result) -> str:

@@ -15,13 +15,15 @@ from typing import Any
 
 import torch
 import torch.distributed
+import torch.multiprocessing
 
 from modscope._virtual import collectives, traffic
-from modscope._virtual.unknown import no_rendezvous, unknown_backend, unknown_objects, unknown_symmetric_memory
+from modscope._virtual.unknown import no_rendezvous, other_rank_spawned, unknown_backend, unknown_objects, unknown_symmetric_memory
 
 __all__ = ["installed"]
 
 _distributed: Any = torch.distributed
+_multiprocessing: Any = torch.multiprocessing
 _c10d: Any = getattr(_distributed, "distributed_c10d")
 _bindings: Any = getattr(torch._C, "_distributed_c10d")
 _Fake: Any = _bindings.FakeProcessGroup
@@ -132,6 +134,29 @@ def _refuse_rendezvous(*args: Any, **options: Any) -> Any:
     raise RuntimeError(
         "init_process_group was imported before there were virtual ranks. Call torch.distributed.init_process_group, or import it later"
     )
+
+
+def _spawning(ranks: collectives.Ranks) -> Callable[..., Any]:
+    """torch.multiprocessing.spawn starts a process for each rank; here its function runs as the first one, in this process."""
+    original = _multiprocessing.spawn
+
+    @functools.wraps(original)
+    def spawn(fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, *more: Any, **options: Any) -> Any:
+        if nprocs == 1:
+            return original(fn, args, nprocs, *more, **options)
+        if ranks.rank:
+            raise other_rank_spawned(ranks.rank)
+        fn(0, *args)
+        return None if options.get("join", more[0] if more else True) else _Joined()
+
+    return spawn
+
+
+class _Joined:
+    """As the context that torch.multiprocessing.spawn returns, when all have ended."""
+
+    def join(self, *args: Any, **options: Any) -> bool:
+        return True
 
 
 def _split_group(parent: Any = None, split_ranks: Any = None, timeout: Any = None, pg_options: Any = None, group_desc: Any = None) -> Any:
@@ -274,7 +299,7 @@ def installed(ranks: collectives.Ranks, wanted: Callable[[int], None]) -> Iterat
         attributes += [(module, "broadcast_object_list", _broadcasting(ranks)), (module, "scatter_object_list", _scattering(ranks))]
     attributes += [(_c10d, "rendezvous", _refuse_rendezvous), (_distributed, "rendezvous", _refuse_to_meet)]
     attributes += [(module, "TCPStore", _LoneStore) for module in (_distributed, _c10d) if hasattr(module, "TCPStore")]
-    attributes += _refusing_symmetric_memory()
+    attributes += [*_refusing_symmetric_memory(), (_multiprocessing, "spawn", _spawning(ranks))]
     attributes.append((functional, "wait_tensor", _waiting(functional.wait_tensor)))
     attributes += [(device_mesh, "init_process_group", initialize), (device_mesh, "split_group", _split_group)]
     with contextlib.ExitStack() as undo:

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "KernelError",
     "no_rendezvous",
+    "other_rank_spawned",
     "sparse_collective",
     "unknown_backend",
     "unknown_collective",
@@ -74,4 +75,11 @@ def no_rendezvous() -> KernelError:
     return KernelError(
         "torch.distributed.rendezvous, which torch.distributed.rpc uses too, would wait for other ranks, and virtual ranks run alone. "
         "Call torch.distributed.init_process_group instead, and leave RPC out when you predict"
+    )
+
+
+def other_rank_spawned(rank: int) -> KernelError:
+    return KernelError(
+        f"torch.multiprocessing.spawn is predicted as rank 0 only, and this is rank {rank}: its function takes a GPU by its number, and a "
+        "virtual rank has one. Leave --rank and --all-ranks out, or call the function with RANK of the environment, as scripts for torchrun do"
     )

@@ -46,6 +46,9 @@ tell("symmetric rendezvous", lambda: symmetric.rendezvous(x, dist.group.WORLD))
 tell("symmetric operator", lambda: torch.ops.symm_mem.one_shot_all_reduce(x, "sum", dist.group.WORLD.group_name))
 tell("store", lambda: dist.TCPStore("other", 29500, world, rank == 0).set("a", "b"))
 tell("rpc", lambda: dist.rendezvous("env://", rank, world))
+spawned = []
+tell("spawn", lambda: torch.multiprocessing.spawn(lambda *args: spawned.append(args), (world,), world) or spawned)
+tell("spawn without waiting", lambda: torch.multiprocessing.spawn(print, nprocs=2, join=False).join())
 dist.destroy_process_group()
 tell("mpi", lambda: dist.init_process_group("mpi"))
 tell("part", lambda: dist.init_process_group("cpu:gloo,cuda:mine"))
@@ -60,7 +63,7 @@ def alone(tmp_path_factory):
     (folder / "alone.py").write_text(ALONE)
     ran = predict(folder, "--gpu", "h100", "--ranks", "4", "--seconds", "0", "-o", "x.msc", "alone.py")
     assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout), load(folder / "x.rank0.msc")
+    return json.loads(ran.stdout.splitlines()[-1]), load(folder / "x.rank0.msc")
 
 
 def test_barriers_and_messages_work_on_both_devices(alone):
@@ -102,6 +105,7 @@ def test_what_virtual_ranks_do_not_have_is_named_with_what_to_do(alone):
     assert said["store"] is None  # it does not wait for others
     for name, backend in (("mpi", "mpi"), ("part", "mine")):
         assert said[name].startswith(f"KernelError: init_process_group was asked for the backend '{backend}', and virtual ranks have nccl and gloo only.")
+    assert said["spawn"] == [[0, 4]] and said["spawn without waiting"] is True
     assert said["gloo"] is None and "Mesh should not be bigger than default world size 4" in said["mesh"]
 
 
