@@ -134,12 +134,23 @@ def _check_allocator(parser: argparse.ArgumentParser, version: str | None) -> No
         parser.error(f"--torch: {error}" if "version of torch" in str(error) else str(error))
 
 
+_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate.commands.launch", "deepspeed", "mpirun")
+
+
+def _launcher(options: argparse.Namespace) -> str:
+    """The launcher of a job, if that was given instead of a script; "" otherwise."""
+    name: str = options.target[0] if options.module else os.path.basename(options.target[0])
+    return name if name in _LAUNCHERS else ""
+
+
 def _check_ranks(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     sizes = options.ranks or []
     if not sizes and (options.rank is not None or options.all_ranks or options.ranks_per_node):
         parser.error("--rank, --all-ranks and --ranks-per-node need --ranks, such as --ranks 64")
     if not sizes and (options.reshard or options.shard_over):
         parser.error("--reshard and --shard-over need --ranks, such as --ranks 64")
+    if sizes and (launcher := _launcher(options)):
+        parser.error(f"with --ranks give the script itself, without {launcher}: each rank is imagined here, as in modscope predict --ranks {sizes[0]} train.py")
     if options.shard_over and any(size % options.shard_over for size in sizes):
         parser.error(f"--shard-over {options.shard_over}: the number of ranks must be a multiple of it")
     if options.rank is not None and options.rank >= min(sizes):

@@ -48,9 +48,11 @@ def predict(options: argparse.Namespace) -> int:
             parts = [os.path.join(folder, str(number)) for number in range(len(rows))]
             ran = _predict(options, rows, parts, folder)
             _show_errors(rows, parts, ran)
-            results = _results(options, rows, parts, ran)
-            if results is None:
-                return ran.status or 1
+            found = [_predict_table.read_facts(part) for part in parts]
+            for row, facts in zip(rows, found):
+                if facts is None or "nothing" in facts:
+                    return _predict_table.refuse(options, facts, ran.status, f"rank {row.rank} of {row.ranks}: ")
+            results = [_result(options, row, part, facts) for row, part, facts in zip(rows, parts, found) if facts]
     except OSError as error:
         print(f"modscope: {clean(str(error))}", file=sys.stderr)
         return 1
@@ -135,19 +137,10 @@ def _show_errors(rows: Sequence[Row], parts: Sequence[str], ran: _Ran) -> None:
 # ---- the results ----
 
 
-def _results(options: argparse.Namespace, rows: Sequence[Row], parts: Sequence[str], ran: _Ran) -> list[Result] | None:
-    """Of each row, whose capture is copied to where it was asked for. None, after a message, if one has none."""
-    found = [_predict_table.read_facts(part) for part in parts]
-    for row, facts in zip(rows, found):
-        if facts is None or "nothing" in facts:
-            _predict_table.refuse(options, facts, ran.status, f"rank {row.rank} of {row.ranks}: ")
-            return None
-    results = []
-    for row, part, facts in zip(rows, parts, found):
-        assert facts is not None
-        result = _predict_table.rows_of(options.gpu, part, facts)[options.gpu[0]]
-        if row.capture:
-            with open(facts["capture"], "rb") as source, _output.create(row.capture, options.force) as target:
-                shutil.copyfileobj(source, target)
-        results.append({**result, "capture": row.capture})
-    return results
+def _result(options: argparse.Namespace, row: Row, part: str, facts: dict[str, Any]) -> Result:
+    """Of a row, whose capture is copied to where it was asked for."""
+    result = _predict_table.rows_of(options.gpu, part, facts)[options.gpu[0]]
+    if row.capture:
+        with open(facts["capture"], "rb") as source, _output.create(row.capture, options.force) as target:
+            shutil.copyfileobj(source, target)
+    return {**result, "capture": row.capture}

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from modscope import _predict_table
 from modscope._predict_result import Result, has_failed
-from modscope._predict_text import as_lines, describe_error, notes, seconds, step_time
+from modscope._predict_text import as_lines, describe_error, hints, notes, seconds, step_time
 from modscope._text import clean, counted, rough_size, size
 
-_MOST_NAMES = 4  # captures that are named one by one
+_MOST_NAMES = 2  # captures that are named one by one
 
 
 class Row(NamedTuple):
@@ -36,7 +36,7 @@ def text(options: argparse.Namespace, rows: Sequence[Row], results: list[Result]
     if options.all_ranks:
         which = f"each of {counted(len(rows), 'rank')}"
     context = f"{rough_size(first['context'])} of each for the CUDA context{_communicators(results)}"
-    ran = f"predicted {done} of {which} on {options.gpu[0].label} in {seconds(elapsed)}."
+    ran = f"predicted {done} as {which} on {options.gpu[0].label} in {seconds(elapsed)}."
     lines = [ran, f"{rough_size(first['memory'])} of memory, {context}."]
     return as_lines(lines) + _table(options, rows, results) + "".join(f"{line}\n" for line in _sentences(options, rows, results))
 
@@ -66,8 +66,9 @@ def _sentences(options: argparse.Namespace, rows: Sequence[Row], results: Sequen
     failed = [row for row, result in zip(rows, results) if has_failed(result)]
     stopped = [row for row, result in zip(rows, results) if result["timed_out"]]
     if failed:
-        error = describe_error(next(result for result in results if has_failed(result)))
-        lines.append(f"The script failed as rank {failed[0].rank} of {failed[0].ranks} ({error}): what would follow is not known.")
+        first = next(result for result in results if has_failed(result))
+        whose = f"rank {failed[0].rank} of {failed[0].ranks}"
+        lines += [f"The script failed as {whose} ({describe_error(first)}): what would follow is not known.", *hints(first)]
     elif stopped:
         whose = f"rank {stopped[0].rank} of {stopped[0].ranks}"
         lines.append(f"The time that --seconds {options.seconds:g} gives was over before {whose} had taken {options.steps} steps.")

@@ -6,6 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, NoReturn
 
+from modscope._predict_result import failed_early
 from modscope._predict_script import FACTS, Asked, Prediction
 from modscope._run_recording import RunRecording, Settings
 
@@ -34,6 +35,7 @@ class PredictedRun(RunRecording):
         super().__init__(settings)
         self._asked = asked
         self._prediction = Prediction(asked)
+        self._how, self._end = "", dict[str, str]()
 
     # ---- the beginning ----
 
@@ -115,14 +117,30 @@ class PredictedRun(RunRecording):
             end = {**end, _FACTS: json.dumps(self._prediction.facts(self._steps, how, end))}
         super()._end_recording(recording, how, {**end, **self._prediction.end_info()})
 
+    def _finish(self, how: str, **end: str) -> None:
+        self._how, self._end = how, end
+        super()._finish(how, **end)
+
     def _end_without_capture(self, what: str) -> None:
         """The script itself used no memory of PyTorch's."""
         if not self._asked.part:
-            if not self._tell_of_started():
+            if not self._tell_of_started() and not self._tell_of_failure():
                 super()._end_without_capture(what)
         elif not self._is_child and not os.path.exists(os.path.join(self._asked.part, FACTS)):
+            facts = {"nothing": what, "ended": self._how, "error": self._end.get("error", ""), "status": self._end.get("status", "")}
             with open(os.path.join(self._asked.part, FACTS), "w", encoding="utf-8") as file:
-                json.dump({"nothing": what}, file)
+                json.dump(facts, file)
+
+    def _tell_of_failure(self) -> bool:
+        """Whether the script failed, and that was told."""
+        from modscope import _predict_text
+
+        result = self._prediction.result(self._prediction.facts(self._steps, self._how, self._end), None, "")
+        if not failed_early(result):
+            return False
+        self._write(_predict_text.as_lines(_predict_text.closing(result, "", None, self._settings.quiet)))
+        self._write_json(result)
+        return True
 
     def _tell_of_started(self) -> bool:
         """Tell the result of the process that needs most of the GPU. False if there is none that uses it."""

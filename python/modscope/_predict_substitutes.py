@@ -65,7 +65,10 @@ class Substitutes:
         if self._groups and self._ranks is not None:
             notes += self._ranks_notes(self._ranks) + (self._sharding.notes() if self._sharding is not None else [])
         elif self._ranks is not None:
-            notes.append("The script made no process group, so it is the same on every rank: ranks matter after init_process_group.")
+            notes.append(
+                "The script made no process group, so it is the same on every rank: ranks matter after init_process_group. "
+                "A rank has one GPU, cuda:0: if the script demands more of them, leave that check out."
+            )
         elif self._groups:
             ranks = f" instead of {max(self._groups)}" if max(self._groups) > 1 else ""
             notes.append(f"The process group has one rank{ranks}: what other ranks would hold or send is not predicted.")

@@ -22,7 +22,7 @@ from modscope._capture import Allocator
 from modscope._load import Capture, load
 from modscope._predict_result import DEVICE, Result, failed_early, has_failed, may_reserve_beside
 from modscope._predict_script import FACTS, LOG
-from modscope._predict_text import as_lines, describe_error, notes, seconds, step_time
+from modscope._predict_text import as_lines, describe_error, hints, notes, seconds, step_time
 from modscope._text import clean, counted, describe_moment, rough_size, size
 from modscope._virtual.gpus import GPUS, Gpu, rules_of
 
@@ -72,9 +72,11 @@ def read_facts(part: str) -> dict[str, Any] | None:
 
 def refuse(options: argparse.Namespace, facts: dict[str, Any] | None, status: int, whose: str = "") -> int:
     """The script's own messages say why, if it failed. ``whose``: the rank, for the message."""
-    if facts is not None:
-        failed = f" and failed with status {status}" if status else ""
-        sys.stderr.write(as_lines([f"{whose}{options.target[0]} {facts['nothing']}{failed}, so there is nothing to predict."]))
+    if facts is not None and has_failed({**facts, "fits": True}):
+        failed = {**facts, "fits": True, "ranks": {"size": options.ranks[0]} if options.ranks else None}
+        sys.stderr.write(as_lines([f"{whose}the script failed before it used a GPU: {describe_error(failed)}.", *hints(failed)]))
+    elif facts is not None:
+        sys.stderr.write(as_lines([f"{whose}{options.target[0]} {facts['nothing']}, so there is nothing to predict."]))
     else:
         how = f"with status {status} and " if status else ""
         sys.stderr.write(as_lines([f"{whose}the script's process ended {how}without a result."]))
@@ -155,6 +157,7 @@ def _sentences(options: argparse.Namespace, results: list[Result], elapsed: floa
         lines.append(f"The script was stopped after {first['timed_out']:g} s, as --seconds says.")
     elif has_failed(first):
         lines.append(f"The script failed ({describe_error(first)}): what would follow is not known.")
+        lines += hints(first)
     lines += notes(first)
     fits = [result for result in results if result["fits"]]
     example = (fits or results)[0]["gpu"]

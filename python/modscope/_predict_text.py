@@ -6,10 +6,11 @@ import shlex
 from collections.abc import Sequence
 
 from modscope._predict_result import DEVICE, Result, failed_early, has_failed
-from modscope._text import clean, counted, describe_moment, rough_size, size
+from modscope._text import clean, counted, describe_moment, rough_size, shorten_end, size
 from modscope._virtual.gpus import find_gpu
 
 _PREFIX = "[modscope] "
+_MOST_OF_ERROR = 400  # columns
 _MATTERS = 0.01  # of what was allocated: from this share on, operators without a rule are mentioned
 
 
@@ -26,9 +27,10 @@ def closing(result: Result, shown: str, loss: str | None, quiet: bool) -> list[s
     if quiet and not loss:
         return []
     if not used_gpu(result):
-        return [f'{_what(result)} The script used no GPU: it uses one where its device is "cuda".', *notes(result)]
+        no_gpu = [] if failed_early(result) else ['The script used no GPU: it uses one where its device is "cuda".']
+        return [" ".join([_what(result), *no_gpu]), *hints(result), *notes(result)]
     if failed_early(result):
-        lines = [_what(result), f"Until then: {_peaks(result)}"]
+        lines = [_what(result), *hints(result), f"Until then: {_peaks(result)}"]
     else:
         lines = [f"{_what(result)} {_peaks(result)}", f"{_card(result)} {_verdict(result)}{_time(result)}"]
     lines += notes(result)
@@ -49,15 +51,30 @@ def seconds(value: float) -> str:
 def describe_error(result: Result) -> str:
     """ "ValueError: no", or with which status the script ended."""
     lines = result["error"].splitlines()
-    return clean(lines[0])[:200] if lines else f"exit status {result['status']}"
+    return shorten_end(clean(lines[0]), _MOST_OF_ERROR) if lines else f"exit status {result['status']}"
+
+
+_OF_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def hints(result: Result) -> list[str]:
+    """What to do about errors of scripts that are for several ranks."""
+    error, ranks = describe_error(result), result.get("ranks")
+    if not has_failed(result):
+        return []
+    missing = [name for name in _OF_LAUNCHER if error == f"KeyError: '{name}'"]
+    if missing and not ranks:
+        return [f"torchrun would set {missing[0]}. Say how many ranks the script is to have, such as --ranks 8."]
+    if "Mesh should not be bigger than default world size" in error:
+        return ["The script's DeviceMesh has more ranks than there are. Say how many it needs, such as --ranks 64."]
+    return []
 
 
 def _what(result: Result) -> str:
     done = counted(result["steps"], "step") if result["steps"] else "the script"
     how = ""
     if failed_early(result):
-        as_rank = of_rank(result).replace(" of", " as", 1)
-        return f"the script failed{as_rank} before its first optimizer step, so whether it fits is not known: {describe_error(result)}."
+        return f"the script failed{as_rank(result)} before its first optimizer step, so whether it fits is not known: {describe_error(result)}."
     if result["timed_out"]:
         how = f", until it was stopped after {result['timed_out']:g} s, as --seconds says"
     elif result["ended"] == "interrupted":
@@ -66,7 +83,7 @@ def _what(result: Result) -> str:
         how = ", until memory ran out"
     elif has_failed(result):
         how = f", until the script failed ({describe_error(result)})"
-    return f"predicted {done}{of_rank(result)} in {seconds(result['seconds'])}{how}."
+    return f"predicted {done}{as_rank(result)} in {seconds(result['seconds'])}{how}."
 
 
 def _peaks(result: Result) -> str:
@@ -95,10 +112,10 @@ def _communicators(result: Result) -> str:
     return f" and about {rough_size(ranks['communicator_bytes'])} for {counted(ranks['communicators'], 'communicator')} of NCCL"
 
 
-def of_rank(result: Result) -> str:
+def as_rank(result: Result) -> str:
     """Of which rank a result is, with a space before it."""
     ranks = result.get("ranks")
-    return f" of rank {ranks['rank']} of {ranks['size']}" if ranks else ""
+    return f" as rank {ranks['rank']} of {ranks['size']}" if ranks else ""
 
 
 def _verdict(result: Result) -> str:

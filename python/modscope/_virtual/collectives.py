@@ -19,7 +19,7 @@ from modscope._collectives import describe_ranks, name_of_group
 from modscope._virtual import known, network, operators, times, traffic
 from modscope._virtual.gpus import GPUS, Gpu
 from modscope._virtual.mail import Mail
-from modscope._virtual.unknown import sparse_collective, unknown_collective
+from modscope._virtual.unknown import sparse_collective, unknown_collective, unknown_symmetric_memory
 
 __all__ = ["Ranks", "registered"]
 
@@ -321,6 +321,21 @@ def _register(library: Any, ranks: Ranks) -> None:
     library.impl("allreduce_", "SparseCUDA", _refuse_sparse, False)
 
 
+def _refuse_symmetric_memory(library: Any) -> None:
+    """The operators of symmetric memory: without a kernel for CUDA their fake kernels would answer."""
+    for full in torch._C._dispatch_get_all_op_names():
+        namespace, _, name = full.partition("::")
+        if namespace == "symm_mem" and not torch._C._dispatch_has_kernel_for_dispatch_key(full, "CUDA"):
+            library.impl(name, "CUDA", _refusing_symmetric(full), False)
+
+
+def _refusing_symmetric(name: str) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        raise unknown_symmetric_memory(name)
+
+    return run
+
+
 # ---- waiting ----
 
 
@@ -361,14 +376,16 @@ def registered(ranks: Ranks) -> Iterator[None]:
     """While this is entered, collectives are those of these ranks."""
     import warnings
 
-    library = torch._C._dispatch_library("IMPL", "c10d", "")
+    library, of_symmetric_memory = (torch._C._dispatch_library("IMPL", namespace, "") for namespace in ("c10d", "symm_mem"))
     before, traffic.current = traffic.current, ranks.new_traffic()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says once that a kernel is replaced
             _register(library, ranks)
+            _refuse_symmetric_memory(of_symmetric_memory)
         with _waits_noticed():
             yield
     finally:
         traffic.current = before
         library.reset()
+        of_symmetric_memory.reset()

@@ -15,13 +15,15 @@ from typing import Any
 
 import torch
 import torch.distributed
+import torch.multiprocessing
 
 from modscope._virtual import collectives, traffic
-from modscope._virtual.unknown import unknown_objects
+from modscope._virtual.unknown import no_rendezvous, other_rank_spawned, unknown_backend, unknown_objects, unknown_symmetric_memory
 
 __all__ = ["installed"]
 
 _distributed: Any = torch.distributed
+_multiprocessing: Any = torch.multiprocessing
 _c10d: Any = getattr(_distributed, "distributed_c10d")
 _bindings: Any = getattr(torch._C, "_distributed_c10d")
 _Fake: Any = _bindings.FakeProcessGroup
@@ -88,10 +90,43 @@ def _initializing(ranks: collectives.Ranks, wanted: Callable[[int], None]) -> Ca
         backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1, rank: int = -1, *args: Any, **options: Any
     ) -> None:
         wanted(world_size)
+        _check_backend(backend)
         options = {name: options[name] for name in ("group_name", "pg_options", "device_id") if name in options}
         original(backend, timeout=timeout, world_size=ranks.size, rank=ranks.rank, store=_distributed.HashStore(), **options)
 
     return init_process_group
+
+
+def _check_backend(backend: Any) -> None:
+    """``backend``: a name such as nccl, cpu:gloo,cuda:nccl, or None for torch's own choice."""
+    for part in filter(None, str(backend or "").lower().split(",")):
+        name = part.rpartition(":")[2].strip()
+        if name not in ("nccl", "gloo", "fake", "undefined"):
+            raise unknown_backend(name)
+
+
+class _LoneStore(_distributed.TCPStore):  # type: ignore[misc]
+    """A store that a script makes itself: it does not wait for other ranks."""
+
+    def __init__(self, host_name: str, port: int = 0, world_size: int | None = None, *args: Any, **options: Any) -> None:
+        super().__init__("localhost", 0, None, True, wait_for_workers=False)
+
+
+def _refusing_symmetric_memory() -> list[tuple[Any, str, Any]]:
+    owner = getattr(_bindings, "_SymmetricMemory", None)
+
+    def refusing(name: str) -> Callable[..., Any]:
+        def refuse(*args: Any, **options: Any) -> Any:
+            raise unknown_symmetric_memory(f"torch.distributed._symmetric_memory.{name}")
+
+        return refuse
+
+    called = {"empty_strided_p2p": "empty", "get_mempool_allocator": "empty", "rendezvous": "rendezvous"}
+    return [(owner, name, refusing(shown)) for name, shown in called.items() if hasattr(owner, name)]
+
+
+def _refuse_to_meet(*args: Any, **options: Any) -> Any:
+    raise no_rendezvous()
 
 
 def _refuse_rendezvous(*args: Any, **options: Any) -> Any:
@@ -99,6 +134,29 @@ def _refuse_rendezvous(*args: Any, **options: Any) -> Any:
     raise RuntimeError(
         "init_process_group was imported before there were virtual ranks. Call torch.distributed.init_process_group, or import it later"
     )
+
+
+def _spawning(ranks: collectives.Ranks) -> Callable[..., Any]:
+    """torch.multiprocessing.spawn starts a process for each rank; here its function runs as the first one, in this process."""
+    original = _multiprocessing.spawn
+
+    @functools.wraps(original)
+    def spawn(fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, *more: Any, **options: Any) -> Any:
+        if nprocs == 1:
+            return original(fn, args, nprocs, *more, **options)
+        if ranks.rank:
+            raise other_rank_spawned(ranks.rank)
+        fn(0, *args)
+        return None if options.get("join", more[0] if more else True) else _Joined()
+
+    return spawn
+
+
+class _Joined:
+    """As the context that torch.multiprocessing.spawn returns, when all have ended."""
+
+    def join(self, *args: Any, **options: Any) -> bool:
+        return True
 
 
 def _split_group(parent: Any = None, split_ranks: Any = None, timeout: Any = None, pg_options: Any = None, group_desc: Any = None) -> Any:
@@ -239,7 +297,9 @@ def installed(ranks: collectives.Ranks, wanted: Callable[[int], None]) -> Iterat
         attributes += [(module, name, function) for name, function in _OBJECTS.items()]
         attributes += [(module, "send_object_list", _sending(ranks)), (module, "recv_object_list", _receiving(ranks))]
         attributes += [(module, "broadcast_object_list", _broadcasting(ranks)), (module, "scatter_object_list", _scattering(ranks))]
-    attributes.append((_c10d, "rendezvous", _refuse_rendezvous))
+    attributes += [(_c10d, "rendezvous", _refuse_rendezvous), (_distributed, "rendezvous", _refuse_to_meet)]
+    attributes += [(module, "TCPStore", _LoneStore) for module in (_distributed, _c10d) if hasattr(module, "TCPStore")]
+    attributes += [*_refusing_symmetric_memory(), (_multiprocessing, "spawn", _spawning(ranks))]
     attributes.append((functional, "wait_tensor", _waiting(functional.wait_tensor)))
     attributes += [(device_mesh, "init_process_group", initialize), (device_mesh, "split_group", _split_group)]
     with contextlib.ExitStack() as undo:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["KernelError", "sparse_collective", "unknown_collective", "unknown_kernel", "unknown_objects"]
+__all__ = [
+    "KernelError",
+    "no_rendezvous",
+    "other_rank_spawned",
+    "sparse_collective",
+    "unknown_backend",
+    "unknown_collective",
+    "unknown_kernel",
+    "unknown_objects",
+    "unknown_symmetric_memory",
+]
 
 
 class KernelError(RuntimeError):
@@ -43,4 +53,33 @@ def unknown_objects(name: str) -> KernelError:
     return KernelError(
         f"torch.distributed.{name} would get objects from another rank, and a rank that is predicted alone does not know what "
         "they are. Predict all ranks together, with --all-ranks, or make the objects on this rank when you predict"
+    )
+
+
+def unknown_symmetric_memory(name: str) -> KernelError:
+    """``name``: of a function of torch.distributed._symmetric_memory, or of an operator that uses such memory."""
+    return KernelError(
+        f"{name} needs symmetric memory, which other GPUs read and write directly, and virtual ranks do not have it. When you "
+        "predict, use ordinary tensors and torch.distributed's usual collectives instead"
+    )
+
+
+def unknown_backend(name: str) -> KernelError:
+    return KernelError(
+        f"init_process_group was asked for the backend {name!r}, and virtual ranks have nccl and gloo only. Choose one of these "
+        "when you predict, such as init_process_group('nccl')"
+    )
+
+
+def no_rendezvous() -> KernelError:
+    return KernelError(
+        "torch.distributed.rendezvous, which torch.distributed.rpc uses too, would wait for other ranks, and virtual ranks run alone. "
+        "Call torch.distributed.init_process_group instead, and leave RPC out when you predict"
+    )
+
+
+def other_rank_spawned(rank: int) -> KernelError:
+    return KernelError(
+        f"torch.multiprocessing.spawn is predicted as rank 0 only, and this is rank {rank}: its function takes a GPU by its number, and a "
+        "virtual rank has one. Leave --rank and --all-ranks out, or call the function with RANK of the environment, as scripts for torchrun do"
     )

@@ -76,6 +76,17 @@ def test_a_script_that_fails_before_its_first_step(tmp_path):
     assert "The script failed (ValueError: mine): what would follow is not known." in several.err and "ValueError: mine\n" in several.err
 
 
+def test_a_script_that_fails_before_it_uses_a_gpu(tmp_path):
+    script = write(tmp_path, "import os, torch; os.environ['LOCAL_RANK']")
+    ran = predict(tmp_path, "--gpu", "t4", script)
+    assert ran.status == 1 and ran.said == [
+        "the script failed before its first optimizer step, so whether it fits is not known: KeyError: 'LOCAL_RANK'.",
+        "torchrun would set LOCAL_RANK. Say how many ranks the script is to have, such as --ranks 8.",
+    ]
+    several = predict(tmp_path, "--gpu", "t4,h100", script)
+    assert several.status == 1 and several.said[0] == "the script failed before it used a GPU: KeyError: 'LOCAL_RANK'." and len(several.said) == 2
+
+
 def test_the_exit_status_is_the_script_s(tmp_path):
     script = training(tmp_path, "step(); sys.exit(7)")
     ran = predict(tmp_path, "--gpu", "t4", script)

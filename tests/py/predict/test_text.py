@@ -101,6 +101,16 @@ def test_a_script_that_fails_before_its_first_step_is_not_said_to_fit(end):
     assert of_rank.startswith("the script failed as rank 3 of 8 before its first optimizer step, so ")
 
 
+def test_a_script_for_several_ranks_is_told_how_to_have_them():
+    failed = {"steps": 0, "ended": "exception", "status": ""}
+    assert lines(error="KeyError: 'LOCAL_RANK'", **failed)[1] == "torchrun would set LOCAL_RANK. Say how many ranks the script is to have, such as --ranks 8."
+    mesh = "RuntimeError: Mesh should not be bigger than default world size 8, but found 16 ranks!"
+    assert lines(error=mesh, **failed)[1].endswith("Say how many it needs, such as --ranks 64.")
+    assert lines(error="KeyError: 'name'", **failed)[1].startswith("Until then: ")
+    before_gpu = lines(error="KeyError: 'RANK'", peak=None, reserved_peak=0, allocated_peak=0, **failed)
+    assert len(before_gpu) == 2 and "used no GPU" not in before_gpu[0] and before_gpu[1].startswith("torchrun would set RANK.")
+
+
 def test_operators_without_a_rule_are_mentioned_where_they_matter():
     assert len(lines(bytes_without_rule=GIB // 100)) == 3
     assert lines(bytes_without_rule=GIB)[2].startswith("1.00 GiB went through operators without a rule ")

@@ -27,7 +27,7 @@ def predict(folder: pathlib.Path, *words: str) -> "subprocess.CompletedProcess[s
 def test_one_rank_says_which_it_is_and_what_nccl_takes(tmp_path: pathlib.Path) -> None:
     ran = predict(tmp_path, "--gpu", "h100", "--seconds", "0", "--ranks", "8", "--rank", "5", "--json", "x.json", str(PROGRAMS / "ddp.py"))
     assert ran.returncode == 0, ran.stderr
-    assert "predicted 3 steps of rank 5 of 8 in" in ran.stderr
+    assert "predicted 3 steps as rank 5 of 8 in" in ran.stderr
     assert "0.5 GiB of it for the CUDA context and about 0.7 GiB for 1 communicator of NCCL: it fits" in ran.stderr
     result = json.loads((tmp_path / "x.json").read_text())
     assert result["ranks"]["size"] == 8 and result["ranks"]["rank"] == 5 and result["ranks"]["communicators"] == 1
@@ -71,7 +71,7 @@ def test_several_numbers_of_ranks_are_a_table(tmp_path: pathlib.Path) -> None:
     assert ran.returncode == 0, ran.stderr
     lines = ran.stderr.splitlines()
     assert sorted(re.sub(", .*", "", line) for line in lines[:2]) == [f"[modscope] rank 0 of {ranks} ended after 3 steps" for ranks in (1, 2)]
-    assert lines[2].startswith("[modscope] predicted 3 steps of rank 0 of 1 and 2 ranks on L4 in")
+    assert lines[2].startswith("[modscope] predicted 3 steps as rank 0 of 1 and 2 ranks on L4 in")
     rows = [line.split() for line in lines if re.match(r"[12] ", line)]
     assert [row[0] for row in rows] == ["1", "2"] and all(row[-1] == "fits" for row in rows)
     assert lines[-1] == "Compare two:  modscope diff x.1ranks.rank0.msc x.2ranks.rank0.msc"
@@ -88,6 +88,8 @@ def test_several_numbers_of_ranks_are_a_table(tmp_path: pathlib.Path) -> None:
         (["--ranks", "8,16"], "a table of ranks needs one GPU, such as --gpu h100"),
         (["--ranks", "8,16", "--gpu", "h100", "-f"], "add -o NAME.msc, or -o FOLDER"),
         (["--ranks", "8", "--check"], "leave --ranks out"),
+        (["--ranks", "8", "--gpu", "h100", "-m", "torch.distributed.run"], "give the script itself, without torch.distributed.run"),
+        (["--ranks", "8", "--gpu", "h100", "/usr/bin/torchrun"], "give the script itself, without torchrun: each rank is imagined here"),
     ],
 )
 def test_wrong_options_are_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:

@@ -55,7 +55,7 @@ def text_of(*results: dict[str, Any], captures: tuple[str, ...] = (), **options:
 
 def test_each_rank_has_a_row_and_captures_are_offered() -> None:
     assert text_of(result(0), result(1, 400)).splitlines() == [
-        "[modscope] predicted 3 steps of each of 2 ranks on H100 80GB HBM3 in 12 s.",
+        "[modscope] predicted 3 steps as each of 2 ranks on H100 80GB HBM3 in 12 s.",
         "           80.0 GiB of memory, 0.5 GiB of each for the CUDA context, up to about 0.7 GiB for NCCL.",
         "rank   allocates    reserves  to spare        a step",
         "0     500.00 MiB  512.00 MiB  78.0 GiB  about 9.4 ms  fits",

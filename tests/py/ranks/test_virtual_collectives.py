@@ -40,6 +40,20 @@ tell("recv", lambda: dist.recv(x, 3))
 tell("recv from any", lambda: dist.recv(x))
 tell("message on the cpu", lambda: dist.recv(torch.ones(3), 2, group=on_cpu))
 tell("sparse", lambda: dist.all_reduce(x.to_sparse()))
+import torch.distributed._symmetric_memory as symmetric
+tell("symmetric empty", lambda: symmetric.empty(8, device="cuda"))
+tell("symmetric rendezvous", lambda: symmetric.rendezvous(x, dist.group.WORLD))
+tell("symmetric operator", lambda: torch.ops.symm_mem.one_shot_all_reduce(x, "sum", dist.group.WORLD.group_name))
+tell("store", lambda: dist.TCPStore("other", 29500, world, rank == 0).set("a", "b"))
+tell("rpc", lambda: dist.rendezvous("env://", rank, world))
+spawned = []
+tell("spawn", lambda: torch.multiprocessing.spawn(lambda *args: spawned.append(args), (world,), world) or spawned)
+tell("spawn without waiting", lambda: torch.multiprocessing.spawn(print, nprocs=2, join=False).join())
+dist.destroy_process_group()
+tell("mpi", lambda: dist.init_process_group("mpi"))
+tell("part", lambda: dist.init_process_group("cpu:gloo,cuda:mine"))
+tell("gloo", lambda: dist.init_process_group("gloo"))
+tell("mesh", lambda: dist.device_mesh.init_device_mesh("cuda", (world + 1,)))
 print(json.dumps(said))
 """
 
@@ -49,7 +63,7 @@ def alone(tmp_path_factory):
     (folder / "alone.py").write_text(ALONE)
     ran = predict(folder, "--gpu", "h100", "--ranks", "4", "--seconds", "0", "-o", "x.msc", "alone.py")
     assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout), load(folder / "x.rank0.msc")
+    return json.loads(ran.stdout.splitlines()[-1]), load(folder / "x.rank0.msc")
 
 
 def test_barriers_and_messages_work_on_both_devices(alone):
@@ -80,6 +94,19 @@ def test_what_nccl_does_not_have_is_refused_with_what_to_do(alone):
         "KernelError: NCCL does not support all_reduce with sparse tensors. Make the gradients dense (sparse=False of "
         "nn.Embedding), or reduce them on the CPU over gloo"
     )
+
+
+def test_what_virtual_ranks_do_not_have_is_named_with_what_to_do(alone):
+    said, _ = alone
+    for name, thing in (("empty", "torch.distributed._symmetric_memory.empty"), ("rendezvous", "torch.distributed._symmetric_memory.rendezvous"), ("operator", "symm_mem::one_shot_all_reduce")):
+        assert said[f"symmetric {name}"].startswith(f"KernelError: {thing} needs symmetric memory, ")
+        assert said[f"symmetric {name}"].endswith("When you predict, use ordinary tensors and torch.distributed's usual collectives instead")
+    assert said["rpc"].startswith("KernelError: torch.distributed.rendezvous, which torch.distributed.rpc uses too, would wait for other ranks")
+    assert said["store"] is None  # it does not wait for others
+    for name, backend in (("mpi", "mpi"), ("part", "mine")):
+        assert said[name].startswith(f"KernelError: init_process_group was asked for the backend '{backend}', and virtual ranks have nccl and gloo only.")
+    assert said["spawn"] == [[0, 4]] and said["spawn without waiting"] is True
+    assert said["gloo"] is None and "Mesh should not be bigger than default world size 4" in said["mesh"]
 
 
 TOGETHER = """
