@@ -22,7 +22,7 @@ GPU_PATH  = $(CURDIR)/build/gpu$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test test-all check check-all bench bench-ranks-reading bench-models bench-predict bench-fit bench-plan bench-ranks trainers readers extras lint fmt san fuzz matrix clean \
+.PHONY: help run build test test-long test-all check check-all bench bench-ranks-reading bench-models bench-predict bench-fit bench-plan bench-ranks trainers readers extras lint fmt san fuzz matrix clean \
         gpu-check gpu-check-build gpu-bench-fit gpu-bench-plan $(GPU) layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang \
         san-py FORCE
 
@@ -48,6 +48,9 @@ build: $(VENV)/.modscope ## make .venv, in which `import modscope` works
 test: ## every check that must pass before a change goes in
 	@echo "$(PARALLEL) processes at once; the output of each is printed when it ends"
 	+@$(SIDE_BY_SIDE) test-all
+
+test-long: ## the Python suite with more samples, captures and minutes of random programs
+	+@MODSCOPE_LONG=1 MODSCOPE_STORM_SECONDS=60 $(SIDE_BY_SIDE) suite
 
 test-all: trainers test-c-asan layers readers extras types suite conformance
 

@@ -18,6 +18,7 @@ from torch import nn
 
 UNDER_ASAN = "libasan" in os.environ.get("LD_PRELOAD", "")
 INTERCEPTION = os.environ.get("MODSCOPE_INTERPOSE") != "0"
+LONG = os.environ.get("MODSCOPE_LONG") == "1"  # `make test-long`: with more samples than `make test`
 needs_interception = pytest.mark.skipif(not INTERCEPTION, reason="a documented limit of the fallback (MODSCOPE_INTERPOSE=0)")
 
 UNKNOWN = {"Global", "unknown"}

@@ -122,7 +122,7 @@ def test_a_fork_while_other_threads_allocate():
         for thread in threads:
             thread.start()
         try:
-            for _ in range(50):
+            for _ in range(30):
                 in_child(child)
         finally:
             stop.set()

@@ -3,6 +3,7 @@
 import urllib.parse
 
 import pytest
+from helpers import LONG
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_the_address_says_what_is_selected(gpt):
     assert said["capture"] == "0"
 
 
-@pytest.mark.parametrize("name", ["gpt", "cuda-oom", "rank0+rank1", "hostile"])
+@pytest.mark.parametrize("name", ["gpt", "cuda-oom", "rank0+rank1", "hostile", *["million"] * LONG])
 def test_a_link_restores_all_of_it(shown, name):
     """After a reload, and in another window: capture, device, moment and module."""
     shown.open(name)

@@ -4,11 +4,13 @@ import random
 from collections import Counter
 
 import pytest
+from helpers import LONG
 from page_helpers import bytes_by_category
 
 from modscope._text import size
 
 NAMES = ["mlp", "gpt", "oom", "million", "cuda-oom", "mixed", "lossy", "lost", "damaged", "hostile"]
+NAMES += ["cnn", "rank1", "cuda"] * LONG  # runs like others of these
 
 
 @pytest.fixture(scope="module", params=NAMES)

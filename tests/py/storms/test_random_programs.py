@@ -244,7 +244,7 @@ def run(rng, check):
 @needs_interception
 def test_totals_and_peaks_are_those_of_the_profiler():
     actions_run = 0
-    for number, rng in rounds(at_least=30, seconds=12):
+    for number, rng in rounds(at_least=30, seconds=6):
         with MemTracker("allocator") as mt:
             done = []
             with Counted(mt) as count:
@@ -283,7 +283,7 @@ class Storages(TorchDispatchMode):
 @pytest.mark.skipif(not hasattr(TorchDispatchMode, "_should_skip_dynamo"), reason="this torch frees storages' Python objects early")
 def test_totals_are_those_of_the_live_storages():
     """By the dispatcher: what the operators returned."""
-    for number, rng in rounds(at_least=30, seconds=3 if INTERCEPTION else 8):
+    for number, rng in rounds(at_least=30, seconds=3):
         done, wrong = [], []
         with MemTracker("dispatcher") as mt, Storages() as storages:
 

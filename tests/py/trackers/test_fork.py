@@ -141,7 +141,7 @@ def test_while_other_threads_run(mt):
     for thread in threads:
         thread.start()
     try:
-        for _ in range(100):
+        for _ in range(50):
             in_child(child)
     finally:
         stop.set()
