@@ -52,7 +52,7 @@ test: ## every check that must pass before a change goes in
 test-long: ## the Python suite with more samples, captures and minutes of random programs
 	+@MODSCOPE_LONG=1 MODSCOPE_STORM_SECONDS=60 $(SIDE_BY_SIDE) suite
 
-test-all: trainers test-c-asan layers readers extras types suite conformance
+test-all: trainers test-c-plain test-c-asan layers readers extras types suite conformance
 
 check: ## after each edit, without downloads: layers, types, plain C tests, Python tests not marked slow (no pages, trainers, fallback)
 	@[ -e $(VENV)/.needs ] || { echo "make check downloads nothing, and $(VENV) does not exist: run make build first"; exit 1; }
