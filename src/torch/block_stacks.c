@@ -215,7 +215,9 @@ static inline bool has_begun(const struct mst_frame *frame, const struct seen_co
     return (uintptr_t)frame->instruction >= (uintptr_t)frame->code + code->first;
 }
 
-static void collect_frames(struct seen *seen, const void *at, struct frames *frames, uint32_t depth)
+/* Inlined also into its second, rare caller, so that the first one stays as fast. */
+static inline __attribute__((always_inline)) void collect_frames(struct seen *seen, const void *at,
+                                                                 struct frames *frames, uint32_t depth)
 {
     struct mst_frame frame;
     uint32_t read = 0;
