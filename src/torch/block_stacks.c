@@ -78,12 +78,12 @@ static struct seen *open_seen(void)
 
 static void forget_code(struct seen *seen, const struct mst_freed_code *freed)
 {
-    for (size_t i = 0; i < CODES * WAYS; i++) {
+    for (int i = 0; i < CODES * WAYS; i++) {
         struct seen_code *code = &seen->codes[i / WAYS][i % WAYS];
         if ((uintptr_t)code->code == freed->begin)
             code->code = NULL;
     }
-    for (size_t i = 0; i < PLACES * WAYS; i++) {
+    for (int i = 0; i < PLACES * WAYS; i++) {
         struct seen_place *place = &seen->places[i / WAYS][i % WAYS];
         if ((uintptr_t)place->at - freed->begin < freed->end - freed->begin)
             place->at = NULL;
