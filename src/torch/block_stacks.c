@@ -78,12 +78,12 @@ static struct seen *open_seen(void)
 
 static void forget_code(struct seen *seen, const struct mst_freed_code *freed)
 {
-    for (size_t i = 0; i < CODES * WAYS; i++) {
+    for (int i = 0; i < CODES * WAYS; i++) {
         struct seen_code *code = &seen->codes[i / WAYS][i % WAYS];
         if ((uintptr_t)code->code == freed->begin)
             code->code = NULL;
     }
-    for (size_t i = 0; i < PLACES * WAYS; i++) {
+    for (int i = 0; i < PLACES * WAYS; i++) {
         struct seen_place *place = &seen->places[i / WAYS][i % WAYS];
         if ((uintptr_t)place->at - freed->begin < freed->end - freed->begin)
             place->at = NULL;
@@ -215,7 +215,9 @@ static inline bool has_begun(const struct mst_frame *frame, const struct seen_co
     return (uintptr_t)frame->instruction >= (uintptr_t)frame->code + code->first;
 }
 
-static void collect_frames(struct seen *seen, const void *at, struct frames *frames, uint32_t depth)
+/* Inlined also into its second, rare caller, so that the first one stays as fast. */
+static inline __attribute__((always_inline)) void collect_frames(struct seen *seen, const void *at,
+                                                                 struct frames *frames, uint32_t depth)
 {
     struct mst_frame frame;
     uint32_t read = 0;

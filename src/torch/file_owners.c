@@ -29,6 +29,13 @@ enum mst_owner mst_owner_of_file(const char *file)
     return owner;
 }
 
+static void free_folders(struct folders *made)
+{
+    for (size_t i = 0; i < made->count; i++)
+        free(made->of[i].prefix);
+    free(made);
+}
+
 /* The folders come in three lists of bytes: of installed libraries and Python's, of torch, and of modscope. */
 PyObject *mst_set_stack_folders(PyObject *self, PyObject *args)
 {
@@ -53,8 +60,12 @@ PyObject *mst_set_stack_folders(PyObject *self, PyObject *args)
             made->count++;
         }
     }
-    if (PyErr_Occurred() || !made)
-        return made ? NULL : PyErr_NoMemory();
+    if (!made)
+        return PyErr_NoMemory();
+    if (PyErr_Occurred()) {
+        free_folders(made);
+        return NULL;
+    }
     atomic_store(&folders, made);
     Py_RETURN_NONE;
 }

@@ -42,6 +42,12 @@ static bool join_names(const PyCodeObject *code, ptrdiff_t begin, ptrdiff_t last
     return length;
 }
 
+static bool put_name(char text[MST_CODE_TEXT], const char *name)
+{
+    memcpy(text, name, strlen(name) + 1);
+    return true;
+}
+
 /* ---- calls ---- */
 
 static bool begins_alike(const ms_frame *a, const ms_frame *b)
@@ -143,8 +149,7 @@ static bool name_call(const PyCodeObject *code, const struct search *search, int
 {
     bool has_keywords = MST_IS_313 && opcode != CALL; /* a constant, too */
     if (search->is_exit && !has_keywords) {           /* of a context manager: exit(None, None, None) */
-        strcpy(text, "exit");
-        return true;
+        return put_name(text, "exit");
     }
     return search->function.begin >= 0 && join_names(code, search->function.begin, search->function.last, text);
 }
@@ -175,7 +180,7 @@ bool mst_code_called(const PyCodeObject *code, ptrdiff_t unit, const ms_frame *p
     if (target.opcode == SEND)
         return search.awaited >= 0 && name_awaited(code, search.awaited, text);
     const char *name = mst_operator_method(&target);
-    return name && strcpy(text, name);
+    return name && put_name(text, name);
 }
 
 #else
