@@ -6,7 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, NoReturn
 
-from modscope._predict_result import failed_early
+from modscope._predict_result import as_json, failed_early
 from modscope._predict_script import FACTS, Asked, Prediction
 from modscope._run_recording import RunRecording, Settings
 
@@ -99,7 +99,7 @@ class PredictedRun(RunRecording):
             return
         try:
             with open(self._asked.json, "w", encoding="utf-8") as file:
-                json.dump(result, file, indent=2)
+                json.dump(as_json(result), file, indent=2)
                 file.write("\n")
         except OSError as error:
             self._print(f"could not write {self._asked.json}: {error.strerror}")

@@ -66,6 +66,11 @@ def failed_early(result: Result) -> bool:
     return has_failed(result) and not result["steps"]
 
 
+def as_json(result: Result) -> Result:
+    """Without a verdict where there can be none."""
+    return {**result, "fits": None, "to_spare": None} if failed_early(result) else result
+
+
 def _moment(step: int, phase: str | None, module: str | None) -> Result:
     return {"step": step, "phase": phase or "idle", "module": module or "Global"}
 

@@ -20,7 +20,7 @@ from typing import Any
 from modscope import _predict_process
 from modscope._capture import Allocator
 from modscope._load import Capture, load
-from modscope._predict_result import DEVICE, Result, failed_early, has_failed, may_reserve_beside
+from modscope._predict_result import DEVICE, Result, as_json, failed_early, has_failed, may_reserve_beside
 from modscope._predict_script import FACTS, LOG
 from modscope._predict_text import as_lines, describe_error, hints, notes, seconds, step_time
 from modscope._text import clean, counted, describe_moment, rough_size, size
@@ -142,7 +142,7 @@ def _moment_of(capture: Capture, number: int) -> Result:
 def write_json(path: str | None, what: str, results: list[Result], elapsed: float) -> None:
     if path:
         with open(path, "w", encoding="utf-8") as file:
-            json.dump({"seconds": round(elapsed, 3), what: results}, file, indent=2)
+            json.dump({"seconds": round(elapsed, 3), what: [as_json(result) for result in results]}, file, indent=2)
             file.write("\n")
 
 

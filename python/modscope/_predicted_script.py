@@ -16,7 +16,9 @@ from modscope import _predict_process, _run
 from modscope._capture import Allocator
 from modscope._load import CaptureError
 from modscope._plan_file import Plan
+from modscope._predict_result import failed_early
 from modscope._predict_script import CAPTURE, FACTS
+from modscope._predict_text import describe_error, hints
 from modscope._script_arguments import check_ranks
 from modscope._sharding_change import ShardingChange
 from modscope._virtual.environment import allocator_settings
@@ -105,10 +107,19 @@ class PredictedScript:
             asked.reshard, asked.shard_over = sharding.reshard or None, sharding.over or None
         path = os.path.join(part, CAPTURE)
         status = self._run(_predict_process.command(asked, gpus, "--part", part, "-o", path), what, conf)
-        path = _facts(path).get("capture") or path  # that of a rank has its number in the name
+        facts = _facts(path)
+        path = facts.get("capture") or path  # that of a rank has its number in the name
+        self._check_steps(facts)
         if not os.path.isfile(path):
             raise CaptureError(f"{self.name} ended with status {status}{f' ({what})' if what else ''}, and nothing could be predicted")
         return path
+
+    def _check_steps(self, facts: dict[str, Any]) -> None:
+        """CaptureError if the script failed before its first optimizer step."""
+        result = {"steps": 0, **facts, "fits": True}  # memory is unlimited
+        if facts and failed_early(result):
+            why = f"{self.name} failed before its first optimizer step ({describe_error(result)}), so what it needs is not known"
+            raise CaptureError(". ".join([why, *(hint.removesuffix(".") for hint in hints(result))]))
 
     def _run(self, words: list[str], what: str, conf: str) -> int:
         settings = ",".join(filter(None, (allocator_settings(), conf)))

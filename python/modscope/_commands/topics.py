@@ -69,7 +69,9 @@ In Python, modscope.load(FILE) gives the same figures.""",
   gpu, title, memory, context       the GPU, its memory, what a context takes
   may_reserve                       what torch may reserve of it
   reserved_peak, allocated_peak     the most that was reserved, and allocated
-  fits, to_spare                    whether it has enough; what is left, or null
+  fits, to_spare                    whether it has enough; what is left, or null.
+                                    Both null: the script failed before its
+                                    first optimizer step
   reserved_if_larger                several GPUs: what a larger one would reserve
   step_ms                           the time of a step in milliseconds, or null
   seconds, steps                    how long it took, how many steps it has
@@ -78,7 +80,7 @@ In Python, modscope.load(FILE) gives the same figures.""",
   reserved_moment                   when most was reserved, if at another time
   out_of_memory                     null, or requested, allocated, reserved,
                                     step, phase, module, count (how many)
-  ended, error, timed_out           how the script ended
+  ended, error, status, timed_out   how the script ended
   torch, allocator                  whose rules, and PYTORCH_CUDA_ALLOC_CONF
   bytes_without_rule                bytes of operators without a rule
   notes, capture                    what was done in another way; the capture's path

@@ -310,6 +310,18 @@ def test_nccl_leaves_less_of_the_gpu(predictions: Predictions) -> None:
     assert Levers(predictions.job(1), gpu, gpu.capacity, found.before).rank_counts() == (2, 4, 8)
 
 
+@on_virtual_gpu
+def test_a_script_that_fails_before_its_first_step_is_not_said_to_fit(tmp_path: pathlib.Path) -> None:
+    for text, error in (
+        ("import torch\nx = torch.ones(9, device='cuda')\nraise ValueError('no data')", r"ValueError: no data\), so what it needs is not known$"),
+        ("import os, torch\nos.environ['RANK']", r"KeyError: 'RANK'\), so what it needs is not known\. torchrun would set RANK\. Say how many"),
+    ):
+        (tmp_path / "train.py").write_text(text)
+        with PredictedScript([str(tmp_path / "train.py")], options_of()) as script, mock.patch("subprocess.Popen", warm_python.Popen):
+            with pytest.raises(CaptureError, match=r"train\.py failed before its first optimizer step \(" + error):
+                script.predict([find_gpu("h100")])
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

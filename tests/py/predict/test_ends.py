@@ -71,14 +71,17 @@ def test_a_script_that_fails_before_its_first_step(tmp_path):
     ran = predict(tmp_path, "--gpu", "t4", training(tmp_path, "raise ValueError('mine')"))
     assert ran.status == 1 and "fits," not in ran.err
     assert ran.said[0] == "the script failed before its first optimizer step, so whether it fits is not known: ValueError: mine."
-    several = predict(tmp_path, "--gpu", "t4,h100", "train.py")
+    several = predict(tmp_path, "--gpu", "t4,h100", "--json", "x.json", "train.py")
+    assert [gpu["fits"] for gpu in json.loads((tmp_path / "x.json").read_text())["gpus"]] == [None, None]
     assert several.status == 1 and several.err.count("not known: the script failed before its first optimizer step") == 2
     assert "The script failed (ValueError: mine): what would follow is not known." in several.err and "ValueError: mine\n" in several.err
 
 
 def test_a_script_that_fails_before_it_uses_a_gpu(tmp_path):
     script = write(tmp_path, "import os, torch; os.environ['LOCAL_RANK']")
-    ran = predict(tmp_path, "--gpu", "t4", script)
+    ran = predict(tmp_path, "--gpu", "t4", "--json", "x.json", script)
+    result = json.loads((tmp_path / "x.json").read_text())
+    assert (result["fits"], result["to_spare"], result["error"]) == (None, None, "KeyError: 'LOCAL_RANK'")
     assert ran.status == 1 and ran.said == [
         "the script failed before its first optimizer step, so whether it fits is not known: KeyError: 'LOCAL_RANK'.",
         "torchrun would set LOCAL_RANK. Say how many ranks the script is to have, such as --ranks 8.",

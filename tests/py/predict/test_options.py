@@ -25,7 +25,7 @@ from modscope.__main__ import main
         ("--gpu h100,a100 -o x.msc x.py", "-o and -f need one GPU, such as --gpu h100"),
         ("-o x.msc x.py", "-o and -f need one GPU, such as --gpu h100"),
         ("--gpu h100,a100 --check x.py", "--check compares one GPU with the one of this machine"),
-        ("--gpu h100,a100 -", "a script that is read from stdin can be run once: give one GPU, without --check"),
+        ("--gpu h100,a100 -", "a script that is read from stdin can be run once: give one GPU and one rank, without --check"),
     ],
 )
 def test_wrong_arguments(words, sentence, capsys, monkeypatch, tmp_path):
