@@ -258,9 +258,15 @@ ms_sums ms_ledger_now(ms_ledger *ledger, uint32_t device);
 ms_sums ms_ledger_outside(ms_ledger *ledger, uint32_t device);
 /* The path's own part of ms_ledger_now, without the paths inside it. */
 ms_sums ms_ledger_now_of(ms_ledger *ledger, uint32_t device, ms_path path);
+/* Set *path to the first path from *path on that has a part of ms_ledger_now, or, with a peak tracker, of the device's
+ * peak. False if there is none. So all of them are found without asking for every path that the watch ever knew. */
+bool ms_ledger_find_path(ms_ledger *ledger, ms_peak_tracker *at_peak, uint32_t device, ms_path *path);
 /* What is allocated on the device by kind, and the path's own part of that. */
 ms_kind_sums ms_ledger_kinds(ms_ledger *ledger, uint32_t device);
 ms_kind_sums ms_ledger_kinds_of(ms_ledger *ledger, uint32_t device, ms_path path);
+/* Set *path to the first path from *path on that may have blocks with a kind, now or at a peak. False if there is none.
+ */
+bool ms_ledger_find_path_with_kinds(ms_ledger *ledger, uint32_t device, ms_path *path);
 /* How many blocks are live. */
 uint64_t ms_ledger_blocks(ms_ledger *ledger);
 /* How many parameter and buffer blocks were dropped so far. When it grows, modules may hold other parameters.

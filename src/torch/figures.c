@@ -44,9 +44,9 @@ int mst_append_new(PyObject *list, PyObject *item)
 PyObject *mst_sums_by_path(ms_ledger *ledger, ms_peak_tracker *at_peak)
 {
     PyObject *list = PyList_New(0);
-    uint32_t devices = ms_ledger_devices(ledger), paths = ms_path_count(mst.watch);
+    uint32_t devices = ms_ledger_devices(ledger);
     for (uint32_t device = 0; list && device < devices; device++)
-        for (ms_path path = 0; list && path < paths; path++) {
+        for (ms_path path = 0; list && ms_ledger_find_path(ledger, at_peak, device, &path); path++) {
             ms_sums sums =
                 at_peak ? ms_peak_tracker_peak_of(at_peak, device, path) : ms_ledger_now_of(ledger, device, path);
             if (are_zero(sums.of, MS_CATEGORY_COUNT))
@@ -61,9 +61,9 @@ PyObject *mst_sums_by_path(ms_ledger *ledger, ms_peak_tracker *at_peak)
 PyObject *mst_kinds_by_path(ms_ledger *ledger, ms_peak_tracker *at_peak)
 {
     PyObject *list = PyList_New(0);
-    uint32_t devices = ms_ledger_devices(ledger), paths = ms_path_count(mst.watch);
+    uint32_t devices = ms_ledger_devices(ledger);
     for (uint32_t device = 0; list && device < devices; device++)
-        for (ms_path path = 0; list && path < paths; path++) {
+        for (ms_path path = 0; list && ms_ledger_find_path_with_kinds(ledger, device, &path); path++) {
             ms_kind_sums kinds =
                 at_peak ? ms_peak_tracker_kinds_of(at_peak, device, path) : ms_ledger_kinds_of(ledger, device, path);
             if (are_zero(kinds.of, MS_KIND_COUNT))

@@ -172,6 +172,20 @@ ms_kind_sums ms_ledger_kinds_of(ms_ledger *ledger, uint32_t device, ms_path path
     return sums;
 }
 
+bool ms_ledger_find_path_with_kinds(ms_ledger *ledger, uint32_t device, ms_path *path)
+{
+    if (device >= MS_MAX_DEVICES)
+        return false;
+    ms__lock(&ledger->lock);
+    const struct ms__device_totals *totals = &ledger->totals[device];
+    uint32_t chunk = *path / MS__PATHS_PER_KINDS_CHUNK;
+    while (chunk < totals->kinds_room && !totals->kinds[chunk])
+        *path = ++chunk * MS__PATHS_PER_KINDS_CHUNK;
+    bool found = chunk < totals->kinds_room;
+    ms__unlock(&ledger->lock);
+    return found;
+}
+
 ms_kind_sums ms_peak_tracker_kinds(ms_peak_tracker *tracker, uint32_t device)
 {
     if (device >= MS_MAX_DEVICES)

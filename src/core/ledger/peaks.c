@@ -186,3 +186,36 @@ ms_sums ms_peak_tracker_peak_of(ms_peak_tracker *tracker, uint32_t device, ms_pa
     ms__unlock(&ledger->lock);
     return sums;
 }
+
+/* Whether a path of an existing chunk has bytes, now or at the peak, which may be NULL. */
+static bool has_bytes(const struct ms__device_totals *totals, const struct ms__device_peak *peak, ms_path path)
+{
+    uint32_t chunk = path / MS__PATHS_PER_CHUNK;
+    int64_t any = 0;
+    for (uint32_t category = 0; category < MS_CATEGORY_COUNT; category++) {
+        uint32_t index = ms__total_index(path, category);
+        int64_t now = totals->chunks[chunk]->bytes[index];
+        any |= peak ? ms__total_at_peak(peak, chunk, index, now) : now;
+    }
+    return any != 0;
+}
+
+bool ms_ledger_find_path(ms_ledger *ledger, ms_peak_tracker *at_peak, uint32_t device, ms_path *path)
+{
+    if (device >= MS_MAX_DEVICES || (at_peak && at_peak->without_paths))
+        return false;
+    bool found = false;
+    ms__lock(&ledger->lock);
+    const struct ms__device_totals *totals = &ledger->totals[device];
+    const struct ms__device_peak *peak = at_peak ? &at_peak->devices[device] : NULL;
+    for (uint64_t at = *path; !found && at < (uint64_t)totals->room * MS__PATHS_PER_CHUNK; at++) {
+        if (!totals->chunks[at / MS__PATHS_PER_CHUNK]) {
+            at |= MS__PATHS_PER_CHUNK - 1;
+            continue;
+        }
+        found = has_bytes(totals, peak, (ms_path)at);
+        *path = (ms_path)at;
+    }
+    ms__unlock(&ledger->lock);
+    return found;
+}

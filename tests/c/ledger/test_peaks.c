@@ -361,3 +361,43 @@ TEST(a_tracker_without_paths_has_the_same_peak_and_nothing_by_path)
     CHECK_EQ(ms_peak_tracker_peak(without, 0).bytes, total(held()));
     ledger_end();
 }
+
+static ms_path found_path(ms_peak_tracker *at_peak, uint32_t device, ms_path from)
+{
+    ms_path path = from;
+    return ms_ledger_find_path(ledger, at_peak, device, &path) ? path : UINT32_MAX;
+}
+
+TEST(the_paths_that_have_bytes_are_found_now_and_at_the_peak)
+{
+    struct lane *t = ledger_start();
+    CHECK_EQ(found_path(NULL, 0, 0), UINT32_MAX);
+    ms_path last = scene.d;
+    for (int i = 0; i < 500; i++) { /* dead models: paths that no block of this ledger has */
+        char name[32];
+        snprintf(name, sizeof name, "dead%d", i);
+        CHECK_EQ(ms_path_add(scene.watch, MS_GLOBAL, name, &last), MS_OK);
+    }
+    ms_peak_tracker *tracker = open_tracker();
+    ms_peak_tracker *without = ms_peak_tracker_open_without_paths(ledger);
+    add_as(1, 100, MS_PARAMETER, scene.a);
+    add_as(2, 50, MS_PARAMETER, last);
+    drop(1);
+    add_on(t, 3, 10, 1);
+    CHECK_EQ(found_path(NULL, 0, 0), last);
+    CHECK_EQ(found_path(NULL, 0, last), last);
+    CHECK_EQ(found_path(NULL, 0, last + 1), UINT32_MAX);
+    CHECK_EQ(found_path(NULL, 1, 0), MS_GLOBAL);
+    CHECK_EQ(found_path(NULL, 1, 1), UINT32_MAX);
+    CHECK_EQ(found_path(NULL, MS_MAX_DEVICES, 0), UINT32_MAX);
+    CHECK_EQ(found_path(tracker, 0, 0), scene.a);
+    CHECK_EQ(found_path(tracker, 0, scene.a + 1), last);
+    CHECK_EQ(found_path(without, 0, 0), UINT32_MAX);
+    ms_path path = 0;
+    CHECK(!ms_ledger_find_path_with_kinds(ledger, 0, &path));
+    CHECK_EQ(ms_block_claim_kind(ledger, 2, MS_KIND_UNSHARDED_PARAM, last), MS_OK);
+    CHECK(ms_ledger_find_path_with_kinds(ledger, 0, &path) && path <= last && path > scene.d);
+    path = last + 64;
+    CHECK(!ms_ledger_find_path_with_kinds(ledger, 0, &path));
+    ledger_end();
+}

@@ -34,6 +34,7 @@ MS__INLINE uint8_t *ms__begin_event_at(ms_capture *capture, uint32_t first, uint
     *at++ = (uint8_t)(first | MS__EVENT_TIMED);
     at = ms__put_varint(at, now - capture->time);
     capture->time = now;
+    capture->frequent_events = 0;
     return at;
 }
 
@@ -42,7 +43,8 @@ MS__INLINE uint8_t *ms__begin_event(ms_capture *capture, uint32_t first)
     return ms__begin_event_at(capture, first, ms__microseconds(capture));
 }
 
-/* The same for frequent events: only one in MS__EVENTS_PER_CLOCK_READ reads the system's clock. */
+/* The same for frequent events: one reads the clock if MS__EVENTS_PER_CLOCK_READ have come since the time last changed.
+ */
 MS__INLINE uint8_t *ms__begin_frequent_event(ms_capture *capture, uint32_t first)
 {
     bool timed = (++capture->frequent_events & capture->clock_read_mask) == 0;

@@ -21,7 +21,7 @@ enum {
     MS__FLUSH_INTERVAL_MS = 250,        /* after this time a page is written even if it is not full... */
     MS__STEP_FLUSH_MS = 20,             /* ...and at the end of a step after this time */
     MS__SHORT_GAP_US = 1000,            /* between two nodes of a module: a shorter gap is not written */
-    MS__EVENTS_PER_CLOCK_READ = 8,      /* of frequent events; a power of two */
+    MS__EVENTS_PER_CLOCK_READ = 8,      /* of frequent events in a row; a power of two */
 };
 
 /* The memory of one chunk, until it is in the file. */
@@ -76,7 +76,7 @@ struct ms_capture {
     uint64_t event;      /* the number of the next event */
     uint64_t time;       /* of the event before, in microseconds */
     uint32_t slot, device, thread, path; /* the latest ones mentioned in this page */
-    uint32_t frequent_events;            /* how many there were */
+    uint32_t frequent_events;            /* since `time` last changed */
     uint32_t clock_read_mask;            /* of frequent_events: the clock is read where these bits are 0 */
     uint32_t origin_capacity;
     struct ms__block_origin *origins;      /* by a block's number in ledger->blocks */
