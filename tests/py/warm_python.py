@@ -48,6 +48,12 @@ _server: socket.socket | None = None
 
 def prepare() -> None:
     """Fork the process that runs the programs. conftest.py calls this once it has imported torch."""
+    forking = threading.Thread(target=_fork_server)  # the thread that forks is the main thread of the child, without pytest's frames
+    forking.start()
+    forking.join()
+
+
+def _fork_server() -> None:
     global _server
     _server, theirs = _socket_pair()
     if os.fork() != 0:
@@ -187,7 +193,7 @@ def _be_server(tests: socket.socket) -> NoReturn:
     global _server
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name, module in list(sys.modules.items()):
-        if (getattr(module, "__file__", None) or "").startswith(_HERE):
+        if (getattr(module, "__file__", None) or "").startswith(_HERE) and name != __name__:
             del sys.modules[name]
     sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "AssertionRewritingHook"]
     _PATH[:] = [folder for folder in sys.path if folder not in ("", os.getcwd()) and not folder.startswith(_HERE)]

@@ -3,7 +3,8 @@
 import shutil
 
 import pytest
-from page_helpers import HOSTILE, modscope
+from page_by_hand import HOSTILE
+from page_helpers import modscope
 
 # ---- names ----
 
