@@ -94,7 +94,6 @@ def dies() -> None:
 
 LINES = '''\
 import torch
-from page_by_hand import HOSTILE
 from torch import nn
 
 
