@@ -244,7 +244,7 @@ static inline __attribute__((always_inline)) void collect_frames(struct seen *se
     seen->latest.is_whole = !is_complete;
 }
 
-static __attribute__((noinline)) ms_stack read_other_frames(struct seen *seen, const void *at)
+HOT static __attribute__((noinline)) ms_stack read_other_frames(struct seen *seen, const void *at)
 {
     struct frames frames;
     frames.count = 0;
@@ -360,7 +360,7 @@ static inline ms_stack stack_of_node(struct seen *seen, const void *node, ms_sta
 
 /* ---- the whole stack ---- */
 
-ms_stack mst_frames_stack(void)
+HOT ms_stack mst_frames_stack(void)
 {
     struct seen *seen = find_seen();
     return LIKELY(seen != NULL) ? read_frames_stack(seen) : (ms_stack)MS_STACK_LOST;
@@ -371,7 +371,7 @@ static bool is_in_node(void)
     return mst_running_node && mst_this_thread && ms_thread_phase(mst_this_thread) == MS_BACKWARD;
 }
 
-ms_stack mst_stack_read(void)
+HOT ms_stack mst_stack_read(void)
 {
     struct seen *seen = find_seen();
     if (UNLIKELY(!seen))

@@ -42,12 +42,12 @@ static inline uint64_t note_number(struct number_point *point, uint64_t number)
     return number;
 }
 
-static uint64_t intercept_number(void)
+HOT static uint64_t intercept_number(void)
 {
     return note_number(&points[TORCH], ((take_number *)points[TORCH].patch.previous)());
 }
 
-static uint64_t intercept_python_number(void)
+HOT static uint64_t intercept_python_number(void)
 {
     return note_number(&points[PYTHON], ((take_number *)points[PYTHON].patch.previous)());
 }

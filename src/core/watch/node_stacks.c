@@ -32,7 +32,7 @@ MS__RARE bool skip_nodes(ms_thread *thread, uint64_t number)
     return true;
 }
 
-void ms_node_created(ms_thread *thread, uint64_t number, ms_stack stack)
+MS__HOT void ms_node_created(ms_thread *thread, uint64_t number, ms_stack stack)
 {
     struct ms__node_stacks *nodes = &thread->node_stacks;
     if (MS__UNLIKELY(number != MS__PEEK(nodes->end) || !MS__PEEK(nodes->stacks)) && !skip_nodes(thread, number))
@@ -47,7 +47,7 @@ MS__RARE const ms_thread *find_creator(const ms_thread *thread, uint64_t creator
     return creator == MS_ANY_THREAD ? NULL : ms__thread_find(thread->watch, creator, &discarded);
 }
 
-ms_stack ms_node_stack(const ms_thread *thread, uint64_t creator, uint64_t number)
+MS__HOT ms_stack ms_node_stack(const ms_thread *thread, uint64_t creator, uint64_t number)
 {
     bool is_latest = creator == thread->lookup.creator_id;
     const ms_thread *found = MS__LIKELY(is_latest) ? thread->lookup.creator : find_creator(thread, creator);
