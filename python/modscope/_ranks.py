@@ -23,7 +23,7 @@ def parse_sizes(text: str) -> list[int]:
 
 def parse_count(text: str) -> int:
     if not re.fullmatch(r"[0-9]+", text) or not 1 <= int(text) <= MOST_RANKS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks: give 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks: give one number, 1 or more")
     return int(text)
 
 

@@ -57,7 +57,8 @@ def _what_happened(ranks: Sequence[Rank]) -> str:
         return clean(f"ran out of memory {where}: an allocation of {size(oom['requested'])} failed on {oom['device']}")
     if rank.end is None:
         no_end, or_else = ("have no end: they", "still run, or their captures were") if several else ("has no end: it", "still runs, or its capture was")
-        return f"{no_end} {was} killed {in_step}, {or_else} cut short"
+        later = " or later" if all(rank.steps for rank in ranks) else ""  # what it did last was not written
+        return f"{no_end} {was} killed {in_step}{later}, {or_else} cut short"
     how, status, error = (rank.end.get(word, "") for word in ("how", "status", "error"))
     if how == "terminated":
         return f"{was} ended by SIGTERM {in_step}"

@@ -38,7 +38,7 @@ class StepTime(NamedTuple):
 def ends_within_step(capture: Capture) -> bool:
     """Whether the run died, so that its last step is not a whole one."""
     end = capture.end
-    if end is None or end.get("how") in ("exception", "interrupted"):
+    if end is None or end.get("how") in ("exception", "interrupted", "terminated"):
         return True
     failed = capture.last_oom
     return failed is not None and next(capture.events("step", first=failed.number), None) is None

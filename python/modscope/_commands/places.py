@@ -26,14 +26,14 @@ def place_report(place: Place | None) -> Report:
     the line. None where it is not known."""
     place = place or UNKNOWN
     stack = [{"file": each.file, "line": each.line or None, "function": each.function} for each in place.frames]
-    made = {"operator": place.operator, "node": place.node, **_line(place.forward, "forward_")}
+    made = {"operator": place.operator, "node": place.node, **_line(place.forward, "forward_"), "in_custom_backward": place.is_inside}
     return {**_line(place.frames), **made, "stack": stack}
 
 
 def short_line(block: Report, wide: bool) -> str:
-    """ "train.py:41". In backward, if it is known, that of the forward, and if there is room ``wide`` the node; else the
-    operator if there is no line."""
-    if block["forward_file"] is not None:
+    """ "train.py:41". In backward, if it is known, that of the forward, and if there is room ``wide`` the node, except what the
+    program's own code allocates in the backward of a custom Function; else the operator if there is no line."""
+    if block["forward_file"] is not None and not block.get("in_custom_backward"):
         line = clean(f"{os.path.basename(block['forward_file'])}:{block['forward_line'] or '?'}")
         return f"{block['node']}, forward at {line}" if wide else line
     if block["file"] is None:

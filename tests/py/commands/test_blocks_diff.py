@@ -21,7 +21,7 @@ def test_blocks(text, figures):
         "bytes": 9_000_000, "category": "Activation", "kind": None, "module": "GPT.h.0.attn", "phase": "forward", "step": 2,
         "made_at": 0.132, "age": 0.043, "outside": False,
         "file": None, "line": None, "function": None, "operator": None, "node": None,
-        "forward_file": None, "forward_line": None, "forward_function": None, "stack": [],
+        "forward_file": None, "forward_line": None, "forward_function": None, "in_custom_backward": False, "stack": [],
     }  # fmt: skip
     assert len(figures("blocks train.msc")["blocks"]) == 20
 

@@ -29,6 +29,7 @@ def test_the_step_in_which_a_run_died_does_not_tell_how_long_a_step_takes() -> N
     assert step_time(_capture([0.3, 0.2], "stopped"), "cuda:0").total == pytest.approx(0.2)
     assert step_time(_capture([0.04], None), "cuda:0").total == pytest.approx(0.04)  # nothing better is known
     assert ends_within_step(_capture([], None)) and not ends_within_step(_capture([], "end"))
+    assert ends_within_step(_capture([], "terminated")) and ends_within_step(_capture([], "interrupted"))
 
 
 def test_a_file_that_was_cut_short_is_said_to_be(tmp_path: pathlib.Path) -> None:

@@ -265,3 +265,10 @@ def test_stacks_of_a_forged_file_that_go_round_in_circles():
     table = [None, None, ("a.py", "f", 1, 0, 0, 0, 3), ("b.py", "g", 2, 0, 0, 0, 2)]
     place = Places(table).find(3)
     assert place is not None and [frame.function for frame in place.frames] == ["g", "f"]
+
+
+@pytest.mark.parametrize("inside, line", [(True, "a.py:13"), (False, "MulBackward, forward at a.py:18")])
+def test_a_block_that_a_custom_backward_made_has_its_own_line(inside: bool, line: str) -> None:
+    made, created = (Frame("a.py", "f", number, number, 0, 0, None) for number in (13, 18))
+    report = places.place_report(Place((made,), "MulBackward", None, forward=(created,), is_inside=inside))
+    assert places.short_line(report, wide=True) == line

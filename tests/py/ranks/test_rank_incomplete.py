@@ -117,7 +117,7 @@ def test_a_capture_that_was_cut_short_is_left_out_of_what_it_lacks(folder, summa
 def test_a_peak_that_others_reached_later_is_not_compared(folder, summary):
     out = summary(*write_ranks(folder, rank_capture(0, 2).end(how="finished"), rank_capture(1, 2, steps=0).killed()))
     assert "The capture of rank 1 ends before the first step (not closed). Later steps are not compared." in out
-    assert "Its peak is not compared either: other ranks reached theirs later." in out
+    assert "Its peak is not compared either: other ranks have theirs in that step or later." in out
     assert "Spread" not in out and "hold more or less" not in out
 
 
@@ -135,7 +135,7 @@ def test_several_captures_share_a_sentence(folder):
     names = write_ranks(folder, rank_capture(0, 4, steps=3).end(how="finished"), *(rank_capture(rank, 4, steps=rank).killed() for rank in (1, 2, 3)))
     said = describe_incomplete(find_job(read_ranks(names)).ranks)
     assert said[0] == "The captures of ranks 1-3 end in steps 1 to 3 (not closed). Later steps are not compared."
-    assert said[1] == "Its peak is not compared either (rank 1): other ranks reached theirs later."
+    assert said[1] == "Its peak is not compared either (rank 1): other ranks have theirs in that step or later."
 
 
 # ---- which rank failed ----
@@ -146,12 +146,12 @@ def test_several_captures_share_a_sentence(folder):
     [
         ([FINISHED, FINISHED], ""),
         ([{"how": "exception", "error": GLOO}, {"how": "exception", "error": "ValueError: no such batch"}], "Rank 1 failed in step 2: ValueError: no such batch."),
-        ([{"how": "exception", "error": GLOO}, None], "Rank 1 has no end: it was killed in step 2, still runs, or its capture was cut short."),
+        ([{"how": "exception", "error": GLOO}, None], "Rank 1 has no end: it was killed in step 2 or later, still runs, or its capture was cut short."),
         ([{"how": "terminated"}, {"how": "finished", "status": "3"}], "Rank 1 exited with status 3 in step 2."),
         ([{"how": "terminated"}, {"how": "exception", "error": GLOO}], f"Rank 1 failed in step 2: {GLOO}."),
         ([{"how": "terminated"}, {"how": "terminated"}, FINISHED], "Ranks 0-1 were ended by SIGTERM in step 2."),
-        ([None, None, FINISHED], "Ranks 0-1 have no end: they were killed in step 2, still run, or their captures were cut short."),
-        ([None, None], "Ranks 0-1 have no end: they were killed in step 2, still run, or their captures were cut short."),
+        ([None, None, FINISHED], "Ranks 0-1 have no end: they were killed in step 2 or later, still run, or their captures were cut short."),
+        ([None, None], "Ranks 0-1 have no end: they were killed in step 2 or later, still run, or their captures were cut short."),
         ([{"how": "exception", "error": "A: b"}, {"how": "exception", "error": "C: d"}, FINISHED], "Rank 0 failed in step 2: A: b. 1 other rank failed too."),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_job_that_was_killed_as_a_whole(folder, summary):
     """Its ranks were in different steps: this is no difference between them."""
     out = summary(*write_ranks(folder, rank_capture(0, 2, steps=3).killed(), rank_capture(1, 2, steps=4).killed()))
     assert out.startswith(
-        "train.py --lr 3: 2 ranks\nRanks 0-1 have no end: they were killed in steps 3 to 4, still run, or their captures were cut short.\n"
+        "train.py --lr 3: 2 ranks\nRanks 0-1 have no end: they were killed in steps 3 to 4 or later, still run, or their captures were cut short.\n"
         "\n640.0 ms, as far as it was recorded\nAll ranks: No end: it was killed, or still runs\n"
     )
     assert "numbers of steps" not in out and "The captures of ranks 0-1 end in steps 3 to 4 (not closed). Later steps are not compared." in out
@@ -195,11 +195,11 @@ def test_the_page_begins_with_the_rank_that_failed_and_names_incomplete_captures
     assert told["notes"] == [
         "There is no capture of rank 2: what it held is not known.",
         "The capture of rank 1 ends in step 1 (not closed). Later steps are not compared.",
-        "Its peak is not compared either: other ranks reached theirs later.",
+        "Its peak is not compared either: other ranks have theirs in that step or later.",
     ]
     page = (folder / "out.html").read_text()
     head = page[page.index('<h1 id="sentence">') : page.index("</h1>")]
-    assert head.startswith('<h1 id="sentence"><span class="alarm">Rank 1 has no end: it was killed in step 1, still runs, or its capture was cut short.</span> ')
+    assert head.startswith('<h1 id="sentence"><span class="alarm">Rank 1 has no end: it was killed in step 1 or later, still runs, or its capture was cut short.</span> ')
     assert "The highest peak is <strong>80.00 MiB</strong>, on <strong>rank 0</strong>." in head
     assert all(note in page for note in told["notes"])
 
