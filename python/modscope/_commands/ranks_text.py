@@ -180,9 +180,11 @@ def _peaks(ranks: Sequence[Rank], compared: Sequence[Rank], screen: Screen) -> l
         when = describe_moment(most.peak.step, most.peak.phase, most.peak.module, None, room, screen.dots) if most.peak and room > 16 else ""
         out.append(f"  {name:{name_width}}  {screen.bold(amount.rjust(width))}  {when}".rstrip())
     low, high = find_extremes(compared)
+    if len(compared) == 1:
+        return [*out, f"  Nothing is compared: only the peak of {describe_ranks(compared)} can be."] if len(ranks) > 1 else out
     if low.bytes == high.bytes:
         every = "Every rank has" if len(compared) == len(ranks) else f"{_capitalized(describe_ranks(compared))} have"
-        return [*out, f"  {every} the same peak."] if len(compared) > 1 else out
+        return [*out, f"  {every} the same peak."]
     spread = f"Spread: {size(high.bytes - low.bytes)} ({percent(high.bytes - low.bytes, high.bytes)} of the highest)"
     return [*out, *(f"  {line}" for line in screen.wrap(f"{spread}, from {describe_ranks([low])} to {describe_ranks([high])}."))]
 
@@ -199,7 +201,10 @@ def _categories(ranks: Sequence[Rank], screen: Screen) -> list[str]:
         if max(values):
             found.append((max(values), [_spread(f"  {word}", values, ranks), *inside]))
     found.sort(key=lambda one: -one[0])
-    return screen.table(("By category", "least", "most", "spread", "most on"), [row for _, rows in found for row in rows], left=(0,))
+    rows = [row for _, members in found for row in members]
+    if len(ranks) == 1:
+        return screen.table(("By category", "bytes", "held by"), [(row[0], row[2], f"rank {ranks[0].number}") for row in rows], left=(0,))
+    return screen.table(("By category", "least", "most", "spread", "most on"), rows, left=(0,))
 
 
 def _spread(name: str, values: Sequence[int], ranks: Sequence[Rank]) -> tuple[str, ...]:

@@ -119,6 +119,8 @@ def test_a_peak_that_others_reached_later_is_not_compared(folder, summary):
     assert "The capture of rank 1 ends before the first step (not closed). Later steps are not compared." in out
     assert "Its peak is not compared either: other ranks reached theirs later." in out
     assert "Spread" not in out and "hold more or less" not in out
+    assert "\n  Nothing is compared: only the peak of rank 0 can be.\n" in out
+    assert "\nBy category       bytes  held by\n  Activation  48.00 MiB  rank 0\n" in out and "all alike" not in out
 
 
 def test_a_damaged_capture_is_at_least(folder):
@@ -202,6 +204,25 @@ def test_the_page_begins_with_the_rank_that_failed_and_names_incomplete_captures
     assert head.startswith('<h1 id="sentence"><span class="alarm">Rank 1 has no end: it was killed in step 1, still runs, or its capture was cut short.</span> ')
     assert "The highest peak is <strong>80.00 MiB</strong>, on <strong>rank 0</strong>." in head
     assert all(note in page for note in told["notes"])
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([0], "; that of rank 0 is 80.00 MiB."),
+        ([0, 0], "; of those that are, the highest is <strong>80.00 MiB</strong>, on rank 0."),
+        ([0, 4], "; of those that are, the highest is <strong>84.00 MiB</strong>, on rank 1: <strong>4.00 MiB</strong> more than rank 0, which has the lowest."),
+    ],
+)
+def test_the_page_compares_no_peak_that_it_says_is_not_compared(folder, others, expected):
+    """The last rank has the highest peak, and was killed in the step in which the others have theirs."""
+    world = len(others) + 1
+    whole = [rank_capture(rank, world, steps=1, extra=extra * MIB).end(how="finished") for rank, extra in enumerate(others)]
+    names = write_ranks(folder, *whole, rank_capture(world - 1, world, steps=1, extra=9 * MIB).killed())
+    assert main(["report", *names, "-o", "out.html"]) == 0
+    head = (folder / "out.html").read_text().partition('<h1 id="sentence">')[2].partition("</h1>")[0]
+    high = f"The highest peak recorded is <strong>89.00 MiB</strong>, on <strong>rank {world - 1}</strong>, but it is not compared"
+    assert head.endswith(high + expected), head
 
 
 # ---- commands that read one capture ----
