@@ -237,9 +237,10 @@ class Places:
         except ValueError:
             return None
 
-    @property
-    def is_empty(self) -> bool:
-        return not any(self._stacks)
+    @cached_property
+    def has_lines(self) -> bool:
+        """Whether frames were recorded. Operators may be known without them."""
+        return any(raw is not None and raw[0] is not None for raw in self._stacks)
 
     def find(self, stack: int) -> Place | None:
         """None: nothing is known."""

@@ -10,7 +10,7 @@ const FLAME_INSIDE = {
   line: "the line that it called, then the operator, then the module that owns what was made",
 };
 const FLAME_LINES = [ /* by how many frames the deepest stack has */
-  "No lines were recorded: modscope run --stacks 8 records them.",
+  "No lines were recorded. They are recorded by default, but not with --stacks 0 (in Python, stacks=0), nor where modscope doctor says that blocks have no lines.",
   "Only the innermost line was recorded: modscope run --stacks 8 records those around it too.",
 ];
 

@@ -67,7 +67,7 @@ EXPECTED = {
 }
 
 
-def record(script: Path, source: str, capture: Path) -> None:
+def record(script: Path, source: str, capture: Path, stacks: int = 1) -> None:
     """Run the source as this script, which is then there, older than the run."""
     script.parent.mkdir(exist_ok=True)
     script.write_text(source)
@@ -77,7 +77,7 @@ def record(script: Path, source: str, capture: Path) -> None:
     exec(compile(source, str(script), "exec"), names)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
-        with modscope.record(capture):
+        with modscope.record(capture, stacks=stacks):
             names["main"](kept)
 
 
@@ -88,6 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     record(folder / "a" / "train.py", BEFORE, folder / "a.msc")
     record(folder / "b" / "train.py", AFTER, folder / "b.msc")
     record(folder / "b" / "train2.py", BEFORE, folder / "renamed.msc")
+    record(folder / "a" / "train.py", BEFORE, folder / "none.msc", stacks=0)
     record(folder / "c" / "train.py", BEFORE, folder / "before.msc")
     record(folder / "c" / "train.py", AFTER, folder / "after.msc")
     os.utime(folder / "c" / "train.py", (2e9, 2e9))  # changed since
@@ -112,6 +113,16 @@ def diff(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 def changes(report: Any) -> set[tuple[str, str, int]]:
     assert sum(row["change"] for row in report["modules"]) == report["change"]
     return {(row["function"], row["module"], row["change"]) for row in report["modules"]}
+
+
+def test_a_capture_without_lines_is_named_at_the_top(diff):
+    for names, expected in ((("none.msc", "a.msc"), "A has no lines"), (("a.msc", "none.msc"), "B has no lines"), (("none.msc", "none.msc"), "No lines were recorded. ")):
+        out = " ".join(diff(*names).split())
+        assert out.index(expected) < out.index("Category") and "They are recorded by default, but not with --stacks 0 (in Python, stacks=0), " in out
+        told = diff(*names, "--json")
+        assert [told[side]["has_lines"] for side in "ab"] == [name != "none.msc" for name in names]
+    out = diff("a.msc", "b.msc")
+    assert "no lines" not in out and "No lines" not in out
 
 
 def test_two_folders_with_the_same_script(diff):

@@ -2,6 +2,8 @@
 
 import pytest
 
+from modscope._commands.places import NO_LINES
+
 STACKS = """
     const { tree, held } = window.modscope.flame, found = [];
     const pathOf = (node) => node < 0 ? [] : [...pathOf(tree.parent[node]), tree.name[node]];
@@ -216,7 +218,7 @@ def test_it_is_drawn_in_light_and_dark_and_says_what_was_not_recorded(shown):
     shown.browser.media(prefers_color_scheme="light")
     shown.open("no-lines")
     light = shown.picture_of("#flame-box canvas")
-    assert "No lines were recorded" in shown.browser.text("#flame-lines")
+    assert shown.browser.text("#flame-lines") == NO_LINES
     shown.browser.press("t")
     assert shown.picture_of("#flame-box canvas") != light
     shown.open("mlp")
