@@ -27,6 +27,14 @@ function cutBeforeNumber(name, line, fits) {
   return "";
 }
 
+/* The end of a module's name, from the last part that is no number: h.0 of GPT.h.0. */
+function lastNamedPart(name) {
+  const parts = name.split(".");
+  let at = parts.length - 1;
+  while (at && /^(\d+|\*)$/.test(parts[at])) at--;
+  return parts.slice(at).join(".");
+}
+
 /* Between two rectangles a gap is left. */
 function widthOfGround({ width }) {
   return Math.max(width - (width > 4 ? 1 : 0.3), 0.3);
@@ -253,7 +261,7 @@ class Flame {
     if (node < 0) return [name];
     if (this.isGlobal(node)) return [name, "Global"];
     const frame = tree.frame[node];
-    if (!frame) return [name, last(name)];
+    if (!frame) return [name, lastNamedPart(name)];
     const short = clean(last(frame.function));
     return [name, `${short}:${frame.line || "?"}`, short];
   }

@@ -203,6 +203,14 @@ def test_the_keys_go_from_part_to_part(lines):
 # ---- looks ----
 
 
+def test_a_narrow_module_is_not_only_its_number(shown):
+    shown.open("gpt")
+    set_order(shown, "line")
+    names = shown.browser.run("const { flame } = window.modscope; return flame.tree.name.map((_, node) => flame.namesOf(node))")
+    numbered = {name: short for name, *_, short in names if name.endswith(".0")}
+    assert numbered and all(short == ".".join(name.split(".")[-2:]) for name, short in numbered.items()), names
+
+
 def test_the_tooltip_has_the_bytes_the_line_and_its_source(lines):
     set_order(lines, "line")
     lines.browser.run("document.getElementById('flame').scrollIntoView()")
