@@ -224,10 +224,10 @@ def _differences(compared: Comparison, screen: Screen) -> list[str]:
         words = max(10, *(len(row.word) for row in rows[:_ROWS]), 0)
         for row in rows[:_ROWS]:
             name = screen.fit(row.name, screen.width - 20 - words)
-            value = row.these - row.usual
-            out.append(f"    {screen.of_change(change(value).rjust(11), value)}  {row.word:{words}}  {name}")
+            out.append(f"    {screen.of_change(change(row.change).rjust(11), row.change)}  {row.word:{words}}  {name}")
         if len(rows) > _ROWS:
-            out.append(f"    ({counted(len(rows) - _ROWS, 'more row')} with smaller changes: --json shows all)")
+            are_smaller = all(abs(row.change) <= abs(shown.change) for row in rows[_ROWS:] for shown in rows[:_ROWS])
+            out.append(f"    ({counted(len(rows) - _ROWS, 'more row')}{' with smaller changes' if are_smaller else ''}: --json shows all)")
     left = sum(len(one.ranks) for one in compared.differences[_GROUPS:])
     return out + ([f"  ({counted(left, 'more rank')} that differ: --json shows all)"] if left else [])
 

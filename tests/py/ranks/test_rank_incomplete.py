@@ -117,7 +117,7 @@ def test_a_capture_that_was_cut_short_is_left_out_of_what_it_lacks(folder, summa
 def test_a_peak_that_others_reached_later_is_not_compared(folder, summary):
     out = summary(*write_ranks(folder, rank_capture(0, 2).end(how="finished"), rank_capture(1, 2, steps=0).killed()))
     assert "The capture of rank 1 ends before the first step (not closed). Later steps are not compared." in out
-    assert "Its peak is not compared either: other ranks reached theirs later." in out
+    assert "Its peak is not compared either: other ranks reached theirs in the same step or later." in out
     assert "Spread" not in out and "hold more or less" not in out
     assert "\n  Nothing is compared: only the peak of rank 0 can be.\n" in out
     assert "\nBy category       bytes  held by\n  Activation  48.00 MiB  rank 0\n" in out and "all alike" not in out
@@ -137,7 +137,7 @@ def test_several_captures_share_a_sentence(folder):
     names = write_ranks(folder, rank_capture(0, 4, steps=3).end(how="finished"), *(rank_capture(rank, 4, steps=rank).killed() for rank in (1, 2, 3)))
     said = describe_incomplete(find_job(read_ranks(names)).ranks)
     assert said[0] == "The captures of ranks 1-3 end in steps 1 to 3 (not closed). Later steps are not compared."
-    assert said[1] == "Its peak is not compared either (rank 1): other ranks reached theirs later."
+    assert said[1] == "Its peak is not compared either (rank 1): other ranks reached theirs in the same step or later."
 
 
 # ---- which rank failed ----
@@ -197,7 +197,7 @@ def test_the_page_begins_with_the_rank_that_failed_and_names_incomplete_captures
     assert told["notes"] == [
         "There is no capture of rank 2: what it held is not known.",
         "The capture of rank 1 ends in step 1 (not closed). Later steps are not compared.",
-        "Its peak is not compared either: other ranks reached theirs later.",
+        "Its peak is not compared either: other ranks reached theirs in the same step or later.",
     ]
     page = (folder / "out.html").read_text()
     head = page[page.index('<h1 id="sentence">') : page.index("</h1>")]
