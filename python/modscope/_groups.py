@@ -22,6 +22,15 @@ def is_number(part: str) -> bool:
     return part.isascii() and part.isdecimal() and len(part) < 10
 
 
+def last_named_part(fqn: str) -> str:
+    """The end of a module's name, from the last part that is no number: h.0 of GPT.h.0, mlp of GPT.h.*.mlp."""
+    parts = fqn.split(".")
+    at = len(parts) - 1
+    while at and (parts[at] == "*" or is_number(parts[at])):
+        at -= 1
+    return ".".join(parts[at:])
+
+
 def merge_numbers(fqn: str) -> str:
     """The name that a module shares with those whose names differ only in numbers: GPT.h.*.mlp."""
     return _NUMBER.sub("*", fqn)

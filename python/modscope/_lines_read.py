@@ -140,6 +140,19 @@ def shown_file(file: str) -> str:
 
 
 @lru_cache(4096)
+def normal_file(file: str) -> str:
+    """A whole file name without "..", as in that of a script that was given as ../train.py. It stays as it is if it would then name
+    another file, as beyond a symbolic link."""
+    plain = os.path.normpath(file) if os.path.isabs(file) else file
+    if plain == file:
+        return file
+    try:
+        return plain if os.path.samefile(file, plain) else file
+    except (OSError, ValueError):
+        return file if os.path.lexists(file) else plain
+
+
+@lru_cache(4096)
 def _source_note(file: str, began: float | None, was: _Source | None) -> str | None:
     """``was``: the file when the program ran. Without that, a file that was modified since the run began counts as changed.
     A file like "<string>" never had a source that could be found later."""
@@ -225,7 +238,7 @@ class Places:
         self._stacks = stacks
         self._forward = forward or {}
         self._called = called or {}
-        self._sources = Sources(sources) if sources else _NO_SOURCES
+        self._sources = Sources({normal_file(file): source for file, source in sources.items()}) if sources else _NO_SOURCES
         self._began_text = began
         self._cells = Cells(cells)
         self._found: dict[int, Place | None] = {0: None}
@@ -237,9 +250,10 @@ class Places:
         except ValueError:
             return None
 
-    @property
-    def is_empty(self) -> bool:
-        return not any(self._stacks)
+    @cached_property
+    def has_lines(self) -> bool:
+        """Whether frames were recorded. Operators may be known without them."""
+        return any(raw is not None and raw[0] is not None for raw in self._stacks)
 
     def find(self, stack: int) -> Place | None:
         """None: nothing is known."""
@@ -268,7 +282,7 @@ class Places:
                 pass  # a node may be around it
             elif file is not None:
                 called = self._called.get(stack)
-                frames.append(Frame(self._cells.name(file), function, line, end_line, column, end_column, called))
+                frames.append(Frame(normal_file(self._cells.name(file)), function, line, end_line, column, end_column, called))
             elif "::" in function:
                 aten = function
             else:

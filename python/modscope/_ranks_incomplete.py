@@ -76,5 +76,5 @@ def describe_incomplete(ranks: Sequence[Rank]) -> list[str]:
     if late:
         its = "Its peak is" if len(late) == 1 else "Their peaks are"
         whose = "" if len(sentences) == 1 and len(late) == len(find_incomplete(ranks)) else f" ({describe_ranks(late)})"
-        sentences.append(f"{its} not compared either{whose}: other ranks have theirs in that step or later.")
+        sentences.append(f"{its} not compared either{whose}: other ranks reached theirs in the same step or later.")
     return sentences

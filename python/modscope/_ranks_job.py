@@ -191,15 +191,27 @@ class Row(NamedTuple):
     usual: int
     these: int
 
+    @property
+    def change(self) -> int:
+        return self.these - self.usual
+
 
 def group_rows(one: Difference) -> list[Row]:
-    """The largest change first."""
+    """The largest change first. Temp of which one module holds more and another as much less is last: it is of the modules that ran
+    at the peaks, as workspaces are, and is no reason why the peaks differ."""
     rows = []
     for found in group_modules(one.rows, lambda row: row[0], lambda row: row[1:]):
         (_, word, usual, these), count = found.members[0], len(found.members)
         alike = f" ({count} alike)" if count > 1 else ""
         rows.append(Row(clean(label(found.name)) + alike, word, count * usual, count * these))
-    return sorted(rows, key=lambda row: -abs(row.these - row.usual))
+    rows.sort(key=lambda row: -abs(row.change))
+    opposite = Counter(-row.change for row in rows if row.word == Category.TEMP)
+    first, last = list[Row](), list[Row]()
+    for row in rows:
+        is_paired = row.word == Category.TEMP and opposite[row.change] > 0
+        opposite[row.change] -= is_paired
+        (last if is_paired else first).append(row)
+    return first + last
 
 
 def sums_by_category(rank: Rank) -> list[int]:

@@ -135,15 +135,23 @@ def _sentence(job: Job) -> str:
 
 
 def _sentence_on_peaks(job: Job) -> str:
-    high = find_extremes(job.ranks)[1]
+    """The spread is of the ranks that are compared; one that is not may have the highest peak."""
     compared = find_compared(job.ranks)
-    low = find_extremes(compared)[0]
+    low, high = find_extremes(compared)
+    highest = find_extremes(job.ranks)[1]
     peak = at_least(high.is_lower_bound, size(high.bytes))
     if len(compared) == len(job.ranks) and low.bytes == high.bytes:
         return f"Every rank has a peak of <strong>{peak}</strong>." if len(job.ranks) > 1 else f"The peak is <strong>{peak}</strong>."
-    names = [html.escape(describe_ranks([rank])) for rank in (high, low)]
-    spread = f": <strong>{size(high.bytes - low.bytes)}</strong> more than {names[1]}, which has the lowest" if low.bytes < high.bytes else ""
-    return f"The highest peak is <strong>{peak}</strong>, on <strong>{names[0]}</strong>{spread}."
+    spread = f": <strong>{size(high.bytes - low.bytes)}</strong> more than {_name(low)}, which has the lowest" if low.bytes < high.bytes else ""
+    if highest.bytes == high.bytes:
+        return f"The highest peak is <strong>{peak}</strong>, on <strong>{_name(high)}</strong>{spread}."
+    recorded = at_least(highest.is_lower_bound, size(highest.bytes))
+    own = f"that of {_name(high)} is {peak}" if len(compared) == 1 else f"of those that are, the highest is <strong>{peak}</strong>, on {_name(high)}{spread}"
+    return f"The highest peak recorded is <strong>{recorded}</strong>, on <strong>{_name(highest)}</strong>, but it is not compared; {own}."
+
+
+def _name(rank: Rank) -> str:
+    return html.escape(describe_ranks([rank]))
 
 
 def _facts(job: Job) -> str:

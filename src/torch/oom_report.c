@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { REPORT_BYTES = 4096, REPORTS_SHOWN = 5 };
+enum { REPORT_BYTES = 8192, REPORTS_SHOWN = 5 };
 
 static _Atomic uint64_t failures;     /* allocations that failed */
 static _Atomic uint32_t report_count; /* since the ledger was attached */

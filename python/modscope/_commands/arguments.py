@@ -46,10 +46,9 @@ def _positive(text: str) -> int:
 
 
 def _width(text: str) -> int:
-    width = _number(text, 60)
-    if width > 400:
-        raise argparse.ArgumentTypeError(f"must be 400 or less, not {text!r}")
-    return width
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 60 <= int(text) <= 400):
+        raise argparse.ArgumentTypeError(f"must be a number from 60 to 400, not {text!r}")
+    return int(text)
 
 
 def _some_text(text: str) -> str:

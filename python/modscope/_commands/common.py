@@ -36,6 +36,7 @@ def moment_report(file: str, load: Load, arguments: Namespace) -> tuple[Report, 
         "total": held.pop(device or "", 0),
         "reserved": snapshot.reserved.get(device or "", 0),
         "requested": failed.bytes if failed else None,
+        "has_lines": capture.places.has_lines,
         "others": {name: value for name, value in held.items() if value},
     }
     return report, snapshot

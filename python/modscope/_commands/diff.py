@@ -9,6 +9,7 @@ from modscope._categories import CATEGORIES, parts_of
 from modscope._commands.common import Load, moment_report, moment_words, next_command, notes, when
 from modscope._commands.diff_lines import compare_lines
 from modscope._commands.modules import Matches, check, every_module
+from modscope._commands.places import sides_without_lines
 from modscope._commands.terminal import Screen
 from modscope._groups import group_modules
 from modscope._load import Capture, Snapshot
@@ -73,6 +74,8 @@ def _sort_by_change(rows: Iterable[Report]) -> list[Report]:
 
 def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     out = _sides(result, screen)
+    if result["by"] == "line" and (without := sides_without_lines(result)):
+        out += [*screen.wrap(without), ""]
     out += [*_table("Category", result["categories"], screen), ""]
     every = _group(result["modules"], arguments)
     rows = every[: arguments.n or None]

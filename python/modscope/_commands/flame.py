@@ -11,7 +11,7 @@ from modscope._commands.common import Load, heading, moment_report, moment_words
 from modscope._commands.flame_draw import draw
 from modscope._commands.flame_tree import cut_below, mark_matches, tree_of_stacks
 from modscope._commands.modules import check
-from modscope._commands.places import NO_LINES
+from modscope._commands.places import why_no_lines
 from modscope._commands.terminal import Screen
 from modscope._summary import Report
 from modscope._text import clean, counted, label, percent, size
@@ -80,16 +80,14 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     return out + next_command("The blocks", "blocks", *words)
 
 
-_LINES = {
-    0: NO_LINES,
-    1: "Only the innermost line was recorded: modscope run --stacks 8 records those around it too.",
-}
+_ONE_LINE = "Only the innermost line was recorded: modscope run --stacks 8 records those around it too."
 
 
 def _lines_hint(result: Report) -> str:
     """What another recording would show. By operator only the innermost line is drawn."""
-    is_drawn = result["frames"] == 1 and result["by"] == "operator"
-    return "" if is_drawn else _LINES.get(result["frames"], "")
+    if not result["frames"]:
+        return why_no_lines(result)
+    return _ONE_LINE if result["frames"] == 1 and result["by"] != "operator" else ""
 
 
 def _title(result: Report) -> str:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from modscope._categories import TOTAL, Sums, parts_of
 from modscope._commands.alike import Node
 from modscope._commands.terminal import Screen
+from modscope._groups import last_named_part
 from modscope._text import clean, counted, percent, size, width_of
 
 _NARROWEST = 5  # columns of a rectangle, with its left edge; those that would be narrower share one
@@ -53,7 +54,7 @@ def _labels(node: Node, whole: int) -> tuple[str, ...]:
     else:
         name = clean(node.name)
         names = (name + (f" ({node.modules} alike)" if node.is_group else ""), name)
-        names += (report["fqn"] if report["fqn"] == "Global" else name.rpartition(".")[2],) if report["what"] == "module" else ()
+        names += (report["fqn"] if report["fqn"] == "Global" else last_named_part(name),) if report["what"] == "module" else ()
     figures = [f"{names[0]} {held} {share}", f"{names[0]} {share}", f"{names[1]} {share}"]
     return (*figures, *names)
 

@@ -36,7 +36,10 @@ class Side:
     def script(self) -> str | None:
         """The program's file. What the capture has is what the user typed: it may be relative, or the name of a module."""
         module = self._program.replace(".", os.sep)
-        names = [os.path.normpath(self._program), f"{module}.py", os.path.join(module, "__main__.py")]
+        typed = os.path.normpath(self._program)
+        while typed.startswith(os.path.join(os.pardir, "")):
+            typed = typed[len(os.pardir) + 1 :]
+        names = [typed, f"{module}.py", os.path.join(module, "__main__.py")]
         ends = tuple(os.path.join(os.sep, name) for name in names)
         found = [file for file in self._recorded if file == self._program or file.endswith(ends)]
         return found[0] if len(found) == 1 else self._program if os.path.isabs(self._program) else None

@@ -10,7 +10,9 @@ from modscope._lines_read import UNKNOWN, Frame, Place, shown_file
 from modscope._summary import Report
 from modscope._text import clean
 
-NO_LINES = "No lines were recorded: modscope run --stacks 8 records them."
+_WHEN_RECORDED = "They are recorded by default, but not with --stacks 0 (in Python, stacks=0), nor where modscope doctor says that blocks have no lines."
+NO_LINES = f"No lines were recorded. {_WHEN_RECORDED}"
+_NONE_HERE = "Nothing that is shown here has a line: it was made before the recording began, or not by Python code."
 UNKNOWN_NAMES = ("(line not known)", "(operator not known)")
 _Made = Iterable[tuple[Place | None, Sums]]
 
@@ -62,6 +64,19 @@ def words_without_line(place: Place | None) -> str:
     if place is not None and place.lost:
         return "(line lost: the table of lines was full)"
     return "(no Python line)" if place is not None else "(line not known)"
+
+
+def why_no_lines(result: Report) -> str:
+    """Of a report on a moment at which nothing has a line."""
+    return _NONE_HERE if result["has_lines"] else NO_LINES
+
+
+def sides_without_lines(result: Report) -> str:
+    """Of a comparison of two captures; "" if both have lines."""
+    without = [side.upper() for side in ("a", "b") if not result[side]["has_lines"]]
+    if len(without) == 2:
+        return NO_LINES
+    return f"{without[0]} has no lines, so the lines of the two cannot be compared. {_WHEN_RECORDED}" if without else ""
 
 
 # ---- trees ----

@@ -180,9 +180,11 @@ def _peaks(ranks: Sequence[Rank], compared: Sequence[Rank], screen: Screen) -> l
         when = describe_moment(most.peak.step, most.peak.phase, most.peak.module, None, room, screen.dots) if most.peak and room > 16 else ""
         out.append(f"  {name:{name_width}}  {screen.bold(amount.rjust(width))}  {when}".rstrip())
     low, high = find_extremes(compared)
+    if len(compared) == 1:
+        return [*out, f"  Nothing is compared: only the peak of {describe_ranks(compared)} can be."] if len(ranks) > 1 else out
     if low.bytes == high.bytes:
         every = "Every rank has" if len(compared) == len(ranks) else f"{_capitalized(describe_ranks(compared))} have"
-        return [*out, f"  {every} the same peak."] if len(compared) > 1 else out
+        return [*out, f"  {every} the same peak."]
     spread = f"Spread: {size(high.bytes - low.bytes)} ({percent(high.bytes - low.bytes, high.bytes)} of the highest)"
     return [*out, *(f"  {line}" for line in screen.wrap(f"{spread}, from {describe_ranks([low])} to {describe_ranks([high])}."))]
 
@@ -199,7 +201,10 @@ def _categories(ranks: Sequence[Rank], screen: Screen) -> list[str]:
         if max(values):
             found.append((max(values), [_spread(f"  {word}", values, ranks), *inside]))
     found.sort(key=lambda one: -one[0])
-    return screen.table(("By category", "least", "most", "spread", "most on"), [row for _, rows in found for row in rows], left=(0,))
+    rows = [row for _, members in found for row in members]
+    if len(ranks) == 1:
+        return screen.table(("By category", "bytes", "held by"), [(row[0], row[2], f"rank {ranks[0].number}") for row in rows], left=(0,))
+    return screen.table(("By category", "least", "most", "spread", "most on"), rows, left=(0,))
 
 
 def _spread(name: str, values: Sequence[int], ranks: Sequence[Rank]) -> tuple[str, ...]:
@@ -219,10 +224,10 @@ def _differences(compared: Comparison, screen: Screen) -> list[str]:
         words = max(10, *(len(row.word) for row in rows[:_ROWS]), 0)
         for row in rows[:_ROWS]:
             name = screen.fit(row.name, screen.width - 20 - words)
-            value = row.these - row.usual
-            out.append(f"    {screen.of_change(change(value).rjust(11), value)}  {row.word:{words}}  {name}")
+            out.append(f"    {screen.of_change(change(row.change).rjust(11), row.change)}  {row.word:{words}}  {name}")
         if len(rows) > _ROWS:
-            out.append(f"    ({counted(len(rows) - _ROWS, 'more row')} with smaller changes: --json shows all)")
+            are_smaller = all(abs(row.change) <= abs(shown.change) for row in rows[_ROWS:] for shown in rows[:_ROWS])
+            out.append(f"    ({counted(len(rows) - _ROWS, 'more row')}{' with smaller changes' if are_smaller else ''}: --json shows all)")
     left = sum(len(one.ranks) for one in compared.differences[_GROUPS:])
     return out + ([f"  ({counted(left, 'more rank')} that differ: --json shows all)"] if left else [])
 

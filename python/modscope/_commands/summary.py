@@ -22,7 +22,7 @@ def report(arguments: Namespace, load: Load) -> Report:
         return _report_of_ranks(arguments)
     file = arguments.files[0]
     capture = load(file)
-    return {**summarize(file, capture, MODULES if arguments.json else None), "has_lines": not capture.places.is_empty}
+    return {**summarize(file, capture, MODULES if arguments.json else None), "has_lines": capture.places.has_lines}
 
 
 def _report_of_ranks(arguments: Namespace) -> Report:

@@ -21,7 +21,7 @@ from modscope._commands.common import (
     others,
 )
 from modscope._commands.modules import Matches, check, every_module
-from modscope._commands.places import NO_LINES, UNKNOWN_NAMES, tree_of_lines, tree_of_operators
+from modscope._commands.places import UNKNOWN_NAMES, tree_of_lines, tree_of_operators, why_no_lines
 from modscope._commands.terminal import Screen
 from modscope._load import Snapshot
 from modscope._summary import Report
@@ -195,7 +195,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     out = heading(result, screen)
     out += _table(rows, result["shown"], result["by"], screen) if rows else ["Nothing is held."]
     if result["by"] in ("line", "operator") and {node["name"] for node in result["tree"]} <= {*UNKNOWN_NAMES}:
-        out += ["", *screen.wrap(NO_LINES)]
+        out += ["", *screen.wrap(why_no_lines(result))]
     out += others(result, screen) + notes(result, screen)
     words = moment_words(result, arguments)
     if more and arguments.depth is None:

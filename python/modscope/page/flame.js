@@ -10,7 +10,7 @@ const FLAME_INSIDE = {
   line: "the line that it called, then the operator, then the module that owns what was made",
 };
 const FLAME_LINES = [ /* by how many frames the deepest stack has */
-  "No lines were recorded: modscope run --stacks 8 records them.",
+  "No lines were recorded. They are recorded by default, but not with --stacks 0 (in Python, stacks=0), nor where modscope doctor says that blocks have no lines.",
   "Only the innermost line was recorded: modscope run --stacks 8 records those around it too.",
 ];
 
@@ -25,6 +25,14 @@ function cutEnd(text, fits) {
 function cutBeforeNumber(name, line, fits) {
   for (let kept = Math.min(name.length - 1, 40); kept >= 3; kept--) if (fits(`${name.slice(0, kept)}…:${line || "?"}`)) return `${name.slice(0, kept)}…:${line || "?"}`;
   return "";
+}
+
+/* The end of a module's name, from the last part that is no number: h.0 of GPT.h.0. */
+function lastNamedPart(name) {
+  const parts = name.split(".");
+  let at = parts.length - 1;
+  while (at && /^(\d+|\*)$/.test(parts[at])) at--;
+  return parts.slice(at).join(".");
 }
 
 /* Between two rectangles a gap is left. */
@@ -253,7 +261,7 @@ class Flame {
     if (node < 0) return [name];
     if (this.isGlobal(node)) return [name, "Global"];
     const frame = tree.frame[node];
-    if (!frame) return [name, last(name)];
+    if (!frame) return [name, lastNamedPart(name)];
     const short = clean(last(frame.function));
     return [name, `${short}:${frame.line || "?"}`, short];
   }

@@ -226,7 +226,9 @@ class RanksPage {
     const { differences, differing, usual } = this.job;
     find("differences-title").textContent = differences.length ? `What ranks hold more or less than ${usual} at their peaks` : "What ranks hold more or less";
     find("differences-none").hidden = differences.length > 0;
-    if (this.job.ranks.some((rank) => rank.change === null))
+    const compared = this.job.ranks.filter((rank) => rank.change !== null);
+    if (compared.length === 1) find("differences-none").textContent = `Nothing is compared: only the peak of ${usual} can be.`;
+    else if (compared.length < this.job.ranks.length)
       find("differences-none").textContent = "Every rank that can be compared holds the same in every module and category at its peak.";
     find("differences").hidden = !differences.length;
     const body = find("differences").tBodies[0];

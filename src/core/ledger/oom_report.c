@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { OWNERS_SHOWN = 6, OWNERS_KEPT = 32, LINES_SHOWN = 4 };
+enum { OWNERS_SHOWN = 6, OWNERS_KEPT = 32, LINES_SHOWN = 4, CALLERS_SHOWN = 7 };
 
 struct text {
     char *buffer;
@@ -194,7 +194,24 @@ static void append_frame(struct text *text, const char *before, const ms_frame *
     append(text, "%s%s:%u in %s", before, frame->file, frame->line, frame->function);
 }
 
-/* The line that requested the memory; an operator, and in backward the node and the line of the forward. */
+/* The frames around the one that requested the memory, from the inside out. Nodes among them are left out. */
+static void append_callers(struct text *text, const ms_ledger *ledger, ms_stack stack)
+{
+    ms_frame frame;
+    uint32_t callers = 0;
+    for (; ms_stack_frame(ledger->watch, stack, &frame); stack = frame.outer) {
+        if (!frame.file)
+            continue;
+        if (callers++ < CALLERS_SHOWN) {
+            append_frame(text, "    called from ", &frame);
+            append(text, "\n");
+        }
+    }
+    if (callers > CALLERS_SHOWN)
+        append(text, "    (%u more of the frames that were kept)\n", callers - CALLERS_SHOWN);
+}
+
+/* The lines that requested the memory; an operator, and in backward the node and the line of the forward. */
 static void append_stack(struct text *text, const ms_ledger *ledger, ms_stack stack)
 {
     ms_frame frame, forward = {0};
@@ -215,6 +232,8 @@ static void append_stack(struct text *text, const ms_ledger *ledger, ms_stack st
     if (forward.file)
         append_frame(text, ", forward at ", &forward);
     append(text, "\n");
+    if (frame.file)
+        append_callers(text, ledger, frame.outer);
 }
 
 static void append_lines(struct text *text, const ms_ledger *ledger, uint32_t device)

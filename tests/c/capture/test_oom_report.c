@@ -73,6 +73,23 @@ TEST(a_report_says_that_an_evaluation_ran)
     close_scene();
 }
 
+TEST(a_report_has_the_frames_above_the_line_without_the_nodes_among_them)
+{
+    open_all(NULL);
+    program = program_open(7);
+    ms_stack stack = ms_stack_add(watch, &(ms_frame){.file = "t.py", .function = "main", .line = 9});
+    stack = ms_stack_add(watch, &(ms_frame){.function = "Own", .outer = stack});
+    stack = ms_stack_add(watch, &(ms_frame){.file = "t.py", .function = "backward", .line = 5, .outer = stack});
+    stack = ms_stack_add(watch, &(ms_frame){.function = "aten::empty", .outer = stack});
+    char report[4096];
+    ms_ledger_oom(watched, program.thread, &(ms_oom){.requested = 100, .stack = stack}, report, sizeof report);
+    static const char wanted[] =
+        "\n  requested by t.py:5 in backward, by aten::empty\n    called from t.py:9 in main\n  allocated on ";
+    if (!strstr(report, wanted))
+        FAIL("\"%s\" is not in:\n%s", wanted, report);
+    close_all();
+}
+
 TEST(a_report_is_cut_off_where_its_room_ends)
 {
     open_all(NULL);

@@ -1,6 +1,7 @@
 """When an allocation fails, the out-of-memory report is on stderr, in the exception and in the capture."""
 
 import gc
+import traceback
 
 import pytest
 import torch
@@ -43,6 +44,24 @@ def test_stderr_and_the_exception_tell_what_was_asked_and_who_holds_what(capfd):
     assert "Hungry.fc: Parameter 394.53 KiB, Activation 39.06 KiB" in report
     assert "peak so far:" in report
     assert len(report.splitlines()) <= 12
+    assert report in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("stacks", "callers", "more"), [(0, 0, ""), (1, 0, ""), (3, 2, ""), (8, 7, ""), (12, 7, "    (4 more of the frames that were kept)")])
+def test_the_frames_above_the_line_are_those_of_the_traceback(capfd, stacks, callers, more):
+    def grab(depth: int) -> torch.Tensor:
+        if depth:
+            return grab(depth - 1)
+        return torch.empty(TOO_MUCH, dtype=torch.uint8)
+
+    with pytest.raises(RuntimeError) as caught, MemTracker(stacks=stacks):
+        grab(20)
+    report = notes_of(caught.value)
+    frames = [f"{each.filename}:{each.lineno}" for each in reversed(traceback.extract_tb(caught.value.__traceback__))]
+    told = [line.partition(" in ")[0] for line in report.splitlines() if "requested by" in line or "called from" in line]
+    expected = [f"  requested by {frames[0]}", *(f"    called from {frame}" for frame in frames[1 : callers + 1])]
+    assert told == (expected if stacks else [])
+    assert [line for line in report.splitlines() if "more of the frames" in line] == [more] * bool(more)
     assert report in capfd.readouterr().err
 
 

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from capture_helpers import Capture
 from helpers import INTERCEPTION
 
 import modscope
 from modscope.__main__ import main
+from modscope._commands.places import NO_LINES
 from modscope._lines_read import Places
 
 pytestmark = pytest.mark.skipif(not INTERCEPTION, reason="without interception there are no lines")
@@ -290,8 +292,31 @@ def test_a_picture_at_80_columns(run):
     assert "Width is bytes: a column is" in out and "--stacks 8 records those around it too" in out
     assert re.search(r"^ +Bytes +Share +The largest stacks$", out, re.M)
     assert "Too narrow to draw (+)" in out and any("+" in row for row in rows)
-    assert "No lines were recorded" in run("flame 0.msc")
+    assert NO_LINES in " ".join(run("flame 0.msc").split())
     assert len(picture(run("flame 1.msc --depth 2"))) in (2, 3)
+
+
+def test_a_module_with_a_number_is_drawn_with_the_name_before_it():
+    from modscope._groups import last_named_part
+
+    ends = {"Net.layers.*": "layers.*", "Net.layers.0": "layers.0", "Net.layers.0.up": "up", "Net": "Net", "0": "0", "*": "*", "Net.a.1.2": "a.1.2"}
+    assert {name: last_named_part(name) for name in ends} == ends
+
+
+def test_a_narrow_module_is_not_only_its_number(tmp_path, monkeypatch, capsys):
+    capture = Capture(("cpu",), program="train.py")
+    for i in range(3):
+        capture.claim(capture.add(400), "Parameter", capture.module(f"Net.layers.{i}"))
+    capture.claim(capture.add(7000), "Parameter", capture.module("Net.head"))
+    (tmp_path / "x.msc").write_bytes(capture.end(how="finished"))
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["flame", str(tmp_path / "x.msc"), "--by", "line"]) == 0
+    assert picture(capsys.readouterr().out)[-1].rstrip("│ ").endswith("│layers.*")
+
+
+@pytest.mark.parametrize("width", ["10", "401", "x"])
+def test_a_width_that_cannot_be_drawn_names_both_limits(run, width):
+    assert f"must be a number from 60 to 400, not '{width}'" in run(f"flame 8.msc --width {width}", status=2)
 
 
 def test_it_is_as_wide_as_asked_for_and_needs_no_line_drawing(run, folder):

@@ -208,6 +208,18 @@ def test_blocks_older_than_the_recording_keep_their_lines(tmp_path):
     assert kept.numel()
 
 
+def test_a_moment_without_lines_is_no_recording_without_lines(tmp_path, capsys):
+    """Only the parameters are held at the end, and they are older than the recording."""
+    net, file = torch.nn.Linear(64, 64), tmp_path / "old.msc"
+    with modscope.record(file), torch.no_grad():
+        net(torch.ones(100, 64))
+    end = f"time:{modscope.load(file).duration:f}"
+    for words in (["tree", "--by", "line"], ["flame"]):
+        assert main([*words, str(file), "--at", end]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert "16.25 KiB" in out and "Nothing that is shown here has a line: it was made before the recording began, or not by Python code." in out
+
+
 def test_lines_take_less_than_one_and_a_half_bytes_a_block(tmp_path):
     """Of 3000 more blocks, because a capture also has the table of all stacks that this process has made before."""
 
@@ -217,7 +229,7 @@ def test_lines_take_less_than_one_and_a_half_bytes_a_block(tmp_path):
             for _ in range(count):
                 torch.zeros(100)
         capture = modscope.load(file)
-        assert capture.places.is_empty == (stacks == 0)
+        assert capture.places.has_lines == (stacks > 0)
         return capture.bytes
 
     without, with_lines = ([size_of(stacks, count) for count in (3000, 6000)] for stacks in (0, 1))

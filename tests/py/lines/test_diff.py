@@ -67,7 +67,7 @@ EXPECTED = {
 }
 
 
-def record(script: Path, source: str, capture: Path) -> None:
+def record(script: Path, source: str, capture: Path, stacks: int = 1) -> None:
     """Run the source as this script, which is then there, older than the run."""
     script.parent.mkdir(exist_ok=True)
     script.write_text(source)
@@ -77,7 +77,7 @@ def record(script: Path, source: str, capture: Path) -> None:
     exec(compile(source, str(script), "exec"), names)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
-        with modscope.record(capture):
+        with modscope.record(capture, stacks=stacks):
             names["main"](kept)
 
 
@@ -88,6 +88,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     record(folder / "a" / "train.py", BEFORE, folder / "a.msc")
     record(folder / "b" / "train.py", AFTER, folder / "b.msc")
     record(folder / "b" / "train2.py", BEFORE, folder / "renamed.msc")
+    record(folder / "a" / "train.py", BEFORE, folder / "none.msc", stacks=0)
+    record(folder / "b" / ".." / "a" / "train.py", BEFORE, folder / "dotted.msc")
     record(folder / "c" / "train.py", BEFORE, folder / "before.msc")
     record(folder / "c" / "train.py", AFTER, folder / "after.msc")
     os.utime(folder / "c" / "train.py", (2e9, 2e9))  # changed since
@@ -112,6 +114,16 @@ def diff(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 def changes(report: Any) -> set[tuple[str, str, int]]:
     assert sum(row["change"] for row in report["modules"]) == report["change"]
     return {(row["function"], row["module"], row["change"]) for row in report["modules"]}
+
+
+def test_a_capture_without_lines_is_named_at_the_top(diff):
+    for names, expected in ((("none.msc", "a.msc"), "A has no lines"), (("a.msc", "none.msc"), "B has no lines"), (("none.msc", "none.msc"), "No lines were recorded. ")):
+        out = " ".join(diff(*names).split())
+        assert out.index(expected) < out.index("Category") and "They are recorded by default, but not with --stacks 0 (in Python, stacks=0), " in out
+        told = diff(*names, "--json")
+        assert [told[side]["has_lines"] for side in "ab"] == [name != "none.msc" for name in names]
+    out = diff("a.msc", "b.msc")
+    assert "no lines" not in out and "No lines" not in out
 
 
 def test_two_folders_with_the_same_script(diff):
@@ -158,6 +170,35 @@ def side(program: str, *frames: tuple[str, str, int, int, int]) -> Side:
     """A capture's lines: file, function, line, first and last column; without columns if the last is 0."""
     raw = [(file, function, line, line if end else 0, begin, end, 0) for file, function, line, begin, end in frames]
     return Side(Places([None, None, *raw]), range(2, len(raw) + 2), program)
+
+
+def test_a_script_that_was_given_from_another_folder(diff, folder, capsys):
+    """As ../a/train.py: its lines are those of a/train.py, and the capture keeps the name that it has."""
+    told = diff("a.msc", "dotted.msc", "--json")
+    assert told["modules"] == [] and told["change"] == 0
+    assert changes(diff("dotted.msc", "b.msc", "--json")) == EXPECTED
+    raw = modscope.load("dotted.msc")._reader.stacks
+    assert str(folder / "b" / ".." / "a" / "train.py") in {frame[0] for frame in raw if frame}
+    assert main(["tree", "dotted.msc", "--by", "line"]) == 0
+    out = capsys.readouterr().out
+    assert " a/train.py\n" in out and ".." not in out and "line 4: kept.append(torch.zeros(1000))" in out
+    a, b = side("../x.py", ("/r/../x.py", "f", 3, 0, 9)), side("x.py", ("/x.py", "f", 3, 0, 9))
+    assert a.script == b.script == "/x.py" and LineMatch(a, b).in_b("/x.py", "f", 3) == ("/x.py", 3)
+
+
+def test_dots_stay_in_a_name_that_would_be_another_file_without_them(tmp_path):
+    for name in ("far/away", "near"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "near" / "link").symlink_to(tmp_path / "far" / "away")
+    (tmp_path / "far" / "x.py").write_text("")
+    beyond = f"{tmp_path}/near/link/../x.py"  # it is far/x.py, not near/x.py
+    _lines_read.normal_file.cache_clear()
+    assert _lines_read.normal_file(beyond) == beyond
+    (tmp_path / "near" / "x.py").write_text("")
+    _lines_read.normal_file.cache_clear()
+    assert _lines_read.normal_file(beyond) == beyond
+    assert _lines_read.normal_file(f"{tmp_path}/near/../far/x.py") == f"{tmp_path}/far/x.py"
+    assert _lines_read.normal_file("/gone/a/../x.py") == "/gone/x.py" and _lines_read.normal_file("../<string>") == "../<string>"
 
 
 def test_files_by_their_names_from_the_scripts_folder():

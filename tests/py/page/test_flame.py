@@ -2,6 +2,8 @@
 
 import pytest
 
+from modscope._commands.places import NO_LINES
+
 STACKS = """
     const { tree, held } = window.modscope.flame, found = [];
     const pathOf = (node) => node < 0 ? [] : [...pathOf(tree.parent[node]), tree.name[node]];
@@ -201,6 +203,14 @@ def test_the_keys_go_from_part_to_part(lines):
 # ---- looks ----
 
 
+def test_a_narrow_module_is_not_only_its_number(shown):
+    shown.open("gpt")
+    set_order(shown, "line")
+    names = shown.browser.run("const { flame } = window.modscope; return flame.tree.name.map((_, node) => flame.namesOf(node))")
+    numbered = {name: short for name, *_, short in names if name.endswith(".0")}
+    assert numbered and all(short == ".".join(name.split(".")[-2:]) for name, short in numbered.items()), names
+
+
 def test_the_tooltip_has_the_bytes_the_line_and_its_source(lines):
     set_order(lines, "line")
     lines.browser.run("document.getElementById('flame').scrollIntoView()")
@@ -216,7 +226,7 @@ def test_it_is_drawn_in_light_and_dark_and_says_what_was_not_recorded(shown):
     shown.browser.media(prefers_color_scheme="light")
     shown.open("no-lines")
     light = shown.picture_of("#flame-box canvas")
-    assert "No lines were recorded" in shown.browser.text("#flame-lines")
+    assert shown.browser.text("#flame-lines") == NO_LINES
     shown.browser.press("t")
     assert shown.picture_of("#flame-box canvas") != light
     shown.open("mlp")

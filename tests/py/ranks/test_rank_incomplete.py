@@ -117,8 +117,10 @@ def test_a_capture_that_was_cut_short_is_left_out_of_what_it_lacks(folder, summa
 def test_a_peak_that_others_reached_later_is_not_compared(folder, summary):
     out = summary(*write_ranks(folder, rank_capture(0, 2).end(how="finished"), rank_capture(1, 2, steps=0).killed()))
     assert "The capture of rank 1 ends before the first step (not closed). Later steps are not compared." in out
-    assert "Its peak is not compared either: other ranks have theirs in that step or later." in out
+    assert "Its peak is not compared either: other ranks reached theirs in the same step or later." in out
     assert "Spread" not in out and "hold more or less" not in out
+    assert "\n  Nothing is compared: only the peak of rank 0 can be.\n" in out
+    assert "\nBy category       bytes  held by\n  Activation  48.00 MiB  rank 0\n" in out and "all alike" not in out
 
 
 def test_a_damaged_capture_is_at_least(folder):
@@ -135,7 +137,7 @@ def test_several_captures_share_a_sentence(folder):
     names = write_ranks(folder, rank_capture(0, 4, steps=3).end(how="finished"), *(rank_capture(rank, 4, steps=rank).killed() for rank in (1, 2, 3)))
     said = describe_incomplete(find_job(read_ranks(names)).ranks)
     assert said[0] == "The captures of ranks 1-3 end in steps 1 to 3 (not closed). Later steps are not compared."
-    assert said[1] == "Its peak is not compared either (rank 1): other ranks have theirs in that step or later."
+    assert said[1] == "Its peak is not compared either (rank 1): other ranks reached theirs in the same step or later."
 
 
 # ---- which rank failed ----
@@ -195,13 +197,32 @@ def test_the_page_begins_with_the_rank_that_failed_and_names_incomplete_captures
     assert told["notes"] == [
         "There is no capture of rank 2: what it held is not known.",
         "The capture of rank 1 ends in step 1 (not closed). Later steps are not compared.",
-        "Its peak is not compared either: other ranks have theirs in that step or later.",
+        "Its peak is not compared either: other ranks reached theirs in the same step or later.",
     ]
     page = (folder / "out.html").read_text()
     head = page[page.index('<h1 id="sentence">') : page.index("</h1>")]
     assert head.startswith('<h1 id="sentence"><span class="alarm">Rank 1 has no end: it was killed in step 1 or later, still runs, or its capture was cut short.</span> ')
     assert "The highest peak is <strong>80.00 MiB</strong>, on <strong>rank 0</strong>." in head
     assert all(note in page for note in told["notes"])
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([0], "; that of rank 0 is 80.00 MiB."),
+        ([0, 0], "; of those that are, the highest is <strong>80.00 MiB</strong>, on rank 0."),
+        ([0, 4], "; of those that are, the highest is <strong>84.00 MiB</strong>, on rank 1: <strong>4.00 MiB</strong> more than rank 0, which has the lowest."),
+    ],
+)
+def test_the_page_compares_no_peak_that_it_says_is_not_compared(folder, others, expected):
+    """The last rank has the highest peak, and was killed in the step in which the others have theirs."""
+    world = len(others) + 1
+    whole = [rank_capture(rank, world, steps=1, extra=extra * MIB).end(how="finished") for rank, extra in enumerate(others)]
+    names = write_ranks(folder, *whole, rank_capture(world - 1, world, steps=1, extra=9 * MIB).killed())
+    assert main(["report", *names, "-o", "out.html"]) == 0
+    head = (folder / "out.html").read_text().partition('<h1 id="sentence">')[2].partition("</h1>")[0]
+    high = f"The highest peak recorded is <strong>89.00 MiB</strong>, on <strong>rank {world - 1}</strong>, but it is not compared"
+    assert head.endswith(high + expected), head
 
 
 # ---- commands that read one capture ----

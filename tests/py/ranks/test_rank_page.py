@@ -145,6 +145,9 @@ def test_one_node_has_no_columns_and_many_rows_of_a_difference_are_counted(brows
     assert browser.text("#ranks tbody tr[data-rank='0']").split() == "0 cpu 78.00 MiB not compared 0 No end: it was killed, or still runs".split()
     rows = browser.texts("#differences tbody li")
     assert len(rows) == 9 and rows[-1] == "8 of 12 rows: modscope summary --json of these captures lists all."
+    assert main(["report", *names[:2], "-o", str(tmp_path / "two.html")]) == 0
+    browser.open((tmp_path / "two.html").as_uri(), READY)
+    assert browser.text("#differences-none") == "Nothing is compared: only the peak of rank 1 can be."
     assert browser.complaints() == []
 
 

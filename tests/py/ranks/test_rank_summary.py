@@ -5,7 +5,7 @@ import pathlib
 from array import array
 
 import pytest
-from capture_helpers import seal
+from capture_helpers import Capture, seal
 from rank_files import MIB, rank_capture, write_job
 
 from modscope import load
@@ -65,6 +65,24 @@ def test_pipeline_stages_with_equal_peaks_differ_by_their_modules(folder, summar
     out = said(summary, *names)
     assert "Every rank has the same peak." in out and "  rank 1: 0 B" in out
     assert "GPT.blocks.7.mlp" in out and "GPT.blocks.2.mlp" in out
+
+
+def test_workspaces_that_other_modules_hold_come_after_what_makes_the_peaks_differ(folder, summary):
+    """A stage of a pipeline each. Both hold 32 MiB of Temp, of the module that runs; one of two pieces of 1 MiB has no counterpart."""
+    for rank in range(2):
+        c = Capture(("cuda:0",), program="train.py", rank=str(rank), world="2", local_rank=str(rank), node="0", host="a", began="1e9")
+        own, held = (("Net.a", 3) if rank == 0 else ("Net.b", 5))
+        c.claim(c.add(held * MIB), "Parameter", c.module(own))
+        c.claim(c.add(32 * MIB), "Temp", c.module(own))
+        for name in ("Net.c",) if rank == 0 else ("Net.d", "Net.e"):
+            c.claim(c.add(MIB), "Temp", c.module(name))
+        (folder / f"{rank}.msc").write_bytes(c.end(how="finished"))
+    out = said(summary, "0.msc", "1.msc")
+    part = out[out.index("What ranks hold more or less than rank 0") :].splitlines()
+    assert [line.split()[0] + line.split()[2] for line in part[2:5]] == ["+5.00Parameter", "-3.00Parameter", "+1.00Temp"]
+    assert part[5] == "    (4 more rows: --json shows all)"
+    changes = [row["change"] // MIB for row in json.loads(said(summary, "0.msc", "1.msc", "--json"))["differences"][0]["modules"]]
+    assert sorted(changes) == [-32, -3, -1, 1, 1, 5, 32] and abs(changes[0]) == 32
 
 
 def test_ranks_of_different_length_and_end(folder, summary):
