@@ -6,6 +6,7 @@ import pathlib
 from types import SimpleNamespace
 from typing import Any
 
+import capture_helpers
 import pytest
 from fit_runs import train
 
@@ -45,6 +46,30 @@ def test_a_run_that_died_in_its_first_step_is_not_said_to_fit(tmp_path: pathlib.
     main(["fit", str(tmp_path / "died.msc"), "--gpu", "h200"])
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("cpu allocated at least ") and first.endswith("whether a whole step fits is not known."), first
+
+
+def test_a_program_that_exits_with_a_failure_inside_its_first_step_is_not_said_to_fit(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.msc"
+
+    def first_line(steps: int, is_in_step: bool, **end: str) -> str:
+        run = capture_helpers.train(steps)
+        if is_in_step:
+            run.step()
+            run.where("forward", run.module("GPT.wte"))
+            run.add(9_000_000, 1)
+        file.write_bytes(run.end(**end))
+        assert main(["fit", str(file), "--gpu", "h200"]) == 0
+        return capsys.readouterr().out.splitlines()[0]
+
+    failed, unknown = {"how": "finished", "status": "3"}, "whether a whole step fits is not known."
+    assert first_line(0, True, **failed).endswith(unknown)
+    assert first_line(0, True, how="stopped", by="--seconds 5").endswith(unknown)
+    assert first_line(0, True, how="terminated").endswith(unknown)
+    for end in ({"how": "finished", "status": "0"}, {"how": "finished"}, {"how": "stopped", "by": "--steps 3"}):
+        assert "it fits" in first_line(0, True, **end)  # as before: nothing says that a step was cut short
+    for steps in (1, 3):
+        assert "it fits" in first_line(steps, False, **failed) and Job(str(file)).whole_steps == steps and not Job(str(file)).died
+        assert "it fits" in first_line(steps, True, **failed) and Job(str(file)).whole_steps == steps and Job(str(file)).died
 
 
 def test_the_figures_never_replace_the_capture_or_the_script(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
