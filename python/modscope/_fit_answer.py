@@ -206,9 +206,10 @@ def _figures(tried: Tried, found: Answer) -> dict[str, Any]:
 def _outcome(outcome: Outcome, capacity: int) -> dict[str, Any]:
     return {
         "reserved_peak": outcome.reserved,
+        "reserved_on_gpu": outcome.reserved_on_gpu,
         "allocated_peak": outcome.allocated,
         "fits": outcome.fits,
-        "to_spare": capacity - outcome.reserved,
+        "to_spare": capacity - outcome.reserved_on_gpu,
         "retries": outcome.retries,
         "failure": _moment(outcome.failed, outcome.requested),
     }

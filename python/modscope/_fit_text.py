@@ -142,7 +142,7 @@ def _table(rows: list[Tried], width: int | None, title: str) -> list[str]:
     cells = [(title, "reserved", "fits", *["verified"] * verified, "cost")]
     for tried in rows:
         bound = "<= " if tried.lever.is_bound and not tried.is_verified else ""
-        figures = (bound + near_size(tried.outcome.reserved), _fits(tried), *["yes" if tried.is_verified else ""] * verified)
+        figures = (bound + near_size(tried.outcome.reserved_on_gpu), _fits(tried), *["yes" if tried.is_verified else ""] * verified)
         cells.append((clean(tried.lever.name), *figures, cost_of(tried)))
     return layout(cells, {1}, 0, width)
 
