@@ -65,7 +65,7 @@ def over_asked(levers: Levers) -> list[Tried]:
 def why_not_over(job: Job) -> str:
     """Why nothing is known of more ranks, in a sentence's words."""
     if not job.caching:
-        return "the capture is of a run on the CPU, which does not show what a GPU reserves"
+        return "the figures are those of the CPU, which do not show what a GPU reserves"
     if not job.whole_steps:
         return "the capture has no whole training step"
     return "the capture does not show parameters that could be sharded"

@@ -11,6 +11,7 @@ from modscope._fit_levers import Tried
 from modscope._fit_rank_levers import why_not_over
 from modscope._fit_ranks import nccl_bytes, room_beside, which_rank, world_of
 from modscope._script_arguments import script_words
+from modscope._summary import predicted_on
 from modscope._text import at_least, clean, counted, describe_moment, near_size, shorten_middle, width_of
 from modscope._virtual.gpus import Gpu
 
@@ -81,7 +82,7 @@ def notes_on(job: Job) -> list[str]:
     """What the figures are not, whatever the GPU."""
     lines = []
     if not job.caching:
-        lines.append("It ran on the CPU, which has no caching allocator: figures are what was allocated, and a GPU reserves more.")
+        lines.append(_about_cpu(job))
     if job.is_lower_bound:
         lines.append("Events of the capture are lost or damaged: every figure is at least as large.")
     if job.has_damaged_notes:
@@ -90,6 +91,17 @@ def notes_on(job: Job) -> list[str]:
         whole = counted(job.whole_steps, "whole step")
         lines.append(f"The run ended in step {job.steps[-1][1]}: figures are those of the {whole} before.")
     return lines
+
+
+def _about_cpu(job: Job) -> str:
+    """Why the figures are those of the CPU, and what that means."""
+    gpu = predicted_on(job.capture.info)
+    if job.capture.main_device != "cpu":
+        return "The CPU has no caching allocator: figures are what was allocated, and a GPU reserves more."
+    if gpu:
+        when = "it ended before anything" if job.died else "nothing"
+        return f"It was predicted on {clean(gpu)}, but {when} was allocated on the GPU: figures are what the CPU allocated."
+    return "It ran on the CPU, which has no caching allocator: figures are what was allocated, and a GPU reserves more."
 
 
 def notes(found: Answer) -> list[str]:

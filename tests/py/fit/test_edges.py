@@ -12,6 +12,7 @@ from fit_runs import train
 
 from modscope.__main__ import main
 from modscope._fit_job import Job
+from modscope._fit_text import notes_on
 from modscope._load import CaptureError, load
 from modscope._plan_problem import check_capture
 from modscope._step_time import ends_within_step, step_time
@@ -70,6 +71,28 @@ def test_a_program_that_exits_with_a_failure_inside_its_first_step_is_not_said_t
     for steps in (1, 3):
         assert "it fits" in first_line(steps, False, **failed) and Job(str(file)).whole_steps == steps and not Job(str(file)).died
         assert "it fits" in first_line(steps, True, **failed) and Job(str(file)).whole_steps == steps and Job(str(file)).died
+
+
+def test_a_prediction_that_ended_before_it_used_the_gpu_is_not_said_to_have_run_on_the_cpu(tmp_path: pathlib.Path) -> None:
+    def notes(data: bytes, device: str | None = None) -> str:
+        (tmp_path / "run.msc").write_bytes(data)
+        return " ".join(notes_on(Job(str(tmp_path / "run.msc"), device)))
+
+    def run(**info: str) -> capture_helpers.Capture:
+        made = capture_helpers.Capture(program="train.py", arguments="", pid="1", torch="2.13.0", **info)
+        made.add(1 << 20)
+        return made
+
+    predicted = {"source": "predicted", "gpu_title": "NVIDIA H200"}
+    early = run(**predicted)
+    assert notes(early.killed()).startswith("It was predicted on H200, but it ended before anything was allocated on the GPU: figures are")
+    whole = run(**predicted)
+    assert notes(whole.end(how="finished")).startswith("It was predicted on H200, but nothing was allocated on the GPU: figures are")
+    real = run(source="allocator")
+    assert notes(real.killed()).startswith("It ran on the CPU, which has no caching allocator")
+    used = capture_helpers.train(**predicted)
+    assert notes(used.end(how="finished"), "cpu").startswith("The CPU has no caching allocator: ")
+    assert notes(used.end(how="finished")) == ""
 
 
 def test_the_figures_never_replace_the_capture_or_the_script(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

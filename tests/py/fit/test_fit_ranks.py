@@ -221,7 +221,7 @@ def test_why_nothing_is_known_of_more_ranks_is_said(tmp_path: pathlib.Path, caps
     train(tmp_path / "cpu.msc")
     assert main(["fit", str(tmp_path / "cpu.msc"), "--gpu", "h100", "--ranks", "8"]) == 0
     assert (
-        "What each of 8 ranks would take is not known: the capture is of a run on the CPU, which does not show what a GPU reserves. "
+        "What each of 8 ranks would take is not known: the figures are those of the CPU, which do not show what a GPU reserves. "
         "Predict the script instead:  modscope predict --gpu h100 --ranks 8 train.py\n"
     ) in capsys.readouterr().out
 
