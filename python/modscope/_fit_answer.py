@@ -197,7 +197,7 @@ def _figures(tried: Tried, found: Answer) -> dict[str, Any]:
         "allocator": lever.conf,
         "time": lever.time or None,
         "gpus": world_of(found.job.capture) + lever.more,
-        "is_upper_bound": lever.is_bound,
+        "is_approximate": tried.is_approximate,
         "is_verified": tried.is_verified,
         **_outcome(tried.outcome, found.capacity if tried.capacity is None else tried.capacity),
     }

@@ -97,5 +97,5 @@ def _sharded(levers: Levers, ranks: int, mixed: bool, how: str, edits: list[Edit
     """``how``: what is different from sharding over all; ``nccl``: what its communicators take of the GPU."""
     if not edits:
         return None
-    lever = Lever(f"{over_gpus(ranks, mixed)}, {how}", edits, f"{ranks - 1} more GPUs, {_REPLAYED}", more=ranks - 1, is_bound=True)
+    lever = Lever(f"{over_gpus(ranks, mixed)}, {how}", edits, f"{ranks - 1} more GPUs, {_REPLAYED}", more=ranks - 1, is_approximate=True)
     return levers.attempt(lever, max(levers.capacity - nccl, 0))

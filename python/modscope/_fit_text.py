@@ -144,6 +144,11 @@ def _fits(tried: Tried) -> str:
     return "yes" if tried.outcome.fits else "no"
 
 
+def approximately(tried: Tried, figure: str) -> str:
+    """ "about 4.2 GiB" where it is an estimate."""
+    return f"about {figure}" if tried.is_approximate else figure
+
+
 def cost_of(tried: Tried) -> str:
     retries = tried.outcome.retries if tried.outcome.fits else 0
     return tried.lever.cost + (f", and the allocator gives memory back {_times(retries)}" if retries else "")
@@ -153,8 +158,7 @@ def _table(rows: list[Tried], width: int | None, title: str) -> list[str]:
     verified = any(tried.is_verified for tried in rows)
     cells = [(title, "reserved", "fits", *["verified"] * verified, "cost")]
     for tried in rows:
-        bound = "<= " if tried.lever.is_bound and not tried.is_verified else ""
-        figures = (bound + near_size(tried.outcome.reserved_on_gpu), _fits(tried), *["yes" if tried.is_verified else ""] * verified)
+        figures = (approximately(tried, near_size(tried.outcome.reserved_on_gpu)), _fits(tried), *["yes" if tried.is_verified else ""] * verified)
         cells.append((clean(tried.lever.name), *figures, cost_of(tried)))
     return layout(cells, {1}, 0, width)
 
@@ -219,7 +223,8 @@ def table_of_gpus(answers: list[Answer], width: int | None = None) -> list[str]:
     of_ranks = [f"on {first.ranks} ranks"] if any(each.on_ranks for each in answers) else []
     if of_ranks:
         least = min(first.on_ranks, key=lambda tried: tried.outcome.reserved)
-        lines[-1:] = [*wrap(f"Each of {first.ranks} ranks: {clean(least.lever.name)}, {near_size(least.outcome.reserved)} reserved at most.", width), ""]
+        most = approximately(least, near_size(least.outcome.reserved))
+        lines[-1:] = [*wrap(f"Each of {first.ranks} ranks: {clean(least.lever.name)}, {most} reserved at most.", width), ""]
     cells = [("GPU", "has", "fits", *of_ranks, "what would make it fit", "cost")]
     for each in answers:
         cheapest = min((tried for tried in each.tried if tried.outcome.fits and not each.before.fits), key=lambda tried: tried.price, default=None)

@@ -127,6 +127,24 @@ def test_no_row_that_fits_reserves_more_than_the_gpu_has(tmp_path: pathlib.Path)
     assert "It fits Tiny GPU, where it reserves 90.00 MiB at most, as the allocator gives free segments back." in shown["text"]
 
 
+def test_inferred_figures_of_fsdp2_are_said_to_be_about_right(tmp_path: pathlib.Path) -> None:
+    uneven_run(tmp_path / "run.msc")
+    found = _fit_answer.answer(Job(str(tmp_path / "run.msc")), tiny(100 << 20))
+
+    def said(found: _fit_answer.Answer) -> tuple[str, list[str], list[str]]:
+        (row,) = [line for line in _fit_text.lines_of(found) if line.startswith("  FSDP2 over 2 GPUs")]
+        approximate = [lever["name"] for lever in _fit_answer.as_json(found)["levers"] if lever["is_approximate"]]
+        levers = _fit_page.changes(found, (0, found.job.stream.events))["fit"]["levers"]
+        assert approximate == [lever["name"] for lever in levers if lever["is_approximate"]]
+        return row, approximate, [lever["name"] for lever in levers if "reserves about " in lever["text"]]
+
+    row, *names = said(found)
+    assert " about 182.00 MiB " in row and names == [["FSDP2 over 2 GPUs"]] * 2
+    assert "<=" not in "\n".join(_fit_text.lines_of(found))
+    row, *names = said(found._replace(tried=[tried._replace(is_verified=True) for tried in found.tried]))
+    assert "about" not in row and " 182.00 MiB " in row and names == [[], []]
+
+
 def test_a_run_that_died_in_its_first_step(tmp_path: pathlib.Path) -> None:
     train(tmp_path / "run.msc", fail_in=1)
     out = lines(tmp_path / "run.msc", 10_000)

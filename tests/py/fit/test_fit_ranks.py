@@ -122,7 +122,7 @@ def test_sharding_a_job_of_one_gpu_agrees_with_a_prediction(predictions: Predict
     levers = Levers(one, find_gpu("h100"), find_gpu("h100").capacity, one.replay())
     for ranks in (2, 8):
         lever, real = levers.sharded(ranks), predictions.job(ranks).replay()
-        assert lever is not None and lever.is_bound and not lever.can_be_verified
+        assert lever is not None and lever.is_approximate and not lever.can_be_verified
         replayed = one.replay(lever.edits)
         assert replayed.allocated == pytest.approx(real.allocated, rel=0.03)
         assert replayed.reserved == pytest.approx(real.reserved, rel=0.08)
