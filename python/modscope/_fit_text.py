@@ -10,7 +10,7 @@ from modscope._fit_job import Job
 from modscope._fit_levers import Tried
 from modscope._fit_rank_levers import why_not_over
 from modscope._fit_ranks import nccl_bytes, room_beside, which_rank, world_of
-from modscope._script_arguments import script_words
+from modscope._script_arguments import ANY_SCRIPT, program_words, script_words
 from modscope._summary import predicted_on
 from modscope._text import at_least, clean, counted, describe_moment, near_size, shorten_middle, width_of
 from modscope._virtual.gpus import Gpu
@@ -107,17 +107,19 @@ def _about_cpu(job: Job) -> str:
 def notes(found: Answer) -> list[str]:
     """What the figures are not."""
     job, lines = found.job, [*found.about, *notes_on(found.job)]
+    program, world = program_words(job.capture.info) or ANY_SCRIPT, world_of(job.capture)
     if not job.steps:
         lines.append("The capture has no training steps: only the allocator's settings can be tried.")
     elif not job.whole_steps:
+        options = ("--gpu", found.gpu.name, *(("--ranks", str(world)) if world > 1 else ()))
         lines.append(
             "The run ended in its first step, so what would follow is not known. Record a smaller batch, give a "
-            "predicted capture beside it, or predict the script:  modscope fit train.py --gpu " + shlex.quote(found.gpu.name)
+            f"predicted capture beside it, or predict the script:  modscope fit {clean(script_words(program, *options))}"
         )
     if found.ranks and not found.on_ranks:
         lines.append(
             f"What each of {found.ranks} ranks would take is not known: {why_not_over(job)}. Predict the script instead:  "
-            f"modscope predict --gpu {shlex.quote(found.gpu.name)} --ranks {found.ranks} train.py"
+            f"modscope predict --gpu {shlex.quote(found.gpu.name)} --ranks {found.ranks} {clean(shlex.join(program))}"
         )
     return lines
 

@@ -95,6 +95,18 @@ def test_a_prediction_that_ended_before_it_used_the_gpu_is_not_said_to_have_run_
     assert notes(used.end(how="finished")) == ""
 
 
+def test_the_commands_that_fit_advises_name_the_program_of_the_capture(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = capture_helpers.Capture(("cpu", "cuda:0"), program="one.py", arguments="--name\nmy run", pid="1", torch="2.13.0")
+    run.step()
+    run.where("forward", run.module("Net"))
+    run.add(1 << 20, 1)
+    (tmp_path / "run.msc").write_bytes(run.killed())
+    assert main(["fit", str(tmp_path / "run.msc"), "--gpu", "t4", "--ranks", "8"]) == 0
+    out = capsys.readouterr().out
+    assert "predict the script:  modscope fit one.py --gpu t4 -- --name 'my run'\n" in out
+    assert "Predict the script instead:  modscope predict --gpu t4 --ranks 8 one.py --name 'my run'\n" in out
+
+
 def test_the_figures_never_replace_the_capture_or_the_script(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(tmp_path / "run.msc")
     script = tmp_path / "train.py"
