@@ -197,7 +197,7 @@ def _figures(tried: Tried, found: Answer) -> dict[str, Any]:
         "allocator": lever.conf,
         "time": lever.time or None,
         "gpus": world_of(found.job.capture) + lever.more,
-        "is_upper_bound": lever.is_bound,
+        "is_approximate": tried.is_approximate,
         "is_verified": tried.is_verified,
         **_outcome(tried.outcome, found.capacity if tried.capacity is None else tried.capacity),
     }
@@ -206,9 +206,10 @@ def _figures(tried: Tried, found: Answer) -> dict[str, Any]:
 def _outcome(outcome: Outcome, capacity: int) -> dict[str, Any]:
     return {
         "reserved_peak": outcome.reserved,
+        "reserved_on_gpu": outcome.reserved_on_gpu,
         "allocated_peak": outcome.allocated,
         "fits": outcome.fits,
-        "to_spare": capacity - outcome.reserved,
+        "to_spare": capacity - outcome.reserved_on_gpu,
         "retries": outcome.retries,
         "failure": _moment(outcome.failed, outcome.requested),
     }

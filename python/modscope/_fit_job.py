@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
     """What a replay says."""
 
     reserved: int
-    """At most. Of a device without a caching allocator it is what is allocated."""
+    """At most, with unlimited memory. Of a device without a caching allocator it is what is allocated."""
     allocated: int
     at: Moment
     """When most was reserved."""
@@ -55,6 +55,13 @@ class Outcome(NamedTuple):
     failed: Moment | None
     requested: int
     """By the request that failed."""
+    reserved_within: int | None = None
+    """At most, where the GPU has less than ``reserved`` and it fits all the same: free segments were given back."""
+
+    @property
+    def reserved_on_gpu(self) -> int:
+        """What is reserved at most on the GPU, where it fits; otherwise ``reserved``."""
+        return self.reserved if self.reserved_within is None else self.reserved_within
 
     @property
     def fits_at_once(self) -> bool:
@@ -197,17 +204,18 @@ class Job:
         """With unlimited memory; and where that needs more than ``capacity``, with that much."""
         every, options = [*self.base, *edits], self._options(conf)
         free = self.stream.replay(self.number, every or None, **options)
-        reserved, failure, retries = free["reserved_peak"], None, 0
+        reserved, within, failure, retries = free["reserved_peak"], None, None, 0
         if capacity is not None and reserved > capacity and self.caching:
             tight = self.stream.replay(self.number, every or None, **options, capacity=capacity)
             failure, retries = tight["failure"], tight["retries"]
             fits = failure is None
+            within = tight["reserved_peak"] if fits else None
         else:
             fits = capacity is None or reserved <= capacity
         requested, failed = (failure[0], self._moment(failure[1])) if failure else (0, None)
         if not fits and failed is None:
             failed = self._moment(free["reserved_at"])
-        return Outcome(reserved, free["allocated_peak"], self._moment(free["reserved_at"]), fits, retries, failed, requested)
+        return Outcome(reserved, free["allocated_peak"], self._moment(free["reserved_at"]), fits, retries, failed, requested, within)
 
     def _options(self, conf: str) -> dict[str, Any]:
         settings = ",".join(filter(None, (self.conf, conf)))

@@ -33,8 +33,8 @@ class Lever(NamedTuple):
     """How much longer a step takes, as a part of it. 0: no longer, or it is not known, and ``cost`` says so."""
     more: int = 0
     """GPUs in addition."""
-    is_bound: bool = False
-    """What it reserves is at most the figure."""
+    is_approximate: bool = False
+    """What FSDP2 allocates is inferred: its replay is no bound, and may be too low or too high (docs/planning.md)."""
     modules: tuple[str, ...] = ()
     """Those that are checkpointed."""
     can_be_verified: bool = False
@@ -52,6 +52,10 @@ class Tried(NamedTuple):
     """Whether the script was predicted with the lever. Otherwise the outcome is that of a replay."""
     capacity: int | None = None
     """What may be reserved with it; None: as much as without it. NCCL takes more of the GPU where there are more groups."""
+
+    @property
+    def is_approximate(self) -> bool:
+        return self.lever.is_approximate and not self.is_verified
 
     @property
     def price(self) -> tuple[int, float, bool]:
@@ -84,7 +88,7 @@ def combine(*levers: Lever) -> Lever:
         ",".join(filter(None, (lever.conf for lever in levers))),
         sum(lever.time for lever in levers),
         sum(lever.more for lever in levers),
-        any(lever.is_bound for lever in levers),
+        any(lever.is_approximate for lever in levers),
         tuple(module for lever in levers for module in lever.modules),
         all(lever.can_be_verified for lever in levers),
         next((lever.sharding for lever in levers if lever.sharding), None),
@@ -254,14 +258,14 @@ class Levers:
             change = ShardingChange(ranks)
             more = max(ranks - world, 0)
             cost = f"{more} more GPUs" if more else "gathers among all GPUs"
-            return Lever(over_gpus(ranks), edits, cost, more=more, is_bound=True, can_be_verified=True, sharding=change) if edits else None
+            return Lever(over_gpus(ranks), edits, cost, more=more, is_approximate=True, can_be_verified=True, sharding=change) if edits else None
         edits = _fit_sharding.edits(self.job, ranks, mixed)
         if not edits:
             return None
         if world == ranks:
-            return Lever(over_gpus(ranks, mixed, "the "), edits, "gathers in every step", is_bound=True)
+            return Lever(over_gpus(ranks, mixed, "the "), edits, "gathers in every step", is_approximate=True)
         if world > 1:
             more = max(ranks - world, 0)
-            return Lever(over_gpus(ranks, mixed), edits, f"{more} more GPUs, gathers in every step", more=more, is_bound=True)
+            return Lever(over_gpus(ranks, mixed), edits, f"{more} more GPUs, gathers in every step", more=more, is_approximate=True)
         cost = "a second GPU" if ranks == 2 else f"{ranks - 1} more GPUs"
-        return Lever(over_gpus(ranks, mixed), edits, cost, more=ranks - 1, is_bound=True)
+        return Lever(over_gpus(ranks, mixed), edits, cost, more=ranks - 1, is_approximate=True)

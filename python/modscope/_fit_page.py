@@ -7,7 +7,7 @@ from functools import partial
 from modscope._edited import POINTS, Window, describe_difference, lines_of, moments_of
 from modscope._fit_answer import Answer
 from modscope._fit_levers import Tried
-from modscope._fit_text import cost_of, notes, verdict
+from modscope._fit_text import approximately, cost_of, notes, verdict
 from modscope._report import Page, Source, page
 from modscope._summary import Report
 from modscope._text import at_least, clean, describe_moment, size
@@ -47,8 +47,8 @@ def _lever(found: Answer, tried: Tried, window: Window) -> Report:
     lever, outcome = tried.lever, tried.outcome
     return {
         "name": clean(lever.name),
-        "reserved": outcome.reserved,
-        "is_upper_bound": lever.is_bound,
+        "reserved": outcome.reserved_on_gpu,
+        "is_approximate": tried.is_approximate,
         "fits": outcome.fits,
         "cost": clean(cost_of(tried)),
         "text": _sentence(found, tried),
@@ -59,14 +59,15 @@ def _lever(found: Answer, tried: Tried, window: Window) -> Report:
 def _sentence(found: Answer, tried: Tried) -> str:
     job, gpu, outcome = found.job, found.gpu, tried.outcome
     verb = "reserves" if job.caching else "allocates"
-    most = at_least(job.is_lower_bound, size(outcome.reserved))
+    most = at_least(job.is_lower_bound, approximately(tried, size(outcome.reserved)))
     when = describe_moment(*outcome.at, columns=_COLUMNS)
-    first = f"{job.device} {verb} {most} at most, {describe_difference(found.before.reserved, outcome.reserved)}; its peak is then {when}."
-    room = (found.capacity if tried.capacity is None else tried.capacity) - outcome.reserved
+    unlimited = " with unlimited memory" if outcome.reserved_within is not None else ""
+    first = f"{job.device} {verb} {most} at most{unlimited}, {describe_difference(found.before.reserved, outcome.reserved)}; its peak is then {when}."
+    room = (found.capacity if tried.capacity is None else tried.capacity) - outcome.reserved_on_gpu
     if not outcome.fits:
         fits = f"It does not fit {gpu.label}: short by {size(-room)}."
-    elif room < 0:
-        fits = f"It fits {gpu.label} if the allocator gives free segments back."
+    elif outcome.reserved_within is not None:
+        fits = f"It fits {gpu.label}, where it {verb} {size(outcome.reserved_within)} at most, as the allocator gives free segments back."
     else:
         fits = f"It fits {gpu.label}, with {size(room)} to spare."
     return clean(f"{first} {fits} Cost: {cost_of(tried)}.")

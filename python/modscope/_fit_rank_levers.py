@@ -65,7 +65,7 @@ def over_asked(levers: Levers) -> list[Tried]:
 def why_not_over(job: Job) -> str:
     """Why nothing is known of more ranks, in a sentence's words."""
     if not job.caching:
-        return "the capture is of a run on the CPU, which does not show what a GPU reserves"
+        return "the figures are those of the CPU, which do not show what a GPU reserves"
     if not job.whole_steps:
         return "the capture has no whole training step"
     return "the capture does not show parameters that could be sharded"
@@ -97,5 +97,5 @@ def _sharded(levers: Levers, ranks: int, mixed: bool, how: str, edits: list[Edit
     """``how``: what is different from sharding over all; ``nccl``: what its communicators take of the GPU."""
     if not edits:
         return None
-    lever = Lever(f"{over_gpus(ranks, mixed)}, {how}", edits, f"{ranks - 1} more GPUs, {_REPLAYED}", more=ranks - 1, is_bound=True)
+    lever = Lever(f"{over_gpus(ranks, mixed)}, {how}", edits, f"{ranks - 1} more GPUs, {_REPLAYED}", more=ranks - 1, is_approximate=True)
     return levers.attempt(lever, max(levers.capacity - nccl, 0))

@@ -10,7 +10,8 @@ from modscope._fit_job import Job
 from modscope._fit_levers import Tried
 from modscope._fit_rank_levers import why_not_over
 from modscope._fit_ranks import nccl_bytes, room_beside, which_rank, world_of
-from modscope._script_arguments import script_words
+from modscope._script_arguments import ANY_SCRIPT, program_words, script_words
+from modscope._summary import predicted_on
 from modscope._text import at_least, clean, counted, describe_moment, near_size, shorten_middle, width_of
 from modscope._virtual.gpus import Gpu
 
@@ -81,7 +82,7 @@ def notes_on(job: Job) -> list[str]:
     """What the figures are not, whatever the GPU."""
     lines = []
     if not job.caching:
-        lines.append("It ran on the CPU, which has no caching allocator: figures are what was allocated, and a GPU reserves more.")
+        lines.append(_about_cpu(job))
     if job.is_lower_bound:
         lines.append("Events of the capture are lost or damaged: every figure is at least as large.")
     if job.has_damaged_notes:
@@ -92,20 +93,33 @@ def notes_on(job: Job) -> list[str]:
     return lines
 
 
+def _about_cpu(job: Job) -> str:
+    """Why the figures are those of the CPU, and what that means."""
+    gpu = predicted_on(job.capture.info)
+    if job.capture.main_device != "cpu":
+        return "The CPU has no caching allocator: figures are what was allocated, and a GPU reserves more."
+    if gpu:
+        when = "it ended before anything" if job.died else "nothing"
+        return f"It was predicted on {clean(gpu)}, but {when} was allocated on the GPU: figures are what the CPU allocated."
+    return "It ran on the CPU, which has no caching allocator: figures are what was allocated, and a GPU reserves more."
+
+
 def notes(found: Answer) -> list[str]:
     """What the figures are not."""
     job, lines = found.job, [*found.about, *notes_on(found.job)]
+    program, world = program_words(job.capture.info) or ANY_SCRIPT, world_of(job.capture)
     if not job.steps:
         lines.append("The capture has no training steps: only the allocator's settings can be tried.")
     elif not job.whole_steps:
+        options = ("--gpu", found.gpu.name, *(("--ranks", str(world)) if world > 1 else ()))
         lines.append(
             "The run ended in its first step, so what would follow is not known. Record a smaller batch, give a "
-            "predicted capture beside it, or predict the script:  modscope fit train.py --gpu " + shlex.quote(found.gpu.name)
+            f"predicted capture beside it, or predict the script:  modscope fit {clean(script_words(program, *options))}"
         )
     if found.ranks and not found.on_ranks:
         lines.append(
             f"What each of {found.ranks} ranks would take is not known: {why_not_over(job)}. Predict the script instead:  "
-            f"modscope predict --gpu {shlex.quote(found.gpu.name)} --ranks {found.ranks} train.py"
+            f"modscope predict --gpu {shlex.quote(found.gpu.name)} --ranks {found.ranks} {clean(shlex.join(program))}"
         )
     return lines
 
@@ -132,6 +146,11 @@ def _fits(tried: Tried) -> str:
     return "yes" if tried.outcome.fits else "no"
 
 
+def approximately(tried: Tried, figure: str) -> str:
+    """ "about 4.2 GiB" where it is an estimate."""
+    return f"about {figure}" if tried.is_approximate else figure
+
+
 def cost_of(tried: Tried) -> str:
     retries = tried.outcome.retries if tried.outcome.fits else 0
     return tried.lever.cost + (f", and the allocator gives memory back {_times(retries)}" if retries else "")
@@ -141,8 +160,7 @@ def _table(rows: list[Tried], width: int | None, title: str) -> list[str]:
     verified = any(tried.is_verified for tried in rows)
     cells = [(title, "reserved", "fits", *["verified"] * verified, "cost")]
     for tried in rows:
-        bound = "<= " if tried.lever.is_bound and not tried.is_verified else ""
-        figures = (bound + near_size(tried.outcome.reserved), _fits(tried), *["yes" if tried.is_verified else ""] * verified)
+        figures = (approximately(tried, near_size(tried.outcome.reserved_on_gpu)), _fits(tried), *["yes" if tried.is_verified else ""] * verified)
         cells.append((clean(tried.lever.name), *figures, cost_of(tried)))
     return layout(cells, {1}, 0, width)
 
@@ -207,7 +225,8 @@ def table_of_gpus(answers: list[Answer], width: int | None = None) -> list[str]:
     of_ranks = [f"on {first.ranks} ranks"] if any(each.on_ranks for each in answers) else []
     if of_ranks:
         least = min(first.on_ranks, key=lambda tried: tried.outcome.reserved)
-        lines[-1:] = [*wrap(f"Each of {first.ranks} ranks: {clean(least.lever.name)}, {near_size(least.outcome.reserved)} reserved at most.", width), ""]
+        most = approximately(least, near_size(least.outcome.reserved))
+        lines[-1:] = [*wrap(f"Each of {first.ranks} ranks: {clean(least.lever.name)}, {most} reserved at most.", width), ""]
     cells = [("GPU", "has", "fits", *of_ranks, "what would make it fit", "cost")]
     for each in answers:
         cheapest = min((tried for tried in each.tried if tried.outcome.fits and not each.before.fits), key=lambda tried: tried.price, default=None)

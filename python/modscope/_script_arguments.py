@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from modscope import _ranks
 from modscope._capture_types import CaptureError
 
 VALUED = ("--steps", "--seconds", "--torch", "--ranks", "--rank", "--ranks-per-node")
 """The options that say how a script is predicted; each has a value."""
+ANY_SCRIPT = ["train.py"]
+"""What stands for the script in a command, where its name is not known."""
 
 
 def is_script(word: str) -> bool:
@@ -81,6 +84,17 @@ def batches_of(text: str) -> tuple[int, int]:
     if not all(part.isascii() and part.isdigit() and 0 < len(part) < 10 for part in (small, large)) or not 0 < int(small) < int(large):
         raise argparse.ArgumentTypeError(f"{text!r} is not two batches: give the smaller and the larger one, as 4,8")
     return int(small), int(large)
+
+
+def program_words(info: Mapping[str, str]) -> list[str]:
+    """The script of a capture, or -m and its module, with its arguments, for a command that runs it again; [] if the capture does not say it, or the
+    program is none that modscope can run. ``info``: what the capture says of its run."""
+    program, arguments = info.get("program", ""), info.get("arguments", "")
+    words = arguments.split("\n") if arguments else []
+    if program.endswith(".py") and os.path.basename(program) != "__main__.py":  # which is a module, whose name is not known
+        return [program, *words]
+    parts = program.split(".")
+    return ["-m", program, *words] if len(parts) > 1 and all(map(str.isidentifier, parts)) else []
 
 
 def script_words(target: Sequence[str], *options: str) -> str:

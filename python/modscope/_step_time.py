@@ -8,7 +8,7 @@ follow from the forwards: a step takes about three times as long as its forwards
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from modscope._load import Capture
@@ -40,8 +40,22 @@ def ends_within_step(capture: Capture) -> bool:
     end = capture.end
     if end is None or end.get("how") in ("exception", "interrupted", "terminated"):
         return True
+    if _ends_early(end) and not _has_updated_in_last_step(capture):
+        return True
     failed = capture.last_oom
     return failed is not None and next(capture.events("step", first=failed.number), None) is None
+
+
+def _ends_early(end: Mapping[str, str]) -> bool:
+    """Whether the end may be anywhere in a step: the program exited with a status that says it failed, or its time was up."""
+    has_failed = end.get("how") == "finished" and end.get("status", "") not in ("", "0")
+    return has_failed or end.get("how") == "stopped" and end.get("by", "").startswith("--seconds")
+
+
+def _has_updated_in_last_step(capture: Capture) -> bool:
+    """Whether an optimizer step ended in it."""
+    last = max((event.number for event in capture.events("step")), default=None)
+    return last is not None and next(capture.events("optimizer_step", first=last), None) is not None
 
 
 def step_time(capture: Capture, device: str) -> StepTime:

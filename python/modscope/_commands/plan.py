@@ -21,7 +21,7 @@ from modscope._plan import ROUGH_TIMES, Verify, make_plan, verified_figures
 from modscope._plan_file import Plan
 from modscope._predicted_script import PredictedScript
 from modscope._report import Source, page
-from modscope._script_arguments import check_no_ranks
+from modscope._script_arguments import ANY_SCRIPT, check_no_ranks, program_words, script_words
 from modscope._summary import Report, file_report
 from modscope._text import clean, counted, milliseconds, more_time, near_size, rough_size, size
 from modscope._virtual.gpus import find_gpu, label_of
@@ -45,7 +45,7 @@ def report(arguments: Namespace, load: Load) -> Report:
         capture = job.capture
     made, plan = _make(arguments, arguments.file, capture)
     _write(arguments, plan)
-    return {**file_report(arguments.file, capture), **made, "script": None, "notes": about, "output": arguments.output}
+    return {**file_report(arguments.file, capture), **made, "script": None, "program": program_words(capture.info) or None, "notes": about, "output": arguments.output}
 
 
 def _make(arguments: Namespace, file: str, capture: Capture, verify: Verify | None = None) -> tuple[Report, Plan]:
@@ -94,7 +94,8 @@ def _of_script(arguments: Namespace, load: Load) -> Report:
 
         made, plan = _make(arguments, predicted, capture, verify)
         _write(arguments, plan)
-        return {**file_report(script.name, capture), **made, "script": script.target, "notes": [], "output": arguments.output}
+        about = {"script": script.target, "program": script.target, "notes": []}
+        return {**file_report(script.name, capture), **made, **about, "output": arguments.output}
 
 
 # ---- as text ----
@@ -112,7 +113,8 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
         return [*out, "It fits as it is: no module has to be checkpointed.", *notes(result, screen), *page_line]
     out += ["", screen.bold("Checkpoint"), *_groups(result["groups"], screen), ""]
     out += screen.table(("", verb, "time of a step", ""), _before_and_after(result), left=[0])
-    out += [*_verification(result, screen), "", *_solver(result, screen), "", *_curve(result, screen), *_hints(result, screen)]
+    solver = _solver(result, screen)
+    out += [*_verification(result, screen), "", *solver, *[""] * bool(solver), *_curve(result, screen), *_hints(result, screen)]
     return out + ["", *_how_to_apply(result, arguments, screen), *notes(result, screen), *page_line]
 
 
@@ -157,14 +159,22 @@ def _solver(result: Report, screen: Screen) -> list[str]:
         return screen.wrap("The plan was found greedily, as asked. Without --greedy, HiGHS may find a better one, and gives a bound.")
     if not result["has_solver"]:
         return screen.wrap("The plan was found greedily. HiGHS (pip install 'modscope[plan]') may find a better one, and gives a bound.")
-    if result["bound_ms"] is None:
+    least = _least_time(result)
+    if not least:
         return []
-    least = f"+{100 * (result['bound_ms'] / result['before']['step_ms'] - 1):.1f} %" if result["before"]["step_ms"] else "unknown"
     if result["device"] == "cpu":
         return screen.wrap(f"HiGHS: if what modules save adds up, any plan takes about {least} or more.")
     return screen.wrap(
         f"HiGHS: if what modules save adds up, any plan takes about {least} or more, even if the allocator reserved no more than is allocated."
     )
+
+
+def _least_time(result: Report) -> str:
+    """ "+1.2 %": what any plan takes. "": that is not known, or says nothing, as it is zero."""
+    if result["bound_ms"] is None or not result["before"]["step_ms"]:
+        return ""
+    more = f"{100 * (result['bound_ms'] / result['before']['step_ms'] - 1):.1f}"
+    return f"+{more} %" if float(more) > 0 else ""
 
 
 def _curve(result: Report, screen: Screen) -> list[str]:
@@ -194,7 +204,7 @@ def _hints(result: Report, screen: Screen) -> list[str]:
         lines += screen.wrap(
             f"The allocator reserves {100 * gaps:.0f} % more than is allocated: it has many gaps, and the script may leave others. "
             "Verify the plan by predicting the script with it (modscope predict --plan), or make the plan from the script "
-            "(modscope plan train.py). expandable_segments:True leaves fewer gaps."
+            f"(modscope plan {clean(script_words(result['program'] or ANY_SCRIPT))}). expandable_segments:True leaves fewer gaps."
         )
     return ["", *lines] if lines else []
 
@@ -203,13 +213,11 @@ def _how_to_apply(result: Report, arguments: Namespace, screen: Screen) -> list[
     file = result["output"] if result["output"] not in (None, "-") else "plan.json"
     roots = list(result["checkpoint"])
     model = "model" if len(roots) == 1 else "{" + ", ".join(f"{root!r}: {root.partition('#')[0].lower()}" for root in roots) + "}"
-    script = shlex.join(result["script"]) if result["script"] else "train.py"
     lines = [
-        screen.bold("Apply it"),
         "  import modscope",
         f"  modscope.apply({os.fspath(file)!r}, {model})",
-        f"or, without a change to the script:  modscope run --plan {file} {script}",
+        f"or, without a change to the script:  modscope run --plan {shlex.quote(file)} {shlex.join(result['program'] or ANY_SCRIPT)}",
     ]
     if not result["output"]:
         lines.append("Write the plan to a file with -o plan.json.")
-    return [clean(line) for line in lines] if not screen.colour else lines
+    return [screen.bold("Apply it"), *map(clean, lines)]

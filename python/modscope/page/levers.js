@@ -49,7 +49,7 @@ function makeLeverRow(lever, change, choose) {
   Object.assign(input, { type: "radio", name: "lever" });
   input.addEventListener("change", () => choose(change));
   addCell(row, make("label", "lever", input, bdi(lever.name)));
-  addCell(row, `${lever.is_upper_bound ? "≤ " : ""}${size(lever.reserved)}`, "figure");
+  addCell(row, `${lever.is_approximate ? "about " : ""}${size(lever.reserved)}`, "figure");
   addCell(row, lever.fits ? "yes" : "no", lever.fits ? "fits" : "fits-not");
   addCell(row, lever.cost);
   row.addEventListener("click", (event) => {

@@ -11,7 +11,7 @@ import torch
 from fit_runs import Net, train
 
 import modscope
-from modscope import _fit_answer, _fit_text
+from modscope import _fit_answer, _fit_page, _fit_text
 from modscope.__main__ import main
 from modscope._fit_job import Job
 from modscope._virtual.gpus import Gpu
@@ -91,6 +91,58 @@ def test_damaged_notes_make_figures_rough(tmp_path: pathlib.Path) -> None:
         assert _fit_answer.as_json(found)["has_damaged_notes"] is expected
         assert any("figures are rough" in line for line in _fit_text.lines_of(found)) is expected
         assert not found.job.is_lower_bound
+
+
+def uneven_run(path: pathlib.Path) -> None:
+    """Every step allocates larger blocks than the one before, which find no place in the free segments."""
+    c = capture_helpers.Capture(("cpu", "cuda:0"), program="train.py", arguments="", pid="1", torch="2.13.0")
+    net = c.module("Net")
+    c.claim(c.add(20 << 20, 1), "Parameter", net)
+    for step in range(3):
+        c.step()
+        c.where("forward", net)
+        for size in (30, 40, 50):
+            c.drop(c.add(size + step << 20, 1))
+            c.wait(1000)
+        c.where("optimizer", 0)
+        if step == 0:
+            c.claim(c.add(40 << 20, 1), "Optstate", net)
+        c.optimizer_step()
+    path.write_bytes(c.end(how="finished"))
+
+
+def test_no_row_that_fits_reserves_more_than_the_gpu_has(tmp_path: pathlib.Path) -> None:
+    uneven_run(tmp_path / "run.msc")
+    job, capacity = Job(str(tmp_path / "run.msc")), 100 << 20
+    found = _fit_answer.answer(job, tiny(capacity))
+    (tried,) = [tried for tried in found.tried if tried.outcome.retries and tried.outcome.fits]
+    assert tried.lever.name == "optimizer and its state on the CPU" and tried.outcome.reserved > capacity
+    (row,) = [line for line in _fit_text.lines_of(found) if line.startswith(f"  {tried.lever.name}")]
+    assert " 90.00 MiB   yes " in row and row.endswith("and the allocator gives memory back 2 times")
+    for lever in _fit_answer.as_json(found)["levers"]:
+        assert lever["fits"] == (lever["to_spare"] >= 0) == (lever["reserved_on_gpu"] <= capacity)
+    levers = _fit_page.changes(found, (0, job.stream.events))["fit"]["levers"]
+    (shown,) = [lever for lever in levers if lever["name"] == tried.lever.name]
+    assert shown["reserved"] == 90 << 20 and "at most with unlimited memory" in shown["text"]
+    assert "It fits Tiny GPU, where it reserves 90.00 MiB at most, as the allocator gives free segments back." in shown["text"]
+
+
+def test_inferred_figures_of_fsdp2_are_said_to_be_about_right(tmp_path: pathlib.Path) -> None:
+    uneven_run(tmp_path / "run.msc")
+    found = _fit_answer.answer(Job(str(tmp_path / "run.msc")), tiny(100 << 20))
+
+    def said(found: _fit_answer.Answer) -> tuple[str, list[str], list[str]]:
+        (row,) = [line for line in _fit_text.lines_of(found) if line.startswith("  FSDP2 over 2 GPUs")]
+        approximate = [lever["name"] for lever in _fit_answer.as_json(found)["levers"] if lever["is_approximate"]]
+        levers = _fit_page.changes(found, (0, found.job.stream.events))["fit"]["levers"]
+        assert approximate == [lever["name"] for lever in levers if lever["is_approximate"]]
+        return row, approximate, [lever["name"] for lever in levers if "reserves about " in lever["text"]]
+
+    row, *names = said(found)
+    assert " about 182.00 MiB " in row and names == [["FSDP2 over 2 GPUs"]] * 2
+    assert "<=" not in "\n".join(_fit_text.lines_of(found))
+    row, *names = said(found._replace(tried=[tried._replace(is_verified=True) for tried in found.tried]))
+    assert "about" not in row and " 182.00 MiB " in row and names == [[], []]
 
 
 def test_a_run_that_died_in_its_first_step(tmp_path: pathlib.Path) -> None:

@@ -6,11 +6,13 @@ import pathlib
 from types import SimpleNamespace
 from typing import Any
 
+import capture_helpers
 import pytest
 from fit_runs import train
 
 from modscope.__main__ import main
 from modscope._fit_job import Job
+from modscope._fit_text import notes_on
 from modscope._load import CaptureError, load
 from modscope._plan_problem import check_capture
 from modscope._step_time import ends_within_step, step_time
@@ -46,6 +48,64 @@ def test_a_run_that_died_in_its_first_step_is_not_said_to_fit(tmp_path: pathlib.
     main(["fit", str(tmp_path / "died.msc"), "--gpu", "h200"])
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("cpu allocated at least ") and first.endswith("whether a whole step fits is not known."), first
+
+
+def test_a_program_that_exits_with_a_failure_inside_its_first_step_is_not_said_to_fit(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.msc"
+
+    def first_line(steps: int, is_in_step: bool, **end: str) -> str:
+        run = capture_helpers.train(steps)
+        if is_in_step:
+            run.step()
+            run.where("forward", run.module("GPT.wte"))
+            run.add(9_000_000, 1)
+        file.write_bytes(run.end(**end))
+        assert main(["fit", str(file), "--gpu", "h200"]) == 0
+        return capsys.readouterr().out.splitlines()[0]
+
+    failed, unknown = {"how": "finished", "status": "3"}, "whether a whole step fits is not known."
+    assert first_line(0, True, **failed).endswith(unknown)
+    assert first_line(0, True, how="stopped", by="--seconds 5").endswith(unknown)
+    assert first_line(0, True, how="terminated").endswith(unknown)
+    for end in ({"how": "finished", "status": "0"}, {"how": "finished"}, {"how": "stopped", "by": "--steps 3"}):
+        assert "it fits" in first_line(0, True, **end)  # as before: nothing says that a step was cut short
+    for steps in (1, 3):
+        assert "it fits" in first_line(steps, False, **failed) and Job(str(file)).whole_steps == steps and not Job(str(file)).died
+        assert "it fits" in first_line(steps, True, **failed) and Job(str(file)).whole_steps == steps and Job(str(file)).died
+
+
+def test_a_prediction_that_ended_before_it_used_the_gpu_is_not_said_to_have_run_on_the_cpu(tmp_path: pathlib.Path) -> None:
+    def notes(data: bytes, device: str | None = None) -> str:
+        (tmp_path / "run.msc").write_bytes(data)
+        return " ".join(notes_on(Job(str(tmp_path / "run.msc"), device)))
+
+    def run(**info: str) -> capture_helpers.Capture:
+        made = capture_helpers.Capture(program="train.py", arguments="", pid="1", torch="2.13.0", **info)
+        made.add(1 << 20)
+        return made
+
+    predicted = {"source": "predicted", "gpu_title": "NVIDIA H200"}
+    early = run(**predicted)
+    assert notes(early.killed()).startswith("It was predicted on H200, but it ended before anything was allocated on the GPU: figures are")
+    whole = run(**predicted)
+    assert notes(whole.end(how="finished")).startswith("It was predicted on H200, but nothing was allocated on the GPU: figures are")
+    real = run(source="allocator")
+    assert notes(real.killed()).startswith("It ran on the CPU, which has no caching allocator")
+    used = capture_helpers.train(**predicted)
+    assert notes(used.end(how="finished"), "cpu").startswith("The CPU has no caching allocator: ")
+    assert notes(used.end(how="finished")) == ""
+
+
+def test_the_commands_that_fit_advises_name_the_program_of_the_capture(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = capture_helpers.Capture(("cpu", "cuda:0"), program="one.py", arguments="--name\nmy run", pid="1", torch="2.13.0")
+    run.step()
+    run.where("forward", run.module("Net"))
+    run.add(1 << 20, 1)
+    (tmp_path / "run.msc").write_bytes(run.killed())
+    assert main(["fit", str(tmp_path / "run.msc"), "--gpu", "t4", "--ranks", "8"]) == 0
+    out = capsys.readouterr().out
+    assert "predict the script:  modscope fit one.py --gpu t4 -- --name 'my run'\n" in out
+    assert "Predict the script instead:  modscope predict --gpu t4 --ranks 8 one.py --name 'my run'\n" in out
 
 
 def test_the_figures_never_replace_the_capture_or_the_script(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

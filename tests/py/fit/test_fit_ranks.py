@@ -122,7 +122,7 @@ def test_sharding_a_job_of_one_gpu_agrees_with_a_prediction(predictions: Predict
     levers = Levers(one, find_gpu("h100"), find_gpu("h100").capacity, one.replay())
     for ranks in (2, 8):
         lever, real = levers.sharded(ranks), predictions.job(ranks).replay()
-        assert lever is not None and lever.is_bound and not lever.can_be_verified
+        assert lever is not None and lever.is_approximate and not lever.can_be_verified
         replayed = one.replay(lever.edits)
         assert replayed.allocated == pytest.approx(real.allocated, rel=0.03)
         assert replayed.reserved == pytest.approx(real.reserved, rel=0.08)
@@ -221,7 +221,7 @@ def test_why_nothing_is_known_of_more_ranks_is_said(tmp_path: pathlib.Path, caps
     train(tmp_path / "cpu.msc")
     assert main(["fit", str(tmp_path / "cpu.msc"), "--gpu", "h100", "--ranks", "8"]) == 0
     assert (
-        "What each of 8 ranks would take is not known: the capture is of a run on the CPU, which does not show what a GPU reserves. "
+        "What each of 8 ranks would take is not known: the figures are those of the CPU, which do not show what a GPU reserves. "
         "Predict the script instead:  modscope predict --gpu h100 --ranks 8 train.py\n"
     ) in capsys.readouterr().out
 

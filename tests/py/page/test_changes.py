@@ -119,7 +119,9 @@ def test_a_lever_is_drawn_over_the_run(gpu):
         assert drawn(page) == [lever["reserved_peak"], lever["allocated_peak"]]
         pictures.add(page.picture_of("#timeline-base"))
         text = page.browser.text("#edited")
-        assert text.startswith(f"With {lever['name']}: cuda:0 reserves {size(lever['reserved_peak'])} at most, ")
+        about = "about " if lever["is_approximate"] else ""
+        assert text.startswith(f"With {lever['name']}: cuda:0 reserves {about}{size(lever['reserved_peak'])} at most, ")
+        assert (f"about {size(lever['reserved_peak'])}" in page.browser.texts("#levers tbody tr")[number + 1]) == lever["is_approximate"]
         less = said["reserved_peak"] - lever["reserved_peak"]
         assert f"{size(less)} less than the {size(said['reserved_peak'])} without it" in text
         assert (f"It fits Tiny GPU, with {size(lever['to_spare'])} to spare." in text) == lever["fits"]

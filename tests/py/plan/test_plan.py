@@ -25,6 +25,7 @@ from modscope._plan import group_names, make_plan, parse_bytes
 from modscope._plan_file import Plan, load_plan
 from modscope._plan_problem import Problem
 from modscope._plan_search import EMPTY, Search
+from modscope._script_arguments import program_words
 
 BATCH = 512
 
@@ -304,12 +305,20 @@ def test_the_text_fits_a_narrow_terminal() -> None:
     curve = [{**figures, "modules": 0, "is_plan": False}, {**after, "modules": 4, "is_plan": True}, {**after, "modules": 1, "is_plan": False}]
     result = {"device": "cuda:0", "budget": 23 << 30, "gpu": "NVIDIA GeForce RTX 4090", "before": figures, "after": after, "curve": curve}
     result |= {"checkpoint": {"GPT2": ["h.0"]}, "groups": groups, "has_solver": True, "bound_ms": 113.0, "times": "device", "steps": 3}
-    result |= {"is_verified": False, "is_solver_installed": True, "script": None, "notes": [], "predicted_on": None}
+    result |= {"is_verified": False, "is_solver_installed": True, "script": None, "program": ["one.py", "--name", "my run\x1b[2J"], "notes": [], "predicted_on": None}
     result |= {"is_lower_bound": False, "lost": 0, "damaged": 0, "output": None, "report": None}
     lines = _commands_plan.text(result, Screen(80), Namespace())
     assert lines[0] == "cuda:0 reserved 30.0 GiB at most. RTX 4090 has 23.0 GiB beside the context."
     assert [line.split("%  ")[1] for line in lines if "%  " in line] == ["no plan", "4 modules <- the plan", "1 module"]
     assert any(line.startswith("HiGHS: if what modules save adds up, any plan takes about +13.0 % or more") for line in lines)
+    for colour in (False, True):
+        said = "\n".join(_commands_plan.text(result, Screen(80, colour), Namespace()))
+        assert "modscope run --plan plan.json one.py --name 'my run" in said and "modscope plan one.py -- --name 'my" in said.replace("\n", " ")
+        assert "\x1b[2J" not in said and "train.py" not in said
+    assert "modscope run --plan plan.json train.py" in _commands_plan.text({**result, "program": None}, Screen(80), Namespace())[-2]
+    for bound in (None, 100.0, 100.04):
+        lines = _commands_plan.text({**result, "bound_ms": bound}, Screen(80), Namespace())
+        assert not any("any plan takes" in line for line in lines) and ("", "") not in zip(lines, lines[1:])
     assert _commands_plan.text({**result, "is_lower_bound": True}, Screen(60), Namespace())[:2] == [
         "cuda:0 reserved at least 30.0 GiB.",
         "RTX 4090 has 23.0 GiB beside the context.",
@@ -338,6 +347,15 @@ def test_wrong_arguments(words: list[str], why: str, tmp_path: pathlib.Path) -> 
 
 
 # ---- parts ----
+
+
+def test_a_capture_names_the_program_to_run_again() -> None:
+    assert program_words({"program": "one.py", "arguments": "--lr\n3\nmy run"}) == ["one.py", "--lr", "3", "my run"]
+    assert program_words({"program": "src/one.py", "arguments": ""}) == ["src/one.py"]
+    assert program_words({"program": "tools.train", "arguments": "3"}) == ["-m", "tools.train", "3"]
+    for program in ("python", "pytest/__main__.py", "bin/pytest", "", "-"):
+        assert program_words({"program": program, "arguments": "3"}) == []
+    assert program_words({}) == []
 
 
 def test_names_in_groups() -> None:
