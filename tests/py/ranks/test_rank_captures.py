@@ -154,7 +154,9 @@ def test_the_attempt_in_which_a_rank_ran_out_of_memory_and_one_was_killed(restar
     assert [(one["rank"], one["why"]) for one in told["incomplete"]] == [(0, "not closed")]
     assert told["collectives_of"] == [1] and told["mismatches"] == []
     assert main(["report", *files, "-o", "job.html", "--json"]) == 0
-    assert [note.split(" ends ")[0] for note in json.loads(capsys.readouterr().out)["notes"]] == ["The capture of rank 0"]
+    first, *others = json.loads(capsys.readouterr().out)["notes"]
+    assert first.startswith("The capture of rank 0 ends ")
+    assert all("not compared either" in note for note in others)  # depends on how much of the last step was written
 
 
 SPAWNED = """
