@@ -165,7 +165,9 @@ def measure_start_up(times: int) -> None:
                 subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
                 taken[name].append(time.perf_counter() - begin)
     plain, run = (sorted(found)[len(found) // 2] for found in taken.values())
-    print(f"\nA program that only imports torch: {plain:.2f} s, under modscope run {run - plain:+.2f} s (the aim is 0.30 s)")
+    print(
+        f"\nA program that only imports torch: {plain:.2f} s, under modscope run {run - plain:+.2f} s (the aim is 0.30 s)"
+    )
 
 
 def main() -> None:

@@ -48,8 +48,16 @@ def print_counts(predicted: list[tuple[int, str]], real: list[int]) -> None:
     ours, theirs = Counter(bytes for bytes, _ in predicted), Counter(real)
     for bytes in sorted(set(ours) | set(theirs), reverse=True):
         if ours[bytes] != theirs[bytes]:
-            print(f"{bytes:>14,} bytes: {ours[bytes]:>6} predicted, {theirs[bytes]:>6} real, {ours[bytes] - theirs[bytes]:+}")
-            print("    " + ", ".join(f"{operator} {times}" for operator, times in Counter(o for b, o in predicted if b == bytes).most_common(8)))
+            print(
+                f"{bytes:>14,} bytes: {ours[bytes]:>6} predicted, {theirs[bytes]:>6} real, {ours[bytes] - theirs[bytes]:+}"
+            )
+            print(
+                "    "
+                + ", ".join(
+                    f"{operator} {times}"
+                    for operator, times in Counter(o for b, o in predicted if b == bytes).most_common(8)
+                )
+            )
 
 
 def print_order(predicted: list[tuple[int, str]], real: list[int], most: int) -> None:
@@ -59,15 +67,21 @@ def print_order(predicted: list[tuple[int, str]], real: list[int], most: int) ->
     for what, a, b, c, d in difflib.SequenceMatcher(None, sizes, real, autojunk=False).get_opcodes():
         if what != "equal" and shown < most:
             shown += 1
-            print(f"after {predicted[max(a - 2, 0) : a]} at {a}:\n    predicted {predicted[a:b][:8]}\n    real {real[c:d][:8]}")
+            print(
+                f"after {predicted[max(a - 2, 0) : a]} at {a}:\n    predicted {predicted[a:b][:8]}\n    real {real[c:d][:8]}"
+            )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", type=Path)
     parser.add_argument("name")
-    parser.add_argument("--own-table", action="store_true", help="take the memory beside results from the job's own measurements")
-    parser.add_argument("--order", type=int, default=0, metavar="N", help="show the first N places where the order differs")
+    parser.add_argument(
+        "--own-table", action="store_true", help="take the memory beside results from the job's own measurements"
+    )
+    parser.add_argument(
+        "--order", type=int, default=0, metavar="N", help="show the first N places where the order differs"
+    )
     options = parser.parse_args()
     predicted = predicted_blocks(options)
     real = real_sizes(options.jobs.parent / "h200" / f"{options.name}.npz")

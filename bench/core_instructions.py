@@ -9,6 +9,7 @@ counted. Only instructions inside the core's functions count, not the driver's l
 are the same on every run with the same compiler. Then, without callgrind: how much memory the
 ledger uses per live block, and whether it loses any of ten million blocks from eight threads.
 """
+
 import argparse
 import pathlib
 import re

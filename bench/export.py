@@ -1,6 +1,6 @@
 """What exporting a capture of a million events costs: seconds, the file's size, and the process's memory.
 
-    python bench/export.py [--events N]
+python bench/export.py [--events N]
 """
 
 from __future__ import annotations

@@ -38,7 +38,9 @@ def _print(rows: list[Row]) -> int:
         errors.setdefault(lever, []).append(abs(error))
         print(f"{job:26} {lever:14} {found / 2**20:10.0f} {real / 2**20:10.0f} {100 * error:+7.2f}%  {time}")
     for lever, values in errors.items():
-        print(f"{lever}: median {100 * statistics.median(values):.2f} %, worst {100 * max(values):.2f} % of {len(values)}")
+        print(
+            f"{lever}: median {100 * statistics.median(values):.2f} %, worst {100 * max(values):.2f} % of {len(values)}"
+        )
     return int(any(max(values) > _LIMIT for values in errors.values()))
 
 
@@ -54,7 +56,9 @@ def _named(levers: Levers) -> dict[str, Lever]:
     found["zero_grad"] = next(iter(levers.zero_grad()), None)
     found["save_on_cpu"] = next((lever for lever in levers.on_cpu() if "activations" in lever.name), None)
     groups = outermost(levers.groups)
-    if groups and len(groups) == len(levers.groups):  # transformers checkpoints the groups in groups too, which is no lever
+    if groups and len(groups) == len(
+        levers.groups
+    ):  # transformers checkpoints the groups in groups too, which is no lever
         found["checkpoint"] = combine(*(levers.checkpoint(each, len(each.members)) for each in groups))
     return {name: lever for name, lever in found.items() if lever}
 

@@ -44,7 +44,9 @@ PARTS = {"quarter": 0.25, "half": 0.5, "double": 2.0}
 
 def scaled(batch: dict[str, torch.Tensor], part: float) -> dict[str, torch.Tensor]:
     return {
-        key: value[: int(value.shape[0] * part)].clone() if part < 1 else value.repeat(int(part), *[1] * (value.dim() - 1))
+        key: value[: int(value.shape[0] * part)].clone()
+        if part < 1
+        else value.repeat(int(part), *[1] * (value.dim() - 1))
         for key, value in batch.items()
     }
 
@@ -89,7 +91,9 @@ def levers_of(job: Job) -> dict[str, Lever]:
         "expandable": next((lever for lever in levers.settings() if lever.conf.startswith("expandable")), None),
         "cpu": next((lever for lever in levers.on_cpu() if "activations" in lever.name), None),
         # transformers checkpoints groups in groups too, which is no lever
-        "checkpoint": combine(*(levers.checkpoint(each, len(each.members)) for each in groups)) if groups and len(groups) == len(levers.groups) else None,
+        "checkpoint": combine(*(levers.checkpoint(each, len(each.members)) for each in groups))
+        if groups and len(groups) == len(levers.groups)
+        else None,
     }
     return {name: lever for name, lever in found.items() if lever}
 
@@ -131,20 +135,32 @@ def main() -> int:
     names = options.only or list(jobs)
     for name in names:
         jobs[name]()  # imports what it needs, once
-    with tempfile.TemporaryDirectory(prefix="modscope-fit-") if not options.keep else contextlib.nullcontext(options.keep) as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="modscope-fit-")
+        if not options.keep
+        else contextlib.nullcontext(options.keep) as folder
+    ):
         os.makedirs(folder, exist_ok=True)
         results = run_all(jobs, names, folder)
         if options.keep:
-            Path(folder, "results.json").write_text(json.dumps({".".join(key): value for key, value in results.items()}, indent=1))
+            Path(folder, "results.json").write_text(
+                json.dumps({".".join(key): value for key, value in results.items()}, indent=1)
+            )
         table = {name: compare(name, folder, results) for name in names}
     columns = ("nothing", "expandable", "checkpoint", "cpu", "x2", "x4")
     print("| job | " + " | ".join(columns) + " |\n|---" + "|---" * len(columns) + "|")
     for name, errors in table.items():
-        print(f"| {name} | " + " | ".join(f"{errors[column]:+.2f} %" if column in errors else "" for column in columns) + " |")
+        print(
+            f"| {name} | "
+            + " | ".join(f"{errors[column]:+.2f} %" if column in errors else "" for column in columns)
+            + " |"
+        )
     for column in columns:
         values = [abs(errors[column]) for errors in table.values() if column in errors]
         if values:
-            print(f"- {column}: exact for {sum(value == 0 for value in values)} of {len(values)}, median {statistics.median(values):.2f} %, worst {max(values):.2f} %")
+            print(
+                f"- {column}: exact for {sum(value == 0 for value in values)} of {len(values)}, median {statistics.median(values):.2f} %, worst {max(values):.2f} %"
+            )
     if options.json:
         options.json.write_text(json.dumps(table, indent=2) + "\n")
     return 0

@@ -1,6 +1,6 @@
 """Small training jobs for bench/fit.py, each with a lever applied in the program itself, on a virtual GPU.
 
-    python bench/fit_jobs.py NAME CAPTURE LEVER SCALE    one job in this process; prints its figures as JSON
+python bench/fit_jobs.py NAME CAPTURE LEVER SCALE    one job in this process; prints its figures as JSON
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def _model(shape: Shape, checkpointed: bool) -> Any:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             q, k, v = (part.unflatten(-1, (8, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-            return self.out(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+            return self.out(
+                nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+            )
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -94,7 +96,9 @@ def _model(shape: Shape, checkpointed: bool) -> Any:
         def __init__(self) -> None:
             super().__init__()
             images = shape.kind == "convolutions"
-            self.embed: nn.Module = nn.Conv2d(3, shape.width, 3, padding=1) if images else nn.Embedding(shape.words, shape.width)
+            self.embed: nn.Module = (
+                nn.Conv2d(3, shape.width, 3, padding=1) if images else nn.Embedding(shape.words, shape.width)
+            )
             self.h = nn.ModuleList(Convolution() if images else Block() for _ in range(shape.layers))
             self.head = nn.Linear(shape.width, shape.words)
 
@@ -111,7 +115,9 @@ def _batch(shape: Shape, count: int) -> Any:
     import torch
 
     if shape.kind == "convolutions":
-        return torch.randn(count, 3, shape.length, shape.length, device="cuda"), torch.zeros(count, dtype=torch.long, device="cuda")
+        return torch.randn(count, 3, shape.length, shape.length, device="cuda"), torch.zeros(
+            count, dtype=torch.long, device="cuda"
+        )
     ids = torch.zeros(count, shape.length, dtype=torch.long, device="cuda")
     return ids, ids.flatten().clone()
 
@@ -126,7 +132,9 @@ def _run(name: str, capture: str, lever: str, scale: float) -> Figures:
         model = _model(shape, lever == "checkpoint")().cuda()
         optimizer = torch.optim.AdamW(model.parameters(), fused=True if lever == "fused" else None)
         x, y = _batch(shape, int(shape.batch * scale))
-        hooks = torch.autograd.graph.save_on_cpu(pin_memory=True) if lever == "save_on_cpu" else contextlib.nullcontext()
+        hooks = (
+            torch.autograd.graph.save_on_cpu(pin_memory=True) if lever == "save_on_cpu" else contextlib.nullcontext()
+        )
         for _ in range(3):
             with hooks, torch.autocast("cuda", torch.bfloat16, enabled=shape.autocast):
                 out = model(x)

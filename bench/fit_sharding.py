@@ -44,7 +44,11 @@ def _rows(kind: str) -> Iterator[_Row]:
     with PredictedScript([_JOB, kind], _options()) as script:
 
         def job(ranks: int, reshard: str = "", over: int = 0) -> Job:
-            return Job(script.predict([gpu], f"{kind} on {ranks}", sharding=ShardingChange(ranks, reshard, over) if ranks > 1 else None))
+            return Job(
+                script.predict(
+                    [gpu], f"{kind} on {ranks}", sharding=ShardingChange(ranks, reshard, over) if ranks > 1 else None
+                )
+            )
 
         one, two, eight, kept, hybrid = job(1), job(2), job(8), job(8, reshard="no"), job(8, over=2)
         mixed = kind == "mixed"
@@ -54,12 +58,18 @@ def _rows(kind: str) -> Iterator[_Row]:
 
         yield row("over 2 GPUs", "one GPU", one, _fit_sharding.edits(one, 2, mixed), two)
         yield row("over 8 GPUs", "one GPU", one, _fit_sharding.edits(one, 8, mixed), eight)
-        yield row("over 8 GPUs, kept after forward", "one GPU", one, _fit_sharding.edits(one, 8, mixed, keeps=True), kept)
+        yield row(
+            "over 8 GPUs, kept after forward", "one GPU", one, _fit_sharding.edits(one, 8, mixed, keeps=True), kept
+        )
         yield row("over 8 GPUs", "rank 0 of 2", two, _fit_resharding.over(two, 2, 8), eight)
         yield row("keep parameters after forward", "rank 0 of 8", eight, _fit_resharding.keep(eight), kept)
         yield row("reshard after forward", "rank 0 of 8, kept", kept, _fit_resharding.reshard(kept), eight)
-        yield row("HSDP: shard over 2 of 8", "rank 0 of 8", eight, _fit_resharding.over(eight, 8, 2, in_copies=True), hybrid)
-        yield row("shard over all 8 instead of 2", "rank 0 of 8, HSDP", hybrid, _fit_resharding.over(hybrid, 2, 8), eight)
+        yield row(
+            "HSDP: shard over 2 of 8", "rank 0 of 8", eight, _fit_resharding.over(eight, 8, 2, in_copies=True), hybrid
+        )
+        yield row(
+            "shard over all 8 instead of 2", "rank 0 of 8, HSDP", hybrid, _fit_resharding.over(hybrid, 2, 8), eight
+        )
 
 
 def _rows_of_shape(shape: str) -> Iterator[_Row]:
@@ -78,6 +88,9 @@ def main(kinds: list[str], limit: float) -> int:
         for row in _rows_of_shape(kind) if kind in SHAPES else _rows(kind):
             error = row.found / row.real - 1
             worst = max(worst, abs(error))
-            print(f"| {kind} | {row.lever} | {row.source} | {row.real >> 20} | {row.found >> 20} | {100 * error:+.1f} % |", flush=True)
+            print(
+                f"| {kind} | {row.lever} | {row.source} | {row.real >> 20} | {row.found >> 20} | {100 * error:+.1f} % |",
+                flush=True,
+            )
     print(f"worst: {100 * worst:.1f} %", file=sys.stderr)
     return int(worst > limit)

@@ -54,7 +54,11 @@ class EncoderDecoder(nn.Module):
 class Plain(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down, self.head = nn.Linear(WIDTH, 8 * WIDTH), nn.Linear(8 * WIDTH, WIDTH), nn.Linear(WIDTH, WORDS)
+        self.up, self.down, self.head = (
+            nn.Linear(WIDTH, 8 * WIDTH),
+            nn.Linear(8 * WIDTH, WIDTH),
+            nn.Linear(WIDTH, WORDS),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(torch.relu(self.down(torch.relu(self.up(x)))))
@@ -85,7 +89,9 @@ def make(kind: str) -> tuple[nn.Module, list[nn.Module]]:
         model = EncoderDecoder()
         return model, [*model.both.encoder.layers, *model.both.decoder.layers]
     if kind == "blocks":
-        blocks = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(LAYERS)))
+        blocks = nn.Sequential(
+            *(nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(LAYERS))
+        )
         return blocks, list(blocks)
     if kind == "linears":
         linears = nn.Sequential(*(nn.Linear(4 * WIDTH, 4 * WIDTH) for _ in range(LAYERS)))

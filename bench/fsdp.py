@@ -58,7 +58,11 @@ def main() -> None:
         optimizer.zero_grad()
 
     step()
-    ours, plain, theirs = modscope.FSDPMemTracker(model, optimizer), modscope.MemTracker(), TorchFSDPMemTracker(model, optimizer)
+    ours, plain, theirs = (
+        modscope.FSDPMemTracker(model, optimizer),
+        modscope.MemTracker(),
+        TorchFSDPMemTracker(model, optimizer),
+    )
     plain.track_external(model, optimizer)
     trackers: dict[str, Any] = dict(
         zip(NAMES, [contextlib.nullcontext(), contextlib.nullcontext(), plain, ours, theirs], strict=True)
@@ -78,7 +82,9 @@ def main() -> None:
     untracked = lower_quartile(times["untracked"])
     print(f"| program | {' | '.join(NAMES)} | aim |\n|{'---|' * (len(NAMES) + 2)}")
     ratios = [f"{lower_quartile(times[name]) / untracked:.3f}" if name in times else "-" for name in NAMES[1:]]
-    print(f"| transformer, {arguments.layers} layers, {RANKS} ranks | {untracked * 1e3:.1f} ms | {' | '.join(ratios)} | 1.10 |")
+    print(
+        f"| transformer, {arguments.layers} layers, {RANKS} ranks | {untracked * 1e3:.1f} ms | {' | '.join(ratios)} | 1.10 |"
+    )
     dist.destroy_process_group()
 
 

@@ -189,11 +189,7 @@ def clear_device(device: torch.device) -> None:
 def time_steps(training: Training, device: torch.device, rounds: int, seconds: float) -> dict[str, Any]:
     tracker = modscope.MemTracker()
     tracker.track_external(*training.objects)
-    trackers = {
-        "untracked": contextlib.nullcontext(),
-        "again": contextlib.nullcontext(),
-        "MemTracker": tracker,
-    }
+    trackers = {"untracked": contextlib.nullcontext(), "again": contextlib.nullcontext(), "MemTracker": tracker}
     times = take_turns(trackers, training.step, rounds=rounds, seconds=seconds, wait=waiter(device.type))
     typical = {name: lower_quartile(taken) for name, taken in times.items()}
     return {
@@ -377,7 +373,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=8, help="no round of a model begins after so many seconds")
-    parser.add_argument("--torch", action=argparse.BooleanOptionalAction, default=True, help="also time PyTorch's own tracker")
+    parser.add_argument(
+        "--torch", action=argparse.BooleanOptionalAction, default=True, help="also time PyTorch's own tracker"
+    )
     parser.add_argument("--tiny", action="store_true", help="tiny models, to try this script")
     parser.add_argument("--only", default="", help="only models whose name contains this")
     parser.add_argument("--json", metavar="FILE", help="also write one JSON object per model to this file")

@@ -58,7 +58,10 @@ def make(name: str) -> tuple[nn.Module, Any, torch.optim.Optimizer]:
 
 
 def odd_program() -> None:
-    kept = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in (1, 511, 512, 513, 12345, 2**20 + 1, 3 * 2**20 + 7, 20 * 2**20 + 513)]
+    kept = [
+        torch.empty(size, dtype=torch.uint8, device="cuda")
+        for size in (1, 511, 512, 513, 12345, 2**20 + 1, 3 * 2**20 + 7, 20 * 2**20 + 513)
+    ]
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         kept += [torch.empty(size, dtype=torch.uint8, device="cuda") for size in (77, 5 * 2**20 + 3)]
@@ -124,8 +127,10 @@ def check_requests(what: str, program: Callable[[], None]) -> bool:
         if requested != size_of_trace:
             wrong.append((i, size, requested, size_of_trace))
     one_to_one = len(pairs) == len({ours for ours, _ in pairs}) == len({theirs for _, theirs in pairs})
-    print(f"  requests that differ: {len(wrong)}; larger blocks than requests: {sum(size > asked for size, asked, _ in ours)}; "
-          f"streams one to one: {one_to_one} {sorted(pairs)}")
+    print(
+        f"  requests that differ: {len(wrong)}; larger blocks than requests: {sum(size > asked for size, asked, _ in ours)}; "
+        f"streams one to one: {one_to_one} {sorted(pairs)}"
+    )
     for i, size, requested, size_of_trace in wrong[:10]:
         print(f"    block {i}: size {size}, requested {requested} in the capture, {size_of_trace} in the trace")
     return not wrong and one_to_one and len(ours) == len(theirs)
@@ -139,6 +144,7 @@ def hooked_times(model: nn.Module, run: Callable[[int], None], steps: int) -> di
     pairs: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {}
     handles = []
     for name, module in model.named_modules():
+
         def before(_m: nn.Module, _a: Any, _k: Any, name: str = name) -> None:
             pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             pairs.setdefault(name, []).append(pair)
@@ -167,6 +173,7 @@ def captured_times(steps: int) -> tuple[dict[str, float], int]:
 
 def check_times(name: str) -> None:
     model, batch, optimizer = make(name)
+
     def run(steps: int) -> None:
         train(model, batch, optimizer, steps)
 
@@ -189,8 +196,10 @@ def check_times(name: str) -> None:
     for module, mine, first, second in sorted(rows, key=lambda row: -row[1])[:14]:
         print(f"    {module:45} {mine:9.3f} {first:9.3f} {second:9.3f}")
     large = [mine / min(first, second) - 1 for _, mine, first, second in rows if min(first, second) > 0.05]
-    print(f"  modules of more than 0.05 ms: {len(large)}; median difference {100 * statistics.median(map(abs, large)):.2f} %, largest {100 * max(large, key=abs):.2f} %; "
-          f"not in the capture: {len(before) - len(rows)}; without a time: {sum(not mine for _, mine, _, _ in rows)}")
+    print(
+        f"  modules of more than 0.05 ms: {len(large)}; median difference {100 * statistics.median(map(abs, large)):.2f} %, largest {100 * max(large, key=abs):.2f} %; "
+        f"not in the capture: {len(before) - len(rows)}; without a time: {sum(not mine for _, mine, _, _ in rows)}"
+    )
     modscope_times(name)
 
 
@@ -200,8 +209,10 @@ def modscope_times(name: str) -> None:
     job = Job(FILE)
     steps = job.step_seconds()
     roots = [call.seconds for call in job.calls if call.parent is None]
-    print(f"  fit: has_gpu_times {job.has_gpu_times}; forward {1e3 * statistics.median(roots):.2f} ms of a step of {1e3 * (job.median_step() or 0):.2f} ms; "
-          f"checkpointing everything +{100 * (job.share_of_step([call for call in job.calls if call.parent is None]) or 0):.1f} %; steps {len(steps)}")
+    print(
+        f"  fit: has_gpu_times {job.has_gpu_times}; forward {1e3 * statistics.median(roots):.2f} ms of a step of {1e3 * (job.median_step() or 0):.2f} ms; "
+        f"checkpointing everything +{100 * (job.share_of_step([call for call in job.calls if call.parent is None]) or 0):.1f} %; steps {len(steps)}"
+    )
 
 
 # ---- replay ----
@@ -233,8 +244,11 @@ def check_replay(name: str) -> bool:
     job = Job(FILE)
     result = job.stream.replay(job.number, None, version=job.version)
     predicted = job.replay(conf=expandable).reserved
-    print(f"{name:28} reserved {real / 2**20:10.1f} MiB, replayed {result['reserved_peak'] / 2**20:10.1f} MiB, events that differ {result['disagreements']} of {job.stream.events};  "
-          f"expandable {other / 2**20:10.1f} MiB, replayed {predicted / 2**20:10.1f} MiB ({100 * (predicted / other - 1):+.2f} %)", flush=True)
+    print(
+        f"{name:28} reserved {real / 2**20:10.1f} MiB, replayed {result['reserved_peak'] / 2**20:10.1f} MiB, events that differ {result['disagreements']} of {job.stream.events};  "
+        f"expandable {other / 2**20:10.1f} MiB, replayed {predicted / 2**20:10.1f} MiB ({100 * (predicted / other - 1):+.2f} %)",
+        flush=True,
+    )
     return result["reserved_peak"] == real
 
 

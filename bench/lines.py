@@ -74,8 +74,19 @@ class Table:
     def __init__(self, device: str) -> None:
         self.device = device
         self.rows: list[dict[str, Any]] = []
-        self._columns = ["untracked", "again", *[f"stacks={depth}" for depth in DEPTHS[device]], "less", MEMRAY, HISTORY]
-        heads = ["program", *["stacks=1 less stacks=0" if word == "less" else word for word in self._columns], "bytes a block"]
+        self._columns = [
+            "untracked",
+            "again",
+            *[f"stacks={depth}" for depth in DEPTHS[device]],
+            "less",
+            MEMRAY,
+            HISTORY,
+        ]
+        heads = [
+            "program",
+            *["stacks=1 less stacks=0" if word == "less" else word for word in self._columns],
+            "bytes a block",
+        ]
         print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads), flush=True)
 
     def add(self, title: str, step: Callable[[], Any], **turns: Any) -> None:

@@ -92,7 +92,9 @@ def compare_gpt2(**turns: Any) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="what MemTracker costs on the CPU")
     parser.add_argument("--rounds", type=int, default=200, help="rounds of the stack; the GPT-2 has a tenth of them")
-    parser.add_argument("--quick", action="store_true", help="only try the script, in half a minute; the figures mean nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="only try the script, in half a minute; the figures mean nothing"
+    )
     arguments = parser.parse_args()
     rounds = min(arguments.rounds, 20) if arguments.quick else arguments.rounds
     torch.set_num_threads(1)

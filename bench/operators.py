@@ -25,7 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import modscope
 
 CONSTANTS = types.SimpleNamespace(
-    empty_cache=lambda: None, memory_allocated=lambda: 0, memory_reserved=lambda: 0, memory_stats=lambda: {"active_bytes.all.current": 0}
+    empty_cache=lambda: None,
+    memory_allocated=lambda: 0,
+    memory_reserved=lambda: 0,
+    memory_stats=lambda: {"active_bytes.all.current": 0},
 )
 
 
@@ -97,7 +100,9 @@ def main() -> None:
         print(f"one operator, {name:24} {microseconds:6.2f} us")
     times = take_turns(variants, step, rounds=options.rounds, clear=model.zero_grad, wait=waiter(options.device))
     found = {name: lower_quartile(taken[5:]) for name, taken in times.items()}
-    print(f"stack of {options.blocks} on {options.device}: {operators} operators, untracked {found['untracked'] * 1e3:.2f} ms")
+    print(
+        f"stack of {options.blocks} on {options.device}: {operators} operators, untracked {found['untracked'] * 1e3:.2f} ms"
+    )
     for name, taken in found.items():
         extra = (taken - found["untracked"]) / operators * 1e6
         print(f"{name:24} {taken / found['untracked']:6.2f}   {extra:6.2f} us more for each operator")

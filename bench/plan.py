@@ -31,7 +31,18 @@ HERE = Path(__file__).parent
 MIB = 1 << 20
 PARTS = (0.25, 0.55, 0.85)
 """Of what checkpointing can save: how much each budget asks for."""
-USUAL = ("gpt2", "gpt2-amp", "gpt2-accumulate", "bert", "llama-bf16", "vit", "resnet50", "convnext", "unet-amp", "encoder")
+USUAL = (
+    "gpt2",
+    "gpt2-amp",
+    "gpt2-accumulate",
+    "bert",
+    "llama-bf16",
+    "vit",
+    "resnet50",
+    "convnext",
+    "unet-amp",
+    "encoder",
+)
 
 
 def parse() -> argparse.Namespace:
@@ -49,7 +60,18 @@ def predict(options: argparse.Namespace, name: str, folder: Path, plan: Path | N
     """The result of ``modscope predict``; the capture is FOLDER/NAME.msc. None, with a line, if it failed."""
     out = folder / "result.json"
     capture = folder / ("planned.msc" if plan else f"{name}.msc")
-    command = [sys.executable, "-m", "modscope", "predict", "--gpu", options.gpu, "--steps", str(options.steps), "--seconds", "300"]
+    command = [
+        sys.executable,
+        "-m",
+        "modscope",
+        "predict",
+        "--gpu",
+        options.gpu,
+        "--steps",
+        str(options.steps),
+        "--seconds",
+        "300",
+    ]
     command += ["-q", "-f", "-o", str(capture), "--json", str(out)]
     command += ["--torch", options.torch] if options.torch else []
     command += ["--plan", str(plan)] if plan else []
@@ -102,7 +124,11 @@ def rows_of(options: argparse.Namespace, name: str, folder: Path) -> list[dict[s
 
 
 def as_line(row: dict[str, Any]) -> str:
-    step = f"{row['step_ms']:.1f} | {row['step_ms_got']:.1f} | {row['step_error']:+.1f} %" if row["step_error"] is not None else "- | - | -"
+    step = (
+        f"{row['step_ms']:.1f} | {row['step_ms_got']:.1f} | {row['step_error']:+.1f} %"
+        if row["step_error"] is not None
+        else "- | - | -"
+    )
     return (
         f"| {row['job']} | {row['without'] / MIB:.0f} | {row['budget'] / MIB:.0f} | {row['modules']} | {row['reserved'] / MIB:.0f} "
         f"| {row['reserved_got'] / MIB:.0f} | {row['reserved_error']:+.2f} % | {row['over_budget']:+.2f} % "
@@ -119,7 +145,9 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
         f"- above the budget: {over:+.2f} % at most; by more than 1 % for {sum(row['over_budget'] > 1 for row in rows)} plans",
     ]
     if times:
-        lines.append(f"- time of a step: median error {statistics.median(times):.1f} %, worst {max(times):.1f} %; within 10 % for {sum(error <= 10 for error in times)} of {len(times)}")
+        lines.append(
+            f"- time of a step: median error {statistics.median(times):.1f} %, worst {max(times):.1f} %; within 10 % for {sum(error <= 10 for error in times)} of {len(times)}"
+        )
     return lines
 
 
@@ -133,7 +161,9 @@ def main() -> int:
                 print(as_line(row), file=sys.stderr, flush=True)
     if not rows:
         return 1
-    print("| job | without | budget | modules | planned | got | error | above budget | step without, ms | planned | got | error |")
+    print(
+        "| job | without | budget | modules | planned | got | error | above budget | step without, ms | planned | got | error |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     print("\n".join([*map(as_line, rows), "", *summary(rows)]))
     if options.json:

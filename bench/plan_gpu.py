@@ -45,7 +45,20 @@ from modscope._plan_file import plan_of
 from modscope._virtual.gpus import find_gpu
 
 MIB = 1 << 20
-USUAL = ("gpt2", "gpt2-amp", "gpt2-accumulate", "bert", "llama-bf16", "qwen2-bf16", "vit", "vit-amp", "convnext", "whisper", "encoder", "unet-amp")
+USUAL = (
+    "gpt2",
+    "gpt2-amp",
+    "gpt2-accumulate",
+    "bert",
+    "llama-bf16",
+    "qwen2-bf16",
+    "vit",
+    "vit-amp",
+    "convnext",
+    "whisper",
+    "encoder",
+    "unet-amp",
+)
 WARM_UP, TIMED = 3, 20
 SAC_SECONDS = 60
 """After which PyTorch's planner is given up."""
@@ -118,20 +131,32 @@ def measure(make_job: Callable[[], Any], modules: list[str]) -> Figures:
         seconds.append(time.perf_counter() - began)
     stats = torch.cuda.memory_stats()
     quartile = statistics.quantiles(seconds[WARM_UP:], n=4)[0]
-    return {"reserved": stats["reserved_bytes.all.peak"], "retries": stats["num_alloc_retries"], "step_ms": 1e3 * quartile}
+    return {
+        "reserved": stats["reserved_bytes.all.peak"],
+        "retries": stats["num_alloc_retries"],
+        "step_ms": 1e3 * quartile,
+    }
 
 
 def usual_ways(file: str) -> dict[str, list[str]]:
     """Modules to checkpoint: all members of the outermost groups of siblings, and every second one."""
     job, gpu = Job(file), find_gpu("h200")
-    names = [name for group in outermost(Levers(job, gpu, gpu.capacity, job.replay()).groups) for name, _ in group.members]
+    names = [
+        name for group in outermost(Levers(job, gpu, gpu.capacity, job.replay()).groups) for name, _ in group.members
+    ]
     return {"all": names, "second": names[::2]} if names else {}
 
 
 def plan(file: str, budget: int, use_highs: bool) -> Figures:
     report, found = make_plan(file, load(file), "cuda:0", budget, use_highs=use_highs)
     after, before = report["after"], report["before"]
-    return {"modules": found.modules, "groups": report["groups"], **after, "step_ms_before": before["step_ms"], "solver": report["solver"]}
+    return {
+        "modules": found.modules,
+        "groups": report["groups"],
+        **after,
+        "step_ms_before": before["step_ms"],
+        "solver": report["solver"],
+    }
 
 
 def sac_ilp(make_job: Callable[[], Any], budgets: list[int]) -> Figures:
@@ -211,7 +236,10 @@ def prepare(file: str, make_job: Callable[[], Any]) -> Figures:
     job = Job(file)
     highest = job.replay().reserved
     usual = usual_ways(file)
-    levers = {key: job.replay([("checkpoint", call.number) for call in job.calls if job.modules[call.path] in set(names)]) for key, names in usual.items()}
+    levers = {
+        key: job.replay([("checkpoint", call.number) for call in job.calls if job.modules[call.path] in set(names)])
+        for key, names in usual.items()
+    }
     lowest = min([outcome.reserved for outcome in levers.values()], default=highest // 2)
     budgets = {"part": highest - (highest - lowest) // 4, **{key: outcome.reserved for key, outcome in levers.items()}}
     plans: Figures = {}
@@ -229,8 +257,18 @@ def as_line(row: Figures) -> str:
     if not got or "error" in got:
         return "| " + " | ".join([*cells, planned.get("error") or str(got)]) + " |"
     base = row["without"]["step_ms"]
-    cells += [str(len(planned["modules"])), mib(planned["reserved"]), mib(got["reserved"]), percent(planned["reserved"], got["reserved"])]
-    cells += [percent(got["reserved"], planned["budget"]), f"{base:.1f}", f"{expected_ms(row):.1f}", f"{got['step_ms']:.1f}"]
+    cells += [
+        str(len(planned["modules"])),
+        mib(planned["reserved"]),
+        mib(got["reserved"]),
+        percent(planned["reserved"], got["reserved"]),
+    ]
+    cells += [
+        percent(got["reserved"], planned["budget"]),
+        f"{base:.1f}",
+        f"{expected_ms(row):.1f}",
+        f"{got['step_ms']:.1f}",
+    ]
     cells += [percent(expected_ms(row), got["step_ms"], 1)]
     cells += [f"{row['budget_of']} {usual['step_ms']:.1f}" if usual and "step_ms" in usual else "-"]
     cells += [f"{theirs['step_ms']:.1f}" if "step_ms" in theirs else theirs["error"][:60]]
@@ -251,7 +289,22 @@ def percent(value: float, of: float, digits: int = 2) -> str:
     return f"{100 * (value / of - 1):+.{digits}f} %"
 
 
-HEAD = ("job", "without", "budget", "modules", "planned", "got", "error", "above budget", "step without, ms", "planned", "got", "error", "usual way", "sac_ilp")
+HEAD = (
+    "job",
+    "without",
+    "budget",
+    "modules",
+    "planned",
+    "got",
+    "error",
+    "above budget",
+    "step without, ms",
+    "planned",
+    "got",
+    "error",
+    "usual way",
+    "sac_ilp",
+)
 
 
 def summary(rows: list[Figures]) -> list[str]:
@@ -259,7 +312,9 @@ def summary(rows: list[Figures]) -> list[str]:
     errors = [abs(100 * (row["planned"]["reserved"] / row["got"]["reserved"] - 1)) for row in ran]
     over = [100 * (row["got"]["reserved"] / row["planned"]["budget"] - 1) for row in ran]
     times = [abs(100 * (expected_ms(row) / row["got"]["step_ms"] - 1)) for row in ran]
-    compared = [row["got"]["step_ms"] / row["usual"]["step_ms"] for row in ran if row["usual"] and "step_ms" in row["usual"]]
+    compared = [
+        row["got"]["step_ms"] / row["usual"]["step_ms"] for row in ran if row["usual"] and "step_ms" in row["usual"]
+    ]
     return [
         f"- reserved: median error {statistics.median(errors):.2f} %, worst {max(errors):.2f} %; within 2 % for {sum(error <= 2 for error in errors)} of {len(ran)} plans",
         f"- above the budget: {max(over):+.2f} % at most; by more than 1 % for {sum(each > 1 for each in over)} plans",
@@ -282,8 +337,12 @@ def main() -> int:
         jobs[name]()  # imports what it needs, once
     with tempfile.TemporaryDirectory(prefix="modscope-plan-") as folder:
         files = {name: f"{folder}/{name}.msc" for name in names}
-        recorded = {name: in_child(record, jobs[name], file) for name, file in files.items()}  # one by one: their times count
-        started = {name: start(prepare, file, jobs[name]) for name, file in files.items() if "error" not in recorded[name]}
+        recorded = {
+            name: in_child(record, jobs[name], file) for name, file in files.items()
+        }  # one by one: their times count
+        started = {
+            name: start(prepare, file, jobs[name]) for name, file in files.items() if "error" not in recorded[name]
+        }
         prepared = {**recorded, **{name: finish(each) for name, each in started.items()}}
     rows = [row for name in names for row in rows_of(jobs[name], name, prepared[name])]
     if options.json:

@@ -34,7 +34,9 @@ MARGIN = 0.03
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", type=Path, help="jobs.py, with truth.json beside it")
-    parser.add_argument("--own-tables", action="store_true", help="take the memory beside results from each job's own measurements")
+    parser.add_argument(
+        "--own-tables", action="store_true", help="take the memory beside results from each job's own measurements"
+    )
     parser.add_argument("--table", help="a table that modscope calibrate wrote")
     parser.add_argument("--torch", default="2.11", help="the version of torch whose rules are used")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these jobs")
@@ -101,7 +103,11 @@ def row(name: str, result: dict[str, Any], truth: dict[str, Any]) -> dict[str, A
 
 
 def as_line(row: dict[str, Any]) -> str:
-    step = f"{row['step_ms']:.1f} | {row['step_ms_real']:.1f} | {row['step_ratio']:.2f}" if row["step_ratio"] else f"- | {row['step_ms_real'] or '-'} | -"
+    step = (
+        f"{row['step_ms']:.1f} | {row['step_ms_real']:.1f} | {row['step_ratio']:.2f}"
+        if row["step_ratio"]
+        else f"- | {row['step_ms_real'] or '-'} | -"
+    )
     return (
         f"| {row['job']} | {row['allocated'] / MIB:.1f} | {row['allocated_real'] / MIB:.1f} | {row['allocated_error']:+.3f} % "
         f"| {row['reserved'] / MIB:.0f} | {row['reserved_real'] / MIB:.0f} | {row['reserved_error']:+.3f} % | {step} "
@@ -123,10 +129,14 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
     ratios = [max(row["step_ratio"], 1 / row["step_ratio"]) for row in rows if row["step_ratio"]]
     if ratios:
         near = sum(ratio <= 1.25 for ratio in ratios)
-        lines.append(f"- time a step: within 25 % for {near} of {len(ratios)} jobs, at worst wrong by a factor of {max(ratios):.2f}")
+        lines.append(
+            f"- time a step: within 25 % for {near} of {len(ratios)} jobs, at worst wrong by a factor of {max(ratios):.2f}"
+        )
     seconds = [row["seconds"] for row in rows]
     lines.append(f"- seconds to predict: median {statistics.median(seconds):.1f}, worst {max(seconds):.1f}")
-    lines.append(f"- verdicts on {len(GPUS)} cards: {sum(len(row['wrong']) for row in rows)} wrong of {len(GPUS) * len(rows)}")
+    lines.append(
+        f"- verdicts on {len(GPUS)} cards: {sum(len(row['wrong']) for row in rows)} wrong of {len(GPUS) * len(rows)}"
+    )
     return lines
 
 
@@ -138,7 +148,9 @@ def main() -> int:
     if unknown or not names:
         print(f"truth.json has no job {', '.join(sorted(unknown))}: it has {', '.join(truth)}", file=sys.stderr)
         return 2
-    print("| job | allocated MiB | real | error | reserved MiB | real | error | step ms | real | ratio | seconds | verdicts |")
+    print(
+        "| job | allocated MiB | real | error | reserved MiB | real | error | step ms | real | ratio | seconds | verdicts |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
     rows = []
     with ThreadPoolExecutor(options.processes) as pool:

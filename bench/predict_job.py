@@ -37,7 +37,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--torch", default="2.11")
     parser.add_argument("--table", help="a table that modscope calibrate wrote")
     parser.add_argument("--own-table", help="the job's own operators, as ops.json has them")
-    parser.add_argument("--log", help="write the bytes and operators of all blocks to this file, in the order of their allocation")
+    parser.add_argument(
+        "--log", help="write the bytes and operators of all blocks to this file, in the order of their allocation"
+    )
     return parser.parse_args()
 
 
@@ -46,7 +48,9 @@ def own_table(path: str) -> table.JobTable:
     import numpy
 
     trace = numpy.load(path.removesuffix(".ops.json") + ".npz")
-    return table.from_truth(path, [int(bytes) for kind, bytes in zip(trace["kind"], trace["size"], strict=True) if kind == 0])
+    return table.from_truth(
+        path, [int(bytes) for kind, bytes in zip(trace["kind"], trace["size"], strict=True) if kind == 0]
+    )
 
 
 def predict(job: Any, own: table.JobTable | None) -> tuple[bool, float]:

@@ -62,7 +62,10 @@ def main(folder: str, names: list[str]) -> None:
     print(f"{'job':28} {'step ms':>9} {'real':>9} {'ratio':>6}  {'kernels':>9} {'real':>9} {'ratio':>6}")
     for name in names or [name for name, job in truth.items() if "step_ms" in job]:
         ran = subprocess.run(
-            [sys.executable, "-W", "ignore", __file__, "--one", folder, name], capture_output=True, text=True, timeout=600
+            [sys.executable, "-W", "ignore", __file__, "--one", folder, name],
+            capture_output=True,
+            text=True,
+            timeout=600,
         )
         if ran.returncode:
             print(f"{name:28} failed: {ran.stderr.strip().splitlines()[-1:]}")

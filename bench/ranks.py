@@ -76,7 +76,12 @@ def row(options: argparse.Namespace, name: str, folder: str, has_gpu: bool) -> s
     for key in ("allocated_peak", "reserved_peak"):
         cells.append(f"{predicted[key] / MIB:.1f}")
         cells += [f"{real[key] / MIB:.1f}", f"{100 * (predicted[key] / real[key] - 1):+.3f} %"] if real else ["", ""]
-    return "| " + " | ".join([name, *cells, f"{predicted['step_ms'] or 0:.0f}", f"{elapsed:.0f}", f"{processor:.0f}"]) + " |" + line
+    return (
+        "| "
+        + " | ".join([name, *cells, f"{predicted['step_ms'] or 0:.0f}", f"{elapsed:.0f}", f"{processor:.0f}"])
+        + " |"
+        + line
+    )
 
 
 def tell(options: argparse.Namespace, name: str, folder: str, has_gpu: bool) -> bool:
@@ -101,7 +106,11 @@ def main() -> None:
     has_gpu = torch.cuda.is_available()
     alone = "" if has_gpu else "; no GPU here: predictions only"
     print(f"rank 0 of {options.ranks} on {options.gpu}, torch {torch.__version__}; MiB{alone}")
-    print("| job | allocated | real | error | reserved | real | error | step, ms | seconds | processor |\n" + "|---" * 10 + "|")
+    print(
+        "| job | allocated | real | error | reserved | real | error | step, ms | seconds | processor |\n"
+        + "|---" * 10
+        + "|"
+    )
     failed = [name for name in options.only if not tell(options, name, folder, has_gpu)]
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 

@@ -97,7 +97,13 @@ def make_captures(folder: str, ranks: int, steps: int) -> int:
     events = 0
     for rank in range(ranks):
         data, info, end, count = made[rank % VARIANTS]
-        place = {"rank": str(rank), "world": str(ranks), "local_rank": str(rank % 8), "node": str(rank // 8), "host": f"host{rank // 8}"}
+        place = {
+            "rank": str(rank),
+            "world": str(ranks),
+            "local_rank": str(rank % 8),
+            "node": str(rank // 8),
+            "host": f"host{rank // 8}",
+        }
         with open(os.path.join(folder, f"x.rank{rank}.msc"), "wb") as file:
             file.write(with_place(data, {**info, **place, "began": f"{1.7e9 + rank / 1000:.3f}"}, {**end, **place}))
         events += count

@@ -1,8 +1,8 @@
 """Train a small Llama-like model: on one device, or sharded by FSDP2 over every rank that a launcher starts.
 
-    python examples/fsdp2.py                                    one GPU, or the CPU without one
-    torchrun --nproc-per-node 2 examples/fsdp2.py --small       two processes
-    modscope predict --gpu h100 --ranks 8 examples/fsdp2.py     eight GPUs that are not there
+python examples/fsdp2.py                                    one GPU, or the CPU without one
+torchrun --nproc-per-node 2 examples/fsdp2.py --small       two processes
+modscope predict --gpu h100 --ranks 8 examples/fsdp2.py     eight GPUs that are not there
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Train a small GPT on made-up text for a few steps. The script does not use modscope itself:
 
-    modscope run examples/gpt.py
-    modscope run examples/gpt.py --out-of-memory
-    modscope run examples/gpt.py --batch 64 --memory 650                 # docs/tutorial.md
-    modscope run examples/gpt.py --batch 64 --memory 650 --checkpoint
-    modscope predict --gpu t4,rtx4090,h100 examples/gpt.py --batch 2048  # docs/prediction.md
+modscope run examples/gpt.py
+modscope run examples/gpt.py --out-of-memory
+modscope run examples/gpt.py --batch 64 --memory 650                 # docs/tutorial.md
+modscope run examples/gpt.py --batch 64 --memory 650 --checkpoint
+modscope predict --gpu t4,rtx4090,h100 examples/gpt.py --batch 2048  # docs/prediction.md
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, words: int, length: int, width: int, heads: int, layers: int, checkpointing: bool = False) -> None:
+    def __init__(
+        self, words: int, length: int, width: int, heads: int, layers: int, checkpointing: bool = False
+    ) -> None:
         super().__init__()
         self.checkpointing = checkpointing
         self.word = nn.Embedding(words, width)
@@ -91,7 +93,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--out-of-memory", action="store_true", help="make the last batch larger than any machine's memory")
+    parser.add_argument(
+        "--out-of-memory", action="store_true", help="make the last batch larger than any machine's memory"
+    )
     parser.add_argument("--checkpoint", action="store_true", help="recompute the blocks' activations in backward")
     parser.add_argument("--memory", type=int, metavar="MIB", help="limit the memory for the training (CPU)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

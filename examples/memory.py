@@ -1,6 +1,6 @@
 """Train a small model for a few steps and print which modules own its memory.
 
-    python examples/memory.py
+python examples/memory.py
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def main() -> None:
     print("At the peak:")
     tracker.display_snapshot("peak", units="MiB", tabulate=True)
     for device, peak in tracker.peak.items():
-        print(f"\nThe peak was on {device} in step {peak.step}, {peak.phase} of {peak.module}. The largest modules (MiB):\n")
+        print(
+            f"\nThe peak was on {device} in step {peak.step}, {peak.phase} of {peak.module}. The largest modules (MiB):\n"
+        )
         modules = tracker.get_module_snapshot("peak", children=True)[device]
         for fqn, held in sorted(modules.items(), key=lambda item: -item[1]["Total"])[:8]:
             parts = ", ".join(f"{held[word] / 2**20:.2f} {word}" for word in held if held[word] and word != "Total")

@@ -1,6 +1,6 @@
 """Train a small model for a few steps and print its phase and running modules.
 
-    python examples/stack.py
+python examples/stack.py
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             show(f"loss {loss.item():.4f}")
-    print(f"{len(tracker.modules)} modules known, among them {tracker.modules['Model.first.mlp.1']!r} as Model.first.mlp.1")
+    print(
+        f"{len(tracker.modules)} modules known, among them {tracker.modules['Model.first.mlp.1']!r} as Model.first.mlp.1"
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Train a small GPT-2 with Hugging Face's Trainer, and log which modules hold its memory:
 
-    python examples/train_huggingface.py [FOLDER]
+python examples/train_huggingface.py [FOLDER]
 """
 
 from __future__ import annotations

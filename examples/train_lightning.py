@@ -1,6 +1,6 @@
 """Train the small GPT of gpt.py with Lightning, and log which modules hold its memory:
 
-    python examples/train_lightning.py [FOLDER]
+python examples/train_lightning.py [FOLDER]
 """
 
 from __future__ import annotations
@@ -34,8 +34,13 @@ folder = sys.argv[1] if len(sys.argv) > 1 else "build/lightning"
 logger = CSVLogger(folder, name="gpt")
 memory = MemoryCallback(every=2, capture_steps=range(2, 4))
 trainer = Trainer(
-    max_steps=6, logger=logger, callbacks=[memory], accelerator="cpu",
-    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    max_steps=6,
+    logger=logger,
+    callbacks=[memory],
+    accelerator="cpu",
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
 )
 trainer.fit(Language(), torch.utils.data.DataLoader(torch.randint(1000, (64, 65)), batch_size=8))
 

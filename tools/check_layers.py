@@ -25,6 +25,7 @@ Inside src/core, each folder may include the headers of these folders:
 Nothing includes a header of torch. Every name that core and interpose export begins with ms_.
 Prints `layers: ok`, or what is wrong, and then exits with 1. Uses $CC (default: cc) and $NM.
 """
+
 import os
 import pathlib
 import re
@@ -61,18 +62,22 @@ REPORTS = {(WATCH, f"{LEDGER}/call_events.h"), (LEDGER, f"{WRITE}/encoder.h")}
 READING = (READ, PACK, CAPTURE)
 NOT_FOR_READING = (WATCH, LEDGER, WRITE)
 LIBC_ONLY = {layer for layer in LAYERS if layer == "include" or layer.startswith(CORE)}
-LIBC_HEADERS = set("""
+LIBC_HEADERS = set(
+    """
     assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal stdalign stdarg stdatomic
     stdbool stddef stdint stdio stdlib stdnoreturn string tgmath time uchar wchar wctype
     fcntl poll pthread sched semaphore strings unistd
     sys/mman sys/resource sys/stat sys/time sys/types sys/uio sys/wait
-""".split())
+""".split()
+)
 PYTHON_HEADER = re.compile(r"(Python|structmember|frameobject|pythread|pyconfig|datetime)\.h$|^(cpython|internal)/")
 TORCH_HEADER = re.compile(r"^(torch|ATen|c10|caffe2)/")
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 # What the compiler itself may call, whatever the source says.
-COMPILER = re.compile(r"_GLOBAL_OFFSET_TABLE_$|_Unwind_|__gcc_personality_|__stack_chk_|__tls_get_addr$|___tls_get_addr$")
+COMPILER = re.compile(
+    r"_GLOBAL_OFFSET_TABLE_$|_Unwind_|__gcc_personality_|__stack_chk_|__tls_get_addr$|___tls_get_addr$"
+)
 
 
 def layer_of(path, root):

@@ -27,7 +27,9 @@ COMMAND = pathlib.Path(sysconfig.get_path("scripts"), "modscope")
 PAGE_SIZE_AT_LEAST = 100_000
 
 # pip installs no folder of the repository but python/modscope: help that names another one sends the reader to a missing file.
-REPOSITORY_FILE = re.compile(r"\b(?:README|CONTRIBUTING|CHANGES)\.md|\b(?:bench|docs|examples|include|src|tests|tools)/[\w./-]+")
+REPOSITORY_FILE = re.compile(
+    r"\b(?:README|CONTRIBUTING|CHANGES)\.md|\b(?:bench|docs|examples|include|src|tests|tools)/[\w./-]+"
+)
 
 
 def modscope(*arguments: object) -> str:
@@ -100,7 +102,9 @@ def check_commands_read_a_capture(folder: pathlib.Path) -> None:
 def check_missing_torch_is_reported(_: pathlib.Path) -> None:
     import modscope
 
-    assert importlib.util.find_spec("torch") is None, "torch is there: run this with --torch, or where it is not installed"
+    assert importlib.util.find_spec("torch") is None, (
+        "torch is there: run this with --torch, or where it is not installed"
+    )
     try:
         modscope.MemTracker  # noqa: B018
     except ImportError as error:

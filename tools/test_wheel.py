@@ -32,7 +32,17 @@ def main() -> None:
     python = folder / "bin" / "python"
     environment = without_compilers(folder)
     # --no-index and --no-deps: nothing but this wheel may be needed.
-    install = ["-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
+    install = [
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-index",
+        "--no-deps",
+    ]
     subprocess.run([sys.executable, *install, options.wheel], env=environment, check=True)
 
     print(f"== {options.wheel.name}, without torch", flush=True)
@@ -59,7 +69,9 @@ def test_with_torch(source: str, python: pathlib.Path, environment: dict[str, st
         print(f"== with torch: skipped, because {source} is {tag} and the wheel is for {sys.implementation.cache_tag}")
         return
     # The folders that a .pth file names come last in sys.path, so a modscope in one of them does not hide the wheel's.
-    here = subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_path('platlib'))"], capture_output=True, text=True)
+    here = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('platlib'))"], capture_output=True, text=True
+    )
     pathlib.Path(here.stdout.strip(), "torch_from_elsewhere.pth").write_text(site_packages + "\n")
     print("== the same wheel, with torch", flush=True)
     subprocess.run([python, TESTS, "--torch"], env=environment, check=True)

@@ -25,7 +25,24 @@ def _doctor() -> int:
     return 0
 
 
-COMMANDS = ("run", "predict", "fit", "batch", "plan", "summary", "tree", "flame", "blocks", "diff", "leaks", "report", "export", "calibrate", "doctor", "help")
+COMMANDS = (
+    "run",
+    "predict",
+    "fit",
+    "batch",
+    "plan",
+    "summary",
+    "tree",
+    "flame",
+    "blocks",
+    "diff",
+    "leaks",
+    "report",
+    "export",
+    "calibrate",
+    "doctor",
+    "help",
+)
 
 
 class _Version(argparse.Action):
@@ -50,8 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("fit", help="say whether a run fits a GPU, and what would make it fit")
     add_commands(commands.add_parser)
     commands.add_parser("calibrate", help="measure on a GPU what operators take, for modscope predict")
-    add_command(commands.add_parser, "doctor", "check whether modscope works with the torch that is installed here", "doctor")
-    topics = add_command(commands.add_parser, "help", "explain a command, or a word such as moments or steps", "help moments")
+    add_command(
+        commands.add_parser, "doctor", "check whether modscope works with the torch that is installed here", "doctor"
+    )
+    topics = add_command(
+        commands.add_parser, "help", "explain a command, or a word such as moments or steps", "help moments"
+    )
     topics.add_argument("topic", metavar="TOPIC", nargs="?", help=f"a command, or one of: {', '.join(TOPICS)}")
     return parser
 

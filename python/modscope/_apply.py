@@ -37,7 +37,9 @@ def _without_statistics(norms: list[_BatchNorm]) -> Iterator[None]:
     tracking = [norm for norm in norms if norm.training and norm.track_running_stats]
     buffers = [dict(norm._buffers) for norm in tracking]
     for norm in tracking:
-        norm._buffers.update({name: buffer if buffer is None else buffer.clone() for name, buffer in norm._buffers.items()})
+        norm._buffers.update(
+            {name: buffer if buffer is None else buffer.clone() for name, buffer in norm._buffers.items()}
+        )
     try:
         yield
     finally:
@@ -62,7 +64,9 @@ def _without_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple
     return tuple(None if _is_cache(value) else value for value in args), kwargs
 
 
-def _checkpointed(module: nn.Module, forward: Callable[..., Any] | None, uses_cache: bool, has_norms: bool, *args: Any, **kwargs: Any) -> Any:
+def _checkpointed(
+    module: nn.Module, forward: Callable[..., Any] | None, uses_cache: bool, has_norms: bool, *args: Any, **kwargs: Any
+) -> Any:
     """Called as the module's ``forward``. ``forward``: an attribute that the module had already, or None."""
     run = functools.partial(type(module).forward, module) if forward is None else forward
     if not torch.is_grad_enabled():
@@ -86,7 +90,9 @@ def _is_checkpointed(module: nn.Module) -> bool:
 def _checkpoint(module: nn.Module) -> None:
     uses_cache = any(kind.__module__.startswith("transformers.") for kind in type(module).__mro__)
     has_norms = any(isinstance(child, _BatchNorm) for child in module.modules())
-    module.__dict__["forward"] = functools.partial(_checkpointed, module, module.__dict__.get("forward"), uses_cache, has_norms)
+    module.__dict__["forward"] = functools.partial(
+        _checkpointed, module, module.__dict__.get("forward"), uses_cache, has_norms
+    )
 
 
 class Applied:
@@ -107,7 +113,11 @@ class Applied:
         modules, self._modules = self._modules, {}
         for name, module in modules.items():
             if not _is_checkpointed(module):
-                warnings.warn(f"modscope: {name} has another forward than the plan gave it, and is left as it is", RuntimeWarning, stacklevel=2)
+                warnings.warn(
+                    f"modscope: {name} has another forward than the plan gave it, and is left as it is",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
                 continue
             before = module.__dict__.pop("forward").args[1]
             if before is not None:
@@ -204,7 +214,9 @@ def apply(plan: Plan | Mapping[str, Any] | str | os.PathLike[str], model: Models
         missing += [f"{root}.{path}" for path in absent]
     if missing:
         more = f", and {len(missing) - 4} more" if len(missing) > 4 else ""
-        raise PlanError(f"the model does not have the modules {', '.join(missing[:4])}{more} of the plan: was the plan made for another model?")
+        raise PlanError(
+            f"the model does not have the modules {', '.join(missing[:4])}{more} of the plan: was the plan made for another model?"
+        )
     return Applied(_distinct(modules))
 
 

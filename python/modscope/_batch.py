@@ -32,7 +32,10 @@ def largest_batch(small: Job, large: Job, gpus: Sequence[Gpu], sizes: tuple[int,
     rows = [_row(batches, gpu) for gpu in gpus]
     (largest,) = {row["largest"] for row in rows} if len(rows) == 1 else (None,)
     known = (batches.small_size, batches.large_size)
-    curve = [point(batch, batches.replay(batch, may_reserve(gpus[0], large.capture)), batch in known) for batch in points_of(known, largest)]
+    curve = [
+        point(batch, batches.replay(batch, may_reserve(gpus[0], large.capture)), batch in known)
+        for batch in points_of(known, largest)
+    ]
     begin = beginning(large, known)
     begin["notes"] = [*begin["notes"], *filter(None, [batches.note])]
     return {**begin, "gpus": rows, "curve": curve, "most_tried": MOST_TIMES * batches.large_size}
@@ -76,7 +79,13 @@ def row(gpu: Gpu, capacity: int, largest: int | None, reserved: int, is_far: boo
 
 
 def point(batch: int, outcome: Outcome, is_known: bool) -> Report:
-    return {"batch": batch, "reserved": outcome.reserved, "allocated": outcome.allocated, "fits": outcome.fits_at_once, "is_known": is_known}
+    return {
+        "batch": batch,
+        "reserved": outcome.reserved,
+        "allocated": outcome.allocated,
+        "fits": outcome.fits_at_once,
+        "is_known": is_known,
+    }
 
 
 def points_of(known: Iterable[int], largest: int | None) -> list[int]:
@@ -106,7 +115,12 @@ def search(predict: Callable[[int], Job], gpu: Gpu, sizes: tuple[int, int], most
     reserved = outcomes[largest or min(outcomes)].reserved
     curve = [point(batch, outcomes[batch], True) for batch in sorted(outcomes)]
     most = MOST_TIMES * sizes[1]
-    return {**beginning(last, sizes), "gpus": [row(gpu, capacity, largest, reserved, False)], "curve": curve, "most_tried": most}
+    return {
+        **beginning(last, sizes),
+        "gpus": [row(gpu, capacity, largest, reserved, False)],
+        "curve": curve,
+        "most_tried": most,
+    }
 
 
 def _next(outcomes: dict[int, Outcome], capacity: int, most: int) -> int | None:

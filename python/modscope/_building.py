@@ -10,9 +10,17 @@ from modscope import _native
 from modscope._torch_hooks import GlobalHook, register_all
 
 _HOOKS = (
-    GlobalHook("register_module_parameter_registration_hook", "_global_parameter_registration_hooks", _native.parameter_registered),
-    GlobalHook("register_module_buffer_registration_hook", "_global_buffer_registration_hooks", _native.buffer_registered),
-    GlobalHook("register_module_module_registration_hook", "_global_module_registration_hooks", _native.module_registered),
+    GlobalHook(
+        "register_module_parameter_registration_hook",
+        "_global_parameter_registration_hooks",
+        _native.parameter_registered,
+    ),
+    GlobalHook(
+        "register_module_buffer_registration_hook", "_global_buffer_registration_hooks", _native.buffer_registered
+    ),
+    GlobalHook(
+        "register_module_module_registration_hook", "_global_module_registration_hooks", _native.module_registered
+    ),
 )
 
 

@@ -50,8 +50,12 @@ def _parser() -> argparse.ArgumentParser:
     output = "the table's path; with .gz it is compressed (default: modscope-table.json.gz)"
     parser.add_argument("-o", "--output", metavar="FILE", default="modscope-table.json.gz", help=output)
     parser.add_argument("-f", "--force", action="store_true", help="overwrite the table if it exists")
-    parser.add_argument("--steps", type=_positive, default=3, metavar="N", help="stop the script after N optimizer steps; default: 3")
-    parser.add_argument("--seconds", type=_positive, metavar="N", help="stop after N seconds, and write what was measured")
+    parser.add_argument(
+        "--steps", type=_positive, default=3, metavar="N", help="stop the script after N optimizer steps; default: 3"
+    )
+    parser.add_argument(
+        "--seconds", type=_positive, metavar="N", help="stop after N seconds, and write what was measured"
+    )
     parser.add_argument("target", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
@@ -63,7 +67,9 @@ def _say(sentence: str) -> None:
     print(f"[modscope] {sentence}", file=sys.stderr, flush=True)
 
 
-def sweep(measuring: Measuring, cases: Iterable[Case], until: float, after_case: Callable[[], None] = lambda: None) -> tuple[int, int, bool]:
+def sweep(
+    measuring: Measuring, cases: Iterable[Case], until: float, after_case: Callable[[], None] = lambda: None
+) -> tuple[int, int, bool]:
     """Measure the cases until the time ``until``. Returns how many ran, how many failed, and whether none was left out."""
     ran = failed = 0
     for case in cases:
@@ -76,7 +82,11 @@ def sweep(measuring: Measuring, cases: Iterable[Case], until: float, after_case:
                     run()
             del run
             ran += 1
-        except (RuntimeError, NotImplementedError, ValueError) as error:  # out of memory, or a type that the GPU has no kernel for
+        except (
+            RuntimeError,
+            NotImplementedError,
+            ValueError,
+        ) as error:  # out of memory, or a type that the GPU has no kernel for
             failed += 1
             _say(f"{case.name} could not run: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
         after_case()
@@ -151,7 +161,9 @@ def _check(options: argparse.Namespace) -> None:
     import torch
 
     if not torch.cuda.is_available():
-        raise _Refused("calibrate measures operators on a CUDA GPU, and torch finds none here. Run it on the machine whose GPU is to be predicted")
+        raise _Refused(
+            "calibrate measures operators on a CUDA GPU, and torch finds none here. Run it on the machine whose GPU is to be predicted"
+        )
 
 
 def _measure(options: argparse.Namespace, meter: Meter) -> Measuring:
@@ -175,7 +187,10 @@ def _measure(options: argparse.Namespace, meter: Meter) -> Measuring:
                 saved = time.monotonic()
 
         ran, failed, complete = sweep(measuring, cases(), began + (options.seconds or _SWEEP_SECONDS), save)
-        _say(f"measured {ran} cases; {failed} could not run" + ("" if complete else "; the time was over before the rest"))
+        _say(
+            f"measured {ran} cases; {failed} could not run"
+            + ("" if complete else "; the time was over before the rest")
+        )
         return measuring
 
     def check_time() -> None:
@@ -191,7 +206,9 @@ def _measure(options: argparse.Namespace, meter: Meter) -> Measuring:
 
 def _calibrate(options: argparse.Namespace) -> None:
     _check(options)
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiled functions are not made of the operators that are predicted
+    os.environ.setdefault(
+        "TORCHDYNAMO_DISABLE", "1"
+    )  # compiled functions are not made of the operators that are predicted
     from modscope._calibrate_measure import CudaMeter
     from modscope._virtual import table
 

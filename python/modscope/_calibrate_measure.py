@@ -245,7 +245,9 @@ class CudaMeter:
 
     def time_begins(self) -> tuple[Any, Any]:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(_SLEEP_CYCLES)  # the GPU waits until the kernels are queued, so launching them is not measured
+        torch.cuda._sleep(
+            _SLEEP_CYCLES
+        )  # the GPU waits until the kernels are queued, so launching them is not measured
         begin.record()
         return begin, end
 

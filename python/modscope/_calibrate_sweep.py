@@ -35,7 +35,9 @@ def _case(make: Callable[..., Run], *values: Any) -> Case:
 
 def _named(make: Callable[..., Run], name: str, function: Callable[..., Any], *values: Any) -> Case:
     """A case of a function that has no name of its own."""
-    return Case(" ".join([name, *[str(value).removeprefix("torch.") for value in values]]), partial(make, function, *values))
+    return Case(
+        " ".join([name, *[str(value).removeprefix("torch.") for value in values]]), partial(make, function, *values)
+    )
 
 
 def _new(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -75,8 +77,27 @@ def _make_linear(dtype: torch.dtype, widths: tuple[int, int], rows: int, bias: b
 
 
 def _linear() -> Iterator[Case]:
-    widths = [(256, 256), (512, 512), (512, 2048), (768, 768), (768, 2304), (768, 3072), (3072, 768), (1024, 1024), (1024, 4096)]
-    widths += [(4096, 1024), (2048, 2048), (2048, 5632), (5632, 2048), (4096, 4096), (4096, 11008), (768, 32000), (1024, 50257)]
+    widths = [
+        (256, 256),
+        (512, 512),
+        (512, 2048),
+        (768, 768),
+        (768, 2304),
+        (768, 3072),
+        (3072, 768),
+        (1024, 1024),
+        (1024, 4096),
+    ]
+    widths += [
+        (4096, 1024),
+        (2048, 2048),
+        (2048, 5632),
+        (5632, 2048),
+        (4096, 4096),
+        (4096, 11008),
+        (768, 32000),
+        (1024, 50257),
+    ]
     for values in product(FLOATS, widths, (128, 1024, 4096, 16384), (True, False)):
         yield _case(_make_linear, *values)
 
@@ -144,10 +165,14 @@ def _make_norm_of_image(kind: Any, dtype: torch.dtype, last: bool, batch: int, c
 
 
 def _norms() -> Iterator[Case]:
-    for kind, *values in product((nn.LayerNorm, nn.RMSNorm), FLOATS, (512, 4096, 16384), (256, 512, 768, 1024, 2048, 4096)):
+    for kind, *values in product(
+        (nn.LayerNorm, nn.RMSNorm), FLOATS, (512, 4096, 16384), (256, 512, 768, 1024, 2048, 4096)
+    ):
         yield _case(_make_norm, kind, *values)
     images = ((64, 112), (64, 56), (256, 56), (128, 28), (512, 28), (1024, 14), (2048, 7))
-    for kind, dtype, last, batch, image in product((nn.BatchNorm2d, nn.GroupNorm), FLOAT_AND_BFLOAT16, (False, True), (8, 64), images):
+    for kind, dtype, last, batch, image in product(
+        (nn.BatchNorm2d, nn.GroupNorm), FLOAT_AND_BFLOAT16, (False, True), (8, 64), images
+    ):
         yield _case(_make_norm_of_image, kind, dtype, last, batch, *image)
 
 
@@ -235,20 +260,31 @@ def _make_attention(dtype: torch.dtype, shape: tuple[int, int, int, int], kind: 
 
     def attend(x: torch.Tensor) -> torch.Tensor:
         query, key, value = x.view(batch, length, 3, heads, width).permute(2, 0, 3, 1, 4)
-        return F.scaled_dot_product_attention(query, key, value, mask, 0.1 if kind == "dropout" else 0.0, kind == "causal")
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, 0.1 if kind == "dropout" else 0.0, kind == "causal"
+        )
 
     return _with_gradient(attend, _new(batch, length, 3 * heads * width, dtype=dtype))
 
 
 def _attention() -> Iterator[Case]:
-    shapes = [(8, 12, 512, 64), (16, 12, 256, 64), (2, 32, 1024, 64), (4, 16, 1024, 64), (32, 12, 197, 64), (2, 16, 2048, 128)]
+    shapes = [
+        (8, 12, 512, 64),
+        (16, 12, 256, 64),
+        (2, 32, 1024, 64),
+        (4, 16, 1024, 64),
+        (32, 12, 197, 64),
+        (2, 16, 2048, 128),
+    ]
     shapes += [(64, 3, 49, 32)]
     for values in product(FLOATS, shapes, ("plain", "causal", "mask", "dropout")):
         yield _case(_make_attention, *values)
 
 
 def _make_recurrent(kind: Any, dtype: torch.dtype, width: int, layers: int, both: bool) -> Run:
-    return _with_module(kind(width, width, layers, batch_first=True, bidirectional=both), _new(32, 128, width, dtype=dtype))
+    return _with_module(
+        kind(width, width, layers, batch_first=True, bidirectional=both), _new(32, 128, width, dtype=dtype)
+    )
 
 
 def _recurrent() -> Iterator[Case]:
@@ -309,7 +345,9 @@ def _elementwise() -> Iterator[Case]:
 
 
 def _make_optimizer(kind: Any, dtype: torch.dtype, width: int) -> Run:
-    parameters = [p.requires_grad_() for _ in range(24) for p in (_new(width, width, dtype=dtype), _new(width, dtype=dtype))]
+    parameters = [
+        p.requires_grad_() for _ in range(24) for p in (_new(width, width, dtype=dtype), _new(width, dtype=dtype))
+    ]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     optimizer = kind(parameters)

@@ -64,7 +64,10 @@ def closing(name: str, outcome: Outcome, how: str, loss: str | None = None, othe
 
 def closing_after_sigterm(name: str) -> tuple[str, str]:
     """The line for a program that SIGTERM ended, before and after the size of the capture ``name``."""
-    return f"wrote {shlex.quote(name)} (", f"). SIGTERM ended the program. See it:  modscope summary {shlex.quote(name)}"
+    return (
+        f"wrote {shlex.quote(name)} (",
+        f"). SIGTERM ended the program. See it:  modscope summary {shlex.quote(name)}",
+    )
 
 
 def closing_of_launcher(program: str, what: str, others: Sequence[Started], started: bool) -> str:
@@ -72,7 +75,11 @@ def closing_of_launcher(program: str, what: str, others: Sequence[Started], star
     started and that were recorded; ``started``: whether it started any program."""
     names = [shlex.quote(other.name) for other in others if other.name and not other.error]
     if not others:
-        hint = " Processes that it started did not either, or are no Python: start those with modscope run." if started else ""
+        hint = (
+            " Processes that it started did not either, or are no Python: start those with modscope run."
+            if started
+            else ""
+        )
         return f"{program} {what}, so no capture was written.{hint}"
     parts = [f"{program} itself {what}.", *_describe_others(others)]
     if len(names) == 1:

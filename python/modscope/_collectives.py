@@ -55,7 +55,11 @@ def name_groups() -> None:
             ranks = torch.distributed.get_process_group_ranks(group)
             for backend in _backends_of(group):
                 _native.name_collective_group(
-                    _native.backend_key(backend), name_of_group(group), str(backend.name()), describe_ranks(ranks), len(ranks)
+                    _native.backend_key(backend),
+                    name_of_group(group),
+                    str(backend.name()),
+                    describe_ranks(ranks),
+                    len(ranks),
                 )
 
 

@@ -13,7 +13,9 @@ __all__ = ["collectives_of_page"]
 _MOST = 20_000  # that a page has; each takes about ten bytes of it
 
 
-def collectives_of_page(capture: Capture, first: int, last: int | None, modules: Sequence[str]) -> dict[str, Any] | None:
+def collectives_of_page(
+    capture: Capture, first: int, last: int | None, modules: Sequence[str]
+) -> dict[str, Any] | None:
     """Those that were launched between two moments, as columns; None if there are none. ``modules``: the page's names."""
     found = [one for one in capture.collectives() if one.event > first and (last is None or one.event <= last + 1)]
     if not found:
@@ -25,7 +27,9 @@ def collectives_of_page(capture: Capture, first: int, last: int | None, modules:
     return {
         "kinds": kinds,
         "groups": [
-            clean(f"{counted(group.size, 'rank')} ({group.ranks}) of {group.name} over {group.backend}") if group.size else "an unknown group"
+            clean(f"{counted(group.size, 'rank')} ({group.ranks}) of {group.name} over {group.backend}")
+            if group.size
+            else "an unknown group"
             for group in groups
         ],
         "event": [one.event for one in shown],

@@ -33,7 +33,9 @@ def devices() -> list[torch.device]:
 
 def list_cuda_blocks() -> dict[int, int] | None:
     """The sizes of the blocks that the CUDA allocator has allocated, by address. None if CUDA is not in use."""
-    if not torch.cuda.is_initialized():  # is_available() would initialize the driver, and no forked child could use it then
+    if (
+        not torch.cuda.is_initialized()
+    ):  # is_available() would initialize the driver, and no forked child could use it then
         return None
     sizes = {}
     for segment in torch.cuda.memory_snapshot():

@@ -44,7 +44,10 @@ class DispatcherSource(TorchDispatchMode):
         if threading.get_ident() == self._thread and isinstance(top, DispatcherSource):
             top.__exit__(None, None, None)
             if top is not self:
-                top._disabled, self._disabled = True, False  # the one that stays on the stack reports in place of the one that left
+                top._disabled, self._disabled = (
+                    True,
+                    False,
+                )  # the one that stays on the stack reports in place of the one that left
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

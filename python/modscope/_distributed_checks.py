@@ -42,7 +42,11 @@ def _compare(found: dict[str, int], expected: dict[Kind, int]) -> str | None:
 def _why_not_intercepted() -> str:
     """Why FSDP2's functions are not intercepted, once it is imported."""
     is_old = sys.version_info < (3, 12)
-    return "this torch's FSDP2 needs Python 3.12 or torch 2.12" if is_old else "this torch's FSDP2 is not as modscope knows it"
+    return (
+        "this torch's FSDP2 needs Python 3.12 or torch 2.12"
+        if is_old
+        else "this torch's FSDP2 is not as modscope knows it"
+    )
 
 
 def _check_fsdp() -> str | None:
@@ -52,7 +56,9 @@ def _check_fsdp() -> str | None:
     from modscope._mem_tracker import MemTracker
 
     model, x = torch.nn.Linear(_WIDTH, _WIDTH, bias=False), torch.ones(1, _WIDTH)
-    fully_shard(model, mesh=init_device_mesh("cpu", (_RANKS,)))  # without a mesh, FSDP2 moves the model to a GPU that is there
+    fully_shard(
+        model, mesh=init_device_mesh("cpu", (_RANKS,))
+    )  # without a mesh, FSDP2 moves the model to a GPU that is there
     sharded = {Kind.SHARDED_PARAM: _BYTES // _RANKS}
     with MemTracker():
         if not _native.intercept_fsdp():
@@ -69,7 +75,9 @@ def _check_ddp() -> str | None:
     """Its constructor only: torch's fake process group cannot reduce for it."""
     model = torch.nn.Linear(_WIDTH, _WIDTH, bias=False)
     kept = []
-    return _compare(_peak_of(lambda: kept.append(torch.nn.parallel.DistributedDataParallel(model)), model), {Kind.BUCKET: _BYTES})
+    return _compare(
+        _peak_of(lambda: kept.append(torch.nn.parallel.DistributedDataParallel(model)), model), {Kind.BUCKET: _BYTES}
+    )
 
 
 def _describe(check: Callable[[], str | None]) -> str | None:

@@ -78,10 +78,7 @@ _POINTS = {
         "What is made outside modules is Other, even if autograd keeps it.",
     ),
     "stacks": _Point(
-        "Python lines",
-        "each block knows the line of the program that made it",
-        "none",
-        "Blocks have no lines.",
+        "Python lines", "each block knows the line of the program that made it", "none", "Blocks have no lines."
     ),
     "forward": _Point(
         "forward lines",
@@ -89,8 +86,12 @@ _POINTS = {
         "none",
         "What backward allocates has no line of the forward.",
     ),
-    "fsdp": _Point("FSDP2", "what it holds has a kind, such as Unsharded Param", "categories only", "What it holds has no kind."),
-    "ddp": _Point("DDP", "its buckets are of the kind Bucket", "categories only", "Its buckets are Other or Activation."),
+    "fsdp": _Point(
+        "FSDP2", "what it holds has a kind, such as Unsharded Param", "categories only", "What it holds has no kind."
+    ),
+    "ddp": _Point(
+        "DDP", "its buckets are of the kind Bucket", "categories only", "Its buckets are Other or Activation."
+    ),
 }
 
 
@@ -126,13 +127,19 @@ def describe(report: dict[str, str]) -> str:
             lines.append(f"  {label:15} {_interception.VERIFIED if is_right else f'not noted: {report[word]}'}")
     is_right = report["collectives"] == _interception.VERIFIED
     lines += ["", "What captures note of torch.distributed:"]
-    lines.append(f"  {'collectives':15} {_interception.VERIFIED if is_right else 'not noted: ' + report['collectives']}")
+    lines.append(
+        f"  {'collectives':15} {_interception.VERIFIED if is_right else 'not noted: ' + report['collectives']}"
+    )
     lines += ["", "Virtual GPU:"]
     can_be = report["virtual"] == CAN_BE_INSTALLED
-    lines.append(f"  {'cuda:0':15} {CAN_BE_INSTALLED}" if can_be else f"  {'cuda:0':15} cannot be installed: {report['virtual']}")
+    lines.append(
+        f"  {'cuda:0':15} {CAN_BE_INSTALLED}" if can_be else f"  {'cuda:0':15} cannot be installed: {report['virtual']}"
+    )
     lines.append("")
     if not reasons:
-        lines.append("Everything is verified: no fallback is used, and torch.compile does not see modscope. There is nothing to do.")
+        lines.append(
+            "Everything is verified: no fallback is used, and torch.compile does not see modscope. There is nothing to do."
+        )
     else:
         lines.append("modscope works, with the fallback where a point is not used.")
         lines.append(_advice(reasons))

@@ -31,7 +31,10 @@ def moments_of(curve: Sequence[Point]) -> list[int]:
 
 def lines_of(curve: Sequence[Point]) -> Report:
     """The two lines of a curve."""
-    return {"reserved_curve": _differences(point[2] for point in curve), "allocated_curve": _differences(point[3] for point in curve)}
+    return {
+        "reserved_curve": _differences(point[2] for point in curve),
+        "allocated_curve": _differences(point[3] for point in curve),
+    }
 
 
 def describe_difference(before: int, after: int) -> str:

@@ -48,11 +48,29 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--gpu", type=parse_gpus, metavar="GPU", help="a GPU by name, its memory as 24GiB, several with commas between them, or all (the default)")
-    add("--device", metavar="D", help="the device of the capture, such as cuda:0; default: the accelerator with the highest peak, else cpu")
-    add("--batches", type=batches_of, metavar="A,B", help="the batches of SMALL and LARGE, if their arguments do not tell them")
+    add(
+        "--gpu",
+        type=parse_gpus,
+        metavar="GPU",
+        help="a GPU by name, its memory as 24GiB, several with commas between them, or all (the default)",
+    )
+    add(
+        "--device",
+        metavar="D",
+        help="the device of the capture, such as cuda:0; default: the accelerator with the highest peak, else cpu",
+    )
+    add(
+        "--batches",
+        type=batches_of,
+        metavar="A,B",
+        help="the batches of SMALL and LARGE, if their arguments do not tell them",
+    )
     add("--json", metavar="OUT", help="write the exact figures to a file as JSON")
-    add("--report", metavar="OUT", help="write a page for a browser that draws each change over the run's timeline; needs one GPU")
+    add(
+        "--report",
+        metavar="OUT",
+        help="write a page for a browser that draws each change over the run's timeline; needs one GPU",
+    )
     add("-f", "--force", action="store_true", help="replace the files of --json and --report if they exist")
     add_options(parser)
     return parser
@@ -126,7 +144,9 @@ def fit(files: Sequence[str], options: argparse.Namespace) -> list[Answer]:
         about = [batches.note] if batches.note else []
     ranks, world = options.ranks or 0, world_of(job.capture)
     if ranks and world > 1 and ranks <= world:
-        raise CaptureError(f"--ranks {ranks}: {job.file} is of one of {world} ranks already. Give more of them, or leave it out")
+        raise CaptureError(
+            f"--ranks {ranks}: {job.file} is of one of {world} ranks already. Give more of them, or leave it out"
+        )
     gpus = options.gpu or list(GPUS.values())
     return [answer(job, gpu, batches, faster=len(gpus) == 1, ranks=ranks)._replace(about=about) for gpu in gpus]
 

@@ -33,7 +33,9 @@ class Answer(NamedTuple):
     """What each of them would take. Where the job does not fit one GPU, these are among ``tried``."""
 
 
-def answer(job: Job, gpu: Gpu, batches: Batches | None = None, levers: bool = True, faster: bool = False, ranks: int = 0) -> Answer:
+def answer(
+    job: Job, gpu: Gpu, batches: Batches | None = None, levers: bool = True, faster: bool = False, ranks: int = 0
+) -> Answer:
     """``faster``: where it fits, try what would be faster and still fit. ``ranks``: over how many GPUs it could be sharded."""
     capacity = may_reserve(gpu, job.capture)
     before = job.replay(capacity=capacity)
@@ -64,7 +66,9 @@ def _table(levers: Levers, batches: Batches | None, on_ranks: list[Tried]) -> li
     free = [tried for lever in levers.free() if levers.helps(tried := levers.attempt(lever))]
     free = _with_one_setting(free)
     rows = [*free, *_batch(levers, batches), *_checkpoints(levers)]
-    rows += [tried for lever in (*levers.single_tensor(), *levers.on_cpu()) if levers.helps(tried := levers.attempt(lever))]
+    rows += [
+        tried for lever in (*levers.single_tensor(), *levers.on_cpu()) if levers.helps(tried := levers.attempt(lever))
+    ]
     rows += [tried for lever in _fit_rank_levers.smaller(levers) if levers.helps(tried := levers.attempt(lever))]
     rows += on_ranks if levers.ranks else [*_sharded(levers), *_sharded(levers, mixed=True)]
     rows += _combined(levers, [tried.lever for tried in free], rows)

@@ -23,11 +23,15 @@ class Batches:
     def __init__(self, small: Job, large: Job, sizes: tuple[int, int] | None = None) -> None:
         _check(small, large)
         paths = {name: path for path, name in enumerate(small.modules)}
-        match = large.stream.match(small.stream, [paths.get(name) for name in large.modules], large.number, _most_partial_results(large))
+        match = large.stream.match(
+            small.stream, [paths.get(name) for name in large.modules], large.number, _most_partial_results(large)
+        )
         self.note = _check_match(small, large, match)
         """A sentence, if the captures are not quite on one line; else empty."""
         if match["ratio"] <= 1:
-            raise CaptureError(f"{large.file} needs no more than {small.file}: give captures of a small and of a larger batch")
+            raise CaptureError(
+                f"{large.file} needs no more than {small.file}: give captures of a small and of a larger batch"
+            )
         self.large = large
         self.ratio = Fraction(match["ratio"]).limit_denominator(1024)
         given = sizes or _in_arguments(small, large, self.ratio)
@@ -54,7 +58,9 @@ class Batches:
     def largest(self, capacity: int) -> int | None:
         """The largest batch that fits, of those up to MOST_TIMES the larger one; None: not even 1 does. It is taken for
         granted that a larger batch needs no less."""
-        return largest_that(lambda batch: self.replay(batch, capacity).fits_at_once, self.large_size, MOST_TIMES * self.large_size)
+        return largest_that(
+            lambda batch: self.replay(batch, capacity).fits_at_once, self.large_size, MOST_TIMES * self.large_size
+        )
 
 
 def largest_that(fits: Callable[[int], bool], first: int, most: int) -> int | None:

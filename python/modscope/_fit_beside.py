@@ -15,7 +15,9 @@ def join(first: Job, second: Job) -> tuple[Job, list[str]]:
     other."""
     if first.died == second.died:
         what = "Both runs died" if first.died else "Neither run died"
-        raise CaptureError(f"{what}: give the capture of a run that died, and one of the same program that has whole steps, such as a predicted one")
+        raise CaptureError(
+            f"{what}: give the capture of a run that died, and one of the same program that has whole steps, such as a predicted one"
+        )
     died, whole = (first, second) if first.died else (second, first)
     begin = f"{died.file} and {whole.file} are not of one program"
     if whole.device != died.device:
@@ -34,21 +36,26 @@ def join(first: Job, second: Job) -> tuple[Job, list[str]]:
 
 def _check_calls(died: Job, whole: Job, begin: str) -> None:
     if not died.calls:
-        raise CaptureError(f"{died.file} ends before the first call of a module: there is nothing to compare with {whole.file}")
+        raise CaptureError(
+            f"{died.file} ends before the first call of a module: there is nothing to compare with {whole.file}"
+        )
     for mine, other in zip(died.calls, whole.calls):
         names = died.modules[mine.path], whole.modules[other.path]
         if names[0] != names[1]:
             raise CaptureError(f"{begin}: in step {mine.step} they call {names[0]} in one and {names[1]} in the other")
     if len(whole.calls) < len(died.calls):
         extra = died.modules[died.calls[len(whole.calls)].path]
-        raise CaptureError(f"{whole.file} ends before {died.file} does: it has no further call where the other calls {extra}. Record more steps of it")
+        raise CaptureError(
+            f"{whole.file} ends before {died.file} does: it has no further call where the other calls {extra}. Record more steps of it"
+        )
 
 
 def _compare(died: Job, whole: Job) -> float:
     """By how much of it the bytes that both held at most until the last call differ."""
     last = len(died.calls) - 1
     held = [
-        job.stream.replay(job.number, [("stop", job.calls[last].begin)], caching=False)["allocated_peak"] for job in (died, whole)
+        job.stream.replay(job.number, [("stop", job.calls[last].begin)], caching=False)["allocated_peak"]
+        for job in (died, whole)
     ]
     difference = abs(held[1] - held[0]) / max(held[0], 1)
     if difference > _MOST:

@@ -26,7 +26,10 @@ class StreamBlock(NamedTuple):
 
 def _blocks(job: Job, category: Category, phase: str) -> list[StreamBlock]:
     rows = job.stream.select(job.select(category, phases=[phase]))
-    return sorted((StreamBlock(number, bytes, add or 0, drop, path) for number, bytes, add, drop, path in rows), key=lambda block: block.add)
+    return sorted(
+        (StreamBlock(number, bytes, add or 0, drop, path) for number, bytes, add, drop, path in rows),
+        key=lambda block: block.add,
+    )
 
 
 def _by_path(blocks: Iterable[StreamBlock]) -> dict[int, list[StreamBlock]]:
@@ -44,8 +47,12 @@ def find_casts(job: Job) -> list[int]:
     """The numbers of the blocks; empty if the job does not use autocast."""
     gradients = [block for block in _blocks(job, Category.GRAD, "backward") if block.bytes >= _LEAST]
     temporaries = _by_path(_blocks(job, Category.TEMP, "backward"))
-    copied = [(gradient, cast) for gradient in gradients if (cast := _cast_of(gradient, temporaries.get(gradient.path, [])))]
-    if sum(gradient.bytes for gradient, _ in copied) < max(_LEAST_FOUND * sum(gradient.bytes for gradient in gradients), 1):
+    copied = [
+        (gradient, cast) for gradient in gradients if (cast := _cast_of(gradient, temporaries.get(gradient.path, [])))
+    ]
+    if sum(gradient.bytes for gradient, _ in copied) < max(
+        _LEAST_FOUND * sum(gradient.bytes for gradient in gradients), 1
+    ):
         return []
     return [cast.number for _, cast in copied] + _weights(job, [gradient for gradient, _ in copied])
 
@@ -53,7 +60,11 @@ def find_casts(job: Job) -> list[int]:
 def _cast_of(gradient: StreamBlock, temporaries: list[StreamBlock]) -> StreamBlock | None:
     """The gradient in half precision: it is there when the other one is made, and freed at once."""
     for cast in temporaries:
-        if _is_half(cast.bytes, gradient.bytes) and cast.drop is not None and cast.add < gradient.add < cast.drop <= gradient.add + 2:
+        if (
+            _is_half(cast.bytes, gradient.bytes)
+            and cast.drop is not None
+            and cast.add < gradient.add < cast.drop <= gradient.add + 2
+        ):
             return cast
     return None
 
@@ -65,7 +76,11 @@ def _weights(job: Job, gradients: list[StreamBlock]) -> list[int]:
     for call in job.calls:
         begins.setdefault(call.path, []).append(call.begin)
     for gradient in gradients:
-        before = [block for block in kept.get(gradient.path, []) if block.add < gradient.add and _is_half(block.bytes, gradient.bytes)]
+        before = [
+            block
+            for block in kept.get(gradient.path, [])
+            if block.add < gradient.add and _is_half(block.bytes, gradient.bytes)
+        ]
         if before:
             begin = max((begin for begin in begins.get(gradient.path, []) if begin < gradient.add), default=0)
             found.add(next((block.number for block in before if block.add >= begin), before[-1].number))

@@ -102,7 +102,9 @@ class Job:
         self.modules = [name for name, _, _ in reader.paths]
         self.stream = _capture.Stream(reader)
         if not self.capture.peaks:
-            raise CaptureError(f"{file} has no memory in it: there is nothing to fit{describe_unreadable(self.capture)}")
+            raise CaptureError(
+                f"{file} has no memory in it: there is nothing to fit{describe_unreadable(self.capture)}"
+            )
         self.device = device or self.capture.main_device
         self.number = self.capture.device_number(self.device)
         if self.device not in self.capture.peaks:
@@ -144,9 +146,23 @@ class Job:
     @property
     def calls(self) -> list[Call]:
         if self._calls is None:
-            rows = enumerate(zip(self.stream.calls(self.number), self.stream.recompute_times(), self.stream.gpu_times()))
+            rows = enumerate(
+                zip(self.stream.calls(self.number), self.stream.recompute_times(), self.stream.gpu_times())
+            )
             self._calls = [
-                Call(number, path, parent, begin, end, backward, step, gpu / 1e9 if gpu else (until - since) / 1e6, again / 1e6, kept, (until - since) / 1e6)
+                Call(
+                    number,
+                    path,
+                    parent,
+                    begin,
+                    end,
+                    backward,
+                    step,
+                    gpu / 1e9 if gpu else (until - since) / 1e6,
+                    again / 1e6,
+                    kept,
+                    (until - since) / 1e6,
+                )
                 for number, ((path, parent, begin, end, backward, step, since, until, kept, _), again, gpu) in rows
             ]
         return self._calls
@@ -160,7 +176,9 @@ class Job:
         """The time of each whole step, by its number."""
         times = [time for _, _, time in self.steps] + [round(1e6 * self.capture.duration)]
         numbers = [number for _, number, _ in self.steps][: self.whole_steps]
-        return {number: (after - before) / 1e6 for number, before, after in zip(numbers, times, times[1:]) if after > before}
+        return {
+            number: (after - before) / 1e6 for number, before, after in zip(numbers, times, times[1:]) if after > before
+        }
 
     def share_of_step(self, calls: Sequence[Call]) -> float | None:
         """How much longer a step takes if these calls are checkpointed: the median of the steps, without the first. Of a
@@ -169,7 +187,9 @@ class Job:
             return self._share_of_gpu_step(calls)
         steps = self.step_seconds()
         later = {number: time for number, time in steps.items() if number > min(steps)} or steps
-        again = self._sum_by_step((call.step, call.recompute_seconds if self.has_gpu_times else call.seconds) for call in calls)
+        again = self._sum_by_step(
+            (call.step, call.recompute_seconds if self.has_gpu_times else call.seconds) for call in calls
+        )
         shares = [again.get(number, 0.0) / time for number, time in later.items()]
         if not self.has_gpu_times:
             forward = self._sum_by_step((call.step, call.seconds) for call in self.calls if call.parent is None)
@@ -215,7 +235,16 @@ class Job:
         requested, failed = (failure[0], self._moment(failure[1])) if failure else (0, None)
         if not fits and failed is None:
             failed = self._moment(free["reserved_at"])
-        return Outcome(reserved, free["allocated_peak"], self._moment(free["reserved_at"]), fits, retries, failed, requested, within)
+        return Outcome(
+            reserved,
+            free["allocated_peak"],
+            self._moment(free["reserved_at"]),
+            fits,
+            retries,
+            failed,
+            requested,
+            within,
+        )
 
     def _options(self, conf: str) -> dict[str, Any]:
         settings = ",".join(filter(None, (self.conf, conf)))

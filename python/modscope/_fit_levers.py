@@ -125,7 +125,11 @@ class Levers:
         """Settings of PYTORCH_CUDA_ALLOC_CONF that the run did not have."""
         if not self.job.caching or "expandable_segments:true" in self.job.conf.lower():
             return []
-        return [Lever(text, [], "none", text, can_be_verified=True) for text in _SETTINGS if text.partition(":")[0] not in self.job.conf]
+        return [
+            Lever(text, [], "none", text, can_be_verified=True)
+            for text in _SETTINGS
+            if text.partition(":")[0] not in self.job.conf
+        ]
 
     def zero_grad(self) -> list[Lever]:
         edits: list[Edit] = [("zero_grad",)]
@@ -159,7 +163,14 @@ class Levers:
         time = self.job.share_of_step(calls)
         cost = percent(time, self.job.has_gpu_times)
         modules = tuple(name for name, _ in siblings.members[:count])
-        return Lever(f"checkpoint {siblings.describe(count)}", checkpoint(calls), cost, time=time or 0.0, modules=modules, can_be_verified=True)
+        return Lever(
+            f"checkpoint {siblings.describe(count)}",
+            checkpoint(calls),
+            cost,
+            time=time or 0.0,
+            modules=modules,
+            can_be_verified=True,
+        )
 
     def fewest(self, siblings: Siblings, *others: Lever, capacity: int | None = None) -> Tried | None:
         """The fewest first members of the group whose checkpoints make it fit, with other levers; None: not even all do.
@@ -169,7 +180,9 @@ class Levers:
 
         def attempt(count: int) -> Tried:
             lever = combine(*others, self.checkpoint(siblings, count))
-            tried = Tried(lever, self.job.replay(lever.edits, lever.conf, self.capacity if capacity is None else capacity))
+            tried = Tried(
+                lever, self.job.replay(lever.edits, lever.conf, self.capacity if capacity is None else capacity)
+            )
             return tried._replace(again=lambda lower: self.fewest(siblings, *others, capacity=lower))
 
         best = attempt(most)
@@ -211,7 +224,9 @@ class Levers:
         if not saved:
             return []
         time, cost = self._copying(saved + parameters)
-        return [Lever("activations to the CPU (save_on_cpu, pinned)", [("save_on_cpu", job.number, host)], cost, time=time)]
+        return [
+            Lever("activations to the CPU (save_on_cpu, pinned)", [("save_on_cpu", job.number, host)], cost, time=time)
+        ]
 
     def _state_on_cpu(self, parameters: int) -> list[Lever]:
         """The optimizer steps on the CPU: gradients go there, and parameters come back."""
@@ -258,7 +273,13 @@ class Levers:
             change = ShardingChange(ranks)
             more = max(ranks - world, 0)
             cost = f"{more} more GPUs" if more else "gathers among all GPUs"
-            return Lever(over_gpus(ranks), edits, cost, more=more, is_approximate=True, can_be_verified=True, sharding=change) if edits else None
+            return (
+                Lever(
+                    over_gpus(ranks), edits, cost, more=more, is_approximate=True, can_be_verified=True, sharding=change
+                )
+                if edits
+                else None
+            )
         edits = _fit_sharding.edits(self.job, ranks, mixed)
         if not edits:
             return None
@@ -266,6 +287,12 @@ class Levers:
             return Lever(over_gpus(ranks, mixed, "the "), edits, "gathers in every step", is_approximate=True)
         if world > 1:
             more = max(ranks - world, 0)
-            return Lever(over_gpus(ranks, mixed), edits, f"{more} more GPUs, gathers in every step", more=more, is_approximate=True)
+            return Lever(
+                over_gpus(ranks, mixed),
+                edits,
+                f"{more} more GPUs, gathers in every step",
+                more=more,
+                is_approximate=True,
+            )
         cost = "a second GPU" if ranks == 2 else f"{ranks - 1} more GPUs"
         return Lever(over_gpus(ranks, mixed), edits, cost, more=ranks - 1, is_approximate=True)

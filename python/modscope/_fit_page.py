@@ -38,7 +38,11 @@ def changes(found: Answer, window: Window) -> Report:
             "fits": found.before.fits,
             "text": " ".join([verdict(found), *map(clean, notes(found))]),
             "moments": moments_of(before),
-            "levers": [_lever(found, tried, window) for tried in found.tried if not found.before.fits and (tried.lever.edits or tried.lever.conf)],
+            "levers": [
+                _lever(found, tried, window)
+                for tried in found.tried
+                if not found.before.fits and (tried.lever.edits or tried.lever.conf)
+            ],
         }
     }
 

@@ -30,11 +30,27 @@ def smaller(levers: Levers) -> list[Lever]:
     if not levers.is_sharded or world == 1 or not job.whole_steps:
         return []
     if not _fit_resharding.is_resharded(job) and (edits := _fit_resharding.reshard(job)):
-        found.append(Lever(RESHARD, edits, "gathers again in backward", can_be_verified=True, sharding=ShardingChange(reshard="yes")))
+        found.append(
+            Lever(
+                RESHARD,
+                edits,
+                "gathers again in backward",
+                can_be_verified=True,
+                sharding=ShardingChange(reshard="yes"),
+            )
+        )
     over = _fit_resharding.ranks_of_a_copy(job.capture, world)
     if 0 < over < world and world % over == 0:
         edits = _fit_resharding.over(job, over, world)
-        found.append(Lever(over_all(world, over), edits, "gathers among all GPUs", can_be_verified=True, sharding=ShardingChange(over=world)))
+        found.append(
+            Lever(
+                over_all(world, over),
+                edits,
+                "gathers among all GPUs",
+                can_be_verified=True,
+                sharding=ShardingChange(over=world),
+            )
+        )
     return found
 
 
@@ -84,7 +100,9 @@ def of_one_gpu(levers: Levers, ranks: int) -> list[Tried]:
 
 def _kept(levers: Levers, ranks: int, mixed: bool) -> Tried | None:
     edits = _fit_sharding.edits(levers.job, ranks, mixed, keeps=True)
-    return _sharded(levers, ranks, mixed, "kept after forward (reshard_after_forward=False)", edits, communicator_bytes(ranks))
+    return _sharded(
+        levers, ranks, mixed, "kept after forward (reshard_after_forward=False)", edits, communicator_bytes(ranks)
+    )
 
 
 def _in_copies(levers: Levers, ranks: int, mixed: bool, over: int) -> Tried | None:
@@ -97,5 +115,11 @@ def _sharded(levers: Levers, ranks: int, mixed: bool, how: str, edits: list[Edit
     """``how``: what is different from sharding over all; ``nccl``: what its communicators take of the GPU."""
     if not edits:
         return None
-    lever = Lever(f"{over_gpus(ranks, mixed)}, {how}", edits, f"{ranks - 1} more GPUs, {_REPLAYED}", more=ranks - 1, is_approximate=True)
+    lever = Lever(
+        f"{over_gpus(ranks, mixed)}, {how}",
+        edits,
+        f"{ranks - 1} more GPUs, {_REPLAYED}",
+        more=ranks - 1,
+        is_approximate=True,
+    )
     return levers.attempt(lever, max(levers.capacity - nccl, 0))

@@ -21,7 +21,10 @@ def _selection(job: Job, kind: Kind, *phases: str) -> tuple[int, int, int | None
 def _of_kind(job: Job, kind: Kind, *phases: str) -> list[StreamBlock]:
     """In the order in which they were allocated."""
     rows = job.stream.select(_selection(job, kind, *phases))
-    return sorted((StreamBlock(number, bytes, add or 0, drop, path) for number, bytes, add, drop, path in rows), key=lambda block: block.add)
+    return sorted(
+        (StreamBlock(number, bytes, add or 0, drop, path) for number, bytes, add, drop, path in rows),
+        key=lambda block: block.add,
+    )
 
 
 def ranks_of_a_copy(capture: Capture, world: int) -> int:
@@ -46,7 +49,9 @@ def keep(job: Job) -> list[Edit]:
             before.setdefault(key, []).append(block)
         elif before.get(key):
             edits += [("end", before[key].pop(0).number, block.drop), ("resize", block.number, 0)]
-    return edits + [("resize", block.number, 0) for block in _of_kind(job, Kind.ALL_GATHER, *_BACKWARD)] if edits else []
+    return (
+        edits + [("resize", block.number, 0) for block in _of_kind(job, Kind.ALL_GATHER, *_BACKWARD)] if edits else []
+    )
 
 
 # ---- other numbers of ranks ----
@@ -57,7 +62,12 @@ def over(job: Job, before: int, after: int, in_copies: bool = False) -> list[Edi
     is gathered and reduced stays. ``in_copies``: there are several copies (HSDP), among which gradients are reduced once more."""
     if not job.whole_steps:
         return []
-    shards = [_selection(job, Kind.SHARDED_PARAM), _selection(job, Kind.SHARDED_GRAD), job.select(Category.OPT), job.select(Category.TEMP, phases=["optimizer"])]
+    shards = [
+        _selection(job, Kind.SHARDED_PARAM),
+        _selection(job, Kind.SHARDED_GRAD),
+        job.select(Category.OPT),
+        job.select(Category.TEMP, phases=["optimizer"]),
+    ]
     return [*(("scale", selection, before, after) for selection in shards), *_copies(job, before, after, in_copies)]
 
 
@@ -125,7 +135,9 @@ def reshard(job: Job) -> list[Edit]:
         edits.append(("insert", since, use.backward + 1, gathered, job.number, stream))
         for block in use.parameters:
             edits.append(("end", block.number, use.call.end))
-            edits.append(("insert", use.backward, block.drop, block.bytes, job.number, job.stream.stream_of(block.number)))
+            edits.append(
+                ("insert", use.backward, block.drop, block.bytes, job.number, job.stream.stream_of(block.number))
+            )
         before = use
     return edits
 
@@ -142,7 +154,9 @@ def _uses(job: Job, names: set[str]) -> list[_Use]:
         if at < 0:
             continue
         call = of_name[at].call
-        if block.add <= (call.end or 0) < (call.backward or 0) and (block.drop is None or block.drop > (call.backward or 0)):
+        if block.add <= (call.end or 0) < (call.backward or 0) and (
+            block.drop is None or block.drop > (call.backward or 0)
+        ):
             of_name[at].parameters.append(block)
     return [use for of_name in uses.values() for use in of_name if use.parameters]
 

@@ -81,12 +81,17 @@ def edits(job: Job, ranks: int, mixed: bool = False, keeps: bool = False) -> lis
     *parts, rest = [group.halved() for group in whole] if mixed else whole
     found: list[Edit] = [("scale", job.select(category), 1, ranks) for category in (Category.PARAM, Category.OPT)]
     found.append(("scale", job.select(Category.TEMP, phases=["optimizer"]), 1, ranks))
-    runs = sorted((_Run(group, call) for group, (_, calls) in zip(parts, units) for call in calls), key=lambda run: run.call.begin)
+    runs = sorted(
+        (_Run(group, call) for group, (_, calls) in zip(parts, units) for call in calls), key=lambda run: run.call.begin
+    )
     found += [("resize", number, 0) for number in casts]
     sharding = _Sharding(job, ranks, mixed, keeps, found)
     for event, number, _ in job.steps[: job.whole_steps]:
         end = next((begin for begin, _, _ in job.steps if begin > event), job.stream.events)
-        root = next((call for call in job.calls if call.parent is None and call.step == number and call.backward is not None), None)
+        root = next(
+            (call for call in job.calls if call.parent is None and call.step == number and call.backward is not None),
+            None,
+        )
         sharding.step([run for run in runs if run.call.step == number], None if root is None else _Run(rest, root), end)
     sharding.scale_others(whole)
     return found
@@ -131,7 +136,9 @@ class _Sharding:
     def step(self, runs: list[_Run], root: _Run | None, end: int) -> None:
         """``root``: the outermost module with the rest of the parameters; ``end``: the event that begins the next step."""
         nodes = sorted((run for run in runs if run.call.backward is not None), key=lambda run: run.call.backward or 0)
-        last = self._last_gradient([run.group for run in (*runs, *([root] if root else []))], runs[0].call.begin if runs else 0, end)
+        last = self._last_gradient(
+            [run.group for run in (*runs, *([root] if root else []))], runs[0].call.begin if runs else 0, end
+        )
         if root is not None:
             first = runs[0].call.begin if runs else root.call.begin
             self._gather(root.call.begin, first + 1, root.group)
@@ -143,7 +150,13 @@ class _Sharding:
 
     def _last_gradient(self, groups: list[_Group], begin: int, end: int) -> int:
         """The event after which the last gradient of a step was allocated: about the end of backward."""
-        return max((block.add for group in groups for block in group.gradients if begin <= block.add < end), default=end - 1) + 1
+        return (
+            max(
+                (block.add for group in groups for block in group.gradients if begin <= block.add < end),
+                default=end - 1,
+            )
+            + 1
+        )
 
     def _forward(self, runs: list[_Run], end: int) -> None:
         for at, (group, call) in enumerate(runs):
@@ -167,7 +180,9 @@ class _Sharding:
 
     def _reduce(self, group: _Group, begin: int, end: int, until: int) -> None:
         """The gradients that were allocated since ``begin`` are copied at ``end``; that copy is freed at ``until``."""
-        gradients = [block for block in group.gradients if begin <= block.add <= end and (block.drop is None or block.drop > end)]
+        gradients = [
+            block for block in group.gradients if begin <= block.add <= end and (block.drop is None or block.drop > end)
+        ]
         if not gradients:
             return
         self._reduced.update(block.number for block in gradients)

@@ -33,7 +33,9 @@ def lines_of(found: Answer, width: int | None = None, script: Sequence[str] = ()
         return [*lines, *(line for line in wrap(about, width) if found.tried)]
     end = []
     if any(tried.is_verified for tried in found.tried):
-        end.append("Verified: the script was predicted again with this change. The others are replays of its events with the change.")
+        end.append(
+            "Verified: the script was predicted again with this change. The others are replays of its events with the change."
+        )
     if not any(tried.outcome.fits for tried in found.tried) and found.job.whole_steps:
         end.append(_nothing_helps(found))
     lines += [line for sentence in end for line in wrap(sentence, width)]
@@ -86,7 +88,9 @@ def notes_on(job: Job) -> list[str]:
     if job.is_lower_bound:
         lines.append("Events of the capture are lost or damaged: every figure is at least as large.")
     if job.has_damaged_notes:
-        lines.append("Parts of the capture are damaged that say what was requested and what autograd saved: figures are rough.")
+        lines.append(
+            "Parts of the capture are damaged that say what was requested and what autograd saved: figures are rough."
+        )
     if job.died and job.whole_steps:
         whole = counted(job.whole_steps, "whole step")
         lines.append(f"The run ended in step {job.steps[-1][1]}: figures are those of the {whole} before.")
@@ -160,7 +164,11 @@ def _table(rows: list[Tried], width: int | None, title: str) -> list[str]:
     verified = any(tried.is_verified for tried in rows)
     cells = [(title, "reserved", "fits", *["verified"] * verified, "cost")]
     for tried in rows:
-        figures = (approximately(tried, near_size(tried.outcome.reserved_on_gpu)), _fits(tried), *["yes" if tried.is_verified else ""] * verified)
+        figures = (
+            approximately(tried, near_size(tried.outcome.reserved_on_gpu)),
+            _fits(tried),
+            *["yes" if tried.is_verified else ""] * verified,
+        )
         cells.append((clean(tried.lever.name), *figures, cost_of(tried)))
     return layout(cells, {1}, 0, width)
 
@@ -226,11 +234,20 @@ def table_of_gpus(answers: list[Answer], width: int | None = None) -> list[str]:
     if of_ranks:
         least = min(first.on_ranks, key=lambda tried: tried.outcome.reserved)
         most = approximately(least, near_size(least.outcome.reserved))
-        lines[-1:] = [*wrap(f"Each of {first.ranks} ranks: {clean(least.lever.name)}, {most} reserved at most.", width), ""]
+        lines[-1:] = [
+            *wrap(f"Each of {first.ranks} ranks: {clean(least.lever.name)}, {most} reserved at most.", width),
+            "",
+        ]
     cells = [("GPU", "has", "fits", *of_ranks, "what would make it fit", "cost")]
     for each in answers:
-        cheapest = min((tried for tried in each.tried if tried.outcome.fits and not each.before.fits), key=lambda tried: tried.price, default=None)
+        cheapest = min(
+            (tried for tried in each.tried if tried.outcome.fits and not each.before.fits),
+            key=lambda tried: tried.price,
+            default=None,
+        )
         how = (clean(cheapest.lever.name), cost_of(cheapest)) if cheapest else ("", "")
         on_ranks = ["yes" if any(tried.outcome.fits for tried in each.on_ranks) else "no"] if of_ranks else []
-        cells.append((clean(each.gpu.name), near_size(each.capacity), "yes" if each.before.fits else "no", *on_ranks, *how))
+        cells.append(
+            (clean(each.gpu.name), near_size(each.capacity), "yes" if each.before.fits else "no", *on_ranks, *how)
+        )
     return [*lines, *layout(cells, {1}, len(cells[0]) - 2, width)]

@@ -31,7 +31,9 @@ def find_units(job: Job) -> list[Unit]:
     bytes_of = _bytes_by_module(job)
     groups = _numbered(job, bytes_of)
     chosen = _outermost(groups)
-    while (large := next((each for each in chosen if _is_uneven(each, bytes_of) and _inside(each, groups)), None)) is not None:
+    while (
+        large := next((each for each in chosen if _is_uneven(each, bytes_of) and _inside(each, groups)), None)
+    ) is not None:
         chosen.remove(large)
         chosen += _outermost(_inside(large, groups))
     return _with_backwards(job, [unit for each in chosen for unit in each.units])

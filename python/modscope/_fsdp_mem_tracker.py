@@ -113,7 +113,9 @@ class FSDPMemTracker(MemTracker):
 
         super().__init__()
         if not isinstance(mod, FSDPModule):
-            raise AssertionError("FSDPMemTracker only supports FSDP modules: apply torch.distributed.fsdp.fully_shard first")
+            raise AssertionError(
+                "FSDPMemTracker only supports FSDP modules: apply torch.distributed.fsdp.fully_shard first"
+            )
         self._root_mod = mod
         self._optm = optm
         self._recording = False

@@ -68,7 +68,10 @@ def _describe(error: Exception) -> str:
 
 def _choose_node_layout() -> str | None:
     """Learn the nodes' layout and give it to the C code. Returns None, or why it is unknown."""
-    layout, why = _layout.UNKNOWN_NODES, "not learned: no single word of a node always equals its number and its creator"
+    layout, why = (
+        _layout.UNKNOWN_NODES,
+        "not learned: no single word of a node always equals its number and its creator",
+    )
     try:
         layout = _layout.learn_nodes()
     except Exception as error:

@@ -77,7 +77,14 @@ def _lines_of(blocks: list[Block]) -> list[Report]:
         if (line := _line_of(block.place)) is not None:
             made.setdefault(line, []).append(block)
     rows = [
-        {"file": file, "line": number, "function": function, "source": _source_of(same[0]), "bytes": sum(block.bytes for block in same), "count": len(same)}
+        {
+            "file": file,
+            "line": number,
+            "function": function,
+            "source": _source_of(same[0]),
+            "bytes": sum(block.bytes for block in same),
+            "count": len(same),
+        }
         for (file, number, function), same in made.items()
     ]
     return sorted(rows, key=lambda row: -int(str(row["bytes"])))
@@ -111,7 +118,10 @@ def _find_growth(capture: Capture, begun: Sequence[Event], device: str | None, g
     """The owners that hold more at the end of nearly every step, in the whole run or in its second half. Of an owner of
     ``groups`` each line by itself, without the lines that the groups list already."""
     ends = _spread([_StepEnd(this.bytes, following.number) for this, following in zip(begun, begun[1:]) if this.bytes])
-    listed = {_owner_of(group): {(line["file"], line["line"], line["function"]) for line in group["lines"]} for group in groups}
+    listed = {
+        _owner_of(group): {(line["file"], line["line"], line["function"]) for line in group["lines"]}
+        for group in groups
+    }
     held: dict[tuple[_Owner, _Line | None], list[int]] = {}
     for i, end in enumerate(ends):
         for key, value in _owned(capture.snapshot(end.moment), device, listed).items():
@@ -121,11 +131,15 @@ def _find_growth(capture: Capture, begun: Sequence[Event], device: str | None, g
     rows = []
     for (owner, line), growth in found.items():
         lines = _lines_of([block for block in blocks if _Owner(block.device, block.module, block.category) == owner])
-        rows.append({**growth, "lines": [row for row in lines if line in (None, (row["file"], row["line"], row["function"]))]})
+        rows.append(
+            {**growth, "lines": [row for row in lines if line in (None, (row["file"], row["line"], row["function"]))]}
+        )
     return sorted(rows, key=lambda each: -int(each["bytes_per_step"]))
 
 
-def _owned(snapshot: Snapshot, device: str | None, listed: Mapping[_Owner, set[_Line]]) -> dict[tuple[_Owner, _Line | None], int]:
+def _owned(
+    snapshot: Snapshot, device: str | None, listed: Mapping[_Owner, set[_Line]]
+) -> dict[tuple[_Owner, _Line | None], int]:
     """What each owner holds; of an owner that is listed, what each of its other lines made."""
     found: dict[tuple[_Owner, _Line | None], int] = {}
     for on, modules in snapshot.by_module().items():

@@ -39,7 +39,10 @@ def lines_of_page(places: Places, used: Sequence[int], with_source: bool = True)
         place = places.find(number)
         if place is None or number == LOST:
             continue
-        frames = [[files.number(frame.file), functions.number(frame.function), frame.line] for frame in place.attributed.frames]
+        frames = [
+            [files.number(frame.file), functions.number(frame.function), frame.line]
+            for frame in place.attributed.frames
+        ]
         for file, _, line in frames:
             wanted.setdefault(file, set()).add(line)
         operator, node = (operators.number(name) if name else -1 for name in (place.operator, place.node))
@@ -66,7 +69,9 @@ def _note_files(place: Place, files: _Numbers[str], notes: dict[int, str | None]
             notes[number] = place._replace(frames=(frame,)).source_note
 
 
-def _sources(files: list[str], wanted: dict[int, set[int]], notes: dict[int, str | None], places: Places) -> dict[int, Any]:
+def _sources(
+    files: list[str], wanted: dict[int, set[int]], notes: dict[int, str | None], places: Places
+) -> dict[int, Any]:
     room = _MOST_TEXT
     sources: dict[int, Any] = {}
     for file, lines in wanted.items():
@@ -81,7 +86,9 @@ def _sources(files: list[str], wanted: dict[int, set[int]], notes: dict[int, str
 
 
 def _text_around(text: list[str], lines: Iterable[int]) -> dict[int, str]:
-    around = {each for line in lines for each in range(max(line - _AROUND, 1), min(line + _AROUND, len(text)) + 1) if line}
+    around = {
+        each for line in lines for each in range(max(line - _AROUND, 1), min(line + _AROUND, len(text)) + 1) if line
+    }
     return {line: _cut(text[line - 1].rstrip()) for line in sorted(around)}
 
 

@@ -238,7 +238,9 @@ class Places:
         self._stacks = stacks
         self._forward = forward or {}
         self._called = called or {}
-        self._sources = Sources({normal_file(file): source for file, source in sources.items()}) if sources else _NO_SOURCES
+        self._sources = (
+            Sources({normal_file(file): source for file, source in sources.items()}) if sources else _NO_SOURCES
+        )
         self._began_text = began
         self._cells = Cells(cells)
         self._found: dict[int, Place | None] = {0: None}
@@ -282,7 +284,9 @@ class Places:
                 pass  # a node may be around it
             elif file is not None:
                 called = self._called.get(stack)
-                frames.append(Frame(normal_file(self._cells.name(file)), function, line, end_line, column, end_column, called))
+                frames.append(
+                    Frame(normal_file(self._cells.name(file)), function, line, end_line, column, end_column, called)
+                )
             elif "::" in function:
                 aten = function
             else:
@@ -294,4 +298,13 @@ class Places:
             stack = outer if outer < stack else 0
         if not (frames or node or aten):
             return None
-        return Place(tuple(frames), node, self._began, aten=aten, forward=forward, cells=self._cells, sources=self._sources, is_inside=is_inside)
+        return Place(
+            tuple(frames),
+            node,
+            self._began,
+            aten=aten,
+            forward=forward,
+            cells=self._cells,
+            sources=self._sources,
+            is_inside=is_inside,
+        )

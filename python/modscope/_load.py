@@ -14,7 +14,17 @@ from typing import IO, Any
 
 from modscope import _capture
 from modscope._branch import Branch, grow, sum_by_name
-from modscope._capture_types import Block, CaptureError, Collective, CollectiveGroup, Event, Names, Phase, Step, find_main_device
+from modscope._capture_types import (
+    Block,
+    CaptureError,
+    Collective,
+    CollectiveGroup,
+    Event,
+    Names,
+    Phase,
+    Step,
+    find_main_device,
+)
 from modscope._cells import KEY as CELLS
 from modscope._categories import CATEGORIES, TOTAL, Category, Kind, Raw, Sums, kinds_of, sums_of
 from modscope._lines_read import Place, Places
@@ -179,24 +189,36 @@ class Snapshot:
         for on, path, stack, category, _, size in self._raw.alike():
             if on == number:
                 found.setdefault((path, stack), [0] * len(CATEGORIES))[CATEGORIES.index(category)] += size
-        return [(self._names.module(path), self._places.find(stack), tuple(raw)) for (path, stack), raw in found.items()]
+        return [
+            (self._names.module(path), self._places.find(stack), tuple(raw)) for (path, stack), raw in found.items()
+        ]
 
     def alike(self, device: str) -> Iterator[tuple[str, Place | None, Category, Kind | None, int]]:
         """What is held on a device: module, place, category and kind, and the bytes that have these."""
         number = self._names.device_number(device)
         for on, path, stack, category, kind, size in self._raw.alike():
             if on == number:
-                yield self._names.module(path), self._places.find(stack), Category(category), Kind(kind) if kind else None, size
+                yield (
+                    self._names.module(path),
+                    self._places.find(stack),
+                    Category(category),
+                    Kind(kind) if kind else None,
+                    size,
+                )
 
     def blocks(self, limit: int | None = None, device: str | None = None) -> Iterator[Block]:
         """The blocks that are held, largest first and oldest first among equals; at most ``limit``."""
         names = self._names
         number = None if device is None else names.device_number(device)
         places = map(self._places.find, self._raw.block_stacks(-1 if number is None else number))
-        for (size, on, category, path, phase, step, made_at, outside, slot, word), place in zip(self._raw.blocks(limit, number), places):
+        for (size, on, category, path, phase, step, made_at, outside, slot, word), place in zip(
+            self._raw.blocks(limit, number), places
+        ):
             module, at = names.module(path), made_at / 1e6
             kind = None if word is None else Kind(word)
-            yield Block(size, names.devices[on], Category(category), module, phase, step, at, outside, slot, kind, place)
+            yield Block(
+                size, names.devices[on], Category(category), module, phase, step, at, outside, slot, kind, place
+            )
 
 
 # ---- a capture ----
@@ -281,7 +303,12 @@ class Capture:
         reader = self._reader
         cells = (self.end or {}).get(CELLS)
         return Places(
-            reader.stacks, self.info.get("began"), reader.forward_stacks, cells, called=reader.called, sources=reader.sources
+            reader.stacks,
+            self.info.get("began"),
+            reader.forward_stacks,
+            cells,
+            called=reader.called,
+            sources=reader.sources,
         )
 
     @cached_property
@@ -314,7 +341,9 @@ class Capture:
         """For each of the phases "idle", "forward", "recompute", ...: the time spent in it and the blocks allocated in it."""
         return {word: Phase(time / 1e6, blocks, size) for word, (time, blocks, size) in self._survey["phases"].items()}
 
-    def times_by_module(self, children: bool = False, first: int = 0, last: int | None = None) -> dict[str, dict[str, float]]:
+    def times_by_module(
+        self, children: bool = False, first: int = 0, last: int | None = None
+    ) -> dict[str, dict[str, float]]:
         """Module to phase to the seconds that it ran between two moments: itself, or with ``children`` also the modules
         below it. "Global" is the time outside any module. When several threads run, the busiest one's time counts."""
         found: dict[str, dict[str, float]] = {}
@@ -465,7 +494,9 @@ class Capture:
         snapshot = Snapshot(self._names, self._reader.snapshot(self.moment(at, device)), self.places)
         # The true peak may be among the events that are missing, and so may what came after the last event that can be read.
         is_peak_unsure = at == "peak" and self.is_lower_bound
-        snapshot.is_lower_bound |= is_peak_unsure or self.last_readable is not None and snapshot.moment >= self.last_readable
+        snapshot.is_lower_bound |= (
+            is_peak_unsure or self.last_readable is not None and snapshot.moment >= self.last_readable
+        )
         return snapshot
 
     @cached_property
@@ -480,7 +511,18 @@ class Capture:
         named = _groups_by_number(groups)
         module = self._names.module
         return [
-            Collective(kind, size, named.get(group, _UNKNOWN_GROUP), time / 1e6, taken / 1e9 or None, step, phase, module(path), event, timing or None)
+            Collective(
+                kind,
+                size,
+                named.get(group, _UNKNOWN_GROUP),
+                time / 1e6,
+                taken / 1e9 or None,
+                step,
+                phase,
+                module(path),
+                event,
+                timing or None,
+            )
             for event, time, step, kind, size, taken, path, _, group, phase, timing in rows
         ]
 
@@ -544,13 +586,13 @@ class Capture:
             progress=self._progress,
         )
 
-
     def _encode_places(self, encode: Callable[[str], builtins.bytes]) -> list[_EncodedPlace]:
         def encoded(text: str | None) -> builtins.bytes | None:
             return None if text is None else encode(text)
 
         return [
-            (encoded(place.file), place.line or 0, encoded(place.function), encoded(place.operator)) for place in self.places.innermost()
+            (encoded(place.file), place.line or 0, encoded(place.function), encoded(place.operator))
+            for place in self.places.innermost()
         ]
 
 
@@ -595,12 +637,20 @@ def _describe_short(bytes: int) -> str:
     if bytes >= _SHORTEST:
         return ""
     if not bytes:
-        return ". It is empty: its recording was ended before it wrote anything, or the disk is full. Record the run again"
-    return f". It is only {counted(bytes, 'byte')} long: if a recording wrote it, it was cut short. Record the run again"
+        return (
+            ". It is empty: its recording was ended before it wrote anything, or the disk is full. Record the run again"
+        )
+    return (
+        f". It is only {counted(bytes, 'byte')} long: if a recording wrote it, it was cut short. Record the run again"
+    )
 
 
 def describe_unreadable(capture: Capture) -> str:
     """The end of a sentence on a capture without memory: why, if the file is not whole."""
     if capture.damaged:
         return ". The file is damaged, or was cut short: record or predict the run again"
-    return f". The file ends early, after {counted(capture.bytes, 'byte')}: its run was killed at its beginning, or the file was cut short" if capture.end is None else ""
+    return (
+        f". The file ends early, after {counted(capture.bytes, 'byte')}: its run was killed at its beginning, or the file was cut short"
+        if capture.end is None
+        else ""
+    )

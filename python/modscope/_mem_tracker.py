@@ -142,7 +142,7 @@ class MemTracker(_native.Context):
 
     @property
     def source(self) -> str:
-        """"allocator" or "dispatcher". Before the tracker is first entered, the constructor's argument."""
+        """ "allocator" or "dispatcher". Before the tracker is first entered, the constructor's argument."""
         return self._chosen or self._asked
 
     def track_external(self, *external: Any) -> None:
@@ -275,7 +275,13 @@ class MemTracker(_native.Context):
         assert ledger is not None
         stats: StatsByModule = {key: (ref, stats().copy) for key, (ref, stats) in self._stats().items()}
         self._last = _LastFigures(
-            ledger.now(), ledger.outside(), ledger.modules(), stats, ledger.lost(), ledger.kinds(), ledger.module_kinds()
+            ledger.now(),
+            ledger.outside(),
+            ledger.modules(),
+            stats,
+            ledger.lost(),
+            ledger.kinds(),
+            ledger.module_kinds(),
         )
         self._peak_history.end()
 
@@ -381,7 +387,9 @@ class MemTracker(_native.Context):
     def peak(self) -> dict[torch.device, Peak]:
         """For each device, the most bytes it held, and when."""
         self._refresh()
-        return {device: figures.peak for device, figures in self._peak_history.by_device().items() if figures.peak.bytes}
+        return {
+            device: figures.peak for device, figures in self._peak_history.by_device().items() if figures.peak.bytes
+        }
 
     @property
     def outside(self) -> Snapshot:

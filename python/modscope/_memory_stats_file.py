@@ -50,7 +50,7 @@ class Stats:
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """"layers.0.forward.addmm.default_3" is ("layers.0.forward", "addmm.default")."""
+    """ "layers.0.forward.addmm.default_3" is ("layers.0.forward", "addmm.default")."""
     without_number = name.rpartition("_")[0] or name
     position, _, overload = without_number.rpartition(".")
     position, _, operator = position.rpartition(".")
@@ -103,7 +103,11 @@ def _is_number(value: object) -> bool:
 
 def _is_row(number: object, row: object) -> bool:
     return (
-        type(number) is int and isinstance(row, tuple) and len(row) == 2 and isinstance(row[0], str) and _is_number(row[1])
+        type(number) is int
+        and isinstance(row, tuple)
+        and len(row) == 2
+        and isinstance(row[0], str)
+        and _is_number(row[1])
     )
 
 

@@ -14,7 +14,15 @@ Trace = tuple[str, list[float]]
 _COLORS = {"allocated_memory": "#1f77b4", "active_memory": "#ff7f0e", "reserved_memory": "#2ca02c"}
 _MARKER_COLORS = {"fw_bw_boundary": "red"}
 _WIDE, _HIGH, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 260, 90, 20, 30, 40
-_WITHOUT_DISPLAY = ("agg", "cairo", "pdf", "pgf", "ps", "svg", "template")  # backends of matplotlib that write files only
+_WITHOUT_DISPLAY = (
+    "agg",
+    "cairo",
+    "pdf",
+    "pgf",
+    "ps",
+    "svg",
+    "template",
+)  # backends of matplotlib that write files only
 _COLUMNS = 1000  # of a line of the SVG file: the least and the most in each
 
 
@@ -54,7 +62,11 @@ def _how_to_see(plt: Any, numbers: list[int]) -> str:
     if backend.lower() in _WITHOUT_DISPLAY:
         save = f'matplotlib.pyplot.figure({numbers[0]}).savefig("traces.png")'
         return f"The traces are {which}, which has no display here (its backend is {backend}). To save one:  {save}"
-    is_shown = plt.isinteractive() or backend.startswith("module://") or backend.lower() in ("inline", "nbagg", "widget", "ipympl")
+    is_shown = (
+        plt.isinteractive()
+        or backend.startswith("module://")
+        or backend.lower() in ("inline", "nbagg", "widget", "ipympl")
+    )
     return "" if is_shown else f"The traces are {which}. To see them:  matplotlib.pyplot.show()"
 
 
@@ -78,7 +90,9 @@ def _plot(plt: Any, traces: list[Trace], markers: dict[str, int]) -> int:
 def _write_svg(pictures: list[list[Trace]], markers: dict[str, int], why: str) -> None:
     with _new_file() as file:
         high = len(pictures) * _HIGH
-        file.write(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDE} {high}" font-family="sans-serif" font-size="12">\n')
+        file.write(
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDE} {high}" font-family="sans-serif" font-size="12">\n'
+        )
         file.write(f'<rect width="{_WIDE}" height="{high}" fill="white"/>\n')
         for number, traces in enumerate(pictures):
             file.write(f'<g transform="translate(0 {number * _HIGH})">\n{_picture(traces, markers)}\n</g>\n')
@@ -117,7 +131,9 @@ def _picture(traces: list[Trace], markers: dict[str, int]) -> str:
         parts.append(f'<text x="{_LEFT + 170 * number}" y="{_TOP - 8}" fill="{_COLORS[label]}">{label}</text>')
     for marker, at in markers.items():
         color = _MARKER_COLORS.get(marker, "black")
-        parts.append(f'<path d="M{x(at):.1f} {_TOP}v{high}" stroke="{color}" stroke-width="2"><title>{escape(marker)}</title></path>')
+        parts.append(
+            f'<path d="M{x(at):.1f} {_TOP}v{high}" stroke="{color}" stroke-width="2"><title>{escape(marker)}</title></path>'
+        )
     return "\n".join(parts)
 
 

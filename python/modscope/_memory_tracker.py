@@ -117,7 +117,9 @@ class _Monitoring(_native.Context):
     def read(self) -> _memory_stats_file.Stats:
         """What was recorded so far."""
         stats = self.stats
-        stats.op_index = self.log.read(stats.op_index, stats.memories_allocated, stats.memories_active, stats.memories_reserved)
+        stats.op_index = self.log.read(
+            stats.op_index, stats.memories_allocated, stats.memories_active, stats.memories_reserved
+        )
         stats.markers = self.log.markers
         return stats
 
@@ -239,7 +241,9 @@ class MemoryTracker:
         self._num_alloc_retries = 0
 
     def __repr__(self) -> str:
-        return f"<MemoryTracker, {'' if self._is_monitoring() else 'not '}monitoring, {self._op_index} operators recorded>"
+        return (
+            f"<MemoryTracker, {'' if self._is_monitoring() else 'not '}monitoring, {self._op_index} operators recorded>"
+        )
 
     def _is_monitoring(self) -> bool:
         return self._monitoring is not None and self._monitoring.is_active()

@@ -14,7 +14,18 @@ from modscope._lines_read import shown_file
 from modscope._load import Capture, Snapshot
 from modscope._sentence import Sentence, describe_held, describe_run
 from modscope._summary import describe_end, describe_losses, describe_prediction, describe_program, summarize
-from modscope._text import at_least, clean, counted, describe_moment, duration, label, percent, shorten_end, shorten_middle, size
+from modscope._text import (
+    at_least,
+    clean,
+    counted,
+    describe_moment,
+    duration,
+    label,
+    percent,
+    shorten_end,
+    shorten_middle,
+    size,
+)
 
 if TYPE_CHECKING:
     from modscope._mem_tracker import MemTracker
@@ -106,7 +117,9 @@ def _table(heading: str, held: Mapping[tuple[str, str], Sums], count: int, total
     rows = "".join(_row(name, title, sums, most, total) for (name, title), sums in largest[:count])
     rest = len(largest) - count
     more = _part("div", _SOFT, f"and {counted(rest, what)}") if rest > 0 else ""
-    table = _part("table", "border-collapse:collapse;border:0;width:100%;table-layout:fixed;margin:0;color:inherit", rows)
+    table = _part(
+        "table", "border-collapse:collapse;border:0;width:100%;table-layout:fixed;margin:0;color:inherit", rows
+    )
     return _part("div", _HEAD, heading) + table + more
 
 
@@ -312,7 +325,12 @@ def _moment_sentence(begin: str, amount: str, moment: str, sums: Sums, modules: 
 
 def of_capture(capture: Capture) -> str:
     summary = summarize("", capture)
-    run = (describe_program(summary["info"]), *filter(None, [describe_prediction(summary["info"])]), duration(capture.duration), counted(capture.last_step, "step"))
+    run = (
+        describe_program(summary["info"]),
+        *filter(None, [describe_prediction(summary["info"])]),
+        duration(capture.duration),
+        counted(capture.last_step, "step"),
+    )
     foot = _foot(*run, describe_end(summary["end"]), *describe_losses(summary))
     if not summary["devices"]:
         return _cell(_part("div", "", "No memory was held."), foot)
@@ -322,7 +340,9 @@ def of_capture(capture: Capture) -> str:
     return _cell(
         _sentence(describe_run(summary, capture)),
         _timeline(capture, device),
-        *_holders(snapshot.totals.get(device, {}), snapshot.by_module().get(device, {}), snapshot.kinds.get(device, {})),
+        *_holders(
+            snapshot.totals.get(device, {}), snapshot.by_module().get(device, {}), snapshot.kinds.get(device, {})
+        ),
         _lines(snapshot, device),
         foot,
     )

@@ -86,7 +86,13 @@ Verify = Callable[[Plan], "Report | None"]
 
 
 def make_plan(
-    file: str, capture: Capture, device: str, budget: int, gpu: Gpu | None = None, use_highs: bool = True, verify: Verify | None = None
+    file: str,
+    capture: Capture,
+    device: str,
+    budget: int,
+    gpu: Gpu | None = None,
+    use_highs: bool = True,
+    verify: Verify | None = None,
 ) -> tuple[Report, Plan]:
     """What the command tells of a plan, and the plan. With ``verify`` the plan's figures are those of a prediction with it.
     CaptureError says why there is none."""
@@ -94,8 +100,14 @@ def make_plan(
     problem = Problem(capture, device)
     search = Search(problem, use_highs)
     ranks = ["--ranks", str(world_of(capture))] if verify is not None and world_of(capture) > 1 else []
-    advice = "For what else would help:  modscope fit " + shlex.join([file, *(["--gpu", gpu.name] if gpu else []), *ranks])
-    found, verified = (_find_replayed(problem, search, budget), None) if verify is None else _find_verified(problem, search, budget, verify, advice)
+    advice = "For what else would help:  modscope fit " + shlex.join(
+        [file, *(["--gpu", gpu.name] if gpu else []), *ranks]
+    )
+    found, verified = (
+        (_find_replayed(problem, search, budget), None)
+        if verify is None
+        else _find_verified(problem, search, budget, verify, advice)
+    )
     if found is None:
         raise CaptureError(_describe_too_small(problem, search, budget, advice))
     before, planned = _figures(problem, EMPTY), _figures(problem, found.choice)
@@ -141,7 +153,9 @@ def _find_replayed(problem: Problem, search: Search, budget: int) -> Found | Non
     return careful if careful and more <= _CARE * problem.step.total else found
 
 
-def _find_verified(problem: Problem, search: Search, budget: int, verify: Verify, advice: str) -> tuple[Found | None, Report | None]:
+def _find_verified(
+    problem: Problem, search: Search, budget: int, verify: Verify, advice: str
+) -> tuple[Found | None, Report | None]:
     """The fastest choice whose prediction stays within the budget. What the replay of a choice and its prediction differ by
     is taken into account in the next search. CaptureError if no prediction stays within the budget."""
     best: tuple[Found, Report] | None = None
@@ -155,7 +169,9 @@ def _find_verified(problem: Problem, search: Search, budget: int, verify: Verify
         seen.add(found.choice)
         figures = verify(plan_of(problem.names(found.choice)))
         if figures is None:
-            raise CaptureError("The plan cannot be applied to the script: its modules are not called as modules of the model that it was made from")
+            raise CaptureError(
+                "The plan cannot be applied to the script: its modules are not called as modules of the model that it was made from"
+            )
         lowest = min(lowest or figures["reserved"], figures["reserved"])
         if figures["reserved"] <= budget and (best is None or figures["step_ms"] < best[1]["step_ms"]):
             best = found, figures

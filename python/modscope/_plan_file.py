@@ -68,7 +68,9 @@ def parse_plan(body: Any) -> Plan:
         raise PlanError(f'it is not a plan of modscope: it has no "kind": "{_KIND}"')
     version = body.get("version")
     if version != VERSION or isinstance(version, bool):
-        raise PlanError(f"it is a plan of version {version!r}, and this modscope reads version {VERSION}: update modscope, or make the plan again")
+        raise PlanError(
+            f"it is a plan of version {version!r}, and this modscope reads version {VERSION}: update modscope, or make the plan again"
+        )
     checkpoint = body.get("checkpoint")
     if not isinstance(checkpoint, dict) or not all(_is_list_of_paths(paths) for paths in checkpoint.values()):
         raise PlanError('"checkpoint" is not an object with a list of module names for each root module')
@@ -91,4 +93,6 @@ def _check_nesting(root: str, paths: list[str]) -> None:
         for count in range(1, len(parts)):
             around = ".".join(parts[:count])
             if around in chosen:
-                raise PlanError(f"{root}.{path} lies in {root}.{around}, which is checkpointed as a whole: name one of them")
+                raise PlanError(
+                    f"{root}.{path} lies in {root}.{around}, which is checkpointed as a whole: name one of them"
+                )

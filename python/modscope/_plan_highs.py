@@ -30,7 +30,13 @@ def solve(costs: Sequence[float], rows: Sequence[Row], chains: Sequence[Sequence
     import highspy
 
     solver = highspy.Highs()
-    for option, value in (("output_flag", False), ("threads", 1), ("random_seed", 0), ("mip_rel_gap", 1e-3), ("mip_max_nodes", _NODES)):
+    for option, value in (
+        ("output_flag", False),
+        ("threads", 1),
+        ("random_seed", 0),
+        ("mip_rel_gap", 1e-3),
+        ("mip_max_nodes", _NODES),
+    ):
         solver.setOptionValue(option, value)
     solver.passModel(_model(highspy, costs, rows, chains, target))
     solver.run()
@@ -48,7 +54,9 @@ def _scale(costs: Sequence[float]) -> float:
     return 1.0 / max(max(costs), 1e-12)
 
 
-def _model(highspy: Any, costs: Sequence[float], rows: Sequence[Row], chains: Sequence[Sequence[int]], target: int) -> Any:
+def _model(
+    highspy: Any, costs: Sequence[float], rows: Sequence[Row], chains: Sequence[Sequence[int]], target: int
+) -> Any:
     import numpy
 
     infinity = highspy.kHighsInf

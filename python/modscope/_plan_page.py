@@ -70,6 +70,10 @@ def _sentence(made: Report, point: Report, more: str) -> str:
     less = describe_difference(made["before"]["reserved"], point["reserved"])
     what = f"{made['device']} {verb} {most} at most, {less}; its peak is then {when}."
     room, whose = made["budget"] - point["reserved"], label_of(made["gpu"]) if made["gpu"] else "the budget"
-    fits = f"It fits {whose}, with {size(room)} to spare." if room >= 0 else f"It does not fit {whose}: short by {size(-room)}."
+    fits = (
+        f"It fits {whose}, with {size(room)} to spare."
+        if room >= 0
+        else f"It does not fit {whose}: short by {size(-room)}."
+    )
     time = f"A step takes {milliseconds(point['step_ms'])}, {more} with {counted(point['modules'], 'module')} checkpointed."
     return clean(f"{what} {fits} {time}")

@@ -77,7 +77,13 @@ class Problem:
         calls: dict[str, list[int]] = {}
         raw = self._stream.calls(self._number)
         for index, (path, _, _, end, backward, *_, kept, _) in enumerate(raw):
-            if end is not None and backward is not None and kept and "." in names[path] and not _is_recursive(raw, index):
+            if (
+                end is not None
+                and backward is not None
+                and kept
+                and "." in names[path]
+                and not _is_recursive(raw, index)
+            ):
                 calls.setdefault(names[path], []).append(index)
         steps = _whole_steps(raw)
         self.steps = len(steps)
@@ -114,7 +120,9 @@ class Problem:
     def chains(self) -> list[list[int]]:
         """Candidates of which one at most can be chosen: each innermost one, and those around it."""
         outer = frozenset().union(*self._around) if self._around else frozenset()
-        return [[i, *sorted(self._around[i])] for i in range(len(self.candidates)) if i not in outer and self._around[i]]
+        return [
+            [i, *sorted(self._around[i])] for i in range(len(self.candidates)) if i not in outer and self._around[i]
+        ]
 
     def cost(self, candidate: int) -> float:
         """Seconds of the side that decides how long a step takes: the device, or a program that is about as slow."""
@@ -174,7 +182,9 @@ def _reduce(without: Sequence[int], saved: Sequence[Sequence[int]]) -> list[Row]
     return rows[:_MOST_ROWS]
 
 
-def _candidate(name: str, indices: list[int], raw: Sequence[tuple[Any, ...]], times: Sequence[int], steps: frozenset[int]) -> Candidate:
+def _candidate(
+    name: str, indices: list[int], raw: Sequence[tuple[Any, ...]], times: Sequence[int], steps: frozenset[int]
+) -> Candidate:
     counted = [index for index in indices if raw[index][5] in steps] or indices
     count = len({raw[index][5] for index in counted})
     microseconds = sum(times[index] for index in counted)
@@ -208,11 +218,15 @@ def _verified(result: dict[str, Any]) -> Verified:
 def check_capture(capture: Capture) -> None:
     """CaptureError where no plan can be made."""
     if not capture.peaks:
-        raise CaptureError(f"The capture holds no memory of PyTorch's, so there is nothing to plan{describe_unreadable(capture)}")
+        raise CaptureError(
+            f"The capture holds no memory of PyTorch's, so there is nothing to plan{describe_unreadable(capture)}"
+        )
     if capture.oom_count and not capture.optimizer_steps:
         raise CaptureError(
             "The run ended without memory before its first step was complete, so what it keeps for backward is not known. "
             "Capture it on a larger GPU, or predict it on one and give both:  modscope predict --gpu h200 -o predicted.msc script.py"
         )
     if not capture.optimizer_steps:
-        raise CaptureError("The capture has no optimizer step, so nothing is known of backward. Capture a run of 2 steps or more of training")
+        raise CaptureError(
+            "The capture has no optimizer step, so nothing is known of backward. Capture a run of 2 steps or more of training"
+        )

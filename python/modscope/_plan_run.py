@@ -76,7 +76,9 @@ class PlanForRun:
             inner = inner._modules.get("_orig_mod") or inner._modules.get("module")
         suits = [root for root in self._waiting if not find_modules(module, self._plan.checkpoint[root])[1]]
         of_class = [root for root in self._waiting if root.partition("#")[0] in kinds]
-        return next((root for root in of_class if root in suits), None) or next(iter(of_class or self._named_freely(suits)), None)
+        return next((root for root in of_class if root in suits), None) or next(
+            iter(of_class or self._named_freely(suits)), None
+        )
 
     def _named_freely(self, suits: list[str]) -> list[str]:
         """Those of the roots whose name is a variable's: a class begins with a capital letter by custom."""

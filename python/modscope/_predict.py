@@ -67,8 +67,20 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     gpu = "a GPU by name, its memory as 24GiB, several with commas between them, or all (the default)"
     add("--gpu", type=parse_gpus, metavar="GPU", help=gpu)
-    add("--steps", type=_run.count, default=_STEPS, metavar="N", help="stop the script after N optimizer steps (default: 3)")
-    add("--seconds", type=parse_seconds, default=_SECONDS, metavar="S", help="stop the script after S seconds (default: 60; 0: never)")
+    add(
+        "--steps",
+        type=_run.count,
+        default=_STEPS,
+        metavar="N",
+        help="stop the script after N optimizer steps (default: 3)",
+    )
+    add(
+        "--seconds",
+        type=parse_seconds,
+        default=_SECONDS,
+        metavar="S",
+        help="stop the script after S seconds (default: 60; 0: never)",
+    )
     add("--torch", metavar="VERSION", help="the torch whose rules apply, such as 2.11 (default: the installed one)")
     add("--plan", metavar="PLAN", help="checkpoint the modules that a plan names; see modscope help plan")
     stacks = "keep N of the script's own Python frames for each block (default: 1, its line; 0: none)"
@@ -108,7 +120,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         if getattr(options, option) == "":
             parser.error(f"--{option} needs the name of a file")
     if options.table and not os.path.isfile(table_path(options.table)):
-        parser.error(f"there is no table {options.table}: give a file that modscope calibrate wrote, or {', '.join(SHIPPED_TABLES)}")
+        parser.error(
+            f"there is no table {options.table}: give a file that modscope calibrate wrote, or {', '.join(SHIPPED_TABLES)}"
+        )
     folder = os.path.dirname(os.path.abspath(options.json)) if options.json else "."
     if options.json and (os.path.isdir(options.json) or not os.path.isdir(folder)):
         parser.error(f"--json {options.json}: it is a folder, or its folder does not exist")
@@ -134,7 +148,15 @@ def _check_allocator(parser: argparse.ArgumentParser, version: str | None) -> No
         parser.error(f"--torch: {error}" if "version of torch" in str(error) else str(error))
 
 
-_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate.commands.launch", "deepspeed", "mpirun")
+_LAUNCHERS = (
+    "torchrun",
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate",
+    "accelerate.commands.launch",
+    "deepspeed",
+    "mpirun",
+)
 
 
 def _launcher(options: argparse.Namespace) -> str:
@@ -150,7 +172,9 @@ def _check_ranks(parser: argparse.ArgumentParser, options: argparse.Namespace) -
     if not sizes and (options.reshard or options.shard_over):
         parser.error("--reshard and --shard-over need --ranks, such as --ranks 64")
     if sizes and (launcher := _launcher(options)):
-        parser.error(f"with --ranks give the script itself, without {launcher}: each rank is imagined here, as in modscope predict --ranks {sizes[0]} train.py")
+        parser.error(
+            f"with --ranks give the script itself, without {launcher}: each rank is imagined here, as in modscope predict --ranks {sizes[0]} train.py"
+        )
     if options.shard_over and any(size % options.shard_over for size in sizes):
         parser.error(f"--shard-over {options.shard_over}: the number of ranks must be a multiple of it")
     if options.rank is not None and options.rank >= min(sizes):
@@ -162,7 +186,9 @@ def _check_ranks(parser: argparse.ArgumentParser, options: argparse.Namespace) -
     if (len(sizes) > 1 or options.all_ranks) and (not options.gpu or len(options.gpu) > 1):
         parser.error("a table of ranks needs one GPU, such as --gpu h100")
     if (len(sizes) > 1 or options.all_ranks) and options.force and not options.output:
-        parser.error("-f overwrites captures, and a table of ranks writes them where -o is given: add -o NAME.msc, or -o FOLDER")
+        parser.error(
+            "-f overwrites captures, and a table of ranks writes them where -o is given: add -o NAME.msc, or -o FOLDER"
+        )
 
 
 def _check_several(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

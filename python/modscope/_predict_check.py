@@ -30,7 +30,11 @@ if torch.cuda.is_available():
     card = torch.cuda.get_device_properties(0)
     print(json.dumps([card.name, card.total_memory]))
 """
-_FIGURES = {"allocated": ("allocated_peak", size), "reserved": ("reserved_peak", size), "a step": ("step_ms", step_time)}
+_FIGURES = {
+    "allocated": ("allocated_peak", size),
+    "reserved": ("reserved_peak", size),
+    "a step": ("step_ms", step_time),
+}
 
 
 # ---- the process that compares ----
@@ -40,13 +44,18 @@ def check(options: argparse.Namespace) -> int:
     """The exit status: the script's, or 1 if there is nothing to compare with."""
     card = find_card()
     if card is None:
-        print("modscope: --check needs a GPU that torch can use, and finds none here. Leave it out to predict only", file=sys.stderr)
+        print(
+            "modscope: --check needs a GPU that torch can use, and finds none here. Leave it out to predict only",
+            file=sys.stderr,
+        )
         return 1
     title, memory = card
     gpu = options.gpu[0] if options.gpu else _gpu_of(title, memory)
     with tempfile.TemporaryDirectory(prefix="modscope-") as folder:
         path = options.json or os.path.join(folder, "predicted.json")
-        status = _predict_process.wait(subprocess.Popen(_predict_process.command(options, [gpu], "--json", path, *_passed_on(options))))
+        status = _predict_process.wait(
+            subprocess.Popen(_predict_process.command(options, [gpu], "--json", path, *_passed_on(options)))
+        )
         predicted = _read(path)
         if predicted is None:
             return status or 1
@@ -151,7 +160,10 @@ class RealRun:
         import torch
 
         if torch.cuda.is_initialized():
-            now = {"allocated_peak": torch.cuda.max_memory_allocated(), "reserved_peak": torch.cuda.max_memory_reserved()}
+            now = {
+                "allocated_peak": torch.cuda.max_memory_allocated(),
+                "reserved_peak": torch.cuda.max_memory_reserved(),
+            }
             self._peaks = {key: max(value, now[key]) for key, value in self._peaks.items()}
 
     def _step_ended(self, *unused: object) -> None:

@@ -33,7 +33,11 @@ class _Buckets:
         parameters = self._parameters[::-1]  # about in the order in which their gradients are ready
         assigned, _ = assign(parameters, limits, [False] * len(parameters))
         buffers = [
-            torch.empty(sum(parameters[i].numel() for i in bucket), dtype=parameters[bucket[0]].dtype, device=parameters[bucket[0]].device)
+            torch.empty(
+                sum(parameters[i].numel() for i in bucket),
+                dtype=parameters[bucket[0]].dtype,
+                device=parameters[bucket[0]].device,
+            )
             for bucket in assigned
         ]
         _native.claim_buckets(buffers)
@@ -63,7 +67,9 @@ def one_rank() -> Iterator[None]:
         self.gradient_as_bucket_view = bool(options.get("gradient_as_bucket_view"))
         self.static_graph = bool(options.get("static_graph"))
         self.find_unused_parameters = bool(options.get("find_unused_parameters"))
-        self._modscope_buckets = None if self.gradient_as_bucket_view else _Buckets(module, options.get("bucket_cap_mb"))
+        self._modscope_buckets = (
+            None if self.gradient_as_bucket_view else _Buckets(module, options.get("bucket_cap_mb"))
+        )
 
     def forward(self: Any, *inputs: Any, **options: Any) -> Any:
         if self._modscope_buckets is not None and torch.is_grad_enabled() and self.require_backward_grad_sync:

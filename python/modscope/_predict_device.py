@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from modscope._virtual.device import VirtualDevice
 
 
-def install(gpu: Gpu, version: str | None, unlimited: bool = False, table: str = "", also: Sequence[Gpu] = ()) -> VirtualDevice:
+def install(
+    gpu: Gpu, version: str | None, unlimited: bool = False, table: str = "", also: Sequence[Gpu] = ()
+) -> VirtualDevice:
     """RuntimeError, ValueError or OSError says in a sentence why it cannot be installed; torch is then as it was."""
     from modscope import _interception
     from modscope._virtual import table as tables

@@ -44,7 +44,9 @@ def _has_process_group() -> bool:
 
 def _refuse_process_group() -> None:
     if _has_process_group():
-        raise RuntimeError("a process group exists, which is of real ranks. Call torch.distributed.destroy_process_group() first.")
+        raise RuntimeError(
+            "a process group exists, which is of real ranks. Call torch.distributed.destroy_process_group() first."
+        )
 
 
 def _end_process_group() -> None:
@@ -100,7 +102,9 @@ class virtual_gpu:
 
     def __enter__(self) -> Self:
         if _entered:
-            raise RuntimeError("a virtual GPU is installed already: a process can have one at a time. Leave the other one first.")
+            raise RuntimeError(
+                "a virtual GPU is installed already: a process can have one at a time. Leave the other one first."
+            )
         if self._recording is not None:
             raise RuntimeError("this virtual GPU was used already. Use another virtual_gpu(...).")
         import torch
@@ -187,7 +191,9 @@ class virtual_gpu:
 
     def _after(self, name: str, attribute: str = "") -> Any:
         if self._result is None:
-            raise RuntimeError(f"{attribute or name} is known after the virtual GPU was left: read it after the with statement")
+            raise RuntimeError(
+                f"{attribute or name} is known after the virtual GPU was left: read it after the with statement"
+            )
         return self._result[name]
 
     @property
@@ -221,7 +227,9 @@ class virtual_gpu:
     def capture(self) -> Capture:
         """What happened to memory, as ``modscope.load`` gives it."""
         if self._capture is None:
-            raise RuntimeError("the capture is complete after the virtual GPU was left: read it after the with statement")
+            raise RuntimeError(
+                "the capture is complete after the virtual GPU was left: read it after the with statement"
+            )
         return self._capture
 
     def __repr__(self) -> str:

@@ -42,7 +42,9 @@ def run(options: argparse.Namespace, part: str, gpus: Sequence[Gpu], silent: boo
     return wait(start(options, part, gpus, silent=silent))
 
 
-def start(options: argparse.Namespace, part: str, gpus: Sequence[Gpu], *, silent: bool, errors: str = "") -> subprocess.Popen[Any]:
+def start(
+    options: argparse.Namespace, part: str, gpus: Sequence[Gpu], *, silent: bool, errors: str = ""
+) -> subprocess.Popen[Any]:
     """Start the script for its part, and do not wait. ``errors``: a file that gets what a silent one prints on stderr."""
     words = command(options, gpus, "--part", part, "-o", os.path.join(part, CAPTURE))
     if not silent:

@@ -38,7 +38,11 @@ def text(options: argparse.Namespace, rows: Sequence[Row], results: list[Result]
     context = f"{rough_size(first['context'])} of each for the CUDA context{_communicators(results)}"
     ran = f"predicted {done} as {which} on {options.gpu[0].label} in {seconds(elapsed)}."
     lines = [ran, f"{rough_size(first['memory'])} of memory, {context}."]
-    return as_lines(lines) + _table(options, rows, results) + "".join(f"{line}\n" for line in _sentences(options, rows, results))
+    return (
+        as_lines(lines)
+        + _table(options, rows, results)
+        + "".join(f"{line}\n" for line in _sentences(options, rows, results))
+    )
 
 
 def _list(numbers: Sequence[int]) -> str:
@@ -53,11 +57,22 @@ def _communicators(results: Sequence[Result]) -> str:
 
 def _table(options: argparse.Namespace, rows: Sequence[Row], results: Sequence[Result]) -> str:
     has_times = any(result["step_ms"] for result in results)
-    lines = [["rank" if options.all_ranks else "ranks", "allocates", "reserves", "to spare", *(["a step"] if has_times else []), ""]]
+    lines = [
+        [
+            "rank" if options.all_ranks else "ranks",
+            "allocates",
+            "reserves",
+            "to spare",
+            *(["a step"] if has_times else []),
+            "",
+        ]
+    ]
     for row, result in zip(rows, results):
         time = [f"about {step_time(result['step_ms'])}" if result["step_ms"] else ""] if has_times else []
         name = str(row.rank if options.all_ranks else row.ranks)
-        lines.append([name, size(result["allocated_peak"]), *_predict_table.needs(result), *time, _predict_table.verdict(result)])
+        lines.append(
+            [name, size(result["allocated_peak"]), *_predict_table.needs(result), *time, _predict_table.verdict(result)]
+        )
     return _predict_table.as_columns(lines)
 
 
@@ -68,10 +83,15 @@ def _sentences(options: argparse.Namespace, rows: Sequence[Row], results: Sequen
     if failed:
         first = next(result for result in results if has_failed(result))
         whose = f"rank {failed[0].rank} of {failed[0].ranks}"
-        lines += [f"The script failed as {whose} ({describe_error(first)}): what would follow is not known.", *hints(first)]
+        lines += [
+            f"The script failed as {whose} ({describe_error(first)}): what would follow is not known.",
+            *hints(first),
+        ]
     elif stopped:
         whose = f"rank {stopped[0].rank} of {stopped[0].ranks}"
-        lines.append(f"The time that --seconds {options.seconds:g} gives was over before {whose} had taken {options.steps} steps.")
+        lines.append(
+            f"The time that --seconds {options.seconds:g} gives was over before {whose} had taken {options.steps} steps."
+        )
     return [*lines, *notes(results[0]), *_captures(options, rows, results)]
 
 

@@ -127,7 +127,12 @@ class PredictedRun(RunRecording):
             if not self._tell_of_started() and not self._tell_of_failure():
                 super()._end_without_capture(what)
         elif not self._is_child and not os.path.exists(os.path.join(self._asked.part, FACTS)):
-            facts = {"nothing": what, "ended": self._how, "error": self._end.get("error", ""), "status": self._end.get("status", "")}
+            facts = {
+                "nothing": what,
+                "ended": self._how,
+                "error": self._end.get("error", ""),
+                "status": self._end.get("status", ""),
+            }
             with open(os.path.join(self._asked.part, FACTS), "w", encoding="utf-8") as file:
                 json.dump(facts, file)
 
@@ -144,7 +149,9 @@ class PredictedRun(RunRecording):
 
     def _tell_of_started(self) -> bool:
         """Tell the result of the process that needs most of the GPU. False if there is none that uses it."""
-        results = [result for other in self._started_processes() if (result := self._result_of_started(other)) is not None]
+        results = [
+            result for other in self._started_processes() if (result := self._result_of_started(other)) is not None
+        ]
         if not results:
             return False
         from modscope import _predict_text

@@ -13,7 +13,9 @@ Result = dict[str, Any]
 """As --json writes it."""
 
 
-def result_of(gpu: Gpu, facts: dict[str, Any], capture: Capture | None, path: str, step_ms: float | None = None) -> Result:
+def result_of(
+    gpu: Gpu, facts: dict[str, Any], capture: Capture | None, path: str, step_ms: float | None = None
+) -> Result:
     """The result of a script that ran on this virtual GPU. ``facts`` are _predict_script.Prediction.facts'."""
     peak = capture.peaks.get(DEVICE) if capture else None
     reserved = capture.reserved.get(DEVICE, 0) if capture else 0
@@ -35,7 +37,9 @@ def result_of(gpu: Gpu, facts: dict[str, Any], capture: Capture | None, path: st
         "steps": facts["steps"],
         "peak": _moment(peak.step, peak.phase, peak.module) if peak else None,
         "reserved_at_peak": peak.reserved if peak else 0,
-        "reserved_moment": _reserved_moment(capture, reserved) if capture and peak and peak.reserved != reserved else None,
+        "reserved_moment": _reserved_moment(capture, reserved)
+        if capture and peak and peak.reserved != reserved
+        else None,
         "out_of_memory": failed,
         "ranks": facts.get("ranks"),
         "ended": facts["ended"],

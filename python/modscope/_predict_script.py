@@ -88,7 +88,9 @@ class Prediction:
         self._began = time.monotonic()
         self._version = self.asked.torch or str(torch.__version__)
         others = [find_gpu(name) for name in self.asked.also if name != self.gpu.name]
-        self._device = _predict_device.install(self.gpu, self.asked.torch or None, bool(self.asked.part), self.asked.table, others)
+        self._device = _predict_device.install(
+            self.gpu, self.asked.torch or None, bool(self.asked.part), self.asked.table, others
+        )
         values.set_selected(self.asked.selected)
         self._substitutes = Substitutes(self._ranks([self.gpu, *others]), self._sharding())
         self._substitutes.install()

@@ -34,7 +34,9 @@ class Sharding:
         if asked and not self._calls:
             return [f"The script does not call torch.distributed.fsdp.fully_shard: {asked} changed nothing."]
         if self._other_meshes:
-            return ["--shard-over changed nothing where the mesh of fully_shard is a part of the ranks, as with tensor parallelism."]
+            return [
+                "--shard-over changed nothing where the mesh of fully_shard is a part of the ranks, as with tensor parallelism."
+            ]
         return []
 
     @contextlib.contextmanager
@@ -78,7 +80,11 @@ class Sharding:
             return given
         device = given.device_type if given is not None else "cuda"
         if device not in self._meshes:
-            shape, names = ((world,), ("shard",)) if self._over == world else ((world // self._over, self._over), ("replicate", "shard"))
+            shape, names = (
+                ((world,), ("shard",))
+                if self._over == world
+                else ((world // self._over, self._over), ("replicate", "shard"))
+            )
             self._meshes[device] = init_device_mesh(device, shape, mesh_dim_names=names)
         return self._meshes[device]
 

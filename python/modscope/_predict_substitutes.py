@@ -1,10 +1,10 @@
 """What a script on a virtual GPU gets instead of compilers, process groups and kernels of its own.
 
-    torch.compile                 the function itself, uncompiled
-    init_process_group            a process group of this process alone, or of virtual ranks
-    Triton kernels                nothing is launched: a kernel writes to tensors that its caller allocated
-    operators of extensions       their fake kernels, which torch.library.register_fake registers
-    flash_attn's functions in C   an error that says what to do
+torch.compile                 the function itself, uncompiled
+init_process_group            a process group of this process alone, or of virtual ranks
+Triton kernels                nothing is launched: a kernel writes to tensors that its caller allocated
+operators of extensions       their fake kernels, which torch.library.register_fake registers
+flash_attn's functions in C   an error that says what to do
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class Substitutes:
         """A sentence for each thing that was done in another way than on a GPU."""
         notes = []
         if self._compiled:
-            notes.append("torch.compile left the program uncompiled: on the GPU a compiled one needs other memory, and less time.")
+            notes.append(
+                "torch.compile left the program uncompiled: on the GPU a compiled one needs other memory, and less time."
+            )
         if self._groups and self._ranks is not None:
             notes += self._ranks_notes(self._ranks) + (self._sharding.notes() if self._sharding is not None else [])
         elif self._ranks is not None:
@@ -71,7 +73,9 @@ class Substitutes:
             )
         elif self._groups:
             ranks = f" instead of {max(self._groups)}" if max(self._groups) > 1 else ""
-            notes.append(f"The process group has one rank{ranks}: what other ranks would hold or send is not predicted.")
+            notes.append(
+                f"The process group has one rank{ranks}: what other ranks would hold or send is not predicted."
+            )
         if self._kernels:
             names = ", ".join(self._kernels[:_MOST_NAMES]) + (", ..." if len(self._kernels) > _MOST_NAMES else "")
             notes.append(f"Triton kernels were not launched ({names}): their time is not counted.")
@@ -106,7 +110,11 @@ class Substitutes:
 
     def _ranks_notes(self, ranks: Ranks) -> list[str]:
         asked = {size for size in self._groups if size > 0} - {ranks.size}
-        return [f"The script asked for a process group of {max(asked)} ranks; it has {ranks.size}, as --ranks says."] if asked else []
+        return (
+            [f"The script asked for a process group of {max(asked)} ranks; it has {ranks.size}, as --ranks says."]
+            if asked
+            else []
+        )
 
     def _process_groups(self) -> contextlib.AbstractContextManager[None]:
         import torch.distributed

@@ -74,7 +74,9 @@ def refuse(options: argparse.Namespace, facts: dict[str, Any] | None, status: in
     """The script's own messages say why, if it failed. ``whose``: the rank, for the message."""
     if facts is not None and has_failed({**facts, "fits": True}):
         failed = {**facts, "fits": True, "ranks": {"size": options.ranks[0]} if options.ranks else None}
-        sys.stderr.write(as_lines([f"{whose}the script failed before it used a GPU: {describe_error(failed)}.", *hints(failed)]))
+        sys.stderr.write(
+            as_lines([f"{whose}the script failed before it used a GPU: {describe_error(failed)}.", *hints(failed)])
+        )
     elif facts is not None:
         sys.stderr.write(as_lines([f"{whose}{options.target[0]} {facts['nothing']}, so there is nothing to predict."]))
     else:
@@ -122,7 +124,20 @@ def _row(gpu: Gpu, capture: Capture, log: bytes, facts: dict[str, Any], needed: 
         "step_ms": facts["step_times"].get(gpu.name),
         "out_of_memory": failure,
         "ranks": facts.get("ranks"),
-        **{key: facts[key] for key in ("seconds", "steps", "ended", "timed_out", "error", "status", "torch", "bytes_without_rule", "notes")},
+        **{
+            key: facts[key]
+            for key in (
+                "seconds",
+                "steps",
+                "ended",
+                "timed_out",
+                "error",
+                "status",
+                "torch",
+                "bytes_without_rule",
+                "notes",
+            )
+        },
         "allocator": capture.info.get("allocator", ""),
     }
 
@@ -178,7 +193,9 @@ def _table(gpus: list[Gpu], results: list[Result]) -> str:
 def needs(result: Result) -> list[str]:
     """What is reserved, and what is to spare."""
     reserves = result["reserved_peak"] if result["fits"] else result["reserved_if_larger"]
-    spare = rough_size(result["to_spare"]) if result["fits"] else f"-{rough_size(max(reserves - result['may_reserve'], 0))}"
+    spare = (
+        rough_size(result["to_spare"]) if result["fits"] else f"-{rough_size(max(reserves - result['may_reserve'], 0))}"
+    )
     return [size(reserves), spare]
 
 

@@ -157,7 +157,9 @@ def notes(result: Result) -> list[str]:
     lines = list(result["notes"])
     unknown = result["bytes_without_rule"] or 0
     if unknown > _MATTERS * result["allocated_peak"]:
-        lines.append(f"{size(unknown)} went through operators without a rule for the memory that they take beside their results.")
+        lines.append(
+            f"{size(unknown)} went through operators without a rule for the memory that they take beside their results."
+        )
     return lines
 
 
@@ -165,7 +167,9 @@ def note_of_started(count: int) -> str:
     """Of a script that used no GPU itself, but started processes that did."""
     if count == 1:
         return "This is a process that the script started: the script itself used no GPU."
-    return f"The script itself used no GPU: of {count} processes that it started, this is the one that needs most memory."
+    return (
+        f"The script itself used no GPU: of {count} processes that it started, this is the one that needs most memory."
+    )
 
 
 def _capture(result: Result, shown: str, loss: str | None) -> str:

@@ -25,6 +25,7 @@ from modscope._virtual.environment import allocator_settings
 from modscope._virtual.gpus import Gpu
 from modscope._virtual.network import RANKS_PER_NODE
 
+
 def _facts(path: str) -> dict[str, Any]:
     """What is known of a prediction beside its capture; empty if the script's process ended without it."""
     try:
@@ -53,7 +54,12 @@ class PredictedScript:
         self.target = list(target)
         self._asked = argparse.Namespace(module=target[0] == "-m", table=None, selected=0.5, plan=None, stacks=1)
         self._asked.ranks, self._asked.rank = [options.ranks] if options.ranks else None, options.rank
-        self._asked.ranks_per_node, self._asked.mail, self._asked.reshard, self._asked.shard_over = options.ranks_per_node, None, None, None
+        self._asked.ranks_per_node, self._asked.mail, self._asked.reshard, self._asked.shard_over = (
+            options.ranks_per_node,
+            None,
+            None,
+            None,
+        )
         self._asked.steps, self._asked.seconds, self._asked.torch = options.steps, options.seconds, options.torch
         self._asked.target = self.target[1:] if self._asked.module else self.target
         self._check()
@@ -111,7 +117,9 @@ class PredictedScript:
         path = facts.get("capture") or path  # that of a rank has its number in the name
         self._check_steps(facts)
         if not os.path.isfile(path):
-            raise CaptureError(f"{self.name} ended with status {status}{f' ({what})' if what else ''}, and nothing could be predicted")
+            raise CaptureError(
+                f"{self.name} ended with status {status}{f' ({what})' if what else ''}, and nothing could be predicted"
+            )
         return path
 
     def _check_steps(self, facts: dict[str, Any]) -> None:
@@ -131,7 +139,9 @@ class PredictedScript:
         null = subprocess.DEVNULL
         out = null if silent or sys.stderr is None else 2
         try:
-            return _predict_process.wait(subprocess.Popen(words, stdin=null if silent else None, stdout=out, stderr=out, env=environment))
+            return _predict_process.wait(
+                subprocess.Popen(words, stdin=null if silent else None, stdout=out, stderr=out, env=environment)
+            )
         finally:
             if shown:
                 print("\r\x1b[K", end="", file=sys.stderr, flush=True)

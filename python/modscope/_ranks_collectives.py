@@ -79,7 +79,9 @@ def kind_totals(ranks: Sequence[Rank]) -> list[KindTotal]:
         of_kind = [one.get(kind, nothing) for one in each]
         timed = any(one.timed for one in of_kind)
         seconds = sum(one.nanoseconds for one in of_kind) / 1e9 if timed else None
-        rows.append(KindTotal(kind, sum(one.launches for one in of_kind), sum(one.bytes for one in of_kind), seconds, of_kind))
+        rows.append(
+            KindTotal(kind, sum(one.launches for one in of_kind), sum(one.bytes for one in of_kind), seconds, of_kind)
+        )
     return sorted(rows, key=lambda row: (-row.bytes, -row.launches, row.kind))
 
 
@@ -93,7 +95,10 @@ def _ranges_of(text: str) -> list[range] | None:
         bounds, _, step = part.partition(":")
         first, _, last = bounds.partition("-")
         numbers = (first, last or first, step or "1")
-        if not all(number.isascii() and number.isdecimal() and len(number) < 10 for number in numbers) or int(numbers[2]) == 0:
+        if (
+            not all(number.isascii() and number.isdecimal() and len(number) < 10 for number in numbers)
+            or int(numbers[2]) == 0
+        ):
             return None
         ranges.append(range(int(first), int(numbers[1]) + 1, int(numbers[2])))
     return ranges
@@ -131,7 +136,11 @@ def _divergences(group: CollectiveGroup, parts: Sequence[Part]) -> list[Divergen
         both = min(len(usual), len(these))
         at = next((i for i in range(both) if not _same(usual[i], these[i])), both)
         if at < max(len(usual), len(these)):
-            found.append(Divergence(part.ranks, at + 1, usual[at] if at < len(usual) else None, these[at] if at < len(these) else None))
+            found.append(
+                Divergence(
+                    part.ranks, at + 1, usual[at] if at < len(usual) else None, these[at] if at < len(these) else None
+                )
+            )
     return found
 
 

@@ -12,9 +12,18 @@ from modscope._ranks_job import describe_ranks
 from modscope._ranks_read import Rank
 from modscope._text import clean, counted, describe_moment, duration, size
 
-__all__ = ["WHY_IT_HANGS", "collectives_title", "describe_divergence", "describe_each", "describe_group", "describe_part"]
+__all__ = [
+    "WHY_IT_HANGS",
+    "collectives_title",
+    "describe_divergence",
+    "describe_each",
+    "describe_group",
+    "describe_part",
+]
 
-WHY_IT_HANGS = "Ranks of a group wait for each other in each collective, so a job hangs where they launch different ones."
+WHY_IT_HANGS = (
+    "Ranks of a group wait for each other in each collective, so a job hangs where they launch different ones."
+)
 
 
 def collectives_title(ranks: Sequence[Rank]) -> str:

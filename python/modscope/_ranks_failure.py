@@ -14,7 +14,10 @@ __all__ = ["describe_failure", "failure_order", "has_failed"]
 
 _OWN, _KILLED, _BY_OTHERS, _ENDED = range(4)  # how likely it is that others failed because of it, most likely first
 _MOST_CHARACTERS = 200  # of an error
-_COMMUNICATION = re.compile(r"\b(gloo|nccl|DistBackendError|DistNetworkError|connection (closed|reset|refused)|socket|broken pipe|watchdog)", re.IGNORECASE)
+_COMMUNICATION = re.compile(
+    r"\b(gloo|nccl|DistBackendError|DistNetworkError|connection (closed|reset|refused)|socket|broken pipe|watchdog)",
+    re.IGNORECASE,
+)
 """In the text of an error: another rank may be the cause."""
 
 
@@ -56,7 +59,11 @@ def _what_happened(ranks: Sequence[Rank]) -> str:
         where = describe_moment(oom["step"], oom["phase"], oom["module"], None, 160)
         return clean(f"ran out of memory {where}: an allocation of {size(oom['requested'])} failed on {oom['device']}")
     if rank.end is None:
-        no_end, or_else = ("have no end: they", "still run, or their captures were") if several else ("has no end: it", "still runs, or its capture was")
+        no_end, or_else = (
+            ("have no end: they", "still run, or their captures were")
+            if several
+            else ("has no end: it", "still runs, or its capture was")
+        )
         later = " or later" if all(rank.steps for rank in ranks) else ""  # what it did last was not written
         return f"{no_end} {was} killed {in_step}{later}, {or_else} cut short"
     how, status, error = (rank.end.get(word, "") for word in ("how", "status", "error"))

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from modscope._ranks_job import describe_ranks, group
 from modscope._ranks_read import Rank
 
-__all__ = ["Missing", "describe_incomplete", "describe_last_steps", "find_compared", "find_incomplete", "whole_or_all", "why_incomplete"]
+__all__ = [
+    "Missing",
+    "describe_incomplete",
+    "describe_last_steps",
+    "find_compared",
+    "find_incomplete",
+    "whole_or_all",
+    "why_incomplete",
+]
 
 Missing = str
 """Why a capture lacks something: "not closed", "cut short", "damaged" or "events lost"."""
@@ -36,7 +44,9 @@ def find_compared(ranks: Sequence[Rank]) -> list[Rank]:
     that are known only as a lower bound. All ranks if none can."""
     whole = [rank for rank in ranks if not why_incomplete(rank)]
     last = max((rank.peak.step for rank in whole or ranks if rank.peak), default=0)
-    reached = [rank for rank in ranks if not why_incomplete(rank) or (rank.steps > last if whole else rank.steps >= last)]
+    reached = [
+        rank for rank in ranks if not why_incomplete(rank) or (rank.steps > last if whole else rank.steps >= last)
+    ]
     return [rank for rank in reached if not rank.is_lower_bound] or list(ranks)
 
 

@@ -105,7 +105,9 @@ def find_job(ranks: Sequence[Rank]) -> Job:
             "These captures do not say which ranks they are, so they are no ranks of one job. Give one capture, or compare two: "
             f"modscope diff {shlex.quote(ranks[0].file)} {shlex.quote(ranks[-1].file)}"
         )
-    _refuse_if_different(placed, "real and predicted runs, or of different GPUs", lambda rank: rank.predicted_on or "a real run")
+    _refuse_if_different(
+        placed, "real and predicted runs, or of different GPUs", lambda rank: rank.predicted_on or "a real run"
+    )
     _refuse_if_different(placed, "different jobs of the launcher", lambda rank: rank.place.job if rank.place else "")
     attempts = group(_mark_only_node(placed), lambda rank: rank.place.attempt if rank.place else 0)
     for members in attempts.values():
@@ -129,11 +131,15 @@ def _mark_only_node(ranks: Sequence[Rank]) -> Sequence[Rank]:
 
 
 def _check_attempt(ranks: Sequence[Rank]) -> None:
-    _refuse_if_different(ranks, "jobs of different sizes", lambda rank: f"{rank.place.world if rank.place else 1} ranks")
+    _refuse_if_different(
+        ranks, "jobs of different sizes", lambda rank: f"{rank.place.world if rank.place else 1} ranks"
+    )
     for number, members in group(ranks, lambda rank: rank.number).items():
         if len(members) > 1:
             names = " and ".join(shlex.quote(member.file) for member in members[:2])
-            raise CaptureError(f"There are {len(members)} captures of rank {number}: {names}. Give the captures of one run")
+            raise CaptureError(
+                f"There are {len(members)} captures of rank {number}: {names}. Give the captures of one run"
+            )
 
 
 # ---- how they differ ----
@@ -169,7 +175,9 @@ def _owners(owned: Owned) -> dict[tuple[str, Category | Kind], int]:
 
 
 def compare_ranks(ranks: Sequence[Rank]) -> Comparison:
-    groups = sorted(group(ranks, lambda rank: rank.owned).values(), key=lambda members: (-len(members), members[0].number))
+    groups = sorted(
+        group(ranks, lambda rank: rank.owned).values(), key=lambda members: (-len(members), members[0].number)
+    )
     usual = groups[0]
     before = _owners(usual[0].owned)
     differences = []

@@ -16,7 +16,14 @@ from modscope import _capture
 from modscope._categories import CATEGORIES, KINDS, Raw, category_word
 from modscope._load import CaptureError, load
 from modscope._ranks_collectives import find_mismatches, kind_totals
-from modscope._ranks_collectives_words import WHY_IT_HANGS, collectives_title, describe_divergence, describe_each, describe_group, describe_part
+from modscope._ranks_collectives_words import (
+    WHY_IT_HANGS,
+    collectives_title,
+    describe_divergence,
+    describe_each,
+    describe_group,
+    describe_part,
+)
 from modscope._ranks_failure import describe_failure, has_failed
 from modscope._ranks_incomplete import describe_incomplete, find_compared, whole_or_all
 from modscope._ranks_job import (
@@ -94,7 +101,15 @@ def _axes(steps: Sequence[Steps], offsets: Sequence[float], asked: tuple[int | N
     most = _MOST_NUMBERS // (2 * len(CATEGORIES) * len(steps))
     columns = min(max(most, _FEWEST_COLUMNS), _MOST_COLUMNS)
     count = high - low + 1
-    return Axes(columns, begin, max(end, begin + 1e-6), low, high, columns // count, 1 if columns >= count else -(-count // columns))
+    return Axes(
+        columns,
+        begin,
+        max(end, begin + 1e-6),
+        low,
+        high,
+        columns // count,
+        1 if columns >= count else -(-count // columns),
+    )
 
 
 def _time_bounds(axes: Axes, offset: float) -> list[float]:
@@ -122,7 +137,9 @@ def _series_of(rank: Rank, axes: Axes, steps: Steps, offset: float) -> bytes:
     if not rank.device:
         return nothing * (axes.columns + axes.step_columns)
     capture = load(rank.file)
-    return capture.series(rank.device, _time_bounds(axes, offset)) + capture.series(rank.device, _step_bounds(axes, steps))
+    return capture.series(rank.device, _time_bounds(axes, offset)) + capture.series(
+        rank.device, _step_bounds(axes, steps)
+    )
 
 
 # ---- in words and figures ----
@@ -141,12 +158,24 @@ def _sentence_on_peaks(job: Job) -> str:
     highest = find_extremes(job.ranks)[1]
     peak = at_least(high.is_lower_bound, size(high.bytes))
     if len(compared) == len(job.ranks) and low.bytes == high.bytes:
-        return f"Every rank has a peak of <strong>{peak}</strong>." if len(job.ranks) > 1 else f"The peak is <strong>{peak}</strong>."
-    spread = f": <strong>{size(high.bytes - low.bytes)}</strong> more than {_name(low)}, which has the lowest" if low.bytes < high.bytes else ""
+        return (
+            f"Every rank has a peak of <strong>{peak}</strong>."
+            if len(job.ranks) > 1
+            else f"The peak is <strong>{peak}</strong>."
+        )
+    spread = (
+        f": <strong>{size(high.bytes - low.bytes)}</strong> more than {_name(low)}, which has the lowest"
+        if low.bytes < high.bytes
+        else ""
+    )
     if highest.bytes == high.bytes:
         return f"The highest peak is <strong>{peak}</strong>, on <strong>{_name(high)}</strong>{spread}."
     recorded = at_least(highest.is_lower_bound, size(highest.bytes))
-    own = f"that of {_name(high)} is {peak}" if len(compared) == 1 else f"of those that are, the highest is <strong>{peak}</strong>, on {_name(high)}{spread}"
+    own = (
+        f"that of {_name(high)} is {peak}"
+        if len(compared) == 1
+        else f"of those that are, the highest is <strong>{peak}</strong>, on {_name(high)}{spread}"
+    )
     return f"The highest peak recorded is <strong>{recorded}</strong>, on <strong>{_name(highest)}</strong>, but it is not compared; {own}."
 
 
@@ -205,7 +234,12 @@ def _collectives(job: Job) -> Report:
     for one in find_mismatches(job.ranks)[:_MISMATCHES]:
         says = {split.ranks[0].number: describe_divergence(split, one.parts[0].ranks) for split in one.divergences}
         parts = [
-            [clean(describe_ranks(part.ranks)), part.ranks[0].number, describe_part(part), says.get(part.ranks[0].number, "")]
+            [
+                clean(describe_ranks(part.ranks)),
+                part.ranks[0].number,
+                describe_part(part),
+                says.get(part.ranks[0].number, ""),
+            ]
             for part in one.parts[:_PARTS]
         ]
         mismatches.append({"group": describe_group(one.group), "parts": parts, "more": len(one.parts[_PARTS:])})
@@ -214,8 +248,16 @@ def _collectives(job: Job) -> Report:
 
 def _difference(one: Difference) -> Report:
     rows = group_rows(one)
-    shown = [[row.name, str(row.word), row.usual, row.these, str(category_word(row.word))] for row in rows[:_DIFFERENCE_ROWS]]
-    return {"ranks": describe_ranks(one.ranks), "first": one.ranks[0].number, "change": one.change, "rows": shown, "count": len(rows)}
+    shown = [
+        [row.name, str(row.word), row.usual, row.these, str(category_word(row.word))] for row in rows[:_DIFFERENCE_ROWS]
+    ]
+    return {
+        "ranks": describe_ranks(one.ranks),
+        "first": one.ranks[0].number,
+        "change": one.change,
+        "rows": shown,
+        "count": len(rows),
+    }
 
 
 def _metadata(job: Job, axes: Axes, offsets: Sequence[float], aligned: bool) -> Report:
@@ -237,7 +279,10 @@ def _metadata(job: Job, axes: Axes, offsets: Sequence[float], aligned: bool) -> 
         "differences": differences,
         "differing": len(compared.differences),
         "hasNodes": any(rank.place and not rank.place.is_only_node for rank in job.ranks),
-        "nodes": [[node.name, *(rank.bytes for rank in find_extremes(node.ranks)), len(node.ranks)] for node in find_nodes(job.ranks)],
+        "nodes": [
+            [node.name, *(rank.bytes for rank in find_extremes(node.ranks)), len(node.ranks)]
+            for node in find_nodes(job.ranks)
+        ],
         "axes": {**axes._asdict(), "stepColumns": axes.step_columns},
         "aligned": aligned,
         "collectives": _collectives(job),
@@ -252,7 +297,9 @@ def _notes(job: Job, aligned: bool) -> list[str]:
         place = ranks[0].place
         if place:
             name = describe_ranks(ranks)
-            notes.append(f"{name[0].upper()}{name[1:]} of attempt {place.attempt} are not shown, only those of attempt {job.attempt}.")
+            notes.append(
+                f"{name[0].upper()}{name[1:]} of attempt {place.attempt} are not shown, only those of attempt {job.attempt}."
+            )
     if not aligned:
         notes.append("Not every capture says when it began: all are shown as if they began at the same time.")
     return [note for note in notes if note]
@@ -279,7 +326,9 @@ def ranks_page(job: Job, steps: tuple[int | None, int | None] | None = None) -> 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         every = list(pool.map(_steps_of, job.ranks))
         axes = _axes(every, offsets, steps)
-        series = b"".join(pool.map(lambda one: _series_of(one[0], axes, one[1], one[2]), zip(job.ranks, every, offsets)))
+        series = b"".join(
+            pool.map(lambda one: _series_of(one[0], axes, one[1], one[2]), zip(job.ranks, every, offsets))
+        )
     metadata = _metadata(job, axes, offsets, known is not None)
     style = read_page_file("page.css") + read_page_file("ranks.css")
     script = "\n".join(read_page_file(f"{name}.js") for name in _SCRIPTS)

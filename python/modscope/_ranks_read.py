@@ -163,4 +163,3 @@ def read_ranks(files: Sequence[str]) -> list[Rank]:
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return list(pool.map(read, files))
-

@@ -60,7 +60,9 @@ def _gpu_facts() -> dict[str, str]:
     """What the GPU is, for the capture's end; empty: the program used none."""
     if not torch.cuda.is_initialized():
         return {}
-    with contextlib.suppress(RuntimeError, AssertionError, AttributeError):  # the GPU has failed, or torch does not tell it
+    with contextlib.suppress(
+        RuntimeError, AssertionError, AttributeError
+    ):  # the GPU has failed, or torch does not tell it
         card = torch.cuda.get_device_properties(torch.cuda.current_device())
         return {
             "gpu_title": str(card.name),
@@ -187,7 +189,13 @@ class Recording:
         try:
             _recordings.discard(self)
             self.note_rank()
-            end |= self._rank | self._find_owners() | _memory_limit() | _gpu_facts() | _cells.describe(_native.stack_files())
+            end |= (
+                self._rank
+                | self._find_owners()
+                | _memory_limit()
+                | _gpu_facts()
+                | _cells.describe(_native.stack_files())
+            )
         finally:  # also after an interrupt
             try:
                 figures = self._end_capture({"how": how, **end})
@@ -254,7 +262,9 @@ class record(contextlib.ContextDecorator, _native.Context):
     _not_entered = "this recording has not begun. Enter it first, with a with statement."
     _entering_lock = None
 
-    def __init__(self, path: str | os.PathLike[str], overwrite: bool = False, source: str = "auto", stacks: int = _lines.DEFAULT) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], overwrite: bool = False, source: str = "auto", stacks: int = _lines.DEFAULT
+    ) -> None:
         self.path = os.fspath(path)
         if not isinstance(self.path, str) or not self.path:
             raise TypeError("record needs the name of a file, such as record('run.msc')")
@@ -283,7 +293,9 @@ class record(contextlib.ContextDecorator, _native.Context):
         try:
             program = getattr(sys.modules.get("__main__"), "__file__", None) or "python"
             # The program itself asked for this recording: another source is its mistake, and must not end it silently.
-            recording = Recording(file.fd, default_info(program, sys.argv[1:]), self._source, yields=False, stacks=self._stacks)
+            recording = Recording(
+                file.fd, default_info(program, sys.argv[1:]), self._source, yields=False, stacks=self._stacks
+            )
             recording.start(file.publish)
         except BaseException:
             file.discard()

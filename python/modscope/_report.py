@@ -31,7 +31,9 @@ MOST_EVENTS = 2_000_000
 _FEWEST_EVENTS = 200_000  # of one capture, however many there are
 _MOMENT_COLUMNS = 160
 _GROWING = 3  # owners that hold more after each step, in words
-_SCRIPTS = tuple("text dom stacks capture series modules grouping paint view labels edited plot timeline collectives treemap flame_tree flame tree tables levers plans legend place describe input page".split())
+_SCRIPTS = tuple(
+    "text dom stacks capture series modules grouping paint view labels edited plot timeline collectives treemap flame_tree flame tree tables levers plans legend place describe input page".split()
+)
 
 
 class Window(NamedTuple):
@@ -124,7 +126,14 @@ def _facts(summary: Report) -> str:
     steps = [counted(summary["steps"], "step"), counted(summary["optimizer_steps"], "optimizer step")]
     versions = [f"{word} {info[word]}" for word in ("torch", "python") if info.get(word)]
     events = f"{summary['events']:,} events"
-    facts = [describe_prediction(info), duration(summary["duration"]), *steps, describe_end(summary["end"]), events, *versions]
+    facts = [
+        describe_prediction(info),
+        duration(summary["duration"]),
+        *steps,
+        describe_end(summary["end"]),
+        events,
+        *versions,
+    ]
     return clean(" · ".join(filter(None, facts)))
 
 
@@ -182,7 +191,8 @@ def _part(source: Source, title: str, window: Window) -> _Part:
         "paths": paths,
         "peaks": [_peak_words(one) for one in summary["devices"]],
         "is_lower_bound": summary["is_lower_bound"],
-        "lost_at_end": capture.last_readable is not None and (window.last is None or window.last >= capture.last_readable),
+        "lost_at_end": capture.last_readable is not None
+        and (window.last is None or window.last >= capture.last_readable),
         "collectives": collectives_of_page(capture, window.first, window.last, names),
         **(source.changes((window.first, window.last)) if source.changes else {}),
     }
@@ -245,7 +255,9 @@ def hash_of(text: str) -> str:
 
 
 def _marked(sentence: Sentence) -> str:
-    return "".join(f"<strong>{html.escape(text)}</strong>" if strong else html.escape(text) for text, strong in sentence)
+    return "".join(
+        f"<strong>{html.escape(text)}</strong>" if strong else html.escape(text) for text, strong in sentence
+    )
 
 
 def fill_page(template: str, values: Mapping[str, str]) -> str:
@@ -253,7 +265,9 @@ def fill_page(template: str, values: Mapping[str, str]) -> str:
     return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), template)
 
 
-def page(sources: Sequence[Source], steps: tuple[int | None, int | None] | None = None, with_source: bool = True) -> Page:
+def page(
+    sources: Sequence[Source], steps: tuple[int | None, int | None] | None = None, with_source: bool = True
+) -> Page:
     """The page of these captures, of all their steps or of the given ones, with or without source text. CaptureError if
     there is nothing to show."""
     shown = [source for source in sources if source.capture.peaks]
@@ -266,7 +280,10 @@ def page(sources: Sequence[Source], steps: tuple[int | None, int | None] | None 
         window = _window_of_steps(source.capture, steps) if steps else _window_around_peak(source.capture, most)
         parts.append(_part(source, title, window))
         left_out += [f"{source.file}: {note}" for note in parts[-1].metadata["notes"]]
-    beside = [{"title": part.title, "peaks": part.metadata["peaks"], "is_lower_bound": part.metadata["is_lower_bound"]} for part in parts]
+    beside = [
+        {"title": part.title, "peaks": part.metadata["peaks"], "is_lower_bound": part.metadata["is_lower_bound"]}
+        for part in parts
+    ]
     for part in parts:
         part.metadata["all"] = beside
     return Page(_html(shown, parts, with_source), left_out)

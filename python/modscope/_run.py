@@ -49,11 +49,26 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="the capture's path (default: modscope-<script>.<pid>.msc in this folder; of a rank: modscope-<script>.rank<N>.msc)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="the capture's path (default: modscope-<script>.<pid>.msc in this folder; of a rank: modscope-<script>.rank<N>.msc)",
+    )
     parser.add_argument("-f", "--force", action="store_true", help="overwrite the capture if it exists")
-    parser.add_argument("--steps", type=count, metavar="N", help="stop the script after N optimizer steps, with exit status 0")
-    parser.add_argument("--plan", metavar="PLAN", help="checkpoint the modules that a plan names; see modscope help plan")
-    parser.add_argument("--stacks", type=frames, default=1, metavar="N", help="keep N of the script's own Python frames for each block (default: 1, its line; 0: none)")
+    parser.add_argument(
+        "--steps", type=count, metavar="N", help="stop the script after N optimizer steps, with exit status 0"
+    )
+    parser.add_argument(
+        "--plan", metavar="PLAN", help="checkpoint the modules that a plan names; see modscope help plan"
+    )
+    parser.add_argument(
+        "--stacks",
+        type=frames,
+        default=1,
+        metavar="N",
+        help="keep N of the script's own Python frames for each block (default: 1, its line; 0: none)",
+    )
     parser.add_argument("--no-capture", action="store_true", help="write no capture, only print the peak")
     parser.add_argument("--follow-fork", action="store_true", help="write a capture for each forked child too")
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing at the end unless there was an error")
@@ -149,11 +164,16 @@ def python_flags() -> list[str]:
 
 def _check_python(flags: list[str]) -> None:
     if not sys.executable:
-        raise Refused("The path of the Python interpreter is unknown (sys.executable is empty), so the script cannot be run", 1)
+        raise Refused(
+            "The path of the Python interpreter is unknown (sys.executable is empty), so the script cannot be run", 1
+        )
     if flags and (sys.flags.ignore_environment or sys.flags.no_site):
         raise Refused("modscope cannot record a script under python -I, -E or -S. Run it without these options", 2)
     if os.pathsep in _started.START:
-        raise Refused(f"modscope is installed in {_started.START}. Python cannot import from a path with a {os.pathsep!r}: install it elsewhere", 1)
+        raise Refused(
+            f"modscope is installed in {_started.START}. Python cannot import from a path with a {os.pathsep!r}: install it elsewhere",
+            1,
+        )
 
 
 def _settings(options: argparse.Namespace, prediction: Sequence[Any]) -> Settings:
@@ -189,7 +209,9 @@ def _replace_process(command: list[str], settings: Settings) -> NoReturn:
     for fd in settings.descriptors():
         os.set_inheritable(fd, True)
     try:
-        os.execve(sys.executable, [sys.executable, *command], {**os.environ, **settings.to_environment(), "PYTHONPATH": path})
+        os.execve(
+            sys.executable, [sys.executable, *command], {**os.environ, **settings.to_environment(), "PYTHONPATH": path}
+        )
     except OSError as error:
         if file:
             file.discard()

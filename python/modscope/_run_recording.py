@@ -91,7 +91,9 @@ class Settings(NamedTuple):
         if program is None:
             return self._replace(arguments=0) if self.is_started else self
         stem = os.path.splitext(os.path.basename(os.path.abspath(program[0])))[0] if sys.argv[0] != "-m" else program[0]
-        return self._replace(program=program[0], arguments=program[1], started=[*self.started[:2], stem][: len(self.started)])
+        return self._replace(
+            program=program[0], arguments=program[1], started=[*self.started[:2], stem][: len(self.started)]
+        )
 
     def new_started_file(self) -> tuple[str, _files.NewFile] | None:
         """Create the capture of a process that the script started: its name as the user sees it, and the file. OSError
@@ -137,7 +139,9 @@ class TorchFinder:
     def __init__(self, on_import: Callable[[], None]) -> None:
         self._on_import = on_import
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != "torch":
             return None
         for finder in sys.meta_path:
@@ -254,7 +258,9 @@ class RunRecording:
 
             arguments = sys.orig_argv[len(sys.orig_argv) - self._settings.arguments :]
             info = _record.default_info(self._settings.program, arguments)
-            recording = _record.Recording(self._file.fd if self._file else None, {**info, **self._more_info()}, stacks=self._settings.stacks)
+            recording = _record.Recording(
+                self._file.fd if self._file else None, {**info, **self._more_info()}, stacks=self._settings.stacks
+            )
             recording.start(self._file.publish if self._file else None)
             self._began()
             atexit.unregister(_native.restore)  # _at_exit restores them later
@@ -435,7 +441,11 @@ class RunRecording:
                 self._plan.end()
             if self._recording is None:
                 self._discard()
-                what = "imported torch in a way that modscope did not notice" if "torch" in sys.modules else "did not import torch"
+                what = (
+                    "imported torch in a way that modscope did not notice"
+                    if "torch" in sys.modules
+                    else "did not import torch"
+                )
                 self._end_without_capture(what)
             else:
                 self._end_recording(self._recording, how, end)
@@ -461,7 +471,9 @@ class RunRecording:
 
         if not self._settings.quiet or outcome.lost or outcome.error or loss:
             never = self._settings.steps and not self._steps and how == "finished"
-            why = "--steps did not stop the script, which took no optimizer step or only compiled ones; " if never else ""
+            why = (
+                "--steps did not stop the script, which took no optimizer step or only compiled ones; " if never else ""
+            )
             self._print(why + closing(self._shown, outcome, how, loss, self._started_processes()))
 
     def _end_without_capture(self, what: str) -> None:

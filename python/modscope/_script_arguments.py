@@ -20,7 +20,9 @@ def is_script(word: str) -> bool:
     return word.endswith(".py") or word == "-m"
 
 
-def split_arguments(words: Sequence[str], valued: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+def split_arguments(
+    words: Sequence[str], valued: Sequence[str], flags: Sequence[str] = ()
+) -> tuple[list[str], list[str]]:
     """Our own options, and the rest: the files, or the script with its arguments. Options of ours may stand after them;
     what follows -- is the script's. ``valued``: those with a value; ``flags``: those without."""
     own: list[str] = []
@@ -44,12 +46,34 @@ def split_arguments(words: Sequence[str], valued: Sequence[str], flags: Sequence
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Those of VALUED."""
     add = parser.add_argument
-    add("--steps", type=_steps, default=3, metavar="N", help="of a script: how many optimizer steps are predicted (default: 3)")
-    add("--seconds", type=_seconds, default=60.0, metavar="S", help="of a script: stop it after S seconds (default: 60; 0: never)")
+    add(
+        "--steps",
+        type=_steps,
+        default=3,
+        metavar="N",
+        help="of a script: how many optimizer steps are predicted (default: 3)",
+    )
+    add(
+        "--seconds",
+        type=_seconds,
+        default=60.0,
+        metavar="S",
+        help="of a script: stop it after S seconds (default: 60; 0: never)",
+    )
     add("--torch", metavar="VERSION", help="of a script: the torch whose rules apply (default: the installed one)")
-    add("--ranks", type=_ranks.parse_count, metavar="N", help="of a script: imagine so many ranks, as modscope predict does; fit of a capture: over how many GPUs it could be sharded")
+    add(
+        "--ranks",
+        type=_ranks.parse_count,
+        metavar="N",
+        help="of a script: imagine so many ranks, as modscope predict does; fit of a capture: over how many GPUs it could be sharded",
+    )
     add("--rank", type=_ranks.parse_rank, metavar="R", help="of a script: which of them it is (default: 0)")
-    add("--ranks-per-node", type=_ranks.parse_count, metavar="N", help="of a script: how many ranks share a node (default: 8)")
+    add(
+        "--ranks-per-node",
+        type=_ranks.parse_count,
+        metavar="N",
+        help="of a script: how many ranks share a node (default: 8)",
+    )
 
 
 def check_ranks(options: argparse.Namespace) -> None:
@@ -63,7 +87,9 @@ def check_ranks(options: argparse.Namespace) -> None:
 def check_no_ranks(options: argparse.Namespace) -> None:
     """Of captures. CaptureError if ranks were asked for."""
     if options.ranks or options.rank is not None or options.ranks_per_node:
-        raise CaptureError("--ranks, --rank and --ranks-per-node are for scripts. A capture says itself which rank it is of: give the script instead")
+        raise CaptureError(
+            "--ranks, --rank and --ranks-per-node are for scripts. A capture says itself which rank it is of: give the script instead"
+        )
 
 
 def _steps(text: str) -> int:
@@ -81,7 +107,9 @@ def _seconds(text: str) -> float:
 def batches_of(text: str) -> tuple[int, int]:
     """The two numbers of "4,8"."""
     small, _, large = text.partition(",")
-    if not all(part.isascii() and part.isdigit() and 0 < len(part) < 10 for part in (small, large)) or not 0 < int(small) < int(large):
+    if not all(part.isascii() and part.isdigit() and 0 < len(part) < 10 for part in (small, large)) or not 0 < int(
+        small
+    ) < int(large):
         raise argparse.ArgumentTypeError(f"{text!r} is not two batches: give the smaller and the larger one, as 4,8")
     return int(small), int(large)
 
@@ -91,7 +119,9 @@ def program_words(info: Mapping[str, str]) -> list[str]:
     program is none that modscope can run. ``info``: what the capture says of its run."""
     program, arguments = info.get("program", ""), info.get("arguments", "")
     words = arguments.split("\n") if arguments else []
-    if program.endswith(".py") and os.path.basename(program) != "__main__.py":  # which is a module, whose name is not known
+    if (
+        program.endswith(".py") and os.path.basename(program) != "__main__.py"
+    ):  # which is a module, whose name is not known
         return [program, *words]
     parts = program.split(".")
     return ["-m", program, *words] if len(parts) > 1 and all(map(str.isidentifier, parts)) else []

@@ -52,6 +52,9 @@ def by_module(raw: RawModules, children: bool) -> ModuleSnapshot:
             for i, value in enumerate(sums):
                 row[i] += value
     return {
-        device: {fqn: sums_of(tuple(row)) for fqn, row in sorted(modules.items(), key=lambda item: _text.natural_key(item[0]))}
+        device: {
+            fqn: sums_of(tuple(row))
+            for fqn, row in sorted(modules.items(), key=lambda item: _text.natural_key(item[0]))
+        }
         for device, modules in found.items()
     }

@@ -101,8 +101,12 @@ class PassOn:
                 setattr(os, name, self._wrap_posix_spawn(getattr(os, name)))
 
     def _wrap_fork_exec(self, original: Any) -> Any:
-        def fork_exec(args: Any, executables: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *rest: Any) -> Any:
-            return original(args, executables, close_fds, pass_fds, cwd, self._for_fork_exec(executables, args, env), *rest)
+        def fork_exec(
+            args: Any, executables: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *rest: Any
+        ) -> Any:
+            return original(
+                args, executables, close_fds, pass_fds, cwd, self._for_fork_exec(executables, args, env), *rest
+            )
 
         return fork_exec
 

@@ -66,7 +66,11 @@ def step_time(capture: Capture, device: str) -> StepTime:
     if not capture.stream.has_gpu_times:
         return StepTime(program, 0.0)
     calls = capture.stream.calls(capture.device_number(device))
-    roots = [(step, gpu / 1e9, (until - since) / 1e6) for (_, parent, _, _, _, step, since, until, *_), gpu in zip(calls, capture.stream.gpu_times()) if parent is None]
+    roots = [
+        (step, gpu / 1e9, (until - since) / 1e6)
+        for (_, parent, _, _, _, step, since, until, *_), gpu in zip(calls, capture.stream.gpu_times())
+        if parent is None
+    ]
     gpu = _STEP_OF_FORWARD * _median_of_steps((step, seconds) for step, seconds, _ in roots)
     host = _STEP_OF_FORWARD * _median_of_steps((step, seconds) for step, _, seconds in roots)
     return StepTime(max(program, gpu), min(program, host))

@@ -131,7 +131,9 @@ def _describe_stop(by: str) -> str:
     """ "Stopped after 3 optimizer steps, as --steps 3 says". ``by``: the option of modscope; "": the program ended its recording itself, or the
     capture does not say."""
     option, _, number = by.partition(" ")
-    after = {"--steps": f"{number} optimizer {'step' if number == '1' else 'steps'}", "--seconds": f"{number} s"}.get(option)
+    after = {"--steps": f"{number} optimizer {'step' if number == '1' else 'steps'}", "--seconds": f"{number} s"}.get(
+        option
+    )
     return f"Stopped after {after}, as {by} says" if after else "Stopped before the program's own end"
 
 
@@ -139,7 +141,9 @@ def describe_losses(report: Report) -> list[str]:
     """A sentence for each reason to doubt the figures."""
     sentences = []
     if report["lost"]:
-        sentences.append(f"{counted(report['lost'], 'event')} could not be written: every figure is \"at least\".")
+        sentences.append(f'{counted(report["lost"], "event")} could not be written: every figure is "at least".')
     if report["damaged"]:
-        sentences.append(f"{size(report['damaged'])} of the file cannot be read: it is damaged, or was cut short. What comes after is \"at least\".")
+        sentences.append(
+            f'{size(report["damaged"])} of the file cannot be read: it is damaged, or was cut short. What comes after is "at least".'
+        )
     return sentences

@@ -196,10 +196,15 @@ def shorten_alike(texts: Sequence[str], columns: Sequence[int], dots: str = "…
     long = {text for text, room in zip(cleaned, columns) if width_of(text) > room}
     if not long:
         return cleaned
-    shorter = [{text: dots + text[len(prefix) :] for text in long} for prefix in _common_beginnings(long)] + [_distinct_parts(long, dots)]
+    shorter = [{text: dots + text[len(prefix) :] for text in long} for prefix in _common_beginnings(long)] + [
+        _distinct_parts(long, dots)
+    ]
     tried = [[names.get(text, text) for text in cleaned] for names in shorter]
     tried = [texts for texts in tried if all(width_of(text) <= room for text, room in zip(texts, columns))][:1]
-    tried += [[shorten_middle(text, room, dots, share) for text, room in zip(cleaned, columns)] for share in (1 / 3, 1 / 2, 2 / 3)]
+    tried += [
+        [shorten_middle(text, room, dots, share) for text, room in zip(cleaned, columns)]
+        for share in (1 / 3, 1 / 2, 2 / 3)
+    ]
     return max(tried, key=lambda texts: len(set(texts)))
 
 
@@ -221,7 +226,9 @@ def _distinct_parts(names: Collection[str], dots: str) -> dict[str, str]:
     kept = [i + 1 == len(columns) or len(set(same)) > 1 for i, same in enumerate(columns)]
     if len(set(map(len, split.values()))) > 1:
         return {}
-    joined = {name: ".".join(part if keep else dots for part, keep in zip(parts, kept)) for name, parts in split.items()}
+    joined = {
+        name: ".".join(part if keep else dots for part, keep in zip(parts, kept)) for name, parts in split.items()
+    }
     return {name: re.sub(rf"({re.escape(dots)}\.)+", f"{dots}.", text) for name, text in joined.items()}
 
 

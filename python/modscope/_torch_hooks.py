@@ -18,7 +18,9 @@ class GlobalHook(NamedTuple):
 def register_all(torch_module: ModuleType, wanted: Sequence[GlobalHook]) -> list[Any]:
     """Returns the handles that remove the hooks."""
     try:
-        return [getattr(torch_module, each.register)(each.hook) for each in wanted if hasattr(torch_module, each.register)]
+        return [
+            getattr(torch_module, each.register)(each.hook) for each in wanted if hasattr(torch_module, each.register)
+        ]
     except BaseException:  # An interrupt may come when a hook is registered and its handle is not known yet.
         for each in wanted:
             hooks = getattr(torch_module, each.hooks, {})

@@ -5,7 +5,9 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the programs that tests start, too: threads of tiny tensors only wait
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # in the programs that tests start, too: threads of tiny tensors only wait
 
 import warm_python  # before torch: it takes torch's own warning filters for those that come after this line
 
@@ -22,7 +24,17 @@ warm_python.prepare()
 
 # Reading captures, the commands and the integrations do not depend on interception, so the fallback's run skips them.
 if os.environ.get("MODSCOPE_INTERPOSE") == "0":
-    collect_ignore = ["allocator", "replay", "virtual", "predict", "page", "export", "commands", "integrations", "captures/test_load.py"]
+    collect_ignore = [
+        "allocator",
+        "replay",
+        "virtual",
+        "predict",
+        "page",
+        "export",
+        "commands",
+        "integrations",
+        "captures/test_load.py",
+    ]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -9,7 +9,9 @@ from capture_helpers import DEVICES, END, EVENTS, FRAME, INFO, NAMES, NONE, chun
 
 def crafted(paths: list[tuple[int, bytes]], events: bytes, count: int, lowest: int = NONE, *more: bytes) -> bytes:
     """A capture with these paths (each a parent and a name) after Global and unknown, and these ``count`` events."""
-    named = b"".join(varint(parent) + b"\0" + string(name) for parent, name in [(0, b"Global"), (0, b"unknown"), *paths])
+    named = b"".join(
+        varint(parent) + b"\0" + string(name) for parent, name in [(0, b"Global"), (0, b"unknown"), *paths]
+    )
     parts = [
         header(),
         chunk(INFO, string("program") + string("costly.py")),
@@ -44,7 +46,9 @@ def branching_names(names: int = 10_000, parts: int = 64) -> bytes:
 
 def numbered_names(names: int = 10_000, parts: int = 64) -> bytes:
     """Names of numbers only, which are alike but for the numbers."""
-    return crafted([(0, b".".join([b"%d" % (i % 10)] * (parts - 1) + [b"%d" % i])) for i in range(names)], _adds(names), names)
+    return crafted(
+        [(0, b".".join([b"%d" % (i % 10)] * (parts - 1) + [b"%d" % i])) for i in range(names)], _adds(names), names
+    )
 
 
 def many_names(names: int = 140_000) -> bytes:
@@ -73,7 +77,9 @@ def long_name_positions(positions: int = 500_000, size: int = 64 << 10) -> bytes
 
 def jumping_thread(positions: int = 90_000, depth: int = 512) -> bytes:
     """A thread that moves between two modules with many calls around each."""
-    chains = [(0 if not i else 2 + i - 1, b"a") for i in range(depth)] + [(0 if not i else 2 + depth + i - 1, b"b") for i in range(depth)]
+    chains = [(0 if not i else 2 + i - 1, b"a") for i in range(depth)] + [
+        (0 if not i else 2 + depth + i - 1, b"b") for i in range(depth)
+    ]
     there, back = zigzag(depth), zigzag(-depth)
     events = _adds(1) + b"\x04\x01" + b"\x13" + zigzag(depth - 1)
     events += (b"\x13" + there + b"\x13" + back) * (positions // 2)
@@ -106,7 +112,9 @@ def many_threads(threads: int = 200_000) -> bytes:
 
 
 def many_blocks(blocks: int = 400_000) -> bytes:
-    return crafted([(0, b"Net")], b"\x04\x01\x13" + zigzag(2) + b"\x00\x00\x01" + b"\x00\x02\x01" * (blocks - 1), blocks + 2)
+    return crafted(
+        [(0, b"Net")], b"\x04\x01\x13" + zigzag(2) + b"\x00\x00\x01" + b"\x00\x02\x01" * (blocks - 1), blocks + 2
+    )
 
 
 def many_key_frames(frames: int = 20_000) -> bytes:

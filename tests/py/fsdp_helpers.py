@@ -51,7 +51,11 @@ def _groups_of_state(state: Any) -> list[Any]:
 def _reductions_of(context: Any) -> list[Any]:
     """Of torch 2.11 at most one."""
     several = getattr(context, "reduce_scatter_states", None)
-    return several if several is not None else [one for one in [getattr(context, "reduce_scatter_state", None)] if one is not None]
+    return (
+        several
+        if several is not None
+        else [one for one in [getattr(context, "reduce_scatter_state", None)] if one is not None]
+    )
 
 
 def groups_of(model: nn.Module) -> Iterator[Any]:
@@ -95,12 +99,19 @@ def held_by_fsdp(model: nn.Module, device: torch.device = torch.device("cpu")) -
     unsharded = [getattr(param, "_unsharded_param", None) for param in params]
     found = {
         "Sharded Param": _bytes_of(
-            tensor for param in params for tensor in (param._sharded_param_data, getattr(param, "_sharded_post_forward_param_data", None))
+            tensor
+            for param in params
+            for tensor in (param._sharded_param_data, getattr(param, "_sharded_post_forward_param_data", None))
         ),
         "Unsharded Param": _bytes_of(output for param in params for output in param.all_gather_outputs),
-        "Sharded Grad": _bytes_of([*(param.sharded_param.grad for param in params), *(group._partial_reduce_output for group in groups)]),
+        "Sharded Grad": _bytes_of(
+            [*(param.sharded_param.grad for param in params), *(group._partial_reduce_output for group in groups)]
+        ),
         "Unsharded Grad": _bytes_of(
-            [*(param.grad for param in unsharded if param is not None), *(param.unsharded_accumulated_grad for param in params)]
+            [
+                *(param.grad for param in unsharded if param is not None),
+                *(param.unsharded_accumulated_grad for param in params),
+            ]
         ),
         "All Gather": _bytes_of(gather.all_gather_output for gather in gathers if gather is not None),
         "Reduce Scatter": _bytes_of(state.reduce_scatter_input for ctx in contexts for state in _reductions_of(ctx)),

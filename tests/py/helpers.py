@@ -19,7 +19,9 @@ from torch import nn
 UNDER_ASAN = "libasan" in os.environ.get("LD_PRELOAD", "")
 INTERCEPTION = os.environ.get("MODSCOPE_INTERPOSE") != "0"
 LONG = os.environ.get("MODSCOPE_LONG") == "1"  # `make test-long`: with more samples than `make test`
-needs_interception = pytest.mark.skipif(not INTERCEPTION, reason="a documented limit of the fallback (MODSCOPE_INTERPOSE=0)")
+needs_interception = pytest.mark.skipif(
+    not INTERCEPTION, reason="a documented limit of the fallback (MODSCOPE_INTERPOSE=0)"
+)
 
 UNKNOWN = {"Global", "unknown"}
 
@@ -180,7 +182,11 @@ def torch_globals() -> dict[str, Any]:
     from torch.nn.modules import module
     from torch.optim import optimizer
 
-    hooks = {name: dict(value) for name, value in vars(module).items() if name.startswith("_global_") and isinstance(value, dict)}
+    hooks = {
+        name: dict(value)
+        for name, value in vars(module).items()
+        if name.startswith("_global_") and isinstance(value, dict)
+    }
     assert hooks
     return {
         **hooks,

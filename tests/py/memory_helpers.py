@@ -53,7 +53,6 @@ def bytes_of(*held: Any) -> int:
     return sum(storages.values())
 
 
-
 def parameter_bytes(*mods: nn.Module) -> int:
     return bytes_of([p for m in mods for p in m.parameters()])
 
@@ -104,7 +103,9 @@ def held(mt: Any) -> dict[str, int]:
     return {key: found[key] for key in ("Parameter", "Buffer", "Gradient", "Optstate")}
 
 
-def of_module(mt: Any, fqn: str, type: str = "current", children: bool = False, device: torch.device = CPU) -> dict[str, int]:
+def of_module(
+    mt: Any, fqn: str, type: str = "current", children: bool = False, device: torch.device = CPU
+) -> dict[str, int]:
     """What one module holds; zeros if it holds nothing."""
     found = mt.get_module_snapshot(type, children=children).get(device, {}).get(fqn, {})
     return {key: found.get(key, 0) for key in (*CATEGORIES, "Total")}

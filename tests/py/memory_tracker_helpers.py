@@ -45,4 +45,9 @@ def operator_names(tracker: Any) -> list[str]:
 
 def positions(tracker: Any, operator: str) -> list[str]:
     """Where the operators of this name ran, in order."""
-    return [position for name in names(tracker) for position, _, rest in [name.rpartition(f".{operator}_")] if rest.isdigit()]
+    return [
+        position
+        for name in names(tracker)
+        for position, _, rest in [name.rpartition(f".{operator}_")]
+        if rest.isdigit()
+    ]

@@ -14,7 +14,8 @@ from helpers import INTERCEPTION
 
 needs_interception = pytest.mark.skipif(not INTERCEPTION, reason="the virtual GPU needs interception")
 needs_virtual_device = pytest.mark.skipif(
-    not INTERCEPTION or torch.backends.cuda.is_built(), reason="the virtual GPU needs interception, and here a torch without CUDA"
+    not INTERCEPTION or torch.backends.cuda.is_built(),
+    reason="the virtual GPU needs interception, and here a torch without CUDA",
 )
 
 BEGIN = """

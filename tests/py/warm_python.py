@@ -48,7 +48,9 @@ _server: socket.socket | None = None
 
 def prepare() -> None:
     """Fork the process that runs the programs. conftest.py calls this once it has imported torch."""
-    forking = threading.Thread(target=_fork_server)  # the thread that forks is the main thread of the child, without pytest's frames
+    forking = threading.Thread(
+        target=_fork_server
+    )  # the thread that forks is the main thread of the child, without pytest's frames
     forking.start()
     forking.join()
 
@@ -66,7 +68,9 @@ def _fork_server() -> None:
         _exit(1)
 
 
-def run(words: list[str], folder: str | pathlib.Path | None = None, seconds: float = 600, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    words: list[str], folder: str | pathlib.Path | None = None, seconds: float = 600, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """What ``python WORDS`` does: its exit status and output. ``environment``: variables besides those of this process."""
     process = start(words, folder, **environment)
     try:
@@ -78,17 +82,31 @@ def run(words: list[str], folder: str | pathlib.Path | None = None, seconds: flo
     return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
-def start(words: list[str], folder: str | pathlib.Path | None = None, text: bool = True, **environment: str) -> subprocess.Popen[Any]:
+def start(
+    words: list[str], folder: str | pathlib.Path | None = None, text: bool = True, **environment: str
+) -> subprocess.Popen[Any]:
     pipe = subprocess.PIPE
     env = {**os.environ, **environment}
     return Popen([sys.executable, *words], True, cwd=folder, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=text)
 
 
-def run_ranks(words: list[str], folder: pathlib.Path, world: int, seconds: float = 600, **environment: str) -> list[str]:
+def run_ranks(
+    words: list[str], folder: pathlib.Path, world: int, seconds: float = 600, **environment: str
+) -> list[str]:
     """What each of ``world`` processes prints, which are started at once, with RANK, LOCAL_RANK and WORLD_SIZE. All must end
     with status 0: when one does not, the others are killed, as they may wait for it."""
     ranks = [
-        start(words, folder, **{"OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), **environment})
+        start(
+            words,
+            folder,
+            **{
+                "OMP_NUM_THREADS": "1",
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world),
+                **environment,
+            },
+        )
         for rank in range(world)
     ]
     outputs = ["" for _ in ranks]
@@ -152,7 +170,9 @@ class Popen(_StartedProcess[Any]):
         self._forks_all = forks_all
         super().__init__(args, **more)
 
-    def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *rest: Any) -> None:
+    def _execute_child(
+        self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *rest: Any
+    ) -> None:
         if not self._forks_all and not _is_modscope(list(args)):
             return super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)  # type: ignore[misc, no-any-return]
         pipes, start_new_session = rest[3:9], rest[14]
@@ -262,7 +282,9 @@ def _streams() -> tuple[io.TextIOWrapper, io.TextIOWrapper, io.TextIOWrapper]:
         raw = io.FileIO(number, mode, closefd=False)
         raw.name = name
         buffer = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
-        text = io.TextIOWrapper(buffer, "utf-8", errors, None if mode == "r" else "\n", line_buffering=number == 2 or raw.isatty())
+        text = io.TextIOWrapper(
+            buffer, "utf-8", errors, None if mode == "r" else "\n", line_buffering=number == 2 or raw.isatty()
+        )
         text.mode = mode  # type: ignore[misc]
         return text
 

@@ -15,7 +15,10 @@ Subparsers = Callable[..., argparse.ArgumentParser]
 """``add_parser`` of argparse's subparsers."""
 
 SCRIPT_OPTIONS = {
-    "plan": (("--gpu", "--budget", "-o", "--output", "--report", "--device", *VALUED), ("-f", "--force", "--greedy", "--json")),
+    "plan": (
+        ("--gpu", "--budget", "-o", "--output", "--report", "--device", *VALUED),
+        ("-f", "--force", "--greedy", "--json"),
+    ),
     "batch": (("--gpu", "--batches", "--device", *VALUED), ("--json",)),
 }
 """By command that takes a script: its options with and without a value, which may follow the script."""
@@ -189,9 +192,13 @@ def _add_tree(add_parser: Subparsers) -> argparse.ArgumentParser:
     _add_capture(parser)
     _add_moment(parser)
     _add_device(parser)
-    parser.add_argument("--depth", type=_positive, metavar="N", help="how many levels; default: as many as fit 40 lines")
+    parser.add_argument(
+        "--depth", type=_positive, metavar="N", help="how many levels; default: as many as fit 40 lines"
+    )
     levels = "what the first level shows; default: module"
-    parser.add_argument("--by", choices=("module", "category", "kind", "line", "operator"), default="module", help=levels)
+    parser.add_argument(
+        "--by", choices=("module", "category", "kind", "line", "operator"), default="module", help=levels
+    )
     _add_module(parser)
     parser.add_argument("--no-group", action="store_true", help="show equal modules one by one")
     every = "show every module: all levels, equal ones one by one, and those with less than 1%%"
@@ -207,20 +214,29 @@ def _add_flame(add_parser: Subparsers) -> argparse.ArgumentParser:
     _add_moment(parser)
     _add_device(parser)
     order = "what the first rows show; default: module; layers: modules whose names differ only in numbers as one"
-    parser.add_argument("--by", choices=("module", "layers", "line", "operator", "category"), default="module", help=order)
+    parser.add_argument(
+        "--by", choices=("module", "layers", "line", "operator", "category"), default="module", help=order
+    )
     _add_module(parser)
-    parser.add_argument("--find", type=_some_text, metavar="TEXT", help="mark what has this text in its name, and say how many bytes it holds")
+    parser.add_argument(
+        "--find",
+        type=_some_text,
+        metavar="TEXT",
+        help="mark what has this text in its name, and say how many bytes it holds",
+    )
     parser.add_argument("--depth", type=_positive, metavar="N", help="how many rows; default: all")
-    parser.add_argument("--width", type=_width, metavar="N", help="how many columns, 60 to 400; default: the terminal's")
+    parser.add_argument(
+        "--width", type=_width, metavar="N", help="how many columns, 60 to 400; default: the terminal's"
+    )
     parser.add_argument("--no-group", action="store_true", help="show equal modules one by one")
-    parser.add_argument("--folded", action="store_true", help="print each stack and its bytes on a line, as flamegraph.pl reads them")
+    parser.add_argument(
+        "--folded", action="store_true", help="print each stack and its bytes on a line, as flamegraph.pl reads them"
+    )
     return parser
 
 
 def _add_blocks(add_parser: Subparsers) -> argparse.ArgumentParser:
-    parser = add_command(
-        add_parser, "blocks", "show the largest blocks of memory at a moment", "blocks run.msc -n 50"
-    )
+    parser = add_command(add_parser, "blocks", "show the largest blocks of memory at a moment", "blocks run.msc -n 50")
     _add_capture(parser)
     _add_moment(parser)
     _add_device(parser)
@@ -231,9 +247,7 @@ def _add_blocks(add_parser: Subparsers) -> argparse.ArgumentParser:
 
 
 def _add_diff(add_parser: Subparsers) -> argparse.ArgumentParser:
-    parser = add_command(
-        add_parser, "diff", "show what grew between two captures", "diff before.msc after.msc"
-    )
+    parser = add_command(add_parser, "diff", "show what grew between two captures", "diff before.msc after.msc")
     parser.add_argument("file", metavar="A", help="a capture")
     parser.add_argument("other", metavar="B", help="the capture to compare it with")
     _add_moment(parser)
@@ -255,13 +269,28 @@ def _add_leaks(add_parser: Subparsers) -> argparse.ArgumentParser:
 def _add_report(add_parser: Subparsers) -> argparse.ArgumentParser:
     examples = "report run.msc -o run.html", "report rank0.msc rank1.msc --steps 2:4"
     parser = add_command(add_parser, "report", "write captures as a page for a browser", *examples)
-    parser.add_argument("files", metavar="FILE", nargs="+", help="a capture; those of the ranks of one job get a rank axis, others are side by side")
-    parser.add_argument("-o", "--output", metavar="OUT", help="the page; default: FILE's name with .html, in this folder")
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="+",
+        help="a capture; those of the ranks of one job get a rank axis, others are side by side",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="OUT", help="the page; default: FILE's name with .html, in this folder"
+    )
     parser.add_argument("-f", "--force", action="store_true", help="replace the page if it exists")
-    parser.add_argument("--steps", type=_steps, metavar="A:B", help="only these steps, or A only; default: all that fit")
-    parser.add_argument("--side-by-side", action="store_true", help="show every event of each rank, side by side, instead of a rank axis")
+    parser.add_argument(
+        "--steps", type=_steps, metavar="A:B", help="only these steps, or A only; default: all that fit"
+    )
+    parser.add_argument(
+        "--side-by-side",
+        action="store_true",
+        help="show every event of each rank, side by side, instead of a rank axis",
+    )
     parser.add_argument("--no-source", action="store_true", help="put no source text of the program into the page")
-    parser.add_argument("--gpu", type=_gpu, metavar="GPU", help="also what would make it fit this GPU, as modscope fit says it")
+    parser.add_argument(
+        "--gpu", type=_gpu, metavar="GPU", help="also what would make it fit this GPU, as modscope fit says it"
+    )
     return parser
 
 
@@ -271,7 +300,9 @@ def _add_export(add_parser: Subparsers) -> argparse.ArgumentParser:
     formats = "perfetto, speedscope, torch-snapshot, csv or json; default: what OUT's extension stands for"
     extensions = ".pftrace, .perfetto-trace, .speedscope.json, .pickle, .csv, .json or .jsonl"
     _add_capture(parser)
-    parser.add_argument("-o", "--output", required=True, metavar="OUT", help=f"the file to write, with {extensions}; - is stdout")
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="OUT", help=f"the file to write, with {extensions}; - is stdout"
+    )
     parser.add_argument("--format", type=_format, metavar="F", help=formats)
     parser.add_argument("-f", "--force", action="store_true", help="replace the file if it exists")
     moments = "only this moment: peak, oom, step:N or time:SECONDS; not for perfetto"
@@ -281,17 +312,29 @@ def _add_export(add_parser: Subparsers) -> argparse.ArgumentParser:
 
 
 def _add_plan(add_parser: Subparsers) -> argparse.ArgumentParser:
-    examples = "plan run.msc --gpu rtx4090 -o plan.json", "plan run.msc --budget 22GiB", "plan train.py --gpu rtx4090 -- --batch 8"
+    examples = (
+        "plan run.msc --gpu rtx4090 -o plan.json",
+        "plan run.msc --budget 22GiB",
+        "plan train.py --gpu rtx4090 -- --batch 8",
+    )
     parser = add_command(add_parser, "plan", "find which modules to checkpoint so that a run fits a budget", *examples)
-    file = "a capture; or a script, which is predicted, and predicted again with the plan; what follows -- is passed to it"
+    file = (
+        "a capture; or a script, which is predicted, and predicted again with the plan; what follows -- is passed to it"
+    )
     parser.add_argument("file", metavar="FILE", help=file)
     other = "of a run that died: a predicted capture of the same program, from which what is missing is taken"
     parser.add_argument("other", metavar="PREDICTED", nargs="?", help=other)
     budget = parser.add_mutually_exclusive_group(required=True)
-    budget.add_argument("--gpu", type=_gpu, metavar="GPU", help="a GPU by name, or its memory as 24GiB; its context is left free")
+    budget.add_argument(
+        "--gpu", type=_gpu, metavar="GPU", help="a GPU by name, or its memory as 24GiB; its context is left free"
+    )
     budget.add_argument("--budget", type=_bytes, metavar="BYTES", help="what may be reserved, such as 22GiB")
-    parser.add_argument("-o", "--output", metavar="OUT", help="write the plan to this file, for --plan and modscope.apply")
-    parser.add_argument("--report", metavar="PAGE", help="write a page for a browser that draws plans over the run's timeline")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT", help="write the plan to this file, for --plan and modscope.apply"
+    )
+    parser.add_argument(
+        "--report", metavar="PAGE", help="write a page for a browser that draws plans over the run's timeline"
+    )
     parser.add_argument("-f", "--force", action="store_true", help="replace the file, and the page, if they exist")
     parser.add_argument("--greedy", action="store_true", help="do not use HiGHS, even if it is installed")
     _add_device(parser)
@@ -302,7 +345,11 @@ def _add_plan(add_parser: Subparsers) -> argparse.ArgumentParser:
 def _add_batch(add_parser: Subparsers) -> argparse.ArgumentParser:
     examples = "batch small.msc large.msc --gpu rtx4090", "batch train.py --gpu rtx4090 -- --batch {}"
     parser = add_command(add_parser, "batch", "find the largest batch that fits a GPU", *examples)
-    parser.add_argument("file", metavar="SMALL", help="a capture; or a script, which is predicted with several batches: {} in its arguments is the batch")
+    parser.add_argument(
+        "file",
+        metavar="SMALL",
+        help="a capture; or a script, which is predicted with several batches: {} in its arguments is the batch",
+    )
     parser.add_argument("other", metavar="LARGE", nargs="?", help="a capture of the same program with a larger batch")
     gpus = "a GPU by name, its memory as 24GiB, several with commas between them, or all (the default)"
     parser.add_argument("--gpu", type=_gpus, metavar="GPU", help=gpus)

@@ -101,7 +101,9 @@ def _curve(result: Report, screen: Screen) -> list[str]:
     rows = []
     for each in points:
         words = ["captured" if each["is_known"] and not result["script"] else ""]
-        words += ["the largest that fits" if each["batch"] == row["largest"] else "" if each["fits"] else "does not fit"]
+        words += [
+            "the largest that fits" if each["batch"] == row["largest"] else "" if each["fits"] else "does not fit"
+        ]
         bar = screen.bar(each["reserved"] / highest, room)
         rows.append((str(each["batch"]), size(each["reserved"]), bar, ", ".join(filter(None, words))))
     return screen.table(("batch", "reserved" if result["caching"] else "allocated", "", ""), rows, left=[2])
@@ -110,9 +112,19 @@ def _curve(result: Report, screen: Screen) -> list[str]:
 def _table_of_gpus(result: Report, screen: Screen) -> list[str]:
     rows = []
     for row in result["gpus"]:
-        largest = "none" if row["largest"] is None else f"{row['largest']} or more" if row["largest"] >= result["most_tried"] else str(row["largest"])
-        rows.append((row["gpu"], rough_size(row["capacity"]), largest, rough_size(row["reserved"]) if row["largest"] else ""))
-    return screen.table(("GPU", "has", "largest batch", "which reserves" if result["caching"] else "which allocates"), rows, left=[0])
+        largest = (
+            "none"
+            if row["largest"] is None
+            else f"{row['largest']} or more"
+            if row["largest"] >= result["most_tried"]
+            else str(row["largest"])
+        )
+        rows.append(
+            (row["gpu"], rough_size(row["capacity"]), largest, rough_size(row["reserved"]) if row["largest"] else "")
+        )
+    return screen.table(
+        ("GPU", "has", "largest batch", "which reserves" if result["caching"] else "which allocates"), rows, left=[0]
+    )
 
 
 def _how(result: Report) -> str:
@@ -125,4 +137,6 @@ def _how(result: Report) -> str:
 def _far(result: Report) -> list[str]:
     if not any(row["is_far"] for row in result["gpus"]):
         return []
-    return ["A batch more than four times the larger one captured may take other kernels with other workspaces: capture larger ones to be sure."]
+    return [
+        "A batch more than four times the larger one captured may take other kernels with other workspaces: capture larger ones to be sure."
+    ]

@@ -35,7 +35,17 @@ def report(arguments: Namespace, load: Load) -> Report:
         if place is None:
             place = made[id(block.place)] = tuple(place_report(block.place).values())
         age = round(snapshot.time - block.made_at, 6)
-        own = (block.bytes, block.category, block.kind, block.module, block.phase, block.step, block.made_at, age, block.outside)
+        own = (
+            block.bytes,
+            block.category,
+            block.kind,
+            block.module,
+            block.phase,
+            block.step,
+            block.made_at,
+            age,
+            block.outside,
+        )
         blocks.append(dict(zip(_KEYS, (*own, *place), strict=True)))
     result["shown"] = sum(block["bytes"] for block in blocks) if matches is not None else result["total"]
     result["blocks"] = blocks[: arguments.n or None] if arguments.json else blocks
@@ -49,7 +59,18 @@ def _group(blocks: list[Report], arguments: Namespace) -> list[Group[Report]]:
     """The largest blocks; equal ones whose modules' names differ only in numbers share a row."""
     if arguments.no_group:
         return [Group(block["module"], [block]) for block in blocks[: arguments.n or None]]
-    alike = ("bytes", "category", "kind", "phase", "outside", "file", "line", "operator", "forward_file", "forward_line")
+    alike = (
+        "bytes",
+        "category",
+        "kind",
+        "phase",
+        "outside",
+        "file",
+        "line",
+        "operator",
+        "forward_file",
+        "forward_line",
+    )
     groups = group_modules(blocks, lambda block: str(block["module"]), lambda block: tuple(block[key] for key in alike))
     return _sort_by_bytes(groups)
 
@@ -61,7 +82,9 @@ def _sort_by_bytes(groups: list[Group[Report]]) -> list[Group[Report]]:
 _LINE = 6
 _HEADERS = ("Bytes", "Blocks", "Category", "Phase", "Step", "Age", "Line", "Module")
 _NAME_COLUMNS = 24  # that a module's name should have; for it the age is left out
-_LEAST_NAME_COLUMNS = 20  # that it must have beside a line; for it the phase is left out, then the step, and the line is shortened
+_LEAST_NAME_COLUMNS = (
+    20  # that it must have beside a line; for it the phase is left out, then the step, and the line is shortened
+)
 _LEAST_LINE_COLUMNS = 12
 
 
@@ -73,7 +96,14 @@ def _row(group: Group[Report], wide: bool) -> tuple[str, ...]:
     steps = sorted({member["step"] for member in group.members})
     phases = ", ".join(dict.fromkeys(member["phase"] for member in group.members))
     when = phases, str(steps[0]) if len(steps) == 1 else f"{steps[0]}-{steps[-1]}", duration(oldest)
-    return size(count * block["bytes"]), each, (block["kind"] or block["category"]) + mark, *when, short_line(block, wide), label(group.name)
+    return (
+        size(count * block["bytes"]),
+        each,
+        (block["kind"] or block["category"]) + mark,
+        *when,
+        short_line(block, wide),
+        label(group.name),
+    )
 
 
 def _columns(groups: list[Group[Report]], screen: Screen) -> tuple[list[str], bool]:

@@ -8,7 +8,9 @@ from modscope._summary import Report, predicted_on
 from modscope._text import clean, counted, duration, size
 
 _ROWS = 10
-_WHAT_TIME_IS = "Times include waiting for other ranks. Those of send and recv last until the program's wait for them returned."
+_WHAT_TIME_IS = (
+    "Times include waiting for other ranks. Those of send and recv last until the program's wait for them returned."
+)
 
 
 def _group(group: Report) -> str:

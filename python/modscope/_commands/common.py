@@ -77,7 +77,9 @@ def _split(sums: Sums, columns: int, screen: Screen) -> str:
 def name_column(rows: Sequence[tuple[str, str, Sums]], room: int, screen: Screen, split: bool = True) -> list[str]:
     """For each row the lines that lead to its name, the name, and where there is room the shares of its categories."""
     for_split = _SPLIT if split and room > 2 * _SPLIT else 0
-    names = screen.fit_all([label(name) for _, name, _ in rows], [room - for_split - width_of(lead) for lead, _, _ in rows])
+    names = screen.fit_all(
+        [label(name) for _, name, _ in rows], [room - for_split - width_of(lead) for lead, _, _ in rows]
+    )
     used = [width_of(lead) + width_of(name) for (lead, _, _), name in zip(rows, names)]
     out = []
     for (lead, _, sums), name, width in zip(rows, names, used):
@@ -109,7 +111,13 @@ def heading(report: Report, screen: Screen) -> list[str]:
         lines.append(reserved)
     predicted = [screen.cut(f"predicted on {report['predicted_on']}", screen.width)] if report["predicted_on"] else []
     below = screen.wrap(f"Shown: {report['below']}, {size(report['shown'])} of it") if report.get("below") else []
-    return [*(screen.bold(screen.cut(line, screen.width)) for line in lines), when(report, screen, screen.width), *predicted, *below, ""]
+    return [
+        *(screen.bold(screen.cut(line, screen.width)) for line in lines),
+        when(report, screen, screen.width),
+        *predicted,
+        *below,
+        "",
+    ]
 
 
 def others(report: Report, screen: Screen) -> list[str]:

@@ -29,7 +29,9 @@ def report(arguments: Namespace, load: Load) -> Report:
     owned = _owned(before, a["device"]), _owned(after, b["device"])
     matches: Matches = every_module
     if arguments.module is not None:
-        matches = check(arguments.module, {fqn for side in owned for fqn, _ in side}, " or ".join({a["device"], b["device"]}))
+        matches = check(
+            arguments.module, {fqn for side in owned for fqn, _ in side}, " or ".join({a["device"], b["device"]})
+        )
         owned = _only(owned[0], matches), _only(owned[1], matches)
     if arguments.by == "line":
         files = captures[arguments.file], captures[arguments.other]
@@ -99,7 +101,9 @@ def _group(modules: list[Report], arguments: Namespace) -> list[Report]:
     if arguments.no_group or arguments.by == "line":
         return modules
     rows = []
-    for group in group_modules(modules, lambda row: str(row["module"]), lambda row: (row["category"], row["a"], row["b"])):
+    for group in group_modules(
+        modules, lambda row: str(row["module"]), lambda row: (row["category"], row["a"], row["b"])
+    ):
         one, count = group.members[0], len(group.members)
         alike = f" ({count} alike)" if count > 1 else ""
         rows.append({**_row((group.name, one["category"]), count * one["a"], count * one["b"]), "alike": alike})

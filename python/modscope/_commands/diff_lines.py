@@ -40,7 +40,10 @@ def compare_lines(
             line = _line_of(place, match, at)
             for word, value in parts_of(sums_of(raw)).items():
                 made.setdefault((line, word), [0, 0])[at] += value
-    return [{**_report(line, match), "category": str(word), "a": a, "b": b, "change": b - a} for (line, word), (a, b) in made.items()]
+    return [
+        {**_report(line, match), "category": str(word), "a": a, "b": b, "change": b - a}
+        for (line, word), (a, b) in made.items()
+    ]
 
 
 def _line_of(place: Place | None, match: LineMatch, at: int) -> _Line:
@@ -73,5 +76,11 @@ def _label(line: _Line, match: LineMatch) -> str:
         assert only is not None
         return f"{match.shown(capture == 'B', only[0])}:{only[1] or '?'} (only in {capture}) in {line.function}{node}"
     now, before = match.shown(True, line.b[0]), match.shown(False, line.a[0])
-    was = "" if (now, line.b[1]) == (before, line.a[1]) else f" (was {line.a[1]})" if now == before else f" (was {before}:{line.a[1]})"
+    was = (
+        ""
+        if (now, line.b[1]) == (before, line.a[1])
+        else f" (was {line.a[1]})"
+        if now == before
+        else f" (was {before}:{line.a[1]})"
+    )
     return f"{now}:{line.b[1] or '?'}{was} in {line.function}{node}"

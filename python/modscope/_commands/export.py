@@ -75,7 +75,9 @@ def _write(capture: Capture, arguments: Namespace) -> int:
             # The reader has closed the pipe. Python flushes stdout once more when it exits, which must not fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        raise OSError(f"{arguments.output} cannot be written: {error.strerror}" if error.strerror else str(error)) from None
+        raise OSError(
+            f"{arguments.output} cannot be written: {error.strerror}" if error.strerror else str(error)
+        ) from None
     return out.bytes if out else 0
 
 
@@ -105,7 +107,9 @@ def _check(arguments: Namespace) -> None:
     if arguments.at and not format.has_moments:
         arguments.error(f"{arguments.format} always shows the whole run: leave out --at, or use {with_moments}")
     if arguments.device and (not format.has_moments or (arguments.format in ("csv", "json") and not arguments.at)):
-        arguments.error(f"The events in {arguments.format} are of all devices: leave out --device, or add --at to csv or json")
+        arguments.error(
+            f"The events in {arguments.format} are of all devices: leave out --device, or add --at to csv or json"
+        )
     if arguments.output == "-" and not format.is_text and sys.stdout is not None and sys.stdout.isatty():
         arguments.error(f"{arguments.format} is binary and cannot be shown in a terminal: give a file with -o")
     if arguments.output == "-" and arguments.json:

@@ -70,7 +70,10 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
         return [*out, "Nothing is held."]
     nodes = make_nodes(tree, 1, None if arguments.no_group else Contents(tree))
     out += draw(nodes, _title(result), result["shown"], arguments.depth, screen)
-    out += ["", *screen.wrap(f"{_INSIDE[result['by']]} {'' if result['predicted_on'] else _lines_hint(result)}".strip())]
+    out += [
+        "",
+        *screen.wrap(f"{_INSIDE[result['by']]} {'' if result['predicted_on'] else _lines_hint(result)}".strip()),
+    ]
     out += _matches(result, screen) + others(result, screen) + notes(result, screen)
     words = moment_words({**result, "below": None}, arguments)
     options = [] if result["by"] == "module" else ["--by", result["by"]]
@@ -101,7 +104,12 @@ def _matches(result: Report, screen: Screen) -> list[str]:
     if not find["count"]:
         return ["", *screen.wrap(f"Nothing matches {find['text']!r}.")]
     share = f"{size(find['bytes'])} ({percent(find['bytes'], result['shown'])})"
-    return ["", *screen.wrap(f"{find['text']!r} matches {share}, in {counted(find['count'], 'place')}, marked with {screen.mark}.")]
+    return [
+        "",
+        *screen.wrap(
+            f"{find['text']!r} matches {share}, in {counted(find['count'], 'place')}, marked with {screen.mark}."
+        ),
+    ]
 
 
 def _closer(tree: list[Report]) -> str | None:

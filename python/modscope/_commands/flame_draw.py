@@ -54,7 +54,11 @@ def _labels(node: Node, whole: int) -> tuple[str, ...]:
     else:
         name = clean(node.name)
         names = (name + (f" ({node.modules} alike)" if node.is_group else ""), name)
-        names += (report["fqn"] if report["fqn"] == "Global" else last_named_part(name),) if report["what"] == "module" else ()
+        names += (
+            (report["fqn"] if report["fqn"] == "Global" else last_named_part(name),)
+            if report["what"] == "module"
+            else ()
+        )
     figures = [f"{names[0]} {held} {share}", f"{names[0]} {share}", f"{names[1]} {share}"]
     return (*figures, *names)
 
@@ -177,9 +181,23 @@ def draw(nodes: list[Node], title: str, whole: int, depth: int | None, screen: S
     picture.place(nodes)
     rows = [_row(cells, columns, screen) for cells in picture.rows]
     if len(nodes) > 1:
-        rows.insert(0, _row([_Cell(0, columns, (f"{clean(title)} {size(whole)} 100%", clean(title)), _most_of(nodes), False)], columns, screen))
+        rows.insert(
+            0,
+            _row(
+                [_Cell(0, columns, (f"{clean(title)} {size(whole)} 100%", clean(title)), _most_of(nodes), False)],
+                columns,
+                screen,
+            ),
+        )
     scale = f"Width is bytes: a column is {size(round(whole / columns))}, 100% is {size(whole)}. What is below a part is inside it."
-    return [*rows, "", *screen.wrap(scale), *_legend(nodes, screen), *_narrow_lines(picture.narrow, whole, screen), *_stack_lines(nodes, whole, screen)]
+    return [
+        *rows,
+        "",
+        *screen.wrap(scale),
+        *_legend(nodes, screen),
+        *_narrow_lines(picture.narrow, whole, screen),
+        *_stack_lines(nodes, whole, screen),
+    ]
 
 
 def _most_of(nodes: list[Node]) -> str:

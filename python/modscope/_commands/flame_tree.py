@@ -166,7 +166,11 @@ def _by_operator(made: Made) -> list[Report]:
 def _by_category(made: Made) -> list[Report]:
     found = []
     for i, category in enumerate(CATEGORIES):
-        part = [(fqn, place, tuple(value if at == i else 0 for at, value in enumerate(raw))) for fqn, place, raw in made if raw[i]]
+        part = [
+            (fqn, place, tuple(value if at == i else 0 for at, value in enumerate(raw)))
+            for fqn, place, raw in made
+            if raw[i]
+        ]
         if part:
             found.append(_report_of(_Level("category", str(category)), _Tree().own, _by_module(part)))
     return _sorted(found)

@@ -81,4 +81,11 @@ def _lines(group: Report, width: int, several_devices: bool, screen: Screen) -> 
     if group["outside"]:
         part = "" if group["outside"] == group["bytes"] else f"{size(group['outside'])} of it "
         outside = [pad + screen.cut(f"{part}from outside torch's allocators: numpy, mmap, shared memory", room)]
-    return [first, pad + screen.cut(allocated, room), *_made_by(group["lines"], pad, screen), *outside, pad + screen.cut(sizes, room), ""]
+    return [
+        first,
+        pad + screen.cut(allocated, room),
+        *_made_by(group["lines"], pad, screen),
+        *outside,
+        pad + screen.cut(sizes, room),
+        "",
+    ]

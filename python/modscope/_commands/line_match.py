@@ -188,7 +188,10 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
 
 def _match_texts(of_a: list[int], of_b: list[int], text_a: list[str], text_b: list[str]) -> dict[int, int]:
     # Blank lines are all alike, and would match where nothing else does.
-    a, b = ([(number, text[number - 1].strip()) for number in numbers if text[number - 1 : number]] for numbers, text in ((of_a, text_a), (of_b, text_b)))
+    a, b = (
+        [(number, text[number - 1].strip()) for number in numbers if text[number - 1 : number]]
+        for numbers, text in ((of_a, text_a), (of_b, text_b))
+    )
     a, b = ([(number, line) for number, line in side if line] for side in (a, b))
     found: dict[int, int] = {}
     for is_equal, i, j, k, n in _stretches([line for _, line in a], [line for _, line in b]):
@@ -212,7 +215,9 @@ def _match_similar(a: list[tuple[int, str]], b: list[tuple[int, str]]) -> dict[i
     if len(a) * len(b) > _MOST_COMPARED:
         return found
     for number, text in a:
-        ratios = [(difflib.SequenceMatcher(None, text, other).ratio(), -i) for i, (_, other) in enumerate(b[first:], first)]
+        ratios = [
+            (difflib.SequenceMatcher(None, text, other).ratio(), -i) for i, (_, other) in enumerate(b[first:], first)
+        ]
         best, i = max(ratios, default=(0.0, 0))
         if best >= _SIMILAR:
             found[number] = b[-i][0]
@@ -256,5 +261,13 @@ def _spans(frames: set[Frame]) -> list[tuple[int, _Span]]:
     """The line of each frame, and what tells it from others, wherever the function begins."""
     first = min((frame.line for frame in frames), default=0)
     return sorted(
-        {(each.line, (each.column, each.end_column, each.end_line - each.line) if each.end_line else (each.line - first, 0, -1)) for each in frames}
+        {
+            (
+                each.line,
+                (each.column, each.end_column, each.end_line - each.line)
+                if each.end_line
+                else (each.line - first, 0, -1),
+            )
+            for each in frames
+        }
     )

@@ -37,7 +37,12 @@ def _matcher_of_part(part: str) -> Matches:
     if re.fullmatch(r"[0-9]+(-[0-9]+)?(, ?[0-9]+(-[0-9]+)?)*", part) and not part.isdecimal():
         runs = [run.strip().partition("-") for run in part.split(",")]
         bounds = [(int(low), int(high or low)) for low, _, high in runs]
-        return lambda name: name.isdecimal() and name.isascii() and len(name) < 10 and any(low <= int(name) <= high for low, high in bounds)
+        return lambda name: (
+            name.isdecimal()
+            and name.isascii()
+            and len(name) < 10
+            and any(low <= int(name) <= high for low, high in bounds)
+        )
     if "*" in part:
         expression = re.compile(".*".join(map(re.escape, part.split("*"))))
         return lambda name: expression.fullmatch(name) is not None
@@ -49,7 +54,12 @@ def check(pattern: str, names: Iterable[str], device: str) -> Matches:
     matches, names = matcher(pattern), set(names)
     if any(map(matches, names)):
         return matches
-    known = {".".join(parts[:count]) for name in names for parts in [name.split(".")[:_MOST_PARTS]] for count in range(1, len(parts) + 1)}
+    known = {
+        ".".join(parts[:count])
+        for name in names
+        for parts in [name.split(".")[:_MOST_PARTS]]
+        for count in range(1, len(parts) + 1)
+    }
     if "*" in pattern:
         known = set(map(merge_numbers, known))
     similar = difflib.get_close_matches(pattern, sorted(known), 3, 0.5)

@@ -28,7 +28,12 @@ def place_report(place: Place | None) -> Report:
     the line. None where it is not known."""
     place = place or UNKNOWN
     stack = [{"file": each.file, "line": each.line or None, "function": each.function} for each in place.frames]
-    made = {"operator": place.operator, "node": place.node, **_line(place.forward, "forward_"), "in_custom_backward": place.is_inside}
+    made = {
+        "operator": place.operator,
+        "node": place.node,
+        **_line(place.forward, "forward_"),
+        "in_custom_backward": place.is_inside,
+    }
     return {**_line(place.frames), **made, "stack": stack}
 
 
@@ -90,7 +95,9 @@ def _minus(one: Sums, other: Sums) -> Sums:
     return {category: one[category] - other.get(category, 0) for category in one}
 
 
-def _level(made: _Made, key: Callable[[Place | None], str], below: Callable[[list[tuple[Place | None, Sums]]], list[Report]]) -> list[Report]:
+def _level(
+    made: _Made, key: Callable[[Place | None], str], below: Callable[[list[tuple[Place | None, Sums]]], list[Report]]
+) -> list[Report]:
     groups: dict[str, list[tuple[Place | None, Sums]]] = {}
     for place, sums in made:
         groups.setdefault(key(place), []).append((place, sums))

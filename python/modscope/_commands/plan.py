@@ -45,7 +45,14 @@ def report(arguments: Namespace, load: Load) -> Report:
         capture = job.capture
     made, plan = _make(arguments, arguments.file, capture)
     _write(arguments, plan)
-    return {**file_report(arguments.file, capture), **made, "script": None, "program": program_words(capture.info) or None, "notes": about, "output": arguments.output}
+    return {
+        **file_report(arguments.file, capture),
+        **made,
+        "script": None,
+        "program": program_words(capture.info) or None,
+        "notes": about,
+        "output": arguments.output,
+    }
 
 
 def _make(arguments: Namespace, file: str, capture: Capture, verify: Verify | None = None) -> tuple[Report, Plan]:
@@ -80,7 +87,12 @@ def _write(arguments: Namespace, plan: Plan) -> None:
 def _of_script(arguments: Namespace, load: Load) -> Report:
     """The script is predicted, and predicted again with the plan that is shown."""
     gpu = arguments.gpu or find_gpu(_GPU)
-    if arguments.output and not arguments.force and os.path.lexists(arguments.output) and os.path.isfile(arguments.output):
+    if (
+        arguments.output
+        and not arguments.force
+        and os.path.lexists(arguments.output)
+        and os.path.isfile(arguments.output)
+    ):
         raise OSError(f"{arguments.output} exists already: choose another name, or overwrite it (-f)")
     with PredictedScript(arguments.target, arguments) as script:
         predicted = script.predict([gpu])
@@ -114,7 +126,14 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     out += ["", screen.bold("Checkpoint"), *_groups(result["groups"], screen), ""]
     out += screen.table(("", verb, "time of a step", ""), _before_and_after(result), left=[0])
     solver = _solver(result, screen)
-    out += [*_verification(result, screen), "", *solver, *[""] * bool(solver), *_curve(result, screen), *_hints(result, screen)]
+    out += [
+        *_verification(result, screen),
+        "",
+        *solver,
+        *[""] * bool(solver),
+        *_curve(result, screen),
+        *_hints(result, screen),
+    ]
     return out + ["", *_how_to_apply(result, arguments, screen), *notes(result, screen), *page_line]
 
 
@@ -122,9 +141,15 @@ def _beginning(result: Report, verb: str, screen: Screen) -> list[str]:
     """What was needed and what there is: on one line, or each on its own if that is too long."""
     budget = near_size(result["budget"])
     before = near_size(result["before"]["reserved"])
-    needed = f"{clean(result['device'])} {verb} {f'at least {before}' if result['is_lower_bound'] else f'{before} at most'}."
+    needed = (
+        f"{clean(result['device'])} {verb} {f'at least {before}' if result['is_lower_bound'] else f'{before} at most'}."
+    )
     nccl = f" and about {rough_size(result['communicator_bytes'])} for NCCL" if result.get("communicator_bytes") else ""
-    room = f"{clean(label_of(result['gpu']))} has {budget} beside the context{nccl}." if result["gpu"] else f"The budget is {budget}."
+    room = (
+        f"{clean(label_of(result['gpu']))} has {budget} beside the context{nccl}."
+        if result["gpu"]
+        else f"The budget is {budget}."
+    )
     whole = screen.wrap(f"{needed} {room}")
     lines = whole if len(whole) == 1 else [*screen.wrap(needed), *screen.wrap(room)]
     return [*lines, *(line for sentence in result["notes"] for line in screen.wrap(sentence))]
@@ -133,7 +158,11 @@ def _beginning(result: Report, verb: str, screen: Screen) -> list[str]:
 def _groups(groups: list[str], screen: Screen) -> list[str]:
     shown = groups if len(groups) <= _GROUPS else groups[: _GROUPS - 1]
     lines = [f"  {screen.fit(name, screen.width - 2)}" for name in shown]
-    return lines if len(shown) == len(groups) else [*lines, f"  ({len(groups) - len(shown)} more lines; the plan file has all)"]
+    return (
+        lines
+        if len(shown) == len(groups)
+        else [*lines, f"  ({len(groups) - len(shown)} more lines; the plan file has all)"]
+    )
 
 
 def _before_and_after(result: Report) -> list[tuple[str, str, str, str]]:
@@ -156,9 +185,13 @@ def _verification(result: Report, screen: Screen) -> list[str]:
 
 def _solver(result: Report, screen: Screen) -> list[str]:
     if not result["has_solver"] and result["is_solver_installed"]:
-        return screen.wrap("The plan was found greedily, as asked. Without --greedy, HiGHS may find a better one, and gives a bound.")
+        return screen.wrap(
+            "The plan was found greedily, as asked. Without --greedy, HiGHS may find a better one, and gives a bound."
+        )
     if not result["has_solver"]:
-        return screen.wrap("The plan was found greedily. HiGHS (pip install 'modscope[plan]') may find a better one, and gives a bound.")
+        return screen.wrap(
+            "The plan was found greedily. HiGHS (pip install 'modscope[plan]') may find a better one, and gives a bound."
+        )
     least = _least_time(result)
     if not least:
         return []
@@ -193,11 +226,15 @@ def _curve(result: Report, screen: Screen) -> list[str]:
 def _hints(result: Report, screen: Screen) -> list[str]:
     lines = []
     if result["times"] == "host" and result["predicted_on"]:
-        lines += screen.wrap("The speed of this GPU is not known: take the times as rough. Those of a GPU that is given by its name are known.")
+        lines += screen.wrap(
+            "The speed of this GPU is not known: take the times as rough. Those of a GPU that is given by its name are known."
+        )
     elif result["times"] == "host":
         lines += screen.wrap(ROUGH_TIMES)
     if result["steps"] < 2:
-        lines += screen.wrap("The capture has one step only. In later steps the state of the optimizer is there from the beginning: capture 3 steps.")
+        lines += screen.wrap(
+            "The capture has one step only. In later steps the state of the optimizer is there from the beginning: capture 3 steps."
+        )
     after = result["after"]
     gaps = after["reserved"] / after["allocated"] - 1 if after["allocated"] else 0.0
     if gaps > _MANY_GAPS and result["device"] != "cpu" and not result["is_verified"]:
@@ -212,7 +249,11 @@ def _hints(result: Report, screen: Screen) -> list[str]:
 def _how_to_apply(result: Report, arguments: Namespace, screen: Screen) -> list[str]:
     file = result["output"] if result["output"] not in (None, "-") else "plan.json"
     roots = list(result["checkpoint"])
-    model = "model" if len(roots) == 1 else "{" + ", ".join(f"{root!r}: {root.partition('#')[0].lower()}" for root in roots) + "}"
+    model = (
+        "model"
+        if len(roots) == 1
+        else "{" + ", ".join(f"{root!r}: {root.partition('#')[0].lower()}" for root in roots) + "}"
+    )
     lines = [
         "  import modscope",
         f"  modscope.apply({os.fspath(file)!r}, {model})",

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from modscope._capture_types import Collective
 from modscope._commands.terminal import Screen
 from modscope._ranks_collectives import Mismatch, find_mismatches, kind_totals, sums_of_rank
-from modscope._ranks_collectives_words import WHY_IT_HANGS, collectives_title, describe_divergence, describe_each, describe_group, describe_part
+from modscope._ranks_collectives_words import (
+    WHY_IT_HANGS,
+    collectives_title,
+    describe_divergence,
+    describe_each,
+    describe_group,
+    describe_part,
+)
 from modscope._ranks_incomplete import whole_or_all
 from modscope._ranks_job import describe_ranks
 from modscope._ranks_read import Rank
@@ -32,26 +39,53 @@ def collectives_of_rank(rank: Rank) -> Report:
 
 
 def _launch_report(one: Collective | None) -> Report | None:
-    return None if one is None else {"kind": one.kind, "bytes": one.bytes, "step": one.step, "phase": one.phase, "module": one.module, "time": one.time}
+    return (
+        None
+        if one is None
+        else {
+            "kind": one.kind,
+            "bytes": one.bytes,
+            "step": one.step,
+            "phase": one.phase,
+            "module": one.module,
+            "time": one.time,
+        }
+    )
 
 
 def _mismatch_report(one: Mismatch) -> Report:
     return {
         "group": one.group._asdict(),
         "parts": [
-            {"ranks": [rank.number for rank in part.ranks], "count": part.launched, "kinds": {kind: sums.launches for kind, sums in part.kinds.items()}}
+            {
+                "ranks": [rank.number for rank in part.ranks],
+                "count": part.launched,
+                "kinds": {kind: sums.launches for kind, sums in part.kinds.items()},
+            }
             for part in one.parts
         ],
         "divergences": [
-            {"ranks": [rank.number for rank in split.ranks], "number": split.number, "usual": _launch_report(split.usual), "these": _launch_report(split.these)}
+            {
+                "ranks": [rank.number for rank in split.ranks],
+                "number": split.number,
+                "usual": _launch_report(split.usual),
+                "these": _launch_report(split.these),
+            }
             for split in one.divergences
         ],
     }
 
 
 def collectives_report(ranks: Sequence[Rank]) -> Report:
-    totals = [{"kind": one.kind, "count": one.launches, "bytes": one.bytes, "seconds": one.seconds} for one in kind_totals(whole_or_all(ranks))]
-    return {"collectives": totals, "collectives_of": [rank.number for rank in whole_or_all(ranks)], "mismatches": [_mismatch_report(one) for one in find_mismatches(ranks)]}
+    totals = [
+        {"kind": one.kind, "count": one.launches, "bytes": one.bytes, "seconds": one.seconds}
+        for one in kind_totals(whole_or_all(ranks))
+    ]
+    return {
+        "collectives": totals,
+        "collectives_of": [rank.number for rank in whole_or_all(ranks)],
+        "mismatches": [_mismatch_report(one) for one in find_mismatches(ranks)],
+    }
 
 
 # ---- as text ----
@@ -59,7 +93,10 @@ def collectives_report(ranks: Sequence[Rank]) -> Report:
 
 def _mismatch(one: Mismatch, screen: Screen) -> list[str]:
     out = ["  " + screen.cut(describe_group(one.group), screen.width - 2)]
-    out += ["    " + screen.cut(f"{describe_ranks(part.ranks)}: {describe_part(part)}", screen.width - 4) for part in one.parts[:_PARTS]]
+    out += [
+        "    " + screen.cut(f"{describe_ranks(part.ranks)}: {describe_part(part)}", screen.width - 4)
+        for part in one.parts[:_PARTS]
+    ]
     left = sum(len(part.ranks) for part in one.parts[_PARTS:])
     out += [f"    ({counted(left, 'more rank')}: --json shows all)"] if left else []
     for split in one.divergences[:1]:
@@ -85,7 +122,11 @@ def collectives_text(ranks: Sequence[Rank], screen: Screen) -> list[str]:
     mismatches = find_mismatches(ranks)
     if not mismatches:
         return out
-    out += ["", screen.bold("Ranks that launched different collectives"), *(f"  {line}" for line in screen.wrap(WHY_IT_HANGS))]
+    out += [
+        "",
+        screen.bold("Ranks that launched different collectives"),
+        *(f"  {line}" for line in screen.wrap(WHY_IT_HANGS)),
+    ]
     for mismatch in mismatches[:_MISMATCHES]:
         out += _mismatch(mismatch, screen)
     left = len(mismatches) - _MISMATCHES

@@ -40,7 +40,14 @@ def rank_report(rank: Rank) -> Report:
         "device": rank.device,
         "peak": None
         if peak is None
-        else {"bytes": peak.bytes, "step": peak.step, "phase": peak.phase, "module": peak.module, "time": peak.time, "reserved": peak.reserved},
+        else {
+            "bytes": peak.bytes,
+            "step": peak.step,
+            "phase": peak.phase,
+            "module": peak.module,
+            "time": peak.time,
+            "reserved": peak.reserved,
+        },
         "peak_reserved": rank.reserved,
         "categories": dict(zip(map(str, CATEGORIES), sums_by_category(rank))),
         "kinds": {str(kind): value for kind, value in zip(KINDS, sums_by_kind(rank)) if value},
@@ -69,7 +76,10 @@ def job_report(job: Job) -> Report:
         "missing": [list(run) for run in job.missing],
         "left_out": job.left_out,
         "failure": describe_failure(job.ranks) or None,
-        "incomplete": [{"rank": rank.number, "why": why_incomplete(rank), "last_step": rank.steps} for rank in find_incomplete(job.ranks)],
+        "incomplete": [
+            {"rank": rank.number, "why": why_incomplete(rank), "last_step": rank.steps}
+            for rank in find_incomplete(job.ranks)
+        ],
         "ranks": [rank_report(rank) for rank in job.ranks],
         "earlier": [rank_report(rank) for ranks in job.earlier for rank in ranks],
         "compared": [rank.number for rank in peers],
@@ -81,7 +91,14 @@ def job_report(job: Job) -> Report:
 
 def _difference_report(one: Difference) -> Report:
     rows = [
-        {"module": module, "category": str(category_word(word)), "kind": str(word) if word in KINDS else None, "usual": a, "these": b, "change": b - a}
+        {
+            "module": module,
+            "category": str(category_word(word)),
+            "kind": str(word) if word in KINDS else None,
+            "usual": a,
+            "these": b,
+            "change": b - a,
+        }
         for module, word, a, b in one.rows
     ]
     return {"ranks": [rank.number for rank in one.ranks], "change": one.change, "modules": rows}
@@ -131,15 +148,24 @@ def _ends(ranks: Sequence[Rank], screen: Screen) -> list[str]:
     longest = max(rank.duration for rank in ranks)
     whole = [rank for rank in ranks if rank.end is not None]
     lengths = group(whole, lambda rank: (rank.steps, rank.optimizer_steps))
-    said = [(members, f"{counted(done, 'optimizer step')}, {counted(steps, 'step')}") for (steps, done), members in lengths.items()]
+    said = [
+        (members, f"{counted(done, 'optimizer step')}, {counted(steps, 'step')}")
+        for (steps, done), members in lengths.items()
+    ]
     ends = [(members, clean(text)) for text, members in group(ranks, lambda rank: rank.how_it_ended).items()]
     out = []
     if not said:
         out.append(f"{duration(longest)}, as far as it was recorded")
     elif len(said) == 1:
-        out.append(f"{duration(longest)}, {said[0][1]}" + (f" ({describe_ranks(whole)})" if len(whole) < len(ranks) else ""))
+        out.append(
+            f"{duration(longest)}, {said[0][1]}" + (f" ({describe_ranks(whole)})" if len(whole) < len(ranks) else "")
+        )
     else:
-        out += [f"{duration(longest)} at most; the ranks took different numbers of steps:", *_lines(said, screen, _ENDS), *(["Ends:"] if len(ends) > 1 else [])]
+        out += [
+            f"{duration(longest)} at most; the ranks took different numbers of steps:",
+            *_lines(said, screen, _ENDS),
+            *(["Ends:"] if len(ends) > 1 else []),
+        ]
     if len(ends) == 1:
         return [*out, screen.cut(ends[0][1] if len(ranks) == 1 else f"All ranks: {ends[0][1]}", screen.width)]
     unusual = sorted(ends, key=lambda one: (failure_order(one[0][0]), one[0][0].number))
@@ -170,23 +196,36 @@ def _peaks(ranks: Sequence[Rank], compared: Sequence[Rank], screen: Screen) -> l
     rows = []
     for members in _buckets(ranks):
         least, most = find_extremes(members)
-        amount = size(most.bytes) if size(least.bytes) == size(most.bytes) else f"{size(least.bytes)} to {size(most.bytes)}"
+        amount = (
+            size(most.bytes) if size(least.bytes) == size(most.bytes) else f"{size(least.bytes)} to {size(most.bytes)}"
+        )
         rows.append((members, at_least(any(rank.is_lower_bound for rank in members), amount), most))
     names = [shorten_middle(describe_ranks(members), _NAME, screen.dots) for members, _, _ in rows]
     name_width, width = max(map(len, names)), max(len(amount) for _, amount, _ in rows)
     out = [screen.bold(f"Peak of each rank, {where}")]
     for name, (_, amount, most) in zip(names, rows):
         room = screen.width - name_width - width - 6
-        when = describe_moment(most.peak.step, most.peak.phase, most.peak.module, None, room, screen.dots) if most.peak and room > 16 else ""
+        when = (
+            describe_moment(most.peak.step, most.peak.phase, most.peak.module, None, room, screen.dots)
+            if most.peak and room > 16
+            else ""
+        )
         out.append(f"  {name:{name_width}}  {screen.bold(amount.rjust(width))}  {when}".rstrip())
     low, high = find_extremes(compared)
     if len(compared) == 1:
-        return [*out, f"  Nothing is compared: only the peak of {describe_ranks(compared)} can be."] if len(ranks) > 1 else out
+        return (
+            [*out, f"  Nothing is compared: only the peak of {describe_ranks(compared)} can be."]
+            if len(ranks) > 1
+            else out
+        )
     if low.bytes == high.bytes:
         every = "Every rank has" if len(compared) == len(ranks) else f"{_capitalized(describe_ranks(compared))} have"
         return [*out, f"  {every} the same peak."]
     spread = f"Spread: {size(high.bytes - low.bytes)} ({percent(high.bytes - low.bytes, high.bytes)} of the highest)"
-    return [*out, *(f"  {line}" for line in screen.wrap(f"{spread}, from {describe_ranks([low])} to {describe_ranks([high])}."))]
+    return [
+        *out,
+        *(f"  {line}" for line in screen.wrap(f"{spread}, from {describe_ranks([low])} to {describe_ranks([high])}.")),
+    ]
 
 
 def _categories(ranks: Sequence[Rank], screen: Screen) -> list[str]:
@@ -196,14 +235,20 @@ def _categories(ranks: Sequence[Rank], screen: Screen) -> list[str]:
     for index, word in enumerate(CATEGORIES):
         values = [one[index] for one in sums]
         inside = [
-            _spread(f"    {kind}", [one[at] for one in kinds], ranks) for at, kind in enumerate(KINDS) if category_of(kind) == word and any(one[at] for one in kinds)
+            _spread(f"    {kind}", [one[at] for one in kinds], ranks)
+            for at, kind in enumerate(KINDS)
+            if category_of(kind) == word and any(one[at] for one in kinds)
         ]
         if max(values):
             found.append((max(values), [_spread(f"  {word}", values, ranks), *inside]))
     found.sort(key=lambda one: -one[0])
     rows = [row for _, members in found for row in members]
     if len(ranks) == 1:
-        return screen.table(("By category", "bytes", "held by"), [(row[0], row[2], f"rank {ranks[0].number}") for row in rows], left=(0,))
+        return screen.table(
+            ("By category", "bytes", "held by"),
+            [(row[0], row[2], f"rank {ranks[0].number}") for row in rows],
+            left=(0,),
+        )
     return screen.table(("By category", "least", "most", "spread", "most on"), rows, left=(0,))
 
 
@@ -227,7 +272,9 @@ def _differences(compared: Comparison, screen: Screen) -> list[str]:
             out.append(f"    {screen.of_change(change(row.change).rjust(11), row.change)}  {row.word:{words}}  {name}")
         if len(rows) > _ROWS:
             are_smaller = all(abs(row.change) <= abs(shown.change) for row in rows[_ROWS:] for shown in rows[:_ROWS])
-            out.append(f"    ({counted(len(rows) - _ROWS, 'more row')}{' with smaller changes' if are_smaller else ''}: --json shows all)")
+            out.append(
+                f"    ({counted(len(rows) - _ROWS, 'more row')}{' with smaller changes' if are_smaller else ''}: --json shows all)"
+            )
     left = sum(len(one.ranks) for one in compared.differences[_GROUPS:])
     return out + ([f"  ({counted(left, 'more rank')} that differ: --json shows all)"] if left else [])
 
@@ -246,12 +293,18 @@ def _nodes(job: Job, screen: Screen) -> list[str]:
         amount = size(low.bytes) if low.bytes == high.bytes else f"{size(low.bytes)} to {size(high.bytes)}"
         ranks = describe_ranks(node.ranks) if len(node.ranks) > 1 else f"rank {node.ranks[0].number}"
         out.append("  " + screen.cut(f"{node.name}: {ranks}, peak {amount}", screen.width - 2))
-    return out + ([] if every else [f"  ({counted(len(nodes) - len(shown), 'more node')} with peaks that are not higher)"])
+    return out + (
+        [] if every else [f"  ({counted(len(nodes) - len(shown), 'more node')} with peaks that are not higher)"]
+    )
 
 
 def _earlier(ranks: Sequence[Rank], screen: Screen) -> list[str]:
     place = ranks[0].place
     assert place is not None
-    out = [screen.bold(f"Attempt {place.attempt} of the launcher: {counted(len(ranks), 'capture')}, peak {size(find_extremes(ranks)[1].bytes)}")]
+    out = [
+        screen.bold(
+            f"Attempt {place.attempt} of the launcher: {counted(len(ranks), 'capture')}, peak {size(find_extremes(ranks)[1].bytes)}"
+        )
+    ]
     ends = [(members, clean(text)) for text, members in group(ranks, lambda rank: rank.how_it_ended).items()]
     return out + _lines(ends, screen, _ENDS)

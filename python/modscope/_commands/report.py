@@ -28,13 +28,7 @@ def report(arguments: Namespace, load: Load) -> Report:
         made, events = _make_page(arguments, load)
         data = made.html.encode()
         file.write(data)
-    return {
-        "files": arguments.files,
-        "output": output,
-        "bytes": len(data),
-        "events": events,
-        "notes": made.notes,
-    }
+    return {"files": arguments.files, "output": output, "bytes": len(data), "events": events, "notes": made.notes}
 
 
 def _make_page(arguments: Namespace, load: Load) -> tuple[Page, list[int]]:
@@ -73,4 +67,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
         return []
     events = counted(sum(result["events"]), "event")
     of = "" if len(result["files"]) == 1 else f" of {counted(len(result['files']), 'capture')}"
-    return [*screen.wrap(f"Wrote {clean(result['output'])} ({size(result['bytes'])}): {events}{of}"), *page_address(result["output"])]
+    return [
+        *screen.wrap(f"Wrote {clean(result['output'])} ({size(result['bytes'])}): {events}{of}"),
+        *page_address(result["output"]),
+    ]

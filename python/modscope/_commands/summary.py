@@ -87,7 +87,12 @@ def _out_of_memory(result: Report, screen: Screen) -> list[str]:
     if oom["reserved"]:
         held += f", {size(oom['reserved'])} reserved"
     room = screen.width - 2
-    return ["", screen.bold(screen.cut(failed, screen.width)), "  " + when(oom, screen, room), "  " + screen.cut(held, room)]
+    return [
+        "",
+        screen.bold(screen.cut(failed, screen.width)),
+        "  " + when(oom, screen, room),
+        "  " + screen.cut(held, room),
+    ]
 
 
 def _peaks(result: Report, screen: Screen) -> list[str]:
@@ -129,7 +134,9 @@ def _categories(main: Report, screen: Screen) -> list[str]:
             if category_of(Kind(kind)) == category
         ]
     if main["outside"]:
-        out.append(f"  {size(main['outside']):>{width}}  {percent(main['outside'], total):>4}  of it outside torch's allocators")
+        out.append(
+            f"  {size(main['outside']):>{width}}  {percent(main['outside'], total):>4}  of it outside torch's allocators"
+        )
     return out
 
 

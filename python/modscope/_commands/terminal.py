@@ -75,7 +75,11 @@ class Screen:
     def fit_all(self, texts: Sequence[str], columns: Sequence[int]) -> list[str]:
         """The same for the names in a column, each in so many columns of the screen, so that different names stay different."""
         fitted = [self.fit(text, room) for text, room in zip(texts, columns)]
-        alike = [i for i, text in enumerate(texts) if width_of(fitted[i]) < width_of(text) and "." in text and "/" not in text and " " not in text]
+        alike = [
+            i
+            for i, text in enumerate(texts)
+            if width_of(fitted[i]) < width_of(text) and "." in text and "/" not in text and " " not in text
+        ]
         for i, name in zip(alike, shorten_alike([texts[i] for i in alike], [columns[i] for i in alike], self.dots)):
             fitted[i] = name
         return fitted
@@ -122,12 +126,12 @@ class Screen:
         widths = [max(len(line[i]) for line in (headers, *rows)) for i in range(last)]
         used = sum(widths) + 2 * last
         own_line = self.width - used < 20
-        names = self.fit_all([line[last] for line in (headers, *rows)], [self.width - (4 if own_line else used)] * (len(rows) + 1))
+        names = self.fit_all(
+            [line[last] for line in (headers, *rows)], [self.width - (4 if own_line else used)] * (len(rows) + 1)
+        )
         lines = []
         for line, name in zip((headers, *rows), names):
-            columns = [
-                line[i].ljust(width) if i in left else line[i].rjust(width) for i, width in enumerate(widths)
-            ]
+            columns = [line[i].ljust(width) if i in left else line[i].rjust(width) for i, width in enumerate(widths)]
             text = "  ".join(columns)
             if own_line:
                 lines += [text.rstrip(), f"    {name}".rstrip()]

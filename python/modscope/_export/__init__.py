@@ -49,7 +49,9 @@ FORMATS = {
 
 def format_of_file(name: str) -> str | None:
     """The format that the file's extension stands for, or None. Of .speedscope.json and .json the longer one counts."""
-    found = [(len(end), format) for format, each in FORMATS.items() for end in each.extensions if name.lower().endswith(end)]
+    found = [
+        (len(end), format) for format, each in FORMATS.items() for end in each.extensions if name.lower().endswith(end)
+    ]
     return max(found)[1] if found else None
 
 

@@ -71,7 +71,11 @@ class _Samples:
         """The rest of a stack to its bytes."""
         found: dict[tuple[int, ...], int] = {}
         for place, category, kind, size in held:
-            inner = *self._of_place(place), *([self._frames.of_word(kind)] if kind else ()), self._frames.of_word(category)
+            inner = (
+                *self._of_place(place),
+                *([self._frames.of_word(kind)] if kind else ()),
+                self._frames.of_word(category),
+            )
             found[inner] = found.get(inner, 0) + size
         return {inner: size for inner, size in found.items() if size}
 

@@ -120,7 +120,9 @@ def _efficient_allowed(card: Card, inputs: _Inputs) -> bool:
     half = inputs.query.dtype in _HALVES
     alignment = 8 if half else 4 if card.capability >= (8, 0) else 1
     heads, values = inputs.query.size(3), inputs.value.size(3)
-    return heads == inputs.key.size(3) and heads > 0 and values > 0 and heads % alignment == 0 and values % alignment == 0
+    return (
+        heads == inputs.key.size(3) and heads > 0 and values > 0 and heads % alignment == 0 and values % alignment == 0
+    )
 
 
 def _order(card: Card) -> list[int]:

@@ -69,7 +69,9 @@ def _flash_splits(card: Card, query: torch.Tensor, keys: int) -> int:
         waves = units * splits / available
         return waves / -(-units * splits // available)
 
-    different = [n for n in range(1, min(128, available, blocks) + 1) if n == 1 or -(-blocks // n) != -(-blocks // (n - 1))]
+    different = [
+        n for n in range(1, min(128, available, blocks) + 1) if n == 1 or -(-blocks // n) != -(-blocks // (n - 1))
+    ]
     best = max(efficiency(n) for n in different)
     return next(n for n in different if efficiency(n) >= 0.85 * best)
 

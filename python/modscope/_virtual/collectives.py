@@ -38,7 +38,12 @@ class Ranks:
     """The ranks that are imagined: which one this is, how many there are, and which groups of them communicate."""
 
     def __init__(
-        self, rank: int, size: int, per_node: int, cards: Sequence[Gpu], taken: Callable[[int], None] = lambda bytes: None
+        self,
+        rank: int,
+        size: int,
+        per_node: int,
+        cards: Sequence[Gpu],
+        taken: Callable[[int], None] = lambda bytes: None,
     ) -> None:
         """``cards``: the GPU, and others whose times are wanted. ``taken`` is told what communicators take of the GPU."""
         self.rank = rank
@@ -99,15 +104,21 @@ class Ranks:
         """Whether tensors of the GPU go through NCCL in this group: gloo takes them too, by way of the CPU."""
         name = group.group_name
         if name not in self._over_nccl:
-            devices = dict(part.split(":") for part in torch.distributed.get_backend_config(group).split(",") if ":" in part)
+            devices = dict(
+                part.split(":") for part in torch.distributed.get_backend_config(group).split(",") if ":" in part
+            )
             self._over_nccl[name] = devices.get("cuda", "nccl") != "gloo"
         return self._over_nccl[name]
 
     def run_over_gloo(self, kind: str, bytes: int, group: Any) -> None:
         """A collective over gloo, whose time is not known."""
-        self._note(kind, bytes, group, "gloo", tuple(sorted(torch.distributed.get_process_group_ranks(group))), 0.0, 0.0)
+        self._note(
+            kind, bytes, group, "gloo", tuple(sorted(torch.distributed.get_process_group_ranks(group))), 0.0, 0.0
+        )
 
-    def _note(self, kind: str, bytes: int, group: Any, backend: str, ranks: tuple[int, ...], wait: float, seconds: float) -> None:
+    def _note(
+        self, kind: str, bytes: int, group: Any, backend: str, ranks: tuple[int, ...], wait: float, seconds: float
+    ) -> None:
         """For captures: a collective begins in ``wait`` seconds and takes ``seconds``."""
         key = self._keys.setdefault((group.group_name, backend), len(self._keys) + 1)
         _native.name_collective_group(key, name_of_group(group), backend, describe_ranks(ranks), len(ranks))
@@ -172,7 +183,10 @@ def _gathered_lists(outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[
 
 def _mailed(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether the values of messages like these are passed on: both sides must answer the same."""
-    return all(not tensor.dtype.is_floating_point and not tensor.dtype.is_complex and tensor.numel() <= known.LARGEST for tensor in tensors)
+    return all(
+        not tensor.dtype.is_floating_point and not tensor.dtype.is_complex and tensor.numel() <= known.LARGEST
+        for tensor in tensors
+    )
 
 
 def _send_values(mail: Mail, to: int, tensors: Sequence[torch.Tensor]) -> None:
@@ -376,7 +390,9 @@ def registered(ranks: Ranks) -> Iterator[None]:
     """While this is entered, collectives are those of these ranks."""
     import warnings
 
-    library, of_symmetric_memory = (torch._C._dispatch_library("IMPL", namespace, "") for namespace in ("c10d", "symm_mem"))
+    library, of_symmetric_memory = (
+        torch._C._dispatch_library("IMPL", namespace, "") for namespace in ("c10d", "symm_mem")
+    )
     before, traffic.current = traffic.current, ranks.new_traffic()
     try:
         with warnings.catch_warnings():

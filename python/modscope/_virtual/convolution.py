@@ -235,7 +235,15 @@ def _area(shape: Any) -> int:
 
 
 def _call(
-    what: int, input: Any, weight: Any, output: Any, stride: Any, dilation: Any, transposed: bool, groups: int, last: bool
+    what: int,
+    input: Any,
+    weight: Any,
+    output: Any,
+    stride: Any,
+    dilation: Any,
+    transposed: bool,
+    groups: int,
+    last: bool,
 ) -> Convolution:
     """``input``, ``weight`` and ``output`` are shapes, except that ``weight`` is a tensor."""
     if transposed:
@@ -249,7 +257,12 @@ def _call(
 
 def _is_native_depthwise(card: Card, input: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
     """torch has kernels of its own for depthwise convolutions of contiguous tensors: they take nothing."""
-    return groups > 1 and groups == input.size(1) and _format(input, weight) == torch.contiguous_format and input.dim() <= 4
+    return (
+        groups > 1
+        and groups == input.size(1)
+        and _format(input, weight) == torch.contiguous_format
+        and input.dim() <= 4
+    )
 
 
 def _taken(bytes: int) -> list[Event]:

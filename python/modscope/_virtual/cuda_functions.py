@@ -252,21 +252,33 @@ def replacements(gpu: Gpu, memory: Memory) -> list[tuple[Any, dict[str, Any]]]:
     cudnn_module: Any = torch.backends.cudnn
     functions = {**_device_functions(gpu), **_library_functions(), **_copies_between_devices(), **memory.functions()}
     has_cuda = torch.backends.cuda.is_built()
-    activities = torch.profiler.supported_activities()  # without CUDA among them, the profiler would record events of its own
+    activities = (
+        torch.profiler.supported_activities()
+    )  # without CUDA among them, the profiler would record events of its own
     cudnn = {"is_available": _answer(True), "version": _answer(_CUDNN_VERSION), "_init": _answer(True)}
     return [
         (torch._C, functions),
         (torch.cuda, _cuda_module(gpu, memory, functions)),
-        (torch.cuda.streams, {"Stream": streams.Stream, "ExternalStream": streams.ExternalStream, "Event": streams.Event}),
+        (
+            torch.cuda.streams,
+            {"Stream": streams.Stream, "ExternalStream": streams.ExternalStream, "Event": streams.Event},
+        ),
         (
             torch.cuda.graphs,
-            {"CUDAGraph": _Graph, "_graph_pool_handle": _answer((0, 1)), "_cuda_isCurrentStreamCapturing": _answer(False)},
+            {
+                "CUDAGraph": _Graph,
+                "_graph_pool_handle": _answer((0, 1)),
+                "_cuda_isCurrentStreamCapturing": _answer(False),
+            },
         ),
         (torch.cuda.graphs.graph, {"default_capture_stream": None}),
         (torch.cuda.memory, {"list_gpu_processes": lambda *_: _processes(memory)}),
         (torch.cuda.nvtx, {"_nvtx": _nvtx()}),
         (torch.cuda.amp.common, {"amp_definitely_not_available": lambda: False}),
         (cudnn_module.m, cudnn),
-        (torch.autograd.profiler, {"_supported_activities": lambda: {*activities, torch.profiler.ProfilerActivity.CUDA}}),
+        (
+            torch.autograd.profiler,
+            {"_supported_activities": lambda: {*activities, torch.profiler.ProfilerActivity.CUDA}},
+        ),
         (torch.version, {} if has_cuda else {"cuda": _CUDA_VERSION}),
     ]

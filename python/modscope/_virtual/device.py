@@ -15,7 +15,20 @@ import torch
 
 from modscope import _interception, _native
 from modscope._probes import undisturbed
-from modscope._virtual import attention, cuda_functions, kernels, known, legacy_types, operators, probes, recurrent, rules, storages, times, traffic
+from modscope._virtual import (
+    attention,
+    cuda_functions,
+    kernels,
+    known,
+    legacy_types,
+    operators,
+    probes,
+    recurrent,
+    rules,
+    storages,
+    times,
+    traffic,
+)
 from modscope._virtual.custom_operators import fakes_preferred
 from modscope._virtual.environment import allocator_settings
 from modscope._virtual.gpus import Gpu, find_gpu
@@ -57,7 +70,12 @@ class VirtualDevice:
     """One virtual GPU. While it is installed, torch in this process believes that it is there."""
 
     def __init__(
-        self, gpu: Gpu, version: str | None = None, unlimited: bool = False, table: Table | None = None, also: Sequence[Gpu] = ()
+        self,
+        gpu: Gpu,
+        version: str | None = None,
+        unlimited: bool = False,
+        table: Table | None = None,
+        also: Sequence[Gpu] = (),
     ) -> None:
         """``version``: of the torch whose rules are followed; by default the installed one. ``unlimited``: no allocation
         fails. ``table``: measurements of such a GPU. ``also``: other GPUs whose times are predicted too."""
@@ -76,7 +94,12 @@ class VirtualDevice:
         """
         global _was_tried
         why = _refusal()
-        if why is None and not _was_tried and not torch.__version__.startswith(_SEEN_TO_WORK) and len(sys._current_frames()) == 1:
+        if (
+            why is None
+            and not _was_tried
+            and not torch.__version__.startswith(_SEEN_TO_WORK)
+            and len(sys._current_frames()) == 1
+        ):
             why = try_in_fork()
         if why:
             raise RuntimeError(why)
@@ -123,7 +146,9 @@ class VirtualDevice:
         undo.enter_context(times.installed(self.gpu, self._also[1:]))
 
     def _replacements(self) -> list[tuple[Any, dict[str, Any]]]:
-        return cuda_functions.replacements(self.gpu, self.memory) + storages.replacements() + legacy_types.replacements()
+        return (
+            cuda_functions.replacements(self.gpu, self.memory) + storages.replacements() + legacy_types.replacements()
+        )
 
     def bytes_without_rule(self) -> int:
         """How many bytes of results went through operators without a rule for what they take beside their results."""
@@ -221,7 +246,10 @@ def try_in_fork() -> str | None:
     if why is None and len(sys._current_frames()) > 1:
         why = "it was not tried, because this process has several threads"
     if why is None:
-        why = _native.run_in_fork(_describe_installation, _FORK_LIMIT) or "the process that tried it ended without an answer"
+        why = (
+            _native.run_in_fork(_describe_installation, _FORK_LIMIT)
+            or "the process that tried it ended without an answer"
+        )
     return None if why == _CAN_BE_INSTALLED else why
 
 
@@ -241,9 +269,7 @@ def _cudnn_of_recurrent_layers() -> Iterator[None]:
 
 # ---- forked processes ----
 
-_BAD_FORK = (
-    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method"
-)
+_BAD_FORK = "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method"
 
 
 def _refuse(size: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -36,7 +36,9 @@ def _scores(inputs: Any, num_head: int, weight: torch.Tensor, mask: Any) -> tupl
         projected = [torch.nn.functional.linear(query, weight)]
     else:
         projected = [torch.nn.functional.linear(tensor, part) for tensor, part in zip(inputs, parts, strict=True)]
-    q, k, v = torch.empty(3, batch, num_head, length, size // num_head, dtype=query.dtype, device=query.device).unbind(0)
+    q, k, v = torch.empty(3, batch, num_head, length, size // num_head, dtype=query.dtype, device=query.device).unbind(
+        0
+    )
     del projected
     scores = torch.matmul(q, k.transpose(-2, -1))
     weights = torch.softmax(scores, -1)

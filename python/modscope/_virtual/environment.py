@@ -6,7 +6,11 @@ import os
 
 __all__ = ["allocator_settings"]
 
-_CONF_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # torch reads the first that is set
+_CONF_NAMES = (
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+)  # torch reads the first that is set
 
 
 def allocator_settings() -> str | None:

@@ -139,13 +139,21 @@ def rules_of(gpu: Gpu) -> Hashable:
 def find_gpu(name: str) -> Gpu:
     """A GPU by its short name, or one of as much memory as ``name`` says: ``24GiB``, ``16 GB``, a number of bytes."""
     key = re.sub(r"[\s_]", "", name.lower())
-    for candidate in (key, key.replace("-", ""), key.removeprefix("nvidia"), key.removesuffix("-80gb").removesuffix("80gb"), f"rtx{key}"):
+    for candidate in (
+        key,
+        key.replace("-", ""),
+        key.removeprefix("nvidia"),
+        key.removesuffix("-80gb").removesuffix("80gb"),
+        f"rtx{key}",
+    ):
         if candidate in GPUS:
             return GPUS[candidate]
     size = re.fullmatch(r"(\d+(?:\.\d+)?)(|b|[kmgt]i?b)", key)
     if size:
         return _gpu_of_memory(name, size[1], size[2])
-    raise ValueError(f"{name!r} is not a GPU that is known{_similar(key)}: use one of {', '.join(GPUS)}, or its memory as 24GiB")
+    raise ValueError(
+        f"{name!r} is not a GPU that is known{_similar(key)}: use one of {', '.join(GPUS)}, or its memory as 24GiB"
+    )
 
 
 def parse_gpus(text: str) -> list[Gpu]:
@@ -163,7 +171,9 @@ def _gpu_of_memory(name: str, number: str, unit: str) -> Gpu:
     memory = int(float(number) * bytes)
     if memory < GIB:
         raise ValueError(f"a GPU of {name} is smaller than 1 GiB: give its memory as 24GiB")
-    return Gpu(name, f"GPU of {name if unit else f'{memory / GIB:.1f} GiB'}", memory, (9, 0), 132)  # it has the rules of an H100, and its speed is not known
+    return Gpu(
+        name, f"GPU of {name if unit else f'{memory / GIB:.1f} GiB'}", memory, (9, 0), 132
+    )  # it has the rules of an H100, and its speed is not known
 
 
 def _similar(key: str) -> str:

@@ -85,7 +85,9 @@ def _index_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     if all(stride == strides[0] for stride in strides):
         return None
     elements = torch.broadcast_shapes(*(index.shape for index in indices)).numel()
-    return [("temporary", elements * _LONG) for index in indices if index.numel() != elements or not index.is_contiguous()]
+    return [
+        ("temporary", elements * _LONG) for index in indices if index.numel() != elements or not index.is_contiguous()
+    ]
 
 
 def _index_put(args: Any, kwargs: Any) -> list[Event]:
@@ -139,7 +141,10 @@ def _multinomial_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
 # ---- rearrangement ----
 
 
-@rule("aten.roll.default", source="ATen/native/TensorTransformations.h: roll_common; cuda/TensorTransformations.cu: roll_cuda")
+@rule(
+    "aten.roll.default",
+    source="ATen/native/TensorTransformations.h: roll_common; cuda/TensorTransformations.cu: roll_cuda",
+)
 def _roll_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     """One dimension after the other is rolled, each into a tensor of its own."""
     self, shifts = args[0], args[1]
@@ -158,7 +163,11 @@ def _masked_scatter_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answ
     return [*copies, ("temporary", elements * _LONG), ("temporary", scan_bytes(elements, _LONG))]
 
 
-@rule("aten.isin.Tensor_Tensor", "aten.isin.Tensor_Tensor_out", source="ATen/native/TensorCompare.cpp: isin_Tensor_Tensor_out")
+@rule(
+    "aten.isin.Tensor_Tensor",
+    "aten.isin.Tensor_Tensor_out",
+    source="ATen/native/TensorCompare.cpp: isin_Tensor_Tensor_out",
+)
 def _isin_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     """Each element is compared with each of a few others; many are sorted together."""
     elements, others = args[0].numel(), args[1].numel()

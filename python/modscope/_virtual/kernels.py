@@ -6,7 +6,18 @@ from typing import Any
 
 import torch
 
-from modscope._virtual import attention, batch_norm, convolution, encoder, losses, recurrent, sorting, sparse, values, views
+from modscope._virtual import (
+    attention,
+    batch_norm,
+    convolution,
+    encoder,
+    losses,
+    recurrent,
+    sorting,
+    sparse,
+    values,
+    views,
+)
 
 KERNELS = {
     **views.KERNELS,

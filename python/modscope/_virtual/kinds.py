@@ -62,7 +62,12 @@ KINDS = {
     "upsample_bilinear2d": Kind(0.15),
     "upsample_bilinear2d_backward": Kind(0.10),
 }
-NORMS_BY_CHANNEL = {"native_batch_norm": 1.0, "_batch_norm_with_update": 1.0, "cudnn_batch_norm": 1.8, "native_group_norm": 1.0}
+NORMS_BY_CHANNEL = {
+    "native_batch_norm": 1.0,
+    "_batch_norm_with_update": 1.0,
+    "cudnn_batch_norm": 1.8,
+    "native_group_norm": 1.0,
+}
 """Operators that sum over the elements of a channel or a group in one block of threads, and how many times faster than torch's
 own kernel they are."""
 CHANNEL_RATE, CHANNEL_RATE_SHARED = 1.1e9, 1.6e9
@@ -96,7 +101,15 @@ MOST_CHUNKS, CHUNK = 320, 65536
 """The most chunks that one kernel takes, and the elements of a chunk (the same file)."""
 GATHERS = {"index_select", "index", "gather", "embedding", "take", "_unsafe_index"}
 """They read as much of their first argument as they return."""
-SCATTERS = {"index_put_", "_index_put_impl_", "scatter_", "scatter_add_", "index_add_", "index_copy_", "scatter_reduce_"}
+SCATTERS = {
+    "index_put_",
+    "_index_put_impl_",
+    "scatter_",
+    "scatter_add_",
+    "index_add_",
+    "index_copy_",
+    "scatter_reduce_",
+}
 """They write as much of their first argument as the values that they are given."""
 OVERWRITES = {"copy_", "fill_", "zero_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_"}
 """They do not read the argument that they change."""

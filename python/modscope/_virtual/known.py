@@ -167,7 +167,9 @@ class _Facts:
         arguments = op._schema.arguments
         self.random = torch.Tag.nondeterministic_seeded in op.tags
         self.written = [
-            (i, a.name, a.kwarg_only) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write
+            (i, a.name, a.kwarg_only)
+            for i, a in enumerate(arguments)
+            if a.alias_info is not None and a.alias_info.is_write
         ]
         self._op = op
 
@@ -251,7 +253,13 @@ def _follow_floats(op: Any, args: Any, result: torch.Tensor) -> None:
         return
     if _entries:  # without the storage's Python object: a reference to it keeps autograd from adding in place
         _entries.pop(result.data_ptr() - result.storage_offset() * result.itemsize, None)
-    if op is _aten.fill_.Scalar and args[1] == 1 and 1 < result.dim() and result.numel() <= LARGEST and _fills_its_storage(result):
+    if (
+        op is _aten.fill_.Scalar
+        and args[1] == 1
+        and 1 < result.dim()
+        and result.numel() <= LARGEST
+        and _fills_its_storage(result)
+    ):
         tell_fraction(result, 1.0)
 
 

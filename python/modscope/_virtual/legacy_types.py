@@ -42,5 +42,7 @@ def replacements() -> list[tuple[Any, dict[str, Any]]]:
         return []
     made = {}
     for name, dtype in _DTYPES.items():
-        made[name] = _TensorType(f"torch.cuda.{name}", (), {"dtype": dtype, "is_cuda": True, "__module__": "torch.cuda"})
+        made[name] = _TensorType(
+            f"torch.cuda.{name}", (), {"dtype": dtype, "is_cuda": True, "__module__": "torch.cuda"}
+        )
     return [(torch.cuda, made)]

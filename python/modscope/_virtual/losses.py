@@ -29,7 +29,11 @@ def _softmax_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     return [("result", 0), *copies] if copies else None
 
 
-@rule("aten._softmax_backward_data.default", "aten._softmax_backward_data.out", source="SoftMax.cu: softmax_backward_cuda_out")
+@rule(
+    "aten._softmax_backward_data.default",
+    "aten._softmax_backward_data.out",
+    source="SoftMax.cu: softmax_backward_cuda_out",
+)
 def _softmax_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     """The gradient times the output is computed first."""
     grad, output = args[0], args[1]
@@ -73,7 +77,11 @@ def _element_losses(card: Card, self: torch.Tensor, target: torch.Tensor) -> tup
     return losses, reduction(card, iteration, dtype, accumulator, dtype)
 
 
-@rule("aten.mse_loss.default", "aten.smooth_l1_loss.default", source="ATen/native/Loss.cpp: mse_loss_out, smooth_l1_loss_out")
+@rule(
+    "aten.mse_loss.default",
+    "aten.smooth_l1_loss.default",
+    source="ATen/native/Loss.cpp: mse_loss_out, smooth_l1_loss_out",
+)
 def _mse_loss_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     if argument(args, kwargs, 2, "reduction", 1) == _NO_REDUCTION:
         return None

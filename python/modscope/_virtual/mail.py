@@ -47,9 +47,13 @@ class Mail:
         path, deadline = self._path(source, self._rank, number), time.monotonic() + _PATIENCE
         while not os.path.exists(path):
             if os.path.exists(_end_of(self._folder, source)) and not os.path.exists(path):
-                raise RuntimeError(f"rank {source} ended, and had not sent what rank {self._rank} waits for: see whether it failed")
+                raise RuntimeError(
+                    f"rank {source} ended, and had not sent what rank {self._rank} waits for: see whether it failed"
+                )
             if time.monotonic() > deadline or not os.path.isdir(self._folder):
-                raise TimeoutError(f"rank {source} sent nothing to rank {self._rank} within {_PATIENCE:g} s: see whether it failed")
+                raise TimeoutError(
+                    f"rank {source} sent nothing to rank {self._rank} within {_PATIENCE:g} s: see whether it failed"
+                )
             time.sleep(_POLL)
         with open(path, "rb") as file:
             message = pickle.load(file)

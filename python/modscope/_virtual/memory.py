@@ -72,7 +72,9 @@ class Memory:
         allocated, reserved = self.bytes("allocated_bytes", "current"), self.bytes("reserved_bytes", "current")
         free, total = self.info()
         allowed = int(self._fraction * total) if self._fraction < 1 else None
-        return torch.OutOfMemoryError(out_of_memory.message(bytes, allocated, reserved, self._gpu.context + self._outside, free, total, allowed))
+        return torch.OutOfMemoryError(
+            out_of_memory.message(bytes, allocated, reserved, self._gpu.context + self._outside, free, total, allowed)
+        )
 
     def host_stats(self) -> dict[str, Any]:
         """The statistics of pinned memory: they stay 0, because it is ordinary memory here."""
@@ -214,4 +216,6 @@ def _add_block(segment: dict[str, Any], address: int, size: int, requested: int,
     segment["allocated_size"] += size if state == "active_allocated" else 0
     segment["active_size"] += size if state != "inactive" else 0
     segment["requested_size"] += requested
-    segment["blocks"].append({"address": address, "size": size, "requested_size": requested, "state": state, "frames": []})
+    segment["blocks"].append(
+        {"address": address, "size": size, "requested_size": requested, "state": state, "frames": []}
+    )

@@ -64,7 +64,9 @@ def seconds(gpu: Gpu, kind: str, bytes: int, ranks: Sequence[int], per_node: int
     if count < 2:
         return 0.0
     across = ranks[0] // per_node != ranks[-1] // per_node
-    adapters = 0 if not across else 1 if kind in _MESSAGES else sum(rank // per_node == ranks[0] // per_node for rank in ranks)
+    adapters = (
+        0 if not across else 1 if kind in _MESSAGES else sum(rank // per_node == ranks[0] // per_node for rank in ranks)
+    )
     share = 1.0 if kind in _MESSAGES else (count - 1) / count
     hops = 1 if kind in _MESSAGES else min(count - 1, MOST_HOPS)
     latency = HOP * hops * (2 if across else 1)

@@ -46,7 +46,11 @@ def _weight_gradients(card: Card, rows: int, width: int, dtype: torch.dtype, cou
         result = width * dtype.itemsize
         low = dtype in (torch.float16, torch.bfloat16)
         accumulator = Accumulator(4 if low else dtype.itemsize, 8 if low else 4)
-        events += [("temporary", result), *reduction(card, iteration, dtype, accumulator, dtype), ("temporary", -result)]
+        events += [
+            ("temporary", result),
+            *reduction(card, iteration, dtype, accumulator, dtype),
+            ("temporary", -result),
+        ]
     return events
 
 
@@ -75,7 +79,12 @@ def _rms_norm_backward_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> A
     rows = input.numel() // width if width else 0
     results = [event for wanted in mask for event in _result(wanted)]
     dtype = weight.dtype if weight is not None else input.dtype
-    events = [*contiguous_copy(input), *results, *contiguous_copy(grad), *_weight_gradients(card, rows, width, dtype, int(mask[1]))]
+    events = [
+        *contiguous_copy(input),
+        *results,
+        *contiguous_copy(grad),
+        *_weight_gradients(card, rows, width, dtype, int(mask[1])),
+    ]
     return events if len(events) > len(results) else None
 
 

@@ -162,7 +162,9 @@ def infer_on_meta(op: Any, args: Any, kwargs: Any) -> Any:
     try:
         return _spec(function(*meta_args, **{name: _meta_argument(a) for name, a in kwargs.items()}))
     except RuntimeError as error:  # NotImplementedError is one
-        if not isinstance(error, KernelError) and (isinstance(error, NotImplementedError) or "no fake impl" in str(error)):
+        if not isinstance(error, KernelError) and (
+            isinstance(error, NotImplementedError) or "no fake impl" in str(error)
+        ):
             raise unknown_kernel(op.name()) from error
         raise
 

@@ -25,7 +25,9 @@ def _segment(requested: int) -> int:
     return _LARGE if requested < 10 * _MIB else -(-requested // _ROUND) * _ROUND
 
 
-def message(requested: int, allocated: int, reserved: int, context: int, free: int, total: int, allowed: int | None = None) -> str:
+def message(
+    requested: int, allocated: int, reserved: int, context: int, free: int, total: int, allowed: int | None = None
+) -> str:
     """``allocated``, ``reserved``: by torch; ``context``: what the process takes besides; ``free``, ``total``: of the GPU;
     ``allowed``: the most that torch may take, if less."""
     limit = "" if allowed is None else f"{_format(allowed)} allowed; "

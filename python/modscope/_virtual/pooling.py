@@ -30,7 +30,10 @@ def _copies(*tensors: torch.Tensor) -> list[Event]:
 
 
 @rule(
-    *(f"aten.{name}.default" for name in ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d")),
+    *(
+        f"aten.{name}.default"
+        for name in ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d")
+    ),
     *(f"aten._adaptive_avg_pool{dimensions}d.default" for dimensions in (2, 3)),
     source=_SOURCE,
 )
@@ -41,7 +44,10 @@ def _pool(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
 
 
 @rule(
-    *(f"aten.{name}_backward.default" for name in ("avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d")),
+    *(
+        f"aten.{name}_backward.default"
+        for name in ("avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+    ),
     source=_SOURCE,
 )
 def _average_backward(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:

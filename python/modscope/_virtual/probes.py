@@ -50,7 +50,13 @@ def _probe_streams(found: dict[str, int]) -> None:
     found["getNewStream"] = _stream_of(torch.Stream(device="cuda"))
     _native.virtual_probed()
     torch.accelerator.set_stream(torch.Stream(stream_id=_MARK, device_index=0, device_type=1))
-    found.update({"exchangeStream": slot for of_hooks, slot, _, mark in _native.virtual_probed() if not of_hooks and mark == _MARK})
+    found.update(
+        {
+            "exchangeStream": slot
+            for of_hooks, slot, _, mark in _native.virtual_probed()
+            if not of_hooks and mark == _MARK
+        }
+    )
 
 
 def _last_of_guard() -> int:

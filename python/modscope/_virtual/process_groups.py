@@ -18,7 +18,13 @@ import torch.distributed
 import torch.multiprocessing
 
 from modscope._virtual import collectives, traffic
-from modscope._virtual.unknown import no_rendezvous, other_rank_spawned, unknown_backend, unknown_objects, unknown_symmetric_memory
+from modscope._virtual.unknown import (
+    no_rendezvous,
+    other_rank_spawned,
+    unknown_backend,
+    unknown_objects,
+    unknown_symmetric_memory,
+)
 
 __all__ = ["installed"]
 
@@ -71,7 +77,9 @@ class _Gloo(metaclass=_MadeOfFakes):
 def _backend_attributes() -> list[tuple[Any, str, Any]]:
     available: Callable[[], bool] = lambda: True
     found: list[tuple[Any, str, Any]] = [(_Fake, "_set_sequence_number_for_group", lambda group: None)]
-    found.append((_bindings.Logger, "set_runtime_stats_and_log", lambda logger: None))  # DDP's, which reads the GPU's own timer
+    found.append(
+        (_bindings.Logger, "set_runtime_stats_and_log", lambda logger: None)
+    )  # DDP's, which reads the GPU's own timer
     for module in (_distributed, _c10d):
         found += [(module, "ProcessGroupNCCL", _Nccl), (module, "ProcessGroupGloo", _Gloo)]
         found += [(module, "is_nccl_available", available), (module, "is_gloo_available", available)]
@@ -87,12 +95,20 @@ def _initializing(ranks: collectives.Ranks, wanted: Callable[[int], None]) -> Ca
 
     @functools.wraps(original)
     def init_process_group(
-        backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1, rank: int = -1, *args: Any, **options: Any
+        backend: Any = None,
+        init_method: Any = None,
+        timeout: Any = None,
+        world_size: int = -1,
+        rank: int = -1,
+        *args: Any,
+        **options: Any,
     ) -> None:
         wanted(world_size)
         _check_backend(backend)
         options = {name: options[name] for name in ("group_name", "pg_options", "device_id") if name in options}
-        original(backend, timeout=timeout, world_size=ranks.size, rank=ranks.rank, store=_distributed.HashStore(), **options)
+        original(
+            backend, timeout=timeout, world_size=ranks.size, rank=ranks.rank, store=_distributed.HashStore(), **options
+        )
 
     return init_process_group
 
@@ -108,7 +124,9 @@ def _check_backend(backend: Any) -> None:
 class _LoneStore(_distributed.TCPStore):  # type: ignore[misc]
     """A store that a script makes itself: it does not wait for other ranks."""
 
-    def __init__(self, host_name: str, port: int = 0, world_size: int | None = None, *args: Any, **options: Any) -> None:
+    def __init__(
+        self, host_name: str, port: int = 0, world_size: int | None = None, *args: Any, **options: Any
+    ) -> None:
         super().__init__("localhost", 0, None, True, wait_for_workers=False)
 
 
@@ -159,7 +177,9 @@ class _Joined:
         return True
 
 
-def _split_group(parent: Any = None, split_ranks: Any = None, timeout: Any = None, pg_options: Any = None, group_desc: Any = None) -> Any:
+def _split_group(
+    parent: Any = None, split_ranks: Any = None, timeout: Any = None, pg_options: Any = None, group_desc: Any = None
+) -> Any:
     """As torch.distributed.split_group: this rank's part of a group."""
     if not split_ranks:
         raise ValueError("split_ranks cannot be None or empty")
@@ -202,14 +222,18 @@ def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> N
     object_list[:count] = [copied] * count
 
 
-def _gather_object(obj: Any, object_gather_list: list[Any] | None = None, *args: Any, group: Any = None, **options: Any) -> None:
+def _gather_object(
+    obj: Any, object_gather_list: list[Any] | None = None, *args: Any, group: Any = None, **options: Any
+) -> None:
     group = args[1] if len(args) > 1 else group
     if object_gather_list is not None:
         _all_gather_object(object_gather_list, obj, group)
 
 
 def _global_rank(rank: Any, group: Any, in_group: Any) -> int:
-    return int(rank if rank is not None else _distributed.get_global_rank(group or _c10d.GroupMember.WORLD, in_group or 0))
+    return int(
+        rank if rank is not None else _distributed.get_global_rank(group or _c10d.GroupMember.WORLD, in_group or 0)
+    )
 
 
 def _others(ranks: collectives.Ranks, group: Any) -> list[tuple[int, int]]:
@@ -220,7 +244,12 @@ def _others(ranks: collectives.Ranks, group: Any) -> list[tuple[int, int]]:
 
 def _broadcasting(ranks: collectives.Ranks) -> Callable[..., Any]:
     def broadcast_object_list(
-        object_list: list[Any], src: Any = None, group: Any = None, device: Any = None, group_src: Any = None, **options: Any
+        object_list: list[Any],
+        src: Any = None,
+        group: Any = None,
+        device: Any = None,
+        group_src: Any = None,
+        **options: Any,
     ) -> None:
         source = _global_rank(src, group, group_src)
         if ranks.mail is not None and source != ranks.rank:
@@ -235,7 +264,12 @@ def _broadcasting(ranks: collectives.Ranks) -> Callable[..., Any]:
 
 def _scattering(ranks: collectives.Ranks) -> Callable[..., Any]:
     def scatter_object_list(
-        outputs: list[Any], inputs: Sequence[Any] | None = None, src: Any = None, group: Any = None, group_src: Any = None, **options: Any
+        outputs: list[Any],
+        inputs: Sequence[Any] | None = None,
+        src: Any = None,
+        group: Any = None,
+        group_src: Any = None,
+        **options: Any,
     ) -> None:
         source = _global_rank(src, group, group_src)
         if ranks.mail is not None and source != ranks.rank:
@@ -253,7 +287,12 @@ def _scattering(ranks: collectives.Ranks) -> Callable[..., Any]:
 
 def _sending(ranks: collectives.Ranks) -> Callable[..., Any]:
     def send_object_list(
-        object_list: list[Any], dst: Any = None, group: Any = None, device: Any = None, group_dst: Any = None, **options: Any
+        object_list: list[Any],
+        dst: Any = None,
+        group: Any = None,
+        device: Any = None,
+        group_dst: Any = None,
+        **options: Any,
     ) -> None:
         _sent(list(object_list), group)
         if ranks.mail is not None:
@@ -264,7 +303,12 @@ def _sending(ranks: collectives.Ranks) -> Callable[..., Any]:
 
 def _receiving(ranks: collectives.Ranks) -> Callable[..., Any]:
     def recv_object_list(
-        object_list: list[Any], src: Any = None, group: Any = None, device: Any = None, group_src: Any = None, **options: Any
+        object_list: list[Any],
+        src: Any = None,
+        group: Any = None,
+        device: Any = None,
+        group_src: Any = None,
+        **options: Any,
     ) -> int:
         if ranks.mail is None:
             raise unknown_objects("recv_object_list")
@@ -275,10 +319,7 @@ def _receiving(ranks: collectives.Ranks) -> Callable[..., Any]:
     return recv_object_list
 
 
-_OBJECTS: dict[str, Callable[..., Any]] = {
-    "all_gather_object": _all_gather_object,
-    "gather_object": _gather_object,
-}
+_OBJECTS: dict[str, Callable[..., Any]] = {"all_gather_object": _all_gather_object, "gather_object": _gather_object}
 
 
 # ---- installation ----
@@ -296,7 +337,10 @@ def installed(ranks: collectives.Ranks, wanted: Callable[[int], None]) -> Iterat
         attributes += [(module, "init_process_group", initialize), (module, "split_group", _split_group)]
         attributes += [(module, name, function) for name, function in _OBJECTS.items()]
         attributes += [(module, "send_object_list", _sending(ranks)), (module, "recv_object_list", _receiving(ranks))]
-        attributes += [(module, "broadcast_object_list", _broadcasting(ranks)), (module, "scatter_object_list", _scattering(ranks))]
+        attributes += [
+            (module, "broadcast_object_list", _broadcasting(ranks)),
+            (module, "scatter_object_list", _scattering(ranks)),
+        ]
     attributes += [(_c10d, "rendezvous", _refuse_rendezvous), (_distributed, "rendezvous", _refuse_to_meet)]
     attributes += [(module, "TCPStore", _LoneStore) for module in (_distributed, _c10d) if hasattr(module, "TCPStore")]
     attributes += [*_refusing_symmetric_memory(), (_multiprocessing, "spawn", _spawning(ranks))]

@@ -18,7 +18,16 @@ __all__ = ["Attention", "Convolution", "Product", "Products", "Rate"]
 MOST_OF_PEAK = {"float32": 0.82, "tf32": 0.72, "float64": 0.75, "float16": 0.80, "bfloat16": 0.80, "float8": 0.70}
 """The fraction of a peak that large products reach: the clock sinks under load, and tiles wait for memory."""
 
-TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.80), (64, 128, 0.80), (64, 64, 0.60), (32, 128, 0.40), (128, 32, 0.40), (32, 32, 0.25))
+TILES = (
+    (256, 128, 1.0),
+    (128, 128, 0.95),
+    (128, 64, 0.80),
+    (64, 128, 0.80),
+    (64, 64, 0.60),
+    (32, 128, 0.40),
+    (128, 32, 0.40),
+    (32, 32, 0.25),
+)
 """Rows and columns of a tile, and how much of the rate of the largest one it reaches."""
 SPLITS = (1, 2, 4, 8, 16, 32)
 """Into how many parts a sum can be split, each computed apart and then added."""
@@ -77,7 +86,9 @@ class Products:
     def rate(self, dtype: torch.dtype, tf32: bool) -> Rate:
         return _rate(self._speed, dtype, tf32)
 
-    def seconds(self, rate: Rate, batch: int, m: int, n: int, k: int, aligned: bool = True, of_peak: float = 1.0) -> float:
+    def seconds(
+        self, rate: Rate, batch: int, m: int, n: int, k: int, aligned: bool = True, of_peak: float = 1.0
+    ) -> float:
         """Seconds for ``batch`` products of m by k and k by n matrices, if memory were infinitely fast."""
         if not batch * m * n * k or min(m, n) <= FEW:
             return 0.0

@@ -37,7 +37,9 @@ def acceptable(tensor: torch.Tensor) -> bool:
 
 
 def _takes_cudnn(data: torch.Tensor) -> bool:
-    return acceptable(data) or (data.dtype == torch.bfloat16 and bool(torch._C._get_cudnn_enabled())) and data.numel() > 0
+    return (
+        acceptable(data) or (data.dtype == torch.bfloat16 and bool(torch._C._get_cudnn_enabled())) and data.numel() > 0
+    )
 
 
 # ---- sizes ----
@@ -179,7 +181,15 @@ def _made(like: torch.Tensor, size: list[int], transposed: bool = False) -> torc
 
 
 def _cudnn_rnn(*args: Any, **kwargs: Any) -> Any:
-    data, weight, weight_buf, hx, cx, batch_first, train = args[0], args[1], args[3], args[4], args[5], args[10], args[12]
+    data, weight, weight_buf, hx, cx, batch_first, train = (
+        args[0],
+        args[1],
+        args[3],
+        args[4],
+        args[5],
+        args[10],
+        args[12],
+    )
     shape = _layers(args, kwargs, 0)
     packed = bool(argument(args, kwargs, 14, "batch_sizes", ()))
     width = shape.out * shape.directions
@@ -288,7 +298,9 @@ def forget() -> None:
     _dropout_states.clear()
 
 
-def _layer(mode: int, data: torch.Tensor, hidden: Any, params: Any, options: Any, batch_first: bool, batch_sizes: Any) -> Any:
+def _layer(
+    mode: int, data: torch.Tensor, hidden: Any, params: Any, options: Any, batch_first: bool, batch_sizes: Any
+) -> Any:
     _, num_layers, dropout, train, bidirectional = options
     hx, cx = hidden
     if torch.is_autocast_enabled("cuda"):

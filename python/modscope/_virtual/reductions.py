@@ -49,7 +49,9 @@ def _output_vector(iteration: Iteration, offset: int) -> int:
 class _Config:
     """How a reduction is divided among threads."""
 
-    def __init__(self, card: Card, iteration: Iteration, accumulator: Accumulator, max_threads: int, offset: int) -> None:
+    def __init__(
+        self, card: Card, iteration: Iteration, accumulator: Accumulator, max_threads: int, offset: int
+    ) -> None:
         self._iteration, self._accumulator = iteration, accumulator
         reduced = iteration.reduced_dimensions
         inputs = geometry.numel(iteration.shape[:reduced])
@@ -126,7 +128,9 @@ def _fits_32_bits(iteration: Iteration, dtype: torch.dtype) -> bool:
     return max(geometry.numel(iteration.shape), 1 + sum(_extents(iteration)) * dtype.itemsize) < 1 << 31
 
 
-def _accumulation_buffer(iteration: Iteration, dtype: torch.dtype, accumulator: Accumulator, out: torch.dtype) -> list[Event]:
+def _accumulation_buffer(
+    iteration: Iteration, dtype: torch.dtype, accumulator: Accumulator, out: torch.dtype
+) -> list[Event]:
     """Parts of a large tensor are accumulated in a buffer where the result is too narrow for it."""
     is_pair = accumulator.bytes > 8
     if accumulator.bytes <= out.itemsize or not (is_pair or (dtype == out and dtype in _LOW_PRECISION)):
@@ -135,7 +139,9 @@ def _accumulation_buffer(iteration: Iteration, dtype: torch.dtype, accumulator: 
     return [("temporary", elements * accumulator.bytes)]
 
 
-def _in_parts(card: Card, iteration: Iteration, dtype: torch.dtype, accumulator: Accumulator, offset: int) -> list[Event]:
+def _in_parts(
+    card: Card, iteration: Iteration, dtype: torch.dtype, accumulator: Accumulator, offset: int
+) -> list[Event]:
     """A tensor whose offsets do not fit into 32 bits is halved along its largest extent until they do."""
     if _fits_32_bits(iteration, dtype):
         sizes = split_sizes(card, iteration, accumulator, dtype, offset)
@@ -200,7 +206,11 @@ def _sum(card: Card, self: torch.Tensor, dim: Any, keep: bool, dtype: torch.dtyp
 
 
 @rule(
-    "aten.sum.dim_IntList", "aten.sum.IntList_out", "aten.mean.dim", "aten.mean.out", source=_SOURCE + "; ReduceSumProdKernel.cu"
+    "aten.sum.dim_IntList",
+    "aten.sum.IntList_out",
+    "aten.mean.dim",
+    "aten.mean.out",
+    source=_SOURCE + "; ReduceSumProdKernel.cu",
 )
 def _sum_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     keep = argument(args, kwargs, 2, "keepdim", False)
@@ -257,12 +267,20 @@ def _variance_mean_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answe
     return _variance(card, args, kwargs, 2)
 
 
-def _extremum(card: Card, self: torch.Tensor, dim: Any, keep: bool, bytes: int, out: torch.dtype, results: int = 1) -> Events:
+def _extremum(
+    card: Card, self: torch.Tensor, dim: Any, keep: bool, bytes: int, out: torch.dtype, results: int = 1
+) -> Events:
     events = list(_reduce(card, self, dim, keep, Accumulator(bytes), out, self.dtype))
     return [("result", 0)] * (results - 1) + events
 
 
-@rule("aten.amax.default", "aten.amin.default", "aten.amax.out", "aten.amin.out", source=_SOURCE + "; ReduceMinMaxValuesKernel")
+@rule(
+    "aten.amax.default",
+    "aten.amin.default",
+    "aten.amax.out",
+    "aten.amin.out",
+    source=_SOURCE + "; ReduceMinMaxValuesKernel",
+)
 def _amax_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     self, keep = args[0], argument(args, kwargs, 2, "keepdim", False)
     return _extremum(card, self, argument(args, kwargs, 1, "dim"), keep, self.dtype.itemsize, self.dtype)
@@ -304,13 +322,18 @@ def _aminmax_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
 _LOGIC = ("default", "dim", "dims", "all_out", "out", "dims_out")
 
 
-@rule(*(f"aten.{name}.{overload}" for name in ("any", "all") for overload in _LOGIC), source=_SOURCE + "; ReduceLogicKernel.cu")
+@rule(
+    *(f"aten.{name}.{overload}" for name in ("any", "all") for overload in _LOGIC),
+    source=_SOURCE + "; ReduceLogicKernel.cu",
+)
 def _any_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     keep = argument(args, kwargs, 2, "keepdim", False)
     return _extremum(card, args[0], argument(args, kwargs, 1, "dim"), keep, 1, torch.bool)
 
 
-@rule("aten.count_nonzero.dim_IntList", source="ATen/native/TensorAdvancedIndexing.cpp: count_nonzero_cuda sums self != 0")
+@rule(
+    "aten.count_nonzero.dim_IntList", source="ATen/native/TensorAdvancedIndexing.cpp: count_nonzero_cuda sums self != 0"
+)
 def _count_nonzero_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     self = args[0]
     differs = torch.empty_like(self, dtype=torch.bool, device="meta")

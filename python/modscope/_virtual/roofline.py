@@ -47,6 +47,7 @@ from modscope._virtual.products import Attention, Convolution, Product, Products
 
 __all__ = ["KERNEL", "Roofline", "recurrent_steps"]
 
+
 def _tensors(argument: Any) -> Iterator[torch.Tensor]:
     if isinstance(argument, torch.Tensor):
         if argument.device.type != "cpu":

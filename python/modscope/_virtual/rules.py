@@ -232,4 +232,8 @@ def takes_results_only(op: Any) -> bool:
     namespace, _, name = op._schema.name.partition("::")
     if namespace != "aten":
         return False
-    return torch.Tag.pointwise in op.tags or name in _RESULTS_ONLY or name.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
+    return (
+        torch.Tag.pointwise in op.tags
+        or name in _RESULTS_ONLY
+        or name.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
+    )

@@ -47,7 +47,9 @@ def _gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias:
 # ---- linear algebra ----
 
 
-def _grouped_mm(left: torch.Tensor, right: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> torch.Tensor:
+def _grouped_mm(
+    left: torch.Tensor, right: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> torch.Tensor:
     """aten/src/ATen/native/GroupedMMUtils.h: create_grouped_gemm_output_tensor. The meta kernel refuses all types but
     bfloat16, whose groups CUDA multiplies in one kernel; those of other types it multiplies one after the other. Rows begin
     at multiples of 16 bytes."""
@@ -98,18 +100,30 @@ def _batch_norm_gather_stats(input: torch.Tensor, mean: torch.Tensor, *_: Any, *
 
 
 def _batch_norm_backward_reduce(
-    grad_out: torch.Tensor, input: torch.Tensor, mean: Any, invstd: Any, weight: Any, input_g: bool, weight_g: bool, bias_g: bool
+    grad_out: torch.Tensor,
+    input: torch.Tensor,
+    mean: Any,
+    invstd: Any,
+    weight: Any,
+    input_g: bool,
+    weight_g: bool,
+    bias_g: bool,
 ) -> Any:
     channels = input.size(1)
     sums = [mean.new_empty(channels) if input_g else mean.new_empty(0) for _ in range(2)]
-    grads = [weight.new_empty(channels) if asked and weight is not None else mean.new_empty(0) for asked in (weight_g, bias_g)]
+    grads = [
+        weight.new_empty(channels) if asked and weight is not None else mean.new_empty(0)
+        for asked in (weight_g, bias_g)
+    ]
     return sums[0], sums[1], grads[0], grads[1]
 
 
 # ---- quantization-aware training ----
 
 
-def _learnable_per_tensor_backward(grad: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, *_: Any) -> Any:
+def _learnable_per_tensor_backward(
+    grad: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, *_: Any
+) -> Any:
     return _empty_like(x), _empty_like(scale), _empty_like(zero_point, dtype=scale.dtype)
 
 
@@ -136,7 +150,9 @@ SHAPES: dict[Any, Callable[..., Any]] = {
     _aten.geqrf.default: _geqrf,
     _aten.linalg_lstsq.out: _lstsq,
     _aten.linalg_lstsq.default: _lstsq,
-    _aten._compute_linear_combination.default: lambda input, coefficients: input.new_empty((coefficients.size(0), *input.shape[1:])),
+    _aten._compute_linear_combination.default: lambda input, coefficients: input.new_empty(
+        (coefficients.size(0), *input.shape[1:])
+    ),
     _aten._standard_gamma_grad.default: _like(0),
     _aten._dirichlet_grad.default: _like(0),
     _aten._sample_dirichlet.default: _like(0),

@@ -17,7 +17,10 @@ def _table(entries: int) -> Answer:
     return [("temporary", entries * _LONG)]
 
 
-@rule("aten.split_with_sizes_copy.out", source="ATen/native/cuda/TensorShape.cu: split_with_sizes_copy_out_cuda_contiguous_no_cast")
+@rule(
+    "aten.split_with_sizes_copy.out",
+    source="ATen/native/cuda/TensorShape.cu: split_with_sizes_copy_out_cuda_contiguous_no_cast",
+)
 def _split_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     """Three entries for each part, one more where its blocks begin, and one for each block of threads."""
     source, sizes = args[0], args[1]
@@ -35,7 +38,11 @@ def _split_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     return _table(4 * len(parts) + 1 + blocks)
 
 
-@rule("aten._chunk_cat.out", "aten._chunk_cat.default", source="ATen/native/cuda/TensorShape.cu: _chunk_cat_out_cuda_contiguous")
+@rule(
+    "aten._chunk_cat.out",
+    "aten._chunk_cat.default",
+    source="ATen/native/cuda/TensorShape.cu: _chunk_cat_out_cuda_contiguous",
+)
 def _chunk_cat_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     """Six entries for each tensor and two more, and one for each block of threads."""
     tensors, dim, chunks = args[0], args[1], args[2]

@@ -119,18 +119,35 @@ def _top_of_blocks(card: Card, slices: int, length: int, item: int) -> list[Even
         return []
     per_thread = min(64, max(4, -(-slices * length // (card.processors * 6 * 256))))
     blocks = slices * -(-length // (per_thread * 256))
-    sizes = (slices * item, slices * 8, slices * (16 if item == 8 else 8), blocks * 512, slices * 1024, blocks * 4, blocks * 4)
+    sizes = (
+        slices * item,
+        slices * 8,
+        slices * (16 if item == 8 else 8),
+        blocks * 512,
+        slices * 1024,
+        blocks * 4,
+        blocks * 4,
+    )
     scan = for_a_while(scan_bytes(slices, 4))
     return [*(("temporary", size) for size in sizes), *scan, *scan, *(("temporary", -size) for size in reversed(sizes))]
 
 
-@rule("aten.topk.default", "aten.topk.values", source="ATen/native/cuda/TensorTopK.cpp: topk_out_cuda; TensorTopK.cu: mbtopk")
+@rule(
+    "aten.topk.default",
+    "aten.topk.values",
+    source="ATen/native/cuda/TensorTopK.cpp: topk_out_cuda; TensorTopK.cu: mbtopk",
+)
 def _topk_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     self, k, dim = args[0], args[1], argument(args, kwargs, 2, "dim", -1)
     if self.dim() == 0 or self.numel() == 0:
         return None
     length, item = self.size(dim), self.dtype.itemsize
-    events = [("result", 0), ("result", 0), *contiguous_copy(self), *_top_of_blocks(card, self.numel() // length, length, item)]
+    events = [
+        ("result", 0),
+        ("result", 0),
+        *contiguous_copy(self),
+        *_top_of_blocks(card, self.numel() // length, length, item),
+    ]
     if k > _SMALL_SORT and argument(args, kwargs, 4, "sorted", True):
         found = list(self.shape)
         found[dim] = k
@@ -145,15 +162,28 @@ def _kthvalue_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     return None
 
 
-@rule("aten.median.default", "aten.nanmedian.default", source="ATen/native/cuda/Sorting.cpp: median_impl sorts everything")
+@rule(
+    "aten.median.default", "aten.nanmedian.default", source="ATen/native/cuda/Sorting.cpp: median_impl sorts everything"
+)
 def _median_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     self = args[0]
     elements, item = self.numel(), self.dtype.itemsize
     sort = sort_events(torch.empty(elements, dtype=self.dtype, device="meta"), 0)
-    return [("result", 0), *contiguous_copy(self), ("temporary", elements * item), ("temporary", elements * _LONG), *sort]
+    return [
+        ("result", 0),
+        *contiguous_copy(self),
+        ("temporary", elements * item),
+        ("temporary", elements * _LONG),
+        *sort,
+    ]
 
 
-@rule("aten.randperm.default", "aten.randperm.generator", "aten.randperm.generator_out", source="ATen/native/cuda/Randperm.cu")
+@rule(
+    "aten.randperm.default",
+    "aten.randperm.generator",
+    "aten.randperm.generator_out",
+    source="ATen/native/cuda/Randperm.cu",
+)
 def _randperm_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     """Random keys are sorted with the numbers; enough bits that equal keys are rare."""
     count = args[0]

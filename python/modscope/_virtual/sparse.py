@@ -26,7 +26,14 @@ def _shared(name: str, key: Any = torch._C.DispatchKey.SparseCPU) -> Callable[..
 
 def _make(indices: torch.Tensor, values: torch.Tensor, like: torch.Tensor, coalesced: bool) -> torch.Tensor:
     made: torch.Tensor = _aten._sparse_coo_tensor_with_dims_and_tensors.default(
-        like.sparse_dim(), like.dense_dim(), like.shape, indices, values, dtype=values.dtype, layout=torch.sparse_coo, device=values.device
+        like.sparse_dim(),
+        like.dense_dim(),
+        like.shape,
+        indices,
+        values,
+        dtype=values.dtype,
+        layout=torch.sparse_coo,
+        device=values.device,
     )
     return made._coalesced_(coalesced)
 
@@ -56,7 +63,9 @@ def addmm(self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: A
     return torch.empty((mat1.size(0), mat2.size(1)), dtype=mat2.dtype, device=mat2.device)
 
 
-def addmm_out(self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Any = 1, alpha: Any = 1, out: torch.Tensor) -> Any:
+def addmm_out(
+    self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Any = 1, alpha: Any = 1, out: torch.Tensor
+) -> Any:
     return out.resize_((mat1.size(0), mat2.size(1)))
 
 

@@ -162,4 +162,6 @@ class Event(torch.Event):
         times.wait()
 
     def __repr__(self) -> str:
-        return "<torch.cuda.Event uninitialized>" if self._recorded is None else f"<torch.cuda.Event {self.cuda_event:#x}>"
+        return (
+            "<torch.cuda.Event uninitialized>" if self._recorded is None else f"<torch.cuda.Event {self.cuda_event:#x}>"
+        )

@@ -15,7 +15,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["FORMAT", "Events", "Found", "JobTable", "Row", "Table", "TableError", "Variants", "from_truth", "load", "signature", "write"]
+__all__ = [
+    "FORMAT",
+    "Events",
+    "Found",
+    "JobTable",
+    "Row",
+    "Table",
+    "TableError",
+    "Variants",
+    "from_truth",
+    "load",
+    "signature",
+    "write",
+]
 
 FORMAT = 1
 _MOST_ITEMS = 8
@@ -164,7 +177,10 @@ def load(path: str) -> Table:
     try:
         return Table(
             {name: value for name, value in content.items() if name != "operators"},
-            [(str(op), args, dict(kwargs), _variants(runs), seconds) for op, args, kwargs, runs, seconds in content["operators"]],
+            [
+                (str(op), args, dict(kwargs), _variants(runs), seconds)
+                for op, args, kwargs, runs, seconds in content["operators"]
+            ],
         )
     except (TypeError, ValueError):
         raise TableError(f"{path} is damaged: make it again with  modscope calibrate -o FILE") from None

@@ -144,7 +144,9 @@ class TimedRules(operators.Rules):
         self.times = times
         self.advance = times.advance  # type: ignore[method-assign]  # called for every operator
 
-    def events(self, op: Any, args: Any, kwargs: Any, specs: Any) -> operators.Events | Callable[[], operators.Events] | None:
+    def events(
+        self, op: Any, args: Any, kwargs: Any, specs: Any
+    ) -> operators.Events | Callable[[], operators.Events] | None:
         return self._rules.events(op, args, kwargs, specs)
 
     def order(self, op: Any) -> tuple[int, ...] | None:

@@ -145,10 +145,14 @@ def _count_distinct(tensor: torch.Tensor) -> int:
     return min(tensor.numel(), classes) if classes else tensor.numel()
 
 
-def _make_unique(self: torch.Tensor, counted: torch.Tensor | int, inverse: Any, with_inverse: bool, with_counts: bool) -> Any:
+def _make_unique(
+    self: torch.Tensor, counted: torch.Tensor | int, inverse: Any, with_inverse: bool, with_counts: bool
+) -> Any:
     """The three results of the operators: values, the position of each element among them, how often each occurs."""
     count = counted if isinstance(counted, int) else counted.size(0)
-    positions = operators.make(inverse, operators.contiguous_strides(inverse), torch.int64) if with_inverse else _nothing()
+    positions = (
+        operators.make(inverse, operators.contiguous_strides(inverse), torch.int64) if with_inverse else _nothing()
+    )
     occurrences = operators.make((count,), (1,), torch.int64) if with_counts else _nothing()
     if with_counts:
         known.spread(self.numel(), occurrences)
@@ -178,7 +182,9 @@ def _unique(self: torch.Tensor, computed: Any, with_inverse: bool, with_counts: 
 def unique2(self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
     op = torch.ops.aten._unique2.default
     with operators.taken(sorting.unique_events(self)):
-        return _unique(self, lambda host: op(host, sorted, return_inverse, return_counts), return_inverse, return_counts)
+        return _unique(
+            self, lambda host: op(host, sorted, return_inverse, return_counts), return_inverse, return_counts
+        )
 
 
 def unique(self: torch.Tensor, sorted: bool = True, return_inverse: bool = False) -> Any:

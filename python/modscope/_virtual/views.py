@@ -20,7 +20,13 @@ def _check_device(device: torch.device | None) -> None:
 
 
 def empty(
-    size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None
+    size: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
 ) -> torch.Tensor:
     _check_device(device)
     dtype = dtype or torch.get_default_dtype()

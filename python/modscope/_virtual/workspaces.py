@@ -117,7 +117,15 @@ def _is_empty(*operands: torch.Tensor) -> bool:
 # ---- the operators ----
 
 
-@rule("aten.mm.default", "aten.mm.out", "aten.mm.dtype", "aten.bmm.default", "aten.bmm.out", "aten.bmm.dtype", source=_SOURCE)
+@rule(
+    "aten.mm.default",
+    "aten.mm.out",
+    "aten.mm.dtype",
+    "aten.bmm.default",
+    "aten.bmm.out",
+    "aten.bmm.dtype",
+    source=_SOURCE,
+)
 def _mm_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     left, right = args[0], args[1]
     if not _is_float(left) or _is_empty(left, right):
@@ -181,7 +189,12 @@ def _vector_product(card: Card, copies: Events) -> Answer:
     return [("result", 0), *copies] if card.torch >= (2, 15) else product(card, copies=copies)
 
 
-@rule("aten._scaled_mm.default", "aten._scaled_mm.out", "aten._scaled_mm_v2.default", source=_SOURCE + ": _scaled_mm_out_cuda")
+@rule(
+    "aten._scaled_mm.default",
+    "aten._scaled_mm.out",
+    "aten._scaled_mm_v2.default",
+    source=_SOURCE + ": _scaled_mm_out_cuda",
+)
 def _scaled_mm_rule(card: Card, args: Any, kwargs: Any, specs: Any) -> Answer:
     return product(card, lt=True)
 

@@ -119,7 +119,9 @@ class TrainingMemory:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._tracker: _mem_tracker.MemTracker | None = None
-        self._peak_tracker: _native.PeakTracker | None = None  # reset for each batch, which the tracker's own peak is not
+        self._peak_tracker: _native.PeakTracker | None = (
+            None  # reset for each batch, which the tracker's own peak is not
+        )
         self._finalizer: weakref.finalize[[_mem_tracker.MemTracker], TrainingMemory] | None = None
         self._environment = Environment(torch.device("cpu"), ".")
         self._highest: _StepPeak | None = None  # of the steps since the last entry

@@ -11,7 +11,15 @@ from collections.abc import Iterable
 from types import FrameType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from modscope.integrations._common import OUT_OF_MEMORY, PREFIX, Entry, Environment, TrainingMemory, quietly, settings_of
+from modscope.integrations._common import (
+    OUT_OF_MEMORY,
+    PREFIX,
+    Entry,
+    Environment,
+    TrainingMemory,
+    quietly,
+    settings_of,
+)
 
 __all__ = ["MemoryCallback"]
 

@@ -9,7 +9,15 @@ import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from modscope.integrations._common import OUT_OF_MEMORY, PREFIX, Entry, Environment, TrainingMemory, quietly, settings_of
+from modscope.integrations._common import (
+    OUT_OF_MEMORY,
+    PREFIX,
+    Entry,
+    Environment,
+    TrainingMemory,
+    quietly,
+    settings_of,
+)
 
 __all__ = ["MemoryCallback"]
 
@@ -182,5 +190,7 @@ def _log_to(logger: Any, entry: Entry, step: int) -> None:
         logger.log_metrics(figures, step=step)
     for key, value in entry.items():
         if isinstance(value, str) and hasattr(logger.experiment, "add_text"):
-            text = textwrap.indent(value, "    ") if "\n" in value else value  # TensorBoard shows indented Markdown verbatim
+            text = (
+                textwrap.indent(value, "    ") if "\n" in value else value
+            )  # TensorBoard shows indented Markdown verbatim
             logger.experiment.add_text(key, text, step)

@@ -198,7 +198,9 @@ json.dump(found, sys.stdout)
 
 def build(folder: pathlib.Path, name: str, text: str, *options: str) -> str:
     (folder / "source.c").write_text(text)
-    subprocess.run(["cc", "-O1", "-w", "-shared", "-fPIC", "-o", folder / name, folder / "source.c", *options], check=True)
+    subprocess.run(
+        ["cc", "-O1", "-w", "-shared", "-fPIC", "-o", folder / name, folder / "source.c", *options], check=True
+    )
     return str(folder / name)
 
 
@@ -206,10 +208,14 @@ def build(folder: pathlib.Path, name: str, text: str, *options: str) -> str:
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cuda")
     libraries = pathlib.Path(torch.__file__).parent / "lib"
-    allocator = build(folder, "libc10_cuda.so", ALLOCATOR, f"-L{libraries}", "-lc10", f"-Wl,-rpath,{libraries}", "-Wl,-z,relro")
+    allocator = build(
+        folder, "libc10_cuda.so", ALLOCATOR, f"-L{libraries}", "-lc10", f"-Wl,-rpath,{libraries}", "-Wl,-z,relro"
+    )
     driver = build(folder, "libcuda.so.1", DRIVER)
 
-    ran = run_python((BEGIN + PROGRAM).format(allocator=allocator, driver=driver).replace("sys.argv[1]", repr(str(folder / "x.msc"))))
+    ran = run_python(
+        (BEGIN + PROGRAM).format(allocator=allocator, driver=driver).replace("sys.argv[1]", repr(str(folder / "x.msc")))
+    )
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
 
@@ -217,7 +223,13 @@ def found(tmp_path_factory):
 def test_a_capture_has_requests_and_streams(found):
     (why, agreed, disagreed), notes = found["requests"]
     assert (why, agreed, disagreed) == (None, 4, 0)
-    assert notes == [["requested", 12345], ["requested", 3 * 2**20 + 7], ["requested", 1000], ["stream", 7], ["stream", 0]]
+    assert notes == [
+        ["requested", 12345],
+        ["requested", 3 * 2**20 + 7],
+        ["requested", 1000],
+        ["stream", 7],
+        ["stream", 0],
+    ]
 
 
 def test_requests_are_not_intercepted_when_nothing_is_recorded(found):

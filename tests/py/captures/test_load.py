@@ -232,7 +232,9 @@ def test_a_moment_that_is_not_there(small, at):
         small.snapshot(at)
 
 
-@pytest.mark.parametrize("at", ["", "peaks", "step", "step:", "step:-1", "step:x", "step:²", "time:", "time:nan", "time:-1", "oom:1"])
+@pytest.mark.parametrize(
+    "at", ["", "peaks", "step", "step:", "step:-1", "step:x", "step:²", "time:", "time:nan", "time:-1", "oom:1"]
+)
 def test_no_word_for_a_moment(small, at):
     with pytest.raises(ValueError, match="peak, oom, step:N or time:SECONDS"):
         small.snapshot(at)
@@ -287,7 +289,9 @@ def test_the_tree(file):
     blocks = next(child for child in root.children if child.name == "h").children
     equal = [branch.name for branch in blocks if branch.subtree == blocks[-1].subtree]
     assert equal == sorted(equal, key=int)
-    assert snapshot.by_module(children=True)["cuda:0"]["GPT.h"] == next(c for c in root.children if c.name == "h").subtree
+    assert (
+        snapshot.by_module(children=True)["cuda:0"]["GPT.h"] == next(c for c in root.children if c.name == "h").subtree
+    )
 
 
 def test_blocks(small):

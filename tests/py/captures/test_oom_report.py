@@ -47,7 +47,10 @@ def test_stderr_and_the_exception_tell_what_was_asked_and_who_holds_what(capfd):
     assert report in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("stacks", "callers", "more"), [(0, 0, ""), (1, 0, ""), (3, 2, ""), (8, 7, ""), (12, 7, "    (4 more of the frames that were kept)")])
+@pytest.mark.parametrize(
+    ("stacks", "callers", "more"),
+    [(0, 0, ""), (1, 0, ""), (3, 2, ""), (8, 7, ""), (12, 7, "    (4 more of the frames that were kept)")],
+)
 def test_the_frames_above_the_line_are_those_of_the_traceback(capfd, stacks, callers, more):
     def grab(depth: int) -> torch.Tensor:
         if depth:
@@ -58,7 +61,9 @@ def test_the_frames_above_the_line_are_those_of_the_traceback(capfd, stacks, cal
         grab(20)
     report = notes_of(caught.value)
     frames = [f"{each.filename}:{each.lineno}" for each in reversed(traceback.extract_tb(caught.value.__traceback__))]
-    told = [line.partition(" in ")[0] for line in report.splitlines() if "requested by" in line or "called from" in line]
+    told = [
+        line.partition(" in ")[0] for line in report.splitlines() if "requested by" in line or "called from" in line
+    ]
     expected = [f"  requested by {frames[0]}", *(f"    called from {frame}" for frame in frames[1 : callers + 1])]
     assert told == (expected if stacks else [])
     assert [line for line in report.splitlines() if "more of the frames" in line] == [more] * bool(more)
@@ -182,11 +187,19 @@ def test_it_says_where_it_was_in_the_words_of_a_capture(tmp_path, capfd):
     path = tmp_path / "run.msc"
     net = nn.Linear(2, 2)
     with record(path):
-        for fail in (Large.apply(net(torch.ones(2))).sum().backward, Greedy(net.parameters(), 0.1).step, allocate_too_much):
+        for fail in (
+            Large.apply(net(torch.ones(2))).sum().backward,
+            Greedy(net.parameters(), 0.1).step,
+            allocate_too_much,
+        ):
             with pytest.raises(RuntimeError):
                 fail()
     said = capfd.readouterr().err
     wanted = [describe_moment(1, event.phase, event.module) for event in load(path).events("oom")]
-    assert wanted == ["in step 1, backward outside any module", "in step 1, in the optimizer's step", "in step 1, outside any module"]
+    assert wanted == [
+        "in step 1, backward outside any module",
+        "in step 1, in the optimizer's step",
+        "in step 1, outside any module",
+    ]
     for words in wanted:
         assert f"failed, {words}\n" in said

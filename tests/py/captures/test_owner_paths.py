@@ -44,7 +44,9 @@ def positions(model: nn.Module, file: Path) -> list[tuple[str | None, str | None
 
 @needs_interception
 @pytest.mark.parametrize("model", [nn.Sequential(Block(), Block()), Listed()], ids=["Sequential", "ModuleList"])
-def test_accumulating_a_gradient_is_no_other_position_than_its_modules_backward(model: nn.Module, tmp_path: Path) -> None:
+def test_accumulating_a_gradient_is_no_other_position_than_its_modules_backward(
+    model: nn.Module, tmp_path: Path
+) -> None:
     found = positions(model, tmp_path / "run.msc")
     assert sum(phase == "backward" and str(module).endswith(".0.linear") for phase, module in found) == 2
     assert not [later for earlier, later in zip(found, found[1:], strict=False) if earlier == later]

@@ -73,7 +73,9 @@ def test_steps_of_a_run(recorded):
 
 
 @pytest.mark.parametrize("columns", ["60", "200"])
-@pytest.mark.parametrize("words", [["summary"], ["tree", "--at", "step:2"], ["tree", "--by", "category"], ["blocks"], ["leaks"]])
+@pytest.mark.parametrize(
+    "words", [["summary"], ["tree", "--at", "step:2"], ["tree", "--by", "category"], ["blocks"], ["leaks"]]
+)
 def test_every_command(recorded, capsys, monkeypatch, words, columns):
     monkeypatch.setenv("COLUMNS", columns)
     assert main([words[0], str(recorded[0]), *words[1:]]) == 0

@@ -438,7 +438,9 @@ def test_a_program_that_is_killed_leaves_what_it_did_before(tmp_path):
 @pytest.mark.slow
 def test_a_recording_that_nobody_ended_is_whole_when_python_ends(tmp_path):
     text = 'r = record("x.msc"); r.__enter__(); kept = torch.ones(1000)'
-    ran = subprocess.run([sys.executable, "-c", BEGIN + text], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    ran = subprocess.run(
+        [sys.executable, "-c", BEGIN + text], cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
     assert ran.returncode == 0 and not ran.stderr
     assert load(tmp_path / "x.msc").peaks["cpu"].bytes == 4000
 

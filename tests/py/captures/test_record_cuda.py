@@ -44,7 +44,10 @@ def test_the_peak_is_the_allocators(tmp_path):
 def test_requests_and_streams_are_noted(tmp_path):
     side = torch.cuda.Stream()
     with record(tmp_path / "x.msc"):
-        kept = [torch.empty(12345, dtype=torch.uint8, device="cuda"), torch.empty(3 * 2**20 + 7, dtype=torch.uint8, device="cuda")]
+        kept = [
+            torch.empty(12345, dtype=torch.uint8, device="cuda"),
+            torch.empty(3 * 2**20 + 7, dtype=torch.uint8, device="cuda"),
+        ]
         with torch.cuda.stream(side):
             kept.append(torch.empty(1000, dtype=torch.uint8, device="cuda"))
         kept.append(torch.empty(77, dtype=torch.uint8, device="cuda"))
@@ -71,7 +74,10 @@ def run(folder, text: str) -> subprocess.CompletedProcess:
     (folder / "train.py").write_text(textwrap.dedent(text))
     return subprocess.run(
         [sys.executable, "-m", "modscope", "run", "-o", "x.msc", "train.py"],
-        cwd=folder, capture_output=True, text=True, timeout=600,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
 
 

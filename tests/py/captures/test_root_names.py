@@ -66,7 +66,11 @@ def test_a_script_whose_models_are_local_variables(tmp_path, capsys):
     assert own_parameters(load(str(file))) == WANTED
     if not INTERCEPTION:
         return
-    for command in (["tree", str(file), "--depth", "9"], ["blocks", str(file)], ["export", str(file), "--format", "csv", "-o", "-"]):
+    for command in (
+        ["tree", str(file), "--depth", "9"],
+        ["blocks", str(file)],
+        ["export", str(file), "--format", "csv", "-o", "-"],
+    ):
         main(command)
         said = capsys.readouterr().out
         assert "generator.0" in said or ("generator" in said and command[0] == "tree"), command

@@ -27,7 +27,11 @@ CAPTURES = {
 
 def apart(*args: str, **env: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "modscope", *args], capture_output=True, text=True, timeout=600, env={**os.environ, **env}
+        [sys.executable, "-m", "modscope", *args],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, **env},
     )
 
 
@@ -35,4 +39,12 @@ def columns_of(line: str) -> int:
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in line)
 
 
-COMMANDS = ["summary {}", "tree {}", "flame {}", "tree {} --by category --all --depth 9", "blocks {}", "leaks {}", "diff {} train.msc"]
+COMMANDS = [
+    "summary {}",
+    "tree {}",
+    "flame {}",
+    "tree {} --by category --all --depth 9",
+    "blocks {}",
+    "leaks {}",
+    "diff {} train.msc",
+]

@@ -112,7 +112,9 @@ def start(folder: Path, *words: str, command: list[str] = RUN) -> subprocess.Pop
         """A shell has what it runs in the background ignore it."""
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    return subprocess.Popen([*command, *words], cwd=folder, stdin=pipe, stdout=pipe, stderr=pipe, preexec_fn=heed_ctrl_c)
+    return subprocess.Popen(
+        [*command, *words], cwd=folder, stdin=pipe, stdout=pipe, stderr=pipe, preexec_fn=heed_ctrl_c
+    )
 
 
 def start_warm(folder: Path, *words: str) -> subprocess.Popen[bytes]:

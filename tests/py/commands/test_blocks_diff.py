@@ -115,7 +115,9 @@ def test_modules_by_the_names_that_the_commands_print(figures, text):
         assert all(row["module"].endswith(".attn") for row in diff["modules"])
     some = figures("blocks train.msc -n 0 --module GPT.h.0,2.attn")["blocks"]
     assert {block["module"] for block in some} == {"GPT.h.0.attn", "GPT.h.2.attn"}
-    assert "GPT.h.*.attn" in text("blocks train.msc --module GPT.h.*.attn") and "Shown: GPT.h.*.attn" in text("tree train.msc --module GPT.h.*.attn")
+    assert "GPT.h.*.attn" in text("blocks train.msc --module GPT.h.*.attn") and "Shown: GPT.h.*.attn" in text(
+        "tree train.msc --module GPT.h.*.attn"
+    )
 
 
 def test_a_module_that_there_is_not(modscope):

@@ -47,12 +47,24 @@ def keys_of(value: object) -> set[str]:
     if not isinstance(value, dict):
         return set()
     data = {"info", "end", "own", "subtree", "others"}
-    below = [each for key, each in value.items() if key not in data and not (key == "categories" and isinstance(each, dict))]
+    below = [
+        each for key, each in value.items() if key not in data and not (key == "categories" and isinstance(each, dict))
+    ]
     below = [list(each.values()) if each is value.get("phases") and isinstance(each, dict) else each for each in below]
     return {*value, *keys_of(below)}
 
 
-@pytest.mark.parametrize("line", ["summary oom.msc", "tree train.msc", "flame train.msc", "blocks train.msc", "diff train.msc leaky.msc", "leaks leaky.msc"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "summary oom.msc",
+        "tree train.msc",
+        "flame train.msc",
+        "blocks train.msc",
+        "diff train.msc leaky.msc",
+        "leaks leaky.msc",
+    ],
+)
 def test_the_docs_list_the_keys(figures, line):
     docs = (pathlib.Path(__file__).parents[3] / "docs" / "reading.md").read_text(encoding="utf-8")
     table = docs[docs.index("## JSON") :]
@@ -87,7 +99,13 @@ def test_a_wrong_file_never_breaks_a_command(modscope, captures, seed):
         data[chance.choice(places)] = chance.randrange(256)
     wrong = seal(data) if seed % 2 else bytes(data)[: chance.randrange(len(data) // 2, 2 * len(data))]
     (captures / "wrong.msc").write_bytes(wrong)
-    for command in [*COMMANDS, "tree {} --at oom", "blocks {} --at step:2", "tree {} --at time:0.2", "summary {} --json"]:
+    for command in [
+        *COMMANDS,
+        "tree {} --at oom",
+        "blocks {} --at step:2",
+        "tree {} --at time:0.2",
+        "summary {} --json",
+    ]:
         status, out, err = modscope(command.format("wrong.msc"))
         assert status in (0, 1) and bool(out) == (status == 0) and err.startswith("modscope: ") == (status == 1)
 

@@ -17,7 +17,16 @@ OUTPUT = 300 * MB
 CPU_SECONDS = 120  # ends a command that would never end
 
 TRIED = {
-    "deep_names": ["summary", "tree", "tree --json", "flame", "flame --json", "diff", "report", "export --format csv --at peak"],
+    "deep_names": [
+        "summary",
+        "tree",
+        "tree --json",
+        "flame",
+        "flame --json",
+        "diff",
+        "report",
+        "export --format csv --at peak",
+    ],
     "branching_names": ["tree", "tree --json", "flame"],
     "numbered_names": ["tree", "blocks"],
     "many_names": ["tree", "flame", "report"],

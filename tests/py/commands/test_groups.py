@@ -50,6 +50,8 @@ def test_odd_names_stay_what_they_are(name):
     assert names(name) == [(name, [name])]
 
 
-@pytest.mark.parametrize("numbers, text", [([0, 1, 2, 3], "0-3"), ([7], "7"), ([4, 0, 1], "0-1, 4"), ([1, 3, 5], "1, 3, 5")])
+@pytest.mark.parametrize(
+    "numbers, text", [([0, 1, 2, 3], "0-3"), ([7], "7"), ([4, 0, 1], "0-1, 4"), ([1, 3, 5], "1, 3, 5")]
+)
 def test_numbers_in_words(numbers, text):
     assert describe_numbers(numbers) == text

@@ -37,7 +37,11 @@ def test_growth_by_replacement(captures, text, figures):
         "first_step": 1, "first_bytes": 9 * 4096, "last_step": 10, "last_bytes": 18 * 4096, "lines": [],
     }]  # fmt: skip
     out = " ".join(text("leaks growing.msc").split())
-    assert "Activation of Global grows by 4.00 KiB a step on average, from 36.00 KiB after step 1 to 72.00 KiB after step 10" in out and "No leaks" not in out
+    assert (
+        "Activation of Global grows by 4.00 KiB a step on average, from 36.00 KiB after step 1 to 72.00 KiB after step 10"
+        in out
+        and "No leaks" not in out
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,7 +59,9 @@ def test_when_growth_is_reported(captures, figures, steps, grows_in, first):
     """``first``: 1 if it is of the whole run, None if it is of the second half, 0 if it is none."""
     (captures / "growing.msc").write_bytes(growing(steps, grows_in))
     growth = figures("leaks growing.msc")["growth"]
-    assert [each["first_step"] > 1 if first is None else each["first_step"] for each in growth] == ([] if first == 0 else [first or True])
+    assert [each["first_step"] > 1 if first is None else each["first_step"] for each in growth] == (
+        [] if first == 0 else [first or True]
+    )
 
 
 def test_what_is_in_a_group_is_not_in_growth_too(figures):

@@ -94,6 +94,11 @@ def test_the_text_module_imports_nothing_of_ours():
 
 def test_the_tests_of_private_names_find_them(tmp_path, monkeypatch):
     file = tmp_path / "x.py"
-    file.write_text("from modscope._load import _open\ndef f(capture):\n    return capture._reader, self._mine, os._exit\n")
+    file.write_text(
+        "from modscope._load import _open\ndef f(capture):\n    return capture._reader, self._mine, os._exit\n"
+    )
     monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
-    assert [use.rpartition(": ")[2] for use in private_uses(file)] == ["from modscope._load import _open", "capture._reader"]
+    assert [use.rpartition(": ")[2] for use in private_uses(file)] == [
+        "from modscope._load import _open",
+        "capture._reader",
+    ]

@@ -8,11 +8,25 @@ import textwrap
 import modscope
 import pytest
 from helpers import INTERCEPTION, needs_interception
-from run_helpers import WAIT_FOR_CAPTURE, RUN, captures, kill_when_ready, only_capture, run, run_warm, start, start_warm, training, write
+from run_helpers import (
+    WAIT_FOR_CAPTURE,
+    RUN,
+    captures,
+    kill_when_ready,
+    only_capture,
+    run,
+    run_warm,
+    start,
+    start_warm,
+    training,
+    write,
+)
 
 from modscope._summary import describe_end
 
-pytestmark = pytest.mark.slow  # some tests start a Python that imports torch; the others have a process that has done so
+pytestmark = (
+    pytest.mark.slow
+)  # some tests start a Python that imports torch; the others have a process that has done so
 
 FOREVER = """
     step()
@@ -26,7 +40,12 @@ FOREVER = """
 def test_the_end_of_a_training(tmp_path):
     """The line has the capture's name and what the capture itself tells. All from the import of torch on is in it:
     parameters made before the first forward have their owner."""
-    ran = run(tmp_path, training(tmp_path, "step(); step(); big = torch.ones(3_000_000); print(sys.argv)", with_dynamo=True), "-o", "x")
+    ran = run(
+        tmp_path,
+        training(tmp_path, "step(); step(); big = torch.ones(3_000_000); print(sys.argv)", with_dynamo=True),
+        "-o",
+        "x",
+    )
     (path,) = captures(tmp_path)
     capture = only_capture(tmp_path)
     assert ran.status == 0 and ran.out == b"['train.py', '-o', 'x']\n" and ran.err == b""
@@ -34,7 +53,11 @@ def test_the_end_of_a_training(tmp_path):
     assert ran.said.startswith(f"wrote {path.name} (") and ran.said.endswith(f"See it:  modscope summary {path.name}\n")
     assert (peak.step, peak.phase) == (2, "idle")
     assert f"Peak {peak.bytes / 2**20:.2f} MiB on cpu in step 2, outside any module. " in ran.said
-    assert capture.end == {"how": "finished"} and capture.info["program"] == "train.py" and capture.info["arguments"] == "-o\nx"
+    assert (
+        capture.end == {"how": "finished"}
+        and capture.info["program"] == "train.py"
+        and capture.info["arguments"] == "-o\nx"
+    )
     assert (capture.last_step, capture.optimizer_steps, capture.lost, capture.damaged) == (2, 2, 0, 0)
     held = capture.snapshot("step:1").by_module()["cpu"]
     assert held["Net.up"]["Parameter"] == 4 * (100 * 1000 + 1000) and held["Net.down"]["Parameter"] == 4 * 1001
@@ -235,7 +258,10 @@ def test_killed(tmp_path):
         while True:
             step()
     """
-    ran = kill_when_ready(start_warm(tmp_path, training(tmp_path, textwrap.dedent(WAIT_FOR_CAPTURE) + textwrap.dedent(text))), signal.SIGKILL)
+    ran = kill_when_ready(
+        start_warm(tmp_path, training(tmp_path, textwrap.dedent(WAIT_FOR_CAPTURE) + textwrap.dedent(text))),
+        signal.SIGKILL,
+    )
     assert ran.status == -signal.SIGKILL and ran.out == b"now\n" and ran.err == b"" and ran.said == ""
     capture = only_capture(tmp_path)
     assert capture.end is None and capture.damaged == 0 and capture.peaks["cpu"].bytes > 12_000_000
@@ -259,7 +285,11 @@ def test_sigterm(tmp_path, end):
     )
     capture = modscope.load(path)
     assert capture.end == {"how": "terminated"} and describe_end(capture.end) == "Ended by SIGTERM"
-    assert capture.damaged == capture.lost == 0 and capture.peaks["cpu"].bytes > 12_000_000 and capture.optimizer_steps >= 1
+    assert (
+        capture.damaged == capture.lost == 0
+        and capture.peaks["cpu"].bytes > 12_000_000
+        and capture.optimizer_steps >= 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -271,7 +301,12 @@ def test_sigterm(tmp_path, end):
 )
 def test_a_script_that_handles_sigterm_itself(tmp_path, text, status):
     """Its own handler, or the default action that it restored."""
-    ran = kill_when_ready((start if status == 5 else start_warm)(tmp_path, training(tmp_path, f"import signal\n{text}\n{textwrap.dedent(FOREVER)}")), signal.SIGTERM)
+    ran = kill_when_ready(
+        (start if status == 5 else start_warm)(
+            tmp_path, training(tmp_path, f"import signal\n{text}\n{textwrap.dedent(FOREVER)}")
+        ),
+        signal.SIGTERM,
+    )
     assert ran.status == status and ran.err == b""
     end = only_capture(tmp_path).end
     assert end == {"how": "finished", "status": "5"} if status == 5 else end is None
@@ -295,7 +330,9 @@ def test_sigterm_in_a_forked_child(tmp_path):
 
 
 def test_an_ignored_sigterm_stays_ignored(tmp_path):
-    script = training(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGTERM); step(); print(signal.getsignal(15))")
+    script = training(
+        tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGTERM); step(); print(signal.getsignal(15))"
+    )
     done = subprocess.run(["sh", "-c", 'trap "" TERM; "$@"', "sh", *RUN, script], cwd=tmp_path, capture_output=True)
     assert done.returncode == 0 and done.stdout == b"1\n"
     assert only_capture(tmp_path).end == {"how": "finished"}

@@ -37,7 +37,9 @@ def test_names(monkeypatch, output, rank, world, name):
     assert (made.plain() if output else made.numbered()) == name.format(pid=os.getpid())
 
 
-@pytest.mark.parametrize("words, stem", [(["a.b.py"], "a.b"), (["sub/x.py"], "x"), (["sub"], "sub"), (["-m", "sub.x"], "sub.x")])
+@pytest.mark.parametrize(
+    "words, stem", [(["a.b.py"], "a.b"), (["sub/x.py"], "x"), (["sub"], "sub"), (["-m", "sub.x"], "sub.x")]
+)
 def test_a_capture_is_called_after_its_script(tmp_path, words, stem):
     (tmp_path / "sub").mkdir()
     for name in ("a.b.py", "sub/x.py", "sub/__main__.py"):
@@ -78,7 +80,12 @@ def test_overwriting_replaces_a_link_and_not_its_target(tmp_path, target):
     file = _files.prepare(str(path), overwrite=True)
     file.publish()
     os.close(file.fd)
-    assert not path.is_symlink() and path.read_text() == "" and other.read_text() == "dear" and len(os.listdir(tmp_path)) == 2
+    assert (
+        not path.is_symlink()
+        and path.read_text() == ""
+        and other.read_text() == "dear"
+        and len(os.listdir(tmp_path)) == 2
+    )
 
 
 def test_the_old_capture_stays_where_nothing_is_recorded(tmp_path):
@@ -222,7 +229,11 @@ def test_help(tmp_path):
 @pytest.mark.parametrize("how", ["2>&-", "2>/dev/full", ">&- 2>&-", "<&-"])
 def test_streams_that_are_closed_or_full(tmp_path, how):
     """Our line goes nowhere then, and nothing of a capture goes there instead."""
-    name = write(tmp_path, "import os, sys; open('seen', 'w').write(repr([sys.stdin is None, sys.stderr is None])); sys.exit(3)")
-    done = subprocess.run(["sh", "-c", f'"$@" {how}', "sh", *RUN, name], cwd=tmp_path, capture_output=True, stdin=subprocess.DEVNULL)
+    name = write(
+        tmp_path, "import os, sys; open('seen', 'w').write(repr([sys.stdin is None, sys.stderr is None])); sys.exit(3)"
+    )
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {how}', "sh", *RUN, name], cwd=tmp_path, capture_output=True, stdin=subprocess.DEVNULL
+    )
     assert done.returncode == 3 and done.stdout == b"" and captures(tmp_path) == []
     assert (tmp_path / "seen").read_text() == repr([how == "<&-", "2>&-" in how])

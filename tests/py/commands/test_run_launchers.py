@@ -34,7 +34,9 @@ def test_torchrun(tmp_path):
             step()
     """
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ran = run_warm(tmp_path, "-o", "x.msc", "--steps", "2", *launch, training(tmp_path, text, with_dynamo=True), "--lr", "3")
+    ran = run_warm(
+        tmp_path, "-o", "x.msc", "--steps", "2", *launch, training(tmp_path, text, with_dynamo=True), "--lr", "3"
+    )
     assert ran.status == 0, ran
     assert [path.name for path in captures(tmp_path)] == ["x.rank0.msc", "x.rank1.msc"]
     found = [modscope.load(path) for path in captures(tmp_path)]
@@ -43,8 +45,13 @@ def test_torchrun(tmp_path):
     ]
     assert [(c.end["how"], c.optimizer_steps) for c in found] == [("stopped", 2)] * 2
     assert "DistributedDataParallel.module.up" in found[1].snapshot("peak").by_module()["cpu"]
-    assert ran.said.startswith("torch.distributed.run itself allocated no PyTorch memory. 2 processes that it started wrote captures: ")
-    assert all(f"{name} (peak " in ran.said for name in ("x.rank0.msc", "x.rank1.msc")) and ran.err.count(b"[modscope]") == 0
+    assert ran.said.startswith(
+        "torch.distributed.run itself allocated no PyTorch memory. 2 processes that it started wrote captures: "
+    )
+    assert (
+        all(f"{name} (peak " in ran.said for name in ("x.rank0.msc", "x.rank1.msc"))
+        and ran.err.count(b"[modscope]") == 0
+    )
 
 
 WORKERS = """
@@ -72,12 +79,16 @@ def test_multiprocessing(tmp_path, method):
     """The DataLoader's worker imports torch and allocates too, but it is no rank."""
     ran = run(tmp_path, training(tmp_path, WORKERS), method)
     assert ran.status == 0 and ran.out == b"100.0\n" and ran.err == b"", ran
-    own, child = sorted((modscope.load(path) for path in captures(tmp_path)), key=lambda capture: capture.optimizer_steps)
+    own, child = sorted(
+        (modscope.load(path) for path in captures(tmp_path)), key=lambda capture: capture.optimizer_steps
+    )
     assert (own.optimizer_steps, child.optimizer_steps) == (0, 1)
     assert child.end["how"] == "finished" and child.info["program"] == "train.py"
     name = f"modscope-train.{child.info['pid']}.msc"
     assert f"A process that it started wrote a capture too: {name} (peak " in ran.said
-    assert {path.name for path in captures(tmp_path)} == {f"modscope-train.{one.info['pid']}.msc" for one in (own, child)}
+    assert {path.name for path in captures(tmp_path)} == {
+        f"modscope-train.{one.info['pid']}.msc" for one in (own, child)
+    }
 
 
 @pytest.mark.slow
@@ -88,12 +99,17 @@ def test_a_launcher_of_another_script(tmp_path, words):
     child = training(tmp_path, "step(); sys.exit(3)", "child.py")
     (tmp_path / child).write_text(f"#!{sys.executable}\n" + (tmp_path / child).read_text())
     (tmp_path / child).chmod(0o755)
-    write(tmp_path, f"import os, subprocess, sys; sys.exit(subprocess.run({words}, env={{**os.environ, 'MINE': '1'}}).returncode)")
+    write(
+        tmp_path,
+        f"import os, subprocess, sys; sys.exit(subprocess.run({words}, env={{**os.environ, 'MINE': '1'}}).returncode)",
+    )
     ran = run(tmp_path, "script.py")
     (path,) = captures(tmp_path)
     assert ran.status == 3 and ran.out == ran.err == b""
     assert modscope.load(path).end == {"how": "finished", "status": "3"} and path.name.startswith("modscope-child.")
-    assert ran.said.startswith(f"script.py itself did not import torch. A process that it started wrote a capture: {path.name} (peak ")
+    assert ran.said.startswith(
+        f"script.py itself did not import torch. A process that it started wrote a capture: {path.name} (peak "
+    )
     assert ran.said.endswith(f"See it:  modscope summary {path.name}\n")
 
 
@@ -103,7 +119,11 @@ def test_peaks_without_captures(tmp_path):
     write(tmp_path, "import subprocess, sys; subprocess.run([sys.executable, 'child.py'])")
     ran = run(tmp_path, "--no-capture", "script.py")
     assert ran.status == 0 and captures(tmp_path) == []
-    assert "A process that it started were" not in ran.said and " was tracked: process " in ran.said and "(peak " in ran.said
+    assert (
+        "A process that it started were" not in ran.said
+        and " was tracked: process " in ran.said
+        and "(peak " in ran.said
+    )
 
 
 # ---- processes that do not use it ----
@@ -114,14 +134,19 @@ def test_a_script_that_allocates_nothing(tmp_path):
     write(tmp_path, "import subprocess, sys, torch; subprocess.run([sys.executable, '-c', 'print(1)'])")
     ran = run_warm(tmp_path, "script.py")
     assert ran.status == 0 and ran.out == b"1\n" and ran.err == b"" and captures(tmp_path) == []
-    assert ran.said.startswith("script.py allocated no PyTorch memory, so no capture was written. ") and "doctor" not in ran.said
+    assert (
+        ran.said.startswith("script.py allocated no PyTorch memory, so no capture was written. ")
+        and "doctor" not in ran.said
+    )
 
 
 def test_another_version_of_python_is_left_alone(tmp_path):
     """It cannot import the extension. Its environment is as without modscope."""
     variables = {"MODSCOPE_RUN": "2.7 {}", "PYTHONPATH": os.pathsep.join([_started.START, "mine"])}
     show = "import os, sys; print('modscope' in sys.modules, os.environ.get('MODSCOPE_RUN'), os.environ['PYTHONPATH'])"
-    done = subprocess.run([sys.executable, "-c", show], env={**os.environ, **variables}, cwd=tmp_path, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", show], env={**os.environ, **variables}, cwd=tmp_path, capture_output=True
+    )
     assert done.stdout == b"False None mine\n" and done.stderr == b""
 
 
@@ -129,8 +154,22 @@ def test_another_version_of_python_is_left_alone(tmp_path):
 
 
 def settings(folder, **more):
-    nothing = {"program": "launch.py", "arguments": 0, "shown": "", "file": [], "children": [], "steps": 0, "quiet": False}
-    began = {"pythonpath": None, "started": [str(folder), "out.msc", "launch"], "force": False, "began": 1e9, "captures": []}
+    nothing = {
+        "program": "launch.py",
+        "arguments": 0,
+        "shown": "",
+        "file": [],
+        "children": [],
+        "steps": 0,
+        "quiet": False,
+    }
+    began = {
+        "pythonpath": None,
+        "started": [str(folder), "out.msc", "launch"],
+        "force": False,
+        "began": 1e9,
+        "captures": [],
+    }
     return Settings(**{**nothing, **began, **more})
 
 
@@ -187,7 +226,9 @@ def test_a_rank_that_is_started_again_has_another_capture(tmp_path, monkeypatch)
     assert new_name(settings(tmp_path)) == f"out.rank1.{os.getpid()}.msc"
 
 
-@pytest.mark.parametrize("output, name", [("out.msc", "out.{}.msc"), ("", "modscope-launch.{}.msc"), ("sub/x", "sub/x.{}")])
+@pytest.mark.parametrize(
+    "output, name", [("out.msc", "out.{}.msc"), ("", "modscope-launch.{}.msc"), ("sub/x", "sub/x.{}")]
+)
 def test_a_process_without_a_rank_has_its_id_in_the_name(tmp_path, monkeypatch, output, name):
     monkeypatch.delenv("RANK", raising=False)
     (tmp_path / "sub").mkdir()

@@ -171,7 +171,9 @@ def test_many_arguments(tmp_path):
 def test_exit_statuses_as_a_shell_sees_them(tmp_path):
     """Python dies of SIGINT itself after an interrupt: 130."""
     write(tmp_path, "raise KeyboardInterrupt")
-    done = subprocess.run(["sh", "-c", '"$@" 2>/dev/null; echo $?', "sh", *RUN, "script.py"], cwd=tmp_path, capture_output=True)
+    done = subprocess.run(
+        ["sh", "-c", '"$@" 2>/dev/null; echo $?', "sh", *RUN, "script.py"], cwd=tmp_path, capture_output=True
+    )
     assert done.stdout == b"130\n"
 
 
@@ -180,7 +182,11 @@ def test_modules(tmp_path, words):
     (tmp_path / "pkg").mkdir()
     write(tmp_path, "print('the package')", "pkg/__init__.py")
     for name in ("inner", "__main__"):
-        write(tmp_path, "import sys; print(__name__, __file__, __spec__, __package__, sys.argv, sys.path[0])", f"pkg/{name}.py")
+        write(
+            tmp_path,
+            "import sys; print(__name__, __file__, __spec__, __package__, sys.argv, sys.path[0])",
+            f"pkg/{name}.py",
+        )
     assert_same(tmp_path, ["-m", *words])
 
 
@@ -199,7 +205,10 @@ def test_a_script_from_standard_input(tmp_path):
 
 def test_what_python_is_told(tmp_path):
     """Flags before `-m modscope` are meant for the script."""
-    write(tmp_path, "import sys; print(sys.flags, sys.warnoptions, sys._xoptions, sys.stdout.write_through); open('/dev/null')")
+    write(
+        tmp_path,
+        "import sys; print(sys.flags, sys.warnoptions, sys._xoptions, sys.stdout.write_through); open('/dev/null')",
+    )
     assert_same(tmp_path, ["script.py"], flags=["-u", "-X", "dev", "-W", "error::UserWarning", "-O", "-B", "-s"])
 
 
@@ -250,7 +259,9 @@ def test_a_torch_that_cannot_be_imported(tmp_path):
 
 
 def test_looking_for_torch_without_importing_it(tmp_path):
-    write(tmp_path, "import importlib.util as u; s = u.find_spec('torch'); print(s.name, s.origin, s.loader is not None)")
+    write(
+        tmp_path, "import importlib.util as u; s = u.find_spec('torch'); print(s.name, s.origin, s.loader is not None)"
+    )
     assert_same(tmp_path, ["script.py"])
 
 

@@ -58,7 +58,10 @@ def test_what_stopped_a_program_is_said(by, says):
 
 def test_summary_of_out_of_memory(text):
     out = text("summary oom.msc")
-    assert "Out of memory: an allocation of 2.00 GiB failed on cuda:0\n  in step 5, forward of GPT.h.3.mlp, at 0.468 s\n" in out
+    assert (
+        "Out of memory: an allocation of 2.00 GiB failed on cuda:0\n  in step 5, forward of GPT.h.3.mlp, at 0.468 s\n"
+        in out
+    )
     assert "  95.38 MiB was held, 256.00 MiB reserved\n" in out
     assert out.endswith("tree oom.msc --at oom\n")
 
@@ -107,6 +110,7 @@ def test_tree_joins_a_module_with_its_only_group(text):
 
 def test_tree_groups_by_category_too(text):
     assert "0-3 (4 alike, 17.17 MiB each)" in text("tree train.msc --by category")
+
 
 def test_tree_at_moments(figures):
     assert figures("tree train.msc --at step:0")["total"] == 36_000_000

@@ -30,7 +30,11 @@ def test_colour_on_a_terminal_only(captures):
     file = str(captures / "train.msc")
     coloured = in_terminal("tree", file)
     assert "\x1b[32m█" in coloured and "\x1b[1m" in coloured
-    for plain in (in_terminal("tree", file, NO_COLOR="1"), in_terminal("tree", file, TERM="dumb"), apart("tree", file).stdout):
+    for plain in (
+        in_terminal("tree", file, NO_COLOR="1"),
+        in_terminal("tree", file, TERM="dumb"),
+        apart("tree", file).stdout,
+    ):
         assert "\x1b" not in plain
     bare = re.sub(r"\x1b\[\d+m", "", coloured).replace("\r\n", "\n")
     assert bare == apart("tree", file, COLUMNS="80", PYTHONIOENCODING="utf-8").stdout

@@ -112,7 +112,9 @@ def test_a_moment_in_a_narrow_place_keeps_the_end_of_the_name(columns):
 # ---- sizes in the C library's report ----
 
 
-@pytest.mark.skipif(os.environ.get("MODSCOPE_INTERPOSE") == "0", reason="without interception no failed allocation is seen")
+@pytest.mark.skipif(
+    os.environ.get("MODSCOPE_INTERPOSE") == "0", reason="without interception no failed allocation is seen"
+)
 def test_the_out_of_memory_report_writes_sizes_like_everybody(capfd):
     import torch
     from torch import nn
@@ -189,7 +191,9 @@ def test_the_name_of_a_line_loses_its_folders_first():
     assert _text.shorten_line(name, 60) == "train.py:41 (was 39) in Model.forward, AddmmBackward0"
     assert _text.shorten_line(name, 40) == "train.py:41 (was 39), AddmmBackward0"
     assert _text.shorten_line(name, 32) == "train.py:41 (was 39)…mmBackward0"
-    assert _text.shorten_line("/home/train.py:41 (only in A) in Model.forward", 34) == "train.py:41 (only in A)…el.forward"
+    assert (
+        _text.shorten_line("/home/train.py:41 (only in A) in Model.forward", 34) == "train.py:41 (only in A)…el.forward"
+    )
     assert _text.shorten_line("line 41: x = self.down(self.up(x))", 20) == "line 41: x = self.d…"
     assert _text.shorten_line("GPT.blocks.*.mlp", 5) is None
     for columns in range(8, 80):

@@ -82,7 +82,24 @@ def test_an_option_without_a_command(modscope):
 # ---- help ----
 
 
-WORDS = ["run", "predict", "fit", "batch", "plan", "summary", "tree", "flame", "blocks", "diff", "leaks", "report", "export", "calibrate", "doctor", "help"]
+WORDS = [
+    "run",
+    "predict",
+    "fit",
+    "batch",
+    "plan",
+    "summary",
+    "tree",
+    "flame",
+    "blocks",
+    "diff",
+    "leaks",
+    "report",
+    "export",
+    "calibrate",
+    "doctor",
+    "help",
+]
 
 
 def test_the_version(modscope):
@@ -159,7 +176,10 @@ def test_a_word_that_is_no_command_brings_a_suggestion(modscope, captures, line,
 
 def test_a_word_that_is_like_no_command_brings_the_list_of_them(modscope):
     status, out, err = modscope("nonsense")
-    assert (status, out) == (2, "") and err == f"modscope: There is no command 'nonsense'. The commands are: {', '.join(WORDS)}\n"
+    assert (status, out) == (
+        2,
+        "",
+    ) and err == f"modscope: There is no command 'nonsense'. The commands are: {', '.join(WORDS)}\n"
 
 
 def test_run_is_handed_on_whole(monkeypatch):
@@ -193,7 +213,11 @@ def test_a_full_disk_is_told(captures):
 
 def test_no_output_at_all(captures):
     done = subprocess.run(
-        f"{sys.executable} -m modscope tree names.msc >&- 2>&-", shell=True, capture_output=True, timeout=600, cwd=captures
+        f"{sys.executable} -m modscope tree names.msc >&- 2>&-",
+        shell=True,
+        capture_output=True,
+        timeout=600,
+        cwd=captures,
     )
     assert done.returncode == 0
 

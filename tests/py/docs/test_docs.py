@@ -27,7 +27,9 @@ def anchor_of(heading: str) -> str:
 
 
 def anchors_of(page: pathlib.Path) -> set[str]:
-    return {anchor_of(line.lstrip("#")) for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("#")}
+    return {
+        anchor_of(line.lstrip("#")) for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("#")
+    }
 
 
 @pytest.mark.parametrize("name", page_names())

@@ -9,7 +9,11 @@ import pytest
 import warm_python
 
 ROOT = pathlib.Path(__file__).parents[3]
-COMMANDS = [shlex.split(line[2:]) for line in (ROOT / "docs" / "tutorial-fsdp2.md").read_text(encoding="utf-8").splitlines() if line.startswith("$ ")]
+COMMANDS = [
+    shlex.split(line[2:])
+    for line in (ROOT / "docs" / "tutorial-fsdp2.md").read_text(encoding="utf-8").splitlines()
+    if line.startswith("$ ")
+]
 
 
 def modscope_part(words: list[str]) -> list[str]:
@@ -55,11 +59,25 @@ def test_every_file_of_the_tutorial_exists_or_was_written_before():
 def test_the_example_runs_on_two_ranks_over_gloo(tmp_path):
     import modscope
 
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "modscope", "run", str(ROOT / "examples" / "fsdp2.py")]
-    ran = warm_python.run([*words, "--small", "--steps", "1"], tmp_path, CUDA_VISIBLE_DEVICES="")  # two ranks need two GPUs, or none
+    words = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "modscope",
+        "run",
+        str(ROOT / "examples" / "fsdp2.py"),
+    ]
+    ran = warm_python.run(
+        [*words, "--small", "--steps", "1"], tmp_path, CUDA_VISIBLE_DEVICES=""
+    )  # two ranks need two GPUs, or none
     assert ran.returncode == 0, ran.stderr
     captures = [modscope.load(str(tmp_path / f"modscope-fsdp2.rank{rank}.msc")) for rank in range(2)]
     assert [capture.info["world"] for capture in captures] == ["2", "2"]
-    whole = 4 * (2 * 1024 * 256 + 4 * (4 + 9) * 256 * 256 + 9 * 256)  # parameters in float32: embedding and head, layers, norms
+    whole = 4 * (
+        2 * 1024 * 256 + 4 * (4 + 9) * 256 * 256 + 9 * 256
+    )  # parameters in float32: embedding and head, layers, norms
     for capture in captures:
         assert capture.snapshot("peak").kinds["cpu"]["Sharded Param"] == whole // 2

@@ -255,7 +255,8 @@ def read_heap_profiles(path: pathlib.Path) -> list[HeldStack]:
         )
     }
     sites = {
-        number: (parent, frame) for number, parent, frame in processor.query("select id, parent_id, frame_id from stack_profile_callsite")
+        number: (parent, frame)
+        for number, parent, frame in processor.query("select id, parent_id, frame_id from stack_profile_callsite")
     }
 
     def stack(number: int | None) -> tuple[tuple[str, str, int], ...]:

@@ -68,7 +68,9 @@ def test_the_extension_tells_the_format(modscope, name, format):
     assert pathlib.Path(name).read_bytes() == pathlib.Path("out").read_bytes()
 
 
-@pytest.mark.parametrize("name, format", [("x.txt", "csv"), ("x.pkl", "torch-snapshot"), ("x.json", "speedscope"), ("csv", "json")])
+@pytest.mark.parametrize(
+    "name, format", [("x.txt", "csv"), ("x.pkl", "torch-snapshot"), ("x.json", "speedscope"), ("csv", "json")]
+)
 def test_a_format_that_is_asked_for_wins(modscope, name, format):
     _, out, _ = modscope(f"export run.msc --format {format} -o {name} --json")
     assert json.loads(out)["format"] == format
@@ -79,14 +81,23 @@ def test_a_format_that_is_asked_for_wins(modscope, name, format):
     [
         ("-o x.txt", "The extension of x.txt is not known: add --format, or use another extension. "),
         ("-o -", "The format is not known: with -o - add --format. "),
-        ("-o x.csv --format perfetto", "x.csv has the extension of csv, but --format says perfetto: change one of them. "),
-        ("-o x.speedscope.json --format json", "x.speedscope.json has the extension of speedscope, but --format says json: change one of them. "),
+        (
+            "-o x.csv --format perfetto",
+            "x.csv has the extension of csv, but --format says perfetto: change one of them. ",
+        ),
+        (
+            "-o x.speedscope.json --format json",
+            "x.speedscope.json has the extension of speedscope, but --format says json: change one of them. ",
+        ),
     ],
 )
 def test_an_extension_that_does_not_tell_or_tells_another_is_refused(modscope, words, sentence):
     status, out, err = modscope(f"export run.msc {words}")
     assert (status, out) == (2, "") and sentence in err and os.listdir() == ["run.msc"]
-    assert all(extension in err for extension in (".pftrace", ".perfetto-trace", ".speedscope.json", ".pickle", ".csv", ".json"))
+    assert all(
+        extension in err
+        for extension in (".pftrace", ".perfetto-trace", ".speedscope.json", ".pickle", ".csv", ".json")
+    )
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -167,7 +178,10 @@ def test_a_terminal_is_not_given_what_is_no_text(tmp_path):
     done = subprocess.run(words, cwd=tmp_path, stdout=theirs, stderr=subprocess.PIPE, text=True)
     os.close(theirs)
     os.close(ours)
-    assert done.returncode == 2 and "perfetto is binary and cannot be shown in a terminal: give a file with -o" in done.stderr
+    assert (
+        done.returncode == 2
+        and "perfetto is binary and cannot be shown in a terminal: give a file with -o" in done.stderr
+    )
 
 
 @pytest.mark.parametrize("options", ["--format csv", "--format csv --at peak", "--format json", "--format speedscope"])
@@ -286,10 +300,19 @@ def test_places_that_cannot_be(modscope, line, sentence):
     "data, sentence",
     [
         (None, "There is no file x.msc"),
-        (b"", "x.msc: this file is not a modscope capture. It is empty: its recording was ended before it wrote anything, or the disk is full. Record the run again"),
-        (b"modscope", "x.msc: this file is not a modscope capture. It is only 8 bytes long: if a recording wrote it, it was cut short. Record the run again"),
+        (
+            b"",
+            "x.msc: this file is not a modscope capture. It is empty: its recording was ended before it wrote anything, or the disk is full. Record the run again",
+        ),
+        (
+            b"modscope",
+            "x.msc: this file is not a modscope capture. It is only 8 bytes long: if a recording wrote it, it was cut short. Record the run again",
+        ),
         (b"something else entirely, and long enough", "x.msc: this file is not a modscope capture"),
-        (header(major=2) + bytes(100), "x.msc: this capture was written by a newer version of modscope: upgrade modscope to read it"),
+        (
+            header(major=2) + bytes(100),
+            "x.msc: this capture was written by a newer version of modscope: upgrade modscope to read it",
+        ),
         (header(), "There is nothing to export: x.msc has no events in it"),
         (Capture().end(how="finished"), "There is nothing to export: x.msc has no events in it"),
     ],
@@ -304,14 +327,26 @@ def test_no_capture(modscope, format, data, sentence):
 @pytest.mark.parametrize(
     "words, sentence",
     [
-        ("--format xml -o out", "There is no format 'xml'. The formats are: perfetto, speedscope, torch-snapshot, csv, json"),
+        (
+            "--format xml -o out",
+            "There is no format 'xml'. The formats are: perfetto, speedscope, torch-snapshot, csv, json",
+        ),
         ("--format csv", "the following arguments are required: -o/--output"),
-        ("-o out", "The extension of out is not known: add --format, or use another extension. The formats and their extensions are perfetto (.pf"),
+        (
+            "-o out",
+            "The extension of out is not known: add --format, or use another extension. The formats and their extensions are perfetto (.pf",
+        ),
         ("--format csv -o out --at noon", "There is no moment 'noon': use peak, oom, step:N or time:SECONDS"),
-        ("--format perfetto -o out --at peak", "perfetto always shows the whole run: leave out --at, or use speedscope, torch-snapshot"),
+        (
+            "--format perfetto -o out --at peak",
+            "perfetto always shows the whole run: leave out --at, or use speedscope, torch-snapshot",
+        ),
         ("--format perfetto -o out --device cpu", "The events in perfetto are of all devices: leave out --device"),
         ("--format json -o out --device cpu", "The events in json are of all devices: leave out --device, or add --at"),
-        ("--format csv -o - --json", "--json describes the file that was written, so it needs a file: give one with -o"),
+        (
+            "--format csv -o - --json",
+            "--json describes the file that was written, so it needs a file: give one with -o",
+        ),
     ],
 )
 def test_words_that_make_no_sense(modscope, words, sentence):
@@ -342,7 +377,9 @@ def test_no_peak_where_nothing_was_held(modscope):
     pathlib.Path("bare.msc").write_bytes(c.end(how="finished"))
     status, _, err = modscope("export bare.msc --format speedscope -o out")
     assert (status, err) == (1, "modscope: There is no peak: the capture has no memory in it\n")
-    assert all(modscope(f"export bare.msc --format {name} -o {name}")[0] == 0 for name in FORMATS if name != "speedscope")
+    assert all(
+        modscope(f"export bare.msc --format {name} -o {name}")[0] == 0 for name in FORMATS if name != "speedscope"
+    )
 
 
 def test_blocks_that_have_no_addresses_left(modscope):

@@ -85,7 +85,10 @@ def test_speedscope_has_the_lines_and_operators_of_each_block(capture):
         expected[key] = expected.get(key, 0) + block.bytes
     assert found == expected
     script = str(capture.with_name("größe.py"))
-    assert any(lines and lines[-1] == (script, 9, "Net.forward (größe.py:9)") and operator == "torch.relu" for lines, operator in found)
+    assert any(
+        lines and lines[-1] == (script, 9, "Net.forward (größe.py:9)") and operator == "torch.relu"
+        for lines, operator in found
+    )
 
 
 # ---- rows ----
@@ -94,10 +97,17 @@ def test_speedscope_has_the_lines_and_operators_of_each_block(capture):
 @pytest.mark.parametrize("format", ["csv", "json"])
 def test_the_first_row_of_a_block_has_its_line_and_operator(capture, format):
     text = export(capture, format).read_text("utf-8")
-    rows = list(csv.DictReader(text.splitlines())) if format == "csv" else [json.loads(row) for row in text.splitlines()]
+    rows = (
+        list(csv.DictReader(text.splitlines())) if format == "csv" else [json.loads(row) for row in text.splitlines()]
+    )
     peak, made, held_then = load(capture).peaks["cpu"].moment, {}, {}
     for row in rows:
-        where = row["file"] or None, int(row["line"]) if row["line"] else None, row["function"] or None, row["operator"] or None
+        where = (
+            row["file"] or None,
+            int(row["line"]) if row["line"] else None,
+            row["function"] or None,
+            row["operator"] or None,
+        )
         if row["kind"] in ("add", "held"):
             made[row["block"]] = where, int(row["bytes"])
         else:
@@ -160,7 +170,10 @@ def expected_profile(capture, device):
     found = {}
     for block in load(capture).snapshot("peak", device).blocks(device=device):
         frames, operator = (block.place.frames, block.place.operator) if block.place else ((), None)
-        lines = [(f"{frame.function} ({pathlib.Path(frame.file).name}:{frame.line})", frame.file, frame.line) for frame in reversed(frames)]
+        lines = [
+            (f"{frame.function} ({pathlib.Path(frame.file).name}:{frame.line})", frame.file, frame.line)
+            for frame in reversed(frames)
+        ]
         words = [(word, "", 0) for word in (operator, block.kind, block.category) if word]
         key = (block.module, "", 0), *lines, *words
         size, count = found.get(key, (0, 0))
@@ -171,7 +184,9 @@ def expected_profile(capture, device):
 def check_profile(capture, device, held):
     expected, found = expected_profile(capture, device), {}
     for one in held:
-        owner = max(i for i in range(len(one.frames)) if one.frames[i:] in expected)  # the modules around it come before it
+        owner = max(
+            i for i in range(len(one.frames)) if one.frames[i:] in expected
+        )  # the modules around it come before it
         assert all(mapping == "" for _, mapping, _ in one.frames[:owner])
         size, count = found.get(one.frames[owner:], (0, 0))
         found[one.frames[owner:]] = size + one.bytes, count + one.count
@@ -222,7 +237,9 @@ def sharded(tmp_path_factory):
     path = tmp_path_factory.mktemp("kinds") / "run.msc"
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     try:
-        model = shard_blocks(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), mesh=dist.init_device_mesh("cpu", (4,)))
+        model = shard_blocks(
+            nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), mesh=dist.init_device_mesh("cpu", (4,))
+        )
         optimizer = torch.optim.Adam(model.parameters())
         with record(path):
             for _ in range(3):
@@ -238,7 +255,9 @@ def sharded(tmp_path_factory):
 @pytest.mark.parametrize("reader", READ)
 def test_perfetto_has_a_counter_for_each_kind(sharded, reader):
     loaded, trace = load(sharded), READ[reader](export(sharded, "perfetto"))
-    moments = {round(event.time * 1e6) * 1000 + 999: event.number + 1 for event in loaded.events()}  # the last of each time
+    moments = {
+        round(event.time * 1e6) * 1000 + 999: event.number + 1 for event in loaded.events()
+    }  # the last of each time
     seen = set()
     for time, moment in moments.items():
         kinds = {f"cpu {kind}": size for kind, size in loaded.snapshot(moment).kinds.get("cpu", {}).items()}

@@ -146,7 +146,10 @@ def test_losses_are_said(capture, read):
 
 def test_optimizer_steps_are_marked(export_folder, read):
     trace = read(export_folder / "mlp.msc")
-    assert sum(slice.name == "optimizer step ended" for slice in trace.on("steps")) == load(export_folder / "mlp.msc").optimizer_steps
+    assert (
+        sum(slice.name == "optimizer step ended" for slice in trace.on("steps"))
+        == load(export_folder / "mlp.msc").optimizer_steps
+    )
 
 
 def test_names_come_through_as_they_are(export_folder, read):

@@ -110,7 +110,9 @@ def test_a_row_an_event(capture):
     counts = {kind: sum(row["kind"] == kind for row in rows) for kind in ("add", "drop", "position", "step", "oom")}
     assert counts == {kind: loaded._survey["events"][kind] for kind in counts}
     assert sum(row["kind"] == "claim" for row in rows) <= claims
-    for event, row in zip(loaded.events("position", "oom"), [row for row in rows if row["kind"] in ("position", "oom")]):
+    for event, row in zip(
+        loaded.events("position", "oom"), [row for row in rows if row["kind"] in ("position", "oom")]
+    ):
         assert (row["event"], row["thread"], row["phase"]) == (event.number, event.thread, event.phase)
         assert row["module"] == event.module and math.isclose(row["time"], event.time, abs_tol=1e-7)
 

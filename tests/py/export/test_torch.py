@@ -191,7 +191,9 @@ def test_only_opcodes_that_the_viewer_reads(capture):
 def test_categories_and_times_of_entries(export_folder):
     snapshot = snapshot_of(export_folder / "mixed.msc")
     entries = [entry for trace in snapshot["device_traces"] for entry in trace]
-    assert all(part(entry["frames"], "category") == entry["category"] for entry in entries if entry["action"] == "alloc")
+    assert all(
+        part(entry["frames"], "category") == entry["category"] for entry in entries if entry["action"] == "alloc"
+    )
     # The viewer fails where there are categories, and none is "unknown".
     assert [entry["action"] for entry in entries if entry.get("category") == "unknown"] == ["snapshot"]
     for trace in snapshot["device_traces"]:
@@ -217,7 +219,9 @@ def test_devices_have_torchs_numbers(export_folder):
         for block in segment["blocks"]:
             names[segment["device"]] = part(block["frames"], "device") if block["frames"] else names[segment["device"]]
     assert names == {0: "cuda:0", 1: "cuda:1", 2: "cpu"}
-    (only,) = {part(frames, "device") for frames, _ in blocks_of(snapshot_of(export_folder / "mixed.msc", "--device", "cpu"))}
+    (only,) = {
+        part(frames, "device") for frames, _ in blocks_of(snapshot_of(export_folder / "mixed.msc", "--device", "cpu"))
+    }
     assert only == "cpu"
 
 
@@ -228,7 +232,14 @@ def test_a_note(export_folder, name, word):
 
 
 def test_it_is_written_without_torch(export_folder, tmp_path):
-    words = ["export", str(export_folder / "train.msc"), "--format", "torch-snapshot", "-o", str(tmp_path / "out.pickle")]
+    words = [
+        "export",
+        str(export_folder / "train.msc"),
+        "--format",
+        "torch-snapshot",
+        "-o",
+        str(tmp_path / "out.pickle"),
+    ]
     done = run_python(f"""
         import sys
         from modscope.__main__ import main

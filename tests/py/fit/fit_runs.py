@@ -14,7 +14,12 @@ import modscope
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm, self.wide, self.act, self.narrow = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        self.norm, self.wide, self.act, self.narrow = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.GELU(),
+            nn.Linear(4 * width, width),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.narrow(self.act(self.wide(self.norm(x))))
@@ -33,7 +38,14 @@ class Net(nn.Module):
 
 
 def train(
-    path: pathlib.Path, *, batch: int = 256, steps: int = 3, count: int = 4, to_none: bool = True, micro: int = 1, fail_in: int = 0
+    path: pathlib.Path,
+    *,
+    batch: int = 256,
+    steps: int = 3,
+    count: int = 4,
+    to_none: bool = True,
+    micro: int = 1,
+    fail_in: int = 0,
 ) -> None:
     """A run on the CPU. ``fail_in``: raise in the forward of this step."""
     torch.manual_seed(0)

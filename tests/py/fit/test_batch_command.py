@@ -82,7 +82,9 @@ def test_the_text(folder: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> N
         (["train.py", "--gpu", "t4", "--steps", "0", "--", "{}"], 2, "not a number of steps"),
     ],
 )
-def test_bad_arguments(words: list[str], status: int, text: str, folder: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_arguments(
+    words: list[str], status: int, text: str, folder: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     try:
         ended: object = main(["batch", *words])
     except SystemExit as exit:

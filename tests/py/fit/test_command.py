@@ -29,7 +29,9 @@ def test_a_run_that_fits(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[s
     train(tmp_path / "run.msc")
     assert main(["fit", str(tmp_path / "run.msc"), "--gpu", "t4", "--json", str(tmp_path / "fit.json")]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith("cpu allocated ") and out[0].endswith("T4 has 14.1 GiB beside the context: it fits, with 14.1 GiB to spare.")
+    assert out[0].startswith("cpu allocated ") and out[0].endswith(
+        "T4 has 14.1 GiB beside the context: it fits, with 14.1 GiB to spare."
+    )
     assert "no caching allocator" in out[1] and len(out) == 2
     (written,) = json.loads((tmp_path / "fit.json").read_text())["gpus"]
     assert (written["gpu"], written["fits"], written["levers"], written["caching"]) == ("t4", True, [], False)
@@ -62,7 +64,11 @@ def test_what_cannot_fit_says_why(tmp_path: pathlib.Path) -> None:
     assert rest < job.replay().reserved
     least = min(tried.outcome.reserved for tried in _fit_answer.answer(job, tiny(rest + 1)).tried)
     out = lines(tmp_path / "run.msc", (rest + least) // 2)  # they would fit: it is something else
-    assert out[-1].startswith("None of this makes it fit: ") and "alone" not in out[-1] and "smaller batch would help" in out[-1]
+    assert (
+        out[-1].startswith("None of this makes it fit: ")
+        and "alone" not in out[-1]
+        and "smaller batch would help" in out[-1]
+    )
 
 
 def test_files_that_exist_are_not_replaced(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +130,10 @@ def test_no_row_that_fits_reserves_more_than_the_gpu_has(tmp_path: pathlib.Path)
     levers = _fit_page.changes(found, (0, job.stream.events))["fit"]["levers"]
     (shown,) = [lever for lever in levers if lever["name"] == tried.lever.name]
     assert shown["reserved"] == 90 << 20 and "at most with unlimited memory" in shown["text"]
-    assert "It fits Tiny GPU, where it reserves 90.00 MiB at most, as the allocator gives free segments back." in shown["text"]
+    assert (
+        "It fits Tiny GPU, where it reserves 90.00 MiB at most, as the allocator gives free segments back."
+        in shown["text"]
+    )
 
 
 def test_inferred_figures_of_fsdp2_are_said_to_be_about_right(tmp_path: pathlib.Path) -> None:
@@ -160,7 +169,10 @@ def test_a_run_that_died_later_is_judged_by_its_whole_steps(tmp_path: pathlib.Pa
         died = Job(str(tmp_path / f"{step}.msc"))
         assert (died.died, died.whole_steps) == (True, step - 1)
         assert died.replay().reserved == pytest.approx(whole.replay().reserved, rel=0.01)
-    assert any("ended in step 3: figures are those of the 2 whole steps before" in line for line in lines(tmp_path / "3.msc", 10_000))
+    assert any(
+        "ended in step 3: figures are those of the 2 whole steps before" in line
+        for line in lines(tmp_path / "3.msc", 10_000)
+    )
 
 
 def test_a_run_without_steps(tmp_path: pathlib.Path) -> None:

@@ -25,7 +25,10 @@ def test_what_is_missing_is_taken_from_the_whole_run(tmp_path: pathlib.Path) -> 
         for pair in ((died, whole), (whole, died)):
             judged, (about,) = join(*pair)
             assert judged is whole
-            assert f"died{step}.msc ends in step {step}" in about and f"forward of Net.head. Figures are those of {whole.file}" in about
+            assert (
+                f"died{step}.msc ends in step {step}" in about
+                and f"forward of Net.head. Figures are those of {whole.file}" in about
+            )
             assert about.endswith("differ by 0.0 %.")
 
 
@@ -33,7 +36,9 @@ def test_captures_that_do_not_suit_each_other_are_refused(tmp_path: pathlib.Path
     whole, died = job(tmp_path / "whole.msc"), job(tmp_path / "died.msc", fail_in=1)
     with pytest.raises(CaptureError, match=r"in step 1 they call Net.head in one and Net.h.4 in the other"):
         join(died, job(tmp_path / "deeper.msc", count=5))
-    with pytest.raises(CaptureError, match=r"holds .* at most and .*: give a capture of the same program with the same arguments"):
+    with pytest.raises(
+        CaptureError, match=r"holds .* at most and .*: give a capture of the same program with the same arguments"
+    ):
         join(died, job(tmp_path / "larger.msc", batch=1024))
     with pytest.raises(CaptureError, match="Record more steps of it"):
         join(job(tmp_path / "late.msc", fail_in=3), job(tmp_path / "short.msc", steps=1))
@@ -43,7 +48,9 @@ def test_captures_that_do_not_suit_each_other_are_refused(tmp_path: pathlib.Path
         join(whole, whole)
 
 
-def test_the_commands_take_both(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_take_both(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     train(pathlib.Path("whole.msc"), batch=1024)

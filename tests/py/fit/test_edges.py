@@ -20,7 +20,10 @@ from modscope._step_time import ends_within_step, step_time
 
 def _capture(durations: list[float], how: str | None) -> Any:
     begins = [sum(durations[:i]) for i in range(len(durations))]
-    steps = [SimpleNamespace(number=i + 1, begin=begin, end=begin + time) for i, (begin, time) in enumerate(zip(begins, durations))]
+    steps = [
+        SimpleNamespace(number=i + 1, begin=begin, end=begin + time)
+        for i, (begin, time) in enumerate(zip(begins, durations))
+    ]
     end = {"how": how} if how else None
     return SimpleNamespace(steps=lambda: steps, end=end, last_oom=None, stream=SimpleNamespace(has_gpu_times=False))
 
@@ -43,14 +46,20 @@ def test_a_file_that_was_cut_short_is_said_to_be(tmp_path: pathlib.Path) -> None
             refuse()
 
 
-def test_a_run_that_died_in_its_first_step_is_not_said_to_fit(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_died_in_its_first_step_is_not_said_to_fit(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(tmp_path / "died.msc", fail_in=1)
     main(["fit", str(tmp_path / "died.msc"), "--gpu", "h200"])
     first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith("cpu allocated at least ") and first.endswith("whether a whole step fits is not known."), first
+    assert first.startswith("cpu allocated at least ") and first.endswith("whether a whole step fits is not known."), (
+        first
+    )
 
 
-def test_a_program_that_exits_with_a_failure_inside_its_first_step_is_not_said_to_fit(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_that_exits_with_a_failure_inside_its_first_step_is_not_said_to_fit(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "run.msc"
 
     def first_line(steps: int, is_in_step: bool, **end: str) -> str:
@@ -70,11 +79,21 @@ def test_a_program_that_exits_with_a_failure_inside_its_first_step_is_not_said_t
     for end in ({"how": "finished", "status": "0"}, {"how": "finished"}, {"how": "stopped", "by": "--steps 3"}):
         assert "it fits" in first_line(0, True, **end)  # as before: nothing says that a step was cut short
     for steps in (1, 3):
-        assert "it fits" in first_line(steps, False, **failed) and Job(str(file)).whole_steps == steps and not Job(str(file)).died
-        assert "it fits" in first_line(steps, True, **failed) and Job(str(file)).whole_steps == steps and Job(str(file)).died
+        assert (
+            "it fits" in first_line(steps, False, **failed)
+            and Job(str(file)).whole_steps == steps
+            and not Job(str(file)).died
+        )
+        assert (
+            "it fits" in first_line(steps, True, **failed)
+            and Job(str(file)).whole_steps == steps
+            and Job(str(file)).died
+        )
 
 
-def test_a_prediction_that_ended_before_it_used_the_gpu_is_not_said_to_have_run_on_the_cpu(tmp_path: pathlib.Path) -> None:
+def test_a_prediction_that_ended_before_it_used_the_gpu_is_not_said_to_have_run_on_the_cpu(
+    tmp_path: pathlib.Path,
+) -> None:
     def notes(data: bytes, device: str | None = None) -> str:
         (tmp_path / "run.msc").write_bytes(data)
         return " ".join(notes_on(Job(str(tmp_path / "run.msc"), device)))
@@ -86,9 +105,13 @@ def test_a_prediction_that_ended_before_it_used_the_gpu_is_not_said_to_have_run_
 
     predicted = {"source": "predicted", "gpu_title": "NVIDIA H200"}
     early = run(**predicted)
-    assert notes(early.killed()).startswith("It was predicted on H200, but it ended before anything was allocated on the GPU: figures are")
+    assert notes(early.killed()).startswith(
+        "It was predicted on H200, but it ended before anything was allocated on the GPU: figures are"
+    )
     whole = run(**predicted)
-    assert notes(whole.end(how="finished")).startswith("It was predicted on H200, but nothing was allocated on the GPU: figures are")
+    assert notes(whole.end(how="finished")).startswith(
+        "It was predicted on H200, but nothing was allocated on the GPU: figures are"
+    )
     real = run(source="allocator")
     assert notes(real.killed()).startswith("It ran on the CPU, which has no caching allocator")
     used = capture_helpers.train(**predicted)
@@ -96,8 +119,12 @@ def test_a_prediction_that_ended_before_it_used_the_gpu_is_not_said_to_have_run_
     assert notes(used.end(how="finished")) == ""
 
 
-def test_the_commands_that_fit_advises_name_the_program_of_the_capture(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = capture_helpers.Capture(("cpu", "cuda:0"), program="one.py", arguments="--name\nmy run", pid="1", torch="2.13.0")
+def test_the_commands_that_fit_advises_name_the_program_of_the_capture(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = capture_helpers.Capture(
+        ("cpu", "cuda:0"), program="one.py", arguments="--name\nmy run", pid="1", torch="2.13.0"
+    )
     run.step()
     run.where("forward", run.module("Net"))
     run.add(1 << 20, 1)
@@ -108,7 +135,9 @@ def test_the_commands_that_fit_advises_name_the_program_of_the_capture(tmp_path:
     assert "Predict the script instead:  modscope predict --gpu t4 --ranks 8 one.py --name 'my run'\n" in out
 
 
-def test_the_figures_never_replace_the_capture_or_the_script(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figures_never_replace_the_capture_or_the_script(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(tmp_path / "run.msc")
     script = tmp_path / "train.py"
     script.write_text("print()\n")

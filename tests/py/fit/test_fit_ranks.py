@@ -140,7 +140,9 @@ def assert_alike(replayed: Outcome, real: Outcome, reserved: float = 0.03) -> No
 
 
 @on_virtual_gpu
-def test_a_policy_for_a_job_with_autocast_agrees_with_a_prediction(mixed_predictions: Predictions, predictions: Predictions) -> None:
+def test_a_policy_for_a_job_with_autocast_agrees_with_a_prediction(
+    mixed_predictions: Predictions, predictions: Predictions
+) -> None:
     one, real = mixed_predictions.job(1), mixed_predictions.job(8).replay()
     lever, plain = levers_of(one).sharded(8, mixed=True), levers_of(one).sharded(8)
     assert lever is not None and plain is not None and lever.name == "FSDP2 over 8 GPUs with a MixedPrecisionPolicy"
@@ -168,10 +170,15 @@ def test_other_arguments_of_fully_shard_agree_with_predictions(predictions: Pred
 def test_what_would_be_faster_is_shown_where_it_fits(predictions: Predictions) -> None:
     usual, kept = predictions.job(8), predictions.job(8, reshard="no").replay()
     (tried,) = _fit_rank_levers.faster(levers_of(usual))
-    assert "reshard_after_forward=False" in tried.lever.name and tried.outcome.reserved == pytest.approx(kept.reserved, rel=0.03)
+    assert "reshard_after_forward=False" in tried.lever.name and tried.outcome.reserved == pytest.approx(
+        kept.reserved, rel=0.03
+    )
     assert _fit_rank_levers.faster(levers_of(usual, (usual.replay().reserved + kept.reserved) // 2)) == []
     found = answer(usual, find_gpu("h100"), faster=True)
-    assert "What would be faster" in "\n".join(lines_of(found)) and "how much time it saves is not known" in lines_of(found)[-1]
+    assert (
+        "What would be faster" in "\n".join(lines_of(found))
+        and "how much time it saves is not known" in lines_of(found)[-1]
+    )
     assert answer(usual, find_gpu("h100")).tried == []
 
 
@@ -198,9 +205,15 @@ def test_what_each_rank_would_take_is_said_also_where_one_gpu_is_enough(
     assert main(["fit", predictions.path(1), "--gpu", "h100", "--ranks", "8", "--json", str(json_file)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert ": it fits, with " in lines[0] and lines[2].split("   ")[0].strip() == "Each of 8 ranks"
-    assert lines[3].startswith("  FSDP2 over 8 GPUs ") and lines[3].endswith("7 more GPUs") and "reshard_after_forward=False" in lines[4]
+    assert (
+        lines[3].startswith("  FSDP2 over 8 GPUs ")
+        and lines[3].endswith("7 more GPUs")
+        and "reshard_after_forward=False" in lines[4]
+    )
     (found,) = json.loads(json_file.read_text())["gpus"]
-    assert found["ranks_asked"] == 8 and found["on_ranks"][0]["reserved_peak"] == pytest.approx(predictions.job(8).replay().reserved, rel=0.08)
+    assert found["ranks_asked"] == 8 and found["on_ranks"][0]["reserved_peak"] == pytest.approx(
+        predictions.job(8).replay().reserved, rel=0.08
+    )
     assert main(["fit", predictions.path(1), "--gpu", "h100,t4", "--ranks", "8"]) == 0
     out = capsys.readouterr().out
     assert "\nEach of 8 ranks: FSDP2 over 8 GPUs, " in out and "on 8 ranks" in out
@@ -214,7 +227,10 @@ def test_ranks_that_do_not_help_are_still_answered(predictions: Predictions) -> 
     most = one.replay().allocated
     with mock.patch("modscope._fit_levers.Levers.helps", return_value=False):
         found = answer(one, find_gpu(f"{most - 64 * MIB + find_gpu('1GiB').context}"), ranks=2)
-    assert not found.before.fits and [tried.lever.name for tried in found.tried if tried in found.on_ranks][0] == "FSDP2 over 2 GPUs"
+    assert (
+        not found.before.fits
+        and [tried.lever.name for tried in found.tried if tried in found.on_ranks][0] == "FSDP2 over 2 GPUs"
+    )
 
 
 def test_why_nothing_is_known_of_more_ranks_is_said(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,7 +277,9 @@ for _ in range(3):
 
 @on_virtual_gpu
 @pytest.mark.parametrize("shape, count", [("two", 8), ("linears", 6)])
-def test_each_layer_is_sharded_on_its_own_whatever_keeps_its_activations(tmp_path: pathlib.Path, shape: str, count: int) -> None:
+def test_each_layer_is_sharded_on_its_own_whatever_keeps_its_activations(
+    tmp_path: pathlib.Path, shape: str, count: int
+) -> None:
     (tmp_path / "train.py").write_text(SHAPES)
     with PredictedScript([str(tmp_path / "train.py"), shape], options_of("--seconds", "0")) as script:
         made = Predictions(script)
@@ -275,7 +293,9 @@ def test_each_layer_is_sharded_on_its_own_whatever_keeps_its_activations(tmp_pat
 
 
 @on_virtual_gpu
-def test_a_rank_of_fsdp2_over_as_many_ranks_is_refused(predictions: Predictions, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_of_fsdp2_over_as_many_ranks_is_refused(
+    predictions: Predictions, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["fit", predictions.path(8), "--gpu", "2GiB", "--ranks", "8"]) == 1
     assert "is of one of 8 ranks already" in capsys.readouterr().err
     assert main(["fit", predictions.path(8), "--gpu", "1GiB", "--ranks", "24"]) == 0
@@ -292,7 +312,9 @@ def test_fully_shard_gets_other_arguments(predictions: Predictions) -> None:
     assert Job(kept).replay().allocated > usual.allocated + 3 * 4 * 8 * MIB  # four of six blocks stay gathered at least
     shards = [Job(path).capture.snapshot("peak").totals["cuda:0"]["Optstate"] for path in (hybrid, predictions.path(2))]
     assert shards[0] == shards[1]
-    assert len({nccl_bytes(Job(path).capture) for path in (hybrid, predictions.path(8))}) == 2  # it has more communicators
+    assert (
+        len({nccl_bytes(Job(path).capture) for path in (hybrid, predictions.path(8))}) == 2
+    )  # it has more communicators
 
 
 @on_virtual_gpu
@@ -302,22 +324,38 @@ def test_nccl_leaves_less_of_the_gpu(predictions: Predictions) -> None:
     found = answer(job, gpu)
     assert found.capacity == may_reserve(gpu, job.capture) == gpu.capacity - communicator_bytes(8)
     text = lines_of(found)[0]
-    assert text.startswith("cuda:0, as rank 0 of 8, reserved") and "beside the context and about 0.7 GiB for NCCL: it fits" in text
+    assert (
+        text.startswith("cuda:0, as rank 0 of 8, reserved")
+        and "beside the context and about 0.7 GiB for NCCL: it fits" in text
+    )
     levers = Levers(job, gpu, found.capacity, found.before)
     assert levers.rank_counts() == (16, 32, 64)
     lever = levers.sharded(16)
-    assert lever is not None and (lever.name, lever.cost, lever.more) == ("FSDP2 over 16 GPUs", "8 more GPUs", 8) and lever.can_be_verified
+    assert (
+        lever is not None
+        and (lever.name, lever.cost, lever.more) == ("FSDP2 over 16 GPUs", "8 more GPUs", 8)
+        and lever.can_be_verified
+    )
     assert Levers(predictions.job(1), gpu, gpu.capacity, found.before).rank_counts() == (2, 4, 8)
 
 
 @on_virtual_gpu
 def test_a_script_that_fails_before_its_first_step_is_not_said_to_fit(tmp_path: pathlib.Path) -> None:
     for text, error in (
-        ("import torch\nx = torch.ones(9, device='cuda')\nraise ValueError('no data')", r"ValueError: no data\), so what it needs is not known$"),
-        ("import os, torch\nos.environ['RANK']", r"KeyError: 'RANK'\), so what it needs is not known\. torchrun would set RANK\. Say how many"),
+        (
+            "import torch\nx = torch.ones(9, device='cuda')\nraise ValueError('no data')",
+            r"ValueError: no data\), so what it needs is not known$",
+        ),
+        (
+            "import os, torch\nos.environ['RANK']",
+            r"KeyError: 'RANK'\), so what it needs is not known\. torchrun would set RANK\. Say how many",
+        ),
     ):
         (tmp_path / "train.py").write_text(text)
-        with PredictedScript([str(tmp_path / "train.py")], options_of()) as script, mock.patch("subprocess.Popen", warm_python.Popen):
+        with (
+            PredictedScript([str(tmp_path / "train.py")], options_of()) as script,
+            mock.patch("subprocess.Popen", warm_python.Popen),
+        ):
             with pytest.raises(CaptureError, match=r"train\.py failed before its first optimizer step \(" + error):
                 script.predict([find_gpu("h100")])
 

@@ -40,7 +40,13 @@ def test_edits_that_are_impossible_are_refused() -> None:
     run = RandomRun(1)
     stream = _capture.Stream(open_capture(run.make()))
     last = stream.blocks - 1
-    for edit in (("end", last, 0), ("end", last + 1, None), ("stop", stream.events + 1), ("batch", 0.5), ("save_on_cpu", 1, 1000)):
+    for edit in (
+        ("end", last, 0),
+        ("end", last + 1, None),
+        ("stop", stream.events + 1),
+        ("batch", 0.5),
+        ("save_on_cpu", 1, 1000),
+    ):
         with pytest.raises(ValueError, match=edit[0]):
             stream.replay(1, [edit])
 

@@ -17,7 +17,9 @@ FULL = {"gpu_processors": "32", "gpu_threads": "2048"}
 NEVER = 1 << 20
 
 
-def job(path: pathlib.Path, batch: int, *limits: int, gpu: str = "", extra: int = 0, end: dict[str, str] | None = None) -> Job:
+def job(
+    path: pathlib.Path, batch: int, *limits: int, gpu: str = "", extra: int = 0, end: dict[str, str] | None = None
+) -> Job:
     """A run in whose backward, for each of ``limits``, a reduction has a MiB of partial results for each of the batch, up to
     the limit. ``extra``: bytes of a workspace that an operator takes in each forward."""
     c = Capture(("cpu", "cuda:0"), torch="2.13.0", **({"gpu": gpu} if gpu else {}))
@@ -57,7 +59,11 @@ def job(path: pathlib.Path, batch: int, *limits: int, gpu: str = "", extra: int 
     ],
 )
 def test_partial_results_stop_growing(
-    tmp_path: pathlib.Path, sizes: tuple[int, int], limits: tuple[int, ...], known: dict[str, Any], tried: tuple[int, ...]
+    tmp_path: pathlib.Path,
+    sizes: tuple[int, int],
+    limits: tuple[int, ...],
+    known: dict[str, Any],
+    tried: tuple[int, ...],
 ) -> None:
     small, large = (job(tmp_path / f"{batch}.msc", batch, *limits, **known) for batch in sizes)
     batches = Batches(small, large, sizes)
@@ -75,7 +81,9 @@ def test_what_is_not_a_reduction_grows_on(tmp_path: pathlib.Path) -> None:
 def test_an_operator_that_works_in_another_way_is_a_sentence(tmp_path: pathlib.Path) -> None:
     small, large = job(tmp_path / "small.msc", 4, 32), job(tmp_path / "large.msc", 8, 32, extra=5 * MIB)
     note = Batches(small, large, (4, 8)).note
-    assert note.startswith(f"{large.file} has 3 blocks that {small.file} does not have, the first of them 5.00 MiB in forward of Net: ")
+    assert note.startswith(
+        f"{large.file} has 3 blocks that {small.file} does not have, the first of them 5.00 MiB in forward of Net: "
+    )
     assert "an operator works in another way with a larger batch, so figures of other batches are about right." in note
     other = Batches(job(tmp_path / "small.msc", 4, 32, extra=5 * MIB), job(tmp_path / "large.msc", 8, 32), (4, 8)).note
     assert other.startswith(f"{small.file} has 3 blocks that {large.file} does not have")

@@ -135,7 +135,11 @@ def run(folder: pathlib.Path, *words: str, conf: str = "") -> str:
 def test_a_script_is_predicted_and_what_is_shown_is_predicted_again(tmp_path: pathlib.Path) -> None:
     script = script_of(tmp_path)
     first, *rest = run(tmp_path, "fit", str(script), "--gpu", "4GiB", "--json", "out.json").splitlines()
-    assert first.startswith("cuda:0 reserved ") and "short by" in first and "It would fail in step 1, forward of Net.h." in first
+    assert (
+        first.startswith("cuda:0 reserved ")
+        and "short by" in first
+        and "It would fail in step 1, forward of Net.h." in first
+    )
     (head,) = [line for line in rest if line.startswith("  What would help")]
     assert head.split()[3:] == ["reserved", "fits", "verified", "cost"]
     assert any(line.startswith("Verified: the script was predicted again") for line in rest)
@@ -146,7 +150,9 @@ def test_a_script_is_predicted_and_what_is_shown_is_predicted_again(tmp_path: pa
         (row,) = [line for line in rest if line.startswith(f"  {name}  ")]
         after = row[head.index("verified") :].split("  ")[0]
         assert (after == "yes") == is_verified
-        assert is_verified == all(part.startswith(("checkpoint", "expandable", "max_split")) for part in name.split(" and "))
+        assert is_verified == all(
+            part.startswith(("checkpoint", "expandable", "max_split")) for part in name.split(" and ")
+        )
     assert not list(tmp_path.glob("*.msc"))
 
 
@@ -154,14 +160,29 @@ def test_the_plan_of_a_script_is_what_a_prediction_with_it_gives(tmp_path: pathl
     script = script_of(tmp_path, "int(sys.argv[1])")
     made = json.loads(run(tmp_path, "plan", str(script), "--budget", "4GiB", "-o", "plan.json", "--json", "--", "512"))
     assert made["is_verified"] and made["after"]["reserved"] <= 4 << 30 < made["before"]["reserved"]
-    run(tmp_path, "predict", "--gpu", "h100", "--plan", "plan.json", "--json", "out.json", "-o", "with.msc", str(script), "512")
+    run(
+        tmp_path,
+        "predict",
+        "--gpu",
+        "h100",
+        "--plan",
+        "plan.json",
+        "--json",
+        "out.json",
+        "-o",
+        "with.msc",
+        str(script),
+        "512",
+    )
     assert json.loads((tmp_path / "out.json").read_text())["reserved_peak"] == made["after"]["reserved"]
     assert json.loads((tmp_path / "plan.json").read_text())["reserved"]["after"] == made["after"]["reserved"]
 
 
 def test_a_program_that_limits_its_memory_is_judged_by_its_limit(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "run.msc"
-    program = VIRTUAL.format(folder=str(pathlib.Path(__file__).parent)).replace("    model = ", "    torch.cuda.set_per_process_memory_fraction(0.25)\n    model = ")
+    program = VIRTUAL.format(folder=str(pathlib.Path(__file__).parent)).replace(
+        "    model = ", "    torch.cuda.set_per_process_memory_fraction(0.25)\n    model = "
+    )
     assert "fraction(0.25)" in program
     assert warm_python.run(["-W", "ignore", "-c", program, str(path), "", "8"]).returncode == 0
     job = Job(str(path))
@@ -190,7 +211,9 @@ def test_a_script_is_predicted_with_other_batches(
     monkeypatch.setattr("modscope._commands.batch._PREDICTIONS", 2)
     monkeypatch.setattr("subprocess.Popen", warm_python.Popen)
     script = script_of(tmp_path, "int(sys.argv[1])")
-    assert main(["batch", str(script), "--gpu", "1GiB", "--batches", "16,1024", "--steps", "1", "--json", "--", "{}"]) == 0
+    assert (
+        main(["batch", str(script), "--gpu", "1GiB", "--batches", "16,1024", "--steps", "1", "--json", "--", "{}"]) == 0
+    )
     made = json.loads(capsys.readouterr().out)
     assert {point["batch"]: point["fits"] for point in made["curve"]} == {16: True, 1024: False}
     assert made["gpus"][0]["largest"] == 16 and made["gpus"][0]["reserved"] <= made["gpus"][0]["capacity"]

@@ -128,7 +128,12 @@ def test_below_a_module_are_the_frames_and_the_operator(run, folder):
         stack += [(node["what"], node["function"], node["line"], node["name"]) for node in made[:1]]
         made = [child for child in made[0]["children"] if child["function"] != "Layer.forward"] or made[0]["children"]
     frames = [(function, line) for what, function, line, _ in stack if what == "frame" and function != "run"]
-    assert frames[-4:] == [("main", 23), ("Net.__init__", 15), ("Net.__init__.<locals>.<genexpr>", 15), ("Layer.__init__", 6)]
+    assert frames[-4:] == [
+        ("main", 23),
+        ("Net.__init__", 15),
+        ("Net.__init__.<locals>.<genexpr>", 15),
+        ("Layer.__init__", 6),
+    ]
     assert stack[-1][0] == "operator" and stack[-1][3] == "torch.nn.Linear"
 
 
@@ -150,7 +155,9 @@ def test_torchs_reader_of_snapshots_finds_the_same_stacks(run, folder):
     for line in _memory_viz.memory(snapshot, format_flamegraph=lambda rows: rows).splitlines():
         stack, _, size = line.rpartition(" ")
         lines = re.findall(r"script\.py:(\d+):([\w.<>]+)", stack)
-        lines = lines[1:] if lines[:1] == lines[1:2] else lines  # of backward it has the line of backward() outside that of the forward
+        lines = (
+            lines[1:] if lines[:1] == lines[1:2] else lines
+        )  # of backward it has the line of backward() outside that of the forward
         theirs[tuple(f"{function} (script.py:{number})" for number, function in lines)] += int(size)
     ours: Counter[tuple[str, ...]] = Counter()
     for line in run("flame 8.msc --by line --folded").splitlines():
@@ -162,7 +169,11 @@ def test_torchs_reader_of_snapshots_finds_the_same_stacks(run, folder):
 
 def test_layers_together_are_the_sum_of_the_layers(run):
     tree = {node["fqn"]: node["subtree"]["Total"] for node in nodes(json.loads(run("tree 8.msc --json"))["tree"])}
-    flame = {node["fqn"]: node["subtree"]["Total"] for node in nodes(json.loads(run("flame 8.msc --json --by layers"))["tree"]) if node["fqn"]}
+    flame = {
+        node["fqn"]: node["subtree"]["Total"]
+        for node in nodes(json.loads(run("flame 8.msc --json --by layers"))["tree"])
+        if node["fqn"]
+    }
     assert flame["Net.layers.*.up"] == sum(tree[f"Net.layers.{i}.up"] for i in range(3))
     assert flame["Net.layers.*"] == tree["Net.layers"] and not any("0" in fqn for fqn in flame)
     (alone,) = json.loads(run("flame 8.msc --json --by layers --module Net.layers.1"))["tree"]
@@ -170,7 +181,9 @@ def test_layers_together_are_the_sum_of_the_layers(run):
 
 
 def test_below_an_operator_of_backward_is_the_line_of_the_forward(run):
-    (linear,) = [node for node in json.loads(run("flame 8.msc --json --by operator"))["tree"] if node["name"] == "AddmmBackward0"]
+    (linear,) = [
+        node for node in json.loads(run("flame 8.msc --json --by operator"))["tree"] if node["name"] == "AddmmBackward0"
+    ]
     assert {(below["function"], below["line"]) for below in linear["children"]} == {("Layer.forward", 10)}
 
 
@@ -186,7 +199,9 @@ def test_folded_stacks_add_up_and_have_the_form_that_other_tools_read(run, by):
     stacks = [line[1] for line in read if line]
     assert len(set(stacks)) == len(stacks)
     if by == "module":
-        (made,) = [line for line in lines if line.startswith("Net;layers;0;up;") and "Layer.__init__ (script.py:6)" in line]
+        (made,) = [
+            line for line in lines if line.startswith("Net;layers;0;up;") and "Layer.__init__ (script.py:6)" in line
+        ]
         assert made.endswith("Layer.__init__ (script.py:6);torch.nn.Linear 526336")
 
 
@@ -254,7 +269,9 @@ def test_matches_are_marked_in_the_picture(run):
     assert "'layers.1' matches" in out and "marked with ▶" in out
     marked = [cell for line in picture(out) for cell in line.split("│") if "▶" in cell]
     assert marked and marked[0].startswith("▶1 ")
-    assert "▶" not in "".join(picture(run("flame 8.msc --find nowhere"))) and "Nothing matches" in run("flame 8.msc --find nowhere")
+    assert "▶" not in "".join(picture(run("flame 8.msc --find nowhere"))) and "Nothing matches" in run(
+        "flame 8.msc --find nowhere"
+    )
 
 
 # ---- the picture ----
@@ -268,12 +285,16 @@ def cells(row: str) -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("columns", [60, 80, 143, 400])
-@pytest.mark.parametrize(("by", "name", "pattern"), [("module", r"Net|layers|[012]", r"\w+"), ("line", r"main \(.*", r"main.*:\d+")])
+@pytest.mark.parametrize(
+    ("by", "name", "pattern"), [("module", r"Net|layers|[012]", r"\w+"), ("line", r"main \(.*", r"main.*:\d+")]
+)
 def test_widths_are_bytes(run, columns, by, name, pattern):
     flame = json.loads(run(f"flame 8.msc --json --by {by}"))
     rows = picture(run(f"flame 8.msc --by {by} --no-group", columns))
     assert len(rows) > 5 and max(map(len, rows)) == columns
-    exact = sorted(node["subtree"]["Total"] / flame["total"] for node in nodes(flame["tree"]) if re.fullmatch(name, node["name"]))
+    exact = sorted(
+        node["subtree"]["Total"] / flame["total"] for node in nodes(flame["tree"]) if re.fullmatch(name, node["name"])
+    )
     drawn = sorted(
         width for row in rows for text, width in cells(row) if (label := re.match(pattern, text))
         and re.fullmatch(name, label[0] if by == "module" else f"{label[0].partition(' ')[0].partition(':')[0]} (")
@@ -299,7 +320,15 @@ def test_a_picture_at_80_columns(run):
 def test_a_module_with_a_number_is_drawn_with_the_name_before_it():
     from modscope._groups import last_named_part
 
-    ends = {"Net.layers.*": "layers.*", "Net.layers.0": "layers.0", "Net.layers.0.up": "up", "Net": "Net", "0": "0", "*": "*", "Net.a.1.2": "a.1.2"}
+    ends = {
+        "Net.layers.*": "layers.*",
+        "Net.layers.0": "layers.0",
+        "Net.layers.0.up": "up",
+        "Net": "Net",
+        "0": "0",
+        "*": "*",
+        "Net.a.1.2": "a.1.2",
+    }
     assert {name: last_named_part(name) for name in ends} == ends
 
 

@@ -57,7 +57,9 @@ def arguments(folder, **options):
 
 def trainer(folder, *callbacks, model=None, kind=Trainer, **options):
     model = model or Model()
-    return kind(model, arguments(folder, **options), train_dataset=DATA, eval_dataset=DATA[:8], callbacks=list(callbacks))
+    return kind(
+        model, arguments(folder, **options), train_dataset=DATA, eval_dataset=DATA[:8], callbacks=list(callbacks)
+    )
 
 
 def rows(trained, key="memory/peak"):
@@ -103,7 +105,9 @@ def test_reporters_see_them_too(tmp_path, late):
     trained.train()
     assert [step for step, logs in reporter.seen if "memory/peak" in logs] == [2, 4, 6]
     for step, logs in reporter.seen:
-        (row,) = [row for row in trained.state.log_history if row["step"] == step and ("loss" in row) == ("loss" in logs)]
+        (row,) = [
+            row for row in trained.state.log_history if row["step"] == step and ("loss" in row) == ("loss" in logs)
+        ]
         assert {**logs, "step": step, **({"total_flos": 0.0} if "train_runtime" in row else {})} == row
 
 

@@ -194,7 +194,9 @@ def test_a_capture_has_the_peak_that_is_logged(tmp_path):
 
 def test_a_capture_that_is_there_already_is_kept(tmp_path):
     for _ in range(2):
-        trainer(tmp_path, MemoryCallback(capture_steps=range(2), capture_path=tmp_path / "x.msc")).fit(Lit(), batches(3))
+        trainer(tmp_path, MemoryCallback(capture_steps=range(2), capture_path=tmp_path / "x.msc")).fit(
+            Lit(), batches(3)
+        )
     assert {path.name for path in tmp_path.glob("*.msc")} == {"x.msc", "x.2.msc"}
 
 
@@ -292,7 +294,9 @@ def test_a_logger_that_fails_is_logged_once_and_the_others_get_their_entries(tmp
                 raise OSError("the disk is full")
 
     lit = Lit()
-    trainer(tmp_path, MemoryCallback(every="step"), logger=[Broken(), CSVLogger(tmp_path, name="csv")]).fit(lit, batches(4))
+    trainer(tmp_path, MemoryCallback(every="step"), logger=[Broken(), CSVLogger(tmp_path, name="csv")]).fit(
+        lit, batches(4)
+    )
     assert lit.net.calls == 4 and len(rows(tmp_path)) == 4
     assert caplog.text.count("the disk is full") == 1
 

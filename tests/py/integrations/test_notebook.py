@@ -235,7 +235,10 @@ def test_a_capture_shows_the_lines_that_made_most_with_their_source(tmp_path):
     for shown in (capture, capture.snapshot("peak")):
         page = Page(shown._repr_html_())
         lines = page.text.partition("The lines that made most of it")[2]
-        first, second = lines.index("train<b>.py:3 k.append(torch.zeros(5000)) #<i>"), lines.index("train<b>.py:4 k.append")
+        first, second = (
+            lines.index("train<b>.py:3 k.append(torch.zeros(5000)) #<i>"),
+            lines.index("train<b>.py:4 k.append"),
+        )
         assert first < second and "58.59 KiB 62%" in lines[first:second] and "35.16 KiB 38%" in lines[second:]
         assert f"{source}:3 in make" in page.titles
     source.unlink()

@@ -24,7 +24,9 @@ _STANDARD = os.path.realpath(sysconfig.get_paths()["stdlib"])
 
 
 def is_own(file: str) -> bool:
-    library = "site-packages" in file or file.startswith(("<frozen", "<eval_with_key>", _STANDARD, sysconfig.get_paths()["stdlib"]))
+    library = "site-packages" in file or file.startswith(
+        ("<frozen", "<eval_with_key>", _STANDARD, sysconfig.get_paths()["stdlib"])
+    )
     return not library
 
 
@@ -47,7 +49,11 @@ class Prober:
 
     def compare(self, block: torch.Tensor, expected: list[tuple[str, int | None, str]]) -> None:
         stack = self._ledger.stack(block.data_ptr())
-        read = [(file, line, function.rpartition(".")[2]) for file, function, line, *_ in stack if file is not None or not self.in_hook]
+        read = [
+            (file, line, function.rpartition(".")[2])
+            for file, function, line, *_ in stack
+            if file is not None or not self.in_hook
+        ]
         self.probes += 1
         if (read[: len(expected)] if self.limit else read) != expected:
             self.wrong.append((read, expected))

@@ -57,7 +57,9 @@ class Source:
         for node in ast.walk(tree):
             if isinstance(node, ast.expr | ast.stmt):
                 self._ending.setdefault((node.end_lineno, node.end_col_offset), []).append(node)
-        decorated = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef))
+        decorated = (
+            node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
+        )
         self.decorators = {dotted(decorator) for node in decorated for decorator in node.decorator_list}
 
     def find(self, at: dis.Positions, kinds: type | tuple[type, ...]) -> Any:
@@ -179,7 +181,14 @@ class Manager:
 def run_rows(ledger: _native.Ledger, trace: Any = None) -> list[Any]:
     """What each row is said to call, in a function that was executed a few times before, and so is specialized."""
     kept: list[torch.Tensor] = []
-    names = {"torch": torch, "keep": kept.append, "x": torch.rand(1000), "m": torch.rand(3, 1000), "holder": Holder(), "manager": Manager}
+    names = {
+        "torch": torch,
+        "keep": kept.append,
+        "x": torch.rand(1000),
+        "m": torch.rand(3, 1000),
+        "holder": Holder(),
+        "manager": Manager,
+    }
     found = []
     for number, row in enumerate(_ROWS):
         exec(compile(f"def made():\n    {row}\n", f"<row {number}>", "exec"), names)
@@ -243,7 +252,10 @@ def test_what_is_awaited():
 def test_code_without_columns_has_operators_but_no_functions():
     code = compile("a @ b\nf(a)\n", "<no columns>", "exec")
     lines = b"".join(bytes([0x80 | 13 << 3 | min(left, 8) - 1, 0]) for left in range(len(code.co_code) // 2, 0, -8))
-    found = [_native.describe_instruction(code.replace(co_linetable=lines), each.offset)[6] for each in dis.get_instructions(code)]
+    found = [
+        _native.describe_instruction(code.replace(co_linetable=lines), each.offset)[6]
+        for each in dis.get_instructions(code)
+    ]
     assert set(found) == {None, "matmul"}
 
 
@@ -252,7 +264,11 @@ def test_code_without_columns_has_operators_but_no_functions():
 
 def operators_of(file: Path, script: Path) -> dict[int, str | None]:
     _lines_read._source_note.cache_clear()
-    made = [block for block in modscope.load(file).snapshot("peak").blocks() if block.place and block.place.file == str(script)]
+    made = [
+        block
+        for block in modscope.load(file).snapshot("peak").blocks()
+        if block.place and block.place.file == str(script)
+    ]
     return {block.bytes: block.place.operator for block in made if block.place and block.bytes > 8}
 
 

@@ -61,7 +61,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def command(*words: object) -> str:
-    done = subprocess.run([sys.executable, "-m", "modscope", *map(str, words)], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "modscope", *map(str, words)], check=True, capture_output=True, text=True
+    )
     return done.stdout
 
 
@@ -87,7 +89,9 @@ def test_each_block_has_its_line_function_and_operator(run):
 def test_the_stack_around_a_line(run):
     script, file = run
     capture = modscope.load(file)
-    block = next(block for block in capture.snapshot("peak").blocks() if block.place and block.place.operator == "torch.relu")
+    block = next(
+        block for block in capture.snapshot("peak").blocks() if block.place and block.place.operator == "torch.relu"
+    )
     assert block.place is not None
     assert [(frame.function, frame.line) for frame in block.place.frames[:2]] == [("Net.forward", 9), ("main", 19)]
     assert block.place.source == "hidden = torch.relu(self.inner(x))"
@@ -127,7 +131,13 @@ def test_blocks_show_their_lines_in_a_terminal_of_any_width(run, columns, monkey
 
 def test_a_long_line_is_shortened_before_the_modules_name():
     block = {"bytes": 1 << 20, "category": "Activation", "kind": None, "phase": "forward", "step": 2, "age": 1.0}
-    block |= {"outside": False, "file": "/x/modeling_of_something_long.py", "line": 12345, "operator": None, "forward_file": None}
+    block |= {
+        "outside": False,
+        "file": "/x/modeling_of_something_long.py",
+        "line": 12345,
+        "operator": None,
+        "forward_file": None,
+    }
     module = "Model.layers.3.attention.projection"
     for columns in (60, 80, 100, 120):
         head, row = blocks._table([Group(module, [block])], Screen(columns))
@@ -136,7 +146,15 @@ def test_a_long_line_is_shortened_before_the_modules_name():
 
 
 def test_blocks_that_only_a_hidden_column_tells_apart_are_one_row():
-    block = {"bytes": 1 << 20, "category": "Temp", "kind": None, "phase": "backward", "step": 2, "age": 1.0, "outside": False}
+    block = {
+        "bytes": 1 << 20,
+        "category": "Temp",
+        "kind": None,
+        "phase": "backward",
+        "step": 2,
+        "age": 1.0,
+        "outside": False,
+    }
     block |= {"file": None, "line": None, "operator": None, "forward_file": "/x/train.py", "forward_line": 41}
     groups = [Group("Global", [block | {"node": node}]) for node in ("LogSoftmaxBackward0", "NllLossBackward0")]
     (narrow,) = blocks._merge(groups, None, Screen(80))
@@ -153,7 +171,9 @@ def test_a_change_of_code_by_line(run, tmp_path):
     with modscope.record(other):
         names["main"](kept := [])
     changed = figures("diff", file, other, "--by", "line", "--at", "step:5")["modules"]
-    assert [(row["module"].rpartition("/")[2], row["change"]) for row in changed] == [("script.py:18 in main", 6 * 4000 * 4)]
+    assert [(row["module"].rpartition("/")[2], row["change"]) for row in changed] == [
+        ("script.py:18 in main", 6 * 4000 * 4)
+    ]
     assert kept
 
 
@@ -217,7 +237,11 @@ def test_a_moment_without_lines_is_no_recording_without_lines(tmp_path, capsys):
     for words in (["tree", "--by", "line"], ["flame"]):
         assert main([*words, str(file), "--at", end]) == 0
         out = " ".join(capsys.readouterr().out.split())
-        assert "16.25 KiB" in out and "Nothing that is shown here has a line: it was made before the recording began, or not by Python code." in out
+        assert (
+            "16.25 KiB" in out
+            and "Nothing that is shown here has a line: it was made before the recording began, or not by Python code."
+            in out
+        )
 
 
 def test_lines_take_less_than_one_and_a_half_bytes_a_block(tmp_path):
@@ -257,7 +281,19 @@ def test_a_number_of_frames_that_is_none_is_refused(stacks, tmp_path):
 
 def test_the_function_that_a_line_calls(tmp_path):
     source = tmp_path / "calls.py"
-    rows = ["torch.relu(x)", "x.view(3).sum()", "a + b", "-a", "a < b", "x[0]", "f(x)(y)", "await g(x)", "ä.größe(x)", "(", "x.y"]
+    rows = [
+        "torch.relu(x)",
+        "x.view(3).sum()",
+        "a + b",
+        "-a",
+        "a < b",
+        "x[0]",
+        "f(x)(y)",
+        "await g(x)",
+        "ä.größe(x)",
+        "(",
+        "x.y",
+    ]
     source.write_text("".join(f"    {row}\n" for row in rows), encoding="utf-8")
     found = []
     for number, row in enumerate(rows, 1):

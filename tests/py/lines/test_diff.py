@@ -99,7 +99,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def diff(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[str, str], Any]:
+def diff(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str, str], Any]:
     monkeypatch.chdir(folder)
     _lines_read._source_note.cache_clear()
 
@@ -117,9 +119,16 @@ def changes(report: Any) -> set[tuple[str, str, int]]:
 
 
 def test_a_capture_without_lines_is_named_at_the_top(diff):
-    for names, expected in ((("none.msc", "a.msc"), "A has no lines"), (("a.msc", "none.msc"), "B has no lines"), (("none.msc", "none.msc"), "No lines were recorded. ")):
+    for names, expected in (
+        (("none.msc", "a.msc"), "A has no lines"),
+        (("a.msc", "none.msc"), "B has no lines"),
+        (("none.msc", "none.msc"), "No lines were recorded. "),
+    ):
         out = " ".join(diff(*names).split())
-        assert out.index(expected) < out.index("Category") and "They are recorded by default, but not with --stacks 0 (in Python, stacks=0), " in out
+        assert (
+            out.index(expected) < out.index("Category")
+            and "They are recorded by default, but not with --stacks 0 (in Python, stacks=0), " in out
+        )
         told = diff(*names, "--json")
         assert [told[side]["has_lines"] for side in "ab"] == [name != "none.msc" for name in names]
     out = diff("a.msc", "b.msc")
@@ -140,7 +149,10 @@ def test_the_figures_name_both_lines(diff, folder):
 
 def test_a_script_that_was_changed_where_it_is(diff):
     """The text of the first run is not there any more: its lines are known by the columns of their calls."""
-    expected = {(function, label.replace("train.py", os.path.join("c", "train.py")), change) for function, label, change in EXPECTED}
+    expected = {
+        (function, label.replace("train.py", os.path.join("c", "train.py")), change)
+        for function, label, change in EXPECTED
+    }
     assert changes(diff("before.msc", "after.msc", "--json")) == expected
 
 
@@ -198,12 +210,25 @@ def test_dots_stay_in_a_name_that_would_be_another_file_without_them(tmp_path):
     _lines_read.normal_file.cache_clear()
     assert _lines_read.normal_file(beyond) == beyond
     assert _lines_read.normal_file(f"{tmp_path}/near/../far/x.py") == f"{tmp_path}/far/x.py"
-    assert _lines_read.normal_file("/gone/a/../x.py") == "/gone/x.py" and _lines_read.normal_file("../<string>") == "../<string>"
+    assert (
+        _lines_read.normal_file("/gone/a/../x.py") == "/gone/x.py"
+        and _lines_read.normal_file("../<string>") == "../<string>"
+    )
 
 
 def test_files_by_their_names_from_the_scripts_folder():
-    a = side("/a/jobs/train.py", ("/a/model/net.py", "f", 3, 0, 9), ("/a/jobs/train.py", "f", 5, 0, 9), ("/lib/x.py", "f", 7, 0, 9))
-    b = side("jobs/train.py", ("/b/model/net.py", "f", 4, 0, 9), ("/b/jobs/train.py", "f", 6, 0, 9), ("/lib/x.py", "f", 8, 0, 9))
+    a = side(
+        "/a/jobs/train.py",
+        ("/a/model/net.py", "f", 3, 0, 9),
+        ("/a/jobs/train.py", "f", 5, 0, 9),
+        ("/lib/x.py", "f", 7, 0, 9),
+    )
+    b = side(
+        "jobs/train.py",
+        ("/b/model/net.py", "f", 4, 0, 9),
+        ("/b/jobs/train.py", "f", 6, 0, 9),
+        ("/lib/x.py", "f", 8, 0, 9),
+    )
     match = LineMatch(a, b)
     assert match.in_b("/a/model/net.py", "f", 3) == ("/b/model/net.py", 4)
     assert match.in_b("/a/jobs/train.py", "f", 5) == ("/b/jobs/train.py", 6)
@@ -264,11 +289,16 @@ def test_lines_that_stay_are_found_after_any_change(chance):
     after: list[str] = []
     truth: dict[int, int] = {}
     for number, (line, stay) in enumerate(zip(before, stays), 2):
-        after += [f"    new_{chance.randrange(10**9)} = 0" for _ in range(chance.randrange(3) if chance.random() < 0.3 else 0)]
+        after += [
+            f"    new_{chance.randrange(10**9)} = 0" for _ in range(chance.randrange(3) if chance.random() < 0.3 else 0)
+        ]
         if stay:
             after.append(line)
             truth[number] = len(after) + 3
-    texts = ["def f():\n" + "\n".join(before) + "\n", "import x\n\ndef f():\n" + "\n".join(after or ["    pass"]) + "\n"]
+    texts = [
+        "def f():\n" + "\n".join(before) + "\n",
+        "import x\n\ndef f():\n" + "\n".join(after or ["    pass"]) + "\n",
+    ]
     with tempfile.TemporaryDirectory() as folder:
         sides = []
         for name, text in zip("ab", texts):

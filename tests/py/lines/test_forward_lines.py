@@ -191,17 +191,26 @@ def test_captures_and_commands_show_the_line_of_the_forward(tmp_path):
         y.exp().sum().backward()
     snapshot = modscope.load(file).snapshot("peak")
     made = [block.place for block in snapshot.blocks() if block.place and block.place.node == "MmBackward0"]
-    assert made and {place.forward[0][:3] for place in made} == {(__file__, "test_captures_and_commands_show_the_line_of_the_forward", line)}
+    assert made and {place.forward[0][:3] for place in made} == {
+        (__file__, "test_captures_and_commands_show_the_line_of_the_forward", line)
+    }
     assert {place.line for place in made} == {line + 1}
     assert made[0].describe().startswith(f"MmBackward0, forward at {places.line_label(made[0].attributed)}")
     report = places.place_report(made[0])
-    assert (report["node"], report["forward_file"], report["forward_line"], report["line"]) == ("MmBackward0", __file__, line, line + 1)
+    assert (report["node"], report["forward_file"], report["forward_line"], report["line"]) == (
+        "MmBackward0",
+        __file__,
+        line,
+        line + 1,
+    )
     assert places.short_line(report, wide=True) == f"MmBackward0, forward at test_forward_lines.py:{line}"
     (tree,) = places.tree_of_lines(snapshot.by_place("cpu"), None)
     rows = {row["name"]: row for function in tree["children"] for row in function["children"]}
     row = rows[f"line {line}: y = torch.mm(x, x)"]
     in_backward = sum(sums["Total"] for place, sums in snapshot.by_place("cpu") if place in made)
-    assert [(child["name"], child["own"]["Total"]) for child in row["children"]] == [("MmBackward0 in backward", in_backward)]
+    assert [(child["name"], child["own"]["Total"]) for child in row["children"]] == [
+        ("MmBackward0 in backward", in_backward)
+    ]
     assert row["own"]["Total"] + in_backward == row["subtree"]["Total"]
     assert tree["subtree"]["Total"] == snapshot.totals["cpu"]["Total"]
 
@@ -217,7 +226,12 @@ def test_what_a_custom_function_allocates_has_its_own_line_and_that_of_the_forwa
     blocks = modscope.load(file).snapshot("peak").blocks()
     (place,) = {block.place for block in blocks if block.place and block.place.node == "ScaleBackward"}
     own = Scale.backward.__code__.co_firstlineno + 2
-    assert (place.function, place.line, place.operator, place.attributed) == ("Scale.backward", own, "ScaleBackward", place)
+    assert (place.function, place.line, place.operator, place.attributed) == (
+        "Scale.backward",
+        own,
+        "ScaleBackward",
+        place,
+    )
     assert [(frame.function, frame.line) for frame in place.frames] == [("Scale.backward", own), (name, line + 1)]
     assert (place.forward[0].function, place.forward[0].line, place.forward[0].called) == (name, line, "Scale.apply")
     assert place.describe() == f"{_lines_read.shown_file(__file__)}:{own} in Scale.backward"
@@ -235,7 +249,11 @@ def test_a_function_of_a_library_is_known_by_the_line_that_uses_it(tracked):
         nodes = [row[1] for row in tracked.stack(gradient.data_ptr()) if row[0] is None]
         assert nodes == [f"Double{number}Backward"] and y.grad_fn.name() == nodes[0]
         assert first_line(tracked.forward_stack(gradient.data_ptr())) == line_by_torch(y.grad_fn)
-        assert line_by_torch(y.grad_fn) == (__file__, line, "test_a_function_of_a_library_is_known_by_the_line_that_uses_it")
+        assert line_by_torch(y.grad_fn) == (
+            __file__,
+            line,
+            "test_a_function_of_a_library_is_known_by_the_line_that_uses_it",
+        )
         del function, y, gradient
 
 

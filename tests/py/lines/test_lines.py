@@ -28,10 +28,7 @@ pytestmark = pytest.mark.skipif(not INTERCEPTION, reason="without interception t
 def test_plain_code_calls_over_several_lines_and_methods(probe):
     class Caller:
         def method(self) -> None:
-            probe(
-                1,
-                2,
-            )
+            probe(1, 2)
 
         @property
         def attribute(self) -> int:
@@ -190,7 +187,13 @@ class Program:
             ["max(", f"    {call},", "    1,", ")"],
             ["try:", "    raise KeyError", "except KeyError:", f"    {call}", "finally:", f"    {call}"],
             ["for _ in range(2):", f"    if {call}:", "        continue"],
-            ["class Inner:", f"    value = {call}", "    def method(self):", f"        return {call}", "Inner().method()"],
+            [
+                "class Inner:",
+                f"    value = {call}",
+                "    def method(self):",
+                f"        return {call}",
+                "Inner().method()",
+            ],
             ["def generate():", f"    yield {call}", f"    yield {call}", "list(generate())"],
             [f"exec(compile('\\n' * {self._chance.randrange(5)} + 'probe()', '<inner>', 'exec'))"],
         ]

@@ -270,7 +270,9 @@ def encoded(name: str) -> bytes:
     return source.encode()
 
 
-@pytest.mark.parametrize("name", ["utf-8 größe 模型😀", "latin-1", "latin-1 vim", "gb18030", "BOM", "CRLF", "form feed"])
+@pytest.mark.parametrize(
+    "name", ["utf-8 größe 模型😀", "latin-1", "latin-1 vim", "gb18030", "BOM", "CRLF", "form feed"]
+)
 def test_files_of_all_names_and_encodings(tmp_path, name):
     file = tmp_path / "ordner ü" / f"{name}.py"
     file.parent.mkdir()

@@ -103,10 +103,11 @@ def test_a_model_that_is_called_later_has_the_same_names(source):
 def test_two_models_that_were_built_and_not_called_are_told_apart(source):
     with MemTracker(source) as mt:
         first, second = nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 8))
-        assert own(mt, "Parameter") == {"first.0": 80, "second.0": 160} == {
-            "first.0": parameter_bytes(first),
-            "second.0": parameter_bytes(second),
-        }
+        assert (
+            own(mt, "Parameter")
+            == {"first.0": 80, "second.0": 160}
+            == {"first.0": parameter_bytes(first), "second.0": parameter_bytes(second)}
+        )
 
 
 @needs_interception

@@ -1,12 +1,12 @@
 """A network so small that every figure can be worked out on paper.
 
-    batch 32 x 8 --a--> 32 x 16 --b--> 32 x 16 --c--> 32 x 4      (float32: 4 bytes)
+batch 32 x 8 --a--> 32 x 16 --b--> 32 x 16 --c--> 32 x 4      (float32: 4 bytes)
 
-    x   1024 bytes    given to track_external: Other
-    h   2048          a's output; nobody needs it once b has run
-    r   2048          b's output; relu keeps it for its gradient, and so does c
-    y    512          c's output; the caller keeps it
-    a   weight 512, bias 64;   c   weight 256, bias 16;   together 848"""
+x   1024 bytes    given to track_external: Other
+h   2048          a's output; nobody needs it once b has run
+r   2048          b's output; relu keeps it for its gradient, and so does c
+y    512          c's output; the caller keeps it
+a   weight 512, bias 64;   c   weight 256, bias 16;   together 848"""
 
 import pytest
 import torch
@@ -144,7 +144,13 @@ def test_the_peak_of_backward(source):
         y.backward(s.gradient)
     assert nonzero(reading(s.mt, "peak")) == figures(Activation=R + Y, Gradient=C, Temp=R + H)
     assert nonzero(of_module(s.mt, "Net.b", "peak")) == {"Activation": R, "Temp": H, "Total": R + H}
-    assert nonzero(of_module(s.mt, "Net.c", "peak")) == {"Parameter": C, "Gradient": C, "Activation": Y, "Temp": R, "Total": 2 * C + Y + R}
+    assert nonzero(of_module(s.mt, "Net.c", "peak")) == {
+        "Parameter": C,
+        "Gradient": C,
+        "Activation": Y,
+        "Temp": R,
+        "Total": 2 * C + Y + R,
+    }
 
 
 @every_source

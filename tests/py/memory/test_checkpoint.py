@@ -30,7 +30,11 @@ class Block(nn.Module):
 def deep(blocks, reentrant=None):
     def body(m, x):
         for block in m.blocks:
-            x = block(x) if reentrant is None else checkpoint(block, x, use_reentrant=reentrant, preserve_rng_state=False)
+            x = (
+                block(x)
+                if reentrant is None
+                else checkpoint(block, x, use_reentrant=reentrant, preserve_rng_state=False)
+            )
         return x
 
     return make("Deep", body, blocks=nn.ModuleList(Block() for _ in range(blocks)))
@@ -145,7 +149,9 @@ def test_nested_checkpoints(source, reentrant):
 @every_source
 @both_kinds
 def test_a_checkpointed_module_with_parameters(source, reentrant):
-    mod = make("Net", lambda m, x: checkpoint(m.a, x, use_reentrant=reentrant), a=nn.Sequential(nn.Linear(16, 16), nn.Tanh()))
+    mod = make(
+        "Net", lambda m, x: checkpoint(m.a, x, use_reentrant=reentrant), a=nn.Sequential(nn.Linear(16, 16), nn.Tanh())
+    )
     opt = torch.optim.Adam(mod.parameters())
     x = leaf_input()
     mt = MemTracker(source)

@@ -129,7 +129,11 @@ def test_blocks_belong_to_the_outermost_compiled_module(backend):
     with mt:
         top(x)  # compiles
         out = top(x)
-        own = {fqn: figures["Activation"] for fqn, figures in mt.get_module_snapshot()[CPU].items() if figures["Activation"]}
+        own = {
+            fqn: figures["Activation"]
+            for fqn, figures in mt.get_module_snapshot()[CPU].items()
+            if figures["Activation"]
+        }
         assert set(own) == {"Top.small"} and own["Top.small"] == now(mt, "Activation") >= out.nbytes
         assert of_module(mt, "Top.small.b.0")["Parameter"] == 80
     del out

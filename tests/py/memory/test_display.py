@@ -150,7 +150,7 @@ def test_nothing_tracked_is_said_so(tabulate, capsys):
 
 
 def test_nothing_is_said_to_be_at_least(tracked, capsys):
-    """"At least" is only for figures that are lower bounds."""
+    """ "At least" is only for figures that are lower bounds."""
     mt, _ = tracked
     mt.display_snapshot("peak", tabulate=True)
     mt.display_modulewise_snapshots()

@@ -7,7 +7,20 @@ import weakref
 import pytest
 import torch
 from helpers import leaf, make, mlp, needs_interception, run_python
-from memory_helpers import CPU, at_peak, bytes_of, every_source, held, held_by, nonzero, now, of_module, parameter_bytes, reading, wrong_sums
+from memory_helpers import (
+    CPU,
+    at_peak,
+    bytes_of,
+    every_source,
+    held,
+    held_by,
+    nonzero,
+    now,
+    of_module,
+    parameter_bytes,
+    reading,
+    wrong_sums,
+)
 from torch import nn
 
 from modscope import MemTracker, ModTracker

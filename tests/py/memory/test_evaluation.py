@@ -167,7 +167,9 @@ def test_a_capture_has_the_evaluations(tmp_path):
 @pytest.mark.parametrize("command", ["summary", "tree", "blocks"])
 def test_commands_say_evaluation(tmp_path, command):
     _run(tmp_path / "run.msc")
-    ran = subprocess.run([sys.executable, "-m", "modscope", command, "run.msc"], cwd=tmp_path, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-m", "modscope", command, "run.msc"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stderr
     assert "evaluation after step 2" in ran.stdout
     assert command != "summary" or "\n  evaluation " in ran.stdout

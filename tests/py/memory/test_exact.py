@@ -116,7 +116,11 @@ def test_autocast():
 
 def test_convolutions():
     mod = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, groups=2)
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3, groups=2),
     )
     x = torch.randn(2, 3, 16, 16)
     opt = torch.optim.SGD(mod.parameters(), lr=0.1, momentum=0.9)
@@ -126,6 +130,7 @@ def test_convolutions():
 
 def test_recurrent_and_attention():
     """Operators with temporaries of their own."""
+
     class Both(nn.Module):
         def __init__(self):
             super().__init__()

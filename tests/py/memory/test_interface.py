@@ -133,7 +133,11 @@ def test_nothing_is_lost_where_memory_is_enough():
 
 
 def test_before_entering_the_source_is_what_was_asked_for():
-    assert [MemTracker(source=word).source for word in ("auto", "allocator", "dispatcher")] == ["auto", "allocator", "dispatcher"]
+    assert [MemTracker(source=word).source for word in ("auto", "allocator", "dispatcher")] == [
+        "auto",
+        "allocator",
+        "dispatcher",
+    ]
     assert MemTracker().source == "auto"
 
 

@@ -1,7 +1,6 @@
 """Tracking does not change the program: the same results to the bit, torch is restored, and memory does not
 grow."""
 
-
 import pytest
 import torch
 from helpers import Boom, growth, make, mlp, needs_interception, torch_globals

@@ -9,7 +9,6 @@ from torch.utils.checkpoint import checkpoint
 from modscope import MemTracker
 
 
-
 class Scene:
     def __init__(self, source):
         self.net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -25,7 +24,9 @@ class Scene:
         self.optimizer.zero_grad()
 
     def counts(self, module):
-        return {str(state): len(found) for state, found in self.tracker.memory_tracking[module].snapshots.items() if found}
+        return {
+            str(state): len(found) for state, found in self.tracker.memory_tracking[module].snapshots.items() if found
+        }
 
     def totals(self, module, state):
         return [found[CPU]["Total"] for found in self.tracker.memory_tracking[module].snapshots[state]]
@@ -37,7 +38,9 @@ def scene(source):
 
 
 def entries(count):
-    return dict.fromkeys(("Pre-Forward", "Post-Forward", "Peak-Forward", "Pre-Backward", "Peak-Backward", "Post-Backward"), count)
+    return dict.fromkeys(
+        ("Pre-Forward", "Post-Forward", "Peak-Forward", "Pre-Backward", "Peak-Backward", "Post-Backward"), count
+    )
 
 
 @every_source

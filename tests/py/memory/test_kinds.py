@@ -12,7 +12,10 @@ from torch.utils import _pytree as pytree
 from modscope import MemTracker
 
 # torch warns that many of these are new or deprecated.
-pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
 
 # ---- tensors ----
 
@@ -34,7 +37,11 @@ def test_meta_tensors_have_no_bytes_on_any_real_device(source):
 def test_sparse_tensors_count_with_their_parts(source, layout):
     dense = torch.eye(4)
     given = dense.to_sparse() if layout == "coo" else dense.to_sparse_csr()
-    parts = (given._indices(), given._values()) if layout == "coo" else (given.crow_indices(), given.col_indices(), given.values())
+    parts = (
+        (given._indices(), given._values())
+        if layout == "coo"
+        else (given.crow_indices(), given.col_indices(), given.values())
+    )
     mod = nn.Module()
     mod.register_buffer("pattern", given)
     mt = MemTracker(source)

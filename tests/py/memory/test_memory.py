@@ -184,7 +184,9 @@ def test_without_hooks(kind):
 
 
 @pytest.mark.usefixtures("filled")
-@pytest.mark.parametrize("kind", ["training", "leaf input", "graphs kept", "checkpointed reentrant", "raising", "failing backward"])
+@pytest.mark.parametrize(
+    "kind", ["training", "leaf input", "graphs kept", "checkpointed reentrant", "raising", "failing backward"]
+)
 def test_with_hooks(kind):
     step = KINDS[kind]()
     t = ModTracker()

@@ -74,7 +74,9 @@ def test_children_are_added_by_dotted_names(source):
 @every_source
 def test_a_prefix_that_is_no_called_module_has_its_subtree(source):
     """A ModuleList is never called."""
-    mod = make("Mod", lambda m, x: m.blocks[1](m.blocks[0](x)), blocks=nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]))
+    mod = make(
+        "Mod", lambda m, x: m.blocks[1](m.blocks[0](x)), blocks=nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    )
     mt = MemTracker(source)
     with mt, torch.no_grad():
         mod(torch.randn(2, 4))

@@ -5,7 +5,18 @@ import gc
 import pytest
 import torch
 from helpers import Boom, mlp
-from memory_helpers import at_peak, bytes_of, every_source, held, held_by, now, of_module, parameter_bytes, state_bytes, wrong_sums
+from memory_helpers import (
+    at_peak,
+    bytes_of,
+    every_source,
+    held,
+    held_by,
+    now,
+    of_module,
+    parameter_bytes,
+    state_bytes,
+    wrong_sums,
+)
 from torch import nn
 
 from modscope import MemTracker

@@ -47,7 +47,11 @@ def test_in_forward(source):
 @every_source
 def test_in_recompute(source):
     """Recomputing needs as much as forward did, and the caller holds more by then."""
-    mod = make("Mod", lambda m, x: checkpoint(m.a, x, use_reentrant=False), a=leaf(lambda m, x: (torch.zeros(1000), x.sin())[1]))
+    mod = make(
+        "Mod",
+        lambda m, x: checkpoint(m.a, x, use_reentrant=False),
+        a=leaf(lambda m, x: (torch.zeros(1000), x.sin())[1]),
+    )
     with MemTracker(source) as mt:
         loss = mod(torch.zeros(4, requires_grad=True)).sum()
         kept = torch.zeros(500)

@@ -36,9 +36,13 @@ LAYERS = {
     "dropout": lambda: nn.Dropout(0.5),
     "layer norm": lambda: nn.LayerNorm(WIDTH),
     "checkpoint": lambda: make(
-        "Checkpointed", lambda m, x: checkpoint(m.a, x, use_reentrant=False), a=nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+        "Checkpointed",
+        lambda m, x: checkpoint(m.a, x, use_reentrant=False),
+        a=nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()),
     ),
-    "reentrant": lambda: make("Reentrant", lambda m, x: checkpoint(m.a, x, use_reentrant=True), a=nn.Linear(WIDTH, WIDTH)),
+    "reentrant": lambda: make(
+        "Reentrant", lambda m, x: checkpoint(m.a, x, use_reentrant=True), a=nn.Linear(WIDTH, WIDTH)
+    ),
     "residual": lambda: make("Residual", lambda m, x: x + m.a(x), a=nn.Linear(WIDTH, WIDTH)),
     "raises": Raises,
 }
@@ -68,7 +72,9 @@ ACTIONS = [
     "resize",
 ]
 
-layers = st.lists(st.sampled_from([name for name in LAYERS if name != "raises"] * 3 + ["raises"]), min_size=1, max_size=4)
+layers = st.lists(
+    st.sampled_from([name for name in LAYERS if name != "raises"] * 3 + ["raises"]), min_size=1, max_size=4
+)
 builds = st.tuples(layers, st.sampled_from(sorted(OPTIMIZERS)))
 programs = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 7)), min_size=1, max_size=14)
 
@@ -120,7 +126,10 @@ class World:
         mod, opt = self.models[i], self.opts[i]
         if what in ("forward", "no grad", "autocast"):
             x = torch.randn(3, WIDTH, requires_grad=what == "forward")
-            with torch.set_grad_enabled(what != "no grad"), torch.autocast("cpu", torch.bfloat16, enabled=what == "autocast"):
+            with (
+                torch.set_grad_enabled(what != "no grad"),
+                torch.autocast("cpu", torch.bfloat16, enabled=what == "autocast"),
+            ):
                 try:
                     self.outputs.append(mod(x))
                 except Boom:

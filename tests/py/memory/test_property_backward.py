@@ -1,7 +1,6 @@
 """Random trees of modules whose backward allocates and frees blocks of known sizes: their owners, the peak, and
 what was held around each call's backward, compared with a list kept by the test."""
 
-
 import torch
 from helpers import needs_interception
 from hypothesis import given
@@ -94,7 +93,9 @@ def trees():
     leaves = st.tuples(programs(0), st.just([]))
 
     def grow(inner):
-        return st.lists(inner, min_size=1, max_size=3).flatmap(lambda kids: st.tuples(programs(len(kids)), st.just(kids)))
+        return st.lists(inner, min_size=1, max_size=3).flatmap(
+            lambda kids: st.tuples(programs(len(kids)), st.just(kids))
+        )
 
     return st.recursive(leaves, grow, max_leaves=5)
 

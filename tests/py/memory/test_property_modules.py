@@ -30,7 +30,9 @@ def trees():
     leaves = st.tuples(programs(0), st.just([]))
 
     def grow(inner):
-        return st.lists(inner, min_size=1, max_size=3).flatmap(lambda kids: st.tuples(programs(len(kids)), st.just(kids)))
+        return st.lists(inner, min_size=1, max_size=3).flatmap(
+            lambda kids: st.tuples(programs(len(kids)), st.just(kids))
+        )
 
     return st.recursive(leaves, grow, max_leaves=5)
 
@@ -125,7 +127,9 @@ class Node(nn.Module):
 
 def activations(mt, type):
     found = mt.get_module_snapshot(type).get(CPU, {})
-    assert all(figures["Total"] == figures["Other" if fqn == "Global" else "Activation"] for fqn, figures in found.items())
+    assert all(
+        figures["Total"] == figures["Other" if fqn == "Global" else "Activation"] for fqn, figures in found.items()
+    )
     return {fqn: figures["Total"] for fqn, figures in found.items()}
 
 

@@ -96,7 +96,9 @@ def test_a_copy_of_the_model_gets_its_own_name_and_so_does_the_model_then(source
         ema = copy.deepcopy(model)
         ema(batch())
         assert parameters(mt) == {
-            f"{name}.{part}": parameter_bytes(getattr(model, part)) for name in ("model", "ema") for part in ("fc1", "fc2")
+            f"{name}.{part}": parameter_bytes(getattr(model, part))
+            for name in ("model", "ema")
+            for part in ("fc1", "fc2")
         }
 
 
@@ -201,7 +203,12 @@ def test_inside_a_module_that_is_called_names_stay_dotted(source):
     with MemTracker(source) as mt:
         one(batch())
         two(batch())
-        assert {name.rpartition(".")[0] for name in parameters(mt)} == {"one.left", "one.right", "two.left", "two.right"}
+        assert {name.rpartition(".")[0] for name in parameters(mt)} == {
+            "one.left",
+            "one.right",
+            "two.left",
+            "two.right",
+        }
 
 
 @every_source
@@ -249,7 +256,9 @@ def test_the_trackers_own_names_stay_as_torchs():
         assert t.get_known_fqn(second) == "Net"
         assert t.get_known_fqn(layers[0]) == "Linear"
         assert mt.memory_tracking[second.fc1].mod_fqn == "Net.fc1"
-    assert seen == [{"Global", "Net"}, {"Global", "Net", "Net.fc1"}, {"Global", "Net", "Net.fc2"}] * 2 + [{"Global", "Linear"}]
+    assert seen == [{"Global", "Net"}, {"Global", "Net", "Net.fc1"}, {"Global", "Net", "Net.fc2"}] * 2 + [
+        {"Global", "Linear"}
+    ]
 
 
 def test_looking_for_variables_keeps_nothing_alive_and_changes_no_locals():

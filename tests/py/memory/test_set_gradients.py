@@ -51,7 +51,9 @@ def test_in_captures_at_every_moment_since_they_were_made(tmp_path):
     capture = load(tmp_path / "x.msc")
     begun = [event.number for event in capture.events("step")]
     for first, last in zip(begun, [*begun[1:], capture.event_count]):
-        made = [e for e in capture.events("add") if first <= e.number < last and e.bytes == SIZE and e.phase == "backward"]
+        made = [
+            e for e in capture.events("add") if first <= e.number < last and e.bytes == SIZE and e.phase == "backward"
+        ]
         assert len(made) >= 2
         held = [capture.snapshot(event.number + 1).totals["cpu"] for event in made]
         assert max(sums["Gradient"] for sums in held) == 2 * SIZE

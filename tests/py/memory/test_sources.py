@@ -30,7 +30,12 @@ MODELS = {
     "convolution": lambda: (nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), torch.randn(2, 3, 8, 8)),
     "embedding": lambda: (nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 50)), torch.arange(6).view(2, 3)),
     "checkpoint": lambda: (
-        make("Mod", lambda m, x: checkpoint(m.a, m.b(x), use_reentrant=False, preserve_rng_state=False), a=mlp(2, 16), b=nn.Linear(16, 16)),
+        make(
+            "Mod",
+            lambda m, x: checkpoint(m.a, m.b(x), use_reentrant=False, preserve_rng_state=False),
+            a=mlp(2, 16),
+            b=nn.Linear(16, 16),
+        ),
         torch.randn(8, 16),
     ),
 }

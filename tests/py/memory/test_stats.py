@@ -334,20 +334,33 @@ def train_and_read(source, layers, width, ckpt):
     """All of memory_tracking after a step."""
     mod, x = mlp(layers, width), torch.randn(4, width, requires_grad=True)
     opt = torch.optim.Adam(mod.parameters())
-    run = make("Run", lambda m, x: checkpoint(m.a, x, use_reentrant=False, preserve_rng_state=False) if ckpt else m.a(x), a=mod)
+    run = make(
+        "Run", lambda m, x: checkpoint(m.a, x, use_reentrant=False, preserve_rng_state=False) if ckpt else m.a(x), a=mod
+    )
     mt = MemTracker(source)
     mt.track_external(run, opt, x)
     with mt:
         run(x).sum().backward()
         opt.step()
-    facts = {stats.mod_fqn: (stats.local_peak, stats.snapshots, stats.input_mem, stats.output_mem) for stats in mt.memory_tracking.values()}
+    facts = {
+        stats.mod_fqn: (stats.local_peak, stats.snapshots, stats.input_mem, stats.output_mem)
+        for stats in mt.memory_tracking.values()
+    }
     return facts, mt.peak, mt.get_module_snapshot("peak")
 
 
 @every_source
 def test_the_same_program_has_the_same_stats_again(source):
     """Other programs that are tracked in between change nothing."""
-    programs = [(1, 4, False), (3, 64, False), (2, 8, True), (1, 128, True), (1, 4, False), (2, 8, True), (3, 64, False)]
+    programs = [
+        (1, 4, False),
+        (3, 64, False),
+        (2, 8, True),
+        (1, 128, True),
+        (1, 4, False),
+        (2, 8, True),
+        (3, 64, False),
+    ]
     first = {}
     for program in programs:
         stats = train_and_read(source, *program)

@@ -11,13 +11,20 @@ from torch import nn
 
 from modscope import MemTracker
 
-TorchMemTracker = pytest.importorskip("torch.distributed._tools.mem_tracker", reason="this torch has no MemTracker").MemTracker
+TorchMemTracker = pytest.importorskip(
+    "torch.distributed._tools.mem_tracker", reason="this torch has no MemTracker"
+).MemTracker
 
 
 class Residual(nn.Module):
     def __init__(self, width):
         super().__init__()
-        self.norm, self.up, self.act, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        self.norm, self.up, self.act, self.down = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 2 * width),
+            nn.GELU(),
+            nn.Linear(2 * width, width),
+        )
 
     def forward(self, x):
         return x + self.down(self.act(self.up(self.norm(x))))
@@ -108,7 +115,9 @@ def test_the_same_statistics_of_modules(source, kind):
 @every_source
 def test_torchs_client_takes_our_statistics(source):
     """It makes a deep copy, looks up its modules, and needs every state of every module."""
-    aggregate_stats = pytest.importorskip("torch.distributed._tools.ilp_utils", reason="not in this torch").aggregate_stats
+    aggregate_stats = pytest.importorskip(
+        "torch.distributed._tools.ilp_utils", reason="not in this torch"
+    ).aggregate_stats
     mod = make("Net", lambda m, x: m.c(m.b(m.a(x))), a=nn.Linear(8, 16), b=nn.ReLU(), c=nn.Linear(16, 4))
     x = torch.randn(32, 8, requires_grad=True)
     mt = MemTracker(source)

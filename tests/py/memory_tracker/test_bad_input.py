@@ -82,7 +82,9 @@ def test_figures_that_cannot_be_read_are_counted_as_lost_and_do_not_reach_the_pr
         log.figures()
 
 
-@pytest.mark.parametrize("stats", [{}, [], None, {"allocated_bytes": 3}, {"allocated_bytes": {"all": {"current": "x"}}}])
+@pytest.mark.parametrize(
+    "stats", [{}, [], None, {"allocated_bytes": 3}, {"allocated_bytes": {"all": {"current": "x"}}}]
+)
 def test_odd_statistics_are_zero(stats):
     assert log_of(stats=lambda device: stats, device="x").figures() == (0.0, 0.0, 0.0)
 

@@ -117,7 +117,9 @@ def test_a_tracker_that_is_filled_by_hand_has_a_summary_and_a_file(tmp_path, cap
     tracker.summary()
     expected = capsys.readouterr().out
     loaded.summary()
-    assert capsys.readouterr().out == expected and "are: 4" in expected and "a.forward.relu.default_0: 2.0MB" in expected
+    assert (
+        capsys.readouterr().out == expected and "are: 4" in expected and "a.forward.relu.default_0: 2.0MB" in expected
+    )
 
 
 class RunsCode:
@@ -137,7 +139,13 @@ def test_a_file_that_would_run_code_is_refused_and_does_not_run(tmp_path):
 
 
 ROWS = {0: ("a", 1.0)}
-GOOD = {"memories_allocated": ROWS, "memories_active": ROWS, "memories_reserved": ROWS, "markers": {}, "num_alloc_retries": 0}
+GOOD = {
+    "memories_allocated": ROWS,
+    "memories_active": ROWS,
+    "memories_reserved": ROWS,
+    "markers": {},
+    "num_alloc_retries": 0,
+}
 
 
 @pytest.mark.parametrize(
@@ -199,4 +207,7 @@ def test_the_summary_is_torch_s_where_torch_counts(recorded, tmp_path, capsys):
 
 def test_an_empty_tracker_has_an_empty_summary(capsys):
     MemoryTracker().summary()
-    assert capsys.readouterr().out.splitlines()[1:3] == ["The number of alloc retries are: 0", "Top 20 ops that generates memory are:"]
+    assert capsys.readouterr().out.splitlines()[1:3] == [
+        "The number of alloc retries are: 0",
+        "Top 20 ops that generates memory are:",
+    ]

@@ -45,7 +45,10 @@ def test_results_are_the_same_to_the_bit():
 
 def test_nothing_is_left_in_torch_or_on_modules(torch_as_found):
     net = Net()
-    before = [{name: dict(value) if isinstance(value, dict) else value for name, value in vars(m).items()} for m in net.modules()]
+    before = [
+        {name: dict(value) if isinstance(value, dict) else value for name, value in vars(m).items()}
+        for m in net.modules()
+    ]
     with monitored(net):
         during = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules()]
         net(torch.randn(3, 8))

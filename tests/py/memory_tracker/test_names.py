@@ -49,7 +49,10 @@ def test_gradients_of_two_models_of_one_class_are_accumulated_by_their_own_modul
         for _ in range(2):
             first(torch.randn(3, 8)).sum().backward()
             second(torch.randn(3, 8)).sum().backward()
-    inside, outside = ["rest.0.backward"] * 2 + ["first.backward"] * 2, ["Net.rest.0.backward"] * 2 + ["Net.first.backward"] * 2
+    inside, outside = (
+        ["rest.0.backward"] * 2 + ["first.backward"] * 2,
+        ["Net.rest.0.backward"] * 2 + ["Net.first.backward"] * 2,
+    )
     assert positions(of_first, "add_.Tensor") == inside + outside
     assert positions(of_second, "add_.Tensor") == outside + inside
 
@@ -95,7 +98,12 @@ def test_another_model_of_the_same_class_is_not_taken_for_the_root_module():
     with monitored(net) as tracker:
         other(torch.randn(3, 8))
         net(torch.randn(3, 8))
-    assert positions(tracker, "addmm.default") == ["Net.first.forward", "Net.rest.0.forward", "first.forward", "rest.0.forward"]
+    assert positions(tracker, "addmm.default") == [
+        "Net.first.forward",
+        "Net.rest.0.forward",
+        "first.forward",
+        "rest.0.forward",
+    ]
 
 
 def test_a_module_that_is_added_while_monitoring_is_named_like_the_others():
@@ -113,7 +121,11 @@ def test_a_recomputed_forward_is_forward_and_moves_no_marker(reentrant):
         net(torch.randn(3, 8, requires_grad=True)).sum().backward()
     assert positions(tracker, "addmm.default") == ["part.first.forward", "part.rest.0.forward"] * 2
     assert positions(tracker, "mm.default") == ["part.rest.0.backward"] * 2 + ["part.first.backward"] * 2
-    assert tracker._markers["fw_start"] < tracker._markers["fw_bw_boundary"] < names(tracker).index("part.first.forward.addmm.default_2")
+    assert (
+        tracker._markers["fw_start"]
+        < tracker._markers["fw_bw_boundary"]
+        < names(tracker).index("part.first.forward.addmm.default_2")
+    )
 
 
 def test_a_recomputed_root_module_moves_no_marker():
@@ -138,7 +150,11 @@ def test_numbers_go_on_over_iterations_and_markers_are_of_the_last_one():
 
 def test_the_current_module_is_that_of_the_thread_that_reads():
     seen = []
-    net = make("Root", lambda m, x: m.part(x), part=make("Part", lambda m, x: (seen.append(tracker._cur_module_name), x * 2)[1]))
+    net = make(
+        "Root",
+        lambda m, x: m.part(x),
+        part=make("Part", lambda m, x: (seen.append(tracker._cur_module_name), x * 2)[1]),
+    )
     x = torch.randn(3, requires_grad=True)
     with monitored(net) as tracker:
         out = net(x)

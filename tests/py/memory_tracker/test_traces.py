@@ -39,7 +39,11 @@ def test_matplotlib_draws_the_figures_of_torch_s_tracker(recorded, monkeypatch):
         figures = [plt.figure(number).gca() for number in plt.get_fignums()]
         drawn.append(
             [
-                (axes.get_xlabel(), axes.get_ylabel(), [(line.get_label(), *map(list, line.get_data())) for line in axes.lines])
+                (
+                    axes.get_xlabel(),
+                    axes.get_ylabel(),
+                    [(line.get_label(), *map(list, line.get_data())) for line in axes.lines],
+                )
                 for axes in figures
             ]
         )
@@ -85,12 +89,17 @@ def test_a_long_trace_is_thinned_and_keeps_its_extremes(no_matplotlib, tmp_path)
 
     rows = {i: (f"op_{i}", 900.0 if i == 12345 else 1.0 + i % 7) for i in range(20000)}
     names = ("memories_allocated", "memories_active", "memories_reserved")
-    (tmp_path / "stats").write_bytes(pickle.dumps({**dict.fromkeys(names, rows), "markers": {}, "num_alloc_retries": 0}))
+    (tmp_path / "stats").write_bytes(
+        pickle.dumps({**dict.fromkeys(names, rows), "markers": {}, "num_alloc_retries": 0})
+    )
     MemoryTracker().show_traces(tmp_path / "stats")
     text = (no_matplotlib / "memory-traces.svg").read_text()
     assert len(text) < 400_000
     assert "900.90" in text  # the most, and a thousandth above it
-    heights = [float(point.split(",")[1]) for point in xml.etree.ElementTree.fromstring(text).find(f".//{SVG}polyline").get("points").split()]
+    heights = [
+        float(point.split(",")[1])
+        for point in xml.etree.ElementTree.fromstring(text).find(f".//{SVG}polyline").get("points").split()
+    ]
     assert heights.count(min(heights)) == 1
 
 
@@ -102,7 +111,13 @@ def test_nothing_recorded_is_said(no_matplotlib, capsys):
 
 @pytest.mark.parametrize(
     "backend, interactive, said",
-    [("agg", False, "savefig"), ("Agg", True, "savefig"), ("TkAgg", False, "pyplot.show()"), ("QtAgg", True, ""), ("module://matplotlib_inline.backend_inline", False, "")],
+    [
+        ("agg", False, "savefig"),
+        ("Agg", True, "savefig"),
+        ("TkAgg", False, "pyplot.show()"),
+        ("QtAgg", True, ""),
+        ("module://matplotlib_inline.backend_inline", False, ""),
+    ],
 )
 def test_what_to_do_to_see_the_figures(recorded, monkeypatch, capsys, backend, interactive, said):
     """matplotlib itself shows figures only in a notebook, or if it is interactive."""
@@ -114,5 +129,11 @@ def test_what_to_do_to_see_the_figures(recorded, monkeypatch, capsys, backend, i
     out = capsys.readouterr().out
     assert (said in out if said else out == "") and ("figures " in out) == bool(said)
     if said == "savefig":
-        exec(out[out.index("matplotlib.pyplot.figure") :].replace("traces.png", "/dev/null").replace("matplotlib.pyplot", "plt").replace(")\n", ', format="png")'), {"plt": plt})
+        exec(
+            out[out.index("matplotlib.pyplot.figure") :]
+            .replace("traces.png", "/dev/null")
+            .replace("matplotlib.pyplot", "plt")
+            .replace(")\n", ', format="png")'),
+            {"plt": plt},
+        )
     plt.close("all")

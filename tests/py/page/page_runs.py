@@ -92,7 +92,7 @@ def dies() -> None:
         optimizer.step()
 
 
-LINES = '''\
+LINES = """\
 import torch
 from torch import nn
 
@@ -118,7 +118,7 @@ def main():
         kept.append(torch.zeros(1000))
         net(torch.ones(128, 256)).sum().backward()
         net.zero_grad()
-'''
+"""
 
 
 def recorded_lines(path: pathlib.Path) -> None:

@@ -67,11 +67,14 @@ class Pack:
                 found[c["bytes"][template], c["device"][template], *of] += 1
         return found
 
-
     def stacks(self, tick: int) -> Counter[tuple[int, int]]:
         """(bytes, stack): how many blocks."""
         c = self.columns
-        held = [template for begin, duration, template in zip(self.begins, c["duration"], c["template"]) if begin <= tick < begin + (duration or 1 << 32)]
+        held = [
+            template
+            for begin, duration, template in zip(self.begins, c["duration"], c["template"])
+            if begin <= tick < begin + (duration or 1 << 32)
+        ]
         return Counter((c["bytes"][template], c["stack"][template] if c["stack"] else 0) for template in held)
 
 

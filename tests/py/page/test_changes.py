@@ -99,14 +99,18 @@ def choose(page, key):
 def test_the_table_is_what_fit_says(gpu):
     page, said = gpu
     rows = page.browser.data("#levers tbody tr")
-    assert len(said["levers"]) >= 3 and "FSDP2 over 8 GPUs" in [each["name"] for each in said["levers"]]  # over 2 it would need more
+    assert len(said["levers"]) >= 3 and "FSDP2 over 8 GPUs" in [
+        each["name"] for each in said["levers"]
+    ]  # over 2 it would need more
     assert [(row["name"], int(row["bytes"]), row["fits"] == "true") for row in rows] == [
         ("as it is", said["reserved_peak"], False),
         *((each["name"], each["reserved_peak"], each["fits"]) for each in said["levers"]),
     ]
     texts = page.browser.texts("#levers tbody tr")
     assert all(each["cost"] in text for each, text in zip(said["levers"], texts[1:]))
-    assert page.browser.text("#fit-text").startswith("cuda:0 reserved ") and "Tiny GPU has" in page.browser.text("#fit-text")
+    assert page.browser.text("#fit-text").startswith("cuda:0 reserved ") and "Tiny GPU has" in page.browser.text(
+        "#fit-text"
+    )
     assert page.state["change"] == "none" and not page.browser.visible("#edited")
 
 
@@ -121,14 +125,21 @@ def test_a_lever_is_drawn_over_the_run(gpu):
         text = page.browser.text("#edited")
         about = "about " if lever["is_approximate"] else ""
         assert text.startswith(f"With {lever['name']}: cuda:0 reserves {about}{size(lever['reserved_peak'])} at most, ")
-        assert (f"about {size(lever['reserved_peak'])}" in page.browser.texts("#levers tbody tr")[number + 1]) == lever["is_approximate"]
+        assert (f"about {size(lever['reserved_peak'])}" in page.browser.texts("#levers tbody tr")[number + 1]) == lever[
+            "is_approximate"
+        ]
         less = said["reserved_peak"] - lever["reserved_peak"]
         assert f"{size(less)} less than the {size(said['reserved_peak'])} without it" in text
         assert (f"It fits Tiny GPU, with {size(lever['to_spare'])} to spare." in text) == lever["fits"]
         labels = page.browser.run("return window.modscope.timeline.labels.map((each) => each.text)")
         assert "Tiny GPU 180.00 MiB" in labels and f"with the change: reserved {size(lever['reserved_peak'])}" in labels
     assert len(pictures) == len(said["levers"]) + 1
-    assert page.browser.texts("#lines li") == ["reserved in the capture", "reserved with the change", "allocated with the change", "what Tiny GPU has"]
+    assert page.browser.texts("#lines li") == [
+        "reserved in the capture",
+        "reserved with the change",
+        "allocated with the change",
+        "what Tiny GPU has",
+    ]
     choose(page, "none")
     assert page.picture_of("#timeline-base") == before and drawn(page) is None
 
@@ -235,7 +246,17 @@ def test_the_line_reaches_what_a_checkpointed_run_needs(cpu, pages):
 
 
 def test_a_part_of_the_run_has_a_curve_of_its_own(shown, pages):
-    status, out, err = command("report", str(pages.capture("cuda")), "--steps", "3:4", "--gpu", "1GiB", "-o", str(pages.folder / "part.html"), "-f")
+    status, out, err = command(
+        "report",
+        str(pages.capture("cuda")),
+        "--steps",
+        "3:4",
+        "--gpu",
+        "1GiB",
+        "-o",
+        str(pages.folder / "part.html"),
+        "-f",
+    )
     assert status == 0, err
     job = Job(str(pages.capture("cuda")))
     steps = [event.number for event in job.capture.events("step")]
@@ -261,12 +282,17 @@ def test_the_step_in_which_a_run_died_is_not_drawn(shown, pages):
     choose(shown, "fit-0")
     last = shown.browser.run("return window.modscope.timeline.editedColumns.reserved.at(-1)")
     assert last is None, "NaN: there is no line at the right end"
-    assert shown.browser.run("return window.modscope.timeline.edited.end") <= shown.browser.run("return window.modscope.capture.stepTicks.at(-1)") + 2
+    assert (
+        shown.browser.run("return window.modscope.timeline.edited.end")
+        <= shown.browser.run("return window.modscope.capture.stepTicks.at(-1)") + 2
+    )
     assert drawn_somewhere(shown) == said["levers"][0]["reserved_peak"]
 
 
 def drawn_somewhere(page):
-    return page.browser.run("return Math.max(...window.modscope.timeline.editedColumns.reserved.filter((each) => each > 0))")
+    return page.browser.run(
+        "return Math.max(...window.modscope.timeline.editedColumns.reserved.filter((each) => each > 0))"
+    )
 
 
 # ---- plans ----
@@ -276,7 +302,9 @@ def drawn_somewhere(page):
 def plans(shown, pages, net_capture):
     page = pages.folder / "plans.html"
     budget = round(0.75 * modscope.load(net_capture).peaks["cpu"].bytes)
-    status, out, err = command("plan", str(net_capture), "--budget", str(budget), "--greedy", "--json", "--report", str(page), "-f")
+    status, out, err = command(
+        "plan", str(net_capture), "--budget", str(budget), "--greedy", "--json", "--report", str(page), "-f"
+    )
     assert (status, err) == (0, ""), err
     shown.open("plans")
     return shown, json.loads(out)
@@ -286,7 +314,9 @@ def test_the_plot_has_the_points_that_plan_prints(plans):
     page, said = plans
     assert len(said["curve"]) >= 3 and all("calls" not in point for point in said["curve"])
     points = page.browser.data("#plan-plot .point")
-    assert [(int(point["bytes"]), float(point["ms"])) for point in points] == [(each["reserved"], each["step_ms"]) for each in said["curve"]]
+    assert [(int(point["bytes"]), float(point["ms"])) for point in points] == [
+        (each["reserved"], each["step_ms"]) for each in said["curve"]
+    ]
     (chosen,) = [i for i, each in enumerate(said["curve"]) if each["is_plan"]]
     assert page.state["change"] == f"plan-{chosen}", "the plan is chosen at first"
     assert page.browser.run("return document.querySelector('#plan-plot .is-plan').textContent") == "the plan"
@@ -302,7 +332,9 @@ def test_hovering_a_point_shows_its_plan(plans):
     page.browser.move(box.x + box.width / 2, box.y + box.height / 2)
     page.browser.settle()
     text = page.browser.text("#tip")
-    assert size(said["curve"][number]["reserved"]) in text and all(group in text for group in said["curve"][number]["groups"])
+    assert size(said["curve"][number]["reserved"]) in text and all(
+        group in text for group in said["curve"][number]["groups"]
+    )
 
 
 def test_arrow_keys_choose_a_point(plans):
@@ -326,7 +358,9 @@ def test_points_say_whether_they_fit(plans):
         page.browser.run("window.modscope.plans.choose(arguments[0])", i)
         page.browser.settle()
         if point["modules"]:
-            assert ("It fits the budget, with " in page.browser.text("#edited")) == (point["reserved"] <= said["budget"])
+            assert ("It fits the budget, with " in page.browser.text("#edited")) == (
+                point["reserved"] <= said["budget"]
+            )
 
 
 # ---- odd captures ----
@@ -350,13 +384,24 @@ def test_names_of_modules_are_only_text(shown, pages):
     net(capture, kind=type(evil, (Net,), {}))
     budget = round(0.8 * modscope.load(capture).peaks["cpu"].bytes)
     said = fit_page(pages, "fit-evil", capture, budget)
-    status, _, err = command("plan", str(capture), "--budget", str(budget), "--greedy", "--report", str(pages.folder / "plan-evil.html"), "-f")
+    status, _, err = command(
+        "plan",
+        str(capture),
+        "--budget",
+        str(budget),
+        "--greedy",
+        "--report",
+        str(pages.folder / "plan-evil.html"),
+        "-f",
+    )
     assert status == 0, err
     assert any(evil in lever["name"] for lever in said["levers"])
     for name, key in (("fit-evil", "#change=fit-0"), ("plan-evil", "")):
         shown.open(name, key)
         assert "</script><img src=x onerror=alert(1)>\\u202e.h." in shown.browser.text("#edited")
-        assert shown.browser.dialog() is None and shown.browser.run("return document.querySelectorAll('img').length") == 0
+        assert (
+            shown.browser.dialog() is None and shown.browser.run("return document.querySelectorAll('img').length") == 0
+        )
 
 
 def test_a_capture_of_an_unknown_torch_is_refused(tmp_path):

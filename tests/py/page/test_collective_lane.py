@@ -69,7 +69,10 @@ def bar(page, nth):
 def test_it_says_how_many_of_each_kind_and_draws_them(page):
     shown = lane(page)
     assert (shown["count"], shown["drawn"], shown["kinds"]) == ("9", "9", "all_gather all_reduce barrier")
-    assert page.text("#collectives-text") == "Collectives: 3 × all_gather (24.00 MiB), 3 × all_reduce (12.00 MiB), 3 × barrier."
+    assert (
+        page.text("#collectives-text")
+        == "Collectives: 3 × all_gather (24.00 MiB), 3 × all_reduce (12.00 MiB), 3 × barrier."
+    )
     assert page.attribute("#collectives canvas", "aria-label") == page.text("#collectives-text")
 
 

@@ -79,7 +79,10 @@ def test_the_groups_are_those_of_the_shown_part_and_keep_their_colours(shown, pa
     shown.browser.run(f"const {{ timeline, capture }} = window.modscope; {zoom}; window.modscope.redraw()")
     shown.browser.settle()
     after = shown.browser.run(script)
-    first, last = (shown.browser.run("return window.modscope.capture.momentOf(Math.floor(arguments[0]))", end) for end in shown.view)
+    first, last = (
+        shown.browser.run("return window.modscope.capture.momentOf(Math.floor(arguments[0]))", end)
+        for end in shown.view
+    )
     peak = max(range(first, last + 1), key=lambda moment: capture.snapshot(moment).totals["cpu"]["Total"])
     expected = held(capture, peak, "line")
     assert sorted(expected[key] for key in after if key) == sorted(expected.values())[-GROUPS:]
@@ -89,7 +92,9 @@ def test_the_groups_are_those_of_the_shown_part_and_keep_their_colours(shown, pa
 
 def test_of_a_selected_module_its_own_lines_have_the_colours(shown, pages):
     shown.open("gpt", "#by=line").choose("GPT.blocks.1")
-    series = "const { capture, module, device, timeline } = window.modscope; const series = capture.series(device, module);"
+    series = (
+        "const { capture, module, device, timeline } = window.modscope; const series = capture.series(device, module);"
+    )
     peak = "series.maximumIn(series.changeAt(timeline.tickAt(timeline.range().from)), series.count - 1)"
     moment = shown.browser.run(f"{series} return capture.momentOf(series.tick[{peak}])")
     sums = Counter()

@@ -113,7 +113,9 @@ def test_out_of_memory_comes_first(shown, pages):
         check_moment(shown, said)
         (told,) = shown.browser.data("#oom")
         assert int(told["requested"]) == said["requested"] and int(told["held"]) == said["total"]
-        assert size(said["requested"]) in shown.browser.text("#oom") and size(said["total"]) in shown.browser.text("#oom")
+        assert size(said["requested"]) in shown.browser.text("#oom") and size(said["total"]) in shown.browser.text(
+            "#oom"
+        )
 
 
 # ---- blocks ----

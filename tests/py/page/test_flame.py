@@ -101,7 +101,9 @@ def test_it_follows_the_moment_and_the_device(shown):
     shown.browser.click_on("#step-back")
     shown.browser.settle()
     assert state(shown)["bytes"] == shown.state["total"] != before
-    other = shown.browser.run("const other = [...document.querySelectorAll('#devices button')].find((b) => b.ariaChecked !== 'true'); other?.click(); return Boolean(other)")
+    other = shown.browser.run(
+        "const other = [...document.querySelectorAll('#devices button')].find((b) => b.ariaChecked !== 'true'); other?.click(); return Boolean(other)"
+    )
     if other:
         shown.browser.settle()
         assert state(shown)["bytes"] == shown.state["total"]
@@ -143,7 +145,9 @@ def test_layers_together(shown, pages):
     tree = pages.figures("tree", "gpt")["tree"]
     blocks = next(child for root in tree for child in root["children"] if child["fqn"] == "GPT.blocks")
     held = [part for block in blocks["children"] for part in block["children"] if part["name"] == "mlp"]
-    assert up["bytes"] == sum(part["subtree"]["Total"] for each in held for part in each["children"] if part["name"] == "up")
+    assert up["bytes"] == sum(
+        part["subtree"]["Total"] for each in held for part in each["children"] if part["name"] == "up"
+    )
     click(shown, "GPT.blocks.*.mlp")
     assert state(shown)["root"] == "GPT.blocks.*.mlp" and shown.module == "", "it is several modules"
     shown.browser.click_on("#flame-out")
@@ -177,7 +181,11 @@ def test_a_search_says_how_many_bytes_match(lines, pages):
     lines.browser.press(*"xyz")
     assert lines.browser.text("#flame-found") == "No match" and state(lines)["found"] == "0"
     lines.browser.press("Escape")
-    assert lines.browser.focus() == "flame-box" and state(lines)["found"] == "" and lines.browser.text("#flame-found") == ""
+    assert (
+        lines.browser.focus() == "flame-box"
+        and state(lines)["found"] == ""
+        and lines.browser.text("#flame-found") == ""
+    )
 
 
 # ---- keys ----
@@ -206,7 +214,9 @@ def test_the_keys_go_from_part_to_part(lines):
 def test_a_narrow_module_is_not_only_its_number(shown):
     shown.open("gpt")
     set_order(shown, "line")
-    names = shown.browser.run("const { flame } = window.modscope; return flame.tree.name.map((_, node) => flame.namesOf(node))")
+    names = shown.browser.run(
+        "const { flame } = window.modscope; return flame.tree.name.map((_, node) => flame.namesOf(node))"
+    )
     numbered = {name: short for name, *_, short in names if name.endswith(".0")}
     assert numbered and all(short == ".".join(name.split(".")[-2:]) for name, short in numbered.items()), names
 
@@ -238,7 +248,12 @@ def test_it_is_drawn_in_light_and_dark_and_says_what_was_not_recorded(shown):
 def test_many_narrow_parts_share_one(shown):
     shown.open("wide", width=400, height=800)
     narrow = [box for box in boxes(shown) if box["others"]]
-    assert narrow and sum(box["others"] for box in narrow) + len([box for box in boxes(shown) if box["name"].startswith("Wide.") and not box["others"]]) == 500
+    assert (
+        narrow
+        and sum(box["others"] for box in narrow)
+        + len([box for box in boxes(shown) if box["name"].startswith("Wide.") and not box["others"]])
+        == 500
+    )
 
 
 @pytest.mark.slow

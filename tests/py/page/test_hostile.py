@@ -156,8 +156,12 @@ def test_what_was_lost_is_seen_in_the_timeline(shown):
 def test_what_was_lost_at_the_end_is_seen_in_the_timeline(shown):
     """The last figures are not drawn on to the run's end as if nothing had happened."""
     shown.open("damaged_end")
-    assert "peak: at least" in " ".join(shown.browser.run("return window.modscope.timeline.labels.map((label) => label.text)"))
-    gap, left, right = shown.browser.run("const { timeline } = window.modscope; return [timeline.gaps(), timeline.left, timeline.right]")
+    assert "peak: at least" in " ".join(
+        shown.browser.run("return window.modscope.timeline.labels.map((label) => label.text)")
+    )
+    gap, left, right = shown.browser.run(
+        "const { timeline } = window.modscope; return [timeline.gaps(), timeline.left, timeline.right]"
+    )
     assert len(gap) == 1 and gap[0]["end"] == right and left < gap[0]["begin"] < right - 100
     shown.browser.move(*shown.on_timeline(0.99))
     assert "at least" in shown.browser.text("#tip")
@@ -185,7 +189,9 @@ def test_one_event_is_enough(shown):
 def test_a_moment_that_holds_nothing_says_so(shown):
     shown.open("twice", "#moment=0")
     assert shown.state["total"] == "0" and shown.fqns() == []
-    assert shown.browser.text("#tree-none") == "No memory is allocated at this moment." and shown.browser.visible("#blocks-none")
+    assert shown.browser.text("#tree-none") == "No memory is allocated at this moment." and shown.browser.visible(
+        "#blocks-none"
+    )
 
 
 def test_numbers_of_any_size(shown):

@@ -125,7 +125,10 @@ def test_on_its_own_scale_the_axis_ends_near_the_modules_share(own_scale):
         const { timeline, capture } = window.modscope;
         return [...new Set(timeline.drawn)].map((tick) => capture.momentOf(tick));
     """)
-    most = max(capture.snapshot(moment).by_module(children=True).get("cuda:0", {}).get(SMALL, {"Total": 0})["Total"] for moment in drawn)
+    most = max(
+        capture.snapshot(moment).by_module(children=True).get("cuda:0", {}).get(SMALL, {"Total": 0})["Total"]
+        for moment in drawn
+    )
     top = own_scale.browser.run("return window.modscope.timeline.top")
     assert most < top <= 1.5 * most
 

@@ -30,7 +30,11 @@ def told(stacks, number):
 
 
 def read(place):
-    return (place.operator, tuple((each.file, each.line, each.function) for each in place.attributed.frames)) if place else (None, ())
+    return (
+        (place.operator, tuple((each.file, each.line, each.function) for each in place.attributed.frames))
+        if place
+        else (None, ())
+    )
 
 
 @pytest.mark.parametrize("name", ["lines", "gpt", "no-lines"])
@@ -44,9 +48,9 @@ def test_a_page_tells_of_every_block_what_blocks_tells(pages, name):
         shown = Counter((size, *told(stacks, stack)) for size, stack in packed.pack.stacks(tick).elements())
         held = capture.snapshot(packed.pack.moment(tick)).blocks()
         assert shown == Counter((block.bytes, *read(block.place)) for block in held)
-    assert Counter((size, operator, *(frames[:1] or [(None,) * 3])) for size, operator, frames in shown.elements()) == Counter(
-        (each["bytes"], each["operator"], attributed_line(each)) for each in peak["blocks"]
-    )
+    assert Counter(
+        (size, operator, *(frames[:1] or [(None,) * 3])) for size, operator, frames in shown.elements()
+    ) == Counter((each["bytes"], each["operator"], attributed_line(each)) for each in peak["blocks"])
 
 
 def test_only_the_shown_steps_stacks_are_in_the_page(pages, tmp_path):
@@ -63,7 +67,12 @@ def test_a_page_has_the_source_text_around_its_lines(pages):
     script = pages.capture("lines").with_suffix(".py")
     source = stacks["sources"][str(stacks["files"].index(str(script)))]
     text = script.read_text().splitlines()
-    used = {line for row in stacks["rows"].values() for file, _, line in row["frames"] if stacks["files"][file] == str(script)}
+    used = {
+        line
+        for row in stacks["rows"].values()
+        for file, _, line in row["frames"]
+        if stacks["files"][file] == str(script)
+    }
     assert text.index("    return a @ b") + 1 in used
     around = {line for each in used for line in range(each - 3, each + 4) if 1 <= line <= len(text)}
     assert source == {"note": None, "lines": {str(line): text[line - 1] for line in around}}
@@ -76,7 +85,9 @@ def test_source_text_can_be_left_out(pages, tmp_path):
     bare, full = packed.metadata["stacks"], data_of(pages, "lines").metadata["stacks"]
     assert all(source == {"note": "source left out", "lines": {}} for source in bare["sources"].values())
     assert bare["rows"] == full["rows"] and bare["files"] == full["files"]
-    assert "source" not in {key for group in packed.metadata["leaks"]["groups"] for line in group["lines"] for key in line}
+    assert "source" not in {
+        key for group in packed.metadata["leaks"]["groups"] for line in group["lines"] for key in line
+    }
 
 
 def test_a_capture_without_stacks_has_nothing_of_lines(pages):

@@ -168,7 +168,9 @@ CUT = """
 """
 
 
-@pytest.mark.parametrize("name, width", [*(("deep", width) for width in (980, 1000, 1100, 1200, 1300)), ("gpt", 980), ("gpt", 1300)])
+@pytest.mark.parametrize(
+    "name, width", [*(("deep", width) for width in (980, 1000, 1100, 1200, 1300)), ("gpt", 980), ("gpt", 1300)]
+)
 def test_names_have_their_room_before_bars_do(shown, name, width):
     """At first, and when all rows are shown."""
     shown.open(name, width=width)
@@ -219,9 +221,26 @@ def test_on_paper_there_are_no_buttons_and_all_rows(shown):
     shown.open("gpt")
     shown.browser.click_on("#open-all")
     shown.browser.media("print")
-    for selector in ("#theme", "#help-open", "#search", "#zoom-in", "#go-peak", "#open-all", "#groupings-box", "#timeline-how"):
+    for selector in (
+        "#theme",
+        "#help-open",
+        "#search",
+        "#zoom-in",
+        "#go-peak",
+        "#open-all",
+        "#groupings-box",
+        "#timeline-how",
+    ):
         assert not shown.browser.visible(selector), selector
-    for selector in ("#sentence", "#timeline-base", "#legend .swatch", "#legend .label", "#rows .row", "#treemap", "#blocks tbody tr"):
+    for selector in (
+        "#sentence",
+        "#timeline-base",
+        "#legend .swatch",
+        "#legend .label",
+        "#rows .row",
+        "#treemap",
+        "#blocks tbody tr",
+    ):
         assert shown.browser.visible(selector), selector
     assert shown.browser.run("const r = document.getElementById('rows'); return r.scrollHeight <= r.clientHeight + 1")
 

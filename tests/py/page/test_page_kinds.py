@@ -18,7 +18,9 @@ def record_ddp(path):
     try:
         with modscope.record(path), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = nn.parallel.DistributedDataParallel(nn.Sequential(*[nn.Linear(96, 96) for _ in range(3)]), bucket_cap_mb=0.05)
+            model = nn.parallel.DistributedDataParallel(
+                nn.Sequential(*[nn.Linear(96, 96) for _ in range(3)]), bucket_cap_mb=0.05
+            )
             for _ in range(3):
                 model(torch.randn(2, 96)).sum().backward()
                 model.zero_grad()

@@ -49,8 +49,13 @@ def owners(capture, moment, by, key):
 
 def test_blocks_have_their_line_and_operator(opened, pages):
     said = pages.figures("blocks", "lines", "--at", "peak")
-    rows = [tuple(row[word] for word in ("file", "line", "function", "operator")) for row in opened.browser.data("#blocks tbody tr")]
-    assert rows == [tuple(str(word or "") for word in (*attributed_line(block), block["operator"])) for block in said["blocks"]]
+    rows = [
+        tuple(row[word] for word in ("file", "line", "function", "operator"))
+        for row in opened.browser.data("#blocks tbody tr")
+    ]
+    assert rows == [
+        tuple(str(word or "") for word in (*attributed_line(block), block["operator"])) for block in said["blocks"]
+    ]
     assert "lines.py:11" in opened.browser.text("#blocks") and "torch.relu" in opened.browser.text("#blocks")
 
 
@@ -63,7 +68,9 @@ def test_a_block_selects_its_line(opened, pages):
     assert moved == 0 and opened.state["group"] == f"line:{key}"
     assert opened.browser.text("#place-title").endswith(f"lines.py:{number} in Net.forward")
     text = opened.browser.text("#place-text")
-    assert "torch.relu" in text and "self.inner" in text and "lead here" not in text, "one stack of frames, two places in the line"
+    assert "torch.relu" in text and "self.inner" in text and "lead here" not in text, (
+        "one stack of frames, two places in the line"
+    )
     shown = opened.browser.data("#blocks tbody tr")
     assert shown and all(each["line"] == str(number) for each in shown)
     (panel,) = opened.browser.data("#place")
@@ -77,7 +84,11 @@ def test_a_block_selects_its_line(opened, pages):
 def test_the_panel_tells_who_owns_it_and_which_lines_made_it(shown, pages, by):
     capture = pages.load("gpt")
     shown.open("gpt", f"#by={by}")
-    keys = [key for key in (row.get("group") or row.get("category") for row in shown.browser.data("#legend li")) if key != "others"]
+    keys = [
+        key
+        for key in (row.get("group") or row.get("category") for row in shown.browser.data("#legend li"))
+        if key != "others"
+    ]
     for key in keys[:4]:
         select(shown, by, key)
         held, made = Counter(), Counter()
@@ -85,12 +96,17 @@ def test_the_panel_tells_who_owns_it_and_which_lines_made_it(shown, pages, by):
             if key_of(block, by) == key:
                 held[block.module, str(block.category)] += block.bytes
                 made[key_of(block, "line")] += block.bytes
-        rows = {(row["fqn"], row["category"]): int(row["bytes"]) for row in shown.browser.data("#place-owners tbody tr")}
+        rows = {
+            (row["fqn"], row["category"]): int(row["bytes"]) for row in shown.browser.data("#place-owners tbody tr")
+        }
         assert rows.items() <= held.items() and sorted(rows.values()) == sorted(held.values())[-6:]
         assert int(shown.browser.data("#place")[0]["bytes"]) == held.total()
         lines = {row["key"]: int(row["bytes"]) for row in shown.browser.data("#place-made-rows tbody tr")}
         assert by == "line" or (lines.items() <= made.items() and sorted(lines.values()) == sorted(made.values())[-6:])
-        assert int(shown.browser.run("return window.modscope.timeline.share.totalAt(window.modscope.tick)")) == held.total()
+        assert (
+            int(shown.browser.run("return window.modscope.timeline.share.totalAt(window.modscope.tick)"))
+            == held.total()
+        )
 
 
 def test_source_text_with_the_line_marked_and_the_frames_above(opened, pages):
@@ -201,7 +217,9 @@ def test_names_of_files_and_functions_are_only_text(shown, pages):
         select(shown, "line", key)
         assert shown.state["group"] == f"line:{key}" and "source not found" in shown.browser.text("#place")
         assert not any(char in shown.browser.text("#place-title") for char in "\x00\x07\x1b\u202e")
-    assert shown.browser.dialog() is None and not shown.browser.run("return document.querySelectorAll('#place img, #place svg, #legend img').length")
+    assert shown.browser.dialog() is None and not shown.browser.run(
+        "return document.querySelectorAll('#place img, #place svg, #legend img').length"
+    )
 
 
 @pytest.mark.parametrize("width", [400, 1400])
@@ -215,8 +233,13 @@ def test_the_panel_fits_the_window_and_moves_nothing(shown, pages, width):
     box = shown.browser.place("#place")
     assert box.x >= 0 and box.x + box.width <= width and 350 < box.y and box.y + box.height <= 800
     assert shown.browser.run("return document.documentElement.scrollWidth") <= width
-    assert shown.browser.run("return document.getElementById('place').scrollWidth <= document.getElementById('place').clientWidth")
+    assert shown.browser.run(
+        "return document.getElementById('place').scrollWidth <= document.getElementById('place').clientWidth"
+    )
     shown.browser.click_on("#place-scale")
-    assert shown.browser.attribute("#place-scale", "aria-pressed") == str(shown.browser.run("return window.modscope.timeline.ownScale")).lower()
+    assert (
+        shown.browser.attribute("#place-scale", "aria-pressed")
+        == str(shown.browser.run("return window.modscope.timeline.ownScale")).lower()
+    )
     shown.browser.click_on("#place-clear")
     assert not shown.browser.visible("#place")

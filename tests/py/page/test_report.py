@@ -86,7 +86,9 @@ def test_the_sentence_has_the_figures_of_the_summary():
     (packed,) = packs(page_of("x.msc"))
     peak = load("x.msc").peaks["cuda:0"]
     assert peak.bytes == 176_000_000 and peak.reserved == 256 * MIB
-    assert packed.sentence.startswith("The peak is 167.85 MiB on cuda:0, in step 2, backward of GPT.h.3.mlp, at 0.175 s: ")
+    assert packed.sentence.startswith(
+        "The peak is 167.85 MiB on cuda:0, in step 2, backward of GPT.h.3.mlp, at 0.175 s: "
+    )
     assert "41% Activation, 36% Optstate, 20% Parameter, 2% Gradient. " in packed.sentence
     assert "Most of it is in GPT.h.*.mlp (83.92 MiB in 4 modules), " in packed.sentence
     assert packed.sentence.endswith("The allocator had reserved 256.00 MiB, 88.15 MiB more.")
@@ -95,7 +97,9 @@ def test_the_sentence_has_the_figures_of_the_summary():
 def test_the_sentence_of_a_run_that_ran_out_of_memory_says_what_failed_and_what_was_allocated():
     save(out_of_memory(), how="exception", error="OutOfMemoryError: no")
     (packed,) = packs(page_of("x.msc"))
-    assert packed.sentence.startswith("Out of memory: an allocation of 2.00 GiB failed on cuda:0, in step 5, forward of GPT.h.3.mlp, at ")
+    assert packed.sentence.startswith(
+        "Out of memory: an allocation of 2.00 GiB failed on cuda:0, in step 5, forward of GPT.h.3.mlp, at "
+    )
     assert "when 95.37 MiB was allocated and 256.00 MiB reserved: 64% Optstate, 36% Parameter. " in packed.sentence
     assert "Ended by an exception: OutOfMemoryError: no" in packed.metadata["facts"]
     assert packed.metadata["devices"][packed.metadata["main"]] == "cuda:0"
@@ -119,7 +123,10 @@ def test_modules_that_are_alike_are_one_in_the_sentence_but_not_the_members_of_a
 
 def test_the_layers_of_a_module_list_are_one_in_the_sentence():
     sentence = sentence_of(Net_h_0=4, Net_h_1=3, Net_h_0_mlp=1, Net_h_1_mlp=1, Net_x_0=1, Net_x_1=1)
-    assert "Net.h.* (7.00 MiB in 2 modules), Net.h.*.mlp (2.00 MiB in 2 modules) and Net.x.* (2.00 MiB in 2 modules)" in sentence
+    assert (
+        "Net.h.* (7.00 MiB in 2 modules), Net.h.*.mlp (2.00 MiB in 2 modules) and Net.x.* (2.00 MiB in 2 modules)"
+        in sentence
+    )
 
 
 def test_where_something_is_lost_figures_are_at_least():
@@ -278,7 +285,10 @@ def test_of_a_long_run_some_steps_are_shown(make, word, monkeypatch, capsys):
     (packed,) = packs(page_of("x.msc"))
     assert len(packed.pack.times) <= 151
     (note,) = packed.metadata["notes"]
-    assert re.match(rf"Only steps? \d+( to \d+)? of \d+ are shown, around {word}, because the run has {capture.event_count:,} ", note)
+    assert re.match(
+        rf"Only steps? \d+( to \d+)? of \d+ are shown, around {word}, because the run has {capture.event_count:,} ",
+        note,
+    )
     assert " ".join(note.split()) in " ".join(capsys.readouterr().err.split())
     centre = capture.moment("oom" if capture.oom_count else "peak")
     assert packed.pack.moment(0) <= centre <= packed.pack.moment(len(packed.pack.times) - 1)
@@ -413,4 +423,11 @@ def test_events_cost_a_page_few_bytes():
 def test_all_files_of_the_page_are_installed_and_used():
     files = {file.name for file in (resources.files("modscope") / "page").iterdir()}
     scripts = {*_report._SCRIPTS, *_ranks_page._SCRIPTS}
-    assert files == {"page.html", "page.css", "flame.css", "ranks.html", "ranks.css", *(f"{name}.js" for name in scripts)}
+    assert files == {
+        "page.html",
+        "page.css",
+        "flame.css",
+        "ranks.html",
+        "ranks.css",
+        *(f"{name}.js" for name in scripts),
+    }

@@ -115,7 +115,9 @@ def test_captures_of_one_name_are_told_apart(shown, pages):
         folder.mkdir(exist_ok=True)
         shutil.copy(pages.capture(name), folder / "run.msc")
     page = pages.folder / "same.html"
-    status, _, err = modscope("report", *(str(folder / "run.msc") for folder in folders), "-o", str(page), "-f", "--side-by-side")
+    status, _, err = modscope(
+        "report", *(str(folder / "run.msc") for folder in folders), "-o", str(page), "-f", "--side-by-side"
+    )
     assert status == 0, err
     shown.open("same")
     titles = shown.browser.texts("#captures option")

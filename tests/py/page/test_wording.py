@@ -6,7 +6,14 @@ import pytest
 
 from modscope._text import size
 
-HEADINGS = ["Memory over time", "Modules", "Treemap", "Flame graph", "Largest blocks", "Blocks that survive several steps"]
+HEADINGS = [
+    "Memory over time",
+    "Modules",
+    "Treemap",
+    "Flame graph",
+    "Largest blocks",
+    "Blocks that survive several steps",
+]
 
 
 def test_headings_say_what_is_below_them(shown):
@@ -53,7 +60,10 @@ def test_the_last_change_is_a_sentence(shown, by_hand):
     texts = [change_at(shown, by_hand, moment) for moment in range(shown.pages.load(by_hand).event_count + 1)]
     assert texts[0] == "This is the first moment on the page."
     assert "Before the last change, it was 4.00 KiB. Then Net.a allocated 1.00 MiB of Activation." in texts
-    assert "Before the last change, it was 1.00 MiB. Then 1.00 MiB of Activation of Net.a became Gradient of Net.b." in texts
+    assert (
+        "Before the last change, it was 1.00 MiB. Then 1.00 MiB of Activation of Net.a became Gradient of Net.b."
+        in texts
+    )
     assert "Before the last change, it was 1.00 MiB. Then 1.00 MiB of Gradient of Net.b became Optstate." in texts
     assert "Before the last change, it was 1.00 MiB. Then Net.b freed 1.00 MiB of Optstate." in texts
     assert any(text.endswith(" Nothing has changed since.") for text in texts)
@@ -91,5 +101,13 @@ def test_nothing_on_the_page_uses_a_metaphor(shown):
         const attributes = all.flatMap((each) => [each.title, each.ariaLabel, each.placeholder]);
         return [document.body.textContent, ...attributes].filter(Boolean).join("\\n");
     """)
-    for phrase in ("et go of", "as areas", "step after step", "Than the first", "all below it", "stood in the way", "is called so"):
+    for phrase in (
+        "et go of",
+        "as areas",
+        "step after step",
+        "Than the first",
+        "all below it",
+        "stood in the way",
+        "is called so",
+    ):
         assert phrase not in said

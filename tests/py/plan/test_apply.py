@@ -98,7 +98,9 @@ def test_undo_restores_every_attribute() -> None:
     applied.undo()
     assert model.h[1].__dict__["forward"] is own
     assert [(name, list(given)) for name, given in state_of(model)] == [(name, list(given)) for name, given in before]
-    assert all(given[key] is expected[key] for (_, given), (_, expected) in zip(state_of(model), before) for key in expected)
+    assert all(
+        given[key] is expected[key] for (_, given), (_, expected) in zip(state_of(model), before) for key in expected
+    )
     applied.undo()  # does nothing
 
 
@@ -122,7 +124,9 @@ def test_nothing_is_recomputed_without_grad() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("how", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize(
+    "how", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"]
+)
 def test_copies_are_checkpointed_by_themselves(how: Any) -> None:
     model = Net()
     modscope.apply(plan_of(["Net.h.0"]), model)
@@ -134,7 +138,10 @@ def test_copies_are_checkpointed_by_themselves(how: Any) -> None:
     assert other.h[0].__dict__["forward"].args[0] is other.h[0]
 
 
-@pytest.mark.parametrize("kind, modules", [(Net, ["Net.h.0", "Net.h.2"]), (Twice, ["Twice.block", "Twice.odd"]), (Normalized, ["Normalized.stage"])])
+@pytest.mark.parametrize(
+    "kind, modules",
+    [(Net, ["Net.h.0", "Net.h.2"]), (Twice, ["Twice.block", "Twice.odd"]), (Normalized, ["Normalized.stage"])],
+)
 def test_compile_breaks_the_graph_nowhere_else(kind: type[nn.Module], modules: list[str]) -> None:
     x = torch.randn(4, 3, 6, 6) if kind is Normalized else torch.randn(5, 16)
     torch.manual_seed(0)
@@ -144,7 +151,9 @@ def test_compile_breaks_the_graph_nowhere_else(kind: type[nn.Module], modules: l
     modscope.apply(plan_of(modules), model)
     planned = torch._dynamo.explain(model)(x)
     torch._dynamo.reset()
-    assert (planned.graph_count, planned.graph_break_count) == (without.graph_count, without.graph_break_count) == (1, 0)
+    assert (
+        (planned.graph_count, planned.graph_break_count) == (without.graph_count, without.graph_break_count) == (1, 0)
+    )
     assert any("checkpoint" in str(node.target) for graph in planned.graphs for node in graph.graph.nodes)
 
 
@@ -206,7 +215,11 @@ def test_several_root_modules_are_given_by_name() -> None:
         modscope.apply(plan, {"encoder": encoder})
     applied = modscope.apply(plan, {"encoder": encoder, "decoder": decoder})
     assert applied.modules == ["encoder.h.0", "decoder.h.1"]
-    assert "forward" in encoder.h[0].__dict__ and "forward" in decoder.h[1].__dict__ and "forward" not in encoder.h[1].__dict__
+    assert (
+        "forward" in encoder.h[0].__dict__
+        and "forward" in decoder.h[1].__dict__
+        and "forward" not in encoder.h[1].__dict__
+    )
 
 
 def test_wrapped_models_and_plans_of_wrapped_models() -> None:

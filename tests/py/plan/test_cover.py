@@ -46,7 +46,9 @@ def problems(draw: st.DrawFn) -> Problem:
         around.append(around[parent] | {parent} if parent >= 0 else frozenset())
     costs = [float(draw(st.integers(1, 64))) for _ in range(count)]
     bytes = st.integers(-50, 200)
-    rows = [(draw(st.integers(0, 600)), tuple(draw(bytes) for _ in range(count))) for _ in range(draw(st.integers(0, 6)))]
+    rows = [
+        (draw(st.integers(0, 600)), tuple(draw(bytes) for _ in range(count))) for _ in range(draw(st.integers(0, 6)))
+    ]
     return costs, rows, around
 
 

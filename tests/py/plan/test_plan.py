@@ -45,7 +45,9 @@ class Adapted(nn.Module):
         return x
 
 
-def train(path: pathlib.Path, models: list[nn.Module], width: int, micro: int = 1, steps: int = 3, optimize: bool = True) -> int:
+def train(
+    path: pathlib.Path, models: list[nn.Module], width: int, micro: int = 1, steps: int = 3, optimize: bool = True
+) -> int:
     """Record a training of models that run one after another. Returns the allocated peak."""
     torch.manual_seed(0)
     parameters = [parameter for model in models for parameter in model.parameters() if parameter.requires_grad]
@@ -114,7 +116,13 @@ def best_by_brute_force(problem: Problem, budget: int) -> float | None:
     return best
 
 
-@pytest.mark.parametrize("use_highs", [False, pytest.param(True, marks=pytest.mark.skipif(not _plan_highs.is_available(), reason="highspy is not installed"))])
+@pytest.mark.parametrize(
+    "use_highs",
+    [
+        False,
+        pytest.param(True, marks=pytest.mark.skipif(not _plan_highs.is_available(), reason="highspy is not installed")),
+    ],
+)
 def test_the_choice_is_near_the_best_one(use_highs: bool, tmp_path: pathlib.Path) -> None:
     train(tmp_path / "run.msc", [Net(3, 32)], 32)
     problem = Problem(modscope.load(tmp_path / "run.msc"), "cpu")
@@ -187,7 +195,10 @@ def test_a_checkpoint_holds_the_result_of_a_normalization(tmp_path: pathlib.Path
     class Normed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norms, self.wide = nn.ModuleList(nn.LayerNorm(64) for _ in range(4)), nn.ModuleList(Wide() for _ in range(4))
+            self.norms, self.wide = (
+                nn.ModuleList(nn.LayerNorm(64) for _ in range(4)),
+                nn.ModuleList(Wide() for _ in range(4)),
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for norm, wide in zip(self.norms, self.wide):
@@ -196,7 +207,11 @@ def test_a_checkpoint_holds_the_result_of_a_normalization(tmp_path: pathlib.Path
 
     train(tmp_path / "before.msc", [Normed()], 64)
     problem = Problem(modscope.load(tmp_path / "before.msc"), "cpu")
-    wide = [i for i, candidate in enumerate(problem.candidates) if candidate.name.startswith("Normed.wide.") and candidate.name.count(".") == 2]
+    wide = [
+        i
+        for i, candidate in enumerate(problem.candidates)
+        if candidate.name.startswith("Normed.wide.") and candidate.name.count(".") == 2
+    ]
     assert len(wide) == 4
     model = Normed()
     modscope.apply(Plan({"Normed": [f"wide.{i}" for i in range(4)]}), model)
@@ -217,7 +232,14 @@ def test_a_plan_is_made_again_where_its_prediction_needs_more(tmp_path: pathlib.
     def verify(plan: Plan, more: int) -> dict[str, Any]:
         asked.append(plan.modules)
         choice = frozenset(i for i, candidate in enumerate(problem.candidates) if candidate.name in plan.modules)
-        return {"reserved": problem.reserved(choice) + more, "allocated": 0, "step_ms": 1.0 + len(choice), "step": 1, "phase": "", "module": ""}
+        return {
+            "reserved": problem.reserved(choice) + more,
+            "allocated": 0,
+            "step_ms": 1.0 + len(choice),
+            "step": 1,
+            "phase": "",
+            "module": "",
+        }
 
     more = budget // 20
     made, plan = make_plan("train.py", capture, "cpu", budget, verify=lambda plan: verify(plan, more))
@@ -228,7 +250,9 @@ def test_a_plan_is_made_again_where_its_prediction_needs_more(tmp_path: pathlib.
     asked.clear()
     exact, _ = make_plan("train.py", capture, "cpu", budget, verify=lambda plan: verify(plan, 0))
     assert exact["after"]["reserved"] == exact["planned"]["reserved"] <= budget
-    with pytest.raises(modscope.CaptureError, match="No plan was found that stays within .* when the script is predicted with it"):
+    with pytest.raises(
+        modscope.CaptureError, match="No plan was found that stays within .* when the script is predicted with it"
+    ):
         make_plan("train.py", capture, "cpu", budget, verify=lambda plan: verify(plan, 2 * budget))
     with pytest.raises(modscope.CaptureError, match="cannot be applied to the script"):
         make_plan("train.py", capture, "cpu", budget, verify=lambda plan: None)
@@ -241,7 +265,10 @@ def test_budgets_that_no_plan_meets(tmp_path: pathlib.Path) -> None:
     train(tmp_path / "run.msc", [Net(4, 32)], 32)
     capture = modscope.load(tmp_path / "run.msc")
     least = make_plan_error(capture, 200_000)
-    assert "does not fit 195.31 KiB by checkpointing alone: with every module that helps checkpointed it still allocates" in least
+    assert (
+        "does not fit 195.31 KiB by checkpointing alone: with every module that helps checkpointed it still allocates"
+        in least
+    )
     assert "of parameters, buffers, gradients and state remain" in least and least.endswith("modscope fit run.msc")
     assert "its parameters take" in make_plan_error(capture, 1000)
 
@@ -262,7 +289,9 @@ def test_captures_that_do_not_suffice(tmp_path: pathlib.Path) -> None:
 
 def test_a_model_of_one_module_has_no_plan(tmp_path: pathlib.Path) -> None:
     train(tmp_path / "run.msc", [nn.Linear(32, 32)], 32)
-    assert "no module below a root module keeps anything" in make_plan_error(modscope.load(tmp_path / "run.msc"), 30_000)
+    assert "no module below a root module keeps anything" in make_plan_error(
+        modscope.load(tmp_path / "run.msc"), 30_000
+    )
 
 
 # ---- the command ----
@@ -270,7 +299,14 @@ def test_a_model_of_one_module_has_no_plan(tmp_path: pathlib.Path) -> None:
 
 def command(folder: pathlib.Path, *words: str, seed: str = "0") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONHASHSEED": seed, "COLUMNS": "100"}
-    return subprocess.run([sys.executable, "-m", "modscope", "plan", *words], capture_output=True, text=True, timeout=600, cwd=folder, env=environment)
+    return subprocess.run(
+        [sys.executable, "-m", "modscope", "plan", *words],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=folder,
+        env=environment,
+    )
 
 
 def test_the_command_prints_the_plan_and_writes_it(tmp_path: pathlib.Path) -> None:
@@ -279,7 +315,16 @@ def test_the_command_prints_the_plan_and_writes_it(tmp_path: pathlib.Path) -> No
     budget = str(report["budget"])
     ran = command(tmp_path, "run.msc", "--budget", budget, "-o", "plan.json")
     assert ran.returncode == 0, ran.stderr
-    for words in ("cpu allocated", "Checkpoint", "before", "after", "Other budgets", "<- the plan", "modscope.apply('plan.json', model)", "--plan plan.json"):
+    for words in (
+        "cpu allocated",
+        "Checkpoint",
+        "before",
+        "after",
+        "Other budgets",
+        "<- the plan",
+        "modscope.apply('plan.json', model)",
+        "--plan plan.json",
+    ):
         assert words in ran.stdout, ran.stdout
     plan = load_plan(tmp_path / "plan.json")
     modscope.apply(plan, Net(4, 32))
@@ -295,27 +340,62 @@ def test_the_command_prints_the_plan_and_writes_it(tmp_path: pathlib.Path) -> No
     is_installed = importlib.util.find_spec("highspy") is not None
     assert ("found greedily, as asked" in asked) == is_installed and ("pip install" not in asked) == is_installed
     assert all(line == line.rstrip() for line in asked.splitlines())
-    assert [point["reserved"] for point in given["curve"]] == sorted((point["reserved"] for point in given["curve"]), reverse=True)
+    assert [point["reserved"] for point in given["curve"]] == sorted(
+        (point["reserved"] for point in given["curve"]), reverse=True
+    )
 
 
 def test_the_text_fits_a_narrow_terminal() -> None:
     figures = {"reserved": 30 << 30, "step_ms": 100.0}
     after = {"reserved": 20 << 30, "allocated": 14 << 30, "step_ms": 114.7}
     groups = [f"GPT2.h.{i}.attention.projection" for i in range(4)]
-    curve = [{**figures, "modules": 0, "is_plan": False}, {**after, "modules": 4, "is_plan": True}, {**after, "modules": 1, "is_plan": False}]
-    result = {"device": "cuda:0", "budget": 23 << 30, "gpu": "NVIDIA GeForce RTX 4090", "before": figures, "after": after, "curve": curve}
-    result |= {"checkpoint": {"GPT2": ["h.0"]}, "groups": groups, "has_solver": True, "bound_ms": 113.0, "times": "device", "steps": 3}
-    result |= {"is_verified": False, "is_solver_installed": True, "script": None, "program": ["one.py", "--name", "my run\x1b[2J"], "notes": [], "predicted_on": None}
+    curve = [
+        {**figures, "modules": 0, "is_plan": False},
+        {**after, "modules": 4, "is_plan": True},
+        {**after, "modules": 1, "is_plan": False},
+    ]
+    result = {
+        "device": "cuda:0",
+        "budget": 23 << 30,
+        "gpu": "NVIDIA GeForce RTX 4090",
+        "before": figures,
+        "after": after,
+        "curve": curve,
+    }
+    result |= {
+        "checkpoint": {"GPT2": ["h.0"]},
+        "groups": groups,
+        "has_solver": True,
+        "bound_ms": 113.0,
+        "times": "device",
+        "steps": 3,
+    }
+    result |= {
+        "is_verified": False,
+        "is_solver_installed": True,
+        "script": None,
+        "program": ["one.py", "--name", "my run\x1b[2J"],
+        "notes": [],
+        "predicted_on": None,
+    }
     result |= {"is_lower_bound": False, "lost": 0, "damaged": 0, "output": None, "report": None}
     lines = _commands_plan.text(result, Screen(80), Namespace())
     assert lines[0] == "cuda:0 reserved 30.0 GiB at most. RTX 4090 has 23.0 GiB beside the context."
     assert [line.split("%  ")[1] for line in lines if "%  " in line] == ["no plan", "4 modules <- the plan", "1 module"]
-    assert any(line.startswith("HiGHS: if what modules save adds up, any plan takes about +13.0 % or more") for line in lines)
+    assert any(
+        line.startswith("HiGHS: if what modules save adds up, any plan takes about +13.0 % or more") for line in lines
+    )
     for colour in (False, True):
         said = "\n".join(_commands_plan.text(result, Screen(80, colour), Namespace()))
-        assert "modscope run --plan plan.json one.py --name 'my run" in said and "modscope plan one.py -- --name 'my" in said.replace("\n", " ")
+        assert (
+            "modscope run --plan plan.json one.py --name 'my run" in said
+            and "modscope plan one.py -- --name 'my" in said.replace("\n", " ")
+        )
         assert "\x1b[2J" not in said and "train.py" not in said
-    assert "modscope run --plan plan.json train.py" in _commands_plan.text({**result, "program": None}, Screen(80), Namespace())[-2]
+    assert (
+        "modscope run --plan plan.json train.py"
+        in _commands_plan.text({**result, "program": None}, Screen(80), Namespace())[-2]
+    )
     for bound in (None, 100.0, 100.04):
         lines = _commands_plan.text({**result, "bound_ms": bound}, Screen(80), Namespace())
         assert not any("any plan takes" in line for line in lines) and ("", "") not in zip(lines, lines[1:])
@@ -367,6 +447,8 @@ def test_names_in_groups() -> None:
     assert group_names(["S.0.a.1", "S.0.a.2", "S.1.a.1"]) == ["S.0.a.{1-2}", "S.1.a.1"]
 
 
-@pytest.mark.parametrize("text, value", [("22GiB", 22 * 2**30), ("1.5 kb", 1500), ("900MB", 900 * 10**6), ("77", 77), ("2 TiB", 2**41)])
+@pytest.mark.parametrize(
+    "text, value", [("22GiB", 22 * 2**30), ("1.5 kb", 1500), ("900MB", 900 * 10**6), ("77", 77), ("2 TiB", 2**41)]
+)
 def test_amounts_of_memory(text: str, value: int) -> None:
     assert parse_bytes(text) == value

@@ -38,7 +38,9 @@ print("loss", loss.item(), "checkpointed", [name for name, module in model.named
 """
 
 
-def run(command: str, folder: pathlib.Path, *options: str, wrapped: str = "model", stays: bool = False) -> subprocess.CompletedProcess[str]:
+def run(
+    command: str, folder: pathlib.Path, *options: str, wrapped: str = "model", stays: bool = False
+) -> subprocess.CompletedProcess[str]:
     script = folder / "train.py"
     script.write_text(SCRIPT.format(folder=str(pathlib.Path(__file__).parent), wrapped=wrapped, stays=stays))
     return warm_python.run(["-W", "ignore", "-m", "modscope", command, *options, str(script)], folder)
@@ -97,7 +99,18 @@ def test_a_file_that_is_no_plan_is_refused_before_the_script(tmp_path: pathlib.P
 @pytest.mark.parametrize("mark", [pytest.param(None, marks=needs_virtual_gpu)])
 def test_a_prediction_with_a_plan_reserves_less(tmp_path: pathlib.Path, mark: None) -> None:
     without = run("predict", tmp_path, "--gpu", "h100", "--steps", "4", "-o", "without.msc")
-    given = run("predict", tmp_path, "--gpu", "h100", "--steps", "4", "--plan", plan(tmp_path, "Net.h.0", "Net.h.1", "Net.h.2"), "-o", "with.msc")
+    given = run(
+        "predict",
+        tmp_path,
+        "--gpu",
+        "h100",
+        "--steps",
+        "4",
+        "--plan",
+        plan(tmp_path, "Net.h.0", "Net.h.1", "Net.h.2"),
+        "-o",
+        "with.msc",
+    )
     assert without.returncode == given.returncode == 0, given.stderr
     assert peak(tmp_path / "with.msc") < peak(tmp_path / "without.msc")
     assert "checkpointed ['h.0', 'h.1', 'h.2']" in given.stdout

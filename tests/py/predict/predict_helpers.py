@@ -16,7 +16,9 @@ import warm_python
 from helpers import INTERCEPTION
 
 PREDICT = [sys.executable, "-m", "modscope", "predict"]
-needs_virtual_gpu = pytest.mark.skipif(not INTERCEPTION or torch.backends.cuda.is_built(), reason="there is no virtual GPU here")
+needs_virtual_gpu = pytest.mark.skipif(
+    not INTERCEPTION or torch.backends.cuda.is_built(), reason="there is no virtual GPU here"
+)
 
 TRAIN = """
     import sys
@@ -70,7 +72,9 @@ def predict(folder: Path, *words: str, **env: str) -> Ran:
 
 def predict_apart(folder: Path, *words: str) -> Ran:
     """In a process of its own, where the script imports torch."""
-    done = subprocess.run([*PREDICT, *words], cwd=folder, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        [*PREDICT, *words], cwd=folder, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL
+    )
     return Ran(done.returncode, done.stdout, done.stderr)
 
 

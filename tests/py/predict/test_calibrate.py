@@ -88,7 +88,9 @@ class Numbers:
         return timing
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, sizes: list[int], calls_at_once: int = 100) -> dict[str, tuple[table.Variants, float | None]]:
+def measured(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], calls_at_once: int = 100
+) -> dict[str, tuple[table.Variants, float | None]]:
     """Rows of relu, which runs once for each size. The CPU stands for the GPU."""
     monkeypatch.setattr(_calibrate_measure, "_addresses", lambda values: frozenset({1}))
     monkeypatch.setattr(_calibrate_measure, "_CALLS_AT_ONCE", calls_at_once)
@@ -131,7 +133,9 @@ def test_a_product_s_workspace_is_left_to_the_rules() -> None:
     assert known(mm, [((("kept", 512), *temporary(64), ("result", 64)), 1)]) == [((*temporary(64), ("result", 64)), 1)]
 
 
-def test_a_sweep_goes_on_after_a_case_that_cannot_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_goes_on_after_a_case_that_cannot_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_calibrate_measure, "_addresses", lambda values: frozenset({1}))
 
     def fail() -> None:
@@ -184,7 +188,9 @@ def test_bad_arguments_are_refused(tmp_path: Path, arguments: list[str], sentenc
     assert (tmp_path / "there.json").read_text() == "{}"
 
 
-def test_a_script_is_run_with_its_arguments_until_its_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_is_run_with_its_arguments_until_its_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_calibrate_measure, "_addresses", lambda values: frozenset({1}))
     (tmp_path / "train.py").write_text(
         textwrap.dedent("""
@@ -242,7 +248,10 @@ def test_the_sweep_runs_on_a_gpu(tmp_path: Path) -> None:
     assert "0 could not run" in ran.stderr
 
 
-@pytest.mark.skipif(torch.backends.cuda.is_built() or not INTERCEPTION, reason="the virtual GPU needs interception and a torch without CUDA")
+@pytest.mark.skipif(
+    torch.backends.cuda.is_built() or not INTERCEPTION,
+    reason="the virtual GPU needs interception and a torch without CUDA",
+)
 @pytest.mark.slow
 def test_cases_of_the_sweep_run() -> None:
     """Every 40th, on the virtual GPU. It lacks some operators that depend on values."""
@@ -260,6 +269,8 @@ def test_cases_of_the_sweep_run() -> None:
         print(ran)
         device.remove()
     """
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=600)
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=600
+    )
     assert ran.returncode == 0, ran.stderr
     assert int(ran.stdout) > 50

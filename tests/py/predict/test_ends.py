@@ -32,7 +32,9 @@ def test_a_loop_that_needs_values_is_ended_by_seconds(tmp_path):
 
 
 def test_seconds_end_a_script_that_catches_everything(tmp_path):
-    script = write(tmp_path, """
+    script = write(
+        tmp_path,
+        """
         import torch
         x = torch.ones(10, device="cuda")
         while True:
@@ -41,9 +43,14 @@ def test_seconds_end_a_script_that_catches_everything(tmp_path):
                     x = x + 1
             except BaseException as error:
                 print(repr(error), flush=True)
-    """)
+    """,
+    )
     ran = predict(tmp_path, "--gpu", "t4", "--seconds", "1", "--json", "x.json", script)
-    assert ran.status == 0 and ran.out.startswith("SystemExit()\n") and "until it was stopped after 1 s, as --seconds says" in ran.said[0]
+    assert (
+        ran.status == 0
+        and ran.out.startswith("SystemExit()\n")
+        and "until it was stopped after 1 s, as --seconds says" in ran.said[0]
+    )
     assert json.loads((tmp_path / "x.json").read_text())["timed_out"] == 1
 
 
@@ -64,17 +71,30 @@ def test_an_exception_of_the_script(tmp_path):
     assert ran.status == 1 and "ValueError: mine" in ran.err
     assert ", until the script failed (ValueError: mine). " in ran.said[0] and " so far it fits, " in ran.said[1]
     result = json.loads((tmp_path / "x.json").read_text())
-    assert (result["ended"], result["error"], result["steps"], result["fits"]) == ("exception", "ValueError: mine", 1, True)
+    assert (result["ended"], result["error"], result["steps"], result["fits"]) == (
+        "exception",
+        "ValueError: mine",
+        1,
+        True,
+    )
 
 
 def test_a_script_that_fails_before_its_first_step(tmp_path):
     ran = predict(tmp_path, "--gpu", "t4", training(tmp_path, "raise ValueError('mine')"))
     assert ran.status == 1 and "fits," not in ran.err
-    assert ran.said[0] == "the script failed before its first optimizer step, so whether it fits is not known: ValueError: mine."
+    assert (
+        ran.said[0]
+        == "the script failed before its first optimizer step, so whether it fits is not known: ValueError: mine."
+    )
     several = predict(tmp_path, "--gpu", "t4,h100", "--json", "x.json", "train.py")
     assert [gpu["fits"] for gpu in json.loads((tmp_path / "x.json").read_text())["gpus"]] == [None, None]
-    assert several.status == 1 and several.err.count("not known: the script failed before its first optimizer step") == 2
-    assert "The script failed (ValueError: mine): what would follow is not known." in several.err and "ValueError: mine\n" in several.err
+    assert (
+        several.status == 1 and several.err.count("not known: the script failed before its first optimizer step") == 2
+    )
+    assert (
+        "The script failed (ValueError: mine): what would follow is not known." in several.err
+        and "ValueError: mine\n" in several.err
+    )
 
 
 def test_a_script_that_fails_before_it_uses_a_gpu(tmp_path):
@@ -87,7 +107,11 @@ def test_a_script_that_fails_before_it_uses_a_gpu(tmp_path):
         "torchrun would set LOCAL_RANK. Say how many ranks the script is to have, such as --ranks 8.",
     ]
     several = predict(tmp_path, "--gpu", "t4,h100", script)
-    assert several.status == 1 and several.said[0] == "the script failed before it used a GPU: KeyError: 'LOCAL_RANK'." and len(several.said) == 2
+    assert (
+        several.status == 1
+        and several.said[0] == "the script failed before it used a GPU: KeyError: 'LOCAL_RANK'."
+        and len(several.said) == 2
+    )
 
 
 def test_the_exit_status_is_the_script_s(tmp_path):
@@ -98,14 +122,18 @@ def test_the_exit_status_is_the_script_s(tmp_path):
 
 
 def test_a_script_without_a_gpu(tmp_path):
-    ran = predict(tmp_path, "--gpu", "t4", "--json", "x.json", write(tmp_path, "import torch; x = torch.ones(1_000_000)"))
+    ran = predict(
+        tmp_path, "--gpu", "t4", "--json", "x.json", write(tmp_path, "import torch; x = torch.ones(1_000_000)")
+    )
     assert ran.status == 0 and ran.said[0].endswith('The script used no GPU: it uses one where its device is "cuda".')
     assert not [*tmp_path.glob("*.msc")] and json.loads((tmp_path / "x.json").read_text())["reserved_peak"] == 0
 
 
 def test_a_script_without_torch(tmp_path):
     ran = predict_apart(tmp_path, "--gpu", "t4", write(tmp_path, "print('hello')"))
-    assert (ran.status, ran.out) == (0, "hello\n") and ran.said == ["script.py did not import torch, so no capture was written."]
+    assert (ran.status, ran.out) == (0, "hello\n") and ran.said == [
+        "script.py did not import torch, so no capture was written."
+    ]
     ran = predict_apart(tmp_path, "--gpu", "t4,h100", "script.py")
     assert ran.status == 0 and ran.said == ["script.py did not import torch, so there is nothing to predict."]
 

@@ -13,7 +13,9 @@ GPU = modscope.gpus["rtx4090"]
 
 def test_a_fraction_of_the_environment_limits_what_is_to_spare(tmp_path):
     script = training(tmp_path, "step()")
-    result = predict_json(tmp_path, "--gpu", "rtx4090", script, PYTORCH_CUDA_ALLOC_CONF="per_process_memory_fraction:0.5")
+    result = predict_json(
+        tmp_path, "--gpu", "rtx4090", script, PYTORCH_CUDA_ALLOC_CONF="per_process_memory_fraction:0.5"
+    )
     assert result["fits"] is True and result["may_reserve"] == GPU.memory // 2
     assert result["to_spare"] == GPU.memory // 2 - result["reserved_peak"] > 0
 

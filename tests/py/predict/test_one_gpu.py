@@ -48,19 +48,35 @@ def test_the_closing_lines(folder, result):
 
 def test_the_json(result, capture):
     assert (result["gpu"], result["title"]) == ("rtx4090", "NVIDIA GeForce RTX 4090")
-    assert result["reserved_peak"] == capture.reserved["cuda:0"] and result["allocated_peak"] == capture.peaks["cuda:0"].bytes
+    assert (
+        result["reserved_peak"] == capture.reserved["cuda:0"]
+        and result["allocated_peak"] == capture.peaks["cuda:0"].bytes
+    )
     weights = 4 * (2 * 1024 * 4096 + 1024 + 4096)
     assert 4 * weights < result["allocated_peak"] < result["reserved_peak"] < 10 * weights
     gpu = modscope.gpus["rtx4090"]
     assert result["fits"] is True and result["to_spare"] == gpu.capacity - result["reserved_peak"]
     assert (result["memory"], result["context"]) == (gpu.memory, gpu.context)
     assert result["steps"] == 3 and 0 < result["seconds"] < 100 and result["ended"] == "stopped"
-    assert set(result) >= {"step_ms", "bytes_without_rule", "notes", "torch", "allocator", "out_of_memory", "peak", "capture"}
-    assert result["out_of_memory"] is None and result["capture"] == str(result["capture"]) and result["capture"].endswith("/x.msc")
+    assert set(result) >= {
+        "step_ms",
+        "bytes_without_rule",
+        "notes",
+        "torch",
+        "allocator",
+        "out_of_memory",
+        "peak",
+        "capture",
+    }
+    assert (
+        result["out_of_memory"] is None
+        and result["capture"] == str(result["capture"])
+        and result["capture"].endswith("/x.msc")
+    )
 
 
 def test_the_help_lists_every_key_of_the_json(result):
-    words = TOPICS["predictions"].text.replace(",", " ").replace("\"", " ").split()
+    words = TOPICS["predictions"].text.replace(",", " ").replace('"', " ").split()
     assert not set(result) - set(words)
 
 
@@ -86,7 +102,9 @@ def test_the_commands_show_it(folder, command, capsys, monkeypatch):
     assert "predicted on RTX 4090" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["summary x.msc", "tree x.msc", "blocks x.msc", "leaks x.msc", "export x.msc -o x.csv"])
+@pytest.mark.parametrize(
+    "command", ["summary x.msc", "tree x.msc", "blocks x.msc", "leaks x.msc", "export x.msc -o x.csv"]
+)
 def test_json_of_the_commands_shows_it(folder, command, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     assert main([*command.split(), "--json"]) == 0
@@ -95,7 +113,12 @@ def test_json_of_the_commands_shows_it(folder, command, capsys, monkeypatch):
 
 def test_the_page_the_exports_and_the_notebook_show_it(folder, capture, capsys, monkeypatch):
     monkeypatch.chdir(folder)
-    for command in ("report x.msc -o x.html", "export x.msc -o x.speedscope.json", "export x.msc -o x.pftrace", "export x.msc -o x.pickle"):
+    for command in (
+        "report x.msc -o x.html",
+        "export x.msc -o x.speedscope.json",
+        "export x.msc -o x.pftrace",
+        "export x.msc -o x.pickle",
+    ):
         assert main(command.split()) == 0
     assert "predicted on RTX 4090 · " in (folder / "x.html").read_text()
     assert json.loads((folder / "x.speedscope.json").read_text())["name"] == "train.py (predicted on RTX 4090)"
@@ -121,7 +144,10 @@ def test_the_rules_of_another_version_and_the_allocator_s_settings(tmp_path):
     other = predict_json(tmp_path, "--gpu", "24GiB", "-q", "--torch", "2.11", script, PYTORCH_CUDA_ALLOC_CONF=settings)
     assert (other["torch"], other["allocator"]) == ("2.11", settings) and plain["allocator"] == ""
     workspace = 1 << 20  # torch 2.11 keeps one for cuBLASLt beside cuBLAS's own
-    assert other["allocated_peak"] == plain["allocated_peak"] + workspace and other["reserved_peak"] != plain["reserved_peak"]
+    assert (
+        other["allocated_peak"] == plain["allocated_peak"] + workspace
+        and other["reserved_peak"] != plain["reserved_peak"]
+    )
     assert other["gpu"] == "24GiB" and other["memory"] == 24 << 30
 
 
@@ -136,7 +162,9 @@ def test_a_module_and_the_name_of_the_capture(tmp_path):
 def test_the_frames_that_are_kept(tmp_path):
     script = training(tmp_path, "step()")
     for stacks in (0, 2):
-        assert predict(tmp_path, "--gpu", "h100", "-q", "-f", "-o", "x.msc", "--stacks", str(stacks), script).status == 0
+        assert (
+            predict(tmp_path, "--gpu", "h100", "-q", "-f", "-o", "x.msc", "--stacks", str(stacks), script).status == 0
+        )
         places = [block.place for block in modscope.load(tmp_path / "x.msc").snapshot("peak").blocks() if block.place]
         assert {len(place.frames) for place in places if place.file} == ({stacks} if stacks else set())
     refused = predict(tmp_path, "--gpu", "h100", "--stacks", "65", script)
@@ -147,16 +175,22 @@ def test_quiet_and_force(tmp_path):
     script = training(tmp_path, "step()")
     (tmp_path / "x.msc").write_text("precious")
     refused = predict(tmp_path, "--gpu", "h100", "-o", "x.msc", script)
-    assert refused.status == 1 and refused.err == "modscope: x.msc exists already: choose another name, or overwrite it (-f)\n"
+    assert (
+        refused.status == 1
+        and refused.err == "modscope: x.msc exists already: choose another name, or overwrite it (-f)\n"
+    )
     ran = predict(tmp_path, "--gpu", "h100", "-q", "-f", "-o", "x.msc", script)
     assert (ran.status, ran.err) == (0, "") and modscope.load(tmp_path / "x.msc").last_step == 1
 
 
 def test_values_are_read_as_zeros_and_cpu_tensors_are_real(tmp_path):
-    script = write(tmp_path, """
+    script = write(
+        tmp_path,
+        """
         import torch
         x = torch.ones(3, device="cuda")
         print(x.sum().item(), x.cpu().tolist(), bool((x > 0).any()), torch.ones(3).sum().item(), torch.cuda.get_device_name())
-    """)
+    """,
+    )
     ran = predict(tmp_path, "--gpu", "a100", script)
     assert ran.out == "0.0 [0.0, 0.0, 0.0] False 3.0 NVIDIA A100-SXM4-80GB\n"

@@ -18,14 +18,26 @@ from modscope.__main__ import main
         ("--gpu h100 --seconds soon x.py", "'soon' is not a number of seconds: give 60, or 0 for no limit"),
         ("--gpu h100 --selected half x.py", "'half' is not a fraction: give a number from 0 to 1, such as 0.15"),
         ("--gpu h100 --selected 1.5 x.py", "'1.5' is not a fraction: give a number from 0 to 1, such as 0.15"),
-        ("--gpu h100 --torch newest x.py", "--torch: 'newest' is not a version of torch that is known: give 2.0 or newer, such as 2.11"),
-        ("--gpu h100 --torch 1.2 x.py", "--torch: '1.2' is not a version of torch that is known: give 2.0 or newer, such as 2.11"),
+        (
+            "--gpu h100 --torch newest x.py",
+            "--torch: 'newest' is not a version of torch that is known: give 2.0 or newer, such as 2.11",
+        ),
+        (
+            "--gpu h100 --torch 1.2 x.py",
+            "--torch: '1.2' is not a version of torch that is known: give 2.0 or newer, such as 2.11",
+        ),
         ("--gpu h100 --table nowhere.json x.py", "there is no table nowhere.json"),
-        ("--gpu h100 --json nowhere/x.json x.py", "--json nowhere/x.json: it is a folder, or its folder does not exist"),
+        (
+            "--gpu h100 --json nowhere/x.json x.py",
+            "--json nowhere/x.json: it is a folder, or its folder does not exist",
+        ),
         ("--gpu h100,a100 -o x.msc x.py", "-o and -f need one GPU, such as --gpu h100"),
         ("-o x.msc x.py", "-o and -f need one GPU, such as --gpu h100"),
         ("--gpu h100,a100 --check x.py", "--check compares one GPU with the one of this machine"),
-        ("--gpu h100,a100 -", "a script that is read from stdin can be run once: give one GPU and one rank, without --check"),
+        (
+            "--gpu h100,a100 -",
+            "a script that is read from stdin can be run once: give one GPU and one rank, without --check",
+        ),
     ],
 )
 def test_wrong_arguments(words, sentence, capsys, monkeypatch, tmp_path):
@@ -66,7 +78,10 @@ def test_check_needs_a_gpu(tmp_path):
         pytest.skip("there is a GPU")
     ran = predict(tmp_path, "--check", write(tmp_path, "print('ran')"))
     assert (ran.status, ran.out) == (1, "")
-    assert ran.err == "modscope: --check needs a GPU that torch can use, and finds none here. Leave it out to predict only\n"
+    assert (
+        ran.err
+        == "modscope: --check needs a GPU that torch can use, and finds none here. Leave it out to predict only\n"
+    )
 
 
 @pytest.mark.slow
@@ -74,7 +89,9 @@ def test_check_needs_a_gpu(tmp_path):
 def test_a_table_that_cannot_be_used_stops_the_script(tmp_path):
     (tmp_path / "table.json").write_text("not a table")
     ran = predict(tmp_path, "--gpu", "h100", "--table", "table.json", training(tmp_path, "print('ran')"))
-    assert (ran.status, ran.out) == (1, "") and ran.said[0].startswith("the script was not run, because there can be no virtual GPU here: ")
+    assert (ran.status, ran.out) == (1, "") and ran.said[0].startswith(
+        "the script was not run, because there can be no virtual GPU here: "
+    )
     assert not [*tmp_path.glob("*.msc")]
 
 

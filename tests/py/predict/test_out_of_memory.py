@@ -26,17 +26,30 @@ HALVE = """
 def test_the_script_gets_torch_s_exception_and_our_report(tmp_path):
     ran = predict(tmp_path, "--gpu", "8GiB", "--json", "x.json", training(tmp_path, "step(1 << 20)"))
     before, _, error = ran.err.partition("Traceback ")
-    assert ran.status == 1 and "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 16.00 GiB. GPU 0 has a " in error
-    assert before.startswith("[modscope] out of memory: an allocation of 16.00 GiB on cuda:0 failed, in step 1, forward of Net.up\n")
+    assert (
+        ran.status == 1
+        and "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 16.00 GiB. GPU 0 has a " in error
+    )
+    assert before.startswith(
+        "[modscope] out of memory: an allocation of 16.00 GiB on cuda:0 failed, in step 1, forward of Net.up\n"
+    )
     assert ran.err.count("out of memory: an allocation") == 1 and "\n  largest owners, by their own bytes:\n" in before
     first, second, third = ran.said
-    assert ", until memory ran out. " in first and " it does not fit: an allocation of 16.00 GiB failed in step 1, forward of Net.up, when 4.0" in second
+    assert (
+        ", until memory ran out. " in first
+        and " it does not fit: an allocation of 16.00 GiB failed in step 1, forward of Net.up, when 4.0" in second
+    )
     (path,) = tmp_path.glob("*.msc")
     assert third == f"wrote {path.name}. See it:  modscope tree {path.name} --at oom"
     result = json.loads((tmp_path / "x.json").read_text())
     assert result["fits"] is False and result["to_spare"] is None and result["ended"] == "exception"
     failed = result["out_of_memory"]
-    assert (failed["requested"], failed["module"], failed["phase"], failed["step"]) == (16 * GIB, "Net.up", "forward", 1)
+    assert (failed["requested"], failed["module"], failed["phase"], failed["step"]) == (
+        16 * GIB,
+        "Net.up",
+        "forward",
+        1,
+    )
     assert 4 * GIB < failed["allocated"] <= failed["reserved"] <= 8 * GIB - 512 * MIB
     assert modscope.load(path).last_oom.bytes == 16 * GIB
 
@@ -45,7 +58,10 @@ def test_a_script_that_halves_its_batch_goes_on(tmp_path):
     script = training(tmp_path, HALVE)
     ran = predict(tmp_path, "--gpu", "8GiB", "--json", "x.json", script)
     count = len(ran.out.splitlines())
-    assert ran.status == 0 and count in (6, 7)  # a thread of autograd may free the failed step's tensors after the next began
+    assert ran.status == 0 and count in (
+        6,
+        7,
+    )  # a thread of autograd may free the failed step's tensors after the next began
     assert ran.out.splitlines() == [f"halved {1 << n}" for n in range(22, 22 - count, -1)]
     assert f" after {count} allocations failed and the script went on." in ran.said[1]
     result = json.loads((tmp_path / "x.json").read_text())

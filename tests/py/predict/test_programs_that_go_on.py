@@ -61,7 +61,9 @@ def test_the_profiler_with_cuda_prints_no_warnings(tmp_path):
     assert ran.status == 0 and ran.out == "True\n" and "Failed to record CUDA event" not in ran.err
 
 
-@pytest.mark.parametrize("text, has_time", [("step()", True), ("net(torch.ones(8, 1024, device='cuda')).sum().backward()", False)])
+@pytest.mark.parametrize(
+    "text, has_time", [("step()", True), ("net(torch.ones(8, 1024, device='cuda')).sum().backward()", False)]
+)
 def test_only_a_complete_step_has_a_time(tmp_path, text, has_time):
     assert (predict_json(tmp_path, "--gpu", "h100", training(tmp_path, text))["step_ms"] is not None) == has_time
 

@@ -33,7 +33,10 @@ def test_the_script_s_output_appears_once(table):
 def test_the_table(table):
     _, ran, _ = table
     first, head, *rows = ran.said
-    assert first.startswith("predicted 3 steps on 3 GPUs in ") and head.split() == "GPU memory reserves to spare a step".split()
+    assert (
+        first.startswith("predicted 3 steps on 3 GPUs in ")
+        and head.split() == "GPU memory reserves to spare a step".split()
+    )
     assert [row.split()[0] for row in rows[:-1]] == NAMES
     assert rows[0].endswith("  fits") and rows[1].split()[-9:-1] == "does not fit: in step 1, forward of".split()
     assert re.search(r" -\d+\.\d GiB ", rows[1]), "how much is missing"
@@ -48,7 +51,17 @@ def test_each_gpu_is_predicted_as_it_is_alone(table):
         ran = predict(folder, "--gpu", each["gpu"], "--json", "one.json", "-f", "-o", "one.msc", "train.py")
         alone = json.loads((folder / "one.json").read_text())
         assert (ran.status == 0) == each["fits"]
-        keys = ["gpu", "memory", "context", "reserved_peak", "allocated_peak", "fits", "to_spare", "out_of_memory", "torch"]
+        keys = [
+            "gpu",
+            "memory",
+            "context",
+            "reserved_peak",
+            "allocated_peak",
+            "fits",
+            "to_spare",
+            "out_of_memory",
+            "torch",
+        ]
         assert {key: each[key] for key in keys} == {key: alone[key] for key in keys}
     assert {each["gpu"]: each["fits"] for each in result["gpus"]} == {"h200": True, "8GiB": False, "t4": True}
 

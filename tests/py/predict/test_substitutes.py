@@ -26,7 +26,10 @@ def test_compiled_functions_run_uncompiled(tmp_path):
     """
     ran = predict(tmp_path, "--gpu", "h100", training(tmp_path, text))
     assert ran.status == 0 and ran.out == "OptimizedModule True _orig_mod.down.bias\n"
-    assert ran.said[2] == "torch.compile left the program uncompiled: on the GPU a compiled one needs other memory, and less time."
+    assert (
+        ran.said[2]
+        == "torch.compile left the program uncompiled: on the GPU a compiled one needs other memory, and less time."
+    )
 
 
 def test_a_process_group_has_one_rank(tmp_path):
@@ -83,7 +86,9 @@ def test_operators_of_extensions_need_a_fake_kernel(tmp_path):
     first, *refused = ran.out.splitlines()
     assert first == "torch.Size([2000])"
     assert [line.split()[0] for line in refused] == ["mine::unknown", "other::raw", "flash_attn_2_cuda.fwd"]
-    assert all(" is a CUDA kernel of an extension, and " in line and "torch.library.register_fake" in line for line in refused)
+    assert all(
+        " is a CUDA kernel of an extension, and " in line and "torch.library.register_fake" in line for line in refused
+    )
 
 
 def test_triton_kernels_are_not_launched(tmp_path):
@@ -104,13 +109,18 @@ def test_triton_kernels_are_not_launched(tmp_path):
         """,
         "triton/runtime/jit.py",
     )
-    script = write(tmp_path, """
+    script = write(
+        tmp_path,
+        """
         import torch
         from triton.runtime.jit import JITFunction
         add_kernel = JITFunction(lambda a, b: None)
         add_kernel.fn.__name__ = "add_kernel"
         x = torch.empty(1000, device="cuda")
         add_kernel[(1,)](x, x)
-    """)
+    """,
+    )
     ran = predict(tmp_path, "--gpu", "h100", script)
-    assert ran.status == 0 and ran.said[2] == "Triton kernels were not launched (add_kernel): their time is not counted."
+    assert (
+        ran.status == 0 and ran.said[2] == "Triton kernels were not launched (add_kernel): their time is not counted."
+    )

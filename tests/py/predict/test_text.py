@@ -27,7 +27,15 @@ RESULT = {
     "bytes_without_rule": None,
     "notes": [],
 }
-FAILED = {"count": 2, "requested": 2 * GIB, "allocated": 22 * GIB, "reserved": 23 * GIB, "step": 1, "phase": "forward", "module": "GPT.head"}
+FAILED = {
+    "count": 2,
+    "requested": 2 * GIB,
+    "allocated": 22 * GIB,
+    "reserved": 23 * GIB,
+    "step": 1,
+    "phase": "forward",
+    "module": "GPT.head",
+}
 
 
 def lines(**changes):
@@ -56,7 +64,9 @@ def test_reserved_and_allocated_peak_at_different_moments():
 
 
 def test_it_does_not_fit():
-    first, second, third = lines(fits=False, to_spare=None, out_of_memory=FAILED, steps=0, ended="exception", step_ms=None)
+    first, second, third = lines(
+        fits=False, to_spare=None, out_of_memory=FAILED, steps=0, ended="exception", step_ms=None
+    )
     assert first.startswith("predicted the script in 4 s, until memory ran out. cuda:0 ")
     assert second == (
         "RTX 4090: 23.6 GiB, 0.5 GiB of it for the CUDA context: it does not fit: an allocation of 2.00 GiB failed in step 1, "
@@ -68,7 +78,9 @@ def test_it_does_not_fit():
 
 def test_a_script_that_went_on():
     assert "to spare, after 2 allocations failed and the script went on. About" in lines(out_of_memory=FAILED)[1]
-    assert "to spare, after an allocation failed and the script went on." in lines(out_of_memory={**FAILED, "count": 1})[1]
+    assert (
+        "to spare, after an allocation failed and the script went on." in lines(out_of_memory={**FAILED, "count": 1})[1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,9 +88,15 @@ def test_a_script_that_went_on():
     [
         ({"timed_out": 60.0}, "predicted 3 steps in 4 s, until it was stopped after 60 s, as --seconds says. "),
         ({"ended": "interrupted"}, "predicted 3 steps in 4 s, when it was interrupted. "),
-        ({"ended": "exception", "error": "ValueError: no\nmore"}, "predicted 3 steps in 4 s, until the script failed (ValueError: no). "),
+        (
+            {"ended": "exception", "error": "ValueError: no\nmore"},
+            "predicted 3 steps in 4 s, until the script failed (ValueError: no). ",
+        ),
         ({"ended": "finished", "status": "3"}, "predicted 3 steps in 4 s, until the script failed (exit status 3). "),
-        ({"steps": 0, "timed_out": 9.0}, "predicted the script in 4 s, until it was stopped after 9 s, as --seconds says. "),
+        (
+            {"steps": 0, "timed_out": 9.0},
+            "predicted the script in 4 s, until it was stopped after 9 s, as --seconds says. ",
+        ),
         ({"steps": 1, "seconds": 0.83}, "predicted 1 step in 0.8 s. "),
         ({"steps": 0}, "predicted the script in 4 s. "),
     ],
@@ -89,7 +107,9 @@ def test_how_it_ended(changes, sentence):
     assert (" so far it fits, " in lines(**changes)[1]) == so_far
 
 
-@pytest.mark.parametrize("end", [{"ended": "exception", "error": "ValueError: no", "status": ""}, {"ended": "finished", "status": "3"}])
+@pytest.mark.parametrize(
+    "end", [{"ended": "exception", "error": "ValueError: no", "status": ""}, {"ended": "finished", "status": "3"}]
+)
 def test_a_script_that_fails_before_its_first_step_is_not_said_to_fit(end):
     error = end.get("error") or "exit status 3"
     assert lines(steps=0, **end) == [
@@ -103,12 +123,19 @@ def test_a_script_that_fails_before_its_first_step_is_not_said_to_fit(end):
 
 def test_a_script_for_several_ranks_is_told_how_to_have_them():
     failed = {"steps": 0, "ended": "exception", "status": ""}
-    assert lines(error="KeyError: 'LOCAL_RANK'", **failed)[1] == "torchrun would set LOCAL_RANK. Say how many ranks the script is to have, such as --ranks 8."
+    assert (
+        lines(error="KeyError: 'LOCAL_RANK'", **failed)[1]
+        == "torchrun would set LOCAL_RANK. Say how many ranks the script is to have, such as --ranks 8."
+    )
     mesh = "RuntimeError: Mesh should not be bigger than default world size 8, but found 16 ranks!"
     assert lines(error=mesh, **failed)[1].endswith("Say how many it needs, such as --ranks 64.")
     assert lines(error="KeyError: 'name'", **failed)[1].startswith("Until then: ")
     before_gpu = lines(error="KeyError: 'RANK'", peak=None, reserved_peak=0, allocated_peak=0, **failed)
-    assert len(before_gpu) == 2 and "used no GPU" not in before_gpu[0] and before_gpu[1].startswith("torchrun would set RANK.")
+    assert (
+        len(before_gpu) == 2
+        and "used no GPU" not in before_gpu[0]
+        and before_gpu[1].startswith("torchrun would set RANK.")
+    )
 
 
 def test_operators_without_a_rule_are_mentioned_where_they_matter():
@@ -118,7 +145,10 @@ def test_operators_without_a_rule_are_mentioned_where_they_matter():
 
 def test_quiet_and_lost_captures():
     assert closing(RESULT, "x.msc", None, True) == []
-    assert closing(RESULT, "x.msc", "was deleted or moved", True)[-1] == "the capture x.msc was deleted or moved during the run."
+    assert (
+        closing(RESULT, "x.msc", "was deleted or moved", True)[-1]
+        == "the capture x.msc was deleted or moved during the run."
+    )
     assert as_lines([]) == ""
 
 
@@ -128,5 +158,15 @@ def test_a_script_without_a_gpu():
 
 
 def test_figures():
-    assert [rough_size(value) for value in (int(23.61 * GIB), GIB // 2, 50 << 20)] == ["23.6 GiB", "0.5 GiB", "50.00 MiB"]
-    assert [step_time(value) for value in (8.44, 12.3, 212.4, 9999, 12_345)] == ["8.4 ms", "12 ms", "212 ms", "9999 ms", "12.3 s"]
+    assert [rough_size(value) for value in (int(23.61 * GIB), GIB // 2, 50 << 20)] == [
+        "23.6 GiB",
+        "0.5 GiB",
+        "50.00 MiB",
+    ]
+    assert [step_time(value) for value in (8.44, 12.3, 212.4, 9999, 12_345)] == [
+        "8.4 ms",
+        "12 ms",
+        "212 ms",
+        "9999 ms",
+        "12.3 s",
+    ]

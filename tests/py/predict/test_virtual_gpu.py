@@ -111,7 +111,11 @@ def test_wrong_uses():
         "this virtual GPU was used already. Use another virtual_gpu(...).",
     ]
     assert out[4].startswith("'h10' is not a GPU that is known (did you mean h100?)")
-    assert out[5] == "'newest' is not a version of torch that is known: give 2.0 or newer, such as 2.11" and "exists already" in out[6] and out[7] == "False"
+    assert (
+        out[5] == "'newest' is not a version of torch that is known: give 2.0 or newer, such as 2.11"
+        and "exists already" in out[6]
+        and out[7] == "False"
+    )
 
 
 def test_a_backward_that_ran_before_is_noticed():

@@ -10,7 +10,9 @@ from capture_helpers import Capture
 MIB = 1 << 20
 
 
-def rank_capture(rank: int, world: int, *, steps: int = 2, extra: int = 0, layers: int = 3, slow: float = 1.0, **info: str) -> Capture:
+def rank_capture(
+    rank: int, world: int, *, steps: int = 2, extra: int = 0, layers: int = 3, slow: float = 1.0, **info: str
+) -> Capture:
     """A rank that trains a few layers on its own GPU. ``extra`` bytes more are activations of its first layer."""
     said = {
         "program": "train.py", "arguments": "--lr\n3", "rank": str(rank), "world": str(world), "local_rank": str(rank % 4),
@@ -42,7 +44,9 @@ def rank_capture(rank: int, world: int, *, steps: int = 2, extra: int = 0, layer
     return c
 
 
-def write_job(folder: pathlib.Path, world: int, ends: dict[int, dict[str, str] | None] | None = None, **each: Any) -> list[str]:
+def write_job(
+    folder: pathlib.Path, world: int, ends: dict[int, dict[str, str] | None] | None = None, **each: Any
+) -> list[str]:
     """The captures of all ranks. ``ends``: how a rank ended; None: it was killed. ``each``: a function of the rank, or a
     value, for an argument of ``rank_capture``."""
     names = []

@@ -69,7 +69,9 @@ def ranks(tmp_path_factory):
     """The captures of both ranks, and what their own clocks said."""
     folder = tmp_path_factory.mktemp("times")
     (folder / "times.py").write_text(SCRIPT)
-    clocks = [json.loads(out) for out in warm_python.run_ranks(["times.py", str(folder), str(PAUSE), str(ROUNDS)], folder, 2)]
+    clocks = [
+        json.loads(out) for out in warm_python.run_ranks(["times.py", str(folder), str(PAUSE), str(ROUNDS)], folder, 2)
+    ]
     return [(folder / f"rank{rank}.msc", clocks[rank]) for rank in range(2)]
 
 
@@ -90,7 +92,10 @@ def test_times_are_those_that_the_program_measured(ranks):
             times = [(one.seconds, clock) for one, clock in zip(those, clocks[name], strict=True)]
             assert all(seconds is not None and seconds <= clock for seconds, clock in times), (rank, name, times)
             if rank == 0:
-                assert any(seconds > 0.5 * PAUSE and clock - seconds < 0.5 * PAUSE for seconds, clock in times), (name, times)
+                assert any(seconds > 0.5 * PAUSE and clock - seconds < 0.5 * PAUSE for seconds, clock in times), (
+                    name,
+                    times,
+                )
         assert {one.timing for one in found if one.kind in ("send", "recv")} == {"waited", None}
         assert {one.timing for one in found if one.kind in ("all_gather", "barrier")} == {"executed"}
 
@@ -128,5 +133,7 @@ def test_summary_and_trace_show_them(ranks, tmp_path, capsys):
         target = tmp_path / f"{reader}.pftrace"
         assert main(["export", str(file), "-o", str(target)]) == 0
         shown = READ[reader](target).on("collectives")
-        expected = sorted((round(one.time * 1e6), round((one.seconds or 0) * 1e9), one.timing) for one in capture.collectives())
+        expected = sorted(
+            (round(one.time * 1e6), round((one.seconds or 0) * 1e9), one.timing) for one in capture.collectives()
+        )
         assert sorted((slice.ts // 1000, slice.dur, slice.args.get("timing")) for slice in shown) == expected

@@ -190,7 +190,11 @@ def test_ddp_s_reducer_over_gloo_is_seen(tmp_path):
             assert sum(one.bytes for one in in_backward if one.step == step) == parameters
         assert {one.module.partition(".")[0] for one in in_backward} == {"DistributedDataParallel"}
         assert {one.group for one in found} == {("default_pg", "gloo", "0-1", 2)}
-        assert [(one.kind, one.bytes) for one in found[-3:]] == [("all_reduce", 28), ("send", 11) if rank == 0 else ("recv", 11), ("barrier", 0)]
+        assert [(one.kind, one.bytes) for one in found[-3:]] == [
+            ("all_reduce", 28),
+            ("send", 11) if rank == 0 else ("recv", 11),
+            ("barrier", 0),
+        ]
         before = [one for one in found if one.step == 0]
         assert "broadcast" in {one.kind for one in before}  # of the parameters, when the model is wrapped
 
@@ -212,7 +216,21 @@ def test_virtual_ranks_have_collectives_with_their_time(tmp_path):
         "    model(torch.ones(8, 1024, device='cuda')).sum().backward()\n"
         "    optimizer.step(); optimizer.zero_grad()\n"
     )
-    command = ["-m", "modscope", "predict", "--gpu", "h100", "--ranks", "64", "--seconds", "0", "-o", "x.msc", "--json", "x.json"]
+    command = [
+        "-m",
+        "modscope",
+        "predict",
+        "--gpu",
+        "h100",
+        "--ranks",
+        "64",
+        "--seconds",
+        "0",
+        "-o",
+        "x.msc",
+        "--json",
+        "x.json",
+    ]
     ran = warm_python.run([*command, str(script)], tmp_path)
     assert ran.returncode == 0, ran.stderr
     capture = modscope.load(tmp_path / "x.rank0.msc")
@@ -247,7 +265,15 @@ def test_a_perfetto_trace_has_a_track_of_them(fake, reader):
 
 @pytest.mark.parametrize(
     ("ranks", "text"),
-    [([0], "0"), ([0, 1], "0-1"), (range(64), "0-63"), (range(0, 64, 8), "0-56:8"), ([1, 5, 6, 7], "1,5-7"), ([0, 9], "0,9"), ([], "")],
+    [
+        ([0], "0"),
+        ([0, 1], "0-1"),
+        (range(64), "0-63"),
+        (range(0, 64, 8), "0-56:8"),
+        ([1, 5, 6, 7], "1,5-7"),
+        ([0, 9], "0,9"),
+        ([], ""),
+    ],
 )
 def test_ranks_are_described_in_short(ranks, text):
     assert describe_ranks(list(ranks)) == text

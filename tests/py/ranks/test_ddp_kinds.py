@@ -36,7 +36,9 @@ def one_rank() -> Iterator[None]:
 
 
 def blocks(count=3) -> nn.Sequential:
-    return nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(count)])
+    return nn.Sequential(
+        *[nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(count)]
+    )
 
 
 def listed_by_reducer(model) -> list[int]:
@@ -154,7 +156,10 @@ def test_the_kind_is_a_frame_of_torch_s_memory_snapshot(tmp_path):
     assert main(["export", str(tmp_path / "run.msc"), "-o", str(tmp_path / "run.pickle"), "--device", "cpu"]) == 0
     traces = pickle.loads((tmp_path / "run.pickle").read_bytes())["device_traces"]
     made = [entry for trace in traces for entry in trace if entry["action"] == "alloc"]
-    frames = [(entry["size"], [frame["name"] for frame in entry["frames"] if frame["filename"] in ("category", "kind")]) for entry in made]
+    frames = [
+        (entry["size"], [frame["name"] for frame in entry["frames"] if frame["filename"] in ("category", "kind")])
+        for entry in made
+    ]
     assert [size for size, names in frames if names == ["Gradient", "Bucket"]] == listed_by_reducer(model)
 
 

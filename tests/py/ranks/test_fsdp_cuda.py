@@ -115,11 +115,16 @@ class Beside:
             expected = held_by_fsdp(self.model, device)
             self.seen |= set(expected)
             passed = self.mt.get_kind_snapshot().get(device, {})
-            sources = {"without a pass": known(self.mt, device), "in a pass": {k: v for k, v in passed.items() if k in (*KINDS, "All Reduce")}}
+            sources = {
+                "without a pass": known(self.mt, device),
+                "in a pass": {k: v for k, v in passed.items() if k in (*KINDS, "All Reduce")},
+            }
             found += [(device, name, kinds, expected) for name, kinds in sources.items() if kinds != expected]
             if self.fsdp:
                 sums = self.fsdp.get_tracker_snapshot().get(device, {})
-                wrong = {kind: sums.get(kind, 0) for kind in KINDS if kind in sums and sums[kind] != expected.get(kind, 0)}
+                wrong = {
+                    kind: sums.get(kind, 0) for kind in KINDS if kind in sums and sums[kind] != expected.get(kind, 0)
+                }
                 found += [(device, "FSDPMemTracker", wrong, expected)] if wrong else []
         if ON_GPU:
             stats = torch.cuda.memory_stats()
@@ -170,7 +175,9 @@ def blocks(check: Beside, count: int = 3) -> nn.Sequential:
 OPTIONS = {
     "plain": lambda world: {},
     "kept after forward": lambda world: {"reshard_after_forward": False},
-    "mixed precision": lambda world: {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)},
+    "mixed precision": lambda world: {
+        "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    },
     "resharded over 8": lambda world: {"reshard_after_forward": 8},
     "CPU offload": lambda world: {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
     "pinned CPU offload": lambda world: {"offload_policy": CPUOffloadPolicy(pin_memory=True)},
@@ -265,7 +272,9 @@ def listed_by_reducer(model: Any) -> list[int]:
     return [bucket.buffer().nbytes for bucket in model.reducer._get_zeros_like_grad_buckets()]
 
 
-@pytest.mark.parametrize("options", [{}, {"bucket_cap_mb": 0.05}, {"gradient_as_bucket_view": True}, {"static_graph": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"bucket_cap_mb": 0.05}, {"gradient_as_bucket_view": True}, {"static_graph": True}], ids=str
+)
 def test_buckets_equal_those_of_the_reducer(reducing, options, tmp_path):
     net = nn.Sequential(*[Block(WIDTH) for _ in range(3)]).to(DEVICE)
     x = torch.randn(4, WIDTH, device=DEVICE)
@@ -285,14 +294,21 @@ def test_buckets_equal_those_of_the_reducer(reducing, options, tmp_path):
             held = listed_by_reducer(model)
             buckets = sum(block_bytes(bytes, DEVICE) for bytes in held)
             assert sum(held) == gradients
-            assert settled(lambda: check.mt.get_kind_snapshot()[DEVICE]["Bucket"], buckets, len(list(net.parameters()))) == buckets
+            assert (
+                settled(lambda: check.mt.get_kind_snapshot()[DEVICE]["Bucket"], buckets, len(list(net.parameters())))
+                == buckets
+            )
             assert check.mt.get_module_kinds()[DEVICE] == {"DistributedDataParallel": {"Bucket": buckets}}
             opt.step()
             opt.zero_grad()
             check("after the step")
         assert wrong_sums(check.mt) == []
-    reduced = [one for one in modscope.load(tmp_path / "run.msc").collectives() if one.step and one.kind == "all_reduce"]
-    found = [one for one in reduced if one.bytes != 4 * len(list(net.parameters()))]  # without the map of used parameters
+    reduced = [
+        one for one in modscope.load(tmp_path / "run.msc").collectives() if one.step and one.kind == "all_reduce"
+    ]
+    found = [
+        one for one in reduced if one.bytes != 4 * len(list(net.parameters()))
+    ]  # without the map of used parameters
     assert {(one.group.backend, one.group.size) for one in found} == {(REAL, reducing)}
     for step in range(1, steps + 1):
         assert sum(one.bytes for one in found if one.step == step) == gradients
@@ -302,7 +318,13 @@ def test_buckets_equal_those_of_the_reducer(reducing, options, tmp_path):
 
 # ---- collectives ----
 
-WORDS = {"allgather": "all_gather", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "allreduce": "all_reduce", "all_reduce": "all_reduce"}
+WORDS = {
+    "allgather": "all_gather",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "all_reduce": "all_reduce",
+}
 
 
 def kind_of(operator: Any) -> str:
@@ -312,7 +334,9 @@ def kind_of(operator: Any) -> str:
 
 @pytest.mark.parametrize("options", ["plain", "HSDP"])
 def test_a_capture_has_the_collectives_that_comm_debug_mode_counts(world, options, tmp_path):
-    model = shard_blocks(nn.Sequential(*[Block(WIDTH) for _ in range(2)]), **{"mesh": mesh(world), **OPTIONS[options](world)})
+    model = shard_blocks(
+        nn.Sequential(*[Block(WIDTH) for _ in range(2)]), **{"mesh": mesh(world), **OPTIONS[options](world)}
+    )
     opt, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(4, WIDTH, device=DEVICE)
     expected: collections.Counter[str] = collections.Counter()
     with modscope.record(tmp_path / "run.msc"):
@@ -414,14 +438,25 @@ def test_lines_equal_those_of_traceback_and_of_torch_s_memory_history(tmp_path):
         if ON_GPU:
             segments = torch.cuda.memory._snapshot()["segments"]
             torch.cuda.memory._record_memory_history(enabled=None)
-            history = {block["address"]: block.get("frames", []) for segment in segments for block in segment["blocks"] if block["state"] == "active_allocated"}
+            history = {
+                block["address"]: block.get("frames", [])
+                for segment in segments
+                for block in segment["blocks"]
+                if block["state"] == "active_allocated"
+            }
         ledger, stacks = ledger_of(mt), {}
         for tensor, stack in noted:
-            found = [(line, function.rpartition(".")[2]) for name, function, line, *_ in ledger.stack(tensor.data_ptr()) if name == file]
+            found = [
+                (line, function.rpartition(".")[2])
+                for name, function, line, *_ in ledger.stack(tensor.data_ptr())
+                if name == file
+            ]
             assert found == own_frames(stack, file), stack
             stacks[block_bytes(tensor.untyped_storage().nbytes(), DEVICE), found[0][0]] = found
         for tensor, line, name in kept:
-            node, *frames = [(of, function, number) for of, function, number, *_ in ledger.stack(tensor.data_ptr())] + [(None, None, None)]
+            node, *frames = [(of, function, number) for of, function, number, *_ in ledger.stack(tensor.data_ptr())] + [
+                (None, None, None)
+            ]
             if name.endswith("Backward0"):
                 assert node[:2] == (None, name)
                 assert frames[0] in ((None, None, None), (file, "main", line))  # a thread of the device runs no Python
@@ -430,16 +465,25 @@ def test_lines_equal_those_of_traceback_and_of_torch_s_memory_history(tmp_path):
         # Where torch's own history has a frame of the program, the innermost one is ours.
         compared = 0
         for tensor in [*(tensor for tensor, _ in noted), *(tensor for tensor, *_ in kept)]:
-            theirs = [(frame["filename"], frame["line"]) for frame in history.get(tensor.untyped_storage().data_ptr(), []) if frame["filename"] == file]
+            theirs = [
+                (frame["filename"], frame["line"])
+                for frame in history.get(tensor.untyped_storage().data_ptr(), [])
+                if frame["filename"] == file
+            ]
             if theirs:
-                assert next((of, line) for of, _, line, *_ in ledger.stack(tensor.data_ptr()) if of is not None) == theirs[0]
+                assert (
+                    next((of, line) for of, _, line, *_ in ledger.stack(tensor.data_ptr()) if of is not None)
+                    == theirs[0]
+                )
                 compared += 1
         assert compared >= len(noted) + 2 or not ON_GPU
     capture = modscope.load(tmp_path / "run.msc")
     shown = {}
     for block in capture.snapshot(capture.event_count).blocks():
         if block.place and block.place.file == file:
-            own = [(frame.line, frame.function.rpartition(".")[2]) for frame in block.place.frames if frame.file == file]
+            own = [
+                (frame.line, frame.function.rpartition(".")[2]) for frame in block.place.frames if frame.file == file
+            ]
             shown[block.bytes, block.place.line] = own
     assert {key: shown.get(key) for key in stacks} == stacks
     assert len(stacks) >= 4 and held
@@ -448,6 +492,10 @@ def test_lines_equal_those_of_traceback_and_of_torch_s_memory_history(tmp_path):
 def test_doctor_finds_nothing_wrong():
     ran = subprocess.run([sys.executable, "-m", "modscope", "doctor"], capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
-    rows = {line[2:17].strip(): line[18:] for line in ran.stdout.splitlines() if line.startswith("  ") and line[2:17].strip()}
+    rows = {
+        line[2:17].strip(): line[18:]
+        for line in ran.stdout.splitlines()
+        if line.startswith("  ") and line[2:17].strip()
+    }
     for point in ("FSDP2", "DDP", "Python lines", "collectives", "memory blocks", "saved tensors"):
         assert rows[point].startswith("verified"), ran.stdout

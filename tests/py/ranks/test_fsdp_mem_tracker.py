@@ -64,7 +64,8 @@ def words(enum):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}, {"reshard_after_forward": False}]
+    "options",
+    [{}, {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}, {"reshard_after_forward": False}],
 )
 def test_the_figures_are_pytorch_s_where_those_are_right(options):
     (ours_model, ours), (theirs_model, theirs) = (track(kind, **options) for kind in (FSDPMemTracker, Theirs))
@@ -102,7 +103,9 @@ def test_the_interface_has_pytorch_s_words():
         for taken in stats.snapshots.values():
             for one in taken:
                 assert sum(value for key, value in one[CPU].items() if key != "Total") == one[CPU]["Total"]
-        peaks = [max(one[CPU]["Total"] for one in taken) for state, taken in stats.snapshots.items() if "Backward" in state]
+        peaks = [
+            max(one[CPU]["Total"] for one in taken) for state, taken in stats.snapshots.items() if "Backward" in state
+        ]
         assert stats.local_peak[CPU] == max(peaks)
 
 

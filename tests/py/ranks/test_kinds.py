@@ -49,7 +49,9 @@ class Checked:
             return
         expected = held_by_fsdp(self.model)
         assert known(self.mt) == expected, when
-        assert {k: v for k, v in self.mt.get_kind_snapshot().get(CPU, {}).items() if k in KINDS} == expected, f"{when}, in a pass"
+        assert {k: v for k, v in self.mt.get_kind_snapshot().get(CPU, {}).items() if k in KINDS} == expected, (
+            f"{when}, in a pass"
+        )
         self.seen |= set(expected)
         self.moments += 1
 
@@ -82,7 +84,9 @@ def blocks(check, count=3):
 MESH = {
     "plain": dict,
     "kept after forward": lambda: {"reshard_after_forward": False},
-    "mixed precision": lambda: {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)},
+    "mixed precision": lambda: {
+        "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    },
     "resharded over 8": lambda: {"reshard_after_forward": 8},
     "CPU offload": lambda: {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
     "HSDP": lambda: {"mesh": init_device_mesh("cpu", (8, 8), mesh_dim_names=("replicate", "shard"))},
@@ -123,7 +127,9 @@ def test_a_module_with_two_groups():
     for layer in model:
         wide = {id(parameter) for parameter in layer.parameters() if parameter.dim() > 1}
         fully_shard(
-            layer, mesh=whole, shard_placement_fn=lambda p, wide=wide: ShardPlacementResult(Shard(0), infos[id(p) in wide])
+            layer,
+            mesh=whole,
+            shard_placement_fn=lambda p, wide=wide: ShardPlacementResult(Shard(0), infos[id(p) in wide]),
         )
     fully_shard(model, mesh=whole)
     assert max(len(layer._get_fsdp_state()._fsdp_param_groups) for layer in model) == 2
@@ -326,4 +332,6 @@ def test_names_of_kinds_are_the_same_in_c_and_python(tmp_path):
     page = (__import__("pathlib").Path(modscope.__file__).parent / "page/text.js").read_text()
     shown = re.findall(r'\["(\w[\w ]*)", (\d)\]', page[page.index("const KINDS") : page.index("const UNITS")])
     categories = list(modscope.Category)
-    assert [(text, categories[int(number)]) for text, number in shown] == [(str(kind), category_of(kind)) for kind in modscope.Kind]
+    assert [(text, categories[int(number)]) for text, number in shown] == [
+        (str(kind), category_of(kind)) for kind in modscope.Kind
+    ]

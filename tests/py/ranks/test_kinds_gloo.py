@@ -77,5 +77,7 @@ def test_every_rank_s_kinds_equal_fsdp_s_own_tensors(tmp_path, world):
     script = tmp_path / "ranks.py"
     script.write_text(SCRIPT)
     here = os.path.dirname(os.path.dirname(__file__))
-    outputs = warm_python.run_ranks([str(script), str(tmp_path / "store")], tmp_path, world, PYTHONPATH=python_path(here))
+    outputs = warm_python.run_ranks(
+        [str(script), str(tmp_path / "store")], tmp_path, world, PYTHONPATH=python_path(here)
+    )
     assert all(out.startswith("checked") for out in outputs)

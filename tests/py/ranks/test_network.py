@@ -28,7 +28,9 @@ def test_more_ranks_take_longer_but_not_for_one() -> None:
 
 
 def test_gpus_without_nvlink_use_the_link_to_the_host() -> None:
-    assert seconds(find_gpu("rtx4090"), "all_gather", GIB, range(2), 8) == pytest.approx(GIB / 2 / (0.75 * 32e9), rel=0.05)
+    assert seconds(find_gpu("rtx4090"), "all_gather", GIB, range(2), 8) == pytest.approx(
+        GIB / 2 / (0.75 * 32e9), rel=0.05
+    )
 
 
 def test_a_communicator_of_one_rank_takes_nothing() -> None:
@@ -38,7 +40,12 @@ def test_a_communicator_of_one_rank_takes_nothing() -> None:
 
 def test_the_environment_is_that_of_torchrun() -> None:
     variables = environment(19, 64, 8)
-    assert (variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_RANK"], variables["LOCAL_WORLD_SIZE"]) == ("19", "64", "0", "8")
+    assert (variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_RANK"], variables["LOCAL_WORLD_SIZE"]) == (
+        "19",
+        "64",
+        "0",
+        "8",
+    )
     assert (variables["GROUP_RANK"], variables["GROUP_WORLD_SIZE"], variables["MASTER_ADDR"]) == ("2", "8", "localhost")
     assert environment(0, 4, 8)["LOCAL_WORLD_SIZE"] == "4"
 

@@ -15,7 +15,9 @@ from modscope._ranks_job import find_job
 from modscope._ranks_read import read_ranks
 
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
-needs_virtual_gpu = pytest.mark.skipif(not INTERCEPTION or torch.backends.cuda.is_built(), reason="there is no virtual GPU here")
+needs_virtual_gpu = pytest.mark.skipif(
+    not INTERCEPTION or torch.backends.cuda.is_built(), reason="there is no virtual GPU here"
+)
 
 
 def predict(folder: pathlib.Path, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -25,7 +27,20 @@ def predict(folder: pathlib.Path, *words: str) -> "subprocess.CompletedProcess[s
 @needs_virtual_gpu
 @pytest.mark.slow
 def test_one_rank_says_which_it_is_and_what_nccl_takes(tmp_path: pathlib.Path) -> None:
-    ran = predict(tmp_path, "--gpu", "h100", "--seconds", "0", "--ranks", "8", "--rank", "5", "--json", "x.json", str(PROGRAMS / "ddp.py"))
+    ran = predict(
+        tmp_path,
+        "--gpu",
+        "h100",
+        "--seconds",
+        "0",
+        "--ranks",
+        "8",
+        "--rank",
+        "5",
+        "--json",
+        "x.json",
+        str(PROGRAMS / "ddp.py"),
+    )
     assert ran.returncode == 0, ran.stderr
     assert "predicted 3 steps as rank 5 of 8 in" in ran.stderr
     assert "0.5 GiB of it for the CUDA context and about 0.7 GiB for 1 communicator of NCCL: it fits" in ran.stderr
@@ -48,14 +63,21 @@ def test_the_stages_of_a_pipeline_differ(tmp_path: pathlib.Path) -> None:
     assert allocated[0] > allocated[1]  # the first stage has most microbatches in flight
     assert re.search(r"^Rank 0 reserves most, .* and rank 1 least, .*: a spread of .*\.$", ran.stderr, re.MULTILINE)
     assert_captures_are_a_job(tmp_path, [rank["capture"] for rank in ranks], allocated)
-    assert "See them as one job:  modscope summary ./modscope-pipeline.rank0.msc ./modscope-pipeline.rank1.msc" in ran.stderr
+    assert (
+        "See them as one job:  modscope summary ./modscope-pipeline.rank0.msc ./modscope-pipeline.rank1.msc"
+        in ran.stderr
+    )
     again = predict(tmp_path, *words, str(PROGRAMS / "pipeline.py"))
-    assert again.returncode == 1 and "rank0.msc exists already: choose another name, or overwrite it (-f)" in again.stderr
+    assert (
+        again.returncode == 1 and "rank0.msc exists already: choose another name, or overwrite it (-f)" in again.stderr
+    )
 
 
 def assert_captures_are_a_job(folder: pathlib.Path, names: list[str], peaks: list[int]) -> None:
     """As modscope summary and report read the captures of a real job's ranks."""
-    assert [pathlib.Path(name).name for name in names] == [f"modscope-pipeline.rank{rank}.msc" for rank in range(len(peaks))]
+    assert [pathlib.Path(name).name for name in names] == [
+        f"modscope-pipeline.rank{rank}.msc" for rank in range(len(peaks))
+    ]
     assert len(list(folder.glob("*.msc"))) == len(peaks)
     ranks = read_ranks([str(folder / name) for name in names])
     job = find_job(ranks)
@@ -70,7 +92,9 @@ def test_several_numbers_of_ranks_are_a_table(tmp_path: pathlib.Path) -> None:
     ran = predict(tmp_path, "--gpu", "l4", "--seconds", "0", "--ranks", "1,2", "-o", "x.msc", str(PROGRAMS / "ddp.py"))
     assert ran.returncode == 0, ran.stderr
     lines = ran.stderr.splitlines()
-    assert sorted(re.sub(", .*", "", line) for line in lines[:2]) == [f"[modscope] rank 0 of {ranks} ended after 3 steps" for ranks in (1, 2)]
+    assert sorted(re.sub(", .*", "", line) for line in lines[:2]) == [
+        f"[modscope] rank 0 of {ranks} ended after 3 steps" for ranks in (1, 2)
+    ]
     assert lines[2].startswith("[modscope] predicted 3 steps as rank 0 of 1 and 2 ranks on L4 in")
     rows = [line.split() for line in lines if re.match(r"[12] ", line)]
     assert [row[0] for row in rows] == ["1", "2"] and all(row[-1] == "fits" for row in rows)
@@ -88,11 +112,19 @@ def test_several_numbers_of_ranks_are_a_table(tmp_path: pathlib.Path) -> None:
         (["--ranks", "8,16"], "a table of ranks needs one GPU, such as --gpu h100"),
         (["--ranks", "8,16", "--gpu", "h100", "-f"], "add -o NAME.msc, or -o FOLDER"),
         (["--ranks", "8", "--check"], "leave --ranks out"),
-        (["--ranks", "8", "--gpu", "h100", "-m", "torch.distributed.run"], "give the script itself, without torch.distributed.run"),
-        (["--ranks", "8", "--gpu", "h100", "/usr/bin/torchrun"], "give the script itself, without torchrun: each rank is imagined here"),
+        (
+            ["--ranks", "8", "--gpu", "h100", "-m", "torch.distributed.run"],
+            "give the script itself, without torch.distributed.run",
+        ),
+        (
+            ["--ranks", "8", "--gpu", "h100", "/usr/bin/torchrun"],
+            "give the script itself, without torchrun: each rank is imagined here",
+        ),
     ],
 )
-def test_wrong_options_are_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+def test_wrong_options_are_refused(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
     from modscope import _predict
 
     with pytest.raises(SystemExit) as refused:

@@ -44,7 +44,17 @@ def result(rank: int, reserved: int = 512, **changes: Any) -> dict[str, Any]:
 
 
 def options_of(**changes: Any) -> argparse.Namespace:
-    usual = {"all_ranks": True, "gpu": [find_gpu("h100")], "steps": 3, "seconds": 60.0, "output": None, "ranks": [2], "rank": None, "module": False, "target": ["a/train.py"]}
+    usual = {
+        "all_ranks": True,
+        "gpu": [find_gpu("h100")],
+        "steps": 3,
+        "seconds": 60.0,
+        "output": None,
+        "ranks": [2],
+        "rank": None,
+        "module": False,
+        "target": ["a/train.py"],
+    }
     return argparse.Namespace(**{**usual, **changes})
 
 
@@ -67,28 +77,41 @@ def test_each_rank_has_a_row_and_captures_are_offered() -> None:
 
 def test_a_rank_that_failed_before_its_first_step_is_not_said_to_fit() -> None:
     text = text_of(result(0), result(1, steps=0, ended="exception", error="ValueError: no\nmore", status=""))
-    assert "\n1     500.00 MiB  512.00 MiB  78.0 GiB  about 9.4 ms  not known: the script failed before its first optimizer step\n" in text
+    assert (
+        "\n1     500.00 MiB  512.00 MiB  78.0 GiB  about 9.4 ms  not known: the script failed before its first optimizer step\n"
+        in text
+    )
     assert "\nThe script failed as rank 1 of 2 (ValueError: no): what would follow is not known.\n" in text
     assert "All ranks reserve the same" not in text
     assert "fits so far: then the script failed" in text_of(result(0, ended="finished", status="1"))
 
 
 def test_a_rank_that_was_stopped_by_the_clock() -> None:
-    assert "The time that --seconds 60 gives was over before rank 0 of 1 had taken 3 steps.\n" in text_of(result(0, timed_out=120.0))
+    assert "The time that --seconds 60 gives was over before rank 0 of 1 had taken 3 steps.\n" in text_of(
+        result(0, timed_out=120.0)
+    )
 
 
 def test_captures_are_named_and_a_command_reads_them(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     two = text_of(result(0), result(1), captures=("x.rank0.msc", "x.rank1.msc"))
-    assert two.endswith("Wrote 2 captures: x.rank0.msc x.rank1.msc\nSee them as one job:  modscope summary x.rank0.msc x.rank1.msc\n")
+    assert two.endswith(
+        "Wrote 2 captures: x.rank0.msc x.rank1.msc\nSee them as one job:  modscope summary x.rank0.msc x.rank1.msc\n"
+    )
     names = tuple(f"x.rank{rank}.msc" for rank in range(6))
     for name in names:
         (tmp_path / name).touch()
     assert text_of(*map(result, range(6)), captures=names).endswith("modscope summary x.rank*.msc\n")
     (tmp_path / "x.rank6.msc").touch()  # of another job: the pattern would find it too
-    assert text_of(*map(result, range(6)), captures=names).endswith("modscope summary x.rank0.msc x.rank1.msc x.rank2.msc x.rank3.msc x.rank4.msc x.rank5.msc\n")
-    larger = text_of(result(0, fits=False, out_of_memory={"step": 1, "phase": "forward", "module": "M"}), captures=("a b.rank0.msc",))
-    assert larger.endswith("if the GPU had enough memory.\nWrote 1 capture: 'a b.rank0.msc'\nSee it:  modscope summary 'a b.rank0.msc'\n")
+    assert text_of(*map(result, range(6)), captures=names).endswith(
+        "modscope summary x.rank0.msc x.rank1.msc x.rank2.msc x.rank3.msc x.rank4.msc x.rank5.msc\n"
+    )
+    larger = text_of(
+        result(0, fits=False, out_of_memory={"step": 1, "phase": "forward", "module": "M"}), captures=("a b.rank0.msc",)
+    )
+    assert larger.endswith(
+        "if the GPU had enough memory.\nWrote 1 capture: 'a b.rank0.msc'\nSee it:  modscope summary 'a b.rank0.msc'\n"
+    )
 
 
 def test_names_are_those_of_a_real_job(tmp_path: pathlib.Path) -> None:
@@ -99,13 +122,21 @@ def test_names_are_those_of_a_real_job(tmp_path: pathlib.Path) -> None:
     assert names(output="y.msc") == ["y.rank0.msc", "y.rank1.msc"]
     assert names(output=str(tmp_path)) == [f"{tmp_path}/modscope-train.rank{rank}.msc" for rank in (0, 1)]
     assert names(output="new/") == ["new/modscope-train.rank0.msc", "new/modscope-train.rank1.msc"]
-    assert names(output="y.msc", all_ranks=False, ranks=[8, 16], rank=3) == ["y.8ranks.rank3.msc", "y.16ranks.rank3.msc"]
+    assert names(output="y.msc", all_ranks=False, ranks=[8, 16], rank=3) == [
+        "y.8ranks.rank3.msc",
+        "y.16ranks.rank3.msc",
+    ]
 
 
-def test_captures_that_cannot_be_written_are_refused_before_anything_runs(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_captures_that_cannot_be_written_are_refused_before_anything_runs(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "y.rank1.msc").touch()
     assert _predict_ranks.predict(options_of(output=str(tmp_path / "y.msc"), force=False)) == 1
-    assert capsys.readouterr().err == f"modscope: {tmp_path}/y.rank1.msc exists already: choose another name, or overwrite it (-f)\n"
+    assert (
+        capsys.readouterr().err
+        == f"modscope: {tmp_path}/y.rank1.msc exists already: choose another name, or overwrite it (-f)\n"
+    )
     assert _predict_ranks.predict(options_of(output=str(tmp_path / "new") + "/", force=False)) == 1
     assert "There is no folder" in capsys.readouterr().err
 
@@ -129,16 +160,27 @@ def test_progress_is_one_line_in_a_terminal(tmp_path: pathlib.Path, monkeypatch:
     progress = progress_of(tmp_path)
     progress.tick(), progress.ended("rank 0", str(tmp_path / "0"), 0), progress.tick(), progress.done()
     first, second, last = terminal.getvalue().split("\r\x1b[K")[1:]
-    assert first.startswith("[modscope] predicting 2 ranks: 2 of 6 steps, 0 of 2 ended, ") and " 1 of 2 ended, " in second
+    assert (
+        first.startswith("[modscope] predicting 2 ranks: 2 of 6 steps, 0 of 2 ended, ") and " 1 of 2 ended, " in second
+    )
     assert last == "" and "\n" not in terminal.getvalue()
 
 
-def test_progress_is_a_line_for_each_rank_elsewhere_and_nothing_where_quiet(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_a_line_for_each_rank_elsewhere_and_nothing_where_quiet(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for quiet in (False, True):
         progress = progress_of(tmp_path, quiet)
-        progress.tick(), progress.ended("rank 0", str(tmp_path / "0"), 0), progress.ended("rank 1", str(tmp_path / "1"), 7), progress.done()
+        (
+            progress.tick(),
+            progress.ended("rank 0", str(tmp_path / "0"), 0),
+            progress.ended("rank 1", str(tmp_path / "1"), 7),
+            progress.done(),
+        )
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("[modscope] rank 0 ended after 2 steps, ") and second.startswith("[modscope] rank 1 ended with status 7, ")
+    assert first.startswith("[modscope] rank 0 ended after 2 steps, ") and second.startswith(
+        "[modscope] rank 1 ended with status 7, "
+    )
 
 
 def test_a_rank_does_not_wait_for_one_that_has_ended(tmp_path: pathlib.Path) -> None:

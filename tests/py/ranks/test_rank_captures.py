@@ -90,7 +90,9 @@ def restarted(tmp_path_factory):
     """A job of two ranks, which torchrun starts twice."""
     folder = tmp_path_factory.mktemp("job")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-    ran = warm_python.run([*torchrun, "--monitor-interval", "0.1", "-m", "modscope", "run", program(folder, ENDS), "--lr", "3"], folder)
+    ran = warm_python.run(
+        [*torchrun, "--monitor-interval", "0.1", "-m", "modscope", "run", program(folder, ENDS), "--lr", "3"], folder
+    )
     assert ran.returncode == 1, ran.stderr
     assert ran.stderr.count("[modscope] wrote") == 3, ran.stderr  # by all but the rank that is killed
     return folder
@@ -105,7 +107,10 @@ def test_attempts_are_kept_apart_and_say_their_rank(restarted):
     for rank in range(2):
         for attempt, end in ((0, ""), (1, ".attempt1")):
             info = modscope.load(restarted / f"modscope-train.rank{rank}{end}.msc").info
-            said = {key: info[key] for key in ("program", "arguments", "rank", "world", "local_rank", "local_world", "node", "attempt")}
+            said = {
+                key: info[key]
+                for key in ("program", "arguments", "rank", "world", "local_rank", "local_world", "node", "attempt")
+            }
             assert said == {
                 "program": "train.py", "arguments": "--lr\n3", "rank": str(rank), "world": "2", "local_rank": str(rank),
                 "local_world": "2", "node": "0", "attempt": str(attempt),
@@ -140,7 +145,11 @@ def test_summary_of_the_restarted_job(restarted):
     assert "rank 0: 1 optimizer step" in latest and "rank 1: 3 optimizer steps" in latest
     assert "\nRank 0 failed in step 1: KeyError: 'no such batch'.\n" in latest
     assert "rank 0: Ended by an exception: KeyError: 'no such batch'" in latest and "from rank 0 to rank 1." in latest
-    assert "rank 0: No end: it was killed, or still runs" in earlier and "rank 1: Ended by an exception" in earlier and "an allocation of 4.00 PiB failed" in earlier
+    assert (
+        "rank 0: No end: it was killed, or still runs" in earlier
+        and "rank 1: Ended by an exception" in earlier
+        and "an allocation of 4.00 PiB failed" in earlier
+    )
 
 
 @needs_gloo
@@ -150,7 +159,9 @@ def test_the_attempt_in_which_a_rank_ran_out_of_memory_and_one_was_killed(restar
     files = [f"modscope-train.rank{rank}.msc" for rank in range(2)]
     assert main(["summary", *files, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["failure"].startswith("Rank 1 ran out of memory in step ") and told["failure"].endswith(": an allocation of 4.00 PiB failed on cpu.")
+    assert told["failure"].startswith("Rank 1 ran out of memory in step ") and told["failure"].endswith(
+        ": an allocation of 4.00 PiB failed on cpu."
+    )
     assert [(one["rank"], one["why"]) for one in told["incomplete"]] == [(0, "not closed")]
     assert told["collectives_of"] == [1] and told["mismatches"] == []
     assert main(["report", *files, "-o", "job.html", "--json"]) == 0
@@ -200,7 +211,10 @@ def test_ranks_of_spawned_processes_are_known_from_their_process_group(tmp_path)
             {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "GROUP_RANK": "1", "TORCHELASTIC_RUN_ID": "none"},
             {"rank": "5", "world": "8", "local_rank": "1", "node": "1", "host": os.uname().nodename, "job": "none"},
         ),
-        ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "-1"}, {"rank": "5", "world": "8", "host": os.uname().nodename}),
+        (
+            {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "-1"},
+            {"rank": "5", "world": "8", "host": os.uname().nodename},
+        ),
     ],
 )
 def test_what_the_environment_says(variables, expected):

@@ -17,9 +17,26 @@ WORLD = 4
 STEP = [("all_gather", 8 * MIB), ("reduce_scatter", 8 * MIB), ("all_reduce", 4)]
 
 
-def rank_that_launches(rank: int, launches: Sequence[tuple[Any, ...]], *, world: int = WORLD, nanoseconds: int = 0, ranks: str | None = None) -> Capture:
+def rank_that_launches(
+    rank: int,
+    launches: Sequence[tuple[Any, ...]],
+    *,
+    world: int = WORLD,
+    nanoseconds: int = 0,
+    ranks: str | None = None,
+) -> Capture:
     """``launches``: kind and bytes, and where it is not 1, the group; "step" begins a step."""
-    c = Capture(("cpu",), program="train.py", rank=str(rank), world=str(world), local_rank=str(rank), node="0", host="a", job="j", began="1e9")
+    c = Capture(
+        ("cpu",),
+        program="train.py",
+        rank=str(rank),
+        world=str(world),
+        local_rank=str(rank),
+        node="0",
+        host="a",
+        job="j",
+        began="1e9",
+    )
     c.claim(c.add(MIB), "Parameter", c.module("Net.0"))
     c.group(1, world, "default_pg", describe_ranks(range(world)) if ranks is None else ranks)
     c.group(2, 2, "mesh_tp", "0-1" if rank < 2 else "2-3")
@@ -44,7 +61,9 @@ def summary(tmp_path, monkeypatch, capsys):
         names = []
         for rank, own in enumerate(launches):
             each = {word: value(rank) if callable(value) else value for word, value in more.items()}
-            (tmp_path / f"{rank}.msc").write_bytes(rank_that_launches(rank, own, world=len(launches), **each).end(how="finished"))
+            (tmp_path / f"{rank}.msc").write_bytes(
+                rank_that_launches(rank, own, world=len(launches), **each).end(how="finished")
+            )
             names.append(f"{rank}.msc")
         assert main(["summary", *names, *(["--json"] if json_too else [])]) == 0
         out = capsys.readouterr().out
@@ -73,7 +92,9 @@ def test_totals_of_each_kind_over_all_ranks(summary):
 def test_time_in_them_where_it_is_known(summary):
     out = summary(*[["step", *STEP]] * WORLD, nanoseconds=lambda rank: 2_000_000 * (1 + (rank == 2)))
     row = lines_from(out, "Collectives of all ranks")[1]
-    assert row.split()[:5] == ["all_gather", "4", "32.00", "MiB", "10.0"] and row.endswith("1, 8.00 MiB, 2.0 ms to 4.0 ms (rank 2)")
+    assert row.split()[:5] == ["all_gather", "4", "32.00", "MiB", "10.0"] and row.endswith(
+        "1, 8.00 MiB, 2.0 ms to 4.0 ms (rank 2)"
+    )
 
 
 def test_jobs_without_collectives_say_nothing_of_them(summary):
@@ -179,14 +200,23 @@ def test_the_page_of_a_job_has_the_totals_and_names_ranks_that_differ(browser, t
         names.append(str(tmp_path / f"{rank}.msc"))
         (tmp_path / f"{rank}.msc").write_bytes(own.end(how="finished"))
     assert main(["report", *names, "-o", str(tmp_path / "job.html")]) == 0
-    browser.open((tmp_path / "job.html").as_uri(), "window.modscopeReady !== undefined || window.modscopeError !== undefined")
+    browser.open(
+        (tmp_path / "job.html").as_uri(), "window.modscopeReady !== undefined || window.modscopeError !== undefined"
+    )
     assert browser.run("return window.modscopeError || ''") == ""
     totals = [(row["kind"], row["count"], row["bytes"]) for row in browser.data("#collective-totals tbody tr")]
-    assert totals == [("all_gather", "7", str(56 * MIB)), ("reduce_scatter", "7", str(56 * MIB)), ("all_reduce", "7", "28")]
+    assert totals == [
+        ("all_gather", "7", str(56 * MIB)),
+        ("reduce_scatter", "7", str(56 * MIB)),
+        ("all_reduce", "7", "28"),
+    ]
     rows = browser.data("#mismatch-rows tbody tr")
     assert [row["ranks"] for row in rows] == ["ranks 0-2", "rank 3"]
     assert rows[0]["group"] == "default_pg, 4 ranks (0-3) over nccl"
-    assert "Number 4 of this group: ranks 0-2 launched all_gather of 8.00 MiB in step 1, backward of Net.0; rank 3 launched nothing more." in browser.text("#mismatch-rows tbody tr:nth-child(2)")
+    assert (
+        "Number 4 of this group: ranks 0-2 launched all_gather of 8.00 MiB in step 1, backward of Net.0; rank 3 launched nothing more."
+        in browser.text("#mismatch-rows tbody tr:nth-child(2)")
+    )
     browser.click_on("#mismatch-rows tbody tr:nth-child(2) button")
     assert browser.run("return document.body.dataset.rank") == "3"
     assert browser.complaints() == []
@@ -199,5 +229,10 @@ def test_the_page_of_a_job_without_collectives_says_nothing_of_them(browser, tmp
         with open(name, "wb") as file:
             file.write(rank_that_launches(rank, ["step"], world=2).end(how="finished"))
     assert main(["report", *names, "-o", str(tmp_path / "job.html")]) == 0
-    browser.open((tmp_path / "job.html").as_uri(), "window.modscopeReady !== undefined || window.modscopeError !== undefined")
-    assert browser.run("return [window.modscopeError || '', document.getElementById('job-collectives').hidden]") == ["", True]
+    browser.open(
+        (tmp_path / "job.html").as_uri(), "window.modscopeReady !== undefined || window.modscopeError !== undefined"
+    )
+    assert browser.run("return [window.modscopeError || '', document.getElementById('job-collectives').hidden]") == [
+        "",
+        True,
+    ]

@@ -65,7 +65,11 @@ OTHER = ["step", *STEP, "step", ("broadcast", 8)]
         ([WHOLE, OTHER, WHOLE], [1], [[[0, 2], [1]]]),  # it differs before it ends
         ([EARLY, WHOLE], [1], [[[0], [1]]]),  # a rank that ended launched less than a killed one
         ([WHOLE, EARLY, ["step"]], [0, 1, 2], []),
-        ([["step", *STEP], ["step", *STEP], ["step", *STEP[:2], "step"]], [0, 1, 2], [[[0, 1], [2]]]),  # it went on without the last one of step 1
+        (
+            [["step", *STEP], ["step", *STEP], ["step", *STEP[:2], "step"]],
+            [0, 1, 2],
+            [[[0, 1], [2]]],
+        ),  # it went on without the last one of step 1
         ([WHOLE, EARLY, OTHER], [0, 1, 2], [[[0], [2]]]),
     ],
 )
@@ -77,17 +81,29 @@ def test_a_rank_that_went_on_without_the_others_is_named_also_if_all_were_killed
     """This is how a job hangs: the others wait in the last collective of step 1."""
     early = ["step", *STEP]
     out = " ".join(summary(*write_launches(folder, [early, early, ["step", *STEP[:2], "step"]], [0, 1, 2])).split())
-    assert "Number 3 of this group: ranks 0-1 launched all_reduce of 4 B in step 1, backward of Net.0; rank 2 launched nothing more and went on to step 2." in out
+    assert (
+        "Number 3 of this group: ranks 0-1 launched all_reduce of 4 B in step 1, backward of Net.0; rank 2 launched nothing more and went on to step 2."
+        in out
+    )
 
 
 def test_totals_are_of_ranks_whose_captures_are_complete(folder, summary):
     names = write_launches(folder, [WHOLE, EARLY, WHOLE], [1])
     told = json.loads(summary(*names, "--json"))
-    assert told["collectives_of"] == [0, 2] and {one["kind"]: one["count"] for one in told["collectives"]}["all_reduce"] == 6
-    assert told["incomplete"] == [{"rank": 1, "why": "not closed", "last_step": 2}] and told["ranks"][1]["incomplete"] == "not closed"
+    assert (
+        told["collectives_of"] == [0, 2]
+        and {one["kind"]: one["count"] for one in told["collectives"]}["all_reduce"] == 6
+    )
+    assert (
+        told["incomplete"] == [{"rank": 1, "why": "not closed", "last_step": 2}]
+        and told["ranks"][1]["incomplete"] == "not closed"
+    )
     out = summary(*names)
     assert "\nCollectives of ranks 0, 2  count" in out and "different collectives" not in out
-    assert "\nIncomplete capture\n  The capture of rank 1 ends in step 2 (not closed). Later steps are not compared.\n" in out
+    assert (
+        "\nIncomplete capture\n  The capture of rank 1 ends in step 2 (not closed). Later steps are not compared.\n"
+        in out
+    )
     assert "\nCollectives of all ranks (recorded)  count" in summary(*write_launches(folder, [WHOLE, EARLY], [0, 1]))
 
 
@@ -110,7 +126,10 @@ def test_a_capture_that_was_cut_short_is_left_out_of_what_it_lacks(folder, summa
         assert "The capture of rank 1 ends " in out and "Later steps are not compared." in out
         assert "Spread: 1.00 MiB (1% of the highest), from rank 0 to rank 2." in out, out
         told = json.loads(summary("0.msc", "1.msc", "2.msc", "--json"))
-        assert {tuple(one["ranks"]) for one in told["differences"]} == {(2,)} and told["compared"] in ([0, 2], [0, 1, 2])
+        assert {tuple(one["ranks"]) for one in told["differences"]} == {(2,)} and told["compared"] in (
+            [0, 2],
+            [0, 1, 2],
+        )
     assert told["compared"] == [0, 1, 2]  # at last it has the step in which the others have their peaks
 
 
@@ -134,7 +153,11 @@ def test_a_damaged_capture_is_at_least(folder):
 
 
 def test_several_captures_share_a_sentence(folder):
-    names = write_ranks(folder, rank_capture(0, 4, steps=3).end(how="finished"), *(rank_capture(rank, 4, steps=rank).killed() for rank in (1, 2, 3)))
+    names = write_ranks(
+        folder,
+        rank_capture(0, 4, steps=3).end(how="finished"),
+        *(rank_capture(rank, 4, steps=rank).killed() for rank in (1, 2, 3)),
+    )
     said = describe_incomplete(find_job(read_ranks(names)).ranks)
     assert said[0] == "The captures of ranks 1-3 end in steps 1 to 3 (not closed). Later steps are not compared."
     assert said[1] == "Its peak is not compared either (rank 1): other ranks reached theirs in the same step or later."
@@ -147,19 +170,37 @@ def test_several_captures_share_a_sentence(folder):
     ("ends", "expected"),
     [
         ([FINISHED, FINISHED], ""),
-        ([{"how": "exception", "error": GLOO}, {"how": "exception", "error": "ValueError: no such batch"}], "Rank 1 failed in step 2: ValueError: no such batch."),
-        ([{"how": "exception", "error": GLOO}, None], "Rank 1 has no end: it was killed in step 2 or later, still runs, or its capture was cut short."),
+        (
+            [{"how": "exception", "error": GLOO}, {"how": "exception", "error": "ValueError: no such batch"}],
+            "Rank 1 failed in step 2: ValueError: no such batch.",
+        ),
+        (
+            [{"how": "exception", "error": GLOO}, None],
+            "Rank 1 has no end: it was killed in step 2 or later, still runs, or its capture was cut short.",
+        ),
         ([{"how": "terminated"}, {"how": "finished", "status": "3"}], "Rank 1 exited with status 3 in step 2."),
         ([{"how": "terminated"}, {"how": "exception", "error": GLOO}], f"Rank 1 failed in step 2: {GLOO}."),
         ([{"how": "terminated"}, {"how": "terminated"}, FINISHED], "Ranks 0-1 were ended by SIGTERM in step 2."),
-        ([None, None, FINISHED], "Ranks 0-1 have no end: they were killed in step 2 or later, still run, or their captures were cut short."),
-        ([None, None], "Ranks 0-1 have no end: they were killed in step 2 or later, still run, or their captures were cut short."),
-        ([{"how": "exception", "error": "A: b"}, {"how": "exception", "error": "C: d"}, FINISHED], "Rank 0 failed in step 2: A: b. 1 other rank failed too."),
+        (
+            [None, None, FINISHED],
+            "Ranks 0-1 have no end: they were killed in step 2 or later, still run, or their captures were cut short.",
+        ),
+        (
+            [None, None],
+            "Ranks 0-1 have no end: they were killed in step 2 or later, still run, or their captures were cut short.",
+        ),
+        (
+            [{"how": "exception", "error": "A: b"}, {"how": "exception", "error": "C: d"}, FINISHED],
+            "Rank 0 failed in step 2: A: b. 1 other rank failed too.",
+        ),
     ],
 )
 def test_the_rank_that_failed_is_named_with_how(folder, ends, expected):
     captures = [rank_capture(rank, len(ends)) for rank in range(len(ends))]
-    names = write_ranks(folder, *(capture.killed() if end is None else capture.end(**end) for capture, end in zip(captures, ends, strict=True)))
+    names = write_ranks(
+        folder,
+        *(capture.killed() if end is None else capture.end(**end) for capture, end in zip(captures, ends, strict=True)),
+    )
     assert describe_failure(find_job(read_ranks(names)).ranks) == expected
 
 
@@ -184,7 +225,10 @@ def test_a_job_that_was_killed_as_a_whole(folder, summary):
         "train.py --lr 3: 2 ranks\nRanks 0-1 have no end: they were killed in steps 3 to 4 or later, still run, or their captures were cut short.\n"
         "\n640.0 ms, as far as it was recorded\nAll ranks: No end: it was killed, or still runs\n"
     )
-    assert "numbers of steps" not in out and "The captures of ranks 0-1 end in steps 3 to 4 (not closed). Later steps are not compared." in out
+    assert (
+        "numbers of steps" not in out
+        and "The captures of ranks 0-1 end in steps 3 to 4 (not closed). Later steps are not compared." in out
+    )
 
 
 # ---- the page ----
@@ -201,7 +245,9 @@ def test_the_page_begins_with_the_rank_that_failed_and_names_incomplete_captures
     ]
     page = (folder / "out.html").read_text()
     head = page[page.index('<h1 id="sentence">') : page.index("</h1>")]
-    assert head.startswith('<h1 id="sentence"><span class="alarm">Rank 1 has no end: it was killed in step 1 or later, still runs, or its capture was cut short.</span> ')
+    assert head.startswith(
+        '<h1 id="sentence"><span class="alarm">Rank 1 has no end: it was killed in step 1 or later, still runs, or its capture was cut short.</span> '
+    )
     assert "The highest peak is <strong>80.00 MiB</strong>, on <strong>rank 0</strong>." in head
     assert all(note in page for note in told["notes"])
 
@@ -211,13 +257,18 @@ def test_the_page_begins_with_the_rank_that_failed_and_names_incomplete_captures
     [
         ([0], "; that of rank 0 is 80.00 MiB."),
         ([0, 0], "; of those that are, the highest is <strong>80.00 MiB</strong>, on rank 0."),
-        ([0, 4], "; of those that are, the highest is <strong>84.00 MiB</strong>, on rank 1: <strong>4.00 MiB</strong> more than rank 0, which has the lowest."),
+        (
+            [0, 4],
+            "; of those that are, the highest is <strong>84.00 MiB</strong>, on rank 1: <strong>4.00 MiB</strong> more than rank 0, which has the lowest.",
+        ),
     ],
 )
 def test_the_page_compares_no_peak_that_it_says_is_not_compared(folder, others, expected):
     """The last rank has the highest peak, and was killed in the step in which the others have theirs."""
     world = len(others) + 1
-    whole = [rank_capture(rank, world, steps=1, extra=extra * MIB).end(how="finished") for rank, extra in enumerate(others)]
+    whole = [
+        rank_capture(rank, world, steps=1, extra=extra * MIB).end(how="finished") for rank, extra in enumerate(others)
+    ]
     names = write_ranks(folder, *whole, rank_capture(world - 1, world, steps=1, extra=9 * MIB).killed())
     assert main(["report", *names, "-o", "out.html"]) == 0
     head = (folder / "out.html").read_text().partition('<h1 id="sentence">')[2].partition("</h1>")[0]

@@ -70,7 +70,9 @@ def test_the_page_of_a_job(page, job):
         "The capture of rank 1 (node 0, local rank 1) ends in step 3 (not closed). Later steps are not compared.",
     ]
     rows = {row["rank"]: row.get("peak") for row in page.data("#ranks tbody tr")}
-    assert rows == {str(rank): str((100 if rank == 5 else 80) * MIB) if rank not in (3, 4) else None for rank in range(8)}
+    assert rows == {
+        str(rank): str((100 if rank == 5 else 80) * MIB) if rank not in (3, 4) else None for rank in range(8)
+    }
     assert "No end: it was killed, or still runs" in page.text("#ranks tbody tr[data-rank='1']")
     (difference, *rest) = page.data("#differences tbody tr")
     assert difference == {"ranks": "rank 5 (node 1, local rank 1)", "change": str(20 * MIB)} and not rest
@@ -90,7 +92,9 @@ def test_the_page_of_a_job(page, job):
     assert shown() == "7" and page.address().endswith("#rank=7")
 
     own = load(job / "x.rank7.msc").snapshot("peak").by_module()["cuda:3"]
-    told = {row["module"]: [int(value) for value in row["bytes"].split(",")] for row in page.data("#rank-modules tbody tr")}
+    told = {
+        row["module"]: [int(value) for value in row["bytes"].split(",")] for row in page.data("#rank-modules tbody tr")
+    }
     assert told == {module: [*sums.values()][:7] for module, sums in own.items()}
 
 
@@ -105,7 +109,9 @@ def test_clocks_are_aligned(page):
     totals = "const { job } = window.modscope, n = job.columns('step'); return [0, 5].map((rank) => [...job.totalsOf('step').slice(rank * n, (rank + 1) * n)])"
     first, last = page.run(totals)
     assert first == last and max(first) == 80 * MIB
-    shorter = page.run("const { job } = window.modscope; return [2, 3].map((step) => job.hasData(4, 'step', step * job.axes.per_step))")
+    shorter = page.run(
+        "const { job } = window.modscope; return [2, 3].map((step) => job.hasData(4, 'step', step * job.axes.per_step))"
+    )
     assert shorter == [True, False]  # rank 6 took two steps
     page.click_on("#shade [data-shade='difference']")
     # Rank 6's last step lacks the pause before the next one, so that its blocks live for a larger part of the step.
@@ -128,7 +134,16 @@ def test_keyboard_alone_and_dark(browser, job):
 @pytest.mark.slow
 def test_one_node_has_no_columns_and_many_rows_of_a_difference_are_counted(browser, tmp_path):
     def capture(rank: int) -> bytes:
-        c = Capture(("cpu",), program="train.py", rank=str(rank), world="3", local_rank=str(rank), node="0", host="a", began="1e9")
+        c = Capture(
+            ("cpu",),
+            program="train.py",
+            rank=str(rank),
+            world="3",
+            local_rank=str(rank),
+            node="0",
+            host="a",
+            began="1e9",
+        )
         for i in range(12):
             c.claim(c.add((i + 1) * (1 + (rank == 2)) * MIB), "Parameter", c.module(f"Net.part{chr(97 + i)}"))
         return c.end(how="finished") if rank else c.killed()
@@ -140,9 +155,14 @@ def test_one_node_has_no_columns_and_many_rows_of_a_difference_are_counted(brows
     assert main(["report", *names, "-o", str(tmp_path / "job.html")]) == 0
     browser.open((tmp_path / "job.html").as_uri(), READY)
     assert browser.run("return window.modscopeError || ''") == ""
-    heads = browser.run("return [...document.querySelectorAll('#ranks th')].filter((head) => head.offsetParent).map((head) => head.textContent)")
+    heads = browser.run(
+        "return [...document.querySelectorAll('#ranks th')].filter((head) => head.offsetParent).map((head) => head.textContent)"
+    )
     assert heads == ["Rank", "Device", "Peak", "Compared with rank 1", "Steps", "End"]
-    assert browser.text("#ranks tbody tr[data-rank='0']").split() == "0 cpu 78.00 MiB not compared 0 No end: it was killed, or still runs".split()
+    assert (
+        browser.text("#ranks tbody tr[data-rank='0']").split()
+        == "0 cpu 78.00 MiB not compared 0 No end: it was killed, or still runs".split()
+    )
     rows = browser.texts("#differences tbody li")
     assert len(rows) == 9 and rows[-1] == "8 of 12 rows: modscope summary --json of these captures lists all."
     assert main(["report", *names[:2], "-o", str(tmp_path / "two.html")]) == 0
@@ -175,7 +195,12 @@ def test_ranks_of_one_program_have_a_rank_axis_and_others_are_side_by_side(tmp_p
     (tmp_path / "alone.msc").write_bytes(rank_capture(0, 1).end(how="finished"))
     page, told = report(*names)
     assert has_rank_axis(page) and told["events"] == [load(name).event_count for name in names] and told["notes"] == []
-    for words in ([*names, "--side-by-side"], [names[0]], [names[0], "eval.msc", "--side-by-side"], [names[0], "alone.msc"]):
+    for words in (
+        [*names, "--side-by-side"],
+        [names[0]],
+        [names[0], "eval.msc", "--side-by-side"],
+        [names[0], "alone.msc"],
+    ):
         page, told = report(*words)
         assert not has_rank_axis(page) and told["notes"] == [], words
 
@@ -184,7 +209,9 @@ def test_two_captures_of_one_rank_are_side_by_side_and_that_is_said(tmp_path, re
     names = write_job(tmp_path, 2)
     page, told = report(*names, names[1])
     assert not has_rank_axis(page)
-    assert told["notes"] == ["There are several captures of rank 1, so all are shown side by side. Give those of one run to see its ranks over time."]
+    assert told["notes"] == [
+        "There are several captures of rank 1, so all are shown side by side. Give those of one run to see its ranks over time."
+    ]
 
 
 def test_ranks_of_different_programs_or_jobs_are_refused(tmp_path, monkeypatch, capsys):
@@ -197,7 +224,10 @@ def test_ranks_of_different_programs_or_jobs_are_refused(tmp_path, monkeypatch, 
         return capsys.readouterr().err
 
     end = "Give the captures of one job, or add --side-by-side to compare them one by one\n"
-    assert refused(program="eval.py") == f"modscope: These captures are of different programs: train.py (x.rank0.msc), eval.py (other.msc). {end}"
+    assert (
+        refused(program="eval.py")
+        == f"modscope: These captures are of different programs: train.py (x.rank0.msc), eval.py (other.msc). {end}"
+    )
     assert refused(arguments="--lr\n4").endswith(end) and refused(job="j2").endswith(end)
 
 
@@ -228,7 +258,12 @@ def test_a_thousand_ranks_that_all_differ(tmp_path, report):
             blocks = []
             for i in range(40):
                 c.where(("forward", "backward")[i % 2], modules[i % 8])
-                blocks.append(c.add(pick.randrange(1 << 24, 1 << 30) & ~511, category=("Parameter", "Temp", "Gradient", "Other", None)[i % 5]))
+                blocks.append(
+                    c.add(
+                        pick.randrange(1 << 24, 1 << 30) & ~511,
+                        category=("Parameter", "Temp", "Gradient", "Other", None)[i % 5],
+                    )
+                )
                 c.wait(1000)
             c.drop(*blocks)
         names.append(f"{rank}.msc")

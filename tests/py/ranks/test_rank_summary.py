@@ -50,10 +50,20 @@ def test_equal_ranks_share_a_row(folder, summary):
 def test_which_ranks_differ_and_by_what(folder, summary):
     out = said(summary, *write_job(folder, 8, extra=lambda rank: 5 * MIB * (rank == 5)))
     assert "  rank 5 (node 1, local rank 1)  85.00 MiB" in out and "  ranks 0-4, 6-7                 80.00 MiB" in out
-    assert "Spread: 5.00 MiB (6% of the highest), from rank 0 (node 0, local rank 0) to rank 5 (node 1, local rank 1)." in out
+    assert (
+        "Spread: 5.00 MiB (6% of the highest), from rank 0 (node 0, local rank 0) to rank 5 (node 1, local rank 1)."
+        in out
+    )
     part = out[out.index("What ranks hold more or less than ranks 0-4, 6-7") :].splitlines()
-    assert part[1] == "  rank 5 (node 1, local rank 1): +5.00 MiB" and part[2].split() == ["+5.00", "MiB", "Activation", "GPT.blocks.0.mlp"]
-    assert "  node 0 (host0): ranks 0-3, peak 80.00 MiB\n  node 1 (host1): ranks 4-7, peak 80.00 MiB to 85.00 MiB\n" in out
+    assert part[1] == "  rank 5 (node 1, local rank 1): +5.00 MiB" and part[2].split() == [
+        "+5.00",
+        "MiB",
+        "Activation",
+        "GPT.blocks.0.mlp",
+    ]
+    assert (
+        "  node 0 (host0): ranks 0-3, peak 80.00 MiB\n  node 1 (host1): ranks 4-7, peak 80.00 MiB to 85.00 MiB\n" in out
+    )
     assert "Activation  48.00 MiB  53.00 MiB  +5.00 MiB  rank 5" in out and "all alike" in out
     assert out.endswith("A rank with the highest peak:  modscope summary x.rank5.msc\n")
 
@@ -70,8 +80,17 @@ def test_pipeline_stages_with_equal_peaks_differ_by_their_modules(folder, summar
 def test_workspaces_that_other_modules_hold_come_after_what_makes_the_peaks_differ(folder, summary):
     """A stage of a pipeline each. Both hold 32 MiB of Temp, of the module that runs; one of two pieces of 1 MiB has no counterpart."""
     for rank in range(2):
-        c = Capture(("cuda:0",), program="train.py", rank=str(rank), world="2", local_rank=str(rank), node="0", host="a", began="1e9")
-        own, held = (("Net.a", 3) if rank == 0 else ("Net.b", 5))
+        c = Capture(
+            ("cuda:0",),
+            program="train.py",
+            rank=str(rank),
+            world="2",
+            local_rank=str(rank),
+            node="0",
+            host="a",
+            began="1e9",
+        )
+        own, held = ("Net.a", 3) if rank == 0 else ("Net.b", 5)
         c.claim(c.add(held * MIB), "Parameter", c.module(own))
         c.claim(c.add(32 * MIB), "Temp", c.module(own))
         for name in ("Net.c",) if rank == 0 else ("Net.d", "Net.e"):
@@ -79,9 +98,16 @@ def test_workspaces_that_other_modules_hold_come_after_what_makes_the_peaks_diff
         (folder / f"{rank}.msc").write_bytes(c.end(how="finished"))
     out = said(summary, "0.msc", "1.msc")
     part = out[out.index("What ranks hold more or less than rank 0") :].splitlines()
-    assert [line.split()[0] + line.split()[2] for line in part[2:5]] == ["+5.00Parameter", "-3.00Parameter", "+1.00Temp"]
+    assert [line.split()[0] + line.split()[2] for line in part[2:5]] == [
+        "+5.00Parameter",
+        "-3.00Parameter",
+        "+1.00Temp",
+    ]
     assert part[5] == "    (4 more rows: --json shows all)"
-    changes = [row["change"] // MIB for row in json.loads(said(summary, "0.msc", "1.msc", "--json"))["differences"][0]["modules"]]
+    changes = [
+        row["change"] // MIB
+        for row in json.loads(said(summary, "0.msc", "1.msc", "--json"))["differences"][0]["modules"]
+    ]
     assert sorted(changes) == [-32, -3, -1, 1, 1, 5, 32] and abs(changes[0]) == 32
 
 
@@ -92,18 +118,28 @@ def test_ranks_of_different_length_and_end(folder, summary):
     out_of_memory.oom(24 * MIB, 1, 2, 1)
     (folder / names[4]).write_bytes(out_of_memory.end(how="exception", error="OutOfMemoryError: x"))
     out = said(summary, *names)
-    assert "Rank 2 (node 0, local rank 2) failed in step 2: ValueError: no such batch. 1 other rank failed too.\n" in out
-    assert "  ranks 0, 2-4: 2 optimizer steps, 2 steps\n  rank 5 (node 1, local rank 1): 3 optimizer steps, 3 steps\nEnds:\n" in out
+    assert (
+        "Rank 2 (node 0, local rank 2) failed in step 2: ValueError: no such batch. 1 other rank failed too.\n" in out
+    )
+    assert (
+        "  ranks 0, 2-4: 2 optimizer steps, 2 steps\n  rank 5 (node 1, local rank 1): 3 optimizer steps, 3 steps\nEnds:\n"
+        in out
+    )
     assert "rank 1 (node 0, local rank 1): No end: it was killed, or still runs\n" in out
     assert "rank 2 (node 0, local rank 2): Ended by an exception: ValueError: no such batch\n" in out
     assert "rank 3 (node 0, local rank 3): Ended by SIGTERM\n" in out and "ranks 0, 5: Finished" in out
-    assert "rank 4 (node 1, local rank 0): Ended by an exception: OutOfMemoryError: x; out of memory: an allocation of 24.00 MiB failed" in out
+    assert (
+        "rank 4 (node 1, local rank 0): Ended by an exception: OutOfMemoryError: x; out of memory: an allocation of 24.00 MiB failed"
+        in out
+    )
 
 
 def test_missing_ranks_are_said(folder, summary):
     names = write_job(folder, 8)
     out = said(summary, *(name for name in names if name not in ("x.rank3.msc", "x.rank5.msc", "x.rank6.msc")))
-    assert out.startswith("train.py --lr 3: 5 of 8 ranks on 2 nodes\nThere is no capture of ranks 3, 5-6: what they held is not known.\n")
+    assert out.startswith(
+        "train.py --lr 3: 5 of 8 ranks on 2 nodes\nThere is no capture of ranks 3, 5-6: what they held is not known.\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,13 +167,26 @@ def test_many_different_peaks_fit_a_screen(folder, summary):
 def test_the_figures(folder, summary):
     names = write_job(folder, 4, extra=lambda rank: 5 * MIB * (rank == 3))[1:]
     report = json.loads(said(summary, *names, "--json"))
-    assert report["command"] == "summary" and (report["world"], report["missing"], report["usual"]) == (4, [[0, 0]], [1, 2])
+    assert report["command"] == "summary" and (report["world"], report["missing"], report["usual"]) == (
+        4,
+        [[0, 0]],
+        [1, 2],
+    )
     assert [(one["rank"], one["local_rank"], one["node"], one["host"]) for one in report["ranks"]] == [
         (rank, rank % 4, "0", "host0") for rank in (1, 2, 3)
     ]
-    assert [one["peak"]["bytes"] for one in report["ranks"]] == [load(name).peaks[f"cuda:{i}"].bytes for i, name in enumerate(names, 1)]
+    assert [one["peak"]["bytes"] for one in report["ranks"]] == [
+        load(name).peaks[f"cuda:{i}"].bytes for i, name in enumerate(names, 1)
+    ]
     (difference,) = report["differences"]
-    row = {"module": "GPT.blocks.0.mlp", "category": "Activation", "kind": None, "usual": 16 * MIB, "these": 21 * MIB, "change": 5 * MIB}
+    row = {
+        "module": "GPT.blocks.0.mlp",
+        "category": "Activation",
+        "kind": None,
+        "usual": 16 * MIB,
+        "these": 21 * MIB,
+        "change": 5 * MIB,
+    }
     assert difference == {"ranks": [3], "change": 5 * MIB, "modules": [row]}
 
 
@@ -164,9 +213,15 @@ def test_what_differs_is_said(folder, summary):
     assert "a program with different arguments: --lr 3 (x.rank0.msc and 1 more), --lr 4" in refused(
         summary, names[0], names[2], other(arguments="--lr\n4")
     )
-    assert "different jobs of the launcher: j1 (x.rank0.msc), j2 (other.msc)" in refused(summary, names[0], other(job="j2"))
-    assert "jobs of different sizes: 3 ranks (x.rank0.msc), 4 ranks (other.msc)" in refused(summary, names[0], other(world=4))
-    assert "There are 2 captures of rank 1: x.rank1.msc and other.msc. Give the captures of one run" in refused(summary, *names, other())
+    assert "different jobs of the launcher: j1 (x.rank0.msc), j2 (other.msc)" in refused(
+        summary, names[0], other(job="j2")
+    )
+    assert "jobs of different sizes: 3 ranks (x.rank0.msc), 4 ranks (other.msc)" in refused(
+        summary, names[0], other(world=4)
+    )
+    assert "There are 2 captures of rank 1: x.rank1.msc and other.msc. Give the captures of one run" in refused(
+        summary, *names, other()
+    )
     assert "real and predicted runs" in refused(summary, names[0], other(source="predicted", gpu_title="H100"))
     assert "do not say which ranks they are" in refused(summary, other(rank=0, world=1), other(rank=0, world=1))
 
@@ -231,7 +286,10 @@ def test_series_are_the_most_that_was_held(folder):
         before = [sums for time, sums in held if time < first][-1:] or [held[0][1]]
         inside = before + [sums for time, sums in held if first <= time < last]
         assert column == (max(inside, key=sum) if first <= end else [-1] * 7), i
-    assert max(sum(numbers[category * columns + i] for category in range(7)) for i in range(columns)) == capture.peaks["cuda:1"].bytes
+    assert (
+        max(sum(numbers[category * columns + i] for category in range(7)) for i in range(columns))
+        == capture.peaks["cuda:1"].bytes
+    )
 
 
 @pytest.mark.parametrize("bounds", [[], [1.0], [2.0, 1.0]])

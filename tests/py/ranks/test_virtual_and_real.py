@@ -59,12 +59,34 @@ def launches(file):
 
 def test_virtual_ranks_launch_what_real_ranks_launch(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
-    warm_python.run_ranks(["-m", "modscope", "run", "-o", "real.msc", "train.py"], tmp_path, 2, STORE=f"file://{tmp_path}/store")
+    warm_python.run_ranks(
+        ["-m", "modscope", "run", "-o", "real.msc", "train.py"], tmp_path, 2, STORE=f"file://{tmp_path}/store"
+    )
     for rank in range(2):
-        words = ["--gpu", "h100", "--seconds", "0", "--steps", "99", "--ranks", "2", "--rank", str(rank), "-o", f"virtual{rank}.msc"]
+        words = [
+            "--gpu",
+            "h100",
+            "--seconds",
+            "0",
+            "--steps",
+            "99",
+            "--ranks",
+            "2",
+            "--rank",
+            str(rank),
+            "-o",
+            f"virtual{rank}.msc",
+        ]
         ran = predict(tmp_path, *words, "train.py")
         assert ran.returncode == 0, ran.stderr
         (virtual_file,) = tmp_path.glob(f"virtual{rank}*.msc")
         found, expected = launches(virtual_file), launches(tmp_path / f"real.rank{rank}.msc")
         assert found == expected
-        assert {kind for kind, *_ in found} >= {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier", "recv" if rank else "send"}
+        assert {kind for kind, *_ in found} >= {
+            "all_gather",
+            "reduce_scatter",
+            "all_reduce",
+            "broadcast",
+            "barrier",
+            "recv" if rank else "send",
+        }

@@ -57,6 +57,7 @@ tell("mesh", lambda: dist.device_mesh.init_device_mesh("cuda", (world + 1,)))
 print(json.dumps(said))
 """
 
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
@@ -98,13 +99,23 @@ def test_what_nccl_does_not_have_is_refused_with_what_to_do(alone):
 
 def test_what_virtual_ranks_do_not_have_is_named_with_what_to_do(alone):
     said, _ = alone
-    for name, thing in (("empty", "torch.distributed._symmetric_memory.empty"), ("rendezvous", "torch.distributed._symmetric_memory.rendezvous"), ("operator", "symm_mem::one_shot_all_reduce")):
+    for name, thing in (
+        ("empty", "torch.distributed._symmetric_memory.empty"),
+        ("rendezvous", "torch.distributed._symmetric_memory.rendezvous"),
+        ("operator", "symm_mem::one_shot_all_reduce"),
+    ):
         assert said[f"symmetric {name}"].startswith(f"KernelError: {thing} needs symmetric memory, ")
-        assert said[f"symmetric {name}"].endswith("When you predict, use ordinary tensors and torch.distributed's usual collectives instead")
-    assert said["rpc"].startswith("KernelError: torch.distributed.rendezvous, which torch.distributed.rpc uses too, would wait for other ranks")
+        assert said[f"symmetric {name}"].endswith(
+            "When you predict, use ordinary tensors and torch.distributed's usual collectives instead"
+        )
+    assert said["rpc"].startswith(
+        "KernelError: torch.distributed.rendezvous, which torch.distributed.rpc uses too, would wait for other ranks"
+    )
     assert said["store"] is None  # it does not wait for others
     for name, backend in (("mpi", "mpi"), ("part", "mine")):
-        assert said[name].startswith(f"KernelError: init_process_group was asked for the backend '{backend}', and virtual ranks have nccl and gloo only.")
+        assert said[name].startswith(
+            f"KernelError: init_process_group was asked for the backend '{backend}', and virtual ranks have nccl and gloo only."
+        )
     assert said["spawn"] == [[0, 4]] and said["spawn without waiting"] is True
     assert said["gloo"] is None and "Mesh should not be bigger than default world size 4" in said["mesh"]
 
@@ -126,4 +137,7 @@ def test_objects_arrive_where_all_ranks_are_predicted(tmp_path: pathlib.Path):
     (tmp_path / "together.py").write_text(TOGETHER)
     ran = predict(tmp_path, "--gpu", "h100", "--ranks", "2", "--all-ranks", "--seconds", "0", "together.py")
     assert ran.returncode == 0, ran.stderr
-    assert [json.loads((tmp_path / f"said{rank}.json").read_text()) for rank in range(2)] == [[["from 1"], ["a"]], [["from 1"], ["b"]]]
+    assert [json.loads((tmp_path / f"said{rank}.json").read_text()) for rank in range(2)] == [
+        [["from 1"], ["a"]],
+        [["from 1"], ["b"]],
+    ]

@@ -66,11 +66,29 @@ def test_it_has_the_ranks_that_predict_has(tmp_path):
     assert said["kinds"] == ["all_gather", "reduce_scatter"] and said["fits"] is True
     assert "torch.distributed.init_process_group, or import it later" in said["imported"]
     assert said["group"].startswith("a process group exists")
-    words = ["--gpu", "h100", "--seconds", "0", "--ranks", "64", "--rank", "3", "--ranks-per-node", "4", "--json", "x.json", "script.py"]
+    words = [
+        "--gpu",
+        "h100",
+        "--seconds",
+        "0",
+        "--ranks",
+        "64",
+        "--rank",
+        "3",
+        "--ranks-per-node",
+        "4",
+        "--json",
+        "x.json",
+        "script.py",
+    ]
     assert predict(tmp_path, *words).returncode == 0
     told = json.loads((tmp_path / "x.json").read_text())
     told["ranks"].pop("fully_shard"), said["facts"].pop("fully_shard")  # here it was imported before
-    assert (said["reserved"], said["allocated"], said["facts"]) == (told["reserved_peak"], told["allocated_peak"], told["ranks"])
+    assert (said["reserved"], said["allocated"], said["facts"]) == (
+        told["reserved_peak"],
+        told["allocated_peak"],
+        told["ranks"],
+    )
 
 
 @pytest.mark.parametrize(

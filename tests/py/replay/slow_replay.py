@@ -85,7 +85,9 @@ class Stream:
                     self._note(self.blocks[slots[noted]], kind, value, running, streams)
             before = thread
             if op == "position":
-                self._move(thread, phase, path, at, open_calls.setdefault(thread, []), self.nodes.setdefault(thread, []))
+                self._move(
+                    thread, phase, path, at, open_calls.setdefault(thread, []), self.nodes.setdefault(thread, [])
+                )
                 positions[thread] = (phase, path)
                 self.events.append(("position", (thread, phase, path)))
             elif op == "add":
@@ -273,7 +275,9 @@ class Stream:
             if inner == call or self.result(inner) != block:
                 return self.calls[inner].end
             later = [
-                one for one in self.calls if one.thread == self.calls[inner].thread and one.begin >= self.calls[inner].end
+                one
+                for one in self.calls
+                if one.thread == self.calls[inner].thread and one.begin >= self.calls[inner].end
             ]
             if later and later[0].parent == self.calls[inner].parent and later[0].end < NEVER:
                 return later[0].end
@@ -294,7 +298,9 @@ class Stream:
         if maker is None or maker == call or any(one.parent == maker for one in self.calls):
             return found[-1]
         result = self.result(maker)  # the statistics of a normalization follow its result
-        given = self.blocks[result].drop > self.calls[call].begin and self.blocks[result].category not in HELD_BY_OBJECTS
+        given = (
+            self.blocks[result].drop > self.calls[call].begin and self.blocks[result].category not in HELD_BY_OBJECTS
+        )
         return result if given else found[-1]
 
 
@@ -331,7 +337,9 @@ class Edited:
             self.live.add(key)
             self.now.append((key, size))
             block = key[1] if isinstance(key, tuple) else key
-            self.streams[key] = 0 if isinstance(key, tuple) and key[0] == "inserted" else self.stream.blocks[block].stream
+            self.streams[key] = (
+                0 if isinstance(key, tuple) and key[0] == "inserted" else self.stream.blocks[block].stream
+            )
 
     def release(self, key: Any) -> None:
         if key in self.live:

@@ -110,9 +110,7 @@ def test_calls(seed: int) -> None:
             assert call[:5] == (expected.path, expected.parent, expected.begin, *ends)
             kept = sum(block.bytes for block in slow.blocks if slow.keeps(index, block) and block.device == device)
             outliving = [slow.blocks[i] for i in slow.outliving(index)]
-            others = sum(
-                block.bytes for block in outliving if block.device == device and not slow.keeps(index, block)
-            )
+            others = sum(block.bytes for block in outliving if block.device == device and not slow.keeps(index, block))
             assert call[8:] == (kept, others)
 
 

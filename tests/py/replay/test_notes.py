@@ -83,10 +83,21 @@ def test_what_calls_take_and_return_is_noted(tmp_path: pathlib.Path) -> None:
             model(x)
     reader = reader_of(tmp_path / "run.msc")
     uses = [(kind, slot) for _, kind, slot, _ in reader.notes() if kind in ("input", "output")]
-    slots = {size: slot for _, op, _, _, _, size, _, _, phase, slot, _ in reader.events() if op == "add" and phase in ("idle", "forward")}
+    slots = {
+        size: slot
+        for _, op, _, _, _, size, _, _, phase, slot, _ in reader.events()
+        if op == "add" and phase in ("idle", "forward")
+    }
     given, wide = slots[32 * 8 * 4], [slot for _, slot in uses if slot != slots[32 * 8 * 4]]
     # The root and the first layer take x. The layer returns what tanh takes; tanh and the root return tanh's result.
-    assert uses == [("input", given), ("input", given), ("output", wide[0]), ("input", wide[0]), ("output", wide[2]), ("output", wide[2])]
+    assert uses == [
+        ("input", given),
+        ("input", given),
+        ("output", wide[0]),
+        ("input", wide[0]),
+        ("output", wide[2]),
+        ("output", wide[2]),
+    ]
     assert wide[0] != wide[2]
 
 

@@ -273,14 +273,18 @@ class Storages(TorchDispatchMode):
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 storage = tensor.untyped_storage()
-                self.alive.setdefault(storage._cdata, weakref.ref(storage, lambda _, key=storage._cdata: self.alive.pop(key, None)))
+                self.alive.setdefault(
+                    storage._cdata, weakref.ref(storage, lambda _, key=storage._cdata: self.alive.pop(key, None))
+                )
         return result
 
     def bytes(self):
         return sum(storage.nbytes() for ref in self.alive.values() if (storage := ref()) is not None)
 
 
-@pytest.mark.skipif(not hasattr(TorchDispatchMode, "_should_skip_dynamo"), reason="this torch frees storages' Python objects early")
+@pytest.mark.skipif(
+    not hasattr(TorchDispatchMode, "_should_skip_dynamo"), reason="this torch frees storages' Python objects early"
+)
 def test_totals_are_those_of_the_live_storages():
     """By the dispatcher: what the operators returned."""
     for number, rng in rounds(at_least=30, seconds=3):

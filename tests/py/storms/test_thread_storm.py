@@ -17,7 +17,11 @@ def test_threads_that_train_enter_read_and_fork(tmp_path):
     seconds = SECONDS or 5
     path = os.pathsep.join([HERE, os.path.dirname(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     # Freed memory is overwritten, so that using it is noticed.
-    environment = os.environ | {"PYTHONPATH": path, "MALLOC_PERTURB_": "165", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+    environment = os.environ | {
+        "PYTHONPATH": path,
+        "MALLOC_PERTURB_": "165",
+        "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
+    }
     command = [sys.executable, os.path.join(HERE, "thread_storm.py"), str(seconds), str(SEED)]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=seconds + 600)
     print(ran.stdout)

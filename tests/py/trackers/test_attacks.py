@@ -32,11 +32,7 @@ class Kept(torch.autograd.Function):
 
 @pytest.mark.parametrize(
     "forward",
-    [
-        lambda m, a, b: (a, a + b),
-        lambda m, a, b: a,
-        lambda m, a, b: (m.inner(a) * 1, b),
-    ],
+    [lambda m, a, b: (a, a + b), lambda m, a, b: a, lambda m, a, b: (m.inner(a) * 1, b)],
     ids=["one and more", "one alone", "the other"],
 )
 @pytest.mark.parametrize("backward", [False, True])
@@ -198,5 +194,8 @@ for place in sys.argv[1:]:
     transforms = ("trace", "grad", "vmap", "inference")
     done = warm_python.run(["-W", "ignore", "-c", program, *transforms])
     lines = done.stdout.splitlines()
-    assert done.returncode == 0 and [line.partition(" ")[0] for line in lines] == [*transforms], (done.stdout, done.stderr)
+    assert done.returncode == 0 and [line.partition(" ")[0] for line in lines] == [*transforms], (
+        done.stdout,
+        done.stderr,
+    )
     assert all(wanted in line for line in lines), done.stdout

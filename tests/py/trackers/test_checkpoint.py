@@ -52,10 +52,7 @@ def test_siblings_are_not_mixed(t, reentrant):
     """The node that needs the recompute is in `b`, but `a` is what runs."""
     log = []
     mod = make(
-        "Mod",
-        lambda m, x: checkpoint(lambda x: m.b(m.a(x)), x, reentrant=reentrant),
-        a=tell(t, log),
-        b=tell(t, log),
+        "Mod", lambda m, x: checkpoint(lambda x: m.b(m.a(x)), x, reentrant=reentrant), a=tell(t, log), b=tell(t, log)
     )
     mod(grad_input()).sum().backward()
     assert log[2:] == [at("recompute", "Mod", "Mod.a"), at("recompute", "Mod", "Mod.b")]
@@ -81,7 +78,9 @@ def test_branches_each_checkpointed(t, reentrant):
 def test_deep_inside_a_checkpointed_block(t, reentrant):
     log, bw = [], []
     block = pair(nn.Linear(4, 4), make("Seq", lambda m, x: m.c(x), c=tell(t, log, bw)))
-    mod = make("Top", lambda m, x: m.tail(checkpoint(m.block, x, reentrant=reentrant)), block=block, tail=nn.Linear(4, 4))
+    mod = make(
+        "Top", lambda m, x: m.tail(checkpoint(m.block, x, reentrant=reentrant)), block=block, tail=nn.Linear(4, 4)
+    )
     mod(grad_input()).sum().backward()
     stack = ("Top", "Top.block", "Top.block.b", "Top.block.b.c")
     assert log == [at("forward", *stack), at("recompute", *stack)]
@@ -141,13 +140,15 @@ def test_selective(t):
     log = []
 
     def policy(ctx, op, *args, **kwargs):
-        return ckpt.CheckpointPolicy.MUST_SAVE if op is torch.ops.aten.mm.default else ckpt.CheckpointPolicy.PREFER_RECOMPUTE
+        return (
+            ckpt.CheckpointPolicy.MUST_SAVE
+            if op is torch.ops.aten.mm.default
+            else ckpt.CheckpointPolicy.PREFER_RECOMPUTE
+        )
 
     mod = make(
         "Mod",
-        lambda m, x: checkpoint(
-            m.a, x, context_fn=lambda: ckpt.create_selective_checkpoint_contexts(policy)
-        ),
+        lambda m, x: checkpoint(m.a, x, context_fn=lambda: ckpt.create_selective_checkpoint_contexts(policy)),
         a=leaf(lambda m, x: log.append(look(t)) or (x.sin() @ torch.ones(4, 4)).cos()),
     )
     mod(grad_input()).sum().backward()

@@ -80,7 +80,10 @@ MODELS = {
 }
 # In older versions torch's own tracker does not report the end of a backward that reaches no input.
 REPORTS_ALL = hasattr(distributed_tools.ModTracker(), "_post_bw_callbacks_to_enqueue")
-EITHER_INPUT = [pytest.param(False, marks=pytest.mark.skipif(not REPORTS_ALL, reason="torch's own is wrong here")), True]
+EITHER_INPUT = [
+    pytest.param(False, marks=pytest.mark.skipif(not REPORTS_ALL, reason="torch's own is wrong here")),
+    True,
+]
 
 each_model = pytest.mark.parametrize("build,shape", MODELS.values(), ids=MODELS.keys())
 
@@ -151,16 +154,23 @@ def snapshots(tracker):
     """All stats of MemTracker, by module name."""
     return {
         stats.mod_fqn: (
-            {str(s): [{str(d): {str(k): v for k, v in snap.items()} for d, snap in each.items()} for each in snaps]
-             for s, snaps in stats.snapshots.items()},
-            stats.parameter_mem, stats.buffer_mem, stats.input_mem, stats.output_mem,
+            {
+                str(s): [{str(d): {str(k): v for k, v in snap.items()} for d, snap in each.items()} for each in snaps]
+                for s, snaps in stats.snapshots.items()
+            },
+            stats.parameter_mem,
+            stats.buffer_mem,
+            stats.input_mem,
+            stats.output_mem,
             {str(d): v for d, v in stats.local_peak.items()},
         )
         for stats in tracker.memory_tracking.values()
     }
 
 
-@pytest.mark.parametrize("build,shape", [MODELS["mlp"], MODELS["net"], (Checkpointed, (4, 8))], ids=["mlp", "net", "checkpointed"])
+@pytest.mark.parametrize(
+    "build,shape", [MODELS["mlp"], MODELS["net"], (Checkpointed, (4, 8))], ids=["mlp", "net", "checkpointed"]
+)
 @pytest.mark.parametrize("input_grad", EITHER_INPUT)
 def test_mem_tracker(build, shape, input_grad):
     def run():
@@ -236,7 +246,10 @@ def test_sac_estimator(build, shape, no_gpu_needed):
                 mod(x)
         # saved_autograd_ops is left out: it compares addresses of storages that were freed.
         return (
-            {k: {n: v for n, v in vars(s).items() if n != "saved_autograd_ops"} for k, s in estimator.sac_mod_stats.items()},
+            {
+                k: {n: v for n, v in vars(s).items() if n != "saved_autograd_ops"}
+                for k, s in estimator.sac_mod_stats.items()
+            },
             {k: (m.recomputed_ops, m.stored_ops) for k, m in estimator.sac_mod_greedy_order_meta.items()},
         )
 
@@ -254,8 +267,12 @@ def classes():
     import torch.utils.module_tracker as module_tracker
 
     return [
-        mod_tracker.ModTracker, module_tracker.ModuleTracker, flop_counter.ModuleTracker,
-        mem_tracker.ModTracker, runtime_estimator.ModTracker, sac_estimator.ModTracker,
+        mod_tracker.ModTracker,
+        module_tracker.ModuleTracker,
+        flop_counter.ModuleTracker,
+        mem_tracker.ModTracker,
+        runtime_estimator.ModTracker,
+        sac_estimator.ModTracker,
         distributed_tools.ModTracker,
     ]
 

@@ -52,13 +52,22 @@ SCRIPT = """
 
 @needs_interception
 @pytest.mark.slow
-@pytest.mark.skipif(_setup_privateuseone_for_python_backend is None, reason="this torch cannot register a backend in Python")
+@pytest.mark.skipif(
+    _setup_privateuseone_for_python_backend is None, reason="this torch cannot register a backend in Python"
+)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are listed as Linux does")
 @pytest.mark.parametrize("words, threads, child", [([], "0", "ran"), (["before"], "1", "refused")])
 def test_a_child_forked_before_the_first_backward_can_run_one(words, threads, child):
     """As without modscope. The program's own functions and handlers are not called."""
     done = warm_python.run(["-W", "ignore", "-c", textwrap.dedent(SCRIPT), *words])
-    assert done.stderr == "" and done.stdout.split("\n") == ["verified verified", threads, "a hook", "a hook", child, ""]
+    assert done.stderr == "" and done.stdout.split("\n") == [
+        "verified verified",
+        threads,
+        "a hook",
+        "a hook",
+        child,
+        "",
+    ]
 
 
 def crash():
@@ -75,7 +84,16 @@ def hang():
 
 
 @pytest.mark.parametrize(
-    "function, answer", [(lambda: "yés", "yés"), (lambda: "", ""), (fail, None), (crash, None), (hang, None), (lambda: 3, None), (lambda: "x" * 9999, None)]
+    "function, answer",
+    [
+        (lambda: "yés", "yés"),
+        (lambda: "", ""),
+        (fail, None),
+        (crash, None),
+        (hang, None),
+        (lambda: 3, None),
+        (lambda: "x" * 9999, None),
+    ],
 )
 def test_what_a_forked_process_answers(tmp_path, capfd, function, answer):
     """It leaves nothing to wait for, and prints nothing."""

@@ -5,7 +5,21 @@ import warnings
 
 import pytest
 import torch
-from helpers import NOWHERE, Boom, Events, assert_paired, at, grad_input, keep, leaf, look, make, on_grad, pair, needs_interception
+from helpers import (
+    NOWHERE,
+    Boom,
+    Events,
+    assert_paired,
+    at,
+    grad_input,
+    keep,
+    leaf,
+    look,
+    make,
+    on_grad,
+    pair,
+    needs_interception,
+)
 
 THROWN = [Boom, KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration]
 

@@ -101,6 +101,7 @@ def test_a_child_walks_its_parents_graph(t):
 def test_a_child_leaves_the_tracker(tracker_type, torch_as_found):
     tracker = tracker_type()
     with tracker:
+
         def child():
             tracker.__exit__(None, None, None)
             assert look(tracker) == NOWHERE

@@ -52,10 +52,7 @@ def test_what_forward_hooks_get(mt):
     events = Events(mt).register("pre_fw", "post_fw")
     mod = make("Mod", lambda m, x, y, k=0: (x, y, k))
     mod(1, "two", k=3)
-    assert events.args == [
-        ("pre_fw", "Mod", ((1, "two"),)),
-        ("post_fw", "Mod", ((1, "two"), (1, "two", 3))),
-    ]
+    assert events.args == [("pre_fw", "Mod", ((1, "two"),)), ("post_fw", "Mod", ((1, "two"), (1, "two", 3)))]
 
 
 def test_what_backward_hooks_get(mt):

@@ -131,10 +131,7 @@ def test_outputs(mt, put, take):
 def test_through_a_chain(mt, put, take):
     """A module gets the same container object that the previous module returned."""
     mod = make(
-        "Mod",
-        lambda m, x: take(m.b(m.a(x))),
-        a=leaf(lambda m, x: put(x * 2)),
-        b=leaf(lambda m, c: put(take(c) * 3)),
+        "Mod", lambda m, x: take(m.b(m.a(x))), a=leaf(lambda m, x: put(x * 2)), b=leaf(lambda m, c: put(take(c) * 3))
     )
     events = Events(mt).register("pre_bw", "post_bw")
     mod(grad_input() * 1).sum().backward()

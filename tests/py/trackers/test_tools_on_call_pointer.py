@@ -212,7 +212,9 @@ def test_a_careless_tool_brings_us_back(as_found, ours, tool):
         assert readings(t) == RIGHT
 
 
-ORDERS = sorted({o for o in itertools.permutations("tTuU") if o.index("t") < o.index("T") and o.index("u") < o.index("U")})
+ORDERS = sorted(
+    {o for o in itertools.permutations("tTuU") if o.index("t") < o.index("T") and o.index("u") < o.index("U")}
+)
 
 
 @pytest.mark.parametrize("rounds", [1, 3])

@@ -50,7 +50,17 @@ def tool(tmp_path):
         pytest.skip("no C compiler or no sources here")
     (tmp_path / "tool.c").write_text(TOOL)
     subprocess.run(
-        [compiler, "-std=c11", "-O1", "-w", "-fexceptions", "-shared", "-fPIC", f"-I{SOURCES}", f"-I{SOURCES.parent / 'include'}"]
+        [
+            compiler,
+            "-std=c11",
+            "-O1",
+            "-w",
+            "-fexceptions",
+            "-shared",
+            "-fPIC",
+            f"-I{SOURCES}",
+            f"-I{SOURCES.parent / 'include'}",
+        ]
         + ["-o", tmp_path / "tool.so", tmp_path / "tool.c", SOURCES / "interpose" / "elf_slot.c", "-ldl", "-lpthread"],
         check=True,
     )
@@ -85,7 +95,9 @@ def test_the_slot_is_ours_only_inside(tool):
     assert tool.now() == before
 
 
-ORDERS = sorted({o for o in itertools.permutations("tTuU") if o.index("t") < o.index("T") and o.index("u") < o.index("U")})
+ORDERS = sorted(
+    {o for o in itertools.permutations("tTuU") if o.index("t") < o.index("T") and o.index("u") < o.index("U")}
+)
 
 
 @pytest.mark.parametrize("order", ORDERS, ids="".join)

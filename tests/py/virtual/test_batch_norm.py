@@ -54,7 +54,9 @@ def test_cudnn_is_taken_where_torch_takes_it(shape: Any, dtype: Any, weight: Any
         ("cudnn_batch_norm", (256, 32, 112, 112), torch.float16, [10357712]),
     ],
 )
-def test_channels_last_takes_what_it_took_on_an_h200(operator: str, shape: Any, dtype: Any, measured: list[int]) -> None:
+def test_channels_last_takes_what_it_took_on_an_h200(
+    operator: str, shape: Any, dtype: Any, measured: list[int]
+) -> None:
     input, channels = meta(*shape, dtype=dtype, last=True), meta(shape[1])
     args = (input, channels, channels, channels, channels, True, 0.1, 1e-5)
     took = temporaries(all_rules()[f"aten.{operator}.default"].function(H200, args, {}, None))

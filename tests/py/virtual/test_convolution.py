@@ -35,7 +35,9 @@ def test_tensor_cores_want_channels_last_so_contiguous_tensors_are_copied() -> N
     x, weight = tensor(32, 128, 28, 28, dtype=torch.bfloat16), tensor(128, 128, 3, 3, dtype=torch.bfloat16)
     copies = 2 * (2 * x.numel() + weight.numel())
     assert forward(x, weight) == pytest.approx([copies], abs=1024)
-    assert forward(tensor(32, 128, 28, 28, dtype=torch.bfloat16, last=True), weight) != pytest.approx([copies], abs=1024)
+    assert forward(tensor(32, 128, 28, 28, dtype=torch.bfloat16, last=True), weight) != pytest.approx(
+        [copies], abs=1024
+    )
 
 
 def test_pointwise_convolution_is_a_product_of_matrices() -> None:
@@ -55,7 +57,9 @@ def test_depthwise_convolution_of_contiguous_tensors_takes_nothing() -> None:
 
 
 @pytest.mark.parametrize(("input_last", "weight_last", "last"), [(0, 0, 0), (1, 0, 1), (0, 1, 1), (1, 1, 1)])
-def test_results_are_channels_last_where_the_input_or_the_weight_is(input_last: int, weight_last: int, last: int) -> None:
+def test_results_are_channels_last_where_the_input_or_the_weight_is(
+    input_last: int, weight_last: int, last: int
+) -> None:
     x, weight = tensor(2, 8, 5, 6, last=bool(input_last)), tensor(16, 8, 3, 3, last=bool(weight_last))
     args: Any = (x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     shape, stride, _ = convolution.INFERENCES[torch.ops.aten.convolution.default](args, {})

@@ -40,7 +40,8 @@ def test_the_device_and_its_properties() -> None:
 
 
 def test_there_is_one_device() -> None:
-    run("""
+    run(
+        """
         cuda, missing = torch.cuda, "AcceleratorError: CUDA error: invalid device ordinal"
         if not hasattr(torch, "AcceleratorError"):
             missing = missing.replace("Accelerator", "Runtime")
@@ -61,7 +62,9 @@ def test_there_is_one_device() -> None:
         from torch.cuda import comm
         assert comm.broadcast(torch.ones(3, device="cuda"), [0])[0].shape == (3,)
         assert nn.DataParallel(nn.Linear(3, 2).cuda())(torch.ones(4, 3, device="cuda")).shape == (4, 2)
-    """, CUDA_VISIBLE_DEVICES="1")
+    """,
+        CUDA_VISIBLE_DEVICES="1",
+    )
 
 
 def test_memory_statistics() -> None:

@@ -111,7 +111,9 @@ def test_it_is_refused_without_interception() -> None:
         "try: VirtualDevice(find_gpu('h100')).install()\n"
         "except RuntimeError as error: print(error)"
     )
-    assert run_bare(program, MODSCOPE_INTERPOSE="0") == ["a virtual GPU needs modscope's interception: unset MODSCOPE_INTERPOSE"]
+    assert run_bare(program, MODSCOPE_INTERPOSE="0") == [
+        "a virtual GPU needs modscope's interception: unset MODSCOPE_INTERPOSE"
+    ]
 
 
 @needs_interception
@@ -120,4 +122,6 @@ def test_doctor_says_whether_it_can_be_installed() -> None:
         return warm_python.run(["-m", "modscope", "doctor"], **environment).stdout
 
     assert "Virtual GPU:\n  cuda:0          can be installed\n" in lines()
-    assert "cannot be installed: a virtual GPU needs modscope's interception: unset MODSCOPE_INTERPOSE" in lines(MODSCOPE_INTERPOSE="0")
+    assert "cannot be installed: a virtual GPU needs modscope's interception: unset MODSCOPE_INTERPOSE" in lines(
+        MODSCOPE_INTERPOSE="0"
+    )

@@ -53,7 +53,11 @@ MEASURED = [
     (aten.sort, (longs(4096),), [32768]),
     (aten.cumsum, (meta(4, 1024, dtype=torch.bool), -1), [32768]),
     (aten.cumsum, (longs(8_000_000), 0), [144127]),
-    (aten.masked_scatter_, (meta(32000, 512), meta(32000, 512, dtype=torch.bool), meta(32000, 512)), [131072000, 293631]),
+    (
+        aten.masked_scatter_,
+        (meta(32000, 512), meta(32000, 512, dtype=torch.bool), meta(32000, 512)),
+        [131072000, 293631],
+    ),
     (aten._foreach_norm.Scalar, ([meta(768, 768)] * 50 + [meta(768)] * 50 + [meta(50257, 768)],), [237956]),
     (aten.addmm, (meta(768), meta(4096, 768), meta(768, 768)), [33554432, 1048576]),
     (aten.mm, (meta(4096, 1536)[:, ::2], meta(768, 768)), [12582912, 33554432]),
@@ -97,7 +101,9 @@ def test_workspaces_follow_the_version_and_the_architecture(
 ) -> None:
     for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE"):
         monkeypatch.delenv(name, raising=False)
-    first = Rules(Card(capability, 100, version)).events(aten.addmm.default, (meta(8), meta(4, 8), meta(8, 8)), {}, None)
+    first = Rules(Card(capability, 100, version)).events(
+        aten.addmm.default, (meta(8), meta(4, 8), meta(8, 8)), {}, None
+    )
     assert callable(first)
     again: list[Any] = [("result", 0), lt] if lt and lt[0] == "temporary" else []
     assert list(first()) == [("result", 0), ("kept", blas), *([lt] if lt else [])]
@@ -149,7 +155,10 @@ def test_a_table_comes_before_the_rules() -> None:
     table = Rules(H200, Table())
     assert table.events(aten.sum.dim_IntList, (meta(4096, 768), [0]), {}, None) == [("temporary", 5)]
     assert table.seconds(aten.sum.dim_IntList, (meta(4096, 768), [0]), {}, None) == 2.0
-    assert table.events(aten.roll.default, (meta(8, 8), [1, 1], [0, 1]), {}, None) == [("temporary", 256), ("result", 0)]
+    assert table.events(aten.roll.default, (meta(8, 8), [1, 1], [0, 1]), {}, None) == [
+        ("temporary", 256),
+        ("result", 0),
+    ]
 
 
 def test_bytes_of_operators_without_a_rule_are_counted() -> None:
@@ -180,7 +189,7 @@ def test_cards_are_made_from_gpus() -> None:
             rules.make_card(find_gpu("t4"), version)
 
 
-RECORD = '''
+RECORD = """
 import json
 from modscope._virtual import operators, workspaces
 taken = []
@@ -217,7 +226,7 @@ for name, args, kwargs in json.loads(CALLS):
     op(*args, **kwargs)
     operators._native = _native
     print(json.dumps(taken))
-'''
+"""
 
 
 def record(calls: list[Any]) -> list[list[int]]:
@@ -278,7 +287,11 @@ def test_results_are_made_in_the_kernel_s_order() -> None:
         ["aten.log_sigmoid_forward.default", [tensor], {}],
         ["aten._fused_rms_norm.default", [tensor, [512], ["float32", [512], [1]], 1e-5], {}],
         ["aten.mse_loss.default", [tensor, tensor], {}],
-        ["aten._ctc_loss.default", [["float32", [249, 8, 32], [256, 32, 1]], ["int64", [8, 30], [30, 1]], [9], [0]], {}],
+        [
+            "aten._ctc_loss.default",
+            [["float32", [249, 8, 32], [256, 32, 1]], ["int64", [8, 30], [30, 1]], [9], [0]],
+            {},
+        ],
     ]
     ctc = [64, 64, 64, 8 * 249 * 61 * 4, 32]
     assert record(calls) == [[4096, 16384], [16384, 4], [16384], [16384, 32], [4, 16384], ctc]

@@ -21,7 +21,9 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.ones(shape, dtype=dtype)
 
 
-def row(op: Any, args: Any, kwargs: dict[str, Any], *variants: tuple[Any, int], seconds: float | None = 1e-5) -> table.Row:
+def row(
+    op: Any, args: Any, kwargs: dict[str, Any], *variants: tuple[Any, int], seconds: float | None = 1e-5
+) -> table.Row:
     return (*json.loads(signature(op, args, kwargs)), list(variants), seconds)
 
 
@@ -31,11 +33,7 @@ def one_row(op: Any, args: Any, *variants: tuple[Any, int]) -> Table:
 
 @pytest.mark.parametrize(
     "other",
-    [
-        (ones(4, 8, dtype=torch.bfloat16), ones(8, 8)),
-        (ones(2, 8), ones(8, 8)),
-        (ones(8, 4).t(), ones(8, 8)),
-    ],
+    [(ones(4, 8, dtype=torch.bfloat16), ones(8, 8)), (ones(2, 8), ones(8, 8)), (ones(8, 4).t(), ones(8, 8))],
     ids=["type", "shape", "strides"],
 )
 def test_a_signature_tells_tensors_apart(other: Any) -> None:
@@ -129,7 +127,13 @@ def test_a_block_that_lay_where_a_result_lies_later_is_temporary(tmp_path: Path)
     (tmp_path / "ops.json").write_text(json.dumps([["aten.mm.default", [], {}, events, [1]]]))
     found = from_truth(str(tmp_path / "ops.json")).find(MM, (), {}).events
     assert callable(found)
-    assert found() == (("temporary", 1024), ("temporary", 512), ("temporary", -512), ("temporary", -1024), ("result", 1024))
+    assert found() == (
+        ("temporary", 1024),
+        ("temporary", 512),
+        ("temporary", -512),
+        ("temporary", -1024),
+        ("result", 1024),
+    )
 
 
 def test_a_job_s_blocks_get_the_sizes_that_were_requested(tmp_path: Path) -> None:

@@ -71,8 +71,12 @@ def test_a_product_of_one_row_takes_the_time_to_read_the_matrix() -> None:
 def test_an_elementwise_operator_takes_the_time_to_read_and_write() -> None:
     x = meta(1 << 28)
     assert seconds(aten.add.Tensor, x, x) == pytest.approx(3 * (4 << 28) / (3.35e12 * 0.8), rel=0.01)
-    assert roofline().seconds(aten.relu_.default, (x,), {}, None) == pytest.approx(2 * (4 << 28) / (3.35e12 * 0.8), rel=0.01)
-    assert roofline().seconds(aten.zero_.default, (x,), {}, None) == pytest.approx((4 << 28) / (3.35e12 * 0.8), rel=0.01)
+    assert roofline().seconds(aten.relu_.default, (x,), {}, None) == pytest.approx(
+        2 * (4 << 28) / (3.35e12 * 0.8), rel=0.01
+    )
+    assert roofline().seconds(aten.zero_.default, (x,), {}, None) == pytest.approx(
+        (4 << 28) / (3.35e12 * 0.8), rel=0.01
+    )
 
 
 def test_what_an_expanded_tensor_repeats_is_read_once() -> None:
@@ -140,7 +144,9 @@ def test_attention_takes_its_operations_and_causal_attention_about_half() -> Non
 
 def test_no_operator_is_faster_than_its_card() -> None:
     for name, dtype, (m, n, k) in itertools.product(
-        ("t4", "a100", "h200"), (torch.float32, torch.float16), [(64, 64, 64), (4096, 768, 3072), (1, 4096, 4096), (8000, 10, 50)]
+        ("t4", "a100", "h200"),
+        (torch.float32, torch.float16),
+        [(64, 64, 64), (4096, 768, 3072), (1, 4096, 4096), (8000, 10, 50)],
     ):
         speed = GPUS[name].speed
         assert speed is not None

@@ -48,7 +48,13 @@ def test_memory_is_what_torch_s_allocator_would_take() -> None:
         print(total - free - device.gpu.context)
     """)
     mib = 1 << 20
-    assert out == [f"{3 * mib + 512} {22 * mib}", f"{3 * mib + 512}", f"512 {3 * mib + 512} {22 * mib}", f"{2 * mib} 512", f"{2 * mib}"]
+    assert out == [
+        f"{3 * mib + 512} {22 * mib}",
+        f"{3 * mib + 512}",
+        f"512 {3 * mib + 512} {22 * mib}",
+        f"{2 * mib} 512",
+        f"{2 * mib}",
+    ]
 
 
 def test_out_of_memory_can_be_caught_and_the_batch_halved() -> None:
@@ -118,7 +124,9 @@ def test_attention_takes_the_kernel_of_the_card() -> None:
 def test_an_unknown_gpu_names_the_known_ones() -> None:
     from modscope._virtual.gpus import find_gpu
 
-    with pytest.raises(ValueError, match="'gtx1' is not a GPU that is known: use one of t4, .*, or its memory as 24GiB"):
+    with pytest.raises(
+        ValueError, match="'gtx1' is not a GPU that is known: use one of t4, .*, or its memory as 24GiB"
+    ):
         find_gpu("gtx1")
     assert find_gpu("RTX 4090").capability == (8, 9)
     assert find_gpu("24GiB").memory == 24 << 30

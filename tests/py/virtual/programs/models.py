@@ -99,7 +99,9 @@ def t5():
 
 
 def resnet():
-    _train("ResNetForImageClassification", t.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1]), _labelled)
+    _train(
+        "ResNetForImageClassification", t.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1]), _labelled
+    )
 
 
 def regnet():
@@ -116,19 +118,31 @@ def convnext():
 
 
 def swin():
-    _train("SwinForImageClassification", t.SwinConfig(image_size=64, embed_dim=16, depths=[1, 2], num_heads=[2, 4]), _labelled)
+    _train(
+        "SwinForImageClassification",
+        t.SwinConfig(image_size=64, embed_dim=16, depths=[1, 2], num_heads=[2, 4]),
+        _labelled,
+    )
 
 
 def masked_autoencoder():
     config = t.ViTMAEConfig(
-        **VISION, decoder_hidden_size=32, decoder_num_hidden_layers=1, decoder_num_attention_heads=4, decoder_intermediate_size=32
+        **VISION,
+        decoder_hidden_size=32,
+        decoder_num_hidden_layers=1,
+        decoder_num_attention_heads=4,
+        decoder_intermediate_size=32,
     )
     _train("ViTMAEForPreTraining", config, _images)
 
 
 def segformer():
     labels = torch.randint(0, 2, (2, 64, 64)).cuda()
-    _train("SegformerForSemanticSegmentation", t.SegformerConfig(**STAGES, decoder_hidden_size=16), lambda: _images(labels=labels))
+    _train(
+        "SegformerForSemanticSegmentation",
+        t.SegformerConfig(**STAGES, decoder_hidden_size=16),
+        lambda: _images(labels=labels),
+    )
 
 
 def clip():
@@ -152,11 +166,25 @@ def wav2vec2_with_ctc():
         num_conv_pos_embedding_groups=4, mask_time_length=2,
     )  # fmt: skip
     mask, labels = torch.ones(2, 4000, dtype=torch.long).cuda(), torch.randint(1, 32, (2, 10)).cuda()
-    _train("Wav2Vec2ForCTC", config, lambda: {"input_values": torch.randn(2, 4000).cuda(), "attention_mask": mask, "labels": labels})
+    _train(
+        "Wav2Vec2ForCTC",
+        config,
+        lambda: {"input_values": torch.randn(2, 4000).cuda(), "attention_mask": mask, "labels": labels},
+    )
 
 
 def whisper():
     config = t.WhisperConfig(
-        **LAYERS, vocab_size=99, max_source_positions=50, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1
+        **LAYERS,
+        vocab_size=99,
+        max_source_positions=50,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
     )
-    _train("WhisperForConditionalGeneration", config, lambda: {"input_features": torch.randn(2, 80, 100).cuda(), "labels": _ids()})
+    _train(
+        "WhisperForConditionalGeneration",
+        config,
+        lambda: {"input_features": torch.randn(2, 80, 100).cuda(), "labels": _ids()},
+    )

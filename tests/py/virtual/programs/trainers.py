@@ -15,14 +15,27 @@ TOKENS = [{name: torch.randint(0, 99, (16,)) for name in ("input_ids", "labels")
 def _llama():
     import transformers
 
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 99}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "vocab_size": 99,
+    }
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
 
 
 def _trainer(folder, model, **options):
     import transformers
 
-    usual = {"per_device_train_batch_size": 4, "max_steps": 4, "logging_steps": 2, "save_steps": 2, "report_to": [], "disable_tqdm": True}
+    usual = {
+        "per_device_train_batch_size": 4,
+        "max_steps": 4,
+        "logging_steps": 2,
+        "save_steps": 2,
+        "report_to": [],
+        "disable_tqdm": True,
+    }
     arguments = transformers.TrainingArguments(folder, **{**usual, **options})
     trainer = transformers.Trainer(model, arguments, train_dataset=TOKENS, eval_dataset=TOKENS[:8])
     assert trainer.args.device.type == "cuda"
@@ -33,7 +46,13 @@ def huggingface_trainer():
     for options in (
         {"eval_strategy": "steps", "eval_steps": 2},
         {"bf16": True, "gradient_accumulation_steps": 2, "gradient_checkpointing": True},
-        {"fp16": True, "optim": "adamw_torch_fused", "lr_scheduler_type": "cosine", "warmup_steps": 2, "dataloader_num_workers": 2},
+        {
+            "fp16": True,
+            "optim": "adamw_torch_fused",
+            "lr_scheduler_type": "cosine",
+            "warmup_steps": 2,
+            "dataloader_num_workers": 2,
+        },
         {"optim": "adafactor"},
     ):
         with tempfile.TemporaryDirectory() as folder:
@@ -117,7 +136,13 @@ def lightning_trainer():
     loader = DataLoader(TensorDataset(torch.randn(64, 8), torch.randint(0, 4, (64,))), 8)
     for precision in ("32-true", "16-mixed", "bf16-mixed"):
         with tempfile.TemporaryDirectory() as folder:
-            usual = {"accelerator": "gpu", "devices": 1, "precision": precision, "default_root_dir": folder, "logger": False}
+            usual = {
+                "accelerator": "gpu",
+                "devices": 1,
+                "precision": precision,
+                "default_root_dir": folder,
+                "logger": False,
+            }
             trainer = lightning.Trainer(max_epochs=2, gradient_clip_val=1.0, accumulate_grad_batches=2, **usual)
             trainer.fit(Module(), loader, loader)
             assert trainer.strategy.root_device.type == "cuda" and trainer.global_step == 8

@@ -194,7 +194,11 @@ def every_optimizer_in_every_form():
 
     for name in dir(torch.optim):
         kind = getattr(torch.optim, name)
-        if not inspect.isclass(kind) or not issubclass(kind, torch.optim.Optimizer) or name in ("Optimizer", "SparseAdam"):
+        if (
+            not inspect.isclass(kind)
+            or not issubclass(kind, torch.optim.Optimizer)
+            or name in ("Optimizer", "SparseAdam")
+        ):
             continue
         options = inspect.signature(kind).parameters
         flags = [f for f in ("foreach", "fused", "capturable", "amsgrad", "centered", "maximize") if f in options]
@@ -266,7 +270,13 @@ def parametrizations():
     from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
     x = torch.randn(4, 4, device=CUDA)
-    for wrap in (parametrizations.spectral_norm, parametrizations.weight_norm, parametrizations.orthogonal, weight_norm, spectral_norm):
+    for wrap in (
+        parametrizations.spectral_norm,
+        parametrizations.weight_norm,
+        parametrizations.orthogonal,
+        weight_norm,
+        spectral_norm,
+    ):
         wrap(nn.Linear(4, 4)).cuda()(x).sum().backward()
 
 
