@@ -4,6 +4,7 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 VENV   ?= .venv
 DEVICE ?= cuda
+PREFIX ?= /usr/local
 # How many processes `test`, `check` and `gpu-check-suite` run at once: one more than there are processors, as some wait.
 PARALLEL ?= $(shell expr $$(nproc) + 1)
 
@@ -22,8 +23,8 @@ GPU_PATH  = $(CURDIR)/build/gpu$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test test-long test-all check check-all bench bench-ranks-reading bench-models bench-predict bench-fit bench-plan bench-ranks trainers readers extras lint fmt san fuzz matrix clean \
-        gpu-check gpu-check-build gpu-bench-fit gpu-bench-plan $(GPU) layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang \
+.PHONY: help run install-c build test test-long test-all check check-all bench bench-ranks-reading bench-models bench-predict bench-fit bench-plan bench-ranks trainers readers extras lint option-tables fmt san fuzz matrix clean \
+        gpu-check gpu-check-build gpu-bench-fit gpu-bench-plan $(GPU) layers types style lint-format lint-tidy lint-cppcheck lint-gcc lint-clang lint-aarch64 \
         san-py FORCE
 
 include tools/c.mk tools/py.mk tools/wheel.mk
@@ -43,6 +44,16 @@ run: build ## train a small GPT under `modscope run`, show which modules own its
 	@echo; echo "Would it fit with a batch of 2048?"
 	$(VENV)/bin/modscope predict --gpu t4,rtx4090,h100 examples/gpt.py --batch 2048
 
+# DESTDIR is for packages: files go below it, and modscope.pc names PREFIX alone. cmake reads it from the environment.
+LIBRARY_BUILD ?= build/library
+CMAKE ?= $(if $(wildcard $(VENV)/bin/cmake),$(VENV)/bin/cmake,cmake)
+install-c: ## install the C library, its headers and modscope.pc below PREFIX=/usr/local; needs a C compiler and cmake only
+	@$(CMAKE) --version >/dev/null 2>&1 || { echo "install-c needs cmake 3.18 or newer: install it, or name it with CMAKE=path"; exit 1; }
+	CC="$(CC)" $(CMAKE) -S . -B $(LIBRARY_BUILD) $(LIBRARY_FLAGS) -DMODSCOPE_LIBRARY=ON -DCMAKE_BUILD_TYPE=Release \
+	    -DCMAKE_INSTALL_PREFIX="$$(realpath -m "$(PREFIX)")" -DCMAKE_INSTALL_LIBDIR=lib
+	MAKEFLAGS= $(CMAKE) --build $(LIBRARY_BUILD) --parallel $$(nproc)
+	DESTDIR="$(DESTDIR)" $(CMAKE) --install $(LIBRARY_BUILD)
+
 build: $(VENV)/.modscope ## make .venv, in which `import modscope` works
 
 test: ## every check that must pass before a change goes in
@@ -52,13 +63,13 @@ test: ## every check that must pass before a change goes in
 test-long: ## the Python suite with more samples, captures and minutes of random programs
 	+@MODSCOPE_LONG=1 MODSCOPE_STORM_SECONDS=60 $(SIDE_BY_SIDE) suite
 
-test-all: trainers test-c-plain test-c-asan layers readers extras types suite conformance
+test-all: trainers test-c-plain test-c-asan test-c-library layers style readers extras types suite conformance
 
-check: ## after each edit, without downloads: layers, types, plain C tests, Python tests not marked slow (no pages, trainers, fallback)
+check: ## after each edit, without downloads: format, layers, types, plain C tests, Python tests not marked slow (no pages, trainers, fallback)
 	@[ -e $(VENV)/.needs ] || { echo "make check downloads nothing, and $(VENV) does not exist: run make build first"; exit 1; }
 	+@PIP_NO_INDEX=1 $(SIDE_BY_SIDE) check-all
 
-check-all: types test-c-plain layers suite-fast
+check-all: types style lint-format test-c-plain layers suite-fast
 
 bench: build bench-models ## what tracking costs, beside PyTorch's own trackers
 	$(VPY) bench/trackers.py
@@ -102,12 +113,12 @@ build/transformers/.done: | $(VPY)
 
 ifneq ($(JOBS),)
 bench-predict: build build/transformers/.done ## predictions beside what jobs really took; JOBS=jobs.py, ORACLE=1, TABLE=file, ONLY="names"
-	PYTHONPATH=$(JOBS_PATH) $(VPY) bench/predict.py $(JOBS) $(if $(ORACLE),--own-tables) $(if $(TABLE),--table $(TABLE)) \
+	PYTHONPATH="$(JOBS_PATH)" $(VPY) bench/predict.py $(JOBS) $(if $(ORACLE),--own-tables) $(if $(TABLE),--table $(TABLE)) \
 	    $(if $(ONLY),--only $(ONLY)) $(PREDICT_ARGS)
 
 bench-plan: build build/transformers/.done ## plans beside what they really give; JOBS=jobs.py, ONLY="names"
 	$(call install-optional,highspy,plans are greedy)
-	PYTHONPATH=$(JOBS_PATH) $(VPY) bench/plan.py $(JOBS) $(if $(ONLY),--only $(ONLY)) $(PLAN_ARGS)
+	PYTHONPATH="$(JOBS_PATH)" $(VPY) bench/plan.py $(JOBS) $(if $(ONLY),--only $(ONLY)) $(PLAN_ARGS)
 else
 bench-plan:
 	@echo "bench-plan: skipped, as ../shared is absent. Give a list of jobs: make bench-plan JOBS=path/to/jobs.py"
@@ -136,9 +147,13 @@ extras: | $(VPY)
 	    --timeout 20 --no-compile --only-binary :all: --upgrade --target build/extras ipython ipykernel coverage && \
 	    touch build/extras/.done; } || echo "ipython, ipykernel, coverage cannot be installed here: tests that need them are skipped"
 
-lint: layers types lint-format lint-tidy lint-cppcheck lint-gcc lint-clang ## style, types, layers and static analysis
+lint: layers types style lint-format lint-tidy lint-cppcheck lint-gcc lint-clang lint-aarch64 ## style, types, layers and static analysis
 
-fmt: ## format the C code in place
+option-tables: build ## write the tables of options in docs from the parsers of the commands
+	$(VPY) tools/option_tables.py
+
+fmt: ## format the C and the Python code in place
+	$(VENV)/bin/ruff format --quiet
 	$(call need,clang-format,clang-format -i $(C_FILES))
 
 san: tsan-c san-py ## the core under TSan, the Python suite under ASan and UBSan
@@ -148,23 +163,23 @@ fuzz: fuzz-c ## fuzz the core
 gpu-check: $(GPU) ## all four of these, with the system's own Python and torch, installing nothing
 
 gpu-check-suite: gpu-check-build ## the Python suite and conformance
-	+@PYTHONPATH=$(GPU_PATH) $(SIDE_BY_SIDE) suite conformance VPY=$(PYTHON) LOGS=build/gpu-logs SUITE_NEEDS=
+	+@PYTHONPATH="$(GPU_PATH)" $(SIDE_BY_SIDE) suite conformance VPY=$(PYTHON) LOGS=build/gpu-logs SUITE_NEEDS=
 
 gpu-check-trackers: gpu-check-build ## what the trackers cost there
-	PYTHONPATH=$(GPU_PATH) $(PYTHON) bench/trackers.py --device $(DEVICE) --rounds 60
+	PYTHONPATH="$(GPU_PATH)" $(PYTHON) bench/trackers.py --device $(DEVICE) --rounds 60
 
 gpu-check-capture: gpu-check-build ## what capturing costs there
-	PYTHONPATH=$(GPU_PATH) $(PYTHON) bench/capture.py --device $(DEVICE) --rounds 8 $(if $(filter cpu,$(DEVICE)),--tiny)
+	PYTHONPATH="$(GPU_PATH)" $(PYTHON) bench/capture.py --device $(DEVICE) --rounds 8 $(if $(filter cpu,$(DEVICE)),--tiny)
 
 gpu-check-models: gpu-check-build ## MemTracker on real models, byte for byte
-	PYTHONPATH=$(GPU_PATH) $(PYTHON) bench/gpu_models.py --device $(DEVICE) --json build/gpu_models.jsonl \
+	PYTHONPATH="$(GPU_PATH)" $(PYTHON) bench/gpu_models.py --device $(DEVICE) --json build/gpu_models.jsonl \
 	    $(if $(filter cpu,$(DEVICE)),--tiny)
 
 gpu-bench-fit: gpu-check-build ## levers of modscope fit beside runs on the GPU with the lever applied; JOBS=jobs.py, ONLY="names"
-	PYTHONPATH=$(GPU_PATH) $(PYTHON) bench/fit_gpu.py $(JOBS) $(if $(ONLY),--only $(ONLY))
+	PYTHONPATH="$(GPU_PATH)" $(PYTHON) bench/fit_gpu.py $(JOBS) $(if $(ONLY),--only $(ONLY))
 
 gpu-bench-plan: gpu-check-build ## plans of captures of the GPU beside runs with them; JOBS=jobs.py, ONLY="names"
-	PYTHONPATH=$(GPU_PATH) $(PYTHON) bench/plan_gpu.py $(JOBS) $(if $(ONLY),--only $(ONLY))
+	PYTHONPATH="$(GPU_PATH)" $(PYTHON) bench/plan_gpu.py $(JOBS) $(if $(ONLY),--only $(ONLY))
 
 gpu-check-build:
 	$(call check-python,$(PYTHON))
@@ -202,7 +217,7 @@ $(VENV)/.needs: Makefile | $(VPY)
 	@$(VPY) -c 'import torch' 2>/dev/null || $(VPY) -m pip install --no-compile $(TORCH)
 	@missing=; for tool in cmake ninja; do \
 	    $(VENV)/bin/$$tool --version >/dev/null 2>&1 || $$tool --version >/dev/null 2>&1 || missing="$$missing $$tool"; \
-	done; $(VPY) -m pip install --quiet --disable-pip-version-check $(NEEDS) mypy $$missing
+	done; $(VPY) -m pip install --quiet --disable-pip-version-check $(NEEDS) mypy ruff $$missing
 	@touch $@
 
 # This file changes when a source file is added or removed.
@@ -227,6 +242,10 @@ types: build
 	$(VPY) -m mypy.stubtest --mypy-config-file tools/stubtest.ini --ignore-disjoint-bases --ignore-unused-allowlist \
 	    --allowlist tools/stubtest.allow modscope._native modscope._capture
 
+style: | $(VENV)/.needs
+	@echo "== ruff"
+	@$(VENV)/bin/ruff format --check --quiet && $(VENV)/bin/ruff check --quiet
+
 lint-format:
 	$(call need,clang-format,clang-format --dry-run -Werror $(C_FILES))
 
@@ -245,22 +264,34 @@ lint-gcc lint-clang: lint-%: | $(VPY)
 	$(call need,$*,for file in $(C_SRC); do \
 	    $* $(WARNINGS) -Werror -O2 -isystem $(python-include) -c $$file -o /dev/null || exit 1; done)
 
+# All of it is compiled for 64-bit ARM, too. Debian has pyconfig.h in a folder for each architecture; types are as long there.
+AARCH64_PYTHON := build/aarch64/include/aarch64-linux-gnu
+lint-aarch64: | $(VPY)
+	@mkdir -p $(AARCH64_PYTHON); for folder in /usr/include/x86_64-linux-gnu/python3.*; do \
+	    [ -d $$folder ] && ln -sfn $$folder $(AARCH64_PYTHON)/$$(basename $$folder); done; true
+	$(call need,$(AARCH64_CC),for file in $(C_SRC); do \
+	    $(AARCH64_CC) $(WARNINGS) -Werror -O2 -isystem $(python-include) -isystem build/aarch64/include -c $$file -o /dev/null || \
+	    exit 1; done)
+
 # libstdc++ is preloaded too, because otherwise ASan does not find the real __cxa_throw. An allocation that is too large
 # fails as it does without ASan, because tests ask for one. Reports go to files, because pytest captures stderr, and
 # loses it when the process ends.
-ASAN_REPORTS = $(CURDIR)/build/asan-reports
+ASAN_LOG  = log_path='$(CURDIR)/build/asan-reports/$@'
 ASAN_LIBS = $(shell gcc -print-file-name=libasan.so):$(shell gcc -print-file-name=libstdc++.so.6)
-ASAN_ENV  = LD_PRELOAD=$(ASAN_LIBS) ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:malloc_context_size=6:log_path=$(ASAN_REPORTS)/$@ \
-            UBSAN_OPTIONS=print_stacktrace=1:log_path=$(ASAN_REPORTS)/$@ PYTHONMALLOC=malloc PYTHONPATH=$(CURDIR)/build/asan
+ASAN_ENV  = LD_PRELOAD=$(ASAN_LIBS) PYTHONMALLOC=malloc PYTHONPATH="$(CURDIR)/build/asan" \
+            ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1:malloc_context_size=6:$(ASAN_LOG)" \
+            UBSAN_OPTIONS="print_stacktrace=1:$(ASAN_LOG)"
 
 # Without the page in a browser and the trainers, which reach no other C code than these.
-SAN_PY := san-py-memory san-py-trackers san-py-captures san-py-reading
-SAN_FALLBACK := san-fallback-memory san-fallback-trackers san-fallback-captures
-SAN_FOLDERS_trackers := trackers memory_tracker
-SAN_FOLDERS_reading := export commands replay fit docs page/test_report.py
+SAN_PY := san-py-mem_tracker san-py-trackers san-py-captures san-py-reading
+SAN_FALLBACK := san-fallback-mem_tracker san-fallback-trackers san-fallback-captures
+SAN_FOLDERS_mem_tracker := trackers/mem_tracker
+SAN_FOLDERS_trackers := trackers/module_tracker trackers/memory_tracker torch
+SAN_FOLDERS_captures := record read
+SAN_FOLDERS_reading := export cli replay fit docs show/page/test_report.py
 .PHONY: $(SAN_PY) $(SAN_FALLBACK) san-py-build
 
-san-py: | $(VENV)/.needs ## the Python suite under ASan and UBSan; also in parts: san-py-memory, -trackers, -captures, -reading, san-fallback-...
+san-py: | $(VENV)/.needs ## the Python suite under ASan and UBSan; also in parts: san-py-mem_tracker, -trackers, -captures, -reading, san-fallback-...
 	@if gcc -fsanitize=address,undefined -shared -o /dev/null -xc /dev/null 2>/dev/null; then \
 	    $(MAKE) --no-print-directory --keep-going $(SAN_PY) $(SAN_FALLBACK); \
 	else echo "== ASan: skipped, gcc with its sanitizers is not installed"; fi
@@ -271,10 +302,10 @@ san-py-build: | $(VENV)/.needs
 
 # $(call under-asan,VARIABLES): the tests of the folders that the target names. Fails too if a child process was reported.
 define under-asan
-@mkdir -p $(ASAN_REPORTS); rm -f $(ASAN_REPORTS)/$@.*
+@mkdir -p build/asan-reports; rm -f build/asan-reports/$@.*
 @echo "== $@"
-@$(ASAN_ENV) $(1) $(VPY) $(PYTEST) $(addprefix tests/py/,$(or $(SAN_FOLDERS_$*),$*)); status=$$?; \
-    for report in $$(grep -l "ERROR: AddressSanitizer\|runtime error" $(ASAN_REPORTS)/$@.* 2>/dev/null); do cat $$report; status=1; done; \
+@$(ASAN_ENV) $(1) $(VPY) $(PYTEST) $(addprefix tests/py/,$(SAN_FOLDERS_$*)); status=$$?; \
+    for report in $$(grep -l "ERROR: AddressSanitizer\|runtime error" build/asan-reports/$@.* 2>/dev/null); do cat $$report; status=1; done; \
     exit $$status
 endef
 

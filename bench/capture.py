@@ -28,11 +28,11 @@ from typing import Any
 os.environ |= {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # the profiler logs much
 
 import gpu_models
-import torch
+import modscope
 from common import CALLS, lower_quartile, nothing, stack, take_turns, waiter
 from torch.profiler import ProfilerActivity, profile
 
-import modscope
+import torch
 
 AGAIN, OURS, PROFILER, HISTORY = "again", "modscope", "profiler", "history"
 SECONDS = {"cpu": 40.0, "cuda": 15.0}
@@ -166,7 +166,8 @@ def measure_start_up(times: int) -> None:
                 taken[name].append(time.perf_counter() - begin)
     plain, run = (sorted(found)[len(found) // 2] for found in taken.values())
     print(
-        f"\nA program that only imports torch: {plain:.2f} s, under modscope run {run - plain:+.2f} s (the aim is 0.30 s)"
+        f"\nA program that only imports torch: {plain:.2f} s, under modscope run {run - plain:+.2f} s (the aim is "
+        f"0.30 s)"
     )
 
 

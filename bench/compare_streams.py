@@ -49,7 +49,8 @@ def print_counts(predicted: list[tuple[int, str]], real: list[int]) -> None:
     for bytes in sorted(set(ours) | set(theirs), reverse=True):
         if ours[bytes] != theirs[bytes]:
             print(
-                f"{bytes:>14,} bytes: {ours[bytes]:>6} predicted, {theirs[bytes]:>6} real, {ours[bytes] - theirs[bytes]:+}"
+                f"{bytes:>14,} bytes: {ours[bytes]:>6} predicted, {theirs[bytes]:>6} real, "
+                f"{ours[bytes] - theirs[bytes]:+}"
             )
             print(
                 "    "
@@ -68,7 +69,8 @@ def print_order(predicted: list[tuple[int, str]], real: list[int], most: int) ->
         if what != "equal" and shown < most:
             shown += 1
             print(
-                f"after {predicted[max(a - 2, 0) : a]} at {a}:\n    predicted {predicted[a:b][:8]}\n    real {real[c:d][:8]}"
+                f"after {predicted[max(a - 2, 0) : a]} at {a}:\n    predicted {predicted[a:b][:8]}\n    real "
+                f"{real[c:d][:8]}"
             )
 
 
@@ -76,9 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", type=Path)
     parser.add_argument("name")
-    parser.add_argument(
-        "--own-table", action="store_true", help="take the memory beside results from the job's own measurements"
-    )
+    parser.add_argument("--own-table", action="store_true", help="take workspaces from the job's own measurements")
     parser.add_argument(
         "--order", type=int, default=0, metavar="N", help="show the first N places where the order differs"
     )

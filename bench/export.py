@@ -11,10 +11,10 @@ import subprocess
 import sys
 import tempfile
 
+import modscope
+
 import torch
 from torch import nn
-
-import modscope
 
 FORMATS = ("perfetto", "speedscope", "torch-snapshot", "csv", "json")
 # Runs the command in a process of its own, and prints its seconds and its peak memory.

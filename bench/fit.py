@@ -2,11 +2,11 @@
 
     python bench/fit.py truth FOLDER            captures h200/*.msc, variants.json and truth.json of the folder
     python bench/fit.py predicted [NAME ...]    predict small jobs with and without the lever, and compare
-    python bench/fit.py sharded [KIND ...]      the levers of FSDP2, on a model of 0.4 billion parameters and on small ones of other shapes
+    python bench/fit.py sharded [KIND ...]      the levers of FSDP2, on a model of 0.4 billion parameters and on small
+                                                ones of other shapes
 
-The first needs captures of a GPU beside the figures of the same jobs with one thing changed. The others need torch without
-CUDA. All print a table of errors, and exit with 1 if an error is above the limit.
-"""
+The first needs captures of a GPU beside the figures of the same jobs with one thing changed. The others need torch
+without CUDA. All print a table of errors, and exit with 1 if an error is above the limit."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from fit_jobs import JOBS, Figures, predict  # noqa: E402
-
-from modscope._fit_batch import Batches  # noqa: E402
-from modscope._fit_job import Job, Outcome  # noqa: E402
-from modscope._fit_levers import Lever, Levers, combine  # noqa: E402
-from modscope._fit_modules import outermost  # noqa: E402
+from modscope._fit.job import Job, Outcome  # noqa: E402
+from modscope._fit.levers import checkpoints, host_memory, optimizer, settings  # noqa: E402
+from modscope._fit.levers.registry import Case, Lever, combine  # noqa: E402
+from modscope._fit.two_captures import Batches  # noqa: E402
 from modscope._virtual.gpus import find_gpu  # noqa: E402
 
 _LIMIT = 0.15  # the worst error that is accepted: products may take other workspaces with another batch
@@ -44,23 +43,20 @@ def _print(rows: list[Row]) -> int:
     return int(any(max(values) > _LIMIT for values in errors.values()))
 
 
-def _levers(job: Job) -> Levers:
+def _named(job: Job) -> dict[str, Lever]:
     gpu = find_gpu("h200")
-    return Levers(job, gpu, gpu.capacity, job.replay())
-
-
-def _named(levers: Levers) -> dict[str, Lever]:
-    found = {"expandable": next((lever for lever in levers.settings() if lever.conf.startswith("expandable")), None)}
-    found["fused"] = next(iter(levers.optimizer()), None)
-    found["single"] = next(iter(levers.single_tensor()), None)
-    found["zero_grad"] = next(iter(levers.zero_grad()), None)
-    found["save_on_cpu"] = next((lever for lever in levers.on_cpu() if "activations" in lever.name), None)
-    groups = outermost(levers.groups)
-    if groups and len(groups) == len(
-        levers.groups
-    ):  # transformers checkpoints the groups in groups too, which is no lever
-        found["checkpoint"] = combine(*(levers.checkpoint(each, len(each.members)) for each in groups))
-    return {name: lever for name, lever in found.items() if lever}
+    case = Case(job, gpu, gpu.capacity, job.replay())
+    found = {
+        "expandable": [lever for lever in settings.allocator(case) if lever.conf.startswith("expandable")],
+        "fused": optimizer.fused(case),
+        "single": optimizer.single_tensor(case),
+        "zero_grad": optimizer.zero_grad(case),
+        "save_on_cpu": host_memory.saved_tensors(case),
+    }
+    named = {name: levers[0] for name, levers in found.items() if levers}
+    every = checkpoints.checkpoint_all(case)
+    # transformers checkpoints the groups in groups too, which is no lever
+    return {**named, "checkpoint": combine(*every)} if every and len(every) == len(case.groups) else named
 
 
 def _truth(folder: pathlib.Path) -> list[Row]:
@@ -68,14 +64,17 @@ def _truth(folder: pathlib.Path) -> list[Row]:
     rows: list[Row] = []
     for name, real in variants.items():
         job = Job(str(folder / "h200" / f"{name}.msc"))
-        named = _named(_levers(job))
+        named = _named(job)
         for key in ("expandable", "checkpoint", "fused", "single"):
             if key not in real or key not in named:
                 continue
             lever = named[key]
             time = ""
             if key == "checkpoint":
-                time = f"{lever.cost}, really {100 * (real[key]['step_ms'] / real['base']['step_ms'] - 1):+.0f} %: {lever.name}"
+                time = (
+                    f"{lever.cost}, really {100 * (real[key]['step_ms'] / real['base']['step_ms'] - 1):+.0f} "
+                    f"%: {lever.name}"
+                )
             rows.append((name, key, job.replay(lever.edits, lever.conf).reserved, real[key]["reserved_peak"], time))
     return sorted(rows, key=lambda row: row[1])
 
@@ -96,7 +95,7 @@ def _of_job(name: str, folder: pathlib.Path) -> list[Row]:
     base, figures = real("")
     job = Job(str(base))
     rows: list[Row] = [(name, "nothing", job.replay().reserved, figures.reserved, "")]
-    for key, lever in _named(_levers(job)).items():
+    for key, lever in _named(job).items():
         if key in ("zero_grad", "single"):
             continue
         _, with_lever = real(key)

@@ -1,4 +1,5 @@
-"""Levers of modscope fit beside real runs with the lever applied, on this machine's GPU: a table of docs/planning.md.
+"""Levers of modscope fit beside real runs with the lever applied, on this machine's GPU: a table of
+docs/measurements/fit-and-plan.md.
 
     python bench/fit_gpu.py JOBS.py [--only NAME ...] [--keep FOLDER] [--json OUT]
 
@@ -27,15 +28,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
+import modscope
+from modscope._fit.job import Job
+from modscope._fit.levers import checkpoints, host_memory, settings
+from modscope._fit.levers.registry import Case, Lever, combine
+from modscope._fit.two_captures import Batches
+from modscope._virtual.gpus import find_gpu
 from plan_gpu import Figures, finish, load_jobs, start
 
-import modscope
-from modscope._fit_batch import Batches
-from modscope._fit_job import Job
-from modscope._fit_levers import Lever, Levers, combine
-from modscope._fit_modules import outermost
-from modscope._virtual.gpus import find_gpu
+import torch
 
 AT_A_TIME = 12
 VARIANTS = ("base", "expandable", "checkpoint", "cpu", "quarter", "half", "double")
@@ -85,17 +86,15 @@ def run_all(jobs: dict[str, Any], names: list[str], folder: str) -> dict[tuple[s
 
 def levers_of(job: Job) -> dict[str, Lever]:
     gpu = find_gpu("h200")
-    levers = Levers(job, gpu, gpu.capacity, job.replay())
-    groups = outermost(levers.groups)
+    case = Case(job, gpu, gpu.capacity, job.replay())
+    every = checkpoints.checkpoint_all(case)
     found = {
-        "expandable": next((lever for lever in levers.settings() if lever.conf.startswith("expandable")), None),
-        "cpu": next((lever for lever in levers.on_cpu() if "activations" in lever.name), None),
+        "expandable": [lever for lever in settings.allocator(case) if lever.conf.startswith("expandable")],
+        "cpu": host_memory.saved_tensors(case),
         # transformers checkpoints groups in groups too, which is no lever
-        "checkpoint": combine(*(levers.checkpoint(each, len(each.members)) for each in groups))
-        if groups and len(groups) == len(levers.groups)
-        else None,
+        "checkpoint": [combine(*every)] if every and len(every) == len(case.groups) else [],
     }
-    return {name: lever for name, lever in found.items() if lever}
+    return {name: levers[0] for name, levers in found.items() if levers}
 
 
 def compare(name: str, folder: str, results: dict[tuple[str, str], Figures]) -> dict[str, float]:
@@ -159,7 +158,8 @@ def main() -> int:
         values = [abs(errors[column]) for errors in table.values() if column in errors]
         if values:
             print(
-                f"- {column}: exact for {sum(value == 0 for value in values)} of {len(values)}, median {statistics.median(values):.2f} %, worst {max(values):.2f} %"
+                f"- {column}: exact for {sum(value == 0 for value in values)} of {len(values)}, median "
+                f"{statistics.median(values):.2f} %, worst {max(values):.2f} %"
             )
     if options.json:
         options.json.write_text(json.dumps(table, indent=2) + "\n")

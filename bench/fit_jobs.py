@@ -57,9 +57,10 @@ def predict(name: str, capture: pathlib.Path, lever: str = "", scale: float = 1.
 
 
 def _model(shape: Shape, checkpointed: bool) -> Any:
+    from torch.utils.checkpoint import checkpoint
+
     import torch
     from torch import nn
-    from torch.utils.checkpoint import checkpoint
 
     class Attention(nn.Module):
         def __init__(self) -> None:
@@ -123,9 +124,9 @@ def _batch(shape: Shape, count: int) -> Any:
 
 
 def _run(name: str, capture: str, lever: str, scale: float) -> Figures:
-    import torch
-
     import modscope
+
+    import torch
 
     shape = JOBS[name]
     with modscope.virtual_gpu("h200", path=capture) as gpu:

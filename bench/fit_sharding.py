@@ -1,22 +1,23 @@
-"""The levers of FSDP2 against predictions of the job with the lever applied, on a virtual H100. See ``python bench/fit.py sharded``.
+"""The levers of FSDP2 against predictions of the job with the lever applied, on a virtual H100. See ``python
+bench/fit.py sharded``.
 
-The job is fit_sharding_job.py. Each of its kinds is predicted on one GPU, as rank 0 of 2 and of 8, of 8 without resharding, and of 8 in copies of 2.
-The small models of fit_sharding_models.py, which differ in their shapes, are predicted on one GPU and as rank 0 of 8.
-"""
+The job is fit_sharding_job.py. Each of its kinds is predicted on one GPU, as rank 0 of 2 and of 8, of 8 without
+resharding, and of 8 in copies of 2. The small models of fit_sharding_models.py, which differ in their shapes, are
+predicted on one GPU and as rank 0 of 8."""
 
 from __future__ import annotations
 
-import argparse
 import pathlib
 import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from modscope import _fit_resharding, _fit_sharding
-from modscope._fit_job import Edit, Job
-from modscope._predicted_script import PredictedScript
-from modscope._script_arguments import add_options
-from modscope._sharding_change import ShardingChange
+from modscope._fit import sharding
+from modscope._fit.job import Edit, Job
+from modscope._predict.capture_of_script import PredictedScript
+from modscope._predict.options import PredictOptions
+from modscope._predict.sharding_change import ShardingChange
+from modscope._record.options import ScriptOptions
 from modscope._virtual.gpus import find_gpu
 
 KINDS = ("float32", "bfloat16", "autocast", "mixed")
@@ -33,15 +34,13 @@ class _Row(NamedTuple):
     real: int
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_options(parser)
-    return parser.parse_args(["--seconds", "0"])
+def _predicted(*target: str) -> PredictedScript:
+    return PredictedScript(ScriptOptions([*target], steps=3), PredictOptions())
 
 
 def _rows(kind: str) -> Iterator[_Row]:
     gpu = find_gpu("h100")
-    with PredictedScript([_JOB, kind], _options()) as script:
+    with _predicted(_JOB, kind) as script:
 
         def job(ranks: int, reshard: str = "", over: int = 0) -> Job:
             return Job(
@@ -56,28 +55,22 @@ def _rows(kind: str) -> Iterator[_Row]:
         def row(lever: str, source: str, of: Job, edits: list[Edit], real: Job) -> _Row:
             return _Row(lever, source, of.replay(edits).reserved, real.replay().reserved)
 
-        yield row("over 2 GPUs", "one GPU", one, _fit_sharding.edits(one, 2, mixed), two)
-        yield row("over 8 GPUs", "one GPU", one, _fit_sharding.edits(one, 8, mixed), eight)
-        yield row(
-            "over 8 GPUs, kept after forward", "one GPU", one, _fit_sharding.edits(one, 8, mixed, keeps=True), kept
-        )
-        yield row("over 8 GPUs", "rank 0 of 2", two, _fit_resharding.over(two, 2, 8), eight)
-        yield row("keep parameters after forward", "rank 0 of 8", eight, _fit_resharding.keep(eight), kept)
-        yield row("reshard after forward", "rank 0 of 8, kept", kept, _fit_resharding.reshard(kept), eight)
-        yield row(
-            "HSDP: shard over 2 of 8", "rank 0 of 8", eight, _fit_resharding.over(eight, 8, 2, in_copies=True), hybrid
-        )
-        yield row(
-            "shard over all 8 instead of 2", "rank 0 of 8, HSDP", hybrid, _fit_resharding.over(hybrid, 2, 8), eight
-        )
+        yield row("over 2 GPUs", "one GPU", one, sharding.edits(one, 2, mixed), two)
+        yield row("over 8 GPUs", "one GPU", one, sharding.edits(one, 8, mixed), eight)
+        yield row("over 8 GPUs, kept after forward", "one GPU", one, sharding.edits(one, 8, mixed, keeps=True), kept)
+        yield row("over 8 GPUs", "rank 0 of 2", two, sharding.over(two, 2, 8), eight)
+        yield row("keep parameters after forward", "rank 0 of 8", eight, sharding.keep(eight), kept)
+        yield row("reshard after forward", "rank 0 of 8, kept", kept, sharding.reshard(kept), eight)
+        yield row("HSDP: shard over 2 of 8", "rank 0 of 8", eight, sharding.over(eight, 8, 2, in_copies=True), hybrid)
+        yield row("shard over all 8 instead of 2", "rank 0 of 8, HSDP", hybrid, sharding.over(hybrid, 2, 8), eight)
 
 
 def _rows_of_shape(shape: str) -> Iterator[_Row]:
     gpu = find_gpu("h100")
-    with PredictedScript([_SMALL, shape], _options()) as script:
+    with _predicted(_SMALL, shape) as script:
         one, eight = Job(script.predict([gpu])), Job(script.predict([gpu], f"{shape} on 8", sharding=ShardingChange(8)))
         real = eight.replay().reserved
-        yield _Row("over 8 GPUs", "one GPU", one.replay(_fit_sharding.edits(one, 8)).reserved, real)
+        yield _Row("over 8 GPUs", "one GPU", one.replay(sharding.edits(one, 8)).reserved, real)
 
 
 def main(kinds: list[str], limit: float) -> int:
@@ -89,7 +82,8 @@ def main(kinds: list[str], limit: float) -> int:
             error = row.found / row.real - 1
             worst = max(worst, abs(error))
             print(
-                f"| {kind} | {row.lever} | {row.source} | {row.real >> 20} | {row.found >> 20} | {100 * error:+.1f} % |",
+                f"| {kind} | {row.lever} | {row.source} | {row.real >> 20} | {row.found >> 20} "
+                f"| {100 * error:+.1f} % |",
                 flush=True,
             )
     print(f"worst: {100 * worst:.1f} %", file=sys.stderr)

@@ -1,21 +1,21 @@
-"""Train a model like Llama of 0.4 billion parameters for three steps, for ``bench/fit.py sharded``: on one GPU as it is, and on several
-with FSDP2 for each layer and the model.
+"""Train a model like Llama of 0.4 billion parameters for three steps, for ``bench/fit.py sharded``: on one GPU as it
+is, and on several with FSDP2 for each layer and the model.
 
     fit_sharding_job.py float32 | bfloat16 | autocast | mixed
 
-autocast: torch.autocast; mixed: the same, and FSDP2 has a MixedPrecisionPolicy of bfloat16 too.
-It knows nothing of modscope.
-"""
+autocast: torch.autocast; mixed: the same, and FSDP2 has a MixedPrecisionPolicy of bfloat16 too. It knows nothing of
+modscope."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import torch
+from torch import nn
 
 WIDTH, LAYERS, HEADS, WORDS, LENGTH, BATCH = 1536, 12, 12, 16384, 1024, 2
 

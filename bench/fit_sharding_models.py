@@ -1,20 +1,20 @@
-"""Train a small model of some shape for three steps, for ``bench/fit.py sharded``: on one GPU as it is, and on several with FSDP2 for each
-layer and the model.
+"""Train a small model of some shape for three steps, for ``bench/fit.py sharded``: on one GPU as it is, and on several
+with FSDP2 for each layer and the model.
 
     fit_sharding_models.py gpt | encoder-decoder | blocks | linears | plain | stages | wrapped | sequence
 
-It knows nothing of modscope.
-"""
+It knows nothing of modscope."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.fsdp import fully_shard
+
+import torch
+from torch import nn
 
 WIDTH, LAYERS, LENGTH, BATCH, WORDS = 512, 6, 128, 2, 8000
 

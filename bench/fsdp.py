@@ -2,11 +2,10 @@
 
     python bench/fsdp.py [--rounds 40] [--layers 12] [--seconds 60] [--quick]
 
-The model is the transformer of PyTorch's own test of its FSDPMemTracker, sharded by FSDP2 over torch's fake process group
-of 4 ranks. A step is forward, backward and Adam. The variants take turns as in bench/trackers.py; each figure is the ratio
-of the lower quartile to that of the untracked step, and `untracked again` is the control. PyTorch's is slow, so it gets
-only a few steps, and none with --quick.
-"""
+The model is the transformer of PyTorch's own test of its FSDPMemTracker, sharded by FSDP2 over torch's fake process
+group of 4 ranks. A step is forward, backward and Adam. The variants take turns as in bench/trackers.py; each figure is
+the ratio of the lower quartile to that of the untracked step, and `untracked again` is the control. PyTorch's is slow,
+so it gets only a few steps, and none with --quick."""
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ import contextlib
 import warnings
 from typing import Any
 
-import torch
+import modscope
 import torch.distributed as dist
 from common import lower_quartile, take_turns
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker as TorchFSDPMemTracker
 from torch.distributed.fsdp import fully_shard
 
-import modscope
+import torch
 
 OURS, THEIRS = "modscope FSDPMemTracker", "torch FSDPMemTracker"
 NAMES = ["untracked", "untracked again", "modscope MemTracker", OURS, THEIRS]
@@ -83,7 +82,8 @@ def main() -> None:
     print(f"| program | {' | '.join(NAMES)} | aim |\n|{'---|' * (len(NAMES) + 2)}")
     ratios = [f"{lower_quartile(times[name]) / untracked:.3f}" if name in times else "-" for name in NAMES[1:]]
     print(
-        f"| transformer, {arguments.layers} layers, {RANKS} ranks | {untracked * 1e3:.1f} ms | {' | '.join(ratios)} | 1.10 |"
+        f"| transformer, {arguments.layers} layers, {RANKS} ranks | {untracked * 1e3:.1f} ms | "
+        f"{' | '.join(ratios)} | 1.10 |"
     )
     dist.destroy_process_group()
 

@@ -34,13 +34,13 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-import torch
+import modscope
 from common import lower_quartile, nothing, take_turns, waiter
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker as TorchMemTracker
 
-import modscope
+import torch
+from torch import nn
 
 THEIRS = "torch's"
 THEIR_FORWARD_SECONDS = 5  # give up after a slower forward: the whole step would take about 20 seconds

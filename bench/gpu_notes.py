@@ -4,13 +4,13 @@
     python bench/gpu_notes.py --quick        # requests, streams, and the times of one model
     python bench/gpu_notes.py --replay       # only that part
 
-requests   every allocation of a program with streams, odd sizes, convolutions and an optimizer, compared with torch's own
-           trace (_record_memory_history): the bytes requested and the stream, in the same order
-times      by module: the GPU's time of a forward as a capture has it, and by a pair of torch.cuda.Events in hooks, which
-           slow a program down that the CPU limits
-replay     a run of its own under `modscope run`, replayed with its requests and streams: what is reserved, compared with
-           torch.cuda.max_memory_reserved(), and at how many events it differs; and with expandable segments, compared with
-           a run that has them
+requests   every allocation of a program with streams, odd sizes, convolutions and an optimizer, compared with
+           torch's own trace (_record_memory_history): the bytes requested and the stream, in the same order
+times      by module: the GPU's time of a forward as a capture has it, and by a pair of torch.cuda.Events in hooks,
+           which slow a program down that the CPU limits
+replay     a run of its own under `modscope run`, replayed with its requests and streams: what is reserved, compared
+           with torch.cuda.max_memory_reserved(), and at how many events it differs; and with expandable segments,
+           compared with a run that has them
 cost       milliseconds per step, alternately: untracked; the control; recorded without these notes; with requests and
            streams; with times, too. Ratios of lower quartiles. A turn has 20 steps, so that the parts of steps that are
            timed are as in a long run. The last columns: bytes of the file for each event, without and with notes
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import statistics
 import subprocess
@@ -30,12 +31,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import gpu_models
-import torch
-from common import lower_quartile
-from torch import nn
-
 import modscope
+from common import lower_quartile
 from modscope import _capture, _native
+from modscope._read.types import calls_of
+
+import torch
+from torch import nn
 
 FILE = os.path.join(tempfile.mkdtemp(), "x.msc")
 
@@ -128,7 +130,8 @@ def check_requests(what: str, program: Callable[[], None]) -> bool:
             wrong.append((i, size, requested, size_of_trace))
     one_to_one = len(pairs) == len({ours for ours, _ in pairs}) == len({theirs for _, theirs in pairs})
     print(
-        f"  requests that differ: {len(wrong)}; larger blocks than requests: {sum(size > asked for size, asked, _ in ours)}; "
+        f"  requests that differ: {len(wrong)}; larger blocks than requests: "
+        f"{sum(size > asked for size, asked, _ in ours)}; "
         f"streams one to one: {one_to_one} {sorted(pairs)}"
     )
     for i, size, requested, size_of_trace in wrong[:10]:
@@ -165,9 +168,8 @@ def hooked_times(model: nn.Module, run: Callable[[int], None], steps: int) -> di
 def captured_times(steps: int) -> tuple[dict[str, float], int]:
     capture = modscope.load(FILE)
     times: dict[str, list[int]] = {}
-    rows = zip(capture.stream.calls(0), capture.stream.gpu_times())
-    for (path, *_), nanoseconds in rows:
-        times.setdefault(capture.module_names[path], []).append(nanoseconds)
+    for call in calls_of(capture.whole_stream(), 0):
+        times.setdefault(capture.module_names[call.path], []).append(call.gpu_nanoseconds)
     return {name: statistics.median(of) / 1e6 for name, of in times.items()}, sum(len(of) for of in times.values())
 
 
@@ -197,21 +199,24 @@ def check_times(name: str) -> None:
         print(f"    {module:45} {mine:9.3f} {first:9.3f} {second:9.3f}")
     large = [mine / min(first, second) - 1 for _, mine, first, second in rows if min(first, second) > 0.05]
     print(
-        f"  modules of more than 0.05 ms: {len(large)}; median difference {100 * statistics.median(map(abs, large)):.2f} %, largest {100 * max(large, key=abs):.2f} %; "
+        f"  modules of more than 0.05 ms: {len(large)}; median difference "
+        f"{100 * statistics.median(map(abs, large)):.2f} %, largest {100 * max(large, key=abs):.2f} %; "
         f"not in the capture: {len(before) - len(rows)}; without a time: {sum(not mine for _, mine, _, _ in rows)}"
     )
     modscope_times(name)
 
 
 def modscope_times(name: str) -> None:
-    from modscope._fit_job import Job
+    from modscope._fit.job import Job
 
     job = Job(FILE)
-    steps = job.step_seconds()
     roots = [call.seconds for call in job.calls if call.parent is None]
     print(
-        f"  fit: has_gpu_times {job.has_gpu_times}; forward {1e3 * statistics.median(roots):.2f} ms of a step of {1e3 * (job.median_step() or 0):.2f} ms; "
-        f"checkpointing everything +{100 * (job.share_of_step([call for call in job.calls if call.parent is None]) or 0):.1f} %; steps {len(steps)}"
+        f"  fit: has_gpu_times {job.has_gpu_times}; forward {1e3 * statistics.median(roots):.2f} ms of a step of "
+        f"{1e3 * job.step_time.total:.2f} ms; "
+        f"checkpointing everything "
+        f"+{100 * (job.share_of_step([call for call in job.calls if call.parent is None]) or 0):.1f} %; steps "
+        f"{len(job.steps)}"
     )
 
 
@@ -236,7 +241,7 @@ def start_child(name: str, command: list[str], conf: str = "") -> int:
 
 
 def check_replay(name: str) -> bool:
-    from modscope._fit_job import Job
+    from modscope._fit.job import Job
 
     expandable = "expandable_segments:True"
     real = start_child(name, [sys.executable, "-m", "modscope", "run", "--force", "-o", FILE])
@@ -245,8 +250,10 @@ def check_replay(name: str) -> bool:
     result = job.stream.replay(job.number, None, version=job.version)
     predicted = job.replay(conf=expandable).reserved
     print(
-        f"{name:28} reserved {real / 2**20:10.1f} MiB, replayed {result['reserved_peak'] / 2**20:10.1f} MiB, events that differ {result['disagreements']} of {job.stream.events};  "
-        f"expandable {other / 2**20:10.1f} MiB, replayed {predicted / 2**20:10.1f} MiB ({100 * (predicted / other - 1):+.2f} %)",
+        f"{name:28} reserved {real / 2**20:10.1f} MiB, replayed {result['reserved_peak'] / 2**20:10.1f} MiB, "
+        f"events that differ {result['disagreements']} of {job.stream.events};  "
+        f"expandable {other / 2**20:10.1f} MiB, replayed {predicted / 2**20:10.1f} MiB "
+        f"({100 * (predicted / other - 1):+.2f} %)",
         flush=True,
     )
     return result["reserved_peak"] == real
@@ -316,11 +323,12 @@ def main() -> int:
     print("torch", torch.__version__, torch.cuda.get_device_name())
     names = [name for name in gpu_models.MODELS if not arguments.only or arguments.only in name]
     if arguments.replay:
-        return 0 if all([check_replay(name) for name in names]) else 1
+        outcomes = [check_replay(name) for name in names]
+        return 0 if all(outcomes) else 1
     right = check_requests("odd sizes and streams", odd_program)
     for name in names[:1] if arguments.quick else names:
         model, batch, optimizer = make(name)
-        right &= check_requests(name, lambda: train(model, batch, optimizer, 2))
+        right &= check_requests(name, functools.partial(train, model, batch, optimizer, 2))
         del model, batch, optimizer
         torch.cuda.empty_cache()
         check_times(name)

@@ -3,13 +3,12 @@
     python bench/lines.py [--rounds 150] [--seconds 40] [--only NAME] [--json FILE]
     python bench/lines.py --device cuda              # the models of bench/gpu_models.py, in three minutes
 
-On the CPU: the stack of bench/trackers.py, forward and backward, and the small GPT-2 of bench/capture.py (needs transformers). The
-variants take turns in one process, as in bench/capture.py. Each figure is the ratio of the lower quartile to that of the
-untracked step; `again` is the control. `stacks=N` is a recording that keeps N frames for each block, and `stacks=1 less stacks=0`
-is what lines cost. `memray` is memray's tracker, without native stacks, if it is installed. `history` is
-torch.cuda.memory._record_memory_history(stacks="python"), which supports only CUDA. The last column is how many bytes a block
-takes more in the file with stacks=1.
-"""
+On the CPU: the stack of bench/trackers.py, forward and backward, and the small GPT-2 of bench/capture.py (needs
+transformers). The variants take turns in one process, as in bench/capture.py. Each figure is the ratio of the lower
+quartile to that of the untracked step; `again` is the control. `stacks=N` is a recording that keeps N frames for each
+block, and `stacks=1 less stacks=0` is what lines cost. `memray` is memray's tracker, without native stacks, if it is
+installed. `history` is torch.cuda.memory._record_memory_history(stacks="python"), which supports only CUDA. The last
+column is how many bytes a block takes more in the file with stacks=1."""
 
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import gpu_models
-import torch
+import modscope
 from capture import STACK_STEPS, Recorder, gpt2_training
 from common import CALLS, lower_quartile, stack, take_turns, waiter
 
-import modscope
+import torch
 
 DEPTHS = {"cpu": [0, 1, 16], "cuda": [0, 1]}
 MEMRAY, HISTORY = "memray", "history"

@@ -16,11 +16,11 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import torch
+import modscope
 from common import CALLS, lower_quartile, stack, take_turns
 from torch.distributed._tools.mem_tracker import MemTracker as TorchMemTracker
 
-import modscope
+import torch
 
 OURS, THEIRS = "modscope MemTracker", "torch MemTracker"
 NAMES = ["untracked", "untracked again", OURS, THEIRS]

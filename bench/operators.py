@@ -3,10 +3,10 @@
     python bench/operators.py [--device cpu] [--rounds 60] [--blocks 100]
 
 First one operator on a tiny tensor outside autograd, in microseconds: the least of all rounds, which other work of the
-machine does not change. Then steps of a stack of small modules; the variants take turns, as in trackers.py. `an empty mode` is a TorchDispatchMode in Python that only calls the operator:
-what any tool costs that sees operators in Python. PyTorch's MemoryTracker needs an accelerator. On the CPU it gets one
-whose memory functions return constants at once, so its own cost there is a lower bound.
-"""
+machine does not change. Then steps of a stack of small modules; the variants take turns, as in trackers.py. `an empty
+mode` is a TorchDispatchMode in Python that only calls the operator: what any tool costs that sees operators in Python.
+PyTorch's MemoryTracker needs an accelerator. On the CPU it gets one whose memory functions return constants at once, so
+its own cost there is a lower bound."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import time
 import types
 from typing import Any
 
-import torch
+import modscope
 from common import lower_quartile, stack, take_turns, waiter
-from torch import nn
 from torch.distributed._tools.memory_tracker import MemoryTracker as TorchMemoryTracker
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import modscope
+import torch
+from torch import nn
 
 CONSTANTS = types.SimpleNamespace(
     empty_cache=lambda: None,
@@ -101,7 +101,8 @@ def main() -> None:
     times = take_turns(variants, step, rounds=options.rounds, clear=model.zero_grad, wait=waiter(options.device))
     found = {name: lower_quartile(taken[5:]) for name, taken in times.items()}
     print(
-        f"stack of {options.blocks} on {options.device}: {operators} operators, untracked {found['untracked'] * 1e3:.2f} ms"
+        f"stack of {options.blocks} on {options.device}: {operators} operators, untracked "
+        f"{found['untracked'] * 1e3:.2f} ms"
     )
     for name, taken in found.items():
         extra = (taken - found["untracked"]) / operators * 1e6

@@ -1,14 +1,13 @@
-"""Plans beside what they really give: the table of docs/planning.md.
+"""Plans beside what they really give: the table of docs/measurements/fit-and-plan.md.
 
     python bench/plan.py JOBS.py [--only NAME ...] [--gpu h200]
 
-Each job of JOBS.py (``JOBS``) is predicted on a virtual GPU, planned for three budgets, and predicted again with each plan.
-bench/plan_gpu.py does the same on a real GPU.
+Each job of JOBS.py (``JOBS``) is predicted on a virtual GPU, planned for three budgets, and predicted again with each
+plan. bench/plan_gpu.py does the same on a real GPU.
 
-budget     what may be reserved, between what the job takes and the least that a plan can give
-planned    what the plan says: reserved in MiB, and the time of a step
-got        what the job took with the plan, and how far the plan is from that
-"""
+budget     what may be reserved, between what the job takes and the least that a plan can give planned    what the plan
+says: reserved in MiB, and the time of a step got        what the job took with the plan, and how far the plan is from
+that"""
 
 from __future__ import annotations
 
@@ -23,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from modscope import load
-from modscope._plan import make_plan
-from modscope._plan_problem import Problem
-from modscope._plan_search import EMPTY, Search
+from modscope._plan.plan import make_plan
+from modscope._plan.problem import Problem
+from modscope._plan.search import EMPTY, Search
 
 HERE = Path(__file__).parent
 MIB = 1 << 20
@@ -130,7 +129,8 @@ def as_line(row: dict[str, Any]) -> str:
         else "- | - | -"
     )
     return (
-        f"| {row['job']} | {row['without'] / MIB:.0f} | {row['budget'] / MIB:.0f} | {row['modules']} | {row['reserved'] / MIB:.0f} "
+        f"| {row['job']} | {row['without'] / MIB:.0f} | {row['budget'] / MIB:.0f} | {row['modules']} | "
+        f"{row['reserved'] / MIB:.0f} "
         f"| {row['reserved_got'] / MIB:.0f} | {row['reserved_error']:+.2f} % | {row['over_budget']:+.2f} % "
         f"| {row['step_ms_without']:.1f} | {step} |"
     )
@@ -141,12 +141,15 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
     times = [abs(row["step_error"]) for row in rows if row["step_error"] is not None]
     over = max(row["over_budget"] for row in rows)
     lines = [
-        f"- reserved: median error {statistics.median(errors):.2f} %, worst {max(errors):.2f} %; within 2 % for {sum(error <= 2 for error in errors)} of {len(rows)} plans",
-        f"- above the budget: {over:+.2f} % at most; by more than 1 % for {sum(row['over_budget'] > 1 for row in rows)} plans",
+        f"- reserved: median error {statistics.median(errors):.2f} %, worst {max(errors):.2f} %; within 2 % for "
+        f"{sum(error <= 2 for error in errors)} of {len(rows)} plans",
+        f"- above the budget: {over:+.2f} % at most; by more than 1 % for "
+        f"{sum(row['over_budget'] > 1 for row in rows)} plans",
     ]
     if times:
         lines.append(
-            f"- time of a step: median error {statistics.median(times):.1f} %, worst {max(times):.1f} %; within 10 % for {sum(error <= 10 for error in times)} of {len(times)}"
+            f"- time of a step: median error {statistics.median(times):.1f} %, worst {max(times):.1f} %; within "
+            f"10 % for {sum(error <= 10 for error in times)} of {len(times)}"
         )
     return lines
 
@@ -162,7 +165,8 @@ def main() -> int:
     if not rows:
         return 1
     print(
-        "| job | without | budget | modules | planned | got | error | above budget | step without, ms | planned | got | error |"
+        "| job | without | budget | modules | planned | got | error | above budget | step without, ms | planned | "
+        "got | error |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     print("\n".join([*map(as_line, rows), "", *summary(rows)]))

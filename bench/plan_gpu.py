@@ -1,19 +1,18 @@
-"""Plans of captures of a GPU, beside runs on that GPU with the plan applied: a table of docs/planning.md.
+"""Plans of captures of a GPU, beside runs on that GPU with the plan applied: a table of
+docs/measurements/fit-and-plan.md.
 
     python bench/plan_gpu.py JOBS.py [--only NAME ...] [--json OUT]
 
-Each job of JOBS.py (``JOBS``) is recorded on this machine's GPU, planned for three budgets, and run with each plan. Two of
-the budgets are what the job reserves with two usual ways of checkpointing, so that a plan can be compared with each:
+Each job of JOBS.py (``JOBS``) is recorded on this machine's GPU, planned for three budgets, and run with each plan. Two
+of the budgets are what the job reserves with two usual ways of checkpointing, so that a plan can be compared with each:
 
-all        every member of the outermost groups of equal siblings, such as GPT2.h.*
-second     every second one of them
+all        every member of the outermost groups of equal siblings, such as GPT2.h.* second     every second one of them
 
 PyTorch's own planner (sac_ilp) is given the budgets too, where it can be imported; it fails on most models. What it
 chooses is checkpointed as a whole, because fractions of a module cannot be applied to a program.
 
 Every run is a process of its own, forked before CUDA is initialized: reserved bytes are those of a fresh process. Times
-are the lower quartile of twenty steps, and nothing else runs on the GPU meanwhile.
-"""
+are the lower quartile of twenty steps, and nothing else runs on the GPU meanwhile."""
 
 from __future__ import annotations
 
@@ -33,16 +32,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import modscope
 from modscope import load
-from modscope._fit_job import Job
-from modscope._fit_levers import Levers
-from modscope._fit_modules import outermost
-from modscope._plan import make_plan
-from modscope._plan_file import plan_of
-from modscope._virtual.gpus import find_gpu
+from modscope._fit.job import Job
+from modscope._fit.siblings import find_siblings, outermost
+from modscope._plan.file import plan_of
+from modscope._plan.plan import make_plan
+
+import torch
 
 MIB = 1 << 20
 USUAL = (
@@ -140,10 +137,8 @@ def measure(make_job: Callable[[], Any], modules: list[str]) -> Figures:
 
 def usual_ways(file: str) -> dict[str, list[str]]:
     """Modules to checkpoint: all members of the outermost groups of siblings, and every second one."""
-    job, gpu = Job(file), find_gpu("h200")
-    names = [
-        name for group in outermost(Levers(job, gpu, gpu.capacity, job.replay()).groups) for name, _ in group.members
-    ]
+    job = Job(file)
+    names = [name for group in outermost(find_siblings(job, job.replay().reserved)) for name, _ in group.members]
     return {"all": names, "second": names[::2]} if names else {}
 
 
@@ -316,10 +311,13 @@ def summary(rows: list[Figures]) -> list[str]:
         row["got"]["step_ms"] / row["usual"]["step_ms"] for row in ran if row["usual"] and "step_ms" in row["usual"]
     ]
     return [
-        f"- reserved: median error {statistics.median(errors):.2f} %, worst {max(errors):.2f} %; within 2 % for {sum(error <= 2 for error in errors)} of {len(ran)} plans",
+        f"- reserved: median error {statistics.median(errors):.2f} %, worst {max(errors):.2f} %; within 2 % for "
+        f"{sum(error <= 2 for error in errors)} of {len(ran)} plans",
         f"- above the budget: {max(over):+.2f} % at most; by more than 1 % for {sum(each > 1 for each in over)} plans",
-        f"- time of a step: median error {statistics.median(times):.1f} %, worst {max(times):.1f} %; within 10 % for {sum(error <= 10 for error in times)} of {len(ran)}",
-        f"- the plan's step beside the usual way's with the same memory: median {statistics.median(compared):.3f}, at most {max(compared):.3f}",
+        f"- time of a step: median error {statistics.median(times):.1f} %, worst {max(times):.1f} %; within 10 % "
+        f"for {sum(error <= 10 for error in times)} of {len(ran)}",
+        f"- the plan's step beside the usual way's with the same memory: median "
+        f"{statistics.median(compared):.3f}, at most {max(compared):.3f}",
     ]
 
 
@@ -337,9 +335,8 @@ def main() -> int:
         jobs[name]()  # imports what it needs, once
     with tempfile.TemporaryDirectory(prefix="modscope-plan-") as folder:
         files = {name: f"{folder}/{name}.msc" for name in names}
-        recorded = {
-            name: in_child(record, jobs[name], file) for name, file in files.items()
-        }  # one by one: their times count
+        # one by one: their times count
+        recorded = {name: in_child(record, jobs[name], file) for name, file in files.items()}
         started = {
             name: start(prepare, file, jobs[name]) for name, file in files.items() if "error" not in recorded[name]
         }

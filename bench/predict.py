@@ -1,15 +1,15 @@
-"""Predictions beside what training jobs really took on a GPU: the table of docs/prediction.md.
+"""Predictions beside what training jobs really took on a GPU: the table of docs/measurements/predictions.md.
 
     python bench/predict.py JOBS.py [--own-tables] [--table FILE] [--only NAME ...]
 
-JOBS.py lists the jobs (``JOBS``); truth.json beside it has what each took, and h200/NAME.ops.json its operators. Each job
-runs in a process of its own, two side by side.
+JOBS.py lists the jobs (``JOBS``); truth.json beside it has what each took, and h200/NAME.ops.json its operators. Each
+job runs in a process of its own, two side by side.
 
-allocated, reserved   the peaks in MiB as predicted, and how far they are from the real ones
-step                  milliseconds of a step as predicted and as measured (the larger of wall and kernel time counts)
-seconds               what the prediction took, without imports, and how much of that on the processor
-verdict               whether the job fits each known card, by reserved memory; wrong only where the real peak is more than
-                      3 % away from what the card has
+allocated, reserved   the peaks in MiB as predicted, and how far they are from the real ones step
+milliseconds of a step as predicted and as measured (the larger of wall and kernel time counts) seconds
+what the prediction took, without imports, and how much of that on the processor verdict               whether the job
+fits each known GPU, by reserved memory; wrong only where the real peak is more than
+                      3 % away from what the GPU has
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ MARGIN = 0.03
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", type=Path, help="jobs.py, with truth.json beside it")
-    parser.add_argument(
-        "--own-tables", action="store_true", help="take the memory beside results from each job's own measurements"
-    )
+    parser.add_argument("--own-tables", action="store_true", help="take workspaces from each job's own measurements")
     parser.add_argument("--table", help="a table that modscope calibrate wrote")
     parser.add_argument("--torch", default="2.11", help="the version of torch whose rules are used")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these jobs")
@@ -75,7 +73,7 @@ def error(predicted: float, real: float) -> float:
 
 
 def wrong_verdicts(predicted: int, real: int) -> list[str]:
-    """The cards of which it is said wrongly that the job fits or does not."""
+    """The GPUs of which it is said wrongly that the job fits or does not."""
     return [
         gpu.name
         for gpu in GPUS.values()
@@ -109,7 +107,8 @@ def as_line(row: dict[str, Any]) -> str:
         else f"- | {row['step_ms_real'] or '-'} | -"
     )
     return (
-        f"| {row['job']} | {row['allocated'] / MIB:.1f} | {row['allocated_real'] / MIB:.1f} | {row['allocated_error']:+.3f} % "
+        f"| {row['job']} | {row['allocated'] / MIB:.1f} | {row['allocated_real'] / MIB:.1f} | "
+        f"{row['allocated_error']:+.3f} % "
         f"| {row['reserved'] / MIB:.0f} | {row['reserved_real'] / MIB:.0f} | {row['reserved_error']:+.3f} % | {step} "
         f"| {row['seconds']:.1f} ({row['cpu_seconds']:.1f}) "
         f"| {', '.join(row['wrong']) or 'right'} |"
@@ -123,19 +122,21 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
         exact = sum(row[what] == row[f"{what}_real"] for row in rows)
         within = sum(error <= 1 for error in errors)
         lines.append(
-            f"- {what} peak: median error {statistics.median(errors):.3f} %, worst {errors[-1]:.2f} %; exact for {exact} of "
+            f"- {what} peak: median error {statistics.median(errors):.3f} %, worst {errors[-1]:.2f} %; exact for "
+            f"{exact} of "
             f"{len(rows)} jobs, within 1 % for {within}"
         )
     ratios = [max(row["step_ratio"], 1 / row["step_ratio"]) for row in rows if row["step_ratio"]]
     if ratios:
         near = sum(ratio <= 1.25 for ratio in ratios)
         lines.append(
-            f"- time a step: within 25 % for {near} of {len(ratios)} jobs, at worst wrong by a factor of {max(ratios):.2f}"
+            f"- time a step: within 25 % for {near} of {len(ratios)} jobs, at worst wrong by a factor of "
+            f"{max(ratios):.2f}"
         )
     seconds = [row["seconds"] for row in rows]
     lines.append(f"- seconds to predict: median {statistics.median(seconds):.1f}, worst {max(seconds):.1f}")
     lines.append(
-        f"- verdicts on {len(GPUS)} cards: {sum(len(row['wrong']) for row in rows)} wrong of {len(GPUS) * len(rows)}"
+        f"- verdicts on {len(GPUS)} GPUs: {sum(len(row['wrong']) for row in rows)} wrong of {len(GPUS) * len(rows)}"
     )
     return lines
 
@@ -149,7 +150,8 @@ def main() -> int:
         print(f"truth.json has no job {', '.join(sorted(unknown))}: it has {', '.join(truth)}", file=sys.stderr)
         return 2
     print(
-        "| job | allocated MiB | real | error | reserved MiB | real | error | step ms | real | ratio | seconds | verdicts |"
+        "| job | allocated MiB | real | error | reserved MiB | real | error | step ms | real | ratio | seconds | "
+        "verdicts |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
     rows = []

@@ -1,4 +1,5 @@
-"""Predict one job of a job list on a virtual GPU, in this process, and print the figures as JSON (bench/predict.py starts it)."""
+"""Predict one job of a job list on a virtual GPU, in this process, and print the figures as JSON (bench/predict.py
+starts it)."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ import time
 import warnings
 from typing import Any
 
-from modscope._virtual import operators, table, times
-from modscope._virtual.device import VirtualDevice
+from modscope._virtual.device.device import VirtualDevice
 from modscope._virtual.gpus import find_gpu
+from modscope._virtual.operators import operators
+from modscope._virtual.time import table, times
 
 STEPS = 3
 
@@ -123,7 +125,7 @@ def log_blocks(blocks: list[tuple[int, str]]) -> None:
         current = str(op)
         return call(plan, op, args, kwargs)
 
-    advance = operators.rules.advance
+    advance = operators.costs.advance
 
     def noted_advance(seconds: float) -> None:
         nonlocal current
@@ -137,11 +139,11 @@ def log_blocks(blocks: list[tuple[int, str]]) -> None:
         return empty(sizes, strides, dtype, item_size)
 
     def noted_take(bytes: int) -> Any:
-        blocks.append((bytes, f"{current} beside its results"))
+        blocks.append((bytes, f"{current} workspace"))
         return take(bytes)
 
     _native.virtual_empty, _native.virtual_take, operators._call = noted_empty, noted_take, noted_call
-    setattr(operators.rules, "advance", noted_advance)
+    operators.costs.advance = noted_advance
 
 
 if __name__ == "__main__":

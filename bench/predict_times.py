@@ -2,9 +2,8 @@
 
     predict_times.py JOBS_FOLDER [NAME...]       # a folder with jobs.py and truth.json
 
-Each job runs in a process of its own. Prints a line for each: predicted and real milliseconds a step, their ratio, and the
-same for the sum of its kernels.
-"""
+Each job runs in a process of its own. Prints a line for each: predicted and real milliseconds a step, their ratio, and
+the same for the sum of its kernels."""
 
 from __future__ import annotations
 
@@ -18,16 +17,17 @@ from typing import Any
 
 def predict_step(job: Any, gpu: str = "h200", version: str = "2.11") -> tuple[float, float]:
     """Milliseconds of the third step of a job: by the clock, and of its kernels alone."""
-    import torch
-
-    from modscope._virtual import operators, times
-    from modscope._virtual.device import VirtualDevice
+    from modscope._virtual.device.device import VirtualDevice
     from modscope._virtual.gpus import find_gpu
+    from modscope._virtual.operators import operators
+    from modscope._virtual.time import times
+
+    import torch
 
     device = VirtualDevice(find_gpu(gpu), version)
     device.install()
     kernels = 0.0
-    rules = operators.rules
+    rules = operators.costs
     advance = rules.advance
 
     def counted(seconds: float) -> None:
@@ -80,7 +80,8 @@ def main(folder: str, names: list[str]) -> None:
         )
     errors = [abs(ratio - 1) for ratio in ratios]
     print(
-        f"{len(ratios)} jobs: median error {statistics.median(errors):.0%}, within 25 %: {sum(e <= 0.25 for e in errors)}, "
+        f"{len(ratios)} jobs: median error {statistics.median(errors):.0%}, within 25 %: "
+        f"{sum(e <= 0.25 for e in errors)}, "
         f"within a factor of 2: {sum(0.5 <= r <= 2 for r in ratios)}"
     )
 

@@ -1,8 +1,7 @@
 """Train a sharded model for three steps as one of many ranks: ``ranks_job.py NAME [--fake RANKS] [--stats FILE]``.
 
-It knows nothing of modscope. Without --fake it is what torchrun starts on every rank. With it, it runs alone on a real GPU
-as rank 0 of so many, with torch's fake process group, which moves nothing. --stats writes torch's own figures.
-"""
+It knows nothing of modscope. Without --fake it is what torchrun starts on every rank. With it, it runs alone on a real
+GPU as rank 0 of so many, with torch's fake process group, which moves nothing. --stats writes torch's own figures."""
 
 from __future__ import annotations
 
@@ -12,11 +11,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+import torch
+from torch import nn
 
 WIDTH, LAYERS, HEADS, WORDS, LENGTH, BATCH = 2048, 8, 16, 16384, 1024, 4
 
@@ -104,8 +104,8 @@ JOBS: dict[str, Callable[[Model, int], None]] = {
     "hybrid": hybrid,
     "tensor": with_tensor_parallel,
 }
-"""By name: FSDP2 in float32 and in mixed precision, without resharding after the forward, with offloading to the CPU, with
-gradients that are accumulated without communication, on a mesh of two dimensions, and with tensor parallelism."""
+"""By name: FSDP2 in float32 and in mixed precision, without resharding after the forward, with offloading to the CPU,
+with gradients that are accumulated without communication, on a mesh of two dimensions, and with tensor parallelism."""
 
 
 # ---- training ----

@@ -1,10 +1,10 @@
-"""What reading the captures of a thousand ranks costs: seconds and memory of ``modscope summary`` and ``modscope report``,
-and the size of the page.
+"""What reading the captures of a thousand ranks costs: seconds and memory of ``modscope summary`` and ``modscope
+report``, and the size of the page.
 
     python bench/ranks_reading.py [--ranks N] [--steps S] [--keep FOLDER]
 
-A few real trainings are recorded, which reduce each gradient over torch's fake process group. Each rank's capture is one of them, with another rank in its info.
-"""
+A few real trainings are recorded, which reduce each gradient over torch's fake process group. Each rank's capture is
+one of them, with another rank in its info."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import subprocess
 import sys
 import tempfile
 
-import torch
+import modscope
 import torch.distributed as dist
-from export import Block
-from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import modscope
+import torch
+from export import Block
+from torch import nn
 
 # Runs the command in a process of its own, and prints its seconds, those of its threads together, and its peak memory.
 MEASURED = """

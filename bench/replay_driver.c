@@ -4,7 +4,7 @@
  */
 #define _GNU_SOURCE /* memfd_create */
 #include "modscope_capture.h"
-#include "replay/replay.h"
+#include "modscope_replay.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -107,16 +107,17 @@ static void write_capture(int fd)
 }
 
 /* Edit `number`: every fourth checkpoints layers, the others change sizes. */
-static msp_edit *make_edit(const msp_stream *stream, int number)
+static ms_replay_edit *make_edit(const ms_replay_stream *stream, int number)
 {
-    msp_edit *edit = msp_edit_open(stream);
+    ms_replay_edit *edit = ms_replay_edit_open(stream);
     if (!edit)
         must(MS_ENOMEM, "edit");
     if (number % 4 == 0)
         for (uint32_t i = 0; i < stream->call_count; i++)
             if (stream->calls[i].path == layers[number] || stream->calls[i].path == layers[number + 1])
-                must(msp_edit_checkpoint(edit, i), "checkpoint");
-    must(msp_edit_scale(edit, &(msp_selection){.device = MSP_NONE}, (uint64_t)number + 1, 2, NULL), "scale");
+                must(ms_replay_edit_checkpoint(edit, i), "checkpoint");
+    must(ms_replay_edit_scale(edit, &(ms_replay_selection){.device = MS_REPLAY_NONE}, (uint64_t)number + 1, 2, NULL),
+         "scale");
     return edit;
 }
 
@@ -124,24 +125,24 @@ int main(void)
 {
     int fd = memfd_create("capture", 0);
     ms_reader *reader;
-    msp_stream *stream;
+    ms_replay_stream *stream;
     ms_allocator_settings settings;
-    msp_result result;
+    ms_replay_result result;
     write_capture(fd);
     must(ms_allocator_settings_default(&settings, NULL), "settings");
     double start = now();
     must(ms_reader_open(fd, NULL, &reader), "open");
-    must(msp_stream_load(reader, &stream), "load");
+    must(ms_replay_stream_load(reader, &stream), "load");
     double loaded = now();
     for (int i = 0; i < EDITS; i++) {
-        msp_edit *edit = make_edit(stream, i);
-        must(msp_replay(stream, edit, 0, &settings, NULL, &result), "replay");
-        msp_edit_close(edit);
+        ms_replay_edit *edit = make_edit(stream, i);
+        must(ms_replay_run(stream, edit, 0, &settings, NULL, &result), "replay");
+        ms_replay_edit_close(edit);
     }
     double done = now();
     printf("%u events, %u blocks, %u calls: loaded in %.2f s, %d replays in %.2f s\n", stream->event_count,
            stream->block_count, stream->call_count, loaded - start, EDITS, done - loaded);
-    msp_stream_free(stream);
+    ms_replay_stream_free(stream);
     ms_reader_close(reader);
     return 0;
 }

@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
+import modscope
 from common import CALLS, lower_quartile, nothing, stack, take_turns, waiter
-from torch import nn
 from torch.distributed._tools.mod_tracker import ModTracker as TorchModTracker
 from torch.utils.module_tracker import ModuleTracker as TorchModuleTracker
 
-import modscope
+import torch
+from torch import nn
 
 
 def with_hooks(tracker: Any) -> Any:

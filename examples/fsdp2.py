@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 import os
 
-import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import torch
+from torch import nn
 
 
 class Attention(nn.Module):

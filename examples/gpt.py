@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import resource
 
-import torch
-from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+
+import torch
+from torch import nn
 
 
 class Attention(nn.Module):

@@ -5,11 +5,11 @@ python examples/memory.py
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from modscope import MemTracker
 from torch.utils.checkpoint import checkpoint
 
-from modscope import MemTracker
+import torch
+from torch import nn
 
 
 class Block(nn.Module):
@@ -59,7 +59,8 @@ def main() -> None:
     tracker.display_snapshot("peak", units="MiB", tabulate=True)
     for device, peak in tracker.peak.items():
         print(
-            f"\nThe peak was on {device} in step {peak.step}, {peak.phase} of {peak.module}. The largest modules (MiB):\n"
+            f"\nThe peak was on {device} in step {peak.step}, {peak.phase} of {peak.module}. The largest modules "
+            f"(MiB):\n"
         )
         modules = tracker.get_module_snapshot("peak", children=True)[device]
         for fqn, held in sorted(modules.items(), key=lambda item: -item[1]["Total"])[:8]:

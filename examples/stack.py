@@ -5,11 +5,11 @@ python examples/stack.py
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from modscope import ModTracker
 from torch.utils.checkpoint import checkpoint
 
-from modscope import ModTracker
+import torch
+from torch import nn
 
 tracker = ModTracker()
 
@@ -82,7 +82,8 @@ def main() -> None:
             optimizer.zero_grad()
             show(f"loss {loss.item():.4f}")
     print(
-        f"{len(tracker.modules)} modules known, among them {tracker.modules['Model.first.mlp.1']!r} as Model.first.mlp.1"
+        f"{len(tracker.modules)} modules known, among them {tracker.modules['Model.first.mlp.1']!r} as "
+        f"Model.first.mlp.1"
     )
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 
-import torch
+from modscope.integrations.huggingface import MemoryCallback
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from modscope.integrations.huggingface import MemoryCallback
+import torch
 
 folder = sys.argv[1] if len(sys.argv) > 1 else "build/huggingface"
 model = GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=128, n_head=4, n_positions=64, vocab_size=1000))

@@ -8,13 +8,13 @@ from __future__ import annotations
 import csv
 import sys
 
-import torch
 from gpt import GPT
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
+from modscope.integrations.lightning import MemoryCallback
 from torch.nn import functional as F
 
-from modscope.integrations.lightning import MemoryCallback
+import torch
 
 
 class Language(LightningModule):

@@ -109,7 +109,7 @@ void ms_watch_unlock(ms_watch *watch);
 /* Store in *path the path of module `name` called inside `parent`. Equal arguments always give the same path.
  * The name is copied. On MS_ENOMEM, MS_EFULL and MS_EINVAL *path is unchanged. */
 int ms_path_add(ms_watch *watch, ms_path parent, const char *name, ms_path *path);
-/* The same for one of several modules that have the same name and parent. `nth` counts from 0, and
+/* Add the path of one of several modules that have the same name and parent. `nth` counts from 0, and
  * ms_path_add gives the one with nth 0. */
 int ms_path_add_nth(ms_watch *watch, ms_path parent, const char *name, uint32_t nth, ms_path *path);
 /* The number of paths, MS_GLOBAL and MS_UNKNOWN included. Paths are numbered from 0 without gaps. */
@@ -138,7 +138,7 @@ void ms_thread_close(ms_thread *thread);
  * not yet left is of another kind, or if nothing is open. After an enter that failed, its leave may be of any kind. */
 int ms_call_enter(ms_thread *thread, ms_path path, uint64_t next_number);
 int ms_call_leave(ms_thread *thread, uint64_t next_number);
-/* The same as ms_call_enter, for a call that begins while autograd's grad mode is off. It makes a difference for a root
+/* As ms_call_enter, for a call that begins while autograd's grad mode is off. It makes a difference for a root
  * call while a ledger is attached: outside a step, the phase of the root call and of the calls in it is MS_EVALUATION.
  */
 int ms_call_enter_without_grad(ms_thread *thread, ms_path path, uint64_t next_number);
@@ -148,7 +148,7 @@ int ms_call_enter_without_grad(ms_thread *thread, ms_path path, uint64_t next_nu
  * MS_GLOBAL. */
 int ms_node_enter(ms_thread *thread, uint64_t creator, uint64_t number, uint64_t next_number);
 int ms_node_leave(ms_thread *thread, uint64_t next_number);
-/* The same for a node that has no number, but whose path the caller knows. ms_node_leave leaves it too. */
+/* As ms_node_enter, for a node that has no number, but whose path the caller knows. ms_node_leave leaves it too. */
 int ms_node_enter_as(ms_thread *thread, ms_path path, uint64_t next_number);
 
 /* Until the override is left, `path` is the thread's path instead of that of the node around it. */

@@ -124,8 +124,8 @@ typedef enum ms_segment_change {
 typedef void ms_segment_function(void *context, ms_segment_change change, uint64_t address, uint64_t bytes,
                                  uint64_t stream);
 void ms_allocator_on_segment(ms_allocator *allocator, ms_segment_function *function, void *context);
-/* The next segment that is taken gets this address, if the GPU's is known: with MS_TIES_BY_ADDRESS addresses matter.
- * Without it, each segment gets a higher address than those before it. */
+/* The next segment that is taken gets this address, if the GPU's is known and no segment is there: with
+ * MS_TIES_BY_ADDRESS addresses matter. 0: it gets the one that the model chooses. */
 void ms_allocator_place_next(ms_allocator *allocator, uint64_t address);
 
 /* ---- statistics, as torch.cuda.memory_stats() counts them ---- */
@@ -172,6 +172,15 @@ typedef struct ms_allocator_stats {
 const ms_allocator_stats *ms_allocator_read(const ms_allocator *allocator);
 void ms_allocator_reset_peaks(ms_allocator *allocator);
 void ms_allocator_reset_accumulated(ms_allocator *allocator);
+
+/* What decides how the allocator answers from now on, as numbers: its blocks, which of them lie beside each other, and
+ * in which order it prefers them. If two states are equal, and with them the names that the caller gave to the
+ * allocations, then equal requests, and frees of the allocations of equal names, have equal figures from then on, if
+ * the settings are the same. `numbers` has the room that ms_allocator_state_room says; returns how many were written.
+ */
+void ms_allocation_set_name(ms_allocation *allocation, uint64_t name); /* NULL is allowed */
+size_t ms_allocator_state_room(const ms_allocator *allocator);
+size_t ms_allocator_state(ms_allocator *allocator, uint64_t *numbers);
 
 /* NULL if the model's structures are right, else the invariant that does not hold. It reads every block: for tests. */
 const char *ms_allocator_check(const ms_allocator *allocator);

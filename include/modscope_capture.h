@@ -257,7 +257,7 @@ uint64_t ms_cursor_optimizer_steps(const ms_cursor *cursor); /* how many have en
 /* Whether events before this moment are lost or damaged, so that every figure is "at least". */
 bool ms_cursor_is_lower_bound(const ms_cursor *cursor);
 ms_sums ms_cursor_now(const ms_cursor *cursor, uint32_t device);
-/* The same by kind. It reads every block. */
+/* Bytes by kind. It reads every block. */
 ms_kind_sums ms_cursor_kinds(const ms_cursor *cursor, uint32_t device);
 uint64_t ms_cursor_reserved(const ms_cursor *cursor, uint32_t device);
 uint64_t ms_cursor_blocks(const ms_cursor *cursor); /* how many there are */

@@ -2,7 +2,8 @@
  * module, and when.
  *
  * A collective's bytes are the larger of what the rank puts in and what it gets out: of an all-gather the gathered
- * tensor, of a reduce-scatter the tensor that is scattered. */
+ * tensor, of a reduce-scatter the tensor that is scattered. Of reduce_scatter_tensor_coalesced they are what the rank
+ * gets out, as torch counts it. */
 #ifndef MODSCOPE_COLLECTIVES_H
 #define MODSCOPE_COLLECTIVES_H
 

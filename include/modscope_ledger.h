@@ -5,8 +5,7 @@
  * the module that is running. It knows only numbers: addresses, bytes, devices, paths.
  *
  * Blocks     A new block belongs to the innermost path of the thread that adds it. Its category follows from the
- *            thread's phase: MS_TEMP in backward and in an optimizer step, else MS_ACTIVATION. A claim corrects both
- *            when the object that holds the block is known.
+ *            thread's phase, as ms_block_add says. A claim corrects both when the object that holds the block is known.
  * Sums       For every device, now and at every peak:
  *            total = sum over categories = sum over paths = sum over live blocks
  * Errors     Functions return MS_OK or a negative MS_E* code. After an error every figure is what it was before the
@@ -287,7 +286,7 @@ typedef struct ms_peak {
 
 /* Open a peak tracker, whose peak begins at what is allocated now. NULL when memory runs out. */
 ms_peak_tracker *ms_peak_tracker_open(ms_ledger *ledger);
-/* The same for a tracker whose ms_peak_tracker_peak_of is all zero. Blocks cost less if all trackers are such. */
+/* Open a tracker whose ms_peak_tracker_peak_of is all zero. Blocks cost less if all trackers are such. */
 ms_peak_tracker *ms_peak_tracker_open_without_paths(ms_ledger *ledger);
 /* Close it before its ledger, or let ms_ledger_close do it. NULL is allowed. */
 void ms_peak_tracker_close(ms_peak_tracker *tracker);
@@ -298,7 +297,7 @@ ms_peak ms_peak_tracker_peak(ms_peak_tracker *tracker, uint32_t device);
 /* The path's own part of the peak, without the paths inside it. */
 ms_sums ms_peak_tracker_peak_of(ms_peak_tracker *tracker, uint32_t device, ms_path path);
 
-/* The same by kind: at the device's peak, and the path's own part of it. */
+/* Bytes by kind: at the device's peak, and the path's own part of it. */
 ms_kind_sums ms_peak_tracker_kinds(ms_peak_tracker *tracker, uint32_t device);
 ms_kind_sums ms_peak_tracker_kinds_of(ms_peak_tracker *tracker, uint32_t device, ms_path path);
 

@@ -1,6 +1,8 @@
-# c.mk - the core's C tests, fuzzing, example and instruction counts. Included by the Makefile.
+# c.mk - the C library's tests, fuzzing, example and instruction counts. Included by the Makefile.
 #
-#   test-c      tests and example, plain and with the address and undefined-behaviour sanitizers
+#   test-c      tests and examples, plain and with the address and undefined-behaviour sanitizers, and test-c-library
+#   test-c-library  install the C library into $(C_DIR)/prefix, and build and run the examples with it
+#   test-c-aarch64  tests for 64-bit ARM, run by QEMU
 #   tsan-c      tests with the thread sanitizer
 #   fuzz-c      random events against the models, and any bytes as captures, for FUZZ_SECONDS
 #   bench-allocator  how long a million events take the allocator model
@@ -15,11 +17,16 @@ PYTHON ?= python3
 BUILD ?= build
 FUZZ_SECONDS ?= 30
 FUZZ_INPUTS ?= 3000
+AARCH64_CC ?= aarch64-linux-gnu-gcc
+AARCH64_ROOT ?= /usr/aarch64-linux-gnu
+QEMU_AARCH64 ?= qemu-aarch64
 
 C_DIR := $(BUILD)/c
 C_FLAGS := -std=c11 -Wall -Wextra -Wpedantic -Werror -g -pthread -Iinclude -Isrc -Itests/c -Itests/c/support
 C_CORE := $(shell find src/core -name '*.c' | sort)
-C_REPLAY := $(wildcard src/replay/*.c)
+C_REPLAY := $(wildcard src/replay/*.c) $(wildcard src/base/*.c)
+C_LIBRARY = $(C_CORE) $(C_REPLAY) $(wildcard src/export/*.c)
+C_EXAMPLES := core_only fits
 C_FUZZERS := events ledger capture allocator
 C_FUZZ_events := $(addprefix tests/c/,support/fuzz.c support/heap.c watch/fuzz_events.c watch/play.c watch/model.c)
 C_FUZZ_ledger := $(addprefix tests/c/,support/fuzz.c support/heap.c ledger/fuzz_ledger.c ledger/ledger_play.c) \
@@ -30,6 +37,9 @@ C_FUZZ_allocator := $(addprefix tests/c/,support/fuzz.c support/heap.c \
                     $(addprefix allocator/,fuzz_allocator.c play_allocator.c slow_allocator.c))
 C_FUZZ_MOST_capture := 16384
 C_TESTS := $(filter-out %/fuzz.c $(wildcard tests/c/*/fuzz_*.c),$(wildcard tests/c/*/*.c))
+
+# For tests/c/support/refused_malloc.c.
+C_WRAP := -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=free
 
 C_FLAGS_plain := -O1
 C_FLAGS_asan := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
@@ -51,30 +61,51 @@ define c_variant
 $(C_DIR)/$(1)/%.o: %.c
 	@mkdir -p $$(@D)
 	@$$(CC) $$(C_FLAGS) $$(C_FLAGS_$(1)) -MMD -MP -c $$< -o $$@
-$(C_DIR)/$(1)/test_core: $$(patsubst %.c,$(C_DIR)/$(1)/%.o,$$(C_CORE) $$(C_REPLAY) $$(C_TESTS))
-	@$$(CC) $$(C_FLAGS) $$(C_FLAGS_$(1)) $$^ -o $$@
+$(C_DIR)/$(1)/test_core: $$(patsubst %.c,$(C_DIR)/$(1)/%.o,$$(C_LIBRARY) $$(C_TESTS))
+	@$$(CC) $$(C_FLAGS) $$(C_FLAGS_$(1)) $$(C_WRAP) $$^ -o $$@
 $(C_DIR)/$(1)/core_only: $$(patsubst %.c,$(C_DIR)/$(1)/%.o,$$(C_CORE) examples/core_only.c)
 	@$$(CC) $$(C_FLAGS) $$(C_FLAGS_$(1)) $$^ -o $$@
--include $$(patsubst %.c,$(C_DIR)/$(1)/%.d,$$(C_CORE) $$(C_REPLAY) $$(C_TESTS) examples/core_only.c $(wildcard bench/*_driver.c))
+$(C_DIR)/$(1)/fits: $$(patsubst %.c,$(C_DIR)/$(1)/%.o,$$(C_CORE) $$(C_REPLAY) examples/fits.c)
+	@$$(CC) $$(C_FLAGS) $$(C_FLAGS_$(1)) $$^ -o $$@
+-include $$(patsubst %.c,$(C_DIR)/$(1)/%.d,$$(C_LIBRARY) $$(C_TESTS) $(wildcard examples/*.c bench/*_driver.c))
 endef
 $(foreach variant,plain asan tsan bench,$(eval $(call c_variant,$(variant))))
 
 C_FUZZ_RUNS := $(addprefix fuzz-c-,$(C_FUZZERS))
-.PHONY: test-c test-c-plain test-c-asan tsan-c fuzz-c $(C_FUZZ_RUNS) bench-core bench-allocator bench-replay
+.PHONY: test-c test-c-plain test-c-aarch64 test-c-asan test-c-library tsan-c fuzz-c $(C_FUZZ_RUNS) bench-core bench-allocator bench-replay
 
-test-c: test-c-plain test-c-asan
+test-c: test-c-plain test-c-asan test-c-library
 
-test-c-plain: $(C_DIR)/plain/test_core $(C_DIR)/plain/core_only
+# $(call c_run,VARIANT): the tests, then the examples. C_RUNNER: the program that runs them.
+c_run = $(C_RUNNER) $(C_DIR)/$(1)/test_core && $(C_RUNNER) $(C_DIR)/$(1)/core_only >/dev/null && \
+	$(C_RUNNER) $(C_DIR)/$(1)/fits tests/corpus/runs/gpt-0.1.0.msc 24 >/dev/null
+
+test-c-plain: $(addprefix $(C_DIR)/plain/,test_core $(C_EXAMPLES))
 	@echo "== the C tests"
-	@$(C_DIR)/plain/test_core
-	@$(C_DIR)/plain/core_only >/dev/null
+	@$(call c_run,plain)
 
 test-c-asan:
 	@echo "== the C tests, under ASan and UBSan"
 	+@if $(call c_can,$(CC),$(C_FLAGS_asan),$(c_main)); then \
-		$(C_AGAIN) $(C_DIR)/asan/test_core $(C_DIR)/asan/core_only && \
-		$(C_DIR)/asan/test_core && $(C_DIR)/asan/core_only >/dev/null; \
+		$(C_AGAIN) $(addprefix $(C_DIR)/asan/,test_core $(C_EXAMPLES)) && $(call c_run,asan); \
 	else echo "skipped, $(CC) has no runtime for them"; fi
+
+test-c-library:
+	@echo "== the installed C library"
+	+@mkdir -p $(C_DIR); \
+	if ! command -v pkg-config >/dev/null; then echo "skipped, pkg-config is not installed"; \
+	elif ! $(CMAKE) --version >/dev/null 2>&1; then echo "skipped, cmake is not installed"; \
+	elif $(C_AGAIN) install-c PREFIX=$(C_DIR)/prefix DESTDIR= LIBRARY_BUILD=$(C_DIR)/library \
+		LIBRARY_FLAGS=-DMODSCOPE_WERROR=ON >$(C_DIR)/library.log 2>&1; \
+	then tools/test_c_library.sh $(C_DIR)/prefix "$(CC)"; else cat $(C_DIR)/library.log; exit 1; fi
+
+# QEMU cannot fork a process that has several threads.
+test-c-aarch64:
+	@echo "== the C tests, for aarch64"
+	+@if command -v $(AARCH64_CC) >/dev/null && command -v $(QEMU_AARCH64) >/dev/null; then \
+		MS_TEST_WITHOUT=a_forked_child_leaves_its_parents_capture_alone QEMU_LD_PREFIX=$(AARCH64_ROOT) \
+			$(C_AGAIN) test-c-plain CC=$(AARCH64_CC) BUILD=$(BUILD)/aarch64 C_RUNNER=$(QEMU_AARCH64); \
+	else echo "skipped, $(AARCH64_CC) or $(QEMU_AARCH64) is not installed"; fi
 
 tsan-c:
 	@echo "== the C tests, under TSan"

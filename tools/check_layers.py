@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
-"""Check that each layer of the C code uses only those below it, by `#include` and by `nm`.
+"""Check that each layer of the C code uses only those below it, by `#include` and by `nm`, and that each room of the
+Python package imports only the rooms that ROOMS lists, without cycles, and torch only where it may.
 
     check_layers.py [ROOT]
 
-    src/torch        may include Python.h; uses the core through include/ alone
-    src/reading      may include Python.h, and uses nothing of torch; uses the core through include/ alone
-    src/export       no Python; uses the core through include/ alone
-    src/plan         no Python; uses nothing of the others
-    src/replay       no Python; uses the core through include/ alone
+    src/torch        may include Python.h; uses the core through include/ alone, and src/base
+    src/capture_api  may include Python.h, and uses nothing of torch; uses the core through include/ alone
+    src/export       no Python; uses the core through include/ alone, and src/base
+    src/replay       no Python; uses the core through include/ alone, and src/base
     src/interpose    ELF; no Python, nothing of src/torch, of the core only include/
-    src/core         libc and POSIX headers and include/; no dl*
+    src/core         libc and POSIX headers and include/
+    src/base         libc headers
     include          libc headers
+
+All but src/torch and src/interpose call only the functions of PORTABLE, which Linux and macOS have. src/core/system.c
+has what they do differently.
 
 Inside src/core, each folder may include the headers of these folders:
 
@@ -22,16 +26,20 @@ Inside src/core, each folder may include the headers of these folders:
     capture/pack     capture/read, capture. It links without ledger, watch and capture/write
     allocator        the core's own headers; it links alone
 
-Nothing includes a header of torch. Every name that core and interpose export begins with ms_.
+Nothing includes a header of torch. Every name that base, core and interpose export begins with ms_. No two static
+functions of a folder share a name.
 Prints `layers: ok`, or what is wrong, and then exits with 1. Uses $CC (default: cc) and $NM.
 """
 
+import ast
+import concurrent.futures
 import os
 import pathlib
 import re
 import shlex
 import subprocess
 import sys
+import sysconfig
 import tempfile
 
 CORE = "src/core"
@@ -39,8 +47,10 @@ WATCH, LEDGER, CAPTURE = f"{CORE}/watch", f"{CORE}/ledger", f"{CORE}/capture"
 ALLOCATOR = f"{CORE}/allocator"
 WRITE, READ, PACK = f"{CAPTURE}/write", f"{CAPTURE}/read", f"{CAPTURE}/pack"
 LAYERS = {
-    # layer: (layers whose headers it may include; may it include Python.h). A nested folder is listed before its parent.
+    # layer: (layers whose headers it may include; may it include Python.h). A nested folder is listed before its
+    # parent.
     "include": ({"include"}, False),
+    "src/base": ({"src/base"}, False),
     PACK: ({"include", CORE, CAPTURE, READ, PACK}, False),
     READ: ({"include", CORE, CAPTURE, READ}, False),
     WRITE: ({"include", CORE, CAPTURE, WATCH, LEDGER, WRITE}, False),
@@ -50,18 +60,18 @@ LAYERS = {
     ALLOCATOR: ({"include", CORE, ALLOCATOR}, False),
     CORE: ({"include", CORE}, False),
     "src/interpose": ({"include", "src/interpose"}, False),
-    "src/torch": ({"include", "src/interpose", "src/torch"}, True),
-    "src/export": ({"include", "src/export"}, False),
-    "src/plan": ({"src/plan"}, False),
-    "src/replay": ({"include", "src/replay"}, False),
-    "src/reading": ({"include", "src/export", "src/plan", "src/replay", "src/reading"}, True),
+    "src/torch": ({"include", "src/base", "src/interpose", "src/torch"}, True),
+    "src/export": ({"include", "src/base", "src/export"}, False),
+    "src/replay": ({"include", "src/base", "src/replay"}, False),
+    "src/capture_api": ({"include", "src/base", "src/export", "src/replay", "src/capture_api"}, True),
 }
+LAYERS_WITH_PYTHON = {layer for layer, (_, python) in LAYERS.items() if python}
 # The two headers through which a lower folder of the core reports to a higher one.
 REPORTS = {(WATCH, f"{LEDGER}/call_events.h"), (LEDGER, f"{WRITE}/encoder.h")}
 # What reading a capture must do without, whichever function it calls.
 READING = (READ, PACK, CAPTURE)
 NOT_FOR_READING = (WATCH, LEDGER, WRITE)
-LIBC_ONLY = {layer for layer in LAYERS if layer == "include" or layer.startswith(CORE)}
+LIBC_ONLY = {layer for layer in LAYERS if layer in ("include", "src/base") or layer.startswith(CORE)}
 LIBC_HEADERS = set(
     """
     assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal stdalign stdarg stdatomic
@@ -78,6 +88,26 @@ COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 COMPILER = re.compile(
     r"_GLOBAL_OFFSET_TABLE_$|_Unwind_|__gcc_personality_|__stack_chk_|__tls_get_addr$|___tls_get_addr$"
 )
+# Functions of ISO C and POSIX that macOS has as well. glibc's headers give some of them other names.
+PORTABLE = set(
+    """
+    calloc free malloc memchr memcmp memcpy memmove memset qsort realloc snprintf sscanf strchr strcmp strlen strtod
+    strtoull vsnprintf assert errno
+    access clock_gettime close fcntl fstat ftruncate nanosleep open pread pwrite read readlink sched_yield sigfillset
+    stat
+    pthread_cond_broadcast pthread_cond_destroy pthread_cond_init pthread_cond_signal pthread_cond_wait pthread_create
+    pthread_join pthread_mutex_destroy pthread_mutex_init pthread_mutex_lock pthread_mutex_unlock pthread_once
+    pthread_sigmask
+""".split()
+)
+GLIBC_NAMES = {"__errno_location": "errno", "__assert_fail": "assert"}
+GLIBC_AFFIX = re.compile(r"^__(isoc\d+_)?|_chk$|64$")
+# Fields and constants that macOS lacks, or calls otherwise.
+LINUX_ONLY = re.compile(
+    r"\b(st_[acm]tim|CLOCK_(?:BOOTTIME|\w+_COARSE)|O_(?:TMPFILE|PATH)|MAP_POPULATE|SYS_\w+|_GNU_SOURCE|environ)\b"
+)
+NOT_PORTABLE = ("src/torch", "src/interpose")
+SYSTEM = f"{CORE}/system.c"
 
 
 def layer_of(path, root):
@@ -112,11 +142,28 @@ def include_faults(path, root):
             yield f"{where}: <{header}>: nothing is compiled against torch"
         elif PYTHON_HEADER.search(header):
             if not python:
-                yield f"{where}: only src/torch and src/reading include <{header}>"
+                yield f"{where}: only src/torch and src/capture_api include <{header}>"
         elif quote == '"':
             yield f'{where}: "{header}" is not in the tree'
         elif layer in LIBC_ONLY and header.removesuffix(".h") not in LIBC_HEADERS:
             yield f"{where}: {layer} may include libc and POSIX headers only, not <{header}>"
+    if layer not in NOT_PORTABLE and name.as_posix() != SYSTEM:
+        for found in LINUX_ONLY.finditer(text):
+            where = f"{name}:{text.count(chr(10), 0, found.start()) + 1}"
+            yield f"{where}: macOS has no {found.group()}: use it in {SYSTEM}"
+
+
+STATIC = re.compile(r"^static (?:inline |const |struct |enum )*\w+ \**(\w+)\(", re.M)
+
+
+def static_faults(files, root):
+    homes = {}
+    for path in files:
+        for name in set(STATIC.findall(path.read_text(encoding="utf-8"))):
+            homes.setdefault((path.parent.relative_to(root), name), set()).add(path.name)
+    for (folder, name), found in homes.items():
+        if len(found) > 1:
+            yield f"{folder}: {name}() is static in {' and '.join(sorted(found))}: give each a name of its own"
 
 
 def names(arguments):
@@ -127,55 +174,51 @@ def names(arguments):
     return [(row[1], row[0].split("@")[0]) for row in rows if len(row) >= 2]
 
 
-def libc_names(cc):
-    """Every name that the C library exports, or None where it cannot be asked."""
-    found = set()
-    for library in ("libc.so.6", "libpthread.so.0"):
-        path = subprocess.run([*cc, f"-print-file-name={library}"], capture_output=True, text=True).stdout.strip()
-        if os.path.isabs(path):
-            found |= {name for kind, name in names(["-D", path]) if kind not in "Uw"}
-    return found or None
-
-
 def compile_layer(sources, root, folder, cc):
     """(source, its object file or None, what the compiler said) of each source."""
     flags = ["-std=c11", "-O1", "-fPIC", "-fexceptions", f"-I{root / 'include'}", f"-I{root / 'src'}"]
-    for number, source in enumerate(sources):
-        item = pathlib.Path(folder) / f"{number}.o"
+    flags += ["-isystem", sysconfig.get_path("include")]
+
+    def compile_one(source):
+        item = pathlib.Path(folder) / f"{'_'.join(source.relative_to(root).parts)}.o"
         done = subprocess.run([*cc, *flags, "-c", str(source), "-o", str(item)], capture_output=True, text=True)
-        yield source, None if done.returncode else item, done.stderr
+        return source, None if done.returncode else item, done.stderr
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield from pool.map(compile_one, sources)
 
 
-def fault_of_symbol(layer, kind, symbol, libc):
+def fault_of_symbol(layer, kind, symbol):
     """What is wrong with a symbol of an object file, or None."""
-    in_core = layer.startswith(CORE)
     if kind not in "Uw":
-        exported = kind.isupper() and not symbol.startswith("ms_")
-        return f"exports {symbol}; public names begin with ms_" if exported else None
+        is_public = kind.isupper() and layer not in LAYERS_WITH_PYTHON and not symbol.startswith("ms_")
+        return f"exports {symbol}; public names begin with ms_" if is_public else None
     if symbol.startswith(("Py", "_Py")):
-        return f"uses {symbol}; only src/torch and src/reading may use Python"
-    if not in_core:
-        return f"uses {symbol}, which is internal to the core" if symbol.startswith("ms__") else None
-    if symbol.startswith("dl"):
-        return f"uses {symbol}; the core looks nothing up at run time"
-    if not symbol.startswith("ms_") and not COMPILER.match(symbol) and libc is not None and symbol not in libc:
-        return f"uses {symbol}, which is not in the C library"
+        is_allowed = layer in LAYERS_WITH_PYTHON
+        return None if is_allowed else f"uses {symbol}; only src/torch and src/capture_api may use Python"
+    if symbol.startswith("ms__") and layer == "src/interpose":
+        return f"uses {symbol}, which is internal to the core"
+    if layer in NOT_PORTABLE or COMPILER.match(symbol) or symbol.startswith(("ms_", "msr_")):
+        return None
+    if GLIBC_AFFIX.sub("", GLIBC_NAMES.get(symbol, symbol)) not in PORTABLE:
+        return f"uses {symbol}, which is not in PORTABLE: add it there if macOS has it, or use it in {SYSTEM}"
     return None
 
 
 def symbol_faults(root):
     cc = shlex.split(os.environ.get("CC", "cc"))
-    libc = libc_names(cc)
     home, uses = {}, []  # symbol -> the core's folder that defines it; (source, its layer, a symbol it uses)
     with tempfile.TemporaryDirectory() as folder:
-        sources = [path for top in (CORE, "src/interpose") for path in sorted((root / top).rglob("*.c"))]
+        sources = sorted(
+            path for path in (root / "src").rglob("*.c") if layer_of(path, root) not in (None, "src/torch")
+        )
         for source, item, complaint in compile_layer(sources, root, folder, cc):
             name, layer = source.relative_to(root), layer_of(source, root)
             if item is None:
                 yield f"{name}: does not compile:\n{complaint}"
                 continue
             for kind, symbol in names([item]):
-                if fault := fault_of_symbol(layer, kind, symbol, libc):
+                if name.as_posix() != SYSTEM and (fault := fault_of_symbol(layer, kind, symbol)):
                     yield f"{name}: {fault}"
                 if kind in "Uw":
                     uses.append((name, layer, symbol))
@@ -186,13 +229,116 @@ def symbol_faults(root):
             yield f"{name}: uses {symbol} of {home[symbol]}; reading a capture needs nothing of it"
 
 
+# The rooms of python/modscope: what each may import when it is imported itself. A function may import others later.
+ROOMS = {
+    "_torch": {"_read"},
+    "_virtual": {"_read", "_torch"},
+    "_read": set(),
+    "_trackers": {"_torch", "_read"},
+    "_record": {"_torch", "_read", "_trackers", "_virtual"},
+    "_job": {"_read"},
+    "_export": {"_read"},
+    "_plan": {"_read", "_fit", "_virtual"},
+    "_predict": {"_plan", "_read", "_record", "_show", "_torch", "_virtual"},
+    "_fit": {"_plan", "_predict", "_read", "_virtual"},
+    "_show": {"_fit", "_job", "_plan", "_read", "_virtual"},
+    "integrations": {"_read", "_record", "_torch", "_trackers"},
+    "_cli": {"_export", "_fit", "_job", "_plan", "_predict", "_read", "_record", "_show", "_virtual"},
+    "__main__": {"_cli"},
+}
+# Importing a module of these rooms imports no torch, whatever else it imports.
+NO_TORCH = {"_read", "_job", "_export", "_plan", "_fit", "_show", "_cli", "__main__"}
+TORCH_IN_PLAN = "modscope._plan.apply"
+EXTENSIONS = {"_capture", "_native"}
+
+
+def module_imports(tree, modules):
+    """What a module imports when it is imported: not in functions, nor for type checkers."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for name in node.names:
+                inner = f"{node.module}.{name.name}"
+                yield inner if inner in modules else node.module
+        yield from module_imports(node, modules)
+
+
+def python_graph(root):
+    """Module -> the modules of ours, and torch, that it imports when it is imported."""
+    package = root / "python" / "modscope"
+    modules = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = ("modscope", *path.relative_to(package).with_suffix("").parts)
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    graph = {}
+    for name, path in modules.items():
+        found = module_imports(ast.parse(path.read_text(encoding="utf-8")), modules)
+        graph[name] = {item for item in found if item.split(".")[0] in ("modscope", "torch")}
+    return graph
+
+
+def room_of(module):
+    return (module.split(".") + [""])[1]
+
+
+def reaches_torch(module, graph, seen):
+    if module.split(".")[0] == "torch":
+        return True
+    if module in seen:
+        return False
+    seen.add(module)
+    return any(reaches_torch(item, graph, seen) for item in graph.get(module, ()))
+
+
+def cycles(graph):
+    """Each cycle of imports once, as the modules along it."""
+    done, path = set(), []
+
+    def visit(module):
+        if module in path:
+            yield [*path[path.index(module) :], module]
+        elif module not in done and module in graph:
+            path.append(module)
+            for item in sorted(graph[module]):
+                yield from visit(item)
+            path.pop()
+            done.add(module)
+
+    for module in sorted(graph):
+        yield from visit(module)
+
+
+def python_faults(root):
+    graph = python_graph(root)
+    for module, items in graph.items():
+        room = room_of(module)
+        if room and room not in ROOMS:
+            yield f"{module}: in no room (known: {', '.join(ROOMS)})"
+            continue
+        for item in sorted(items):
+            other = room_of(item)
+            if item.startswith("modscope.") and other not in ROOMS.get(room, ()) | EXTENSIONS | {room}:
+                yield f"{module}: {room} must not import {item}"
+        if room in NO_TORCH and module != TORCH_IN_PLAN and reaches_torch(module, graph, set()):
+            yield f"{module}: importing it imports torch"
+    inner = {module: {item for item in items if item != "modscope"} for module, items in graph.items()}
+    yield from (f"imports in a cycle: {' -> '.join(cycle)}" for cycle in cycles(inner))
+
+
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
     files = [path for top in ("include", "src") for path in sorted((root / top).rglob("*.[ch]"))]
     if not files:
         sys.exit(f"layers: no C files under {root}")
     faults = [fault for path in files for fault in include_faults(path, root)]
+    faults += static_faults([path for path in files if path.suffix == ".c"], root)
     faults += symbol_faults(root)
+    faults += python_faults(root)
     if faults:
         print("layers: wrong", *faults, sep="\n  ")
         sys.exit(1)

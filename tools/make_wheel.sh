@@ -39,7 +39,7 @@ check_sdist() {
 
 if [ ! -e "$tools/.installed" ]; then
     rm -rf "$tools"
-    "${MAKE:-make}" --silent PYTHON="$PYTHON" VENV="$tools" "$tools/bin/python"
+    "${MAKE:-make}" --silent PYTHON="$PYTHON" VENV="$folder/tools" "$folder/tools/bin/python"
     install_tools || { say "skipped, because these cannot be installed here: ${needs[*]}"; exit 0; }
 fi
 export PATH=$tools/bin:$PATH

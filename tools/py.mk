@@ -19,23 +19,28 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
 
 # Each process imports torch, which takes seconds: few of them run, and each has several folders. The slowest come first, so
-# that none runs alone at the end. Pages are looked at in two browsers. Folders that are named nowhere here are in suite-small.
+# that none runs alone at the end. Pages are looked at in two browsers. What no other group names is in suite-small.
 # What the fallback does not change is left out by tests/py/conftest.py.
-RUNS := $(wildcard tests/py/commands/test_run_*.py)
-SUITE_page := $(wildcard tests/py/page/test_[a-h]*.py)
-SUITE_looks := $(filter-out $(SUITE_page),$(wildcard tests/py/page/test_*.py))
-SUITE_runs := $(RUNS) tests/py/lines
-SUITE_predict := tests/py/predict tests/py/plan
-SUITE_virtual := tests/py/virtual tests/py/fit
-SUITE_commands := $(filter-out $(RUNS),$(wildcard tests/py/commands/test_*.py)) tests/py/captures tests/py/export
-SUITE := $(addprefix suite-,page looks memory ranks commands predict virtual runs trackers small)
-SUITE_NAMED := memory ranks trackers page commands lines predict plan virtual fit captures export
-SUITE_small := $(filter-out $(SUITE_NAMED:%=tests/py/%),$(sort $(patsubst %/,%,$(dir $(wildcard tests/py/*/test_*.py)))))
-FALLBACK := fallback-memory fallback-trackers
-FALLBACK_trackers := $(addprefix tests/py/,trackers memory_tracker captures storms)
-FAST := fast-memory fast-trackers fast-reading
-FAST_trackers := trackers memory_tracker
-FAST_reading := captures commands export replay fit plan docs ranks page/test_report.py
+SUITE_page := $(wildcard tests/py/show/page/test_[a-h]*.py)
+SUITE_looks := $(filter-out $(SUITE_page),$(wildcard tests/py/show/page/test_*.py))
+SUITE_mem_tracker := tests/py/trackers/mem_tracker
+SUITE_trackers := tests/py/trackers/module_tracker $(wildcard tests/py/torch/test_*.py)
+SUITE_ranks := $(addprefix tests/py/,trackers/fsdp_mem_tracker virtual/ranks job)
+SUITE_cli := $(addprefix tests/py/,cli read export)
+SUITE_predict := $(addprefix tests/py/,predict plan)
+SUITE_virtual := $(wildcard tests/py/virtual/test_*.py) tests/py/fit
+SUITE_record := $(addprefix tests/py/,record torch/lines)
+SUITE_GROUPS := page looks mem_tracker ranks cli predict virtual record trackers
+SUITE := $(SUITE_GROUPS:%=suite-%) suite-small
+SUITE_NAMED := $(foreach group,$(SUITE_GROUPS),$(SUITE_$(group)))
+SUITE_small := $(filter-out $(SUITE_NAMED) $(SUITE_NAMED:%=%/%),$(shell find tests/py -name 'test_*.py' | sort))
+FALLBACK := fallback-mem_tracker fallback-trackers
+FALLBACK_mem_tracker := $(SUITE_mem_tracker)
+FALLBACK_trackers := $(SUITE_trackers) $(addprefix tests/py/,trackers/memory_tracker record read storms)
+FAST := fast-mem_tracker fast-trackers fast-reading
+FAST_mem_tracker := trackers/mem_tracker
+FAST_trackers := trackers/module_tracker trackers/memory_tracker trackers/fsdp_mem_tracker torch
+FAST_reading := record read job cli export replay fit plan docs virtual/ranks show/page/test_report.py
 .PHONY: suite suite-fast $(SUITE) $(FALLBACK) $(FAST) storm conformance conformance-interception conformance-fallback
 
 # $(call logged,COMMAND): `make --output-sync` prints the log in one piece.
@@ -44,15 +49,15 @@ logged = @mkdir -p $(LOGS); $(1) > $(LOGS)/$@.log 2>&1; status=$$?; echo "== $@"
 suite: $(filter-out suite-small,$(SUITE)) $(FALLBACK) suite-small
 
 $(SUITE): suite-%: | $(SUITE_NEEDS)
-	$(call logged,$(VPY) $(PYTEST) $(or $(SUITE_$*),tests/py/$*))
+	$(call logged,$(VPY) $(PYTEST) $(SUITE_$*))
 
 $(FALLBACK): fallback-%: | $(SUITE_NEEDS)
-	$(call logged,MODSCOPE_INTERPOSE=0 $(VPY) $(PYTEST) $(or $(FALLBACK_$*),tests/py/$*))
+	$(call logged,MODSCOPE_INTERPOSE=0 $(VPY) $(PYTEST) $(FALLBACK_$*))
 
 suite-fast: $(FAST)
 
 $(FAST): fast-%: | build
-	$(call logged,$(VPY) $(PYTEST) -m "not slow" $(addprefix tests/py/,$(or $(FAST_$*),$*)))
+	$(call logged,$(VPY) $(PYTEST) -m "not slow" $(addprefix tests/py/,$(FAST_$*)))
 
 MINUTES ?= 60
 

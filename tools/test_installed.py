@@ -26,7 +26,8 @@ CAPTURE = REPOSITORY / "tests" / "corpus" / "capture" / "all_operations.msc"
 COMMAND = pathlib.Path(sysconfig.get_path("scripts"), "modscope")
 PAGE_SIZE_AT_LEAST = 100_000
 
-# pip installs no folder of the repository but python/modscope: help that names another one sends the reader to a missing file.
+# pip installs no folder of the repository but python/modscope: help that names another one sends the reader to a
+# missing file.
 REPOSITORY_FILE = re.compile(
     r"\b(?:README|CONTRIBUTING|CHANGES)\.md|\b(?:bench|docs|examples|include|src|tests|tools)/[\w./-]+"
 )
@@ -117,9 +118,9 @@ def check_missing_torch_is_reported(_: pathlib.Path) -> None:
 
 
 def check_mem_tracker(_: pathlib.Path) -> None:
-    import torch
-
     import modscope
+
+    import torch
 
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
     size = sum(parameter.nbytes for parameter in model.parameters())

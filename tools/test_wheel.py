@@ -59,7 +59,10 @@ def without_compilers(folder: pathlib.Path) -> dict[str, str]:
 
 
 def test_with_torch(source: str, python: pathlib.Path, environment: dict[str, str]) -> None:
-    ask = "import json, sys, sysconfig, torch; print(json.dumps([sys.implementation.cache_tag, sysconfig.get_path('platlib')]))"
+    ask = (
+        "import json, sys, sysconfig, torch; print(json.dumps([sys.implementation.cache_tag, "
+        "sysconfig.get_path('platlib')]))"
+    )
     answer = subprocess.run([source, "-c", ask], capture_output=True, text=True)
     if answer.returncode != 0:
         print(f"== with torch: skipped, because {source} cannot import torch")

@@ -3,30 +3,31 @@
     from modscope import MemTracker, MemoryTracker, ModTracker, ModuleTracker
 
 replaces ``torch.distributed._tools.mem_tracker``, ``torch.distributed._tools.memory_tracker``,
-``torch.distributed._tools.mod_tracker`` and ``torch.utils.module_tracker``. ``record`` writes what happens to a program's memory to a file, a capture; ``load``
-reads it. ``virtual_gpu`` runs a part of a program on a GPU that is not there, to see how much memory it would need.
+``torch.distributed._tools.mod_tracker`` and ``torch.utils.module_tracker``. ``record`` writes what happens to a
+program's memory to a file, a capture; ``load`` reads it. ``virtual_gpu`` runs a part of a program on a GPU that is not
+there, to see how much memory it would need.
 
-Each name is imported when it is first used, so reading a capture needs no torch.
-"""
+Each name is imported when it is first used, so reading a capture needs no torch."""
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from modscope._apply import Applied, apply
-    from modscope._branch import Branch
-    from modscope._categories import Category, Kind, State
-    from modscope._doctor import doctor
-    from modscope._dropin import drop_in
-    from modscope._fsdp_mem_tracker import FSDPMemTracker
-    from modscope._load import Block, Capture, CaptureError, Event, Phase, Snapshot, Step, load
-    from modscope._mem_tracker import MemTracker
-    from modscope._memory_tracker import MemoryTracker
-    from modscope._peak import Peak
-    from modscope._plan_file import Plan, PlanError
-    from modscope._predict_gpu import virtual_gpu
-    from modscope._record import record
-    from modscope._snapshots import ModuleStats
-    from modscope._trackers import ModTracker, ModuleTracker
+    from modscope._plan.apply import Applied, apply
+    from modscope._plan.file import Plan, PlanError
+    from modscope._predict.virtual_gpu import virtual_gpu
+    from modscope._read.categories import Category, Kind, State
+    from modscope._read.load import Block, Capture, CaptureError, Event, Phase, Snapshot, Step, load
+    from modscope._read.module_tree import Branch
+    from modscope._read.types import Peak
+    from modscope._record.record import record
+    from modscope._torch.doctor import doctor
+    from modscope._trackers.drop_in import drop_in
+    from modscope._trackers.fsdp_mem_tracker import FSDPMemTracker
+    from modscope._trackers.mem_tracker import MemTracker
+    from modscope._trackers.memory_tracker import MemoryTracker
+    from modscope._trackers.module_tracker import ModTracker, ModuleTracker
+    from modscope._trackers.snapshots import ModuleStats
     from modscope._virtual.gpus import Gpu, gpus
 
     __version__: str
@@ -65,25 +66,43 @@ __all__ = [
 ]
 
 _NAMES = {
-    "_apply": ("Applied", "apply"),
-    "_branch": ("Branch",),
-    "_categories": ("Category", "Kind", "State"),
-    "_doctor": ("doctor",),
-    "_dropin": ("drop_in",),
-    "_fsdp_mem_tracker": ("FSDPMemTracker",),
-    "_load": ("Block", "Capture", "CaptureError", "Event", "Phase", "Snapshot", "Step", "load"),
-    "_mem_tracker": ("MemTracker",),
-    "_memory_tracker": ("MemoryTracker",),
-    "_peak": ("Peak",),
-    "_plan_file": ("Plan", "PlanError"),
-    "_predict_gpu": ("virtual_gpu",),
-    "_record": ("record",),
-    "_snapshots": ("ModuleStats",),
-    "_trackers": ("ModTracker", "ModuleTracker"),
+    "_plan.apply": ("Applied", "_checkpointed", "apply"),
+    "_read.module_tree": ("Branch",),
+    "_read.categories": ("Category", "Kind", "State"),
+    "_torch.doctor": ("doctor",),
+    "_trackers.drop_in": ("drop_in",),
+    "_trackers.fsdp_mem_tracker": ("FSDPMemTracker",),
+    "_read.load": ("Block", "Capture", "CaptureError", "Event", "Phase", "Snapshot", "Step", "load"),
+    "_trackers.mem_tracker": ("MemTracker",),
+    "_trackers.memory_tracker": ("MemoryTracker",),
+    "_read.types": ("Peak",),
+    "_plan.file": ("Plan", "PlanError"),
+    "_predict.virtual_gpu": ("virtual_gpu",),
+    "_record.record": ("record",),
+    "_read.cells": ("Cell", "Cells"),
+    "_read.lines": ("Frame", "Place", "Sources"),
+    "_trackers.snapshots": ("ModuleStats",),
+    "_trackers.module_tracker": ("ModTracker", "ModuleTracker"),
     "_virtual.gpus": ("Gpu", "gpus"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
-_NEED_NO_TORCH = ("_branch", "_categories", "_load", "_peak", "_plan_file", "_virtual.gpus")
+_NEED_NO_TORCH = (
+    "_read.module_tree",
+    "_read.categories",
+    "_read.cells",
+    "_read.lines",
+    "_read.load",
+    "_read.types",
+    "_plan.file",
+    "_virtual.gpus",
+)
+
+
+# The former homes of public classes, and of the function that a model with a plan has as its forward. Pickles name
+# them, and find them here as names of the package.
+_FORMER = "_apply _branch _capture_types _categories _cells _lines_read _peak _plan_file _snapshots"
+for _home in _FORMER.split():
+    sys.modules[f"modscope.{_home}"] = sys.modules["modscope"]
 
 
 # Hidden from type checkers: they would accept any name.
@@ -96,7 +115,7 @@ if not TYPE_CHECKING:
             from modscope._capture import version as value
         elif home := _HOMES.get(name):
             if home not in _NEED_NO_TORCH:
-                from modscope._torch_version import check_torch
+                from modscope._torch import check_torch
 
                 check_torch()
             value = getattr(importlib.import_module(f"modscope.{home}"), name)

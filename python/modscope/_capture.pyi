@@ -1,12 +1,27 @@
 import builtins
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Self, final
+from typing import Any, Self, TypedDict, final, type_check_only
 
 version: str
 
 class FormatError(ValueError): ...
 
 def read_source(file: str, /) -> tuple[int, int, int] | None: ...
+
+@type_check_only
+class Survey(TypedDict):
+    """What one reading of the whole file finds. Times are in microseconds."""
+
+    is_lower_bound: bool
+    peaks: list[tuple[int, int, int, int, str, int, int] | None]
+    """By device: bytes, moment, time, step, phase, path, reserved; None if it never held anything."""
+    reserved: list[int]
+    phases: dict[str, tuple[int, int, int]]
+    """By phase: its time, and how many blocks and bytes were allocated in it."""
+    steps: int
+    optimizer_steps: int
+    oom_count: int
+    last_oom: int | None
 
 @final
 class Reader:
@@ -37,10 +52,10 @@ class Reader:
     def lost(self) -> int: ...
     @property
     def duration(self) -> int: ...
-    def survey(self, progress: Callable[[float], object] | None = None) -> dict[str, Any]: ...
+    def survey(self, progress: Callable[[float], object] | None = None) -> Survey: ...
     def moment_at_time(self, microseconds: int, /) -> int: ...
     def moment_at_step(self, step: int, /) -> int: ...
-    def snapshot(self, moment: int, /) -> Snapshot: ...
+    def snapshot(self, moment: int, /) -> RawSnapshot: ...
     def events(
         self, ops: int = 511, first: int = 0, last: int | None = None
     ) -> Iterator[
@@ -63,6 +78,7 @@ class Reader:
     def peaks(self, first: int = 0, last: int | None = None) -> list[int]: ...
     def times(self, first: int = 0, last: int | None = None) -> list[tuple[int, str, int]]: ...
     def step_times(self) -> builtins.bytes: ...
+    def has_call_times(self) -> bool: ...
     def series(self, device: int, bounds: builtins.bytes, /) -> builtins.bytes: ...
     def pack(self, first: int = 0, last: int | None = None) -> tuple[builtins.bytes, list[int]]: ...
     def export(
@@ -82,7 +98,7 @@ class Reader:
     ) -> None: ...
 
 @final
-class Snapshot:
+class RawSnapshot:
     @property
     def moment(self) -> int: ...
     @property
@@ -135,6 +151,33 @@ class Cover:
     ) -> Self: ...
     def choose(self, target: int, /) -> list[int] | None: ...
 
+Position = tuple[int, int, int, str, int]
+"""An event: its number, its time, the step, the phase and the path that runs."""
+
+@type_check_only
+class Replay(TypedDict):
+    reserved_peak: int
+    allocated_peak: int
+    reserved_at: Position
+    allocated_at: Position
+    requests: int
+    replayed: int
+    """How many events were replayed."""
+    retries: int
+    disagreements: int
+    failure: tuple[int, Position] | None
+    """The bytes that were requested in vain, and when."""
+    curve: list[tuple[int, int, int, int]]
+    """Of each part the number and the time of its first event, reserved and allocated bytes."""
+
+@type_check_only
+class Match(TypedDict):
+    matched: int
+    here: tuple[int, int, tuple[int, str, int] | None]
+    """Of blocks that only this stream has: count, bytes, and the path, the phase and the bytes of the first."""
+    there: tuple[int, int, tuple[int, str, int] | None]
+    ratio: float
+
 @final
 class Stream:
     def __new__(cls, reader: Reader) -> Self: ...
@@ -146,20 +189,17 @@ class Stream:
     def is_lower_bound(self) -> bool: ...
     def calls(
         self, device: int, /
-    ) -> list[tuple[int, int | None, int, int | None, int | None, int, int, int, int, int]]: ...
-    def match(
-        self, other: Stream, paths: list[int | None], device: int, partial_limit: int = 0, /
-    ) -> dict[str, Any]: ...
+    ) -> list[tuple[int, int | None, int, int | None, int | None, int, int, int, int, int, int, int]]: ...
+    def fold(self, /, *others: Stream) -> None: ...
+    def match(self, other: Stream, paths: list[int | None], device: int, partial_limit: int = 0, /) -> Match: ...
     def steps(self) -> list[tuple[int, int, int]]: ...
-    def select(
+    def owners(
         self, selection: tuple[int, int, int | None, int, int] | tuple[int, int, int | None, int, int, int], /
-    ) -> list[tuple[int, int, int | None, int | None, int]]: ...
-    def stream_of(self, block: int, /) -> int: ...
+    ) -> list[tuple[int, int]]: ...
+    def changes(self, edits: Iterable[tuple[Any, ...]], /) -> int: ...
     def sum(
         self, selection: tuple[int, int, int | None, int, int] | tuple[int, int, int | None, int, int, int], /
     ) -> tuple[int, int, int]: ...
-    def recompute_times(self) -> list[int]: ...
-    def gpu_times(self) -> list[int]: ...
     @property
     def has_gpu_times(self) -> bool: ...
     def replay(
@@ -175,4 +215,5 @@ class Stream:
         points: int = 0,
         first: int = 0,
         last: int | None = None,
-    ) -> dict[str, Any]: ...
+        folded: bool = False,
+    ) -> Replay: ...

@@ -1,46 +1,45 @@
-/* held_blocks.c - the blocks that are held during a replay: when each begins, ends, or changes its owner. */
-#include "export/replay.h"
+/* held_blocks.c - the blocks that are held during a walk: when each begins, ends, or changes its owner. */
+#include "export/walk.h"
 
 #include <stdlib.h>
 
-static mse_block *find_block(const mse_held *held, uint32_t slot)
+static ms__export_block *find_block(const ms__export_held *held, uint32_t slot)
 {
-    uint32_t at = mse_map_get(&held->by_slot, slot);
-    return at == MSE_NONE ? NULL : &held->blocks[at];
+    uint32_t at = ms__map_index(&held->by_slot, slot);
+    return at == MS_EXPORT_NONE ? NULL : &held->blocks[at];
 }
 
-static bool counts_device(const mse_held *held, uint32_t device)
+static bool counts_device(const ms__export_held *held, uint32_t device)
 {
     return held->devices >> device & 1;
 }
 
-static int add_block(mse_held *held, const mse_block *block, mse_cause cause)
+static int add_block(ms__export_held *held, const ms__export_block *block, ms__export_cause cause)
 {
-    if (held->count == MSE_NONE ||
-        !mse_grow((void **)&held->blocks, &held->room, held->count + 1, sizeof *held->blocks) ||
-        !mse_map_set(&held->by_slot, block->slot, (uint32_t)held->count))
+    if (held->count == MS_EXPORT_NONE || !MS__ARRAY_GROW(held->blocks, held->room, held->count + 1) ||
+        !ms__map_set(&held->by_slot, block->slot, (uint32_t)held->count))
         return MS_ENOMEM;
     held->blocks[held->count] = *block;
     return held->handler->begin(held->self, &held->blocks[held->count++], cause);
 }
 
 /* The last block moves into its place. Its slot is in the map, so that setting it needs no memory. */
-static int drop_block(mse_held *held, mse_block *block, mse_cause cause)
+static int drop_block(ms__export_held *held, ms__export_block *block, ms__export_cause cause)
 {
     int error = held->handler->end(held->self, block, cause);
-    mse_map_remove(&held->by_slot, block->slot);
-    const mse_block *last = &held->blocks[--held->count];
+    ms__map_remove(&held->by_slot, block->slot);
+    const ms__export_block *last = &held->blocks[--held->count];
     if (block == last || error)
         return error;
     *block = *last;
-    return mse_map_set(&held->by_slot, block->slot, (uint32_t)(block - held->blocks)) ? MS_OK : MS_ENOMEM;
+    return ms__map_set(&held->by_slot, block->slot, (uint32_t)(block - held->blocks)) ? MS_OK : MS_ENOMEM;
 }
 
-static int claim_block(mse_held *held, mse_block *block, uint8_t category, uint8_t kind, ms_path path)
+static int claim_block(ms__export_held *held, ms__export_block *block, uint8_t category, uint8_t kind, ms_path path)
 {
     if (block->category == category && block->kind == kind && block->path == path)
         return MS_OK;
-    mse_block before = *block;
+    ms__export_block before = *block;
     block->category = category;
     block->kind = kind;
     block->path = path;
@@ -48,66 +47,66 @@ static int claim_block(mse_held *held, mse_block *block, uint8_t category, uint8
 }
 
 /* ---- events ---- */
-static int add_by_event(mse_held *held, const ms_cursor *cursor, const ms_event *event)
+static int add_by_event(ms__export_held *held, const ms_cursor *cursor, const ms_event *event)
 {
     return add_block(held,
-                     &(mse_block){.bytes = event->bytes,
-                                  .made_at = event->time,
-                                  .step = ms_cursor_step(cursor),
-                                  .id = (int64_t)event->number,
-                                  .slot = event->slot,
-                                  .device = event->device,
-                                  .key_frame = held->key_frames,
-                                  .path = event->path,
-                                  .stack = event->stack,
-                                  .category = event->category,
-                                  .kind = event->kind,
-                                  .phase = event->phase},
-                     MSE_BY_EVENT);
+                     &(ms__export_block){.bytes = event->bytes,
+                                         .made_at = event->time,
+                                         .step = ms_cursor_step(cursor),
+                                         .id = (int64_t)event->number,
+                                         .slot = event->slot,
+                                         .device = event->device,
+                                         .key_frame = held->key_frames,
+                                         .path = event->path,
+                                         .stack = event->stack,
+                                         .category = event->category,
+                                         .kind = event->kind,
+                                         .phase = event->phase},
+                     MS_EXPORT_BY_EVENT);
 }
 
-int mse_held_apply_event(mse_held *held, const ms_cursor *cursor, const ms_event *event)
+int ms__export_held_apply_event(ms__export_held *held, const ms_cursor *cursor, const ms_event *event)
 {
     bool of_block = event->op == MS_OP_ADD || event->op == MS_OP_DROP || event->op == MS_OP_CLAIM;
     if (!of_block || !counts_device(held, event->device))
         return MS_OK;
-    mse_block *block = find_block(held, event->slot);
+    ms__export_block *block = find_block(held, event->slot);
     if (event->op == MS_OP_ADD)
         return add_by_event(held, cursor, event);
     if (!block)
         return MS_OK;
-    return event->op == MS_OP_DROP ? drop_block(held, block, MSE_BY_EVENT)
+    return event->op == MS_OP_DROP ? drop_block(held, block, MS_EXPORT_BY_EVENT)
                                    : claim_block(held, block, event->category, event->kind, event->path);
 }
 
 /* ---- key frames ---- */
-static bool is_same_block(const mse_block *block, const ms_captured_block *captured)
+static bool is_same_block(const ms__export_block *block, const ms_captured_block *captured)
 {
     return block->bytes == captured->bytes && block->device == captured->device &&
            block->made_at == captured->made_at && block->step == captured->step;
 }
 
-static int add_by_key_frame(mse_held *held, const ms_captured_block *block)
+static int add_by_key_frame(ms__export_held *held, const ms_captured_block *block)
 {
     return add_block(held,
-                     &(mse_block){.bytes = block->bytes,
-                                  .made_at = block->made_at,
-                                  .step = block->step,
-                                  .id = --held->lowest_id,
-                                  .slot = block->slot,
-                                  .device = block->device,
-                                  .key_frame = held->key_frames,
-                                  .path = block->path,
-                                  .stack = block->stack,
-                                  .category = block->category,
-                                  .kind = block->kind,
-                                  .phase = block->phase},
-                     MSE_BY_KEY_FRAME);
+                     &(ms__export_block){.bytes = block->bytes,
+                                         .made_at = block->made_at,
+                                         .step = block->step,
+                                         .id = --held->lowest_id,
+                                         .slot = block->slot,
+                                         .device = block->device,
+                                         .key_frame = held->key_frames,
+                                         .path = block->path,
+                                         .stack = block->stack,
+                                         .category = block->category,
+                                         .kind = block->kind,
+                                         .phase = block->phase},
+                     MS_EXPORT_BY_KEY_FRAME);
 }
 
-static int add_or_claim(mse_held *held, const ms_captured_block *captured)
+static int add_or_claim(ms__export_held *held, const ms_captured_block *captured)
 {
-    mse_block *block = find_block(held, captured->slot);
+    ms__export_block *block = find_block(held, captured->slot);
     if (!block)
         return add_by_key_frame(held, captured);
     block->key_frame = held->key_frames;
@@ -115,22 +114,22 @@ static int add_or_claim(mse_held *held, const ms_captured_block *captured)
 }
 
 /* Blocks that the key frame does not contain end before new ones begin, so that the sum is never too high. */
-static int drop_missing(mse_held *held, const ms_cursor *cursor)
+static int drop_missing(ms__export_held *held, const ms_cursor *cursor)
 {
     ms_captured_block captured;
     int error = MS_OK;
     for (uint32_t at = 0; ms_cursor_block(cursor, &at, &captured);) {
-        mse_block *block = find_block(held, captured.slot);
+        ms__export_block *block = find_block(held, captured.slot);
         if (block && is_same_block(block, &captured))
             block->key_frame = held->key_frames;
     }
     for (size_t i = held->count; held->blocks && i-- && !error;)
         if (held->blocks[i].key_frame != held->key_frames)
-            error = drop_block(held, &held->blocks[i], MSE_BY_KEY_FRAME);
+            error = drop_block(held, &held->blocks[i], MS_EXPORT_BY_KEY_FRAME);
     return error;
 }
 
-int mse_held_load_key_frame(mse_held *held, const ms_cursor *cursor)
+int ms__export_held_load_key_frame(ms__export_held *held, const ms_cursor *cursor)
 {
     ms_captured_block captured;
     held->key_frames++;
@@ -141,9 +140,9 @@ int mse_held_load_key_frame(mse_held *held, const ms_cursor *cursor)
     return error;
 }
 
-void mse_held_close(mse_held *held)
+void ms__export_held_close(ms__export_held *held)
 {
     free(held->blocks);
-    mse_map_close(&held->by_slot);
-    *held = (mse_held){0};
+    ms__map_clear(&held->by_slot);
+    *held = (ms__export_held){0};
 }

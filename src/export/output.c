@@ -4,32 +4,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const mse_categories[MS_CATEGORY_COUNT] = {
-#define X(name, text) text,
-    MS_CATEGORIES(X)
-#undef X
-};
-const char *const mse_kinds[MS_KIND_COUNT] = {"",
-#define X(name, text, category) text,
-                                              MS_KINDS(X)
-#undef X
-};
-const char *const mse_phases[MS_PHASE_COUNT] = {
-#define X(name, text) text,
-    MS_PHASES(X)
-#undef X
-};
-
-bool mse_output_open(mse_output *output, const mse_job *job)
+bool ms__export_output_open(ms__export_output *output, const ms_export_job *job)
 {
-    uint8_t *begin = malloc(MSE_OUTPUT_BYTES);
-    *output = (mse_output){.job = job, .begin = begin, .at = begin};
+    uint8_t *begin = malloc(MS_EXPORT_OUTPUT_BYTES);
+    *output = (ms__export_output){.job = job, .begin = begin, .at = begin};
     if (begin)
-        output->reserve_limit = begin + MSE_OUTPUT_BYTES - MSE_RESERVE_BYTES;
+        output->reserve_limit = begin + MS_EXPORT_OUTPUT_BYTES - MS_EXPORT_RESERVE_BYTES;
     return begin != NULL;
 }
 
-void mse_output_flush(mse_output *output)
+void ms__export_output_flush(ms__export_output *output)
 {
     size_t size = (size_t)(output->at - output->begin);
     output->at = output->begin;
@@ -37,18 +21,18 @@ void mse_output_flush(mse_output *output)
         output->failed = !output->job->put(output->job->context, output->begin, size, output->part);
 }
 
-void mse_output_close(mse_output *output)
+void ms__export_output_close(ms__export_output *output)
 {
     free(output->begin);
-    *output = (mse_output){0};
+    *output = (ms__export_output){0};
 }
 
-void mse_put(mse_output *output, const void *bytes, size_t size)
+void ms__export_put(ms__export_output *output, const void *bytes, size_t size)
 {
     const uint8_t *from = bytes;
     while (size) {
-        uint8_t *to = mse_output_reserve(output);
-        size_t room = (size_t)(output->reserve_limit - to) + MSE_RESERVE_BYTES, part = size < room ? size : room;
+        uint8_t *to = ms__export_output_reserve(output);
+        size_t room = (size_t)(output->reserve_limit - to) + MS_EXPORT_RESERVE_BYTES, part = size < room ? size : room;
         memcpy(to, from, part);
         output->at += part;
         from += part;
@@ -56,14 +40,14 @@ void mse_put(mse_output *output, const void *bytes, size_t size)
     }
 }
 
-void mse_put_string(mse_output *output, const char *string)
+void ms__export_put_string(ms__export_output *output, const char *string)
 {
-    mse_put(output, string, strlen(string));
+    ms__export_put(output, string, strlen(string));
 }
 
-uint8_t *mse_digits(uint8_t *to, uint64_t number)
+uint8_t *ms__export_digits(uint8_t *to, uint64_t number)
 {
-    uint8_t digits[MSE_MAX_DIGITS];
+    uint8_t digits[MS_EXPORT_MAX_DIGITS];
     size_t count = 0;
     do
         digits[count++] = (uint8_t)('0' + number % 10);
@@ -73,12 +57,12 @@ uint8_t *mse_digits(uint8_t *to, uint64_t number)
     return to;
 }
 
-void mse_put_number(mse_output *output, uint64_t number)
+void ms__export_put_number(ms__export_output *output, uint64_t number)
 {
-    output->at = mse_digits(mse_output_reserve(output), number);
+    output->at = ms__export_digits(ms__export_output_reserve(output), number);
 }
 
-bool mse_is_utf8(const char *text)
+bool ms__export_is_utf8(const char *text)
 {
     for (const unsigned char *at = (const unsigned char *)text; *at;) {
         size_t more = *at < 0x80 ? 0 : *at < 0xC2 ? 4 : *at < 0xE0 ? 1 : *at < 0xF0 ? 2 : *at < 0xF5 ? 3 : 4;

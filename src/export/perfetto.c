@@ -6,7 +6,7 @@
  * Everything is written as it happens: only the position of each thread, the last value of each counter, and which of
  * the chosen blocks are held are kept. */
 #include "export/perfetto_packets.h"
-#include "export/replay.h"
+#include "export/walk.h"
 
 #include <stdlib.h>
 
@@ -14,8 +14,8 @@
  *     THREADS + 2 i        the modules of thread i
  *     THREADS + 2 i + 1    its phases */
 enum { PROCESS = 1, STEPS, PEAKS, NOTES, COLLECTIVES, DEVICES = 16 };
-enum { BLOCKS = DEVICES + MSE_DEVICE_TRACKS * MS_MAX_DEVICES };
-enum { THREADS = BLOCKS + MSE_MOST_BLOCKS * MS_MAX_DEVICES };
+enum { BLOCKS = DEVICES + MS_EXPORT_DEVICE_TRACKS * MS_MAX_DEVICES };
+enum { THREADS = BLOCKS + MS_EXPORT_MOST_BLOCKS * MS_MAX_DEVICES };
 /* Ids of interned names and categories. */
 enum { NAME_PHASES = 1, NAME_MODULES = NAME_PHASES + MS_PHASE_COUNT };
 enum { CATEGORY_PHASES = 1, CATEGORY_PHASE = CATEGORY_PHASES + MS_PHASE_COUNT };
@@ -41,32 +41,32 @@ struct thread {
 };
 
 struct writer {
-    const mse_job *job;
-    mse_packets packets;
-    mse_counters *counters;
-    mse_block_tracks *blocks;
-    mse_peak_profiles *profiles;
-    mse_collective_track *collectives;
+    const ms_export_job *job;
+    ms__export_packets packets;
+    ms__export_counters *counters;
+    ms__export_block_tracks *blocks;
+    ms__export_peak_profiles *profiles;
+    ms__export_collective_track *collectives;
     ms_survey survey;
     struct module_node *modules; /* by path */
     uint32_t module_count;
     struct thread *threads;
     size_t thread_count, thread_room;
-    mse_map by_number;
+    struct ms__map by_number;
     uint64_t micros;      /* the time of the last event, in microseconds */
     uint64_t slices_left; /* beginnings and ends that may still be written, see SLICES_PER_POSITION */
     bool in_step, left_out_slices;
 };
 
-static mse_name name_of(const char *a, mse_text b, const char *c)
+static ms__export_name name_of(const char *a, ms_export_text b, const char *c)
 {
-    return (mse_name){mse_text_of(a), b, mse_text_of(c)};
+    return (ms__export_name){ms__export_text_of(a), b, ms__export_text_of(c)};
 }
 
 static void put_instant(struct writer *writer, uint64_t track, const char *name)
 {
-    mse_open_instant(&writer->packets, track, name_of(name, mse_text_of(""), ""));
-    mse_close_event(&writer->packets);
+    ms__export_open_instant(&writer->packets, track, name_of(name, ms__export_text_of(""), ""));
+    ms__export_close_event(&writer->packets);
 }
 
 /* ---- positions of threads ---- */
@@ -79,23 +79,23 @@ static uint64_t track_of_thread(const struct writer *writer, const struct thread
 static void name_thread(struct writer *writer, const struct thread *thread)
 {
     uint64_t track = track_of_thread(writer, thread);
-    uint8_t name[7 + MSE_MAX_DIGITS] = "thread ";
-    mse_text text = {(const char *)name, (size_t)(mse_digits(name + 7, thread->number) - name)};
+    uint8_t name[7 + MS_EXPORT_MAX_DIGITS] = "thread ";
+    ms_export_text text = {(const char *)name, (size_t)(ms__export_digits(name + 7, thread->number) - name)};
     if (thread->number)
-        mse_track_thread(&writer->packets, track, writer->job->pid, thread->number, text);
+        ms__export_track_thread(&writer->packets, track, writer->job->pid, thread->number, text);
     else
-        mse_track(&writer->packets, track, PROCESS, mse_text_of("other threads"), 3);
-    mse_track(&writer->packets, track + 1, track, mse_text_of("phase"), 0);
+        ms__export_track(&writer->packets, track, PROCESS, ms__export_text_of("other threads"), 3);
+    ms__export_track(&writer->packets, track + 1, track, ms__export_text_of("phase"), 0);
 }
 
 /* NULL: out of memory. */
 static struct thread *find_thread(struct writer *writer, uint32_t number)
 {
-    uint32_t at = mse_map_get(&writer->by_number, number);
-    if (at != MSE_NONE)
+    uint32_t at = ms__map_index(&writer->by_number, number);
+    if (at != MS_EXPORT_NONE)
         return &writer->threads[at];
-    if (!mse_grow((void **)&writer->threads, &writer->thread_room, writer->thread_count + 1, sizeof *writer->threads) ||
-        !mse_map_set(&writer->by_number, number, (uint32_t)writer->thread_count))
+    if (!MS__ARRAY_GROW(writer->threads, writer->thread_room, writer->thread_count + 1) ||
+        !ms__map_set(&writer->by_number, number, (uint32_t)writer->thread_count))
         return NULL;
     struct thread *thread = &writer->threads[writer->thread_count++];
     *thread = (struct thread){.number = number};
@@ -107,9 +107,9 @@ static void begin_module(struct writer *writer, uint64_t track, ms_path path, ui
 {
     struct module_node *module = &writer->modules[path];
     if (!module->named)
-        mse_intern_name(&writer->packets, NAME_MODULES + (uint64_t)path, mse_module(writer->job, path));
+        ms__export_intern_name(&writer->packets, NAME_MODULES + (uint64_t)path, ms__export_module(writer->job, path));
     module->named = true;
-    mse_begin_slice(&writer->packets, track, NAME_MODULES + (uint64_t)path, CATEGORY_PHASES + phase);
+    ms__export_begin_slice(&writer->packets, track, NAME_MODULES + (uint64_t)path, CATEGORY_PHASES + phase);
 }
 
 /* The innermost module that is an ancestor of both, or one of them. */
@@ -148,7 +148,7 @@ static void end_modules(struct writer *writer, const struct thread *thread, ms_p
 {
     ms_path at = thread->path;
     while (at != kept) {
-        mse_end_slice(&writer->packets, track_of_thread(writer, thread));
+        ms__export_end_slice(&writer->packets, track_of_thread(writer, thread));
         at = thread->is_alone ? kept : writer->modules[at].parent;
     }
 }
@@ -185,9 +185,9 @@ static void move_thread(struct writer *writer, struct thread *thread, uint8_t ph
     }
     end_modules(writer, thread, kept);
     if (phase != thread->phase && thread->phase != MS_IDLE)
-        mse_end_slice(&writer->packets, phases);
+        ms__export_end_slice(&writer->packets, phases);
     if (phase != thread->phase && phase != MS_IDLE)
-        mse_begin_slice(&writer->packets, phases, NAME_PHASES + phase, CATEGORY_PHASE);
+        ms__export_begin_slice(&writer->packets, phases, NAME_PHASES + phase, CATEGORY_PHASE);
     thread->phase = phase;
     thread->path = path;
     thread->is_alone = is_alone;
@@ -197,29 +197,29 @@ static void move_thread(struct writer *writer, struct thread *thread, uint8_t ph
 /* ---- steps, peaks and failed allocations ---- */
 static void put_step(struct writer *writer, uint64_t number)
 {
-    uint8_t digits[MSE_MAX_DIGITS];
-    mse_text text = {(const char *)digits, (size_t)(mse_digits(digits, number) - digits)};
+    uint8_t digits[MS_EXPORT_MAX_DIGITS];
+    ms_export_text text = {(const char *)digits, (size_t)(ms__export_digits(digits, number) - digits)};
     if (writer->in_step)
-        mse_end_slice(&writer->packets, STEPS);
+        ms__export_end_slice(&writer->packets, STEPS);
     writer->in_step = true;
-    mse_open_named_slice(&writer->packets, STEPS, name_of("step ", text, ""));
-    mse_annotate(&writer->packets, "step", number);
-    mse_close_event(&writer->packets);
+    ms__export_open_named_slice(&writer->packets, STEPS, name_of("step ", text, ""));
+    ms__export_annotate(&writer->packets, "step", number);
+    ms__export_close_event(&writer->packets);
 }
 
 static void put_peak(struct writer *writer, uint32_t device)
 {
-    mse_packets *packets = &writer->packets;
+    ms__export_packets *packets = &writer->packets;
     const ms_capture_peak *peak = &writer->survey.peaks[device];
     const char *suffix = writer->survey.is_lower_bound ? " (at least)" : "";
-    mse_open_instant(packets, PEAKS, name_of("peak of ", mse_device(writer->job, device), suffix));
-    mse_annotate(packets, "bytes", (uint64_t)peak->bytes);
-    mse_annotate(packets, "reserved", peak->reserved);
-    mse_annotate(packets, "moment", peak->moment);
-    mse_annotate(packets, "step", peak->step);
-    mse_annotate_text(packets, "phase", mse_text_of(mse_phases[peak->phase]));
-    mse_annotate_text(packets, "module", mse_module(writer->job, peak->running));
-    mse_close_event(packets);
+    ms__export_open_instant(packets, PEAKS, name_of("peak of ", ms__export_device(writer->job, device), suffix));
+    ms__export_annotate(packets, "bytes", (uint64_t)peak->bytes);
+    ms__export_annotate(packets, "reserved", peak->reserved);
+    ms__export_annotate(packets, "moment", peak->moment);
+    ms__export_annotate(packets, "step", peak->step);
+    ms__export_annotate_text(packets, "phase", ms__export_text_of(ms_phase_name(peak->phase)));
+    ms__export_annotate_text(packets, "module", ms__export_module(writer->job, peak->running));
+    ms__export_close_event(packets);
 }
 
 /* Put the peaks that are reached at the cursor's moment. MS_ENOMEM. */
@@ -229,24 +229,24 @@ static int put_peaks(struct writer *writer, const ms_cursor *cursor)
     for (uint32_t device = 0; !error && device < writer->survey.devices; device++)
         if (writer->survey.peaks[device].bytes && writer->survey.peaks[device].moment == ms_cursor_moment(cursor)) {
             put_peak(writer, device);
-            error = mse_peak_profiles_write(writer->profiles, &writer->packets, cursor, device);
+            error = ms__export_peak_profiles_write(writer->profiles, &writer->packets, cursor, device);
         }
     return error;
 }
 
 static void put_oom_instant(struct writer *writer, const struct thread *thread, const ms_event *event)
 {
-    mse_packets *packets = &writer->packets;
-    mse_text device = mse_text_cut(mse_device(writer->job, event->device), MAX_NAME_IN_INSTANT);
-    mse_text module = mse_text_cut(mse_module(writer->job, event->path), MAX_NAME_IN_INSTANT);
-    mse_open_instant(packets, track_of_thread(writer, thread), name_of("out of memory on ", device, ""));
-    mse_annotate(packets, "requested", event->bytes);
-    mse_annotate(packets, "allocated", event->allocated);
-    mse_annotate(packets, "reserved", event->reserved);
-    mse_annotate_text(packets, "device", device);
-    mse_annotate_text(packets, "phase", mse_text_of(mse_phases[event->phase]));
-    mse_annotate_text(packets, "module", module);
-    mse_close_event(packets);
+    ms__export_packets *packets = &writer->packets;
+    ms_export_text device = ms__export_text_cut(ms__export_device(writer->job, event->device), MAX_NAME_IN_INSTANT);
+    ms_export_text module = ms__export_text_cut(ms__export_module(writer->job, event->path), MAX_NAME_IN_INSTANT);
+    ms__export_open_instant(packets, track_of_thread(writer, thread), name_of("out of memory on ", device, ""));
+    ms__export_annotate(packets, "requested", event->bytes);
+    ms__export_annotate(packets, "allocated", event->allocated);
+    ms__export_annotate(packets, "reserved", event->reserved);
+    ms__export_annotate_text(packets, "device", device);
+    ms__export_annotate_text(packets, "phase", ms__export_text_of(ms_phase_name(event->phase)));
+    ms__export_annotate_text(packets, "module", module);
+    ms__export_close_event(packets);
 }
 
 /* ---- events ---- */
@@ -257,7 +257,7 @@ static void set_trace_time(struct writer *writer, uint64_t micros)
 {
     uint64_t *time = &writer->packets.time;
     micros = micros > UINT64_MAX / 2000 ? UINT64_MAX / 2000 : micros;
-    mse_collective_track_write(writer->collectives, &writer->packets, writer->job, micros * 1000);
+    ms__export_collective_track_write(writer->collectives, &writer->packets, writer->job, micros * 1000);
     if (micros > writer->micros) {
         writer->micros = micros;
         *time = micros * 1000;
@@ -276,7 +276,7 @@ static int move_all_threads(struct writer *writer, const ms_cursor *cursor)
         writer->threads[i].in_key_frame = false;
     for (size_t i = 0; ms_cursor_thread(cursor, i, &number, &id, &phase, &path); i++) {
         bool is_idle = phase == MS_IDLE && path == MS_GLOBAL;
-        if (is_idle && mse_map_get(&writer->by_number, number) == MSE_NONE)
+        if (is_idle && !ms__map_has(&writer->by_number, number))
             continue;
         struct thread *thread = find_thread(writer, number);
         if (!thread)
@@ -294,9 +294,9 @@ static int perfetto_on_key_frame(void *self, const ms_cursor *cursor, bool first
 {
     struct writer *writer = self;
     set_trace_time(writer, ms_cursor_time(cursor));
-    int error = mse_counters_load_key_frame(writer->counters, &writer->packets, cursor);
+    int error = ms__export_counters_load_key_frame(writer->counters, &writer->packets, cursor);
     if (!error)
-        error = mse_block_tracks_load_key_frame(writer->blocks, &writer->packets, cursor);
+        error = ms__export_block_tracks_load_key_frame(writer->blocks, &writer->packets, cursor);
     if (error)
         return error;
     if (!first || ms_cursor_is_lower_bound(cursor))
@@ -321,9 +321,9 @@ static int on_thread_event(struct writer *writer, const ms_event *event)
 
 static int on_block_event(struct writer *writer, const ms_cursor *cursor, const ms_event *event)
 {
-    int error = mse_counters_apply(writer->counters, &writer->packets, cursor, event);
+    int error = ms__export_counters_apply(writer->counters, &writer->packets, cursor, event);
     if (!error)
-        error = mse_block_tracks_apply(writer->blocks, &writer->packets, event);
+        error = ms__export_block_tracks_apply(writer->blocks, &writer->packets, event);
     return error || event->op != MS_OP_ADD ? error : put_peaks(writer, cursor);
 }
 
@@ -346,7 +346,7 @@ static int perfetto_on_event(void *self, const ms_cursor *cursor, const ms_event
         put_instant(writer, STEPS, "optimizer step ended");
         break;
     case MS_OP_RESERVED:
-        mse_counters_set_reserved(writer->counters, &writer->packets, cursor, event->device);
+        ms__export_counters_set_reserved(writer->counters, &writer->packets, cursor, event->device);
         break;
     default:
         break;
@@ -377,18 +377,18 @@ static bool load_modules(struct writer *writer)
 
 static void put_trace_head(struct writer *writer)
 {
-    mse_packets *packets = &writer->packets;
-    mse_packets_begin(packets, writer->job->began);
-    mse_track_process(packets, PROCESS, writer->job->pid, writer->job->title);
-    mse_track(packets, STEPS, PROCESS, mse_text_of("steps"), 0);
-    mse_track(packets, PEAKS, PROCESS, mse_text_of("peaks"), 1);
-    mse_track(packets, NOTES, PROCESS, mse_text_of("notes"), 2);
-    mse_collective_track_begin(writer->collectives, packets, PROCESS);
+    ms__export_packets *packets = &writer->packets;
+    ms__export_packets_begin(packets, writer->job->began);
+    ms__export_track_process(packets, PROCESS, writer->job->pid, writer->job->title);
+    ms__export_track(packets, STEPS, PROCESS, ms__export_text_of("steps"), 0);
+    ms__export_track(packets, PEAKS, PROCESS, ms__export_text_of("peaks"), 1);
+    ms__export_track(packets, NOTES, PROCESS, ms__export_text_of("notes"), 2);
+    ms__export_collective_track_begin(writer->collectives, packets, PROCESS);
     for (uint32_t i = 0; i < MS_PHASE_COUNT; i++) {
-        mse_intern_name(packets, NAME_PHASES + i, mse_text_of(mse_phases[i]));
-        mse_intern_category(packets, CATEGORY_PHASES + i, mse_text_of(mse_phases[i]));
+        ms__export_intern_name(packets, NAME_PHASES + i, ms__export_text_of(ms_phase_name(i)));
+        ms__export_intern_category(packets, CATEGORY_PHASES + i, ms__export_text_of(ms_phase_name(i)));
     }
-    mse_intern_category(packets, CATEGORY_PHASE, mse_text_of("phase"));
+    ms__export_intern_category(packets, CATEGORY_PHASE, ms__export_text_of("phase"));
 }
 
 static void put_trace_tail(struct writer *writer)
@@ -396,48 +396,48 @@ static void put_trace_tail(struct writer *writer)
     set_trace_time(writer, ms_reader_get_status(writer->job->reader).duration);
     for (size_t i = 0; i < writer->thread_count; i++)
         move_thread(writer, &writer->threads[i], MS_IDLE, MS_GLOBAL);
-    mse_block_tracks_end(writer->blocks, &writer->packets);
+    ms__export_block_tracks_end(writer->blocks, &writer->packets);
     if (writer->in_step)
-        mse_end_slice(&writer->packets, STEPS);
-    mse_collective_track_write(writer->collectives, &writer->packets, writer->job, UINT64_MAX / 2);
+        ms__export_end_slice(&writer->packets, STEPS);
+    ms__export_collective_track_write(writer->collectives, &writer->packets, writer->job, UINT64_MAX / 2);
 }
 
 static int write_trace(struct writer *writer)
 {
-    static const mse_replay_handler handler = {perfetto_on_key_frame, perfetto_on_event};
+    static const ms__export_walk_handler handler = {perfetto_on_key_frame, perfetto_on_event};
     int error = ms_reader_survey(writer->job->reader, &writer->survey, NULL, NULL);
     if (!error)
-        error = mse_collective_track_open(writer->job, COLLECTIVES, &writer->collectives);
+        error = ms__export_collective_track_open(writer->job, COLLECTIVES, &writer->collectives);
     if (!error)
-        error = mse_counters_open(writer->job, PROCESS, DEVICES, &writer->counters);
+        error = ms__export_counters_open(writer->job, PROCESS, DEVICES, &writer->counters);
     if (!error)
-        error = mse_block_tracks_open(writer->job, &writer->survey, writer->counters, BLOCKS, &writer->blocks);
+        error = ms__export_block_tracks_open(writer->job, &writer->survey, writer->counters, BLOCKS, &writer->blocks);
     if (!error)
-        error = mse_peak_profiles_open(writer->job, &writer->profiles);
+        error = ms__export_peak_profiles_open(writer->job, &writer->profiles);
     if (error)
         return error;
     put_trace_head(writer);
-    error = mse_replay(writer->job, &handler, writer, &writer->packets.output, 0, 1);
+    error = ms__export_walk(writer->job, &handler, writer, &writer->packets.output, 0, 1);
     if (!error)
         put_trace_tail(writer);
-    return error && error != MS_ESTOPPED ? error : mse_packets_end(&writer->packets);
+    return error && error != MS_ESTOPPED ? error : ms__export_packets_end(&writer->packets);
 }
 
-int mse_perfetto(const mse_job *job)
+int ms_export_perfetto(const ms_export_job *job)
 {
     struct writer *writer = calloc(1, sizeof *writer);
     if (!writer)
         return MS_ENOMEM;
     writer->job = job;
     writer->slices_left = SLICES_IN_ADVANCE;
-    bool ready = mse_packets_open(&writer->packets, job) && load_modules(writer);
+    bool ready = ms__export_packets_open(&writer->packets, job) && load_modules(writer);
     int error = ready ? write_trace(writer) : MS_ENOMEM;
-    mse_packets_close(&writer->packets);
-    mse_block_tracks_close(writer->blocks);
-    mse_peak_profiles_close(writer->profiles);
-    mse_counters_close(writer->counters);
-    mse_collective_track_close(writer->collectives);
-    mse_map_close(&writer->by_number);
+    ms__export_packets_close(&writer->packets);
+    ms__export_block_tracks_close(writer->blocks);
+    ms__export_peak_profiles_close(writer->profiles);
+    ms__export_counters_close(writer->counters);
+    ms__export_collective_track_close(writer->collectives);
+    ms__map_clear(&writer->by_number);
     free(writer->threads);
     free(writer->modules);
     free(writer);

@@ -17,7 +17,7 @@ struct edge {
     bool is_end;
 };
 
-struct mse_collective_track {
+struct ms__export_collective_track {
     ms_reader *reader;
     ms_collectives found;
     struct edge *edges; /* by time */
@@ -34,36 +34,37 @@ static const ms_collective_group *find_group(const ms_collectives *found, uint32
     return NULL;
 }
 
-static void annotate_collective(mse_packets *packets, const mse_job *job, const ms_collectives *found,
+static void annotate_collective(ms__export_packets *packets, const ms_export_job *job, const ms_collectives *found,
                                 const ms_collective *one)
 {
     const ms_collective_group *group = find_group(found, one->group);
-    mse_annotate(packets, "bytes", one->bytes);
-    mse_annotate_text(packets, "module", mse_module(job, one->path));
-    mse_annotate_text(packets, "phase", mse_text_of(mse_phases[one->phase]));
-    mse_annotate(packets, "step", one->step);
+    ms__export_annotate(packets, "bytes", one->bytes);
+    ms__export_annotate_text(packets, "module", ms__export_module(job, one->path));
+    ms__export_annotate_text(packets, "phase", ms__export_text_of(ms_phase_name(one->phase)));
+    ms__export_annotate(packets, "step", one->step);
     if (one->timing != MS_COLLECTIVE_NOT_TIMED)
-        mse_annotate_text(packets, "timing", mse_text_of(ms_collective_timing_name(one->timing)));
+        ms__export_annotate_text(packets, "timing", ms__export_text_of(ms_collective_timing_name(one->timing)));
     if (group) {
-        mse_annotate_text(packets, "group", mse_text_of(group->name));
-        mse_annotate_text(packets, "backend", mse_text_of(group->backend));
-        mse_annotate_text(packets, "ranks", mse_text_of(group->ranks));
-        mse_annotate(packets, "group size", group->size);
+        ms__export_annotate_text(packets, "group", ms__export_text_of(group->name));
+        ms__export_annotate_text(packets, "backend", ms__export_text_of(group->backend));
+        ms__export_annotate_text(packets, "ranks", ms__export_text_of(group->ranks));
+        ms__export_annotate(packets, "group size", group->size);
     }
 }
 
 /* Begin the slice of a collective, or put its instant. */
-static void begin_collective(mse_collective_track *track, mse_packets *packets, const mse_job *job,
+static void begin_collective(ms__export_collective_track *track, ms__export_packets *packets, const ms_export_job *job,
                              const struct edge *edge)
 {
     const ms_collective *one = &track->found.at[edge->index];
-    mse_name name = {mse_text_of(ms_collective_name(one->kind)), mse_text_of(""), mse_text_of("")};
+    ms__export_name name = {ms__export_text_of(ms_collective_name(one->kind)), ms__export_text_of(""),
+                            ms__export_text_of("")};
     if (one->nanoseconds)
-        mse_open_named_slice(packets, track->uuid + edge->track, name);
+        ms__export_open_named_slice(packets, track->uuid + edge->track, name);
     else
-        mse_open_instant(packets, track->uuid + edge->track, name);
+        ms__export_open_instant(packets, track->uuid + edge->track, name);
     annotate_collective(packets, job, &track->found, one);
-    mse_close_event(packets);
+    ms__export_close_event(packets);
 }
 
 /* ---- which track each is on ---- */
@@ -79,7 +80,7 @@ static int by_time(const void *a, const void *b)
     return first->index < second->index ? -1 : first->index > second->index;
 }
 
-static void add_edge(mse_collective_track *track, uint64_t time, uint32_t index, uint8_t on, bool is_end)
+static void add_edge(ms__export_collective_track *track, uint64_t time, uint32_t index, uint8_t on, bool is_end)
 {
     track->edges[track->edge_count++] = (struct edge){time, index, on, is_end};
 }
@@ -100,7 +101,7 @@ static uint64_t at_most(uint64_t value, uint64_t most)
 }
 
 /* MS_ENOMEM. Where too many run at a time, one begins later than it did: when another one has ended. */
-static int find_tracks(mse_collective_track *track)
+static int find_tracks(ms__export_collective_track *track)
 {
     uint64_t busy[MOST_TRACKS] = {0}; /* until when each track is */
     size_t count = track->found.count;
@@ -129,9 +130,9 @@ static int find_tracks(mse_collective_track *track)
     return MS_OK;
 }
 
-int mse_collective_track_open(const mse_job *job, uint64_t uuid, mse_collective_track **out)
+int ms__export_collective_track_open(const ms_export_job *job, uint64_t uuid, ms__export_collective_track **out)
 {
-    mse_collective_track *track = calloc(1, sizeof *track);
+    ms__export_collective_track *track = calloc(1, sizeof *track);
     if (!track)
         return MS_ENOMEM;
     track->reader = job->reader;
@@ -140,14 +141,14 @@ int mse_collective_track_open(const mse_job *job, uint64_t uuid, mse_collective_
     if (!error)
         error = find_tracks(track);
     if (error) {
-        mse_collective_track_close(track);
+        ms__export_collective_track_close(track);
         return error;
     }
     *out = track;
     return MS_OK;
 }
 
-void mse_collective_track_close(mse_collective_track *track)
+void ms__export_collective_track_close(ms__export_collective_track *track)
 {
     if (!track)
         return;
@@ -156,13 +157,14 @@ void mse_collective_track_close(mse_collective_track *track)
     free(track);
 }
 
-void mse_collective_track_begin(mse_collective_track *track, mse_packets *packets, uint64_t parent)
+void ms__export_collective_track_begin(ms__export_collective_track *track, ms__export_packets *packets, uint64_t parent)
 {
     for (uint8_t n = 0; n < track->tracks; n++)
-        mse_track(packets, track->uuid + n, parent, mse_text_of("collectives"), 3);
+        ms__export_track(packets, track->uuid + n, parent, ms__export_text_of("collectives"), 3);
 }
 
-void mse_collective_track_write(mse_collective_track *track, mse_packets *packets, const mse_job *job, uint64_t until)
+void ms__export_collective_track_write(ms__export_collective_track *track, ms__export_packets *packets,
+                                       const ms_export_job *job, uint64_t until)
 {
     for (; track->next < track->edge_count; track->next++) {
         const struct edge *edge = &track->edges[track->next];
@@ -171,7 +173,7 @@ void mse_collective_track_write(mse_collective_track *track, mse_packets *packet
         if (packets->time < edge->time)
             packets->time = edge->time;
         if (edge->is_end)
-            mse_end_slice(packets, track->uuid + edge->track);
+            ms__export_end_slice(packets, track->uuid + edge->track);
         else
             begin_collective(track, packets, job, edge);
     }

@@ -20,16 +20,16 @@ struct held {
     uint8_t category, kind;
 };
 
-struct mse_peak_profiles {
-    const mse_job *job;
+struct ms__export_peak_profiles {
+    const ms_export_job *job;
     uint64_t lines, operators;     /* the first ids */
     bool *is_known;                /* by id: the frame was written */
     uint64_t callstacks, profiles; /* how many were written */
 };
 
-int mse_peak_profiles_open(const mse_job *job, mse_peak_profiles **out)
+int ms__export_peak_profiles_open(const ms_export_job *job, ms__export_peak_profiles **out)
 {
-    mse_peak_profiles *profiles = calloc(1, sizeof *profiles);
+    ms__export_peak_profiles *profiles = calloc(1, sizeof *profiles);
     if (!profiles)
         return MS_ENOMEM;
     *out = profiles;
@@ -40,7 +40,7 @@ int mse_peak_profiles_open(const mse_job *job, mse_peak_profiles **out)
     return profiles->is_known ? MS_OK : MS_ENOMEM;
 }
 
-void mse_peak_profiles_close(mse_peak_profiles *profiles)
+void ms__export_peak_profiles_close(ms__export_peak_profiles *profiles)
 {
     if (profiles)
         free(profiles->is_known);
@@ -101,44 +101,46 @@ static size_t unite_held(struct held *held, size_t count)
 }
 
 /* ---- frames ---- */
-static uint64_t know_frame(mse_peak_profiles *profiles, mse_packets *packets, uint64_t id, mse_name name, mse_text file,
-                           uint32_t line)
+static uint64_t know_frame(ms__export_peak_profiles *profiles, ms__export_packets *packets, uint64_t id,
+                           ms__export_name name, ms_export_text file, uint32_t line)
 {
     if (!profiles->is_known[id])
-        mse_intern_frame(packets, id, name, file, line);
+        ms__export_intern_frame(packets, id, name, file, line);
     profiles->is_known[id] = true;
     return id;
 }
 
-static uint64_t know_word(mse_peak_profiles *profiles, mse_packets *packets, uint64_t id, mse_text word)
+static uint64_t know_word(ms__export_peak_profiles *profiles, ms__export_packets *packets, uint64_t id,
+                          ms_export_text word)
 {
-    mse_name name = {mse_text_cut(word, MOST_NAME), {0}, {0}};
-    return know_frame(profiles, packets, id, name, (mse_text){0}, 0);
+    ms__export_name name = {ms__export_text_cut(word, MOST_NAME), {0}, {0}};
+    return know_frame(profiles, packets, id, name, (ms_export_text){0}, 0);
 }
 
-static mse_text last_part(mse_text path)
+static ms_export_text last_part(ms_export_text path)
 {
     size_t at = path.size;
     while (at && path.bytes[at - 1] != '/')
         at--;
-    return (mse_text){path.bytes + at, path.size - at};
+    return (ms_export_text){path.bytes + at, path.size - at};
 }
 
 /* "forward (gpt.py:41)" */
-static uint64_t know_line(mse_peak_profiles *profiles, mse_packets *packets, ms_stack stack)
+static uint64_t know_line(ms__export_peak_profiles *profiles, ms__export_packets *packets, ms_stack stack)
 {
-    enum { WITH_LINE = MOST_NAME + MSE_MAX_DIGITS + 2 };
-    mse_place place = mse_place_of(profiles->job, stack);
-    mse_text file = mse_text_cut(last_part(place.file), MOST_NAME);
+    enum { WITH_LINE = MOST_NAME + MS_EXPORT_MAX_DIGITS + 2 };
+    ms_export_place place = ms__export_place_of(profiles->job, stack);
+    ms_export_text file = ms__export_text_cut(last_part(place.file), MOST_NAME);
     uint8_t where[WITH_LINE], *at = where;
     memcpy(at, file.bytes, file.size);
     at += file.size;
     *at++ = ':';
-    at = mse_digits(at, place.line);
+    at = ms__export_digits(at, place.line);
     *at++ = ')';
-    mse_name name = {
-        mse_text_cut(place.function, MOST_NAME), mse_text_of(" ("), {(const char *)where, (size_t)(at - where)}};
-    return know_frame(profiles, packets, profiles->lines + stack, name, mse_text_cut(place.file, MOST_FILE),
+    ms__export_name name = {ms__export_text_cut(place.function, MOST_NAME),
+                            ms__export_text_of(" ("),
+                            {(const char *)where, (size_t)(at - where)}};
+    return know_frame(profiles, packets, profiles->lines + stack, name, ms__export_text_cut(place.file, MOST_FILE),
                       place.line);
 }
 
@@ -147,7 +149,8 @@ struct frames {
     size_t count;
 };
 
-static void push_modules(mse_peak_profiles *profiles, mse_packets *packets, struct frames *frames, ms_path path)
+static void push_modules(ms__export_peak_profiles *profiles, ms__export_packets *packets, struct frames *frames,
+                         ms_path path)
 {
     ms_path around[MOST_MODULES], parent;
     size_t count = 0;
@@ -161,19 +164,20 @@ static void push_modules(mse_peak_profiles *profiles, mse_packets *packets, stru
     while (count) {
         ms_path next = around[--count];
         frames->of[frames->count++] =
-            know_word(profiles, packets, MODULES + (uint64_t)next, mse_module(profiles->job, next));
+            know_word(profiles, packets, MODULES + (uint64_t)next, ms__export_module(profiles->job, next));
     }
 }
 
-static void push_lines(mse_peak_profiles *profiles, mse_packets *packets, struct frames *frames, ms_stack stack)
+static void push_lines(ms__export_peak_profiles *profiles, ms__export_packets *packets, struct frames *frames,
+                       ms_stack stack)
 {
     ms_stack around[MOST_LINES];
     size_t count = 0;
     ms_frame frame;
-    mse_text operator_name = mse_place_of(profiles->job, stack).operator_name;
+    ms_export_text operator_name = ms__export_place_of(profiles->job, stack).operator_name;
     uint64_t operator_id = profiles->operators + stack;
     for (; count < MOST_LINES && ms_reader_stack(profiles->job->reader, stack, &frame); stack = frame.outer) {
-        if (frame.file && mse_place_of(profiles->job, stack).file.bytes)
+        if (frame.file && ms__export_place_of(profiles->job, stack).file.bytes)
             around[count++] = stack;
         if (frame.outer >= stack)
             break;
@@ -185,7 +189,7 @@ static void push_lines(mse_peak_profiles *profiles, mse_packets *packets, struct
 }
 
 /* Returns the callstack's id. */
-static uint64_t put_callstack(mse_peak_profiles *profiles, mse_packets *packets, const struct held *held)
+static uint64_t put_callstack(ms__export_peak_profiles *profiles, ms__export_packets *packets, const struct held *held)
 {
     struct frames frames;
     frames.count = 0;
@@ -194,43 +198,45 @@ static uint64_t put_callstack(mse_peak_profiles *profiles, mse_packets *packets,
         push_lines(profiles, packets, &frames, held->stack);
     if (held->kind)
         frames.of[frames.count++] =
-            know_word(profiles, packets, KINDS + (uint64_t)held->kind, mse_text_of(mse_kinds[held->kind]));
+            know_word(profiles, packets, KINDS + (uint64_t)held->kind, ms__export_text_of(ms_kind_name(held->kind)));
     frames.of[frames.count++] = know_word(profiles, packets, CATEGORIES + (uint64_t)held->category,
-                                          mse_text_of(mse_categories[held->category]));
-    mse_intern_callstack(packets, ++profiles->callstacks, frames.of, frames.count);
+                                          ms__export_text_of(ms_category_name(held->category)));
+    ms__export_intern_callstack(packets, ++profiles->callstacks, frames.of, frames.count);
     return profiles->callstacks;
 }
 
-static uint64_t put_rest_callstack(mse_peak_profiles *profiles, mse_packets *packets)
+static uint64_t put_rest_callstack(ms__export_peak_profiles *profiles, ms__export_packets *packets)
 {
-    uint64_t frame = know_word(profiles, packets, REST, mse_text_of("(all that hold less)"));
-    mse_intern_callstack(packets, ++profiles->callstacks, &frame, 1);
+    uint64_t frame = know_word(profiles, packets, REST, ms__export_text_of("(all that hold less)"));
+    ms__export_intern_callstack(packets, ++profiles->callstacks, &frame, 1);
     return profiles->callstacks;
 }
 
 /* ---- a profile ---- */
-static void put_profile(mse_peak_profiles *profiles, mse_packets *packets, uint32_t device, const struct held *held,
-                        size_t count)
+static void put_profile(ms__export_peak_profiles *profiles, ms__export_packets *packets, uint32_t device,
+                        const struct held *held, size_t count)
 {
     size_t shown = count > MOST_STACKS ? MOST_STACKS : count;
     uint64_t first = profiles->callstacks + 1, bytes = 0, blocks = 0;
-    mse_profile_message message;
+    ms__export_profile_message message;
     for (size_t i = 0; i < shown; i++)
         put_callstack(profiles, packets, &held[i]);
     uint64_t rest = shown < count ? put_rest_callstack(profiles, packets) : 0;
-    mse_open_profile(packets, &message, profiles->profiles++, profiles->job->pid, mse_device(profiles->job, device));
+    ms__export_open_profile(packets, &message, profiles->profiles++, profiles->job->pid,
+                            ms__export_device(profiles->job, device));
     for (size_t i = 0; i < shown; i++)
-        mse_profile_sample(packets, first + i, held[i].bytes, held[i].count);
+        ms__export_profile_sample(packets, first + i, held[i].bytes, held[i].count);
     for (size_t i = shown; i < count; i++) {
         bytes += held[i].bytes;
         blocks += held[i].count;
     }
     if (rest)
-        mse_profile_sample(packets, rest, bytes, blocks);
-    mse_close_profile(packets, &message);
+        ms__export_profile_sample(packets, rest, bytes, blocks);
+    ms__export_close_profile(packets, &message);
 }
 
-int mse_peak_profiles_write(mse_peak_profiles *profiles, mse_packets *packets, const ms_cursor *cursor, uint32_t device)
+int ms__export_peak_profiles_write(ms__export_peak_profiles *profiles, ms__export_packets *packets,
+                                   const ms_cursor *cursor, uint32_t device)
 {
     struct held *held = malloc(((size_t)ms_cursor_blocks(cursor) + 1) * sizeof *held);
     if (!held)

@@ -14,9 +14,9 @@ enum {
 };
 
 /* Put an opcode and the lowest `count` bytes of a number, little-endian. */
-static void put_op_with_bytes(mse_pickle *pickle, uint8_t op, uint64_t number, int count)
+static void put_op_with_bytes(ms__export_pickle *pickle, uint8_t op, uint64_t number, int count)
 {
-    uint8_t *to = mse_output_reserve(&pickle->output);
+    uint8_t *to = ms__export_output_reserve(&pickle->output);
     *to++ = op;
     for (; count; count--, number >>= 8)
         *to++ = (uint8_t)number;
@@ -24,9 +24,9 @@ static void put_op_with_bytes(mse_pickle *pickle, uint8_t op, uint64_t number, i
 }
 
 /* The highest bit of the last byte is the sign; where it would be set, a 0 byte follows. */
-static void put_long(mse_pickle *pickle, uint64_t number)
+static void put_long(ms__export_pickle *pickle, uint64_t number)
 {
-    uint8_t *length = mse_output_reserve(&pickle->output) + 1;
+    uint8_t *length = ms__export_output_reserve(&pickle->output) + 1;
     put_op_with_bytes(pickle, LONG1, 0, 1);
     for (; number; number >>= 8) {
         *pickle->output.at++ = (uint8_t)number;
@@ -36,7 +36,7 @@ static void put_long(mse_pickle *pickle, uint64_t number)
     *length = (uint8_t)(pickle->output.at - length - 1);
 }
 
-void mse_pickle_number(mse_pickle *pickle, uint64_t number)
+void ms__export_pickle_number(ms__export_pickle *pickle, uint64_t number)
 {
     if (number <= UINT8_MAX)
         put_op_with_bytes(pickle, BININT1, number, 1);
@@ -48,22 +48,22 @@ void mse_pickle_number(mse_pickle *pickle, uint64_t number)
         put_long(pickle, number);
 }
 
-void mse_pickle_text(mse_pickle *pickle, mse_text text)
+void ms__export_pickle_text(ms__export_pickle *pickle, ms_export_text text)
 {
     if (text.size <= UINT8_MAX)
         put_op_with_bytes(pickle, SHORT_BINUNICODE, text.size, 1);
     else
         put_op_with_bytes(pickle, BINUNICODE, text.size, 4);
-    mse_put_text(&pickle->output, text);
+    ms__export_put_text(&pickle->output, text);
 }
 
-uint32_t mse_pickle_memoize(mse_pickle *pickle)
+uint32_t ms__export_pickle_memoize(ms__export_pickle *pickle)
 {
-    mse_put_byte(&pickle->output, MEMOIZE);
+    ms__export_put_byte(&pickle->output, MEMOIZE);
     return pickle->memo_count++;
 }
 
-void mse_pickle_get(mse_pickle *pickle, uint32_t memo_index)
+void ms__export_pickle_get(ms__export_pickle *pickle, uint32_t memo_index)
 {
     put_op_with_bytes(pickle, memo_index <= UINT8_MAX ? BINGET : LONG_BINGET, memo_index,
                       memo_index <= UINT8_MAX ? 1 : 4);

@@ -5,31 +5,31 @@
 #include "export/output.h"
 
 enum {
-    MSE_PROTO = 0x80,
-    MSE_STOP = '.',
-    MSE_MARK = '(',
-    MSE_DICT = '}',    /* an empty one */
-    MSE_LIST = ']',    /* an empty one */
-    MSE_ITEMS = 'u',   /* add what was put since the mark to the dict before it... */
-    MSE_APPENDS = 'e', /* ...or the list */
-    MSE_PAIR = 0x86,
-    MSE_FALSE = 0x89,
+    MS_EXPORT_PROTO = 0x80,
+    MS_EXPORT_STOP = '.',
+    MS_EXPORT_MARK = '(',
+    MS_EXPORT_DICT = '}',    /* an empty one */
+    MS_EXPORT_LIST = ']',    /* an empty one */
+    MS_EXPORT_ITEMS = 'u',   /* add what was put since the mark to the dict before it... */
+    MS_EXPORT_APPENDS = 'e', /* ...or the list */
+    MS_EXPORT_PAIR = 0x86,
+    MS_EXPORT_FALSE = 0x89,
 };
 
-typedef struct mse_pickle {
-    mse_output output;
+typedef struct ms__export_pickle {
+    ms__export_output output;
     uint32_t memo_count;
-} mse_pickle;
+} ms__export_pickle;
 
-static inline void mse_pickle_op(mse_pickle *pickle, uint8_t op)
+static inline void ms__export_pickle_op(ms__export_pickle *pickle, uint8_t op)
 {
-    mse_put_byte(&pickle->output, op);
+    ms__export_put_byte(&pickle->output, op);
 }
 
-void mse_pickle_number(mse_pickle *pickle, uint64_t number);
-void mse_pickle_text(mse_pickle *pickle, mse_text text);
-/* Memoize what was put last; the number returned puts it again by mse_pickle_get. */
-uint32_t mse_pickle_memoize(mse_pickle *pickle);
-void mse_pickle_get(mse_pickle *pickle, uint32_t memo_index);
+void ms__export_pickle_number(ms__export_pickle *pickle, uint64_t number);
+void ms__export_pickle_text(ms__export_pickle *pickle, ms_export_text text);
+/* Memoize what was put last; the number returned puts it again by ms__export_pickle_get. */
+uint32_t ms__export_pickle_memoize(ms__export_pickle *pickle);
+void ms__export_pickle_get(ms__export_pickle *pickle, uint32_t memo_index);
 
 #endif

@@ -8,21 +8,21 @@ enum { VARINT, LENGTH = 2 };   /* wire types */
 enum { MAX_FIELD_BYTES = 16 }; /* of a number with its tag */
 enum { FIRST_ROOM = 4096, MAX_VARINT_BYTES = 10 };
 
-bool mse_proto_open(mse_proto *proto)
+bool ms__export_proto_open(ms__export_proto *proto)
 {
-    *proto = (mse_proto){.bytes = malloc(FIRST_ROOM), .room = FIRST_ROOM};
+    *proto = (ms__export_proto){.bytes = malloc(FIRST_ROOM), .room = FIRST_ROOM};
     return proto->bytes != NULL;
 }
 
-void mse_proto_close(mse_proto *proto)
+void ms__export_proto_close(ms__export_proto *proto)
 {
     free(proto->bytes);
-    *proto = (mse_proto){0};
+    *proto = (ms__export_proto){0};
 }
 
 /* Return where `size` bytes may be written. Out of memory: the message is failed, and is overwritten from its start,
  * since it is never read; NULL if that is too small. */
-static uint8_t *reserve_bytes(mse_proto *proto, size_t size)
+static uint8_t *reserve_bytes(ms__export_proto *proto, size_t size)
 {
     if (proto->room - proto->size >= size)
         return proto->bytes + proto->size;
@@ -51,13 +51,13 @@ static uint8_t *write_tag(uint8_t *to, uint32_t field, uint32_t type)
     return write_varint(to, (uint64_t)field << 3 | type);
 }
 
-void mse_proto_number(mse_proto *proto, uint32_t field, uint64_t number)
+void ms__export_proto_number(ms__export_proto *proto, uint32_t field, uint64_t number)
 {
     uint8_t *to = reserve_bytes(proto, MAX_FIELD_BYTES);
     proto->size = (size_t)(write_varint(write_tag(to, field, VARINT), number) - proto->bytes);
 }
 
-static void append_text(mse_proto *proto, mse_text text)
+static void append_text(ms__export_proto *proto, ms_export_text text)
 {
     uint8_t *to = text.size ? reserve_bytes(proto, text.size) : NULL;
     if (!to)
@@ -66,7 +66,8 @@ static void append_text(mse_proto *proto, mse_text text)
     proto->size += text.size;
 }
 
-void mse_proto_texts(mse_proto *proto, uint32_t field, mse_text a, mse_text b, mse_text c)
+void ms__export_proto_texts(ms__export_proto *proto, uint32_t field, ms_export_text a, ms_export_text b,
+                            ms_export_text c)
 {
     uint8_t *to = reserve_bytes(proto, MAX_FIELD_BYTES);
     proto->size = (size_t)(write_varint(write_tag(to, field, LENGTH), a.size + b.size + c.size) - proto->bytes);
@@ -75,20 +76,22 @@ void mse_proto_texts(mse_proto *proto, uint32_t field, mse_text a, mse_text b, m
     append_text(proto, c);
 }
 
-void mse_proto_text(mse_proto *proto, uint32_t field, mse_text text)
+void ms__export_proto_text(ms__export_proto *proto, uint32_t field, ms_export_text text)
 {
-    mse_proto_texts(proto, field, text, (mse_text){0}, (mse_text){0});
+    ms__export_proto_texts(proto, field, text, (ms_export_text){0}, (ms_export_text){0});
 }
 
-/* One byte is left for the length, which is enough for most messages; mse_proto_close_message moves a longer one. */
-size_t mse_proto_open_message(mse_proto *proto, uint32_t field)
+/* One byte is left for the length, which is enough for most messages; ms__export_proto_close_message moves a longer
+ * one.
+ */
+size_t ms__export_proto_open_message(ms__export_proto *proto, uint32_t field)
 {
     uint8_t *to = write_tag(reserve_bytes(proto, MAX_FIELD_BYTES), field, LENGTH);
     proto->size = (size_t)(to + 1 - proto->bytes);
     return proto->size;
 }
 
-void mse_proto_close_message(mse_proto *proto, size_t at)
+void ms__export_proto_close_message(ms__export_proto *proto, size_t at)
 {
     uint8_t length[MAX_VARINT_BYTES];
     if (proto->failed)

@@ -10,35 +10,37 @@
 #ifndef MS_EXPORT_SEGMENTS_H
 #define MS_EXPORT_SEGMENTS_H
 
-#include "export/hash_map.h"
+#include "base/array.h"
+#include "base/map.h"
+#include "export/output.h"
 
-typedef struct mse_segment {
+typedef struct ms__export_segment {
     uint64_t address, size;
     uint32_t older, newer; /* idle: its neighbours in the list of idle segments, in the order they became idle */
     uint32_t below, above; /* idle: its neighbours in the stack of idle segments of its size */
     bool idle;
-} mse_segment;
+} ms__export_segment;
 
 /* total = sum of size over all segments, idle or not */
-typedef struct mse_segments {
-    mse_segment *all;
+typedef struct ms__export_segments {
+    ms__export_segment *all;
     size_t count, room;
     uint32_t removed;        /* an entry of `all` whose segment was removed; its `older` is the next one */
     uint32_t oldest, newest; /* idle segment */
-    mse_map by_size;         /* size -> the top of the stack of idle segments */
+    struct ms__map by_size;  /* size -> the top of the stack of idle segments */
     uint64_t next;           /* the next unused address */
     uint64_t total;
-} mse_segments;
+} ms__export_segments;
 
-void mse_segments_open(mse_segments *segments);
-void mse_segments_close(mse_segments *segments);
-/* Take an idle segment of this size. MSE_NONE: there is none. */
-uint32_t mse_segments_reuse(mse_segments *segments, uint64_t size);
+void ms__export_segments_open(ms__export_segments *segments);
+void ms__export_segments_close(ms__export_segments *segments);
+/* Take an idle segment of this size. MS_EXPORT_NONE: there is none. */
+uint32_t ms__export_segments_reuse(ms__export_segments *segments, uint64_t size);
 /* Add a segment that is in use. MS_EINVAL: no addresses are left. MS_ENOMEM. */
-int mse_segments_add(mse_segments *segments, uint64_t size, uint32_t *index);
+int ms__export_segments_add(ms__export_segments *segments, uint64_t size, uint32_t *index);
 /* The segment becomes idle. False: out of memory. */
-bool mse_segments_release(mse_segments *segments, uint32_t index);
+bool ms__export_segments_release(ms__export_segments *segments, uint32_t index);
 /* Remove an idle segment. */
-void mse_segments_remove(mse_segments *segments, uint32_t index);
+void ms__export_segments_remove(ms__export_segments *segments, uint32_t index);
 
 #endif

@@ -4,10 +4,10 @@
  * A capture has no addresses: segments.h makes some up, one segment for each block. The stack frames of a block are its
  * category, its kind, the Python frames that made it, its owner, the owner's parents, the phase in which it was added,
  * and the device. A block that changes is shown as freed and allocated again. Each device has a trace of its own, so
- * the capture is replayed once for each. */
+ * the capture is walked through once for each. */
 #include "export/torch_snapshot.h"
-#include "export/replay.h"
 #include "export/segments.h"
+#include "export/walk.h"
 
 #include <stdlib.h>
 
@@ -15,14 +15,14 @@ enum { MAX_BATCH = 1000 }; /* items that are appended to a list at once, as Pyth
 
 /* A device: what is held, and where it is. After its trace was written this is the state at the end. */
 struct device {
-    mse_held held;
-    mse_segments segments;
+    ms__export_held held;
+    ms__export_segments segments;
     uint64_t reserved;
 };
 
 struct writer {
-    const mse_job *job;
-    mse_torch_pickle torch;
+    const ms_export_job *job;
+    ms__export_torch_pickle torch;
     struct device *devices; /* as torch numbers them */
     struct device *device;  /* the selected one... */
     uint32_t device_number; /* ...and its number in the capture */
@@ -33,36 +33,36 @@ struct writer {
 
 static void put_op(struct writer *writer, uint8_t op)
 {
-    mse_pickle_op(&writer->torch.pickle, op);
+    ms__export_pickle_op(&writer->torch.pickle, op);
 }
 
-static void put_string(struct writer *writer, enum mse_torch_string string)
+static void put_string(struct writer *writer, enum ms__export_torch_string string)
 {
-    mse_torch_put_string(&writer->torch, string);
+    ms__export_torch_put_string(&writer->torch, string);
 }
 
-static void put_field(struct writer *writer, enum mse_torch_string string, uint64_t number)
+static void put_field(struct writer *writer, enum ms__export_torch_string string, uint64_t number)
 {
-    mse_torch_put_field(&writer->torch, string, number);
+    ms__export_torch_put_field(&writer->torch, string, number);
 }
 
 static int put_frames(struct writer *writer, ms_path path, uint8_t category, uint8_t kind, uint8_t phase,
                       ms_stack stack)
 {
-    return mse_torch_put_frames(&writer->torch, writer->device_number, path, category, kind, phase, stack);
+    return ms__export_torch_put_frames(&writer->torch, writer->device_number, path, category, kind, phase, stack);
 }
 
 /* ---- entries of a trace ---- */
-static void open_entry(struct writer *writer, enum mse_torch_string action)
+static void open_entry(struct writer *writer, enum ms__export_torch_string action)
 {
     if (writer->batch == MAX_BATCH) {
-        put_op(writer, MSE_APPENDS);
-        put_op(writer, MSE_MARK);
+        put_op(writer, MS_EXPORT_APPENDS);
+        put_op(writer, MS_EXPORT_MARK);
         writer->batch = 0;
     }
     writer->batch++;
-    put_op(writer, MSE_DICT);
-    put_op(writer, MSE_MARK);
+    put_op(writer, MS_EXPORT_DICT);
+    put_op(writer, MS_EXPORT_MARK);
     put_string(writer, S_action);
     put_string(writer, action);
     put_field(writer, S_stream, 0);
@@ -71,25 +71,25 @@ static void open_entry(struct writer *writer, enum mse_torch_string action)
 
 static int close_entry(struct writer *writer)
 {
-    put_op(writer, MSE_ITEMS);
+    put_op(writer, MS_EXPORT_ITEMS);
     return MS_OK;
 }
 
-static int put_entry(struct writer *writer, enum mse_torch_string action, const mse_block *block)
+static int put_entry(struct writer *writer, enum ms__export_torch_string action, const ms__export_block *block)
 {
     open_entry(writer, action);
     put_field(writer, S_addr, writer->device->segments.all[block->segment].address);
     put_field(writer, S_size, block->bytes);
     if (action == S_alloc) {
         put_string(writer, S_category);
-        mse_torch_put_category(&writer->torch, block->category);
+        ms__export_torch_put_category(&writer->torch, block->category);
     }
     put_string(writer, S_frames);
     int error = put_frames(writer, block->path, block->category, block->kind, block->phase, block->stack);
     return error ? error : close_entry(writer);
 }
 
-static int put_free_entries(struct writer *writer, const mse_block *block)
+static int put_free_entries(struct writer *writer, const ms__export_block *block)
 {
     int error = put_entry(writer, S_free_requested, block);
     return error ? error : put_entry(writer, S_free_completed, block);
@@ -97,22 +97,22 @@ static int put_free_entries(struct writer *writer, const mse_block *block)
 
 static void remove_segment(struct writer *writer, uint32_t at)
 {
-    const mse_segment *segment = &writer->device->segments.all[at];
+    const ms__export_segment *segment = &writer->device->segments.all[at];
     open_entry(writer, S_segment_free);
     put_field(writer, S_addr, segment->address);
     put_field(writer, S_size, segment->size);
     put_string(writer, S_frames);
-    put_op(writer, MSE_LIST);
+    put_op(writer, MS_EXPORT_LIST);
     close_entry(writer);
-    mse_segments_remove(&writer->device->segments, at);
+    ms__export_segments_remove(&writer->device->segments, at);
 }
 
 /* Remove idle segments until `extra` bytes more do not exceed what is reserved. 0 reserved: it is unknown. */
 static void shrink_to_reserved(struct writer *writer, uint64_t extra)
 {
-    mse_segments *segments = &writer->device->segments;
+    ms__export_segments *segments = &writer->device->segments;
     uint64_t reserved = writer->device->reserved;
-    while (reserved && segments->oldest != MSE_NONE && segments->total + extra > reserved)
+    while (reserved && segments->oldest != MS_EXPORT_NONE && segments->total + extra > reserved)
         remove_segment(writer, segments->oldest);
 }
 
@@ -122,7 +122,7 @@ static int put_oom_entry(struct writer *writer, const ms_event *event)
     put_field(writer, S_size, event->bytes);
     put_field(writer, S_device_free, 0); /* a capture does not say */
     put_string(writer, S_frames);
-    int error = put_frames(writer, event->path, MSE_NO_CATEGORY, MS_KIND_NONE, event->phase, MS_STACK_NONE);
+    int error = put_frames(writer, event->path, MS_EXPORT_NO_CATEGORY, MS_KIND_NONE, event->phase, MS_STACK_NONE);
     return error ? error : close_entry(writer);
 }
 
@@ -135,25 +135,25 @@ static void put_snapshot_entry(struct writer *writer)
     put_string(writer, S_category);
     put_string(writer, S_unknown);
     put_string(writer, S_frames);
-    put_op(writer, MSE_LIST);
+    put_op(writer, MS_EXPORT_LIST);
     close_entry(writer);
     writer->has_unknown = true;
 }
 
 /* ---- blocks ---- */
-static int find_segment(struct writer *writer, mse_block *block, bool *is_new)
+static int find_segment(struct writer *writer, ms__export_block *block, bool *is_new)
 {
-    mse_segments *segments = &writer->device->segments;
-    block->segment = mse_segments_reuse(segments, block->bytes);
-    *is_new = block->segment == MSE_NONE;
+    ms__export_segments *segments = &writer->device->segments;
+    block->segment = ms__export_segments_reuse(segments, block->bytes);
+    *is_new = block->segment == MS_EXPORT_NONE;
     if (!*is_new)
         return MS_OK;
     shrink_to_reserved(writer, block->bytes);
-    return mse_segments_add(segments, block->bytes, &block->segment);
+    return ms__export_segments_add(segments, block->bytes, &block->segment);
 }
 
 /* A block of 0 bytes has no segment, and is not shown. */
-static int torch_begin(void *self, mse_block *block, mse_cause cause)
+static int torch_begin(void *self, ms__export_block *block, ms__export_cause cause)
 {
     struct writer *writer = self;
     bool is_new;
@@ -166,19 +166,19 @@ static int torch_begin(void *self, mse_block *block, mse_cause cause)
     return error ? error : put_entry(writer, S_alloc, block);
 }
 
-static int torch_end(void *self, const mse_block *block, mse_cause cause)
+static int torch_end(void *self, const ms__export_block *block, ms__export_cause cause)
 {
     struct writer *writer = self;
     (void)cause;
     if (!block->bytes)
         return MS_OK;
     int error = put_free_entries(writer, block);
-    if (!error && !mse_segments_release(&writer->device->segments, block->segment))
+    if (!error && !ms__export_segments_release(&writer->device->segments, block->segment))
         error = MS_ENOMEM;
     return error;
 }
 
-static int torch_change(void *self, const mse_block *before, mse_block *block)
+static int torch_change(void *self, const ms__export_block *before, ms__export_block *block)
 {
     struct writer *writer = self;
     if (!block->bytes)
@@ -200,7 +200,7 @@ static int torch_on_key_frame(void *self, const ms_cursor *cursor, bool first)
     (void)first;
     writer->is_lower_bound |= ms_cursor_is_lower_bound(cursor);
     set_moment(writer, cursor);
-    return mse_held_load_key_frame(&writer->device->held, cursor);
+    return ms__export_held_load_key_frame(&writer->device->held, cursor);
 }
 
 static int torch_on_event(void *self, const ms_cursor *cursor, const ms_event *event)
@@ -209,27 +209,27 @@ static int torch_on_event(void *self, const ms_cursor *cursor, const ms_event *e
     set_moment(writer, cursor);
     if (event->op == MS_OP_OOM && event->device == writer->device_number)
         return put_oom_entry(writer, event);
-    return mse_held_apply_event(&writer->device->held, cursor, event);
+    return ms__export_held_apply_event(&writer->device->held, cursor, event);
 }
 
 /* ---- a device's trace ---- */
 static int put_trace(struct writer *writer, size_t number)
 {
-    static const mse_replay_handler handler = {torch_on_key_frame, torch_on_event};
-    const mse_job *job = writer->job;
+    static const ms__export_walk_handler handler = {torch_on_key_frame, torch_on_event};
+    const ms_export_job *job = writer->job;
     double share = 1.0 / (double)job->order_count;
     writer->batch = 0;
-    put_op(writer, MSE_MARK);
-    int error = mse_replay(job, &handler, writer, &writer->torch.pickle.output, (double)number * share, share);
+    put_op(writer, MS_EXPORT_MARK);
+    int error = ms__export_walk(job, &handler, writer, &writer->torch.pickle.output, (double)number * share, share);
     if (error)
         return error;
-    mse_segments *segments = &writer->device->segments;
-    while (!writer->device->reserved && segments->oldest != MSE_NONE)
+    ms__export_segments *segments = &writer->device->segments;
+    while (!writer->device->reserved && segments->oldest != MS_EXPORT_NONE)
         remove_segment(writer, segments->oldest);
     shrink_to_reserved(writer, 0);
     if (!writer->has_unknown)
         put_snapshot_entry(writer);
-    put_op(writer, MSE_APPENDS);
+    put_op(writer, MS_EXPORT_APPENDS);
     return MS_OK;
 }
 
@@ -242,27 +242,27 @@ static void select_device(struct writer *writer, size_t number)
 static int put_traces(struct writer *writer)
 {
     put_string(writer, S_device_traces);
-    put_op(writer, MSE_LIST);
-    put_op(writer, MSE_MARK);
+    put_op(writer, MS_EXPORT_LIST);
+    put_op(writer, MS_EXPORT_MARK);
     for (size_t i = 0; i < writer->job->order_count; i++) {
         select_device(writer, i);
-        put_op(writer, MSE_LIST);
+        put_op(writer, MS_EXPORT_LIST);
         int error = writer->device_number < MS_MAX_DEVICES ? put_trace(writer, i) : MS_OK;
         if (error)
             return error;
     }
-    put_op(writer, MSE_APPENDS);
+    put_op(writer, MS_EXPORT_APPENDS);
     return MS_OK;
 }
 
 /* ---- segments ---- */
 
 /* Put the only block of a segment; NULL: nothing is allocated in it. */
-static int put_segment_block(struct writer *writer, uint64_t address, uint64_t size, const mse_block *block)
+static int put_segment_block(struct writer *writer, uint64_t address, uint64_t size, const ms__export_block *block)
 {
     int error = MS_OK;
-    put_op(writer, MSE_DICT);
-    put_op(writer, MSE_MARK);
+    put_op(writer, MS_EXPORT_DICT);
+    put_op(writer, MS_EXPORT_MARK);
     put_field(writer, S_address, address);
     put_field(writer, S_size, size);
     put_field(writer, S_requested_size, size);
@@ -272,17 +272,17 @@ static int put_segment_block(struct writer *writer, uint64_t address, uint64_t s
     if (block)
         error = put_frames(writer, block->path, block->category, block->kind, block->phase, block->stack);
     else
-        put_op(writer, MSE_LIST);
-    put_op(writer, MSE_ITEMS);
+        put_op(writer, MS_EXPORT_LIST);
+    put_op(writer, MS_EXPORT_ITEMS);
     return error;
 }
 
 /* Put a segment, in which `block` is allocated, or nothing if it is NULL. */
-static int put_segment(struct writer *writer, uint64_t address, uint64_t size, const mse_block *block)
+static int put_segment(struct writer *writer, uint64_t address, uint64_t size, const ms__export_block *block)
 {
     uint64_t used = block ? size : 0;
-    put_op(writer, MSE_DICT);
-    put_op(writer, MSE_MARK);
+    put_op(writer, MS_EXPORT_DICT);
+    put_op(writer, MS_EXPORT_MARK);
     put_field(writer, S_device, (uint64_t)(writer->device - writer->devices));
     put_field(writer, S_address, address);
     put_field(writer, S_total_size, size);
@@ -293,35 +293,35 @@ static int put_segment(struct writer *writer, uint64_t address, uint64_t size, c
     put_string(writer, S_segment_type);
     put_string(writer, S_large);
     put_field(writer, S_segment_pool_id, 0);
-    mse_pickle_number(&writer->torch.pickle, 0);
-    put_op(writer, MSE_PAIR);
+    ms__export_pickle_number(&writer->torch.pickle, 0);
+    put_op(writer, MS_EXPORT_PAIR);
     put_string(writer, S_is_expandable);
-    put_op(writer, MSE_FALSE);
+    put_op(writer, MS_EXPORT_FALSE);
     put_string(writer, S_frames);
-    put_op(writer, MSE_LIST);
+    put_op(writer, MS_EXPORT_LIST);
     put_string(writer, S_blocks);
-    put_op(writer, MSE_LIST);
-    put_op(writer, MSE_MARK);
+    put_op(writer, MS_EXPORT_LIST);
+    put_op(writer, MS_EXPORT_MARK);
     int error = put_segment_block(writer, address, size, block);
-    put_op(writer, MSE_APPENDS);
-    put_op(writer, MSE_ITEMS);
+    put_op(writer, MS_EXPORT_APPENDS);
+    put_op(writer, MS_EXPORT_ITEMS);
     return error;
 }
 
 static void end_batch(struct writer *writer)
 {
-    put_op(writer, MSE_APPENDS);
-    put_op(writer, MSE_MARK);
+    put_op(writer, MS_EXPORT_APPENDS);
+    put_op(writer, MS_EXPORT_MARK);
 }
 
 /* Put the segments of blocks, then idle ones, then one for the rest of what is reserved. */
 static int put_segments_of(struct writer *writer)
 {
-    const mse_segments *segments = &writer->device->segments;
-    const mse_held *held = &writer->device->held;
+    const ms__export_segments *segments = &writer->device->segments;
+    const ms__export_held *held = &writer->device->held;
     int error = MS_OK;
     for (size_t i = 0; i < held->count && !error; i++) {
-        const mse_block *block = &held->blocks[i];
+        const ms__export_block *block = &held->blocks[i];
         if (block->bytes)
             error = put_segment(writer, segments->all[block->segment].address, block->bytes, block);
         if (i % MAX_BATCH == MAX_BATCH - 1)
@@ -329,7 +329,7 @@ static int put_segments_of(struct writer *writer)
     }
     end_batch(writer);
     size_t count = 0;
-    for (uint32_t at = segments->oldest; at != MSE_NONE && !error; at = segments->all[at].newer) {
+    for (uint32_t at = segments->oldest; at != MS_EXPORT_NONE && !error; at = segments->all[at].newer) {
         error = put_segment(writer, segments->all[at].address, segments->all[at].size, NULL);
         if (++count % MAX_BATCH == 0)
             end_batch(writer);
@@ -343,14 +343,14 @@ static int put_segments(struct writer *writer)
 {
     int error = MS_OK;
     put_string(writer, S_segments);
-    put_op(writer, MSE_LIST);
-    put_op(writer, MSE_MARK);
+    put_op(writer, MS_EXPORT_LIST);
+    put_op(writer, MS_EXPORT_MARK);
     for (size_t i = 0; i < writer->job->order_count && !error; i++) {
         select_device(writer, i);
         if (writer->device_number < MS_MAX_DEVICES)
             error = put_segments_of(writer);
     }
-    put_op(writer, MSE_APPENDS);
+    put_op(writer, MS_EXPORT_APPENDS);
     return error;
 }
 
@@ -360,53 +360,53 @@ static int put_segments(struct writer *writer)
 static void put_note(struct writer *writer)
 {
     put_string(writer, S_modscope);
-    put_op(writer, MSE_DICT);
-    put_op(writer, MSE_MARK);
+    put_op(writer, MS_EXPORT_DICT);
+    put_op(writer, MS_EXPORT_MARK);
     put_string(writer, S_program);
-    mse_pickle_text(&writer->torch.pickle, writer->job->title);
+    ms__export_pickle_text(&writer->torch.pickle, writer->job->title);
     put_string(writer, S_note);
-    mse_pickle_text(&writer->torch.pickle,
-                    mse_text_of(writer->is_lower_bound
-                                    ? "events are missing: every figure is at least so much. Addresses "
-                                      "and segments are made up"
-                                    : "addresses and segments are made up"));
-    put_op(writer, MSE_ITEMS);
+    ms__export_pickle_text(&writer->torch.pickle,
+                           ms__export_text_of(writer->is_lower_bound
+                                                  ? "events are missing: every figure is at least so much. Addresses "
+                                                    "and segments are made up"
+                                                  : "addresses and segments are made up"));
+    put_op(writer, MS_EXPORT_ITEMS);
 }
 
 static int write_snapshot(struct writer *writer)
 {
-    put_op(writer, MSE_PROTO);
+    put_op(writer, MS_EXPORT_PROTO);
     put_op(writer, 4);
-    put_op(writer, MSE_DICT);
-    put_op(writer, MSE_MARK);
+    put_op(writer, MS_EXPORT_DICT);
+    put_op(writer, MS_EXPORT_MARK);
     int error = put_traces(writer);
     if (!error)
         error = put_segments(writer);
     if (error)
         return error;
     put_string(writer, S_allocator_settings);
-    put_op(writer, MSE_DICT);
+    put_op(writer, MS_EXPORT_DICT);
     put_note(writer);
-    put_op(writer, MSE_ITEMS);
-    put_op(writer, MSE_STOP);
-    mse_output_flush(&writer->torch.pickle.output);
+    put_op(writer, MS_EXPORT_ITEMS);
+    put_op(writer, MS_EXPORT_STOP);
+    ms__export_output_flush(&writer->torch.pickle.output);
     return writer->torch.pickle.output.failed ? MS_ESTOPPED : MS_OK;
 }
 
 static bool open_writer(struct writer *writer)
 {
-    static const mse_block_handler handler = {torch_begin, torch_end, torch_change};
-    const mse_job *job = writer->job;
+    static const ms__export_block_handler handler = {torch_begin, torch_end, torch_change};
+    const ms_export_job *job = writer->job;
     writer->devices = calloc(job->order_count + 1, sizeof *writer->devices);
     for (size_t i = 0; writer->devices && i < job->order_count; i++) {
         uint64_t devices = job->order[i] < MS_MAX_DEVICES ? UINT64_C(1) << job->order[i] : 0;
-        writer->devices[i].held = (mse_held){.handler = &handler, .self = writer, .devices = devices};
-        mse_segments_open(&writer->devices[i].segments);
+        writer->devices[i].held = (ms__export_held){.handler = &handler, .self = writer, .devices = devices};
+        ms__export_segments_open(&writer->devices[i].segments);
     }
-    return mse_torch_open(&writer->torch, job) && writer->devices;
+    return ms__export_torch_open(&writer->torch, job) && writer->devices;
 }
 
-int mse_torch(const mse_job *job)
+int ms_export_torch(const ms_export_job *job)
 {
     struct writer *writer = calloc(1, sizeof *writer);
     if (!writer)
@@ -414,10 +414,10 @@ int mse_torch(const mse_job *job)
     writer->job = job;
     int error = open_writer(writer) ? write_snapshot(writer) : MS_ENOMEM;
     for (size_t i = 0; writer->devices && i < job->order_count; i++) {
-        mse_held_close(&writer->devices[i].held);
-        mse_segments_close(&writer->devices[i].segments);
+        ms__export_held_close(&writer->devices[i].held);
+        ms__export_segments_close(&writer->devices[i].segments);
     }
-    mse_torch_close(&writer->torch);
+    ms__export_torch_close(&writer->torch);
     free(writer->devices);
     free(writer);
     return error;

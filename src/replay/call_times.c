@@ -4,50 +4,47 @@
 
 #include <stdlib.h>
 
-int msp_loader_open_times(msp_loader *loader, ms_reader *reader)
+int ms__replay_loader_open_times(ms__replay_loader *loader, ms_reader *reader)
 {
     return ms_call_times_read(reader, &loader->times, &loader->time_count);
 }
 
-void msp_loader_apply_times(msp_loader *loader, uint64_t number)
+void ms__replay_loader_apply_times(ms__replay_loader *loader, uint64_t number)
 {
-    msp_stream *stream = loader->stream;
+    ms_replay_stream *stream = loader->stream;
     for (; loader->next_time < loader->time_count && loader->times[loader->next_time].event <= number;
          loader->next_time++) {
         const ms_call_time *time = &loader->times[loader->next_time];
-        uint32_t thread = msp_map_get(&loader->by_number, time->thread);
-        uint32_t call = thread == MSP_NONE ? MSP_NONE : msp_loader_call(loader, thread);
-        if (call == MSP_NONE)
+        uint32_t thread = ms__map_index(&loader->by_number, time->thread);
+        uint32_t call = thread == MS_REPLAY_NONE ? MS_REPLAY_NONE : ms__replay_loader_call(loader, thread);
+        if (call == MS_REPLAY_NONE)
             continue;
         stream->calls[call].nanoseconds = time->nanoseconds;
         stream->has_times = true;
     }
 }
 
-void msp_loader_skip_times(msp_loader *loader, uint64_t number)
+void ms__replay_loader_skip_times(ms__replay_loader *loader, uint64_t number)
 {
     while (loader->next_time < loader->time_count && loader->times[loader->next_time].event < number)
         loader->next_time++;
 }
 
-int msp_loader_complete_times(msp_loader *loader)
+/* Calls that the GPU did not measure have the mean of their module's calls. */
+static int complete_gpu_times(ms_replay_stream *stream)
 {
-    msp_stream *stream = loader->stream;
     struct sum {
         uint64_t nanoseconds, count;
-    } * sums;
-    if (!stream->has_times)
-        return MS_OK;
-    sums = calloc(stream->path_count, sizeof *sums);
+    } *sums = calloc((size_t)stream->path_count + 1, sizeof *sums);
     if (!sums)
         return MS_ENOMEM;
     for (uint32_t i = 0; i < stream->call_count; i++) {
-        const msp_call *call = &stream->calls[i];
+        const ms_replay_call *call = &stream->calls[i];
         sums[call->path].nanoseconds += call->nanoseconds;
         sums[call->path].count += call->nanoseconds != 0;
     }
     for (uint32_t i = 0; i < stream->call_count; i++) {
-        msp_call *call = &stream->calls[i];
+        ms_replay_call *call = &stream->calls[i];
         if (!call->nanoseconds && sums[call->path].count)
             call->nanoseconds = sums[call->path].nanoseconds / sums[call->path].count;
     }
@@ -55,16 +52,39 @@ int msp_loader_complete_times(msp_loader *loader)
     return MS_OK;
 }
 
-uint64_t msp_call_recompute_time(const msp_stream *stream, uint32_t call)
+/* What the GPU needs for a recomputation up to event `to`: the time of the call, less that of the calls in it that are
+ * not run again. */
+static uint64_t gpu_time_until(const ms_replay_stream *stream, uint32_t index, uint32_t to)
 {
-    uint32_t to = msp_call_recomputed_to(stream, call);
-    uint64_t nanoseconds = stream->calls[call].nanoseconds;
-    if (to == MSP_NONE)
-        return 0;
-    for (uint32_t i = call + 1; i < stream->call_count && stream->calls[i].begin < stream->calls[call].end; i++) {
-        const msp_call *inner = &stream->calls[i];
-        if (inner->parent == call && inner->begin >= to)
+    uint64_t nanoseconds = stream->calls[index].nanoseconds;
+    for (uint32_t i = index + 1; i < stream->call_count && stream->calls[i].begin < stream->calls[index].end; i++) {
+        const ms_replay_call *inner = &stream->calls[i];
+        if (inner->parent == index && inner->begin >= to)
             nanoseconds -= inner->nanoseconds < nanoseconds ? inner->nanoseconds : nanoseconds;
     }
     return nanoseconds;
+}
+
+/* The microseconds between two events; beyond the last one, until that. */
+static uint64_t time_between(const ms_replay_stream *stream, uint32_t begin, uint32_t end)
+{
+    uint32_t last = stream->event_count ? stream->event_count - 1 : 0;
+    if (begin >= stream->event_count)
+        return 0;
+    return stream->events[end < last ? end : last].time - stream->events[begin].time;
+}
+
+int ms__replay_loader_complete_times(ms__replay_loader *loader)
+{
+    ms_replay_stream *stream = loader->stream;
+    int error = stream->has_times ? complete_gpu_times(stream) : MS_OK;
+    for (uint32_t i = 0; !error && i < stream->call_count; i++) {
+        ms_replay_call *call = &stream->calls[i];
+        uint32_t to = ms_replay_call_recomputed_to(stream, i);
+        call->microseconds = time_between(stream, call->begin, call->end);
+        if (to != MS_REPLAY_NONE)
+            call->recompute_nanoseconds =
+                call->nanoseconds ? gpu_time_until(stream, i, to) : 1000 * time_between(stream, call->begin, to);
+    }
+    return error;
 }

@@ -2,48 +2,48 @@
  * forward if autograd does not keep it. */
 #include "replay/edit.h"
 
-bool msp_call_is_in(const msp_stream *stream, uint32_t call, uint32_t around)
+bool ms__replay_call_is_in(const ms_replay_stream *stream, uint32_t call, uint32_t around)
 {
-    while (call != MSP_NONE && call > around)
+    while (call != MS_REPLAY_NONE && call > around)
         call = stream->calls[call].parent; /* a call begins after the one around it */
     return call == around;
 }
 
-bool msp_is_held_by_object(uint8_t category)
+bool ms__replay_is_held_by_object(uint8_t category)
 {
     return category == MS_PARAMETER || category == MS_BUFFER || category == MS_GRADIENT || category == MS_OPTSTATE;
 }
 
-bool msp_call_keeps(const msp_stream *stream, const msp_call *call, const msp_block *block)
+bool ms_replay_call_keeps(const ms_replay_stream *stream, const ms_replay_call *call, const ms_replay_block *block)
 {
-    return call->backward != MSP_NONE && call->end != MSP_NONE && block->drop != MSP_NONE &&
+    return call->backward != MS_REPLAY_NONE && call->end != MS_REPLAY_NONE && block->drop != MS_REPLAY_NONE &&
            block->drop >= call->backward && block->drop_phase == MS_BACKWARD &&
-           !msp_is_held_by_object(block->category) &&
-           msp_call_is_in(stream, block->call, (uint32_t)(call - stream->calls));
+           !ms__replay_is_held_by_object(block->category) &&
+           ms__replay_call_is_in(stream, block->call, (uint32_t)(call - stream->calls));
 }
 
 /* The block is one of the call. */
-static bool outlives(const msp_block *block, const msp_call *call)
+static bool outlives(const ms_replay_block *block, const ms_replay_call *call)
 {
-    return block->drop == MSP_NONE || block->drop >= call->end;
+    return block->drop == MS_REPLAY_NONE || block->drop >= call->end;
 }
 
-bool msp_outlives_call(const msp_stream *stream, uint32_t call, uint32_t block)
+bool ms__replay_outlives_call(const ms_replay_stream *stream, uint32_t call, uint32_t block)
 {
     return outlives(&stream->blocks[block], &stream->calls[call]) &&
-           msp_call_is_in(stream, stream->blocks[block].call, call);
+           ms__replay_call_is_in(stream, stream->blocks[block].call, call);
 }
 
-msp_call_bytes msp_call_measure(const msp_stream *stream, uint32_t index, uint32_t device)
+ms_replay_call_bytes ms_replay_call_measure(const ms_replay_stream *stream, uint32_t index, uint32_t device)
 {
-    const msp_call *call = &stream->calls[index];
-    msp_call_bytes bytes = {0, 0};
-    uint32_t last = call->last_block == MSP_NONE ? stream->block_count : call->last_block;
+    const ms_replay_call *call = &stream->calls[index];
+    ms_replay_call_bytes bytes = {0, 0};
+    uint32_t last = call->last_block == MS_REPLAY_NONE ? stream->block_count : call->last_block;
     for (uint32_t i = call->first_block; i < last; i++) {
-        const msp_block *block = &stream->blocks[i];
-        if (block->device != device || !msp_outlives_call(stream, index, i))
+        const ms_replay_block *block = &stream->blocks[i];
+        if (block->device != device || !ms__replay_outlives_call(stream, index, i))
             continue;
-        if (msp_call_keeps(stream, call, block))
+        if (ms_replay_call_keeps(stream, call, block))
             bytes.kept += block->bytes;
         else
             bytes.output += block->bytes;
@@ -52,81 +52,85 @@ msp_call_bytes msp_call_measure(const msp_stream *stream, uint32_t index, uint32
 }
 
 /* ---- what calls take and return ---- */
-static bool has_use(const msp_stream *stream, uint32_t block, uint32_t call, msp_use_kind kind)
+static bool has_use(const ms_replay_stream *stream, uint32_t block, uint32_t call, ms_replay_use_kind kind)
 {
-    for (uint32_t i = stream->blocks[block].last_use; i != MSP_NONE; i = stream->uses[i].earlier)
+    for (uint32_t i = stream->blocks[block].last_use; i != MS_REPLAY_NONE; i = stream->uses[i].earlier)
         if (stream->uses[i].call == call && stream->uses[i].kind == kind)
             return true;
     return false;
 }
 
-bool msp_call_returns(const msp_stream *stream, const msp_edited_call *edited, uint32_t block)
+bool ms__replay_call_returns(const ms_replay_stream *stream, const ms__replay_edited_call *edited, uint32_t block)
 {
-    return stream->has_inputs ? has_use(stream, block, edited->call, MSP_OUTPUT) : block == edited->output;
+    return stream->has_inputs ? has_use(stream, block, edited->call, MS_REPLAY_OUTPUT) : block == edited->output;
 }
 
 /* Describe what the call keeps. Where inputs and outputs are not noted, a call's output is what outlives it beside what
  * it keeps; if there is no such block, the output is among those that it keeps. */
-static msp_edited_call describe_call(const msp_stream *stream, uint32_t index)
+static ms__replay_edited_call describe_call(const ms_replay_stream *stream, uint32_t index)
 {
-    const msp_call *call = &stream->calls[index];
-    msp_edited_call edited = {
-        .call = index, .to = MSP_NONE, .output = MSP_NONE, .last = MSP_NONE, .input = MSP_NONE, .end = MSP_NONE};
+    const ms_replay_call *call = &stream->calls[index];
+    ms__replay_edited_call edited = {.call = index,
+                                     .to = MS_REPLAY_NONE,
+                                     .output = MS_REPLAY_NONE,
+                                     .last = MS_REPLAY_NONE,
+                                     .input = MS_REPLAY_NONE,
+                                     .end = MS_REPLAY_NONE};
     bool has_output = stream->has_inputs;
     for (uint32_t i = call->first_block; i < call->last_block; i++) {
-        const msp_block *block = &stream->blocks[i];
-        if (!msp_outlives_call(stream, index, i))
+        const ms_replay_block *block = &stream->blocks[i];
+        if (!ms__replay_outlives_call(stream, index, i))
             continue;
-        if (msp_call_keeps(stream, call, block)) {
+        if (ms_replay_call_keeps(stream, call, block)) {
             edited.last = block->add;
-            edited.end = edited.end == MSP_NONE || block->drop > edited.end ? block->drop : edited.end;
-        } else if (block->drop != MSP_NONE) {
+            edited.end = edited.end == MS_REPLAY_NONE || block->drop > edited.end ? block->drop : edited.end;
+        } else if (block->drop != MS_REPLAY_NONE) {
             has_output = true;
         }
     }
-    uint32_t result = has_output ? MSP_NONE : msp_guess_result(stream, index);
-    if (result != MSP_NONE && msp_call_keeps(stream, call, &stream->blocks[result]))
+    uint32_t result = has_output ? MS_REPLAY_NONE : ms__replay_guess_result(stream, index);
+    if (result != MS_REPLAY_NONE && ms_replay_call_keeps(stream, call, &stream->blocks[result]))
         edited.output = result;
-    edited.backward = msp_first_unpack(stream, index, edited.end);
+    edited.backward = ms__replay_first_unpack(stream, index, edited.end);
     if (!stream->has_inputs)
-        edited.input = msp_guess_input(stream, index);
-    if (call->last_save != MSP_NONE && edited.last != MSP_NONE && call->last_save > edited.last)
+        edited.input = ms__replay_guess_input(stream, index);
+    if (call->last_save != MS_REPLAY_NONE && edited.last != MS_REPLAY_NONE && call->last_save > edited.last)
         edited.last = call->last_save - 1;
     return edited;
 }
 
-uint32_t msp_call_input(const msp_stream *stream, const msp_edited_call *edited, uint32_t number)
+uint32_t ms__replay_call_input(const ms_replay_stream *stream, const ms__replay_edited_call *edited, uint32_t number)
 {
-    const msp_call *call = &stream->calls[edited->call];
+    const ms_replay_call *call = &stream->calls[edited->call];
     if (!stream->has_inputs)
-        return number ? MSP_NONE : edited->input;
-    return number < call->input_count ? stream->uses[call->first_input + number].block : MSP_NONE;
+        return number ? MS_REPLAY_NONE : edited->input;
+    return number < call->input_count ? stream->uses[call->first_input + number].block : MS_REPLAY_NONE;
 }
 
-uint32_t msp_call_recomputed_to(const msp_stream *stream, uint32_t index)
+uint32_t ms_replay_call_recomputed_to(const ms_replay_stream *stream, uint32_t index)
 {
-    const msp_call *call = &stream->calls[index];
-    if (call->backward == MSP_NONE || call->end == MSP_NONE)
-        return MSP_NONE;
+    const ms_replay_call *call = &stream->calls[index];
+    if (call->backward == MS_REPLAY_NONE || call->end == MS_REPLAY_NONE)
+        return MS_REPLAY_NONE;
     uint32_t last = describe_call(stream, index).last;
-    if (last == MSP_NONE)
-        return MSP_NONE;
+    if (last == MS_REPLAY_NONE)
+        return MS_REPLAY_NONE;
     return last + 1 < call->end ? last + 1 : call->end;
 }
 
 /* ---- when a block is freed in forward ---- */
-static uint32_t later_end(const msp_stream *stream, uint32_t call, uint32_t end)
+static uint32_t later_end(const ms_replay_stream *stream, uint32_t call, uint32_t end)
 {
     uint32_t of = stream->calls[call].end;
-    return of != MSP_NONE && (end == MSP_NONE || of > end) ? of : end;
+    return of != MS_REPLAY_NONE && (end == MS_REPLAY_NONE || of > end) ? of : end;
 }
 
 /* The end of the operator that saves a tensor: it has added its result. */
-static uint32_t operator_end(const msp_stream *stream, const msp_use *save)
+static uint32_t operator_end(const ms_replay_stream *stream, const ms_replay_use *save)
 {
-    const msp_call *call = &stream->calls[save->call];
+    const ms_replay_call *call = &stream->calls[save->call];
     uint32_t i = save->event;
-    while (i < call->end && !(stream->events[i].kind == MSP_ADD && stream->events[i].thread == call->thread))
+    while (i < call->end && !(stream->events[i].kind == MS_REPLAY_ADD && stream->events[i].thread == call->thread))
         i++;
     return i < call->end ? i + 1 : call->end;
 }
@@ -138,29 +142,30 @@ static uint32_t operator_end(const msp_stream *stream, const msp_use *save)
  *     another call uses it                       freed when that call ends
  *     only calls in the one that computed it do  the sum with which the next part of a residual network begins: it is
  *                                                added to the result of that part, and freed when its own call ends */
-static uint32_t end_by_uses(const msp_stream *stream, uint32_t around, uint32_t block)
+static uint32_t end_by_uses(const ms_replay_stream *stream, uint32_t around, uint32_t block)
 {
-    uint32_t end = MSP_NONE, own = stream->blocks[block].call;
+    uint32_t end = MS_REPLAY_NONE, own = stream->blocks[block].call;
     bool is_passed_on = true;
-    for (uint32_t i = stream->blocks[block].last_use; i != MSP_NONE; i = stream->uses[i].earlier) {
-        const msp_use *use = &stream->uses[i];
-        if (use->call == MSP_NONE || !msp_call_is_in(stream, use->call, around))
+    for (uint32_t i = stream->blocks[block].last_use; i != MS_REPLAY_NONE; i = stream->uses[i].earlier) {
+        const ms_replay_use *use = &stream->uses[i];
+        if (use->call == MS_REPLAY_NONE || !ms__replay_call_is_in(stream, use->call, around))
             continue;
-        if (end == MSP_NONE && use->kind == MSP_SAVE && use->call == own && stream->calls[own].end != MSP_NONE)
+        if (end == MS_REPLAY_NONE && use->kind == MS_REPLAY_SAVE && use->call == own &&
+            stream->calls[own].end != MS_REPLAY_NONE)
             end = operator_end(stream, use);
-        else if (end == MSP_NONE || use->kind == MSP_INPUT)
+        else if (end == MS_REPLAY_NONE || use->kind == MS_REPLAY_INPUT)
             end = later_end(stream, use->call, end);
         is_passed_on &= use->call != own;
     }
     return is_passed_on ? later_end(stream, own, end) : end;
 }
 
-bool msp_has_parameter(const msp_stream *stream, ms_path path, uint64_t bytes, uint32_t device)
+bool ms__replay_has_parameter(const ms_replay_stream *stream, ms_path path, uint64_t bytes, uint32_t device)
 {
     uint32_t from = 0, to = stream->parameter_count;
     while (from < to) {
         uint32_t middle = from + (to - from) / 2;
-        const msp_block *parameter = &stream->blocks[stream->parameters[middle]];
+        const ms_replay_block *parameter = &stream->blocks[stream->parameters[middle]];
         if (parameter->path == path && parameter->requested == bytes)
             return parameter->device == device;
         bool lower = parameter->path < path || (parameter->path == path && parameter->requested < bytes);
@@ -170,79 +175,79 @@ bool msp_has_parameter(const msp_stream *stream, ms_path path, uint64_t bytes, u
 }
 
 /* Whether the block has half the size of a parameter of its module: then it is a cast of it, as autocast makes it. */
-static bool is_cast(const msp_stream *stream, const msp_block *block)
+static bool is_cast(const ms_replay_stream *stream, const ms_replay_block *block)
 {
-    return msp_has_parameter(stream, block->path, 2 * block->requested, block->device);
+    return ms__replay_has_parameter(stream, block->path, 2 * block->requested, block->device);
 }
 
 /* autocast keeps its casts until the program leaves it: about when the outermost call has ended. */
-static uint32_t cast_end(const msp_stream *stream, const msp_edited_call *edited)
+static uint32_t cast_end(const ms_replay_stream *stream, const ms__replay_edited_call *edited)
 {
-    const msp_call *call = &stream->calls[edited->call], *root = call;
-    while (root->parent != MSP_NONE)
+    const ms_replay_call *call = &stream->calls[edited->call], *root = call;
+    while (root->parent != MS_REPLAY_NONE)
         root = &stream->calls[root->parent];
     return root->end < call->backward ? root->end : call->backward;
 }
 
-uint32_t msp_unsaved_end(const msp_stream *stream, const msp_edited_call *edited, uint32_t block)
+uint32_t ms__replay_unsaved_end(const ms_replay_stream *stream, const ms__replay_edited_call *edited, uint32_t block)
 {
     if (is_cast(stream, &stream->blocks[block]))
         return cast_end(stream, edited);
     if (!stream->has_inputs)
-        return msp_guess_end(stream, edited->call, block);
+        return ms__replay_guess_end(stream, edited->call, block);
     return end_by_uses(stream, edited->call, block);
 }
 
-uint32_t msp_returned_end(const msp_stream *stream, const msp_edited_call *edited, uint32_t block)
+uint32_t ms__replay_returned_end(const ms_replay_stream *stream, const ms__replay_edited_call *edited, uint32_t block)
 {
-    const msp_call *call = &stream->calls[edited->call];
-    uint32_t end = call->parent == MSP_NONE ? MSP_NONE : stream->calls[call->parent].end;
+    const ms_replay_call *call = &stream->calls[edited->call];
+    uint32_t end = call->parent == MS_REPLAY_NONE ? MS_REPLAY_NONE : stream->calls[call->parent].end;
     bool is_used = false;
-    for (uint32_t i = stream->blocks[block].last_use; i != MSP_NONE; i = stream->uses[i].earlier) {
-        const msp_use *use = &stream->uses[i];
-        if (use->call != MSP_NONE && msp_call_is_in(stream, use->call, edited->call))
+    for (uint32_t i = stream->blocks[block].last_use; i != MS_REPLAY_NONE; i = stream->uses[i].earlier) {
+        const ms_replay_use *use = &stream->uses[i];
+        if (use->call != MS_REPLAY_NONE && ms__replay_call_is_in(stream, use->call, edited->call))
             continue;
-        if (use->kind == MSP_SAVE)
-            return MSP_NONE;
-        end = later_end(stream, use->call, is_used ? end : MSP_NONE);
+        if (use->kind == MS_REPLAY_SAVE)
+            return MS_REPLAY_NONE;
+        end = later_end(stream, use->call, is_used ? end : MS_REPLAY_NONE);
         is_used = true;
     }
-    return end < call->backward ? end : MSP_NONE;
+    return end < call->backward ? end : MS_REPLAY_NONE;
 }
 
 /* ---- edits ---- */
 /* Whether the call, a call around it or a call in it is edited. */
-static bool overlaps_edited(const msp_edit *edit, uint32_t call)
+static bool overlaps_edited(const ms_replay_edit *edit, uint32_t call)
 {
     uint8_t marks = edit->marks[call];
-    for (; call != MSP_NONE; call = edit->stream->calls[call].parent)
-        marks |= edit->marks[call] & MSP_IS_EDITED;
+    for (; call != MS_REPLAY_NONE; call = edit->stream->calls[call].parent)
+        marks |= edit->marks[call] & MS_REPLAY_IS_EDITED;
     return marks;
 }
 
-static int add_edited_call(msp_edit *edit, uint32_t call, uint32_t to)
+static int add_edited_call(ms_replay_edit *edit, uint32_t call, uint32_t to)
 {
-    const msp_stream *stream = edit->stream;
+    const ms_replay_stream *stream = edit->stream;
     if (call >= stream->call_count || overlaps_edited(edit, call))
         return MS_EINVAL;
-    if (stream->calls[call].backward == MSP_NONE || stream->calls[call].end == MSP_NONE)
+    if (stream->calls[call].backward == MS_REPLAY_NONE || stream->calls[call].end == MS_REPLAY_NONE)
         return MS_OK;
-    if (!msp_grow((void **)&edit->calls, &edit->call_room, edit->call_count + 1, sizeof *edit->calls))
+    if (!MS__ARRAY_GROW(edit->calls, edit->call_room, edit->call_count + 1))
         return MS_ENOMEM;
     edit->calls[edit->call_count] = describe_call(stream, call);
     edit->calls[edit->call_count++].to = to;
-    edit->marks[call] |= MSP_IS_EDITED;
-    for (call = stream->calls[call].parent; call != MSP_NONE; call = stream->calls[call].parent)
-        edit->marks[call] |= MSP_HAS_EDITED;
+    edit->marks[call] |= MS_REPLAY_IS_EDITED;
+    for (call = stream->calls[call].parent; call != MS_REPLAY_NONE; call = stream->calls[call].parent)
+        edit->marks[call] |= MS_REPLAY_HAS_EDITED;
     return MS_OK;
 }
 
-int msp_edit_checkpoint(msp_edit *edit, uint32_t call)
+int ms_replay_edit_checkpoint(ms_replay_edit *edit, uint32_t call)
 {
-    return add_edited_call(edit, call, MSP_NONE);
+    return add_edited_call(edit, call, MS_REPLAY_NONE);
 }
 
-int msp_edit_offload(msp_edit *edit, uint32_t call, uint32_t to)
+int ms_replay_edit_offload(ms_replay_edit *edit, uint32_t call, uint32_t to)
 {
     return to < MS_MAX_DEVICES ? add_edited_call(edit, call, to) : MS_EINVAL;
 }

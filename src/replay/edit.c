@@ -5,10 +5,10 @@
 
 #define MOST_BYTES (UINT64_C(1) << 62)
 
-msp_edit *msp_edit_open(const msp_stream *stream)
+ms_replay_edit *ms_replay_edit_open(const ms_replay_stream *stream)
 {
-    msp_edit *edit = calloc(1, sizeof *edit);
-    msp_changed_block *blocks = malloc(((size_t)stream->block_count + 1) * sizeof *blocks);
+    ms_replay_edit *edit = calloc(1, sizeof *edit);
+    ms__replay_changed_block *blocks = malloc(((size_t)stream->block_count + 1) * sizeof *blocks);
     uint8_t *marks = calloc((size_t)stream->call_count + 1, 1);
     if (!edit || !blocks || !marks) {
         free(edit);
@@ -16,13 +16,14 @@ msp_edit *msp_edit_open(const msp_stream *stream)
         free(marks);
         return NULL;
     }
-    *edit = (msp_edit){.stream = stream, .blocks = blocks, .marks = marks, .last_event = stream->event_count};
+    *edit = (ms_replay_edit){.stream = stream, .blocks = blocks, .marks = marks, .last_event = stream->event_count};
     for (uint32_t i = 0; i < stream->block_count; i++)
-        blocks[i] = (msp_changed_block){stream->blocks[i].requested, stream->blocks[i].device, stream->blocks[i].drop};
+        blocks[i] =
+            (ms__replay_changed_block){stream->blocks[i].requested, stream->blocks[i].device, stream->blocks[i].drop};
     return edit;
 }
 
-void msp_edit_close(msp_edit *edit)
+void ms_replay_edit_close(ms_replay_edit *edit)
 {
     if (!edit)
         return;
@@ -35,28 +36,28 @@ void msp_edit_close(msp_edit *edit)
 
 /* ---- blocks ---- */
 
-bool msp_block_is_selected(const msp_stream *stream, uint32_t index, const msp_selection *selection)
+bool ms_replay_block_is_selected(const ms_replay_stream *stream, uint32_t index, const ms_replay_selection *selection)
 {
-    const msp_block *block = &stream->blocks[index];
+    const ms_replay_block *block = &stream->blocks[index];
     return (!selection->categories || selection->categories >> block->category & 1) &&
            (!selection->phases || selection->phases >> block->phase & 1) &&
-           (selection->device == MSP_NONE || selection->device == block->device) &&
+           (selection->device == MS_REPLAY_NONE || selection->device == block->device) &&
            (!selection->kinds || selection->kinds >> block->kind & 1) && block->bytes >= selection->min_bytes &&
-           msp_path_is_below(stream, block->path, selection->root);
+           ms_replay_path_is_below(stream, block->path, selection->root);
 }
 
 /* The device is the one that earlier edits gave the block. */
-static bool is_selected(const msp_edit *edit, uint32_t index, const msp_selection *selection)
+static bool is_selected(const ms_replay_edit *edit, uint32_t index, const ms_replay_selection *selection)
 {
-    const msp_block *block = &edit->stream->blocks[index];
+    const ms_replay_block *block = &edit->stream->blocks[index];
     return (!selection->categories || selection->categories >> block->category & 1) &&
            (!selection->phases || selection->phases >> block->phase & 1) &&
-           (selection->device == MSP_NONE || selection->device == edit->blocks[index].device) &&
+           (selection->device == MS_REPLAY_NONE || selection->device == edit->blocks[index].device) &&
            (!selection->kinds || selection->kinds >> block->kind & 1) && block->bytes >= selection->min_bytes &&
-           edit->blocks[index].bytes && msp_path_is_below(edit->stream, block->path, selection->root);
+           edit->blocks[index].bytes && ms_replay_path_is_below(edit->stream, block->path, selection->root);
 }
 
-static uint64_t scaled(uint64_t bytes, uint64_t numerator, uint64_t denominator)
+uint64_t ms__replay_scaled(uint64_t bytes, uint64_t numerator, uint64_t denominator)
 {
     long double exact = (long double)bytes * (long double)numerator / (long double)denominator;
     if (exact >= (long double)MOST_BYTES)
@@ -65,15 +66,15 @@ static uint64_t scaled(uint64_t bytes, uint64_t numerator, uint64_t denominator)
     return whole + ((long double)whole < exact);
 }
 
-int msp_edit_scale(msp_edit *edit, const msp_selection *selection, uint64_t numerator, uint64_t denominator,
-                   uint64_t *count)
+int ms_replay_edit_scale(ms_replay_edit *edit, const ms_replay_selection *selection, uint64_t numerator,
+                         uint64_t denominator, uint64_t *count)
 {
     uint64_t selected = 0;
     if (!denominator)
         return MS_EINVAL;
     for (uint32_t i = 0; i < edit->stream->block_count; i++)
         if (is_selected(edit, i, selection)) {
-            edit->blocks[i].bytes = scaled(edit->blocks[i].bytes, numerator, denominator);
+            edit->blocks[i].bytes = ms__replay_scaled(edit->blocks[i].bytes, numerator, denominator);
             selected++;
         }
     if (count)
@@ -81,7 +82,7 @@ int msp_edit_scale(msp_edit *edit, const msp_selection *selection, uint64_t nume
     return MS_OK;
 }
 
-int msp_edit_move(msp_edit *edit, const msp_selection *selection, uint32_t device, uint64_t *count)
+int ms_replay_edit_move(ms_replay_edit *edit, const ms_replay_selection *selection, uint32_t device, uint64_t *count)
 {
     uint64_t selected = 0;
     if (device >= MS_MAX_DEVICES)
@@ -96,12 +97,12 @@ int msp_edit_move(msp_edit *edit, const msp_selection *selection, uint32_t devic
     return MS_OK;
 }
 
-int msp_edit_remove(msp_edit *edit, const msp_selection *selection, uint64_t *count)
+int ms_replay_edit_remove(ms_replay_edit *edit, const ms_replay_selection *selection, uint64_t *count)
 {
-    return msp_edit_scale(edit, selection, 0, 1, count);
+    return ms_replay_edit_scale(edit, selection, 0, 1, count);
 }
 
-int msp_edit_resize(msp_edit *edit, uint32_t block, uint64_t bytes)
+int ms_replay_edit_resize(ms_replay_edit *edit, uint32_t block, uint64_t bytes)
 {
     if (block >= edit->stream->block_count || bytes > MOST_BYTES)
         return MS_EINVAL;
@@ -109,13 +110,14 @@ int msp_edit_resize(msp_edit *edit, uint32_t block, uint64_t bytes)
     return MS_OK;
 }
 
-int msp_edit_insert(msp_edit *edit, uint32_t begin, uint32_t end, uint64_t bytes, uint32_t device, uint64_t stream)
+int ms_replay_edit_insert(ms_replay_edit *edit, uint32_t begin, uint32_t end, uint64_t bytes, uint32_t device,
+                          uint64_t stream)
 {
     if (begin > edit->stream->event_count || end < begin || device >= MS_MAX_DEVICES || bytes > MOST_BYTES)
         return MS_EINVAL;
-    if (edit->inserted_count == MSP_NONE - 1 ||
-        !msp_grow((void **)&edit->inserted, &edit->inserted_room, edit->inserted_count + 1, sizeof *edit->inserted))
+    if (edit->inserted_count == MS_REPLAY_NONE - 1 ||
+        !MS__ARRAY_GROW(edit->inserted, edit->inserted_room, edit->inserted_count + 1))
         return MS_ENOMEM;
-    edit->inserted[edit->inserted_count++] = (msp_inserted_block){begin, end, bytes, stream, device};
+    edit->inserted[edit->inserted_count++] = (ms__replay_inserted_block){begin, end, bytes, stream, device};
     return MS_OK;
 }

@@ -1,80 +1,81 @@
 /* load.c - reads a capture into a stream: every event that matters for a replay, the blocks and the calls. */
 #include "replay/calls.h"
+#include "replay/edit.h"
 
 #include <stdlib.h>
 
-static int append_event(msp_loader *loader, const msp_event *event)
+static int append_event(ms__replay_loader *loader, const ms_replay_event *event)
 {
-    msp_stream *stream = loader->stream;
-    if (stream->event_count == MSP_NONE - 1)
+    ms_replay_stream *stream = loader->stream;
+    if (stream->event_count == MS_REPLAY_NONE - 1)
         return MS_EINVAL;
-    if (!msp_grow((void **)&stream->events, &loader->event_room, stream->event_count + 1, sizeof *stream->events))
+    if (!MS__ARRAY_GROW(stream->events, loader->event_room, stream->event_count + 1))
         return MS_ENOMEM;
     stream->events[stream->event_count++] = *event;
     return MS_OK;
 }
 
 /* ---- threads ---- */
-static int index_of_thread(msp_loader *loader, uint32_t number, uint32_t *index)
+static int index_of_thread(ms__replay_loader *loader, uint32_t number, uint32_t *index)
 {
-    msp_stream *stream = loader->stream;
-    *index = msp_map_get(&loader->by_number, number);
-    if (*index != MSP_NONE)
+    ms_replay_stream *stream = loader->stream;
+    *index = ms__map_index(&loader->by_number, number);
+    if (*index != MS_REPLAY_NONE)
         return MS_OK;
     if (stream->thread_count == UINT16_MAX) { /* further threads share one */
         *index = UINT16_MAX - 1;
         return MS_OK;
     }
-    if (!msp_grow((void **)&loader->threads, &loader->thread_room, stream->thread_count + 1, sizeof *loader->threads) ||
-        !msp_map_set(&loader->by_number, number, stream->thread_count))
+    if (!MS__ARRAY_GROW(loader->threads, loader->thread_room, stream->thread_count + 1) ||
+        !ms__map_set(&loader->by_number, number, stream->thread_count))
         return MS_ENOMEM;
-    loader->threads[stream->thread_count] = (msp_loading_thread){.path = MS_GLOBAL};
+    loader->threads[stream->thread_count] = (ms__replay_loading_thread){.path = MS_GLOBAL};
     *index = stream->thread_count++;
     return MS_OK;
 }
 
 /* ---- blocks ---- */
-static int append_block(msp_loader *loader, uint32_t slot, const msp_block *block)
+static int append_block(ms__replay_loader *loader, uint32_t slot, const ms_replay_block *block)
 {
-    msp_stream *stream = loader->stream;
-    if (stream->block_count == MSP_NONE - 1)
+    ms_replay_stream *stream = loader->stream;
+    if (stream->block_count == MS_REPLAY_NONE - 1)
         return MS_EINVAL;
-    if (!msp_grow((void **)&stream->blocks, &loader->block_room, stream->block_count + 1, sizeof *stream->blocks) ||
-        !msp_map_set(&loader->by_slot, slot, stream->block_count))
+    if (!MS__ARRAY_GROW(stream->blocks, loader->block_room, stream->block_count + 1) ||
+        !ms__map_set(&loader->by_slot, slot, stream->block_count))
         return MS_ENOMEM;
     stream->blocks[stream->block_count++] = *block;
     return MS_OK;
 }
 
-static int drop_at(msp_loader *loader, uint32_t slot, msp_event *event)
+static int drop_at(ms__replay_loader *loader, uint32_t slot, ms_replay_event *event)
 {
-    uint32_t index = msp_map_get(&loader->by_slot, slot);
-    if (index == MSP_NONE)
+    uint32_t index = ms__map_index(&loader->by_slot, slot);
+    if (index == MS_REPLAY_NONE)
         return MS_OK;
-    msp_block *block = &loader->stream->blocks[index];
+    ms_replay_block *block = &loader->stream->blocks[index];
     block->drop = loader->stream->event_count;
     block->drop_phase = loader->threads[event->thread].phase;
-    msp_loader_note_drop(loader, event->thread, block);
-    msp_map_remove(&loader->by_slot, slot);
-    event->kind = MSP_DROP;
+    ms__replay_loader_note_drop(loader, event->thread, block);
+    ms__map_remove(&loader->by_slot, slot);
+    event->kind = MS_REPLAY_DROP;
     event->value = index;
     return append_event(loader, event);
 }
 
-static msp_block block_of_key_frame(const ms_captured_block *captured, uint32_t add)
+static ms_replay_block block_of_key_frame(const ms_captured_block *captured, uint32_t add)
 {
-    return (msp_block){.bytes = captured->bytes,
-                       .requested = captured->bytes,
-                       .add = add,
-                       .drop = MSP_NONE,
-                       .last_use = MSP_NONE,
-                       .call = MSP_NONE,
-                       .path = captured->path,
-                       .device = (uint8_t)captured->device,
-                       .category = captured->category,
-                       .kind = captured->kind,
-                       .phase = captured->phase,
-                       .outside = captured->outside};
+    return (ms_replay_block){.bytes = captured->bytes,
+                             .requested = captured->bytes,
+                             .add = add,
+                             .drop = MS_REPLAY_NONE,
+                             .last_use = MS_REPLAY_NONE,
+                             .call = MS_REPLAY_NONE,
+                             .path = captured->path,
+                             .device = (uint8_t)captured->device,
+                             .category = captured->category,
+                             .kind = captured->kind,
+                             .phase = captured->phase,
+                             .outside = captured->outside};
 }
 
 static int by_slot_order(const void *a, const void *b)
@@ -97,7 +98,7 @@ static int read_key_frame(const ms_cursor *cursor, ms_captured_block **blocks, s
 }
 
 /* ---- key frames ---- */
-static int load_threads(msp_loader *loader, const ms_cursor *cursor)
+static int load_threads(ms__replay_loader *loader, const ms_cursor *cursor)
 {
     uint32_t number, thread;
     uint64_t id;
@@ -107,19 +108,19 @@ static int load_threads(msp_loader *loader, const ms_cursor *cursor)
     for (size_t i = 0; !error && ms_cursor_thread(cursor, i, &number, &id, &phase, &path); i++) {
         error = index_of_thread(loader, number, &thread);
         if (!error)
-            error = msp_loader_move(loader, thread, loader->stream->event_count, phase, path);
+            error = ms__replay_loader_move(loader, thread, loader->stream->event_count, phase, path);
         if (!error)
-            error = append_event(loader, &(msp_event){.number = ms_cursor_moment(cursor),
-                                                      .time = ms_cursor_time(cursor),
-                                                      .value = path,
-                                                      .thread = (uint16_t)thread,
-                                                      .kind = MSP_POSITION,
-                                                      .phase = (uint8_t)phase});
+            error = append_event(loader, &(ms_replay_event){.number = ms_cursor_moment(cursor),
+                                                            .time = ms_cursor_time(cursor),
+                                                            .value = path,
+                                                            .thread = (uint16_t)thread,
+                                                            .kind = MS_REPLAY_POSITION,
+                                                            .phase = (uint8_t)phase});
     }
     return error;
 }
 
-static int begin_stream(msp_loader *loader, const ms_cursor *cursor)
+static int begin_stream(ms__replay_loader *loader, const ms_cursor *cursor)
 {
     ms_captured_block *blocks;
     size_t count;
@@ -129,7 +130,7 @@ static int begin_stream(msp_loader *loader, const ms_cursor *cursor)
         loader->stream->reserved_first[device] = ms_cursor_reserved(cursor, device);
     int error = read_key_frame(cursor, &blocks, &count);
     for (size_t i = 0; !error && i < count; i++) {
-        msp_block block = block_of_key_frame(&blocks[i], MSP_NONE);
+        ms_replay_block block = block_of_key_frame(&blocks[i], MS_REPLAY_NONE);
         error = append_block(loader, blocks[i].slot, &block);
     }
     free(blocks);
@@ -139,21 +140,21 @@ static int begin_stream(msp_loader *loader, const ms_cursor *cursor)
 }
 
 /* Events are lost: every block is dropped, and those of the key frame are added. What was lost between is not known. */
-static int jump(msp_loader *loader, const ms_cursor *cursor)
+static int jump(ms__replay_loader *loader, const ms_cursor *cursor)
 {
     ms_captured_block *blocks;
     size_t count;
-    msp_event event = {.number = ms_cursor_moment(cursor), .time = ms_cursor_time(cursor)};
+    ms_replay_event event = {.number = ms_cursor_moment(cursor), .time = ms_cursor_time(cursor)};
     loader->stream->is_lower_bound = true;
-    msp_loader_skip_times(loader, event.number);
+    ms__replay_loader_skip_times(loader, event.number);
     loader->step = ms_cursor_step(cursor);
     int error = read_key_frame(cursor, &blocks, &count);
-    for (uint64_t i = 0; !error && loader->by_slot.bits && i < UINT64_C(1) << loader->by_slot.bits; i++)
-        while (!error && loader->by_slot.buckets[i]) /* removing a key may move another one here */
-            error = drop_at(loader, (uint32_t)(loader->by_slot.buckets[i] >> 32), &event);
+    for (size_t i = 0; !error && i < ms__map_room(&loader->by_slot); i++)
+        while (!error && loader->by_slot.entries[i].value_plus_1) /* removing a key may move another one here */
+            error = drop_at(loader, (uint32_t)loader->by_slot.entries[i].key, &event);
     for (size_t i = 0; !error && i < count; i++) {
-        msp_block block = block_of_key_frame(&blocks[i], loader->stream->event_count);
-        event.kind = MSP_ADD;
+        ms_replay_block block = block_of_key_frame(&blocks[i], loader->stream->event_count);
+        event.kind = MS_REPLAY_ADD;
         event.value = loader->stream->block_count;
         error = append_block(loader, blocks[i].slot, &block);
         if (!error)
@@ -164,26 +165,27 @@ static int jump(msp_loader *loader, const ms_cursor *cursor)
 }
 
 /* ---- notes ---- */
-static int next_note(msp_loader *loader)
+static int next_note(ms__replay_loader *loader)
 {
     int error = ms_notes_next(loader->notes, &loader->note);
     loader->has_note = error == MS_OK;
     return error == MS_EEND ? MS_OK : error;
 }
 
-static int apply_note(msp_loader *loader, const ms_note *note)
+static int apply_note(ms__replay_loader *loader, const ms_note *note)
 {
-    uint32_t index = msp_map_get(&loader->by_slot, note->slot);
-    if (index == MSP_NONE)
+    uint32_t index = ms__map_index(&loader->by_slot, note->slot);
+    if (index == MS_REPLAY_NONE)
         return MS_OK;
-    msp_block *block = &loader->stream->blocks[index];
+    ms_replay_block *block = &loader->stream->blocks[index];
     switch (note->kind) {
     case MS_NOTE_SAVED:
-        return msp_loader_note_use(loader, index, MSP_SAVE);
+        return ms__replay_loader_note_use(loader, index, MS_REPLAY_SAVE);
     case MS_NOTE_INPUT:
     case MS_NOTE_OUTPUT:
         loader->stream->has_inputs = true;
-        return msp_loader_note_use(loader, index, note->kind == MS_NOTE_INPUT ? MSP_INPUT : MSP_OUTPUT);
+        return ms__replay_loader_note_use(loader, index,
+                                          note->kind == MS_NOTE_INPUT ? MS_REPLAY_INPUT : MS_REPLAY_OUTPUT);
     case MS_NOTE_REQUESTED:
         if (note->value < block->bytes)
             block->requested = note->value;
@@ -201,7 +203,7 @@ static int apply_note(msp_loader *loader, const ms_note *note)
 }
 
 /* Apply the notes that were made before event `number`. */
-static int apply_notes(msp_loader *loader, uint64_t number)
+static int apply_notes(ms__replay_loader *loader, uint64_t number)
 {
     int error = MS_OK;
     while (!error && loader->has_note && loader->note.event <= number) {
@@ -213,65 +215,76 @@ static int apply_notes(msp_loader *loader, uint64_t number)
 }
 
 /* ---- events ---- */
-static int add_at(msp_loader *loader, const ms_event *from, msp_event *event)
+static int add_at(ms__replay_loader *loader, const ms_event *from, ms_replay_event *event)
 {
-    msp_block block = {.bytes = from->bytes,
-                       .requested = from->bytes,
-                       .stream = loader->streams[from->device],
-                       .add = loader->stream->event_count,
-                       .drop = MSP_NONE,
-                       .last_use = MSP_NONE,
-                       .call = msp_loader_call(loader, event->thread),
-                       .path = from->path,
-                       .device = (uint8_t)from->device,
-                       .category = from->category,
-                       .kind = from->kind,
-                       .phase = from->phase,
-                       .outside = from->outside};
-    event->kind = MSP_ADD;
+    ms_replay_block block = {.bytes = from->bytes,
+                             .requested = from->bytes,
+                             .stream = loader->streams[from->device],
+                             .add = loader->stream->event_count,
+                             .drop = MS_REPLAY_NONE,
+                             .last_use = MS_REPLAY_NONE,
+                             .call = ms__replay_loader_call(loader, event->thread),
+                             .path = from->path,
+                             .device = (uint8_t)from->device,
+                             .category = from->category,
+                             .kind = from->kind,
+                             .phase = from->phase,
+                             .outside = from->outside};
+    event->kind = MS_REPLAY_ADD;
     event->value = loader->stream->block_count;
     int error = append_block(loader, from->slot, &block);
     return error ? error : append_event(loader, event);
 }
 
-static int note_reserved(msp_loader *loader, const ms_event *from, msp_event *event, uint64_t *latest)
+static int note_reserved(ms__replay_loader *loader, const ms_event *from, ms_replay_event *event, uint64_t *latest)
 {
     int error = MS_OK;
     event->device = from->device;
-    event->kind = MSP_EMPTY_CACHE;
+    event->kind = MS_REPLAY_EMPTY_CACHE;
     if (from->bytes < latest[from->device])
         error = append_event(loader, event);
     latest[from->device] = event->value = from->bytes;
-    event->kind = MSP_RESERVED;
+    event->kind = MS_REPLAY_RESERVED;
     return error ? error : append_event(loader, event);
 }
 
-static int load_event(msp_loader *loader, const ms_event *from, uint64_t *latest_reserved)
+static int append_step(ms__replay_loader *loader, const ms_replay_event *event)
+{
+    ms_replay_stream *stream = loader->stream;
+    if (!MS__ARRAY_GROW(stream->steps, loader->step_room, (size_t)stream->step_count + 1))
+        return MS_ENOMEM;
+    stream->steps[stream->step_count++] = (ms_replay_step){
+        .number = event->value, .time = event->time, .first = event->number, .event = stream->event_count};
+    return MS_OK;
+}
+
+static int load_event(ms__replay_loader *loader, const ms_event *from, uint64_t *latest_reserved)
 {
     uint32_t thread;
-    msp_loader_apply_times(loader, from->number);
+    ms__replay_loader_apply_times(loader, from->number);
     int error = apply_notes(loader, from->number);
     if (!error)
         error = index_of_thread(loader, from->thread, &thread);
     if (error)
         return error;
     loader->thread = thread;
-    msp_event event = {.number = from->number, .time = from->time, .thread = (uint16_t)thread};
+    ms_replay_event event = {.number = from->number, .time = from->time, .thread = (uint16_t)thread};
     switch (from->op) {
     case MS_OP_ADD:
         return add_at(loader, from, &event);
     case MS_OP_DROP:
         return drop_at(loader, from->slot, &event);
     case MS_OP_POSITION:
-        event.kind = MSP_POSITION;
+        event.kind = MS_REPLAY_POSITION;
         event.phase = from->phase;
         event.value = from->path;
-        error = msp_loader_move(loader, thread, loader->stream->event_count, (ms_phase)from->phase, from->path);
+        error = ms__replay_loader_move(loader, thread, loader->stream->event_count, (ms_phase)from->phase, from->path);
         return error ? error : append_event(loader, &event);
     case MS_OP_STEP:
-        event.kind = MSP_STEP;
+        event.kind = MS_REPLAY_STEP;
         event.value = loader->step = from->bytes;
-        return append_event(loader, &event);
+        error = append_step(loader, &event);
+        return error ? error : append_event(loader, &event);
     case MS_OP_RESERVED:
         return note_reserved(loader, from, &event, latest_reserved);
     default:
@@ -279,7 +292,7 @@ static int load_event(msp_loader *loader, const ms_event *from, uint64_t *latest
     }
 }
 
-static int load_events(msp_loader *loader, ms_cursor *cursor)
+static int load_events(ms__replay_loader *loader, ms_cursor *cursor)
 {
     uint64_t latest_reserved[MS_MAX_DEVICES];
     ms_event event;
@@ -296,7 +309,7 @@ static int load_events(msp_loader *loader, ms_cursor *cursor)
 }
 
 /* ---- the whole ---- */
-static int load_paths(msp_stream *stream, const ms_reader *reader)
+static int load_paths(ms_replay_stream *stream, const ms_reader *reader)
 {
     uint32_t nth;
     stream->path_count = ms_reader_paths(reader);
@@ -311,7 +324,7 @@ static int load_paths(msp_stream *stream, const ms_reader *reader)
     return MS_OK;
 }
 
-static int load_with_cursor(msp_loader *loader, ms_reader *reader)
+static int load_with_cursor(ms__replay_loader *loader, ms_reader *reader)
 {
     ms_cursor *cursor;
     int error = load_paths(loader->stream, reader);
@@ -325,82 +338,59 @@ static int load_with_cursor(msp_loader *loader, ms_reader *reader)
     if (!error)
         error = next_note(loader);
     if (!error)
-        error = msp_loader_open_times(loader, reader);
+        error = ms__replay_loader_open_times(loader, reader);
     if (!error)
         error = load_events(loader, cursor);
-    msp_loader_apply_times(loader, UINT64_MAX);
+    ms__replay_loader_apply_times(loader, UINT64_MAX);
     if (!error)
-        error = msp_loader_complete_times(loader);
+        error = ms__replay_loader_complete_times(loader);
     loader->stream->is_lower_bound |= ms_cursor_is_lower_bound(cursor);
     ms_cursor_close(cursor);
     loader->stream->device_count = ms_reader_devices(reader);
     return error;
 }
 
-/* What a parameter is found by, and its block. */
-struct parameter {
-    ms_path path;
-    uint64_t bytes;
-    uint32_t block;
-};
-
-static int by_path_and_bytes(const void *a, const void *b)
+int ms__replay_list_parameters(ms_replay_stream *stream)
 {
-    const struct parameter *first = a, *second = b;
-    if (first->path != second->path)
-        return first->path < second->path ? -1 : 1;
-    if (first->bytes != second->bytes)
-        return first->bytes < second->bytes ? -1 : 1;
-    return first->block < second->block ? -1 : first->block > second->block;
-}
-
-static int list_parameters(msp_stream *stream)
-{
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < stream->block_count; i++)
-        count += stream->blocks[i].category == MS_PARAMETER;
-    struct parameter *found = malloc(((size_t)count + 1) * sizeof *found);
-    stream->parameters = malloc(((size_t)count + 1) * sizeof *stream->parameters);
-    if (!found || !stream->parameters) {
-        free(found);
-        return MS_ENOMEM;
-    }
-    for (uint32_t i = 0; i < stream->block_count; i++)
+    ms__replay_ordered found = {NULL, 0, 0};
+    bool done = true;
+    for (uint32_t i = 0; done && i < stream->block_count; i++)
         if (stream->blocks[i].category == MS_PARAMETER)
-            found[stream->parameter_count++] =
-                (struct parameter){stream->blocks[i].path, stream->blocks[i].requested, i};
-    qsort(found, count, sizeof *found, by_path_and_bytes);
-    for (uint32_t i = 0; i < count; i++)
-        stream->parameters[i] = found[i].block;
-    free(found);
-    return MS_OK;
+            done = ms__replay_ordered_add(&found, stream->blocks[i].path, stream->blocks[i].requested, i);
+    ms__replay_ordered_sort(&found);
+    stream->parameters = done ? malloc(((size_t)found.count + 1) * sizeof *stream->parameters) : NULL;
+    stream->parameter_count = found.count;
+    for (uint32_t i = 0; stream->parameters && i < found.count; i++)
+        stream->parameters[i] = found.at[i].index;
+    free(found.at);
+    return stream->parameters ? MS_OK : MS_ENOMEM;
 }
 
-int msp_stream_load(ms_reader *reader, msp_stream **stream)
+int ms_replay_stream_load(ms_reader *reader, ms_replay_stream **stream)
 {
-    msp_loader loader = {.stream = calloc(1, sizeof *loader.stream)};
+    ms__replay_loader loader = {.stream = calloc(1, sizeof *loader.stream)};
     if (!loader.stream)
         return MS_ENOMEM;
     int error = load_with_cursor(&loader, reader);
     if (!error)
-        error = list_parameters(loader.stream);
-    for (uint32_t i = 0; i < loader.stream->thread_count; i++) {
+        error = ms__replay_list_parameters(loader.stream);
+    for (uint32_t i = 0; loader.threads && i < loader.stream->thread_count; i++) {
         free(loader.threads[i].calls.at);
         free(loader.threads[i].nodes.at);
     }
     ms_notes_close(loader.notes);
     ms_call_times_free(reader, loader.times);
     free(loader.threads);
-    msp_map_close(&loader.by_number);
-    msp_map_close(&loader.by_slot);
+    ms__map_clear(&loader.by_number);
+    ms__map_clear(&loader.by_slot);
     if (error)
-        msp_stream_free(loader.stream);
+        ms_replay_stream_free(loader.stream);
     else
         *stream = loader.stream;
     return error;
 }
 
-void msp_stream_free(msp_stream *stream)
+void ms_replay_stream_free(ms_replay_stream *stream)
 {
     if (!stream)
         return;
@@ -410,10 +400,12 @@ void msp_stream_free(msp_stream *stream)
     free(stream->uses);
     free(stream->parents);
     free(stream->parameters);
+    free(stream->steps);
+    free(stream->folds);
     free(stream);
 }
 
-bool msp_path_is_below(const msp_stream *stream, ms_path path, ms_path root)
+bool ms_replay_path_is_below(const ms_replay_stream *stream, ms_path path, ms_path root)
 {
     while (path > root)
         path = stream->parents[path];

@@ -35,16 +35,17 @@ static int compare_keys(const struct keyed *first, const struct keyed *second)
 }
 
 /* The blocks of a device in the order of their keys; `paths` translates the modules, or is NULL. */
-static struct keyed *list_blocks(const msp_stream *stream, const uint32_t *paths, uint32_t device, uint32_t *count)
+static struct keyed *list_blocks(const ms_replay_stream *stream, const uint32_t *paths, uint32_t device,
+                                 uint32_t *count)
 {
     struct keyed *list = malloc(((size_t)stream->block_count + 1) * sizeof *list);
     uint64_t step = 0;
     uint32_t event = 0;
     *count = 0;
     for (uint32_t i = 0; list && i < stream->block_count; i++) {
-        const msp_block *block = &stream->blocks[i];
-        for (; block->add != MSP_NONE && event < block->add; event++)
-            if (stream->events[event].kind == MSP_STEP)
+        const ms_replay_block *block = &stream->blocks[i];
+        for (; block->add != MS_REPLAY_NONE && event < block->add; event++)
+            if (stream->events[event].kind == MS_REPLAY_STEP)
                 step = stream->events[event].value;
         uint32_t path = paths ? paths[block->path] : block->path;
         if (block->device == device && !block->outside)
@@ -56,7 +57,7 @@ static struct keyed *list_blocks(const msp_stream *stream, const uint32_t *paths
 }
 
 /* How much smaller the request may be than the block, where a capture does not tell the request. */
-static double rounding_of(const msp_block *block)
+static double rounding_of(const ms_replay_block *block)
 {
     enum { SMALL = 1 << 20, SMALL_ROUNDING = 511 };
     if (block->requested != block->bytes)
@@ -66,15 +67,15 @@ static double rounding_of(const msp_block *block)
 
 /* ---- two groups of equal keys ---- */
 struct matching {
-    const msp_stream *stream, *other;
-    msp_match *match;
+    const ms_replay_stream *stream, *other;
+    ms_replay_match *match;
     double ratio; /* how many times as large a block of the stream may be as in the other one, or 0: any */
 };
 
 /* If both sizes are rounded and may be in the ratio of the batches, take them to be in it. */
 static void match_blocks(struct matching *of, uint32_t here, uint32_t there)
 {
-    const msp_block *block = &of->stream->blocks[here], *matched = &of->other->blocks[there];
+    const ms_replay_block *block = &of->stream->blocks[here], *matched = &of->other->blocks[there];
     double a = (double)matched->requested, b = (double)block->requested, ratio = of->ratio;
     of->match->bytes[here] = matched->requested;
     of->match->own_bytes[here] = block->requested;
@@ -170,7 +171,7 @@ static int by_ratio(const void *a, const void *b)
 enum { LEAST_COUNTED = 1 << 12 }; /* smaller blocks do not tell the ratio: they are rounded */
 
 /* Of the blocks of forward whose sizes differ: the ratio of sizes that most of their bytes have. */
-static int find_ratio(const msp_stream *stream, msp_match *match)
+static int find_ratio(const ms_replay_stream *stream, ms_replay_match *match)
 {
     struct weighted *list = malloc(((size_t)stream->block_count + 1) * sizeof *list);
     size_t count = 0;
@@ -178,7 +179,7 @@ static int find_ratio(const msp_stream *stream, msp_match *match)
         return MS_ENOMEM;
     for (uint32_t i = 0; i < stream->block_count; i++) {
         uint64_t here = stream->blocks[i].requested, there = match->bytes[i];
-        if (there != MSP_UNMATCHED && there != here && there >= LEAST_COUNTED && here >= LEAST_COUNTED &&
+        if (there != MS_REPLAY_UNMATCHED && there != here && there >= LEAST_COUNTED && here >= LEAST_COUNTED &&
             stream->blocks[i].phase == MS_FORWARD)
             list[count++] = (struct weighted){(double)here / (double)there, here};
     }
@@ -195,26 +196,27 @@ static int find_ratio(const msp_stream *stream, msp_match *match)
 }
 
 /* ---- the whole ---- */
-static void forget(const msp_stream *stream, msp_match *match)
+static void forget(const ms_replay_stream *stream, ms_replay_match *match)
 {
     uint64_t *bytes = match->bytes, *own = match->own_bytes;
-    *match = (msp_match){.bytes = bytes,
-                         .own_bytes = own,
-                         .here_first = MSP_NONE,
-                         .there_first = MSP_NONE,
-                         .ratio = match->ratio,
-                         .partial_limit = match->partial_limit};
+    *match = (ms_replay_match){.bytes = bytes,
+                               .own_bytes = own,
+                               .here_first = MS_REPLAY_NONE,
+                               .there_first = MS_REPLAY_NONE,
+                               .ratio = match->ratio,
+                               .partial_limit = match->partial_limit};
     for (uint32_t i = 0; i < stream->block_count; i++)
-        bytes[i] = MSP_UNMATCHED;
+        bytes[i] = MS_REPLAY_UNMATCHED;
 }
 
 /* The first pass finds the ratio of the batches, the second one uses it. */
-int msp_match_open(const msp_stream *stream, const msp_stream *other, const uint32_t *paths, uint32_t device,
-                   uint64_t partial_limit, msp_match *match)
+int ms_replay_match_open(const ms_replay_stream *stream, const ms_replay_stream *other, const uint32_t *paths,
+                         uint32_t device, uint64_t partial_limit, ms_replay_match *match)
 {
     uint32_t here_count, there_count;
     size_t room = ((size_t)stream->block_count + 1) * sizeof *match->bytes;
-    *match = (msp_match){.bytes = malloc(room), .own_bytes = malloc(room), .ratio = 1, .partial_limit = partial_limit};
+    *match =
+        (ms_replay_match){.bytes = malloc(room), .own_bytes = malloc(room), .ratio = 1, .partial_limit = partial_limit};
     struct keyed *here = list_blocks(stream, paths, device, &here_count);
     struct keyed *there = list_blocks(other, NULL, device, &there_count);
     struct matching matching = {stream, other, match, 0};
@@ -229,11 +231,11 @@ int msp_match_open(const msp_stream *stream, const msp_stream *other, const uint
     free(here);
     free(there);
     if (error)
-        msp_match_close(match);
+        ms_replay_match_close(match);
     return error;
 }
 
-void msp_match_close(msp_match *match)
+void ms_replay_match_close(ms_replay_match *match)
 {
     free(match->bytes);
     free(match->own_bytes);
@@ -241,31 +243,32 @@ void msp_match_close(msp_match *match)
 }
 
 /* As large as partial results become on this GPU: the size of those that did not grow with the batch. */
-static double limit_of_partial_results(const msp_stream *stream, const msp_match *match)
+static double limit_of_partial_results(const ms_replay_stream *stream, const ms_replay_match *match)
 {
     enum { LEAST = 1 << 24 }; /* smaller ones may belong to a reduction that is small itself */
     double limit = (double)match->partial_limit;
     for (uint32_t i = 0; i < stream->block_count; i++) {
         double here = (double)match->own_bytes[i], there = (double)match->bytes[i];
-        bool is_less = match->bytes[i] != MSP_UNMATCHED && here >= LEAST && here < there * match->ratio * MSP_GREW;
-        if (is_less && here > limit && msp_is_partial_results(stream, i))
+        bool is_less =
+            match->bytes[i] != MS_REPLAY_UNMATCHED && here >= LEAST && here < there * match->ratio * MS_REPLAY_GREW;
+        if (is_less && here > limit && ms__replay_is_partial_results(stream, i))
             limit = here;
     }
     return limit;
 }
 
-int msp_edit_batch(msp_edit *edit, const msp_match *match, double position)
+int ms_replay_edit_batch(ms_replay_edit *edit, const ms_replay_match *match, double position)
 {
     if (!(position >= -1e6 && position <= 1e6))
         return MS_EINVAL;
     double limit = limit_of_partial_results(edit->stream, match);
     for (uint32_t i = 0; i < edit->stream->block_count; i++) {
-        if (match->bytes[i] == MSP_UNMATCHED || !edit->blocks[i].bytes)
+        if (match->bytes[i] == MS_REPLAY_UNMATCHED || !edit->blocks[i].bytes)
             continue;
         double here = (double)match->own_bytes[i], there = (double)match->bytes[i];
         double exact = there + (here - there) * position;
-        if (position > 0 && msp_is_partial_results(edit->stream, i))
-            exact = msp_partial_results(there, here, match->ratio, 1 + position * (match->ratio - 1), limit);
+        if (position > 0 && ms__replay_is_partial_results(edit->stream, i))
+            exact = ms__replay_partial_results(there, here, match->ratio, 1 + position * (match->ratio - 1), limit);
         edit->blocks[i].bytes = exact >= 1 ? (uint64_t)(exact + 0.5) : 1;
     }
     return MS_OK;

@@ -9,34 +9,34 @@
 enum { MOST_SEMAPHORES = 1 << 16 };
 
 /* The event after this one, without those that only tell what is reserved. */
-static uint32_t next_event(const msp_stream *stream, uint32_t event)
+static uint32_t next_event(const ms_replay_stream *stream, uint32_t event)
 {
     do
         event++;
-    while (event < stream->event_count && stream->events[event].kind == MSP_RESERVED);
+    while (event < stream->event_count && stream->events[event].kind == MS_REPLAY_RESERVED);
     return event;
 }
 
-bool msp_is_partial_results(const msp_stream *stream, uint32_t index)
+bool ms__replay_is_partial_results(const ms_replay_stream *stream, uint32_t index)
 {
-    const msp_block *block = &stream->blocks[index];
-    if (block->add == MSP_NONE || block->drop == MSP_NONE)
+    const ms_replay_block *block = &stream->blocks[index];
+    if (block->add == MS_REPLAY_NONE || block->drop == MS_REPLAY_NONE)
         return false;
     uint32_t added = next_event(stream, block->add);
     uint32_t dropped = next_event(stream, added);
     if (dropped >= stream->event_count || next_event(stream, dropped) != block->drop)
         return false;
-    const msp_event *add = &stream->events[added], *drop = &stream->events[dropped];
-    return add->kind == MSP_ADD && drop->kind == MSP_DROP && add->value == drop->value &&
+    const ms_replay_event *add = &stream->events[added], *drop = &stream->events[dropped];
+    return add->kind == MS_REPLAY_ADD && drop->kind == MS_REPLAY_DROP && add->value == drop->value &&
            stream->blocks[add->value].requested <= MOST_SEMAPHORES;
 }
 
-double msp_partial_results(double small, double large, double ratio, double batch, double limit)
+double ms__replay_partial_results(double small, double large, double ratio, double batch, double limit)
 {
     double bytes = small * batch, most = limit > large ? limit : large;
     if (small >= large)
         return large;
-    if (large < small * ratio * MSP_GREW)
+    if (large < small * ratio * MS_REPLAY_GREW)
         return bytes < large ? bytes : large;
     return limit == 0 || bytes < most ? bytes : most;
 }

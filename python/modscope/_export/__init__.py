@@ -1,5 +1,5 @@
-"""A capture in formats that other programs read. Each format is in a module of its own, with a function ``write``.
-Events are written by modscope._capture, in C; names and moments are made here. Needs no torch."""
+"""A capture in formats that other programs read. A format's module has a function ``write``. Events
+are written by modscope._capture, in C; names and moments are made here."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import importlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from modscope._load import Capture
+from modscope._read.load import Capture
 
 Put = Callable[[bytes], object]
 
 
-class Asked(NamedTuple):
+class ExportPart(NamedTuple):
     """Which part of a capture is to be written."""
 
     at: str | None = None
@@ -25,18 +25,18 @@ class Format(NamedTuple):
     extensions: tuple[str, ...]
     """Names of files that end so are of this format, unless another is asked for."""
     is_text: bool
-    """Whether a terminal can show it."""
+    """Whether a terminal can show the format."""
     has_moments: bool
-    """Whether it can show one moment."""
+    """Whether the format can show one moment."""
     open_it: str
     """Which program opens it, or how; {} is the file."""
 
 
 FORMATS = {
-    "perfetto": Format("perfetto", (".pftrace", ".perfetto-trace"), False, False, "https://ui.perfetto.dev"),
+    "perfetto": Format("traces", (".pftrace", ".perfetto-trace"), False, False, "https://ui.perfetto.dev"),
     "speedscope": Format("speedscope", (".speedscope.json",), True, True, "https://www.speedscope.app"),
     "torch-snapshot": Format(
-        "torch_snapshot",
+        "traces",
         (".pickle",),
         False,
         True,
@@ -56,11 +56,12 @@ def format_of_file(name: str) -> str | None:
 
 
 def describe_extensions() -> str:
-    """ "perfetto (.pftrace, .perfetto-trace), speedscope (.speedscope.json), ..." """
+    """All formats with their extensions: "perfetto (.pftrace, .perfetto-trace), speedscope (.speedscope.json), ..."."""
     return ", ".join(f"{format} ({', '.join(each.extensions)})" for format, each in FORMATS.items())
 
 
-def write(capture: Capture, format: str, put: Put, asked: Asked = Asked()) -> None:
-    """Pass the capture in this format to ``put``, piece by piece. CaptureError if it does not have what is asked for."""
+def write(capture: Capture, format: str, put: Put, part: ExportPart = ExportPart()) -> None:
+    """Pass the capture in this format to ``put``, piece by piece. CaptureError if it does not have what is asked
+    for."""
     module = importlib.import_module(f"modscope._export.{FORMATS[format].module}")
-    module.write(capture, format, put, asked)
+    module.write(capture, format, put, part)

@@ -6,11 +6,11 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 
-from modscope._export import Asked, Put
-from modscope._load import Capture, CaptureError, Snapshot
-from modscope._summary import describe_prediction
+from modscope._export import ExportPart, Put
+from modscope._read.load import Capture, CaptureError, Snapshot
+from modscope._read.summary import describe_prediction
 
-_MOST_CHARACTERS = 1 << 20  # of a name; only a forged one is longer
+_MOST_CHARACTERS = 1 << 20  # Only a forged name is longer.
 _TITLE_CHARACTERS = 200
 _SHORT_CHARACTERS = 256
 _MOST_REPEATED = 1 << 26  # characters of names in all rows together, above which long names are shortened
@@ -69,7 +69,7 @@ def write_events(
     capture: Capture,
     format: str,
     put: Put,
-    asked: Asked,
+    part: ExportPart,
     encode: Callable[[str], bytes] = encode_utf8,
     order: list[int] | None = None,
 ) -> None:
@@ -83,7 +83,7 @@ def write_events(
             title=encode_utf8(title(capture)),
             pid=pid(capture),
             began=began(capture),
-            last=None if asked.at is None else capture.moment(asked.at, asked.device),
+            last=None if part.at is None else capture.moment(part.at, part.device),
         )
     except OverflowError:
         raise CaptureError(f"The blocks of this capture are too large for {format}") from None

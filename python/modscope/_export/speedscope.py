@@ -6,15 +6,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TypedDict
 
 from modscope import _capture
-from modscope._branch import Branch
-from modscope._categories import CATEGORIES, KINDS, TOTAL, Category, Kind
-from modscope._export import Asked, Put
+from modscope._export import ExportPart, Put
 from modscope._export.common import devices_at, title
-from modscope._lines_read import Frame, Place
-from modscope._load import Capture, Snapshot
+from modscope._read.categories import CATEGORIES, KINDS, TOTAL, Category, Kind
+from modscope._read.lines import Frame, Place
+from modscope._read.load import Capture, Snapshot
+from modscope._read.module_tree import Branch
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _Held = tuple[Place | None, Category, Kind | None, int]
@@ -68,7 +68,7 @@ class _Samples:
             self.add(branch.children, stack)
 
     def _own(self, held: list[_Held]) -> dict[tuple[int, ...], int]:
-        """The rest of a stack to its bytes."""
+        """The part of each stack below the module, and its bytes."""
         found: dict[tuple[int, ...], int] = {}
         for place, category, kind, size in held:
             inner = (
@@ -106,7 +106,19 @@ def _name(device: str, snapshot: Snapshot, at: str) -> str:
     return f"{device} {moment}: {held} bytes (step {snapshot.step}, {phase} of {module}, {snapshot.time:.3f} s)"
 
 
-def _profile(device: str, snapshot: Snapshot, at: str, frames: _Frames) -> dict[str, Any]:
+class _Profile(TypedDict):
+    """A profile as speedscope's schema has it."""
+
+    type: str
+    name: str
+    unit: str
+    startValue: int
+    endValue: int
+    samples: list[list[int]]
+    weights: list[int]
+
+
+def _profile(device: str, snapshot: Snapshot, at: str, frames: _Frames) -> _Profile:
     samples = _Samples(frames, _held_by_module(snapshot, device) if device else {})
     samples.add(snapshot.tree(device), [])
     return {
@@ -120,9 +132,9 @@ def _profile(device: str, snapshot: Snapshot, at: str, frames: _Frames) -> dict[
     }
 
 
-def write(capture: Capture, format: str, put: Put, asked: Asked) -> None:
-    at, frames = asked.at or "peak", _Frames()
-    held = devices_at(capture, at, asked.device) if capture.peaks else [("", capture.snapshot(at))]
+def write(capture: Capture, format: str, put: Put, part: ExportPart) -> None:
+    at, frames = part.at or "peak", _Frames()
+    held = devices_at(capture, at, part.device) if capture.peaks else [("", capture.snapshot(at))]
     profiles = [_profile(device, snapshot, at, frames) for device, snapshot in held]
     document = {
         "$schema": _SCHEMA,

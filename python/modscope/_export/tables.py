@@ -6,12 +6,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 
-from modscope._branch import Branch
-from modscope._export import Asked, Put
+from modscope._export import ExportPart, Put
 from modscope._export.common import devices_at, shorten_in_rows, write_events
-from modscope._load import Capture, Snapshot
-from modscope._categories import CATEGORIES, KINDS, TOTAL, Kind
-
+from modscope._read.categories import CATEGORIES, KINDS, TOTAL, Kind
+from modscope._read.load import Capture, Snapshot
+from modscope._read.module_tree import Branch
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes a cell that begins so
 
@@ -84,9 +83,9 @@ def _snapshot(capture: Capture, format: str, put: Put, at: str, device: str | No
             put(_csv_line(row) if format == "csv" else _json_line(columns, row))
 
 
-def write(capture: Capture, format: str, put: Put, asked: Asked) -> None:
-    if asked.at is None:
+def write(capture: Capture, format: str, put: Put, part: ExportPart) -> None:
+    if part.at is None:
         encode, shorten = _NAMES[format], shorten_in_rows(capture)
-        write_events(capture, format, put, asked, lambda name: encode(shorten(name)))
+        write_events(capture, format, put, part, lambda name: encode(shorten(name)))
     else:
-        _snapshot(capture, format, put, asked.at, asked.device)
+        _snapshot(capture, format, put, part.at, part.device)

@@ -1,9 +1,9 @@
-"""GPUs that can be virtual: what torch says of them, and how fast they are.
+"""The GPUs that can be virtual: the only table of what torch says of them, how fast they are, and what a program may
+reserve of them.
 
-Speeds are those of the makers' datasheets and architecture whitepapers (named beside each card): dense, without sparsity,
-at the boost clock. Where a GeForce card is twice as fast with sums in float16, the rate is that of sums in float32, which
-torch uses. Needs no torch.
-"""
+Speeds are those of the makers' datasheets and architecture whitepapers (named above each GPU): dense, without
+sparsity, at the boost clock. Where a GeForce GPU is twice as fast with sums in float16, the rate is that of sums in
+float32, which torch uses. Needs no torch."""
 
 from __future__ import annotations
 
@@ -13,42 +13,70 @@ from collections.abc import Hashable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["GPUS", "Gpu", "Speed", "find_gpu", "gpus", "label_of", "parse_gpus", "rules_of"]
+from modscope._read.text import gpu_label
+
+__all__ = ["GPUS", "Gpu", "Speed", "find_gpu", "gpus", "parse_gpus", "rules_of"]
 
 MIB = 1 << 20
 GIB = 1 << 30
 
 
-def label_of(title: str) -> str:
-    """A GPU's title without its maker's name."""
-    return re.sub(r"^(NVIDIA |GeForce |Tesla )+", "", title)
+class Architecture(NamedTuple):
+    """What GPUs of one compute capability have in common, from NVIDIA's table of compute capabilities."""
+
+    threads: int
+    """The most threads that are resident on a streaming multiprocessor."""
+    shared: int
+    """KiB of shared memory of a multiprocessor."""
+    shared_of_block: int
+    """KiB of shared memory that a block can ask for."""
+
+
+_ARCHITECTURES = {
+    (7, 0): Architecture(2048, 96, 96),
+    (7, 5): Architecture(1024, 64, 64),
+    (8, 0): Architecture(2048, 164, 163),
+    (8, 6): Architecture(1536, 100, 99),
+    (8, 9): Architecture(1536, 100, 99),
+    (9, 0): Architecture(2048, 228, 227),
+    (10, 0): Architecture(2048, 228, 227),
+    (12, 0): Architecture(1536, 100, 99),
+}
+
+
+def architecture_of(capability: tuple[int, int]) -> Architecture:
+    """The architecture of a capability that is not in the table is the nearest older one of its generation, or 9.0."""
+    older = [known for known in _ARCHITECTURES if known[0] == capability[0] and known <= capability]
+    return _ARCHITECTURES[max(older, default=(9, 0))]
 
 
 class Speed(NamedTuple):
-    """The peaks of a card. 0: it has no such unit."""
+    """The peaks of a GPU. 0: it has no such unit."""
 
     float64: float
     """10^12 operations a second in float64, by tensor cores where it has them for that type."""
     float32: float
-    """In float32, without tensor cores."""
+    """10^12 operations a second in float32, without tensor cores."""
     tf32: float
     """Products of float32 by tensor cores, which round their factors."""
     float16: float
     bfloat16: float
     float8: float
     bandwidth: float
-    """Of the memory, in 10^9 bytes a second."""
+    """The bandwidth of the memory, in 10^9 bytes a second."""
     link: float
-    """To the host, one way, in 10^9 bytes a second."""
+    """The bandwidth to the host, one way, in 10^9 bytes a second."""
+
+
+class Board(NamedTuple):
     cache: int
-    """Bytes of the second-level cache."""
-
-
-def threads_per_processor(capability: tuple[int, int]) -> int:
-    """The most threads that are resident on a streaming multiprocessor."""
-    if capability == (7, 5):
-        return 1024
-    return 1536 if capability[0] in (8, 12) and capability != (8, 0) else 2048
+    """MiB of the second-level cache."""
+    bus: int
+    """Bits of the memory bus. Two of them are moved in each cycle: 2 * bus * memory_clock is the bandwidth."""
+    memory_clock: int
+    """MHz."""
+    clock: int
+    """MHz of the multiprocessors."""
 
 
 class Gpu(NamedTuple):
@@ -64,65 +92,101 @@ class Gpu(NamedTuple):
     context: int = 512 * MIB
     """What the CUDA context of a process takes of it, about."""
     speed: Speed | None = None
-    """None: it is not known how fast the card is, and no time is predicted."""
+    """None: it is not known how fast the GPU is, and no time is predicted."""
+    board: Board = Board(50, 5120, 2619, 1980)
+    """An H100's where it is not known."""
+    nvlink: float = 0.0
+    """The bandwidth to other GPUs of a node, one way, in 10^9 bytes a second: half of the sum in datasheets. 0: it has
+    no NVLink, or it is not known, and GPUs are linked through the host."""
+    network: float = 12.5
+    """The bandwidth to other nodes for each GPU, in 10^9 bytes a second: one adapter of 100, 200 or 400 Gb/s each, as
+    in the makers' own servers."""
 
     @property
     def capacity(self) -> int:
         """What is left for torch's allocator."""
         return self.memory - self.context
 
-    def may_reserve(self, fraction: float) -> int:
-        """What torch's allocator may reserve where a program limits it to a fraction of the memory, with
-        ``per_process_memory_fraction`` or ``torch.cuda.set_per_process_memory_fraction``. 1 is no limit."""
-        return min(self.capacity, int(fraction * self.memory)) if fraction < 1 else self.capacity
+    def may_reserve(self, fraction: float = 1.0, communicators: int = 0) -> int:
+        """What torch's allocator may reserve: what is left beside the context and NCCL's communicators, and no more
+        than the fraction of the memory to which a program limits itself with ``per_process_memory_fraction`` or
+        ``torch.cuda.set_per_process_memory_fraction``. 1 is no limit."""
+        left = max(self.capacity - communicators, 0)
+        return min(left, int(fraction * self.memory)) if fraction < 1 else left
+
+    @property
+    def architecture(self) -> Architecture:
+        return architecture_of(self.capability)
 
     @property
     def label(self) -> str:
         """Its title without the maker's name: ``RTX 4090``."""
-        return label_of(self.title)
+        return gpu_label(self.title)
 
 
-_SPEEDS = {
-    # float64, float32, tf32, float16, bfloat16, float8; bandwidth, link; cache
-    "t4": Speed(0.25, 8.1, 0, 65, 0, 0, 320, 16, 4 * MIB),  # T4 datasheet; Turing whitepaper
-    "v100-16gb": Speed(7.8, 15.7, 0, 125, 0, 0, 900, 16, 6 * MIB),  # V100 datasheet; Volta whitepaper
-    "v100-32gb": Speed(7.8, 15.7, 0, 125, 0, 0, 900, 16, 6 * MIB),  # V100 datasheet; Volta whitepaper
-    "rtx3090": Speed(0.56, 35.6, 35.6, 71, 71, 0, 936, 32, 6 * MIB),  # GA102 whitepaper
-    "rtx4090": Speed(1.29, 82.6, 82.6, 165.2, 165.2, 330.3, 1008, 32, 72 * MIB),  # Ada whitepaper
-    "rtx5090": Speed(1.64, 104.8, 104.8, 209.5, 209.5, 419, 1792, 64, 96 * MIB),  # RTX Blackwell whitepaper
-    "rtx6000ada": Speed(1.42, 91.1, 182.1, 364.2, 364.2, 728.5, 960, 32, 96 * MIB),  # Ada professional whitepaper
-    "l4": Speed(0.47, 30.3, 60, 121, 121, 242.5, 300, 32, 48 * MIB),  # L4 datasheet
-    "a10g": Speed(0.49, 31.5, 35, 70, 70, 0, 600, 32, 6 * MIB),  # A10G datasheet
-    "a30": Speed(10.3, 10.3, 82, 165, 165, 0, 933, 32, 24 * MIB),  # A30 datasheet
-    "l40s": Speed(1.41, 91.6, 183, 362, 362, 733, 864, 32, 96 * MIB),  # L40S datasheet
-    "a100-40gb": Speed(19.5, 19.5, 156, 312, 312, 0, 1555, 32, 40 * MIB),  # A100 datasheet
-    "a100": Speed(19.5, 19.5, 156, 312, 312, 0, 2039, 32, 40 * MIB),  # A100 datasheet
-    "h100": Speed(67, 67, 494.7, 989.4, 989.4, 1978.9, 3350, 64, 50 * MIB),  # H100 datasheet; Hopper whitepaper
-    "h200": Speed(67, 67, 494.7, 989.4, 989.4, 1978.9, 4800, 64, 50 * MIB),  # H200 datasheet; Hopper whitepaper
-    "b200": Speed(37, 75, 1100, 2250, 2250, 4500, 7700, 64, 126 * MIB),  # HGX B200 datasheet
-}
-
+# The columns, by the fields above:
+#   Gpu(name, title, memory, capability, processors)
+#   Speed(float64, float32, tf32, float16, bfloat16, float8, bandwidth, link), Board(cache, bus, memory_clock, clock)
+# fmt: off
 GPUS: dict[str, Gpu] = {
-    gpu.name: gpu._replace(speed=_SPEEDS[gpu.name])
+    gpu.name: gpu
     for gpu in (
-        Gpu("t4", "Tesla T4", 14_930 * MIB, (7, 5), 40),
-        Gpu("v100-16gb", "Tesla V100-SXM2-16GB", 16_130 * MIB, (7, 0), 80),
-        Gpu("v100-32gb", "Tesla V100-SXM2-32GB", 32_501 * MIB, (7, 0), 80),
-        Gpu("rtx3090", "NVIDIA GeForce RTX 3090", 24_114 * MIB, (8, 6), 82),
-        Gpu("rtx4090", "NVIDIA GeForce RTX 4090", 24_176 * MIB, (8, 9), 128),
-        Gpu("rtx5090", "NVIDIA GeForce RTX 5090", 32_117 * MIB, (12, 0), 170),
-        Gpu("rtx6000ada", "NVIDIA RTX 6000 Ada Generation", 48_508 * MIB, (8, 9), 142),
-        Gpu("l4", "NVIDIA L4", 22_558 * MIB, (8, 9), 58),
-        Gpu("a10g", "NVIDIA A10G", 22_517 * MIB, (8, 6), 80),
-        Gpu("a30", "NVIDIA A30", 24_094 * MIB, (8, 0), 56),
-        Gpu("l40s", "NVIDIA L40S", 45_465 * MIB, (8, 9), 142),
-        Gpu("a100-40gb", "NVIDIA A100-SXM4-40GB", 40_326 * MIB, (8, 0), 108),
-        Gpu("a100", "NVIDIA A100-SXM4-80GB", 81_039 * MIB, (8, 0), 108),
-        Gpu("h100", "NVIDIA H100 80GB HBM3", 81_008 * MIB, (9, 0), 132),
-        Gpu("h200", "NVIDIA H200", 143_073 * MIB, (9, 0), 132),
-        Gpu("b200", "NVIDIA B200", 182_630 * MIB, (10, 0), 148),
+        # T4 datasheet; Turing whitepaper
+        Gpu("t4", "Tesla T4", 14_930 * MIB, (7, 5), 40,
+            speed=Speed(0.25, 8.1, 0, 65, 0, 0, 320, 16), board=Board(4, 256, 5001, 1590)),
+        # V100 datasheet; Volta whitepaper
+        Gpu("v100-16gb", "Tesla V100-SXM2-16GB", 16_130 * MIB, (7, 0), 80,
+            speed=Speed(7.8, 15.7, 0, 125, 0, 0, 900, 16), board=Board(6, 4096, 877, 1530), nvlink=150),
+        # V100 datasheet; Volta whitepaper
+        Gpu("v100-32gb", "Tesla V100-SXM2-32GB", 32_501 * MIB, (7, 0), 80,
+            speed=Speed(7.8, 15.7, 0, 125, 0, 0, 900, 16), board=Board(6, 4096, 877, 1530), nvlink=150),
+        # GA102 whitepaper
+        Gpu("rtx3090", "NVIDIA GeForce RTX 3090", 24_114 * MIB, (8, 6), 82,
+            speed=Speed(0.56, 35.6, 35.6, 71, 71, 0, 936, 32), board=Board(6, 384, 9751, 1695)),
+        # Ada whitepaper
+        Gpu("rtx4090", "NVIDIA GeForce RTX 4090", 24_176 * MIB, (8, 9), 128,
+            speed=Speed(1.29, 82.6, 82.6, 165.2, 165.2, 330.3, 1008, 32), board=Board(72, 384, 10501, 2520)),
+        # RTX Blackwell whitepaper
+        Gpu("rtx5090", "NVIDIA GeForce RTX 5090", 32_117 * MIB, (12, 0), 170,
+            speed=Speed(1.64, 104.8, 104.8, 209.5, 209.5, 419, 1792, 64), board=Board(96, 512, 14001, 2407)),
+        # Ada professional whitepaper
+        Gpu("rtx6000ada", "NVIDIA RTX 6000 Ada Generation", 48_508 * MIB, (8, 9), 142,
+            speed=Speed(1.42, 91.1, 182.1, 364.2, 364.2, 728.5, 960, 32), board=Board(96, 384, 10001, 2505)),
+        # L4 datasheet
+        Gpu("l4", "NVIDIA L4", 22_558 * MIB, (8, 9), 58,
+            speed=Speed(0.47, 30.3, 60, 121, 121, 242.5, 300, 32), board=Board(48, 192, 6251, 2040)),
+        # A10G datasheet
+        Gpu("a10g", "NVIDIA A10G", 22_517 * MIB, (8, 6), 80,
+            speed=Speed(0.49, 31.5, 35, 70, 70, 0, 600, 32), board=Board(6, 384, 6251, 1710)),
+        # A30 datasheet
+        Gpu("a30", "NVIDIA A30", 24_094 * MIB, (8, 0), 56,
+            speed=Speed(10.3, 10.3, 82, 165, 165, 0, 933, 32), board=Board(24, 3072, 1215, 1440)),
+        # L40S datasheet
+        Gpu("l40s", "NVIDIA L40S", 45_465 * MIB, (8, 9), 142,
+            speed=Speed(1.41, 91.6, 183, 362, 362, 733, 864, 32), board=Board(96, 384, 9001, 2520)),
+        # A100 datasheet
+        Gpu("a100-40gb", "NVIDIA A100-SXM4-40GB", 40_326 * MIB, (8, 0), 108,
+            speed=Speed(19.5, 19.5, 156, 312, 312, 0, 1555, 32), board=Board(40, 5120, 1215, 1410),
+            nvlink=300, network=25),
+        # A100 datasheet
+        Gpu("a100", "NVIDIA A100-SXM4-80GB", 81_039 * MIB, (8, 0), 108,
+            speed=Speed(19.5, 19.5, 156, 312, 312, 0, 2039, 32), board=Board(40, 5120, 1593, 1410),
+            nvlink=300, network=25),
+        # H100 datasheet; Hopper whitepaper
+        Gpu("h100", "NVIDIA H100 80GB HBM3", 81_008 * MIB, (9, 0), 132,
+            speed=Speed(67, 67, 494.7, 989.4, 989.4, 1978.9, 3350, 64), board=Board(50, 5120, 2619, 1980),
+            nvlink=450, network=50),
+        # H200 datasheet; Hopper whitepaper. The cache and the bus were read on one: the whitepaper has the H100's.
+        Gpu("h200", "NVIDIA H200", 143_073 * MIB, (9, 0), 132,
+            speed=Speed(67, 67, 494.7, 989.4, 989.4, 1978.9, 4800, 64), board=Board(60, 6016, 3201, 1980),
+            nvlink=450, network=50),
+        # HGX B200 datasheet: 7.7 TB/s and 180 GB. The chip has 192 GB and 8,192 bits: it uses 15/16 of both.
+        Gpu("b200", "NVIDIA B200", 182_630 * MIB, (10, 0), 148,
+            speed=Speed(37, 75, 1100, 2250, 2250, 4500, 7700, 64), board=Board(126, 7680, 3996, 1965),
+            nvlink=900, network=50),
     )
 }
+# fmt: on
 
 
 gpus: Mapping[str, Gpu] = MappingProxyType(GPUS)
@@ -130,8 +194,9 @@ gpus: Mapping[str, Gpu] = MappingProxyType(GPUS)
 
 
 def rules_of(gpu: Gpu) -> Hashable:
-    """GPUs of equal rules run the same kernels, with the same memory beside their results: the sizes of workspaces and the
-    choice of attention kernels differ by generation, and in generation 8 between data center (8.0) and other GPUs."""
+    """GPUs of equal rules run the same kernels, with the same memory beside their results: the sizes of workspaces and
+    the choice of attention kernels differ by generation, and in generation 8 between data center (8.0) and other
+    GPUs."""
     major, minor = gpu.capability
     return (major, major == 8 and minor > 0)
 
@@ -157,7 +222,8 @@ def find_gpu(name: str) -> Gpu:
 
 
 def parse_gpus(text: str) -> list[Gpu]:
-    """The value of an option: GPUs with commas between them, or ``all``. ArgumentTypeError names one that is not known."""
+    """The value of an option: GPUs with commas between them, or ``all``. ArgumentTypeError names one that is not
+    known."""
     if text.strip().lower() == "all":
         return list(GPUS.values())
     try:
@@ -171,9 +237,8 @@ def _gpu_of_memory(name: str, number: str, unit: str) -> Gpu:
     memory = int(float(number) * bytes)
     if memory < GIB:
         raise ValueError(f"a GPU of {name} is smaller than 1 GiB: give its memory as 24GiB")
-    return Gpu(
-        name, f"GPU of {name if unit else f'{memory / GIB:.1f} GiB'}", memory, (9, 0), 132
-    )  # it has the rules of an H100, and its speed is not known
+    # it has the rules of an H100, and its speed is not known
+    return Gpu(name, f"GPU of {name if unit else f'{memory / GIB:.1f} GiB'}", memory, (9, 0), 132)
 
 
 def _similar(key: str) -> str:

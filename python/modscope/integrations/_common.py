@@ -15,15 +15,16 @@ from collections.abc import Callable, Container, Iterable
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
-
-from modscope import _files, _mem_tracker, _native
-from modscope._categories import CATEGORIES, Raw
-from modscope._devices import devices
-from modscope._record import Recording, default_info
+from modscope import _native
+from modscope._read.categories import CATEGORIES, Raw
+from modscope._record import capture_file
+from modscope._record.record import Recording, default_info
+from modscope._torch.devices import devices
+from modscope._trackers import mem_tracker
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Entry = dict[str, int | str]
+LogEntry = dict[str, int | str]
 """What is logged at once: names and values."""
 
 PREFIX = "memory/"
@@ -34,7 +35,7 @@ _NAMES_TRIED = 1000
 log = logging.getLogger("modscope")
 
 
-class _Callback(Protocol):
+class _HasMemory(Protocol):
     _memory: TrainingMemory
 
 
@@ -46,20 +47,23 @@ def quietly(hook: Callable[P, T]) -> Callable[P, T | None]:
         try:
             return hook(*args, **kwargs)
         except Exception as error:
-            callback: _Callback = args[0]  # type: ignore[assignment]
+            callback: _HasMemory = args[0]  # type: ignore[assignment]
             callback._memory.warn_once(error)
             return None
 
     return call
 
 
-class Settings(NamedTuple):
-    """The options of a callback."""
+class CallbackOptions(NamedTuple):
+    """The options that a callback is given."""
 
     every: str | int
     capture_steps: Container[int]
     capture_path: str | None
     top: int
+
+
+Settings = CallbackOptions  # the former name, by which pickled callbacks refer to it
 
 
 def _check_int(name: str, value: object) -> int:
@@ -68,10 +72,10 @@ def _check_int(name: str, value: object) -> int:
     return value
 
 
-def settings_of(
+def options_of(
     every: str | int, capture_steps: Iterable[int] | int | None, capture_path: str | os.PathLike[str] | None, top: int
-) -> Settings:
-    """Raises TypeError or ValueError for a wrong option."""
+) -> CallbackOptions:
+    """Check the options of a callback. TypeError or ValueError for a wrong one."""
     if isinstance(every, str):
         if every not in _EVERY:
             raise ValueError(f"every must be 'log', 'step', 'epoch' or a number of steps, not {every!r}")
@@ -85,7 +89,7 @@ def settings_of(
     else:
         given = [capture_steps] if isinstance(capture_steps, int) else capture_steps
         steps = frozenset(_check_int("a step of capture_steps", step) for step in given)
-    return Settings(every, steps, None if capture_path is None else os.fspath(capture_path), top)
+    return CallbackOptions(every, steps, None if capture_path is None else os.fspath(capture_path), top)
 
 
 class Environment(NamedTuple):
@@ -99,13 +103,13 @@ class Environment(NamedTuple):
 
 class _StepPeak(NamedTuple):
     raw: Raw
-    """Bytes by category."""
+    """The bytes at the peak, by category."""
     modules: list[tuple[str, int]]
     """The fqn and own bytes of the largest modules, largest first."""
 
 
-def _leave(tracker: _mem_tracker.MemTracker) -> None:
-    if _mem_tracker.is_active(tracker):
+def _leave(tracker: mem_tracker.MemTracker) -> None:
+    if mem_tracker.is_active(tracker):
         tracker.__exit__()
 
 
@@ -116,15 +120,15 @@ class TrainingMemory:
     after ``end`` the other methods do nothing.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: CallbackOptions) -> None:
         self.settings = settings
-        self._tracker: _mem_tracker.MemTracker | None = None
+        self._tracker: mem_tracker.MemTracker | None = None
         self._peak_tracker: _native.PeakTracker | None = (
             None  # reset for each batch, which the tracker's own peak is not
         )
-        self._finalizer: weakref.finalize[[_mem_tracker.MemTracker], TrainingMemory] | None = None
+        self._finalizer: weakref.finalize[[mem_tracker.MemTracker], TrainingMemory] | None = None
         self._environment = Environment(torch.device("cpu"), ".")
-        self._highest: _StepPeak | None = None  # of the steps since the last entry
+        self._highest: _StepPeak | None = None  # the peaks of the steps since the last entry
         self._failures = 0
         self._recording: Recording | None = None
         self._path = ""
@@ -150,8 +154,8 @@ class TrainingMemory:
         """Count what these modules and optimizers hold, and everything that is allocated from now on."""
         self.end()
         self._environment, self._highest = environment, None
-        tracker = _mem_tracker.MemTracker()
-        _mem_tracker.on_other_source(tracker, functools.partial(_end_for_other_source, weakref.ref(self)))
+        tracker = mem_tracker.MemTracker()
+        mem_tracker.on_other_source(tracker, functools.partial(_end_for_other_source, weakref.ref(self)))
         self._finalizer = weakref.finalize(self, _leave, tracker)
         self._finalizer.atexit = False
         self._failures = _native.out_of_memory()[0]
@@ -159,7 +163,7 @@ class TrainingMemory:
         try:
             tracker.track_external(*given)
             tracker.__enter__()
-            ledger = _mem_tracker.ledger_of(tracker)
+            ledger = mem_tracker.ledger_of(tracker)
             assert ledger is not None
             self._peak_tracker = _native.PeakTracker(ledger)
         except BaseException:
@@ -181,7 +185,7 @@ class TrainingMemory:
             self._end_capture(error)
         finally:
             self._tracker = self._peak_tracker = None
-            if tracker is not None and _mem_tracker.is_active(tracker):
+            if tracker is not None and mem_tracker.is_active(tracker):
                 tracker.__exit__(type(error), error, None)
             if self._finalizer is not None:
                 self._finalizer.detach()
@@ -199,7 +203,7 @@ class TrainingMemory:
     # ---- steps ----
 
     def step_begins(self, step: int) -> None:
-        """Called for each batch of a step."""
+        """Begin a batch; it is called for each batch of a step."""
         if self._peak_tracker is None:
             return
         if step in self.settings.capture_steps and self._recording is None:
@@ -210,7 +214,7 @@ class TrainingMemory:
         self._peak_tracker.reset()
 
     def batch_ends(self) -> None:
-        """Called before what happens between steps. It is cheap unless the peak is the highest so far."""
+        """End a batch, before what happens between steps. It is cheap unless the peak is the highest so far."""
         number, held = self._held()
         if number is not None and not (self._highest and held <= sum(self._highest.raw)):
             self._highest = self._read(number)
@@ -239,12 +243,12 @@ class TrainingMemory:
         """Whether ``take_entry`` returns something."""
         return self._highest is not None
 
-    def take_entry(self) -> Entry:
+    def take_entry(self) -> LogEntry:
         """What was held at the highest peak of the steps since the previous call; empty if there was no step."""
         highest, self._highest = self._highest, None
         if highest is None:
             return {}
-        entry: Entry = {PREFIX + "peak": sum(highest.raw)}
+        entry: LogEntry = {PREFIX + "peak": sum(highest.raw)}
         entry |= {PREFIX + word.lower(): held for word, held in zip(CATEGORIES, highest.raw)}
         for rank, (fqn, held) in enumerate(highest.modules, 1):
             entry[f"{PREFIX}module_{rank}"] = fqn
@@ -269,7 +273,7 @@ class TrainingMemory:
 
     def _read(self, number: int) -> _StepPeak:
         assert self._tracker is not None and self._peak_tracker is not None
-        _mem_tracker.refresh(self._tracker)  # claims are retroactive: a gradient found now was one at the peak too
+        mem_tracker.refresh(self._tracker)  # claims are retroactive: a gradient found now was one at the peak too
         raw = self._peak_tracker.peaks()[number][0]
         modules = [(fqn, sum(held)) for on, fqn, held in self._peak_tracker.modules() if on == number]
         modules.sort(key=lambda one: (-one[1], one[0]))
@@ -282,11 +286,12 @@ class TrainingMemory:
         try:
             program = getattr(sys.modules.get("__main__"), "__file__", None) or "python"
             ranks = {"rank": str(self._environment.rank), "world": str(self._environment.world)}
-            # What an uncalled module holds was allocated before the step: searching for it in each capture is not worth it.
+            # What an uncalled module holds was allocated before the step: searching for it in each capture is not worth
+            # it.
             recording = Recording(fd, {**default_info(program, sys.argv[1:]), **ranks}, owners_of_uncalled=False)
             recording.start()
         except BaseException:
-            _files.remove_empty(path, fd)
+            capture_file.remove_empty(path, fd)
             raise
         finally:
             os.close(fd)
@@ -302,7 +307,7 @@ class TrainingMemory:
         for number in range(1, _NAMES_TRIED):
             path = f"{root}{suffix}" if number == 1 else f"{root}.{number}{suffix}"
             with contextlib.suppress(FileExistsError):
-                return path, _files.create(path)
+                return path, capture_file.create(path)
         raise FileExistsError(
             f"{root}{suffix} and {_NAMES_TRIED - 2} files with a number in that name exist already. "
             "Remove them, or set capture_path."

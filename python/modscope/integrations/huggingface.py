@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from modscope.integrations._common import (
     OUT_OF_MEMORY,
     PREFIX,
-    Entry,
     Environment,
+    LogEntry,
     TrainingMemory,
+    options_of,
     quietly,
-    settings_of,
 )
 
 __all__ = ["MemoryCallback"]
@@ -64,14 +64,14 @@ class MemoryCallback(TrainerCallback):
         top: int = 1,
     ) -> None:
         super().__init__()
-        self._memory = TrainingMemory(settings_of(every, capture_steps, capture_path, top))
+        self._memory = TrainingMemory(options_of(every, capture_steps, capture_path, top))
         self._due = False
         self._evaluating = False
-        self._extra: Entry = {}  # to be logged with the next entry
-        self._oom_entry: Entry = {}  # the report of a batch that was too large, for the training with a smaller one
+        self._extra: LogEntry = {}  # to be logged with the next entry
+        self._oom_entry: LogEntry = {}  # the report of a batch that was too large, for the training with a smaller one
         self._trainer: weakref.ref[Any] | None = None
         self._guards = _Guards(self)
-        self.last: Entry = {}
+        self.last: LogEntry = {}
         """The latest value of each name that was logged."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class MemoryCallback(TrainerCallback):
             self._guards.add(trainer, "evaluate")
             self._guards.add(kwargs.get("optimizer"), "step")
         self._due = self._evaluating = False
-        self._extra = self._oom_entry if args.auto_find_batch_size else {}  # that training's log is lost
+        self._extra = self._oom_entry if args.auto_find_batch_size else {}  # the log of that training is lost
         self._oom_entry = {}
         environment = Environment(args.device, args.output_dir or ".", args.process_index, args.world_size)
         self._memory.begin(environment, kwargs.get("model"), kwargs.get("optimizer"))
@@ -107,7 +107,7 @@ class MemoryCallback(TrainerCallback):
 
     @quietly
     def end(self, error: BaseException | None) -> None:
-        """Called at the end of the training. May be called again."""
+        """End the training. It may be called again."""
         if self._memory.active:
             self._memory.end(error)
             self._guards.remove()
@@ -152,8 +152,8 @@ class MemoryCallback(TrainerCallback):
             self._log_now()
 
     def _log_now(self) -> None:
-        """Log a separate entry, which on_log fills. A subclass of Trainer may add to its logs, so the base class's method
-        is called."""
+        """Log a separate entry, which on_log fills. A subclass of Trainer may add to its logs, so the base class's
+        method is called."""
         trainer = self._trainer and self._trainer()
         self._due = True
         if trainer is not None:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from modscope.integrations._common import (
     OUT_OF_MEMORY,
     PREFIX,
-    Entry,
     Environment,
+    LogEntry,
     TrainingMemory,
+    options_of,
     quietly,
-    settings_of,
 )
 
 __all__ = ["MemoryCallback"]
@@ -68,9 +68,9 @@ class MemoryCallback(Callback):
         top: int = 1,
     ) -> None:
         super().__init__()
-        self._memory = TrainingMemory(settings_of(every, capture_steps, capture_path, top))
+        self._memory = TrainingMemory(options_of(every, capture_steps, capture_path, top))
         self._steps_done = 0
-        self.last: Entry = {}
+        self.last: LogEntry = {}
         """The latest value of each name that was logged."""
 
     # ---- the training's beginning and end ----
@@ -154,7 +154,7 @@ class MemoryCallback(Callback):
         if report is not None:
             self._log_entry(trainer, {OUT_OF_MEMORY: report})
 
-    def _log_entry(self, trainer: Any, entry: Entry) -> None:
+    def _log_entry(self, trainer: Any, entry: LogEntry) -> None:
         if not entry:
             return
         self.last |= entry
@@ -179,7 +179,7 @@ def _folder(trainer: Any) -> str:
     return str(trainer.default_root_dir)
 
 
-def _log_to(logger: Any, entry: Entry, step: int) -> None:
+def _log_to(logger: Any, entry: LogEntry, step: int) -> None:
     """Log numbers to every logger, and text to the loggers that accept it."""
     kinds = {kind.__name__ for kind in type(logger).__mro__}
     if kinds & {"CSVLogger", "WandbLogger"}:
@@ -190,7 +190,6 @@ def _log_to(logger: Any, entry: Entry, step: int) -> None:
         logger.log_metrics(figures, step=step)
     for key, value in entry.items():
         if isinstance(value, str) and hasattr(logger.experiment, "add_text"):
-            text = (
-                textwrap.indent(value, "    ") if "\n" in value else value
-            )  # TensorBoard shows indented Markdown verbatim
+            # TensorBoard shows indented Markdown verbatim
+            text = textwrap.indent(value, "    ") if "\n" in value else value
             logger.experiment.add_text(key, text, step)

@@ -325,25 +325,21 @@ const ms_allocator_stats *ms_allocator_read(const ms_allocator *allocator)
 }
 
 /* The statistics with a current value lie before the counters. */
-static ms_allocator_stat *each_stat(ms_allocator_stats *stats, size_t at)
-{
-    enum { COUNT = offsetof(ms_allocator_stats, retries) / sizeof(ms_allocator_stat) };
-    return at < COUNT ? (ms_allocator_stat *)stats + at : NULL;
-}
+enum { STAT_COUNT = offsetof(ms_allocator_stats, retries) / sizeof(ms_allocator_stat) };
 
 void ms_allocator_reset_peaks(ms_allocator *allocator)
 {
-    ms_allocator_stat *stat;
-    for (size_t i = 0; (stat = each_stat(&allocator->stats, i)) != NULL; i++)
-        stat->peak = stat->now;
+    ms_allocator_stat *stat = (ms_allocator_stat *)&allocator->stats;
+    for (size_t i = 0; i < STAT_COUNT; i++)
+        stat[i].peak = stat[i].now;
 }
 
 void ms_allocator_reset_accumulated(ms_allocator *allocator)
 {
     ms_allocator_stats *stats = &allocator->stats;
-    ms_allocator_stat *stat;
-    for (size_t i = 0; (stat = each_stat(stats, i)) != NULL; i++)
-        stat->total_added = stat->total_removed = 0;
+    ms_allocator_stat *stat = (ms_allocator_stat *)stats;
+    for (size_t i = 0; i < STAT_COUNT; i++)
+        stat[i].total_added = stat[i].total_removed = 0;
     stats->retries = stats->failures = stats->synchronizations = 0;
     stats->device_allocs = stats->device_frees = 0;
 }

@@ -1,7 +1,7 @@
 /* blocks.c - free blocks: their order, joining neighbours, and choosing one for a request. */
 #include "core/allocator/model.h"
 
-static uint64_t tie_of(const ms_allocator *allocator, const struct ms_allocation *block)
+uint64_t ms__tie_of(const ms_allocator *allocator, const struct ms_allocation *block)
 {
     switch (allocator->settings.ties) {
     case MS_TIES_BY_BLOCK:
@@ -17,7 +17,7 @@ static uint64_t tie_of(const ms_allocator *allocator, const struct ms_allocation
 void ms__insert_free(ms_allocator *allocator, struct ms_allocation *block)
 {
     block->freed_search = block->pool->searches;
-    block->node.key = (struct ms__tree_key){block->stream, block->size, tie_of(allocator, block), block->address};
+    block->node.key = (struct ms__tree_key){block->stream, block->size, ms__tie_of(allocator, block), block->address};
     ms__tree_insert(&block->pool->free, &block->node);
 }
 

@@ -44,6 +44,8 @@ struct ms_allocation {         /* a block */
     uint64_t address, size, requested, stream;
     uint64_t number;       /* the order in which blocks were made */
     uint64_t freed_search; /* the pool's searches when this block became free */
+    uint64_t name;         /* what the caller calls it, and its place in the latest ms_allocator_state */
+    uint64_t rank;
     struct ms__segment *segment;
     struct ms__pool *pool;
     struct ms_allocation *previous, *next; /* the neighbours in the segment */
@@ -79,6 +81,7 @@ struct ms_allocator {
     ms_allocator_stats stats;
     struct ms__addresses addresses;
     uint64_t next_placed; /* 0 if the caller gave none */
+    uint64_t placed_segments;
     uint64_t block_count, segment_count;
     struct ms_allocation *waiting; /* freed, but used on other streams */
     bool delay_events;
@@ -123,6 +126,8 @@ uint64_t ms__take_addresses(ms_allocator *allocator, uint64_t size, bool expanda
 void ms__return_addresses(ms_allocator *allocator, uint64_t address, uint64_t size);
 
 /* ---- free blocks (blocks.c) ---- */
+/* Of equally large blocks, the one for which this is lower is preferred. */
+uint64_t ms__tie_of(const ms_allocator *allocator, const struct ms_allocation *block);
 void ms__insert_free(ms_allocator *allocator, struct ms_allocation *block);
 void ms__remove_free(struct ms_allocation *block);
 void ms__insert_unmapped(struct ms_allocation *block);

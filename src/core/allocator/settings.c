@@ -119,7 +119,7 @@ static int read_bool(struct parser *parser, const char *key, bool *value)
 
 static int read_power_of_two(struct parser *parser, const char *what, uint32_t *value)
 {
-    double number;
+    double number = 0;
     if (!read_number(parser, &number) || number < 1 || number > 1 << 30 || number != (double)(uint32_t)number ||
         ((uint32_t)number & ((uint32_t)number - 1)))
         return fail(parser, "roundup_power2_divisions: %s must be a power of two", what);
@@ -131,7 +131,7 @@ static int read_power_of_two(struct parser *parser, const char *what, uint32_t *
  * interval's divisions are those of all smaller sizes too, and '>' also sets the interval before it. */
 static int read_divisions(struct parser *parser, uint32_t *divisions)
 {
-    uint32_t value, interval;
+    uint32_t value = 0, interval = 1;
     if (!accept(parser, '[')) {
         int error = read_power_of_two(parser, "the number of divisions", &value);
         for (int i = 0; !error && i < MS_ROUNDUP_INTERVALS; i++)

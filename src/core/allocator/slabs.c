@@ -56,6 +56,27 @@ void ms__spare_block(ms_allocator *allocator, struct ms_allocation *block)
     allocator->spare_block_count++;
 }
 
+static bool is_taken(const ms_allocator *allocator, uint64_t address, uint64_t size)
+{
+    for (const struct ms__slab *slab = allocator->slabs; slab; slab = slab->next)
+        for (int i = 0; i < MS__SLAB_BLOCKS; i++) {
+            const struct ms__segment *segment = slab->blocks[i].segment;
+            if (segment && segment->address < address + size && address < segment->address + segment->size)
+                return true;
+        }
+    return false;
+}
+
+/* Addresses that the caller gave, and those that the model chooses, may be the same. */
+static uint64_t choose_address(ms_allocator *allocator, uint64_t size, bool expandable)
+{
+    uint64_t address;
+    do
+        address = ms__take_addresses(allocator, size, expandable);
+    while (allocator->placed_segments && is_taken(allocator, address, size));
+    return address;
+}
+
 struct ms__segment *ms__make_segment(ms_allocator *allocator, uint64_t size, bool expandable)
 {
     struct ms__segment *segment = allocator->spare_segments;
@@ -63,9 +84,12 @@ struct ms__segment *ms__make_segment(ms_allocator *allocator, uint64_t size, boo
     allocator->spare_segments = segment->next_spare;
     uint64_t placed = allocator->next_placed;
     allocator->next_placed = 0;
+    if (placed && is_taken(allocator, placed, size))
+        placed = 0;
+    allocator->placed_segments += placed != 0;
     *segment = (struct ms__segment){
         .number = ++allocator->segment_count,
-        .address = placed ? placed : ms__take_addresses(allocator, size, expandable),
+        .address = placed ? placed : choose_address(allocator, size, expandable),
         .size = size,
         .expandable = expandable,
         .placed = placed != 0,
@@ -77,6 +101,7 @@ void ms__drop_segment(ms_allocator *allocator, struct ms__segment *segment)
 {
     if (!segment->placed && !segment->expandable)
         ms__return_addresses(allocator, segment->address, segment->size);
+    allocator->placed_segments -= segment->placed;
     spare_segment(allocator, segment);
 }
 

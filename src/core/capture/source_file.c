@@ -2,9 +2,9 @@
  * Writing and reading share it. */
 #define _POSIX_C_SOURCE 200809L
 #include "core/capture/format.h"
+#include "core/system.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 /* What has more bytes is no source text that anyone wrote. */
@@ -32,7 +32,7 @@ bool ms_source_read(const char *file, ms_source *source)
     if (fd < 0)
         return false;
     *source = (ms_source){.file = file};
-    source->modified = (uint64_t)found.st_mtim.tv_sec * 1000000 + (uint64_t)found.st_mtim.tv_nsec / 1000;
+    source->modified = ms__modified(&found);
     bool is_read = read_checksum(fd, source);
     close(fd);
     return is_read;

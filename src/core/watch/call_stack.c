@@ -232,11 +232,11 @@ MS__INLINE ms_path find_node_path(ms_thread *thread, uint64_t creator, uint64_t 
     }
     uint64_t from;
     path = ms__call_ring_find(&thread->lookup.creator->ring, number, &thread->lookup.start, &from, record);
-    /* The creator has ended, and a new thread has taken over its ring. */
+    /* The creator has ended, and a new thread has taken over its ring: the watch no longer knows the creator. */
     if (MS__UNLIKELY(MS__LOAD(thread->lookup.creator->id) != creator)) {
-        thread->lookup.creator_id = MS__NO_THREAD;
         *record = MS__NONE;
-        return MS_UNKNOWN;
+        select_creator(thread, creator, number, &path);
+        return path;
     }
     if (MS__LIKELY(path != MS_UNKNOWN)) {
         thread->lookup.from = from;

@@ -71,17 +71,11 @@ MS__INLINE ms_path find_containing_call(const struct ms__call_ring *ring, uint64
     }
 }
 
-/* The path of the call in which node `number` was created. The search begins near record *start, and stores
- * there where it ended. Unless the answer is MS_UNKNOWN, all numbers [*from, number] have the same answer, and
- * it never changes. *record is the index of the call's record, or MS__NONE. */
-MS__INLINE ms_path ms__call_ring_find(const struct ms__call_ring *ring, uint64_t number, uint64_t *start,
-                                      uint64_t *from, uint64_t *record)
+/* ms__call_ring_find without regard to calls that have no record. */
+MS__INLINE ms_path find_by_records(const struct ms__call_ring *ring, uint64_t number, uint64_t *start, uint64_t *from,
+                                   uint64_t *record)
 {
-    *from = number;
-    *record = MS__NONE;
     uint64_t unrecorded = MS__LOAD(ring->unrecorded_from);
-    if (MS__UNLIKELY(number >= MS__LOAD(ring->unknown_from) && number < MS__LOAD(ring->unknown_to)))
-        return MS_UNKNOWN;
     if (MS__UNLIKELY(number >= unrecorded)) {
         ms_path path = MS__LOAD(ring->unrecorded_path);
         if (MS__LOAD(ring->unrecorded_from) == unrecorded)
@@ -99,6 +93,27 @@ MS__INLINE ms_path ms__call_ring_find(const struct ms__call_ring *ring, uint64_t
         return MS_UNKNOWN;
     if (path != MS_GLOBAL)
         *record = outermost;
+    return path;
+}
+
+/* The path of the call in which node `number` was created. The search begins near record *start, and stores
+ * there where it ended. Unless the answer is MS_UNKNOWN, all numbers [*from, number] have the same answer, and
+ * it never changes. *record is the index of the call's record, or MS__NONE. */
+MS__INLINE ms_path ms__call_ring_find(const struct ms__call_ring *ring, uint64_t number, uint64_t *start,
+                                      uint64_t *from, uint64_t *record)
+{
+    *from = number;
+    *record = MS__NONE;
+    ms_path path = find_by_records(ring, number, start, from, record);
+    if (MS__UNLIKELY(number >= MS__LOAD(ring->unknown_from))) {
+        uint64_t unknown_to = MS__LOAD(ring->unknown_to);
+        if (number < unknown_to) {
+            *record = MS__NONE;
+            return MS_UNKNOWN;
+        }
+        if (*from < unknown_to) /* the call that contains the node may also contain the unknown ones before it */
+            *from = unknown_to;
+    }
     return path;
 }
 

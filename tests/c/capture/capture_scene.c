@@ -2,7 +2,10 @@
 #include "capture_scene.h"
 #include "capture_exercise.h"
 
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 struct file file;
@@ -29,11 +32,26 @@ void end_events(void)
     file_close(&file);
 }
 
+static void read_fd(void)
+{
+    CHECK(fd >= 0);
+    CHECK_EQ(ms_reader_open(fd, NULL, &reader), MS_OK);
+    CHECK_EQ(ms_cursor_open(reader, &cursor), MS_OK);
+}
+
 void read_file(void)
 {
     fd = file_fd(&file);
-    CHECK_EQ(ms_reader_open(fd, NULL, &reader), MS_OK);
-    CHECK_EQ(ms_cursor_open(reader, &cursor), MS_OK);
+    read_fd();
+}
+
+/* The corpus is beside the folder of this file, from where the compiler found it. */
+void read_corpus(const char *name)
+{
+    char path[1024];
+    snprintf(path, sizeof path, "%.*s/../../corpus/%s", (int)(strrchr(__FILE__, '/') - __FILE__), __FILE__, name);
+    fd = open(path, O_RDONLY);
+    read_fd();
 }
 
 void unread(void)

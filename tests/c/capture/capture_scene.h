@@ -18,6 +18,8 @@ void begin_events(void);
 void end_events(void);
 /* Open the file, with a cursor at its first moment. */
 void read_file(void);
+/* Open a file of tests/corpus instead, such as "runs/gpt-0.1.0.msc". */
+void read_corpus(const char *name);
 void unread(void);
 void finish_file(void); /* without reading it */
 

@@ -3,7 +3,7 @@
  *     Net (2)  calls  Net.a (3)  and  Net.b (4);  each keeps a block for backward and returns another */
 #include "capture/capture_exercise.h"
 #include "capture/capture_scene.h"
-#include "replay/replay.h"
+#include "modscope_replay.h"
 
 #include <stdlib.h>
 
@@ -13,9 +13,9 @@
 enum { NET = 2, A, B };
 enum { KEPT_A, OUTPUT_A, KEPT_B, OUTPUT_B, TEMPORARY }; /* slots; blocks have the same numbers */
 
-static msp_stream *stream;
-static msp_edit *edit;
-static msp_result result;
+static ms_replay_stream *stream;
+static ms_replay_edit *edit;
+static ms_replay_result result;
 
 static void write_names(void)
 {
@@ -67,22 +67,22 @@ static void load(void)
     write_backward();
     end_events();
     read_file();
-    CHECK_EQ(msp_stream_load(reader, &stream), MS_OK);
-    edit = msp_edit_open(stream);
+    CHECK_EQ(ms_replay_stream_load(reader, &stream), MS_OK);
+    edit = ms_replay_edit_open(stream);
     CHECK(edit != NULL);
 }
 
 static void unload(void)
 {
-    msp_edit_close(edit);
-    msp_stream_free(stream);
+    ms_replay_edit_close(edit);
+    ms_replay_stream_free(stream);
     finish_file();
 }
 
 /* The highest number of bytes on device 1, without a caching allocator. */
 static uint64_t peak(void)
 {
-    CHECK_EQ(msp_replay(stream, edit, 1, NULL, NULL, &result), MS_OK);
+    CHECK_EQ(ms_replay_run(stream, edit, 1, NULL, NULL, &result), MS_OK);
     return result.allocated_peak;
 }
 
@@ -99,12 +99,12 @@ TEST(a_replay_finds_the_calls_and_what_they_keep)
     load();
     CHECK_EQ(stream->call_count, 3);
     CHECK_EQ(stream->calls[call_of(A)].parent, call_of(NET));
-    CHECK_EQ(stream->calls[call_of(NET)].parent, MSP_NONE);
-    CHECK_EQ(msp_call_measure(stream, call_of(A), 1).kept, 100);
-    CHECK_EQ(msp_call_measure(stream, call_of(A), 1).output, 10);
-    CHECK_EQ(msp_call_measure(stream, call_of(B), 1).kept, 1000);
-    CHECK_EQ(msp_call_measure(stream, call_of(NET), 1).kept, 1110);
-    CHECK_EQ(msp_call_measure(stream, call_of(B), 0).kept, 0);
+    CHECK_EQ(stream->calls[call_of(NET)].parent, MS_REPLAY_NONE);
+    CHECK_EQ(ms_replay_call_measure(stream, call_of(A), 1).kept, 100);
+    CHECK_EQ(ms_replay_call_measure(stream, call_of(A), 1).output, 10);
+    CHECK_EQ(ms_replay_call_measure(stream, call_of(B), 1).kept, 1000);
+    CHECK_EQ(ms_replay_call_measure(stream, call_of(NET), 1).kept, 1110);
+    CHECK_EQ(ms_replay_call_measure(stream, call_of(B), 0).kept, 0);
     CHECK_EQ(stream->calls[call_of(B)].step, 7);
     unload();
 }
@@ -122,24 +122,24 @@ TEST(a_replay_without_edits_has_the_peak_of_the_run)
 
 TEST(a_curve_of_some_events_has_their_peaks)
 {
-    msp_curve items[4];
+    ms_replay_curve items[4];
     load();
-    msp_curve_range whole = {.items = items, .count = 1, .last = UINT64_MAX};
-    CHECK_EQ(msp_replay(stream, edit, 1, NULL, &whole, &result), MS_OK);
+    ms_replay_curve_range whole = {.items = items, .count = 1, .last = UINT64_MAX};
+    CHECK_EQ(ms_replay_run(stream, edit, 1, NULL, &whole, &result), MS_OK);
     CHECK_EQ(whole.filled, 1);
     CHECK_EQ(items[0].allocated, 1130);
     uint64_t at = result.allocated_at.number;
-    msp_curve_range before = {.items = items, .count = 4, .last = at};
-    CHECK_EQ(msp_replay(stream, edit, 1, NULL, &before, &result), MS_OK);
+    ms_replay_curve_range before = {.items = items, .count = 4, .last = at};
+    CHECK_EQ(ms_replay_run(stream, edit, 1, NULL, &before, &result), MS_OK);
     CHECK_EQ(before.filled, 4);
     CHECK(items[3].allocated < 1130 && items[3].number < at);
-    msp_curve_range after = {.items = items, .count = 4, .first = at, .last = at + 1};
-    CHECK_EQ(msp_replay(stream, edit, 1, NULL, &after, &result), MS_OK);
+    ms_replay_curve_range after = {.items = items, .count = 4, .first = at, .last = at + 1};
+    CHECK_EQ(ms_replay_run(stream, edit, 1, NULL, &after, &result), MS_OK);
     CHECK_EQ(after.filled, 1); /* one event has one item */
     CHECK_EQ(items[0].allocated, 1130);
     CHECK_EQ(items[0].number, at);
-    msp_curve_range none = {.items = items, .count = 4, .first = at, .last = at};
-    CHECK_EQ(msp_replay(stream, edit, 1, NULL, &none, &result), MS_OK);
+    ms_replay_curve_range none = {.items = items, .count = 4, .first = at, .last = at};
+    CHECK_EQ(ms_replay_run(stream, edit, 1, NULL, &none, &result), MS_OK);
     CHECK_EQ(none.filled, 0);
     unload();
 }
@@ -147,10 +147,11 @@ TEST(a_curve_of_some_events_has_their_peaks)
 TEST(a_checkpointed_call_frees_and_computes_again)
 {
     load();
-    CHECK_EQ(msp_edit_checkpoint(edit, call_of(B)), MS_OK);
+    CHECK_EQ(ms_replay_edit_checkpoint(edit, call_of(B)), MS_OK);
     CHECK_EQ(peak(), 1130); /* forward is as before */
     CHECK_EQ(result.requests, 6);
-    CHECK_EQ(msp_edit_scale(edit, &(msp_selection){.device = MSP_NONE, .root = B}, 2, 1, NULL), MS_OK);
+    CHECK_EQ(ms_replay_edit_scale(edit, &(ms_replay_selection){.device = MS_REPLAY_NONE, .root = B}, 2, 1, NULL),
+             MS_OK);
     CHECK_EQ(peak(), 2150); /* the recomputed block has the edited size */
     unload();
 }
@@ -158,20 +159,20 @@ TEST(a_checkpointed_call_frees_and_computes_again)
 TEST(checkpointing_the_first_of_two_calls_lowers_the_peak)
 {
     load();
-    CHECK_EQ(msp_edit_checkpoint(edit, call_of(A)), MS_OK);
+    CHECK_EQ(ms_replay_edit_checkpoint(edit, call_of(A)), MS_OK);
     CHECK_EQ(peak(), 1030);
-    CHECK_EQ(msp_edit_checkpoint(edit, call_of(A)), MS_EINVAL);
-    CHECK_EQ(msp_edit_checkpoint(edit, call_of(NET)), MS_EINVAL);
-    CHECK_EQ(msp_edit_checkpoint(edit, stream->call_count), MS_EINVAL);
+    CHECK_EQ(ms_replay_edit_checkpoint(edit, call_of(A)), MS_EINVAL);
+    CHECK_EQ(ms_replay_edit_checkpoint(edit, call_of(NET)), MS_EINVAL);
+    CHECK_EQ(ms_replay_edit_checkpoint(edit, stream->call_count), MS_EINVAL);
     unload();
 }
 
 TEST(what_is_offloaded_is_on_the_other_device)
 {
     load();
-    CHECK_EQ(msp_edit_offload(edit, call_of(A), 0), MS_OK);
+    CHECK_EQ(ms_replay_edit_offload(edit, call_of(A), 0), MS_OK);
     CHECK_EQ(peak(), 1030);
-    CHECK_EQ(msp_replay(stream, edit, 0, NULL, NULL, &result), MS_OK);
+    CHECK_EQ(ms_replay_run(stream, edit, 0, NULL, NULL, &result), MS_OK);
     CHECK_EQ(result.allocated_peak, 100);
     unload();
 }
@@ -180,30 +181,31 @@ TEST(blocks_are_scaled_moved_removed_and_inserted)
 {
     uint64_t count;
     load();
-    CHECK_EQ(msp_edit_scale(edit, &(msp_selection){.device = 1, .min_bytes = 100}, 1, 3, &count), MS_OK);
+    CHECK_EQ(ms_replay_edit_scale(edit, &(ms_replay_selection){.device = 1, .min_bytes = 100}, 1, 3, &count), MS_OK);
     CHECK_EQ(count, 2);
     CHECK_EQ(peak(), 34 + 10 + 334 + 20);
-    CHECK_EQ(msp_edit_remove(edit, &(msp_selection){.device = 1, .root = A}, &count), MS_OK);
+    CHECK_EQ(ms_replay_edit_remove(edit, &(ms_replay_selection){.device = 1, .root = A}, &count), MS_OK);
     CHECK_EQ(count, 2);
     CHECK_EQ(peak(), 334 + 20);
-    CHECK_EQ(msp_edit_move(edit, &(msp_selection){.device = 1, .phases = 1u << MS_FORWARD}, 0, NULL), MS_OK);
+    CHECK_EQ(ms_replay_edit_move(edit, &(ms_replay_selection){.device = 1, .phases = 1u << MS_FORWARD}, 0, NULL),
+             MS_OK);
     CHECK_EQ(peak(), 5);
-    CHECK_EQ(msp_edit_insert(edit, 3, 5, 4096, 1, 0), MS_OK);
+    CHECK_EQ(ms_replay_edit_insert(edit, 3, 5, 4096, 1, 0), MS_OK);
     CHECK_EQ(peak(), 4096);
-    CHECK_EQ(msp_edit_insert(edit, 5, 3, 1, 1, 0), MS_EINVAL);
-    CHECK_EQ(msp_edit_scale(edit, &(msp_selection){0}, 1, 0, NULL), MS_EINVAL);
-    CHECK_EQ(msp_edit_resize(edit, stream->block_count, 1), MS_EINVAL);
+    CHECK_EQ(ms_replay_edit_insert(edit, 5, 3, 1, 1, 0), MS_EINVAL);
+    CHECK_EQ(ms_replay_edit_scale(edit, &(ms_replay_selection){0}, 1, 0, NULL), MS_EINVAL);
+    CHECK_EQ(ms_replay_edit_resize(edit, stream->block_count, 1), MS_EINVAL);
     unload();
 }
 
 TEST(a_block_that_is_scaled_beyond_all_measure_has_the_most_bytes_there_are)
 {
     load();
-    CHECK_EQ(msp_edit_scale(edit, &(msp_selection){.device = 1}, UINT64_MAX, 1, NULL), MS_OK);
+    CHECK_EQ(ms_replay_edit_scale(edit, &(ms_replay_selection){.device = 1}, UINT64_MAX, 1, NULL), MS_OK);
     ms_allocator_settings settings;
     CHECK_EQ(ms_allocator_settings_default(&settings, NULL), MS_OK);
     settings.capacity = 1 << 30;
-    CHECK_EQ(msp_replay(stream, edit, 1, &settings, NULL, &result), MS_OK);
+    CHECK_EQ(ms_replay_run(stream, edit, 1, &settings, NULL, &result), MS_OK);
     CHECK(result.failed && result.failed_bytes == UINT64_C(1) << 62);
     CHECK_EQ(result.failed_at.path, A);
     unload();
@@ -214,39 +216,137 @@ TEST(a_block_may_end_earlier_or_later)
     load();
     uint64_t before = peak();
     uint32_t block = 0;
-    while (stream->blocks[block].drop == MSP_NONE || stream->blocks[block].add == MSP_NONE)
+    while (stream->blocks[block].drop == MS_REPLAY_NONE || stream->blocks[block].add == MS_REPLAY_NONE)
         block++;
-    CHECK_EQ(msp_edit_end(edit, block, stream->blocks[block].add), MS_EINVAL);
-    CHECK_EQ(msp_edit_end(edit, stream->block_count, 1), MS_EINVAL);
-    CHECK_EQ(msp_edit_end(edit, block, stream->blocks[block].add + 1), MS_OK);
+    CHECK_EQ(ms_replay_edit_end(edit, block, stream->blocks[block].add), MS_EINVAL);
+    CHECK_EQ(ms_replay_edit_end(edit, stream->block_count, 1), MS_EINVAL);
+    CHECK_EQ(ms_replay_edit_end(edit, block, stream->blocks[block].add + 1), MS_OK);
     CHECK(peak() <= before);
-    CHECK_EQ(msp_edit_end(edit, block, MSP_NONE), MS_OK);
+    CHECK_EQ(ms_replay_edit_end(edit, block, MS_REPLAY_NONE), MS_OK);
     CHECK(peak() >= before);
-    CHECK_EQ(msp_edit_stop(edit, stream->event_count + 1), MS_EINVAL);
+    CHECK_EQ(ms_replay_edit_stop(edit, stream->event_count + 1), MS_EINVAL);
     unload();
+}
+
+/* ---- equal steps ---- */
+enum { STEPS = 40, KEPT_STEPS = 5 };
+
+static void write_steps(uint32_t count)
+{
+    begin_file();
+    write_names();
+    begin_events();
+    for (uint32_t i = 0; i < count; i++) {
+        file_step(&file, i + 1);
+        write_forward();
+        write_backward();
+    }
+    end_events();
+    read_file();
+    CHECK_EQ(ms_replay_stream_load(reader, &stream), MS_OK);
+}
+
+TEST(of_equal_steps_a_few_are_kept)
+{
+    write_steps(STEPS);
+    edit = NULL;
+    uint64_t before = peak(), requests = result.requests, replayed = result.replayed;
+    uint32_t events = stream->event_count, calls = stream->call_count;
+    CHECK_EQ(ms_replay_streams_fold(&stream, 1), MS_OK);
+    CHECK_EQ(stream->fold_count, 1);
+    CHECK_EQ(stream->step_count, STEPS);
+    const ms_replay_fold *fold = &stream->folds[0];
+    uint32_t of_step = fold->end - fold->begin;
+    CHECK_EQ(fold->step, 2);
+    CHECK_EQ(stream->event_count + fold->left_out * of_step, events);
+    CHECK(stream->call_count <= calls / STEPS * KEPT_STEPS);
+    CHECK_EQ(stream->calls[fold->step * 3].stands_for, fold->left_out + 1);
+    for (uint32_t i = 0; i < STEPS; i++) {
+        const ms_replay_step *step = &stream->steps[i];
+        CHECK_EQ(step->number, i + 1);
+        CHECK_EQ(step->is_left_out, i > fold->step && i <= fold->step + fold->left_out);
+        CHECK_EQ(stream->events[step->event].value, step->is_left_out ? fold->step + 1 : i + 1);
+    }
+    CHECK_EQ(peak(), before);
+    CHECK_EQ(result.requests, requests);
+    CHECK(result.replayed < replayed / 4);
+    CHECK_EQ(ms_replay_streams_fold(&stream, 1), MS_OK); /* it is done once */
+    CHECK_EQ(stream->fold_count, 1);
+    unload();
+}
+
+TEST(a_step_that_stands_for_others_is_edited_for_them)
+{
+    write_steps(STEPS);
+    edit = ms_replay_edit_open(stream);
+    for (uint32_t i = 0; i < stream->call_count; i++)
+        if (stream->calls[i].path == A)
+            CHECK_EQ(ms_replay_edit_checkpoint(edit, i), MS_OK);
+    uint64_t before = peak(), requests = result.requests;
+    ms_replay_edit_close(edit);
+    CHECK_EQ(ms_replay_streams_fold(&stream, 1), MS_OK);
+    edit = ms_replay_edit_open(stream);
+    for (uint32_t i = 0; i < stream->call_count; i++)
+        if (stream->calls[i].path == A)
+            CHECK_EQ(ms_replay_edit_checkpoint(edit, i), MS_OK);
+    CHECK_EQ(peak(), before);
+    CHECK_EQ(result.requests, requests);
+    unload();
+}
+
+TEST(too_few_equal_steps_are_all_kept)
+{
+    write_steps(KEPT_STEPS);
+    uint32_t events = stream->event_count;
+    CHECK_EQ(ms_replay_streams_fold(&stream, 1), MS_OK);
+    CHECK_EQ(stream->fold_count, 0);
+    CHECK_EQ(stream->event_count, events);
+    ms_replay_stream_free(stream);
+    finish_file();
 }
 
 /* ---- any file ---- */
 
 /* Edits that look at every block, each replayed; the match is with the stream itself. */
-static void edit_lifetimes_of_any(const msp_stream *any)
+static void edit_lifetimes_of_any(const ms_replay_stream *any)
 {
     uint32_t *paths = malloc((any->path_count + 1) * sizeof *paths);
-    msp_match match;
+    ms_replay_match match;
     for (uint32_t i = 0; i < any->path_count; i++)
         paths[i] = i;
-    CHECK_EQ(msp_match_open(any, any, paths, 1, 0, &match), MS_OK);
+    CHECK_EQ(ms_replay_match_open(any, any, paths, 1, 0, &match), MS_OK);
     CHECK_EQ(match.here + match.there, 0);
-    msp_edit *edit = msp_edit_open(any);
-    CHECK_EQ(msp_edit_zero_grad(edit, NULL), MS_OK);
-    CHECK_EQ(msp_edit_save_on_cpu(edit, 1, 0, NULL), MS_OK);
-    CHECK_EQ(msp_edit_batch(edit, &match, 3), MS_OK);
-    CHECK_EQ(msp_edit_stop(edit, any->event_count / 2), MS_OK);
-    CHECK_EQ(msp_replay(any, edit, 1, NULL, NULL, &result), MS_OK);
-    CHECK_EQ(msp_replay(any, edit, 0, NULL, NULL, &result), MS_OK);
-    msp_edit_close(edit);
-    msp_match_close(&match);
+    ms_replay_edit *edit = ms_replay_edit_open(any);
+    CHECK_EQ(ms_replay_edit_zero_grad(edit, NULL), MS_OK);
+    CHECK_EQ(ms_replay_edit_save_on_cpu(edit, 1, 0, NULL), MS_OK);
+    CHECK_EQ(ms_replay_edit_batch(edit, &match, 3), MS_OK);
+    CHECK_EQ(ms_replay_edit_stop(edit, any->event_count / 2), MS_OK);
+    CHECK_EQ(ms_replay_run(any, edit, 1, NULL, NULL, &result), MS_OK);
+    CHECK_EQ(ms_replay_run(any, edit, 0, NULL, NULL, &result), MS_OK);
+    ms_replay_edit_close(edit);
+    ms_replay_match_close(&match);
     free(paths);
+}
+
+/* Every module is a unit, in which those below it lie. */
+static void shard_any(const ms_replay_stream *any)
+{
+    uint32_t *units = malloc((any->path_count + 1) * sizeof *units);
+    for (uint32_t i = 0; i < any->path_count; i++)
+        units[i] = i;
+    ms_replay_sharding how = {.units = {any->path_count, units, units}, .device = 1, .ranks = 3, .end = UINT32_MAX};
+    for (int i = 0; i < 4; i++) {
+        ms_replay_edit *edit = ms_replay_edit_open(any);
+        how.is_mixed = i & 1;
+        how.keeps_params = i & 2;
+        CHECK_EQ(ms_replay_edit_shard(edit, &how, NULL), MS_OK);
+        CHECK_EQ(ms_replay_edit_shard_over(edit, 1, 3, 2, i & 1, NULL), MS_OK);
+        CHECK_EQ(ms_replay_edit_keep_gathered(edit, 1, NULL), MS_OK);
+        CHECK_EQ(ms_replay_edit_reshard(edit, &how.units, 1, NULL), MS_OK);
+        CHECK_EQ(ms_replay_run(any, edit, 1, NULL, NULL, &result), MS_OK);
+        ms_replay_edit_close(edit);
+    }
+    free(units);
 }
 
 /* Load a capture, and replay it with every call checkpointed that may be. */
@@ -255,32 +355,26 @@ static void replay_any(int fd)
     ms_reader *of;
     if (ms_reader_open(fd, NULL, &of) != MS_OK)
         return;
-    msp_stream *any;
+    ms_replay_stream *any;
     ms_allocator_settings settings;
     ms_allocator_settings_default(&settings, NULL);
     settings.capacity = UINT64_C(1) << 40;
-    CHECK_EQ(msp_stream_load(of, &any), MS_OK);
-    msp_edit *all = msp_edit_open(any);
+    CHECK_EQ(ms_replay_stream_load(of, &any), MS_OK);
+    CHECK_EQ(ms_replay_streams_fold(&any, 1), MS_OK);
+    ms_replay_edit *all = ms_replay_edit_open(any);
     for (uint32_t i = any->call_count; i-- > 0;)
-        msp_edit_checkpoint(all, i);
+        ms_replay_edit_checkpoint(all, i);
     for (uint32_t device = 0; device < 3; device++)
-        CHECK_EQ(msp_replay(any, all, device, device ? &settings : NULL, NULL, &result), MS_OK);
-    msp_edit_close(all);
+        CHECK_EQ(ms_replay_run(any, all, device, device ? &settings : NULL, NULL, &result), MS_OK);
+    ms_replay_edit_close(all);
     edit_lifetimes_of_any(any);
-    msp_stream_free(any);
+    shard_any(any);
+    ms_replay_stream_free(any);
     ms_reader_close(of);
 }
 
-TEST(a_damaged_capture_can_be_replayed)
+static void replay_with_each_byte_changed(void)
 {
-    load();
-    unload();
-    begin_file();
-    write_names();
-    begin_events();
-    write_forward();
-    write_backward();
-    end_events();
     for (size_t at = 16; at < file.count; at++) {
         uint8_t before = file.bytes[at];
         file.bytes[at] ^= (uint8_t)(1u << at % 8);
@@ -296,4 +390,27 @@ TEST(a_damaged_capture_can_be_replayed)
         file.bytes[at] = before;
     }
     file_free(&file);
+}
+
+TEST(a_damaged_capture_can_be_replayed)
+{
+    load();
+    unload();
+    begin_file();
+    write_names();
+    begin_events();
+    write_forward();
+    write_backward();
+    end_events();
+    replay_with_each_byte_changed();
+}
+
+TEST(a_damaged_capture_of_equal_steps_can_be_replayed)
+{
+    write_steps(8);
+    CHECK_EQ(ms_replay_streams_fold(&stream, 1), MS_OK);
+    CHECK_EQ(stream->fold_count, 1);
+    ms_replay_stream_free(stream);
+    unread();
+    replay_with_each_byte_changed();
 }

@@ -67,6 +67,22 @@ TEST(a_new_thread_does_not_inherit_what_an_ended_one_left_open)
     scene_close(&scene);
 }
 
+TEST(nodes_of_an_ended_thread_that_recorded_nothing_are_global_to_who_looked_there_before)
+{
+    start(4);
+    struct lane *t = scene_lane(&scene, 7), *u = scene_lane(&scene, 8);
+    make(t, 2);
+    node(u, t, 0);
+    leave_node(u);
+    end_lane(t);
+    small_call(scene_lane(&scene, 9), scene.a, 1); /* in the memory of t */
+    node(u, t, 1);
+    CHECK_EQ(ms_thread_path(u->thread), MS_GLOBAL);
+    CHECK_EQ(owner(t, 1), MS_GLOBAL);
+    leave_node(u);
+    scene_close(&scene);
+}
+
 /* With threads_kept K, the last K threads that ended can be looked up. */
 TEST(the_threads_that_ended_last_are_kept)
 {

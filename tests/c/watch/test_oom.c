@@ -104,6 +104,32 @@ TEST(nodes_of_a_refused_call_are_unknown)
     finish();
 }
 
+/* A backward runs the node that was created last first. Its answer holds for the nodes before it only as far back as
+ * the refused call. */
+TEST(a_backward_does_not_take_nodes_of_a_refused_call_for_those_around_it)
+{
+    struct lane *t = start();
+    fill_frames(t);
+    uint64_t before = make(t, 1);
+    refuse_from_now_on();
+    CHECK_EQ(ms_call_enter(t->thread, scene.b, t->seq), MS_ENOMEM);
+    uint64_t inside = make(t, 1);
+    leave_call(t);
+    uint64_t after = make(t, 2);
+    refuse_no_more();
+    leave_all(t);
+    const struct {
+        uint64_t number;
+        ms_path wanted;
+    } backward[] = {{after + 1, scene.a}, {after, scene.a}, {inside, MS_UNKNOWN}, {before, scene.a}};
+    for (size_t i = 0; i < sizeof backward / sizeof *backward; i++) {
+        node(t, t, backward[i].number);
+        CHECK_EQ(ms_thread_path(t->thread), backward[i].wanted);
+        leave_node(t);
+    }
+    finish();
+}
+
 TEST(calls_after_a_refused_one_answer_again)
 {
     struct lane *t = start();

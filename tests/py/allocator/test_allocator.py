@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-import torch
-
 from modscope import _capture
+
+import torch
 
 MIB = 1 << 20
 

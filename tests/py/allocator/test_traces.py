@@ -1,5 +1,5 @@
-"""The allocator model against what torch's allocator did on a GPU: every block's address and every segment of the traces
-of real training jobs, and the peaks of the same jobs with expandable segments."""
+"""The allocator model against what torch's allocator did on a GPU: every block's address and every segment of the
+traces of real training jobs, and the peaks of the same jobs with expandable segments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import pathlib
 
 import pytest
-
 from modscope import _capture
 
 TRUTH = pathlib.Path(__file__).resolve().parents[4] / "shared" / "truth"

@@ -1,17 +1,21 @@
-"""The documents and the comments name files and make targets that exist; links lead to pages and headings that exist."""
+"""The documents and the comments name files and make targets that exist; links lead to pages and headings that
+exist."""
 
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
+from modscope._cli.main import COMMANDS
 
 ROOT = pathlib.Path(__file__).parents[3]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGES.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGES.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TOP = ("include", "src", "python", "tests", "tools", "docs", "bench", "examples")
 PATH = re.compile(rf"\b(?:{'|'.join(TOP)})/[\w./*-]*[\w*/]")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FILE = re.compile(r"(?<![\w./<*-])([a-z_]\w*\.(?:c|h|py|pyi|js|css|md|mk))\b(?!\.)")
-TARGET = re.compile(r"`make ([a-z-]+)")
+TARGET = re.compile(r"`make ([a-z0-9-]+)")
 
 
 def page_names() -> list[str]:
@@ -50,9 +54,17 @@ def test_every_link_of_a_page_leads_somewhere(name):
         assert not anchor or anchor in anchors_of(target), link
 
 
+def test_the_tables_of_options_are_what_the_parsers_say():
+    words = [sys.executable, str(ROOT / "tools/option_tables.py"), "--check"]
+    checked = subprocess.run(words, capture_output=True, text=True, timeout=600)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    tables = re.findall(r"<!-- options: ([a-z ]+) -->\n\| option", "".join(map(text_of, page_names())))
+    assert sorted(" ".join(tables).split()) == sorted({*COMMANDS} - {"doctor", "help"})
+
+
 def test_every_make_target_that_a_page_names_exists():
     rules = "".join(text_of(str(rule.relative_to(ROOT))) for rule in [ROOT / "Makefile", *ROOT.glob("tools/*.mk")])
-    known = {target for line in re.findall(r"^([a-z][a-z -]*):(?!=)", rules, re.M) for target in line.split()}
+    known = {target for line in re.findall(r"^([a-z][a-z0-9 -]*):(?!=)", rules, re.M) for target in line.split()}
     named = {target for name in page_names() for target in TARGET.findall(text_of(name))}
     assert named and not named - known
 

@@ -1,5 +1,5 @@
-"""The commands of docs/tutorial-fsdp2.md exist with their options, name files that exist or that a command before them writes,
-and the example runs on two ranks over gloo."""
+"""The commands of docs/tutorial-fsdp2.md exist with their options, name files that exist or that a command before them
+writes, and the example runs on two ranks over gloo."""
 
 import pathlib
 import re
@@ -70,14 +70,12 @@ def test_the_example_runs_on_two_ranks_over_gloo(tmp_path):
         "run",
         str(ROOT / "examples" / "fsdp2.py"),
     ]
-    ran = warm_python.run(
-        [*words, "--small", "--steps", "1"], tmp_path, CUDA_VISIBLE_DEVICES=""
-    )  # two ranks need two GPUs, or none
+    # two ranks need two GPUs, or none
+    ran = warm_python.run([*words, "--small", "--steps", "1"], tmp_path, CUDA_VISIBLE_DEVICES="")
     assert ran.returncode == 0, ran.stderr
     captures = [modscope.load(str(tmp_path / f"modscope-fsdp2.rank{rank}.msc")) for rank in range(2)]
     assert [capture.info["world"] for capture in captures] == ["2", "2"]
-    whole = 4 * (
-        2 * 1024 * 256 + 4 * (4 + 9) * 256 * 256 + 9 * 256
-    )  # parameters in float32: embedding and head, layers, norms
+    # parameters in float32: embedding and head, layers, norms
+    whole = 4 * (2 * 1024 * 256 + 4 * (4 + 9) * 256 * 256 + 9 * 256)
     for capture in captures:
         assert capture.snapshot("peak").kinds["cpu"]["Sharded Param"] == whole // 2

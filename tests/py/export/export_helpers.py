@@ -10,15 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from capture_helpers import EVENTS, Capture, mixed, payloads, train
+from modscope import load, record
+from modscope.__main__ import main
 from odd_captures import damaged, hostile, huge, lossy, out_of_memory
 from real_runs import checkpointed, mlp, transformer
 from real_runs import train as train_real
-from torch import nn
 
-from modscope import load, record
-from modscope.__main__ import main
+import torch
+from torch import nn
 
 READERS = pathlib.Path(__file__).parents[3] / "build" / "readers"
 """Where `make readers` puts other people's programs."""

@@ -251,7 +251,8 @@ def read_heap_profiles(path: pathlib.Path) -> list[HeldStack]:
     frames = {
         number: (name, mapping, address)
         for number, name, mapping, address in processor.query(
-            "select f.id, f.name, m.name as mapping, f.rel_pc from stack_profile_frame f join stack_profile_mapping m on f.mapping = m.id"
+            "select f.id, f.name, m.name as mapping, f.rel_pc from stack_profile_frame f join "
+            "stack_profile_mapping m on f.mapping = m.id"
         )
     }
     sites = {

@@ -7,14 +7,14 @@ import pathlib
 import pickle
 
 import pytest
-import torch
 from capture_helpers import Capture
 from export_helpers import BY_HAND, export, load
 from helpers import needs_interception
-from perfetto_readers import READ, read_heap_profiles
-from torch import nn
-
 from modscope import record
+from perfetto_readers import READ, read_heap_profiles
+
+import torch
+from torch import nn
 
 pytestmark = needs_interception
 
@@ -147,7 +147,7 @@ def test_torchs_frames_have_the_operator_called(capture):
 @pytest.mark.parametrize("reader", READ)
 def test_perfetto_has_slices_of_the_largest_blocks_at_the_peak(capture, reader):
     loaded, trace = load(capture), READ[reader](export(capture, "perfetto"))
-    slices = [slice for slice in trace.on("largest blocks at the peak")]
+    slices = list(trace.on("largest blocks at the peak"))
     wanted = list(loaded.snapshot("peak").blocks(64))
     assert len(slices) == len(wanted) == 64
     names = ("bytes", "category", "module", "phase", "step", "file", "line", "function", "operator")
@@ -184,9 +184,8 @@ def expected_profile(capture, device):
 def check_profile(capture, device, held):
     expected, found = expected_profile(capture, device), {}
     for one in held:
-        owner = max(
-            i for i in range(len(one.frames)) if one.frames[i:] in expected
-        )  # the modules around it come before it
+        # the modules around it come before it
+        owner = max(i for i in range(len(one.frames)) if one.frames[i:] in expected)
         assert all(mapping == "" for _, mapping, _ in one.frames[:owner])
         size, count = found.get(one.frames[owner:], (0, 0))
         found[one.frames[owner:]] = size + one.bytes, count + one.count
@@ -255,9 +254,8 @@ def sharded(tmp_path_factory):
 @pytest.mark.parametrize("reader", READ)
 def test_perfetto_has_a_counter_for_each_kind(sharded, reader):
     loaded, trace = load(sharded), READ[reader](export(sharded, "perfetto"))
-    moments = {
-        round(event.time * 1e6) * 1000 + 999: event.number + 1 for event in loaded.events()
-    }  # the last of each time
+    # the last of each time
+    moments = {round(event.time * 1e6) * 1000 + 999: event.number + 1 for event in loaded.events()}
     seen = set()
     for time, moment in moments.items():
         kinds = {f"cpu {kind}": size for kind, size in loaded.snapshot(moment).kinds.get("cpu", {}).items()}

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from costly_captures import changing_phases, jumping_thread, many_failures
-
 from modscope._export import write
-from modscope._load import load
+from modscope._read.load import load
 
 BEGIN, END, INSTANT = 1, 2, 3
 SLICES_IN_ADVANCE, SLICES_PER_POSITION = 65_536, 8

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import pathlib
 
+import modscope
+
 import torch
 from torch import nn
-
-import modscope
 
 
 class Block(nn.Module):

@@ -6,10 +6,9 @@ import pathlib
 
 import pytest
 from fit_runs import train
-
-from modscope._fit_batch import Batches
-from modscope._fit_job import Job
-from modscope._load import CaptureError
+from modscope._fit.job import Job
+from modscope._fit.two_captures import Batches
+from modscope._read.load import CaptureError
 
 
 def job(path: pathlib.Path, **options: int) -> Job:

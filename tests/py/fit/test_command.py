@@ -6,15 +6,20 @@ import json
 import pathlib
 
 import capture_helpers
-import pytest
-import torch
-from fit_runs import Net, train
-
 import modscope
-from modscope import _fit_answer, _fit_page, _fit_text
+import pytest
+from fit_runs import Net, train
 from modscope.__main__ import main
-from modscope._fit_job import Job
+from modscope._fit import text as _fit_text
+from modscope._fit import verdict
+from modscope._fit.job import Job
+from modscope._show.pages import fit as _fit_page
+from modscope._show.terminal import Screen
 from modscope._virtual.gpus import Gpu
+
+import torch
+
+FILE = Screen(wraps=False)
 
 
 def tiny(capacity: int) -> Gpu:
@@ -22,7 +27,7 @@ def tiny(capacity: int) -> Gpu:
 
 
 def lines(path: pathlib.Path, capacity: int) -> list[str]:
-    return _fit_text.lines_of(_fit_answer.answer(Job(str(path)), tiny(capacity)))
+    return _fit_text.lines_of(verdict.answer(Job(str(path)), tiny(capacity)), FILE)
 
 
 def test_a_run_that_fits(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,9 +65,9 @@ def test_what_cannot_fit_says_why(tmp_path: pathlib.Path) -> None:
     out = lines(tmp_path / "run.msc", 10_000)
     assert out[-1].startswith("None of this makes it fit: with the change that needs least, ")
     assert "Parameters, gradients and optimizer state alone are " in out[-1]
-    rest = _fit_answer.answer(job, tiny(10_000)).rest
+    rest = verdict.answer(job, tiny(10_000)).rest
     assert rest < job.replay().reserved
-    least = min(tried.outcome.reserved for tried in _fit_answer.answer(job, tiny(rest + 1)).tried)
+    least = min(tried.outcome.reserved for tried in verdict.answer(job, tiny(rest + 1)).tried)
     out = lines(tmp_path / "run.msc", (rest + least) // 2)  # they would fit: it is something else
     assert (
         out[-1].startswith("None of this makes it fit: ")
@@ -93,9 +98,9 @@ def test_damaged_notes_make_figures_rough(tmp_path: pathlib.Path) -> None:
     data[data.index(payload) + 1] ^= 255
     (tmp_path / "damaged.msc").write_bytes(data)
     for name, expected in (("whole", False), ("damaged", True)):
-        found = _fit_answer.answer(Job(str(tmp_path / f"{name}.msc")), tiny(10_000))
-        assert _fit_answer.as_json(found)["has_damaged_notes"] is expected
-        assert any("figures are rough" in line for line in _fit_text.lines_of(found)) is expected
+        found = verdict.answer(Job(str(tmp_path / f"{name}.msc")), tiny(10_000))
+        assert verdict.as_json(found)["has_damaged_notes"] is expected
+        assert any("figures are rough" in line for line in _fit_text.lines_of(found, FILE)) is expected
         assert not found.job.is_lower_bound
 
 
@@ -120,12 +125,12 @@ def uneven_run(path: pathlib.Path) -> None:
 def test_no_row_that_fits_reserves_more_than_the_gpu_has(tmp_path: pathlib.Path) -> None:
     uneven_run(tmp_path / "run.msc")
     job, capacity = Job(str(tmp_path / "run.msc")), 100 << 20
-    found = _fit_answer.answer(job, tiny(capacity))
+    found = verdict.answer(job, tiny(capacity))
     (tried,) = [tried for tried in found.tried if tried.outcome.retries and tried.outcome.fits]
     assert tried.lever.name == "optimizer and its state on the CPU" and tried.outcome.reserved > capacity
-    (row,) = [line for line in _fit_text.lines_of(found) if line.startswith(f"  {tried.lever.name}")]
-    assert " 90.00 MiB   yes " in row and row.endswith("and the allocator gives memory back 2 times")
-    for lever in _fit_answer.as_json(found)["levers"]:
+    (row,) = [line for line in _fit_text.lines_of(found, FILE) if line.startswith(f"  {tried.lever.name}")]
+    assert " 90.00 MiB  yes " in row and row.endswith("and the allocator gives memory back 2 times")
+    for lever in verdict.as_json(found)["levers"]:
         assert lever["fits"] == (lever["to_spare"] >= 0) == (lever["reserved_on_gpu"] <= capacity)
     levers = _fit_page.changes(found, (0, job.stream.events))["fit"]["levers"]
     (shown,) = [lever for lever in levers if lever["name"] == tried.lever.name]
@@ -138,18 +143,18 @@ def test_no_row_that_fits_reserves_more_than_the_gpu_has(tmp_path: pathlib.Path)
 
 def test_inferred_figures_of_fsdp2_are_said_to_be_about_right(tmp_path: pathlib.Path) -> None:
     uneven_run(tmp_path / "run.msc")
-    found = _fit_answer.answer(Job(str(tmp_path / "run.msc")), tiny(100 << 20))
+    found = verdict.answer(Job(str(tmp_path / "run.msc")), tiny(100 << 20))
 
-    def said(found: _fit_answer.Answer) -> tuple[str, list[str], list[str]]:
-        (row,) = [line for line in _fit_text.lines_of(found) if line.startswith("  FSDP2 over 2 GPUs")]
-        approximate = [lever["name"] for lever in _fit_answer.as_json(found)["levers"] if lever["is_approximate"]]
+    def said(found: verdict.Answer) -> tuple[str, list[str], list[str]]:
+        (row,) = [line for line in _fit_text.lines_of(found, FILE) if line.startswith("  FSDP2 over 2 GPUs")]
+        approximate = [lever["name"] for lever in verdict.as_json(found)["levers"] if lever["is_approximate"]]
         levers = _fit_page.changes(found, (0, found.job.stream.events))["fit"]["levers"]
         assert approximate == [lever["name"] for lever in levers if lever["is_approximate"]]
         return row, approximate, [lever["name"] for lever in levers if "reserves about " in lever["text"]]
 
     row, *names = said(found)
     assert " about 182.00 MiB " in row and names == [["FSDP2 over 2 GPUs"]] * 2
-    assert "<=" not in "\n".join(_fit_text.lines_of(found))
+    assert "<=" not in "\n".join(_fit_text.lines_of(found, FILE))
     row, *names = said(found._replace(tried=[tried._replace(is_verified=True) for tried in found.tried]))
     assert "about" not in row and " 182.00 MiB " in row and names == [[], []]
 
@@ -203,8 +208,8 @@ def test_lost_events_make_figures_lower_bounds(tmp_path: pathlib.Path) -> None:
         (["a.msc", "--frobnicate"], 2, "unrecognized arguments: --frobnicate"),
         (["a.msc", "b.msc", "--batches", "8,4"], 2, "not two batches"),
         (["a.msc", "--json", "absent/out.json"], 2, "its folder does not exist"),
-        (["a.msc", "--rank", "1"], 1, "--rank and --ranks-per-node are for scripts"),
-        (["a.msc", "--ranks", "1"], 1, "give as many GPUs as the job could be sharded over"),
+        (["a.msc", "--rank", "1"], 2, "--rank and --ranks-per-node are for scripts"),
+        (["a.msc", "--ranks", "1"], 2, "give as many GPUs as the job could be sharded over"),
     ],
 )
 def test_bad_arguments(words: list[str], status: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,11 +6,12 @@ import pathlib
 
 import pytest
 from fit_runs import train
-
 from modscope.__main__ import main
-from modscope._fit_beside import join
-from modscope._fit_job import Job
-from modscope._load import CaptureError
+from modscope._fit.job import Job
+from modscope._fit.two_captures import join
+from modscope._fit.verdict import answer
+from modscope._read.load import CaptureError
+from modscope._virtual.gpus import find_gpu
 
 
 def job(path: pathlib.Path, **options: int) -> Job:
@@ -30,6 +31,13 @@ def test_what_is_missing_is_taken_from_the_whole_run(tmp_path: pathlib.Path) -> 
                 and f"forward of Net.head. Figures are those of {whole.file}" in about
             )
             assert about.endswith("differ by 0.0 %.")
+
+
+def test_the_limit_of_the_run_that_died_is_obeyed(tmp_path: pathlib.Path) -> None:
+    whole, died = job(tmp_path / "whole.msc"), job(tmp_path / "died.msc", fail_in=1)
+    died.fraction, gpu = 0.25, find_gpu("8GiB")
+    judged, _ = join(died, whole)
+    assert judged.may_reserve(gpu) == answer(judged, gpu).capacity == 2 << 30
 
 
 def test_captures_that_do_not_suit_each_other_are_refused(tmp_path: pathlib.Path) -> None:

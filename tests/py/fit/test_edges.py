@@ -4,37 +4,46 @@ from __future__ import annotations
 
 import pathlib
 from types import SimpleNamespace
-from typing import Any
 
 import capture_helpers
 import pytest
 from fit_runs import train
-
 from modscope.__main__ import main
-from modscope._fit_job import Job
-from modscope._fit_text import notes_on
-from modscope._load import CaptureError, load
-from modscope._plan_problem import check_capture
-from modscope._step_time import ends_within_step, step_time
+from modscope._fit.job import Job
+from modscope._fit.text import notes_on
+from modscope._plan.problem import check_capture
+from modscope._read.load import CaptureError, load
+from modscope._read.step_time import ends_within_step, step_time
 
 
-def _capture(durations: list[float], how: str | None) -> Any:
-    begins = [sum(durations[:i]) for i in range(len(durations))]
-    steps = [
-        SimpleNamespace(number=i + 1, begin=begin, end=begin + time)
-        for i, (begin, time) in enumerate(zip(begins, durations))
-    ]
-    end = {"how": how} if how else None
-    return SimpleNamespace(steps=lambda: steps, end=end, last_oom=None, stream=SimpleNamespace(has_gpu_times=False))
+def _seconds_of_step(path: pathlib.Path, whole: list[int], unfinished: int = 0) -> float:
+    """``whole``: the milliseconds of steps that an optimizer ended; then one that none did."""
+    run = capture_helpers.Capture()
+    for time in whole:
+        run.step()
+        run.wait(1000 * time)
+        run.optimizer_step()
+    if unfinished:
+        run.step()
+        run.wait(1000 * unfinished)
+        run.drop(run.add(512))
+    path.write_bytes(run.killed())
+    return step_time(load(path)).total
 
 
-def test_the_step_in_which_a_run_died_does_not_tell_how_long_a_step_takes() -> None:
-    assert step_time(_capture([0.2, 0.22, 0.04], None), "cuda:0").total == pytest.approx(0.22)
-    assert step_time(_capture([0.22, 0.04], "exception"), "cuda:0").total == pytest.approx(0.22)
-    assert step_time(_capture([0.3, 0.2], "stopped"), "cuda:0").total == pytest.approx(0.2)
-    assert step_time(_capture([0.04], None), "cuda:0").total == pytest.approx(0.04)  # nothing better is known
-    assert ends_within_step(_capture([], None)) and not ends_within_step(_capture([], "end"))
-    assert ends_within_step(_capture([], "terminated")) and ends_within_step(_capture([], "interrupted"))
+def test_the_step_in_which_a_run_died_does_not_tell_how_long_a_step_takes(tmp_path: pathlib.Path) -> None:
+    assert _seconds_of_step(tmp_path / "a.msc", [200, 220], 40) == pytest.approx(0.22)
+    assert _seconds_of_step(tmp_path / "b.msc", [220], 40) == pytest.approx(0.22)
+    assert _seconds_of_step(tmp_path / "c.msc", [300, 200]) == pytest.approx(0.2)
+    assert _seconds_of_step(tmp_path / "d.msc", [], 40) == pytest.approx(0.04)  # nothing better is known
+
+
+def test_how_a_run_ended_tells_whether_its_last_step_is_whole() -> None:
+    def ends_early(how: str | None) -> bool:
+        end = {"how": how} if how else None
+        return ends_within_step(SimpleNamespace(end=end, last_oom=None))  # type: ignore[arg-type]
+
+    assert ends_early(None) and not ends_early("end") and ends_early("terminated") and ends_early("interrupted")
 
 
 def test_a_file_that_was_cut_short_is_said_to_be(tmp_path: pathlib.Path) -> None:
@@ -144,9 +153,12 @@ def test_the_figures_never_replace_the_capture_or_the_script(
     for file in (tmp_path / "run.msc", script):
         before = file.read_bytes()
         with pytest.raises(SystemExit):
-            main(["fit", str(file), "--gpu", "t4", "--json", str(file)])
-        assert "is a file that is read: choose another name" in capsys.readouterr().err
+            main(["fit", str(file), "--gpu", "t4", f"--json={file}"])
+        assert "is a file that is read or written otherwise: choose another name" in capsys.readouterr().err
         assert file.read_bytes() == before
     with pytest.raises(SystemExit):
-        main(["predict", "--json", str(script), str(script)])
-    assert "is a file that is read: choose another name" in capsys.readouterr().err and script.exists()
+        main(["predict", f"--json={script}", str(script)])
+    assert (
+        "is a file that is read or written otherwise: choose another name" in capsys.readouterr().err
+        and script.exists()
+    )

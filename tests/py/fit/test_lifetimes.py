@@ -7,11 +7,10 @@ import random
 
 import pytest
 from fit_runs import train
+from modscope import _capture
+from modscope._fit.job import Job
 from random_runs import RandomRun
 from slow_replay import NEVER, Stream, open_capture
-
-from modscope import _capture
-from modscope._fit_job import Job
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from capture_helpers import Capture
-
-from modscope._fit_batch import Batches
-from modscope._fit_job import Job
+from modscope._fit.job import Job
+from modscope._fit.two_captures import Batches
 
 MIB = 1 << 20
 FULL = {"gpu_processors": "32", "gpu_threads": "2048"}
@@ -20,8 +19,8 @@ NEVER = 1 << 20
 def job(
     path: pathlib.Path, batch: int, *limits: int, gpu: str = "", extra: int = 0, end: dict[str, str] | None = None
 ) -> Job:
-    """A run in whose backward, for each of ``limits``, a reduction has a MiB of partial results for each of the batch, up to
-    the limit. ``extra``: bytes of a workspace that an operator takes in each forward."""
+    """A run in whose backward, for each of ``limits``, a reduction has a MiB of partial results for each of the batch,
+    up to the limit. ``extra``: bytes of a workspace that an operator takes in each forward."""
     c = Capture(("cpu", "cuda:0"), torch="2.13.0", **({"gpu": gpu} if gpu else {}))
     net = c.module("Net")
     parameters = [c.add(4 * MIB, 1, "Parameter", net) for _ in range(2)]

@@ -7,63 +7,62 @@ import pathlib
 from types import SimpleNamespace
 
 import pytest
-import torch
 import warm_python
 from fit_runs import VIRTUAL, predict
 from helpers import INTERCEPTION
-
-from modscope import _fit_text
 from modscope.__main__ import main
-from modscope._fit_answer import answer
-from modscope._fit_batch import Batches
-from modscope._fit_job import Job, memory_fraction
-from modscope._fit_levers import Lever, Levers
+from modscope._fit import text
+from modscope._fit.capacity import memory_fraction
+from modscope._fit.job import Job
+from modscope._fit.levers import fsdp2, host_memory, optimizer, registry, settings
+from modscope._fit.levers.checkpoints import checkpoint
+from modscope._fit.levers.registry import LEVERS, Case, Cost, Lever, Tried, combine
+from modscope._fit.two_captures import Batches
+from modscope._fit.verdict import answer
+from modscope._read.categories import Category
+from modscope._show.terminal import Screen
 from modscope._virtual.gpus import Gpu, find_gpu
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not INTERCEPTION, reason="the virtual GPU needs interception"),
-    pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this torch has kernels for CUDA"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not INTERCEPTION, reason="the virtual GPU needs interception")]
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Levers]:
+def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Case]:
     path = tmp_path_factory.mktemp("fit") / "base.msc"
     allocated, reserved = predict(path)
     job = Job(str(path))
     before = job.replay()
     assert (before.allocated, before.reserved) == (allocated, reserved)
-    return job, Levers(job, find_gpu("h100"), find_gpu("h100").capacity, before)
+    return job, Case(job, find_gpu("h100"), find_gpu("h100").capacity, before)
 
 
 def compare(job: Job, lever: Lever, real: int, within: float) -> None:
     assert job.replay(lever.edits, lever.conf).reserved == pytest.approx(real, rel=within)
 
 
-def test_expandable_segments(base: tuple[Job, Levers], tmp_path: pathlib.Path) -> None:
-    job, levers = base
-    lever = levers.settings()[0]
+def test_expandable_segments(base: tuple[Job, Case], tmp_path: pathlib.Path) -> None:
+    job, case = base
+    lever = settings.allocator(case)[0]
     _, real = predict(tmp_path / "real.msc", conf="expandable_segments:True")
-    assert real < levers.before.reserved
+    assert real < case.before.reserved
     compare(job, lever, real, 0.02)
 
 
 @pytest.mark.parametrize("count", [3, 6])
-def test_checkpoints(count: int, base: tuple[Job, Levers], tmp_path: pathlib.Path) -> None:
-    job, levers = base
-    lever = levers.checkpoint(levers.groups[0], count)
+def test_checkpoints(count: int, base: tuple[Job, Case], tmp_path: pathlib.Path) -> None:
+    job, case = base
+    lever = checkpoint(case, case.groups[0], count)
     assert lever.name == ("checkpoint Net.h.*" if count == 6 else "checkpoint Net.h.{0-2} (3 of 6)")
     _, real = predict(tmp_path / "real.msc", f"checkpoint{count}")
-    assert real < 0.9 * levers.before.reserved
+    assert real < 0.9 * case.before.reserved
     compare(job, lever, real, 0.02)
-    before, after = job.median_step(), Job(str(tmp_path / "real.msc")).median_step()
+    before, after = job.step_time.total, Job(str(tmp_path / "real.msc")).step_time.total
     assert before and after and lever.time == pytest.approx(after / before - 1, rel=0.1)
 
 
-def test_levers_are_listed_with_the_cheapest_first(base: tuple[Job, Levers]) -> None:
-    job, levers = base
-    tried = answer(job, Gpu("tiny", "Tiny GPU", levers.before.reserved * 2 // 3, (9, 0), 1, context=0)).tried
+def test_levers_are_listed_with_the_cheapest_first(base: tuple[Job, Case]) -> None:
+    job, case = base
+    tried = answer(job, Gpu("tiny", "Tiny GPU", case.before.reserved * 2 // 3, (9, 0), 1, context=0)).tried
     prices = [each.price for each in tried]
     assert prices == sorted(prices) and len({each.lever.name for each in tried}) == len(tried)
     names = [each.lever.name for each in tried]
@@ -72,27 +71,65 @@ def test_levers_are_listed_with_the_cheapest_first(base: tuple[Job, Levers]) -> 
     assert names.index("checkpoint Net.h.*") < copying
 
 
-def test_a_fused_optimizer(base: tuple[Job, Levers], tmp_path: pathlib.Path) -> None:
-    (lever,) = base[1].optimizer()
+def test_levers_are_of_the_kind_under_which_they_are_registered(base: tuple[Job, Case]) -> None:
+    case, proposed = base[1], []
+    for each in LEVERS:
+        levers = [found.lever if isinstance(found, Tried) else found for found in each.propose(case)]
+        assert all(each.kind in lever.kinds and lever.is_free == each.is_free for lever in levers)
+        assert all(lever.is_free == (lever.cost == "none") for lever in levers)
+        proposed += levers
+    assert {"allocator", "zero_grad", "fused_optimizer", "checkpoint", "save_on_cpu"} <= {
+        kind for lever in proposed for kind in lever.kinds
+    }
+
+
+def test_a_lever_that_is_registered_is_listed_where_it_helps(
+    base: tuple[Job, Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "LEVERS", list(LEVERS))
+
+    @registry.lever("no_gradients")
+    def no_gradients(case: Case) -> list[Lever]:
+        everything = [("remove", case.job.select(category)) for category in (Category.GRAD, Category.ACT)]
+        useless = Lever(("no_gradients",), "nothing", [], (Cost("nothing", extra_gpus=3),))
+        return [Lever(("no_gradients",), "no gradients", everything, (Cost("no training", 0.5),)), useless]
+
+    gpu = Gpu("tiny", "Tiny GPU", base[1].before.reserved * 2 // 3, (9, 0), 1, context=0)
+    (tried,) = [tried for tried in answer(base[0], gpu).tried if "no_gradients" in tried.lever.kinds]
+    assert (tried.lever.name, tried.lever.time, tried.lever.cost) == ("no gradients", 0.5, "no training")
+    assert tried.outcome.fits and tried.outcome.reserved < base[1].before.reserved
+
+
+def test_costs_add_up_where_levers_are_combined() -> None:
+    half, more = Cost("about +50 % time", 0.5, is_exact=False), Cost("2 more GPUs", extra_gpus=2)
+    first, second = (Lever(("checkpoint",), name, [], (half,), modules=(name,)) for name in "ab")
+    made = combine(Lever(("free",), "free", []), first, second, Lever(("fsdp2",), "more", [], (more,)))
+    assert (made.cost, made.time, made.extra_gpus) == ("about +100 % time, 2 more GPUs", 1.0, 2)
+    assert made.kinds == ("free", "checkpoint", "fsdp2") and made.modules == ("a", "b") and not made.is_free
+    assert combine(Lever(("free",), "a", []), Lever(("other",), "b", [])).is_free
+
+
+def test_a_fused_optimizer(base: tuple[Job, Case], tmp_path: pathlib.Path) -> None:
+    (lever,) = optimizer.fused(base[1])
     compare(base[0], lever, predict(tmp_path / "real.msc", "fused")[1], 0.02)
 
 
-def test_saving_on_the_cpu(base: tuple[Job, Levers], tmp_path: pathlib.Path) -> None:
-    job, levers = base
-    lever = next(lever for lever in levers.on_cpu() if "activations" in lever.name)
+def test_saving_on_the_cpu(base: tuple[Job, Case], tmp_path: pathlib.Path) -> None:
+    job, case = base
+    (lever,) = host_memory.saved_tensors(case)
     _, real = predict(tmp_path / "real.msc", "save_on_cpu")
-    assert real < 0.8 * levers.before.reserved
+    assert real < 0.8 * case.before.reserved
     compare(job, lever, real, 0.05)
 
 
-def test_gradients_set_to_none(base: tuple[Job, Levers], tmp_path: pathlib.Path) -> None:
+def test_gradients_set_to_none(base: tuple[Job, Case], tmp_path: pathlib.Path) -> None:
     _, kept = predict(tmp_path / "kept.msc", "keep")
     job = Job(str(tmp_path / "kept.msc"))
     assert job.replay().reserved == kept > base[1].before.reserved
     assert job.replay([("zero_grad",)]).reserved == pytest.approx(base[1].before.reserved, rel=0.02)
 
 
-def test_a_larger_batch_from_two_captures(base: tuple[Job, Levers], tmp_path: pathlib.Path) -> None:
+def test_a_larger_batch_from_two_captures(base: tuple[Job, Case], tmp_path: pathlib.Path) -> None:
     predict(tmp_path / "8.msc", batch=8)
     predict(tmp_path / "16.msc", batch=16)
     batches = Batches(Job(str(tmp_path / "8.msc")), Job(str(tmp_path / "16.msc")))
@@ -100,9 +137,9 @@ def test_a_larger_batch_from_two_captures(base: tuple[Job, Levers], tmp_path: pa
     assert batches.large.replay(batches.edits(32)).reserved == pytest.approx(base[1].before.reserved, rel=0.02)
 
 
-def test_sharding_over_two_gpus_needs_less_of_each(base: tuple[Job, Levers]) -> None:
-    job, levers = base
-    two, eight = levers.sharded(2), levers.sharded(8)
+def test_sharding_over_two_gpus_needs_less_of_each(base: tuple[Job, Case]) -> None:
+    job, case = base
+    two, eight = fsdp2.sharded(case, 2), fsdp2.sharded(case, 8)
     assert two is not None and eight is not None
     assert job.replay(eight.edits).allocated < job.replay(two.edits).allocated
 
@@ -190,25 +227,25 @@ def test_a_program_that_limits_its_memory_is_judged_by_its_limit(tmp_path: pathl
     gpu = Gpu("tiny", "Tiny GPU", 2 * job.replay().reserved, (9, 0), 1, context=0)
     found = answer(job, gpu)
     assert not found.before.fits and found.capacity == gpu.memory // 4
-    assert "and the program limits itself to" in _fit_text.lines_of(found)[0]
+    assert "and the program limits itself to" in text.lines_of(found, Screen(wraps=False))[0]
 
 
-def test_settings_that_limit_the_memory_are_obeyed(base: tuple[Job, Levers]) -> None:
+def test_settings_that_limit_the_memory_are_obeyed(base: tuple[Job, Case]) -> None:
     info = {"allocator": "expandable_segments:True, per_process_memory_fraction:0.5"}
     assert memory_fraction(SimpleNamespace(info=info, end=None)) == 0.5  # type: ignore[arg-type]
     assert memory_fraction(SimpleNamespace(info=info, end={"memory_fraction": "0.25"})) == 0.25  # type: ignore[arg-type]
     assert memory_fraction(SimpleNamespace(info={}, end={"memory_fraction": "many"})) == 1  # type: ignore[arg-type]
 
 
-def test_a_single_tensor_optimizer(base: tuple[Job, Levers], tmp_path: pathlib.Path) -> None:
-    (lever,) = base[1].single_tensor()
+def test_a_single_tensor_optimizer(base: tuple[Job, Case], tmp_path: pathlib.Path) -> None:
+    (lever,) = optimizer.single_tensor(base[1])
     compare(base[0], lever, predict(tmp_path / "real.msc", "single")[1], 0.02)
 
 
 def test_a_script_is_predicted_with_other_batches(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("modscope._commands.batch._PREDICTIONS", 2)
+    monkeypatch.setattr("modscope._cli.batch._PREDICTIONS", 2)
     monkeypatch.setattr("subprocess.Popen", warm_python.Popen)
     script = script_of(tmp_path, "int(sys.argv[1])")
     assert (
@@ -222,7 +259,6 @@ def test_a_script_is_predicted_with_other_batches(
 
 
 def test_the_rate_of_copies_is_the_virtual_clocks() -> None:
-    from modscope import _fit_levers
-    from modscope._virtual import times
+    from modscope._virtual.time import times
 
-    assert _fit_levers.OF_LINK == times.OF_LINK
+    assert host_memory.OF_LINK == times.OF_LINK

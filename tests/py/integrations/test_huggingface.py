@@ -9,20 +9,19 @@ import sys
 import weakref
 
 import pytest
-import torch
 from helpers import Boom, needs_interception
-from torch import nn
+from modscope import MemTracker, load
 from trainer_helpers import CATEGORIES, TOO_MUCH, Net, balanced, left_behind, parameter_bytes  # noqa: F401
 
-from modscope import MemTracker, load
+import torch
+from torch import nn
 
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
-from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
-
 from modscope.integrations import huggingface as ours  # noqa: E402
 from modscope.integrations.huggingface import MemoryCallback  # noqa: E402
+from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore")

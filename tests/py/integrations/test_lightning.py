@@ -9,16 +9,15 @@ import signal
 import sys
 
 import pytest
-import torch
 from helpers import Boom, needs_interception
+from modscope import MemTracker, load
 from trainer_helpers import CATEGORIES, TOO_MUCH, Net, balanced, parameter_bytes  # noqa: F401
 
-from modscope import MemTracker, load
+import torch
 
 L = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
 
 from lightning.pytorch.loggers import CSVLogger, Logger  # noqa: E402
-
 from modscope.integrations import lightning as ours  # noqa: E402
 from modscope.integrations.lightning import MemoryCallback  # noqa: E402
 

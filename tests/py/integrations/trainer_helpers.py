@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from modscope._trackers import mem_tracker
+
 import torch
 from torch import nn
-
-from modscope import _mem_tracker
 
 TOO_MUCH = 1 << 50
 CATEGORIES = ("parameter", "buffer", "gradient", "activation", "temp", "optstate", "other")
@@ -39,7 +39,7 @@ def parameter_bytes(model: nn.Module) -> int:
 
 def left_behind() -> list[object]:
     """Trackers that were not left."""
-    return _mem_tracker.active_trackers()
+    return mem_tracker.active_trackers()
 
 
 @pytest.fixture(autouse=True)

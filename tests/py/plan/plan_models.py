@@ -29,7 +29,8 @@ class Net(nn.Module):
 
 
 class Odd(nn.Module):
-    """It takes keywords, among them one that checkpoint has itself, and returns a dict with something that is no tensor."""
+    """It takes keywords, among them one that checkpoint has itself, and returns a dict with something that is no
+    tensor."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()

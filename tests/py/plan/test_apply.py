@@ -6,13 +6,13 @@ import copy
 import pickle
 from typing import Any
 
-import pytest
-import torch
-from plan_models import Block, Net, Normalized, Odd, Twice
-from torch import nn
-
 import modscope
-from modscope._plan_file import plan_of
+import pytest
+from modscope._plan.file import plan_of
+from plan_models import Block, Net, Normalized, Odd, Twice
+
+import torch
+from torch import nn
 
 
 def train(model: nn.Module, x: torch.Tensor, steps: int = 2, autocast: bool = False) -> list[torch.Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from modscope._capture import Cover
 
 Problem = tuple[list[float], list[tuple[int, tuple[int, ...]]], list[frozenset[int]]]

@@ -1,9 +1,10 @@
-"""modscope plan: budgets are kept, the choice is the best one, and what a run needs with the plan is what the plan says."""
+"""modscope plan: budgets are kept, the choice is the best one, and what a run needs with the plan is what the plan
+says."""
 
 from __future__ import annotations
 
-import itertools
 import importlib.util
+import itertools
 import json
 import os
 import pathlib
@@ -12,20 +13,22 @@ import sys
 from argparse import Namespace
 from typing import Any
 
-import pytest
-import torch
-from plan_models import Block, Net, Twice
-from torch import nn
-
 import modscope
-from modscope import _plan_highs
-from modscope._commands import plan as _commands_plan
-from modscope._commands.terminal import Screen
-from modscope._plan import group_names, make_plan, parse_bytes
-from modscope._plan_file import Plan, load_plan
-from modscope._plan_problem import Problem
-from modscope._plan_search import EMPTY, Search
-from modscope._script_arguments import program_words
+import pytest
+from modscope._cli import plan as _commands_plan
+from modscope._plan import highs
+from modscope._plan.file import Plan, load_plan
+from modscope._plan.plan import make_plan, parse_bytes
+from modscope._plan.problem import Problem
+from modscope._plan.search import EMPTY, Search
+from modscope._read.groups import describe_groups
+from modscope._read.script_arguments import program_words
+from modscope._read.types import calls_of
+from modscope._show.terminal import Screen
+from plan_models import Block, Net, Twice
+
+import torch
+from torch import nn
 
 BATCH = 512
 
@@ -118,10 +121,7 @@ def best_by_brute_force(problem: Problem, budget: int) -> float | None:
 
 @pytest.mark.parametrize(
     "use_highs",
-    [
-        False,
-        pytest.param(True, marks=pytest.mark.skipif(not _plan_highs.is_available(), reason="highspy is not installed")),
-    ],
+    [False, pytest.param(True, marks=pytest.mark.skipif(not highs.is_available(), reason="highspy is not installed"))],
 )
 def test_the_choice_is_near_the_best_one(use_highs: bool, tmp_path: pathlib.Path) -> None:
     train(tmp_path / "run.msc", [Net(3, 32)], 32)
@@ -174,11 +174,9 @@ def test_a_recomputation_ends_with_its_last_saved_tensor(tmp_path: pathlib.Path)
 
     train(tmp_path / "run.msc", [Around()], 64)
     capture = modscope.load(tmp_path / "run.msc")
-    calls, times = capture.stream.calls(0), capture.stream.recompute_times()
-    ending = [i for i, call in enumerate(calls) if capture.module_names[call[0]] == "Around.ending"]
-    assert len(ending) == 3 and len(times) == len(calls)
-    for i in ending:
-        assert 0 <= times[i] < calls[i][7] - calls[i][6]
+    ending = [call for call in calls_of(capture.stream, 0) if capture.module_names[call.path] == "Around.ending"]
+    assert len(ending) == 3
+    assert all(0 <= call.recompute_seconds < call.host_seconds for call in ending)
 
 
 def test_a_checkpoint_holds_the_result_of_a_normalization(tmp_path: pathlib.Path) -> None:
@@ -440,11 +438,11 @@ def test_a_capture_names_the_program_to_run_again() -> None:
 
 def test_names_in_groups() -> None:
     names = [f"G.h.{i}" for i in (0, 1, 2, 5, 10)] + ["G.h.3.mlp", "G.head"]
-    assert group_names(names) == ["G.h.{0-2,5,10}", "G.h.3.mlp", "G.head"]
+    assert describe_groups(names) == ["G.h.{0-2,5,10}", "G.h.3.mlp", "G.head"]
     among = [f"G.h.{i}" for i in range(12)] + ["G.h.3.mlp", "G.h.4.mlp", "G.head"]
-    assert group_names(names, among) == ["G.h.{0-2,5,10} (5 of 12)", "G.h.3.mlp", "G.head"]
-    assert group_names([f"G.h.{i}" for i in range(12)], among) == ["G.h.* (12 of 12)"]
-    assert group_names(["S.0.a.1", "S.0.a.2", "S.1.a.1"]) == ["S.0.a.{1-2}", "S.1.a.1"]
+    assert describe_groups(names, among) == ["G.h.{0-2,5,10} (5 of 12)", "G.h.3.mlp", "G.head"]
+    assert describe_groups([f"G.h.{i}" for i in range(12)], among) == ["G.h.* (12 of 12)"]
+    assert describe_groups(["S.0.a.1", "S.0.a.2", "S.1.a.1"]) == ["S.0.a.{1-2}", "S.1.a.1"]
 
 
 @pytest.mark.parametrize(

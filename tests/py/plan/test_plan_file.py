@@ -6,10 +6,9 @@ import json
 import pathlib
 from typing import Any
 
-import pytest
-
 import modscope
-from modscope._plan_file import load_plan, parse_plan, plan_of
+import pytest
+from modscope._plan.file import load_plan, parse_plan, plan_of
 
 GOOD: dict[str, Any] = {"kind": "modscope plan", "version": 1, "checkpoint": {"Net": ["h.0"]}}
 

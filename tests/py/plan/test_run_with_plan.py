@@ -5,12 +5,11 @@ from __future__ import annotations
 import pathlib
 import subprocess
 
+import modscope
 import pytest
 import warm_python
+from modscope._plan.file import plan_of
 from program_helpers import needs_virtual_gpu
-
-import modscope
-from modscope._plan_file import plan_of
 
 SCRIPT = """
 import sys

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 import warm_python
 from helpers import INTERCEPTION
 
 PREDICT = [sys.executable, "-m", "modscope", "predict"]
-needs_virtual_gpu = pytest.mark.skipif(
-    not INTERCEPTION or torch.backends.cuda.is_built(), reason="there is no virtual GPU here"
-)
+needs_virtual_gpu = pytest.mark.skipif(not INTERCEPTION, reason="the virtual GPU needs interception")
 
 TRAIN = """
     import sys

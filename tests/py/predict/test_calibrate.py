@@ -8,13 +8,14 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import torch
 from helpers import INTERCEPTION
+from modscope._cli import calibrate as _calibrate
+from modscope._predict import calibrate_measure
+from modscope._predict.calibrate_measure import Count, MeasuredCall, Measuring, TraceEntry, events_of_calls
+from modscope._predict.calibrate_sweep import Case, cases
+from modscope._virtual.time import table
 
-from modscope import _calibrate, _calibrate_measure
-from modscope._calibrate_measure import Call, Count, Measuring, TraceEntry, events_of_calls
-from modscope._calibrate_sweep import Case, cases
-from modscope._virtual import table
+import torch
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -27,8 +28,8 @@ def free(address: int) -> TraceEntry:
     return TraceEntry(False, address, 0)
 
 
-def call(begin: tuple[int, int], end: tuple[int, int], *results: int) -> Call:
-    return Call("key", Count(*begin), Count(*end), frozenset(results), None)
+def call(begin: tuple[int, int], end: tuple[int, int], *results: int) -> MeasuredCall:
+    return MeasuredCall("key", Count(*begin), Count(*end), frozenset(results), None)
 
 
 def test_blocks_of_a_call_are_temporary_results_or_kept() -> None:
@@ -58,7 +59,8 @@ def test_an_address_that_is_used_twice_in_a_call_is_two_blocks() -> None:
 
 
 class Numbers:
-    """A meter whose every operator takes a temporary of ``sizes``' next bytes, and a tenth of a second more each time."""
+    """A meter whose every operator takes a temporary of ``sizes``' next bytes, and a tenth of a second more each
+    time."""
 
     def __init__(self, sizes: list[int]) -> None:
         self._sizes = sizes
@@ -92,8 +94,8 @@ def measured(
     monkeypatch: pytest.MonkeyPatch, sizes: list[int], calls_at_once: int = 100
 ) -> dict[str, tuple[table.Variants, float | None]]:
     """Rows of relu, which runs once for each size. The CPU stands for the GPU."""
-    monkeypatch.setattr(_calibrate_measure, "_addresses", lambda values: frozenset({1}))
-    monkeypatch.setattr(_calibrate_measure, "_CALLS_AT_ONCE", calls_at_once)
+    monkeypatch.setattr(calibrate_measure, "_addresses", lambda values: frozenset({1}))
+    monkeypatch.setattr(calibrate_measure, "_CALLS_AT_ONCE", calls_at_once)
     measuring = Measuring(Numbers(sizes))
     x = torch.ones(4)
     with measuring:
@@ -102,7 +104,7 @@ def measured(
     return {op: (variants, seconds) for op, _, _, variants, seconds in measuring.rows()}
 
 
-def temporary(bytes: int) -> table.Events:
+def temporary(bytes: int) -> table.MeasuredEvents:
     return (("temporary", bytes), ("temporary", -bytes))
 
 
@@ -119,7 +121,7 @@ def test_the_last_variant_is_kept_when_there_are_too_many(monkeypatch: pytest.Mo
 
 
 def test_backward_s_operators_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_calibrate_measure, "_addresses", lambda values: frozenset({1}))
+    monkeypatch.setattr(calibrate_measure, "_addresses", lambda values: frozenset({1}))
     measuring = Measuring(Numbers([512] * 100))
     x = torch.ones(4, requires_grad=True)
     with measuring:
@@ -128,7 +130,7 @@ def test_backward_s_operators_are_measured(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_product_s_workspace_is_left_to_the_rules() -> None:
-    known, mm = _calibrate_measure._known_variants, "aten.mm.default"
+    known, mm = calibrate_measure._known_variants, "aten.mm.default"
     assert known(mm, [((("result", 64), ("kept", 33554432)), 1), ((("result", 64),), 5)]) == []
     assert known(mm, [((("kept", 512), *temporary(64), ("result", 64)), 1)]) == [((*temporary(64), ("result", 64)), 1)]
 
@@ -136,7 +138,7 @@ def test_a_product_s_workspace_is_left_to_the_rules() -> None:
 def test_a_sweep_goes_on_after_a_case_that_cannot_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_calibrate_measure, "_addresses", lambda values: frozenset({1}))
+    monkeypatch.setattr(calibrate_measure, "_addresses", lambda values: frozenset({1}))
 
     def fail() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nMore text")
@@ -175,10 +177,10 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence", "status"),
     [
-        (["absent.py"], "There is no script absent.py", 1),
+        (["absent.py"], "There is no script absent.py", 2),
         (["-o", "there.json"], "there.json exists already", 1),
         (["-o", "no/folder/x.json"], "There is no folder", 1),
-        (["--steps", "0"], "is not a number: give 1 or more", 2),
+        (["--steps", "0"], "is not a number of steps: give 1 or more", 2),
     ],
 )
 def test_bad_arguments_are_refused(tmp_path: Path, arguments: list[str], sentence: str, status: int) -> None:
@@ -191,7 +193,7 @@ def test_bad_arguments_are_refused(tmp_path: Path, arguments: list[str], sentenc
 def test_a_script_is_run_with_its_arguments_until_its_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_calibrate_measure, "_addresses", lambda values: frozenset({1}))
+    monkeypatch.setattr(calibrate_measure, "_addresses", lambda values: frozenset({1}))
     (tmp_path / "train.py").write_text(
         textwrap.dedent("""
             import sys, torch
@@ -248,19 +250,16 @@ def test_the_sweep_runs_on_a_gpu(tmp_path: Path) -> None:
     assert "0 could not run" in ran.stderr
 
 
-@pytest.mark.skipif(
-    torch.backends.cuda.is_built() or not INTERCEPTION,
-    reason="the virtual GPU needs interception and a torch without CUDA",
-)
+@pytest.mark.skipif(not INTERCEPTION, reason="the virtual GPU needs interception")
 @pytest.mark.slow
 def test_cases_of_the_sweep_run() -> None:
     """Every 40th, on the virtual GPU. It lacks some operators that depend on values."""
     program = """
-        from modscope._virtual.device import VirtualDevice
+        from modscope._virtual.device.device import VirtualDevice
         from modscope._virtual.gpus import find_gpu
         device = VirtualDevice(find_gpu("h100"), "2.11")
         device.install()
-        from modscope._calibrate_sweep import cases
+        from modscope._predict.calibrate_sweep import cases
         ran = 0
         for case in list(cases())[::40]:
             if not any(word in case.name for word in ("GRU", "unique", "masked_select")):

@@ -3,12 +3,12 @@
 import json
 
 import pytest
-import torch
 import warm_python
+from modscope.__main__ import main
+from modscope._predict import check as _predict_check
 from predict_helpers import needs_virtual_gpu, predict, training
 
-from modscope import _predict_check
-from modscope.__main__ import main
+import torch
 
 EITHER = """
     import torch
@@ -27,7 +27,8 @@ def test_the_sentence():
     errors = _predict_check.compare(predicted, real)
     assert errors == pytest.approx({"allocated_peak": -0.01, "reserved_peak": 0.0, "step_ms": 0.2})
     assert _predict_check.describe("NVIDIA H200", predicted, real, errors) == (
-        "checked on NVIDIA H200: allocated 1000.00 MiB (predicted 990.00 MiB, -1.00 %), reserved 2.00 GiB (predicted 2.00 GiB, "
+        "checked on NVIDIA H200: allocated 1000.00 MiB (predicted 990.00 MiB, -1.00 %), reserved 2.00 GiB "
+        "(predicted 2.00 GiB, "
         "+0.00 %), a step 25 ms (predicted 30 ms, +20.00 %)."
     )
 
@@ -37,7 +38,8 @@ def test_what_is_not_known_is_left_out():
     real = {"allocated_peak": 1 << 30, "reserved_peak": 0, "step_ms": 25.0, "steps": 1, "error": "ValueError: no\nmore"}
     errors = _predict_check.compare(predicted, real)
     assert _predict_check.describe("X", predicted, real, errors) == (
-        "checked on X: allocated 1.00 GiB (predicted 1.00 GiB, +0.00 %). The script ended by an exception there: ValueError: no."
+        "checked on X: allocated 1.00 GiB (predicted 1.00 GiB, +0.00 %). The script ended by an exception there: "
+        "ValueError: no."
     )
 
 
@@ -49,7 +51,7 @@ def test_the_script_runs_again_without_the_virtual_gpu(tmp_path, monkeypatch, ca
 
     (tmp_path / "train.py").write_text(textwrap.dedent(EITHER))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_predict_check, "find_card", lambda: ("NVIDIA H200", 150_000_000_000))
+    monkeypatch.setattr(_predict_check, "find_real_gpu", lambda: ("NVIDIA H200", 150_000_000_000))
     monkeypatch.setattr("subprocess.Popen", warm_python.Popen)
     assert main(["predict", "--check", "--json", "x.json", "-o", "x.msc", "train.py"]) == 0
     result = json.loads((tmp_path / "x.json").read_text())

@@ -3,10 +3,9 @@
 import json
 import signal
 
+import modscope
 import pytest
 from predict_helpers import interrupt_when_ready, needs_virtual_gpu, predict, predict_apart, training, write
-
-import modscope
 
 pytestmark = [pytest.mark.slow, needs_virtual_gpu]
 
@@ -139,6 +138,13 @@ def test_a_script_without_torch(tmp_path):
 
 
 def test_an_earlier_result_does_not_stay(tmp_path):
-    (tmp_path / "x.json").write_text("{}")
+    (tmp_path / "x.json").write_text('{"command": "predict"}')
     predict(tmp_path, "--gpu", "t4", "--json", "x.json", write(tmp_path, "print('hello')"))
     assert not (tmp_path / "x.json").exists()
+
+
+def test_a_file_that_holds_no_figures_is_not_replaced(tmp_path):
+    (tmp_path / "x.json").write_text("{}")
+    ran = predict(tmp_path, "--gpu", "t4", "--json=x.json", write(tmp_path, "print('hello')"))
+    assert (ran.status, ran.out) == (1, "") and "x.json exists already: choose another name" in ran.err
+    assert (tmp_path / "x.json").read_text() == "{}"

@@ -2,10 +2,8 @@
 
 import json
 
-import pytest
-from predict_helpers import needs_virtual_gpu, predict, predict_json, training
-
 import modscope
+from predict_helpers import needs_virtual_gpu, predict, predict_json, training
 
 pytestmark = needs_virtual_gpu
 GPU = modscope.gpus["rtx4090"]

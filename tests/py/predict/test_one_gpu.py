@@ -3,12 +3,11 @@
 import json
 import re
 
-import pytest
-from predict_helpers import needs_virtual_gpu, predict, predict_json, training, write
-
 import modscope
+import pytest
 from modscope.__main__ import main
-from modscope._commands.topics import TOPICS
+from modscope._cli.help import TOPICS
+from predict_helpers import needs_virtual_gpu, predict, predict_json, training, write
 
 pytestmark = [pytest.mark.slow, needs_virtual_gpu]
 
@@ -139,7 +138,7 @@ def test_a_real_capture_shows_nothing_of_it(tmp_path, capsys):
 
 def test_the_rules_of_another_version_and_the_allocator_s_settings(tmp_path):
     script = training(tmp_path, "step(); print(torch.cuda.memory_reserved())")
-    plain = predict_json(tmp_path, "--gpu", "24GiB", "-q", script)
+    plain = predict_json(tmp_path, "--gpu", "24GiB", "-q", "--torch", "2.13", script)
     settings = "expandable_segments:True"
     other = predict_json(tmp_path, "--gpu", "24GiB", "-q", "--torch", "2.11", script, PYTORCH_CUDA_ALLOC_CONF=settings)
     assert (other["torch"], other["allocator"]) == ("2.11", settings) and plain["allocator"] == ""

@@ -1,9 +1,14 @@
 """What the command refuses, and how it says so."""
 
 import pytest
-from predict_helpers import needs_virtual_gpu, predict, training, write
-
 from modscope.__main__ import main
+from modscope._cli import predict as predict_command
+from modscope._cli import run
+from modscope._cli.command import parse, parser_of
+from modscope._predict.options import PredictOptions, records_of
+from modscope._record.in_process import Settings
+from modscope._record.options import ScriptOptions
+from predict_helpers import needs_virtual_gpu, predict, training, write
 
 
 @pytest.mark.parametrize(
@@ -12,7 +17,7 @@ from modscope.__main__ import main
         ("", "no script is given. Use: modscope predict script.py, or modscope predict -m module"),
         ("--gpu h10 x.py", "'h10' is not a GPU that is known (did you mean h100?): use one of t4, "),
         ("--gpu h100,nothing x.py", "'nothing' is not a GPU that is known"),
-        ("--gpu , x.py", "--gpu needs the name of a GPU, or all"),
+        ("--gpu , x.py", "argument --gpu: needs the name of a GPU, or all"),
         ("--gpu 1MiB x.py", "a GPU of 1MiB is smaller than 1 GiB: give its memory as 24GiB"),
         ("--gpu h100 --steps 0 x.py", "'0' is not a number of steps: give 1 or more"),
         ("--gpu h100 --seconds soon x.py", "'soon' is not a number of seconds: give 60, or 0 for no limit"),
@@ -101,7 +106,8 @@ def test_the_fallback_has_no_virtual_gpu(tmp_path):
     ran = predict(tmp_path, "--gpu", "h100", training(tmp_path, "print('ran')"), MODSCOPE_INTERPOSE="0")
     assert (ran.status, ran.out) == (1, "") and not [*tmp_path.glob("*.msc")]
     assert ran.said == [
-        "the script was not run, because there can be no virtual GPU here: a virtual GPU needs modscope's interception: unset "
+        "the script was not run, because there can be no virtual GPU here: a virtual GPU needs modscope's "
+        "interception: unset "
         "MODSCOPE_INTERPOSE"
     ]
 
@@ -113,3 +119,39 @@ def test_selected_says_how_much_of_an_unknown_mask_is_true(gpus, tmp_path):
     script = write(tmp_path, "import torch; print((torch.rand(1000, device='cuda') > 0.3).nonzero().shape)")
     ran = predict(tmp_path, "--gpu", gpus, "--selected", "0.2", script)
     assert (ran.status, ran.out) == (0, "torch.Size([200, 1])\n"), ran.err
+
+
+def test_the_records_that_reach_the_script_have_the_names_of_options():
+    """A field that no option fills, or that is filled under another name, would always have its default."""
+    dests = {
+        name: {action.dest for action in parser_of(name, "do something", command).actions}
+        for name, command in (("run", run.COMMAND), ("predict", predict_command.COMMAND))
+    }
+    assert {*ScriptOptions._fields} - dests["run"] == {"target", "environment"}
+    assert {*PredictOptions._fields} - dests["predict"] == {"gpus", "part", "messages", "real"}
+
+
+def test_what_was_asked_reaches_the_script_as_it_is():
+    words = [
+        "-o",
+        "x.msc",
+        "--steps",
+        "7",
+        "--stacks",
+        "2",
+        "--ranks",
+        "8",
+        "--rank",
+        "3",
+        "--reshard",
+        "no",
+        "a.py",
+        "-q",
+    ]
+    arguments = parse("predict", "do something", predict_command.COMMAND, words)
+    script, prediction = records_of(arguments)
+    assert script == ScriptOptions(["a.py", "-q"], output="x.msc", steps=7, stacks=2)
+    assert prediction == PredictOptions(seconds=60.0, ranks=8, rank=3, reshard="no")
+    passed = Settings(script, 1, prediction=list(prediction))
+    read = Settings.of_text(passed.to_environment()["MODSCOPE_RUN"])
+    assert (read.options, PredictOptions(*read.prediction)) == (script, prediction)

@@ -2,11 +2,10 @@
 
 import json
 
-import pytest
-from predict_helpers import needs_virtual_gpu, predict, predict_json, training
-
 import modscope
-from modscope._virtual.out_of_memory import message
+import pytest
+from modscope._virtual.device.memory import out_of_memory_message
+from predict_helpers import needs_virtual_gpu, predict, predict_json, training
 
 pytestmark = [pytest.mark.slow, needs_virtual_gpu]
 
@@ -58,10 +57,8 @@ def test_a_script_that_halves_its_batch_goes_on(tmp_path):
     script = training(tmp_path, HALVE)
     ran = predict(tmp_path, "--gpu", "8GiB", "--json", "x.json", script)
     count = len(ran.out.splitlines())
-    assert ran.status == 0 and count in (
-        6,
-        7,
-    )  # a thread of autograd may free the failed step's tensors after the next began
+    # a thread of autograd may free the failed step's tensors after the next began
+    assert ran.status == 0 and count in (6, 7)
     assert ran.out.splitlines() == [f"halved {1 << n}" for n in range(22, 22 - count, -1)]
     assert f" after {count} allocations failed and the script went on." in ran.said[1]
     result = json.loads((tmp_path / "x.json").read_text())
@@ -92,11 +89,14 @@ def test_cached_memory_is_given_back_before_a_request_fails(tmp_path):
 
 
 def test_the_message_names_the_segment_as_torch_does():
-    words = message(3 * MIB, 5 * GIB, 6 * GIB, 512 * MIB, 100, 8 * GIB)
+    words = out_of_memory_message(3 * MIB, 5 * GIB, 6 * GIB, 512 * MIB, 100, 8 * GIB)
     assert words.startswith(
-        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 8.00 GiB of which 100 bytes is free. "
-        "Including non-PyTorch memory, this process has 6.50 GiB memory in use. Of the allocated memory 5.00 GiB is allocated by "
-        "PyTorch, and 1024.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 8.00 GiB of which 100 "
+        "bytes is free. "
+        "Including non-PyTorch memory, this process has 6.50 GiB memory in use. Of the allocated memory 5.00 GiB "
+        "is allocated by "
+        "PyTorch, and 1024.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is "
+        "large try setting "
     )
-    sizes = [message(size, 0, 0, 0, 0, 0).split(".")[1:3] for size in (1, MIB, 10 * MIB + 1, 3 * GIB)]
+    sizes = [out_of_memory_message(size, 0, 0, 0, 0, 0).split(".")[1:3] for size in (1, MIB, 10 * MIB + 1, 3 * GIB)]
     assert [" ".join(part).split("allocate ")[1] for part in sizes] == ["2 00 MiB", "2 00 MiB", "12 00 MiB", "3 00 GiB"]

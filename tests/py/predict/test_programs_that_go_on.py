@@ -93,8 +93,8 @@ def test_the_table_has_the_process_that_the_script_starts(tmp_path):
 
 
 def test_a_slow_link_does_not_hide_the_host_s_time(tmp_path):
-    """Copying a model to the GPU blocks the host: otherwise the device would be behind for many steps, which would then take
-    only the device's time."""
+    """Copying a model to the GPU blocks the host: otherwise the device would be behind for many steps, which would then
+    take only the device's time."""
     text = """
         big = torch.ones(1 << 24).to("cuda")
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

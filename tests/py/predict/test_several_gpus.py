@@ -3,12 +3,12 @@
 import json
 import re
 
-import pytest
-from predict_helpers import needs_virtual_gpu, predict, predict_json, training
-
 import modscope
-from modscope import _capture, _predict_table
+import pytest
+from modscope import _capture
 from modscope.__main__ import main
+from modscope._predict import several_gpus
+from predict_helpers import needs_virtual_gpu, predict, predict_json, training
 
 pytestmark = [pytest.mark.slow, needs_virtual_gpu]
 
@@ -68,7 +68,7 @@ def test_each_gpu_is_predicted_as_it_is_alone(table):
 
 def test_all_gpus_are_the_default(tmp_path, monkeypatch):
     known = {name: modscope.gpus[name] for name in ("h100", "h200")}  # of one generation: one run
-    monkeypatch.setattr(_predict_table, "GPUS", known)
+    monkeypatch.setattr(several_gpus, "GPUS", known)
     monkeypatch.chdir(tmp_path)
     assert main(["predict", "-q", "--steps", "1", "--json", "x.json", training(tmp_path, "step()")]) == 0
     result = json.loads((tmp_path / "x.json").read_text())

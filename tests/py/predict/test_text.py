@@ -1,9 +1,9 @@
 """The closing lines, word by word."""
 
 import pytest
-
-from modscope._predict_text import as_lines, closing, describe_failure, step_time
-from modscope._text import rough_size
+from modscope._predict.text import closing, describe_failure, step_time
+from modscope._read.text import rough_size
+from modscope._show.terminal import Screen, as_lines
 
 GIB = 1 << 30
 RESULT = {
@@ -43,12 +43,26 @@ def lines(**changes):
 
 
 def test_as_the_issue_has_them():
-    assert as_lines(lines()) == (
-        "[modscope] predicted 3 steps in 4 s. cuda:0 reserves 18.42 GiB at most (16.90 GiB allocated), in step 2, backward of "
-        "GPT2.h.11.mlp.\n"
-        "           RTX 4090: 23.6 GiB, 0.5 GiB of it for the CUDA context: it fits, with 4.7 GiB to spare. About 212 ms a step.\n"
-        "           wrote modscope-train.4242.msc. See it:  modscope summary modscope-train.4242.msc\n"
-    )
+    assert as_lines(lines(), Screen(wraps=False)) == [
+        "[modscope] predicted 3 steps in 4 s. cuda:0 reserves 18.42 GiB at most (16.90 GiB allocated), in step 2, "
+        "backward of GPT2.h.11.mlp.",
+        "           RTX 4090: 23.6 GiB, 0.5 GiB of it for the CUDA context: it fits, with 4.7 GiB to spare. About "
+        "212 ms a step.",
+        "           wrote modscope-train.4242.msc. See it:  modscope summary modscope-train.4242.msc",
+    ]
+
+
+def test_in_a_terminal_lines_are_wrapped_and_commands_are_whole():
+    assert as_lines(lines(), Screen(60)) == [
+        "[modscope] predicted 3 steps in 4 s. cuda:0 reserves 18.42",
+        "           GiB at most (16.90 GiB allocated), in step 2,",
+        "           backward of GPT2.h.11.mlp.",
+        "           RTX 4090: 23.6 GiB, 0.5 GiB of it for the CUDA",
+        "           context: it fits, with 4.7 GiB to spare. About",
+        "           212 ms a step.",
+        "           wrote modscope-train.4242.msc. See it:",
+        "           modscope summary modscope-train.4242.msc",
+    ]
 
 
 def test_without_a_time():
@@ -58,7 +72,8 @@ def test_without_a_time():
 def test_reserved_and_allocated_peak_at_different_moments():
     moment = {"step": 1, "phase": "optimizer", "module": "Global"}
     assert lines(reserved_moment=moment)[0].endswith(
-        "cuda:0 reserves 18.42 GiB at most, in step 1, in the optimizer's step, and allocates 16.90 GiB at most, in step 2, "
+        "cuda:0 reserves 18.42 GiB at most, in step 1, in the optimizer's step, and allocates 16.90 GiB at most, "
+        "in step 2, "
         "backward of GPT2.h.11.mlp."
     )
 
@@ -69,7 +84,8 @@ def test_it_does_not_fit():
     )
     assert first.startswith("predicted the script in 4 s, until memory ran out. cuda:0 ")
     assert second == (
-        "RTX 4090: 23.6 GiB, 0.5 GiB of it for the CUDA context: it does not fit: an allocation of 2.00 GiB failed in step 1, "
+        "RTX 4090: 23.6 GiB, 0.5 GiB of it for the CUDA context: it does not fit: an allocation of 2.00 GiB "
+        "failed in step 1, "
         "forward of GPT.head, when 22.00 GiB was allocated and 23.00 GiB reserved."
     )
     assert third.endswith("modscope tree modscope-train.4242.msc --at oom")
@@ -149,7 +165,7 @@ def test_quiet_and_lost_captures():
         closing(RESULT, "x.msc", "was deleted or moved", True)[-1]
         == "the capture x.msc was deleted or moved during the run."
     )
-    assert as_lines([]) == ""
+    assert as_lines([], Screen()) == []
 
 
 def test_a_script_without_a_gpu():

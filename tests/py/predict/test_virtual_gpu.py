@@ -1,9 +1,9 @@
-"""`modscope.virtual_gpu` in code. Each program runs in a process of its own: autograd counts devices at its first backward."""
-
-import pytest
-from predict_helpers import needs_virtual_gpu, run_python
+"""`modscope.virtual_gpu` in code. Each program runs in a process of its own: autograd counts devices at its first
+backward."""
 
 import modscope
+import pytest
+from predict_helpers import needs_virtual_gpu, run_python
 
 pytestmark = [pytest.mark.slow, needs_virtual_gpu]
 
@@ -82,7 +82,10 @@ def test_an_exception_leaves_torch_as_it_was():
         except (AssertionError, RuntimeError):
             print("no GPU")
     """)
-    report = "[modscope] out of memory: an allocation of 1.00 TiB on cuda:0 failed, before the first step, outside any module"
+    report = (
+        "[modscope] out of memory: an allocation of 1.00 TiB on cuda:0 failed, before the first step, "
+        "outside any module"
+    )
     assert out == [report, "True False exception True", "no GPU"]
 
 

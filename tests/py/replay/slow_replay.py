@@ -8,6 +8,7 @@ import os
 import tempfile
 from typing import Any
 
+from capture_helpers import KINDS
 from modscope import _capture
 
 CATEGORIES = ("Parameter", "Buffer", "Gradient", "Activation", "Temp", "Optstate", "Other")
@@ -37,6 +38,7 @@ class Block:
     claimed_from_now_on: bool = False
     requested: int = 0
     stream: int = 0
+    kind: str = ""
     uses: list[tuple[str, int | None, int]] = dataclasses.field(default_factory=list)
     """("input", "output" or "saved", the call, the next event) in their order."""
 
@@ -128,6 +130,8 @@ class Stream:
                 self.calls[running[-1]].inputs.append(self.blocks.index(block))
         elif kind == "requested":
             block.requested = value
+        elif kind == "kind":
+            block.kind = KINDS[(value & 15) - 1]
         elif kind == "stream":
             block.stream = streams[block.device] = value
 

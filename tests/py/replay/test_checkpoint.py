@@ -7,13 +7,13 @@ import pathlib
 import re
 from typing import Any
 
+import modscope
 import pytest
-import torch
-from torch import nn
+from modscope import _capture
 from torch.utils.checkpoint import checkpoint
 
-import modscope
-from modscope import _capture
+import torch
+from torch import nn
 
 
 class Block(nn.Module):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import pathlib
 
-import pytest
-import torch
-from helpers import INTERCEPTION
-from torch import nn
-
 import modscope
+import pytest
+from helpers import INTERCEPTION
 from modscope import _capture
+
+import torch
+from torch import nn
 
 pytestmark = pytest.mark.skipif(not INTERCEPTION, reason="saved tensors are noted by interception")
 

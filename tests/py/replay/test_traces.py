@@ -8,15 +8,14 @@ import pathlib
 from typing import Any
 
 import pytest
-
 from modscope import _capture
 
 TRUTH = pathlib.Path(__file__).resolve().parents[4] / "shared" / "truth"
 JOBS = sorted(path.stem for path in (TRUTH / "h200").glob("*.msc"))
 pytestmark = pytest.mark.skipif(not JOBS, reason="the captures are not beside this checkout")
 
-# torch 2.11 takes, of several free blocks of equal size, the one with the lowest address. These captures do not have the
-# addresses of segments; in this job the addresses that the model gives them lead to another choice once.
+# torch 2.11 takes, of several free blocks of equal size, the one with the lowest address. These captures do not have
+# the addresses of segments; in this job the addresses that the model gives them lead to another choice once.
 MISPLACED = {"encoder": (3, 2 << 20)}
 
 
@@ -68,17 +67,20 @@ def layers(reader: _capture.Reader, stream: _capture.Stream, device: int) -> lis
     return chosen
 
 
-# How far from the truth the reserved peak may be. autocast frees its casts in no order that a capture tells. swin is not
-# here: it is checkpointed by parts of its layers.
+# How far from the truth the reserved peak may be. autocast frees its casts in no order that a capture tells. swin is
+# not here: it is checkpointed by parts of its layers.
 CHECKPOINTED = {
     **dict.fromkeys(["bert", "distilbert", "gpt2", "opt-amp", "qwen2-bf16", "whisper"], 0.01),
-    **{"llama-bf16": 0.03, "vit": 0.04, "vit-amp": 0.06},
+    "llama-bf16": 0.03,
+    "vit": 0.04,
+    "vit-amp": 0.06,
 }
 
 
 @pytest.mark.parametrize("job", sorted(set(CHECKPOINTED) & set(JOBS)))
 def test_checkpointing_of_every_layer(job: str) -> None:
-    """These captures were made before notes: when a block is last used in forward is not known, nor what was requested."""
+    """These captures were made before notes: when a block is last used in forward is not known, nor what was
+    requested."""
     variant = json.loads((TRUTH / "variants.json").read_text())[job]["checkpoint"]
     reader, stream, device = load(job)
     edits = [("checkpoint", call) for call in layers(reader, stream, device)]

@@ -1,4 +1,5 @@
-"""Replays of runs on a virtual GPU, whose allocator is the model: reserved bytes, without edits and with checkpoints."""
+"""Replays of runs on a virtual GPU, whose allocator is the model: reserved bytes, without edits and with
+checkpoints."""
 
 from __future__ import annotations
 
@@ -7,11 +8,10 @@ import pathlib
 import re
 
 import pytest
-from virtual_helpers import needs_virtual_device, run
-
 from modscope import _capture
+from virtual_helpers import needs_interception, run
 
-pytestmark = needs_virtual_device
+pytestmark = needs_interception
 
 PROGRAM = """
 from torch.utils.checkpoint import checkpoint

@@ -7,11 +7,12 @@ import random
 import time
 from collections.abc import Iterator
 
-import torch
 from helpers import torch_globals
+from modscope import _native
+from modscope._trackers import mem_tracker
 from torch.utils import _python_dispatch
 
-from modscope import _mem_tracker, _native
+import torch
 
 SECONDS = float(os.environ.get("MODSCOPE_STORM_SECONDS", "0"))  # of each test; 0: its own short default
 SEED = int(os.environ.get("MODSCOPE_STORM_SEED", "1"))
@@ -44,7 +45,7 @@ def state_of_process() -> dict[str, object]:
         **torch_globals(),
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
         "in a dispatch mode": getattr(_python_dispatch, "_is_in_torch_dispatch_mode", None),
-        "trackers": _mem_tracker.active_trackers(),
+        "trackers": mem_tracker.active_trackers(),
         "blocks": _native.blocks_intercepted(),
         "nodes": _native.nodes_intercepted(),
         "files": open_files(),

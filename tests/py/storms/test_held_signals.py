@@ -5,7 +5,6 @@ import threading
 
 import pytest
 from helpers import in_child
-
 from modscope import MemTracker
 
 

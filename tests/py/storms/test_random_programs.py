@@ -1,5 +1,6 @@
 """Random training programs, against a count that is not modscope's: the events of torch's profiler where the allocators
-are intercepted, else a TorchDispatchMode that lists storages. After every action the totals are equal, and the peaks."""
+are intercepted, else a TorchDispatchMode that lists storages. After every action the totals are equal, and the
+peaks."""
 
 import contextlib
 import copy
@@ -7,16 +8,16 @@ import gc
 import weakref
 
 import pytest
-import torch
-from helpers import INTERCEPTION, Boom, make, needs_interception
+from helpers import Boom, make, needs_interception
 from memory_helpers import Counted, now, wrong_sums
+from modscope import MemTracker, ModTracker
 from storm_helpers import SEED, rounds
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from modscope import MemTracker, ModTracker
+import torch
+from torch import nn
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:None of the inputs", "ignore:Using backward")]
 

@@ -5,14 +5,15 @@ import contextlib
 import signal
 import time
 
+import modscope
 import pytest
-import torch
 from helpers import needs_interception
 from memory_helpers import SOURCES, now
+from modscope import MemTracker, ModTracker
+from modscope._trackers import mem_tracker
 from storm_helpers import SEED, rounds, state_of_process
 
-import modscope
-from modscope import MemTracker, ModTracker, _mem_tracker
+import torch
 
 pytestmark = pytest.mark.slow
 
@@ -124,7 +125,7 @@ def interrupt(use, handler, rng, longest):
 
 def leave_all():
     """If a test fails, the others begin without its trackers."""
-    for mt in _mem_tracker.active_trackers():
+    for mt in mem_tracker.active_trackers():
         mt.__exit__()
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers import SUPPORT, python_path
 from storm_helpers import SECONDS, SEED
 
 HERE = os.path.dirname(__file__)
@@ -15,10 +16,9 @@ pytestmark = pytest.mark.slow
 
 def test_threads_that_train_enter_read_and_fork(tmp_path):
     seconds = SECONDS or 5
-    path = os.pathsep.join([HERE, os.path.dirname(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     # Freed memory is overwritten, so that using it is noticed.
     environment = os.environ | {
-        "PYTHONPATH": path,
+        "PYTHONPATH": python_path(HERE, SUPPORT),
         "MALLOC_PERTURB_": "165",
         "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
     }

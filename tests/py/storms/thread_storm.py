@@ -12,14 +12,15 @@ import time
 import traceback
 import warnings
 
-import torch
+import modscope
 import torch._dynamo  # The first optimizer would import it, which changes torch's globals.
 from helpers import INTERCEPTION, in_child, mlp, torch_globals
 from memory_helpers import CATEGORIES, now, reading, wrong_sums
+from modscope import MemTracker, ModTracker
+from modscope._trackers import mem_tracker
 from torch.utils.checkpoint import checkpoint
 
-import modscope
-from modscope import MemTracker, ModTracker, _mem_tracker
+import torch
 
 WIDTH = 8
 stop = threading.Event()
@@ -130,7 +131,7 @@ def storm(seconds, seed):
         gc.collect()
         assert now(mt) == 0, mt.get_module_snapshot()
         assert wrong_sums(mt) == [] and mt.lost == 0
-    assert _mem_tracker.active_trackers() == [] and torch_globals() == globals_before
+    assert mem_tracker.active_trackers() == [] and torch_globals() == globals_before
 
 
 if __name__ == "__main__":

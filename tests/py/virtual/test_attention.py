@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
+from modscope._virtual.rules import attention
+from modscope._virtual.rules.rules import GpuAndTorch, all_rules
 from truth_entries import entries, fits, measured_temporaries, needs_truth, temporaries
-from virtual_helpers import needs_virtual_device, run_on_h200
+from virtual_helpers import needs_interception, run_on_h200
 
-from modscope._virtual import attention
-from modscope._virtual.rules import Card, all_rules
+import torch
 
-H200, A100, RTX4090, T4 = Card((9, 0), 132), Card((8, 0), 108), Card((8, 9), 128), Card((7, 5), 40)
+H200, A100, RTX4090, T4 = (
+    GpuAndTorch((9, 0), 132),
+    GpuAndTorch((8, 0), 108),
+    GpuAndTorch((8, 9), 128),
+    GpuAndTorch((7, 5), 40),
+)
 
 
 def qkv(dtype: torch.dtype = torch.bfloat16, heads: int = 64, keys: int = 128, grouped: int = 8) -> list[torch.Tensor]:
@@ -27,7 +32,7 @@ def mask(last: int = 128, requires_grad: bool = False, dtype: torch.dtype = torc
 
 
 @pytest.mark.parametrize(
-    ("card", "tensors", "options", "kernel"),
+    ("gpu", "tensors", "options", "kernel"),
     [
         (H200, qkv(), {}, "cudnn"),
         (H200._replace(torch=(2, 8)), qkv(), {}, "flash"),
@@ -51,8 +56,10 @@ def mask(last: int = 128, requires_grad: bool = False, dtype: torch.dtype = torc
         (T4, qkv(torch.bfloat16), {}, "math"),
     ],
 )
-def test_kernel_is_the_one_that_torch_s_conditions_choose(card: Card, tensors: Any, options: Any, kernel: str) -> None:
-    assert attention.choose(card, *tensors, **options) == kernel
+def test_kernel_is_the_one_that_torch_s_conditions_choose(
+    gpu: GpuAndTorch, tensors: Any, options: Any, kernel: str
+) -> None:
+    assert attention.choose(gpu, *tensors, **options) == kernel
 
 
 def test_mask_whose_last_dimension_is_not_dense_takes_the_math_kernel() -> None:
@@ -90,7 +97,7 @@ def test_memory_is_what_jobs_on_an_h200_took(name: str) -> None:
     assert seen >= 5
 
 
-def test_few_queries_of_flash_attention_are_split_over_the_card() -> None:
+def test_few_queries_of_flash_attention_are_split_over_the_gpu() -> None:
     """Measured: 4 parts for 8 heads of 512 rows and 96 elements, none for 96 heads."""
     rule = all_rules()["aten._scaled_dot_product_flash_attention.default"].function
     few = torch.empty(2, 4, 512, 96, dtype=torch.bfloat16, device="meta")
@@ -99,8 +106,8 @@ def test_few_queries_of_flash_attention_are_split_over_the_card() -> None:
     assert temporaries(rule(H200, (many, many, many), {}, None)) == []
 
 
-@needs_virtual_device
-def test_results_lie_in_memory_as_on_a_card() -> None:
+@needs_interception
+def test_results_lie_in_memory_as_on_a_gpu() -> None:
     out = run_on_h200(
         """
         from torch.nn.functional import scaled_dot_product_attention as attention
@@ -124,7 +131,7 @@ def test_results_lie_in_memory_as_on_a_card() -> None:
     ]
 
 
-@needs_virtual_device
+@needs_interception
 def test_encoder_without_gradients_takes_the_fast_path() -> None:
     """Its layers keep nothing: the peak is that of one layer, with the projections of all heads."""
     out = run_on_h200(

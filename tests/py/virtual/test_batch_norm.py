@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
+from modscope._virtual.rules import batch_norm
+from modscope._virtual.rules.rules import GpuAndTorch, all_rules
 from truth_entries import entries, fits, measured_temporaries, needs_truth, temporaries
-from virtual_helpers import needs_virtual_device, run_on_h200
+from virtual_helpers import needs_interception, run_on_h200
 
-from modscope._virtual import batch_norm
-from modscope._virtual.rules import Card, all_rules
+import torch
 
-H200 = Card((9, 0), 132)
+H200 = GpuAndTorch((9, 0), 132)
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32, last: bool = False) -> torch.Tensor:
@@ -76,7 +76,7 @@ def test_memory_is_what_jobs_on_an_h200_took(name: str) -> None:
     assert seen >= 15
 
 
-@needs_virtual_device
+@needs_interception
 def test_results_of_either_kernel() -> None:
     out = run_on_h200("""
         for dtype in (torch.float32, torch.bfloat16):

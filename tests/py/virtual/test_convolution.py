@@ -6,15 +6,15 @@ import statistics
 from typing import Any
 
 import pytest
-import torch
+from modscope._virtual.rules import convolution
+from modscope._virtual.rules.convolution import Convolution
+from modscope._virtual.rules.rules import GpuAndTorch, all_rules
 from truth_entries import entries, measured_temporaries, needs_truth, temporaries
-from virtual_helpers import needs_virtual_device, run_on_h200
+from virtual_helpers import needs_interception, run_on_h200
 
-from modscope._virtual import convolution
-from modscope._virtual.convolution import Convolution
-from modscope._virtual.rules import Card, all_rules
+import torch
 
-H200 = Card((9, 0), 132)
+H200 = GpuAndTorch((9, 0), 132)
 FORWARD = all_rules()["aten.convolution.default"].function
 BACKWARD = all_rules()["aten.convolution_backward.default"].function
 
@@ -31,7 +31,8 @@ def forward(x: torch.Tensor, weight: torch.Tensor, padding: int = 1, groups: int
 
 
 def test_tensor_cores_want_channels_last_so_contiguous_tensors_are_copied() -> None:
-    """Measured: 32 images of 128 channels, 28 by 28, in half precision; the input, the weight and the output are copied."""
+    """Measured: 32 images of 128 channels, 28 by 28, in half precision; the input, the weight and the output are
+    copied."""
     x, weight = tensor(32, 128, 28, 28, dtype=torch.bfloat16), tensor(128, 128, 3, 3, dtype=torch.bfloat16)
     copies = 2 * (2 * x.numel() + weight.numel())
     assert forward(x, weight) == pytest.approx([copies], abs=1024)
@@ -108,7 +109,7 @@ def test_forward_of_jobs_on_an_h200_is_predicted() -> None:
     assert statistics.median(errors) == 0 and statistics.mean(errors) < 0.25
 
 
-@needs_virtual_device
+@needs_interception
 def test_channels_last_model_trains() -> None:
     out = run_on_h200("""
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 1)).cuda()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 import warm_python
 from virtual_helpers import needs_interception, run, run_bare
+
+import torch
 
 REMOVED = """
         import modscope
@@ -78,7 +79,7 @@ def test_a_real_gpu_works_afterwards() -> None:
 def test_it_is_refused_after_a_backward() -> None:
     program = (
         "import torch; torch.ones(1, requires_grad=True).sum().backward()\n"
-        "from modscope._virtual.device import VirtualDevice; from modscope._virtual.gpus import find_gpu\n"
+        "from modscope._virtual.device.device import VirtualDevice; from modscope._virtual.gpus import find_gpu\n"
         "try: VirtualDevice(find_gpu('h100')).install()\n"
         "except RuntimeError as error: print(error)\n"
         "print(hasattr(torch._C, '_cuda_getDeviceCount') == torch.backends.cuda.is_built(), torch.ones(2).sum().item())"
@@ -92,10 +93,11 @@ def test_it_is_refused_after_a_backward() -> None:
 @needs_interception
 def test_a_torch_that_is_not_known_is_tried_in_another_process_first() -> None:
     program = (
-        "import os, torch; from modscope._virtual import device; from modscope._virtual.gpus import find_gpu\n"
+        "import os, torch; from modscope._virtual.device import device; from modscope._virtual.gpus import find_gpu\n"
         "device._SEEN_TO_WORK = ('0.1',)\n"
         "virtual = device.VirtualDevice(find_gpu('h100'))\n"
-        "test, device._test, this = device._test, lambda memory: os.abort() if os.getpid() != this else test(memory), os.getpid()\n"
+        "test, device._test, this = device._test, lambda memory: os.abort() if os.getpid() != this else "
+        "test(memory), os.getpid()\n"
         "try: virtual.install()\n"
         "except RuntimeError as error: print(error)\n"
         "device._test = test; virtual.install(); print(torch.ones(3, device='cuda').device); virtual.remove()\n"
@@ -107,7 +109,7 @@ def test_a_torch_that_is_not_known_is_tried_in_another_process_first() -> None:
 
 def test_it_is_refused_without_interception() -> None:
     program = (
-        "from modscope._virtual.device import VirtualDevice; from modscope._virtual.gpus import find_gpu\n"
+        "from modscope._virtual.device.device import VirtualDevice; from modscope._virtual.gpus import find_gpu\n"
         "try: VirtualDevice(find_gpu('h100')).install()\n"
         "except RuntimeError as error: print(error)"
     )

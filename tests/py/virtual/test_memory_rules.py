@@ -1,4 +1,4 @@
-"""Rules for the memory that operators take beside their results, against what was measured on a GPU."""
+"""Rules for the workspace of operators, against what was measured on a GPU."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from virtual_helpers import needs_virtual_device, run_on_h200
-
-from modscope._virtual import rules, sorting
 from modscope._virtual.gpus import find_gpu
-from modscope._virtual.rules import Card, Rules
+from modscope._virtual.rules import rules, sorting
+from modscope._virtual.rules.rules import GpuAndTorch, Rules
+from virtual_helpers import needs_interception, run_on_h200
 
-H200 = Card((9, 0), 132, (2, 11))
+import torch
+
+H200 = GpuAndTorch((9, 0), 132, (2, 11))
 TRUTH = Path(__file__).resolve().parents[4] / "shared" / "truth" / "h200"
 aten = torch.ops.aten
 
@@ -29,9 +29,9 @@ def longs(*shape: int) -> torch.Tensor:
     return meta(*shape, dtype=torch.int64)
 
 
-def taken(op: Any, *args: Any, card: Card = H200, **kwargs: Any) -> list[int]:
-    """The sizes that a rule takes beside the results, in their order."""
-    answer = Rules(card).events(op, args, kwargs, None)
+def taken(op: Any, *args: Any, gpu: GpuAndTorch = H200, **kwargs: Any) -> list[int]:
+    """The sizes of the workspace that a rule takes, in their order."""
+    answer = Rules(gpu).events(op, args, kwargs, None)
     events = answer() if callable(answer) else answer
     return [bytes for what, bytes in events or () if what != "result" and bytes > 0]
 
@@ -39,7 +39,7 @@ def taken(op: Any, *args: Any, card: Card = H200, **kwargs: Any) -> list[int]:
 bf16 = torch.bfloat16
 MIB = 1 << 20
 MEASURED = [
-    # Measured on an H200 with torch 2.11: the sizes that were requested beside the results.
+    # Measured on an H200 with torch 2.11: the sizes of the workspaces that were requested.
     (aten.sum.dim_IntList, (meta(4096, 768), [0], True), [25165824, 24]),
     (aten.sum.dim_IntList, (meta(4096, 30522), [0], True), [23440896, 1908]),
     (aten.sum.dim_IntList, (meta(4096, 768, dtype=bf16), [0], True), [25165824, 24]),
@@ -76,13 +76,14 @@ def test_a_rule_gives_what_was_measured(op: Any, args: Any, sizes: list[int] | N
     assert taken(op, *args) == (EMBEDDING if sizes is None else sizes)
 
 
-def test_a_reduction_depends_on_the_card() -> None:
-    """Worked by hand from setReduceConfig: 768 columns, four to a thread, give blocks of 32 x 4 threads, 6 of them in a row.
-    Each thread would sum 1024 rows, which is split among at most 1024 / 16 blocks, or as many as the card has room for."""
+def test_a_reduction_depends_on_the_gpu() -> None:
+    """Worked by hand from setReduceConfig: 768 columns, four to a thread, give blocks of 32 x 4 threads, 6 of them in a
+    row. Each thread would sum 1024 rows, which is split among at most 1024 / 16 blocks, or as many as the GPU has room
+    for."""
     args = (meta(4096, 768), [0], True)
     assert taken(aten.sum.dim_IntList, *args)[0] == 768 * 4 * 64 * 32 * 4
-    small = Card((7, 5), 10, (2, 11))  # 10 processors x (1024 / 128) blocks = 80: 14 for each of the 6
-    assert taken(aten.sum.dim_IntList, *args, card=small)[0] == 768 * 4 * 14 * 32 * 4
+    small = GpuAndTorch((7, 5), 10, (2, 11))  # 10 processors x (1024 / 128) blocks = 80: 14 for each of the 6
+    assert taken(aten.sum.dim_IntList, *args, gpu=small)[0] == 768 * 4 * 14 * 32 * 4
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_workspaces_follow_the_version_and_the_architecture(
 ) -> None:
     for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE"):
         monkeypatch.delenv(name, raising=False)
-    first = Rules(Card(capability, 100, version)).events(
+    first = Rules(GpuAndTorch(capability, 100, version)).events(
         aten.addmm.default, (meta(8), meta(4, 8), meta(8, 8)), {}, None
     )
     assert callable(first)
@@ -110,7 +111,7 @@ def test_workspaces_follow_the_version_and_the_architecture(
     assert list(first()) == again, "a workspace that is kept is taken once"
 
 
-def test_each_card_and_each_thread_takes_workspaces_of_its_own() -> None:
+def test_each_gpu_and_each_thread_takes_workspaces_of_its_own() -> None:
     def product() -> list[Any]:
         answer = known.events(aten.mm.default, (meta(4, 8), meta(8, 8)), {}, None)
         return [what for what, _ in (answer() if callable(answer) else ())]
@@ -126,8 +127,8 @@ def test_each_card_and_each_thread_takes_workspaces_of_its_own() -> None:
 
 
 def test_from_torch_2_15_on_no_workspace_is_kept() -> None:
-    card = Card((9, 0), 132, (2, 15))
-    product = Rules(card).events(aten.mm.default, (meta(4, 8), meta(8, 8)), {}, None)
+    gpu = GpuAndTorch((9, 0), 132, (2, 15))
+    product = Rules(gpu).events(aten.mm.default, (meta(4, 8), meta(8, 8)), {}, None)
     assert callable(product)
     assert list(product()) == list(product()) == [("result", 0), ("temporary", 32 * MIB)]
 
@@ -180,18 +181,19 @@ def test_every_rule_names_an_operator_and_its_source() -> None:
         assert found is None or overload in found.overloads(), name
 
 
-def test_cards_are_made_from_gpus() -> None:
-    assert rules.make_card(find_gpu("t4"), "2.13.0+cpu") == Card((7, 5), 40, (2, 13))
-    assert rules.make_card(find_gpu("t4"), "2.13").threads_per_processor == 1024
-    assert rules.make_card(find_gpu("rtx4090"), "2.13").threads_per_processor == 1536
+def test_gpus_are_made_from_gpus() -> None:
+    assert rules.gpu_and_torch(find_gpu("t4"), "2.13.0+cpu") == GpuAndTorch((7, 5), 40, (2, 13))
+    assert rules.gpu_and_torch(find_gpu("t4"), "2.13").threads_per_processor == 1024
+    assert rules.gpu_and_torch(find_gpu("rtx4090"), "2.13").threads_per_processor == 1536
     for version in ("new", "1.13.1"):
         with pytest.raises(ValueError, match="is not a version of torch that is known: give 2.0 or newer"):
-            rules.make_card(find_gpu("t4"), version)
+            rules.gpu_and_torch(find_gpu("t4"), version)
 
 
 RECORD = """
 import json
-from modscope._virtual import operators, workspaces
+from modscope._virtual.operators import operators
+from modscope._virtual.rules import matrix_products
 taken = []
 
 class Recording:
@@ -220,7 +222,7 @@ for name, args, kwargs in json.loads(CALLS):
     namespace, packet, overload = name.split(".")
     op = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     args, kwargs = build(args), {key: build(spec) for key, spec in kwargs.items()}
-    workspaces.forget_workspaces()
+    matrix_products.forget_workspaces()
     operators._native = Recording()
     taken.clear()
     op(*args, **kwargs)
@@ -256,7 +258,7 @@ def _fits(requested: int, block: int) -> bool:
 
 
 @pytest.mark.skipif(not TRUTH.is_dir(), reason="the measurements are not here")
-@needs_virtual_device
+@needs_interception
 def test_operators_take_what_they_took_in_real_jobs() -> None:
     entries = _truth()
     assert len(entries) > 150
@@ -270,7 +272,7 @@ def test_operators_take_what_they_took_in_real_jobs() -> None:
     assert not wrong, f"{len(wrong)} of {len(entries)}: {wrong[:3]}"
 
 
-@needs_virtual_device
+@needs_interception
 def test_copies_between_devices_go_through_a_contiguous_one() -> None:
     tensor, transposed = ["float32", [64, 64], [64, 1]], ["float32", [64, 64], [1, 64]]
     pairs = ((tensor, [64, 1]), (transposed, [64, 1]), (transposed, [1, 64]))
@@ -278,7 +280,7 @@ def test_copies_between_devices_go_through_a_contiguous_one() -> None:
     assert record(calls) == [[], [16384], []]
 
 
-@needs_virtual_device
+@needs_interception
 def test_results_are_made_in_the_kernel_s_order() -> None:
     tensor = ["float32", [8, 512], [512, 1]]
     calls = [
@@ -294,4 +296,7 @@ def test_results_are_made_in_the_kernel_s_order() -> None:
         ],
     ]
     ctc = [64, 64, 64, 8 * 249 * 61 * 4, 32]
-    assert record(calls) == [[4096, 16384], [16384, 4], [16384], [16384, 32], [4, 16384], ctc]
+    wanted = [[4096, 16384], [16384, 4], [16384], [16384, 32], [4, 16384], ctc]
+    if len(torch.ops.aten._fused_rms_norm.default._schema.returns) == 1:  # before torch 2.9 it was another operator
+        del calls[3], wanted[3]
+    assert record(calls) == wanted

@@ -1,13 +1,13 @@
-"""The virtual device as other GPUs than an H200 and with the rules of other versions of torch: a small transformer trains on
-each, and what it keeps and which kernel it takes is what that GPU and that version would."""
+"""The virtual device as other GPUs than an H200 and with the rules of other versions of torch: a small transformer
+trains on each, and what it keeps and which kernel it takes is what that GPU and that version would."""
 
 from __future__ import annotations
 
 import pytest
 import warm_python
-from virtual_helpers import needs_virtual_device
+from virtual_helpers import needs_interception
 
-pytestmark = needs_virtual_device
+pytestmark = needs_interception
 
 MIB = 1 << 20
 SMALL, LARGE = 8_519_680, 32 * MIB  # cuBLAS's workspace
@@ -15,7 +15,7 @@ SMALL, LARGE = 8_519_680, 32 * MIB  # cuBLAS's workspace
 PROGRAM = """
 import sys, torch
 from torch import nn
-from modscope._virtual.device import VirtualDevice
+from modscope._virtual.device.device import VirtualDevice
 from modscope._virtual.gpus import find_gpu
 gpu, version, dtype = sys.argv[1], sys.argv[2], getattr(torch, sys.argv[3])
 device = VirtualDevice(find_gpu(gpu), version)

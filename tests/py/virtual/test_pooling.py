@@ -1,14 +1,14 @@
-"""What pooling takes beside its results."""
+"""The workspace of pooling."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from modscope._virtual.rules.rules import GpuAndTorch, Rules
+
 import torch
 
-from modscope._virtual.rules import Card, Rules
-
-H200 = Card((9, 0), 132)
+H200 = GpuAndTorch((9, 0), 132)
 aten = torch.ops.aten
 
 

@@ -9,7 +9,7 @@ pytestmark = [
     *needs_virtual_gpu,
     pytest.mark.slow,
     pytest.mark.skipif(
-        importlib.util.find_spec("modscope._virtual.cuda_functions") is None,
+        importlib.util.find_spec("modscope._virtual.device.cuda_functions") is None,
         reason="trainers need pinned memory, storages and streams of the virtual GPU",
     ),
 ]

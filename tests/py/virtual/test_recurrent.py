@@ -6,19 +6,19 @@ import json
 from typing import Any
 
 import pytest
-import torch
+from modscope._virtual.rules import recurrent
+from modscope._virtual.rules.recurrent import _RecurrentLayers
 from truth_entries import FOLDER, needs_truth
-from virtual_helpers import needs_virtual_device, run_on_h200
+from virtual_helpers import needs_interception, run_on_h200
 
-from modscope._virtual import recurrent
-from modscope._virtual.recurrent import _Layers
+import torch
 
 LSTM, GRU, TANH = 2, 3, 1
 MIB = 1 << 20
 
 
-def layers(mode: int, **changes: Any) -> _Layers:
-    base = _Layers(mode, 256, 256, 256, 1, 1, 64, 32, 64 * 32, torch.float32)
+def layers(mode: int, **changes: Any) -> _RecurrentLayers:
+    base = _RecurrentLayers(mode, 256, 256, 256, 1, 1, 64, 32, 64 * 32, torch.float32)
     changed = base._replace(**changes)
     return changed if "rows" in changes else changed._replace(rows=changed.steps * changed.batch)
 
@@ -38,7 +38,7 @@ def layers(mode: int, **changes: Any) -> _Layers:
         (layers(LSTM, dtype=torch.float16), 0.0, 5243136),
     ],
 )
-def test_reserve_is_what_cudnn_asked_for_on_an_h200(shape: _Layers, dropout: float, bytes: int) -> None:
+def test_reserve_is_what_cudnn_asked_for_on_an_h200(shape: _RecurrentLayers, dropout: float, bytes: int) -> None:
     assert recurrent._reserve_bytes(shape, dropout) == bytes
 
 
@@ -55,11 +55,11 @@ def test_reserve_is_what_cudnn_asked_for_on_an_h200(shape: _Layers, dropout: flo
         (layers(GRU, inputs=1024, hidden=1024, out=1024, layers=2, batch=48, steps=100), 170525312),
     ],
 )
-def test_workspace_is_near_what_cudnn_asked_for_on_an_h200(shape: _Layers, bytes: int) -> None:
+def test_workspace_is_near_what_cudnn_asked_for_on_an_h200(shape: _RecurrentLayers, bytes: int) -> None:
     assert recurrent._workspace_bytes(shape) == pytest.approx(bytes, rel=0.03)
 
 
-@needs_virtual_device
+@needs_interception
 def test_weights_are_views_of_one_buffer_and_results_lie_as_cudnn_leaves_them() -> None:
     out = run_on_h200("""
         lstm = nn.LSTM(64, 128, 2, batch_first=True).cuda()
@@ -77,7 +77,7 @@ def test_weights_are_views_of_one_buffer_and_results_lie_as_cudnn_leaves_them() 
     assert out == ["1 True", "CudnnRnnBackward0 (128, 1024, 1) (2, 8, 128) (2, 8, 128)", "1 True", "1"]
 
 
-@needs_virtual_device
+@needs_interception
 def test_kinds_of_layers_and_inputs() -> None:
     out = run_on_h200("""
         pack = nn.utils.rnn.pack_padded_sequence
@@ -106,9 +106,10 @@ def test_kinds_of_layers_and_inputs() -> None:
 
 
 @needs_truth
-@needs_virtual_device
+@needs_interception
 def test_lstm_takes_what_it_took_on_an_h200() -> None:
-    """The blocks of the measured forward: a copy of the input, the output, the states, the workspace and the reserve."""
+    """The blocks of the measured forward: a copy of the input, the output, the states, the workspace and the
+    reserve."""
     measured = [
         [bytes for _, bytes in events if bytes > 0]
         for name, _, _, events, times in json.loads((FOLDER / "lstm.ops.json").read_text())
@@ -116,13 +117,14 @@ def test_lstm_takes_what_it_took_on_an_h200() -> None:
     ]
     out = run_on_h200("""
         from modscope import _native
-        from modscope._virtual import operators, recurrent
-        from modscope._virtual.rules import Card, all_rules
-        class Rules(operators.Rules):
+        from modscope._virtual.operators import operators
+        from modscope._virtual.rules import recurrent
+        from modscope._virtual.rules.rules import GpuAndTorch, all_rules
+        class Rules(operators.OperatorCosts):
             def events(self, op, args, kwargs, specs):
                 known = all_rules().get(str(op))
-                return known.function(Card((9, 0), 132), args, kwargs, specs) if known else None
-        operators.rules = Rules()
+                return known.function(GpuAndTorch((9, 0), 132), args, kwargs, specs) if known else None
+        operators.costs = Rules()
         taken, empty, take = [], _native.virtual_empty, _native.virtual_take
         lstm = nn.LSTM(512, 512, 2, batch_first=True).cuda()
         x, state = torch.empty(32, 128, 512, device="cuda"), torch.empty(2, 32, 512, device="cuda")

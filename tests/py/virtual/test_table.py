@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from modscope._virtual.time import table
+from modscope._virtual.time.table import Measured, Table, TableError, from_truth, load, signature
 
-from modscope._virtual import table
-from modscope._virtual.table import Found, Table, TableError, from_truth, load, signature
+import torch
 
 MM = torch.ops.aten.mm.default
 SUM = torch.ops.aten.sum.dim_IntList
@@ -23,8 +23,8 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def row(
     op: Any, args: Any, kwargs: dict[str, Any], *variants: tuple[Any, int], seconds: float | None = 1e-5
-) -> table.Row:
-    return (*json.loads(signature(op, args, kwargs)), list(variants), seconds)
+) -> table.MeasuredOperator:
+    return table.MeasuredOperator(*json.loads(signature(op, args, kwargs)), list(variants), seconds)
 
 
 def one_row(op: Any, args: Any, *variants: tuple[Any, int]) -> Table:
@@ -64,7 +64,7 @@ def test_keywords_may_come_in_any_order_and_devices_without_numbers() -> None:
 
 def test_what_was_not_measured_is_not_found() -> None:
     found = one_row(SUM, (ones(4, 8), [0]), (SPLIT, 1))
-    assert found.find(SUM, (ones(4, 8), [0]), {}) == Found(SPLIT, 1e-5)
+    assert found.find(SUM, (ones(4, 8), [0]), {}) == Measured(SPLIT, 1e-5)
     assert found.find(SUM, (ones(4, 8), [1]), {}) is None
 
 
@@ -82,8 +82,8 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path, name: str) -> None:
     assert table.write(path, {"gpu": "NVIDIA H200"}, rows) == (tmp_path / name).stat().st_size
     read = load(path)
     assert (len(read), read.about) == (2, {"format": 1, "gpu": "NVIDIA H200"})
-    assert read.find(SUM, (ones(4),), {}) == Found(SPLIT, 2e-5)
-    assert read.find(MM, (ones(4),), {"out": None}) == Found(None, None)
+    assert read.find(SUM, (ones(4),), {}) == Measured(SPLIT, 2e-5)
+    assert read.find(MM, (ones(4),), {"out": None}) == Measured(None, None)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_job_s_table_follows_the_steps(tmp_path: Path) -> None:
     assert [events() for _ in range(3)] == [(("result", 512), ("kept", 33554432)), beside, ()]
     job.begin_step(1)
     assert [events() for _ in range(3)] == [beside, beside, ()]
-    assert job.find(MM, (ones(8),), {}) == Found((), None)
+    assert job.find(MM, (ones(8),), {}) == Measured((), None)
     assert job.unused() == set()
 
 
@@ -152,7 +152,7 @@ def test_an_operator_in_place_is_found_by_its_other_form() -> None:
     assert found.find(add_, (x, x), {}) == found.find(add, (x, x), {}) != None  # noqa: E711
     assert found.find(torch.ops.aten.mul_.Tensor, (x, x), {}) is None
     put = one_row(torch.ops.aten.index_put.default, (x, index, x, True), (SPLIT, 1))
-    assert put.find(torch.ops.aten._index_put_impl_.default, (x, index, x, True, True), {}) == Found(SPLIT, 1e-5)
+    assert put.find(torch.ops.aten._index_put_impl_.default, (x, index, x, True, True), {}) == Measured(SPLIT, 1e-5)
 
 
 def test_a_storage_is_told_by_its_size() -> None:

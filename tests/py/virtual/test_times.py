@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import textwrap
 
+import modscope
 import pytest
-import torch
-from virtual_helpers import needs_virtual_device
+from modscope._virtual.gpus import GPUS, find_gpu
+from modscope._virtual.time.roofline import KERNEL, Roofline
+from virtual_helpers import needs_interception
 from virtual_helpers import run as run_on_device
 
-import modscope
-from modscope._virtual.gpus import GPUS, find_gpu
-from modscope._virtual.roofline import KERNEL, Roofline
+import torch
 
 aten = torch.ops.aten
 
@@ -142,7 +142,7 @@ def test_attention_takes_its_operations_and_causal_attention_about_half() -> Non
     assert 0.5 <= causal / full < 0.6
 
 
-def test_no_operator_is_faster_than_its_card() -> None:
+def test_no_operator_is_faster_than_its_gpu() -> None:
     for name, dtype, (m, n, k) in itertools.product(
         ("t4", "a100", "h200"),
         (torch.float32, torch.float16),
@@ -162,7 +162,7 @@ def test_products_never_get_faster_as_they_grow() -> None:
         assert times == sorted(times)
 
 
-def test_every_card_has_a_speed_and_a_card_given_by_its_memory_has_none() -> None:
+def test_every_gpu_has_a_speed_and_a_gpu_given_by_its_memory_has_none() -> None:
     assert all(gpu.speed is not None and gpu.speed.bandwidth > 0 and gpu.speed.float32 > 0 for gpu in GPUS.values())
     assert find_gpu("24GiB").speed is None
 
@@ -171,10 +171,10 @@ def test_every_card_has_a_speed_and_a_card_given_by_its_memory_has_none() -> Non
 
 
 def run(program: str) -> list[str]:
-    return run_on_device("from modscope._virtual import times\n" + textwrap.dedent(program))
+    return run_on_device("from modscope._virtual.time import times\n" + textwrap.dedent(program))
 
 
-@needs_virtual_device
+@needs_interception
 def test_the_host_runs_ahead_of_the_device_until_it_waits() -> None:
     out = run("""
         a = torch.zeros(8192, 8192, device="cuda")
@@ -198,7 +198,7 @@ def test_the_host_runs_ahead_of_the_device_until_it_waits() -> None:
     assert out == ["True True", "True", "True", "True"]
 
 
-@needs_virtual_device
+@needs_interception
 def test_many_small_operators_take_the_time_of_launching_them() -> None:
     out = run("""
         x = torch.zeros(8, device="cuda")
@@ -211,7 +211,7 @@ def test_many_small_operators_take_the_time_of_launching_them() -> None:
     assert out == ["True"]
 
 
-@needs_virtual_device
+@needs_interception
 def test_the_clock_does_not_go_back() -> None:
     out = run("""
         before = times.now()
@@ -250,7 +250,7 @@ def step():
 """
 
 
-@needs_virtual_device
+@needs_interception
 def test_a_capture_has_the_predicted_times_of_modules_and_phases(tmp_path) -> None:
     path = tmp_path / "x.msc"
     (took,) = run(
@@ -282,7 +282,7 @@ with modscope.record({str(path)!r}):
     assert steps[1] == pytest.approx(steps[2], rel=0.01)
 
 
-@needs_virtual_device
+@needs_interception
 def test_a_capture_after_the_device_is_removed_has_the_real_time(tmp_path) -> None:
     path = tmp_path / "x.msc"
     run(f"""
@@ -295,7 +295,7 @@ def test_a_capture_after_the_device_is_removed_has_the_real_time(tmp_path) -> No
     assert 0.05 <= modscope.load(path).duration < 300
 
 
-@needs_virtual_device
+@needs_interception
 def test_what_a_checkpoint_computes_again_costs_the_host_as_much_as_forward() -> None:
     out = run("""
         from torch.utils.checkpoint import checkpoint

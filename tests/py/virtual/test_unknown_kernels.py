@@ -1,6 +1,6 @@
 """The errors of kernels of which nothing is known."""
 
-from modscope._virtual.unknown import KernelError, unknown_kernel
+from modscope._virtual.operators.unknown import KernelError, unknown_kernel
 
 
 def test_the_error_of_an_operator_of_torch_says_what_to_do() -> None:

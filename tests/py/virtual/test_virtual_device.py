@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import modscope
 import pytest
-import torch
 from virtual_helpers import needs_interception, run
 
-import modscope
+import torch
 
 pytestmark = needs_interception
 
@@ -111,7 +111,7 @@ def test_a_recording_shows_the_modules(tmp_path) -> None:
     assert at_peak.reserved["cuda:0"] == capture.reserved["cuda:0"] > capture.peaks["cuda:0"].bytes
 
 
-def test_attention_takes_the_kernel_of_the_card() -> None:
+def test_attention_takes_the_kernel_of_the_gpu() -> None:
     out = run("""
         q = torch.empty(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         print(nn.functional.scaled_dot_product_attention(q, q, q).grad_fn.name())

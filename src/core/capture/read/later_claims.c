@@ -140,7 +140,8 @@ static int collect_all(ms_reader *reader, struct ms__later_claims *claims, struc
     return MS_OK;
 }
 
-int ms__later_claims_load(ms_reader *reader, struct ms__later_claims *claims)
+/* Read the claims of the whole file. On MS_ENOMEM and MS_EIO there is nothing to free. */
+static int load_later_claims(ms_reader *reader, struct ms__later_claims *claims)
 {
     struct ms__buffer buffer = {0};
     *claims = (struct ms__later_claims){0};
@@ -167,7 +168,7 @@ int ms_cursor_load_later_claims(ms_cursor *cursor)
         return MS_EINVAL;
     if (state->later_claims)
         return MS_OK;
-    int error = ms__later_claims_load(cursor->reader, &cursor->later_claims);
+    int error = load_later_claims(cursor->reader, &cursor->later_claims);
     if (error)
         return error;
     state->later_claims = &cursor->later_claims;

@@ -206,8 +206,6 @@ struct ms__later_claims {
     size_t latest_hit; /* where the last search ended */
 };
 
-/* Read the claims of the whole file. On MS_ENOMEM and MS_EIO there is nothing to free. */
-int ms__later_claims_load(ms_reader *reader, struct ms__later_claims *claims);
 void ms__later_claims_free(const ms_reader *reader, struct ms__later_claims *claims);
 /* Append a claim. MS_ENOMEM: nothing has changed. Sort them before the first search. */
 int ms__later_claims_append(const ms_reader *reader, struct ms__later_claims *claims,

@@ -55,7 +55,7 @@ MS__RARE bool open_stack_page(ms_capture *capture)
                                          .oldest_claimed = MS__NO_CLAIM};
     capture->stacks = page;
     capture->stack_at = page->bytes + MS__CHUNK_HEAD;
-    capture->stack_limit = capture->stack_at + MS__PAGE_BYTES - 2 * MS__STACK_CODE_MAX;
+    capture->stack_limit = capture->stack_at + MS__PAGE_BYTES - (size_t)2 * MS__STACK_CODE_MAX;
     memset(capture->stack_history, 0, sizeof *capture->stack_history);
     capture->stack_run = capture->adds_in_page; /* at first, MS_STACK_NONE is predicted */
     return true;

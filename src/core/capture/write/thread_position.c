@@ -18,7 +18,8 @@ bool ms__positions_grow(ms_capture *capture, uint32_t number)
     return true;
 }
 
-void ms__write_thread(ms_capture *capture, uint32_t number, const struct ms__thread_position *position, bool is_new)
+/* Write that the events that follow are this thread's. `is_new`: the file does not mention the thread yet. */
+static void write_thread(ms_capture *capture, uint32_t number, const struct ms__thread_position *position, bool is_new)
 {
     uint8_t *at = ms__begin_frequent_event(capture, MS_OP_THREAD | (is_new ? MS__THREAD_NEW : 0u));
     capture->thread = number;
@@ -50,7 +51,7 @@ void ms__switch_thread(ms_capture *capture, uint32_t number, const struct ms__th
     if (capture->thread < capture->position_capacity && capture->thread != number &&
         capture->positions[capture->thread].deferred)
         ms__write_deferred_position(capture, &capture->positions[capture->thread]);
-    ms__write_thread(capture, number, position, is_new);
+    write_thread(capture, number, position, is_new);
 }
 
 /* Nothing is written if the thread goes from a node to another of the same module. ms__capture_write_deferred notices
@@ -122,7 +123,7 @@ void ms__capture_write_deferred(ms_capture *capture, uint64_t age)
         if (!position->deferred || now - position->deferred_time < age)
             continue;
         if (number != capture->thread)
-            ms__write_thread(capture, number, position, false);
+            write_thread(capture, number, position, false);
         ms__write_deferred_position(capture, position);
     }
 }

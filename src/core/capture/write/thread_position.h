@@ -6,8 +6,6 @@
 
 /* Make room for the position of thread `number`. False if memory runs out. */
 bool ms__positions_grow(ms_capture *capture, uint32_t number);
-/* Write that the events that follow are this thread's. `is_new`: the file does not mention the thread yet. */
-void ms__write_thread(ms_capture *capture, uint32_t number, const struct ms__thread_position *position, bool is_new);
 /* Write the position of the thread that is selected. */
 void ms__write_position(ms_capture *capture, const struct ms__thread_position *position, uint64_t now);
 /* Write the deferred position of the thread that is selected. */

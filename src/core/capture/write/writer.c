@@ -2,8 +2,8 @@
  * counted. */
 #define _POSIX_C_SOURCE 200809L
 #include "core/capture/write/writer.h"
+#include "core/system.h"
 
-#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <time.h>
@@ -64,12 +64,7 @@ static void do_periodic_work(ms_capture *capture)
  * capture->lock. */
 static bool wait_for_page(ms_capture *capture)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += MS__FLUSH_INTERVAL_MS * 1000000L;
-    until.tv_sec += until.tv_nsec / 1000000000L;
-    until.tv_nsec %= 1000000000L;
-    return pthread_cond_timedwait(&capture->wake, &capture->lock, &until) == ETIMEDOUT;
+    return ms__cond_wait_for(&capture->wake, &capture->lock, MS__FLUSH_INTERVAL_MS);
 }
 
 /* Measure the tick rate for the first time, over two milliseconds. */
@@ -222,12 +217,8 @@ static ms_capture *new_capture(ms_ledger *ledger, int fd)
     capture->losing = true; /* until the first key frame */
     capture->event = 1;     /* since_event 0 means: before the capture began */
     pthread_mutex_init(&capture->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&capture->wake, &monotonic);
+    ms__cond_open(&capture->wake);
     pthread_cond_init(&capture->written, NULL);
-    pthread_condattr_destroy(&monotonic);
     return capture;
 }
 

@@ -1,16 +1,23 @@
-"""Models of transformers, small: two steps of training each. Each is run on a virtual GPU by test_programs_models.py."""
+"""Models of transformers, small: two steps of training each. Each is run on a virtual GPU by
+test_programs_models.py."""
+
+import transformers as t
 
 import torch
-import transformers as t
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 TEXT = {**SMALL, "vocab_size": 99}
 VISION = {**SMALL, "image_size": 64, "patch_size": 16}
 STAGES = {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1]}
 LAYERS = {
-    "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 32, "decoder_ffn_dim": 32,
-}  # fmt: skip
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+}
 
 
 def _ids(batch=2, length=16):
@@ -63,9 +70,20 @@ def mixtral():
 
 def deepseek_v3():
     config = t.DeepseekV3Config(
-        **TEXT, num_key_value_heads=4, n_routed_experts=8, num_experts_per_tok=2, n_group=2, topk_group=1, moe_intermediate_size=32,
-        q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=8, first_k_dense_replace=1,
-    )  # fmt: skip
+        **TEXT,
+        num_key_value_heads=4,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        moe_intermediate_size=32,
+        q_lora_rank=8,
+        kv_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+        first_k_dense_replace=1,
+    )
     _train("DeepseekV3ForCausalLM", config, _text)
 
 
@@ -152,9 +170,11 @@ def clip():
 
 def llava():
     config = t.LlavaConfig(
-        text_config=t.LlamaConfig(**TEXT, num_key_value_heads=2), vision_config=t.CLIPVisionConfig(**VISION),
-        image_token_index=98, vision_feature_layer=-1,
-    )  # fmt: skip
+        text_config=t.LlamaConfig(**TEXT, num_key_value_heads=2),
+        vision_config=t.CLIPVisionConfig(**VISION),
+        image_token_index=98,
+        vision_feature_layer=-1,
+    )
     ids = torch.randint(0, 90, (2, 40))
     ids[:, 2:18] = 98
     _train("LlavaForConditionalGeneration", config, lambda: _images(input_ids=ids.cuda(), labels=ids.cuda()))
@@ -162,9 +182,15 @@ def llava():
 
 def wav2vec2_with_ctc():
     config = t.Wav2Vec2Config(
-        **SMALL, vocab_size=32, conv_dim=(8, 8, 8), conv_stride=(5, 2, 2), conv_kernel=(10, 3, 3), num_conv_pos_embeddings=16,
-        num_conv_pos_embedding_groups=4, mask_time_length=2,
-    )  # fmt: skip
+        **SMALL,
+        vocab_size=32,
+        conv_dim=(8, 8, 8),
+        conv_stride=(5, 2, 2),
+        conv_kernel=(10, 3, 3),
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+        mask_time_length=2,
+    )
     mask, labels = torch.ones(2, 4000, dtype=torch.long).cuda(), torch.randint(1, 32, (2, 10)).cuda()
     _train(
         "Wav2Vec2ForCTC",

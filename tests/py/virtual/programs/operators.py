@@ -1,7 +1,8 @@
 """What programs call beside the usual layers. Each is run on a virtual GPU by test_programs_operators.py."""
 
-import torch
 import torch.nn.functional as F
+
+import torch
 from torch import nn
 
 CUDA = "cuda"
@@ -19,13 +20,24 @@ def losses():
     x, y, other = _floats(8, 10, grad=True), _integers(10, 8), _floats(8, 10)
     ones = torch.ones(8, 10, device=CUDA)
     for loss in (
-        F.cross_entropy(x, y, label_smoothing=0.1, weight=ones[0]), F.cross_entropy(x, other.softmax(-1)), F.nll_loss(x.log_softmax(1), y),
-        F.binary_cross_entropy(x.sigmoid(), ones), F.binary_cross_entropy_with_logits(x, ones, pos_weight=ones[0]),
-        F.triplet_margin_loss(x, other, other), F.cosine_embedding_loss(x, other, ones[:, 0]), F.smooth_l1_loss(x, other),
-        F.huber_loss(x, other), F.kl_div(x.log_softmax(1), other.softmax(1), reduction="batchmean"), F.gaussian_nll_loss(x, other, ones),
-        F.hinge_embedding_loss(x, ones), F.margin_ranking_loss(x, other, ones), F.multi_margin_loss(x, y),
-        F.multilabel_margin_loss(x, _integers(10, 8, 10)), F.soft_margin_loss(x, ones), torch.cdist(x, other).mean(),
-    ):  # fmt: skip
+        F.cross_entropy(x, y, label_smoothing=0.1, weight=ones[0]),
+        F.cross_entropy(x, other.softmax(-1)),
+        F.nll_loss(x.log_softmax(1), y),
+        F.binary_cross_entropy(x.sigmoid(), ones),
+        F.binary_cross_entropy_with_logits(x, ones, pos_weight=ones[0]),
+        F.triplet_margin_loss(x, other, other),
+        F.cosine_embedding_loss(x, other, ones[:, 0]),
+        F.smooth_l1_loss(x, other),
+        F.huber_loss(x, other),
+        F.kl_div(x.log_softmax(1), other.softmax(1), reduction="batchmean"),
+        F.gaussian_nll_loss(x, other, ones),
+        F.hinge_embedding_loss(x, ones),
+        F.margin_ranking_loss(x, other, ones),
+        F.multi_margin_loss(x, y),
+        F.multilabel_margin_loss(x, _integers(10, 8, 10)),
+        F.soft_margin_loss(x, ones),
+        torch.cdist(x, other).mean(),
+    ):
         assert loss.shape == () and loss.is_cuda
         (gradient,) = torch.autograd.grad(loss, x)
         assert gradient.shape == x.shape

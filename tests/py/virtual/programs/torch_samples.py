@@ -1,12 +1,13 @@
-"""torch's own sample arguments of its operators: on a virtual GPU each has results of the same shapes and types as on the CPU.
-Run by test_programs_operators.py."""
+"""torch's own sample arguments of its operators: on a virtual GPU each has results of the same shapes and types as on
+the CPU. Run by test_programs_operators.py."""
 
 import contextlib
 import os
 
-import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
+
+import torch
 
 SAMPLES = 6 if os.environ.get("MODSCOPE_LONG") == "1" else 3  # of each operator
 NOT_ON_CUDA = {"histogram", "histogramdd"}

@@ -4,10 +4,11 @@ import copy
 import io
 import tempfile
 
-import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+import torch
+from torch import nn
 
 TOKENS = [{name: torch.randint(0, 99, (16,)) for name in ("input_ids", "labels")} for _ in range(32)]
 

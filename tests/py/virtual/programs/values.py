@@ -1,9 +1,9 @@
 """What is read from a virtual GPU, and sizes that depend on values. Each is run by test_programs_values.py."""
 
-import torch
 import torch.nn.functional as F
+from modscope._virtual.operators import fakes, known
 
-from modscope._virtual import known, values
+import torch
 
 CUDA = "cuda"
 
@@ -76,13 +76,13 @@ def masks_select_one_half():
 
 def the_fraction_can_be_set():
     mask = torch.randn(100, device=CUDA) > 0
-    values.set_selected(0.25)
+    fakes.set_selected(0.25)
     try:
         assert mask.nonzero().size(0) == 25
     finally:
-        values.set_selected(0.5)
+        fakes.set_selected(0.5)
     try:
-        values.set_selected(2)
+        fakes.set_selected(2)
     except ValueError as error:
         assert str(error) == "the fraction of selected elements must be between 0 and 1, not 2"
     else:

@@ -1,0 +1,323 @@
+"""``modscope plan``: which modules to checkpoint so that a run fits a budget."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from argparse import Namespace
+from contextlib import nullcontext
+
+from modscope._cli.command import Command, Load, Parser
+from modscope._cli.common import find_device, notes, page_address
+from modscope._cli.options import (
+    add_device,
+    add_force,
+    add_output,
+    add_page,
+    add_prediction,
+    check_no_ranks,
+    check_ranks,
+    one_gpu,
+    read_value,
+)
+from modscope._fit.capacity import may_reserve, nccl_bytes
+from modscope._fit.edited_timeline import Window
+from modscope._fit.job import Job
+from modscope._fit.two_captures import join
+from modscope._fit.verdict import answer
+from modscope._plan.file import Plan
+from modscope._plan.plan import ROUGH_TIMES, Verify, make_plan, verified_figures
+from modscope._predict.capture_of_script import PredictedScript
+from modscope._predict.options import records_of
+from modscope._read.load import Capture, CaptureError
+from modscope._read.script_arguments import ANY_SCRIPT, program_words, script_words
+from modscope._read.summary import Report, file_report
+from modscope._read.text import clean, counted, gpu_label, milliseconds, more_time, near_size, rough_size, size
+from modscope._show.output_file import check, create
+from modscope._show.pages import fit
+from modscope._show.pages import plan as _plan_page
+from modscope._show.pages.report import Source, page
+from modscope._show.terminal import Screen
+from modscope._virtual.gpus import find_gpu
+
+_GROUPS = 12  # that are listed
+_BAR = 16
+_MANY_GAPS = 0.3  # of what is allocated: from here on a replay and a run were seen to differ by 20 %
+_GPU = "h100"  # on which a script is predicted, where a budget is given and no GPU
+
+
+def _bytes(text: str) -> int:
+    from modscope._plan.plan import parse_bytes
+
+    return int(read_value(parse_bytes, text))
+
+
+def add_options(parser: Parser) -> None:
+    file = "a capture; or a script, which is predicted, and predicted again with the plan"
+    parser.add_argument("file", metavar="FILE", help=file)
+    other = "of a run that died: a predicted capture of the same program, from which what is missing is taken"
+    parser.add_argument("other", metavar="PREDICTED", nargs="?", help=other)
+    budget = parser.add_mutually_exclusive_group(required=True)
+    gpu = "a GPU by name, or its memory as 24GiB: the budget is its memory without the context"
+    budget.add_argument("--gpu", type=one_gpu, metavar="GPU", help=gpu)
+    budget.add_argument("--budget", type=_bytes, metavar="BYTES", help="what may be reserved, such as 22GiB")
+    add_output(parser, "write the plan to this file, for --plan and modscope.apply")
+    add_page(parser, "draws plans over the run's timeline")
+    add_force(parser, "a file that is written")
+    parser.add_argument("--greedy", action="store_true", help="do not use HiGHS, even if it is installed")
+    add_device(parser)
+    add_prediction(parser, of_captures="")
+
+
+def report(arguments: Namespace, load: Load) -> Report:
+    if arguments.report == "-":
+        arguments.error("--report needs the name of a file")
+    if arguments.target:
+        return _of_script(arguments, load)
+    check_no_ranks(arguments)
+    capture = load(arguments.file)
+    about: list[str] = []
+    if arguments.other is not None:
+        job, about = join(Job(arguments.file, arguments.device, capture), Job(arguments.other, arguments.device))
+        capture = job.capture
+    made, plan = _make(arguments, arguments.file, capture)
+    _write(arguments, plan)
+    return {
+        **file_report(arguments.file, capture),
+        **made,
+        "script": None,
+        "program": program_words(capture.info) or None,
+        "notes": about,
+        "output": arguments.output,
+    }
+
+
+def _make(arguments: Namespace, file: str, capture: Capture, verify: Verify | None = None) -> tuple[Report, Plan]:
+    device = find_device(capture, arguments.device) or capture.main_device
+    budget = may_reserve(arguments.gpu, capture) if arguments.gpu else arguments.budget
+    page_file = create(arguments.report, arguments.force, arguments.file) if arguments.report else nullcontext()
+    with page_file as html:
+        made, plan = make_plan(arguments.file, capture, device, budget, arguments.gpu, not arguments.greedy, verify)
+        calls = [point.pop("calls") for point in made["curve"]]
+        if html:
+            html.write(_page(arguments, file, capture, made, calls))
+    return {**made, "report": arguments.report, "communicator_bytes": nccl_bytes(capture)}, plan
+
+
+def _page(arguments: Namespace, file: str, capture: Capture, made: Report, calls: list[list[int]]) -> bytes:
+    """The capture with its plans and, for a GPU, with what else would help."""
+    found = answer(Job(file, made["device"], capture), arguments.gpu) if arguments.gpu else None
+
+    def changes(window: Window) -> Report:
+        plans = _plan_page.changes(capture, made, calls, window)
+        return {**plans, **fit.changes(found, window)} if found else plans
+
+    return page([Source(arguments.file, capture, changes)]).html.encode()
+
+
+def _write(arguments: Namespace, plan: Plan) -> None:
+    if arguments.output:
+        with create(arguments.output, arguments.force, arguments.file) as file:
+            file.write(plan.as_json().encode())
+
+
+def _of_script(arguments: Namespace, load: Load) -> Report:
+    """The script is predicted, and predicted again with the plan that is shown."""
+    gpu = arguments.gpu or find_gpu(_GPU)
+    check_ranks(arguments)
+    if arguments.output:
+        check(arguments.output, arguments.force, arguments.file)
+    with PredictedScript(*records_of(arguments)) as script:
+        predicted = script.predict([gpu])
+        capture = load(predicted)
+        if capture.main_device == "cpu":
+            raise CaptureError(f'{script.name} used no GPU: it uses one where its device is "cuda"')
+
+        def verify(plan: Plan) -> Report | None:
+            again = load(script.predict([gpu], f"with {counted(len(plan.modules), 'module')} checkpointed", plan=plan))
+            return verified_figures(again, again.main_device) if again.phases["recompute"].blocks else None
+
+        made, plan = _make(arguments, predicted, capture, verify)
+        _write(arguments, plan)
+        about = {"script": script.target, "program": script.target, "notes": []}
+        return {**file_report(script.name, capture), **made, **about, "output": arguments.output}
+
+
+# ---- as text ----
+
+
+def _more_time(result: Report, figures: Report) -> str:
+    return more_time(result["before"]["step_ms"], figures["step_ms"])
+
+
+def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
+    verb = "allocated" if result["device"] == "cpu" else "reserved"
+    out = _beginning(result, verb, screen)
+    page_line = page_address(result["report"]) if result["report"] else []
+    if not result["checkpoint"]:
+        return [*out, "It fits as it is: no module has to be checkpointed.", *notes(result, screen), *page_line]
+    out += ["", screen.bold("Checkpoint"), *_groups(result["groups"], screen), ""]
+    out += screen.table(("", verb, "time of a step", ""), _before_and_after(result), left=[0])
+    solver = _solver(result, screen)
+    out += [
+        *_verification(result, screen),
+        "",
+        *solver,
+        *[""] * bool(solver),
+        *_curve(result, screen),
+        *_hints(result, screen),
+    ]
+    return out + ["", *_how_to_apply(result, arguments, screen), *notes(result, screen), *page_line]
+
+
+def _beginning(result: Report, verb: str, screen: Screen) -> list[str]:
+    """What was needed and what there is: on one line, or each on its own if that is too long."""
+    budget = near_size(result["budget"])
+    before = near_size(result["before"]["reserved"])
+    needed = (
+        f"{clean(result['device'])} {verb} {f'at least {before}' if result['is_lower_bound'] else f'{before} at most'}."
+    )
+    nccl = f" and about {rough_size(result['communicator_bytes'])} for NCCL" if result.get("communicator_bytes") else ""
+    room = (
+        f"{clean(gpu_label(result['gpu']))} has {budget} beside the context{nccl}."
+        if result["gpu"]
+        else f"The budget is {budget}."
+    )
+    whole = screen.wrap(f"{needed} {room}")
+    lines = whole if len(whole) == 1 else [*screen.wrap(needed), *screen.wrap(room)]
+    return [*lines, *(line for sentence in result["notes"] for line in screen.wrap(sentence))]
+
+
+def _groups(groups: list[str], screen: Screen) -> list[str]:
+    shown = groups if len(groups) <= _GROUPS else groups[: _GROUPS - 1]
+    lines = [f"  {screen.fit(name, screen.width - 2)}" for name in shown]
+    return (
+        lines
+        if len(shown) == len(groups)
+        else [*lines, f"  ({len(groups) - len(shown)} more lines; the plan file has all)"]
+    )
+
+
+def _before_and_after(result: Report) -> list[tuple[str, str, str, str]]:
+    before, after = result["before"], result["after"]
+    return [
+        ("before", near_size(before["reserved"]), milliseconds(before["step_ms"]), ""),
+        ("after", near_size(after["reserved"]), milliseconds(after["step_ms"]), _more_time(result, after)),
+    ]
+
+
+def _verification(result: Report, screen: Screen) -> list[str]:
+    if not result["is_verified"]:
+        return []
+    planned = result["planned"]
+    return screen.wrap(
+        f"Verified: the script was predicted again with the plan. The replay from which it was planned gave "
+        f"{size(planned['reserved'])} and {milliseconds(planned['step_ms'])}."
+    )
+
+
+def _solver(result: Report, screen: Screen) -> list[str]:
+    if not result["has_solver"] and result["is_solver_installed"]:
+        return screen.wrap(
+            "The plan was found greedily, as asked. Without --greedy, HiGHS may find a better one, and gives a bound."
+        )
+    if not result["has_solver"]:
+        return screen.wrap(
+            "The plan was found greedily. HiGHS (pip install 'modscope[plan]') may find a better one, and gives a "
+            "bound."
+        )
+    least = _least_time(result)
+    if not least:
+        return []
+    if result["device"] == "cpu":
+        return screen.wrap(f"HiGHS: if what modules save adds up, any plan takes about {least} or more.")
+    return screen.wrap(
+        f"HiGHS: if what modules save adds up, any plan takes about {least} or more, even if the allocator "
+        f"reserved no more than is allocated."
+    )
+
+
+def _least_time(result: Report) -> str:
+    """ "+1.2 %": what any plan takes. "": that is not known, or says nothing, as it is zero."""
+    if result["bound_ms"] is None or not result["before"]["step_ms"]:
+        return ""
+    more = f"{100 * (result['bound_ms'] / result['before']['step_ms'] - 1):.1f}"
+    return f"+{more} %" if float(more) > 0 else ""
+
+
+def _curve(result: Report, screen: Screen) -> list[str]:
+    if len(result["curve"]) < 3:
+        return []
+    highest = max(point["reserved"] for point in result["curve"])
+    rows = []
+    for point in result["curve"]:
+        bar = screen.bar(point["reserved"] / highest, _BAR)
+        mark = " <- the plan" if point["is_plan"] else ""
+        modules = counted(point["modules"], "module") if point["modules"] else "no plan"
+        rows.append((bar, near_size(point["reserved"]), _more_time(result, point), modules + mark))
+    return screen.table(("Other budgets", "", "time", "checkpoint"), rows, left=[0])
+
+
+def _hints(result: Report, screen: Screen) -> list[str]:
+    lines = []
+    if result["times"] == "host" and result["predicted_on"]:
+        lines += screen.wrap(
+            "The speed of this GPU is not known: take the times as rough. Those of a GPU that is given by its "
+            "name are known."
+        )
+    elif result["times"] == "host":
+        lines += screen.wrap(ROUGH_TIMES)
+    if result["steps"] < 2:
+        lines += screen.wrap(
+            "The capture has one step only. In later steps the state of the optimizer is there from the "
+            "beginning: capture 3 steps."
+        )
+    after = result["after"]
+    gaps = after["reserved"] / after["allocated"] - 1 if after["allocated"] else 0.0
+    if gaps > _MANY_GAPS and result["device"] != "cpu" and not result["is_verified"]:
+        lines += screen.wrap(
+            f"The allocator reserves {100 * gaps:.0f} % more than is allocated: it has many gaps, and the script "
+            f"may leave others. "
+            "Verify the plan by predicting the script with it (modscope predict --plan), or make the plan from "
+            "the script "
+            f"(modscope plan {clean(script_words(result['program'] or ANY_SCRIPT))}). expandable_segments:True "
+            f"leaves fewer gaps."
+        )
+    return ["", *lines] if lines else []
+
+
+def _how_to_apply(result: Report, arguments: Namespace, screen: Screen) -> list[str]:
+    file = result["output"] if result["output"] not in (None, "-") else "plan.json"
+    roots = list(result["checkpoint"])
+    model = (
+        "model"
+        if len(roots) == 1
+        else "{" + ", ".join(f"{root!r}: {root.partition('#')[0].lower()}" for root in roots) + "}"
+    )
+    lines = [
+        "  import modscope",
+        f"  modscope.apply({os.fspath(file)!r}, {model})",
+        f"or, without a change to the script:  modscope run --plan {shlex.quote(file)} "
+        f"{shlex.join(result['program'] or ANY_SCRIPT)}",
+    ]
+    if not result["output"]:
+        lines.append("Write the plan to a file with -o plan.json.")
+    return [screen.bold("Apply it"), *map(clean, lines)]
+
+
+COMMAND = Command(
+    (
+        "plan run.msc --gpu rtx4090 -o plan.json",
+        "plan run.msc --budget 22GiB",
+        "plan train.py --gpu rtx4090 -- --batch 8",
+    ),
+    add_options,
+    report,
+    text,
+    figures="the plan and its figures",
+    takes="script or captures",
+    usage=("[options] FILE [PREDICTED]", "[options] script.py [-- arguments]"),
+    about="A checkpointed module keeps only its input for backward, and runs its forward again there. The modules are "
+    "chosen so that the recomputation takes the least time. Options may stand before or after the file. What follows "
+    "-- is the script's.",
+)

@@ -1,0 +1,160 @@
+"""``modscope predict``: run a script on a virtual GPU, and say what the real one would have to reserve.
+
+For one GPU this process becomes the script's, as ``modscope run`` does. For several, and for --check, it starts the
+script's processes, and prints at their end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from argparse import Namespace
+
+from modscope._cli.command import Command, Load, Parser
+from modscope._cli.options import add_gpus, add_prediction, add_recording, check_ranks, fraction, rank_count
+from modscope._predict.options import records_of, with_environment
+from modscope._predict.result import Predicted
+from modscope._record.run import check_target, start
+from modscope._virtual.device.environment import allocator_settings
+from modscope._virtual.time import SHIPPED_TABLES, table_path
+
+
+def add_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add_gpus(parser)
+    add_prediction(parser)
+    add("--all-ranks", action="store_true", help="predict each rank, where ranks differ, as in pipelines")
+    reshard = "override fully_shard's reshard_after_forward: yes or no"
+    add("--reshard", choices=("yes", "no"), help=reshard)
+    over = "override fully_shard's mesh: groups of N ranks hold one copy of the model (HSDP)"
+    add("--shard-over", type=rank_count, metavar="N", help=over)
+    table = "measurements of a GPU's operators (modscope calibrate), or h200: ours"
+    add("--table", type=_table, metavar="FILE", help=table)
+    selected = "the fraction of a mask with unknown values that is selected (default: 0.5)"
+    add("--selected", type=fraction, metavar="FRACTION", help=selected)
+    add("--check", action="store_true", help="run the same steps on this machine's GPU afterwards, and print the error")
+    ranks = "a rank's has the rank in its name: x.rank3.msc for x.msc; a table of ranks writes captures where this is"
+    add_recording(parser, f"{ranks} given, and it may be a folder")
+
+
+def _table(text: str) -> str:
+    path: str = table_path(text)
+    if not text or not os.path.isfile(path):
+        made = f"give a file that modscope calibrate wrote, or {', '.join(SHIPPED_TABLES)}"
+        raise argparse.ArgumentTypeError(f"there is no table {text}: {made}")
+    return path
+
+
+# ---- what does not go together ----
+
+
+def _check_allocator(arguments: Namespace) -> None:
+    """The version and the allocator's settings must be ones that the model knows."""
+    from modscope._capture import Allocator
+
+    try:
+        Allocator(arguments.torch, allocator_settings())
+    except ValueError as error:
+        arguments.error(f"--torch: {error}" if "version of torch" in str(error) else str(error))
+
+
+_LAUNCHERS = (
+    "torchrun",
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate",
+    "accelerate.commands.launch",
+    "deepspeed",
+    "mpirun",
+)
+
+
+def _launcher(arguments: Namespace) -> str:
+    """The launcher of a job, if that was given instead of a script; "" otherwise."""
+    target: list[str] = arguments.target
+    name = target[1] if target[0] == "-m" else os.path.basename(target[0])
+    return name if name in _LAUNCHERS else ""
+
+
+def _check_ranks(arguments: Namespace) -> None:
+    sizes = arguments.ranks or []
+    if not sizes and (arguments.all_ranks or arguments.reshard or arguments.shard_over):
+        arguments.error("--all-ranks, --reshard and --shard-over need --ranks, such as --ranks 64")
+    if sizes and (launcher := _launcher(arguments)):
+        arguments.error(
+            f"with --ranks give the script itself, without {launcher}: each rank is simulated here, as in modscope "
+            f"predict --ranks {sizes[0]} train.py"
+        )
+    if arguments.shard_over and any(size % arguments.shard_over for size in sizes):
+        arguments.error(f"--shard-over {arguments.shard_over}: the number of ranks must be a multiple of it")
+    check_ranks(arguments)
+    if arguments.all_ranks and (len(sizes) > 1 or arguments.rank is not None):
+        arguments.error("--all-ranks needs one number of --ranks, and no --rank")
+    if sizes and arguments.check:
+        arguments.error("--check runs the script on one GPU: leave --ranks out")
+    if (len(sizes) > 1 or arguments.all_ranks) and (not arguments.gpu or len(arguments.gpu) > 1):
+        arguments.error("a table of ranks needs one GPU, such as --gpu h100")
+    if (len(sizes) > 1 or arguments.all_ranks) and arguments.force and not arguments.output:
+        arguments.error(
+            "-f overwrites captures, and a table of ranks writes them where -o is given: add -o NAME.msc, or -o FOLDER"
+        )
+
+
+def _check_several(arguments: Namespace) -> None:
+    several = not arguments.check and (arguments.gpu is None or len(arguments.gpu) > 1)
+    if arguments.check and arguments.gpu and len(arguments.gpu) > 1:
+        arguments.error("--check compares one GPU with the one of this machine: give one, or leave --gpu out")
+    if several and (arguments.output or arguments.force):
+        arguments.error(
+            "-o and -f need one GPU, such as --gpu h100: for several, only the table is made, and no capture"
+        )
+    of_ranks = arguments.all_ranks or len(arguments.ranks or ()) > 1
+    if (several or of_ranks or arguments.check) and arguments.target[0] == "-":
+        arguments.error("a script that is read from stdin can be run once: give one GPU and one rank, without --check")
+
+
+# ---- the command ----
+
+
+def report(arguments: Namespace, load: Load) -> Predicted:
+    """Does not return for one GPU."""
+    _check_allocator(arguments)
+    _check_ranks(arguments)
+    _check_several(arguments)
+    of_ranks = arguments.all_ranks or len(arguments.ranks or ()) > 1
+    if arguments.gpu and len(arguments.gpu) == 1 and not arguments.check and not of_ranks:
+        script, prediction = records_of(arguments)
+        prediction = prediction._replace(gpus=[arguments.gpu[0].name])
+        start(with_environment(script, prediction), prediction)
+    check_target(arguments.target)
+    if of_ranks:
+        from modscope._predict import several_ranks
+
+        return several_ranks.predict(arguments)
+    if arguments.check:
+        from modscope._predict import check
+
+        return check.check(arguments)
+    from modscope._predict import several_gpus
+
+    return several_gpus.predict(arguments)
+
+
+COMMAND = Command(
+    (
+        "predict --gpu rtx4090 train.py --batch 8",
+        "predict --gpu all train.py",
+        "predict --gpu 24GiB --json=fits.json train.py",
+        "predict --gpu h100 --ranks 8,16,32,64 train.py",
+    ),
+    add_options,
+    report,
+    lambda predicted, screen, arguments: [] if arguments.quiet and not arguments.check else predicted.text(screen),
+    lambda predicted, arguments: predicted.figures,
+    lambda predicted: predicted.status,
+    figures="the result",
+    takes="script",
+    usage=("[options] script.py [arguments]", "[options] -m module [arguments]"),
+    about="It says how much memory the GPU would have to reserve, and whether it has that much. No GPU is needed: "
+    "nothing is computed on it, and what is on it is read as zeros. Everything after the script or the module is "
+    "passed to it.",
+)

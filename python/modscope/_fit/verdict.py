@@ -1,0 +1,175 @@
+"""What ``modscope fit`` answers: whether a job fits a GPU, and what would make it fit. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from modscope._fit.capacity import nccl_bytes
+from modscope._fit.job import Job, Moment, Outcome
+from modscope._fit.levers import checkpoints, fsdp2, host_memory, optimizer
+from modscope._fit.levers.registry import Case, Lever, Tried, combine, try_faster, try_free, try_others
+from modscope._fit.two_captures import Batches
+from modscope._read.categories import Category
+from modscope._read.ranks import world_of
+from modscope._virtual.gpus import Gpu
+
+
+class Answer(NamedTuple):
+    job: Job
+    gpu: Gpu
+    before: Outcome
+    tried: list[Tried]
+    """The levers that help, the cheapest first."""
+    rest: int
+    """Bytes of parameters, gradients and the optimizer's state."""
+    capacity: int
+    """What the job may reserve of the GPU."""
+    about: Sequence[str] = ()
+    """Sentences about the captures."""
+    ranks: int = 0
+    """Over how many GPUs it could be sharded, if that was asked."""
+    on_ranks: Sequence[Tried] = ()
+    """What each of them would take. Where the job does not fit one GPU, these are among ``tried``."""
+
+
+def answer(
+    job: Job, gpu: Gpu, batches: Batches | None = None, levers: bool = True, faster: bool = False, ranks: int = 0
+) -> Answer:
+    """``faster``: where it fits, try what would be faster and still fit. ``ranks``: over how many GPUs it could be
+    sharded."""
+    capacity = job.may_reserve(gpu)
+    before = job.replay(capacity=capacity)
+    case = Case(job, gpu, capacity, before, ranks, batches)
+    case.on_ranks = fsdp2.over_asked(case)
+    tried: list[Tried] = []
+    if before.fits and faster:
+        tried = try_faster(case)
+    elif levers and not before.fits:
+        tried = _table(case)
+    return Answer(job, gpu, before, tried, _held(job), capacity, ranks=ranks, on_ranks=case.on_ranks)
+
+
+def _held(job: Job) -> int:
+    state = (Category.PARAM, Category.GRAD, Category.OPT)
+    found = [sums for at in _ends(job) if (sums := job.capture.snapshot(at).totals.get(job.device))]
+    return max((sum(sums[kind] for kind in state) for sums in found), default=0)
+
+
+def _ends(job: Job) -> list[int | str]:
+    return ["peak", *(f"step:{number}" for _, number, _ in job.steps[: job.whole_steps][:2])]
+
+
+# ---- the table ----
+
+
+def _table(case: Case) -> list[Tried]:
+    free = try_free(case)
+    rows = [*free, *try_others(case)]
+    rows += _combined(case, [tried.lever for tried in free], rows)
+    return sorted(rows, key=lambda tried: tried.price)
+
+
+def _combined(case: Case, free: list[Lever], rows: list[Tried]) -> list[Tried]:
+    """The cheapest combination that fits, where no single lever without a cost does; if none fits, the one that needs
+    least."""
+    if any(tried.outcome.fits and tried.lever.is_free for tried in rows):
+        return []
+    if len(free) > 1 and (tried := case.attempt(combine(*free))).outcome.fits:
+        return [tried]
+    alone = min((tried.lever.time for tried in rows if tried.outcome.fits and not tried.lever.extra_gpus), default=None)
+    found = [
+        found
+        for siblings in case.groups
+        for few in _subsets(free)
+        if (found := checkpoints.fewest(case, siblings, *few))
+    ]
+    cheaper = [tried for tried in found if alone is None or tried.lever.time < alone]
+    if cheaper:
+        return [min(cheaper, key=lambda tried: tried.lever.time)]  # of equals the first, which combines less
+    if any(tried.outcome.fits for tried in rows):
+        return []
+    return _with_everything(case, free)
+
+
+def _subsets(free: list[Lever]) -> list[list[Lever]]:
+    """Each of them, then all together."""
+    return [[lever] for lever in free] + ([free] if len(free) > 1 else [])
+
+
+def _with_everything(case: Case, free: list[Lever]) -> list[Tried]:
+    """All checkpoints with all free levers, and the optimizer on the CPU or more GPUs. An optimizer on the CPU is not
+    the GPU's fused one."""
+    all_of, state = checkpoints.checkpoint_all(case), host_memory.optimizer_state(case)
+    others = [lever for lever in free if not state or optimizer.FUSED not in lever.kinds]
+    ways = [[*others, *all_of, *state]]
+    ways += [[*free, *all_of, lever] for ranks in fsdp2.rank_counts(case) if (lever := fsdp2.sharded(case, ranks))]
+    tried = []
+    for way in ways:
+        if len(way) > 1:
+            tried.append(case.attempt(combine(*way)))
+            if tried[-1].outcome.fits:
+                return [tried[-1]]
+    return [min(tried, key=lambda each: each.outcome.reserved)] if tried else []
+
+
+# ---- as JSON ----
+
+
+def as_json(found: Answer) -> dict[str, Any]:
+    job = found.job
+    return {
+        "file": job.file,
+        "device": job.device,
+        "gpu": found.gpu.name,
+        "title": found.gpu.title,
+        "memory": found.gpu.memory,
+        "context": found.gpu.context,
+        "caching": job.caching,
+        "is_lower_bound": job.is_lower_bound,
+        "has_damaged_notes": job.has_damaged_notes,
+        "whole_steps": job.whole_steps,
+        "step_ms": 1e3 * job.step_time.total or None,
+        "died": job.died,
+        "notes": list(found.about),
+        "ranks": world_of(job.capture),
+        "communicator_bytes": nccl_bytes(job.capture),
+        "may_reserve": found.capacity,
+        **_outcome(found.before, found.capacity),
+        "held_by_parameters_gradients_state": found.rest,
+        "levers": [_lever(tried, found) for tried in found.tried],
+        "ranks_asked": found.ranks,
+        "on_ranks": [_lever(tried, found) for tried in found.on_ranks],
+    }
+
+
+def _lever(tried: Tried, found: Answer) -> dict[str, Any]:
+    lever = tried.lever
+    return {
+        "name": lever.name,
+        "kinds": list(lever.kinds),
+        "cost": lever.cost,
+        "is_free": lever.is_free,
+        "allocator": lever.conf,
+        "time": lever.time or None,
+        "gpus": world_of(found.job.capture) + lever.extra_gpus,
+        "is_approximate": tried.is_approximate,
+        "is_verified": tried.is_verified,
+        **_outcome(tried.outcome, found.capacity if tried.capacity is None else tried.capacity),
+    }
+
+
+def _outcome(outcome: Outcome, capacity: int) -> dict[str, Any]:
+    return {
+        "reserved_peak": outcome.reserved,
+        "reserved_on_gpu": outcome.reserved_on_gpu,
+        "allocated_peak": outcome.allocated,
+        "fits": outcome.fits,
+        "to_spare": capacity - outcome.reserved_on_gpu,
+        "retries": outcome.retries,
+        "failure": _moment(outcome.failed, outcome.requested),
+    }
+
+
+def _moment(at: Moment | None, requested: int) -> dict[str, Any] | None:
+    return {**at._asdict(), "requested": requested} if at else None

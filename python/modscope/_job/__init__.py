@@ -1,0 +1,1 @@
+"""The captures of several ranks as one job."""

@@ -1,0 +1,1 @@
+"""Which modules to checkpoint for a budget. Needs no torch, except ``apply``."""

@@ -1,0 +1,238 @@
+"""``modscope plan``: which modules to checkpoint so that a run fits a budget, and what that costs. Needs no torch."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+from modscope._plan.file import Plan, plan_of
+from modscope._plan.highs import is_available
+from modscope._plan.problem import Choice, Problem, check_capture
+from modscope._plan.search import EMPTY, Found, Search
+from modscope._read.categories import Category
+from modscope._read.groups import describe_groups
+from modscope._read.load import Capture
+from modscope._read.ranks import world_of
+from modscope._read.step_time import step_ms
+from modscope._read.text import rough_size
+from modscope._read.types import CaptureError
+from modscope._virtual.gpus import Gpu
+
+Report = dict[str, Any]
+
+ROUGH_TIMES = (
+    "The times are those of the host, which runs ahead of the GPU: take them as rough. A prediction has "
+    "the times of a GPU."
+)
+
+_CURVE = 6  # points
+_MARGIN = 100
+"""The part of a budget that is left free: with the same blocks in another order, a real run was seen to reserve 1 %
+more."""
+_CARE = 0.02  # of a step: what leaving it free may cost
+_VERIFICATIONS = 4  # at most
+_LEAST_GAIN = 0.01  # of the budget: where a prediction leaves less of it than this, no faster plan is searched for
+_LASTING = (Category.PARAM, Category.BUFFER, Category.GRAD, Category.OPT)
+
+
+# ---- a budget ----
+
+
+def parse_bytes(text: str) -> int:
+    """The bytes of "22GiB", "900 MB" or a number of bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(|b|[kmgt]i?b)", re.sub(r"\s", "", text.lower()))
+    if not found or float(found[1]) == 0:
+        raise ValueError(f"{text!r} is not an amount of memory: give it as 22GiB, 900MB or a number of bytes")
+    unit = found[2]
+    each = 1 if unit in ("", "b") else (1024 if "i" in unit else 1000) ** (1 + "kmgt".index(unit[0]))
+    return int(float(found[1]) * each)
+
+
+# ---- the plan ----
+
+
+Verify = Callable[[Plan], "Report | None"]
+"""Predicts a script with a plan: the figures, as _figures has them, or None if the plan could not be applied to it."""
+
+
+def make_plan(
+    file: str,
+    capture: Capture,
+    device: str,
+    budget: int,
+    gpu: Gpu | None = None,
+    use_highs: bool = True,
+    verify: Verify | None = None,
+) -> tuple[Report, Plan]:
+    """What the command tells of a plan, and the plan. With ``verify`` the plan's figures are those of a prediction with
+    it. CaptureError says why there is none."""
+    check_capture(capture)
+    problem = Problem(capture, device)
+    search = Search(problem, use_highs)
+    ranks = ["--ranks", str(world_of(capture))] if verify is not None and world_of(capture) > 1 else []
+    advice = "For what else would help:  modscope fit " + shlex.join(
+        [file, *(["--gpu", gpu.name] if gpu else []), *ranks]
+    )
+    found, verified = (
+        (_find_replayed(problem, search, budget), None)
+        if verify is None
+        else _find_verified(problem, search, budget, verify, advice)
+    )
+    if found is None:
+        raise CaptureError(_describe_too_small(problem, search, budget, advice))
+    before, planned = _figures(problem, EMPTY), _figures(problem, found.choice)
+    after = verified or planned
+    facts = {
+        "capture": file,
+        "device": device,
+        "budget": budget,
+        "gpu": gpu.name if gpu else None,
+        **{key: {"before": before[key], "after": after[key]} for key in ("reserved", "step_ms")},
+        "torch": capture.info.get("rules") or capture.info.get("torch"),
+    }
+    plan = plan_of(problem.names(found.choice), facts)
+    report = {
+        "device": device,
+        "budget": budget,
+        "gpu": gpu.title if gpu else None,
+        "before": before,
+        "after": after,
+        "planned": planned,
+        "is_verified": verified is not None,
+        "checkpoint": plan.checkpoint,
+        "groups": describe_groups(problem.names(found.choice), [candidate.name for candidate in problem.candidates]),
+        "solver": found.how if found.choice else None,
+        "has_solver": search.has_highs,
+        "is_solver_installed": is_available(),
+        "bound_ms": None if found.bound is None else 1e3 * (problem.step.total + found.bound),
+        "curve": _curve(problem, search, budget, found),
+        "times": _times_of(capture, device),
+        "steps": problem.steps,
+        "is_lower_bound": capture.is_lower_bound,
+    }
+    return report, plan
+
+
+def _find_replayed(problem: Problem, search: Search, budget: int) -> Found | None:
+    """The fastest choice within the budget, or one with a margin, if that takes little more time."""
+    found = search.find(budget)
+    if found is None or not found.choice or problem.is_cpu:
+        return found
+    careful = search.find(budget - budget // _MARGIN)
+    more = problem.seconds(careful.choice) - problem.seconds(found.choice) if careful else 0.0
+    return careful if careful and more <= _CARE * problem.step.total else found
+
+
+def _find_verified(
+    problem: Problem, search: Search, budget: int, verify: Verify, advice: str
+) -> tuple[Found | None, Report | None]:
+    """The fastest choice whose prediction stays within the budget. What the replay of a choice and its prediction
+    differ by is taken into account in the next search. CaptureError if no prediction stays within the budget."""
+    best: tuple[Found, Report] | None = None
+    target, seen, lowest = budget, set(), 0
+    for _ in range(_VERIFICATIONS):
+        found = search.find(target)
+        if found is None or found.choice in seen:
+            break
+        if not found.choice:
+            return found, None  # it is the prediction itself
+        seen.add(found.choice)
+        figures = verify(plan_of(problem.names(found.choice)))
+        if figures is None:
+            raise CaptureError(
+                "The plan cannot be applied to the script: its modules are not called as modules of the model "
+                "that it was made from"
+            )
+        lowest = min(lowest or figures["reserved"], figures["reserved"])
+        if figures["reserved"] <= budget and (best is None or figures["step_ms"] < best[1]["step_ms"]):
+            best = found, figures
+        lower = budget - (figures["reserved"] - problem.reserved(found.choice))
+        if figures["reserved"] <= budget and lower <= target + _LEAST_GAIN * budget:
+            break
+        target = min(lower, problem.reserved(EMPTY) - 1)
+    if best is None and lowest:
+        raise CaptureError(
+            f"No plan was found that stays within {rough_size(budget)} when the script is predicted with it: the "
+            f"lowest reserved "
+            f"{rough_size(lowest)}. {advice}"
+        )
+    return best or (None, None)
+
+
+def verified_figures(capture: Capture, device: str) -> Report:
+    """Those of a run, as _figures has them."""
+    peak = capture.peaks[device]
+    return {
+        "reserved": capture.reserved.get(device) or peak.bytes,
+        "allocated": peak.bytes,
+        "step_ms": step_ms(capture) or 0.0,
+        "step": peak.step,
+        "phase": peak.phase,
+        "module": peak.module,
+    }
+
+
+def _times_of(capture: Capture, device: str) -> str:
+    """Whose times the capture has: the device's, or those of the host, which runs ahead of a GPU."""
+    has_gpu_times = capture.info.get("clock") == "virtual" or capture.stream.has_gpu_times
+    return "device" if device == "cpu" or has_gpu_times else "host"
+
+
+def _figures(problem: Problem, choice: Choice) -> Report:
+    verified = problem.verify(choice)
+    seconds = problem.step.total + problem.seconds(choice)
+    where = {"step": verified.step, "phase": verified.phase, "module": _module(problem, verified.path)}
+    return {"reserved": verified.reserved, "allocated": verified.allocated, "step_ms": 1e3 * seconds, **where}
+
+
+def _module(problem: Problem, path: int) -> str:
+    names = problem.capture.module_names
+    return names[path] if path < len(names) else "?"
+
+
+def _curve(problem: Problem, search: Search, budget: int, found: Found) -> list[Report]:
+    """Plans for other budgets, from none at all to the one that reserves least."""
+    highest, lowest = problem.reserved(EMPTY), problem.reserved(search.least())
+    choices = {EMPTY, found.choice}
+    for i in range(1, _CURVE):
+        other = Search(problem, use_highs=False).find(lowest + (highest - lowest) * (_CURVE - 1 - i) // (_CURVE - 1))
+        if other:
+            choices.add(other.choice)
+    points = sorted(choices, key=lambda choice: (-problem.reserved(choice), problem.seconds(choice), sorted(choice)))
+    kept: list[Choice] = []
+    for choice in points:
+        while kept and problem.seconds(kept[-1]) >= problem.seconds(choice) and kept[-1] != found.choice:
+            kept.pop()  # it needs more memory, and no less time
+        kept.append(choice)
+    return [_point(problem, choice, choice == found.choice) for choice in kept]
+
+
+def _point(problem: Problem, choice: Choice, is_plan: bool) -> Report:
+    names = problem.names(choice)
+    groups = describe_groups(names, [candidate.name for candidate in problem.candidates])
+    calls = [call for i in sorted(choice) for call in problem.candidates[i].calls]
+    return {**_figures(problem, choice), "modules": len(names), "groups": groups, "is_plan": is_plan, "calls": calls}
+
+
+def _lasting_bytes(problem: Problem) -> dict[str, int]:
+    """By category: what no checkpointing frees, at the peak of the run."""
+    sums = problem.capture.snapshot("peak", problem.device).totals[problem.device]
+    return {category: sums.get(category, 0) for category in _LASTING}
+
+
+def _describe_too_small(problem: Problem, search: Search, budget: int, advice: str) -> str:
+    least = problem.reserved(search.least())
+    lasting = _lasting_bytes(problem)
+    remain = rough_size(sum(lasting.values()))
+    what = "allocates" if problem.is_cpu else "reserves"
+    begin = f"The run does not fit {rough_size(budget)} by checkpointing alone: "
+    if lasting[Category.PARAM] > budget:
+        return f"{begin}its parameters take {rough_size(lasting[Category.PARAM])}. {advice}"
+    if not problem.candidates:
+        return f"{begin}no module below a root module keeps anything for backward. {advice}"
+    return (
+        f"{begin}with every module that helps checkpointed it still {what} {rough_size(least)}. "
+        f"{remain} of parameters, buffers, gradients and state remain. {advice}"
+    )

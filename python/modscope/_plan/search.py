@@ -1,0 +1,164 @@
+"""Find a plan: the choice of modules that fits a budget and whose recomputation takes the least time.
+
+The search assumes that the savings of modules add up (Row), which is nearly so for allocated bytes. How much more is
+reserved is known from replays only: where the replay of a choice needs more than the budget, the search is repeated
+with a lower target. Every choice that is returned was replayed. The same problem always gives the same choice."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from modscope._capture import Cover
+from modscope._plan import highs as _plan_highs
+from modscope._plan.problem import Choice, Problem
+
+_TRIES = 16
+_SOLUTIONS = 5
+_LEAST_STEP = 1 << 20  # bytes by which a target is lowered
+_CALL_SECONDS = 2e-5
+"""What the search adds to the time of a call, so that one module is preferred to many small ones that save as much."""
+
+EMPTY: Choice = frozenset()
+
+
+class Found(NamedTuple):
+    choice: Choice
+    how: str
+    """greedy, or highs."""
+    bound: float | None
+    """Seconds that any choice takes at least if savings add up, about (see _bound); None: it is not known."""
+
+
+class Search:
+    def __init__(self, problem: Problem, use_highs: bool = True) -> None:
+        self._problem = problem
+        self.has_highs = use_highs and _plan_highs.is_available()
+        # Among equal modules those that run first are best: their recomputation comes last, when little memory is left.
+        count = max(len(problem.candidates), 1)
+        self._costs = [
+            (problem.cost(i) + _CALL_SECONDS * candidate.all_calls / max(problem.steps, 1)) * (1 + 1e-4 * i / count)
+            for i, candidate in enumerate(problem.candidates)
+        ]
+        around = [problem.around(i) for i in range(len(problem.candidates))]
+        self._greedily = Cover(self._costs, list(problem.rows), around)
+
+    def find(self, budget: int) -> Found | None:
+        """The best choice found whose replay stays within the budget; None: none was found."""
+        if self._problem.reserved(EMPTY) <= budget:
+            return Found(EMPTY, "greedy", 0.0)
+        found = self._greedy(budget)
+        if not self.has_highs or not self._costs:
+            return Found(found, "greedy", None) if found is not None else None
+        better, bound = self._optimum(budget, found)
+        if better is not None and (found is None or self._seconds(better) < self._seconds(found)):
+            return Found(better, "highs", bound)
+        return Found(found, "greedy", bound) if found is not None else None
+
+    def _seconds(self, choice: Choice) -> float:
+        return self._problem.seconds(choice)
+
+    def _cost(self, choice: Choice) -> float:
+        return sum(self._costs[i] for i in sorted(choice))
+
+    # ---- greedy ----
+
+    def _greedy(self, budget: int) -> Choice | None:
+        target = budget
+        for _ in range(_TRIES):
+            choice = self._cover(target)
+            if choice is None:
+                break
+            excess = self._problem.reserved(choice) - budget
+            if excess <= 0:
+                return self._prune(choice, budget)
+            target -= max(excess, _LEAST_STEP)
+        least = self.least()
+        return self._prune(least, budget) if self._problem.reserved(least) <= budget else None
+
+    def _cover(self, target: int) -> Choice | None:
+        """Add the candidate that saves most for its time in rows above the target, until no row is above it. None: no
+        candidate saves anything in those that are left."""
+        chosen = self._greedily.choose(target)
+        return None if chosen is None else frozenset(chosen)
+
+    def _prune(self, choice: Choice, budget: int) -> Choice:
+        """Leave out what is not needed, the most expensive first."""
+        for i in sorted(choice, key=lambda i: (-self._costs[i], -i)):
+            without = choice - {i}
+            if self._problem.reserved(without) <= budget:
+                choice = without
+        return choice
+
+    def least(self) -> Choice:
+        """The choice that reserves least, as far as is known."""
+        best, best_reserved = EMPTY, self._problem.reserved(EMPTY)
+        for choice in self._deep_choices():
+            reserved = self._problem.reserved(choice)
+            if reserved < best_reserved:
+                best, best_reserved = choice, reserved
+        return best
+
+    def _deep_choices(self) -> list[Choice]:
+        """Choices that save much: all candidates of one depth of the names, and those that meet the lowest targets."""
+        found: list[Choice] = []
+        names = [candidate.name for candidate in self._problem.candidates]
+        for depth in sorted({name.count(".") for name in names}):
+            found.append(self._independent([i for i, name in enumerate(names) if name.count(".") == depth]))
+            found.append(self._independent([i for i, name in enumerate(names) if name.count(".") <= depth][::-1]))
+        low, high = 0, max((row.needed for row in self._problem.rows), default=0)
+        for _ in range(12):  # the lowest target that can be met
+            target = (low + high) // 2
+            choice = self._cover(target)
+            if choice is None:
+                low = target
+            else:
+                high = target
+                found.append(choice)
+        return found
+
+    def _independent(self, candidates: list[int]) -> Choice:
+        """As many of them as do not lie in each other, in their order."""
+        chosen: set[int] = set()
+        for i in candidates:
+            if self._problem.around(i).isdisjoint(chosen) and not self._problem.inside(i, chosen):
+                chosen.add(i)
+        return frozenset(chosen)
+
+    # ---- HiGHS ----
+
+    def _optimum(self, budget: int, found: Choice | None) -> tuple[Choice | None, float | None]:
+        """The best choice that HiGHS finds and the replay verifies, and the bound of the budget itself."""
+        rows, chains = self._problem.rows, self._problem.chains()
+        first = _plan_highs.solve(self._costs, rows, chains, budget)
+        if first is None:
+            return None, None
+        best: Choice | None = None
+        low, high = 0, budget + 1  # a target that is met, if there is a best choice, and one that was not
+        target = budget if found is None else min(budget, budget - self._excess(found))
+        for _ in range(_SOLUTIONS):
+            solution = first if target >= budget else _plan_highs.solve(self._costs, rows, chains, target)
+            excess = 0 if solution is None else self._problem.reserved(solution.choice) - budget
+            if solution is not None and excess <= 0:
+                best = self._cheaper(self._prune(solution.choice, budget), best)
+                low = target
+            else:
+                high = target
+            lower = target - max(excess, _LEAST_STEP) if solution is not None else 0
+            target = (low + high) // 2 if best is not None else lower
+            if target <= 0 or high - low < _LEAST_STEP:
+                break
+        return best, self._bound(first)
+
+    def _excess(self, choice: Choice) -> int:
+        """How much more is reserved than the sums of savings say."""
+        allocated = max(row.needed - sum(row.saved[i] for i in choice) for row in self._problem.rows)
+        return max(self._problem.reserved(choice) - allocated, 0)
+
+    def _cheaper(self, choice: Choice, other: Choice | None) -> Choice:
+        return choice if other is None or self._cost(choice) < self._cost(other) else other
+
+    def _bound(self, solution: _plan_highs.Solution) -> float:
+        """In seconds of recomputation: without what the search adds to the calls of this solution. A choice of more
+        calls may take less time than that, as its own addition is larger."""
+        added = solution.cost - self._problem.seconds(solution.choice)
+        return max(solution.bound - added, 0.0)

@@ -1,0 +1,1 @@
+"""Run a script on virtual GPUs and ranks, and say what it would take."""

@@ -1,0 +1,43 @@
+"""Install the virtual GPU for a prediction, verify that it works here, and say what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from modscope._virtual.device.environment import allocator_settings
+from modscope._virtual.gpus import Gpu
+
+if TYPE_CHECKING:
+    from modscope._virtual.device.device import VirtualDevice
+
+
+def install(
+    gpu: Gpu, version: str | None, unlimited: bool = False, table: str = "", also: Sequence[Gpu] = ()
+) -> VirtualDevice:
+    """RuntimeError, ValueError or OSError says in a sentence why it cannot be installed; torch is then as it was."""
+    from modscope._torch import interception as _interception
+    from modscope._virtual.device.device import VirtualDevice
+    from modscope._virtual.time import table as tables
+
+    device = VirtualDevice(gpu, version, unlimited, tables.load(table) if table else None, also)
+    device.install()
+    if why := _interception.why_no_blocks():
+        device.remove()
+        raise RuntimeError(f"it needs the interception of allocators, which cannot be used ({why})")
+    return device
+
+
+def info(gpu: Gpu, version: str) -> dict[str, str]:
+    """What a capture says of the virtual GPU on which it was made."""
+    return {
+        "source": "predicted",
+        "gpu": gpu.name,
+        "gpu_title": gpu.title,
+        "gpu_memory": str(gpu.memory),
+        "gpu_context": str(gpu.context),
+        "gpu_capability": f"{gpu.capability[0]}.{gpu.capability[1]}",
+        "rules": version,
+        "allocator": allocator_settings() or "",
+        "clock": "virtual" if gpu.speed else "unknown",
+    }

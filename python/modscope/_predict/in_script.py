@@ -1,0 +1,177 @@
+"""``modscope predict`` inside the script's process: install the virtual GPU before the script, and say at its end what
+the real one would have had to reserve. _record/in_process.py runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from modscope._predict.result import Facts
+from modscope._virtual.gpus import Gpu, find_gpu
+
+if TYPE_CHECKING:
+    from modscope._predict.options import PredictOptions
+    from modscope._predict.sharding import Sharding
+    from modscope._predict.substitutes import Substitutes
+    from modscope._read.load import Capture
+    from modscope._virtual.device.device import VirtualDevice
+    from modscope._virtual.ranks.collectives import Ranks
+
+_GRACE = 5.0  # seconds from SystemExit until the process of a script that has caught it is ended
+LOG, FACTS, CAPTURE, STEPS = "log", "facts.json", "capture.msc", "steps"
+"""The files of ``PredictOptions.part``: what was asked of the allocator, what the script did, its capture, and a byte
+for each of its steps so far."""
+
+
+class Prediction:
+    """One script on one virtual GPU."""
+
+    def __init__(self, asked: PredictOptions) -> None:
+        self.asked = asked
+        self.gpu: Gpu = find_gpu(asked.gpus[0])
+        self.timed_out = False
+        self._began = time.monotonic()
+        self._device: VirtualDevice | None = None
+        self._substitutes: Substitutes | None = None
+        self._ends: dict[str, list[float]] = {}
+        self._version = ""
+        self._script_ended = False
+
+    # ---- the beginning ----
+
+    def install(self) -> None:
+        """Raises RuntimeError or ValueError, with a sentence, where there can be no virtual GPU."""
+        import torch
+        from modscope._predict import device
+        from modscope._predict.substitutes import Substitutes
+        from modscope._virtual.operators import fakes
+
+        self._began = time.monotonic()
+        self._version = self.asked.torch or str(torch.__version__)
+        others = [find_gpu(name) for name in self.asked.gpus if name != self.gpu.name]
+        self._device = device.install(
+            self.gpu, self.asked.torch or None, bool(self.asked.part), self.asked.table, others
+        )
+        fakes.set_selected(self.asked.selected)
+        self._substitutes = Substitutes(self._ranks([self.gpu, *others]), self._sharding())
+        self._substitutes.install()
+
+    def _ranks(self, gpus: list[Gpu]) -> Ranks | None:
+        if not self.asked.ranks:
+            return None
+        from modscope._virtual.ranks.collectives import Ranks
+
+        assert self._device is not None
+        ranks = Ranks(self.asked.rank, self.asked.ranks, self.asked.ranks_per_node, gpus, self._device.set_outside)
+        if self.asked.messages:
+            from modscope._virtual.ranks.messages import Messages
+
+            ranks.messages = Messages(self.asked.messages, self.asked.rank)
+        return ranks
+
+    def _sharding(self) -> Sharding | None:
+        if not self.asked.ranks:
+            return None
+        from modscope._predict.sharding import Sharding
+
+        return Sharding(self.asked.reshard, self.asked.shard_over)
+
+    def end_info(self) -> dict[str, str]:
+        """What the capture says at its end: what NCCL would take of the GPU."""
+        ranks = self._substitutes.ranks_facts() if self._substitutes else None
+        return {"communicator_bytes": str(ranks["communicator_bytes"])} if ranks else {}
+
+    def info(self) -> dict[str, str]:
+        """What the capture says of itself. Its local rank is that of a real job, where the script sees 0
+        (_virtual/ranks/options.py)."""
+        from modscope._predict import device
+
+        of_rank = {"local_rank": str(self.asked.rank % self.asked.ranks_per_node)} if self.asked.ranks > 1 else {}
+        return {**device.info(self.gpu, self._version), **of_rank}
+
+    def recording_began(self) -> None:
+        if self.asked.part:
+            from modscope import _native
+
+            _native.virtual_log_begin()
+
+    def end_after_seconds(self, leave: Callable[[], None]) -> None:
+        """After ``asked.seconds`` raise SystemExit in the main thread; call ``leave`` if that does not end the script.
+        Nothing of this happens after ``script_ended``: it would interrupt the end of the recording."""
+        if not self.asked.seconds:
+            return
+
+        def wait() -> None:
+            time.sleep(self.asked.seconds)
+            if not self._script_ended:
+                self.timed_out = True
+                _raise_in_main_thread(SystemExit)
+                time.sleep(_GRACE)
+            if not self._script_ended:
+                leave()
+
+        threading.Thread(target=wait, name="modscope-seconds", daemon=True).start()
+
+    def script_ended(self) -> None:
+        """The script has ended, and the end of its recording begins."""
+        self._script_ended = True
+
+    def step_ended(self) -> None:
+        """Note the virtual time on each GPU whose time is wanted, and tell the process that waits for a part."""
+        if self.asked.part:
+            with contextlib.suppress(OSError), open(os.path.join(self.asked.part, STEPS), "ab") as file:
+                file.write(b".")
+        for name in self.asked.gpus:
+            seconds = self._device.seconds_on(find_gpu(name)) if self._device else None
+            if seconds is not None:
+                self._ends.setdefault(name, []).append(seconds)
+
+    # ---- the end ----
+
+    def facts(self, steps: int, how: str, end: dict[str, str]) -> Facts:
+        """What is known without the capture."""
+        notes = self._substitutes.notes() if self._substitutes else []
+        return {
+            "steps": steps,
+            "seconds": round(time.monotonic() - self._began, 3),
+            "timed_out": self.asked.seconds if self.timed_out else None,
+            "ended": how,
+            "error": end.get("error", ""),
+            "status": end.get("status", ""),
+            "torch": self._version,
+            "fraction": self._device.memory.fraction() if self._device else 1.0,
+            "bytes_without_rule": self._device.bytes_without_rule() if self._device else None,
+            "notes": notes,
+            "ranks": self._substitutes.ranks_facts() if self._substitutes else None,
+            "step_ends": self._ends,
+        }
+
+    def write_part(self, facts: Facts, capture: str) -> None:
+        """Of several processes, the one that asked most of the allocator counts."""
+        from modscope import _native
+
+        log, path = _native.virtual_log_end(), os.path.join(self.asked.part, LOG)
+        if os.path.exists(path) and os.path.getsize(path) >= len(log):
+            return
+        with open(path, "wb") as file:
+            file.write(log)
+        with open(os.path.join(self.asked.part, FACTS), "w", encoding="utf-8") as text:
+            json.dump({**facts, "capture": capture}, text)
+
+    def result(self, facts: Facts, capture: Capture | None, path: str) -> dict[str, Any]:
+        """The result, as --json has it."""
+        from modscope._predict.result import result_of
+
+        return result_of(self.gpu, facts, capture, path)
+
+
+def _raise_in_main_thread(kind: type[BaseException]) -> None:
+    import ctypes
+
+    thread = threading.main_thread().ident
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread or 0), ctypes.py_object(kind))

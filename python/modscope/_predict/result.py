@@ -1,0 +1,166 @@
+"""The result of a prediction: what the GPU would have had to reserve, whether that fits, and where memory ran out.
+Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+from modscope._read.load import Capture
+from modscope._read.step_time import step_ms
+from modscope._virtual.gpus import Gpu
+
+if TYPE_CHECKING:
+    from modscope._show.terminal import Screen
+
+DEVICE = "cuda:0"
+Result = dict[str, Any]
+"""As --json writes it."""
+
+
+class ShardingFacts(TypedDict):
+    """How a script uses ``fully_shard``."""
+
+    calls: int
+    reshards: list[bool]
+    """Whether modules are resharded after their forward, as it was done."""
+    over: list[int]
+    """How many ranks hold one copy, as it was done."""
+
+
+class RanksFacts(TypedDict):
+    """What a result says of virtual ranks."""
+
+    size: int
+    rank: int
+    per_node: int
+    communicators: int
+    communicator_bytes: int
+    collective_bytes: dict[str, int]
+    """Bytes by kind of collective."""
+    fully_shard: ShardingFacts | None
+
+
+class Facts(TypedDict, total=False):
+    """What is known of a prediction without its capture. A process that predicts a part writes it to a file."""
+
+    steps: int
+    seconds: float
+    timed_out: float | None
+    """The seconds after which the script was stopped; None: it was not."""
+    ended: str
+    error: str
+    status: str
+    torch: str
+    fraction: float
+    """The fraction of the GPU's memory to which the program limits itself."""
+    bytes_without_rule: int | None
+    notes: list[str]
+    ranks: RanksFacts | None
+    step_ends: dict[str, list[float]]
+    """When steps ended by the clock of each GPU, in seconds."""
+    capture: str
+    nothing: str
+    """Why there is nothing to predict."""
+
+
+class Predicted(NamedTuple):
+    """What came of a command that started the script's processes."""
+
+    status: int
+    """The script's own."""
+    figures: Result | None = None
+    """What --json writes; None: nothing could be predicted."""
+    text: Callable[[Screen], list[str]] = lambda screen: []
+
+
+def result_of(gpu: Gpu, facts: Facts, capture: Capture | None, path: str) -> Result:
+    """The result of a script that ran on this virtual GPU."""
+    peak = capture.peaks.get(DEVICE) if capture else None
+    reserved = capture.reserved.get(DEVICE, 0) if capture else 0
+    failed = _failure(capture) if capture else None
+    fits = failed is None or _went_on(capture, facts)
+    may_reserve = may_reserve_beside(gpu, facts)
+    return {
+        "gpu": gpu.name,
+        "title": gpu.title,
+        "memory": gpu.memory,
+        "context": gpu.context,
+        "reserved_peak": reserved,
+        "allocated_peak": peak.bytes if peak else 0,
+        "fits": fits,
+        "may_reserve": may_reserve,
+        "to_spare": max(may_reserve - reserved, 0) if fits else None,
+        "step_ms": step_ms(capture) if capture and capture.info.get("clock") == "virtual" else None,
+        "seconds": facts["seconds"],
+        "steps": facts["steps"],
+        "peak": _moment(peak.step, peak.phase, peak.module) if peak else None,
+        "reserved_at_peak": peak.reserved if peak else 0,
+        "reserved_moment": _reserved_moment(capture, reserved)
+        if capture and peak and peak.reserved != reserved
+        else None,
+        "out_of_memory": failed,
+        "ranks": facts.get("ranks"),
+        "ended": facts["ended"],
+        "timed_out": facts["timed_out"],
+        "error": facts["error"],
+        "status": facts["status"],
+        "torch": facts["torch"],
+        "allocator": capture.info.get("allocator", "") if capture else "",
+        "bytes_without_rule": facts["bytes_without_rule"],
+        "notes": facts["notes"],
+        "capture": path,
+    }
+
+
+def may_reserve_beside(gpu: Gpu, facts: Facts) -> int:
+    """What torch's allocator may reserve beside the context and NCCL's communicators."""
+    ranks = facts.get("ranks")
+    return gpu.may_reserve(facts["fraction"], ranks["communicator_bytes"] if ranks else 0)
+
+
+def has_failed(result: Result) -> bool:
+    """Whether the script ended by an exception, or with a status that says so; not, where the GPU's memory ran out."""
+    return bool(result["fits"]) and (result["ended"] == "exception" or result["status"] not in ("", "0"))
+
+
+def failed_early(result: Result) -> bool:
+    """Whether it failed before its first optimizer step, so that nothing can be said of what it needs."""
+    return has_failed(result) and not result["steps"]
+
+
+def as_json(result: Result) -> Result:
+    """Without a verdict where there can be none."""
+    return {**result, "fits": None, "to_spare": None} if failed_early(result) else result
+
+
+def _moment(step: int, phase: str | None, module: str | None) -> Result:
+    return {"step": step, "phase": phase or "idle", "module": module or "Global"}
+
+
+def _failure(capture: Capture | None) -> Result | None:
+    """The last allocation that failed on the virtual GPU."""
+    failed = capture.last_oom if capture else None
+    if capture is None or failed is None or failed.device != DEVICE:
+        return None
+    step = capture.snapshot("oom").step
+    figures = {"requested": failed.bytes, "allocated": failed.allocated, "reserved": failed.reserved}
+    return {"count": capture.oom_count, **figures, **_moment(step, failed.phase, failed.module)}
+
+
+def _went_on(capture: Capture | None, facts: Facts) -> bool:
+    """Whether the script caught the failure and did its work afterwards: it took an optimizer step, or, if it never
+    takes one, allocated more."""
+    if capture is None or capture.last_oom is None or facts["ended"] == "exception":
+        return False
+    kind = "optimizer_step" if capture.optimizer_steps else "add"
+    return next(capture.events(kind, first=capture.last_oom.number + 1), None) is not None
+
+
+def _reserved_moment(capture: Capture, reserved: int) -> Result | None:
+    """When the most was first reserved."""
+    for event in capture.events("reserved"):
+        if event.device == DEVICE and event.bytes == reserved:
+            snapshot = capture.snapshot(event.number + 1)
+            return _moment(snapshot.step, *snapshot.running)
+    return None

@@ -1,0 +1,276 @@
+"""A run in figures: its peaks, what each module held then, its collectives, how it ended. ``modscope summary``, the
+page and the notebook show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from modscope._read.categories import TOTAL, Sums
+from modscope._read.load import Capture, Snapshot
+from modscope._read.step_time import step_ms
+from modscope._read.text import counted, gpu_label, milliseconds, size
+from modscope._read.types import CollectiveGroup, Peak
+
+Report = dict[str, Any]
+"""Figures, as ``--json`` prints them."""
+
+
+class MomentReport(TypedDict):
+    """When a moment was, and what was running."""
+
+    moment: int
+    time: float
+    step: int
+    phase: str
+    module: str
+
+
+class PeakReport(MomentReport):
+    """The moment at which a device held most."""
+
+    bytes: int
+    reserved: int
+
+
+class OwnBytes(TypedDict):
+    """A module, and the bytes that it holds itself, by category."""
+
+    module: str
+    own: Sums
+
+
+class DeviceReport(TypedDict):
+    """A device at its peak, with the modules that hold most."""
+
+    device: str
+    peak: PeakReport
+    peak_reserved: int
+    categories: Sums
+    kinds: Sums
+    outside: int
+    modules: list[OwnBytes]
+
+
+class OomReport(MomentReport):
+    """An allocation that failed."""
+
+    device: str | None
+    requested: int
+    held: int
+    allocated: int | None
+    reserved: int | None
+
+
+class LaunchSums(TypedDict):
+    """How many collectives were launched, their bytes, and how long they took."""
+
+    count: int
+    bytes: int
+    seconds: float
+
+
+class ModuleLaunches(TypedDict):
+    """The collectives that were launched for a module."""
+
+    module: str
+    count: int
+    bytes: int
+
+
+class CollectiveReport(LaunchSums):
+    """The collectives of one kind in one group: those of steps, and those before the first step."""
+
+    kind: str
+    group: dict[str, str | int]
+    before_steps: LaunchSums
+    phases: dict[str, int]
+    modules: list[ModuleLaunches]
+    """The modules for which most bytes went through first, all phases together."""
+
+
+def file_report(file: str, capture: Capture) -> Report:
+    """The keys with which every report on one capture begins."""
+    losses = {"lost": capture.lost, "damaged": capture.damaged, "ended": capture.end is not None}
+    return {"file": file, **losses, "predicted_on": predicted_on(capture.info)}
+
+
+def predicted_on(info: Mapping[str, str]) -> str | None:
+    """The virtual GPU of a capture that ``modscope predict`` made; None if the run was real."""
+    return gpu_label(info.get("gpu_title", "a virtual GPU")) if info.get("source") == "predicted" else None
+
+
+def moment_of(snapshot: Snapshot) -> MomentReport:
+    """A moment: when it was, and what was running."""
+    phase, module = snapshot.running
+    return {"moment": snapshot.moment, "time": snapshot.time, "step": snapshot.step, "phase": phase, "module": module}
+
+
+def summarize(file: str, capture: Capture) -> Report:
+    """A run in figures."""
+    devices = [_device(capture, name) for name in capture.peaks]
+    main = capture.main_device
+    return {
+        **file_report(file, capture),
+        "is_lower_bound": capture.is_lower_bound,
+        "bytes": capture.bytes,
+        "events": capture.event_count,
+        "info": dict(capture.info),
+        "end": None if capture.end is None else dict(capture.end),
+        "duration": capture.duration,
+        "steps": capture.last_step,
+        "optimizer_steps": capture.optimizer_steps,
+        "step_ms": step_ms(capture),
+        "phases": {word: phase._asdict() for word, phase in capture.phases.items()},
+        "devices": sorted(devices, key=lambda one: (one["device"] != main, -int(one["peak"]["bytes"]))),
+        "collectives": summarize_collectives(capture),
+        "oom_count": capture.oom_count,
+        "last_oom": summarize_oom(capture),
+    }
+
+
+def _peak(peak: Peak) -> PeakReport:
+    return {
+        "bytes": peak.bytes,
+        "moment": peak.moment,
+        "time": peak.time,
+        "step": peak.step,
+        "phase": peak.phase,
+        "module": peak.module,
+        "reserved": peak.reserved,
+    }
+
+
+def _device(capture: Capture, name: str) -> DeviceReport:
+    snapshot = capture.snapshot("peak", name)
+    modules = snapshot.by_module().get(name, {})
+    largest = sorted(modules.items(), key=lambda item: -item[1][TOTAL])
+    return {
+        "device": name,
+        "peak": _peak(capture.peaks[name]),
+        "peak_reserved": capture.reserved[name],
+        "categories": snapshot.totals[name],
+        "kinds": snapshot.kinds.get(name, {}),
+        "outside": snapshot.outside[name],
+        "modules": [{"module": fqn, "own": sums} for fqn, sums in largest],
+    }
+
+
+def summarize_oom(capture: Capture) -> OomReport | None:
+    """The last allocation that failed; None if none did."""
+    failed = capture.last_oom
+    if failed is None:
+        return None
+    snapshot = capture.snapshot("oom")
+    return {
+        "device": failed.device,
+        "requested": failed.bytes,
+        "held": snapshot.totals.get(str(failed.device), {}).get(TOTAL, 0),
+        "allocated": failed.allocated,
+        "reserved": failed.reserved,
+        "moment": snapshot.moment,
+        "time": snapshot.time,
+        "step": snapshot.step,
+        "phase": failed.phase or "idle",
+        "module": failed.module or "Global",
+    }
+
+
+# ---- in words ----
+
+
+def describe_program(info: Mapping[str, str]) -> str:
+    """The program that ran, with its arguments and rank."""
+    words = [info.get("program", "A program"), *info.get("arguments", "").split("\n")]
+    rank = f"(rank {info.get('rank', '?')} of {info['world']})" if info.get("world", "1") != "1" else ""
+    return " ".join(filter(None, (*words, rank)))
+
+
+def describe_prediction(info: Mapping[str, str]) -> str:
+    """Say on which GPU a run was predicted: "predicted on RTX 4090"; "" if the run was real."""
+    gpu = predicted_on(info)
+    return f"predicted on {gpu}" if gpu else ""
+
+
+def describe_step_time(milliseconds_of_step: float | None) -> str:
+    """Say how long a step takes: "19.7 ms a step"; "" if that is not known."""
+    return f"{milliseconds(milliseconds_of_step)} a step" if milliseconds_of_step else ""
+
+
+def describe_end(end: Mapping[str, str] | None) -> str:
+    """Say how the program ended: "Finished", "Exited with status 1"."""
+    if end is None:
+        return "No end: it was killed, or still runs"
+    how, status, error, by = (end.get(word, "") for word in ("how", "status", "error", "by"))
+    if how == "finished" and status not in ("", "0"):
+        return f"Exited with status {status}"
+    words = {
+        "finished": "Finished",
+        "exception": "Ended by an exception",
+        "stopped": "Stopped" if error else _describe_stop(by),
+        "interrupted": "Interrupted",
+        "terminated": "Ended by SIGTERM",
+    }
+    return words.get(how, how or "Ended") + (f": {error.splitlines()[0]}" if error.strip() else "")
+
+
+def _describe_stop(by: str) -> str:
+    """Say what stopped a recording: "Stopped after 3 optimizer steps, as --steps 3 says". ``by``: the option of
+    modscope; "" if the program ended its recording itself, or the capture does not say."""
+    option, _, number = by.partition(" ")
+    after = {"--steps": f"{number} optimizer {'step' if number == '1' else 'steps'}", "--seconds": f"{number} s"}.get(
+        option
+    )
+    return f"Stopped after {after}, as {by} says" if after else "Stopped before the program's own end"
+
+
+def describe_losses(report: Report) -> list[str]:
+    """A sentence for each reason to doubt the figures."""
+    sentences = []
+    if report["lost"]:
+        sentences.append(f'{counted(report["lost"], "event")} could not be written: every figure is "at least".')
+    if report["damaged"]:
+        sentences.append(
+            f"{size(report['damaged'])} of the file cannot be read: it is damaged, or was cut short. What comes "
+            f'after is "at least".'
+        )
+    return sentences
+
+
+# ---- collectives ----
+
+
+def summarize_collectives(capture: Capture) -> list[CollectiveReport]:
+    """The collectives of each kind and group, those with most bytes first."""
+    rows: dict[tuple[str, CollectiveGroup], CollectiveReport] = {}
+    modules: dict[tuple[str, CollectiveGroup], dict[str, ModuleLaunches]] = {}
+    for kind, group, module, phase, in_step, count, amount, seconds in capture.collective_totals():
+        if (kind, group) not in rows:
+            rows[kind, group], modules[kind, group] = _new_row(kind, group), {}
+        row = rows[kind, group]
+        sums: LaunchSums = row if in_step else row["before_steps"]
+        sums["count"] += count
+        sums["bytes"] += amount
+        sums["seconds"] += seconds
+        if not in_step:
+            continue
+        row["phases"][phase] = row["phases"].get(phase, 0) + count
+        launched = modules[kind, group].setdefault(module, {"module": module, "count": 0, "bytes": 0})
+        launched["count"] += count
+        launched["bytes"] += amount
+    for key, row in rows.items():
+        row["modules"] = sorted(modules[key].values(), key=lambda one: -one["bytes"])
+    return sorted(rows.values(), key=lambda row: -row["bytes"])
+
+
+def _new_row(kind: str, group: CollectiveGroup) -> CollectiveReport:
+    return {
+        "kind": kind,
+        "group": group._asdict(),
+        "count": 0,
+        "bytes": 0,
+        "seconds": 0.0,
+        "before_steps": {"count": 0, "bytes": 0, "seconds": 0.0},
+        "phases": {},
+        "modules": [],
+    }

@@ -1,0 +1,1 @@
+"""Write captures: ``record``, ``modscope run`` in the script's process and in those that it starts."""

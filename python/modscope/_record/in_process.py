@@ -1,0 +1,548 @@
+"""The recording inside the script's process that ``modscope run`` starts.
+
+It begins when the script has imported torch, and ends with the script, when one line about the capture is printed. The
+script must not notice it. It patches only these, and no longer than needed: sys.meta_path (until torch is imported),
+os._exit, the functions that start programs (_record/child_processes.py), and after torch is imported sys.excepthook
+and, in C, how a SystemExit is deallocated and, while it has its default action, SIGTERM.
+
+Python processes that the script starts are recorded in the same way, each to its own capture. They print nothing."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from modscope._record import capture_file, child_processes
+from modscope._record.options import ScriptOptions
+
+if TYPE_CHECKING:
+    from modscope._plan.in_script import PlanForRun
+    from modscope._record.record import Recording, RecordingResult
+
+_VARIABLE = "MODSCOPE_RUN"
+
+
+class Settings(NamedTuple):
+    """What ``modscope run`` passes to the script's process, in an environment variable."""
+
+    options: ScriptOptions
+    """What was asked, with the program as the only word of its target: the arguments may be too long for the
+    environment."""
+    arguments: int
+    """How many arguments the program has."""
+    shown: str = ""
+    """The capture's path as the user gave it; "" if no capture is written."""
+    file: list[Any] = []
+    """The capture's file, as capture_file.NewFile has it; empty if no capture is written."""
+    children: list[str] = []
+    """Root and suffix of forked children's captures; empty if they are not followed."""
+    pythonpath: str | None = None
+    """PYTHONPATH before ``modscope run`` added its folder; None if it was not set."""
+    started: list[str] = []
+    """What processes that the script starts need: the folder in which ``modscope run`` was called, the option -o, and
+    what captures are called without it. Empty if no captures are written."""
+    began: float = 0.0
+    """The time when ``modscope run`` was called."""
+    captures: list[int] = []
+    """The list of captures, as child_processes.CaptureList has it; empty if there is none."""
+    prediction: list[Any] = []
+    """What ``modscope predict`` was asked, as _predict.options.PredictOptions has it; empty for ``modscope run``."""
+    is_started: bool = False
+    """Whether the script started this process."""
+
+    def new_file(self) -> capture_file.NewFile | None:
+        return capture_file.NewFile(*self.file) if self.file else None
+
+    def capture_list(self) -> child_processes.CaptureList | None:
+        return child_processes.CaptureList(*self.captures) if self.captures else None
+
+    def descriptors(self) -> list[int]:
+        """The descriptors of the files that the script's process has open."""
+        stdout = [self.options.json] if isinstance(self.options.json, int) else []
+        return [*stdout, *(file.fd for file in (self.new_file(), self.capture_list()) if file)]
+
+    def to_environment(self) -> dict[str, str]:
+        return {_VARIABLE: self._as_text()}
+
+    def _as_text(self) -> str:
+        """Begins with the version of Python: our sitecustomize leaves other versions alone."""
+        return f"{sys.version_info[0]}.{sys.version_info[1]} {json.dumps(self)}"
+
+    @classmethod
+    def of_text(cls, text: str) -> Settings:
+        options, *others = json.loads(text.split(" ", 1)[1])
+        return cls(ScriptOptions(*options), *others)
+
+    def for_started(self, pythonpath: str | None) -> str:
+        """The variable's value for a process that this one starts."""
+        return self._replace(shown="", file=[], pythonpath=pythonpath, is_started=True)._as_text()
+
+    def in_this_process(self) -> Settings:
+        """These settings, with the program of a process that the script started."""
+        program = child_processes.program_of_this_process() if self.is_started else None
+        if program is None:
+            return self._replace(arguments=0) if self.is_started else self
+        stem = os.path.splitext(os.path.basename(os.path.abspath(program[0])))[0] if sys.argv[0] != "-m" else program[0]
+        return self._replace(
+            options=self.options._replace(target=[program[0]]),
+            arguments=program[1],
+            started=[*self.started[:2], stem][: len(self.started)],
+        )
+
+    def new_started_file(self) -> tuple[str, capture_file.NewFile] | None:
+        """Create the capture of a process that the script started: its name as the user sees it, and the file. OSError
+        if it cannot be created. A rank that is started again does not replace the capture of its first start."""
+        if not self.started:
+            return None
+        folder, output, stem = self.started
+        name = capture_file.name_for(output or None, stem)
+        if name.has_rank:
+            path = os.path.join(folder, name.plain())
+            with contextlib.suppress(FileExistsError):
+                return name.plain(), capture_file.prepare(path, self.options.force and not self._is_of_this_run(path))
+        return name.numbered(), capture_file.prepare(os.path.join(folder, name.numbered()), False)
+
+    def _is_of_this_run(self, path: str) -> bool:
+        return os.path.lexists(path) and os.lstat(path).st_mtime >= self.began
+
+
+def enter() -> None:
+    """Called before the script's first line. Does nothing unless ``modscope run`` started this process."""
+    text = os.environ.pop(_VARIABLE, None)
+    if text is None:
+        return
+    settings = Settings.of_text(text).in_this_process()
+    if settings.pythonpath is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = settings.pythonpath
+    if not settings.is_started:
+        for fd in settings.descriptors():
+            os.set_inheritable(fd, False)
+    if settings.prediction:
+        from modscope._predict import recording as _predict_recording
+
+        _predict_recording.enter(settings)
+    else:
+        RunRecording(settings).enter()
+
+
+class TorchFinder:
+    """Finds torch where the other finders find it, and calls ``on_import`` when it has been imported."""
+
+    def __init__(self, on_import: Callable[[], None]) -> None:
+        self._on_import = on_import
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        for finder in sys.meta_path:
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    self._notice_import(spec)
+                    return spec
+        return None
+
+    def _notice_import(self, spec: ModuleSpec) -> None:
+        """The import system sets ``spec._initializing`` to False when the import ends. This is noticed by a subclass
+        that overrides ``__setattr__``. A loader of our own would be on the stack during the import, and code that
+        runs when the spec is read could swallow a KeyboardInterrupt."""
+        plain = type(spec)
+        finder = self
+
+        def set_attribute(spec: Any, name: str, value: object) -> None:
+            object.__setattr__(spec, name, value)
+            if name == "_initializing" and not value:
+                object.__setattr__(spec, "__class__", plain)
+                finder._imported()
+
+        spec.__class__ = type(plain.__name__, (plain,), {"__setattr__": set_attribute})
+
+    def _imported(self) -> None:
+        if "torch" in sys.modules and self in sys.meta_path:  # else the import failed
+            sys.meta_path.remove(self)
+            self._on_import()
+
+
+class RunRecording:
+    """What happens from the script's start to its end, in the script's process, in a process that it started, or in a
+    forked child that is followed."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._options = settings, settings.options
+        self._file = settings.new_file()  # None: no capture is written
+        self._shown = settings.shown  # its name for the user; "" if no capture is written
+        self._list = settings.capture_list()
+        self._pass_on = child_processes.PassOn(_VARIABLE, settings.for_started)
+        self._is_fork_server = settings.is_started and child_processes.is_fork_server()
+        self._pid = os.getpid()  # the process that is recorded
+        self._recording: Recording | None = None
+        self._plan: PlanForRun | None = None
+        self._created: os.stat_result | None = None  # identifies the capture's file
+        self._is_child = settings.is_started  # a process that the script started, or a followed child
+        self._steps = 0
+        self._stopped = False  # by --steps
+        self._finished = False
+        self._end: dict[str, str] = {}  # how the script ended
+        self._original_exit = os._exit
+        self._original_excepthook: Callable[..., object] = sys.excepthook
+        self._uncaught_error: BaseException | None = None
+
+    def enter(self) -> None:
+        atexit.register(self._at_exit)  # exit functions run in reverse order: the first one runs last
+        os._exit = self._exit
+        with contextlib.suppress(Exception):  # then the processes that it starts are not recorded
+            self._pass_on.install()
+        if "torch" in sys.modules:
+            self._begin()
+        else:
+            sys.meta_path.insert(0, TorchFinder(self._begin))
+
+    # ---- after torch is imported ----
+
+    def _begin(self) -> None:
+        if self._in_fork():
+            if not self._follow():
+                return
+        elif self._is_child and not self._create_file():
+            return
+        self._prepare()
+        if not self._start():
+            return
+        self._original_excepthook, sys.excepthook = sys.excepthook, self._excepthook
+        self._install_plan()
+        if self._options.steps:
+            from torch.optim.optimizer import register_optimizer_step_post_hook
+
+            register_optimizer_step_post_hook(self._count_step)
+        if self._follows_forks():
+            os.register_at_fork(after_in_child=lambda: self._follow() and self._start())
+
+    def _install_plan(self) -> None:
+        if self._options.plan:
+            from modscope._plan import in_script
+
+            self._plan = in_script.install(self._options.plan, self._print)
+
+    # What a prediction does in another way (_predict/recording.py).
+
+    def _prepare(self) -> None:
+        """Do what is needed before the recording begins."""
+
+    def _more_info(self) -> dict[str, str]:
+        """What the capture says of its run besides."""
+        return {}
+
+    def _began(self) -> None:
+        """Do what is needed when the recording has begun."""
+
+    def _step_ended(self) -> None:
+        """Do what is needed after an optimizer step."""
+
+    def _start(self) -> bool:
+        try:
+            from modscope._torch import check_torch
+
+            check_torch()
+            import threading
+
+            from modscope import _native
+            from modscope._record import record as _record
+
+            arguments = sys.orig_argv[len(sys.orig_argv) - self._settings.arguments :]
+            info = _record.default_info(self._options.program, arguments)
+            recording = _record.Recording(
+                self._file.fd if self._file else None, {**info, **self._more_info()}, stacks=self._options.stacks
+            )
+            recording.start(self._file.publish if self._file else None)
+            self._began()
+            atexit.unregister(_native.restore)  # _at_exit restores them later
+            _native.watch_exit_status(threading.main_thread().ident or 0)
+        except Exception as error:
+            self._finished = True
+            self._discard()
+            self._print(f"recording could not begin, so the script runs without a capture: {_text(error)}")
+            self._list_this(error=_text(error))
+            return False
+        self._recording = recording
+        if self._file:
+            with contextlib.suppress(OSError):
+                self._created = os.fstat(self._file.fd)
+        self._watch_sigterm(recording)
+        self._list_this()
+        self._leave_workers_alone()
+        return True
+
+    def _watch_sigterm(self, recording: Recording) -> None:
+        from modscope._record.last_line import closing_after_sigterm
+
+        before, after = closing_after_sigterm(self._shown)
+        if self._options.quiet or not self._can_print():
+            before = ""
+        recording.watch_sigterm(before, after)
+
+    def _count_step(self, optimizer: object, args: object, kwargs: object) -> None:
+        import torch
+
+        if torch.compiler.is_compiling() or self._in_fork():
+            return
+        self._steps += 1
+        self._step_ended()
+        if self._steps >= self._options.steps:
+            self._stop(optimizer)
+
+    def _stop(self, optimizer: object) -> NoReturn:
+        import threading
+
+        from modscope import _native
+
+        self._stopped = True
+        if threading.current_thread() is threading.main_thread():
+            raise SystemExit(0)
+        _native.end_running_step(optimizer)  # from Python 3.12 on it would end after its hooks, of which this is one
+        self._leave()  # SystemExit would end only this thread, and other threads may wait for it
+
+    def _leave(self) -> NoReturn:
+        self._stopped = True
+        _flush()
+        os._exit(0)
+
+    def _excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        self._uncaught_error = error
+        if not self._in_fork():
+            with contextlib.suppress(Exception):
+                from modscope._torch import oom_report
+
+                oom_report.add_note(error)
+                if self._original_excepthook is sys.__excepthook__ and sys.stderr is sys.__stderr__:
+                    with oom_report.without_note(error):  # the report is on stderr already
+                        self._original_excepthook(kind, error, trace)
+                        return
+        self._original_excepthook(kind, error, trace)
+
+    # ---- other processes ----
+
+    def _in_fork(self) -> bool:
+        """Whether this is a forked child that is not recorded (yet)."""
+        return os.getpid() != self._pid
+
+    def _follows_forks(self) -> bool:
+        return bool(self._settings.children) or self._is_fork_server
+
+    def _follow(self) -> bool:
+        """Record this forked child to a capture of its own. False if it is not to be recorded, or if its
+        file cannot be created."""
+        if not self._follows_forks():
+            return False
+        self._pid, self._is_child = os.getpid(), True
+        self._recording, self._steps, self._stopped, self._finished = None, 0, False, False
+        return self._create_file()
+
+    def _create_file(self) -> bool:
+        """The capture of a process that the script started, or of a followed child. False if it cannot be created."""
+        self._file, self._shown = None, ""
+        try:
+            if self._settings.is_started:
+                new = self._settings.new_started_file()
+                if new:
+                    self._shown, self._file = new
+            else:
+                root, suffix = self._settings.children
+                self._shown = capture_file.Name(root, suffix).numbered()
+                self._file = capture_file.prepare(self._shown, False)
+        except OSError as error:
+            self._finished = True
+            self._list_this(error=_text(error))
+            return False
+        return True
+
+    def _leave_workers_alone(self) -> None:
+        """A worker of a DataLoader is no rank, and has no capture. A process of multiprocessing learns what it is to do
+        only after its imports, torch included. One of a fork server then calls the functions that are registered here;
+        a spawned one calls none, so that it is asked again at its end."""
+        if not self._settings.is_started:
+            return
+        self._stop_if_worker()
+        util: Any = sys.modules.get("multiprocessing.util")
+        if util is not None and not self._finished:
+            util.register_after_fork(self, RunRecording._stop_if_worker)
+
+    def _stop_if_worker(self) -> None:
+        if self._recording is None or self._finished or self._in_fork() or not child_processes.is_loader_worker():
+            return
+        self._finished = True
+        with contextlib.suppress(Exception):
+            self._recording.stop("stopped")
+        self._drop()
+
+    def _list_this(self, **more: Any) -> None:
+        """Tell the script's process about the capture of this one."""
+        if self._list and self._is_child:
+            self._list.add(
+                child_processes.StartedProcess(self._pid, self._shown, self._file.path if self._file else "", **more)
+            )
+
+    def _drop(self) -> None:
+        """Remove the capture, which has nothing to tell."""
+        if self._file:
+            self._file.remove()
+        self._list_this(dropped=True)
+
+    # ---- the end ----
+
+    def _exit(self, status: int) -> NoReturn:
+        how = {"how": "stopped", "by": self._stopped_by()} if self._stopped else {"how": "finished"}
+        self._finish(**how, status=str(status))
+        self._original_exit(status)
+
+    def _stopped_by(self) -> str:
+        """The option that stopped the script."""
+        return f"--steps {self._options.steps}"
+
+    def _at_exit(self) -> None:
+        if self._in_fork():
+            return
+        _flush()
+        error = self._uncaught_error if sys.excepthook == self._excepthook else getattr(sys, "last_value", None)
+        if self._stopped:
+            self._finish("stopped", status="0", by=self._stopped_by())
+        elif error is None:
+            self._finish("finished", **self._exit_status())
+        else:
+            how = "interrupted" if isinstance(error, KeyboardInterrupt) else "exception"
+            self._finish(how, error=_describe(error))
+        if self._recording is not None:
+            from modscope import _native
+
+            _native.restore()
+
+    def _exit_status(self) -> dict[str, str]:
+        """The status, if the script ended by SystemExit."""
+        if self._recording is None:
+            return {}
+        from modscope import _native
+
+        status = _native.take_exit_status()
+        return {} if status is None else {"status": str(status)}
+
+    def _finish(self, how: str, **end: str) -> None:
+        if self._settings.is_started:
+            self._stop_if_worker()
+        if self._finished or self._in_fork():
+            return
+        self._finished, self._end = True, {"ended": how, **end}
+        try:
+            if self._plan is not None:
+                self._plan.end()
+            if self._recording is None:
+                self._discard()
+                what = (
+                    "imported torch in a way that modscope did not notice"
+                    if "torch" in sys.modules
+                    else "did not import torch"
+                )
+                self._end_without_capture(what)
+            else:
+                self._end_recording(self._recording, how, end)
+        except BaseException as error:  # also KeyboardInterrupt: the script has ended already
+            self._print(f"the capture could not be completed: {_describe(error)}")
+
+    def _end_recording(self, recording: Recording, how: str, end: dict[str, str]) -> None:
+        from modscope._record.last_line import describe_peak
+
+        outcome = recording.stop(how, **end)
+        if outcome.bytes == 0:
+            self._discard()
+        elif not (outcome.peaks or outcome.lost or outcome.error or recording.stopped_early):
+            self._drop()
+            self._end_without_capture("allocated no PyTorch memory")
+            return
+        loss = capture_file.describe_loss(self._file.path, self._created) if self._file and self._created else None
+        self._list_this(peak=describe_peak(outcome.peaks))
+        self._tell(outcome, loss, how, end)
+
+    def _tell(self, outcome: RecordingResult, loss: str | None, how: str, end: dict[str, str]) -> None:
+        from modscope._record.last_line import figures_of, last_line
+
+        path = self._file.path if self._file and not loss else None
+        self._write_figures(figures_of(path, outcome, self._end, self._started_processes()))
+        if not self._options.quiet or outcome.lost or outcome.error or loss:
+            never = self._options.steps and not self._steps and how == "finished"
+            why = (
+                "--steps did not stop the script, which took no optimizer step or only compiled ones; " if never else ""
+            )
+            self._print(why + last_line(self._shown, outcome, how, loss, self._started_processes()))
+
+    def _end_without_capture(self, what: str) -> None:
+        """``what`` the program did, so that there is nothing to record in its own process."""
+        from modscope._record.last_line import figures_of, last_line_of_launcher
+
+        others = self._started_processes()
+        if not self._settings.prediction:  # which has nothing to say of such a program
+            self._write_figures(figures_of(None, None, self._end, others))
+        if others and self._options.quiet and not any(other.error for other in others):
+            return
+        self._print(last_line_of_launcher(self._options.program, what, others, bool(self._pass_on.started)))
+
+    def _started_processes(self) -> list[child_processes.StartedProcess]:
+        if self._is_child or self._list is None:
+            return []
+        return [other for other in self._list.read() if other.exists or other.error]
+
+    def _write_figures(self, figures: dict[str, Any]) -> None:
+        """Write what --json asks for."""
+        if not self._options.json or self._is_child:
+            return
+        from modscope._show.output_file import write_document
+
+        command = "predict" if self._settings.prediction else "run"
+        try:
+            write_document({"command": command, **figures}, self._options.json, True)
+        except BrokenPipeError:
+            pass  # whoever read them has gone
+        except OSError as error:
+            self._print(f"the figures could not be written: {error.strerror or error}")
+
+    def _discard(self) -> None:
+        if self._file:
+            self._file.discard()
+
+    def _can_print(self) -> bool:
+        return not self._is_child and sys.__stderr__ is not None and not sys.__stderr__.closed
+
+    def _print(self, *sentences: str) -> None:
+        if not self._can_print() or not sentences:
+            return
+        from modscope._show.terminal import Screen, as_lines
+
+        lines = "".join(f"{line}\n" for line in as_lines(sentences, Screen.of(sys.__stderr__)))
+        with contextlib.suppress(OSError):
+            os.write(2, lines.encode(errors="backslashreplace"))
+
+
+def _flush() -> None:
+    """Write the script's own output before our line."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _describe(error: BaseException) -> str:
+    return ": ".join(filter(None, [type(error).__name__, _text(error)]))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error).strip()
+    except BaseException:  # the program's own __str__ may raise anything
+        return ""

@@ -1,0 +1,1 @@
+"""Text, tables, notebooks and pages for a reader."""

@@ -1,0 +1,160 @@
+"""The lines and operators that made blocks, in the reports of the commands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+
+from modscope._read.categories import TOTAL, Sums
+from modscope._read.lines import UNKNOWN, Frame, Place, shown_file
+from modscope._read.summary import Report
+from modscope._read.text import clean
+
+_WHEN_RECORDED = (
+    "They are recorded by default, but not with --stacks 0 (in Python, stacks=0), nor where modscope "
+    "doctor says that blocks have no lines."
+)
+NO_LINES = f"No lines were recorded. {_WHEN_RECORDED}"
+_NONE_HERE = "Nothing that is shown here has a line: it was made before the recording began, or not by Python code."
+UNKNOWN_NAMES = ("(line not known)", "(operator not known)")
+_Made = Iterable[tuple[Place | None, Sums]]
+
+
+def _line(frames: tuple[Frame, ...], before: str = "") -> Report:
+    frame = frames[0] if frames else None
+    known = (frame.file, frame.line or None, frame.function) if frame is not None else (None, None, None)
+    return dict(zip((f"{before}file", f"{before}line", f"{before}function"), known, strict=True))
+
+
+def place_report(place: Place | None) -> Report:
+    """What JSON says about a place: the innermost line, its operator, in backward the node and the line of the forward,
+    and the frames around the line. None where it is not known."""
+    place = place or UNKNOWN
+    stack = [{"file": each.file, "line": each.line or None, "function": each.function} for each in place.frames]
+    made = {
+        "operator": place.operator,
+        "node": place.node,
+        **_line(place.forward, "forward_"),
+        "in_custom_backward": place.is_inside,
+    }
+    return {**_line(place.frames), **made, "stack": stack}
+
+
+def short_line(block: Report, wide: bool) -> str:
+    """A line in few columns: "train.py:41". In backward it is that of the forward, if it is known, with the node if
+    there is room (``wide``), except what the program's own code allocates in the backward of a custom Function; else
+    the operator if there is no line."""
+    if block["forward_file"] is not None and not block.get("in_custom_backward"):
+        line = clean(f"{os.path.basename(block['forward_file'])}:{block['forward_line'] or '?'}")
+        return f"{block['node']}, forward at {line}" if wide else line
+    if block["file"] is None:
+        return str(block["operator"] or "")
+    return clean(f"{os.path.basename(block['file'])}:{block['line'] or '?'}")
+
+
+def describe_line(line: Report) -> str:
+    return clean(f"{shown_file(line['file'])}:{line['line']} in {line['function']}")
+
+
+def line_label(place: Place | None) -> str:
+    """What a line is called in a table: "train.py:41 in forward"."""
+    if place is not None and place.attributed is not place:
+        return f"{line_label(place.attributed)}, {place.node}"
+    if place is None or place.lost or not place.frames:
+        return words_without_line(place)
+    return clean(f"{shown_file(place.frames[0].file)}:{place.line or '?'} in {place.function}")
+
+
+def words_without_line(place: Place | None) -> str:
+    if place is not None and place.lost:
+        return "(line lost: the table of lines was full)"
+    return "(no Python line)" if place is not None else "(line not known)"
+
+
+def why_no_lines(result: Report) -> str:
+    """Say why nothing has a line at the moment of a report."""
+    return _NONE_HERE if result["has_lines"] else NO_LINES
+
+
+def sides_without_lines(result: Report) -> str:
+    """Say which of two compared captures have no lines; "" if both have lines."""
+    without = [side.upper() for side in ("a", "b") if not result[side]["has_lines"]]
+    if len(without) == 2:
+        return NO_LINES
+    return f"{without[0]} has no lines, so the lines of the two cannot be compared. {_WHEN_RECORDED}" if without else ""
+
+
+# ---- trees ----
+
+
+def _level(
+    made: _Made, key: Callable[[Place | None], str], below: Callable[[list[tuple[Place | None, Sums]]], list[Report]]
+) -> list[Report]:
+    groups: dict[str, list[tuple[Place | None, Sums]]] = {}
+    for place, sums in made:
+        groups.setdefault(key(place), []).append((place, sums))
+    rows = []
+    for name, members in groups.items():
+        subtree: Sums = {}
+        for _, sums in members:
+            for word, value in sums.items():
+                subtree[word] = subtree.get(word, 0) + value
+        children, own = below(members), dict(subtree)
+        for child in children:
+            own = {word: value - child["subtree"].get(word, 0) for word, value in own.items()}
+        rows.append({"name": name, "fqn": None, "own": own, "subtree": subtree, "children": children})
+    return sorted(rows, key=lambda row: -int(row["subtree"][TOTAL]))
+
+
+def _nothing(members: list[tuple[Place | None, Sums]]) -> list[Report]:
+    return []
+
+
+def _nodes_of(members: list[tuple[Place | None, Sums]]) -> list[Report]:
+    """What backward allocated for a line of the forward, by node."""
+    in_backward = [(place, sums) for place, sums in members if place is not None and place.forward]
+    return _level(in_backward, lambda place: f"{place.node} in backward" if place else "", _nothing)
+
+
+def _file_of(place: Place | None) -> str:
+    at = place.attributed if place is not None else None
+    return shown_file(at.frames[0].file) if at is not None and at.frames else words_without_line(place)
+
+
+def _source_of(place: Place | None) -> str:
+    """The line's number and its text, or why there is none."""
+    assert place is not None
+    at = place.attributed
+    number = f"line {at.line or '?'}"
+    if at.source_note:
+        return f"{number} ({at.source_note})"
+    return f"{number}: {at.source}" if at.source else number
+
+
+def tree_of_lines(made: _Made) -> list[Report]:
+    """Files, in them functions, in them lines; below a line of the forward the nodes that allocated for it in
+    backward."""
+
+    def functions(members: list[tuple[Place | None, Sums]]) -> list[Report]:
+        place = members[0][0]
+        has_line = place is not None and bool(place.attributed.frames)
+        if not has_line:
+            return []
+        return _level(members, lambda place: f"in {place.attributed.function}" if place else "", lines)
+
+    def lines(members: list[tuple[Place | None, Sums]]) -> list[Report]:
+        return _level(members, _source_of, _nodes_of)
+
+    return _level(made, _file_of, functions)
+
+
+def tree_of_operators(made: _Made) -> list[Report]:
+    """Operators: the node in backward, the function called in forward; in them the lines."""
+
+    def operator_of(place: Place | None) -> str:
+        return (place.operator if place is not None else None) or "(operator not known)"
+
+    def lines(members: list[tuple[Place | None, Sums]]) -> list[Report]:
+        return _level(members, lambda place: line_label(place and place.attributed), _nothing)
+
+    return _level(made, operator_of, lines)

@@ -1,0 +1,77 @@
+"""What ``modscope plan`` says, for the page: plans for several budgets, each with the timeline that it would give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from modscope._fit.edited_timeline import POINTS, Point, Window, describe_difference, lines_of, moments_of
+from modscope._plan.plan import ROUGH_TIMES
+from modscope._read.load import Capture
+from modscope._read.summary import Report
+from modscope._read.text import at_least, clean, counted, describe_moment, gpu_label, milliseconds, more_time, size
+
+_COLUMNS = 160  # A sentence that names a module is not longer.
+
+
+def changes(capture: Capture, made: Report, calls: Sequence[Sequence[int]], window: Window) -> Report:
+    """What the page says about plans. ``made``: what make_plan tells; ``calls``: those that are checkpointed, by point
+    of its curve."""
+    device = made["device"]
+    curves = [_curve(capture, device, each, window) for each in calls]
+    return {
+        "plan": {
+            "device": capture.device_number(device),
+            "verb": "allocated" if device == "cpu" else "reserved",
+            "gpu": clean(gpu_label(made["gpu"])) if made["gpu"] else None,
+            "capacity": made["budget"],
+            "text": _verdict(made),
+            "moments": moments_of(curves[0]),
+            "points": [{**_point(made, point), **lines_of(curve)} for point, curve in zip(made["curve"], curves)],
+        }
+    }
+
+
+def _curve(capture: Capture, device: str, calls: Sequence[int], window: Window) -> list[Point]:
+    edits = [("checkpoint", call) for call in calls]
+    return capture.replay(device, edits, points=POINTS, window=window)["curve"]
+
+
+def _point(made: Report, point: Report) -> Report:
+    keys = ("reserved", "step_ms", "modules", "is_plan")
+    more = more_time(made["before"]["step_ms"], point["step_ms"])
+    name = f"checkpoint {', '.join(point['groups'])}" if point["modules"] else ""
+    return {
+        **{key: point[key] for key in keys},
+        "groups": [clean(name) for name in point["groups"]],
+        "name": clean(name),
+        "time": f"{milliseconds(point['step_ms'])}{f' ({more})' if point['modules'] else ''}",
+        "text": _sentence(made, point, more),
+    }
+
+
+def _verdict(made: Report) -> str:
+    verb = "allocated" if made["device"] == "cpu" else "reserved"
+    before = at_least(made["is_lower_bound"], size(made["before"]["reserved"]))
+    budget = size(made["budget"])
+    room = f"{gpu_label(made['gpu'])} has {budget} beside the context." if made["gpu"] else f"The budget is {budget}."
+    rough = [ROUGH_TIMES] if made["times"] == "host" else []
+    return " ".join([clean(f"{made['device']} {verb} {before} at most. {room}"), *rough])
+
+
+def _sentence(made: Report, point: Report, more: str) -> str:
+    verb = "allocates" if made["device"] == "cpu" else "reserves"
+    most = at_least(made["is_lower_bound"], size(point["reserved"]))
+    when = describe_moment(point["step"], point["phase"], point["module"], columns=_COLUMNS)
+    less = describe_difference(made["before"]["reserved"], point["reserved"])
+    what = f"{made['device']} {verb} {most} at most, {less}; its peak is then {when}."
+    room, whose = made["budget"] - point["reserved"], gpu_label(made["gpu"]) if made["gpu"] else "the budget"
+    fits = (
+        f"It fits {whose}, with {size(room)} to spare."
+        if room >= 0
+        else f"It does not fit {whose}: short by {size(-room)}."
+    )
+    time = (
+        f"A step takes {milliseconds(point['step_ms'])}, {more} with {counted(point['modules'], 'module')} "
+        f"checkpointed."
+    )
+    return clean(f"{what} {fits} {time}")

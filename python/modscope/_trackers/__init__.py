@@ -1,0 +1,1 @@
+"""Drop-ins for the trackers of torch: modules, memory, FSDP2."""

@@ -1,0 +1,1 @@
+"""What torch asks of a CUDA device: functions, memory, streams, properties."""

@@ -1,0 +1,88 @@
+"""Storages of the virtual device: made, resized, and set in tensors. torch does this per device, in C++ and by
+types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from modscope import _native
+from modscope._virtual.operators import operators
+
+__all__ = ["KERNELS", "replacements"]
+
+_CANNOT_BE_SHARED = "a tensor of a virtual GPU cannot be shared with another process: send a copy, tensor.cpu()"
+
+
+def _make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """As UntypedStorage(bytes, device=...)."""
+    device = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
+    if device is None or device.type != "cuda":
+        return torch._C.StorageBase.__new__(cls, *args, **kwargs)
+    operators.check_ordinal(device.index or 0)
+    content = args[0] if args else kwargs.get("size", 0)
+    bytes = content if isinstance(content, int) else len(content)
+    return operators.make((bytes,), (1,), torch.uint8).untyped_storage()
+
+
+def _resize(self: Any, size: int) -> Any:
+    if self.device.type != "cuda":
+        base: Any = torch._C.StorageBase
+        return base.resize_(self, size)
+    if not _native.virtual_resize(self._cdata, size):
+        raise operators.out_of_memory(size)
+    return self
+
+
+def _share(self: Any, *args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError(_CANNOT_BE_SHARED)
+
+
+def replacements() -> list[tuple[Any, dict[str, Any]]]:
+    return [(torch.UntypedStorage, {"__new__": staticmethod(_make), "resize_": _resize, "_share_cuda_": _share})]
+
+
+# ---- operators ----
+
+
+def _on_cpu(op: Any, *args: Any) -> Any:
+    """The kernel for the CPU: it changes a tensor's fields, whatever its device is."""
+    return op.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args)
+
+
+def _set_storage(self: torch.Tensor, source: Any) -> torch.Tensor:
+    size = source.nbytes() // self.element_size()
+    return _set_part_of_storage(self, source, 0, (size,), (1,))
+
+
+def _set_part_of_storage(self: torch.Tensor, source: Any, offset: Any, size: Any, stride: Any = ()) -> torch.Tensor:
+    stride = stride or operators.contiguous_strides(size)
+    _on_cpu(torch.ops.aten.set_.source_Storage_storage_offset, self, source, offset, size, stride)
+    return self
+
+
+def _set_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    return _set_part_of_storage(self, source.untyped_storage(), source.storage_offset(), source.shape, source.stride())
+
+
+def _set_nothing(self: torch.Tensor) -> torch.Tensor:
+    return _set_part_of_storage(self, operators.make((0,), (1,), torch.uint8).untyped_storage(), 0, (0,), (1,))
+
+
+def _record_stream(self: torch.Tensor, stream: Any) -> None:
+    _native.virtual_record_stream(self, stream.stream_id)
+
+
+def _equal(self: torch.Tensor, other: torch.Tensor) -> bool:
+    """A comparison gives False, as that of elements."""
+    return False
+
+
+KERNELS = {
+    "set_.source_Storage": _set_storage,
+    "set_.source_Storage_storage_offset": _set_part_of_storage,
+    "set_.source_Tensor": _set_tensor,
+    "set_": _set_nothing,
+    "record_stream": _record_stream,
+    "equal": _equal,
+}

@@ -1,0 +1,1 @@
+"""Virtual ranks: process groups, collectives, the links between GPUs."""

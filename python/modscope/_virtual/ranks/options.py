@@ -1,0 +1,50 @@
+"""The environment of a virtual rank. Needs no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+__all__ = ["MOST_RANKS", "environment", "in_environment"]
+
+MOST_RANKS = 1 << 20
+
+
+def environment(rank: int, size: int, per_node: int) -> dict[str, str]:
+    """What torchrun would set for a rank. The process has one GPU of its own, so its local rank is 0: as where a
+    launcher shows each process only its own GPU."""
+    nodes = -(-size // per_node)
+    variables = {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": 0,
+        "LOCAL_WORLD_SIZE": min(size, per_node),
+        "GROUP_RANK": rank // per_node,
+        "GROUP_WORLD_SIZE": nodes,
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": size,
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": 29500,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+    return {name: str(value) for name, value in variables.items()}
+
+
+@contextlib.contextmanager
+def in_environment(rank: int, size: int, per_node: int) -> Iterator[None]:
+    """While this is entered, the process has that environment."""
+    before = dict(os.environ)
+    os.environ.update(environment(rank, size, per_node))
+    try:
+        yield
+    finally:
+        for name in environment(rank, size, per_node):
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)

@@ -1,0 +1,1 @@
+"""The workspace that operators take on a real GPU, a module for each subject."""

@@ -1,0 +1,75 @@
+/* capture_api.h - what the files of the extension modscope._capture share. It reads captures from Python,
+ * and needs neither torch nor modscope._native.
+ *
+ *     module.c      the module, its exception, conversions that several files need
+ *     reader.c      Reader: a capture            snapshot.c   RawSnapshot: what was held at a moment
+ *     events.c      Reader.events                survey.c     Reader.survey, peaks and times
+ *     export.c      Reader.export                allocator.c  Allocator: the model of torch's allocator
+ *     replay.c      Stream: replays with edits   notes.c      Reader.notes
+ *     replay_edits.c  the edits of a replay      cover.c      Cover: the greedy choice of a plan
+ *     series.c      Reader.series, step_times    collectives.c  Reader.collectives and their totals
+ *     stacks.c      Reader.stacks, and what belongs to them
+ *
+ * The GIL is released while a file is read. A core reader may be used by one thread at a time; the flag
+ * `busy`, guarded by the GIL, is set during such a call, and a second call raises an exception. */
+#ifndef MS_READING_H
+#define MS_READING_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "modscope_allocator.h"
+#include "modscope_capture.h"
+
+typedef struct msr_reader {
+    PyObject_HEAD
+    ms_reader *reader;
+    ms_cursor *cursor; /* NULL, or where the last search ended: the next one is often a little further on */
+    PyObject *paths;   /* NULL, or the list that the attribute returns */
+    int fd;            /* a duplicate, closed with the reader */
+    bool busy;         /* guarded by the GIL */
+} msr_reader;
+
+extern PyTypeObject msr_reader_type, msr_snapshot_type, msr_events_type, msr_allocator_type, msr_stream_type,
+    msr_cover_type;
+/* Interned names, indexed by ms_op, ms_phase and ms_category. */
+extern PyObject *msr_ops[MS_OP_COUNT], *msr_phases[MS_PHASE_COUNT], *msr_categories[MS_CATEGORY_COUNT];
+extern PyObject *msr_kinds[MS_KIND_COUNT]; /* None for MS_KIND_NONE */
+
+/* Raise the exception for an error code of the core; errno must be unchanged since. Returns NULL. */
+PyObject *msr_raise(int error);
+/* Set and clear `busy`, around calls that release the GIL. False: it is set already, and an exception is raised. */
+bool msr_lock_reader(msr_reader *reader);
+void msr_unlock_reader(msr_reader *reader);
+/* Open reader->cursor unless it is open. Returns the error code of ms_cursor_open. */
+int msr_open_cursor(msr_reader *reader);
+/* Each of these returns a new reference, or NULL with an exception set. */
+PyObject *msr_snapshot_new(msr_reader *reader, uint64_t moment);
+PyObject *msr_events_new(msr_reader *reader, uint32_t ops, uint64_t first, uint64_t last);
+PyObject *msr_notes(msr_reader *reader);
+/* Attributes of Reader. `unused` is NULL. */
+PyObject *msr_get_stacks(msr_reader *reader, void *unused);
+PyObject *msr_get_forward_stacks(msr_reader *reader, void *unused);
+PyObject *msr_get_called(msr_reader *reader, void *unused);
+PyObject *msr_get_sources(msr_reader *reader, void *unused);
+PyObject *msr_read_source(PyObject *module, PyObject *file);
+/* A text of a capture, which may be damaged. */
+PyObject *msr_decode_text(const char *text);
+PyObject *msr_collectives(msr_reader *reader);
+PyObject *msr_collective_totals(msr_reader *reader);
+PyObject *msr_collective_sums(msr_reader *reader);
+PyObject *msr_survey(msr_reader *reader, PyObject *progress);
+PyObject *msr_peaks(msr_reader *reader, uint64_t first, uint64_t last);
+PyObject *msr_times(msr_reader *reader, uint64_t first, uint64_t last);
+/* `bounds`: the bytes of an array of uint64_t. */
+PyObject *msr_series(msr_reader *reader, unsigned device, const Py_buffer *bounds);
+PyObject *msr_step_times(msr_reader *reader);
+PyObject *msr_has_call_times(msr_reader *reader);
+PyObject *msr_export(msr_reader *reader, PyObject *args, PyObject *named);
+/* The settings of an allocator, from Python's arguments. NULL and None: the defaults. False: an exception is set. */
+bool msr_allocator_settings(ms_allocator_settings *settings, const char *version, const char *conf, PyObject *capacity,
+                            PyObject *total_memory);
+/* A tuple of bytes, one item for each category. */
+PyObject *msr_sums(const ms_sums *sums);
+
+#endif

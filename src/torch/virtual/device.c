@@ -1,0 +1,214 @@
+/* device.c - install the virtual device in torch, and remove it. */
+#include "torch/api/api.h"
+#include "torch/blocks/blocks.h"
+#include "torch/virtual/virtual.h"
+
+#include "interpose/patch.h"
+
+/* ---- what torch asks ---- */
+typedef struct c10_optional_device_type {
+    int8_t type;
+    bool has_value;
+} c10_optional_device_type;
+
+static c10_optional_device_type answer_accelerator(bool checked)
+{
+    (void)checked;
+    return (c10_optional_device_type){MST_CUDA, true};
+}
+
+static const void *answer_hooks(void)
+{
+    return mst_virtual_hooks();
+}
+
+static const void *answer_timers(void)
+{
+    return mst_virtual_timers();
+}
+
+#define GET_ACCELERATOR "_ZN2at11accelerator14getAcceleratorEb"
+#define GET_HOOKS "_ZN2at6detail12getCUDAHooksEv"
+#define TIMERS "_ZN4c10d13TimerRegistryEv"
+#define GUARDS "_ZN3c104impl26device_guard_impl_registryE"
+#define SET_ALLOCATOR "_ZN3c1012SetAllocatorENS_10DeviceTypeEPNS_9AllocatorEh"
+#define GET_ALLOCATOR "_ZN3c1012GetAllocatorERKNS_10DeviceTypeE"
+#define REQUIRE_INIT "_ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb"
+
+static struct point {
+    const char *library, *symbol;
+    ms_elf_slot slot;
+    ms_patch patch;
+} points[] = {
+#define POINT(at, in_library, of_symbol, function) \
+    [at] = {.library = (in_library), .symbol = (of_symbol), .patch = MS_PATCH_ELF_SLOT(function, &points[at].slot)}
+    POINT(0, "libtorch_cpu", GET_ACCELERATOR, answer_accelerator),
+    POINT(1, "libtorch_python", GET_ACCELERATOR, answer_accelerator),
+    POINT(2, "libtorch_cpu", GET_HOOKS, answer_hooks),
+    POINT(3, "libtorch_python", GET_HOOKS, answer_hooks),
+    POINT(4, "libtorch_cpu", TIMERS, answer_timers),
+#undef POINT
+};
+enum { OF_TIMERS = 4 /* only a torch with torch.distributed has it */, POINT_COUNT = sizeof points / sizeof *points };
+
+static const void *_Atomic *guards; /* torch's table of guards, by device type */
+static const void *previous_guard;
+static void *previous_allocator;
+static uint8_t priority; /* of the device's allocator: the lowest that replaces the previous one, which has it too */
+static void (*set_allocator)(int8_t device_type, void *allocator, uint8_t priority);
+static void *(*get_allocator)(const int8_t *device_type);
+static void (*require_init)(int8_t device_type, bool required); /* NULL where this torch has none */
+static bool has_cuda;                                           /* this torch was built with CUDA */
+
+static const char *find_points(void)
+{
+    guards = (const void *_Atomic *)(uintptr_t)ms_elf_symbol_find("libc10", GUARDS);
+    set_allocator = (void (*)(int8_t, void *, uint8_t))ms_elf_symbol_find("libc10", SET_ALLOCATOR);
+    get_allocator = (void *(*)(const int8_t *))ms_elf_symbol_find("libc10", GET_ALLOCATOR);
+    require_init = (void (*)(int8_t, bool))ms_elf_symbol_find("libtorch_python", REQUIRE_INIT);
+    if (!guards || !set_allocator || !get_allocator)
+        return "libc10 has no table of device guards, or no SetAllocator";
+    for (int i = 0; i < POINT_COUNT; i++)
+        if (!points[i].slot.address && ms_elf_slot_find(points[i].library, points[i].symbol, &points[i].slot) != 0 &&
+            i != OF_TIMERS)
+            return points[i].symbol;
+    ms_elf_slot *timers = &points[OF_TIMERS].slot;
+    if (timers->address && !mst_virtual_knows_timers(((const void *(*)(void))timers->function)()))
+        timers->address = NULL;
+    return NULL;
+}
+
+static void restore_points(void)
+{
+    for (int i = 0; i < POINT_COUNT; i++)
+        ms_patch_restore(&points[i].patch);
+    if (atomic_load(&guards[MST_CUDA]) == mst_virtual_guard())
+        atomic_store(&guards[MST_CUDA], previous_guard);
+    set_allocator(MST_CUDA, previous_allocator, priority);
+    if (require_init)
+        require_init(MST_CUDA, true);
+}
+
+/* Our functions never call the functions that they replace, so it does not matter what was patched before. */
+static bool always_reached(void)
+{
+    return false;
+}
+
+static bool install_allocator(void)
+{
+    static const int8_t cuda = MST_CUDA;
+    previous_allocator = has_cuda ? get_allocator(&cuda) : NULL; /* without one, get_allocator throws */
+    for (int level = 0; level <= UINT8_MAX; level++) {
+        priority = (uint8_t)level;
+        set_allocator(MST_CUDA, mst_virtual_allocator(), priority);
+        if (!has_cuda || get_allocator(&cuda) == mst_virtual_allocator())
+            return true;
+    }
+    return false;
+}
+
+static const char *install_points(void)
+{
+    for (int i = 0; i < POINT_COUNT; i++)
+        if (points[i].slot.address && ms_patch_install(&points[i].patch, always_reached) != 0) {
+            restore_points();
+            return points[i].symbol;
+        }
+    previous_guard = atomic_exchange(&guards[MST_CUDA], mst_virtual_guard());
+    if (install_allocator())
+        return NULL;
+    restore_points();
+    return SET_ALLOCATOR;
+}
+
+/* ---- from Python ---- */
+static bool parse_settings(PyObject *args, PyObject *named, ms_allocator_settings *settings)
+{
+    static char *names[] = {"version", "conf", "capacity", "total_memory", "has_cuda", NULL};
+    const char *version, *conf;
+    unsigned long long capacity, total_memory;
+    int built_with_cuda = false;
+    char error[200];
+    if (!PyArg_ParseTupleAndKeywords(args, named, "szKK|p", names, &version, &conf, &capacity, &total_memory,
+                                     &built_with_cuda))
+        return false;
+    has_cuda = built_with_cuda;
+    if (ms_allocator_settings_default(settings, version) != MS_OK) {
+        PyErr_Format(PyExc_ValueError, "'%s' is not a version of torch that is known: give 2.0 or newer, such as 2.11",
+                     version);
+        return false;
+    }
+    if (conf && ms_allocator_settings_apply(settings, conf, error, sizeof error) != MS_OK) {
+        PyErr_Format(PyExc_ValueError, "PYTORCH_CUDA_ALLOC_CONF=%s: %s", conf, error);
+        return false;
+    }
+    settings->capacity = capacity;
+    settings->total_memory = total_memory;
+    return true;
+}
+
+static ms_allocator_settings opened_with; /* of the installed device */
+
+static PyObject *virtual_install(PyObject *self, PyObject *args, PyObject *named)
+{
+    (void)self;
+    if (mst_virtual_is_open()) {
+        PyErr_SetString(PyExc_RuntimeError, "a virtual GPU is installed already: leave it first");
+        return NULL;
+    }
+    if (!parse_settings(args, named, &opened_with))
+        return NULL;
+    mst_virtual_fill_tables();
+    const char *missing = find_points();
+    if (missing)
+        return PyErr_Format(PyExc_RuntimeError, "this torch does not let a virtual GPU be installed: %s", missing);
+    if (mst_virtual_open(&opened_with) != MS_OK)
+        return PyErr_NoMemory();
+    missing = install_points();
+    if (missing) {
+        mst_virtual_close();
+        return PyErr_Format(PyExc_RuntimeError, "a slot of torch cannot be written: %s", missing);
+    }
+    Py_RETURN_NONE;
+}
+
+/* After tests of the installation: the device is as if nothing had happened on it. */
+static PyObject *virtual_restart(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    return mst_virtual_open(&opened_with) == MS_OK ? Py_NewRef(Py_None) : PyErr_NoMemory();
+}
+
+static PyObject *virtual_remove(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    if (!mst_virtual_is_open())
+        Py_RETURN_NONE;
+    restore_points();
+    mst_virtual_close();
+    mst_virtual_set_stream(0);
+    Py_RETURN_NONE;
+}
+
+/* torch initializes CUDA once in a process, and believes that it did it while the virtual device was there. */
+static PyObject *virtual_initialize_real(PyObject *self, PyObject *slot)
+{
+    (void)self;
+    int at = (int)PyLong_AsLong(slot);
+    if (PyErr_Occurred())
+        return NULL;
+    const mst_cxx_object *hooks = ((const mst_cxx_object *(*)(void))points[2].slot.function)();
+    ((void (*)(const void *))(*hooks)[at])(hooks);
+    Py_RETURN_NONE;
+}
+
+PyMethodDef mst_virtual_device_methods[] = {
+    {"virtual_install", (PyCFunction)(void (*)(void))virtual_install, METH_VARARGS | METH_KEYWORDS,
+     "Install a virtual CUDA device with this much memory, and the allocator of this version of torch."},
+    {"virtual_restart", virtual_restart, METH_NOARGS, "Begin with an empty allocator and no statistics."},
+    {"virtual_remove", virtual_remove, METH_NOARGS, "Remove the virtual device. Its tensors stay, and can still die."},
+    {"virtual_initialize_real", virtual_initialize_real, METH_O,
+     "Call the function of torch's own hooks that initializes CUDA, by its entry. There must be a GPU."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,234 @@
+/* memory.c - the memory of the virtual device: blocks of the allocator's model, and torch's allocator object.
+ */
+#include "torch/blocks/blocks.h"
+#include "torch/virtual/virtual.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+/* Tensors may outlive the device. Its model is closed after the last of them has died. */
+struct model {
+    ms_allocator *allocator;
+    uint64_t blocks; /* how many are not given back */
+    bool ended;      /* the device is gone */
+};
+
+struct mst_virtual_block {
+    struct model *model;
+    ms_allocation *allocation; /* NULL: of 0 bytes */
+    uint64_t logged;           /* its number in the log */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards every model, and `current` */
+static struct model *current;                            /* of the installed device, or NULL */
+static _Thread_local struct mst_virtual_block *handed_over;
+static _Thread_local uint64_t current_stream;
+
+uint64_t mst_virtual_stream(void)
+{
+    return current_stream;
+}
+
+void mst_virtual_set_stream(uint64_t stream)
+{
+    current_stream = stream;
+}
+
+/* ---- blocks ---- */
+
+/* The caller holds the lock. The ledger gets each block as from a real allocator. */
+static void report_block(const struct mst_virtual_block *block, bool added)
+{
+    const ms_allocator_stats *stats = ms_allocator_read(block->model->allocator);
+    int64_t bytes = (int64_t)ms_allocation_bytes(block->allocation);
+    mst_blocks_report(ms_allocation_address(block->allocation), added ? bytes : -bytes,
+                      (uint64_t)stats->reserved_bytes[MS_BOTH_POOLS].now, MST_CUDA, 0);
+}
+
+static void report_added(const struct mst_virtual_block *block, uint64_t requested, uint64_t stream)
+{
+    report_block(block, true);
+    mst_blocks_report_request(ms_allocation_address(block->allocation), requested, stream);
+}
+
+static void report_failure(const ms_allocator *allocator, uint64_t bytes)
+{
+    const ms_allocator_stats *stats = ms_allocator_read(allocator);
+    mst_blocks_report_failure(bytes, (uint64_t)stats->allocated_bytes[MS_BOTH_POOLS].now,
+                              (uint64_t)stats->reserved_bytes[MS_BOTH_POOLS].now, MST_CUDA, 0);
+}
+
+int mst_virtual_take(uint64_t bytes, struct mst_virtual_block **taken)
+{
+    struct mst_virtual_block *block = malloc(sizeof *block);
+    if (!block)
+        return MS_ENOMEM;
+    pthread_mutex_lock(&lock);
+    struct model *model = current;
+    *block = (struct mst_virtual_block){.model = model};
+    int error = model ? ms_allocator_malloc(model->allocator, bytes, current_stream, &block->allocation) : MS_EINVAL;
+    if (!error) {
+        model->blocks++;
+        if (block->allocation) {
+            block->logged = mst_virtual_log_malloc(bytes, current_stream);
+            report_added(block, bytes, current_stream);
+        }
+    } else if (error == MS_EDEVICE) {
+        report_failure(model->allocator, bytes);
+    }
+    pthread_mutex_unlock(&lock);
+    if (error)
+        free(block);
+    else
+        *taken = block;
+    return error;
+}
+
+/* The caller holds the lock. */
+static void close_if_unused(struct model *model)
+{
+    if (!model->ended || model->blocks)
+        return;
+    ms_allocator_close(model->allocator);
+    free(model);
+}
+
+void mst_virtual_give(struct mst_virtual_block *block)
+{
+    pthread_mutex_lock(&lock);
+    struct model *model = block->model;
+    if (block->allocation) {
+        if (!model->ended) {
+            mst_virtual_log_free(block->logged);
+            report_block(block, false);
+        }
+        ms_allocator_free(model->allocator, block->allocation);
+    }
+    model->blocks--;
+    close_if_unused(model);
+    pthread_mutex_unlock(&lock);
+    free(block);
+}
+
+uint64_t mst_virtual_address(const struct mst_virtual_block *block)
+{
+    return block->allocation ? ms_allocation_address(block->allocation) : 0;
+}
+
+void mst_virtual_hand_over(struct mst_virtual_block *block)
+{
+    handed_over = block;
+}
+
+/* ---- the model ---- */
+int mst_virtual_open(const ms_allocator_settings *settings)
+{
+    struct model *model = calloc(1, sizeof *model);
+    if (model)
+        model->allocator = ms_allocator_open(settings, NULL);
+    if (!model || !model->allocator) {
+        free(model);
+        return MS_ENOMEM;
+    }
+    mst_virtual_close();
+    pthread_mutex_lock(&lock);
+    current = model;
+    pthread_mutex_unlock(&lock);
+    return MS_OK;
+}
+
+void mst_virtual_close(void)
+{
+    pthread_mutex_lock(&lock);
+    struct model *model = current;
+    current = NULL;
+    if (model) {
+        model->ended = true;
+        close_if_unused(model);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+bool mst_virtual_is_open(void)
+{
+    return current;
+}
+
+ms_allocator *mst_virtual_borrow(void)
+{
+    pthread_mutex_lock(&lock);
+    if (current)
+        return current->allocator;
+    pthread_mutex_unlock(&lock);
+    return NULL;
+}
+
+void mst_virtual_return(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+void mst_virtual_lock(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+void mst_virtual_unlock(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- c10::Allocator ---- */
+static void give_storage(void *context)
+{
+    mst_virtual_give(context);
+}
+
+struct mst_virtual_block *mst_virtual_block_of(uint64_t deleter, uint64_t context)
+{
+    return deleter == (uint64_t)(uintptr_t)give_storage ? (struct mst_virtual_block *)(uintptr_t)context : NULL;
+}
+
+void mst_virtual_use_on(struct mst_virtual_block *block, uint64_t stream)
+{
+    pthread_mutex_lock(&lock);
+    if (block->allocation)
+        ms_allocator_record_stream(block->allocation, stream);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Allocator::allocate. A storage that operators make was taken before, and is handed over; else torch's own C++ code
+ * resizes a storage. Where the device is full it gets no memory, which it reports as an error of its own. */
+static mst_data_ptr *allocate(mst_data_ptr *result, void *self, size_t bytes)
+{
+    (void)self;
+    struct mst_virtual_block *block = handed_over;
+    handed_over = NULL;
+    if (!block && mst_virtual_take(bytes, &block) != MS_OK)
+        block = NULL;
+    *result = (mst_data_ptr){
+        .data = block ? (void *)(uintptr_t)mst_virtual_address(block) : NULL,
+        .deleter = block ? give_storage : NULL,
+        .context = block,
+        .device_type = MST_CUDA,
+    };
+    return result;
+}
+
+/* Every other virtual function of the allocator. */
+static uint64_t answer_nothing(void)
+{
+    return 0;
+}
+
+void *mst_virtual_allocator(void)
+{
+    static ms_function table[MST_TABLE_SIZE];
+    static mst_cxx_object object = table;
+    if (!table[0]) {
+        for (int i = 0; i < MST_TABLE_SIZE; i++)
+            table[i] = (ms_function)answer_nothing;
+        table[MST_ALLOCATE] = (ms_function)allocate;
+    }
+    return (void *)&object;
+}

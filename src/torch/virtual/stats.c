@@ -1,0 +1,205 @@
+/* stats.c - what Python asks of the virtual device's memory: take and give it, its statistics, its blocks. */
+#include "torch/api/api.h"
+#include "torch/virtual/virtual.h"
+
+/* Take workspace for an operator. */
+static PyObject *virtual_take(PyObject *self, PyObject *argument)
+{
+    (void)self;
+    uint64_t bytes = PyLong_AsUnsignedLongLong(argument);
+    struct mst_virtual_block *block;
+    if (PyErr_Occurred())
+        return NULL;
+    int error = mst_virtual_take(bytes, &block);
+    if (error == MS_EDEVICE)
+        Py_RETURN_NONE;
+    if (error)
+        return error == MS_ENOMEM ? PyErr_NoMemory() : PyErr_Format(PyExc_RuntimeError, "no virtual GPU is installed");
+    PyObject *handle = PyLong_FromVoidPtr(block);
+    if (!handle)
+        mst_virtual_give(block);
+    return handle;
+}
+
+static PyObject *virtual_give(PyObject *self, PyObject *handle)
+{
+    (void)self;
+    struct mst_virtual_block *block = PyLong_AsVoidPtr(handle);
+    if (PyErr_Occurred())
+        return NULL;
+    mst_virtual_give(block);
+    Py_RETURN_NONE;
+}
+
+static PyObject *virtual_address(PyObject *self, PyObject *handle)
+{
+    (void)self;
+    const struct mst_virtual_block *block = PyLong_AsVoidPtr(handle);
+    return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLongLong(mst_virtual_address(block));
+}
+
+/* (current, peak, allocated, freed) */
+static PyObject *stat_of(const ms_allocator_stat *stat)
+{
+    return Py_BuildValue("(LLLL)", (long long)stat->now, (long long)stat->peak, (long long)stat->total_added,
+                         (long long)stat->total_removed);
+}
+
+/* A statistic of all blocks, of the small and of the large pool. */
+static PyObject *stat_by_pool(const ms_allocator_stat *of)
+{
+    return Py_BuildValue("(NNN)", stat_of(&of[MS_BOTH_POOLS]), stat_of(&of[MS_SMALL_POOL]),
+                         stat_of(&of[MS_LARGE_POOL]));
+}
+
+/* Takes the reference. Returns whether it failed. */
+static bool add_value(PyObject *stats, const char *name, PyObject *value)
+{
+    bool failed = !value || PyDict_SetItemString(stats, name, value) != 0;
+    Py_XDECREF(value);
+    return failed;
+}
+
+static PyObject *virtual_stats(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    ms_allocator_stats copy = {0};
+    ms_allocator *allocator = mst_virtual_borrow();
+    if (allocator) {
+        copy = *ms_allocator_read(allocator);
+        mst_virtual_return();
+    }
+    PyObject *stats = PyDict_New();
+    bool failed = !stats;
+#define X(name, member) failed = failed || add_value(stats, name, stat_by_pool(copy.member));
+    MS_STATS_BY_POOL(X)
+#undef X
+#define X(name, member) failed = failed || add_value(stats, name, stat_of(&copy.member));
+    MS_STATS_WITHOUT_POOLS(X)
+#undef X
+#define X(name, member) failed = failed || add_value(stats, name, PyLong_FromLongLong(copy.member));
+    MS_STATS_NUMBERS(X)
+#undef X
+    if (failed)
+        Py_CLEAR(stats);
+    return stats;
+}
+
+static void append_block(void *context, const ms_block_info *block)
+{
+    static const char *const states[] = {"inactive", "active_allocated", "active_pending_free"};
+    if (PyErr_Occurred())
+        return;
+    mst_append_new(context,
+                   Py_BuildValue("(KKKKKKsOO)", (unsigned long long)block->segment_address,
+                                 (unsigned long long)block->segment_bytes, (unsigned long long)block->address,
+                                 (unsigned long long)block->bytes, (unsigned long long)block->requested,
+                                 (unsigned long long)block->stream, states[block->state],
+                                 block->is_small ? Py_True : Py_False, block->is_expandable ? Py_True : Py_False));
+}
+
+static PyObject *virtual_blocks(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    PyObject *blocks = PyList_New(0);
+    ms_allocator *allocator = blocks ? mst_virtual_borrow() : NULL;
+    if (allocator) {
+        ms_allocator_each_block(allocator, append_block, blocks);
+        mst_virtual_return();
+    }
+    if (PyErr_Occurred())
+        Py_CLEAR(blocks);
+    return blocks;
+}
+
+static PyObject *virtual_empty_cache(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    int error = MS_OK;
+    ms_allocator *allocator = mst_virtual_borrow();
+    if (allocator) {
+        error = ms_allocator_empty_cache(allocator);
+        mst_virtual_log_empty_cache();
+        mst_virtual_return();
+    }
+    return error ? PyErr_NoMemory() : Py_NewRef(Py_None);
+}
+
+static PyObject *virtual_reset(PyObject *self, PyObject *what)
+{
+    (void)self;
+    int peaks = PyObject_IsTrue(what);
+    ms_allocator *allocator = peaks >= 0 ? mst_virtual_borrow() : NULL;
+    if (allocator) {
+        if (peaks)
+            ms_allocator_reset_peaks(allocator);
+        else
+            ms_allocator_reset_accumulated(allocator);
+        mst_virtual_return();
+    }
+    return peaks < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *virtual_set_fraction(PyObject *self, PyObject *fraction)
+{
+    (void)self;
+    double value = PyFloat_AsDouble(fraction);
+    if (PyErr_Occurred())
+        return NULL;
+    ms_allocator *allocator = mst_virtual_borrow();
+    if (allocator) {
+        ms_allocator_set_fraction(allocator, value);
+        mst_virtual_return();
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *virtual_set_capacity(PyObject *self, PyObject *bytes)
+{
+    (void)self;
+    unsigned long long value = PyLong_AsUnsignedLongLong(bytes);
+    if (PyErr_Occurred())
+        return NULL;
+    ms_allocator *allocator = mst_virtual_borrow();
+    if (allocator) {
+        ms_allocator_set_capacity(allocator, value);
+        mst_virtual_return();
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *virtual_apply_settings(PyObject *self, PyObject *text)
+{
+    (void)self;
+    char error[200] = "";
+    const char *settings = PyUnicode_AsUTF8(text);
+    if (!settings)
+        return NULL;
+    int result = MS_OK;
+    ms_allocator *allocator = mst_virtual_borrow();
+    if (allocator) {
+        result = ms_allocator_apply(allocator, settings, error, sizeof error);
+        mst_virtual_return();
+    }
+    return result ? PyErr_Format(PyExc_RuntimeError, "allocator settings '%s': %s", settings, error)
+                  : Py_NewRef(Py_None);
+}
+
+PyMethodDef mst_virtual_stats_methods[] = {
+    {"virtual_take", virtual_take, METH_O, "Take memory: a handle, or None if the device is full."},
+    {"virtual_give", virtual_give, METH_O, "Give back memory, by its handle."},
+    {"virtual_address", virtual_address, METH_O, "The address of memory, by its handle."},
+    {"virtual_stats", virtual_stats, METH_NOARGS,
+     "The allocator's statistics, by torch's names: numbers, or (current, peak, allocated, freed) of all, of the small "
+     "and "
+     "of the large pool."},
+    {"virtual_blocks", virtual_blocks, METH_NOARGS,
+     "The blocks: (segment's address and bytes, address, bytes, requested bytes, stream, state, is of the small pool, "
+     "is of an expandable segment)."},
+    {"virtual_empty_cache", virtual_empty_cache, METH_NOARGS, "Give free segments back to the virtual device."},
+    {"virtual_reset", virtual_reset, METH_O, "Reset the peaks (True) or the accumulated statistics (False)."},
+    {"virtual_set_fraction", virtual_set_fraction, METH_O, "Set which part of the memory may be reserved."},
+    {"virtual_set_capacity", virtual_set_capacity, METH_O, "Set how many bytes the device can give."},
+    {"virtual_apply_settings", virtual_apply_settings, METH_O, "Apply the text of PYTORCH_CUDA_ALLOC_CONF."},
+    {NULL, NULL, 0, NULL},
+};

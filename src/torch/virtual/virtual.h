@@ -1,0 +1,105 @@
+/* virtual.h - a virtual CUDA device. Its tensors have shapes, strides, types and addresses, but no memory is behind
+ * them, and no operator reads or writes it.
+ *
+ *     torch's C++ code asks                             and is answered by
+ *     c10::impl::device_guard_impl_registry[CUDA]       a guard for which everything is cuda:0
+ *     at::accelerator::getAccelerator, by ELF slots     CUDA
+ *     at::detail::getCUDAHooks, by ELF slots            hooks that say no and do nothing
+ *     c10::GetAllocator(CUDA)                           an allocator that asks the model (modscope_allocator.h)
+ *     c10d::TimerRegistry, by an ELF slot               no timers (DistributedDataParallel's)
+ *
+ *     memory.c   the memory, and torch's allocator      stats.c    what Python asks about memory
+ *     answers.c  the guard and the hooks                device.c   installs all of it, and removes it
+ *     pinned.c   pinned memory                          tensors.c  makes tensors
+ *     clock.c    the virtual clock                      log.c      the log of allocations, for replays
+ *
+ * The operators are in Python (modscope/_virtual). */
+#ifndef MST_VIRTUAL_H
+#define MST_VIRTUAL_H
+
+#include "torch/process/state.h"
+
+#include "interpose/elf_slot.h"
+#include "modscope_allocator.h"
+
+/* A C++ object is a pointer to its table of virtual functions. */
+enum { MST_TABLE_SIZE = 256, MST_ALLOCATE = 2 /* c10::Allocator::allocate comes after the two destructors */ };
+typedef const ms_function *mst_cxx_object;
+
+typedef struct mst_data_ptr { /* c10::DataPtr: a unique_ptr stores its deleter before its pointer */
+    void *data;
+    void (*deleter)(void *);
+    void *context;
+    int8_t device_type, device_index;
+} mst_data_ptr;
+
+struct mst_two_words {
+    uint64_t first, second;
+};
+
+/* ---- memory.c ---- */
+
+/* Opens a model of the allocator, in place of the previous one if there is one. MS_OK or MS_ENOMEM. */
+int mst_virtual_open(const ms_allocator_settings *settings);
+/* The device has no memory from now on. Its blocks stay, and can still be given back. */
+void mst_virtual_close(void);
+bool mst_virtual_is_open(void);
+
+/* torch's c10::Allocator of the virtual device. */
+void *mst_virtual_allocator(void);
+
+/* Memory of the virtual device, on this thread's current stream. No GIL needed. */
+struct mst_virtual_block;
+/* MS_EDEVICE: the device is full; the ledger and the captures were told. MS_EINVAL: there is no virtual device. */
+int mst_virtual_take(uint64_t bytes, struct mst_virtual_block **block);
+void mst_virtual_give(struct mst_virtual_block *block);
+uint64_t mst_virtual_address(const struct mst_virtual_block *block);
+/* The block of a storage with this deleter and context; NULL if it is not of the virtual device. */
+struct mst_virtual_block *mst_virtual_block_of(uint64_t deleter, uint64_t context);
+/* torch's Tensor.record_stream. */
+void mst_virtual_use_on(struct mst_virtual_block *block, uint64_t stream);
+/* The next storage that torch allocates on this thread gets this block. */
+void mst_virtual_hand_over(struct mst_virtual_block *block);
+/* The model, and nobody else uses it until it is returned; NULL, and nothing to return, if there is none. */
+ms_allocator *mst_virtual_borrow(void);
+void mst_virtual_return(void);
+
+void mst_virtual_lock(void); /* around fork */
+void mst_virtual_unlock(void);
+
+/* ---- streams: numbers, 0 is the default one ---- */
+
+uint64_t mst_virtual_stream(void); /* this thread's current one */
+void mst_virtual_set_stream(uint64_t stream);
+
+/* ---- the guard, the hooks and pinned memory ---- */
+void mst_virtual_fill_tables(void);
+const void *mst_virtual_guard(void);
+const void *mst_virtual_hooks(void);
+/* An empty registry of the timers of DistributedDataParallel, if torch's own has the layout that is expected. */
+const void *mst_virtual_timers(void);
+bool mst_virtual_knows_timers(const void *registry);
+/* Allocator::allocate of pinned memory, which is ordinary memory, and hooks' isPinnedPtr. */
+mst_data_ptr *mst_virtual_allocate_pinned(mst_data_ptr *result, void *self, size_t bytes);
+bool mst_virtual_is_pinned(const void *self, const void *data);
+
+/* ---- log.c: what the program asked of the virtual device's allocator ---- */
+
+/* The same requests can be replayed on a device of another size (Allocator.replay of modscope._capture).
+ *
+ * The log is an array of 64-bit numbers. The two low bits of each are the request, the rest is its argument:
+ *
+ *     0  allocate so many bytes; allocations are numbered from 0
+ *     1  free the allocation of this number
+ *     2  empty the cache
+ *     3  the next allocation is on this stream; without it, on stream 0 */
+#define MST_NOT_LOGGED UINT64_MAX
+
+/* The caller holds the virtual device's lock. Nothing happens unless a log was begun. */
+
+/* The allocation's number for mst_virtual_log_free, or MST_NOT_LOGGED. */
+uint64_t mst_virtual_log_malloc(uint64_t bytes, uint64_t stream);
+void mst_virtual_log_free(uint64_t number);
+void mst_virtual_log_empty_cache(void);
+
+#endif

@@ -1,0 +1,191 @@
+"""Where the output of a command goes: closed pipes, full disks, and what --json prints and writes."""
+
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+
+import pytest
+import warm_python
+from command_helpers import columns_of
+from helpers import INTERCEPTION
+
+import torch
+
+LINES = [
+    "--help",
+    "--version",
+    "help moments",
+    *(f"{name} --help" for name in ("run", "predict", "plan", "batch", "calibrate")),
+    "tree names.msc --all --depth 9",
+    "summary names.msc --json",
+    "fit train.msc",
+    "export train.msc --format csv -o -",
+    "report train.msc -o -",
+    pytest.param("doctor", marks=pytest.mark.slow),
+    pytest.param("doctor --json", marks=pytest.mark.slow),
+]
+
+
+def ends(line: str, folder: pathlib.Path, stdout: int) -> tuple[int, str]:
+    """The status of a command whose stdout is this descriptor, and what it prints on stderr."""
+    words = [sys.executable, "-m", "modscope", *line.split()]
+    start = warm_python.Popen if line.startswith("doctor") else subprocess.Popen  # the others do not import torch
+    process = start(words, cwd=folder, stdout=stdout, stderr=subprocess.PIPE, text=True)
+    os.close(stdout)
+    _, err = process.communicate(timeout=600)
+    return process.returncode, err
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_closed_pipe_ends_quietly(captures, line):
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert ends(line, captures, writer) == (0, "")
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_full_disk_is_told(captures, line):
+    says = "modscope: The output cannot be written: No space left on device\n"
+    assert ends(line, captures, os.open("/dev/full", os.O_WRONLY)) == (1, says)
+
+
+@pytest.mark.parametrize(
+    "line, status, err",
+    [
+        ("tree names.msc >&-", 0, "modscope: There is no stdout to write to\n"),
+        ("fit train.msc >&-", 0, "modscope: There is no stdout to write to\n"),
+        ("tree names.msc >&- 2>&-", 0, ""),
+        ("tree none.msc 2>&-", 1, ""),
+        ("tree none.msc 2> /dev/full", 1, ""),
+        ("tree 2> /dev/full", 2, ""),
+    ],
+)
+def test_closed_streams(captures, line, status, err):
+    program = f"{shlex.quote(sys.executable)} -m modscope {line}"
+    done = subprocess.run(program, shell=True, capture_output=True, text=True, timeout=600, cwd=captures)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", err)
+
+
+# ---- --json of commands that read captures ----
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "summary train.msc",
+        "summary train.msc train.msc",
+        "tree train.msc --depth 1",
+        "tree train.msc --depth 1 --by line",
+        "flame train.msc --depth 1",
+        "blocks train.msc -n 2",
+        "diff train.msc leaky.msc",
+        "leaks leaky.msc",
+        "fit train.msc --gpu t4",
+        "fit train.msc --gpu t4,h100",
+    ],
+)
+def test_json_is_printed_instead_of_the_text_or_written_beside_it(modscope, captures, line, tmp_path):
+    status, text, err = modscope(line)
+    if status != 0:  # two captures of one rank
+        assert modscope(f"{line} --json") == (status, "", err)
+        return
+    _, printed, _ = modscope(f"{line} --json")
+    for option in (f"--json={tmp_path}/x.json", f"--json {tmp_path}/x.json"):  # the second one replaces the first
+        assert modscope(f"{line} {option}") == (0, text, "")
+        assert (tmp_path / "x.json").read_text() == printed
+    assert next(iter(json.loads(printed).items())) == ("command", line.split()[0])
+
+
+def test_json_replaces_nothing_but_json_of_ours(modscope, captures, tmp_path):
+    mine = tmp_path / "mine.json"
+    mine.write_text('{"mine": 1}')
+    status, out, err = modscope(f"tree train.msc --json={mine}", 200)
+    assert (status, out) == (1, "") and "mine.json exists already: choose another name" in err
+    assert mine.read_text() == '{"mine": 1}'
+    for wrong in ("train.msc", ".", "none/x.json", ""):
+        assert modscope(f"tree train.msc --json={wrong}")[:2] == (2, "")
+
+
+def test_older_figures_do_not_stay_if_the_command_fails(modscope, captures, tmp_path):
+    file = tmp_path / "x.json"
+    assert modscope(f"tree train.msc --json={file}")[0] == 0 and file.exists()
+    assert modscope(f"tree train.msc --at step:99 --json={file}")[0] == 1 and not file.exists()
+
+
+# ---- --json of commands that run a script ----
+
+SCRIPT = """
+import sys, torch
+device = "cuda" if torch.cuda.is_available() else "cpu"
+print("out", sys.argv[1:])
+net = torch.nn.Linear(100, 100).to(device)
+opt = torch.optim.Adam(net.parameters())
+for _ in range(5):
+    net(torch.ones(10, 100, device=device)).sum().backward()
+    opt.step()
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def test_json_of_run_is_all_of_stdout(script):
+    ran = warm_python.run(["-m", "modscope", "run", "--steps", "2", "--json", "-o", "x.msc", "train.py", "-q"], script)
+    figures = json.loads(ran.stdout)
+    assert (ran.returncode, ran.stderr) == (0, "out ['-q']\n")
+    assert figures["command"] == "run" and figures["capture"] == str(script / "x.msc")
+    assert figures["bytes"] == os.path.getsize(script / "x.msc")
+    assert (figures["ended"], figures["status"], figures["processes"]) == ("stopped", "0", [])
+    assert figures["peaks"]["cpu"]["bytes"] > 2 * 4 * 10_100
+    beside = warm_python.run(["-m", "modscope", "run", "--json=x.json", "--no-capture", "train.py"], script)
+    assert beside.stdout == "out []\n" and beside.stderr.startswith("[modscope] Peak ")
+    assert json.loads((script / "x.json").read_text())["capture"] is None
+
+
+def test_json_of_run_says_how_a_script_failed(script):
+    (script / "train.py").write_text("import torch\nx = torch.ones(9)\nraise ValueError('no')\n")
+    ran = warm_python.run(["-m", "modscope", "run", "--json", "train.py"], script)
+    figures = json.loads(ran.stdout)
+    assert ran.returncode == 1 and (figures["ended"], figures["error"]) == ("exception", "ValueError: no")
+    (script / "train.py").write_text("print('no torch')\n")
+    ran = warm_python.run(["-m", "modscope", "run", "--json", "train.py"], script)
+    assert (ran.returncode, json.loads(ran.stdout)["peaks"]) == (0, {})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INTERCEPTION or torch.backends.cuda.is_built(), reason="there is no virtual GPU here")
+@pytest.mark.parametrize("gpus", ["h100", "h100,h200"])
+def test_json_of_predict_is_all_of_stdout(script, gpus):
+    ran = warm_python.run(["-m", "modscope", "predict", "--gpu", gpus, "--json", "train.py", "x.json"], script)
+    figures = json.loads(ran.stdout)
+    assert ran.returncode == 0 and ran.stderr == "out ['x.json']\n"
+    assert figures["command"] == "predict" and ("gpus" in figures) == ("," in gpus)
+
+
+@pytest.mark.slow
+def test_json_of_doctor():
+    figures = json.loads(warm_python.run(["-m", "modscope", "doctor", "--json"]).stdout)
+    assert figures["command"] == "doctor" and figures["torch"] == torch.__version__ and "calls" in figures
+
+
+# ---- lines ----
+
+
+@pytest.mark.parametrize("columns", [60, 80, 160])
+@pytest.mark.parametrize("line", ["fit oom.msc --gpu 1GiB", "fit leaky.msc", "help json", "help predictions", "help"])
+def test_every_line_fits(modscope, line, columns):
+    status, out, err = modscope(line, columns)
+    assert (status, err) == (0, "") and all(columns_of(each) <= columns for each in out.splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interpose", ["0", "1"])
+def test_every_line_of_doctor_fits(interpose):
+    done = warm_python.run(["-m", "modscope", "doctor"], COLUMNS="60", MODSCOPE_INTERPOSE=interpose)
+    assert done.returncode == 0 and all(len(each) <= 60 for each in done.stdout.splitlines())
