@@ -151,21 +151,21 @@ class Cover:
     ) -> Self: ...
     def choose(self, target: int, /) -> list[int] | None: ...
 
-Position = tuple[int, int, int, str, int]
+_Position = tuple[int, int, int, str, int]
 """An event: its number, its time, the step, the phase and the path that runs."""
 
 @type_check_only
 class Replay(TypedDict):
     reserved_peak: int
     allocated_peak: int
-    reserved_at: Position
-    allocated_at: Position
+    reserved_at: _Position
+    allocated_at: _Position
     requests: int
     replayed: int
     """How many events were replayed."""
     retries: int
     disagreements: int
-    failure: tuple[int, Position] | None
+    failure: tuple[int, _Position] | None
     """The bytes that were requested in vain, and when."""
     curve: list[tuple[int, int, int, int]]
     """Of each part the number and the time of its first event, reserved and allocated bytes."""

@@ -193,6 +193,6 @@ class Job:
         every = [*self.base, *edits]
         return self.capture.replay(self.device, every, conf=settings, points=points, window=window)["curve"]
 
-    def _moment(self, at: _capture.Position) -> Moment:
+    def _moment(self, at: tuple[int, int, int, str, int]) -> Moment:
         _, _, step, phase, path = at
         return Moment(step, phase, self.modules[path] if path < len(self.modules) else "?")

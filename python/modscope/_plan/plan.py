@@ -15,7 +15,7 @@ from modscope._read.categories import Category
 from modscope._read.groups import describe_groups
 from modscope._read.load import Capture
 from modscope._read.ranks import world_of
-from modscope._read.step_time import step_ms
+from modscope._read.step_time import step_time
 from modscope._read.text import rough_size
 from modscope._read.types import CaptureError
 from modscope._virtual.gpus import Gpu
@@ -167,7 +167,7 @@ def verified_figures(capture: Capture, device: str) -> Report:
     return {
         "reserved": capture.reserved.get(device) or peak.bytes,
         "allocated": peak.bytes,
-        "step_ms": step_ms(capture) or 0.0,
+        "step_ms": 1e3 * step_time(capture).total,
         "step": peak.step,
         "phase": peak.phase,
         "module": peak.module,

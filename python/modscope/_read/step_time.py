@@ -68,7 +68,10 @@ def median_between(ends: Sequence[float]) -> float | None:
 
 
 def step_ms(capture: Capture) -> float | None:
-    """The milliseconds of a step; None: it is not known."""
+    """The milliseconds of a step; None: they are not known, as where a run has one step and nothing ended it."""
+    steps = capture.step_times()
+    if len(steps) < 2 and not any(step.end is not None for step in steps):
+        return None
     return 1e3 * step_time(capture).total or None
 
 
