@@ -63,7 +63,7 @@ def test_it_says_why_the_fallback_is_used(fallback):
     ],
 )
 def test_everything_is_verified_only_where_everything_works(word, why, named):
-    points = ("calls", "nodes", "blocks", "saved", "stacks", "forward", "fsdp", "ddp", "collectives")
+    points = ("calls", "nodes", "blocks", "saved", "resizes", "stacks", "forward", "fsdp", "ddp", "collectives")
     report = dict.fromkeys(points, "verified") | dict.fromkeys(("modscope", "torch", "python", "system"), "1")
     report |= {"layout": "learned", "tensors": "learned", "virtual": CAN_BE_INSTALLED}
     screen = Screen(wraps=False)
