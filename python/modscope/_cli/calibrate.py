@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from modscope._cli.command import Command, Load, Parser, Report
 from modscope._cli.options import add_force, add_output, add_steps, number
+from modscope._read.own_files import TABLE
 from modscope._read.types import Refused
 from modscope._record.run import check_target
-from modscope._show.output_file import check
+from modscope._show.output_file import check, create
 from modscope._show.terminal import Screen, as_lines, say
 
 if TYPE_CHECKING:
     from modscope._predict.calibrate_measure import Measuring, Meter
     from modscope._predict.calibrate_sweep import Case
+    from modscope._virtual.time.table import MeasuredOperator
 
 _TABLE = "modscope-table.json.gz"
 _ROUNDS = 4
@@ -126,7 +128,7 @@ def _about() -> dict[str, Any]:
 
 
 def _check(arguments: Namespace) -> None:
-    check(arguments.output, arguments.force)
+    check(arguments.output, TABLE, arguments.force)
     if arguments.target:
         check_target(arguments.target)
     from modscope._torch import check_torch
@@ -141,9 +143,20 @@ def _check(arguments: Namespace) -> None:
         )
 
 
+def _write(arguments: Namespace, rows: list[MeasuredOperator]) -> tuple[dict[str, Any], int]:
+    """Write a table, which replaces the one that was written before it. What it says of the GPU, and its bytes."""
+    from modscope._virtual.time import table
+
+    about = _about()
+    data = table.encode(arguments.output, about, rows)
+    with create(arguments.output, TABLE, arguments.force) as file:
+        file.write(data)
+    arguments.force = True
+    return about, len(data)
+
+
 def _measure(arguments: Namespace, meter: Meter) -> Measuring:
     from modscope._predict.calibrate_measure import Measuring
-    from modscope._virtual.time import table
 
     began = time.monotonic()
     if not arguments.target:
@@ -157,7 +170,7 @@ def _measure(arguments: Namespace, meter: Meter) -> Measuring:
             nonlocal saved
             if time.monotonic() - saved > _SECONDS_BETWEEN_SAVES:
                 rows = measuring.rows()
-                table.write(arguments.output, _about(), rows)
+                _write(arguments, rows)
                 say(f"{len(rows)} operators measured in {time.monotonic() - began:.0f} s; the sweep goes on")
                 saved = time.monotonic()
 
@@ -187,7 +200,6 @@ def report(arguments: Namespace, load: Load) -> Report:
     # compiled functions are not made of the operators that are predicted
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     from modscope._predict.calibrate_measure import CudaMeter
-    from modscope._virtual.time import table
 
     began = time.monotonic()
     meter = CudaMeter()
@@ -195,8 +207,7 @@ def report(arguments: Namespace, load: Load) -> Report:
         rows = _measure(arguments, meter).rows()
     finally:
         meter.close()
-    about = _about()
-    size = table.write(arguments.output, about, rows)
+    about, size = _write(arguments, rows)
     seconds = round(time.monotonic() - began, 3)
     return {**about, "output": arguments.output, "operators": len(rows), "seconds": seconds, "bytes": size}
 

@@ -14,6 +14,7 @@ from modscope._cli.common import find_device, notes
 from modscope._cli.options import add_capture, add_device, add_force, add_output, moment
 from modscope._export import FORMATS, ExportPart, describe_extensions, format_of_file, write
 from modscope._read.load import Capture, CaptureError
+from modscope._read.own_files import EXPORT
 from modscope._read.summary import Report, file_report
 from modscope._read.text import clean, counted, size
 from modscope._show.output_file import create
@@ -87,7 +88,7 @@ def report(arguments: Namespace, load: Load) -> Report:
 def _write(capture: Capture, arguments: Namespace) -> int:
     """Write the file; how many bytes it has."""
     part = ExportPart(arguments.at, find_device(capture, arguments.device))
-    with create(arguments.output, arguments.force, arguments.file) as file:
+    with create(arguments.output, EXPORT, arguments.force) as file:
         out = _TerminalFile(file) if file.isatty() else _CountingFile(file)
         write(capture, arguments.format, out.put, part)
     return out.bytes

@@ -19,6 +19,7 @@ from modscope._fit.verdict import Answer, answer, as_json
 from modscope._predict.capture_of_script import PredictedScript
 from modscope._predict.options import records_of
 from modscope._read.load import CaptureError
+from modscope._read.own_files import PAGE
 from modscope._read.ranks import world_of
 from modscope._show.output_file import create
 from modscope._show.terminal import Screen, complain
@@ -52,7 +53,7 @@ def report(arguments: Namespace, load: Load) -> Found:
         arguments.error("--report needs one GPU: give its name with --gpu")
     check_ranks(arguments)
     inputs = [file for file in (arguments.file, arguments.other) if file]
-    page_file = create(arguments.report, arguments.force, *inputs) if arguments.report else nullcontext()
+    page_file = create(arguments.report, PAGE, arguments.force) if arguments.report else nullcontext()
     with page_file as html:
         if not arguments.target:
             answers = _of_captures(inputs, gpus, arguments)

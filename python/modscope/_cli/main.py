@@ -84,7 +84,10 @@ def _run(name: str, command: Command, arguments: argparse.Namespace) -> int:
         arguments.quiet = True
         arguments.json = _stdout_for_figures() if command.runs_a_script else "-"
     elif arguments.json:
-        _make_room(arguments)
+        from modscope._show.output_file import make_room
+
+        arguments.json = os.path.abspath(arguments.json)
+        make_room(arguments.json, name)
     progress = Progress()
     try:
         report = command.report(arguments, lambda file: _load(file, progress))
@@ -100,7 +103,7 @@ def _run(name: str, command: Command, arguments: argparse.Namespace) -> int:
         if arguments.json == "-":
             write(sys.stdout, f"{as_text(document)}\n")
         else:
-            write_document(document, arguments.json, getattr(arguments, "force", False))
+            write_document(document, arguments.json)
     if shows_text and stream is not None:
         lines = command.text(report, Screen.of(stream), arguments)
         write(stream, "".join(f"{line}\n" for line in lines))
@@ -144,18 +147,6 @@ def _stdout_for_figures() -> int:
     kept = move_high(os.dup(1))
     os.dup2(os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else 2, 1)
     return kept
-
-
-def _make_room(arguments: argparse.Namespace) -> None:
-    """Refuse to replace a file that holds no figures, before anything takes long. Older figures go now: a command that
-    fails must not leave them."""
-    from modscope._show.output_file import check, holds_figures
-
-    path = arguments.json = os.path.abspath(arguments.json)
-    is_older = holds_figures(path)
-    check(path, is_older or getattr(arguments, "force", False))
-    if is_older:
-        os.unlink(path)
 
 
 # ---- what went wrong ----

@@ -30,6 +30,7 @@ from modscope._plan.plan import ROUGH_TIMES, Verify, make_plan, verified_figures
 from modscope._predict.capture_of_script import PredictedScript
 from modscope._predict.options import records_of
 from modscope._read.load import Capture, CaptureError
+from modscope._read.own_files import PAGE, PLAN
 from modscope._read.script_arguments import ANY_SCRIPT, program_words, script_words
 from modscope._read.summary import Report, file_report
 from modscope._read.text import clean, counted, gpu_label, milliseconds, more_time, near_size, rough_size, size
@@ -95,7 +96,7 @@ def report(arguments: Namespace, load: Load) -> Report:
 def _make(arguments: Namespace, file: str, capture: Capture, verify: Verify | None = None) -> tuple[Report, Plan]:
     device = find_device(capture, arguments.device) or capture.main_device
     budget = may_reserve(arguments.gpu, capture) if arguments.gpu else arguments.budget
-    page_file = create(arguments.report, arguments.force, arguments.file) if arguments.report else nullcontext()
+    page_file = create(arguments.report, PAGE, arguments.force) if arguments.report else nullcontext()
     with page_file as html:
         made, plan = make_plan(arguments.file, capture, device, budget, arguments.gpu, not arguments.greedy, verify)
         calls = [point.pop("calls") for point in made["curve"]]
@@ -117,7 +118,7 @@ def _page(arguments: Namespace, file: str, capture: Capture, made: Report, calls
 
 def _write(arguments: Namespace, plan: Plan) -> None:
     if arguments.output:
-        with create(arguments.output, arguments.force, arguments.file) as file:
+        with create(arguments.output, PLAN, arguments.force) as file:
             file.write(plan.as_json().encode())
 
 
@@ -126,7 +127,7 @@ def _of_script(arguments: Namespace, load: Load) -> Report:
     gpu = arguments.gpu or find_gpu(_GPU)
     check_ranks(arguments)
     if arguments.output:
-        check(arguments.output, arguments.force, arguments.file)
+        check(arguments.output, PLAN, arguments.force)
     with PredictedScript(*records_of(arguments)) as script:
         predicted = script.predict([gpu])
         capture = load(predicted)

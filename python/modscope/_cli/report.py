@@ -13,6 +13,7 @@ from modscope._fit.job import Job
 from modscope._fit.verdict import answer
 from modscope._job.job import find_job
 from modscope._job.read import read_ranks
+from modscope._read.own_files import PAGE
 from modscope._read.summary import Report
 from modscope._read.text import clean, counted, size
 from modscope._read.types import CaptureError
@@ -56,7 +57,7 @@ def add_options(parser: Parser) -> None:
 
 def report(arguments: Namespace, load: Load) -> Report:
     output = arguments.output or _default_name(arguments.files[0])
-    with create(output, arguments.force, *arguments.files) as file:
+    with create(output, PAGE, arguments.force) as file:
         made, events = _make_page(arguments, load)
         data = made.html.encode()
         file.write(data)

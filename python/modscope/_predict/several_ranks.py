@@ -21,6 +21,7 @@ from modscope._predict.options import records_of
 from modscope._predict.progress import Progress
 from modscope._predict.result import Facts, Predicted, Result
 from modscope._predict.several_ranks_text import Row, name_of
+from modscope._read.own_files import CAPTURE
 from modscope._read.text import clean
 from modscope._record import capture_file
 from modscope._record.options import ScriptOptions
@@ -50,7 +51,7 @@ def predict(arguments: argparse.Namespace) -> Predicted:
     rows = _rows(arguments, script)
     for row in rows:
         if row.capture:
-            output_file.check(row.capture, script.force, *filter(os.path.exists, script.target[:1]))
+            output_file.check(row.capture, CAPTURE, script.force)
     with tempfile.TemporaryDirectory(prefix="modscope-") as folder:
         parts = [os.path.join(folder, str(number)) for number in range(len(rows))]
         ran = _predict(arguments, rows, parts, folder)
@@ -149,6 +150,6 @@ def _result(gpu: Gpu, script: ScriptOptions, row: Row, part: str, facts: Facts) 
     """The result of a row, whose capture is copied to where it was asked for."""
     result = several_gpus.rows_of([gpu], part, facts)[gpu]
     if row.capture:
-        with open(facts["capture"], "rb") as source, output_file.create(row.capture, script.force) as target:
+        with open(facts["capture"], "rb") as source, output_file.create(row.capture, CAPTURE, script.force) as target:
             shutil.copyfileobj(source, target)
     return {**result, "capture": row.capture}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import stat
 from typing import NamedTuple
 
+from modscope._read.own_files import CAPTURE, describe_existing, is_replaceable
 from modscope._record.rank_identity import attempt_in_environment, rank_in_environment
 
 # The program's own files get the lowest free descriptors, as without modscope; and if it closed one of 0 to 2, the
@@ -65,6 +65,7 @@ class NewFile(NamedTuple):
         if self.part == self.path:
             return
         try:
+            _check_replaceable(self.path)
             os.replace(self.part, self.path)
         except OSError as error:
             os.unlink(self.part)
@@ -88,7 +89,7 @@ def create(path: str) -> int:
 
 
 def prepare(path: str, overwrite: bool, option: str = "overwrite=True") -> NewFile:
-    """Create a capture's file; with ``overwrite`` an older file is replaced when the new one is published. A link
+    """Create a capture's file; with ``overwrite`` an older capture is replaced when the new one is published. A link
     is replaced itself, never the file that it leads to. ``option`` is how the user asks for ``overwrite``."""
     part = path
     try:
@@ -112,8 +113,7 @@ def prepare_for_run(name: Name, is_asked_for: bool, overwrite: bool, option: str
 
 
 def _check_replaceable(path: str) -> None:
-    kind = os.lstat(path).st_mode
-    if os.path.isdir(path) or not (stat.S_ISREG(kind) or stat.S_ISLNK(kind)):
+    if not is_replaceable(path, CAPTURE):
         raise FileExistsError
 
 
@@ -134,7 +134,7 @@ def _sentence(path: str, error: OSError, option: str) -> str:
     if os.path.exists(path) and not os.path.isfile(path):
         return f"{path} is a device or a pipe: a capture needs a file"
     if isinstance(error, FileExistsError):
-        return f"{path} exists already: choose another name, or overwrite it ({option})"
+        return describe_existing(path, CAPTURE, option)
     if isinstance(error, FileNotFoundError) and not os.path.isdir(folder):
         return f"There is no folder {folder} for the capture: make it first"
     if isinstance(error, PermissionError) and not os.path.exists(path):

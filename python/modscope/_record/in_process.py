@@ -507,7 +507,7 @@ class RunRecording:
 
         command = "predict" if self._settings.prediction else "run"
         try:
-            write_document({"command": command, **figures}, self._options.json, True)
+            write_document({"command": command, **figures}, self._options.json)
         except BrokenPipeError:
             pass  # whoever read them has gone
         except OSError as error:

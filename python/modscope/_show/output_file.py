@@ -1,28 +1,28 @@
-"""The file that a command writes. It appears when it is complete, and replaces another only if that was asked for, or
-if both hold figures as JSON."""
+"""The file that a command writes. It appears when it is complete. It replaces another only if both are of one kind
+(_read/own_files.py), and if that was asked for or both hold figures as JSON."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import re
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
+from modscope._read.own_files import Kind, describe_existing, figures_of, is_replaceable
 from modscope._show.terminal import leave_unwritten
 
 _LONGEST_INDENTED = 1_000_000  # characters of JSON
 
 
 @contextlib.contextmanager
-def create(path: str, overwrite: bool, *sources: str) -> Iterator[IO[bytes]]:
+def create(path: str, kind: Kind, overwrite: bool) -> Iterator[IO[bytes]]:
     """A file to write to, which gets its name when the block ends without an exception; "-" is stdout. OSError says in
-    a sentence why it cannot be written. ``sources`` are the captures, which it must not replace."""
+    a sentence why it cannot be written. With ``overwrite`` it replaces an older file of its kind."""
     try:
-        with _open(path, overwrite, sources) as file:
+        with _open(path, kind, overwrite) as file:
             yield file
             file.flush()
     except OSError as error:
@@ -36,7 +36,7 @@ def create(path: str, overwrite: bool, *sources: str) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def _open(path: str, overwrite: bool, sources: Sequence[str]) -> Iterator[IO[bytes]]:
+def _open(path: str, kind: Kind, overwrite: bool) -> Iterator[IO[bytes]]:
     if path == "-":
         if sys.stdout is None:
             raise OSError("There is no stdout to write to: give the name of a file")
@@ -45,23 +45,23 @@ def _open(path: str, overwrite: bool, sources: Sequence[str]) -> Iterator[IO[byt
         with open(path, "wb") as stream:
             yield stream
     else:
-        _check_path(path, overwrite, sources)
-        with _write_then_rename(path, overwrite) as file:
+        _check_path(path, kind, overwrite)
+        with _write_then_rename(path, kind, overwrite) as file:
             yield file
 
 
-def check(path: str, overwrite: bool, *sources: str) -> None:
+def check(path: str, kind: Kind, overwrite: bool) -> None:
     """Raise what ``create`` would raise now, before something that takes long."""
     if path != "-" and not _is_stream(path):
-        _check_path(path, overwrite, sources)
+        _check_path(path, kind, overwrite)
 
 
-def write_document(document: Mapping[str, Any], to: str | int, overwrite: bool) -> None:
-    """Write what --json asks for to the file ``to``, or to this descriptor. OSError says in a sentence why it cannot be
-    written."""
+def write_document(document: Mapping[str, Any], to: str | int) -> None:
+    """Write what --json asks for to the file ``to``, which replaces older figures of the command, or to this
+    descriptor. OSError says in a sentence why it cannot be written."""
     text = as_text(document)
     if isinstance(to, str):
-        with create(to, overwrite or holds_figures(to)) as file:
+        with create(to, figures_of(document["command"]), True) as file:
             file.write(f"{text}\n".encode())
         return
     with open(to, "w", encoding="utf-8", closefd=False) as stream:
@@ -74,14 +74,12 @@ def as_text(document: Mapping[str, Any]) -> str:
     return json.dumps(document, indent=2) if len(text) <= _LONGEST_INDENTED else text
 
 
-def holds_figures(path: str) -> bool:
-    """Whether a file is what an earlier --json wrote, which a later one replaces without being asked. It is read as far
-    as needed."""
-    with contextlib.suppress(OSError):
-        if stat.S_ISREG(os.lstat(path).st_mode):
-            with open(path, "rb") as file:
-                return re.match(rb'\{\s*"command": "', file.read(100)) is not None
-    return False
+def make_room(path: str, command: str) -> None:
+    """Remove what an earlier --json of the command wrote, before anything takes long: a command that fails must not
+    leave older figures. OSError says in a sentence why ``path`` cannot be written, or holds something else."""
+    check(path, figures_of(command), True)
+    if os.path.lexists(path) and not _is_stream(path):
+        os.unlink(path)
 
 
 def _is_stream(path: str) -> bool:
@@ -94,22 +92,29 @@ def _is_stream(path: str) -> bool:
     return False
 
 
-def _check_path(path: str, overwrite: bool, sources: Sequence[str]) -> None:
+def _check_path(path: str, kind: Kind, overwrite: bool) -> None:
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path) or path.endswith("/"):
         raise OSError(f"{path} is a folder: give the name of a file")
     if not os.path.isdir(folder):
         raise OSError(f"There is no folder {folder}: make it first")
-    if not os.path.lexists(path):
-        return
-    if os.path.exists(path) and any(os.path.exists(source) and os.path.samefile(path, source) for source in sources):
-        raise OSError(f"{path} is the capture itself: choose another name")
-    if not overwrite:
-        raise OSError(_exists(path))
+    _check_existing(path, kind, overwrite)
+
+
+def _check_existing(path: str, kind: Kind, overwrite: bool) -> None:
+    if os.path.lexists(path) and not (overwrite and _may_replace(path, kind)):
+        raise OSError(describe_existing(path, kind, "-f"))
+
+
+def _may_replace(path: str, kind: Kind) -> bool:
+    try:
+        return is_replaceable(path, kind)
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager
-def _write_then_rename(path: str, overwrite: bool) -> Iterator[IO[bytes]]:
+def _write_then_rename(path: str, kind: Kind, overwrite: bool) -> Iterator[IO[bytes]]:
     """A link at ``path`` is replaced itself, never the file that it leads to."""
     part = f"{path}.{os.getpid()}.part"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -120,28 +125,22 @@ def _write_then_rename(path: str, overwrite: bool) -> Iterator[IO[bytes]]:
     try:
         with open(fd, "wb") as file:
             yield file
-        _rename(part, path, overwrite)
+        _rename(part, path, kind, overwrite)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(part)
         raise
 
 
-def _rename(part: str, path: str, overwrite: bool) -> None:
-    """Give the complete file its name. A file that appeared under it meanwhile stays, unless ``overwrite``."""
+def _rename(part: str, path: str, kind: Kind, overwrite: bool) -> None:
+    """Give the complete file its name. A file that appeared under it meanwhile stays, unless it may be replaced."""
     if not overwrite:
         try:
             os.link(part, path)
-        except FileExistsError:
-            raise OSError(_exists(path)) from None
-        except OSError:  # this file system has no hard links
-            if os.path.lexists(path):
-                raise OSError(_exists(path)) from None
+        except OSError:  # the name is taken, or this file system has no hard links
+            pass
         else:
             os.unlink(part)
             return
+    _check_existing(path, kind, overwrite)
     os.replace(part, path)
-
-
-def _exists(path: str) -> str:
-    return f"{path} exists already: choose another name, or overwrite it (-f)"

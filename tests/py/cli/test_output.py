@@ -11,6 +11,7 @@ import pytest
 import warm_python
 from command_helpers import columns_of
 from helpers import INTERCEPTION
+from modscope.__main__ import main
 
 import torch
 
@@ -107,6 +108,58 @@ def test_json_replaces_nothing_but_json_of_ours(modscope, captures, tmp_path):
     assert mine.read_text() == '{"mine": 1}'
     for wrong in ("train.msc", ".", "none/x.json", ""):
         assert modscope(f"tree train.msc --json={wrong}")[:2] == (2, "")
+
+
+WRITING = {
+    "report train.msc -o": "page",
+    "export train.msc --format csv -o": "csv",
+    "export train.msc --format perfetto -o": "trace",
+    "plan train.msc --budget 1GiB --report": "page",
+    "fit train.msc --gpu t4 --report": "page",
+    "plan train.msc --budget 1GiB -o": "plan",
+    "tree train.msc --json": "tree.json",
+    "fit train.msc --gpu t4 --json": "fit.json",
+}
+EXPORTS = {"csv", "rows.csv", "jsonl", "rows.jsonl", "trace", "speedscope", "snapshot"}
+
+
+@pytest.fixture(scope="module")
+def written(captures, tmp_path_factory):
+    """What each command writes, and a script, by name."""
+    folder = tmp_path_factory.mktemp("written")
+    (folder / "script").write_text("import torch\n")
+    (folder / "capture").write_bytes((captures / "train.msc").read_bytes())
+    export = f"export {folder}/capture --format"
+    for line in (
+        f"report {folder}/capture -o {folder}/page",
+        f"plan {folder}/capture --budget 1GiB -o {folder}/plan",
+        f"{export} csv -o {folder}/csv",
+        f"{export} csv --at peak -o {folder}/rows.csv",
+        f"{export} json -o {folder}/jsonl",
+        f"{export} json --at peak -o {folder}/rows.jsonl",
+        f"{export} perfetto -o {folder}/trace",
+        f"{export} speedscope -o {folder}/speedscope",
+        f"{export} torch-snapshot -o {folder}/snapshot",
+        f"tree {folder}/capture --json={folder}/tree.json",
+        f"fit {folder}/capture --gpu t4 --json={folder}/fit.json",
+    ):
+        assert main(line.split()) == 0
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.mark.parametrize("line", WRITING)
+def test_each_command_replaces_only_what_it_writes_itself(modscope, captures, written, line, tmp_path):
+    file = tmp_path / ("x.json" if line.endswith("--json") else "x")
+    own = EXPORTS if line.startswith("export") else {WRITING[line]}
+    force = [] if line.startswith("tree") else ["-f"]
+    for name, content in written.items():
+        file.write_bytes(content)
+        words = [*line.split(), str(file), *force]
+        status, _, err = modscope(" ".join(words))
+        assert (status == 0) == (name in own), (name, err)
+        assert name in own or "exists already: choose another name. It is not " in " ".join(err.split())
+        assert name in own or file.read_bytes() == content
+    assert os.listdir(tmp_path) == [file.name]
 
 
 def test_older_figures_do_not_stay_if_the_command_fails(modscope, captures, tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from capture_helpers import Capture, header, payloads, seal, train
 from export_helpers import mixed
 from modscope.__main__ import main
+from modscope._read.own_files import EXPORT
 from odd_captures import hostile, lossy
 
 FORMATS = ["perfetto", "speedscope", "torch-snapshot", "csv", "json"]
@@ -208,12 +209,15 @@ def test_what_exists_stays(modscope):
     pathlib.Path("out").write_text("dear")
     status, out, err = modscope("export run.msc --format csv -o out")
     assert (status, out) == (1, "")
-    assert err == "modscope: out exists already: choose another name, or overwrite it (-f)\n"
+    says = "modscope: out exists already: choose another name. It is not a file of modscope export, so it is not replaced\n"
+    assert err == says and modscope("export run.msc --format csv -o out -f") == (1, "", says)
     assert pathlib.Path("out").read_text() == "dear"
 
 
 def test_it_is_replaced_when_that_is_wanted(modscope):
-    pathlib.Path("out").write_text("old")
+    assert modscope("export run.msc --format json -o out")[0] == 0
+    again = modscope("export run.msc --format csv -o out")
+    assert again == (1, "", "modscope: out exists already: choose another name, or overwrite it (-f)\n")
     assert modscope("export run.msc --format csv -o out -f")[0] == 0
     assert pathlib.Path("out").read_text().startswith("event,time,")
 
@@ -222,21 +226,21 @@ def test_it_is_replaced_when_that_is_wanted(modscope):
 @pytest.mark.parametrize("target", ["real", "missing", "pipe"])
 def test_a_link_is_replaced_and_not_its_target(modscope, command, target):
     """Somebody else may have made it in a folder where all may write."""
-    pathlib.Path("real").write_text("dear")
+    pathlib.Path("real").touch()
     os.mkfifo("pipe")
     os.symlink(target, "link")
     status, _, err = modscope(command)
     assert status == 1 and err == "modscope: link exists already: choose another name, or overwrite it (-f)\n"
     assert modscope(f"{command} -f")[0] == 0
     assert not os.path.islink("link") and os.path.getsize("link") > 1000
-    assert pathlib.Path("real").read_text() == "dear" and sorted(os.listdir()) == ["link", "pipe", "real", "run.msc"]
+    assert pathlib.Path("real").read_text() == "" and sorted(os.listdir()) == ["link", "pipe", "real", "run.msc"]
 
 
 def test_a_file_that_appears_meanwhile_stays(tmp_path):
     from modscope._show.output_file import create
 
     path = tmp_path / "out"
-    with pytest.raises(OSError, match="out exists already"), create(str(path), False) as file:
+    with pytest.raises(OSError, match="out exists already"), create(str(path), EXPORT, False) as file:
         file.write(b"ours")
         path.write_text("theirs")
     assert path.read_text() == "theirs" and os.listdir(tmp_path) == ["out"]
@@ -247,18 +251,18 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, error):
     from modscope._show.output_file import create
 
     path = tmp_path / "out"
-    path.write_text("old")
-    with pytest.raises(BaseException), create(str(path), True) as file:
+    path.write_text("event,time,kind,thread,device,")
+    with pytest.raises(BaseException), create(str(path), EXPORT, True) as file:
         file.write(b"new")
         raise error
-    assert path.read_text() == "old" and os.listdir(tmp_path) == ["out"]
+    assert path.read_text() == "event,time,kind,thread,device," and os.listdir(tmp_path) == ["out"]
 
 
 @pytest.mark.parametrize("force", ["", " -f"])
 def test_the_capture_is_never_replaced(modscope, force):
     before = pathlib.Path("run.msc").read_bytes()
     status, _, err = modscope(f"export run.msc --format csv -o ./run.msc{force}")
-    assert status == 1 and err == "modscope: ./run.msc is the capture itself: choose another name\n"
+    assert status == 1 and "It is not a file of modscope export" in err
     assert pathlib.Path("run.msc").read_bytes() == before
 
 
@@ -270,10 +274,11 @@ def test_nothing_is_left_of_what_failed(modscope, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(tables, "write", fail)
-    pathlib.Path("out").write_text("old")
+    pathlib.Path("out").write_text("event,time,kind,thread,device,")
     status, _, err = modscope("export run.msc --format csv -o out -f")
     assert (status, err) == (1, "modscope: There is not enough memory to read this capture\n")
-    assert sorted(os.listdir()) == ["out", "run.msc"] and pathlib.Path("out").read_text() == "old"
+    assert sorted(os.listdir()) == ["out", "run.msc"]
+    assert pathlib.Path("out").read_text() == "event,time,kind,thread,device,"
 
 
 @pytest.mark.parametrize(

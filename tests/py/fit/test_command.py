@@ -83,8 +83,10 @@ def test_files_that_exist_are_not_replaced(tmp_path: pathlib.Path, capsys: pytes
     words = ["fit", str(tmp_path / "run.msc"), "--gpu", "t4", "--json", str(file)]
     assert main(words) == 1
     said = capsys.readouterr()
-    assert said.out == "" and "exists already" in said.err and "(-f)" in said.err and file.read_text() == "mine"
-    assert main([*words, "-f"]) == 0
+    assert said.out == "" and "exists already" in said.err and file.read_text() == "mine"
+    assert main([*words, "-f"]) == 1 and file.read_text() == "mine"
+    file.write_text('{"command": "fit", ')
+    assert main(words) == 0
     assert json.loads(file.read_text())["gpus"]
 
 

@@ -172,7 +172,7 @@ def test_the_frames_that_are_kept(tmp_path):
 
 def test_quiet_and_force(tmp_path):
     script = training(tmp_path, "step()")
-    (tmp_path / "x.msc").write_text("precious")
+    (tmp_path / "x.msc").write_text("MODSCOPE")
     refused = predict(tmp_path, "--gpu", "h100", "-o", "x.msc", script)
     assert (
         refused.status == 1

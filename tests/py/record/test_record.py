@@ -354,9 +354,13 @@ def test_a_fork_finds_no_thread_of_ours(tmp_path):
 
 def test_a_file_that_is_there_is_not_touched(tmp_path):
     (tmp_path / "x.msc").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(FileExistsError, match="is not a capture"), record(tmp_path / "x.msc", overwrite):
+            raise AssertionError
+    assert (tmp_path / "x.msc").read_text() == "mine"
+    (tmp_path / "x.msc").write_text("MODSCOPE")
     with pytest.raises(FileExistsError, match="overwrite=True"), record(tmp_path / "x.msc"):
         raise AssertionError
-    assert (tmp_path / "x.msc").read_text() == "mine"
     with record(tmp_path / "x.msc", overwrite=True):
         torch.ones(10)
     assert load(tmp_path / "x.msc").peaks["cpu"].bytes == 40

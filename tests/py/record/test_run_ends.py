@@ -152,7 +152,7 @@ def test_steps_in_a_thread(tmp_path):
 
 def test_leaving_at_once(tmp_path):
     """Into a file that is overwritten, as asked."""
-    (tmp_path / "x.msc").write_text("old")
+    (tmp_path / "x.msc").write_text("MODSCOPE, old")
     ran = run_warm(tmp_path, "-f", "-o", "x.msc", training(tmp_path, "import os; step(); os._exit(7)"))
     assert ran.status == 7 and ran.err == b"" and ran.said.startswith("wrote x.msc ")
     assert only_capture(tmp_path).end == {"how": "finished", "status": "7"}

@@ -60,19 +60,19 @@ def test_a_new_file_is_empty_and_out_of_the_way(tmp_path):
 
 def test_overwriting_leaves_the_old_file_to_who_has_it_open(tmp_path):
     path = tmp_path / "x.msc"
-    path.write_text("old")
+    path.write_text("MODSCOPE")
     with open(path) as old:
         file = capture_file.prepare(str(path), overwrite=True)
-        assert path.read_text() == "old"
+        assert path.read_text() == "MODSCOPE"
         file.publish()
         os.close(file.fd)
-        assert path.read_text() == "" and old.read() == "old" and os.listdir(tmp_path) == ["x.msc"]
+        assert path.read_text() == "" and old.read() == "MODSCOPE" and os.listdir(tmp_path) == ["x.msc"]
 
 
 @pytest.mark.parametrize("target", ["other", "missing"])
 def test_overwriting_replaces_a_link_and_not_its_target(tmp_path, target):
     path, other = tmp_path / "x.msc", tmp_path / "other"
-    other.write_text("dear")
+    other.write_text("MODSCOPE")
     path.symlink_to(target)
     with pytest.raises(FileExistsError):
         capture_file.create(str(path))
@@ -82,17 +82,17 @@ def test_overwriting_replaces_a_link_and_not_its_target(tmp_path, target):
     assert (
         not path.is_symlink()
         and path.read_text() == ""
-        and other.read_text() == "dear"
+        and other.read_text() == "MODSCOPE"
         and len(os.listdir(tmp_path)) == 2
     )
 
 
 def test_the_old_capture_stays_where_nothing_is_recorded(tmp_path):
     write(tmp_path, SCRIPT)
-    (tmp_path / "x.msc").write_text("dear")
+    (tmp_path / "x.msc").write_text("MODSCOPE")
     ran = run(tmp_path, "-f", "-o", "x.msc", "script.py")
     assert ran.status == 0 and "no capture was written" in ran.said
-    assert (tmp_path / "x.msc").read_text() == "dear" and sorted(os.listdir(tmp_path)) == ["script.py", "x.msc"]
+    assert (tmp_path / "x.msc").read_text() == "MODSCOPE" and sorted(os.listdir(tmp_path)) == ["script.py", "x.msc"]
 
 
 def test_only_an_empty_file_that_was_made_is_removed(tmp_path):
@@ -121,9 +121,30 @@ def refused(ran, *parts, status=1):
 
 def test_a_capture_that_exists(tmp_path):
     write(tmp_path, SCRIPT)
-    (tmp_path / "x.msc").write_text("precious")
+    (tmp_path / "x.msc").write_text("MODSCOPE")
     refused(run(tmp_path, "-o", "x.msc", "script.py"), "x.msc exists already", "-f")
-    assert (tmp_path / "x.msc").read_text() == "precious"
+    assert (tmp_path / "x.msc").read_text() == "MODSCOPE"
+
+
+def test_what_is_no_capture_is_not_replaced(tmp_path):
+    write(tmp_path, SCRIPT)
+    (tmp_path / "link").symlink_to("script.py")
+    for name in ("script.py", "link"):
+        refused(run(tmp_path, "-f", "-o", name, "script.py"), f"{name} exists already", "It is not a capture")
+    assert (tmp_path / "script.py").read_text() == (tmp_path / "link").read_text() != ""
+    with pytest.raises(FileExistsError, match="It is not a capture, so it is not replaced"):
+        capture_file.prepare(str(tmp_path / "script.py"), overwrite=True)
+
+
+def test_what_takes_the_name_before_the_recording_begins_is_not_replaced(tmp_path):
+    path = tmp_path / "x.msc"
+    path.write_text("MODSCOPE")
+    file = capture_file.prepare(str(path), overwrite=True)
+    path.write_text("precious")
+    with pytest.raises(FileExistsError, match="It is not a capture"):
+        file.publish()
+    os.close(file.fd)
+    assert path.read_text() == "precious" and os.listdir(tmp_path) == ["x.msc"]
 
 
 def test_a_folder_that_is_not_there(tmp_path):

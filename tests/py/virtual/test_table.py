@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from modscope._read.own_files import PLAN, TABLE, is_replaceable
 from modscope._virtual.time import table
 from modscope._virtual.time.table import Measured, Table, TableError, from_truth, load, signature
 
@@ -79,7 +80,8 @@ def test_variants_are_answered_in_their_order_and_the_last_one_goes_on() -> None
 def test_a_table_is_read_as_it_was_written(tmp_path: Path, name: str) -> None:
     path = str(tmp_path / name)
     rows = [row(SUM, (ones(4),), {}, (SPLIT, 3), seconds=2e-5), row(MM, (ones(4),), {"out": None}, seconds=None)]
-    assert table.write(path, {"gpu": "NVIDIA H200"}, rows) == (tmp_path / name).stat().st_size
+    (tmp_path / name).write_bytes(table.encode(path, {"gpu": "NVIDIA H200"}, rows))
+    assert is_replaceable(path, TABLE) and not is_replaceable(path, PLAN)
     read = load(path)
     assert (len(read), read.about) == (2, {"format": 1, "gpu": "NVIDIA H200"})
     assert read.find(SUM, (ones(4),), {}) == Measured(SPLIT, 2e-5)

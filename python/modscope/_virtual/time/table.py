@@ -24,10 +24,10 @@ __all__ = [
     "Table",
     "TableError",
     "Variants",
+    "encode",
     "from_truth",
     "load",
     "signature",
-    "write",
 ]
 
 FORMAT = 1
@@ -203,14 +203,11 @@ def _variants(runs: list[Any] | None) -> Variants:
     return [(tuple([(str(what), int(bytes)) for what, bytes in events]), int(times)) for events, times in runs or ()]
 
 
-def write(path: str, about: dict[str, Any], rows: Iterable[MeasuredOperator]) -> int:
-    """Write a table, compressed if the name ends with .gz. The number of bytes."""
+def encode(path: str, about: dict[str, Any], rows: Iterable[MeasuredOperator]) -> bytes:
+    """What the file of a table holds, compressed if the name ends with .gz."""
     operators = [[op, args, kwargs, variants or None, seconds] for op, args, kwargs, variants, seconds in rows]
     data = json.dumps({"format": FORMAT, **about, "operators": operators}, separators=(",", ":")).encode()
-    if path.endswith(".gz"):
-        data = gzip.compress(data, mtime=0)
-    with open(path, "wb") as file:
-        return file.write(data)
+    return gzip.compress(data, mtime=0) if path.endswith(".gz") else data
 
 
 # ---- measurements of jobs: for the tests and benchmarks of predictions ----

@@ -432,7 +432,7 @@ def test_wrong_arguments(pages, net_capture, tmp_path):
     copy = tmp_path / "copy.msc"
     copy.write_bytes(net_capture.read_bytes())
     status, _, err = command("fit", str(copy), "--gpu", "t4", "--report", str(copy))
-    assert status == 1 and "is the capture itself" in err and copy.read_bytes() == net_capture.read_bytes()
+    assert status == 1 and "is not a page that modscope wrote" in err and copy.read_bytes() == net_capture.read_bytes()
     status, _, err = command("plan", file, "--budget", "1TiB", "--report", "-")
     assert status == 2 and "needs the name of a file" in err
     (tmp_path / "page.html").write_text("mine")
@@ -444,8 +444,8 @@ def test_fit_writes_a_page(net_capture, tmp_path):
     page = tmp_path / "page.html"
     status, out, err = command("fit", str(net_capture), "--gpu", "t4", "--report", str(page))
     assert (status, err) == (0, "") and page.as_uri() in out and "<!doctype html>" in page.read_text()[:20]
-    page.write_text("mine")
+    before = page.read_text()
     status, out, err = command("fit", str(net_capture), "--gpu", "t4", "--report", str(page))
-    assert (status, out) == (1, "") and "exists already" in err and "(-f)" in err and page.read_text() == "mine"
+    assert (status, out) == (1, "") and "exists already" in err and "(-f)" in err and page.read_text() == before
     status, _, err = command("fit", str(net_capture), "-f", "--gpu", "t4", "--report", str(page))
     assert (status, err) == (0, "") and "<!doctype html>" in page.read_text()[:20]

@@ -339,12 +339,14 @@ def test_an_empty_capture(capsys):
 
 def test_an_output_that_exists_stays_unless_it_is_forced(capsys):
     save(train(2))
-    with open("out.html", "w") as file:
-        file.write("mine")
+    page_of("x.msc")
+    with open("out.html") as file:
+        written = file.read()
+    capsys.readouterr()
     assert refused("x.msc", "-o", "out.html") == 1
     assert capsys.readouterr().err == "modscope: out.html exists already: choose another name, or overwrite it (-f)\n"
     with open("out.html") as file:
-        assert file.read() == "mine"
+        assert file.read() == written
     assert packs(page_of("x.msc"))
 
 
@@ -352,7 +354,8 @@ def test_a_capture_is_never_overwritten(capsys):
     save(train(2))
     save(train(3), "y.msc")
     assert refused("x.msc", "y.msc", "-o", "y.msc", "-f") == 1
-    assert "is the capture itself" in capsys.readouterr().err
+    says = "y.msc exists already: choose another name. It is not a page that modscope wrote, so it is not replaced"
+    assert capsys.readouterr().err == f"modscope: {says}\n"
     assert load("y.msc").last_step == 3
 
 
