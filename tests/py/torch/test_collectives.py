@@ -332,3 +332,11 @@ def test_a_backend_s_collectives_are_seen_as_they_are_launched():
     seen = _native.last_collective()[0]
     backend.allreduce([torch.ones(2)])
     assert _native.last_collective()[0] == seen  # nobody records
+
+
+def test_verifying_collectives_adds_nothing_to_the_figures_of_a_tracker():
+    backend = torch._C._distributed_c10d.FakeProcessGroup._create_internal(0, 2)
+    with modscope.MemTracker() as tracker:
+        kept = torch.ones(2)
+        before = tracker.peak
+        assert _collectives.verify(backend) and tracker.peak == before and before[kept.device].bytes == 8
