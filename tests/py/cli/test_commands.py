@@ -136,8 +136,9 @@ def test_the_following_command_works(text):
     ],
 )
 def test_files_of_a_capture_whose_device_names_are_damaged(modscope, line):
-    status, out, err = modscope(f"{line} nameless.msc -f -o nameless.out")
-    assert status == 0 and out.startswith("Wrote nameless.out (")
+    name = f"nameless.{line.split()[-1]}"
+    status, out, err = modscope(f"{line} nameless.msc -f -o {name}")
+    assert status == 0 and out.startswith(f"Wrote {name} (")
     assert ("cannot be read" in err) == (line == "report") and "cannot be read" in out + err
 
 
