@@ -73,8 +73,8 @@ class virtual_gpu:
     rules are followed, by default the installed one. ``path``: keep the capture in this file, which must not exist
     unless ``overwrite``. ``ranks``: process groups have so many ranks, and the program is the one with the number
     ``rank``; without it they have one. ``ranks_per_node``: how many of them share a node. It must be entered before the
-    process's first backward, and not inside another one. What is on the virtual GPU has shapes and types, but no
-    values: it is read as zeros."""
+    process's first use of a real GPU, and not inside another one. What is on the virtual GPU has shapes and types, but
+    no values: it is read as zeros."""
 
     def __init__(
         self,

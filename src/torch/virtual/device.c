@@ -33,6 +33,8 @@ static const void *answer_timers(void)
 #define GUARDS "_ZN3c104impl26device_guard_impl_registryE"
 #define SET_ALLOCATOR "_ZN3c1012SetAllocatorENS_10DeviceTypeEPNS_9AllocatorEh"
 #define GET_ALLOCATOR "_ZN3c1012GetAllocatorERKNS_10DeviceTypeE"
+#define GET_ENGINE "_ZN5torch8autograd6Engine18get_default_engineEv"
+#define START_THREADS "_ZN5torch8autograd6Engine20start_device_threadsEv"
 #define REQUIRE_INIT "_ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb"
 
 static struct point {
@@ -203,6 +205,22 @@ static PyObject *virtual_initialize_real(PyObject *self, PyObject *slot)
     Py_RETURN_NONE;
 }
 
+/* torch starts a thread of backward for each device when the first backward of a process runs. If that was before the
+ * device was installed, it has none. torch has no threads for other devices here: it would wait for ever to have as
+ * many as there are devices. */
+static PyObject *virtual_start_backward_thread(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    void *(*engine)(void) = (void *(*)(void))ms_elf_symbol_find("libtorch_cpu", GET_ENGINE);
+    void (*start)(void *) = (void (*)(void *))ms_elf_symbol_find("libtorch_cpu", START_THREADS);
+    if (!engine || !start)
+        return PyBool_FromLong(false);
+    Py_BEGIN_ALLOW_THREADS /* a new thread needs the GIL before it says that it has begun */
+    start(engine());
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(true);
+}
+
 PyMethodDef mst_virtual_device_methods[] = {
     {"virtual_install", (PyCFunction)(void (*)(void))virtual_install, METH_VARARGS | METH_KEYWORDS,
      "Install a virtual CUDA device with this much memory, and the allocator of this version of torch."},
@@ -210,5 +228,9 @@ PyMethodDef mst_virtual_device_methods[] = {
     {"virtual_remove", virtual_remove, METH_NOARGS, "Remove the virtual device. Its tensors stay, and can still die."},
     {"virtual_initialize_real", virtual_initialize_real, METH_O,
      "Call the function of torch's own hooks that initializes CUDA, by its entry. There must be a GPU."},
+    {"virtual_start_backward_thread", virtual_start_backward_thread, METH_NOARGS,
+     "Let torch run backward on the device, where it has no thread for that: an earlier backward found no device. "
+     "False "
+     "if this torch has no such function."},
     {NULL, NULL, 0, NULL},
 };

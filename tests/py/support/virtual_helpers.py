@@ -1,6 +1,6 @@
 """Run programs in processes in which a virtual GPU is installed.
 
-Autograd counts devices at the first backward of a process, so each program has a process of its own (warm_python.py).
+What a program leaves behind must not change the next one, so each has a process of its own (warm_python.py).
 """
 
 from __future__ import annotations

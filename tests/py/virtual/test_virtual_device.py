@@ -1,4 +1,4 @@
-"""A virtual GPU in torch. Each program runs in a process of its own: autograd counts devices at its first backward."""
+"""A virtual GPU in torch. Each program runs in a process of its own."""
 
 from __future__ import annotations
 

@@ -81,10 +81,8 @@ class VirtualDevice:
         self._undo = contextlib.ExitStack()
 
     def install(self) -> None:
-        """Install the device. No backward may have run in this process: autograd counts devices when the first one
-        runs.
-
-        A real GPU is ignored meanwhile. RuntimeError, and nothing is changed, if this torch does not allow it."""
+        """Install the device. A real GPU is ignored meanwhile. RuntimeError, and nothing is changed, if this torch does
+        not allow it."""
         global _was_tried
         why = _refusal()
         if (
@@ -177,9 +175,15 @@ def _test(memory: Memory) -> None:
         if not right or memory.bytes("allocated_bytes", "current") != 0:
             raise RuntimeError("a virtual GPU needs another torch: a test tensor was not what it should be")
         try:
-            torch.ones(2, device="cuda", requires_grad=True).sum().backward()
-        except RuntimeError as error:
-            raise RuntimeError(_HAS_RUN_BACKWARD) from error
+            _backward_on_device()
+        except RuntimeError as error:  # an earlier backward of the process found no device
+            if not _native.virtual_start_backward_thread():
+                raise RuntimeError(_HAS_RUN_BACKWARD) from error
+            _backward_on_device()
+
+
+def _backward_on_device() -> None:
+    torch.ones(2, device="cuda", requires_grad=True).sum().backward()
 
 
 def _wait_for_backward_threads() -> None:
