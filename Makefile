@@ -9,7 +9,7 @@ PREFIX ?= /usr/local
 PARALLEL ?= $(shell expr $$(nproc) + 1)
 
 VPY     := $(VENV)/bin/python
-NEEDS   := numpy scikit-build-core pytest hypothesis expecttest
+NEEDS   := numpy scikit-build-core pytest pytest-xdist hypothesis expecttest jsonschema
 INSTALL := install --quiet --no-build-isolation --no-deps --disable-pip-version-check \
            --config-settings=cmake.define.MODSCOPE_WERROR=ON
 

@@ -242,7 +242,7 @@ ROOMS = {
     "_predict": {"_plan", "_read", "_record", "_show", "_torch", "_virtual"},
     "_fit": {"_plan", "_predict", "_read", "_virtual"},
     "_show": {"_fit", "_job", "_plan", "_read", "_virtual"},
-    "integrations": {"_read", "_record", "_torch", "_trackers"},
+    "integrations": {"_predict", "_read", "_record", "_torch", "_trackers", "_virtual"},
     "_cli": {"_export", "_fit", "_job", "_plan", "_predict", "_read", "_record", "_show", "_virtual"},
     "__main__": {"_cli"},
 }
