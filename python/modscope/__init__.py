@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from modscope._trackers.module_tracker import ModTracker, ModuleTracker
     from modscope._trackers.snapshots import ModuleStats
     from modscope._virtual.gpus import Gpu, gpus
+    from modscope.integrations.metrics import metrics
 
     __version__: str
 
@@ -61,6 +62,7 @@ __all__ = [
     "drop_in",
     "gpus",
     "load",
+    "metrics",
     "record",
     "virtual_gpu",
 ]
@@ -84,6 +86,7 @@ _NAMES = {
     "_trackers.snapshots": ("ModuleStats",),
     "_trackers.module_tracker": ("ModTracker", "ModuleTracker"),
     "_virtual.gpus": ("Gpu", "gpus"),
+    "integrations.metrics": ("metrics",),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 _NEED_NO_TORCH = (

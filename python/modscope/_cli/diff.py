@@ -15,6 +15,7 @@ from modscope._read.summary import Report
 from modscope._read.text import at_least, change, clean, counted, label, percent, size
 from modscope._show.line_diff import compare_lines
 from modscope._show.lines import sides_without_lines
+from modscope._show.markdown import comparison
 from modscope._show.modules import Matches, check, every_module
 from modscope._show.terminal import Screen
 
@@ -30,6 +31,8 @@ def add_options(parser: Parser) -> None:
     add_by(parser, ("module", "line"), "what is compared (default: module)")
     add_module(parser)
     add_no_group(parser)
+    comment = "print Markdown for a comment on a pull request: by module and by line, ten rows each"
+    parser.add_argument("--markdown", action="store_true", help=comment)
 
 
 def report(arguments: Namespace, load: Load) -> Report:
@@ -46,10 +49,11 @@ def report(arguments: Namespace, load: Load) -> Report:
             arguments.module, {fqn for side in owned for fqn, _ in side}, " or ".join({a["device"], b["device"]})
         )
         owned = _only(owned[0], matches), _only(owned[1], matches)
-    if arguments.by == "line":
+    lines = modules = []
+    if arguments.by == "line" or arguments.markdown:
         files = captures[arguments.file], captures[arguments.other]
-        modules = compare_lines(files, (before, after), (a["device"], b["device"]), matches)
-    else:
+        lines = compare_lines(files, (before, after), (a["device"], b["device"]), matches)
+    if arguments.by == "module" or arguments.markdown:
         modules = [_row(owner, *(side.get(owner, 0) for side in owned)) for owner in {**owned[0], **owned[1]}]
     categories = []
     for word in CATEGORIES:
@@ -63,8 +67,13 @@ def report(arguments: Namespace, load: Load) -> Report:
         "change": sum(owned[1].values()) - sum(owned[0].values()),
         "categories": _sort_by_change(row for row in categories if row["a"] or row["b"]),
         "by": arguments.by,
-        "modules": _sort_by_change(row for row in modules if row["change"]),
+        "modules": _changed(lines if arguments.by == "line" else modules),
+        **({"by_module": _changed(modules), "by_line": _changed(lines)} if arguments.markdown else {}),
     }
+
+
+def _changed(rows: Iterable[Report]) -> list[Report]:
+    return _sort_by_change(row for row in rows if row["change"])
 
 
 def _only(owned: dict[_Owner, int], matches: Matches) -> dict[_Owner, int]:
@@ -88,11 +97,14 @@ def _sort_by_change(rows: Iterable[Report]) -> list[Report]:
 
 
 def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
+    if arguments.markdown:
+        without = sides_without_lines(result)
+        return comparison(result, _group(result["by_module"], arguments), None if without else result["by_line"])
     out = _sides(result, screen)
     if result["by"] == "line" and (without := sides_without_lines(result)):
         out += [*screen.wrap(without), ""]
     out += [*_table("Category", result["categories"], screen), ""]
-    every = _group(result["modules"], arguments)
+    every = result["modules"] if result["by"] == "line" else _group(result["modules"], arguments)
     rows = every[: arguments.n or None]
     if rows:
         out += _table(result["by"].capitalize(), rows, screen)
@@ -111,7 +123,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
 def _group(modules: list[Report], arguments: Namespace) -> list[Report]:
     """The rows of modules. Equal ones whose modules' names differ only in numbers become one, with the sum of their
     bytes."""
-    if arguments.no_group or arguments.by == "line":
+    if arguments.no_group:
         return modules
     rows = []
     for group in group_modules(
@@ -154,4 +166,6 @@ def _table(word: str, rows: list[Report], screen: Screen) -> list[str]:
     return screen.table(headers, [cells(row) for row in rows], left=(3,))
 
 
-COMMAND = Command(("diff before.msc after.msc",), add_options, report, text)
+COMMAND = Command(
+    ("diff before.msc after.msc", "diff --markdown before.msc after.msc"), add_options, report, text
+)

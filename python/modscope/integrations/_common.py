@@ -245,17 +245,26 @@ class TrainingMemory:
 
     def take_entry(self) -> LogEntry:
         """What was held at the highest peak of the steps since the previous call; empty if there was no step."""
-        highest, self._highest = self._highest, None
-        if highest is None:
-            return {}
-        entry: LogEntry = {PREFIX + "peak": sum(highest.raw)}
-        entry |= {PREFIX + word.lower(): held for word, held in zip(CATEGORIES, highest.raw)}
-        for rank, (fqn, held) in enumerate(highest.modules, 1):
+        figures, modules = self.take_figures()
+        entry: LogEntry = {**figures}
+        for rank, (fqn, held) in enumerate(modules, 1):
             entry[f"{PREFIX}module_{rank}"] = fqn
             entry[f"{PREFIX}module_{rank}_bytes"] = held
-        if self._tracker is not None and self._tracker.lost:
-            entry[PREFIX + "lost"] = self._tracker.lost
         return entry
+
+    def take_figures(self) -> tuple[dict[str, int], list[tuple[str, int]]]:
+        """The figures of such an entry, and the largest modules with what they held; both empty if there was no
+        step."""
+        highest, self._highest = self._highest, None
+        if highest is None:
+            return {}, []
+        figures = {PREFIX + "peak": sum(highest.raw)}
+        figures |= {PREFIX + word.lower(): held for word, held in zip(CATEGORIES, highest.raw)}
+        if self._environment.device.type == "cuda" and torch.cuda.is_initialized():
+            figures[PREFIX + "reserved"] = torch.cuda.memory_reserved(self._environment.device)
+        if self._tracker is not None and self._tracker.lost:
+            figures[PREFIX + "lost"] = self._tracker.lost
+        return figures, highest.modules
 
     # ---- the peak ----
 

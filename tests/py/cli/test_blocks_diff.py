@@ -163,3 +163,35 @@ def test_diff_of_a_damaged_capture(text, figures):
     out = text("diff train.msc damaged.msc")
     assert "Change of what can be read: " in out and "   at least " in out
     assert figures("diff train.msc damaged.msc")["is_lower_bound"]
+
+
+def test_diff_as_markdown_for_a_pull_request(text, figures):
+    out = text("diff train.msc leaky.msc --markdown")
+    lines = out.splitlines()
+    assert lines[0] == "### +326.16 MiB of memory (+194%) on `cuda:0`"
+    assert lines[2:5] == [
+        "| | before | after | change |",
+        "|---|--:|--:|--:|",
+        "| allocated | 167.85 MiB | 494.00 MiB | +326.16 MiB |",
+    ]
+    assert (
+        "Compared at the peak, which is in step " in out
+        and "The largest change: +68.66 MiB Activation of `GPT.h" in out
+    )
+    assert "<details><summary>By module: 9 rows</summary>\n\n| change | before | after | category | |\n" in out
+    assert "By module: the 10 of " in text("diff train.msc leaky.msc --markdown --no-group") and "By line" not in out
+    assert "| +68.66 MiB | 0 B | 68.66 MiB | Activation | `GPT.h.*.attn (8 alike)` |" in out
+    report = figures("diff train.msc leaky.msc --markdown")
+    assert report["by_module"] == report["modules"]
+    assert report["by_line"] == figures("diff train.msc leaky.msc --by line")["modules"]
+
+
+def test_names_do_not_break_markdown(tmp_path, text):
+    for name in ("a", "b"):
+        c = Capture()
+        c.where("forward", c.module("evil|`` <script> ]"))
+        c.add(10 * MIB if name == "a" else 20 * MIB)
+        (tmp_path / f"{name}.msc").write_bytes(c.end())
+    out = text(f"diff {tmp_path}/a.msc {tmp_path}/b.msc --markdown")
+    row = next(line for line in out.splitlines() if "evil" in line and line.startswith("| +"))
+    assert row.endswith("| ```evil\\|`` <script> ]``` |") and len(re.findall(r"(?<!\\)\|", row)) == 6
