@@ -166,6 +166,4 @@ def _table(word: str, rows: list[Report], screen: Screen) -> list[str]:
     return screen.table(headers, [cells(row) for row in rows], left=(3,))
 
 
-COMMAND = Command(
-    ("diff before.msc after.msc", "diff --markdown before.msc after.msc"), add_options, report, text
-)
+COMMAND = Command(("diff before.msc after.msc", "diff --markdown before.msc after.msc"), add_options, report, text)

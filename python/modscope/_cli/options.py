@@ -112,6 +112,16 @@ def fraction(text: str) -> float:
     return _float(text, 1.0, "fraction: give a number from 0 to 1, such as 0.15")
 
 
+def amount(text: str) -> int:
+    """The bytes of "22GiB"."""
+    from modscope._read.text import parse_size
+
+    value = parse_size(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an amount of memory: give one such as 22GiB")
+    return value
+
+
 def rank_count(text: str) -> int:
     from modscope._virtual.ranks.options import MOST_RANKS
 

@@ -10,10 +10,12 @@ import os
 from argparse import Namespace
 
 from modscope._cli.command import Command, Load, Parser
-from modscope._cli.options import add_gpus, add_prediction, add_recording, check_ranks, fraction, rank_count
+from modscope._cli.options import add_gpus, add_prediction, add_recording, amount, check_ranks, fraction, rank_count
+from modscope._predict import guard
 from modscope._predict.options import records_of, with_environment
 from modscope._predict.result import Predicted
 from modscope._record.run import check_target, start
+from modscope._show.terminal import as_lines
 from modscope._virtual.device.environment import allocator_settings
 from modscope._virtual.time import SHIPPED_TABLES, table_path
 
@@ -31,6 +33,10 @@ def add_options(parser: Parser) -> None:
     add("--table", type=_table, metavar="FILE", help=table)
     selected = "the fraction of a mask with unknown values that is selected (default: 0.5)"
     add("--selected", type=fraction, metavar="FRACTION", help=selected)
+    unless = "end with status 3 if the job does not fit, or if that is not known"
+    add("--fail-unless-fits", action="store_true", help=unless)
+    above = "end with status 3 if the job reserves more than SIZE, such as 22GiB"
+    add("--fail-above", type=amount, metavar="SIZE", help=above)
     add("--check", action="store_true", help="run the same steps on this machine's GPU afterwards, and print the error")
     ranks = "a rank's has the rank in its name: x.rank3.msc for x.msc; a table of ranks writes captures where this is"
     add_recording(parser, f"{ranks} given, and it may be a folder")
@@ -117,6 +123,18 @@ def _check_several(arguments: Namespace) -> None:
 
 def report(arguments: Namespace, load: Load) -> Predicted:
     """Does not return for one GPU."""
+    predicted = _predict(arguments)
+    figures = predicted.figures or {}
+    results = figures.get("gpus") or figures.get("ranks") or ([figures] if figures else [])
+    why = guard.why_stopped(records_of(arguments)[1], results)
+    if why is None:
+        return predicted
+    text = predicted.text
+    return predicted._replace(status=guard.STATUS, text=lambda screen: [*text(screen), *as_lines([why], screen)])
+
+
+def _predict(arguments: Namespace) -> Predicted:
+    """Does not return for one GPU."""
     _check_allocator(arguments)
     _check_ranks(arguments)
     _check_several(arguments)
@@ -145,6 +163,7 @@ COMMAND = Command(
         "predict --gpu all train.py",
         "predict --gpu 24GiB --json=fits.json train.py",
         "predict --gpu h100 --ranks 8,16,32,64 train.py",
+        "predict --gpu h100 --fail-unless-fits train.py && sbatch job.sh",
     ),
     add_options,
     report,
@@ -156,5 +175,6 @@ COMMAND = Command(
     usage=("[options] script.py [arguments]", "[options] -m module [arguments]"),
     about="It says how much memory the GPU would have to reserve, and whether it has that much. No GPU is needed: "
     "nothing is computed on it, and what is on it is read as zeros. Everything after the script or the module is "
-    "passed to it.",
+    "passed to it. The exit status is the script's own, 2 for wrong options, and 3 if --fail-unless-fits or "
+    "--fail-above does not let the job through.",
 )

@@ -101,6 +101,16 @@ class PredictedRun(RunRecording):
 
         self._print(*text.closing(result, shown, loss, self._options.quiet))
         self._write_figures(as_json(result))
+        self._guard([result])
+
+    def _guard(self, results: list[Result]) -> None:
+        """End with another status if the job is not let through."""
+        from modscope._predict import guard
+
+        why = guard.why_stopped(self._asked, results)
+        if why is not None:
+            self._status = guard.STATUS
+            self._print(why)
 
     def _load(self) -> Capture | None:
         from modscope._read.load import load
@@ -120,6 +130,7 @@ class PredictedRun(RunRecording):
         if not self._asked.part:
             if not self._tell_of_started() and not self._tell_of_failure():
                 super()._end_without_capture(what)
+                self._guard([])
         elif not self._is_child and not os.path.exists(os.path.join(self._asked.part, FACTS)):
             facts = {"error": "", "status": "", **self._end, "nothing": what}
             with open(os.path.join(self._asked.part, FACTS), "w", encoding="utf-8") as file:

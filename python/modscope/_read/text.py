@@ -25,6 +25,15 @@ def size(value: int) -> str:
     return f"{value} B"
 
 
+def parse_size(text: str, kilo: int = 1000) -> int | None:
+    """The bytes of "24GiB", "1.5 GB" or "512"; ``kilo``: how many bytes a KB has. None: it is no amount of memory."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)(?:B?|([KMGTP])(I?)B)", re.sub(r"[\s_]", "", text.upper()), re.ASCII)
+    if found is None:
+        return None
+    unit = 1024 if found[3] else kilo
+    return int(float(found[1]) * unit ** ("KMGTP".index(found[2]) + 1 if found[2] else 0))
+
+
 def rough_size(value: int) -> str:
     """Bytes in GiB with one digit, as people compare the memory of GPUs: "23.6 GiB"; less than a tenth as ``size`` has
     it."""

@@ -194,6 +194,8 @@ class RunRecording:
         self._stopped = False  # by --steps
         self._finished = False
         self._end: dict[str, str] = {}  # how the script ended
+        self._status = 0
+        """Instead of the script's own exit status; 0: that is kept."""
         self._original_exit = os._exit
         self._original_excepthook: Callable[..., object] = sys.excepthook
         self._uncaught_error: BaseException | None = None
@@ -403,7 +405,7 @@ class RunRecording:
     def _exit(self, status: int) -> NoReturn:
         how = {"how": "stopped", "by": self._stopped_by()} if self._stopped else {"how": "finished"}
         self._finish(**how, status=str(status))
-        self._original_exit(status)
+        self._original_exit(self._status or status)
 
     def _stopped_by(self) -> str:
         """The option that stopped the script."""
@@ -425,6 +427,9 @@ class RunRecording:
             from modscope import _native
 
             _native.restore()
+        if self._status:
+            _flush()
+            self._original_exit(self._status)  # an exit function cannot change the status otherwise
 
     def _exit_status(self) -> dict[str, str]:
         """The status, if the script ended by SystemExit."""

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from modscope._read.text import gpu_label
+from modscope._read.text import gpu_label, parse_size
 
 __all__ = ["GPUS", "Gpu", "Speed", "find_gpu", "gpus", "parse_gpus", "rules_of"]
 
@@ -213,9 +213,9 @@ def find_gpu(name: str) -> Gpu:
     ):
         if candidate in GPUS:
             return GPUS[candidate]
-    size = re.fullmatch(r"(\d+(?:\.\d+)?)(|b|[kmgt]i?b)", key)
-    if size:
-        return _gpu_of_memory(name, size[1], size[2])
+    memory = parse_size(key)
+    if memory is not None:
+        return _gpu_of_memory(name, memory)
     raise ValueError(
         f"{name!r} is not a GPU that is known{_similar(key)}: use one of {', '.join(GPUS)}, or its memory as 24GiB"
     )
@@ -232,13 +232,11 @@ def parse_gpus(text: str) -> list[Gpu]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _gpu_of_memory(name: str, number: str, unit: str) -> Gpu:
-    bytes = {"": 1, "b": 1}.get(unit) or (1024 if "i" in unit else 1000) ** (1 + "kmgt".index(unit[0]))
-    memory = int(float(number) * bytes)
+def _gpu_of_memory(name: str, memory: int) -> Gpu:
     if memory < GIB:
         raise ValueError(f"a GPU of {name} is smaller than 1 GiB: give its memory as 24GiB")
     # it has the rules of an H100, and its speed is not known
-    return Gpu(name, f"GPU of {name if unit else f'{memory / GIB:.1f} GiB'}", memory, (9, 0), 132)
+    return Gpu(name, f"GPU of {f'{memory / GIB:.1f} GiB' if name.isdigit() else name}", memory, (9, 0), 132)
 
 
 def _similar(key: str) -> str:

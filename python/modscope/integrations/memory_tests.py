@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +15,7 @@ from modscope._read.lines import Place
 from modscope._read.load import Block, Capture, load
 from modscope._read.sentence import describe_run
 from modscope._read.summary import summarize
-from modscope._read.text import clean, counted, label, size
+from modscope._read.text import clean, counted, label, parse_size, size
 from modscope._virtual.gpus import Gpu, find_gpu
 
 if TYPE_CHECKING:
@@ -75,16 +74,12 @@ class Limits(NamedTuple):
     counts: Callable[[Leak], bool] = lambda leak: True
 
 
-def parse_size(text: object) -> int:
-    """The bytes of "200 MB" or "1.5 GiB". Each unit is 1,024 times the one before, as in pytest-memray."""
-    found = (
-        re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(?:B|([KMGTP])I?B)\s*", text.upper())
-        if isinstance(text, str)
-        else None
-    )
-    if found is None:
+def _bytes(text: object) -> int:
+    """The bytes of "200 MB" or "1.5 GiB". A KB has 1,024, as in pytest-memray."""
+    value = parse_size(text, kilo=1024) if isinstance(text, str) else None
+    if value is None:
         raise CannotMeasure(f"{text!r} is not an amount of memory: give one such as '200 MB' or '1.5 GiB'")
-    return int(float(found[1]) * 1024 ** ("KMGTP".index(found[2]) + 1 if found[2] else 0))
+    return value
 
 
 def _read_gpu(limits: Limits, name: Any, max: object = None) -> Limits:
@@ -92,15 +87,15 @@ def _read_gpu(limits: Limits, name: Any, max: object = None) -> Limits:
         gpu = name if isinstance(name, Gpu) else find_gpu(str(name))
     except ValueError as error:
         raise CannotMeasure(str(error)) from None
-    return limits._replace(gpu=gpu, reserved=None if max is None else parse_size(max))
+    return limits._replace(gpu=gpu, reserved=None if max is None else _bytes(max))
 
 
 def _read_limit(limits: Limits, limit: Any) -> Limits:
-    return limits._replace(held=parse_size(limit))
+    return limits._replace(held=_bytes(limit))
 
 
 def _read_leaks(limits: Limits, limit: Any, filter_fn: Callable[[Leak], bool] | None = None) -> Limits:
-    return limits._replace(left=parse_size(limit), counts=filter_fn or limits.counts)
+    return limits._replace(left=_bytes(limit), counts=filter_fn or limits.counts)
 
 
 _MARKERS: dict[str, tuple[Callable[..., Limits], str]] = {
