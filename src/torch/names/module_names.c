@@ -111,8 +111,10 @@ static void rename_module(mst_registry *registry, struct mst_module *known, PyOb
     uint64_t root_call = mst_call_key(MS_GLOBAL, known);
     bool was_root = ms__map_has(&registry->call_paths, root_call);
     ms__map_remove(&registry->call_paths, root_call);
-    if (known->context == MS_GLOBAL)
+    if (known->context == MS_GLOBAL) {
         known->called = false;
+        known->path = MS_GLOBAL;
+    }
     if (known->called || was_root)
         mst_prediction_clear();
     mst_registry_set_fqn(registry, known, fqn);

@@ -3,6 +3,8 @@
 #include "torch/names/names.h"
 #include "torch/process/process.h"
 
+#include <stdlib.h>
+
 /* The path called `fqn` inside `parent`; `nth` distinguishes paths with the same name. MS_UNKNOWN if
  * memory runs out. A name that is not UTF-8 or contains a NUL is escaped. */
 static ms_path add_path(ms_path parent, PyObject *fqn, uint32_t nth)
@@ -56,11 +58,26 @@ static ms_path add_path_inside(const struct mst_module *known, ms_path parent, P
 
 /* ---- holders ---- */
 
+/* The last part of the name of `known`, if it is a key of `children` that holds `known`: a new reference, or NULL. */
+static PyObject *key_by_name(const struct mst_module *known, PyObject *children)
+{
+    Py_ssize_t length = known->fqn ? PyUnicode_GET_LENGTH(known->fqn) : 0;
+    Py_ssize_t dot = length ? PyUnicode_FindChar(known->fqn, '.', 0, length, -1) : -1;
+    PyObject *key = dot >= 0 ? PyUnicode_Substring(known->fqn, dot + 1, length) : NULL;
+    if (key && PyDict_GetItemWithError(children, key) != known->module)
+        Py_CLEAR(key);
+    mst_clear_error();
+    return key;
+}
+
+/* The children are searched one by one only where the name does not say the key: a model may have 100,000 of them. */
 PyObject *mst_key_in_holder(const struct mst_module *known)
 {
     if (!known->holder || !mst_module_is_alive(known->holder))
         return NULL;
     PyObject *children = mst_module_dict(known->holder->module, mst.interned._modules), *key, *child;
+    if (children && (key = key_by_name(known, children)))
+        return key;
     Py_ssize_t position = 0;
     while (children && PyDict_Next(children, &position, &key, &child))
         if (child == known->module && PyUnicode_Check(key))
@@ -122,28 +139,53 @@ static PyObject *join_to_path(ms_path base, PyObject *inside)
     return before ? mst_join_names(before, inside) : NULL;
 }
 
-/* For a module that was not called yet this is the path that its first call will most likely get, so that its tensors
- * and its calls have one path and not two. `depth` ends the search where modules hold each other in a circle. */
-static ms_path path_of_module(struct mst_module *known, int depth)
+/* Whether known->path, of a module that was not called yet, is what mst_path_inside would find once more. */
+static bool is_path_inside(const struct mst_module *known, ms_path base, PyObject *inside)
 {
-    enum { MAX_DEPTH = 500 };
-    if (known->called)
-        return known->path;
-    PyObject *inside;
-    struct mst_module *caller = find_holder(known, depth < MAX_DEPTH ? LIKELY_CALLER : OUTERMOST, &inside);
-    if (caller == known || depth > MAX_DEPTH) {
-        Py_XDECREF(inside);
-        struct mst_root *root = mst_root_of(mst.registry, known, false);
-        return root ? mst_root_path(root, MS_GLOBAL) : MS_GLOBAL;
-    }
-    ms_path path = mst_path_inside(known, path_of_module(caller, depth + 1), inside);
-    Py_DECREF(inside);
-    return path;
+    return known->path > MS_UNKNOWN && ms_path_parent(mst.watch, known->path) == base &&
+           mst_path_is_shown_below(known->path, base, inside) && !is_taken(known->path, known);
 }
 
+static ms_path root_path_of(struct mst_module *known)
+{
+    struct mst_root *root = mst_root_of(mst.registry, known, false);
+    return root ? mst_root_path(root, MS_GLOBAL) : MS_GLOBAL;
+}
+
+/* A module that was not called yet, and its name inside the next one, which will most likely call it. */
+struct uncalled_module {
+    struct mst_module *known;
+    PyObject *inside;
+};
+
+/* For a module that was not called yet this is the path that its first call will most likely get, so that its tensors
+ * and its calls have one path and not two. Modules that hold each other in a circle have no outermost one: then it is
+ * that of a root module. */
 ms_path mst_path_of_module(struct mst_module *known)
 {
-    return path_of_module(known, 0);
+    struct uncalled_module *chain = NULL;
+    struct mst_module *at = known, *caller;
+    size_t count = 0, room = 0;
+    PyObject *inside;
+    while (at && !at->called && (caller = find_holder(at, LIKELY_CALLER, &inside)) != at) {
+        if (count > mst.registry->count || !MS__ARRAY_GROW(chain, room, count + 1)) {
+            Py_DECREF(inside);
+            at = NULL;
+            break;
+        }
+        chain[count++] = (struct uncalled_module){at, inside};
+        at = caller;
+    }
+    ms_path path = !at ? root_path_of(known) : at->called ? at->path : root_path_of(at);
+    while (count-- > 0) {
+        struct uncalled_module *next = &chain[count];
+        if (at && !is_path_inside(next->known, path, next->inside))
+            next->known->path = mst_path_inside(next->known, path, next->inside);
+        path = at ? next->known->path : path;
+        Py_DECREF(next->inside);
+    }
+    free(chain);
+    return path;
 }
 
 ms_path mst_path_inside(const struct mst_module *known, ms_path base, PyObject *inside)
@@ -193,15 +235,11 @@ static PyObject *name_by_holders(const struct mst_module *owner, const struct ms
 {
     PyObject *name = NULL;
     for (const struct mst_module *at = known; at != owner; at = at->holder) {
-        Py_ssize_t length = at->fqn ? PyUnicode_GET_LENGTH(at->fqn) : 0;
-        Py_ssize_t dot = at->fqn ? PyUnicode_FindChar(at->fqn, '.', 0, length, -1) : -1;
-        bool good = at->holder && !at->shared && dot >= 0 && mst_module_is_alive(at->holder);
+        bool good = at->holder && !at->shared && mst_module_is_alive(at->holder);
         PyObject *children = good ? mst_module_dict(at->holder->module, mst.interned._modules) : NULL;
-        PyObject *key = children ? PyUnicode_Substring(at->fqn, dot + 1, length) : NULL;
-        if (!key || PyDict_GetItemWithError(children, key) != at->module) {
-            Py_XDECREF(key);
+        PyObject *key = children ? key_by_name(at, children) : NULL;
+        if (!key) {
             Py_XDECREF(name);
-            mst_clear_error();
             return NULL;
         }
         PyObject *longer = name ? PyUnicode_FromFormat("%U.%U", key, name) : Py_NewRef(key);

@@ -16,7 +16,7 @@ struct mst_module {
     PyObject *ref;             /* a weak reference to it */
     PyObject **weakrefs;       /* the module's list of weak references, of which `ref` is the first */
     uint64_t context;          /* the context of the latest call (see mst_call_context) */
-    ms_path path;              /* the path that the module had in that call */
+    ms_path path;              /* the path that the module had in that call; before: its path of mst_path_of_module */
     bool called;               /* `context` and `path` are set */
     bool hidden;               /* calls of it are not shown: a compiler or torch.export made it */
     bool children_named;       /* mst_name_children was run for it */
@@ -171,6 +171,8 @@ char *mst_concat(const char *before, const char *after);
 /* Show `path` by the name of `base`, a lower path, and `suffix` after it, also when `base` is renamed. With
  * base MS_GLOBAL: by `suffix` alone. False if it is shown otherwise already: then it belongs to another module. */
 bool mst_path_show_below(ms_path path, ms_path base, const char *suffix);
+/* Whether `path` is shown by the name of `base` with a dot and `inside` after it. */
+bool mst_path_is_shown_below(ms_path path, ms_path base, PyObject *inside);
 /* Rename some paths of one module, and all paths that are shown below them. */
 void mst_paths_rename(const ms_path *paths, size_t count, const char *shown);
 /* The Python string of the name by which a path is shown: a new reference, or NULL with an error set. */

@@ -1,5 +1,6 @@
 /* shown_paths.c - by which name each path is shown. A path below another one follows it when that is renamed. */
 #include "torch/names/names.h"
+#include "torch/process/process.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -67,6 +68,14 @@ bool mst_path_show_below(ms_path path, ms_path base, const char *suffix)
     else
         show_by_base(path);
     return true;
+}
+
+bool mst_path_is_shown_below(ms_path path, ms_path base, PyObject *inside)
+{
+    const struct shown_path *shown = path < shown_count ? &shown_paths[path] : NULL;
+    const char *text = shown && shown->suffix && shown->base == base ? PyUnicode_AsUTF8(inside) : NULL;
+    mst_clear_error();
+    return text && shown->suffix[0] == '.' && strcmp(shown->suffix + 1, text) == 0;
 }
 
 /* A base is lower than the paths below it, so one pass in rising order reaches all of them. */
