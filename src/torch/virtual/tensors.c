@@ -20,12 +20,14 @@ typedef void empty_strided_function(tensor_base *result, const int64_t *sizes, s
 typedef void as_strided_function(tensor_base *result, const tensor_base *self, const int64_t *sizes, size_t size_count,
                                  const int64_t *strides, size_t stride_count, optional_int64 offset);
 typedef PyObject *wrap_function(tensor_base *tensor);
+typedef int32_t new_handle_function(tensor_base **handle); /* torch's C functions, for an at::Tensor on the heap */
+typedef int32_t delete_handle_function(tensor_base *handle);
 static empty_strided_function *empty_strided;
 static as_strided_function *as_strided;
 static wrap_function *wrap_moved; /* NULL before torch 2.10 */
 static wrap_function *wrap_copied;
-static int32_t (*new_handle)(tensor_base **handle); /* torch's C functions, for an at::Tensor on the heap */
-static int32_t (*delete_handle)(tensor_base *handle);
+static new_handle_function *new_handle;
+static delete_handle_function *delete_handle;
 static void (*resize_storage)(void *storage, size_t bytes);
 static uint64_t cuda_keys; /* the dispatch key set of a dense CUDA tensor */
 
@@ -43,9 +45,8 @@ static PyObject *virtual_find_functions(PyObject *self, PyObject *keys)
                         "St8optionalIlE");
     wrap_moved = (wrap_function *)ms_elf_symbol_find("libtorch_python", "_Z16THPVariable_WrapON2at10TensorBaseE");
     wrap_copied = (wrap_function *)ms_elf_symbol_find("libtorch_python", "_Z16THPVariable_WrapRKN2at10TensorBaseE");
-    new_handle =
-        (int32_t(*)(tensor_base **))ms_elf_symbol_find("libtorch_cpu", "aoti_torch_new_uninitialized_tensor");
-    delete_handle = (int32_t(*)(tensor_base *))ms_elf_symbol_find("libtorch_cpu", "aoti_torch_delete_tensor_object");
+    new_handle = (new_handle_function *)ms_elf_symbol_find("libtorch_cpu", "aoti_torch_new_uninitialized_tensor");
+    delete_handle = (delete_handle_function *)ms_elf_symbol_find("libtorch_cpu", "aoti_torch_delete_tensor_object");
     bool can_wrap = wrap_moved || (wrap_copied && new_handle && delete_handle);
     resize_storage = (void (*)(void *, size_t))ms_elf_symbol_find(
         "libtorch_cpu", "_ZN2at6native16resize_bytes_cpuEPN3c1011StorageImplEm");
