@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,13 +19,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 import torch
-from modscope._plan.file import Plan, PlanError, load_plan, parse_plan
+from modscope._plan.file import Plan, PlanError, load_plan, parse_plan, short_name
+from modscope._read.text import clean
 from torch import nn
 
 Models = nn.Module | Mapping[str, nn.Module]
 _OPTIONS = frozenset(inspect.signature(checkpoint).parameters) | {"preserve_rng_state", "function"}
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
 """What DistributedDataParallel, torch.compile and FSDP call the model that they wrap."""
+_MOST_WRAPPERS = 16  # around one model
 
 
 # ---- the forward of a checkpointed module ----
@@ -117,7 +120,7 @@ class Applied:
         for name, module in modules.items():
             if not _is_checkpointed(module):
                 warnings.warn(
-                    f"modscope: {name} has another forward than the plan gave it, and is left as it is",
+                    f"modscope: {clean(name)} has another forward than the plan gave it, and is left as it is",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -130,8 +133,8 @@ class Applied:
 # ---- finding the modules ----
 
 
-def _submodule(model: nn.Module, path: str) -> nn.Module | None:
-    for part in path.split("."):
+def _submodule(model: nn.Module, parts: Iterable[str]) -> nn.Module | None:
+    for part in parts:
         found = model._modules.get(part)
         if found is None:
             return None
@@ -139,32 +142,32 @@ def _submodule(model: nn.Module, path: str) -> nn.Module | None:
     return model
 
 
-def _inner_models(model: nn.Module) -> Iterator[nn.Module]:
-    """The model, and what it wraps."""
+def inner_models(model: nn.Module) -> list[nn.Module]:
+    """The model, and what it wraps. A module may hold itself under such a name, too."""
+    found = {id(model): model}
     while True:
-        yield model
         inner = next((child for name in _WRAPPERS if isinstance(child := model._modules.get(name), nn.Module)), None)
-        if inner is None:
-            return
-        model = inner
+        if inner is None or id(inner) in found:
+            return list(found.values())
+        found[id(inner)] = model = inner
 
 
-def _without_wrappers(path: str) -> Iterator[str]:
-    """The path, and what follows the names of wrappers at its beginning: a plan may have been made with a wrapped
-    model."""
-    yield path
-    while "." in path and path.partition(".")[0] in _WRAPPERS:
-        path = path.partition(".")[2]
-        yield path
+def _without_wrappers(path: str) -> list[list[str]]:
+    """The parts of the path, and those that follow the names of wrappers at its beginning: a plan may have been made
+    with a wrapped model."""
+    parts = path.split(".")
+    wrappers = sum(1 for _ in itertools.takewhile(lambda part: part in _WRAPPERS, parts[:-1]))
+    return [parts[count:] for count in range(min(wrappers, _MOST_WRAPPERS) + 1)]
 
 
 def find_modules(model: nn.Module, paths: Iterable[str]) -> tuple[dict[str, nn.Module], list[str]]:
     """The modules that the model has, by path, and the paths that it does not have."""
     found: dict[str, nn.Module] = {}
     missing = []
-    inner = list(_inner_models(model))
+    inner = inner_models(model)
     for path in paths:
-        tries = (_submodule(candidate, rest) for candidate in inner for rest in _without_wrappers(path))
+        rests = _without_wrappers(path)
+        tries = (_submodule(candidate, rest) for candidate in inner for rest in rests)
         module = next((module for module in tries if module is not None), None)
         if module is None:
             missing.append(path)
@@ -218,8 +221,8 @@ def apply(plan: Plan | Mapping[str, Any] | str | os.PathLike[str], model: Models
     if missing:
         more = f", and {len(missing) - 4} more" if len(missing) > 4 else ""
         raise PlanError(
-            f"the model does not have the modules {', '.join(missing[:4])}{more} of the plan: was the plan made "
-            f"for another model?"
+            f"the model does not have the modules {', '.join(map(short_name, missing[:4]))}{more} of the plan: was the "
+            f"plan made for another model?"
         )
     return Applied(_distinct(modules))
 

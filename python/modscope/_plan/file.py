@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from modscope._read.text import clean, shorten_middle
+
 VERSION = 1
 _KIND = "modscope plan"
+_MOST_COLUMNS = 120
 
 
 class PlanError(ValueError):
     """The plan cannot be read, or does not suit the model."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(clean(text))  # the plan's names are in it, and Python prints it to the terminal
 
 
 class Plan(NamedTuple):
@@ -37,6 +44,11 @@ class Plan(NamedTuple):
             file.write(self.as_json())
 
 
+def short_name(module: str) -> str:
+    """A module's name in an error: a plan may have names of any length."""
+    return shorten_middle(module, _MOST_COLUMNS)
+
+
 def plan_of(modules: list[str], facts: Mapping[str, Any] | None = None) -> Plan:
     """From full names. A root module itself cannot be in a plan."""
     found: dict[str, list[str]] = {}
@@ -56,6 +68,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         body = json.loads(text)
     except ValueError as error:
         raise PlanError(f"{os.fspath(path)} is not a plan: it is not JSON ({error})") from None
+    except RecursionError:
+        raise PlanError(f"{os.fspath(path)} is not a plan: its JSON is nested too deeply") from None
     try:
         return parse_plan(body)
     except PlanError as error:
@@ -68,8 +82,9 @@ def parse_plan(body: Any) -> Plan:
         raise PlanError(f'it is not a plan of modscope: it has no "kind": "{_KIND}"')
     version = body.get("version")
     if version != VERSION or isinstance(version, bool):
+        shown = version if isinstance(version, int) else "unknown"
         raise PlanError(
-            f"it is a plan of version {version!r}, and this modscope reads version {VERSION}: update modscope, or "
+            f"it is a plan of version {shown}, and this modscope reads version {VERSION}: update modscope, or "
             f"make the plan again"
         )
     checkpoint = body.get("checkpoint")
@@ -86,14 +101,13 @@ def _is_list_of_paths(value: Any) -> bool:
 
 
 def _check_nesting(root: str, paths: list[str]) -> None:
-    if len(set(paths)) < len(paths):
-        raise PlanError(f"it names a module of {root} twice")
-    chosen = set(paths)
-    for path in paths:
-        parts = path.split(".")
-        for count in range(1, len(parts)):
-            around = ".".join(parts[:count])
-            if around in chosen:
-                raise PlanError(
-                    f"{root}.{path} lies in {root}.{around}, which is checkpointed as a whole: name one of them"
-                )
+    """In sorted order, a module is followed by one that lies in it, if there is any."""
+    ordered = sorted(path.split(".") for path in paths)
+    for around, next_one in itertools.pairwise(ordered):
+        if around == next_one:
+            raise PlanError(f"it names a module of {root} twice")
+        if around == next_one[: len(around)]:
+            raise PlanError(
+                f"{short_name('.'.join([root, *next_one]))} lies in {short_name('.'.join([root, *around]))}, which is "
+                f"checkpointed as a whole: name one of them"
+            )

@@ -66,13 +66,9 @@ class PlanForRun:
     def _root_of(self, module: nn.Module) -> str | None:
         """The name in the plan of this module, or None. A root is named after its class, with a number if there are
         several, or after a variable: then it is the first module that has all modules of the plan."""
-        from modscope._plan.apply import find_modules
+        from modscope._plan.apply import find_modules, inner_models
 
-        kinds = {type(module).__name__}
-        inner: Any = module
-        while inner is not None:
-            kinds.add(type(inner).__name__)
-            inner = inner._modules.get("_orig_mod") or inner._modules.get("module")
+        kinds = {type(inner).__name__ for inner in inner_models(module)}
         suits = [root for root in self._waiting if not find_modules(module, self._plan.checkpoint[root])[1]]
         of_class = [root for root in self._waiting if root.partition("#")[0] in kinds]
         return next((root for root in of_class if root in suits), None) or next(

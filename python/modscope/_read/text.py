@@ -119,7 +119,7 @@ def clean(text: str) -> str:
         text = f"{text[: _MOST_CHARACTERS // 2]}...{text[-_MOST_CHARACTERS // 2 :]}"
     if text.isascii() and text.isprintable():
         return text
-    return "".join(char if _is_harmless(char) else _escape(char) for char in text)
+    return "".join(char if _is_harmless(char) else escape(char) for char in text)
 
 
 def _is_harmless(char: str) -> bool:
@@ -132,7 +132,7 @@ def _is_harmless(char: str) -> bool:
     )
 
 
-def _escape(char: str) -> str:
+def escape(char: str) -> str:
     code = ord(char)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 

@@ -153,7 +153,9 @@ def _main(words: str, *target: str) -> int:
     try:
         start(ScriptOptions(*options)._replace(target=list(target)), prediction)
     except (Refused, OSError) as error:
-        print(f"modscope: {error}", file=sys.stderr)
+        from modscope._show.terminal import complain
+
+        complain(str(error))
         return error.status if isinstance(error, Refused) else 1
 
 

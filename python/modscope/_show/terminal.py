@@ -15,7 +15,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import TextIO
 
 from modscope._read.categories import CATEGORIES
-from modscope._read.text import clean, label, shorten_alike, shorten_end, shorten_line, shorten_middle, width_of
+from modscope._read.text import clean, escape, label, shorten_alike, shorten_end, shorten_line, shorten_middle, width_of
 
 NARROWEST, WIDEST = 60, 400
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -229,6 +229,8 @@ def _pad(text: str, width: int, is_left: bool) -> str:
 # ---- writing ----
 
 _PREFIX = "[modscope] "
+_PAINTED = r"\x1b\[(?:[012]|3[1-7]|(?:1;)?4;7;(?:2|3[1-7]))m"  # what Screen.paint makes
+_CONTROLS = re.compile(rf"({_PAINTED})|[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def as_lines(sentences: Sequence[str], screen: Screen) -> list[str]:
@@ -242,8 +244,13 @@ def as_lines(sentences: Sequence[str], screen: Screen) -> list[str]:
 
 
 def write(stream: TextIO | None, text: str) -> None:
-    """Write text, and flush it. OSError says in a sentence why it cannot be written; but if its reader has closed the
-    pipe, nobody wants to know."""
+    """Write lines, and flush them. Of what could control a terminal, only the colours of a Screen are written: names
+    come from captures, plans and scripts, which may be anybody's. OSError says in a sentence why they cannot be
+    written; but if their reader has closed the pipe, nobody wants to know."""
+    _put(stream, _CONTROLS.sub(lambda found: found[1] or escape(found[0]), text))
+
+
+def _put(stream: TextIO | None, text: str) -> None:
     if stream is None or not text:
         return
     try:
@@ -296,7 +303,7 @@ class StatusLine:
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError):
-            write(sys.stderr, text)
+            _put(sys.stderr, text)
 
 
 class Progress(StatusLine):

@@ -65,3 +65,17 @@ def test_no_progress_elsewhere(monkeypatch, capsys):
     progress(0.5)
     progress.clear()
     assert capsys.readouterr().err == ""
+
+
+def test_nothing_that_is_written_controls_the_terminal_but_our_colours(capsys):
+    from modscope._show import terminal
+
+    screen = terminal.Screen(colour=True)
+    ours = screen.bold("a") + screen.of_category("b", "Activation") + screen.filled("c", "Parameter", True) + "\u2588\n"
+    hostile = "\x1b]0;title\x07\x1b[2J\x1b[8m\r\t\x9b31m\u202e\x7f"
+    terminal.write(sys.stdout, ours + hostile + "\n")
+    escaped = "".join(char if char.isprintable() else terminal.escape(char) for char in hostile)
+    assert capsys.readouterr().out == f"{ours}{escaped}\n"
+    terminal.complain(f"no {hostile}")
+    terminal.say(hostile)
+    assert capsys.readouterr().err == f"modscope: no {escaped}\n[modscope] {escaped}\n"

@@ -235,3 +235,13 @@ def test_a_scripted_module_is_refused() -> None:
     model = nn.Sequential(torch.jit.script(nn.Linear(2, 2)), Odd())
     with pytest.raises(modscope.PlanError, match="compiled by torch.jit"):
         modscope.apply(plan_of(["Sequential.0"]), model)
+
+
+def test_a_module_that_contains_itself() -> None:
+    model = Net(2)
+    model.module = model
+    applied = modscope.apply(plan_of(["Net.module.module.h.0"]), model)
+    assert applied.modules == ["Net.module.module.h.0"]
+    applied.undo()
+    with pytest.raises(modscope.PlanError, match="does not have the modules"):
+        modscope.apply(plan_of([f"Net.{'module.' * 60_000}nothing"]), model)

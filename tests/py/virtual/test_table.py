@@ -98,6 +98,16 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path, name: str) -> None:
         (b'{"format": 2, "operators": []}', "is a table of format 2, and this modscope reads format 1"),
         (b'{"format": 1, "operators": [["aten.mm.default", [], {}]]}', "is damaged"),
         (b'{"format": 1, "operators": [["aten.mm.default", [], {}, [[["result"], 1]], 0.1]]}', "is damaged"),
+        (b'{"format": 1, "operators": [["aten.mm.default", [], {}, [[[["kept", 1e30]], 1]], 0.1]]}', "is damaged"),
+        (b'{"format": 1, "operators": [["aten.mm.default", [], {}, [[[["other", 1]], 1]], 0.1]]}', "is damaged"),
+        (b'{"format": 1, "operators": [["aten.mm.default", [], {}, [[[["kept", 1]], Infinity]], 0.1]]}', "is damaged"),
+        (b'{"format": 1, "operators": [["aten.mm.default", [], {}, null, "long"]]}', "is damaged"),
+        (b'{"format": 1, "operators": [["aten.mm.default", [], {}, null, NaN]]}', "is damaged"),
+        (b'{"format": 1, "operators": [["aten.mm.default", [], [["a", 1]], null, 0.1]]}', "is damaged"),
+        (b'{"format": 1, "operators": 5}', "is damaged"),
+        (b'{"format": [1], "operators": []}', "is a table of format unknown"),
+        (b"[" * 200_000, "is not a table of operators"),
+        (b"\x1f\x8b\x08\0\0\0\0\0\0\xff" + b"\xff" * 40, "is not a table of operators"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused_with_what_to_do(tmp_path: Path, content: bytes, sentence: str) -> None:

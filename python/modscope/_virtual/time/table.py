@@ -6,9 +6,11 @@ exactly the operators that were measured: the same operator with tensors of the 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -31,7 +33,10 @@ __all__ = [
 ]
 
 FORMAT = 1
+_GZIP = b"\x1f\x8b"
 _MOST_ITEMS = 8
+_MOST_BYTES = 1 << 50  # of an event, which is more than any GPU has
+_MOST_SECONDS = 1e6  # of an operator
 MeasuredEvents = tuple[WorkspaceEvent, ...]
 Variants = list[tuple[MeasuredEvents, int]]
 """What the calls of one signature took, in their order: the events, and how many calls in a row took them."""
@@ -164,7 +169,8 @@ class Table:
     def _lookup(self, op: str, args: Any, kwargs: Any) -> Measured | None:
         for _, args_spec, kwargs_spec, variants, seconds in self._rows.pop(op, ()):
             events = _InTurn(variants) if len(variants) > 1 else variants[0][0] if variants else None
-            self._found[_key(op, args_spec, kwargs_spec)] = Measured(events, seconds)
+            with contextlib.suppress(RecursionError):  # no arguments are nested so deeply
+                self._found[_key(op, args_spec, kwargs_spec)] = Measured(events, seconds)
         return self._found.get(signature(op, args, kwargs))
 
 
@@ -176,31 +182,45 @@ def load(path: str) -> Table:
     with open(path, "rb") as file:
         data = file.read()
     try:
-        content = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
-    except (ValueError, EOFError, gzip.BadGzipFile):
+        content = json.loads(gzip.decompress(data) if data[:2] == _GZIP else data)
+    except (ValueError, EOFError, OSError, RecursionError, zlib.error):
         content = None
     if not isinstance(content, dict) or "operators" not in content:
         raise TableError(f"{path} is not a table of operators: make one with  modscope calibrate -o FILE")
     if content.get("format") != FORMAT:
+        number = content.get("format")
         raise TableError(
-            f"{path} is a table of format {content.get('format')!r}, and this modscope reads format {FORMAT}: "
-            f"make it again "
-            "with  modscope calibrate -o FILE"
+            f"{path} is a table of format {number if isinstance(number, int) else 'unknown'}, and this modscope reads "
+            f"format {FORMAT}: make it again with  modscope calibrate -o FILE"
         )
     try:
         return Table(
-            {name: value for name, value in content.items() if name != "operators"},
-            [
-                MeasuredOperator(str(op), args, dict(kwargs), _variants(runs), seconds)
-                for op, args, kwargs, runs, seconds in content["operators"]
-            ],
+            {name: value for name, value in content.items() if name != "operators"}, map(_row, content["operators"])
         )
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, RecursionError):
         raise TableError(f"{path} is damaged: make it again with  modscope calibrate -o FILE") from None
 
 
+def _row(row: list[Any]) -> MeasuredOperator:
+    """What is wrong in a row is found now, and not while a script runs."""
+    op, args, kwargs, runs, seconds = row
+    if not isinstance(op, str) or not isinstance(args, list) or not isinstance(kwargs, dict):
+        raise TypeError("an operator has a name, a list of arguments and an object of keywords")
+    if seconds is not None and not 0 <= float(seconds) <= _MOST_SECONDS:
+        raise ValueError("a time is a number of seconds")
+    return MeasuredOperator(op, args, kwargs, _variants(runs), seconds)
+
+
 def _variants(runs: list[Any] | None) -> Variants:
-    return [(tuple([(str(what), int(bytes)) for what, bytes in events]), int(times)) for events, times in runs or ()]
+    return [
+        (tuple(_event(str(what), int(bytes)) for what, bytes in events), int(times)) for events, times in runs or ()
+    ]
+
+
+def _event(what: str, bytes: int) -> WorkspaceEvent:
+    if what not in ("temporary", "kept", "result") or abs(bytes) > _MOST_BYTES:
+        raise ValueError("an event takes or gives back some bytes, or is a result")
+    return what, bytes
 
 
 def encode(path: str, about: dict[str, Any], rows: Iterable[MeasuredOperator]) -> bytes:
