@@ -23,7 +23,7 @@ GPU_PATH  = $(CURDIR)/build/gpu$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run install-c build test test-long test-all check check-all bench bench-ranks-reading bench-models bench-predict bench-fit bench-plan bench-ranks trainers readers extras lint option-tables fmt san fuzz matrix clean \
+.PHONY: help run install-c build test test-long test-all check check-all bench bench-ranks-reading bench-models bench-predict bench-fit bench-plan bench-ranks trainers readers extras lint option-tables fmt san fuzz everything matrix clean \
         gpu-check gpu-check-build gpu-bench-fit gpu-bench-plan $(GPU) layers types style lint-format lint-tidy lint-cppcheck lint-gcc lint-clang lint-aarch64 \
         san-py FORCE
 
@@ -160,6 +160,23 @@ san: tsan-c san-py ## the core under TSan, the Python suite under ASan and UBSan
 
 fuzz: fuzz-c ## fuzz the core
 
+# Each of these takes at most 15 minutes on two processors.
+CHECKS ?= lint-format lint-cppcheck lint-gcc lint-clang lint-aarch64 $(TIDY) test test-c-aarch64 tsan-c $(C_FUZZ_RUNS) $(SAN_PY) $(SAN_FALLBACK)
+CHECK_SECONDS := 900
+everything: ## all checks but those of a GPU, one after the other, and a table of their results; CHECKS="lint-gcc fuzz-c-events" runs some
+	@mkdir -p $(LOGS)/everything; table=$(LOGS)/everything/table; : > $$table; failed=0; \
+	for check in $(CHECKS); do \
+	    log=$(LOGS)/everything/$$check.log; echo "== $$check: $$log"; began=$$(date +%s); \
+	    timeout --kill-after=30 $(CHECK_SECONDS) $(MAKE) --no-print-directory $$check > $$log 2>&1 < /dev/null; status=$$?; \
+	    case $$status in \
+	    0) result=ok; ! grep -q '^== .*: skipped\|^skipped, ' $$log || result='ok, with skips';; \
+	    124 | 137) result="not done in $(CHECK_SECONDS) s"; failed=1;; \
+	    *) result=FAILED; failed=1; tail -n 25 $$log;; \
+	    esac; \
+	    printf '%-26s  %-18s  %7s\n' $$check "$$result" $$(($$(date +%s) - began)) >> $$table; \
+	done; \
+	echo; printf '%-26s  %-18s  %7s\n' check result seconds; cat $$table; exit $$failed
+
 gpu-check: $(GPU) ## all four of these, with the system's own Python and torch, installing nothing
 
 gpu-check-suite: gpu-check-build ## the Python suite and conformance
@@ -251,8 +268,16 @@ lint-format:
 
 python-include = $(shell $(VPY) -c 'import sysconfig; print(sysconfig.get_path("include"))')
 
-lint-tidy: | $(VPY)
-	$(call need,clang-tidy,clang-tidy --quiet $(C_SRC) -- $(WARNINGS) -isystem $(python-include))
+# clang-tidy takes seconds for a file: in parts, and as many files at once as there are processors.
+TIDY := lint-tidy-core lint-tidy-torch lint-tidy-rest
+TIDY_core := $(filter src/core/%,$(C_SRC))
+TIDY_torch := $(filter src/torch/%,$(C_SRC))
+TIDY_rest := $(filter-out $(TIDY_core) $(TIDY_torch),$(C_SRC))
+.PHONY: $(TIDY)
+lint-tidy: $(TIDY)
+$(TIDY): lint-tidy-%: | $(VPY)
+	$(call need,clang-tidy,echo $(TIDY_$*) | xargs -n 8 -P $$(nproc) sh -c \
+	    'clang-tidy --quiet "$$@" -- $(WARNINGS) -isystem $(python-include)' clang-tidy)
 
 CPPCHECK := cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 --library=posix --library=python \
             --enable=warning,performance,portability '-DElfW(type)=Elf64_\#\#type' -Iinclude -Isrc src
