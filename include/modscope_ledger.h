@@ -114,6 +114,8 @@ void ms_ledger_detach(ms_ledger *ledger);
 void ms_ledger_clear(ms_ledger *ledger);
 /* How many blocks and call snapshots are missing because memory ran out. */
 uint64_t ms_ledger_lost(const ms_ledger *ledger);
+/* Count a block that the caller could not report because memory ran out. */
+void ms_ledger_count_lost(ms_ledger *ledger);
 
 /* ---- stacks: where in the program a block was made ----
  *

@@ -118,3 +118,8 @@ uint64_t ms_ledger_lost(const ms_ledger *ledger)
 {
     return atomic_load_explicit(&ledger->lost, memory_order_relaxed);
 }
+
+void ms_ledger_count_lost(ms_ledger *ledger)
+{
+    ms__ledger_count_lost(ledger);
+}

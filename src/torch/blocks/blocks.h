@@ -129,8 +129,8 @@ int mst_dispatch_claim(PyObject *tensor, ms_category category, ms_path path);
 /* ---- watched_storages.c: the storages that are blocks where the dispatcher is the source, until they die ---- */
 void mst_storages_begin(void);
 void mst_storages_end(void);
-/* Watch a tensor's storage, which is on this device. 0, or -1 with an error set. */
-int mst_storage_watch(PyObject *tensor, uint64_t storage, uint32_t device);
+/* Watch a tensor's storage, which is on this device. False if memory ran out, which is counted as lost. */
+bool mst_storage_watch(PyObject *tensor, uint64_t storage, uint32_t device);
 bool mst_storage_is_watched(uint64_t storage);
 /* Python has resized a storage: its Python object and its address. */
 void mst_storage_resized(PyObject *object, uint64_t storage);

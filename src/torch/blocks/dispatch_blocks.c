@@ -48,12 +48,15 @@ struct block_kind {
 };
 
 /* Add a tensor's storage as a block, or update the size of the block that it is. One without bytes is no block until
- * it is resized. 0, or -1 with an error set. */
+ * it is resized. One that cannot be watched, as memory ran out, is lost: a block of it would never be dropped. 0, or -1
+ * with an error set: its device has no number. */
 static int add_storage(PyObject *tensor, const struct mst_storage *storage, struct block_kind kind)
 {
     long device = device_of(tensor);
-    if (device < 0 || mst_storage_watch(tensor, storage->storage, (uint32_t)device) != 0)
+    if (device < 0)
         return -1;
+    if (!mst_storage_watch(tensor, storage->storage, (uint32_t)device))
+        return 0;
     uint64_t bytes = mst_dispatch_bytes(storage->bytes, (uint32_t)device);
     if (ms_block_resize(mst_target_ledger(), storage->storage, bytes) == MS_OK)
         return 0;
@@ -82,15 +85,18 @@ struct operator_run {
     ms_phase phase;
     ms_path path;
     struct ms__map inputs; /* StorageImpl of its arguments -> the bytes before it ran */
+    bool is_refused;       /* a result is on a device that has no number */
 };
 
 static int list_input_storage(PyObject *tensor, void *context)
 {
     struct operator_run *run = context;
     struct mst_storage storage;
-    if (mst_read_storage(mst_impl_of(tensor), &storage) && storage.bytes >= 0)
-        ms__map_set(&run->inputs, storage.storage, (uint64_t)storage.bytes);
-    return 0;
+    if (!mst_read_storage(mst_impl_of(tensor), &storage) || storage.bytes < 0 ||
+        ms__map_set(&run->inputs, storage.storage, (uint64_t)storage.bytes))
+        return 0;
+    PyErr_NoMemory();
+    return -1;
 }
 
 static int list_input(PyObject *tensor, void *context)
@@ -109,8 +115,10 @@ static int add_operator_storage(PyObject *tensor, void *context)
     if (!mst_storage_is_watched(storage.storage) &&
         ms__map_get(&run->inputs, storage.storage) == (uint64_t)storage.bytes)
         return 0;
-    return add_storage(tensor, &storage,
-                       (struct block_kind){.from_operator = true, .phase = run->phase, .path = run->path});
+    int error = add_storage(tensor, &storage,
+                            (struct block_kind){.from_operator = true, .phase = run->phase, .path = run->path});
+    run->is_refused = error != 0 && PyErr_ExceptionMatches(PyExc_RuntimeError);
+    return error;
 }
 
 static int add_operator_tensor(PyObject *tensor, void *context)
@@ -151,6 +159,16 @@ static PyObject *result_of_wait(PyObject *result, PyObject *args)
     return result;
 }
 
+/* List the storages of an operator's arguments. False if memory ran out: its results cannot be told from them then. */
+static bool list_inputs(struct operator_run *run, PyObject *args, PyObject *named)
+{
+    bool error = mst_visit_tensors(args, list_input, run) != 0 || mst_visit_tensors(named, list_input, run) != 0;
+    bool complete = !error || !PyErr_ExceptionMatches(PyExc_MemoryError);
+    mst_clear_error();
+    return complete;
+}
+
+/* Run an operator. What cannot be noted of it is lost, except that results on a refused device raise an error. */
 static PyObject *run_operator(PyObject *self, PyObject *const *given, Py_ssize_t count)
 {
     (void)self;
@@ -162,14 +180,19 @@ static PyObject *run_operator(PyObject *self, PyObject *const *given, Py_ssize_t
     struct operator_run run = {.inputs = {0}};
     const char *name = mst_operator_name(operator);
     bool is_made_without_operator = name && strcmp(name, "aten::lift_fresh") == 0; /* by torch.tensor() */
-    if (!is_made_without_operator &&
-        (mst_visit_tensors(args, list_input, &run) != 0 || mst_visit_tensors(named, list_input, &run) != 0))
-        mst_clear_error();
+    bool listed = is_made_without_operator || list_inputs(&run, args, named);
     PyObject *result = PyObject_Call(operator, args, named);
     if (name && strcmp(name, "_c10d_functional::wait_tensor") == 0)
         result = result_of_wait(result, args);
-    if (result && mst.ledger && mst.by_dispatcher && note_operator(&run, name, result, args, named) != 0)
-        Py_CLEAR(result);
+    bool notes = result && mst.ledger && mst.by_dispatcher;
+    if (notes && (!listed || note_operator(&run, name, result, args, named) != 0)) {
+        if (run.is_refused) {
+            Py_CLEAR(result);
+        } else {
+            mst_clear_error();
+            ms_ledger_count_lost(mst_target_ledger());
+        }
+    }
     ms__map_clear(&run.inputs);
     return result;
 }

@@ -55,24 +55,26 @@ static PyObject *storage_died(PyObject *address, PyObject *ref)
 
 static PyMethodDef storage_died_def = {"storage_died", storage_died, METH_O, NULL};
 
-/* Once a storage has a Python object, that lives as long as the storage. 0, or -1 with an error set. */
-static int watch(PyObject *object, uint64_t storage, int64_t device)
+/* Once a storage has a Python object, that lives as long as the storage. False if memory ran out: counted as lost. */
+static bool watch(PyObject *object, uint64_t storage, int64_t device)
 {
     PyObject *address = PyLong_FromUnsignedLongLong(storage);
     PyObject *callback = address ? PyCFunction_New(&storage_died_def, address) : NULL;
-    PyObject *ref = callback ? PyWeakref_NewRef(object, callback) : NULL;
+    PyObject *ref = object && callback ? PyWeakref_NewRef(object, callback) : NULL;
     struct watched *old = ms__map_pointer(&watched, storage), *added = ref ? PyMem_Calloc(1, sizeof *added) : NULL;
     Py_XDECREF(callback);
     Py_XDECREF(address);
     if (!added || !ms__map_set(&watched, storage, (uintptr_t)added)) {
         PyMem_Free(added);
         Py_XDECREF(ref);
-        return PyErr_Occurred() ? -1 : (PyErr_NoMemory(), -1);
+        mst_clear_error();
+        ms_ledger_count_lost(mst_target_ledger());
+        return false;
     }
     *added = (struct watched){.ref = ref, .device = device};
     if (old) /* its storage died, and its callback will come */
         free_watched(old);
-    return 0;
+    return true;
 }
 
 bool mst_storage_is_watched(uint64_t storage)
@@ -85,17 +87,19 @@ bool mst_storages_await_operator(void)
     return awaiting_operator_count != 0;
 }
 
-int mst_storage_watch(PyObject *tensor, uint64_t storage, uint32_t device)
+bool mst_storage_watch(PyObject *tensor, uint64_t storage, uint32_t device)
 {
     struct watched *known = find_live(storage);
     if (known) {
         set_device(known, device, false);
-        return 0;
+        return true;
     }
-    PyObject *object = watching ? PyObject_CallMethodNoArgs(tensor, mst.interned.untyped_storage) : NULL;
-    int error = object ? watch(object, storage, device) : watching ? -1 : 0;
+    if (!watching)
+        return true;
+    PyObject *object = PyObject_CallMethodNoArgs(tensor, mst.interned.untyped_storage);
+    bool added = watch(object, storage, device);
     Py_XDECREF(object);
-    return error;
+    return added;
 }
 
 /* ---- sizes ---- */
@@ -145,11 +149,8 @@ void mst_storage_resized(PyObject *object, uint64_t storage)
 {
     if (!watching || !mst.ledger)
         return;
-    if (!find_live(storage) && watch(object, storage, device_of_storage(storage)) != 0) {
-        mst_clear_error();
-        return;
-    }
-    update_block(storage, find_live(storage));
+    if (find_live(storage) || watch(object, storage, device_of_storage(storage)))
+        update_block(storage, find_live(storage));
 }
 
 void mst_storages_begin(void)

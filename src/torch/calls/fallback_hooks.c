@@ -2,6 +2,7 @@
  *
  * torch does not call these hooks when a call ends by KeyboardInterrupt or a similar exception.
  * Such abandoned calls are detected by counting Python frames, and ended. */
+#include "torch/api/api.h"
 #include "torch/calls/calls.h"
 #include "torch/claims/claims.h"
 #include "torch/process/process.h"
@@ -92,8 +93,10 @@ static PyObject *before_forward(PyObject *self, PyObject *const *args, Py_ssize_
     int depth = count_call_frames();
     end_calls_deeper_than(depth - 1);
     struct hooked_call *open = calloc(1, sizeof *open);
-    if (!open)
+    if (!open) {
+        ms_ledger_count_lost(mst_target_ledger());
         Py_RETURN_NONE;
+    }
     open->entered = mst_call_enter(&open->call, args[0]);
     open->module = args[0];
     open->depth = depth;
