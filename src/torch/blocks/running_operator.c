@@ -48,15 +48,49 @@ struct kernel {
     PyObject_HEAD
     vectorcallfunc call;
     PyObject *function;
+    PyObject *check;  /* called with the same arguments first, where one of them is a tensor of the CPU; or NULL */
     const char *name; /* NULL: the kernel is for any operator, which is its first argument */
 };
 
-/* An operator that runs inside another one's kernel is a part of it. */
+static bool is_on_cpu(PyObject *object)
+{
+    struct mst_storage storage;
+    return PyObject_TypeCheck(object, mst.torch.tensor) && mst_layout_is_known() &&
+           mst_read_storage(mst_impl_of(object), &storage) && storage.device_type == MST_CPU;
+}
+
+/* Whether an argument, or an item of one that is a list, is a tensor of the CPU. */
+static bool any_on_cpu(PyObject *const *args, Py_ssize_t count)
+{
+    bool found = false;
+    for (Py_ssize_t i = 0; i < count && !found; i++) {
+        found = is_on_cpu(args[i]);
+        if (!found && (PyList_CheckExact(args[i]) || PyTuple_CheckExact(args[i])))
+            for (Py_ssize_t k = 0; k < PySequence_Fast_GET_SIZE(args[i]) && !found; k++)
+                found = is_on_cpu(PySequence_Fast_GET_ITEM(args[i], k));
+    }
+    return found;
+}
+
+/* False with an error set if torch would refuse the arguments. */
+static bool may_run(const struct kernel *kernel, PyObject *const *args, size_t count, PyObject *keywords)
+{
+    Py_ssize_t all = PyVectorcall_NARGS(count) + (keywords ? PyTuple_GET_SIZE(keywords) : 0);
+    if (LIKELY(!kernel->check || !any_on_cpu(args, all)))
+        return true;
+    PyObject *checked = PyObject_Vectorcall(kernel->check, args, count, keywords);
+    Py_XDECREF(checked);
+    return checked != NULL;
+}
+
+/* An operator that runs inside another one's kernel is a part of it, and not checked. */
 static PyObject *call_kernel(PyObject *self, PyObject *const *args, size_t count, PyObject *keywords)
 {
     const struct kernel *kernel = (const struct kernel *)self;
     if (mst_running_operator)
         return PyObject_Vectorcall(kernel->function, args, count, keywords);
+    if (!may_run(kernel, args, count, keywords))
+        return NULL;
     mst_running_operator = kernel->name || !PyVectorcall_NARGS(count) ? kernel->name : mst_operator_name(args[0]);
     PyObject *result = PyObject_Vectorcall(kernel->function, args, count, keywords);
     mst_running_operator = NULL;
@@ -67,12 +101,14 @@ static void kernel_dealloc(struct kernel *self)
 {
     PyObject_GC_UnTrack(self);
     Py_CLEAR(self->function);
+    Py_CLEAR(self->check);
     PyObject_GC_Del(self);
 }
 
 static int kernel_traverse(struct kernel *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->function);
+    Py_VISIT(self->check);
     return 0;
 }
 
@@ -89,8 +125,8 @@ static PyTypeObject kernel_type = {
 static PyObject *operator_kernel(PyObject *self, PyObject *args)
 {
     (void)self;
-    PyObject *function, *name = Py_None;
-    if (!PyArg_ParseTuple(args, "O|O", &function, &name))
+    PyObject *function, *name = Py_None, *check = Py_None;
+    if (!PyArg_ParseTuple(args, "O|OO", &function, &name, &check))
         return NULL;
     const char *text = name == Py_None ? NULL : intern_name(name);
     if (name != Py_None && !text)
@@ -100,6 +136,7 @@ static PyObject *operator_kernel(PyObject *self, PyObject *args)
         return NULL;
     kernel->call = call_kernel;
     kernel->function = Py_NewRef(function);
+    kernel->check = check == Py_None ? NULL : Py_NewRef(check);
     kernel->name = text;
     PyObject_GC_Track(kernel);
     return (PyObject *)kernel;
@@ -112,8 +149,8 @@ int mst_running_operator_init(void)
 
 PyMethodDef mst_running_operator_methods[] = {
     {"operator_kernel", operator_kernel, METH_VARARGS,
-     "operator_kernel(function, name=None): a kernel that calls the function. Blocks that it makes know the "
-     "operator's\n"
-     "name; without one, the operator is the first argument."},
+     "operator_kernel(function, name=None, check=None): a kernel that calls the function. Blocks that it makes know\n"
+     "the operator's name; without one, the operator is the first argument. `check` is called with the same arguments\n"
+     "first, where one of them is a tensor of the CPU."},
     {NULL, NULL, 0, NULL},
 };

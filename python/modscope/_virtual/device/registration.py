@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from modscope import _native
 from modscope._virtual.device import storages
-from modscope._virtual.operators import encoder, known, sparse, values, views
+from modscope._virtual.operators import encoder, known, same_device, sparse, values, views
 from modscope._virtual.rules import attention, batch_norm, convolution, losses, recurrent, sorting, torchvision
 from modscope._virtual.time import times
 
@@ -94,6 +94,15 @@ def _resolved_at_call(name: str) -> Callable[..., Any]:
     return run
 
 
+def _checked(kernel: Callable[..., Any], name: str) -> Any:
+    """A kernel of the operator ``namespace::name.overload`` that refuses the devices that torch's own refuses."""
+
+    def check(*args: Any, **kwargs: Any) -> None:
+        same_device.check(_aten_operator(name), *args, **kwargs)
+
+    return _native.operator_kernel(kernel, name, check if name.startswith("aten::") else None)
+
+
 def _kernels() -> dict[str, Callable[..., Any]]:
     """By the operator's full name: what a virtual device runs. The fallback runs the rest."""
     found: dict[str, Callable[..., Any]] = {}
@@ -108,12 +117,12 @@ def _kernels() -> dict[str, Callable[..., Any]]:
 def _register(libraries: dict[str, Any]) -> None:
     """Make a library for each namespace, and register in it."""
     libraries["_"] = torch._C._dispatch_library("IMPL", "_", "")
-    libraries["_"].fallback("CUDA", _native.operator_kernel(known.run), False)
+    libraries["_"].fallback("CUDA", _native.operator_kernel(known.run, None, same_device.check), False)
     for name, kernel in _kernels().items():
         namespace, _, rest = name.partition("::")
         if namespace not in libraries:
             libraries[namespace] = torch._C._dispatch_library("IMPL", namespace, "")
-        libraries[namespace].impl(rest, "CUDA", _native.operator_kernel(kernel, name), False)
+        libraries[namespace].impl(rest, "CUDA", _checked(kernel, name), False)
     for name, kernel in sparse.KERNELS.items():
         libraries["aten"].impl(name, "SparseCUDA", _native.operator_kernel(kernel, f"aten::{name}"), False)
     for name, composed in COMPOSED.items():

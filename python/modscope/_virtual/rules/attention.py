@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from modscope._virtual.operators import operators
+from modscope._virtual.operators import operators, same_device
 from modscope._virtual.rules.rules import GpuAndTorch
 
 __all__ = ["COMPOSED", "INFERENCES", "KERNELS", "choose", "scaled_dot_product_attention"]
@@ -192,6 +192,7 @@ def scaled_dot_product_attention(
 ) -> Any:
     """Attention by the kernel that the installed GPU would choose."""
     aten = torch.ops.aten
+    same_device.check_attention(query, key, value)
     kernel = choose(gpu, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     needs_backward = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     if kernel == "flash":

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from modscope import _native
-from modscope._virtual.operators import operators
+from modscope._virtual.operators import operators, same_device
 from modscope._virtual.operators.operators import Workspace, WorkspaceEvent
 from modscope._virtual.rules.rules import GpuAndTorch, argument, rule
 
@@ -325,11 +325,13 @@ def _composed(name: str, mode: int) -> dict[str, Any]:
         return tuple(hx) if mode == _LSTM else (hx, None)
 
     def padded(data: torch.Tensor, hx: Any, params: Any, *options: Any) -> Any:
+        same_device.check_recurrent(data, states(hx), params)
         if not _takes_cudnn(data):
             return packet.input.decompose(data, hx, params, *options)
         return results(_layer(mode, data, states(hx), params, options[:5], options[5], []))
 
     def packed(data: torch.Tensor, batch_sizes: torch.Tensor, hx: Any, params: Any, *options: Any) -> Any:
+        same_device.check_recurrent(data, states(hx), params)
         if not _takes_cudnn(data):
             return packet.data.decompose(data, batch_sizes, hx, params, *options)
         return results(_layer(mode, data, states(hx), params, options, False, batch_sizes.tolist()))
