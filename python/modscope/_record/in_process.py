@@ -9,6 +9,7 @@ Python processes that the script starts are recorded in the same way, each to it
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import json
@@ -193,6 +194,7 @@ class RunRecording:
         self._steps = 0
         self._stopped = False  # by --steps
         self._finished = False
+        self._finishing = _thread.RLock()  # held while the capture is completed: other threads end the process after it
         self._end: dict[str, str] = {}  # how the script ended
         self._status = 0
         """Instead of the script's own exit status; 0: that is kept."""
@@ -296,7 +298,7 @@ class RunRecording:
     def _count_step(self, optimizer: object, args: object, kwargs: object) -> None:
         import torch
 
-        if torch.compiler.is_compiling() or self._in_fork():
+        if torch.compiler.is_compiling() or self._in_fork() or self._finished:
             return
         self._steps += 1
         self._step_ended()
@@ -348,6 +350,7 @@ class RunRecording:
             return False
         self._pid, self._is_child = os.getpid(), True
         self._recording, self._steps, self._stopped, self._finished = None, 0, False, False
+        self._finishing = _thread.RLock()  # a thread that the child does not have may hold the other one
         return self._create_file()
 
     def _create_file(self) -> bool:
@@ -441,9 +444,15 @@ class RunRecording:
         return {} if status is None else {"status": str(status)}
 
     def _finish(self, how: str, **end: str) -> None:
+        if self._in_fork():
+            return
+        with self._finishing:
+            self._finish_once(how, end)
+
+    def _finish_once(self, how: str, end: dict[str, str]) -> None:
         if self._settings.is_started:
             self._stop_if_worker()
-        if self._finished or self._in_fork():
+        if self._finished:
             return
         self._finished, self._end = True, {"ended": how, **end}
         try:

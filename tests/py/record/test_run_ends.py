@@ -150,6 +150,54 @@ def test_steps_in_a_thread(tmp_path):
     assert capture.end == {"how": "stopped", "status": "0", "by": "--steps 2"} and capture.optimizer_steps == 2
 
 
+def test_steps_in_several_threads(tmp_path):
+    """A thread takes its last step while another one, which has taken it, completes the capture."""
+    text = """
+        import queue, threading
+        from modscope._record.record import Recording
+        completes, stepped, stop = threading.Event(), threading.Event(), Recording.stop
+        def wait_and_stop(*args, **end):
+            completes.set()
+            assert stepped.wait(60)
+            return stop(*args, **end)
+        Recording.stop = wait_and_stop
+        def first():
+            step()
+            step()
+        def second():
+            completes.wait()
+            step()
+            stepped.set()
+        for work in (first, second):
+            threading.Thread(target=work).start()
+        queue.Queue().get()
+    """
+    ran = run_warm(tmp_path, "--steps", "2", training(tmp_path, text))
+    assert ran.status == 0 and ran.err == b"" and ran.said.startswith("wrote ")
+    capture = only_capture(tmp_path)
+    assert capture.end == {"how": "stopped", "status": "0", "by": "--steps 2"} and capture.optimizer_steps == 3
+
+
+def test_leaving_while_another_thread_completes_the_capture(tmp_path):
+    text = """
+        import os, queue, threading
+        from modscope._record.record import Recording
+        leaves, stop = threading.Event(), Recording.stop
+        def leave():
+            leaves.set()
+            os._exit(7)
+        def start_and_stop(*args, **end):
+            threading.Thread(target=leave, daemon=True).start()
+            assert leaves.wait(60)
+            return stop(*args, **end)
+        Recording.stop = start_and_stop
+        step()
+    """
+    ran = run_warm(tmp_path, training(tmp_path, text))
+    assert ran.status in (0, 7) and ran.err == b"" and ran.said.startswith("wrote ")  # one of them ends the process
+    assert only_capture(tmp_path).end == {"how": "finished"}
+
+
 def test_leaving_at_once(tmp_path):
     """Into a file that is overwritten, as asked."""
     (tmp_path / "x.msc").write_text("MODSCOPE, old")
