@@ -9,6 +9,8 @@ there, to see how much memory it would need.
 
 Each name is imported when it is first used, so reading a capture needs no torch."""
 
+import _thread
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -108,24 +110,33 @@ for _home in _FORMER.split():
     sys.modules[f"modscope.{_home}"] = sys.modules["modscope"]
 
 
+# A fork waits until other threads have imported what they use first: its child could never import that.
+_importing = _thread.RLock()
+os.register_at_fork(before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release)
+
 # Hidden from type checkers: they would accept any name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
+        with _importing:
+            value = globals()[name] = _import(name)
+        return value
+
+    def _import(name: str) -> object:
         import importlib
 
         if name == "__version__":
-            from modscope._capture import version as value
-        elif home := _HOMES.get(name):
-            if home not in _NEED_NO_TORCH:
-                from modscope._torch import check_torch
+            from modscope._capture import version
 
-                check_torch()
-            value = getattr(importlib.import_module(f"modscope.{home}"), name)
-        else:
+            return version
+        home = _HOMES.get(name)
+        if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        globals()[name] = value
-        return value
+        if home not in _NEED_NO_TORCH:
+            from modscope._torch import check_torch
+
+            check_torch()
+        return getattr(importlib.import_module(f"modscope.{home}"), name)
 
 
 def __dir__() -> list[str]:

@@ -52,6 +52,20 @@ struct kernel {
     const char *name; /* NULL: the kernel is for any operator, which is its first argument */
 };
 
+static bool interpreter_ends(void)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return Py_IsFinalizing();
+#else
+    return _Py_IsFinalizing();
+#endif
+}
+
+static Py_ssize_t number_of_arguments(size_t count, PyObject *keywords)
+{
+    return PyVectorcall_NARGS(count) + (keywords ? PyTuple_GET_SIZE(keywords) : 0);
+}
+
 static bool is_on_cpu(PyObject *object)
 {
     struct mst_storage storage;
@@ -72,21 +86,29 @@ static bool any_on_cpu(PyObject *const *args, Py_ssize_t count)
     return found;
 }
 
-/* False with an error set if torch would refuse the arguments. */
+/* False with an error set if torch would refuse the arguments. The check may import and read files, which nobody can
+ * while the interpreter ends. */
 static bool may_run(const struct kernel *kernel, PyObject *const *args, size_t count, PyObject *keywords)
 {
-    Py_ssize_t all = PyVectorcall_NARGS(count) + (keywords ? PyTuple_GET_SIZE(keywords) : 0);
-    if (LIKELY(!kernel->check || !any_on_cpu(args, all)))
+    if (LIKELY(!kernel->check || !any_on_cpu(args, number_of_arguments(count, keywords))) || interpreter_ends())
         return true;
     PyObject *checked = PyObject_Vectorcall(kernel->check, args, count, keywords);
     Py_XDECREF(checked);
     return checked != NULL;
 }
 
-/* An operator that runs inside another one's kernel is a part of it, and not checked. */
-static PyObject *call_kernel(PyObject *self, PyObject *const *args, size_t count, PyObject *keywords)
+/* While the interpreter ends, torch cannot free the Python object of a tensor that C++ still has: it would abort the
+ * process. So what a kernel gets and returns then is kept. */
+static void keep_while_ending(PyObject *const *args, Py_ssize_t count, PyObject *result)
 {
-    const struct kernel *kernel = (const struct kernel *)self;
+    for (Py_ssize_t i = 0; i < count; i++)
+        Py_INCREF(args[i]);
+    Py_XINCREF(result);
+}
+
+/* An operator that runs inside another one's kernel is a part of it, and not checked. */
+static PyObject *run_kernel(const struct kernel *kernel, PyObject *const *args, size_t count, PyObject *keywords)
+{
     if (mst_running_operator)
         return PyObject_Vectorcall(kernel->function, args, count, keywords);
     if (!may_run(kernel, args, count, keywords))
@@ -94,6 +116,14 @@ static PyObject *call_kernel(PyObject *self, PyObject *const *args, size_t count
     mst_running_operator = kernel->name || !PyVectorcall_NARGS(count) ? kernel->name : mst_operator_name(args[0]);
     PyObject *result = PyObject_Vectorcall(kernel->function, args, count, keywords);
     mst_running_operator = NULL;
+    return result;
+}
+
+static PyObject *call_kernel(PyObject *self, PyObject *const *args, size_t count, PyObject *keywords)
+{
+    PyObject *result = run_kernel((const struct kernel *)self, args, count, keywords);
+    if (UNLIKELY(interpreter_ends()))
+        keep_while_ending(args, number_of_arguments(count, keywords), result);
     return result;
 }
 

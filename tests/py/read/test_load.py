@@ -369,6 +369,32 @@ def test_importing_modscope_does_not_import_torch():
     assert done.returncode == 0, done.stderr
 
 
+def test_a_fork_while_another_thread_imports_a_name():
+    """The fork waits for the import: the thread that holds its lock would not be in the child."""
+    done = run_python("""
+        import os, signal, sys, threading, modscope
+        imports, forked = threading.Event(), threading.Event()
+
+        class SlowFinder:
+            def find_spec(name, path=None, target=None):
+                if name == "modscope._read.load":
+                    imports.set()
+                    forked.wait(0.3)
+
+        sys.meta_path.insert(0, SlowFinder)
+        thread = threading.Thread(target=lambda: modscope.Capture)
+        thread.start()
+        imports.wait()
+        if (pid := os.fork()) == 0:
+            signal.alarm(20)
+            os._exit(7 if modscope.Capture else 8)
+        forked.set()
+        thread.join()
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """)
+    assert done.stdout == "7\n", done
+
+
 @pytest.mark.slow
 def test_star_import():
     done = run_python("""

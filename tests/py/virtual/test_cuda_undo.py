@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 import warm_python
-from virtual_helpers import needs_interception, run, run_bare
+from helpers import run_python
+from virtual_helpers import BEGIN, needs_interception, run, run_bare
 
 import torch
 
@@ -90,6 +93,30 @@ def test_it_is_refused_after_a_backward_if_torch_cannot_start_a_thread_for_the_d
     assert out[-1] == "True 2.0"
     if not torch.cuda.is_available():  # else autograd has counted a device, the real one
         assert out[0].startswith("a backward has run in this process")
+
+
+@needs_interception
+@pytest.mark.slow
+def test_finalizers_may_use_it_while_the_interpreter_ends() -> None:
+    """Python's modules are gone then, and torch cannot free Python objects of tensors that C++ has."""
+    ran = run_python(
+        BEGIN.format(gpu="h100", version="2.13")
+        + textwrap.dedent("""
+        class Late:
+            def __init__(self):
+                self.x = torch.ones(4, device="cuda")
+
+            def __del__(self):
+                y = torch.ones(2, 4, device="cuda") + self.x.view(1, 4)
+                z = nn.functional.linear(y, torch.cat([y, y])) * torch.ones(())
+                print(z.device, list(z.cpu().shape), flush=True)
+
+        sys.modules["late"] = Late()
+        cycle = Late()
+        cycle.itself = cycle
+        """)
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "cuda:0 [2, 4]\n" * 2, "")
 
 
 @needs_interception

@@ -6,8 +6,8 @@ the CPU. What is not certain is allowed."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -39,12 +39,10 @@ _Check = Callable[[list[_Given]], None]
 @functools.cache
 def _functions() -> str:
     """The text of the file, which is empty if this torch does not have it."""
-    found = importlib.util.find_spec("torchgen")
-    for folder in (found and found.submodule_search_locations) or ():
-        path = os.path.join(folder, "packaged", "ATen", "native", "native_functions.yaml")
-        if os.path.exists(path):
-            with open(path, encoding="utf-8") as file:
-                return file.read()
+    packages = os.path.dirname(os.path.dirname(torch.__file__))
+    path = os.path.join(packages, "torchgen", "packaged", "ATen", "native", "native_functions.yaml")
+    with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
+        return file.read()
     return ""
 
 
