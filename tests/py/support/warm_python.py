@@ -56,7 +56,11 @@ def prepare() -> None:
 def _fork_server() -> None:
     global _server
     _server, theirs = _socket_pair()
-    if os.fork() != 0:
+    with warnings.catch_warnings():
+        # Python warns of forks of several threads. The other one here is the main thread, which waits for this one.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid != 0:
         theirs.close()
         return
     _server.close()
