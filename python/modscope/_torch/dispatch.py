@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
@@ -25,10 +26,29 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return kind is not None and isinstance(tensor, kind)
 
 
-class DispatcherSource(TorchDispatchMode):
-    """Reports the result of every operator to the ledger."""
+class OperatorMode(TorchDispatchMode):
+    """A mode for all operators. torch.cond and other operators of higher order would raise under any other mode."""
 
-    supports_higher_order_operators = True  # else torch.cond and the like raise under it; their results are reported
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        if hasattr(TorchDispatchMode, "supports_higher_order_operators"):
+            return
+        # Before torch 2.9 each of these operators has a table with a rule for each class of modes that it supports.
+        for operator in torch._ops._higher_order_ops.values():
+            operator.python_key_table.setdefault(type(self), _rule_of(operator))
+
+
+def _rule_of(operator: Any) -> Callable[..., Any]:
+    def run(mode: OperatorMode, *args: Any, **kwargs: Any) -> Any:
+        return mode.__torch_dispatch__(operator, [], args, kwargs)
+
+    return run
+
+
+class DispatcherSource(OperatorMode):
+    """Reports the result of every operator to the ledger."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -11,12 +11,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_current_dispatch_mode_stack
 
 import torch
 from modscope import _native
 from modscope._torch.devices import number_device
-from modscope._torch.dispatch import active_fake_mode, is_fake
+from modscope._torch.dispatch import OperatorMode, active_fake_mode, is_fake
 from modscope._trackers import traces
 from modscope._trackers.mem_tracker import MemTracker, on_other_source
 from modscope._trackers.module_tracker import ModTracker
@@ -27,11 +27,9 @@ _FIGURES = ("allocated_bytes", "active_bytes", "reserved_bytes")
 _RULE = "-" * 48
 
 
-class _OperatorMode(TorchDispatchMode):
+class _OperatorMode(OperatorMode):
     """Gives every operator of this thread, and of autograd's threads that work for it, to a log. It is a C function
     that torch calls, so no Python code runs for an operator."""
-
-    supports_higher_order_operators = True
 
     def __init__(self, log: _native.OperatorLog) -> None:
         super().__init__()

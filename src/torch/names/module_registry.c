@@ -118,6 +118,18 @@ const char *mst_module_of_class(PyObject *module)
     return text ? text : "";
 }
 
+/* Whether dynamo made the wrapper to export what it wraps. One that torch.compile returns is the program's own. */
+static bool wraps_for_export(PyObject *wrapper)
+{
+    PyObject *own = mst_module_dict(wrapper, NULL);
+    PyObject *dynamo_ctx = own ? PyDict_GetItemWithError(own, mst.interned.dynamo_ctx) : NULL;
+    PyObject *export = dynamo_ctx ? PyObject_GetAttr(dynamo_ctx, mst.interned.export) : NULL;
+    bool exports = export == Py_True;
+    Py_XDECREF(export);
+    PyErr_Clear();
+    return exports;
+}
+
 /* Whether a compiler or torch.export made the module, to run the program's own modules in it. */
 static bool is_made_by_torch(PyObject *module)
 {
@@ -126,7 +138,8 @@ static bool is_made_by_torch(PyObject *module)
         return true;
     const char *name = mst_module_of_class(module);
     return strncmp(name, "torch.export._", strlen("torch.export._")) == 0 ||
-           strncmp(name, "torch._export.", strlen("torch._export.")) == 0;
+           strncmp(name, "torch._export.", strlen("torch._export.")) == 0 ||
+           (strncmp(name, "torch._dynamo.", strlen("torch._dynamo.")) == 0 && wraps_for_export(module));
 }
 
 enum { CACHE_LINE = 64 };

@@ -65,6 +65,8 @@ struct mst_torch {
     X(variable)                \
     X(_sequence_nr)            \
     X(compile_subgraph_reason) \
+    X(dynamo_ctx)              \
+    X(export)                  \
     X(__dataclass_fields__)    \
     X(flatten_fn)              \
     X(kwargs)                  \
