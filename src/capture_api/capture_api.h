@@ -3,23 +3,24 @@
  *
  *     module.c      the module, its exception, conversions that several files need
  *     reader.c      Reader: a capture            snapshot.c   RawSnapshot: what was held at a moment
- *     events.c      Reader.events                survey.c     Reader.survey, peaks and times
+ *     events.c      Reader.events and notes      survey.c     Reader.survey, peaks and times
  *     export.c      Reader.export                allocator.c  Allocator: the model of torch's allocator
- *     replay.c      Stream: replays with edits   notes.c      Reader.notes
- *     replay_edits.c  the edits of a replay      cover.c      Cover: the greedy choice of a plan
+ *     replay.c      Stream: replays with edits   cover.c      Cover: the greedy choice of a plan
+ *     replay_edits.c  the edits of a replay
  *     series.c      Reader.series, step_times    collectives.c  Reader.collectives and their totals
  *     stacks.c      Reader.stacks, and what belongs to them
  *
  * The GIL is released while a file is read. A core reader may be used by one thread at a time; the flag
  * `busy`, guarded by the GIL, is set during such a call, and a second call raises an exception. */
-#ifndef MS_READING_H
-#define MS_READING_H
+#ifndef MS_CAPTURE_API_H
+#define MS_CAPTURE_API_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "modscope_allocator.h"
 #include "modscope_capture.h"
+#include "modscope_replay.h"
 
 typedef struct msr_reader {
     PyObject_HEAD
@@ -71,5 +72,16 @@ bool msr_allocator_settings(ms_allocator_settings *settings, const char *version
                             PyObject *total_memory);
 /* A tuple of bytes, one item for each category. */
 PyObject *msr_sums(const ms_sums *sums);
+
+/* ---- replay_edits.c ---- */
+/* From a tuple (categories, phases, device or None, root, min_bytes). False: an exception is raised. */
+bool msr_selection_of(PyObject *item, ms_replay_selection *selection);
+/* The numbers of a list with one item for each path; None becomes MS_REPLAY_NONE. The caller frees them with
+ * PyMem_Free. NULL: an exception is raised. */
+uint32_t *msr_numbers_of_paths(PyObject *list, uint32_t path_count);
+/* From an iterable of tuples, each the name of an edit and its arguments. `match`: of the stream, for the edit "batch".
+ * *count, which may be NULL, gets how many blocks and calls they change. NULL: an exception is raised. */
+ms_replay_edit *msr_edit_of(const ms_replay_stream *stream, const ms_replay_match *match, PyObject *edits,
+                            uint64_t *count);
 
 #endif

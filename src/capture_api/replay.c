@@ -1,8 +1,6 @@
 /* replay.c - Stream: the events of a capture in memory, and what they would have needed after edits. */
 #include "capture_api/capture_api.h"
 
-#include "capture_api/replay_edits.h"
-
 typedef struct {
     PyObject_HEAD
     ms_replay_stream *stream;

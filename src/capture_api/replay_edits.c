@@ -1,6 +1,4 @@
 /* replay_edits.c - edits of a replay from Python: tuples of a name and arguments. */
-#include "capture_api/replay_edits.h"
-
 #include "capture_api/capture_api.h"
 
 bool msr_selection_of(PyObject *item, ms_replay_selection *selection)

@@ -1,5 +1,5 @@
 /* pickle.c - writes Python's pickle format. */
-#include "export/pickle.h"
+#include "export/torch_snapshot.h"
 
 enum {
     BININT1 = 'K',

@@ -1,5 +1,5 @@
 /* protobuf.c - builds a message in the wire format of Protocol Buffers. */
-#include "export/protobuf.h"
+#include "export/perfetto_packets.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* segments.c - made-up addresses for the blocks of a capture. */
-#include "export/segments.h"
+#include "export/torch_snapshot.h"
 
 #include "modscope_capture.h"
 

@@ -6,7 +6,6 @@
  * and the device. A block that changes is shown as freed and allocated again. Each device has a trace of its own, so
  * the capture is walked through once for each. */
 #include "export/torch_snapshot.h"
-#include "export/segments.h"
 #include "export/walk.h"
 
 #include <stdlib.h>

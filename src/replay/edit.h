@@ -4,8 +4,8 @@
 
 #include "base/array.h"
 #include "modscope_replay.h"
-#include "replay/ordered.h"
 
+#include <stddef.h>
 #include <string.h>
 
 typedef struct ms__replay_changed_block {
@@ -51,6 +51,39 @@ struct ms_replay_edit {
 /* numerator / denominator as many bytes, rounded up; 2^62 at most. */
 uint64_t ms__replay_scaled(uint64_t bytes, uint64_t numerator, uint64_t denominator);
 
+/* ---- ordered lists of blocks and calls: by what they belong to, and then by when they began or how large they are
+ * ---- */
+
+typedef struct ms__replay_entry {
+    uint32_t key;   /* a path, or a unit */
+    uint32_t index; /* of the block or the call */
+    uint64_t value; /* the event that adds the block or begins the call, or the block's bytes */
+} ms__replay_entry;
+
+typedef struct ms__replay_ordered { /* zeros: an empty list. Its owner frees `at` */
+    ms__replay_entry *at;           /* once it is sorted: by key, then by value, then by index */
+    uint32_t count;
+    size_t room;
+} ms__replay_ordered;
+
+/* False: memory runs out. */
+bool ms__replay_ordered_add(ms__replay_ordered *list, uint32_t key, uint64_t value, uint32_t index);
+void ms__replay_ordered_sort(ms__replay_ordered *list);
+/* The number of the first entry of the key that has this value or a greater one; if there is none, of the one after
+ * it. */
+uint32_t ms__replay_ordered_find(const ms__replay_ordered *list, uint32_t key, uint64_t value);
+/* Whether the list has an entry with this number, and it is of the key. */
+static inline bool ms__replay_ordered_has(const ms__replay_ordered *list, uint32_t number, uint32_t key)
+{
+    return number < list->count && list->at[number].key == key;
+}
+/* The event that adds the block; 0: it exists from the beginning. */
+static inline uint32_t ms__replay_add_of(const ms_replay_stream *stream, uint32_t block)
+{
+    uint32_t add = stream->blocks[block].add;
+    return add == MS_REPLAY_NONE ? 0 : add;
+}
+
 /* ---- load.c ---- */
 
 /* Set stream->parameters, which must not have been set. MS_ENOMEM. */
@@ -87,11 +120,11 @@ uint32_t ms__replay_first_unpack(const ms_replay_stream *stream, uint32_t call, 
 /* The event before which the block is freed in backward if it was recomputed. */
 uint32_t ms__replay_recomputed_end(const ms_replay_stream *stream, uint32_t block);
 
-/* ---- reductions.c ---- */
+/* ---- match.c: partial results of reductions ---- */
 
 /* Whether a reduction keeps its partial results in the block. */
 bool ms__replay_is_partial_results(const ms_replay_stream *stream, uint32_t block);
-/* Of the ratio of the batches: partial results that grew by less have stopped growing. */
+/* Partial results that grew by less than this part of the ratio of the batches have stopped growing. */
 #define MS_REPLAY_GREW 0.999
 /* Their bytes with `batch` times the small batch, of which they take `small` bytes, and `large` with the larger one,
  * which is `ratio` times the small one. `limit`: as large as they become on this GPU; 0: it is not known. Where they

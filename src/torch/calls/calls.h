@@ -174,7 +174,7 @@ void mst_cuda_times_note(void);
 /* In a forked child: the events belong to the parent. */
 void mst_cuda_times_forked(void);
 
-/* ---- node_classes.c: the class of a backward node, read without the GIL ---- */
+/* ---- node_layout.c: the class of a backward node, read without the GIL ---- */
 enum { MST_CLASS_NAME = 256 };
 /* The class of a C++ node by its table of virtual functions. False: it is not known. */
 bool mst_node_class(const void *table, char name[MST_CLASS_NAME]);

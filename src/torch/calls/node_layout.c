@@ -1,12 +1,15 @@
 /* node_layout.c - read a backward node's number, and the thread that created it, from its Python object.
  *
  * Where a node keeps these is not the same in every torch. The Python side finds the offsets
- * with the functions at the end of this file, and verifies them. */
+ * with functions of this file, and verifies them. At the end: the class of a node. */
 #include "torch/api/api.h"
 #include "torch/calls/calls.h"
 #include "torch/process/process.h"
 
 #include "interpose/read_memory.h"
+
+#include <stdlib.h>
+#include <string.h>
 
 enum { NODE_BYTES = 128 }; /* Every Node is larger than this. */
 
@@ -112,3 +115,48 @@ PyMethodDef mst_node_layout_methods[] = {
     {"next_node_number", next_node_number, METH_NOARGS, "The number that this thread's next node will get."},
     {NULL, NULL, 0, NULL},
 };
+
+/* ---- the class of a node: of a C++ class by its type information, which the C++ ABI puts before the table of virtual
+ * functions, and of a custom Function by the type of its Python object ---- */
+
+/* The last name in a type's mangled name, which is the class: "N5torch8autograd9generated14AddmmBackward0E". */
+static void read_class_name(const char *mangled, char *name, size_t room)
+{
+    name[0] = '\0';
+    for (const char *at = mangled; *at;) {
+        char *end = (char *)at;
+        unsigned long length = *at >= '0' && *at <= '9' ? strtoul(at, &end, 10) : 0;
+        if (!length || strnlen(end, length) < length) {
+            at++;
+            continue;
+        }
+        size_t copied = length < room - 1 ? length : room - 1;
+        memcpy(name, end, copied);
+        name[copied] = '\0';
+        at = end + length;
+    }
+}
+
+bool mst_node_class(const void *table, char name[MST_CLASS_NAME])
+{
+    const void *const *type = ((const void *const *const *)table)[-1];
+    const char *mangled = type ? type[1] : NULL;
+    name[0] = '\0';
+    if (mangled)
+        read_class_name(mangled, name, MST_CLASS_NAME);
+    return name[0] && strcmp(name, "PyNode") != 0;
+}
+
+const char *mst_custom_class(const void *node)
+{
+    PyObject *object = mst.node_layout.object >= 0 ? (PyObject *)mst_node_word(node, mst.node_layout.object) : NULL;
+    return object ? Py_TYPE(object)->tp_name : NULL;
+}
+
+uintptr_t mst_class_key(const char *name)
+{
+    uint64_t hash = UINT64_C(14695981039346656037);
+    for (; *name; name++)
+        hash = (hash ^ (unsigned char)*name) * UINT64_C(1099511628211);
+    return (uintptr_t)hash | 1; /* tables are at even addresses */
+}

@@ -5,6 +5,8 @@
 
 #include <stdlib.h>
 
+enum { MAX_PREDICTED_CALLS = 1 << 20 };
+
 /* The path called `fqn` inside `parent`; `nth` distinguishes paths with the same name. MS_UNKNOWN if
  * memory runs out. A name that is not UTF-8 or contains a NUL is escaped. */
 static ms_path add_path(ms_path parent, PyObject *fqn, uint32_t nth)
@@ -349,6 +351,31 @@ static ms_path path_of_known_call(struct mst_module *known, uint64_t context)
         mst_name_children(mst.registry, known);
     mst_clear_error();
     return path;
+}
+
+/* ---- calls in the order in which they begin, to predict the next one ---- */
+
+static bool is_predicted_at(size_t at, const struct mst_module *known, uint64_t context)
+{
+    const struct mst_call_prediction *prediction = &mst.prediction;
+    return at < prediction->count && prediction->calls[at].module == known->module &&
+           prediction->calls[at].context == context;
+}
+
+void mst_prediction_record(struct mst_module *known, uint64_t context, ms_path path)
+{
+    struct mst_call_prediction *prediction = &mst.prediction;
+    uint32_t at = known->predicted_at;
+    if (!is_predicted_at(at, known, context))
+        at = prediction->next < MAX_PREDICTED_CALLS ? (uint32_t)prediction->next : 0;
+    if (!MS__ARRAY_GROW(prediction->calls, prediction->room, at + 1))
+        return;
+    int32_t weakrefs_at = (int32_t)((char *)known->weakrefs - (char *)known->module);
+    prediction->calls[at] = (struct mst_predicted_call){known->module, known->ref, context, weakrefs_at, path};
+    prediction->next = at + 1;
+    if (at == prediction->count)
+        prediction->count++;
+    known->predicted_at = at;
 }
 
 static ms_path path_of_unpredicted_call(PyObject *module, uint64_t context)

@@ -128,7 +128,7 @@ static inline uint64_t mst_call_key(uint64_t context, const struct mst_module *k
     return context << 31 | known->number;
 }
 
-/* ---- call_prediction.c ---- */
+/* ---- module_paths.c ---- */
 
 /* If the predicted call is this one, set its path and predict the next one. */
 static inline bool mst_predict_call(PyObject *module, uint64_t context, ms_path *path)
