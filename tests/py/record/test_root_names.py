@@ -1,10 +1,16 @@
-"""A capture tells root modules of one class apart, by the same names at all its moments."""
+"""Names of modules in a capture: root modules of one class are told apart, by the same names at all moments; gradients
+have the path of calls; and modules that are never called are known."""
 
+from __future__ import annotations
+
+import copy
 import textwrap
 from pathlib import Path
 
+import modscope
+import pytest
 import warm_python
-from helpers import INTERCEPTION
+from helpers import INTERCEPTION, needs_interception
 from modscope import load, record
 from modscope.__main__ import main
 
@@ -91,3 +97,105 @@ def test_modules_that_are_made_again_and_again_keep_their_names_and_need_no_new_
     names = file.read_bytes()
     assert 1 <= names.count(b"one.0") <= 4 and 1 <= names.count(b"other.0") <= 4, "each name is written when it changes"
     assert names.count(b"Sequential.0") <= 4
+
+
+# ---- the path of gradients ----
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu()
+
+
+class Listed(nn.Module):
+    """Its ModuleList is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def positions(model: nn.Module, file: Path) -> list[tuple[str | None, str | None]]:
+    """The phase and module of each position that a recording of two steps contains."""
+    with modscope.record(file):
+        for _ in range(2):
+            model(torch.randn(2, 4)).sum().backward()
+    return [(event.phase, event.module) for event in modscope.load(file).events("position")]
+
+
+@needs_interception
+@pytest.mark.parametrize("model", [nn.Sequential(Block(), Block()), Listed()], ids=["Sequential", "ModuleList"])
+def test_accumulating_a_gradient_is_no_other_position_than_its_modules_backward(
+    model: nn.Module, tmp_path: Path
+) -> None:
+    found = positions(model, tmp_path / "run.msc")
+    assert sum(phase == "backward" and str(module).endswith(".0.linear") for phase, module in found) == 2
+    assert not [later for earlier, later in zip(found, found[1:], strict=False) if earlier == later]
+
+
+# ---- modules that are never called ----
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(64, 256)
+        self.down = nn.Linear(256, 64)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x)))
+
+
+BYTES = {"up": 4 * (64 * 256 + 256), "down": 4 * (256 * 64 + 64)}
+
+
+def parameters_at_peak(path):
+    found = load(str(path)).snapshot("peak").by_module()["cpu"]
+    return {fqn: sums["Parameter"] for fqn, sums in found.items() if sums["Parameter"]}
+
+
+def named(*roots):
+    return {f"{root}.{child}": size for root in roots for child, size in BYTES.items()}
+
+
+def train(model, optimizer, steps=1):
+    for _ in range(steps):
+        model(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_copy_and_a_spare_model_are_told_apart_from_the_model(tmp_path):
+    def program():
+        model = Net()
+        average = copy.deepcopy(model)
+        spare = Net()
+        train(model, torch.optim.SGD(model.parameters(), 0.1))
+        return average is spare
+
+    with record(str(tmp_path / "run.msc")):
+        program()
+    assert parameters_at_peak(tmp_path / "run.msc") == named("model", "average", "spare")
+
+
+def test_a_copy_that_is_made_after_some_steps(tmp_path):
+    def program():
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        train(model, optimizer, 3)
+        average = copy.deepcopy(model)
+        train(model, optimizer, 3)
+        del average
+
+    with record(str(tmp_path / "run.msc")):
+        program()
+    assert parameters_at_peak(tmp_path / "run.msc") == named("model", "average")

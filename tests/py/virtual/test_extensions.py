@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 import pytest
+from modscope._virtual.operators.unknown import KernelError, unknown_kernel
 from virtual_helpers import needs_interception, run
 
 import torch
@@ -98,3 +99,16 @@ def test_kernels_that_are_registered_again_are_replaced_again_and_stay_in_the_en
             assert computed.count("CUDA:") == 1, computed
         """
     )
+
+
+# ---- errors of kernels of which nothing is known ----
+
+
+def test_the_error_of_an_operator_of_torch_says_what_to_do() -> None:
+    error = unknown_kernel("aten::mystery")
+    assert isinstance(error, KernelError) and "what aten::mystery returns" in str(error)
+    assert "Compute the result with other operators of PyTorch, or report the operator" in str(error)
+
+
+def test_the_error_of_an_extension_names_the_fake_kernel() -> None:
+    assert "torch.library.register_fake" in str(unknown_kernel("mine::kernel"))

@@ -300,3 +300,41 @@ def test_results_are_made_in_the_kernel_s_order() -> None:
     if len(torch.ops.aten._fused_rms_norm.default._schema.returns) == 1:  # before torch 2.9 it was another operator
         del calls[3], wanted[3]
     assert record(calls) == wanted
+
+
+# ---- pooling ----
+
+
+def pooled(op: Any, *args: Any) -> list[int]:
+    """The workspace that the rule of an operator takes for results as torch describes them."""
+    specs = op(*args)
+    listed = [(t.shape, t.stride(), t.dtype) for t in (specs if isinstance(specs, tuple) else (specs,))]
+    events: Any = Rules(H200).events(op, args, {}, listed if len(listed) > 1 else listed[0])
+    return [bytes for what, bytes in events or () if what == "temporary"]
+
+
+def images(*shape: int, last: bool = False) -> torch.Tensor:
+    return torch.empty(shape, device="meta").to(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
+def test_dense_images_are_pooled_without_copies() -> None:
+    """Measured on an H200, in both layouts."""
+    for last in (False, True):
+        x = images(8, 30, 56, 56, last=last)
+        out, indices = aten.max_pool2d_with_indices.default(x, [2, 2])
+        window = ([2, 2], [2, 2], [0, 0])
+        assert pooled(aten.max_pool2d_with_indices.default, x, [2, 2]) == []
+        assert pooled(aten.max_pool2d_with_indices_backward.default, out, x, *window, [1, 1], False, indices) == []
+        assert pooled(aten.avg_pool2d.default, x, [2, 2]) == pooled(aten._adaptive_avg_pool2d.default, x, [7, 7]) == []
+
+
+def test_what_is_not_dense_in_the_input_s_layout_is_copied() -> None:
+    x = images(8, 60, 56, 56)[:, ::2]
+    assert pooled(aten.max_pool2d_with_indices.default, x, [2, 2]) == [8 * 30 * 56 * 56 * 4]
+    dense = images(8, 32, 56, 56, last=True)
+    out, indices = aten.max_pool2d_with_indices.default(dense, [2, 2])
+    grad = images(8, 32, 28, 28)
+    args = (grad, dense, [2, 2], [2, 2], [0, 0], [1, 1], False, indices)
+    assert pooled(aten.max_pool2d_with_indices_backward.default, *args) == [8 * 32 * 28 * 28 * 4]
+    args = (grad, dense, [2, 2], [2, 2], [0, 0], False, True, None)
+    assert pooled(aten.avg_pool2d_backward.default, *args) == [8 * 32 * 28 * 28 * 4]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from modscope._read.own_files import PLAN, TABLE, is_replaceable
-from modscope._virtual.time import table
+from modscope._virtual.time import SHIPPED_TABLES, table, table_path
 from modscope._virtual.time.table import Measured, Table, TableError, from_truth, load, signature
 
 import torch
@@ -170,3 +170,18 @@ def test_an_operator_in_place_is_found_by_its_other_form() -> None:
 def test_a_storage_is_told_by_its_size() -> None:
     tensor = torch.zeros(1000)
     assert table.spec(tensor.untyped_storage()) == table.spec(tensor.storage()) == "storage of 4000 bytes"
+
+
+# ---- tables that come with modscope ----
+
+
+def test_each_shipped_table_can_be_read() -> None:
+    for name in SHIPPED_TABLES:
+        loaded = table.load(table_path(name))
+        assert loaded.about["capability"] == [9, 0] and len(loaded) > 5_000
+
+
+def test_a_file_of_the_same_name_is_preferred(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "h200").touch()
+    assert table_path("h200") == str(tmp_path / "h200")

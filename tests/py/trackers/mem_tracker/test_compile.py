@@ -1,13 +1,13 @@
 """torch.compile still compiles while a MemTracker is active, and the outermost compiled module owns what compiled
-code allocates."""
+code allocates. torch.export works, too."""
 
 import contextlib
 import warnings
 
 import pytest
 from helpers import grad_input, make, needs_interception
-from memory_helpers import CPU, Counted, held, held_by, now, of_module, parameter_bytes, wrong_sums
-from modscope import MemTracker
+from memory_helpers import CPU, Counted, every_source, held, held_by, now, of_module, parameter_bytes, wrong_sums
+from modscope import MemTracker, ModTracker
 from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 
@@ -200,3 +200,55 @@ def test_results_are_the_same_beside_a_compiled_module():
     with MemTracker():
         assert torch.equal(fn(x), plain)
     assert torch.equal(fn(x), plain)
+
+
+# ---- torch.export, which runs the model inside a module of its own ----
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc2(self.fc1(x)).relu()
+
+
+def owners(mt: MemTracker) -> dict[str, int]:
+    found = mt.get_module_snapshot()[CPU]
+    return {fqn: figures["Parameter"] for fqn, figures in found.items() if figures["Parameter"]}
+
+
+@every_source
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=needs_interception)])  # dynamo traces no hooks in C
+@pytest.mark.parametrize("called_before", [False, True])
+@pytest.mark.parametrize("built_inside", [False, True])
+def test_the_model_keeps_its_name_when_it_is_exported(source, strict, called_before, built_inside):
+    model, x = Net(), torch.ones(2, 8)
+    with MemTracker(source) as mt, ModTracker() as t:
+        if built_inside:
+            model = Net()
+        if called_before:
+            model(x)
+        exported = torch.export.export(model, (x,), strict=strict)
+        model(x)
+        assert t.get_known_fqn(model) == "Net"
+        assert t.get_known_fqn(model.fc1) == "Net.fc1"
+        assert mt.memory_tracking[model.fc1].mod_fqn == "Net.fc1"
+        assert owners(mt) == {f"Net.{name}": parameter_bytes(getattr(model, name)) for name in ("fc1", "fc2")}
+        exported.module()(x)
+        assert owners(mt) == {f"Net.{name}": parameter_bytes(getattr(model, name)) for name in ("fc1", "fc2")}
+
+
+def test_inside_an_export_only_the_models_own_modules_run():
+    seen = []
+
+    class Looking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(t.parents)
+            return x + 1
+
+    model = nn.Sequential(Looking())
+    with ModTracker() as t:
+        torch.export.export(model, (torch.ones(2),), strict=False)
+    assert seen and all(parents == {"Global", "Sequential", "Sequential.0"} for parents in seen)

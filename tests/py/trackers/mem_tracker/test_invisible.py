@@ -1,10 +1,13 @@
 """Tracking does not change the program: the same results to the bit, torch is restored, and memory does not
 grow."""
 
+import sys
+import threading
+
 import pytest
-from helpers import Boom, growth, make, mlp, needs_interception, torch_globals
+from helpers import Boom, growth, make, mlp, needs_interception, run_python, torch_globals
 from memory_helpers import CPU, every_source, now, python_calls
-from modscope import MemTracker
+from modscope import MemTracker, _native
 from torch.optim import optimizer
 from torch.utils.checkpoint import checkpoint
 
@@ -293,3 +296,60 @@ def test_giving_every_batch_does_not_grow():
         few = python_calls(step)
         assert growth(step, 3000) < ALLOWED
         assert python_calls(step) <= few + 10
+
+
+# ---- imports: counting by the dispatcher imports nothing that the program did not, as dynamo takes seconds ----
+
+
+PROGRAM = """
+    import sys, torch
+    from modscope import MemTracker
+    mod = torch.nn.Linear(4, 4)
+    mt = MemTracker("dispatcher")
+    mt.track_external(mod)
+    before = set(sys.modules)
+    with mt:
+        mod(torch.ones(1, 4)).sum().backward()
+        assert mt.get_tracker_snapshot()[torch.device("cpu")]["Gradient"] == 80
+    print("torch._dynamo" in sys.modules, sorted(name for name in set(sys.modules) - before if name.startswith("torch")))
+"""
+
+
+def test_dynamo_is_not_imported():
+    ran = run_python(PROGRAM)
+    assert ran.stdout.startswith("False "), ran
+
+
+# ---- looking for living modules and optimizers disturbs no other thread ----
+
+
+def test_instances_of_subclasses_are_found():
+    mods = [torch.nn.Linear(1, 1), torch.nn.Sequential()]
+    found = {id(mod) for mod in _native.living_instances(torch.nn.Module)}
+    assert {id(mod) for mod in mods} <= found
+
+
+def test_another_thread_makes_a_tuple_from_a_generator():
+    """The tuple is in the list of all objects before it is complete; Python raises if anybody else refers to it
+    then."""
+    stop, errors = threading.Event(), []
+
+    def make_tuples():
+        try:
+            while not stop.is_set():
+                assert len(tuple(number for number in range(2000))) == 2000
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=make_tuples)
+    thread.start()
+    try:
+        for _ in range(200):
+            _native.living_instances(torch.nn.Module)
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert errors == []

@@ -1,4 +1,4 @@
-"""Detection with torchvision, whose operators are not torch's own. Each is run by test_programs_detection.py."""
+"""Detection with torchvision, whose operators are not torch's own. Each is run by test_programs.py."""
 
 import torchvision
 from torchvision import ops

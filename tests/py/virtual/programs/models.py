@@ -1,5 +1,5 @@
 """Models of transformers, small: two steps of training each. Each is run on a virtual GPU by
-test_programs_models.py."""
+test_programs.py."""
 
 import transformers as t
 

@@ -1,4 +1,4 @@
-"""What programs call beside the usual layers. Each is run on a virtual GPU by test_programs_operators.py."""
+"""What programs call beside the usual layers. Each is run on a virtual GPU by test_programs.py."""
 
 import torch.nn.functional as F
 

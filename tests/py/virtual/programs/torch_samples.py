@@ -1,5 +1,5 @@
 """torch's own sample arguments of its operators: on a virtual GPU each has results of the same shapes and types as on
-the CPU. Run by test_programs_operators.py."""
+the CPU. Run by test_programs.py."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Trainers that others wrote: transformers, accelerate, peft, lightning. Each is run by test_programs_trainers.py."""
+"""Trainers that others wrote: transformers, accelerate, peft, lightning. Each is run by test_programs.py."""
 
 import copy
 import io

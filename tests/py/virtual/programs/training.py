@@ -1,4 +1,4 @@
-"""Training programs, written as people write them. Each is run on a virtual GPU by test_programs_training.py."""
+"""Training programs, written as people write them. Each is run on a virtual GPU by test_programs.py."""
 
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset

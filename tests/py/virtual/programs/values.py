@@ -1,4 +1,4 @@
-"""What is read from a virtual GPU, and sizes that depend on values. Each is run by test_programs_values.py."""
+"""What is read from a virtual GPU, and sizes that depend on values. Each is run by test_programs.py."""
 
 import torch.nn.functional as F
 from modscope._virtual.operators import fakes, known

@@ -1,12 +1,15 @@
 """Virtual ranks launch what real ranks launch: the same script, predicted as ranks of two GPUs and run by two processes
 over gloo, has the same collectives, for the same modules, in the same order."""
 
+import pathlib
+
 import pytest
 import warm_python
 from modscope import load
-from test_predict_ranks import needs_virtual_gpu, predict
+from program_helpers import names_of, needs_virtual_gpu, run_all
+from test_predict_ranks import predict
 
-pytestmark = [needs_virtual_gpu, pytest.mark.slow]
+pytestmark = [*needs_virtual_gpu, pytest.mark.slow]
 
 SCRIPT = """
 import os, sys, torch, torch.distributed as dist
@@ -90,3 +93,19 @@ def test_virtual_ranks_launch_what_real_ranks_launch(tmp_path):
             "barrier",
             "recv" if rank else "send",
         }
+
+
+# ---- programs of one virtual rank of many take the memory that sharding says ----
+
+
+PROGRAMS = pathlib.Path(__file__).parent / "programs"
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str]:
+    return run_all("sharded", PROGRAMS)
+
+
+@pytest.mark.parametrize("program", names_of("sharded", PROGRAMS))
+def test_ranks(outcomes: dict[str, str], program: str) -> None:
+    assert outcomes[program] == "ok", outcomes[program]
