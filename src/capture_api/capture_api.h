@@ -47,7 +47,13 @@ int msr_open_cursor(msr_reader *reader);
 /* Each of these returns a new reference, or NULL with an exception set. */
 PyObject *msr_snapshot_new(msr_reader *reader, uint64_t moment);
 PyObject *msr_events_new(msr_reader *reader, uint32_t ops, uint64_t first, uint64_t last);
-PyObject *msr_notes(msr_reader *reader);
+/* Methods of Reader without arguments. */
+PyObject *msr_notes(msr_reader *reader, PyObject *unused);
+PyObject *msr_collectives(msr_reader *reader, PyObject *unused);
+PyObject *msr_collective_totals(msr_reader *reader, PyObject *unused);
+PyObject *msr_collective_sums(msr_reader *reader, PyObject *unused);
+PyObject *msr_step_times(msr_reader *reader, PyObject *unused);
+PyObject *msr_has_call_times(msr_reader *reader, PyObject *unused);
 /* Attributes of Reader. `unused` is NULL. */
 PyObject *msr_get_stacks(msr_reader *reader, void *unused);
 PyObject *msr_get_forward_stacks(msr_reader *reader, void *unused);
@@ -56,20 +62,19 @@ PyObject *msr_get_sources(msr_reader *reader, void *unused);
 PyObject *msr_read_source(PyObject *module, PyObject *file);
 /* A text of a capture, which may be damaged. */
 PyObject *msr_decode_text(const char *text);
-PyObject *msr_collectives(msr_reader *reader);
-PyObject *msr_collective_totals(msr_reader *reader);
-PyObject *msr_collective_sums(msr_reader *reader);
 PyObject *msr_survey(msr_reader *reader, PyObject *progress);
 PyObject *msr_peaks(msr_reader *reader, uint64_t first, uint64_t last);
 PyObject *msr_times(msr_reader *reader, uint64_t first, uint64_t last);
 /* `bounds`: the bytes of an array of uint64_t. */
 PyObject *msr_series(msr_reader *reader, unsigned device, const Py_buffer *bounds);
-PyObject *msr_step_times(msr_reader *reader);
-PyObject *msr_has_call_times(msr_reader *reader);
 PyObject *msr_export(msr_reader *reader, PyObject *args, PyObject *named);
 /* The settings of an allocator, from Python's arguments. NULL and None: the defaults. False: an exception is set. */
 bool msr_allocator_settings(ms_allocator_settings *settings, const char *version, const char *conf, PyObject *capacity,
                             PyObject *total_memory);
+/* Append a new reference, or put two. They may be NULL with an exception set. False: an exception is set. */
+bool msr_append(PyObject *list, PyObject *item);
+bool msr_put(PyObject *dict, PyObject *key, PyObject *value);
+PyObject *msr_tuple_of(const int64_t *numbers, int count);
 /* A tuple of bytes, one item for each category. */
 PyObject *msr_sums(const ms_sums *sums);
 

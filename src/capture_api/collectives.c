@@ -20,14 +20,6 @@ static bool read_collectives(msr_reader *reader, ms_collectives *found)
     return !error;
 }
 
-/* Append a new reference, which may be NULL with an error set. */
-static bool append_new(PyObject *list, PyObject *item)
-{
-    bool done = list && item && PyList_Append(list, item) == 0;
-    Py_XDECREF(item);
-    return done;
-}
-
 static PyObject *group_of(const ms_collective_group *group)
 {
     return Py_BuildValue("(IsssI)", group->number, group->name, group->backend, group->ranks, group->size);
@@ -47,21 +39,22 @@ static PyObject *with_groups(PyObject *rows, const ms_collectives *found)
     PyObject *groups = rows ? PyList_New(0) : NULL;
     bool done = groups != NULL;
     for (size_t i = 0; done && i < found->group_count; i++)
-        done = append_new(groups, group_of(&found->groups[i]));
+        done = msr_append(groups, group_of(&found->groups[i]));
     PyObject *result = done ? PyTuple_Pack(2, rows, groups) : NULL;
     Py_XDECREF(rows);
     Py_XDECREF(groups);
     return result;
 }
 
-PyObject *msr_collectives(msr_reader *reader)
+PyObject *msr_collectives(msr_reader *reader, PyObject *unused)
 {
+    (void)unused;
     ms_collectives found;
     if (!read_collectives(reader, &found))
         return NULL;
     PyObject *rows = PyList_New(0);
     for (size_t i = 0; rows && i < found.count; i++)
-        if (!append_new(rows, collective_of(&found.at[i])))
+        if (!msr_append(rows, collective_of(&found.at[i])))
             Py_CLEAR(rows);
     PyObject *result = with_groups(rows, &found);
     ms_collectives_free(reader->reader, &found);
@@ -101,14 +94,15 @@ static PyObject *sum_by_row(const ms_collectives *found)
             Py_BuildValue("(sIIOOKKK)", ms_collective_name(one->kind), one->group, one->path, msr_phases[one->phase],
                           one->step ? Py_True : Py_False, (unsigned long long)(next - i), (unsigned long long)bytes,
                           (unsigned long long)nanoseconds);
-        if (!append_new(rows, row))
+        if (!msr_append(rows, row))
             Py_CLEAR(rows);
     }
     return rows;
 }
 
-PyObject *msr_collective_totals(msr_reader *reader)
+PyObject *msr_collective_totals(msr_reader *reader, PyObject *unused)
 {
+    (void)unused;
     ms_collectives found;
     if (!read_collectives(reader, &found))
         return NULL;
@@ -204,7 +198,7 @@ static PyObject *sums_row(const struct group_sums *group)
             Py_BuildValue("(sKKKK)", ms_collective_name((ms_collective_kind)i),
                           (unsigned long long)group->kinds[i].count, (unsigned long long)group->kinds[i].bytes,
                           (unsigned long long)group->kinds[i].nanoseconds, (unsigned long long)group->kinds[i].timed);
-        if (!append_new(kinds, row))
+        if (!msr_append(kinds, row))
             Py_CLEAR(kinds);
     }
     return kinds ? Py_BuildValue("(IKKN)", group->group, (unsigned long long)group->launched,
@@ -212,15 +206,16 @@ static PyObject *sums_row(const struct group_sums *group)
                  : NULL;
 }
 
-PyObject *msr_collective_sums(msr_reader *reader)
+PyObject *msr_collective_sums(msr_reader *reader, PyObject *unused)
 {
+    (void)unused;
     ms_collectives found;
     struct sums sums = {0};
     if (!read_collectives(reader, &found))
         return NULL;
     PyObject *rows = add_sums(&sums, &found) ? PyList_New(0) : PyErr_NoMemory();
     for (size_t i = 0; rows && i < sums.count; i++)
-        if (!append_new(rows, sums_row(&sums.groups[i])))
+        if (!msr_append(rows, sums_row(&sums.groups[i])))
             Py_CLEAR(rows);
     PyObject *result = with_groups(rows, &found);
     free(sums.groups);

@@ -113,12 +113,9 @@ static PyObject *new_cover(PyTypeObject *type, PyObject *args, PyObject *named)
 static PyObject *list_chosen(const bool *chosen, uint32_t count)
 {
     PyObject *list = PyList_New(0);
-    for (uint32_t i = 0; list && i < count; i++) {
-        PyObject *number = chosen[i] ? PyLong_FromUnsignedLong(i) : NULL;
-        if (chosen[i] && (!number || PyList_Append(list, number) != 0))
+    for (uint32_t i = 0; list && i < count; i++)
+        if (chosen[i] && !msr_append(list, PyLong_FromUnsignedLong(i)))
             Py_CLEAR(list);
-        Py_XDECREF(number);
-    }
     return list;
 }
 

@@ -134,19 +134,17 @@ PyTypeObject msr_events_type = {
 
 static const char *const note_kinds[MS_NOTE_COUNT] = {"saved", "requested", "stream", "segment", "input", "output"};
 
-static int append_note(PyObject *list, const ms_note *note)
+static bool append_note(PyObject *list, const ms_note *note)
 {
     if (note->kind == MS_NOTE_BLOCK_KIND)
-        return 0; /* Blocks have it: RawSnapshot.blocks. */
-    PyObject *item = Py_BuildValue("(KsIK)", (unsigned long long)note->event, note_kinds[note->kind], note->slot,
-                                   (unsigned long long)note->value);
-    int error = item ? PyList_Append(list, item) : -1;
-    Py_XDECREF(item);
-    return error;
+        return true; /* Blocks have it: RawSnapshot.blocks. */
+    return msr_append(list, Py_BuildValue("(KsIK)", (unsigned long long)note->event, note_kinds[note->kind], note->slot,
+                                          (unsigned long long)note->value));
 }
 
-PyObject *msr_notes(msr_reader *reader)
+PyObject *msr_notes(msr_reader *reader, PyObject *unused)
 {
+    (void)unused;
     ms_notes *notes;
     ms_note note;
     PyObject *list = PyList_New(0);
@@ -156,8 +154,8 @@ PyObject *msr_notes(msr_reader *reader)
     }
     int error = ms_notes_open(reader->reader, &notes);
     if (!error) {
-        while (!PyErr_Occurred() && (error = ms_notes_next(notes, &note)) == MS_OK)
-            append_note(list, &note);
+        while ((error = ms_notes_next(notes, &note)) == MS_OK && append_note(list, &note))
+            continue;
         ms_notes_close(notes);
     }
     msr_unlock_reader(reader);

@@ -46,17 +46,37 @@ void msr_unlock_reader(msr_reader *reader)
     reader->busy = false;
 }
 
-PyObject *msr_sums(const ms_sums *sums)
+bool msr_append(PyObject *list, PyObject *item)
 {
-    PyObject *tuple = PyTuple_New(MS_CATEGORY_COUNT);
-    for (int i = 0; tuple && i < MS_CATEGORY_COUNT; i++) {
-        PyObject *bytes = PyLong_FromLongLong(sums->of[i]);
+    bool done = list && item && PyList_Append(list, item) == 0;
+    Py_XDECREF(item);
+    return done;
+}
+
+bool msr_put(PyObject *dict, PyObject *key, PyObject *value)
+{
+    bool done = key && value && PyDict_SetItem(dict, key, value) == 0;
+    Py_XDECREF(key);
+    Py_XDECREF(value);
+    return done;
+}
+
+PyObject *msr_tuple_of(const int64_t *numbers, int count)
+{
+    PyObject *tuple = PyTuple_New(count);
+    for (int i = 0; tuple && i < count; i++) {
+        PyObject *bytes = PyLong_FromLongLong(numbers[i]);
         if (bytes)
             PyTuple_SET_ITEM(tuple, i, bytes);
         else
             Py_CLEAR(tuple);
     }
     return tuple;
+}
+
+PyObject *msr_sums(const ms_sums *sums)
+{
+    return msr_tuple_of(sums->of, MS_CATEGORY_COUNT);
 }
 
 static bool intern_names(PyObject **names, const char *const *texts, size_t count)

@@ -57,10 +57,8 @@ static PyObject *pairs_of(const ms_reader *reader, bool of_end)
     const char *key, *value;
     for (size_t i = 0; dict && ms_reader_info(reader, of_end, i, &key, &value); i++) {
         PyObject *name = msr_decode_text(key), *text = msr_decode_text(value);
-        if (!name || !text || PyDict_SetItem(dict, name, text) != 0)
+        if (!msr_put(dict, name, text))
             Py_CLEAR(dict);
-        Py_XDECREF(name);
-        Py_XDECREF(text);
     }
     return dict;
 }
@@ -83,13 +81,10 @@ static PyObject *get_devices(msr_reader *self, void *unused)
 {
     (void)unused;
     uint32_t count = ms_reader_devices(self->reader);
-    PyObject *list = PyList_New(count);
+    PyObject *list = PyList_New(0);
     for (uint32_t i = 0; list && i < count; i++) {
         const char *name = ms_reader_device(self->reader, i);
-        PyObject *item = name ? msr_decode_text(name) : PyUnicode_FromFormat("device %u", i);
-        if (item)
-            PyList_SET_ITEM(list, i, item);
-        else
+        if (!msr_append(list, name ? msr_decode_text(name) : PyUnicode_FromFormat("device %u", i)))
             Py_CLEAR(list);
     }
     return list;
@@ -109,14 +104,10 @@ static PyObject *get_paths(msr_reader *self, void *unused)
     if (self->paths)
         return Py_NewRef(self->paths);
     uint32_t count = ms_reader_paths(self->reader);
-    PyObject *list = PyList_New(count);
-    for (uint32_t i = 0; list && i < count; i++) {
-        PyObject *path = path_of(self->reader, i);
-        if (path)
-            PyList_SET_ITEM(list, i, path);
-        else
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list && i < count; i++)
+        if (!msr_append(list, path_of(self->reader, i)))
             Py_CLEAR(list);
-    }
     self->paths = list;
     return Py_XNewRef(list);
 }
@@ -242,30 +233,6 @@ static PyObject *events(msr_reader *self, PyObject *args, PyObject *named)
     return msr_events_new(self, ops, first, last);
 }
 
-static PyObject *notes(msr_reader *self, PyObject *unused)
-{
-    (void)unused;
-    return msr_notes(self);
-}
-
-static PyObject *collectives(msr_reader *self, PyObject *unused)
-{
-    (void)unused;
-    return msr_collectives(self);
-}
-
-static PyObject *collective_totals(msr_reader *self, PyObject *unused)
-{
-    (void)unused;
-    return msr_collective_totals(self);
-}
-
-static PyObject *collective_sums(msr_reader *self, PyObject *unused)
-{
-    (void)unused;
-    return msr_collective_sums(self);
-}
-
 static PyObject *peaks(msr_reader *self, PyObject *args, PyObject *named)
 {
     static char *names[] = {"first", "last", NULL};
@@ -295,26 +262,11 @@ static PyObject *series(msr_reader *self, PyObject *args)
     return array;
 }
 
-static PyObject *step_times(msr_reader *self, PyObject *unused)
-{
-    (void)unused;
-    return msr_step_times(self);
-}
-
-static PyObject *has_call_times(msr_reader *self, PyObject *unused)
-{
-    (void)unused;
-    return msr_has_call_times(self);
-}
-
 static PyObject *list_of_stacks(const ms_pack *pack)
 {
-    PyObject *list = PyList_New(pack->stack_count);
+    PyObject *list = PyList_New(0);
     for (uint32_t i = 0; list && i < pack->stack_count; i++) {
-        PyObject *stack = PyLong_FromUnsignedLong(pack->stacks[i]);
-        if (stack)
-            PyList_SET_ITEM(list, i, stack);
-        else
+        if (!msr_append(list, PyLong_FromUnsignedLong(pack->stacks[i])))
             Py_CLEAR(list);
     }
     return list;
@@ -353,16 +305,16 @@ static PyMethodDef methods[] = {
     {"events", (PyCFunction)(void (*)(void))events, METH_VARARGS | METH_KEYWORDS,
      "events($self, ops=511, first=0, last=None)\n--\n\nIterate over the events between two moments. Bit i of ops: "
      "operation i."},
-    {"notes", (PyCFunction)notes, METH_NOARGS,
+    {"notes", (PyCFunction)msr_notes, METH_NOARGS,
      "notes($self, /)\n--\n\nWhat is noted about blocks: (event before which it was noted, kind, slot, value)."},
-    {"collectives", (PyCFunction)collectives, METH_NOARGS,
+    {"collectives", (PyCFunction)msr_collectives, METH_NOARGS,
      "collectives($self, /)\n--\n\nAll collectives: (event, microseconds, step, kind, bytes, nanoseconds, path, "
      "thread, "
      "group, phase, what its time is); and the groups: (number, name, backend, ranks, size)."},
-    {"collective_totals", (PyCFunction)collective_totals, METH_NOARGS,
+    {"collective_totals", (PyCFunction)msr_collective_totals, METH_NOARGS,
      "collective_totals($self, /)\n--\n\nSums over collectives: (kind, group, path, phase, whether in a step, count, "
      "bytes, nanoseconds); and the groups."},
-    {"collective_sums", (PyCFunction)collective_sums, METH_NOARGS,
+    {"collective_sums", (PyCFunction)msr_collective_sums, METH_NOARGS,
      "collective_sums($self, /)\n--\n\nSums for each group: (group, how many collectives but messages, a hash of their "
      "order, [(kind, count, bytes, nanoseconds, how many have a time)]); and the groups."},
     {"peaks", (PyCFunction)(void (*)(void))peaks, METH_VARARGS | METH_KEYWORDS,
@@ -372,11 +324,11 @@ static PyMethodDef methods[] = {
     {"series", (PyCFunction)series, METH_VARARGS,
      "series($self, device, bounds, /)\n--\n\nWhat the device held at most between each two of the times, by category: "
      "int64 bytes. bounds: an array of uint64, microseconds."},
-    {"step_times", (PyCFunction)step_times, METH_NOARGS,
+    {"step_times", (PyCFunction)msr_step_times, METH_NOARGS,
      "step_times($self, /)\n--\n\nFor each step four uint64: its number, when it began and when its last optimizer "
      "step "
      "ended, in microseconds, and how many optimizer steps had ended by then. 0 and 0: it has none."},
-    {"has_call_times", (PyCFunction)has_call_times, METH_NOARGS,
+    {"has_call_times", (PyCFunction)msr_has_call_times, METH_NOARGS,
      "has_call_times($self, /)\n--\n\nWhether the GPU's times of calls were measured."},
     {"pack", (PyCFunction)(void (*)(void))pack, METH_VARARGS | METH_KEYWORDS,
      "pack($self, first=0, last=None)\n--\n\nWhat was held at every moment between two, in the format that the page "

@@ -67,14 +67,10 @@ static PyObject *stream_calls(PyObject *object, PyObject *argument)
     uint32_t device = (uint32_t)PyLong_AsUnsignedLong(argument);
     if (PyErr_Occurred() || !device_is_valid(device))
         return NULL;
-    PyObject *list = PyList_New(stream->call_count);
-    for (uint32_t i = 0; list && i < stream->call_count; i++) {
-        PyObject *item = call_of(stream, i, device);
-        if (item)
-            PyList_SET_ITEM(list, i, item);
-        else
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list && i < stream->call_count; i++)
+        if (!msr_append(list, call_of(stream, i, device)))
             Py_CLEAR(list);
-    }
     return list;
 }
 
@@ -115,14 +111,11 @@ static PyObject *position_of(const ms_replay_position *at)
 
 static PyObject *curve_of(const ms_replay_curve_range *curve)
 {
-    PyObject *list = PyList_New(curve->filled);
+    PyObject *list = PyList_New(0);
     for (uint32_t i = 0; list && i < curve->filled; i++) {
         const ms_replay_curve *of = &curve->items[i];
-        PyObject *item = Py_BuildValue("(KKKK)", (unsigned long long)of->number, (unsigned long long)of->time,
-                                       (unsigned long long)of->reserved, (unsigned long long)of->allocated);
-        if (item)
-            PyList_SET_ITEM(list, i, item);
-        else
+        if (!msr_append(list, Py_BuildValue("(KKKK)", (unsigned long long)of->number, (unsigned long long)of->time,
+                                            (unsigned long long)of->reserved, (unsigned long long)of->allocated)))
             Py_CLEAR(list);
     }
     return list;
@@ -230,13 +223,11 @@ static PyObject *stream_steps(PyObject *object, PyObject *unused)
 {
     (void)unused;
     const ms_replay_stream *stream = ((stream_object *)object)->stream;
-    PyObject *list = PyList_New(stream->step_count);
+    PyObject *list = PyList_New(0);
     for (uint32_t i = 0; list && i < stream->step_count; i++) {
-        PyObject *item = Py_BuildValue("(IKK)", stream->steps[i].event, (unsigned long long)stream->steps[i].number,
-                                       (unsigned long long)stream->steps[i].time);
-        if (item)
-            PyList_SET_ITEM(list, i, item);
-        else
+        if (!msr_append(list,
+                        Py_BuildValue("(IKK)", stream->steps[i].event, (unsigned long long)stream->steps[i].number,
+                                      (unsigned long long)stream->steps[i].time)))
             Py_CLEAR(list);
     }
     return list;
@@ -295,12 +286,9 @@ static PyObject *stream_owners(PyObject *object, PyObject *selected)
     for (uint32_t i = 0; list && i < stream->block_count; i++)
         if (ms_replay_block_is_selected(stream, i, &selection))
             bytes[stream->blocks[i].path] += stream->blocks[i].requested;
-    for (uint32_t i = 0; list && i < stream->path_count; i++) {
-        PyObject *item = bytes[i] ? Py_BuildValue("(IK)", i, bytes[i]) : NULL;
-        if (bytes[i] && (!item || PyList_Append(list, item) < 0))
+    for (uint32_t i = 0; list && i < stream->path_count; i++)
+        if (bytes[i] && !msr_append(list, Py_BuildValue("(IK)", i, bytes[i])))
             Py_CLEAR(list);
-        Py_XDECREF(item);
-    }
     PyMem_Free(bytes);
     return list;
 }

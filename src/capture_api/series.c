@@ -111,8 +111,9 @@ static int find_steps(msr_reader *reader, struct step_times *steps)
     return error == MS_EEND ? MS_OK : error;
 }
 
-PyObject *msr_step_times(msr_reader *reader)
+PyObject *msr_step_times(msr_reader *reader, PyObject *unused)
 {
+    (void)unused;
     struct step_times steps = {NULL, 0, 0, 0};
     if (!msr_lock_reader(reader))
         return NULL;
@@ -127,8 +128,9 @@ PyObject *msr_step_times(msr_reader *reader)
     return array;
 }
 
-PyObject *msr_has_call_times(msr_reader *reader)
+PyObject *msr_has_call_times(msr_reader *reader, PyObject *unused)
 {
+    (void)unused;
     ms_call_time *times = NULL;
     size_t count = 0;
     if (!msr_lock_reader(reader))

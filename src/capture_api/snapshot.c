@@ -92,14 +92,10 @@ static PyObject *reserved_of(const snapshot *self, uint32_t device)
 static PyObject *list_by_device(const snapshot *self, PyObject *(*ask)(const snapshot *, uint32_t))
 {
     uint32_t devices = ms_reader_devices(self->reader->reader);
-    PyObject *list = PyList_New(devices);
-    for (uint32_t i = 0; list && i < devices; i++) {
-        PyObject *item = ask(self, i);
-        if (item)
-            PyList_SET_ITEM(list, i, item);
-        else
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list && i < devices; i++)
+        if (!msr_append(list, ask(self, i)))
             Py_CLEAR(list);
-    }
     return list;
 }
 
@@ -170,13 +166,6 @@ static ms_captured_block *sort_blocks(const snapshot *self, long long device, in
     return blocks;
 }
 
-static bool append(PyObject *list, PyObject *item)
-{
-    bool done = item && PyList_Append(list, item) == 0;
-    Py_XDECREF(item);
-    return done;
-}
-
 /* Bytes by category of the blocks from *at on that `compare` finds equal to the first; *at moves behind them. NULL with
  * an exception set. */
 static PyObject *sum_next(const ms_captured_block *blocks, size_t found, size_t *at,
@@ -199,7 +188,7 @@ static PyObject *sum_alike(snapshot *self, int (*compare)(const void *, const vo
         const ms_captured_block *first = &blocks[i];
         PyObject *bytes = sum_next(blocks, found, &i, compare);
         uint32_t key = by_stack ? first->stack : first->path;
-        if (!bytes || !append(list, Py_BuildValue("(IIN)", first->device, key, bytes)))
+        if (!bytes || !msr_append(list, Py_BuildValue("(IIN)", first->device, key, bytes)))
             Py_CLEAR(list);
     }
     PyMem_Free(blocks);
@@ -213,23 +202,10 @@ static PyObject *modules(snapshot *self, PyObject *unused)
 }
 
 /* Bytes by kind; the first are those without one: 0. */
-static PyObject *tuple_of_kinds(const ms_kind_sums *kinds)
-{
-    PyObject *tuple = PyTuple_New(MS_KIND_COUNT);
-    for (int i = 0; tuple && i < MS_KIND_COUNT; i++) {
-        PyObject *bytes = PyLong_FromLongLong(kinds->of[i]);
-        if (bytes)
-            PyTuple_SET_ITEM(tuple, i, bytes);
-        else
-            Py_CLEAR(tuple);
-    }
-    return tuple;
-}
-
 static PyObject *kinds_of(const snapshot *self, uint32_t device)
 {
     ms_kind_sums kinds = ms_cursor_kinds(self->cursor, device);
-    return tuple_of_kinds(&kinds);
+    return msr_tuple_of(kinds.of, MS_KIND_COUNT);
 }
 
 static PyObject *kinds(snapshot *self, PyObject *unused)
@@ -252,8 +228,8 @@ static PyObject *module_kinds(snapshot *self, PyObject *unused)
         int64_t any = 0;
         for (int kind = 0; kind < MS_KIND_COUNT; kind++)
             any |= sums.of[kind];
-        PyObject *bytes = any ? tuple_of_kinds(&sums) : NULL;
-        if (any && (!bytes || !append(list, Py_BuildValue("(IIN)", first->device, first->path, bytes))))
+        PyObject *bytes = any ? msr_tuple_of(sums.of, MS_KIND_COUNT) : NULL;
+        if (any && (!bytes || !msr_append(list, Py_BuildValue("(IIN)", first->device, first->path, bytes))))
             Py_CLEAR(list);
     }
     PyMem_Free(blocks);
@@ -280,7 +256,7 @@ static PyObject *blocks(snapshot *self, PyObject *args, PyObject *named)
     ms_captured_block *sorted = PyErr_Occurred() ? NULL : sort_blocks(self, on, compare_sizes, &found);
     PyObject *list = sorted ? PyList_New(0) : NULL;
     for (size_t i = 0; list && i < found && (Py_ssize_t)i < wanted; i++)
-        if (!append(list, block_of(&sorted[i])))
+        if (!msr_append(list, block_of(&sorted[i])))
             Py_CLEAR(list);
     PyMem_Free(sorted);
     return list;
@@ -295,7 +271,7 @@ static PyObject *block_stacks(snapshot *self, PyObject *args)
     ms_captured_block *sorted = sort_blocks(self, device, compare_sizes, &found);
     PyObject *list = sorted ? PyList_New(0) : NULL;
     for (size_t i = 0; list && i < found; i++)
-        if (!append(list, PyLong_FromUnsignedLong(sorted[i].stack)))
+        if (!msr_append(list, PyLong_FromUnsignedLong(sorted[i].stack)))
             Py_CLEAR(list);
     PyMem_Free(sorted);
     return list;
@@ -337,8 +313,8 @@ static PyObject *alike(snapshot *self, PyObject *unused)
         unsigned long long bytes = 0;
         for (; i < found && compare_in_all(first, &blocks[i]) == 0; i++)
             bytes += blocks[i].bytes;
-        if (!append(list, Py_BuildValue("(IIIOOK)", first->device, first->path, first->stack,
-                                        msr_categories[first->category], msr_kinds[first->kind], bytes)))
+        if (!msr_append(list, Py_BuildValue("(IIIOOK)", first->device, first->path, first->stack,
+                                            msr_categories[first->category], msr_kinds[first->kind], bytes)))
             Py_CLEAR(list);
     }
     PyMem_Free(blocks);
@@ -354,7 +330,7 @@ static PyObject *threads(snapshot *self, PyObject *unused)
     ms_phase phase;
     ms_path path;
     for (size_t i = 0; list && ms_cursor_thread(self->cursor, i, &number, &id, &phase, &path); i++)
-        if (!append(list, Py_BuildValue("(IKOI)", number, (unsigned long long)id, msr_phases[phase], path)))
+        if (!msr_append(list, Py_BuildValue("(IKOI)", number, (unsigned long long)id, msr_phases[phase], path)))
             Py_CLEAR(list);
     return list;
 }

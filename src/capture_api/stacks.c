@@ -20,14 +20,10 @@ PyObject *msr_get_stacks(msr_reader *self, void *unused)
 {
     (void)unused;
     uint32_t count = ms_reader_stacks(self->reader);
-    PyObject *list = PyList_New(count);
-    for (uint32_t i = 0; list && i < count; i++) {
-        PyObject *stack = stack_of(self->reader, i);
-        if (stack)
-            PyList_SET_ITEM(list, i, stack);
-        else
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list && i < count; i++)
+        if (!msr_append(list, stack_of(self->reader, i)))
             Py_CLEAR(list);
-    }
     return list;
 }
 
@@ -40,10 +36,8 @@ PyObject *msr_get_forward_stacks(msr_reader *self, void *unused)
         if (!ms_reader_stack(self->reader, i, &frame) || !frame.forward)
             continue;
         PyObject *stack = PyLong_FromUnsignedLong(i), *forward = PyLong_FromUnsignedLong(frame.forward);
-        if (!stack || !forward || PyDict_SetItem(found, stack, forward) != 0)
+        if (!msr_put(found, stack, forward))
             Py_CLEAR(found);
-        Py_XDECREF(stack);
-        Py_XDECREF(forward);
     }
     return found;
 }
@@ -57,10 +51,8 @@ PyObject *msr_get_called(msr_reader *self, void *unused)
         if (!ms_reader_stack(self->reader, i, &frame) || !frame.called)
             continue;
         PyObject *stack = PyLong_FromUnsignedLong(i), *called = msr_decode_text(frame.called);
-        if (!stack || !called || PyDict_SetItem(found, stack, called) != 0)
+        if (!msr_put(found, stack, called))
             Py_CLEAR(found);
-        Py_XDECREF(stack);
-        Py_XDECREF(called);
     }
     return found;
 }
@@ -77,10 +69,8 @@ PyObject *msr_get_sources(msr_reader *self, void *unused)
     ms_source source;
     for (size_t i = 0; found && ms_reader_source(self->reader, i, &source); i++) {
         PyObject *file = msr_decode_text(source.file), *described = describe_source(&source);
-        if (!file || !described || PyDict_SetItem(found, file, described) != 0)
+        if (!msr_put(found, file, described))
             Py_CLEAR(found);
-        Py_XDECREF(file);
-        Py_XDECREF(described);
     }
     return found;
 }

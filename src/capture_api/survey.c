@@ -57,14 +57,10 @@ static PyObject *peak_reserved_of(const ms_survey *survey, uint32_t device)
 
 static PyObject *list_of_devices(const ms_survey *survey, PyObject *(*ask)(const ms_survey *, uint32_t))
 {
-    PyObject *list = PyList_New(survey->devices);
-    for (uint32_t i = 0; list && i < survey->devices; i++) {
-        PyObject *item = ask(survey, i);
-        if (item)
-            PyList_SET_ITEM(list, i, item);
-        else
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list && i < survey->devices; i++)
+        if (!msr_append(list, ask(survey, i)))
             Py_CLEAR(list);
-    }
     return list;
 }
 
@@ -156,14 +152,10 @@ PyObject *msr_peaks(msr_reader *reader, uint64_t first, uint64_t last)
     if (error)
         return msr_raise(error);
     uint32_t devices = ms_reader_devices(reader->reader);
-    PyObject *list = PyList_New(devices);
-    for (uint32_t i = 0; list && i < devices; i++) {
-        PyObject *bytes = PyLong_FromLongLong(peaks[i]);
-        if (bytes)
-            PyList_SET_ITEM(list, i, bytes);
-        else
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list && i < devices; i++)
+        if (!msr_append(list, PyLong_FromLongLong(peaks[i])))
             Py_CLEAR(list);
-    }
     return list;
 }
 
@@ -184,10 +176,8 @@ static PyObject *list_of_times(const uint64_t *times, uint32_t paths)
             uint64_t time = times[(size_t)path * MS_PHASE_COUNT + phase];
             if (!time)
                 continue;
-            PyObject *item = Py_BuildValue("(IOK)", path, msr_phases[phase], (unsigned long long)time);
-            if (!item || PyList_Append(list, item) != 0)
+            if (!msr_append(list, Py_BuildValue("(IOK)", path, msr_phases[phase], (unsigned long long)time)))
                 Py_CLEAR(list);
-            Py_XDECREF(item);
         }
     return list;
 }

@@ -151,27 +151,23 @@ def _test_cuda() -> str | None:
 def test_cuda() -> None:
     """Verify what captures note of a GPU. This is not done in programs, whose memory it would change: there, each block
     is compared with its request, and requests are not noted if most do not agree."""
-    try:
-        why = None if is_forbidden() else _test_cuda()
-    except Exception as error:
-        why = _describe(error)
-    _results["requests"] = FORCED if is_forbidden() else why or VERIFIED
+    _results["requests"] = FORCED if is_forbidden() else _verify(_test_cuda) or VERIFIED
     _results["times"] = _native.cuda_times()[0] or VERIFIED
 
 
+def _verify(test: Callable[[], str | None], is_active: Callable[[], bool] = lambda: False) -> str | None:
+    """What is wrong with an interception point; None: nothing. A test that cannot run verifies nothing, and afterwards
+    the point must be inactive."""
+    try:
+        why = test()
+    except Exception as error:
+        why = _describe(error)
+    return _NOT_RESTORED if why is None and is_active() else why
+
+
 def _choose_blocks() -> None:
-    if is_forbidden():
-        _results["blocks"] = FORCED
-        return
-    why = why_no_tensors() or _native.find_block_slots()
-    if why is None:
-        try:
-            why = _test_blocks()
-        except Exception as error:
-            why = _describe(error)
-        if why is None and _native.blocks_intercepted():
-            why = _NOT_RESTORED
-    _results["blocks"] = why or VERIFIED
+    why = FORCED if is_forbidden() else why_no_tensors() or _native.find_block_slots()
+    _results["blocks"] = why or _verify(_test_blocks, _native.blocks_intercepted) or VERIFIED
 
 
 # ---- saved tensors ----
@@ -203,12 +199,7 @@ def _choose_saved() -> None:
     why = FORCED if is_forbidden() else why_no_blocks() or _native.find_saved_slots()
     if why is None:
         _native.set_saved_interception(True)
-        try:
-            why = _test_saved()
-        except Exception as error:
-            why = _describe(error)
-        if why is None and _native.saved_intercepted():
-            why = _NOT_RESTORED
+        why = _verify(_test_saved, _native.saved_intercepted)
         _native.set_saved_interception(why is None)
     _results["saved"] = why or VERIFIED
 
@@ -236,12 +227,7 @@ def _choose_resizes() -> None:
     why = FORCED if is_forbidden() else why_no_tensors() or _native.find_resize_method()
     if why is None:
         _native.set_resize_interception(True)
-        try:
-            why = _test_resizes()
-        except Exception as error:
-            why = _describe(error)
-        if why is None and _native.resizes_intercepted():
-            why = _NOT_RESTORED
+        why = _verify(_test_resizes, _native.resizes_intercepted)
         _native.set_resize_interception(why is None)
     _results["resizes"] = why or VERIFIED
 
@@ -259,19 +245,9 @@ def _choose_buckets() -> None:
 
 
 def _choose_stacks() -> None:
-    why = FORCED if is_forbidden() else why_no_blocks()
-    if why is None:
-        try:
-            why = lines.test()
-        except Exception as error:
-            why = _describe(error)
+    why = FORCED if is_forbidden() else why_no_blocks() or _verify(lines.test)
     _results["stacks"] = why or VERIFIED
-    if why is None:
-        try:
-            why = lines.test_forward()
-        except Exception as error:
-            why = _describe(error)
-    _results["forward"] = why or VERIFIED
+    _results["forward"] = why or _verify(lines.test_forward) or VERIFIED
 
 
 # ---- calls and nodes ----
@@ -334,13 +310,7 @@ def _test_model() -> str | None:
 def _test_points(calls: bool, nodes: bool) -> str | None:
     """Run the test model through these interception points. Returns None, or what is wrong."""
     _native.set_interception(calls, nodes)
-    try:
-        wrong = _test_model()
-    except Exception as error:  # a test that cannot run verifies nothing
-        wrong = _describe(error)
-    if wrong is None and (_native.calls_intercepted() or _native.nodes_intercepted()):
-        wrong = _NOT_RESTORED
-    return wrong
+    return _verify(_test_model, lambda: _native.calls_intercepted() or _native.nodes_intercepted())
 
 
 class _Tests(NamedTuple):
