@@ -61,7 +61,7 @@ typedef struct ms__export_output {
     bool failed;
 } ms__export_output;
 
-/* False: out of memory. */
+/* Returns false if memory runs out. */
 bool ms__export_output_open(ms__export_output *output, const ms_export_job *job);
 void ms__export_output_flush(ms__export_output *output);
 /* Bytes that were not flushed are discarded. */

@@ -88,7 +88,7 @@ static void name_thread(struct writer *writer, const struct thread *thread)
     ms__export_track(&writer->packets, track + 1, track, ms__export_text_of("phase"), 0);
 }
 
-/* NULL: out of memory. */
+/* Returns NULL if memory runs out. */
 static struct thread *find_thread(struct writer *writer, uint32_t number)
 {
     uint32_t at = ms__map_index(&writer->by_number, number);

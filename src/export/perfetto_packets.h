@@ -12,7 +12,7 @@ typedef struct ms__export_proto {
     bool failed; /* out of memory; the content is undefined */
 } ms__export_proto;
 
-/* False: out of memory. */
+/* Returns false if memory runs out. */
 bool ms__export_proto_open(ms__export_proto *proto);
 void ms__export_proto_close(ms__export_proto *proto);
 
@@ -38,7 +38,7 @@ typedef struct ms__export_name {
     ms_export_text a, b, c;
 } ms__export_name;
 
-/* False: out of memory. Close it in any case. */
+/* Returns false if memory runs out. Close it in any case. */
 bool ms__export_packets_open(ms__export_packets *packets, const ms_export_job *job);
 /* Flush the output. MS_ENOMEM, MS_ESTOPPED. */
 int ms__export_packets_end(ms__export_packets *packets);

@@ -107,7 +107,7 @@ typedef struct ms__export_torch_pickle {
     struct ms__map frames; /* lists of frames, by all that they depend on */
 } ms__export_torch_pickle;
 
-/* False: out of memory. Close it in any case. */
+/* Returns false if memory runs out. Close it in any case. */
 bool ms__export_torch_open(ms__export_torch_pickle *torch, const ms_export_job *job);
 void ms__export_torch_close(ms__export_torch_pickle *torch);
 

@@ -66,7 +66,7 @@ typedef struct ms__replay_ordered { /* zeros: an empty list. Its owner frees `at
     size_t room;
 } ms__replay_ordered;
 
-/* False: memory runs out. */
+/* Returns false if memory runs out. */
 bool ms__replay_ordered_add(ms__replay_ordered *list, uint32_t key, uint64_t value, uint32_t index);
 void ms__replay_ordered_sort(ms__replay_ordered *list);
 /* The number of the first entry of the key that has this value or a greater one; if there is none, of the one after
@@ -94,8 +94,8 @@ int ms__replay_list_parameters(ms_replay_stream *stream);
 /* The event before which the block is freed in forward if autograd does not keep it; `edited` is a checkpointed call
  * that keeps it and does not return it. */
 uint32_t ms__replay_unsaved_end(const ms_replay_stream *stream, const ms__replay_edited_call *edited, uint32_t block);
-/* The same for a block that the call returns; MS_REPLAY_NONE: autograd keeps it for calls after this one, or it is not
- * known.
+/* The event before which a block is freed that the call returns; MS_REPLAY_NONE: autograd keeps it for calls after this
+ * one, or it is not known.
  */
 uint32_t ms__replay_returned_end(const ms_replay_stream *stream, const ms__replay_edited_call *edited, uint32_t block);
 /* Whether the call returns the block, which it keeps for backward. */

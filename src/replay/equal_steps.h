@@ -4,7 +4,7 @@
 
 #include "replay/edit.h"
 
-/* Of a run of equal steps so many are kept before the one that stands for others, and so many at its end. */
+/* So many of a run of equal steps are kept before the one that stands for others, and so many at its end. */
 enum {
     MS__REPLAY_BEFORE = 2,
     MS__REPLAY_AFTER = 2,

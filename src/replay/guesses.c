@@ -4,7 +4,7 @@
 
 enum { SMALL_PART = 4 }; /* a block below this part of the largest one is no result */
 
-/* Of the blocks that outlive the call, the one that was added last, without those that are much smaller than the
+/* Return the last of the blocks that outlive the call, without those that are much smaller than the
  * largest one: statistics of a normalization, which follow its result. */
 uint32_t ms__replay_guess_result(const ms_replay_stream *stream, uint32_t index)
 {
@@ -32,7 +32,7 @@ static bool is_innermost(const ms_replay_stream *stream, uint32_t call)
     return call + 1 >= stream->call_count || stream->calls[call + 1].parent != call;
 }
 
-/* Of the blocks that exist when the call begins and were added in the same outermost call, the one that was added last.
+/* Return the last of the blocks that exist when the call begins and were added in the same outermost call.
  * If that was added in an innermost call, it is the result of that call: a normalization adds its statistics after its
  * result. */
 uint32_t ms__replay_guess_input(const ms_replay_stream *stream, uint32_t index)

@@ -170,7 +170,7 @@ static int by_ratio(const void *a, const void *b)
 
 enum { LEAST_COUNTED = 1 << 12 }; /* smaller blocks do not tell the ratio: they are rounded */
 
-/* Of the blocks of forward whose sizes differ: the ratio of sizes that most of their bytes have. */
+/* Return the ratio of sizes that most bytes have of the blocks of forward whose sizes differ. */
 static int find_ratio(const ms_replay_stream *stream, ms_replay_match *match)
 {
     struct weighted *list = malloc(((size_t)stream->block_count + 1) * sizeof *list);

@@ -16,7 +16,7 @@ static bool is_added_in_backward(const ms_replay_stream *stream, uint32_t block)
 
 /* ---- parameters that are kept after forward ---- */
 
-/* Of equally large parameters of a module the first that forward gathered is the first that is gathered again.
+/* Among equally large parameters of a module the first that forward gathered is the first that is gathered again.
  * `forward`: the number of an entry up to which they are paired already. */
 static int keep_parameter(ms_replay_edit *edit, const ms__replay_ordered *gathered, uint32_t again, uint32_t *forward,
                           uint64_t *kept)

@@ -34,7 +34,7 @@ class _CountingFile:
 
 
 class _TerminalFile(_CountingFile):
-    """The same for a terminal: names cannot move its cursor or change its settings."""
+    """A file that is a terminal: names cannot move its cursor or change its settings."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file)

@@ -26,7 +26,7 @@ from modscope._show.terminal import Screen, complain
 from modscope._virtual.gpus import GPUS, Gpu
 
 
-class Found(NamedTuple):
+class FitReport(NamedTuple):
     answers: list[Answer]
     """For each GPU."""
     notes: Sequence[str]
@@ -47,7 +47,7 @@ def add_options(parser: Parser) -> None:
     add_prediction(parser, of_captures="; of a capture: over how many GPUs it could be sharded")
 
 
-def report(arguments: Namespace, load: Load) -> Found:
+def report(arguments: Namespace, load: Load) -> FitReport:
     gpus: list[Gpu] = arguments.gpu or list(GPUS.values())
     if arguments.report and len(gpus) != 1:
         arguments.error("--report needs one GPU: give its name with --gpu")
@@ -57,10 +57,10 @@ def report(arguments: Namespace, load: Load) -> Found:
     with page_file as html:
         if not arguments.target:
             answers = _of_captures(inputs, gpus, arguments)
-            return Found(answers, _write_page(html, answers[0]))
+            return FitReport(answers, _write_page(html, answers[0]))
         with PredictedScript(*records_of(arguments)) as script:
             answers = answer_script(script, gpus)
-            return Found(answers, _write_page(html, answers[0]))
+            return FitReport(answers, _write_page(html, answers[0]))
 
 
 def _of_captures(files: Sequence[str], gpus: Sequence[Gpu], arguments: Namespace) -> list[Answer]:
@@ -94,7 +94,7 @@ def _write_page(html: IO[bytes] | None, found: Answer) -> Sequence[str]:
     return made.notes
 
 
-def text(found: Found, screen: Screen, arguments: Namespace) -> list[str]:
+def text(found: FitReport, screen: Screen, arguments: Namespace) -> list[str]:
     for note in found.notes:
         complain(note)
     answers = found.answers

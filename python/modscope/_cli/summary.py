@@ -39,7 +39,7 @@ def report(arguments: Namespace, load: Load) -> Report:
 
 
 def _report_of_ranks(arguments: Namespace) -> Report:
-    """Of several captures: those of the ranks of one job."""
+    """Report on several captures, of the ranks of one job."""
     from modscope._job.job import find_job
     from modscope._job.read import read_ranks
 
@@ -165,7 +165,7 @@ def _categories(main: Report, screen: Screen) -> list[str]:
     return out
 
 
-class _Row(NamedTuple):
+class _ModuleRow(NamedTuple):
     name: str
     own: Sums
     """Of all modules of the row together."""
@@ -173,14 +173,14 @@ class _Row(NamedTuple):
     """ "4 x 7.01 MiB", or "" for one module."""
 
 
-def _rows(modules: list[Report]) -> list[_Row]:
+def _rows(modules: list[Report]) -> list[_ModuleRow]:
     """The modules, largest first; those with equal bytes whose names differ only in numbers share a row."""
     groups = group_modules(modules, lambda one: str(one["module"]), lambda one: tuple(one["own"].values()))
     rows = []
     for group in groups:
         own, count = group.members[0]["own"], len(group.members)
         each = f"{count} x {size(own[TOTAL])}" if count > 1 else ""
-        rows.append(_Row(group.name, {category: count * value for category, value in own.items()}, each))
+        rows.append(_ModuleRow(group.name, {category: count * value for category, value in own.items()}, each))
     return sorted(rows, key=lambda row: -row.own[TOTAL])
 
 

@@ -117,7 +117,7 @@ def _kind_reports(snapshot: Snapshot, device: str, matches: Matches) -> list[Rep
 # ---- as text ----
 
 
-class _Row(NamedTuple):
+class _TreeRow(NamedTuple):
     subtree: Sums
     own: int | None
     lead: str
@@ -139,13 +139,13 @@ _TYPED = _Branching("|- ", "`- ", "|  ", "   ")
 _ROOT = _Branching("", "", "", "")
 
 
-def _gather(nodes: list[TreeNode], lead: str) -> _Row:
+def _gather(nodes: list[TreeNode], lead: str) -> _TreeRow:
     """One row for small nodes."""
     total: Sums = {}
     for node in nodes:
         for category, value in node.subtree.items():
             total[category] = total.get(category, 0) + value
-    return _Row(total, None, lead, f"({counted(len(nodes), 'smaller one')})")
+    return _TreeRow(total, None, lead, f"({counted(len(nodes), 'smaller one')})")
 
 
 def _join(node: TreeNode) -> tuple[str, TreeNode]:
@@ -161,7 +161,7 @@ def _join(node: TreeNode) -> tuple[str, TreeNode]:
 
 def _rows(
     nodes: list[TreeNode], least: float, depth: int, lead: str, lines: _Branching, below: _Branching
-) -> list[_Row]:
+) -> list[_TreeRow]:
     shown = [node for node in nodes if node.subtree[TOTAL] >= least]
     small = nodes[len(shown) :]
     if len(small) == 1:
@@ -170,7 +170,7 @@ def _rows(
     for i, (name, node) in enumerate(map(_join, shown)):
         last = i == len(shown) - 1 and not small
         own = node.own[TOTAL] if node.is_module or node.own[TOTAL] > 0 else None
-        rows.append(_Row(node.subtree, own, lead + (lines.last if last else lines.child), name))
+        rows.append(_TreeRow(node.subtree, own, lead + (lines.last if last else lines.child), name))
         if depth != 1:
             past = lead + (lines.past_last if last else lines.past_child)
             rows += _rows(node.children, least, depth - 1, past, below, below)
@@ -181,7 +181,7 @@ def _rows(
 
 def _fit(
     nodes: list[TreeNode], least: float, depth: int | None, most: int | None, lines: _Branching
-) -> tuple[list[_Row], int, bool]:
+) -> tuple[list[_TreeRow], int, bool]:
     """The rows down to a depth, by default to the deepest with at most so many rows; that depth; whether there is more
     below."""
     if depth is None and most is None:
@@ -219,7 +219,7 @@ def _shorten_lead(lead: str, most: int, screen: Screen) -> str:
     return lead if len(lead) <= most else screen.dots + lead[len(lead) - most :]
 
 
-def _table(rows: list[_Row], total: int, by: str, screen: Screen) -> list[str]:
+def _table(rows: list[_TreeRow], total: int, by: str, screen: Screen) -> list[str]:
     wholes = [size(row.subtree[TOTAL]) for row in rows]
     owns = ["" if row.own is None else size(row.own) for row in rows]
     whole_width = max(map(len, [*wholes, "Subtree"]))

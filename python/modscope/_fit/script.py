@@ -68,7 +68,7 @@ def _is_same(tried: Tried, other: Tried) -> bool:
 
 
 def _verified(script: PredictedScript, found: Answer, tried: Tried) -> Tried:
-    """Of the fewest modules that make it fit: where the prediction needs more than the GPU has, more modules are
+    """Verify the fewest modules that make it fit: where the prediction needs more than the GPU has, more modules are
     tried."""
     capacity = found.capacity
     for _ in range(_TRIES):

@@ -162,7 +162,7 @@ def _in_arguments(small: Job, large: Job, ratio: Fraction) -> tuple[int, int] | 
 
 
 def _number(word: str) -> int:
-    """Of an argument such as 8 or --batch=8; 0: it is none."""
+    """Return the number of an argument such as 8 or --batch=8, or 0 if it has none."""
     text = word.rpartition("=")[2]
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 

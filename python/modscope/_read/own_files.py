@@ -13,7 +13,7 @@ _BEGINNING = 4096  # bytes that are read
 _GZIP = b"\x1f\x8b"
 
 
-class Kind(NamedTuple):
+class FileKind(NamedTuple):
     """What a command writes."""
 
     name: str
@@ -21,13 +21,13 @@ class Kind(NamedTuple):
     begins: re.Pattern[bytes]
 
 
-CAPTURE = Kind("a capture", re.compile(rb"MODSCOPE"))
-PAGE = Kind(
+CAPTURE = FileKind("a capture", re.compile(rb"MODSCOPE"))
+PAGE = FileKind(
     "a page that modscope wrote", re.compile(rb'<!doctype html>.*<meta name="generator" content="modscope ', re.S)
 )
-PLAN = Kind("a plan that modscope wrote", re.compile(rb'\{\s*"kind":\s*"modscope plan"'))
-TABLE = Kind("a table of modscope calibrate", re.compile(rb'\{"format":\d+,"gpu":'))
-EXPORT = Kind(
+PLAN = FileKind("a plan that modscope wrote", re.compile(rb'\{\s*"kind":\s*"modscope plan"'))
+TABLE = FileKind("a table of modscope calibrate", re.compile(rb'\{"format":\d+,"gpu":'))
+EXPORT = FileKind(
     "a file of modscope export",
     re.compile(
         rb'\n.P\x01h\x012|\{"\$schema":"[^"]*","exporter":"modscope@|\x80\x04\}\(\x8c\x0ddevice_traces\x94'
@@ -38,13 +38,13 @@ EXPORT = Kind(
 """Perfetto's trace, speedscope's file, torch's snapshot, and the rows of CSV and JSON."""
 
 
-def figures_of(command: str) -> Kind:
+def figures_of(command: str) -> FileKind:
     """What --json=OUT of a command writes."""
     begins = rb'\{\s*"command": "%s"[,}]' % re.escape(command.encode())
-    return Kind(f"what modscope {command} --json wrote", re.compile(begins))
+    return FileKind(f"what modscope {command} --json wrote", re.compile(begins))
 
 
-def is_replaceable(path: str, kind: Kind) -> bool:
+def is_replaceable(path: str, kind: FileKind) -> bool:
     """Whether nothing is lost if a file of this kind takes the name ``path``: the name is free, or has an empty file or
     one of this kind. A link is judged by the file that it leads to, and a link to anything else may be replaced.
     OSError if the file cannot be read."""
@@ -58,7 +58,7 @@ def is_replaceable(path: str, kind: Kind) -> bool:
     return not beginning or kind.begins.match(beginning) is not None
 
 
-def describe_existing(path: str, kind: Kind, option: str) -> str:
+def describe_existing(path: str, kind: FileKind, option: str) -> str:
     """Why a file of this kind is not written to ``path``, which exists. ``option`` is how the user may replace it."""
     try:
         if is_replaceable(path, kind):

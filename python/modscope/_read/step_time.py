@@ -76,7 +76,7 @@ def step_ms(capture: Capture) -> float | None:
 
 
 def step_ms_by(capture: Capture, ends: Sequence[float]) -> float | None:
-    """The same by another clock, which had these times when the capture's optimizer steps ended."""
+    """The milliseconds of a step by another clock. ``ends``: its times when the capture's optimizer steps ended."""
     ended = [step.optimizer_steps for step in capture.step_times() if step.end is not None]
     between = median_between([ends[number - 1] for number in ended if number <= len(ends)])
     return None if between is None else 1e3 * between

@@ -122,7 +122,7 @@ class Call(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of the GPU, or else of the program."""
+        """The time that the GPU noted, or else the program."""
         return self.gpu_nanoseconds / 1e9 or self.host_seconds
 
     @property

@@ -440,4 +440,11 @@ def _legend(nodes: list[TreeNode], screen: Screen) -> list[str]:
     if not screen.colour:
         return []
     parts = sorted(parts_of(_sum(nodes)).items(), key=lambda part: -part[1])
-    return ["Colour is what most of it is: " + " ".join(screen.filled(f" {word} ", word, False) for word, _ in parts)]
+    lines, used = ["Colour is what most of it is:"], 29
+    for word, _ in parts:
+        needed = 3 + width_of(word)
+        if used + needed > screen.width:
+            lines, used = [*lines, ""], -1
+        lines[-1] += " " * (used >= 0) + screen.filled(f" {word} ", word, False)
+        used += needed
+    return lines

@@ -11,14 +11,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
-from modscope._read.own_files import Kind, describe_existing, figures_of, is_replaceable
+from modscope._read.own_files import FileKind, describe_existing, figures_of, is_replaceable
 from modscope._show.terminal import leave_unwritten
 
 _LONGEST_INDENTED = 1_000_000  # characters of JSON
 
 
 @contextlib.contextmanager
-def create(path: str, kind: Kind, overwrite: bool) -> Iterator[IO[bytes]]:
+def create(path: str, kind: FileKind, overwrite: bool) -> Iterator[IO[bytes]]:
     """A file to write to, which gets its name when the block ends without an exception; "-" is stdout. OSError says in
     a sentence why it cannot be written. With ``overwrite`` it replaces an older file of its kind."""
     try:
@@ -36,7 +36,7 @@ def create(path: str, kind: Kind, overwrite: bool) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def _open(path: str, kind: Kind, overwrite: bool) -> Iterator[IO[bytes]]:
+def _open(path: str, kind: FileKind, overwrite: bool) -> Iterator[IO[bytes]]:
     if path == "-":
         if sys.stdout is None:
             raise OSError("There is no stdout to write to: give the name of a file")
@@ -50,7 +50,7 @@ def _open(path: str, kind: Kind, overwrite: bool) -> Iterator[IO[bytes]]:
             yield file
 
 
-def check(path: str, kind: Kind, overwrite: bool) -> None:
+def check(path: str, kind: FileKind, overwrite: bool) -> None:
     """Raise what ``create`` would raise now, before something that takes long."""
     if path != "-" and not _is_stream(path):
         _check_path(path, kind, overwrite)
@@ -92,7 +92,7 @@ def _is_stream(path: str) -> bool:
     return False
 
 
-def _check_path(path: str, kind: Kind, overwrite: bool) -> None:
+def _check_path(path: str, kind: FileKind, overwrite: bool) -> None:
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path) or path.endswith("/"):
         raise OSError(f"{path} is a folder: give the name of a file")
@@ -101,12 +101,12 @@ def _check_path(path: str, kind: Kind, overwrite: bool) -> None:
     _check_existing(path, kind, overwrite)
 
 
-def _check_existing(path: str, kind: Kind, overwrite: bool) -> None:
+def _check_existing(path: str, kind: FileKind, overwrite: bool) -> None:
     if os.path.lexists(path) and not (overwrite and _may_replace(path, kind)):
         raise OSError(describe_existing(path, kind, "-f"))
 
 
-def _may_replace(path: str, kind: Kind) -> bool:
+def _may_replace(path: str, kind: FileKind) -> bool:
     try:
         return is_replaceable(path, kind)
     except OSError:
@@ -114,7 +114,7 @@ def _may_replace(path: str, kind: Kind) -> bool:
 
 
 @contextlib.contextmanager
-def _write_then_rename(path: str, kind: Kind, overwrite: bool) -> Iterator[IO[bytes]]:
+def _write_then_rename(path: str, kind: FileKind, overwrite: bool) -> Iterator[IO[bytes]]:
     """A link at ``path`` is replaced itself, never the file that it leads to."""
     part = f"{path}.{os.getpid()}.part"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -132,7 +132,7 @@ def _write_then_rename(path: str, kind: Kind, overwrite: bool) -> Iterator[IO[by
         raise
 
 
-def _rename(part: str, path: str, kind: Kind, overwrite: bool) -> None:
+def _rename(part: str, path: str, kind: FileKind, overwrite: bool) -> None:
     """Give the complete file its name. A file that appeared under it meanwhile stays, unless it may be replaced."""
     if not overwrite:
         try:

@@ -101,7 +101,7 @@ class Screen:
         return shorten_middle(text, columns, self.dots)
 
     def fit_all(self, texts: Sequence[str], columns: Sequence[int]) -> list[str]:
-        """The same for the names in a column, each in so many columns of the screen, so that different names stay
+        """Shorten the names in a column, each to so many columns of the screen, so that different names stay
         different."""
         fitted = [self.fit(text, room) for text, room in zip(texts, columns)]
         alike = [

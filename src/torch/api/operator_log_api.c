@@ -33,7 +33,7 @@ static PyObject *log_call_ends(mst_operator_log *self, PyObject *const *given, P
 
 /* ---- reading ---- */
 
-/* 0, or -1 with an error set. */
+/* Returns 0, or -1 with an error set. */
 static int add_row(const mst_operator_log *self, size_t at, PyObject *const *dicts)
 {
     struct mst_operator_record record = self->records[at];

@@ -58,7 +58,7 @@ static uint64_t key_of_position(ms_path path, ms_phase phase)
     return (uint64_t)path << 8 | phase;
 }
 
-/* -1 with an error set. */
+/* Returns -1 with an error set. */
 static int add_position(mst_operator_log *self, ms_path path, ms_phase phase)
 {
     PyObject *callback = mst_dynamo_disable();
@@ -157,7 +157,7 @@ static int64_t current_of(PyObject *stats, const char *name)
     return value;
 }
 
-/* -1 with an error set. */
+/* Returns -1 with an error set. */
 static int read_statistics(mst_operator_log *self, int64_t *figures)
 {
     PyObject *callback = mst_dynamo_disable();

@@ -89,7 +89,7 @@ ms_path mst_position_innermost(ms_phase *phase)
     return position.count ? position.paths[position.count - 1] : MS_GLOBAL;
 }
 
-/* Of the frames that run an optimizer step, a module call or a backward, the innermost one decides. */
+/* The innermost of the frames that run an optimizer step, a module call or a backward decides. */
 bool mst_in_optimizer_step(void)
 {
     PyFrameObject *frame = (PyFrameObject *)Py_XNewRef((PyObject *)PyEval_GetFrame());

@@ -63,7 +63,7 @@ PyObject *mst_gradient_object(PyObject *parameter);
 /* Claim the gradient that a parameter has, if any. If another thread may be replacing it, it is not read: this pass
  * then keeps all gradients that are claimed already. */
 void mst_claim_gradient_of(PyObject *parameter, ms_path path);
-/* The same, with a kind. Runs Python for wrapper subclasses. */
+/* Claim it with a kind, too. Runs Python for wrapper subclasses. */
 void mst_claim_gradient_kind_of(PyObject *parameter, ms_path path, ms_kind kind);
 /* At an optimizer step of this thread: claim the gradient that a parameter has, unless it is claimed already. The step
  * itself reads the gradients of its parameters. Runs Python for wrapper subclasses and sparse gradients. */

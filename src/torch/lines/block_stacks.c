@@ -99,7 +99,7 @@ static __attribute__((noinline)) void forget_freed(struct seen *seen)
     seen->generation = now;
 }
 
-/* NULL: memory ran out. */
+/* Returns NULL if memory runs out. */
 static struct seen *find_seen(void)
 {
     struct seen *seen = LIKELY(seen_here != NULL) ? seen_here : open_seen();

@@ -11,7 +11,7 @@ static struct {
     _Atomic uintptr_t begin, end;
 } ring[RING];
 
-/* With the GIL. */
+/* Called with the GIL. */
 static void count_freed(uintptr_t begin, uintptr_t end)
 {
     uint64_t now = atomic_load_explicit(&mst_code_generation, memory_order_relaxed);

@@ -40,7 +40,7 @@ void mst_gloo_restore(void);
 uint64_t mst_gloo_set_launching(uint64_t number);
 /* The function that launched the collective has returned this c10d::Work. */
 void mst_gloo_launched(uint64_t number, uintptr_t work);
-/* In a forked child. */
+/* Called in a forked child. */
 void mst_gloo_forked(void);
 
 /* ---- intercept_fsdp.c: FSDP2, from the moment when the program has imported it ---- */

@@ -362,13 +362,24 @@ def test_it_is_as_wide_as_asked_for_and_needs_no_line_drawing(run, folder):
     assert coloured.filled("x", "Parameter", False).startswith("\x1b[4;7;")
 
 
-def test_colour_does_not_change_the_text(run, monkeypatch):
+def coloured(run, monkeypatch, columns: int) -> list[str]:
+    """The lines of a flame graph in colour on a screen of so many columns, without their colour."""
     from modscope._show import terminal
 
-    plain = run("flame 8.msc --find up")
-    monkeypatch.setattr(terminal.Screen, "of", classmethod(lambda cls, stream: cls(80, colour=True)))
-    coloured = run("flame 8.msc --find up")
-    text = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
-    legend = [line for line in text.splitlines() if line.startswith("Colour is what most of it is:")]
-    assert len(legend) == 1 and "Gradient" in legend[0]
-    assert [line.rstrip() for line in text.splitlines() if line not in legend] == plain.splitlines()
+    monkeypatch.setattr(terminal.Screen, "of", classmethod(lambda cls, stream: cls(columns, colour=True)))
+    return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", run("flame 8.msc --find up")).splitlines()]
+
+
+def test_colour_does_not_change_the_text(run, monkeypatch):
+    plain = run("flame 8.msc --find up").splitlines()
+    lines = coloured(run, monkeypatch, 80)
+    begin = next(i for i, line in enumerate(lines) if line.startswith("Colour is what most of it is:"))
+    legend = lines[begin : begin + len(lines) - len(plain)]
+    assert "Gradient" in " ".join(legend)
+    assert [*lines[:begin], *lines[begin + len(legend) :]] == plain
+
+
+def test_the_legend_of_colours_fits_the_screen(run, monkeypatch):
+    *lines, command = coloured(run, monkeypatch, 60)
+    assert max(map(len, lines)) <= 60 and command.startswith("Closer:  modscope flame ")
+    assert {"Parameter", "Gradient", "Temp", "Other"} <= set(" ".join(lines).split())

@@ -52,8 +52,8 @@ def fewest(case: Case, siblings: Siblings, *others: Lever, capacity: int | None 
 
 @lever(CHECKPOINT)
 def checkpoints(case: Case) -> list[Tried]:
-    """Of each group the fewest modules that make it fit, and all. A group in another one is listed if it needs less.
-    All groups together are listed where several do not lie in each other."""
+    """For each group, checkpoint the fewest modules that make it fit, and all. A group in another one is listed if it
+    needs less. All groups together are listed where several do not lie in each other."""
     rows: list[Tried] = []
     least: dict[str, int] = {}
     for siblings in case.groups:

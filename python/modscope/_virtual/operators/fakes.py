@@ -17,7 +17,7 @@ _selected = 0.5
 
 
 def set_selected(fraction: float) -> None:
-    """Of what an operator selects by values that are not known, take this fraction of the elements (0.5 by default)."""
+    """Where an operator selects by values that are not known, take this fraction of the elements (0.5 by default)."""
     global _selected
     if not 0 <= fraction <= 1:
         raise ValueError(f"the fraction of selected elements must be between 0 and 1, not {fraction}")
