@@ -1,7 +1,7 @@
 /* torch_snapshot.c - writes a capture as torch.cuda.memory._snapshot() would have returned it, pickled, for any device.
  * torch's memory_viz and its viewer read it.
  *
- * A capture has no addresses: segments.h makes some up, one segment for each block. The stack frames of a block are its
+ * A capture has no addresses: segments.c makes some up, one segment for each block. The stack frames of a block are its
  * category, its kind, the Python frames that made it, its owner, the owner's parents, the phase in which it was added,
  * and the device. A block that changes is shown as freed and allocated again. Each device has a trace of its own, so
  * the capture is walked through once for each. */

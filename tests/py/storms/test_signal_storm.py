@@ -1,17 +1,20 @@
 """A signal handler of the program raises at random moments while trackers and recordings are entered and left.
-The exception reaches the program, everything is left, and the next use works."""
+The exception reaches the program, everything is left, and the next use works. Threads do all of it at once."""
 
 import contextlib
+import os
 import signal
+import subprocess
+import sys
 import time
 
 import modscope
 import pytest
-from helpers import needs_interception
+from helpers import SUPPORT, needs_interception, python_path
 from memory_helpers import SOURCES, now
 from modscope import MemTracker, ModTracker
 from modscope._trackers import mem_tracker
-from storm_helpers import SEED, rounds, state_of_process
+from storm_helpers import SECONDS, SEED, rounds, state_of_process
 
 import torch
 
@@ -157,3 +160,23 @@ def test_handlers_are_the_programs_own_again(handler):
         assert signal.getsignal(signal.SIGALRM) is handler
     assert signal.getsignal(signal.SIGALRM) is handler
     assert flags == [line for line in open("/proc/self/status") if line.startswith("Sig")]
+
+
+# ---- threads ----
+
+
+HERE = os.path.dirname(__file__)
+
+
+def test_threads_that_train_enter_read_and_fork(tmp_path):
+    seconds = SECONDS or 5
+    # Freed memory is overwritten, so that using it is noticed.
+    environment = os.environ | {
+        "PYTHONPATH": python_path(HERE, SUPPORT),
+        "MALLOC_PERTURB_": "165",
+        "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
+    }
+    command = [sys.executable, os.path.join(HERE, "thread_storm.py"), str(seconds), str(SEED)]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=seconds + 600)
+    print(ran.stdout)
+    assert ran.returncode == 0, f"MODSCOPE_STORM_SEED={SEED}: {ran.returncode}\n{ran.stderr[-6000:]}"
