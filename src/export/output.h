@@ -4,7 +4,7 @@
  *     perfetto.c        a Perfetto trace            on perfetto_*.c, protobuf.c
  *     torch_snapshot.c  torch's memory snapshot     on torch_frames.c, pickle.c, segments.c
  *     event_rows.c      one row per event: CSV, JSON
- *     all of them       on walk.c, held_blocks.c, output.c */
+ *     all of them       on walk.c, output.c */
 #ifndef MS_EXPORT_OUTPUT_H
 #define MS_EXPORT_OUTPUT_H
 

@@ -6,7 +6,7 @@
 #include "base/map.h"
 #include "export/output.h"
 
-/* ---- walk.c: every event ---- */
+/* ---- every event ---- */
 
 /* Both return MS_OK, or an error, which ends the walk. */
 typedef struct ms__export_walk_handler {
@@ -21,7 +21,7 @@ typedef struct ms__export_walk_handler {
 int ms__export_walk(const ms_export_job *job, const ms__export_walk_handler *handler, void *self,
                     ms__export_output *output, double part, double share);
 
-/* ---- held_blocks.c: the blocks that are held meanwhile ---- */
+/* ---- the blocks that are held meanwhile ---- */
 typedef struct ms__export_block {
     uint64_t bytes, made_at, step;
     int64_t id; /* the number of its add event; below 0: the block is known from a key frame only */

@@ -106,7 +106,7 @@ void mst_claims_at_call_begin(void);
  */
 void mst_claims_seek(bool seek);
 
-/* ---- gradient_setters.c ---- */
+/* ---- gradient_claims.c ---- */
 
 /* Whether another thread may be in the middle of setting a tensor's `grad`: no gradient may be read then. */
 bool mst_other_thread_may_set_gradient(void);

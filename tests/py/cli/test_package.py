@@ -2,6 +2,7 @@
 commands, and pickles written by earlier versions load; captures are read where _native is missing."""
 
 import ast
+import importlib.util
 import pathlib
 import pickle
 import shutil
@@ -201,3 +202,37 @@ def test_every_command_that_reads_a_capture_works_without_the_tracker(tmp_path):
     assert read == f"read {modscope.load(RUN).optimizer_steps}"
     assert said.startswith("modscope only reads captures on ") and said.endswith("copy the captures here")
     assert ran.stderr == f"modscope: {said}\n"
+
+
+# ---- tools/check_layers.py finds imports that break the rooms ----
+
+
+@pytest.mark.parametrize(
+    "module, line, fault",
+    [
+        ("_read/text.py", "import modscope._show.terminal", "_read.text: _read must not import _show.terminal"),
+        (
+            "_read/text.py",
+            "def f():\n    from modscope._show import terminal",
+            "_read.text: _read must not import _show.terminal",
+        ),
+        ("_read/types.py", "def f():\n    import modscope._read.text", "imports in a cycle: "),
+        ("_job/job.py", "import torch", "_job.job: importing it imports torch"),
+    ],
+)
+def test_the_layer_check_finds_imports_that_break_the_rooms(tmp_path, module, line, fault):
+    files = {
+        "_read/text.py": "import modscope._read.types",
+        "_read/types.py": "",
+        "_show/terminal.py": "",
+        "_job/job.py": "",
+    }
+    for name, text in files.items():
+        file = tmp_path / "python" / "modscope" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n{line if name == module else ''}\n")
+    path = pathlib.Path(__file__).parents[3] / "tools" / "check_layers.py"
+    spec = importlib.util.spec_from_file_location("check_layers", path)
+    check_layers = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(check_layers)
+    assert any(found.startswith(fault) for found in check_layers.python_faults(tmp_path))

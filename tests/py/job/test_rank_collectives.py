@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, DRIVER, Browser
+from browser import opened
 from capture_helpers import Capture
 from modscope.__main__ import main
 from modscope._job.collectives import _ranges_of
@@ -184,11 +184,7 @@ def test_other_texts_are_no_ranks(text):
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    if not (CHROMIUM and DRIVER):
-        pytest.skip("there is no Chromium with its driver here (Debian: chromium chromium-driver)")
-    one = Browser(tmp_path_factory.mktemp("browser"))
-    yield one
-    one.close()
+    yield from opened(tmp_path_factory.mktemp("browser"))
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from helpers import INTERCEPTION
 from hypothesis import HealthCheck, Phase, settings
+from modscope import MemTracker
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import torch
@@ -56,6 +57,13 @@ def bytes_of(*held: Any) -> int:
 
 def parameter_bytes(*mods: nn.Module) -> int:
     return bytes_of([p for m in mods for p in m.parameters()])
+
+
+def tracker_of(source, *known):
+    """A MemTracker of this source that tracks these objects."""
+    mt = MemTracker(source)
+    mt.track_external(*known)
+    return mt
 
 
 def buffer_bytes(*mods: nn.Module) -> int:

@@ -34,7 +34,7 @@ def missing(file: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("file, program", programs())
+@pytest.mark.parametrize("file, program", list(programs()))
 def test_program(file: str, program: str) -> None:
     if reason := missing(file):
         pytest.skip(reason)

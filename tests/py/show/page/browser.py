@@ -14,8 +14,10 @@ import pathlib
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import pytest
 
 DRIVER = shutil.which("chromedriver")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -53,6 +55,15 @@ KEYS = {
     "ArrowRight": "\ue014",
     "ArrowDown": "\ue015",
 }
+
+
+def opened(folder: pathlib.Path) -> Iterator[Browser]:
+    """A browser for a fixture; where there is none, its tests are skipped."""
+    if not (CHROMIUM and DRIVER):
+        pytest.skip("there is no Chromium with its driver here (Debian: chromium chromium-driver)")
+    one = Browser(folder)
+    yield one
+    one.close()
 
 
 class BrowserError(Exception):

@@ -5,20 +5,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, DRIVER, Browser
+from browser import opened
 from page_helpers import Pages, Shown
 
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The one in which all pages are looked at."""
-    if not (CHROMIUM and DRIVER):
-        pytest.skip("there is no Chromium with its driver here (Debian: chromium chromium-driver)")
     if os.environ.get("MODSCOPE_INTERPOSE") == "0":
         pytest.skip("pages are looked at once, in the run without MODSCOPE_INTERPOSE=0")
-    one = Browser(tmp_path_factory.mktemp("browser"))
-    yield one
-    one.close()
+    yield from opened(tmp_path_factory.mktemp("browser"))
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, DRIVER, Browser
+from browser import opened
 from capture_helpers import Capture
 from modscope import load
 from modscope.__main__ import main
@@ -18,11 +18,7 @@ READY = "window.modscopeReady !== undefined || window.modscopeError !== undefine
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    if not (CHROMIUM and DRIVER):
-        pytest.skip("there is no Chromium with its driver here (Debian: chromium chromium-driver)")
-    one = Browser(tmp_path_factory.mktemp("browser"))
-    yield one
-    one.close()
+    yield from opened(tmp_path_factory.mktemp("browser"))
 
 
 ENDS: dict[int, dict[str, str] | None] = {1: None, 2: {"how": "exception", "error": "ValueError: no such batch"}}

@@ -16,19 +16,13 @@ from memory_helpers import (
     parameter_bytes,
     reading,
     state_bytes,
+    tracker_of,
     wrong_sums,
 )
 from modscope import MemTracker
 
 import torch
 from torch import nn
-
-
-def tracker_of(source, *known):
-    mt = MemTracker(source)
-    mt.track_external(*known)
-    return mt
-
 
 # ---- gradients ----
 

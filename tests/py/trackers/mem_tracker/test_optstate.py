@@ -14,19 +14,12 @@ from memory_helpers import (
     of_module,
     parameter_bytes,
     state_bytes,
+    tracker_of,
     wrong_sums,
 )
-from modscope import MemTracker
 
 import torch
 from torch import nn
-
-
-def tracker_of(source, *known):
-    mt = MemTracker(source)
-    mt.track_external(*known)
-    return mt
-
 
 OPTIMIZERS = {
     "Adam": lambda p: torch.optim.Adam(p),
