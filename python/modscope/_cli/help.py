@@ -82,6 +82,7 @@ In Python, modscope.load(FILE) gives the same figures.""",
 The result of a prediction on one GPU has these keys; bytes are ints.
   command                           predict
   gpu, title, memory, context       the GPU, its memory, what a context takes
+  device                            the one that the script used, such as cuda:0
   may_reserve                       what torch may reserve of it
   reserved_peak, allocated_peak     the most that was reserved, and allocated
   fits, to_spare                    whether it has enough; what is left, or null.

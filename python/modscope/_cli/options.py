@@ -270,6 +270,11 @@ def check_ranks(arguments: argparse.Namespace) -> None:
         arguments.error("--rank and --ranks-per-node are for scripts. A capture says itself which rank it is of")
     if not arguments.ranks:
         arguments.error("--rank and --ranks-per-node need --ranks, such as --ranks 64")
+    from modscope._virtual.ranks.options import MOST_PER_NODE
+
+    if (arguments.ranks_per_node or 1) > MOST_PER_NODE:
+        given = arguments.ranks_per_node
+        arguments.error(f"--ranks-per-node {given}: torch knows at most {MOST_PER_NODE} GPUs of a node")
     least = min(arguments.ranks)
     if arguments.rank is not None and arguments.rank >= least:
         arguments.error(f"--rank {arguments.rank}: of {least} ranks the last one is {least - 1}")

@@ -13,14 +13,20 @@ if TYPE_CHECKING:
 
 
 def install(
-    gpu: Gpu, version: str | None, unlimited: bool = False, table: str = "", also: Sequence[Gpu] = ()
+    gpu: Gpu,
+    version: str | None,
+    unlimited: bool = False,
+    table: str = "",
+    also: Sequence[Gpu] = (),
+    node: tuple[int, int] = (1, 0),
 ) -> VirtualDevice:
-    """RuntimeError, ValueError or OSError says in a sentence why it cannot be installed; torch is then as it was."""
+    """``node``: how many such GPUs there are, and the index of the one that the program should use. RuntimeError,
+    ValueError or OSError says in a sentence why it cannot be installed; torch is then as it was."""
     from modscope._torch import interception as _interception
     from modscope._virtual.device.device import VirtualDevice
     from modscope._virtual.time import table as tables
 
-    device = VirtualDevice(gpu, version, unlimited, tables.load(table) if table else None, also)
+    device = VirtualDevice(gpu, version, unlimited, tables.load(table) if table else None, also, *node)
     device.install()
     if why := _interception.why_no_blocks():
         device.remove()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from modscope._predict.result import Facts
 from modscope._virtual.gpus import Gpu, find_gpu
+from modscope._virtual.ranks.options import gpus_of_node
 
 if TYPE_CHECKING:
     from modscope._predict.options import PredictOptions
@@ -55,11 +56,17 @@ class Prediction:
         self._version = self.asked.torch or str(torch.__version__)
         others = [find_gpu(name) for name in self.asked.gpus if name != self.gpu.name]
         self._device = device.install(
-            self.gpu, self.asked.torch or None, bool(self.asked.part), self.asked.table, others
+            self.gpu, self.asked.torch or None, bool(self.asked.part), self.asked.table, others, self._node()
         )
         fakes.set_selected(self.asked.selected)
         self._substitutes = Substitutes(self._ranks([self.gpu, *others]), self._sharding())
         self._substitutes.install()
+
+    def _node(self) -> tuple[int, int]:
+        """How many GPUs the script sees, and the index of its own."""
+        if not self.asked.ranks:
+            return 1, 0
+        return gpus_of_node(self.asked.rank, self.asked.ranks, self.asked.ranks_per_node)
 
     def _ranks(self, gpus: list[Gpu]) -> Ranks | None:
         if not self.asked.ranks:
@@ -87,12 +94,10 @@ class Prediction:
         return {"communicator_bytes": str(ranks["communicator_bytes"])} if ranks else {}
 
     def info(self) -> dict[str, str]:
-        """What the capture says of itself. Its local rank is that of a real job, where the script sees 0
-        (_virtual/ranks/options.py)."""
+        """What the capture says of itself."""
         from modscope._predict import device
 
-        of_rank = {"local_rank": str(self.asked.rank % self.asked.ranks_per_node)} if self.asked.ranks > 1 else {}
-        return {**device.info(self.gpu, self._version), **of_rank}
+        return device.info(self.gpu, self._version)
 
     def recording_began(self) -> None:
         if self.asked.part:
@@ -136,7 +141,9 @@ class Prediction:
     def facts(self, steps: int, how: str, end: dict[str, str]) -> Facts:
         """What is known without the capture."""
         notes = self._substitutes.notes() if self._substitutes else []
+        device = self._device.used() if self._device else 0
         return {
+            "device": f"cuda:{device}",
             "steps": steps,
             "seconds": round(time.monotonic() - self._began, 3),
             "timed_out": self.asked.seconds if self.timed_out else None,
@@ -144,9 +151,9 @@ class Prediction:
             "error": end.get("error", ""),
             "status": end.get("status", ""),
             "torch": self._version,
-            "fraction": self._device.memory.fraction() if self._device else 1.0,
+            "fraction": self._device.memory.fraction(device) if self._device else 1.0,
             "bytes_without_rule": self._device.bytes_without_rule() if self._device else None,
-            "notes": notes,
+            "notes": [*notes, *(self._device.notes() if self._device else [])],
             "ranks": self._substitutes.ranks_facts() if self._substitutes else None,
             "step_ends": self._ends,
         }
@@ -155,7 +162,8 @@ class Prediction:
         """Of several processes, the one that asked most of the allocator counts."""
         from modscope import _native
 
-        log, path = _native.virtual_log_end(), os.path.join(self.asked.part, LOG)
+        device = int(facts["device"].rpartition(":")[2])
+        log, path = _native.virtual_log_end(device), os.path.join(self.asked.part, LOG)
         if os.path.exists(path) and os.path.getsize(path) >= len(log):
             return
         with open(path, "wb") as file:

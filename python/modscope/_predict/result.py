@@ -13,7 +13,6 @@ from modscope._virtual.gpus import Gpu
 if TYPE_CHECKING:
     from modscope._show.terminal import Screen
 
-DEVICE = "cuda:0"
 Result = dict[str, Any]
 """As --json writes it."""
 
@@ -44,6 +43,8 @@ class RanksFacts(TypedDict):
 class Facts(TypedDict, total=False):
     """What is known of a prediction without its capture. A process that predicts a part writes it to a file."""
 
+    device: str
+    """The virtual GPU that the figures are about."""
     steps: int
     seconds: float
     timed_out: float | None
@@ -76,13 +77,15 @@ class Predicted(NamedTuple):
 
 def result_of(gpu: Gpu, facts: Facts, capture: Capture | None, path: str) -> Result:
     """The result of a script that ran on this virtual GPU."""
-    peak = capture.peaks.get(DEVICE) if capture else None
-    reserved = capture.reserved.get(DEVICE, 0) if capture else 0
-    failed = _failure(capture) if capture else None
+    device = facts["device"]
+    peak = capture.peaks.get(device) if capture else None
+    reserved = capture.reserved.get(device, 0) if capture else 0
+    failed = _failure(capture, device) if capture else None
     fits = failed is None or _went_on(capture, facts)
     may_reserve = may_reserve_beside(gpu, facts)
     return {
         "gpu": gpu.name,
+        "device": device,
         "title": gpu.title,
         "memory": gpu.memory,
         "context": gpu.context,
@@ -96,7 +99,7 @@ def result_of(gpu: Gpu, facts: Facts, capture: Capture | None, path: str) -> Res
         "steps": facts["steps"],
         "peak": _moment(peak.step, peak.phase, peak.module) if peak else None,
         "reserved_at_peak": peak.reserved if peak else 0,
-        "reserved_moment": _reserved_moment(capture, reserved)
+        "reserved_moment": _reserved_moment(capture, device, reserved)
         if capture and peak and peak.reserved != reserved
         else None,
         "out_of_memory": failed,
@@ -138,10 +141,10 @@ def _moment(step: int, phase: str | None, module: str | None) -> Result:
     return {"step": step, "phase": phase or "idle", "module": module or "Global"}
 
 
-def _failure(capture: Capture | None) -> Result | None:
+def _failure(capture: Capture | None, device: str) -> Result | None:
     """The last allocation that failed on the virtual GPU."""
     failed = capture.last_oom if capture else None
-    if capture is None or failed is None or failed.device != DEVICE:
+    if capture is None or failed is None or failed.device != device:
         return None
     step = capture.snapshot("oom").step
     figures = {"requested": failed.bytes, "allocated": failed.allocated, "reserved": failed.reserved}
@@ -157,10 +160,10 @@ def _went_on(capture: Capture | None, facts: Facts) -> bool:
     return next(capture.events(kind, first=capture.last_oom.number + 1), None) is not None
 
 
-def _reserved_moment(capture: Capture, reserved: int) -> Result | None:
+def _reserved_moment(capture: Capture, device: str, reserved: int) -> Result | None:
     """When the most was first reserved."""
     for event in capture.events("reserved"):
-        if event.device == DEVICE and event.bytes == reserved:
+        if event.device == device and event.bytes == reserved:
             snapshot = capture.snapshot(event.number + 1)
             return _moment(snapshot.step, *snapshot.running)
     return None

@@ -21,7 +21,6 @@ from modscope._predict.in_script import FACTS, LOG
 from modscope._predict.options import PredictOptions, records_of
 from modscope._predict.process import for_part, start, wait
 from modscope._predict.result import (
-    DEVICE,
     Facts,
     Predicted,
     Result,
@@ -123,9 +122,10 @@ def _row(gpu: Gpu, capture: Capture, log: bytes, facts: Facts, needed: int) -> R
     if failed is not None:
         number, requested = failed
         figures = {"requested": requested, "allocated": allocated["current"], "reserved": reserved["current"]}
-        failure = {"count": 1, **figures, **_moment_of(capture, number)}
+        failure = {"count": 1, **figures, **_moment_of(capture, facts["device"], number)}
     return {
         "gpu": gpu.name,
+        "device": facts["device"],
         "title": gpu.title,
         "memory": gpu.memory,
         "context": gpu.context,
@@ -156,9 +156,9 @@ def _row(gpu: Gpu, capture: Capture, log: bytes, facts: Facts, needed: int) -> R
     }
 
 
-def _moment_of(capture: Capture, number: int) -> Result:
+def _moment_of(capture: Capture, device: str, number: int) -> Result:
     """What was running when the script allocated the block of this number."""
-    added = (event for event in capture.events("add") if event.device == DEVICE)
+    added = (event for event in capture.events("add") if event.device == device)
     event = next(itertools.islice(added, number, None), None)
     if event is None:  # events were lost
         return {"step": 0, "phase": "idle", "module": "Global"}

@@ -69,8 +69,7 @@ class Substitutes:
         elif self._ranks is not None:
             notes.append(
                 "The script made no process group, so it is the same on every rank: ranks matter after "
-                "init_process_group. "
-                "A rank has one GPU, cuda:0: if the script demands more of them, leave that check out."
+                "init_process_group."
             )
         elif self._groups:
             ranks = f" instead of {max(self._groups)}" if max(self._groups) > 1 else ""

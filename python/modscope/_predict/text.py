@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from modscope._predict.result import DEVICE, Result, failed_early, has_failed
+from modscope._predict.result import Result, failed_early, has_failed
 from modscope._read.text import clean, counted, describe_moment, rough_size, shorten_end, size
 from modscope._virtual.gpus import find_gpu
 
@@ -82,12 +82,12 @@ def _what(result: Result) -> str:
 def _peaks(result: Result) -> str:
     reserved, allocated = size(result["reserved_peak"]), size(result["allocated_peak"])
     if result["peak"] is None:
-        return f"{DEVICE} reserves nothing."
+        return f"{result['device']} reserves nothing."
     when = describe_moment(**result["peak"])
     if result["reserved_moment"] is None:
-        return f"{DEVICE} reserves {reserved} at most ({allocated} allocated), {when}."
+        return f"{result['device']} reserves {reserved} at most ({allocated} allocated), {when}."
     before = describe_moment(**result["reserved_moment"])
-    return f"{DEVICE} reserves {reserved} at most, {before}, and allocates {allocated} at most, {when}."
+    return f"{result['device']} reserves {reserved} at most, {before}, and allocates {allocated} at most, {when}."
 
 
 # ---- the second line: the GPU ----

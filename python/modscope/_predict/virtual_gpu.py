@@ -34,6 +34,8 @@ def _check_ranks(ranks: int | None, rank: int, per_node: int) -> tuple[int, int,
         return None
     if not 1 <= ranks <= ranks_option.MOST_RANKS or per_node < 1:
         raise ValueError(f"ranks={ranks}, ranks_per_node={per_node}: give 1 or more, such as ranks=64")
+    if per_node > ranks_option.MOST_PER_NODE:
+        raise ValueError(f"ranks_per_node={per_node}: torch knows at most {ranks_option.MOST_PER_NODE} GPUs of a node")
     if not 0 <= rank < ranks:
         raise ValueError(f"rank={rank}: of {ranks} ranks the first one is 0 and the last one {ranks - 1}")
     return ranks, rank, per_node
@@ -114,7 +116,8 @@ class virtual_gpu:
 
         file = None if self.path is None else capture_file.prepare(self.path, self._overwrite)
         try:
-            self._device = _predict_device.install(self.gpu, self._version)
+            node = ranks_option.gpus_of_node(self._ranks[1], self._ranks[0], self._ranks[2]) if self._ranks else (1, 0)
+            self._device = _predict_device.install(self.gpu, self._version, node=node)
             if self._ranks is not None:
                 self._enter_ranks(self._device, *self._ranks)
             self._substitutes.install()
@@ -165,7 +168,9 @@ class virtual_gpu:
     def _read(self, how: str, error: str) -> None:
         path = self.path if self.path is not None else f"/proc/self/fd/{self._fd}"
         capture = self._capture = load(path)
+        device = self._device.used() if self._device else 0
         facts: Facts = {
+            "device": f"cuda:{device}",
             "seconds": time.monotonic() - self._began,
             "steps": capture.optimizer_steps,
             "ended": how,
@@ -173,9 +178,9 @@ class virtual_gpu:
             "error": error,
             "status": "",
             "torch": capture.info.get("rules", ""),
-            "fraction": self._device.memory.fraction() if self._device else 1.0,
+            "fraction": self._device.memory.fraction(device) if self._device else 1.0,
             "bytes_without_rule": self._device.bytes_without_rule() if self._device else None,
-            "notes": self._substitutes.notes(),
+            "notes": [*self._substitutes.notes(), *(self._device.notes() if self._device else [])],
             "ranks": self._substitutes.ranks_facts(),
         }
         self._result = result_of(self.gpu, facts, capture, self.path or "")

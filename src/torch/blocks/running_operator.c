@@ -3,6 +3,7 @@
 #include "torch/api/api.h"
 #include "torch/blocks/blocks.h"
 #include "torch/process/process.h"
+#include "torch/virtual/virtual.h"
 
 #include <string.h>
 
@@ -48,8 +49,9 @@ struct kernel {
     PyObject_HEAD
     vectorcallfunc call;
     PyObject *function;
-    PyObject *check;  /* called with the same arguments first, where one of them is a tensor of the CPU; or NULL */
-    const char *name; /* NULL: the kernel is for any operator, which is its first argument */
+    PyObject *check;   /* called with the same arguments first, where one of them is a tensor of the CPU; or NULL */
+    const char *name;  /* NULL: the kernel is for any operator, which is its first argument */
+    bool is_composite; /* it is made of other operators, which have names of their own */
 };
 
 static bool interpreter_ends(void)
@@ -86,6 +88,30 @@ static bool any_on_cpu(PyObject *const *args, Py_ssize_t count)
     return found;
 }
 
+/* The index of the device that an argument says: a torch.device, a tensor of the virtual devices, or a list of such.
+ * -1: none. */
+static int device_in(PyObject *argument)
+{
+    struct mst_storage storage;
+    if (PyObject_TypeCheck(argument, mst.torch.tensor))
+        return mst_read_storage(mst_impl_of(argument), &storage) && storage.device_type == MST_CUDA
+                   ? storage.device_index
+                   : -1;
+    if (strcmp(Py_TYPE(argument)->tp_name, "torch.device") == 0) {
+        const int8_t *device = (const int8_t *)argument + sizeof(PyObject); /* c10::Device */
+        return device[0] == MST_CUDA ? device[1] : -1;
+    }
+    int found = -1;
+    bool is_list = PyList_CheckExact(argument) || PyTuple_CheckExact(argument);
+    for (Py_ssize_t i = 0; is_list && found < 0 && i < PySequence_Fast_GET_SIZE(argument); i++) {
+        PyObject *item = PySequence_Fast_GET_ITEM(argument, i);
+        if (!PyObject_TypeCheck(item, mst.torch.tensor) && item != Py_None)
+            break; /* a list of numbers */
+        found = device_in(item);
+    }
+    return found;
+}
+
 /* False with an error set if torch would refuse the arguments. The check may import and read files, which nobody can
  * while the interpreter ends. */
 static bool may_run(const struct kernel *kernel, PyObject *const *args, size_t count, PyObject *keywords)
@@ -106,6 +132,20 @@ static void keep_while_ending(PyObject *const *args, Py_ssize_t count, PyObject 
     Py_XINCREF(result);
 }
 
+/* The device on which an operator runs, as torch's own kernels choose it: that of `device=`, or else that of its first
+ * tensor. -1: the current one. */
+static int device_of_call(PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    int found = -1;
+    Py_ssize_t named = keywords ? PyTuple_GET_SIZE(keywords) : 0;
+    for (Py_ssize_t i = 0; i < named && found < 0; i++)
+        if (strcmp(Py_TYPE(args[count + i])->tp_name, "torch.device") == 0)
+            found = device_in(args[count + i]);
+    for (Py_ssize_t i = 0; i < count + named && found < 0; i++)
+        found = device_in(args[i]);
+    return found;
+}
+
 /* An operator that runs inside another one's kernel is a part of it, and not checked. */
 static PyObject *run_kernel(const struct kernel *kernel, PyObject *const *args, size_t count, PyObject *keywords)
 {
@@ -113,7 +153,8 @@ static PyObject *run_kernel(const struct kernel *kernel, PyObject *const *args, 
         return PyObject_Vectorcall(kernel->function, args, count, keywords);
     if (!may_run(kernel, args, count, keywords))
         return NULL;
-    mst_running_operator = kernel->name || !PyVectorcall_NARGS(count) ? kernel->name : mst_operator_name(args[0]);
+    if (!kernel->is_composite)
+        mst_running_operator = kernel->name || !PyVectorcall_NARGS(count) ? kernel->name : mst_operator_name(args[0]);
     PyObject *result = PyObject_Vectorcall(kernel->function, args, count, keywords);
     mst_running_operator = NULL;
     return result;
@@ -121,7 +162,10 @@ static PyObject *run_kernel(const struct kernel *kernel, PyObject *const *args, 
 
 static PyObject *call_kernel(PyObject *self, PyObject *const *args, size_t count, PyObject *keywords)
 {
+    int device = mst_virtual_count() > 1 ? device_of_call(args, PyVectorcall_NARGS(count), keywords) : -1;
+    int previous = mst_virtual_set_device(device);
     PyObject *result = run_kernel((const struct kernel *)self, args, count, keywords);
+    mst_virtual_set_device(previous);
     if (UNLIKELY(interpreter_ends()))
         keep_while_ending(args, number_of_arguments(count, keywords), result);
     return result;
@@ -156,7 +200,8 @@ static PyObject *operator_kernel(PyObject *self, PyObject *args)
 {
     (void)self;
     PyObject *function, *name = Py_None, *check = Py_None;
-    if (!PyArg_ParseTuple(args, "O|OO", &function, &name, &check))
+    int is_composite = false;
+    if (!PyArg_ParseTuple(args, "O|OOp", &function, &name, &check, &is_composite))
         return NULL;
     const char *text = name == Py_None ? NULL : intern_name(name);
     if (name != Py_None && !text)
@@ -168,6 +213,7 @@ static PyObject *operator_kernel(PyObject *self, PyObject *args)
     kernel->function = Py_NewRef(function);
     kernel->check = check == Py_None ? NULL : Py_NewRef(check);
     kernel->name = text;
+    kernel->is_composite = is_composite;
     PyObject_GC_Track(kernel);
     return (PyObject *)kernel;
 }
@@ -179,8 +225,9 @@ int mst_running_operator_init(void)
 
 PyMethodDef mst_running_operator_methods[] = {
     {"operator_kernel", operator_kernel, METH_VARARGS,
-     "operator_kernel(function, name=None, check=None): a kernel that calls the function. Blocks that it makes know\n"
-     "the operator's name; without one, the operator is the first argument. `check` is called with the same arguments\n"
-     "first, where one of them is a tensor of the CPU."},
+     "operator_kernel(function, name=None, check=None, is_composite=False): a kernel that calls the function, while\n"
+     "the device of the operator is the current one. Blocks that it makes know the operator's name; without one, the\n"
+     "operator is the first argument. A composite operator's blocks are those of the operators of which it is made.\n"
+     "`check` is called with the same arguments first, where one of them is a tensor of the CPU."},
     {NULL, NULL, 0, NULL},
 };

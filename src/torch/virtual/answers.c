@@ -37,8 +37,7 @@ static uint64_t answer_zero(void)
     return 0;
 }
 
-/* Of the guard. Read as what each of them returns, this is: the device type CUDA, the device cuda:0, its stream 0, one
- * device, true. */
+/* Of the guard. Read as what each of them returns, this is: the device type CUDA, true. */
 static struct mst_two_words answer_one(void)
 {
     return (struct mst_two_words){1, 0};
@@ -46,23 +45,62 @@ static struct mst_two_words answer_one(void)
 
 /* ---- answers of their own: c10::impl::DeviceGuardImplInterface ---- */
 
-/* c10::Stream is a device, in the lowest two bytes, and a number. */
-static struct mst_two_words stream_of(uint64_t number)
+/* c10::Device is a type and an index, of a byte each. */
+static uint64_t device_of(int index)
 {
-    return (struct mst_two_words){MST_CUDA, number};
+    return MST_CUDA | (uint64_t)index << 8;
 }
 
-static struct mst_two_words get_stream(void)
+/* The index of a device, which is that of the current one where it says none, or one that is not there. */
+static int index_of(uint64_t device)
 {
-    return stream_of(mst_virtual_stream());
+    int index = (int8_t)(device >> 8);
+    return index >= 0 && index < mst_virtual_count() ? index : mst_virtual_device();
+}
+
+static uint64_t get_device(void)
+{
+    return device_of(mst_virtual_device());
+}
+
+/* Of exchangeDevice, setDevice and uncheckedSetDevice, of which two return nothing. */
+static uint64_t exchange_device(const void *self, uint64_t device)
+{
+    (void)self;
+    return device_of(mst_virtual_set_device((int8_t)(device >> 8)));
+}
+
+static uint64_t count_devices(void)
+{
+    return (uint64_t)mst_virtual_count();
+}
+
+/* c10::Stream is a device, in the lowest two bytes, and a number. */
+static struct mst_two_words stream_of(int index, uint64_t number)
+{
+    return (struct mst_two_words){device_of(index), number};
+}
+
+static struct mst_two_words get_stream(const void *self, uint64_t device)
+{
+    (void)self;
+    int index = index_of(device);
+    return stream_of(index, mst_virtual_stream(index));
+}
+
+static struct mst_two_words get_default_stream(const void *self, uint64_t device)
+{
+    (void)self;
+    return stream_of(index_of(device), 0);
 }
 
 static struct mst_two_words exchange_stream(const void *self, struct mst_two_words stream)
 {
     (void)self;
-    uint64_t previous = mst_virtual_stream();
-    mst_virtual_set_stream(stream.second);
-    return stream_of(previous);
+    int index = index_of(stream.first);
+    uint64_t previous = mst_virtual_stream(index);
+    mst_virtual_set_stream(index, stream.second);
+    return stream_of(index, previous);
 }
 
 /* torch has 32 streams of each priority, and gives them in turn. */
@@ -76,8 +114,13 @@ static uint64_t new_stream(int priority)
 
 static struct mst_two_words get_new_stream(const void *self, uint64_t device, int priority)
 {
-    (void)self, (void)device;
-    return stream_of(new_stream(priority));
+    (void)self;
+    return stream_of(index_of(device), new_stream(priority));
+}
+
+static struct mst_two_words get_stream_from_pool(const void *self, uint64_t device, bool is_high_priority)
+{
+    return get_new_stream(self, device, is_high_priority ? -1 : 0);
 }
 
 static double elapsed_time(void)
@@ -91,12 +134,14 @@ static int generator_device; /* where a generator keeps its device; 0 if that is
 
 /* at::Generator is a pointer. A generator of the CPU does for a device on which no numbers are made, but it has to say
  * that it is of that device. */
-static void **get_new_generator(void **result)
+static void **get_new_generator(void **result, const void *self, int8_t device)
 {
+    (void)self;
     *result = NULL;
     create_cpu_generator(result, 0);
+    int index = device >= 0 ? device : mst_virtual_device();
     if (*result && generator_device)
-        memcpy((char *)*result + generator_device, &(int8_t[2]){MST_CUDA, 0}, 2);
+        memcpy((char *)*result + generator_device, &(int8_t[2]){MST_CUDA, (int8_t)index}, 2);
     return result;
 }
 
@@ -157,7 +202,14 @@ static const struct named_answer {
     ms_function *table;
     ms_function function;
 } named_answers[] = {
+    {"getDevice", guard_table, (ms_function)get_device},
+    {"exchangeDevice", guard_table, (ms_function)exchange_device},
+    {"setDevice", guard_table, (ms_function)exchange_device},
+    {"uncheckedSetDevice", guard_table, (ms_function)exchange_device},
+    {"deviceCount", guard_table, (ms_function)count_devices},
     {"getStream", guard_table, (ms_function)get_stream},
+    {"getDefaultStream", guard_table, (ms_function)get_default_stream},
+    {"getStreamFromGlobalPool", guard_table, (ms_function)get_stream_from_pool},
     {"exchangeStream", guard_table, (ms_function)exchange_stream},
     {"getNewStream", guard_table, (ms_function)get_new_stream},
     {"isStreamCapturing", guard_table, (ms_function)answer_zero},
@@ -193,7 +245,7 @@ static struct mst_two_words probe_hooks(int slot, uint64_t first, uint64_t secon
 {
     record_call(true, slot, second, third);
     if (first != (uint64_t)(uintptr_t)&hooks_object && second == (uint64_t)(uintptr_t)&hooks_object)
-        return (struct mst_two_words){(uint64_t)(uintptr_t)get_new_generator((void **)(uintptr_t)first), 0};
+        return (struct mst_two_words){(uint64_t)(uintptr_t)get_new_generator((void **)(uintptr_t)first, NULL, -1), 0};
     return (struct mst_two_words){(uint64_t)(uintptr_t)&pinned_object, 0};
 }
 
@@ -286,10 +338,35 @@ static PyObject *virtual_answer(PyObject *self, PyObject *slots)
     Py_RETURN_NONE;
 }
 
-static PyObject *virtual_stream(PyObject *self, PyObject *unused)
+/* The index of a virtual device; -1 with an error set. */
+static int parse_device(PyObject *index)
+{
+    long device = PyLong_AsLong(index);
+    if (device >= 0 && device < mst_virtual_count())
+        return (int)device;
+    if (!PyErr_Occurred())
+        PyErr_Format(PyExc_ValueError, "there is no virtual GPU %ld", device);
+    return -1;
+}
+
+static PyObject *virtual_device(PyObject *self, PyObject *unused)
 {
     (void)self, (void)unused;
-    return PyLong_FromUnsignedLongLong(mst_virtual_stream());
+    return PyLong_FromLong(mst_virtual_device());
+}
+
+static PyObject *virtual_set_device(PyObject *self, PyObject *index)
+{
+    (void)self;
+    int device = parse_device(index);
+    return device < 0 ? NULL : PyLong_FromLong(mst_virtual_set_device(device));
+}
+
+static PyObject *virtual_stream(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    int device = count ? parse_device(args[0]) : mst_virtual_device();
+    return device < 0 ? NULL : PyLong_FromUnsignedLongLong(mst_virtual_stream(device));
 }
 
 static PyObject *virtual_new_stream(PyObject *self, PyObject *priority)
@@ -299,13 +376,16 @@ static PyObject *virtual_new_stream(PyObject *self, PyObject *priority)
     return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLongLong(new_stream((int)number));
 }
 
-static PyObject *virtual_set_stream(PyObject *self, PyObject *number)
+static PyObject *virtual_set_stream(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     (void)self;
-    uint64_t stream = PyLong_AsUnsignedLongLongMask(number);
+    if (count < 1)
+        return PyErr_Format(PyExc_TypeError, "virtual_set_stream takes the number of a stream, and a device");
+    int device = count > 1 ? parse_device(args[1]) : mst_virtual_device();
+    uint64_t stream = device < 0 ? 0 : PyLong_AsUnsignedLongLongMask(args[0]);
     if (PyErr_Occurred())
         return NULL;
-    mst_virtual_set_stream(stream);
+    mst_virtual_set_stream(device, stream);
     Py_RETURN_NONE;
 }
 
@@ -314,7 +394,11 @@ PyMethodDef mst_virtual_answers_methods[] = {
     {"virtual_probed", virtual_probed, METH_NOARGS, "The calls: (of the hooks, entry, two arguments)."},
     {"virtual_answer", virtual_answer, METH_O, "End recording, and answer in these functions."},
     {"virtual_new_stream", virtual_new_stream, METH_O, "The number of a new stream with this priority."},
-    {"virtual_stream", virtual_stream, METH_NOARGS, "The number of this thread's current stream."},
-    {"virtual_set_stream", virtual_set_stream, METH_O, "Set this thread's current stream."},
+    {"virtual_device", virtual_device, METH_NOARGS, "The index of this thread's current device."},
+    {"virtual_set_device", virtual_set_device, METH_O, "Set this thread's current device; returns the previous one."},
+    {"virtual_stream", (PyCFunction)(void (*)(void))virtual_stream, METH_FASTCALL,
+     "The number of this thread's current stream, of its current device or of another one."},
+    {"virtual_set_stream", (PyCFunction)(void (*)(void))virtual_set_stream, METH_FASTCALL,
+     "Set this thread's current stream, of its current device or of another one."},
     {NULL, NULL, 0, NULL},
 };

@@ -125,17 +125,25 @@ static const char *install_points(void)
 }
 
 /* ---- from Python ---- */
+static ms_allocator_settings opened_with; /* of the installed devices */
+static int opened_count;
+
 static bool parse_settings(PyObject *args, PyObject *named, ms_allocator_settings *settings)
 {
-    static char *names[] = {"version", "conf", "capacity", "total_memory", "has_cuda", NULL};
+    static char *names[] = {"version", "conf", "capacity", "total_memory", "has_cuda", "count", NULL};
     const char *version, *conf;
     unsigned long long capacity, total_memory;
     int built_with_cuda = false;
+    opened_count = 1;
     char error[200];
-    if (!PyArg_ParseTupleAndKeywords(args, named, "szKK|p", names, &version, &conf, &capacity, &total_memory,
-                                     &built_with_cuda))
+    if (!PyArg_ParseTupleAndKeywords(args, named, "szKK|pi", names, &version, &conf, &capacity, &total_memory,
+                                     &built_with_cuda, &opened_count))
         return false;
     has_cuda = built_with_cuda;
+    if (opened_count < 1 || opened_count > MST_MOST_VIRTUAL) {
+        PyErr_Format(PyExc_ValueError, "there can be 1 to %d virtual GPUs, not %d", MST_MOST_VIRTUAL, opened_count);
+        return false;
+    }
     if (ms_allocator_settings_default(settings, version) != MS_OK) {
         PyErr_Format(PyExc_ValueError, "'%s' is not a version of torch that is known: give 2.0 or newer, such as 2.11",
                      version);
@@ -150,8 +158,6 @@ static bool parse_settings(PyObject *args, PyObject *named, ms_allocator_setting
     return true;
 }
 
-static ms_allocator_settings opened_with; /* of the installed device */
-
 static PyObject *virtual_install(PyObject *self, PyObject *args, PyObject *named)
 {
     (void)self;
@@ -165,7 +171,7 @@ static PyObject *virtual_install(PyObject *self, PyObject *args, PyObject *named
     const char *missing = find_points();
     if (missing)
         return PyErr_Format(PyExc_RuntimeError, "this torch does not let a virtual GPU be installed: %s", missing);
-    if (mst_virtual_open(&opened_with) != MS_OK)
+    if (mst_virtual_open(&opened_with, opened_count) != MS_OK)
         return PyErr_NoMemory();
     missing = install_points();
     if (missing) {
@@ -179,7 +185,7 @@ static PyObject *virtual_install(PyObject *self, PyObject *args, PyObject *named
 static PyObject *virtual_restart(PyObject *self, PyObject *unused)
 {
     (void)self, (void)unused;
-    return mst_virtual_open(&opened_with) == MS_OK ? Py_NewRef(Py_None) : PyErr_NoMemory();
+    return mst_virtual_open(&opened_with, opened_count) == MS_OK ? Py_NewRef(Py_None) : PyErr_NoMemory();
 }
 
 static PyObject *virtual_remove(PyObject *self, PyObject *unused)
@@ -188,8 +194,10 @@ static PyObject *virtual_remove(PyObject *self, PyObject *unused)
     if (!mst_virtual_is_open())
         Py_RETURN_NONE;
     restore_points();
+    for (int i = 0; i < mst_virtual_count(); i++)
+        mst_virtual_set_stream(i, 0);
+    mst_virtual_set_device(0);
     mst_virtual_close();
-    mst_virtual_set_stream(0);
     Py_RETURN_NONE;
 }
 
@@ -208,7 +216,7 @@ static PyObject *virtual_initialize_real(PyObject *self, PyObject *slot)
 /* torch starts a thread of backward for each device when the first backward of a process runs. If that was before the
  * device was installed, it has none. torch has no threads for other devices here: it would wait for ever to have as
  * many as there are devices. */
-static PyObject *virtual_start_backward_thread(PyObject *self, PyObject *unused)
+static PyObject *virtual_start_backward_threads(PyObject *self, PyObject *unused)
 {
     (void)self, (void)unused;
     void *(*engine)(void) = (void *(*)(void))ms_elf_symbol_find("libtorch_cpu", GET_ENGINE);
@@ -223,12 +231,12 @@ static PyObject *virtual_start_backward_thread(PyObject *self, PyObject *unused)
 
 PyMethodDef mst_virtual_device_methods[] = {
     {"virtual_install", (PyCFunction)(void (*)(void))virtual_install, METH_VARARGS | METH_KEYWORDS,
-     "Install a virtual CUDA device with this much memory, and the allocator of this version of torch."},
+     "Install virtual CUDA devices with this much memory each, and the allocator of this version of torch."},
     {"virtual_restart", virtual_restart, METH_NOARGS, "Begin with an empty allocator and no statistics."},
     {"virtual_remove", virtual_remove, METH_NOARGS, "Remove the virtual device. Its tensors stay, and can still die."},
     {"virtual_initialize_real", virtual_initialize_real, METH_O,
      "Call the function of torch's own hooks that initializes CUDA, by its entry. There must be a GPU."},
-    {"virtual_start_backward_thread", virtual_start_backward_thread, METH_NOARGS,
+    {"virtual_start_backward_threads", virtual_start_backward_threads, METH_NOARGS,
      "Let torch run backward on the device, where it has no thread for that: an earlier backward found no device. "
      "False "
      "if this torch has no such function."},

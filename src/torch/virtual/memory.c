@@ -1,5 +1,4 @@
-/* memory.c - the memory of the virtual device: blocks of the allocator's model, and torch's allocator object.
- */
+/* memory.c - the memory of the virtual devices: blocks of the allocator's model, and torch's allocator object. */
 #include "torch/blocks/blocks.h"
 #include "torch/virtual/virtual.h"
 
@@ -10,6 +9,7 @@
 struct model {
     ms_allocator *allocator;
     uint64_t blocks; /* how many are not given back */
+    int device;      /* its index */
     bool ended;      /* the device is gone */
 };
 
@@ -20,42 +20,69 @@ struct mst_virtual_block {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards every model, and `current` */
-static struct model *current;                            /* of the installed device, or NULL */
+static struct model *current[MST_MOST_VIRTUAL];          /* of the installed devices */
+static _Atomic int device_count;
 static _Thread_local struct mst_virtual_block *handed_over;
-static _Thread_local uint64_t current_stream;
+static _Thread_local int current_device;
+static _Thread_local uint64_t current_streams[MST_MOST_VIRTUAL];
 
-uint64_t mst_virtual_stream(void)
+int mst_virtual_count(void)
 {
-    return current_stream;
+    return device_count;
 }
 
-void mst_virtual_set_stream(uint64_t stream)
+int mst_virtual_device(void)
 {
-    current_stream = stream;
+    return current_device < device_count ? current_device : 0;
+}
+
+int mst_virtual_set_device(int index)
+{
+    int previous = mst_virtual_device();
+    if (index >= 0 && index < device_count)
+        current_device = index;
+    return previous;
+}
+
+uint64_t mst_virtual_stream(int device)
+{
+    return current_streams[device];
+}
+
+void mst_virtual_set_stream(int device, uint64_t stream)
+{
+    current_streams[device] = stream;
 }
 
 /* ---- blocks ---- */
+
+/* Each model gives the same addresses; as on real GPUs, two devices have none in common. */
+static uint64_t address_of(const struct mst_virtual_block *block)
+{
+    enum { DEVICE_SHIFT = 52 }; /* a model uses fewer bits */
+    return ms_allocation_address(block->allocation) + ((uint64_t)block->model->device << DEVICE_SHIFT);
+}
 
 /* The caller holds the lock. The ledger gets each block as from a real allocator. */
 static void report_block(const struct mst_virtual_block *block, bool added)
 {
     const ms_allocator_stats *stats = ms_allocator_read(block->model->allocator);
     int64_t bytes = (int64_t)ms_allocation_bytes(block->allocation);
-    mst_blocks_report(ms_allocation_address(block->allocation), added ? bytes : -bytes,
-                      (uint64_t)stats->reserved_bytes[MS_BOTH_POOLS].now, MST_CUDA, 0);
+    mst_blocks_report(address_of(block), added ? bytes : -bytes, (uint64_t)stats->reserved_bytes[MS_BOTH_POOLS].now,
+                      MST_CUDA, (int8_t)block->model->device);
 }
 
 static void report_added(const struct mst_virtual_block *block, uint64_t requested, uint64_t stream)
 {
     report_block(block, true);
-    mst_blocks_report_request(ms_allocation_address(block->allocation), requested, stream);
+    mst_blocks_report_request(address_of(block), requested, stream);
 }
 
-static void report_failure(const ms_allocator *allocator, uint64_t bytes)
+static void report_failure(const struct model *model, uint64_t bytes)
 {
-    const ms_allocator_stats *stats = ms_allocator_read(allocator);
+    const ms_allocator_stats *stats = ms_allocator_read(model->allocator);
     mst_blocks_report_failure(bytes, (uint64_t)stats->allocated_bytes[MS_BOTH_POOLS].now,
-                              (uint64_t)stats->reserved_bytes[MS_BOTH_POOLS].now, MST_CUDA, 0);
+                              (uint64_t)stats->reserved_bytes[MS_BOTH_POOLS].now, MST_CUDA, (int8_t)model->device);
 }
 
 int mst_virtual_take(uint64_t bytes, struct mst_virtual_block **taken)
@@ -64,17 +91,19 @@ int mst_virtual_take(uint64_t bytes, struct mst_virtual_block **taken)
     if (!block)
         return MS_ENOMEM;
     pthread_mutex_lock(&lock);
-    struct model *model = current;
+    int device = mst_virtual_device();
+    struct model *model = current[device];
+    uint64_t stream = current_streams[device];
     *block = (struct mst_virtual_block){.model = model};
-    int error = model ? ms_allocator_malloc(model->allocator, bytes, current_stream, &block->allocation) : MS_EINVAL;
+    int error = model ? ms_allocator_malloc(model->allocator, bytes, stream, &block->allocation) : MS_EINVAL;
     if (!error) {
         model->blocks++;
         if (block->allocation) {
-            block->logged = mst_virtual_log_malloc(bytes, current_stream);
-            report_added(block, bytes, current_stream);
+            block->logged = mst_virtual_log_malloc(device, bytes, stream);
+            report_added(block, bytes, stream);
         }
     } else if (error == MS_EDEVICE) {
-        report_failure(model->allocator, bytes);
+        report_failure(model, bytes);
     }
     pthread_mutex_unlock(&lock);
     if (error)
@@ -99,7 +128,7 @@ void mst_virtual_give(struct mst_virtual_block *block)
     struct model *model = block->model;
     if (block->allocation) {
         if (!model->ended) {
-            mst_virtual_log_free(block->logged);
+            mst_virtual_log_free(model->device, block->logged);
             report_block(block, false);
         }
         ms_allocator_free(model->allocator, block->allocation);
@@ -112,7 +141,7 @@ void mst_virtual_give(struct mst_virtual_block *block)
 
 uint64_t mst_virtual_address(const struct mst_virtual_block *block)
 {
-    return block->allocation ? ms_allocation_address(block->allocation) : 0;
+    return block->allocation ? address_of(block) : 0;
 }
 
 void mst_virtual_hand_over(struct mst_virtual_block *block)
@@ -121,44 +150,57 @@ void mst_virtual_hand_over(struct mst_virtual_block *block)
 }
 
 /* ---- the model ---- */
-int mst_virtual_open(const ms_allocator_settings *settings)
+static struct model *open_model(const ms_allocator_settings *settings, int device)
 {
     struct model *model = calloc(1, sizeof *model);
-    if (model)
-        model->allocator = ms_allocator_open(settings, NULL);
-    if (!model || !model->allocator) {
-        free(model);
-        return MS_ENOMEM;
-    }
+    if (!model)
+        return NULL;
+    *model = (struct model){.allocator = ms_allocator_open(settings, NULL), .device = device};
+    if (model->allocator)
+        return model;
+    free(model);
+    return NULL;
+}
+
+int mst_virtual_open(const ms_allocator_settings *settings, int count)
+{
     mst_virtual_close();
     pthread_mutex_lock(&lock);
-    current = model;
+    bool failed = false;
+    for (int i = 0; i < count && !failed; i++)
+        failed = !(current[i] = open_model(settings, i));
+    device_count = count;
     pthread_mutex_unlock(&lock);
-    return MS_OK;
+    if (failed)
+        mst_virtual_close();
+    return failed ? MS_ENOMEM : MS_OK;
 }
 
 void mst_virtual_close(void)
 {
     pthread_mutex_lock(&lock);
-    struct model *model = current;
-    current = NULL;
-    if (model) {
-        model->ended = true;
-        close_if_unused(model);
+    for (int i = 0; i < MST_MOST_VIRTUAL; i++) {
+        struct model *model = current[i];
+        current[i] = NULL;
+        if (model) {
+            model->ended = true;
+            close_if_unused(model);
+        }
     }
+    device_count = 0;
     pthread_mutex_unlock(&lock);
 }
 
 bool mst_virtual_is_open(void)
 {
-    return current;
+    return device_count;
 }
 
-ms_allocator *mst_virtual_borrow(void)
+ms_allocator *mst_virtual_borrow(int device)
 {
     pthread_mutex_lock(&lock);
-    if (current)
-        return current->allocator;
+    if (device >= 0 && device < MST_MOST_VIRTUAL && current[device])
+        return current[device]->allocator;
     pthread_mutex_unlock(&lock);
     return NULL;
 }
@@ -211,6 +253,7 @@ static mst_data_ptr *allocate(mst_data_ptr *result, void *self, size_t bytes)
         .deleter = block ? give_storage : NULL,
         .context = block,
         .device_type = MST_CUDA,
+        .device_index = (int8_t)(block ? block->model->device : mst_virtual_device()),
     };
     return result;
 }

@@ -60,16 +60,23 @@ static bool add_value(PyObject *stats, const char *name, PyObject *value)
     return failed;
 }
 
-static PyObject *virtual_stats(PyObject *self, PyObject *unused)
+/* The model of the device with this index, or NULL: with an error set if it is no index. */
+static ms_allocator *borrow(PyObject *index)
 {
-    (void)self, (void)unused;
+    long device = PyLong_AsLong(index);
+    return PyErr_Occurred() ? NULL : mst_virtual_borrow((int)device);
+}
+
+static PyObject *virtual_stats(PyObject *self, PyObject *device)
+{
+    (void)self;
     ms_allocator_stats copy = {0};
-    ms_allocator *allocator = mst_virtual_borrow();
+    ms_allocator *allocator = borrow(device);
     if (allocator) {
         copy = *ms_allocator_read(allocator);
         mst_virtual_return();
     }
-    PyObject *stats = PyDict_New();
+    PyObject *stats = PyErr_Occurred() ? NULL : PyDict_New();
     bool failed = !stats;
 #define X(name, member) failed = failed || add_value(stats, name, stat_by_pool(copy.member));
     MS_STATS_BY_POOL(X)
@@ -98,11 +105,11 @@ static void append_block(void *context, const ms_block_info *block)
                                  block->is_small ? Py_True : Py_False, block->is_expandable ? Py_True : Py_False));
 }
 
-static PyObject *virtual_blocks(PyObject *self, PyObject *unused)
+static PyObject *virtual_blocks(PyObject *self, PyObject *device)
 {
-    (void)self, (void)unused;
+    (void)self;
     PyObject *blocks = PyList_New(0);
-    ms_allocator *allocator = blocks ? mst_virtual_borrow() : NULL;
+    ms_allocator *allocator = blocks ? borrow(device) : NULL;
     if (allocator) {
         ms_allocator_each_block(allocator, append_block, blocks);
         mst_virtual_return();
@@ -116,20 +123,24 @@ static PyObject *virtual_empty_cache(PyObject *self, PyObject *unused)
 {
     (void)self, (void)unused;
     int error = MS_OK;
-    ms_allocator *allocator = mst_virtual_borrow();
-    if (allocator) {
+    for (int i = 0; i < mst_virtual_count() && !error; i++) {
+        ms_allocator *allocator = mst_virtual_borrow(i);
+        if (!allocator)
+            break;
         error = ms_allocator_empty_cache(allocator);
-        mst_virtual_log_empty_cache();
+        mst_virtual_log_empty_cache(i);
         mst_virtual_return();
     }
     return error ? PyErr_NoMemory() : Py_NewRef(Py_None);
 }
 
-static PyObject *virtual_reset(PyObject *self, PyObject *what)
+static PyObject *virtual_reset(PyObject *self, PyObject *args)
 {
     (void)self;
-    int peaks = PyObject_IsTrue(what);
-    ms_allocator *allocator = peaks >= 0 ? mst_virtual_borrow() : NULL;
+    int device, peaks;
+    if (!PyArg_ParseTuple(args, "ip", &device, &peaks))
+        return NULL;
+    ms_allocator *allocator = mst_virtual_borrow(device);
     if (allocator) {
         if (peaks)
             ms_allocator_reset_peaks(allocator);
@@ -137,16 +148,17 @@ static PyObject *virtual_reset(PyObject *self, PyObject *what)
             ms_allocator_reset_accumulated(allocator);
         mst_virtual_return();
     }
-    return peaks < 0 ? NULL : Py_NewRef(Py_None);
+    Py_RETURN_NONE;
 }
 
-static PyObject *virtual_set_fraction(PyObject *self, PyObject *fraction)
+static PyObject *virtual_set_fraction(PyObject *self, PyObject *args)
 {
     (void)self;
-    double value = PyFloat_AsDouble(fraction);
-    if (PyErr_Occurred())
+    int device;
+    double value;
+    if (!PyArg_ParseTuple(args, "id", &device, &value))
         return NULL;
-    ms_allocator *allocator = mst_virtual_borrow();
+    ms_allocator *allocator = mst_virtual_borrow(device);
     if (allocator) {
         ms_allocator_set_fraction(allocator, value);
         mst_virtual_return();
@@ -154,13 +166,14 @@ static PyObject *virtual_set_fraction(PyObject *self, PyObject *fraction)
     Py_RETURN_NONE;
 }
 
-static PyObject *virtual_set_capacity(PyObject *self, PyObject *bytes)
+static PyObject *virtual_set_capacity(PyObject *self, PyObject *args)
 {
     (void)self;
-    unsigned long long value = PyLong_AsUnsignedLongLong(bytes);
-    if (PyErr_Occurred())
+    int device;
+    unsigned long long value;
+    if (!PyArg_ParseTuple(args, "iK", &device, &value))
         return NULL;
-    ms_allocator *allocator = mst_virtual_borrow();
+    ms_allocator *allocator = mst_virtual_borrow(device);
     if (allocator) {
         ms_allocator_set_capacity(allocator, value);
         mst_virtual_return();
@@ -176,8 +189,10 @@ static PyObject *virtual_apply_settings(PyObject *self, PyObject *text)
     if (!settings)
         return NULL;
     int result = MS_OK;
-    ms_allocator *allocator = mst_virtual_borrow();
-    if (allocator) {
+    for (int i = 0; i < mst_virtual_count() && !result; i++) {
+        ms_allocator *allocator = mst_virtual_borrow(i);
+        if (!allocator)
+            break;
         result = ms_allocator_apply(allocator, settings, error, sizeof error);
         mst_virtual_return();
     }
@@ -186,20 +201,20 @@ static PyObject *virtual_apply_settings(PyObject *self, PyObject *text)
 }
 
 PyMethodDef mst_virtual_stats_methods[] = {
-    {"virtual_take", virtual_take, METH_O, "Take memory: a handle, or None if the device is full."},
+    {"virtual_take", virtual_take, METH_O, "Take memory of the current device: a handle, or None if it is full."},
     {"virtual_give", virtual_give, METH_O, "Give back memory, by its handle."},
     {"virtual_address", virtual_address, METH_O, "The address of memory, by its handle."},
-    {"virtual_stats", virtual_stats, METH_NOARGS,
-     "The allocator's statistics, by torch's names: numbers, or (current, peak, allocated, freed) of all, of the small "
-     "and "
-     "of the large pool."},
-    {"virtual_blocks", virtual_blocks, METH_NOARGS,
-     "The blocks: (segment's address and bytes, address, bytes, requested bytes, stream, state, is of the small pool, "
+    {"virtual_stats", virtual_stats, METH_O,
+     "The statistics of a device's allocator, by torch's names: numbers, or (current, peak, allocated, freed) of all, "
+     "of the small and of the large pool."},
+    {"virtual_blocks", virtual_blocks, METH_O,
+     "A device's blocks: (segment's address and bytes, address, bytes, requested bytes, stream, state, is of the small pool, "
      "is of an expandable segment)."},
-    {"virtual_empty_cache", virtual_empty_cache, METH_NOARGS, "Give free segments back to the virtual device."},
-    {"virtual_reset", virtual_reset, METH_O, "Reset the peaks (True) or the accumulated statistics (False)."},
-    {"virtual_set_fraction", virtual_set_fraction, METH_O, "Set which part of the memory may be reserved."},
-    {"virtual_set_capacity", virtual_set_capacity, METH_O, "Set how many bytes the device can give."},
+    {"virtual_empty_cache", virtual_empty_cache, METH_NOARGS, "Give free segments back to the virtual devices."},
+    {"virtual_reset", virtual_reset, METH_VARARGS,
+     "Reset a device's peaks (True) or its accumulated statistics (False)."},
+    {"virtual_set_fraction", virtual_set_fraction, METH_VARARGS, "Set which part of a device's memory may be reserved."},
+    {"virtual_set_capacity", virtual_set_capacity, METH_VARARGS, "Set how many bytes a device can give."},
     {"virtual_apply_settings", virtual_apply_settings, METH_O, "Apply the text of PYTORCH_CUDA_ALLOC_CONF."},
     {NULL, NULL, 0, NULL},
 };

@@ -152,8 +152,9 @@ static PyObject *virtual_alias(PyObject *self, PyObject *const *args, Py_ssize_t
     return wrap_tensor(tensor);
 }
 
-/* A new memory of this size for a storage, given by its address. torch's function copies what the storage has, where it
- * has something: it gets none first. False if the device is full; the storage is then as it was. */
+/* A new memory of this size for a storage, given by its address, on the same device. torch's function copies what the
+ * storage has, where it has something: it gets none first, and is then of the CPU. False if the device is full; the
+ * storage is then as it was. */
 static PyObject *virtual_resize(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     (void)self;
@@ -164,7 +165,10 @@ static PyObject *virtual_resize(PyObject *self, PyObject *const *args, Py_ssize_
     struct mst_virtual_block *block = NULL;
     if (PyErr_Occurred())
         return NULL;
+    int8_t *device = (int8_t *)storage + mst.layout.device, index = device[1]; /* c10::Device */
+    int previous = mst_virtual_set_device(index);
     int error = bytes ? mst_virtual_take(bytes, &block) : MS_OK;
+    mst_virtual_set_device(previous);
     if (error == MS_EDEVICE)
         Py_RETURN_FALSE;
     if (error)
@@ -173,6 +177,9 @@ static PyObject *virtual_resize(PyObject *self, PyObject *const *args, Py_ssize_
     if (bytes) {
         mst_virtual_hand_over(block);
         resize_storage(storage, bytes);
+    } else {
+        device[0] = MST_CUDA;
+        device[1] = index;
     }
     Py_RETURN_TRUE;
 }

@@ -1,8 +1,9 @@
 /* virtual.h - a virtual CUDA device. Its tensors have shapes, strides, types and addresses, but no memory is behind
- * them, and no operator reads or writes it.
+ * them, and no operator reads or writes it. There may be several such devices, cuda:0, cuda:1, ...: each has memory of
+ * its own, and each thread has a current one, whose streams are its own.
  *
  *     torch's C++ code asks                             and is answered by
- *     c10::impl::device_guard_impl_registry[CUDA]       a guard for which everything is cuda:0
+ *     c10::impl::device_guard_impl_registry[CUDA]       a guard that knows the devices and streams
  *     at::accelerator::getAccelerator, by ELF slots     CUDA
  *     at::detail::getCUDAHooks, by ELF slots            hooks that say no and do nothing
  *     c10::GetAllocator(CUDA)                           an allocator that asks the model (modscope_allocator.h)
@@ -39,16 +40,23 @@ struct mst_two_words {
 
 /* ---- memory.c ---- */
 
-/* Opens a model of the allocator, in place of the previous one if there is one. MS_OK or MS_ENOMEM. */
-int mst_virtual_open(const ms_allocator_settings *settings);
-/* The device has no memory from now on. Its blocks stay, and can still be given back. */
+enum { MST_MOST_VIRTUAL = 128 /* torch has 8 bits for the index of a device */ };
+
+/* Opens a model of the allocator for each of `count` devices, in place of previous ones. MS_OK or MS_ENOMEM. */
+int mst_virtual_open(const ms_allocator_settings *settings, int count);
+/* The devices have no memory from now on. Their blocks stay, and can still be given back. */
 void mst_virtual_close(void);
 bool mst_virtual_is_open(void);
+int mst_virtual_count(void); /* how many devices there are */
+
+int mst_virtual_device(void); /* this thread's current one */
+/* Nothing happens where there is no such device. Returns the previous one. */
+int mst_virtual_set_device(int index);
 
 /* torch's c10::Allocator of the virtual device. */
 void *mst_virtual_allocator(void);
 
-/* Memory of the virtual device, on this thread's current stream. No GIL needed. */
+/* Memory of this thread's current device, on its current stream. No GIL needed. */
 struct mst_virtual_block;
 /* MS_EDEVICE: the device is full; the ledger and the captures were told. MS_EINVAL: there is no virtual device. */
 int mst_virtual_take(uint64_t bytes, struct mst_virtual_block **block);
@@ -60,8 +68,9 @@ struct mst_virtual_block *mst_virtual_block_of(uint64_t deleter, uint64_t contex
 void mst_virtual_use_on(struct mst_virtual_block *block, uint64_t stream);
 /* The next storage that torch allocates on this thread gets this block. */
 void mst_virtual_hand_over(struct mst_virtual_block *block);
-/* The model, and nobody else uses it until it is returned; NULL, and nothing to return, if there is none. */
-ms_allocator *mst_virtual_borrow(void);
+/* The model of a device, and nobody else uses any until it is returned; NULL, and nothing to return, if there is none.
+ */
+ms_allocator *mst_virtual_borrow(int device);
 void mst_virtual_return(void);
 
 void mst_virtual_lock(void); /* around fork */
@@ -69,8 +78,9 @@ void mst_virtual_unlock(void);
 
 /* ---- streams: numbers, 0 is the default one ---- */
 
-uint64_t mst_virtual_stream(void); /* this thread's current one */
-void mst_virtual_set_stream(uint64_t stream);
+/* This thread's current one of a device, which must exist. */
+uint64_t mst_virtual_stream(int device);
+void mst_virtual_set_stream(int device, uint64_t stream);
 
 /* ---- the guard, the hooks and pinned memory ---- */
 void mst_virtual_fill_tables(void);
@@ -95,11 +105,11 @@ bool mst_virtual_is_pinned(const void *self, const void *data);
  *     3  the next allocation is on this stream; without it, on stream 0 */
 #define MST_NOT_LOGGED UINT64_MAX
 
-/* The caller holds the virtual device's lock. Nothing happens unless a log was begun. */
+/* Each device has a log. The caller holds the virtual devices' lock. Nothing happens unless the logs were begun. */
 
 /* The allocation's number for mst_virtual_log_free, or MST_NOT_LOGGED. */
-uint64_t mst_virtual_log_malloc(uint64_t bytes, uint64_t stream);
-void mst_virtual_log_free(uint64_t number);
-void mst_virtual_log_empty_cache(void);
+uint64_t mst_virtual_log_malloc(int device, uint64_t bytes, uint64_t stream);
+void mst_virtual_log_free(int device, uint64_t number);
+void mst_virtual_log_empty_cache(int device);
 
 #endif

@@ -84,7 +84,7 @@ def test_it_is_refused_after_a_backward_if_torch_cannot_start_a_thread_for_the_d
         "import torch; torch.ones(1, requires_grad=True).sum().backward()\n"
         "from modscope import _native\n"
         "from modscope._virtual.device.device import VirtualDevice; from modscope._virtual.gpus import find_gpu\n"
-        "_native.virtual_start_backward_thread = lambda: False\n"
+        "_native.virtual_start_backward_threads = lambda: False\n"
         "try: VirtualDevice(find_gpu('h100')).install()\n"
         "except RuntimeError as error: print(error)\n"
         "print(hasattr(torch._C, '_cuda_getDeviceCount') == torch.backends.cuda.is_built(), torch.ones(2).sum().item())"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.cuda.amp.common
@@ -45,42 +45,53 @@ def _answer(value: Any) -> Callable[..., Any]:
 
 def _exchange_device(index: int) -> int:
     check_ordinal(index)
-    return 0 if index >= 0 else -1
+    return int(_native.virtual_set_device(index)) if index >= 0 else -1
+
+
+def _set_device(index: int) -> None:
+    """As CUDA does, leave the current device as it is where the index is negative."""
+    _exchange_device(index)
 
 
 def _stream(number: int, index: int = 0) -> tuple[int, int, int]:
     """As torch._C names a stream: its number, the device's index and type."""
     check_ordinal(index)
-    return (number, 0, _CUDA)
+    return (number, index, _CUDA)
+
+
+def _current_stream(index: int = 0) -> tuple[int, int, int]:
+    check_ordinal(index)
+    return _stream(_native.virtual_stream(index), index)
 
 
 def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
-    check_ordinal(device_index)
+    _exchange_device(device_index)
     _native.virtual_set_stream(stream_id)
 
 
-def _device_functions(gpu: Gpu) -> dict[str, Any]:
+def _device_functions(gpu: Gpu, count: int) -> dict[str, Any]:
     arch = f"sm_{gpu.capability[0]}{gpu.capability[1]}"
     return {
         "_has_cuda": True,
         "_has_cudnn": True,
         "_cuda_init": _answer(None),
         "_get_accelerator": lambda check=None: torch.device("cuda"),
-        "_cuda_getDeviceCount": _answer(1),
-        "_cuda_getDevice": _answer(0),
-        "_cuda_setDevice": lambda index: check_ordinal(index),
+        "_cuda_getDeviceCount": _answer(count),
+        "_cuda_getDevice": lambda: _native.virtual_device(),
+        "_cuda_setDevice": lambda index: _set_device(index),
+        "_accelerator_setDeviceIndex": lambda index: _set_device(index),
         "_cuda_exchangeDevice": _exchange_device,
         "_cuda_maybeExchangeDevice": _exchange_device,
         "_cuda_synchronize": lambda *_: times.wait(),
         "_cuda_hasPrimaryContext": _answer(True),
-        "_cuda_canDeviceAccessPeer": _answer(False),
+        "_cuda_canDeviceAccessPeer": lambda device, peer: device != peer,
         "_cuda_getCompiledVersion": _answer(13000),
         "_cuda_getArchFlags": _answer(" ".join(sorted({*_BUILT_FOR, arch}, key=lambda name: int(name[3:])))),
         "_cuda_ipc_collect": _answer(None),
         "_cuda_sleep": _answer(None),
-        "_cuda_getCurrentStream": lambda index=0: _stream(_native.virtual_stream(), index),
+        "_cuda_getCurrentStream": _current_stream,
         "_cuda_getDefaultStream": lambda index=0: _stream(0, index),
-        "_cuda_getCurrentRawStream": lambda index=0: _stream(_native.virtual_stream(), index)[0],
+        "_cuda_getCurrentRawStream": lambda index=0: _current_stream(index)[0],
         "_cuda_getStreamFromExternal": _stream,
         "_cuda_setStream": _set_stream,
         "_cuda_isCurrentStreamCapturing": _answer(False),
@@ -101,15 +112,34 @@ def _backend_choices() -> dict[str, Any]:
 
 
 def _copies_between_devices() -> dict[str, Any]:
-    """torch.cuda.comm and DataParallel, of one device."""
+    """torch.cuda.comm and DataParallel."""
+
+    def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor.cuda(device) for device in devices)
+
+    def scatter(tensor: torch.Tensor, devices: Sequence[int], sizes: Any = None, dim: int = 0, *_: Any) -> Any:
+        parts = tensor.split(list(sizes), dim) if sizes is not None else tensor.chunk(len(devices), dim)
+        return tuple(part.cuda(device) for part, device in zip(parts, devices))
+
+    def gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None = None) -> torch.Tensor:
+        where = "cpu" if destination == -1 else torch.device("cuda", destination)
+        return torch.cat([tensor.to(where) for tensor in tensors], dim)
+
     return {
-        "_broadcast": lambda tensor, devices: (tensor.cuda(),),
+        "_broadcast": broadcast,
         "_broadcast_out": lambda tensor, outputs: tuple(output.copy_(tensor) for output in outputs),
-        "_broadcast_coalesced": lambda tensors, devices, buffer_size: [[tensor.cuda() for tensor in tensors]],
-        "_scatter": lambda tensor, *_: (tensor.cuda(),),
-        "_scatter_out": lambda tensor, outputs, *_: (outputs[0].copy_(tensor),),
-        "_gather": lambda tensors, dim, destination=None: torch.cat(list(tensors), dim),
-        "_gather_out": lambda tensors, output, dim: output.copy_(torch.cat(list(tensors), dim)),
+        "_broadcast_coalesced": lambda tensors, devices, buffer_size: [
+            [tensor.cuda(device) for tensor in tensors] for device in devices
+        ],
+        "_scatter": scatter,
+        "_scatter_out": lambda tensor, outputs, dim=0, *_: tuple(
+            output.copy_(part)
+            for output, part in zip(outputs, tensor.split([output.size(dim) for output in outputs], dim))
+        ),
+        "_gather": gather,
+        "_gather_out": lambda tensors, output, dim: output.copy_(
+            torch.cat([tensor.to(output.device) for tensor in tensors], dim)
+        ),
     }
 
 
@@ -201,7 +231,7 @@ def _cudart(memory: Memory) -> Any:
         cudaHostUnregister=_answer(0),
         cudaStreamCreate=_answer(0),
         cudaStreamDestroy=_answer(0),
-        cudaMemGetInfo=memory.info,
+        cudaMemGetInfo=lambda device=None: memory.info(_index(device)),
     )
 
 
@@ -210,9 +240,13 @@ def _nvtx() -> Any:
     return types.SimpleNamespace(**{name: _answer(0) for name in names})
 
 
-def _processes(memory: Memory) -> str:
-    used = memory.bytes("reserved_bytes", "current") / (1 << 20)
-    return f"GPU:0\nprocess {os.getpid():>10d} uses {used:>12.3f} MB GPU memory"
+def _index(device: Any) -> int:
+    return int(torch.cuda._utils._get_device_index(device, optional=True))
+
+
+def _processes(memory: Memory, device: int) -> str:
+    used = memory.bytes("reserved_bytes", "current", device) / (1 << 20)
+    return f"GPU:{device}\nprocess {os.getpid():>10d} uses {used:>12.3f} MB GPU memory"
 
 
 # ---- torch's modules ----
@@ -258,20 +292,20 @@ def _legacy_types() -> dict[str, Any]:
     }
 
 
-def _cuda_module(gpu: Gpu, memory: Memory, functions: dict[str, Any]) -> dict[str, Any]:
+def _cuda_module(gpu: Gpu, memory: Memory, functions: dict[str, Any], count: int) -> dict[str, Any]:
     installed_in = os.getpid()
-    properties = DeviceProperties(gpu)
+    properties = [DeviceProperties(gpu, index) for index in range(count)]
     return {
         "_initialized": True,
-        "_cached_device_count": 1,
+        "_cached_device_count": count,
         "_cudart": _cudart(memory),
         "_is_in_bad_fork": lambda: os.getpid() != installed_in,
         "_exchange_device": functions["_cuda_exchangeDevice"],
         "_maybe_exchange_device": functions["_cuda_maybeExchangeDevice"],
         "_CudaDeviceProperties": DeviceProperties,
-        "_get_device_properties": lambda index: properties,
-        "default_generators": (_Generator(device="cuda"),),
-        "device_count": _answer(1),
+        "_get_device_properties": lambda index: properties[index],
+        "default_generators": tuple(_Generator(device=f"cuda:{index}") for index in range(count)),
+        "device_count": _answer(count),
         "is_available": _answer(True),
         "Stream": streams.Stream,
         "ExternalStream": streams.ExternalStream,
@@ -282,24 +316,24 @@ def _cuda_module(gpu: Gpu, memory: Memory, functions: dict[str, Any]) -> dict[st
         "memory_usage": _answer(0),
         "temperature": _answer(40),
         "power_draw": _answer(0),
-        "clock_rate": _answer(properties.clock_rate // 1000),
-        "device_memory_used": lambda *_: gpu.memory - memory.info()[0],
-        "list_gpu_processes": lambda *_: _processes(memory),
+        "clock_rate": _answer(properties[0].clock_rate // 1000),
+        "device_memory_used": lambda device=None: gpu.memory - memory.info(_index(device))[0],
+        "list_gpu_processes": lambda device=None: _processes(memory, _index(device)),
         **_legacy_types(),
     }
 
 
-def replacements(gpu: Gpu, memory: Memory) -> list[tuple[Any, dict[str, Any]]]:
-    """What to set in which object while the virtual device is installed."""
+def replacements(gpu: Gpu, memory: Memory, count: int) -> list[tuple[Any, dict[str, Any]]]:
+    """What to set in which object while so many virtual devices are installed."""
     cudnn_module: Any = torch.backends.cudnn
-    functions = {**_device_functions(gpu), **_library_functions(), **_copies_between_devices(), **memory.functions()}
+    functions = {**_device_functions(gpu, count), **_library_functions(), **_copies_between_devices(), **memory.functions()}
     has_cuda = torch.backends.cuda.is_built()
     # without CUDA among them, the profiler would record events of its own
     activities = torch.profiler.supported_activities()
     cudnn = {"is_available": _answer(True), "version": _answer(_CUDNN_VERSION), "_init": _answer(True)}
     return [
         (torch._C, functions),
-        (torch.cuda, _cuda_module(gpu, memory, functions)),
+        (torch.cuda, _cuda_module(gpu, memory, functions, count)),
         (
             torch.cuda.streams,
             {"Stream": streams.Stream, "ExternalStream": streams.ExternalStream, "Event": streams.Event},
@@ -313,7 +347,7 @@ def replacements(gpu: Gpu, memory: Memory) -> list[tuple[Any, dict[str, Any]]]:
             },
         ),
         (torch.cuda.graphs.graph, {"default_capture_stream": None}),
-        (torch.cuda.memory, {"list_gpu_processes": lambda *_: _processes(memory)}),
+        (torch.cuda.memory, {"list_gpu_processes": lambda device=None: _processes(memory, _index(device))}),
         (torch.cuda.nvtx, {"_nvtx": _nvtx()}),
         (torch.cuda.amp.common, {"amp_definitely_not_available": lambda: False}),
         (cudnn_module.m, cudnn),

@@ -60,7 +60,7 @@ _installed: list[VirtualDevice] = []
 
 
 class VirtualDevice:
-    """One virtual GPU. While it is installed, torch reports it in this process."""
+    """One virtual GPU, or those of a node. While it is installed, torch reports it in this process."""
 
     def __init__(
         self,
@@ -69,14 +69,19 @@ class VirtualDevice:
         unlimited: bool = False,
         table: Table | None = None,
         also: Sequence[Gpu] = (),
+        count: int = 1,
+        own: int = 0,
     ) -> None:
         """``version``: of the torch whose rules are followed; by default the installed one. ``unlimited``: no
-        allocation fails. ``table``: measurements of such a GPU. ``also``: other GPUs whose times are predicted too."""
+        allocation fails. ``table``: measurements of such a GPU. ``also``: other GPUs whose times are predicted too.
+        ``count``: so many devices are there, each as this GPU; ``own``: the index of the one that the program should
+        use."""
         self.gpu = gpu
         self._also = [gpu, *also]
         self._unlimited = unlimited
         self._table = table
-        self.memory = Memory(gpu)
+        self._count, self.own = count, own
+        self.memory = Memory(gpu, count)
         self._version = version or str(torch.__version__)
         self._undo = contextlib.ExitStack()
 
@@ -97,7 +102,7 @@ class VirtualDevice:
         with contextlib.ExitStack() as undo:
             self._install_in_torch(undo)
             self._install_answers(undo)
-            _test(self.memory)
+            _test(self.memory, self._count - 1)
             _native.virtual_restart()
             undo.callback(torch.cuda._check_bf16_tensor_supported.cache_clear)
             undo.callback(_wait_for_backward_threads)
@@ -110,12 +115,12 @@ class VirtualDevice:
         """What torch's C++ code asks, and the kernels."""
         has_cuda = torch.backends.cuda.is_built()
         capacity, memory = (_UNLIMITED, _UNLIMITED) if self._unlimited else (self.gpu.capacity, self.gpu.memory)
-        _native.virtual_install(self._version, allocator_settings(), capacity, memory, has_cuda)
+        _native.virtual_install(self._version, allocator_settings(), capacity, memory, has_cuda, self._count)
         if has_cuda:
             undo.callback(_initialize_real_cuda)
         undo.callback(_native.virtual_remove)
         undo.enter_context(_replaced(torch.cuda, {"_lazy_init": lambda: None}))
-        why = probes.learn()
+        why = probes.learn(self._count)
         _interception.prepare()  # after the installation: it may run the first backward
         why = why or _native.virtual_find_functions(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA).raw_repr())
         if why:
@@ -125,11 +130,16 @@ class VirtualDevice:
 
     def _install_answers(self, undo: contextlib.ExitStack) -> None:
         """What torch's Python code asks, and what the kernels need to know of the GPU."""
-        for module, values in cuda_functions.replacements(self.gpu, self.memory) + storages.replacements():
+        for module, values in cuda_functions.replacements(self.gpu, self.memory, self._count) + storages.replacements():
             undo.enter_context(_replaced(module, values))
         gpu = rules.gpu_and_torch(self.gpu, self._version)
         self._rules = rules.Rules(gpu, self._table)
-        answers = {"out_of_memory": self.memory.out_of_memory, "inferences": INFERENCES, "costs": self._rules}
+        answers = {
+            "out_of_memory": self.memory.out_of_memory,
+            "inferences": INFERENCES,
+            "costs": self._rules,
+            "device_count": self._count,
+        }
         undo.enter_context(_replaced(operators, answers))
         undo.enter_context(_replaced(attention, {"gpu": gpu}))
         undo.enter_context(_cudnn_of_recurrent_layers())
@@ -141,9 +151,28 @@ class VirtualDevice:
         return self._rules.bytes_without_rule()
 
     def set_outside(self, bytes: int) -> None:
-        """Something takes memory of the GPU beside torch's allocator and the context. An unlimited GPU has enough."""
+        """Something takes memory of the program's GPU beside torch's allocator and the context. An unlimited GPU has
+        enough."""
         if not self._unlimited:
-            self.memory.set_outside(bytes)
+            self.memory.set_outside(bytes, self.own)
+
+    def used(self) -> int:
+        """The index of the device that the results are about: the one that reserved most."""
+        return self.memory.most_used(self.own)
+
+    def notes(self) -> list[str]:
+        """A sentence if the program does not keep to its own GPU: on a real node, other ranks use the others."""
+        used = self.used()
+        others = [index for index in range(self._count) if index != self.own and self.memory.has_allocated(index)]
+        if not others or "CUDA_VISIBLE_DEVICES" in os.environ:
+            return []
+        if used == self.own:
+            names = ", ".join(f"cuda:{index}" for index in others)
+            return [f"The script also uses {names}, which other ranks of its node use: their memory is not counted."]
+        return [
+            f"The script uses cuda:{used}, the GPU of another rank, and so do all ranks of its node. Choose this rank's "
+            f"own, cuda:{self.own}, by LOCAL_RANK: torch.cuda.set_device(int(os.environ['LOCAL_RANK']))."
+        ]
 
     def seconds_on(self, gpu: Gpu) -> float | None:
         """The virtual time on one of the GPUs that were asked for; None if its speed is not known."""
@@ -159,9 +188,9 @@ class VirtualDevice:
         known.forget_all()
 
 
-def _test(memory: Memory) -> None:
+def _test(memory: Memory, last: int) -> None:
     """Make tensors, and compare what torch and the allocator's model say of them. RuntimeError if they are not
-    right."""
+    right. ``last``: the index of the last device."""
     with undisturbed():
         tensor = torch.empty((3, 5), dtype=torch.bfloat16, device="cuda")
         view = tensor.t()[1:]
@@ -170,20 +199,25 @@ def _test(memory: Memory) -> None:
             and (view.shape, view.stride(), view.data_ptr() - tensor.data_ptr()) == ((4, 3), (1, 5), 2)
             and torch.empty(2, dtype=torch.complex128, device="cuda").element_size() == 16
             and memory.bytes("allocated_bytes", "current") == 512
+            and str(torch.empty(2, device=f"cuda:{last}").t().device) == f"cuda:{last}"
         )
         del tensor, view
         if not right or memory.bytes("allocated_bytes", "current") != 0:
             raise RuntimeError("a virtual GPU needs another torch: a test tensor was not what it should be")
-        try:
-            _backward_on_device()
-        except RuntimeError as error:  # an earlier backward of the process found no device
-            if not _native.virtual_start_backward_thread():
-                raise RuntimeError(_HAS_RUN_BACKWARD) from error
-            _backward_on_device()
+        if not _runs_backward(last):
+            # An earlier backward of the process found no device, or fewer; torch can start only all threads at once.
+            has_threads = last > 0 and _runs_backward(0)
+            if has_threads or not _native.virtual_start_backward_threads() or not _runs_backward(last):
+                raise RuntimeError(_HAS_RUN_BACKWARD)
 
 
-def _backward_on_device() -> None:
-    torch.ones(2, device="cuda", requires_grad=True).sum().backward()
+def _runs_backward(device: int) -> bool:
+    """Whether autograd has a thread for a device."""
+    try:
+        torch.ones(2, device=f"cuda:{device}", requires_grad=True).sum().backward()
+        return True
+    except RuntimeError:
+        return False
 
 
 def _wait_for_backward_threads() -> None:
@@ -276,7 +310,7 @@ def _refuse(size: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
 
 def _refuse_in_fork() -> None:
     """Let tensors of the device raise an error in a forked process, as CUDA does where its parent has used it."""
-    if _installed and _installed[0].memory.bytes("allocated_bytes", "allocated"):
+    if _installed and any(map(_installed[0].memory.has_allocated, range(operators.device_count))):
         operators.make = _refuse
 
 

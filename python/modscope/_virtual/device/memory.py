@@ -31,21 +31,23 @@ def _parts(values: Any) -> dict[str, int]:
 
 
 class Memory:
-    """What torch asks about the memory of one virtual GPU."""
+    """What torch asks about the memory of virtual GPUs of one kind. ``device``: the index of one of them."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, count: int = 1) -> None:
         self._gpu = gpu
+        self._count = count
         self._settings = allocator_settings() or ""
-        self._fraction = float(_setting(self._settings, "per_process_memory_fraction") or 1)
+        fraction = float(_setting(self._settings, "per_process_memory_fraction") or 1)
+        self._fractions = [fraction] * count
         self._metadata = ""
-        self._outside = 0
+        self._outside = [0] * count
         self._raw: dict[int, int] = {}  # handles of what caching_allocator_alloc gave, by address
 
     # ---- statistics ----
 
     def stats(self, device: int = 0) -> dict[str, Any]:
         nested: dict[str, Any] = {"max_split_size": self._max_split_size(), "num_oom_rejections": 0}
-        for name, value in _native.virtual_stats().items():
+        for name, value in _native.virtual_stats(device).items():
             if isinstance(value, int):
                 nested[name] = value
             elif isinstance(value[0], int):
@@ -58,20 +60,33 @@ class Memory:
         megabytes = _setting(self._settings, "max_split_size_mb")
         return int(megabytes) << 20 if megabytes else -1
 
-    def bytes(self, name: str, part: str) -> int:
-        of_all: tuple[int, ...] = _native.virtual_stats()[name][0]
+    def bytes(self, name: str, part: str, device: int = 0) -> int:
+        of_all: tuple[int, ...] = _native.virtual_stats(device)[name][0]
         return of_all[_STAT_PARTS.index(part)]
+
+    def has_allocated(self, device: int) -> bool:
+        """Whether anything was ever allocated on it."""
+        return self.bytes("allocated_bytes", "allocated", device) > 0
+
+    def most_used(self, preferred: int = 0) -> int:
+        """The index of the device that reserved most; of equal ones ``preferred``, or the first."""
+        peaks = [self.bytes("reserved_bytes", "peak", device) for device in range(self._count)]
+        return preferred if peaks[preferred] == max(peaks) else peaks.index(max(peaks))
 
     def info(self, device: int = 0) -> tuple[int, int]:
         """What cudaMemGetInfo says: free and total bytes."""
-        return (max(self._gpu.capacity - self._outside - self.bytes("reserved_bytes", "current"), 0), self._gpu.memory)
+        taken = self._outside[device] + self.bytes("reserved_bytes", "current", device)
+        return (max(self._gpu.capacity - taken, 0), self._gpu.memory)
 
     def out_of_memory(self, bytes: int) -> BaseException:
-        allocated, reserved = self.bytes("allocated_bytes", "current"), self.bytes("reserved_bytes", "current")
-        free, total = self.info()
-        allowed = int(self._fraction * total) if self._fraction < 1 else None
+        """Of the current device."""
+        device = _native.virtual_device()
+        allocated, reserved = (self.bytes(f"{what}_bytes", "current", device) for what in ("allocated", "reserved"))
+        free, total = self.info(device)
+        allowed = int(self._fractions[device] * total) if self._fractions[device] < 1 else None
+        context = self._gpu.context + self._outside[device]
         return torch.OutOfMemoryError(
-            out_of_memory_message(bytes, allocated, reserved, self._gpu.context + self._outside, free, total, allowed)
+            out_of_memory_message(bytes, allocated, reserved, context, free, total, allowed, device)
         )
 
     def host_stats(self) -> dict[str, Any]:
@@ -89,8 +104,8 @@ class Memory:
 
     def snapshot(self, pool: Any = None, include_traces: bool = True) -> dict[str, Any]:
         return {
-            "segments": _segments(),
-            "device_traces": [[]],
+            "segments": [segment for device in range(self._count) for segment in _segments(device)],
+            "device_traces": [[] for _ in range(self._count)],
             "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": self._settings},
             "external_annotations": [],
         }
@@ -98,21 +113,23 @@ class Memory:
     # ---- settings ----
 
     def set_fraction(self, fraction: float, device: int = 0) -> None:
-        self._fraction = fraction
-        _native.virtual_set_fraction(fraction)
+        self._fractions[device] = fraction
+        _native.virtual_set_fraction(device, fraction)
 
-    def set_outside(self, bytes: int) -> None:
+    def set_outside(self, bytes: int, device: int = 0) -> None:
         """So much of the GPU is taken by others than torch's allocator, beside the context."""
-        self._outside = bytes
-        _native.virtual_set_capacity(max(self._gpu.capacity - bytes, 0))
+        self._outside[device] = bytes
+        _native.virtual_set_capacity(device, max(self._gpu.capacity - bytes, 0))
 
     def fraction(self, device: int = 0) -> float:
-        return self._fraction
+        return self._fractions[device]
 
     def apply(self, text: str) -> None:
         _native.virtual_apply_settings(text)
         self._settings = ",".join(filter(None, (self._settings, text)))
-        self._fraction = float(_setting(text, "per_process_memory_fraction") or self._fraction)
+        fraction = _setting(text, "per_process_memory_fraction")
+        if fraction:
+            self._fractions = [float(fraction)] * self._count
 
     def settings(self) -> str:
         return self._settings
@@ -142,8 +159,8 @@ class Memory:
         """By their names in torch._C."""
         return {
             "_cuda_memoryStats": self.stats,
-            "_cuda_resetPeakMemoryStats": lambda *_: _native.virtual_reset(True),
-            "_cuda_resetAccumulatedMemoryStats": lambda *_: _native.virtual_reset(False),
+            "_cuda_resetPeakMemoryStats": lambda device=0: _native.virtual_reset(device, True),
+            "_cuda_resetAccumulatedMemoryStats": lambda device=0: _native.virtual_reset(device, False),
             "_cuda_emptyCache": lambda: _native.virtual_empty_cache(),
             "_cuda_memorySnapshot": self.snapshot,
             "_cuda_setMemoryFraction": self.set_fraction,
@@ -171,21 +188,21 @@ class Memory:
             "_accelerator_emptyCache": lambda: _native.virtual_empty_cache(),
             "_accelerator_emptyHostCache": lambda: None,
             "_accelerator_getDeviceStats": self.stats,
-            "_accelerator_resetPeakStats": lambda *_: _native.virtual_reset(True),
-            "_accelerator_resetAccumulatedStats": lambda *_: _native.virtual_reset(False),
+            "_accelerator_resetPeakStats": lambda device=0: _native.virtual_reset(device, True),
+            "_accelerator_resetAccumulatedStats": lambda device=0: _native.virtual_reset(device, False),
             "_accelerator_getMemoryInfo": self.info,
         }
 
 
-def _segments() -> list[dict[str, Any]]:
-    """The segments as torch lists them: an expandable one is listed once for each range of it that has memory."""
+def _segments(device: int) -> list[dict[str, Any]]:
+    """The segments of a device as torch lists them: an expandable one is listed once for each range of it that has memory."""
     segments: list[dict[str, Any]] = []
-    blocks = sorted(_native.virtual_blocks(), key=lambda block: block[2])
+    blocks = sorted(_native.virtual_blocks(device), key=lambda block: block[2])
     for (_, total, *_), group in itertools.groupby(blocks, key=lambda block: block[:2]):
         end = None
         for _, _, address, size, requested, stream, state, is_small, is_expandable in group:
             if address != end:
-                segments.append(_segment(address, total, stream, is_small, is_expandable))
+                segments.append(_segment(device, address, total, stream, is_small, is_expandable))
             end = address + size
             _add_block(segments[-1], address, size, requested, state)
     for segment in segments:
@@ -193,9 +210,10 @@ def _segments() -> list[dict[str, Any]]:
     return segments
 
 
-def _segment(address: int, total: int, stream: int, is_small: bool, is_expandable: bool) -> dict[str, Any]:
+def _segment(
+    device: int, address: int, total: int, stream: int, is_small: bool, is_expandable: bool) -> dict[str, Any]:
     return {
-        "device": 0,
+        "device": device,
         "address": address,
         "total_size": total,
         "allocated_size": 0,
@@ -243,7 +261,14 @@ def _segment_size(requested: int) -> int:
 
 
 def out_of_memory_message(
-    requested: int, allocated: int, reserved: int, context: int, free: int, total: int, allowed: int | None = None
+    requested: int,
+    allocated: int,
+    reserved: int,
+    context: int,
+    free: int,
+    total: int,
+    allowed: int | None = None,
+    device: int = 0,
 ) -> str:
     """The message of torch.OutOfMemoryError, as torch words it. ``allocated``, ``reserved``: by torch; ``context``:
     what the process takes besides; ``free``, ``total``: of the GPU; ``allowed``: the most that torch may take, if
@@ -251,7 +276,7 @@ def out_of_memory_message(
     limit = "" if allowed is None else f"{_format_size(allowed)} allowed; "
     return (
         f"CUDA out of memory. Tried to allocate {_format_size(_segment_size(requested))}. "
-        f"GPU 0 has a total capacity of {_format_size(total)} of which {_format_size(free)} is free. "
+        f"GPU {device} has a total capacity of {_format_size(total)} of which {_format_size(free)} is free. "
         f"Including non-PyTorch memory, this process has {_format_size(reserved + context)} memory in use. "
         f"{limit}Of the allocated memory {_format_size(allocated)} is allocated by PyTorch, and "
         f"{_format_size(reserved - allocated)} is reserved by PyTorch but unallocated. "

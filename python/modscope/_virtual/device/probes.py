@@ -13,8 +13,16 @@ __all__ = ["forget_init_slot", "init_slot", "learn"]
 
 _MARK = 0x5EED  # the number of a stream, by which a call that gets it is recognized
 _FIRST_STREAM = 1000  # entry n of the guard answers with the stream 1000 + n
+_LAST_INDEX = 5  # of a device, by which calls that get it are recognized
 _FUNCTIONS = (
+    "getDevice",
+    "exchangeDevice",
+    "setDevice",
+    "uncheckedSetDevice",
+    "deviceCount",
     "getStream",
+    "getDefaultStream",
+    "getStreamFromGlobalPool",
     "getNewStream",
     "exchangeStream",
     "elapsedTime",
@@ -23,6 +31,9 @@ _FUNCTIONS = (
     "getPinnedMemoryAllocator",
     "isPinnedPtr",
 )
+
+_OF_SEVERAL_DEVICES = ("getDevice", "exchangeDevice", "setDevice", "uncheckedSetDevice", "deviceCount")
+"""One device needs none of them: it is always the current one."""
 
 _learned: dict[str, int] = {}
 _init_slot: int | None = None
@@ -44,6 +55,24 @@ def _stream_of(stream: torch.Stream) -> int:
     return int(stream.stream_id) - _FIRST_STREAM
 
 
+def _probe_devices(found: dict[str, int]) -> None:
+    functions = {
+        "setDevice": "_accelerator_setDeviceIndex",
+        "exchangeDevice": "_accelerator_exchangeDevice",
+        "uncheckedSetDevice": "_accelerator_maybeExchangeDevice",
+    }
+    for name, function in functions.items():
+        if hasattr(torch._C, function):
+            _native.virtual_probed()
+            getattr(torch._C, function)(_LAST_INDEX)
+            calls = _native.virtual_probed()
+            got = [slot for of_hooks, slot, device, _ in calls if not of_hooks and device == _LAST_INDEX << 8 | 1]
+            found.update({name: slot for slot in got[:1]})  # a call without arguments seems to have the latest ones
+    _native.virtual_probed()
+    torch._C._accelerator_getDeviceIndex()
+    found["getDevice"] = _last_of_guard()
+
+
 def _probe_streams(found: dict[str, int]) -> None:
     found["getStream"] = _stream_of(torch.accelerator.current_stream())
     found["getNewStream"] = _stream_of(torch.Stream(device="cuda"))
@@ -56,6 +85,18 @@ def _probe_streams(found: dict[str, int]) -> None:
             if not of_hooks and mark == _MARK
         }
     )
+
+
+def _infer_from_neighbours(found: dict[str, int]) -> None:
+    """Functions that no call from Python reaches: torch declares them right after others that are known."""
+    if found["getNewStream"] == found["getStream"] + 3:
+        found["getDefaultStream"] = found["getStream"] + 1
+        found["getStreamFromGlobalPool"] = found["getStream"] + 2
+    event = torch.Event("cuda")
+    event.record()
+    _native.virtual_probed()
+    event.query()
+    found["deviceCount"] = _last_of_guard() + 1  # a backward verifies it (device.py)
 
 
 def _last_of_guard() -> int:
@@ -108,21 +149,31 @@ def _probe_pinned_memory(found: dict[str, int]) -> None:
         _init_slot = once[0]
 
 
-def learn() -> str | None:
-    """Find the functions, and let them answer. None, or which were not found."""
+def learn(devices: int = 1) -> str | None:
+    """Find the functions, and let them answer for so many devices. None, or which were not found."""
     if not _learned:
         why = _native.virtual_probe(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU).raw_repr())
         if why is not None:
             return why
         found: dict[str, int] = {}
         try:
-            for probe in (_probe_generators, _probe_streams, _probe_capturing, _probe_events, _probe_pinned_memory):
+            for probe in (
+                _probe_generators,
+                _probe_devices,
+                _probe_streams,
+                _infer_from_neighbours,
+                _probe_capturing,
+                _probe_events,
+                _probe_pinned_memory,
+            ):
                 probe(found)
         finally:
             _native.virtual_answer(found)
         missing = [name for name in _FUNCTIONS if found.get(name, -1) < 0]
         if not hasattr(torch.Stream, "is_capturing"):
             missing.remove("isStreamCapturing")
+        if devices == 1:
+            missing = [name for name in missing if name not in _OF_SEVERAL_DEVICES]
         if missing:
             return f"these functions were not found in its tables: {', '.join(missing)}"
         _learned.update(found)

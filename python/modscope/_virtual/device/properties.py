@@ -9,13 +9,13 @@ from modscope._virtual.gpus import Gpu
 __all__ = ["DeviceProperties"]
 
 
-_UUID = "00000000-0000-0000-0000-000000000000"
+_UUID = "00000000-0000-0000-0000-{:012x}"
 
 
 class DeviceProperties(types.SimpleNamespace):
     """As torch.cuda._CudaDeviceProperties."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, index: int = 0) -> None:
         architecture, board = gpu.architecture, gpu.board
         super().__init__(
             name=gpu.title,
@@ -37,8 +37,8 @@ class DeviceProperties(types.SimpleNamespace):
             memory_clock_rate=board.memory_clock * 1000,
             clock_rate=board.clock * 1000,
             gcnArchName=gpu.title,
-            uuid=_UUID,
-            pci_bus_id=0,
+            uuid=_UUID.format(index),
+            pci_bus_id=index,
             pci_device_id=0,
             pci_domain_id=0,
         )

@@ -127,7 +127,7 @@ def _register(libraries: dict[str, Any]) -> None:
         libraries["aten"].impl(name, "SparseCUDA", _native.operator_kernel(kernel, f"aten::{name}"), False)
     for name, composed in COMPOSED.items():
         for key in ("CUDA", "AutogradCUDA"):
-            libraries["aten"].impl(name, key, composed, False)
+            libraries["aten"].impl(name, key, _native.operator_kernel(composed, f"aten::{name}", None, True), False)
 
 
 @contextlib.contextmanager

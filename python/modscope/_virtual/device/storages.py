@@ -19,10 +19,10 @@ def _make(cls: Any, *args: Any, **kwargs: Any) -> Any:
     device = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
     if device is None or device.type != "cuda":
         return torch._C.StorageBase.__new__(cls, *args, **kwargs)
-    operators.check_ordinal(device.index or 0)
     content = args[0] if args else kwargs.get("size", 0)
     bytes = content if isinstance(content, int) else len(content)
-    return operators.make((bytes,), (1,), torch.uint8).untyped_storage()
+    with operators.on_device(device.index):
+        return operators.make((bytes,), (1,), torch.uint8).untyped_storage()
 
 
 def _resize(self: Any, size: int) -> Any:
@@ -30,7 +30,8 @@ def _resize(self: Any, size: int) -> Any:
         base: Any = torch._C.StorageBase
         return base.resize_(self, size)
     if not _native.virtual_resize(self._cdata, size):
-        raise operators.out_of_memory(size)
+        with operators.on_device(self.device.index):
+            raise operators.out_of_memory(size)
     return self
 
 

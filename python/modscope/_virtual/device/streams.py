@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from modscope import _native
+from modscope._virtual.operators.operators import check_ordinal
 from modscope._virtual.ranks import traffic
 from modscope._virtual.time import times
 
@@ -23,16 +24,18 @@ class Stream(torch.Stream):
     """As torch.cuda.Stream."""
 
     _priority: int
-    _before: list[int]
-    """The streams that were current before those ``with`` statements that are open."""
+    _before: list[tuple[int, int]]
+    """The device, and the stream of this one's, that were current before those ``with`` statements that are open."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
+        index = kwargs.get("device_index", _native.virtual_device())
         if device is not None:
-            torch.cuda._exchange_device(torch.cuda._utils._get_device_index(device, optional=True))
+            index = torch.cuda._utils._get_device_index(device, optional=True)
+            check_ordinal(index)
         number = kwargs.get("stream_id", kwargs.get("stream_ptr"))
         if number is None:
             number = _native.virtual_new_stream(priority)
-        self: Stream = super().__new__(cls, stream_id=number, device_index=0, device_type=_CUDA)
+        self: Stream = super().__new__(cls, stream_id=number, device_index=index, device_type=_CUDA)
         self._priority = max(min(priority, 0), _HIGHEST_PRIORITY)
         self._before = []
         return self
@@ -82,12 +85,15 @@ class Stream(torch.Stream):
         return False
 
     def __enter__(self) -> Stream:
-        self._before.append(_native.virtual_stream())
-        _native.virtual_set_stream(self.cuda_stream)
+        index = self.device.index
+        self._before.append((_native.virtual_set_device(index), _native.virtual_stream(index)))
+        _native.virtual_set_stream(self.cuda_stream, index)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _native.virtual_set_stream(self._before.pop())
+        device, stream = self._before.pop()
+        _native.virtual_set_stream(stream, self.device.index)
+        _native.virtual_set_device(device)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, torch.Stream) and (self.stream_id, self.device) == (other.stream_id, other.device)

@@ -27,6 +27,7 @@ __all__ = [
     "empty_like_meta",
     "infer_on_meta",
     "make",
+    "on_device",
     "run",
     "start",
     "take_and_give_back",
@@ -74,13 +75,32 @@ _remembered: dict[Any, _RememberedCall] = {}
 out_of_memory: Callable[[int], BaseException] = lambda bytes: torch.OutOfMemoryError(f"no memory for {bytes} bytes")
 
 
+device_count = 1
+"""How many virtual GPUs there are."""
+
+
 def check_ordinal(index: int) -> None:
     """Raise what torch raises for a device that is not there."""
-    if index > 0:
+    if index >= device_count:
+        there = f"are {device_count} virtual GPUs, up to" if device_count > 1 else "is one virtual GPU:"
         raise getattr(torch, "AcceleratorError", RuntimeError)(
             "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
-            "(There is one virtual GPU: cuda:0.)"
+            f"(There {there} cuda:{device_count - 1}.)"
         )
+
+
+@contextlib.contextmanager
+def on_device(index: int | None) -> Iterator[None]:
+    """Make a device the current one meanwhile; None: the current one stays."""
+    if index is None:
+        yield
+        return
+    check_ordinal(index)
+    before = _native.virtual_set_device(index)
+    try:
+        yield
+    finally:
+        _native.virtual_set_device(before)
 
 
 def make(size: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -6,20 +6,27 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-__all__ = ["MOST_RANKS", "environment", "in_environment"]
+__all__ = ["MOST_PER_NODE", "MOST_RANKS", "environment", "gpus_of_node", "in_environment"]
 
 MOST_RANKS = 1 << 20
+MOST_PER_NODE = 128
+"""torch has 8 bits for the index of a GPU."""
+
+
+def gpus_of_node(rank: int, size: int, per_node: int) -> tuple[int, int]:
+    """How many GPUs a rank sees, and the index of its own: as many as its node has ranks, one for each."""
+    return min(size, per_node), rank % per_node
 
 
 def environment(rank: int, size: int, per_node: int) -> dict[str, str]:
-    """What torchrun would set for a rank. The process has one GPU of its own, so its local rank is 0: as where a
-    launcher shows each process only its own GPU."""
+    """What torchrun would set for a rank."""
     nodes = -(-size // per_node)
+    gpus, own = gpus_of_node(rank, size, per_node)
     variables = {
         "RANK": rank,
         "WORLD_SIZE": size,
-        "LOCAL_RANK": 0,
-        "LOCAL_WORLD_SIZE": min(size, per_node),
+        "LOCAL_RANK": own,
+        "LOCAL_WORLD_SIZE": gpus,
         "GROUP_RANK": rank // per_node,
         "GROUP_WORLD_SIZE": nodes,
         "ROLE_RANK": rank,

@@ -273,16 +273,18 @@ def _flat_buffer(params: Any) -> torch.Tensor | None:
         return _native.virtual_alias(params[0].detach(), (count,), (1,), 0)
 
 
-_dropout_states: dict[str, torch.Tensor] = {}
+_dropout_states: dict[int, torch.Tensor] = {}
+"""By the index of the device."""
 
 
 def _dropout_state(dropout: float, train: bool) -> torch.Tensor | None:
     """The states of the generators of dropout: made at their first use, and kept."""
     if not train or dropout <= 0:
         return None
-    if "state" not in _dropout_states:
-        _dropout_states["state"] = operators.make((_DROPOUT_STATE_BYTES,), (1,), torch.uint8)
-    return _dropout_states["state"]
+    device = _native.virtual_device()
+    if device not in _dropout_states:
+        _dropout_states[device] = operators.make((_DROPOUT_STATE_BYTES,), (1,), torch.uint8)
+    return _dropout_states[device]
 
 
 _DROPOUT_STATE_BYTES = 6_488_064

@@ -44,7 +44,7 @@ def test_the_environment_is_that_of_torchrun() -> None:
     assert (variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_RANK"], variables["LOCAL_WORLD_SIZE"]) == (
         "19",
         "64",
-        "0",
+        "3",
         "8",
     )
     assert (variables["GROUP_RANK"], variables["GROUP_WORLD_SIZE"], variables["MASTER_ADDR"]) == ("2", "8", "localhost")
