@@ -20,15 +20,7 @@ from modscope._capture import Allocator
 from modscope._predict.in_script import FACTS, LOG
 from modscope._predict.options import PredictOptions, records_of
 from modscope._predict.process import for_part, start, wait
-from modscope._predict.result import (
-    Facts,
-    Predicted,
-    Result,
-    as_json,
-    failed_early,
-    has_failed,
-    may_reserve_beside,
-)
+from modscope._predict.result import Facts, Predicted, Result, as_json, failed_early, has_failed, may_reserve_beside
 from modscope._predict.text import describe_error, hints, notes, seconds, step_time
 from modscope._read.load import Capture, load
 from modscope._read.step_time import step_ms_by

@@ -70,9 +70,19 @@ static uint64_t exchange_device(const void *self, uint64_t device)
     return device_of(mst_virtual_set_device((int8_t)(device >> 8)));
 }
 
+static _Atomic int least_count; /* what count_devices answers at least */
+
 static uint64_t count_devices(void)
 {
-    return (uint64_t)mst_virtual_count();
+    int count = mst_virtual_count();
+    return (uint64_t)(count < least_count ? least_count : count);
+}
+
+static PyObject *virtual_count_at_least(PyObject *self, PyObject *count)
+{
+    (void)self;
+    least_count = (int)PyLong_AsLong(count);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
 /* c10::Stream is a device, in the lowest two bytes, and a number. */
@@ -400,5 +410,7 @@ PyMethodDef mst_virtual_answers_methods[] = {
      "The number of this thread's current stream, of its current device or of another one."},
     {"virtual_set_stream", (PyCFunction)(void (*)(void))virtual_set_stream, METH_FASTCALL,
      "Set this thread's current stream, of its current device or of another one."},
+    {"virtual_count_at_least", virtual_count_at_least, METH_O,
+     "Let torch's C++ code count so many devices, if there are fewer; 0: as many as there are."},
     {NULL, NULL, 0, NULL},
 };

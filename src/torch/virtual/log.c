@@ -94,6 +94,7 @@ static PyObject *virtual_log_end(PyObject *self, PyObject *index)
 
 PyMethodDef mst_virtual_log_methods[] = {
     {"virtual_log_begin", virtual_log_begin, METH_NOARGS, "Log what is asked of the virtual devices from now on."},
-    {"virtual_log_end", virtual_log_end, METH_O, "End the logs: the bytes of one device's, which Allocator.replay takes."},
+    {"virtual_log_end", virtual_log_end, METH_O,
+     "End the logs: the bytes of one device's, which Allocator.replay takes."},
     {NULL, NULL, 0, NULL},
 };

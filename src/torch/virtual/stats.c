@@ -208,12 +208,14 @@ PyMethodDef mst_virtual_stats_methods[] = {
      "The statistics of a device's allocator, by torch's names: numbers, or (current, peak, allocated, freed) of all, "
      "of the small and of the large pool."},
     {"virtual_blocks", virtual_blocks, METH_O,
-     "A device's blocks: (segment's address and bytes, address, bytes, requested bytes, stream, state, is of the small pool, "
+     "A device's blocks: (segment's address and bytes, address, bytes, requested bytes, stream, state, is of the small "
+     "pool, "
      "is of an expandable segment)."},
     {"virtual_empty_cache", virtual_empty_cache, METH_NOARGS, "Give free segments back to the virtual devices."},
     {"virtual_reset", virtual_reset, METH_VARARGS,
      "Reset a device's peaks (True) or its accumulated statistics (False)."},
-    {"virtual_set_fraction", virtual_set_fraction, METH_VARARGS, "Set which part of a device's memory may be reserved."},
+    {"virtual_set_fraction", virtual_set_fraction, METH_VARARGS,
+     "Set which part of a device's memory may be reserved."},
     {"virtual_set_capacity", virtual_set_capacity, METH_VARARGS, "Set how many bytes a device can give."},
     {"virtual_apply_settings", virtual_apply_settings, METH_O, "Apply the text of PYTORCH_CUDA_ALLOC_CONF."},
     {NULL, NULL, 0, NULL},

@@ -326,7 +326,12 @@ def _cuda_module(gpu: Gpu, memory: Memory, functions: dict[str, Any], count: int
 def replacements(gpu: Gpu, memory: Memory, count: int) -> list[tuple[Any, dict[str, Any]]]:
     """What to set in which object while so many virtual devices are installed."""
     cudnn_module: Any = torch.backends.cudnn
-    functions = {**_device_functions(gpu, count), **_library_functions(), **_copies_between_devices(), **memory.functions()}
+    functions = {
+        **_device_functions(gpu, count),
+        **_library_functions(),
+        **_copies_between_devices(),
+        **memory.functions(),
+    }
     has_cuda = torch.backends.cuda.is_built()
     # without CUDA among them, the profiler would record events of its own
     activities = torch.profiler.supported_activities()

@@ -34,9 +34,10 @@ _SEEN_TO_WORK = ("2.11.", "2.13.")
 """Versions of torch in which the device has been tested. In any other version it is first installed in a forked
 process, because torch's internals may differ there in a way that ends the process."""
 _CAN_BE_INSTALLED = "it can be installed"
+_THREADS = 16  # of autograd, for as many devices
 _HAS_RUN_BACKWARD = (
-    "a backward has run in this process, and torch counts devices when the first one runs: "
-    "install the virtual GPU earlier"
+    "a backward has run in this process when it had fewer devices, and torch counts them when the first one runs: "
+    "install the virtual GPU in another process"
 )
 
 
@@ -207,17 +208,29 @@ def _test(memory: Memory, last: int) -> None:
         if not _runs_backward(last):
             # An earlier backward of the process found no device, or fewer; torch can start only all threads at once.
             has_threads = last > 0 and _runs_backward(0)
-            if has_threads or not _native.virtual_start_backward_threads() or not _runs_backward(last):
+            if has_threads or not _start_threads() or not _runs_backward(last):
                 raise RuntimeError(_HAS_RUN_BACKWARD)
 
 
+def _start_threads() -> bool:
+    _native.virtual_count_at_least(_THREADS)
+    try:
+        return _native.virtual_start_backward_threads()
+    finally:
+        _native.virtual_count_at_least(0)
+
+
 def _runs_backward(device: int) -> bool:
-    """Whether autograd has a thread for a device."""
+    """Whether autograd has a thread for a device. If this is the process's first backward, it starts enough of them for
+    a node: it starts no more later."""
+    _native.virtual_count_at_least(_THREADS)
     try:
         torch.ones(2, device=f"cuda:{device}", requires_grad=True).sum().backward()
         return True
     except RuntimeError:
         return False
+    finally:
+        _native.virtual_count_at_least(0)
 
 
 def _wait_for_backward_threads() -> None:

@@ -210,8 +210,7 @@ def _segments(device: int) -> list[dict[str, Any]]:
     return segments
 
 
-def _segment(
-    device: int, address: int, total: int, stream: int, is_small: bool, is_expandable: bool) -> dict[str, Any]:
+def _segment(device: int, address: int, total: int, stream: int, is_small: bool, is_expandable: bool) -> dict[str, Any]:
     return {
         "device": device,
         "address": address,
