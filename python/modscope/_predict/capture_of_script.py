@@ -16,13 +16,13 @@ from modscope._plan.file import Plan
 from modscope._predict.in_script import FACTS
 from modscope._predict.options import PredictOptions
 from modscope._predict.process import for_part, start, wait
+from modscope._predict.progress import Progress
 from modscope._predict.result import Facts, ShardingFacts, failed_early
 from modscope._predict.sharding_change import ShardingChange
 from modscope._predict.text import describe_error, hints
 from modscope._read.load import CaptureError
 from modscope._record.options import ScriptOptions
 from modscope._record.run import check_target
-from modscope._show.terminal import StatusLine
 from modscope._virtual.device.environment import allocator_settings
 from modscope._virtual.gpus import Gpu
 
@@ -119,14 +119,12 @@ class PredictedScript:
         environment = {**os.environ, _CONF: settings} if conf else None
         silent = self._count > 1
         out = subprocess.DEVNULL if sys.stderr is None else 2
-        line = StatusLine()
-        if silent:
-            line.show(f"predicting {self.name} again: {what}")
+        again = f" again, prediction {self._count}" if silent else ""
+        progress = Progress(f"{self.name}{again}{f' ({what})' if what else ''}", script.steps, [prediction.part])
+        progress.show(0)
         try:
-            return wait(
-                start(
-                    script, prediction, silent=silent, out=out, errors=None if silent else out, environment=environment
-                )
-            )
+            errors = None if silent else out
+            process = start(script, prediction, silent=silent, out=out, errors=errors, environment=environment)
+            return wait(process, progress.tick)
         finally:
-            line.clear()
+            progress.done()

@@ -17,12 +17,14 @@ from modscope._virtual.ranks.options import gpus_of_node
 
 if TYPE_CHECKING:
     from modscope._predict.options import PredictOptions
+    from modscope._predict.progress import Progress
     from modscope._predict.sharding import Sharding
     from modscope._predict.substitutes import Substitutes
     from modscope._read.load import Capture
     from modscope._virtual.device.device import VirtualDevice
     from modscope._virtual.ranks.collectives import Ranks
 
+_POLL = 0.1  # seconds
 _GRACE = 5.0  # seconds from SystemExit until the process of a script that has caught it is ended
 LOG, FACTS, CAPTURE, STEPS = "log", "facts.json", "capture.msc", "steps"
 """The files of ``PredictOptions.part``: what was asked of the allocator, what the script did, its capture, and a byte
@@ -41,7 +43,11 @@ class Prediction:
         self._substitutes: Substitutes | None = None
         self._ends: dict[str, list[float]] = {}
         self._version = ""
+        self._first_use = 0.0
+        self._steps = 0
+        self._progress: Progress | None = None
         self._script_ended = False
+        self._ending = threading.Lock()
 
     # ---- the beginning ----
 
@@ -105,29 +111,49 @@ class Prediction:
 
             _native.virtual_log_begin()
 
-    def end_after_seconds(self, leave: Callable[[], None]) -> None:
-        """After ``asked.seconds`` raise SystemExit in the main thread; call ``leave`` if that does not end the script.
-        Nothing of this happens after ``script_ended``: it would interrupt the end of the recording."""
-        if not self.asked.seconds:
+    def watch_time(self, leave: Callable[[], None], progress: Progress | None) -> None:
+        """When the script's time is up, raise SystemExit in the main thread; call ``leave`` if that does not end the
+        script. Nothing of this happens after ``script_ended``: it would interrupt the end of the recording."""
+        self._progress = progress
+        if not self.asked.seconds and progress is None:
             return
 
-        def wait() -> None:
-            time.sleep(self.asked.seconds)
-            if not self._script_ended:
-                self.timed_out = True
-                _raise_in_main_thread(SystemExit)
-                time.sleep(_GRACE)
+        def watch() -> None:
+            while not self._is_time_up():
+                time.sleep(_POLL)
+                with self._ending:
+                    if self._script_ended:
+                        return
+                    if progress is not None:
+                        progress.tick(lambda: self._steps)
+            self.timed_out = True
+            _raise_in_main_thread(SystemExit if self.has_used_gpu() else _StoppedEarly)
+            time.sleep(_GRACE)
             if not self._script_ended:
                 leave()
 
-        threading.Thread(target=wait, name="modscope-seconds", daemon=True).start()
+        threading.Thread(target=watch, name="modscope-seconds", daemon=True).start()
+
+    def has_used_gpu(self) -> bool:
+        return self._device is not None and self._device.is_used()
+
+    def _is_time_up(self) -> bool:
+        """``asked.seconds`` count from the first use of the GPU. As many are there for what precedes it."""
+        now = time.monotonic()
+        if not self._first_use and self.has_used_gpu():
+            self._first_use = now
+        return bool(self.asked.seconds) and now - (self._first_use or self._began) >= self.asked.seconds
 
     def script_ended(self) -> None:
         """The script has ended, and the end of its recording begins."""
-        self._script_ended = True
+        with self._ending:
+            self._script_ended = True
+        if self._progress is not None:
+            self._progress.done()
 
     def step_ended(self) -> None:
         """Note the virtual time on each GPU whose time is wanted, and tell the process that waits for a part."""
+        self._steps += 1
         if self.asked.part:
             with contextlib.suppress(OSError), open(os.path.join(self.asked.part, STEPS), "ab") as file:
                 file.write(b".")
@@ -176,6 +202,13 @@ class Prediction:
         from modscope._predict.result import result_of
 
         return result_of(self.gpu, facts, capture, path)
+
+
+class _StoppedEarly(SystemExit):
+    """Ends a script whose time was up before there was anything to predict."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
 
 
 def _raise_in_main_thread(kind: type[BaseException]) -> None:

@@ -47,18 +47,22 @@ def start(
     return subprocess.Popen(words, stdout=out, stderr=errors, env=environment)
 
 
-def wait(process: subprocess.Popen[Any]) -> int:
-    """Wait for the script's process. If a signal ended it, this process ends in the same way."""
+def wait(process: subprocess.Popen[Any], tick: Callable[[], None] = lambda: None) -> int:
+    """Wait for the script's process, as wait_for_any does. Returns its status."""
     with signals_passed_on([process]):
-        status = process.wait()
-    return _end_alike(status)
+        wait_for_any([process], tick)
+    return int(process.returncode)
 
 
-def wait_for_any(processes: Sequence[subprocess.Popen[Any]], tick: Callable[[], None]) -> subprocess.Popen[Any]:
+def wait_for_any(
+    processes: Sequence[subprocess.Popen[Any]], tick: Callable[[], None], is_free: Callable[[], bool] | None = None
+) -> subprocess.Popen[Any] | None:
     """The first one that has ended. If a signal ended it, the others are ended too, and then this process in the same
-    way. ``tick`` is called several times a second meanwhile. Enter signals_passed_on before the processes are
-    started."""
+    way. ``tick`` is called several times a second meanwhile. None: ``is_free`` said that another one can be started.
+    Enter signals_passed_on before the processes are started."""
     while (ended := next((process for process in processes if process.poll() is not None), None)) is None:
+        if is_free is not None and is_free():
+            return None
         tick()
         time.sleep(_POLL)
     if ended.returncode < 0:
@@ -92,8 +96,7 @@ def signals_passed_on(processes: Sequence[subprocess.Popen[Any]]) -> Iterator[No
             signal.signal(number, handler)
 
 
-def _end_alike(status: int) -> int:
+def _end_alike(status: int) -> None:
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
-    return status

@@ -1,58 +1,58 @@
-"""Says on stderr how far predictions of several ranks are, to somebody who waits for them."""
+"""Says on stderr how far predictions are, to somebody who waits for them in a terminal."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from modscope._predict.in_script import STEPS
 from modscope._predict.text import seconds
 from modscope._read.text import counted
-from modscope._show.terminal import StatusLine, say
+from modscope._show.terminal import StatusLine
 
-_INTERVAL = 0.5  # seconds between two lines in a terminal
+_INTERVAL = 0.5  # seconds between two lines
 
 
 class Progress:
-    """In a terminal one line that is written again, otherwise a line for each prediction that has ended."""
+    """One line that is written again, and vanishes at the end. Nothing is written to a pipe or a file."""
 
-    def __init__(self, parts: Sequence[str], what: str, steps: int, quiet: bool) -> None:
-        """``parts``: the folders of the predictions (PredictOptions.part). ``what`` is predicted, for the line;
-        ``steps``: of each."""
-        self._parts, self._what, self._steps = parts, what, steps
-        self._on, self._line = not quiet, StatusLine()
+    def __init__(self, what: str, steps: int, parts: Sequence[str] = (), *, quiet: bool = False) -> None:
+        """``what`` is predicted, for the line; ``steps``: of each prediction, 0 if that is not known; ``parts``: the
+        folders of the predictions (PredictOptions.part), which say how many steps they have taken."""
+        self._what, self._steps, self._parts = what, steps, parts
+        self._line = StatusLine()
+        self.is_on = self._line.is_on and not quiet
         self._began = self._last = time.monotonic()
         self._ended = 0
 
-    def tick(self) -> None:
-        """Called often."""
-        if self._on and time.monotonic() - self._last >= _INTERVAL:
-            self._last = time.monotonic()
-            self._line.show(self._describe())
+    def tick(self, count: Callable[[], int] | None = None) -> None:
+        """Called often. ``count`` tells how many steps there were, if no parts do."""
+        if self.is_on and time.monotonic() - self._last >= _INTERVAL:
+            self.show(count() if count else sum(map(_steps_of, self._parts)))
 
-    def ended(self, name: str, part: str, status: int) -> None:
-        """A prediction has ended."""
+    def show(self, taken: int) -> None:
+        """Write the line now. ``taken``: how many steps there were so far."""
+        if self.is_on:
+            self._last = time.monotonic()
+            self._line.show(f"[modscope] predicting {self._what}: {self._describe(taken)}")
+
+    def ended(self) -> None:
+        """One of the predictions has ended."""
         self._ended += 1
-        if self._on and not self._line.is_on:
-            how = f"ended with status {status}" if status else "ended"
-            after = f" after {counted(taken, 'step')}" if (taken := _steps_of(part)) else ""
-            say(f"{name} {how}{after}, {self._time()}")
 
     def done(self) -> None:
         self._line.clear()
 
-    def _time(self) -> str:
-        return seconds(time.monotonic() - self._began)
-
-    def _describe(self) -> str:
-        taken = sum(map(_steps_of, self._parts))
-        steps = f"{taken} of {len(self._parts) * self._steps} steps, " if taken else ""
-        return f"[modscope] predicting {self._what}: {steps}{self._ended} of {len(self._parts)} ended, {self._time()}"
+    def _describe(self, taken: int) -> str:
+        count = max(len(self._parts), 1)
+        steps = f"{taken} of {count * self._steps} steps" if self._steps else counted(taken, "step")
+        ended = [f"{self._ended} of {count} ended"] if count > 1 else []
+        return ", ".join([*([steps] if taken else []), *ended, seconds(time.monotonic() - self._began)])
 
 
 def _steps_of(part: str) -> int:
-    """How many optimizer steps it has taken."""
+    """How many steps it has taken."""
     try:
         return os.path.getsize(os.path.join(part, STEPS))
     except OSError:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, NoReturn
 from modscope._predict.in_script import FACTS, Prediction
 from modscope._predict.options import PredictOptions
 from modscope._predict.result import Result, as_json, failed_early
-from modscope._record.in_process import RunRecording, Settings
+from modscope._record.in_process import RunRecording, Settings, flush
 
 if TYPE_CHECKING:
+    from modscope._predict.progress import Progress
     from modscope._read.load import Capture
     from modscope._record.child_processes import StartedProcess
     from modscope._record.record import Recording, RecordingResult
@@ -55,7 +56,16 @@ class PredictedRun(RunRecording):
             self._print(f"the script was not run, because there can be no virtual GPU here: {error}")
             raise SystemExit(1) from None
         if not self._is_child:
-            self._prediction.end_after_seconds(self._leave)
+            self._prediction.watch_time(self._leave, self._progress())
+
+    def _progress(self) -> Progress | None:
+        """None: a process that waits for this one shows how far it is, or nobody wants to know."""
+        if self._asked.part or self._options.quiet or not self._can_print():
+            return None
+        from modscope._predict.progress import Progress
+
+        progress = Progress(self._options.program, self._options.steps)
+        return progress if progress.is_on else None
 
     def _more_info(self) -> dict[str, str]:
         return self._prediction.info()
@@ -78,7 +88,8 @@ class PredictedRun(RunRecording):
 
     def _leave(self) -> NoReturn:
         self._stopped = True
-        super()._leave()
+        flush()
+        os._exit(0 if self._prediction.has_used_gpu() else 1)
 
     def _tell(self, outcome: RecordingResult, loss: str | None, how: str, end: dict[str, str]) -> None:
         from modscope._predict import text
@@ -127,6 +138,9 @@ class PredictedRun(RunRecording):
 
     def _end_without_capture(self, what: str) -> None:
         """The script itself used no memory of PyTorch's."""
+        if self._prediction.timed_out:
+            seconds = self._asked.seconds
+            what = f"had not used the GPU when its time was up (--seconds {seconds:g}: give it more, or 0 for no limit)"
         if not self._asked.part:
             if not self._tell_of_started() and not self._tell_of_failure():
                 super()._end_without_capture(what)

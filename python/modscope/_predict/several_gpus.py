@@ -20,6 +20,7 @@ from modscope._capture import Allocator
 from modscope._predict.in_script import FACTS, LOG
 from modscope._predict.options import PredictOptions, records_of
 from modscope._predict.process import for_part, start, wait
+from modscope._predict.progress import Progress
 from modscope._predict.result import Facts, Predicted, Result, as_json, failed_early, has_failed, may_reserve_beside
 from modscope._predict.text import describe_error, hints, notes, seconds, step_time
 from modscope._read.load import Capture, load
@@ -37,10 +38,14 @@ def predict(arguments: argparse.Namespace) -> Predicted:
     status = 0
     rows: dict[Gpu, Result] = {}
     with tempfile.TemporaryDirectory(prefix="modscope-") as folder:
-        for number, kind in enumerate(_kinds(gpus)):
+        kinds = _kinds(gpus)
+        for number, kind in enumerate(kinds):
             part = os.path.join(folder, str(number))
             of_kind = for_part(script, prediction, part, gpus=[gpu.name for gpu in kind])
-            ended = wait(start(*of_kind, silent=number > 0))
+            what = f"{script.program} on {kind[0].label} ({number + 1} of {len(kinds)})"
+            progress = Progress(what, script.steps, [part], quiet=script.quiet or bool(script.json))
+            ended = wait(start(*of_kind, silent=number > 0), progress.tick)
+            progress.done()
             status = status or ended
             facts = read_facts(part)
             if facts is None or "nothing" in facts:

@@ -20,7 +20,7 @@ from modscope._predict import several_gpus, several_ranks_text
 from modscope._predict.options import records_of
 from modscope._predict.progress import Progress
 from modscope._predict.result import Facts, Predicted, Result
-from modscope._predict.several_ranks_text import Row, name_of
+from modscope._predict.several_ranks_text import Row
 from modscope._read.own_files import CAPTURE
 from modscope._read.text import clean
 from modscope._record import capture_file
@@ -29,11 +29,8 @@ from modscope._record.run import stem
 from modscope._show import output_file
 from modscope._show.terminal import say, write
 from modscope._virtual.gpus import Gpu
-from modscope._virtual.ranks.messages import note_end
+from modscope._virtual.ranks.messages import note_end, waiting
 
-_MOST_AT_ONCE = 16
-"""Processes. Where each rank is predicted, so many run at the same time also on fewer cores: the stages of a pipeline
-wait for each other."""
 _LAST_LINES = 40  # of what a rank printed that failed
 
 
@@ -93,19 +90,20 @@ def _cores() -> int:
 
 
 def _predict(arguments: argparse.Namespace, rows: Sequence[Row], parts: Sequence[str], folder: str) -> _Ran:
-    """Run the script for each row; the output of the first is shown."""
-    at_once = min(_MOST_AT_ONCE if arguments.all_ranks else max(_cores(), 2), _MOST_AT_ONCE, len(rows))
+    """Run the script for each row, as many at once as there are cores; the output of the first is shown. A rank that
+    waits for another one's message, as the stages of a pipeline do, takes no core meanwhile."""
+    at_once = min(_cores(), len(rows))
     script, prediction = records_of(arguments)
     messages = os.path.join(folder, "messages") if arguments.all_ranks else ""
     if messages:
         os.mkdir(messages)
     what = f"{len(rows)} ranks" if arguments.all_ranks else f"{len(rows)} numbers of ranks"
-    progress = Progress(parts, what, script.steps, script.quiet or bool(script.json))
+    progress = Progress(f"{script.program} as {what}", script.steps, parts, quiet=script.quiet or bool(script.json))
     running: list[subprocess.Popen[Any]] = []
+    is_free = lambda: len(running) - waiting(messages) < at_once
     number_of: dict[subprocess.Popen[Any], int] = {}
     ran = _Ran(0, None)
-    seconds = prediction.seconds * -(-at_once // min(_cores(), at_once))  # they share the processors
-    prediction = prediction._replace(seconds=seconds, messages=messages, gpus=[arguments.gpu[0].name])
+    prediction = prediction._replace(messages=messages, gpus=[arguments.gpu[0].name])
     with _predict_process.signals_passed_on(running):
         for number, (row, part) in enumerate(zip(rows, parts)):
             of_row = _predict_process.for_part(script, prediction, part, ranks=row.ranks, rank=row.rank)
@@ -114,13 +112,16 @@ def _predict(arguments: argparse.Namespace, rows: Sequence[Row], parts: Sequence
                     _predict_process.start(*of_row, silent=number > 0, errors=errors if number > 0 else None)
                 )
             number_of[running[-1]] = number
-            while len(running) >= at_once or (running and number == len(rows) - 1):
-                ended = _predict_process.wait_for_any(running, progress.tick)
+            is_last = number == len(rows) - 1
+            while running and (is_last or len(running) - waiting(messages) >= at_once):
+                ended = _predict_process.wait_for_any(running, progress.tick, None if is_last else is_free)
+                if ended is None:
+                    continue
                 running.remove(ended)
                 which = number_of[ended]
                 if messages:
                     note_end(messages, rows[which].rank)
-                progress.ended(name_of(arguments, rows[which]), parts[which], ended.returncode)
+                progress.ended()
                 if ended.returncode and ran.failed is None:
                     ran = _Ran(ended.returncode, which)
     progress.done()

@@ -25,11 +25,6 @@ class Row(NamedTuple):
     """Its path; "": none was asked for."""
 
 
-def name_of(options: argparse.Namespace, row: Row) -> str:
-    """Of a row, in a sentence."""
-    return f"rank {row.rank}" if options.all_ranks else f"rank {row.rank} of {row.ranks}"
-
-
 def text(
     options: argparse.Namespace, rows: Sequence[Row], results: list[Result], elapsed: float, screen: Screen
 ) -> list[str]:

@@ -318,7 +318,7 @@ class RunRecording:
 
     def _leave(self) -> NoReturn:
         self._stopped = True
-        _flush()
+        flush()
         os._exit(0)
 
     def _excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -417,7 +417,7 @@ class RunRecording:
     def _at_exit(self) -> None:
         if self._in_fork():
             return
-        _flush()
+        flush()
         error = self._uncaught_error if sys.excepthook == self._excepthook else getattr(sys, "last_value", None)
         if self._stopped:
             self._finish("stopped", status="0", by=self._stopped_by())
@@ -544,7 +544,7 @@ class RunRecording:
             os.write(2, lines.encode(errors="backslashreplace"))
 
 
-def _flush() -> None:
+def flush() -> None:
     """Write the script's own output before our line."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):

@@ -8,6 +8,7 @@ from modscope._show.terminal import Screen, as_lines
 GIB = 1 << 30
 RESULT = {
     "gpu": "rtx4090",
+    "device": "cuda:0",
     "memory": 24_176 << 20,
     "context": 512 << 20,
     "reserved_peak": int(18.42 * GIB),

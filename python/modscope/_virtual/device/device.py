@@ -37,7 +37,7 @@ _CAN_BE_INSTALLED = "it can be installed"
 _THREADS = 16  # of autograd, for as many devices
 _HAS_RUN_BACKWARD = (
     "a backward has run in this process when it had fewer devices, and torch counts them when the first one runs: "
-    "install the virtual GPU in another process"
+    "in a notebook, restart the kernel, or run  !modscope predict script.py"
 )
 
 
@@ -81,7 +81,7 @@ class VirtualDevice:
         self._also = [gpu, *also]
         self._unlimited = unlimited
         self._table = table
-        self._count, self.own = count, own
+        self.own = own
         self.memory = Memory(gpu, count)
         self._version = version or str(torch.__version__)
         self._undo = contextlib.ExitStack()
@@ -103,7 +103,7 @@ class VirtualDevice:
         with contextlib.ExitStack() as undo:
             self._install_in_torch(undo)
             self._install_answers(undo)
-            _test(self.memory, self._count - 1)
+            _test(self.memory)
             _native.virtual_restart()
             undo.callback(torch.cuda._check_bf16_tensor_supported.cache_clear)
             undo.callback(_wait_for_backward_threads)
@@ -116,12 +116,12 @@ class VirtualDevice:
         """What torch's C++ code asks, and the kernels."""
         has_cuda = torch.backends.cuda.is_built()
         capacity, memory = (_UNLIMITED, _UNLIMITED) if self._unlimited else (self.gpu.capacity, self.gpu.memory)
-        _native.virtual_install(self._version, allocator_settings(), capacity, memory, has_cuda, self._count)
+        _native.virtual_install(self._version, allocator_settings(), capacity, memory, has_cuda, self.memory.count)
         if has_cuda:
             undo.callback(_initialize_real_cuda)
         undo.callback(_native.virtual_remove)
         undo.enter_context(_replaced(torch.cuda, {"_lazy_init": lambda: None}))
-        why = probes.learn(self._count)
+        why = probes.learn(self.memory.count)
         _interception.prepare()  # after the installation: it may run the first backward
         why = why or _native.virtual_find_functions(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA).raw_repr())
         if why:
@@ -131,7 +131,7 @@ class VirtualDevice:
 
     def _install_answers(self, undo: contextlib.ExitStack) -> None:
         """What torch's Python code asks, and what the kernels need to know of the GPU."""
-        for module, values in cuda_functions.replacements(self.gpu, self.memory, self._count) + storages.replacements():
+        for module, values in cuda_functions.replacements(self.gpu, self.memory, self.memory.count) + storages.replacements():
             undo.enter_context(_replaced(module, values))
         gpu = rules.gpu_and_torch(self.gpu, self._version)
         self._rules = rules.Rules(gpu, self._table)
@@ -139,7 +139,7 @@ class VirtualDevice:
             "out_of_memory": self.memory.out_of_memory,
             "inferences": INFERENCES,
             "costs": self._rules,
-            "device_count": self._count,
+            "device_count": self.memory.count,
         }
         undo.enter_context(_replaced(operators, answers))
         undo.enter_context(_replaced(attention, {"gpu": gpu}))
@@ -150,6 +150,10 @@ class VirtualDevice:
     def bytes_without_rule(self) -> int:
         """How many bytes of results went through operators without a rule for their workspace."""
         return self._rules.bytes_without_rule()
+
+    def is_used(self) -> bool:
+        """Whether the program has allocated anything."""
+        return any(map(self.memory.has_allocated, range(self.memory.count)))
 
     def set_outside(self, bytes: int) -> None:
         """Something takes memory of the program's GPU beside torch's allocator and the context. An unlimited GPU has
@@ -164,7 +168,7 @@ class VirtualDevice:
     def notes(self) -> list[str]:
         """A sentence if the program does not keep to its own GPU: on a real node, other ranks use the others."""
         used = self.used()
-        others = [index for index in range(self._count) if index != self.own and self.memory.has_allocated(index)]
+        others = [index for index in range(self.memory.count) if index != self.own and self.memory.has_allocated(index)]
         if not others or "CUDA_VISIBLE_DEVICES" in os.environ:
             return []
         if used == self.own:
@@ -189,9 +193,10 @@ class VirtualDevice:
         known.forget_all()
 
 
-def _test(memory: Memory, last: int) -> None:
+def _test(memory: Memory) -> None:
     """Make tensors, and compare what torch and the allocator's model say of them. RuntimeError if they are not
-    right. ``last``: the index of the last device."""
+    right."""
+    last = memory.count - 1
     with undisturbed():
         tensor = torch.empty((3, 5), dtype=torch.bfloat16, device="cuda")
         view = tensor.t()[1:]
@@ -323,7 +328,7 @@ def _refuse(size: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
 
 def _refuse_in_fork() -> None:
     """Let tensors of the device raise an error in a forked process, as CUDA does where its parent has used it."""
-    if _installed and any(map(_installed[0].memory.has_allocated, range(operators.device_count))):
+    if _installed and _installed[0].is_used():
         operators.make = _refuse
 
 

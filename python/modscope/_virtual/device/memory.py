@@ -35,7 +35,7 @@ class Memory:
 
     def __init__(self, gpu: Gpu, count: int = 1) -> None:
         self._gpu = gpu
-        self._count = count
+        self.count = count
         self._settings = allocator_settings() or ""
         fraction = float(_setting(self._settings, "per_process_memory_fraction") or 1)
         self._fractions = [fraction] * count
@@ -70,7 +70,7 @@ class Memory:
 
     def most_used(self, preferred: int = 0) -> int:
         """The index of the device that reserved most; of equal ones ``preferred``, or the first."""
-        peaks = [self.bytes("reserved_bytes", "peak", device) for device in range(self._count)]
+        peaks = [self.bytes("reserved_bytes", "peak", device) for device in range(self.count)]
         return preferred if peaks[preferred] == max(peaks) else peaks.index(max(peaks))
 
     def info(self, device: int = 0) -> tuple[int, int]:
@@ -104,8 +104,8 @@ class Memory:
 
     def snapshot(self, pool: Any = None, include_traces: bool = True) -> dict[str, Any]:
         return {
-            "segments": [segment for device in range(self._count) for segment in _segments(device)],
-            "device_traces": [[] for _ in range(self._count)],
+            "segments": [segment for device in range(self.count) for segment in _segments(device)],
+            "device_traces": [[] for _ in range(self.count)],
             "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": self._settings},
             "external_annotations": [],
         }
@@ -129,7 +129,7 @@ class Memory:
         self._settings = ",".join(filter(None, (self._settings, text)))
         fraction = _setting(text, "per_process_memory_fraction")
         if fraction:
-            self._fractions = [float(fraction)] * self._count
+            self._fractions = [float(fraction)] * self.count
 
     def settings(self) -> str:
         return self._settings

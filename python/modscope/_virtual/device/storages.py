@@ -3,6 +3,7 @@ types."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -11,7 +12,12 @@ from modscope._virtual.operators import operators
 
 __all__ = ["KERNELS", "replacements"]
 
-_CANNOT_BE_SHARED = "a tensor of a virtual GPU cannot be shared with another process: send a copy, tensor.cpu()"
+_CANNOT_BE_SHARED = (
+    "a tensor of a virtual GPU cannot be shared with another process: send a copy, tensor.cpu(). What a worker of a "
+    "DataLoader returns can be moved to the GPU by the program that reads it."
+)
+_FEEDER = "QueueFeederThread"
+"""How multiprocessing names the thread that pickles what is put in a queue. An error there reaches nobody."""
 
 
 def _make(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -36,11 +42,24 @@ def _resize(self: Any, size: int) -> Any:
 
 
 def _share(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Whoever takes the tensor out of a queue gets the error, by _new_shared."""
+    if threading.current_thread().name != _FEEDER:
+        raise RuntimeError(_CANNOT_BE_SHARED)
+    return (self.device.index, b"virtual", max(self.nbytes(), 1), 0, b"", 0, b"", False)
+
+
+def _new_shared(*args: Any, **kwargs: Any) -> Any:
     raise RuntimeError(_CANNOT_BE_SHARED)
 
 
 def replacements() -> list[tuple[Any, dict[str, Any]]]:
-    return [(torch.UntypedStorage, {"__new__": staticmethod(_make), "resize_": _resize, "_share_cuda_": _share})]
+    of_storage = {
+        "__new__": staticmethod(_make),
+        "resize_": _resize,
+        "_share_cuda_": _share,
+        "_new_shared_cuda": _new_shared,
+    }
+    return [(torch.UntypedStorage, of_storage)]
 
 
 # ---- operators ----

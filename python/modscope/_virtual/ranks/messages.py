@@ -9,7 +9,7 @@ import pickle
 import time
 from typing import Any
 
-__all__ = ["Messages", "note_end"]
+__all__ = ["Messages", "note_end", "waiting"]
 
 _POLL = 0.005
 _PATIENCE = 300.0
@@ -20,6 +20,14 @@ def note_end(folder: str, rank: int) -> None:
     """Tell the others that this rank has ended, and sends nothing more."""
     with open(_end_of(folder, rank), "wb"):
         pass
+
+
+_WAITING = "waiting-"
+
+
+def waiting(folder: str) -> int:
+    """How many ranks wait for a message now. ``folder``: of the messages; "": there are none."""
+    return sum(name.startswith(_WAITING) for name in os.listdir(folder)) if folder else 0
 
 
 def _end_of(folder: str, rank: int) -> str:
@@ -45,7 +53,22 @@ class Messages:
     def receive(self, source: int) -> Any:
         """Waits until the message is there. RuntimeError or TimeoutError says from whom it does not come."""
         number = self._received[source] = self._received.get(source, 0) + 1
-        path, deadline = self._path(source, self._rank, number), time.monotonic() + _PATIENCE
+        path = self._path(source, self._rank, number)
+        if not os.path.exists(path):
+            mark = os.path.join(self._folder, f"{_WAITING}{self._rank}")
+            with open(mark, "wb"):
+                pass
+            try:
+                self._wait(path, source)
+            finally:
+                os.unlink(mark)
+        with open(path, "rb") as file:
+            message = pickle.load(file)
+        os.unlink(path)
+        return message
+
+    def _wait(self, path: str, source: int) -> None:
+        deadline = time.monotonic() + _PATIENCE
         while not os.path.exists(path):
             if os.path.exists(_end_of(self._folder, source)) and not os.path.exists(path):
                 raise RuntimeError(
@@ -56,10 +79,6 @@ class Messages:
                     f"rank {source} sent nothing to rank {self._rank} within {_PATIENCE:g} s: see whether it failed"
                 )
             time.sleep(_POLL)
-        with open(path, "rb") as file:
-            message = pickle.load(file)
-        os.unlink(path)
-        return message
 
     def _path(self, source: int, to: int, number: int) -> str:
         return os.path.join(self._folder, f"{source}-{to}-{number}")
