@@ -159,6 +159,8 @@ int ms_override_leave(ms_thread *thread);
  * ends need not be left: it ends when the call, node or override around it is left. */
 void ms_optimizer_enter(ms_thread *thread);
 void ms_optimizer_leave(ms_thread *thread);
+/* The same; `optimizer` is a number by which it is known (ms_ledger_expect_optimizers), 0: none. */
+void ms_optimizer_leave_as(ms_thread *thread, uint64_t optimizer);
 
 /* The path of the call in which thread `creator` created node `number`. With MS_ANY_THREAD as creator: the path
  * on which all threads that recorded calls agree, MS_UNKNOWN if they disagree. */

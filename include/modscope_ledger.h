@@ -354,13 +354,21 @@ void ms_backward_leave(ms_thread *thread, ms_path path);
 
 /* The number of the step: 0 before the first, then counted from 1. A root call that was entered with grad
  * (ms_call_enter) begins a step if none is open, else it belongs to the open one. A step is open until
- * - an optimizer step has ended;
+ * - an optimizer step has ended, or of several optimizers that step in turn the last one's;
  * - or, as long as no optimizer step was ever entered or announced with ms_ledger_expect_optimizer, until a root call
  *   begins, with grad or without, whose path has had a root call in this step already.
  * A root call without grad (ms_call_enter_without_grad) belongs to the step that is open: a teacher, a target network.
  * If none is open, it is an evaluation, begins no step, and has the number of the step before it. */
 uint64_t ms_ledger_step(ms_ledger *ledger);
 void ms_ledger_expect_optimizer(ms_ledger *ledger);
+/* The same, where the program has `count` optimizers. Several may step in turn, as those of a GAN do: each once in a
+ * training step, which the last of them ends. If one steps again before all others have, they do not step in turn, and
+ * from then on each step of an optimizer ends a step. Optimizers are told apart by ms_optimizer_leave_as. */
+void ms_ledger_expect_optimizers(ms_ledger *ledger, uint32_t count);
+/* Whether the step is over when a step of this optimizer ends now. */
+bool ms_ledger_ends_step(ms_ledger *ledger, uint64_t optimizer);
+/* Whether several optimizers were found not to step in turn. */
+bool ms_ledger_optimizers_lack_order(ms_ledger *ledger);
 /* A number that grows with every change. A snapshot was taken before this call if its time is below what this
  * returns. */
 uint64_t ms_ledger_time(ms_ledger *ledger);

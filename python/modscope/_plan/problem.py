@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from modscope import _capture
 from modscope._read.load import Capture, describe_unreadable
-from modscope._read.step_time import CHECKPOINT_SECONDS, step_time
+from modscope._read.step_time import CHECKPOINT_SECONDS, has_backward, step_time
 from modscope._read.text import natural_key
 from modscope._read.types import Call, CaptureError, calls_of
 
@@ -212,8 +212,8 @@ def check_capture(capture: Capture) -> None:
             "Capture it on a larger GPU, or predict it on one and give both:  modscope predict --gpu h200 -o "
             "predicted.msc script.py"
         )
-    if not capture.optimizer_steps:
+    if not capture.optimizer_steps and not has_backward(capture):
         raise CaptureError(
-            "The capture has no optimizer step, so nothing is known of backward. Capture a run of 2 steps or more "
-            "of training"
+            "The capture has no optimizer step and no backward, so nothing is known of backward. Capture a run of 2 "
+            "steps or more of training"
         )

@@ -45,6 +45,7 @@ class Prediction:
         self._version = ""
         self._first_use = 0.0
         self._steps = 0
+        self._lack_order = False
         self._progress: Progress | None = None
         self._script_ended = False
         self._ending = threading.Lock()
@@ -151,16 +152,22 @@ class Prediction:
         if self._progress is not None:
             self._progress.done()
 
-    def step_ended(self) -> None:
-        """Note the virtual time on each GPU whose time is wanted, and tell the process that waits for a part."""
-        self._steps += 1
-        if self.asked.part:
-            with contextlib.suppress(OSError), open(os.path.join(self.asked.part, STEPS), "ab") as file:
-                file.write(b".")
+    def optimizer_step_ended(self) -> None:
+        """Note the virtual time on each GPU whose time is wanted. Without an optimizer, a backward has ended."""
         for name in self.asked.gpus:
             seconds = self._device.seconds_on(find_gpu(name)) if self._device else None
             if seconds is not None:
                 self._ends.setdefault(name, []).append(seconds)
+
+    def step_ended(self) -> None:
+        """Tell those who wait."""
+        from modscope import _native
+
+        self._steps += 1
+        self._lack_order = bool(_native.optimizers_lack_order())
+        if self.asked.part:
+            with contextlib.suppress(OSError), open(os.path.join(self.asked.part, STEPS), "ab") as file:
+                file.write(b".")
 
     # ---- the end ----
 
@@ -171,6 +178,7 @@ class Prediction:
         return {
             "device": f"cuda:{device}",
             "steps": steps,
+            "are_optimizer_steps": self._lack_order,
             "seconds": round(time.monotonic() - self._began, 3),
             "timed_out": self.asked.seconds if self.timed_out else None,
             "ended": how,

@@ -73,6 +73,9 @@ class PredictedRun(RunRecording):
     def _began(self) -> None:
         self._prediction.recording_began()
 
+    def _optimizer_step_ended(self) -> None:
+        self._prediction.optimizer_step_ended()
+
     def _step_ended(self) -> None:
         self._prediction.step_ended()
 

@@ -46,6 +46,8 @@ class Facts(TypedDict, total=False):
     device: str
     """The virtual GPU that the figures are about."""
     steps: int
+    are_optimizer_steps: bool
+    """Each step is one of an optimizer: there are several, which do not step in turn."""
     seconds: float
     timed_out: float | None
     """The seconds after which the script was stopped; None: it was not."""
@@ -97,6 +99,7 @@ def result_of(gpu: Gpu, facts: Facts, capture: Capture | None, path: str) -> Res
         "step_ms": step_ms(capture) if capture and capture.info.get("clock") == "virtual" else None,
         "seconds": facts["seconds"],
         "steps": facts["steps"],
+        "are_optimizer_steps": facts["are_optimizer_steps"],
         "peak": _moment(peak.step, peak.phase, peak.module) if peak else None,
         "reserved_at_peak": peak.reserved if peak else 0,
         "reserved_moment": _reserved_moment(capture, device, reserved)

@@ -22,7 +22,7 @@ from modscope._predict.options import PredictOptions, records_of
 from modscope._predict.process import for_part, start, wait
 from modscope._predict.progress import Progress
 from modscope._predict.result import Facts, Predicted, Result, as_json, failed_early, has_failed, may_reserve_beside
-from modscope._predict.text import describe_error, hints, notes, seconds, step_time
+from modscope._predict.text import count_steps, describe_error, hints, notes, seconds, step_time
 from modscope._read.load import Capture, load
 from modscope._read.step_time import step_ms_by
 from modscope._read.text import clean, counted, describe_moment, rough_size, size
@@ -140,6 +140,7 @@ def _row(gpu: Gpu, capture: Capture, log: bytes, facts: Facts, needed: int) -> R
             for key in (
                 "seconds",
                 "steps",
+                "are_optimizer_steps",
                 "ended",
                 "timed_out",
                 "error",
@@ -171,7 +172,7 @@ def figures_of(what: str, results: list[Result], elapsed: float) -> Result:
 
 def _sentences(script: ScriptOptions, results: list[Result], elapsed: float) -> list[str]:
     first = results[0]
-    done = counted(first["steps"], "step") if first["steps"] else "the script"
+    done = count_steps(first)
     which = counted(len(results), "GPU")
     lines = [f"predicted {done} on {which} in {seconds(elapsed)}."]
     if not any(result["reserved_peak"] or result["out_of_memory"] for result in results):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from modscope._predict import several_gpus
 from modscope._predict.result import Result, has_failed
-from modscope._predict.text import describe_error, hints, notes, seconds
+from modscope._predict.text import count_steps, describe_error, hints, notes, seconds
 from modscope._read.text import clean, counted, rough_size, size
 from modscope._show.terminal import Screen, as_lines
 
@@ -29,7 +29,7 @@ def text(
     options: argparse.Namespace, rows: Sequence[Row], results: list[Result], elapsed: float, screen: Screen
 ) -> list[str]:
     first = results[0]
-    done = counted(first["steps"], "step") if first["steps"] else "the script"
+    done = count_steps(first)
     which = f"rank {rows[0].rank} of {_list([row.ranks for row in rows])} ranks"
     if options.all_ranks:
         which = f"each of {counted(len(rows), 'rank')}"

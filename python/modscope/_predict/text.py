@@ -60,8 +60,14 @@ def hints(result: Result) -> list[str]:
     return []
 
 
+def count_steps(result: Result) -> str:
+    """ "3 steps"; "the script", if it took none."""
+    of = "optimizer step" if result.get("are_optimizer_steps") else "step"
+    return counted(result["steps"], of) if result["steps"] else "the script"
+
+
 def _what(result: Result) -> str:
-    done = counted(result["steps"], "step") if result["steps"] else "the script"
+    done = count_steps(result)
     how = ""
     if failed_early(result):
         return (

@@ -12,6 +12,7 @@ from modscope._predict import device as _predict_device
 from modscope._predict.result import Facts, Result, result_of
 from modscope._predict.substitutes import Substitutes
 from modscope._read.load import Capture, load
+from modscope._read.step_time import steps_done
 from modscope._record import capture_file, record
 from modscope._torch import oom_report
 from modscope._virtual.gpus import Gpu, find_gpu
@@ -148,6 +149,8 @@ class virtual_gpu:
         self._undo.callback(_end_process_group)
 
     def __exit__(self, kind: Any = None, error: BaseException | None = None, traceback: Any = None) -> None:
+        from modscope import _native
+
         recording = self._recording
         if recording is None or self not in _entered:
             return
@@ -158,21 +161,23 @@ class virtual_gpu:
         ranks = self._substitutes.ranks_facts()
         if ranks:
             end["communicator_bytes"] = str(ranks["communicator_bytes"])
+        lack_order = bool(_native.optimizers_lack_order())
         try:
             recording.stop(how, **end)
-            self._read(how, end.get("error", ""))
+            self._read(how, end.get("error", ""), lack_order)
         finally:
             _entered.remove(self)
             self._remove()
 
-    def _read(self, how: str, error: str) -> None:
+    def _read(self, how: str, error: str, lack_order: bool) -> None:
         path = self.path if self.path is not None else f"/proc/self/fd/{self._fd}"
         capture = self._capture = load(path)
         device = self._device.used() if self._device else 0
         facts: Facts = {
             "device": f"cuda:{device}",
             "seconds": time.monotonic() - self._began,
-            "steps": capture.optimizer_steps,
+            "steps": steps_done(capture),
+            "are_optimizer_steps": lack_order,
             "ended": how,
             "timed_out": None,
             "error": error,

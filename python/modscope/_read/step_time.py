@@ -75,9 +75,24 @@ def step_ms(capture: Capture) -> float | None:
     return 1e3 * step_time(capture).total or None
 
 
+def steps_done(capture: Capture) -> int:
+    """How many training steps were completed; without an optimizer, how many began."""
+    if not capture.optimizer_steps:
+        return capture.last_step if has_backward(capture) else 0
+    return sum(step.end is not None for step in capture.step_times())
+
+
+def has_backward(capture: Capture) -> bool:
+    """Whether anything is known of backward."""
+    return next((event for event in capture.events("position") if event.phase == "backward"), None) is not None
+
+
 def step_ms_by(capture: Capture, ends: Sequence[float]) -> float | None:
-    """The milliseconds of a step by another clock. ``ends``: its times when the capture's optimizer steps ended."""
+    """The milliseconds of a step by another clock. ``ends``: its times when the capture's optimizer steps ended, or, if
+    it has none, its backwards."""
     ended = [step.optimizer_steps for step in capture.step_times() if step.end is not None]
+    if not capture.optimizer_steps:
+        ended = list(range(1, len(ends) + 1))
     between = median_between([ends[number - 1] for number in ended if number <= len(ends)])
     return None if between is None else 1e3 * between
 

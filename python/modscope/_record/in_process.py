@@ -2,8 +2,8 @@
 
 It begins when the script has imported torch, and ends with the script, when one line about the capture is printed. The
 script must not notice it. It patches only these, and no longer than needed: sys.meta_path (until torch is imported),
-os._exit, the functions that start programs (_record/child_processes.py), and after torch is imported sys.excepthook
-and, in C, how a SystemExit is deallocated and, while it has its default action, SIGTERM.
+os._exit, the functions that start programs (_record/child_processes.py), and after torch is imported sys.excepthook,
+for --steps torch's function that runs a backward, and, in C, how a SystemExit is deallocated and, while it has its default action, SIGTERM.
 
 Python processes that the script starts are recorded in the same way, each to its own capture. They print nothing."""
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import _thread
 import atexit
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from modscope._record.record import Recording, RecordingResult
 
 _VARIABLE = "MODSCOPE_RUN"
+_SEARCHES = 4  # backwards after which it is looked for an optimizer, which takes time
 
 
 class Settings(NamedTuple):
@@ -192,6 +194,8 @@ class RunRecording:
         self._created: os.stat_result | None = None  # identifies the capture's file
         self._is_child = settings.is_started  # a process that the script started, or a followed child
         self._steps = 0
+        self._has_optimizer = False
+        self._searches = _SEARCHES
         self._stopped = False  # by --steps
         self._finished = False
         self._finishing = _thread.RLock()  # held while the capture is completed: other threads end the process after it
@@ -228,7 +232,8 @@ class RunRecording:
         if self._options.steps:
             from torch.optim.optimizer import register_optimizer_step_post_hook
 
-            register_optimizer_step_post_hook(self._count_step)
+            register_optimizer_step_post_hook(self._optimizer_stepped)
+            self._watch_backward()
         if self._follows_forks():
             os.register_at_fork(after_in_child=lambda: self._follow() and self._start())
 
@@ -250,8 +255,11 @@ class RunRecording:
     def _began(self) -> None:
         """Do what is needed when the recording has begun."""
 
-    def _step_ended(self) -> None:
+    def _optimizer_step_ended(self) -> None:
         """Do what is needed after an optimizer step."""
+
+    def _step_ended(self) -> None:
+        """Do what is needed after a training step."""
 
     def _start(self) -> bool:
         try:
@@ -295,11 +303,45 @@ class RunRecording:
             before = ""
         recording.watch_sigterm(before, after)
 
-    def _count_step(self, optimizer: object, args: object, kwargs: object) -> None:
+    def _optimizer_stepped(self, optimizer: object, args: object, kwargs: object) -> None:
         import torch
+        from modscope import _native
 
         if torch.compiler.is_compiling() or self._in_fork() or self._finished:
             return
+        self._has_optimizer = True
+        self._optimizer_step_ended()
+        if _native.optimizer_ends_step(optimizer):
+            self._count_step(optimizer)
+
+    def _watch_backward(self) -> None:
+        """In a program without an optimizer, a backward ends a step. One inside another backward does not."""
+        import torch
+
+        engine: Any = torch.autograd
+        run = engine._engine_run_backward
+
+        @functools.wraps(run)
+        def run_backward(*args: Any, **options: Any) -> Any:
+            is_inside = torch._C._current_graph_task_id() != -1
+            result = run(*args, **options)
+            if not is_inside and not self._has_optimizer and not self._in_fork() and not self._finished:
+                self._backward_ended()
+            return result
+
+        engine._engine_run_backward = run_backward
+
+    def _backward_ended(self) -> None:
+        if self._searches:
+            from modscope._torch.global_hooks import count_optimizers
+
+            self._searches -= 1
+            self._has_optimizer = count_optimizers() > 0
+        if not self._has_optimizer:
+            self._optimizer_step_ended()
+            self._count_step(None)
+
+    def _count_step(self, optimizer: object) -> None:
         self._steps += 1
         self._step_ended()
         if self._steps >= self._options.steps:

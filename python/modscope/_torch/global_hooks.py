@@ -78,20 +78,26 @@ def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         _native.optimizer_step_ends(optimizer)
 
 
-_found: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-
-
 def _with_subclasses(kind: Any) -> list[Any]:
     return [kind, *(below for subclass in kind.__subclasses__() for below in _with_subclasses(subclass))]
 
 
-def has_optimizer() -> bool:
-    """Whether the program has an optimizer. If it has one, a training step ends only with an optimizer step: a root
-    module that is called twice before that processes micro-batches of one step."""
+def count_optimizers() -> int:
+    """How many optimizers the program has. If it has any, a training step ends only with an optimizer step: a root
+    module that is called twice before that processes micro-batches of one step. Optimizers of the same parameters
+    count once: one wraps the other."""
     # torch sets `hooked` on an optimizer class when it first creates one: without it, the objects need no search.
-    if not _found and any(getattr(kind.step, "hooked", False) for kind in _with_subclasses(torch.optim.Optimizer)):
-        _found.update(_native.living_instances(torch.optim.Optimizer))
-    return len(_found) > 0
+    if not any(getattr(kind.step, "hooked", False) for kind in _with_subclasses(torch.optim.Optimizer)):
+        return 0
+    return len(set(map(_first_parameter, _native.living_instances(torch.optim.Optimizer))))
+
+
+def _first_parameter(optimizer: torch.optim.Optimizer) -> int:
+    """Its identity, or the optimizer's if it has none."""
+    try:
+        return id(optimizer.param_groups[0]["params"][0])
+    except Exception:  # a class of the program's may do anything
+        return id(optimizer)
 
 
 _STEP_HOOKS = (

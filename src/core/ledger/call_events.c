@@ -219,12 +219,41 @@ MS__HOT void ms__on_node_leave(ms_ledger *ledger, ms_thread *thread)
 
 /* ---- optimizer steps ---- */
 
-void ms__on_optimizer_step(ms_ledger *ledger, ms_thread *thread, bool left)
+static bool has_stepped(const struct ms__turns *turns, uint64_t optimizer)
+{
+    for (uint32_t i = 0; i < turns->count; i++)
+        if (turns->stepped[i] == optimizer)
+            return true;
+    return false;
+}
+
+static bool ends_step(const struct ms__turns *turns, uint64_t optimizer)
+{
+    return turns->expected < 2 || !optimizer || has_stepped(turns, optimizer) || turns->count + 1 == turns->expected;
+}
+
+/* An optimizer's step has ended. Returns whether the training step has, too. */
+static bool take_turn(struct ms__turns *turns, uint64_t optimizer)
+{
+    bool ends = ends_step(turns, optimizer);
+    if (turns->expected > 1 && optimizer && has_stepped(turns, optimizer)) {
+        turns->lack_order = true;
+        turns->expected = 0;
+    }
+    if (ends)
+        turns->count = 0;
+    else
+        turns->stepped[turns->count++] = optimizer;
+    return ends;
+}
+
+void ms__on_optimizer_step(ms_ledger *ledger, ms_thread *thread, bool left, uint64_t optimizer)
 {
     ms__lock(&ledger->lock);
     if (MS__PEEK(ledger->attached)) {
         ledger->optimizer_expected = true;
-        ledger->step_open &= !left;
+        if (left && !thread->optimizer_steps_open && take_turn(&ledger->turns, optimizer))
+            ledger->step_open = false;
         struct ms__thread_spans *spans = thread->spans;
         if (spans && MS__LOAD(spans->ledger) == ledger)
             ms__spans_pop_above(ledger, spans, thread->nodes_open);
@@ -241,6 +270,32 @@ void ms_ledger_expect_optimizer(ms_ledger *ledger)
     ms__lock(&ledger->lock);
     ledger->optimizer_expected = true;
     ms__unlock(&ledger->lock);
+}
+
+void ms_ledger_expect_optimizers(ms_ledger *ledger, uint32_t count)
+{
+    enum { MOST = sizeof ledger->turns.stepped / sizeof *ledger->turns.stepped };
+    ms__lock(&ledger->lock);
+    ledger->optimizer_expected |= count > 0;
+    if (!ledger->turns.lack_order)
+        ledger->turns.expected = count <= MOST ? count : 0;
+    ms__unlock(&ledger->lock);
+}
+
+bool ms_ledger_ends_step(ms_ledger *ledger, uint64_t optimizer)
+{
+    ms__lock(&ledger->lock);
+    bool ends = ends_step(&ledger->turns, optimizer);
+    ms__unlock(&ledger->lock);
+    return ends;
+}
+
+bool ms_ledger_optimizers_lack_order(ms_ledger *ledger)
+{
+    ms__lock(&ledger->lock);
+    bool lack_order = ledger->turns.lack_order;
+    ms__unlock(&ledger->lock);
+    return lack_order;
 }
 
 /* ---- whether call snapshots are kept ---- */

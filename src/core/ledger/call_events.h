@@ -16,8 +16,8 @@ void ms__on_node_enter(ms_ledger *ledger, ms_thread *thread, ms_thread *creator,
 void ms__on_node_enter_as(ms_ledger *ledger, ms_thread *thread);
 /* A node has ended; thread->nodes_open no longer counts it. */
 void ms__on_node_leave(ms_ledger *ledger, ms_thread *thread);
-/* An optimizer step has begun or (`left`) ended. */
-void ms__on_optimizer_step(ms_ledger *ledger, ms_thread *thread, bool left);
+/* A step of this optimizer has begun or (`left`) ended. */
+void ms__on_optimizer_step(ms_ledger *ledger, ms_thread *thread, bool left, uint64_t optimizer);
 
 /* ---- to all ledgers of a watch, with watch->lock held or while the watch is closed ---- */
 

@@ -381,10 +381,15 @@ void ms_optimizer_enter(ms_thread *thread)
         thread->optimizer_at = thread->depth + 1;
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (ledger)
-        ms__on_optimizer_step(ledger, thread, false);
+        ms__on_optimizer_step(ledger, thread, false, 0);
 }
 
 void ms_optimizer_leave(ms_thread *thread)
+{
+    ms_optimizer_leave_as(thread, 0);
+}
+
+void ms_optimizer_leave_as(ms_thread *thread, uint64_t optimizer)
 {
     if (!thread->optimizer_steps_open)
         return;
@@ -392,5 +397,5 @@ void ms_optimizer_leave(ms_thread *thread)
         thread->optimizer_at = 0;
     ms_ledger *ledger = MS__LOAD(thread->watch->ledger);
     if (ledger)
-        ms__on_optimizer_step(ledger, thread, true);
+        ms__on_optimizer_step(ledger, thread, true, optimizer);
 }

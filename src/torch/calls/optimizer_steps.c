@@ -56,7 +56,7 @@ void mst_optimizer_step_end(ms_thread *thread, PyObject *optimizer)
     mst_claim_gradients_at_step(optimizer, false);
     mst_outside_inputs_drop_freed(false);
     mst_dynamo_restore(callback);
-    ms_optimizer_leave(thread);
+    ms_optimizer_leave_as(thread, (uint64_t)(uintptr_t)optimizer);
 }
 
 static PyObject *optimizer_step_begins(PyObject *self, PyObject *optimizer)
@@ -77,6 +77,19 @@ static PyObject *optimizer_step_ends(PyObject *self, PyObject *optimizer)
     if (thread)
         mst_optimizer_step_end(thread, optimizer);
     Py_RETURN_NONE;
+}
+
+static PyObject *optimizer_ends_step(PyObject *self, PyObject *optimizer)
+{
+    (void)self;
+    bool ends = !mst.ledger || ms_ledger_ends_step(mst_target_ledger(), (uint64_t)(uintptr_t)optimizer);
+    return PyBool_FromLong(ends);
+}
+
+static PyObject *optimizers_lack_order(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    return PyBool_FromLong(mst.ledger && ms_ledger_optimizers_lack_order(mst_target_ledger()));
 }
 
 static PyObject *end_running_step(PyObject *self, PyObject *optimizer)
@@ -109,6 +122,10 @@ PyTypeObject mst_step_arguments_type = {
 PyMethodDef mst_optimizer_steps_methods[] = {
     {"optimizer_step_begins", optimizer_step_begins, METH_O, "An optimizer step begins on this thread."},
     {"optimizer_step_ends", optimizer_step_ends, METH_O, "An optimizer step ended without an error."},
+    {"optimizer_ends_step", optimizer_ends_step, METH_O,
+     "Whether the training step is over when a step of this optimizer ends now."},
+    {"optimizers_lack_order", optimizers_lack_order, METH_NOARGS,
+     "Whether several optimizers were found not to step in turn."},
     {"end_running_step", end_running_step, METH_O, "End the optimizer step that runs on this thread, if one does."},
     {NULL, NULL, 0, NULL},
 };

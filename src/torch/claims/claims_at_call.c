@@ -36,10 +36,11 @@ static void seek_unknown(void)
         return;
     bool held = mst_signals_hold(); /* An interrupt's traceback must not show our Python code. */
     PyObject *callback = mst_dynamo_disable();
-    PyObject *found = optimizer_found ? NULL : mst_run_python(MST_PY_HAS_OPTIMIZER, NULL);
-    if (found == Py_True) {
+    PyObject *found = optimizer_found ? NULL : mst_run_python(MST_PY_COUNT_OPTIMIZERS, NULL);
+    long count = found ? PyLong_AsLong(found) : 0;
+    if (count > 0) {
         optimizer_found = true;
-        ms_ledger_expect_optimizer(mst_target_ledger());
+        ms_ledger_expect_optimizers(mst_target_ledger(), (uint32_t)count);
     }
     Py_XDECREF(found);
     mst_clear_error();

@@ -95,10 +95,7 @@ def test_several_numbers_of_ranks_are_a_table(tmp_path: pathlib.Path) -> None:
     ran = predict(tmp_path, "--gpu", "l4", "--seconds", "0", "--ranks", "1,2", "-o", "x.msc", str(PROGRAMS / "ddp.py"))
     assert ran.returncode == 0, ran.stderr
     lines = ran.stderr.splitlines()
-    assert sorted(re.sub(", .*", "", line) for line in lines[:2]) == [
-        f"[modscope] rank 0 of {ranks} ended after 3 steps" for ranks in (1, 2)
-    ]
-    assert lines[2].startswith("[modscope] predicted 3 steps as rank 0 of 1 and 2 ranks on L4 in")
+    assert lines[0].startswith("[modscope] predicted 3 steps as rank 0 of 1 and 2 ranks on L4 in")
     rows = [line.split() for line in lines if re.match(r"[12] ", line)]
     assert [row[0] for row in rows] == ["1", "2"] and all(row[-1] == "fits" for row in rows)
     assert lines[-1] == "Compare two:  modscope diff x.1ranks.rank0.msc x.2ranks.rank0.msc"

@@ -3,7 +3,8 @@ backward."""
 
 import modscope
 import pytest
-from predict_helpers import needs_virtual_gpu, run_python
+import warm_python
+from predict_helpers import needs_virtual_gpu, predict, run_python
 
 pytestmark = [pytest.mark.slow, needs_virtual_gpu]
 
@@ -131,3 +132,21 @@ def test_a_backward_may_have_run_before():
             print(torch.cuda.is_available(), torch.ones(3, requires_grad=True).sum().backward())
     """)
     assert out == ["8389632 True", "False None"] * 2
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_workers_that_return_tensors_of_the_gpu_get_an_error(tmp_path, how):
+    (tmp_path / "data.py").write_text(
+        "import torch\n"
+        "class OnGpu(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 4\n"
+        "    def __getitem__(self, i): return torch.ones(3, device='cuda')\n"
+    )
+    (tmp_path / "program.py").write_text(
+        "import data, torch\n"
+        "if __name__ == '__main__':\n"
+        f"    list(torch.utils.data.DataLoader(data.OnGpu(), num_workers=1, multiprocessing_context='{how}'))\n"
+    )
+    ran = predict(tmp_path, "--gpu", "h100", "--seconds", "0", "program.py")
+    assert "a tensor of a virtual GPU cannot be shared with another process: send a copy" in ran.err
+    assert ran.status == 1
