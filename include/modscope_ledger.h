@@ -365,7 +365,7 @@ void ms_ledger_expect_optimizer(ms_ledger *ledger);
  * training step, which the last of them ends. If one steps again before all others have, they do not step in turn, and
  * from then on each step of an optimizer ends a step. Optimizers are told apart by ms_optimizer_leave_as. */
 void ms_ledger_expect_optimizers(ms_ledger *ledger, uint32_t count);
-/* Whether the step is over when a step of this optimizer ends now. */
+/* Whether the step is over when a step of this optimizer ends now; 0: whether the latest optimizer step ended it. */
 bool ms_ledger_ends_step(ms_ledger *ledger, uint64_t optimizer);
 /* Whether several optimizers were found not to step in turn. */
 bool ms_ledger_optimizers_lack_order(ms_ledger *ledger);

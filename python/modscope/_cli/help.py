@@ -30,10 +30,12 @@ TOPICS = {
         """\
 A step is one training step, from the beginning of its forward to the beginning
 of the next one's. Steps are counted from 1; step 0 is everything before the first.
-An optimizer step is one call of optimizer.step().
+An optimizer step is one call of optimizer.step(). It ends the step; of several
+optimizers that step in turn, as a GAN's, the last one does. For --steps in a program
+without an optimizer a backward ends it.
 A forward under no_grad or inference_mode begins no step. Between an optimizer step
 and the next step it is evaluation, and counts as part of the step before it.
---steps N stops a script after N optimizer steps, in every command that runs one.
+--steps N stops a script after N steps, in every command that runs one.
 --only-steps A:B chooses the steps that modscope report shows.""",
     ),
     "devices": Topic(

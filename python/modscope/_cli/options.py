@@ -221,7 +221,7 @@ def add_batches(parser: Parser, more: str = "") -> None:
 
 def add_steps(parser: Any, default: int | None) -> None:
     after = "never" if default is None else str(default)
-    stop = f"stop the script after N optimizer steps, with exit status 0 (default: {after})"
+    stop = f"stop the script after N training steps, with exit status 0 (default: {after})"
     parser.add_argument("--steps", type=_steps, default=default, metavar="N", help=stop)
 
 

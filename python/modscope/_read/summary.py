@@ -215,12 +215,10 @@ def describe_end(end: Mapping[str, str] | None) -> str:
 
 
 def _describe_stop(by: str) -> str:
-    """Say what stopped a recording: "Stopped after 3 optimizer steps, as --steps 3 says". ``by``: the option of
+    """Say what stopped a recording: "Stopped after 3 steps, as --steps 3 says". ``by``: the option of
     modscope; "" if the program ended its recording itself, or the capture does not say."""
     option, _, number = by.partition(" ")
-    after = {"--steps": f"{number} optimizer {'step' if number == '1' else 'steps'}", "--seconds": f"{number} s"}.get(
-        option
-    )
+    after = {"--steps": f"{number} {'step' if number == '1' else 'steps'}", "--seconds": f"{number} s"}.get(option)
     return f"Stopped after {after}, as {by} says" if after else "Stopped before the program's own end"
 
 

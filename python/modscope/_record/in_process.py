@@ -193,7 +193,7 @@ class RunRecording:
         self._plan: PlanForRun | None = None
         self._created: os.stat_result | None = None  # identifies the capture's file
         self._is_child = settings.is_started  # a process that the script started, or a followed child
-        self._steps = 0
+        self._steps = self._optimizer_steps = 0
         self._has_optimizer = False
         self._searches = _SEARCHES
         self._stopped = False  # by --steps
@@ -310,7 +310,10 @@ class RunRecording:
         if torch.compiler.is_compiling() or self._in_fork() or self._finished:
             return
         self._has_optimizer = True
+        self._optimizer_steps += 1
         self._optimizer_step_ended()
+        if _native.optimizers_lack_order():
+            self._steps = self._optimizer_steps - 1
         if _native.optimizer_ends_step(optimizer):
             self._count_step(optimizer)
 

@@ -244,7 +244,7 @@ static bool take_turn(struct ms__turns *turns, uint64_t optimizer)
         turns->count = 0;
     else
         turns->stepped[turns->count++] = optimizer;
-    return ends;
+    return turns->ended = ends;
 }
 
 void ms__on_optimizer_step(ms_ledger *ledger, ms_thread *thread, bool left, uint64_t optimizer)
@@ -285,7 +285,7 @@ void ms_ledger_expect_optimizers(ms_ledger *ledger, uint32_t count)
 bool ms_ledger_ends_step(ms_ledger *ledger, uint64_t optimizer)
 {
     ms__lock(&ledger->lock);
-    bool ends = ends_step(&ledger->turns, optimizer);
+    bool ends = optimizer ? ends_step(&ledger->turns, optimizer) : ledger->turns.ended;
     ms__unlock(&ledger->lock);
     return ends;
 }

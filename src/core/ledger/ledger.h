@@ -43,6 +43,7 @@ struct ms_ledger {
         uint64_t stepped[8];            /* those that have stepped since the latest step ended */
         uint32_t count, expected;       /* expected <= 1: they do not step in turn */
         bool lack_order;                /* one stepped again before all others had */
+        bool ended;                     /* the latest optimizer step ended the step */
     } turns;
     uint32_t iteration_root_calls;      /* root calls of the latest iteration */
     uint64_t iteration;                 /* the number of the latest iteration (call_stats.h) */

@@ -79,11 +79,13 @@ static PyObject *optimizer_step_ends(PyObject *self, PyObject *optimizer)
     Py_RETURN_NONE;
 }
 
+/* Before Python 3.12 the hooks of a step run after what is intercepted of it (intercept_steps.c). */
 static PyObject *optimizer_ends_step(PyObject *self, PyObject *optimizer)
 {
     (void)self;
-    bool ends = !mst.ledger || ms_ledger_ends_step(mst_target_ledger(), (uint64_t)(uintptr_t)optimizer);
-    return PyBool_FromLong(ends);
+    bool is_running = mst_this_thread && ms_thread_phase(mst_this_thread) == MS_OPTIMIZER;
+    uint64_t number = is_running ? (uint64_t)(uintptr_t)optimizer : 0;
+    return PyBool_FromLong(!mst.ledger || ms_ledger_ends_step(mst_target_ledger(), number));
 }
 
 static PyObject *optimizers_lack_order(PyObject *self, PyObject *unused)
@@ -123,7 +125,7 @@ PyMethodDef mst_optimizer_steps_methods[] = {
     {"optimizer_step_begins", optimizer_step_begins, METH_O, "An optimizer step begins on this thread."},
     {"optimizer_step_ends", optimizer_step_ends, METH_O, "An optimizer step ended without an error."},
     {"optimizer_ends_step", optimizer_ends_step, METH_O,
-     "Whether the training step is over when a step of this optimizer ends now."},
+     "For its hooks: whether this step of the optimizer ends the training step."},
     {"optimizers_lack_order", optimizers_lack_order, METH_NOARGS,
      "Whether several optimizers were found not to step in turn."},
     {"end_running_step", end_running_step, METH_O, "End the optimizer step that runs on this thread, if one does."},

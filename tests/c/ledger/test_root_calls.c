@@ -301,6 +301,53 @@ TEST(with_optimizer_steps_a_step_begins_with_the_root_call_after_one)
     ledger_end();
 }
 
+static void step_of(struct lane *t, uint64_t optimizer)
+{
+    ms_optimizer_enter(t->thread);
+    ms_optimizer_leave_as(t->thread, optimizer);
+}
+
+TEST(the_last_of_several_optimizers_that_step_in_turn_ends_a_step)
+{
+    enum { DISCRIMINATOR = 7, GENERATOR = 8 };
+    struct lane *t = ledger_start();
+    ms_ledger_expect_optimizers(ledger, 2);
+    for (uint64_t i = 1; i < 5; i++) {
+        small_call(t, scene.a, 0);
+        CHECK_EQ(current_step(), i);
+        CHECK(!ms_ledger_ends_step(ledger, DISCRIMINATOR));
+        step_of(t, DISCRIMINATOR);
+        CHECK(!ms_ledger_ends_step(ledger, 0));
+        small_call(t, scene.a, 0);
+        CHECK_EQ(current_step(), i);
+        CHECK(ms_ledger_ends_step(ledger, GENERATOR));
+        step_of(t, GENERATOR);
+        CHECK(ms_ledger_ends_step(ledger, 0));
+    }
+    CHECK(!ms_ledger_optimizers_lack_order(ledger));
+    ledger_end();
+}
+
+TEST(optimizers_that_do_not_step_in_turn_each_end_a_step)
+{
+    enum { CRITIC = 7, GENERATOR = 8 };
+    struct lane *t = ledger_start();
+    ms_ledger_expect_optimizers(ledger, 2);
+    small_call(t, scene.a, 0);
+    step_of(t, CRITIC);
+    small_call(t, scene.a, 0);
+    CHECK_EQ(current_step(), 1);
+    step_of(t, CRITIC); /* again, before the other one */
+    CHECK(ms_ledger_optimizers_lack_order(ledger));
+    for (uint64_t i = 2; i < 5; i++) {
+        small_call(t, scene.a, 0);
+        CHECK_EQ(current_step(), i);
+        step_of(t, i % 2 ? CRITIC : GENERATOR);
+        ms_ledger_expect_optimizers(ledger, 2); /* is told again, and changes nothing */
+    }
+    ledger_end();
+}
+
 TEST(once_an_optimizer_step_was_entered_only_these_begin_a_step)
 {
     struct lane *t = ledger_start();

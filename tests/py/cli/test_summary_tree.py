@@ -46,8 +46,8 @@ def test_summary_says_how_it_ended(text, name, says):
 @pytest.mark.parametrize(
     "by,says",
     [
-        ("--steps 3", "Stopped after 3 optimizer steps, as --steps 3 says"),
-        ("--steps 1", "Stopped after 1 optimizer step, as --steps 1 says"),
+        ("--steps 3", "Stopped after 3 steps, as --steps 3 says"),
+        ("--steps 1", "Stopped after 1 step, as --steps 1 says"),
         ("--seconds 60", "Stopped after 60 s, as --seconds 60 says"),
     ],
 )
