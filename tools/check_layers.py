@@ -263,6 +263,7 @@ HANDED_ON = {
     ("_record.in_process", "_show.output_file"),
     ("_record.in_process", "_show.terminal"),
     ("_record.last_line", "_show.terminal"),
+    ("_record.run", "_show.terminal"),
     # the doctor tries everything that relies on torch
     ("_torch.doctor", "_trackers.mem_tracker"),
     ("_torch.doctor", "_virtual.device.device"),

@@ -476,7 +476,7 @@ class RunRecording:
 
             _native.restore()
         if self._status:
-            _flush()
+            flush()
             self._original_exit(self._status)  # an exit function cannot change the status otherwise
 
     def _exit_status(self) -> dict[str, str]:

@@ -3,7 +3,6 @@ are not intercepted, when a step begins and ends."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple

@@ -58,7 +58,10 @@ def run_in_terminal(folder: pathlib.Path, words: list[str], expected: str) -> st
     [
         (["predict", "--gpu", "h100"], r"predicting train\.py: 2 of 3 steps, \d"),
         (["predict", "--gpu", "h100,a100"], r"predicting train\.py on .*\(1 of 2\): 2 of 3 steps, \d"),
-        (["predict", "--gpu", "h100", "--ranks", "2", "--all-ranks"], r"train\.py as 2 ranks: \d of 6 steps, 0 of 2 ended, \d"),
+        (
+            ["predict", "--gpu", "h100", "--ranks", "2", "--all-ranks"],
+            r"train\.py as 2 ranks: \d of 6 steps, 0 of 2 ended, \d",
+        ),
         (["fit", "--gpu", "h100"], r"predicting train\.py \(on H100 80GB HBM3\): 2 of 3 steps, \d"),
     ],
 )

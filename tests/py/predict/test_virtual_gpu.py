@@ -3,7 +3,6 @@ backward."""
 
 import modscope
 import pytest
-import warm_python
 from predict_helpers import needs_virtual_gpu, predict, run_python
 
 pytestmark = [pytest.mark.slow, needs_virtual_gpu]

@@ -131,7 +131,9 @@ class VirtualDevice:
 
     def _install_answers(self, undo: contextlib.ExitStack) -> None:
         """What torch's Python code asks, and what the kernels need to know of the GPU."""
-        for module, values in cuda_functions.replacements(self.gpu, self.memory, self.memory.count) + storages.replacements():
+        for module, values in (
+            cuda_functions.replacements(self.gpu, self.memory, self.memory.count) + storages.replacements()
+        ):
             undo.enter_context(_replaced(module, values))
         gpu = rules.gpu_and_torch(self.gpu, self._version)
         self._rules = rules.Rules(gpu, self._table)

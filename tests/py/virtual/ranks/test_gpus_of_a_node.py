@@ -8,10 +8,7 @@ import pytest
 import warm_python
 from helpers import INTERCEPTION
 
-pytestmark = [
-    pytest.mark.skipif(not INTERCEPTION, reason="the virtual GPU needs interception"),
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.skipif(not INTERCEPTION, reason="the virtual GPU needs interception"), pytest.mark.slow]
 
 
 def run(folder: pathlib.Path, inside: str, after: str = "", rank: int = 11) -> None:
@@ -115,7 +112,9 @@ assert (cuda.max_memory_reserved(3), cuda.max_memory_reserved(4)) == (0, 2 * mib
 def test_the_result_is_of_the_one_that_the_program_used(tmp_path: pathlib.Path) -> None:
     own = 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\nx = torch.empty(5 << 20, dtype=torch.uint8, device="cuda")'
     is_right = 'assert gpu.result["device"] == "{}" and gpu.peak_allocated == 5 << 20 and gpu.result["notes"] == {}'
-    no_group = '["The script made no process group, so it is the same on every rank: ranks matter after init_process_group."'
+    no_group = (
+        '["The script made no process group, so it is the same on every rank: ranks matter after init_process_group."'
+    )
     run(tmp_path, own, is_right.format("cuda:3", f"{no_group}]"))
     said = (
         "'The script uses cuda:0, the GPU of another rank, and so do all ranks of its node. Choose this rank\\'s own, "
