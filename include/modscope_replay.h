@@ -17,10 +17,10 @@
  *            MS_EINVAL the edit is unchanged. After MS_ENOMEM an edit may be half done: close it.
  * Memory     malloc and free. A stream takes about 64 bytes for each event of the capture, without those of steps that
  *            are left out; an edit takes 16 for each block, and a run 24 for each block besides what the model of the
- *            allocator needs. What is opened or loaded
- *            belongs to the caller, who closes or frees it; the arrays in it belong to it.
+ *            allocator needs. What is opened or loaded belongs to the caller, who closes or frees it; the arrays in it
+ *            belong to it.
  * Threads    A stream never changes after it was loaded and folded: any number of threads may use it at once. An edit
- * may be used by one thread at a time; several runs at once may use an edit that nobody changes. */
+ *            may be used by one thread at a time; several runs at once may use an edit that nobody changes. */
 #ifndef MODSCOPE_REPLAY_H
 #define MODSCOPE_REPLAY_H
 

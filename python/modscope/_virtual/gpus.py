@@ -194,9 +194,8 @@ gpus: Mapping[str, Gpu] = MappingProxyType(GPUS)
 
 
 def rules_of(gpu: Gpu) -> Hashable:
-    """GPUs of equal rules run the same kernels, with the same memory beside their results: the sizes of workspaces and
-    the choice of attention kernels differ by generation, and in generation 8 between data center (8.0) and other
-    GPUs."""
+    """GPUs of equal rules run the same kernels with the same workspaces. Both differ by generation, and in generation 8
+    between data center (8.0) and other GPUs."""
     major, minor = gpu.capability
     return (major, major == 8 and minor > 0)
 

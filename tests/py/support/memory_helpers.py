@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from helpers import INTERCEPTION
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
 from modscope import MemTracker
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -57,6 +58,18 @@ def bytes_of(*held: Any) -> int:
 
 def parameter_bytes(*mods: nn.Module) -> int:
     return bytes_of([p for m in mods for p in m.parameters()])
+
+
+def trees(programs):
+    """Trees of modules: pairs of a program, which ``programs`` makes for so many children, and the children."""
+    leaves = st.tuples(programs(0), st.just([]))
+
+    def grow(inner):
+        return st.lists(inner, min_size=1, max_size=3).flatmap(
+            lambda kids: st.tuples(programs(len(kids)), st.just(kids))
+        )
+
+    return st.recursive(leaves, grow, max_leaves=5)
 
 
 def tracker_of(source, *known):

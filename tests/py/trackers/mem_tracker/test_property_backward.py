@@ -4,7 +4,7 @@ what was held around each call's backward, compared with a list kept by the test
 from helpers import needs_interception
 from hypothesis import given
 from hypothesis import strategies as st
-from memory_helpers import CPU, every_source, random_programs, wrong_sums
+from memory_helpers import CPU, every_source, random_programs, trees, wrong_sums
 from modscope import MemTracker
 
 import torch
@@ -89,17 +89,6 @@ def programs(children):
     return st.lists(st.one_of(*steps), max_size=4)
 
 
-def trees():
-    leaves = st.tuples(programs(0), st.just([]))
-
-    def grow(inner):
-        return st.lists(inner, min_size=1, max_size=3).flatmap(
-            lambda kids: st.tuples(programs(len(kids)), st.just(kids))
-        )
-
-    return st.recursive(leaves, grow, max_leaves=5)
-
-
 def read_totals(mt, states):
     """Of each module the totals of each of its calls, in the order of time."""
     found = {}
@@ -113,7 +102,7 @@ def read_totals(mt, states):
 
 @every_source
 @random_programs
-@given(tree=trees())
+@given(tree=trees(programs))
 def test_the_owners_of_blocks_of_backward_and_what_was_held_around_it(source, tree):
     world = World()
     mod = Tree(world, tree, "Tree")

@@ -7,7 +7,7 @@ import pytest
 from helpers import Boom, needs_interception
 from hypothesis import given, note
 from hypothesis import strategies as st
-from memory_helpers import CPU, every_source, random_programs, wrong_sums
+from memory_helpers import CPU, every_source, random_programs, trees, wrong_sums
 from modscope import MemTracker
 
 import torch
@@ -24,17 +24,6 @@ def programs(children):
         steps += [st.tuples(st.just("call"), st.integers(0, children - 1))] * 2
     body = st.lists(st.one_of(*steps), max_size=5)
     return st.tuples(body, st.sampled_from([False] * 7 + [True])).map(lambda bt: bt[0] + [("raise", 0)] * bt[1])
-
-
-def trees():
-    leaves = st.tuples(programs(0), st.just([]))
-
-    def grow(inner):
-        return st.lists(inner, min_size=1, max_size=3).flatmap(
-            lambda kids: st.tuples(programs(len(kids)), st.just(kids))
-        )
-
-    return st.recursive(leaves, grow, max_leaves=5)
 
 
 scripts = st.lists(
@@ -147,7 +136,7 @@ def read_totals(mt):
 
 @every_source
 @random_programs
-@given(tree=trees(), script=scripts)
+@given(tree=trees(programs), script=scripts)
 def test_who_holds_what_now_at_the_peak_and_around_each_call(source, tree, script):
     ledger = Ledger()
     mod = Node(ledger, tree, "Node")
@@ -180,7 +169,7 @@ def test_who_holds_what_now_at_the_peak_and_around_each_call(source, tree, scrip
 @pytest.mark.slow
 @needs_interception
 @random_programs
-@given(first=st.tuples(trees(), scripts), second=st.tuples(trees(), scripts))
+@given(first=st.tuples(trees(programs), scripts), second=st.tuples(trees(programs), scripts))
 def test_two_threads_at_once(first, second):
     """Each thread has its own tree with its own names. In any order of events, the final figures are right."""
     ledgers, errors = [Ledger(), Ledger()], []
