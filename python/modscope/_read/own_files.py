@@ -46,14 +46,14 @@ def figures_of(command: str) -> FileKind:
 
 def is_replaceable(path: str, kind: FileKind) -> bool:
     """Whether nothing is lost if a file of this kind takes the name ``path``: the name is free, or has an empty file or
-    one of this kind. A link is judged by the file that it leads to, and a link to anything else may be replaced.
-    OSError if the file cannot be read."""
+    one of this kind. A link is judged by the file that it leads to; one to a folder is not replaced, and one to a
+    device may be. OSError if the file cannot be read."""
     try:
-        is_file = stat.S_ISREG(os.stat(path).st_mode)
+        mode = os.stat(path).st_mode
     except FileNotFoundError:
         return True
-    if not is_file:
-        return os.path.islink(path)
+    if not stat.S_ISREG(mode):
+        return os.path.islink(path) and not stat.S_ISDIR(mode)
     beginning = _read_beginning(path)
     return not beginning or kind.begins.match(beginning) is not None
 

@@ -128,10 +128,14 @@ def test_a_capture_that_exists(tmp_path):
 
 def test_what_is_no_capture_is_not_replaced(tmp_path):
     write(tmp_path, SCRIPT)
+    (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("script.py")
+    (tmp_path / "link-to-folder").symlink_to("folder")
     for name in ("script.py", "link"):
         refused(run(tmp_path, "-f", "-o", name, "script.py"), f"{name} exists already", "It is not a capture")
     assert (tmp_path / "script.py").read_text() == (tmp_path / "link").read_text() != ""
+    refused(run(tmp_path, "-f", "-o", "link-to-folder", "script.py"), "link-to-folder is a folder")
+    assert (tmp_path / "link-to-folder").is_symlink()
     with pytest.raises(FileExistsError, match="It is not a capture, so it is not replaced"):
         capture_file.prepare(str(tmp_path / "script.py"), overwrite=True)
 
