@@ -123,10 +123,17 @@ def amount(text: str) -> int:
 
 
 def rank_count(text: str) -> int:
-    from modscope._virtual.ranks.options import MOST_RANKS
+    return _rank_count(text, "give one number, 1 or more")
 
-    if not re.fullmatch(r"[0-9]+", text) or not 1 <= int(text) <= MOST_RANKS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks: give one number, 1 or more")
+
+def _rank_count(text: str, instead: str) -> int:
+    """``instead``: what to give where the text is no number."""
+    from modscope._virtual.ranks.options import MOST_RANKS, too_many
+
+    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks: {instead}")
+    if int(text) > MOST_RANKS:
+        raise argparse.ArgumentTypeError(too_many(int(text)))
     return int(text)
 
 
@@ -135,11 +142,8 @@ def one_size(text: str) -> list[int]:
 
 
 def several_sizes(text: str) -> list[int]:
-    try:
-        return [*dict.fromkeys(rank_count(size.strip()) for size in text.split(","))]
-    except argparse.ArgumentTypeError:
-        wrong = f"{text!r} is not a number of ranks: give 64, or several such as 8,16,32,64"
-        raise argparse.ArgumentTypeError(wrong) from None
+    instead = "give 64, or several such as 8,16,32,64"
+    return [*dict.fromkeys(_rank_count(size.strip(), instead) for size in text.split(","))]
 
 
 def _rank(text: str) -> int:

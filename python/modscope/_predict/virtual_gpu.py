@@ -33,7 +33,9 @@ def _check_ranks(ranks: int | None, rank: int, per_node: int) -> tuple[int, int,
         if rank != 0:
             raise ValueError(f"rank={rank} needs ranks=, how many there are, such as ranks=64")
         return None
-    if not 1 <= ranks <= ranks_option.MOST_RANKS or per_node < 1:
+    if ranks > ranks_option.MOST_RANKS:
+        raise ValueError(ranks_option.too_many(ranks))
+    if ranks < 1 or per_node < 1:
         raise ValueError(f"ranks={ranks}, ranks_per_node={per_node}: give 1 or more, such as ranks=64")
     if per_node > ranks_option.MOST_PER_NODE:
         raise ValueError(f"ranks_per_node={per_node}: torch knows at most {ranks_option.MOST_PER_NODE} GPUs of a node")
@@ -127,7 +129,7 @@ class virtual_gpu:
             version = self._version or str(torch.__version__)
             info = {**record.default_info(program, sys.argv[1:]), **_predict_device.info(self.gpu, version)}
             self._recording = record.Recording(self._fd, info, yields=False)
-            self._recording.start(file.publish if file else None)
+            self._recording.start(file.path if file else "", file.publish if file else None)
         except BaseException:
             if file:
                 file.discard()

@@ -142,6 +142,11 @@ def _sentence(path: str, error: OSError, option: str) -> str:
     return f"{path} cannot be written: {error.strerror}"
 
 
+def unwritable(path: str, error: OSError) -> OSError:
+    """The error as a sentence with the file's name."""
+    return type(error)(f"{path} cannot be written: {error.strerror}")
+
+
 def describe_loss(path: str, created: os.stat_result) -> str | None:
     """What happened to a file that is no longer under its name; None if it is still there."""
     try:

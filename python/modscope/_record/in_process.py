@@ -276,7 +276,7 @@ class RunRecording:
             recording = _record.Recording(
                 self._file.fd if self._file else None, {**info, **self._more_info()}, stacks=self._options.stacks
             )
-            recording.start(self._file.publish if self._file else None)
+            recording.start(self._shown, self._file.publish if self._file else None)
             self._began()
             atexit.unregister(_native.restore)  # _at_exit restores them later
             _native.watch_exit_status(threading.main_thread().ident or 0)

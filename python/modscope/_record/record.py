@@ -149,8 +149,9 @@ class Recording:
         self._rank: dict[str, str] = {}  # as torch.distributed knows it, where the environment did not say so
         self._unowned_before = 0  # bytes without an owner when uncalled modules were last looked for
 
-    def start(self, publish: Callable[[], None] | None = None) -> None:
-        """Begin to count and to write. ``publish`` is called when the file has its first bytes."""
+    def start(self, path: str = "", publish: Callable[[], None] | None = None) -> None:
+        """Begin to count and to write. ``publish`` is called when the file has its first bytes. OSError says in a
+        sentence that the file, whose name is ``path``, takes none."""
         self._failures_before = _native.out_of_memory()[0]
         if self._fd is not None:
             collectives.prepare()
@@ -161,7 +162,10 @@ class Recording:
             ledger.seek()
             if self._fd is not None:
                 info = _encodable({"source": self._tracker.source, **self._info})
-                self._capture = _native.CaptureWriter(ledger, self._fd, info)
+                try:
+                    self._capture = _native.CaptureWriter(ledger, self._fd, info)
+                except OSError as error:
+                    raise capture_file.unwritable(path, error) from None
             if publish is not None:
                 publish()
             _recordings.add(self)
@@ -298,7 +302,7 @@ class record(contextlib.ContextDecorator, _native.Context):
             recording = Recording(
                 file.fd, default_info(program, sys.argv[1:]), self._source, yields=False, stacks=self._stacks
             )
-            recording.start(file.publish)
+            recording.start(self.path, file.publish)
         except BaseException:
             file.discard()
             raise

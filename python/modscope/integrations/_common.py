@@ -298,7 +298,7 @@ class TrainingMemory:
             # What an uncalled module holds was allocated before the step: searching for it in each capture is not worth
             # it.
             recording = Recording(fd, {**default_info(program, sys.argv[1:]), **ranks}, owners_of_uncalled=False)
-            recording.start()
+            recording.start(path)
         except BaseException:
             capture_file.remove_empty(path, fd)
             raise

@@ -105,6 +105,7 @@ def test_several_numbers_of_ranks_are_a_table(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--ranks", "8,1000000"], "1000000 ranks are too many: give 131072 or fewer"),
         (["--ranks", "0"], "'0' is not a number of ranks: give 64, or several such as 8,16,32,64"),
         (["--rank", "1"], "need --ranks, such as --ranks 64"),
         (["--ranks", "8", "--rank", "8"], "--rank 8: of 8 ranks the last one is 7"),

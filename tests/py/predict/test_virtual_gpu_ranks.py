@@ -96,6 +96,7 @@ def test_it_has_the_ranks_that_predict_has(tmp_path):
         ({"rank": 1}, "rank=1 needs ranks="),
         ({"ranks": 8, "rank": 8}, "of 8 ranks the first one is 0 and the last one 7"),
         ({"ranks": 0}, "give 1 or more"),
+        ({"ranks": 1000000}, "1000000 ranks are too many: give 131072 or fewer"),
         ({"ranks": 8, "rank": -1}, "the first one is 0"),
         ({"ranks": 8, "ranks_per_node": 0}, "give 1 or more"),
     ],

@@ -395,6 +395,21 @@ def run_here(folder, text: str) -> subprocess.CompletedProcess:
     return warm_python.run(["-c", BEGIN + textwrap.dedent(text)], folder)
 
 
+def test_a_file_that_takes_nothing_is_named(tmp_path):
+    ran = run_here(
+        tmp_path,
+        """
+        import resource
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        try:
+            record("x.msc").__enter__()
+        except OSError as error:
+            print(error)
+        """,
+    )
+    assert ran.stdout == "x.msc cannot be written: File too large\n" and not os.listdir(tmp_path), ran
+
+
 @pytest.mark.slow
 def test_a_full_disk_costs_events_and_nothing_else(tmp_path, capsys):
     ran = run_here(

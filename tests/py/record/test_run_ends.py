@@ -418,6 +418,19 @@ def test_a_file_that_does_not_stay(tmp_path, text, said):
 # ---- a disk that takes no more ----
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits as Linux has them")
+def test_a_file_that_takes_nothing(tmp_path):
+    """Stands in for a full disk: the script runs without a capture, and is told of which file."""
+    text = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+    write(tmp_path, text + "import torch\nprint(torch.ones(3).sum().item())", "full.py")
+    ran = run(tmp_path, "-o", "full.msc", "full.py")
+    assert (ran.status, ran.out, ran.err) == (0, b"3.0\n", b"")
+    assert ran.said == (
+        "recording could not begin, so the script runs without a capture: full.msc cannot be written: File too large"
+    )
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits as Linux has them")
 def test_a_file_that_may_not_grow(tmp_path):
     """Stands in for a full disk: the script runs on, and the line says what is missing."""

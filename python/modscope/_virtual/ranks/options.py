@@ -6,11 +6,17 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-__all__ = ["MOST_PER_NODE", "MOST_RANKS", "environment", "gpus_of_node", "in_environment"]
+__all__ = ["MOST_PER_NODE", "MOST_RANKS", "environment", "gpus_of_node", "in_environment", "too_many"]
 
-MOST_RANKS = 1 << 20
+MOST_RANKS = 1 << 17
+"""More than any cluster has GPUs. torch makes a list of all ranks for each group."""
 MOST_PER_NODE = 128
 """torch has 8 bits for the index of a GPU."""
+
+
+def too_many(ranks: int) -> str:
+    """What to say of so many ranks."""
+    return f"{ranks} ranks are too many: give {MOST_RANKS} or fewer"
 
 
 def gpus_of_node(rank: int, size: int, per_node: int) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """How long collectives take, and what NCCL takes of a GPU. Needs no torch."""
 
 import pytest
-from modscope._cli.options import several_sizes
+from modscope._cli.options import one_size, several_sizes
 from modscope._virtual.gpus import find_gpu
 from modscope._virtual.ranks.network import communicator_bytes, seconds
 from modscope._virtual.ranks.options import environment
@@ -56,3 +56,7 @@ def test_numbers_of_ranks_are_parsed() -> None:
     for text in ("", "0", "8,", "x", "-1", "1e3"):
         with pytest.raises(Exception, match="is not a number of ranks"):
             several_sizes(text)
+    for parse in (one_size, several_sizes):
+        assert parse("131072") == [131072]
+        with pytest.raises(Exception, match="^1000000 ranks are too many: give 131072 or fewer$"):
+            parse("1000000")
