@@ -427,7 +427,7 @@ def test_a_file_that_takes_nothing(tmp_path):
     ran = run(tmp_path, "-o", "full.msc", "full.py")
     assert (ran.status, ran.out, ran.err) == (0, b"3.0\n", b"")
     assert ran.said == (
-        "recording could not begin, so the script runs without a capture: full.msc cannot be written: File too large"
+        "recording could not begin, so the script runs without a capture: full.msc cannot be written: File too large\n"
     )
 
 
