@@ -15,7 +15,7 @@ def number_device(device: torch.device) -> int:
     if device.type == "cuda" and not torch.backends.cuda.is_built() and not torch.version.hip:
         raise RuntimeError(
             "modscope: this torch is built without CUDA, and its autograd aborts the process for fake 'cuda' tensors. "
-            "Use device='cpu' for the fake model, or a CUDA build of torch (no GPU is needed)."
+            "Use device='cpu' for the fake model, or a CUDA build of torch, whose backward needs a GPU."
         )
     kind = _TYPES.setdefault(device.type, 40 + len(_TYPES))
     _names[kind] = device.type

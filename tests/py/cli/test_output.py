@@ -214,7 +214,7 @@ def test_json_of_run_says_how_a_script_failed(script):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not INTERCEPTION or torch.backends.cuda.is_built(), reason="there is no virtual GPU here")
+@pytest.mark.skipif(not INTERCEPTION, reason="the virtual GPU needs interception")
 @pytest.mark.parametrize("gpus", ["h100", "h100,h200"])
 def test_json_of_predict_is_all_of_stdout(script, gpus):
     ran = warm_python.run(["-m", "modscope", "predict", "--gpu", gpus, "--json", "train.py", "x.json"], script)

@@ -81,13 +81,13 @@ LAUNCHER = """
 
 
 def test_a_process_that_the_script_starts_is_predicted(tmp_path):
-    result = predict_json(tmp_path, "--gpu", "rtx4090", write(tmp_path, LAUNCHER))
+    result = predict_json(tmp_path, "--seconds", "0", "--gpu", "rtx4090", write(tmp_path, LAUNCHER))
     assert result["fits"] and 16 << 30 < result["reserved_peak"] < 17 << 30
     assert result["notes"] == ["This is a process that the script started: the script itself used no GPU."]
 
 
 def test_the_table_has_the_process_that_the_script_starts(tmp_path):
-    ran = predict(tmp_path, "--gpu", "t4,rtx4090", write(tmp_path, LAUNCHER))
+    ran = predict(tmp_path, "--seconds", "0", "--gpu", "t4,rtx4090", write(tmp_path, LAUNCHER))
     assert ran.status == 0 and [line.split()[0] for line in ran.err.splitlines() if " fits" in line] == ["rtx4090"]
     assert "  does not fit: " in ran.err
 

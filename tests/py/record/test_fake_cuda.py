@@ -13,7 +13,7 @@ import torch
 
 pytestmark = [
     needs_interception,
-    pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has the real libraries"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: test_record_cuda.py tests it"),
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here"),
 ]
 
@@ -79,10 +79,10 @@ int cuThreadExchangeStreamCaptureMode(int *m) { int before = mode; mode = *m; *m
 
 BEGIN = """
 import ctypes, json, sys
+gpu = ctypes.CDLL({allocator!r})  # before torch, whose own library of this name, if it has one, is the second one then
+driver = ctypes.CDLL({driver!r})
 import torch
 from torch import nn
-gpu = ctypes.CDLL({allocator!r})
-driver = ctypes.CDLL({driver!r})
 import modscope
 from modscope import _capture, _native, load
 from modscope._read.types import calls_of
