@@ -35,7 +35,7 @@ class OperatorMode(TorchDispatchMode):
         super().__init__()
         if hasattr(TorchDispatchMode, "supports_higher_order_operators"):
             return
-        # Before torch 2.9 each of these operators has a table with a rule for each class of modes that it supports.
+        # In torch 2.8 each of these operators has a table with a rule for each class of modes that it supports.
         for operator in torch._ops._higher_order_ops.values():
             operator.python_key_table.setdefault(type(self), _rule_of(operator))
 

@@ -30,7 +30,7 @@ __all__ = ["VirtualDevice", "try_in_fork"]
 
 _UNLIMITED = 1 << 50  # bytes
 _FORK_LIMIT = 20_000  # milliseconds
-_SEEN_TO_WORK = ("2.11.", "2.13.")
+_SEEN_TO_WORK = ("2.8.", "2.11.", "2.13.", "2.15.")
 """Versions of torch in which the device has been tested. In any other version it is first installed in a forked
 process, because torch's internals may differ there in a way that ends the process."""
 _CAN_BE_INSTALLED = "it can be installed"
