@@ -204,8 +204,10 @@ gpu-check-build:
 	    || { echo "gpu-check: $(PYTHON) has no torch that can use the device '$(DEVICE)'"; exit 1; }
 	$(PYTHON) -m pip $(INSTALL) --upgrade --target build/gpu --config-settings=build-dir=build/gpu-cmake .
 
-matrix: ## the suite on every CPython here with several torches (several GB each)
-	NEEDS="$(NEEDS) cmake ninja" tools/matrix.sh
+# In parts: make matrix MATRIX_KEEP=1 MATRIX_CELLS=3.13:2.15.0 MATRIX_PARTS="suite-virtual suite-predict suite-ranks"
+MATRIX_PARTS ?= $(filter-out suite-page suite-looks,$(SUITE)) $(FALLBACK)
+matrix: ## the suite with torch 2.13 (CPU build), 2.15 (CUDA build) and 2.8; several GB each; MATRIX_CELLS=3.13:2.15.0, MATRIX_PARTS=suite-virtual
+	NEEDS="$(NEEDS) cmake ninja" PARALLEL="$(PARALLEL)" MAKE="$(MAKE)" MATRIX_PARTS="$(MATRIX_PARTS)" tools/matrix.sh
 
 clean: ## remove what was built; .venv and its torch stay
 	rm -rf build dist .hypothesis $(VENV)/.modscope
