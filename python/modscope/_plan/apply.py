@@ -25,8 +25,9 @@ from torch import nn
 
 Models = nn.Module | Mapping[str, nn.Module]
 _OPTIONS = frozenset(inspect.signature(checkpoint).parameters) | {"preserve_rng_state", "function"}
-_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
-"""What DistributedDataParallel, torch.compile and FSDP call the model that they wrap."""
+_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_forward_module", "base_model", "online_model")
+"""What DistributedDataParallel, torch.compile, FSDP and others call the model that they wrap: captures leave these
+names out (src/torch/names/module_names.c)."""
 _MOST_WRAPPERS = 16  # around one model
 
 
@@ -146,7 +147,8 @@ def inner_models(model: nn.Module) -> list[nn.Module]:
     """The model, and what it wraps. A module may hold itself under such a name, too."""
     found = {id(model): model}
     while True:
-        inner = next((child for name in _WRAPPERS if isinstance(child := model._modules.get(name), nn.Module)), None)
+        names = (*_WRAPPERS, "model")  # so PEFT's inner wrapper, and many that wrap nothing, which does no harm
+        inner = next((child for name in names if isinstance(child := model._modules.get(name), nn.Module)), None)
         if inner is None or id(inner) in found:
             return list(found.values())
         found[id(inner)] = model = inner

@@ -3,6 +3,7 @@
 #include "torch/names/names.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 PyObject *mst_module_dict(PyObject *module, PyObject *name)
 {
@@ -82,6 +83,110 @@ PyObject *mst_find_name_inside(PyObject *owner, PyObject *module)
     PyErr_Clear();
     search_free(&search);
     return name;
+}
+
+/* ---- wrappers: modules that hold a model and pass calls on to it ---- */
+static const struct wrapper {
+    const char *package; /* where its class, or one that it derives from, is defined: the beginning of the name */
+    const char *class;   /* NULL: any of the package */
+    const char *key;     /* of what it wraps */
+} wrappers[] = {
+    {"torch.", "DistributedDataParallel", "module"},
+    {"torch.", "DataParallel", "module"},
+    {"torch.", "FullyShardedDataParallel", "_fsdp_wrapped_module"},
+    {"torch.", "CheckpointWrapper", "_checkpoint_wrapped_module"},
+    {"torch.", "OptimizedModule", "_orig_mod"},
+    {"lightning", "_FabricModule", "_forward_module"},
+    {"deepspeed.", "DeepSpeedEngine", "module"},
+    {"peft.", NULL, "base_model"},
+    {"peft.tuners.", NULL, "model"},
+    {"ema_pytorch", "EMA", "online_model"},
+};
+
+static bool is_wrapper(PyTypeObject *type, const struct wrapper *wrapper)
+{
+    PyObject *name = type->tp_dict ? PyDict_GetItemWithError(type->tp_dict, mst.interned.__module__) : NULL;
+    const char *package = name && PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : NULL;
+    PyErr_Clear();
+    return package && strncmp(package, wrapper->package, strlen(wrapper->package)) == 0 &&
+           (!wrapper->class || strcmp(type->tp_name, wrapper->class) == 0);
+}
+
+/* Whether the module holds what it wraps under this key. */
+static bool wraps(PyObject *module, const char *key)
+{
+    PyObject *mro = Py_TYPE(module)->tp_mro;
+    for (size_t i = 0; i < sizeof wrappers / sizeof *wrappers; i++)
+        for (Py_ssize_t k = 0; strcmp(key, wrappers[i].key) == 0 && k < PyTuple_GET_SIZE(mro); k++)
+            if (is_wrapper((PyTypeObject *)PyTuple_GET_ITEM(mro, k), &wrappers[i]))
+                return true;
+    return false;
+}
+
+enum { MOST_KEYS = 64, LONGEST_KEY = 256 };
+
+/* Copy the first key of a name such as ".module.h.0"; "" if it is too long. Returns what follows. */
+static const char *next_key(const char *name, char key[LONGEST_KEY])
+{
+    size_t length = strcspn(name + 1, ".");
+    key[0] = '\0';
+    if (length < LONGEST_KEY) {
+        memcpy(key, name + 1, length);
+        key[length] = '\0';
+    }
+    return name + 1 + length;
+}
+
+/* The module that holds each key of the name, from `owner` down. False if that does not lead to `module`. */
+static bool find_holders_below(PyObject *owner, const char *name, PyObject *module, PyObject *holders[MOST_KEYS])
+{
+    char key[LONGEST_KEY];
+    for (int i = 0; owner && *name == '.' && i < MOST_KEYS; i++) {
+        holders[i] = owner;
+        name = next_key(name, key);
+        PyObject *children = mst_module_dict(owner, mst.interned._modules);
+        owner = children ? PyDict_GetItemString(children, key) : NULL;
+    }
+    return owner == module && !*name;
+}
+
+/* The same by the recorded holders: while a module is being registered, its holder does not have it yet. */
+static bool find_holders_above(const struct mst_module *known, int keys, PyObject *holders[MOST_KEYS])
+{
+    while (keys > 0 && known->holder && mst_module_is_alive(known->holder)) {
+        known = known->holder;
+        holders[--keys] = known->module;
+    }
+    return keys == 0;
+}
+
+char *mst_without_wrappers(const struct mst_module *owner, const char *inside, const struct mst_module *inner)
+{
+    PyObject *holders[MOST_KEYS];
+    int keys = 0;
+    for (const char *at = inside; *at; at++)
+        keys += *at == '.';
+    char *shorter = keys <= MOST_KEYS ? malloc(strlen(inside) + 1) : NULL, *end = shorter;
+    bool known = shorter && ((owner && find_holders_below(owner->module, inside, inner->module, holders)) ||
+                             find_holders_above(inner, keys, holders));
+    bool left_out = false;
+    for (int i = 0; known && i < keys; i++) {
+        char key[LONGEST_KEY];
+        const char *next = next_key(inside, key);
+        if (wraps(holders[i], key)) {
+            left_out = true;
+        } else {
+            memcpy(end, inside, (size_t)(next - inside));
+            end += next - inside;
+        }
+        inside = next;
+    }
+    if (!left_out) {
+        free(shorter);
+        return NULL;
+    }
+    *end = '\0';
+    return shorter;
 }
 
 /* ---- naming ---- */

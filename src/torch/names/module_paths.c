@@ -51,7 +51,9 @@ static ms_path add_path_inside(const struct mst_module *known, ms_path parent, P
     PyObject *escaped = suffix && !text ? PyObject_ASCII(suffix) : NULL;
     if (escaped)
         text = PyUnicode_AsUTF8(escaped);
-    ms_path path = text ? mst_path_add(known, parent, fqn, base, text) : MS_UNKNOWN;
+    char *folded = text && !escaped ? mst_without_wrappers(mst_module_at(base), text, known) : NULL;
+    ms_path path = text ? mst_path_add(known, parent, fqn, base, folded ? folded : text) : MS_UNKNOWN;
+    free(folded);
     Py_XDECREF(suffix);
     Py_XDECREF(escaped);
     mst_clear_error();

@@ -91,6 +91,10 @@ void mst_name_children(mst_registry *registry, struct mst_module *known);
 void mst_name_new_children(mst_registry *registry);
 /* The dotted name of `module` inside `owner`: the shortest, then the first. New reference; NULL if it is not inside. */
 PyObject *mst_find_name_inside(PyObject *owner, PyObject *module);
+/* The name `inside` of `inner` in `owner`, such as ".module.h.0", without the keys under which wrappers hold what they
+ * wrap: ".h.0". What a wrapper wraps is shown by the wrapper's name; its fqn stays torch's. `owner` may be NULL: then
+ * the recorded holders tell. The caller frees the name; NULL: nothing is left out. */
+char *mst_without_wrappers(const struct mst_module *owner, const char *inside, const struct mst_module *inner);
 /* "before.key", or "key" if before is NULL. New reference, or NULL with an error set. */
 PyObject *mst_join_names(PyObject *before, PyObject *key);
 

@@ -45,7 +45,7 @@ def test_torchrun(tmp_path):
         (rank, "2", "train.py", "--lr\n3") for rank in "01"
     ]
     assert [(c.end["how"], c.optimizer_steps) for c in found] == [("stopped", 2)] * 2
-    assert "DistributedDataParallel.module.up" in found[1].snapshot("peak").by_module()["cpu"]
+    assert "DistributedDataParallel.up" in found[1].snapshot("peak").by_module()["cpu"]
     assert ran.said.startswith(
         "torch.distributed.run itself allocated no PyTorch memory. 2 processes that it started wrote captures: "
     )

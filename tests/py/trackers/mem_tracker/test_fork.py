@@ -237,7 +237,7 @@ def train(source, view):
             assert wrong_sums(mt) == []
         opt.zero_grad(set_to_none=not view)
     if mt is not None:
-        assert of_module(mt, "DistributedDataParallel.module.0")["Parameter"] == 4 * (256 + 16)
+        assert of_module(mt, "DistributedDataParallel.0")["Parameter"] == 4 * (256 + 16)
         mt.__exit__(None, None, None)
     return [p.detach().clone() for p in mod.parameters()]
 
