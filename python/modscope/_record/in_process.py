@@ -3,7 +3,8 @@
 It begins when the script has imported torch, and ends with the script, when one line about the capture is printed. The
 script must not notice it. It patches only these, and no longer than needed: sys.meta_path (until torch is imported),
 os._exit, the functions that start programs (_record/child_processes.py), and after torch is imported sys.excepthook,
-for --steps torch's function that runs a backward, and, in C, how a SystemExit is deallocated and, while it has its default action, SIGTERM.
+for --steps torch's function that runs a backward, and, in C, how a SystemExit is deallocated and, while it has its
+default action, SIGTERM.
 
 Python processes that the script starts are recorded in the same way, each to its own capture. They print nothing."""
 

@@ -2,8 +2,9 @@
 
 import modscope
 import pytest
-import torch
 from helpers import INTERCEPTION
+
+import torch
 from torch import nn
 
 pytestmark = pytest.mark.skipif(not INTERCEPTION, reason="names are the same, but captures need interception")

@@ -122,7 +122,7 @@ def _copies_between_devices() -> dict[str, Any]:
         return tuple(part.cuda(device) for part, device in zip(parts, devices))
 
     def gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None = None) -> torch.Tensor:
-        where = "cpu" if destination == -1 else torch.device("cuda", destination)
+        where = "cpu" if destination == -1 else "cuda" if destination is None else f"cuda:{destination}"
         return torch.cat([tensor.to(where) for tensor in tensors], dim)
 
     return {

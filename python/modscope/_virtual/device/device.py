@@ -177,8 +177,8 @@ class VirtualDevice:
             names = ", ".join(f"cuda:{index}" for index in others)
             return [f"The script also uses {names}, which other ranks of its node use: their memory is not counted."]
         return [
-            f"The script uses cuda:{used}, the GPU of another rank, and so do all ranks of its node. Choose this rank's "
-            f"own, cuda:{self.own}, by LOCAL_RANK: torch.cuda.set_device(int(os.environ['LOCAL_RANK']))."
+            f"The script uses cuda:{used}, the GPU of another rank, and so do all ranks of its node. Choose this rank's"
+            f" own, cuda:{self.own}, by LOCAL_RANK: torch.cuda.set_device(int(os.environ['LOCAL_RANK']))."
         ]
 
     def seconds_on(self, gpu: Gpu) -> float | None:

@@ -195,7 +195,8 @@ class Memory:
 
 
 def _segments(device: int) -> list[dict[str, Any]]:
-    """The segments of a device as torch lists them: an expandable one is listed once for each range of it that has memory."""
+    """The segments of a device as torch lists them: an expandable one is listed once for each of its ranges that has
+    memory."""
     segments: list[dict[str, Any]] = []
     blocks = sorted(_native.virtual_blocks(device), key=lambda block: block[2])
     for (_, total, *_), group in itertools.groupby(blocks, key=lambda block: block[:2]):

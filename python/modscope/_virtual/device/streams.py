@@ -28,7 +28,7 @@ class Stream(torch.Stream):
     """The device, and the stream of this one's, that were current before those ``with`` statements that are open."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
-        index = kwargs.get("device_index", _native.virtual_device())
+        index: Any = kwargs.get("device_index", _native.virtual_device())
         if device is not None:
             index = torch.cuda._utils._get_device_index(device, optional=True)
             check_ordinal(index)
