@@ -354,6 +354,7 @@ def replacements(gpu: Gpu, memory: Memory, count: int) -> list[tuple[Any, dict[s
         (torch.cuda.graphs.graph, {"default_capture_stream": None}),
         (torch.cuda.memory, {"list_gpu_processes": lambda device=None: _processes(memory, _index(device))}),
         (torch.cuda.nvtx, {"_nvtx": _nvtx()}),
+        (torch.cuda.nccl, {"is_available": _answer(False)}),  # torch.cuda.comm then adds up without it
         (torch.cuda.amp.common, {"amp_definitely_not_available": lambda: False}),
         (cudnn_module.m, cudnn),
         (
