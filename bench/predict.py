@@ -94,6 +94,7 @@ def row(name: str, result: dict[str, Any], truth: dict[str, Any]) -> dict[str, A
         "step_ms": result["step_ms"] or None,
         "step_ms_real": real_step,
         "step_ratio": result["step_ms"] / real_step if result["step_ms"] and real_step else None,
+        "margin": result["margin"],
         "seconds": result["seconds"],
         "cpu_seconds": result["cpu_seconds"],
         "wrong": wrong_verdicts(result["reserved_peak"], truth["reserved_peak"]),
@@ -133,6 +134,8 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
             f"- time a step: within 25 % for {near} of {len(ratios)} jobs, at worst wrong by a factor of "
             f"{max(ratios):.2f}"
         )
+    within = sum(abs(row["reserved"] - row["reserved_real"]) <= row["margin"] for row in rows)
+    lines.append(f"- reserved peak: off by no more than a verdict takes it to be for {within} of {len(rows)} jobs")
     seconds = [row["seconds"] for row in rows]
     lines.append(f"- seconds to predict: median {statistics.median(seconds):.1f}, worst {max(seconds):.1f}")
     lines.append(

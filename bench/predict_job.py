@@ -13,6 +13,7 @@ import time
 import warnings
 from typing import Any
 
+from modscope._virtual import certainty
 from modscope._virtual.device.device import VirtualDevice
 from modscope._virtual.gpus import find_gpu
 from modscope._virtual.operators import operators
@@ -96,9 +97,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     job = load_jobs(options.jobs)[options.name]()
     began, began_cpu = time.perf_counter(), time.process_time()
     fits, step_seconds = predict(job, own)
+    reserved = torch.cuda.max_memory_reserved()
     result = {
+        "margin": certainty.margin_of(certainty.relevant(find_gpu(options.gpu), doubts()), reserved),
         "allocated_peak": torch.cuda.max_memory_allocated(),
-        "reserved_peak": torch.cuda.max_memory_reserved(),
+        "reserved_peak": reserved,
         "step_ms": step_seconds * 1000,
         "fits": fits,
         "seconds": time.perf_counter() - began,
@@ -111,6 +114,16 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             json.dump(blocks, file)
     device.remove()
     return result
+
+
+def doubts() -> dict[str, int]:
+    """By kind, by how much the peak of what is allocated may be higher."""
+    from modscope import _native
+
+    import torch
+
+    highest = torch.cuda.max_memory_allocated()
+    return {kind: max(peak - highest, 0) for kind, peak in zip(certainty.DOUBTS, _native.virtual_doubts()) if peak}
 
 
 def log_blocks(blocks: list[tuple[int, str]]) -> None:

@@ -40,7 +40,8 @@ typedef enum ms_replay_kind {
     MS_REPLAY_POSITION,
     MS_REPLAY_STEP,
     MS_REPLAY_RESERVED,   /* what the device's allocator had reserved from then on, as it was recorded */
-    MS_REPLAY_EMPTY_CACHE /* reserved became less: the program, or an allocator without room, gave free segments back */
+    MS_REPLAY_EMPTY_CACHE /* reserved became less: the program, or an allocator without room
+                             (ms_replay_stream.lacked_room), gave free segments back */
 } ms_replay_kind;
 
 typedef struct ms_replay_event {
@@ -127,8 +128,10 @@ typedef struct ms_replay_stream {
     uint32_t step_count, fold_count;
     uint64_t reserved_first[MS_MAX_DEVICES]; /* what was reserved at the beginning */
     bool is_lower_bound;                     /* events are lost or damaged */
-    bool has_inputs;                         /* what calls take and return is known */
-    bool has_times;                          /* how long the GPU needed for calls is known */
+    bool
+        lacked_room; /* reserved became less where the GPU had no room: with more of it, that would not have happened */
+    bool has_inputs; /* what calls take and return is known */
+    bool has_times;  /* how long the GPU needed for calls is known */
 } ms_replay_stream;
 
 /* Read the whole capture. MS_EINVAL: it has more events than 2^32 - 2. MS_ENOMEM, MS_EIO. */

@@ -46,6 +46,7 @@ typedef struct ms__replay_loader {
     uint32_t forward_event; /* the latest position of any thread in forward */
     ms_call_time *times;    /* in the order of their events */
     size_t time_count, next_time;
+    uint64_t decreases; /* how often reserved became less */
 } ms__replay_loader;
 
 /* The thread's position changes with the event `event`. MS_ENOMEM. */

@@ -185,7 +185,7 @@ static int replay_event(ms__replay_feed *feed, const ms_replay_event *event)
             feed->recorded = event->value;
         break;
     default:
-        if (event->device == feed->device && feed->allocator)
+        if (event->device == feed->device && feed->allocator && !feed->stream->lacked_room)
             error = ms_allocator_empty_cache(feed->allocator);
         if (!error)
             update_figures(feed);

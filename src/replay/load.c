@@ -3,6 +3,7 @@
 #include "replay/edit.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static int append_event(ms__replay_loader *loader, const ms_replay_event *event)
 {
@@ -241,8 +242,10 @@ static int note_reserved(ms__replay_loader *loader, const ms_event *from, ms_rep
     int error = MS_OK;
     event->device = from->device;
     event->kind = MS_REPLAY_EMPTY_CACHE;
-    if (from->bytes < latest[from->device])
+    if (from->bytes < latest[from->device]) {
+        loader->decreases++;
         error = append_event(loader, event);
+    }
     latest[from->device] = event->value = from->bytes;
     event->kind = MS_REPLAY_RESERVED;
     return error ? error : append_event(loader, event);
@@ -324,6 +327,16 @@ static int load_paths(ms_replay_stream *stream, const ms_reader *reader)
     return MS_OK;
 }
 
+/* How often the allocator gave free segments back before a request was served, as the capture's end says it. */
+static uint64_t retries_of(const ms_reader *reader)
+{
+    const char *key, *value;
+    for (size_t i = 0; ms_reader_info(reader, true, i, &key, &value); i++)
+        if (strcmp(key, "retries") == 0)
+            return strtoull(value, NULL, 10);
+    return 0;
+}
+
 static int load_with_cursor(ms__replay_loader *loader, ms_reader *reader)
 {
     ms_cursor *cursor;
@@ -345,6 +358,7 @@ static int load_with_cursor(ms__replay_loader *loader, ms_reader *reader)
     if (!error)
         error = ms__replay_loader_complete_times(loader);
     loader->stream->is_lower_bound |= ms_cursor_is_lower_bound(cursor);
+    loader->stream->lacked_room = loader->decreases && loader->decreases <= retries_of(reader);
     ms_cursor_close(cursor);
     loader->stream->device_count = ms_reader_devices(reader);
     return error;

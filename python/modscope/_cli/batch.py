@@ -15,6 +15,7 @@ from modscope._read.script_arguments import script_words
 from modscope._read.summary import Report
 from modscope._read.text import at_least, clean, gpu_label, rough_size, size
 from modscope._show.terminal import Screen
+from modscope._virtual.certainty import OPEN, Verdict, describe
 from modscope._virtual.gpus import GPUS, Gpu
 
 _PREDICTIONS = 8  # at most, of a script
@@ -85,7 +86,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
         out = [*_table_of_gpus(result, screen), ""]
     else:
         out = [*screen.wrap(_answer(result)), "", *_curve(result, screen), ""]
-    for sentence in (_how(result), *result["notes"], *_far(result)):
+    for sentence in (*_open(result), _how(result), *result["notes"], *_far(result)):
         out += screen.wrap(sentence)
     return out
 
@@ -138,6 +139,7 @@ def _table_of_gpus(result: Report, screen: Screen) -> list[str]:
             if row["largest"] >= result["most_tried"]
             else str(row["largest"])
         )
+        largest += " *" * row["has_other_kernels"]
         rows.append(
             (row["gpu"], rough_size(row["capacity"]), largest, rough_size(row["reserved"]) if row["largest"] else "")
         )
@@ -151,6 +153,20 @@ def _how(result: Report) -> str:
     if result["script"]:
         return "Each of these batches was predicted."
     return f"Other batches than {small} and {large} are interpolated linearly between both captures."
+
+
+def _open(result: Report) -> list[str]:
+    """Up to which batch it is sure that it fits, where the largest one is too close to tell."""
+    lines = {}
+    for row in result["gpus"]:
+        if row["verdict"] != OPEN:
+            continue
+        least = 1 if row["largest"] is None else row["largest"]
+        sure = f"a batch of {row['largest_for_sure']} fits for sure" if row["largest_for_sure"] else "no batch is sure"
+        found = Verdict(row["verdict"], row["margin"], row["why"])
+        gpu, spare = clean(gpu_label(row["title"])), row["capacity"] - row["reserved"]
+        lines[gpu] = f"On {gpu} {sure}; a batch of {least} is {describe(found, spare)}"
+    return list(lines.values())
 
 
 def _far(result: Report) -> list[str]:

@@ -87,10 +87,18 @@ The result of a prediction on one GPU has these keys; bytes are ints.
   device                            the one that the script used, such as cuda:0
   may_reserve                       what torch may reserve of it
   reserved_peak, allocated_peak     the most that was reserved, and allocated
-  fits, to_spare                    whether it has enough; what is left, or null.
-                                    Both null: the script failed before its
-                                    first optimizer step
-  reserved_if_larger                several GPUs: what a larger one would reserve
+  fits, to_spare                    whether it has enough, by these figures; what
+                                    is left, or null. Both null: the script failed
+                                    before its first optimizer step
+  verdict                           "fits", "does not fit", or "too close to tell":
+                                    then figures may be off by more than is left
+  margin, why                       by how many bytes they may be off, and of a
+                                    verdict that is open, what is not sure
+  retries, retries_per_step         how often the allocator gave memory back so
+                                    that it fits, in all and in the last step
+  reserved_unlimited                what a GPU with more memory would reserve, or
+                                    null where memory ran out
+  reserved_if_larger                several GPUs: the same as reserved_unlimited
   step_ms                           the time of a step in milliseconds, or null
   seconds, steps                    how long it took, how many steps it has
   peak, reserved_at_peak            step, phase, module of the allocated peak,

@@ -39,7 +39,8 @@ from modscope._show.pages import fit
 from modscope._show.pages import plan as _plan_page
 from modscope._show.pages.report import Source, page
 from modscope._show.terminal import Screen
-from modscope._virtual.gpus import find_gpu
+from modscope._virtual.certainty import OPEN, Verdict, certainty_of, describe, judge, other_kernels
+from modscope._virtual.gpus import Gpu, find_gpu
 
 _GROUPS = 12  # that are listed
 _BAR = 16
@@ -88,9 +89,29 @@ def report(arguments: Namespace, load: Load) -> Report:
         **made,
         "script": None,
         "program": program_words(capture.info) or None,
-        "notes": about,
+        "notes": [*about, *_about_verdict(made)],
         "output": arguments.output,
     }
+
+
+def _judged(made: Report, capture: Capture, gpu: Gpu | None) -> Report:
+    """Whether the job fits the GPU with the plan, and whether it is known of which GPU the capture is."""
+    if gpu is None:
+        return {}
+    nccl, spare = nccl_bytes(capture), made["budget"] - made["after"]["reserved"]
+    sure = certainty_of(gpu, capture, made["device"], made["after"]["reserved"], nccl)
+    found = judge(sure, spare, made["budget"], True, 0, lambda capacity: True)
+    other = other_kernels(capture, gpu)
+    return {**found.as_json(), "other_kernels": {**other.as_json(), "sentence": other.sentence} if other else None}
+
+
+def _about_verdict(made: Report) -> list[str]:
+    lines = [made["other_kernels"]["sentence"]] if made.get("other_kernels") else []
+    if made.get("verdict") == OPEN:
+        found = Verdict(made["verdict"], made["margin"], made["why"])
+        which = "With the plan it is" if made["checkpoint"] else "It is"
+        lines.append(f"{which} {describe(found, made['budget'] - made['after']['reserved'])}")
+    return lines
 
 
 def _make(arguments: Namespace, file: str, capture: Capture, verify: Verify | None = None) -> tuple[Report, Plan]:
@@ -102,7 +123,8 @@ def _make(arguments: Namespace, file: str, capture: Capture, verify: Verify | No
         calls = [point.pop("calls") for point in made["curve"]]
         if html:
             html.write(_page(arguments, file, capture, made, calls))
-    return {**made, "report": arguments.report, "communicator_bytes": nccl_bytes(capture)}, plan
+    judged = _judged(made, capture, arguments.gpu)
+    return {**made, **judged, "report": arguments.report, "communicator_bytes": nccl_bytes(capture)}, plan
 
 
 def _page(arguments: Namespace, file: str, capture: Capture, made: Report, calls: list[list[int]]) -> bytes:
@@ -140,7 +162,7 @@ def _of_script(arguments: Namespace, load: Load) -> Report:
 
         made, plan = _make(arguments, predicted, capture, verify)
         _write(arguments, plan)
-        about = {"script": script.target, "program": script.target, "notes": []}
+        about = {"script": script.target, "program": script.target, "notes": _about_verdict(made)}
         return {**file_report(script.name, capture), **made, **about, "output": arguments.output}
 
 
@@ -156,7 +178,8 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     out = _beginning(result, verb, screen)
     page_line = page_address(result["report"]) if result["report"] else []
     if not result["checkpoint"]:
-        return [*out, "It fits as it is: no module has to be checkpointed.", *notes(result, screen), *page_line]
+        as_it_is = "No module" if result.get("verdict") == OPEN else "It fits as it is: no module"
+        return [*out, f"{as_it_is} has to be checkpointed.", *notes(result, screen), *page_line]
     out += ["", screen.bold("Checkpoint"), *_groups(result["groups"], screen), ""]
     out += screen.table(("", verb, "time of a step", ""), _before_and_after(result), left=[0])
     solver = _solver(result, screen)

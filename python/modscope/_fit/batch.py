@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from modscope._fit.capacity import nccl_bytes
 from modscope._fit.job import Job, Outcome
 from modscope._fit.text import notes_on
 from modscope._fit.two_captures import MOST_TIMES, Batches
 from modscope._read.load import CaptureError
+from modscope._virtual.certainty import OPEN, about_several, certainty_of, judge, other_kernels
 from modscope._virtual.gpus import Gpu
 
 Report = dict[str, Any]
@@ -30,6 +32,9 @@ def largest_batch(small: Job, large: Job, gpus: Sequence[Gpu], sizes: tuple[int,
             "give them with --batches, such as --batches 4,8"
         )
     rows = [_row(batches, gpu) for gpu in gpus]
+    about = [other.sentence for gpu in gpus if (other := other_kernels(large.capture, gpu))]
+    if len(gpus) > 1:
+        about = about_several(large.capture, gpus)
     (largest,) = {row["largest"] for row in rows} if len(rows) == 1 else (None,)
     known = (batches.small_size, batches.large_size)
     curve = [
@@ -37,7 +42,7 @@ def largest_batch(small: Job, large: Job, gpus: Sequence[Gpu], sizes: tuple[int,
         for batch in points_of(known, largest)
     ]
     begin = beginning(large, known)
-    begin["notes"] = [*begin["notes"], *filter(None, [batches.note])]
+    begin["notes"] = [*begin["notes"], *filter(None, [batches.note]), *about]
     return {**begin, "gpus": rows, "curve": curve, "most_tried": MOST_TIMES * batches.large_size}
 
 
@@ -64,7 +69,23 @@ def _row(batches: Batches, gpu: Gpu) -> Report:
     capacity = batches.large.may_reserve(gpu)
     largest = batches.largest(capacity)
     reserved = batches.replay(largest or 1).reserved
-    return row(gpu, capacity, largest, reserved, largest is not None and largest > _FAR * batches.large_size)
+    made = row(gpu, capacity, largest, reserved, largest is not None and largest > _FAR * batches.large_size)
+    judged = _judged(batches.large, gpu, made)
+    if judged["verdict"] == OPEN:
+        judged["largest_for_sure"] = batches.largest(max(capacity - judged["margin"], 0))
+    return {**made, **judged}
+
+
+def _judged(job: Job, gpu: Gpu, row: Report) -> Report:
+    """The verdict on the largest batch, and the largest of which it is sure."""
+    sure = certainty_of(gpu, job.capture, job.device, row["reserved"], nccl_bytes(job.capture))
+    is_any, spare = row["largest"] is not None, row["capacity"] - row["reserved"]
+    verdict = judge(sure, spare, row["capacity"], is_any, 0, lambda capacity: row["reserved"] <= capacity)
+    return {
+        **verdict.as_json(),
+        "largest_for_sure": row["largest"],
+        "has_other_kernels": other_kernels(job.capture, gpu) is not None,
+    }
 
 
 def row(gpu: Gpu, capacity: int, largest: int | None, reserved: int, is_far: bool) -> Report:
@@ -117,12 +138,13 @@ def search(predict: Callable[[int], Job], gpu: Gpu, sizes: tuple[int, int], most
     reserved = outcomes[largest or min(outcomes)].reserved
     curve = [point(batch, outcomes[batch], True) for batch in sorted(outcomes)]
     most = MOST_TIMES * sizes[1]
-    return {
-        **beginning(last, sizes),
-        "gpus": [row(gpu, capacity, largest, reserved, False)],
-        "curve": curve,
-        "most_tried": most,
-    }
+    made = row(gpu, capacity, largest, reserved, False)
+    judged = _judged(last, gpu, made)
+    if judged["verdict"] == OPEN:
+        room = capacity - judged["margin"]
+        sure = (batch for batch, outcome in outcomes.items() if outcome.fits_at_once and outcome.reserved <= room)
+        judged["largest_for_sure"] = max(sure, default=None)
+    return {**beginning(last, sizes), "gpus": [{**made, **judged}], "curve": curve, "most_tried": most}
 
 
 def _next(outcomes: dict[int, Outcome], capacity: int, most: int) -> int | None:

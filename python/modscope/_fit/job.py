@@ -12,7 +12,14 @@ from modscope._fit.capacity import memory_fraction, nccl_bytes
 from modscope._fit.edited_timeline import Point, Window
 from modscope._read.categories import CATEGORIES, KINDS, PHASES, Category, Kind
 from modscope._read.load import Capture, CaptureError, describe_unreadable, load
-from modscope._read.step_time import CHECKPOINT_SECONDS, StepTime, ends_within_step, median_of_steps, step_time
+from modscope._read.step_time import (
+    CHECKPOINT_SECONDS,
+    StepTime,
+    ends_within_step,
+    median_of_steps,
+    retries_of_a_step,
+    step_time,
+)
 from modscope._read.types import Call, calls_of
 from modscope._virtual.gpus import Gpu
 
@@ -186,6 +193,10 @@ class Job:
             requested,
             within,
         )
+
+    def retries_of_a_step(self, capacity: int) -> int | None:
+        """How often the allocator gives memory back in the last whole step; None: that is not known."""
+        return retries_of_a_step(self.capture, self.device, capacity, self.base, self.conf)
 
     def curve(self, points: int, window: Window, edits: Sequence[Edit] = (), conf: str = "") -> list[Point]:
         """Over the moments of the window, with unlimited memory."""

@@ -15,6 +15,16 @@ from modscope._read.ranks import which_rank, world_of
 from modscope._read.script_arguments import ANY_SCRIPT, program_words, script_words
 from modscope._read.summary import predicted_on
 from modscope._read.text import at_least, clean, counted, describe_moment, near_size
+from modscope._virtual.certainty import (
+    FITS,
+    NOT,
+    OPEN,
+    Verdict,
+    about_several,
+    count_of_retries,
+    describe,
+    describe_retries,
+)
 from modscope._virtual.gpus import Gpu
 
 if TYPE_CHECKING:
@@ -29,9 +39,10 @@ def lines_of(found: Answer, screen: Screen, script: Sequence[str] = ()) -> list[
     capture."""
     lines = _wrapped([verdict(found), *notes(found)], screen)
     if found.on_ranks and found.before.fits:
-        lines += ["", *_table(list(found.on_ranks), screen, f"Each of {found.ranks} ranks")]
+        lines += ["", *_table(found, list(found.on_ranks), screen, f"Each of {found.ranks} ranks")]
     if found.tried:
-        lines += ["", *_table(found.tried, screen, "What would be faster" if found.before.fits else "What would help")]
+        title = "What would be faster" if found.before.fits else "What would help"
+        lines += ["", *_table(found, found.tried, screen, title)]
     if found.before.fits:
         about = _FASTER if all(tried.is_verified for tried in found.tried) else _REPLAYED
         return [*lines, *_wrapped([about] if found.tried else [], screen)]
@@ -61,14 +72,22 @@ def verdict(found: Answer) -> str:
     )
     if before.fits and not _is_complete(found):
         return f"{first} whether a whole step fits is not known."
+    other = found.other_kernels
+    return f"{first} {_answer(found)}{f' {other.sentence}' if other else ''}"
+
+
+def _answer(found: Answer) -> str:
+    before, judged = found.before, found.verdict
+    retries = ""
+    if before.fits and before.retries:
+        retries = describe_retries(before.retries, found.retries_per_step, before.reserved)
+    spare = found.capacity - before.reserved_on_gpu
+    if judged.answer == OPEN:
+        return describe(judged, spare, retries)
     if before.fits:
-        spare = found.capacity - before.reserved
-        if spare < 0:
-            return f"{first} it fits, but the allocator must give free segments back {_times(before.retries)}."
-        return f"{first} it fits, with {near_size(spare)} to spare."
-    failed = before.failed
-    where = f" It would fail {describe_moment(*failed)}." if failed else ""
-    return f"{first} short by {near_size(before.reserved - found.capacity)}.{where}"
+        return f"it fits, with {near_size(spare)} to spare{f', but only because {retries}' if retries else ''}."
+    where = f" It would fail {describe_moment(*before.failed)}." if before.failed else ""
+    return f"short by {near_size(-spare)}.{where}"
 
 
 def _most(reserved: int, is_lower_bound: bool) -> str:
@@ -168,8 +187,9 @@ def _what_would(found: Answer) -> str:
     return "A GPU with more memory, more GPUs or a smaller batch would help."
 
 
-def _fits(tried: Tried) -> str:
-    return "yes" if tried.outcome.fits else "no"
+def in_column(verdict: Verdict) -> str:
+    """What a column says under "fits"."""
+    return {FITS: "yes", NOT: "no"}.get(verdict.answer, "too close")
 
 
 def approximately(tried: Tried, figure: str) -> str:
@@ -182,14 +202,14 @@ def cost_of(tried: Tried) -> str:
     return tried.lever.cost + (f", and the allocator gives memory back {_times(retries)}" if retries else "")
 
 
-def _table(rows: list[Tried], screen: Screen, title: str) -> list[str]:
+def _table(found: Answer, rows: list[Tried], screen: Screen, title: str) -> list[str]:
     verified = any(tried.is_verified for tried in rows)
     headers = (title, "reserved", "fits", *["verified"] * verified, "cost")
     cells = []
     for tried in rows:
         figures = (
             approximately(tried, near_size(tried.outcome.reserved_on_gpu)),
-            _fits(tried),
+            in_column(found.verdict_on(tried)),
             *["yes" if tried.is_verified else ""] * verified,
         )
         cells.append((clean(tried.lever.name), *figures, cost_of(tried)))
@@ -233,8 +253,25 @@ def table_of_gpus(answers: list[Answer], screen: Screen) -> list[str]:
         )
         how = (clean(cheapest.lever.name), cost_of(cheapest)) if cheapest else ("", "")
         on_ranks = ["yes" if any(tried.outcome.fits for tried in each.on_ranks) else "no"] if of_ranks else []
-        cells.append(
-            (clean(each.gpu.name), near_size(each.capacity), "yes" if each.before.fits else "no", *on_ranks, *how)
-        )
+        cells.append((clean(each.gpu.name), near_size(each.capacity), _in_table(each), *on_ranks, *how))
     last = len(headers) - 1
-    return [*lines, *screen.table(headers, cells, left=(0, 2, 3, last - 1), broken=(last - 1, last), indent="  ")]
+    lines += screen.table(headers, cells, left=(0, 2, 3, last - 1), broken=(last - 1, last), indent="  ")
+    return [*lines, *_wrapped(_about_table(answers), screen)]
+
+
+def _in_table(found: Answer) -> str:
+    """ "yes, giving memory back 2 times in each step", or "no *" of a GPU that runs other kernels."""
+    often = ""
+    if found.before.fits and found.before.retries:
+        often = f", but {count_of_retries(found.before.retries, found.retries_per_step)}"
+    return f"{in_column(found.verdict)}{often}{' *' if found.other_kernels else ''}"
+
+
+def _about_table(answers: Sequence[Answer]) -> list[str]:
+    """Why verdicts of the table are open, and which may be wrong."""
+    verdicts = [found.verdict for found in answers]
+    reasons = dict.fromkeys(verdict.why for verdict in verdicts if verdict.answer == OPEN)
+    return [
+        *(f"{OPEN.capitalize()}: {why}" for why in reasons),
+        *about_several(answers[0].job.capture, [found.gpu for found in answers]),
+    ]

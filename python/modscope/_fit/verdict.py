@@ -12,6 +12,7 @@ from modscope._fit.levers.registry import Case, Lever, Tried, combine, try_faste
 from modscope._fit.two_captures import Batches
 from modscope._read.categories import Category
 from modscope._read.ranks import world_of
+from modscope._virtual.certainty import Certainty, OtherKernels, Verdict, certainty_of, judge, other_kernels
 from modscope._virtual.gpus import Gpu
 
 
@@ -31,6 +32,38 @@ class Answer(NamedTuple):
     """Over how many GPUs it could be sharded, if that was asked."""
     on_ranks: Sequence[Tried] = ()
     """What each of them would take. Where the job does not fit one GPU, these are among ``tried``."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """On the job as it is."""
+        before = self.before
+
+        def fits_with(capacity: int) -> bool:
+            if before.reserved <= capacity or before.allocated > capacity or not self.job.caching:
+                return before.reserved <= capacity
+            return self.job.replay(capacity=capacity).fits
+
+        spare = self.capacity - before.reserved_on_gpu
+        return judge(self._sure(before), spare, self.capacity, before.fits, before.retries, fits_with)
+
+    def verdict_on(self, tried: Tried) -> Verdict:
+        """On the job with a change."""
+        outcome, capacity = tried.outcome, self.capacity if tried.capacity is None else tried.capacity
+        spare = capacity - outcome.reserved_on_gpu
+        return judge(self._sure(outcome), spare, capacity, outcome.fits, 0, lambda more: outcome.reserved <= more)
+
+    def _sure(self, outcome: Outcome) -> Certainty:
+        capture = self.job.capture
+        return certainty_of(self.gpu, capture, self.job.device, outcome.reserved, nccl_bytes(capture))
+
+    @property
+    def other_kernels(self) -> OtherKernels | None:
+        return other_kernels(self.job.capture, self.gpu)
+
+    @property
+    def retries_per_step(self) -> int | None:
+        retries = self.before.retries if self.before.fits else 0
+        return self.job.retries_of_a_step(self.capacity) if retries else 0
 
 
 def answer(
@@ -136,6 +169,10 @@ def as_json(found: Answer) -> dict[str, Any]:
         "communicator_bytes": nccl_bytes(job.capture),
         "may_reserve": found.capacity,
         **_outcome(found.before, found.capacity),
+        **found.verdict.as_json(),
+        "retries_per_step": found.retries_per_step,
+        "reserved_unlimited": found.before.reserved,
+        "other_kernels": other.as_json() if (other := found.other_kernels) else None,
         "held_by_parameters_gradients_state": found.rest,
         "levers": [_lever(tried, found) for tried in found.tried],
         "ranks_asked": found.ranks,
@@ -156,6 +193,7 @@ def _lever(tried: Tried, found: Answer) -> dict[str, Any]:
         "is_approximate": tried.is_approximate,
         "is_verified": tried.is_verified,
         **_outcome(tried.outcome, found.capacity if tried.capacity is None else tried.capacity),
+        "verdict": found.verdict_on(tried).answer,
     }
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from modscope._virtual.certainty import doubts_as_text
 from modscope._virtual.device.environment import allocator_settings
 from modscope._virtual.gpus import Gpu
 
 if TYPE_CHECKING:
+    from modscope._predict.result import RanksFacts
     from modscope._virtual.device.device import VirtualDevice
 
 
@@ -47,3 +49,12 @@ def info(gpu: Gpu, version: str) -> dict[str, str]:
         "allocator": allocator_settings() or "",
         "clock": "virtual" if gpu.speed else "unknown",
     }
+
+
+def end_info(ranks: RanksFacts | None, device: int) -> dict[str, str]:
+    """What its end says: what NCCL would take of the GPU, and which sizes are not sure."""
+    from modscope import _native
+
+    info = {"communicator_bytes": str(ranks["communicator_bytes"])} if ranks else {}
+    doubts = doubts_as_text(_native.virtual_doubts(device))
+    return {**info, "doubts": doubts} if doubts else info

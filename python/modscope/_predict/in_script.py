@@ -96,9 +96,12 @@ class Prediction:
         return Sharding(self.asked.reshard, self.asked.shard_over)
 
     def end_info(self) -> dict[str, str]:
-        """What the capture says at its end: what NCCL would take of the GPU."""
-        ranks = self._substitutes.ranks_facts() if self._substitutes else None
-        return {"communicator_bytes": str(ranks["communicator_bytes"])} if ranks else {}
+        """What the capture says at its end."""
+        if not self._substitutes:
+            return {}
+        from modscope._predict import device
+
+        return device.end_info(self._substitutes.ranks_facts(), self._device.used() if self._device else 0)
 
     def info(self) -> dict[str, str]:
         """What the capture says of itself."""
@@ -187,6 +190,7 @@ class Prediction:
             "torch": self._version,
             "fraction": self._device.memory.fraction(device) if self._device else 1.0,
             "bytes_without_rule": self._device.bytes_without_rule() if self._device else None,
+            "retries": self._device.memory.stats(device)["num_alloc_retries"] if self._device else 0,
             "notes": [*notes, *(self._device.notes() if self._device else [])],
             "ranks": self._substitutes.ranks_facts() if self._substitutes else None,
             "step_ends": self._ends,

@@ -4,10 +4,12 @@ Needs no torch."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
+from modscope._read.categories import Category
 from modscope._read.load import Capture
-from modscope._read.step_time import step_ms
+from modscope._read.step_time import retries_of_a_step, step_ms
+from modscope._virtual.certainty import FITS, NOT, Verdict, certainty_of, judge
 from modscope._virtual.gpus import Gpu
 
 if TYPE_CHECKING:
@@ -58,6 +60,8 @@ class Facts(TypedDict, total=False):
     fraction: float
     """The fraction of the GPU's memory to which the program limits itself."""
     bytes_without_rule: int | None
+    retries: int
+    """How often the allocator gave memory back before a request was served."""
     notes: list[str]
     ranks: RanksFacts | None
     step_ends: dict[str, list[float]]
@@ -85,6 +89,7 @@ def result_of(gpu: Gpu, facts: Facts, capture: Capture | None, path: str) -> Res
     failed = _failure(capture, device) if capture else None
     fits = failed is None or _went_on(capture, facts)
     may_reserve = may_reserve_beside(gpu, facts)
+    run = _Run(capture, facts, may_reserve, failed)
     return {
         "gpu": gpu.name,
         "device": device,
@@ -96,6 +101,7 @@ def result_of(gpu: Gpu, facts: Facts, capture: Capture | None, path: str) -> Res
         "fits": fits,
         "may_reserve": may_reserve,
         "to_spare": max(may_reserve - reserved, 0) if fits else None,
+        **judged(gpu, facts, capture, fits, reserved, facts.get("retries", 0), run),
         "step_ms": step_ms(capture) if capture and capture.info.get("clock") == "virtual" else None,
         "seconds": facts["seconds"],
         "steps": facts["steps"],
@@ -119,6 +125,76 @@ def result_of(gpu: Gpu, facts: Facts, capture: Capture | None, path: str) -> Res
     }
 
 
+class Replayed(Protocol):
+    """What else is known of a run on a GPU, where it is asked for."""
+
+    @property
+    def may_reserve(self) -> int: ...
+
+    def unlimited(self) -> int | None:
+        """What a GPU with more memory would reserve at most; None: it is not known."""
+
+    def fits_with(self, capacity: int) -> bool:
+        """Whether it fits a GPU that has so much more or less."""
+
+
+class _Run:
+    """A run on a GPU with limited memory, of which the capture is replayed."""
+
+    def __init__(self, capture: Capture | None, facts: Facts, may_reserve: int, failed: Result | None) -> None:
+        self._capture, self._facts, self.may_reserve, self._failed = capture, facts, may_reserve, failed
+        self._device = facts["device"]
+
+    def unlimited(self) -> int | None:
+        if self._capture is None or self._device not in self._capture.peaks:
+            return 0
+        if self._failed:
+            return None
+        if not self._facts.get("retries"):
+            return self._capture.reserved.get(self._device, 0)
+        return self._capture.replay(self._device)["reserved_peak"]
+
+    def fits_with(self, capacity: int) -> bool:
+        """Of a run that ended where memory ran out, what would follow is not known. If a whole step fitted, the
+        others need the optimizer's state more."""
+        capture, failed = self._capture, self._failed
+        if capture is None or self._device not in capture.peaks:
+            return True
+        if failed is None:
+            return capture.replay(self._device, capacity=capacity)["failure"] is None
+        steps = capture.stream.steps()
+        if len(steps) < 2:
+            return False
+        first = capture.replay(self._device, [("stop", steps[1][0])])["allocated_peak"]
+        state = capture.snapshot("oom").totals[self._device][Category.OPT]
+        return max(first + state, int(failed["reserved"] + failed["requested"])) <= capacity
+
+
+def judged(
+    gpu: Gpu, facts: Facts, capture: Capture | None, fits: bool, reserved: int, retries: int, run: Replayed
+) -> Result:
+    """The verdict, and what giving memory back has to do with it. A script that went on after an allocation failed
+    has adapted itself to the GPU: it is taken at its word. ``reserved``: at most on this GPU."""
+    ranks, unlimited = facts.get("ranks"), run.unlimited()
+    communicators = ranks["communicator_bytes"] if ranks else 0
+    is_known = unlimited is not None
+    spare = run.may_reserve - reserved if is_known else run.may_reserve
+    sure = certainty_of(gpu, capture, facts["device"], run.may_reserve if unlimited is None else unlimited, communicators)
+    verdict = judge(sure, spare, run.may_reserve, fits, retries if is_known else 0, run.fits_with)
+    per_step = retries_of_a_step(capture, facts["device"], run.may_reserve) if capture and fits and retries else 0
+    return {
+        **verdict.as_json(),
+        "retries": retries if fits else None,
+        "retries_per_step": per_step if fits else None,
+        "reserved_unlimited": unlimited,
+    }
+
+
+def verdict_of(result: Result) -> Verdict:
+    answer = result.get("verdict") or (FITS if result["fits"] else NOT)
+    return Verdict(answer, result.get("margin", 0), result.get("why", ""))
+
+
 def may_reserve_beside(gpu: Gpu, facts: Facts) -> int:
     """What torch's allocator may reserve beside the context and NCCL's communicators."""
     ranks = facts.get("ranks")
@@ -137,7 +213,9 @@ def failed_early(result: Result) -> bool:
 
 def as_json(result: Result) -> Result:
     """Without a verdict where there can be none."""
-    return {**result, "fits": None, "to_spare": None} if failed_early(result) else result
+    if failed_early(result):
+        return {**result, "fits": None, "to_spare": None, "verdict": None, "margin": None, "why": ""}
+    return result
 
 
 def _moment(step: int, phase: str | None, module: str | None) -> Result:

@@ -14,20 +14,31 @@ import shlex
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from modscope._capture import Allocator
 from modscope._predict.in_script import FACTS, LOG
 from modscope._predict.options import PredictOptions, records_of
 from modscope._predict.process import for_part, start, wait
 from modscope._predict.progress import Progress
-from modscope._predict.result import Facts, Predicted, Result, as_json, failed_early, has_failed, may_reserve_beside
+from modscope._predict.result import (
+    Facts,
+    Predicted,
+    Result,
+    as_json,
+    failed_early,
+    has_failed,
+    judged,
+    may_reserve_beside,
+    verdict_of,
+)
 from modscope._predict.text import count_steps, describe_error, hints, notes, seconds, step_time
 from modscope._read.load import Capture, load
 from modscope._read.step_time import step_ms_by
 from modscope._read.text import clean, counted, describe_moment, rough_size, size
 from modscope._record.options import ScriptOptions
 from modscope._show.terminal import Screen, as_lines, say
+from modscope._virtual.certainty import OPEN, count_of_retries, in_table
 from modscope._virtual.gpus import GPUS, Gpu, rules_of
 
 
@@ -111,7 +122,8 @@ def rows_of(kind: list[Gpu], part: str, facts: Facts) -> dict[Gpu, Result]:
 def _row(gpu: Gpu, capture: Capture, log: bytes, facts: Facts, needed: int) -> Result:
     """Replay on this GPU what the script asked of the unlimited one, which reserved ``needed`` bytes at most."""
     may_reserve = may_reserve_beside(gpu, facts)
-    allocator = Allocator(facts["torch"], capture.info.get("allocator") or None, may_reserve, gpu.memory)
+    run = _Replayed(gpu, capture, log, facts, may_reserve, needed)
+    allocator = run.on(may_reserve)
     failed = allocator.replay(log)
     stats = allocator.stats()
     reserved, allocated = stats["reserved_bytes"]["all"], stats["allocated_bytes"]["all"]
@@ -131,6 +143,7 @@ def _row(gpu: Gpu, capture: Capture, log: bytes, facts: Facts, needed: int) -> R
         "fits": failed is None,
         "may_reserve": may_reserve,
         "to_spare": max(may_reserve - reserved["peak"], 0) if failed is None else None,
+        **judged(gpu, facts, capture, failed is None, reserved["peak"], stats["num_alloc_retries"], run),
         "reserved_if_larger": needed,
         "step_ms": step_ms_by(capture, facts["step_ends"].get(gpu.name, [])),
         "out_of_memory": failure,
@@ -152,6 +165,26 @@ def _row(gpu: Gpu, capture: Capture, log: bytes, facts: Facts, needed: int) -> R
         },
         "allocator": capture.info.get("allocator", ""),
     }
+
+
+class _Replayed(NamedTuple):
+    """What a script asked of an unlimited GPU, replayed on this one."""
+
+    gpu: Gpu
+    capture: Capture
+    log: bytes
+    facts: Facts
+    may_reserve: int
+    needed: int
+
+    def on(self, capacity: int) -> Allocator:
+        return Allocator(self.facts["torch"], self.capture.info.get("allocator") or None, capacity, self.gpu.memory)
+
+    def unlimited(self) -> int:
+        return self.needed
+
+    def fits_with(self, capacity: int) -> bool:
+        return self.on(capacity).replay(self.log) is None
 
 
 def _moment_of(capture: Capture, device: str, number: int) -> Result:
@@ -182,7 +215,7 @@ def _sentences(script: ScriptOptions, results: list[Result], elapsed: float) -> 
     elif has_failed(first):
         lines.append(f"The script failed ({describe_error(first)}): what would follow is not known.")
         lines += hints(first)
-    lines += notes(first)
+    lines += [*about_verdicts(results), *notes(first)]
     fits = [result for result in results if result["fits"]]
     example = (fits or results)[0]["gpu"]
     words = ["modscope", "predict", "--gpu", example, *script.target]
@@ -215,11 +248,29 @@ def needs(result: Result) -> list[str]:
     return [size(reserves), spare]
 
 
+def about_verdicts(results: Sequence[Result]) -> list[str]:
+    """Why verdicts of a table are open, and what jobs that fit by giving memory back would reserve otherwise."""
+    reasons = dict.fromkeys(result["why"] for result in results if verdict_of(result).answer == OPEN)
+    lines = [f"{OPEN.capitalize()}: {why}" for why in reasons]
+    again = [result["reserved_unlimited"] for result in results if result["fits"] and result.get("retries")]
+    if again:
+        lines.append(
+            f"Steps take longer where the allocator gives memory back and takes it again: with more memory "
+            f"{size(max(again))} would be reserved."
+        )
+    return lines
+
+
 def verdict(result: Result) -> str:
-    failed = result["out_of_memory"]
+    failed, found = result["out_of_memory"], verdict_of(result)
     if failed is None and failed_early(result):
         return "not known: the script failed before its first optimizer step"
+    if found.answer == OPEN:
+        return in_table(found)
     if failed is None:
-        return "fits so far: then the script failed" if has_failed(result) else "fits"
+        often = ""
+        if result.get("retries"):
+            often = f", but {count_of_retries(result['retries'], result['retries_per_step'])}"
+        return f"fits so far{often}: then the script failed" if has_failed(result) else f"fits{often}"
     when = describe_moment(failed["step"], failed["phase"], failed["module"], columns=60)
     return f"does not fit: {when}"

@@ -76,6 +76,7 @@ def _sentences(options: argparse.Namespace, rows: Sequence[Row], results: Sequen
             f"The time that --seconds {options.seconds:g} gives was over before {whose} had taken {options.steps} "
             f"steps."
         )
+    lines += several_gpus.about_verdicts(results)
     return [*lines, *notes(results[0]), *_captures(options, rows, results)]
 
 

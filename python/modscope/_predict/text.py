@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from modscope._predict.result import Result, failed_early, has_failed
+from modscope._predict.result import Result, failed_early, has_failed, verdict_of
 from modscope._read.text import clean, counted, describe_moment, rough_size, shorten_end, size
+from modscope._virtual.certainty import OPEN, describe, describe_margin, describe_retries
 from modscope._virtual.gpus import find_gpu
 
 _MOST_OF_ERROR = 400  # columns
@@ -124,16 +125,28 @@ def as_rank(result: Result) -> str:
 
 
 def _verdict(result: Result) -> str:
-    failed = result["out_of_memory"]
+    failed, verdict = result["out_of_memory"], verdict_of(result)
     if not result["fits"]:
+        if verdict.answer == OPEN:
+            return f"{OPEN}: {describe_failure(failed)}. {describe_margin(verdict)}"
         return f"it does not fit: {describe_failure(failed)}."
+    if verdict.answer == OPEN:
+        return describe(verdict, result["to_spare"], _retries(result))
     caught = ""
     if failed:
         times = "an allocation failed" if failed["count"] == 1 else f"{failed['count']} allocations failed"
         caught = f", after {times} and the script went on"
+    only = f", but only because {often}" if (often := _retries(result)) else ""
     is_early = result["timed_out"] and not result["steps"]
     unknown = "so far " if has_failed(result) or result["ended"] == "interrupted" or is_early else ""
-    return f"{unknown}it fits, with {rough_size(result['to_spare'])} to spare{caught}."
+    return f"{unknown}it fits, with {rough_size(result['to_spare'])} to spare{only}{caught}."
+
+
+def _retries(result: Result) -> str:
+    """Of a script that fits only because the allocator gives memory back."""
+    if not result.get("retries") or not result["reserved_unlimited"]:
+        return ""
+    return describe_retries(result["retries"], result["retries_per_step"], result["reserved_unlimited"])
 
 
 def describe_failure(failed: Result) -> str:

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from modscope._predict import device as _predict_device
-from modscope._predict.result import Facts, Result, result_of
+from modscope._predict.result import Facts, Result, as_json, result_of
 from modscope._predict.substitutes import Substitutes
 from modscope._read.load import Capture, load
 from modscope._read.step_time import steps_done
@@ -160,9 +160,7 @@ class virtual_gpu:
         if error is not None:
             oom_report.add_note(error)
             how, end = "exception", {"error": f"{type(error).__name__}: {oom_report.text_of(error)}"}
-        ranks = self._substitutes.ranks_facts()
-        if ranks:
-            end["communicator_bytes"] = str(ranks["communicator_bytes"])
+        end |= _predict_device.end_info(self._substitutes.ranks_facts(), self._device.used() if self._device else 0)
         lack_order = bool(_native.optimizers_lack_order())
         try:
             recording.stop(how, **end)
@@ -187,6 +185,7 @@ class virtual_gpu:
             "torch": capture.info.get("rules", ""),
             "fraction": self._device.memory.fraction(device) if self._device else 1.0,
             "bytes_without_rule": self._device.bytes_without_rule() if self._device else None,
+            "retries": self._device.memory.stats(device)["num_alloc_retries"] if self._device else 0,
             "notes": [*self._substitutes.notes(), *(self._device.notes() if self._device else [])],
             "ranks": self._substitutes.ranks_facts(),
         }
@@ -227,6 +226,11 @@ class virtual_gpu:
         return bool(self._after("fits"))
 
     @property
+    def verdict(self) -> str:
+        """ "fits", "does not fit" or "too close to tell": ``result["why"]`` says then what is not sure."""
+        return str(self._after("verdict"))
+
+    @property
     def step_ms(self) -> float | None:
         """The time of a training step in milliseconds; None where it is not known."""
         value = self._after("step_ms")
@@ -236,7 +240,7 @@ class virtual_gpu:
     def result(self) -> Result:
         """Everything that ``modscope predict --json`` writes."""
         self._after("gpu", "result")
-        return dict(self._result or {})
+        return as_json(self._result or {})
 
     @property
     def capture(self) -> Capture:
@@ -252,5 +256,4 @@ class virtual_gpu:
             return f"<virtual_gpu {self.gpu.name}>"
         from modscope._read.text import size
 
-        verdict = "fits" if self.fits else "does not fit"
-        return f"<virtual_gpu {self.gpu.name}: reserves {size(self.peak_reserved)} at most, {verdict}>"
+        return f"<virtual_gpu {self.gpu.name}: reserves {size(self.peak_reserved)} at most, {self.verdict}>"

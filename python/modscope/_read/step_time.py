@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from modscope._read.load import Capture
 from modscope._read.types import Call, StepTimes, calls_of
@@ -60,6 +60,23 @@ def _has_updated_in_last_step(capture: Capture) -> bool:
     """Whether an optimizer step ended in it."""
     last = max((event.number for event in capture.events("step")), default=None)
     return last is not None and next(capture.events("optimizer_step", first=last), None) is not None
+
+
+def retries_of_a_step(
+    capture: Capture, device: str, capacity: int, edits: Sequence[tuple[Any, ...]] = (), conf: str | None = None
+) -> int | None:
+    """How often the allocator gives memory back in the last whole step, where it has so much memory; None: there is no
+    step, or no whole one."""
+    begins = [event for event, *_ in capture.stream.steps()]
+    ends = begins[1:] if ends_within_step(capture) else [*begins[1:], None]
+    if not ends or not begins:
+        return None
+
+    def until(event: int | None) -> int:
+        stop = [] if event is None else [("stop", event)]
+        return capture.replay(device, [*edits, *stop], conf=conf, capacity=capacity)["retries"]
+
+    return max(until(ends[-1]) - until(begins[len(ends) - 1]), 0)
 
 
 def median_between(ends: Sequence[float]) -> float | None:

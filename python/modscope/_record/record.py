@@ -70,8 +70,10 @@ def _gpu_facts() -> dict[str, str]:
         return {
             "gpu_title": str(gpu.name),
             "gpu_memory": str(gpu.total_memory),
+            "gpu_capability": f"{gpu.major}.{gpu.minor}",
             "gpu_processors": str(gpu.multi_processor_count),
             "gpu_threads": str(gpu.max_threads_per_multi_processor),
+            "retries": str(torch.cuda.memory_stats().get("num_alloc_retries", 0)),
         }
     return {}
 

@@ -9,8 +9,9 @@
 struct model {
     ms_allocator *allocator;
     uint64_t blocks; /* how many are not given back */
-    int device;      /* its index */
-    bool ended;      /* the device is gone */
+    uint64_t doubts[MST_DOUBTS];
+    int device; /* its index */
+    bool ended; /* the device is gone */
 };
 
 struct mst_virtual_block {
@@ -111,6 +112,28 @@ int mst_virtual_take(uint64_t bytes, struct mst_virtual_block **taken)
     else
         *taken = block;
     return error;
+}
+
+void mst_virtual_doubt(unsigned kind, uint64_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    struct model *model = current[mst_virtual_device()];
+    if (model && kind < MST_DOUBTS) {
+        const ms_allocator_stats *stats = ms_allocator_read(model->allocator);
+        uint64_t most = (uint64_t)stats->allocated_bytes[MS_BOTH_POOLS].now + bytes;
+        if (most > model->doubts[kind])
+            model->doubts[kind] = most;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void mst_virtual_doubts(int device, uint64_t peaks[MST_DOUBTS])
+{
+    pthread_mutex_lock(&lock);
+    const struct model *model = device >= 0 && device < MST_MOST_VIRTUAL ? current[device] : NULL;
+    for (int kind = 0; kind < MST_DOUBTS; kind++)
+        peaks[kind] = model ? model->doubts[kind] : 0;
+    pthread_mutex_unlock(&lock);
 }
 
 /* The caller holds the lock. */

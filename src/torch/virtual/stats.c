@@ -200,6 +200,38 @@ static PyObject *virtual_apply_settings(PyObject *self, PyObject *text)
                   : Py_NewRef(Py_None);
 }
 
+static PyObject *virtual_doubt(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    if (count != 2)
+        return PyErr_Format(PyExc_TypeError, "virtual_doubt takes the number of a kind, and bytes");
+    unsigned long kind = PyLong_AsUnsignedLong(args[0]);
+    uint64_t bytes = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(args[1]);
+    if (PyErr_Occurred())
+        return NULL;
+    mst_virtual_doubt(kind < MST_DOUBTS ? (unsigned)kind : MST_DOUBTS, bytes);
+    Py_RETURN_NONE;
+}
+
+static PyObject *virtual_doubts(PyObject *self, PyObject *device)
+{
+    (void)self;
+    uint64_t peaks[MST_DOUBTS];
+    int index = (int)PyLong_AsLong(device);
+    if (PyErr_Occurred())
+        return NULL;
+    mst_virtual_doubts(index, peaks);
+    PyObject *list = PyList_New(MST_DOUBTS);
+    for (Py_ssize_t kind = 0; list && kind < MST_DOUBTS; kind++) {
+        PyObject *bytes = PyLong_FromUnsignedLongLong(peaks[kind]);
+        if (!bytes)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, kind, bytes);
+    }
+    return list;
+}
+
 PyMethodDef mst_virtual_stats_methods[] = {
     {"virtual_take", virtual_take, METH_O, "Take memory of the current device: a handle, or None if it is full."},
     {"virtual_give", virtual_give, METH_O, "Give back memory, by its handle."},
@@ -217,6 +249,10 @@ PyMethodDef mst_virtual_stats_methods[] = {
     {"virtual_set_fraction", virtual_set_fraction, METH_VARARGS,
      "Set which part of a device's memory may be reserved."},
     {"virtual_set_capacity", virtual_set_capacity, METH_VARARGS, "Set how many bytes a device can give."},
+    {"virtual_doubt", (PyCFunction)(void (*)(void))virtual_doubt, METH_FASTCALL,
+     "An operator begins that may take so many bytes: the number of a kind of doubt, and bytes."},
+    {"virtual_doubts", virtual_doubts, METH_O,
+     "By kind of doubt, the most bytes that would have been allocated at once on a device; 0: there is nothing of it."},
     {"virtual_apply_settings", virtual_apply_settings, METH_O, "Apply the text of PYTORCH_CUDA_ALLOC_CONF."},
     {NULL, NULL, 0, NULL},
 };

@@ -76,6 +76,16 @@ void mst_virtual_return(void);
 void mst_virtual_lock(void); /* around fork */
 void mst_virtual_unlock(void);
 
+/* ---- what is not sure: sizes of several kinds, whose numbers the rules in Python choose ---- */
+enum { MST_DOUBTS = 8 };
+
+/* An operator begins on the current device whose workspace or result, of this kind, may be so large that it takes
+ * `bytes` in all. */
+void mst_virtual_doubt(unsigned kind, uint64_t bytes);
+/* For each kind, the most that would have been allocated at once on a device if it had taken that; 0: there is nothing
+ * of the kind. */
+void mst_virtual_doubts(int device, uint64_t peaks[MST_DOUBTS]);
+
 /* ---- streams: numbers, 0 is the default one ---- */
 
 /* This thread's current one of a device, which must exist. */

@@ -36,7 +36,7 @@ function fillLevers(metadata, choose) {
   find("fit-text").replaceChildren(bdi(fit.text));
   find("levers-verb").textContent = fit.verb;
   find("levers-box").hidden = !fit.levers.length;
-  const asItIs = { name: "as it is", reserved: fit.before, fits: fit.fits, cost: "" };
+  const asItIs = { name: "as it is", reserved: fit.before, fits: fit.fits, answer: fit.answer, cost: "" };
   const changes = listChanges(metadata).filter(({ part }) => part === "fit");
   const rows = [makeLeverRow(asItIs, null, choose), ...changes.map((each) => makeLeverRow(each.change, each, choose))];
   find("levers").tBodies[0].replaceChildren(...rows);
@@ -50,7 +50,7 @@ function makeLeverRow(lever, change, choose) {
   input.addEventListener("change", () => choose(change));
   addCell(row, make("label", "lever", input, bdi(lever.name)));
   addCell(row, `${lever.is_approximate ? "about " : ""}${size(lever.reserved)}`, "figure");
-  addCell(row, lever.fits ? "yes" : "no", lever.fits ? "fits" : "fits-not");
+  addCell(row, lever.answer, lever.answer === "yes" ? "fits" : "fits-not");
   addCell(row, lever.cost);
   row.addEventListener("click", (event) => {
     if (event.target.closest("label")) return;

@@ -6,12 +6,13 @@ from functools import partial
 
 from modscope._fit.edited_timeline import POINTS, Window, describe_difference, lines_of, moments_of
 from modscope._fit.levers.registry import Tried
-from modscope._fit.text import approximately, cost_of, notes, verdict
+from modscope._fit.text import approximately, cost_of, in_column, notes, verdict
 from modscope._fit.verdict import Answer
 from modscope._read.summary import Report
 from modscope._read.text import at_least, clean, describe_moment, size
 from modscope._show.pages import Page
 from modscope._show.pages.report import Source, page
+from modscope._virtual.certainty import OPEN, describe
 
 _COLUMNS = 160  # A sentence that names a module is not longer.
 
@@ -37,6 +38,7 @@ def changes(found: Answer, window: Window) -> Report:
             "capacity": found.capacity,
             "before": found.before.reserved,
             "fits": found.before.fits,
+            "answer": in_column(found.verdict),
             "text": " ".join([verdict(found), *map(clean, notes(found))]),
             "moments": moments_of(before),
             "levers": [
@@ -55,6 +57,7 @@ def _lever(found: Answer, tried: Tried, window: Window) -> Report:
         "reserved": outcome.reserved_on_gpu,
         "is_approximate": tried.is_approximate,
         "fits": outcome.fits,
+        "answer": in_column(found.verdict_on(tried)),
         "cost": clean(cost_of(tried)),
         "text": _sentence(found, tried),
         **lines_of(found.job.curve(POINTS, window, lever.edits, lever.conf)),
@@ -72,7 +75,10 @@ def _sentence(found: Answer, tried: Tried) -> str:
         f"{describe_difference(found.before.reserved, outcome.reserved)}; its peak is then {when}."
     )
     room = (found.capacity if tried.capacity is None else tried.capacity) - outcome.reserved_on_gpu
-    if not outcome.fits:
+    judged = found.verdict_on(tried)
+    if judged.answer == OPEN:
+        fits = f"{describe(judged, room).capitalize()}"
+    elif not outcome.fits:
         fits = f"It does not fit {gpu.label}: short by {size(-room)}."
     elif outcome.reserved_within is not None:
         fits = (

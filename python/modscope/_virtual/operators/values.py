@@ -12,7 +12,7 @@ import torch
 from modscope._virtual.operators import fakes, known, operators
 from modscope._virtual.operators.operators import WorkspaceEvent
 from modscope._virtual.rules import sorting
-from modscope._virtual.rules.rules import contiguous_copy
+from modscope._virtual.rules.rules import contiguous_copy, note_doubt
 
 __all__ = ["KERNELS"]
 
@@ -84,17 +84,20 @@ def check(*_: Any, **__: Any) -> None:
 # ---- how many elements are selected ----
 
 
-def _count_selected(mask: torch.Tensor) -> int:
+def _count_selected(mask: torch.Tensor, bytes: int) -> int:
+    """``bytes``: what each selected element takes in the result."""
     values = known.values_of(mask)
     if values is not None:
         return int(values.count_nonzero())
     fraction = known.fraction_of(mask)
+    if fraction is None:
+        note_doubt("selected", mask.numel() * bytes)
     return round(mask.numel() * (fakes.selected() if fraction is None else fraction))
 
 
 def nonzero(self: torch.Tensor) -> torch.Tensor:
     values = known.values_of(self)
-    count = _count_selected(self)
+    count = _count_selected(self, 8 * self.dim())
     result = operators.make((count, self.dim()), (1, max(count, 1)), torch.int64)
     if values is not None:
         known.tell(result, values.nonzero())
@@ -105,7 +108,8 @@ def nonzero(self: torch.Tensor) -> torch.Tensor:
 
 def masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     shape = torch.broadcast_shapes(self.shape, mask.shape)
-    count = _count_selected(mask) * shape.numel() // max(mask.numel(), 1)
+    each = shape.numel() // max(mask.numel(), 1)
+    count = _count_selected(mask, each * self.dtype.itemsize) * shape.numel() // max(mask.numel(), 1)
     with operators.taken(_mask_workspace(count, len(shape))):
         return operators.make((count,), (1,), self.dtype)
 

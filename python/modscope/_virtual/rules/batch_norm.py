@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from modscope._virtual.operators.operators import Workspace, WorkspaceEvent
-from modscope._virtual.rules.rules import GpuAndTorch, last_power, rule
+from modscope._virtual.rules.rules import GpuAndTorch, doubt, last_power, rule
 
 __all__ = ["COMPOSED", "takes_cudnn"]
 
@@ -95,17 +95,23 @@ def _cudnn_workspace(input: torch.Tensor, share: float, per_channel: float = 0.0
     return int(input.numel() // channels * padded / 8 * share + per_channel * padded) + 1076
 
 
+def _with(workspace: int) -> Workspace:
+    if workspace:
+        doubt("batch_norm", workspace)
+    return [_RESULT, _RESULT, _RESULT, ("temporary", workspace)] if workspace else None
+
+
 @rule("aten.cudnn_batch_norm.default", source="ATen/native/cudnn/BatchNorm.cpp; the workspace: measured")
 def _cudnn(gpu: GpuAndTorch, args: Any, kwargs: Any, specs: Any) -> Workspace:
     input, training = args[0], args[5]
     workspace = _cudnn_workspace(input, 1 + 1 / 128 if input.dtype.itemsize == 4 else 0.4034) if training else 0
-    return [_RESULT, _RESULT, _RESULT, ("temporary", workspace)] if workspace else None
+    return _with(workspace)
 
 
 @rule("aten.cudnn_batch_norm_backward.default", source="ATen/native/cudnn/BatchNorm.cpp; the workspace: measured")
 def _cudnn_backward(gpu: GpuAndTorch, args: Any, kwargs: Any, specs: Any) -> Workspace:
     workspace = _cudnn_workspace(args[0], 2 / 3, 5.4)
-    return [_RESULT, _RESULT, _RESULT, ("temporary", workspace)] if workspace else None
+    return _with(workspace)
 
 
 # ---- torch's own kernels ----

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from modscope._virtual.operators import operators
 from modscope._virtual.operators.operators import Workspace, WorkspaceEvent
-from modscope._virtual.rules.rules import GpuAndTorch, all_rules, rule
+from modscope._virtual.rules.rules import GpuAndTorch, all_rules, doubt, rule
 
 __all__ = ["INFERENCES", "Convolution", "from_similar", "workspace"]
 
@@ -170,11 +170,16 @@ def _more(chosen: int, nearest: list[_Measured]) -> int:
 
 
 @cache
-def workspace(call: Convolution) -> int:
-    """The bytes of the workspace."""
+def _workspace(call: Convolution) -> tuple[int, bool]:
+    """The bytes of the workspace, and whether this very convolution was measured."""
     family = _measured().get(_family(call), [])
     same = next((other for other in family if other.call == call), None)
-    return from_similar(call, family) if same is None else same.bytes
+    return (from_similar(call, family), False) if same is None else (same.bytes, True)
+
+
+def workspace(call: Convolution) -> int:
+    """The bytes of the workspace."""
+    return _workspace(call)[0]
 
 
 # ---- layouts ----
@@ -265,7 +270,9 @@ def _is_native_depthwise(gpu: GpuAndTorch, input: torch.Tensor, weight: torch.Te
     )
 
 
-def _taken(bytes: int) -> list[WorkspaceEvent]:
+def _taken(call: Convolution) -> list[WorkspaceEvent]:
+    bytes, is_measured = _workspace(call)
+    doubt("convolution" if is_measured else "similar_convolution", bytes)
     return [("temporary", bytes), ("temporary", -bytes)] if bytes else []
 
 
@@ -280,7 +287,7 @@ def _forward(gpu: GpuAndTorch, args: Any, kwargs: Any, specs: Any) -> Workspace:
         return [*events, _RESULT] if events else None
     last = format != torch.contiguous_format
     call = _call(_FORWARD, input.shape, weight, specs[0], stride, dilation, transposed, groups, last)
-    return [*events, _RESULT, *_copy(weight, format), *_taken(workspace(call))]
+    return [*events, _RESULT, *_copy(weight, format), *_taken(call)]
 
 
 def _bias_gradient(gpu: GpuAndTorch, grad: torch.Tensor) -> list[WorkspaceEvent]:
@@ -304,5 +311,5 @@ def _backward(gpu: GpuAndTorch, args: Any, kwargs: Any, specs: Any) -> Workspace
         if wanted and not native:
             copy = _copy(weight, format) if what == _OF_INPUT else []
             call = _call(what, input.shape, weight, grad.shape, stride, dilation, transposed, groups, last)
-            events += [*copy, *_taken(workspace(call)), *[("temporary", -bytes) for _, bytes in copy]]
+            events += [*copy, *_taken(call), *[("temporary", -bytes) for _, bytes in copy]]
     return [*events, _RESULT, *(_bias_gradient(gpu, grad) if mask[2] else [])]

@@ -11,7 +11,7 @@ import torch
 from modscope import _native
 from modscope._virtual.operators import operators, same_device
 from modscope._virtual.operators.operators import Workspace, WorkspaceEvent
-from modscope._virtual.rules.rules import GpuAndTorch, argument, rule
+from modscope._virtual.rules.rules import GpuAndTorch, argument, doubt, rule
 
 __all__ = ["COMPOSED", "KERNELS", "acceptable", "cudnn_mode"]
 
@@ -130,6 +130,12 @@ def _workspace_bytes(shape: _RecurrentLayers) -> int:
 # ---- rules ----
 
 
+def _workspace_of(shape: _RecurrentLayers) -> int:
+    bytes = _workspace_bytes(shape)
+    doubt("recurrent", bytes)
+    return bytes
+
+
 def _copied(tensor: torch.Tensor, transposed: bool) -> list[WorkspaceEvent]:
     """A copy of a tensor in cuDNN's order, where it does not have that order."""
     contiguous = (tensor.transpose(0, 1) if transposed else tensor).is_contiguous()
@@ -143,7 +149,7 @@ def _forward_events(gpu: GpuAndTorch, args: Any, kwargs: Any, specs: Any) -> Wor
     results: list[WorkspaceEvent] = [("result", 0), ("result", 0), ("result", 0)]
     if args[3] is None:
         results.append(("result", 0))
-    return [*_copied(args[0], transposed), *results, ("temporary", _workspace_bytes(shape)), ("result", 0)]
+    return [*_copied(args[0], transposed), *results, ("temporary", _workspace_of(shape)), ("result", 0)]
 
 
 @rule("aten._cudnn_rnn_backward.default", source="ATen/native/cudnn/RNN.cpp; sizes: measured")
@@ -157,7 +163,7 @@ def _backward_events(gpu: GpuAndTorch, args: Any, kwargs: Any, specs: Any) -> Wo
             events.append(("temporary", like.nbytes))
     x = _copied(data, transposed)
     dy = _copied(grads[0], transposed) if grads[0] is not None else []
-    workspace = _workspace_bytes(shape)
+    workspace = _workspace_of(shape)
     events += [*x, *dy, ("result", 0), ("result", 0), ("result", 0)]
     events += [("temporary", workspace), ("temporary", -workspace)]
     events += [("temporary", -bytes) for _, bytes in (*x, *dy)]

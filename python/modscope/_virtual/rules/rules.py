@@ -14,6 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from modscope import _native
+from modscope._virtual.certainty import DOUBTS
 from modscope._virtual.gpus import Gpu, architecture_of
 from modscope._virtual.operators import operators
 from modscope._virtual.operators.operators import Workspace, WorkspaceEvents
@@ -21,7 +23,18 @@ from modscope._virtual.operators.operators import Workspace, WorkspaceEvents
 if TYPE_CHECKING:
     from modscope._virtual.time.table import Table
 
-__all__ = ["GpuAndTorch", "Rule", "Rules", "all_rules", "argument", "at_start", "contiguous_copy", "rule"]
+__all__ = [
+    "GpuAndTorch",
+    "Rule",
+    "Rules",
+    "all_rules",
+    "argument",
+    "at_start",
+    "contiguous_copy",
+    "doubt",
+    "note_doubt",
+    "rule",
+]
 
 RuleFunction = Callable[["GpuAndTorch", Any, Any, Any], Workspace]
 
@@ -106,6 +119,21 @@ def all_rules() -> dict[str, Rule]:
     return _rules
 
 
+_doubts: list[tuple[int, int]] = []
+"""Of the rule that is running: kinds of sizes that are not sure, and their bytes."""
+
+
+def doubt(kind: str, bytes: int) -> None:
+    """Called by a rule: this workspace may be twice as large. ``kind``: one of certainty.DOUBTS, which says where it is
+    sure."""
+    _doubts.append((DOUBTS.index(kind), bytes))
+
+
+def note_doubt(kind: str, bytes: int) -> None:
+    """Called by a kernel: its result is not sure, and may take so many bytes."""
+    _native.virtual_doubt(DOUBTS.index(kind), bytes)
+
+
 def argument(args: Any, kwargs: Any, position: int, name: str, default: Any = None) -> Any:
     """An argument of an operator. torch leaves arguments out that equal their defaults."""
     if name in kwargs:
@@ -154,7 +182,9 @@ class Rules(operators.OperatorCosts):
                 return found.events
         known = self._rules.get(str(op))
         if known is not None:
-            return known.function(self._gpu, args, kwargs, specs)
+            _doubts.clear()
+            events = known.function(self._gpu, args, kwargs, specs)
+            return self._noting(events, result_bytes(specs)) if _doubts else events
         bytes = result_bytes(specs)
         return self._counting(bytes) if bytes and not takes_results_only(op) else None
 
@@ -174,9 +204,24 @@ class Rules(operators.OperatorCosts):
         """The bytes of the results of operators that have no rule."""
         return self._bytes_without_rule
 
+    def _noting(self, events: Workspace, results: int) -> Callable[[], WorkspaceEvents]:
+        """The events, and at each call it is noted what the operator would take if its workspace were twice as
+        large."""
+        found = [(kind, results + 2 * bytes) for kind, bytes in _doubts]
+
+        def note() -> WorkspaceEvents:
+            for kind, bytes in found:
+                _native.virtual_doubt(kind, bytes)
+            return (events() if callable(events) else events) or ()
+
+        return note
+
     def _counting(self, bytes: int) -> Callable[[], WorkspaceEvents]:
+        """The workspace may be as large as the results."""
+
         def count() -> WorkspaceEvents:
             self._bytes_without_rule += bytes
+            note_doubt("without_rule", 2 * bytes)
             return ()
 
         return count
