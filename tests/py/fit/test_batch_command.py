@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import pathlib
+from argparse import Namespace
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 from fit_runs import train
 from modscope.__main__ import main
+from modscope._cli import batch as _commands_batch
 from modscope._fit import batch as _batch
 from modscope._fit.job import Job, Moment, Outcome
 from modscope._fit.two_captures import largest_that
+from modscope._read.summary import Report
+from modscope._show.terminal import Screen
 from modscope._virtual.gpus import Gpu
 
 
@@ -103,8 +107,8 @@ def test_the_search_for_the_largest(largest: int) -> None:
     assert len(tried) < 14 and max(tried) <= 128
 
 
-def _fits(reserved: Callable[[int], int], capacity: int, first: tuple[int, int]) -> dict[int, bool]:
-    """By batch whether it fits, of a search for the largest batch of a script that reserves so much."""
+def _search(reserved: Callable[[int], int], gpu: Gpu, first: tuple[int, int]) -> Report:
+    """Of the largest batch of a script that reserves so much."""
 
     class Predicted:
         died, whole_steps, device, caching = False, 3, "cuda:0", True
@@ -121,8 +125,29 @@ def _fits(reserved: Callable[[int], int], capacity: int, first: tuple[int, int])
             at = Moment(1, "forward", "Net")
             return Outcome(self._needed, self._needed, at, self._needed <= capacity, 0, None, 0)
 
-    made = _batch.search(Predicted, tiny(capacity), first, 8)  # type: ignore[arg-type]
-    return {point["batch"]: point["fits"] for point in made["curve"]}
+    return _batch.search(Predicted, gpu, first, 8)  # type: ignore[arg-type]
+
+
+def _fits(reserved: Callable[[int], int], capacity: int, first: tuple[int, int]) -> dict[int, bool]:
+    """By batch whether it fits."""
+    return {point["batch"]: point["fits"] for point in _search(reserved, tiny(capacity), first)["curve"]}
+
+
+def test_the_largest_batch_is_too_close_to_tell() -> None:
+    """It leaves 100 MiB, and what a context takes is not sure by 143 MiB."""
+    gpu = Gpu("some", "Some GPU", (512 + 8 * 200 + 100) << 20, (9, 0), 1)
+    made = {**_search(lambda batch: batch * 200 << 20, gpu, (4, 8)), "device": "cuda:0", "script": ["train.py"]}
+    (row,) = made["gpus"]
+    assert (row["largest"], row["largest_for_sure"], row["verdict"]) == (8, 4, "too close to tell")
+    lines = _commands_batch.text(made, Screen(wraps=False), Namespace())
+    assert (
+        "On Some GPU a batch of 4 fits for sure; a batch of 8 is too close to tell: 100.00 MiB to spare. That may be "
+        "off by 143.36 MiB: a CUDA context takes 0.25 to 0.64 GiB. A run on the GPU would settle it (modscope predict "
+        "--check)." in lines
+    )
+    far = Gpu("some", "Some GPU", (512 + 8 * 200 + 199) << 20, (9, 0), 1)
+    (row,) = _search(lambda batch: batch * 200 << 20, far, (4, 8))["gpus"]
+    assert (row["largest"], row["largest_for_sure"], row["verdict"]) == (8, 8, "fits")
 
 
 @pytest.mark.parametrize("largest", [1, 8, 9, 100, 5000])
