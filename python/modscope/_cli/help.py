@@ -6,7 +6,9 @@ from argparse import Namespace
 from typing import NamedTuple
 
 from modscope._cli.command import Command, Load, Parser
+from modscope._cli.json_schema import schema
 from modscope._read.types import Refused
+from modscope._show.output_file import as_text
 from modscope._show.terminal import Screen
 
 
@@ -75,14 +77,18 @@ What a script prints goes to stderr then, so that stdout has the object alone:
 "command" is the command's name. Figures are exact: bytes are ints, times are
 seconds. Equal rows are not grouped. "is_lower_bound" is true where events were lost or
 damaged: every figure is then "at least". A list of categories always has all of
-them and "Total". New keys may be added; no key changes its meaning.
-In Python, modscope.load(FILE) gives the same figures.""",
+them and "Total". New keys may be added; no key changes its meaning while "schema",
+the version of all this, has the same number.
+modscope help json --schema prints a JSON Schema (draft 2020-12) for the objects of
+all commands, with what each key is, and what it means where it is null.
+In Python, modscope.load(FILE) gives the same figures; to_dict() of it, and of what
+it gives, are objects of the same schema.""",
     ),
     "predictions": Topic(
         "what modscope predict --json prints",
         """\
 The result of a prediction on one GPU has these keys; bytes are ints.
-  command                           predict
+  command, schema                   predict, and the version of these keys
   gpu, title, memory, context       the GPU, its memory, what a context takes
   device                            the one that the script used, such as cuda:0
   may_reserve                       what torch may reserve of it
@@ -122,9 +128,15 @@ With --check it has "check": the same figures of the real GPU, and their "errors
 
 def add_options(parser: Parser) -> None:
     parser.add_argument("topic", metavar="TOPIC", nargs="?", help=f"a command, or one of: {', '.join(TOPICS)}")
+    about = "with json: print a JSON Schema for what --json of all commands prints"
+    parser.add_argument("--schema", action="store_true", help=about)
 
 
 def report(arguments: Namespace, load: Load) -> str:
+    if arguments.schema:
+        if arguments.topic != "json":
+            arguments.error("--schema goes with json:  modscope help json --schema")
+        return as_text(schema())
     if arguments.topic is None:
         width = max(map(len, TOPICS))
         lines = (f"  {word:{width}}  {topic.about}" for word, topic in TOPICS.items())
@@ -135,7 +147,7 @@ def report(arguments: Namespace, load: Load) -> str:
 
 
 def text(result: str, screen: Screen, arguments: Namespace) -> list[str]:
-    return Screen(screen.width).fill(result)
+    return [result] if arguments.schema else Screen(screen.width).fill(result)
 
 
-COMMAND = Command(("help moments",), add_options, report, text, figures="")
+COMMAND = Command(("help moments", "help json --schema"), add_options, report, text, figures="")

@@ -97,9 +97,9 @@ def _run(name: str, command: Command, arguments: argparse.Namespace) -> int:
     if stream is None and (arguments.json == "-" or shows_text):
         complain("There is no stdout to write to")
     if figures is not None:
-        from modscope._show.output_file import as_text, write_document
+        from modscope._show.output_file import as_text, document_of, write_document
 
-        document = {"command": name, **figures}
+        document = document_of(name, figures)
         if arguments.json == "-":
             write(sys.stdout, f"{as_text(document)}\n")
         else:

@@ -563,11 +563,11 @@ class RunRecording:
         """Write what --json asks for."""
         if not self._options.json or self._is_child:
             return
-        from modscope._show.output_file import write_document
+        from modscope._show.output_file import document_of, write_document
 
         command = "predict" if self._settings.prediction else "run"
         try:
-            write_document({"command": command, **figures}, self._options.json)
+            write_document(document_of(command, figures), self._options.json)
         except BrokenPipeError:
             pass  # whoever read them has gone
         except OSError as error:

@@ -14,6 +14,8 @@ from typing import IO, Any
 from modscope._read.own_files import FileKind, describe_existing, figures_of, is_replaceable
 from modscope._show.terminal import leave_unwritten
 
+SCHEMA = 1
+"""The version of what --json prints: another number, where a key is gone or means something else (_cli/schema.txt)."""
 _LONGEST_INDENTED = 1_000_000  # characters of JSON
 
 
@@ -54,6 +56,11 @@ def check(path: str, kind: FileKind, overwrite: bool) -> None:
     """Raise what ``create`` would raise now, before something that takes long."""
     if path != "-" and not _is_stream(path):
         _check_path(path, kind, overwrite)
+
+
+def document_of(command: str, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """What --json of a command prints."""
+    return {"command": command, "schema": SCHEMA, **figures}
 
 
 def write_document(document: Mapping[str, Any], to: str | int) -> None:
