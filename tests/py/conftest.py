@@ -12,11 +12,15 @@ import helpers
 import pytest
 import torch._dynamo  # The first optimizer would import it, in the middle of a test.
 import warm_python  # before torch: it takes torch's own warning filters for those that come after this line
+from described_json import checked
 from helpers import NOWHERE, look, torch_globals
 from modscope import ModTracker, ModuleTracker
+from modscope._show import output_file
 
 import torch
 
+# what a command prints with --json, here and in forks, is as the schema says
+output_file.document_of = checked(output_file.document_of)
 warm_python.prepare()
 # readline, which pytest imports, sets them for processes that are started later, as if there were a terminal
 os.unsetenv("COLUMNS"), os.unsetenv("LINES")
