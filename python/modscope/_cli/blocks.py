@@ -9,13 +9,14 @@ from modscope._cli.command import Command, Load, Parser
 from modscope._cli.common import heading, moment_report, moment_words, next_command, notes, others
 from modscope._cli.options import add_capture, add_device, add_module, add_moment, add_no_group, add_rows
 from modscope._read.groups import Group, group_modules
+from modscope._read.lines import UNKNOWN
 from modscope._read.summary import Report
 from modscope._read.text import counted, duration, label, size
-from modscope._show.lines import place_report, short_line
+from modscope._show.lines import short_line
 from modscope._show.modules import check
 from modscope._show.terminal import Screen
 
-_KEYS = ("bytes", "category", "kind", "module", "phase", "step", "made_at", "age", "outside", *place_report(None))
+_KEYS = ("bytes", "category", "kind", "module", "phase", "step", "made_at", "age", "outside", *UNKNOWN.to_dict())
 """Of a block. A capture may hold millions of blocks, and a dict that is made of these takes half of one that is put
 together."""
 
@@ -45,7 +46,7 @@ def report(arguments: Namespace, load: Load) -> Report:
             continue
         place = made.get(id(block.place))
         if place is None:
-            place = made[id(block.place)] = tuple(place_report(block.place).values())
+            place = made[id(block.place)] = tuple((block.place or UNKNOWN).to_dict().values())
         age = round(snapshot.time - block.made_at, 6)
         own = (
             block.bytes,

@@ -34,8 +34,7 @@ def report(arguments: Namespace, load: Load) -> Report:
     if len(arguments.files) > 1:
         return _report_of_ranks(arguments)
     file = arguments.files[0]
-    capture = load(file)
-    return {**summarize(file, capture), "has_lines": capture.places.has_lines}
+    return summarize(file, load(file))
 
 
 def _report_of_ranks(arguments: Namespace) -> Report:

@@ -50,7 +50,7 @@ def report(arguments: Namespace, load: Load) -> Report:
     result["by"], result["below"] = arguments.by, arguments.module
     result["shown"] = sum(branch.subtree[TOTAL] for branch in branches)
     if arguments.by == "module":
-        result["tree"] = [_module_report(branch) for branch in branches]
+        result["tree"] = [branch.to_dict() for branch in branches]
     elif arguments.by == "kind":
         result["tree"] = _kind_reports(snapshot, device, matches)
     elif arguments.by in ("line", "operator"):
@@ -71,11 +71,6 @@ def as_json(result: Report, arguments: Namespace) -> Report:
 
 def _node_report(name: str, fqn: str | None, own: Sums, subtree: Sums, children: list[Report]) -> Report:
     return {"name": name, "fqn": fqn, "own": own, "subtree": subtree, "children": children}
-
-
-def _module_report(branch: Branch) -> Report:
-    children = [_module_report(child) for child in branch.children]
-    return _node_report(branch.name, branch.fqn, branch.own, branch.subtree, children)
 
 
 def _category_report(category: str, total: int, branches: Iterable[Branch]) -> Report:

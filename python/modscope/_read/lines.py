@@ -7,7 +7,7 @@ import linecache
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from modscope import _capture
 from modscope._read.cells import Cells
@@ -116,6 +116,18 @@ class Place(NamedTuple):
         own code allocates in the backward of a custom Function."""
         return self._replace(frames=self.forward, forward=()) if self.forward and not self.is_inside else self
 
+    def to_dict(self) -> dict[str, Any]:
+        """The innermost line, its operator, in backward the node and the line of the forward, and the frames around
+        the line. None where it is not known."""
+        stack = [{"file": each.file, "line": each.line or None, "function": each.function} for each in self.frames]
+        made = {
+            "operator": self.operator,
+            "node": self.node,
+            **_line_of(self.forward, "forward_"),
+            "in_custom_backward": self.is_inside,
+        }
+        return {**_line_of(self.frames), **made, "stack": stack}
+
     def describe(self) -> str:
         """Say where it is: "train.py:41 in forward", and if its source is not there any more, that it is not. In
         backward "MmBackward0, forward at train.py:41 in forward", if that line is known."""
@@ -127,6 +139,12 @@ class Place(NamedTuple):
             return "(no Python line)"
         note = f" ({self.source_note})" if self.source_note else ""
         return f"{shown_file(self.frames[0].file)}:{self.line or '?'} in {self.function}{note}"
+
+
+def _line_of(frames: tuple[Frame, ...], before: str = "") -> dict[str, str | int | None]:
+    frame = frames[0] if frames else None
+    known = (frame.file, frame.line or None, frame.function) if frame is not None else (None, None, None)
+    return dict(zip((f"{before}file", f"{before}line", f"{before}function"), known, strict=True))
 
 
 UNKNOWN = Place((), None, None)

@@ -32,6 +32,7 @@ from modscope._read.types import (
     StepTimes,
     calls_of,
     find_main_device,
+    plain,
 )
 
 __all__ = ["Block", "Capture", "CaptureError", "Event", "Phase", "Snapshot", "Step", "load", "parse_moment"]
@@ -77,8 +78,10 @@ def _groups_by_number(groups: list[tuple[int, str, str, str, int]]) -> dict[int,
 class Capture:
     """What happened to memory during a run. It is read when it is asked for. Times are seconds since it began."""
 
-    def __init__(self, reader: _capture.Reader, progress: OnProgress | None = None) -> None:
+    def __init__(self, reader: _capture.Reader, progress: OnProgress | None = None, file: str = "") -> None:
         self._reader = reader
+        self.file = file
+        """Its path, as it was given to ``load``."""
         self._progress = progress
         self._has_damaged_notes = False
         self._names = Names(reader.devices, [name for name, _, _ in reader.paths])
@@ -99,6 +102,13 @@ class Capture:
         from modscope._show import notebook
 
         return notebook.of_capture(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures of ``modscope summary --json``, with all modules of each device, of plain JSON types."""
+        from modscope._read.summary import summarize
+
+        found: dict[str, Any] = plain(summarize(self.file, self))
+        return found
 
     @property
     def event_count(self) -> int:
@@ -532,7 +542,7 @@ def load(file: str | os.PathLike[str] | IO[bytes], progress: OnProgress | None =
     else:
         name, fd = getattr(file, "name", "the file"), _duplicate(file)
     try:
-        return Capture(_capture.Reader(fd), progress)
+        return Capture(_capture.Reader(fd), progress, os.fsdecode(name) if isinstance(name, str | bytes) else "")
     except _capture.FormatError as error:
         raise CaptureError(f"{name}: {error}{_describe_short(os.fstat(fd).st_size)}") from None
     finally:

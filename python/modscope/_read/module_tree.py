@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import add
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from modscope._read.categories import CATEGORIES, TOTAL, Raw, Sums, sums_of
 from modscope._read.text import natural_key
@@ -28,6 +28,12 @@ class Branch(NamedTuple):
     subtree: Sums
     children: tuple[Branch, ...]
     """The modules directly below it, largest first."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``modscope tree --json`` has it."""
+        own, subtree = ({str(word): value for word, value in sums.items()} for sums in (self.own, self.subtree))
+        children = [child.to_dict() for child in self.children]
+        return {"name": self.name, "fqn": self.fqn, "own": own, "subtree": subtree, "children": children}
 
 
 def _plus(one: Raw, other: Raw) -> Raw:

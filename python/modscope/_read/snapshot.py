@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from typing import Any
 
 from modscope import _capture
 from modscope._read.categories import CATEGORIES, TOTAL, Category, Kind, Raw, Sums, kinds_of, sums_of
 from modscope._read.lines import Place, Places
 from modscope._read.module_tree import Branch, grow, sum_by_name
 from modscope._read.text import natural_key
-from modscope._read.types import Block, Names, find_main_device
+from modscope._read.types import Block, Names, find_main_device, plain
 
 _BUSIEST = ("recompute", "backward", "optimizer", "forward", "evaluation")
 
@@ -35,6 +36,23 @@ class Snapshot:
 
     def __repr__(self) -> str:
         return f"<Snapshot at {self.time:.3f} s, step {self.step}: {self.block_count} blocks>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The moment and all its figures by device, of plain JSON types. ``modules`` is ``by_module()``."""
+        from modscope._read.summary import moment_of
+
+        figures = {
+            "is_lower_bound": self.is_lower_bound,
+            "optimizer_steps": self.optimizer_steps,
+            "block_count": self.block_count,
+            "totals": self.totals,
+            "kinds": self.kinds,
+            "reserved": self.reserved,
+            "outside": self.outside,
+            "modules": self.by_module(),
+        }
+        found: dict[str, Any] = plain({**moment_of(self), **figures})
+        return found
 
     def _repr_html_(self) -> str:
         from modscope._show import notebook

@@ -126,6 +126,7 @@ def summarize(file: str, capture: Capture) -> Report:
         "collectives": summarize_collectives(capture),
         "oom_count": capture.oom_count,
         "last_oom": summarize_oom(capture),
+        "has_lines": capture.places.has_lines,
     }
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from modscope import _capture
 from modscope._read.categories import Category, Kind
-from modscope._read.lines import Place
+from modscope._read.lines import UNKNOWN, Place
 
 _MOST_DEVICES = 64  # every device's number is below it
 
@@ -24,12 +25,30 @@ class Refused(Exception):
         self.status = status
 
 
+def plain(value: Any) -> Any:
+    """The same of dicts, lists and plain values, as JSON has it: a NamedTuple is a dict of its fields."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return str(value) if isinstance(value, enum.StrEnum) else value
+
+
+def _as_dict(fields: NamedTuple) -> dict[str, Any]:
+    return {key: plain(value) for key, value in fields._asdict().items()}
+
+
 class Phase(NamedTuple):
     """The time spent in a phase, and the blocks that were allocated in it."""
 
     time: float
     blocks: int
     bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return _as_dict(self)
 
 
 class Step(NamedTuple):
@@ -45,6 +64,9 @@ class Step(NamedTuple):
     peaks: dict[str, int]
     """The most that each device held in it."""
 
+    def to_dict(self) -> dict[str, Any]:
+        return _as_dict(self)
+
 
 class StepTimes(NamedTuple):
     """When a training step began and ended, in seconds since the capture began."""
@@ -55,6 +77,9 @@ class StepTimes(NamedTuple):
     """The end of its last optimizer step; None: it has none, as the run ended in it, or does not train."""
     optimizer_steps: int
     """How many optimizer steps of the run had ended by then."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return _as_dict(self)
 
 
 class CollectiveGroup(NamedTuple):
@@ -68,6 +93,9 @@ class CollectiveGroup(NamedTuple):
     """The ranks of the group, such as "0-7", or "0-56:8" for every eighth one."""
     size: int
     """How many ranks the group has; 0 if that is not known."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return _as_dict(self)
 
 
 class Collective(NamedTuple):
@@ -90,6 +118,9 @@ class Collective(NamedTuple):
     timing: str | None = None
     """What ``seconds`` is: "predicted"; "executed", by a thread of gloo's; "waited", from the launch until the
     program's wait for it returned, which is at least as long; "on_gpu"; None: not known."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return _as_dict(self)
 
 
 class Call(NamedTuple):
@@ -157,6 +188,9 @@ class Event(NamedTuple):
     reserved: int | None
     """What was reserved when the allocation failed (oom)."""
 
+    def to_dict(self) -> dict[str, Any]:
+        return _as_dict(self)
+
 
 class Block(NamedTuple):
     """A block of memory that is held at a moment."""
@@ -178,6 +212,12 @@ class Block(NamedTuple):
     """What FSDP2 or DDP holds it for, within its category; None for most blocks."""
     place: Place | None = None
     """The line and the operator that made it; None where neither is known."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """With the keys of the place instead of it, as ``modscope blocks --json`` has them."""
+        found = {**_as_dict(self._replace(place=None)), **(self.place or UNKNOWN).to_dict()}
+        del found["place"]
+        return found
 
 
 def find_main_device(held: Mapping[str, int]) -> str:
@@ -236,3 +276,6 @@ class Peak(NamedTuple):
     """Seconds since the capture began; 0.0 in a MemTracker."""
     reserved: int = 0
     """What the device's allocator had reserved then; 0 where that is not known."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return _as_dict(self)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 
 from modscope._read.categories import TOTAL, Sums
-from modscope._read.lines import UNKNOWN, Frame, Place, shown_file
+from modscope._read.lines import Place, shown_file
 from modscope._read.summary import Report
 from modscope._read.text import clean
 
@@ -18,26 +18,6 @@ NO_LINES = f"No lines were recorded. {_WHEN_RECORDED}"
 _NONE_HERE = "Nothing that is shown here has a line: it was made before the recording began, or not by Python code."
 UNKNOWN_NAMES = ("(line not known)", "(operator not known)")
 _Made = Iterable[tuple[Place | None, Sums]]
-
-
-def _line(frames: tuple[Frame, ...], before: str = "") -> Report:
-    frame = frames[0] if frames else None
-    known = (frame.file, frame.line or None, frame.function) if frame is not None else (None, None, None)
-    return dict(zip((f"{before}file", f"{before}line", f"{before}function"), known, strict=True))
-
-
-def place_report(place: Place | None) -> Report:
-    """What JSON says about a place: the innermost line, its operator, in backward the node and the line of the forward,
-    and the frames around the line. None where it is not known."""
-    place = place or UNKNOWN
-    stack = [{"file": each.file, "line": each.line or None, "function": each.function} for each in place.frames]
-    made = {
-        "operator": place.operator,
-        "node": place.node,
-        **_line(place.forward, "forward_"),
-        "in_custom_backward": place.is_inside,
-    }
-    return {**_line(place.frames), **made, "stack": stack}
 
 
 def short_line(block: Report, wide: bool) -> str:

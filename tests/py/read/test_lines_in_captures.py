@@ -319,5 +319,5 @@ def test_stacks_of_a_forged_file_that_go_round_in_circles():
 @pytest.mark.parametrize("inside, line", [(True, "a.py:13"), (False, "MulBackward, forward at a.py:18")])
 def test_a_block_that_a_custom_backward_made_has_its_own_line(inside: bool, line: str) -> None:
     made, created = (Frame("a.py", "f", number, number, 0, 0, None) for number in (13, 18))
-    report = _lines_show.place_report(Place((made,), "MulBackward", None, forward=(created,), is_inside=inside))
+    report = Place((made,), "MulBackward", None, forward=(created,), is_inside=inside).to_dict()
     assert _lines_show.short_line(report, wide=True) == line

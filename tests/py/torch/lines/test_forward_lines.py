@@ -211,7 +211,7 @@ def test_captures_and_commands_show_the_line_of_the_forward(tmp_path):
     }
     assert {place.line for place in made} == {line + 1}
     assert made[0].describe().startswith(f"MmBackward0, forward at {_lines_show.line_label(made[0].attributed)}")
-    report = _lines_show.place_report(made[0])
+    report = made[0].to_dict()
     assert (report["node"], report["forward_file"], report["forward_line"], report["line"]) == (
         "MmBackward0",
         __file__,
