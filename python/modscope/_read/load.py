@@ -542,7 +542,7 @@ def load(file: str | os.PathLike[str] | IO[bytes], progress: OnProgress | None =
     else:
         name, fd = getattr(file, "name", "the file"), _duplicate(file)
     try:
-        return Capture(_capture.Reader(fd), progress, os.fsdecode(name) if isinstance(name, str | bytes) else "")
+        return Capture(_capture.Reader(fd), progress, name if isinstance(name, str) else "")
     except _capture.FormatError as error:
         raise CaptureError(f"{name}: {error}{_describe_short(os.fstat(fd).st_size)}") from None
     finally:
