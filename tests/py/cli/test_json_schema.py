@@ -50,10 +50,12 @@ SHARDED = """
         model(torch.ones(64, 256, device="cuda")).sum().backward()
         optimizer.step()
 """
-STARTER = """
-    import subprocess, sys, torch
+FORKS = """
+    import os, torch
     kept = torch.ones(1000)
-    subprocess.run([sys.executable, "-c", "import torch; torch.ones(9)"])
+    if child := os.fork():
+        os.waitpid(child, 0)
+    more = torch.ones(1000)
 """
 
 
@@ -198,7 +200,7 @@ def run(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(not INTERCEPTION, reason="the virtual GPU needs interception")
 def test_every_key_that_is_described_is_printed_by_some_command(run, tmp_path, monkeypatch):
-    for name, text in (("train.py", EITHER), ("sharded.py", SHARDED), ("starter.py", STARTER)):
+    for name, text in (("train.py", EITHER), ("sharded.py", SHARDED), ("forks.py", FORKS)):
         (tmp_path / name).write_text(textwrap.dedent(text))
     for name in ("train", "oom", "lossy"):
         (tmp_path / f"{name}.msc").write_bytes(CAPTURES[name]())
@@ -229,7 +231,7 @@ def test_every_key_that_is_described_is_printed_by_some_command(run, tmp_path, m
         f"plan large.msc --budget {budget}",
     ):
         run(line)
-    run("run starter.py", apart=True)
+    run("run --follow-fork forks.py", apart=True)
     run("doctor", apart=True)
     not_here = {("Doctor", "requests"), ("Doctor", "times")}  # there is no GPU
     assert not {(name, key) for name, key in described() - run.seen - not_here if name in used()}
