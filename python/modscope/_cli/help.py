@@ -82,7 +82,7 @@ the version of all this, has the same number.
 modscope help json --schema prints a JSON Schema (draft 2020-12) for the objects of
 all commands, with what each key is, and what it means where it is null.
 In Python, modscope.load(FILE) gives the same figures; to_dict() of it, and of what
-it gives, are objects of the same schema.""",
+it returns, is ready for JSON.""",
     ),
     "predictions": Topic(
         "what modscope predict --json prints",

@@ -13,8 +13,9 @@ _CONTINUED = " " * 20
 _HEADING = re.compile(r"(?:(?P<command>[a-z]+) )?(?P<name>\w+)(?: < (?P<bases>[\w ]+))?: (?P<about>.+)")
 _SCALARS = {"int": "integer", "number": "number", "text": "string", "bool": "boolean"}
 _ABOUT = (
-    'What a command of modscope prints with --json: "command" says which. Bytes are integers, times are seconds unless '
-    'a key ends in _ms. New keys may be added; no key changes its meaning while "schema" has the same number.'
+    'What a command of modscope prints with --json: "command" says which. Bytes are integers, times are seconds where '
+    'the key does not say otherwise. New keys may be added; no key changes its meaning while "schema" has the same '
+    "number."
 )
 _OWN_KEYS = {"command": "the command that prints it", "schema": "the version of what --json prints"}
 
