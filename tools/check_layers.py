@@ -240,7 +240,7 @@ ROOMS = {
     "_job": {"_read"},
     "_export": {"_read"},
     "_show": {"_job", "_read"},
-    "_show.pages": {"_fit", "_job", "_plan", "_read"},
+    "_show.pages": {"_fit", "_job", "_plan", "_read", "_virtual"},
     "_plan": {"_read", "_virtual"},
     "_predict": {"_plan", "_read", "_record", "_show", "_torch", "_virtual"},
     "_fit": {"_plan", "_predict", "_read", "_virtual"},
@@ -257,6 +257,9 @@ HANDED_ON = {
     ("_read.load", "_show.notebook"),
     ("_read.snapshot", "_show.notebook"),
     ("_trackers.mem_tracker", "_show.notebook"),
+    # to_dict() says what a report says, which is made of the object
+    ("_read.load", "_read.summary"),
+    ("_read.snapshot", "_read.summary"),
     # the process of a script starts in _record, whatever it was started for; it says how it ended
     ("_record.in_process", "_plan.in_script"),
     ("_record.in_process", "_predict.recording"),

@@ -179,7 +179,9 @@ def judged(
     communicators = ranks["communicator_bytes"] if ranks else 0
     is_known = unlimited is not None
     spare = run.may_reserve - reserved if is_known else run.may_reserve
-    sure = certainty_of(gpu, capture, facts["device"], run.may_reserve if unlimited is None else unlimited, communicators)
+    sure = certainty_of(
+        gpu, capture, facts["device"], run.may_reserve if unlimited is None else unlimited, communicators
+    )
     verdict = judge(sure, spare, run.may_reserve, fits, retries if is_known else 0, run.fits_with)
     per_step = retries_of_a_step(capture, facts["device"], run.may_reserve) if capture and fits and retries else 0
     return {
