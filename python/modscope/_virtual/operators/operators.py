@@ -179,7 +179,7 @@ def _infer(op: Any, args: Any, kwargs: Any) -> Any:
 def infer_on_meta(op: Any, args: Any, kwargs: Any) -> Any:
     """The specs of the results, from the operator's function in SHAPES, its registered fake kernel, or the meta
     device."""
-    function = SHAPES.get(op) or fakes.find(op) or op
+    function = SHAPES.get(str(op)) or fakes.find(op) or op
     meta_args = [_meta_argument(a) for a in with_tensors(op, args)]
     try:
         with fakes.sizes_known(meta_args):
