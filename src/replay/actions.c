@@ -54,12 +54,6 @@ static int make_room_for_actions(ms__replay_feed *feed, uint32_t count)
     return MS_OK;
 }
 
-/* Whether the block is a workspace that a library keeps for each thread: nothing frees it, and no object holds it. */
-static bool is_workspace(const ms_replay_block *block)
-{
-    return block->drop == MS_REPLAY_NONE && !ms__replay_is_held_by_object(block->category);
-}
-
 /* A recomputation needs a workspace for the thread of backward. It has one if its own nodes took one, or an earlier
  * recomputation did. */
 static bool has_workspace(ms__replay_feed *feed, uint32_t workspace, uint32_t before)
@@ -70,7 +64,7 @@ static bool has_workspace(ms__replay_feed *feed, uint32_t workspace, uint32_t be
         return true;
     feed->workspace_bytes = bytes;
     for (uint32_t i = workspace + 1; i < feed->stream->block_count && blocks[i].add < before; i++)
-        if (blocks[i].requested == bytes && blocks[i].phase == MS_BACKWARD && is_workspace(&blocks[i]))
+        if (blocks[i].requested == bytes && blocks[i].phase == MS_BACKWARD && ms__replay_is_workspace(&blocks[i]))
             return true;
     return false;
 }
@@ -92,7 +86,7 @@ static int run_again(ms__replay_feed *feed, const ms__replay_edited_call *edited
         if (!ms__replay_call_is_in(stream, stream->blocks[block].call, edited->call))
             continue;
         ms__replay_held workspace = {NULL, 0};
-        if (is_workspace(&stream->blocks[block])) {
+        if (ms__replay_is_workspace(&stream->blocks[block])) {
             if (!has_workspace(feed, block, edited->backward))
                 error = ms__replay_feed_hold(feed, &workspace, ms__replay_feed_bytes(feed, block),
                                              stream->blocks[block].stream);

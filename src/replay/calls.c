@@ -131,9 +131,20 @@ static void add_input(ms_replay_stream *stream, uint32_t call)
         of->input_count++;
 }
 
+/* Whether the block can hold a Python number of an expression. Autograd saves it without its hooks, so that a
+ * checkpoint does not see it. */
+static bool is_number(const ms__replay_loader *loader, uint32_t block)
+{
+    const uint64_t complex_bytes = 16;
+    const ms_replay_block *of = &loader->stream->blocks[block];
+    return of->device == loader->cpu && of->requested <= complex_bytes;
+}
+
 int ms__replay_loader_note_use(ms__replay_loader *loader, uint32_t block, ms_replay_use_kind kind)
 {
     ms_replay_stream *stream = loader->stream;
+    if (kind == MS_REPLAY_SAVE && is_number(loader, block))
+        return MS_OK;
     uint32_t call = ms__replay_loader_call(loader, loader->thread);
     if (call == MS_REPLAY_NONE && kind != MS_REPLAY_SAVE)
         return MS_OK;

@@ -125,23 +125,117 @@ static uint32_t later_end(const ms_replay_stream *stream, uint32_t call, uint32_
     return of != MS_REPLAY_NONE && (end == MS_REPLAY_NONE || of > end) ? of : end;
 }
 
-/* The end of the operator that saves a tensor: it has added its result. */
+bool ms__replay_is_workspace(const ms_replay_block *block)
+{
+    return block->drop == MS_REPLAY_NONE && !ms__replay_is_held_by_object(block->category);
+}
+
+/* The next event of the thread that adds or drops a block of the device, from event `i` on and before a position of the
+ * thread or event `end`; otherwise `end`. */
+static uint32_t next_on_device(const ms_replay_stream *stream, uint16_t thread, uint8_t device, uint32_t i,
+                               uint32_t end)
+{
+    for (; i < end; i++) {
+        const ms_replay_event *event = &stream->events[i];
+        bool is_block = event->kind == MS_REPLAY_ADD || event->kind == MS_REPLAY_DROP;
+        if (event->thread == thread && is_block && stream->blocks[event->value].device == device)
+            return i;
+        if (event->thread == thread && event->kind == MS_REPLAY_POSITION)
+            return end;
+    }
+    return end;
+}
+
+/* The end of the operator that saves a tensor: it has added its result on the tensor's device, and the workspaces that
+ * it needs after that. A library keeps a workspace, or it is dropped before anything else happens. */
 static uint32_t operator_end(const ms_replay_stream *stream, const ms_replay_use *save)
 {
     const ms_replay_call *call = &stream->calls[save->call];
+    uint8_t device = stream->blocks[save->block].device;
     uint32_t i = save->event;
-    while (i < call->end && !(stream->events[i].kind == MS_REPLAY_ADD && stream->events[i].thread == call->thread))
+    while (i < call->end && !(stream->events[i].kind == MS_REPLAY_ADD && stream->events[i].thread == call->thread &&
+                              stream->blocks[stream->events[i].value].device == device))
         i++;
-    return i < call->end ? i + 1 : call->end;
+    while (i < call->end) {
+        uint32_t next = next_on_device(stream, call->thread, device, i + 1, call->end);
+        if (next >= call->end || stream->events[next].kind != MS_REPLAY_ADD)
+            return i + 1;
+        const ms_replay_block *workspace = &stream->blocks[stream->events[next].value];
+        bool is_kept = ms__replay_is_workspace(workspace);
+        if (!is_kept && workspace->drop != next_on_device(stream, call->thread, device, next + 1, call->end))
+            return i + 1;
+        i = is_kept ? next : workspace->drop;
+    }
+    return call->end;
+}
+
+/* The call of the code `around`, in which `call` lies; or `around`. */
+static uint32_t call_from(const ms_replay_stream *stream, uint32_t call, uint32_t around)
+{
+    while (call != around && stream->calls[call].parent != around)
+        call = stream->calls[call].parent;
+    return call;
+}
+
+/* Whether the block was computed last before the save: by the latest call of the code that saves it. */
+static bool is_latest(const ms_replay_stream *stream, const ms_replay_use *save)
+{
+    uint32_t own = stream->blocks[save->block].call, latest = own;
+    if (!ms__replay_call_is_in(stream, own, save->call))
+        return false;
+    while (latest + 1 < stream->call_count && stream->calls[latest + 1].begin < save->event)
+        latest++;
+    while (stream->calls[latest].thread != stream->calls[own].thread)
+        latest--;
+    return ms__replay_call_is_in(stream, latest, save->call) &&
+           call_from(stream, latest, save->call) == call_from(stream, own, save->call);
+}
+
+/* Whether the code of a call saves the result of a call in it as an operand of an expression: f(self.a(x)), or
+ * f(self.a(x)) * self.b(x). The last operand was computed just before. Operators with more operands, such as attention,
+ * take variables. */
+static bool is_operand(const ms_replay_stream *stream, uint32_t use)
+{
+    const ms_replay_use *uses = stream->uses;
+    uint32_t from = use, to = use + 1;
+    while (from && uses[from - 1].event == uses[use].event && uses[from - 1].kind == MS_REPLAY_SAVE)
+        from--;
+    while (to < stream->use_count && uses[to].event == uses[use].event && uses[to].kind == MS_REPLAY_SAVE)
+        to++;
+    bool found = false;
+    for (uint32_t i = from; i < to; i++)
+        found |= is_latest(stream, &uses[i]);
+    return found && to - from <= 2;
+}
+
+/* When the sum with which a part of a residual network begins is freed. The code that computed it adds it to the result
+ * of that part, after event `from`, and assigns or returns the new sum, which is as large. */
+static uint32_t sum_end(const ms_replay_stream *stream, uint32_t block, uint32_t from)
+{
+    const ms_replay_block *sum = &stream->blocks[block];
+    const ms_replay_call *own = &stream->calls[sum->call];
+    uint32_t end = own->end;
+    for (uint32_t i = from; i < own->end; i++) {
+        const ms_replay_event *event = &stream->events[i];
+        if (event->thread != own->thread)
+            continue;
+        if (event->kind == MS_REPLAY_POSITION && event->value != own->path && end != own->end)
+            return end;
+        if (event->kind == MS_REPLAY_ADD && stream->blocks[event->value].call == sum->call &&
+            stream->blocks[event->value].requested == sum->requested)
+            end = i + 1;
+    }
+    return end;
 }
 
 /* When a block is freed that is used in the call `around` and was added there. A call that takes it holds it until the
  * call ends. Otherwise the last use tells:
  *
- *     the code that computed it saves it         a part of an expression: freed when that operator ends
+ *     the code that computed it saves it,        a part of an expression: freed when that operator ends
+ *     or saves it as an operand
  *     another call uses it                       freed when that call ends
  *     only calls in the one that computed it do  the sum with which the next part of a residual network begins: it is
- *                                                added to the result of that part, and freed when its own call ends */
+ *                                                added to the result of that part, and freed then */
 static uint32_t end_by_uses(const ms_replay_stream *stream, uint32_t around, uint32_t block)
 {
     uint32_t end = MS_REPLAY_NONE, own = stream->blocks[block].call;
@@ -150,28 +244,42 @@ static uint32_t end_by_uses(const ms_replay_stream *stream, uint32_t around, uin
         const ms_replay_use *use = &stream->uses[i];
         if (use->call == MS_REPLAY_NONE || !ms__replay_call_is_in(stream, use->call, around))
             continue;
-        if (end == MS_REPLAY_NONE && use->kind == MS_REPLAY_SAVE && use->call == own &&
-            stream->calls[own].end != MS_REPLAY_NONE)
+        if (end == MS_REPLAY_NONE && use->kind == MS_REPLAY_SAVE && stream->calls[use->call].end != MS_REPLAY_NONE &&
+            (use->call == own || is_operand(stream, i)))
             end = operator_end(stream, use);
         else if (end == MS_REPLAY_NONE || use->kind == MS_REPLAY_INPUT)
             end = later_end(stream, use->call, end);
         is_passed_on &= use->call != own;
     }
-    return is_passed_on ? later_end(stream, own, end) : end;
+    if (!is_passed_on || stream->calls[own].end == MS_REPLAY_NONE)
+        return end;
+    return end == MS_REPLAY_NONE || end >= stream->calls[own].end ? later_end(stream, own, end)
+                                                                  : sum_end(stream, block, end);
 }
 
-bool ms__replay_has_parameter(const ms_replay_stream *stream, ms_path path, uint64_t bytes, uint32_t device)
+/* The first parameter of this module with as many bytes or more, or one of a later module. NULL: there is none. */
+static const ms_replay_block *find_parameter(const ms_replay_stream *stream, ms_path path, uint64_t bytes)
 {
     uint32_t from = 0, to = stream->parameter_count;
     while (from < to) {
         uint32_t middle = from + (to - from) / 2;
         const ms_replay_block *parameter = &stream->blocks[stream->parameters[middle]];
-        if (parameter->path == path && parameter->requested == bytes)
-            return parameter->device == device;
         bool lower = parameter->path < path || (parameter->path == path && parameter->requested < bytes);
         *(lower ? &from : &to) = lower ? middle + 1 : middle;
     }
-    return false;
+    return from < stream->parameter_count ? &stream->blocks[stream->parameters[from]] : NULL;
+}
+
+bool ms__replay_has_parameter(const ms_replay_stream *stream, ms_path path, uint64_t bytes, uint32_t device)
+{
+    const ms_replay_block *found = find_parameter(stream, path, bytes);
+    return found && found->path == path && found->requested == bytes && found->device == device;
+}
+
+bool ms__replay_owns_parameter(const ms_replay_stream *stream, ms_path path)
+{
+    const ms_replay_block *found = find_parameter(stream, path, 0);
+    return found && found->path == path;
 }
 
 /* Whether the block has half the size of a parameter of its module: then it is a cast of it, as autocast makes it. */

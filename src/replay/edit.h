@@ -108,9 +108,13 @@ bool ms__replay_call_is_in(const ms_replay_stream *stream, uint32_t call, uint32
 bool ms__replay_outlives_call(const ms_replay_stream *stream, uint32_t call, uint32_t block);
 /* Whether parameters, buffers, gradients or optimizers hold blocks of the category. */
 bool ms__replay_is_held_by_object(uint8_t category);
+/* Whether the block is a workspace that a library keeps for each thread: nothing frees it, and no object holds it. */
+bool ms__replay_is_workspace(const ms_replay_block *block);
 
 /* Whether a parameter of the module has as many bytes, on the device. */
 bool ms__replay_has_parameter(const ms_replay_stream *stream, ms_path path, uint64_t bytes, uint32_t device);
+/* Whether the module has a parameter of its own. */
+bool ms__replay_owns_parameter(const ms_replay_stream *stream, ms_path path);
 
 /* ---- nodes.c ---- */
 

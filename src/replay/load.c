@@ -337,6 +337,14 @@ static uint64_t retries_of(const ms_reader *reader)
     return 0;
 }
 
+static uint32_t find_cpu(const ms_reader *reader)
+{
+    uint32_t count = ms_reader_devices(reader), i = 0;
+    while (i < count && strcmp(ms_reader_device(reader, i), "cpu") != 0)
+        i++;
+    return i < count ? i : MS_REPLAY_NONE;
+}
+
 static int load_with_cursor(ms__replay_loader *loader, ms_reader *reader)
 {
     ms_cursor *cursor;
@@ -352,6 +360,7 @@ static int load_with_cursor(ms__replay_loader *loader, ms_reader *reader)
         error = next_note(loader);
     if (!error)
         error = ms__replay_loader_open_times(loader, reader);
+    loader->cpu = find_cpu(reader);
     if (!error)
         error = load_events(loader, cursor);
     ms__replay_loader_apply_times(loader, UINT64_MAX);

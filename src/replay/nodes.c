@@ -11,12 +11,15 @@
 
 /* ---- the first node that needs a saved tensor ---- */
 
-/* Whether the code of a forward of this module inside of the call let autograd save something. */
+/* Whether the code of a forward of this module inside of the call let autograd save something. Captures do not note
+ * that parameters are saved, as the nodes of a frozen layer save nothing else. */
 static bool saves_in(const ms_replay_stream *stream, uint32_t index, ms_path path)
 {
     const ms_replay_call *call = &stream->calls[index];
+    bool owns = ms__replay_owns_parameter(stream, path);
     for (uint32_t i = index; i < stream->call_count && stream->calls[i].begin < call->end; i++)
-        if (stream->calls[i].path == path && stream->calls[i].saves && ms__replay_call_is_in(stream, i, index))
+        if (stream->calls[i].path == path && (owns || stream->calls[i].saves) &&
+            ms__replay_call_is_in(stream, i, index))
             return true;
     return false;
 }

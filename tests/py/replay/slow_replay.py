@@ -41,6 +41,8 @@ class Block:
     kind: str = ""
     uses: list[tuple[str, int | None, int]] = dataclasses.field(default_factory=list)
     """("input", "output" or "saved", the call, the next event) in their order."""
+    use_numbers: list[int] = dataclasses.field(default_factory=list)
+    """Of the uses, in the list of all uses."""
 
 
 @dataclasses.dataclass
@@ -62,6 +64,11 @@ class Stream:
     def __init__(self, reader: _capture.Reader, notes: list[tuple[int, str, int, int]]) -> None:
         self.parents = [parent for _, parent, _ in reader.paths]
         self.events: list[tuple[str, Any]] = []
+        self.threads: list[int] = []
+        """By event."""
+        self.uses: list[tuple[Block, str, int]] = []
+        """Of all blocks, in their order: the block, the kind of use, the next event."""
+        self.cpu = next((i for i, name in enumerate(reader.devices) if name == "cpu"), -1)
         self.blocks: list[Block] = []
         self.calls: list[Call] = []
         self.has_inputs = any(kind in ("input", "output") for _, kind, _, _ in notes)
@@ -74,6 +81,7 @@ class Stream:
             self._move(thread, phase, path, 0, open_calls.setdefault(thread, []), self.nodes.setdefault(thread, []))
             positions[thread] = (phase, path)
             self.events.append(("position", (thread, phase, path)))
+            self.threads.append(thread)
         streams = [0, 0]
         notes_at: dict[int, list[tuple[int, str, int, int]]] = {}
         for note in notes:
@@ -116,16 +124,19 @@ class Stream:
                 self.events.append(("step", size))
             elif op == "reserved":
                 self.events.append(("reserved", size))
+            self.threads += [thread] * (len(self.events) - len(self.threads))
 
     def _note(self, block: Block, kind: str, value: int, running: list[int], streams: list[int]) -> None:
+        if kind == "saved" and block.device == self.cpu and block.requested <= 16:
+            return  # a number of Python, which hooks do not see
         if kind == "saved":
-            block.uses.append((kind, running[-1] if running else None, len(self.events)))
+            self._add_use(block, kind, running[-1] if running else None)
             for call in running:
                 self.calls[call].last_save = len(self.events)
             if running:
                 self.calls[running[-1]].saves = True
         elif kind in ("input", "output") and running:
-            block.uses.append((kind, running[-1], len(self.events)))
+            self._add_use(block, kind, running[-1])
             if kind == "input":
                 self.calls[running[-1]].inputs.append(self.blocks.index(block))
         elif kind == "requested":
@@ -134,6 +145,11 @@ class Stream:
             block.kind = KINDS[(value & 15) - 1]
         elif kind == "stream":
             block.stream = streams[block.device] = value
+
+    def _add_use(self, block: Block, kind: str, by: int | None) -> None:
+        block.use_numbers.append(len(self.uses))
+        block.uses.append((kind, by, len(self.events)))
+        self.uses.append((block, kind, len(self.events)))
 
     def chain(self, path: int) -> list[int]:
         chain = []
@@ -211,18 +227,90 @@ class Stream:
         return self._end_by_calls(call, block)
 
     def _end_by_uses(self, call: int, block: Block) -> float:
-        uses = [(kind, by, at) for kind, by, at in block.uses if by is not None and call in self.calls_around(by)]
+        uses = [use for use in block.uses if use[1] is not None and call in self.calls_around(use[1])]
         assert block.call is not None
         own = self.calls[block.call]
-        ends = [self.calls[by].end for kind, by, _ in uses if kind == "input"]
-        if uses and uses[-1][:2] == ("saved", block.call):  # a part of an expression: until the operator has its result
-            later = range(uses[-1][2], int(own.end))
-            ends.append(next((at + 1 for at in later if self.events[at][0] == "add"), own.end))
-        elif uses:
-            ends.append(self.calls[uses[-1][1]].end)
-        if all(by != block.call for _, by, _ in uses):
-            ends.append(own.end)
-        return max(ends)
+        ends = [self.calls[by].end for kind, by, _ in uses if kind == "input" and by is not None]
+        if uses:
+            kind, by, at = uses[-1]
+            assert by is not None
+            if kind == "saved" and (by == block.call or self._is_operand(block.uses.index(uses[-1]), block)):
+                ends.append(self._operator_end(by, at, block.device))
+            else:
+                ends.append(self.calls[by].end)
+        if any(by == block.call for _, by, _ in uses):
+            return max(ends)
+        if not ends or max(ends) >= own.end:
+            return max([own.end, *ends])
+        return self._sum_end(block, int(max(ends)))
+
+    def _steps_of(self, thread: int, first: int, last: float) -> list[tuple[int, str, Any]]:
+        """The thread's events in [first, last): (event, kind, value)."""
+        between = range(first, int(min(last, len(self.events))))
+        return [(at, *self.events[at]) for at in between if self.threads[at] == thread]
+
+    def _operator_end(self, by: int, at: int, device: int) -> float:
+        """After the operator's result and the workspaces that follow it."""
+        steps = self._steps_of(self.calls[by].thread, at, self.calls[by].end)
+        steps = [step for step in steps if step[1] == "position" or self._is_on(step, device)]
+        while steps and steps[0][1] != "add":
+            steps.pop(0)
+        while steps:
+            at = steps.pop(0)[0]
+            if not steps or steps[0][1] != "add":
+                return at + 1
+            workspace = self.blocks[steps[0][2]]
+            if workspace.drop == NEVER and workspace.category not in HELD_BY_OBJECTS:
+                continue
+            if len(steps) < 2 or steps[1][0] != workspace.drop:
+                return at + 1
+            steps.pop(0)
+        return self.calls[by].end
+
+    def _is_on(self, step: tuple[int, str, Any], device: int) -> bool:
+        return step[1] in ("add", "drop") and self.blocks[step[2]].device == device
+
+    def _is_operand(self, use: int, block: Block) -> bool:
+        """Whether an operator of two operands at most saves the block, and the latest call computed one of them."""
+        number = block.use_numbers[use]
+        by, at = block.uses[use][1], block.uses[use][2]
+        first = last = number
+        while first and self.uses[first - 1][1:] == ("saved", at):
+            first -= 1
+        while last + 1 < len(self.uses) and self.uses[last + 1][1:] == ("saved", at):
+            last += 1
+        return last - first < 2 and any(self._is_latest(self.uses[i][0], i, at) for i in range(first, last + 1))
+
+    def _is_latest(self, block: Block, number: int, at: int) -> bool:
+        by, own = block.uses[block.use_numbers.index(number)][1], block.call
+        if by is None or own is None or by not in self.calls_around(own):
+            return False
+        begun = [
+            i
+            for i, one in enumerate(self.calls)
+            if i == own or (i > own and one.begin < at and one.thread == self.calls[own].thread)
+        ]
+        around = self.calls_around(begun[-1])
+        return by in around and self._child(begun[-1], by) == self._child(own, by)
+
+    def _child(self, call: int, around: int) -> int:
+        """The call itself, or the one of those around it that lies directly in ``around``."""
+        chain = self.calls_around(call)
+        return chain[max(chain.index(around) - 1, 0)]
+
+    def _sum_end(self, block: Block, first: int) -> float:
+        """After the last equally large block of the same code, before that calls another module."""
+        assert block.call is not None
+        own, found = self.calls[block.call], None
+        for at, kind, value in self._steps_of(own.thread, first, own.end):
+            if kind == "position" and value[2] != own.path and found is not None:
+                break
+            if kind == "add" and (self.blocks[value].call, self.blocks[value].requested) == (
+                block.call,
+                block.requested,
+            ):
+                found = at
+        return own.end if found is None else found + 1
 
     def returned_end(self, call: int, block: Block) -> float:
         """When a block that the call returns is freed in forward."""
@@ -235,7 +323,9 @@ class Stream:
         return max(ends) if max(ends) < self.calls[call].backward else NEVER
 
     def first_unpack(self, call: int, last: float) -> float:
-        saving = {one.path for i, one in enumerate(self.calls) if one.saves and call in self.calls_around(i)}
+        owning = {block.path for block in self.blocks if block.category == "Parameter"}
+        inside = [one for i, one in enumerate(self.calls) if call in self.calls_around(i)]
+        saving = {one.path for one in inside if one.saves or one.path in owning}
         begin = int(self.calls[call].backward)
         for at in range(begin, int(last) if self.has_inputs else begin):
             kind, value = self.events[at]
