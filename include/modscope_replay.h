@@ -319,6 +319,13 @@ typedef struct ms_replay_result {
 int ms_replay_run(const ms_replay_stream *stream, const ms_replay_edit *edit, uint32_t device,
                   const ms_allocator_settings *settings, ms_replay_curve_range *curve, ms_replay_result *result);
 
+/* What is reserved with checkpoints depends on when Python lets go of tensors that autograd does not keep, which
+ * captures do not note: a variable lives longer than a part of an expression. Replay an edit so many times more, each
+ * time with other ends of such blocks, equal ones in equal calls. *least and *most, which have the result of the edit
+ * itself, get the lowest and highest reserved peak of all. MS_ENOMEM. */
+int ms_replay_run_variants(const ms_replay_stream *stream, ms_replay_edit *edit, uint32_t device,
+                           const ms_allocator_settings *settings, uint32_t variants, uint64_t *least, uint64_t *most);
+
 /* ---- which modules to checkpoint so that no moment needs more than a target, chosen greedily: cover.c ----
  *
  * A row is a moment at which memory is needed; a candidate is a module that may be checkpointed. The savings of

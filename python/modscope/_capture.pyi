@@ -157,6 +157,8 @@ _Position = tuple[int, int, int, str, int]
 @type_check_only
 class Replay(TypedDict):
     reserved_peak: int
+    reserved_range: tuple[int, int]
+    """The lowest and highest peak of all variants; without variants the peak."""
     allocated_peak: int
     reserved_at: _Position
     allocated_at: _Position
@@ -216,4 +218,5 @@ class Stream:
         first: int = 0,
         last: int | None = None,
         folded: bool = False,
+        variants: int = 0,
     ) -> Replay: ...

@@ -121,49 +121,56 @@ static PyObject *curve_of(const ms_replay_curve_range *curve)
     return list;
 }
 
-static PyObject *result_of(const ms_replay_result *result, const ms_replay_curve_range *curve)
+static PyObject *result_of(const ms_replay_result *result, const ms_replay_curve_range *curve, uint64_t least,
+                           uint64_t most)
 {
     PyObject *failure = result->failed ? Py_BuildValue("(KN)", (unsigned long long)result->failed_bytes,
                                                        position_of(&result->failed_at))
                                        : Py_NewRef(Py_None);
-    return Py_BuildValue(
-        "{sKsKsNsNsKsKsKsKsNsN}", "reserved_peak", (unsigned long long)result->reserved_peak, "allocated_peak",
-        (unsigned long long)result->allocated_peak, "reserved_at", position_of(&result->reserved_at), "allocated_at",
-        position_of(&result->allocated_at), "requests", (unsigned long long)result->requests, "replayed",
-        (unsigned long long)result->replayed, "retries", (unsigned long long)result->retries, "disagreements",
-        (unsigned long long)result->disagreements, "failure", failure, "curve", curve_of(curve));
+    return Py_BuildValue("{sKs(KK)sKsNsNsKsKsKsKsNsN}", "reserved_peak", (unsigned long long)result->reserved_peak,
+                         "reserved_range", (unsigned long long)least, (unsigned long long)most, "allocated_peak",
+                         (unsigned long long)result->allocated_peak, "reserved_at", position_of(&result->reserved_at),
+                         "allocated_at", position_of(&result->allocated_at), "requests",
+                         (unsigned long long)result->requests, "replayed", (unsigned long long)result->replayed,
+                         "retries", (unsigned long long)result->retries, "disagreements",
+                         (unsigned long long)result->disagreements, "failure", failure, "curve", curve_of(curve));
 }
 
-static PyObject *replay_edited(const ms_replay_stream *stream, const ms_replay_edit *edit, uint32_t device,
-                               const ms_allocator_settings *settings, ms_replay_curve_range *curve)
+static PyObject *replay_edited(const ms_replay_stream *stream, ms_replay_edit *edit, uint32_t device,
+                               const ms_allocator_settings *settings, ms_replay_curve_range *curve, uint32_t variants)
 {
     ms_replay_result result;
+    uint64_t least = 0, most = 0;
     curve->items = curve->count ? PyMem_RawCalloc(curve->count, sizeof *curve->items) : NULL;
     if (curve->count && !curve->items)
         return PyErr_NoMemory();
     int error;
     Py_BEGIN_ALLOW_THREADS
     error = ms_replay_run(stream, edit, device, settings, curve, &result);
+    least = most = result.reserved_peak;
+    if (!error)
+        error = ms_replay_run_variants(stream, edit, device, settings, variants, &least, &most);
     Py_END_ALLOW_THREADS
-    PyObject *dict = error ? msr_raise(error) : result_of(&result, curve);
+    PyObject *dict = error ? msr_raise(error) : result_of(&result, curve, least, most);
     PyMem_RawFree(curve->items);
     return dict;
 }
 
 static PyObject *stream_replay(PyObject *object, PyObject *args, PyObject *named)
 {
-    static char *names[] = {"device",       "edits",  "caching", "version", "conf",   "capacity",
-                            "total_memory", "points", "first",   "last",    "folded", NULL};
+    static char *names[] = {"device", "edits", "caching", "version", "conf",     "capacity", "total_memory",
+                            "points", "first", "last",    "folded",  "variants", NULL};
     const ms_replay_stream *stream = ((stream_object *)object)->stream;
-    unsigned device;
+    unsigned device, variants = 0;
     unsigned long long first = 0;
     ms_replay_curve_range curve = {0};
     int caching = 1, folded = 0;
     const char *version = NULL, *conf = NULL;
     PyObject *edits = NULL, *capacity = NULL, *total_memory = NULL, *last = Py_None;
     ms_allocator_settings settings;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "I|O$pzzOOIKOp:replay", names, &device, &edits, &caching, &version,
-                                     &conf, &capacity, &total_memory, &curve.count, &first, &last, &folded) ||
+    if (!PyArg_ParseTupleAndKeywords(args, named, "I|O$pzzOOIKOpI:replay", names, &device, &edits, &caching, &version,
+                                     &conf, &capacity, &total_memory, &curve.count, &first, &last, &folded,
+                                     &variants) ||
         !device_is_valid(device) || !msr_allocator_settings(&settings, version, conf, capacity, total_memory))
         return NULL;
     curve.is_folded = folded;
@@ -175,7 +182,7 @@ static PyObject *stream_replay(PyObject *object, PyObject *args, PyObject *named
         edits && edits != Py_None ? msr_edit_of(stream, &((stream_object *)object)->match, edits, NULL) : NULL;
     if (!edit && PyErr_Occurred())
         return NULL;
-    PyObject *result = replay_edited(stream, edit, device, caching ? &settings : NULL, &curve);
+    PyObject *result = replay_edited(stream, edit, device, caching ? &settings : NULL, &curve, variants);
     ms_replay_edit_close(edit);
     return result;
 }
@@ -326,12 +333,14 @@ static PyMethodDef stream_methods[] = {
      "equal steps are left out too. It is done once, before any replay."},
     {"replay", (PyCFunction)(void (*)(void))stream_replay, METH_VARARGS | METH_KEYWORDS,
      "replay($self, /, device, edits=None, *, caching=True, version=None, conf=None, capacity=None, "
-     "total_memory=None, points=0, first=0, last=None, folded=False)\n--\n\nThe peaks of reserved and allocated bytes "
+     "total_memory=None, points=0, first=0, last=None, folded=False, variants=0)\n--\n\nThe peaks of reserved and allocated bytes "
      "of a device, "
      "and "
      "where they were. With points, also a curve of the capture's events from first to last: (number, time, reserved, "
      "allocated) of so many equal parts of them, of each the number and time of its first event and the highest "
-     "bytes; with folded, the events of steps that are left out belong to the parts of the step that stands for them."},
+     "bytes; with folded, the events of steps that are left out belong to the parts of the step that stands for them. "
+     "With variants, reserved_range has the lowest and highest peak of so many replays more in which tensors of "
+     "checkpointed calls live shorter or longer."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -175,7 +175,7 @@ static int append_free(ms__replay_feed *feed, const ms__replay_edited_call *edit
 {
     bool returned = ms__replay_call_returns(feed->stream, edited, block);
     uint32_t end = returned ? ms__replay_returned_end(feed->stream, edited, block)
-                            : ms__replay_unsaved_end(feed->stream, edited, block);
+                            : ms__replay_varied_end(feed->stream, edited, block, feed->edit->variant);
     ms__replay_action action = {.at = end, .kind = FREE_KEPT, .order = block, .index = block, .to = edited->to};
     int error =
         end == MS_REPLAY_NONE || (returned && edited->to != MS_REPLAY_NONE) ? MS_OK : append_action(feed, action);

@@ -96,6 +96,11 @@ static ms__replay_edited_call describe_call(const ms_replay_stream *stream, uint
         edited.input = ms__replay_guess_input(stream, index);
     if (call->last_save != MS_REPLAY_NONE && edited.last != MS_REPLAY_NONE && call->last_save > edited.last)
         edited.last = call->last_save - 1;
+    /* A module that autograd saves a parameter of, which is not noted. */
+    for (uint32_t i = index + 1; i < stream->call_count && stream->calls[i].begin < call->end; i++)
+        if (edited.last != MS_REPLAY_NONE && stream->calls[i].begin > edited.last &&
+            ms__replay_owns_parameter(stream, stream->calls[i].path) && ms__replay_call_is_in(stream, i, index))
+            edited.last = stream->calls[i].begin;
     return edited;
 }
 
@@ -209,17 +214,18 @@ static bool is_operand(const ms_replay_stream *stream, uint32_t use)
 }
 
 /* When the sum with which a part of a residual network begins is freed. The code that computed it adds it to the result
- * of that part, after event `from`, and assigns or returns the new sum, which is as large. */
+ * of that part, after event `from`, and assigns or returns the new sum, which is as large. Event `from` itself: there
+ * is none, and the block is an expression that a module took. */
 static uint32_t sum_end(const ms_replay_stream *stream, uint32_t block, uint32_t from)
 {
     const ms_replay_block *sum = &stream->blocks[block];
     const ms_replay_call *own = &stream->calls[sum->call];
-    uint32_t end = own->end;
+    uint32_t end = from;
     for (uint32_t i = from; i < own->end; i++) {
         const ms_replay_event *event = &stream->events[i];
         if (event->thread != own->thread)
             continue;
-        if (event->kind == MS_REPLAY_POSITION && event->value != own->path && end != own->end)
+        if (event->kind == MS_REPLAY_POSITION && event->value != own->path && end != from)
             return end;
         if (event->kind == MS_REPLAY_ADD && stream->blocks[event->value].call == sum->call &&
             stream->blocks[event->value].requested == sum->requested)
@@ -234,8 +240,9 @@ static uint32_t sum_end(const ms_replay_stream *stream, uint32_t block, uint32_t
  *     the code that computed it saves it,        a part of an expression: freed when that operator ends
  *     or saves it as an operand
  *     another call uses it                       freed when that call ends
- *     only calls in the one that computed it do  the sum with which the next part of a residual network begins: it is
- *                                                added to the result of that part, and freed then */
+ *     only calls in the one that computed it do  the sum with which the next part of a residual network begins, if
+ * there is a next sum: it is added to the result of that part, and freed then
+ */
 static uint32_t end_by_uses(const ms_replay_stream *stream, uint32_t around, uint32_t block)
 {
     uint32_t end = MS_REPLAY_NONE, own = stream->blocks[block].call;
@@ -304,6 +311,36 @@ uint32_t ms__replay_unsaved_end(const ms_replay_stream *stream, const ms__replay
     if (!stream->has_inputs)
         return ms__replay_guess_end(stream, edited->call, block);
     return end_by_uses(stream, edited->call, block);
+}
+
+/* The last use of the block in the call `around`, or MS_REPLAY_NONE. */
+static uint32_t last_use_in(const ms_replay_stream *stream, uint32_t around, uint32_t block)
+{
+    uint32_t i = stream->blocks[block].last_use;
+    while (i != MS_REPLAY_NONE &&
+           (stream->uses[i].call == MS_REPLAY_NONE || !ms__replay_call_is_in(stream, stream->uses[i].call, around)))
+        i = stream->uses[i].earlier;
+    return i;
+}
+
+uint32_t ms__replay_varied_end(const ms_replay_stream *stream, const ms__replay_edited_call *edited, uint32_t block,
+                               uint32_t variant)
+{
+    const uint32_t spread = 2654435761; /* a prime near 2^32 / the golden ratio: neighbouring blocks differ */
+    uint32_t end = ms__replay_unsaved_end(stream, edited, block), around = edited->call;
+    uint32_t last = stream->has_inputs && variant ? last_use_in(stream, around, block) : MS_REPLAY_NONE;
+    if (last == MS_REPLAY_NONE || is_cast(stream, &stream->blocks[block]))
+        return end;
+    uint32_t choice = (block - stream->calls[around].first_block + variant * 7919) * spread >> 30;
+    const ms_replay_use *use = &stream->uses[last];
+    if (choice == 0) /* its last user ends */
+        return use->kind == MS_REPLAY_SAVE ? operator_end(stream, use) : later_end(stream, use->call, MS_REPLAY_NONE);
+    if (choice == 1) { /* a variable of the code that uses it */
+        uint32_t holder =
+            use->kind == MS_REPLAY_INPUT && use->call != around ? stream->calls[use->call].parent : use->call;
+        return later_end(stream, holder, end);
+    }
+    return end;
 }
 
 uint32_t ms__replay_returned_end(const ms_replay_stream *stream, const ms__replay_edited_call *edited, uint32_t block)

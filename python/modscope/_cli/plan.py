@@ -45,6 +45,7 @@ from modscope._virtual.gpus import Gpu, find_gpu
 _GROUPS = 12  # that are listed
 _BAR = 16
 _MANY_GAPS = 0.3  # of what is allocated: from here on a replay and a run were seen to differ by 20 %
+_EXACT = 0.01  # of what is reserved: a plan whose figure may be off by more says by how much
 _GPU = "h100"  # on which a script is predicted, where a budget is given and no GPU
 
 
@@ -185,6 +186,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     solver = _solver(result, screen)
     out += [
         *_verification(result, screen),
+        *_uncertainty(result, screen),
         "",
         *solver,
         *[""] * bool(solver),
@@ -226,8 +228,38 @@ def _before_and_after(result: Report) -> list[tuple[str, str, str, str]]:
     before, after = result["before"], result["after"]
     return [
         ("before", near_size(before["reserved"]), milliseconds(before["step_ms"]), ""),
-        ("after", near_size(after["reserved"]), milliseconds(after["step_ms"]), _more_time(result, after)),
+        ("after", _reserved(after), milliseconds(after["step_ms"]), _more_time(result, after)),
     ]
+
+
+def _range(figures: Report) -> tuple[int, int] | None:
+    """The least and the most that may be reserved; None: the figure is right within 1 %."""
+    least, most = figures.get("reserved_range") or (figures["reserved"], figures["reserved"])
+    is_exact = most - figures["reserved"] <= _EXACT * most and figures["reserved"] - least <= _EXACT * least
+    return None if is_exact else (least, most)
+
+
+def _reserved(figures: Report) -> str:
+    found = _range(figures)
+    return near_size(figures["reserved"]) + (f" ({near_size(found[0])} to {near_size(found[1])})" if found else "")
+
+
+def _uncertainty(result: Report, screen: Screen) -> list[str]:
+    """By how much the plan's figure may be off."""
+    found = _range(result["after"])
+    if found is None:
+        return []
+    least, most = found
+    reserved, budget = result["after"]["reserved"], result["budget"]
+    low, high = 100 * (least / reserved - 1), 100 * (most / reserved - 1)
+    above = f", which is {size(most - budget)} more than the budget" if most > budget else ""
+    return screen.wrap(
+        f"What the script reserves with the plan may be off by {low:+.1f} % to {high:+.1f} %: from {size(least)} to "
+        f"{size(most)}{above}. How long Python holds the tensors of checkpointed modules is not in the capture, and "
+        f"other lifetimes leave other gaps. The plan of a script is verified (modscope plan "
+        f"{clean(script_words(result['program'] or ANY_SCRIPT))}), and so is this one by predicting the script with it "
+        "(modscope predict --plan). expandable_segments:True leaves fewer gaps."
+    )
 
 
 def _verification(result: Report, screen: Screen) -> list[str]:
@@ -278,7 +310,7 @@ def _curve(result: Report, screen: Screen) -> list[str]:
         bar = screen.bar(point["reserved"] / highest, _BAR)
         mark = " <- the plan" if point["is_plan"] else ""
         modules = counted(point["modules"], "module") if point["modules"] else "no plan"
-        rows.append((bar, near_size(point["reserved"]), _more_time(result, point), modules + mark))
+        rows.append((bar, _reserved(point), _more_time(result, point), modules + mark))
     return screen.table(("Other budgets", "", "time", "checkpoint"), rows, left=[0])
 
 
@@ -298,7 +330,8 @@ def _hints(result: Report, screen: Screen) -> list[str]:
         )
     after = result["after"]
     gaps = after["reserved"] / after["allocated"] - 1 if after["allocated"] else 0.0
-    if gaps > _MANY_GAPS and result["device"] != "cpu" and not result["is_verified"]:
+    is_said = result["is_verified"] or _range(after) is not None
+    if gaps > _MANY_GAPS and result["device"] != "cpu" and not is_said:
         lines += screen.wrap(
             f"The allocator reserves {100 * gaps:.0f} % more than is allocated: it has many gaps, and the script "
             f"may leave others. "

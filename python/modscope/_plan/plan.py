@@ -32,7 +32,9 @@ _MARGIN = 100
 """The part of a budget that is left free: with the same blocks in another order, a real run was seen to reserve 1 %
 more."""
 _CARE = 0.02  # of a step: what leaving it free may cost
-_VERIFICATIONS = 4  # at most
+_CERTAINTY = 0.1  # of a step: what a plan may cost more of which nothing says that it may need more than the budget
+_VERIFICATIONS = 4  # at most, of plans that are found for the budget
+_MOST_VERIFICATIONS = 10  # with those that save much, where none of the others fits
 _LEAST_GAIN = 0.01  # of the budget: where a prediction leaves less of it than this, no faster plan is searched for
 _LASTING = (Category.PARAM, Category.BUFFER, Category.GRAD, Category.OPT)
 
@@ -116,56 +118,92 @@ def make_plan(
 
 
 def _find_replayed(problem: Problem, search: Search, budget: int) -> Found | None:
-    """The fastest choice within the budget, or one with a margin, if that takes little more time."""
+    """The fastest choice within the budget; or one that stays within it, or within it with a margin, whatever is not
+    known of lifetimes, if that takes little more time."""
     found = search.find(budget)
     if found is None or not found.choice or problem.is_cpu:
         return found
-    careful = search.find(budget - budget // _MARGIN)
-    more = problem.seconds(careful.choice) - problem.seconds(found.choice) if careful else 0.0
-    return careful if careful and more <= _CARE * problem.step.total else found
+    careful = Search(problem, search.has_highs, is_careful=True)
+    for target, most in ((budget - budget // _MARGIN, _CARE), (budget, _CERTAINTY)):
+        other = careful.find(target)
+        if other and problem.seconds(other.choice) - problem.seconds(found.choice) <= most * problem.step.total:
+            return other
+    return found
+
+
+class _Verification:
+    """Predictions of choices: the fastest one within the budget."""
+
+    def __init__(self, problem: Problem, budget: int, verify: Verify) -> None:
+        self._problem, self._budget, self._verify = problem, budget, verify
+        self.best: tuple[Found, Report] | None = None
+        self.seen: dict[Choice, int] = {}
+        """What each choice reserves."""
+
+    def attempt(self, found: Found) -> int:
+        """What the choice reserves. CaptureError if it cannot be applied."""
+        figures = self._verify(plan_of(self._problem.names(found.choice)))
+        if figures is None:
+            raise CaptureError(
+                "The plan cannot be applied to the script: its modules are not called as modules of the model "
+                "that it was made from"
+            )
+        reserved = self.seen[found.choice] = figures["reserved"]
+        if reserved <= self._budget and (self.best is None or figures["step_ms"] < self.best[1]["step_ms"]):
+            self.best = found, figures
+        return reserved
 
 
 def _find_verified(
     problem: Problem, search: Search, budget: int, verify: Verify, advice: str
 ) -> tuple[Found | None, Report | None]:
     """The fastest choice whose prediction stays within the budget. What the replay of a choice and its prediction
-    differ by is taken into account in the next search. CaptureError if no prediction stays within the budget."""
-    best: tuple[Found, Report] | None = None
-    target, seen, lowest = budget, set(), 0
-    for _ in range(_VERIFICATIONS):
-        found = search.find(target)
-        if found is None or found.choice in seen:
+    differ by is taken into account in the next search. Where none of these fits, choices that save much are predicted.
+    CaptureError if no prediction stays within the budget."""
+    tried, target = _Verification(problem, budget, verify), budget
+    careful = Search(problem, search.has_highs, is_careful=True)
+    for number in range(_VERIFICATIONS):
+        found = careful.find(budget) if number == 1 and tried.best is None else search.find(target)
+        if found is None or found.choice in tried.seen:
+            if number == 1 and tried.best is None:
+                continue
             break
         if not found.choice:
             return found, None  # it is the prediction itself
-        seen.add(found.choice)
-        figures = verify(plan_of(problem.names(found.choice)))
-        if figures is None:
-            raise CaptureError(
-                "The plan cannot be applied to the script: its modules are not called as modules of the model "
-                "that it was made from"
-            )
-        lowest = min(lowest or figures["reserved"], figures["reserved"])
-        if figures["reserved"] <= budget and (best is None or figures["step_ms"] < best[1]["step_ms"]):
-            best = found, figures
-        lower = budget - (figures["reserved"] - problem.reserved(found.choice))
-        if figures["reserved"] <= budget and lower <= target + _LEAST_GAIN * budget:
+        reserved = tried.attempt(found)
+        lower = budget - (reserved - problem.reserved(found.choice))
+        if reserved <= budget and lower <= target + _LEAST_GAIN * budget:
             break
         target = min(lower, problem.reserved(EMPTY) - 1)
-    if best is None and lowest:
+    for choice in _saving_most(problem, search, budget):
+        if tried.best or len(tried.seen) >= _MOST_VERIFICATIONS:
+            break
+        if choice not in tried.seen:
+            tried.attempt(Found(choice, "greedy", None))
+    if tried.best is None and tried.seen:
         raise CaptureError(
             f"No plan was found that stays within {rough_size(budget)} when the script is predicted with it: the "
-            f"lowest reserved "
-            f"{rough_size(lowest)}. {advice}"
+            f"lowest of {len(tried.seen)} that were predicted reserved {rough_size(min(tried.seen.values()))}. {advice}"
         )
-    return best or (None, None)
+    return tried.best or (None, None)
+
+
+def _saving_most(problem: Problem, search: Search, budget: int) -> list[Choice]:
+    """Choices that may fit, as far as allocated bytes tell, those that reserve least first."""
+    choices = [
+        choice
+        for choice in dict.fromkeys(search.deep_choices())
+        if choice and problem.verify(choice).allocated <= budget
+    ]
+    return sorted(choices, key=lambda choice: (problem.reserved(choice), sorted(choice)))
 
 
 def verified_figures(capture: Capture, device: str) -> Report:
     """Those of a run, as _figures has them."""
     peak = capture.peaks[device]
     return {
-        "reserved": capture.reserved.get(device) or peak.bytes,
+        "reserved": (reserved := capture.reserved.get(device) or peak.bytes),
+        "reserved_range": [reserved, reserved],
         "allocated": peak.bytes,
         "step_ms": 1e3 * step_time(capture).total,
         "step": peak.step,
@@ -184,7 +222,13 @@ def _figures(problem: Problem, choice: Choice) -> Report:
     verified = problem.verify(choice)
     seconds = problem.step.total + problem.seconds(choice)
     where = {"step": verified.step, "phase": verified.phase, "module": _module(problem, verified.path)}
-    return {"reserved": verified.reserved, "allocated": verified.allocated, "step_ms": 1e3 * seconds, **where}
+    return {
+        "reserved": verified.reserved,
+        "reserved_range": list(problem.range_of(choice)),
+        "allocated": verified.allocated,
+        "step_ms": 1e3 * seconds,
+        **where,
+    }
 
 
 def _module(problem: Problem, path: int) -> str:

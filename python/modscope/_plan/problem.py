@@ -19,6 +19,7 @@ _POINTS = 4096  # of the curve of allocated bytes
 _MOST_ROWS = 800
 _NEARLY = 0.8
 _MOST_CANDIDATES = 600
+_VARIANTS = 12  # replays in which tensors of checkpointed modules live shorter or longer
 _LEAST_PART = 5e-4  # of the allocated peak: a module that keeps less for backward is no candidate
 
 
@@ -66,6 +67,7 @@ class Problem:
         self._calls = calls_of(capture.stream, capture.device_number(device))
         capture.check_allocator()
         self._verified: dict[Choice, Verified] = {}
+        self._ranges: dict[Choice, tuple[int, int]] = {}
         self.is_cpu = device == "cpu"
         self.step = step_time(capture)
         self.candidates = self._find_candidates()
@@ -150,9 +152,17 @@ class Problem:
         """The peak. Of a device without a caching allocator, what is allocated."""
         return self.verify(choice).reserved
 
-    def _replay(self, choice: Iterable[int], points: int = 0) -> _capture.Replay:
+    def range_of(self, choice: Choice) -> tuple[int, int]:
+        """The least and the most that may be reserved. How long Python holds the tensors of a checkpointed module is
+        not in the capture, and other lifetimes leave other gaps."""
+        if choice not in self._ranges:
+            replay = self._replay(choice, variants=0 if self.is_cpu else _VARIANTS)
+            self._ranges[choice] = replay["reserved_range"]
+        return self._ranges[choice]
+
+    def _replay(self, choice: Iterable[int], points: int = 0, variants: int = 0) -> _capture.Replay:
         edits = [("checkpoint", call) for i in sorted(choice) for call in self.candidates[i].calls] if choice else []
-        return self.capture.replay(self.device, edits, points=points, folded=True)
+        return self.capture.replay(self.device, edits, points=points, folded=True, variants=variants)
 
     def _measure(self) -> list[Row]:
         without = [point[3] for point in self._replay((), _POINTS)["curve"]]

@@ -2,7 +2,8 @@
 
 The search assumes that the savings of modules add up (Row), which is nearly so for allocated bytes. How much more is
 reserved is known from replays only: where the replay of a choice needs more than the budget, the search is repeated
-with a lower target. Every choice that is returned was replayed. The same problem always gives the same choice."""
+with a lower target. Less memory is not always reserved with more modules, so that choices which save much are looked at
+as well. Every choice that is returned was replayed. The same problem always gives the same choice."""
 
 from __future__ import annotations
 
@@ -30,8 +31,11 @@ class Found(NamedTuple):
 
 
 class Search:
-    def __init__(self, problem: Problem, use_highs: bool = True) -> None:
+    """``is_careful``: the most that may be reserved with a choice has to fit, rather than what its replay reserves."""
+
+    def __init__(self, problem: Problem, use_highs: bool = True, is_careful: bool = False) -> None:
         self._problem = problem
+        self._is_careful = is_careful
         self.has_highs = use_highs and _plan_highs.is_available()
         # Among equal modules those that run first are best: their recomputation comes last, when little memory is left.
         count = max(len(problem.candidates), 1)
@@ -54,6 +58,13 @@ class Search:
             return Found(better, "highs", bound)
         return Found(found, "greedy", bound) if found is not None else None
 
+    def _needed(self, choice: Choice, budget: int) -> int:
+        """What has to fit the budget."""
+        reserved = self._problem.reserved(choice)
+        if reserved > budget or not self._is_careful:
+            return reserved
+        return self._problem.range_of(choice)[1]
+
     def _seconds(self, choice: Choice) -> float:
         return self._problem.seconds(choice)
 
@@ -68,12 +79,19 @@ class Search:
             choice = self._cover(target)
             if choice is None:
                 break
-            excess = self._problem.reserved(choice) - budget
+            excess = self._needed(choice, budget) - budget
             if excess <= 0:
-                return self._prune(choice, budget)
+                return self._cheapest(self._prune(choice, budget), budget)
             target -= max(excess, _LEAST_STEP)
-        least = self.least()
-        return self._prune(least, budget) if self._problem.reserved(least) <= budget else None
+        return self._cheapest(None, budget)
+
+    def _cheapest(self, found: Choice | None, budget: int) -> Choice | None:
+        """What was found, or what is left of a choice that saves much and costs less even as a whole."""
+        for choice in self.deep_choices():
+            is_cheaper = found is None or self._cost(choice) < self._cost(found)
+            if is_cheaper and self._needed(choice, budget) <= budget:
+                found = self._prune(choice, budget)
+        return found
 
     def _cover(self, target: int) -> Choice | None:
         """Add the candidate that saves most for its time in rows above the target, until no row is above it. None: no
@@ -85,20 +103,20 @@ class Search:
         """Leave out what is not needed, the most expensive first."""
         for i in sorted(choice, key=lambda i: (-self._costs[i], -i)):
             without = choice - {i}
-            if self._problem.reserved(without) <= budget:
+            if self._needed(without, budget) <= budget:
                 choice = without
         return choice
 
     def least(self) -> Choice:
         """The choice that reserves least, as far as is known."""
         best, best_reserved = EMPTY, self._problem.reserved(EMPTY)
-        for choice in self._deep_choices():
+        for choice in self.deep_choices():
             reserved = self._problem.reserved(choice)
             if reserved < best_reserved:
                 best, best_reserved = choice, reserved
         return best
 
-    def _deep_choices(self) -> list[Choice]:
+    def deep_choices(self) -> list[Choice]:
         """Choices that save much: all candidates of one depth of the names, and those that meet the lowest targets."""
         found: list[Choice] = []
         names = [candidate.name for candidate in self._problem.candidates]
@@ -137,7 +155,7 @@ class Search:
         target = budget if found is None else min(budget, budget - self._excess(found))
         for _ in range(_SOLUTIONS):
             solution = first if target >= budget else _plan_highs.solve(self._costs, rows, chains, target)
-            excess = 0 if solution is None else self._problem.reserved(solution.choice) - budget
+            excess = 0 if solution is None else self._needed(solution.choice, budget) - budget
             if solution is not None and excess <= 0:
                 best = self._cheaper(self._prune(solution.choice, budget), best)
                 low = target

@@ -168,6 +168,7 @@ class Capture:
         points: int = 0,
         window: tuple[int, int | None] = (0, None),
         folded: bool = False,
+        variants: int = 0,
     ) -> _capture.Replay:
         """What the model of the run's allocator says (_capture.pyi). ``conf``: other settings than the run's own."""
         settings = self.info.get("allocator", "") if conf is None else conf
@@ -182,6 +183,7 @@ class Capture:
             first=window[0],
             last=window[1],
             folded=folded,
+            variants=variants,
         )
 
     def check_allocator(self) -> None:

@@ -273,7 +273,7 @@ class Stream:
     def _is_operand(self, use: int, block: Block) -> bool:
         """Whether an operator of two operands at most saves the block, and the latest call computed one of them."""
         number = block.use_numbers[use]
-        by, at = block.uses[use][1], block.uses[use][2]
+        at = block.uses[use][2]
         first = last = number
         while first and self.uses[first - 1][1:] == ("saved", at):
             first -= 1
@@ -310,7 +310,7 @@ class Stream:
                 block.requested,
             ):
                 found = at
-        return own.end if found is None else found + 1
+        return first if found is None else found + 1
 
     def returned_end(self, call: int, block: Block) -> float:
         """When a block that the call returns is freed in forward."""
@@ -534,6 +534,9 @@ class Edited:
         for block in kept:
             self.release(block)
         last = max(self.stream.blocks[kept[-1]].add, self.stream.calls[call].last_save - 1)  # torch stops there
+        owning = {block.path for block in self.stream.blocks if block.category == "Parameter"}
+        inside = [one for i, one in enumerate(self.stream.calls) if i != call and call in self.stream.calls_around(i)]
+        last = max([last, *(one.begin for one in inside if one.path in owning)])  # the parameter is saved
         for at in range(self.stream.calls[call].begin, int(last) + 1):
             kind, value = self.stream.events[at]
             if kind not in ("add", "drop") or call not in self.stream.calls_around(self.stream.blocks[value].call):

@@ -45,6 +45,52 @@ class Casting(Block):
         return x + self.narrow(self.act(self.wide(self.norm(x.double()).float())))
 
 
+class Frozen(nn.Module):
+    """The nodes of its last layers save nothing but weights, and need most."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.wide, self.act, self.narrow = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        self.last = nn.Linear(width, 32 * width, bias=False).requires_grad_(False)
+        self.sum = nn.Linear(32 * width, width, bias=False).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.sum(self.last(self.narrow(self.act(self.wide(x)))))
+
+
+def use_memory(x: torch.Tensor) -> None:
+    """As much as nothing else in the run, and not for backward."""
+    with torch.no_grad():
+        x.repeat(1, 512)
+
+
+class Gated(nn.Module):
+    """Its code saves results of its modules as operands of expressions."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.down(torch.sigmoid(self.gate(x)) * self.up(x))
+        use_memory(x)
+        return x
+
+
+class Sums(nn.Module):
+    """The first sum is gone when the second one is there."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.a(x)
+        x = x + self.b(x)
+        use_memory(x)
+        return x
+
+
 class Net(nn.Module):
     def __init__(self, kind: type[nn.Module], count: int, checkpointed: tuple[int, ...], width: int = 64) -> None:
         super().__init__()
@@ -109,6 +155,27 @@ def test_the_allocated_peak_to_the_byte(
     assert edited == expected
     if len(checkpointed) == 5:
         assert edited < 0.8 * without
+
+
+@pytest.mark.parametrize("kind", [Frozen, Gated, Sums])
+def test_the_peak_where_lifetimes_decide_it(kind: type[nn.Module], tmp_path: pathlib.Path) -> None:
+    everything = (0, 1, 2, 3, 4)
+    train(tmp_path / "plain.msc", kind, (), 2, 1)
+    train(tmp_path / "real.msc", kind, everything, 2, 1)
+    reader, plain = load(tmp_path / "plain.msc")
+    edited = plain.replay(0, edits(reader, plain, everything), caching=False)["allocated_peak"]
+    assert edited == load(tmp_path / "real.msc")[1].replay(0, caching=False)["allocated_peak"]
+
+
+def test_variants_are_replays_with_other_lifetimes(tmp_path: pathlib.Path) -> None:
+    train(tmp_path / "plain.msc", Gated, (), 2, 1)
+    reader, plain = load(tmp_path / "plain.msc")
+    checkpoints = edits(reader, plain, (0, 1, 2, 3, 4))
+    result = plain.replay(0, checkpoints, caching=False, variants=12)
+    least, most = result["reserved_range"]
+    assert least <= result["reserved_peak"] < most  # a variable lives until the call has ended
+    assert plain.replay(0, checkpoints, caching=False)["reserved_range"] == (result["reserved_peak"],) * 2
+    assert len(set(plain.replay(0, variants=12)["reserved_range"])) == 1  # without checkpoints all is known
 
 
 def test_the_replay_of_a_run_is_its_peak(tmp_path: pathlib.Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
+import functools
+
 from modscope._fit.levers.registry import CHECKPOINT, Case, Lever, Tried, combine, lever, longer_step
 from modscope._fit.siblings import Siblings, outermost
 from modscope._read.groups import lies_in
@@ -26,28 +29,20 @@ def checkpoint_all(case: Case) -> list[Lever]:
 
 
 def fewest(case: Case, siblings: Siblings, *others: Lever, capacity: int | None = None) -> Tried | None:
-    """The fewest first members of the group whose checkpoints make it fit, with other levers; None: not even all do.
-    More checkpoints need less memory, but for what the allocator cannot use: what is found is tried. ``capacity``: to
-    search for another one than the GPU's."""
-    most = len(siblings.members)
+    """The fewest first members of the group whose checkpoints make it fit, with other levers; None: no count of them
+    does. More checkpoints allocate less, but may reserve more: bisection skips counts that allocate too much, and each
+    count after them is tried. ``capacity``: to search for another one than the GPU's."""
+    room = case.capacity if capacity is None else capacity
 
+    @functools.cache
     def attempt(count: int) -> Tried:
         made = combine(*others, checkpoint(case, siblings, count))
-        outcome = case.job.replay(made.edits, made.conf, case.capacity if capacity is None else capacity)
+        outcome = case.job.replay(made.edits, made.conf, room)
         return Tried(made, outcome, lambda lower: fewest(case, siblings, *others, capacity=lower))
 
-    best = attempt(most)
-    if not best.outcome.fits_at_once:
-        return None
-    low, high = 0, most
-    while high - low > 1:
-        middle = (low + high) // 2
-        tried = attempt(middle)
-        if tried.outcome.fits_at_once:
-            high, best = middle, tried
-        else:
-            low = middle
-    return best
+    counts = range(1, len(siblings.members) + 1)
+    first = bisect.bisect_left(counts, True, key=lambda count: attempt(count).outcome.allocated <= room)
+    return next((tried for tried in map(attempt, counts[first:]) if tried.outcome.fits_at_once), None)
 
 
 @lever(CHECKPOINT)
