@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pathlib
 from types import SimpleNamespace
+from typing import Any, cast
 
 import capture_helpers
 import pytest
 from fit_runs import train
 from modscope.__main__ import main
 from modscope._fit.job import Job
+from modscope._fit.levers import checkpoints
+from modscope._fit.siblings import Siblings
 from modscope._fit.text import notes_on
 from modscope._plan.problem import check_capture
 from modscope._read.load import CaptureError, load
@@ -162,3 +165,26 @@ def test_the_figures_never_replace_the_capture_or_the_script(
         "is a file that is read or written otherwise: choose another name" in capsys.readouterr().err
         and script.exists()
     )
+
+
+# ---- the fewest modules ----
+
+
+@pytest.mark.parametrize(
+    "reserved, expected", [([9, 9, 5, 9, 9, 9], 3), ([9, 9, 9, 9, 9, 5], 6), ([5] * 6, 1), ([9] * 6, None)]
+)
+def test_the_fewest_modules_are_found_where_more_of_them_reserve_more(
+    reserved: list[int], expected: int | None
+) -> None:
+    """``reserved``: by the count of checkpointed modules. All allocate less with each one, and 6 is what there is."""
+
+    def replay(edits: list[tuple[str, int]], conf: str, capacity: int) -> SimpleNamespace:
+        count = len(edits)
+        fits = reserved[count - 1] <= capacity
+        return SimpleNamespace(allocated=7 - count, fits_at_once=fits)
+
+    members = [(f"Net.h.{i}", [SimpleNamespace(number=i)]) for i in range(6)]
+    job = SimpleNamespace(replay=replay, share_of_step=lambda calls: 0.1, has_gpu_times=True)
+    case: Any = SimpleNamespace(job=job, capacity=6)
+    found = checkpoints.fewest(case, Siblings("Net.h.*", cast(Any, members)))
+    assert (found and len(found.lever.modules)) == expected

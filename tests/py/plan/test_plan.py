@@ -11,6 +11,7 @@ import pathlib
 import subprocess
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from typing import Any
 
 import modscope
@@ -19,7 +20,7 @@ from modscope._cli import plan as _commands_plan
 from modscope._plan import highs
 from modscope._plan.file import Plan, load_plan
 from modscope._plan.plan import make_plan, parse_bytes
-from modscope._plan.problem import Problem
+from modscope._plan.problem import Choice, Problem
 from modscope._plan.search import EMPTY, Search
 from modscope._read.groups import describe_groups
 from modscope._read.script_arguments import program_words
@@ -256,6 +257,80 @@ def test_a_plan_is_made_again_where_its_prediction_needs_more(tmp_path: pathlib.
         make_plan("train.py", capture, "cpu", budget, verify=lambda plan: None)
 
 
+def verification(problem: Problem, reserved: Callable[[Choice], int]) -> Callable[[Plan], dict[str, Any]]:
+    """Predictions of plans, which reserve what ``reserved`` says."""
+
+    def verify(plan: Plan) -> dict[str, Any]:
+        choice = frozenset(i for i, candidate in enumerate(problem.candidates) if candidate.name in plan.modules)
+        figures = {"reserved": reserved(choice), "allocated": 0, "step_ms": 1.0 + len(choice)}
+        return {**figures, "step": 1, "phase": "", "module": ""}
+
+    return verify
+
+
+def test_a_plan_is_found_if_only_its_prediction_fits(tmp_path: pathlib.Path) -> None:
+    """The replays of all choices reserve more than the budget, as gaps may let them."""
+    train(tmp_path / "run.msc", [Net(4, 32)], 32)
+    capture = modscope.load(tmp_path / "run.msc")
+    problem = Problem(capture, "cpu")
+    least = Search(problem, False).least()
+    problem_class, more = Problem.reserved, problem.reserved(EMPTY)
+    budget = problem.reserved(least) + 1000
+
+    class Gaps(Problem):
+        def reserved(self, choice: Choice) -> int:
+            return problem_class(self, choice) + more
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("modscope._plan.plan.Problem", Gaps)
+        made, _ = make_plan("train.py", capture, "cpu", budget, verify=verification(problem, problem.reserved))
+    assert made["is_verified"] and made["after"]["reserved"] <= budget < made["planned"]["reserved"] + more
+
+
+def test_a_plan_is_found_if_those_that_seem_to_fit_do_not(tmp_path: pathlib.Path) -> None:
+    """Every choice needs far more than its replay says, but for the one with all blocks."""
+    train(tmp_path / "run.msc", [Net(6, 32)], 32)
+    capture = modscope.load(tmp_path / "run.msc")
+    problem = Problem(capture, "cpu")
+    blocks = frozenset(i for i, each in enumerate(problem.candidates) if each.name.count(".") == 2)
+    assert len(blocks) == 6
+    budget = (problem.reserved(EMPTY) + problem.reserved(blocks)) // 2
+
+    def reserved(choice: Choice) -> int:
+        return problem.reserved(choice) + (0 if choice == blocks else problem.reserved(EMPTY))
+
+    made, plan = make_plan("train.py", capture, "cpu", budget, verify=verification(problem, reserved))
+    assert made["is_verified"] and made["after"]["reserved"] <= budget
+    assert plan.modules == [f"Net.h.{i}" for i in range(6)]
+
+
+def test_a_plan_that_may_need_more_is_avoided(tmp_path: pathlib.Path) -> None:
+    """Of choices whose replays fit, one is taken of which nothing says that it may need more than the budget."""
+    train(tmp_path / "run.msc", [Net(4, 32)], 32)
+    capture = modscope.load(tmp_path / "run.msc")
+    problem = Problem(capture, "cpu")
+    highest, lowest = problem.reserved(EMPTY), problem.reserved(Search(problem, False).least())
+    budget = (highest + lowest) // 2
+    risky = Search(problem, False).find(budget)
+    assert risky is not None
+
+    class Uncertain(Problem):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.is_cpu = False
+
+        def range_of(self, choice: Choice) -> tuple[int, int]:
+            reserved = self.reserved(choice)
+            return reserved, reserved + (highest if choice == risky.choice else 0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("modscope._plan.plan.Problem", Uncertain)
+        patch.setattr("modscope._plan.plan._CERTAINTY", 10.0)  # of a step: at any cost
+        made, _ = make_plan("run.msc", capture, "cpu", budget, use_highs=False)
+    assert made["after"]["reserved_range"][1] <= budget
+    assert made["checkpoint"] and made["after"]["reserved"] != problem.reserved(risky.choice)
+
+
 # ---- where there is no plan ----
 
 
@@ -401,6 +476,14 @@ def test_the_text_fits_a_narrow_terminal() -> None:
         "cuda:0 reserved at least 30.0 GiB.",
         "RTX 4090 has 23.0 GiB beside the context.",
     ]
+
+    # ---- a plan that may be off ----
+    uncertain = {**result, "after": {**after, "reserved_range": [19 << 30, 24 << 30]}}
+    said = " ".join(_commands_plan.text(uncertain, Screen(80), Namespace()))
+    assert "20.0 GiB (19.0 GiB to 24.0 GiB)" in said
+    assert "may be off by -5.0 % to +20.0 %: from 19.00 GiB to 24.00 GiB, which is 1.00 GiB more than" in said
+    certain = {**result, "after": {**after, "reserved_range": [20 << 30, (20 << 30) + (100 << 20)]}}
+    assert "may be off" not in " ".join(_commands_plan.text(certain, Screen(80), Namespace()))
 
 
 def test_a_run_that_fits_needs_no_plan(tmp_path: pathlib.Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import subprocess
 
@@ -9,6 +10,7 @@ import modscope
 import pytest
 import warm_python
 from modscope._plan.file import plan_of
+from modscope._plan.plan import make_plan
 from program_helpers import needs_virtual_gpu
 
 SCRIPT = """
@@ -93,6 +95,21 @@ def test_a_file_that_is_no_plan_is_refused_before_the_script(tmp_path: pathlib.P
     assert (ran.returncode, ran.stdout) == (2, "")
     assert "a plan of version 7" in ran.stderr
     assert "No such file" in run(command, tmp_path, "--plan", "none.json").stderr
+
+
+@pytest.mark.parametrize("mark", [pytest.param(None, marks=needs_virtual_gpu)])
+def test_the_plan_of_a_prediction_is_right_about_another_one(tmp_path: pathlib.Path, mark: None) -> None:
+    options = ("--gpu", "h100", "--steps", "4", "-q", "-f", "--json=result.json", "-o")
+    assert run("predict", tmp_path, *options, "without.msc").returncode == 0
+    before = json.loads((tmp_path / "result.json").read_text())
+    capture = modscope.load(tmp_path / "without.msc")
+    made, plan = make_plan("without.msc", capture, "cuda:0", before["reserved_peak"] - 1)
+    assert made["before"]["step_ms"] == pytest.approx(before["step_ms"])
+    plan.write(tmp_path / "plan.json")
+    assert run("predict", tmp_path, *options, "with.msc", "--plan", "plan.json").returncode == 0
+    after = json.loads((tmp_path / "result.json").read_text())
+    least, most = made["after"]["reserved_range"]
+    assert 0.99 * least <= after["reserved_peak"] <= 1.01 * most
 
 
 @pytest.mark.parametrize("mark", [pytest.param(None, marks=needs_virtual_gpu)])
