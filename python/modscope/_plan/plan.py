@@ -148,7 +148,8 @@ class _Verification:
                 "The plan cannot be applied to the script: its modules are not called as modules of the model "
                 "that it was made from"
             )
-        reserved = self.seen[found.choice] = figures["reserved"]
+        reserved: int = figures["reserved"]
+        self.seen[found.choice] = reserved
         if reserved <= self._budget and (self.best is None or figures["step_ms"] < self.best[1]["step_ms"]):
             self.best = found, figures
         return reserved
