@@ -333,7 +333,8 @@ static PyMethodDef stream_methods[] = {
      "equal steps are left out too. It is done once, before any replay."},
     {"replay", (PyCFunction)(void (*)(void))stream_replay, METH_VARARGS | METH_KEYWORDS,
      "replay($self, /, device, edits=None, *, caching=True, version=None, conf=None, capacity=None, "
-     "total_memory=None, points=0, first=0, last=None, folded=False, variants=0)\n--\n\nThe peaks of reserved and allocated bytes "
+     "total_memory=None, points=0, first=0, last=None, folded=False, variants=0)\n--\n\nThe peaks of reserved and "
+     "allocated bytes "
      "of a device, "
      "and "
      "where they were. With points, also a curve of the capture's events from first to last: (number, time, reserved, "

@@ -42,7 +42,7 @@ typedef struct ms__replay_loader {
     bool has_note;                    /* there is a next one */
     uint64_t streams[MS_MAX_DEVICES]; /* of the latest block of each device */
     uint32_t thread;                  /* of the latest event */
-    uint32_t cpu; /* the device, or MS_REPLAY_NONE */
+    uint32_t cpu;                     /* the device, or MS_REPLAY_NONE */
     uint64_t step;
     uint32_t forward_event; /* the latest position of any thread in forward */
     ms_call_time *times;    /* in the order of their events */

@@ -95,8 +95,8 @@ int ms__replay_list_parameters(ms_replay_stream *stream);
 /* The event before which the block is freed in forward if autograd does not keep it; `edited` is a checkpointed call
  * that keeps it and does not return it. */
 uint32_t ms__replay_unsaved_end(const ms_replay_stream *stream, const ms__replay_edited_call *edited, uint32_t block);
-/* That event, or another one before which the block may be freed as well: what holds a tensor in Python, a variable or an
- * expression, is not noted. Equal calls have equal ends. Variant 0: that event itself. */
+/* That event, or another one before which the block may be freed as well: what holds a tensor in Python, a variable or
+ * an expression, is not noted. Equal calls have equal ends. Variant 0: that event itself. */
 uint32_t ms__replay_varied_end(const ms_replay_stream *stream, const ms__replay_edited_call *edited, uint32_t block,
                                uint32_t variant);
 /* The event before which a block is freed that the call returns; MS_REPLAY_NONE: autograd keeps it for calls after this

@@ -37,13 +37,13 @@ struct ms_ledger {
     struct ms__device_totals totals[MS_MAX_DEVICES];
 
     _Atomic uint64_t lost;
-    bool optimizer_expected;            /* an optimizer step was entered or announced */
-    bool step_open;                     /* see ms_ledger_step */
-    struct ms__turns {                  /* of several optimizers (ms_ledger_expect_optimizers) */
-        uint64_t stepped[8];            /* those that have stepped since the latest step ended */
-        uint32_t count, expected;       /* expected <= 1: they do not step in turn */
-        bool lack_order;                /* one stepped again before all others had */
-        bool ended;                     /* the latest optimizer step ended the step */
+    bool optimizer_expected;      /* an optimizer step was entered or announced */
+    bool step_open;               /* see ms_ledger_step */
+    struct ms__turns {            /* of several optimizers (ms_ledger_expect_optimizers) */
+        uint64_t stepped[8];      /* those that have stepped since the latest step ended */
+        uint32_t count, expected; /* expected <= 1: they do not step in turn */
+        bool lack_order;          /* one stepped again before all others had */
+        bool ended;               /* the latest optimizer step ended the step */
     } turns;
     uint32_t iteration_root_calls;      /* root calls of the latest iteration */
     uint64_t iteration;                 /* the number of the latest iteration (call_stats.h) */
