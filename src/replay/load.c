@@ -337,12 +337,16 @@ static uint64_t retries_of(const ms_reader *reader)
     return 0;
 }
 
+/* A damaged capture may have devices without a name. */
 static uint32_t find_cpu(const ms_reader *reader)
 {
-    uint32_t count = ms_reader_devices(reader), i = 0;
-    while (i < count && strcmp(ms_reader_device(reader, i), "cpu") != 0)
-        i++;
-    return i < count ? i : MS_REPLAY_NONE;
+    uint32_t count = ms_reader_devices(reader);
+    for (uint32_t i = 0; i < count; i++) {
+        const char *name = ms_reader_device(reader, i);
+        if (name && strcmp(name, "cpu") == 0)
+            return i;
+    }
+    return MS_REPLAY_NONE;
 }
 
 static int load_with_cursor(ms__replay_loader *loader, ms_reader *reader)
