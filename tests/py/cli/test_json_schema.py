@@ -229,6 +229,7 @@ def test_every_key_that_is_described_is_printed_by_some_command(run, tmp_path, m
         "fit gpu.msc --gpu 1GiB --ranks 8",
         "batch small.msc large.msc --batches 128,256 --gpu t4",
         f"plan large.msc --budget {budget}",
+        "plan gpu.msc --gpu t4",
     ):
         run(line)
     run("run --follow-fork forks.py", apart=True)
