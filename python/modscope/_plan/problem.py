@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from modscope import _capture
 from modscope._read.load import Capture, describe_unreadable
-from modscope._read.step_time import CHECKPOINT_SECONDS, has_backward, step_time
+from modscope._read.step_time import CHECKPOINT_SECONDS, ends_within_step, has_backward, step_time
 from modscope._read.text import natural_key
 from modscope._read.types import Call, CaptureError, calls_of
 
@@ -215,12 +215,18 @@ def check_capture(capture: Capture) -> None:
         raise CaptureError(
             f"The capture holds no memory of PyTorch's, so there is nothing to plan{describe_unreadable(capture)}"
         )
+    is_whole = capture.optimizer_steps or capture.last_step > 1 or not ends_within_step(capture)
     if capture.oom_count and not capture.optimizer_steps:
         raise CaptureError(
             "The run ended without memory before its first step was complete, so what it keeps for backward is "
             "not known. "
             "Capture it on a larger GPU, or predict it on one and give both:  modscope predict --gpu h200 -o "
             "predicted.msc script.py"
+        )
+    if not is_whole and has_backward(capture):
+        raise CaptureError(
+            "The run ended before its first step was complete, so what a step needs is not known. Capture a run of 2 "
+            "steps or more"
         )
     if not capture.optimizer_steps and not has_backward(capture):
         raise CaptureError(

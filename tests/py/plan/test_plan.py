@@ -353,11 +353,24 @@ def make_plan_error(capture: modscope.Capture, budget: int) -> str:
 
 
 def test_captures_that_do_not_suffice(tmp_path: pathlib.Path) -> None:
-    train(tmp_path / "run.msc", [Net(2, 32)], 32, optimize=False)
-    assert "has no optimizer step" in make_plan_error(modscope.load(tmp_path / "run.msc"), 10**6)
+    model, x = Net(2, 32), torch.randn(BATCH, 32)
+    with modscope.record(tmp_path / "forward.msc"):
+        model(x)
+    assert "has no optimizer step" in make_plan_error(modscope.load(tmp_path / "forward.msc"), 10**6)
+    with pytest.raises(ZeroDivisionError), modscope.record(tmp_path / "failed.msc"):
+        model(x).sum().backward()
+        raise ZeroDivisionError
+    error = make_plan_error(modscope.load(tmp_path / "failed.msc"), 10**6)
+    assert "ended before its first step was complete" in error
     with modscope.record(tmp_path / "empty.msc"):
         pass
     assert "nothing to plan" in make_plan_error(modscope.load(tmp_path / "empty.msc"), 10**6)
+
+
+def test_a_run_without_an_optimizer_has_a_plan(tmp_path: pathlib.Path) -> None:
+    train(tmp_path / "run.msc", [Net(4, 32)], 32, optimize=False)
+    report, _ = planned(tmp_path / "run.msc", 0.5)
+    assert report["checkpoint"]
 
 
 def test_a_model_of_one_module_has_no_plan(tmp_path: pathlib.Path) -> None:

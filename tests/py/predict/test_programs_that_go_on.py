@@ -65,6 +65,7 @@ def test_the_profiler_with_cuda_prints_no_warnings(tmp_path):
     "text, has_time", [("step()", True), ("net(torch.ones(8, 1024, device='cuda')).sum().backward()", False)]
 )
 def test_only_a_complete_step_has_a_time(tmp_path, text, has_time):
+    """The script has an optimizer, so that a backward ends no step (test_steps.py has scripts without one)."""
     assert (predict_json(tmp_path, "--gpu", "h100", training(tmp_path, text))["step_ms"] is not None) == has_time
 
 
