@@ -39,6 +39,7 @@ TORCH = {
     "_get_fsdp_state",
     "_device_types",
     "_get_backend",
+    "_engine_run_backward",
     "_allgather_base",
     "_reduce_scatter_base",
 }
