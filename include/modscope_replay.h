@@ -136,7 +136,7 @@ typedef struct ms_replay_stream {
 
 /* Read the whole capture. MS_EINVAL: it has more events than 2^32 - 2. MS_ENOMEM, MS_EIO. */
 int ms_replay_stream_load(ms_reader *reader, ms_replay_stream **stream);
-/* Leave out steps that are equal: they have the same events, blocks and calls, apart from times. Of a run of them the
+/* Leave out steps that are equal: they have the same events, requests and calls, apart from times. Of a run of them the
  * first three and the last two are kept, and the third stands for those between. A replay repeats it as often as it
  * stands for a step; once the state of the allocator is one that it had before, what follows is known, and is not
  * replayed. So a replay with an edit that does the same to equal steps gives the figures of the whole capture. Of a
@@ -169,8 +169,8 @@ typedef struct ms_replay_selection { /* blocks that satisfy all of it */
     uint32_t phases;                 /* bit i: added in phase i; 0: any */
     uint32_t device;                 /* MS_REPLAY_NONE: any */
     ms_path root;                    /* the owner is this path or below it; MS_GLOBAL: any */
-    uint64_t min_bytes;
-    uint32_t kinds; /* bit i: kind i; 0: any */
+    uint64_t min_bytes;              /* at least so many were requested */
+    uint32_t kinds;                  /* bit i: kind i; 0: any */
 } ms_replay_selection;
 
 /* Whether the block satisfies the selection, without edits. */

@@ -43,7 +43,7 @@ bool ms_replay_block_is_selected(const ms_replay_stream *stream, uint32_t index,
     return (!selection->categories || selection->categories >> block->category & 1) &&
            (!selection->phases || selection->phases >> block->phase & 1) &&
            (selection->device == MS_REPLAY_NONE || selection->device == block->device) &&
-           (!selection->kinds || selection->kinds >> block->kind & 1) && block->bytes >= selection->min_bytes &&
+           (!selection->kinds || selection->kinds >> block->kind & 1) && block->requested >= selection->min_bytes &&
            ms_replay_path_is_below(stream, block->path, selection->root);
 }
 
@@ -54,7 +54,7 @@ static bool is_selected(const ms_replay_edit *edit, uint32_t index, const ms_rep
     return (!selection->categories || selection->categories >> block->category & 1) &&
            (!selection->phases || selection->phases >> block->phase & 1) &&
            (selection->device == MS_REPLAY_NONE || selection->device == edit->blocks[index].device) &&
-           (!selection->kinds || selection->kinds >> block->kind & 1) && block->bytes >= selection->min_bytes &&
+           (!selection->kinds || selection->kinds >> block->kind & 1) && block->requested >= selection->min_bytes &&
            edit->blocks[index].bytes && ms_replay_path_is_below(edit->stream, block->path, selection->root);
 }
 

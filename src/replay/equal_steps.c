@@ -1,5 +1,5 @@
-/* equal_steps.c - which steps of a stream are equal: they have the same events, blocks, calls and uses, apart from
- * times, and refer to each other at the same distances. */
+/* equal_steps.c - which steps of a stream are equal: they have the same events, requests, calls and uses, apart
+ * from times, and refer to each other at the same distances. */
 #include "replay/equal_steps.h"
 
 #include <stddef.h>
@@ -84,11 +84,13 @@ static bool is_event_equal(const ms_replay_event *a, const ms_replay_event *b)
            (ms__replay_is_of_block(a) || a->kind == MS_REPLAY_STEP || a->value == b->value);
 }
 
+/* How much larger than its request a block is depends on what was free, so it often differs between steps that request
+ * the same. A replay asks for what was requested. */
 static bool is_block_equal(const ms_replay_block *a, const ms_replay_block *b)
 {
-    return a->bytes == b->bytes && a->requested == b->requested && a->stream == b->stream && a->segment == b->segment &&
-           a->path == b->path && a->device == b->device && a->category == b->category && a->kind == b->kind &&
-           a->phase == b->phase && a->drop_phase == b->drop_phase && a->outside == b->outside;
+    return a->requested == b->requested && a->stream == b->stream && a->segment == b->segment && a->path == b->path &&
+           a->device == b->device && a->category == b->category && a->kind == b->kind && a->phase == b->phase &&
+           a->drop_phase == b->drop_phase && a->outside == b->outside;
 }
 
 static bool is_call_equal(const ms_replay_call *a, const ms_replay_call *b)

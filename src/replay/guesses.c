@@ -11,10 +11,10 @@ uint32_t ms__replay_guess_result(const ms_replay_stream *stream, uint32_t index)
     const ms_replay_call *call = &stream->calls[index];
     uint64_t largest = 0;
     for (uint32_t i = call->first_block; i < call->last_block; i++)
-        if (stream->blocks[i].bytes > largest && ms__replay_outlives_call(stream, index, i))
-            largest = stream->blocks[i].bytes;
+        if (stream->blocks[i].requested > largest && ms__replay_outlives_call(stream, index, i))
+            largest = stream->blocks[i].requested;
     for (uint32_t i = call->last_block; i-- > call->first_block;)
-        if (stream->blocks[i].bytes >= largest / SMALL_PART && ms__replay_outlives_call(stream, index, i))
+        if (stream->blocks[i].requested >= largest / SMALL_PART && ms__replay_outlives_call(stream, index, i))
             return i;
     return MS_REPLAY_NONE;
 }

@@ -18,16 +18,23 @@ LEAST = 6
 
 class RepeatedRun(RandomRun):
     """Steps that are equal, with others between. Some blocks are dropped in the next step or the one after it, and some
-    never."""
+    never. The allocator's blocks may be larger than the requests, by other bytes in each step."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        choose = random.Random(seed)
+        choose = self.rounding = random.Random(seed)
         self.leaks = choose.random() < 0.15
         self.carried: list[list[int]] = [[], []]
         self.plan: list[int] = []
         for _ in range(choose.randrange(1, 4)):
             self.plan += [choose.randrange(1000)] * choose.choice((1, 2, 4, 7, 9, 30))
+
+    def request(self) -> int:
+        size, more = self.size(), self.rounding.choice((0, 512, 16_384))
+        block = self.capture.add(size + more, self.device())
+        if more:
+            self.capture.note("requested", block, size)
+        return block
 
     def step(self) -> None:
         choose = self.random
