@@ -207,8 +207,8 @@ class Stream:
 
     def result(self, call: int) -> int:
         found = self.outliving(call)
-        least = max(self.blocks[i].bytes for i in found) // 4
-        return [i for i in found if self.blocks[i].bytes >= least][-1]
+        least = max(self.blocks[i].requested for i in found) // 4
+        return [i for i in found if self.blocks[i].requested >= least][-1]
 
     def is_cast(self, block: Block) -> bool:
         """Whether autocast may have made the block from a parameter of the same module."""
@@ -454,7 +454,7 @@ class Edited:
             and (not phases or phases >> PHASES.index(block.phase) & 1)
             and (device is None or device == self.devices[i])
             and (not root or root in self.stream.chain(block.path))
-            and block.bytes >= least
+            and block.requested >= least
             and self.sizes[i]
         ]
 
