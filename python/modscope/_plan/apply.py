@@ -12,6 +12,7 @@ import inspect
 import itertools
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -19,7 +20,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 import torch
-from modscope._plan.file import Plan, PlanError, load_plan, parse_plan, short_name
+from modscope._plan import selective
+from modscope._plan.file import Keep, Plan, PlanError, load_plan, parse_plan, short_name
 from modscope._read.text import clean
 from torch import nn
 
@@ -51,8 +53,24 @@ def _without_statistics(norms: list[_BatchNorm]) -> Iterator[None]:
             norm._buffers.update(own)
 
 
+def _norms_of(module: nn.Module) -> list[_BatchNorm]:
+    return [child for child in module.modules() if isinstance(child, _BatchNorm)]
+
+
 def _contexts(norms: list[_BatchNorm]) -> tuple[Any, Any]:
     return contextlib.nullcontext(), _without_statistics(norms)
+
+
+@contextlib.contextmanager
+def _both(outer: Any, inner: Any) -> Iterator[None]:
+    with outer, inner:
+        yield
+
+
+def _selective_contexts(norms: list[_BatchNorm], places: selective.Places, refuse: selective.Refuse) -> tuple[Any, Any]:
+    """The statistics are copied outside of the recomputation's context, which counts operators."""
+    forward, again = selective.contexts(places, refuse)
+    return forward, _both(_without_statistics(norms), again) if norms else again
 
 
 def _is_cache(value: object) -> bool:
@@ -68,47 +86,105 @@ def _without_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple
     return tuple(None if _is_cache(value) else value for value in args), kwargs
 
 
+def _prepare(
+    module: nn.Module,
+    forward: Callable[..., Any] | None,
+    uses_cache: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], bool]:
+    """What is called, with which arguments, and whether it is checkpointed."""
+    run = functools.partial(type(module).forward, module) if forward is None else forward
+    if not torch.is_grad_enabled() or (uses_cache and not module.training):
+        return run, args, kwargs, False
+    if uses_cache:
+        args, kwargs = _without_cache(args, kwargs)
+    if not _OPTIONS.isdisjoint(kwargs):  # checkpoint would take them as its own
+        run, kwargs = functools.partial(run, **kwargs), {}
+    return run, args, kwargs, True
+
+
 def run_checkpointed(
     module: nn.Module, forward: Callable[..., Any] | None, uses_cache: bool, has_norms: bool, *args: Any, **kwargs: Any
 ) -> Any:
     """Called as the module's ``forward``. ``forward``: an attribute that the module had already, or None."""
-    run = functools.partial(type(module).forward, module) if forward is None else forward
-    if not torch.is_grad_enabled():
+    run, args, kwargs, is_checkpointed = _prepare(module, forward, uses_cache, args, kwargs)
+    if not is_checkpointed:
         return run(*args, **kwargs)
-    if uses_cache:
-        if not module.training:
-            return run(*args, **kwargs)
-        args, kwargs = _without_cache(args, kwargs)
-    if not _OPTIONS.isdisjoint(kwargs):  # checkpoint would take them as its own
-        run, kwargs = functools.partial(run, **kwargs), {}
     if has_norms and not torch.compiler.is_compiling():
-        norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm)]
-        return checkpoint(run, *args, use_reentrant=False, context_fn=functools.partial(_contexts, norms), **kwargs)
+        context_fn = functools.partial(_contexts, _norms_of(module))
+        return checkpoint(run, *args, use_reentrant=False, context_fn=context_fn, **kwargs)
     return checkpoint(run, *args, use_reentrant=False, **kwargs)
 
 
 _checkpointed = run_checkpointed  # its name in pickles of modscope 0.1.0
 
+Tell = Callable[[str], None]
+_tells: weakref.WeakKeyDictionary[nn.Module, Tell] = weakref.WeakKeyDictionary()
+"""Who is told that a module differs from its plan, instead of an error. It is no attribute of the module, whose copies
+and pickles would have it."""
+
+
+def run_selective(
+    module: nn.Module,
+    forward: Callable[..., Any] | None,
+    uses_cache: bool,
+    name: str,
+    places: selective.Places,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """The same of a module that keeps the results of some operators."""
+    run, args, kwargs, is_checkpointed = _prepare(module, forward, uses_cache, args, kwargs)
+    if not is_checkpointed:
+        return run(*args, **kwargs)
+    if torch.compiler.is_compiling():
+        context_fn: Any = functools.partial(selective.contexts_of_compiled, places)
+    else:
+        refuse = functools.partial(_refuse, module, name)
+        context_fn = functools.partial(_selective_contexts, _norms_of(module), places, refuse)
+    return checkpoint(run, *args, use_reentrant=False, context_fn=context_fn, **kwargs)
+
+
+def _refuse(module: nn.Module, name: str, difference: str) -> None:
+    """Without an error, the module is checkpointed as a whole from its next call on."""
+    sentence = f"the plan does not suit {name}: {difference}. Was it made for another model, or for other inputs?"
+    tell = _tells.get(module)
+    if tell is None:
+        raise PlanError(sentence)
+    if _own_forward(module) is run_selective:
+        _checkpoint(module, module.__dict__["forward"].args[1], name, ())
+    tell(f"{sentence} It is checkpointed as a whole")
+
+
+def _own_forward(module: nn.Module) -> Any:
+    return getattr(module.__dict__.get("forward"), "func", None)
+
 
 def _is_checkpointed(module: nn.Module) -> bool:
-    return getattr(module.__dict__.get("forward"), "func", None) is run_checkpointed
+    return _own_forward(module) in (run_checkpointed, run_selective)
 
 
-def _checkpoint(module: nn.Module) -> None:
+def _checkpoint(module: nn.Module, before: Callable[..., Any] | None, name: str, places: selective.Places) -> None:
+    """``before``: an attribute ``forward`` that the module had without the plan."""
     uses_cache = any(kind.__module__.startswith("transformers.") for kind in type(module).__mro__)
-    has_norms = any(isinstance(child, _BatchNorm) for child in module.modules())
-    module.__dict__["forward"] = functools.partial(
-        run_checkpointed, module, module.__dict__.get("forward"), uses_cache, has_norms
-    )
+    if places:
+        module.__dict__["forward"] = functools.partial(run_selective, module, before, uses_cache, name, places)
+        return
+    has_norms = bool(_norms_of(module))
+    module.__dict__["forward"] = functools.partial(run_checkpointed, module, before, uses_cache, has_norms)
 
 
 class Applied:
     """A plan that is applied to a model."""
 
-    def __init__(self, modules: dict[str, nn.Module]) -> None:
+    def __init__(self, modules: dict[str, nn.Module], keep: Keep | None = None, tell: Tell | None = None) -> None:
         self._modules = modules
-        for module in modules.values():
-            _checkpoint(module)
+        for name, module in modules.items():
+            if tell is not None:
+                _tells[module] = tell
+            places = tuple((place.operator, place.call, place.of) for place in (keep or {}).get(name, ()))
+            _checkpoint(module, module.__dict__.get("forward"), name, places)
 
     @property
     def modules(self) -> list[str]:
@@ -202,12 +278,17 @@ def _why_not(module: nn.Module) -> str | None:
     return None
 
 
-def apply(plan: Plan | Mapping[str, Any] | str | os.PathLike[str], model: Models) -> Applied:
+def apply(
+    plan: Plan | Mapping[str, Any] | str | os.PathLike[str], model: Models, *, tell: Tell | None = None
+) -> Applied:
     """Checkpoint the modules that a plan names: non-reentrant, with the state of random numbers and autocast preserved.
+    The results that the plan keeps are not computed again.
 
     ``plan``: a file, or what is in it. ``model``: the root module; for a plan with several root modules, a mapping from
     their names. Returns an object whose ``undo()`` restores the model. PlanError: the plan does not suit the model,
-    which is unchanged."""
+    which is unchanged. Which operators a module calls is known when it runs: its first call raises PlanError if one
+    whose result is to be kept is not there. With ``tell``, that is called with a sentence instead, and the module is
+    checkpointed as a whole."""
     if isinstance(plan, (str, os.PathLike)):
         plan = load_plan(plan)
     elif not isinstance(plan, Plan):
@@ -226,7 +307,8 @@ def apply(plan: Plan | Mapping[str, Any] | str | os.PathLike[str], model: Models
             f"the model does not have the modules {', '.join(map(short_name, missing[:4]))}{more} of the plan: was the "
             f"plan made for another model?"
         )
-    return Applied(_distinct(modules))
+    keep = {f"{root}.{path}": places for root, of_root in plan.keep.items() for path, places in of_root.items()}
+    return Applied(_distinct(modules), keep, tell)
 
 
 def _distinct(modules: dict[str, nn.Module]) -> dict[str, nn.Module]:

@@ -61,7 +61,8 @@ class PlanForRun:
     def _apply(self, root: str, module: nn.Module) -> None:
         from modscope._plan.apply import apply
 
-        apply(Plan({root: self._plan.checkpoint[root]}), module)
+        keep = {root: self._plan.keep[root]} if root in self._plan.keep else {}
+        apply(Plan({root: self._plan.checkpoint[root]}, keep=keep), module, tell=self._tell)
 
     def _root_of(self, module: nn.Module) -> str | None:
         """The name in the plan of this module, or None. A root is named after its class, with a number if there are

@@ -40,6 +40,7 @@ TORCH = {
     "_device_types",
     "_get_backend",
     "_engine_run_backward",
+    "_version",
     "_allgather_base",
     "_reduce_scatter_base",
 }

@@ -27,7 +27,7 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     "change, why",
     [
-        ({"version": 2}, "a plan of version 2, and this modscope reads version 1: update modscope"),
+        ({"version": 3}, "a plan of version 3, and this modscope reads versions 1 and 2: update modscope"),
         ({"version": True}, "a plan of version True"),
         ({"kind": "other"}, "not a plan of modscope"),
         ({"checkpoint": ["h.0"]}, "not an object with a list"),
