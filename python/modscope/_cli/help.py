@@ -107,6 +107,8 @@ The result of a prediction on one GPU has these keys; bytes are ints.
   reserved_if_larger                several GPUs: the same as reserved_unlimited
   step_ms                           the time of a step in milliseconds, or null
   seconds, steps                    how long it took, how many steps it has
+  are_optimizer_steps               whether these are steps of one optimizer of
+                                    several, which do not step in turn
   peak, reserved_at_peak            step, phase, module of the allocated peak,
                                     and what was reserved then
   reserved_moment                   when most was reserved, if at another time

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from modscope._virtual.ranks.collectives import Ranks
 
 _POLL = 0.1  # seconds
+_BEFORE_USE = 60.0  # seconds at least that a script has until it uses the GPU: imports and data may take long
 _GRACE = 5.0  # seconds from SystemExit until the process of a script that has caught it is ended
 LOG, FACTS, CAPTURE, STEPS = "log", "facts.json", "capture.msc", "steps"
 """The files of ``PredictOptions.part``: what was asked of the allocator, what the script did, its capture, and a byte
@@ -142,11 +143,17 @@ class Prediction:
         return self._device is not None and self._device.is_used()
 
     def _is_time_up(self) -> bool:
-        """``asked.seconds`` count from the first use of the GPU. As many are there for what precedes it."""
+        """``asked.seconds`` count from the first use of the GPU. What precedes it has ``seconds_before_use``."""
         now = time.monotonic()
         if not self._first_use and self.has_used_gpu():
             self._first_use = now
-        return bool(self.asked.seconds) and now - (self._first_use or self._began) >= self.asked.seconds
+        if not self._first_use:
+            return bool(self.asked.seconds) and now - self._began >= self.seconds_before_use()
+        return bool(self.asked.seconds) and now - self._first_use >= self.asked.seconds
+
+    def seconds_before_use(self) -> float:
+        """How long a script may go on without using the GPU, if ``asked.seconds`` limits it."""
+        return max(self.asked.seconds, _BEFORE_USE)
 
     def script_ended(self) -> None:
         """The script has ended, and the end of its recording begins."""

@@ -142,8 +142,8 @@ class PredictedRun(RunRecording):
     def _end_without_capture(self, what: str) -> None:
         """The script itself used no memory of PyTorch's."""
         if self._prediction.timed_out:
-            seconds = self._asked.seconds
-            what = f"had not used the GPU when its time was up (--seconds {seconds:g}: give it more, or 0 for no limit)"
+            seconds = self._prediction.seconds_before_use()
+            what = f"had not used the GPU after {seconds:g} s (--seconds gives it more, or no limit with 0)"
         if not self._asked.part:
             if not self._tell_of_started() and not self._tell_of_failure():
                 super()._end_without_capture(what)

@@ -151,7 +151,7 @@ def progress_of(tmp_path: pathlib.Path, quiet: bool = False) -> Progress:
     for rank in (0, 1):
         (tmp_path / str(rank)).mkdir(exist_ok=True)
     (tmp_path / "0" / "steps").write_bytes(b"..")
-    return Progress([str(tmp_path / "0"), str(tmp_path / "1")], "2 ranks", 3, quiet)
+    return Progress("2 ranks", 3, [str(tmp_path / "0"), str(tmp_path / "1")], quiet=quiet)
 
 
 def test_progress_is_one_line_in_a_terminal(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_progress_is_one_line_in_a_terminal(tmp_path: pathlib.Path, monkeypatch:
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr("modscope._predict.progress._INTERVAL", 0.0)
     progress = progress_of(tmp_path)
-    progress.tick(), progress.ended("rank 0", str(tmp_path / "0"), 0), progress.tick(), progress.done()
+    progress.tick(), progress.ended(), progress.tick(), progress.done()
     first, second, last = terminal.getvalue().split("\r\x1b[K")[1:]
     assert (
         first.startswith("[modscope] predicting 2 ranks: 2 of 6 steps, 0 of 2 ended, ") and " 1 of 2 ended, " in second
@@ -167,21 +167,16 @@ def test_progress_is_one_line_in_a_terminal(tmp_path: pathlib.Path, monkeypatch:
     assert last == "" and "\n" not in terminal.getvalue()
 
 
-def test_progress_is_a_line_for_each_rank_elsewhere_and_nothing_where_quiet(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("quiet", [False, True])
+def test_progress_is_nothing_in_a_pipe_and_where_quiet(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, quiet: bool
 ) -> None:
-    for quiet in (False, True):
-        progress = progress_of(tmp_path, quiet)
-        (
-            progress.tick(),
-            progress.ended("rank 0", str(tmp_path / "0"), 0),
-            progress.ended("rank 1", str(tmp_path / "1"), 7),
-            progress.done(),
-        )
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("[modscope] rank 0 ended after 2 steps, ") and second.startswith(
-        "[modscope] rank 1 ended with status 7, "
-    )
+    stream = Terminal() if quiet else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr("modscope._predict.progress._INTERVAL", 0.0)
+    progress = progress_of(tmp_path, quiet)
+    progress.tick(), progress.ended(), progress.tick(), progress.done()
+    assert stream.getvalue() == ""
 
 
 def test_a_rank_does_not_wait_for_one_that_has_ended(tmp_path: pathlib.Path) -> None:
