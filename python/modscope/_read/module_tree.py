@@ -18,6 +18,8 @@ _MOST_BRANCHES = 50_000
 
 _NOTHING: Raw = (0,) * len(CATEGORIES)
 
+_NAMES = (*map(str, CATEGORIES), TOTAL)
+
 
 class Branch(NamedTuple):
     """A module in the tree of dotted names, with the bytes that it holds itself and with all modules below it."""
@@ -31,7 +33,7 @@ class Branch(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """As ``modscope tree --json`` has it."""
-        own, subtree = ({str(word): value for word, value in sums.items()} for sums in (self.own, self.subtree))
+        own, subtree = (dict(zip(_NAMES, sums.values())) for sums in (self.own, self.subtree))
         children = [child.to_dict() for child in self.children]
         return {"name": self.name, "fqn": self.fqn, "own": own, "subtree": subtree, "children": children}
 
