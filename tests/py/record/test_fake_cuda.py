@@ -130,7 +130,7 @@ def train(steps, net=None):
     net = net or Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for _ in range(steps):
-        net(torch.ones(1)).sum().backward()
+        net(torch.ones(8)).sum().backward()  # saved blocks of at most 16 bytes would count as Python numbers
         optimizer.step()
         reached.value = now.value
 """

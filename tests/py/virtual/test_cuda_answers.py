@@ -229,7 +229,8 @@ def test_files_and_copies() -> None:
         from multiprocessing.reduction import ForkingPickler
         import torch.multiprocessing
         assert error(ForkingPickler.dumps, torch.ones(3, device="cuda")) == (
-            "RuntimeError: a tensor of a virtual GPU cannot be shared with another process: send a copy, tensor.cpu()")
+            "RuntimeError: a tensor of a virtual GPU cannot be shared with another process: send a copy, tensor.cpu(). "
+            "What a worker of a DataLoader returns can be moved to the GPU by the program that reads it.")
     """)
 
 
