@@ -361,9 +361,10 @@ void ms_backward_leave(ms_thread *thread, ms_path path);
  * If none is open, it is an evaluation, begins no step, and has the number of the step before it. */
 uint64_t ms_ledger_step(ms_ledger *ledger);
 void ms_ledger_expect_optimizer(ms_ledger *ledger);
-/* The same, where the program has `count` optimizers. Several may step in turn, as those of a GAN do: each once in a
- * training step, which the last of them ends. If one steps again before all others have, they do not step in turn, and
- * from then on each step of an optimizer ends a step. Optimizers are told apart by ms_optimizer_leave_as. */
+/* The same, where the program has `count` optimizers with parameters in use. Several may step in turn, as those of a
+ * GAN do: each once in a training step, which the last of them ends. If one steps again before all others have, they do
+ * not step in turn, and from then on each step of an optimizer ends a step. Optimizers are told apart by
+ * ms_optimizer_leave_as. */
 void ms_ledger_expect_optimizers(ms_ledger *ledger, uint32_t count);
 /* Whether the step is over when a step of this optimizer ends now; 0: whether the latest optimizer step ended it. */
 bool ms_ledger_ends_step(ms_ledger *ledger, uint64_t optimizer);

@@ -337,10 +337,10 @@ class RunRecording:
 
     def _backward_ended(self) -> None:
         if self._searches:
-            from modscope._torch.global_hooks import count_optimizers
+            from modscope._torch.global_hooks import list_optimized
 
             self._searches -= 1
-            self._has_optimizer = count_optimizers() > 0
+            self._has_optimizer = bool(list_optimized())
         if not self._has_optimizer:
             self._optimizer_step_ended()
             self._count_step(None)

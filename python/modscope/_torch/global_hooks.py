@@ -81,22 +81,22 @@ def _with_subclasses(kind: Any) -> list[Any]:
     return [kind, *(below for subclass in kind.__subclasses__() for below in _with_subclasses(subclass))]
 
 
-def count_optimizers() -> int:
-    """How many optimizers the program has. If it has any, a training step ends only with an optimizer step: a root
-    module that is called twice before that processes micro-batches of one step. Optimizers of the same parameters
-    count once: one wraps the other."""
+def list_optimized() -> list[object]:
+    """The first parameter of each optimizer that the program has, or the optimizer itself if it has none. If there are
+    any, a training step ends only with an optimizer step: a root module that is called twice before that processes
+    micro-batches of one step. Optimizers of the same parameters count once: one wraps the other."""
     # torch sets `hooked` on an optimizer class when it first creates one: without it, the objects need no search.
     if not any(getattr(kind.step, "hooked", False) for kind in _with_subclasses(torch.optim.Optimizer)):
-        return 0
-    return len(set(map(_first_parameter, _native.living_instances(torch.optim.Optimizer))))
+        return []
+    first = map(_first_parameter, _native.living_instances(torch.optim.Optimizer))
+    return list({id(parameter): parameter for parameter in first}.values())
 
 
-def _first_parameter(optimizer: torch.optim.Optimizer) -> int:
-    """Its identity, or the optimizer's if it has none."""
+def _first_parameter(optimizer: torch.optim.Optimizer) -> object:
     try:
-        return id(optimizer.param_groups[0]["params"][0])
+        return optimizer.param_groups[0]["params"][0]
     except Exception:  # a class of the program's may do anything
-        return id(optimizer)
+        return optimizer
 
 
 _STEP_HOOKS = (

@@ -44,6 +44,7 @@ void mst_optimizer_step_begin(ms_thread *thread, PyObject *optimizer)
         PyErr_Clear();
     mst_collectives_name_groups();
     PyObject *callback = mst_dynamo_disable();
+    mst_expect_optimizers();
     mst_claim_gradients_at_step(optimizer, true);
     mst_dynamo_restore(callback);
     ms_optimizer_enter(thread);

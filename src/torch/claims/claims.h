@@ -105,6 +105,9 @@ void mst_claims_at_call_begin(void);
 /* At some root calls, look for an optimizer, whose steps are then training steps, and for modules that are not called.
  */
 void mst_claims_seek(bool seek);
+/* An optimizer steps: if it is the first one, and optimizers are looked for, tell the ledger how many there are with
+ * parameters of known modules, as these may step in turn. Runs Python. */
+void mst_expect_optimizers(void);
 
 /* ---- gradient_claims.c ---- */
 

@@ -4,6 +4,7 @@
  * of their parameters had no memory yet, or if the memory of a parameter or buffer was freed. A recording also does so
  * at some root calls to tell root modules apart that are not called, while the variables that hold them exist. */
 #include "torch/api/api.h"
+#include "torch/blocks/blocks.h"
 #include "torch/calls/calls.h"
 #include "torch/claims/claims.h"
 #include "torch/process/process.h"
@@ -12,6 +13,7 @@
 static uint64_t parameters_dropped; /* ms_ledger_parameters_dropped at the latest root call */
 static bool seeking;                /* for a recording: look for what is not known by calls */
 static bool optimizer_found;        /* micro-batches are distinguished from training steps */
+static bool optimizers_counted;     /* when the first of them stepped */
 static uint32_t root_calls;         /* with grad mode on, since `seeking` was set */
 
 void mst_claims_at_call_begin(void)
@@ -23,7 +25,7 @@ void mst_claims_at_call_begin(void)
 void mst_claims_seek(bool seek)
 {
     seeking = seek;
-    optimizer_found = false;
+    optimizer_found = optimizers_counted = false;
     root_calls = 0;
 }
 
@@ -36,11 +38,10 @@ static void seek_unknown(void)
         return;
     bool held = mst_signals_hold(); /* An interrupt's traceback must not show our Python code. */
     PyObject *callback = mst_dynamo_disable();
-    PyObject *found = optimizer_found ? NULL : mst_run_python(MST_PY_COUNT_OPTIMIZERS, NULL);
-    long count = found ? PyLong_AsLong(found) : 0;
-    if (count > 0) {
+    PyObject *found = optimizer_found ? NULL : mst_run_python(MST_PY_LIST_OPTIMIZED, NULL);
+    if (found && PyList_Check(found) && PyList_GET_SIZE(found) > 0) {
         optimizer_found = true;
-        ms_ledger_expect_optimizers(mst_target_ledger(), (uint32_t)count);
+        ms_ledger_expect_optimizer(mst_target_ledger());
     }
     Py_XDECREF(found);
     mst_clear_error();
@@ -50,6 +51,24 @@ static void seek_unknown(void)
     if (mst_signals_release(held) != 0)
         mst_clear_error();
     mst.claims.due = true;
+}
+
+/* An optimizer of a model that the program no longer uses may still be alive, and never steps: it does not count. */
+void mst_expect_optimizers(void)
+{
+    if (!seeking || optimizers_counted)
+        return;
+    optimizers_counted = true;
+    PyObject *first = mst_run_python(MST_PY_LIST_OPTIMIZED, NULL);
+    uint32_t count = 0;
+    for (Py_ssize_t i = 0; first && PyList_Check(first) && i < PyList_GET_SIZE(first); i++) {
+        ms_path owner;
+        PyObject *parameter = PyList_GET_ITEM(first, i);
+        count += PyObject_TypeCheck(parameter, mst.torch.tensor) && mst_owner_find(mst_impl_of(parameter), &owner);
+    }
+    Py_XDECREF(first);
+    mst_clear_error();
+    ms_ledger_expect_optimizers(mst_target_ledger(), count);
 }
 
 HOT void mst_claim_at_call(ms_thread *thread, bool without_grad)

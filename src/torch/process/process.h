@@ -34,12 +34,12 @@ static inline ms_thread *mst_thread_here(void)
 #define MST_PY_SAVE_ONE_TENSOR "modscope._torch.probes", "save_one_tensor"               /* () */
 #define MST_PY_REGISTER_STEP_HOOKS "modscope._torch.global_hooks", "register_step_hooks" /* () -> a list of handles */
 #define MST_PY_REGISTER_BUILDING_HOOKS \
-    "modscope._torch.global_hooks", "register_building_hooks"                      /* () -> a list of handles */
-#define MST_PY_COUNT_OPTIMIZERS "modscope._torch.global_hooks", "count_optimizers" /* () -> int */
-#define MST_PY_NAME_UNCALLED "modscope._record.record", "name_uncalled_modules"    /* () */
-#define MST_PY_NUMBER_DEVICE "modscope._torch.devices", "number_device"            /* (torch.device) -> int */
-#define MST_PY_NAME_GROUPS "modscope._torch.collectives", "name_groups"            /* () */
-#define MST_PY_ADD_OOM_NOTE "modscope._torch.oom_report", "add_note"               /* (exception) */
+    "modscope._torch.global_hooks", "register_building_hooks"                   /* () -> a list of handles */
+#define MST_PY_LIST_OPTIMIZED "modscope._torch.global_hooks", "list_optimized"  /* () -> a list of parameters */
+#define MST_PY_NAME_UNCALLED "modscope._record.record", "name_uncalled_modules" /* () */
+#define MST_PY_NUMBER_DEVICE "modscope._torch.devices", "number_device"         /* (torch.device) -> int */
+#define MST_PY_NAME_GROUPS "modscope._torch.collectives", "name_groups"         /* () */
+#define MST_PY_ADD_OOM_NOTE "modscope._torch.oom_report", "add_note"            /* (exception) */
 
 /* Call a function without arguments, or with `argument` unless it is NULL. New reference, or
  * NULL with an error set. */
