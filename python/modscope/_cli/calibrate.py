@@ -23,7 +23,7 @@ from modscope._show.terminal import Screen, as_lines, say
 
 if TYPE_CHECKING:
     from modscope._predict.calibrate_measure import Measuring, Meter
-    from modscope._predict.calibrate_sweep import Case
+    from modscope._predict.calibrate_sweep import SweepCase
     from modscope._virtual.time.table import MeasuredOperator
 
 _TABLE = "modscope-table.json.gz"
@@ -49,7 +49,7 @@ def add_options(parser: Parser) -> None:
 
 
 def sweep(
-    measuring: Measuring, cases: Iterable[Case], until: float, after_case: Callable[[], None] = lambda: None
+    measuring: Measuring, cases: Iterable[SweepCase], until: float, after_case: Callable[[], None] = lambda: None
 ) -> tuple[int, int, bool]:
     """Measure the cases until the time ``until``. Returns how many ran, how many failed, and whether none was left
     out."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from modscope._cli.command import Command, Parser, parse
 from modscope._read.text import clean
-from modscope._show.terminal import Progress, Screen, complain, write
+from modscope._show.terminal import ReadingProgress, Screen, complain, write
 
 if TYPE_CHECKING:
     from modscope._read.load import Capture
@@ -88,7 +88,7 @@ def _run(name: str, command: Command, arguments: argparse.Namespace) -> int:
 
         arguments.json = os.path.abspath(arguments.json)
         make_room(arguments.json, name)
-    progress = Progress()
+    progress = ReadingProgress()
     try:
         report = command.report(arguments, lambda file: _load(file, progress))
     finally:
@@ -110,7 +110,7 @@ def _run(name: str, command: Command, arguments: argparse.Namespace) -> int:
     return command.status(report)
 
 
-def _load(file: str, progress: Progress) -> Capture:
+def _load(file: str, progress: ReadingProgress) -> Capture:
     from modscope._read.load import CaptureError, load
 
     try:

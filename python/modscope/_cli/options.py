@@ -31,7 +31,7 @@ def moment(text: str) -> str:
 
 
 def number(least: int, most: int = 999_999_999) -> Callable[[str], int]:
-    """The numbers in a range."""
+    """A type of option: a number within a range."""
     which = f", {least} or more," if most == 999_999_999 else f" from {least} to {most},"
 
     def parse(text: str) -> int:
@@ -73,7 +73,7 @@ def some_gpus(text: str) -> list[Gpu]:
 
 
 def two_batches(text: str) -> tuple[int, int]:
-    """The two numbers of "4,8"."""
+    """Read two numbers, as "4,8"."""
     small, _, large = text.partition(",")
     if not all(part.isascii() and part.isdigit() and 0 < len(part) < 10 for part in (small, large)) or not 0 < int(
         small
@@ -113,7 +113,7 @@ def fraction(text: str) -> float:
 
 
 def amount(text: str) -> int:
-    """The bytes of "22GiB"."""
+    """Read a number of bytes, as "22GiB"."""
     from modscope._read.text import parse_size
 
     value = parse_size(text)

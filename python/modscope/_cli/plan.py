@@ -354,8 +354,10 @@ def _how_to_apply(result: Report, arguments: Namespace, screen: Screen) -> list[
     lines = [
         "  import modscope",
         f"  modscope.apply({os.fspath(file)!r}, {model})",
-        f"or, without a change to the script:  modscope run --plan {shlex.quote(file)} "
-        f"{shlex.join(result['program'] or ANY_SCRIPT)}",
+        *screen.wrap(
+            f"or, without a change to the script:  modscope run --plan {shlex.quote(file)} "
+            f"{shlex.join(result['program'] or ANY_SCRIPT)}"
+        ),
     ]
     if not result["output"]:
         lines.append("Write the plan to a file with -o plan.json.")

@@ -122,7 +122,7 @@ def _check_several(arguments: Namespace) -> None:
 
 
 def report(arguments: Namespace, load: Load) -> Predicted:
-    """Does not return for one GPU."""
+    """Predict the script; with one GPU, this does not return."""
     predicted = _predict(arguments)
     figures = predicted.figures or {}
     results = figures.get("gpus") or figures.get("ranks") or ([figures] if figures else [])
@@ -134,7 +134,6 @@ def report(arguments: Namespace, load: Load) -> Predicted:
 
 
 def _predict(arguments: Namespace) -> Predicted:
-    """Does not return for one GPU."""
     _check_allocator(arguments)
     _check_ranks(arguments)
     _check_several(arguments)

@@ -135,7 +135,7 @@ _ROOT = _Branching("", "", "", "")
 
 
 def _gather(nodes: list[TreeNode], lead: str) -> _TreeRow:
-    """One row for small nodes."""
+    """Gather small nodes in one row."""
     total: Sums = {}
     for node in nodes:
         for category, value in node.subtree.items():

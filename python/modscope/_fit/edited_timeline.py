@@ -29,7 +29,6 @@ def moments_of(curve: Sequence[Point]) -> list[int]:
 
 
 def lines_of(curve: Sequence[Point]) -> Report:
-    """The two lines of a curve."""
     return {
         "reserved_curve": _differences(point[2] for point in curve),
         "allocated_curve": _differences(point[3] for point in curve),
@@ -37,7 +36,7 @@ def lines_of(curve: Sequence[Point]) -> Report:
 
 
 def describe_difference(before: int, after: int) -> str:
-    """By how much a peak is lower."""
+    """A sentence on how much lower a peak is."""
     if after == before:
         return f"as much as the {size(before)} without it"
     return f"{size(abs(before - after))} {'less' if after < before else 'more'} than the {size(before)} without it"

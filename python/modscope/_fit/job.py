@@ -38,7 +38,7 @@ class Moment(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a replay says."""
+    """What a job needs, by a replay."""
 
     reserved: int
     """At most, with unlimited memory. Of a device without a caching allocator it is what is allocated."""

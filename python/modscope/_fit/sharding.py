@@ -118,7 +118,7 @@ def over(job: Job, before: int, after: int, in_copies: bool = False) -> list[Edi
 
 
 def keep(job: Job) -> list[Edit]:
-    """reshard_after_forward=False."""
+    """The edits that reshard_after_forward=False makes."""
     return _if_possible(job, ("keep_gathered", job.number))
 
 

@@ -142,7 +142,7 @@ def _about_cpu(job: Job) -> str:
 
 
 def notes(found: Answer) -> list[str]:
-    """What the figures are not."""
+    """Sentences on what the figures do not say."""
     job, lines = found.job, [*found.about, *notes_on(found.job)]
     program, world = program_words(job.capture.info) or ANY_SCRIPT, world_of(job.capture)
     if not job.steps:
@@ -188,7 +188,7 @@ def _what_would(found: Answer) -> str:
 
 
 def in_column(verdict: Verdict) -> str:
-    """What a column says under "fits"."""
+    """What the column "fits" says of a verdict."""
     return {FITS: "yes", NOT: "no"}.get(verdict.answer, "too close")
 
 

@@ -12,6 +12,7 @@ from modscope._fit.levers.registry import Case, Lever, Tried, combine, try_faste
 from modscope._fit.two_captures import Batches
 from modscope._read.categories import Category
 from modscope._read.ranks import world_of
+from modscope._read.step_time import step_ms
 from modscope._virtual.certainty import Certainty, OtherKernels, Verdict, certainty_of, judge, other_kernels
 from modscope._virtual.gpus import Gpu
 
@@ -35,7 +36,7 @@ class Answer(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """On the job as it is."""
+        """The verdict on the job as it is."""
         before = self.before
 
         def fits_with(capacity: int) -> bool:
@@ -47,7 +48,7 @@ class Answer(NamedTuple):
         return judge(self._sure(before), spare, self.capacity, before.fits, before.retries, fits_with)
 
     def verdict_on(self, tried: Tried) -> Verdict:
-        """On the job with a change."""
+        """The verdict on the job with a change."""
         outcome, capacity = tried.outcome, self.capacity if tried.capacity is None else tried.capacity
         spare = capacity - outcome.reserved_on_gpu
         return judge(self._sure(outcome), spare, capacity, outcome.fits, 0, lambda more: outcome.reserved <= more)
@@ -126,7 +127,7 @@ def _combined(case: Case, free: list[Lever], rows: list[Tried]) -> list[Tried]:
 
 
 def _subsets(free: list[Lever]) -> list[list[Lever]]:
-    """Each of them, then all together."""
+    """Each lever by itself, then all together."""
     return [[lever] for lever in free] + ([free] if len(free) > 1 else [])
 
 
@@ -162,7 +163,7 @@ def as_json(found: Answer) -> dict[str, Any]:
         "is_lower_bound": job.is_lower_bound,
         "has_damaged_notes": job.has_damaged_notes,
         "whole_steps": job.whole_steps,
-        "step_ms": 1e3 * job.step_time.total or None,
+        "step_ms": step_ms(job.capture),
         "died": job.died,
         "notes": list(found.about),
         "ranks": world_of(job.capture),

@@ -67,7 +67,9 @@ def _both(outer: Any, inner: Any) -> Iterator[None]:
         yield
 
 
-def _selective_contexts(norms: list[_BatchNorm], places: selective.Places, refuse: selective.Refuse) -> tuple[Any, Any]:
+def _selective_contexts(
+    norms: list[_BatchNorm], places: selective.KeptOperators, refuse: selective.Refuse
+) -> tuple[Any, Any]:
     """The statistics are copied outside of the recomputation's context, which counts operators."""
     forward, again = selective.contexts(places, refuse)
     return forward, _both(_without_statistics(norms), again) if norms else again
@@ -130,11 +132,11 @@ def run_selective(
     forward: Callable[..., Any] | None,
     uses_cache: bool,
     name: str,
-    places: selective.Places,
+    places: selective.KeptOperators,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """The same of a module that keeps the results of some operators."""
+    """Run a checkpointed module that keeps the results of some operators."""
     run, args, kwargs, is_checkpointed = _prepare(module, forward, uses_cache, args, kwargs)
     if not is_checkpointed:
         return run(*args, **kwargs)
@@ -165,7 +167,9 @@ def _is_checkpointed(module: nn.Module) -> bool:
     return _own_forward(module) in (run_checkpointed, run_selective)
 
 
-def _checkpoint(module: nn.Module, before: Callable[..., Any] | None, name: str, places: selective.Places) -> None:
+def _checkpoint(
+    module: nn.Module, before: Callable[..., Any] | None, name: str, places: selective.KeptOperators
+) -> None:
     """``before``: an attribute ``forward`` that the module had without the plan."""
     uses_cache = any(kind.__module__.startswith("transformers.") for kind in type(module).__mro__)
     if places:

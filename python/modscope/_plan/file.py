@@ -25,7 +25,7 @@ class PlanError(ValueError):
         super().__init__(clean(text))  # the plan's names are in it, and Python prints it to the terminal
 
 
-class Place(NamedTuple):
+class KeptOperator(NamedTuple):
     """An operator in the forward of a checkpointed module, whose result is kept."""
 
     operator: str
@@ -36,7 +36,7 @@ class Place(NamedTuple):
     """How many calls of the operator that has; 0: any number."""
 
 
-Keep = dict[str, tuple[Place, ...]]
+Keep = dict[str, tuple[KeptOperator, ...]]
 """By the path or the full name of a module: the results that it keeps, in the order of its forward."""
 
 
@@ -64,7 +64,7 @@ class Plan(NamedTuple):
         """Modules that keep the same results share an object."""
         found: dict[str, list[dict[str, Any]]] = {}
         for root, keep in self.keep.items():
-            alike: dict[tuple[Place, ...], list[str]] = {}
+            alike: dict[tuple[KeptOperator, ...], list[str]] = {}
             for path, places in keep.items():
                 alike.setdefault(places, []).append(path)
             found[root] = [
@@ -83,7 +83,7 @@ def short_name(module: str) -> str:
     return shorten_middle(module, _MOST_COLUMNS)
 
 
-def _place_as_json(place: Place) -> dict[str, Any]:
+def _place_as_json(place: KeptOperator) -> dict[str, Any]:
     return {"operator": place.operator, "call": place.call, **({"of": place.of} if place.of else {})}
 
 
@@ -118,7 +118,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 
 
 def parse_plan(body: Any) -> Plan:
-    """A plan from what its JSON holds."""
+    """Make a plan from what its JSON holds."""
     if not isinstance(body, dict) or body.get("kind") != _KIND:
         raise PlanError(f'it is not a plan of modscope: it has no "kind": "{_KIND}"')
     version = body.get("version")
@@ -161,14 +161,14 @@ def _parse_keep(body: Any, checkpoint: dict[str, list[str]]) -> dict[str, Keep]:
     return {root: kept for root, keep in found.items() if (kept := {path: at for path, at in keep.items() if at})}
 
 
-def _parse_place(body: Any) -> Place:
+def _parse_place(body: Any) -> KeptOperator:
     found = body if isinstance(body, dict) else {}
     operator, call, of = found.get("operator"), found.get("call"), found.get("of") or 0
     if not isinstance(operator, str) or not re.fullmatch(r"[\w.]+::[\w.]+", operator, re.ASCII):
         raise PlanError('an operator in "keep" has no name as "aten::addmm" or "aten::mul.Tensor"')
     if type(call) is not int or type(of) is not int or call < 1 or (of and call > of):
         raise PlanError(f'{short_name(operator)} in "keep" has no "call" from 1 on, or that is more than "of"')
-    return Place(operator, call, of)
+    return KeptOperator(operator, call, of)
 
 
 def _is_list_of_paths(value: Any) -> bool:

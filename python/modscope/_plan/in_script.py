@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 class PlanForRun:
     def __init__(self, plan: Plan, tell: Callable[[str], None]) -> None:
-        """``tell`` prints a sentence."""
+        """``tell`` is called with each sentence to print."""
         self._plan = plan
         self._tell = tell
         self._waiting = list(plan.checkpoint)
@@ -77,7 +77,7 @@ class PlanForRun:
         )
 
     def _named_freely(self, suits: list[str]) -> list[str]:
-        """Those of the roots whose name is a variable's: a class begins with a capital letter by custom."""
+        """The roots whose name is a variable's: a class begins with a capital letter by custom."""
         return [root for root in suits if not root[:1].isupper()]
 
 

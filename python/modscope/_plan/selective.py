@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import torch
 
-Places = tuple[tuple[str, int, int], ...]
+KeptOperators = tuple[tuple[str, int, int], ...]
 """Of each operator that is kept: its name, which of its calls, and how many calls it has; 0: any number. Plain tuples,
 as torch.compile compares them with those that it has compiled for."""
 
@@ -81,7 +81,7 @@ def _without_history(value: Any) -> Any:
 class _Region:
     """One call of a checkpointed module."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: KeptOperators) -> None:
         self.wanted = {(name, call) for name, call, _ in places}
         self.kept: dict[tuple[str, int], _Kept] = {}
 
@@ -149,7 +149,7 @@ class _Reuse(_Mode):
         return func(*args, **(kwargs or {})) if kept is None or kept.is_changed() else kept.result
 
 
-def _difference(places: Places, counts: Counter[str]) -> str | None:
+def _difference(places: KeptOperators, counts: Counter[str]) -> str | None:
     """What the module does otherwise than the plan says, first."""
     for name, call, of in places:
         found = counts[name]
@@ -160,7 +160,7 @@ def _difference(places: Places, counts: Counter[str]) -> str | None:
 
 
 @contextlib.contextmanager
-def _checked(mode: _Keep, places: Places, refuse: Refuse) -> Iterator[None]:
+def _checked(mode: _Keep, places: KeptOperators, refuse: Refuse) -> Iterator[None]:
     with mode:
         yield
     difference = _difference(places, mode.counts)
@@ -168,7 +168,7 @@ def _checked(mode: _Keep, places: Places, refuse: Refuse) -> Iterator[None]:
         refuse(difference)
 
 
-def contexts(places: Places, refuse: Refuse) -> tuple[Any, Any]:
+def contexts(places: KeptOperators, refuse: Refuse) -> tuple[Any, Any]:
     """For a call of a module: what its forward and what its recomputation run in."""
     region = _Region(places)
     return _checked(_Keep(region), places, refuse), _Reuse(region)
@@ -180,7 +180,7 @@ def contexts(places: Places, refuse: Refuse) -> tuple[Any, Any]:
 class _Policy:
     """torch asks it in forward, and before torch 2.13 in the recomputation too."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: KeptOperators) -> None:
         self._wanted = {(name, call) for name, call, _ in places}
         self._counts: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
         self._keeps_random = {False: False, True: False}
@@ -198,8 +198,8 @@ class _Policy:
         return CheckpointPolicy.MUST_SAVE
 
 
-def contexts_of_compiled(places: Places) -> tuple[Any, Any]:
-    """The same for a module in compiled code, in which torch checkpoints it."""
+def contexts_of_compiled(places: KeptOperators) -> tuple[Any, Any]:
+    """The contexts for a module in compiled code, in which torch checkpoints it."""
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
     found: tuple[Any, Any] = create_selective_checkpoint_contexts(_Policy(places))

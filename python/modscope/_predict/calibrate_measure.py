@@ -49,7 +49,7 @@ class TraceEntry(NamedTuple):
 
 
 class MeasuredCall(NamedTuple):
-    """One call of an operator."""
+    """A call of an operator that was measured."""
 
     key: str
     begin: Count
@@ -75,7 +75,7 @@ class Meter(Protocol):
     def time_ends(self, timing: Any) -> None: ...
 
     def seconds(self, timing: Any) -> float:
-        """Called after ``take_trace``."""
+        """The seconds of the call. It is asked for after ``take_trace``."""
 
 
 # ---- from the trace to events ----

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 import torch
 from torch import nn
 
-__all__ = ["Case", "cases"]
+__all__ = ["SweepCase", "cases"]
 
 Run = Callable[[], Any]
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -22,21 +22,21 @@ FLOAT_AND_BFLOAT16 = (torch.float32, torch.bfloat16)
 LAST = torch.channels_last
 
 
-class Case(NamedTuple):
+class SweepCase(NamedTuple):
     name: str
     make: Callable[[], Run]
     """Makes the tensors, and returns the function that is measured."""
 
 
-def _case(make: Callable[..., Run], *values: Any) -> Case:
+def _case(make: Callable[..., Run], *values: Any) -> SweepCase:
     """A case that is named after the function that makes it and after its values."""
     words = [value.__name__ if callable(value) else str(value).removeprefix("torch.") for value in values]
-    return Case(" ".join([make.__name__.removeprefix("_make_"), *words]), partial(make, *values))
+    return SweepCase(" ".join([make.__name__.removeprefix("_make_"), *words]), partial(make, *values))
 
 
-def _named(make: Callable[..., Run], name: str, function: Callable[..., Any], *values: Any) -> Case:
+def _named(make: Callable[..., Run], name: str, function: Callable[..., Any], *values: Any) -> SweepCase:
     """A case of a function that has no name of its own."""
-    return Case(
+    return SweepCase(
         " ".join([name, *[str(value).removeprefix("torch.") for value in values]]), partial(make, function, *values)
     )
 
@@ -77,7 +77,7 @@ def _make_linear(dtype: torch.dtype, widths: tuple[int, int], rows: int, bias: b
     return _with_gradient(F.linear, *tensors)
 
 
-def _linear() -> Iterator[Case]:
+def _linear() -> Iterator[SweepCase]:
     widths = [
         (256, 256),
         (512, 512),
@@ -107,7 +107,7 @@ def _make_bmm(dtype: torch.dtype, batch: int, length: int, width: int) -> Run:
     return _with_gradient(torch.bmm, _new(batch, length, width, dtype=dtype), _new(batch, width, length, dtype=dtype))
 
 
-def _batched_products() -> Iterator[Case]:
+def _batched_products() -> Iterator[SweepCase]:
     for values in product(FLOATS, (16, 96, 256), (128, 512, 1024), (64, 128)):
         yield _case(_make_bmm, *values)
 
@@ -122,7 +122,7 @@ def _make_conv2d(dtype: torch.dtype, last: bool, batch: int, layer: tuple[int, .
     return _with_module(module, _new(batch, a, size, size, dtype=dtype), last)
 
 
-def _convolutions() -> Iterator[Case]:
+def _convolutions() -> Iterator[SweepCase]:
     # channels in, channels out, size of the image, kernel, stride, groups
     layers = [(3, 64, 224, 7, 2, 1), (3, 96, 224, 4, 4, 1), (3, 768, 224, 16, 16, 1), (3, 32, 224, 3, 2, 1)]
     for channels, size in ((64, 56), (128, 28), (256, 14), (512, 7)):
@@ -139,7 +139,7 @@ def _make_convolution(kind: Any, dtype: torch.dtype, shape: tuple[int, ...], arg
     return _with_module(kind(*arguments), _new(*shape, dtype=dtype))
 
 
-def _other_convolutions() -> Iterator[Case]:
+def _other_convolutions() -> Iterator[SweepCase]:
     layers: tuple[tuple[Any, tuple[int, ...], tuple[int, ...]], ...] = (
         (nn.ConvTranspose2d, (8, 256, 64, 64), (256, 128, 2, 2)),
         (nn.ConvTranspose2d, (8, 128, 64, 64), (128, 64, 4, 2, 1)),
@@ -165,7 +165,7 @@ def _make_norm_of_image(kind: Any, dtype: torch.dtype, last: bool, batch: int, c
     return _with_module(module, _new(batch, channels, size, size, dtype=dtype), last)
 
 
-def _norms() -> Iterator[Case]:
+def _norms() -> Iterator[SweepCase]:
     for kind, *values in product(
         (nn.LayerNorm, nn.RMSNorm), FLOATS, (512, 4096, 16384), (256, 512, 768, 1024, 2048, 4096)
     ):
@@ -181,7 +181,7 @@ def _make_matrix(function: Callable[..., Any], dtype: torch.dtype, rows: int, wi
     return _with_gradient(function, _new(rows, width, dtype=dtype))
 
 
-def _reductions() -> Iterator[Case]:
+def _reductions() -> Iterator[SweepCase]:
     functions: dict[str, Callable[[torch.Tensor], Any]] = {
         "sum": lambda x: x.sum(),
         "sum 0": lambda x: x.sum(0, keepdim=True),
@@ -217,7 +217,7 @@ def _make_cross_entropy(dtype: torch.dtype, classes: int, rows: int) -> Run:
     return _with_gradient(lambda x: F.cross_entropy(x, target), _new(rows, classes, dtype=dtype))
 
 
-def _embeddings_and_losses() -> Iterator[Case]:
+def _embeddings_and_losses() -> Iterator[SweepCase]:
     for values in product(FLOAT_AND_BFLOAT16, (2, 1024, 32000, 50257), (256, 768, 2048), (512, 4096, 16384)):
         yield _case(_make_embedding, *values)
     for others in product(FLOAT_AND_BFLOAT16, (10, 1000, 32000, 50257), (64, 1024, 4096)):
@@ -233,7 +233,7 @@ def _make_index(rows: int, width: int) -> Run:
     return _with_gradient(lambda x: x[index], _new(rows, width))
 
 
-def _sorts_and_indexing() -> Iterator[Case]:
+def _sorts_and_indexing() -> Iterator[SweepCase]:
     functions: dict[str, Callable[[torch.Tensor], Any]] = {
         "sort": lambda x: x.sort(-1),
         "topk": lambda x: x.topk(8, -1),
@@ -268,7 +268,7 @@ def _make_attention(dtype: torch.dtype, shape: tuple[int, int, int, int], kind: 
     return _with_gradient(attend, _new(batch, length, 3 * heads * width, dtype=dtype))
 
 
-def _attention() -> Iterator[Case]:
+def _attention() -> Iterator[SweepCase]:
     shapes = [
         (8, 12, 512, 64),
         (16, 12, 256, 64),
@@ -288,7 +288,7 @@ def _make_recurrent(kind: Any, dtype: torch.dtype, width: int, layers: int, both
     )
 
 
-def _recurrent() -> Iterator[Case]:
+def _recurrent() -> Iterator[SweepCase]:
     kinds: tuple[Any, ...] = (nn.LSTM, nn.GRU, nn.RNN)
     for values in product(kinds, FLOAT_AND_BFLOAT16, (256, 512, 1024), (1, 2), (False, True)):
         yield _case(_make_recurrent, *values)
@@ -302,7 +302,7 @@ def _make_image(function: Callable[..., Any], dtype: torch.dtype, last: bool, ch
     return _with_gradient(function, x.contiguous(memory_format=LAST) if last else x)
 
 
-def _images() -> Iterator[Case]:
+def _images() -> Iterator[SweepCase]:
     functions: dict[str, Callable[[torch.Tensor], Any]] = {
         "max_pool2d 3": lambda x: F.max_pool2d(x, 3, 2, 1),
         "max_pool2d 2": lambda x: F.max_pool2d(x, 2),
@@ -317,7 +317,7 @@ def _images() -> Iterator[Case]:
             yield _named(_make_image, name, function, dtype, last, *image)
 
 
-def _elementwise() -> Iterator[Case]:
+def _elementwise() -> Iterator[SweepCase]:
     functions: dict[str, Callable[[torch.Tensor], Any]] = {
         "add": lambda x: x + x,
         "mul": lambda x: x * x,
@@ -360,7 +360,7 @@ def _make_optimizer(kind: Any, dtype: torch.dtype, width: int) -> Run:
     return run
 
 
-def _optimizers() -> Iterator[Case]:
+def _optimizers() -> Iterator[SweepCase]:
     kinds: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
         "AdamW": torch.optim.AdamW,
         "AdamW fused": lambda p: torch.optim.AdamW(p, fused=True),
@@ -372,7 +372,7 @@ def _optimizers() -> Iterator[Case]:
         yield _named(_make_optimizer, name, kind, dtype, width)
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[SweepCase]:
     """All cases, those of which most depends first."""
     families = [_linear, _convolutions, _norms, _attention, _reductions, _embeddings_and_losses, _elementwise]
     families += [_batched_products, _other_convolutions, _images, _sorts_and_indexing, _optimizers, _recurrent]

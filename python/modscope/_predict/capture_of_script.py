@@ -47,7 +47,7 @@ _CONF = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 class PredictedScript:
-    """Its captures are deleted with it."""
+    """A script with the captures of its predictions, which are deleted with it."""
 
     def __init__(self, script: ScriptOptions, prediction: PredictOptions) -> None:
         """Refused or CaptureError if the script cannot be run, or the allocator's settings are not known."""

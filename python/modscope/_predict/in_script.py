@@ -33,7 +33,7 @@ for each of its steps so far."""
 
 
 class Prediction:
-    """One script on one virtual GPU."""
+    """The prediction of one script on one virtual GPU."""
 
     def __init__(self, asked: PredictOptions) -> None:
         self.asked = asked
@@ -97,7 +97,6 @@ class Prediction:
         return Sharding(self.asked.reshard, self.asked.shard_over)
 
     def end_info(self) -> dict[str, str]:
-        """What the capture says at its end."""
         if not self._substitutes:
             return {}
         from modscope._predict import device
@@ -105,7 +104,6 @@ class Prediction:
         return device.end_info(self._substitutes.ranks_facts(), self._device.used() if self._device else 0)
 
     def info(self) -> dict[str, str]:
-        """What the capture says of itself."""
         from modscope._predict import device
 
         return device.info(self.gpu, self._version)
@@ -170,7 +168,7 @@ class Prediction:
                 self._ends.setdefault(name, []).append(seconds)
 
     def step_ended(self) -> None:
-        """Tell those who wait."""
+        """Tell those who wait for steps."""
         from modscope import _native
 
         self._steps += 1
@@ -204,7 +202,7 @@ class Prediction:
         }
 
     def write_part(self, facts: Facts, capture: str) -> None:
-        """Of several processes, the one that asked most of the allocator counts."""
+        """Write the part of this process; of several processes, the one that asked most of the allocator counts."""
         from modscope import _native
 
         device = int(facts["device"].rpartition(":")[2])
@@ -217,7 +215,6 @@ class Prediction:
             json.dump({**facts, "capture": capture}, text)
 
     def result(self, facts: Facts, capture: Capture | None, path: str) -> dict[str, Any]:
-        """The result, as --json has it."""
         from modscope._predict.result import result_of
 
         return result_of(self.gpu, facts, capture, path)

@@ -38,7 +38,6 @@ class Progress:
             self._line.show(f"[modscope] predicting {self._what}: {self._describe(taken)}")
 
     def ended(self) -> None:
-        """One of the predictions has ended."""
         self._ended += 1
 
     def done(self) -> None:
@@ -52,7 +51,7 @@ class Progress:
 
 
 def _steps_of(part: str) -> int:
-    """How many steps it has taken."""
+    """How many steps a prediction has taken."""
     try:
         return os.path.getsize(os.path.join(part, STEPS))
     except OSError:

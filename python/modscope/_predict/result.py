@@ -155,8 +155,8 @@ class _Run:
         return self._capture.replay(self._device)["reserved_peak"]
 
     def fits_with(self, capacity: int) -> bool:
-        """Of a run that ended where memory ran out, what would follow is not known. If a whole step fitted, the
-        others need the optimizer's state more."""
+        """Whether a whole step, and what the optimizer's state adds in the next one, fit. What follows is not known of
+        a run that ended where memory ran out."""
         capture, failed = self._capture, self._failed
         if capture is None or self._device not in capture.peaks:
             return True
@@ -244,7 +244,7 @@ def _went_on(capture: Capture | None, facts: Facts) -> bool:
 
 
 def _reserved_moment(capture: Capture, device: str, reserved: int) -> Result | None:
-    """When the most was first reserved."""
+    """The moment at which the most was first reserved."""
     for event in capture.events("reserved"):
         if event.device == device and event.bytes == reserved:
             snapshot = capture.snapshot(event.number + 1)

@@ -20,7 +20,7 @@ from modscope._predict import several_gpus, several_ranks_text
 from modscope._predict.options import records_of
 from modscope._predict.progress import Progress
 from modscope._predict.result import Facts, Predicted, Result
-from modscope._predict.several_ranks_text import Row
+from modscope._predict.several_ranks_text import RankRow
 from modscope._read.own_files import CAPTURE
 from modscope._read.text import clean
 from modscope._record import capture_file
@@ -67,15 +67,15 @@ def predict(arguments: argparse.Namespace) -> Predicted:
     )
 
 
-def _rows(arguments: argparse.Namespace, script: ScriptOptions) -> list[Row]:
+def _rows(arguments: argparse.Namespace, script: ScriptOptions) -> list[RankRow]:
     output = script.output
     if output and (os.path.isdir(output) or output.endswith(os.sep)):
         output = os.path.join(output, f"modscope-{stem(script)}.msc")
     root, suffix = os.path.splitext(output) if output else ("", "")
 
-    def row(ranks: int, rank: int) -> Row:
+    def row(ranks: int, rank: int) -> RankRow:
         named = output if arguments.all_ranks else f"{root}.{ranks}ranks{suffix}"
-        return Row(ranks, rank, capture_file.name_of_rank(named, "", rank).plain() if output else "")
+        return RankRow(ranks, rank, capture_file.name_of_rank(named, "", rank).plain() if output else "")
 
     if arguments.all_ranks:
         return [row(arguments.ranks[0], rank) for rank in range(arguments.ranks[0])]
@@ -89,7 +89,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _predict(arguments: argparse.Namespace, rows: Sequence[Row], parts: Sequence[str], folder: str) -> _Ran:
+def _predict(arguments: argparse.Namespace, rows: Sequence[RankRow], parts: Sequence[str], folder: str) -> _Ran:
     """Run the script for each row, as many at once as there are cores; the output of the first is shown. A rank that
     waits for another one's message, as the stages of a pipeline do, takes no core meanwhile."""
     at_once = min(_cores(), len(rows))
@@ -133,7 +133,7 @@ def _errors(part: str) -> str:
     return os.path.join(part, "stderr")
 
 
-def _show_errors(rows: Sequence[Row], parts: Sequence[str], ran: _Ran) -> None:
+def _show_errors(rows: Sequence[RankRow], parts: Sequence[str], ran: _Ran) -> None:
     """What the first rank that failed printed, unless it is shown already."""
     if not ran.failed:
         return
@@ -147,7 +147,7 @@ def _show_errors(rows: Sequence[Row], parts: Sequence[str], ran: _Ran) -> None:
 # ---- the results ----
 
 
-def _result(gpu: Gpu, script: ScriptOptions, row: Row, part: str, facts: Facts) -> Result:
+def _result(gpu: Gpu, script: ScriptOptions, row: RankRow, part: str, facts: Facts) -> Result:
     """The result of a row, whose capture is copied to where it was asked for."""
     result = several_gpus.rows_of([gpu], part, facts)[gpu]
     if row.capture:

@@ -18,7 +18,7 @@ from modscope._show.terminal import Screen, as_lines
 _MOST_NAMES = 2  # captures that are named one by one
 
 
-class Row(NamedTuple):
+class RankRow(NamedTuple):
     ranks: int
     rank: int
     capture: str
@@ -26,7 +26,7 @@ class Row(NamedTuple):
 
 
 def text(
-    options: argparse.Namespace, rows: Sequence[Row], results: list[Result], elapsed: float, screen: Screen
+    options: argparse.Namespace, rows: Sequence[RankRow], results: list[Result], elapsed: float, screen: Screen
 ) -> list[str]:
     first = results[0]
     done = count_steps(first)
@@ -50,7 +50,9 @@ def _communicators(results: Sequence[Result]) -> str:
     return f", up to about {rough_size(most)} for NCCL" if most else ""
 
 
-def _table(options: argparse.Namespace, rows: Sequence[Row], results: Sequence[Result], screen: Screen) -> list[str]:
+def _table(
+    options: argparse.Namespace, rows: Sequence[RankRow], results: Sequence[Result], screen: Screen
+) -> list[str]:
     headers = ["rank" if options.all_ranks else "ranks", "allocates", "reserves", "to spare"]
     cells = [
         [str(row.rank if options.all_ranks else row.ranks), size(result["allocated_peak"]), *several_gpus.needs(result)]
@@ -59,7 +61,7 @@ def _table(options: argparse.Namespace, rows: Sequence[Row], results: Sequence[R
     return several_gpus.table(headers, cells, results, screen, about="about ")
 
 
-def _sentences(options: argparse.Namespace, rows: Sequence[Row], results: Sequence[Result]) -> list[str]:
+def _sentences(options: argparse.Namespace, rows: Sequence[RankRow], results: Sequence[Result]) -> list[str]:
     lines = [_spread(rows, results)] if options.all_ranks and not any(map(has_failed, results)) else []
     failed = [row for row, result in zip(rows, results) if has_failed(result)]
     stopped = [row for row, result in zip(rows, results) if result["timed_out"]]
@@ -80,7 +82,7 @@ def _sentences(options: argparse.Namespace, rows: Sequence[Row], results: Sequen
     return [*lines, *notes(results[0]), *_captures(options, rows, results)]
 
 
-def _spread(rows: Sequence[Row], results: Sequence[Result]) -> str:
+def _spread(rows: Sequence[RankRow], results: Sequence[Result]) -> str:
     """Which rank reserves most, and which least."""
     reserved = [result["reserved_peak"] if result["fits"] else result["reserved_if_larger"] for result in results]
     if len(set(reserved)) == 1:
@@ -96,7 +98,7 @@ def _spread(rows: Sequence[Row], results: Sequence[Result]) -> str:
 # ---- captures ----
 
 
-def _captures(options: argparse.Namespace, rows: Sequence[Row], results: Sequence[Result]) -> list[str]:
+def _captures(options: argparse.Namespace, rows: Sequence[RankRow], results: Sequence[Result]) -> list[str]:
     if not rows[0].capture:
         what = "of each rank" if options.all_ranks else "of each row"
         return [f"To write a capture {what}, add -o NAME.msc, or -o FOLDER."]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class ShardingChange(NamedTuple):
-    """0 or "": as the script has it."""
+    """What is changed about a script's ranks. 0 or "" leaves it as the script has it."""
 
     ranks: int = 0
     reshard: str = ""

@@ -119,7 +119,7 @@ def _communicators(result: Result) -> str:
 
 
 def as_rank(result: Result) -> str:
-    """Of which rank a result is, with a space before it."""
+    """Which rank a result is of, with a space before it."""
     ranks = result.get("ranks")
     return f" as rank {ranks['rank']} of {ranks['size']}" if ranks else ""
 
@@ -143,7 +143,7 @@ def _verdict(result: Result) -> str:
 
 
 def _retries(result: Result) -> str:
-    """Of a script that fits only because the allocator gives memory back."""
+    """What is said of a script that fits only because the allocator gives memory back."""
     if not result.get("retries") or not result["reserved_unlimited"]:
         return ""
     return describe_retries(result["retries"], result["retries_per_step"], result["reserved_unlimited"])
@@ -181,7 +181,7 @@ def notes(result: Result) -> list[str]:
 
 
 def note_of_started(count: int) -> str:
-    """Of a script that used no GPU itself, but started processes that did."""
+    """What is said of a script that used no GPU itself, but started processes that did."""
     if count == 1:
         return "This is a process that the script started: the script itself used no GPU."
     return (

@@ -40,7 +40,7 @@ class LineReport(TypedDict):
 
 
 class SizeReport(TypedDict):
-    """How many blocks have a size."""
+    """Blocks of one size, and how many there are."""
 
     bytes: int
     count: int

@@ -138,7 +138,7 @@ class Capture:
         return stream
 
     def whole_stream(self) -> _capture.Stream:
-        """All events in memory."""
+        """Read all events into memory."""
         self._survey  # what is damaged of the events is known before the rest is read
         before = self.damaged
         stream = _capture.Stream(self._reader)
@@ -312,7 +312,7 @@ class Capture:
         return Step(number, begin, end, first, last, self.most_held(first, last))
 
     def step_times(self) -> list[StepTimes]:
-        """When each step began and ended."""
+        """For each step, when it began and when it ended."""
         numbers = array("Q", self._reader.step_times())
         rows = zip(numbers[::4], numbers[1::4], numbers[2::4], numbers[3::4])
         return [StepTimes(step, begin / 1e6, end / 1e6 if ended else None, ended) for step, begin, end, ended in rows]

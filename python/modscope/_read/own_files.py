@@ -14,7 +14,7 @@ _GZIP = b"\x1f\x8b"
 
 
 class FileKind(NamedTuple):
-    """What a command writes."""
+    """A kind of file that a command writes."""
 
     name: str
     """With its article, for messages."""

@@ -22,7 +22,7 @@ CHECKPOINT_SECONDS = 4e-4
 
 
 class StepTime(NamedTuple):
-    """Seconds of a step."""
+    """How many seconds a step takes."""
 
     device: float
     """Measured by the clock of the device that computes; if its times are not known, by the program's."""

@@ -53,7 +53,7 @@ class DeviceReport(TypedDict):
 
 
 class OomReport(MomentReport):
-    """An allocation that failed."""
+    """An allocation that failed, and what was held then."""
 
     device: str | None
     requested: int
@@ -107,7 +107,7 @@ def moment_of(snapshot: Snapshot) -> MomentReport:
 
 
 def summarize(file: str, capture: Capture) -> Report:
-    """A run in figures."""
+    """The figures of a run that ``modscope summary`` prints."""
     devices = [_device(capture, name) for name in capture.peaks]
     main = capture.main_device
     return {

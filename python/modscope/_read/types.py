@@ -26,7 +26,7 @@ class Refused(Exception):
 
 
 def plain(value: Any) -> Any:
-    """The same of dicts, lists and plain values, as JSON has it: a NamedTuple is a dict of its fields."""
+    """The value as JSON has it, with dicts, lists and plain values: a NamedTuple becomes a dict of its fields."""
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):

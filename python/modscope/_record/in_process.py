@@ -560,7 +560,6 @@ class RunRecording:
         return [other for other in self._list.read() if other.exists or other.error]
 
     def _write_figures(self, figures: dict[str, Any]) -> None:
-        """Write what --json asks for."""
         if not self._options.json or self._is_child:
             return
         from modscope._show.output_file import document_of, write_document

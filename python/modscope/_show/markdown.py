@@ -81,5 +81,5 @@ def _code(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Words in which nothing is markup."""
+    """Escape words so that nothing in them is markup."""
     return re.sub(r"([\\`*_{}\[\]()<>#+!|~@])", r"\\\1", clean(text)[:_LONG])

@@ -59,7 +59,7 @@ def check(path: str, kind: FileKind, overwrite: bool) -> None:
 
 
 def document_of(command: str, figures: Mapping[str, Any]) -> dict[str, Any]:
-    """What --json of a command prints."""
+    """The object that --json of a command prints."""
     return {"command": command, "schema": SCHEMA, **figures}
 
 

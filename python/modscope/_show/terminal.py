@@ -114,7 +114,7 @@ class Screen:
         return fitted
 
     def cut(self, text: str, columns: int) -> str:
-        """Clean text, shortened at its end."""
+        """Clean the text, and shorten it at its end."""
         return shorten_end(text, columns, self.dots)
 
     def wrap(self, text: str, columns: int | None = None, hanging: str = "", shorten: bool = True) -> list[str]:
@@ -306,8 +306,8 @@ class StatusLine:
             _put(sys.stderr, text)
 
 
-class Progress(StatusLine):
-    """Which part of a capture is read."""
+class ReadingProgress(StatusLine):
+    """A line that says which part of a capture was read."""
 
     def __init__(self) -> None:
         super().__init__()

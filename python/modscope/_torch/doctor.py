@@ -120,7 +120,7 @@ def describe(report: dict[str, str], screen: Screen) -> list[str]:
     """The report in the words that ``modscope doctor`` prints."""
 
     def line(label: str, *sentences: str) -> list[str]:
-        """Sentences beside a label."""
+        """Print sentences beside a label."""
         texts = [text for each in sentences for text in screen.wrap(each, screen.width - _LABEL - 3)]
         return [f"  {'' if number else label:{_LABEL}} {text}" for number, text in enumerate(texts)]
 

@@ -112,7 +112,7 @@ class Certainty(NamedTuple):
 
     @property
     def margin_above(self) -> int:
-        """It may have so much more."""
+        """By how many bytes it may need more."""
         return self.workspaces + self.communicators + int((1 - _LESS_CONTEXT) * self.gpu.context)
 
 
@@ -217,8 +217,7 @@ def in_table(verdict: Verdict) -> str:
 
 
 def describe_retries(retries: int, per_step: int | None, unlimited: int) -> str:
-    """Of a job that fits only because the allocator gives free memory back: how often, and what it would reserve
-    otherwise."""
+    """How often the allocator gives memory back in a job that fits only so, and what it would reserve otherwise."""
     return f"{count_of_retries(retries, per_step)}; with more memory it would reserve {size(unlimited)}"
 
 
@@ -280,7 +279,8 @@ def about_several(capture: Capture, gpus: Sequence[Gpu]) -> list[str]:
     if not found:
         return []
     made = found[0][1].made
-    command = _predict_command(capture, ",".join(gpu.name for gpu, _ in found))
+    names = ",".join(gpu.name for gpu, _ in found)
+    command = _predict_command(capture, names if 2 * len(found) < len(GPUS) else "all")
     return [
         clean(
             f"{made[0].upper()}{made[1:]}; GPUs that are marked with * run other kernels, so their rows may be "

@@ -106,7 +106,7 @@ _MARKERS: dict[str, tuple[Callable[..., Limits], str]] = {
 
 
 def read_markers(markers: Iterable[pytest.Mark]) -> Limits:
-    """CannotMeasure if one is wrong."""
+    """Read the markers of a test. Raises CannotMeasure if one is wrong."""
     limits = Limits()
     for marker in markers:
         read, form = _MARKERS[marker.name]
@@ -152,7 +152,7 @@ class MeasuredTest:
             self._gpu = gpu
 
     def begin(self) -> None:
-        """The body of the test begins."""
+        """Note that the body of the test begins."""
         if self._limits.gpu is None:
             from modscope._record.record import Recording
 

@@ -288,7 +288,7 @@ def test_progress_is_shown_on_a_terminal_when_it_takes_long(monkeypatch, capsys)
     clock = iter([0.0, 0.1, 0.5])
     monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    progress = terminal.Progress()
+    progress = terminal.ReadingProgress()
     progress(0.1)
     assert capsys.readouterr().err == ""
     progress(0.5)
@@ -300,7 +300,7 @@ def test_progress_is_shown_on_a_terminal_when_it_takes_long(monkeypatch, capsys)
 def test_no_progress_elsewhere(monkeypatch, capsys):
     from modscope._show import terminal
 
-    progress = terminal.Progress()
+    progress = terminal.ReadingProgress()
     monkeypatch.setattr(terminal.time, "monotonic", lambda: 1e9)
     progress(0.5)
     progress.clear()

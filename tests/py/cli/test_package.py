@@ -2,6 +2,7 @@
 commands, and pickles written by earlier versions load; captures are read where _native is missing."""
 
 import ast
+import collections
 import importlib.util
 import pathlib
 import pickle
@@ -115,6 +116,20 @@ def imports(file: pathlib.Path) -> Iterator[str]:
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+TWINS = {"Event", "MemoryCallback"}
+"""Names that torch and the trainers have, too: torch.cuda.Event, and a callback for each trainer."""
+
+
+def test_no_two_classes_share_a_name():
+    found = collections.Counter(
+        node.name
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name for name, count in found.items() if count > 1} == TWINS
 
 
 COMMAND_LINE = [file for file in FILES if name_of(file).startswith("_cli/") or name_of(file) == "__main__.py"]

@@ -133,7 +133,7 @@ def test_no_command_shows_the_help(modscope):
 
 
 def test_the_examples_work(modscope, captures, tmp_path):
-    """Of the commands that read captures, but not of fit and batch, which need two batches, nor of scripts."""
+    """Examples of scripts are left out, and those of fit and batch, which need two batches."""
     for name in ("run", "before", "after"):
         (captures / f"{name}.msc").write_bytes(CAPTURES["train"]())
     for rank in "01":

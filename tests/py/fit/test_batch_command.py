@@ -108,7 +108,7 @@ def test_the_search_for_the_largest(largest: int) -> None:
 
 
 def _search(reserved: Callable[[int], int], gpu: Gpu, first: tuple[int, int]) -> Report:
-    """Of the largest batch of a script that reserves so much."""
+    """Search the largest batch of a script that reserves so much."""
 
     class Predicted:
         died, whole_steps, device, caching = False, 3, "cuda:0", True
@@ -129,7 +129,6 @@ def _search(reserved: Callable[[int], int], gpu: Gpu, first: tuple[int, int]) ->
 
 
 def _fits(reserved: Callable[[int], int], capacity: int, first: tuple[int, int]) -> dict[int, bool]:
-    """By batch whether it fits."""
     return {point["batch"]: point["fits"] for point in _search(reserved, tiny(capacity), first)["curve"]}
 
 

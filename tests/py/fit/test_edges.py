@@ -14,9 +14,12 @@ from modscope._fit.job import Job
 from modscope._fit.levers import checkpoints
 from modscope._fit.siblings import Siblings
 from modscope._fit.text import notes_on
+from modscope._fit.verdict import answer, as_json
 from modscope._plan.problem import check_capture
 from modscope._read.load import CaptureError, load
 from modscope._read.step_time import ends_within_step, step_time
+from modscope._read.summary import summarize
+from modscope._virtual.gpus import GPUS
 
 
 def _seconds_of_step(path: pathlib.Path, whole: list[int], unfinished: int = 0) -> float:
@@ -39,6 +42,13 @@ def test_the_step_in_which_a_run_died_does_not_tell_how_long_a_step_takes(tmp_pa
     assert _seconds_of_step(tmp_path / "b.msc", [220], 40) == pytest.approx(0.22)
     assert _seconds_of_step(tmp_path / "c.msc", [300, 200]) == pytest.approx(0.2)
     assert _seconds_of_step(tmp_path / "d.msc", [], 40) == pytest.approx(0.04)  # nothing better is known
+
+
+def test_a_step_that_nothing_ended_has_no_time_in_any_command(tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "run.msc")
+    _seconds_of_step(tmp_path / "run.msc", [], 40)
+    of_fit = as_json(answer(Job(path), GPUS["t4"]))["step_ms"]
+    assert of_fit is summarize(path, load(path))["step_ms"] is None
 
 
 def test_how_a_run_ended_tells_whether_its_last_step_is_whole() -> None:

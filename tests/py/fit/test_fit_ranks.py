@@ -67,7 +67,7 @@ def predicted(path: pathlib.Path, *words: str) -> PredictedScript:
 
 
 class Predictions:
-    """Of one script, each made once."""
+    """The predictions of one script, each made once."""
 
     def __init__(self, script: PredictedScript) -> None:
         self._script = script

@@ -305,7 +305,7 @@ def test_a_plan_is_found_if_those_that_seem_to_fit_do_not(tmp_path: pathlib.Path
 
 
 def test_a_plan_that_may_need_more_is_avoided(tmp_path: pathlib.Path) -> None:
-    """Of choices whose replays fit, one is taken of which nothing says that it may need more than the budget."""
+    """A choice of which nothing says that it may need more than the budget is preferred to others whose replays fit."""
     train(tmp_path / "run.msc", [Net(4, 32)], 32)
     capture = modscope.load(tmp_path / "run.msc")
     problem = Problem(capture, "cpu")

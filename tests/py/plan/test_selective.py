@@ -12,7 +12,7 @@ from typing import Any
 
 import modscope
 import pytest
-from modscope._plan.file import Place, Plan, load_plan, plan_of
+from modscope._plan.file import KeptOperator, Plan, load_plan, plan_of
 from plan_models import Block, Net, Normalized, Twice
 from test_apply import train
 from torch.nn import functional as F
@@ -83,21 +83,33 @@ def whole(y: Any) -> torch.Tensor:
 
 
 ADD = "aten::addmm"
-CASES: dict[str, tuple[Callable[[], nn.Module], str, list[Place]]] = {
-    "dropout": (Net, "Net.h.1", [Place(ADD, 1, 2), Place("aten::mul.Tensor", 1)]),
-    "a shared module": (Twice, "Twice.block", [Place(ADD, 2, 2), Place("aten::gelu", 1, 1)]),
-    "in place": (lambda: Model(Part(changed_in_place, whole)), "Model.part", [Place(ADD, 1), Place(ADD, 2)]),
-    "random, the first": (lambda: Model(Part(draws, whole)), "Model.part", [Place("aten::bernoulli", 1, 2)]),
-    "random, the second": (lambda: Model(Part(draws, whole)), "Model.part", [Place("aten::bernoulli", 2, 2)]),
-    "random in place": (lambda: Model(Part(draws_in_place, whole)), "Model.part", [Place("aten::bernoulli", 1)]),
-    "nested": (lambda: Model(Part(nested(False), whole)), "Model.part", [Place(ADD, 1), Place(ADD, 2), Place(ADD, 3)]),
-    "nested, reentrant": (lambda: Model(Part(nested(True), whole)), "Model.part", [Place(ADD, 1), Place(ADD, 2)]),
+CASES: dict[str, tuple[Callable[[], nn.Module], str, list[KeptOperator]]] = {
+    "dropout": (Net, "Net.h.1", [KeptOperator(ADD, 1, 2), KeptOperator("aten::mul.Tensor", 1)]),
+    "a shared module": (Twice, "Twice.block", [KeptOperator(ADD, 2, 2), KeptOperator("aten::gelu", 1, 1)]),
+    "in place": (
+        lambda: Model(Part(changed_in_place, whole)),
+        "Model.part",
+        [KeptOperator(ADD, 1), KeptOperator(ADD, 2)],
+    ),
+    "random, the first": (lambda: Model(Part(draws, whole)), "Model.part", [KeptOperator("aten::bernoulli", 1, 2)]),
+    "random, the second": (lambda: Model(Part(draws, whole)), "Model.part", [KeptOperator("aten::bernoulli", 2, 2)]),
+    "random in place": (lambda: Model(Part(draws_in_place, whole)), "Model.part", [KeptOperator("aten::bernoulli", 1)]),
+    "nested": (
+        lambda: Model(Part(nested(False), whole)),
+        "Model.part",
+        [KeptOperator(ADD, 1), KeptOperator(ADD, 2), KeptOperator(ADD, 3)],
+    ),
+    "nested, reentrant": (
+        lambda: Model(Part(nested(True), whole)),
+        "Model.part",
+        [KeptOperator(ADD, 1), KeptOperator(ADD, 2)],
+    ),
     "several results": (
         lambda: Model(Part(several, lambda y: torch.cat([y["y"][:, :8], y["parts"][1]], 1))),
         "Model.part",
-        [Place("aten::tanh", 1), Place(ADD, 2)],
+        [KeptOperator("aten::tanh", 1), KeptOperator(ADD, 2)],
     ),
-    "frozen, with an adapter": (lambda: Model(Part(lora, whole)), "Model.part", [Place(ADD, 1)]),
+    "frozen, with an adapter": (lambda: Model(Part(lora, whole)), "Model.part", [KeptOperator(ADD, 1)]),
 }
 
 
@@ -118,7 +130,7 @@ def test_running_statistics_are_updated_once() -> None:
     torch.manual_seed(0)
     model = Normalized()
     planned = copy.deepcopy(model)
-    keep = {"Normalized.stage": (Place("aten::convolution", 2, 2),)}
+    keep = {"Normalized.stage": (KeptOperator("aten::convolution", 2, 2),)}
     modscope.apply(plan_of(["Normalized.stage"], keep=keep), planned)
     x = torch.randn(4, 3, 6, 6)
     assert all(torch.equal(a, b) for a, b in zip(train(model, x), train(planned, x), strict=True))
@@ -143,7 +155,10 @@ def calls_of_backward(model: nn.Module) -> Counter[str]:
 
 def test_what_is_kept_is_not_computed_again() -> None:
     model = Net()
-    modscope.apply(plan_of(["Net.h.0", "Net.h.1"], keep={"Net.h.1": (Place(ADD, 1, 2), Place("aten::gelu", 1))}), model)
+    modscope.apply(
+        plan_of(["Net.h.0", "Net.h.1"], keep={"Net.h.1": (KeptOperator(ADD, 1, 2), KeptOperator("aten::gelu", 1))}),
+        model,
+    )
     counts = calls_of_backward(model)
     # of Net.h.0 both products, of Net.h.1 the second: the last saves a tensor before its own result
     assert (counts[ADD], counts["aten::gelu"], counts["aten::native_layer_norm"]) == (3, 1, 2)
@@ -151,10 +166,10 @@ def test_what_is_kept_is_not_computed_again() -> None:
 
 def test_a_random_operator_after_one_that_is_kept_is_kept_too() -> None:
     model = Model(Part(draws, whole))
-    modscope.apply(plan_of(["Model.part"], keep={"Model.part": (Place("aten::bernoulli", 1),)}), model)
+    modscope.apply(plan_of(["Model.part"], keep={"Model.part": (KeptOperator("aten::bernoulli", 1),)}), model)
     assert calls_of_backward(model)["aten::bernoulli"] == 0
     model = Model(Part(draws, whole))
-    modscope.apply(plan_of(["Model.part"], keep={"Model.part": (Place("aten::bernoulli", 2),)}), model)
+    modscope.apply(plan_of(["Model.part"], keep={"Model.part": (KeptOperator("aten::bernoulli", 2),)}), model)
     assert calls_of_backward(model)["aten::bernoulli"] == 1
 
 
@@ -163,7 +178,9 @@ def test_a_second_backward_of_one_graph() -> None:
     model = Net()
     model.eval()
     planned = copy.deepcopy(model)
-    modscope.apply(plan_of(["Net.h.1"], keep={"Net.h.1": (Place(ADD, 1), Place("aten::gelu", 1))}), planned)
+    modscope.apply(
+        plan_of(["Net.h.1"], keep={"Net.h.1": (KeptOperator(ADD, 1), KeptOperator("aten::gelu", 1))}), planned
+    )
     x = torch.randn(5, 16)
     for each in (model, planned):
         loss = each(x).square().mean()
@@ -174,7 +191,7 @@ def test_a_second_backward_of_one_graph() -> None:
 
 def test_nothing_stays_after_backward() -> None:
     model = Net()
-    modscope.apply(plan_of(["Net.h.1"], keep={"Net.h.1": (Place(ADD, 1), Place(ADD, 2))}), model)
+    modscope.apply(plan_of(["Net.h.1"], keep={"Net.h.1": (KeptOperator(ADD, 1), KeptOperator(ADD, 2))}), model)
     held: list[Any] = []
 
     class Watch(TorchDispatchMode):
@@ -195,7 +212,7 @@ def test_nothing_stays_after_backward() -> None:
 
 def test_copies_and_pickles_of_the_model_keep_the_same() -> None:
     model = Net()
-    modscope.apply(plan_of(["Net.h.1"], keep={"Net.h.1": (Place(ADD, 1, 2),)}), model)
+    modscope.apply(plan_of(["Net.h.1"], keep={"Net.h.1": (KeptOperator(ADD, 1, 2),)}), model)
     expected = calls_of_backward(model)
     assert calls_of_backward(copy.deepcopy(model)) == expected == calls_of_backward(pickle.loads(pickle.dumps(model)))
 
@@ -214,7 +231,7 @@ def test_compiled_code_keeps_the_result_too() -> None:
     torch.manual_seed(0)
     model, x = Sizes(), torch.randn(5, 16)
     found = []
-    for places in ((), (Place("aten::gelu", 1, 1),)):
+    for places in ((), (KeptOperator("aten::gelu", 1, 1),)):
         planned = copy.deepcopy(model)
         modscope.apply(plan_of(["Sizes.h.0"], keep={"Sizes.h.0": places}), planned)
         compiled = torch.compile(planned, backend="aot_eager", fullgraph=True)
@@ -235,13 +252,13 @@ def test_compiled_code_keeps_the_result_too() -> None:
 
 def test_an_operator_that_is_not_at_its_place_is_refused() -> None:
     model = Net()
-    keep = (Place(ADD, 1, 2), Place("aten::gelu", 2), Place("aten::mm", 1))
+    keep = (KeptOperator(ADD, 1, 2), KeptOperator("aten::gelu", 2), KeptOperator("aten::mm", 1))
     modscope.apply(plan_of(["Net.h.1"], keep={"Net.h.1": keep}), model)
     why = r"does not suit Net\.h\.1: it keeps the result of aten::gelu, call 2, and the module calls aten::gelu 1 times"
     with pytest.raises(modscope.PlanError, match=why):
         model(torch.randn(5, 16))
     model = Net()
-    modscope.apply(plan_of(["Net.h.1"], keep={"Net.h.1": (Place(ADD, 1, 3),)}), model)
+    modscope.apply(plan_of(["Net.h.1"], keep={"Net.h.1": (KeptOperator(ADD, 1, 3),)}), model)
     with pytest.raises(modscope.PlanError, match="call 1 of 3, and the module calls aten::addmm 2 times"):
         model(torch.randn(5, 16))
 
@@ -250,7 +267,7 @@ def test_a_script_is_told_and_goes_on_with_the_whole_module_checkpointed() -> No
     torch.manual_seed(0)
     model, told = Net(), []
     planned = copy.deepcopy(model)
-    plan = plan_of(["Net.h.1"], keep={"Net.h.1": (Place(ADD, 1, 3),)})
+    plan = plan_of(["Net.h.1"], keep={"Net.h.1": (KeptOperator(ADD, 1, 3),)})
     applied = modscope.apply(plan, planned, tell=told.append)
     x = torch.randn(5, 16)
     assert all(torch.equal(a, b) for a, b in zip(train(model, x), train(planned, x), strict=True))
@@ -263,12 +280,12 @@ def test_a_script_is_told_and_goes_on_with_the_whole_module_checkpointed() -> No
 
 
 def test_a_plan_that_keeps_results_is_read_as_it_was_written(tmp_path: pathlib.Path) -> None:
-    keep = {"Net.h.0": (Place(ADD, 1, 2),), "Net.h.1": (Place(ADD, 1, 2),), "Net.h.2": ()}
+    keep = {"Net.h.0": (KeptOperator(ADD, 1, 2),), "Net.h.1": (KeptOperator(ADD, 1, 2),), "Net.h.2": ()}
     plan = plan_of(["Net.h.0", "Net.h.1", "Net.h.2"], {"budget": 5}, keep)
     plan.write(tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json") == plan
     assert '"version": 2' in (tmp_path / "plan.json").read_text()
-    assert plan.keep == {"Net": {"h.0": (Place(ADD, 1, 2),), "h.1": (Place(ADD, 1, 2),)}}
+    assert plan.keep == {"Net": {"h.0": (KeptOperator(ADD, 1, 2),), "h.1": (KeptOperator(ADD, 1, 2),)}}
     assert plan.keep_as_json() == {
         "Net": [{"modules": ["h.0", "h.1"], "operators": [{"operator": ADD, "call": 1, "of": 2}]}]
     }

@@ -12,7 +12,7 @@ from helpers import INTERCEPTION
 from modscope._cli import calibrate as _calibrate
 from modscope._predict import calibrate_measure
 from modscope._predict.calibrate_measure import Count, MeasuredCall, Measuring, TraceEntry, events_of_calls
-from modscope._predict.calibrate_sweep import Case, cases
+from modscope._predict.calibrate_sweep import SweepCase, cases
 from modscope._virtual.time import table
 
 import torch
@@ -145,7 +145,7 @@ def test_a_sweep_goes_on_after_a_case_that_cannot_run(
 
     measuring = Measuring(Numbers([512] * 100))
     x = torch.ones(4)
-    some = [Case("large", lambda: fail), Case("relu", lambda: lambda: torch.relu(x))]
+    some = [SweepCase("large", lambda: fail), SweepCase("relu", lambda: lambda: torch.relu(x))]
     assert _calibrate.sweep(measuring, some, float("inf")) == (1, 1, True)
     assert _calibrate.sweep(measuring, some, 0.0) == (0, 0, False)
     assert [row[0] for row in measuring.rows()] == ["aten.relu.default"]

@@ -13,7 +13,7 @@ from modscope.__main__ import main
 from modscope._predict import several_ranks, several_ranks_text
 from modscope._predict.options import records_of
 from modscope._predict.progress import Progress
-from modscope._predict.several_ranks_text import Row
+from modscope._predict.several_ranks_text import RankRow
 from modscope._show.terminal import Screen
 from modscope._virtual.gpus import find_gpu
 from modscope._virtual.ranks.messages import Messages, note_end
@@ -61,7 +61,7 @@ def options_of(**changes: Any) -> argparse.Namespace:
 
 
 def text_of(*results: dict[str, Any], captures: tuple[str, ...] = (), **options: Any) -> str:
-    rows = [Row(len(results), number, captures[number] if captures else "") for number in range(len(results))]
+    rows = [RankRow(len(results), number, captures[number] if captures else "") for number in range(len(results))]
     lines = several_ranks_text.text(options_of(**options), rows, list(results), 12.0, Screen(wraps=False))
     return "".join(f"{line}\n" for line in lines)
 

@@ -48,7 +48,7 @@ def test_the_table(table):
 
 
 def test_each_gpu_is_predicted_as_it_is_alone(table):
-    """The same peaks, the same verdict, and where it does not fit the same failed allocation."""
+    """Peaks and verdicts are equal, and where it does not fit the failed allocation is."""
     folder, _, result = table
     assert [each["gpu"] for each in result["gpus"]] == NAMES and result["seconds"] > 0
     for each in result["gpus"]:

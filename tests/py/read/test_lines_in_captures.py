@@ -246,7 +246,8 @@ def test_a_moment_without_lines_is_no_recording_without_lines(tmp_path, capsys):
 
 
 def test_lines_take_less_than_one_and_a_half_bytes_a_block(tmp_path):
-    """Of 3000 more blocks, because a capture also has the table of all stacks that this process has made before."""
+    """3000 more blocks are counted, because a capture also has the table of all stacks that this process made
+    before."""
 
     def size_of(stacks, count):
         file = tmp_path / f"{stacks}-{count}.msc"

@@ -71,7 +71,7 @@ class Own(nn.Module):
 
 
 def modules_at_peak(tmp_path, wrap) -> set[str]:
-    """Of a model that is built and trained while it is recorded."""
+    """Record a model while it is built and trained."""
     with modscope.record(tmp_path / "run.msc"):
         model = wrap(Net())
         optimizer = torch.optim.Adam(model.parameters())

@@ -501,7 +501,7 @@ class Edited:
                 self.later(last, 1, block, lambda block=block: self.drop_input(block, last))
 
     def returned(self, call: int, kept: list[int]) -> list[int]:
-        """Of what the call keeps."""
+        """The blocks of what the call keeps that it returns."""
         stream = self.stream
         if stream.has_inputs:
             return [block for block in kept if ("output", call) in [use[:2] for use in stream.blocks[block].uses]]

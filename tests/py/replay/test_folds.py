@@ -222,7 +222,7 @@ def test_a_step_that_differs_is_replayed() -> None:
 
 
 def test_streams_are_folded_at_the_same_steps() -> None:
-    """Of one, a step in the middle is different: it is kept of the other one too, so that they can be matched."""
+    """A step in the middle of one is different: it is kept of the other one too, so that they can be matched."""
     small, large = run_of_equal_steps(40, odd=20), run_of_equal_steps(40, batch=4 << 20)
     large.fold(small)
     assert [call[:6] for call in small.calls(1)] == [call[:6] for call in large.calls(1)]

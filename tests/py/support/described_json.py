@@ -24,7 +24,7 @@ the_schema = functools.cache(schema)
 
 @functools.cache
 def validator() -> Any:
-    """That of the package jsonschema; None where it is not installed."""
+    """The validator of the package jsonschema; None where it is not installed."""
     if importlib.util.find_spec("jsonschema") is None:
         return None
     from jsonschema import Draft202012Validator
@@ -46,7 +46,7 @@ def check(document: dict[str, Any]) -> Seen:
 
 
 def check_part(value: Any, name: str, is_open: bool = False) -> Seen:
-    """The same of a part of such an object, which the schema calls ``name``. ``is_open``: it may have other keys."""
+    """Check a part of such an object, which the schema calls ``name``. ``is_open``: it may have other keys."""
     seen: Seen = set()
     _walk(json.loads(json.dumps(value)), {"$ref": f"#/$defs/{name}"}, name, seen, is_open)
     return seen

@@ -50,7 +50,7 @@ def _groups_of_state(state: Any) -> list[Any]:
 
 
 def _reductions_of(context: Any) -> list[Any]:
-    """Of torch 2.11 at most one."""
+    """The reductions that are under way; torch 2.11 has at most one."""
     several = getattr(context, "reduce_scatter_states", None)
     return (
         several

@@ -29,7 +29,7 @@ _LEAST_HELP = 0.005  # of what is reserved: a lever that helps less is not liste
 
 
 class Cost(NamedTuple):
-    """One thing that a lever costs."""
+    """Something that a lever costs."""
 
     text: str
     time: float = 0.0
@@ -72,7 +72,6 @@ class Lever(NamedTuple):
 
     @property
     def cost(self) -> str:
-        """The costs in words."""
         return ", ".join(cost.text for cost in self.costs) or "none"
 
     @property
@@ -165,7 +164,7 @@ class Case:
 
     @functools.cached_property
     def is_sharded(self) -> bool:
-        """Whether it is a rank of FSDP2."""
+        """Whether the job is a rank of FSDP2."""
         return sharding.uses_fsdp2(self.job)
 
     @functools.cached_property
@@ -220,7 +219,7 @@ def try_free(case: Case) -> list[Tried]:
 
 
 def try_others(case: Case) -> list[Tried]:
-    """The levers with a cost that help."""
+    """Try the levers with a cost, and return those that help."""
     return [tried for each in LEVERS if not (each.is_free or each.saves_time) for tried in _listed(case, each)]
 
 

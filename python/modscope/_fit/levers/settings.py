@@ -19,7 +19,7 @@ def allocator(case: Case) -> list[Lever]:
 
 @lever("batch")
 def batch(case: Case) -> list[Tried]:
-    """The largest batch that fits."""
+    """Reduce the batch to the largest one that fits."""
     batches = case.batches
     largest = batches.largest(case.capacity) if batches else None
     if batches is None or largest is None or largest >= batches.large_size:

@@ -112,7 +112,7 @@ def _backend_choices() -> dict[str, Any]:
 
 
 def _copies_between_devices() -> dict[str, Any]:
-    """torch.cuda.comm and DataParallel."""
+    """The functions of torch.cuda.comm and DataParallel."""
 
     def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> tuple[torch.Tensor, ...]:
         return tuple(tensor.cuda(device) for device in devices)

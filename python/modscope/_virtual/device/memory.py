@@ -79,7 +79,7 @@ class Memory:
         return (max(self._gpu.capacity - taken, 0), self._gpu.memory)
 
     def out_of_memory(self, bytes: int) -> BaseException:
-        """Of the current device."""
+        """The error that torch raises where the current device has too little memory."""
         device = _native.virtual_device()
         allocated, reserved = (self.bytes(f"{what}_bytes", "current", device) for what in ("allocated", "reserved"))
         free, total = self.info(device)
@@ -156,7 +156,7 @@ class Memory:
         _native.virtual_give(handle)
 
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """By their names in torch._C."""
+        """What replaces functions of torch._C, by their names."""
         return {
             "_cuda_memoryStats": self.stats,
             "_cuda_resetPeakMemoryStats": lambda device=0: _native.virtual_reset(device, True),

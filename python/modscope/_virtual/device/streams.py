@@ -21,7 +21,7 @@ _HIGHEST_PRIORITY = -3
 
 
 class Stream(torch.Stream):
-    """As torch.cuda.Stream."""
+    """Stands for torch.cuda.Stream."""
 
     _priority: int
     _before: list[tuple[int, int]]
@@ -109,14 +109,14 @@ class Stream(torch.Stream):
 
 
 class ExternalStream(Stream):
-    """As torch.cuda.ExternalStream."""
+    """Stands for torch.cuda.ExternalStream."""
 
     def __new__(cls, stream_ptr: int, device: Any = None, **kwargs: Any) -> ExternalStream:
         return super().__new__(cls, device, stream_ptr=stream_ptr, **kwargs)  # type: ignore[return-value]
 
 
 class Event(torch.Event):
-    """As torch.cuda.Event."""
+    """Stands for torch.cuda.Event."""
 
     _has_time: bool
     _recorded: float | None

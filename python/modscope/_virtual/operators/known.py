@@ -356,7 +356,6 @@ def _scattered(args: Any, kwargs: Any, result: Any) -> None:
 
 
 def _counted(args: Any, kwargs: Any, result: Any) -> None:
-    """Sums of a mask."""
     fraction = fraction_of(args[0])
     if fraction is not None and not classes_of(args[0]) and result.dtype in _INTEGERS and _may_be_kept(result):
         spread(round(fraction * args[0].numel()), result)

@@ -171,7 +171,6 @@ results. Where such a function returns a tensor instead of a spec, that tensor i
 
 
 def _infer(op: Any, args: Any, kwargs: Any) -> Any:
-    """The specs of the results."""
     inference = inferences.get(op)
     return infer_on_meta(op, args, kwargs) if inference is None else inference(args, kwargs)
 
@@ -193,7 +192,6 @@ def infer_on_meta(op: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _realize(spec: Any) -> Any:
-    """New tensors of these specs."""
     if isinstance(spec, tuple):
         return make(*spec)
     if isinstance(spec, list):
@@ -292,7 +290,6 @@ class OperatorCosts:
         return None
 
     def seconds(self, op: Any, args: Any, kwargs: Any, specs: Any) -> float:
-        """How long the operator takes."""
         return 0.0
 
     def advance(self, seconds: float) -> None:
@@ -348,7 +345,6 @@ def _results(
 
 
 def run(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """The results of an operator."""
     schema = _schemas.get(op)
     if schema is None:
         schema = _schemas[op] = _Schema(op)

@@ -119,7 +119,7 @@ def _want_equal_lists(given: list[_Given]) -> None:
 
 
 def _want_usable_indices(given: list[_Given]) -> None:
-    """Indices may be on the CPU."""
+    """Check the devices of indices, which may be on the CPU."""
     indexed = given[0].tensors[0]
     if not indexed.is_cuda and any(index.is_cuda for index in given[1].tensors):
         raise RuntimeError(

@@ -15,7 +15,7 @@ MOST_PER_NODE = 128
 
 
 def too_many(ranks: int) -> str:
-    """What to say of so many ranks."""
+    """The sentence that refuses so many ranks."""
     return f"{ranks} ranks are too many: give {MOST_RANKS} or fewer"
 
 

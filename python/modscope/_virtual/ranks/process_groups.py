@@ -56,7 +56,7 @@ class _NcclOptions:
 
 
 class _NcclConfig:
-    """As NCCLConfig: takes any setting."""
+    """Stands for torch's NCCLConfig, and takes any setting."""
 
 
 class _MadeOfFakes(type):

@@ -24,7 +24,7 @@ Ends = tuple[float, ...]
 
 
 class Traffic:
-    """The clocks of the links."""
+    """The clocks of the links between ranks."""
 
     def __init__(self, gpus: int) -> None:
         self._free: list[float] = [0.0] * gpus
@@ -77,5 +77,5 @@ def wait_for_all() -> None:
 
 
 def pass_on(stream: int, source: int) -> None:
-    """A stream waits for another one."""
+    """Let a stream wait for another one."""
     wait_for(waits(source), stream)

@@ -50,7 +50,7 @@ class Convolution(NamedTuple):
 
     @property
     def weights(self) -> int:
-        """Elements of the weight."""
+        """How many elements the weight has."""
         return self.inputs * self.outputs // self.groups * self.kernel_area
 
     def padded(self, channels: int) -> int:
@@ -178,7 +178,6 @@ def _workspace(call: Convolution) -> tuple[int, bool]:
 
 
 def workspace(call: Convolution) -> int:
-    """The bytes of the workspace."""
     return _workspace(call)[0]
 
 

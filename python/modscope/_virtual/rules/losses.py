@@ -105,7 +105,7 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def log_sigmoid_forward(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The CUDA kernel needs no buffer."""
+    """The CUDA kernel returns an empty buffer: it needs none."""
     return _like(self), operators.make((0,), (1,), self.dtype)
 
 

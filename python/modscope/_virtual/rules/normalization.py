@@ -130,5 +130,5 @@ def _power_rule(gpu: GpuAndTorch, args: Any, kwargs: Any, specs: Any) -> Workspa
 
 @rule("aten.native_dropout.default", source="ATen/native/cuda/Dropout.cu: dropout_cuda", order=(1, 0))
 def _dropout_rule(gpu: GpuAndTorch, args: Any, kwargs: Any, specs: Any) -> Workspace:
-    """The mask is made first."""
+    """The mask is made before the result."""
     return None

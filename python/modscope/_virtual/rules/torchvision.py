@@ -82,7 +82,7 @@ _MOST_IMAGES = 32  # kMaxParallelImgs
 
 
 def _images_at_once(batch: int) -> int:
-    """get_greatest_divisor_below_bound"""
+    """As get_greatest_divisor_below_bound in torchvision's sources."""
     return next((count for count in range(min(batch, _MOST_IMAGES), 0, -1) if batch % count == 0), 1)
 
 
@@ -133,7 +133,7 @@ def deform_conv2d(
 def _grad_of_inputs(
     input: torch.Tensor, weight: torch.Tensor, offset: torch.Tensor, mask: torch.Tensor, grad: torch.Tensor, groups: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """backward_gradient_inputs"""
+    """As backward_gradient_inputs in torchvision's sources."""
     batch, images = input.size(0), _images_at_once(input.size(0))
     grads = torch.zeros_like(input), torch.zeros_like(offset), torch.zeros_like(mask)
     columns = _columns(input, weight, images, list(grad.shape[2:]), groups)
@@ -148,7 +148,7 @@ def _grad_of_inputs(
 
 
 def _grad_of_weight(input: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, groups: int) -> torch.Tensor:
-    """backward_gradient_parameters"""
+    """As backward_gradient_parameters in torchvision's sources."""
     batch, images, channels = input.size(0), _images_at_once(input.size(0)), weight.size(0)
     grad_weight = torch.zeros_like(weight)
     by_image = grad.view(batch // images, images, groups, channels // groups, -1).permute(0, 2, 3, 1, 4).contiguous()

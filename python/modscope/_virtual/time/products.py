@@ -112,8 +112,6 @@ TILE_OF_QUERIES, TILE_OF_KEYS = 128, 64
 
 
 class AttentionSizes(NamedTuple):
-    """The sizes of an attention."""
-
     batch: int
     """The number of sequences times that of heads."""
     queries: int
@@ -141,7 +139,7 @@ class AttentionSizes(NamedTuple):
 
 
 class ConvolutionSizes:
-    """A convolution as matrix products."""
+    """The sizes of a convolution as matrix products."""
 
     def __init__(self, x: Any, y: Any, weight: Any, groups: int) -> None:
         places_in, places_out = x[0] * math.prod(x[2:]), y[0] * math.prod(y[2:])

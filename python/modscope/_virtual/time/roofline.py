@@ -203,7 +203,7 @@ def recurrent_steps(op: Any, args: Any, kwargs: Any) -> int:
 
 
 class Roofline:
-    """Seconds of operators on one GPU."""
+    """Tells how many seconds operators take on one GPU."""
 
     def __init__(self, gpu: Gpu, speed: Speed) -> None:
         self._speed = speed
@@ -253,7 +253,7 @@ class Roofline:
     # ---- memory ----
 
     def _moved(self, op: Any, args: Any, kwargs: Any, specs: Any) -> int:
-        """Bytes that are read and written."""
+        """How many bytes are read and written."""
         name = _name(op)
         results = sum(_bytes(*spec) for spec in _specs(specs))
         if name in GATHERS:

@@ -47,8 +47,6 @@ class TableError(ValueError):
 
 
 class Measured(NamedTuple):
-    """What was measured of a call."""
-
     events: Workspace
     """The workspace; None: it was not measured, and the rules are asked."""
     seconds: float | None

@@ -29,7 +29,7 @@ def without_zeros(sums):
 
 
 def of_tree(nodes):
-    """Of each module what it holds itself, and with all below it."""
+    """For each module what it holds itself, and with all below it."""
     found = {}
     for node in nodes:
         found[node["fqn"]] = without_zeros(node["own"]), without_zeros(node["subtree"])

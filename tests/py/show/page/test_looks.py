@@ -8,7 +8,6 @@ VIEWS = ["gpt", "oom", "cuda-oom", "rank0+rank1", "lost", "hostile", "one"]
 
 
 def colours(page):
-    """Of the page and its text."""
     return page.browser.run("const s = getComputedStyle(document.body); return [s.backgroundColor, s.color]")
 
 

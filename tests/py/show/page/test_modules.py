@@ -14,7 +14,7 @@ def gpt(shown):
 
 
 def levels(page):
-    """Of each row its name and its level."""
+    """The name and the level of each row."""
     script = "return [...document.querySelectorAll('#rows .row')].map((e) => [e.dataset.fqn, Number(e.ariaLevel)])"
     return page.browser.run(script)
 

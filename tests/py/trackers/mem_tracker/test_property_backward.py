@@ -90,7 +90,7 @@ def programs(children):
 
 
 def read_totals(mt, states):
-    """Of each module the totals of each of its calls, in the order of time."""
+    """For each module the totals of each of its calls, in the order of time."""
     found = {}
     for stats in mt.memory_tracking.values():
         entries = [[entry.get(CPU, {}).get("Total", 0) for entry in stats.snapshots.get(state, [])] for state in states]

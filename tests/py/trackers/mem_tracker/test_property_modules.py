@@ -123,7 +123,7 @@ def activations(mt, type):
 
 
 def read_totals(mt):
-    """Of each module: before, after and most, of each of its calls."""
+    """For each module: before, after and most, of each of its calls."""
     found = {}
     for stats in mt.memory_tracking.values():
         entries = [
