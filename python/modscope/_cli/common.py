@@ -127,12 +127,17 @@ def others(report: Report, screen: Screen) -> list[str]:
     return ["", *screen.wrap(f"Other devices: {names} (--device {next(iter(report['others']))})")]
 
 
-def notes(report: Report, screen: Screen) -> list[str]:
-    """Lines on why the figures may be too low, if they may. The summary has said already how the run ended."""
+def why_incomplete(report: Report) -> list[str]:
+    """Sentences on why the figures may be too low, if they may. The summary has said already how the run ended."""
     sentences = describe_losses(report)
     if not report.get("ended", True) and "end" not in report:
         sentences.append("The capture has no end: its run was killed or still runs, or the file was cut short.")
-    lines = [line for sentence in sentences for line in screen.wrap(sentence)]
+    return sentences
+
+
+def notes(report: Report, screen: Screen) -> list[str]:
+    """Such sentences as lines."""
+    lines = [line for sentence in why_incomplete(report) for line in screen.wrap(sentence)]
     return ["", *lines] if lines else []
 
 

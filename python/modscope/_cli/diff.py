@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Iterable
 
 from modscope._cli.command import Command, Load, Parser
-from modscope._cli.common import moment_report, moment_words, next_command, notes, when
+from modscope._cli.common import moment_report, moment_words, next_command, notes, when, why_incomplete
 from modscope._cli.options import add_by, add_device, add_module, add_moment, add_no_group, add_rows
 from modscope._read.categories import CATEGORIES, parts_of
 from modscope._read.groups import group_modules
@@ -99,7 +99,9 @@ def _sort_by_change(rows: Iterable[Report]) -> list[Report]:
 def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     if arguments.markdown:
         without = sides_without_lines(result)
-        return comparison(result, _group(result["by_module"], arguments), None if without else result["by_line"])
+        remarks = [f"{side.upper()}: {why}" for side in ("a", "b") for why in why_incomplete(result[side])]
+        lines = None if without else result["by_line"]
+        return comparison(result, _group(result["by_module"], arguments), lines, [*remarks, *filter(None, [without])])
     out = _sides(result, screen)
     if result["by"] == "line" and (without := sides_without_lines(result)):
         out += [*screen.wrap(without), ""]

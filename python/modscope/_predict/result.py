@@ -146,10 +146,10 @@ class _Run:
         self._device = facts["device"]
 
     def unlimited(self) -> int | None:
-        if self._capture is None or self._device not in self._capture.peaks:
-            return 0
         if self._failed:
             return None
+        if self._capture is None or self._device not in self._capture.peaks:
+            return 0
         if not self._facts.get("retries"):
             return self._capture.reserved.get(self._device, 0)
         return self._capture.replay(self._device)["reserved_peak"]
@@ -158,8 +158,8 @@ class _Run:
         """Whether a whole step, and what the optimizer's state adds in the next one, fit. What follows is not known of
         a run that ended where memory ran out."""
         capture, failed = self._capture, self._failed
-        if capture is None or self._device not in capture.peaks:
-            return True
+        if capture is None or self._device not in capture.peaks:  # not even one allocation succeeded
+            return failed is None or int(failed["requested"]) <= capacity
         if failed is None:
             return capture.replay(self._device, capacity=capacity)["failure"] is None
         steps = capture.stream.steps()

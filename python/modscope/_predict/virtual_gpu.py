@@ -102,6 +102,9 @@ class virtual_gpu:
         self._substitutes = Substitutes()
         self._undo = contextlib.ExitStack()
         self._fd = -1
+        self._is_stopped = False
+        self._is_default = False
+        """Whether torch's default device was a GPU before."""
         self._began = 0.0
         self._capture: Capture | None = None
         self._result: Result | None = None
@@ -121,6 +124,7 @@ class virtual_gpu:
         try:
             node = ranks_option.gpus_of_node(self._ranks[1], self._ranks[0], self._ranks[2]) if self._ranks else (1, 0)
             self._device = _predict_device.install(self.gpu, self._version, node=node)
+            self._is_default = torch.get_default_device().type == "cuda"
             if self._ranks is not None:
                 self._enter_ranks(self._device, *self._ranks)
             self._substitutes.install()
@@ -151,23 +155,31 @@ class virtual_gpu:
         self._undo.callback(_end_process_group)
 
     def __exit__(self, kind: Any = None, error: BaseException | None = None, traceback: Any = None) -> None:
+        if self not in _entered:
+            return
+        try:
+            self.stop(error)
+        finally:
+            _entered.remove(self)
+            self._remove()
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Count no more: the results are known from now on. The GPU stays until the end of the with statement, for
+        what cleans up. ``error``: the exception that ended what was counted."""
         from modscope import _native
 
         recording = self._recording
-        if recording is None or self not in _entered:
+        if recording is None or self not in _entered or self._is_stopped:
             return
+        self._is_stopped = True
         how, end = "finished", {}
         if error is not None:
             oom_report.add_note(error)
             how, end = "exception", {"error": f"{type(error).__name__}: {oom_report.text_of(error)}"}
         end |= _predict_device.end_info(self._substitutes.ranks_facts(), self._device.used() if self._device else 0)
         lack_order = bool(_native.optimizers_lack_order())
-        try:
-            recording.stop(how, **end)
-            self._read(how, end.get("error", ""), lack_order)
-        finally:
-            _entered.remove(self)
-            self._remove()
+        recording.stop(how, **end)
+        self._read(how, end.get("error", ""), lack_order)
 
     def _read(self, how: str, error: str, lack_order: bool) -> None:
         path = self.path if self.path is not None else f"/proc/self/fd/{self._fd}"
@@ -192,9 +204,13 @@ class virtual_gpu:
         self._result = result_of(self.gpu, facts, capture, self.path or "")
 
     def _remove(self) -> None:
+        import torch
+
         self._undo.close()
         self._substitutes.remove()
         if self._device is not None:
+            if not self._is_default and torch.get_default_device().type == "cuda":
+                torch.set_default_device(None)
             self._device.remove()
             self._device = None
         if self._fd >= 0:
@@ -206,7 +222,8 @@ class virtual_gpu:
     def _after(self, name: str, attribute: str = "") -> Any:
         if self._result is None:
             raise RuntimeError(
-                f"{attribute or name} is known after the virtual GPU was left: read it after the with statement"
+                f"{attribute or name} is known after the virtual GPU was left: read it after the with statement, or "
+                "after stop()"
             )
         return self._result[name]
 
@@ -247,7 +264,8 @@ class virtual_gpu:
         """What happened to memory, as ``modscope.load`` gives it."""
         if self._capture is None:
             raise RuntimeError(
-                "the capture is complete after the virtual GPU was left: read it after the with statement"
+                "the capture is complete after the virtual GPU was left: read it after the with statement, or after "
+                "stop()"
             )
         return self._capture
 

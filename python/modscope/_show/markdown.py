@@ -12,16 +12,20 @@ _MOST_ROWS = 10
 _LONG = 2_000  # characters of a name
 
 
-def comparison(result: Report, modules: Sequence[Report], lines: Sequence[Report] | None) -> list[str]:
+def comparison(
+    result: Report, modules: Sequence[Report], lines: Sequence[Report] | None, remarks: Sequence[str]
+) -> list[str]:
     """``result``: what ``modscope diff --json`` prints. ``modules``, ``lines``: the rows that changed, most first;
-    None: they cannot be compared."""
+    None: they cannot be compared. ``remarks``: sentences on what must be known of the figures."""
     a, b = result["a"], result["b"]
-    grown = b["total"] - a["total"]
-    share = f" ({'+' if grown > 0 else ''}{percent(grown, a['total'])})" if a["total"] else ""
-    where = f" on {_code(b['device'])}" + (f", predicted on {_text(b['predicted_on'])}" if b["predicted_on"] else "")
-    of = "" if result["below"] is None else f" of {_code(result['below'])}"
-    title = f"{change(result['change'])} of memory{of}" if result["below"] else f"{change(grown)} of memory{share}"
-    out = [f"### {title}{where}", "", "| | before | after | change |", "|---|--:|--:|--:|"]
+    grown = b["total"] - a["total"] if result["below"] is None else result["change"]
+    share = f" ({'+' if grown > 0 else ''}{percent(grown, a['total'])})" if a["total"] and grown else ""
+    of = "memory" if result["below"] is None else f"memory of {_code(result['below'])}"
+    title = f"{change(grown)} of {of}" if grown else f"No change of {of}"
+    out = [f"### {title}{share if result['below'] is None else ''}{_where(a, b)}", ""]
+    for remark in remarks:
+        out += [f"> {_text(remark)}", ""]
+    out += ["| | before | after | change |", "|---|--:|--:|--:|"]
     out.append(_figures("allocated", a["total"], b["total"], result["is_lower_bound"]))
     if a["reserved"] and b["reserved"]:
         out.append(_figures("reserved", a["reserved"], b["reserved"], result["is_lower_bound"]))
@@ -32,8 +36,16 @@ def comparison(result: Report, modules: Sequence[Report], lines: Sequence[Report
             f" The largest change: {change(first['change'])} {first['category']} of {_code(label(first['module']))}."
         )
     out += [*_table("module", modules), *(_table("line", lines) if lines is not None else [])]
-    files = (f"{_code(one['file'])}" for one in (a, b))
-    return [*out, "", f"<sub>modscope diff {' '.join(files)}</sub>"]
+    return [*out, "", f"<sub>By modscope diff. A, before: {_code(a['file'])}. B, after: {_code(b['file'])}.</sub>"]
+
+
+def _where(a: Report, b: Report) -> str:
+    """The device, and the GPU if it was a virtual one; both of each if they differ."""
+    before, after = (
+        f"{_code(one['device'])}" + (f", predicted on {_text(one['predicted_on'])}" if one["predicted_on"] else "")
+        for one in (a, b)
+    )
+    return f" on {after}" + ("" if before == after else f" (before: on {before})")
 
 
 def _figures(word: str, before: int, after: int, is_lower_bound: bool) -> str:

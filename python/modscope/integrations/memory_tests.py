@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from modscope._predict.result import verdict_of
 from modscope._predict.text import describe_failure
 from modscope._read.categories import TOTAL
 from modscope._read.groups import merge_numbers
@@ -16,6 +17,7 @@ from modscope._read.load import Block, Capture, load
 from modscope._read.sentence import describe_run
 from modscope._read.summary import summarize
 from modscope._read.text import clean, counted, label, parse_size, size
+from modscope._virtual.certainty import OPEN, describe_margin
 from modscope._virtual.gpus import Gpu, find_gpu
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 _DEVICE = "cuda:0"
 _MOST_ROWS = 5  # of modules and of lines, in the report of a failure
 _NO_LINE = "(no Python line)"
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
 
 class CannotMeasure(Exception):
@@ -90,12 +93,26 @@ def _read_gpu(limits: Limits, name: Any, max: object = None) -> Limits:
     return limits._replace(gpu=gpu, reserved=None if max is None else _bytes(max))
 
 
-def _read_limit(limits: Limits, limit: Any) -> Limits:
+def _read_limit(limits: Limits, limit: Any, current_thread_only: bool = False) -> Limits:
+    _check_threads("limit_memory", current_thread_only)
     return limits._replace(held=_bytes(limit))
 
 
-def _read_leaks(limits: Limits, limit: Any, filter_fn: Callable[[Leak], bool] | None = None) -> Limits:
-    return limits._replace(left=_bytes(limit), counts=filter_fn or limits.counts)
+def _read_leaks(
+    limits: Limits,
+    location_limit: Any,
+    filter_fn: Callable[[Leak], bool] | None = None,
+    current_thread_only: bool = False,
+) -> Limits:
+    _check_threads("limit_leaks", current_thread_only)
+    return limits._replace(left=_bytes(location_limit), counts=filter_fn or limits.counts)
+
+
+def _check_threads(marker: str, current_thread_only: bool) -> None:
+    if current_thread_only:
+        raise CannotMeasure(
+            f"{marker} counts the tensors of all threads: leave current_thread_only out, or install pytest-memray"
+        )
 
 
 _MARKERS: dict[str, tuple[Callable[..., Limits], str]] = {
@@ -113,7 +130,7 @@ def read_markers(markers: Iterable[pytest.Mark]) -> Limits:
         try:
             limits = read(limits, *marker.args, **marker.kwargs)
         except TypeError:
-            raise CannotMeasure(f"{marker.name} has other arguments: use it as in  {form}") from None
+            raise CannotMeasure(f"{marker.name} does not take these arguments. Write it as  {form}") from None
     if limits.gpu and (limits.held, limits.left) != (None, None):
         raise CannotMeasure(
             "gpu_memory counts on a virtual GPU, limit_memory and limit_leaks count real memory: use them in two tests"
@@ -163,9 +180,8 @@ class MeasuredTest:
     def end(self, error: BaseException | None) -> str | None:
         """The body has ended, by this exception if it did. Why the test fails by its limits; None if it does not."""
         if self._gpu is not None:
-            gpu, self._gpu = self._gpu, None
-            gpu.__exit__(type(error) if error else None, error, None)
-            return self._judge_gpu(gpu)
+            self._gpu.stop(error)
+            return self._judge_gpu(self._gpu)
         if self._recording is None:
             return None
         if self._limits.left is not None:
@@ -185,6 +201,18 @@ class MeasuredTest:
             os.close(self._fd)
         self._gpu, self._recording, self._fd = None, None, -1
 
+    @staticmethod
+    def end_traceback_outside(error: BaseException) -> None:
+        """End an exception's traceback where the program, or torch, called this package: what stands in for the GPU
+        raised it, and nobody looks for the cause there."""
+        last, entry = None, error.__traceback__
+        while entry is not None:
+            if not entry.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+                last = entry
+            entry = entry.tb_next
+        if last is not None:
+            last.tb_next = None
+
     # ---- what it took ----
 
     def _judge_gpu(self, gpu: virtual_gpu) -> str | None:
@@ -198,10 +226,19 @@ class MeasuredTest:
             modules,
             lines,
         )
+        too_close = f"It is too close to tell whether the test fits the {gpu.gpu.label}"
         if not gpu.fits:
-            return f"The test does not fit the {gpu.gpu.label}: {describe_failure(gpu.result['out_of_memory'])}."
+            failure = describe_failure(gpu.result["out_of_memory"])
+            if gpu.verdict == OPEN:
+                return f"{too_close}: {failure}. {describe_margin(verdict_of(gpu.result))}"
+            return f"The test does not fit the {gpu.gpu.label}: {failure}."
         if not gpu.peak_allocated:
-            return 'The test used no GPU: it uses one where its device is "cuda".'
+            return 'The test used no GPU: put its model and its data on the device "cuda".'
+        if most is None and gpu.verdict == OPEN:
+            return (
+                f"{too_close}: it reserves {size(gpu.peak_reserved)}, which leaves {size(gpu.result['to_spare'])}. "
+                f"{describe_margin(verdict_of(gpu.result))} To limit what is reserved instead, give the marker max."
+            )
         if most is None or gpu.peak_reserved <= most:
             return None
         return (
@@ -238,10 +275,10 @@ class MeasuredTest:
         found.sort(key=lambda leak: -leak.bytes)
         rows = [(f"{self._shown(leak.frames[0])}, for {leak.module}", leak.bytes) for leak in found]
         self.section = _rows("Lines whose tensors are left:", rows)
-        more = f", and {counted(len(found) - 1, 'other line')}" if len(found) > 1 else ""
+        more = f", and those of {counted(len(found) - 1, 'other line')}" if len(found) > 1 else ""
         return (
-            f"Tensors are left after the test: {size(found[0].bytes)} that {rows[0][0]}, allocated{more}. Its limit is "
-            f"{size(self._limits.left)} for a line."
+            f"Tensors are left after the test: {size(found[0].bytes)}, allocated at {rows[0][0]}{more}. One line may "
+            f"leave {size(self._limits.left)}."
         )
 
     # ---- where it is ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import torch
@@ -11,6 +12,7 @@ from modscope.integrations._common import PREFIX, CallbackOptions, Environment, 
 __all__ = ["metrics"]
 
 _TOP = 5
+_LONGEST = 200
 
 
 class _Metrics:
@@ -23,7 +25,7 @@ class _Metrics:
 
     Each call has the highest peak since the call before, in bytes: ``memory/peak``, ``memory/activation`` and the other
     categories, ``memory/reserved`` on a GPU, and ``memory/module/NAME`` of the five modules that held most; layers are
-    one, as ``GPT.h.*.mlp``. The first call begins to count and returns an empty dict; ``modscope.metrics.stop()`` ends
+    one, as ``GPT.h.N.mlp``. The first call begins to count and returns an empty dict; ``modscope.metrics.stop()`` ends
     it."""
 
     def __init__(self) -> None:
@@ -42,7 +44,8 @@ class _Metrics:
         self._memory.step_begins(0)
         held: dict[str, int] = {}
         for fqn, value in modules:
-            held[merge_numbers(fqn)] = held.get(merge_numbers(fqn), 0) + value
+            name = _name(fqn)
+            held[name] = held.get(name, 0) + value
         largest = sorted(held.items(), key=lambda item: (-item[1], item[0]))[:_TOP]
         return {**figures, **{f"{PREFIX}module/{fqn}": value for fqn, value in largest}}
 
@@ -51,6 +54,11 @@ class _Metrics:
         memory, self._memory = self._memory, None
         if memory is not None:
             memory.end()
+
+
+def _name(fqn: str) -> str:
+    """A module in the characters and the length that MLflow takes, which takes the fewest."""
+    return re.sub(r"[^\w.]", "", merge_numbers(fqn).replace("*", "N"))[-_LONGEST:]
 
 
 def _device() -> torch.device:

@@ -79,7 +79,10 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     outcome: Any = yield
     # pytest keeps the failure of a unittest.TestCase until it makes the report
     failed = outcome.excinfo is not None or bool(getattr(item, "_excinfo", None))
-    why = test.end(outcome.excinfo[1] if outcome.excinfo else None)
+    error = outcome.excinfo[1] if outcome.excinfo else None
+    if error is not None and not item.config.getoption("fulltrace"):
+        test.end_traceback_outside(error)
+    why = test.end(error)
     if why is None and test.figures is not None and not failed:
         baseline = item.config.pluginmanager.getplugin("modscope-baseline")
         why = baseline.compare(item.nodeid, test.figures) if baseline else None
@@ -101,8 +104,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         outcome.get_result().modscope = test.figures._asdict()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item) -> None:
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """After the fixtures, also where one of them raises at its end."""
+    yield
     test = item.stash.get(_test, None)
     if test is not None:
         test.leave()

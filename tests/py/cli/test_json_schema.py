@@ -219,7 +219,7 @@ def test_every_key_that_is_described_is_printed_by_some_command(run, tmp_path, m
         "flame leak.msc --find zeros",
         "blocks leak.msc -n 0",
         "leaks leak.msc",
-        "diff leak.msc again.msc --by line --at step:3",
+        "diff leak.msc again.msc --by line --markdown --at step:3",
         "export lossy.msc -o x.csv",
         "report train.msc",
         "calibrate",

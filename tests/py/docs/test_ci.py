@@ -101,11 +101,12 @@ def test_the_commands_that_compare(change):
     assert "`Sequential.0`" in (change / "memory.md").read_text()
 
 
-def test_the_github_action(change):
+def test_the_github_action_compares_also_where_the_job_does_not_fit(change):
     (script,) = re.findall(r"run: \|\n((?: {8}.*\n)+)", block("yaml", "composite"))
-    script = script.replace("${{ inputs.gpu }}", "rtx4090").replace("${{ inputs.script }}", "train.py")
-    ran = run(change, script, GITHUB_BASE_REF="main", GITHUB_STEP_SUMMARY=str(change / "summary.md"))
-    assert ran.returncode == 0, ran.stderr
+    (change / "model.py").write_text(WIDER.replace("4096", "16384"))
+    inputs = {"GPU": "1GiB", "SCRIPT": "train.py"}
+    ran = run(change, script, GITHUB_BASE_REF="main", GITHUB_STEP_SUMMARY=str(change / "summary.md"), **inputs)
+    assert ran.returncode == 3 and "Status 3: the job does not fit the GPU of 1GiB." in ran.stderr, ran.stderr
     assert (change / "summary.md").read_text().startswith("### +")
 
 

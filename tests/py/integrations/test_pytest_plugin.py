@@ -106,6 +106,34 @@ def test_a_test_on_a_virtual_gpu_fails_by_its_limit_and_says_where_the_memory_is
             def test_fails_itself(self):
                 self.assertEqual(1, 2)
 
+        @pytest.fixture
+        def cleaned(model):
+            yield model
+            torch.cuda.synchronize()
+            assert torch.cuda.memory_allocated() > 0
+            torch.cuda.empty_cache()
+
+        @pytest.mark.gpu_memory("t4", max="100 MiB")
+        def test_a_fixture_that_cleans_up(cleaned):
+            torch.set_default_device("cuda")
+
+        @pytest.fixture
+        def raises_at_end():
+            yield torch.ones(4, device="cuda")
+            raise ValueError("at its end")
+
+        @pytest.mark.gpu_memory("t4")
+        def test_a_fixture_that_raises_at_its_end(raises_at_end):
+            pass
+
+        @pytest.mark.gpu_memory("t4")
+        def test_out_of_memory():
+            nn.Linear(1 << 16, 1 << 17, device="cuda")
+
+        @pytest.mark.gpu_memory(str((1 << 30) + (3 << 20)))
+        def test_too_close():
+            torch.ones(1 << 29, dtype=torch.uint8, device="cuda")
+
         def test_after_all_that():
             torch.ones(3, requires_grad=True).sum().backward()
             assert not torch.cuda.is_available()
@@ -128,6 +156,10 @@ def test_a_test_on_a_virtual_gpu_fails_by_its_limit_and_says_where_the_memory_is
         "TestCase::test_within": "PASSED",
         "TestCase::test_above": "FAILED",
         "TestCase::test_fails_itself": "FAILED",
+        "test_a_fixture_that_cleans_up": "PASSED",
+        "test_a_fixture_that_raises_at_its_end": "ERROR",
+        "test_out_of_memory": "FAILED",
+        "test_too_close": "FAILED",
         "test_after_all_that": "PASSED",
         "test_the_fixture": "PASSED",
     } and (status == 1)
@@ -141,7 +173,11 @@ def test_a_test_on_a_virtual_gpu_fails_by_its_limit_and_says_where_the_memory_is
             "The test does not fit the T4: an allocation of 20.00 GiB failed before the first step, outside any module, when 0 B"
         )
     )
-    assert part(output, "test_uses_no_gpu").strip().startswith("The test used no GPU: it uses one where its device is")
+    assert part(output, "test_uses_no_gpu").strip().startswith("The test used no GPU: put its model and its data on")
+    assert "/modscope/" not in part(output, "test_out_of_memory") and "nn.Linear(1 << 16" in part(
+        output, "test_out_of_memory"
+    )
+    assert "It is too close to tell whether the test fits the GPU of " in part(output, "test_too_close")
     assert "assert model is None" in part(output, "test_raises")
     assert "AssertionError: 1 != 2" in part(output, "TestCase.test_fails_itself")
     assert "1 MiB" not in part(output, "TestCase.test_fails_itself").split("AssertionError")[1].split("modscope")[0]
@@ -174,7 +210,7 @@ def test_limits_of_real_memory_and_wrong_markers(tmp_path):
         def test_leaves_much():
             grow()
 
-        @pytest.mark.limit_leaks("1 MB", filter_fn=lambda leak: leak.frames[0].function != "grow")
+        @pytest.mark.limit_leaks(location_limit="1 MB", current_thread_only=False, filter_fn=lambda leak: leak.frames[0].function != "grow")
         def test_leaves_what_is_allowed():
             grow()
 
@@ -187,6 +223,9 @@ def test_limits_of_real_memory_and_wrong_markers(tmp_path):
         @pytest.mark.limit_memory("1 MB", least=3)
         def test_wrong_argument(): pass
 
+        @pytest.mark.limit_memory("1 MB", current_thread_only=True)
+        def test_one_thread(): pass
+
         @pytest.mark.gpu_memory("t4")
         @pytest.mark.limit_memory("1 MB")
         def test_both(): pass
@@ -198,11 +237,12 @@ def test_limits_of_real_memory_and_wrong_markers(tmp_path):
     assert "Torch held 11.44 MiB on cpu while the test ran, 7.44 MiB more than its limit of 4.00 MiB." in part(
         output, "test_holds_much"
     )
-    assert re.search(r"3\.81 MiB that test_it\.py:\d+ in grow, for Global", part(output, "test_leaves_much"))
+    assert re.search(r"3\.81 MiB, allocated at test_it\.py:\d+ in grow, for Global", part(output, "test_leaves_much"))
     errors = {
         "test_unknown_gpu": "'t44' is not a GPU that is known (did you mean t4?)",
         "test_no_size": "'lots' is not an amount of memory: give one such as '200 MB' or '1.5 GiB'",
-        "test_wrong_argument": 'limit_memory has other arguments: use it as in  @pytest.mark.limit_memory("200 MB")',
+        "test_wrong_argument": "limit_memory does not take these arguments. Write it as  @pytest.mark.limit_memory(",
+        "test_one_thread": "limit_memory counts the tensors of all threads: leave current_thread_only out",
         "test_both": "gpu_memory counts on a virtual GPU",
     }
     for name, sentence in errors.items():

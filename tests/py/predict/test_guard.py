@@ -1,7 +1,7 @@
 """`modscope predict --fail-unless-fits` and `--fail-above`: which jobs are let through."""
 
 import pytest
-from predict_helpers import needs_virtual_gpu, predict, training, write
+from predict_helpers import needs_virtual_gpu, predict, predict_json, training, write
 
 pytestmark = [pytest.mark.slow, needs_virtual_gpu]
 
@@ -35,6 +35,24 @@ def test_what_used_no_gpu_is_not_let_through(tmp_path):
     for text in ("import torch; torch.ones(3)", "print('no torch')"):
         ran = predict(tmp_path, "--gpu", "t4", "--fail-unless-fits", write(tmp_path, text))
         assert ran.status == 3 and "Status 3: nothing could be predicted" in ran.err, ran.err
+
+
+def test_what_is_not_known_for_sure_is_not_let_through(tmp_path):
+    """The figures fit exactly, and a context that takes a little more would leave too little."""
+    script = training(tmp_path, "step(1 << 14)")
+    reserved = predict_json(tmp_path, "--gpu", "t4", script)["reserved_peak"]
+    gpu = f"--gpu={reserved + (512 << 20) + (1 << 20)}"
+    expected = {"--fail-unless-fits": (3, True), "--fail-above=100GiB": (0, False)}
+    for option, (status, is_said) in expected.items():
+        ran = predict(tmp_path, gpu, option, "-f", "-o", "x.msc", script)
+        is_open = "Status 3: it is too close to tell whether the job fits the GPU" in ran.err
+        assert (ran.status, is_open) == (status, is_said), ran.err
+
+
+def test_a_script_that_is_stopped_before_its_first_step_is_not_let_through(tmp_path):
+    script = training(tmp_path, "import time; time.sleep(60); step()")
+    ran = predict(tmp_path, "--gpu", "t4", "--fail-unless-fits", "--seconds", "1", script)
+    assert ran.status == 3 and "Status 3: the script was stopped before its first step ended" in ran.err, ran.err
 
 
 def test_a_limit_that_is_no_amount(tmp_path):

@@ -26,6 +26,27 @@ def run(text: str) -> list[str]:
     return run_python(BEGIN + textwrap.dedent(text))
 
 
+def test_after_stop_the_gpu_is_there_and_counts_no_more(tmp_path):
+    """Nor is it the default device after its end, though it was left as that."""
+    out = run("""
+        with modscope.virtual_gpu("h100") as gpu:
+            torch.set_default_device("cuda")
+            train()
+            gpu.stop()
+            before = gpu.peak_allocated
+            torch.empty(1 << 20, device="cuda").sum()
+            torch.cuda.synchronize()
+            gpu.stop()
+            print(gpu.peak_allocated == before > 0, len(gpu.capture.peaks))
+        print(torch.ones(2).device, gpu.peak_allocated == before)
+        torch.set_default_device("meta")
+        with modscope.virtual_gpu("h100") as gpu:
+            torch.ones(3, device="cuda")
+        print(torch.ones(2).device)
+    """)
+    assert out == ["True 2", "cpu True", "meta"]
+
+
 def test_what_it_tells(tmp_path):
     out = run(f"""
         with modscope.virtual_gpu("h100", path={str(tmp_path / "x.msc")!r}) as gpu:
@@ -108,9 +129,9 @@ def test_wrong_uses():
         print(torch.cuda.is_available())
     """)
     assert out[:4] == [
-        "fits is known after the virtual GPU was left: read it after the with statement",
+        "fits is known after the virtual GPU was left: read it after the with statement, or after stop()",
         "a virtual GPU is installed already: a process can have one at a time. Leave the other one first.",
-        "the capture is complete after the virtual GPU was left: read it after the with statement",
+        "the capture is complete after the virtual GPU was left: read it after the with statement, or after stop()",
         "this virtual GPU was used already. Use another virtual_gpu(...).",
     ]
     assert out[4].startswith("'h10' is not a GPU that is known (did you mean h100?)")
