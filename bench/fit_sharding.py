@@ -15,8 +15,7 @@ from typing import NamedTuple
 from modscope._fit import sharding
 from modscope._fit.job import Edit, Job
 from modscope._predict.capture_of_script import PredictedScript
-from modscope._predict.options import PredictOptions
-from modscope._predict.sharding_change import ShardingChange
+from modscope._predict.options import PredictOptions, ShardingChange
 from modscope._record.options import ScriptOptions
 from modscope._virtual.gpus import find_gpu
 

@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from modscope._capture import Allocator
 from modscope._plan.file import Plan
 from modscope._predict.in_script import FACTS
-from modscope._predict.options import PredictOptions
+from modscope._predict.options import PredictOptions, ShardingChange
 from modscope._predict.process import for_part, start, wait
 from modscope._predict.progress import Progress
 from modscope._predict.result import Facts, ShardingFacts, failed_early
-from modscope._predict.sharding_change import ShardingChange
 from modscope._predict.text import describe_error, hints
 from modscope._read.load import CaptureError
 from modscope._record.options import ScriptOptions

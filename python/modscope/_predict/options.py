@@ -50,6 +50,16 @@ class PredictOptions(NamedTuple):
     """Run on the real GPU instead (_predict/check.py)."""
 
 
+class ShardingChange(NamedTuple):
+    """What is changed about a script's ranks. 0 or "" leaves it as the script has it."""
+
+    ranks: int = 0
+    reshard: str = ""
+    """yes or no: whether modules are resharded after their forward."""
+    over: int = 0
+    """How many ranks hold one copy of what is sharded."""
+
+
 def records_of(arguments: argparse.Namespace) -> tuple[ScriptOptions, PredictOptions]:
     """What was asked on the command line; of several numbers of ranks, the first one."""
     ranks = arguments.ranks[0] if arguments.ranks else 0

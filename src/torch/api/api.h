@@ -3,7 +3,7 @@
 #ifndef MST_API_H
 #define MST_API_H
 
-#include "torch/process/state.h"
+#include "torch/process/process.h"
 
 struct mst_registry;
 

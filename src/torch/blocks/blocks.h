@@ -2,7 +2,7 @@
 #ifndef MST_BLOCKS_H
 #define MST_BLOCKS_H
 
-#include "torch/process/state.h"
+#include "torch/process/process.h"
 
 #include "base/array.h"
 #include "base/map.h"

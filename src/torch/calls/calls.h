@@ -3,7 +3,7 @@
 #ifndef MST_CALLS_H
 #define MST_CALLS_H
 
-#include "torch/process/state.h"
+#include "torch/process/process.h"
 
 #include "interpose/elf_slot.h"
 

@@ -2,7 +2,7 @@
 #ifndef MST_CLAIMS_H
 #define MST_CLAIMS_H
 
-#include "torch/process/state.h"
+#include "torch/process/process.h"
 
 struct mst_module;
 struct mst_call;

@@ -2,7 +2,7 @@
 #ifndef MST_LINES_H
 #define MST_LINES_H
 
-#include "torch/process/state.h"
+#include "torch/process/process.h"
 
 /* ---- file_owners.c: whether a source file is the program's own, a library's or Python's, torch's, or modscope's ----
  */

@@ -2,7 +2,7 @@
 #ifndef MST_NAMES_H
 #define MST_NAMES_H
 
-#include "torch/process/state.h"
+#include "torch/process/process.h"
 
 #include "base/array.h"
 #include "base/map.h"

@@ -1,4 +1,4 @@
-/* threads.c - the only watch of the process, the threads in it, and fork. */
+/* threads.c - the shared state: the only watch of the process, the threads in it, and fork. */
 #include "torch/api/api.h"
 #include "torch/blocks/blocks.h"
 #include "torch/claims/claims.h"
@@ -8,6 +8,16 @@
 #include "base/map.h"
 
 #include <pthread.h>
+
+#define X(field) .field = -1,
+struct mst_state mst = {
+    .layout = {MST_LAYOUT(X)},
+    .node_layout = {.number = -1, .thread = -1, .function = -1, .object = -1},
+};
+#undef X
+
+MST_THREAD_LOCAL ms_thread *mst_this_thread;
+MST_THREAD_LOCAL struct mst_call *mst_open_call;
 
 static pthread_key_t thread_key;         /* its destructor closes a thread that ends */
 static _Atomic uint64_t own_next_id = 1; /* where torch numbers no threads */

@@ -2,7 +2,7 @@
 #ifndef MST_RANKS_H
 #define MST_RANKS_H
 
-#include "torch/process/state.h"
+#include "torch/process/process.h"
 
 #include "modscope_collectives.h"
 

@@ -18,7 +18,7 @@
 #ifndef MST_VIRTUAL_H
 #define MST_VIRTUAL_H
 
-#include "torch/process/state.h"
+#include "torch/process/process.h"
 
 #include "interpose/elf_slot.h"
 #include "modscope_allocator.h"

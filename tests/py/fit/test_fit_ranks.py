@@ -22,8 +22,7 @@ from modscope._fit.levers.registry import Case, try_faster
 from modscope._fit.text import lines_of
 from modscope._fit.verdict import answer
 from modscope._predict.capture_of_script import PredictedScript, sharding_of
-from modscope._predict.options import PredictOptions
-from modscope._predict.sharding_change import ShardingChange
+from modscope._predict.options import PredictOptions, ShardingChange
 from modscope._read.load import CaptureError
 from modscope._read.ranks import which_rank, world_of
 from modscope._record.options import ScriptOptions

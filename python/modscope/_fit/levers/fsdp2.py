@@ -6,7 +6,7 @@ from __future__ import annotations
 from modscope._fit import sharding
 from modscope._fit.job import Edit, Job
 from modscope._fit.levers.registry import Case, Cost, Lever, Tried, lever
-from modscope._predict.sharding_change import ShardingChange
+from modscope._predict.options import ShardingChange
 from modscope._read.ranks import ranks_per_node, world_of
 from modscope._virtual.ranks.network import RANKS_PER_NODE, communicator_bytes
 

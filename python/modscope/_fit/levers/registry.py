@@ -14,7 +14,7 @@ from modscope._fit import sharding
 from modscope._fit.job import Edit, Job, Outcome, Selection
 from modscope._fit.siblings import Siblings, find_siblings
 from modscope._fit.two_captures import Batches
-from modscope._predict.sharding_change import ShardingChange
+from modscope._predict.options import ShardingChange
 from modscope._read.categories import Category
 from modscope._read.ranks import world_of
 from modscope._virtual.gpus import Gpu
