@@ -28,7 +28,7 @@ Inside src/core, each folder may include the headers of these folders:
     allocator        the core's own headers; it links alone
 
 Nothing includes a header of torch. Every name that base, core and interpose export begins with ms_. No two static
-functions of a folder share a name.
+functions of a folder share a name. Each folder of src/torch has one header, named after it.
 Prints `layers: ok`, or what is wrong, and then exits with 1. Uses $CC (default: cc) and $NM.
 """
 
@@ -375,6 +375,11 @@ def main():
     if not files:
         sys.exit(f"layers: no C files under {root}")
     faults = [fault for path in files for fault in include_faults(path, root)]
+    faults += [
+        f"{path.relative_to(root)}: a folder of src/torch has one header, named after it"
+        for path in files
+        if path.suffix == ".h" and path.parents[1] == root / "src/torch" and path.stem != path.parent.name
+    ]
     faults += static_faults([path for path in files if path.suffix == ".c"], root)
     faults += symbol_faults(root)
     faults += python_faults(root)
